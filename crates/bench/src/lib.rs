@@ -1,0 +1,1 @@
+//! Benchmarks: subjects and peers side by side, JSON records, tables.

@@ -1,0 +1,1 @@
+//! Panic guard, pointer and string checks for the C edges.

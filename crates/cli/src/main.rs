@@ -1,0 +1,3 @@
+//! The one binary, `isthmus`: flags, output, exit status; no work of its own.
+
+fn main() {}

@@ -1,0 +1,1 @@
+//! The host service: region creation, ivshmem server, membership, attach service.

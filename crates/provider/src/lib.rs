@@ -1,0 +1,1 @@
+//! libisthmus-fi.so: the libfabric provider.

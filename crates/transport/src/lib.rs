@@ -1,0 +1,1 @@
+//! Endpoints, lanes, matching and protocols over a region.

@@ -1,0 +1,1 @@
+//! QEMU: accelerator probe, kernel and initramfs, command line, QMP.
