@@ -1,1 +1,24 @@
 //! Lock-free cells that live in shared memory: the only crate that names a memory ordering.
+//!
+//! - [`sync`]: the atomics, from `core` or, under `cfg(loom)`, from the model checker.
+//! - [`slot`]: one cache line that carries a message and its own arrival flag (P1).
+//! - [`ring`]: positions of a one-way ring of slots, and its back-pressure (P2).
+//! - [`activity`]: words that only count up and tell a receiver where to look (P3).
+//! - [`heat`]: the handshake by which a ring leaves and joins the set that is polled directly (P4).
+//! - [`life`]: a state and an incarnation in one word, and the check after a copy (P5).
+//!
+//! The labels P1 to P5 name pairs of accesses; `docs/memory-ordering.md` lists them with their models. Nothing
+//! here makes a system call or knows what a message is. Every cell consists of atomics only, so any bytes that
+//! another party leaves in it are a valid value.
+
+pub mod activity;
+pub mod heat;
+pub mod life;
+pub mod ring;
+pub mod slot;
+pub mod sync;
+
+/// Bytes of a cache line, the unit that two writers never share.
+pub const LINE_BYTES: usize = 64;
+/// 64-bit words of a cache line.
+pub const LINE_WORDS: usize = 8;

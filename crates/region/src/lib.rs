@@ -1,1 +1,31 @@
-//! The region: its format, its sections and who writes which word; map, check, allocate.
+//! The region: shared memory of one trust domain, its format, and the only code that knows where it comes from.
+//!
+//! - [`format`](mod@format): every field with its offset, size and writer; `docs/region-format.md` is the same table in prose.
+//! - [`mapping`]: a mapped region and checked views of it. An offset read from a region is a claim; it becomes a
+//!   view only here.
+//! - [`source`]: where a region comes from: host memory, or the BAR of an ivshmem device.
+//! - [`create`]: making a region's memory and writing its header, as the host service does.
+//! - [`membership`]: the peers of a region and their sections, as every member reads them.
+//! - [`directory`]: one peer's section: endpoints, areas, activity words; as its local service writes it and as
+//!   everybody reads it.
+//! - [`extent`]: the service's allocator of a section's heap; [`area`]: a process's allocator of what it was granted.
+//! - [`member`]: what a process holds once it has attached.
+//! - [`local`]: memory that a caller lends us for the length of an operation.
+//! - [`counters`]: what went through the region, per process and per peer.
+
+pub mod area;
+pub mod counters;
+pub mod create;
+pub mod directory;
+pub mod error;
+pub mod extent;
+pub mod format;
+pub mod local;
+pub mod mapping;
+pub mod member;
+pub mod membership;
+pub mod source;
+
+pub use error::{Error, Result};
+pub use isthmus_lockfree::{life, sync};
+pub use mapping::{Bytes, Mapping, Section, SlotRing};

@@ -1,0 +1,88 @@
+//! One cache line that carries a message together with the flag that says it is there.
+//!
+//! Word 0 holds the stamp in its low 32 bits; the other words are payload. The producer writes the payload
+//! first and the stamp last; the consumer never writes the line at all, so an unanswered message costs one line
+//! transfer. A slot that was never written holds stamp 0, and the stamp of position `p` is `p + 1` in 32 bits, so
+//! the stamp left by the lap before can never be taken for the one awaited.
+
+use crate::LINE_WORDS;
+use crate::sync::{AtomicU64, Ordering};
+
+/// The message as both sides see it: word 0's upper half, and seven words of payload.
+pub type Message = [u64; LINE_WORDS];
+
+/// The part of word 0 that belongs to the ring.
+pub const STAMP_MASK: u64 = 0xffff_ffff;
+
+/// A slot of a ring; see the module's description.
+#[derive(Debug)]
+#[repr(C, align(64))]
+pub struct Slot {
+    words: [AtomicU64; LINE_WORDS],
+}
+
+impl Slot {
+    /// An empty slot on the heap.
+    pub fn new() -> Self {
+        Self { words: std::array::from_fn(|_| AtomicU64::new(0)) }
+    }
+
+    /// The stamp that the message at `position` carries.
+    #[inline]
+    pub fn stamp(position: u64) -> u64 {
+        position.wrapping_add(1) & STAMP_MASK
+    }
+
+    /// Writes `count` words of `message` and then its stamp.
+    ///
+    /// # Ordering
+    /// Release on word 0. Pairs with the acquire in [`Slot::take`], which then sees the words 1 to `count - 1`
+    /// (P1). The payload stores may be relaxed because word 0 publishes them.
+    #[inline]
+    pub fn publish(&self, position: u64, message: &Message, count: usize) {
+        for (word, value) in self.words.iter().zip(message).take(count).skip(1) {
+            word.store(*value, Ordering::Relaxed);
+        }
+        self.words[0].store((message[0] & !STAMP_MASK) | Self::stamp(position), Ordering::Release);
+    }
+
+    /// Word 0 if the message at `position` has arrived.
+    ///
+    /// # Ordering
+    /// Acquire on word 0. Pairs with the release in [`Slot::publish`] (P1).
+    #[inline]
+    pub fn arrived(&self, position: u64) -> Option<u64> {
+        let head = self.words[0].load(Ordering::Acquire);
+        if head & STAMP_MASK == Self::stamp(position) { Some(head) } else { None }
+    }
+
+    /// Payload word `i`, after [`Slot::arrived`] gave `Some`; relaxed, because that call acquired it (P1).
+    #[inline]
+    pub fn word(&self, i: usize) -> u64 {
+        self.words[i & (LINE_WORDS - 1)].load(Ordering::Relaxed)
+    }
+
+    /// The whole message at `position`, if it has arrived.
+    #[inline]
+    pub fn take(&self, position: u64) -> Option<Message> {
+        let head = self.arrived(position)?;
+        let mut message = [head; LINE_WORDS];
+        for (i, word) in message.iter_mut().enumerate().skip(1) {
+            *word = self.word(i);
+        }
+        Some(message)
+    }
+
+    /// Forgets whatever is in the slot; for the producer, before the ring is offered to a new consumer.
+    pub fn clear(&self) {
+        for word in &self.words {
+            word.store(0, Ordering::Relaxed);
+        }
+    }
+}
+
+impl Default for Slot {
+    fn default() -> Self {
+        Self::new()
+    }
+}

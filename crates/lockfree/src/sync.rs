@@ -1,0 +1,94 @@
+//! The atomics of this workspace. Under `cfg(loom)` they are the model checker's, and live on the heap.
+
+#[cfg(not(loom))]
+pub use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
+#[cfg(loom)]
+pub use loom::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
+
+use crate::LINE_WORDS;
+
+/// A 64-bit word in shared memory that has one writer unless its field says otherwise.
+///
+/// The three accesses are all that the format needs: what is published with [`Word::set`] is read with
+/// [`Word::get`], and a value that its only writer reads back uses [`Word::peek`].
+#[derive(Debug)]
+#[repr(transparent)]
+pub struct Word(AtomicU64);
+
+impl Word {
+    /// A word on the heap, for models and tests; in a region words are views of mapped memory.
+    pub fn new(value: u64) -> Self {
+        Self(AtomicU64::new(value))
+    }
+
+    /// Reads with acquire: everything that the writer stored before its [`Word::set`] is visible after.
+    #[inline]
+    pub fn get(&self) -> u64 {
+        self.0.load(Ordering::Acquire)
+    }
+
+    /// Reads without ordering: for the word's own writer, and for hints that are looked at again.
+    #[inline]
+    pub fn peek(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    /// Publishes `value` with release.
+    #[inline]
+    pub fn set(&self, value: u64) {
+        self.0.store(value, Ordering::Release);
+    }
+
+    /// Stores without ordering: for words that another store publishes, and for statistics.
+    #[inline]
+    pub fn put(&self, value: u64) {
+        self.0.store(value, Ordering::Relaxed);
+    }
+
+    /// Adds to a statistic that has one writer: a load and a store, no locked instruction.
+    #[inline]
+    pub fn bump(&self, by: u64) {
+        self.put(self.peek().wrapping_add(by));
+    }
+
+    /// Adds atomically, with release; for the words that several processes of one peer share.
+    #[inline]
+    pub fn add(&self, by: u64) -> u64 {
+        self.0.fetch_add(by, Ordering::AcqRel)
+    }
+}
+
+/// One cache line of words.
+#[derive(Debug)]
+#[repr(C, align(64))]
+pub struct Line {
+    /// The eight words, each with the writer that the field's description names.
+    pub words: [Word; LINE_WORDS],
+}
+
+impl Line {
+    /// A zeroed line on the heap.
+    pub fn new() -> Self {
+        Self { words: std::array::from_fn(|_| Word::new(0)) }
+    }
+}
+
+impl Default for Line {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// Makes every load before it happen before every store and load after it.
+///
+/// Stands between a copy out of shared memory and the second look at the incarnation that guards it (P5).
+#[inline]
+pub fn acquire_fence() {
+    fence(Ordering::Acquire);
+}
+
+/// Makes every store before it visible before any store after it.
+#[inline]
+pub fn release_fence() {
+    fence(Ordering::Release);
+}

@@ -1,0 +1,114 @@
+//! What went through the region: counters of a process, and sums of them.
+//!
+//! They are the evidence for every statement about a path: a benchmark that claims the region shows how many bytes
+//! these say went through it.
+
+use crate::error::Result;
+use crate::format::{FIELDS, counters};
+use crate::mapping::{LineRef, Section};
+use crate::sync::Word;
+
+/// Words that a set of counters takes.
+pub const WORDS: usize = 32;
+/// Lines that a set of counters takes.
+pub const LINES: usize = 4;
+
+/// One counter, named for its field in [`counters`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(usize)]
+#[allow(missing_docs)] // each is described at its field
+pub enum Counter {
+    TxMessages = 0,
+    TxBytes,
+    RxMessages,
+    RxBytes,
+    Inline,
+    Eager,
+    Rendezvous,
+    Chunks,
+    Rma,
+    RmaBytes,
+    Unexpected,
+    Stalls,
+    LanesOpened,
+    LanesClosed,
+    Announced,
+    Discarded,
+}
+
+/// A view of a set of counters in the region.
+#[derive(Debug, Clone)]
+pub struct Counters {
+    lines: [LineRef; LINES],
+}
+
+impl Counters {
+    /// The counters at `offset` of `section`: an area's start, or a directory's retired sums.
+    ///
+    /// # Errors
+    /// [`crate::Error::OutOfBounds`].
+    pub fn at(section: &Section, offset: u64) -> Result<Self> {
+        let line = |i: u64| section.line("counters", offset + i * 64);
+        Ok(Self { lines: [line(0)?, line(1)?, line(2)?, line(3)?] })
+    }
+
+    #[inline]
+    fn word(&self, index: usize) -> &Word {
+        &self.lines[(index / 8) % LINES].words[index % 8]
+    }
+
+    /// Adds to one counter; only its one writer may.
+    #[inline]
+    pub fn add(&self, counter: Counter, by: u64) {
+        self.word(counter as usize).bump(by);
+    }
+
+    /// All values, each read once.
+    pub fn read(&self) -> Totals {
+        Totals { words: std::array::from_fn(|i| self.word(i).peek()) }
+    }
+
+    /// Adds `totals` to these counters; only their one writer may.
+    pub fn absorb(&self, totals: &Totals) {
+        for (i, value) in totals.words.iter().enumerate() {
+            self.word(i).bump(*value);
+        }
+    }
+}
+
+/// Values of a set of counters, or a sum of several.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Totals {
+    words: [u64; WORDS],
+}
+
+impl Totals {
+    /// One value.
+    pub fn get(&self, counter: Counter) -> u64 {
+        self.words[counter as usize]
+    }
+
+    /// Adds another set, wrapping, since a member may have written anything into its own.
+    pub fn add(&mut self, other: &Totals) {
+        for (mine, theirs) in self.words.iter_mut().zip(other.words) {
+            *mine = mine.wrapping_add(theirs);
+        }
+    }
+
+    /// What was counted since `earlier`.
+    #[must_use]
+    pub fn since(&self, earlier: &Totals) -> Totals {
+        Totals { words: std::array::from_fn(|i| self.words[i].wrapping_sub(earlier.words[i])) }
+    }
+
+    /// Name and value of every counter, in the format's order; names in lower case.
+    pub fn named(&self) -> impl Iterator<Item = (String, u64)> + '_ {
+        FIELDS
+            .iter()
+            .filter(|f| f.structure == "counters")
+            .map(|f| (f.name.to_lowercase(), self.words[usize::try_from(f.offset / 8).unwrap_or(0)]))
+    }
+}
+
+const _: () = assert!(counters::BYTES == (WORDS * 8) as u64);
+const _: () = assert!(counters::DISCARDED == Counter::Discarded as u64 * 8);

@@ -1,0 +1,136 @@
+//! Making a region's memory, as the host service does.
+//!
+//! The memory is a memfd, filled by `fallocate` in a short-lived child: where the control group has no room left, the
+//! kernel kills instead of returning an error, and so it is the child that dies and not the service. The child is
+//! this program again, started with [`FILL_ARG`]; it makes itself the first choice of the out-of-memory killer.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::process::{Command, Stdio};
+
+use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
+
+use crate::error::{Error, Result};
+use crate::format::LEAST_REGION_BYTES;
+
+/// First argument that makes our program call [`fill_main`].
+pub const FILL_ARG: &str = "region-fill";
+
+/// The default size: the next power of two of 64 MiB + 16 MiB for each rank.
+pub fn default_bytes(ranks: u32) -> u64 {
+    ((64_u64 << 20) + (16_u64 << 20) * u64::from(ranks)).next_power_of_two()
+}
+
+/// Whether a region can have this size: QEMU wants a power of two for a BAR.
+///
+/// # Errors
+/// [`Error::BadSize`].
+pub fn check_bytes(bytes: u64) -> Result<()> {
+    if bytes.is_power_of_two() && bytes >= LEAST_REGION_BYTES {
+        Ok(())
+    } else {
+        Err(Error::BadSize { bytes, least: LEAST_REGION_BYTES })
+    }
+}
+
+/// Makes, fills and seals memory for a region of `bytes`.
+///
+/// # Errors
+/// [`Error::BadSize`], [`Error::Memory`], [`Error::DoesNotFit`].
+pub fn memory(bytes: u64) -> Result<OwnedFd> {
+    check_bytes(bytes)?;
+    let failed = |action| move |source| Error::Memory { action, bytes, source };
+    let fd = rustix::fs::memfd_create("isthmus-region", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
+        .map_err(failed("create"))?;
+    rustix::fs::ftruncate(&fd, bytes).map_err(failed("size"))?;
+    fill(&fd, bytes)?;
+    rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)
+        .map_err(failed("seal"))?;
+    Ok(fd)
+}
+
+/// Has a child fill the memory, so that a limit that kills, kills the child.
+fn fill(fd: &OwnedFd, bytes: u64) -> Result<()> {
+    let unknown = |reason: String| Error::DoesNotFit { bytes, reason };
+    let input = fd.try_clone().map_err(|e| unknown(e.to_string()))?;
+    // A library user whose program is not ours fills in place: the error is then less kind, the memory the same.
+    let Some(program) = filler() else {
+        return allocate(fd, bytes).map_err(|e| unknown(e.to_string()));
+    };
+    let output = Command::new(program)
+        .arg(FILL_ARG)
+        .arg(bytes.to_string())
+        .stdin(Stdio::from(input))
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .output()
+        .map_err(|e| unknown(format!("cannot start the process that fills it: {e}")))?;
+    if output.status.success() {
+        return Ok(());
+    }
+    use std::os::unix::process::ExitStatusExt;
+    Err(unknown(match output.status.signal() {
+        Some(signal) => format!(
+            "the kernel killed the process that filled it (signal {signal}): the memory control group or the machine is full"
+        ),
+        None => String::from_utf8_lossy(&output.stderr).trim().to_owned(),
+    }))
+}
+
+/// Our own program, if this is it: only it knows [`FILL_ARG`].
+fn filler() -> Option<std::path::PathBuf> {
+    let exe = std::env::current_exe().ok()?;
+    (exe.file_name()?.to_str()? == "isthmus").then(|| "/proc/self/exe".into())
+}
+
+fn allocate(fd: impl AsFd, bytes: u64) -> rustix::io::Result<()> {
+    loop {
+        match rustix::fs::fallocate(&fd, FallocateFlags::empty(), 0, bytes) {
+            Err(rustix::io::Errno::INTR) => {}
+            other => return other,
+        }
+    }
+}
+
+/// The child's whole life: fills the file on standard input. Gives the process's exit status.
+pub fn fill_main(bytes: &str) -> u8 {
+    let Ok(bytes) = bytes.parse::<u64>() else {
+        eprintln!("{FILL_ARG}: not a size");
+        return 2;
+    };
+    // Without this right the kill may hit somebody else; nothing better can be done about it here.
+    let _ = std::fs::write("/proc/self/oom_score_adj", "1000");
+    match allocate(std::io::stdin(), bytes) {
+        Ok(()) => 0,
+        Err(rustix::io::Errno::NOSPC) => {
+            eprintln!("the shared-memory file system is full (no space left on device)");
+            1
+        }
+        Err(rustix::io::Errno::NOMEM) => {
+            eprintln!("out of memory");
+            1
+        }
+        Err(e) => {
+            eprintln!("{e}");
+            1
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_that_no_bar_can_have_are_refused() {
+        assert!(check_bytes(3 << 20).is_err());
+        assert!(check_bytes(4096).is_err());
+        assert!(check_bytes(64 << 20).is_ok());
+    }
+
+    #[test]
+    fn default_size_follows_the_ranks() {
+        assert_eq!(default_bytes(2), 128 << 20);
+        assert_eq!(default_bytes(4), 128 << 20);
+        assert_eq!(default_bytes(5), 256 << 20);
+    }
+}

@@ -1,0 +1,468 @@
+//! One peer's section: its directory, endpoint table, area table and activity words.
+//!
+//! The peer's local service is the writer of the first three ([`Writer`]); everybody reads ([`Directory`]).
+
+use isthmus_lockfree::life::{Life, State};
+use isthmus_lockfree::sync::{Word, release_fence};
+
+use crate::counters::{Counters, Totals};
+use crate::error::{Error, Result};
+use crate::extent::{Extent, Heap};
+use crate::format::{DIRECTORY_MAGIC, activity, area, directory, endpoint};
+use crate::mapping::{LineRef, Section};
+use crate::membership::Shape;
+
+/// Offset of the endpoint table.
+const TABLES: u64 = 4096;
+
+/// A peer's section as everybody reads it.
+#[derive(Debug, Clone)]
+pub struct Directory {
+    section: Section,
+    shape: Shape,
+    status: LineRef,
+    endpoint_table: u64,
+    area_table: u64,
+    activity_table: u64,
+}
+
+/// One endpoint record, as it was at one moment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct EndpointInfo {
+    /// Incarnation and state.
+    pub life: Life,
+    /// Area of its process.
+    pub area: u64,
+    /// Offset of its block in the section.
+    pub block: u64,
+    /// Process id at its own system.
+    pub pid: u64,
+}
+
+/// Where the tables lie; the same arithmetic for all peers of a region.
+struct Places {
+    endpoints: u64,
+    areas: u64,
+    activity: u64,
+    heap: u64,
+}
+
+fn places(shape: &Shape) -> Places {
+    let areas = TABLES + u64::from(shape.endpoints) * endpoint::BYTES;
+    let activity = areas + u64::from(shape.endpoints) * area::BYTES;
+    let heap = (activity + u64::from(shape.slots()) * activity::BYTES).next_multiple_of(4096);
+    Places { endpoints: TABLES, areas, activity, heap }
+}
+
+/// The least bytes of a section: its tables and some heap.
+pub fn least_section_bytes(shape: &Shape) -> u64 {
+    (places(shape).heap + (256 << 10)).next_multiple_of(crate::format::SECTION_ALIGN)
+}
+
+impl Directory {
+    /// Believes a section to hold the directory of `incarnation`, after checking it.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] when it is not written yet or belongs to another life; [`Error::OutOfBounds`].
+    pub fn open(section: &Section, shape: &Shape, incarnation: u64) -> Result<Self> {
+        let word = |offset| section.word("directory", offset).map(Word::get);
+        if word(directory::MAGIC)? != DIRECTORY_MAGIC {
+            return Err(Error::Invalid { what: "directory magic", value: word(directory::MAGIC)? });
+        }
+        if word(directory::INCARNATION)? != incarnation {
+            return Err(Error::Invalid {
+                what: "directory incarnation",
+                value: word(directory::INCARNATION)?,
+            });
+        }
+        // Version 1 puts the tables where the shape says; what the words claim is checked, not used.
+        let expected = places(shape);
+        for (offset, place) in [
+            (directory::ENDPOINT_TABLE, expected.endpoints),
+            (directory::AREA_TABLE, expected.areas),
+            (directory::ACTIVITY_TABLE, expected.activity),
+        ] {
+            if word(offset)? != place {
+                return Err(Error::Invalid { what: "directory table offset", value: word(offset)? });
+            }
+        }
+        section.part("tables", 0, expected.heap)?;
+        Ok(Self {
+            section: section.clone(),
+            shape: *shape,
+            status: section.line("directory", directory::GENERATION)?,
+            endpoint_table: expected.endpoints,
+            area_table: expected.areas,
+            activity_table: expected.activity,
+        })
+    }
+
+    /// The section.
+    pub fn section(&self) -> &Section {
+        &self.section
+    }
+
+    /// Counts changes of the endpoint and area tables.
+    #[inline]
+    pub fn generation(&self) -> u64 {
+        self.status.words[0].get()
+    }
+
+    /// Bytes of the heap that are granted.
+    pub fn heap_used(&self) -> u64 {
+        self.status.words[1].peek()
+    }
+
+    fn endpoint_at(&self, slot: u32) -> Result<u64> {
+        if slot >= self.shape.endpoints {
+            return Err(Error::Invalid { what: "endpoint slot", value: slot.into() });
+        }
+        Ok(self.endpoint_table + u64::from(slot) * endpoint::BYTES)
+    }
+
+    /// The line that holds an endpoint's life, for those who look at it again and again.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] beyond the table.
+    pub fn endpoint_line(&self, slot: u32) -> Result<LineRef> {
+        self.section.line("endpoint", self.endpoint_at(slot)?)
+    }
+
+    /// One endpoint record. The life is read first and again at the end, so the rest belongs to it.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] beyond the table.
+    pub fn endpoint(&self, slot: u32) -> Result<EndpointInfo> {
+        let line = self.endpoint_line(slot)?;
+        loop {
+            let seen = line.words[0].get();
+            let info = EndpointInfo {
+                life: Life::unpack(seen),
+                area: line.words[1].peek(),
+                block: line.words[2].peek(),
+                pid: line.words[3].peek(),
+            };
+            if isthmus_lockfree::life::unchanged(&line.words[0], seen) {
+                return Ok(info);
+            }
+        }
+    }
+
+    /// The activity line of the receiver with global slot `receiver`.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] beyond the table.
+    pub fn activity(&self, receiver: u32) -> Result<LineRef> {
+        if receiver >= self.shape.slots() {
+            return Err(Error::Invalid { what: "global slot", value: receiver.into() });
+        }
+        self.section.line("activity", self.activity_table + u64::from(receiver) * activity::BYTES)
+    }
+
+    /// Counters of the peer: of processes that are gone, and of those there are.
+    ///
+    /// # Errors
+    /// [`Error::OutOfBounds`] when a record points outside of the section.
+    pub fn totals(&self) -> Result<Totals> {
+        let mut sum = Counters::at(&self.section, directory::RETIRED)?.read();
+        for slot in 0..self.shape.endpoints {
+            let at = self.area_table + u64::from(slot) * area::BYTES;
+            let life = Life::unpack(self.section.word("area", at + area::LIFE)?.get());
+            if life.state == State::Active {
+                let first = self.section.word("area", at + area::FIRST)?.get();
+                sum.add(&Counters::at(&self.section, first)?.read());
+            }
+        }
+        Ok(sum)
+    }
+
+    /// Endpoint slots that are in use, with their records.
+    pub fn endpoints(&self) -> Vec<(u32, EndpointInfo)> {
+        (0..self.shape.endpoints)
+            .filter_map(|slot| Some((slot, self.endpoint(slot).ok()?)))
+            .filter(|(_, info)| info.life.state == State::Active)
+            .collect()
+    }
+}
+
+/// The local service's side of its peer's section.
+#[derive(Debug)]
+pub struct Writer {
+    directory: Directory,
+    incarnation: u64,
+    heap: Heap,
+    areas: Vec<AreaSlot>,
+    endpoints: Vec<EndpointSlot>,
+}
+
+#[derive(Debug, Clone, Default)]
+struct AreaSlot {
+    lives: u64,
+    extents: Vec<Extent>,
+}
+
+#[derive(Debug, Clone, Copy, Default)]
+struct EndpointSlot {
+    lives: u64,
+    owner: Option<u32>,
+}
+
+/// A process's place: index of its area, its incarnation, its first extent (zeroed).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct AreaGrant {
+    /// Index in the area table.
+    pub area: u32,
+    /// Incarnation of the process.
+    pub incarnation: u64,
+    /// The first extent; counters come first.
+    pub first: Extent,
+}
+
+impl Writer {
+    /// Writes the directory of a fresh section.
+    ///
+    /// # Errors
+    /// [`Error::Full`] when the section is too small for its tables and one area.
+    pub fn create(section: &Section, shape: &Shape, incarnation: u64) -> Result<Self> {
+        if section.len() < least_section_bytes(shape) {
+            return Err(Error::Full { bytes: least_section_bytes(shape) - section.len() });
+        }
+        let p = places(shape);
+        section.zero("tables", 0, p.heap)?;
+        let heap = Heap::new(p.heap, section.len() - p.heap);
+        let put = |offset, value| section.word("directory", offset).map(|w| w.put(value));
+        put(directory::INCARNATION, incarnation)?;
+        put(directory::ENDPOINT_TABLE, p.endpoints)?;
+        put(directory::AREA_TABLE, p.areas)?;
+        put(directory::ACTIVITY_TABLE, p.activity)?;
+        put(directory::HEAP, p.heap)?;
+        put(directory::HEAP_BYTES, section.len() - p.heap)?;
+        section.word("directory", directory::MAGIC)?.set(DIRECTORY_MAGIC);
+        let directory = Directory::open(section, shape, incarnation)?;
+        let slots = usize::try_from(shape.endpoints).unwrap_or(0);
+        Ok(Self {
+            directory,
+            incarnation,
+            heap,
+            areas: vec![AreaSlot::default(); slots],
+            endpoints: vec![EndpointSlot::default(); slots],
+        })
+    }
+
+    /// The section as everybody sees it.
+    pub fn directory(&self) -> &Directory {
+        &self.directory
+    }
+
+    /// The next incarnation of a slot: the peer's own in the upper bits, so that a slot's number never comes back.
+    fn next_life(&self, lives: &mut u64) -> u64 {
+        *lives += 1;
+        (self.incarnation << 32) | (*lives & 0xffff_ffff)
+    }
+
+    fn area_word(&self, index: u32, field: u64) -> Result<&Word> {
+        self.directory
+            .section
+            .word("area", self.directory.area_table + u64::from(index) * area::BYTES + field)
+    }
+
+    fn changed(&self) {
+        let words = &self.directory.status.words;
+        words[1].put(self.heap.used());
+        words[0].set(words[0].peek() + 1);
+    }
+
+    fn zeroed(&mut self, bytes: u64) -> Result<Extent> {
+        let extent = self.heap.take(bytes).ok_or(Error::Full { bytes })?;
+        if let Err(e) = self.directory.section.zero("extent", extent.offset, extent.bytes) {
+            self.heap.give(extent);
+            return Err(e);
+        }
+        Ok(extent)
+    }
+
+    /// Grants an area to a process that attaches.
+    ///
+    /// # Errors
+    /// [`Error::Full`] when no slot or no memory is left.
+    pub fn open_area(&mut self, bytes: u64, pid: u32) -> Result<AreaGrant> {
+        let index = self.areas.iter().position(|a| a.extents.is_empty()).ok_or(Error::Full { bytes })?;
+        let first = self.zeroed(bytes)?;
+        let area = u32::try_from(index).map_err(|_| Error::Full { bytes })?;
+        let mut lives = self.areas[index].lives;
+        let incarnation = self.next_life(&mut lives);
+        self.areas[index] = AreaSlot { lives, extents: vec![first] };
+        self.area_word(area, area::FIRST)?.put(first.offset);
+        self.area_word(area, area::FIRST_BYTES)?.put(first.bytes);
+        self.area_word(area, area::GRANTED)?.put(first.bytes);
+        self.area_word(area, area::PID)?.put(pid.into());
+        self.area_word(area, area::LIFE)?.set(Life { incarnation, state: State::Active }.pack());
+        self.changed();
+        Ok(AreaGrant { area, incarnation, first })
+    }
+
+    /// Grants a further, zeroed extent to an area.
+    ///
+    /// # Errors
+    /// [`Error::Full`].
+    pub fn grow_area(&mut self, index: u32, bytes: u64) -> Result<Extent> {
+        let extent = self.zeroed(bytes)?;
+        let slot = self.areas.get_mut(index as usize).filter(|a| !a.extents.is_empty());
+        let Some(slot) = slot else {
+            self.heap.give(extent);
+            return Err(Error::Invalid { what: "area", value: index.into() });
+        };
+        slot.extents.push(extent);
+        self.area_word(index, area::GRANTED)?.bump(extent.bytes);
+        self.changed();
+        Ok(extent)
+    }
+
+    /// Opens an endpoint for the process with area `index`; its block must be written already.
+    /// Gives its slot and incarnation.
+    ///
+    /// # Errors
+    /// [`Error::Full`] when all slots are in use; [`Error::OutOfBounds`] for a block that is not in the section.
+    pub fn open_endpoint(&mut self, index: u32, block: u64, pid: u32) -> Result<(u32, u64)> {
+        self.directory.section.line("block", block)?;
+        // The slot that was used least is taken, so that a number comes back as late as possible.
+        let slot = self
+            .endpoints
+            .iter()
+            .enumerate()
+            .filter(|(_, e)| e.owner.is_none())
+            .min_by_key(|(_, e)| e.lives)
+            .and_then(|(i, _)| u32::try_from(i).ok())
+            .ok_or(Error::Full { bytes: endpoint::BYTES })?;
+        let mut lives = self.endpoints[slot as usize].lives;
+        let incarnation = self.next_life(&mut lives);
+        self.endpoints[slot as usize] = EndpointSlot { lives, owner: Some(index) };
+        let line = self.directory.endpoint_line(slot)?;
+        // Free first: a reader must not take the old incarnation together with the new block (P5).
+        line.words[0].set(Life { incarnation, state: State::Joining }.pack());
+        release_fence();
+        line.words[1].put(index.into());
+        line.words[2].put(block);
+        line.words[3].put(pid.into());
+        line.words[0].set(Life { incarnation, state: State::Active }.pack());
+        self.changed();
+        Ok((slot, incarnation))
+    }
+
+    /// Publishes that an endpoint is gone; only its own area may close it.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for a slot that the area does not own.
+    pub fn close_endpoint(&mut self, index: u32, slot: u32) -> Result<()> {
+        match self.endpoints.get_mut(slot as usize) {
+            Some(e) if e.owner == Some(index) => e.owner = None,
+            _ => return Err(Error::Invalid { what: "endpoint slot", value: slot.into() }),
+        }
+        let line = self.directory.endpoint_line(slot)?;
+        let life = Life { state: State::Dead, ..Life::unpack(line.words[0].peek()) };
+        line.words[0].set(life.pack());
+        // What is done with the endpoint's memory afterwards comes after this (P5).
+        release_fence();
+        self.changed();
+        Ok(())
+    }
+
+    /// Publishes the death of a process, adds its counters to the retired sums, and takes its memory back.
+    /// Gives the slots of endpoints that died with it.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for an area that is not granted.
+    pub fn close_area(&mut self, index: u32) -> Result<Vec<u32>> {
+        let slot = self.areas.get_mut(index as usize).filter(|a| !a.extents.is_empty());
+        let extents = slot.map(|a| std::mem::take(&mut a.extents));
+        let extents = extents.ok_or(Error::Invalid { what: "area", value: index.into() })?;
+        let owned: Vec<u32> = (0_u32..)
+            .zip(&self.endpoints)
+            .filter(|(_, e)| e.owner == Some(index))
+            .map(|(slot, _)| slot)
+            .collect();
+        for slot in &owned {
+            self.close_endpoint(index, *slot)?;
+        }
+        let life = self.area_word(index, area::LIFE)?;
+        life.set(Life { state: State::Dead, ..Life::unpack(life.peek()) }.pack());
+        release_fence();
+        let section = &self.directory.section;
+        let gone = Counters::at(section, extents[0].offset)?.read();
+        Counters::at(section, directory::RETIRED)?.absorb(&gone);
+        for extent in extents {
+            section.zero("extent", extent.offset, extent.bytes)?;
+            self.heap.give(extent);
+        }
+        self.changed();
+        Ok(owned)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::mapping::Mapping;
+    use crate::membership;
+    use std::os::fd::AsFd;
+
+    fn fresh() -> (membership::Writer, Section) {
+        let bytes = 4 << 20;
+        let fd = crate::create::memory(bytes).unwrap();
+        let map = Mapping::map(fd.as_fd(), bytes).unwrap();
+        let shape = Shape::new(bytes, [1, 2], 2, 16).unwrap();
+        let mut host = membership::Writer::create(&map, &shape, 1).unwrap();
+        let new = membership::NewPeer {
+            section: shape.host_bytes,
+            section_bytes: 1 << 20,
+            ivshmem_id: None,
+            name: "host",
+        };
+        let incarnation = host.add(0, &new).unwrap();
+        assert_eq!(incarnation, 1);
+        let info = host.region().peer(0).unwrap().unwrap();
+        let section = host.region().section(&info).unwrap();
+        (host, section)
+    }
+
+    #[test]
+    fn a_process_that_goes_leaves_its_counters_and_nothing_else() {
+        let (host, section) = fresh();
+        let mut w = Writer::create(&section, host.region().shape(), 1).unwrap();
+        let grant = w.open_area(100_000, 77).unwrap();
+        let counters = Counters::at(&section, grant.first.offset).unwrap();
+        counters.add(crate::counters::Counter::TxBytes, 5);
+        let block = grant.first.offset + 256;
+        let (slot, incarnation) = w.open_endpoint(grant.area, block, 77).unwrap();
+        assert!(w.directory().endpoint(slot).unwrap().life.is_active(incarnation));
+        assert_eq!(w.close_area(grant.area).unwrap(), [slot]);
+        assert!(!w.directory().endpoint(slot).unwrap().life.is_active(incarnation));
+        assert_eq!(w.directory().totals().unwrap().get(crate::counters::Counter::TxBytes), 5);
+        assert_eq!(w.directory().heap_used(), 0);
+        let again = w.open_area(100_000, 78).unwrap();
+        assert_ne!(again.incarnation, grant.incarnation);
+        assert_eq!(section.word("t", again.first.offset + 8).unwrap().peek(), 0, "memory is zeroed");
+    }
+
+    #[test]
+    fn a_full_section_refuses_and_stays_usable() {
+        let (host, section) = fresh();
+        let mut w = Writer::create(&section, host.region().shape(), 1).unwrap();
+        assert!(matches!(w.open_area(64 << 20, 1), Err(Error::Full { .. })));
+        let grant = w.open_area(1, 1).unwrap();
+        while w.grow_area(grant.area, 64 << 10).is_ok() {}
+        w.close_area(grant.area).unwrap();
+        assert!(w.open_area(300_000, 1).is_ok());
+    }
+
+    #[test]
+    fn only_its_owner_closes_an_endpoint() {
+        let (host, section) = fresh();
+        let mut w = Writer::create(&section, host.region().shape(), 1).unwrap();
+        let a = w.open_area(1, 1).unwrap();
+        let b = w.open_area(1, 2).unwrap();
+        let (slot, _) = w.open_endpoint(a.area, a.first.offset + 256, 1).unwrap();
+        assert!(w.close_endpoint(b.area, slot).is_err());
+        assert!(w.open_endpoint(a.area, u64::MAX - 63, 1).is_err());
+    }
+}

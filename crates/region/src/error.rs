@@ -1,0 +1,98 @@
+//! What can go wrong with a region.
+
+/// This crate's result.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// A region that cannot be made, mapped or believed.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// Memory could not be created or mapped.
+    #[error("cannot {action} a region of {bytes} bytes")]
+    Memory {
+        /// What was attempted: create, size, fill, seal, map.
+        action: &'static str,
+        /// Size of the region.
+        bytes: u64,
+        /// The system's answer.
+        #[source]
+        source: rustix::io::Errno,
+    },
+    /// The machine or control group has not as much memory.
+    #[error(
+        "a region of {bytes} bytes does not fit: {reason}; ask for a smaller one with --region-size, or raise the limit"
+    )]
+    DoesNotFit {
+        /// Size of the region.
+        bytes: u64,
+        /// Which limit, as far as it is known.
+        reason: String,
+    },
+    /// A size that no region can have.
+    #[error("{bytes} is not a region size: it must be a power of two of at least {least} bytes")]
+    BadSize {
+        /// The size asked for.
+        bytes: u64,
+        /// The smallest size.
+        least: u64,
+    },
+    /// The file or BAR is smaller than what the service announced.
+    #[error("the region has {found} bytes where {expected} were announced")]
+    WrongSize {
+        /// Bytes found.
+        found: u64,
+        /// Bytes announced.
+        expected: u64,
+    },
+    /// It is not a region, or one of another format.
+    #[error(
+        "not a region of format version {expected}: found magic {magic:#018x}, version {version}; use the same isthmus version on host and guests"
+    )]
+    Version {
+        /// Magic number found.
+        magic: u64,
+        /// Version found.
+        version: u32,
+        /// Version understood here.
+        expected: u32,
+    },
+    /// A value in the region points outside of where it may point.
+    #[error("{what}: offset {offset} with {len} bytes does not fit into {limit} bytes, or is misaligned")]
+    OutOfBounds {
+        /// The field or structure.
+        what: &'static str,
+        /// Claimed offset.
+        offset: u64,
+        /// Claimed length.
+        len: u64,
+        /// Bytes there are.
+        limit: u64,
+    },
+    /// A value in the region cannot be right.
+    #[error("{what}: {value} is not a valid value")]
+    Invalid {
+        /// The field or structure.
+        what: &'static str,
+        /// Value found.
+        value: u64,
+    },
+    /// The peer does not exist or is gone.
+    #[error("peer {peer} is not an active member of the region")]
+    NoPeer {
+        /// Index of the peer.
+        peer: u32,
+    },
+    /// The local service refused or could not be asked.
+    #[error("the local service cannot {action}: {reason}")]
+    Service {
+        /// What was asked.
+        action: &'static str,
+        /// Its answer.
+        reason: String,
+    },
+    /// No memory left in the section.
+    #[error("no {bytes} bytes left in the region's section; a larger --region-size helps")]
+    Full {
+        /// Bytes asked for.
+        bytes: u64,
+    },
+}

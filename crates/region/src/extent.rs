@@ -1,0 +1,92 @@
+//! The local service's allocator of a section's heap.
+//!
+//! It lives in the service's own memory, so a member cannot spoil it. First fit over a sorted free list; what is
+//! given back waits at the end of a queue before it is handed out again, so that a slow reader of a dead
+//! process's memory has time to notice the death before there is anything else to read.
+
+use crate::format::EXTENT_UNIT;
+
+/// A range of a section, in bytes from its start.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Extent {
+    /// Offset in the section.
+    pub offset: u64,
+    /// Bytes.
+    pub bytes: u64,
+}
+
+/// Free ranges of a heap.
+#[derive(Debug)]
+pub struct Heap {
+    free: Vec<Extent>,
+    used: u64,
+}
+
+impl Heap {
+    /// A heap that is all free.
+    pub fn new(offset: u64, bytes: u64) -> Self {
+        let start = offset.next_multiple_of(EXTENT_UNIT);
+        let lost = (start - offset).min(bytes);
+        let bytes = (bytes - lost) / EXTENT_UNIT * EXTENT_UNIT;
+        let free = if bytes == 0 { Vec::new() } else { vec![Extent { offset: start, bytes }] };
+        Self { free, used: 0 }
+    }
+
+    /// Bytes handed out.
+    pub fn used(&self) -> u64 {
+        self.used
+    }
+
+    /// Takes `bytes`, rounded up to whole units, or nothing.
+    pub fn take(&mut self, bytes: u64) -> Option<Extent> {
+        let bytes = bytes.max(1).checked_next_multiple_of(EXTENT_UNIT)?;
+        let at = self.free.iter().position(|e| e.bytes >= bytes)?;
+        let found = self.free[at];
+        if found.bytes == bytes {
+            self.free.remove(at);
+        } else {
+            self.free[at] = Extent { offset: found.offset + bytes, bytes: found.bytes - bytes };
+        }
+        self.used += bytes;
+        Some(Extent { offset: found.offset, bytes })
+    }
+
+    /// Takes back what [`Heap::take`] gave.
+    pub fn give(&mut self, extent: Extent) {
+        self.used = self.used.saturating_sub(extent.bytes);
+        let at = self.free.partition_point(|e| e.offset < extent.offset);
+        self.free.insert(at, extent);
+        if at + 1 < self.free.len() && extent.offset + extent.bytes == self.free[at + 1].offset {
+            self.free[at].bytes += self.free[at + 1].bytes;
+            self.free.remove(at + 1);
+        }
+        if at > 0 && self.free[at - 1].offset + self.free[at - 1].bytes == self.free[at].offset {
+            self.free[at - 1].bytes += self.free[at].bytes;
+            self.free.remove(at);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_given_back_joins_its_neighbours() {
+        let mut heap = Heap::new(100, 10 * EXTENT_UNIT);
+        let parts: Vec<Extent> = std::iter::from_fn(|| heap.take(1)).collect();
+        assert_eq!(parts.len(), 9, "the misaligned start costs one unit");
+        assert_eq!(heap.take(1), None);
+        for part in parts.iter().rev().step_by(2).chain(parts.iter().rev().skip(1).step_by(2)) {
+            heap.give(*part);
+        }
+        assert_eq!(heap.used(), 0);
+        assert_eq!(heap.take(9 * EXTENT_UNIT).map(|e| e.bytes), Some(9 * EXTENT_UNIT));
+    }
+
+    #[test]
+    fn sizes_that_overflow_are_refused() {
+        let mut heap = Heap::new(0, 4 * EXTENT_UNIT);
+        assert_eq!(heap.take(u64::MAX), None);
+    }
+}

@@ -1,0 +1,228 @@
+//! The format, version 1: every field with its offset, size and writer.
+//!
+//! All numbers are little-endian 64-bit words unless a narrower size is given; structures are multiples of a cache
+//! line, and no line has two writers. `docs/region-format.md` shows the same tables; a test compares the two.
+//!
+//! ```text
+//! region file ┌──────────────┬────────────────────┬────────────────────┬──
+//!             │ host section │ peer section 0     │ peer section 1     │ …
+//!             └──────────────┴────────────────────┴────────────────────┴──
+//! peer section┌───────────┬────────────────┬────────────┬────────────────┬──────────────────────────
+//!             │ directory │ endpoint table │ area table │ activity table │ heap: extents of areas …
+//!             └───────────┴────────────────┴────────────┴────────────────┴──────────────────────────
+//! ```
+
+/// Offsets of a structure's fields, and the list that the documentation is checked against.
+macro_rules! layout {
+    ($( $(#[$meta:meta])* $module:ident ($bytes:expr) { $( $field:ident @ $offset:expr, $size:expr, $writer:literal, $doc:literal; )* } )*) => {
+        $( $(#[$meta])* pub mod $module {
+            /// Bytes of the structure.
+            pub const BYTES: u64 = $bytes;
+            $( #[doc = $doc] pub const $field: u64 = $offset; )*
+        } )*
+        /// Every field of every structure.
+        pub const FIELDS: &[Field] = &[ $( $( Field {
+            structure: stringify!($module), name: stringify!($field), offset: $offset, bytes: $size, writer: $writer,
+        }, )* )* ];
+    };
+}
+
+/// One field, for tools and tests.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Field {
+    /// The structure's name.
+    pub structure: &'static str,
+    /// The field's name.
+    pub name: &'static str,
+    /// Offset in the structure.
+    pub offset: u64,
+    /// Size in bytes.
+    pub bytes: u64,
+    /// Who writes it.
+    pub writer: &'static str,
+}
+
+/// "ISTHMUS1" in memory.
+pub const MAGIC: u64 = u64::from_le_bytes(*b"ISTHMUS1");
+/// "PEERDIR1" in memory.
+pub const DIRECTORY_MAGIC: u64 = u64::from_le_bytes(*b"PEERDIR1");
+/// The version that this code reads and writes.
+pub const VERSION: u32 = 1;
+/// Smallest region.
+pub const LEAST_REGION_BYTES: u64 = 1 << 20;
+/// Alignment of sections.
+pub const SECTION_ALIGN: u64 = 64 << 10;
+/// Unit of the heap that a local service hands out.
+pub const EXTENT_UNIT: u64 = 16 << 10;
+/// Most peers of a region.
+pub const MAX_PEERS: u32 = 1024;
+/// Most endpoints of a peer.
+pub const MAX_ENDPOINTS: u32 = 16384;
+
+layout! {
+    /// The region's header, at offset 0 of the host section.
+    header (128) {
+        MAGIC @ 0, 8, "host service, once", "The bytes `ISTHMUS1`, written last.";
+        VERSION @ 8, 4, "host service, once", "Format version.";
+        HEADER_BYTES @ 12, 4, "host service, once", "Bytes of this header.";
+        REGION_BYTES @ 16, 8, "host service, once", "Bytes of the region.";
+        UUID @ 24, 16, "host service, once", "Random identity of the region.";
+        PEERS @ 40, 4, "host service, once", "Entries of the peer table.";
+        ENDPOINTS @ 44, 4, "host service, once", "Endpoint slots of each peer.";
+        PEER_TABLE @ 48, 8, "host service, once", "Offset of the peer table.";
+        HOST_BYTES @ 56, 8, "host service, once", "Bytes of the host section.";
+        GENERATION @ 64, 8, "host service", "Counts changes of the peer table.";
+        SERVICE @ 72, 8, "host service", "Life of the service: incarnation and state.";
+    }
+    /// The membership table's entry of one peer, in the host section.
+    peer (256) {
+        LIFE @ 0, 8, "host service", "Incarnation (upper 56 bits) and state (lower 8): the truth about who is alive.";
+        SECTION @ 8, 8, "host service", "Offset of the peer's section in the region.";
+        SECTION_BYTES @ 16, 8, "host service", "Bytes of the peer's section.";
+        KIND @ 24, 4, "host service", "0: the host's own processes, 1: a VM.";
+        IVSHMEM_ID @ 28, 4, "host service", "The VM's ivshmem peer id; all bits set for the host.";
+        NAME @ 64, 64, "host service", "Host name, UTF-8, padded with zeros.";
+    }
+    /// The start of a peer section.
+    directory (512) {
+        MAGIC @ 0, 8, "local service, once", "The bytes `PEERDIR1`, written last.";
+        INCARNATION @ 8, 8, "local service, once", "The peer's incarnation that this directory belongs to.";
+        ENDPOINT_TABLE @ 16, 8, "local service, once", "Offset in the section.";
+        AREA_TABLE @ 24, 8, "local service, once", "Offset in the section.";
+        ACTIVITY_TABLE @ 32, 8, "local service, once", "Offset in the section.";
+        HEAP @ 40, 8, "local service, once", "Offset of the heap in the section.";
+        HEAP_BYTES @ 48, 8, "local service, once", "Bytes of the heap.";
+        GENERATION @ 64, 8, "local service", "Counts changes of the endpoint and area tables.";
+        HEAP_USED @ 72, 8, "local service", "Bytes of the heap that are granted.";
+        RETIRED @ 128, 256, "local service", "Counters of processes that are gone, added up; fields as in `counters`.";
+    }
+    /// One endpoint slot of a peer, in the endpoint table.
+    endpoint (64) {
+        LIFE @ 0, 8, "local service", "Incarnation and state of the endpoint.";
+        AREA @ 8, 8, "local service", "Index of the area of the process that owns it.";
+        BLOCK @ 16, 8, "local service", "Offset in the section of the endpoint's block.";
+        PID @ 24, 8, "local service", "Process id, as seen by the local service; for people.";
+    }
+    /// One area slot of a peer, in the area table.
+    area (64) {
+        LIFE @ 0, 8, "local service", "Incarnation and state of the process.";
+        FIRST @ 8, 8, "local service", "Offset in the section of the first extent, which starts with the counters.";
+        FIRST_BYTES @ 16, 8, "local service", "Bytes of the first extent.";
+        GRANTED @ 24, 8, "local service", "Bytes of all extents.";
+        PID @ 32, 8, "local service", "Process id, as seen by the local service; for people.";
+    }
+    /// One line of the activity table: the line of receiver (peer p, slot s) is number p x ENDPOINTS + s.
+    activity (64) {
+        COUNTS @ 0, 64, "processes of the peer, atomic add", "Eight counters, one for each value of (sender's slot mod 8).";
+    }
+    /// The first 256 bytes of an area: what its process has done. Each is a count since the process attached.
+    counters (256) {
+        TX_MESSAGES @ 0, 8, "process", "Messages sent through the region.";
+        TX_BYTES @ 8, 8, "process", "Payload bytes sent through the region.";
+        RX_MESSAGES @ 16, 8, "process", "Messages received through the region.";
+        RX_BYTES @ 24, 8, "process", "Payload bytes received through the region.";
+        INLINE @ 32, 8, "process", "Messages sent in line.";
+        EAGER @ 40, 8, "process", "Messages sent as buffered eager.";
+        RENDEZVOUS @ 48, 8, "process", "Messages sent as pipelined two-copy.";
+        CHUNKS @ 56, 8, "process", "Chunks of pipelined messages sent.";
+        RMA @ 64, 8, "process", "RMA and atomic operations started.";
+        RMA_BYTES @ 72, 8, "process", "Payload bytes of RMA and atomic operations, by the side that sent them.";
+        UNEXPECTED @ 80, 8, "process", "Messages that came before their receive.";
+        STALLS @ 88, 8, "process", "Posts refused because a lane was full.";
+        LANES_OPENED @ 96, 8, "process", "Lanes opened.";
+        LANES_CLOSED @ 104, 8, "process", "Lanes closed.";
+        ANNOUNCED @ 112, 8, "process", "Messages that were announced by an activity word.";
+        DISCARDED @ 120, 8, "process", "Messages dropped because their sender was gone or faulty.";
+    }
+    /// An endpoint's block, in the area of its process.
+    block (64) {
+        LANES @ 0, 8, "process", "Offset in the section of the first lane chunk, 0 if none.";
+        LANES_VERSION @ 8, 8, "process", "Counts changes of lane descriptors.";
+        ACCEPTS @ 16, 8, "process", "Offset in the section of the first accept chunk, 0 if none.";
+        ACCEPTS_VERSION @ 24, 8, "process", "Counts changes of accept entries.";
+    }
+    /// The line that starts each chunk of sixteen lane descriptors or accept entries.
+    chunk (64) {
+        NEXT @ 0, 8, "process", "Offset in the section of the next chunk, 0 if none.";
+    }
+    /// A lane descriptor: one outgoing lane of an endpoint.
+    lane (64) {
+        LIFE @ 0, 8, "sender", "Generation of the descriptor (upper 56 bits) and state.";
+        TO @ 8, 8, "sender", "Global slot of the receiving endpoint.";
+        TO_INCARNATION @ 16, 8, "sender", "Incarnation of the receiving endpoint.";
+        RING @ 24, 8, "sender", "Offset in the section of the ring.";
+        SLOTS @ 32, 4, "sender", "Slots of the ring, a power of two.";
+        DATA_BYTES @ 36, 4, "sender", "Bytes of the data ring.";
+        DATA @ 40, 8, "sender", "Offset in the section of the data ring.";
+        ANSWER @ 48, 8, "sender", "The heat value that the sender has seen last.";
+        CLOSED_AT @ 56, 8, "sender", "Write position at which the lane was closed.";
+    }
+    /// An accept entry: one incoming lane of an endpoint.
+    accept (128) {
+        KEY @ 0, 8, "receiver", "Sender's global slot (upper 32 bits) and lane number (lower 32), plus one; 0 if free.";
+        GENERATION @ 8, 8, "receiver", "Generation of the lane descriptor that is accepted.";
+        SENDER @ 16, 8, "receiver", "Incarnation of the sending endpoint.";
+        HEAT @ 24, 8, "receiver", "Odd: polled directly; even: announce.";
+        READ @ 64, 8, "receiver", "Read position of the lane.";
+    }
+    /// One slot of a lane's ring.
+    slot (64) {
+        STAMP @ 0, 4, "sender", "Position plus one, in 32 bits; written last.";
+        KIND @ 4, 1, "sender", "Kind of message.";
+        FLAGS @ 5, 1, "sender", "Flags of the message.";
+        INLINE_LEN @ 6, 2, "sender", "Payload bytes in this slot.";
+        PAYLOAD @ 8, 56, "sender", "By kind; see the protocol in `docs/architecture.md`.";
+    }
+}
+
+/// Entries of a chunk of lane descriptors or accept entries.
+pub const CHUNK_ENTRIES: u64 = 16;
+
+/// The number of an endpoint slot in the whole region.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct GlobalSlot(pub u32);
+
+impl GlobalSlot {
+    /// The slot `local` of peer `peer`, where each peer has `endpoints` slots.
+    pub fn new(peer: u32, local: u32, endpoints: u32) -> Self {
+        Self(peer * endpoints + local)
+    }
+
+    /// The peer's index.
+    pub fn peer(self, endpoints: u32) -> u32 {
+        self.0 / endpoints
+    }
+
+    /// The slot in the peer's own table.
+    pub fn local(self, endpoints: u32) -> u32 {
+        self.0 % endpoints
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fields_lie_in_their_structure_and_do_not_overlap() {
+        for (i, a) in FIELDS.iter().enumerate() {
+            assert_eq!(a.offset % a.bytes.min(8), 0, "{a:?} is misaligned");
+            for b in &FIELDS[i + 1..] {
+                let apart = a.offset + a.bytes <= b.offset || b.offset + b.bytes <= a.offset;
+                assert!(a.structure != b.structure || apart, "{a:?} overlaps {b:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn lines_have_one_writer() {
+        for a in FIELDS {
+            for b in FIELDS {
+                if a.structure == b.structure && a.offset / 64 == b.offset / 64 {
+                    let side = |w: &'static str| w.trim_end_matches(", once");
+                    assert_eq!(side(a.writer), side(b.writer), "{a:?} and {b:?} share a line");
+                }
+            }
+        }
+    }
+}

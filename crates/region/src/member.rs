@@ -1,0 +1,158 @@
+//! What a process holds once it has attached: the region, its place in it, and its local service.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
+
+use isthmus_lockfree::life::State;
+
+use crate::area::Area;
+use crate::counters::Counters;
+use crate::directory::{AreaGrant, Directory};
+use crate::error::{Error, Result};
+use crate::extent::Extent;
+use crate::mapping::{Mapping, Section};
+use crate::membership::Region;
+
+/// What a process asks its local service for (the control path). Implemented by the attach protocol's client, and by
+/// stand-ins in tests.
+pub trait LocalService: Send + Sync {
+    /// A further zeroed extent of at least `bytes`.
+    ///
+    /// # Errors
+    /// [`Error::Full`], or [`Error::Service`] when the service is gone.
+    fn grow(&self, bytes: u64) -> Result<Extent>;
+
+    /// Publishes an endpoint whose block is written; gives its slot in the peer's table and its incarnation.
+    ///
+    /// # Errors
+    /// [`Error::Full`], or [`Error::Service`] when the service is gone.
+    fn open_endpoint(&self, block: u64) -> Result<(u32, u64)>;
+
+    /// Publishes that an endpoint is gone.
+    ///
+    /// # Errors
+    /// [`Error::Service`] when the service is gone or knows no such endpoint.
+    fn close_endpoint(&self, slot: u32) -> Result<()>;
+}
+
+/// An attached process.
+pub struct Member {
+    region: Region,
+    peer: u32,
+    incarnation: u64,
+    section: Section,
+    grant: AreaGrant,
+    area: Mutex<Area>,
+    counters: Counters,
+    service: Box<dyn LocalService>,
+    directories: Mutex<HashMap<u32, (u64, Directory)>>,
+}
+
+impl std::fmt::Debug for Member {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Member").field("peer", &self.peer).field("grant", &self.grant).finish_non_exhaustive()
+    }
+}
+
+impl Member {
+    /// A process in the place that its service granted: area `grant` of peer `peer`.
+    ///
+    /// # Errors
+    /// Whatever is wrong with the region, or [`Error::NoPeer`] when the peer is not active.
+    pub fn new(
+        map: &Arc<Mapping>,
+        peer: u32,
+        grant: AreaGrant,
+        service: Box<dyn LocalService>,
+    ) -> Result<Arc<Self>> {
+        let region = Region::open(map)?;
+        let info = region.peer(peer)?.ok_or(Error::NoPeer { peer })?;
+        let section = region.section(&info)?;
+        let counters = Counters::at(&section, grant.first.offset)?;
+        section.part("first extent", grant.first.offset, grant.first.bytes)?;
+        let area = Mutex::new(Area::new(grant.first));
+        let incarnation = info.life.incarnation;
+        let directories = Mutex::default();
+        Ok(Arc::new(Self { region, peer, incarnation, section, grant, area, counters, service, directories }))
+    }
+
+    /// The region.
+    pub fn region(&self) -> &Region {
+        &self.region
+    }
+
+    /// Index of the own peer.
+    pub fn peer(&self) -> u32 {
+        self.peer
+    }
+
+    /// The own peer's incarnation.
+    pub fn incarnation(&self) -> u64 {
+        self.incarnation
+    }
+
+    /// The own peer's section.
+    pub fn section(&self) -> &Section {
+        &self.section
+    }
+
+    /// The place in the area table.
+    pub fn grant(&self) -> AreaGrant {
+        self.grant
+    }
+
+    /// The process's counters. Several endpoints of a process add to them from several threads: such sums may lose
+    /// an increment; each endpoint therefore keeps its own and writes the sum under its lock.
+    pub fn counters(&self) -> &Counters {
+        &self.counters
+    }
+
+    /// The local service.
+    pub fn service(&self) -> &dyn LocalService {
+        &*self.service
+    }
+
+    /// Takes `bytes` of the area, asking the service for more where needed.
+    ///
+    /// # Errors
+    /// [`Error::Full`] when the section is full; [`Error::Service`].
+    pub fn take(&self, bytes: u64) -> Result<u64> {
+        let mut area = self.area.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        match area.take(bytes) {
+            Err(Error::Full { .. }) => {}
+            other => return other,
+        }
+        // Ask for as much as there is already, within reason, so that asking stays rare.
+        let wish = bytes.next_power_of_two().max(area.bytes().min(4 << 20)).max(64 << 10);
+        let extent = self.service.grow(wish).or_else(|_| self.service.grow(bytes.next_power_of_two()))?;
+        self.section.part("extent", extent.offset, extent.bytes)?;
+        area.add(extent);
+        area.take(bytes)
+    }
+
+    /// Gives back what [`Member::take`] gave for `bytes`.
+    pub fn give(&self, at: u64, bytes: u64) {
+        self.area.lock().unwrap_or_else(std::sync::PoisonError::into_inner).give(at, bytes);
+    }
+
+    /// The directory of an active peer; kept, and opened anew for a new incarnation.
+    ///
+    /// # Errors
+    /// [`Error::NoPeer`] when the peer is not active; what is wrong with its directory.
+    pub fn directory(&self, peer: u32) -> Result<(u64, Directory)> {
+        let info = self.region.peer(peer)?.ok_or(Error::NoPeer { peer })?;
+        if info.life.state != State::Active {
+            return Err(Error::NoPeer { peer });
+        }
+        let mut known = self.directories.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        if let Some((incarnation, directory)) = known.get(&peer) {
+            if *incarnation == info.life.incarnation {
+                return Ok((*incarnation, directory.clone()));
+            }
+        }
+        let directory =
+            Directory::open(&self.region.section(&info)?, self.region.shape(), info.life.incarnation)?;
+        known.insert(peer, (info.life.incarnation, directory.clone()));
+        Ok((info.life.incarnation, directory))
+    }
+}

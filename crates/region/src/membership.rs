@@ -1,0 +1,299 @@
+//! The host section: the region's header and its membership table, the one truth about who is alive.
+
+use std::sync::Arc;
+
+use isthmus_lockfree::life::{Life, State};
+use isthmus_lockfree::sync::{Word, release_fence};
+
+use crate::error::{Error, Result};
+use crate::format::{self, GlobalSlot, MAGIC, SECTION_ALIGN, VERSION, header, peer};
+use crate::mapping::{LineRef, Mapping, Section};
+
+/// The shape of a region, fixed when it is made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Shape {
+    /// Bytes of the region.
+    pub region_bytes: u64,
+    /// Random identity.
+    pub uuid: [u64; 2],
+    /// Entries of the peer table.
+    pub peers: u32,
+    /// Endpoint slots of each peer.
+    pub endpoints: u32,
+    /// Bytes of the host section.
+    pub host_bytes: u64,
+}
+
+impl Shape {
+    /// A shape with its host section sized for `peers`.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for more peers or endpoints than the format allows, or for none.
+    pub fn new(region_bytes: u64, uuid: [u64; 2], peers: u32, endpoints: u32) -> Result<Self> {
+        let host_bytes = (PEER_TABLE_OFFSET + u64::from(peers) * peer::BYTES).next_multiple_of(SECTION_ALIGN);
+        let shape = Self { region_bytes, uuid, peers, endpoints, host_bytes };
+        shape.check()?;
+        Ok(shape)
+    }
+
+    fn check(&self) -> Result<()> {
+        if self.peers == 0 || self.peers > format::MAX_PEERS {
+            return Err(Error::Invalid { what: "number of peers", value: self.peers.into() });
+        }
+        if self.endpoints == 0 || self.endpoints > format::MAX_ENDPOINTS {
+            return Err(Error::Invalid { what: "endpoints per peer", value: self.endpoints.into() });
+        }
+        Ok(())
+    }
+
+    /// The slot `local` of `peer`.
+    pub fn slot(&self, peer: u32, local: u32) -> GlobalSlot {
+        GlobalSlot::new(peer, local, self.endpoints)
+    }
+
+    /// Endpoint slots of the whole region, and so lines of each activity table.
+    pub fn slots(&self) -> u32 {
+        self.peers * self.endpoints
+    }
+}
+
+const PEER_TABLE_OFFSET: u64 = 4096;
+
+/// One peer, as the table shows it at one moment.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PeerInfo {
+    /// Index in the table.
+    pub index: u32,
+    /// Incarnation and state.
+    pub life: Life,
+    /// Offset of its section in the region.
+    pub section: u64,
+    /// Bytes of its section.
+    pub section_bytes: u64,
+    /// Whether it is a VM (or the host's own processes).
+    pub is_vm: bool,
+    /// ivshmem id of a VM.
+    pub ivshmem_id: Option<u32>,
+    /// Host name.
+    pub name: String,
+}
+
+/// A region as its members read it.
+#[derive(Debug, Clone)]
+pub struct Region {
+    whole: Section,
+    shape: Shape,
+    status: LineRef,
+}
+
+impl Region {
+    /// Believes a mapping to be a region, after checking its header.
+    ///
+    /// # Errors
+    /// [`Error::Version`] if it is something else, [`Error::WrongSize`], [`Error::Invalid`], [`Error::OutOfBounds`].
+    pub fn open(map: &Arc<Mapping>) -> Result<Self> {
+        let whole = map.whole();
+        let magic = whole.word("header", header::MAGIC)?.get();
+        let version = whole.half("header", header::VERSION)?;
+        if magic != MAGIC || version != VERSION {
+            return Err(Error::Version { magic, version, expected: VERSION });
+        }
+        let word = |offset| whole.word("header", offset).map(Word::get);
+        let shape = Shape {
+            region_bytes: word(header::REGION_BYTES)?,
+            uuid: [word(header::UUID)?, word(header::UUID + 8)?],
+            peers: whole.half("header", header::PEERS)?,
+            endpoints: whole.half("header", header::ENDPOINTS)?,
+            host_bytes: word(header::HOST_BYTES)?,
+        };
+        shape.check()?;
+        if shape.region_bytes != map.len() {
+            return Err(Error::WrongSize { found: map.len(), expected: shape.region_bytes });
+        }
+        // The peer table must lie where this version puts it, inside the host section.
+        if word(header::PEER_TABLE)? != PEER_TABLE_OFFSET {
+            return Err(Error::Invalid { what: "peer table offset", value: word(header::PEER_TABLE)? });
+        }
+        whole.part("host section", 0, shape.host_bytes)?;
+        whole.part("peer table", PEER_TABLE_OFFSET, u64::from(shape.peers) * peer::BYTES)?;
+        let status = whole.line("header", header::GENERATION)?;
+        Ok(Self { whole, shape, status })
+    }
+
+    /// Whether a mapping holds a region yet; a guest's service waits for this.
+    pub fn is_there(map: &Arc<Mapping>) -> bool {
+        map.whole().word("header", header::MAGIC).is_ok_and(|w| w.get() == MAGIC)
+    }
+
+    /// The region's shape.
+    pub fn shape(&self) -> &Shape {
+        &self.shape
+    }
+
+    /// Counts changes of the peer table. One line that everybody reads and the host service seldom writes.
+    #[inline]
+    pub fn generation(&self) -> u64 {
+        self.status.words[0].get()
+    }
+
+    /// The service's life.
+    pub fn service(&self) -> Life {
+        Life::unpack(self.status.words[1].get())
+    }
+
+    fn entry(&self, index: u32) -> Result<Section> {
+        if index >= self.shape.peers {
+            return Err(Error::NoPeer { peer: index });
+        }
+        self.whole.part("peer table", PEER_TABLE_OFFSET + u64::from(index) * peer::BYTES, peer::BYTES)
+    }
+
+    /// The line that holds a peer's life, for those who look at it again and again.
+    ///
+    /// # Errors
+    /// [`Error::NoPeer`] beyond the table.
+    pub fn life_line(&self, index: u32) -> Result<LineRef> {
+        self.entry(index)?.line("peer", 0)
+    }
+
+    /// One peer, if its slot was ever used.
+    ///
+    /// # Errors
+    /// [`Error::NoPeer`] beyond the table.
+    pub fn peer(&self, index: u32) -> Result<Option<PeerInfo>> {
+        let entry = self.entry(index)?;
+        let word = |offset| entry.word("peer", offset).map(Word::get);
+        let life = Life::unpack(word(peer::LIFE)?);
+        if life.state == State::Free {
+            return Ok(None);
+        }
+        let id = entry.half("peer", peer::IVSHMEM_ID)?;
+        let name = entry.bytes("peer", peer::NAME, 64)?.to_vec(0, 64)?;
+        let end = name.iter().position(|b| *b == 0).unwrap_or(name.len());
+        Ok(Some(PeerInfo {
+            index,
+            life,
+            section: word(peer::SECTION)?,
+            section_bytes: word(peer::SECTION_BYTES)?,
+            is_vm: entry.half("peer", peer::KIND)? == 1,
+            ivshmem_id: (id != u32::MAX).then_some(id),
+            name: String::from_utf8_lossy(&name[..end]).into_owned(),
+        }))
+    }
+
+    /// All peers whose slots were ever used.
+    pub fn peers(&self) -> Vec<PeerInfo> {
+        (0..self.shape.peers).filter_map(|i| self.peer(i).ok().flatten()).collect()
+    }
+
+    /// The section of a peer, checked against the region.
+    ///
+    /// # Errors
+    /// [`Error::OutOfBounds`] when the table claims a section outside of the region.
+    pub fn section(&self, info: &PeerInfo) -> Result<Section> {
+        if info.section < self.shape.host_bytes || !info.section.is_multiple_of(SECTION_ALIGN) {
+            return Err(Error::Invalid { what: "section offset", value: info.section });
+        }
+        self.whole.part("peer section", info.section, info.section_bytes)
+    }
+}
+
+/// The host service's side: the only writer of the host section.
+#[derive(Debug)]
+pub struct Writer {
+    region: Region,
+    incarnation: u64,
+}
+
+/// What the host service says about a new peer.
+#[derive(Debug, Clone)]
+pub struct NewPeer<'a> {
+    /// Offset of the section it gets.
+    pub section: u64,
+    /// Bytes of the section.
+    pub section_bytes: u64,
+    /// ivshmem id, for a VM.
+    pub ivshmem_id: Option<u32>,
+    /// Host name.
+    pub name: &'a str,
+}
+
+impl Writer {
+    /// Writes the header of a fresh (zeroed) region.
+    ///
+    /// # Errors
+    /// [`Error::OutOfBounds`] when the shape does not fit the mapping.
+    pub fn create(map: &Arc<Mapping>, shape: &Shape, incarnation: u64) -> Result<Self> {
+        let whole = map.whole();
+        if map.len() != shape.region_bytes {
+            return Err(Error::WrongSize { found: map.len(), expected: shape.region_bytes });
+        }
+        whole.zero("host section", 0, shape.host_bytes)?;
+        let put = |offset, value| whole.word("header", offset).map(|w| w.put(value));
+        put(header::VERSION, u64::from(VERSION) | (header::BYTES << 32))?;
+        put(header::REGION_BYTES, shape.region_bytes)?;
+        put(header::UUID, shape.uuid[0])?;
+        put(header::UUID + 8, shape.uuid[1])?;
+        put(header::PEERS, u64::from(shape.peers) | (u64::from(shape.endpoints) << 32))?;
+        put(header::PEER_TABLE, PEER_TABLE_OFFSET)?;
+        put(header::HOST_BYTES, shape.host_bytes)?;
+        put(header::SERVICE, Life { incarnation, state: State::Active }.pack())?;
+        whole.word("header", header::MAGIC)?.set(MAGIC);
+        Ok(Self { region: Region::open(map)?, incarnation })
+    }
+
+    /// The region as members see it.
+    pub fn region(&self) -> &Region {
+        &self.region
+    }
+
+    /// Adds a peer as joining, with a new incarnation, which is returned. Its section must be zeroed already.
+    ///
+    /// # Errors
+    /// [`Error::NoPeer`] beyond the table.
+    pub fn add(&mut self, index: u32, new: &NewPeer<'_>) -> Result<u64> {
+        let entry = self.region.entry(index)?;
+        let life = entry.word("peer", peer::LIFE)?;
+        // Peer incarnations leave the lower 24 bits of an endpoint's incarnation to the peer's own service.
+        let incarnation = (Life::unpack(life.peek()).incarnation + 1) & 0xff_ffff;
+        let put = |offset, value| entry.word("peer", offset).map(|w| w.put(value));
+        put(peer::SECTION, new.section)?;
+        put(peer::SECTION_BYTES, new.section_bytes)?;
+        let kind = u64::from(new.ivshmem_id.is_some());
+        put(peer::KIND, kind | (u64::from(new.ivshmem_id.unwrap_or(u32::MAX)) << 32))?;
+        let mut name = [0_u8; 64];
+        let len = new.name.len().min(63);
+        name[..len].copy_from_slice(&new.name.as_bytes()[..len]);
+        for (i, chunk) in (0_u64..).zip(name.chunks_exact(8)) {
+            put(peer::NAME + i * 8, u64::from_le_bytes(chunk.try_into().unwrap_or_default()))?;
+        }
+        life.set(Life { incarnation, state: State::Joining }.pack());
+        self.changed();
+        Ok(incarnation)
+    }
+
+    /// Publishes a new state of a peer, keeping its incarnation.
+    ///
+    /// # Errors
+    /// [`Error::NoPeer`] beyond the table.
+    pub fn set_state(&mut self, index: u32, state: State) -> Result<()> {
+        let entry = self.region.entry(index)?;
+        let life = entry.word("peer", peer::LIFE)?;
+        life.set(Life { incarnation: Life::unpack(life.peek()).incarnation, state }.pack());
+        // Whoever writes the dead peer's section from here on does so after the state (P5).
+        release_fence();
+        self.changed();
+        Ok(())
+    }
+
+    /// Tells members that the service ends.
+    pub fn end(&mut self) {
+        self.region.status.words[1].set(Life { incarnation: self.incarnation, state: State::Dead }.pack());
+        self.changed();
+    }
+
+    fn changed(&self) {
+        let generation = &self.region.status.words[0];
+        generation.set(generation.peek() + 1);
+    }
+}

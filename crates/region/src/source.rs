@@ -1,0 +1,93 @@
+//! Where a region comes from. The only code that knows which hypervisor or device it is on.
+
+use std::fs::{File, OpenOptions};
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+
+use crate::error::{Error, Result};
+
+/// PCI vendor of ivshmem devices.
+const VENDOR: &str = "0x1af4";
+/// PCI device of ivshmem devices.
+const DEVICE: &str = "0x1110";
+/// Offset of the IVPosition register in BAR0.
+const IV_POSITION: usize = 8;
+
+/// An ivshmem device of this VM, found in sysfs.
+#[derive(Debug, Clone)]
+pub struct Ivshmem {
+    /// Its folder, `/sys/bus/pci/devices/...`.
+    pub folder: PathBuf,
+    /// Bytes of BAR2, the shared memory.
+    pub bytes: u64,
+    /// Whether it has doorbells (BAR1 is present).
+    pub doorbell: bool,
+}
+
+impl Ivshmem {
+    /// All ivshmem devices, by PCI address, with memory decoding switched on where that is allowed.
+    pub fn find() -> Vec<Self> {
+        let mut found: Vec<Self> = std::fs::read_dir("/sys/bus/pci/devices")
+            .into_iter()
+            .flatten()
+            .flatten()
+            .filter_map(|entry| Self::at(&entry.path()))
+            .collect();
+        found.sort_by(|a, b| a.folder.cmp(&b.folder));
+        found
+    }
+
+    fn at(folder: &Path) -> Option<Self> {
+        let read = |name: &str| std::fs::read_to_string(folder.join(name)).ok();
+        if read("vendor")?.trim() != VENDOR || read("device")?.trim() != DEVICE {
+            return None;
+        }
+        // A hot-plugged device has memory decoding off; switching it on twice would count twice.
+        if read("enable").is_some_and(|v| v.trim() == "0") {
+            let _ = std::fs::write(folder.join("enable"), "1");
+        }
+        let size = |name: &str| std::fs::metadata(folder.join(name)).map(|m| m.len()).ok();
+        Some(Self {
+            folder: folder.to_path_buf(),
+            bytes: size("resource2")?,
+            doorbell: size("resource1").is_some(),
+        })
+    }
+
+    /// Opens the shared memory, read-write; needs root.
+    ///
+    /// # Errors
+    /// [`Error::Service`] naming file and cause.
+    pub fn open(&self) -> Result<OwnedFd> {
+        open(&self.folder.join("resource2")).map(OwnedFd::from)
+    }
+
+    /// The id that the server gave this VM.
+    ///
+    /// # Errors
+    /// [`Error::Service`] when BAR0 cannot be mapped (needs root, and no driver bound to the device).
+    pub fn position(&self) -> Result<u32> {
+        let path = self.folder.join("resource0");
+        let file = open(&path)?;
+        let failed = |source| Error::Memory { action: "map", bytes: 4096, source };
+        // SAFETY: a fresh mapping at an address of the kernel's choice.
+        let base =
+            unsafe { mmap(std::ptr::null_mut(), 4096, ProtFlags::READ, MapFlags::SHARED, file.as_fd(), 0) }
+                .map_err(failed)?;
+        let register = base.cast::<u8>().wrapping_add(IV_POSITION).cast::<u32>();
+        // SAFETY: an aligned register inside the page that was just mapped; device memory is read volatile.
+        let value = unsafe { register.read_volatile() };
+        // SAFETY: the range mapped above; no reference into it is left.
+        let _ = unsafe { munmap(base, 4096) };
+        Ok(value)
+    }
+}
+
+fn open(path: &Path) -> Result<File> {
+    OpenOptions::new().read(true).write(true).open(path).map_err(|e| Error::Service {
+        action: "open the shared memory device",
+        reason: format!("{}: {e}", path.display()),
+    })
+}
