@@ -1,0 +1,54 @@
+/* SPDX-License-Identifier: Apache-2.0 OR MIT */
+/*
+ * Shared parts of the MPI benchmark: a plan of blocks, run again and again by two ranks of one job, so that what is
+ * compared was measured in the same processes at nearly the same time.
+ *
+ * Rank 0 prints one JSON object a line on standard output, each beginning with {"isthmus_bench":1, ; the Rust side
+ * (crates/bench/src/program.rs) reads them and ignores every other line.
+ */
+#ifndef ISTHMUS_BENCH_H
+#define ISTHMUS_BENCH_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+enum kind { LATENCY, PINGPONG, WINDOW, RATE };
+
+struct block {
+    enum kind kind;
+    size_t bytes;
+    int depth;        /* messages in flight: WINDOW and RATE */
+    uint64_t rounds;  /* per batch; 0 until calibrated */
+};
+
+/* What one repetition of a block gave. Times in seconds, counters over all its batches. */
+struct sample {
+    double value, min, max;   /* of the batches, in the block's metric; value is the median */
+    uint64_t messages;        /* one-way messages of the block's size */
+    double cpu_seconds;       /* both ranks, user and system */
+    uint64_t payload_bytes;   /* both directions */
+    uint64_t net_bytes;       /* received and sent by rank 0's host on interfaces other than loopback */
+    uint64_t loopback_bytes;  /* received by rank 0's host on loopback */
+    uint64_t cma_bytes;       /* moved by process_vm_readv and process_vm_writev, both ranks */
+};
+
+/* blocks.c */
+const char *block_name(const struct block *b);
+const char *block_metric(const struct block *b);
+void block_run(struct block *b, double budget_seconds, struct sample *out);
+
+/* line.c: half a round of one bare cache line between the two ranks, in microseconds; negative where they share none */
+void line_open(void);
+double line_us(void);
+
+/* counters.c */
+void counters_now(uint64_t *net, uint64_t *loopback, uint64_t *cma);
+double cpu_seconds(void);
+
+/* main.c */
+extern int my_rank;
+double now_seconds(void);
+double median(double *values, int count); /* sorts them */
+void die(const char *what) __attribute__((noreturn));
+
+#endif

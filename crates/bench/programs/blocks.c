@@ -1,0 +1,186 @@
+/* SPDX-License-Identifier: Apache-2.0 OR MIT */
+/*
+ * The measured blocks. Each calibrates itself once to batches of about a tenth of its budget, times the batches on
+ * rank 0, and checks the data: whole messages before and after the timed part, a number in each message within it.
+ */
+#include "bench.h"
+
+#include <mpi.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define BATCHES 10
+#define TAG 7
+#define MAX_DEPTH 256
+
+const char *block_name(const struct block *b)
+{
+    static const char *const names[] = { "latency", "bandwidth", "bandwidth_windowed", "rate" };
+    return names[b->kind];
+}
+
+const char *block_metric(const struct block *b)
+{
+    static const char *const metrics[] = { "latency_us", "bandwidth_MBps", "bandwidth_MBps", "rate_Mps" };
+    return metrics[b->kind];
+}
+
+static void stamp(char *message, size_t bytes, uint64_t number)
+{
+    memcpy(message, &number, bytes < sizeof number ? bytes : sizeof number);
+}
+
+static void check_stamp(const char *message, size_t bytes, uint64_t number)
+{
+    if (memcmp(message, &number, bytes < sizeof number ? bytes : sizeof number) != 0)
+        die("a message arrived out of order, twice or not at all");
+}
+
+static void fill(char *message, size_t bytes, uint64_t seed)
+{
+    for (size_t i = 0; i < bytes; i++)
+        message[i] = (char)((seed + i) * 2654435761u >> 11);
+}
+
+static void check(const char *message, size_t bytes, uint64_t seed)
+{
+    for (size_t i = 0; i < bytes; i++)
+        if (message[i] != (char)((seed + i) * 2654435761u >> 11))
+            die("a message arrived with wrong content");
+}
+
+/* Whole messages, each byte checked, both ways. */
+static void verify(char *buffer, size_t bytes)
+{
+    for (uint64_t i = 0; i < 4; i++) {
+        uint64_t seed = i * 97 + bytes;
+
+        if (my_rank == 0) {
+            fill(buffer, bytes, seed);
+            MPI_Send(buffer, (int)bytes, MPI_BYTE, 1, TAG, MPI_COMM_WORLD);
+            memset(buffer, 0, bytes);
+            MPI_Recv(buffer, (int)bytes, MPI_BYTE, 1, TAG, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
+            check(buffer, bytes, seed + 1);
+        } else {
+            memset(buffer, 0, bytes);
+            MPI_Recv(buffer, (int)bytes, MPI_BYTE, 0, TAG, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
+            check(buffer, bytes, seed);
+            fill(buffer, bytes, seed + 1);
+            MPI_Send(buffer, (int)bytes, MPI_BYTE, 0, TAG, MPI_COMM_WORLD);
+        }
+    }
+}
+
+static void ping_pong(char *out, char *in, size_t bytes, uint64_t rounds)
+{
+    for (uint64_t i = 0; i < rounds; i++) {
+        if (my_rank == 0) {
+            stamp(out, bytes, i);
+            MPI_Send(out, (int)bytes, MPI_BYTE, 1, TAG, MPI_COMM_WORLD);
+            MPI_Recv(in, (int)bytes, MPI_BYTE, 1, TAG, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
+            check_stamp(in, bytes, ~i);
+        } else {
+            MPI_Recv(in, (int)bytes, MPI_BYTE, 0, TAG, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
+            check_stamp(in, bytes, i);
+            stamp(out, bytes, ~i);
+            MPI_Send(out, (int)bytes, MPI_BYTE, 0, TAG, MPI_COMM_WORLD);
+        }
+    }
+}
+
+/* `depth` messages from rank 0 in flight, each in a buffer of its own; an empty message back when all have arrived. */
+static void window(char *buffers, size_t bytes, int depth, uint64_t rounds)
+{
+    MPI_Request requests[MAX_DEPTH];
+
+    for (uint64_t i = 0; i < rounds; i++) {
+        for (int k = 0; k < depth; k++) {
+            char *message = buffers + (size_t)k * bytes;
+
+            if (my_rank == 0) {
+                stamp(message, bytes, i * (uint64_t)depth + (uint64_t)k);
+                MPI_Isend(message, (int)bytes, MPI_BYTE, 1, TAG, MPI_COMM_WORLD, &requests[k]);
+            } else {
+                MPI_Irecv(message, (int)bytes, MPI_BYTE, 0, TAG, MPI_COMM_WORLD, &requests[k]);
+            }
+        }
+        MPI_Waitall(depth, requests, MPI_STATUSES_IGNORE);
+        if (my_rank == 0) {
+            MPI_Recv(NULL, 0, MPI_BYTE, 1, TAG, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
+        } else {
+            for (int k = 0; k < depth; k++)
+                check_stamp(buffers + (size_t)k * bytes, bytes, i * (uint64_t)depth + (uint64_t)k);
+            MPI_Send(NULL, 0, MPI_BYTE, 0, TAG, MPI_COMM_WORLD);
+        }
+    }
+}
+
+static double batch(const struct block *b, char *buffers, uint64_t rounds)
+{
+    double start;
+
+    MPI_Barrier(MPI_COMM_WORLD);
+    start = now_seconds();
+    if (b->kind == LATENCY || b->kind == PINGPONG)
+        ping_pong(buffers, buffers + b->bytes, b->bytes, rounds);
+    else
+        window(buffers, b->bytes, b->depth, rounds);
+    return now_seconds() - start;
+}
+
+static double in_metric(const struct block *b, double seconds, uint64_t rounds)
+{
+    switch (b->kind) {
+    case LATENCY: return seconds * 1e6 / (double)rounds / 2;
+    case PINGPONG: return (double)b->bytes * 2 * (double)rounds / seconds / 1e6;
+    case WINDOW: return (double)b->bytes * b->depth * (double)rounds / seconds / 1e6;
+    case RATE: return b->depth * (double)rounds / seconds / 1e6;
+    }
+    return 0;
+}
+
+void block_run(struct block *b, double budget_seconds, struct sample *out)
+{
+    int copies = b->kind == LATENCY || b->kind == PINGPONG ? 2 : b->depth;
+    char *buffers = malloc(b->bytes * (size_t)copies + 1);
+    double values[BATCHES], cpu;
+    uint64_t before[3], after[3], moved[2], total[2];
+
+    if (!buffers || copies > MAX_DEPTH)
+        die("no memory for the message buffers, or a window deeper than 256");
+    /* Pages are touched before anything is timed. */
+    memset(buffers, 0, b->bytes * (size_t)copies);
+    verify(buffers, b->bytes);
+
+    for (uint64_t rounds = 2; b->rounds == 0; rounds *= 2) {
+        double took = batch(b, buffers, rounds), wanted = budget_seconds / BATCHES;
+        uint64_t chosen = 0;
+
+        if (took > wanted / 2)
+            chosen = took > wanted ? rounds : rounds * 2;
+        MPI_Bcast(&chosen, 1, MPI_UINT64_T, 0, MPI_COMM_WORLD);
+        b->rounds = chosen;
+    }
+
+    MPI_Barrier(MPI_COMM_WORLD);
+    counters_now(&before[0], &before[1], &before[2]);
+    cpu = cpu_seconds();
+    for (int i = 0; i < BATCHES; i++)
+        values[i] = in_metric(b, batch(b, buffers, b->rounds), b->rounds);
+    cpu = cpu_seconds() - cpu;
+    counters_now(&after[0], &after[1], &after[2]);
+    verify(buffers, b->bytes);
+    free(buffers);
+
+    out->value = median(values, BATCHES);
+    out->min = values[0];
+    out->max = values[BATCHES - 1];
+    out->messages = b->rounds * BATCHES * (uint64_t)(b->kind == LATENCY || b->kind == PINGPONG ? 2 : b->depth);
+    out->payload_bytes = out->messages * b->bytes;
+    out->net_bytes = after[0] - before[0];
+    out->loopback_bytes = after[1] - before[1];
+    MPI_Reduce(&cpu, &out->cpu_seconds, 1, MPI_DOUBLE, MPI_SUM, 0, MPI_COMM_WORLD);
+    moved[0] = after[2] - before[2];
+    MPI_Reduce(moved, total, 1, MPI_UINT64_T, MPI_SUM, 0, MPI_COMM_WORLD);
+    out->cma_bytes = my_rank == 0 ? total[0] : 0;
+}

@@ -1,0 +1,171 @@
+/* SPDX-License-Identifier: Apache-2.0 OR MIT */
+/*
+ * mpi-bench [--reps N] [--budget-ms N] BLOCK...     two ranks
+ *
+ * BLOCK is latency:BYTES, pingpong:BYTES, window:BYTES:DEPTH or rate:BYTES:DEPTH. The plan is run N times over, block
+ * after block, with the bare line timed before and after each. ISTHMUS_BENCH_PIN=1 binds each rank's main thread to a
+ * processor of its own, where there are enough.
+ */
+#define _GNU_SOURCE
+#include "bench.h"
+
+#include <mpi.h>
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#define MAX_BLOCKS 64
+
+int my_rank;
+
+double now_seconds(void)
+{
+    struct timespec t;
+
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
+}
+
+static int ascending(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+
+    return (x > y) - (x < y);
+}
+
+double median(double *values, int count)
+{
+    qsort(values, (size_t)count, sizeof *values, ascending);
+    return count % 2 ? values[count / 2] : (values[count / 2 - 1] + values[count / 2]) / 2;
+}
+
+void die(const char *what)
+{
+    fprintf(stderr, "mpi-bench: rank %d: %s\n", my_rank, what);
+    MPI_Abort(MPI_COMM_WORLD, 1);
+    abort();
+}
+
+static struct block parse_block(const char *text)
+{
+    static const char *const names[] = { "latency", "pingpong", "window", "rate" };
+    struct block b = { .depth = 1 };
+    char name[16];
+    unsigned long long bytes;
+    int fields = sscanf(text, "%15[a-z]:%llu:%d", name, &bytes, &b.depth), kind;
+
+    for (kind = 0; kind < 4 && strcmp(name, names[kind]) != 0; kind++)
+        ;
+    if (fields < 2 || kind == 4 || b.depth < 1 || bytes > (1u << 30))
+        die("bad block; say latency:BYTES, pingpong:BYTES, window:BYTES:DEPTH or rate:BYTES:DEPTH");
+    b.kind = (enum kind)kind;
+    b.bytes = (size_t)bytes;
+    return b;
+}
+
+/* The n-th rank of a host takes the n-th processor that it may use. Helper threads of the MPI stay where they are. */
+static int pin(char (*hosts)[256])
+{
+    cpu_set_t allowed, mine;
+    int place = my_rank == 1 && strcmp(hosts[0], hosts[1]) == 0;
+
+    if (sched_getaffinity(0, sizeof allowed, &allowed) != 0 || CPU_COUNT(&allowed) <= place)
+        return -1;
+    for (int cpu = 0; cpu < CPU_SETSIZE; cpu++) {
+        if (!CPU_ISSET(cpu, &allowed) || place-- > 0)
+            continue;
+        CPU_ZERO(&mine);
+        CPU_SET(cpu, &mine);
+        return sched_setaffinity(0, sizeof mine, &mine) == 0 ? cpu : -1;
+    }
+    return -1;
+}
+
+static void print_string(const char *text)
+{
+    putchar('"');
+    for (; *text; text++)
+        if (*text == '"' || *text == '\\')
+            printf("\\%c", *text);
+        else if ((unsigned char)*text >= ' ')
+            putchar(*text);
+        else
+            break; /* an MPI's version text runs over several lines; the first says enough */
+    putchar('"');
+}
+
+int main(int argc, char **argv)
+{
+    double before_init = now_seconds(), init, slowest_init, budget = 0.1;
+    char version[MPI_MAX_LIBRARY_VERSION_STRING], hosts[2][256] = { "", "" };
+    const char *asked = getenv("ISTHMUS_BENCH_PIN");
+    struct block blocks[MAX_BLOCKS];
+    int ranks, length, reps = 3, count = 0, cpu = -1, cpus[2];
+
+    MPI_Init(&argc, &argv);
+    init = now_seconds() - before_init;
+    MPI_Comm_rank(MPI_COMM_WORLD, &my_rank);
+    MPI_Comm_size(MPI_COMM_WORLD, &ranks);
+    MPI_Get_library_version(version, &length);
+    if (ranks != 2)
+        die("this benchmark takes exactly two ranks");
+    for (int i = 1; i < argc; i++) {
+        if (strcmp(argv[i], "--reps") == 0 && i + 1 < argc)
+            reps = atoi(argv[++i]);
+        else if (strcmp(argv[i], "--budget-ms") == 0 && i + 1 < argc)
+            budget = atof(argv[++i]) / 1000;
+        else if (count < MAX_BLOCKS)
+            blocks[count++] = parse_block(argv[i]);
+    }
+    if (count == 0 || reps < 1 || budget <= 0)
+        die("nothing to do");
+
+    gethostname(hosts[my_rank], sizeof hosts[0] - 1);
+    MPI_Bcast(hosts[0], sizeof hosts[0], MPI_CHAR, 0, MPI_COMM_WORLD);
+    MPI_Bcast(hosts[1], sizeof hosts[1], MPI_CHAR, 1, MPI_COMM_WORLD);
+    if (asked && strcmp(asked, "1") == 0)
+        cpu = pin(hosts);
+    MPI_Gather(&cpu, 1, MPI_INT, cpus, 1, MPI_INT, 0, MPI_COMM_WORLD);
+    MPI_Reduce(&init, &slowest_init, 1, MPI_DOUBLE, MPI_MAX, 0, MPI_COMM_WORLD);
+    if (my_rank == 0) {
+        printf("{\"isthmus_bench\":1,\"kind\":\"start\",\"mpi\":");
+        print_string(version);
+        printf(",\"hosts\":[");
+        print_string(hosts[0]);
+        putchar(',');
+        print_string(hosts[1]);
+        printf("],\"cpus\":[%d,%d],\"init_s\":%.6f}\n", cpus[0], cpus[1], slowest_init);
+        fflush(stdout);
+    }
+    line_open();
+
+    for (int rep = 0; rep < reps; rep++) {
+        for (int i = 0; i < count; i++) {
+            double line[2];
+            struct sample s;
+
+            line[0] = line_us();
+            block_run(&blocks[i], budget, &s);
+            line[1] = line_us();
+            if (my_rank != 0)
+                continue;
+            printf("{\"isthmus_bench\":1,\"kind\":\"block\",\"benchmark\":\"%s\",\"metric\":\"%s\",\"bytes\":%zu,"
+                   "\"rep\":%d,\"value\":%.6g,\"min\":%.6g,\"max\":%.6g,\"messages\":%llu,\"cpu_us_per_op\":%.6g,",
+                   block_name(&blocks[i]), block_metric(&blocks[i]), blocks[i].bytes, rep, s.value, s.min, s.max,
+                   (unsigned long long)s.messages, s.cpu_seconds * 1e6 / (double)s.messages);
+            if (line[0] >= 0)
+                printf("\"line_us\":[%.6g,%.6g],", line[0], line[1]);
+            else
+                printf("\"line_us\":null,");
+            printf("\"payload_bytes\":%llu,\"net_bytes\":%llu,\"loopback_bytes\":%llu,\"cma_bytes\":%llu}\n",
+                   (unsigned long long)s.payload_bytes, (unsigned long long)s.net_bytes,
+                   (unsigned long long)s.loopback_bytes, (unsigned long long)s.cma_bytes);
+            fflush(stdout);
+        }
+    }
+    MPI_Finalize();
+    return 0;
+}

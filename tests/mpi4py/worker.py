@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0 OR MIT
+"""One rank's part of a run of mpi4py's own test-suite: runs its modules in order and reports each test as it happens.
+
+    worker.py SUITE REPORT SKIP MODULE...
+
+SUITE is the `test` directory of mpi4py's source archive. Each rank appends to REPORT/rank-N one line per event
+(`start ID`, `ok ID`, `skip ID`, `fail ID`, `error ID`, then `done`), unbuffered, so that a run that hangs or crashes
+says in which test. Tests named in the file SKIP are left out, on every rank alike: most tests are collective.
+"""
+import os
+import sys
+import unittest
+
+suite_dir, report_dir, skip_file, *modules = sys.argv[1:]
+sys.dont_write_bytecode = True
+sys.path.insert(0, suite_dir)
+for optional in ("cupy", "numba"):  # as the suite's own main.py has it
+    sys.modules[optional] = None
+
+from mpi4py import MPI  # noqa: E402  (after the path is set)
+
+rank = MPI.COMM_WORLD.Get_rank()
+report = open(os.path.join(report_dir, f"rank-{rank}"), "a", buffering=1)
+details = open(os.path.join(report_dir, f"rank-{rank}.details"), "a", buffering=1)
+with open(skip_file) as lines:
+    skipped = {line.strip() for line in lines}
+
+
+class Reporter(unittest.TestResult):
+    """Writes events down. A failing subtest fails its test; the worst event of a test counts."""
+
+    def _failed(self, kind, test, err):
+        report.write(f"{kind} {test.id()}\n")
+        details.write(f"{kind} {test.id()}\n{self._exc_info_to_string(err, test)}\n")
+
+    def startTest(self, test):
+        super().startTest(test)
+        report.write(f"start {test.id()}\n")
+
+    def addSuccess(self, test):
+        report.write(f"ok {test.id()}\n")
+
+    def addSkip(self, test, reason):
+        report.write(f"skip {test.id()}\n")
+
+    def addExpectedFailure(self, test, err):
+        report.write(f"ok {test.id()}\n")
+
+    def addUnexpectedSuccess(self, test):
+        report.write(f"fail {test.id()}\n")
+
+    def addFailure(self, test, err):
+        self._failed("fail", test, err)
+
+    def addError(self, test, err):
+        self._failed("error", test, err)
+
+    def addSubTest(self, test, subtest, err):
+        if err is not None:
+            self._failed("fail" if issubclass(err[0], test.failureException) else "error", test, err)
+
+
+def without_skipped(suite):
+    kept = unittest.TestSuite()
+    for test in suite:
+        if isinstance(test, unittest.TestSuite):
+            kept.addTest(without_skipped(test))
+        elif test.id() not in skipped:
+            kept.addTest(test)
+    return kept
+
+
+if rank == 0:
+    vendor = "%s %s" % (MPI.get_vendor()[0], ".".join(map(str, MPI.get_vendor()[1])))
+    report.write(f"mpi {vendor}, {MPI.COMM_WORLD.Get_size()} ranks\n")
+for module in modules:
+    tests = without_skipped(unittest.defaultTestLoader.loadTestsFromName(module))
+    tests.run(Reporter())
+    # A shared end of each module: a rank that ran ahead would mix two modules' messages in what follows.
+    MPI.COMM_WORLD.Barrier()
+report.write("done\n")
