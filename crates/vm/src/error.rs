@@ -1,0 +1,111 @@
+//! What can go wrong between a request for a VM and a running one.
+
+use std::io;
+use std::path::PathBuf;
+
+/// Shorthand for results of this crate.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// An error of the VM launcher. Each text names what was attempted and, where there is one, the way out.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// A file or socket operation failed.
+    #[error("cannot {what}")]
+    Io {
+        /// The operation and its object, to be read after "cannot".
+        what: String,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// No directory to cache kernels in.
+    #[error("no cache directory: set XDG_CACHE_HOME or HOME to a directory that you may write")]
+    NoCacheDir,
+    /// A helper program is not installed.
+    #[error("the program {program} is not installed; install the package {package}")]
+    NoProgram {
+        /// Its name.
+        program: String,
+        /// The Debian package that has it.
+        package: &'static str,
+    },
+    /// A helper program ended with an error.
+    #[error("{command} failed ({status}): {stderr}")]
+    ProgramFailed {
+        /// The command line.
+        command: String,
+        /// Its exit status in words.
+        status: String,
+        /// The end of what it printed.
+        stderr: String,
+    },
+    /// No kernel could be had.
+    #[error("no guest kernel: {reason}; --kernel PATH takes one that you have")]
+    NoKernel {
+        /// What was tried.
+        reason: String,
+    },
+    /// A kernel file is not one that can be used.
+    #[error("{} is not a usable kernel: {reason}", path.display())]
+    BadKernel {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// A module that every guest needs is missing.
+    #[error(
+        "the kernel in {} has no module {module}; use Debian's generic kernel (linux-image-amd64, not cloud)",
+        path.display()
+    )]
+    NoModule {
+        /// Where modules were looked for.
+        path: PathBuf,
+        /// The module's name.
+        module: String,
+    },
+    /// An executable or library is not what the initramfs builder understands.
+    #[error("{} is not a 64-bit little-endian ELF file: {reason}", path.display())]
+    BadElf {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: &'static str,
+    },
+    /// A setting of the VM that QEMU would refuse or misread.
+    #[error("VM {vm}: {reason}")]
+    BadConfig {
+        /// The VM's name.
+        vm: String,
+        /// What is wrong and what would be right.
+        reason: String,
+    },
+    /// KVM was asked for by name and does not work.
+    #[error("KVM was asked for but is not usable here: {reason}; take --accel auto or tcg")]
+    NoKvm {
+        /// Which probe failed.
+        reason: String,
+    },
+    /// QEMU's monitor answered with an error, or not in time.
+    #[error("QEMU's monitor: {command}: {reason}")]
+    Qmp {
+        /// The command.
+        command: String,
+        /// QEMU's text or ours.
+        reason: String,
+    },
+    /// The network namespace could not be made.
+    #[error("no private network: {reason}")]
+    Network {
+        /// What failed and the way out.
+        reason: String,
+    },
+}
+
+impl Error {
+    /// Wraps an I/O error with what was attempted ("cannot WHAT").
+    pub(crate) fn io(what: impl Into<String>) -> impl FnOnce(io::Error) -> Error {
+        let what = what.into();
+        move |source| Error::Io { what, source }
+    }
+}

@@ -1,0 +1,205 @@
+//! The guest's first file system: this very program as `/init`, the libraries it is linked with, a few modules.
+//!
+//! Nothing else is needed: the host's own root file system takes over once `/init` has mounted it. The common part is
+//! built once per program and kernel and cached; one VM's config is a second, small archive behind it. Uncompressed,
+//! since unpacking happens in the guest, at every boot.
+
+use crate::boot_config::{BootConfig, MODULES, PATH};
+use crate::cache;
+use crate::cpio;
+use crate::elf;
+use crate::error::{Error, Result};
+use crate::kernel::Kernel;
+use std::collections::BTreeSet;
+use std::fs;
+use std::hash::{DefaultHasher, Hash};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+/// Bumped when the content changes for the same input.
+const LAYOUT: u32 = 1;
+/// Images that were not used for so long go.
+const KEEP: Duration = Duration::from_secs(7 * 24 * 3600);
+
+/// The common part for this program and `kernel`: from the cache, or built now. Returns the file's path.
+pub fn base(kernel: &Kernel) -> Result<PathBuf> {
+    let exe = std::env::current_exe().map_err(Error::io("find this program's own file"))?;
+    let libraries = own_libraries(&exe)?;
+    let order_file = kernel.modules.join("order");
+    let mut hasher = DefaultHasher::new();
+    LAYOUT.hash(&mut hasher);
+    for file in libraries.iter().chain([&exe, &order_file, &kernel.vmlinux]) {
+        cache::file_key(file, &mut hasher)?;
+    }
+    let dir = cache::dir()?.join("initramfs");
+    cache::make(&dir)?;
+    let path = dir.join(format!("{}.cpio", cache::key_text(&hasher)));
+    if path.is_file() {
+        // Marks it as used. A cache that cannot be written still serves.
+        if let Ok(file) = fs::File::options().append(true).open(&path) {
+            let _ = file.set_modified(SystemTime::now());
+        }
+        return Ok(path);
+    }
+    let archive = pack(&exe, &libraries, &kernel.modules)?;
+    cache::write_atomically(&path, &archive)?;
+    drop_old(&dir);
+    Ok(path)
+}
+
+/// Writes the initramfs of one VM: the common part and its config.
+pub fn for_vm(base: &Path, config: &BootConfig, out: &Path) -> Result<()> {
+    let mut archive = cpio::Writer::new();
+    archive.file(PATH, 0o600, &config.to_json());
+    fs::copy(base, out).map_err(Error::io(format!("copy {} to {}", base.display(), out.display())))?;
+    fs::File::options()
+        .append(true)
+        .open(out)
+        .and_then(|mut file| file.write_all(&archive.finish()))
+        .map_err(Error::io(format!("write {}", out.display())))
+}
+
+fn pack(exe: &Path, libraries: &BTreeSet<PathBuf>, modules: &Path) -> Result<Vec<u8>> {
+    let read = |path: &Path| fs::read(path).map_err(Error::io(format!("read {}", path.display())));
+    let mut files = Files::default();
+    // Without it, the kernel gives its first process no standard output to complain on.
+    files.directory("dev");
+    files.archive.character_device("dev/console", 0o600, 5, 1);
+    let program = read(exe)?;
+    let interpreter = elf::parse(exe, &program)?.interpreter;
+    files.file("init", 0o755, &elf::strip(exe, program)?);
+    for path in libraries {
+        let image = read(path)?;
+        let name = elf::parse(path, &image)?.soname;
+        // The loader looks for the name that the program was linked with, in the directory that it found it in.
+        let name = match name {
+            Some(name) => path.with_file_name(name),
+            None => path.clone(),
+        };
+        files.file(&in_archive(&name), 0o755, &elf::strip(path, image)?);
+    }
+    if let Some(interpreter) = interpreter {
+        let interpreter = PathBuf::from(interpreter);
+        let image = read(&interpreter)?;
+        files.file(&in_archive(&interpreter), 0o755, &elf::strip(&interpreter, image)?);
+    }
+    let order = read(&modules.join("order"))?;
+    for line in String::from_utf8_lossy(&order).lines() {
+        if let Some((_, file)) = line.split_once(' ') {
+            files.file(&format!("{}/{file}", &MODULES[1..]), 0o644, &read(&modules.join(file))?);
+        }
+    }
+    files.file(&format!("{}/order", &MODULES[1..]), 0o644, &order);
+    Ok(files.archive.finish())
+}
+
+fn in_archive(path: &Path) -> String {
+    path.to_string_lossy().trim_start_matches('/').to_owned()
+}
+
+/// An archive that makes the directories its files need.
+struct Files {
+    archive: cpio::Writer,
+    directories: BTreeSet<String>,
+    names: BTreeSet<String>,
+}
+
+impl Default for Files {
+    fn default() -> Self {
+        let mut archive = cpio::Writer::new();
+        // Programs of an ordinary user must be able to pass through it.
+        archive.directory(".", 0o755);
+        Files { archive, directories: BTreeSet::new(), names: BTreeSet::new() }
+    }
+}
+
+impl Files {
+    fn directory(&mut self, name: &str) {
+        if let Some((parent, _)) = name.rsplit_once('/') {
+            self.directory(parent);
+        }
+        if !name.is_empty() && self.directories.insert(name.to_owned()) {
+            self.archive.directory(name, 0o755);
+        }
+    }
+
+    fn file(&mut self, name: &str, mode: u32, data: &[u8]) {
+        if !self.names.insert(name.to_owned()) {
+            return;
+        }
+        if let Some((parent, _)) = name.rsplit_once('/') {
+            self.directory(parent);
+        }
+        self.archive.file(name, mode, data);
+    }
+}
+
+/// The libraries that this process has loaded at its start: what the loader mapped is what the guest will need.
+fn own_libraries(exe: &Path) -> Result<BTreeSet<PathBuf>> {
+    let maps = fs::read_to_string("/proc/self/maps").map_err(Error::io("read /proc/self/maps"))?;
+    Ok(libraries_in(&maps, exe))
+}
+
+fn libraries_in(maps: &str, exe: &Path) -> BTreeSet<PathBuf> {
+    maps.lines()
+        .filter_map(|line| {
+            let mut fields = line.split_whitespace();
+            let executable = fields.nth(1)?.contains('x');
+            let path = Path::new(fields.nth(3)?);
+            (executable && path.is_absolute() && path != exe).then(|| path.to_owned())
+        })
+        .collect()
+}
+
+fn drop_old(dir: &Path) {
+    for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
+        let age = entry
+            .metadata()
+            .and_then(|meta| meta.modified())
+            .ok()
+            .and_then(|modified| modified.elapsed().ok());
+        if age.is_some_and(|age| age > KEEP) {
+            // Another run may have removed it first.
+            let _ = fs::remove_file(entry.path());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn executable_mappings_of_files_are_the_libraries() {
+        let maps = "\
+5500-5600 r-xp 00000000 fe:01 10 /usr/bin/isthmus
+7f00-7f01 r--p 00000000 fe:01 11 /usr/lib/x86_64-linux-gnu/libc.so.6
+7f01-7f02 r-xp 00001000 fe:01 11 /usr/lib/x86_64-linux-gnu/libc.so.6
+7f02-7f03 r--p 00000000 fe:01 12 /usr/share/locale/locale.alias
+7f04-7f05 r-xp 00000000 00:00 0 [vdso]
+7f05-7f06 r-xp 00000000 00:00 0
+";
+        let found = libraries_in(maps, Path::new("/usr/bin/isthmus"));
+        let expected = PathBuf::from("/usr/lib/x86_64-linux-gnu/libc.so.6");
+        assert_eq!(found.into_iter().collect::<Vec<_>>(), [expected]);
+    }
+
+    #[test]
+    fn an_archive_holds_init_its_loader_and_libraries_with_their_directories() {
+        let modules = std::env::temp_dir().join(format!("isthmus-initramfs-{}", std::process::id()));
+        fs::create_dir_all(&modules).unwrap();
+        fs::write(modules.join("order"), "base a.ko\n").unwrap();
+        fs::write(modules.join("a.ko"), "module").unwrap();
+        let exe = std::env::current_exe().unwrap();
+        let archive = pack(&exe, &own_libraries(&exe).unwrap(), &modules).unwrap();
+        fs::remove_dir_all(&modules).unwrap();
+        let has = |name: &str| {
+            let name = [name.as_bytes(), b"\0"].concat();
+            archive.windows(name.len()).any(|window| window == name)
+        };
+        for name in ["init", "dev/console", "lib64/ld-linux-x86-64.so.2", "modules/order", "modules/a.ko"] {
+            assert!(has(name), "{name}");
+        }
+    }
+}

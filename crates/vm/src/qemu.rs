@@ -1,0 +1,508 @@
+//! One VM: its settings, the QEMU command line that they mean, and the running process.
+//!
+//! The command line follows measurements (Debian 12, QEMU 7.2; options that later versions dropped are not used):
+//! - `thread=multi` and `maxcpus` of at least 2 under TCG, or atomic operations are not atomic between VMs;
+//! - `erms=off` under TCG, or `rep movs`, which TCG runs element by element, makes copies ten times slower;
+//! - an ELF kernel, which QEMU enters directly (PVH);
+//! - the ivshmem device behind a root port whose 64-bit window is large enough: above 4 GiB guests can map it
+//!   write-back, and it can be unplugged for migration;
+//! - no device that is not asked for: each one costs boot time.
+
+use crate::accel::Accel;
+use crate::error::{Error, Result};
+use crate::programs;
+use crate::qmp::Qmp;
+use rustix::process::Pid;
+use std::ffi::OsString;
+use std::fs;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+/// The longest path that a UNIX socket's address holds.
+const SOCKET_PATH_BYTES: usize = 107;
+/// The smallest prefetchable window of a root port: one that does not fit below 4 GiB.
+const SMALLEST_WINDOW: u64 = 1 << 30;
+/// QEMU's limit for the name of a 9p export.
+const TAG_BYTES: usize = 31;
+
+/// All that QEMU is told about a VM.
+#[derive(Clone, Debug)]
+pub struct VmConfig {
+    /// The VM's name; also seen in `ps`.
+    pub name: String,
+    /// Virtual CPUs.
+    pub vcpus: u32,
+    /// Memory in MiB.
+    pub memory_mib: u64,
+    /// How it is run.
+    pub accel: Accel,
+    /// The uncompressed kernel.
+    pub kernel: PathBuf,
+    /// The VM's own initramfs.
+    pub initramfs: PathBuf,
+    /// virtio-serial ports: the name that the guest sees, and the UNIX socket that QEMU listens on.
+    pub ports: Vec<(String, PathBuf)>,
+    /// Directories of the host, served over 9p. The host's root is one of them.
+    pub shares: Vec<Share>,
+    /// The region.
+    pub ivshmem: Option<Ivshmem>,
+    /// A network interface on a tap device.
+    pub tap: Option<Tap>,
+    /// Where the guest's console goes. QEMU's own messages go to the same path with `.qemu` appended.
+    pub console: PathBuf,
+    /// The socket of QEMU's monitor.
+    pub qmp: PathBuf,
+    /// Words to add to the guest kernel's command line.
+    pub extra_append: String,
+    /// Words to put before QEMU's, for instance those of [`crate::tap::Netns::prefix`].
+    pub prefix: Vec<OsString>,
+}
+
+/// A directory of the host in the guest.
+#[derive(Clone, Debug)]
+pub struct Share {
+    /// The name to mount it by.
+    pub tag: String,
+    /// The directory.
+    pub path: PathBuf,
+    /// Let QEMU refuse all changes.
+    pub read_only: bool,
+}
+
+/// An ivshmem-doorbell device.
+#[derive(Clone, Debug)]
+pub struct Ivshmem {
+    /// The socket of its server.
+    pub socket: PathBuf,
+    /// The size of the shared memory: a power of two.
+    pub region_bytes: u64,
+    /// Interrupt vectors, 1 to 128.
+    pub vectors: u32,
+}
+
+/// A virtio-net device.
+#[derive(Clone, Debug)]
+pub struct Tap {
+    /// The tap device on the host.
+    pub ifname: String,
+    /// The guest's hardware address.
+    pub mac: String,
+}
+
+impl VmConfig {
+    /// The words of QEMU's command line, without the program itself.
+    ///
+    /// # Errors
+    /// [`Error::BadConfig`] for what QEMU would abort on or silently misread.
+    pub fn arguments(&self) -> Result<Vec<OsString>> {
+        self.check()?;
+        let mut line = Line::default();
+        line.option("-name", format!("{},debug-threads=on", self.name));
+        // SATA, SMBus and the rest that q35 has by default only cost time to probe.
+        line.option("-machine", "q35,vmport=off,sata=off,smbus=off");
+        match self.accel {
+            Accel::Kvm => {
+                line.option("-accel", "kvm");
+                line.option("-cpu", "host");
+            }
+            Accel::Tcg => {
+                line.option("-accel", "tcg,thread=multi");
+                line.option("-cpu", "max,erms=off");
+            }
+        }
+        let maximum = self.vcpus.max(2);
+        line.option("-smp", format!("{},maxcpus={maximum}", self.vcpus));
+        line.option("-m", self.memory_mib.to_string());
+        for word in ["-nodefaults", "-no-user-config", "-no-reboot"] {
+            line.word(word);
+        }
+        line.option("-display", "none");
+        line.option("-kernel", &self.kernel);
+        line.option("-initrd", &self.initramfs);
+        line.option("-append", self.kernel_arguments());
+        line.option("-chardev", with_path("file,id=console,path=", &self.console, ""));
+        line.option("-serial", "chardev:console");
+        line.option("-qmp", with_path("unix:", &self.qmp, ",server=on,wait=off"));
+        self.add_ports(&mut line);
+        for (index, share) in self.shares.iter().enumerate() {
+            let read_only = if share.read_only { ",readonly=on" } else { "" };
+            line.option(
+                "-fsdev",
+                with_path(
+                    &format!("local,id=fs{index},path="),
+                    &share.path,
+                    &format!(",security_model=none,multidevs=remap{read_only}"),
+                ),
+            );
+            line.option("-device", format!("virtio-9p-pci,fsdev=fs{index},mount_tag={}", share.tag));
+        }
+        if let Some(ivshmem) = &self.ivshmem {
+            let window = ivshmem.region_bytes.max(SMALLEST_WINDOW);
+            line.option("-chardev", with_path("socket,id=ivshmem,path=", &ivshmem.socket, ""));
+            line.option(
+                "-device",
+                format!("pcie-root-port,id=region-port,chassis=1,pref64-reserve={window}"),
+            );
+            let vectors = ivshmem.vectors;
+            line.option(
+                "-device",
+                format!("ivshmem-doorbell,id=region,chardev=ivshmem,vectors={vectors},bus=region-port"),
+            );
+        }
+        if let Some(tap) = &self.tap {
+            line.option(
+                "-netdev",
+                format!("tap,id=net,ifname={},script=no,downscript=no,vhost=off", tap.ifname),
+            );
+            // No boot ROM: the guest never boots from its network.
+            line.option("-device", format!("virtio-net-pci,netdev=net,mac={},romfile=", tap.mac));
+        }
+        Ok(line.words)
+    }
+
+    fn add_ports(&self, line: &mut Line) {
+        if self.ports.is_empty() {
+            return;
+        }
+        // Port 0 is reserved for a console.
+        let count = self.ports.len() + 1;
+        line.option("-device", format!("virtio-serial-pci,id=ports,max_ports={count}"));
+        for (index, (name, path)) in self.ports.iter().enumerate() {
+            let number = index + 1;
+            line.option(
+                "-chardev",
+                with_path(&format!("socket,id=port{number},path="), path, ",server=on,wait=off"),
+            );
+            line.option(
+                "-device",
+                format!("virtserialport,bus=ports.0,nr={number},chardev=port{number},name={name}"),
+            );
+        }
+    }
+
+    fn kernel_arguments(&self) -> String {
+        let mut words = vec![
+            "console=ttyS0",
+            "quiet",
+            // A panic ends QEMU at once (with -no-reboot) instead of leaving a VM that says nothing.
+            "panic=-1",
+            // Nothing in a guest that lives for one job is worth the cost of the mitigations under emulation.
+            "mitigations=off",
+            "nokaslr",
+            "random.trust_cpu=on",
+            "cryptomgr.notests",
+            "raid=noautodetect",
+        ];
+        if self.accel == Accel::Tcg {
+            // 86 instead of 1322 ns for reading the clock, and no watchdog that finds a busy host's ticks late and
+            // drops the counter. Under KVM the kernel's own choice is the right one.
+            words.extend(["clocksource=tsc", "tsc=reliable", "no_timer_check"]);
+        }
+        let extra = self.extra_append.trim();
+        if !extra.is_empty() {
+            words.push(extra);
+        }
+        words.join(" ")
+    }
+
+    fn check(&self) -> Result<()> {
+        let bad = |reason: String| Err(Error::BadConfig { vm: self.name.clone(), reason });
+        let plain = |text: &str| {
+            !text.is_empty() && text.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_.".contains(&b))
+        };
+        if !plain(&self.name) {
+            return bad("its name may have letters, digits, '-', '_' and '.' only".to_owned());
+        }
+        if self.vcpus == 0 || self.memory_mib < 64 {
+            return bad("it needs at least one virtual CPU and 64 MiB".to_owned());
+        }
+        let sockets = self.ports.iter().map(|(_, path)| path).chain([&self.qmp]);
+        for path in sockets.chain(self.ivshmem.as_ref().map(|ivshmem| &ivshmem.socket)) {
+            if path.as_os_str().len() > SOCKET_PATH_BYTES {
+                return bad(format!(
+                    "the socket path {} has more than {SOCKET_PATH_BYTES} bytes; choose a shorter run directory",
+                    path.display()
+                ));
+            }
+        }
+        for (name, _) in &self.ports {
+            if !plain(name) {
+                return bad(format!("port name {name:?} may have letters, digits, '-', '_' and '.' only"));
+            }
+        }
+        for share in &self.shares {
+            if !plain(&share.tag) || share.tag.len() > TAG_BYTES {
+                return bad(format!(
+                    "share name {:?} is not plain or has more than {TAG_BYTES} bytes",
+                    share.tag
+                ));
+            }
+        }
+        if let Some(ivshmem) = &self.ivshmem {
+            // QEMU aborts on an assertion otherwise.
+            if !ivshmem.region_bytes.is_power_of_two() || ivshmem.region_bytes < 4096 {
+                return bad(format!("a region of {} bytes is not a power of two", ivshmem.region_bytes));
+            }
+            if !(1..=128).contains(&ivshmem.vectors) {
+                return bad(format!("{} doorbell vectors are not between 1 and 128", ivshmem.vectors));
+            }
+        }
+        Ok(())
+    }
+}
+
+#[derive(Default)]
+struct Line {
+    words: Vec<OsString>,
+}
+
+impl Line {
+    fn word(&mut self, word: impl Into<OsString>) {
+        self.words.push(word.into());
+    }
+
+    fn option(&mut self, option: &str, value: impl Into<OsString>) {
+        self.word(option);
+        self.word(value);
+    }
+}
+
+/// A path inside an option list, where a comma is written twice.
+fn with_path(before: &str, path: &Path, after: &str) -> OsString {
+    use std::os::unix::ffi::{OsStrExt, OsStringExt};
+    let mut bytes = before.as_bytes().to_vec();
+    for &byte in path.as_os_str().as_bytes() {
+        bytes.push(byte);
+        if byte == b',' {
+            bytes.push(byte);
+        }
+    }
+    bytes.extend_from_slice(after.as_bytes());
+    OsString::from_vec(bytes)
+}
+
+/// The QEMU program: `ISTHMUS_QEMU`, or the one on the PATH.
+pub fn program() -> Result<PathBuf> {
+    match std::env::var_os("ISTHMUS_QEMU") {
+        Some(path) if !path.is_empty() => Ok(path.into()),
+        _ => programs::need("qemu-system-x86_64", "qemu-system-x86"),
+    }
+}
+
+/// A running VM. Dropping it kills and reaps QEMU.
+pub struct Vm {
+    name: String,
+    child: Child,
+    console: PathBuf,
+    messages: PathBuf,
+    qmp: PathBuf,
+    ended: Option<ExitStatus>,
+}
+
+impl Vm {
+    /// Starts QEMU, in a process group of its own: a Ctrl-C at the terminal is the launcher's to handle.
+    ///
+    /// Returns once the process exists; what QEMU objects to shows in [`Vm::exited`] and [`Vm::console_tail`].
+    pub fn start(config: &VmConfig) -> Result<Vm> {
+        let arguments = config.arguments()?;
+        let qemu = program()?;
+        let mut command = match config.prefix.split_first() {
+            Some((first, rest)) => {
+                let mut command = Command::new(first);
+                command.args(rest).arg(qemu);
+                command
+            }
+            None => Command::new(qemu),
+        };
+        let mut messages = config.console.clone().into_os_string();
+        messages.push(".qemu");
+        let messages = PathBuf::from(messages);
+        let creating = |path: &Path| Error::io(format!("create {}", path.display()));
+        // Made now, so that it can be read before QEMU has opened it.
+        fs::File::create(&config.console).map_err(creating(&config.console))?;
+        let log = fs::File::create(&messages).map_err(creating(&messages))?;
+        let log_too = log.try_clone().map_err(creating(&messages))?;
+        command.args(arguments).stdin(Stdio::null()).stdout(log).stderr(log_too).process_group(0);
+        let child = command.spawn().map_err(Error::io(format!("run {}", programs::describe(&command))))?;
+        Ok(Vm {
+            name: config.name.clone(),
+            child,
+            console: config.console.clone(),
+            messages,
+            qmp: config.qmp.clone(),
+            ended: None,
+        })
+    }
+
+    /// The VM's name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// QEMU's process.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// How QEMU ended, if it has.
+    pub fn exited(&mut self) -> Option<ExitStatus> {
+        if self.ended.is_none() {
+            self.ended = self.child.try_wait().ok().flatten();
+        }
+        self.ended
+    }
+
+    /// Waits for QEMU's end, up to `timeout`.
+    pub fn wait(&mut self, timeout: Duration) -> Option<ExitStatus> {
+        let deadline = Instant::now() + timeout;
+        loop {
+            let status = self.exited();
+            if status.is_some() || Instant::now() >= deadline {
+                return status;
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// The last `lines` lines of what QEMU and the guest's console said, with control characters left out.
+    pub fn console_tail(&self, lines: usize) -> Vec<String> {
+        let mut all = Vec::new();
+        for path in [&self.messages, &self.console] {
+            let text = fs::read(path).unwrap_or_default();
+            all.extend(clean_lines(&String::from_utf8_lossy(&text)));
+        }
+        let skip = all.len().saturating_sub(lines);
+        all.split_off(skip)
+    }
+
+    /// A connection to QEMU's monitor. There can be one at a time.
+    pub fn monitor(&self) -> Result<Qmp> {
+        Qmp::connect(&self.qmp, crate::qmp::ANSWER_TIMEOUT)
+    }
+
+    /// Binds virtual CPU i to the host's CPU `cpus[i % len]`. Without it the scheduler may put two VMs on one core
+    /// for seconds.
+    pub fn pin(&self, cpus: &[usize]) -> Result<()> {
+        if cpus.is_empty() {
+            return Ok(());
+        }
+        let threads = self.monitor()?.cpu_threads()?;
+        for (thread, &cpu) in threads.into_iter().zip(cpus.iter().cycle()) {
+            let mut set = rustix::thread::CpuSet::new();
+            set.set(cpu);
+            rustix::thread::sched_setaffinity(Pid::from_raw(thread), &set).map_err(|error| {
+                Error::io(format!("pin a virtual CPU of {} to CPU {cpu}", self.name))(error.into())
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Kills QEMU and reaps it. The guest notices nothing: what it had not written is lost.
+    pub fn kill(&mut self) {
+        if self.exited().is_none() {
+            // It can only fail because QEMU has just ended.
+            let _ = self.child.kill();
+            self.ended = self.child.wait().ok();
+        }
+    }
+}
+
+impl Drop for Vm {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+fn clean_lines(text: &str) -> Vec<String> {
+    text.split(['\n', '\r'])
+        .map(|line| {
+            let line: String = line.chars().filter(|c| !c.is_control()).collect();
+            line.trim_end().to_owned()
+        })
+        .filter(|line| !line.is_empty())
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn config() -> VmConfig {
+        VmConfig {
+            name: "vm0".into(),
+            vcpus: 1,
+            memory_mib: 512,
+            accel: Accel::Tcg,
+            kernel: "/k/vmlinux".into(),
+            initramfs: "/r/initramfs".into(),
+            ports: vec![("exec".into(), "/r/exec".into())],
+            shares: vec![Share { tag: "root".into(), path: "/a,b".into(), read_only: true }],
+            ivshmem: Some(Ivshmem { socket: "/r/ivshmem".into(), region_bytes: 64 << 20, vectors: 2 }),
+            tap: None,
+            console: "/r/console".into(),
+            qmp: "/r/qmp".into(),
+            extra_append: String::new(),
+            prefix: Vec::new(),
+        }
+    }
+
+    fn text(config: &VmConfig) -> String {
+        let words = config.arguments().unwrap();
+        let words: Vec<_> = words.iter().map(|word| word.to_string_lossy()).collect();
+        words.join(" ")
+    }
+
+    #[test]
+    fn emulated_vms_keep_atomic_operations_atomic() {
+        let line = text(&config());
+        assert!(line.contains("-accel tcg,thread=multi -cpu max,erms=off"));
+        assert!(line.contains("-smp 1,maxcpus=2"));
+        let four = VmConfig { vcpus: 4, ..config() };
+        assert!(text(&four).contains("-smp 4,maxcpus=4"));
+    }
+
+    #[test]
+    fn the_region_sits_behind_a_port_with_a_window_above_4_gib() {
+        let mut config = config();
+        assert!(text(&config).contains("pref64-reserve=1073741824"));
+        config.ivshmem.as_mut().unwrap().region_bytes = 4 << 30;
+        let line = text(&config);
+        assert!(line.contains("pref64-reserve=4294967296"));
+        assert!(line.contains("ivshmem-doorbell,id=region,chardev=ivshmem,vectors=2,bus=region-port"));
+    }
+
+    #[test]
+    fn shares_are_read_only_where_asked_and_commas_are_doubled() {
+        let line = text(&config());
+        assert!(
+            line.contains("-fsdev local,id=fs0,path=/a,,b,security_model=none,multidevs=remap,readonly=on")
+        );
+    }
+
+    #[test]
+    fn clock_settings_are_for_emulation_only() {
+        assert!(text(&config()).contains("clocksource=tsc tsc=reliable"));
+        let kvm = VmConfig { accel: Accel::Kvm, extra_append: "debug".into(), ..config() };
+        let line = text(&kvm);
+        assert!(line.contains("-cpu host") && !line.contains("clocksource"));
+        assert!(line.contains(" debug "));
+    }
+
+    #[test]
+    fn what_qemu_would_abort_on_is_refused() {
+        let mut odd = config();
+        odd.ivshmem.as_mut().unwrap().region_bytes = 3 << 20;
+        assert!(odd.arguments().unwrap_err().to_string().contains("power of two"));
+        let long = VmConfig { qmp: format!("/{}", "x".repeat(120)).into(), ..config() };
+        assert!(long.arguments().unwrap_err().to_string().contains("shorter run directory"));
+        let comma = VmConfig { name: "a,b".into(), ..config() };
+        assert!(comma.arguments().is_err());
+    }
+
+    #[test]
+    fn console_lines_lose_their_control_characters() {
+        assert_eq!(clean_lines("\u{1b}a\r\nb \n\n"), ["a", "b"]);
+    }
+}

@@ -1,0 +1,2 @@
+//! A private network for VMs.
+#![allow(missing_docs)]
