@@ -1,1 +1,26 @@
 //! Endpoints, lanes, matching and protocols over a region.
+//!
+//! - [`address`]: the 64 bytes by which an endpoint is known.
+//! - [`types`]: what is posted and what completes.
+//! - [`endpoint`]: the endpoint itself: posting, progress, completions.
+//! - [`lane`]: a one-way ring between two endpoints, both ends of it.
+//! - [`wire`]: the messages that travel in slots.
+//! - [`matching`]: posted receives and messages that came before theirs.
+//!
+//! Safe code only. Nothing here knows that a service, a VM or libfabric exists. One endpoint is used by one thread
+//! at a time (its methods take `&mut self`); different endpoints share nothing but the allocator of their process.
+#![forbid(unsafe_code)]
+
+pub mod address;
+pub mod endpoint;
+pub mod lane;
+pub mod matching;
+pub mod types;
+pub mod wire;
+
+pub use address::Address;
+pub use endpoint::{Config, Endpoint};
+pub use types::{
+    Access, Atomic, AtomicKind, Completion, Error, Memory, Op, PeerId, PostError, Posted, Receive, Result,
+    Rma, Selector, Send, Status, Ticket,
+};
