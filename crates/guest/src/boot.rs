@@ -1,0 +1,205 @@
+//! The first process of a VM that isthmus boots: from the kernel's hand-over to a guest that looks like the host.
+//!
+//! What it leaves behind, and what programs in the guest then see:
+//!
+//! | path | what |
+//! |---|---|
+//! | `/` | the host's root, read-only over 9p, under an overlay whose changes vanish with the VM |
+//! | the shares | directories of the host at their own paths, written through at once |
+//! | `/proc`, `/sys`, `/dev`, `/dev/pts` | the guest's own |
+//! | `/dev/shm`, `/run` | empty and in memory |
+//! | `/tmp`, `/var` | part of the overlay: what the host has there can be read |
+//! | `/etc/hosts`, `/etc/hostname` | the host's, with the names of this run's VMs |
+//!
+//! No program is needed for any of it: modules, mounts and addresses are system calls, so the initramfs holds nothing
+//! but this program. The agent's main loop gets a [`Booted`] and runs as process 1; when it returns, panics or fails,
+//! the machine powers off, since a VM without its agent serves nobody.
+//!
+//! Nothing here depends on a kernel version, except that the modules named by `isthmus-vm` must exist.
+
+mod changes;
+mod devices;
+mod modules;
+mod mounts;
+mod netlink;
+pub mod reaper;
+
+pub use changes::Change;
+pub use devices::IvshmemDevice;
+
+use isthmus_vm::boot_config::{self, BootConfig, InterfaceKind};
+use rustix::fd::OwnedFd;
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::{self, Write};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::PathBuf;
+
+/// Whether this process is the first one of a VM that isthmus booted; then it should call `init_main` at once.
+pub fn is_init() -> bool {
+    let named_init = || {
+        let name = std::env::args_os().next()?;
+        Some(PathBuf::from(name).file_name()? == "init")
+    };
+    std::process::id() == 1 && named_init() == Some(true)
+}
+
+/// A guest that is ready for its agent.
+pub struct Booted {
+    /// What the launcher said about this VM.
+    pub config: BootConfig,
+    /// The device of each virtio-serial port of the config, by its name.
+    pub ports: BTreeMap<String, PathBuf>,
+    /// The region's device, if the config asked for it.
+    pub ivshmem: Option<IvshmemDevice>,
+    /// The overlay's upper directory, which has no path in the new root.
+    upper: OwnedFd,
+}
+
+impl Booted {
+    /// The regular files that were made or changed in the guest's root and vanish with it, but not those that
+    /// the boot itself wrote, sorted by path. Files in the shares are not among them: they are the host's.
+    ///
+    /// # Errors
+    /// Only if the overlay itself cannot be read; files that vanish meanwhile are left out.
+    pub fn overlay_changes(&self) -> io::Result<Vec<Change>> {
+        changes::in_upper(&self.upper)
+    }
+}
+
+/// What keeps a guest from booting. It is printed on the console and the machine powers off.
+#[derive(Debug, thiserror::Error)]
+pub enum BootError {
+    /// A system call or file operation failed.
+    #[error("cannot {what}")]
+    Io {
+        /// The operation and its object, to be read after "cannot".
+        what: String,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// The launcher's config is missing or not readable.
+    #[error("the config {} of this VM cannot be used", boot_config::PATH)]
+    Config(#[source] serde_json::Error),
+    /// A device did not appear.
+    #[error("{what} did not appear within {seconds} s")]
+    NoDevice {
+        /// Which one.
+        what: String,
+        /// How long it was waited for.
+        seconds: u64,
+    },
+}
+
+pub(crate) type Result<T> = std::result::Result<T, BootError>;
+
+/// Wraps an error with what was attempted ("cannot WHAT").
+pub(crate) fn cannot<E: Into<io::Error>>(what: impl Into<String>) -> impl FnOnce(E) -> BootError {
+    let what = what.into();
+    move |source| BootError::Io { what, source: source.into() }
+}
+
+/// Boots, runs `main` with the result, and powers off when it is done, whichever way.
+pub fn run(main: impl FnOnce(Booted)) -> ! {
+    let outcome = catch_unwind(AssertUnwindSafe(|| {
+        let booted = boot()?;
+        reaper::start();
+        main(booted);
+        Ok::<(), BootError>(())
+    }));
+    match outcome {
+        Ok(Ok(())) => {}
+        Ok(Err(error)) => {
+            let mut text = format!("isthmus: this VM cannot boot: {error}");
+            let mut cause = std::error::Error::source(&error);
+            while let Some(inner) = cause {
+                text.push_str(&format!(": {inner}"));
+                cause = inner.source();
+            }
+            console(&text);
+        }
+        // The panic's own text is on the console already.
+        Err(_) => console("isthmus: the guest agent panicked; this VM ends"),
+    }
+    power_off()
+}
+
+/// Ends the machine; QEMU ends with status 0.
+pub fn power_off() -> ! {
+    rustix::fs::sync();
+    let error = rustix::system::reboot(rustix::system::RebootCommand::PowerOff);
+    console(&format!("isthmus: cannot power off: {error:?}"));
+    // The end of process 1 panics the kernel, which ends QEMU too.
+    std::process::exit(1)
+}
+
+/// Says something on the console, where the launcher finds it in the VM's log. Never fails.
+pub fn console(text: &str) {
+    // If even that cannot be written, there is nobody left to tell.
+    let _ = writeln!(io::stderr(), "{text}");
+}
+
+/// Does all of it, in order.
+fn boot() -> Result<Booted> {
+    let text = fs::read(boot_config::PATH).map_err(cannot(format!("read {}", boot_config::PATH)))?;
+    let config: BootConfig = serde_json::from_slice(&text).map_err(BootError::Config)?;
+    let steps = Steps { on: config.verbose };
+    steps.done("the kernel");
+    modules::load(config.wants_network())?;
+    steps.done("modules");
+    let upper = mounts::root(&config)?;
+    steps.done("the root file system");
+    rustix::system::sethostname(config.name.as_bytes()).map_err(cannot("set the host name"))?;
+    network(&config)?;
+    steps.done("the network");
+    let ports = devices::ports(&config.ports)?;
+    let ivshmem = if config.ivshmem { Some(devices::ivshmem()?) } else { None };
+    steps.done("devices");
+    Ok(Booted { config, ports, ivshmem, upper })
+}
+
+fn network(config: &BootConfig) -> Result<()> {
+    let mut netlink = netlink::Netlink::open()?;
+    netlink.up("lo")?;
+    for interface in &config.interfaces {
+        let name = match &interface.kind {
+            InterfaceKind::Dummy => "dummy0".to_owned(),
+            InterfaceKind::VirtioNet { mac } => devices::network_interface(mac)?,
+        };
+        netlink.address(&name, interface.address, interface.prefix)?;
+        netlink.up(&name)?;
+    }
+    Ok(())
+}
+
+/// Prints how long the guest has been up after each step, if the launcher wants to know.
+struct Steps {
+    on: bool,
+}
+
+impl Steps {
+    fn done(&self, what: &str) {
+        if self.on {
+            let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+            let hundredths = now.tv_nsec / 10_000_000;
+            console(&format!("isthmus: {}.{hundredths:02} s: {what}", now.tv_sec));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_ordinary_process_is_not_init() {
+        assert!(!is_init());
+    }
+
+    #[test]
+    fn errors_name_what_was_attempted() {
+        let error: BootError = cannot("mount it")(io::Error::from_raw_os_error(13));
+        assert_eq!(error.to_string(), "cannot mount it");
+    }
+}

@@ -1,0 +1,162 @@
+//! Finds the devices that the launcher announced. There is no udev in the guest: sysfs is asked.
+
+use super::{BootError, Result, cannot};
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+/// PCI vendor and device of ivshmem (QEMU, `docs/specs/ivshmem-spec`).
+const IVSHMEM_ID: (&str, &str) = ("0x1af4", "0x1110");
+/// Devices are there within tens of milliseconds; a host that is overloaded may need longer.
+const LIMIT: Duration = Duration::from_secs(20);
+const PAUSE: Duration = Duration::from_millis(3);
+
+/// An ivshmem device, ready to be mapped by root.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct IvshmemDevice {
+    /// Its directory in sysfs.
+    pub sysfs: PathBuf,
+    /// The registers: interrupt mask and status, own position, doorbell.
+    pub resource0: PathBuf,
+    /// The shared memory.
+    pub resource2: PathBuf,
+    /// The size of the shared memory.
+    pub region_bytes: u64,
+}
+
+/// Waits for the virtio-serial ports of these names and returns their devices.
+pub(super) fn ports(names: &[String]) -> Result<BTreeMap<String, PathBuf>> {
+    let missing = |found: &BTreeMap<String, PathBuf>| {
+        let names: Vec<_> = names.iter().filter(|name| !found.contains_key(*name)).collect();
+        format!("virtio-serial port {names:?}")
+    };
+    let mut found = BTreeMap::new();
+    let all = wait(|| {
+        found = ports_below(Path::new("/sys/class/virtio-ports"));
+        names.iter().all(|name| found.get(name).is_some_and(|device| device.exists())).then_some(())
+    });
+    match all {
+        Some(()) => {
+            found.retain(|name, _| names.contains(name));
+            Ok(found)
+        }
+        None => Err(absent(missing(&found))),
+    }
+}
+
+fn ports_below(class: &Path) -> BTreeMap<String, PathBuf> {
+    let entries = fs::read_dir(class).into_iter().flatten().flatten();
+    entries
+        .filter_map(|entry| {
+            let name = fs::read_to_string(entry.path().join("name")).ok()?;
+            Some((name.trim().to_owned(), Path::new("/dev").join(entry.file_name())))
+        })
+        .collect()
+}
+
+/// Finds the ivshmem device and switches its memory on.
+pub(super) fn ivshmem() -> Result<IvshmemDevice> {
+    let sysfs = wait(|| ivshmem_below(Path::new("/sys/bus/pci/devices")))
+        .ok_or_else(|| absent("the ivshmem device".to_owned()))?;
+    let enable = sysfs.join("enable");
+    let state = fs::read_to_string(&enable).map_err(cannot(format!("read {}", enable.display())))?;
+    // A device that was there at power-on is enabled by the firmware's work; under a direct kernel start or after
+    // hot-plug it may not be.
+    if state.trim() == "0" {
+        fs::write(&enable, "1").map_err(cannot("switch the ivshmem device on"))?;
+    }
+    let resource2 = sysfs.join("resource2");
+    let region_bytes = fs::metadata(&resource2)
+        .map_err(cannot("find the memory of the ivshmem device (has it an address?)"))?
+        .len();
+    Ok(IvshmemDevice { resource0: sysfs.join("resource0"), resource2, region_bytes, sysfs })
+}
+
+fn ivshmem_below(devices: &Path) -> Option<PathBuf> {
+    let entries = fs::read_dir(devices).ok()?.flatten();
+    entries.map(|entry| entry.path()).find(|device| {
+        let is = |file: &str, value: &str| {
+            fs::read_to_string(device.join(file)).is_ok_and(|text| text.trim() == value)
+        };
+        is("vendor", IVSHMEM_ID.0) && is("device", IVSHMEM_ID.1)
+    })
+}
+
+/// The name of the network interface with this hardware address.
+pub(super) fn network_interface(mac: &str) -> Result<String> {
+    wait(|| interface_below(Path::new("/sys/class/net"), mac))
+        .ok_or_else(|| absent(format!("the network interface {mac}")))
+}
+
+fn interface_below(class: &Path, mac: &str) -> Option<String> {
+    let entries = fs::read_dir(class).ok()?.flatten();
+    entries
+        .filter(|entry| {
+            fs::read_to_string(entry.path().join("address"))
+                .is_ok_and(|text| text.trim().eq_ignore_ascii_case(mac))
+        })
+        .find_map(|entry| entry.file_name().into_string().ok())
+}
+
+fn wait<T>(mut look: impl FnMut() -> Option<T>) -> Option<T> {
+    let deadline = Instant::now() + LIMIT;
+    loop {
+        let found = look();
+        if found.is_some() || Instant::now() > deadline {
+            return found;
+        }
+        std::thread::sleep(PAUSE);
+    }
+}
+
+fn absent(what: String) -> BootError {
+    BootError::NoDevice { what, seconds: LIMIT.as_secs() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tree(files: &[(&str, &str)]) -> PathBuf {
+        static NEXT: std::sync::atomic::AtomicUsize = std::sync::atomic::AtomicUsize::new(0);
+        let number = NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        let root = std::env::temp_dir().join(format!("isthmus-sysfs-{}-{number}", std::process::id()));
+        for (path, content) in files {
+            let path = root.join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, content).unwrap();
+        }
+        root
+    }
+
+    #[test]
+    fn ports_are_found_by_name() {
+        let class = tree(&[("vport1p1/name", "exec\n"), ("vport1p2/name", "relay\n")]);
+        let found = ports_below(&class);
+        fs::remove_dir_all(&class).unwrap();
+        assert_eq!(found["relay"], Path::new("/dev/vport1p2"));
+        assert_eq!(found.len(), 2);
+    }
+
+    #[test]
+    fn the_region_is_told_from_virtio_devices_of_the_same_vendor() {
+        let devices = tree(&[
+            ("0000:00:01.0/vendor", "0x1af4\n"),
+            ("0000:00:01.0/device", "0x1009\n"),
+            ("0000:01:00.0/vendor", "0x1af4\n"),
+            ("0000:01:00.0/device", "0x1110\n"),
+        ]);
+        let found = ivshmem_below(&devices);
+        fs::remove_dir_all(&devices).unwrap();
+        assert!(found.unwrap().ends_with("0000:01:00.0"));
+    }
+
+    #[test]
+    fn interfaces_are_found_by_address() {
+        let class = tree(&[("lo/address", "00:00:00:00:00:00\n"), ("eth0/address", "52:54:00:00:00:0a\n")]);
+        let found = interface_below(&class, "52:54:00:00:00:0A");
+        fs::remove_dir_all(&class).unwrap();
+        assert_eq!(found.as_deref(), Some("eth0"));
+    }
+}

@@ -1,0 +1,44 @@
+//! Loads the kernel modules that the launcher put into the initramfs, in the order it found for them.
+
+use super::{Result, cannot};
+use isthmus_vm::boot_config::MODULES;
+use rustix::io::Errno;
+use std::fs;
+use std::path::Path;
+
+/// Loads all modules of the group `base`, and those of the group `net` if `network` is set.
+pub(super) fn load(network: bool) -> Result<()> {
+    let dir = Path::new(MODULES);
+    let order = dir.join("order");
+    let text = fs::read_to_string(&order).map_err(cannot(format!("read {}", order.display())))?;
+    for file in wanted(&text, network) {
+        let path = dir.join(file);
+        let module = fs::File::open(&path).map_err(cannot(format!("open {}", path.display())))?;
+        match rustix::system::finit_module(&module, c"", 0) {
+            Ok(()) | Err(Errno::EXIST) => {}
+            Err(error) => return Err(cannot(format!("load the kernel module {file}"))(error)),
+        }
+    }
+    Ok(())
+}
+
+/// The files to load from lines of `GROUP FILE`.
+fn wanted(order: &str, network: bool) -> impl Iterator<Item = &str> {
+    order
+        .lines()
+        .filter_map(|line| line.split_once(' '))
+        .filter(move |(group, _)| *group == "base" || (*group == "net" && network))
+        .map(|(_, file)| file)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn network_modules_are_loaded_only_for_a_network() {
+        let order = "base a.ko\nnet b.ko\nbase c.ko\nlater d.ko\n";
+        assert_eq!(wanted(order, false).collect::<Vec<_>>(), ["a.ko", "c.ko"]);
+        assert_eq!(wanted(order, true).count(), 3);
+    }
+}
