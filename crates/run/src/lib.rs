@@ -1,1 +1,43 @@
 //! One job: its VMs, the launcher of its MPI, guardian, rsh agent, relay, standard I/O, exit status.
+//!
+//! This is the only place that knows how an MPI is started. A run is three processes of the one binary, each
+//! the child of the one before and each a subreaper, so that whichever two of them are killed, in whatever
+//! order, the third finds everything that was started below itself and ends it:
+//!
+//! ```text
+//!  isthmus run      front:    the caller's own child; standard input of a terminal, signals, exit status
+//!    └ guardian     guardian: made before anything else; ends and removes what is left of the run
+//!        └ job      job:      the host service, the VMs, the switch between agents and VMs
+//!            ├ mpirun  └ isthmus-rsh (rsh): one per host name, started by the MPI itself
+//!            └ qemu ...
+//! ```
+//!
+//! | Module | Holds |
+//! |---|---|
+//! | [`spec`] | what was asked for, and the exit codes |
+//! | [`front`], [`guardian`], [`job`] | the three processes |
+//! | [`mpi`] | finding an MPI, its environment, its launcher line |
+//! | [`rsh`] | the agent that an MPI's launcher starts in place of ssh |
+//! | [`switch`] | frames between agents and VMs; the host side of the relay |
+//! | [`service`] | what a run needs of the host service |
+//! | [`rundir`], [`tree`], [`pass`] | the run's directories, its processes, descriptors over sockets |
+
+#![forbid(unsafe_code)]
+
+pub mod error;
+pub mod front;
+pub mod guardian;
+pub mod job;
+pub mod leash;
+pub mod machines;
+pub mod mpi;
+pub mod pass;
+pub mod rsh;
+pub mod rundir;
+pub mod service;
+pub mod spec;
+pub mod switch;
+pub mod tree;
+
+pub use error::{Error, Result};
+pub use spec::{Accelerator, ExitCode, Net, RunSpec};

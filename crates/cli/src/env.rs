@@ -1,0 +1,76 @@
+//! `isthmus env`.
+
+use std::os::unix::ffi::OsStrExt;
+
+use isthmus_run::mpi;
+
+/// Print the environment that makes an MPI of your own use isthmus
+///
+/// For an mpirun that you start yourself, beside a service that runs (`isthmus host` or `isthmus guest`):
+///
+///     eval "$(isthmus env --mpi openmpi)"
+///     mpirun -n 2 -x FI_PROVIDER_PATH -x FI_PROVIDER ./prog
+///
+/// Hydra (MPICH) hands all variables to its ranks. Open MPI hands on those that begin with OMPI_MCA_, and the
+/// others only if `-x` names them.
+#[derive(clap::Args)]
+#[command(verbatim_doc_comment)]
+pub(crate) struct Args {
+    /// openmpi, mpich, or the directory of an MPI; by default the mpirun on the PATH
+    #[arg(long, value_name = "NAME|DIR")]
+    mpi: Option<String>,
+    /// Send the traffic between ranks of one host through the region too
+    #[arg(long)]
+    through_region: bool,
+}
+
+impl Args {
+    pub(crate) fn run(&self) -> i32 {
+        match self.print() {
+            Ok(()) => 0,
+            Err(e) => {
+                eprintln!("isthmus: {}", e.line());
+                e.exit_code()
+            }
+        }
+    }
+
+    fn print(&self) -> isthmus_run::Result<()> {
+        // A name says enough: that MPI need not be installed here.
+        let named = self.mpi.as_deref().and_then(mpi::Flavour::parse);
+        let flavour = match named {
+            Some(flavour) => flavour,
+            None => mpi::find(self.mpi.as_deref(), None)?.flavour,
+        };
+        for (name, value) in mpi::transport(flavour, &mpi::provider_directory()?, self.through_region) {
+            println!("export {}={}", name.to_string_lossy(), quoted(value.as_bytes()));
+        }
+        if let Some(socket) = std::env::var_os("ISTHMUS_SOCKET") {
+            println!("export ISTHMUS_SOCKET={}", quoted(socket.as_bytes()));
+        }
+        Ok(())
+    }
+}
+
+/// `value` as one word for a shell.
+fn quoted(value: &[u8]) -> String {
+    let text = String::from_utf8_lossy(value);
+    let plain = |c: char| c.is_ascii_alphanumeric() || "/._-,:=@+".contains(c);
+    if !text.is_empty() && text.chars().all(plain) {
+        text.into_owned()
+    } else {
+        format!("'{}'", text.replace('\'', r"'\''"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::quoted;
+
+    #[test]
+    fn a_shell_reads_back_what_was_quoted() {
+        assert_eq!(quoted(b"/a/b-c.d"), "/a/b-c.d");
+        assert_eq!(quoted(b"^tcp"), "'^tcp'");
+        assert_eq!(quoted(b"it's"), r"'it'\''s'");
+    }
+}

@@ -1,0 +1,26 @@
+//! What this program is when nobody typed its name.
+
+use std::ffi::{OsStr, OsString};
+use std::path::Path;
+
+use isthmus_run::{guardian, job, leash, machines, rsh, service};
+
+fn platform() -> job::Platform {
+    job::Platform { machines: Box::new(machines::Qemu), service: Box::new(service::Embedded) }
+}
+
+/// Runs as one of the parts that isthmus starts itself as; `None` if this is a command of a user.
+pub(crate) fn dispatch() -> Option<i32> {
+    let args: Vec<OsString> = std::env::args_os().collect();
+    let name = args.first().map(Path::new).and_then(Path::file_name);
+    if name == Some(OsStr::new(rsh::AGENT_NAME)) {
+        return Some(rsh::main(&args));
+    }
+    match args.get(1)?.to_str()? {
+        guardian::GUARDIAN_COMMAND => Some(guardian::main()),
+        guardian::JOB_COMMAND => Some(job::main(&platform())),
+        leash::LEASH_COMMAND => Some(leash::main(&args[2..])),
+        rsh::RSH_COMMAND => Some(rsh::main(&args[1..])),
+        _ => None,
+    }
+}

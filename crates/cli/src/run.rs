@@ -1,0 +1,144 @@
+//! `isthmus run`.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use clap::ValueEnum;
+use isthmus_run::{Accelerator, Net, RunSpec, front};
+
+use crate::size;
+
+/// Boot VMs and run an MPI job across them
+///
+/// The VMs see this machine's files, and the working directory writable; the job runs as you. Everything ends
+/// with the job: nothing is installed and nothing stays behind.
+///
+/// Examples:
+///
+///     isthmus run --vms 2 -n 4 -- ./prog args                the short form
+///     isthmus run --vms 2 -n 2 -- python3 script.py          scripts too
+///     isthmus run --vms 2 -- mpirun -n 4 ./a : -n 2 ./b      a full launcher line, taken as it is
+///     isthmus run --vms 1 --host-ranks 1 -n 2 -- ./prog      the first rank on the host itself
+///     isthmus run --vms 0 -n 4 -- ./prog                     no VMs: plain processes, same region
+///
+/// Exit status: the launcher's own; 2 a mistake on the command line, 124 timed out, 125 isthmus itself failed,
+/// 126 a VM was lost. Advisory file locks do not reach from one VM to another.
+#[derive(clap::Args)]
+#[command(verbatim_doc_comment)]
+pub(crate) struct Args {
+    /// Number of VMs; 0 runs the job as plain processes on this host
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    vms: u32,
+    /// Number of ranks; left out with a full launcher line
+    #[arg(short = 'n', long = "np", value_name = "N")]
+    ranks: Option<u32>,
+    /// Ranks per VM; by default they are spread evenly
+    #[arg(long, value_name = "N")]
+    ppn: Option<u32>,
+    /// Put the first K ranks on the host itself, in the same job and region
+    #[arg(long, value_name = "K", default_value_t = 0)]
+    host_ranks: u32,
+    /// openmpi, mpich, or the directory of an MPI; by default the mpirun on the PATH
+    #[arg(long, value_name = "NAME|DIR")]
+    mpi: Option<String>,
+    /// One more argument for the MPI's launcher (short form); may be repeated
+    #[arg(long = "mpi-arg", value_name = "ARG", allow_hyphen_values = true)]
+    mpi_args: Vec<OsString>,
+    /// Send the traffic between ranks of one host through the region too
+    #[arg(long)]
+    through_region: bool,
+    /// Set a variable for the job; may be repeated (your environment is handed on anyway)
+    #[arg(long, value_name = "NAME[=VALUE]")]
+    env: Vec<OsString>,
+    /// Virtual CPUs per VM; by default one per rank of the fullest VM
+    #[arg(long, value_name = "N")]
+    cpus: Option<u32>,
+    /// Memory per VM, for instance 1G
+    #[arg(long, value_name = "SIZE", value_parser = size::parse)]
+    memory: Option<u64>,
+    /// Size of the region; by default 64M and 16M per rank, rounded up to a power of two
+    #[arg(long, value_name = "SIZE", value_parser = size::parse)]
+    region_size: Option<u64>,
+    /// Hardware virtualisation or emulation; auto takes KVM where it really works
+    #[arg(long, value_enum, default_value_t = AcceleratorArg::Auto)]
+    accel: AcceleratorArg,
+    /// Kernel to boot instead of Debian's packaged one
+    #[arg(long, value_name = "FILE")]
+    kernel: Option<PathBuf>,
+    /// Do not let the VMs write into the working directory
+    #[arg(long)]
+    read_only: bool,
+    /// Let the VMs write into this directory too; may be repeated
+    #[arg(long, value_name = "DIR")]
+    writable: Vec<PathBuf>,
+    /// Network of the VMs; without one the launcher's connections are relayed
+    #[arg(long, value_enum, default_value_t = NetArg::None)]
+    net: NetArg,
+    /// End the run after this many seconds, with status 124
+    #[arg(long, value_name = "SECONDS")]
+    timeout: Option<f64>,
+    /// Keep what the VMs' consoles print in this directory
+    #[arg(long, value_name = "DIR")]
+    console: Option<PathBuf>,
+    /// Leave the run's directory behind, and say where it is
+    #[arg(long)]
+    keep: bool,
+    /// Say what is done, and why
+    #[arg(short, long)]
+    verbose: bool,
+    /// The program and its arguments, or a full mpirun line
+    #[arg(last = true, required = true, value_name = "COMMAND")]
+    command: Vec<OsString>,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum AcceleratorArg {
+    Auto,
+    Kvm,
+    Tcg,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum NetArg {
+    None,
+    Tap,
+}
+
+impl Args {
+    pub(crate) fn run(self) -> i32 {
+        front::run(&self.into_spec())
+    }
+
+    fn into_spec(self) -> RunSpec {
+        RunSpec {
+            vms: self.vms,
+            ranks: self.ranks,
+            ppn: self.ppn,
+            host_ranks: self.host_ranks,
+            mpi: self.mpi,
+            mpi_args: self.mpi_args,
+            through_region: self.through_region,
+            env: self.env,
+            cpus: self.cpus,
+            memory_bytes: self.memory,
+            region_bytes: self.region_size,
+            accel: match self.accel {
+                AcceleratorArg::Auto => Accelerator::Auto,
+                AcceleratorArg::Kvm => Accelerator::Kvm,
+                AcceleratorArg::Tcg => Accelerator::Tcg,
+            },
+            kernel: self.kernel,
+            read_only: self.read_only,
+            writable: self.writable,
+            net: match self.net {
+                NetArg::None => Net::None,
+                NetArg::Tap => Net::Tap,
+            },
+            keep: self.keep,
+            verbose: self.verbose,
+            console: self.console,
+            timeout_s: self.timeout,
+            command: self.command,
+        }
+    }
+}

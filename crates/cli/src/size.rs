@@ -1,0 +1,33 @@
+//! Sizes as people write them: `512M`, `1G`, `65536`.
+
+/// Reads a size in bytes, with a binary suffix K, M, G or T, with or without `iB` or `B` behind.
+pub(crate) fn parse(text: &str) -> Result<u64, String> {
+    let bad = || format!("`{text}` is not a size: write for instance 512M or 1G");
+    let digits = text.trim_end_matches(|c: char| !c.is_ascii_digit());
+    let factor_shift = match text[digits.len()..].trim_start().to_ascii_uppercase().as_str() {
+        "" | "B" => 0,
+        "K" | "KB" | "KIB" => 10,
+        "M" | "MB" | "MIB" => 20,
+        "G" | "GB" | "GIB" => 30,
+        "T" | "TB" | "TIB" => 40,
+        _ => return Err(bad()),
+    };
+    let number: u64 = digits.parse().map_err(|_| bad())?;
+    number.checked_mul(1 << factor_shift).filter(|bytes| *bytes > 0).ok_or_else(bad)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn suffixes_are_binary() {
+        assert_eq!(parse("512M"), Ok(512 << 20));
+        assert_eq!(parse("1g"), Ok(1 << 30));
+        assert_eq!(parse("4 KiB"), Ok(4096));
+        assert_eq!(parse("7"), Ok(7));
+        for bad in ["", "M", "1.5G", "1X", "0", "-1", "99999999999T"] {
+            assert!(parse(bad).is_err(), "{bad}");
+        }
+    }
+}

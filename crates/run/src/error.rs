@@ -1,0 +1,131 @@
+//! What can go wrong in a run, and the exit status that it means.
+
+use std::io;
+use std::path::PathBuf;
+
+use crate::spec::ExitCode;
+
+/// The result of anything in this crate.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// An error of a run. Its text names the cause and, where there is one, the remedy.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The command line made no sense.
+    #[error("{0}")]
+    Usage(String),
+    /// No MPI where it was looked for.
+    #[error(
+        "no MPI found: {looked}; give --mpi DIR (the directory that holds bin/mpirun) or put its bin directory on the PATH"
+    )]
+    NoMpi {
+        /// Where it was looked for.
+        looked: String,
+    },
+    /// A launcher that we do not know how to start ranks with.
+    #[error("{}: not a launcher that isthmus knows ({said}); it knows Open MPI 5 and MPICH 4 and 5", .launcher.display())]
+    UnknownMpi {
+        /// The launcher.
+        launcher: PathBuf,
+        /// The first line of what it printed for `--version`.
+        said: String,
+    },
+    /// The working directory cannot be shared writable.
+    #[error("the working directory {} {why}: change to another one, name one that the VMs may write with --writable DIR, or run with --read-only", .directory.display())]
+    WorkingDirectory {
+        /// The working directory.
+        directory: PathBuf,
+        /// What is wrong with it.
+        why: &'static str,
+    },
+    /// A `--writable` directory cannot be shared.
+    #[error("--writable {}: {why}", .directory.display())]
+    Writable {
+        /// The directory.
+        directory: PathBuf,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// The provider library is not where it belongs.
+    #[error(
+        "libisthmus-fi.so not found (looked in {looked}); build it with `cargo build --release`, or name its directory in ISTHMUS_PROVIDER_PATH"
+    )]
+    NoProvider {
+        /// The directories that were looked in.
+        looked: String,
+    },
+    /// The host service did not start.
+    #[error("the host service did not start: {0}")]
+    Service(String),
+    /// A VM did not start.
+    #[error("VM {vm} did not start: {why}")]
+    Boot {
+        /// Its host name.
+        vm: String,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// A VM ended while the job ran.
+    #[error("VM {vm} was lost: {why}")]
+    LostVm {
+        /// Its host name.
+        vm: String,
+        /// What is known of it.
+        why: String,
+    },
+    /// The job took longer than it was given.
+    #[error("timed out after {seconds} s (--timeout)")]
+    Timeout {
+        /// The time given.
+        seconds: f64,
+    },
+    /// A process of the run itself ended before its time.
+    #[error("{0}")]
+    Broken(String),
+    /// A call to the system failed.
+    #[error("{what}")]
+    Io {
+        /// What was attempted.
+        what: String,
+        /// Why it failed.
+        #[source]
+        source: io::Error,
+    },
+}
+
+impl Error {
+    /// Wraps a failed system call.
+    pub fn io(what: impl Into<String>, source: impl Into<io::Error>) -> Self {
+        Self::Io { what: what.into(), source: source.into() }
+    }
+
+    /// The exit status that this error means.
+    pub fn exit_code(&self) -> i32 {
+        match self {
+            Self::Usage(_) => ExitCode::USAGE,
+            Self::Timeout { .. } => ExitCode::TIMEOUT,
+            Self::LostVm { .. } => ExitCode::LOST_VM,
+            Self::NoMpi { .. }
+            | Self::UnknownMpi { .. }
+            | Self::WorkingDirectory { .. }
+            | Self::Writable { .. }
+            | Self::NoProvider { .. }
+            | Self::Service(_)
+            | Self::Boot { .. }
+            | Self::Broken(_)
+            | Self::Io { .. } => ExitCode::FAILURE,
+        }
+    }
+
+    /// The text with its causes, on one line.
+    pub fn line(&self) -> String {
+        let mut line = self.to_string();
+        let mut cause = std::error::Error::source(self);
+        while let Some(source) = cause {
+            line.push_str(": ");
+            line.push_str(&source.to_string());
+            cause = source.source();
+        }
+        line
+    }
+}

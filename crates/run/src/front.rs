@@ -1,0 +1,224 @@
+//! The front: the process that the caller started.
+//!
+//! It starts the guardian, hands signals to the job, copies a terminal's input, and ends with the job's
+//! status when everything is gone. Guardian, job and launcher are in process groups of their own, so a key
+//! pressed at a terminal reaches the launcher once, through here.
+
+use std::io::{self, Read, Write};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::process::Child;
+use std::sync::mpsc::{self, Receiver, Sender};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Signal, getpid, kill_process, set_child_subreaper};
+use serde::{Deserialize, Serialize};
+use signal_hook::consts::{SIGCONT, SIGHUP, SIGINT, SIGTERM, SIGTSTP, SIGUSR1, SIGUSR2};
+use signal_hook::iterator::Signals;
+
+use crate::error::{Error, Result};
+use crate::guardian::{self, KILL_LIMIT, Start};
+use crate::spec::{ExitCode, RunSpec};
+use crate::{pass, rundir, tree};
+
+/// Two interrupts closer than this are one: `timeout -s INT` signals a process and its group at once.
+const SAME_INTERRUPT: Duration = Duration::from_millis(150);
+
+/// From the front to the job, after the [`RunSpec`].
+#[derive(Debug, Serialize, Deserialize)]
+pub enum ToJob {
+    /// A signal for the launcher.
+    Signal(i32),
+}
+
+/// From the job to the front.
+#[derive(Debug, Serialize, Deserialize)]
+pub enum FromJob {
+    /// The run is over.
+    Done {
+        /// The exit status.
+        code: i32,
+        /// What to print after `isthmus: `.
+        line: Option<String>,
+    },
+}
+
+enum Event {
+    Signal(i32),
+    Job(FromJob),
+    GuardianGone,
+}
+
+/// Runs `spec` and returns the exit status of the whole.
+pub fn run(spec: &RunSpec) -> i32 {
+    let outcome = spec.check().and_then(|()| carry_out(spec));
+    match outcome {
+        Ok((code, line)) => {
+            if let Some(line) = line {
+                eprintln!("isthmus: {line}");
+            }
+            code
+        }
+        Err(e) => {
+            eprintln!("isthmus: {}", e.line());
+            e.exit_code()
+        }
+    }
+}
+
+/// Signals that the caller had ignored stay ignored, as under nohup.
+fn ignored_signals() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    status
+        .lines()
+        .find_map(|line| line.strip_prefix("SigIgn:"))
+        .and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok())
+        .unwrap_or(0)
+}
+
+fn watch_signals(events: Sender<Event>) -> Result<()> {
+    let ignored = ignored_signals();
+    let wanted = [SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2, SIGTSTP, SIGCONT]
+        .into_iter()
+        .filter(|signal| ignored & (1 << (signal - 1)) == 0);
+    let mut signals = Signals::new(wanted).map_err(|e| Error::io("cannot watch signals", e))?;
+    thread::spawn(move || {
+        for signal in signals.forever() {
+            if events.send(Event::Signal(signal)).is_err() {
+                return;
+            }
+        }
+    });
+    Ok(())
+}
+
+/// The launcher's standard input: ours, unless it is a terminal. A launcher in a process group of its own
+/// could not read that, so it is copied.
+fn launcher_input() -> Result<OwnedFd> {
+    let failed = |e: io::Error| Error::io("cannot pass on standard input", e);
+    let stdin = io::stdin();
+    if !rustix::termios::isatty(&stdin) {
+        return stdin.as_fd().try_clone_to_owned().map_err(failed);
+    }
+    let (read, mut write) = io::pipe().map_err(failed)?;
+    thread::spawn(move || {
+        let mut buffer = [0; 4096];
+        loop {
+            match io::stdin().read(&mut buffer) {
+                Ok(0) => return,
+                Ok(n) if write.write_all(&buffer[..n]).is_err() => return,
+                Ok(_) => {}
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                Err(_) => return,
+            }
+        }
+    });
+    Ok(read.into())
+}
+
+fn carry_out(spec: &RunSpec) -> Result<(i32, Option<String>)> {
+    // If the guardian dies, what it guarded comes to us.
+    set_child_subreaper(Some(getpid())).map_err(|e| Error::io("cannot become a subreaper", e))?;
+    let (send, events) = mpsc::channel();
+    watch_signals(send.clone())?;
+    let start = Start { dir: rundir::choose()?, keep: spec.keep };
+    let (job, job_end) = UnixStream::pair().map_err(|e| Error::io("cannot make a socket", e))?;
+    let input = launcher_input()?;
+    let (child, guardian) =
+        guardian::spawn(guardian::GUARDIAN_COMMAND, &start, &[job_end.as_fd(), input.as_fd()])
+            .map_err(|e| Error::io("cannot start the guardian", e))?;
+    drop((job_end, input));
+    // A job that is gone already says so by its end of stream.
+    let _ = pass::send(&job, spec, &[]);
+    watch_processes(&job, child, send)?;
+    let outcome = follow(&job, guardian, &events);
+    finish(&start.dir, spec.keep);
+    outcome
+}
+
+fn watch_processes(job: &UnixStream, mut guardian: Child, events: Sender<Event>) -> Result<()> {
+    let job = job.try_clone().map_err(|e| Error::io("cannot duplicate a socket", e))?;
+    let send = events.clone();
+    thread::spawn(move || {
+        while let Ok(Some((message, _))) = pass::receive(&job) {
+            if send.send(Event::Job(message)).is_err() {
+                return;
+            }
+        }
+    });
+    thread::spawn(move || {
+        let _ = guardian.wait();
+        let _ = events.send(Event::GuardianGone);
+    });
+    Ok(())
+}
+
+/// Until the guardian has ended.
+fn follow(job: &UnixStream, guardian: UnixStream, events: &Receiver<Event>) -> Result<(i32, Option<String>)> {
+    let mut guardian = Some(guardian);
+    let mut done = None;
+    let mut interrupted: Option<Instant> = None;
+    let mut ending = false;
+    loop {
+        match events.recv() {
+            Ok(Event::Job(FromJob::Done { code, line })) => {
+                done.get_or_insert((code, line));
+            }
+            Ok(Event::GuardianGone) | Err(_) => break,
+            Ok(Event::Signal(signal)) => {
+                match signal {
+                    SIGINT => match interrupted {
+                        Some(first) if first.elapsed() < SAME_INTERRUPT => continue,
+                        Some(_) => {
+                            // Letting go of the guardian makes it end everything.
+                            guardian = None;
+                            done.get_or_insert((
+                                130,
+                                Some("interrupted twice: everything was killed".into()),
+                            ));
+                            continue;
+                        }
+                        None => interrupted = Some(Instant::now()),
+                    },
+                    // A second one would make a launcher skip its own tidying up.
+                    SIGTERM | SIGHUP if ending => continue,
+                    SIGTERM | SIGHUP => ending = true,
+                    _ => {}
+                }
+                let _ = pass::send(job, &ToJob::Signal(signal), &[]);
+                if signal == SIGTSTP {
+                    let _ = kill_process(getpid(), Signal::STOP);
+                }
+            }
+        }
+    }
+    drop(guardian);
+    done.ok_or_else(|| {
+        Error::Broken("the run was killed from outside; everything that it had started was ended".into())
+    })
+    // The job's end may have come through the socket just before the guardian's.
+    .or_else(|broken| match events.try_recv() {
+        Ok(Event::Job(FromJob::Done { code, line })) => Ok((code, line)),
+        _ => Err(broken),
+    })
+}
+
+/// Ends and removes what a guardian that was killed could not.
+fn finish(dir: &Path, keep: bool) {
+    for pid in tree::kill_descendants(KILL_LIMIT) {
+        eprintln!("isthmus: process {} of this run cannot be ended", pid.as_raw_nonzero());
+    }
+    if let Err(e) = rundir::remove(dir, keep) {
+        eprintln!("isthmus: cannot remove {}: {e}", dir.display());
+    }
+    if keep && dir.exists() {
+        eprintln!("isthmus: kept {}", dir.display());
+    }
+}
+
+/// The status with which a shell would report `signal`.
+pub fn status_of_signal(signal: i32) -> i32 {
+    128_i32.checked_add(signal).unwrap_or(ExitCode::FAILURE)
+}

@@ -1,0 +1,112 @@
+//! The guardian: made before anything else, subreaper of all that the run starts.
+//!
+//! It holds a socket to the front and one to the job. Whichever ends, it ends whatever is left below itself
+//! and removes the run's directories. It does nothing else, so there is nothing that it could fail at.
+
+use std::io::{self, Read};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::process::{getpid, set_child_subreaper};
+use serde::{Deserialize, Serialize};
+
+use crate::{pass, rundir, tree};
+
+/// The hidden subcommand that runs [`main`].
+pub const GUARDIAN_COMMAND: &str = "guardian";
+/// The hidden subcommand that runs the job.
+pub const JOB_COMMAND: &str = "job";
+/// How long processes may take to die of SIGKILL: some wait for a disk first.
+pub const KILL_LIMIT: Duration = Duration::from_secs(20);
+
+/// What guardian and job are started with. With it come two descriptors: the job's socket to the front, and
+/// the standard input for the launcher.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Start {
+    /// The run's directory, which the guardian makes.
+    pub dir: PathBuf,
+    /// Leave it behind.
+    pub keep: bool,
+}
+
+/// Starts this program again as `subcommand`, with one end of a new socket as its standard input, in a
+/// process group of its own, and sends it `start` and `fds`.
+pub(crate) fn spawn(
+    subcommand: &str,
+    start: &Start,
+    fds: &[BorrowedFd<'_>],
+) -> io::Result<(std::process::Child, UnixStream)> {
+    let (ours, theirs) = UnixStream::pair()?;
+    let child = Command::new("/proc/self/exe")
+        .arg0("isthmus")
+        .arg(subcommand)
+        .stdin(Stdio::from(OwnedFd::from(theirs)))
+        .process_group(0)
+        .spawn()?;
+    pass::send(&ours, start, fds)?;
+    Ok((child, ours))
+}
+
+/// The guardian's whole life. Returns its exit status, which nobody reads.
+pub fn main() -> i32 {
+    match guard() {
+        Ok(()) => 0,
+        Err(e) => {
+            eprintln!("isthmus: guardian: {e}");
+            1
+        }
+    }
+}
+
+fn guard() -> io::Result<()> {
+    set_child_subreaper(Some(getpid()))?;
+    let front = pass::take_stdin_socket()?;
+    let Some((start, fds)) = pass::receive::<Start>(&front)? else { return Ok(()) };
+    if let Err(e) = rundir::make(&start.dir) {
+        eprintln!("isthmus: {}", e.line());
+        return Ok(());
+    }
+    let result = watch(&front, &start, fds);
+    let left = tree::kill_descendants(KILL_LIMIT);
+    for pid in left {
+        eprintln!("isthmus: process {} of this run cannot be ended", pid.as_raw_nonzero());
+    }
+    if let Err(e) = rundir::remove(&start.dir, start.keep) {
+        eprintln!("isthmus: cannot remove {}: {e}", start.dir.display());
+    }
+    result
+}
+
+/// Returns when the front or the job is gone.
+fn watch(front: &UnixStream, start: &Start, fds: Vec<OwnedFd>) -> io::Result<()> {
+    let borrowed: Vec<BorrowedFd<'_>> = fds.iter().map(AsFd::as_fd).collect();
+    let (_job, job_socket) = spawn(JOB_COMMAND, start, &borrowed)?;
+    drop(fds);
+    // The front's end of the caller's input is ours no longer; its other two are for messages only.
+    let (woken, waker) = UnixStream::pair()?;
+    signal_hook::low_level::pipe::register(signal_hook::consts::SIGCHLD, waker)?;
+    woken.set_nonblocking(true)?;
+    loop {
+        let mut waits = [
+            PollFd::new(front, PollFlags::IN),
+            PollFd::new(&job_socket, PollFlags::IN),
+            PollFd::new(&woken, PollFlags::IN),
+        ];
+        match poll(&mut waits, None) {
+            Err(rustix::io::Errno::INTR) => continue,
+            other => other?,
+        };
+        // Neither sends anything: readable means gone.
+        if !waits[0].revents().is_empty() || !waits[1].revents().is_empty() {
+            return Ok(());
+        }
+        let mut drained = [0; 64];
+        while (&woken).read(&mut drained).is_ok_and(|n| n > 0) {}
+        tree::reap();
+    }
+}

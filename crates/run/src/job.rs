@@ -1,0 +1,488 @@
+//! The job: the process that does the run's work.
+//!
+//! It starts the host service, the VMs, the switch and the launcher, in this order, and waits for the first
+//! of: the launcher's end, a lost VM, the time-out. It answers the front once and ends; the guardian sees
+//! that, and ends and removes what is left.
+
+use std::fs;
+use std::io::Read;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::symlink;
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Stdio};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, getpid, kill_process, set_child_subreaper};
+
+use crate::error::{Error, Result};
+use crate::front::{FromJob, ToJob, status_of_signal};
+use crate::guardian::{KILL_LIMIT, Start};
+use crate::machines::{Machine, Plan, StartMachines};
+use crate::mpi::{self, Host, Mpi};
+use crate::service::{self, Service, StartService};
+use crate::spec::{ExitCode, RunSpec};
+use crate::switch::{self, Switch};
+use crate::{leash, pass, rsh, rundir, tree};
+
+/// How long a launcher may take to end after it was asked to.
+const LAUNCHER_GRACE: Duration = Duration::from_secs(3);
+/// After a launcher's end, how long to wait for word that a VM's end was the reason.
+const VM_NEWS: Duration = Duration::from_millis(300);
+/// How often adopted orphans are reaped.
+const ORPHANS_EVERY: Duration = Duration::from_secs(5);
+
+/// The parts of a run that are not decided here.
+pub struct Platform {
+    /// Starts VMs.
+    pub machines: Box<dyn StartMachines>,
+    /// Starts the host service.
+    pub service: Box<dyn StartService>,
+}
+
+/// What the job waits for.
+pub(crate) enum Event {
+    /// The front sends the launcher a signal.
+    Signal(i32),
+    /// The launcher ended, with this status.
+    Launcher(i32),
+    /// News of the switch.
+    Switch(switch::News),
+}
+
+/// The job's whole life. Returns its exit status, which nobody reads.
+pub fn main(platform: &Platform) -> i32 {
+    let Ok(guardian) = pass::take_stdin_socket() else { return 1 };
+    let Ok(Some((start, fds))) = pass::receive::<Start>(&guardian) else { return 1 };
+    let Ok([front, input]) = <[OwnedFd; 2]>::try_from(fds) else { return 1 };
+    let front = UnixStream::from(front);
+    if set_child_subreaper(Some(getpid())).is_err() {
+        return 1;
+    }
+    let (events_in, events) = mpsc::channel();
+    let Ok(Some((spec, _))) = pass::receive::<RunSpec>(&front) else { return 1 };
+    let watched =
+        watch_guardian(guardian, &start.dir).and_then(|()| watch_front(&front, &start.dir, &events_in));
+    let outcome = watched.and_then(|()| carry_out(platform, &spec, &start.dir, input, &events_in, &events));
+    let (code, line) = match outcome {
+        Ok(code) => (code, None),
+        Err(e) => (e.exit_code(), Some(e.line())),
+    };
+    let _ = pass::send(&front, &FromJob::Done { code, line }, &[]);
+    0
+}
+
+/// Guardian or front are gone: end everything, since the other may be gone too.
+fn abandon(dir: &Path) -> ! {
+    tree::kill_descendants(KILL_LIMIT);
+    let _ = rundir::remove(dir, false);
+    std::process::exit(ExitCode::FAILURE)
+}
+
+fn watch_guardian(guardian: UnixStream, dir: &Path) -> Result<()> {
+    let dir = dir.to_owned();
+    let mut guardian = guardian;
+    thread::Builder::new()
+        .name("guardian".into())
+        .spawn(move || {
+            let _ = guardian.read(&mut [0]);
+            abandon(&dir)
+        })
+        .map(drop)
+        .map_err(|e| Error::io("cannot start a thread", e))
+}
+
+fn watch_front(front: &UnixStream, dir: &Path, events: &Sender<Event>) -> Result<()> {
+    let front = front.try_clone().map_err(|e| Error::io("cannot duplicate a socket", e))?;
+    let (dir, events) = (dir.to_owned(), events.clone());
+    thread::Builder::new()
+        .name("front".into())
+        .spawn(move || {
+            while let Ok(Some((ToJob::Signal(signal), _))) = pass::receive(&front) {
+                let _ = events.send(Event::Signal(signal));
+            }
+            abandon(&dir)
+        })
+        .map(drop)
+        .map_err(|e| Error::io("cannot start a thread", e))
+}
+
+/// Everything of a run that lives while its launcher does. Fields are dropped in this order: VMs before the
+/// service that they are connected to.
+struct Parts {
+    switch: Option<Switch>,
+    machines: Vec<Machine>,
+    service: Option<Box<dyn Service>>,
+    /// Virtual CPUs of each VM.
+    cpus: u32,
+}
+
+fn carry_out(
+    platform: &Platform,
+    spec: &RunSpec,
+    dir: &Path,
+    input: OwnedFd,
+    events_in: &Sender<Event>,
+    events: &Receiver<Event>,
+) -> Result<i32> {
+    let deadline = spec.timeout_s.map(|s| Instant::now() + Duration::from_secs_f64(s));
+    let line = spec.is_launcher_line().then(|| spec.command[0].as_os_str());
+    let mpi = mpi::find(spec.mpi.as_deref(), line)?;
+    say(spec, || format!("{} {} at {}", mpi.flavour.name(), mpi.version, mpi.launcher.display()));
+    let writable = writable_directories(spec)?;
+    let mut parts = start_parts(platform, spec, dir, &writable, events_in)?;
+    if let Some(switch) = &parts.switch {
+        let names: Vec<&str> = parts.machines.iter().map(|m| m.name.as_str()).collect();
+        wait_for_agents(switch, &names, events, deadline, spec, &parts.machines)?;
+    }
+    let mut child = start_launcher(spec, &mpi, dir, &parts, input)?;
+    let outcome = follow(spec, &mut child, events_in, events, deadline, &parts.machines);
+    if let (Ok(_), Some(switch)) = (&outcome, &parts.switch) {
+        report_lost_files(switch, &parts.machines, events);
+    }
+    if let Some(service) = &parts.service {
+        say(spec, || service.counters().join("\nisthmus: "));
+    }
+    parts.switch = None;
+    outcome
+}
+
+fn say(spec: &RunSpec, text: impl FnOnce() -> String) {
+    if spec.verbose {
+        eprintln!("isthmus: {}", text());
+    }
+}
+
+/// The directories that the VMs may write.
+fn writable_directories(spec: &RunSpec) -> Result<Vec<PathBuf>> {
+    if spec.vms == 0 {
+        return Ok(Vec::new());
+    }
+    let may_write = |dir: &Path| rustix::fs::access(dir, rustix::fs::Access::WRITE_OK).is_ok();
+    let mut writable = Vec::new();
+    for dir in &spec.writable {
+        let failed = |why: String| Error::Writable { directory: dir.clone(), why };
+        let real = fs::canonicalize(dir).map_err(|e| failed(e.to_string()))?;
+        if !real.is_dir() {
+            return Err(failed("not a directory".into()));
+        }
+        if real == Path::new("/") {
+            return Err(failed("the whole file system cannot be shared writable".into()));
+        }
+        if !may_write(&real) {
+            return Err(failed("you may not write there yourself".into()));
+        }
+        writable.push(real);
+    }
+    if !spec.read_only {
+        let directory =
+            std::env::current_dir().map_err(|e| Error::io("cannot tell the working directory", e))?;
+        let fault = if directory == Path::new("/") {
+            Some("is the root of the file system and cannot be shared writable")
+        } else if !may_write(&directory) {
+            Some("is not writable by you, so what ranks write there would be lost")
+        } else {
+            None
+        };
+        match fault {
+            None => writable.insert(0, directory),
+            // Whoever names a place for the results knows about the working directory.
+            Some(_) if !writable.is_empty() => {}
+            Some(why) => return Err(Error::WorkingDirectory { directory, why }),
+        }
+    }
+    // A directory inside another one is that one's already.
+    writable.sort();
+    writable.dedup_by(|inner, outer| inner.starts_with(outer));
+    Ok(writable)
+}
+
+/// How many ranks run in VMs; `None` where the line leaves it open.
+fn guest_ranks(spec: &RunSpec) -> Option<u32> {
+    let ranks =
+        spec.ranks.or_else(|| spec.is_launcher_line().then(|| mpi::ranks_of_line(&spec.command)).flatten());
+    ranks.map(|ranks| ranks.saturating_sub(spec.host_ranks))
+}
+
+fn start_parts(
+    platform: &Platform,
+    spec: &RunSpec,
+    dir: &Path,
+    writable: &[PathBuf],
+    events: &Sender<Event>,
+) -> Result<Parts> {
+    let names: Vec<String> = (0..spec.vms).map(|vm| format!("vm{vm}")).collect();
+    let ranks = spec.ranks.or_else(|| guest_ranks(spec));
+    let config = service::Config {
+        dir: dir.to_owned(),
+        region_bytes: spec.region_bytes.unwrap_or_else(|| service::default_region_bytes(ranks)),
+        peers: names.clone(),
+    };
+    let service = platform.service.start(&config)?;
+    let cpus = spec.cpus.unwrap_or_else(|| spec.slots(guest_ranks(spec)).into_iter().max().unwrap_or(1));
+    let mut parts = Parts { switch: None, machines: Vec::new(), service, cpus };
+    if spec.vms == 0 {
+        return Ok(parts);
+    }
+    let plan = Plan {
+        spec,
+        dir: &dir.to_owned(),
+        names: &names,
+        cpus,
+        writable,
+        ivshmem_socket: parts.service.as_ref().map(|s| s.ivshmem_socket().to_owned()),
+        attach_socket: parts.service.as_ref().map(|s| s.attach_socket().to_owned()),
+    };
+    parts.machines = platform.machines.start(&plan)?;
+    let ports = parts
+        .machines
+        .iter()
+        .map(|machine| switch::Ports::of(machine).map_err(|e| Error::io("cannot use the ports of a VM", e)))
+        .collect::<Result<Vec<_>>>()?;
+    let events = events.clone();
+    let report = move |news| {
+        let _ = events.send(Event::Switch(news));
+    };
+    parts.switch = Some(Switch::start(dir, ports, spec.verbose, report)?);
+    Ok(parts)
+}
+
+/// Waits until every VM's agent has said hello.
+fn wait_for_agents(
+    _switch: &Switch,
+    names: &[&str],
+    events: &Receiver<Event>,
+    deadline: Option<Instant>,
+    spec: &RunSpec,
+    machines: &[Machine],
+) -> Result<()> {
+    let start = Instant::now();
+    let mut waiting: Vec<&str> = names.to_vec();
+    while !waiting.is_empty() {
+        match next(events, deadline) {
+            Ok(Event::Switch(switch::News::Up { vm })) => {
+                waiting.retain(|name| *name != names[vm]);
+                say(spec, || format!("{} is up after {:.1} s", names[vm], start.elapsed().as_secs_f64()));
+            }
+            Ok(Event::Switch(switch::News::Lost { vm, why })) => {
+                return Err(Error::Boot { vm: names[vm].to_owned(), why: with_console(&machines[vm], &why) });
+            }
+            Ok(Event::Signal(signal)) if ends(signal) => {
+                return Ok(()).and(Err(Error::Broken(format!(
+                    "ended by signal {signal} while the VMs were starting"
+                ))));
+            }
+            Ok(_) => {}
+            Err(RecvTimeoutError::Timeout) => return Err(timed_out(spec)),
+            Err(RecvTimeoutError::Disconnected) => {
+                return Err(Error::Broken("the job's threads ended".into()));
+            }
+        }
+    }
+    Ok(())
+}
+
+fn ends(signal: i32) -> bool {
+    use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+    matches!(signal, SIGINT | SIGTERM | SIGHUP)
+}
+
+fn timed_out(spec: &RunSpec) -> Error {
+    Error::Timeout { seconds: spec.timeout_s.unwrap_or_default() }
+}
+
+fn with_console(machine: &Machine, why: &str) -> String {
+    let lines = (machine.console)();
+    if lines.is_empty() {
+        why.to_owned()
+    } else {
+        format!("{why}; its console ended with:\n{}", lines.join("\n"))
+    }
+}
+
+fn next(events: &Receiver<Event>, deadline: Option<Instant>) -> std::result::Result<Event, RecvTimeoutError> {
+    match deadline {
+        None => events.recv().map_err(|_| RecvTimeoutError::Disconnected),
+        Some(deadline) => events.recv_timeout(deadline.saturating_duration_since(Instant::now())),
+    }
+}
+
+fn write_file(path: &Path, content: &str) -> Result<()> {
+    fs::write(path, content).map_err(|e| Error::io(format!("cannot write {}", path.display()), e))
+}
+
+fn start_launcher(spec: &RunSpec, mpi: &Mpi, dir: &Path, parts: &Parts, input: OwnedFd) -> Result<Child> {
+    let mut hosts = Vec::new();
+    let here = thread::available_parallelism().map_or(1, |n| u32::try_from(n.get()).unwrap_or(u32::MAX));
+    if spec.vms == 0 {
+        // The short form has as many places as ranks, whatever the number of processors.
+        hosts.extend(spec.ranks.map(|slots| Host { name: "localhost".into(), slots }));
+    } else {
+        if spec.host_ranks > 0 {
+            hosts.push(Host { name: "localhost".into(), slots: spec.host_ranks });
+        }
+        let slots = spec.slots(guest_ranks(spec));
+        hosts.extend(
+            parts
+                .machines
+                .iter()
+                .zip(slots)
+                .filter(|(_, slots)| *slots > 0)
+                .map(|(machine, slots)| Host { name: machine.name.clone(), slots }),
+        );
+    }
+    let crowded =
+        hosts.iter().any(|host| host.slots > if host.name == "localhost" { here } else { parts.cpus });
+    let mut command = leash::command(&mpi.launcher);
+    let host_file = dir.join("hosts");
+    if !hosts.is_empty() {
+        write_file(&host_file, &mpi::host_file(mpi.flavour, &hosts))?;
+    }
+    let agent = dir.join(rsh::AGENT_NAME);
+    if spec.vms > 0 {
+        let program =
+            std::env::current_exe().map_err(|e| Error::io("cannot tell where this program is", e))?;
+        symlink(program, &agent).map_err(|e| Error::io(format!("cannot make {}", agent.display()), e))?;
+    }
+    command.envs(mpi::launcher(
+        mpi.flavour,
+        dir,
+        (spec.vms > 0).then_some(agent.as_path()),
+        (!hosts.is_empty()).then_some(host_file.as_path()),
+        crowded,
+    ));
+    if let Some(service) = &parts.service {
+        command.envs(mpi::transport(mpi.flavour, &mpi::provider_directory()?, spec.through_region));
+        command.env("ISTHMUS_SOCKET", service.attach_socket());
+    }
+    command.env(rsh::RUN_VARIABLE, dir);
+    for variable in &spec.env {
+        set_variable(&mut command, variable);
+    }
+    command.args(mpi::arguments(spec)).stdin(Stdio::from(input)).process_group(0);
+    say(spec, || {
+        let words: Vec<_> = mpi::arguments(spec).iter().map(|w| w.to_string_lossy().into_owned()).collect();
+        format!("{} {}", mpi.launcher.display(), words.join(" "))
+    });
+    command.spawn().map_err(|e| Error::io(format!("cannot start {}", mpi.launcher.display()), e))
+}
+
+/// `NAME=VALUE` sets; `NAME` alone is passed on, which it is anyway wherever we start the processes.
+fn set_variable(command: &mut std::process::Command, variable: &std::ffi::OsStr) {
+    use std::os::unix::ffi::OsStrExt;
+    let bytes = variable.as_bytes();
+    if let Some(at) = bytes.iter().position(|b| *b == b'=') {
+        command.env(std::ffi::OsStr::from_bytes(&bytes[..at]), std::ffi::OsStr::from_bytes(&bytes[at + 1..]));
+    }
+}
+
+/// Waits for the launcher's end, handing it signals meanwhile.
+fn follow(
+    spec: &RunSpec,
+    child: &mut Child,
+    events_in: &Sender<Event>,
+    events: &Receiver<Event>,
+    deadline: Option<Instant>,
+    machines: &[Machine],
+) -> Result<i32> {
+    let pid = Pid::from_child(child);
+    watch_launcher(pid, events_in)?;
+    let claimed: Vec<Pid> = machines.iter().map(|m| m.pid).chain([pid]).collect();
+    let _ = thread::Builder::new().name("orphans".into()).spawn(move || {
+        let mut seen = Vec::new();
+        loop {
+            thread::sleep(ORPHANS_EVERY);
+            tree::reap_orphans(&claimed, &mut seen);
+        }
+    });
+    loop {
+        match next(events, deadline) {
+            Ok(Event::Signal(signal)) => signal_launcher(pid, signal),
+            Ok(Event::Launcher(status)) => return after_launcher(status, events, machines),
+            Ok(Event::Switch(switch::News::Lost { vm, why })) => {
+                let error = lost(&machines[vm], &why);
+                // mpirun would end by itself, with status 0, but its other ranks might not.
+                end_launcher(pid, events);
+                return Err(error);
+            }
+            Ok(Event::Switch(_)) => {}
+            Err(RecvTimeoutError::Timeout) => {
+                end_launcher(pid, events);
+                return Err(timed_out(spec));
+            }
+            Err(RecvTimeoutError::Disconnected) => {
+                return Err(Error::Broken("the job's threads ended".into()));
+            }
+        }
+    }
+}
+
+fn signal_launcher(pid: Pid, signal: i32) {
+    if let Some(signal) = Signal::from_named_raw(signal) {
+        let _ = kill_process(pid, signal);
+    }
+}
+
+fn lost(machine: &Machine, why: &str) -> Error {
+    Error::LostVm { vm: machine.name.clone(), why: with_console(machine, why) }
+}
+
+/// Waits for the process itself, so that its end is told with its status. The [`Child`] is not used for it:
+/// it cannot be waited for by one thread and signalled by another.
+fn watch_launcher(pid: Pid, events: &Sender<Event>) -> Result<()> {
+    let events = events.clone();
+    thread::Builder::new()
+        .name("launcher".into())
+        .spawn(move || {
+            let status = loop {
+                match rustix::process::waitpid(Some(pid), rustix::process::WaitOptions::empty()) {
+                    Ok(Some((_, status))) => {
+                        let by_signal = status.terminating_signal().map(status_of_signal);
+                        if let Some(status) = status.exit_status().or(by_signal) {
+                            break status;
+                        }
+                    }
+                    Ok(None) | Err(rustix::io::Errno::INTR) => {}
+                    Err(_) => break ExitCode::FAILURE,
+                }
+            };
+            let _ = events.send(Event::Launcher(status));
+        })
+        .map(drop)
+        .map_err(|e| Error::io("cannot start a thread", e))
+}
+
+/// Asks the launcher to end, and gives it a little time to do it well; whatever is left is the guardian's.
+fn end_launcher(pid: Pid, events: &Receiver<Event>) {
+    signal_launcher(pid, signal_hook::consts::SIGTERM);
+    // A stopped launcher would not hear of it.
+    signal_launcher(pid, signal_hook::consts::SIGCONT);
+    let deadline = Instant::now() + LAUNCHER_GRACE;
+    while let Ok(event) = next(events, Some(deadline)) {
+        if matches!(event, Event::Launcher(_)) {
+            return;
+        }
+    }
+}
+
+/// The launcher has ended: perhaps because it lost a VM, and then with status 0.
+fn after_launcher(status: i32, events: &Receiver<Event>, machines: &[Machine]) -> Result<i32> {
+    if machines.is_empty() {
+        return Ok(status);
+    }
+    let deadline = Instant::now() + VM_NEWS;
+    while let Ok(event) = next(events, Some(deadline)) {
+        if let Event::Switch(switch::News::Lost { vm, why }) = event {
+            return Err(lost(&machines[vm], &why));
+        }
+    }
+    Ok(status)
+}
+
+/// Asks the agents which files vanish with their VMs, and prints that.
+fn report_lost_files(switch: &Switch, machines: &[Machine], events: &Receiver<Event>) {
+    let _ = (switch, machines, events);
+}

@@ -1,0 +1,36 @@
+//! A process that must not outlive the one that started it: this program, started again, asks the kernel for
+//! a kill on its parent's death and becomes the real program. It is the last net, for when front, guardian
+//! and job all die at once.
+
+use std::ffi::OsString;
+use std::io;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::Command;
+
+use rustix::process::{Signal, getpid, getppid, set_parent_process_death_signal};
+
+/// The hidden subcommand that runs [`main`].
+pub const LEASH_COMMAND: &str = "leash";
+
+/// A command that runs `program` on a leash. The signal comes when the *thread* that spawns it ends, so that
+/// must be one that lives as long as the run.
+pub fn command(program: &Path) -> Command {
+    let mut command = Command::new("/proc/self/exe");
+    command.arg0("isthmus").arg(LEASH_COMMAND).arg(getpid().as_raw_nonzero().to_string()).arg(program);
+    command
+}
+
+/// `isthmus leash PARENT PROGRAM ARGS...`. Returns only if the program cannot be executed, with the status
+/// that a shell would use.
+pub fn main(args: &[OsString]) -> i32 {
+    let [parent, program, rest @ ..] = args else { return 125 };
+    let leashed = set_parent_process_death_signal(Some(Signal::KILL));
+    let alive = getppid().is_some_and(|pid| parent.to_str() == Some(&pid.as_raw_nonzero().to_string()));
+    if leashed.is_err() || !alive {
+        return 125;
+    }
+    let error = Command::new(program).args(rest).exec();
+    eprintln!("isthmus: cannot run {}: {error}", program.to_string_lossy());
+    if error.kind() == io::ErrorKind::NotFound { 127 } else { 126 }
+}

@@ -1,0 +1,66 @@
+//! What a run needs of its VMs: three channels into each, news of its end, and a way to end it.
+
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+
+use rustix::process::Pid;
+
+use crate::error::Result;
+use crate::spec::RunSpec;
+
+/// What the VMs are started with.
+#[derive(Debug)]
+pub struct Plan<'a> {
+    /// What the user asked for.
+    pub spec: &'a RunSpec,
+    /// The run's directory.
+    pub dir: &'a PathBuf,
+    /// Host names, one per VM.
+    pub names: &'a [String],
+    /// Virtual CPUs of each VM.
+    pub cpus: u32,
+    /// Directories that the VMs may write.
+    pub writable: &'a [PathBuf],
+    /// The socket of the ivshmem server, where there is a region.
+    pub ivshmem_socket: Option<PathBuf>,
+    /// The path at which the agents shall offer attaching: that of the host service, so that one setting
+    /// holds everywhere.
+    pub attach_socket: Option<PathBuf>,
+}
+
+/// A VM that runs.
+pub struct Machine {
+    /// Its host name.
+    pub name: String,
+    /// The port for execution.
+    pub exec: UnixStream,
+    /// The port for relayed connections.
+    pub relay: UnixStream,
+    /// The port for the agent.
+    pub control: UnixStream,
+    /// Its process.
+    pub pid: Pid,
+    /// The last lines of its console, for when it is lost.
+    pub console: Box<dyn Fn() -> Vec<String> + Send>,
+    /// Kept as long as the VM shall live.
+    pub keep: Box<dyn Send>,
+}
+
+/// Starts the VMs of a run.
+pub trait StartMachines {
+    /// Starts all of them, side by side, and returns when their processes run; the guests may still boot.
+    ///
+    /// # Errors
+    /// [`crate::Error::Boot`], naming the VM.
+    fn start(&self, plan: &Plan<'_>) -> Result<Vec<Machine>>;
+}
+
+/// QEMU, through `isthmus-vm`.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Qemu;
+
+impl StartMachines for Qemu {
+    fn start(&self, plan: &Plan<'_>) -> Result<Vec<Machine>> {
+        Err(crate::Error::Boot { vm: plan.names[0].clone(), why: "this build cannot boot VMs yet".into() })
+    }
+}

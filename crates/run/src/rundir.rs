@@ -1,0 +1,79 @@
+//! The run's directories: one for sockets, files and the MPI's session, and its twin in `/dev/shm` for what
+//! an MPI maps. Both have mode 0700, both are made by the guardian and removed by whoever is left.
+
+use std::fs::{self, DirBuilder};
+use std::io::{self, Read};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::path::{Path, PathBuf};
+
+use crate::error::{Error, Result};
+
+/// Longest base directory: a UNIX socket's path has 107 bytes, and ours must fit below.
+const MAX_BASE_BYTES: usize = 60;
+
+/// Chooses the path of a run directory that does not exist yet, in `$XDG_RUNTIME_DIR` or `/tmp`.
+///
+/// # Errors
+/// [`Error::Io`]: no randomness.
+pub fn choose() -> Result<PathBuf> {
+    let mut seed = [0; 6];
+    fs::File::open("/dev/urandom")
+        .and_then(|mut file| file.read_exact(&mut seed))
+        .map_err(|e| Error::io("/dev/urandom", e))?;
+    let name = seed.iter().fold(String::from("isthmus-"), |name, byte| format!("{name}{byte:02x}"));
+    let me = rustix::process::geteuid().as_raw();
+    let base = std::env::var_os("XDG_RUNTIME_DIR")
+        .map(PathBuf::from)
+        .filter(|dir| dir.is_absolute() && dir.as_os_str().len() <= MAX_BASE_BYTES)
+        .filter(|dir| fs::metadata(dir).is_ok_and(|meta| meta.is_dir() && meta.uid() == me))
+        .filter(|dir| rustix::fs::access(dir, rustix::fs::Access::WRITE_OK).is_ok())
+        .unwrap_or_else(|| PathBuf::from("/tmp"));
+    Ok(base.join(name))
+}
+
+/// The twin of run directory `dir` in `/dev/shm`.
+pub fn shm_twin(dir: &Path) -> PathBuf {
+    Path::new("/dev/shm").join(dir.file_name().unwrap_or_default())
+}
+
+/// Makes both directories.
+///
+/// # Errors
+/// [`Error::Io`], one that exists already included.
+pub fn make(dir: &Path) -> Result<()> {
+    for path in [dir, &shm_twin(dir)] {
+        DirBuilder::new()
+            .mode(0o700)
+            .create(path)
+            .map_err(|e| Error::io(format!("cannot make {}", path.display()), e))?;
+    }
+    Ok(())
+}
+
+/// Removes both directories and all that is in them; `keep` leaves the first.
+pub fn remove(dir: &Path, keep: bool) -> io::Result<()> {
+    let gone = |result: io::Result<()>| match result {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
+        other => other,
+    };
+    let twin = gone(fs::remove_dir_all(shm_twin(dir)));
+    if keep { twin } else { twin.and(gone(fs::remove_dir_all(dir))) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn made_private_and_removed_whole() {
+        let dir = choose().unwrap();
+        make(&dir).unwrap();
+        assert_eq!(fs::metadata(&dir).unwrap().mode() & 0o777, 0o700);
+        assert!(make(&dir).is_err());
+        fs::create_dir_all(dir.join("a/b")).unwrap();
+        fs::write(dir.join("a/b/c"), "x").unwrap();
+        remove(&dir, false).unwrap();
+        assert!(!dir.exists() && !shm_twin(&dir).exists());
+        remove(&dir, false).unwrap();
+    }
+}

@@ -1,0 +1,218 @@
+//! What was asked for: everything that `isthmus run` was told, checked as far as it can be without doing
+//! anything. It travels as JSON from the front to the job.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::{Error, Result};
+use crate::mpi;
+
+/// Exit statuses that are ours; all others are the launcher's own.
+pub struct ExitCode;
+
+impl ExitCode {
+    /// The command line made no sense.
+    pub const USAGE: i32 = 2;
+    /// `--timeout` ran out.
+    pub const TIMEOUT: i32 = 124;
+    /// isthmus itself failed.
+    pub const FAILURE: i32 = 125;
+    /// A VM was lost while the job ran.
+    pub const LOST_VM: i32 = 126;
+}
+
+/// Which accelerator QEMU is given.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Accelerator {
+    /// KVM where it passes the probe, else TCG.
+    #[default]
+    Auto,
+    /// Hardware virtualisation, or fail.
+    Kvm,
+    /// Software emulation.
+    Tcg,
+}
+
+/// Which network the VMs get.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Net {
+    /// None at all: the launcher's control connections are relayed.
+    #[default]
+    None,
+    /// virtio-net on a tap device and a bridge, in a network namespace of the run.
+    Tap,
+}
+
+/// One run, as asked for.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct RunSpec {
+    /// Number of VMs; 0 runs the whole job as plain processes.
+    pub vms: u32,
+    /// Number of ranks; `None` with a full launcher line.
+    pub ranks: Option<u32>,
+    /// Ranks per VM; by default they are spread evenly.
+    pub ppn: Option<u32>,
+    /// How many of the first ranks run on the host itself.
+    pub host_ranks: u32,
+    /// Directory or name of the MPI; by default the one on the PATH.
+    pub mpi: Option<String>,
+    /// Further arguments for the launcher of the short form.
+    pub mpi_args: Vec<OsString>,
+    /// Send the traffic between ranks of one host through the region too.
+    pub through_region: bool,
+    /// `NAME=VALUE`, or `NAME` for a variable that is passed on.
+    pub env: Vec<OsString>,
+    /// Virtual CPUs per VM.
+    pub cpus: Option<u32>,
+    /// Bytes of memory per VM.
+    pub memory_bytes: Option<u64>,
+    /// Bytes of the region.
+    pub region_bytes: Option<u64>,
+    /// Accelerator for QEMU.
+    pub accel: Accelerator,
+    /// Kernel image to boot instead of the packaged one.
+    pub kernel: Option<PathBuf>,
+    /// Share the working directory read-only.
+    pub read_only: bool,
+    /// Directories that the VMs may write besides the working directory.
+    pub writable: Vec<PathBuf>,
+    /// Network of the VMs.
+    pub net: Net,
+    /// Leave the run directory behind.
+    pub keep: bool,
+    /// Say what is done.
+    pub verbose: bool,
+    /// Where the consoles of the VMs are kept.
+    pub console: Option<PathBuf>,
+    /// Seconds after which the run is ended.
+    pub timeout_s: Option<f64>,
+    /// The program with its arguments, or a full launcher line.
+    pub command: Vec<OsString>,
+}
+
+impl RunSpec {
+    /// Whether `command` is a launcher line rather than a program.
+    pub fn is_launcher_line(&self) -> bool {
+        self.ranks.is_none()
+            && self.command.first().is_some_and(|word| mpi::is_launcher_name(Path::new(word)))
+    }
+
+    /// Checks what can be checked without doing anything.
+    ///
+    /// # Errors
+    /// [`Error::Usage`], with the flag to change.
+    pub fn check(&self) -> Result<()> {
+        let usage = |text: String| Err(Error::Usage(text));
+        let Some(first) = self.command.first() else {
+            return usage("nothing to run: give a program or an mpirun line after `--`".into());
+        };
+        if mpi::is_launcher_name(Path::new(first)) {
+            if self.ranks.is_some() {
+                return usage(format!(
+                    "-n and a launcher line exclude each other: drop `-n`, or drop `{}` and its options",
+                    first.to_string_lossy()
+                ));
+            }
+            if !self.mpi_args.is_empty() {
+                return usage(
+                    "--mpi-arg is for the short form: write the argument into the launcher line".into(),
+                );
+            }
+            if self.host_ranks > 0 && self.vms > 0 && self.ppn.is_none() {
+                // The host's share of a line is a number of slots, and the VMs' share must be known beside it.
+                return usage("--host-ranks with a launcher line needs --ppn, the ranks per VM".into());
+            }
+        } else if self.ranks.is_none() {
+            return usage(
+                "the number of ranks is missing: give -n N, or a full mpirun line after `--`".into(),
+            );
+        }
+        if self.ranks == Some(0) {
+            return usage("-n 0: a job has at least one rank".into());
+        }
+        if self.ppn == Some(0) {
+            return usage("--ppn 0: a VM has room for at least one rank".into());
+        }
+        if let Some(ranks) = self.ranks {
+            if self.host_ranks > ranks {
+                return usage(format!("--host-ranks {} is more than -n {ranks}", self.host_ranks));
+            }
+            let (guest_ranks, vms) = (u64::from(ranks - self.host_ranks), u64::from(self.vms));
+            if vms > 0 {
+                if let Some(ppn) = self.ppn {
+                    let room = vms * u64::from(ppn);
+                    if guest_ranks > room {
+                        return usage(format!(
+                            "{guest_ranks} ranks do not fit into {vms} VMs with --ppn {ppn} ({room} places): raise --vms or --ppn"
+                        ));
+                    }
+                }
+            }
+        }
+        if self.timeout_s.is_some_and(|s| !s.is_finite() || s <= 0.0) {
+            return usage("--timeout takes seconds greater than 0".into());
+        }
+        if self.cpus == Some(0) {
+            return usage("--cpus 0: a VM has at least one".into());
+        }
+        for variable in &self.env {
+            let name = variable.as_encoded_bytes().split(|b| *b == b'=').next().unwrap_or_default();
+            if name.is_empty() || name.contains(&0) {
+                return usage(format!("--env {}: NAME or NAME=VALUE", variable.to_string_lossy()));
+            }
+        }
+        Ok(())
+    }
+
+    /// How many ranks each VM takes: filled in blocks, the first ones one more where it does not divide.
+    ///
+    /// `guest_ranks` is the number of ranks that do not run on the host; `None` if a launcher line does not
+    /// say.
+    pub fn slots(&self, guest_ranks: Option<u32>) -> Vec<u32> {
+        let vms = self.vms as usize;
+        if let Some(ppn) = self.ppn {
+            return vec![ppn; vms];
+        }
+        let Some(ranks) = guest_ranks else { return vec![1; vms] };
+        (0..self.vms).map(|vm| ranks / self.vms + u32::from(vm < ranks % self.vms)).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn spec(vms: u32, ranks: Option<u32>, command: &[&str]) -> RunSpec {
+        RunSpec { vms, ranks, command: command.iter().map(OsString::from).collect(), ..RunSpec::default() }
+    }
+
+    #[test]
+    fn ranks_are_spread_in_blocks_and_all_of_them() {
+        assert_eq!(spec(3, Some(7), &["a"]).slots(Some(7)), [3, 2, 2]);
+        assert_eq!(spec(2, None, &["mpirun"]).slots(None), [1, 1]);
+        assert_eq!(RunSpec { ppn: Some(4), ..spec(2, Some(5), &["a"]) }.slots(Some(5)), [4, 4]);
+    }
+
+    #[test]
+    fn contradictions_are_usage_errors() {
+        for bad in [
+            spec(1, Some(1), &[]),
+            spec(1, None, &["./prog"]),
+            spec(1, Some(2), &["mpirun", "-n", "2", "./a"]),
+            spec(1, Some(0), &["./prog"]),
+            RunSpec { host_ranks: 3, ..spec(1, Some(2), &["a"]) },
+            RunSpec { ppn: Some(1), ..spec(2, Some(3), &["a"]) },
+            RunSpec { timeout_s: Some(-1.0), ..spec(2, Some(3), &["a"]) },
+            RunSpec { env: vec!["=x".into()], ..spec(2, Some(3), &["a"]) },
+        ] {
+            assert!(matches!(bad.check(), Err(Error::Usage(_))), "{bad:?}");
+        }
+        spec(2, None, &["/opt/x/bin/mpirun", "-n", "4", "./a"]).check().unwrap();
+        spec(2, Some(4), &["./a"]).check().unwrap();
+    }
+}
