@@ -1,1 +1,36 @@
 //! libfabric's declarations, for a provider that is loaded by any of its versions.
+//!
+//! One module per public header, with libfabric's own names, so that whoever knows the manual pages finds everything.
+//! Only what a provider touches is declared. Nothing here is linked: a provider must not carry an undefined libfabric
+//! symbol (it would bind to the oldest compatible version, or to none at all), so the few functions of the core that
+//! we call are function-pointer types in [`prov`].
+//!
+//! **Versions.** Structures that grew over time are declared at their newest size, 2.5, which is right for what we
+//! allocate; what a caller allocated may be shorter, and each such field says since when it exists. Structures are
+//! those of 64-bit Linux. `tests/layout.rs` compares sizes, offsets and constants with the installed headers.
+#![allow(non_camel_case_types)]
+
+#[cfg(not(all(target_os = "linux", target_pointer_width = "64")))]
+compile_error!("these layouts were written down for 64-bit Linux only");
+
+pub mod atomic;
+pub mod cm;
+pub mod domain;
+pub mod endpoint;
+pub mod eq;
+pub mod errno;
+pub mod fabric;
+pub mod prov;
+pub mod rma;
+pub mod tagged;
+
+pub use atomic::*;
+pub use cm::*;
+pub use domain::*;
+pub use endpoint::*;
+pub use eq::*;
+pub use errno::*;
+pub use fabric::*;
+pub use prov::*;
+pub use rma::*;
+pub use tagged::*;
