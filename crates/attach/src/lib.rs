@@ -1,1 +1,21 @@
 //! The attach protocol: how a process reaches its local service and receives its part of the region.
+//!
+//! - [`protocol`]: the frames, byte for byte; `docs/attach-protocol.md` says the same in prose.
+//! - [`socket`]: frames with descriptors over a UNIX socket; where the socket lies.
+//! - [`client`]: the process's side: [`connect`] gives a [`isthmus_region::member::Member`].
+//! - [`server`]: the local service's side, the same in the host service and in the guest agent.
+//!
+//! There is no policy here: who may attach, and what becomes of the events, is told by the service that embeds
+//! [`server::Server`].
+
+#![forbid(unsafe_code)]
+
+pub mod client;
+pub mod error;
+pub mod protocol;
+pub mod server;
+pub mod socket;
+
+pub use client::{connect, connect_at, shared};
+pub use error::{Error, Result};
+pub use socket::find_socket;

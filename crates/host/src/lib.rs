@@ -1,1 +1,23 @@
-//! The host service: region creation, ivshmem server, membership, attach service.
+//! The host service: it makes a region, says who is a member, and lets processes and VMs in.
+//!
+//! - [`service`]: the service as a whole, embedded by `isthmus run` and by `isthmus host`.
+//! - [`members`]: the membership table and the sections behind it; the one place that writes the host section.
+//! - [`ivshmem`]: the server that QEMU's ivshmem-doorbell devices connect to.
+//! - [`plan`]: how a region is cut into sections.
+//! - [`stats`]: what went through the region, by peer.
+//! - [`foreground`]: the service as a program of its own.
+
+#![forbid(unsafe_code)]
+
+pub mod error;
+pub mod foreground;
+pub mod ivshmem;
+pub mod members;
+pub mod plan;
+pub mod service;
+pub mod stats;
+
+pub use error::{Error, Result};
+pub use isthmus_attach::server::{Allowed, Ending};
+pub use service::{Config, Event, Service, Vm};
+pub use stats::Stats;

@@ -1,0 +1,242 @@
+//! The process's side: connect, map, and ask.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+use isthmus_region::extent::Extent;
+use isthmus_region::mapping::Mapping;
+use isthmus_region::member::{LocalService, Member};
+use isthmus_region::membership::Region;
+use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, SendFlags, SocketAddrUnix, SocketFlags};
+use rustix::process::{Pid, PidfdFlags};
+
+use crate::error::{Error, Result};
+use crate::protocol::{Code, Reply, Request, VERSION, Welcome};
+use crate::socket;
+
+/// How long a process waits for an answer.
+pub const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Attaches this process to its local service, wherever [`socket::find_socket`] finds it.
+///
+/// # Errors
+/// [`Error::NoSocket`], or as [`connect_at`].
+pub fn connect() -> Result<Arc<Member>> {
+    connect_at(&socket::find_socket()?)
+}
+
+/// Attaches this process to the service that listens at `path`.
+///
+/// # Errors
+/// [`Error::Connect`], [`Error::Refused`], [`Error::TimedOut`], [`Error::Gone`], or whatever is wrong with the region.
+pub fn connect_at(path: &Path) -> Result<Arc<Member>> {
+    let mut line = Line::open(path)?;
+    let pid = rustix::process::getpid();
+    let pidfd = rustix::process::pidfd_open(pid, PidfdFlags::empty())
+        .map_err(|source| Error::System { action: "open a pidfd of this process", source })?;
+    let name = std::env::current_exe().ok();
+    let name = name.as_deref().and_then(Path::file_name).map(|n| n.to_string_lossy().into_owned());
+    let hello = Request::Hello {
+        version: VERSION,
+        pid: u32::try_from(pid.as_raw_nonzero().get()).unwrap_or(0),
+        name: name.unwrap_or_default(),
+    };
+    let (reply, fds) = line.ask(&hello, Some(&pidfd))?;
+    let welcome = match reply {
+        Reply::Welcome(welcome) => welcome,
+        Reply::Refused { code, text } => return Err(Error::Refused { code, text }),
+        _ => return Err(Error::BadFrame { what: "not the answer to Hello" }),
+    };
+    let [region, wake]: [OwnedFd; 2] =
+        fds.try_into().map_err(|_| Error::BadFrame { what: "not the two descriptors of a Welcome" })?;
+    let map = map(&region, &welcome)?;
+    let client = Client { line: Mutex::new(line), path: path.to_path_buf(), pid, _wake: wake };
+    Ok(Member::new(&map, welcome.peer, welcome.grant, Box::new(client))?)
+}
+
+/// Maps the region, after a look at its size: beyond a file's end a load is a signal, not an error.
+fn map(fd: &OwnedFd, welcome: &Welcome) -> Result<Arc<Mapping>> {
+    let stat = rustix::fs::fstat(fd)
+        .map_err(|source| Error::System { action: "look at the region's descriptor", source })?;
+    let found = u64::try_from(stat.st_size).unwrap_or(0);
+    if found < welcome.region_bytes {
+        return Err(isthmus_region::Error::WrongSize { found, expected: welcome.region_bytes }.into());
+    }
+    let map = Mapping::map(fd.as_fd(), welcome.region_bytes)?;
+    if Region::open(&map)?.shape().uuid != welcome.uuid {
+        return Err(Error::BadFrame { what: "the region is not the one that was announced" });
+    }
+    Ok(map)
+}
+
+/// The attachment that all users in this process share: the one there is while anybody holds it, else a new one. A
+/// forked child that asks gets one of its own.
+///
+/// # Errors
+/// As [`connect`].
+pub fn shared() -> Result<Arc<Member>> {
+    static CACHE: Mutex<Option<(Pid, Weak<Member>)>> = Mutex::new(None);
+    let pid = rustix::process::getpid();
+    let mut cache = CACHE.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(member) = cache.as_ref().filter(|(owner, _)| *owner == pid).and_then(|(_, m)| m.upgrade()) {
+        return Ok(member);
+    }
+    let member = connect()?;
+    *cache = Some((pid, Arc::downgrade(&member)));
+    Ok(member)
+}
+
+/// A connection on which one question at a time is asked.
+#[derive(Debug)]
+struct Line {
+    socket: OwnedFd,
+    sequence: u64,
+}
+
+impl Line {
+    fn open(path: &Path) -> Result<Self> {
+        let failed = |source| Error::Connect { path: path.to_path_buf(), source };
+        let address = SocketAddrUnix::new(path).map_err(failed)?;
+        let socket = socket::packet_socket(SocketFlags::empty()).map_err(failed)?;
+        // Also bounds `connect`, when the queue of a service that does not accept is full.
+        rustix::net::sockopt::set_socket_timeout(
+            &socket,
+            rustix::net::sockopt::Timeout::Send,
+            Some(PATIENCE),
+        )
+        .map_err(failed)?;
+        rustix::net::connect(&socket, &address).map_err(failed)?;
+        Ok(Self { socket, sequence: 0 })
+    }
+
+    /// Sends a request and waits for its reply.
+    fn ask(&mut self, request: &Request, fd: Option<&OwnedFd>) -> Result<(Reply, Vec<OwnedFd>)> {
+        self.sequence += 1;
+        let deadline = Instant::now() + PATIENCE;
+        let fds: Vec<_> = fd.iter().map(|fd| fd.as_fd()).collect();
+        match socket::send(&self.socket, &request.encode(self.sequence), &fds, SendFlags::empty()) {
+            // A service that refuses closes at once; what it said is still there to be read.
+            Ok(()) | Err(Errno::PIPE | Errno::CONNRESET) => {}
+            Err(Errno::AGAIN) => return Err(Error::TimedOut { seconds: PATIENCE.as_secs() }),
+            Err(source) => return Err(Error::System { action: "ask the isthmus service", source }),
+        }
+        loop {
+            self.wait(deadline)?;
+            let packet = match socket::receive(&self.socket, RecvFlags::DONTWAIT) {
+                Ok(packet) => packet,
+                // A reset is reported once, ahead of what the service said before it closed.
+                Err(Errno::AGAIN | Errno::CONNRESET) => continue,
+                Err(source) => {
+                    return Err(Error::System { action: "hear the isthmus service", source });
+                }
+            };
+            if packet.frame.is_empty() {
+                return Err(Error::Gone);
+            }
+            let (sequence, reply) = Reply::decode(&packet.frame)?;
+            // An answer to a question that was given up belongs to nobody; a refusal of the line itself has number 0.
+            if sequence == self.sequence || (sequence == 0 && matches!(reply, Reply::Refused { .. })) {
+                return Ok((reply, packet.fds));
+            }
+        }
+    }
+
+    fn wait(&self, deadline: Instant) -> Result<()> {
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            let timeout = Timespec::try_from(left).unwrap_or_default();
+            let mut poll = [PollFd::new(&self.socket, PollFlags::IN)];
+            match rustix::event::poll(&mut poll, Some(&timeout)) {
+                Ok(0) if left.is_zero() => return Err(Error::TimedOut { seconds: PATIENCE.as_secs() }),
+                Ok(0) | Err(Errno::INTR) => {}
+                Ok(_) => return Ok(()),
+                Err(source) => return Err(Error::System { action: "wait for the isthmus service", source }),
+            }
+        }
+    }
+}
+
+/// The attach protocol as a member's local service.
+#[derive(Debug)]
+struct Client {
+    line: Mutex<Line>,
+    path: PathBuf,
+    pid: Pid,
+    /// Held so that the service can ring as long as the process is attached.
+    _wake: OwnedFd,
+}
+
+impl Client {
+    fn ask(&self, action: &'static str, request: &Request) -> isthmus_region::Result<Reply> {
+        let refused = |reason| isthmus_region::Error::Service { action, reason };
+        // Before the lock: in a forked child another thread of the parent may have left it locked.
+        if rustix::process::getpid() != self.pid {
+            return Err(refused(Error::Forked.to_string()));
+        }
+        let mut line = self.line.lock().unwrap_or_else(PoisonError::into_inner);
+        match line.ask(request, None) {
+            Ok((Reply::Refused { code: Code::Full, .. }, _)) => {
+                let bytes = if let Request::Grow { bytes } = request { *bytes } else { 0 };
+                Err(isthmus_region::Error::Full { bytes })
+            }
+            Ok((Reply::Refused { text, .. }, _)) => Err(refused(text)),
+            Ok((reply, _)) => Ok(reply),
+            Err(e) => Err(refused(format!("{} ({})", chain(&e), self.path.display()))),
+        }
+    }
+}
+
+/// An error with its causes, for a text field.
+fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(e) = cause {
+        text = format!("{text}: {e}");
+        cause = e.source();
+    }
+    text
+}
+
+fn unexpected(action: &'static str) -> isthmus_region::Error {
+    isthmus_region::Error::Service { action, reason: "its answer belongs to another question".into() }
+}
+
+impl LocalService for Client {
+    fn grow(&self, bytes: u64) -> isthmus_region::Result<Extent> {
+        let action = "grant more memory";
+        match self.ask(action, &Request::Grow { bytes })? {
+            Reply::Extent(extent) => Ok(extent),
+            _ => Err(unexpected(action)),
+        }
+    }
+
+    fn open_endpoint(&self, block: u64) -> isthmus_region::Result<(u32, u64)> {
+        let action = "open an endpoint";
+        match self.ask(action, &Request::OpenEndpoint { block })? {
+            Reply::Endpoint { slot, incarnation } => Ok((slot, incarnation)),
+            _ => Err(unexpected(action)),
+        }
+    }
+
+    fn close_endpoint(&self, slot: u32) -> isthmus_region::Result<()> {
+        let action = "close an endpoint";
+        match self.ask(action, &Request::CloseEndpoint { slot })? {
+            Reply::Done => Ok(()),
+            _ => Err(unexpected(action)),
+        }
+    }
+}
+
+impl Drop for Client {
+    fn drop(&mut self) {
+        // A forked child that drops its copy must not end the parent's attachment.
+        if rustix::process::getpid() == self.pid {
+            let line = self.line.get_mut().unwrap_or_else(PoisonError::into_inner);
+            let _ = socket::send(&line.socket, &Request::Detach.encode(0), &[], SendFlags::DONTWAIT);
+        }
+    }
+}

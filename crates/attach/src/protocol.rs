@@ -1,0 +1,416 @@
+//! The frames of the attach protocol, version 1. `docs/attach-protocol.md` describes the conversation.
+//!
+//! A frame is one packet of a `SOCK_SEQPACKET` socket. All numbers are little-endian. Every frame starts with the same
+//! sixteen bytes: kind (4), length of the whole frame (4), sequence number (8). A reply carries the number of its
+//! request, so that an answer which comes after its asker gave up is not taken for the next one.
+
+use isthmus_region::directory::AreaGrant;
+use isthmus_region::extent::Extent;
+
+use crate::error::{Error, Result};
+
+/// Version of the protocol. `Hello` and `Refused` keep their layout in all versions.
+pub const VERSION: u32 = 1;
+/// Longest frame.
+pub const MAX_FRAME: usize = 1024;
+/// Bytes of a name: UTF-8, padded with zeros.
+pub const NAME_BYTES: usize = 64;
+/// Bytes of a refusal's text, at most.
+pub const MAX_TEXT: usize = 768;
+const HEADER: usize = 16;
+
+mod kind {
+    pub(super) const HELLO: u32 = 1;
+    pub(super) const GROW: u32 = 2;
+    pub(super) const OPEN_ENDPOINT: u32 = 3;
+    pub(super) const CLOSE_ENDPOINT: u32 = 4;
+    pub(super) const DETACH: u32 = 5;
+    pub(super) const WELCOME: u32 = 0x81;
+    pub(super) const EXTENT: u32 = 0x82;
+    pub(super) const ENDPOINT: u32 = 0x83;
+    pub(super) const DONE: u32 = 0x84;
+    pub(super) const REFUSED: u32 = 0xff;
+}
+
+/// What a process asks.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Request {
+    /// The first frame, with a pidfd of the process.
+    Hello {
+        /// Version that the process speaks.
+        version: u32,
+        /// Its process id as it sees it.
+        pid: u32,
+        /// The program's name, for people.
+        name: String,
+    },
+    /// A further extent.
+    Grow {
+        /// Least bytes of it.
+        bytes: u64,
+    },
+    /// A further endpoint.
+    OpenEndpoint {
+        /// Offset of its block in the section.
+        block: u64,
+    },
+    /// An endpoint's end.
+    CloseEndpoint {
+        /// Its slot in the peer's endpoint table.
+        slot: u32,
+    },
+    /// The end of the attachment; there is no reply.
+    Detach,
+}
+
+/// What the service answers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Reply {
+    /// To `Hello`, with the region's descriptor and an eventfd for wake-ups.
+    Welcome(Welcome),
+    /// To `Grow`.
+    Extent(Extent),
+    /// To `OpenEndpoint`: slot and incarnation.
+    Endpoint {
+        /// Its slot in the peer's endpoint table.
+        slot: u32,
+        /// Its incarnation.
+        incarnation: u64,
+    },
+    /// To `CloseEndpoint`.
+    Done,
+    /// To anything.
+    Refused {
+        /// The reason as a code.
+        code: Code,
+        /// The reason in words.
+        text: String,
+    },
+}
+
+/// What an attached process needs to know.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Welcome {
+    /// Version that the service speaks.
+    pub version: u32,
+    /// Index of the own peer.
+    pub peer: u32,
+    /// The peer's incarnation.
+    pub incarnation: u64,
+    /// Bytes of the region.
+    pub region_bytes: u64,
+    /// The region's identity.
+    pub uuid: [u64; 2],
+    /// The process's place.
+    pub grant: AreaGrant,
+    /// Name of the peer, a host name.
+    pub host_name: String,
+}
+
+/// Why the service refused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Code {
+    /// Another version of the protocol.
+    Version = 1,
+    /// This user or process may not attach.
+    NotAllowed = 2,
+    /// No memory, or no slot, is left.
+    Full = 3,
+    /// A value is wrong.
+    Invalid = 4,
+    /// The frame is not of this protocol, or not in its turn; the connection is closed after this.
+    BadFrame = 5,
+    /// The service itself failed.
+    Failed = 6,
+}
+
+impl Code {
+    fn from_wire(code: u32) -> Self {
+        match code {
+            1 => Self::Version,
+            2 => Self::NotAllowed,
+            3 => Self::Full,
+            4 => Self::Invalid,
+            5 => Self::BadFrame,
+            _ => Self::Failed,
+        }
+    }
+}
+
+/// Cuts a name or text to what fits, at a character's border.
+fn cut(text: &str, most: usize) -> &str {
+    let mut end = text.len().min(most);
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    &text[..end]
+}
+
+struct Put(Vec<u8>);
+
+impl Put {
+    fn new(kind: u32, sequence: u64) -> Self {
+        Self(Vec::with_capacity(256)).u32(kind).u32(0).u64(sequence)
+    }
+
+    fn u32(mut self, value: u32) -> Self {
+        self.0.extend_from_slice(&value.to_le_bytes());
+        self
+    }
+
+    fn u64(mut self, value: u64) -> Self {
+        self.0.extend_from_slice(&value.to_le_bytes());
+        self
+    }
+
+    fn name(mut self, name: &str) -> Self {
+        let start = self.0.len();
+        self.0.extend_from_slice(cut(name, NAME_BYTES - 1).as_bytes());
+        self.0.resize(start + NAME_BYTES, 0);
+        self
+    }
+
+    fn text(mut self, text: &str) -> Self {
+        self.0.extend_from_slice(cut(text, MAX_TEXT).as_bytes());
+        self
+    }
+
+    fn end(mut self) -> Vec<u8> {
+        // No frame is longer than MAX_FRAME, so the length always fits.
+        let len = u32::try_from(self.0.len()).unwrap_or(u32::MAX);
+        self.0[4..8].copy_from_slice(&len.to_le_bytes());
+        self.0
+    }
+}
+
+struct Take<'a>(&'a [u8]);
+
+impl<'a> Take<'a> {
+    fn bytes(&mut self, count: usize) -> Result<&'a [u8]> {
+        let (head, rest) =
+            self.0.split_at_checked(count).ok_or(Error::BadFrame { what: "it is too short" })?;
+        self.0 = rest;
+        Ok(head)
+    }
+
+    fn u32(&mut self) -> Result<u32> {
+        self.bytes(4).map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]]))
+    }
+
+    fn u64(&mut self) -> Result<u64> {
+        Ok(u64::from(self.u32()?) | (u64::from(self.u32()?) << 32))
+    }
+
+    fn name(&mut self) -> Result<String> {
+        let bytes = self.bytes(NAME_BYTES)?;
+        let end = bytes.iter().position(|b| *b == 0).unwrap_or(bytes.len());
+        Ok(String::from_utf8_lossy(&bytes[..end]).into_owned())
+    }
+
+    fn text(&mut self) -> String {
+        String::from_utf8_lossy(std::mem::take(&mut self.0)).into_owned()
+    }
+
+    fn end(&self) -> Result<()> {
+        if self.0.is_empty() { Ok(()) } else { Err(Error::BadFrame { what: "it is too long" }) }
+    }
+}
+
+/// Splits a frame into kind, sequence number and body.
+fn open(frame: &[u8]) -> Result<(u32, u64, Take<'_>)> {
+    let mut take = Take(frame);
+    let kind = take.u32()?;
+    let len = take.u32()?;
+    let sequence = take.u64()?;
+    if usize::try_from(len).ok() != Some(frame.len()) || frame.len() > MAX_FRAME {
+        return Err(Error::BadFrame { what: "its length is not what it says" });
+    }
+    Ok((kind, sequence, take))
+}
+
+/// The sequence number of a frame, if it is long enough to have one; for the reply to a frame that is wrong otherwise.
+pub fn sequence_of(frame: &[u8]) -> u64 {
+    let mut take = Take(frame.get(8..HEADER).unwrap_or(&[]));
+    take.u64().unwrap_or(0)
+}
+
+impl Request {
+    /// The request as a frame.
+    pub fn encode(&self, sequence: u64) -> Vec<u8> {
+        match self {
+            Self::Hello { version, pid, name } => {
+                Put::new(kind::HELLO, sequence).u32(*version).u32(*pid).name(name).end()
+            }
+            Self::Grow { bytes } => Put::new(kind::GROW, sequence).u64(*bytes).end(),
+            Self::OpenEndpoint { block } => Put::new(kind::OPEN_ENDPOINT, sequence).u64(*block).end(),
+            Self::CloseEndpoint { slot } => Put::new(kind::CLOSE_ENDPOINT, sequence).u32(*slot).u32(0).end(),
+            Self::Detach => Put::new(kind::DETACH, sequence).end(),
+        }
+    }
+
+    /// Sequence number and request of a frame that anybody may have sent.
+    ///
+    /// # Errors
+    /// [`Error::BadFrame`].
+    pub fn decode(frame: &[u8]) -> Result<(u64, Self)> {
+        let (kind, sequence, mut take) = open(frame)?;
+        let request = match kind {
+            kind::HELLO => {
+                let (version, pid) = (take.u32()?, take.u32()?);
+                let hello = Self::Hello { version, pid, name: take.name()? };
+                // A later version may say more; it is told which version is spoken here.
+                if version != VERSION {
+                    return Ok((sequence, hello));
+                }
+                hello
+            }
+            kind::GROW => Self::Grow { bytes: take.u64()? },
+            kind::OPEN_ENDPOINT => Self::OpenEndpoint { block: take.u64()? },
+            kind::CLOSE_ENDPOINT => {
+                let slot = take.u32()?;
+                take.u32()?;
+                Self::CloseEndpoint { slot }
+            }
+            kind::DETACH => Self::Detach,
+            _ => return Err(Error::BadFrame { what: "its kind is unknown" }),
+        };
+        take.end()?;
+        Ok((sequence, request))
+    }
+}
+
+impl Reply {
+    /// The reply as a frame.
+    pub fn encode(&self, sequence: u64) -> Vec<u8> {
+        match self {
+            Self::Welcome(w) => Put::new(kind::WELCOME, sequence)
+                .u32(w.version)
+                .u32(w.peer)
+                .u64(w.incarnation)
+                .u64(w.region_bytes)
+                .u64(w.uuid[0])
+                .u64(w.uuid[1])
+                .u32(w.grant.area)
+                .u32(0)
+                .u64(w.grant.incarnation)
+                .u64(w.grant.first.offset)
+                .u64(w.grant.first.bytes)
+                .name(&w.host_name)
+                .end(),
+            Self::Extent(e) => Put::new(kind::EXTENT, sequence).u64(e.offset).u64(e.bytes).end(),
+            Self::Endpoint { slot, incarnation } => {
+                Put::new(kind::ENDPOINT, sequence).u32(*slot).u32(0).u64(*incarnation).end()
+            }
+            Self::Done => Put::new(kind::DONE, sequence).end(),
+            Self::Refused { code, text } => {
+                Put::new(kind::REFUSED, sequence).u32(*code as u32).text(text).end()
+            }
+        }
+    }
+
+    /// Sequence number and reply of a frame.
+    ///
+    /// # Errors
+    /// [`Error::BadFrame`].
+    pub fn decode(frame: &[u8]) -> Result<(u64, Self)> {
+        let (kind, sequence, mut take) = open(frame)?;
+        let reply = match kind {
+            kind::WELCOME => {
+                let (version, peer, incarnation) = (take.u32()?, take.u32()?, take.u64()?);
+                let (region_bytes, uuid) = (take.u64()?, [take.u64()?, take.u64()?]);
+                let area = take.u32()?;
+                take.u32()?;
+                let lives = take.u64()?;
+                let first = Extent { offset: take.u64()?, bytes: take.u64()? };
+                let grant = AreaGrant { area, incarnation: lives, first };
+                let host_name = take.name()?;
+                Self::Welcome(Welcome { version, peer, incarnation, region_bytes, uuid, grant, host_name })
+            }
+            kind::EXTENT => Self::Extent(Extent { offset: take.u64()?, bytes: take.u64()? }),
+            kind::ENDPOINT => {
+                let slot = take.u32()?;
+                take.u32()?;
+                Self::Endpoint { slot, incarnation: take.u64()? }
+            }
+            kind::DONE => Self::Done,
+            kind::REFUSED => {
+                let code = Code::from_wire(take.u32()?);
+                Self::Refused { code, text: take.text() }
+            }
+            _ => return Err(Error::BadFrame { what: "its kind is unknown" }),
+        };
+        take.end()?;
+        Ok((sequence, reply))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn requests() -> Vec<Request> {
+        vec![
+            Request::Hello { version: VERSION, pid: 7, name: "a.out".into() },
+            Request::Grow { bytes: u64::MAX },
+            Request::OpenEndpoint { block: 4096 },
+            Request::CloseEndpoint { slot: 3 },
+            Request::Detach,
+        ]
+    }
+
+    fn replies() -> Vec<Reply> {
+        let first = Extent { offset: 1, bytes: 2 };
+        vec![
+            Reply::Welcome(Welcome {
+                version: VERSION,
+                peer: 3,
+                incarnation: 9,
+                region_bytes: 1 << 30,
+                uuid: [5, 6],
+                grant: AreaGrant { area: 8, incarnation: 1 << 40, first },
+                host_name: "vm1".into(),
+            }),
+            Reply::Extent(first),
+            Reply::Endpoint { slot: 1, incarnation: 2 },
+            Reply::Done,
+            Reply::Refused { code: Code::Full, text: "no".into() },
+        ]
+    }
+
+    #[test]
+    fn frames_survive_the_journey() {
+        for (i, request) in (100_u64..).zip(requests()) {
+            assert_eq!(Request::decode(&request.encode(i)).unwrap(), (i, request));
+        }
+        for (i, reply) in (100_u64..).zip(replies()) {
+            assert_eq!(Reply::decode(&reply.encode(i)).unwrap(), (i, reply));
+        }
+    }
+
+    #[test]
+    fn every_cut_or_prolonged_frame_is_refused() {
+        let frames = requests().iter().map(|r| r.encode(1)).collect::<Vec<_>>();
+        for frame in &frames {
+            for len in 0..frame.len() {
+                assert!(Request::decode(&frame[..len]).is_err());
+            }
+            let mut long = frame.clone();
+            long.push(0);
+            assert!(Request::decode(&long).is_err());
+            let len = u32::try_from(long.len()).unwrap();
+            long[4..8].copy_from_slice(&len.to_le_bytes());
+            assert!(Request::decode(&long).is_err());
+        }
+    }
+
+    #[test]
+    fn long_names_and_texts_are_cut_at_a_character() {
+        let name = "ü".repeat(100);
+        let (_, hello) =
+            Request::decode(&Request::Hello { version: VERSION, pid: 1, name }.encode(0)).unwrap();
+        assert_eq!(hello, Request::Hello { version: VERSION, pid: 1, name: "ü".repeat(31) });
+        let frame = Reply::Refused { code: Code::Failed, text: "ü".repeat(5000) }.encode(0);
+        assert!(frame.len() <= MAX_FRAME && Reply::decode(&frame).is_ok());
+    }
+}

@@ -1,0 +1,570 @@
+//! The local service's side: grants areas, publishes endpoints, and notices deaths.
+//!
+//! One thread owns everything: the listening socket, each client's socket and pidfd, and the writer of the peer's
+//! section. It never waits for a client: what a client does not read at once ends its attachment.
+//!
+//! ```text
+//!            accept            Hello + pidfd, Welcome            Detach, end of file, pidfd, bad frame, full socket
+//! (nothing) ────────► greeting ───────────────────────► attached ─────────────────────────────────────────► gone
+//!                        │ GREETING passed, refused
+//!                        └────────────────────────────────────────────────────────────────────────────────► gone
+//! ```
+
+use std::collections::HashMap;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::mpsc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use isthmus_region::directory::{self, Directory};
+use rustix::event::epoll::{self, EventData, EventFlags};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, SendFlags, SocketFlags, SocketType};
+
+use crate::error::{Error, Result};
+use crate::protocol::{self, Code, Reply, Request, VERSION, Welcome};
+use crate::socket;
+
+/// How long a client may take from connecting to its `Hello`.
+const GREETING: Duration = Duration::from_secs(10);
+/// How long the service looks at a pidfd after a connection ended, to tell a death from a mere close.
+const LAST_LOOK: Timespec = Timespec { tv_sec: 0, tv_nsec: 5_000_000 };
+/// Bytes of an area at attach, by default: counters, blocks, and a receive lane for some endpoints.
+pub const AREA_BYTES: u64 = 128 << 10;
+
+/// What a service tells the server about itself and its region.
+#[derive(Debug)]
+pub struct Config {
+    /// Where to listen; the folder must exist.
+    pub path: PathBuf,
+    /// Mode of the socket.
+    pub mode: u32,
+    /// Users that may attach.
+    pub allowed: Allowed,
+    /// The region's descriptor, as clients get it.
+    pub region: OwnedFd,
+    /// Bytes of the region.
+    pub region_bytes: u64,
+    /// The region's identity.
+    pub uuid: [u64; 2],
+    /// Index of the peer served here.
+    pub peer: u32,
+    /// The peer's incarnation.
+    pub incarnation: u64,
+    /// Name of the peer.
+    pub host_name: String,
+    /// Bytes of an area at attach; [`AREA_BYTES`] is a good value.
+    pub area_bytes: u64,
+}
+
+/// Users that may attach.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Allowed {
+    /// These user ids, and root.
+    Users(Vec<u32>),
+    /// Everybody who can reach the socket.
+    Everybody,
+}
+
+impl Allowed {
+    /// Whether user `uid` is let in.
+    pub fn lets_in(&self, uid: u32) -> bool {
+        match self {
+            Self::Users(users) => uid == 0 || users.contains(&uid),
+            Self::Everybody => true,
+        }
+    }
+}
+
+/// A client, as events name it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Who {
+    /// Process id as the service sees it.
+    pub pid: u32,
+    /// User id.
+    pub uid: u32,
+    /// The program's name, as the process gave it.
+    pub name: String,
+}
+
+/// How an attachment ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ending {
+    /// The process said so.
+    Detached,
+    /// The connection ended while the process lives: it executed another program or closed its descriptors.
+    Closed,
+    /// The process died without a word.
+    Died,
+    /// The service ended it: bad frames, or replies that were not read.
+    Dropped,
+}
+
+/// What happens at the server, for a log and for whoever must name a process that died.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Event {
+    /// A process has attached.
+    Attached {
+        /// The process.
+        who: Who,
+        /// Its area.
+        area: u32,
+    },
+    /// A process is gone; its death is published already.
+    Gone {
+        /// The process.
+        who: Who,
+        /// Its area.
+        area: u32,
+        /// How it went.
+        ending: Ending,
+        /// Endpoints that went with it.
+        endpoints: Vec<u32>,
+    },
+    /// A client was turned away before it attached.
+    Refused {
+        /// The process.
+        who: Who,
+        /// Why.
+        reason: String,
+    },
+    /// The server cannot go on with something; clients that are attached stay so.
+    Trouble {
+        /// What.
+        reason: String,
+    },
+}
+
+/// What is called with each event, on the server's thread: it must not wait.
+pub type Observer = Box<dyn Fn(&Event) + Send>;
+
+/// A running server. Dropping it ends it; attached processes go on without.
+#[derive(Debug)]
+pub struct Server {
+    path: PathBuf,
+    directory: Directory,
+    orders: mpsc::Sender<Order>,
+    bell: OwnedFd,
+    thread: Option<JoinHandle<()>>,
+}
+
+enum Order {
+    Stop,
+    Wake(u32),
+}
+
+impl Server {
+    /// Listens and serves, on a thread of its own.
+    ///
+    /// # Errors
+    /// [`Error::InUse`], [`Error::Socket`], [`Error::System`].
+    pub fn start(config: Config, writer: directory::Writer, observer: Observer) -> Result<Self> {
+        let listener = socket::listen(&config.path, SocketType::SEQPACKET, config.mode)?;
+        let bell = eventfd()?;
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)
+            .map_err(|source| Error::System { action: "create an epoll descriptor", source })?;
+        let watch = |fd: &OwnedFd, key| {
+            epoll::add(&epoll, fd, EventData::new_u64(key), EventFlags::IN)
+                .map_err(|source| Error::System { action: "watch a descriptor", source })
+        };
+        watch(&listener, LISTENER)?;
+        watch(&bell, BELL)?;
+        let (orders, inbox) = mpsc::channel();
+        let path = config.path.clone();
+        let directory = writer.directory().clone();
+        let bell_of_loop =
+            bell.try_clone().map_err(|e| Error::System { action: "copy a descriptor", source: errno(&e) })?;
+        let state = Loop {
+            config,
+            writer,
+            observer,
+            epoll,
+            listener,
+            bell: bell_of_loop,
+            inbox,
+            clients: HashMap::new(),
+            next: FIRST_CLIENT,
+            deaf_until: None,
+        };
+        let thread = std::thread::Builder::new()
+            .name("isthmus-attach".into())
+            .spawn(move || state.run())
+            .map_err(|e| Error::System { action: "start the attach service's thread", source: errno(&e) })?;
+        Ok(Self { path, directory, orders, bell, thread: Some(thread) })
+    }
+
+    /// Where it listens.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The peer's section, for counters and endpoints.
+    pub fn directory(&self) -> &Directory {
+        &self.directory
+    }
+
+    /// Rings the process that holds `area`, if there is one.
+    pub fn wake(&self, area: u32) {
+        self.order(Order::Wake(area));
+    }
+
+    fn order(&self, order: Order) {
+        // A thread that is gone needs no orders.
+        let _ = self.orders.send(order);
+        ring(&self.bell);
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.order(Order::Stop);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+fn errno(error: &std::io::Error) -> Errno {
+    Errno::from_io_error(error).unwrap_or(Errno::IO)
+}
+
+fn eventfd() -> Result<OwnedFd> {
+    rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+        .map_err(|source| Error::System { action: "create an eventfd", source })
+}
+
+/// Adds one to an eventfd. It cannot fail but for a counter that is full, which wakes as well.
+pub fn ring(fd: impl AsFd) {
+    let _ = rustix::io::write(fd, &1_u64.to_ne_bytes());
+}
+
+const LISTENER: u64 = 0;
+const BELL: u64 = 1;
+/// Keys of clients are even for the socket, odd for the pidfd, and never come back.
+const FIRST_CLIENT: u64 = 2;
+
+/// One connection.
+struct Client {
+    socket: OwnedFd,
+    who: Who,
+    since: Instant,
+    attached: Option<Attached>,
+}
+
+struct Attached {
+    area: u32,
+    pidfd: OwnedFd,
+    wake: OwnedFd,
+}
+
+struct Loop {
+    config: Config,
+    writer: directory::Writer,
+    observer: Observer,
+    epoll: OwnedFd,
+    listener: OwnedFd,
+    bell: OwnedFd,
+    inbox: mpsc::Receiver<Order>,
+    clients: HashMap<u64, Client>,
+    next: u64,
+    deaf_until: Option<Instant>,
+}
+
+impl Loop {
+    fn run(mut self) {
+        let mut events = Vec::with_capacity(64);
+        loop {
+            events.clear();
+            // Only greetings, and a listener that is out of descriptors, need a look at the clock.
+            let tick = Timespec { tv_sec: 0, tv_nsec: 250_000_000 };
+            let hurry = self.deaf_until.is_some() || self.clients.values().any(|c| c.attached.is_none());
+            let timeout = hurry.then_some(&tick);
+            match epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), timeout) {
+                Ok(_) | Err(Errno::INTR) => {}
+                Err(e) => {
+                    return self.tell(&Event::Trouble { reason: format!("waiting for clients: {e}") });
+                }
+            }
+            for event in &events {
+                match event.data.u64() {
+                    LISTENER => self.accept(),
+                    BELL => {
+                        if self.obey() {
+                            return self.finish();
+                        }
+                    }
+                    key if key % 2 == 0 => self.hear(key),
+                    key => self.end(key - 1, Ending::Died),
+                }
+            }
+            self.sweep();
+        }
+    }
+
+    fn tell(&self, event: &Event) {
+        (self.observer)(event);
+    }
+
+    /// Carries out orders; says whether to stop.
+    fn obey(&mut self) -> bool {
+        let mut count = [0_u8; 8];
+        let _ = rustix::io::read(&self.bell, &mut count);
+        while let Ok(order) = self.inbox.try_recv() {
+            match order {
+                Order::Stop => return true,
+                Order::Wake(area) => {
+                    let attached = self.clients.values().filter_map(|c| c.attached.as_ref());
+                    attached.filter(|a| a.area == area).for_each(|a| ring(&a.wake));
+                }
+            }
+        }
+        false
+    }
+
+    fn finish(self) {
+        // The name goes first, so that nobody connects to a service that no longer listens.
+        let _ = rustix::fs::unlink(&self.config.path);
+    }
+
+    fn watch(&self, fd: &OwnedFd, key: u64) -> rustix::io::Result<()> {
+        epoll::add(&self.epoll, fd, EventData::new_u64(key), EventFlags::IN)
+    }
+
+    fn accept(&mut self) {
+        let socket =
+            match rustix::net::accept_with(&self.listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
+                Ok(socket) => socket,
+                Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => return,
+                Err(e) => {
+                    // Out of descriptors: whoever waits goes on waiting, and the loop must not spin meanwhile.
+                    self.tell(&Event::Trouble { reason: format!("cannot accept a process: {e}") });
+                    let _ = epoll::delete(&self.epoll, &self.listener);
+                    self.deaf_until = Some(Instant::now() + Duration::from_secs(1));
+                    return;
+                }
+            };
+        let Ok(peer) = rustix::net::sockopt::socket_peercred(&socket) else { return };
+        let who = Who {
+            pid: u32::try_from(peer.pid.as_raw_nonzero().get()).unwrap_or(0),
+            uid: peer.uid.as_raw(),
+            name: String::new(),
+        };
+        if !self.config.allowed.lets_in(who.uid) {
+            let text = format!(
+                "user {} may not attach here; the service of user {} must be told to let in others",
+                who.uid,
+                rustix::process::getuid().as_raw()
+            );
+            refuse(&socket, 0, Code::NotAllowed, &text);
+            return self.tell(&Event::Refused { who, reason: text });
+        }
+        let key = self.next;
+        self.next += 2;
+        match self.watch(&socket, key) {
+            Ok(()) => {
+                let client = Client { socket, who, since: Instant::now(), attached: None };
+                self.clients.insert(key, client);
+            }
+            Err(e) => self.tell(&Event::Trouble { reason: format!("cannot watch a process: {e}") }),
+        }
+    }
+
+    /// One frame of a client; the next one makes the socket readable again, so that nobody keeps the others waiting.
+    fn hear(&mut self, key: u64) {
+        // It may have ended earlier in this round.
+        let Some(client) = self.clients.get(&key) else { return };
+        let packet = match socket::receive(&client.socket, RecvFlags::DONTWAIT) {
+            Ok(packet) if packet.frame.is_empty() => return self.end(key, Ending::Closed),
+            Ok(packet) => packet,
+            Err(Errno::AGAIN) => return,
+            Err(Errno::MSGSIZE) => return self.reject(key, 0, "it is too long"),
+            Err(_) => return self.end(key, Ending::Closed),
+        };
+        match Request::decode(&packet.frame) {
+            Ok((sequence, request)) => self.serve(key, sequence, request, packet.fds),
+            Err(Error::BadFrame { what }) => {
+                self.reject(key, protocol::sequence_of(&packet.frame), what);
+            }
+            Err(_) => self.reject(key, protocol::sequence_of(&packet.frame), "it cannot be read"),
+        }
+    }
+
+    fn serve(&mut self, key: u64, sequence: u64, request: Request, fds: Vec<OwnedFd>) {
+        let Some(client) = self.clients.get_mut(&key) else { return };
+        let pid = client.who.pid;
+        let area = client.attached.as_ref().map(|a| a.area);
+        let done = match (area, request) {
+            (None, Request::Hello { version, name, .. }) => {
+                client.who.name = name;
+                return self.greet(key, sequence, version, fds);
+            }
+            (None, _) => return self.reject(key, sequence, "it came before Hello"),
+            (Some(_), Request::Hello { .. }) => return self.reject(key, sequence, "a second Hello"),
+            (Some(_), Request::Detach) => return self.end(key, Ending::Detached),
+            (Some(area), Request::Grow { bytes }) => self.writer.grow_area(area, bytes).map(Reply::Extent),
+            (Some(area), Request::OpenEndpoint { block }) => self
+                .writer
+                .open_endpoint(area, block, pid)
+                .map(|(slot, incarnation)| Reply::Endpoint { slot, incarnation }),
+            (Some(area), Request::CloseEndpoint { slot }) => {
+                self.writer.close_endpoint(area, slot).map(|()| Reply::Done)
+            }
+        };
+        let reply = done.unwrap_or_else(|e| refusal(&e));
+        self.answer(key, &reply.encode(sequence));
+    }
+
+    /// Sends an answer. A client that has not read so many that no more fit is not waiting for this one either.
+    fn answer(&mut self, key: u64, frame: &[u8]) {
+        let Some(client) = self.clients.get(&key) else { return };
+        if socket::send(&client.socket, frame, &[], SendFlags::DONTWAIT).is_err() {
+            self.end(key, Ending::Dropped);
+        }
+    }
+
+    fn reject(&mut self, key: u64, sequence: u64, what: &str) {
+        if let Some(client) = self.clients.get(&key) {
+            refuse(&client.socket, sequence, Code::BadFrame, what);
+            if client.attached.is_none() {
+                let reason = format!("a frame that is not of the attach protocol: {what}");
+                self.tell(&Event::Refused { who: client.who.clone(), reason });
+            }
+        }
+        self.end(key, Ending::Dropped);
+    }
+
+    /// Turns away a client that has said `Hello`.
+    fn turn_away(&mut self, key: u64, sequence: u64, code: Code, text: &str) {
+        if let Some(client) = self.clients.remove(&key) {
+            refuse(&client.socket, sequence, code, text);
+            self.tell(&Event::Refused { who: client.who, reason: text.to_owned() });
+        }
+    }
+
+    fn greet(&mut self, key: u64, sequence: u64, version: u32, fds: Vec<OwnedFd>) {
+        let Some(who) = self.clients.get(&key).map(|c| c.who.clone()) else { return };
+        if version != VERSION {
+            let text = format!(
+                "the service speaks version {VERSION} of the attach protocol, the process version {version}; use one isthmus version for both"
+            );
+            return self.turn_away(key, sequence, Code::Version, &text);
+        }
+        let Ok([pidfd]) = <[OwnedFd; 1]>::try_from(fds) else {
+            return self.turn_away(key, sequence, Code::Invalid, "a Hello comes with one pidfd");
+        };
+        if let Err(text) = check_pidfd(&pidfd, who.pid) {
+            return self.turn_away(key, sequence, Code::NotAllowed, &text);
+        }
+        let grant = match self.writer.open_area(self.config.area_bytes, who.pid) {
+            Ok(grant) => grant,
+            Err(e) => return self.turn_away(key, sequence, code_of(&e), &e.to_string()),
+        };
+        let welcome = Reply::Welcome(Welcome {
+            version: VERSION,
+            peer: self.config.peer,
+            incarnation: self.config.incarnation,
+            region_bytes: self.config.region_bytes,
+            uuid: self.config.uuid,
+            grant,
+            host_name: self.config.host_name.clone(),
+        });
+        let area = grant.area;
+        let begun = eventfd().and_then(|wake| {
+            let system = |action| move |source| Error::System { action, source };
+            self.watch(&pidfd, key + 1).map_err(system("watch a pidfd"))?;
+            let client =
+                self.clients.get_mut(&key).ok_or(Error::BadFrame { what: "a client that is gone" })?;
+            let fds = [self.config.region.as_fd(), wake.as_fd()];
+            let sent = socket::send(&client.socket, &welcome.encode(sequence), &fds, SendFlags::DONTWAIT);
+            client.attached = Some(Attached { area, pidfd, wake });
+            sent.map_err(system("send the region's descriptor"))
+        });
+        match begun {
+            Ok(()) => self.tell(&Event::Attached { who, area }),
+            Err(e) => {
+                let attached = self.clients.get(&key).is_some_and(|c| c.attached.is_some());
+                self.tell(&Event::Trouble { reason: format!("process {}: {e}", who.pid) });
+                if !attached {
+                    self.reclaim(area);
+                }
+                self.end(key, Ending::Dropped);
+            }
+        }
+    }
+
+    fn reclaim(&mut self, area: u32) -> Vec<u32> {
+        self.writer.close_area(area).unwrap_or_else(|e| {
+            self.tell(&Event::Trouble { reason: format!("cannot take back area {area}: {e}") });
+            Vec::new()
+        })
+    }
+
+    /// The end of a connection, whatever led to it: the death is published first, and then talked about.
+    fn end(&mut self, key: u64, ending: Ending) {
+        let Some(client) = self.clients.remove(&key) else { return };
+        // Other descriptors of this socket may live on in a forked child; it shall see an end of file, too.
+        let _ = rustix::net::shutdown(&client.socket, rustix::net::Shutdown::Both);
+        let _ = epoll::delete(&self.epoll, &client.socket);
+        let Some(Attached { area, pidfd, .. }) = client.attached else { return };
+        let _ = epoll::delete(&self.epoll, &pidfd);
+        let endpoints = self.reclaim(area);
+        let ending = match ending {
+            // A dying process closes its descriptors about a millisecond before its pidfd tells.
+            Ending::Closed if is_dead(&pidfd) => Ending::Died,
+            other => other,
+        };
+        self.tell(&Event::Gone { who: client.who, area, ending, endpoints });
+    }
+
+    fn sweep(&mut self) {
+        let now = Instant::now();
+        let late = |c: &Client| c.attached.is_none() && now.duration_since(c.since) > GREETING;
+        let late: Vec<u64> = self.clients.iter().filter(|(_, c)| late(c)).map(|(key, _)| *key).collect();
+        for key in late {
+            self.turn_away(key, 0, Code::BadFrame, "no Hello came");
+        }
+        if self.deaf_until.is_some_and(|until| now >= until) && self.watch(&self.listener, LISTENER).is_ok() {
+            self.deaf_until = None;
+        }
+    }
+}
+
+fn code_of(error: &isthmus_region::Error) -> Code {
+    match error {
+        isthmus_region::Error::Full { .. } => Code::Full,
+        isthmus_region::Error::OutOfBounds { .. } | isthmus_region::Error::Invalid { .. } => Code::Invalid,
+        _ => Code::Failed,
+    }
+}
+
+fn refusal(error: &isthmus_region::Error) -> Reply {
+    Reply::Refused { code: code_of(error), text: error.to_string() }
+}
+
+/// Says why, to a client that may not listen.
+fn refuse(socket: &OwnedFd, sequence: u64, code: Code, text: &str) {
+    let frame = Reply::Refused { code, text: text.to_owned() }.encode(sequence);
+    let _ = socket::send(socket, &frame, &[], SendFlags::DONTWAIT);
+}
+
+fn is_dead(pidfd: &OwnedFd) -> bool {
+    let mut poll = [PollFd::new(pidfd, PollFlags::IN)];
+    matches!(rustix::event::poll(&mut poll, Some(&LAST_LOOK)), Ok(1))
+}
+
+/// Whether a descriptor is a pidfd of the process at the other end, as far as the kernel tells: else a process could
+/// hand over the pidfd of one that lives for ever, and its own death went unnoticed while a child holds the socket.
+fn check_pidfd(pidfd: &OwnedFd, pid: u32) -> std::result::Result<(), String> {
+    let info = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", pidfd.as_raw_fd()))
+        .map_err(|e| format!("the descriptor that came with Hello cannot be checked: {e}"))?;
+    let named = info.lines().find_map(|l| l.strip_prefix("Pid:")).map(str::trim);
+    match named {
+        None => Err("the descriptor that came with Hello is not a pidfd".into()),
+        Some(named) if named.parse() == Ok(pid) => Ok(()),
+        Some(named) => {
+            Err(format!("the pidfd that came with Hello is of process {named}, but process {pid} sent it"))
+        }
+    }
+}

@@ -1,0 +1,148 @@
+//! Frames with descriptors over a UNIX socket, and where the socket lies.
+
+use std::io::{IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
+};
+
+use crate::error::{Error, Result};
+use crate::protocol::MAX_FRAME;
+
+/// Most descriptors in a frame.
+const MAX_FDS: usize = 4;
+/// The environment variable that names the socket.
+pub const SOCKET_VARIABLE: &str = "ISTHMUS_SOCKET";
+/// Where the service of a machine, or of a VM, listens.
+pub const SYSTEM_SOCKET: &str = "/run/isthmus/socket";
+
+/// The socket of the local service: `ISTHMUS_SOCKET`, else `/run/isthmus/socket`, else
+/// `$XDG_RUNTIME_DIR/isthmus/socket`. The variable is believed; the other two must exist.
+///
+/// # Errors
+/// [`Error::NoSocket`] naming the places.
+pub fn find_socket() -> Result<PathBuf> {
+    if let Some(path) = std::env::var_os(SOCKET_VARIABLE).filter(|p| !p.is_empty()) {
+        return Ok(path.into());
+    }
+    let user = user_socket();
+    for path in [Some(PathBuf::from(SYSTEM_SOCKET)), user.clone()].into_iter().flatten() {
+        if path.exists() {
+            return Ok(path);
+        }
+    }
+    let user =
+        user.map_or("XDG_RUNTIME_DIR is not set".to_owned(), |p| format!("{} is not there", p.display()));
+    Err(Error::NoSocket {
+        tried: format!("{SOCKET_VARIABLE} is not set, {SYSTEM_SOCKET} is not there, {user}"),
+    })
+}
+
+/// Where the service of a user listens.
+pub fn user_socket() -> Option<PathBuf> {
+    let folder = std::env::var_os("XDG_RUNTIME_DIR").filter(|p| !p.is_empty())?;
+    Some(Path::new(&folder).join("isthmus/socket"))
+}
+
+pub(crate) fn packet_socket(flags: SocketFlags) -> rustix::io::Result<OwnedFd> {
+    rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags | SocketFlags::CLOEXEC, None)
+}
+
+/// A listening socket at `path`, whose folder must exist; a socket that a dead service left there is removed.
+///
+/// # Errors
+/// [`Error::InUse`] when somebody answers at `path`; [`Error::Socket`].
+pub fn listen(path: &Path, kind: SocketType, mode: u32) -> Result<OwnedFd> {
+    let failed = |action| move |source| Error::Socket { action, path: path.to_path_buf(), source };
+    let make =
+        |flags| rustix::net::socket_with(AddressFamily::UNIX, kind, flags | SocketFlags::CLOEXEC, None);
+    let address = SocketAddrUnix::new(path).map_err(failed("name"))?;
+    let socket = make(SocketFlags::NONBLOCK).map_err(failed("create"))?;
+    if path.symlink_metadata().is_ok() {
+        let probe = make(SocketFlags::NONBLOCK).map_err(failed("create"))?;
+        match rustix::net::connect(&probe, &address) {
+            Ok(()) | Err(Errno::AGAIN) => return Err(Error::InUse { path: path.to_path_buf() }),
+            // Only a socket without an owner is removed, never some other file.
+            Err(Errno::CONNREFUSED) if is_socket(path) => {
+                rustix::fs::unlink(path).map_err(failed("remove the stale"))?;
+            }
+            Err(source) => return Err(failed("take over")(source)),
+        }
+    }
+    rustix::net::bind(&socket, &address).map_err(failed("bind"))?;
+    rustix::fs::chmod(path, rustix::fs::Mode::from_raw_mode(mode)).map_err(failed("set the mode of"))?;
+    rustix::net::listen(&socket, 1024).map_err(failed("listen on"))?;
+    Ok(socket)
+}
+
+fn is_socket(path: &Path) -> bool {
+    use std::os::unix::fs::FileTypeExt;
+    path.symlink_metadata().is_ok_and(|m| m.file_type().is_socket())
+}
+
+/// Sends one frame (or, on a stream socket, these bytes) with descriptors.
+///
+/// # Errors
+/// The system's answer; nothing was sent then.
+pub fn send(
+    socket: impl AsFd,
+    frame: &[u8],
+    fds: &[BorrowedFd<'_>],
+    flags: SendFlags,
+) -> rustix::io::Result<()> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(fds)) {
+        return Err(Errno::TOOMANYREFS);
+    }
+    loop {
+        let sent =
+            rustix::net::sendmsg(&socket, &[IoSlice::new(frame)], &mut control, flags | SendFlags::NOSIGNAL);
+        match sent {
+            Err(Errno::INTR) => {}
+            Ok(count) if count != frame.len() => return Err(Errno::MSGSIZE),
+            other => return other.map(|_| ()),
+        }
+    }
+}
+
+/// A packet that was received; no bytes and no descriptors means the end of the connection.
+#[derive(Debug, Default)]
+pub struct Packet {
+    /// Its bytes.
+    pub frame: Vec<u8>,
+    /// Its descriptors, close-on-exec.
+    pub fds: Vec<OwnedFd>,
+}
+
+/// Receives one packet.
+///
+/// # Errors
+/// The system's answer; `MSGSIZE` for a packet or a set of descriptors that is longer than any frame has.
+pub fn receive(socket: impl AsFd, flags: RecvFlags) -> rustix::io::Result<Packet> {
+    let mut bytes = [0_u8; MAX_FRAME];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let got = loop {
+        let iov = &mut [IoSliceMut::new(&mut bytes)];
+        match rustix::net::recvmsg(&socket, iov, &mut control, flags | RecvFlags::CMSG_CLOEXEC) {
+            Err(Errno::INTR) => {}
+            other => break other?,
+        }
+    };
+    let mut fds = Vec::new();
+    for message in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(received) = message {
+            fds.extend(received);
+        }
+    }
+    if got.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) {
+        return Err(Errno::MSGSIZE);
+    }
+    Ok(Packet { frame: bytes[..got.bytes].to_vec(), fds })
+}

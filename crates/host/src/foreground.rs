@@ -1,0 +1,1 @@
+//! The service as a program of its own: `isthmus host`.

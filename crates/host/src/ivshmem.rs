@@ -1,0 +1,415 @@
+//! The server that QEMU's ivshmem-doorbell devices connect to.
+//!
+//! Source: QEMU, `docs/specs/ivshmem-spec.txt`, "Client-Server protocol". It is one-way: the server sends messages of
+//! eight bytes, a little-endian number, with at most one descriptor each; QEMU sends nothing, and its end of file is
+//! the VM's end. Four habits of QEMU shape what is done here:
+//!
+//! 1. A client that was greeted by halves spins for ever, a silent server freezes its VM. So the whole greeting is
+//!    queued at once after accept, and a client that cannot be let in is told a protocol version that it refuses.
+//! 2. An id that comes back makes QEMU write to freed memory. So ids only grow, and after 65535 joins no more come.
+//! 3. A second greeting on one connection would be taken for news. So nothing is said twice.
+//! 4. QEMU may not read for a while (it is stopped, or loading). So nothing waits: what does not fit is queued.
+//!
+//! The host takes part as peer 0, with an eventfd of its own, so that guests can ring it.
+
+use std::collections::{HashMap, VecDeque};
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use isthmus_attach::server::{Allowed, ring};
+use isthmus_attach::socket;
+use rustix::event::epoll::{self, EventData, EventFlags};
+use rustix::event::{EventfdFlags, Timespec};
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, SendFlags, SocketFlags, SocketType};
+
+use crate::error::{Error, Result};
+use crate::members::{Change, Members};
+use crate::service::{Event, Observer};
+
+/// Version of the protocol.
+const PROTOCOL: i64 = 0;
+/// A version that no QEMU speaks: it gives up with a message instead of waiting.
+const REFUSAL: i64 = -1;
+/// The message that brings the shared memory.
+const SHARED_MEMORY: i64 = -1;
+/// The host's id.
+const HOST_ID: u16 = 0;
+/// Messages that a client may leave unread; more than a region of the largest size ever needs at once.
+const MOST_QUEUED: usize = 1 << 17;
+
+/// What the server is started with.
+#[derive(Debug)]
+pub struct Config {
+    /// Sockets, each with the member that connects there; nothing stands for the first free place.
+    pub sockets: Vec<(PathBuf, Option<u32>)>,
+    /// Users whose QEMU may connect.
+    pub allowed: Allowed,
+    /// Mode of the sockets.
+    pub mode: u32,
+    /// The region's descriptor.
+    pub region: OwnedFd,
+    /// Interrupt vectors of each device.
+    pub vectors: u16,
+}
+
+/// A running server. Dropping it ends it; VMs go on, without news of each other.
+#[derive(Debug)]
+pub struct Server {
+    bell: Arc<OwnedFd>,
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+#[derive(Debug, Clone)]
+struct Message {
+    value: i64,
+    fd: Option<Arc<OwnedFd>>,
+}
+
+impl Message {
+    fn plain(value: i64) -> Self {
+        Self { value, fd: None }
+    }
+
+    fn with(value: i64, fd: &Arc<OwnedFd>) -> Self {
+        Self { value, fd: Some(Arc::clone(fd)) }
+    }
+}
+
+/// A VM's connection.
+#[derive(Debug)]
+struct Link {
+    socket: OwnedFd,
+    member: u32,
+    id: u16,
+    vectors: Vec<Arc<OwnedFd>>,
+    queue: VecDeque<Message>,
+}
+
+impl Link {
+    /// The messages that tell others of this VM.
+    fn news(&self) -> impl Iterator<Item = Message> + '_ {
+        self.vectors.iter().map(|fd| Message::with(i64::from(self.id), fd))
+    }
+
+    /// Sends what fits; says whether the connection still stands.
+    fn flush(&mut self) -> bool {
+        while let Some(message) = self.queue.front() {
+            let fds: Vec<_> = message.fd.iter().map(|fd| fd.as_fd()).collect();
+            match socket::send(&self.socket, &message.value.to_le_bytes(), &fds, SendFlags::DONTWAIT) {
+                Ok(()) => {
+                    self.queue.pop_front();
+                }
+                // Too many descriptors in flight is cured by the client's reading, too.
+                Err(Errno::AGAIN | Errno::TOOMANYREFS | Errno::NOBUFS) => {
+                    return self.queue.len() <= MOST_QUEUED;
+                }
+                Err(_) => return false,
+            }
+        }
+        true
+    }
+}
+
+const BELL: u64 = 0;
+const FIRST_LISTENER: u64 = 1;
+/// Keys of connections never come back.
+const FIRST_LINK: u64 = 1 << 32;
+
+struct Loop {
+    config: Config,
+    members: Arc<Mutex<Members>>,
+    observer: Observer,
+    epoll: OwnedFd,
+    bell: Arc<OwnedFd>,
+    stop: Arc<AtomicBool>,
+    listeners: Vec<OwnedFd>,
+    region: Arc<OwnedFd>,
+    links: HashMap<u64, Link>,
+    next_key: u64,
+    next_id: u16,
+    deaf_until: Option<Instant>,
+}
+
+impl Server {
+    /// Listens and serves, on a thread of its own.
+    ///
+    /// # Errors
+    /// [`Error::Attach`] for a socket that cannot be made; [`Error::System`].
+    pub fn start(config: Config, members: Arc<Mutex<Members>>, observer: Observer) -> Result<Self> {
+        let system = |action| move |source| Error::System { action, source };
+        let epoll =
+            epoll::create(epoll::CreateFlags::CLOEXEC).map_err(system("create an epoll descriptor"))?;
+        let bell = Arc::new(eventfd()?);
+        let watch = |fd: &OwnedFd, key| {
+            epoll::add(&epoll, fd, EventData::new_u64(key), EventFlags::IN)
+                .map_err(system("watch a descriptor"))
+        };
+        watch(&bell, BELL)?;
+        let mut listeners = Vec::new();
+        for (key, (path, _)) in (FIRST_LISTENER..).zip(&config.sockets) {
+            let listener = socket::listen(path, SocketType::STREAM, config.mode)?;
+            watch(&listener, key)?;
+            listeners.push(listener);
+        }
+        let copy = config.region.try_clone().map_err(|e| Error::System {
+            action: "copy the region's descriptor",
+            source: Errno::from_io_error(&e).unwrap_or(Errno::IO),
+        })?;
+        let stop = Arc::new(AtomicBool::new(false));
+        let state = Loop {
+            config,
+            members,
+            observer,
+            epoll,
+            bell: Arc::clone(&bell),
+            stop: Arc::clone(&stop),
+            listeners,
+            region: Arc::new(copy),
+            links: HashMap::new(),
+            next_key: FIRST_LINK,
+            next_id: HOST_ID + 1,
+            deaf_until: None,
+        };
+        let thread = std::thread::Builder::new()
+            .name("isthmus-ivshmem".into())
+            .spawn(move || state.run())
+            .map_err(|e| Error::System {
+                action: "start the ivshmem server's thread",
+                source: Errno::from_io_error(&e).unwrap_or(Errno::IO),
+            })?;
+        Ok(Self { bell, stop, thread: Some(thread) })
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::SeqCst);
+        ring(&*self.bell);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+fn eventfd() -> Result<OwnedFd> {
+    rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+        .map_err(|source| Error::System { action: "create an eventfd", source })
+}
+
+impl Loop {
+    fn run(mut self) {
+        let mut events = Vec::with_capacity(64);
+        while !self.stop.load(Ordering::SeqCst) {
+            events.clear();
+            let timeout = self.timeout().and_then(|d| Timespec::try_from(d).ok());
+            match epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), timeout.as_ref()) {
+                Ok(_) | Err(Errno::INTR) => {}
+                Err(e) => {
+                    self.tell(&Event::Trouble { reason: format!("waiting for VMs: {e}") });
+                    break;
+                }
+            }
+            for event in &events {
+                match event.data.u64() {
+                    BELL => {
+                        let mut count = [0_u8; 8];
+                        let _ = rustix::io::read(&*self.bell, &mut count);
+                    }
+                    key if key < FIRST_LINK => self.accept(key),
+                    key => self.hear(key),
+                }
+            }
+            self.look();
+            self.sweep();
+        }
+        // The names go first, so that nobody connects to a server that no longer listens.
+        for (path, _) in &self.config.sockets {
+            let _ = rustix::fs::unlink(path);
+        }
+    }
+
+    fn tell(&self, event: &Event) {
+        (self.observer)(event);
+    }
+
+    fn members(&self) -> MutexGuard<'_, Members> {
+        self.members.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn timeout(&self) -> Option<Duration> {
+        let look = self.members().look_again_in();
+        // A full socket wakes us; a full table of descriptors in flight, or of our own, has to be looked at.
+        let queued = self.links.values().any(|l| !l.queue.is_empty()) || self.deaf_until.is_some();
+        look.into_iter().chain(queued.then_some(Duration::from_millis(100))).min()
+    }
+
+    fn look(&mut self) {
+        let changes = self.members().look();
+        match changes {
+            Ok(changes) => {
+                for change in changes {
+                    let (Change::Active(index) | Change::Again(index)) = change;
+                    let name = self.members().name(index).to_owned();
+                    self.tell(&match change {
+                        Change::Active(_) => Event::VmReady { name },
+                        Change::Again(_) => Event::VmAgain { name },
+                    });
+                }
+            }
+            Err(e) => self.tell(&Event::Trouble { reason: format!("looking after members: {e}") }),
+        }
+    }
+
+    fn accept(&mut self, key: u64) {
+        let Some(number) = key.checked_sub(FIRST_LISTENER).and_then(|k| usize::try_from(k).ok()) else {
+            return;
+        };
+        let Some(listener) = self.listeners.get(number) else { return };
+        let socket = match rustix::net::accept_with(listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
+            Ok(socket) => socket,
+            Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => return,
+            Err(e) => {
+                self.tell(&Event::Trouble { reason: format!("cannot accept a VM: {e}") });
+                for listener in &self.listeners {
+                    let _ = epoll::delete(&self.epoll, listener);
+                }
+                self.deaf_until = Some(Instant::now() + Duration::from_secs(1));
+                return;
+            }
+        };
+        if let Err(reason) = self.greet(socket, self.config.sockets[number].1) {
+            self.tell(&Event::VmRefused { reason });
+        }
+    }
+
+    /// Lets a VM in, or tells QEMU to give up and gives the reason.
+    fn greet(&mut self, socket: OwnedFd, wanted: Option<u32>) -> std::result::Result<(), String> {
+        let admitted = self.admit(&socket, wanted);
+        let (member, id, vectors) = match admitted {
+            Ok(admitted) => admitted,
+            Err(reason) => {
+                let _ = socket::send(&socket, &REFUSAL.to_le_bytes(), &[], SendFlags::DONTWAIT);
+                return Err(reason);
+            }
+        };
+        let mut link = Link { socket, member, id, vectors, queue: VecDeque::new() };
+        link.queue.push_back(Message::plain(PROTOCOL));
+        link.queue.push_back(Message::plain(id.into()));
+        link.queue.push_back(Message::with(SHARED_MEMORY, &self.region));
+        link.queue.push_back(Message::with(HOST_ID.into(), &self.bell));
+        for other in self.links.values() {
+            link.queue.extend(other.news());
+        }
+        let own: Vec<_> = link.news().collect();
+        link.queue.extend(own.iter().cloned());
+        let key = self.next_key;
+        self.next_key += 1;
+        let name = self.members().name(member).to_owned();
+        self.tell(&Event::VmConnected { name, member, id });
+        let watched = epoll::add(
+            &self.epoll,
+            &link.socket,
+            EventData::new_u64(key),
+            EventFlags::IN | EventFlags::RDHUP,
+        );
+        let stands = link.flush();
+        self.links.insert(key, link);
+        let keys: Vec<u64> = self.links.keys().copied().filter(|k| *k != key).collect();
+        for other in keys {
+            self.send(other, own.iter().cloned());
+        }
+        if stands && watched.is_ok() {
+            self.mind(key);
+        } else {
+            self.end(key);
+        }
+        Ok(())
+    }
+
+    fn admit(
+        &mut self,
+        socket: &OwnedFd,
+        wanted: Option<u32>,
+    ) -> std::result::Result<(u32, u16, Vec<Arc<OwnedFd>>), String> {
+        let peer = rustix::net::sockopt::socket_peercred(socket).map_err(|e| e.to_string())?;
+        let uid = peer.uid.as_raw();
+        if !self.config.allowed.lets_in(uid) {
+            return Err(format!("user {uid} may not connect a VM to this region"));
+        }
+        let id = self.next_id;
+        let next = id
+            .checked_add(1)
+            .ok_or("this region has seen 65535 VMs, more than QEMU can count; start anew")?;
+        let vectors: Result<Vec<_>> = (0..self.config.vectors).map(|_| eventfd().map(Arc::new)).collect();
+        let vectors = vectors.map_err(|e| e.to_string())?;
+        let member = self.members().add_vm(wanted, id.into()).map_err(|e| e.to_string())?;
+        self.next_id = next;
+        Ok((member, id, vectors))
+    }
+
+    fn send(&mut self, key: u64, messages: impl Iterator<Item = Message>) {
+        let Some(link) = self.links.get_mut(&key) else { return };
+        link.queue.extend(messages);
+        if link.flush() {
+            self.mind(key);
+        } else {
+            self.end(key);
+        }
+    }
+
+    /// Watches for room in a socket exactly while something waits for it.
+    fn mind(&self, key: u64) {
+        let Some(link) = self.links.get(&key) else { return };
+        let mut flags = EventFlags::IN | EventFlags::RDHUP;
+        if !link.queue.is_empty() {
+            flags |= EventFlags::OUT;
+        }
+        let _ = epoll::modify(&self.epoll, &link.socket, EventData::new_u64(key), flags);
+    }
+
+    fn hear(&mut self, key: u64) {
+        let Some(link) = self.links.get_mut(&key) else { return };
+        // QEMU never says anything, so whatever is not QEMU, or no longer there, ends here.
+        let ended = !matches!(socket::receive(&link.socket, RecvFlags::DONTWAIT), Err(Errno::AGAIN));
+        if ended || !link.flush() {
+            return self.end(key);
+        }
+        self.mind(key);
+    }
+
+    /// A VM's end: published first, then told to the others.
+    fn end(&mut self, key: u64) {
+        let Some(link) = self.links.remove(&key) else { return };
+        let removed = self.members().remove(link.member);
+        let name = self.members().name(link.member).to_owned();
+        let _ = epoll::delete(&self.epoll, &link.socket);
+        if let Err(e) = removed {
+            self.tell(&Event::Trouble { reason: format!("ending the membership of VM '{name}': {e}") });
+        }
+        self.tell(&Event::VmGone { name, member: link.member });
+        let keys: Vec<u64> = self.links.keys().copied().collect();
+        for other in keys {
+            self.send(other, std::iter::once(Message::plain(link.id.into())));
+        }
+    }
+
+    fn sweep(&mut self) {
+        let waiting: Vec<u64> =
+            self.links.iter().filter(|(_, l)| !l.queue.is_empty()).map(|(key, _)| *key).collect();
+        for key in waiting {
+            self.send(key, std::iter::empty());
+        }
+        if self.deaf_until.is_some_and(|until| Instant::now() >= until) {
+            self.deaf_until = None;
+            for (key, listener) in (FIRST_LISTENER..).zip(&self.listeners) {
+                let _ = epoll::add(&self.epoll, listener, EventData::new_u64(key), EventFlags::IN);
+            }
+        }
+    }
+}

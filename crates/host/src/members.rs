@@ -1,0 +1,235 @@
+//! The membership table and the sections behind it. The one place that writes the host section.
+//!
+//! A VM's place passes through these states; every way round has a new incarnation:
+//!
+//! ```text
+//!          QEMU connects           the guest's service has          QEMU is gone
+//!  Free ───────────────► Joining ──────────────────────► Active ──────────────────► Dead
+//!                           ▲      written its directory   │                         │
+//!                           │                              │ its directory is gone   │ QEMU connects;
+//!                           ├──────────────────────────────┘ (service started anew)  │ section zeroed
+//!                           └────────────────────────────────────────────────────────┘
+//! ```
+//!
+//! A VM cannot tell the host service anything but through its own section, so the service looks there: a member is
+//! Active once its directory carries its incarnation. A guest's service that finds its member Active already (it was
+//! restarted, or the VM was reset under a running QEMU) clears the directory's magic word; the old life is then ended
+//! here, the section zeroed, and the guest joins anew, so that no number of the former life comes back.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use isthmus_region::counters::Totals;
+use isthmus_region::directory::{self, Directory};
+use isthmus_region::life::State;
+use isthmus_region::mapping::{Mapping, Section};
+use isthmus_region::membership::{NewPeer, PeerInfo, Region, Shape, Writer};
+
+use crate::error::{Error, Result};
+use crate::plan::Place;
+
+/// A guest's service may not make us zero its section more often than this.
+const LEAST_LIFE: Duration = Duration::from_millis(500);
+/// For so long after a VM connected, its directory is looked for often.
+const BOOT: Duration = Duration::from_secs(60);
+
+/// What [`Members::look`] found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Change {
+    /// The member's local service is ready.
+    Active(u32),
+    /// The member's local service begins a new life.
+    Again(u32),
+}
+
+/// The members of a region.
+#[derive(Debug)]
+pub struct Members {
+    writer: Writer,
+    slots: Vec<Slot>,
+}
+
+#[derive(Debug)]
+struct Slot {
+    name: String,
+    place: Place,
+    /// Since when the present life lasts; nothing for a place that is free.
+    since: Option<Instant>,
+    /// Whether its memory may hold something.
+    used: bool,
+    /// Counters of former lives.
+    retired: Totals,
+}
+
+impl Members {
+    /// Writes the header of a fresh region whose members have these names and places; the first is the host.
+    ///
+    /// # Errors
+    /// [`Error::Region`].
+    pub fn create(map: &Arc<Mapping>, shape: &Shape, members: Vec<(String, Place)>) -> Result<Self> {
+        let writer = Writer::create(map, shape, 1)?;
+        let slot = |(name, place)| Slot { name, place, since: None, used: false, retired: Totals::default() };
+        Ok(Self { writer, slots: members.into_iter().map(slot).collect() })
+    }
+
+    /// The region as everybody reads it.
+    pub fn region(&self) -> &Region {
+        self.writer.region()
+    }
+
+    /// The name of a member.
+    pub fn name(&self, index: u32) -> &str {
+        self.slots.get(index as usize).map_or("", |s| &s.name)
+    }
+
+    /// The number of the VM with this name.
+    pub fn find(&self, name: &str) -> Option<u32> {
+        self.slots.iter().skip(1).position(|s| s.name == name).and_then(|i| u32::try_from(i + 1).ok())
+    }
+
+    /// Makes the host's own processes a member: gives its incarnation and the writer of its section.
+    ///
+    /// # Errors
+    /// [`Error::Region`].
+    pub fn add_host(&mut self) -> Result<(u64, directory::Writer)> {
+        let incarnation = self.join(0, None)?;
+        let writer = directory::Writer::create(&self.section(0)?, self.region().shape(), incarnation)?;
+        self.writer.set_state(0, State::Active)?;
+        Ok((incarnation, writer))
+    }
+
+    /// Lets a VM with ivshmem id `id` join at place `wanted`, or at the first that is free.
+    ///
+    /// # Errors
+    /// [`Error::NoPlace`]; [`Error::Region`].
+    pub fn add_vm(&mut self, wanted: Option<u32>, id: u32) -> Result<u32> {
+        let index = match wanted {
+            Some(index) if self.slots.get(index as usize).is_some_and(|s| s.since.is_none()) => index,
+            Some(index) => {
+                let name = self.name(index);
+                return Err(Error::NoPlace { reason: format!("VM '{name}' is connected already") });
+            }
+            None => {
+                let free = self.slots.iter().skip(1).position(|s| s.since.is_none());
+                let all = self.slots.len() - 1;
+                let none = || Error::NoPlace {
+                    reason: format!("all {all} VMs that the region has room for are connected already"),
+                };
+                free.and_then(|i| u32::try_from(i + 1).ok()).ok_or_else(none)?
+            }
+        };
+        self.join(index, Some(id))?;
+        Ok(index)
+    }
+
+    fn join(&mut self, index: u32, ivshmem_id: Option<u32>) -> Result<u64> {
+        let slot = &mut self.slots[index as usize];
+        let Place { section, bytes } = slot.place;
+        if slot.used {
+            let whole =
+                self.writer.region().peer(index)?.ok_or(isthmus_region::Error::NoPeer { peer: index })?;
+            self.writer.region().section(&whole)?.zero("section", 0, bytes)?;
+        }
+        slot.used = true;
+        slot.since = Some(Instant::now());
+        let new = NewPeer { section, section_bytes: bytes, ivshmem_id, name: &slot.name };
+        Ok(self.writer.add(index, &new)?)
+    }
+
+    fn info(&self, index: u32) -> Result<PeerInfo> {
+        Ok(self.region().peer(index)?.ok_or(isthmus_region::Error::NoPeer { peer: index })?)
+    }
+
+    fn section(&self, index: u32) -> Result<Section> {
+        Ok(self.region().section(&self.info(index)?)?)
+    }
+
+    /// Publishes that a member is gone, and keeps what it counted.
+    ///
+    /// # Errors
+    /// [`Error::Region`].
+    pub fn remove(&mut self, index: u32) -> Result<()> {
+        let gone = self.totals(index);
+        self.writer.set_state(index, State::Dead)?;
+        let slot = &mut self.slots[index as usize];
+        slot.since = None;
+        slot.retired.add(&gone);
+        Ok(())
+    }
+
+    /// What a member's present life has counted. A section may hold anything; what cannot be read counts nothing.
+    fn totals(&self, index: u32) -> Totals {
+        let read = || {
+            let info = self.info(index)?;
+            let section = self.region().section(&info)?;
+            let directory = Directory::open(&section, self.region().shape(), info.life.incarnation)?;
+            Ok::<_, Error>(directory.totals()?)
+        };
+        read().unwrap_or_default()
+    }
+
+    /// Looks whether VMs that join are ready, and whether any begins anew.
+    ///
+    /// # Errors
+    /// [`Error::Region`].
+    pub fn look(&mut self) -> Result<Vec<Change>> {
+        let mut changes = Vec::new();
+        for index in 1..u32::try_from(self.slots.len()).unwrap_or(0) {
+            let Some(since) = self.slots[index as usize].since else { continue };
+            let info = self.info(index)?;
+            let section = self.region().section(&info)?;
+            let open = Directory::open(&section, self.region().shape(), info.life.incarnation);
+            match (info.life.state, open) {
+                (State::Joining, Ok(_)) => {
+                    self.writer.set_state(index, State::Active)?;
+                    changes.push(Change::Active(index));
+                }
+                (State::Active, Err(_)) if since.elapsed() >= LEAST_LIFE => {
+                    self.remove(index)?;
+                    self.join(index, info.ivshmem_id)?;
+                    changes.push(Change::Again(index));
+                }
+                _ => {}
+            }
+        }
+        Ok(changes)
+    }
+
+    /// How long until [`Members::look`] is worth its while: short while a VM boots, nothing where there is no VM.
+    pub fn look_again_in(&self) -> Option<Duration> {
+        let vms = self.slots.iter().zip(0_u32..).skip(1);
+        vms.filter_map(|(slot, index)| {
+            let since = slot.since?;
+            let joining = self.info(index).is_ok_and(|i| i.life.state == State::Joining);
+            Some(Duration::from_millis(match joining {
+                true if since.elapsed() < BOOT => 5,
+                true => 50,
+                false => 500,
+            }))
+        })
+        .min()
+    }
+
+    /// All members that there are or were.
+    pub fn peers(&self) -> Vec<PeerInfo> {
+        self.region().peers()
+    }
+
+    /// Counters of each member, former lives included.
+    pub fn stats(&self) -> Vec<(String, Totals)> {
+        let all = self.slots.iter().zip(0_u32..);
+        all.map(|(slot, index)| {
+            let mut sum = slot.retired;
+            if slot.since.is_some() {
+                sum.add(&self.totals(index));
+            }
+            (slot.name.clone(), sum)
+        })
+        .collect()
+    }
+
+    /// Tells members that the service ends.
+    pub fn end(&mut self) {
+        self.writer.end();
+    }
+}

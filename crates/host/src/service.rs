@@ -1,0 +1,329 @@
+//! The service as a whole: one region, its membership table, the attach server and the ivshmem server.
+
+use std::collections::HashSet;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use isthmus_attach::server::{self, Allowed};
+use isthmus_region::life::State;
+use isthmus_region::mapping::Mapping;
+use isthmus_region::membership::{PeerInfo, Region, Shape};
+use rustix::io::Errno;
+
+use crate::error::{Error, Result};
+use crate::ivshmem;
+use crate::members::Members;
+use crate::plan;
+use crate::stats::Stats;
+
+/// Doorbell vectors of each VM's device; QEMU's `vectors=` must say the same.
+pub const VECTORS: u16 = 1;
+/// Endpoint slots of each peer, by default.
+pub const ENDPOINTS: u32 = 256;
+
+/// What the service is started with.
+#[derive(Debug, Clone)]
+pub struct Config {
+    /// Folder for the sockets; made, for this user only, if it is not there.
+    pub dir: PathBuf,
+    /// Where processes of the host attach; `socket` in the folder by default.
+    pub attach_socket: Option<PathBuf>,
+    /// Where any VM's device connects; `ivshmem` in the folder by default.
+    pub ivshmem_socket: Option<PathBuf>,
+    /// Whether each VM also gets a socket of its own, `ivshmem-NAME` in the folder: who connects there is known by
+    /// name, where the common socket gives the first free place.
+    pub socket_per_vm: bool,
+    /// Bytes of the region, a power of two.
+    pub region_bytes: u64,
+    /// Endpoint slots of each peer; [`ENDPOINTS`] by default.
+    pub endpoints: u32,
+    /// Name of the host, as members see it.
+    pub host_name: String,
+    /// Processes expected on the host; they decide how much of the region it gets.
+    pub host_ranks: u32,
+    /// The VMs that may join, in order.
+    pub vms: Vec<Vm>,
+    /// Users that may attach and connect VMs.
+    pub allowed: Allowed,
+    /// Mode of the sockets.
+    pub mode: u32,
+    /// Bytes of a process's area at attach.
+    pub area_bytes: u64,
+    /// Doorbell vectors of each VM's device.
+    pub vectors: u16,
+}
+
+/// A VM that may join.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Vm {
+    /// Its host name, no other member's.
+    pub name: String,
+    /// Processes expected there; they decide how much of the region it gets.
+    pub ranks: u32,
+}
+
+impl Config {
+    /// A service of this user alone, with its sockets in `dir`, for a region of `region_bytes` and no VMs.
+    pub fn new(dir: impl Into<PathBuf>, region_bytes: u64) -> Self {
+        let name = rustix::system::uname().nodename().to_string_lossy().into_owned();
+        Self {
+            dir: dir.into(),
+            attach_socket: None,
+            ivshmem_socket: None,
+            socket_per_vm: true,
+            region_bytes,
+            endpoints: ENDPOINTS,
+            host_name: name,
+            host_ranks: 1,
+            vms: Vec::new(),
+            allowed: Allowed::Users(vec![rustix::process::getuid().as_raw()]),
+            mode: 0o600,
+            area_bytes: server::AREA_BYTES,
+            vectors: VECTORS,
+        }
+    }
+}
+
+/// What happens at the service.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Event {
+    /// A process of the host attached, went, or was turned away.
+    Process(server::Event),
+    /// A VM's QEMU has connected.
+    VmConnected {
+        /// Its name.
+        name: String,
+        /// Its number in the membership table.
+        member: u32,
+        /// Its ivshmem id.
+        id: u16,
+    },
+    /// The service in a VM has written its directory; programs may attach there.
+    VmReady {
+        /// The VM.
+        name: String,
+    },
+    /// The service in a VM begins a new life.
+    VmAgain {
+        /// The VM.
+        name: String,
+    },
+    /// A VM's QEMU is gone; its death is published already.
+    VmGone {
+        /// The VM.
+        name: String,
+        /// Its number in the membership table.
+        member: u32,
+    },
+    /// A VM was turned away.
+    VmRefused {
+        /// Why.
+        reason: String,
+    },
+    /// The service cannot go on with something.
+    Trouble {
+        /// What.
+        reason: String,
+    },
+}
+
+/// What is called with each event, on a thread of the service: it must not wait, nor call the service.
+pub type Observer = Arc<dyn Fn(&Event) + Send + Sync>;
+
+/// A running service. Dropping it ends it and removes its sockets; members go on exchanging messages.
+#[derive(Debug)]
+pub struct Service {
+    // In this order they end: no new members, no new processes, then the last word in the region.
+    ivshmem: Option<ivshmem::Server>,
+    attach: Option<server::Server>,
+    members: Arc<Mutex<Members>>,
+    attach_socket: PathBuf,
+    ivshmem_socket: PathBuf,
+    vm_sockets: Vec<(String, PathBuf)>,
+    region: OwnedFd,
+    region_bytes: u64,
+}
+
+impl Service {
+    /// Makes a region and serves it; when this returns, all sockets take connections.
+    ///
+    /// # Errors
+    /// [`Error::Region`] when the memory cannot be had, [`Error::TooSmall`], [`Error::BadName`], [`Error::Folder`],
+    /// [`Error::Attach`] for a socket that cannot be made.
+    pub fn start(config: Config, observer: Observer) -> Result<Self> {
+        check_names(&config)?;
+        let peers = u32::try_from(config.vms.len() + 1).unwrap_or(u32::MAX);
+        let shape = Shape::new(config.region_bytes, uuid()?, peers, config.endpoints)?;
+        let weights: Vec<u32> =
+            std::iter::once(config.host_ranks).chain(config.vms.iter().map(|vm| vm.ranks)).collect();
+        isthmus_region::create::check_bytes(config.region_bytes)?;
+        let places = plan::places(&shape, &weights)?;
+        make_folder(&config.dir)?;
+        let region = isthmus_region::create::memory(config.region_bytes)?;
+        let map = Mapping::map(region.as_fd(), config.region_bytes)?;
+        let names =
+            std::iter::once(config.host_name.clone()).chain(config.vms.iter().map(|vm| vm.name.clone()));
+        let mut members = Members::create(&map, &shape, names.zip(places).collect())?;
+        let (incarnation, writer) = members.add_host()?;
+        let members = Arc::new(Mutex::new(members));
+
+        let attach_socket = config.attach_socket.unwrap_or_else(|| config.dir.join("socket"));
+        let ivshmem_socket = config.ivshmem_socket.unwrap_or_else(|| config.dir.join("ivshmem"));
+        let attach = server::Config {
+            path: attach_socket.clone(),
+            mode: config.mode,
+            allowed: config.allowed.clone(),
+            region: copy(&region)?,
+            region_bytes: config.region_bytes,
+            uuid: shape.uuid,
+            peer: 0,
+            incarnation,
+            host_name: config.host_name,
+            area_bytes: config.area_bytes,
+        };
+        let processes = Arc::clone(&observer);
+        let attach = server::Server::start(
+            attach,
+            writer,
+            Box::new(move |event| processes(&Event::Process(event.clone()))),
+        )?;
+        let vm_sockets: Vec<(String, PathBuf)> = if config.socket_per_vm {
+            let path = |name: &str| config.dir.join(format!("ivshmem-{name}"));
+            config.vms.iter().map(|vm| (vm.name.clone(), path(&vm.name))).collect()
+        } else {
+            Vec::new()
+        };
+        let common = std::iter::once((ivshmem_socket.clone(), None));
+        let own = vm_sockets.iter().zip(1_u32..).map(|((_, path), index)| (path.clone(), Some(index)));
+        let ivshmem = ivshmem::Config {
+            sockets: if config.vms.is_empty() { Vec::new() } else { common.chain(own).collect() },
+            allowed: config.allowed,
+            mode: config.mode,
+            region: copy(&region)?,
+            vectors: config.vectors,
+        };
+        let ivshmem = ivshmem::Server::start(ivshmem, Arc::clone(&members), observer)?;
+        Ok(Self {
+            ivshmem: Some(ivshmem),
+            attach: Some(attach),
+            members,
+            attach_socket,
+            ivshmem_socket,
+            vm_sockets,
+            region,
+            region_bytes: config.region_bytes,
+        })
+    }
+
+    /// Where processes of the host attach: the value of `ISTHMUS_SOCKET` for them.
+    pub fn attach_socket(&self) -> &Path {
+        &self.attach_socket
+    }
+
+    /// Where any VM's device connects; it takes the first free place. Only there if VMs were announced.
+    pub fn ivshmem_socket(&self) -> &Path {
+        &self.ivshmem_socket
+    }
+
+    /// Where the device of the VM with this name connects.
+    ///
+    /// # Errors
+    /// [`Error::NoVm`].
+    pub fn ivshmem_socket_of(&self, name: &str) -> Result<&Path> {
+        let found = self.vm_sockets.iter().find(|(vm, _)| vm == name);
+        found.map(|(_, path)| path.as_path()).ok_or_else(|| Error::NoVm { name: name.to_owned() })
+    }
+
+    /// The region's descriptor, for whoever maps it in this process.
+    pub fn region_fd(&self) -> &OwnedFd {
+        &self.region
+    }
+
+    /// Bytes of the region.
+    pub fn region_bytes(&self) -> u64 {
+        self.region_bytes
+    }
+
+    /// The region as members read it.
+    pub fn region(&self) -> Region {
+        self.members_lock().region().clone()
+    }
+
+    /// The membership table.
+    pub fn members(&self) -> Vec<PeerInfo> {
+        self.members_lock().peers()
+    }
+
+    /// Whether programs can attach in the VM with this name.
+    pub fn is_ready(&self, name: &str) -> bool {
+        self.members().iter().any(|p| p.is_vm && p.name == name && p.life.state == State::Active)
+    }
+
+    /// What went through the region so far, by peer.
+    pub fn stats(&self) -> Stats {
+        Stats::new(self.members_lock().stats())
+    }
+
+    fn members_lock(&self) -> MutexGuard<'_, Members> {
+        self.members.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Ends the service; the same as dropping it.
+    pub fn stop(self) {
+        drop(self);
+    }
+}
+
+impl Drop for Service {
+    fn drop(&mut self) {
+        self.ivshmem = None;
+        self.attach = None;
+        self.members_lock().end();
+    }
+}
+
+fn check_names(config: &Config) -> Result<()> {
+    let mut seen = HashSet::from([config.host_name.as_str()]);
+    for Vm { name, .. } in &config.vms {
+        let bad = |reason| Err(Error::BadName { name: name.clone(), reason });
+        if name.is_empty() || name.len() > 63 {
+            return bad("it must have 1 to 63 bytes");
+        }
+        if name.contains(['/', '\0']) {
+            return bad("it must not contain a slash");
+        }
+        if !seen.insert(name) {
+            return bad("another member has the same");
+        }
+    }
+    Ok(())
+}
+
+fn make_folder(path: &Path) -> Result<()> {
+    use std::os::unix::fs::DirBuilderExt;
+    std::fs::DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(path)
+        .map_err(|source| Error::Folder { path: path.to_path_buf(), source })
+}
+
+fn copy(fd: &OwnedFd) -> Result<OwnedFd> {
+    fd.try_clone().map_err(|e| Error::System {
+        action: "copy the region's descriptor",
+        source: Errno::from_io_error(&e).unwrap_or(Errno::IO),
+    })
+}
+
+/// A random identity, from the kernel.
+fn uuid() -> Result<[u64; 2]> {
+    let failed =
+        |source| Error::System { action: "read a random identity from /proc/sys/kernel/random", source };
+    let text = std::fs::read_to_string("/proc/sys/kernel/random/uuid")
+        .map_err(|e| failed(Errno::from_io_error(&e).unwrap_or(Errno::IO)))?;
+    let digits: String = text.chars().filter(char::is_ascii_hexdigit).collect();
+    let half =
+        |range| digits.get(range).and_then(|d| u64::from_str_radix(d, 16).ok()).ok_or(failed(Errno::INVAL));
+    Ok([half(0..16)?, half(16..32)?])
+}
