@@ -157,4 +157,12 @@ impl Consumer {
         read.set(self.read);
         self.released = self.read;
     }
+
+    /// Gives back the slot under the consumer too, which it has finished with but not advanced over yet. The
+    /// [`Consumer::advance`] that follows catches up.
+    #[inline]
+    pub fn release_through(&mut self, read: &Word) {
+        read.set(self.read + 1);
+        self.released = self.read + 1;
+    }
 }

@@ -63,6 +63,11 @@ impl Counters {
         self.word(counter as usize).bump(by);
     }
 
+    /// Adds to counter number `index` from any thread of the process.
+    pub fn add_shared(&self, index: usize, by: u64) {
+        self.word(index).add(by);
+    }
+
     /// All values, each read once.
     pub fn read(&self) -> Totals {
         Totals { words: std::array::from_fn(|i| self.word(i).peek()) }

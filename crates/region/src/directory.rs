@@ -108,6 +108,12 @@ impl Directory {
         self.status.words[0].get()
     }
 
+    /// Endpoint slots that were ever used: those from this number on were not.
+    #[inline]
+    pub fn endpoints_high(&self) -> u32 {
+        u32::try_from(self.status.words[2].get()).unwrap_or(u32::MAX).min(self.shape.endpoints)
+    }
+
     /// Bytes of the heap that are granted.
     pub fn heap_used(&self) -> u64 {
         self.status.words[1].peek()
@@ -183,6 +189,27 @@ impl Directory {
             .filter(|(_, info)| info.life.state == State::Active)
             .collect()
     }
+}
+
+/// Publishes that every endpoint of a section is dead; for the host service, once the peer itself is, and before it
+/// zeroes the section.
+///
+/// # Errors
+/// [`Error::OutOfBounds`] when the section is smaller than its tables.
+pub fn bury(section: &Section, shape: &Shape) -> Result<()> {
+    let p = places(shape);
+    for slot in 0..u64::from(shape.endpoints) {
+        let life = section.word("endpoint", p.endpoints + slot * endpoint::BYTES + endpoint::LIFE)?;
+        let seen = Life::unpack(life.peek());
+        if seen.state == State::Active || seen.state == State::Joining {
+            life.set(Life { state: State::Dead, ..seen }.pack());
+        }
+    }
+    let generation = section.word("directory", directory::GENERATION)?;
+    generation.set(generation.peek().wrapping_add(1));
+    // The zeroing comes after this for everybody (P5).
+    release_fence();
+    Ok(())
 }
 
 /// The local service's side of its peer's section.
@@ -325,14 +352,12 @@ impl Writer {
     /// [`Error::Full`] when all slots are in use; [`Error::OutOfBounds`] for a block that is not in the section.
     pub fn open_endpoint(&mut self, index: u32, block: u64, pid: u32) -> Result<(u32, u64)> {
         self.directory.section.line("block", block)?;
-        // The slot that was used least is taken, so that a number comes back as late as possible.
+        // The lowest free slot is taken, so that those who scan for senders have few to look at.
         let slot = self
             .endpoints
             .iter()
-            .enumerate()
-            .filter(|(_, e)| e.owner.is_none())
-            .min_by_key(|(_, e)| e.lives)
-            .and_then(|(i, _)| u32::try_from(i).ok())
+            .position(|e| e.owner.is_none())
+            .and_then(|i| u32::try_from(i).ok())
             .ok_or(Error::Full { bytes: endpoint::BYTES })?;
         let mut lives = self.endpoints[slot as usize].lives;
         let incarnation = self.next_life(&mut lives);
@@ -345,21 +370,28 @@ impl Writer {
         line.words[2].put(block);
         line.words[3].put(pid.into());
         line.words[0].set(Life { incarnation, state: State::Active }.pack());
+        let high = &self.directory.status.words[2];
+        high.set(high.peek().max(u64::from(slot) + 1));
         self.changed();
         Ok((slot, incarnation))
     }
 
-    /// Publishes that an endpoint is gone; only its own area may close it.
+    /// Publishes that an endpoint was closed in good order; only its own area may close it. Its slot reads as free
+    /// then, where that of an endpoint whose process died reads as dead.
     ///
     /// # Errors
     /// [`Error::Invalid`] for a slot that the area does not own.
     pub fn close_endpoint(&mut self, index: u32, slot: u32) -> Result<()> {
+        self.end_endpoint(index, slot, State::Free)
+    }
+
+    fn end_endpoint(&mut self, index: u32, slot: u32, state: State) -> Result<()> {
         match self.endpoints.get_mut(slot as usize) {
             Some(e) if e.owner == Some(index) => e.owner = None,
             _ => return Err(Error::Invalid { what: "endpoint slot", value: slot.into() }),
         }
         let line = self.directory.endpoint_line(slot)?;
-        let life = Life { state: State::Dead, ..Life::unpack(line.words[0].peek()) };
+        let life = Life { state, ..Life::unpack(line.words[0].peek()) };
         line.words[0].set(life.pack());
         // What is done with the endpoint's memory afterwards comes after this (P5).
         release_fence();
@@ -382,7 +414,7 @@ impl Writer {
             .map(|(slot, _)| slot)
             .collect();
         for slot in &owned {
-            self.close_endpoint(index, *slot)?;
+            self.end_endpoint(index, *slot, State::Dead)?;
         }
         let life = self.area_word(index, area::LIFE)?;
         life.set(Life { state: State::Dead, ..Life::unpack(life.peek()) }.pack());

@@ -94,6 +94,7 @@ layout! {
         HEAP_BYTES @ 48, 8, "local service, once", "Bytes of the heap.";
         GENERATION @ 64, 8, "local service", "Counts changes of the endpoint and area tables.";
         HEAP_USED @ 72, 8, "local service", "Bytes of the heap that are granted.";
+        ENDPOINTS_HIGH @ 80, 8, "local service", "Endpoint slots that were ever used.";
         RETIRED @ 128, 256, "local service", "Counters of processes that are gone, added up; fields as in `counters`.";
     }
     /// One endpoint slot of a peer, in the endpoint table.

@@ -24,6 +24,7 @@ use crate::local::LocalBuf;
 pub struct Mapping {
     base: NonNull<u8>,
     len: u64,
+    owner: rustix::process::Pid,
 }
 
 // SAFETY: the mapping is shared memory that other processes write at any time anyway; all access goes through
@@ -48,7 +49,7 @@ impl Mapping {
         // SAFETY: exactly the range that was just mapped. A failure is harmless: a BAR's mapping may refuse advice.
         let _ = unsafe { madvise(base, size, Advice::LinuxDontFork) };
         let base = NonNull::new(base.cast()).ok_or_else(|| failed(rustix::io::Errno::NOMEM))?;
-        Ok(Arc::new(Self { base, len }))
+        Ok(Arc::new(Self { base, len, owner: rustix::process::getpid() }))
     }
 
     /// Bytes mapped.
@@ -69,6 +70,10 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
+        // A forked child did not inherit the range, and may have mapped something else there since.
+        if rustix::process::getpid() != self.owner {
+            return;
+        }
         // The length came from a usize, so this conversion cannot fail.
         let size = usize::try_from(self.len).unwrap_or(0);
         // SAFETY: the range that `map` obtained; every view holds an Arc, so none is left.
@@ -167,6 +172,39 @@ impl Section {
     pub fn bytes(&self, what: &'static str, offset: u64, len: u64) -> Result<Bytes> {
         let at = self.check(what, offset, len, 1)?;
         Ok(Bytes { at, len, _map: Arc::clone(&self.map) })
+    }
+
+    /// Copies all of `from` to `offset`.
+    ///
+    /// # Errors
+    /// [`Error::OutOfBounds`]; nothing is copied then.
+    #[inline]
+    pub fn fill(&self, what: &'static str, offset: u64, from: LocalBuf) -> Result<()> {
+        let at = self.check(what, offset, from.len() as u64, 1)?;
+        from.copy_to(at);
+        Ok(())
+    }
+
+    /// Copies a slice to `offset`.
+    ///
+    /// # Errors
+    /// [`Error::OutOfBounds`]; nothing is copied then.
+    pub fn fill_bytes(&self, what: &'static str, offset: u64, from: &[u8]) -> Result<()> {
+        let at = self.check(what, offset, from.len() as u64, 1)?;
+        // SAFETY: the target range was checked; a slice of ours cannot overlap with bytes that no slice may name.
+        unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), at.as_ptr(), from.len()) };
+        Ok(())
+    }
+
+    /// Copies `into.len()` bytes from `offset`.
+    ///
+    /// # Errors
+    /// [`Error::OutOfBounds`]; nothing is copied then.
+    #[inline]
+    pub fn drain(&self, what: &'static str, offset: u64, into: LocalBuf) -> Result<()> {
+        let at = self.check(what, offset, into.len() as u64, 1)?;
+        into.copy_from(at);
+        Ok(())
     }
 
     /// Zeroes a range.

@@ -1,1 +1,363 @@
-//! L
+//! A lane: a one-way ring between two endpoints, both ends of it.
+//!
+//! Ring and data ring lie in the sender's area; heat word and read position in the receiver's. The sender describes
+//! the lane in a *lane descriptor*, the receiver answers with an *accept entry* that it fills for that descriptor;
+//! until it has, the sender may fill the ring once and announces every message.
+
+use std::collections::VecDeque;
+
+use isthmus_lockfree::activity;
+use isthmus_lockfree::heat::{Thermostat, must_announce};
+use isthmus_lockfree::ring::{BadPosition, Consumer, Producer, Slots};
+use isthmus_lockfree::slot::Message;
+use isthmus_region::mapping::LineRef;
+use isthmus_region::{Section, SlotRing};
+
+use crate::types::PeerId;
+
+/// Sizes of a lane's memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Size {
+    /// Slots, a power of two.
+    pub slots: u64,
+    /// Bytes of the data ring, a power of two.
+    pub data_bytes: u64,
+}
+
+impl Size {
+    /// The usual lane.
+    pub const USUAL: Self = Self { slots: 64, data_bytes: 64 << 10 };
+    /// A lane of an endpoint that has many.
+    pub const SMALL: Self = Self { slots: 16, data_bytes: 16 << 10 };
+    /// The lane that each endpoint keeps in reserve for a full region.
+    pub const RESERVE: Self = Self { slots: 8, data_bytes: 8 << 10 };
+
+    /// Bytes of the area that it takes: the ring, then the data ring.
+    pub fn bytes(self) -> u64 {
+        self.slots * 64 + self.data_bytes
+    }
+}
+
+/// Memory of a lane in the sender's section.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Place {
+    /// Offset of the ring.
+    pub ring: u64,
+    /// Sizes.
+    pub size: Size,
+    /// Whether it is the endpoint's reserve, which is kept when the lane closes.
+    pub reserve: bool,
+}
+
+impl Place {
+    /// Offset of the data ring.
+    pub fn data(&self) -> u64 {
+        self.ring + self.size.slots * 64
+    }
+}
+
+/// The sender's end.
+#[derive(Debug)]
+pub struct Outgoing {
+    /// Number of its descriptor.
+    pub number: u32,
+    /// Its memory.
+    pub place: Place,
+    /// Version of the receiver's accept table that was searched last without success.
+    pub accepts_seen: Option<u64>,
+    /// Slow ticks since the last message.
+    pub idle: u32,
+    ring: SlotRing,
+    producer: Producer,
+    descriptor: LineRef,
+    accepted: Option<(LineRef, LineRef)>,
+    answered: u64,
+    activity: LineRef,
+    sender: u32,
+    data_write: u64,
+    data_read: u64,
+    data_end: Box<[u64]>,
+    chunks: VecDeque<(u64, u64)>,
+}
+
+impl Outgoing {
+    /// A lane over fresh memory; `sender` is the sending endpoint's slot in its peer's table.
+    pub fn new(
+        number: u32,
+        place: Place,
+        ring: SlotRing,
+        descriptor: LineRef,
+        activity: LineRef,
+        sender: u32,
+    ) -> Self {
+        let slots = ring.capacity();
+        for position in 0..slots {
+            ring.slot(position).clear();
+        }
+        let count = usize::try_from(slots).unwrap_or(0);
+        Self {
+            number,
+            place,
+            accepts_seen: None,
+            idle: 0,
+            producer: Producer::new(slots),
+            ring,
+            descriptor,
+            accepted: None,
+            answered: 0,
+            activity,
+            sender,
+            data_write: 0,
+            data_read: 0,
+            data_end: vec![0; count].into(),
+            chunks: VecDeque::new(),
+        }
+    }
+
+    /// Whether the receiver has answered.
+    pub fn is_accepted(&self) -> bool {
+        self.accepted.is_some()
+    }
+
+    /// The receiver's answer: the line with the heat word and the line with the read position.
+    pub fn accept(&mut self, heat: LineRef, read: LineRef) {
+        self.accepted = Some((heat, read));
+    }
+
+    /// Longest payload that goes through the data ring.
+    #[inline]
+    pub fn eager_bytes(&self) -> u64 {
+        self.place.size.data_bytes / 2
+    }
+
+    fn index(&self, position: u64) -> usize {
+        usize::try_from(position & (self.ring.capacity() - 1)).unwrap_or(0)
+    }
+
+    /// Looks at the receiver's read position.
+    ///
+    /// # Errors
+    /// [`BadPosition`]: the receiver is faulty.
+    pub fn refresh(&mut self) -> Result<(), BadPosition> {
+        if let Some((_, read)) = &self.accepted {
+            self.producer.refresh(&read.words[0])?;
+            let seen = self.producer.read_seen();
+            if seen > 0 {
+                self.data_read = self.data_end[self.index(seen - 1)];
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether a slot is free.
+    ///
+    /// # Errors
+    /// [`BadPosition`].
+    #[inline]
+    pub fn has_room(&mut self) -> Result<bool, BadPosition> {
+        if self.producer.has_room() {
+            return Ok(true);
+        }
+        self.refresh()?;
+        Ok(self.producer.has_room())
+    }
+
+    /// Takes `len` bytes of the data ring for the message that is pushed next; gives their offset in the section.
+    ///
+    /// # Errors
+    /// [`BadPosition`].
+    #[inline]
+    pub fn take_data(&mut self, len: u64) -> Result<Option<u64>, BadPosition> {
+        let bytes = self.place.size.data_bytes;
+        let need = len.next_multiple_of(64);
+        let at = self.data_write & (bytes - 1);
+        let skip = if at + need > bytes { bytes - at } else { 0 };
+        if self.data_write + skip + need - self.data_read > bytes {
+            self.refresh()?;
+            if self.data_write + skip + need - self.data_read > bytes {
+                return Ok(None);
+            }
+        }
+        self.data_write += skip + need;
+        Ok(Some(self.place.data() + ((at + skip) & (bytes - 1))))
+    }
+
+    /// Publishes a message; there must be room. Gives whether it had to be announced.
+    #[inline]
+    pub fn push(&mut self, message: &Message, count: usize) -> bool {
+        let announce = match &self.accepted {
+            Some((heat, _)) => must_announce(&heat.words[3], &self.descriptor.words[6], &mut self.answered),
+            None => true,
+        };
+        let at = self.index(self.producer.written());
+        self.data_end[at] = self.data_write;
+        self.producer.push(&self.ring, message, count);
+        self.idle = 0;
+        if announce {
+            activity::announce(&self.activity, self.sender);
+        }
+        announce
+    }
+
+    /// Remembers that the chunk at `offset` is free again once the receiver has passed the message pushed last.
+    pub fn hold_chunk(&mut self, offset: u64) {
+        self.chunks.push_back((self.producer.written(), offset));
+    }
+
+    /// Chunks in flight.
+    pub fn chunks_held(&self) -> usize {
+        self.chunks.len()
+    }
+
+    /// A chunk that the receiver has passed, by what is known without looking.
+    pub fn free_chunk(&mut self) -> Option<u64> {
+        let (position, _) = self.chunks.front()?;
+        if *position <= self.producer.read_seen() {
+            return self.chunks.pop_front().map(|(_, offset)| offset);
+        }
+        None
+    }
+
+    /// All chunks; for a lane whose receiver is gone.
+    pub fn all_chunks(&mut self) -> impl Iterator<Item = u64> + '_ {
+        self.chunks.drain(..).map(|(_, offset)| offset)
+    }
+
+    /// Whether the receiver has passed everything.
+    ///
+    /// # Errors
+    /// [`BadPosition`].
+    pub fn is_drained(&mut self) -> Result<bool, BadPosition> {
+        if self.producer.written() != self.producer.read_seen() {
+            self.refresh()?;
+        }
+        Ok(self.producer.written() == self.producer.read_seen())
+    }
+
+    /// Messages pushed since the lane was opened.
+    pub fn written(&self) -> u64 {
+        self.producer.written()
+    }
+
+    /// Tells the receiver that something about the lane changed.
+    pub fn announce(&self) {
+        activity::announce(&self.activity, self.sender);
+    }
+
+    /// Whether the receiver no longer has the lane in its accept table, where it was found under `key`.
+    pub fn is_let_go(&self, key: u64) -> bool {
+        self.accepted.as_ref().is_none_or(|(entry, _)| entry.words[0].get() != key)
+    }
+
+    /// Answers a request to cool, if there is one.
+    pub fn answer(&mut self) {
+        if let Some((heat, _)) = &self.accepted {
+            let _ = must_announce(&heat.words[3], &self.descriptor.words[6], &mut self.answered);
+        }
+    }
+}
+
+/// The receiver's end.
+#[derive(Debug)]
+pub struct Incoming {
+    /// The sender.
+    pub peer: PeerId,
+    /// The sender's section, for payloads.
+    pub section: Section,
+    /// Number of the accept entry.
+    pub entry: u32,
+    /// Generation of the descriptor that was accepted.
+    pub generation: u64,
+    /// Number of the sender's descriptor.
+    pub number: u32,
+    /// Whether the lane is polled directly, and how it cools.
+    pub thermostat: Thermostat,
+    /// Polls without a message.
+    pub idle: u32,
+    ring: SlotRing,
+    consumer: Consumer,
+    descriptor: LineRef,
+    heat: LineRef,
+    read: LineRef,
+}
+
+impl Incoming {
+    /// A lane from the start.
+    #[allow(clippy::too_many_arguments)] // each is a part of the lane, and there is one caller
+    pub fn new(
+        peer: PeerId,
+        section: Section,
+        entry: u32,
+        generation: u64,
+        number: u32,
+        ring: SlotRing,
+        descriptor: LineRef,
+        heat: LineRef,
+        read: LineRef,
+    ) -> Self {
+        Self {
+            peer,
+            section,
+            entry,
+            generation,
+            number,
+            thermostat: Thermostat::default(),
+            idle: 0,
+            ring,
+            consumer: Consumer::new(),
+            descriptor,
+            heat,
+            read,
+        }
+    }
+
+    /// The next message, if it is there.
+    #[inline]
+    pub fn peek(&self) -> Option<Message> {
+        self.consumer.peek(&self.ring)
+    }
+
+    /// Counts it as consumed.
+    #[inline]
+    pub fn advance(&mut self) {
+        self.consumer.advance();
+    }
+
+    /// Gives consumed slots back, if there are any.
+    #[inline]
+    pub fn release(&mut self) {
+        if self.consumer.owes() {
+            self.consumer.release(&self.read.words[0]);
+        }
+    }
+
+    /// Gives back the slot of the message that is being handled, and all before it.
+    pub fn release_through(&mut self) {
+        self.consumer.release_through(&self.read.words[0]);
+    }
+
+    /// Messages consumed.
+    pub fn consumed(&self) -> u64 {
+        self.consumer.read()
+    }
+
+    /// Makes the lane hot.
+    pub fn warm(&mut self) {
+        self.thermostat.warm(&self.heat.words[3]);
+    }
+
+    /// Asks the sender to announce again.
+    pub fn cool(&mut self) {
+        self.thermostat.cool(&self.heat.words[3]);
+    }
+
+    /// Whether the sender has answered that.
+    pub fn settled(&mut self) -> bool {
+        self.thermostat.settled(&self.descriptor.words[6])
+    }
+
+    /// The line that the sender describes the lane in.
+    pub fn descriptor(&self) -> &LineRef {
+        &self.descriptor
+    }
+}

@@ -1,1 +1,280 @@
-//! M
+//! Posted receives, and messages that came before theirs.
+//!
+//! Tagged and untagged messages have a queue of each kind. A receive takes the earliest message that fits, a message
+//! the earliest receive; so the messages of one sender are matched in the order in which they were sent, since they
+//! arrive in that order.
+
+use std::collections::{HashMap, VecDeque};
+
+use isthmus_region::local::LocalBuf;
+
+use crate::types::{PeerId, Selector, Ticket};
+use crate::wire::INLINE_BYTES;
+
+/// A caller's buffers.
+#[derive(Debug, Clone)]
+pub enum Bufs {
+    /// The common case.
+    One(LocalBuf),
+    /// Several, in order.
+    Many(Box<[LocalBuf]>),
+}
+
+impl Bufs {
+    /// A copy of the caller's list (not of the bytes).
+    #[inline]
+    pub fn new(bufs: &[LocalBuf]) -> Self {
+        match bufs {
+            [] => Self::One(LocalBuf::EMPTY),
+            [one] => Self::One(*one),
+            many => Self::Many(many.into()),
+        }
+    }
+
+    /// All bytes together.
+    pub fn len(&self) -> u64 {
+        match self {
+            Self::One(buf) => buf.len() as u64,
+            Self::Many(bufs) => bufs.iter().map(|b| b.len() as u64).sum(),
+        }
+    }
+
+    /// Address of the first byte.
+    pub fn address(&self) -> u64 {
+        match self {
+            Self::One(buf) => buf.address(),
+            Self::Many(bufs) => bufs.first().map_or(0, |b| b.address()),
+        }
+    }
+
+    /// Calls `each` with the pieces that make up `len` bytes from `offset`, and their positions relative to `offset`.
+    pub fn pieces<E>(
+        &self,
+        offset: u64,
+        len: u64,
+        mut each: impl FnMut(u64, LocalBuf) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let all: &[LocalBuf] = match self {
+            Self::One(buf) => std::slice::from_ref(buf),
+            Self::Many(bufs) => bufs,
+        };
+        let (mut skip, mut left, mut done) = (offset, len, 0);
+        for buf in all {
+            if left == 0 {
+                break;
+            }
+            let bytes = buf.len() as u64;
+            if skip >= bytes {
+                skip -= bytes;
+                continue;
+            }
+            let take = left.min(bytes - skip);
+            // Both are at most the buffer's length, which is a usize.
+            let (from, count) = (usize::try_from(skip).unwrap_or(0), usize::try_from(take).unwrap_or(0));
+            each(done, buf.part(from, count))?;
+            (skip, left, done) = (0, left - take, done + take);
+        }
+        Ok(())
+    }
+
+    /// Copies `from` to `offset`, cut to what fits; gives the count.
+    pub fn scatter(&self, offset: u64, from: &[u8]) -> u64 {
+        if let (Self::One(buf), 0) = (self, offset) {
+            return buf.write(from) as u64;
+        }
+        let mut count = 0;
+        let _ = self.pieces::<()>(offset, from.len() as u64, |at, piece| {
+            let at = usize::try_from(at).unwrap_or(0);
+            count += piece.write(&from[at..]) as u64;
+            Ok(())
+        });
+        count
+    }
+
+    /// Copies from `offset` into all of `into`, cut to what there is; gives the count.
+    pub fn gather(&self, offset: u64, into: &mut [u8]) -> u64 {
+        let mut count = 0;
+        let _ = self.pieces::<()>(offset, into.len() as u64, |at, piece| {
+            let at = usize::try_from(at).unwrap_or(0);
+            count += piece.read(&mut into[at..]) as u64;
+            Ok(())
+        });
+        count
+    }
+}
+
+/// Where a matched message goes.
+#[derive(Debug, Clone)]
+pub enum Target {
+    /// Into a receive's own buffers.
+    Plain(Bufs),
+    /// Into what is left of the multi-receive with this number.
+    Multi(u32),
+}
+
+/// A posted receive.
+#[derive(Debug, Clone)]
+pub struct Waiting {
+    /// Which messages it takes.
+    pub select: Selector,
+    /// Where they go.
+    pub target: Target,
+    /// The caller's.
+    pub ticket: Ticket,
+}
+
+/// What is known of a message that has no receive yet.
+#[derive(Debug)]
+pub struct Arrived {
+    /// Sender.
+    pub source: PeerId,
+    /// Tagged or not.
+    pub tagged: bool,
+    /// Tag.
+    pub tag: u64,
+    /// Data for the completion.
+    pub data: Option<u64>,
+    /// The payload, or where it is.
+    pub body: Body,
+}
+
+/// A message's payload before its receive.
+#[derive(Debug)]
+pub enum Body {
+    /// Short.
+    Inline([u8; INLINE_BYTES], usize),
+    /// Copied out of the lane.
+    Bytes(Box<[u8]>),
+    /// Announced; the sender waits for `CLEAR`.
+    Ready {
+        /// Bytes of the message.
+        len: u64,
+        /// The sender's operation.
+        id: u64,
+        /// The sender wants `DONE` at the end.
+        ack: bool,
+    },
+}
+
+impl Arrived {
+    /// Bytes of the message.
+    pub fn len(&self) -> u64 {
+        match &self.body {
+            Body::Inline(_, len) => *len as u64,
+            Body::Bytes(bytes) => bytes.len() as u64,
+            Body::Ready { len, .. } => *len,
+        }
+    }
+}
+
+#[inline]
+fn fits(select: &Selector, source: PeerId, tag: u64) -> bool {
+    (select.tag ^ tag) & !select.ignore == 0 && select.from.is_none_or(|from| from == source)
+}
+
+/// Both queues of both kinds, and claimed messages.
+#[derive(Debug, Default)]
+pub struct Matching {
+    waiting: [VecDeque<Waiting>; 2],
+    arrived: [VecDeque<Arrived>; 2],
+    claimed: HashMap<u64, Arrived>,
+}
+
+impl Matching {
+    /// Adds a receive behind all others.
+    #[inline]
+    pub fn post(&mut self, waiting: Waiting) {
+        self.waiting[usize::from(waiting.select.tagged)].push_back(waiting);
+    }
+
+    /// Puts a receive back in front, whose message turned out to be nobody's.
+    pub fn put_back(&mut self, waiting: Waiting) {
+        self.waiting[usize::from(waiting.select.tagged)].push_front(waiting);
+    }
+
+    /// Takes the earliest receive for a message. A multi-receive stays posted: `keep` tells whether it has room
+    /// for another message after this one.
+    #[inline]
+    pub fn take_waiting(&mut self, tagged: bool, source: PeerId, tag: u64) -> Option<Waiting> {
+        let queue = &mut self.waiting[usize::from(tagged)];
+        // The first one is the common case.
+        if queue.front().is_some_and(|w| fits(&w.select, source, tag)) {
+            if matches!(queue.front().map(|w| &w.target), Some(Target::Multi(_))) {
+                return queue.front().cloned();
+            }
+            return queue.pop_front();
+        }
+        let at = queue.iter().position(|w| fits(&w.select, source, tag))?;
+        if matches!(queue[at].target, Target::Multi(_)) { queue.get(at).cloned() } else { queue.remove(at) }
+    }
+
+    /// Removes the multi-receive `number` from the queues.
+    pub fn drop_multi(&mut self, number: u32) {
+        for queue in &mut self.waiting {
+            queue.retain(|w| !matches!(w.target, Target::Multi(n) if n == number));
+        }
+    }
+
+    /// Keeps a message that no receive wants yet.
+    pub fn keep(&mut self, arrived: Arrived) {
+        self.arrived[usize::from(arrived.tagged)].push_back(arrived);
+    }
+
+    /// The earliest kept message for a selector.
+    pub fn find_arrived(&self, select: &Selector) -> Option<&Arrived> {
+        self.arrived[usize::from(select.tagged)].iter().find(|a| fits(select, a.source, a.tag))
+    }
+
+    /// Takes the earliest kept message for a selector.
+    #[inline]
+    pub fn take_arrived(&mut self, select: &Selector) -> Option<Arrived> {
+        let queue = &mut self.arrived[usize::from(select.tagged)];
+        if queue.is_empty() {
+            return None;
+        }
+        let at = queue.iter().position(|a| fits(select, a.source, a.tag))?;
+        queue.remove(at)
+    }
+
+    /// Sets a message aside under a caller's context. A second one under the same context takes the first one's
+    /// place, which is then lost to the caller; it is given back.
+    pub fn claim(&mut self, context: u64, arrived: Arrived) -> Option<Arrived> {
+        self.claimed.insert(context, arrived)
+    }
+
+    /// Takes what was claimed.
+    pub fn take_claimed(&mut self, context: u64) -> Option<Arrived> {
+        self.claimed.remove(&context)
+    }
+
+    /// Takes the oldest posted receive of a context.
+    pub fn cancel(&mut self, context: u64) -> Option<Waiting> {
+        for queue in &mut self.waiting {
+            if let Some(at) = queue.iter().position(|w| w.ticket.context == context) {
+                return queue.remove(at);
+            }
+        }
+        None
+    }
+
+    /// Drops announced messages of a peer that is gone: their payload will never come. Whole messages stay.
+    pub fn forget(&mut self, source: PeerId) {
+        let lost = |a: &Arrived| a.source == source && matches!(a.body, Body::Ready { .. });
+        for queue in &mut self.arrived {
+            queue.retain(|a| !lost(a));
+        }
+        self.claimed.retain(|_, a| !lost(a));
+    }
+
+    /// Takes all receives that only a certain peer could serve.
+    pub fn take_directed(&mut self, source: PeerId) -> Vec<Waiting> {
+        let mut taken = Vec::new();
+        for queue in &mut self.waiting {
+            let (gone, kept): (Vec<_>, Vec<_>) =
+                std::mem::take(queue).into_iter().partition(|w| w.select.from == Some(source));
+            taken.extend(gone);
+            *queue = kept.into();
+        }
+        taken
+    }
+}

@@ -1,0 +1,741 @@
+//! Opening, accepting and closing lanes; peers that come and go.
+
+use isthmus_lockfree::activity::Seen;
+use isthmus_lockfree::life::{Life, State};
+use isthmus_region::counters::Counter;
+use isthmus_region::directory::Directory;
+use isthmus_region::format::{CHUNK_ENTRIES, GlobalSlot, accept, block, chunk, lane};
+use isthmus_region::mapping::LineRef;
+use isthmus_region::{Section, SlotRing};
+
+use super::progress::release_of;
+use super::table::Operation;
+use super::{Chunks, Endpoint, Quarter, Sender};
+use crate::address::Address;
+use crate::lane::{Incoming, Outgoing, Place, Size};
+use crate::matching::Target;
+use crate::types::{Op, PeerId, PostError, Status};
+
+/// Lanes above which new ones are small.
+const MANY_LANES: usize = 32;
+/// Chunks that an endpoint takes of its area, at most.
+const MOST_CHUNKS: u64 = 64;
+
+/// Where the next chunk of a pipelined message goes.
+pub(super) struct ChunkPlace {
+    pub(super) offset: u64,
+    pub(super) bytes: u64,
+    /// From the pool, and not from the lane's data ring.
+    pub(super) pooled: bool,
+}
+
+/// What a lane descriptor claims; nothing is checked yet.
+struct Claim {
+    number: u32,
+    generation: u64,
+    descriptor: LineRef,
+}
+
+impl Endpoint {
+    /// Takes a free entry of a table, adding a chunk where needed.
+    fn take_entry(&mut self, lanes: bool) -> isthmus_region::Result<u32> {
+        let table = if lanes { &mut self.lanes } else { &mut self.accepts };
+        if let Some(number) = table.free.pop() {
+            return Ok(number);
+        }
+        let bytes = table.bytes();
+        let at = self.member.take(bytes)?;
+        let section = self.member.section();
+        section.zero("chunk", at, bytes)?;
+        let first = u32::try_from(table.chunks.len()).unwrap_or(u32::MAX) * 16;
+        let link = match table.chunks.last() {
+            Some(last) => section.word("chunk", last + chunk::NEXT)?,
+            None => {
+                section.word("block", self.block_at + if lanes { block::LANES } else { block::ACCEPTS })?
+            }
+        };
+        link.set(at);
+        table.chunks.push(at);
+        table.free.extend((first + 1..first + 16).rev());
+        Ok(first)
+    }
+
+    fn bump_version(&self, lanes: bool) {
+        let word = &self.block.words[if lanes { 1 } else { 3 }];
+        word.set(word.peek() + 1);
+    }
+
+    /// Opens the lane to a peer.
+    pub(super) fn open_lane(&mut self, to: PeerId) -> Result<(), PostError> {
+        let address = self.peers[to.0 as usize].address;
+        if !self.peers[to.0 as usize].lives() {
+            return Err(PostError::PeerGone);
+        }
+        let size = if self.open_lanes >= MANY_LANES { Size::SMALL } else { Size::USUAL };
+        let place = match self.member.take(size.bytes()) {
+            Ok(ring) => Place { ring, size, reserve: false },
+            // The region is full: the reserve serves one peer after the other.
+            Err(_) => match self.reserve.take() {
+                Some(reserve) => reserve,
+                None => {
+                    if self.closing.is_empty() {
+                        self.close_an_idle_lane();
+                    }
+                    self.finish_closing();
+                    return Err(PostError::Again);
+                }
+            },
+        };
+        match self.describe(to, &address, place) {
+            Ok(out) => {
+                self.peers[to.0 as usize].out = Some(out);
+                self.open_lanes += 1;
+                self.tally.add(Counter::LanesOpened, 1);
+                Ok(())
+            }
+            Err(_) => {
+                self.give_place(place);
+                Err(PostError::Again)
+            }
+        }
+    }
+
+    fn give_place(&mut self, place: Place) {
+        if place.reserve {
+            self.reserve = Some(place);
+        } else {
+            self.member.give(place.ring, place.size.bytes());
+        }
+    }
+
+    /// Writes a lane's descriptor.
+    fn describe(&mut self, to: PeerId, address: &Address, place: Place) -> isthmus_region::Result<Outgoing> {
+        let own = self.member.directory(self.member.peer())?.1;
+        let activity = own.activity(address.slot.0)?;
+        let number = self.take_entry(true)?;
+        let section = self.member.section();
+        let ring = section.ring("ring", place.ring, place.size.slots)?;
+        let descriptor = section.line("lane", self.lanes.at(number))?;
+        let generation = Life::unpack(descriptor.words[0].peek()).incarnation + 1;
+        let out = Outgoing::new(number, place, ring, descriptor.clone(), activity, self.local);
+        let words = &descriptor.words;
+        words[1].put(address.slot.0.into());
+        words[2].put(self.peers[to.0 as usize].address.incarnation);
+        words[3].put(place.ring);
+        words[4].put(place.size.slots | (place.size.data_bytes << 32));
+        words[5].put(place.data());
+        words[6].put(0);
+        words[7].put(0);
+        words[0].set(Life { incarnation: generation, state: State::Active }.pack());
+        self.bump_version(true);
+        Ok(out)
+    }
+
+    /// The block line of a remote endpoint.
+    fn remote_block(&self, address: &Address) -> Option<(Section, LineRef)> {
+        let endpoints = self.member.region().shape().endpoints;
+        let (_, directory) = self.member.directory(address.slot.peer(endpoints)).ok()?;
+        let info = directory.endpoint(address.slot.local(endpoints)).ok()?;
+        if !info.life.is_active(address.incarnation) {
+            return None;
+        }
+        let line = directory.section().line("block", info.block).ok()?;
+        Some((directory.section().clone(), line))
+    }
+
+    /// Looks whether a receiver has accepted our lane.
+    pub(super) fn look_for_accept(&mut self, to: PeerId) {
+        let peer = &self.peers[to.0 as usize];
+        let Some(out) = peer.out.as_ref().filter(|o| !o.is_accepted()) else { return };
+        let Some((section, line)) = self.remote_block(&peer.address) else { return };
+        let version = line.words[3].get();
+        if out.accepts_seen == Some(version) {
+            return;
+        }
+        let key = accept_key(self.slot, out.number);
+        let generation = self.member.section().word("lane", self.lanes.at(out.number)).map(|w| w.peek() >> 8);
+        let generation = generation.unwrap_or(0);
+        let found = self.find_accept(&section, line.words[2].get(), key, generation);
+        let Some(out) = &mut self.peers[to.0 as usize].out else { return };
+        match found {
+            Some((heat, read)) => out.accept(heat, read),
+            None => out.accepts_seen = Some(version),
+        }
+    }
+
+    /// Searches a receiver's accept table. The number of chunks is bounded by what the region can hold, so that a
+    /// receiver that links them in a circle wastes little of our time.
+    fn find_accept(
+        &self,
+        section: &Section,
+        first: u64,
+        key: u64,
+        generation: u64,
+    ) -> Option<(LineRef, LineRef)> {
+        let mut at = first;
+        for _ in 0..=u64::from(self.member.region().shape().slots()) / CHUNK_ENTRIES {
+            if at == 0 {
+                return None;
+            }
+            let next = section.word("chunk", at.checked_add(chunk::NEXT)?).ok()?.get();
+            section.part("accepts", at, 64 + CHUNK_ENTRIES * accept::BYTES).ok()?;
+            for i in 0..CHUNK_ENTRIES {
+                let entry = at + 64 + i * accept::BYTES;
+                let heat = section.line("accept", entry).ok()?;
+                if heat.words[0].get() == key
+                    && heat.words[1].peek() == generation
+                    && heat.words[2].peek() == self.incarnation
+                {
+                    return Some((heat, section.line("accept", entry + accept::READ).ok()?));
+                }
+            }
+            at = next;
+        }
+        None
+    }
+
+    /// Looks for answers to all lanes that have none, answers requests to cool, and collects chunks.
+    pub(super) fn look_for_accepts(&mut self) {
+        for i in 0..self.peers.len() {
+            let Some(out) = &mut self.peers[i].out else { continue };
+            if !out.is_accepted() {
+                self.look_for_accept(PeerId(u32::try_from(i).unwrap_or(u32::MAX)));
+                continue;
+            }
+            out.answer();
+            out.idle = out.idle.saturating_add(1);
+            if out.chunks_held() > 0 && out.refresh().is_ok() {
+                while let Some(chunk) = out.free_chunk() {
+                    self.chunk_pool.push(chunk);
+                }
+            }
+        }
+    }
+
+    /// A place for the next chunk to `to`, if there is room for its message too.
+    pub(super) fn take_chunk_place(&mut self, to: PeerId) -> Option<ChunkPlace> {
+        let (depth, bytes) = (self.config.pipeline_depth, self.config.chunk_bytes);
+        let out = self.peers[to.0 as usize].out.as_mut()?;
+        let Ok(room) = out.has_room() else {
+            self.lose(to, true);
+            return None;
+        };
+        if !room {
+            if !out.is_accepted() {
+                self.look_for_accept(to);
+            }
+            return None;
+        }
+        if out.chunks_held() >= depth {
+            if !out.is_accepted() {
+                self.look_for_accept(to);
+            }
+            let out = self.peers[to.0 as usize].out.as_mut()?;
+            if out.refresh().is_err() {
+                self.lose(to, true);
+                return None;
+            }
+        }
+        let out = self.peers[to.0 as usize].out.as_mut()?;
+        while let Some(chunk) = out.free_chunk() {
+            self.chunk_pool.push(chunk);
+        }
+        if out.chunks_held() >= depth {
+            return None;
+        }
+        if let Some(offset) = self.chunk_pool.pop() {
+            return Some(ChunkPlace { offset, bytes, pooled: true });
+        }
+        if self.chunks_taken < MOST_CHUNKS {
+            if let Ok(offset) = self.member.take(bytes) {
+                self.chunks_taken += 1;
+                return Some(ChunkPlace { offset, bytes, pooled: true });
+            }
+        }
+        let out = self.peers[to.0 as usize].out.as_mut()?;
+        if out.chunks_held() > 0 {
+            return None;
+        }
+        // A full region: the lane's own data ring carries the message, in small pieces.
+        let bytes = out.eager_bytes();
+        let offset = out.take_data(bytes).ok().flatten()?;
+        Some(ChunkPlace { offset, bytes, pooled: false })
+    }
+
+    /// Gives up the lane that was idle longest, where the region has no room for another.
+    fn close_an_idle_lane(&mut self) {
+        let mut longest: Option<(u32, usize)> = None;
+        for (i, peer) in self.peers.iter_mut().enumerate() {
+            if !peer.pushes.is_empty() || !peer.pending.is_empty() {
+                continue;
+            }
+            let Some(out) = &mut peer.out else { continue };
+            let idle = out.is_accepted() && out.is_drained().unwrap_or(false);
+            if idle && longest.is_none_or(|(most, _)| out.idle >= most) {
+                longest = Some((out.idle, i));
+            }
+        }
+        if let Some((_, i)) = longest {
+            self.close_lane(i);
+        }
+    }
+
+    /// Begins to close a lane that its receiver has drained. Its memory stays as it is until the receiver has cleared
+    /// its accept entry, since it may still be polling the ring.
+    fn close_lane(&mut self, peer: usize) {
+        let Some(mut out) = self.peers[peer].out.take() else { return };
+        self.tally.add(Counter::LanesClosed, 1);
+        let section = self.member.section();
+        let at = self.lanes.at(out.number);
+        if let (Ok(life), Ok(end)) = (section.word("lane", at), section.word("lane", at + lane::CLOSED_AT)) {
+            end.put(out.written());
+            life.set(Life { state: State::Dead, ..Life::unpack(life.peek()) }.pack());
+        }
+        self.bump_version(true);
+        out.announce();
+        self.chunk_pool.extend(out.all_chunks());
+        self.closing.push((PeerId(u32::try_from(peer).unwrap_or(u32::MAX)), out));
+    }
+
+    /// Takes back the memory of lanes whose receivers have let go.
+    pub(super) fn finish_closing(&mut self) {
+        let mut k = 0;
+        while let Some((peer, out)) = self.closing.get(k) {
+            let key = accept_key(self.slot, out.number);
+            if out.is_let_go(key) || !self.peers[peer.0 as usize].lives() {
+                let (_, out) = self.closing.swap_remove(k);
+                self.open_lanes -= 1;
+                self.lanes.free.push(out.number);
+                self.give_place(out.place);
+            } else {
+                k += 1;
+            }
+        }
+    }
+
+    /// Looks for peers that joined, left or died, where the region says that something changed.
+    pub(super) fn look_at_region(&mut self) {
+        let generation = self.member.region().generation();
+        if generation != self.region_seen || self.retry_quarters {
+            self.region_seen = generation;
+            self.look_at_peers();
+        }
+        for q in 0..self.quarters.len() {
+            let generation = self.quarters[q].directory.generation();
+            if generation != self.quarters[q].generation_seen {
+                self.quarters[q].generation_seen = generation;
+                let index = self.quarters[q].index;
+                self.look_for_dead(index);
+            }
+        }
+    }
+
+    fn look_at_peers(&mut self) {
+        self.retry_quarters = false;
+        let member = std::sync::Arc::clone(&self.member);
+        for info in member.region().peers() {
+            let at = self.quarters.iter().position(|q| q.index == info.index);
+            let active = info.life.state == State::Active;
+            if let Some(at) = at {
+                if active && self.quarters[at].incarnation == info.life.incarnation {
+                    continue;
+                }
+                self.quarters.swap_remove(at);
+                self.look_for_dead(info.index);
+            }
+            if !active {
+                continue;
+            }
+            // The peer's own service may not have written its directory yet.
+            match member.directory(info.index).and_then(|(i, d)| Ok((i, d.activity(self.slot.0)?, d))) {
+                Ok((incarnation, activity, directory)) => {
+                    let generation_seen = directory.generation();
+                    self.quarters.push(Quarter {
+                        index: info.index,
+                        incarnation,
+                        directory,
+                        generation_seen,
+                        activity,
+                        seen: Seen::new(),
+                        senders: Vec::new(),
+                    });
+                }
+                Err(_) => self.retry_quarters = true,
+            }
+        }
+    }
+
+    /// Ends everything with endpoints of a peer that are gone.
+    fn look_for_dead(&mut self, index: u32) {
+        let endpoints = self.member.region().shape().endpoints;
+        for i in 0..self.peers.len() {
+            let peer = &self.peers[i];
+            if peer.address.slot.peer(endpoints) == index && !peer.gone && !peer.lives() {
+                // One that was closed in good order has taken leave: nobody waits for it.
+                let word = peer.life.as_ref().map_or(0, |l| l.words[0].get());
+                let life = Life::unpack(word);
+                let in_order = life.state == State::Free && life.incarnation == peer.address.incarnation;
+                self.lose(PeerId(u32::try_from(i).unwrap_or(u32::MAX)), !in_order);
+            }
+        }
+    }
+
+    /// Ends everything with a peer that is gone, or faulty.
+    pub(super) fn lose(&mut self, id: PeerId, died: bool) {
+        let peer = &mut self.peers[id.0 as usize];
+        if peer.gone {
+            return;
+        }
+        peer.gone = true;
+        peer.pending.clear();
+        let pushes = std::mem::take(&mut peer.pushes);
+        if let Some(mut out) = peer.out.take() {
+            self.open_lanes -= 1;
+            self.chunk_pool.extend(out.all_chunks());
+            if let Ok(life) = self.member.section().word("lane", self.lanes.at(out.number)) {
+                life.set(Life { state: State::Dead, ..Life::unpack(life.peek()) }.pack());
+            }
+            self.lanes.free.push(out.number);
+            self.give_place(out.place);
+        }
+        for push in pushes {
+            if let Some(mut then) = push.then {
+                then.status = Status::PeerGone;
+                self.completions.push_back(then);
+            }
+        }
+        for operation in self.operations.take_all(id) {
+            match operation {
+                Operation::Offer { mut then, .. } | Operation::Await { mut then, .. } => {
+                    then.status = Status::PeerGone;
+                    self.completions.push_back(then);
+                }
+                Operation::Incoming { mut then, multi, .. } => {
+                    then.status = Status::PeerGone;
+                    then.len = 0;
+                    if then.op != Op::RemoteWrite {
+                        self.completions.push_back(then);
+                    }
+                    self.end_multi_message(multi);
+                }
+            }
+        }
+        self.matching.forget(id);
+        if died {
+            for waiting in self.matching.take_directed(id) {
+                let mut completion =
+                    self.template(waiting.ticket, Op::Receive { tagged: waiting.select.tagged }, 0);
+                completion.status = Status::PeerGone;
+                completion.tag = waiting.select.tag;
+                completion.source = Some(id);
+                if let Target::Multi(number) = waiting.target {
+                    self.multis.remove(&number);
+                    completion.released = true;
+                }
+                self.completions.push_back(completion);
+            }
+        }
+        for number in 0..self.incoming.len() {
+            if self.incoming[number].as_ref().is_some_and(|l| l.peer == id) {
+                self.drop_incoming(u32::try_from(number).unwrap_or(u32::MAX));
+            }
+        }
+    }
+
+    fn end_multi_message(&mut self, multi: Option<u32>) {
+        let Some(number) = multi else { return };
+        let Some(m) = self.multis.get_mut(&number) else { return };
+        m.inflight -= 1;
+        if m.closed && m.inflight == 0 {
+            let release = release_of(m);
+            self.completions.push_back(release);
+            self.multis.remove(&number);
+        }
+    }
+
+    /// Forgets an incoming lane, and frees its accept entry.
+    fn drop_incoming(&mut self, number: u32) {
+        let Some(lane) = self.incoming.get_mut(number as usize).and_then(Option::take) else { return };
+        self.hot.retain(|n| *n != number);
+        self.cooling.retain(|n| *n != number);
+        for quarter in &mut self.quarters {
+            for sender in quarter.senders.iter_mut().flatten() {
+                sender.lanes.retain(|n| *n != number);
+            }
+        }
+        if let Ok(key) = self.member.section().word("accept", self.accepts.at(lane.entry)) {
+            key.set(0);
+        }
+        self.accepts.free.push(lane.entry);
+        self.bump_version(false);
+    }
+
+    /// Follows an activity line: looks at the senders of quarter `q` in `groups`.
+    pub(super) fn visit(&mut self, q: usize, groups: u8) -> bool {
+        let mut moved = false;
+        let high = self.quarters[q].directory.endpoints_high();
+        for slot in (0..high).filter(|s| groups & (1 << isthmus_lockfree::activity::group(*s)) != 0) {
+            if !self.know_sender(q, slot) {
+                continue;
+            }
+            let mut k = 0;
+            loop {
+                let sender = self.quarters.get(q).and_then(|q| q.senders.get(slot as usize));
+                let lane = sender.and_then(Option::as_ref).and_then(|s| s.lanes.get(k)).copied();
+                let Some(number) = lane else { break };
+                k += 1;
+                if self.drain(number) {
+                    moved = true;
+                    self.warm(number);
+                }
+                if q >= self.quarters.len() {
+                    return moved;
+                }
+            }
+        }
+        moved
+    }
+
+    /// Takes all that a lane holds now: what is left behind would wait for the next announcement.
+    fn drain(&mut self, number: u32) -> bool {
+        let mut moved = false;
+        let mut rounds = 0;
+        while self.poll(number) {
+            moved = true;
+            rounds += 1;
+            // A sender that fills as fast as we empty makes the lane hot, and is polled from there.
+            if rounds == 64 {
+                self.warm(number);
+                break;
+            }
+        }
+        // A lane that may not be read on, since replies to its sender wait, must not be forgotten either.
+        if !moved
+            && self
+                .incoming
+                .get(number as usize)
+                .is_some_and(|l| l.as_ref().is_some_and(|l| l.peek().is_some()))
+        {
+            self.warm(number);
+        }
+        moved
+    }
+
+    /// Makes sure that what is known of a sender is up to date; gives whether it lives.
+    fn know_sender(&mut self, q: usize, slot: u32) -> bool {
+        let quarter = &mut self.quarters[q];
+        let at = slot as usize;
+        if quarter.senders.len() <= at {
+            quarter.senders.resize_with(at + 1, || None);
+        }
+        let known = quarter.senders[at]
+            .as_ref()
+            .is_some_and(|s| Life::unpack(s.life.words[0].peek()).is_active(s.incarnation));
+        if !known {
+            quarter.senders[at] = new_sender(&quarter.directory, slot);
+        }
+        let Some(sender) = &mut quarter.senders[at] else { return false };
+        let version = sender.block.words[1].get();
+        if version != sender.lanes_seen {
+            sender.lanes_seen = version;
+            let first = sender.block.words[0].get();
+            let incarnation = sender.incarnation;
+            let section = quarter.directory.section().clone();
+            let index = quarter.index;
+            self.find_lanes(q, slot, &section, first, index, incarnation);
+        }
+        true
+    }
+
+    /// Searches a sender's lane descriptors for lanes to us that are new, or closed.
+    fn find_lanes(
+        &mut self,
+        q: usize,
+        slot: u32,
+        section: &Section,
+        first: u64,
+        peer: u32,
+        incarnation: u64,
+    ) {
+        let mut claims = Vec::new();
+        let mut at = first;
+        let mut base = 0_u32;
+        for _ in 0..=u64::from(self.member.region().shape().slots()) / CHUNK_ENTRIES {
+            if at == 0 || section.part("lanes", at, 64 + CHUNK_ENTRIES * lane::BYTES).is_err() {
+                break;
+            }
+            let Ok(next) = section.word("chunk", at + chunk::NEXT) else { break };
+            let next = next.get();
+            for i in 0..16_u32 {
+                let entry = at + 64 + u64::from(i) * lane::BYTES;
+                let Ok(descriptor) = section.line("lane", entry) else { break };
+                let life = Life::unpack(descriptor.words[0].get());
+                if life.state == State::Active
+                    && descriptor.words[1].peek() == u64::from(self.slot.0)
+                    && descriptor.words[2].peek() == self.incarnation
+                {
+                    claims.push(Claim { number: base + i, generation: life.incarnation, descriptor });
+                }
+            }
+            base += 16;
+            at = next;
+        }
+        // Lanes that are no longer described were drained and closed.
+        let known: Vec<u32> =
+            self.quarters[q].senders[slot as usize].as_ref().map_or_else(Vec::new, |s| s.lanes.clone());
+        for number in known {
+            let Some(Some(lane)) = self.incoming.get(number as usize) else { continue };
+            let described = claims.iter().any(|c| c.number == lane.number && c.generation == lane.generation);
+            if !described {
+                self.drop_incoming(number);
+            }
+        }
+        for claim in claims {
+            let sender = self.quarters[q].senders[slot as usize].as_ref();
+            let known = sender.is_some_and(|s| {
+                s.lanes.iter().any(|n| {
+                    matches!(self.incoming.get(*n as usize), Some(Some(l))
+                        if l.number == claim.number && l.generation == claim.generation)
+                })
+            });
+            if !known {
+                self.accept(q, slot, section, &claim, peer, incarnation);
+            }
+        }
+    }
+
+    /// Accepts a lane; one that makes no sense is left alone.
+    fn accept(&mut self, q: usize, slot: u32, section: &Section, claim: &Claim, peer: u32, incarnation: u64) {
+        let words = &claim.descriptor.words;
+        let sizes = words[4].peek();
+        let (slots, ring_at) = (sizes & 0xffff_ffff, words[3].peek());
+        let Ok(ring): Result<SlotRing, _> = section.ring("ring", ring_at, slots) else { return };
+        let address = Address {
+            region: self.member.region().shape().uuid,
+            slot: GlobalSlot::new(peer, slot, self.member.region().shape().endpoints),
+            incarnation,
+        };
+        let Ok(source) = self.resolve(&address) else { return };
+        let Ok(entry) = self.take_entry(false) else {
+            // No memory for the answer: the sender fills its ring once, and waits until there is some.
+            if let Some(Some(sender)) = self.quarters[q].senders.get_mut(slot as usize) {
+                sender.lanes_seen = u64::MAX;
+            }
+            return;
+        };
+        let mine = self.member.section();
+        let at = self.accepts.at(entry);
+        let (Ok(heat), Ok(read)) = (mine.line("accept", at), mine.line("accept", at + accept::READ)) else {
+            return;
+        };
+        read.words[0].put(0);
+        heat.words[1].put(claim.generation);
+        heat.words[2].put(incarnation);
+        heat.words[3].put(0);
+        heat.words[0].set(accept_key(address.slot, claim.number));
+        let lane = Incoming::new(
+            source,
+            section.clone(),
+            entry,
+            claim.generation,
+            claim.number,
+            ring,
+            claim.descriptor.clone(),
+            heat,
+            read,
+        );
+        let number = self.incoming.iter().position(Option::is_none).unwrap_or_else(|| {
+            self.incoming.push(None);
+            self.incoming.len() - 1
+        });
+        self.incoming[number] = Some(lane);
+        if let Some(Some(sender)) = self.quarters[q].senders.get_mut(slot as usize) {
+            sender.lanes.push(u32::try_from(number).unwrap_or(u32::MAX));
+        }
+        self.bump_version(false);
+    }
+
+    /// Makes a lane hot, cooling the one that was idle longest where there are too many.
+    fn warm(&mut self, number: u32) {
+        if self.hot.contains(&number) {
+            return;
+        }
+        let Some(Some(lane)) = self.incoming.get_mut(number as usize) else { return };
+        lane.warm();
+        lane.idle = 0;
+        self.cooling.retain(|n| *n != number);
+        self.hot.push(number);
+        if self.hot.len() > self.config.hot_lanes {
+            let idle = |n: &u32| match self.incoming.get(*n as usize) {
+                Some(Some(l)) => l.idle,
+                _ => u32::MAX,
+            };
+            let oldest = (0..self.hot.len() - 1).max_by_key(|k| idle(&self.hot[*k]));
+            if let Some(k) = oldest {
+                let cold = self.hot.remove(k);
+                if let Some(Some(lane)) = self.incoming.get_mut(cold as usize) {
+                    lane.cool();
+                    self.cooling.push(cold);
+                }
+            }
+        }
+    }
+
+    /// Looks at lanes whose senders have not answered yet that they announce again.
+    pub(super) fn cool_down(&mut self) {
+        let mut k = 0;
+        while let Some(number) = self.cooling.get(k).copied() {
+            let settled = match self.incoming.get_mut(number as usize) {
+                Some(Some(lane)) => lane.settled(),
+                _ => true,
+            };
+            // Also after the answer, once: what was published before it was not announced (P4).
+            while self.poll(number) {}
+            if settled && self.cooling.get(k) == Some(&number) {
+                self.cooling.remove(k);
+            } else {
+                k += 1;
+            }
+        }
+    }
+
+    /// Returns all memory to the process's area. The endpoint's record says by now that it is gone.
+    pub(super) fn give_back_everything(&mut self) {
+        for i in 0..self.peers.len() {
+            if let Some(mut out) = self.peers[i].out.take() {
+                self.chunk_pool.extend(out.all_chunks());
+                self.give_place(out.place);
+            }
+        }
+        for (_, out) in std::mem::take(&mut self.closing) {
+            self.give_place(out.place);
+        }
+        for chunk in std::mem::take(&mut self.chunk_pool) {
+            self.member.give(chunk, self.config.chunk_bytes);
+        }
+        if let Some(reserve) = self.reserve.take() {
+            self.member.give(reserve.ring, reserve.size.bytes());
+        }
+        for table in [&self.lanes, &self.accepts] {
+            for chunk in &table.chunks {
+                self.member.give(*chunk, Chunks::bytes(table));
+            }
+        }
+        self.member.give(self.block_at, block::BYTES);
+    }
+}
+
+fn new_sender(directory: &Directory, slot: u32) -> Option<Sender> {
+    let info = directory.endpoint(slot).ok()?;
+    if info.life.state != State::Active {
+        return None;
+    }
+    let life = directory.endpoint_line(slot).ok()?;
+    let block = directory.section().line("block", info.block).ok()?;
+    Some(Sender { incarnation: info.life.incarnation, life, block, lanes_seen: 0, lanes: Vec::new() })
+}
+
+/// What an accept entry is found by.
+fn accept_key(sender: GlobalSlot, number: u32) -> u64 {
+    ((u64::from(sender.0) << 32) | u64::from(number)) + 1
+}

@@ -1,0 +1,409 @@
+//! The endpoint: posting, progress, completions.
+//!
+//! - [`post`]: what the caller posts: sends, receives, peeks, RMA.
+//! - [`progress`]: what arrives, and what is pushed on.
+//! - [`lanes`]: opening, accepting, closing lanes; peers that go.
+//! - [`table`]: operations that wait for the other side.
+//!
+//! An endpoint polls its *hot* lanes directly; one activity line for each peer of the region leads it to the others.
+
+mod lanes;
+mod post;
+mod progress;
+mod table;
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+
+use isthmus_lockfree::activity::Seen;
+use isthmus_lockfree::life::{Life, State};
+use isthmus_lockfree::slot::Message;
+use isthmus_region::counters::Counter;
+use isthmus_region::directory::Directory;
+use isthmus_region::format::{CHUNK_ENTRIES, GlobalSlot, block};
+use isthmus_region::mapping::LineRef;
+use isthmus_region::member::Member;
+
+use crate::address::Address;
+use crate::lane::{Incoming, Outgoing, Place, Size};
+use crate::matching::{Bufs, Matching};
+use crate::types::{Completion, Error, Memory, Op, PeerId, Result, Status, Ticket};
+use table::Table;
+
+/// Longest injected payload: fits any lane's data ring.
+const INJECT_BYTES: usize = 4096;
+/// Most operand bytes of an atomic operation, so that operands and compare values fit any data ring together.
+const ATOMIC_BYTES: usize = 2048;
+
+/// Choices for an endpoint. The defaults were found by measurement.
+#[derive(Debug, Clone, Copy)]
+pub struct Config {
+    /// Messages up to this many bytes go through the data ring, longer ones are pipelined.
+    pub eager_bytes: u64,
+    /// Bytes of one chunk of a pipelined message.
+    pub chunk_bytes: u64,
+    /// Chunks in flight on one lane.
+    pub pipeline_depth: usize,
+    /// Lanes polled directly.
+    pub hot_lanes: usize,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self { eager_bytes: 16 << 10, chunk_bytes: 32 << 10, pipeline_depth: 8, hot_lanes: 8 }
+    }
+}
+
+/// What an endpoint has done, kept apart from the process's counters so that no message costs an atomic access to
+/// shared memory; added to them now and then.
+#[derive(Debug, Default)]
+struct Tally {
+    counts: [u64; 16],
+}
+
+impl Tally {
+    #[inline]
+    fn add(&mut self, counter: Counter, by: u64) {
+        self.counts[counter as usize % 16] += by;
+    }
+}
+
+/// One remote endpoint.
+#[derive(Debug)]
+struct Peer {
+    address: Address,
+    /// The line of its endpoint record; none if its VM is gone.
+    life: Option<LineRef>,
+    /// What the line says while it lives.
+    alive: u64,
+    gone: bool,
+    out: Option<Outgoing>,
+    /// Replies that found no room.
+    pending: VecDeque<Reply>,
+    /// Pipelined messages on their way.
+    pushes: VecDeque<Push>,
+    /// In `Endpoint::busy`.
+    is_busy: bool,
+}
+
+impl Peer {
+    #[inline]
+    fn lives(&self) -> bool {
+        !self.gone && self.life.as_ref().is_some_and(|l| l.words[0].peek() == self.alive)
+    }
+}
+
+/// A message of the protocol's own, with payload for the data ring.
+#[derive(Debug)]
+struct Reply {
+    message: Message,
+    count: usize,
+    payload: Option<Box<[u8]>>,
+}
+
+/// A pipelined message on its way.
+#[derive(Debug)]
+struct Push {
+    /// The receiver's operation.
+    id: u64,
+    bufs: Bufs,
+    len: u64,
+    at: u64,
+    /// Comes when all bytes are out of `bufs`.
+    then: Option<Completion>,
+}
+
+/// An endpoint of another peer that may send to us.
+#[derive(Debug)]
+struct Sender {
+    incarnation: u64,
+    life: LineRef,
+    block: LineRef,
+    lanes_seen: u64,
+    lanes: Vec<u32>,
+}
+
+/// One peer of the region, as far as it may send to us.
+#[derive(Debug)]
+struct Quarter {
+    index: u32,
+    incarnation: u64,
+    directory: Directory,
+    generation_seen: u64,
+    activity: LineRef,
+    seen: Seen,
+    senders: Vec<Option<Sender>>,
+}
+
+/// A multi-receive.
+#[derive(Debug)]
+struct Multi {
+    buf: isthmus_region::local::LocalBuf,
+    used: u64,
+    least: u64,
+    ticket: Ticket,
+    tagged: bool,
+    /// Messages that are still being placed.
+    inflight: u32,
+    /// No longer posted.
+    closed: bool,
+}
+
+/// A table in the area that grows by linked chunks of sixteen entries.
+#[derive(Debug)]
+struct Chunks {
+    entry_bytes: u64,
+    chunks: Vec<u64>,
+    free: Vec<u32>,
+}
+
+impl Chunks {
+    fn new(entry_bytes: u64) -> Self {
+        Self { entry_bytes, chunks: Vec::new(), free: Vec::new() }
+    }
+
+    fn bytes(&self) -> u64 {
+        64 + CHUNK_ENTRIES * self.entry_bytes
+    }
+
+    /// Offset of an entry.
+    fn at(&self, number: u32) -> u64 {
+        let chunk = self.chunks.get(number as usize / 16).copied().unwrap_or(0);
+        chunk + 64 + u64::from(number % 16) * self.entry_bytes
+    }
+}
+
+/// An endpoint; see the crate's description.
+pub struct Endpoint {
+    member: Arc<Member>,
+    config: Config,
+    memory: Box<dyn Memory>,
+    slot: GlobalSlot,
+    local: u32,
+    incarnation: u64,
+    block_at: u64,
+    block: LineRef,
+    lanes: Chunks,
+    accepts: Chunks,
+    reserve: Option<Place>,
+    peers: Vec<Peer>,
+    by_address: HashMap<(u32, u64), PeerId>,
+    incoming: Vec<Option<Incoming>>,
+    hot: Vec<u32>,
+    cooling: Vec<u32>,
+    quarters: Vec<Quarter>,
+    region_seen: u64,
+    /// A peer was there whose directory could not be opened yet.
+    retry_quarters: bool,
+    matching: Matching,
+    multis: HashMap<u32, Multi>,
+    next_multi: u32,
+    operations: Table,
+    completions: VecDeque<Completion>,
+    busy: Vec<PeerId>,
+    chunk_pool: Vec<u64>,
+    chunks_taken: u64,
+    tally: Tally,
+    ticks: u64,
+    open_lanes: usize,
+    /// Lanes that are closed here and not let go by their receivers yet.
+    closing: Vec<(PeerId, Outgoing)>,
+    closed: bool,
+}
+
+impl std::fmt::Debug for Endpoint {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Endpoint")
+            .field("slot", &self.slot)
+            .field("peers", &self.peers.len())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Endpoint {
+    /// Opens an endpoint; `memory` is what others may reach by RMA.
+    ///
+    /// # Errors
+    /// [`Error::Region`] when the region or the local service has no room.
+    pub fn open(member: &Arc<Member>, config: Config, memory: Box<dyn Memory>) -> Result<Self> {
+        let failed = |action| move |source| Error::Region { action, source };
+        let block_at = member.take(block::BYTES).map_err(failed("take memory for an endpoint"))?;
+        let section = member.section();
+        section.zero("block", block_at, block::BYTES).map_err(failed("write an endpoint's block"))?;
+        let block = section.line("block", block_at).map_err(failed("write an endpoint's block"))?;
+        let size = Size::RESERVE;
+        let ring = member.take(size.bytes()).map_err(failed("take memory for an endpoint's reserve"))?;
+        let (local, incarnation) =
+            member.service().open_endpoint(block_at).map_err(failed("publish an endpoint"))?;
+        let mut endpoint = Self {
+            member: Arc::clone(member),
+            config,
+            memory,
+            slot: member.region().shape().slot(member.peer(), local),
+            local,
+            incarnation,
+            block_at,
+            block,
+            lanes: Chunks::new(isthmus_region::format::lane::BYTES),
+            accepts: Chunks::new(isthmus_region::format::accept::BYTES),
+            reserve: Some(Place { ring, size, reserve: true }),
+            peers: Vec::new(),
+            by_address: HashMap::new(),
+            incoming: Vec::new(),
+            hot: Vec::new(),
+            cooling: Vec::new(),
+            quarters: Vec::new(),
+            region_seen: u64::MAX,
+            retry_quarters: false,
+            matching: Matching::default(),
+            multis: HashMap::new(),
+            next_multi: 0,
+            operations: Table::default(),
+            completions: VecDeque::with_capacity(64),
+            busy: Vec::new(),
+            chunk_pool: Vec::new(),
+            chunks_taken: 0,
+            tally: Tally::default(),
+            ticks: 0,
+            open_lanes: 0,
+            closing: Vec::new(),
+            closed: false,
+        };
+        endpoint.look_at_region();
+        Ok(endpoint)
+    }
+
+    /// The endpoint's address.
+    pub fn address(&self) -> Address {
+        Address { region: self.member.region().shape().uuid, slot: self.slot, incarnation: self.incarnation }
+    }
+
+    /// Longest payload of an inject.
+    pub fn inject_bytes(&self) -> usize {
+        INJECT_BYTES
+    }
+
+    /// Most operand bytes of one atomic operation (operands and compare values each).
+    pub fn atomic_bytes(&self) -> usize {
+        ATOMIC_BYTES
+    }
+
+    /// The number of an address; the same address has the same number. The remote side need not have been used
+    /// yet; if it is gone, posts to it say so.
+    ///
+    /// # Errors
+    /// [`Error::OtherRegion`].
+    pub fn resolve(&mut self, address: &Address) -> Result<PeerId> {
+        if address.region != self.member.region().shape().uuid
+            || address.slot.0 >= self.member.region().shape().slots()
+        {
+            return Err(Error::OtherRegion);
+        }
+        let key = (address.slot.0, address.incarnation);
+        if let Some(known) = self.by_address.get(&key) {
+            return Ok(*known);
+        }
+        let endpoints = self.member.region().shape().endpoints;
+        let life = self
+            .member
+            .directory(address.slot.peer(endpoints))
+            .and_then(|(_, d)| d.endpoint_line(address.slot.local(endpoints)))
+            .ok();
+        let alive = Life { incarnation: address.incarnation, state: State::Active }.pack();
+        let gone = life.as_ref().is_none_or(|l| l.words[0].get() != alive);
+        let id = PeerId(u32::try_from(self.peers.len()).unwrap_or(u32::MAX));
+        self.peers.push(Peer {
+            address: *address,
+            life,
+            alive,
+            gone,
+            out: None,
+            pending: VecDeque::new(),
+            pushes: VecDeque::new(),
+            is_busy: false,
+        });
+        self.by_address.insert(key, id);
+        Ok(id)
+    }
+
+    /// The address of a peer.
+    pub fn peer_address(&self, peer: PeerId) -> Option<Address> {
+        self.peers.get(peer.0 as usize).map(|p| p.address)
+    }
+
+    /// The oldest completion that was not taken yet.
+    #[inline]
+    pub fn pop(&mut self) -> Option<Completion> {
+        self.completions.pop_front()
+    }
+
+    /// Whether something sent has not been taken by its receiver yet (a close would wait for it).
+    pub fn is_flushing(&mut self) -> bool {
+        let mut flushing = false;
+        for peer in &mut self.peers {
+            if peer.gone {
+                continue;
+            }
+            if !peer.pending.is_empty() || !peer.pushes.is_empty() {
+                flushing = true;
+                continue;
+            }
+            if let Some(out) = &mut peer.out {
+                // A faulty receiver is not waited for.
+                if !out.is_drained().unwrap_or(true) {
+                    flushing = true;
+                    // Not accepted yet: the answer shows where the read position is.
+                    if !out.is_accepted() {
+                        out.accepts_seen = None;
+                    }
+                }
+            }
+        }
+        flushing
+    }
+
+    /// Closes the endpoint: what was sent still arrives, as long as its receivers live and take it.
+    pub fn close(mut self) {
+        let mut rounds = 0_u32;
+        loop {
+            self.progress();
+            self.look_for_accepts();
+            if !self.is_flushing() {
+                break;
+            }
+            rounds += 1;
+            if rounds % 64 == 0 {
+                self.slow();
+            }
+            if rounds > 10_000 {
+                std::thread::sleep(std::time::Duration::from_micros(50));
+            } else {
+                std::thread::yield_now();
+            }
+        }
+    }
+
+    /// Adds what was counted here to the process's counters.
+    fn settle(&mut self) {
+        for (i, count) in self.tally.counts.iter_mut().enumerate() {
+            if *count != 0 {
+                self.member.counters().add_shared(i, *count);
+                *count = 0;
+            }
+        }
+    }
+}
+
+impl Drop for Endpoint {
+    fn drop(&mut self) {
+        if self.closed {
+            return;
+        }
+        self.closed = true;
+        self.settle();
+        // The record first: after it, nobody takes what is in our memory for messages (P5). A service that is gone
+        // leaves the record to nobody; the process's own end is then all that tells.
+        let _ = self.member.service().close_endpoint(self.local);
+        self.give_back_everything();
+    }
+}

@@ -1,0 +1,407 @@
+//! What the caller posts.
+
+use isthmus_lockfree::slot::Message;
+use isthmus_region::counters::Counter;
+use isthmus_region::local::LocalBuf;
+
+use super::table::Operation;
+use super::{Endpoint, INJECT_BYTES, Multi};
+use crate::matching::{Arrived, Bufs, Target, Waiting};
+use crate::types::{
+    Atomic, AtomicKind, Completion, Op, PeerId, PostError, Posted, Receive, Rma, Selector, Send, Status,
+    Ticket,
+};
+use crate::wire::{self, AtomicWord, INLINE_BYTES, flag, kind};
+
+fn total(bufs: &[LocalBuf]) -> u64 {
+    bufs.iter().map(|b| b.len() as u64).sum()
+}
+
+impl Endpoint {
+    /// Makes sure that a message can be pushed to `to` now.
+    #[inline]
+    fn ready(&mut self, to: PeerId) -> Result<(), PostError> {
+        let peer = self.peers.get_mut(to.0 as usize).ok_or(PostError::NoPeer)?;
+        if !peer.lives() {
+            return Err(PostError::PeerGone);
+        }
+        if peer.out.is_none() {
+            self.open_lane(to)?;
+        } else if !peer.pending.is_empty() && !self.flush_pending(to) {
+            self.tally.add(Counter::Stalls, 1);
+            return Err(PostError::Again);
+        }
+        let peer = &mut self.peers[to.0 as usize];
+        let Some(out) = &mut peer.out else { return Err(PostError::Again) };
+        match out.has_room() {
+            Ok(true) => Ok(()),
+            Ok(false) => {
+                if !out.is_accepted() {
+                    self.look_for_accept(to);
+                }
+                self.tally.add(Counter::Stalls, 1);
+                Err(PostError::Again)
+            }
+            Err(_) => {
+                self.lose(to, true);
+                Err(PostError::PeerGone)
+            }
+        }
+    }
+
+    /// Pushes a message after [`Endpoint::ready`] said yes.
+    #[inline]
+    pub(super) fn push(&mut self, to: PeerId, message: &Message, count: usize) {
+        if let Some(out) = &mut self.peers[to.0 as usize].out {
+            if out.push(message, count) {
+                self.tally.add(Counter::Announced, 1);
+            }
+        }
+    }
+
+    /// Takes room in the data ring and copies `bufs` there; gives the offset.
+    #[inline]
+    fn stage(&mut self, to: PeerId, bufs: &[LocalBuf], len: u64) -> Result<u64, PostError> {
+        let peer = &mut self.peers[to.0 as usize];
+        let Some(out) = &mut peer.out else { return Err(PostError::Again) };
+        match out.take_data(len) {
+            Ok(Some(offset)) => {
+                let mut at = offset;
+                for buf in bufs {
+                    // The data ring is our own; its bounds were checked when the lane was made.
+                    let _ = self.member.section().fill("data ring", at, *buf);
+                    at += buf.len() as u64;
+                }
+                Ok(offset)
+            }
+            Ok(None) => {
+                self.tally.add(Counter::Stalls, 1);
+                Err(PostError::Again)
+            }
+            Err(_) => {
+                self.lose(to, true);
+                Err(PostError::PeerGone)
+            }
+        }
+    }
+
+    /// Longest payload that goes to `to` through the data ring.
+    #[inline]
+    fn eager_bytes(&self, to: PeerId) -> u64 {
+        let lane = self.peers[to.0 as usize].out.as_ref().map_or(0, super::Outgoing::eager_bytes);
+        lane.min(self.config.eager_bytes)
+    }
+
+    /// Sends a message. Messages to one peer are matched in the order of the calls.
+    ///
+    /// # Errors
+    /// [`PostError`]; nothing was done.
+    #[inline]
+    pub fn send(&mut self, send: &Send<'_>) -> Result<Posted, PostError> {
+        self.ready(send.to)?;
+        let len = total(send.bufs);
+        let mut flags = if send.tagged { flag::TAGGED } else { 0 };
+        if send.data.is_some() {
+            flags |= flag::DATA;
+        }
+        let (tag, data) = (send.tag, send.data.unwrap_or(0));
+        let delivered = send.delivered && !send.inject;
+        if len <= INLINE_BYTES as u64 && !delivered {
+            let mut payload = [0; INLINE_BYTES];
+            let mut at = 0;
+            for buf in send.bufs {
+                at += buf.read(&mut payload[at..]);
+            }
+            let mut message = [wire::head(kind::INLINE, flags, at), tag, data, 0, 0, 0, 0, 0];
+            wire::put_payload(&mut message, &payload);
+            self.push(send.to, &message, 3 + at.div_ceil(8));
+            self.tally.add(Counter::Inline, 1);
+        } else if len <= self.eager_bytes(send.to) || send.inject {
+            if send.inject && len > INJECT_BYTES as u64 {
+                return Err(PostError::TooLong);
+            }
+            let offset = self.stage(send.to, send.bufs, len)?;
+            let mut message = [wire::head(kind::EAGER, flags, 0), tag, data, len, offset, 0, 0, 0];
+            let mut count = 5;
+            if delivered {
+                message[0] |= wire::head(0, flag::ACK, 0);
+                let then = self.template(send.ticket, Op::Send { tagged: send.tagged }, len);
+                message[5] = self.operations.insert(Operation::Await { to: send.to, then });
+                count = 6;
+            }
+            self.push(send.to, &message, count);
+            self.tally.add(Counter::Eager, 1);
+        } else {
+            let then = self.template(send.ticket, Op::Send { tagged: send.tagged }, len);
+            let bufs = Bufs::new(send.bufs);
+            let offer = Operation::Offer { to: send.to, bufs, len, then, awaits_done: delivered };
+            let id = self.operations.insert(offer);
+            if delivered {
+                flags |= flag::ACK;
+            }
+            let message = [wire::head(kind::READY, flags, 0), tag, data, len, id, 0, 0, 0];
+            self.push(send.to, &message, 5);
+            self.tally.add(Counter::Rendezvous, 1);
+            self.count_sent(len);
+            return Ok(Posted::Pending);
+        }
+        self.count_sent(len);
+        Ok(if delivered { Posted::Pending } else { Posted::Done })
+    }
+
+    #[inline]
+    fn count_sent(&mut self, len: u64) {
+        self.tally.add(Counter::TxMessages, 1);
+        self.tally.add(Counter::TxBytes, len);
+    }
+
+    pub(super) fn template(&self, ticket: Ticket, op: Op, len: u64) -> Completion {
+        Completion {
+            ticket,
+            op,
+            status: Status::Ok,
+            len,
+            tag: 0,
+            data: None,
+            source: None,
+            buf: 0,
+            released: false,
+        }
+    }
+
+    /// Posts a receive. Its completion always comes through [`Endpoint::pop`].
+    ///
+    /// # Errors
+    /// [`PostError`]; nothing was done.
+    pub fn receive(&mut self, receive: &Receive<'_>) -> Result<(), PostError> {
+        let select = receive.select;
+        let Some(least) = receive.multi else {
+            let target = Target::Plain(Bufs::new(receive.bufs));
+            let waiting = Waiting { select, target, ticket: receive.ticket };
+            match self.matching.take_arrived(&select) {
+                Some(arrived) => self.deliver_kept(waiting, arrived),
+                None => self.matching.post(waiting),
+            }
+            return Ok(());
+        };
+        let [buf] = receive.bufs else { return Err(PostError::Invalid) };
+        let number = self.next_multi;
+        self.next_multi = self.next_multi.wrapping_add(1);
+        self.multis.insert(
+            number,
+            Multi {
+                buf: *buf,
+                used: 0,
+                least: least.max(1),
+                ticket: receive.ticket,
+                tagged: select.tagged,
+                inflight: 0,
+                closed: false,
+            },
+        );
+        let waiting = Waiting { select, target: Target::Multi(number), ticket: receive.ticket };
+        self.matching.post(waiting.clone());
+        // Messages that came before go in at once, as long as there is room.
+        while self.multis.get(&number).is_some_and(|m| !m.closed) {
+            let Some(arrived) = self.matching.take_arrived(&select) else { break };
+            self.deliver_kept(waiting.clone(), arrived);
+        }
+        Ok(())
+    }
+
+    /// Looks for a message without receiving it, after making progress. With `claim`, a message that is found is set
+    /// aside for [`Endpoint::receive_claimed`] under `ticket.context`; with `discard` it is dropped. A completion with
+    /// [`Op::Peek`] comes in any case.
+    pub fn peek(&mut self, select: &Selector, claim: bool, discard: bool, ticket: Ticket) {
+        self.progress();
+        let mut completion = self.template(ticket, Op::Peek { tagged: select.tagged }, 0);
+        match self.matching.find_arrived(select) {
+            None => {
+                completion.status = Status::NoMessage;
+                completion.tag = select.tag;
+            }
+            Some(found) => {
+                completion.len = found.len();
+                completion.tag = found.tag;
+                completion.data = found.data;
+                completion.source = Some(found.source);
+            }
+        }
+        self.completions.push_back(completion);
+        if completion.status == Status::Ok && (claim || discard) {
+            if let Some(found) = self.matching.take_arrived(select) {
+                if discard {
+                    self.drop_arrived(found);
+                } else if let Some(lost) = self.matching.claim(ticket.context, found) {
+                    self.drop_arrived(lost);
+                }
+            }
+        }
+    }
+
+    /// Receives the message that was claimed under `context`; the completion is an [`Op::Receive`].
+    ///
+    /// # Errors
+    /// [`PostError::Invalid`] when nothing is claimed under it.
+    pub fn receive_claimed(
+        &mut self,
+        context: u64,
+        bufs: &[LocalBuf],
+        ticket: Ticket,
+    ) -> Result<(), PostError> {
+        let arrived = self.matching.take_claimed(context).ok_or(PostError::Invalid)?;
+        let select =
+            Selector { tagged: arrived.tagged, from: Some(arrived.source), tag: arrived.tag, ignore: 0 };
+        let waiting = Waiting { select, target: Target::Plain(Bufs::new(bufs)), ticket };
+        self.deliver_kept(waiting, arrived);
+        Ok(())
+    }
+
+    /// Drops the message that was claimed under `context`; the completion is an [`Op::Receive`] of length 0.
+    ///
+    /// # Errors
+    /// [`PostError::Invalid`] when nothing is claimed under it.
+    pub fn discard_claimed(&mut self, context: u64, ticket: Ticket) -> Result<(), PostError> {
+        let arrived = self.matching.take_claimed(context).ok_or(PostError::Invalid)?;
+        let mut completion = self.template(ticket, Op::Receive { tagged: arrived.tagged }, 0);
+        completion.tag = arrived.tag;
+        completion.data = arrived.data;
+        completion.source = Some(arrived.source);
+        self.completions.push_back(completion);
+        self.drop_arrived(arrived);
+        Ok(())
+    }
+
+    /// Ends a kept message that nobody will receive: its sender must not wait.
+    fn drop_arrived(&mut self, arrived: Arrived) {
+        if let crate::matching::Body::Ready { id, ack, .. } = arrived.body {
+            self.reply(arrived.source, [wire::head(kind::CLEAR, 0, 0), id, 0, 0, 0, 0, 0, 0], 4, None);
+            if ack {
+                self.reply(arrived.source, [wire::head(kind::DONE, 0, 0), id, 0, 0, 0, 0, 0, 0], 3, None);
+            }
+        }
+    }
+
+    /// Cancels the oldest posted receive with this `context`, if it has matched nothing yet. Its completion says
+    /// [`Status::Canceled`].
+    pub fn cancel(&mut self, context: u64) -> bool {
+        let Some(waiting) = self.matching.cancel(context) else { return false };
+        let mut completion = self.template(waiting.ticket, Op::Receive { tagged: waiting.select.tagged }, 0);
+        completion.status = Status::Canceled;
+        completion.tag = waiting.select.tag;
+        if let Target::Multi(number) = waiting.target {
+            if let Some(multi) = self.multis.get_mut(&number) {
+                multi.closed = true;
+                if multi.inflight > 0 {
+                    // What has matched still arrives; the release follows it.
+                    return true;
+                }
+                self.multis.remove(&number);
+            }
+            completion.released = true;
+        }
+        self.completions.push_back(completion);
+        true
+    }
+
+    /// Reads remote memory into `rma.bufs`.
+    ///
+    /// # Errors
+    /// [`PostError`]; nothing was done.
+    pub fn read(&mut self, rma: &Rma<'_>) -> Result<(), PostError> {
+        self.ready(rma.to)?;
+        let len = total(rma.bufs);
+        let id = self.operations.insert(Operation::Incoming {
+            from: rma.to,
+            dest: Bufs::new(rma.bufs),
+            want: len,
+            received: 0,
+            then: self.template(rma.ticket, Op::Read, len),
+            multi: None,
+            done: None,
+        });
+        self.push(rma.to, &[wire::head(kind::READ, 0, 0), id, rma.key, rma.addr, len, 0, 0, 0], 5);
+        self.tally.add(Counter::Rma, 1);
+        Ok(())
+    }
+
+    /// Writes remote memory. Completes when the data is visible at the target.
+    ///
+    /// # Errors
+    /// [`PostError`]; nothing was done.
+    pub fn write(&mut self, rma: &Rma<'_>) -> Result<(), PostError> {
+        self.ready(rma.to)?;
+        let len = total(rma.bufs);
+        let flags = if rma.data.is_some() { flag::DATA } else { 0 };
+        let data = rma.data.unwrap_or(0);
+        let then = self.template(rma.ticket, Op::Write, len);
+        if rma.inject && len > INJECT_BYTES as u64 {
+            return Err(PostError::TooLong);
+        }
+        if len <= self.eager_bytes(rma.to) || rma.inject {
+            let offset = self.stage(rma.to, rma.bufs, len)?;
+            let id = self.operations.insert(Operation::Await { to: rma.to, then });
+            let message = [wire::head(kind::WRITE, flags, 0), id, rma.key, rma.addr, len, offset, data, 0];
+            self.push(rma.to, &message, 7);
+        } else {
+            let bufs = Bufs::new(rma.bufs);
+            let id =
+                self.operations.insert(Operation::Offer { to: rma.to, bufs, len, then, awaits_done: true });
+            let message = [wire::head(kind::WRITE_READY, flags, 0), id, rma.key, rma.addr, len, 0, data, 0];
+            self.push(rma.to, &message, 7);
+        }
+        self.tally.add(Counter::Rma, 1);
+        self.tally.add(Counter::RmaBytes, len);
+        Ok(())
+    }
+
+    /// Does an atomic operation on remote memory. Completes when it is visible at the target.
+    ///
+    /// # Errors
+    /// [`PostError`]; nothing was done.
+    pub fn atomic(&mut self, atomic: &Atomic<'_>) -> Result<(), PostError> {
+        let (operands, compares) = (total(atomic.operand), total(atomic.compare));
+        let span = u64::from(atomic.count) * u64::from(atomic.size);
+        let limit = super::ATOMIC_BYTES as u64;
+        if operands > limit || compares > limit || span > limit {
+            return Err(PostError::TooLong);
+        }
+        if atomic.kind != AtomicKind::Plain && total(atomic.result) < span {
+            return Err(PostError::Invalid);
+        }
+        self.ready(atomic.to)?;
+        let operand = atomic.operand.iter().chain(atomic.compare).copied().collect::<Vec<_>>();
+        let offset = self.stage(atomic.to, &operand, operands + compares)?;
+        let then = self.template(atomic.ticket, Op::Atomic(atomic.kind), span);
+        let operation = match atomic.kind {
+            AtomicKind::Plain => Operation::Await { to: atomic.to, then },
+            AtomicKind::Fetch | AtomicKind::Compare => Operation::Incoming {
+                from: atomic.to,
+                dest: Bufs::new(atomic.result),
+                want: span,
+                received: 0,
+                then,
+                multi: None,
+                done: None,
+            },
+        };
+        let id = self.operations.insert(operation);
+        let what =
+            AtomicWord { count: atomic.count, datatype: atomic.datatype, op: atomic.op, kind: atomic.kind };
+        let lengths = operands | (compares << 32);
+        let message = [
+            wire::head(kind::ATOMIC, 0, 0),
+            id,
+            atomic.key,
+            atomic.addr,
+            what.pack(),
+            offset,
+            lengths,
+            u64::from(atomic.size),
+        ];
+        self.push(atomic.to, &message, 8);
+        self.tally.add(Counter::Rma, 1);
+        self.tally.add(Counter::RmaBytes, operands + compares);
+        Ok(())
+    }
+}

@@ -1,0 +1,807 @@
+//! What arrives, and what is pushed on.
+//!
+//! Nothing that arrives is trusted: every number is checked against our own tables, every offset against the
+//! sender's section, and after a payload has been copied out the sender's record is looked at once more (P5). A
+//! message that cannot be right makes its sender *faulty*: it is treated as gone.
+
+use isthmus_lockfree::life::unchanged;
+use isthmus_lockfree::slot::Message;
+use isthmus_region::counters::Counter;
+use isthmus_region::local::LocalBuf;
+
+use super::table::Operation;
+use super::{Endpoint, Multi, Push, Reply};
+use crate::matching::{Arrived, Body, Bufs, Target, Waiting};
+use crate::types::{Access, AtomicKind, Completion, Op, PeerId, RemoteAtomic, Status, Ticket};
+use crate::wire::{self, AtomicWord, INLINE_BYTES, flag, kind};
+
+/// Messages taken from one lane before the others get their turn.
+const BATCH: usize = 64;
+/// Replies owed to a peer above which its lane is not read on.
+const MOST_REPLIES: usize = 1024;
+/// Longest message that anybody may announce: what an address space holds.
+const MOST_BYTES: u64 = 1 << 47;
+
+/// A message's payload, on its way into a receive.
+enum Payload<'a> {
+    Local(&'a [u8]),
+    Remote { section: &'a isthmus_region::Section, offset: u64, len: u64 },
+}
+
+impl Payload<'_> {
+    fn len(&self) -> u64 {
+        match self {
+            Self::Local(bytes) => bytes.len() as u64,
+            Self::Remote { len, .. } => *len,
+        }
+    }
+
+    /// Copies the first `count` bytes into `dest` from `at`; `None` for an offset outside of the section.
+    #[inline]
+    fn copy(&self, dest: &Bufs, at: u64, count: u64) -> Option<()> {
+        match self {
+            Self::Local(bytes) => {
+                let count = usize::try_from(count).ok()?;
+                dest.scatter(at, bytes.get(..count)?);
+                Some(())
+            }
+            Self::Remote { section, offset, .. } => {
+                dest.pieces(at, count, |done, piece| section.drain("payload", offset + done, piece)).ok()
+            }
+        }
+    }
+}
+
+/// A sender that broke the protocol.
+struct Faulty;
+
+impl Endpoint {
+    /// Moves everything that can be moved, within bounds: incoming messages, pipelines, replies. Gives whether
+    /// anything happened. Makes no system call.
+    #[inline]
+    pub fn progress(&mut self) -> bool {
+        let mut moved = false;
+        let mut k = 0;
+        while let Some(number) = self.hot.get(k).copied() {
+            moved |= self.poll(number);
+            k += 1;
+        }
+        if !self.busy.is_empty() {
+            moved |= self.pump();
+        }
+        self.ticks = self.ticks.wrapping_add(1);
+        if !moved || self.ticks % 16 == 0 {
+            moved |= self.look();
+            if self.ticks % 256 == 0 {
+                self.slow();
+            }
+        }
+        moved
+    }
+
+    /// Looks at the activity lines, and where they point.
+    fn look(&mut self) -> bool {
+        let mut moved = false;
+        for q in 0..self.quarters.len() {
+            let quarter = &mut self.quarters[q];
+            let groups = quarter.seen.changed(&quarter.activity);
+            if groups != 0 {
+                moved |= self.visit(q, groups);
+            }
+        }
+        moved
+    }
+
+    /// What need not be done often.
+    pub(super) fn slow(&mut self) {
+        self.look_at_region();
+        self.cool_down();
+        self.finish_closing();
+        self.look_for_accepts();
+        self.settle();
+    }
+
+    /// Takes what has arrived on one lane.
+    #[inline]
+    pub(super) fn poll(&mut self, number: u32) -> bool {
+        let mut count = 0;
+        loop {
+            let Some(Some(lane)) = self.incoming.get(number as usize) else { break };
+            let Some(message) = lane.peek() else { break };
+            let source = lane.peer;
+            if count >= BATCH || self.peers[source.0 as usize].pending.len() > MOST_REPLIES {
+                break;
+            }
+            count += 1;
+            let outcome = self.take(number, source, &message);
+            if let Some(Some(lane)) = self.incoming.get_mut(number as usize) {
+                lane.advance();
+            }
+            if outcome.is_err() {
+                self.lose(source, true);
+                return true;
+            }
+        }
+        if let Some(Some(lane)) = self.incoming.get_mut(number as usize) {
+            if count > 0 {
+                lane.idle = 0;
+                lane.release();
+            } else {
+                lane.idle = lane.idle.saturating_add(1);
+            }
+        }
+        count > 0
+    }
+
+    /// Whether what was copied out of a sender's memory was the sender's (P5).
+    #[inline]
+    fn still_lives(&self, source: PeerId) -> bool {
+        let peer = &self.peers[source.0 as usize];
+        peer.life.as_ref().is_some_and(|l| unchanged(&l.words[0], peer.alive))
+    }
+
+    /// Takes one message.
+    #[inline]
+    fn take(&mut self, lane: u32, source: PeerId, message: &Message) -> Result<(), Faulty> {
+        let flags = wire::flags_of(message[0]);
+        match wire::kind_of(message[0]) {
+            kind::INLINE => {
+                let len = wire::inline_len(message[0]);
+                if len > INLINE_BYTES {
+                    return Err(Faulty);
+                }
+                if !self.still_lives(source) {
+                    self.tally.add(Counter::Discarded, 1);
+                    return Ok(());
+                }
+                self.tally.add(Counter::RxMessages, 1);
+                self.tally.add(Counter::RxBytes, len as u64);
+                let payload = wire::payload(message);
+                let tagged = flags & flag::TAGGED != 0;
+                let data = (flags & flag::DATA != 0).then_some(message[2]);
+                match self.matching.take_waiting(tagged, source, message[1]) {
+                    Some(waiting) => {
+                        self.deliver(&waiting, source, message[1], data, &Payload::Local(&payload[..len]));
+                    }
+                    None => {
+                        self.tally.add(Counter::Unexpected, 1);
+                        let body = Body::Inline(payload, len);
+                        self.matching.keep(Arrived { source, tagged, tag: message[1], data, body });
+                    }
+                }
+                Ok(())
+            }
+            kind::EAGER => self.take_eager(lane, source, message, flags),
+            kind::READY => self.take_ready(source, message, flags),
+            kind::CLEAR => self.take_clear(source, message),
+            kind::CHUNK => self.take_chunk(lane, source, message),
+            kind::DONE => self.take_done(source, message),
+            kind::READ => self.take_read(source, message),
+            kind::WRITE => self.take_write(lane, source, message, flags),
+            kind::WRITE_READY => self.take_write_ready(source, message, flags),
+            kind::ATOMIC => self.take_atomic(lane, source, message),
+            kind::RESULT => self.take_result(lane, source, message),
+            _ => Err(Faulty),
+        }
+    }
+
+    /// The section that a lane's payloads lie in.
+    fn section_of(&self, lane: u32) -> Result<isthmus_region::Section, Faulty> {
+        match self.incoming.get(lane as usize) {
+            Some(Some(lane)) => Ok(lane.section.clone()),
+            _ => Err(Faulty),
+        }
+    }
+
+    fn take_eager(&mut self, lane: u32, source: PeerId, message: &Message, flags: u8) -> Result<(), Faulty> {
+        let section = self.section_of(lane)?;
+        let (tag, len, offset) = (message[1], message[3], message[4]);
+        // Checked once for the whole payload; copying can then fail no more.
+        section.part("payload", offset, len).map_err(|_| Faulty)?;
+        let tagged = flags & flag::TAGGED != 0;
+        let data = (flags & flag::DATA != 0).then_some(message[2]);
+        let payload = Payload::Remote { section: &section, offset, len };
+        if !self.peers[source.0 as usize].lives() {
+            self.tally.add(Counter::Discarded, 1);
+            return Ok(());
+        }
+        match self.matching.take_waiting(tagged, source, tag) {
+            Some(waiting) => {
+                self.deliver(&waiting, source, tag, data, &payload);
+                if !self.still_lives(source) {
+                    // What was copied may be anybody's. The completion is taken back, the receive waits on.
+                    self.retract(waiting);
+                    return Ok(());
+                }
+            }
+            None => {
+                let bytes = section.bytes("payload", offset, len).and_then(|b| b.to_vec(0, len));
+                let bytes = bytes.map_err(|_| Faulty)?;
+                if !self.still_lives(source) {
+                    self.tally.add(Counter::Discarded, 1);
+                    return Ok(());
+                }
+                self.tally.add(Counter::Unexpected, 1);
+                let body = Body::Bytes(bytes.into());
+                self.matching.keep(Arrived { source, tagged, tag, data, body });
+            }
+        }
+        self.tally.add(Counter::RxMessages, 1);
+        self.tally.add(Counter::RxBytes, len);
+        if flags & flag::ACK != 0 {
+            self.reply(source, [wire::head(kind::DONE, 0, 0), message[5], 0, 0, 0, 0, 0, 0], 3, None);
+        }
+        Ok(())
+    }
+
+    /// Takes back the completion that `deliver` made last for a plain receive, and posts the receive again.
+    fn retract(&mut self, waiting: Waiting) {
+        self.tally.add(Counter::Discarded, 1);
+        match waiting.target {
+            Target::Plain(_) => {
+                self.completions.pop_back();
+                self.matching.put_back(waiting);
+            }
+            // The bytes are used up; the message is reported as lost with its sender.
+            Target::Multi(_) => {
+                if let Some(last) = self.completions.back_mut() {
+                    last.status = Status::PeerGone;
+                }
+            }
+        }
+    }
+
+    fn take_ready(&mut self, source: PeerId, message: &Message, flags: u8) -> Result<(), Faulty> {
+        let (tag, len, id) = (message[1], message[3], message[4]);
+        if len > MOST_BYTES {
+            return Err(Faulty);
+        }
+        if !self.still_lives(source) {
+            return Ok(());
+        }
+        let tagged = flags & flag::TAGGED != 0;
+        let data = (flags & flag::DATA != 0).then_some(message[2]);
+        let ack = flags & flag::ACK != 0;
+        let arrived = Arrived { source, tagged, tag, data, body: Body::Ready { len, id, ack } };
+        self.tally.add(Counter::RxMessages, 1);
+        match self.matching.take_waiting(tagged, source, tag) {
+            Some(waiting) => self.deliver_kept(waiting, arrived),
+            None => {
+                self.tally.add(Counter::Unexpected, 1);
+                self.matching.keep(arrived);
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives a message that was kept to a receive.
+    pub(super) fn deliver_kept(&mut self, waiting: Waiting, arrived: Arrived) {
+        let Arrived { source, tag, data, body, .. } = arrived;
+        match body {
+            Body::Inline(payload, len) => {
+                self.deliver(&waiting, source, tag, data, &Payload::Local(&payload[..len]));
+            }
+            Body::Bytes(bytes) => self.deliver(&waiting, source, tag, data, &Payload::Local(&bytes)),
+            Body::Ready { len, id, ack } => self.begin(waiting, source, tag, data, len, id, ack),
+        }
+    }
+
+    /// Where a message of `len` bytes goes: the buffers, where in them, how much fits, and the multi-receive.
+    #[inline]
+    fn place(&mut self, waiting: &Waiting, len: u64) -> (Bufs, u64, Option<u32>) {
+        match &waiting.target {
+            Target::Plain(bufs) => {
+                let fit = bufs.len().min(len);
+                (bufs.clone(), fit, None)
+            }
+            Target::Multi(number) => {
+                let Some(multi) = self.multis.get_mut(number) else {
+                    return (Bufs::One(LocalBuf::EMPTY), 0, None);
+                };
+                let used = usize::try_from(multi.used).unwrap_or(usize::MAX);
+                let rest = multi.buf.part(used, usize::MAX);
+                let fit = len.min(rest.len() as u64);
+                multi.used += fit;
+                multi.inflight += 1;
+                if (multi.buf.len() as u64) - multi.used < multi.least {
+                    multi.closed = true;
+                    self.matching.drop_multi(*number);
+                }
+                let fit_size = usize::try_from(fit).unwrap_or(0);
+                (Bufs::One(rest.part(0, fit_size)), fit, Some(*number))
+            }
+        }
+    }
+
+    /// Copies a whole message into a receive and completes it.
+    #[inline]
+    fn deliver(
+        &mut self,
+        waiting: &Waiting,
+        source: PeerId,
+        tag: u64,
+        data: Option<u64>,
+        payload: &Payload<'_>,
+    ) {
+        let len = payload.len();
+        if let Target::Plain(bufs) = &waiting.target {
+            let fit = bufs.len().min(len);
+            // Offsets were checked by the caller, so this cannot fail.
+            let _ = payload.copy(bufs, 0, fit);
+            let completion = received(waiting, source, tag, data, bufs.address(), fit, len);
+            self.completions.push_back(completion);
+            return;
+        }
+        let (bufs, fit, multi) = self.place(waiting, len);
+        let _ = payload.copy(&bufs, 0, fit);
+        let completion = received(waiting, source, tag, data, bufs.address(), fit, len);
+        self.finish_receive(completion, multi);
+    }
+
+    /// Completes a receive; the last one of a multi-receive releases it.
+    fn finish_receive(&mut self, mut completion: Completion, multi: Option<u32>) {
+        if let Some(number) = multi {
+            if let Some(m) = self.multis.get_mut(&number) {
+                m.inflight -= 1;
+                if m.closed && m.inflight == 0 {
+                    if completion.status == Status::Ok {
+                        completion.released = true;
+                        self.completions.push_back(completion);
+                    } else {
+                        let release = release_of(m);
+                        self.completions.push_back(completion);
+                        self.completions.push_back(release);
+                    }
+                    self.multis.remove(&number);
+                    return;
+                }
+            }
+        }
+        self.completions.push_back(completion);
+    }
+
+    /// Begins to receive an announced message.
+    #[allow(clippy::too_many_arguments)] // the parts of one message
+    fn begin(
+        &mut self,
+        waiting: Waiting,
+        source: PeerId,
+        tag: u64,
+        data: Option<u64>,
+        len: u64,
+        id: u64,
+        ack: bool,
+    ) {
+        let (dest, fit, multi) = self.place(&waiting, len);
+        let then = received(&waiting, source, tag, data, dest.address(), fit, len);
+        self.tally.add(Counter::RxBytes, fit);
+        let done = ack.then_some(id);
+        if fit == 0 {
+            self.reply(source, [wire::head(kind::CLEAR, 0, 0), id, 0, 0, 0, 0, 0, 0], 4, None);
+            self.send_done(source, done, Status::Ok);
+            self.finish_receive(then, multi);
+            return;
+        }
+        let operation = Operation::Incoming { from: source, dest, want: fit, received: 0, then, multi, done };
+        let mine = self.operations.insert(operation);
+        self.reply(source, [wire::head(kind::CLEAR, 0, 0), id, mine, fit, 0, 0, 0, 0], 4, None);
+    }
+
+    fn send_done(&mut self, to: PeerId, id: Option<u64>, status: Status) {
+        if let Some(id) = id {
+            let message = [wire::head(kind::DONE, 0, 0), id, wire::status_code(status), 0, 0, 0, 0, 0];
+            self.reply(to, message, 3, None);
+        }
+    }
+
+    fn take_clear(&mut self, source: PeerId, message: &Message) -> Result<(), Faulty> {
+        let (id, theirs, want) = (message[1], message[2], message[3]);
+        let Some(Operation::Offer { to, bufs, len, then, awaits_done }) = self.operations.take(id, source)
+        else {
+            return Err(Faulty);
+        };
+        if want > len {
+            return Err(Faulty);
+        }
+        let mut then = Some(then);
+        if awaits_done {
+            // `DONE` names the number that was announced, so the operation keeps it.
+            if let Some(completion) = then.take() {
+                self.operations.put_back(id, Operation::Await { to, then: completion });
+            }
+        }
+        if want == 0 {
+            self.completions.extend(then);
+            return Ok(());
+        }
+        let peer = &mut self.peers[source.0 as usize];
+        peer.pushes.push_back(Push { id: theirs, bufs, len: want, at: 0, then });
+        self.mark_busy(source);
+        self.pump_peer(source);
+        Ok(())
+    }
+
+    fn take_chunk(&mut self, lane: u32, source: PeerId, message: &Message) -> Result<(), Faulty> {
+        let (id, at, len, offset) = (message[1], message[2], message[3], message[4]);
+        let Some(Some(incoming)) = self.incoming.get(lane as usize) else { return Err(Faulty) };
+        let section = &incoming.section;
+        let Some(Operation::Incoming { dest, want, received, .. }) = self.operations.get(id, source) else {
+            // The operation may be over, with its sender's death or our close; its chunks are nobody's.
+            return Ok(());
+        };
+        // Chunks come in order: the position is what was received so far, or somebody is lying.
+        if at != *received || len == 0 || len > *want - *received {
+            return Err(Faulty);
+        }
+        section.part("chunk", offset, len).map_err(|_| Faulty)?;
+        let copied = dest.pieces(at, len, |done, piece| section.drain("chunk", offset + done, piece));
+        copied.map_err(|_| Faulty)?;
+        *received += len;
+        let finished = *received == *want;
+        if !self.still_lives(source) {
+            // The operation ends with its sender.
+            return Ok(());
+        }
+        if finished {
+            self.finish_incoming(id, source);
+        }
+        // Chunks are given back one by one, so that the sender's next copy overlaps with ours.
+        if let Some(Some(incoming)) = self.incoming.get_mut(lane as usize) {
+            incoming.release_through();
+        }
+        Ok(())
+    }
+
+    fn finish_incoming(&mut self, id: u64, source: PeerId) {
+        let Some(Operation::Incoming { then, multi, done, .. }) = self.operations.take(id, source) else {
+            return;
+        };
+        self.send_done(source, done, Status::Ok);
+        match then.op {
+            // A write's arrival is told only where data came with it.
+            Op::RemoteWrite if then.data.is_none() => {}
+            _ => self.finish_receive(then, multi),
+        }
+    }
+
+    fn take_done(&mut self, source: PeerId, message: &Message) -> Result<(), Faulty> {
+        let status = wire::status_of(message[2]);
+        match self.operations.take(message[1], source) {
+            Some(Operation::Await { mut then, .. }) => {
+                then.status = status;
+                self.completions.push_back(then);
+                Ok(())
+            }
+            // A write that was refused before its payload was asked for.
+            Some(Operation::Offer { mut then, .. }) if status != Status::Ok => {
+                then.status = status;
+                self.completions.push_back(then);
+                Ok(())
+            }
+            _ => Err(Faulty),
+        }
+    }
+
+    fn take_read(&mut self, source: PeerId, message: &Message) -> Result<(), Faulty> {
+        let (id, key, addr, len) = (message[1], message[2], message[3], message[4]);
+        if !self.still_lives(source) {
+            return Ok(());
+        }
+        match self.memory.find(key, addr, len, Access::Read) {
+            Ok(buf) if len <= self.config.eager_bytes.min(4096) => {
+                let payload = buf.to_vec().into_boxed_slice();
+                self.tally.add(Counter::RmaBytes, len);
+                self.reply(
+                    source,
+                    [wire::head(kind::RESULT, 0, 0), id, 0, len, 0, 0, 0, 0],
+                    5,
+                    Some(payload),
+                );
+            }
+            Ok(buf) => {
+                self.tally.add(Counter::RmaBytes, len);
+                let push = Push { id, bufs: Bufs::One(buf), len, at: 0, then: None };
+                self.peers[source.0 as usize].pushes.push_back(push);
+                self.mark_busy(source);
+                self.pump_peer(source);
+            }
+            Err(status) => {
+                let code = wire::status_code(status);
+                self.reply(source, [wire::head(kind::RESULT, 0, 0), id, code, 0, 0, 0, 0, 0], 5, None);
+            }
+        }
+        Ok(())
+    }
+
+    fn remote_write(&self, source: PeerId, data: Option<u64>, len: u64, buf: u64) -> Completion {
+        let mut completion = self.template(Ticket::default(), Op::RemoteWrite, len);
+        completion.data = data;
+        completion.source = Some(source);
+        completion.buf = buf;
+        completion
+    }
+
+    fn take_write(&mut self, lane: u32, source: PeerId, message: &Message, flags: u8) -> Result<(), Faulty> {
+        let [_, id, key, addr, len, offset, data, _] = *message;
+        let section = self.section_of(lane)?;
+        section.part("payload", offset, len).map_err(|_| Faulty)?;
+        // User memory is written only by what is certainly the sender's: copied out, checked, then placed.
+        let bytes =
+            section.bytes("payload", offset, len).and_then(|b| b.to_vec(0, len)).map_err(|_| Faulty)?;
+        if !self.still_lives(source) {
+            return Ok(());
+        }
+        let status = match self.memory.find(key, addr, len, Access::Write) {
+            Ok(buf) => {
+                buf.write(&bytes);
+                if flags & flag::DATA != 0 {
+                    let completion = self.remote_write(source, Some(data), len, buf.address());
+                    self.completions.push_back(completion);
+                }
+                Status::Ok
+            }
+            Err(status) => status,
+        };
+        self.send_done(source, Some(id), status);
+        Ok(())
+    }
+
+    fn take_write_ready(&mut self, source: PeerId, message: &Message, flags: u8) -> Result<(), Faulty> {
+        let [_, id, key, addr, len, _, data, _] = *message;
+        if !self.still_lives(source) {
+            return Ok(());
+        }
+        match self.memory.find(key, addr, len, Access::Write) {
+            Ok(buf) => {
+                let data = (flags & flag::DATA != 0).then_some(data);
+                let then = self.remote_write(source, data, len, buf.address());
+                let mine = self.operations.insert(Operation::Incoming {
+                    from: source,
+                    dest: Bufs::One(buf),
+                    want: len,
+                    received: 0,
+                    then,
+                    multi: None,
+                    done: Some(id),
+                });
+                self.reply(source, [wire::head(kind::CLEAR, 0, 0), id, mine, len, 0, 0, 0, 0], 4, None);
+            }
+            Err(status) => self.send_done(source, Some(id), status),
+        }
+        Ok(())
+    }
+
+    fn take_atomic(&mut self, lane: u32, source: PeerId, message: &Message) -> Result<(), Faulty> {
+        let [_, id, key, addr, what, offset, lengths, size] = *message;
+        let word = AtomicWord::unpack(what).ok_or(Faulty)?;
+        let (operands, compares) = (lengths & 0xffff_ffff, lengths >> 32);
+        let limit = super::ATOMIC_BYTES as u64;
+        let span = u64::from(word.count).checked_mul(size).ok_or(Faulty)?;
+        if operands > limit || compares > limit || span > limit {
+            return Err(Faulty);
+        }
+        let section = self.section_of(lane)?;
+        let bytes = section.bytes("operands", offset, operands + compares);
+        let bytes = bytes.and_then(|b| b.to_vec(0, operands + compares)).map_err(|_| Faulty)?;
+        if !self.still_lives(source) {
+            return Ok(());
+        }
+        let (operand, compare) = bytes.split_at(usize::try_from(operands).unwrap_or(0));
+        let mut before = Vec::new();
+        let done = self.memory.find(key, addr, span, Access::Atomic).and_then(|target| {
+            let what = RemoteAtomic {
+                kind: word.kind,
+                datatype: word.datatype,
+                op: word.op,
+                count: word.count,
+                operand,
+                compare,
+            };
+            self.memory.atomic(target, &what, &mut before)
+        });
+        let status = done.err().unwrap_or(Status::Ok);
+        if word.kind == AtomicKind::Plain {
+            self.send_done(source, Some(id), status);
+            return Ok(());
+        }
+        let code = wire::status_code(status);
+        let payload = if status == Status::Ok { before.into_boxed_slice() } else { Box::default() };
+        let len = payload.len() as u64;
+        self.reply(source, [wire::head(kind::RESULT, 0, 0), id, code, len, 0, 0, 0, 0], 5, Some(payload));
+        Ok(())
+    }
+
+    fn take_result(&mut self, lane: u32, source: PeerId, message: &Message) -> Result<(), Faulty> {
+        let [_, id, code, len, offset, ..] = *message;
+        let section = self.section_of(lane)?;
+        let Some(Operation::Incoming { dest, want, received, .. }) = self.operations.get(id, source) else {
+            return Ok(());
+        };
+        let status = wire::status_of(code);
+        if status == Status::Ok {
+            if *received != 0 || len != *want {
+                return Err(Faulty);
+            }
+            section.part("result", offset, len).map_err(|_| Faulty)?;
+            dest.pieces(0, len, |done, piece| section.drain("result", offset + done, piece))
+                .map_err(|_| Faulty)?;
+            if !self.still_lives(source) {
+                return Ok(());
+            }
+        }
+        if let Some(Operation::Incoming { mut then, .. }) = self.operations.take(id, source) {
+            then.status = status;
+            self.completions.push_back(then);
+        }
+        Ok(())
+    }
+
+    /// Sends a message of the protocol's own now, or as soon as there is room.
+    pub(super) fn reply(&mut self, to: PeerId, message: Message, count: usize, payload: Option<Box<[u8]>>) {
+        self.peers[to.0 as usize].pending.push_back(Reply { message, count, payload });
+        if !self.flush_pending(to) {
+            self.mark_busy(to);
+        }
+    }
+
+    pub(super) fn mark_busy(&mut self, peer: PeerId) {
+        let entry = &mut self.peers[peer.0 as usize];
+        if !entry.is_busy {
+            entry.is_busy = true;
+            self.busy.push(peer);
+        }
+    }
+
+    /// Sends replies that wait, in order. Gives whether none is left.
+    pub(super) fn flush_pending(&mut self, to: PeerId) -> bool {
+        loop {
+            let peer = &mut self.peers[to.0 as usize];
+            if peer.pending.is_empty() {
+                return true;
+            }
+            if !peer.lives() {
+                peer.pending.clear();
+                return true;
+            }
+            if peer.out.is_none() && self.open_lane(to).is_err() {
+                return false;
+            }
+            let peer = &mut self.peers[to.0 as usize];
+            let Some(out) = &mut peer.out else { return false };
+            let ready = out.has_room();
+            let Ok(ready) = ready else {
+                self.lose(to, true);
+                return true;
+            };
+            if !ready {
+                if !out.is_accepted() {
+                    self.look_for_accept(to);
+                }
+                return false;
+            }
+            let mut offset = None;
+            if let Some(payload) = peer.pending.front().and_then(|r| r.payload.as_ref()) {
+                match out.take_data(payload.len() as u64) {
+                    Ok(Some(at)) => {
+                        // Our own data ring, checked when the lane was made.
+                        let _ = self.member.section().fill_bytes("data ring", at, payload);
+                        offset = Some(at);
+                    }
+                    Ok(None) => return false,
+                    Err(_) => {
+                        self.lose(to, true);
+                        return true;
+                    }
+                }
+            }
+            let Some(mut reply) = peer.pending.pop_front() else { return true };
+            if let Some(at) = offset {
+                reply.message[4] = at;
+            }
+            if out.push(&reply.message, reply.count) {
+                self.tally.add(Counter::Announced, 1);
+            }
+        }
+    }
+
+    /// Goes on with replies and pipelines of all busy peers.
+    fn pump(&mut self) -> bool {
+        let mut moved = false;
+        let mut k = 0;
+        while let Some(peer) = self.busy.get(k).copied() {
+            moved |= self.pump_peer(peer);
+            let entry = &mut self.peers[peer.0 as usize];
+            if entry.pending.is_empty() && entry.pushes.is_empty() {
+                entry.is_busy = false;
+                self.busy.swap_remove(k);
+            } else {
+                k += 1;
+            }
+        }
+        moved
+    }
+
+    /// Goes on with one peer's pipelines: as many chunks as room and depth allow.
+    pub(super) fn pump_peer(&mut self, to: PeerId) -> bool {
+        if !self.flush_pending(to) {
+            return false;
+        }
+        let mut moved = false;
+        loop {
+            let peer = &mut self.peers[to.0 as usize];
+            if peer.pushes.is_empty() {
+                return moved;
+            }
+            if !peer.lives() {
+                // `lose` ends the rest when the region says so.
+                return moved;
+            }
+            if peer.out.is_none() && self.open_lane(to).is_err() {
+                return moved;
+            }
+            let Some(chunk) = self.take_chunk_place(to) else { return moved };
+            let peer = &mut self.peers[to.0 as usize];
+            let (Some(out), Some(push)) = (&mut peer.out, peer.pushes.front_mut()) else { return moved };
+            let len = (push.len - push.at).min(chunk.bytes);
+            let section = self.member.section();
+            // Both ends of the copy are ours: the program's buffers and a chunk of our area.
+            let _ = push
+                .bufs
+                .pieces(push.at, len, |done, piece| section.fill("chunk", chunk.offset + done, piece));
+            let message = [wire::head(kind::CHUNK, 0, 0), push.id, push.at, len, chunk.offset, 0, 0, 0];
+            if out.push(&message, 5) {
+                self.tally.add(Counter::Announced, 1);
+            }
+            if chunk.pooled {
+                out.hold_chunk(chunk.offset);
+            }
+            push.at += len;
+            self.tally.add(Counter::Chunks, 1);
+            moved = true;
+            if push.at == push.len {
+                if let Some(done) = peer.pushes.pop_front() {
+                    self.completions.extend(done.then);
+                }
+            }
+        }
+    }
+}
+
+/// The completion of a receive.
+#[inline]
+fn received(
+    waiting: &Waiting,
+    source: PeerId,
+    tag: u64,
+    data: Option<u64>,
+    buf: u64,
+    fit: u64,
+    len: u64,
+) -> Completion {
+    Completion {
+        ticket: waiting.ticket,
+        op: Op::Receive { tagged: waiting.select.tagged },
+        status: if fit < len { Status::Truncated { cut: len - fit } } else { Status::Ok },
+        len: fit,
+        tag,
+        data,
+        source: Some(source),
+        buf,
+        released: false,
+    }
+}
+
+/// The release of a multi-receive without a message.
+pub(super) fn release_of(multi: &Multi) -> Completion {
+    Completion {
+        ticket: multi.ticket,
+        op: Op::Receive { tagged: multi.tagged },
+        status: Status::Ok,
+        len: 0,
+        tag: 0,
+        data: None,
+        source: None,
+        buf: multi.buf.address(),
+        released: true,
+    }
+}

@@ -1,0 +1,106 @@
+//! Operations that wait for the other side. Their numbers travel, and come back with a generation, so that a reply
+//! to an operation that is over finds nothing.
+
+use crate::matching::Bufs;
+use crate::types::{Completion, PeerId};
+
+/// An operation that waits.
+#[derive(Debug)]
+pub(super) enum Operation {
+    /// A message was announced; `CLEAR` is awaited.
+    Offer {
+        to: PeerId,
+        bufs: Bufs,
+        len: u64,
+        /// What completes: when the bytes are out of `bufs`, or at `DONE` if `awaits_done`.
+        then: Completion,
+        awaits_done: bool,
+    },
+    /// `DONE` is awaited.
+    Await { to: PeerId, then: Completion },
+    /// Payload is awaited, in chunks or in one `RESULT`.
+    Incoming {
+        from: PeerId,
+        dest: Bufs,
+        want: u64,
+        received: u64,
+        then: Completion,
+        /// Of a multi-receive.
+        multi: Option<u32>,
+        /// Tell the sender's operation when all is here.
+        done: Option<u64>,
+    },
+}
+
+impl Operation {
+    pub(super) fn peer(&self) -> PeerId {
+        match self {
+            Self::Offer { to, .. } | Self::Await { to, .. } => *to,
+            Self::Incoming { from, .. } => *from,
+        }
+    }
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Table {
+    entries: Vec<(u32, Option<Operation>)>,
+    free: Vec<u32>,
+}
+
+impl Table {
+    pub(super) fn insert(&mut self, operation: Operation) -> u64 {
+        let index = self.free.pop().unwrap_or_else(|| {
+            self.entries.push((0, None));
+            u32::try_from(self.entries.len() - 1).unwrap_or(u32::MAX)
+        });
+        let entry = &mut self.entries[index as usize];
+        entry.0 = entry.0.wrapping_add(1);
+        entry.1 = Some(operation);
+        (u64::from(entry.0) << 32) | u64::from(index)
+    }
+
+    fn split(id: u64) -> (usize, u32) {
+        let bytes = id.to_le_bytes();
+        let index = u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
+        let generation = u32::from_le_bytes([bytes[4], bytes[5], bytes[6], bytes[7]]);
+        (index as usize, generation)
+    }
+
+    /// The operation `id`, if it is one with `peer`.
+    pub(super) fn get(&mut self, id: u64, peer: PeerId) -> Option<&mut Operation> {
+        let (index, generation) = Self::split(id);
+        let entry = self.entries.get_mut(index)?;
+        if entry.0 != generation {
+            return None;
+        }
+        entry.1.as_mut().filter(|op| op.peer() == peer)
+    }
+
+    pub(super) fn take(&mut self, id: u64, peer: PeerId) -> Option<Operation> {
+        self.get(id, peer)?;
+        let (index, _) = Self::split(id);
+        self.free.push(u32::try_from(index).unwrap_or(u32::MAX));
+        self.entries[index].1.take()
+    }
+
+    /// Puts an operation under the number of one that was just taken.
+    pub(super) fn put_back(&mut self, id: u64, operation: Operation) {
+        let (index, _) = Self::split(id);
+        if self.free.last().is_some_and(|last| *last as usize == index) {
+            self.free.pop();
+            self.entries[index].1 = Some(operation);
+        }
+    }
+
+    /// Takes all operations with a peer that is gone.
+    pub(super) fn take_all(&mut self, peer: PeerId) -> Vec<Operation> {
+        let mut taken = Vec::new();
+        for (index, entry) in (0_u32..).zip(&mut self.entries) {
+            if entry.1.as_ref().is_some_and(|op| op.peer() == peer) {
+                taken.extend(entry.1.take());
+                self.free.push(index);
+            }
+        }
+        taken
+    }
+}

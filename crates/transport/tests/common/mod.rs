@@ -1,0 +1,134 @@
+//! A region in this process, with a stand-in for the local services.
+
+// Each test program uses a part of it.
+#![allow(dead_code, unreachable_pub)]
+
+use std::os::fd::AsFd;
+use std::sync::{Arc, Mutex};
+
+use isthmus_region::directory::Writer;
+use isthmus_region::extent::Extent;
+use isthmus_region::local::LocalBuf;
+use isthmus_region::mapping::Mapping;
+use isthmus_region::member::{LocalService, Member};
+use isthmus_region::membership::{self, NewPeer, Shape};
+use isthmus_region::{Result, life::State};
+use isthmus_transport::{
+    Completion, Config, Endpoint, Memory, PeerId, PostError, Posted, Receive, Selector, Send, Status, Ticket,
+};
+
+pub struct World {
+    pub map: Arc<Mapping>,
+    pub host: membership::Writer,
+    pub services: Vec<Arc<Mutex<Writer>>>,
+}
+
+struct Stub {
+    writer: Arc<Mutex<Writer>>,
+    area: u32,
+}
+
+impl LocalService for Stub {
+    fn grow(&self, bytes: u64) -> Result<Extent> {
+        self.writer.lock().unwrap().grow_area(self.area, bytes)
+    }
+
+    fn open_endpoint(&self, block: u64) -> Result<(u32, u64)> {
+        self.writer.lock().unwrap().open_endpoint(self.area, block, std::process::id())
+    }
+
+    fn close_endpoint(&self, slot: u32) -> Result<()> {
+        self.writer.lock().unwrap().close_endpoint(self.area, slot)
+    }
+}
+
+impl World {
+    pub fn new(peers: u32, section_bytes: u64) -> Self {
+        let shape_bytes = (u64::from(peers) * section_bytes + (1 << 20)).next_power_of_two();
+        let fd = isthmus_region::create::memory(shape_bytes).unwrap();
+        let map = Mapping::map(fd.as_fd(), shape_bytes).unwrap();
+        let shape = Shape::new(shape_bytes, [7, 8], peers, 32).unwrap();
+        let mut host = membership::Writer::create(&map, &shape, 1).unwrap();
+        let mut services = Vec::new();
+        for i in 0..peers {
+            let section = shape.host_bytes + u64::from(i) * section_bytes;
+            let new = NewPeer { section, section_bytes, ivshmem_id: None, name: "peer" };
+            let incarnation = host.add(i, &new).unwrap();
+            let info = host.region().peer(i).unwrap().unwrap();
+            let writer = Writer::create(&host.region().section(&info).unwrap(), &shape, incarnation).unwrap();
+            services.push(Arc::new(Mutex::new(writer)));
+            host.set_state(i, State::Active).unwrap();
+        }
+        Self { map, host, services }
+    }
+
+    /// A process of peer `peer`, and its area.
+    pub fn attach(&self, peer: u32) -> (Arc<Member>, u32) {
+        let writer = Arc::clone(&self.services[peer as usize]);
+        let grant = writer.lock().unwrap().open_area(64 << 10, 1).unwrap();
+        let stub = Stub { writer, area: grant.area };
+        (Member::new(&self.map, peer, grant, Box::new(stub)).unwrap(), grant.area)
+    }
+
+    pub fn endpoint(&self, peer: u32) -> Endpoint {
+        self.endpoint_with(peer, Config::default(), Box::new(isthmus_transport::types::NoMemory))
+    }
+
+    pub fn endpoint_with(&self, peer: u32, config: Config, memory: Box<dyn Memory>) -> Endpoint {
+        Endpoint::open(&self.attach(peer).0, config, memory).unwrap()
+    }
+}
+
+pub fn buf(bytes: &mut [u8]) -> LocalBuf {
+    // SAFETY: the tests keep the bytes in place until the operation has completed.
+    unsafe { LocalBuf::of(bytes) }
+}
+
+pub fn pattern(len: usize, seed: u64) -> Vec<u8> {
+    (0..len as u64).map(|i| (i.wrapping_mul(31).wrapping_add(seed) >> 3).to_le_bytes()[0]).collect()
+}
+
+pub fn message<'a>(to: PeerId, tag: u64, bufs: &'a [LocalBuf]) -> Send<'a> {
+    let ticket = Ticket { context: 1000 + tag, flags: 0 };
+    Send { to, tagged: true, tag, data: Some(tag + 1), bufs, inject: false, delivered: false, ticket }
+}
+
+pub fn any(tag: u64) -> Selector {
+    Selector { tagged: true, from: None, tag, ignore: 0 }
+}
+
+pub fn receive<'a>(select: Selector, bufs: &'a [LocalBuf]) -> Receive<'a> {
+    Receive { select, bufs, multi: None, ticket: Ticket { context: select.tag, flags: 0 } }
+}
+
+/// Sends, making progress on both ends while there is no room.
+pub fn send(from: &mut Endpoint, other: &mut Endpoint, send: &Send<'_>) -> Posted {
+    for _ in 0..1_000_000 {
+        match from.send(send) {
+            Ok(posted) => return posted,
+            Err(PostError::Again) => {
+                other.progress();
+                from.progress();
+            }
+            Err(e) => panic!("{e}"),
+        }
+    }
+    panic!("no room for a very long time");
+}
+
+/// Makes progress on both until `end` has a completion.
+pub fn wait(end: &mut Endpoint, other: &mut Endpoint) -> Completion {
+    for _ in 0..1_000_000 {
+        end.progress();
+        other.progress();
+        if let Some(completion) = end.pop() {
+            return completion;
+        }
+    }
+    panic!("no completion for a very long time");
+}
+
+pub fn ok(completion: Completion) -> Completion {
+    assert_eq!(completion.status, Status::Ok);
+    completion
+}

@@ -1,0 +1,366 @@
+//! Two endpoints that talk: every size, both orders of send and receive, one section and two.
+
+mod common;
+
+use common::*;
+use isthmus_region::counters::Counter;
+use isthmus_transport::{PostError, Posted, Receive, Selector, Status, Ticket};
+
+const SIZES: [usize; 14] =
+    [0, 1, 8, 40, 41, 100, 1024, 4096, 16384, 16385, 65536, 100_000, 1 << 20, (1 << 20) + 13];
+
+fn exchange(peers: u32, section_bytes: u64) {
+    let world = World::new(peers, section_bytes);
+    let mut a = world.endpoint(0);
+    let mut b = world.endpoint(peers - 1);
+    let to_b = a.resolve(&b.address()).unwrap();
+    let to_a = b.resolve(&a.address()).unwrap();
+    for (i, len) in SIZES.into_iter().enumerate() {
+        for early in [true, false] {
+            let tag = i as u64;
+            let mut out = pattern(len, tag);
+            let mut back = vec![0; len];
+            let into = [buf(&mut back)];
+            if early {
+                b.receive(&receive(any(tag), &into)).unwrap();
+            }
+            let bufs = [buf(&mut out)];
+            let posted = send(&mut a, &mut b, &message(to_b, tag, &bufs));
+            if !early {
+                for _ in 0..600 {
+                    b.progress();
+                    a.progress();
+                }
+                b.receive(&receive(any(tag), &into)).unwrap();
+            }
+            let got = ok(wait(&mut b, &mut a));
+            assert_eq!(
+                (got.len, got.tag, got.data, got.source),
+                (len as u64, tag, Some(tag + 1), Some(to_a))
+            );
+            assert_eq!(back, pattern(len, tag), "{len} bytes");
+            if posted == Posted::Pending {
+                let sent = ok(wait(&mut a, &mut b));
+                assert_eq!(sent.ticket.context, 1000 + tag);
+            }
+            assert!(a.pop().is_none() && b.pop().is_none());
+        }
+    }
+    // And the counters say so.
+    for _ in 0..600 {
+        a.progress();
+    }
+    let totals = world.services[0].lock().unwrap().directory().totals().unwrap();
+    let expected = 2 * SIZES.iter().sum::<usize>() as u64;
+    assert_eq!(totals.get(Counter::TxBytes), expected);
+}
+
+#[test]
+fn every_size_arrives_within_a_peer() {
+    exchange(1, 16 << 20);
+}
+
+#[test]
+fn every_size_arrives_between_peers() {
+    exchange(2, 8 << 20);
+}
+
+#[test]
+fn a_region_with_hardly_any_room_slows_but_does_not_stop() {
+    exchange(2, 448 << 10);
+}
+
+#[test]
+fn an_endpoint_can_send_to_itself() {
+    let world = World::new(1, 8 << 20);
+    let mut a = world.endpoint(0);
+    let me = a.resolve(&a.address()).unwrap();
+    for len in [5, 5000, 500_000] {
+        let mut out = pattern(len, 1);
+        let mut back = vec![0; len];
+        let bufs = [buf(&mut out)];
+        a.send(&message(me, 1, &bufs)).unwrap();
+        let into = [buf(&mut back)];
+        a.receive(&receive(any(1), &into)).unwrap();
+        let mut done = 0;
+        while done < if len > 100_000 { 2 } else { 1 } {
+            a.progress();
+            done += usize::from(a.pop().map(ok).is_some());
+        }
+        assert_eq!(back, out);
+    }
+}
+
+#[test]
+fn messages_are_matched_in_the_order_sent_whatever_their_size() {
+    let world = World::new(2, 8 << 20);
+    let mut a = world.endpoint(0);
+    let mut b = world.endpoint(1);
+    let to_b = a.resolve(&b.address()).unwrap();
+    let mut parts: Vec<Vec<u8>> = (0..200).map(|i| pattern([8, 70_000, 300, 0][i % 4], i as u64)).collect();
+    let mut pending = 0;
+    let bufs: Vec<_> = parts.iter_mut().map(|p| [buf(p)]).collect();
+    for part in &bufs {
+        pending += usize::from(send(&mut a, &mut b, &message(to_b, 5, part)) == Posted::Pending);
+    }
+    for part in &parts {
+        let mut back = vec![0; part.len()];
+        let into = [buf(&mut back)];
+        b.receive(&receive(any(5), &into)).unwrap();
+        ok(wait(&mut b, &mut a));
+        assert_eq!(&back, part);
+    }
+    while pending > 0 {
+        ok(wait(&mut a, &mut b));
+        pending -= 1;
+    }
+}
+
+#[test]
+fn both_send_much_before_either_receives() {
+    let world = World::new(2, 4 << 20);
+    let mut a = world.endpoint(0);
+    let mut b = world.endpoint(1);
+    let to_b = a.resolve(&b.address()).unwrap();
+    let to_a = b.resolve(&a.address()).unwrap();
+    let mut out = pattern(9000, 3);
+    let bufs = [buf(&mut out)];
+    for i in 0..2000 {
+        send(&mut a, &mut b, &message(to_b, i, &bufs));
+        send(&mut b, &mut a, &message(to_a, i, &bufs));
+    }
+    for i in (0..2000).rev() {
+        let mut back = vec![0; 9000];
+        let into = [buf(&mut back)];
+        b.receive(&receive(any(i), &into)).unwrap();
+        ok(wait(&mut b, &mut a));
+        a.receive(&receive(any(i), &into)).unwrap();
+        ok(wait(&mut a, &mut b));
+        assert_eq!(back, out);
+    }
+}
+
+#[test]
+fn a_message_that_is_too_long_is_cut_and_nothing_else_is_touched() {
+    let world = World::new(2, 8 << 20);
+    let mut a = world.endpoint(0);
+    let mut b = world.endpoint(1);
+    let to_b = a.resolve(&b.address()).unwrap();
+    for (len, room) in [(30, 10), (5000, 100), (200_000, 70_000), (200_000, 0)] {
+        let mut out = pattern(len, 9);
+        let bufs = [buf(&mut out)];
+        let posted = send(&mut a, &mut b, &message(to_b, 2, &bufs));
+        let mut back = vec![0xee; room + 50];
+        let into = [buf(&mut back[..room])];
+        b.receive(&receive(any(2), &into)).unwrap();
+        let got = wait(&mut b, &mut a);
+        assert_eq!(got.status, Status::Truncated { cut: (len - room) as u64 });
+        assert_eq!(back[..room], out[..room]);
+        assert!(back[room..].iter().all(|b| *b == 0xee));
+        if posted == Posted::Pending {
+            ok(wait(&mut a, &mut b));
+        }
+    }
+}
+
+#[test]
+fn a_delivered_send_completes_when_it_was_taken() {
+    let world = World::new(2, 8 << 20);
+    let mut a = world.endpoint(0);
+    let mut b = world.endpoint(1);
+    let to_b = a.resolve(&b.address()).unwrap();
+    for len in [8, 5000, 200_000] {
+        let mut out = pattern(len, 9);
+        let bufs = [buf(&mut out)];
+        let mut wish = message(to_b, 2, &bufs);
+        wish.delivered = true;
+        assert_eq!(send(&mut a, &mut b, &wish), Posted::Pending);
+        for _ in 0..100 {
+            a.progress();
+        }
+        assert!(a.pop().is_none(), "nobody took it yet");
+        let mut back = vec![0; len];
+        let into = [buf(&mut back)];
+        b.receive(&receive(any(2), &into)).unwrap();
+        ok(wait(&mut b, &mut a));
+        ok(wait(&mut a, &mut b));
+        assert_eq!(back, out);
+    }
+}
+
+#[test]
+fn a_multi_receive_is_filled_and_released_after_its_last_message() {
+    let world = World::new(2, 8 << 20);
+    let mut a = world.endpoint(0);
+    let mut b = world.endpoint(1);
+    let to_b = a.resolve(&b.address()).unwrap();
+    let select = Selector { tagged: false, from: None, tag: 0, ignore: 0 };
+    let mut room = vec![0; 100_000];
+    let into = [buf(&mut room)];
+    let ticket = Ticket { context: 77, flags: 0 };
+    b.receive(&Receive { select, bufs: &into, multi: Some(10_000), ticket }).unwrap();
+    let mut at = into[0].address();
+    let mut released = false;
+    for (i, len) in [100, 40_000, 8, 30_000, 25_000].into_iter().enumerate() {
+        let mut out = pattern(len, i as u64);
+        let bufs = [buf(&mut out)];
+        let mut wish = message(to_b, 0, &bufs);
+        wish.tagged = false;
+        let posted = send(&mut a, &mut b, &wish);
+        let got = ok(wait(&mut b, &mut a));
+        assert_eq!((got.buf, got.len, got.ticket), (at, len as u64, ticket));
+        assert!(!released);
+        released = got.released;
+        at += len as u64;
+        if posted == Posted::Pending {
+            ok(wait(&mut a, &mut b));
+        }
+    }
+    assert!(released, "95,108 of 100,000 bytes leave less than 10,000");
+    assert!(!b.cancel(77));
+}
+
+#[test]
+fn cancel_takes_what_has_not_matched_and_nothing_else() {
+    let world = World::new(1, 8 << 20);
+    let mut a = world.endpoint(0);
+    let mut back = vec![0; 8];
+    let into = [buf(&mut back)];
+    a.receive(&receive(any(1), &into)).unwrap();
+    assert!(!a.cancel(2));
+    assert!(a.cancel(1));
+    assert_eq!(a.pop().unwrap().status, Status::Canceled);
+    let select = Selector { tagged: false, from: None, tag: 0, ignore: 0 };
+    let ticket = Ticket { context: 9, flags: 0 };
+    a.receive(&Receive { select, bufs: &into, multi: Some(1), ticket }).unwrap();
+    assert!(a.cancel(9));
+    let end = a.pop().unwrap();
+    assert_eq!((end.status, end.released), (Status::Canceled, true));
+}
+
+#[test]
+fn peek_and_claim_find_a_message_once() {
+    let world = World::new(2, 8 << 20);
+    let mut a = world.endpoint(0);
+    let mut b = world.endpoint(1);
+    let to_b = a.resolve(&b.address()).unwrap();
+    let ticket = |context| Ticket { context, flags: 0 };
+    b.peek(&any(4), false, false, ticket(1));
+    assert_eq!(b.pop().unwrap().status, Status::NoMessage);
+    for len in [10, 9000, 90_000] {
+        let mut out = pattern(len, 4);
+        let bufs = [buf(&mut out)];
+        let posted = send(&mut a, &mut b, &message(to_b, 4, &bufs));
+        for _ in 0..600 {
+            b.progress();
+        }
+        b.peek(&any(4), false, false, ticket(2));
+        assert_eq!(ok(b.pop().unwrap()).len, len as u64);
+        b.peek(&any(4), true, false, ticket(3));
+        assert_eq!(ok(b.pop().unwrap()).len, len as u64);
+        b.peek(&any(4), false, false, ticket(2));
+        assert_eq!(b.pop().unwrap().status, Status::NoMessage);
+        let mut back = vec![0; len];
+        let into = [buf(&mut back)];
+        b.receive_claimed(3, &into, ticket(3)).unwrap();
+        ok(wait(&mut b, &mut a));
+        assert_eq!(back, out);
+        assert_eq!(b.receive_claimed(3, &into, ticket(3)), Err(PostError::Invalid));
+        if posted == Posted::Pending {
+            ok(wait(&mut a, &mut b));
+        }
+    }
+}
+
+#[test]
+fn the_death_of_a_peer_ends_what_waits_for_it() {
+    let world = World::new(2, 8 << 20);
+    let mut a = world.endpoint(0);
+    let (member, area) = world.attach(1);
+    let memory = Box::new(isthmus_transport::types::NoMemory);
+    let mut b =
+        isthmus_transport::Endpoint::open(&member, isthmus_transport::Config::default(), memory).unwrap();
+    let to_b = a.resolve(&b.address()).unwrap();
+    let mut out = pattern(300_000, 4);
+    let bufs = [buf(&mut out)];
+    assert_eq!(send(&mut a, &mut b, &message(to_b, 4, &bufs)), Posted::Pending);
+    let mut back = vec![0; 8];
+    let into = [buf(&mut back)];
+    a.receive(&receive(Selector { from: Some(to_b), ..any(9) }, &into)).unwrap();
+    // A general receive goes on waiting.
+    a.receive(&receive(any(10), &into)).unwrap();
+    world.services[1].lock().unwrap().close_area(area).unwrap();
+    let mut ends = Vec::new();
+    for _ in 0..2000 {
+        a.progress();
+        ends.extend(a.pop());
+    }
+    assert_eq!(ends.len(), 2);
+    assert!(ends.iter().all(|e| e.status == Status::PeerGone));
+    assert_eq!(a.send(&message(to_b, 4, &bufs)), Err(PostError::PeerGone));
+    // Its memory serves another, which is reached as usual.
+    let mut c = world.endpoint(1);
+    let to_c = a.resolve(&c.address()).unwrap();
+    assert_ne!(to_b, to_c);
+    send(&mut a, &mut c, &message(to_c, 1, &[]));
+    c.receive(&receive(any(1), &[])).unwrap();
+    ok(wait(&mut c, &mut a));
+}
+
+#[test]
+fn what_was_sent_before_a_close_arrives_after_it() {
+    let world = World::new(2, 8 << 20);
+    let mut a = world.endpoint(0);
+    let mut b = world.endpoint(1);
+    let to_b = a.resolve(&b.address()).unwrap();
+    let mut out = pattern(4000, 4);
+    let bufs = [buf(&mut out)];
+    for i in 0..5 {
+        a.send(&message(to_b, i, &bufs)).unwrap();
+    }
+    std::thread::scope(|s| {
+        s.spawn(move || a.close());
+        std::thread::sleep(std::time::Duration::from_millis(20));
+        for i in 0..5 {
+            let mut back = vec![0; 4000];
+            let into = [buf(&mut back)];
+            b.receive(&receive(any(i), &into)).unwrap();
+            loop {
+                b.progress();
+                if let Some(c) = b.pop() {
+                    ok(c);
+                    break;
+                }
+            }
+            assert_eq!(back, pattern(4000, 4));
+        }
+    });
+}
+
+#[test]
+fn more_peers_than_hot_lanes_all_get_through() {
+    let world = World::new(2, 16 << 20);
+    let mut b = world.endpoint(1);
+    let mut senders: Vec<_> = (0..20).map(|_| world.endpoint(0)).collect();
+    for round in 0..30_u64 {
+        for (i, a) in senders.iter_mut().enumerate() {
+            let to_b = a.resolve(&b.address()).unwrap();
+            let mut out = round.to_le_bytes();
+            let bufs = [buf(&mut out)];
+            // Every third sender pauses now and then, so that lanes cool and warm.
+            if (round / 7 + i as u64) % 3 != 0 {
+                send(a, &mut b, &message(to_b, i as u64, &bufs));
+            }
+            a.progress();
+        }
+        for (i, a) in senders.iter_mut().enumerate() {
+            if (round / 7 + i as u64) % 3 != 0 {
+                let mut back = [0; 8];
+                let into = [buf(&mut back)];
+                b.receive(&receive(any(i as u64), &into)).unwrap();
+                ok(wait(&mut b, a));
+                assert_eq!(u64::from_le_bytes(back), round);
+            }
+        }
+    }
+}
