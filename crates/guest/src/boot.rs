@@ -25,7 +25,7 @@ mod netlink;
 pub mod reaper;
 
 pub use changes::Change;
-pub use devices::IvshmemDevice;
+pub use devices::{IvshmemDevice, wait_for_host};
 
 use isthmus_vm::boot_config::{self, BootConfig, InterfaceKind};
 use rustix::fd::OwnedFd;
@@ -48,7 +48,8 @@ pub fn is_init() -> bool {
 pub struct Booted {
     /// What the launcher said about this VM.
     pub config: BootConfig,
-    /// The device of each virtio-serial port of the config, by its name.
+    /// The device of each virtio-serial port of the config, by its name. Reads return 0 as long as the host has not
+    /// connected: see [`wait_for_host`].
     pub ports: BTreeMap<String, PathBuf>,
     /// The region's device, if the config asked for it.
     pub ivshmem: Option<IvshmemDevice>,

@@ -94,7 +94,7 @@ fn newest_cached(kernels: &Path) -> Option<Kernel> {
             plain.then(|| Kernel::in_dir(&name, &entry.path()))?
         })
         .collect();
-    found.sort_by(|a, b| version_key(&a.release).cmp(&version_key(&b.release)));
+    found.sort_by_key(|kernel| version_key(&kernel.release));
     found.pop()
 }
 

@@ -6,14 +6,16 @@
 use isthmus_guest::boot::{self, Booted};
 use isthmus_vm::accel::{self, Accel, Choice};
 use isthmus_vm::boot_config::{BootConfig, GuestShare, HostEntry, Interface, InterfaceKind, ROOT_TAG};
-use isthmus_vm::qemu::{Share, Vm, VmConfig};
+use isthmus_vm::qemu::{Ivshmem, Share, Tap, Vm, VmConfig};
+use isthmus_vm::tap::{Netns, Plan};
 use isthmus_vm::{initramfs, kernel};
 use std::error::Error;
 use std::fs;
-use std::io::{BufRead, BufReader, Write};
-use std::net::Ipv4Addr;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
-use std::os::unix::net::UnixStream;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -27,7 +29,12 @@ fn main() {
         println!("boot: skipped, set ISTHMUS_TEST_VM=1 to boot guests");
         return;
     }
-    let outcome = one().and_then(|()| several(2));
+    let outcome = match std::env::var("ISTHMUS_TEST_VM").as_deref() {
+        Ok("one") => one(),
+        Ok("several") => several(2),
+        Ok("networked") => networked(),
+        _ => one().and_then(|()| several(2)).and_then(|()| networked()),
+    };
     if let Err(error) = outcome {
         println!("boot: FAILED: {error}");
         std::process::exit(1);
@@ -37,13 +44,17 @@ fn main() {
 /// The guest's side: each line is a shell command, answered by one line of its output; `exit` ends it.
 fn answer(booted: Booted) {
     let port = fs::File::options().read(true).write(true).open(&booted.ports["test"]).unwrap();
+    assert!(boot::wait_for_host(&port, Duration::from_secs(30)));
     let mut out = port.try_clone().unwrap();
     for line in BufReader::new(port).lines() {
         let line = line.unwrap();
         let reply = match line.as_str() {
             "exit" => return,
             "panic" => panic!("asked to"),
+            "listen" => listen(),
+            "region" => region(&booted),
             "changes" => format!("{:?}", booted.overlay_changes().unwrap()),
+            command if command.starts_with("connect ") => connect(&command[8..]),
             command => {
                 let output = std::process::Command::new("/bin/sh").args(["-c", command]).output().unwrap();
                 let text = [output.stdout, output.stderr].concat();
@@ -52,6 +63,66 @@ fn answer(booted: Booted) {
         };
         writeln!(out, "{reply}").unwrap();
     }
+}
+
+fn listen() -> String {
+    let listener = TcpListener::bind("0.0.0.0:5001").unwrap();
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            writeln!(stream.unwrap(), "hello").unwrap();
+        }
+    });
+    "listening".into()
+}
+
+fn connect(address: &str) -> String {
+    let mut text = String::new();
+    let connected = address
+        .parse()
+        .map_err(std::io::Error::other)
+        .and_then(|address| TcpStream::connect_timeout(&address, Duration::from_secs(5)))
+        .and_then(|mut stream| stream.read_to_string(&mut text));
+    match connected {
+        Ok(_) => text.trim().to_owned(),
+        Err(error) => error.to_string(),
+    }
+}
+
+/// Where the region lies, how large it is, and what its first bytes are.
+fn region(booted: &Booted) -> String {
+    let device = booted.ivshmem.as_ref().unwrap();
+    let resource = fs::read_to_string(device.sysfs.join("resource")).unwrap();
+    let line = resource.lines().nth(2).unwrap();
+    let start = u64::from_str_radix(&line[2..18], 16).unwrap();
+    let enabled = fs::read_to_string(device.sysfs.join("enable")).unwrap();
+    format!("{} {} {}", device.region_bytes, if start >= 1 << 32 { "high" } else { "low" }, enabled.trim())
+}
+
+/// The least that QEMU's ivshmem-doorbell accepts as a server: one greeting per connection, then silence.
+/// Returns once it listens; the thread ends with this program.
+fn serve_region(socket: &Path, bytes: u64) -> Outcome {
+    let memory = rustix::fs::memfd_create("region", rustix::fs::MemfdFlags::CLOEXEC)?;
+    rustix::fs::ftruncate(&memory, bytes)?;
+    let listener = UnixListener::bind(socket)?;
+    std::thread::spawn(move || {
+        let mut clients = Vec::new();
+        for (id, client) in (0i64..).zip(listener.incoming()) {
+            let client = client.unwrap();
+            for number in [0, id] {
+                (&client).write_all(&number.to_le_bytes()).unwrap();
+            }
+            let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+            let mut control = rustix::net::SendAncillaryBuffer::new(&mut space);
+            let fds = [memory.as_fd()];
+            assert!(control.push(rustix::net::SendAncillaryMessage::ScmRights(&fds)));
+            let marker = (-1i64).to_le_bytes();
+            let data = [std::io::IoSlice::new(&marker)];
+            let flags = rustix::net::SendFlags::empty();
+            rustix::net::sendmsg(&client, &data, &mut control, flags).unwrap();
+            clients.push(client);
+        }
+    });
+    Ok(())
 }
 
 struct Guest {
@@ -72,7 +143,8 @@ impl Guest {
         if answer == expected {
             return Ok(());
         }
-        Err(format!("{question}: got {answer:?} instead of {expected:?}").into())
+        let console = self.vm.console_tail(10);
+        Err(format!("{question}: got {answer:?} instead of {expected:?}; {console:?}").into())
     }
 }
 
@@ -103,8 +175,13 @@ impl Bench {
     }
 
     fn start(&self, index: u8) -> Outcome<Vm> {
+        self.start_with(index, None, None)
+    }
+
+    fn start_with(&self, index: u8, netns: Option<&Netns>, ivshmem: Option<Ivshmem>) -> Outcome<Vm> {
         let name = format!("vm{index}");
         let address = Ipv4Addr::new(10, 9, 8, index + 1);
+        let mac = format!("52:54:00:00:00:{:02x}", index + 1);
         let config = BootConfig {
             name: name.clone(),
             hosts: vec![HostEntry { address, name: name.clone() }],
@@ -114,9 +191,16 @@ impl Bench {
                 read_only: false,
                 options: None,
             }],
-            interfaces: vec![Interface { kind: InterfaceKind::Dummy, address, prefix: 24 }],
+            interfaces: vec![match netns {
+                None => Interface { kind: InterfaceKind::Dummy, address, prefix: 24 },
+                Some(_) => Interface {
+                    kind: InterfaceKind::VirtioNet { mac: mac.clone() },
+                    address: Ipv4Addr::new(10, 77, 0, index + 1),
+                    prefix: 16,
+                },
+            }],
             ports: vec!["test".into()],
-            ivshmem: false,
+            ivshmem: ivshmem.is_some(),
             verbose: true,
             ..BootConfig::default()
         };
@@ -135,12 +219,12 @@ impl Bench {
             initramfs: image,
             ports: vec![("test".into(), own.join("test.sock"))],
             shares: vec![share(ROOT_TAG, Path::new("/"), true), share("work", &self.work, false)],
-            ivshmem: None,
-            tap: None,
+            ivshmem,
+            tap: netns.map(|_| Tap { ifname: format!("tap{index}"), mac }),
             console: own.join("console"),
             qmp: own.join("qmp.sock"),
             extra_append: std::env::var("ISTHMUS_TEST_APPEND").unwrap_or_default(),
-            prefix: Vec::new(),
+            prefix: netns.map(Netns::prefix).unwrap_or_default(),
         })?)
     }
 
@@ -242,5 +326,41 @@ fn several(count: u8) -> Outcome {
         guests[0].expect(&format!("head -c {bytes} /dev/zero > {}", file.display()), "")?;
         guests[1].expect(&count_bytes, bytes)?;
     }
+    Ok(())
+}
+
+/// Two guests on a tap network, with a region.
+fn networked() -> Outcome {
+    const REGION: u64 = 128 << 20;
+    let bench = Bench::new()?;
+    let socket = bench.dir.join("ivshmem.sock");
+    serve_region(&socket, REGION)?;
+    let netns = Netns::create(&Plan::new(2))?;
+    let begin = Instant::now();
+    let vms: Vec<Vm> = (0..2)
+        .map(|index| {
+            let ivshmem = Ivshmem { socket: socket.clone(), region_bytes: REGION, vectors: 1 };
+            bench.start_with(index, Some(&netns), Some(ivshmem))
+        })
+        .collect::<Outcome<_>>()?;
+    let mut guests = Vec::new();
+    for vm in vms {
+        guests.push(bench.connect(vm)?);
+    }
+    println!(
+        "boot: 2 guests with a network and a region answer after {:.2} s",
+        begin.elapsed().as_secs_f64()
+    );
+    for guest in &mut guests {
+        guest.expect("region", &format!("{REGION} high 1"))?;
+    }
+    guests[0].expect("listen", "listening")?;
+    guests[1].expect("connect 10.77.0.1:5001", "hello")?;
+    let probe = "exec 3<>/dev/tcp/10.77.0.1/5001 && head -n 1 <&3";
+    let output = netns.command("bash").args(["-c", probe]).output()?;
+    if output.stdout != b"hello\n" {
+        return Err(format!("from the host's side of the network: {output:?}").into());
+    }
+    println!("boot: the network and the region work");
     Ok(())
 }

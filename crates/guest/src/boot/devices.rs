@@ -1,6 +1,8 @@
 //! Finds the devices that the launcher announced. There is no udev in the guest: sysfs is asked.
 
 use super::{BootError, Result, cannot};
+use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::fd::AsFd;
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -42,6 +44,26 @@ pub(super) fn ports(names: &[String]) -> Result<BTreeMap<String, PathBuf>> {
             Ok(found)
         }
         None => Err(absent(missing(&found))),
+    }
+}
+
+/// Waits until the host's side of a virtio-serial port is open, or `limit` has passed; says which.
+///
+/// Until then reads return 0, as they do after the host has closed it: an agent that took that for the end would
+/// leave before its launcher came. The kernel tells it by POLLHUP alone, for which there is no event to wait for.
+pub fn wait_for_host(port: impl AsFd, limit: Duration) -> bool {
+    let deadline = Instant::now() + limit;
+    loop {
+        let mut fds = [PollFd::new(&port, PollFlags::OUT)];
+        let now = Timespec::default();
+        let polled = rustix::event::poll(&mut fds, Some(&now));
+        if polled.is_ok() && !fds[0].revents().contains(PollFlags::HUP) {
+            return true;
+        }
+        if Instant::now() > deadline {
+            return false;
+        }
+        std::thread::sleep(PAUSE);
     }
 }
 
