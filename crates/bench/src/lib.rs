@@ -1,1 +1,34 @@
-//! Benchmarks: subjects and peers side by side, JSON records, tables.
+//! Benchmarks: subjects and peers side by side, placement, JSON records, report.
+//!
+//! A figure means something only beside another one of the same minute and the same processors. So every
+//! benchmark here runs its *subjects* (isthmus, TCP, the MPI's own shared memory) in turn, in rounds, and
+//! compares round by round; and each names the way that its bytes went from what counters say, never from
+//! what was asked for.
+//!
+//! | Module | Holds |
+//! |---|---|
+//! | [`cli`] | the arguments of `isthmus bench`, and its exit status |
+//! | [`mpi`] | `bench mpi`: rounds of subjects, and what is made of them |
+//! | [`subject`] | which subjects there are for an MPI, and how each is launched |
+//! | [`program`] | the MPI program in `programs/`: compiled, and its output read |
+//! | [`job`] | one launch: started, watched, ended |
+//! | [`path`] | which way the bytes went |
+//! | [`record`], [`table`] | what is written: JSON, and the table for people |
+//! | [`stats`] | medians and ratios |
+
+#![forbid(unsafe_code)]
+
+pub mod cli;
+pub mod error;
+pub mod job;
+pub mod lane;
+pub mod mpi;
+pub mod path;
+pub mod program;
+pub mod record;
+pub mod stats;
+pub mod subject;
+pub mod table;
+
+pub use error::{Error, Result};
+pub use record::Record;

@@ -1,0 +1,87 @@
+//! What can go wrong in a benchmark.
+
+use std::io;
+use std::path::PathBuf;
+
+/// The result of anything in this crate.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// An error of a benchmark. Its text names the cause and, where there is one, the remedy.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The command line made no sense.
+    #[error("{0}")]
+    Usage(String),
+    /// No MPI to measure with.
+    #[error("no MPI to measure with")]
+    Mpi(#[source] isthmus_run::Error),
+    /// The two processes of `bench lane` could not do their part.
+    #[error("bench lane: cannot {what}")]
+    Lane {
+        /// What failed, and why.
+        what: String,
+    },
+    /// No place for the compiled program.
+    #[error("no place for the compiled benchmark")]
+    Cache(#[source] isthmus_vm::Error),
+    /// The MPI has no compiler wrapper, or it failed.
+    #[error("{} did not compile the benchmark program{}", .compiler.display(), after_colon(.said))]
+    Compile {
+        /// The compiler wrapper.
+        compiler: PathBuf,
+        /// The end of what it printed.
+        said: String,
+    },
+    /// A launch ended badly.
+    #[error("{subject}: `{line}` {how}{}", after_colon(.said))]
+    Job {
+        /// Whose launch it was.
+        subject: String,
+        /// The command line.
+        line: String,
+        /// What became of it.
+        how: String,
+        /// The end of what it printed on standard error.
+        said: String,
+    },
+    /// A launch ended well, but what it printed is not what the program prints.
+    #[error("{subject}: the benchmark program's output is not complete: {what}")]
+    Output {
+        /// Whose launch it was.
+        subject: String,
+        /// What is wrong with it.
+        what: String,
+    },
+    /// A file or process could not be dealt with.
+    #[error("cannot {what}")]
+    Io {
+        /// What was attempted.
+        what: String,
+        /// Why it failed.
+        #[source]
+        source: io::Error,
+    },
+}
+
+impl Error {
+    pub(crate) fn io(what: impl Into<String>) -> impl FnOnce(io::Error) -> Self {
+        let what = what.into();
+        move |source| Self::Io { what, source }
+    }
+
+    /// The text with all its causes, in one line or, where a program's output belongs to it, a few.
+    pub fn chain(&self) -> String {
+        let mut text = self.to_string();
+        let mut cause = std::error::Error::source(self);
+        while let Some(error) = cause {
+            text.push_str(": ");
+            text.push_str(&error.to_string());
+            cause = error.source();
+        }
+        text
+    }
+}
+
+fn after_colon(said: &str) -> String {
+    if said.trim().is_empty() { String::new() } else { format!(":\n{}", said.trim_end()) }
+}

@@ -1,0 +1,367 @@
+//! `bench lane`: the transport's own latency and bandwidth beside a bare cache line, without any MPI.
+//!
+//! Two processes attach to one region, find each other in its endpoint tables, and take turns. In each repetition
+//! they time, one right after the other, a bare ping-pong over two lines of the region (one written by each side) and
+//! the endpoint's messages. Ratios are formed within a repetition, since the host moves processors about between them.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use isthmus_region::counters::Counter;
+use isthmus_region::life::State;
+use isthmus_region::local::LocalBuf;
+use isthmus_region::mapping::LineRef;
+use isthmus_region::member::Member;
+use isthmus_transport::types::NoMemory;
+use isthmus_transport::{
+    Address, Config, Endpoint, Op, PeerId, PostError, Posted, Receive, Selector, Send, Status, Ticket,
+};
+use serde::{Deserialize, Serialize};
+
+use crate::error::{Error, Result};
+
+/// What a rank prints for one block of one repetition, as a line of JSON.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Block {
+    /// `latency` (half a round), `bandwidth` (windowed, one way).
+    pub benchmark: String,
+    /// Bytes of a message.
+    pub bytes: u64,
+    /// Microseconds, or megabytes (10^6 bytes) a second.
+    pub value: f64,
+    /// Half a round of the bare line, timed just before, in microseconds.
+    pub line_us: f64,
+    /// Payload bytes that the endpoint's counters saw leave during the block.
+    pub region_bytes: u64,
+    /// Processor time of this process for one message, in microseconds.
+    pub cpu_us_per_op: f64,
+}
+
+/// Message sizes of the latency blocks.
+const LATENCY_BYTES: [usize; 6] = [0, 8, 64, 1024, 8192, 65536];
+/// Message sizes of the bandwidth blocks.
+const BANDWIDTH_BYTES: [usize; 3] = [8192, 65536, 1 << 20];
+/// Messages in flight in the bandwidth blocks.
+const WINDOW: usize = 8;
+/// How long to wait for the other process.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+struct Pair {
+    endpoint: Endpoint,
+    other: PeerId,
+    first: bool,
+    mine: LineRef,
+    theirs: LineRef,
+    turn: u64,
+    pause: bool,
+}
+
+/// One of the two processes. The first one prints its blocks.
+///
+/// # Errors
+/// When no service is there, or the other process does not come.
+pub fn rank_main(reps: u32, quick: bool) -> Result<()> {
+    let failed = |what: &str| {
+        let what = what.to_owned();
+        move |e: &dyn std::fmt::Display| Error::Lane { what: format!("{what}: {e}") }
+    };
+    let member = isthmus_attach::shared().map_err(|e| failed("attach")(&e))?;
+    let mut endpoint =
+        Endpoint::open(&member, Config::default(), Box::new(NoMemory)).map_err(|e| failed("open")(&e))?;
+    let mine = endpoint.address();
+    let theirs = find_other(&member, mine)?;
+    let first = mine.slot < theirs.slot;
+    pin(first);
+    let other = endpoint.resolve(&theirs).map_err(|e| failed("resolve")(&e))?;
+    let at = member.take(64).map_err(|e| failed("take a line")(&e))?;
+    member.section().zero("line", at, 64).map_err(|e| failed("take a line")(&e))?;
+    let line = member.section().line("line", at).map_err(|e| failed("take a line")(&e))?;
+
+    // Tell the other where the line is.
+    let mut place = Vec::from(u64::from(member.peer()).to_le_bytes());
+    place.extend(at.to_le_bytes());
+    let sent = LocalBuf::leaked(place);
+    let got = LocalBuf::leaked(vec![0; 16]);
+    post(&mut endpoint, got)?;
+    send(&mut endpoint, other, sent)?;
+    received(&mut endpoint, 1)?;
+    let bytes = got.to_vec();
+    let word = |i: usize| u64::from_le_bytes(bytes[i..i + 8].try_into().unwrap_or_default());
+    let peer = u32::try_from(word(0)).unwrap_or(u32::MAX);
+    let (_, directory) = member.directory(peer).map_err(|e| failed("find the other's section")(&e))?;
+    let far = directory.section().line("line", word(8)).map_err(|e| failed("find the other's line")(&e))?;
+
+    let mut pair = Pair { endpoint, other, first, mine: line, theirs: far, turn: 0, pause: false };
+    // The better hint for this machine: `pause` is dear under emulation, and cheap for a neighbour on real cores.
+    let rounds = if quick { 2_000 } else { 20_000 };
+    let without = pair.line(rounds);
+    pair.pause = true;
+    let with = pair.line(rounds);
+    // Both must take the same hint; the first one's opinion counts.
+    pair.pause = pair.agree(with < without)?;
+
+    let sizes: &[usize] = if quick { &[8, 1024] } else { &LATENCY_BYTES };
+    for _ in 0..reps {
+        for bytes in sizes {
+            let count = if *bytes > 4096 { rounds / 10 } else { rounds };
+            let line_us = pair.line(rounds);
+            let block = pair.latency(&member, *bytes, count, line_us)?;
+            if first {
+                print(&block)?;
+            }
+        }
+        for bytes in BANDWIDTH_BYTES {
+            let line_us = pair.line(rounds);
+            let total = if quick { 16 << 20 } else { 128 << 20 };
+            let block = pair.bandwidth(&member, bytes, total / bytes, line_us)?;
+            if first {
+                print(&block)?;
+            }
+        }
+    }
+    pair.endpoint.close();
+    Ok(())
+}
+
+fn print(block: &Block) -> Result<()> {
+    let text = serde_json::to_string(block)
+        .map_err(|e| Error::Io { what: "turn a block into JSON".into(), source: e.into() })?;
+    println!("{text}");
+    Ok(())
+}
+
+/// Waits for the one other endpoint of the region.
+fn find_other(member: &Member, mine: Address) -> Result<Address> {
+    let shape = *member.region().shape();
+    let start = Instant::now();
+    loop {
+        for peer in member.region().peers() {
+            if peer.life.state != State::Active {
+                continue;
+            }
+            let Ok((_, directory)) = member.directory(peer.index) else { continue };
+            for (slot, info) in directory.endpoints() {
+                let slot = shape.slot(peer.index, slot);
+                if slot != mine.slot {
+                    return Ok(Address { region: shape.uuid, slot, incarnation: info.life.incarnation });
+                }
+            }
+        }
+        if start.elapsed() > PATIENCE {
+            return Err(Error::Lane { what: "the other process did not come within a minute".into() });
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Pins the two processes apart, where there are two processors.
+fn pin(first: bool) {
+    let Ok(allowed) = rustix::thread::sched_getaffinity(None) else { return };
+    let processors: Vec<usize> = (0..1024).filter(|c| allowed.is_set(*c)).collect();
+    if let [a, b, ..] = processors[..] {
+        let mut set = rustix::thread::CpuSet::new();
+        set.set(if first { a } else { b });
+        // Unpinned, the figures are only noisier.
+        let _ = rustix::thread::sched_setaffinity(None, &set);
+    }
+}
+
+fn any() -> Selector {
+    Selector { tagged: true, from: None, tag: 1, ignore: 0 }
+}
+
+fn post(endpoint: &mut Endpoint, buf: LocalBuf) -> Result<()> {
+    let bufs = [buf];
+    let receive = Receive { select: any(), bufs: &bufs, multi: None, ticket: Ticket::default() };
+    endpoint.receive(&receive).map_err(|e| Error::Lane { what: format!("post a receive: {e}") })
+}
+
+/// Sends, making progress while there is no room. Gives whether a completion follows.
+fn send(endpoint: &mut Endpoint, to: PeerId, buf: LocalBuf) -> Result<bool> {
+    let bufs = [buf];
+    let message = Send {
+        to,
+        tagged: true,
+        tag: 1,
+        data: None,
+        bufs: &bufs,
+        inject: false,
+        delivered: false,
+        ticket: Ticket::default(),
+    };
+    loop {
+        match endpoint.send(&message) {
+            Ok(posted) => return Ok(posted == Posted::Pending),
+            Err(PostError::Again) => {
+                endpoint.progress();
+            }
+            Err(e) => return Err(Error::Lane { what: format!("send: {e}") }),
+        }
+    }
+}
+
+/// Makes progress until `count` receives have completed; sends that complete meanwhile are counted.
+fn received(endpoint: &mut Endpoint, count: usize) -> Result<usize> {
+    let (mut left, mut sent) = (count, 0);
+    while left > 0 {
+        endpoint.progress();
+        while let Some(completion) = endpoint.pop() {
+            if completion.status != Status::Ok {
+                return Err(Error::Lane { what: format!("the other process: {:?}", completion.status) });
+            }
+            match completion.op {
+                Op::Receive { .. } => left -= 1,
+                _ => sent += 1,
+            }
+        }
+    }
+    Ok(sent)
+}
+
+fn cpu_time() -> Duration {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
+    Duration::new(time.tv_sec.try_into().unwrap_or(0), time.tv_nsec.try_into().unwrap_or(0))
+}
+
+impl Pair {
+    /// Half a round of the bare line, in microseconds.
+    fn line(&mut self, rounds: u32) -> f64 {
+        let start = Instant::now();
+        for _ in 0..rounds {
+            self.turn += 1;
+            if self.first {
+                self.mine.words[0].set(self.turn);
+            }
+            while self.theirs.words[0].get() != self.turn {
+                if self.pause {
+                    std::hint::spin_loop();
+                }
+            }
+            if !self.first {
+                self.mine.words[0].set(self.turn);
+            }
+        }
+        start.elapsed().as_secs_f64() * 1e6 / f64::from(rounds) / 2.0
+    }
+
+    /// The first one's opinion, known to both.
+    fn agree(&mut self, opinion: bool) -> Result<bool> {
+        let buf = LocalBuf::leaked(vec![u8::from(opinion)]);
+        if self.first {
+            send(&mut self.endpoint, self.other, buf)?;
+            return Ok(opinion);
+        }
+        post(&mut self.endpoint, buf)?;
+        received(&mut self.endpoint, 1)?;
+        Ok(buf.to_vec() == [1])
+    }
+
+    fn block(
+        &mut self,
+        member: &Member,
+        benchmark: &str,
+        bytes: usize,
+        messages: u32,
+        line_us: f64,
+        run: impl FnOnce(&mut Self) -> Result<f64>,
+    ) -> Result<Block> {
+        let count = |pair: &mut Self| {
+            // The endpoint settles its counts with the process's now and then; idle progress makes it do so.
+            for _ in 0..600 {
+                pair.endpoint.progress();
+            }
+            member.counters().read().get(Counter::TxBytes)
+        };
+        let before = count(self);
+        let cpu = cpu_time();
+        let value = run(self)?;
+        let spent = (cpu_time() - cpu).as_secs_f64() * 1e6 / f64::from(messages.max(1));
+        let region_bytes = count(self).wrapping_sub(before);
+        Ok(Block {
+            benchmark: benchmark.into(),
+            bytes: bytes as u64,
+            value,
+            line_us,
+            region_bytes,
+            cpu_us_per_op: spent,
+        })
+    }
+
+    /// Ping-pong of `bytes`: half a round in microseconds.
+    fn latency(&mut self, member: &Member, bytes: usize, rounds: u32, line_us: f64) -> Result<Block> {
+        let (out, into) = (LocalBuf::leaked(vec![7; bytes]), LocalBuf::leaked(vec![0; bytes]));
+        self.block(member, "latency", bytes, rounds * 2, line_us, |pair| {
+            let start = Instant::now();
+            for _ in 0..rounds {
+                post(&mut pair.endpoint, into)?;
+                let mut pending = 0;
+                if pair.first {
+                    pending += usize::from(send(&mut pair.endpoint, pair.other, out)?);
+                }
+                let mut done = received(&mut pair.endpoint, 1)?;
+                if !pair.first {
+                    pending += usize::from(send(&mut pair.endpoint, pair.other, out)?);
+                }
+                pair.finish(pending, &mut done)?;
+            }
+            Ok(start.elapsed().as_secs_f64() * 1e6 / f64::from(rounds) / 2.0)
+        })
+    }
+
+    fn finish(&mut self, pending: usize, done: &mut usize) -> Result<()> {
+        while *done < pending {
+            self.endpoint.progress();
+            while let Some(completion) = self.endpoint.pop() {
+                if completion.status != Status::Ok {
+                    return Err(Error::Lane { what: format!("a send: {:?}", completion.status) });
+                }
+                *done += 1;
+            }
+        }
+        Ok(())
+    }
+
+    /// One way, `WINDOW` in flight, an answer for each window: megabytes a second.
+    fn bandwidth(&mut self, member: &Member, bytes: usize, messages: usize, line_us: f64) -> Result<Block> {
+        let windows = (messages / WINDOW).max(1);
+        let bufs: Vec<LocalBuf> = (0..WINDOW).map(|_| LocalBuf::leaked(vec![5; bytes])).collect();
+        let token = LocalBuf::leaked(vec![0; 1]);
+        let count = u32::try_from(windows * WINDOW).unwrap_or(u32::MAX);
+        self.block(member, "bandwidth", bytes, count, line_us, |pair| {
+            let start = Instant::now();
+            for _ in 0..windows {
+                if pair.first {
+                    post(&mut pair.endpoint, token)?;
+                    let mut pending = 0;
+                    for buf in &bufs {
+                        pending += usize::from(send(&mut pair.endpoint, pair.other, *buf)?);
+                    }
+                    let mut done = received(&mut pair.endpoint, 1)?;
+                    pair.finish(pending, &mut done)?;
+                } else {
+                    for buf in &bufs {
+                        post(&mut pair.endpoint, *buf)?;
+                    }
+                    received(&mut pair.endpoint, WINDOW)?;
+                    send(&mut pair.endpoint, pair.other, token)?;
+                }
+            }
+            #[allow(clippy::cast_precision_loss)] // a few hundred megabytes
+            Ok((windows * WINDOW * bytes) as f64 / start.elapsed().as_secs_f64() / 1e6)
+        })
+    }
+}
+
+/// The blocks that a rank printed, by benchmark and size, in the order of their repetitions.
+///
+/// # Errors
+/// [`Error::Lane`] for a line that is no block.
+pub fn parse(output: &str) -> Result<BTreeMap<(String, u64), Vec<Block>>> {
+    let mut blocks: BTreeMap<(String, u64), Vec<Block>> = BTreeMap::new();
+    for line in output.lines().filter(|l| l.starts_with('{')) {
+        let block: Block =
+            serde_json::from_str(line).map_err(|e| Error::Lane { what: format!("unreadable block: {e}") })?;
+        blocks.entry((block.benchmark.clone(), block.bytes)).or_default().push(block);
+    }
+    Ok(blocks)
+}

@@ -1,0 +1,415 @@
+//! `bench mpi`: rounds of subjects, and what is made of them.
+
+use std::fs;
+use std::path::Path;
+use std::time::Duration;
+
+use isthmus_run::mpi::{self, Flavour, Mpi};
+use serde::Deserialize;
+
+use crate::error::{Error, Result};
+use crate::path::{self, Moved};
+use crate::program::{self, Block, Output};
+use crate::record::Record;
+use crate::stats::{self, median, paired_ratio};
+use crate::subject::{self, Setting, Subject};
+
+/// How long one launch may take, boot included.
+const LIMIT_NATIVE: Duration = Duration::from_secs(120);
+const LIMIT_VMS: Duration = Duration::from_secs(400);
+
+/// What to measure.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// How many VMs; 0 for plain processes.
+    pub vms: u32,
+    /// Directory or name of the MPI; by default the one on the PATH.
+    pub mpi: Option<String>,
+    /// How many times each subject is launched.
+    pub rounds: u32,
+    /// How many times each launch goes through the blocks.
+    pub reps: u32,
+    /// Milliseconds for each block.
+    pub budget_ms: u32,
+    /// The blocks.
+    pub blocks: Vec<Block>,
+    /// Further arguments for `isthmus run`.
+    pub run_args: Vec<String>,
+}
+
+/// A finished comparison.
+#[derive(Clone, Debug)]
+pub struct Comparison {
+    /// One for each measurement, in the order of the blocks.
+    pub records: Vec<Record>,
+    /// How each subject was launched, for those who want to do it again.
+    pub lines: Vec<(String, String)>,
+    /// What was asked for and could not be measured, with the reason.
+    pub left_out: Vec<String>,
+}
+
+/// What `isthmus run --stats` leaves: only what is used here.
+#[derive(Clone, Debug, Default, Deserialize)]
+struct RunStats {
+    accel: Option<String>,
+    boot_s: Option<f64>,
+    /// Payload bytes and messages that the ranks sent through the region.
+    region_bytes: Option<u64>,
+    region_messages: Option<u64>,
+}
+
+/// What one launch gave.
+struct Round {
+    output: Output,
+    run: RunStats,
+}
+
+/// One block of one launch: medians over its repetitions.
+struct BlockOfRound {
+    value: f64,
+    cpu_us_per_op: f64,
+    line_us: Option<f64>,
+    moved: Moved,
+}
+
+impl Round {
+    fn block(&self, at: usize, blocks: usize) -> BlockOfRound {
+        let reps: Vec<_> = self.output.samples.iter().skip(at).step_by(blocks).collect();
+        let values: Vec<f64> = reps.iter().map(|sample| sample.value).collect();
+        let cpu: Vec<f64> = reps.iter().map(|sample| sample.cpu_us_per_op).collect();
+        let lines: Vec<f64> = reps.iter().filter_map(|sample| sample.line_us).flatten().collect();
+        let mut moved = Moved::default();
+        reps.iter().for_each(|sample| moved.add(&sample.moved()));
+        moved.region = self.region_share().map(|share| (share * moved.payload as f64) as u64);
+        BlockOfRound {
+            value: median(&values).unwrap_or(f64::NAN),
+            cpu_us_per_op: median(&cpu).unwrap_or(f64::NAN),
+            line_us: median(&lines),
+            moved,
+        }
+    }
+
+    /// How much of what the program sent went through the region, in bytes and in messages, whichever is less.
+    ///
+    /// The region's counters are of the whole job. Both shares are whole only if big and small messages alike
+    /// went that way.
+    fn region_share(&self) -> Option<f64> {
+        let sent =
+            |of: fn(&program::Sample) -> u64| self.output.samples.iter().map(of).sum::<u64>().max(1) as f64;
+        let bytes = self.run.region_bytes? as f64 / sent(|sample| sample.moved().payload);
+        let messages = self.run.region_messages? as f64 / sent(program::Sample::messages);
+        Some(bytes.min(messages).min(1.0))
+    }
+
+    fn one_host(&self) -> bool {
+        self.output.start.hosts[0] == self.output.start.hosts[1]
+    }
+}
+
+/// A subject with all its rounds; empty if it was left out.
+struct Measured {
+    subject: Subject,
+    rounds: Vec<Round>,
+}
+
+/// Runs `plan`, telling `progress` what is going on.
+///
+/// # Errors
+/// Any of this crate's: a launch that fails ends the comparison, since a table with holes compares nothing.
+pub fn run(plan: &Plan, progress: &mut dyn FnMut(&str)) -> Result<Comparison> {
+    let mpi = mpi::find(plan.mpi.as_deref(), None).map_err(Error::Mpi)?;
+    let isthmus = std::env::current_exe().map_err(Error::io("find the isthmus binary"))?;
+    progress(&format!(
+        "compiling the benchmark program with {}",
+        mpi.launcher.with_file_name("mpicc").display()
+    ));
+    let program = program::compile(&mpi)?;
+    let setting = Setting { isthmus, mpi, vms: plan.vms, run_args: plan.run_args.clone() };
+    let load = stats::load();
+    let scratch = tempfile::tempdir().map_err(Error::io("make a temporary directory"))?;
+    let stats_file = scratch.path().join("stats.json");
+    let args = arguments(plan);
+
+    let mut measured: Vec<Measured> = subject::subjects(&setting)
+        .into_iter()
+        .map(|subject| Measured { subject, rounds: Vec::new() })
+        .collect();
+    let mut left_out = Vec::new();
+    for round in 0..plan.rounds {
+        // Each round begins with another subject, so that none always runs after the same one.
+        let shift = round as usize % measured.len();
+        for place in 0..measured.len() {
+            let at = (place + shift) % measured.len();
+            let (subject, name) = (measured[at].subject.clone(), measured[at].subject.name);
+            if left_out.iter().any(|(left, _)| *left == name) {
+                continue;
+            }
+            match launch(&setting, &subject, plan, &program, &args, &stats_file) {
+                Ok(it) => {
+                    progress(&format!(
+                        "round {} of {}: {}",
+                        round + 1,
+                        plan.rounds,
+                        summary(name, &it, plan)
+                    ));
+                    measured[at].rounds.push(it);
+                }
+                Err(error) if subject.optional && round == 0 => left_out.push((name, error.chain())),
+                Err(error) => return Err(error),
+            }
+        }
+    }
+    measured.retain(|it| !it.rounds.is_empty());
+    let lines = measured
+        .iter()
+        .map(|it| {
+            (it.subject.name.into(), it.subject.launch(&setting, &program, &args, Path::new("STATS")).line())
+        })
+        .collect();
+    let mut records = Vec::new();
+    for block in 0..plan.blocks.len() {
+        records.extend(block_records(&measured, block, plan, &setting, load));
+    }
+    records.extend(startup_records(&measured, &setting, load));
+    let left_out = left_out.into_iter().map(|(name, why)| format!("{name}: {why}")).collect();
+    Ok(Comparison { records, lines, left_out })
+}
+
+fn arguments(plan: &Plan) -> Vec<String> {
+    let mut args =
+        vec!["--reps".into(), plan.reps.to_string(), "--budget-ms".into(), plan.budget_ms.to_string()];
+    args.extend(plan.blocks.iter().map(|block| block.argument()));
+    args
+}
+
+fn launch(
+    setting: &Setting,
+    subject: &Subject,
+    plan: &Plan,
+    program: &Path,
+    args: &[String],
+    stats_file: &Path,
+) -> Result<Round> {
+    let limit = if subject.vms == 0 { LIMIT_NATIVE } else { LIMIT_VMS };
+    let text = subject.launch(setting, program, args, stats_file).run(subject.name, limit)?;
+    let bad = |what: String| Error::Output { subject: subject.name.into(), what };
+    let output = program::read(&text, plan.blocks.len() * plan.reps as usize).map_err(bad)?;
+    let run = if subject.by_run() {
+        let text = fs::read_to_string(stats_file).map_err(Error::io("read the statistics of isthmus run"))?;
+        // Another run's figures must not be taken for the next one's.
+        fs::remove_file(stats_file).map_err(Error::io("remove the statistics of isthmus run"))?;
+        serde_json::from_str(&text).map_err(|error| bad(format!("its statistics: {error}")))?
+    } else {
+        RunStats::default()
+    };
+    Ok(Round { output, run })
+}
+
+fn summary(name: &str, round: &Round, plan: &Plan) -> String {
+    let first = round.block(0, plan.blocks.len());
+    let sample = &round.output.samples[0];
+    let (value, unit) = crate::table::amount(first.value, &sample.metric);
+    format!("{name}: {} of {} B {value} {unit}", sample.benchmark, sample.bytes)
+}
+
+fn mpi_name(mpi: &Mpi) -> String {
+    match mpi.flavour {
+        Flavour::OpenMpi => format!("Open MPI {}", mpi.version),
+        Flavour::Mpich => format!("MPICH {}", mpi.version),
+    }
+}
+
+fn accel(it: &Measured) -> String {
+    if it.subject.vms == 0 {
+        return "native".into();
+    }
+    it.rounds[0].run.accel.clone().unwrap_or_else(|| "unknown".into())
+}
+
+/// The records of one block: isthmus once against each peer, then the peers.
+fn block_records(
+    measured: &[Measured],
+    block: usize,
+    plan: &Plan,
+    setting: &Setting,
+    load: Option<f64>,
+) -> Vec<Record> {
+    let series: Vec<Vec<BlockOfRound>> = measured
+        .iter()
+        .map(|it| it.rounds.iter().map(|round| round.block(block, plan.blocks.len())).collect())
+        .collect();
+    let values: Vec<Vec<f64>> =
+        series.iter().map(|rounds| rounds.iter().map(|round| round.value).collect()).collect();
+    let sample = &measured[0].rounds[0].output.samples[block];
+    let lower_is_better = sample.metric == "latency_us";
+    let better = |a: &f64, b: &f64| if lower_is_better { a < b } else { a > b };
+    // Of an MPI's TCP paths the fastest is its TCP.
+    let mut fastest: Option<(usize, f64)> = None;
+    for at in (0..measured.len()).filter(|at| subject::is_tcp(measured[*at].subject.name)) {
+        if let Some(value) = median(&values[at]) {
+            if fastest.is_none_or(|(_, best)| better(&value, &best)) {
+                fastest = Some((at, value));
+            }
+        }
+    }
+    let name = |at: usize| match fastest {
+        Some((best, _)) if best == at => "tcp".to_owned(),
+        _ => measured[at].subject.name.to_owned(),
+    };
+    let record = |at: usize, peer: Option<usize>| {
+        let it = &measured[at];
+        let ways: Vec<_> = series[at]
+            .iter()
+            .zip(&it.rounds)
+            .map(|(block, round)| path::name(&block.moved, round.one_host()))
+            .collect();
+        let same = ways.iter().all(|way| *way == ways[0]);
+        Record {
+            benchmark: sample.benchmark.clone(),
+            subject: name(at),
+            peer: peer.map(name),
+            ratio: peer.and_then(|peer| paired_ratio(&values[at], &values[peer])),
+            mpi: Some(mpi_name(&setting.mpi)),
+            path: if same { ways[0].map(str::to_owned) } else { Some("mixed".into()) },
+            bytes: Some(sample.bytes),
+            metric: sample.metric.clone(),
+            value: median(&values[at]).unwrap_or(f64::NAN),
+            min: values[at].iter().copied().fold(f64::INFINITY, f64::min),
+            max: values[at].iter().copied().fold(f64::NEG_INFINITY, f64::max),
+            reps: u32::try_from(values[at].len()).unwrap_or(u32::MAX),
+            cpu_us_per_op: median(&series[at].iter().map(|round| round.cpu_us_per_op).collect::<Vec<_>>()),
+            accel: accel(it),
+            vms: it.subject.vms,
+            ranks: 2,
+            load,
+            line_us: median(&series[at].iter().filter_map(|round| round.line_us).collect::<Vec<_>>()),
+        }
+    };
+    let peers: Vec<usize> = (0..measured.len()).filter(|at| !measured[*at].subject.is_isthmus()).collect();
+    let mut records = Vec::new();
+    for at in (0..measured.len()).filter(|at| measured[*at].subject.is_isthmus()) {
+        let compared = peers.iter().filter(|peer| {
+            // A slower TCP path than the fastest is no peer, only a record.
+            !subject::is_tcp(measured[**peer].subject.name) || fastest.is_some_and(|(best, _)| best == **peer)
+        });
+        records.extend(compared.map(|peer| record(at, Some(*peer))));
+    }
+    records.extend(peers.iter().map(|at| record(*at, None)));
+    records
+}
+
+/// What it takes before the first message: MPI_Init, and the VMs' boot.
+fn startup_records(measured: &[Measured], setting: &Setting, load: Option<f64>) -> Vec<Record> {
+    let mut records = Vec::new();
+    for it in measured {
+        let init: Vec<f64> = it.rounds.iter().map(|round| round.output.start.init_s).collect();
+        let boot: Vec<f64> = it.rounds.iter().filter_map(|round| round.run.boot_s).collect();
+        for (metric, values) in [("init_s", init), ("boot_s", boot)] {
+            let Some(value) = median(&values) else { continue };
+            if metric == "boot_s" && it.subject.vms == 0 {
+                continue;
+            }
+            records.push(Record {
+                benchmark: "startup".into(),
+                subject: it.subject.name.into(),
+                peer: None,
+                ratio: None,
+                mpi: Some(mpi_name(&setting.mpi)),
+                path: None,
+                bytes: None,
+                metric: metric.into(),
+                value,
+                min: values.iter().copied().fold(f64::INFINITY, f64::min),
+                max: values.iter().copied().fold(f64::NEG_INFINITY, f64::max),
+                reps: u32::try_from(values.len()).unwrap_or(u32::MAX),
+                cpu_us_per_op: None,
+                accel: accel(it),
+                vms: it.subject.vms,
+                ranks: 2,
+                load,
+                line_us: None,
+            });
+        }
+    }
+    records
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn plan() -> Plan {
+        Plan {
+            vms: 0,
+            mpi: None,
+            rounds: 2,
+            reps: 1,
+            budget_ms: 10,
+            blocks: vec![Block::Latency(8)],
+            run_args: Vec::new(),
+        }
+    }
+
+    fn setting() -> Setting {
+        let mpi = Mpi { flavour: Flavour::Mpich, version: "5.0.2".into(), launcher: "/m/bin/mpirun".into() };
+        Setting { isthmus: "/isthmus".into(), mpi, vms: 0, run_args: Vec::new() }
+    }
+
+    fn round(value: f64, network: u64, region: Option<u64>) -> Round {
+        let text = format!(
+            "{{\"isthmus_bench\":1,\"kind\":\"start\",\"mpi\":\"x\",\"hosts\":[\"a\",\"a\"],\"init_s\":0.5}}\n\
+             {{\"isthmus_bench\":1,\"kind\":\"block\",\"benchmark\":\"latency\",\"metric\":\"latency_us\",\"bytes\":8,\
+             \"value\":{value},\"messages\":100,\"cpu_us_per_op\":1.0,\"line_us\":[0.1,0.3],\"payload_bytes\":800,\
+             \"net_bytes\":0,\"loopback_bytes\":{network},\"cma_bytes\":0}}\n"
+        );
+        let run =
+            RunStats { region_bytes: region, region_messages: region.map(|_| 200), ..RunStats::default() };
+        Round { output: program::read(&text, 1).unwrap(), run }
+    }
+
+    fn measure(rounds: [[Round; 2]; 4]) -> Vec<Record> {
+        let measured: Vec<Measured> = subject::subjects(&setting())
+            .into_iter()
+            .zip(rounds)
+            .map(|(subject, rounds)| Measured { subject, rounds: rounds.into() })
+            .collect();
+        block_records(&measured, 0, &plan(), &setting(), Some(0.5))
+    }
+
+    #[test]
+    fn isthmus_is_compared_with_the_fastest_tcp_and_with_shared_memory() {
+        let records = measure([
+            [round(1.0, 0, Some(900)), round(1.0, 0, Some(900))],
+            [round(50.0, 2000, None), round(60.0, 2000, None)],
+            [round(16.0, 2000, None), round(8.0, 2000, None)],
+            [round(2.0, 0, None), round(2.0, 0, None)],
+        ]);
+        let brief: Vec<_> = records
+            .iter()
+            .map(|r| (r.subject.as_str(), r.peer.as_deref(), r.ratio, r.path.as_deref(), r.value))
+            .collect();
+        assert_eq!(
+            brief,
+            [
+                ("isthmus", Some("tcp"), Some(0.09375), Some("region"), 1.0),
+                ("isthmus", Some("mpich-shm"), Some(0.5), Some("region"), 1.0),
+                ("tcp-ofi", None, None, Some("tcp"), 55.0),
+                ("tcp", None, None, Some("tcp"), 12.0),
+                ("mpich-shm", None, None, Some("shm"), 2.0),
+            ]
+        );
+        assert_eq!(records[0].line_us, Some(0.2));
+        assert_eq!(records[0].mpi.as_deref(), Some("MPICH 5.0.2"));
+    }
+
+    #[test]
+    fn a_path_that_changed_between_rounds_is_mixed() {
+        let records = measure([
+            [round(1.0, 0, Some(900)), round(1.0, 900, Some(0))],
+            [round(50.0, 2000, None), round(60.0, 2000, None)],
+            [round(20.0, 2000, None), round(10.0, 2000, None)],
+            [round(2.0, 0, None), round(2.0, 0, None)],
+        ]);
+        assert_eq!(records[0].path.as_deref(), Some("mixed"));
+    }
+}

@@ -1,0 +1,197 @@
+//! The MPI program in `programs/`: compiled with the MPI's own wrapper, and its output read.
+
+use std::fs;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use isthmus_run::mpi::Mpi;
+use serde::Deserialize;
+
+use crate::error::{Error, Result};
+use crate::path::Moved;
+
+const SOURCES: [(&str, &str); 5] = [
+    ("bench.h", include_str!("../programs/bench.h")),
+    ("main.c", include_str!("../programs/main.c")),
+    ("blocks.c", include_str!("../programs/blocks.c")),
+    ("counters.c", include_str!("../programs/counters.c")),
+    ("line.c", include_str!("../programs/line.c")),
+];
+
+/// `-rdynamic`, so that the MPI library finds the program's counting stand-ins (`counters.c`).
+const FLAGS: [&str; 6] = ["-std=gnu11", "-O2", "-g", "-Wall", "-Wextra", "-rdynamic"];
+
+/// Compiles the program for `mpi`, or finds it compiled in the user's cache; returns its path.
+///
+/// # Errors
+/// [`Error::Cache`], [`Error::Compile`], [`Error::Io`].
+pub fn compile(mpi: &Mpi) -> Result<PathBuf> {
+    let compiler = mpi.launcher.with_file_name("mpicc");
+    let mut key = DefaultHasher::new();
+    (SOURCES, FLAGS, &mpi.launcher, &mpi.version).hash(&mut key);
+    let dir = isthmus_vm::cache::dir().map_err(Error::Cache)?.join("bench");
+    let name = format!("mpi-bench-{}-{:016x}", mpi.flavour.name(), key.finish());
+    let program = dir.join(&name);
+    if program.is_file() {
+        return Ok(program);
+    }
+    let build = dir.join(format!("{name}.build-{}", std::process::id()));
+    let cannot = |path: &Path| Error::io(format!("write {}", path.display()));
+    fs::create_dir_all(&build).map_err(cannot(&build))?;
+    for (file, text) in SOURCES {
+        fs::write(build.join(file), text).map_err(cannot(&build))?;
+    }
+    let output = Command::new(&compiler)
+        .current_dir(&build)
+        .args(FLAGS)
+        .args(["-o", &name])
+        .args(SOURCES.iter().map(|(file, _)| file).filter(|file| file.ends_with(".c")))
+        .stdin(Stdio::null())
+        .output()
+        .map_err(Error::io(format!("run {}", compiler.display())))?;
+    let compiled = if output.status.success() {
+        // Renamed into place, so that another benchmark at the same time never runs half a program.
+        fs::rename(build.join(&name), &program).map_err(cannot(&program))
+    } else {
+        Err(Error::Compile { compiler, said: crate::job::tail(&String::from_utf8_lossy(&output.stderr), 12) })
+    };
+    fs::remove_dir_all(&build).map_err(Error::io(format!("remove {}", build.display())))?;
+    compiled.map(|()| program)
+}
+
+/// One block of the program's plan.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Block {
+    /// Half the time of a ping-pong.
+    Latency(u64),
+    /// Bandwidth of a ping-pong.
+    PingPong(u64),
+    /// Bandwidth with that many messages in flight.
+    Window(u64, u32),
+    /// Messages a second, with that many in flight.
+    Rate(u64, u32),
+}
+
+impl Block {
+    /// As the program takes it.
+    pub fn argument(self) -> String {
+        match self {
+            Self::Latency(bytes) => format!("latency:{bytes}"),
+            Self::PingPong(bytes) => format!("pingpong:{bytes}"),
+            Self::Window(bytes, depth) => format!("window:{bytes}:{depth}"),
+            Self::Rate(bytes, depth) => format!("rate:{bytes}:{depth}"),
+        }
+    }
+}
+
+/// The program's first line.
+#[derive(Clone, Debug, Deserialize)]
+pub struct Start {
+    /// What the MPI library calls itself.
+    pub mpi: String,
+    /// The ranks' host names.
+    pub hosts: [String; 2],
+    /// Seconds that MPI_Init took, in the slower rank.
+    pub init_s: f64,
+}
+
+/// One repetition of a block.
+#[derive(Clone, Debug, Deserialize)]
+pub struct Sample {
+    /// Name of the benchmark, as in a record.
+    pub benchmark: String,
+    /// Its metric.
+    pub metric: String,
+    /// Bytes of a message.
+    pub bytes: u64,
+    /// The median of the batches.
+    pub value: f64,
+    /// Processor time of both ranks for one message.
+    pub cpu_us_per_op: f64,
+    /// The bare line, before and after.
+    pub line_us: Option<[f64; 2]>,
+    messages: u64,
+    payload_bytes: u64,
+    net_bytes: u64,
+    loopback_bytes: u64,
+    cma_bytes: u64,
+}
+
+impl Sample {
+    /// How many messages were sent, both directions.
+    pub fn messages(&self) -> u64 {
+        self.messages
+    }
+
+    /// What the program's own counters saw.
+    pub fn moved(&self) -> Moved {
+        Moved {
+            payload: self.payload_bytes,
+            region: None,
+            cma: self.cma_bytes,
+            network: self.net_bytes + self.loopback_bytes,
+        }
+    }
+}
+
+/// All that the program printed.
+#[derive(Clone, Debug)]
+pub struct Output {
+    /// Its first line.
+    pub start: Start,
+    /// Its blocks, in order.
+    pub samples: Vec<Sample>,
+}
+
+#[derive(Deserialize)]
+#[serde(tag = "kind", rename_all = "lowercase")]
+enum Line {
+    Start(Start),
+    Block(Sample),
+}
+
+/// Reads what the program printed; lines that are not its own (a launcher's warnings) are passed over.
+///
+/// # Errors
+/// What is wrong with it: a line that is no JSON, no first line, or fewer than `blocks` blocks.
+pub fn read(text: &str, blocks: usize) -> std::result::Result<Output, String> {
+    let mut start = None;
+    let mut samples = Vec::new();
+    for line in text.lines().filter(|line| line.starts_with("{\"isthmus_bench\":1,")) {
+        match serde_json::from_str(line).map_err(|error| format!("{error} in {line}"))? {
+            Line::Start(it) => start = Some(it),
+            Line::Block(it) => samples.push(it),
+        }
+    }
+    let start = start.ok_or("its first line is missing")?;
+    if samples.len() != blocks {
+        return Err(format!("{} blocks of {blocks}", samples.len()));
+    }
+    Ok(Output { start, samples })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const START: &str = r#"{"isthmus_bench":1,"kind":"start","mpi":"Open MPI v5","hosts":["a","b"],"cpus":[0,1],"init_s":0.04}"#;
+    const BLOCK: &str = r#"{"isthmus_bench":1,"kind":"block","benchmark":"latency","metric":"latency_us","bytes":8,"rep":0,"value":3.8,"min":0.8,"max":5.8,"messages":163840,"cpu_us_per_op":2.1,"line_us":null,"payload_bytes":1310720,"net_bytes":3,"loopback_bytes":104,"cma_bytes":0}"#;
+
+    #[test]
+    fn output_is_read_among_other_lines() {
+        let output = read(&format!("warning: x\n{START}\n{BLOCK}\n\n"), 1).unwrap();
+        assert_eq!(output.start.hosts, ["a", "b"]);
+        assert_eq!(
+            output.samples[0].moved(),
+            Moved { payload: 1_310_720, region: None, cma: 0, network: 107 }
+        );
+    }
+
+    #[test]
+    fn output_that_breaks_off_is_refused() {
+        assert!(read(START, 1).is_err());
+        assert!(read(BLOCK, 1).is_err());
+        assert!(read(&format!("{START}\n{}", &BLOCK[..60]), 1).is_err());
+    }
+}

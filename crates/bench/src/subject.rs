@@ -1,0 +1,200 @@
+//! Which subjects there are for an MPI, and how each is launched.
+//!
+//! Every setting goes through the environment, so that a subject reads the same whether its launcher is run
+//! directly or by `isthmus run`.
+
+use std::path::{Path, PathBuf};
+
+use isthmus_run::mpi::{Flavour, Mpi};
+
+use crate::job::Launch;
+
+/// What all subjects of a comparison share.
+#[derive(Clone, Debug)]
+pub struct Setting {
+    /// The `isthmus` binary.
+    pub isthmus: PathBuf,
+    /// The MPI.
+    pub mpi: Mpi,
+    /// How many VMs the two ranks of isthmus and TCP are in; 0 for plain processes.
+    pub vms: u32,
+    /// Further arguments for `isthmus run`, the same for every subject in VMs.
+    pub run_args: Vec<String>,
+}
+
+/// How a subject's ranks are started.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Via {
+    /// The MPI's own launcher, on this host.
+    Launcher,
+    /// `isthmus run`, and the ranks use the region.
+    Region,
+    /// `isthmus run`, and the ranks use the MPI's own transports, over the VMs' network if there is one.
+    Native { tap: bool },
+}
+
+/// One thing that is measured.
+#[derive(Clone, Debug)]
+pub struct Subject {
+    /// Its name in records.
+    pub name: &'static str,
+    /// How many VMs its ranks are in.
+    pub vms: u32,
+    /// Whether the comparison goes on without it if it cannot be launched.
+    pub optional: bool,
+    via: Via,
+    env: Vec<(&'static str, &'static str)>,
+}
+
+/// Whether a subject's name stands for one of an MPI's TCP paths.
+pub fn is_tcp(name: &str) -> bool {
+    name == "tcp" || name.starts_with("tcp-")
+}
+
+impl Subject {
+    /// Whether isthmus itself counts what went through its region.
+    pub fn is_isthmus(&self) -> bool {
+        self.via == Via::Region
+    }
+
+    /// Whether it is launched by `isthmus run`, which leaves statistics.
+    pub fn by_run(&self) -> bool {
+        self.via != Via::Launcher
+    }
+
+    /// Its command line, for `program` with `args`; statistics of the run go to `stats`.
+    pub fn launch(&self, setting: &Setting, program: &Path, args: &[String], stats: &Path) -> Launch {
+        let mut env = vec![("ISTHMUS_BENCH_PIN", "1")];
+        if setting.mpi.flavour == Flavour::OpenMpi {
+            // The program binds its own main thread; a launcher's binding would hold helper threads there too.
+            env.push(("PRTE_MCA_hwloc_default_binding_policy", "none"));
+        }
+        env.extend(self.env.iter().copied());
+        let mut words: Vec<String> = Vec::new();
+        if self.via == Via::Launcher {
+            words.extend(["-n", "2"].map(String::from));
+        } else {
+            let mpi = setting.mpi.launcher.parent().unwrap_or(Path::new("."));
+            words.extend(["run", "--vms", &self.vms.to_string(), "-n", "2", "--mpi"].map(String::from));
+            words.push(mpi.to_string_lossy().into_owned());
+            match self.via {
+                Via::Region | Via::Launcher => words.push("--through-region".into()),
+                Via::Native { tap } => {
+                    words.extend(["--transport", "native"].map(String::from));
+                    if tap {
+                        words.extend(["--net", "tap"].map(String::from));
+                    }
+                }
+            }
+            if self.vms > 0 {
+                // As many virtual processors as ranks: a VM of its own has one, two ranks in one VM have two.
+                words.extend(["--cpus", if self.vms == 1 { "2" } else { "1" }].map(String::from));
+                words.extend(setting.run_args.iter().cloned());
+            }
+            words.push("--stats".into());
+            words.push(stats.to_string_lossy().into_owned());
+            words.extend(env.drain(..).flat_map(|(name, value)| ["--env".into(), format!("{name}={value}")]));
+            words.push("--".into());
+        }
+        words.push(program.to_string_lossy().into_owned());
+        words.extend(args.iter().cloned());
+        Launch {
+            program: if self.by_run() { setting.isthmus.clone() } else { setting.mpi.launcher.clone() },
+            args: words.into_iter().map(Into::into).collect(),
+            env: env.into_iter().map(|(name, value)| (name.into(), value.into())).collect(),
+        }
+    }
+}
+
+/// The subjects for `setting`, isthmus first.
+pub fn subjects(setting: &Setting) -> Vec<Subject> {
+    let vms = setting.vms;
+    let between = |name, env: &[(&'static str, &'static str)]| Subject {
+        name,
+        vms,
+        optional: false,
+        via: if vms == 0 { Via::Launcher } else { Via::Native { tap: true } },
+        env: env.to_vec(),
+    };
+    // Two ranks that share one kernel: on this host, or in one VM, which is what VMs are fairly compared with.
+    let together = |name, env: &[(&'static str, &'static str)]| Subject {
+        name,
+        vms: vms.min(1),
+        optional: false,
+        via: if vms == 0 { Via::Launcher } else { Via::Native { tap: false } },
+        env: env.to_vec(),
+    };
+    let mut all = vec![Subject { name: "isthmus", vms, optional: false, via: Via::Region, env: Vec::new() }];
+    match setting.mpi.flavour {
+        Flavour::OpenMpi => {
+            // Natively, over loopback and not over whatever other interface there may be.
+            let interface = if vms == 0 {
+                ("OMPI_MCA_btl_tcp_if_include", "lo")
+            } else {
+                ("OMPI_MCA_btl_tcp_if_exclude", "lo,dummy0")
+            };
+            all.push(between("tcp", &[("OMPI_MCA_pml", "ob1"), ("OMPI_MCA_btl", "tcp,self"), interface]));
+            all.push(together("ompi-sm", &[("OMPI_MCA_pml", "ob1"), ("OMPI_MCA_btl", "sm,self")]));
+        }
+        Flavour::Mpich => {
+            // Which of its two TCP paths is the faster depends on size and machine: both are measured.
+            let nolocal = ("MPIR_CVAR_NOLOCAL", "1");
+            let ofi = between("tcp-ofi", &[("MPIR_CVAR_CH4_NETMOD", "ofi"), ("FI_PROVIDER", "tcp"), nolocal]);
+            let ucx =
+                between("tcp-ucx", &[("MPIR_CVAR_CH4_NETMOD", "ucx"), ("UCX_TLS", "tcp,self"), nolocal]);
+            all.push(Subject { optional: true, ..ofi });
+            all.push(Subject { optional: true, ..ucx });
+            all.push(together("mpich-shm", &[]));
+        }
+    }
+    all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn setting(flavour: Flavour, vms: u32) -> Setting {
+        let mpi = Mpi { flavour, version: "5".into(), launcher: "/mpi/bin/mpirun".into() };
+        Setting { isthmus: "/isthmus".into(), mpi, vms, run_args: vec!["--accel".into(), "tcg".into()] }
+    }
+
+    fn lines(flavour: Flavour, vms: u32) -> Vec<(String, String)> {
+        let setting = setting(flavour, vms);
+        subjects(&setting)
+            .iter()
+            .map(|s| {
+                (s.name.into(), s.launch(&setting, Path::new("/p"), &["x".into()], Path::new("/s")).line())
+            })
+            .collect()
+    }
+
+    #[test]
+    fn native_peers_are_launched_by_the_mpi_itself() {
+        let lines = lines(Flavour::OpenMpi, 0);
+        assert_eq!(
+            lines[0].1,
+            "/isthmus run --vms 0 -n 2 --mpi /mpi/bin --through-region --stats /s --env ISTHMUS_BENCH_PIN=1 \
+             --env PRTE_MCA_hwloc_default_binding_policy=none -- /p x"
+        );
+        assert_eq!(
+            lines[2].1,
+            "ISTHMUS_BENCH_PIN=1 PRTE_MCA_hwloc_default_binding_policy=none OMPI_MCA_pml=ob1 OMPI_MCA_btl=sm,self \
+             /mpi/bin/mpirun -n 2 /p x"
+        );
+    }
+
+    #[test]
+    fn all_sides_in_vms_get_the_same_settings() {
+        for flavour in [Flavour::OpenMpi, Flavour::Mpich] {
+            for (name, line) in lines(flavour, 2) {
+                assert!(line.contains("--accel tcg"), "{name}: {line}");
+                let shared = name == "ompi-sm" || name == "mpich-shm";
+                assert!(line.contains(if shared { "--vms 1" } else { "--vms 2" }), "{name}: {line}");
+                assert!(line.contains(if shared { "--cpus 2" } else { "--cpus 1" }), "{name}: {line}");
+                assert_eq!(line.contains("--net tap"), is_tcp(&name), "{name}: {line}");
+                assert_eq!(line.contains("--transport native"), name != "isthmus", "{name}: {line}");
+            }
+        }
+    }
+}

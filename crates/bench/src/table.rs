@@ -1,0 +1,196 @@
+//! The table for people, made from records alone.
+
+use std::fmt::Write;
+
+use crate::record::Record;
+
+/// A value with as many digits as mean something, and its unit.
+pub fn amount(value: f64, metric: &str) -> (String, &'static str) {
+    let unit = match metric.rsplit('_').next() {
+        Some("us") => "us",
+        Some("MBps") => "MB/s",
+        Some("Mps") => "M/s",
+        Some("s") => "s",
+        _ => "",
+    };
+    let digits = if value >= 100.0 {
+        0
+    } else if value >= 10.0 {
+        1
+    } else if value >= 1.0 {
+        2
+    } else {
+        3
+    };
+    (format!("{value:.digits$}"), unit)
+}
+
+/// A size as people say it.
+fn size(bytes: u64) -> String {
+    match bytes {
+        b if b >= 1 << 20 && b % (1 << 20) == 0 => format!("{} MB", b >> 20),
+        b if b >= 1 << 10 && b % (1 << 10) == 0 => format!("{} KB", b >> 10),
+        b => format!("{b} B"),
+    }
+}
+
+/// `ratio` in words: `312x lower`, `1.05x higher`.
+fn in_words(ratio: f64) -> String {
+    let (factor, word) = if ratio < 1.0 { (1.0 / ratio, "lower") } else { (ratio, "higher") };
+    let digits = if factor >= 10.0 { 0 } else { 2 };
+    format!("{factor:.digits$}x {word}")
+}
+
+fn benchmark(name: &str) -> &str {
+    match name {
+        "bandwidth" => "bandwidth, ping-pong",
+        "bandwidth_windowed" => "bandwidth, windowed",
+        "rate" => "message rate",
+        name => name,
+    }
+}
+
+/// One row a benchmark and size, one column a subject with the way its bytes went, then the ratios.
+pub fn render(records: &[Record]) -> String {
+    let mut subjects: Vec<&str> = Vec::new();
+    let mut rows: Vec<(&str, Option<u64>, &str)> = Vec::new();
+    for record in records {
+        if !subjects.contains(&record.subject.as_str()) {
+            subjects.push(&record.subject);
+        }
+        let row = (record.benchmark.as_str(), record.bytes, record.metric.as_str());
+        if !rows.contains(&row) {
+            rows.push(row);
+        }
+    }
+    let compared: Vec<(&str, &str)> = records.iter().fold(Vec::new(), |mut pairs, record| {
+        if let Some(peer) = &record.peer {
+            let pair = (record.subject.as_str(), peer.as_str());
+            if !pairs.contains(&pair) {
+                pairs.push(pair);
+            }
+        }
+        pairs
+    });
+
+    let mut grid: Vec<Vec<String>> = Vec::new();
+    let mut head = vec![String::new(), String::new()];
+    head.extend(subjects.iter().map(|subject| (*subject).to_owned()));
+    head.extend(compared.iter().map(|(subject, peer)| format!("{subject} : {peer}")));
+    grid.push(head);
+    for row in &rows {
+        let of_row =
+            |record: &&Record| (record.benchmark.as_str(), record.bytes, record.metric.as_str()) == *row;
+        let what = if row.0 == "startup" {
+            row.2.trim_end_matches("_s").to_owned()
+        } else {
+            benchmark(row.0).to_owned()
+        };
+        let mut cells = vec![what, row.1.map(size).unwrap_or_default()];
+        for subject in &subjects {
+            let record = records.iter().filter(of_row).find(|record| record.subject == *subject);
+            cells.push(record.map_or_else(
+                || "-".into(),
+                |record| {
+                    let (value, unit) = amount(record.value, &record.metric);
+                    match &record.path {
+                        Some(path) => format!("{value} {unit} ({path})"),
+                        None if record.bytes.is_some() => format!("{value} {unit} (unproved)"),
+                        None => format!("{value} {unit}"),
+                    }
+                },
+            ));
+        }
+        for (subject, peer) in &compared {
+            let record = records
+                .iter()
+                .filter(of_row)
+                .find(|record| record.subject == *subject && record.peer.as_deref() == Some(*peer));
+            cells.push(record.and_then(|record| record.ratio).map_or_else(String::new, in_words));
+        }
+        grid.push(cells);
+    }
+    let columns = grid[0].len();
+    let widths: Vec<usize> = (0..columns)
+        .map(|column| grid.iter().map(|row| row[column].chars().count()).max().unwrap_or(0))
+        .collect();
+    let mut text = String::new();
+    for row in &grid {
+        let mut line = String::new();
+        for (column, cell) in row.iter().enumerate() {
+            let width = widths[column];
+            // Words to the left, figures to the right.
+            let _ =
+                if column == 0 { write!(line, "{cell:<width$}") } else { write!(line, "   {cell:>width$}") };
+        }
+        text.push_str(line.trim_end());
+        text.push('\n');
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn record(
+        subject: &str,
+        peer: Option<&str>,
+        ratio: Option<f64>,
+        value: f64,
+        path: Option<&str>,
+    ) -> Record {
+        Record {
+            benchmark: "latency".into(),
+            subject: subject.into(),
+            peer: peer.map(Into::into),
+            ratio,
+            mpi: None,
+            path: path.map(Into::into),
+            bytes: Some(8),
+            metric: "latency_us".into(),
+            value,
+            min: value,
+            max: value,
+            reps: 1,
+            cpu_us_per_op: None,
+            accel: "tcg".into(),
+            vms: 2,
+            ranks: 2,
+            load: None,
+            line_us: None,
+        }
+    }
+
+    #[test]
+    fn a_row_shows_subjects_their_paths_and_ratios() {
+        let records = [
+            record("isthmus", Some("tcp"), Some(1.0 / 312.0), 2.19, Some("region")),
+            record("isthmus", Some("ompi-sm"), Some(1.05), 2.19, Some("region")),
+            record("tcp", None, None, 680.4, Some("tcp")),
+            record("ompi-sm", None, None, 2.04, None),
+        ];
+        let text = render(&records);
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!(lines.len(), 2, "{text}");
+        for cell in
+            ["2.19 us (region)", "680 us (tcp)", "2.04 us (unproved)", "312x lower", "1.05x higher", "8 B"]
+        {
+            assert!(lines[1].contains(cell), "{cell} is missing in {text}");
+        }
+        assert_eq!(
+            lines[0].find("isthmus : tcp").map(|at| at + 13),
+            lines[1].find("312x lower").map(|at| at + 10)
+        );
+    }
+
+    #[test]
+    fn figures_keep_three_digits() {
+        assert_eq!(amount(0.0654, "latency_us"), ("0.065".into(), "us"));
+        assert_eq!(amount(12411.6, "bandwidth_MBps"), ("12412".into(), "MB/s"));
+        assert_eq!(
+            (size(1 << 20), size(65536), size(1000)),
+            ("1 MB".into(), "64 KB".into(), "1000 B".into())
+        );
+    }
+}
