@@ -2,6 +2,11 @@
 #![forbid(unsafe_code)]
 
 pub mod boot;
+pub mod control;
+pub mod exec;
+pub mod processes;
+pub mod relay;
+pub mod wire;
 
 /// The whole life of process 1: boots the VM, serves until the launcher is done with it, powers off.
 ///

@@ -1,0 +1,166 @@
+//! The control port: what the launcher's side asks of a guest, and what a guest tells it unasked.
+//!
+//! Messages are JSON in [`Kind::Control`] frames. There are few of them, and none carries data of programs.
+
+use std::io::{Read, Write};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::sync::mpsc::{self, Receiver, Sender};
+
+use serde::{Deserialize, Serialize};
+
+use crate::wire::mux::{Mux, set_nonblocking};
+use crate::wire::{Frame, Kind, WireError};
+
+/// Most files that are listed by name; the others are counted.
+const MAX_FILES: usize = 1000;
+
+/// From the launcher's side.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ToGuest {
+    /// Which files vanish with this VM?
+    Changes,
+}
+
+/// From the guest.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ToHost {
+    /// Everything is up: processes can be started, and attach.
+    Ready,
+    /// Something is wrong that makes the VM useless.
+    Broken {
+        /// What.
+        why: String,
+    },
+    /// Something worth a line, if anybody wants to know.
+    Note {
+        /// The line.
+        text: String,
+    },
+    /// The answer to [`ToGuest::Changes`].
+    Changes(Changes),
+}
+
+/// Files that ranks wrote and that vanish with the VM.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Changes {
+    /// Path and size of each, at most a thousand.
+    pub files: Vec<(PathBuf, u64)>,
+    /// How many there are beyond those.
+    pub more: u64,
+    /// Why the list could not be made.
+    pub error: Option<String>,
+}
+
+impl Changes {
+    /// The changes of a VM that isthmus booted.
+    pub fn of(changes: std::io::Result<Vec<crate::boot::Change>>) -> Self {
+        match changes {
+            Ok(mut all) => {
+                let more = all.len().saturating_sub(MAX_FILES) as u64;
+                all.truncate(MAX_FILES);
+                Self { files: all.into_iter().map(|c| (c.path, c.bytes)).collect(), more, error: None }
+            }
+            Err(e) => Self { error: Some(e.to_string()), ..Self::default() },
+        }
+    }
+}
+
+/// Tells the launcher's side something, from any thread.
+#[derive(Clone, Debug)]
+pub struct Teller {
+    messages: Sender<ToHost>,
+    waker: std::sync::Arc<UnixStream>,
+}
+
+impl Teller {
+    /// Sends a message. If nobody serves the port any more it is lost, as is whoever would have read it.
+    pub fn tell(&self, message: ToHost) {
+        let _ = self.messages.send(message);
+        let _ = (&*self.waker).write(&[1]);
+    }
+}
+
+/// The guest's side of the port.
+#[derive(Debug)]
+pub struct Control {
+    messages: Receiver<ToHost>,
+    woken: UnixStream,
+}
+
+/// A control port that is not connected yet, and what to tell things through.
+///
+/// # Errors
+/// If there are no more descriptors.
+pub fn new() -> std::io::Result<(Control, Teller)> {
+    let (waker, woken) = UnixStream::pair()?;
+    set_nonblocking(&woken)?;
+    set_nonblocking(&waker)?;
+    let (send, messages) = mpsc::channel();
+    Ok((Control { messages, woken }, Teller { messages: send, waker: std::sync::Arc::new(waker) }))
+}
+
+impl Control {
+    /// Serves one connection until it ends, answering with what `changes` says.
+    ///
+    /// # Errors
+    /// [`WireError::Closed`] when the other side is gone, which is how it always ends; or what is wrong with it.
+    pub fn serve(&mut self, port: OwnedFd, changes: impl Fn() -> Changes) -> Result<(), WireError> {
+        let mut mux = Mux::new(port)?;
+        loop {
+            let turn = mux.wait(&[self.woken.as_fd()], None)?;
+            if !turn.ready.is_empty() {
+                let mut drained = [0; 64];
+                while self.woken.read(&mut drained).is_ok_and(|n| n > 0) {}
+            }
+            for frame in turn.frames.iter().filter(|frame| frame.kind == Kind::Control) {
+                match serde_json::from_slice(&frame.payload) {
+                    Ok(ToGuest::Changes) => mux.send(&encode(&ToHost::Changes(changes()))),
+                    Err(e) => mux.send(&encode(&ToHost::Note { text: format!("not understood: {e}") })),
+                }
+            }
+            while let Ok(message) = self.messages.try_recv() {
+                mux.send(&encode(&message));
+            }
+        }
+    }
+}
+
+/// A control message as it travels.
+pub fn encode<T: Serialize>(message: &T) -> Frame {
+    let payload = serde_json::to_vec(message).unwrap_or_default();
+    if Frame::fits(Kind::Control, payload.len()) {
+        Frame::new(Kind::Control, 0, payload)
+    } else {
+        let note = ToHost::Note { text: "a message that was too long was dropped".into() };
+        Frame::new(Kind::Control, 0, serde_json::to_vec(&note).unwrap_or_default())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn questions_are_answered_and_news_told() {
+        let (mut host, guest) = UnixStream::pair().unwrap();
+        let (mut control, teller) = new().unwrap();
+        teller.tell(ToHost::Ready);
+        let answer = Changes { files: vec![("/a".into(), 3)], ..Changes::default() };
+        let expected = answer.clone();
+        let server = std::thread::spawn(move || control.serve(guest.into(), || answer.clone()));
+        Frame::read_from(&mut host).unwrap().check_hello().unwrap();
+        Frame::hello().write_to(&mut host).unwrap();
+        let read = |host: &mut UnixStream| -> ToHost {
+            serde_json::from_slice(&Frame::read_from(host).unwrap().payload).unwrap()
+        };
+        assert_eq!(read(&mut host), ToHost::Ready);
+        encode(&ToGuest::Changes).write_to(&mut host).unwrap();
+        assert_eq!(read(&mut host), ToHost::Changes(expected));
+        drop(host);
+        assert!(matches!(server.join().unwrap(), Err(WireError::Closed)));
+    }
+}

@@ -1,0 +1,77 @@
+//! What `/proc` says of the processes there are.
+
+use std::fs;
+
+/// A process as `/proc/PID/stat` shows it (proc(5)).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Process {
+    /// Its number.
+    pub pid: i32,
+    /// Its parent's.
+    pub parent: i32,
+    /// The session it is in.
+    pub session: i32,
+    /// Whether it has ended and nobody has asked how.
+    pub zombie: bool,
+}
+
+/// Reads one line of `/proc/PID/stat`. The name in it may hold anything, blanks and brackets included, so the fields
+/// are counted from its last bracket.
+fn parse_stat(stat: &str) -> Option<Process> {
+    let pid = stat.split(' ').next()?.parse().ok()?;
+    let mut fields = stat.get(stat.rfind(')')? + 1..)?.split_ascii_whitespace();
+    let zombie = matches!(fields.next()?, "Z" | "X");
+    let parent = fields.next()?.parse().ok()?;
+    let session = fields.nth(1)?.parse().ok()?;
+    Some(Process { pid, parent, session, zombie })
+}
+
+/// All processes; those that end meanwhile may be missing.
+pub fn all() -> Vec<Process> {
+    let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
+    entries
+        .flatten()
+        .filter(|entry| entry.file_name().as_encoded_bytes().first().is_some_and(u8::is_ascii_digit))
+        .filter_map(|entry| parse_stat(&String::from_utf8_lossy(&fs::read(entry.path().join("stat")).ok()?)))
+        .collect()
+}
+
+/// Those of `all` that are below any of `roots`, themselves excluded.
+pub fn below(all: &[Process], roots: &[i32]) -> Vec<Process> {
+    let mut found: Vec<Process> = Vec::new();
+    let mut queue = roots.to_vec();
+    while let Some(parent) = queue.pop() {
+        for process in all.iter().filter(|process| process.parent == parent) {
+            // A number can be used again while we look; nothing is taken twice.
+            if !roots.contains(&process.pid) && !found.iter().any(|seen| seen.pid == process.pid) {
+                found.push(*process);
+                queue.push(process.pid);
+            }
+        }
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_with_brackets_and_blanks_does_not_confuse() {
+        let process = parse_stat("12 (a) S 9 (b)) Z 7 12 11 0").unwrap();
+        assert_eq!(process, Process { pid: 12, parent: 7, session: 11, zombie: true });
+        assert_eq!(parse_stat("garbage"), None);
+        assert_eq!(parse_stat("1 (x)"), None);
+    }
+
+    #[test]
+    fn grandchildren_are_below_and_strangers_are_not() {
+        let process = |pid, parent| Process { pid, parent, session: 1, zombie: false };
+        let all = [process(1, 0), process(2, 1), process(3, 2), process(4, 1), process(5, 3)];
+        let mut pids: Vec<i32> = below(&all, &[2]).iter().map(|p| p.pid).collect();
+        pids.sort_unstable();
+        assert_eq!(pids, [3, 5]);
+        // A loop, as re-used numbers can show one.
+        assert_eq!(below(&[process(2, 3), process(3, 2)], &[2]).len(), 1);
+    }
+}

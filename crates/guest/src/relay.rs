@@ -1,0 +1,152 @@
+//! TCP without a network: connections that a guest's processes make to their launcher, carried as streams.
+//!
+//! The launcher's side names a port ([`Kind::Listen`]); from then on connections to it at this guest's own address
+//! are accepted and carried, and the other side connects them to where they belong. Only what was named is
+//! listened at, so there is nothing else that a process could reach.
+
+use std::collections::BTreeMap;
+use std::net::{Ipv4Addr, SocketAddrV4, TcpListener, TcpStream};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use crate::wire::mux::{Mux, set_nonblocking};
+use crate::wire::{CHANNEL_IN, CHANNEL_OUT, Frame, Kind, WireError};
+
+/// Most connections at a time.
+const MAX_STREAMS: usize = 1024;
+/// Most ports at a time.
+const MAX_PORTS: usize = 256;
+
+struct Relay {
+    mux: Mux,
+    address: Ipv4Addr,
+    /// By the port as it was named.
+    listeners: BTreeMap<u16, TcpListener>,
+    streams: Vec<u32>,
+    next_stream: u32,
+}
+
+/// Serves one connection until it ends, listening at `address`. Then everything that it carried is closed.
+///
+/// # Errors
+/// [`WireError::Closed`] when the other side is gone, which is how it always ends; or what is wrong with it.
+pub fn serve(port: OwnedFd, address: Ipv4Addr) -> Result<(), WireError> {
+    let mut relay = Relay {
+        mux: Mux::new(port)?,
+        address,
+        listeners: BTreeMap::new(),
+        streams: Vec::new(),
+        next_stream: 1,
+    };
+    loop {
+        relay.turn()?;
+    }
+}
+
+impl Relay {
+    fn turn(&mut self) -> Result<(), WireError> {
+        let ports: Vec<u16> = self.listeners.keys().copied().collect();
+        let fds: Vec<BorrowedFd<'_>> = self.listeners.values().map(AsFd::as_fd).collect();
+        let turn = self.mux.wait(&fds, None)?;
+        for frame in turn.frames {
+            match frame.kind {
+                Kind::Listen => self.listen(frame.port()?),
+                Kind::Close | Kind::Refused => self.mux.drop_stream(frame.stream),
+                _ => self.mux.send(&Frame::new(
+                    Kind::Refused,
+                    frame.stream,
+                    *b"not a frame for the relay port",
+                )),
+            }
+        }
+        for index in turn.ready {
+            self.accept(ports[index]);
+        }
+        self.streams.retain(|stream| [CHANNEL_IN, CHANNEL_OUT].iter().any(|c| self.mux.has((*stream, *c))));
+        Ok(())
+    }
+
+    fn listen(&mut self, port: u16) {
+        let bound = match self.listeners.get(&port) {
+            Some(listener) => Ok(listener.local_addr()),
+            None if self.listeners.len() >= MAX_PORTS => Err("too many ports are relayed already".to_owned()),
+            // A process of the guest may have taken that number; any other does as well, since we say which.
+            None => TcpListener::bind(SocketAddrV4::new(self.address, port))
+                .or_else(|_| TcpListener::bind(SocketAddrV4::new(self.address, 0)))
+                .and_then(|listener| {
+                    listener.set_nonblocking(true)?;
+                    let address = listener.local_addr();
+                    self.listeners.insert(port, listener);
+                    Ok(address)
+                })
+                .map_err(|e| format!("cannot listen at {}: {e}", self.address)),
+        };
+        let answer = match bound {
+            Ok(Ok(address)) => {
+                let payload = [port.to_le_bytes(), address.port().to_le_bytes()].concat();
+                Frame::new(Kind::Listening, 0, payload)
+            }
+            Ok(Err(e)) => Frame::new(Kind::Refused, 0, e.to_string()),
+            Err(why) => Frame::new(Kind::Refused, 0, why),
+        };
+        self.mux.send(&answer);
+    }
+
+    fn accept(&mut self, port: u16) {
+        let Some(Ok((connection, _))) = self.listeners.get(&port).map(TcpListener::accept) else { return };
+        if self.streams.len() >= MAX_STREAMS {
+            return;
+        }
+        let stream = self.next_stream;
+        self.next_stream = self.next_stream.checked_add(1).unwrap_or(1);
+        if carry(&mut self.mux, stream, connection, CHANNEL_IN, CHANNEL_OUT).is_ok() {
+            self.streams.push(stream);
+            self.mux.send(&Frame::new(Kind::Open, stream, port.to_le_bytes()));
+        }
+    }
+}
+
+/// Carries `connection` as `stream`: what it says on channel `says`, what it shall hear on channel `hears`.
+///
+/// # Errors
+/// If the connection cannot be prepared.
+pub fn carry(mux: &mut Mux, stream: u32, connection: TcpStream, says: u8, hears: u8) -> std::io::Result<()> {
+    connection.set_nodelay(true)?;
+    let sink = connection.try_clone()?;
+    set_nonblocking(&sink)?;
+    mux.add_source((stream, says), connection.into());
+    mux.add_sink((stream, hears), sink.into());
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::{Read, Write};
+    use std::os::unix::net::UnixStream;
+
+    #[test]
+    fn a_connection_to_a_named_port_is_told_and_its_bytes_carried() {
+        let (mut host, guest) = UnixStream::pair().unwrap();
+        let server = std::thread::spawn(move || serve(guest.into(), Ipv4Addr::LOCALHOST));
+        Frame::read_from(&mut host).unwrap().check_hello().unwrap();
+        Frame::hello().write_to(&mut host).unwrap();
+        Frame::new(Kind::Listen, 0, 0_u16.to_le_bytes()).write_to(&mut host).unwrap();
+        let listening = Frame::read_from(&mut host).unwrap();
+        assert_eq!(listening.kind, Kind::Listening);
+        let port = u16::from_le_bytes([listening.payload[2], listening.payload[3]]);
+        let mut connection = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).unwrap();
+        connection.write_all(b"to the host").unwrap();
+        let open = Frame::read_from(&mut host).unwrap();
+        assert_eq!((open.kind, open.port().unwrap()), (Kind::Open, 0));
+        let data = Frame::read_from(&mut host).unwrap();
+        assert_eq!((data.kind, data.channel, data.text().as_str()), (Kind::Data, CHANNEL_IN, "to the host"));
+        Frame::of_channel(Kind::Data, open.stream, CHANNEL_OUT, *b"back").write_to(&mut host).unwrap();
+        let mut answer = [0; 4];
+        connection.read_exact(&mut answer).unwrap();
+        assert_eq!(&answer, b"back");
+        // The end of the port closes what it carried at once.
+        drop(host);
+        assert!(matches!(connection.read(&mut answer), Ok(0) | Err(_)));
+        assert!(matches!(server.join().unwrap(), Err(WireError::Closed)));
+    }
+}

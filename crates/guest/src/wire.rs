@@ -1,0 +1,592 @@
+//! What travels through the virtio-serial ports between the launcher's side ("host") and a VM's agent ("guest").
+//!
+//! A VM has three ports, so that one kind of traffic cannot stall another: [`EXEC_PORT`] starts processes and
+//! carries their standard streams, [`RELAY_PORT`] carries TCP connections, [`CONTROL_PORT`] the rest. All three,
+//! and the agents that connect to a run from the host, speak in the same frames:
+//!
+//! ```text
+//!  offset  0        4      5         6           8        12
+//!          | len    | kind | channel | 0         | stream | payload, len bytes
+//!          | u32 LE | u8   | u8      | u16       | u32 LE |
+//! ```
+//!
+//! Rules:
+//! - Both sides begin with [`Kind::Hello`]; anything else first is an error.
+//! - A stream has channels (for a process: 0 in, 1 out, 2 err; for a connection: 0 from the guest, 1 from the
+//!   host). Each channel starts with [`WINDOW`] bytes of credit; a receiver gives back with [`Kind::Credit`] what
+//!   it has passed on. So what a side must keep is bounded, whatever the other one sends.
+//! - A frame whose length its kind does not allow, an unknown kind, or data beyond the credit ends the
+//!   connection (or the stream) with an error. It never makes the reader keep more.
+
+pub mod mux;
+
+use std::ffi::OsString;
+use std::io::{self, Read, Write};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::PathBuf;
+
+/// The port for execution.
+pub const EXEC_PORT: &str = "isthmus.exec";
+/// The port for relayed connections.
+pub const RELAY_PORT: &str = "isthmus.relay";
+/// The port for everything else.
+pub const CONTROL_PORT: &str = "isthmus.control";
+
+/// Bytes that may be under way on one channel. All of a stream fits into a socket's buffer.
+pub const WINDOW: usize = 64 << 10;
+/// Longest payload of a data frame.
+pub const MAX_DATA: usize = 16 << 10;
+/// Longest payload of any other frame but a request.
+const MAX_TEXT: usize = 1 << 20;
+/// Longest payload of a request: what execve(2) takes at most, and some.
+const MAX_REQUEST: usize = 8 << 20;
+/// Bytes before the payload.
+pub const HEADER_BYTES: usize = 12;
+/// The payload of a hello: a magic and the version of the protocol.
+const HELLO: [u8; 12] = *b"isthmus\0\x01\0\0\0";
+
+/// Standard input of a process; what the guest sends of a connection.
+pub const CHANNEL_IN: u8 = 0;
+/// Standard output of a process; what the host sends of a connection.
+pub const CHANNEL_OUT: u8 = 1;
+/// Standard error of a process.
+pub const CHANNEL_ERR: u8 = 2;
+
+/// What is wrong with what was read.
+#[derive(Debug, thiserror::Error)]
+pub enum WireError {
+    /// The other side is gone.
+    #[error("the other side closed the connection")]
+    Closed,
+    /// A frame that no side may send.
+    #[error("a frame of kind {kind} with {len} bytes is not allowed here")]
+    BadFrame {
+        /// Its kind.
+        kind: u8,
+        /// Its length.
+        len: usize,
+    },
+    /// The first frame is no hello of ours.
+    #[error("the other side does not speak this version of the protocol; both must be the same isthmus")]
+    BadHello,
+    /// A payload that cannot be read.
+    #[error("a {what} that cannot be read")]
+    BadPayload {
+        /// What it should have been.
+        what: &'static str,
+    },
+    /// The port or socket failed.
+    #[error("the connection failed")]
+    Io(#[from] io::Error),
+}
+
+/// What a frame says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Kind {
+    /// First of all, both ways.
+    Hello = 1,
+    /// Start a process; the payload is a [`Request`]. From the host, which chooses the stream.
+    Start = 2,
+    /// Bytes of a channel.
+    Data = 3,
+    /// The receiver of a channel has passed on as many bytes (u32).
+    Credit = 4,
+    /// No more bytes on a channel.
+    End = 5,
+    /// The receiver of a channel wants no more.
+    Stop = 6,
+    /// A signal (i32) for a process. From the host.
+    Signal = 7,
+    /// A process has ended; the payload is an [`Exit`]. From the guest, last on its stream.
+    Exited = 8,
+    /// The stream could not be opened, or ended badly; the payload says why.
+    Refused = 9,
+    /// The stream is gone.
+    Close = 10,
+    /// Take connections at a port (u16). From the host.
+    Listen = 11,
+    /// Connections to a port (u16) are taken at another (u16). From the guest.
+    Listening = 12,
+    /// A connection came in at a port (u16), as announced. From the guest, which chooses the stream.
+    Open = 13,
+    /// A control message in JSON.
+    Control = 14,
+    /// An agent names a VM and the ports that its command needs, in JSON. From an agent to the run.
+    Announce = 15,
+    /// Where those ports are in the VM, in JSON. From the run to an agent.
+    Announced = 16,
+}
+
+impl Kind {
+    fn from_byte(byte: u8) -> Option<Self> {
+        use Kind::{
+            Announce, Announced, Close, Control, Credit, Data, End, Exited, Hello, Listen, Listening, Open,
+            Refused, Signal, Start, Stop,
+        };
+        [
+            Hello, Start, Data, Credit, End, Stop, Signal, Exited, Refused, Close, Listen, Listening, Open,
+            Control, Announce, Announced,
+        ]
+        .into_iter()
+        .find(|kind| *kind as u8 == byte)
+    }
+
+    fn allows(self, len: usize) -> bool {
+        match self {
+            Self::Hello => len == HELLO.len(),
+            Self::Start => len <= MAX_REQUEST,
+            Self::Data => (1..=MAX_DATA).contains(&len),
+            Self::Credit | Self::Signal | Self::Listening => len == 4,
+            Self::End | Self::Stop | Self::Close => len == 0,
+            Self::Exited => len == 5,
+            Self::Listen | Self::Open => len == 2,
+            Self::Refused | Self::Control | Self::Announce | Self::Announced => len <= MAX_TEXT,
+        }
+    }
+}
+
+/// One frame.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Frame {
+    /// What it says.
+    pub kind: Kind,
+    /// Of which channel; 0 where there is none.
+    pub channel: u8,
+    /// Of which stream; 0 where there is none.
+    pub stream: u32,
+    /// The rest.
+    pub payload: Vec<u8>,
+}
+
+impl Frame {
+    /// A frame of `stream`.
+    pub fn new(kind: Kind, stream: u32, payload: impl Into<Vec<u8>>) -> Self {
+        Self { kind, channel: 0, stream, payload: payload.into() }
+    }
+
+    /// A frame of a channel of `stream`.
+    pub fn of_channel(kind: Kind, stream: u32, channel: u8, payload: impl Into<Vec<u8>>) -> Self {
+        Self { kind, channel, stream, payload: payload.into() }
+    }
+
+    /// The first frame of either side.
+    pub fn hello() -> Self {
+        Self::new(Kind::Hello, 0, HELLO)
+    }
+
+    /// The frame as it travels.
+    ///
+    /// # Panics
+    /// If the payload is longer than the kind allows, which no caller may build.
+    pub fn bytes(&self) -> Vec<u8> {
+        assert!(
+            self.kind.allows(self.payload.len()),
+            "a {:?} frame of {} bytes",
+            self.kind,
+            self.payload.len()
+        );
+        let len = u32::try_from(self.payload.len()).expect("bounded by the line above");
+        let mut bytes = Vec::with_capacity(HEADER_BYTES + self.payload.len());
+        bytes.extend(len.to_le_bytes());
+        bytes.extend([self.kind as u8, self.channel, 0, 0]);
+        bytes.extend(self.stream.to_le_bytes());
+        bytes.extend(&self.payload);
+        bytes
+    }
+
+    /// Whether a payload of `len` bytes may travel in a frame of this kind.
+    pub fn fits(kind: Kind, len: usize) -> bool {
+        kind.allows(len)
+    }
+
+    /// Writes the frame to a blocking connection.
+    ///
+    /// # Errors
+    /// Those of the connection.
+    pub fn write_to(&self, mut to: impl Write) -> Result<(), WireError> {
+        Ok(to.write_all(&self.bytes())?)
+    }
+
+    /// Reads one frame from a blocking connection.
+    ///
+    /// # Errors
+    /// [`WireError::Closed`] at the end of the stream between two frames, [`WireError::BadFrame`], and those of the
+    /// connection.
+    pub fn read_from(mut from: impl Read) -> Result<Self, WireError> {
+        let mut header = [0; HEADER_BYTES];
+        let first = loop {
+            match from.read(&mut header) {
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                other => break other?,
+            }
+        };
+        if first == 0 {
+            return Err(WireError::Closed);
+        }
+        from.read_exact(&mut header[first..])?;
+        let (mut frame, len) = Self::parse_header(&header)?;
+        frame.payload.resize(len, 0);
+        from.read_exact(&mut frame.payload)?;
+        Ok(frame)
+    }
+
+    /// The frame without its payload, and the payload's length.
+    fn parse_header(header: &[u8; HEADER_BYTES]) -> Result<(Self, usize), WireError> {
+        let [l0, l1, l2, l3, kind, channel, zero0, zero1, s0, s1, s2, s3] = *header;
+        let len = u32::from_le_bytes([l0, l1, l2, l3]) as usize;
+        let bad = WireError::BadFrame { kind, len };
+        match Kind::from_byte(kind) {
+            Some(known) if known.allows(len) && zero0 == 0 && zero1 == 0 => {
+                let stream = u32::from_le_bytes([s0, s1, s2, s3]);
+                Ok((Self { kind: known, channel, stream, payload: Vec::new() }, len))
+            }
+            _ => Err(bad),
+        }
+    }
+
+    /// The payload as a u32.
+    ///
+    /// # Errors
+    /// [`WireError::BadPayload`] if it has another length.
+    pub fn number(&self) -> Result<u32, WireError> {
+        let bytes = <[u8; 4]>::try_from(self.payload.as_slice());
+        bytes.map(u32::from_le_bytes).map_err(|_| WireError::BadPayload { what: "number" })
+    }
+
+    /// The payload as a port number.
+    ///
+    /// # Errors
+    /// [`WireError::BadPayload`] if it has another length.
+    pub fn port(&self) -> Result<u16, WireError> {
+        let bytes = <[u8; 2]>::try_from(self.payload.as_slice());
+        bytes.map(u16::from_le_bytes).map_err(|_| WireError::BadPayload { what: "port" })
+    }
+
+    /// The payload as text for people.
+    pub fn text(&self) -> String {
+        String::from_utf8_lossy(&self.payload).into_owned()
+    }
+
+    /// Fails unless this is a hello of ours.
+    ///
+    /// # Errors
+    /// [`WireError::BadHello`].
+    pub fn check_hello(&self) -> Result<(), WireError> {
+        if self.kind == Kind::Hello && self.payload == HELLO { Ok(()) } else { Err(WireError::BadHello) }
+    }
+}
+
+/// Puts frames together from bytes as they come.
+#[derive(Debug, Default)]
+pub struct Decoder {
+    bytes: Vec<u8>,
+    read: usize,
+}
+
+impl Decoder {
+    /// Takes in what was read.
+    pub fn push(&mut self, bytes: &[u8]) {
+        if self.read > 0 {
+            self.bytes.drain(..self.read);
+            self.read = 0;
+        }
+        self.bytes.extend_from_slice(bytes);
+    }
+
+    /// The next whole frame, if there is one.
+    ///
+    /// # Errors
+    /// [`WireError::BadFrame`]; nothing that follows can be understood.
+    pub fn next_frame(&mut self) -> Result<Option<Frame>, WireError> {
+        let rest = &self.bytes[self.read..];
+        let Some(header) = rest.first_chunk::<HEADER_BYTES>() else { return Ok(None) };
+        let (mut frame, len) = Frame::parse_header(header)?;
+        let Some(payload) = rest.get(HEADER_BYTES..HEADER_BYTES + len) else { return Ok(None) };
+        frame.payload.extend_from_slice(payload);
+        self.read += HEADER_BYTES + len;
+        Ok(Some(frame))
+    }
+}
+
+/// A process to be started: everything that makes it run as its caller.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Request {
+    /// The program and its arguments.
+    pub argv: Vec<OsString>,
+    /// Its whole environment.
+    pub env: Vec<(OsString, OsString)>,
+    /// Its working directory.
+    pub cwd: PathBuf,
+    /// File mode creation mask.
+    pub umask: u32,
+    /// User, group and supplementary groups.
+    pub uid: u32,
+    /// See `uid`.
+    pub gid: u32,
+    /// See `uid`.
+    pub groups: Vec<u32>,
+    /// Resource limits by their name, soft and hard; `None` is unlimited.
+    pub limits: Vec<Limit>,
+    /// Directories to make first, by the caller, with mode 0700.
+    pub make_dirs: Vec<PathBuf>,
+}
+
+/// A resource limit.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Limit {
+    /// As `prlimit` calls it, in lower case: `nofile`.
+    pub name: String,
+    /// What is enforced.
+    pub soft: Option<u64>,
+    /// Up to where the process may raise it.
+    pub hard: Option<u64>,
+}
+
+impl Request {
+    /// The request as it travels.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut out = Writer::default();
+        out.list(&self.argv, |out, word| out.bytes(word.as_bytes()));
+        out.list(&self.env, |out, (name, value)| {
+            out.bytes(name.as_bytes());
+            out.bytes(value.as_bytes());
+        });
+        out.bytes(self.cwd.as_os_str().as_bytes());
+        out.u32(self.umask);
+        out.u32(self.uid);
+        out.u32(self.gid);
+        out.list(&self.groups, |out, group| out.u32(*group));
+        out.list(&self.limits, |out, limit| {
+            out.bytes(limit.name.as_bytes());
+            out.u64(limit.soft.unwrap_or(u64::MAX));
+            out.u64(limit.hard.unwrap_or(u64::MAX));
+        });
+        out.list(&self.make_dirs, |out, dir| out.bytes(dir.as_os_str().as_bytes()));
+        out.0
+    }
+
+    /// Reads a request.
+    ///
+    /// # Errors
+    /// [`WireError::BadPayload`].
+    pub fn decode(bytes: &[u8]) -> Result<Self, WireError> {
+        let mut reader = Reader(bytes);
+        reader.request().filter(|_| reader.0.is_empty()).ok_or(WireError::BadPayload { what: "request" })
+    }
+}
+
+#[derive(Default)]
+struct Writer(Vec<u8>);
+
+impl Writer {
+    fn u32(&mut self, value: u32) {
+        self.0.extend(value.to_le_bytes());
+    }
+
+    fn u64(&mut self, value: u64) {
+        self.0.extend(value.to_le_bytes());
+    }
+
+    fn count(&mut self, count: usize) {
+        // More than that does not fit into a frame, which the sender looks at.
+        self.u32(u32::try_from(count).unwrap_or(u32::MAX));
+    }
+
+    fn bytes(&mut self, bytes: &[u8]) {
+        self.count(bytes.len());
+        self.0.extend(bytes);
+    }
+
+    fn list<T>(&mut self, items: &[T], each: impl Fn(&mut Self, &T)) {
+        self.count(items.len());
+        for item in items {
+            each(self, item);
+        }
+    }
+}
+
+struct Reader<'a>(&'a [u8]);
+
+impl<'a> Reader<'a> {
+    fn u32(&mut self) -> Option<u32> {
+        let (value, rest) = self.0.split_first_chunk()?;
+        self.0 = rest;
+        Some(u32::from_le_bytes(*value))
+    }
+
+    fn u64(&mut self) -> Option<u64> {
+        let (value, rest) = self.0.split_first_chunk()?;
+        self.0 = rest;
+        Some(u64::from_le_bytes(*value))
+    }
+
+    fn bytes(&mut self) -> Option<&'a [u8]> {
+        let len = self.u32()? as usize;
+        let (bytes, rest) = self.0.split_at_checked(len)?;
+        self.0 = rest;
+        Some(bytes)
+    }
+
+    fn os_string(&mut self) -> Option<OsString> {
+        // What a system call would stop at, and a command builder refuse.
+        self.bytes().filter(|bytes| !bytes.contains(&0)).map(|bytes| OsString::from_vec(bytes.to_vec()))
+    }
+
+    fn list<T>(&mut self, each: impl Fn(&mut Self) -> Option<T>) -> Option<Vec<T>> {
+        // Not reserved ahead: the count is a claim.
+        let count = self.u32()?;
+        (0..count).map(|_| each(self)).collect()
+    }
+
+    fn request(&mut self) -> Option<Request> {
+        let limit = |value: u64| (value != u64::MAX).then_some(value);
+        Some(Request {
+            argv: self.list(Self::os_string)?,
+            env: self.list(|r| Some((r.os_string()?, r.os_string()?)))?,
+            cwd: self.os_string()?.into(),
+            umask: self.u32()?,
+            uid: self.u32()?,
+            gid: self.u32()?,
+            groups: self.list(Self::u32)?,
+            limits: self.list(|r| {
+                let name = String::from_utf8(r.bytes()?.to_vec()).ok()?;
+                Some(Limit { name, soft: limit(r.u64()?), hard: limit(r.u64()?) })
+            })?,
+            make_dirs: self.list(|r| r.os_string().map(PathBuf::from))?,
+        })
+    }
+}
+
+/// How a process ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Exit {
+    /// By itself, with this status.
+    Code(i32),
+    /// By this signal.
+    Signal(i32),
+}
+
+impl Exit {
+    /// The exit as it travels.
+    pub fn encode(self) -> [u8; 5] {
+        let (kind, value) = match self {
+            Self::Code(code) => (0, code),
+            Self::Signal(signal) => (1, signal),
+        };
+        let [a, b, c, d] = value.to_le_bytes();
+        [kind, a, b, c, d]
+    }
+
+    /// Reads an exit.
+    ///
+    /// # Errors
+    /// [`WireError::BadPayload`].
+    pub fn decode(bytes: &[u8]) -> Result<Self, WireError> {
+        let value = |rest: &[u8; 4]| i32::from_le_bytes(*rest);
+        match bytes.split_first_chunk() {
+            Some((rest, _)) if bytes.len() == 5 => {
+                let [kind, a, b, c] = *rest;
+                let value = value(&[a, b, c, bytes[4]]);
+                match kind {
+                    0 => Ok(Self::Code(value)),
+                    1 => Ok(Self::Signal(value)),
+                    _ => Err(WireError::BadPayload { what: "exit status" }),
+                }
+            }
+            _ => Err(WireError::BadPayload { what: "exit status" }),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn request() -> Request {
+        Request {
+            argv: vec!["/bin/sh".into(), "-c".into(), OsString::from_vec(vec![0xff, 0x20])],
+            env: vec![("A".into(), "b=c".into())],
+            cwd: "/tmp".into(),
+            umask: 0o27,
+            uid: 1000,
+            gid: 100,
+            groups: vec![4, 27],
+            limits: vec![Limit { name: "nofile".into(), soft: Some(1024), hard: None }],
+            make_dirs: vec!["/dev/shm/x".into()],
+        }
+    }
+
+    #[test]
+    fn frames_survive_any_cut() {
+        let frames = [
+            Frame::hello(),
+            Frame::new(Kind::Start, 7, request().encode()),
+            Frame::of_channel(Kind::Data, u32::MAX, CHANNEL_ERR, vec![1; MAX_DATA]),
+            Frame::of_channel(Kind::End, 7, CHANNEL_OUT, []),
+        ];
+        let bytes: Vec<u8> = frames.iter().flat_map(Frame::bytes).collect();
+        for step in [1, 5, 4096, bytes.len()] {
+            let mut decoder = Decoder::default();
+            let mut got = Vec::new();
+            for piece in bytes.chunks(step) {
+                decoder.push(piece);
+                while let Some(frame) = decoder.next_frame().unwrap() {
+                    got.push(frame);
+                }
+            }
+            assert_eq!(got, frames);
+        }
+        let mut reader = bytes.as_slice();
+        for frame in &frames {
+            assert_eq!(&Frame::read_from(&mut reader).unwrap(), frame);
+        }
+        assert!(matches!(Frame::read_from(&mut reader), Err(WireError::Closed)));
+    }
+
+    #[test]
+    fn bad_frames_are_refused_from_their_header_alone() {
+        let header = |len: u32, kind: u8, zero: u8| {
+            let mut bytes = len.to_le_bytes().to_vec();
+            bytes.extend([kind, 0, zero, 0, 0, 0, 0, 0]);
+            bytes
+        };
+        for bad in [
+            header(0, 0, 0),
+            header(0, 200, 0),
+            header(u32::MAX, Kind::Start as u8, 0),
+            header(u32::try_from(MAX_DATA).unwrap() + 1, Kind::Data as u8, 0),
+            header(0, Kind::Data as u8, 0),
+            header(3, Kind::Credit as u8, 0),
+            header(0, Kind::Close as u8, 1),
+        ] {
+            let mut decoder = Decoder::default();
+            decoder.push(&bad);
+            assert!(matches!(decoder.next_frame(), Err(WireError::BadFrame { .. })), "{bad:?}");
+            assert!(matches!(Frame::read_from(bad.as_slice()), Err(WireError::BadFrame { .. })), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn requests_are_read_back_and_every_cut_of_one_is_refused() {
+        let bytes = request().encode();
+        assert_eq!(Request::decode(&bytes).unwrap(), request());
+        for len in 0..bytes.len() {
+            assert!(Request::decode(&bytes[..len]).is_err());
+        }
+        let mut longer = bytes.clone();
+        longer.push(0);
+        assert!(Request::decode(&longer).is_err());
+        // A count that is far beyond what follows.
+        assert!(Request::decode(&u32::MAX.to_le_bytes()).is_err());
+    }
+
+    #[test]
+    fn every_exit_is_read_back() {
+        for exit in [Exit::Code(0), Exit::Code(-1), Exit::Signal(9)] {
+            assert_eq!(Exit::decode(&exit.encode()).unwrap(), exit);
+        }
+        assert!(Exit::decode(&[2, 0, 0, 0, 0]).is_err());
+        assert!(Exit::decode(&[0, 0]).is_err());
+    }
+}
