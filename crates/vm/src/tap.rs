@@ -20,6 +20,7 @@
 use crate::error::{Error, Result};
 use crate::programs;
 use std::ffi::{OsStr, OsString};
+use std::fs::OpenOptions;
 use std::io::{BufRead, BufReader, Read};
 use std::net::Ipv4Addr;
 use std::process::{Child, Command, Stdio};
@@ -61,6 +62,7 @@ impl Netns {
         let unshare = programs::need("unshare", "util-linux")?;
         programs::need("nsenter", "util-linux")?;
         let ip = programs::need("ip", "iproute2")?;
+        tun_is_open()?;
         let root = rustix::process::geteuid().is_root();
         let script = script(plan, &ip.to_string_lossy(), rustix::process::geteuid().as_raw());
         let start = |own_users: bool| {
@@ -114,6 +116,20 @@ impl Drop for Netns {
     }
 }
 
+/// Taps are made through a device that everybody may open on most systems, but not in all containers.
+fn tun_is_open() -> Result<()> {
+    const TUN: &str = "/dev/net/tun";
+    match OpenOptions::new().read(true).write(true).open(TUN) {
+        Ok(_) => Ok(()),
+        Err(error) => Err(Error::Network {
+            reason: format!(
+                "this user cannot open {TUN} ({error}); root can load the module tun and set the usual mode \
+                 (chmod 0666 {TUN}), or take --net none, which needs no network"
+            ),
+        }),
+    }
+}
+
 /// Starts the holder and waits until its devices are up.
 fn hold(mut command: Command, own_users: bool) -> Result<Netns> {
     // It ends when its standard input does, that is with us, even if we are killed.
@@ -139,8 +155,6 @@ fn hold(mut command: Command, own_users: bool) -> Result<Netns> {
     let hint = if said.contains("unshare") {
         "; may this user make user namespaces (sysctl kernel.unprivileged_userns_clone, user.max_user_namespaces)? \
          --net none needs none"
-    } else if said.contains("tun") {
-        "; is the device /dev/net/tun there? --net none needs none"
     } else {
         ""
     };
