@@ -137,6 +137,29 @@ pub enum Event {
     },
 }
 
+impl std::fmt::Display for Event {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Attached { who, area } => {
+                write!(f, "process {} ({}) of user {} attached, area {area}", who.pid, who.name, who.uid)
+            }
+            Self::Gone { who, ending, .. } => {
+                let how = match ending {
+                    Ending::Detached => "has detached",
+                    Ending::Closed => "has closed its connection without a word",
+                    Ending::Died => "is dead",
+                    Ending::Dropped => "was dropped: it does not keep to the attach protocol",
+                };
+                write!(f, "process {} ({}) {how}", who.pid, who.name)
+            }
+            Self::Refused { who, reason } => {
+                write!(f, "process {} of user {} was turned away: {reason}", who.pid, who.uid)
+            }
+            Self::Trouble { reason } => f.write_str(reason),
+        }
+    }
+}
+
 /// What is called with each event, on the server's thread: it must not wait.
 pub type Observer = Box<dyn Fn(&Event) + Send>;
 

@@ -59,25 +59,37 @@ pub(crate) fn packet_socket(flags: SocketFlags) -> rustix::io::Result<OwnedFd> {
 /// [`Error::InUse`] when somebody answers at `path`; [`Error::Socket`].
 pub fn listen(path: &Path, kind: SocketType, mode: u32) -> Result<OwnedFd> {
     let failed = |action| move |source| Error::Socket { action, path: path.to_path_buf(), source };
-    let make =
-        |flags| rustix::net::socket_with(AddressFamily::UNIX, kind, flags | SocketFlags::CLOEXEC, None);
     let address = SocketAddrUnix::new(path).map_err(failed("name"))?;
-    let socket = make(SocketFlags::NONBLOCK).map_err(failed("create"))?;
-    if path.symlink_metadata().is_ok() {
-        let probe = make(SocketFlags::NONBLOCK).map_err(failed("create"))?;
-        match rustix::net::connect(&probe, &address) {
-            Ok(()) | Err(Errno::AGAIN) => return Err(Error::InUse { path: path.to_path_buf() }),
-            // Only a socket without an owner is removed, never some other file.
-            Err(Errno::CONNREFUSED) if is_socket(path) => {
-                rustix::fs::unlink(path).map_err(failed("remove the stale"))?;
-            }
-            Err(source) => return Err(failed("take over")(source)),
-        }
-    }
+    check_free(path)?;
+    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+    let socket =
+        rustix::net::socket_with(AddressFamily::UNIX, kind, flags, None).map_err(failed("create"))?;
     rustix::net::bind(&socket, &address).map_err(failed("bind"))?;
     rustix::fs::chmod(path, rustix::fs::Mode::from_raw_mode(mode)).map_err(failed("set the mode of"))?;
     rustix::net::listen(&socket, 1024).map_err(failed("listen on"))?;
     Ok(socket)
+}
+
+/// Makes sure that nobody listens at `path`, and removes a socket that a dead service left there.
+///
+/// # Errors
+/// [`Error::InUse`] when somebody answers; [`Error::Socket`] when something else lies there.
+pub fn check_free(path: &Path) -> Result<()> {
+    let failed = |action| move |source| Error::Socket { action, path: path.to_path_buf(), source };
+    if path.symlink_metadata().is_err() {
+        return Ok(());
+    }
+    let address = SocketAddrUnix::new(path).map_err(failed("name"))?;
+    let probe = packet_socket(SocketFlags::NONBLOCK).map_err(failed("create"))?;
+    match rustix::net::connect(&probe, &address) {
+        // A listener of another kind of socket is somebody's, too.
+        Ok(()) | Err(Errno::AGAIN | Errno::PROTOTYPE) => Err(Error::InUse { path: path.to_path_buf() }),
+        // Only a socket without an owner is removed, never some other file.
+        Err(Errno::CONNREFUSED) if is_socket(path) => {
+            rustix::fs::unlink(path).map_err(failed("remove the stale"))
+        }
+        Err(source) => Err(failed("take over")(source)),
+    }
 }
 
 fn is_socket(path: &Path) -> bool {

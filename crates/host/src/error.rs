@@ -49,6 +49,16 @@ pub enum Error {
         #[source]
         source: std::io::Error,
     },
+    /// There is no default place for the socket.
+    #[error("no place for the service's socket: XDG_RUNTIME_DIR is not set; name one with --socket")]
+    NoFolder,
+    /// Signals cannot be received.
+    #[error("cannot wait for signals")]
+    Signals {
+        /// The system's answer.
+        #[source]
+        source: std::io::Error,
+    },
     /// A system call failed that should not.
     #[error("cannot {action}")]
     System {

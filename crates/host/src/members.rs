@@ -154,6 +154,7 @@ impl Members {
         let slot = &mut self.slots[index as usize];
         slot.since = None;
         slot.retired.add(&gone);
+        directory::bury(&self.section(index)?, self.region().shape())?;
         Ok(())
     }
 

@@ -128,6 +128,24 @@ pub enum Event {
     },
 }
 
+impl std::fmt::Display for Event {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Process(event) => write!(f, "{event}"),
+            Self::VmConnected { name, member, id } => {
+                write!(f, "VM '{name}' is connected: member {member}, ivshmem id {id}")
+            }
+            Self::VmReady { name } => write!(f, "VM '{name}' is ready: processes can attach there"),
+            Self::VmAgain { name } => {
+                write!(f, "VM '{name}' begins a new life: its service was started anew")
+            }
+            Self::VmGone { name, .. } => write!(f, "VM '{name}' is gone"),
+            Self::VmRefused { reason } => write!(f, "a VM was turned away: {reason}"),
+            Self::Trouble { reason } => f.write_str(reason),
+        }
+    }
+}
+
 /// What is called with each event, on a thread of the service: it must not wait, nor call the service.
 pub type Observer = Arc<dyn Fn(&Event) + Send + Sync>;
 

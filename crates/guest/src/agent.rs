@@ -1,0 +1,356 @@
+//! The guest's service: finds the region behind an ivshmem device, becomes a member's local service, and lets the VM's
+//! processes attach, so that none of them needs root.
+//!
+//! It needs root itself, to map the device. What it tells the host service, it tells through its own section: the
+//! directory that it writes makes the member Active. If its member is Active already, a service ran here before (this
+//! one was restarted, or the VM was reset under a running QEMU): clearing the directory's magic word asks the host
+//! service for a new life, with a zeroed section and numbers that never were before.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use isthmus_attach::server::{self, Allowed, Observer};
+use isthmus_region::directory::{self, Directory};
+use isthmus_region::format;
+use isthmus_region::life::{Life, State};
+use isthmus_region::mapping::Mapping;
+use isthmus_region::membership::{PeerInfo, Region};
+use isthmus_region::source::Ivshmem;
+
+use crate::boot;
+
+/// Between two looks at the region while waiting for the host service.
+const PAUSE: Duration = Duration::from_millis(2);
+
+/// What the agent is started with.
+#[derive(Debug, Clone)]
+pub struct Config {
+    /// Where processes attach; its folder is made if it is not there.
+    pub socket: PathBuf,
+    /// Users that may attach. They are trusted with the whole region.
+    pub allowed: Allowed,
+    /// Mode of the socket.
+    pub mode: u32,
+    /// The device's folder in sysfs; the first that holds a region by default.
+    pub device: Option<PathBuf>,
+    /// How long to wait for the device, the region and the host service.
+    pub patience: Duration,
+    /// Bytes of a process's area at attach.
+    pub area_bytes: u64,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            socket: isthmus_attach::socket::SYSTEM_SOCKET.into(),
+            allowed: Allowed::Users(Vec::new()),
+            // Who may attach is decided by user id; the file shall not be a second, different answer.
+            mode: 0o666,
+            device: None,
+            patience: Duration::from_secs(30),
+            area_bytes: server::AREA_BYTES,
+        }
+    }
+}
+
+impl Config {
+    /// The default with the settings that a launcher wrote: `{"socket": PATH, "users": [UID, ...]}`, each optional.
+    #[must_use]
+    pub fn with(settings: &serde_json::Value) -> Self {
+        let mut config = Self::default();
+        if let Some(path) = settings["socket"].as_str() {
+            config.socket = path.into();
+        }
+        let users = settings["users"].as_array().into_iter().flatten();
+        let users = users.filter_map(|u| u.as_u64().and_then(|u| u32::try_from(u).ok())).collect();
+        config.allowed = Allowed::Users(users);
+        config
+    }
+}
+
+/// Why the agent cannot serve.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// No device at all.
+    #[error(
+        "this VM has no ivshmem device; add `-device ivshmem-doorbell` as `isthmus host` prints it to the VM's QEMU line"
+    )]
+    NoDevice,
+    /// The device is there, the region is not.
+    #[error(
+        "the ivshmem device {} holds no isthmus region{why}; was its VM connected to a socket of `isthmus host` or `isthmus run`?",
+        device.display()
+    )]
+    NoRegion {
+        /// The device's folder in sysfs.
+        device: PathBuf,
+        /// What is wrong, after a colon, if it is known.
+        why: String,
+    },
+    /// The region does not know this VM.
+    #[error(
+        "the region has no member with this VM's ivshmem id {id}: the host service has ended, or has given the place to another VM; connect the device anew"
+    )]
+    NoMember {
+        /// The id that the device shows.
+        id: u32,
+    },
+    /// The host service does not answer.
+    #[error(
+        "the host service did not {what} within {seconds} s; is it still running? A region outlives its service, but takes no new members then"
+    )]
+    NoAnswer {
+        /// What it should do.
+        what: &'static str,
+        /// How long it was waited for.
+        seconds: u64,
+    },
+    /// The life of this member ended while the agent ran.
+    #[error("this VM is no longer a member of the region: {why}")]
+    Ended {
+        /// What happened.
+        why: &'static str,
+    },
+    /// The socket's folder cannot be made.
+    #[error("cannot create the folder {}", path.display())]
+    Folder {
+        /// The folder.
+        path: PathBuf,
+        /// The system's answer.
+        #[source]
+        source: std::io::Error,
+    },
+    /// Signals cannot be received.
+    #[error("cannot wait for signals")]
+    Signals {
+        /// The system's answer.
+        #[source]
+        source: std::io::Error,
+    },
+    /// Something about the region.
+    #[error(transparent)]
+    Region(#[from] isthmus_region::Error),
+    /// Something about the attach service.
+    #[error(transparent)]
+    Attach(#[from] isthmus_attach::Error),
+}
+
+/// This module's result.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// A region as a VM finds it.
+#[derive(Debug)]
+struct Found {
+    fd: OwnedFd,
+    map: Arc<Mapping>,
+    region: Region,
+    id: u32,
+}
+
+/// A running agent. Dropping it ends the service; attached processes go on without.
+#[derive(Debug)]
+pub struct Agent {
+    server: server::Server,
+    region: Region,
+    peer: PeerInfo,
+}
+
+impl Agent {
+    /// Finds the region, joins it and serves; when this returns, processes can attach.
+    ///
+    /// # Errors
+    /// Each variant of [`Error`] but `Ended`.
+    pub fn start(config: &Config, observer: Observer) -> Result<Self> {
+        let deadline = Instant::now() + config.patience;
+        let found = find(config, deadline)?;
+        Self::serve(config, found, deadline, observer)
+    }
+
+    fn serve(config: &Config, found: Found, deadline: Instant, observer: Observer) -> Result<Self> {
+        let folder = config.socket.parent().filter(|p| !p.as_os_str().is_empty());
+        if let Some(path) = folder {
+            make_folder(path)?;
+        }
+        // Before this life ends that of a service which runs already.
+        isthmus_attach::socket::check_free(&config.socket)?;
+        let Found { fd, map, region, id } = found;
+        let patience = config.patience;
+        let (peer, writer) = join(&region, id, deadline, patience)?;
+        let server = server::Config {
+            path: config.socket.clone(),
+            mode: config.mode,
+            allowed: config.allowed.clone(),
+            region: fd,
+            region_bytes: map.len(),
+            uuid: region.shape().uuid,
+            peer: peer.index,
+            incarnation: peer.life.incarnation,
+            host_name: peer.name.clone(),
+            area_bytes: config.area_bytes,
+        };
+        let server = server::Server::start(server, writer, observer)?;
+        Ok(Self { server, region, peer })
+    }
+
+    /// Where processes attach.
+    pub fn socket(&self) -> &Path {
+        self.server.path()
+    }
+
+    /// The member that this VM is.
+    pub fn peer(&self) -> &PeerInfo {
+        &self.peer
+    }
+
+    /// The region.
+    pub fn region(&self) -> &Region {
+        &self.region
+    }
+
+    /// The VM's own section.
+    pub fn directory(&self) -> &Directory {
+        self.server.directory()
+    }
+
+    /// Whether the VM still is the member that it was at the start, for who looks now and then.
+    ///
+    /// # Errors
+    /// [`Error::Ended`].
+    pub fn check(&self) -> Result<()> {
+        let life = self.region.peer(self.peer.index)?.map(|p| p.life);
+        if self.region.service().state != State::Active {
+            return Err(Error::Ended { why: "the host service has ended" });
+        }
+        match life {
+            Some(life) if life.is_active(self.peer.life.incarnation) => Ok(()),
+            Some(Life { state: State::Dead, .. }) => {
+                Err(Error::Ended { why: "the host service has published its death" })
+            }
+            _ => Err(Error::Ended { why: "another service in this VM has begun a new life" }),
+        }
+    }
+}
+
+/// The agent of a VM that isthmus booted, if it has a region: told by `agent` in the launcher's config, and with its
+/// messages on the console, where the launcher finds them.
+///
+/// # Errors
+/// As [`Agent::start`].
+pub fn of_boot(booted: &boot::Booted) -> Result<Option<Agent>> {
+    let Some(device) = &booted.ivshmem else { return Ok(None) };
+    let mut config = Config::with(booted.config.extra.get("agent").unwrap_or(&serde_json::Value::Null));
+    config.device = Some(device.sysfs.clone());
+    let verbose = booted.config.verbose;
+    let observer = move |event: &server::Event| {
+        if verbose || matches!(event, server::Event::Refused { .. } | server::Event::Trouble { .. }) {
+            boot::console(&format!("isthmus: {event}"));
+        }
+    };
+    Agent::start(&config, Box::new(observer)).map(Some)
+}
+
+fn make_folder(path: &Path) -> Result<()> {
+    std::fs::create_dir_all(path).map_err(|source| Error::Folder { path: path.to_path_buf(), source })
+}
+
+/// The region behind the device, as soon as there is one.
+fn find(config: &Config, deadline: Instant) -> Result<Found> {
+    loop {
+        let mut problem = Error::NoDevice;
+        for device in Ivshmem::find() {
+            if config.device.as_ref().is_some_and(|wanted| *wanted != device.folder) {
+                continue;
+            }
+            match open(&device) {
+                Ok(found) => return Ok(found),
+                Err(e) => problem = e,
+            }
+        }
+        if Instant::now() >= deadline {
+            return Err(problem);
+        }
+        std::thread::sleep(PAUSE);
+    }
+}
+
+fn open(device: &Ivshmem) -> Result<Found> {
+    let nothing = |why| Error::NoRegion { device: device.folder.clone(), why };
+    if !device.doorbell {
+        return Err(nothing(": it is an ivshmem-plain device, which has no identity".into()));
+    }
+    let fd = device.open()?;
+    let map = Mapping::map(fd.as_fd(), device.bytes)?;
+    if !Region::is_there(&map) {
+        return Err(nothing(String::new()));
+    }
+    let region = Region::open(&map)?;
+    Ok(Found { fd, region, map, id: device.position()? })
+}
+
+/// The member with this ivshmem id, if it lives.
+fn member(region: &Region, id: u32) -> Option<PeerInfo> {
+    let lives = |p: &PeerInfo| matches!(p.life.state, State::Joining | State::Active);
+    region.peers().into_iter().find(|p| p.ivshmem_id == Some(id) && lives(p))
+}
+
+/// Becomes the local service of the member with this ivshmem id: writes its directory and waits until it is Active.
+fn join(
+    region: &Region,
+    id: u32,
+    deadline: Instant,
+    patience: Duration,
+) -> Result<(PeerInfo, directory::Writer)> {
+    let mut asked_of = None;
+    let late = |what| Error::NoAnswer { what, seconds: patience.as_secs() };
+    // QEMU shows the id before the host service has entered it, by a moment.
+    let mut ready: Option<(u64, directory::Writer)> = None;
+    loop {
+        let Some(peer) = member(region, id) else {
+            if Instant::now() >= deadline {
+                return Err(Error::NoMember { id });
+            }
+            std::thread::sleep(PAUSE);
+            continue;
+        };
+        let life = peer.life;
+        let written = ready.as_ref().is_some_and(|(incarnation, _)| *incarnation == life.incarnation);
+        match (life.state, written) {
+            (State::Active, true) => {
+                if let Some((_, writer)) = ready.take() {
+                    return Ok((peer, writer));
+                }
+            }
+            (State::Joining, false) => {
+                let section = region.section(&peer)?;
+                let writer = directory::Writer::create(&section, region.shape(), life.incarnation)?;
+                ready = Some((life.incarnation, writer));
+            }
+            (State::Active, false) if asked_of != Some(life.incarnation) => {
+                let section = region.section(&peer)?;
+                section.word("directory", format::directory::MAGIC)?.set(0);
+                asked_of = Some(life.incarnation);
+            }
+            _ => {}
+        }
+        if Instant::now() >= deadline {
+            return Err(late(if written { "take this VM in" } else { "begin a new life of this VM" }));
+        }
+        std::thread::sleep(PAUSE);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn settings_of_the_launcher_are_taken() {
+        let config = Config::with(&serde_json::json!({"socket": "/x/y", "users": [1000, 7]}));
+        assert_eq!(config.socket, Path::new("/x/y"));
+        assert_eq!(config.allowed, Allowed::Users(vec![1000, 7]));
+        let config = Config::with(&serde_json::Value::Null);
+        assert_eq!(config.allowed, Allowed::Users(vec![]), "root only");
+    }
+}
