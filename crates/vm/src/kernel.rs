@@ -55,7 +55,8 @@ impl Kernel {
 }
 
 /// Finds a kernel, or fetches one. `chosen` is the user's own (`--kernel`): a vmlinux or bzImage, whose modules lie in
-/// `modules/` or `lib/modules/RELEASE` next to it, in `../lib/modules/RELEASE`, or in `/lib/modules/RELEASE`.
+/// `modules/` or `lib/modules/RELEASE` next to it, in `../lib/modules/RELEASE` or `../usr/lib/modules/RELEASE`, or in
+/// `/lib/modules/RELEASE`.
 /// `progress` gets a line before each step that takes time.
 pub fn find(chosen: Option<&Path>, progress: &mut dyn FnMut(&str)) -> Result<Kernel> {
     if std::env::consts::ARCH != "x86_64" {
@@ -282,6 +283,7 @@ fn custom(path: &Path, kernels: &Path, progress: &mut dyn FnMut(&str)) -> Result
         near.join("modules"),
         near.join("lib/modules").join(&release),
         near.join("../lib/modules").join(&release),
+        near.join("../usr/lib/modules").join(&release),
         Path::new("/lib/modules").join(&release),
     ];
     // A kernel with all of it built in needs no modules, so a missing directory is only an error if one is needed.

@@ -291,12 +291,32 @@ pub fn program() -> Result<PathBuf> {
     }
 }
 
+/// Where a VM's console and QEMU's own messages are written.
+#[derive(Clone, Debug)]
+pub struct Console {
+    guest: PathBuf,
+    qemu: PathBuf,
+}
+
+impl Console {
+    /// The last `lines` lines of both, QEMU's first, with control characters and empty lines left out. Nothing if
+    /// the files are gone.
+    pub fn tail(&self, lines: usize) -> Vec<String> {
+        let mut all = Vec::new();
+        for path in [&self.qemu, &self.guest] {
+            let text = fs::read(path).unwrap_or_default();
+            all.extend(clean_lines(&String::from_utf8_lossy(&text)));
+        }
+        let skip = all.len().saturating_sub(lines);
+        all.split_off(skip)
+    }
+}
+
 /// A running VM. Dropping it kills and reaps QEMU.
 pub struct Vm {
     name: String,
     child: Child,
-    console: PathBuf,
-    messages: PathBuf,
+    console: Console,
     qmp: PathBuf,
     ended: Option<ExitStatus>,
 }
@@ -329,8 +349,7 @@ impl Vm {
         Ok(Vm {
             name: config.name.clone(),
             child,
-            console: config.console.clone(),
-            messages,
+            console: Console { guest: config.console.clone(), qemu: messages },
             qmp: config.qmp.clone(),
             ended: None,
         })
@@ -366,15 +385,14 @@ impl Vm {
         }
     }
 
-    /// The last `lines` lines of what QEMU and the guest's console said, with control characters left out.
+    /// The last lines of what QEMU and the guest's console said.
     pub fn console_tail(&self, lines: usize) -> Vec<String> {
-        let mut all = Vec::new();
-        for path in [&self.messages, &self.console] {
-            let text = fs::read(path).unwrap_or_default();
-            all.extend(clean_lines(&String::from_utf8_lossy(&text)));
-        }
-        let skip = all.len().saturating_sub(lines);
-        all.split_off(skip)
+        self.console.tail(lines)
+    }
+
+    /// A way to read the console that outlives this value.
+    pub fn console(&self) -> Console {
+        self.console.clone()
     }
 
     /// A connection to QEMU's monitor. There can be one at a time.

@@ -1,4 +1,5 @@
-//! Boots real guests: run with `ISTHMUS_TEST_VM=1`, and QEMU installed.
+//! Boots real guests: run with `ISTHMUS_TEST_VM=1` (or the name of one test), and QEMU installed.
+//! `ISTHMUS_TEST_KERNEL` takes another kernel, `ISTHMUS_TEST_APPEND` adds to its command line.
 //!
 //! This program is packed into the guests as their first process, as `isthmus` is in real life; there it answers
 //! questions on a port. So it has a `main` of its own and no test harness.
@@ -161,7 +162,8 @@ impl Bench {
         let dir = std::env::temp_dir().join(format!("isthmus-boot-{}", std::process::id()));
         let work = dir.join("work");
         fs::create_dir_all(&work)?;
-        let kernel = kernel::find(None, &mut |line| println!("boot: {line}"))?;
+        let chosen = std::env::var_os("ISTHMUS_TEST_KERNEL").map(PathBuf::from);
+        let kernel = kernel::find(chosen.as_deref(), &mut |line| println!("boot: {line}"))?;
         let base = initramfs::base(&kernel)?;
         let decision = accel::choose(Choice::Auto, &kernel.vmlinux)?;
         println!(
@@ -280,6 +282,17 @@ fn one() -> Outcome {
     if fs::read_to_string(&file)? != "from the guest\n" || Path::new("/opt/made").exists() {
         return Err("files did not go where they should".into());
     }
+    // Programs are built in working directories: they must run from one, and belong to who makes them.
+    let program = bench.work.join("program");
+    fs::copy("/bin/echo", &program)?;
+    guest.expect(&format!("{} ran", program.display()), "ran")?;
+    let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
+    let mine = bench.work.join("mine");
+    let as_user = format!("setpriv --reuid {uid} --regid {gid} --clear-groups");
+    guest.expect(
+        &format!("{as_user} touch {0} && stat -c '%u %g' {0}", mine.display()),
+        &format!("{uid} {gid}"),
+    )?;
     fs::write(&file, "from the host")?;
     guest.expect(&format!("cat {}", file.display()), "from the host")?;
     guest.expect("cat /sys/devices/system/clocksource/clocksource0/current_clocksource", "tsc")?;
