@@ -168,6 +168,22 @@ impl Agent {
         Self::serve(config, found, deadline, observer)
     }
 
+    /// As [`Agent::start`], for a region that somebody else has found: its descriptor, and the ivshmem id by which the
+    /// host service knows this member. Needs neither root nor a VM.
+    ///
+    /// # Errors
+    /// As [`Agent::start`].
+    pub fn start_with(config: &Config, fd: OwnedFd, id: u32, observer: Observer) -> Result<Self> {
+        let stat = rustix::fs::fstat(&fd).map_err(|source| isthmus_region::Error::Memory {
+            action: "look at",
+            bytes: 0,
+            source,
+        })?;
+        let map = Mapping::map(fd.as_fd(), u64::try_from(stat.st_size).unwrap_or(0))?;
+        let found = Found { region: Region::open(&map)?, fd, map, id };
+        Self::serve(config, found, Instant::now() + config.patience, observer)
+    }
+
     fn serve(config: &Config, found: Found, deadline: Instant, observer: Observer) -> Result<Self> {
         let folder = config.socket.parent().filter(|p| !p.as_os_str().is_empty());
         if let Some(path) = folder {

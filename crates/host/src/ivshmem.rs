@@ -290,6 +290,9 @@ impl Loop {
 
     /// Lets a VM in, or tells QEMU to give up and gives the reason.
     fn greet(&mut self, socket: OwnedFd, wanted: Option<u32>) -> std::result::Result<(), String> {
+        // A VM that is started again at once may come in before the end of its former self was looked at.
+        let keys: Vec<u64> = self.links.keys().copied().collect();
+        keys.into_iter().for_each(|key| self.hear(key));
         let admitted = self.admit(&socket, wanted);
         let (member, id, vectors) = match admitted {
             Ok(admitted) => admitted,

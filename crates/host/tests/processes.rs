@@ -1,34 +1,42 @@
 //! Processes attach natively, work, and die: with real processes, since that is what it is about.
 //!
-//! A test starts this program again as the test `child`, which does what `CHILD` says.
+//! A test starts this program again as the test `child`, which does what `ROLE` says.
 
 use std::io::{BufRead, BufReader, Write};
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use isthmus_attach::server::{Ending, Event as Process};
+use isthmus_attach::protocol::{Code, Reply, Request, VERSION};
+use isthmus_attach::server::{Allowed, Ending, Event as Process};
+use isthmus_attach::socket::{receive, send};
 use isthmus_host::{Config, Event, Service};
 use isthmus_region::Error as RegionError;
 use isthmus_region::counters::Counter;
 use isthmus_region::member::Member;
+use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
+use rustix::process::{PidfdFlags, PidfdGetfdFlags, Signal};
 
 const REGION: u64 = 16 << 20;
+const SOON: Duration = Duration::from_secs(1);
 
-fn service(dir: &Path) -> (Service, Receiver<Event>) {
+fn start(config: Config) -> (Service, Receiver<Event>) {
     let (send, events) = channel();
     let send = Mutex::new(send);
-    let mut config = Config::new(dir, REGION);
-    config.host_name = "host".into();
     let service = Service::start(config, Arc::new(move |e| drop(send.lock().unwrap().send(e.clone()))));
     (service.unwrap(), events)
 }
 
-/// Waits for an event that fits, for at most two seconds.
+fn config(dir: &Path) -> Config {
+    Config { host_name: "host".into(), ..Config::new(dir, REGION) }
+}
+
+/// Waits for an event that fits.
 fn await_event<T>(events: &Receiver<Event>, fits: impl Fn(&Process) -> Option<T>) -> T {
-    let deadline = Instant::now() + Duration::from_secs(2);
+    let deadline = Instant::now() + SOON;
     loop {
         let left = deadline.saturating_duration_since(Instant::now());
         match events.recv_timeout(left).expect("the event comes in time") {
@@ -42,9 +50,16 @@ fn await_event<T>(events: &Receiver<Event>, fits: impl Fn(&Process) -> Option<T>
     }
 }
 
-fn gone(event: &Process) -> Option<(Ending, Vec<u32>)> {
+fn gone(event: &Process) -> Option<(Ending, u32, Vec<u32>)> {
     match event {
-        Process::Gone { ending, endpoints, .. } => Some((*ending, endpoints.clone())),
+        Process::Gone { ending, who, endpoints, .. } => Some((*ending, who.pid, endpoints.clone())),
+        _ => None,
+    }
+}
+
+fn refused(event: &Process) -> Option<String> {
+    match event {
+        Process::Refused { reason, .. } => Some(reason.clone()),
         _ => None,
     }
 }
@@ -58,9 +73,13 @@ struct Other {
 
 impl Other {
     fn start(role: &str, socket: &Path) -> Self {
-        let mut child = Command::new(std::env::current_exe().unwrap())
+        Self::start_as(role, socket, Command::new(std::env::current_exe().unwrap()))
+    }
+
+    fn start_as(role: &str, socket: &Path, mut command: Command) -> Self {
+        let mut child = command
             .args(["--exact", "child", "--nocapture", "--include-ignored"])
-            .env("CHILD", role)
+            .env("ROLE", role)
             .env("ISTHMUS_SOCKET", socket)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -72,11 +91,12 @@ impl Other {
         other
     }
 
-    fn await_line(&mut self, wanted: &str) {
+    /// The rest of the first line that has `wanted` in it.
+    fn await_line(&mut self, wanted: &str) -> String {
         let mut line = String::new();
         while self.output.read_line(&mut line).unwrap() > 0 {
-            if line.contains(wanted) {
-                return;
+            if let Some(at) = line.find(wanted) {
+                return line[at + wanted.len()..].trim().to_owned();
             }
             line.clear();
         }
@@ -100,48 +120,63 @@ fn open_endpoint(member: &Member) -> u32 {
     member.service().open_endpoint(block).unwrap().0
 }
 
+fn read_line() -> String {
+    let mut line = String::new();
+    std::io::stdin().read_line(&mut line).unwrap();
+    line.trim().to_owned()
+}
+
+/// A copy of this process's connection to the service, as a forked child would have one.
+fn copy_of_socket() -> OwnedFd {
+    let me = rustix::process::pidfd_open(rustix::process::getpid(), PidfdFlags::empty()).unwrap();
+    let sockets = std::fs::read_dir("/proc/self/fd").unwrap().flatten();
+    let is_socket =
+        |path: &Path| std::fs::read_link(path).is_ok_and(|l| l.to_string_lossy().starts_with("socket:"));
+    let socket = sockets.map(|e| e.path()).find(|p| is_socket(p)).unwrap();
+    let number = socket.file_name().unwrap().to_str().unwrap().parse().unwrap();
+    rustix::process::pidfd_getfd(me, number, PidfdGetfdFlags::empty()).unwrap()
+}
+
 #[test]
 #[ignore = "the other process of the tests here"]
 fn child() {
-    let Ok(role) = std::env::var("CHILD") else { return };
+    let Ok(role) = std::env::var("ROLE") else { return };
+    if role == "service" {
+        let path = std::env::var_os("ISTHMUS_SOCKET").unwrap();
+        let _service = Service::start(config(Path::new(&path).parent().unwrap()), Arc::new(|_| ())).unwrap();
+        println!("ready");
+        read_line();
+        return;
+    }
+    if role == "stranger" {
+        println!("ready");
+        println!("answer {}", isthmus_attach::connect().unwrap_err());
+        return;
+    }
     let member = isthmus_attach::connect().unwrap();
     member.counters().add(Counter::TxBytes, 1000);
     open_endpoint(&member);
-    // Its standard output is closed in the child that only holds the socket, so that a reader is not kept waiting.
-    let held = (role == "forked").then(|| {
-        // A child that inherits the socket: dup clears close-on-exec.
-        use std::os::fd::AsFd;
-        let copies: Vec<_> = std::fs::read_dir("/proc/self/fd")
-            .unwrap()
-            .flatten()
-            .filter(|e| {
-                std::fs::read_link(e.path()).is_ok_and(|l| l.to_string_lossy().starts_with("socket:"))
-            })
-            .filter_map(|e| std::fs::File::open(e.path()).ok())
-            .collect();
-        drop(copies);
-        let _ = std::io::stdout().as_fd();
-    });
-    drop(held);
     println!("ready");
-    let mut line = String::new();
-    std::io::stdin().read_line(&mut line).unwrap();
-    match line.trim() {
+    if role == "forked" {
+        let mut sleep = Command::new("sleep");
+        let held = sleep.arg("20").stdin(copy_of_socket()).stdout(Stdio::null()).spawn().unwrap();
+        println!("holder {}", held.id());
+    }
+    match read_line().as_str() {
         "detach" => drop(member),
         "exec" => {
             use std::os::unix::process::CommandExt;
-            let _ = Command::new("sleep").arg("100").exec();
+            let _ = Command::new("sleep").arg("20").exec();
         }
-        _ => {}
+        _ => std::process::exit(0),
     }
-    println!("done");
-    std::io::stdin().read_line(&mut line).unwrap();
+    read_line();
 }
 
 #[test]
 fn two_processes_meet_in_the_region() {
     let dir = tempfile::tempdir().unwrap();
-    let (service, events) = service(dir.path());
+    let (service, events) = start(config(dir.path()));
     let mut other = Other::start("plain", service.attach_socket());
     let member = isthmus_attach::connect_at(service.attach_socket()).unwrap();
     open_endpoint(&member);
@@ -154,4 +189,235 @@ fn two_processes_meet_in_the_region() {
     assert_eq!(await_event(&events, gone).0, Ending::Detached);
     assert_eq!(directory.endpoints().len(), 1);
     assert_eq!(service.stats().totals().get(Counter::TxBytes), 1000, "what it counted stays");
+}
+
+#[test]
+fn a_death_is_noticed_while_a_child_holds_the_socket() {
+    let dir = tempfile::tempdir().unwrap();
+    let (service, events) = start(config(dir.path()));
+    let member = isthmus_attach::connect_at(service.attach_socket()).unwrap();
+    let mut other = Other::start("forked", service.attach_socket());
+    let holder: i32 = other.await_line("holder ").parse().unwrap();
+    let (_, directory) = member.directory(0).unwrap();
+    assert_eq!(directory.endpoints().len(), 1);
+    let killed = Instant::now();
+    other.child.kill().unwrap();
+    let (ending, pid, endpoints) = await_event(&events, gone);
+    let late = killed.elapsed();
+    assert_eq!((ending, pid, endpoints.len()), (Ending::Died, other.child.id(), 1));
+    assert!(late < Duration::from_millis(500), "{late:?}");
+    assert!(directory.endpoints().is_empty());
+    let holder = rustix::process::Pid::from_raw(holder).unwrap();
+    rustix::process::kill_process(holder, Signal::KILL).expect("the holder outlived its parent");
+}
+
+#[test]
+fn exec_and_exit_end_an_attachment() {
+    let dir = tempfile::tempdir().unwrap();
+    let (service, events) = start(config(dir.path()));
+    for (word, ending) in [("exec", Ending::Closed), ("exit", Ending::Died)] {
+        let mut other = Other::start("plain", service.attach_socket());
+        other.say(word);
+        assert_eq!(await_event(&events, gone).0, ending, "{word}");
+    }
+}
+
+#[test]
+fn a_full_section_is_a_clear_error_and_others_go_on() {
+    let dir = tempfile::tempdir().unwrap();
+    let (service, events) = start(config(dir.path()));
+    let member = isthmus_attach::connect_at(service.attach_socket()).unwrap();
+    let mut taken = 0;
+    let error = loop {
+        match member.take(1 << 20) {
+            Ok(_) => taken += 1,
+            Err(e) => break e,
+        }
+    };
+    assert!(taken >= 12, "{taken} of 16 MiB could be had");
+    assert!(matches!(error, RegionError::Full { .. }), "{error}");
+    assert!(error.to_string().contains("--region-size"), "{error}");
+    open_endpoint(&member);
+    while member.take(64).is_ok() {}
+    let refused_attach = isthmus_attach::connect_at(service.attach_socket()).unwrap_err();
+    assert!(matches!(refused_attach, isthmus_attach::Error::Refused { code: Code::Full, .. }));
+    drop(member);
+    await_event(&events, gone);
+    isthmus_attach::connect_at(service.attach_socket()).unwrap();
+}
+
+#[test]
+fn members_outlive_their_service_and_say_that_it_is_gone() {
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("socket");
+    let mut server = Other::start("service", &socket);
+    let member = isthmus_attach::connect_at(&socket).unwrap();
+    open_endpoint(&member);
+    server.child.kill().unwrap();
+    server.child.wait().unwrap();
+    let error = member.service().open_endpoint(member.grant().first.offset).unwrap_err().to_string();
+    assert!(error.contains("has ended or was killed") && error.contains("socket"), "{error}");
+    member.counters().add(Counter::TxBytes, 1);
+    assert_eq!(member.directory(0).unwrap().1.endpoints().len(), 1);
+    let error = isthmus_attach::connect_at(&socket).unwrap_err().to_string();
+    assert!(error.contains(socket.to_str().unwrap()), "{error}");
+    // A new service takes over the name that the dead one left.
+    let (service, _events) = start(config(dir.path()));
+    isthmus_attach::connect_at(service.attach_socket()).unwrap();
+    let second = Service::start(config(dir.path()), Arc::new(|_| ())).unwrap_err().to_string();
+    assert!(second.contains("another service is running"), "{second}");
+    service.stop();
+    assert!(!socket.exists() && !dir.path().join("ivshmem").exists());
+}
+
+fn raw(path: &Path) -> OwnedFd {
+    let flags = SocketFlags::CLOEXEC;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
+    rustix::net::connect(&socket, &SocketAddrUnix::new(path).unwrap()).unwrap();
+    socket
+}
+
+fn hello(version: u32) -> Vec<u8> {
+    Request::Hello { version, pid: 1, name: "test".into() }.encode(7)
+}
+
+fn own_pidfd() -> OwnedFd {
+    rustix::process::pidfd_open(rustix::process::getpid(), PidfdFlags::empty()).unwrap()
+}
+
+/// What the service says last, and that it closes the connection then.
+fn last_words(socket: &OwnedFd) -> (u64, Code, String) {
+    let mut last = None;
+    loop {
+        let mut poll = [rustix::event::PollFd::new(socket, rustix::event::PollFlags::IN)];
+        let patience = rustix::event::Timespec { tv_sec: 2, tv_nsec: 0 };
+        assert_eq!(rustix::event::poll(&mut poll, Some(&patience)), Ok(1), "the service hangs");
+        match receive(socket, RecvFlags::DONTWAIT) {
+            Ok(packet) if packet.frame.is_empty() => return last.expect("a reason comes before the end"),
+            Ok(packet) => match Reply::decode(&packet.frame).unwrap() {
+                (sequence, Reply::Refused { code, text }) => last = Some((sequence, code, text)),
+                other => panic!("{other:?}"),
+            },
+            Err(rustix::io::Errno::CONNRESET) => {}
+            Err(e) => panic!("{e}"),
+        }
+    }
+}
+
+#[test]
+fn garbage_gets_an_error_and_a_closed_connection() {
+    let dir = tempfile::tempdir().unwrap();
+    let (service, _events) = start(config(dir.path()));
+    let path = service.attach_socket();
+    let pidfd = own_pidfd();
+    let other = Command::new("sleep").arg("20").spawn().unwrap();
+    let other_pid = rustix::process::Pid::from_child(&other);
+    let others = rustix::process::pidfd_open(other_pid, PidfdFlags::empty()).unwrap();
+    let file: OwnedFd = std::fs::File::open("/dev/null").unwrap().into();
+    let mut long = hello(VERSION);
+    long.resize(5000, 0);
+    let mut lying = hello(VERSION);
+    lying[4] = 0xff;
+    let cases: [(&[u8], Vec<&OwnedFd>, Code); 11] = [
+        (b"x", vec![], Code::BadFrame),
+        (&[0xff; 16], vec![], Code::BadFrame),
+        (&[0; 1024], vec![], Code::BadFrame),
+        (&long, vec![&pidfd], Code::BadFrame),
+        (&lying, vec![&pidfd], Code::BadFrame),
+        (&Request::Grow { bytes: 1 }.encode(7), vec![], Code::BadFrame),
+        (&hello(VERSION + 1), vec![&pidfd], Code::Version),
+        (&hello(VERSION), vec![], Code::Invalid),
+        (&hello(VERSION), vec![&pidfd, &pidfd], Code::Invalid),
+        (&hello(VERSION), vec![&file], Code::NotAllowed),
+        (&hello(VERSION), vec![&others], Code::NotAllowed),
+    ];
+    for (i, (frame, fds, code)) in cases.iter().enumerate() {
+        let socket = raw(path);
+        let fds: Vec<_> = fds.iter().map(|fd| fd.as_fd()).collect();
+        send(&socket, frame, &fds, SendFlags::empty()).unwrap();
+        let (_, found, text) = last_words(&socket);
+        assert_eq!(found, *code, "case {i}: {text}");
+    }
+    // The same after a Hello that was fine; the area comes back.
+    for frame in [b"junk".to_vec(), hello(VERSION), vec![0; 900]] {
+        let socket = raw(path);
+        send(&socket, &hello(VERSION), &[pidfd.as_fd()], SendFlags::empty()).unwrap();
+        let packet = receive(&socket, RecvFlags::empty()).unwrap();
+        assert!(matches!(Reply::decode(&packet.frame), Ok((7, Reply::Welcome(_)))));
+        assert_eq!(packet.fds.len(), 2);
+        send(&socket, &frame, &[], SendFlags::empty()).unwrap();
+        assert_eq!(last_words(&socket).1, Code::BadFrame);
+    }
+    // Values that are wrong are refused, and the connection stays.
+    let member = isthmus_attach::connect_at(path).unwrap();
+    assert!(member.service().open_endpoint(u64::MAX).is_err());
+    assert!(member.service().open_endpoint(3).is_err());
+    assert!(member.service().close_endpoint(0).is_err());
+    assert!(member.service().close_endpoint(u32::MAX).is_err());
+    assert!(member.service().grow(u64::MAX).is_err());
+    open_endpoint(&member);
+    let heap = member.directory(0).unwrap().1.heap_used();
+    assert_eq!(heap, isthmus_attach::server::AREA_BYTES, "nothing but this member's area is granted");
+    let _ = rustix::process::kill_process(other_pid, Signal::KILL);
+    let _ = { other }.wait();
+}
+
+#[test]
+fn a_client_that_does_not_read_keeps_nobody_waiting() {
+    let dir = tempfile::tempdir().unwrap();
+    let (service, events) = start(config(dir.path()));
+    let socket = raw(service.attach_socket());
+    let pidfd = own_pidfd();
+    send(&socket, &hello(VERSION), &[pidfd.as_fd()], SendFlags::empty()).unwrap();
+    let deadline = Instant::now() + Duration::from_secs(5);
+    while send(&socket, &Request::CloseEndpoint { slot: 0 }.encode(1), &[], SendFlags::empty()).is_ok() {
+        assert!(Instant::now() < deadline, "the service swallows everything");
+    }
+    assert_eq!(await_event(&events, gone).0, Ending::Dropped);
+    isthmus_attach::connect_at(service.attach_socket()).unwrap();
+}
+
+#[test]
+fn hundreds_attach_and_go() {
+    let dir = tempfile::tempdir().unwrap();
+    let (service, events) = start(Config { area_bytes: 16 << 10, ..config(dir.path()) });
+    let begun = Instant::now();
+    let members: Vec<_> =
+        (0..240).map(|_| isthmus_attach::connect_at(service.attach_socket()).unwrap()).collect();
+    for member in &members {
+        open_endpoint(member);
+    }
+    let directory = members[0].directory(0).unwrap().1;
+    assert_eq!(directory.endpoints().len(), 240);
+    drop(members);
+    for _ in 0..240 {
+        await_event(&events, gone);
+    }
+    assert_eq!((directory.endpoints().len(), directory.heap_used()), (0, 0));
+    assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
+}
+
+#[test]
+fn strangers_are_turned_away() {
+    use std::os::unix::fs::PermissionsExt;
+    use std::os::unix::process::CommandExt;
+    if !rustix::process::getuid().is_root() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
+    // A folder that a stranger may enter, and a program that he may read.
+    let program = dir.path().join("program");
+    std::fs::copy(std::env::current_exe().unwrap(), &program).unwrap();
+    let sockets = dir.path().join("sockets");
+    std::fs::create_dir(&sockets).unwrap();
+    std::fs::set_permissions(&sockets, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let allowed = Allowed::Users(vec![]);
+    let (service, events) = start(Config { mode: 0o666, allowed, ..config(&sockets) });
+    let mut command = Command::new(program);
+    command.uid(65534).gid(65534);
+    let mut other = Other::start_as("stranger", service.attach_socket(), command);
+    let answer = other.await_line("answer ");
+    assert!(answer.contains("user 65534 may not attach here"), "{answer}");
+    assert!(await_event(&events, refused).contains("65534"));
 }

@@ -1,0 +1,295 @@
+//! VMs as the host service sees them: a client that reads messages as QEMU does, and the guest's agent on what it got.
+
+use std::collections::BTreeMap;
+use std::io::IoSliceMut;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+use std::sync::mpsc::{Receiver, channel};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use isthmus_guest::agent::{self, Agent};
+use isthmus_host::{Config, Event, Service, Vm};
+use isthmus_region::counters::Counter;
+use isthmus_region::life::State;
+use isthmus_region::mapping::Mapping;
+use isthmus_region::member::Member;
+use isthmus_region::membership::Region;
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SocketAddrUnix, SocketFlags,
+    SocketType,
+};
+
+const SOON: Duration = Duration::from_secs(2);
+
+fn start(dir: &Path, names: &[&str]) -> (Service, Receiver<Event>) {
+    let (send, events) = channel();
+    let send = Mutex::new(send);
+    let mut config = Config { host_name: "host".into(), vectors: 2, ..Config::new(dir, 32 << 20) };
+    config.vms = names.iter().map(|n| Vm { name: (*n).into(), ranks: 1 }).collect();
+    let service = Service::start(config, Arc::new(move |e| drop(send.lock().unwrap().send(e.clone()))));
+    (service.unwrap(), events)
+}
+
+fn await_event(events: &Receiver<Event>, fits: impl Fn(&Event) -> bool) -> Event {
+    let deadline = Instant::now() + SOON;
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let event = events.recv_timeout(left).expect("the event comes in time");
+        if fits(&event) {
+            return event;
+        }
+    }
+}
+
+/// A client that reads as QEMU does: eight bytes at a time, with at most one descriptor.
+struct Qemu {
+    socket: OwnedFd,
+    id: u32,
+    region: OwnedFd,
+    /// Each peer's eventfds, as far as they were announced.
+    peers: BTreeMap<i64, Vec<OwnedFd>>,
+}
+
+impl Qemu {
+    fn plug(path: &Path) -> OwnedFd {
+        let flags = SocketFlags::CLOEXEC;
+        let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None).unwrap();
+        rustix::net::connect(&socket, &SocketAddrUnix::new(path).unwrap()).unwrap();
+        socket
+    }
+
+    /// A message; nothing at the end of the connection.
+    fn message(socket: &OwnedFd) -> Option<(i64, Option<OwnedFd>)> {
+        let mut poll = [rustix::event::PollFd::new(socket, rustix::event::PollFlags::IN)];
+        let patience = rustix::event::Timespec { tv_sec: 2, tv_nsec: 0 };
+        assert_eq!(rustix::event::poll(&mut poll, Some(&patience)), Ok(1), "the server is silent");
+        let mut bytes = [0; 8];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let iov = &mut [IoSliceMut::new(&mut bytes)];
+        let got = rustix::net::recvmsg(socket, iov, &mut control, RecvFlags::CMSG_CLOEXEC).unwrap();
+        if got.bytes == 0 {
+            return None;
+        }
+        assert_eq!(got.bytes, 8);
+        let mut fds = Vec::new();
+        for message in control.drain() {
+            if let RecvAncillaryMessage::ScmRights(received) = message {
+                fds.extend(received);
+            }
+        }
+        assert!(fds.len() < 2, "QEMU drops all but one descriptor");
+        Some((i64::from_le_bytes(bytes), fds.pop()))
+    }
+
+    fn connect(path: &Path) -> Self {
+        let socket = Self::plug(path);
+        let next = || Self::message(&socket).unwrap();
+        assert!(matches!(next(), (0, None)), "the protocol's version");
+        let (id, none) = next();
+        assert!(none.is_none() && (0..=65535).contains(&id));
+        let (shared, region) = next();
+        assert_eq!(shared, -1);
+        let id = u32::try_from(id).unwrap();
+        let mut qemu = Self { region: region.unwrap(), id, peers: BTreeMap::new(), socket };
+        while qemu.peers.get(&i64::from(id)).is_none_or(|own| own.len() < 2) {
+            qemu.news();
+        }
+        qemu
+    }
+
+    /// Takes in one message about a peer.
+    fn news(&mut self) -> i64 {
+        match Self::message(&self.socket).unwrap() {
+            (peer, Some(fd)) => self.peers.entry(peer).or_default().push(fd),
+            (peer, None) => {
+                self.peers.remove(&peer).expect("who leaves was there");
+                return peer;
+            }
+        }
+        -1
+    }
+
+    fn region(&self) -> Region {
+        let bytes = u64::try_from(rustix::fs::fstat(&self.region).unwrap().st_size).unwrap();
+        Region::open(&Mapping::map(self.region.as_fd(), bytes).unwrap()).unwrap()
+    }
+
+    /// Starts the guest's agent on this VM's region.
+    fn boot(&self, socket: &Path) -> agent::Result<Agent> {
+        let config = agent::Config { socket: socket.into(), patience: SOON, ..agent::Config::default() };
+        let region = self.region.try_clone().unwrap();
+        Agent::start_with(&config, region, self.id, Box::new(|_| ()))
+    }
+}
+
+fn open_endpoint(member: &Member) -> (u32, u64) {
+    let block = member.take(64).unwrap();
+    member.service().open_endpoint(block).unwrap()
+}
+
+#[test]
+fn vms_hear_of_each_other() {
+    let dir = tempfile::tempdir().unwrap();
+    let (service, _events) = start(dir.path(), &["red", "blue"]);
+    let mut red = Qemu::connect(service.ivshmem_socket_of("red").unwrap());
+    assert_eq!(red.peers[&0].len(), 1, "the host can be rung");
+    let blue = Qemu::connect(service.ivshmem_socket_of("blue").unwrap());
+    assert_eq!(blue.peers[&i64::from(red.id)].len(), 2);
+    red.news();
+    red.news();
+    // The eventfds are the same at both ends.
+    rustix::io::write(&red.peers[&i64::from(blue.id)][1], &5_u64.to_ne_bytes()).unwrap();
+    let mut count = [0; 8];
+    rustix::io::read(&blue.peers[&i64::from(blue.id)][1], &mut count).unwrap();
+    assert_eq!(u64::from_ne_bytes(count), 5);
+    let mut ids = vec![red.id, blue.id];
+    drop(blue);
+    assert_eq!(red.news(), i64::from(ids[1]), "who leaves is named once, without a descriptor");
+    for _ in 0..20 {
+        let again = Qemu::connect(service.ivshmem_socket_of("blue").unwrap());
+        assert!(!ids.contains(&again.id), "an id never comes back");
+        ids.push(again.id);
+        red.news();
+        red.news();
+        drop(again);
+        assert_eq!(red.news(), i64::from(*ids.last().unwrap()));
+    }
+    let known: Vec<i64> = red.peers.keys().copied().collect();
+    assert_eq!(known, [0, i64::from(red.id)]);
+}
+
+#[test]
+fn the_common_socket_gives_places_in_order_and_refuses_so_that_qemu_gives_up() {
+    let dir = tempfile::tempdir().unwrap();
+    let (service, events) = start(dir.path(), &["red", "blue"]);
+    let common = service.ivshmem_socket().to_owned();
+    let red = Qemu::connect(&common);
+    let _blue = Qemu::connect(&common);
+    for path in [&common, service.ivshmem_socket_of("red").unwrap()] {
+        let surplus = Qemu::plug(path);
+        assert!(matches!(Qemu::message(&surplus), Some((-1, None))), "a version that no QEMU accepts");
+        assert!(Qemu::message(&surplus).is_none());
+        await_event(&events, |e| matches!(e, Event::VmRefused { .. }));
+    }
+    drop(red);
+    await_event(&events, |e| *e == Event::VmGone { name: "red".into(), member: 1 });
+    Qemu::connect(&common);
+}
+
+#[test]
+fn garbage_from_a_client_ends_it_and_nobody_else() {
+    let dir = tempfile::tempdir().unwrap();
+    let (service, events) = start(dir.path(), &["red", "blue"]);
+    let mut red = Qemu::connect(service.ivshmem_socket_of("red").unwrap());
+    let blue = Qemu::connect(service.ivshmem_socket_of("blue").unwrap());
+    red.news();
+    red.news();
+    rustix::io::write(&blue.socket, b"garbage").unwrap();
+    assert_eq!(red.news(), i64::from(blue.id));
+    await_event(&events, |e| matches!(e, Event::VmGone { member: 2, .. }));
+    // Connected and gone before a word is read.
+    drop(Qemu::plug(service.ivshmem_socket_of("blue").unwrap()));
+    await_event(&events, |e| matches!(e, Event::VmGone { member: 2, .. }));
+    Qemu::connect(service.ivshmem_socket_of("blue").unwrap());
+}
+
+#[test]
+fn a_client_that_does_not_read_keeps_nobody_waiting() {
+    let dir = tempfile::tempdir().unwrap();
+    let (service, _events) = start(dir.path(), &["deaf", "busy"]);
+    let deaf = Qemu::plug(service.ivshmem_socket_of("deaf").unwrap());
+    let path = service.ivshmem_socket_of("busy").unwrap();
+    // Far more than the socket of the deaf one holds.
+    let rounds = 150;
+    for _ in 0..rounds {
+        Qemu::connect(path);
+    }
+    // It gets all of it once it reads: the greeting, and three messages for each round.
+    let (mut greeting, mut news) = (0, 0);
+    while news < 3 * rounds {
+        match Qemu::message(&deaf).unwrap() {
+            (0 | 1, _) | (-1, _) => greeting += 1,
+            _ => news += 1,
+        }
+    }
+    assert_eq!(greeting, 6);
+}
+
+#[test]
+fn a_vm_joins_works_and_dies() {
+    let dir = tempfile::tempdir().unwrap();
+    let (service, events) = start(dir.path(), &["red", "blue"]);
+    let host = isthmus_attach::connect_at(service.attach_socket()).unwrap();
+    let red = Qemu::connect(service.ivshmem_socket_of("red").unwrap());
+    assert!(!service.is_ready("red"));
+    assert!(host.directory(1).is_err(), "nothing to be seen before its service is ready");
+    let agent = red.boot(&dir.path().join("red")).unwrap();
+    assert!(service.is_ready("red"));
+    let rank = isthmus_attach::connect_at(agent.socket()).unwrap();
+    assert_eq!((rank.peer(), agent.peer().name.as_str()), (1, "red"));
+    rank.counters().add(Counter::TxBytes, 7);
+    let (slot, incarnation) = open_endpoint(&rank);
+    let (life, directory) = host.directory(1).unwrap();
+    assert!(directory.endpoint(slot).unwrap().life.is_active(incarnation));
+    assert_eq!(service.stats().peers["red"]["tx_bytes"], 7);
+
+    // The VM dies: nobody in it says anything.
+    drop(red);
+    await_event(&events, |e| *e == Event::VmGone { name: "red".into(), member: 1 });
+    assert_eq!(service.members()[1].life.state, State::Dead);
+    assert!(host.directory(1).is_err());
+    assert!(!directory.endpoint(slot).unwrap().life.is_active(incarnation));
+    assert_eq!(service.stats().peers["red"]["tx_bytes"], 7, "what it counted stays");
+    assert!(matches!(agent.check(), Err(agent::Error::Ended { .. })));
+    drop((agent, rank));
+
+    // It comes back with another incarnation and an empty section.
+    let red = Qemu::connect(service.ivshmem_socket_of("red").unwrap());
+    let agent = red.boot(&dir.path().join("red")).unwrap();
+    let (again, directory) = host.directory(1).unwrap();
+    assert!(again > life && directory.endpoints().is_empty());
+    let rank = isthmus_attach::connect_at(agent.socket()).unwrap();
+    let (_, other) = open_endpoint(&rank);
+    assert_ne!(other, incarnation);
+    rank.counters().add(Counter::TxBytes, 1);
+    assert_eq!(service.stats().peers["red"]["tx_bytes"], 8);
+    agent.check().unwrap();
+}
+
+#[test]
+fn an_agent_that_is_started_anew_begins_a_new_life() {
+    let dir = tempfile::tempdir().unwrap();
+    let (service, events) = start(dir.path(), &["red"]);
+    let red = Qemu::connect(service.ivshmem_socket());
+    let socket = dir.path().join("red");
+    let agent = red.boot(&socket).unwrap();
+    let second = red.boot(&socket).unwrap_err().to_string();
+    assert!(second.contains("another service is running"), "{second}");
+    agent.check().unwrap();
+    let rank = isthmus_attach::connect_at(&socket).unwrap();
+    let (_, before) = open_endpoint(&rank);
+    drop(agent);
+    let agent = red.boot(&socket).unwrap();
+    await_event(&events, |e| *e == Event::VmAgain { name: "red".into() });
+    assert_eq!(agent.peer().life.incarnation, 2);
+    let rank = isthmus_attach::connect_at(&socket).unwrap();
+    let (_, after) = open_endpoint(&rank);
+    assert_ne!(before, after);
+}
+
+#[test]
+fn an_agent_without_its_host_says_so() {
+    let dir = tempfile::tempdir().unwrap();
+    let (service, _events) = start(dir.path(), &["red"]);
+    let red = Qemu::connect(service.ivshmem_socket());
+    assert_eq!(red.region().peers().len(), 2);
+    service.stop();
+    let started = red.boot(&dir.path().join("red")).unwrap_err().to_string();
+    assert!(started.contains("host service"), "{started}");
+    let stranger = Qemu { id: 99, ..red };
+    let started = stranger.boot(&dir.path().join("red")).unwrap_err().to_string();
+    assert!(started.contains("no member with this VM's ivshmem id 99"), "{started}");
+}
