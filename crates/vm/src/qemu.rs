@@ -183,6 +183,7 @@ impl VmConfig {
     }
 
     fn kernel_arguments(&self) -> String {
+        // Words that the kernel does not know would become environment variables of the guest's first process.
         let mut words = vec![
             "console=ttyS0",
             "quiet",
@@ -190,10 +191,8 @@ impl VmConfig {
             "panic=-1",
             // Nothing in a guest that lives for one job is worth the cost of the mitigations under emulation.
             "mitigations=off",
-            "nokaslr",
             "random.trust_cpu=on",
             "cryptomgr.notests",
-            "raid=noautodetect",
         ];
         if self.accel == Accel::Tcg {
             // 86 instead of 1322 ns for reading the clock, and no watchdog that finds a busy host's ticks late and

@@ -45,7 +45,7 @@ fn main() {
 /// The guest's side: each line is a shell command, answered by one line of its output; `exit` ends it.
 fn answer(booted: Booted) {
     let port = fs::File::options().read(true).write(true).open(&booted.ports["test"]).unwrap();
-    assert!(boot::wait_for_host(&port, Duration::from_secs(30)));
+    assert!(boot::wait_for_host(&port, Duration::from_secs(120)));
     let mut out = port.try_clone().unwrap();
     for line in BufReader::new(port).lines() {
         let line = line.unwrap();
@@ -232,7 +232,7 @@ impl Bench {
 
     fn connect(&self, vm: Vm) -> Outcome<Guest> {
         let path = self.dir.join(vm.name()).join("test.sock");
-        let deadline = Instant::now() + Duration::from_secs(30);
+        let deadline = Instant::now() + Duration::from_secs(60);
         let socket = loop {
             match UnixStream::connect(&path) {
                 Ok(socket) => break socket,
@@ -240,7 +240,7 @@ impl Bench {
                 Err(error) => return Err(format!("{error}: {:?}", vm.console_tail(20)).into()),
             }
         };
-        socket.set_read_timeout(Some(Duration::from_secs(60)))?;
+        socket.set_read_timeout(Some(Duration::from_secs(240)))?;
         let mut guest = Guest { vm, port: BufReader::new(socket) };
         match guest.ask("echo ready") {
             Ok(answer) if answer == "ready" => Ok(guest),

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 /// PCI vendor and device of ivshmem (QEMU, `docs/specs/ivshmem-spec`).
 const IVSHMEM_ID: (&str, &str) = ("0x1af4", "0x1110");
 /// Devices are there within tens of milliseconds; a host that is overloaded may need longer.
-const LIMIT: Duration = Duration::from_secs(20);
+const LIMIT: Duration = Duration::from_secs(60);
 const PAUSE: Duration = Duration::from_millis(3);
 
 /// An ivshmem device, ready to be mapped by root.

@@ -114,6 +114,10 @@ fn write_names(config: &BootConfig) -> Result<()> {
     for host in &config.hosts {
         hosts.push_str(&format!("{} {}\n", host.address, host.name));
     }
+    if !config.hosts.iter().any(|host| host.name == config.name) {
+        // As Debian does it: programs look up the name of their own host.
+        hosts.push_str(&format!("127.0.1.1 {}\n", config.name));
+    }
     replace(&etc.join("hosts"), &hosts)?;
     replace(&etc.join("hostname"), &format!("{}\n", config.name))
 }
