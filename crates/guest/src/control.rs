@@ -116,7 +116,7 @@ impl Control {
                 let mut drained = [0; 64];
                 while self.woken.read(&mut drained).is_ok_and(|n| n > 0) {}
             }
-            for frame in turn.frames.iter().filter(|frame| frame.kind == Kind::Control) {
+            if let Some(frame) = turn.frame.filter(|frame| frame.kind == Kind::Control) {
                 match serde_json::from_slice(&frame.payload) {
                     Ok(ToGuest::Changes) => mux.send(&encode(&ToHost::Changes(changes()))),
                     Err(e) => mux.send(&encode(&ToHost::Note { text: format!("not understood: {e}") })),

@@ -74,12 +74,12 @@ impl Server<'_> {
     fn turn(&mut self) -> Result<(), WireError> {
         let ending = self.sessions.values().any(Session::is_ending);
         let turn = self.mux.wait(&[self.woken.as_fd()], ending.then_some(&TICK))?;
-        let Turn { frames, ready } = turn;
+        let Turn { frame, ready } = turn;
         if !ready.is_empty() {
             let mut drained = [0; 64];
             while self.woken.read(&mut drained).is_ok_and(|n| n > 0) {}
         }
-        for frame in frames {
+        if let Some(frame) = frame {
             self.obey(&frame);
         }
         while let Ok((stream, exit)) = self.ended.try_recv() {

@@ -47,7 +47,7 @@ impl Relay {
         let ports: Vec<u16> = self.listeners.keys().copied().collect();
         let fds: Vec<BorrowedFd<'_>> = self.listeners.values().map(AsFd::as_fd).collect();
         let turn = self.mux.wait(&fds, None)?;
-        for frame in turn.frames {
+        if let Some(frame) = turn.frame {
             match frame.kind {
                 Kind::Listen => self.listen(frame.port()?),
                 Kind::Close | Kind::Refused => self.mux.drop_stream(frame.stream),

@@ -1,12 +1,23 @@
-//! `isthmus run` without a region and with stand-ins for VMs: what the tests of this crate start.
+//! `isthmus run` without a region, and with stand-ins for VMs: what the tests of this crate start.
 //!
-//! The ranks use whatever transport their MPI has itself.
+//! A stand-in is a process in user, network, process and host name spaces of its own, which serves the three
+//! ports as the agent of a VM does. The ranks use whatever transport their MPI has itself.
 
 use std::ffi::OsString;
-use std::os::unix::ffi::OsStringExt;
+use std::net::Ipv4Addr;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
 
+use isthmus_guest::control::{self, Changes, ToHost};
+use isthmus_guest::exec::{self, exec_as};
+use isthmus_guest::relay;
+use isthmus_run::machines::{Machine, Plan, StartMachines};
 use isthmus_run::service::{Config, Service, StartService};
-use isthmus_run::{RunSpec, front, guardian, job, leash, machines, rsh};
+use isthmus_run::{Error, RunSpec, front, guardian, job, leash, pass, rsh};
+use rustix::process::Pid;
 
 struct NoService;
 
@@ -16,14 +27,98 @@ impl StartService for NoService {
     }
 }
 
+/// Name and address of a stand-in; with it come its three ports.
+type Identity = (String, Ipv4Addr);
+
+struct StandIns;
+
+struct StandIn(Child);
+
+impl Drop for StandIn {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+impl StartMachines for StandIns {
+    fn start(&self, plan: &Plan<'_>) -> isthmus_run::Result<Vec<Machine>> {
+        let failed = |e| Error::io("cannot start a stand-in", e);
+        let mut machines = Vec::new();
+        for (name, last) in plan.names.iter().zip(10..) {
+            let address = Ipv4Addr::new(10, 73, 0, last);
+            let (ours, theirs) = UnixStream::pair().map_err(failed)?;
+            let child = leash::command(Path::new("/usr/bin/unshare"))
+                .args([
+                    "--user",
+                    "--map-root-user",
+                    "--net",
+                    "--uts",
+                    "--pid",
+                    "--fork",
+                    "--kill-child",
+                    "--mount-proc",
+                ])
+                .arg(std::env::current_exe().map_err(failed)?)
+                .arg("stand-in")
+                .stdin(Stdio::from(OwnedFd::from(theirs)))
+                .process_group(0)
+                .spawn()
+                .map_err(failed)?;
+            let ports = [(); 3].map(|()| UnixStream::pair().expect("descriptors"));
+            let fds = [ports[0].1.as_fd(), ports[1].1.as_fd(), ports[2].1.as_fd()];
+            pass::send(&ours, &(name, address), &fds).map_err(failed)?;
+            let pid = Pid::from_child(&child);
+            let [exec, relay, control] = ports.map(|(ours, _)| ours);
+            machines.push(Machine {
+                name: name.clone(),
+                address,
+                exec,
+                relay,
+                control,
+                pid,
+                console: Box::new(|| vec!["the last line".into()]),
+                keep: Box::new(StandIn(child)),
+            });
+        }
+        Ok(machines)
+    }
+}
+
+fn stand_in() -> i32 {
+    let socket = pass::take_stdin_socket().expect("a socket");
+    let ((name, address), fds) =
+        pass::receive::<Identity>(&socket).expect("an identity").expect("an identity");
+    // They share /tmp, where Open MPI tells its daemons apart by process number.
+    let pids = 1000 * u32::from(address.octets()[3]);
+    let set_up = format!(
+        "echo {pids} > /proc/sys/kernel/ns_last_pid; hostname {name}; ip link set lo up; ip link add isthmus0 type bridge; ip addr add {address}/16 dev isthmus0; ip link set isthmus0 up"
+    );
+    let status = Command::new("sh").args(["-ec", &set_up]).status().expect("a shell");
+    let [exec, relay, control] = <[OwnedFd; 3]>::try_from(fds).expect("three ports");
+    let (mut serve_control, teller) = control::new().expect("descriptors");
+    if status.success() {
+        teller.tell(ToHost::Ready);
+    } else {
+        teller.tell(ToHost::Broken { why: "it has no network".into() });
+    }
+    std::thread::spawn(move || exec::serve(exec, &exec::Options::default()));
+    std::thread::spawn(move || relay::serve(relay, address));
+    let lost = Changes { files: vec![("/srv/result".into(), 5), ("/tmp/x".into(), 1)], ..Changes::default() };
+    let _ = serve_control.serve(control, || lost.clone());
+    0
+}
+
 fn main() {
     let args: Vec<OsString> = std::env::args_os().collect();
-    let platform = || job::Platform { machines: Box::new(machines::Qemu), service: Box::new(NoService) };
+    let platform = || job::Platform { machines: Box::new(StandIns), service: Box::new(NoService) };
     let status = match args[1].to_str().unwrap_or_default() {
-        _ if args[0].clone().into_vec().ends_with(rsh::AGENT_NAME.as_bytes()) => rsh::main(&args),
+        _ if Path::new(&args[0]).ends_with(rsh::AGENT_NAME) => rsh::main(&args),
         guardian::GUARDIAN_COMMAND => guardian::main(),
         guardian::JOB_COMMAND => job::main(&platform()),
         leash::LEASH_COMMAND => leash::main(&args[2..]),
+        exec_as::EXEC_AS_COMMAND => exec_as::main(&args[2..]),
+        "stand-in" => stand_in(),
         // The run as JSON, then its command.
         json => match serde_json::from_str::<RunSpec>(json) {
             Ok(spec) => front::run(&RunSpec { command: args[2..].to_vec(), ..spec }),

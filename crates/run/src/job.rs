@@ -21,6 +21,7 @@ use rustix::process::{Pid, Signal, getpid, kill_process, set_child_subreaper};
 use crate::error::{Error, Result};
 use crate::front::{FromJob, ToJob, status_of_signal};
 use crate::guardian::{KILL_LIMIT, Start};
+use crate::lost_files::LostFiles;
 use crate::machines::{Machine, Plan, StartMachines};
 use crate::mpi::{self, Host, Mpi};
 use crate::service::{self, Service, StartService};
@@ -32,6 +33,8 @@ use crate::{leash, pass, rsh, rundir, tree};
 const LAUNCHER_GRACE: Duration = Duration::from_secs(3);
 /// After a launcher's end, how long to wait for word that a VM's end was the reason.
 const VM_NEWS: Duration = Duration::from_millis(300);
+/// How long the VMs may take to list what they hold.
+const CHANGES_LIMIT: Duration = Duration::from_secs(5);
 /// How often adopted orphans are reaped.
 const ORPHANS_EVERY: Duration = Duration::from_secs(5);
 
@@ -246,7 +249,7 @@ fn start_parts(
     let report = move |news| {
         let _ = events.send(Event::Switch(news));
     };
-    parts.switch = Some(Switch::start(dir, ports, spec.verbose, report)?);
+    parts.switch = Some(Switch::start(dir, ports, report)?);
     Ok(parts)
 }
 
@@ -484,5 +487,22 @@ fn after_launcher(status: i32, events: &Receiver<Event>, machines: &[Machine]) -
 
 /// Asks the agents which files vanish with their VMs, and prints that.
 fn report_lost_files(switch: &Switch, machines: &[Machine], events: &Receiver<Event>) {
-    let _ = (switch, machines, events);
+    (0..machines.len()).for_each(|vm| switch.ask_changes(vm));
+    let deadline = Instant::now() + CHANGES_LIMIT;
+    let mut missing = machines.len();
+    let mut lost = LostFiles::default();
+    while missing > 0 {
+        match next(events, Some(deadline)) {
+            Ok(Event::Switch(switch::News::Changes { vm, changes })) => {
+                missing -= 1;
+                lost.add(&machines[vm].name, changes);
+            }
+            Ok(Event::Switch(switch::News::Lost { .. })) => missing -= 1,
+            Ok(_) => {}
+            Err(_) => break,
+        }
+    }
+    for line in lost.lines() {
+        eprintln!("isthmus: {line}");
+    }
 }

@@ -20,6 +20,8 @@
 //! | [`rsh`] | the agent that an MPI's launcher starts in place of ssh |
 //! | [`switch`] | frames between agents and VMs; the host side of the relay |
 //! | [`service`] | what a run needs of the host service |
+//! | [`machines`], [`lost_files`] | what a run needs of its VMs; what is lost with them |
+//! | [`leash`] | processes that must not outlive the job |
 //! | [`rundir`], [`tree`], [`pass`] | the run's directories, its processes, descriptors over sockets |
 
 #![forbid(unsafe_code)]
@@ -29,6 +31,7 @@ pub mod front;
 pub mod guardian;
 pub mod job;
 pub mod leash;
+pub mod lost_files;
 pub mod machines;
 pub mod mpi;
 pub mod pass;

@@ -1,5 +1,6 @@
 //! What a run needs of its VMs: three channels into each, news of its end, and a way to end it.
 
+use std::net::Ipv4Addr;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 
@@ -32,6 +33,8 @@ pub struct Plan<'a> {
 pub struct Machine {
     /// Its host name.
     pub name: String,
+    /// Its address, by which its own processes reach the relay.
+    pub address: Ipv4Addr,
     /// The port for execution.
     pub exec: UnixStream,
     /// The port for relayed connections.

@@ -1,7 +1,294 @@
 //! The rsh agent: what an MPI's launcher starts in place of ssh, once per host name.
+//!
+//! PRRTE calls it `AGENT HOST COMMAND...`, Hydra `AGENT -x HOST COMMAND...`. The command starts the MPI's daemon,
+//! which connects back to the launcher. A VM has no network, so the ports that the command names are announced to
+//! the run, which has the VM's relay listen for them, and the command is rewritten to the VM's own address. The
+//! daemon must stay in the foreground, since this process stands for it: its output, its signals, its status.
+
+use std::ffi::OsString;
+use std::io::{self, Read};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use isthmus_guest::exec::exec_as;
+use isthmus_guest::wire::mux::{Mux, set_nonblocking};
+use isthmus_guest::wire::{CHANNEL_ERR, CHANNEL_IN, CHANNEL_OUT, Exit, Frame, Kind, WireError};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2};
+
+use crate::front::status_of_signal;
+use crate::rundir;
+use crate::switch::{AGENT_SOCKET, AGENT_STREAM, Announce, Announced};
+
+/// The agent's name in the run's directory, by which this program knows its part.
 pub const AGENT_NAME: &str = "isthmus-rsh";
-pub const RUN_VARIABLE: &str = "ISTHMUS_RUN";
+/// The hidden subcommand that is the same.
 pub const RSH_COMMAND: &str = "rsh";
-pub fn main(_: &[std::ffi::OsString]) -> i32 {
-    125
+/// The variable that names the run's directory.
+pub const RUN_VARIABLE: &str = "ISTHMUS_RUN";
+/// The status with which ssh reports failures of its own, which launchers know.
+const FAILED: i32 = 255;
+/// Settings that hold for the launcher's own host only.
+const NOT_FOR_GUESTS: [&str; 1] = ["PRTE_MCA_prte_local_tmpdir_base"];
+
+/// `isthmus-rsh HOST COMMAND...`; `args` begins with the name it was called by.
+pub fn main(args: &[OsString]) -> i32 {
+    match carry_out(args) {
+        Ok(status) => status,
+        Err(why) => {
+            eprintln!("isthmus: {}: {why}", AGENT_NAME);
+            FAILED
+        }
+    }
+}
+
+/// The host and the command in what a launcher gave us.
+fn parse(args: &[OsString]) -> Result<(String, String), String> {
+    let text: Vec<String> = args
+        .iter()
+        .map(|arg| arg.clone().into_string().map_err(|arg| format!("{} is not UTF-8", arg.to_string_lossy())))
+        .collect::<Result<_, _>>()?;
+    let mut words = text.iter().map(String::as_str).skip_while(|word| word.starts_with('-'));
+    let host = words.next().ok_or("no host given")?;
+    // As ssh does: what follows is joined with blanks and given to a shell.
+    let command = words.collect::<Vec<_>>().join(" ");
+    if command.is_empty() {
+        return Err(format!("no command given for {host}"));
+    }
+    Ok((host.to_owned(), command))
+}
+
+fn run_directory(called: &OsString) -> Result<PathBuf, String> {
+    let beside = Path::new(called).parent().filter(|dir| dir.join(AGENT_SOCKET).exists());
+    beside
+        .map(Path::to_owned)
+        .or_else(|| std::env::var_os(RUN_VARIABLE).map(PathBuf::from))
+        .ok_or_else(|| format!("{RUN_VARIABLE} is not set; only `isthmus run` starts this program"))
+}
+
+/// A port that a command names: where its number stands, and where it leads.
+#[derive(Debug, PartialEq, Eq)]
+struct Named {
+    /// What is to be replaced by the VM's address.
+    span: std::ops::Range<usize>,
+    port: u16,
+    targets: Vec<SocketAddr>,
+    /// What stands before and after `ADDRESS:PORT` in the replacement.
+    around: (&'static str, &'static str),
+}
+
+/// `--control-port HOST:PORT` of Hydra. It listens on all addresses.
+fn hydra_port(command: &str) -> Option<Named> {
+    const FLAG: &str = "--control-port ";
+    let start = command.find(FLAG)? + FLAG.len();
+    let word = command[start..].split_whitespace().next()?;
+    let port = word.rsplit_once(':')?.1.trim_end_matches('"').parse().ok()?;
+    let targets = vec![SocketAddr::from((Ipv4Addr::LOCALHOST, port))];
+    Some(Named { span: start..start + word.len(), port, targets, around: ("", "") })
+}
+
+/// The addresses of a PRRTE URI, `NAME;tcp://A,B:PORT:24,24;tcp6://[...]:PORT:64`.
+fn prrte_ports(command: &str) -> Vec<Named> {
+    let mut found = Vec::new();
+    for flag in ["prte_hnp_uri \"", "prte_parent_uri \""] {
+        let Some(start) = command.find(flag).map(|at| at + flag.len()) else { continue };
+        let Some(uri) = command[start..].split('"').next() else { continue };
+        let Some(name) = uri.find(';') else { continue };
+        let tcp = uri[name + 1..].split(';').find_map(|part| part.strip_prefix("tcp://"));
+        let Some((addresses, rest)) = tcp.and_then(|tcp| tcp.split_once(':')) else { continue };
+        let Some(port) = rest.split(':').next().and_then(|port| port.parse().ok()) else { continue };
+        let mut targets: Vec<SocketAddr> = addresses
+            .split(',')
+            .filter_map(|address| address.parse::<IpAddr>().ok())
+            .map(|address| SocketAddr::from((address, port)))
+            .collect();
+        targets.push(SocketAddr::from((Ipv4Addr::LOCALHOST, port)));
+        found.push(Named {
+            span: start + name + 1..start + uri.len(),
+            port,
+            targets,
+            around: ("tcp://", ":24"),
+        });
+    }
+    found
+}
+
+fn named_ports(command: &str) -> Vec<Named> {
+    let mut named = prrte_ports(command);
+    named.extend(hydra_port(command));
+    named.sort_by_key(|named| named.span.start);
+    named
+}
+
+/// The command as the VM shall run it.
+fn rewrite(command: &str, named: &[Named], announced: &Announced) -> Result<String, String> {
+    let mut rewritten = String::with_capacity(command.len());
+    let mut from = 0;
+    for Named { span, port, around: (before, after), .. } in named {
+        let at = announced.ports.get(port).ok_or_else(|| format!("port {port} was not announced"))?;
+        rewritten.push_str(&command[from..span.start]);
+        rewritten.push_str(&format!("{before}{}:{at}{after}", announced.address));
+        from = span.end;
+    }
+    rewritten.push_str(&command[from..]);
+    // In the background it would be an orphan of the VM, and this process of no use.
+    Ok(rewritten.replace(" --daemonize", ""))
+}
+
+fn carry_out(args: &[OsString]) -> Result<i32, String> {
+    let (called, args) = args.split_first().ok_or("no arguments")?;
+    let (host, command) = parse(args)?;
+    if host == "localhost" {
+        let error = Command::new("/bin/sh").arg("-c").arg(command.replace(" --daemonize", "")).exec();
+        return Err(format!("cannot run /bin/sh: {error}"));
+    }
+    let dir = run_directory(called)?;
+    let socket = dir.join(AGENT_SOCKET);
+    let run = UnixStream::connect(&socket)
+        .map_err(|e| format!("cannot reach the run at {}: {e}", socket.display()))?;
+    let named = named_ports(&command);
+    let announced = announce(&run, &host, &named).map_err(|e| match e {
+        Talk::Wire(e) => format!("the run does not answer: {e}"),
+        Talk::Refused(why) => why,
+    })?;
+    let command = rewrite(&command, &named, &announced)?;
+    let mut request = exec_as::own_request(vec!["/bin/sh".into(), "-c".into(), command.into()])
+        .map_err(|e| format!("cannot tell what this process is: {e}"))?;
+    request.env.retain(|(name, _)| NOT_FOR_GUESTS.iter().all(|unwanted| name != unwanted));
+    request.make_dirs.push(rundir::shm_twin(&dir));
+    let request = request.encode();
+    if !Frame::fits(Kind::Start, request.len()) {
+        return Err("the environment and command are too long".into());
+    }
+    follow(run, &host, &Frame::new(Kind::Start, AGENT_STREAM, request))
+}
+
+/// What can go wrong before the process runs.
+enum Talk {
+    Wire(WireError),
+    Refused(String),
+}
+
+impl From<WireError> for Talk {
+    fn from(e: WireError) -> Self {
+        Self::Wire(e)
+    }
+}
+
+fn announce(run: &UnixStream, host: &str, named: &[Named]) -> Result<Announced, Talk> {
+    let bad = |_| Talk::Wire(WireError::BadPayload { what: "announcement" });
+    Frame::hello().write_to(run)?;
+    Frame::read_from(run)?.check_hello()?;
+    let ports = named.iter().map(|named| (named.port, named.targets.clone())).collect();
+    let announce = Announce { host: host.to_owned(), ports };
+    Frame::new(Kind::Announce, 0, serde_json::to_vec(&announce).map_err(bad)?).write_to(run)?;
+    let answer = Frame::read_from(run)?;
+    match answer.kind {
+        Kind::Announced => serde_json::from_slice(&answer.payload).map_err(bad),
+        Kind::Refused => Err(Talk::Refused(answer.text())),
+        kind => Err(WireError::BadFrame { kind: kind as u8, len: answer.payload.len() }.into()),
+    }
+}
+
+/// Starts the process and stands for it until it ends.
+fn follow(run: UnixStream, host: &str, start: &Frame) -> Result<i32, String> {
+    let text = |e: io::Error| e.to_string();
+    let (woken, waker) = UnixStream::pair().map_err(text)?;
+    set_nonblocking(&woken).map_err(text)?;
+    let mut signals = Vec::new();
+    for signal in [SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2] {
+        let came = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
+        signal_hook::flag::register(signal, came.clone()).map_err(text)?;
+        signal_hook::low_level::pipe::register(signal, waker.try_clone().map_err(text)?).map_err(text)?;
+        signals.push((signal, came));
+    }
+    // Both sides have said hello already.
+    let mut mux = Mux::greeted_already(run.into()).map_err(text)?;
+    mux.send(start);
+    mux.add_source((AGENT_STREAM, CHANNEL_IN), io::stdin().as_fd().try_clone_to_owned().map_err(text)?);
+    mux.add_sink((AGENT_STREAM, CHANNEL_OUT), io::stdout().as_fd().try_clone_to_owned().map_err(text)?);
+    mux.add_sink((AGENT_STREAM, CHANNEL_ERR), io::stderr().as_fd().try_clone_to_owned().map_err(text)?);
+    let mut exit = None;
+    loop {
+        if let Some(status) = exit {
+            if [CHANNEL_OUT, CHANNEL_ERR].iter().all(|channel| !mux.has_waiting((AGENT_STREAM, *channel))) {
+                return Ok(status);
+            }
+        }
+        let turn = match mux.wait(&[woken.as_fd()], None) {
+            Ok(turn) => turn,
+            Err(_) if exit.is_some() => return Ok(exit.unwrap_or(FAILED)),
+            Err(WireError::Closed) => return Err(format!("{host} is gone")),
+            Err(e) => return Err(e.to_string()),
+        };
+        if !turn.ready.is_empty() {
+            let mut drained = [0; 64];
+            while (&woken).read(&mut drained).is_ok_and(|n| n > 0) {}
+            for (signal, came) in &signals {
+                if came.swap(false, std::sync::atomic::Ordering::Relaxed) {
+                    mux.send(&Frame::new(Kind::Signal, AGENT_STREAM, signal.to_le_bytes()));
+                }
+            }
+        }
+        if let Some(frame) = turn.frame {
+            match frame.kind {
+                Kind::Exited => {
+                    exit = Some(match Exit::decode(&frame.payload).map_err(|e| e.to_string())? {
+                        Exit::Code(code) => code,
+                        Exit::Signal(signal) => status_of_signal(signal),
+                    });
+                }
+                Kind::Refused => return Err(format!("{host}: {}", frame.text())),
+                _ => {}
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeMap;
+
+    fn announced() -> Announced {
+        Announced { address: Ipv4Addr::new(10, 1, 2, 3), ports: BTreeMap::from([(36793, 36793), (40759, 5)]) }
+    }
+
+    #[test]
+    fn a_prrte_line_gets_the_address_of_the_vm_and_stays_in_the_foreground() {
+        let line = "A=b;export A;/x/prted --daemonize --prtemca ess_base_vpid 1 --prtemca prte_hnp_uri \
+                    \"prterun-vm-7871@0.0;tcp://192.0.2.2,10.0.0.1:36793:64,24;tcp6://[fd00::2]:50905:64\" --prtemca plm \"ssh\"";
+        let named = named_ports(line);
+        let targets: Vec<String> = named[0].targets.iter().map(ToString::to_string).collect();
+        assert_eq!(targets, ["192.0.2.2:36793", "10.0.0.1:36793", "127.0.0.1:36793"]);
+        assert_eq!(
+            rewrite(line, &named, &announced()).unwrap(),
+            "A=b;export A;/x/prted --prtemca ess_base_vpid 1 --prtemca prte_hnp_uri \
+             \"prterun-vm-7871@0.0;tcp://10.1.2.3:36793:24\" --prtemca plm \"ssh\""
+        );
+    }
+
+    #[test]
+    fn a_hydra_line_gets_the_address_and_port_of_the_vm() {
+        let args: Vec<OsString> =
+            ["-x", "vm1", "\"/x/hydra_pmi_proxy\"", "--control-port", "some-host:40759", "--rmk", "user"]
+                .map(OsString::from)
+                .into();
+        let (host, line) = parse(&args).unwrap();
+        assert_eq!(host, "vm1");
+        let named = named_ports(&line);
+        assert_eq!(named[0].targets, [SocketAddr::from((Ipv4Addr::LOCALHOST, 40759))]);
+        let rewritten = rewrite(&line, &named, &announced()).unwrap();
+        assert_eq!(rewritten, "\"/x/hydra_pmi_proxy\" --control-port 10.1.2.3:5 --rmk user");
+    }
+
+    #[test]
+    fn an_ordinary_command_is_left_alone() {
+        assert!(named_ports("ls -l /tmp").is_empty());
+        assert!(parse(&["-x".into()]).is_err());
+        assert!(parse(&["host".into()]).is_err());
+    }
 }

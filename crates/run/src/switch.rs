@@ -1,20 +1,454 @@
-//! Frames between agents and VMs.
+//! Frames between agents and VMs, and the host side of the relay.
+//!
+//! ```text
+//!  isthmus-rsh ──socket "agents"──► one thread per agent ──┐ streams get numbers of their own
+//!  isthmus-rsh ──────────────────►                         ├──► exec port of a VM
+//!  mpirun ◄──TCP── relay thread of a VM ◄─────────────────────── relay port of a VM
+//!  job    ◄──news── control thread of a VM ◄──────────────────── control port of a VM
+//! ```
+//!
+//! A VM's threads end with its ports, and then all of its streams are closed at once, so that a launcher
+//! notices. Nothing a VM sends makes this side keep more than its agents allow by credit; a VM that breaks the
+//! rules is lost to the run.
+
+use std::collections::BTreeMap;
+use std::io::{self, Read, Write};
+use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpStream};
+use std::os::fd::AsFd;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::mpsc::{self, Receiver, Sender};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::thread;
+use std::time::Duration;
+
+use isthmus_guest::control::{self, Changes, ToGuest, ToHost};
+use isthmus_guest::relay::carry;
+use isthmus_guest::wire::mux::{Mux, set_nonblocking};
+use isthmus_guest::wire::{CHANNEL_IN, CHANNEL_OUT, Frame, Kind, WireError};
+use serde::{Deserialize, Serialize};
+
+use crate::error::{Error, Result};
 use crate::machines::Machine;
-use std::io;
-use std::path::Path;
-pub struct Switch;
+
+/// The socket in the run's directory at which agents report.
+pub const AGENT_SOCKET: &str = "agents";
+/// How long the launcher may take to accept a relayed connection.
+const CONNECT_LIMIT: Duration = Duration::from_secs(2);
+/// How long a guest may take to listen at a port.
+const LISTEN_LIMIT: Duration = Duration::from_secs(10);
+/// How long an agent may take to read what it has credit for.
+const AGENT_LIMIT: Duration = Duration::from_secs(10);
+
+/// What an agent says first.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Announce {
+    /// The host name that it was given.
+    pub host: String,
+    /// The ports that its command will connect to, and where they really are.
+    pub ports: Vec<(u16, Vec<SocketAddr>)>,
+}
+
+/// What it is answered.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Announced {
+    /// The VM's own address.
+    pub address: Ipv4Addr,
+    /// Each announced port, and where it is in the VM.
+    pub ports: BTreeMap<u16, u16>,
+}
+
+/// What the job hears.
+#[derive(Debug)]
 pub enum News {
-    Up { vm: usize },
-    Lost { vm: usize, why: String },
+    /// All three ports of a VM have answered, and its agent says that it is ready.
+    Up {
+        /// Which.
+        vm: usize,
+    },
+    /// A VM is gone, or of no use any more.
+    Lost {
+        /// Which.
+        vm: usize,
+        /// Why.
+        why: String,
+    },
+    /// Which files vanish with a VM.
+    Changes {
+        /// Which.
+        vm: usize,
+        /// The files.
+        changes: Changes,
+    },
 }
-pub struct Ports;
+
+/// The three ports of a VM, and its name and address.
+#[derive(Debug)]
+pub struct Ports {
+    name: String,
+    address: Ipv4Addr,
+    exec: UnixStream,
+    relay: UnixStream,
+    control: UnixStream,
+}
+
 impl Ports {
-    pub fn of(_: &Machine) -> io::Result<Self> {
-        Ok(Self)
+    /// Those of `machine`.
+    ///
+    /// # Errors
+    /// If there are no more descriptors.
+    pub fn of(machine: &Machine) -> io::Result<Self> {
+        Ok(Self {
+            name: machine.name.clone(),
+            address: machine.address,
+            exec: machine.exec.try_clone()?,
+            relay: machine.relay.try_clone()?,
+            control: machine.control.try_clone()?,
+        })
     }
 }
+
+type Report = Arc<dyn Fn(News) + Send + Sync>;
+
+/// A relayed port that an agent asks for.
+struct Wanted {
+    port: u16,
+    targets: Vec<SocketAddr>,
+    answer: Sender<std::result::Result<u16, String>>,
+}
+
+struct Vm {
+    index: usize,
+    name: String,
+    address: Ipv4Addr,
+    exec: Mutex<UnixStream>,
+    control: Mutex<UnixStream>,
+    /// The agents, by their stream in this VM.
+    agents: Mutex<BTreeMap<u32, Arc<Mutex<UnixStream>>>>,
+    next_stream: AtomicU32,
+    wanted: Mutex<Sender<Wanted>>,
+    relay_waker: UnixStream,
+    /// How many of the three ports have answered.
+    up: AtomicU32,
+    lost: AtomicBool,
+    report: Report,
+}
+
+/// The switch of a run. Its threads live until the process ends.
+pub struct Switch {
+    vms: Vec<Arc<Vm>>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // What is kept behind these locks is whole between any two statements.
+    mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+}
+
+fn spawn(name: String, body: impl FnOnce() + Send + 'static) -> Result<()> {
+    thread::Builder::new().name(name).spawn(body).map(drop).map_err(|e| Error::io("cannot start a thread", e))
+}
+
 impl Switch {
-    pub fn start(_: &Path, _: Vec<Ports>, _: bool, _: impl Fn(News) + Send + 'static) -> crate::Result<Self> {
-        Ok(Self)
+    /// Starts switching between the agents that connect in `dir` and the VMs behind `ports`. What happens to the
+    /// VMs is told to `report`.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub fn start(
+        dir: &Path,
+        ports: Vec<Ports>,
+        report: impl Fn(News) + Send + Sync + 'static,
+    ) -> Result<Self> {
+        let report: Report = Arc::new(report);
+        let socket: PathBuf = dir.join(AGENT_SOCKET);
+        let listener = UnixListener::bind(&socket)
+            .map_err(|e| Error::io(format!("cannot listen at {}", socket.display()), e))?;
+        let vms = ports
+            .into_iter()
+            .enumerate()
+            .map(|(index, ports)| Vm::start(index, ports, &report))
+            .collect::<Result<Vec<_>>>()?;
+        let known = vms.clone();
+        spawn("agents".into(), move || {
+            for agent in listener.incoming().flatten() {
+                let vms = known.clone();
+                // An agent that no thread can be had for sees its connection closed.
+                let _ = spawn("agent".into(), move || serve_agent(agent, &vms));
+            }
+        })?;
+        Ok(Self { vms })
     }
+
+    /// Asks a VM which files vanish with it; the answer is news.
+    pub fn ask_changes(&self, vm: usize) {
+        if let Some(vm) = self.vms.get(vm) {
+            let _ = control::encode(&ToGuest::Changes).write_to(&*lock(&vm.control));
+        }
+    }
+}
+
+impl Vm {
+    fn start(index: usize, ports: Ports, report: &Report) -> Result<Arc<Self>> {
+        let Ports { name, address, exec, relay, control } = ports;
+        let failed = |e| Error::io("cannot use the ports of a VM", e);
+        let (relay_waker, relay_woken) = UnixStream::pair().map_err(failed)?;
+        let (wanted, wanted_out) = mpsc::channel();
+        let vm = Arc::new(Self {
+            index,
+            name: name.clone(),
+            address,
+            exec: Mutex::new(exec.try_clone().map_err(failed)?),
+            control: Mutex::new(control.try_clone().map_err(failed)?),
+            agents: Mutex::new(BTreeMap::new()),
+            next_stream: AtomicU32::new(1),
+            wanted: Mutex::new(wanted),
+            relay_waker,
+            up: AtomicU32::new(0),
+            lost: AtomicBool::new(false),
+            report: Arc::clone(report),
+        });
+        let me = Arc::clone(&vm);
+        spawn(format!("{name} exec"), move || me.ended("exec", &me.switch_exec(exec)))?;
+        let me = Arc::clone(&vm);
+        spawn(format!("{name} relay"), move || {
+            me.ended("relay", &me.carry_connections(relay, &relay_woken, &wanted_out));
+        })?;
+        let me = Arc::clone(&vm);
+        spawn(format!("{name} control"), move || me.ended("control", &me.hear(control)))?;
+        Ok(vm)
+    }
+
+    fn answered(&self) {
+        // Relaxed: only the count matters, and the channel behind `report` orders the rest.
+        if self.up.fetch_add(1, Ordering::Relaxed) == 2 {
+            (self.report)(News::Up { vm: self.index });
+        }
+    }
+
+    fn lose(&self, why: String) {
+        // Relaxed: only who was first matters.
+        if !self.lost.swap(true, Ordering::Relaxed) {
+            (self.report)(News::Lost { vm: self.index, why });
+        }
+    }
+
+    /// A port has ended, so the VM is lost: its agents must not wait for it.
+    fn ended(&self, port: &str, end: &std::result::Result<(), WireError>) {
+        match end {
+            Ok(()) | Err(WireError::Closed) => self.lose("its process ended".into()),
+            Err(WireError::Io(e)) if e.kind() == io::ErrorKind::UnexpectedEof => {
+                self.lose("its process ended".into());
+            }
+            Err(e) => self.lose(format!("its {port} port failed: {e}")),
+        }
+        for agent in std::mem::take(&mut *lock(&self.agents)).into_values() {
+            let _ = lock(&agent).shutdown(Shutdown::Both);
+        }
+    }
+
+    /// Frames from the VM's processes to their agents.
+    fn switch_exec(&self, mut port: UnixStream) -> std::result::Result<(), WireError> {
+        Frame::hello().write_to(&*lock(&self.exec))?;
+        Frame::read_from(&mut port)?.check_hello()?;
+        self.answered();
+        loop {
+            let mut frame = Frame::read_from(&mut port)?;
+            let last = matches!(frame.kind, Kind::Exited | Kind::Refused);
+            let agent = {
+                let mut agents = lock(&self.agents);
+                if last { agents.remove(&frame.stream) } else { agents.get(&frame.stream).cloned() }
+            };
+            // Whoever it was for may have gone.
+            let Some(agent) = agent else { continue };
+            let stream = std::mem::replace(&mut frame.stream, AGENT_STREAM);
+            if frame.write_to(&*lock(&agent)).is_err() {
+                lock(&self.agents).remove(&stream);
+                let _ = lock(&agent).shutdown(Shutdown::Both);
+            }
+        }
+    }
+
+    /// Connections of the VM's processes to their launcher.
+    fn carry_connections(
+        &self,
+        port: UnixStream,
+        woken: &UnixStream,
+        wanted: &Receiver<Wanted>,
+    ) -> std::result::Result<(), WireError> {
+        set_nonblocking(woken)?;
+        let mut mux = Mux::new(port.into())?;
+        let mut answered = false;
+        let mut targets: BTreeMap<u16, Vec<SocketAddr>> = BTreeMap::new();
+        let mut waiting: Vec<Wanted> = Vec::new();
+        loop {
+            let turn = mux.wait(&[woken.as_fd()], None)?;
+            if mux.greeted() && !answered {
+                answered = true;
+                self.answered();
+            }
+            if !turn.ready.is_empty() {
+                let mut drained = [0; 64];
+                while (&*woken).read(&mut drained).is_ok_and(|n| n > 0) {}
+            }
+            while let Ok(want) = wanted.try_recv() {
+                targets.insert(want.port, want.targets.clone());
+                mux.send(&Frame::new(Kind::Listen, 0, want.port.to_le_bytes()));
+                waiting.push(want);
+            }
+            if let Some(frame) = turn.frame {
+                match frame.kind {
+                    Kind::Listening => {
+                        let [port, at] =
+                            [0, 2].map(|i| u16::from_le_bytes([frame.payload[i], frame.payload[i + 1]]));
+                        for want in waiting.extract_if(.., |want| want.port == port) {
+                            let _ = want.answer.send(Ok(at));
+                        }
+                    }
+                    Kind::Refused if frame.stream == 0 => {
+                        for want in waiting.drain(..) {
+                            let _ = want.answer.send(Err(frame.text()));
+                        }
+                    }
+                    Kind::Open => self.open(&mut mux, &frame, &targets),
+                    Kind::Close | Kind::Refused => mux.drop_stream(frame.stream),
+                    kind => return Err(WireError::BadFrame { kind: kind as u8, len: frame.payload.len() }),
+                }
+            }
+        }
+    }
+
+    fn open(&self, mux: &mut Mux, frame: &Frame, targets: &BTreeMap<u16, Vec<SocketAddr>>) {
+        let stream = frame.stream;
+        let opened = match frame.port().ok().map(|port| (port, targets.get(&port))) {
+            Some((port, Some(targets))) => connect(targets).map_err(|e| format!("to port {port}: {e}")),
+            Some((port, None)) => Err(format!("to port {port}, which no launcher announced")),
+            None => Err("to no port".into()),
+        };
+        let in_use = [CHANNEL_IN, CHANNEL_OUT].iter().any(|channel| mux.has((stream, *channel)));
+        let carried = match opened {
+            Ok(_) if in_use => Err("twice under one number".into()),
+            Ok(connection) => {
+                carry(mux, stream, connection, CHANNEL_OUT, CHANNEL_IN).map_err(|e| e.to_string())
+            }
+            Err(why) => Err(why),
+        };
+        if let Err(why) = carried {
+            eprintln!("isthmus: refused a connection of {} {why}", self.name);
+            mux.send(&Frame::new(Kind::Close, stream, []));
+        }
+    }
+
+    /// What the guest says of itself.
+    fn hear(&self, mut port: UnixStream) -> std::result::Result<(), WireError> {
+        Frame::hello().write_to(&*lock(&self.control))?;
+        Frame::read_from(&mut port)?.check_hello()?;
+        loop {
+            let frame = Frame::read_from(&mut port)?;
+            match serde_json::from_slice(&frame.payload) {
+                Ok(ToHost::Ready) => self.answered(),
+                Ok(ToHost::Broken { why }) => self.lose(why),
+                Ok(ToHost::Note { text }) => eprintln!("isthmus: {}: {text}", self.name),
+                Ok(ToHost::Changes(changes)) => (self.report)(News::Changes { vm: self.index, changes }),
+                Err(_) => return Err(WireError::BadPayload { what: "control message" }),
+            }
+        }
+    }
+
+    /// Has the guest listen at `port` for connections to any of `targets`.
+    fn listen(&self, port: u16, targets: Vec<SocketAddr>) -> std::result::Result<u16, String> {
+        let (answer, answered) = mpsc::channel();
+        let gone = || format!("{} is gone", self.name);
+        lock(&self.wanted).send(Wanted { port, targets, answer }).map_err(|_| gone())?;
+        (&self.relay_waker).write_all(&[1]).map_err(|_| gone())?;
+        answered.recv_timeout(LISTEN_LIMIT).unwrap_or_else(|_| Err(format!("{} does not answer", self.name)))
+    }
+}
+
+/// The stream by which an agent knows its only process.
+pub const AGENT_STREAM: u32 = 1;
+
+fn connect(targets: &[SocketAddr]) -> io::Result<TcpStream> {
+    let mut last = io::Error::from(io::ErrorKind::AddrNotAvailable);
+    for target in targets {
+        match TcpStream::connect_timeout(target, CONNECT_LIMIT) {
+            Ok(connection) => return Ok(connection),
+            Err(e) => last = e,
+        }
+    }
+    Err(last)
+}
+
+/// One agent, from its first word to its last.
+fn serve_agent(agent: UnixStream, vms: &[Arc<Vm>]) {
+    let refuse = |why: String| {
+        let _ = Frame::new(Kind::Refused, AGENT_STREAM, why).write_to(&agent);
+    };
+    match introduce(&agent, vms) {
+        Ok(vm) => {
+            if let Err(e) = switch_agent(&agent, &vm) {
+                refuse(e);
+            }
+        }
+        Err(why) => refuse(why),
+    }
+}
+
+/// The agent says which VM it wants and is told where its ports are there.
+fn introduce(agent: &UnixStream, vms: &[Arc<Vm>]) -> std::result::Result<Arc<Vm>, String> {
+    let text = |e: WireError| e.to_string();
+    // A VM's output must not wait for long for an agent that does not read.
+    agent.set_write_timeout(Some(AGENT_LIMIT)).map_err(|e| e.to_string())?;
+    Frame::hello().write_to(agent).map_err(text)?;
+    Frame::read_from(agent).and_then(|frame| frame.check_hello()).map_err(text)?;
+    let frame = Frame::read_from(agent).map_err(text)?;
+    let announce: Announce = match frame.kind {
+        Kind::Announce => serde_json::from_slice(&frame.payload).map_err(|e| e.to_string())?,
+        _ => return Err("an agent begins with an announcement".into()),
+    };
+    let vm = vms.iter().find(|vm| vm.name == announce.host).ok_or_else(|| {
+        let names: Vec<&str> = vms.iter().map(|vm| vm.name.as_str()).collect();
+        format!("this run has no host called {}; its VMs are {}", announce.host, names.join(", "))
+    })?;
+    let ports = announce
+        .ports
+        .into_iter()
+        .map(|(port, targets)| vm.listen(port, targets).map(|at| (port, at)))
+        .collect::<std::result::Result<_, _>>()?;
+    let answer = serde_json::to_vec(&Announced { address: vm.address, ports }).map_err(|e| e.to_string())?;
+    Frame::new(Kind::Announced, 0, answer).write_to(agent).map_err(text)?;
+    Ok(Arc::clone(vm))
+}
+
+/// Frames from an agent to its process, until either is gone.
+fn switch_agent(mut agent: &UnixStream, vm: &Vm) -> std::result::Result<(), String> {
+    let writer = agent.try_clone().map_err(|e| e.to_string())?;
+    // Relaxed: only that no two are the same matters.
+    let stream = vm.next_stream.fetch_add(1, Ordering::Relaxed);
+    lock(&vm.agents).insert(stream, Arc::new(Mutex::new(writer)));
+    // Relaxed: `lose` comes before the agents are let go, and the lock orders that.
+    if vm.lost.load(Ordering::Relaxed) {
+        lock(&vm.agents).remove(&stream);
+        return Err(format!("{} is gone", vm.name));
+    }
+    loop {
+        let mut frame = match Frame::read_from(&mut agent) {
+            Ok(frame) => frame,
+            Err(_) => break,
+        };
+        match frame.kind {
+            Kind::Start | Kind::Data | Kind::Credit | Kind::End | Kind::Stop | Kind::Signal | Kind::Close => {
+            }
+            _ => break,
+        }
+        frame.stream = stream;
+        if frame.write_to(&*lock(&vm.exec)).is_err() {
+            break;
+        }
+    }
+    // Still there: the agent went before its process did.
+    if lock(&vm.agents).remove(&stream).is_some() {
+        let _ = Frame::new(Kind::Close, stream, []).write_to(&*lock(&vm.exec));
+    }
+    Ok(())
 }

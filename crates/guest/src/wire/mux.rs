@@ -55,8 +55,9 @@ pub struct Mux {
 /// What one [`Mux::wait`] brought.
 #[derive(Debug, Default)]
 pub struct Turn {
-    /// Frames for the owner, in order.
-    pub frames: Vec<Frame>,
+    /// A frame for the owner. What follows it on the connection is looked at in the next turn, so that the owner can
+    /// first add the streams that it speaks of.
+    pub frame: Option<Frame>,
     /// Which of the owner's descriptors have something.
     pub ready: Vec<usize>,
 }
@@ -90,6 +91,17 @@ impl Mux {
         Ok(mux)
     }
 
+    /// A mux over `port`, on which both sides have said hello.
+    ///
+    /// # Errors
+    /// If the port cannot be made non-blocking.
+    pub fn greeted_already(port: OwnedFd) -> io::Result<Self> {
+        let mut mux = Self::new(port)?;
+        mux.out.clear();
+        mux.greeted = true;
+        Ok(mux)
+    }
+
     /// Whether the other side has said hello.
     pub fn greeted(&self) -> bool {
         self.greeted
@@ -116,6 +128,11 @@ impl Mux {
         self.sources.contains_key(&key) || self.sinks.contains_key(&key)
     }
 
+    /// Whether anything waits to be written for a channel.
+    pub fn has_waiting(&self, key: Key) -> bool {
+        self.sinks.get(&key).is_some_and(|sink| !sink.waiting.is_empty())
+    }
+
     /// Lets go of all channels of a stream at once.
     pub fn drop_stream(&mut self, stream: u32) {
         self.sources.retain(|key, _| key.0 != stream);
@@ -133,6 +150,11 @@ impl Mux {
     /// # Errors
     /// [`WireError::Closed`] when the other side is gone; any other error ends the connection as well.
     pub fn wait(&mut self, owners: &[BorrowedFd<'_>], timeout: Option<&Timespec>) -> Result<Turn, WireError> {
+        if let Some(frame) = self.take_frames()? {
+            // The owner's descriptors can wait for a turn: there are only so many frames in a read.
+            self.flush()?;
+            return Ok(Turn { frame: Some(frame), ready: Vec::new() });
+        }
         let room = self.out.len() < OUT_MARK;
         let mut port_events = PollFlags::IN;
         port_events.set(PollFlags::OUT, !self.out.is_empty());
@@ -179,7 +201,8 @@ impl Mux {
             }
         }
         if port.contains(PollFlags::IN) {
-            self.read_port(&mut turn.frames)?;
+            self.read_port()?;
+            turn.frame = self.take_frames()?;
         }
         self.flush()?;
         Ok(turn)
@@ -198,14 +221,19 @@ impl Mux {
         Ok(())
     }
 
-    fn read_port(&mut self, frames: &mut Vec<Frame>) -> Result<(), WireError> {
+    fn read_port(&mut self) -> Result<(), WireError> {
         let mut buffer = [0; 2 * MAX_DATA];
         match rustix::io::read(&self.port, &mut buffer) {
             Ok(0) | Err(Errno::CONNRESET) => return Err(WireError::Closed),
             Ok(got) => self.decoder.push(&buffer[..got]),
-            Err(Errno::AGAIN | Errno::INTR) => return Ok(()),
+            Err(Errno::AGAIN | Errno::INTR) => {}
             Err(e) => return Err(io::Error::from(e).into()),
         }
+        Ok(())
+    }
+
+    /// Does what the frames that have come say, up to and including the first one for the owner.
+    fn take_frames(&mut self) -> Result<Option<Frame>, WireError> {
         while let Some(frame) = self.decoder.next_frame()? {
             if !self.greeted {
                 frame.check_hello()?;
@@ -228,10 +256,10 @@ impl Mux {
                     }
                 }
                 Kind::Stop => drop(self.sources.remove(&(frame.stream, frame.channel))),
-                _ => frames.push(frame),
+                _ => return Ok(Some(frame)),
             }
         }
-        Ok(())
+        Ok(None)
     }
 
     /// Data for a sink. What comes for a channel that has ended meanwhile is dropped.
@@ -373,6 +401,27 @@ mod tests {
         let mut got = String::new();
         drain.read_to_string(&mut got).unwrap();
         assert_eq!(got, "through");
+    }
+
+    #[test]
+    fn data_right_behind_the_frame_that_opens_its_stream_is_not_lost() {
+        let (mut peer, end) = UnixStream::pair().unwrap();
+        let mut mux = Mux::new(end.into()).unwrap();
+        let mut bytes = Frame::hello().bytes();
+        bytes.extend(Frame::new(Kind::Open, 1, [0, 0]).bytes());
+        bytes.extend(Frame::of_channel(Kind::Data, 1, 0, *b"early").bytes());
+        bytes.extend(Frame::of_channel(Kind::End, 1, 0, []).bytes());
+        peer.write_all(&bytes).unwrap();
+        let (mut drain, sink) = io::pipe().unwrap();
+        let mut sink = Some(sink);
+        while sink.is_some() || mux.has((1, 0)) {
+            if mux.wait(&[], Some(&TICK)).unwrap().frame.is_some() {
+                mux.add_sink((1, 0), sink.take().unwrap().into());
+            }
+        }
+        let mut got = String::new();
+        drain.read_to_string(&mut got).unwrap();
+        assert_eq!(got, "early");
     }
 
     #[test]
