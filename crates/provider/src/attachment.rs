@@ -1,0 +1,85 @@
+//! This process's attachment to the local service, as far as libfabric's life cycle goes.
+//!
+//! `fi_getinfo` is called up to a dozen times and must be cheap: the first call attaches, which shows that there is a
+//! service and a usable region, and the answer is kept for the process. The attachment itself is held until a domain
+//! takes it over, or until libfabric goes. A forked child is another process and asks for itself.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use isthmus_fabric_sys::{FI_LOG_CORE, FI_LOG_WARN};
+use isthmus_region::member::Member;
+
+use crate::core::{Core, log};
+
+struct Probe {
+    pid: u32,
+    region: Result<[u64; 2], ()>,
+    held: Option<Arc<Member>>,
+}
+
+static PROBE: Mutex<Option<Probe>> = Mutex::new(None);
+
+/// The region's identity, if there is a service that lets us in. Says why not only where somebody asked for us.
+pub(crate) fn probe(core: Option<&Core>) -> Option<[u64; 2]> {
+    let mut probe = PROBE.lock().unwrap_or_else(PoisonError::into_inner);
+    let pid = std::process::id();
+    if let Some(known) = probe.as_mut() {
+        if known.pid == pid {
+            return known.region.ok();
+        }
+        // The parent's: its memory is not mapped here, and must not be unmapped either.
+        std::mem::forget(known.held.take());
+    }
+    let answer = isthmus_attach::shared();
+    if let Err(e) = &answer {
+        let text = describe(e);
+        if !asked_for(core) {
+            log!(core, INFO, CORE, "{text}");
+        } else if core.is_some_and(|c| c.logs(FI_LOG_WARN, FI_LOG_CORE)) {
+            log!(core, WARN, CORE, "{text}");
+        } else {
+            // Whoever asks for us by name must learn why we are not there; older cores log nothing by default.
+            eprintln!("isthmus: {text}");
+        }
+    }
+    let region = answer.as_ref().map(|m| m.region().shape().uuid).map_err(|_| ());
+    *probe = Some(Probe { pid, region, held: answer.ok() });
+    region.ok()
+}
+
+/// The attachment for a domain, which holds it from now on.
+pub(crate) fn take() -> Result<Arc<Member>, isthmus_attach::Error> {
+    let mut probe = PROBE.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(known) = probe.as_mut().filter(|p| p.pid == std::process::id()) {
+        if let Some(member) = known.held.take() {
+            return Ok(member);
+        }
+    }
+    isthmus_attach::shared()
+}
+
+/// Lets go of an attachment that no domain took.
+pub(crate) fn forget() {
+    let mut probe = PROBE.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(known) = probe.take().filter(|p| p.pid != std::process::id()) {
+        std::mem::forget(known.held);
+    }
+}
+
+/// An error with its causes.
+pub(crate) fn describe(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(e) = cause {
+        text = format!("{text}: {e}");
+        cause = e.source();
+    }
+    text
+}
+
+/// Whether the user named us: by `FI_PROVIDER`, or by naming a service.
+fn asked_for(core: Option<&Core>) -> bool {
+    let named = |filter: String| !filter.starts_with('^') && filter.split(',').any(|n| n.trim() == "isthmus");
+    std::env::var_os("ISTHMUS_SOCKET").is_some_and(|v| !v.is_empty())
+        || core.and_then(Core::filter).is_some_and(named)
+}

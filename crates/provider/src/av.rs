@@ -1,0 +1,280 @@
+//! Address vectors, as in fi_av(3).
+//!
+//! Addresses are numbered 0, 1, 2, … in the order of their insertion, for both kinds of vector. The same address
+//! inserted twice gets two numbers, and a removed number is not given again: MPICH counts on consecutive numbers.
+//! Endpoints resolve an address at its first use, so inserting touches nothing shared.
+
+use std::collections::HashMap;
+use std::ffi::{c_char, c_int, c_void};
+use std::sync::{Arc, PoisonError, RwLock};
+
+use isthmus_cabi::Poison;
+use isthmus_fabric_sys::*;
+use isthmus_transport::Address;
+use isthmus_transport::address::ADDRESS_BYTES;
+
+use crate::core::{Core, log};
+use crate::domain::Domain;
+use crate::object::{self, Object};
+
+/// An address vector.
+#[repr(C)]
+pub(crate) struct Av {
+    head: fid_av,
+    poison: Poison,
+    pub(crate) domain: Arc<Domain>,
+    table: RwLock<Table>,
+}
+
+#[derive(Default)]
+struct Table {
+    addresses: Vec<Option<Address>>,
+    /// The first number of each address that is in the table.
+    numbers: HashMap<Address, u64>,
+}
+
+// SAFETY: the head is written when it is made and only read since; its pointers are C's.
+unsafe impl Send for Av {}
+// SAFETY: as above.
+unsafe impl Sync for Av {}
+
+impl Object for Av {
+    type Head = fid_av;
+    fn poison(&self) -> &Poison {
+        &self.poison
+    }
+    fn core(&self) -> Option<&'static Core> {
+        self.domain.core()
+    }
+}
+
+static FID_OPS: fi_ops = object::ops(close, object::no_bind, object::no_control);
+static OPS: fi_ops_av = fi_ops_av {
+    size: size_of::<fi_ops_av>(),
+    insert,
+    insertsvc,
+    insertsym,
+    remove,
+    lookup,
+    straddr,
+    av_set: None,
+    insert_auth_key: None,
+    lookup_auth_key: None,
+    set_user_id: None,
+};
+
+impl Av {
+    pub(crate) fn open(
+        domain: Arc<Domain>,
+        attr: *mut fi_av_attr,
+        context: *mut c_void,
+    ) -> Result<Arc<Self>, c_int> {
+        // SAFETY: null or valid.
+        let attr: Option<&fi_av_attr> = unsafe { isthmus_cabi::object(attr) };
+        if let Some(attr) = attr {
+            // Neither insertion through an event queue, nor vectors that processes share.
+            if attr.flags & FI_COMPLETION != 0 || !attr.name.is_null() {
+                return Err(FI_ENOSYS);
+            }
+            if attr.av_type > FI_AV_TABLE || attr.rx_ctx_bits != 0 {
+                return Err(FI_EINVAL);
+            }
+        }
+        let fid = object::head(FI_CLASS_AV, context, &FID_OPS);
+        let head = fid_av { fid, ops: &OPS };
+        Ok(Arc::new(Self { head, poison: Poison::new(), domain, table: RwLock::default() }))
+    }
+
+    /// The address with a number.
+    pub(crate) fn address(&self, number: u64) -> Option<Address> {
+        let table = self.table.read().unwrap_or_else(PoisonError::into_inner);
+        *table.addresses.get(usize::try_from(number).ok()?)?
+    }
+
+    /// The number of an address.
+    pub(crate) fn number(&self, address: &Address) -> Option<u64> {
+        self.table.read().unwrap_or_else(PoisonError::into_inner).numbers.get(address).copied()
+    }
+
+    fn add(&self, bytes: &[u8]) -> Result<u64, c_int> {
+        let address = Address::from_bytes(bytes).map_err(|_| FI_EINVAL)?;
+        if address.region != self.domain.member.region().shape().uuid {
+            log!(self.core(), WARN, AV, "{address} is in another region, which this process cannot reach");
+            return Err(FI_EHOSTUNREACH);
+        }
+        let mut table = self.table.write().unwrap_or_else(PoisonError::into_inner);
+        let number = table.addresses.len() as u64;
+        table.addresses.push(Some(address));
+        table.numbers.entry(address).or_insert(number);
+        Ok(number)
+    }
+
+    fn drop_number(&self, number: u64) -> bool {
+        let mut table = self.table.write().unwrap_or_else(PoisonError::into_inner);
+        let Some(place) = usize::try_from(number).ok().and_then(|n| table.addresses.get_mut(n)) else {
+            return false;
+        };
+        let Some(address) = place.take() else { return false };
+        if table.numbers.get(&address) == Some(&number) {
+            table.numbers.remove(&address);
+        }
+        true
+    }
+}
+
+unsafe extern "C" fn close(fid: *mut fid) -> c_int {
+    // SAFETY: our vector, closed once.
+    unsafe { object::close::<Av>(fid.cast(), object::unless_busy) }
+}
+
+unsafe extern "C" fn insert(
+    av: *mut fid_av,
+    addr: *const c_void,
+    count: usize,
+    numbers: *mut fi_addr_t,
+    flags: u64,
+    context: *mut c_void,
+) -> c_int {
+    let body = |av: &Av| {
+        let Some(bytes) = count.checked_mul(ADDRESS_BYTES) else { return -FI_EINVAL };
+        // SAFETY: the caller gives `count` addresses of our size.
+        let Some(all) = (unsafe { isthmus_cabi::slice(addr.cast::<u8>(), bytes, isize::MAX as usize) })
+        else {
+            return -FI_EINVAL;
+        };
+        let errors = if flags & FI_SYNC_ERR == 0 { std::ptr::null_mut() } else { context.cast::<c_int>() };
+        let mut inserted = 0;
+        for (i, one) in all.chunks_exact(ADDRESS_BYTES).enumerate() {
+            let (number, error) = match av.add(one) {
+                Ok(number) => {
+                    inserted += 1;
+                    (number, 0)
+                }
+                Err(error) => (FI_ADDR_NOTAVAIL, error),
+            };
+            if !numbers.is_null() {
+                // SAFETY: the caller's array has `count` places.
+                unsafe { numbers.add(i).write(number) };
+            }
+            if !errors.is_null() {
+                // SAFETY: with this flag the context is an array of `count` places.
+                unsafe { errors.add(i).write(error) };
+            }
+        }
+        inserted
+    };
+    // SAFETY: our vector.
+    unsafe { object::call::<Av, _>(av, -FI_EIO, body) }
+}
+
+/// Our addresses have no names that could be looked up.
+unsafe extern "C" fn insertsvc(
+    _av: *mut fid_av,
+    _node: *const c_char,
+    _service: *const c_char,
+    _numbers: *mut fi_addr_t,
+    _flags: u64,
+    _context: *mut c_void,
+) -> c_int {
+    -FI_ENOSYS
+}
+
+unsafe extern "C" fn insertsym(
+    _av: *mut fid_av,
+    _node: *const c_char,
+    _node_count: usize,
+    _service: *const c_char,
+    _service_count: usize,
+    _numbers: *mut fi_addr_t,
+    _flags: u64,
+    _context: *mut c_void,
+) -> c_int {
+    -FI_ENOSYS
+}
+
+unsafe extern "C" fn remove(av: *mut fid_av, numbers: *mut fi_addr_t, count: usize, _flags: u64) -> c_int {
+    let body = |av: &Av| {
+        // SAFETY: the caller gives `count` numbers.
+        let Some(all) =
+            (unsafe { isthmus_cabi::slice(numbers.cast_const(), count, isize::MAX as usize / 8) })
+        else {
+            return -FI_EINVAL;
+        };
+        let known = all.iter().filter(|n| av.drop_number(**n)).count();
+        if known == count { 0 } else { -FI_EINVAL }
+    };
+    // SAFETY: our vector.
+    unsafe { object::call::<Av, _>(av, -FI_EIO, body) }
+}
+
+unsafe extern "C" fn lookup(av: *mut fid_av, number: fi_addr_t, addr: *mut c_void, len: *mut usize) -> c_int {
+    let body = |av: &Av| {
+        let Some(address) = av.address(number) else { return -FI_EINVAL };
+        // SAFETY: the caller's buffer and its length.
+        unsafe { copy_name(&address, addr, len) };
+        0
+    };
+    // SAFETY: our vector.
+    unsafe { object::call::<Av, _>(av, -FI_EIO, body) }
+}
+
+/// Copies as much of an address as fits, and tells its length; gives whether all of it fitted.
+///
+/// # Safety
+/// `len` is null or tells how many bytes may be written to `at`.
+pub(crate) unsafe fn copy_name(address: &Address, at: *mut c_void, len: *mut usize) -> bool {
+    if len.is_null() || !len.is_aligned() {
+        return false;
+    }
+    // SAFETY: checked above; the caller vouches for the rest.
+    let room = if at.is_null() { 0 } else { unsafe { len.read() } };
+    let bytes = address.to_bytes();
+    let count = room.min(bytes.len());
+    if count > 0 {
+        // SAFETY: not null and room for `count`.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), at.cast::<u8>(), count) };
+    }
+    // SAFETY: checked above.
+    unsafe { len.write(bytes.len()) };
+    count == bytes.len()
+}
+
+unsafe extern "C" fn straddr(
+    _av: *mut fid_av,
+    addr: *const c_void,
+    buf: *mut c_char,
+    len: *mut usize,
+) -> *const c_char {
+    let made = std::panic::catch_unwind(|| {
+        // SAFETY: the caller gives an address of our size.
+        let bytes = unsafe { isthmus_cabi::slice(addr.cast::<u8>(), ADDRESS_BYTES, ADDRESS_BYTES) };
+        match bytes.map(Address::from_bytes) {
+            Some(Ok(address)) => address.to_string(),
+            _ => "not an isthmus address".to_owned(),
+        }
+    });
+    // SAFETY: the caller's buffer and its length.
+    unsafe { write_text(&made.unwrap_or_default(), buf, len) };
+    buf
+}
+
+/// Writes a text and its zero as far as it fits, and how long it would have been.
+///
+/// # Safety
+/// `len` is null or tells how many bytes may be written to `buf`.
+unsafe fn write_text(text: &str, buf: *mut c_char, len: *mut usize) {
+    if len.is_null() || !len.is_aligned() {
+        return;
+    }
+    // SAFETY: checked above; the caller vouches for the rest.
+    let room = if buf.is_null() { 0 } else { unsafe { len.read() } };
+    if room > 0 {
+        let count = text.len().min(room - 1);
+        // SAFETY: room for `count` and one more.
+        unsafe { std::ptr::copy_nonoverlapping(text.as_ptr(), buf.cast::<u8>(), count) };
+        // SAFETY: as above.
+        unsafe { buf.add(count).write(0) };
+    }
+    // SAFETY: checked above.
+    unsafe { len.write(text.len() + 1) };
+}

@@ -1,0 +1,105 @@
+//! The caller's buffers, as libfabric's calls describe them.
+//!
+//! Null with a length is refused; null without one is an empty buffer. Descriptors (`desc`) are not looked at: local
+//! memory needs no registration, and MPICH passes pointers to null there.
+
+use std::ffi::c_void;
+
+use isthmus_fabric_sys::{fi_ioc, iovec};
+use isthmus_region::local::LocalBuf;
+
+use crate::info::{IOV_LIMIT, MAX_MESSAGE_BYTES};
+
+/// One buffer.
+///
+/// # Safety
+/// Until the operation completes the bytes must be readable, and writable where the operation receives into them.
+#[inline]
+pub(crate) unsafe fn one(at: *const c_void, len: usize) -> Option<[LocalBuf; 1]> {
+    if (at.is_null() && len > 0) || len > MAX_MESSAGE_BYTES {
+        return None;
+    }
+    // SAFETY: the caller vouches for the bytes.
+    Some([unsafe { LocalBuf::new(at.cast_mut().cast(), len) }])
+}
+
+/// Several buffers.
+pub(crate) struct Bufs {
+    parts: [LocalBuf; IOV_LIMIT],
+    count: usize,
+}
+
+impl Bufs {
+    /// # Safety
+    /// Null or `count` parts, each as for [`one`].
+    pub(crate) unsafe fn of(iov: *const iovec, count: usize) -> Option<Self> {
+        // SAFETY: the caller vouches for the array.
+        let parts = unsafe { isthmus_cabi::slice(iov, count, IOV_LIMIT) }?;
+        // SAFETY: the caller vouches for the bytes.
+        unsafe { Self::collect(parts.iter().map(|p| (p.iov_base.cast_const(), p.iov_len))) }
+    }
+
+    /// Elements of `size` bytes.
+    ///
+    /// # Safety
+    /// As [`Bufs::of`].
+    pub(crate) unsafe fn elements(ioc: *const fi_ioc, count: usize, size: usize) -> Option<Self> {
+        // SAFETY: the caller vouches for the array.
+        let parts = unsafe { isthmus_cabi::slice(ioc, count, IOV_LIMIT) }?;
+        let parts =
+            parts.iter().map(|p| (p.addr.cast_const(), p.count.checked_mul(size).unwrap_or(usize::MAX)));
+        // SAFETY: the caller vouches for the bytes.
+        unsafe { Self::collect(parts) }
+    }
+
+    /// # Safety
+    /// As [`one`], for each part.
+    unsafe fn collect(parts: impl Iterator<Item = (*const c_void, usize)>) -> Option<Self> {
+        let mut bufs = Self { parts: [LocalBuf::EMPTY; IOV_LIMIT], count: 0 };
+        let mut total = 0usize;
+        for (at, len) in parts {
+            total = total.checked_add(len).filter(|t| *t <= MAX_MESSAGE_BYTES)?;
+            if len == 0 {
+                continue;
+            }
+            // SAFETY: the caller vouches for the bytes.
+            let [part] = unsafe { one(at, len) }?;
+            *bufs.parts.get_mut(bufs.count)? = part;
+            bufs.count += 1;
+        }
+        Some(bufs)
+    }
+
+    pub(crate) fn get(&self) -> &[LocalBuf] {
+        &self.parts[..self.count]
+    }
+
+    /// Bytes of all parts.
+    pub(crate) fn len(&self) -> usize {
+        self.get().iter().map(|p| p.len()).sum()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn null_with_a_length_and_too_many_parts_are_refused() {
+        // SAFETY: refused, or empty.
+        assert!(unsafe { one(std::ptr::null(), 1) }.is_none());
+        // SAFETY: as above.
+        assert!(unsafe { one(std::ptr::null(), 0) }.is_some());
+        let byte = 1u8;
+        let part = iovec { iov_base: (&raw const byte).cast_mut().cast(), iov_len: 1 };
+        let empty = iovec { iov_base: std::ptr::null_mut(), iov_len: 0 };
+        let parts = [empty, part, empty];
+        // SAFETY: three parts, of at most one readable byte.
+        assert_eq!(unsafe { Bufs::of(parts.as_ptr(), 3) }.map(|b| (b.get().len(), b.len())), Some((1, 1)));
+        // SAFETY: refused by its count.
+        assert!(unsafe { Bufs::of(parts.as_ptr(), IOV_LIMIT + 1) }.is_none());
+        let huge = iovec { iov_len: usize::MAX, ..part };
+        // SAFETY: refused by its length.
+        assert!(unsafe { Bufs::of([huge, part].as_ptr(), 2) }.is_none());
+    }
+}

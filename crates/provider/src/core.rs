@@ -1,0 +1,252 @@
+//! The libfabric that loaded us, which we must not link: its log and its parameters, found by address.
+//!
+//! A process may hold several copies of libfabric (an MPI's own and the system's). All of them get the same mapping of
+//! this file, and each keeps what it knows of a provider in that provider's structure. So each core has a structure of
+//! its own here, and entry points of its own, which is how a call tells which core it comes from.
+
+use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::ptr::null_mut;
+use std::sync::{Mutex, PoisonError, RwLock};
+
+use isthmus_fabric_sys as fi;
+
+use crate::{fabric, info};
+
+/// Our name, as `FI_PROVIDER` knows it.
+pub(crate) const NAME: &CStr = c"isthmus";
+/// The newest API that we claim to speak. A core shows a provider only to callers that ask for no more than this; what
+/// later versions add is optional for a provider, so this is higher than any of them.
+const API: u32 = fi::fi_version(2, 99);
+/// Our own version, major and minor.
+pub(crate) const VERSION: u32 = fi::fi_version(0, 1);
+/// Cores that a process may hold at once; more share the last place.
+const CORES: usize = 4;
+
+/// One libfabric.
+pub(crate) struct Core {
+    /// Where it is mapped, so that it is known again.
+    base: usize,
+    provider: std::cell::UnsafeCell<fi::fi_provider>,
+    log: Option<fi::fi_log_fn>,
+    log_enabled: Option<fi::fi_log_enabled_fn>,
+    param_get: Option<fi::fi_param_get_fn>,
+}
+
+// SAFETY: the function pointers are the core's, which may be called from any thread; the structure in the cell is
+// written by the core alone, under its own lock, and never read here.
+unsafe impl Send for Core {}
+// SAFETY: as above.
+unsafe impl Sync for Core {}
+
+static LIVE: [RwLock<Option<&'static Core>>; CORES] = [const { RwLock::new(None) }; CORES];
+
+/// The core in a place.
+pub(crate) fn core(place: usize) -> Option<&'static Core> {
+    *LIVE[place].read().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Any core, for what concerns the whole process.
+pub(crate) fn any() -> Option<&'static Core> {
+    (0..CORES).find_map(core)
+}
+
+unsafe extern "C" fn getinfo_at<const PLACE: usize>(
+    version: u32,
+    node: *const c_char,
+    service: *const c_char,
+    flags: u64,
+    hints: *const fi::fi_info,
+    answer: *mut *mut fi::fi_info,
+) -> c_int {
+    // SAFETY: passed on as it came.
+    unsafe { info::getinfo(core(PLACE), version, node, service, flags, hints, answer) }
+}
+
+unsafe extern "C" fn fabric_at<const PLACE: usize>(
+    attr: *mut fi::fi_fabric_attr,
+    answer: *mut *mut fi::fid_fabric,
+    context: *mut c_void,
+) -> c_int {
+    // SAFETY: passed on as it came.
+    unsafe { fabric::open(core(PLACE), attr, answer, context) }
+}
+
+unsafe extern "C" fn cleanup_at<const PLACE: usize>() {
+    *LIVE[PLACE].write().unwrap_or_else(PoisonError::into_inner) = None;
+    if any().is_none() {
+        crate::attachment::forget();
+    }
+}
+
+const ENTRIES: [(fi::getinfo_fn, fi::fabric_fn, unsafe extern "C" fn()); CORES] = [
+    (getinfo_at::<0>, fabric_at::<0>, cleanup_at::<0>),
+    (getinfo_at::<1>, fabric_at::<1>, cleanup_at::<1>),
+    (getinfo_at::<2>, fabric_at::<2>, cleanup_at::<2>),
+    (getinfo_at::<3>, fabric_at::<3>, cleanup_at::<3>),
+];
+
+/// The provider structure for the core whose code contains `caller`.
+pub(crate) fn register(caller: *const c_void) -> *mut fi::fi_provider {
+    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+    let _one = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    let found = find(caller);
+    let same = (0..CORES).find(|p| core(*p).is_some_and(|c| c.base == found.base && found.base != 0));
+    let place = same.or_else(|| (0..CORES).find(|p| core(*p).is_none())).unwrap_or(CORES - 1);
+    let (getinfo, fabric, cleanup) = ENTRIES[place];
+    let provider = fi::fi_provider {
+        version: VERSION,
+        fi_version: API,
+        context: fi::fi_context { internal: [null_mut(); 4] },
+        name: NAME.as_ptr(),
+        getinfo: Some(getinfo),
+        fabric: Some(fabric),
+        cleanup: Some(cleanup),
+    };
+    // Leaked: the core holds on to it until it is unloaded, and objects may log through it even later.
+    let core: &'static Core =
+        Box::leak(Box::new(Core { provider: std::cell::UnsafeCell::new(provider), ..found }));
+    *LIVE[place].write().unwrap_or_else(PoisonError::into_inner) = Some(core);
+    core.provider.get()
+}
+
+/// Looks for the core's functions: in the file that contains `caller`, then wherever a libfabric is loaded.
+fn find(caller: *const c_void) -> Core {
+    // SAFETY: plain data, for which zeros are a valid value.
+    let mut place: libc::Dl_info = unsafe { std::mem::zeroed() };
+    // SAFETY: any address may be asked for; the answer goes to our own structure.
+    let known = !caller.is_null() && unsafe { libc::dladdr(caller, &raw mut place) } != 0;
+    let open = |name: *const c_char| {
+        // SAFETY: a string of the loader's, or a literal; nothing new is loaded.
+        unsafe { libc::dlopen(name, libc::RTLD_LAZY | libc::RTLD_NOLOAD) }
+    };
+    let mut handle = if known { open(place.dli_fname) } else { null_mut() };
+    if lookup(handle, c"fi_log").is_null() {
+        handle = open(c"libfabric.so.1".as_ptr());
+    }
+    let symbol =
+        |name| if handle.is_null() { lookup(libc::RTLD_DEFAULT, name) } else { lookup(handle, name) };
+    // SAFETY: a null pointer is None; else it is libfabric's function of this name, whose type never changed.
+    let log = unsafe { std::mem::transmute::<*mut c_void, Option<fi::fi_log_fn>>(symbol(c"fi_log")) };
+    // SAFETY: as above.
+    let log_enabled = unsafe {
+        std::mem::transmute::<*mut c_void, Option<fi::fi_log_enabled_fn>>(symbol(c"fi_log_enabled"))
+    };
+    // SAFETY: as above.
+    let param_get =
+        unsafe { std::mem::transmute::<*mut c_void, Option<fi::fi_param_get_fn>>(symbol(c"fi_param_get")) };
+    if !handle.is_null() {
+        // The core outlives us without our help, and must be free to go when its user closes it.
+        // SAFETY: opened above.
+        unsafe { libc::dlclose(handle) };
+    }
+    let base = if known { place.dli_fbase as usize } else { 0 };
+    let provider = fi::fi_provider {
+        version: 0,
+        fi_version: 0,
+        context: fi::fi_context { internal: [null_mut(); 4] },
+        name: null_mut(),
+        getinfo: None,
+        fabric: None,
+        cleanup: None,
+    };
+    Core { base, provider: std::cell::UnsafeCell::new(provider), log, log_enabled, param_get }
+}
+
+/// A symbol's default, which is its newest, version.
+fn lookup(handle: *mut c_void, name: &CStr) -> *mut c_void {
+    if handle.is_null() && libc::RTLD_DEFAULT != handle {
+        return null_mut();
+    }
+    // SAFETY: a handle from dlopen or the pseudo handle, and a C string.
+    unsafe { libc::dlsym(handle, name.as_ptr()) }
+}
+
+/// Keeps this file mapped until the process ends.
+///
+/// Some MPIs unmap libfabric and us in `MPI_Finalize`. We leave no thread and no handler behind, but the language's
+/// runtime has thread-local values whose destructors run when a thread ends, and these are code of this file.
+pub(crate) fn stay() {
+    // SAFETY: plain data, for which zeros are a valid value.
+    let mut place: libc::Dl_info = unsafe { std::mem::zeroed() };
+    let here = stay as *const c_void;
+    // SAFETY: an address of our own; the answer goes to our own structure.
+    if unsafe { libc::dladdr(here, &raw mut place) } != 0 {
+        // SAFETY: the loader's own name for this file; nothing new is loaded. The reference is kept on purpose.
+        unsafe { libc::dlopen(place.dli_fname, libc::RTLD_LAZY | libc::RTLD_NOLOAD | libc::RTLD_NODELETE) };
+    }
+}
+
+impl Core {
+    /// Whether a message of this level would be printed.
+    pub(crate) fn logs(&self, level: c_int, subsys: c_int) -> bool {
+        let Some(enabled) = self.log_enabled else { return false };
+        // SAFETY: the core's function, with the structure that this core was given.
+        unsafe { enabled(self.provider.get(), level, subsys) != 0 }
+    }
+
+    /// Logs a line through libfabric.
+    pub(crate) fn log(&self, level: c_int, subsys: c_int, place: &CStr, line: u32, text: &str) {
+        let Some(log) = self.log else { return };
+        let text = CString::new(text.replace('\0', " ")).unwrap_or_default();
+        let line = c_int::try_from(line).unwrap_or(0);
+        // SAFETY: the core's function, with its own structure, C strings, and one argument for the one conversion.
+        unsafe {
+            log(self.provider.get(), level, subsys, place.as_ptr(), line, c"%s\n".as_ptr(), text.as_ptr());
+        }
+    }
+
+    /// The core's own `provider` parameter, `FI_PROVIDER`, wherever it was set.
+    pub(crate) fn filter(&self) -> Option<String> {
+        let get = self.param_get?;
+        let mut value: *const c_char = null_mut();
+        // SAFETY: the core's function; no provider means the core's own parameters, and this one is a string.
+        let set = unsafe { get(null_mut(), c"provider".as_ptr(), (&raw mut value).cast()) };
+        // SAFETY: null or a C string that the core keeps.
+        if set == 0 { unsafe { isthmus_cabi::text(value) }.map(str::to_owned) } else { None }
+    }
+}
+
+/// Logs through the given core, if there is one and it would print it: `log!(core, WARN, EP_CTRL, "...")`.
+macro_rules! log {
+    ($core:expr, $level:ident, $subsys:ident, $($text:tt)+) => {
+        if let Some(core) = $core {
+            let core: &$crate::core::Core = core;
+            $crate::core::log_at(
+                core,
+                $crate::core::levels::$level,
+                $crate::core::subsystems::$subsys,
+                (concat!(module_path!(), "\0"), line!()),
+                &|| format!($($text)+),
+            );
+        }
+    };
+}
+pub(crate) use log;
+
+/// What [`log!`] calls: the text is made only if somebody will read it.
+#[cold]
+pub(crate) fn log_at(
+    core: &Core,
+    level: c_int,
+    subsys: c_int,
+    place: (&'static str, u32),
+    text: &dyn Fn() -> String,
+) {
+    if core.logs(level, subsys) {
+        let module = CStr::from_bytes_until_nul(place.0.as_bytes()).unwrap_or_default();
+        core.log(level, subsys, module, place.1, &text());
+    }
+}
+
+/// Levels, by the names that [`log!`] takes.
+pub(crate) mod levels {
+    pub(crate) use isthmus_fabric_sys::{FI_LOG_INFO as INFO, FI_LOG_WARN as WARN};
+}
+
+/// Subsystems, by the names that [`log!`] takes.
+pub(crate) mod subsystems {
+    pub(crate) use isthmus_fabric_sys::{
+        FI_LOG_AV as AV, FI_LOG_CORE as CORE, FI_LOG_DOMAIN as DOMAIN, FI_LOG_EP_CTRL as EP_CTRL,
+        FI_LOG_EP_DATA as EP_DATA, FI_LOG_FABRIC as FABRIC, FI_LOG_MR as MR,
+    };
+}

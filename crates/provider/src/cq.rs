@@ -1,0 +1,375 @@
+//! Completion queues, as in fi_cq(3).
+//!
+//! Reading a queue moves everything of the endpoints that are bound to it, in all directions; there is no other
+//! progress. A queue grows as needed: its size is a hint only, and it is never overrun.
+//!
+//! A completion that failed stays at the queue's front, and reads answer `-FI_EAVAIL`, until `fi_cq_readerr` takes it.
+//!
+//! **Waiting.** An empty read returns at once and makes no system call, except that after [`POLLS`] of them in a row the
+//! processor is offered to others: with more runnable processes than processors the one that we wait for may be among
+//! them. `fi_cq_sread` reads and yields until its time is up.
+
+use std::collections::VecDeque;
+use std::ffi::{c_char, c_int, c_void};
+use std::mem::offset_of;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use isthmus_cabi::Poison;
+use isthmus_fabric_sys as fi;
+use isthmus_fabric_sys::*;
+
+use crate::core::Core;
+use crate::domain::Domain;
+use crate::ep::Ep;
+use crate::lock::Lock;
+use crate::object::{self, Object};
+
+/// Empty reads in a row after which the processor is offered to others.
+const POLLS: u32 = 2000;
+/// Empty reads between two such offers, once nothing came during [`POLLS`].
+const FURTHER_POLLS: u32 = 64;
+/// Completions that a queue has room for without allocating.
+const ROOM: usize = 1024;
+
+/// A completion: one cache line. Its beginning is libfabric's entry, whose formats are beginnings of each other.
+#[repr(C)]
+pub(crate) struct Entry {
+    pub(crate) context: u64,
+    pub(crate) flags: u64,
+    pub(crate) len: u64,
+    pub(crate) buf: u64,
+    pub(crate) data: u64,
+    pub(crate) tag: u64,
+    pub(crate) source: fi_addr_t,
+    pub(crate) fault: Option<Box<Fault>>,
+}
+
+const _: () = assert!(size_of::<Entry>() == 64);
+const _: () = assert!(size_of::<fi_cq_tagged_entry>() == offset_of!(Entry, source));
+const _: () = assert!(offset_of!(fi_cq_tagged_entry, tag) == offset_of!(Entry, tag));
+
+/// What is further known of a completion that failed.
+pub(crate) struct Fault {
+    /// A positive `FI_E*`.
+    pub(crate) error: c_int,
+    /// Bytes cut off.
+    pub(crate) cut: u64,
+}
+
+/// A completion queue.
+#[repr(C)]
+pub(crate) struct Cq {
+    head: fid_cq,
+    poison: Poison,
+    pub(crate) domain: Arc<Domain>,
+    entry_bytes: usize,
+    endpoints: Lock<Vec<Arc<Ep>>>,
+    queue: Lock<Queue>,
+}
+
+struct Queue {
+    ready: VecDeque<Entry>,
+    idle: u32,
+    signaled: bool,
+}
+
+// SAFETY: the head is written when it is made and only read since; its pointers are C's.
+unsafe impl Send for Cq {}
+// SAFETY: as above.
+unsafe impl Sync for Cq {}
+
+impl Object for Cq {
+    type Head = fid_cq;
+    fn poison(&self) -> &Poison {
+        &self.poison
+    }
+    fn core(&self) -> Option<&'static Core> {
+        self.domain.core()
+    }
+}
+
+static FID_OPS: fi_ops = object::ops(close, object::no_bind, object::no_control);
+static OPS: fi_ops_cq = fi_ops_cq {
+    size: size_of::<fi_ops_cq>(),
+    read,
+    readfrom,
+    readerr,
+    sread,
+    sreadfrom,
+    signal,
+    strerror: strerror_at,
+};
+
+const EAGAIN: isize = -(FI_EAGAIN as isize);
+const EIO: isize = -(FI_EIO as isize);
+
+impl Cq {
+    pub(crate) fn open(
+        domain: Arc<Domain>,
+        attr: *mut fi_cq_attr,
+        context: *mut c_void,
+    ) -> Result<Arc<Self>, c_int> {
+        // SAFETY: null or valid.
+        let attr: Option<&fi_cq_attr> = unsafe { isthmus_cabi::object(attr) };
+        let (format, wait) = attr.map_or((FI_CQ_FORMAT_UNSPEC, FI_WAIT_NONE), |a| (a.format, a.wait_obj));
+        let entry_bytes = match format {
+            FI_CQ_FORMAT_UNSPEC | FI_CQ_FORMAT_CONTEXT => size_of::<fi_cq_entry>(),
+            FI_CQ_FORMAT_MSG => size_of::<fi_cq_msg_entry>(),
+            FI_CQ_FORMAT_DATA => size_of::<fi_cq_data_entry>(),
+            FI_CQ_FORMAT_TAGGED => size_of::<fi_cq_tagged_entry>(),
+            _ => return Err(FI_ENOSYS),
+        };
+        if !matches!(wait, FI_WAIT_NONE | FI_WAIT_UNSPEC | FI_WAIT_YIELD) {
+            return Err(FI_ENOSYS);
+        }
+        let fid = object::head(FI_CLASS_CQ, context, &FID_OPS);
+        let queue = Queue { ready: VecDeque::with_capacity(ROOM), idle: 0, signaled: false };
+        Ok(Arc::new(Self {
+            head: fid_cq { fid, ops: &OPS },
+            poison: Poison::new(),
+            entry_bytes,
+            endpoints: Lock::new(domain.locks, Vec::new()),
+            queue: Lock::new(domain.locks, queue),
+            domain,
+        }))
+    }
+
+    /// Endpoints whose progress this queue makes.
+    pub(crate) fn endpoints(&self) -> &Lock<Vec<Arc<Ep>>> {
+        &self.endpoints
+    }
+
+    /// Adds a completion.
+    #[inline]
+    pub(crate) fn push(&self, entry: Entry) {
+        self.queue.lock().ready.push_back(entry);
+    }
+
+    /// Takes up to `count` completions.
+    #[inline]
+    fn read(&self, buf: *mut c_void, count: usize, sources: *mut fi_addr_t) -> isize {
+        let healthy = progress(&self.endpoints);
+        let mut queue = self.queue.lock();
+        if queue.ready.is_empty() {
+            queue.idle += 1;
+            if queue.idle >= POLLS {
+                queue.idle = POLLS - FURTHER_POLLS;
+                drop(queue);
+                std::thread::yield_now();
+            }
+            return if healthy { EAGAIN } else { EIO };
+        }
+        queue.idle = 0;
+        if buf.is_null() && count > 0 {
+            return -(FI_EINVAL as isize);
+        }
+        let mut taken = 0;
+        while taken < count {
+            match queue.ready.front() {
+                Some(entry) if entry.fault.is_none() => {
+                    // SAFETY: the caller's buffer has room for `count` entries of the queue's format.
+                    let at = unsafe { buf.cast::<u8>().add(taken * self.entry_bytes) };
+                    // SAFETY: as above; the entry's beginning is libfabric's.
+                    unsafe { self.copy(entry, at) };
+                    if !sources.is_null() {
+                        // SAFETY: the caller's array has `count` places.
+                        unsafe { sources.add(taken).write(entry.source) };
+                    }
+                }
+                _ => break,
+            }
+            queue.ready.pop_front();
+            taken += 1;
+        }
+        if taken > 0 {
+            return taken.cast_signed();
+        }
+        // Nothing was asked for, or the first one failed.
+        if count == 0 { EAGAIN } else { -(FI_EAVAIL as isize) }
+    }
+
+    /// # Safety
+    /// Room for one entry of the queue's format at `to`.
+    #[inline]
+    unsafe fn copy(&self, entry: &Entry, to: *mut u8) {
+        let from = std::ptr::from_ref(entry).cast::<u8>();
+        // Sizes that are known make moves of it instead of a call.
+        macro_rules! bytes {
+            ($($format:ty),*) => {
+                match self.entry_bytes {
+                    $(n if n == size_of::<$format>() => {
+                        // SAFETY: the entry is at least as long; the caller vouches for the room.
+                        unsafe { std::ptr::copy_nonoverlapping(from, to, size_of::<$format>()) }
+                    })*
+                    _ => {}
+                }
+            };
+        }
+        bytes!(fi_cq_tagged_entry, fi_cq_entry, fi_cq_msg_entry, fi_cq_data_entry);
+    }
+
+    /// Takes a completion that failed.
+    fn read_error(&self, to: *mut fi_cq_err_entry) -> isize {
+        if to.is_null() {
+            return -(FI_EINVAL as isize);
+        }
+        let mut queue = self.queue.lock();
+        if queue.ready.front().is_none_or(|e| e.fault.is_none()) {
+            return EAGAIN;
+        }
+        let Some(entry) = queue.ready.pop_front() else { return EAGAIN };
+        drop(queue);
+        let fault = entry.fault.unwrap_or(Box::new(Fault { error: FI_EOTHER, cut: 0 }));
+        // Callers older than 1.20 have no room for the source, and those older than 1.5 give no buffer for further data;
+        // of that we have none in any case.
+        let api = self.domain.fabric.api;
+        macro_rules! set {
+            ($($field:ident = $value:expr),* $(,)?) => {$(
+                // SAFETY: the caller's structure has this member in its version.
+                unsafe { (&raw mut (*to).$field).write($value) };
+            )*};
+        }
+        set! {
+            op_context = pointer(entry.context),
+            flags = entry.flags,
+            len = usize::try_from(entry.len).unwrap_or(usize::MAX),
+            buf = pointer(entry.buf),
+            data = entry.data,
+            tag = entry.tag,
+            olen = usize::try_from(fault.cut).unwrap_or(usize::MAX),
+            err = fault.error,
+            prov_errno = fault.error,
+        }
+        // SAFETY: the caller's structure has this member in its version.
+        let own_buffer =
+            api >= fi::fi_version(1, 5) && unsafe { (&raw const (*to).err_data_size).read() } != 0;
+        if !own_buffer {
+            set! { err_data = std::ptr::null_mut() }
+        }
+        set! { err_data_size = 0 }
+        if api >= fi::fi_version(1, 20) {
+            set! { src_addr = entry.source }
+        }
+        1
+    }
+
+    /// Reads until there is something, the time is up (`timeout` milliseconds, negative for ever), or a signal.
+    fn wait(&self, buf: *mut c_void, count: usize, sources: *mut fi_addr_t, timeout: c_int) -> isize {
+        let until = u64::try_from(timeout).ok().map(|ms| Instant::now() + Duration::from_millis(ms));
+        loop {
+            for _ in 0..POLLS {
+                let got = self.read(buf, count, sources);
+                if got != EAGAIN {
+                    return got;
+                }
+            }
+            if std::mem::take(&mut self.queue.lock().signaled) || until.is_some_and(|u| Instant::now() >= u) {
+                return EAGAIN;
+            }
+        }
+    }
+}
+
+/// A caller's pointer that went through a completion as a number.
+pub(crate) fn pointer(address: u64) -> *mut c_void {
+    std::ptr::with_exposed_provenance_mut(usize::try_from(address).unwrap_or(0))
+}
+
+/// Moves everything of these endpoints; `false` if one of them is broken.
+#[inline]
+pub(crate) fn progress(endpoints: &Lock<Vec<Arc<Ep>>>) -> bool {
+    let endpoints = endpoints.lock();
+    let mut healthy = true;
+    for endpoint in endpoints.iter() {
+        healthy &= endpoint.progress();
+    }
+    healthy
+}
+
+unsafe extern "C" fn close(fid: *mut fid) -> c_int {
+    // SAFETY: our queue, closed once.
+    unsafe { object::close::<Cq>(fid.cast(), object::unless_busy) }
+}
+
+unsafe extern "C" fn read(cq: *mut fid_cq, buf: *mut c_void, count: usize) -> isize {
+    // SAFETY: our queue.
+    unsafe { object::call::<Cq, _>(cq, EIO, |cq| cq.read(buf, count, std::ptr::null_mut())) }
+}
+
+unsafe extern "C" fn readfrom(
+    cq: *mut fid_cq,
+    buf: *mut c_void,
+    count: usize,
+    sources: *mut fi_addr_t,
+) -> isize {
+    // SAFETY: our queue.
+    unsafe { object::call::<Cq, _>(cq, EIO, |cq| cq.read(buf, count, sources)) }
+}
+
+unsafe extern "C" fn readerr(cq: *mut fid_cq, buf: *mut fi_cq_err_entry, _flags: u64) -> isize {
+    // SAFETY: our queue.
+    unsafe { object::call::<Cq, _>(cq, EIO, |cq| cq.read_error(buf)) }
+}
+
+unsafe extern "C" fn sread(
+    cq: *mut fid_cq,
+    buf: *mut c_void,
+    count: usize,
+    _condition: *const c_void,
+    timeout: c_int,
+) -> isize {
+    // SAFETY: our queue.
+    unsafe { object::call::<Cq, _>(cq, EIO, |cq| cq.wait(buf, count, std::ptr::null_mut(), timeout)) }
+}
+
+unsafe extern "C" fn sreadfrom(
+    cq: *mut fid_cq,
+    buf: *mut c_void,
+    count: usize,
+    sources: *mut fi_addr_t,
+    _condition: *const c_void,
+    timeout: c_int,
+) -> isize {
+    // SAFETY: our queue.
+    unsafe { object::call::<Cq, _>(cq, EIO, |cq| cq.wait(buf, count, sources, timeout)) }
+}
+
+unsafe extern "C" fn signal(cq: *mut fid_cq) -> c_int {
+    let body = |cq: &Cq| {
+        cq.queue.lock().signaled = true;
+        0
+    };
+    // SAFETY: our queue.
+    unsafe { object::call::<Cq, _>(cq, -FI_EIO, body) }
+}
+
+unsafe extern "C" fn strerror_at(
+    _cq: *mut fid_cq,
+    prov_errno: c_int,
+    _err_data: *const c_void,
+    buf: *mut c_char,
+    len: usize,
+) -> *const c_char {
+    let text = match prov_errno.checked_abs().unwrap_or(0) {
+        0 => c"success",
+        FI_ETRUNC => c"the message was longer than the receive",
+        FI_ECANCELED => c"the operation was cancelled",
+        FI_ENOMSG => c"no message matches",
+        FI_ECONNRESET => c"the remote endpoint is gone, or faulty",
+        FI_ENOKEY => c"the target knows no such key",
+        FI_EACCES => c"the target's registration does not allow this access or range",
+        FI_EOPNOTSUPP => c"the target does not have this operation",
+        FI_EIO => c"internal error of the isthmus provider",
+        _ => c"unknown error",
+    };
+    let bytes = text.to_bytes_with_nul();
+    if !buf.is_null() && len > 0 {
+        let count = len.min(bytes.len());
+        // SAFETY: the caller's buffer of `len` bytes.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr().cast::<c_char>(), buf, count) };
+        // SAFETY: as above; a text that was cut ends here.
+        unsafe { buf.add(count - 1).write(0) };
+    }
+    text.as_ptr()
+}

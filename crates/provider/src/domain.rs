@@ -1,0 +1,236 @@
+//! Domains, as in fi_domain(3): what shares an attachment, a registration table, and a threading promise.
+
+use std::ffi::{c_int, c_void};
+use std::mem::ManuallyDrop;
+use std::sync::Arc;
+
+use isthmus_cabi::Poison;
+use isthmus_fabric_sys::*;
+use isthmus_region::member::Member;
+
+use crate::av::Av;
+use crate::cntr::Cntr;
+use crate::core::{Core, log};
+use crate::cq::Cq;
+use crate::ep::Ep;
+use crate::fabric::Fabric;
+use crate::info::DomainHints;
+use crate::mr::{self, Registrations};
+use crate::object::{self, Object};
+use crate::{arithmetic, attachment, errno};
+
+/// A domain.
+#[repr(C)]
+pub(crate) struct Domain {
+    head: fid_domain,
+    poison: Poison,
+    pub(crate) fabric: Arc<Fabric>,
+    /// Kept when a forked child drops it: the region is not mapped there.
+    pub(crate) member: ManuallyDrop<Arc<Member>>,
+    /// The process that opened it.
+    pub(crate) pid: u32,
+    /// Whether threads may meet in it; see [`crate::lock`].
+    pub(crate) locks: bool,
+    pub(crate) registrations: Arc<Registrations>,
+}
+
+// SAFETY: the head is written when it is made and only read since; its pointers are C's.
+unsafe impl Send for Domain {}
+// SAFETY: as above.
+unsafe impl Sync for Domain {}
+
+impl Object for Domain {
+    type Head = fid_domain;
+    fn poison(&self) -> &Poison {
+        &self.poison
+    }
+    fn core(&self) -> Option<&'static Core> {
+        self.fabric.core()
+    }
+}
+
+static FID_OPS: fi_ops = object::ops(close, bind, object::no_control);
+static OPS: fi_ops_domain = fi_ops_domain {
+    size: size_of::<fi_ops_domain>(),
+    av_open,
+    cq_open,
+    endpoint,
+    scalable_ep,
+    cntr_open,
+    poll_open,
+    stx_ctx,
+    srx_ctx,
+    query_atomic: Some(query_atomic),
+    query_collective: None,
+    endpoint2: Some(endpoint2),
+};
+
+impl Domain {
+    pub(crate) fn open(
+        fabric: Arc<Fabric>,
+        info: *mut fi_info,
+        context: *mut c_void,
+    ) -> Result<Arc<Self>, c_int> {
+        // SAFETY: null or valid.
+        let info = unsafe { isthmus_cabi::object(info) }.ok_or(FI_EINVAL)?;
+        // SAFETY: null or valid; every version has this part.
+        let attr: Option<&DomainHints> = unsafe { isthmus_cabi::object(info.domain_attr.cast()) };
+        let (threading, mr_mode) = attr.map_or((FI_THREAD_SAFE, 0), |a| (a.threading, a.mr_mode));
+        let member = attachment::take().map_err(|e| {
+            log!(fabric.core(), WARN, DOMAIN, "cannot open a domain: {}", attachment::describe(&e));
+            errno::of_attach(&e)
+        })?;
+        let fid = object::head(FI_CLASS_DOMAIN, context, &FID_OPS);
+        Ok(Arc::new(Self {
+            head: fid_domain { fid, ops: &OPS, mr: &mr::OPS },
+            poison: Poison::new(),
+            fabric,
+            member: ManuallyDrop::new(member),
+            pid: std::process::id(),
+            locks: threading != FI_THREAD_DOMAIN,
+            registrations: Arc::new(Registrations::new(mr_mode)),
+        }))
+    }
+
+    /// Whether this process opened it; a forked child must not touch the region.
+    pub(crate) fn is_own(&self) -> bool {
+        self.pid == std::process::id()
+    }
+}
+
+impl Drop for Domain {
+    fn drop(&mut self) {
+        if self.is_own() {
+            // SAFETY: dropped once, here, and not used afterwards.
+            unsafe { ManuallyDrop::drop(&mut self.member) };
+        }
+    }
+}
+
+/// Whether a domain that a caller names is one of ours.
+pub(crate) fn is_ours(domain: *mut fid_domain) -> bool {
+    // SAFETY: a domain of some provider, whose structure all share.
+    unsafe { isthmus_cabi::object(domain) }.is_some_and(|d| std::ptr::eq(d.ops, &raw const OPS))
+}
+
+unsafe extern "C" fn close(fid: *mut fid) -> c_int {
+    // SAFETY: our domain, closed once.
+    unsafe { object::close::<Domain>(fid.cast(), object::unless_busy) }
+}
+
+unsafe extern "C" fn bind(_fid: *mut fid, other: *mut fid, _flags: u64) -> c_int {
+    // SAFETY: an object of the caller's.
+    match unsafe { isthmus_cabi::object(other) } {
+        // Nothing of ours completes through an event queue, so there is nothing to keep.
+        Some(other) if other.fclass == FI_CLASS_EQ => 0,
+        _ => -FI_EINVAL,
+    }
+}
+
+unsafe extern "C" fn av_open(
+    domain: *mut fid_domain,
+    attr: *mut fi_av_attr,
+    answer: *mut *mut fid_av,
+    context: *mut c_void,
+) -> c_int {
+    // SAFETY: our domain and the caller's place.
+    unsafe { object::open::<Domain, Av>(domain, answer, |domain| Av::open(domain, attr, context)) }
+}
+
+unsafe extern "C" fn cq_open(
+    domain: *mut fid_domain,
+    attr: *mut fi_cq_attr,
+    answer: *mut *mut fid_cq,
+    context: *mut c_void,
+) -> c_int {
+    // SAFETY: our domain and the caller's place.
+    unsafe { object::open::<Domain, Cq>(domain, answer, |domain| Cq::open(domain, attr, context)) }
+}
+
+unsafe extern "C" fn endpoint(
+    domain: *mut fid_domain,
+    info: *mut fi_info,
+    answer: *mut *mut fid_ep,
+    context: *mut c_void,
+) -> c_int {
+    // SAFETY: our domain and the caller's place.
+    unsafe { object::open::<Domain, Ep>(domain, answer, |domain| Ep::open(domain, info, context)) }
+}
+
+unsafe extern "C" fn endpoint2(
+    domain: *mut fid_domain,
+    info: *mut fi_info,
+    answer: *mut *mut fid_ep,
+    flags: u64,
+    context: *mut c_void,
+) -> c_int {
+    if flags != 0 {
+        return -FI_EBADFLAGS;
+    }
+    // SAFETY: passed on.
+    unsafe { endpoint(domain, info, answer, context) }
+}
+
+unsafe extern "C" fn cntr_open(
+    domain: *mut fid_domain,
+    attr: *mut fi_cntr_attr,
+    answer: *mut *mut fid_cntr,
+    context: *mut c_void,
+) -> c_int {
+    // SAFETY: our domain and the caller's place.
+    unsafe { object::open::<Domain, Cntr>(domain, answer, |domain| Cntr::open(domain, attr, context)) }
+}
+
+unsafe extern "C" fn scalable_ep(
+    _domain: *mut fid_domain,
+    _info: *mut fi_info,
+    _answer: *mut *mut fid_ep,
+    _context: *mut c_void,
+) -> c_int {
+    -FI_ENOSYS
+}
+
+unsafe extern "C" fn poll_open(
+    _domain: *mut fid_domain,
+    _attr: *mut c_void,
+    _answer: *mut *mut c_void,
+) -> c_int {
+    -FI_ENOSYS
+}
+
+unsafe extern "C" fn stx_ctx(
+    _domain: *mut fid_domain,
+    _attr: *mut fi_tx_attr,
+    _answer: *mut *mut c_void,
+    _context: *mut c_void,
+) -> c_int {
+    -FI_ENOSYS
+}
+
+unsafe extern "C" fn srx_ctx(
+    _domain: *mut fid_domain,
+    _attr: *mut fi_rx_attr,
+    _answer: *mut *mut fid_ep,
+    _context: *mut c_void,
+) -> c_int {
+    -FI_ENOSYS
+}
+
+unsafe extern "C" fn query_atomic(
+    _domain: *mut fid_domain,
+    datatype: u32,
+    op: u32,
+    attr: *mut fi_atomic_attr,
+    flags: u64,
+) -> c_int {
+    let kind = match flags & (FI_FETCH_ATOMIC | FI_COMPARE_ATOMIC) {
+        0 => isthmus_transport::AtomicKind::Plain,
+        FI_FETCH_ATOMIC => isthmus_transport::AtomicKind::Fetch,
+        FI_COMPARE_ATOMIC => isthmus_transport::AtomicKind::Compare,
+        _ => return -FI_EBADFLAGS,
+    };
+    let Some(size) = arithmetic::valid(datatype, op, kind) else { return -FI_EOPNOTSUPP };
+    let answer = fi_atomic_attr { count: arithmetic::MOST_BYTES / size, size };
+    // SAFETY: null or the caller's place for the answer.
+    if unsafe { isthmus_cabi::put(attr, answer) } { 0 } else { -FI_EINVAL }
+}

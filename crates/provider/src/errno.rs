@@ -1,0 +1,77 @@
+//! Our errors as libfabric's: exhaustive, so that a new variant does not compile until it is mapped here.
+
+use std::ffi::c_int;
+
+use isthmus_attach::protocol::Code;
+use isthmus_fabric_sys::*;
+use isthmus_transport::{PostError, Status};
+
+/// A refused post.
+#[inline]
+pub(crate) fn of_post(error: PostError) -> c_int {
+    match error {
+        PostError::Again => FI_EAGAIN,
+        PostError::PeerGone => FI_ECONNRESET,
+        PostError::NoPeer => FI_EINVAL,
+        PostError::TooLong => FI_EMSGSIZE,
+        PostError::Invalid => FI_EINVAL,
+    }
+}
+
+/// An operation that failed, or 0.
+pub(crate) fn of_status(status: Status) -> c_int {
+    match status {
+        Status::Ok => FI_SUCCESS,
+        Status::Truncated { .. } => FI_ETRUNC,
+        Status::Canceled => FI_ECANCELED,
+        Status::NoMessage => FI_ENOMSG,
+        Status::PeerGone => FI_ECONNRESET,
+        Status::NoKey => FI_ENOKEY,
+        Status::NoAccess => FI_EACCES,
+        Status::Unsupported => FI_EOPNOTSUPP,
+    }
+}
+
+/// What went wrong with the region.
+pub(crate) fn of_region(error: &isthmus_region::Error) -> c_int {
+    use isthmus_region::Error;
+    match error {
+        Error::Memory { .. } | Error::DoesNotFit { .. } => FI_ENOMEM,
+        Error::BadSize { .. } => FI_EINVAL,
+        Error::WrongSize { .. }
+        | Error::Version { .. }
+        | Error::OutOfBounds { .. }
+        | Error::Invalid { .. } => FI_EIO,
+        Error::NoPeer { .. } => FI_ECONNRESET,
+        Error::Service { .. } => FI_EIO,
+        Error::Full { .. } => FI_ENOSPC,
+    }
+}
+
+/// What went wrong with an endpoint or an address.
+pub(crate) fn of_transport(error: &isthmus_transport::Error) -> c_int {
+    use isthmus_transport::Error;
+    match error {
+        Error::Region { source, .. } => of_region(source),
+        Error::NotAnAddress => FI_EINVAL,
+        Error::OtherRegion => FI_EHOSTUNREACH,
+    }
+}
+
+/// What went wrong with the local service.
+pub(crate) fn of_attach(error: &isthmus_attach::Error) -> c_int {
+    use isthmus_attach::Error;
+    match error {
+        Error::NoSocket { .. } | Error::Connect { .. } => FI_ENODATA,
+        Error::Socket { .. } | Error::InUse { .. } | Error::System { .. } => FI_EIO,
+        Error::Refused { code, .. } => match code {
+            Code::Full => FI_ENOSPC,
+            Code::Version | Code::NotAllowed => FI_EACCES,
+            Code::Invalid | Code::BadFrame | Code::Failed => FI_EIO,
+        },
+        Error::TimedOut { .. } => FI_ETIMEDOUT,
+        Error::Gone | Error::BadFrame { .. } => FI_EIO,
+        Error::Forked => FI_EOPBADSTATE,
+        Error::Region(source) => of_region(source),
+    }
+}

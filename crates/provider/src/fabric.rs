@@ -1,0 +1,142 @@
+//! Fabrics, as in fi_fabric(3).
+
+use std::ffi::{c_int, c_void};
+use std::sync::Arc;
+
+use isthmus_cabi::{Poison, guard};
+use isthmus_fabric_sys::*;
+
+use crate::core::{Core, log};
+use crate::domain::Domain;
+use crate::eq::Eq;
+use crate::object::{self, Object};
+
+/// A fabric.
+#[repr(C)]
+pub(crate) struct Fabric {
+    head: fid_fabric,
+    poison: Poison,
+    core: Option<&'static Core>,
+    /// The API version that the caller asked with, which decides about the layout of what it hands us.
+    pub(crate) api: u32,
+}
+
+// SAFETY: the head is written when it is made and only read since; its pointers are C's.
+unsafe impl Send for Fabric {}
+// SAFETY: as above.
+unsafe impl Sync for Fabric {}
+
+impl Object for Fabric {
+    type Head = fid_fabric;
+    fn poison(&self) -> &Poison {
+        &self.poison
+    }
+    fn core(&self) -> Option<&'static Core> {
+        self.core
+    }
+}
+
+static FID_OPS: fi_ops = object::ops(close, object::no_bind, object::no_control);
+static OPS: fi_ops_fabric = fi_ops_fabric {
+    size: size_of::<fi_ops_fabric>(),
+    domain: open_domain,
+    passive_ep: no_passive_ep,
+    eq_open: open_eq,
+    wait_open: no_wait_set,
+    trywait,
+    domain2: Some(open_domain2),
+};
+
+/// `fi_fabric`.
+///
+/// # Safety
+/// As libfabric calls it.
+pub(crate) unsafe fn open(
+    core: Option<&'static Core>,
+    attr: *mut fi_fabric_attr,
+    answer: *mut *mut fid_fabric,
+    context: *mut c_void,
+) -> c_int {
+    static POISON: Poison = Poison::new();
+    let report = |said: &str| log!(core, WARN, FABRIC, "internal error, fabrics are off from now on: {said}");
+    guard(&POISON, -FI_EIO, report, || {
+        // SAFETY: null or valid.
+        let (Some(attr), false) = (unsafe { isthmus_cabi::object(attr) }, answer.is_null()) else {
+            return -FI_EINVAL;
+        };
+        let fid = object::head(FI_CLASS_FABRIC, context, &FID_OPS);
+        let head = fid_fabric { fid, ops: &OPS, api_version: attr.api_version };
+        let fabric = Arc::new(Fabric { head, poison: Poison::new(), core, api: attr.api_version });
+        // SAFETY: not null; the caller's place for the answer.
+        unsafe { answer.write(object::give(fabric)) };
+        0
+    })
+}
+
+/// Whether a fabric that a caller names is one of ours.
+pub(crate) fn is_ours(fabric: *mut fid_fabric) -> bool {
+    // SAFETY: a fabric of some provider, whose structure all share.
+    unsafe { isthmus_cabi::object(fabric) }.is_some_and(|f| std::ptr::eq(f.ops, &raw const OPS))
+}
+
+unsafe extern "C" fn close(fid: *mut fid) -> c_int {
+    // SAFETY: our fabric, closed once.
+    unsafe { object::close::<Fabric>(fid.cast(), object::unless_busy) }
+}
+
+unsafe extern "C" fn open_domain(
+    fabric: *mut fid_fabric,
+    info: *mut fi_info,
+    answer: *mut *mut fid_domain,
+    context: *mut c_void,
+) -> c_int {
+    // SAFETY: our fabric and the caller's place.
+    unsafe { object::open::<Fabric, Domain>(fabric, answer, |fabric| Domain::open(fabric, info, context)) }
+}
+
+unsafe extern "C" fn open_domain2(
+    fabric: *mut fid_fabric,
+    info: *mut fi_info,
+    answer: *mut *mut fid_domain,
+    flags: u64,
+    context: *mut c_void,
+) -> c_int {
+    if flags != 0 {
+        return -FI_EBADFLAGS;
+    }
+    // SAFETY: passed on.
+    unsafe { open_domain(fabric, info, answer, context) }
+}
+
+unsafe extern "C" fn open_eq(
+    fabric: *mut fid_fabric,
+    attr: *mut fi_eq_attr,
+    answer: *mut *mut fid_eq,
+    context: *mut c_void,
+) -> c_int {
+    // SAFETY: our fabric and the caller's place.
+    unsafe { object::open::<Fabric, Eq>(fabric, answer, |fabric| Eq::open(fabric, attr, context)) }
+}
+
+unsafe extern "C" fn no_passive_ep(
+    _fabric: *mut fid_fabric,
+    _info: *mut fi_info,
+    _answer: *mut *mut c_void,
+    _context: *mut c_void,
+) -> c_int {
+    -FI_ENOSYS
+}
+
+unsafe extern "C" fn no_wait_set(
+    _fabric: *mut fid_fabric,
+    _attr: *mut c_void,
+    _answer: *mut *mut c_void,
+) -> c_int {
+    -FI_ENOSYS
+}
+
+/// There is nothing to wait on yet, so no wait can be missed either; but the caller would then block on a descriptor
+/// that it could not have got from us.
+unsafe extern "C" fn trywait(_fabric: *mut fid_fabric, _fids: *mut *mut fid, _count: c_int) -> c_int {
+    -FI_ENOSYS
+}

@@ -1,0 +1,326 @@
+//! Memory registration, as in fi_mr(3): which memory others may reach, under which key.
+//!
+//! Registering costs an entry in a table: nothing is pinned or copied. Keys are the caller's and addresses count from
+//! the start of the registration, unless the caller is of the old kind that wants keys from us and plain addresses
+//! (`FI_MR_BASIC`).
+//!
+//! A registration of null with length `SIZE_MAX` stands for the whole address space, as MPICH makes for dynamic
+//! windows. What is reached through it is validated at each access: a peer's wrong address must be an error there and
+//! no crash here.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::ffi::{c_int, c_void};
+use std::sync::{Arc, PoisonError, RwLock};
+
+use isthmus_cabi::Poison;
+use isthmus_fabric_sys::*;
+use isthmus_region::local::LocalBuf;
+use isthmus_transport::types::RemoteAtomic;
+use isthmus_transport::{Access, Memory, Status};
+
+use crate::arithmetic;
+use crate::core::{Core, log};
+use crate::domain::Domain;
+use crate::object::{self, Object};
+
+/// The memory that a domain's owner registered.
+pub(crate) struct Registrations {
+    /// Addresses are the target's own, not offsets.
+    plain_addresses: bool,
+    /// Keys are ours to choose.
+    own_keys: bool,
+    table: RwLock<Table>,
+}
+
+#[derive(Default)]
+struct Table {
+    regions: HashMap<u64, Region>,
+    next_key: u64,
+}
+
+#[derive(Clone, Copy)]
+struct Region {
+    start: u64,
+    len: u64,
+    access: u64,
+}
+
+impl Registrations {
+    pub(crate) fn new(mr_mode: c_int) -> Self {
+        let basic = mr_mode == FI_MR_BASIC;
+        let bit = |bit: c_int| basic || (mr_mode != FI_MR_SCALABLE && mr_mode & bit != 0);
+        let table = RwLock::default();
+        Self { plain_addresses: bit(FI_MR_VIRT_ADDR), own_keys: bit(FI_MR_PROV_KEY), table }
+    }
+
+    fn add(&self, region: Region, requested_key: u64) -> Result<u64, c_int> {
+        let mut table = self.table.write().unwrap_or_else(PoisonError::into_inner);
+        let key = if self.own_keys {
+            table.next_key += 1;
+            table.next_key
+        } else {
+            requested_key
+        };
+        match table.regions.entry(key) {
+            Entry::Occupied(_) => Err(FI_ENOKEY),
+            Entry::Vacant(place) => {
+                place.insert(region);
+                Ok(key)
+            }
+        }
+    }
+
+    fn remove(&self, key: u64) {
+        self.table.write().unwrap_or_else(PoisonError::into_inner).regions.remove(&key);
+    }
+}
+
+/// A domain's registrations as the transport looks at them.
+pub(crate) struct Reach(pub(crate) Arc<Registrations>);
+
+impl Memory for Reach {
+    fn find(&self, key: u64, addr: u64, len: u64, access: Access) -> Result<LocalBuf, Status> {
+        let table = self.0.table.read().unwrap_or_else(PoisonError::into_inner);
+        let region = *table.regions.get(&key).ok_or(Status::NoKey)?;
+        drop(table);
+        let needed = match access {
+            Access::Read => FI_REMOTE_READ,
+            Access::Write | Access::Atomic => FI_REMOTE_WRITE,
+        };
+        let offset = if self.0.plain_addresses { addr.wrapping_sub(region.start) } else { addr };
+        let end = offset.checked_add(len).ok_or(Status::NoAccess)?;
+        if region.access & needed == 0 || end > region.len {
+            return Err(Status::NoAccess);
+        }
+        let start = region.start.checked_add(offset).ok_or(Status::NoAccess)?;
+        let count = usize::try_from(len).map_err(|_| Status::NoAccess)?;
+        if region.len == u64::MAX && !is_mapped(start, count, access) {
+            return Err(Status::NoAccess);
+        }
+        let at = std::ptr::with_exposed_provenance_mut::<u8>(
+            usize::try_from(start).map_err(|_| Status::NoAccess)?,
+        );
+        // SAFETY: the program registered these bytes for this access and keeps them so until it closes the region;
+        // bounds were checked above, and where it registered everything, so was the memory.
+        Ok(unsafe { LocalBuf::new(at, count) })
+    }
+
+    fn atomic(&self, target: LocalBuf, what: &RemoteAtomic<'_>, before: &mut Vec<u8>) -> Result<(), Status> {
+        arithmetic::apply(target, what, before)
+    }
+}
+
+/// Whether memory is there for this access. Asking the kernel to bring it in answers just that, without a signal.
+#[cold]
+fn is_mapped(start: u64, len: usize, access: Access) -> bool {
+    const PAGE: u64 = 4096;
+    if len == 0 {
+        return true;
+    }
+    let first = start / PAGE * PAGE;
+    let Some(last) = start.checked_add(len as u64).and_then(|end| end.checked_next_multiple_of(PAGE)) else {
+        return false;
+    };
+    let (Ok(at), Ok(bytes)) = (usize::try_from(first), usize::try_from(last - first)) else { return false };
+    let advice = match access {
+        Access::Read => libc::MADV_POPULATE_READ,
+        Access::Write | Access::Atomic => libc::MADV_POPULATE_WRITE,
+    };
+    let at = std::ptr::with_exposed_provenance_mut::<c_void>(at);
+    // SAFETY: the advice changes no contents, and any address may be given.
+    if unsafe { libc::madvise(at, bytes, advice) } == 0 {
+        return true;
+    }
+    // Kernels before 5.14 do not know the advice, and device memory cannot be populated: there, look for a mapping.
+    if std::io::Error::last_os_error().raw_os_error() != Some(libc::EINVAL) {
+        return false;
+    }
+    let mut resident = vec![0u8; bytes / 4096];
+    // SAFETY: one byte for each page; any address may be given.
+    unsafe { libc::mincore(at, bytes, resident.as_mut_ptr()) == 0 }
+}
+
+/// A registered memory region.
+#[repr(C)]
+pub(crate) struct Mr {
+    head: fid_mr,
+    poison: Poison,
+    domain: Arc<Domain>,
+}
+
+// SAFETY: the head is written when it is made and only read since; its pointers are C's.
+unsafe impl Send for Mr {}
+// SAFETY: as above.
+unsafe impl Sync for Mr {}
+
+impl Object for Mr {
+    type Head = fid_mr;
+    fn poison(&self) -> &Poison {
+        &self.poison
+    }
+    fn core(&self) -> Option<&'static Core> {
+        self.domain.core()
+    }
+}
+
+static FID_OPS: fi_ops = object::ops(close, bind, control);
+pub(crate) static OPS: fi_ops_mr = fi_ops_mr { size: size_of::<fi_ops_mr>(), reg, regv, regattr };
+
+impl Mr {
+    fn open(
+        domain: Arc<Domain>,
+        part: iovec,
+        access: u64,
+        requested_key: u64,
+        context: *mut c_void,
+    ) -> Result<Arc<Self>, c_int> {
+        let start = part.iov_base.expose_provenance() as u64;
+        let region = Region { start, len: part.iov_len as u64, access };
+        if region.len != u64::MAX && start.checked_add(region.len).is_none() {
+            return Err(FI_EINVAL);
+        }
+        let key = domain.registrations.add(region, requested_key).inspect_err(|_| {
+            log!(domain.core(), INFO, MR, "key {requested_key:#x} is taken");
+        })?;
+        let fid = object::head(FI_CLASS_MR, context, &FID_OPS);
+        let head = fid_mr { fid, mem_desc: std::ptr::null_mut(), key };
+        Ok(Arc::new(Self { head, poison: Poison::new(), domain }))
+    }
+}
+
+unsafe extern "C" fn close(fid: *mut fid) -> c_int {
+    let last = |mr: &Arc<Mr>| {
+        mr.domain.registrations.remove(mr.head.key);
+        0
+    };
+    // SAFETY: our region, closed once.
+    unsafe { object::close::<Mr>(fid.cast(), last) }
+}
+
+unsafe extern "C" fn bind(_fid: *mut fid, other: *mut fid, _flags: u64) -> c_int {
+    // SAFETY: an object of the caller's.
+    match unsafe { isthmus_cabi::object(other) } {
+        // A registration serves all endpoints of its domain in any case.
+        Some(other) if other.fclass == FI_CLASS_EP => 0,
+        _ => -FI_ENOSYS,
+    }
+}
+
+unsafe extern "C" fn control(_fid: *mut fid, command: c_int, _arg: *mut c_void) -> c_int {
+    if command == FI_ENABLE { 0 } else { -FI_ENOSYS }
+}
+
+unsafe extern "C" fn reg(
+    fid: *mut fid,
+    buf: *const c_void,
+    len: usize,
+    access: u64,
+    _offset: u64,
+    requested_key: u64,
+    flags: u64,
+    answer: *mut *mut fid_mr,
+    context: *mut c_void,
+) -> c_int {
+    if flags != 0 {
+        return -FI_EBADFLAGS;
+    }
+    let part = iovec { iov_base: buf.cast_mut(), iov_len: len };
+    let body = |domain| Mr::open(domain, part, access, requested_key, context);
+    // SAFETY: our domain and the caller's place.
+    unsafe { object::open::<Domain, Mr>(fid.cast(), answer, body) }
+}
+
+unsafe extern "C" fn regv(
+    fid: *mut fid,
+    iov: *const iovec,
+    count: usize,
+    access: u64,
+    offset: u64,
+    requested_key: u64,
+    flags: u64,
+    answer: *mut *mut fid_mr,
+    context: *mut c_void,
+) -> c_int {
+    // SAFETY: the caller gives `count` parts.
+    let part = match unsafe { isthmus_cabi::slice(iov, count, 1) } {
+        Some([part]) => *part,
+        _ => return -FI_EINVAL,
+    };
+    // SAFETY: passed on.
+    unsafe { reg(fid, part.iov_base, part.iov_len, access, offset, requested_key, flags, answer, context) }
+}
+
+unsafe extern "C" fn regattr(
+    fid: *mut fid,
+    attr: *const fi_mr_attr,
+    flags: u64,
+    answer: *mut *mut fid_mr,
+) -> c_int {
+    // SAFETY: null or valid; newer versions only add to its end.
+    let Some(attr) = (unsafe { isthmus_cabi::object(attr) }) else { return -FI_EINVAL };
+    // SAFETY: passed on.
+    unsafe {
+        regv(
+            fid,
+            attr.mr_iov,
+            attr.iov_count,
+            attr.access,
+            attr.offset,
+            attr.requested_key,
+            flags,
+            answer,
+            attr.context,
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn table(mr_mode: c_int) -> Reach {
+        Reach(Arc::new(Registrations::new(mr_mode)))
+    }
+
+    #[test]
+    fn bounds_and_access_are_checked() {
+        let reach = table(0);
+        let memory = [7u8; 64];
+        let start = memory.as_ptr().expose_provenance() as u64;
+        let region = Region { start, len: 64, access: FI_REMOTE_READ };
+        assert_eq!(reach.0.add(region, 5), Ok(5));
+        assert_eq!(reach.0.add(region, 5), Err(FI_ENOKEY));
+        assert_eq!(reach.find(5, 60, 4, Access::Read).map(LocalBuf::to_vec), Ok(vec![7; 4]));
+        assert_eq!(reach.find(5, 61, 4, Access::Read).err(), Some(Status::NoAccess));
+        assert_eq!(reach.find(5, u64::MAX, 4, Access::Read).err(), Some(Status::NoAccess));
+        assert_eq!(reach.find(5, 0, 4, Access::Write).err(), Some(Status::NoAccess));
+        assert_eq!(reach.find(6, 0, 4, Access::Read).err(), Some(Status::NoKey));
+        reach.0.remove(5);
+        assert_eq!(reach.find(5, 0, 4, Access::Read).err(), Some(Status::NoKey));
+    }
+
+    #[test]
+    fn old_callers_get_keys_and_give_plain_addresses() {
+        let reach = table(FI_MR_BASIC);
+        let region = Region { start: 0x1000, len: 64, access: FI_REMOTE_WRITE };
+        let first = reach.0.add(region, 5).unwrap();
+        assert_ne!(reach.0.add(region, 5).unwrap(), first);
+        assert_eq!(reach.find(first, 0x1010, 4, Access::Write).map(LocalBuf::address), Ok(0x1010));
+        assert_eq!(reach.find(first, 0xfff, 4, Access::Write).err(), Some(Status::NoAccess));
+    }
+
+    #[test]
+    fn the_whole_address_space_is_validated_when_it_is_used() {
+        let reach = table(0);
+        let region = Region { start: 0, len: u64::MAX, access: FI_REMOTE_READ | FI_REMOTE_WRITE };
+        reach.0.add(region, 1).unwrap();
+        let mut memory = vec![1u8; 10000];
+        let at = memory.as_mut_ptr().expose_provenance() as u64;
+        assert!(reach.find(1, at, 10000, Access::Write).is_ok());
+        assert_eq!(reach.find(1, 64, 8, Access::Read).err(), Some(Status::NoAccess));
+        let code = bounds_and_access_are_checked as *const () as u64;
+        assert!(reach.find(1, code, 4, Access::Read).is_ok());
+        assert_eq!(reach.find(1, code, 4, Access::Write).err(), Some(Status::NoAccess), "read-only memory");
+    }
+}

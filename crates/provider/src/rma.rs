@@ -1,0 +1,180 @@
+//! One-sided reads and writes, as in fi_rma(3). An operation completes, and is counted, when it is visible at the
+//! target; that holds for injected ones too, which make no entry.
+
+use std::ffi::c_void;
+
+use isthmus_fabric_sys::*;
+
+use crate::bufs::{Bufs, one};
+use crate::ep::{How, Remote, with};
+
+pub(crate) static OPS: fi_ops_rma = fi_ops_rma {
+    size: size_of::<fi_ops_rma>(),
+    read,
+    readv,
+    readmsg,
+    write,
+    writev,
+    writemsg,
+    inject,
+    writedata,
+    injectdata,
+};
+
+const EINVAL: isize = -(FI_EINVAL as isize);
+
+/// The remote side of a call with a message structure: exactly one part, as long as the local side. An operation of no
+/// bytes may come without.
+///
+/// # Safety
+/// The caller's message.
+unsafe fn remote(msg: &fi_msg_rma, len: usize) -> Option<(u64, u64)> {
+    // SAFETY: the caller vouches for the array.
+    let parts = unsafe { isthmus_cabi::slice(msg.rma_iov, msg.rma_iov_count, 1) }?;
+    match parts {
+        [part] if part.len == len => Some((part.addr, part.key)),
+        _ => None,
+    }
+}
+
+unsafe extern "C" fn read(
+    ep: *mut fid_ep,
+    buf: *mut c_void,
+    len: usize,
+    _desc: *mut c_void,
+    peer: fi_addr_t,
+    addr: u64,
+    key: u64,
+    context: *mut c_void,
+) -> isize {
+    // SAFETY: the caller lends the buffer until the operation completes.
+    let Some(bufs) = (unsafe { one(buf, len) }) else { return EINVAL };
+    let what = Remote { peer, key, addr, data: None, bufs: &bufs };
+    // SAFETY: our endpoint.
+    unsafe { with(ep, |ep| ep.rma(&what, false, |s| s.tx_how(context))) }
+}
+
+unsafe extern "C" fn readv(
+    ep: *mut fid_ep,
+    iov: *const iovec,
+    _desc: *mut *mut c_void,
+    count: usize,
+    peer: fi_addr_t,
+    addr: u64,
+    key: u64,
+    context: *mut c_void,
+) -> isize {
+    // SAFETY: the caller lends the buffers until the operation completes.
+    let Some(bufs) = (unsafe { Bufs::of(iov, count) }) else { return EINVAL };
+    let what = Remote { peer, key, addr, data: None, bufs: bufs.get() };
+    // SAFETY: our endpoint.
+    unsafe { with(ep, |ep| ep.rma(&what, false, |s| s.tx_how(context))) }
+}
+
+unsafe extern "C" fn readmsg(ep: *mut fid_ep, msg: *const fi_msg_rma, flags: u64) -> isize {
+    // SAFETY: passed on.
+    unsafe { message(ep, msg, flags, false) }
+}
+
+unsafe extern "C" fn writemsg(ep: *mut fid_ep, msg: *const fi_msg_rma, flags: u64) -> isize {
+    // SAFETY: passed on.
+    unsafe { message(ep, msg, flags, true) }
+}
+
+/// # Safety
+/// Our endpoint and the caller's message.
+unsafe fn message(ep: *mut fid_ep, msg: *const fi_msg_rma, flags: u64, write: bool) -> isize {
+    // SAFETY: null or the caller's description.
+    let Some(msg) = (unsafe { isthmus_cabi::object(msg) }) else { return EINVAL };
+    // SAFETY: the caller lends the buffers until the operation completes.
+    let Some(bufs) = (unsafe { Bufs::of(msg.msg_iov, msg.iov_count) }) else { return EINVAL };
+    // SAFETY: the caller's message.
+    let Some((addr, key)) = (unsafe { remote(msg, bufs.len()) }) else { return EINVAL };
+    let data = (write && flags & FI_REMOTE_CQ_DATA != 0).then_some(msg.data);
+    let what = Remote { peer: msg.addr, key, addr, data, bufs: bufs.get() };
+    // SAFETY: our endpoint.
+    unsafe { with(ep, |ep| ep.rma(&what, write, |s| s.tx_how_with(msg.context, flags))) }
+}
+
+unsafe extern "C" fn write(
+    ep: *mut fid_ep,
+    buf: *const c_void,
+    len: usize,
+    _desc: *mut c_void,
+    peer: fi_addr_t,
+    addr: u64,
+    key: u64,
+    context: *mut c_void,
+) -> isize {
+    // SAFETY: the caller lends the buffer until the operation completes.
+    let Some(bufs) = (unsafe { one(buf, len) }) else { return EINVAL };
+    let what = Remote { peer, key, addr, data: None, bufs: &bufs };
+    // SAFETY: our endpoint.
+    unsafe { with(ep, |ep| ep.rma(&what, true, |s| s.tx_how(context))) }
+}
+
+unsafe extern "C" fn writev(
+    ep: *mut fid_ep,
+    iov: *const iovec,
+    _desc: *mut *mut c_void,
+    count: usize,
+    peer: fi_addr_t,
+    addr: u64,
+    key: u64,
+    context: *mut c_void,
+) -> isize {
+    // SAFETY: the caller lends the buffers until the operation completes.
+    let Some(bufs) = (unsafe { Bufs::of(iov, count) }) else { return EINVAL };
+    let what = Remote { peer, key, addr, data: None, bufs: bufs.get() };
+    // SAFETY: our endpoint.
+    unsafe { with(ep, |ep| ep.rma(&what, true, |s| s.tx_how(context))) }
+}
+
+unsafe extern "C" fn inject(
+    ep: *mut fid_ep,
+    buf: *const c_void,
+    len: usize,
+    peer: fi_addr_t,
+    addr: u64,
+    key: u64,
+) -> isize {
+    // SAFETY: the caller lends the buffer for this call.
+    let Some(bufs) = (unsafe { one(buf, len) }) else { return EINVAL };
+    let what = Remote { peer, key, addr, data: None, bufs: &bufs };
+    // SAFETY: our endpoint.
+    unsafe { with(ep, |ep| ep.rma(&what, true, |_| How::inject())) }
+}
+
+unsafe extern "C" fn writedata(
+    ep: *mut fid_ep,
+    buf: *const c_void,
+    len: usize,
+    _desc: *mut c_void,
+    data: u64,
+    peer: fi_addr_t,
+    addr: u64,
+    key: u64,
+    context: *mut c_void,
+) -> isize {
+    // SAFETY: the caller lends the buffer until the operation completes.
+    let Some(bufs) = (unsafe { one(buf, len) }) else { return EINVAL };
+    let what = Remote { peer, key, addr, data: Some(data), bufs: &bufs };
+    // SAFETY: our endpoint.
+    unsafe { with(ep, |ep| ep.rma(&what, true, |s| s.tx_how(context))) }
+}
+
+unsafe extern "C" fn injectdata(
+    ep: *mut fid_ep,
+    buf: *const c_void,
+    len: usize,
+    data: u64,
+    peer: fi_addr_t,
+    addr: u64,
+    key: u64,
+) -> isize {
+    // SAFETY: the caller lends the buffer for this call.
+    let Some(bufs) = (unsafe { one(buf, len) }) else { return EINVAL };
+    let what = Remote { peer, key, addr, data: Some(data), bufs: &bufs };
+    // SAFETY: our endpoint.
+    unsafe { with(ep, |ep| ep.rma(&what, true, |_| How::inject())) }
+}

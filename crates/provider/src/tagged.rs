@@ -1,0 +1,162 @@
+//! Tagged messages, as in fi_tagged(3).
+
+use std::ffi::c_void;
+
+use isthmus_fabric_sys::*;
+use isthmus_region::local::LocalBuf;
+
+use crate::bufs::{Bufs, one};
+use crate::ep::{How, Message, State, with};
+
+pub(crate) static OPS: fi_ops_tagged = fi_ops_tagged {
+    size: size_of::<fi_ops_tagged>(),
+    recv,
+    recvv,
+    recvmsg,
+    send,
+    sendv,
+    sendmsg,
+    inject,
+    senddata,
+    injectdata,
+};
+
+const EINVAL: isize = -(FI_EINVAL as isize);
+
+fn message(peer: fi_addr_t, tag: u64, data: Option<u64>, bufs: &[LocalBuf]) -> Message<'_> {
+    Message { peer, tagged: true, tag, data, bufs }
+}
+
+unsafe extern "C" fn recv(
+    ep: *mut fid_ep,
+    buf: *mut c_void,
+    len: usize,
+    _desc: *mut c_void,
+    peer: fi_addr_t,
+    tag: u64,
+    ignore: u64,
+    context: *mut c_void,
+) -> isize {
+    // SAFETY: the caller lends the buffer until the operation completes.
+    let Some(bufs) = (unsafe { one(buf, len) }) else { return EINVAL };
+    // SAFETY: our endpoint.
+    unsafe { with(ep, |ep| ep.receive(&message(peer, tag, None, &bufs), ignore, |s| s.rx_how(context))) }
+}
+
+unsafe extern "C" fn recvv(
+    ep: *mut fid_ep,
+    iov: *const iovec,
+    _desc: *mut *mut c_void,
+    count: usize,
+    peer: fi_addr_t,
+    tag: u64,
+    ignore: u64,
+    context: *mut c_void,
+) -> isize {
+    // SAFETY: the caller lends the buffers until the operation completes.
+    let Some(bufs) = (unsafe { Bufs::of(iov, count) }) else { return EINVAL };
+    // SAFETY: our endpoint.
+    unsafe { with(ep, |ep| ep.receive(&message(peer, tag, None, bufs.get()), ignore, |s| s.rx_how(context))) }
+}
+
+unsafe extern "C" fn recvmsg(ep: *mut fid_ep, msg: *const fi_msg_tagged, flags: u64) -> isize {
+    // SAFETY: null or the caller's description.
+    let Some(msg) = (unsafe { isthmus_cabi::object(msg) }) else { return EINVAL };
+    // SAFETY: the caller lends the buffers until the operation completes.
+    let Some(bufs) = (unsafe { Bufs::of(msg.msg_iov, msg.iov_count) }) else { return EINVAL };
+    // SAFETY: our endpoint.
+    unsafe {
+        with(ep, |ep| {
+            let how = |s: &State| s.rx_how_with(msg.context, flags);
+            ep.receive(&message(msg.addr, msg.tag, None, bufs.get()), msg.ignore, how)
+        })
+    }
+}
+
+unsafe extern "C" fn send(
+    ep: *mut fid_ep,
+    buf: *const c_void,
+    len: usize,
+    _desc: *mut c_void,
+    peer: fi_addr_t,
+    tag: u64,
+    context: *mut c_void,
+) -> isize {
+    // SAFETY: the caller lends the buffer until the operation completes.
+    let Some(bufs) = (unsafe { one(buf, len) }) else { return EINVAL };
+    // SAFETY: our endpoint.
+    unsafe { with(ep, |ep| ep.send(&message(peer, tag, None, &bufs), |s| s.tx_how(context))) }
+}
+
+unsafe extern "C" fn sendv(
+    ep: *mut fid_ep,
+    iov: *const iovec,
+    _desc: *mut *mut c_void,
+    count: usize,
+    peer: fi_addr_t,
+    tag: u64,
+    context: *mut c_void,
+) -> isize {
+    // SAFETY: the caller lends the buffers until the operation completes.
+    let Some(bufs) = (unsafe { Bufs::of(iov, count) }) else { return EINVAL };
+    // SAFETY: our endpoint.
+    unsafe { with(ep, |ep| ep.send(&message(peer, tag, None, bufs.get()), |s| s.tx_how(context))) }
+}
+
+unsafe extern "C" fn sendmsg(ep: *mut fid_ep, msg: *const fi_msg_tagged, flags: u64) -> isize {
+    // SAFETY: null or the caller's description.
+    let Some(msg) = (unsafe { isthmus_cabi::object(msg) }) else { return EINVAL };
+    // SAFETY: the caller lends the buffers until the operation completes.
+    let Some(bufs) = (unsafe { Bufs::of(msg.msg_iov, msg.iov_count) }) else { return EINVAL };
+    let data = (flags & FI_REMOTE_CQ_DATA != 0).then_some(msg.data);
+    // SAFETY: our endpoint.
+    unsafe {
+        with(ep, |ep| {
+            let how = |s: &State| s.tx_how_with(msg.context, flags);
+            ep.send(&message(msg.addr, msg.tag, data, bufs.get()), how)
+        })
+    }
+}
+
+unsafe extern "C" fn inject(
+    ep: *mut fid_ep,
+    buf: *const c_void,
+    len: usize,
+    peer: fi_addr_t,
+    tag: u64,
+) -> isize {
+    // SAFETY: the caller lends the buffer until the operation completes.
+    let Some(bufs) = (unsafe { one(buf, len) }) else { return EINVAL };
+    // SAFETY: our endpoint.
+    unsafe { with(ep, |ep| ep.send(&message(peer, tag, None, &bufs), |_| How::inject())) }
+}
+
+unsafe extern "C" fn senddata(
+    ep: *mut fid_ep,
+    buf: *const c_void,
+    len: usize,
+    _desc: *mut c_void,
+    data: u64,
+    peer: fi_addr_t,
+    tag: u64,
+    context: *mut c_void,
+) -> isize {
+    // SAFETY: the caller lends the buffer until the operation completes.
+    let Some(bufs) = (unsafe { one(buf, len) }) else { return EINVAL };
+    // SAFETY: our endpoint.
+    unsafe { with(ep, |ep| ep.send(&message(peer, tag, Some(data), &bufs), |s| s.tx_how(context))) }
+}
+
+unsafe extern "C" fn injectdata(
+    ep: *mut fid_ep,
+    buf: *const c_void,
+    len: usize,
+    data: u64,
+    peer: fi_addr_t,
+    tag: u64,
+) -> isize {
+    // SAFETY: the caller lends the buffer until the operation completes.
+    let Some(bufs) = (unsafe { one(buf, len) }) else { return EINVAL };
+    // SAFETY: our endpoint.
+    unsafe { with(ep, |ep| ep.send(&message(peer, tag, Some(data), &bufs), |_| How::inject())) }
+}
