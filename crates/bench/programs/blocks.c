@@ -57,6 +57,9 @@ static void verify(char *buffer, size_t bytes)
 
         if (my_rank == 0) {
             fill(buffer, bytes, seed);
+#ifdef BREAK_A_MESSAGE /* the test of this test */
+            buffer[bytes / 2] ^= 1;
+#endif
             MPI_Send(buffer, (int)bytes, MPI_BYTE, 1, TAG, MPI_COMM_WORLD);
             memset(buffer, 0, bytes);
             MPI_Recv(buffer, (int)bytes, MPI_BYTE, 1, TAG, MPI_COMM_WORLD, MPI_STATUS_IGNORE);

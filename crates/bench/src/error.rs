@@ -33,7 +33,7 @@ pub enum Error {
         said: String,
     },
     /// A launch ended badly.
-    #[error("{subject}: `{line}` {how}{}", after_colon(.said))]
+    #[error("the launch of {subject} {how}{}\nthe line was: {line}", after_colon(.said))]
     Job {
         /// Whose launch it was.
         subject: String,

@@ -246,10 +246,10 @@ fn block_records(
     // Of an MPI's TCP paths the fastest is its TCP.
     let mut fastest: Option<(usize, f64)> = None;
     for at in (0..measured.len()).filter(|at| subject::is_tcp(measured[*at].subject.name)) {
-        if let Some(value) = median(&values[at]) {
-            if fastest.is_none_or(|(_, best)| better(&value, &best)) {
-                fastest = Some((at, value));
-            }
+        if let Some(value) = median(&values[at])
+            && fastest.is_none_or(|(_, best)| better(&value, &best))
+        {
+            fastest = Some((at, value));
         }
     }
     let name = |at: usize| match fastest {
