@@ -22,7 +22,7 @@ macro_rules! layout {
         } )*
         /// Every field of every structure.
         pub const FIELDS: &[Field] = &[ $( $( Field {
-            structure: stringify!($module), name: stringify!($field), offset: $offset, bytes: $size, writer: $writer,
+            structure: stringify!($module), name: stringify!($field), offset: $offset, bytes: $size, writer: $writer, doc: $doc,
         }, )* )* ];
     };
 }
@@ -40,6 +40,8 @@ pub struct Field {
     pub bytes: u64,
     /// Who writes it.
     pub writer: &'static str,
+    /// What it means.
+    pub doc: &'static str,
 }
 
 /// "ISTHMUS1" in memory.

@@ -39,6 +39,12 @@ impl LocalBuf {
         Self { at: NonNull::from(&mut *bytes).cast(), len: bytes.len() }
     }
 
+    /// A buffer that is never freed: for programs that need a few for their whole life, and no unsafe code.
+    pub fn leaked(bytes: Vec<u8>) -> Self {
+        let bytes = bytes.leak();
+        Self { at: NonNull::from(&mut *bytes).cast(), len: bytes.len() }
+    }
+
     /// Length in bytes.
     #[inline]
     pub fn len(self) -> usize {
