@@ -3,6 +3,9 @@
 use std::ffi::{OsStr, OsString};
 use std::path::Path;
 
+use isthmus_guest::boot;
+use isthmus_guest::exec::exec_as;
+use isthmus_region::create;
 use isthmus_run::{guardian, job, leash, machines, rsh, service};
 
 fn platform() -> job::Platform {
@@ -11,6 +14,9 @@ fn platform() -> job::Platform {
 
 /// Runs as one of the parts that isthmus starts itself as; `None` if this is a command of a user.
 pub(crate) fn dispatch() -> Option<i32> {
+    if boot::is_init() {
+        isthmus_guest::init_main();
+    }
     let args: Vec<OsString> = std::env::args_os().collect();
     let name = args.first().map(Path::new).and_then(Path::file_name);
     if name == Some(OsStr::new(rsh::AGENT_NAME)) {
@@ -19,6 +25,8 @@ pub(crate) fn dispatch() -> Option<i32> {
     match args.get(1)?.to_str()? {
         guardian::GUARDIAN_COMMAND => Some(guardian::main()),
         guardian::JOB_COMMAND => Some(job::main(&platform())),
+        create::FILL_ARG => Some(create::fill_main(args.get(2)?.to_str()?).into()),
+        exec_as::EXEC_AS_COMMAND => Some(exec_as::main(&args[2..])),
         leash::LEASH_COMMAND => Some(leash::main(&args[2..])),
         rsh::RSH_COMMAND => Some(rsh::main(&args[1..])),
         _ => None,

@@ -7,9 +7,13 @@
 #![forbid(unsafe_code)]
 
 mod env;
+mod guest;
 mod hidden;
+mod host;
+mod report;
 mod run;
 mod size;
+mod user;
 
 use clap::{Parser, Subcommand};
 
@@ -32,6 +36,8 @@ struct Cli {
 enum Command {
     Run(run::Args),
     Env(env::Args),
+    Host(host::Args),
+    Guest(guest::Args),
 }
 
 fn main() {
@@ -42,6 +48,8 @@ fn main() {
     let status = hidden::dispatch().unwrap_or_else(|| match Cli::parse().command {
         Command::Run(args) => args.run(),
         Command::Env(args) => args.run(),
+        Command::Host(args) => args.run(),
+        Command::Guest(args) => args.run(),
     });
     std::process::exit(status);
 }

@@ -67,6 +67,7 @@ fn answer(booted: Booted) {
         from.read_line(&mut reply).unwrap();
         out.write_all(reply.as_bytes()).unwrap();
     }
+    let _ = rank.wait();
 }
 
 /// The ordinary user's process: attaches, and answers questions.

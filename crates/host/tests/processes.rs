@@ -157,6 +157,8 @@ fn child() {
     member.counters().add(Counter::TxBytes, 1000);
     open_endpoint(&member);
     println!("ready");
+    // Nobody waits for the holder: it shall outlive this process.
+    #[allow(clippy::zombie_processes)]
     if role == "forked" {
         let mut sleep = Command::new("sleep");
         let held = sleep.arg("20").stdin(copy_of_socket()).stdout(Stdio::null()).spawn().unwrap();

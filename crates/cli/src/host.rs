@@ -1,0 +1,55 @@
+//! `isthmus host`.
+
+use std::path::PathBuf;
+
+use isthmus_host::foreground::{self, Options};
+
+use crate::{report, size, user};
+
+/// Serve a region to processes of this host and to VMs that you start yourself
+///
+/// Runs until it is told to end (INT, TERM or HUP). It prints what the VMs need on QEMU's command line or in
+/// libvirt's XML, and then one line for each thing that happens. `isthmus run` needs none of this: it brings its
+/// own.
+///
+///     isthmus host --vms 2 --region-size 256M          in one terminal
+///     isthmus guest                                    as root, inside each VM
+///     eval "$(isthmus env --mpi openmpi)"              where your mpirun starts
+#[derive(clap::Args)]
+#[command(verbatim_doc_comment)]
+pub(crate) struct Args {
+    /// Where processes attach; by default /run/isthmus/socket for root, else $XDG_RUNTIME_DIR/isthmus/socket. VMs
+    /// connect at the same path with .ivshmem appended
+    #[arg(long, value_name = "PATH")]
+    socket: Option<PathBuf>,
+    /// VMs that may join
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(..=1000))]
+    vms: u32,
+    /// The name of a VM, in the order in which they connect; may be repeated
+    #[arg(long = "name", value_name = "NAME")]
+    names: Vec<String>,
+    /// Processes expected on the host and in all VMs; they decide the region's default size
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65536))]
+    ranks: Option<u32>,
+    /// Size of the region; by default 64M and 16M per rank, rounded up to a power of two
+    #[arg(long, value_name = "SIZE", value_parser = size::parse)]
+    region_size: Option<u64>,
+    /// Another user that may attach and connect VMs, by name or number (libvirt's QEMU is libvirt-qemu); may be
+    /// repeated
+    #[arg(long = "allow", value_name = "USER", value_parser = user::parse)]
+    users: Vec<u32>,
+}
+
+impl Args {
+    pub(crate) fn run(self) -> i32 {
+        let options = Options {
+            socket: self.socket,
+            vms: self.vms,
+            names: self.names,
+            ranks: self.ranks,
+            region_bytes: self.region_size,
+            users: self.users,
+        };
+        report::status(foreground::run(&options))
+    }
+}

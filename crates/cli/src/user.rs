@@ -1,0 +1,30 @@
+//! Users as people write them: a name of `/etc/passwd`, or a number.
+
+/// Reads a user's name or number and gives the number.
+pub(crate) fn parse(text: &str) -> Result<u32, String> {
+    if let Ok(uid) = text.parse() {
+        return Ok(uid);
+    }
+    let passwd = std::fs::read_to_string("/etc/passwd").map_err(|e| format!("/etc/passwd: {e}"))?;
+    find(&passwd, text).ok_or_else(|| format!("no user `{text}` in /etc/passwd; give the user's number"))
+}
+
+fn find(passwd: &str, name: &str) -> Option<u32> {
+    passwd.lines().find_map(|line| {
+        let mut fields = line.split(':');
+        (fields.next() == Some(name)).then(|| fields.nth(1)?.parse().ok()).flatten()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_and_numbers_are_users() {
+        assert_eq!(parse("1000"), Ok(1000));
+        let passwd = "root:x:0:0:root:/root:/bin/sh\nann:x:1001:1001::/home/ann:/bin/sh\n";
+        assert_eq!(find(passwd, "ann"), Some(1001));
+        assert_eq!(find(passwd, "an"), None);
+    }
+}
