@@ -22,7 +22,7 @@ use rustix::process::Pid;
 struct NoService;
 
 impl StartService for NoService {
-    fn start(&self, _: &Config) -> isthmus_run::Result<Option<Box<dyn Service>>> {
+    fn start(&self, _: &Config, _: bool) -> isthmus_run::Result<Option<Box<dyn Service>>> {
         Ok(None)
     }
 }

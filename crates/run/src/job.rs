@@ -147,7 +147,7 @@ fn carry_out(
         report_lost_files(switch, &parts.machines, events);
     }
     if let Some(service) = &parts.service {
-        say(spec, || service.counters().join("\nisthmus: "));
+        say(spec, || service.counters());
     }
     parts.switch = None;
     outcome
@@ -222,23 +222,16 @@ fn start_parts(
     let config = service::Config {
         dir: dir.to_owned(),
         region_bytes: spec.region_bytes.unwrap_or_else(|| service::default_region_bytes(ranks)),
-        peers: names.clone(),
+        host_ranks: if spec.vms == 0 { ranks.unwrap_or(1) } else { spec.host_ranks },
+        vms: names.iter().cloned().zip(spec.slots(guest_ranks(spec))).collect(),
     };
-    let service = platform.service.start(&config)?;
+    let service = platform.service.start(&config, spec.verbose)?;
     let cpus = spec.cpus.unwrap_or_else(|| spec.slots(guest_ranks(spec)).into_iter().max().unwrap_or(1));
     let mut parts = Parts { switch: None, machines: Vec::new(), service, cpus };
     if spec.vms == 0 {
         return Ok(parts);
     }
-    let plan = Plan {
-        spec,
-        dir: &dir.to_owned(),
-        names: &names,
-        cpus,
-        writable,
-        ivshmem_socket: parts.service.as_ref().map(|s| s.ivshmem_socket().to_owned()),
-        attach_socket: parts.service.as_ref().map(|s| s.attach_socket().to_owned()),
-    };
+    let plan = Plan { spec, dir, names: &names, cpus, writable, service: parts.service.as_deref() };
     parts.machines = platform.machines.start(&plan)?;
     let ports = parts
         .machines

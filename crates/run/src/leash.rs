@@ -13,11 +13,18 @@ use rustix::process::{Signal, getpid, getppid, set_parent_process_death_signal};
 /// The hidden subcommand that runs [`main`].
 pub const LEASH_COMMAND: &str = "leash";
 
-/// A command that runs `program` on a leash. The signal comes when the *thread* that spawns it ends, so that
-/// must be one that lives as long as the run.
+/// The words to put before those of a program on a leash. The signal comes when the *thread* that spawns it ends,
+/// so that must be one that lives as long as the run.
+pub fn words() -> Vec<OsString> {
+    let parent = getpid().as_raw_nonzero().to_string();
+    vec!["/proc/self/exe".into(), LEASH_COMMAND.into(), parent.into()]
+}
+
+/// A command that runs `program` on a leash.
 pub fn command(program: &Path) -> Command {
-    let mut command = Command::new("/proc/self/exe");
-    command.arg0("isthmus").arg(LEASH_COMMAND).arg(getpid().as_raw_nonzero().to_string()).arg(program);
+    let words = words();
+    let mut command = Command::new(&words[0]);
+    command.arg0("isthmus").args(&words[1..]).arg(program);
     command
 }
 

@@ -1,32 +1,34 @@
 //! What a run needs of its VMs: three channels into each, news of its end, and a way to end it.
 
+mod qemu;
+
 use std::net::Ipv4Addr;
 use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use rustix::process::Pid;
 
 use crate::error::Result;
+use crate::service::Service;
 use crate::spec::RunSpec;
 
+pub use qemu::Qemu;
+
 /// What the VMs are started with.
-#[derive(Debug)]
+#[derive(Clone, Copy)]
 pub struct Plan<'a> {
     /// What the user asked for.
     pub spec: &'a RunSpec,
     /// The run's directory.
-    pub dir: &'a PathBuf,
+    pub dir: &'a Path,
     /// Host names, one per VM.
     pub names: &'a [String],
     /// Virtual CPUs of each VM.
     pub cpus: u32,
     /// Directories that the VMs may write.
     pub writable: &'a [PathBuf],
-    /// The socket of the ivshmem server, where there is a region.
-    pub ivshmem_socket: Option<PathBuf>,
-    /// The path at which the agents shall offer attaching: that of the host service, so that one setting
-    /// holds everywhere.
-    pub attach_socket: Option<PathBuf>,
+    /// The host service, where there is a region.
+    pub service: Option<&'a dyn Service>,
 }
 
 /// A VM that runs.
@@ -56,14 +58,4 @@ pub trait StartMachines {
     /// # Errors
     /// [`crate::Error::Boot`], naming the VM.
     fn start(&self, plan: &Plan<'_>) -> Result<Vec<Machine>>;
-}
-
-/// QEMU, through `isthmus-vm`.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Qemu;
-
-impl StartMachines for Qemu {
-    fn start(&self, plan: &Plan<'_>) -> Result<Vec<Machine>> {
-        Err(crate::Error::Boot { vm: plan.names[0].clone(), why: "this build cannot boot VMs yet".into() })
-    }
 }

@@ -1,7 +1,7 @@
 //! What a run needs of the host service, and nothing more of it.
 
-use std::fmt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use crate::error::{Error, Result};
 
@@ -12,43 +12,85 @@ pub struct Config {
     pub dir: PathBuf,
     /// Bytes of the region; a power of two.
     pub region_bytes: u64,
-    /// The host names of the VMs that will join, in order.
-    pub peers: Vec<String>,
+    /// Processes expected on the host.
+    pub host_ranks: u32,
+    /// The host names of the VMs that will join, in order, and the processes expected there.
+    pub vms: Vec<(String, u32)>,
 }
 
 /// A service that runs. Dropping it ends it.
 pub trait Service: Send {
-    /// The socket for QEMU's ivshmem devices.
-    fn ivshmem_socket(&self) -> &Path;
+    /// The socket for the ivshmem device of VM `name`.
+    ///
+    /// # Errors
+    /// [`Error::Service`]: it has none of that name.
+    fn ivshmem_socket(&self, name: &str) -> Result<PathBuf>;
     /// The socket at which processes of the host attach.
     fn attach_socket(&self) -> &Path;
-    /// The job's counters so far, one line each, for `--verbose`.
-    fn counters(&self) -> Vec<String>;
+    /// Bytes of the region.
+    fn region_bytes(&self) -> u64;
+    /// The job's counters so far, as JSON.
+    fn counters(&self) -> String;
 }
 
 /// Starts the service of a run.
 pub trait StartService {
-    /// Starts it; when this returns, both sockets take connections.
+    /// Starts it; when this returns, its sockets take connections.
     ///
     /// # Errors
     /// [`Error::Service`].
-    fn start(&self, config: &Config) -> Result<Option<Box<dyn Service>>>;
-}
-
-impl fmt::Debug for dyn Service {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "service at {}", self.attach_socket().display())
-    }
+    fn start(&self, config: &Config, verbose: bool) -> Result<Option<Box<dyn Service>>>;
 }
 
 /// The service of `isthmus-host`, embedded in the job.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Embedded;
 
+fn failed(e: &dyn std::error::Error) -> Error {
+    let mut text = e.to_string();
+    let mut cause = e.source();
+    while let Some(inner) = cause {
+        text.push_str(&format!(": {inner}"));
+        cause = inner.source();
+    }
+    Error::Service(text)
+}
+
 impl StartService for Embedded {
-    fn start(&self, config: &Config) -> Result<Option<Box<dyn Service>>> {
-        let _ = config;
-        Err(Error::Service("this build has none yet".into()))
+    fn start(&self, config: &Config, verbose: bool) -> Result<Option<Box<dyn Service>>> {
+        let mut host = isthmus_host::Config::new(&config.dir, config.region_bytes);
+        host.host_ranks = config.host_ranks;
+        host.vms = config
+            .vms
+            .iter()
+            .map(|(name, ranks)| isthmus_host::Vm { name: name.clone(), ranks: *ranks })
+            .collect();
+        let observer = move |event: &isthmus_host::Event| {
+            use isthmus_host::Event::{Trouble, VmRefused};
+            if verbose || matches!(event, Trouble { .. } | VmRefused { .. }) {
+                eprintln!("isthmus: {event}");
+            }
+        };
+        let service = isthmus_host::Service::start(host, Arc::new(observer)).map_err(|e| failed(&e))?;
+        Ok(Some(Box::new(service)))
+    }
+}
+
+impl Service for isthmus_host::Service {
+    fn ivshmem_socket(&self, name: &str) -> Result<PathBuf> {
+        self.ivshmem_socket_of(name).map(Path::to_owned).map_err(|e| failed(&e))
+    }
+
+    fn attach_socket(&self) -> &Path {
+        self.attach_socket()
+    }
+
+    fn region_bytes(&self) -> u64 {
+        self.region_bytes()
+    }
+
+    fn counters(&self) -> String {
+        self.stats().to_json()
     }
 }
 

@@ -1,0 +1,81 @@
+//! What a VM that isthmus booted does once it is up: serves its three ports until the launcher's side is gone.
+
+use std::fs::File;
+use std::net::Ipv4Addr;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::time::Duration;
+
+use crate::boot::{self, Booted};
+use crate::control::{self, Changes, ToHost};
+use crate::wire::{CONTROL_PORT, EXEC_PORT, RELAY_PORT, WireError};
+use crate::{agent, exec, relay};
+
+/// How long the launcher's side may take to open a port.
+const HOST_LIMIT: Duration = Duration::from_secs(120);
+
+/// Opens a port and waits for the other side of it.
+fn open(path: &Path) -> Result<OwnedFd, WireError> {
+    let port = File::options().read(true).write(true).open(path)?;
+    if boot::wait_for_host(&port, HOST_LIMIT) { Ok(port.into()) } else { Err(WireError::Closed) }
+}
+
+/// Serves until the launcher's side closes any port.
+pub fn serve(booted: &Booted) {
+    let missing =
+        [EXEC_PORT, RELAY_PORT, CONTROL_PORT].iter().find(|name| !booted.ports.contains_key(**name));
+    if let Some(name) = missing {
+        return boot::console(&format!("isthmus: this VM has no port {name}, so nobody can use it"));
+    }
+    let (control, teller) = match control::new() {
+        Ok(both) => both,
+        Err(e) => return boot::console(&format!("isthmus: no control: {e}")),
+    };
+    let cgroup =
+        exec::cgroup().inspect_err(|e| boot::console(&format!("isthmus: no control groups: {e}"))).ok();
+    let options = exec::Options { cgroup };
+    let address = booted.config.interfaces.first().map_or(Ipv4Addr::LOCALHOST, |interface| interface.address);
+    std::thread::scope(|scope| {
+        // Each port's end is the VM's: whoever comes to it first powers off.
+        scope.spawn(|| {
+            end(EXEC_PORT, open(&booted.ports[EXEC_PORT]).and_then(|port| exec::serve(port, &options)))
+        });
+        scope.spawn(|| {
+            end(RELAY_PORT, open(&booted.ports[RELAY_PORT]).and_then(|port| relay::serve(port, address)))
+        });
+        let mut control = control;
+        scope.spawn(move || {
+            let port = open(&booted.ports[CONTROL_PORT]);
+            end(
+                CONTROL_PORT,
+                port.and_then(|port| control.serve(port, || Changes::of(booted.overlay_changes()))),
+            );
+        });
+        match agent::of_boot(booted) {
+            Ok(agent) => {
+                teller.tell(ToHost::Ready);
+                // It serves for as long as it is held.
+                std::mem::forget(agent);
+            }
+            Err(error) => {
+                let mut why = format!("it cannot join the region: {error}");
+                let mut cause = std::error::Error::source(&error);
+                while let Some(inner) = cause {
+                    why.push_str(&format!(": {inner}"));
+                    cause = inner.source();
+                }
+                boot::console(&format!("isthmus: {why}"));
+                teller.tell(ToHost::Broken { why });
+            }
+        }
+    });
+}
+
+/// A port has ended: the launcher's side is gone, or cannot be talked to. Either way nobody needs this VM.
+fn end(port: &str, outcome: Result<(), WireError>) {
+    match outcome {
+        Ok(()) | Err(WireError::Closed) => {}
+        Err(e) => boot::console(&format!("isthmus: the port {port} failed: {e}")),
+    }
+    boot::power_off()
+}

@@ -1,0 +1,250 @@
+//! VMs under QEMU, through `isthmus-vm`.
+
+use std::net::Ipv4Addr;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use isthmus_guest::wire::{CONTROL_PORT, EXEC_PORT, RELAY_PORT};
+use isthmus_vm::accel::{self, Choice};
+use isthmus_vm::boot_config::{BootConfig, GuestShare, HostEntry, Interface, InterfaceKind, ROOT_TAG};
+use isthmus_vm::qemu::{Ivshmem, Share, Tap, Vm, VmConfig};
+use isthmus_vm::tap::{self, Netns};
+use isthmus_vm::{initramfs, kernel};
+use rustix::process::Pid;
+
+use super::{Machine, Plan, StartMachines};
+use crate::error::{Error, Result};
+use crate::leash;
+use crate::spec::{Accelerator, Net};
+
+/// Memory of a VM by default: enough for a few Python ranks, and booted in no more time than less.
+const MEMORY_BYTES: u64 = 1 << 30;
+/// How long QEMU may take to listen at its ports.
+const PORT_LIMIT: Duration = Duration::from_secs(20);
+/// Lines of the console that tell why a VM was lost.
+const CONSOLE_LINES: usize = 12;
+
+/// QEMU, through `isthmus-vm`.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Qemu;
+
+fn boot(vm: &str, e: &dyn std::error::Error) -> Error {
+    let mut why = e.to_string();
+    let mut cause = e.source();
+    while let Some(inner) = cause {
+        why.push_str(&format!(": {inner}"));
+        cause = inner.source();
+    }
+    Error::Boot { vm: vm.to_owned(), why }
+}
+
+/// What all VMs of a run have in common.
+struct Common {
+    accel: accel::Accel,
+    kernel: kernel::Kernel,
+    base: PathBuf,
+    netns: Option<Arc<Netns>>,
+    hosts: Vec<HostEntry>,
+}
+
+/// The address of VM number `index`: its own, or the one on the tap network.
+fn address(net: Net, index: usize) -> Ipv4Addr {
+    let [high, low] = u16::try_from(index + 1).unwrap_or(u16::MAX).to_be_bytes();
+    match net {
+        Net::None => Ipv4Addr::new(10, 73, high, low),
+        Net::Tap => Ipv4Addr::new(10, 77, high, low),
+    }
+}
+
+impl Common {
+    fn new(plan: &Plan<'_>) -> Result<Self> {
+        let failed = |e: isthmus_vm::Error| boot(&plan.names.join(", "), &e);
+        let kernel = kernel::find(plan.spec.kernel.as_deref(), &mut |line| eprintln!("isthmus: {line}"))
+            .map_err(failed)?;
+        let choice = match plan.spec.accel {
+            Accelerator::Auto => Choice::Auto,
+            Accelerator::Kvm => Choice::Kvm,
+            Accelerator::Tcg => Choice::Tcg,
+        };
+        let decision = accel::choose(choice, &kernel.vmlinux).map_err(failed)?;
+        if plan.spec.verbose {
+            eprintln!("isthmus: kernel {}, {:?} ({})", kernel.release, decision.accel, decision.reason);
+        }
+        if let Some(warning) = &decision.warning {
+            eprintln!("isthmus: warning: {warning}");
+        }
+        let base = initramfs::base(&kernel).map_err(failed)?;
+        let netns = match plan.spec.net {
+            Net::None => None,
+            Net::Tap => Some(Arc::new(Netns::create(&tap::Plan::new(plan.names.len())).map_err(failed)?)),
+        };
+        let hosts = plan
+            .names
+            .iter()
+            .enumerate()
+            .map(|(index, name)| HostEntry { address: address(plan.spec.net, index), name: name.clone() })
+            .collect();
+        Ok(Self { accel: decision.accel, kernel, base, netns, hosts })
+    }
+
+    fn start(&self, plan: &Plan<'_>, index: usize) -> Result<Vm> {
+        let name = &plan.names[index];
+        let failed = |e: isthmus_vm::Error| boot(name, &e);
+        let own = plan.dir.join(name);
+        std::fs::create_dir(&own).map_err(|e| Error::io(format!("cannot make {}", own.display()), e))?;
+        let mac = format!("52:54:00:69:{:02x}:{:02x}", (index >> 8) & 0xff, index & 0xff);
+        let address = address(plan.spec.net, index);
+        let kind = match plan.spec.net {
+            Net::None => InterfaceKind::Dummy,
+            Net::Tap => InterfaceKind::VirtioNet { mac: mac.clone() },
+        };
+        let share = |index: usize| format!("share{index}");
+        let agent = plan.service.map(|service| {
+            let users = [rustix::process::getuid().as_raw()];
+            serde_json::json!({ "socket": service.attach_socket(), "users": users })
+        });
+        let config = BootConfig {
+            name: name.clone(),
+            hosts: self.hosts.clone(),
+            shares: plan
+                .writable
+                .iter()
+                .enumerate()
+                .map(|(i, path)| GuestShare {
+                    tag: share(i),
+                    path: path.clone(),
+                    read_only: false,
+                    options: None,
+                })
+                .collect(),
+            interfaces: vec![Interface { kind, address, prefix: 16 }],
+            ports: [EXEC_PORT, RELAY_PORT, CONTROL_PORT].map(String::from).to_vec(),
+            ivshmem: plan.service.is_some(),
+            verbose: plan.spec.verbose,
+            extra: agent.into_iter().map(|agent| ("agent".to_owned(), agent)).collect(),
+        };
+        let image = own.join("initramfs");
+        initramfs::for_vm(&self.base, &config, &image).map_err(failed)?;
+        let console = match &plan.spec.console {
+            None => own.join("console"),
+            Some(dir) => {
+                std::fs::create_dir_all(dir)
+                    .map_err(|e| Error::io(format!("cannot make {}", dir.display()), e))?;
+                dir.join(format!("{name}.console"))
+            }
+        };
+        let mut shares = vec![Share { tag: ROOT_TAG.into(), path: "/".into(), read_only: true }];
+        shares.extend(plan.writable.iter().enumerate().map(|(i, path)| Share {
+            tag: share(i),
+            path: path.clone(),
+            read_only: false,
+        }));
+        let ivshmem = match plan.service {
+            None => None,
+            Some(service) => Some(Ivshmem {
+                socket: service.ivshmem_socket(name)?,
+                region_bytes: service.region_bytes(),
+                vectors: u32::from(isthmus_host::service::VECTORS),
+            }),
+        };
+        let mut prefix = leash::words();
+        prefix.extend(self.netns.iter().flat_map(|netns| netns.prefix()));
+        Vm::start(&VmConfig {
+            name: name.clone(),
+            vcpus: plan.cpus,
+            memory_mib: plan.spec.memory_bytes.unwrap_or(MEMORY_BYTES).div_ceil(1 << 20),
+            accel: self.accel,
+            kernel: self.kernel.vmlinux.clone(),
+            initramfs: image,
+            ports: [EXEC_PORT, RELAY_PORT, CONTROL_PORT]
+                .map(|port| (port.to_owned(), socket_of(&own, port)))
+                .to_vec(),
+            shares,
+            ivshmem,
+            tap: self.netns.as_ref().map(|_| Tap { ifname: format!("tap{index}"), mac }),
+            console,
+            qmp: own.join("qmp"),
+            extra_append: String::new(),
+            prefix,
+        })
+        .map_err(failed)
+    }
+}
+
+/// Where QEMU listens for `port`: short, since a socket's path is.
+fn socket_of(own: &Path, port: &str) -> PathBuf {
+    own.join(port.rsplit('.').next().unwrap_or(port))
+}
+
+/// Connects to a port as soon as QEMU listens there.
+fn connect(vm: &Mutex<Vm>, own: &Path, port: &str) -> Result<UnixStream> {
+    let path = socket_of(own, port);
+    let deadline = Instant::now() + PORT_LIMIT;
+    loop {
+        let error = match UnixStream::connect(&path) {
+            Ok(socket) => return Ok(socket),
+            Err(e) => e,
+        };
+        let mut vm = vm.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let ended = vm.exited();
+        if ended.is_some() || Instant::now() > deadline {
+            let said = vm.console_tail(CONSOLE_LINES).join("\n");
+            let why = match ended {
+                Some(status) => format!("QEMU ended ({status}):\n{said}"),
+                None => format!("QEMU does not listen at {}: {error}\n{said}", path.display()),
+            };
+            return Err(Error::Boot { vm: vm.name().to_owned(), why });
+        }
+        drop(vm);
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// What lives as long as a VM does; the VM goes before its network.
+struct Keep {
+    _vm: Arc<Mutex<Vm>>,
+    _netns: Option<Arc<Netns>>,
+}
+
+impl Drop for Keep {
+    fn drop(&mut self) {
+        self._vm.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).kill();
+    }
+}
+
+impl StartMachines for Qemu {
+    fn start(&self, plan: &Plan<'_>) -> Result<Vec<Machine>> {
+        let common = Common::new(plan)?;
+        // All are started before any is waited for. From this thread: the leash ends with the thread it came from.
+        let vms = (0..plan.names.len())
+            .map(|index| common.start(plan, index).map(|vm| Arc::new(Mutex::new(vm))))
+            .collect::<Result<Vec<_>>>()?;
+        let mut machines = Vec::new();
+        for (index, vm) in vms.into_iter().enumerate() {
+            let name = plan.names[index].clone();
+            let own = plan.dir.join(&name);
+            let id = vm.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).pid();
+            let pid = i32::try_from(id).ok().and_then(Pid::from_raw);
+            let console = Arc::clone(&vm);
+            machines.push(Machine {
+                address: address(plan.spec.net, index),
+                exec: connect(&vm, &own, EXEC_PORT)?,
+                relay: connect(&vm, &own, RELAY_PORT)?,
+                control: connect(&vm, &own, CONTROL_PORT)?,
+                pid: pid.ok_or_else(|| Error::Broken(format!("QEMU of {name} has no process id")))?,
+                console: Box::new(move || {
+                    console
+                        .lock()
+                        .unwrap_or_else(|poisoned| poisoned.into_inner())
+                        .console_tail(CONSOLE_LINES)
+                }),
+                keep: Box::new(Keep { _vm: vm, _netns: common.netns.clone() }),
+                name,
+            });
+        }
+        Ok(machines)
+    }
+}
