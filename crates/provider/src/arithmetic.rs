@@ -19,7 +19,7 @@ use isthmus_transport::types::RemoteAtomic;
 use isthmus_transport::{AtomicKind, Status};
 
 /// Most operand bytes of one operation; every endpoint's transport takes as many.
-pub(crate) const MOST_BYTES: usize = 4096;
+pub(crate) const MOST_BYTES: usize = 2048;
 /// Bytes of the largest element.
 const LARGEST: usize = 32;
 

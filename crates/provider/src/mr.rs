@@ -119,9 +119,8 @@ fn is_mapped(start: u64, len: usize, access: Access) -> bool {
         return true;
     }
     let first = start / PAGE * PAGE;
-    let Some(last) = start.checked_add(len as u64).and_then(|end| end.checked_next_multiple_of(PAGE)) else {
-        return false;
-    };
+    let Some(end) = start.checked_add(len as u64) else { return false };
+    let Some(last) = end.checked_next_multiple_of(PAGE) else { return false };
     let (Ok(at), Ok(bytes)) = (usize::try_from(first), usize::try_from(last - first)) else { return false };
     let advice = match access {
         Access::Read => libc::MADV_POPULATE_READ,
@@ -132,13 +131,36 @@ fn is_mapped(start: u64, len: usize, access: Access) -> bool {
     if unsafe { libc::madvise(at, bytes, advice) } == 0 {
         return true;
     }
-    // Kernels before 5.14 do not know the advice, and device memory cannot be populated: there, look for a mapping.
-    if std::io::Error::last_os_error().raw_os_error() != Some(libc::EINVAL) {
-        return false;
+    // The same error stands for a wrong permission, for device memory, and for a kernel before 5.14.
+    std::io::Error::last_os_error().raw_os_error() == Some(libc::EINVAL)
+        && std::fs::read_to_string("/proc/self/maps").is_ok_and(|maps| covers(&maps, start, end, access))
+}
+
+/// Whether the mappings of a process, as in proc_pid_maps(5), allow an access to all of `start..end`.
+fn covers(maps: &str, mut start: u64, end: u64, access: Access) -> bool {
+    for line in maps.lines() {
+        let mut words = line.split(' ');
+        let range = words.next().and_then(|w| w.split_once('-'));
+        let Some((low, high)) = range else { return false };
+        let (Ok(low), Ok(high)) = (u64::from_str_radix(low, 16), u64::from_str_radix(high, 16)) else {
+            return false;
+        };
+        let allowed = words.next().is_some_and(|rights| match access {
+            Access::Read => rights.starts_with('r'),
+            Access::Write | Access::Atomic => rights.starts_with("rw"),
+        });
+        if high <= start {
+            continue;
+        }
+        if low > start || !allowed {
+            return false;
+        }
+        if high >= end {
+            return true;
+        }
+        start = high;
     }
-    let mut resident = vec![0u8; bytes / 4096];
-    // SAFETY: one byte for each page; any address may be given.
-    unsafe { libc::mincore(at, bytes, resident.as_mut_ptr()) == 0 }
+    false
 }
 
 /// A registered memory region.
@@ -322,5 +344,17 @@ mod tests {
         let code = bounds_and_access_are_checked as *const () as u64;
         assert!(reach.find(1, code, 4, Access::Read).is_ok());
         assert_eq!(reach.find(1, code, 4, Access::Write).err(), Some(Status::NoAccess), "read-only memory");
+    }
+
+    #[test]
+    fn mappings_are_read_with_their_holes_and_rights() {
+        let maps = "1000-3000 rw-p 00000000 00:00 0\n3000-4000 rw-s 00000000 00:05 7  /dev/x\n\
+                    4000-5000 r--p 00000000 00:00 0\n6000-7000 rw-p 00000000 00:00 0\n";
+        assert!(covers(maps, 0x1800, 0x4000, Access::Write));
+        assert!(covers(maps, 0x1800, 0x5000, Access::Read));
+        assert!(!covers(maps, 0x1800, 0x4001, Access::Write));
+        assert!(!covers(maps, 0x4800, 0x6001, Access::Read));
+        assert!(!covers(maps, 0x800, 0x1001, Access::Read));
+        assert!(!covers(maps, 0x6800, 0x7001, Access::Read));
     }
 }
