@@ -8,16 +8,11 @@ use isthmus_cabi::Poison;
 use isthmus_fabric_sys::*;
 
 use crate::core::Core;
-use crate::cq::progress;
+use crate::cq::{FURTHER_POLLS, is_idle, progress};
 use crate::domain::Domain;
 use crate::ep::Ep;
 use crate::lock::Lock;
 use crate::object::{self, Object};
-
-/// Reads without a change after which the processor is offered to others.
-const POLLS: u32 = 2000;
-/// Reads between two such offers.
-const FURTHER_POLLS: u32 = 64;
 
 /// A counter.
 #[repr(C)]
@@ -105,14 +100,14 @@ impl Cntr {
 
     /// Both counts, after progress.
     fn look(&self) -> (u64, u64) {
-        progress(&self.endpoints);
+        let progress = progress(&self.endpoints);
         let mut counts = self.counts.lock();
         let sum = counts.done.wrapping_add(counts.failed);
         let found = (counts.done, counts.failed);
-        counts.idle = if sum == counts.seen { counts.idle + 1 } else { 0 };
-        counts.seen = sum;
-        if counts.idle >= POLLS {
-            counts.idle = POLLS - FURTHER_POLLS;
+        if sum != counts.seen {
+            counts.seen = sum;
+            counts.idle = 0;
+        } else if is_idle(&mut counts.idle, progress) {
             drop(counts);
             std::thread::yield_now();
         }

@@ -28,7 +28,7 @@ use crate::object::{self, Object};
 /// Empty reads in a row after which the processor is offered to others.
 const POLLS: u32 = 2000;
 /// Empty reads between two such offers, once nothing came during [`POLLS`].
-const FURTHER_POLLS: u32 = 64;
+pub(crate) const FURTHER_POLLS: u32 = 64;
 /// Completions that a queue has room for without allocating.
 const ROOM: usize = 1024;
 
@@ -149,16 +149,14 @@ impl Cq {
     /// Takes up to `count` completions.
     #[inline]
     fn read(&self, buf: *mut c_void, count: usize, sources: *mut fi_addr_t) -> isize {
-        let healthy = progress(&self.endpoints);
+        let progress = progress(&self.endpoints);
         let mut queue = self.queue.lock();
         if queue.ready.is_empty() {
-            queue.idle += 1;
-            if queue.idle >= POLLS {
-                queue.idle = POLLS - FURTHER_POLLS;
+            if is_idle(&mut queue.idle, progress) {
                 drop(queue);
                 std::thread::yield_now();
             }
-            return if healthy { EAGAIN } else { EIO };
+            return if progress == Progress::Broken { EIO } else { EAGAIN };
         }
         queue.idle = 0;
         if buf.is_null() && count > 0 {
@@ -276,15 +274,41 @@ pub(crate) fn pointer(address: u64) -> *mut c_void {
     std::ptr::with_exposed_provenance_mut(usize::try_from(address).unwrap_or(0))
 }
 
-/// Moves everything of these endpoints; `false` if one of them is broken.
+/// What came of an attempt to make progress.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Progress {
+    /// It was made.
+    Made,
+    /// Another thread is at it; waiting for its turn would only take the processor from it.
+    Elsewhere,
+    /// An endpoint is broken.
+    Broken,
+}
+
+/// Moves everything of these endpoints.
 #[inline]
-pub(crate) fn progress(endpoints: &Lock<Vec<Arc<Ep>>>) -> bool {
-    let endpoints = endpoints.lock();
-    let mut healthy = true;
+pub(crate) fn progress(endpoints: &Lock<Vec<Arc<Ep>>>) -> Progress {
+    let Some(endpoints) = endpoints.try_lock() else { return Progress::Elsewhere };
+    let mut result = Progress::Made;
     for endpoint in endpoints.iter() {
-        healthy &= endpoint.progress();
+        match endpoint.progress() {
+            Progress::Made => {}
+            other => result = other,
+        }
     }
-    healthy
+    result
+}
+
+/// Counts a look that found nothing; gives whether it is time to offer the processor to others.
+#[inline]
+pub(crate) fn is_idle(idle: &mut u32, progress: Progress) -> bool {
+    // The thread that makes the progress may be the one that waits for a processor.
+    *idle += if progress == Progress::Elsewhere { FURTHER_POLLS } else { 1 };
+    if *idle < POLLS {
+        return false;
+    }
+    *idle = POLLS - FURTHER_POLLS;
+    true
 }
 
 unsafe extern "C" fn close(fid: *mut fid) -> c_int {

@@ -18,7 +18,7 @@ use isthmus_transport::{
 use crate::av::{self, Av};
 use crate::cntr::Cntr;
 use crate::core::{Core, log};
-use crate::cq::{Cq, Entry, Fault};
+use crate::cq::{Cq, Entry, Fault, Progress};
 use crate::domain::Domain;
 use crate::info::INJECT_BYTES;
 use crate::lock::Lock;
@@ -203,18 +203,19 @@ impl Ep {
         Ok(Arc::new(Self { head, poison: Poison::new(), domain, state }))
     }
 
-    /// Moves everything, unless another thread is at it; `false` when the endpoint is broken.
+    /// Moves everything, unless another thread is at it.
     #[inline]
-    pub(crate) fn progress(&self) -> bool {
-        let body = || {
-            if let Some(mut state) = self.state.try_lock() {
+    pub(crate) fn progress(&self) -> Progress {
+        let body = || match self.state.try_lock() {
+            Some(mut state) => {
                 state.advance();
+                Progress::Made
             }
+            None => Progress::Elsewhere,
         };
         let report =
             |said: &str| log!(self.core(), WARN, EP_DATA, "internal error, the endpoint is closed: {said}");
-        guard(&self.poison, (), report, body);
-        !self.poison.is_set()
+        guard(&self.poison, Progress::Broken, report, body)
     }
 
     /// Runs a post, which waits for its turn, and again after progress if there was no room.
