@@ -79,6 +79,12 @@ pub enum Error {
         /// The time given.
         seconds: f64,
     },
+    /// A signal came before there was a launcher that it could go to.
+    #[error("ended by signal {signal} while the VMs were starting")]
+    Interrupted {
+        /// The signal.
+        signal: i32,
+    },
     /// A process of the run itself ended before its time.
     #[error("{0}")]
     Broken(String),
@@ -105,6 +111,7 @@ impl Error {
             Self::Usage(_) => ExitCode::USAGE,
             Self::Timeout { .. } => ExitCode::TIMEOUT,
             Self::LostVm { .. } => ExitCode::LOST_VM,
+            Self::Interrupted { signal } => crate::front::status_of_signal(*signal),
             Self::NoMpi { .. }
             | Self::UnknownMpi { .. }
             | Self::WorkingDirectory { .. }

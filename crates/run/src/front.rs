@@ -7,21 +7,20 @@
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::path::Path;
 use std::process::Child;
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use rustix::process::{Signal, getpid, kill_process, set_child_subreaper};
+use rustix::process::{Pid, Signal, getpid, kill_process, set_child_subreaper};
 use serde::{Deserialize, Serialize};
 use signal_hook::consts::{SIGCONT, SIGHUP, SIGINT, SIGTERM, SIGTSTP, SIGUSR1, SIGUSR2};
 use signal_hook::iterator::Signals;
 
 use crate::error::{Error, Result};
-use crate::guardian::{self, KILL_LIMIT, Start};
+use crate::guardian::{self, Start};
 use crate::spec::{ExitCode, RunSpec};
-use crate::{pass, rundir, tree};
+use crate::{pass, rundir};
 
 /// Two interrupts closer than this are one: `timeout -s INT` signals a process and its group at once.
 const SAME_INTERRUPT: Duration = Duration::from_millis(150);
@@ -36,6 +35,11 @@ pub enum ToJob {
 /// From the job to the front.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum FromJob {
+    /// First of all: who the job is.
+    Hello {
+        /// Its process.
+        pid: i32,
+    },
     /// The run is over.
     Done {
         /// The exit status.
@@ -133,8 +137,15 @@ fn carry_out(spec: &RunSpec) -> Result<(i32, Option<String>)> {
     // A job that is gone already says so by its end of stream.
     let _ = pass::send(&job, spec, &[]);
     watch_processes(&job, child, send)?;
-    let outcome = follow(&job, guardian, &events);
-    finish(&start.dir, spec.keep);
+    let mut job_pid = None;
+    let outcome = follow(&job, guardian, &events, &mut job_pid);
+    // A guardian that was killed has left this to us; else there is nothing to do.
+    for line in guardian::clear(&start, job_pid) {
+        eprintln!("isthmus: {line}");
+    }
+    if spec.keep && start.dir.exists() {
+        eprintln!("isthmus: kept {}", start.dir.display());
+    }
     outcome
 }
 
@@ -156,13 +167,19 @@ fn watch_processes(job: &UnixStream, mut guardian: Child, events: Sender<Event>)
 }
 
 /// Until the guardian has ended.
-fn follow(job: &UnixStream, guardian: UnixStream, events: &Receiver<Event>) -> Result<(i32, Option<String>)> {
+fn follow(
+    job: &UnixStream,
+    guardian: UnixStream,
+    events: &Receiver<Event>,
+    job_pid: &mut Option<Pid>,
+) -> Result<(i32, Option<String>)> {
     let mut guardian = Some(guardian);
     let mut done = None;
     let mut interrupted: Option<Instant> = None;
     let mut ending = false;
     loop {
         match events.recv() {
+            Ok(Event::Job(FromJob::Hello { pid })) => *job_pid = Pid::from_raw(pid),
             Ok(Event::Job(FromJob::Done { code, line })) => {
                 done.get_or_insert((code, line));
             }
@@ -203,19 +220,6 @@ fn follow(job: &UnixStream, guardian: UnixStream, events: &Receiver<Event>) -> R
         Ok(Event::Job(FromJob::Done { code, line })) => Ok((code, line)),
         _ => Err(broken),
     })
-}
-
-/// Ends and removes what a guardian that was killed could not.
-fn finish(dir: &Path, keep: bool) {
-    for pid in tree::kill_descendants(KILL_LIMIT) {
-        eprintln!("isthmus: process {} of this run cannot be ended", pid.as_raw_nonzero());
-    }
-    if let Err(e) = rundir::remove(dir, keep) {
-        eprintln!("isthmus: cannot remove {}: {e}", dir.display());
-    }
-    if keep && dir.exists() {
-        eprintln!("isthmus: kept {}", dir.display());
-    }
 }
 
 /// The status with which a shell would report `signal`.

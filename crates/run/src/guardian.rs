@@ -12,7 +12,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, poll};
-use rustix::process::{getpid, set_child_subreaper};
+use rustix::process::{Pid, getpid, set_child_subreaper};
 use serde::{Deserialize, Serialize};
 
 use crate::{pass, rundir, tree};
@@ -71,21 +71,34 @@ fn guard() -> io::Result<()> {
         eprintln!("isthmus: {}", e.line());
         return Ok(());
     }
-    let result = watch(&front, &start, fds);
-    let left = tree::kill_descendants(KILL_LIMIT);
-    for pid in left {
-        eprintln!("isthmus: process {} of this run cannot be ended", pid.as_raw_nonzero());
-    }
-    if let Err(e) = rundir::remove(&start.dir, start.keep) {
-        eprintln!("isthmus: cannot remove {}: {e}", start.dir.display());
+    let mut job = None;
+    let result = watch(&front, &start, fds, &mut job);
+    for line in clear(&start, job) {
+        eprintln!("isthmus: {line}");
     }
     result
 }
 
+/// Ends everything below this process and removes the run's directories. Front, guardian and job all do this when
+/// something is wrong, and the job, which watches both others, is ended last of all: so it is done even if the other
+/// two are killed on the way. Returns what is worth a line.
+pub(crate) fn clear(start: &Start, job: Option<Pid>) -> Vec<String> {
+    let mut lines = Vec::new();
+    for pid in tree::kill_descendants(job, KILL_LIMIT) {
+        lines.push(format!("process {} of this run cannot be ended", pid.as_raw_nonzero()));
+    }
+    if let Err(e) = rundir::remove(&start.dir, start.keep) {
+        lines.push(format!("cannot remove {}: {e}", start.dir.display()));
+    }
+    tree::kill_descendants(None, KILL_LIMIT);
+    lines
+}
+
 /// Returns when the front or the job is gone.
-fn watch(front: &UnixStream, start: &Start, fds: Vec<OwnedFd>) -> io::Result<()> {
+fn watch(front: &UnixStream, start: &Start, fds: Vec<OwnedFd>, job: &mut Option<Pid>) -> io::Result<()> {
     let borrowed: Vec<BorrowedFd<'_>> = fds.iter().map(AsFd::as_fd).collect();
-    let (_job, job_socket) = spawn(JOB_COMMAND, start, &borrowed)?;
+    let (child, job_socket) = spawn(JOB_COMMAND, start, &borrowed)?;
+    *job = Some(Pid::from_child(&child));
     drop(fds);
     // The front's end of the caller's input is ours no longer; its other two are for messages only.
     let (woken, waker) = UnixStream::pair()?;

@@ -6,6 +6,7 @@
 
 use std::fs;
 use std::io::Read;
+use std::net::Shutdown;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::symlink;
 use std::os::unix::net::UnixStream;
@@ -20,14 +21,14 @@ use rustix::process::{Pid, Signal, getpid, kill_process, set_child_subreaper};
 
 use crate::error::{Error, Result};
 use crate::front::{FromJob, ToJob, status_of_signal};
-use crate::guardian::{KILL_LIMIT, Start};
+use crate::guardian::{self, Start};
 use crate::lost_files::LostFiles;
 use crate::machines::{Machine, Plan, StartMachines};
 use crate::mpi::{self, Host, Mpi};
 use crate::service::{self, Service, StartService};
 use crate::spec::{ExitCode, RunSpec};
 use crate::switch::{self, Switch};
-use crate::{leash, pass, rsh, rundir, tree};
+use crate::{leash, pass, rsh, tree};
 
 /// How long a launcher may take to end after it was asked to.
 const LAUNCHER_GRACE: Duration = Duration::from_secs(3);
@@ -65,49 +66,54 @@ pub fn main(platform: &Platform) -> i32 {
     if set_child_subreaper(Some(getpid())).is_err() {
         return 1;
     }
+    let Ok(ending) = guardian.try_clone() else { return 1 };
     let (events_in, events) = mpsc::channel();
     let Ok(Some((spec, _))) = pass::receive::<RunSpec>(&front) else { return 1 };
-    let watched =
-        watch_guardian(guardian, &start.dir).and_then(|()| watch_front(&front, &start.dir, &events_in));
+    let _ = pass::send(&front, &FromJob::Hello { pid: getpid().as_raw_nonzero().get() }, &[]);
+    let watched = watch_guardian(guardian, &start).and_then(|()| watch_front(&front, &start, &events_in));
     let outcome = watched.and_then(|()| carry_out(platform, &spec, &start.dir, input, &events_in, &events));
     let (code, line) = match outcome {
         Ok(code) => (code, None),
         Err(e) => (e.exit_code(), Some(e.line())),
     };
     let _ = pass::send(&front, &FromJob::Done { code, line }, &[]);
-    0
+    // The guardian takes this for the end, clears up, and ends this process last. Until then it must be there: if
+    // both others are killed now, its threads do what is left to do.
+    let _ = ending.shutdown(Shutdown::Write);
+    loop {
+        thread::park();
+    }
 }
 
 /// Guardian or front are gone: end everything, since the other may be gone too.
-fn abandon(dir: &Path) -> ! {
-    tree::kill_descendants(KILL_LIMIT);
-    let _ = rundir::remove(dir, false);
+fn abandon(start: &Start) -> ! {
+    guardian::clear(start, None);
     std::process::exit(ExitCode::FAILURE)
 }
 
-fn watch_guardian(guardian: UnixStream, dir: &Path) -> Result<()> {
-    let dir = dir.to_owned();
+fn watch_guardian(guardian: UnixStream, start: &Start) -> Result<()> {
+    let start = start.clone();
     let mut guardian = guardian;
     thread::Builder::new()
         .name("guardian".into())
         .spawn(move || {
             let _ = guardian.read(&mut [0]);
-            abandon(&dir)
+            abandon(&start)
         })
         .map(drop)
         .map_err(|e| Error::io("cannot start a thread", e))
 }
 
-fn watch_front(front: &UnixStream, dir: &Path, events: &Sender<Event>) -> Result<()> {
+fn watch_front(front: &UnixStream, start: &Start, events: &Sender<Event>) -> Result<()> {
     let front = front.try_clone().map_err(|e| Error::io("cannot duplicate a socket", e))?;
-    let (dir, events) = (dir.to_owned(), events.clone());
+    let (start, events) = (start.clone(), events.clone());
     thread::Builder::new()
         .name("front".into())
         .spawn(move || {
             while let Ok(Some((ToJob::Signal(signal), _))) = pass::receive(&front) {
                 let _ = events.send(Event::Signal(signal));
             }
-            abandon(&dir)
+            abandon(&start)
         })
         .map(drop)
         .map_err(|e| Error::io("cannot start a thread", e))
@@ -136,11 +142,14 @@ fn carry_out(
     let mpi = mpi::find(spec.mpi.as_deref(), line)?;
     say(spec, || format!("{} {} at {}", mpi.flavour.name(), mpi.version, mpi.launcher.display()));
     let writable = writable_directories(spec)?;
+    let begin = Instant::now();
     let mut parts = start_parts(platform, spec, dir, &writable, events_in)?;
     if let Some(switch) = &parts.switch {
         let names: Vec<&str> = parts.machines.iter().map(|m| m.name.as_str()).collect();
         wait_for_agents(switch, &names, events, deadline, spec, &parts.machines)?;
     }
+    let boot_s = begin.elapsed().as_secs_f64();
+    let accel = accelerator(&parts.machines);
     let mut child = start_launcher(spec, &mpi, dir, &parts, input)?;
     let outcome = follow(spec, &mut child, events_in, events, deadline, &parts.machines);
     if let (Ok(_), Some(switch)) = (&outcome, &parts.switch) {
@@ -148,9 +157,34 @@ fn carry_out(
     }
     if let Some(service) = &parts.service {
         say(spec, || service.counters());
+        if let Some(file) = &spec.stats {
+            write_stats(file, &service.counters(), accel, boot_s)?;
+        }
     }
     parts.switch = None;
     outcome
+}
+
+/// How the VMs are run, as their own command lines say; `None` without any.
+fn accelerator(machines: &[Machine]) -> Option<&'static str> {
+    let pid = machines.first()?.pid.as_raw_nonzero();
+    let line = fs::read(format!("/proc/{pid}/cmdline")).ok()?;
+    let mut words = line.split(|byte| *byte == 0);
+    words.find(|word| *word == b"-accel")?;
+    let name = words.next()?;
+    Some(if name.starts_with(b"kvm") { "kvm" } else { "tcg" })
+}
+
+/// Writes the service's counters with what is known of the VMs beside them: `accel` and `boot_s`, the seconds
+/// from the start of the service until every VM's agent had answered.
+fn write_stats(file: &Path, counters: &str, accel: Option<&str>, boot_s: f64) -> Result<()> {
+    let broken = |e: serde_json::Error| Error::Broken(format!("the service's counters are no JSON: {e}"));
+    let mut stats: serde_json::Map<String, serde_json::Value> =
+        serde_json::from_str(counters).map_err(broken)?;
+    stats.insert("accel".into(), accel.into());
+    stats.insert("boot_s".into(), boot_s.into());
+    let text = serde_json::to_string(&stats).map_err(broken)?;
+    write_file(file, &format!("{text}\n"))
 }
 
 fn say(spec: &RunSpec, text: impl FnOnce() -> String) {
@@ -266,11 +300,7 @@ fn wait_for_agents(
             Ok(Event::Switch(switch::News::Lost { vm, why })) => {
                 return Err(Error::Boot { vm: names[vm].to_owned(), why: with_console(&machines[vm], &why) });
             }
-            Ok(Event::Signal(signal)) if ends(signal) => {
-                return Ok(()).and(Err(Error::Broken(format!(
-                    "ended by signal {signal} while the VMs were starting"
-                ))));
-            }
+            Ok(Event::Signal(signal)) if ends(signal) => return Err(Error::Interrupted { signal }),
             Ok(_) => {}
             Err(RecvTimeoutError::Timeout) => return Err(timed_out(spec)),
             Err(RecvTimeoutError::Disconnected) => {
@@ -350,7 +380,7 @@ fn start_launcher(spec: &RunSpec, mpi: &Mpi, dir: &Path, parts: &Parts, input: O
         (!hosts.is_empty()).then_some(host_file.as_path()),
         crowded,
     ));
-    if let Some(service) = &parts.service {
+    if let Some(service) = parts.service.as_ref().filter(|_| !spec.native_transport) {
         command.envs(mpi::transport(mpi.flavour, &mpi::provider_directory()?, spec.through_region));
         command.env("ISTHMUS_SOCKET", service.attach_socket());
     }

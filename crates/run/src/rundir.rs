@@ -5,11 +5,17 @@ use std::fs::{self, DirBuilder};
 use std::io::{self, Read};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::Duration;
 
 use crate::error::{Error, Result};
 
 /// Longest base directory: a UNIX socket's path has 107 bytes, and ours must fit below.
 const MAX_BASE_BYTES: usize = 60;
+
+/// How often a removal is tried, and how long to wait between.
+const ATTEMPTS: u32 = 50;
+const PAUSE: Duration = Duration::from_millis(2);
 
 /// Chooses the path of a run directory that does not exist yet, in `$XDG_RUNTIME_DIR` or `/tmp`.
 ///
@@ -51,13 +57,25 @@ pub fn make(dir: &Path) -> Result<()> {
 }
 
 /// Removes both directories and all that is in them; `keep` leaves the first.
+///
+/// # Errors
+/// The last one, if something cannot be removed.
 pub fn remove(dir: &Path, keep: bool) -> io::Result<()> {
-    let gone = |result: io::Result<()>| match result {
-        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
-        other => other,
-    };
-    let twin = gone(fs::remove_dir_all(shm_twin(dir)));
-    if keep { twin } else { twin.and(gone(fs::remove_dir_all(dir))) }
+    let twin = remove_all(&shm_twin(dir));
+    if keep { twin } else { twin.and(remove_all(dir)) }
+}
+
+/// Removes a directory, while others may do the same or a dying process still adds to it.
+fn remove_all(dir: &Path) -> io::Result<()> {
+    let mut last = Ok(());
+    for _ in 0..ATTEMPTS {
+        last = fs::remove_dir_all(dir);
+        if last.is_ok() || !dir.exists() {
+            return Ok(());
+        }
+        thread::sleep(PAUSE);
+    }
+    last
 }
 
 #[cfg(test)]

@@ -65,6 +65,10 @@ pub struct RunSpec {
     pub mpi_args: Vec<OsString>,
     /// Send the traffic between ranks of one host through the region too.
     pub through_region: bool,
+    /// Leave the MPI to its own transports: for measuring beside them.
+    pub native_transport: bool,
+    /// Where to write what the run counted, as JSON.
+    pub stats: Option<PathBuf>,
     /// `NAME=VALUE`, or `NAME` for a variable that is passed on.
     pub env: Vec<OsString>,
     /// Virtual CPUs per VM.

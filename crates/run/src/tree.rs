@@ -21,22 +21,22 @@ pub fn reap() {
     while let Ok(Some(_)) = wait(WaitOptions::NOHANG) {}
 }
 
-/// Ends everything below this process and returns what could not be ended within `limit`.
-pub fn kill_descendants(limit: Duration) -> Vec<Pid> {
+/// Ends everything below this process but `spared`, and returns what could not be ended within `limit`.
+///
+/// Children go before their parents: whoever is killed in the middle of this leaves what is left below a process of the
+/// run that lives and does the same.
+pub fn kill_descendants(spared: Option<Pid>, limit: Duration) -> Vec<Pid> {
     let start = Instant::now();
     loop {
-        let left = descendants(getpid());
-        if left.is_empty() {
-            reap();
-            return left;
-        }
-        for pid in &left {
+        let mut left = descendants(getpid());
+        left.retain(|pid| Some(*pid) != spared);
+        for pid in left.iter().rev() {
             // It may have ended by itself since; one that may not be signalled is reported in the end.
             let _ = kill_process(*pid, Signal::KILL);
         }
         reap();
-        if start.elapsed() > limit {
-            return descendants(getpid());
+        if left.is_empty() || start.elapsed() > limit {
+            return left;
         }
         thread::sleep(Duration::from_millis(2));
     }

@@ -1,0 +1,401 @@
+//! Whole runs, with real launchers: natively, and with stand-ins for VMs (see `examples/bare.rs`), so that PRRTE's and
+//! Hydra's daemons really start through the agent.
+//!
+//! The MPIs are those of `ISTHMUS_TEST_MPI` (directories, with colons between) or of `build/mpi`; without any, and for
+//! stand-ins without root, a test says so and passes.
+
+use std::ffi::OsString;
+use std::fs;
+use std::io::{BufRead, BufReader, Read};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use isthmus_guest::processes;
+use isthmus_run::{RunSpec, rundir, tree};
+use rustix::process::{Pid, Signal, kill_process};
+
+const PROMPT: Duration = Duration::from_secs(5);
+static RUNS: AtomicU32 = AtomicU32::new(0);
+
+fn program() -> PathBuf {
+    let mut dir = std::env::current_exe().unwrap();
+    dir.pop();
+    dir.pop();
+    dir.join("examples/bare")
+}
+
+fn mpis() -> Vec<PathBuf> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let named = std::env::var_os("ISTHMUS_TEST_MPI");
+    let dirs: Vec<PathBuf> = match &named {
+        Some(list) => std::env::split_paths(list).collect(),
+        None => ["openmpi", "mpich"].iter().map(|name| root.join("build/mpi").join(name)).collect(),
+    };
+    let found: Vec<PathBuf> = dirs.into_iter().filter(|dir| dir.join("bin/mpirun").exists()).collect();
+    if found.is_empty() {
+        println!("skipped: no MPI; set ISTHMUS_TEST_MPI");
+    }
+    found
+}
+
+fn may_stand_in() -> bool {
+    // A stand-in maps one user only, to root.
+    let may = rustix::process::geteuid().is_root()
+        && Command::new("unshare")
+            .args(["-Urn", "--pid", "--fork", "--mount-proc", "ip", "link", "add", "x", "type", "bridge"])
+            .stderr(Stdio::null())
+            .status()
+            .is_ok_and(|status| status.success());
+    if !may {
+        println!("skipped: no stand-ins for VMs without root and name spaces");
+    }
+    may
+}
+
+/// A run, and what would be left of it.
+struct Run {
+    child: Child,
+    mark: String,
+    home: tempfile::TempDir,
+}
+
+struct Ended {
+    status: i32,
+    stdout: String,
+    stderr: String,
+}
+
+impl Run {
+    fn start(mpi: &Path, spec: RunSpec, command: &[&str]) -> Self {
+        let spec = RunSpec { mpi: Some(mpi.to_str().unwrap().into()), ..spec };
+        // Relaxed: only a number that is no other's.
+        let mark = format!("isthmus-test-{}-{}", std::process::id(), RUNS.fetch_add(1, Ordering::Relaxed));
+        let home = tempfile::Builder::new().prefix("isthmus-t").tempdir_in("/tmp").unwrap();
+        let child = Command::new(program())
+            .arg(serde_json::to_string(&spec).unwrap())
+            .args(command)
+            .env("ISTHMUS_TEST_MARK", &mark)
+            .env("XDG_RUNTIME_DIR", home.path())
+            .envs([("OMPI_ALLOW_RUN_AS_ROOT", "1"), ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")])
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        Self { child, mark, home }
+    }
+
+    fn pid(&self) -> Pid {
+        Pid::from_child(&self.child)
+    }
+
+    fn wait_for_line(&mut self, wanted: &str) {
+        let mut lines = BufReader::new(self.child.stdout.take().unwrap()).lines();
+        let found = lines.any(|line| line.unwrap().contains(wanted));
+        assert!(found, "{wanted} never came: {}", self.finish().stderr);
+        // The pipe stays open: a launcher that cannot write would end for that reason.
+        std::thread::spawn(move || lines.for_each(drop));
+    }
+
+    /// The process below this one with `word` in its command line.
+    fn process(&self, word: &str) -> Pid {
+        let start = Instant::now();
+        loop {
+            let found = tree::descendants(self.pid()).into_iter().find(|pid| {
+                let line = fs::read(format!("/proc/{}/cmdline", pid.as_raw_nonzero())).unwrap_or_default();
+                line.split(|b| *b == 0).any(|part| part == word.as_bytes())
+            });
+            if let Some(pid) = found {
+                return pid;
+            }
+            assert!(start.elapsed() < PROMPT, "no process {word}");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    fn finish(&mut self) -> Ended {
+        let read = |pipe: Option<&mut dyn Read>| {
+            let mut text = Vec::new();
+            if let Some(pipe) = pipe {
+                pipe.read_to_end(&mut text).unwrap();
+            }
+            String::from_utf8_lossy(&text).into_owned()
+        };
+        let mut stdout = self.child.stdout.take();
+        let mut stderr = self.child.stderr.take();
+        let out = std::thread::spawn(move || read(stdout.as_mut().map(|p| p as &mut dyn Read)));
+        let stderr = read(stderr.as_mut().map(|p| p as &mut dyn Read));
+        let status = self.child.wait().unwrap();
+        let status = status.code().unwrap_or(-1);
+        Ended { status, stdout: out.join().unwrap(), stderr }
+    }
+
+    /// Processes that carry this run's mark, zombies apart.
+    fn living(&self) -> Vec<i32> {
+        let mark = format!("ISTHMUS_TEST_MARK={}", self.mark).into_bytes();
+        let marked = |pid: i32| {
+            fs::read(format!("/proc/{pid}/environ"))
+                .is_ok_and(|env| env.split(|b| *b == 0).any(|variable| variable == mark))
+        };
+        processes::all().iter().filter(|p| !p.zombie && marked(p.pid)).map(|p| p.pid).collect()
+    }
+
+    /// The run's directory and its twin, as far as they exist.
+    fn directories(&self) -> Vec<PathBuf> {
+        let own = fs::read_dir(self.home.path()).unwrap().flatten().map(|entry| entry.path());
+        let twins = own.flat_map(|dir| [rundir::shm_twin(&dir), dir]).filter(|dir| dir.exists());
+        twins.collect()
+    }
+
+    fn assert_nothing_left(&self, case: &str) {
+        let start = Instant::now();
+        while !self.living().is_empty() || !self.directories().is_empty() {
+            assert!(
+                start.elapsed() < PROMPT,
+                "{case}: left are processes {:?} and directories {:?}",
+                self.living(),
+                self.directories()
+            );
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+}
+
+fn words(line: &[&str]) -> Vec<OsString> {
+    line.iter().map(OsString::from).collect()
+}
+
+fn native(ranks: u32) -> RunSpec {
+    RunSpec { ranks: Some(ranks), ..RunSpec::default() }
+}
+
+const WORK: [&str; 3] = ["sh", "-c", "echo ready; sleep 100 & sleep 100"];
+
+#[test]
+fn the_status_is_the_launchers_own() {
+    for mpi in mpis() {
+        for (script, expected) in [("exit 0", 0), ("exit 3", 3)] {
+            let mut run = Run::start(&mpi, native(3), &["sh", "-c", script]);
+            let ended = run.finish();
+            assert_eq!(ended.status, expected, "{}", ended.stderr);
+            run.assert_nothing_left(script);
+        }
+    }
+}
+
+#[test]
+fn a_full_line_is_run_as_it_was_written() {
+    for mpi in mpis() {
+        let line = ["mpirun", "-n", "1", "echo", "first", ":", "-n", "1", "echo", "second"];
+        let ended = Run::start(&mpi, RunSpec::default(), &line).finish();
+        let count = |word| ended.stdout.lines().filter(|line| *line == word).count();
+        assert_eq!((ended.status, count("first"), count("second")), (0, 1, 1), "{}", ended.stderr);
+    }
+}
+
+#[test]
+fn our_own_statuses_come_with_one_line() {
+    for mpi in mpis() {
+        let timed = RunSpec { timeout_s: Some(0.5), ..native(2) };
+        let nowhere = RunSpec { vms: 0, mpi_args: words(&["-x"]), ..RunSpec::default() };
+        for (spec, command, status) in
+            [(timed, vec!["sleep", "100"], 124), (nowhere, vec!["mpirun", "true"], 2), (native(2), vec![], 2)]
+        {
+            let mut run = Run::start(&mpi, spec, &command);
+            let ended = run.finish();
+            assert_eq!(ended.status, status, "{}", ended.stderr);
+            let lines = ended.stderr.lines().filter(|line| line.starts_with("isthmus: ")).count();
+            assert_eq!(lines, 1, "{}", ended.stderr);
+            run.assert_nothing_left("own status");
+        }
+    }
+    let ended = Run::start(Path::new("/nowhere"), native(1), &["true"]).finish();
+    assert_eq!(ended.status, 125, "{}", ended.stderr);
+    assert!(ended.stderr.contains("--mpi DIR"), "{}", ended.stderr);
+}
+
+#[test]
+fn signals_reach_the_launcher_and_what_it_makes_of_them_is_its_own() {
+    for mpi in mpis() {
+        let script = "trap 'echo heard; exit 7' USR1; echo ready; while :; do sleep 0.05; done";
+        let mut run = Run::start(&mpi, native(1), &["sh", "-c", script]);
+        run.wait_for_line("ready");
+        kill_process(run.pid(), Signal::USR1).unwrap();
+        assert_eq!(run.finish().status, 7);
+        for signal in [Signal::INT, Signal::TERM, Signal::HUP] {
+            // Hydra hands an interrupt to the ranks and no more: a shell would wait for its child.
+            let mut run = Run::start(&mpi, native(2), &["sh", "-c", "echo ready; exec sleep 100"]);
+            run.wait_for_line("ready");
+            let start = Instant::now();
+            kill_process(run.pid(), signal).unwrap();
+            let ended = run.finish();
+            assert_ne!(ended.status, 0, "{signal:?}");
+            assert!(start.elapsed() < PROMPT, "{signal:?} took {:?}", start.elapsed());
+            run.assert_nothing_left("signal");
+        }
+    }
+}
+
+#[test]
+fn a_second_interrupt_kills() {
+    for mpi in mpis() {
+        let stubborn = "trap '' INT TERM; echo ready; while :; do sleep 1; done";
+        let mut run = Run::start(&mpi, native(1), &["sh", "-c", stubborn]);
+        run.wait_for_line("ready");
+        kill_process(run.pid(), Signal::INT).unwrap();
+        std::thread::sleep(Duration::from_millis(300));
+        let _ = kill_process(run.pid(), Signal::INT);
+        let start = Instant::now();
+        run.finish();
+        assert!(start.elapsed() < PROMPT);
+        run.assert_nothing_left("second interrupt");
+    }
+}
+
+#[test]
+fn stop_and_continue_leave_the_run_alive() {
+    let state = |pid: Pid| {
+        let stat = fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero())).unwrap();
+        stat[stat.rfind(')').unwrap() + 2..].chars().next().unwrap()
+    };
+    for mpi in mpis() {
+        let mut run = Run::start(&mpi, native(1), &["sh", "-c", "echo ready; sleep 1; exit 5"]);
+        run.wait_for_line("ready");
+        kill_process(run.pid(), Signal::TSTP).unwrap();
+        let start = Instant::now();
+        while state(run.pid()) != 'T' {
+            assert!(start.elapsed() < PROMPT, "the front does not stop");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        kill_process(run.pid(), Signal::CONT).unwrap();
+        assert_eq!(run.finish().status, 5);
+        run.assert_nothing_left("stopped and continued");
+    }
+}
+
+/// Kills the processes that `victims` names, in this order and without a pause, and expects that nothing is left.
+fn kill(mpi: &Path, spec: &RunSpec, victims: &[&str]) {
+    let mut run = Run::start(mpi, spec.clone(), &WORK);
+    run.wait_for_line("ready");
+    let pids: Vec<Pid> =
+        victims.iter().map(|name| if *name == "front" { run.pid() } else { run.process(name) }).collect();
+    let case = format!("killed {victims:?}, {} VMs", spec.vms);
+    let start = Instant::now();
+    for pid in pids {
+        kill_process(pid, Signal::KILL).unwrap();
+    }
+    let ended = run.finish();
+    assert!(start.elapsed() < PROMPT, "{case} took {:?}", start.elapsed());
+    if !victims.contains(&"front") {
+        assert_ne!(ended.status, 0, "{case}");
+    }
+    run.assert_nothing_left(&case);
+}
+
+#[test]
+fn whoever_is_killed_nothing_stays_behind() {
+    let stand_in = may_stand_in();
+    for mpi in mpis() {
+        let specs = [Some(native(2)), stand_in.then(|| RunSpec { vms: 2, ..native(2) })];
+        for spec in specs.iter().flatten() {
+            for victims in [
+                &["front"][..],
+                &["guardian"],
+                &["job"],
+                &["front", "guardian"],
+                &["guardian", "front"],
+                &["guardian", "job"],
+                &["job", "front"],
+            ] {
+                kill(&mpi, spec, victims);
+            }
+        }
+    }
+}
+
+#[test]
+fn daemons_are_started_through_the_agent() {
+    if !may_stand_in() {
+        return;
+    }
+    for mpi in mpis() {
+        let spec = RunSpec { vms: 2, ..native(3) };
+        let script =
+            "echo host=$(hostname) dir=$PWD mark=$ISTHMUS_TEST_MARK mask=$(umask); echo to-err >&2; exit 0";
+        let mut run = Run::start(&mpi, spec, &["sh", "-c", script]);
+        let ended = run.finish();
+        assert_eq!(ended.status, 0, "{}", ended.stderr);
+        let here = std::env::current_dir().unwrap();
+        let line = |host: &str| {
+            ended.stdout.lines().filter(|line| line.starts_with(&format!("host={host} "))).count()
+        };
+        assert_eq!((line("vm0"), line("vm1")), (2, 1), "{}", ended.stdout);
+        for line in ended.stdout.lines() {
+            assert!(line.contains(&format!("dir={} mark={}", here.display(), run.mark)), "{line}");
+        }
+        assert_eq!(ended.stderr.lines().filter(|line| *line == "to-err").count(), 3);
+        assert!(ended.stderr.contains("vm1:/srv/result (5 bytes)"), "{}", ended.stderr);
+        run.assert_nothing_left("through the agent");
+    }
+}
+
+#[test]
+fn much_output_arrives_whole() {
+    if !may_stand_in() {
+        return;
+    }
+    for mpi in mpis() {
+        let spec = RunSpec { vms: 2, ..native(2) };
+        let mut run = Run::start(&mpi, spec, &["sh", "-c", "seq 1 300000"]);
+        let ended = run.finish();
+        // Lines of two ranks may be cut into each other, but no byte is lost or made.
+        let count = |text: &str| {
+            text.bytes().fold([0u64; 256], |mut counts, byte| {
+                counts[usize::from(byte)] += 1;
+                counts
+            })
+        };
+        let expected = (1..=300_000).map(|i| format!("{i}\n")).collect::<String>().repeat(2);
+        assert_eq!(ended.status, 0, "{}", ended.stderr);
+        assert!(count(&ended.stdout) == count(&expected), "{} bytes came", ended.stdout.len());
+    }
+}
+
+#[test]
+fn ranks_on_the_host_come_first() {
+    if !may_stand_in() {
+        return;
+    }
+    for mpi in mpis() {
+        let spec = RunSpec { vms: 1, host_ranks: 1, ..native(2) };
+        let script = "echo ${PMI_RANK:-$OMPI_COMM_WORLD_RANK}=$(hostname)";
+        let ended = Run::start(&mpi, spec, &["sh", "-c", script]).finish();
+        let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
+        let mut lines: Vec<&str> = ended.stdout.lines().collect();
+        lines.sort_unstable();
+        assert_eq!(lines, [format!("0={host}"), "1=vm0".into()], "{}", ended.stderr);
+    }
+}
+
+#[test]
+fn a_lost_vm_is_named_soon_and_ends_the_run() {
+    if !may_stand_in() {
+        return;
+    }
+    for mpi in mpis() {
+        let mut run = Run::start(&mpi, RunSpec { vms: 2, ..native(2) }, &WORK);
+        run.wait_for_line("ready");
+        let start = Instant::now();
+        // Its first process ends all of it, as QEMU's end ends a VM.
+        kill_process(run.process("stand-in"), Signal::KILL).unwrap();
+        let ended = run.finish();
+        assert!(start.elapsed() < PROMPT, "took {:?}", start.elapsed());
+        assert_eq!(ended.status, 126, "{}", ended.stderr);
+        let named =
+            ended.stderr.lines().any(|line| line.contains("isthmus: VM vm") && line.contains("was lost"));
+        assert!(named && ended.stderr.contains("the last line"), "{}", ended.stderr);
+        run.assert_nothing_left("lost VM");
+    }
+}
