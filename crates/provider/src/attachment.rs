@@ -50,10 +50,9 @@ pub(crate) fn probe(core: Option<&Core>) -> Option<[u64; 2]> {
 /// The attachment for a domain, which holds it from now on.
 pub(crate) fn take() -> Result<Arc<Member>, isthmus_attach::Error> {
     let mut probe = PROBE.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some(known) = probe.as_mut().filter(|p| p.pid == std::process::id()) {
-        if let Some(member) = known.held.take() {
-            return Ok(member);
-        }
+    let own = probe.as_mut().filter(|p| p.pid == std::process::id());
+    if let Some(member) = own.and_then(|p| p.held.take()) {
+        return Ok(member);
     }
     isthmus_attach::shared()
 }

@@ -154,11 +154,11 @@ unsafe extern "C" fn insert(
             };
             if !numbers.is_null() {
                 // SAFETY: the caller's array has `count` places.
-                unsafe { numbers.add(i).write(number) };
+                unsafe { numbers.wrapping_add(i).write(number) };
             }
             if !errors.is_null() {
                 // SAFETY: with this flag the context is an array of `count` places.
-                unsafe { errors.add(i).write(error) };
+                unsafe { errors.wrapping_add(i).write(error) };
             }
         }
         inserted
@@ -273,7 +273,7 @@ unsafe fn write_text(text: &str, buf: *mut c_char, len: *mut usize) {
         // SAFETY: room for `count` and one more.
         unsafe { std::ptr::copy_nonoverlapping(text.as_ptr(), buf.cast::<u8>(), count) };
         // SAFETY: as above.
-        unsafe { buf.add(count).write(0) };
+        unsafe { buf.wrapping_add(count).write(0) };
     }
     // SAFETY: checked above.
     unsafe { len.write(text.len() + 1) };

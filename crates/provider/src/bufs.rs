@@ -46,8 +46,7 @@ impl Bufs {
     pub(crate) unsafe fn elements(ioc: *const fi_ioc, count: usize, size: usize) -> Option<Self> {
         // SAFETY: the caller vouches for the array.
         let parts = unsafe { isthmus_cabi::slice(ioc, count, IOV_LIMIT) }?;
-        let parts =
-            parts.iter().map(|p| (p.addr.cast_const(), p.count.checked_mul(size).unwrap_or(usize::MAX)));
+        let parts = parts.iter().map(|p| (p.addr.cast_const(), p.count.saturating_mul(size)));
         // SAFETY: the caller vouches for the bytes.
         unsafe { Self::collect(parts) }
     }

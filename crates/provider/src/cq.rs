@@ -172,7 +172,7 @@ impl Cq {
                     unsafe { self.copy(entry, at) };
                     if !sources.is_null() {
                         // SAFETY: the caller's array has `count` places.
-                        unsafe { sources.add(taken).write(entry.source) };
+                        unsafe { sources.wrapping_add(taken).write(entry.source) };
                     }
                 }
                 _ => break,
@@ -240,8 +240,9 @@ impl Cq {
             prov_errno = fault.error,
         }
         // SAFETY: the caller's structure has this member in its version.
-        let own_buffer =
-            api >= fi::fi_version(1, 5) && unsafe { (&raw const (*to).err_data_size).read() } != 0;
+        let room = unsafe { &raw const (*to).err_data_size };
+        // SAFETY: as above.
+        let own_buffer = api >= fi::fi_version(1, 5) && unsafe { room.read() } != 0;
         if !own_buffer {
             set! { err_data = std::ptr::null_mut() }
         }
@@ -393,7 +394,7 @@ unsafe extern "C" fn strerror_at(
         // SAFETY: the caller's buffer of `len` bytes.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr().cast::<c_char>(), buf, count) };
         // SAFETY: as above; a text that was cut ends here.
-        unsafe { buf.add(count - 1).write(0) };
+        unsafe { buf.wrapping_add(count - 1).write(0) };
     }
     text.as_ptr()
 }

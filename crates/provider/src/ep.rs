@@ -308,7 +308,7 @@ impl Ep {
             return failed(FI_EOPNOTSUPP);
         };
         let count = what.count;
-        let bytes = count.checked_mul(size).unwrap_or(usize::MAX);
+        let bytes = count.saturating_mul(size);
         if bytes > arithmetic::MOST_BYTES {
             return failed(FI_EMSGSIZE);
         }
@@ -610,19 +610,19 @@ impl State {
         if let Some(counter) = &self.sends {
             counter.count(true);
         }
-        if ticket.flags & ENTRY != 0 {
-            if let Some(cq) = &self.tx.cq {
-                cq.push(Entry {
-                    context: ticket.context,
-                    flags: FI_SEND | message_flag(tagged),
-                    len: 0,
-                    buf: 0,
-                    data: 0,
-                    tag: 0,
-                    source: FI_ADDR_NOTAVAIL,
-                    fault: None,
-                });
-            }
+        if let Some(cq) = &self.tx.cq
+            && ticket.flags & ENTRY != 0
+        {
+            cq.push(Entry {
+                context: ticket.context,
+                flags: FI_SEND | message_flag(tagged),
+                len: 0,
+                buf: 0,
+                data: 0,
+                tag: 0,
+                source: FI_ADDR_NOTAVAIL,
+                fault: None,
+            });
         }
     }
 
