@@ -8,7 +8,7 @@ use isthmus_run::ExitCode;
 use crate::error::{Error, Result};
 use crate::program::Block;
 use crate::record;
-use crate::{mpi, table};
+use crate::{lane, mpi, table};
 
 /// Rounds of a full comparison: fewer than seven scatter too much to compare.
 const ROUNDS: u32 = 7;
@@ -25,6 +25,30 @@ pub struct BenchArgs {
 enum What {
     /// Latency, bandwidth and message rate of an MPI over isthmus, over TCP, and over its own shared memory.
     Mpi(MpiArgs),
+    /// Latency and bandwidth of the transport itself, beside a bare cache line; an MPI only starts the processes.
+    Lane(LaneArgs),
+}
+
+#[derive(Args, Debug)]
+struct LaneArgs {
+    /// VMs that the two processes are in; 0 runs plain processes on this host.
+    #[arg(long, default_value_t = 2, value_name = "N")]
+    vms: u32,
+    /// The MPI whose launcher starts them: its directory, or `openmpi` or `mpich` on the PATH.
+    #[arg(long, value_name = "DIR|NAME")]
+    mpi: Option<String>,
+    /// Fewer sizes and repetitions: under a minute natively.
+    #[arg(long)]
+    quick: bool,
+    /// Also write the measurements to FILE as a JSON array.
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// How many times each block is timed.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    rounds: Option<u32>,
+    /// Accelerator of the VMs: auto, kvm or tcg.
+    #[arg(long, value_name = "ACCEL")]
+    accel: Option<String>,
 }
 
 #[derive(Args, Debug)]
@@ -56,6 +80,7 @@ struct MpiArgs {
 pub fn main(args: &BenchArgs) -> i32 {
     let done = match &args.what {
         What::Mpi(args) => bench_mpi(args),
+        What::Lane(args) => bench_lane(args),
     };
     match done {
         Ok(()) => 0,
@@ -64,6 +89,60 @@ pub fn main(args: &BenchArgs) -> i32 {
             if matches!(error, Error::Usage(_)) { ExitCode::USAGE } else { ExitCode::FAILURE }
         }
     }
+}
+
+fn bench_lane(args: &LaneArgs) -> Result<()> {
+    if args.vms == 1 || args.vms > 2 {
+        return Err(Error::Usage(format!("--vms {}: the two processes are in 2 VMs, or in 0", args.vms)));
+    }
+    let plan = lane::Plan {
+        vms: args.vms,
+        mpi: args.mpi.clone(),
+        reps: args.rounds.unwrap_or(if args.quick { QUICK_ROUNDS } else { ROUNDS }),
+        quick: args.quick,
+        accel: args.accel.clone(),
+    };
+    eprintln!(
+        "bench lane: {} repetitions between two processes{}",
+        plan.reps,
+        match args.vms {
+            0 => String::new(),
+            vms => format!(" in {vms} VMs"),
+        }
+    );
+    let records = lane::run(&plan)?;
+    let first = records.first().ok_or_else(|| Error::Lane { what: "find any block in the output".into() })?;
+    println!();
+    println!(
+        "2 processes ({}, {} VMs), medians of {}; load before: {}",
+        first.accel,
+        first.vms,
+        first.reps,
+        first.load.map_or_else(|| "unknown".into(), |load| format!("{load:.2}"))
+    );
+    println!("line: half a round of one bare cache line, timed just before in the same processes.");
+    println!();
+    println!(
+        "{:<10} {:>9} {:>12} {:>10} {:>12}  path",
+        "benchmark", "bytes", "median", "line us", "x bare line"
+    );
+    for record in &records {
+        let (value, unit) = table::amount(record.value, &record.metric);
+        println!(
+            "{:<10} {:>9} {:>12} {:>10.3} {:>12}  {}",
+            record.benchmark,
+            record.bytes.unwrap_or(0),
+            format!("{value} {unit}"),
+            record.line_us.unwrap_or(0.0),
+            record.ratio.map_or_else(|| "-".into(), |r| format!("{r:.2}")),
+            record.path.as_deref().unwrap_or("unknown"),
+        );
+    }
+    if let Some(file) = &args.json {
+        record::write(file, &records)?;
+        println!("written to {}", file.display());
+    }
+    Ok(())
 }
 
 fn bench_mpi(args: &MpiArgs) -> Result<()> {

@@ -19,6 +19,9 @@ use isthmus_transport::{
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
+use crate::job::Launch;
+use crate::record::Record;
+use crate::stats;
 
 /// What a rank prints for one block of one repetition, as a line of JSON.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -45,6 +48,99 @@ const BANDWIDTH_BYTES: [usize; 3] = [8192, 65536, 1 << 20];
 const WINDOW: usize = 8;
 /// How long to wait for the other process.
 const PATIENCE: Duration = Duration::from_secs(60);
+
+/// First argument that makes our program one of the two processes.
+pub const RANK_COMMAND: &str = "lane-rank";
+/// How long all of it may take: emulated guests on a busy machine are slow.
+const LIMIT: Duration = Duration::from_secs(900);
+
+/// What to measure.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// VMs, 0 or 2.
+    pub vms: u32,
+    /// The MPI whose launcher starts the processes.
+    pub mpi: Option<String>,
+    /// Repetitions.
+    pub reps: u32,
+    /// Fewer sizes and rounds.
+    pub quick: bool,
+    /// Accelerator.
+    pub accel: Option<String>,
+}
+
+/// Runs both processes and makes records of what they print.
+///
+/// # Errors
+/// When they cannot be started, or do not do their part.
+pub fn run(plan: &Plan) -> Result<Vec<Record>> {
+    let load = stats::load();
+    let exe = std::env::current_exe().map_err(Error::io("find this program"))?;
+    let folder = tempfile::tempdir().map_err(Error::io("make a temporary folder"))?;
+    let counters = folder.path().join("stats.json");
+    let mut args: Vec<std::ffi::OsString> = vec!["run".into(), "--vms".into(), plan.vms.to_string().into()];
+    args.extend(["-n".into(), "2".into(), "--stats".into(), counters.clone().into()]);
+    if let Some(mpi) = &plan.mpi {
+        args.extend(["--mpi".into(), mpi.into()]);
+    }
+    if let Some(accel) = &plan.accel {
+        args.extend(["--accel".into(), accel.into()]);
+    }
+    args.extend(["--".into(), exe.clone().into(), RANK_COMMAND.into(), plan.reps.to_string().into()]);
+    args.push(if plan.quick { "quick" } else { "full" }.into());
+    let launch = Launch { program: exe, args, env: Vec::new() };
+    let output = launch.run("isthmus", LIMIT)?;
+    // What the accelerator really was, the run itself says.
+    let accel = std::fs::read_to_string(&counters)
+        .ok()
+        .and_then(|text| serde_json::from_str::<serde_json::Value>(&text).ok())
+        .and_then(|stats| stats.get("accel").and_then(|a| a.as_str()).map(str::to_owned));
+    let accel = accel.unwrap_or_else(|| "native".into());
+    let mut records = Vec::new();
+    for ((benchmark, bytes), blocks) in parse(&output)? {
+        let values: Vec<f64> = blocks.iter().map(|b| b.value).collect();
+        let lines: Vec<f64> = blocks.iter().map(|b| b.line_us).collect();
+        let cpu: Vec<f64> = blocks.iter().map(|b| b.cpu_us_per_op).collect();
+        let is_latency = benchmark == "latency";
+        // All payload was seen to leave through the region, or nothing is said about the way.
+        let through = bytes == 0 || blocks.iter().all(|b| b.region_bytes > 0);
+        let (Some(value), Some(line_us)) = (stats::median(&values), stats::median(&lines)) else { continue };
+        records.push(Record {
+            benchmark,
+            subject: "isthmus".into(),
+            peer: is_latency.then(|| "pingpong".into()),
+            ratio: if is_latency { stats::paired_ratio(&values, &lines) } else { None },
+            mpi: None,
+            path: through.then(|| "region".into()),
+            bytes: Some(bytes),
+            metric: if is_latency { "latency_us" } else { "bandwidth_MBps" }.into(),
+            value,
+            min: values.iter().copied().fold(f64::INFINITY, f64::min),
+            max: values.iter().copied().fold(0.0, f64::max),
+            reps: plan.reps,
+            cpu_us_per_op: stats::median(&cpu),
+            accel: accel.clone(),
+            vms: plan.vms,
+            ranks: 2,
+            load,
+            line_us: Some(line_us),
+        });
+    }
+    Ok(records)
+}
+
+/// The whole of one of the two processes; gives its exit status.
+pub fn rank_command(args: &[std::ffi::OsString]) -> i32 {
+    let reps = args.first().and_then(|a| a.to_str()).and_then(|a| a.parse().ok()).unwrap_or(1);
+    let quick = args.get(1).is_some_and(|a| a == "quick");
+    match rank_main(reps, quick) {
+        Ok(()) => 0,
+        Err(error) => {
+            eprintln!("isthmus: {}", error.chain());
+            1
+        }
+    }
+}
 
 struct Pair {
     endpoint: Endpoint,

@@ -29,6 +29,7 @@ pub(crate) fn dispatch() -> Option<i32> {
         exec_as::EXEC_AS_COMMAND => Some(exec_as::main(&args[2..])),
         leash::LEASH_COMMAND => Some(leash::main(&args[2..])),
         rsh::RSH_COMMAND => Some(rsh::main(&args[1..])),
+        isthmus_bench::lane::RANK_COMMAND => Some(isthmus_bench::lane::rank_command(&args[2..])),
         _ => None,
     }
 }
