@@ -301,15 +301,15 @@ pub fn ranks_of_line(line: &[OsString]) -> Option<u32> {
 /// # Errors
 /// [`Error::NoProvider`].
 pub fn provider_directory() -> Result<PathBuf> {
-    const NAME: &str = "libisthmus-fi.so";
+    // As installed, and as cargo calls it; libfabric takes whatever ends in `fi.so`.
+    const NAMES: [&str; 2] = ["libisthmus-fi.so", "libisthmus_fi.so"];
     let mut places = Vec::new();
     if let Some(dir) = std::env::var_os("ISTHMUS_PROVIDER_PATH") {
         places.push(PathBuf::from(dir));
     } else if let Some(dir) = std::env::current_exe().ok().as_deref().and_then(Path::parent) {
-        places.push(dir.to_owned());
-        places.push(dir.join("../lib/isthmus"));
+        places.extend(["../lib/isthmus", "lib/isthmus", "."].map(|place| dir.join(place)));
     }
-    let found = places.iter().find(|dir| dir.join(NAME).is_file());
+    let found = places.iter().find(|dir| NAMES.iter().any(|name| dir.join(name).is_file()));
     match found {
         Some(dir) => fs::canonicalize(dir).map_err(|e| Error::io(dir.display().to_string(), e)),
         None => Err(Error::NoProvider {
