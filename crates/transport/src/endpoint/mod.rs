@@ -27,7 +27,7 @@ use isthmus_region::member::Member;
 use crate::address::Address;
 use crate::lane::{Incoming, Outgoing, Place, Size};
 use crate::matching::{Bufs, Matching};
-use crate::types::{Completion, Error, Memory, Op, PeerId, Result, Status, Ticket};
+use crate::types::{Completion, Error, Memory, PeerId, Result, Ticket};
 use table::Table;
 
 /// Longest injected payload: fits any lane's data ring.
