@@ -53,9 +53,15 @@ pub struct Comparison {
 struct RunStats {
     accel: Option<String>,
     boot_s: Option<f64>,
-    /// Payload bytes and messages that the ranks sent through the region.
-    region_bytes: Option<u64>,
-    region_messages: Option<u64>,
+    /// The counters of all ranks, as the host service adds them up.
+    sum: Option<Counters>,
+}
+
+/// Payload that the ranks sent through the region.
+#[derive(Clone, Debug, Deserialize)]
+struct Counters {
+    tx_bytes: u64,
+    tx_messages: u64,
 }
 
 /// What one launch gave.
@@ -96,8 +102,9 @@ impl Round {
     fn region_share(&self) -> Option<f64> {
         let sent =
             |of: fn(&program::Sample) -> u64| self.output.samples.iter().map(of).sum::<u64>().max(1) as f64;
-        let bytes = self.run.region_bytes? as f64 / sent(|sample| sample.moved().payload);
-        let messages = self.run.region_messages? as f64 / sent(program::Sample::messages);
+        let counters = self.run.sum.as_ref()?;
+        let bytes = counters.tx_bytes as f64 / sent(|sample| sample.moved().payload);
+        let messages = counters.tx_messages as f64 / sent(program::Sample::messages);
         Some(bytes.min(messages).min(1.0))
     }
 
@@ -362,8 +369,10 @@ mod tests {
              \"value\":{value},\"messages\":100,\"cpu_us_per_op\":1.0,\"line_us\":[0.1,0.3],\"payload_bytes\":800,\
              \"net_bytes\":0,\"loopback_bytes\":{network},\"cma_bytes\":0}}\n"
         );
-        let run =
-            RunStats { region_bytes: region, region_messages: region.map(|_| 200), ..RunStats::default() };
+        let run = RunStats {
+            sum: region.map(|tx_bytes| Counters { tx_bytes, tx_messages: 200 }),
+            ..RunStats::default()
+        };
         Round { output: program::read(&text, 1).unwrap(), run }
     }
 

@@ -36,6 +36,7 @@ struct Cli {
 enum Command {
     Run(run::Args),
     Env(env::Args),
+    Bench(isthmus_bench::cli::BenchArgs),
     Host(host::Args),
     Guest(guest::Args),
 }
@@ -48,6 +49,7 @@ fn main() {
     let status = hidden::dispatch().unwrap_or_else(|| match Cli::parse().command {
         Command::Run(args) => args.run(),
         Command::Env(args) => args.run(),
+        Command::Bench(args) => isthmus_bench::cli::main(&args),
         Command::Host(args) => args.run(),
         Command::Guest(args) => args.run(),
     });

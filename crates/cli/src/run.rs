@@ -47,6 +47,12 @@ pub(crate) struct Args {
     /// Send the traffic between ranks of one host through the region too
     #[arg(long)]
     through_region: bool,
+    /// What carries the messages: isthmus, or what the MPI has of its own
+    #[arg(long, value_enum, default_value_t = TransportArg::Isthmus)]
+    transport: TransportArg,
+    /// Write to FILE, as JSON, what went through the region and how the VMs ran
+    #[arg(long, value_name = "FILE")]
+    stats: Option<PathBuf>,
     /// Set a variable for the job; may be repeated (your environment is handed on anyway)
     #[arg(long, value_name = "NAME[=VALUE]")]
     env: Vec<OsString>,
@@ -98,6 +104,12 @@ enum AcceleratorArg {
     Tcg,
 }
 
+#[derive(Clone, Copy, PartialEq, ValueEnum)]
+enum TransportArg {
+    Isthmus,
+    Native,
+}
+
 #[derive(Clone, Copy, ValueEnum)]
 enum NetArg {
     None,
@@ -118,6 +130,8 @@ impl Args {
             mpi: self.mpi,
             mpi_args: self.mpi_args,
             through_region: self.through_region,
+            native_transport: self.transport == TransportArg::Native,
+            stats: self.stats,
             env: self.env,
             cpus: self.cpus,
             memory_bytes: self.memory,
