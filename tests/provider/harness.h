@@ -69,7 +69,7 @@ static int rank_here = -1;
 			FAIL("%s is %lld, not %lld", #found, f_, e_);                                    \
 	} while (0)
 
-static inline void load(const char *path)
+static inline void *load(const char *path)
 {
 	void *lib = dlopen(path, RTLD_NOW | RTLD_LOCAL);
 	if (!lib)
@@ -80,6 +80,7 @@ static inline void load(const char *path)
 	*(void **)&lf.fabric = dlsym(lib, "fi_fabric");
 	*(void **)&lf.version = dlsym(lib, "fi_version");
 	CHECK(lf.getinfo && lf.dupinfo && lf.freeinfo && lf.fabric && lf.version);
+	return lib;
 }
 
 static inline double now(void)

@@ -2,7 +2,7 @@
 
 use std::ffi::{c_int, c_void};
 use std::mem::ManuallyDrop;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use isthmus_cabi::Poison;
 use isthmus_fabric_sys::*;
@@ -15,6 +15,7 @@ use crate::cq::Cq;
 use crate::ep::Ep;
 use crate::fabric::Fabric;
 use crate::info::DomainHints;
+use crate::lock::Lock;
 use crate::mr::{self, Registrations};
 use crate::object::{self, Object};
 use crate::{arithmetic, attachment, errno};
@@ -32,6 +33,8 @@ pub(crate) struct Domain {
     /// Whether threads may meet in it; see [`crate::lock`].
     pub(crate) locks: bool,
     pub(crate) registrations: Arc<Registrations>,
+    /// Its endpoints, as far as they are still there.
+    pub(crate) endpoints: Lock<Vec<Weak<Ep>>>,
 }
 
 // SAFETY: the head is written when it is made and only read since; its pointers are C's.
@@ -89,6 +92,7 @@ impl Domain {
             pid: std::process::id(),
             locks: threading != FI_THREAD_DOMAIN,
             registrations: Arc::new(Registrations::new(mr_mode)),
+            endpoints: Lock::new(threading != FI_THREAD_DOMAIN, Vec::new()),
         }))
     }
 

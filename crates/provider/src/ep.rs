@@ -5,7 +5,7 @@
 //! queue or counter, never the other way.
 
 use std::ffi::{c_int, c_void};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use isthmus_cabi::{Poison, guard};
 use isthmus_fabric_sys::*;
@@ -200,7 +200,9 @@ impl Ep {
             numbers: Vec::new(),
         };
         let state = Lock::new(domain.locks, state);
-        Ok(Arc::new(Self { head, poison: Poison::new(), domain, state }))
+        let ep = Arc::new(Self { head, poison: Poison::new(), domain, state });
+        ep.domain.endpoints.lock().push(Arc::downgrade(&ep));
+        Ok(ep)
     }
 
     /// Moves everything, unless another thread is at it.
@@ -426,9 +428,24 @@ impl Ep {
         for counter in counters.drain(..).flatten() {
             counter.endpoints().lock().retain(|e| !Arc::ptr_eq(e, this));
         }
+        let others: Vec<_> = {
+            let mut all = this.domain.endpoints.lock();
+            all.retain(|e| e.strong_count() > 0 && !std::ptr::eq(e.as_ptr(), Arc::as_ptr(this)));
+            all.iter().filter_map(Weak::upgrade).collect()
+        };
         match transport {
-            // Waits until what was sent has been taken, within reason.
-            Some(transport) if this.domain.is_own() => transport.close(),
+            Some(mut transport) if this.domain.is_own() => {
+                // What was sent to others of this domain is taken by nobody but this thread.
+                while !others.is_empty() && transport.is_flushing() {
+                    transport.progress();
+                    for other in &others {
+                        other.progress();
+                    }
+                    std::thread::yield_now();
+                }
+                // Waits until what was sent has been taken by those that live.
+                transport.close();
+            }
             // In a forked child the region is not mapped.
             other => std::mem::forget(other),
         }
