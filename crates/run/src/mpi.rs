@@ -80,10 +80,10 @@ fn parse_version(text: &str) -> Option<(Flavour, String)> {
             let major: u32 = version.split('.').next()?.parse().ok()?;
             return (major >= 5).then_some((Flavour::OpenMpi, version));
         }
-        if let Some((_, version)) = line.trim().split_once("Version:") {
-            if text.starts_with("HYDRA") {
-                return Some((Flavour::Mpich, version.trim().to_owned()));
-            }
+        if let Some((_, version)) = line.trim().split_once("Version:")
+            && text.starts_with("HYDRA")
+        {
+            return Some((Flavour::Mpich, version.trim().to_owned()));
         }
     }
     None

@@ -213,15 +213,16 @@ fn follow(run: UnixStream, host: &str, start: &Frame) -> Result<i32, String> {
     mux.add_sink((AGENT_STREAM, CHANNEL_ERR), io::stderr().as_fd().try_clone_to_owned().map_err(text)?);
     let mut exit = None;
     loop {
-        if let Some(status) = exit {
-            if [CHANNEL_OUT, CHANNEL_ERR].iter().all(|channel| !mux.has_waiting((AGENT_STREAM, *channel))) {
-                return Ok(status);
-            }
+        if let Some(status) = exit
+            && [CHANNEL_OUT, CHANNEL_ERR].iter().all(|channel| !mux.has_waiting((AGENT_STREAM, *channel)))
+        {
+            return Ok(status);
         }
         let turn = match mux.wait(&[woken.as_fd()], None) {
             Ok(turn) => turn,
             Err(_) if exit.is_some() => return Ok(exit.unwrap_or(FAILED)),
-            Err(WireError::Closed) => return Err(format!("{host} is gone")),
+            // The run names a lost VM itself, once.
+            Err(WireError::Closed) => return Ok(FAILED),
             Err(e) => return Err(e.to_string()),
         };
         if !turn.ready.is_empty() {

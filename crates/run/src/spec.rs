@@ -147,14 +147,14 @@ impl RunSpec {
                 return usage(format!("--host-ranks {} is more than -n {ranks}", self.host_ranks));
             }
             let (guest_ranks, vms) = (u64::from(ranks - self.host_ranks), u64::from(self.vms));
-            if vms > 0 {
-                if let Some(ppn) = self.ppn {
-                    let room = vms * u64::from(ppn);
-                    if guest_ranks > room {
-                        return usage(format!(
-                            "{guest_ranks} ranks do not fit into {vms} VMs with --ppn {ppn} ({room} places): raise --vms or --ppn"
-                        ));
-                    }
+            if vms > 0
+                && let Some(ppn) = self.ppn
+            {
+                let room = vms * u64::from(ppn);
+                if guest_ranks > room {
+                    return usage(format!(
+                        "{guest_ranks} ranks do not fit into {vms} VMs with --ppn {ppn} ({room} places): raise --vms or --ppn"
+                    ));
                 }
             }
         }

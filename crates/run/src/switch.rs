@@ -431,11 +431,7 @@ fn switch_agent(mut agent: &UnixStream, vm: &Vm) -> std::result::Result<(), Stri
         lock(&vm.agents).remove(&stream);
         return Err(format!("{} is gone", vm.name));
     }
-    loop {
-        let mut frame = match Frame::read_from(&mut agent) {
-            Ok(frame) => frame,
-            Err(_) => break,
-        };
+    while let Ok(mut frame) = Frame::read_from(&mut agent) {
         match frame.kind {
             Kind::Start | Kind::Data | Kind::Credit | Kind::End | Kind::Stop | Kind::Signal | Kind::Close => {
             }

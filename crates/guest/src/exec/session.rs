@@ -88,10 +88,10 @@ impl Session {
     /// Kills everything in the session.
     pub(super) fn kill(&mut self) {
         self.killed = true;
-        if let Some(group) = &self.cgroup {
-            if fs::write(group.join("cgroup.kill"), "1").is_ok() {
-                return;
-            }
+        if let Some(group) = &self.cgroup
+            && fs::write(group.join("cgroup.kill"), "1").is_ok()
+        {
+            return;
         }
         let first = self.first.as_raw_nonzero().get();
         // What forks while we look is found the next time.

@@ -325,11 +325,11 @@ impl Mux {
     /// Ends a sink that has written all there was.
     fn settle(&mut self, key: Key) {
         let done = |sink: &Sink| sink.ending && sink.waiting.is_empty();
-        if self.sinks.get(&key).is_some_and(done) {
-            if let Some(fd) = self.sinks.remove(&key).and_then(|sink| sink.fd) {
-                // A socket may be shared with a source; for a pipe this fails, and closing it is enough.
-                let _ = rustix::net::shutdown(&fd, rustix::net::Shutdown::Write);
-            }
+        if self.sinks.get(&key).is_some_and(done)
+            && let Some(fd) = self.sinks.remove(&key).and_then(|sink| sink.fd)
+        {
+            // A socket may be shared with a source; for a pipe this fails, and closing it is enough.
+            let _ = rustix::net::shutdown(&fd, rustix::net::Shutdown::Write);
         }
     }
 }
