@@ -1104,6 +1104,37 @@ static void formats(struct side *s)
 	close_side(&t);
 }
 
+static bool dies; /* rank 1 shall be killed by the last test */
+
+/* The other process is killed: what was under way with it fails, soon, and nothing hangs. */
+static void death(struct side *s)
+{
+	struct fi_cq_err_entry e;
+	dies = true;
+	if (rank_here) {
+		barrier();
+		raise(SIGKILL);
+	}
+	POST(s, fi_tsend(s->ep, out, 1 << 20, NULL, s->other, 1, out)); /* waits for its receive */
+	POST(s, fi_read(s->ep, in, 8, NULL, s->other, 0, 1, in));
+	barrier();
+	double start = now();
+	bool sent = false, read = false;
+	while (!sent || !read) {
+		e = failed(s, FI_ECONNRESET);
+		sent |= e.op_context == out;
+		read |= e.op_context == in;
+	}
+	CHECK(now() - start < 5);
+	while (fi_tinject(s->ep, out, 8, s->other, 1) != -FI_ECONNRESET)
+		CHECK(now() - start < 5);
+	/* Oneself can still be reached. */
+	POST(s, fi_tinject(s->ep, out, 8, s->self, 2));
+	POST(s, fi_trecv(s->ep, in, 8, NULL, s->self, 2, 0, in));
+	done(s);
+	close_side(s);
+}
+
 static const struct {
 	const char *name;
 	void (*run)(struct side *);
@@ -1137,6 +1168,7 @@ static const struct {
 	{"formats", formats, NULL},
 	{"fork", fork_in_between, NULL},
 	{"close_at_once", close_at_once, NULL},
+	{"death", death, NULL}, /* the last one */
 };
 
 static bool chosen(int argc, char **argv, const char *name)
@@ -1164,8 +1196,10 @@ static int one_side(int argc, char **argv)
 		moving = &s;
 		tests[i].run(&s);
 		moving = NULL;
-		close_side(&s);
-		barrier();
+		if (!dies) {
+			close_side(&s);
+			barrier();
+		}
 		if (rank_here == 0)
 			printf("%-24s ok  %6.2f s\n", test_name, now() - start);
 	}
@@ -1187,7 +1221,7 @@ int main(int argc, char **argv)
 	if (child == 0)
 		return result;
 	CHECK(waitpid(child, &status, 0) == child);
-	if (status)
+	if (dies ? !WIFSIGNALED(status) || WTERMSIG(status) != SIGKILL : status)
 		FAIL("the other process ended with status %#x", status);
 	printf("pair: ok (libfabric %u.%u)\n", FI_MAJOR(lf.version()), FI_MINOR(lf.version()));
 	return result;
