@@ -66,7 +66,9 @@ pub enum Error {
         why: String,
     },
     /// A VM ended while the job ran.
-    #[error("VM {vm} was lost: {why}")]
+    #[error(
+        "VM {vm} was lost, and with it the list of files that its ranks wrote outside of the writable directories: {why}"
+    )]
     LostVm {
         /// Its host name.
         vm: String,
@@ -108,14 +110,13 @@ impl Error {
     /// The exit status that this error means.
     pub fn exit_code(&self) -> i32 {
         match self {
-            Self::Usage(_) => ExitCode::USAGE,
+            // What the caller can mend on the command line, or by going elsewhere first.
+            Self::Usage(_) | Self::WorkingDirectory { .. } | Self::Writable { .. } => ExitCode::USAGE,
             Self::Timeout { .. } => ExitCode::TIMEOUT,
             Self::LostVm { .. } => ExitCode::LOST_VM,
             Self::Interrupted { signal } => crate::front::status_of_signal(*signal),
             Self::NoMpi { .. }
             | Self::UnknownMpi { .. }
-            | Self::WorkingDirectory { .. }
-            | Self::Writable { .. }
             | Self::NoProvider { .. }
             | Self::Service(_)
             | Self::Boot { .. }
