@@ -6,6 +6,7 @@
 use std::ffi::{CStr, c_char};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Mutex, Once, OnceLock, PoisonError};
+use std::thread::ThreadId;
 
 /// Whether an object's code has panicked. Such an object may be half changed, so it refuses further calls.
 #[derive(Debug, Default)]
@@ -44,7 +45,11 @@ pub fn guard<R>(poison: &Poison, broken: R, report: impl FnOnce(&str), body: imp
 #[cold]
 fn caught(poison: &Poison, payload: Box<dyn std::any::Any + Send>, report: impl FnOnce(&str)) {
     let first = poison.0.set(()).is_ok();
-    let said = last_words().lock().unwrap_or_else(PoisonError::into_inner).take();
+    let said = {
+        let mut words = last_words().lock().unwrap_or_else(PoisonError::into_inner);
+        let mine = words.iter().position(|(thread, _)| *thread == std::thread::current().id());
+        mine.map(|at| words.swap_remove(at).1)
+    };
     let said = said.unwrap_or_else(|| {
         let text = payload.downcast_ref::<&str>().map(|s| (*s).to_owned());
         text.or_else(|| payload.downcast_ref::<String>().cloned()).unwrap_or_else(|| "no message".to_owned())
@@ -55,8 +60,9 @@ fn caught(poison: &Poison, payload: Box<dyn std::any::Any + Send>, report: impl 
     }
 }
 
-fn last_words() -> &'static Mutex<Option<String>> {
-    static LAST: Mutex<Option<String>> = Mutex::new(None);
+/// What each thread that is panicking has said; two may panic at once.
+fn last_words() -> &'static Mutex<Vec<(ThreadId, String)>> {
+    static LAST: Mutex<Vec<(ThreadId, String)>> = Mutex::new(Vec::new());
     &LAST
 }
 
@@ -67,7 +73,11 @@ pub fn keep_quiet() {
     ONCE.call_once(|| {
         std::panic::set_hook(Box::new(|info| {
             let text = info.to_string();
-            *last_words().lock().unwrap_or_else(PoisonError::into_inner) = Some(text);
+            let thread = std::thread::current().id();
+            let mut words = last_words().lock().unwrap_or_else(PoisonError::into_inner);
+            // A panic that nobody caught leaves its words behind; the next one of that thread replaces them.
+            words.retain(|(other, _)| *other != thread);
+            words.push((thread, text));
         }));
     });
 }

@@ -52,7 +52,7 @@ impl Thermostat {
 
     /// Makes the ring hot. From here on the caller polls it.
     pub fn warm(&mut self, heat: &Word) {
-        if self.value % 2 == 0 {
+        if self.value.is_multiple_of(2) {
             self.value += 1;
             heat.set(self.value);
         }

@@ -145,10 +145,10 @@ impl Member {
             return Err(Error::NoPeer { peer });
         }
         let mut known = self.directories.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        if let Some((incarnation, directory)) = known.get(&peer) {
-            if *incarnation == info.life.incarnation {
-                return Ok((*incarnation, directory.clone()));
-            }
+        if let Some((incarnation, directory)) = known.get(&peer)
+            && *incarnation == info.life.incarnation
+        {
+            return Ok((*incarnation, directory.clone()));
         }
         let directory =
             Directory::open(&self.region.section(&info)?, self.region.shape(), info.life.incarnation)?;

@@ -39,6 +39,11 @@ impl Bufs {
         }
     }
 
+    /// Whether there are no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
     /// Address of the first byte.
     pub fn address(&self) -> u64 {
         match self {
@@ -164,6 +169,11 @@ impl Arrived {
             Body::Bytes(bytes) => bytes.len() as u64,
             Body::Ready { len, .. } => *len,
         }
+    }
+
+    /// Whether the message has no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
     }
 }
 

@@ -239,6 +239,35 @@ fn cancel_takes_what_has_not_matched_and_nothing_else() {
 }
 
 #[test]
+fn a_multi_receive_cancelled_while_a_message_arrives_ends_after_it_as_cancelled() {
+    let world = World::new(2, 8 << 20);
+    let mut a = world.endpoint(0);
+    let mut b = world.endpoint(1);
+    let to_b = a.resolve(&b.address()).unwrap();
+    let select = Selector { tagged: false, from: None, tag: 0, ignore: 0 };
+    let mut room = vec![0; 400_000];
+    let into = [buf(&mut room)];
+    let ticket = Ticket { context: 9, flags: 0 };
+    b.receive(&Receive { select, bufs: &into, multi: Some(1), ticket }).unwrap();
+    let mut out = pattern(300_000, 4);
+    let bufs = [buf(&mut out)];
+    let mut wish = message(to_b, 0, &bufs);
+    wish.tagged = false;
+    assert_eq!(send(&mut a, &mut b, &wish), Posted::Pending);
+    // The announcement is taken, and nothing of the payload yet.
+    for _ in 0..600 {
+        b.progress();
+    }
+    assert!(b.cancel(9));
+    assert!(b.pop().is_none());
+    let first = ok(wait(&mut b, &mut a));
+    assert_eq!((first.len, first.released), (300_000, false));
+    let last = wait(&mut b, &mut a);
+    assert_eq!((last.status, last.released), (Status::Canceled, true));
+    assert_eq!(room[..300_000], out[..]);
+}
+
+#[test]
 fn peek_and_claim_find_a_message_once() {
     let world = World::new(2, 8 << 20);
     let mut a = world.endpoint(0);
@@ -348,13 +377,13 @@ fn more_peers_than_hot_lanes_all_get_through() {
             let mut out = round.to_le_bytes();
             let bufs = [buf(&mut out)];
             // Every third sender pauses now and then, so that lanes cool and warm.
-            if (round / 7 + i as u64) % 3 != 0 {
+            if !(round / 7 + i as u64).is_multiple_of(3) {
                 send(a, &mut b, &message(to_b, i as u64, &bufs));
             }
             a.progress();
         }
         for (i, a) in senders.iter_mut().enumerate() {
-            if (round / 7 + i as u64) % 3 != 0 {
+            if !(round / 7 + i as u64).is_multiple_of(3) {
                 let mut back = [0; 8];
                 let into = [buf(&mut back)];
                 b.receive(&receive(any(i as u64), &into)).unwrap();

@@ -246,11 +246,11 @@ impl Endpoint {
         if let Some(offset) = self.chunk_pool.pop() {
             return Some(ChunkPlace { offset, bytes, pooled: true });
         }
-        if self.chunks_taken < MOST_CHUNKS {
-            if let Ok(offset) = self.member.take(bytes) {
-                self.chunks_taken += 1;
-                return Some(ChunkPlace { offset, bytes, pooled: true });
-            }
+        if self.chunks_taken < MOST_CHUNKS
+            && let Ok(offset) = self.member.take(bytes)
+        {
+            self.chunks_taken += 1;
+            return Some(ChunkPlace { offset, bytes, pooled: true });
         }
         let out = self.peers[to.0 as usize].out.as_mut()?;
         if out.chunks_held() > 0 {

@@ -1,9 +1,9 @@
 //! The endpoint: posting, progress, completions.
 //!
-//! - [`post`]: what the caller posts: sends, receives, peeks, RMA.
-//! - [`progress`]: what arrives, and what is pushed on.
-//! - [`lanes`]: opening, accepting, closing lanes; peers that go.
-//! - [`table`]: operations that wait for the other side.
+//! - `post`: what the caller posts: sends, receives, peeks, RMA.
+//! - `progress`: what arrives, and what is pushed on.
+//! - `lanes`: opening, accepting, closing lanes; peers that go.
+//! - `table`: operations that wait for the other side.
 //!
 //! An endpoint polls its *hot* lanes directly; one activity line for each peer of the region leads it to the others.
 
@@ -147,6 +147,8 @@ struct Multi {
     inflight: u32,
     /// No longer posted.
     closed: bool,
+    /// Taken back by the caller while messages were still being placed.
+    canceled: bool,
 }
 
 /// A table in the area that grows by linked chunks of sixteen entries.
@@ -372,7 +374,7 @@ impl Endpoint {
                 break;
             }
             rounds += 1;
-            if rounds % 64 == 0 {
+            if rounds.is_multiple_of(64) {
                 self.slow();
             }
             if rounds > 10_000 {

@@ -52,10 +52,10 @@ impl Endpoint {
     /// Pushes a message after [`Endpoint::ready`] said yes.
     #[inline]
     pub(super) fn push(&mut self, to: PeerId, message: &Message, count: usize) {
-        if let Some(out) = &mut self.peers[to.0 as usize].out {
-            if out.push(message, count) {
-                self.tally.add(Counter::Announced, 1);
-            }
+        if let Some(out) = &mut self.peers[to.0 as usize].out
+            && out.push(message, count)
+        {
+            self.tally.add(Counter::Announced, 1);
         }
     }
 
@@ -197,6 +197,7 @@ impl Endpoint {
                 tagged: select.tagged,
                 inflight: 0,
                 closed: false,
+                canceled: false,
             },
         );
         let waiting = Waiting { select, target: Target::Multi(number), ticket: receive.ticket };
@@ -228,13 +229,14 @@ impl Endpoint {
             }
         }
         self.completions.push_back(completion);
-        if completion.status == Status::Ok && (claim || discard) {
-            if let Some(found) = self.matching.take_arrived(select) {
-                if discard {
-                    self.drop_arrived(found);
-                } else if let Some(lost) = self.matching.claim(ticket.context, found) {
-                    self.drop_arrived(lost);
-                }
+        if completion.status == Status::Ok
+            && (claim || discard)
+            && let Some(found) = self.matching.take_arrived(select)
+        {
+            if discard {
+                self.drop_arrived(found);
+            } else if let Some(lost) = self.matching.claim(ticket.context, found) {
+                self.drop_arrived(lost);
             }
         }
     }
@@ -292,8 +294,9 @@ impl Endpoint {
         if let Target::Multi(number) = waiting.target {
             if let Some(multi) = self.multis.get_mut(&number) {
                 multi.closed = true;
+                multi.canceled = true;
                 if multi.inflight > 0 {
-                    // What has matched still arrives; the release follows it.
+                    // What has matched still arrives; the end of the receive follows it.
                     return true;
                 }
                 self.multis.remove(&number);

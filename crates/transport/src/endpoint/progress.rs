@@ -70,9 +70,9 @@ impl Endpoint {
             moved |= self.pump();
         }
         self.ticks = self.ticks.wrapping_add(1);
-        if !moved || self.ticks % 16 == 0 {
+        if !moved || self.ticks.is_multiple_of(16) {
             moved |= self.look();
-            if self.ticks % 256 == 0 {
+            if self.ticks.is_multiple_of(256) {
                 self.slow();
             }
         }
@@ -105,8 +105,7 @@ impl Endpoint {
     #[inline]
     pub(super) fn poll(&mut self, number: u32) -> bool {
         let mut count = 0;
-        loop {
-            let Some(Some(lane)) = self.incoming.get(number as usize) else { break };
+        while let Some(Some(lane)) = self.incoming.get(number as usize) {
             let Some(message) = lane.peek() else { break };
             let source = lane.peer;
             if count >= BATCH || self.peers[source.0 as usize].pending.len() > MOST_REPLIES {
@@ -340,21 +339,21 @@ impl Endpoint {
 
     /// Completes a receive; the last one of a multi-receive releases it.
     fn finish_receive(&mut self, mut completion: Completion, multi: Option<u32>) {
-        if let Some(number) = multi {
-            if let Some(m) = self.multis.get_mut(&number) {
-                m.inflight -= 1;
-                if m.closed && m.inflight == 0 {
-                    if completion.status == Status::Ok {
-                        completion.released = true;
-                        self.completions.push_back(completion);
-                    } else {
-                        let release = release_of(m);
-                        self.completions.push_back(completion);
-                        self.completions.push_back(release);
-                    }
-                    self.multis.remove(&number);
-                    return;
+        if let Some(number) = multi
+            && let Some(m) = self.multis.get_mut(&number)
+        {
+            m.inflight -= 1;
+            if m.closed && m.inflight == 0 {
+                if completion.status == Status::Ok && !m.canceled {
+                    completion.released = true;
+                    self.completions.push_back(completion);
+                } else {
+                    let release = release_of(m);
+                    self.completions.push_back(completion);
+                    self.completions.push_back(release);
                 }
+                self.multis.remove(&number);
+                return;
             }
         }
         self.completions.push_back(completion);
@@ -758,10 +757,10 @@ impl Endpoint {
             push.at += len;
             self.tally.add(Counter::Chunks, 1);
             moved = true;
-            if push.at == push.len {
-                if let Some(done) = peer.pushes.pop_front() {
-                    self.completions.extend(done.then);
-                }
+            if push.at == push.len
+                && let Some(done) = peer.pushes.pop_front()
+            {
+                self.completions.extend(done.then);
             }
         }
     }
@@ -796,7 +795,7 @@ pub(super) fn release_of(multi: &Multi) -> Completion {
     Completion {
         ticket: multi.ticket,
         op: Op::Receive { tagged: multi.tagged },
-        status: Status::Ok,
+        status: if multi.canceled { Status::Canceled } else { Status::Ok },
         len: 0,
         tag: 0,
         data: None,
