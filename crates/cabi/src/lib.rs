@@ -1,7 +1,7 @@
 //! Panic guard, pointer and string checks for the C edges.
 //!
 //! Every body of an `extern "C"` function runs inside [`guard`]: a panic must not cross into C. What C hands over is
-//! looked at before it is used, in release builds too: [`slice`], [`text`], [`object`]. There are no domain types here.
+//! looked at before it is used, in release builds too: [`slice()`], [`text()`], [`object()`]. There are no domain types here.
 
 use std::ffi::{CStr, c_char};
 use std::panic::{AssertUnwindSafe, catch_unwind};
