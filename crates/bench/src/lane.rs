@@ -80,6 +80,9 @@ pub fn run(plan: &Plan) -> Result<Vec<Record>> {
     let counters = folder.path().join("stats.json");
     let mut args: Vec<std::ffi::OsString> = vec!["run".into(), "--vms".into(), plan.vms.to_string().into()];
     args.extend(["-n".into(), "2".into(), "--stats".into(), counters.clone().into()]);
+    if plan.vms > 0 {
+        args.extend(["--cpus".into(), "1".into(), "--pin".into()]);
+    }
     if let Some(mpi) = &plan.mpi {
         args.extend(["--mpi".into(), mpi.into()]);
     }

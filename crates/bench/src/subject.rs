@@ -89,6 +89,7 @@ impl Subject {
             if self.vms > 0 {
                 // As many virtual processors as ranks: a VM of its own has one, two ranks in one VM have two.
                 words.extend(["--cpus", if self.vms == 1 { "2" } else { "1" }].map(String::from));
+                words.push("--pin".into());
                 words.extend(setting.run_args.iter().cloned());
             }
             words.push("--stats".into());
@@ -188,7 +189,7 @@ mod tests {
     fn all_sides_in_vms_get_the_same_settings() {
         for flavour in [Flavour::OpenMpi, Flavour::Mpich] {
             for (name, line) in lines(flavour, 2) {
-                assert!(line.contains("--accel tcg"), "{name}: {line}");
+                assert!(line.contains("--accel tcg") && line.contains("--pin"), "{name}: {line}");
                 let shared = name == "ompi-sm" || name == "mpich-shm";
                 assert!(line.contains(if shared { "--vms 1" } else { "--vms 2" }), "{name}: {line}");
                 assert!(line.contains(if shared { "--cpus 2" } else { "--cpus 1" }), "{name}: {line}");

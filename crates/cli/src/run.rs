@@ -59,6 +59,9 @@ pub(crate) struct Args {
     /// Virtual CPUs per VM; by default one per rank of the fullest VM
     #[arg(long, value_name = "N")]
     cpus: Option<u32>,
+    /// Bind each virtual CPU to a processor of its own, for figures that do not scatter
+    #[arg(long)]
+    pin: bool,
     /// Memory per VM, for instance 1G
     #[arg(long, value_name = "SIZE", value_parser = size::parse)]
     memory: Option<u64>,
@@ -133,6 +136,7 @@ impl Args {
             native_transport: self.transport == TransportArg::Native,
             stats: self.stats,
             env: self.env,
+            pin: self.pin,
             cpus: self.cpus,
             memory_bytes: self.memory,
             region_bytes: self.region_size,

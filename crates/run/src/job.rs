@@ -47,12 +47,29 @@ pub struct Platform {
     pub service: Box<dyn StartService>,
 }
 
+/// How the launcher ended.
+#[derive(Clone, Copy)]
+pub(crate) struct LauncherEnd {
+    status: i32,
+    signal: Option<i32>,
+}
+
+impl LauncherEnd {
+    /// Names the cause when something killed the launcher; a signal that ends a job on request needs no comment.
+    fn tell(self) {
+        let asked = [Signal::INT, Signal::TERM, Signal::HUP];
+        if let Some(signal) = self.signal.filter(|signal| !asked.iter().any(|s| s.as_raw() == *signal)) {
+            eprintln!("isthmus: the MPI's launcher was killed by signal {signal}; the job ends with it");
+        }
+    }
+}
+
 /// What the job waits for.
 pub(crate) enum Event {
     /// The front sends the launcher a signal.
     Signal(i32),
     /// The launcher ended, with this status.
-    Launcher(i32),
+    Launcher(LauncherEnd),
     /// News of the switch.
     Switch(switch::News),
 }
@@ -427,7 +444,10 @@ fn follow(
     loop {
         match next(events, deadline) {
             Ok(Event::Signal(signal)) => signal_launcher(pid, signal),
-            Ok(Event::Launcher(status)) => return after_launcher(status, events, machines),
+            Ok(Event::Launcher(end)) => {
+                end.tell();
+                return after_launcher(end.status, events, machines);
+            }
             Ok(Event::Switch(switch::News::Lost { vm, why })) => {
                 let error = lost(&machines[vm], &why);
                 // mpirun would end by itself, with status 0, but its other ranks might not.
@@ -463,19 +483,19 @@ fn watch_launcher(pid: Pid, events: &Sender<Event>) -> Result<()> {
     thread::Builder::new()
         .name("launcher".into())
         .spawn(move || {
-            let status = loop {
+            let end = loop {
                 match rustix::process::waitpid(Some(pid), rustix::process::WaitOptions::empty()) {
                     Ok(Some((_, status))) => {
-                        let by_signal = status.terminating_signal().map(status_of_signal);
-                        if let Some(status) = status.exit_status().or(by_signal) {
-                            break status;
+                        let signal = status.terminating_signal();
+                        if let Some(status) = status.exit_status().or(signal.map(status_of_signal)) {
+                            break LauncherEnd { status, signal };
                         }
                     }
                     Ok(None) | Err(rustix::io::Errno::INTR) => {}
-                    Err(_) => break ExitCode::FAILURE,
+                    Err(_) => break LauncherEnd { status: ExitCode::FAILURE, signal: None },
                 }
             };
-            let _ = events.send(Event::Launcher(status));
+            let _ = events.send(Event::Launcher(end));
         })
         .map(drop)
         .map_err(|e| Error::io("cannot start a thread", e))

@@ -71,6 +71,8 @@ pub struct RunSpec {
     pub stats: Option<PathBuf>,
     /// `NAME=VALUE`, or `NAME` for a variable that is passed on.
     pub env: Vec<OsString>,
+    /// Bind each virtual CPU to a processor of its own.
+    pub pin: bool,
     /// Virtual CPUs per VM.
     pub cpus: Option<u32>,
     /// Bytes of memory per VM.

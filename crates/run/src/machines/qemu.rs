@@ -174,6 +174,18 @@ impl Common {
     }
 }
 
+/// The host's processors for the virtual ones of VM number `index`: one after the other, of those we may use.
+fn processors(index: usize, cpus: u32) -> Vec<usize> {
+    let Ok(allowed) = rustix::thread::sched_getaffinity(None) else { return Vec::new() };
+    let all: Vec<usize> = (0..rustix::thread::CpuSet::MAX_CPU).filter(|cpu| allowed.is_set(*cpu)).collect();
+    let first = index * usize::try_from(cpus).unwrap_or(1);
+    let mut order = all.clone();
+    if !order.is_empty() {
+        order.rotate_left(first % all.len());
+    }
+    order
+}
+
 /// Where QEMU listens for `port`: short, since a socket's path is.
 fn socket_of(own: &Path, port: &str) -> PathBuf {
     own.join(port.rsplit('.').next().unwrap_or(port))
@@ -229,11 +241,20 @@ impl StartMachines for Qemu {
             let id = vm.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).pid();
             let pid = i32::try_from(id).ok().and_then(Pid::from_raw);
             let console = Arc::clone(&vm);
+            let sockets = (
+                connect(&vm, &own, EXEC_PORT)?,
+                connect(&vm, &own, RELAY_PORT)?,
+                connect(&vm, &own, CONTROL_PORT)?,
+            );
+            if plan.spec.pin {
+                let vm = vm.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+                vm.pin(&processors(index, plan.cpus)).map_err(|e| boot(&name, &e))?;
+            }
             machines.push(Machine {
                 address: address(plan.spec.net, index),
-                exec: connect(&vm, &own, EXEC_PORT)?,
-                relay: connect(&vm, &own, RELAY_PORT)?,
-                control: connect(&vm, &own, CONTROL_PORT)?,
+                exec: sockets.0,
+                relay: sockets.1,
+                control: sockets.2,
                 pid: pid.ok_or_else(|| Error::Broken(format!("QEMU of {name} has no process id")))?,
                 console: Box::new(move || {
                     console
