@@ -1112,6 +1112,7 @@ static void death(struct side *s)
 	struct fi_cq_err_entry e;
 	dies = true;
 	if (rank_here) {
+		moving = NULL; /* or it would answer the read while it waits */
 		barrier();
 		raise(SIGKILL);
 	}
