@@ -27,7 +27,7 @@ clippy:
 	cargo clippy --workspace --all-targets -- -D warnings
 
 unit:
-	cargo test --workspace --quiet
+	cargo test --workspace --quiet --no-fail-fast
 
 doc:
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --document-private-items --quiet
