@@ -90,8 +90,14 @@ fn stand_in() -> i32 {
     let ((name, address), fds) =
         pass::receive::<Identity>(&socket).expect("an identity").expect("an identity");
     // What one leaves in /tmp must not be found by the next: Open MPI goes by process numbers, which are the same.
+    // A source tree that is itself in /tmp must stay where it is, since the ranks work there.
+    let top = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
     let set_up = format!(
-        "mount -t tmpfs none /tmp; mount -t tmpfs none /dev/shm; hostname {name}; ip link set lo up; \
+        "top=$(realpath {top}); \
+         case $top in /tmp/*) mount --bind \"$top\" /mnt;; esac; \
+         mount -t tmpfs none /tmp; \
+         case $top in /tmp/*) mkdir -p \"$top\"; mount --bind /mnt \"$top\"; umount /mnt;; esac; \
+         mount -t tmpfs none /dev/shm; hostname {name}; ip link set lo up; \
          ip link add isthmus0 type bridge; ip addr add {address}/16 dev isthmus0; ip link set isthmus0 up"
     );
     let status = Command::new("sh").args(["-ec", &set_up]).status().expect("a shell");
