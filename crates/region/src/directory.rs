@@ -140,7 +140,8 @@ impl Directory {
     /// [`Error::Invalid`] beyond the table.
     pub fn endpoint(&self, slot: u32) -> Result<EndpointInfo> {
         let line = self.endpoint_line(slot)?;
-        loop {
+        // A record that never holds still is somebody's mischief: its reader does not wait for it for ever.
+        for _ in 0..1000 {
             let seen = line.words[0].get();
             let info = EndpointInfo {
                 life: Life::unpack(seen),
@@ -152,6 +153,7 @@ impl Directory {
                 return Ok(info);
             }
         }
+        Err(Error::Invalid { what: "endpoint record, which keeps changing", value: slot.into() })
     }
 
     /// The activity line of the receiver with global slot `receiver`.
