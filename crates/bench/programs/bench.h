@@ -30,6 +30,8 @@ struct sample {
     uint64_t net_bytes;       /* received and sent by rank 0's host on interfaces other than loopback */
     uint64_t loopback_bytes;  /* received by rank 0's host on loopback */
     uint64_t cma_bytes;       /* moved by process_vm_readv and process_vm_writev, both ranks */
+    int region_counted;       /* whether both ranks have a region whose counters can be read; if so: */
+    uint64_t region_bytes, region_messages; /* sent by one rank and received by the other through it */
 };
 
 /* blocks.c */
@@ -38,12 +40,17 @@ const char *block_metric(const struct block *b);
 void block_run(struct block *b, double budget_seconds, struct sample *out);
 
 /* line.c: half a round of one bare cache line between the two ranks, in microseconds; negative where they share none */
-void line_open(void);
+void line_open(int one_host);
 double line_us(void);
 
 /* counters.c */
-void counters_now(uint64_t *net, uint64_t *loopback, uint64_t *cma);
+enum counter { NET, LOOPBACK, CMA, REGION_READ, REGION_TX_MESSAGES, REGION_TX_BYTES, REGION_RX_MESSAGES, REGION_RX_BYTES,
+               REGION_RMA, REGION_RMA_BYTES, COUNTERS };
+void counters_now(uint64_t now[COUNTERS]);
 double cpu_seconds(void);
+
+/* provider.c: a function of the provider of isthmus, by name; NULL where this process has not loaded it */
+void *provider_function(const char *name);
 
 /* main.c */
 extern int my_rank;

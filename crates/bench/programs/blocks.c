@@ -142,12 +142,17 @@ static double in_metric(const struct block *b, double seconds, uint64_t rounds)
     return 0;
 }
 
+static uint64_t least(uint64_t a, uint64_t b)
+{
+    return a < b ? a : b;
+}
+
 void block_run(struct block *b, double budget_seconds, struct sample *out)
 {
     int copies = b->kind == LATENCY || b->kind == PINGPONG ? 2 : b->depth;
     char *buffers = malloc(b->bytes * (size_t)copies + 1);
     double values[BATCHES], cpu;
-    uint64_t before[3], after[3], moved[2], total[2];
+    uint64_t before[COUNTERS], after[COUNTERS], moved[COUNTERS], both[COUNTERS];
 
     if (!buffers || copies > MAX_DEPTH)
         die("no memory for the message buffers, or a window deeper than 256");
@@ -166,12 +171,12 @@ void block_run(struct block *b, double budget_seconds, struct sample *out)
     }
 
     MPI_Barrier(MPI_COMM_WORLD);
-    counters_now(&before[0], &before[1], &before[2]);
+    counters_now(before);
     cpu = cpu_seconds();
     for (int i = 0; i < BATCHES; i++)
         values[i] = in_metric(b, batch(b, buffers, b->rounds), b->rounds);
     cpu = cpu_seconds() - cpu;
-    counters_now(&after[0], &after[1], &after[2]);
+    counters_now(after);
     verify(buffers, b->bytes);
     free(buffers);
 
@@ -180,10 +185,15 @@ void block_run(struct block *b, double budget_seconds, struct sample *out)
     out->max = values[BATCHES - 1];
     out->messages = b->rounds * BATCHES * (uint64_t)(b->kind == LATENCY || b->kind == PINGPONG ? 2 : b->depth);
     out->payload_bytes = out->messages * b->bytes;
-    out->net_bytes = after[0] - before[0];
-    out->loopback_bytes = after[1] - before[1];
     MPI_Reduce(&cpu, &out->cpu_seconds, 1, MPI_DOUBLE, MPI_SUM, 0, MPI_COMM_WORLD);
-    moved[0] = after[2] - before[2];
-    MPI_Reduce(moved, total, 1, MPI_UINT64_T, MPI_SUM, 0, MPI_COMM_WORLD);
-    out->cma_bytes = my_rank == 0 ? total[0] : 0;
+    for (int i = 0; i < COUNTERS; i++)
+        moved[i] = after[i] - before[i];
+    moved[REGION_READ] = before[REGION_READ] + after[REGION_READ];
+    MPI_Allreduce(moved, both, COUNTERS, MPI_UINT64_T, MPI_SUM, MPI_COMM_WORLD);
+    out->net_bytes = moved[NET];
+    out->loopback_bytes = moved[LOOPBACK];
+    out->cma_bytes = both[CMA];
+    out->region_counted = both[REGION_READ] == 4;
+    out->region_bytes = least(both[REGION_TX_BYTES], both[REGION_RX_BYTES]) + both[REGION_RMA_BYTES];
+    out->region_messages = least(both[REGION_TX_MESSAGES], both[REGION_RX_MESSAGES]) + both[REGION_RMA];
 }

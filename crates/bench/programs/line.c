@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 OR MIT */
 /*
- * The floor under any message: one cache line that two processes write in turn. Where the line lies is
- * ISTHMUS_BENCH_LINE=PATH[:OFFSET] if that is set, or a file in /dev/shm if both ranks are on one host.
+ * The floor under any message: two cache lines, one written by each of two processes in turn. They lie in the region
+ * where the MPI has loaded the provider of isthmus, else in a file in /dev/shm if both ranks are on one host.
  */
 #define _GNU_SOURCE
 #include "bench.h"
@@ -11,76 +11,82 @@
 #include <sched.h>
 #include <stdatomic.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
 #define ROUNDS 1000
 #define BATCHES 7
+#define FILE_BYTES 4096
 
-static _Atomic uint64_t *word;
+static _Atomic uint64_t *mine, *theirs;
 static uint64_t turn;
 
-static void *map_line(const char *path, off_t offset, int flags)
+static int all_have(const void *place)
 {
-    long page = sysconf(_SC_PAGESIZE);
-    off_t start = offset / page * page;
+    int have = place != NULL, all;
+
+    MPI_Allreduce(&have, &all, 1, MPI_INT, MPI_MIN, MPI_COMM_WORLD);
+    return all;
+}
+
+static int open_in_region(void)
+{
+    _Atomic uint64_t *(*own)(uint64_t *) = provider_function("isthmus_line_open");
+    _Atomic uint64_t *(*peer)(const uint64_t *) = provider_function("isthmus_line_peer");
+    uint64_t places[2][4];
+
+    mine = own && peer ? own(places[my_rank]) : NULL;
+    if (!all_have(mine))
+        return 0;
+    MPI_Allgather(MPI_IN_PLACE, 0, MPI_DATATYPE_NULL, places, 4, MPI_UINT64_T, MPI_COMM_WORLD);
+    theirs = peer(places[!my_rank]);
+    return all_have(theirs);
+}
+
+static char *map_file(const char *path, int flags)
+{
     int fd = open(path, O_RDWR | O_CLOEXEC | flags, 0600);
-    char *at;
+    void *at;
 
     if (fd < 0)
         return NULL;
-    if ((flags & O_CREAT) && ftruncate(fd, page) != 0) {
-        close(fd);
-        return NULL;
-    }
-    at = mmap(NULL, (size_t)page, PROT_READ | PROT_WRITE, MAP_SHARED, fd, start);
+    at = ftruncate(fd, FILE_BYTES) == 0 ? mmap(NULL, FILE_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0) : MAP_FAILED;
     close(fd);
-    return at == MAP_FAILED ? NULL : at + (offset - start);
+    return at == MAP_FAILED ? NULL : at;
 }
 
-void line_open(void)
+static int open_in_file(void)
 {
-    const char *place = getenv("ISTHMUS_BENCH_LINE");
-    char path[4096] = "", host[2][256];
-    int have, all;
+    char path[64], *file = NULL;
+    int there;
 
-    if (place && *place) {
-        const char *colon = strrchr(place, ':');
-        off_t offset = colon ? (off_t)strtoull(colon + 1, NULL, 0) : 0;
-
-        snprintf(path, sizeof path, "%.*s", (int)(colon ? colon - place : (long)strlen(place)), place);
-        word = map_line(path, offset, 0);
-        path[0] = 0;
-    } else {
-        memset(host, 0, sizeof host);
-        gethostname(host[my_rank], sizeof host[0] - 1);
-        MPI_Bcast(host[0], sizeof host[0], MPI_CHAR, 0, MPI_COMM_WORLD);
-        MPI_Bcast(host[1], sizeof host[1], MPI_CHAR, 1, MPI_COMM_WORLD);
-        if (strcmp(host[0], host[1]) == 0) {
-            snprintf(path, sizeof path, "/dev/shm/isthmus-line-%ld", (long)getpid());
-            if (my_rank == 0)
-                word = map_line(path, 0, O_CREAT | O_EXCL);
-            MPI_Bcast(path, sizeof path, MPI_CHAR, 0, MPI_COMM_WORLD);
-            if (my_rank == 1)
-                word = map_line(path, 0, 0);
-        }
-    }
-    have = word != NULL;
-    MPI_Allreduce(&have, &all, 1, MPI_INT, MPI_MIN, MPI_COMM_WORLD);
-    if (my_rank == 0 && path[0])
+    snprintf(path, sizeof path, "/dev/shm/isthmus-line-%ld", (long)getpid());
+    if (my_rank == 0)
+        file = map_file(path, O_CREAT | O_EXCL);
+    MPI_Bcast(path, sizeof path, MPI_CHAR, 0, MPI_COMM_WORLD);
+    if (my_rank == 1)
+        file = map_file(path, 0);
+    there = all_have(file);
+    if (my_rank == 0)
         unlink(path);
-    if (!all)
-        word = NULL;
-    if (word && my_rank == 0)
-        atomic_store_explicit(word, 0, memory_order_release);
-    MPI_Barrier(MPI_COMM_WORLD);
+    if (!there)
+        return 0;
+    /* Far enough apart that no prefetcher takes them for one. */
+    mine = (_Atomic uint64_t *)(file + my_rank * FILE_BYTES / 2);
+    theirs = (_Atomic uint64_t *)(file + !my_rank * FILE_BYTES / 2);
+    return 1;
+}
+
+void line_open(int one_host)
+{
+    if (!open_in_region() && !(one_host && open_in_file()))
+        mine = theirs = NULL;
 }
 
 static inline void wait_for(uint64_t value, int with_pause)
 {
-    for (uint32_t spins = 1; atomic_load_explicit(word, memory_order_acquire) != value; spins++) {
+    for (uint32_t spins = 1; atomic_load_explicit(theirs, memory_order_acquire) != value; spins++) {
         if (with_pause) {
 #if defined(__x86_64__)
             __builtin_ia32_pause();
@@ -102,14 +108,13 @@ static double half_round_us(int with_pause)
     for (int batch = 0; batch < BATCHES; batch++) {
         double start = now_seconds();
 
-        for (int round = 0; round < ROUNDS; round++, turn += 2) {
-            if (my_rank == 0) {
-                atomic_store_explicit(word, turn + 1, memory_order_release);
-                wait_for(turn + 2, with_pause);
-            } else {
-                wait_for(turn + 1, with_pause);
-                atomic_store_explicit(word, turn + 2, memory_order_release);
-            }
+        for (int round = 0; round < ROUNDS; round++) {
+            turn++;
+            if (my_rank != 0)
+                wait_for(turn, with_pause);
+            atomic_store_explicit(mine, turn, memory_order_release);
+            if (my_rank == 0)
+                wait_for(turn, with_pause);
         }
         us[batch] = (now_seconds() - start) * 1e6 / ROUNDS / 2;
     }
@@ -120,7 +125,7 @@ double line_us(void)
 {
     double plain, paused;
 
-    if (!word)
+    if (!mine)
         return -1;
     plain = half_round_us(0);
     paused = half_round_us(1);

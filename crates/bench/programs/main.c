@@ -140,7 +140,7 @@ int main(int argc, char **argv)
         printf("],\"cpus\":[%d,%d],\"init_s\":%.6f}\n", cpus[0], cpus[1], slowest_init);
         fflush(stdout);
     }
-    line_open();
+    line_open(strcmp(hosts[0], hosts[1]) == 0);
 
     for (int rep = 0; rep < reps; rep++) {
         for (int i = 0; i < count; i++) {
@@ -160,6 +160,11 @@ int main(int argc, char **argv)
                 printf("\"line_us\":[%.6g,%.6g],", line[0], line[1]);
             else
                 printf("\"line_us\":null,");
+            if (s.region_counted)
+                printf("\"region_bytes\":%llu,\"region_messages\":%llu,", (unsigned long long)s.region_bytes,
+                       (unsigned long long)s.region_messages);
+            else
+                printf("\"region_bytes\":null,\"region_messages\":null,");
             printf("\"payload_bytes\":%llu,\"net_bytes\":%llu,\"loopback_bytes\":%llu,\"cma_bytes\":%llu}\n",
                    (unsigned long long)s.payload_bytes, (unsigned long long)s.net_bytes,
                    (unsigned long long)s.loopback_bytes, (unsigned long long)s.cma_bytes);

@@ -186,6 +186,9 @@ fn bench_mpi(args: &MpiArgs) -> Result<()> {
     println!();
     print!("{}", table::render(&done.records));
     println!();
+    if let Some(lines) = table::lines(&done.records) {
+        println!("{lines}");
+    }
     for (subject, line) in &done.lines {
         println!("{subject}: {line}");
     }

@@ -8,7 +8,7 @@ use isthmus_run::mpi::{self, Flavour, Mpi};
 use serde::Deserialize;
 
 use crate::error::{Error, Result};
-use crate::path::{self, Moved};
+use crate::path;
 use crate::program::{self, Block, Output};
 use crate::record::Record;
 use crate::stats::{self, median, paired_ratio};
@@ -53,15 +53,6 @@ pub struct Comparison {
 struct RunStats {
     accel: Option<String>,
     boot_s: Option<f64>,
-    /// The counters of all ranks, as the host service adds them up.
-    sum: Option<Counters>,
-}
-
-/// Payload that the ranks sent through the region.
-#[derive(Clone, Debug, Deserialize)]
-struct Counters {
-    tx_bytes: u64,
-    tx_messages: u64,
 }
 
 /// What one launch gave.
@@ -75,7 +66,7 @@ struct BlockOfRound {
     value: f64,
     cpu_us_per_op: f64,
     line_us: Option<f64>,
-    moved: Moved,
+    way: Option<&'static str>,
 }
 
 impl Round {
@@ -84,28 +75,13 @@ impl Round {
         let values: Vec<f64> = reps.iter().map(|sample| sample.value).collect();
         let cpu: Vec<f64> = reps.iter().map(|sample| sample.cpu_us_per_op).collect();
         let lines: Vec<f64> = reps.iter().filter_map(|sample| sample.line_us).flatten().collect();
-        let mut moved = Moved::default();
-        reps.iter().for_each(|sample| moved.add(&sample.moved()));
-        moved.region = self.region_share().map(|share| (share * moved.payload as f64) as u64);
+        let ways: Vec<_> = reps.iter().map(|sample| sample.moved().way(self.one_host())).collect();
         BlockOfRound {
             value: median(&values).unwrap_or(f64::NAN),
             cpu_us_per_op: median(&cpu).unwrap_or(f64::NAN),
             line_us: median(&lines),
-            moved,
+            way: path::common(&ways),
         }
-    }
-
-    /// How much of what the program sent went through the region, in bytes and in messages, whichever is less.
-    ///
-    /// The region's counters are of the whole job. Both shares are whole only if big and small messages alike
-    /// went that way.
-    fn region_share(&self) -> Option<f64> {
-        let sent =
-            |of: fn(&program::Sample) -> u64| self.output.samples.iter().map(of).sum::<u64>().max(1) as f64;
-        let counters = self.run.sum.as_ref()?;
-        let bytes = counters.tx_bytes as f64 / sent(|sample| sample.moved().payload);
-        let messages = counters.tx_messages as f64 / sent(program::Sample::messages);
-        Some(bytes.min(messages).min(1.0))
     }
 
     fn one_host(&self) -> bool {
@@ -265,19 +241,14 @@ fn block_records(
     };
     let record = |at: usize, peer: Option<usize>| {
         let it = &measured[at];
-        let ways: Vec<_> = series[at]
-            .iter()
-            .zip(&it.rounds)
-            .map(|(block, round)| path::name(&block.moved, round.one_host()))
-            .collect();
-        let same = ways.iter().all(|way| *way == ways[0]);
+        let ways: Vec<_> = series[at].iter().map(|block| block.way).collect();
         Record {
             benchmark: sample.benchmark.clone(),
             subject: name(at),
             peer: peer.map(name),
             ratio: peer.and_then(|peer| paired_ratio(&values[at], &values[peer])),
             mpi: Some(mpi_name(&setting.mpi)),
-            path: if same { ways[0].map(str::to_owned) } else { Some("mixed".into()) },
+            path: path::common(&ways).map(str::to_owned),
             bytes: Some(sample.bytes),
             metric: sample.metric.clone(),
             value: median(&values[at]).unwrap_or(f64::NAN),
@@ -362,18 +333,15 @@ mod tests {
         Setting { isthmus: "/isthmus".into(), mpi, vms: 0, run_args: Vec::new() }
     }
 
-    fn round(value: f64, network: u64, region: Option<u64>) -> Round {
+    fn round(value: f64, network: u64, region: u64) -> Round {
         let text = format!(
             "{{\"isthmus_bench\":1,\"kind\":\"start\",\"mpi\":\"x\",\"hosts\":[\"a\",\"a\"],\"init_s\":0.5}}\n\
              {{\"isthmus_bench\":1,\"kind\":\"block\",\"benchmark\":\"latency\",\"metric\":\"latency_us\",\"bytes\":8,\
              \"value\":{value},\"messages\":100,\"cpu_us_per_op\":1.0,\"line_us\":[0.1,0.3],\"payload_bytes\":800,\
-             \"net_bytes\":0,\"loopback_bytes\":{network},\"cma_bytes\":0}}\n"
+             \"region_bytes\":{region},\"region_messages\":100,\"net_bytes\":0,\"loopback_bytes\":{network},\
+             \"cma_bytes\":0}}\n"
         );
-        let run = RunStats {
-            sum: region.map(|tx_bytes| Counters { tx_bytes, tx_messages: 200 }),
-            ..RunStats::default()
-        };
-        Round { output: program::read(&text, 1).unwrap(), run }
+        Round { output: program::read(&text, 1).unwrap(), run: RunStats::default() }
     }
 
     fn measure(rounds: [[Round; 2]; 4]) -> Vec<Record> {
@@ -388,10 +356,10 @@ mod tests {
     #[test]
     fn isthmus_is_compared_with_the_fastest_tcp_and_with_shared_memory() {
         let records = measure([
-            [round(1.0, 0, Some(900)), round(1.0, 0, Some(900))],
-            [round(50.0, 2000, None), round(60.0, 2000, None)],
-            [round(16.0, 2000, None), round(8.0, 2000, None)],
-            [round(2.0, 0, None), round(2.0, 0, None)],
+            [round(1.0, 0, 900), round(1.0, 0, 900)],
+            [round(50.0, 2000, 0), round(60.0, 2000, 0)],
+            [round(16.0, 2000, 0), round(8.0, 2000, 0)],
+            [round(2.0, 0, 0), round(2.0, 0, 0)],
         ]);
         let brief: Vec<_> = records
             .iter()
@@ -414,10 +382,10 @@ mod tests {
     #[test]
     fn a_path_that_changed_between_rounds_is_mixed() {
         let records = measure([
-            [round(1.0, 0, Some(900)), round(1.0, 900, Some(0))],
-            [round(50.0, 2000, None), round(60.0, 2000, None)],
-            [round(20.0, 2000, None), round(10.0, 2000, None)],
-            [round(2.0, 0, None), round(2.0, 0, None)],
+            [round(1.0, 0, 900), round(1.0, 900, 0)],
+            [round(50.0, 2000, 0), round(60.0, 2000, 0)],
+            [round(20.0, 2000, 0), round(10.0, 2000, 0)],
+            [round(2.0, 0, 0), round(2.0, 0, 0)],
         ]);
         assert_eq!(records[0].path.as_deref(), Some("mixed"));
     }

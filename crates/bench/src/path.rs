@@ -4,16 +4,19 @@
 /// connections, other programs on the same interface.
 const NOISE: f64 = 0.1;
 
-/// A way that carried at least this share of the payload may have carried all of it.
+/// A way that carried at least this share of the payload, as the kernel counts it, may have carried all of it: the
+/// first bytes of a message that goes by cross-memory attach go another way.
 const WHOLE: f64 = 0.9;
 
-/// Bytes that moved while a block, or a whole job, was measured.
+/// What moved while one block was measured.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Moved {
-    /// What the program sent, both directions.
+    /// Messages that the program sent, both directions.
+    pub messages: u64,
+    /// Their bytes.
     pub payload: u64,
-    /// What isthmus counted through the region; `None` where nobody counted.
-    pub region: Option<u64>,
+    /// Messages and bytes that went through the region, as both ranks' own counters say; `None` where a rank has none.
+    pub region: Option<(u64, u64)>,
     /// By cross-memory attach.
     pub cma: u64,
     /// On network interfaces, loopback included, protocol headers and all.
@@ -21,35 +24,36 @@ pub struct Moved {
 }
 
 impl Moved {
-    /// Adds another block of the same job.
-    pub fn add(&mut self, other: &Self) {
-        self.payload += other.payload;
-        self.cma += other.cma;
-        self.network += other.network;
-        self.region = match (self.region, other.region) {
-            (Some(mine), Some(more)) => Some(mine + more),
-            (mine, more) => mine.or(more),
-        };
+    /// The name of the way, for ranks of which `one_host` says whether they share a kernel.
+    ///
+    /// `shm` is what is left when two ranks of one host exchanged messages that no counter saw: there is no
+    /// counter of an MPI's own shared memory. Between hosts nothing is left over, and the answer is `None`.
+    pub fn way(&self, one_host: bool) -> Option<&'static str> {
+        // Counters hold whole numbers far below 2^53.
+        let share = |part: u64, whole: u64| part as f64 / whole.max(1) as f64;
+        let (messages, bytes) = self.region.unwrap_or((0, 0));
+        // Big and small messages alike: the region counts exactly, so there is no excuse for one that is missing.
+        let region = share(messages, self.messages).min(share(bytes, self.payload));
+        let ways = [
+            ("region", region, 1.0),
+            ("cma", share(self.cma, self.payload), WHOLE),
+            ("tcp", share(self.network, self.payload), WHOLE),
+        ];
+        let used: Vec<_> = ways.iter().filter(|(_, share, _)| *share >= NOISE).collect();
+        match used[..] {
+            [] if one_host => Some("shm"),
+            [] => None,
+            [(name, share, whole)] if share >= whole => Some(name),
+            _ => Some("mixed"),
+        }
     }
 }
 
-/// The name of the way, for ranks of which `one_host` says whether they share a kernel.
-///
-/// `shm` is what is left when two ranks of one host exchanged messages that no counter saw: there is no
-/// counter of an MPI's own shared memory. Between hosts nothing is left over, and the answer is `None`.
-pub fn name(moved: &Moved, one_host: bool) -> Option<&'static str> {
-    // Counters hold whole numbers of bytes far below 2^53.
-    let share = |bytes: u64| bytes as f64 / moved.payload.max(1) as f64;
-    let ways = [
-        ("region", share(moved.region.unwrap_or(0))),
-        ("cma", share(moved.cma)),
-        ("tcp", share(moved.network)),
-    ];
-    let used: Vec<_> = ways.iter().filter(|(_, share)| *share >= NOISE).collect();
-    match used[..] {
-        [] if one_host => Some("shm"),
+/// One name for several blocks: theirs if they agree, and `mixed` if not.
+pub fn common<'a>(ways: &[Option<&'a str>]) -> Option<&'a str> {
+    match ways {
+        [first, rest @ ..] if rest.iter().all(|way| way == first) => *first,
         [] => None,
-        [(name, share)] if *share >= WHOLE => Some(name),
         _ => Some("mixed"),
     }
 }
@@ -58,25 +62,34 @@ pub fn name(moved: &Moved, one_host: bool) -> Option<&'static str> {
 mod tests {
     use super::*;
 
-    const MOVED: Moved = Moved { payload: 1000, region: None, cma: 0, network: 0 };
+    const MOVED: Moved = Moved { messages: 10, payload: 1000, region: None, cma: 0, network: 0 };
 
     #[test]
     fn what_carried_all_is_named() {
-        assert_eq!(name(&Moved { network: 1100, ..MOVED }, false), Some("tcp"));
-        assert_eq!(name(&Moved { cma: 1000, ..MOVED }, true), Some("cma"));
-        assert_eq!(name(&Moved { region: Some(1000), network: 20, ..MOVED }, false), Some("region"));
+        assert_eq!(Moved { network: 1100, ..MOVED }.way(false), Some("tcp"));
+        assert_eq!(Moved { cma: 950, ..MOVED }.way(true), Some("cma"));
+        assert_eq!(Moved { region: Some((12, 1004)), network: 20, ..MOVED }.way(false), Some("region"));
     }
 
     #[test]
-    fn two_ways_or_half_of_one_are_mixed() {
-        assert_eq!(name(&Moved { region: Some(600), network: 500, ..MOVED }, false), Some("mixed"));
-        assert_eq!(name(&Moved { region: Some(500), ..MOVED }, true), Some("mixed"));
+    fn two_ways_or_a_part_of_one_are_mixed() {
+        assert_eq!(Moved { region: Some((6, 600)), network: 500, ..MOVED }.way(false), Some("mixed"));
+        assert_eq!(Moved { region: Some((10, 999)), ..MOVED }.way(true), Some("mixed"));
+        assert_eq!(Moved { region: Some((9, 1000)), ..MOVED }.way(false), Some("mixed"));
+        assert_eq!(Moved { network: 500, ..MOVED }.way(false), Some("mixed"));
     }
 
     #[test]
     fn nothing_counted_is_shared_memory_on_one_host_only() {
-        assert_eq!(name(&MOVED, true), Some("shm"));
-        assert_eq!(name(&MOVED, false), None);
-        assert_eq!(name(&Moved { region: Some(0), ..MOVED }, false), None);
+        assert_eq!(MOVED.way(true), Some("shm"));
+        assert_eq!(MOVED.way(false), None);
+        assert_eq!(Moved { region: Some((0, 0)), ..MOVED }.way(false), None);
+    }
+
+    #[test]
+    fn blocks_that_disagree_are_mixed() {
+        assert_eq!(common(&[Some("region"), Some("region")]), Some("region"));
+        assert_eq!(common(&[Some("region"), None]), Some("mixed"));
+        assert_eq!(common(&[]), None);
     }
 }

@@ -11,12 +11,13 @@ use serde::Deserialize;
 use crate::error::{Error, Result};
 use crate::path::Moved;
 
-const SOURCES: [(&str, &str); 5] = [
+const SOURCES: [(&str, &str); 6] = [
     ("bench.h", include_str!("../programs/bench.h")),
     ("main.c", include_str!("../programs/main.c")),
     ("blocks.c", include_str!("../programs/blocks.c")),
     ("counters.c", include_str!("../programs/counters.c")),
     ("line.c", include_str!("../programs/line.c")),
+    ("provider.c", include_str!("../programs/provider.c")),
 ];
 
 /// `-rdynamic`, so that the MPI library finds the program's counting stand-ins (`counters.c`).
@@ -113,22 +114,21 @@ pub struct Sample {
     pub line_us: Option<[f64; 2]>,
     messages: u64,
     payload_bytes: u64,
+    /// Both are null where a rank has no region.
+    region_bytes: Option<u64>,
+    region_messages: Option<u64>,
     net_bytes: u64,
     loopback_bytes: u64,
     cma_bytes: u64,
 }
 
 impl Sample {
-    /// How many messages were sent, both directions.
-    pub fn messages(&self) -> u64 {
-        self.messages
-    }
-
-    /// What the program's own counters saw.
+    /// What the counters saw of it.
     pub fn moved(&self) -> Moved {
         Moved {
+            messages: self.messages,
             payload: self.payload_bytes,
-            region: None,
+            region: self.region_messages.zip(self.region_bytes),
             cma: self.cma_bytes,
             network: self.net_bytes + self.loopback_bytes,
         }
@@ -176,7 +176,7 @@ mod tests {
     use super::*;
 
     const START: &str = r#"{"isthmus_bench":1,"kind":"start","mpi":"Open MPI v5","hosts":["a","b"],"cpus":[0,1],"init_s":0.04}"#;
-    const BLOCK: &str = r#"{"isthmus_bench":1,"kind":"block","benchmark":"latency","metric":"latency_us","bytes":8,"rep":0,"value":3.8,"min":0.8,"max":5.8,"messages":163840,"cpu_us_per_op":2.1,"line_us":null,"payload_bytes":1310720,"net_bytes":3,"loopback_bytes":104,"cma_bytes":0}"#;
+    const BLOCK: &str = r#"{"isthmus_bench":1,"kind":"block","benchmark":"latency","metric":"latency_us","bytes":8,"rep":0,"value":3.8,"min":0.8,"max":5.8,"messages":163840,"cpu_us_per_op":2.1,"line_us":null,"region_bytes":1310725,"region_messages":163850,"payload_bytes":1310720,"net_bytes":3,"loopback_bytes":104,"cma_bytes":0}"#;
 
     #[test]
     fn output_is_read_among_other_lines() {
@@ -184,7 +184,13 @@ mod tests {
         assert_eq!(output.start.hosts, ["a", "b"]);
         assert_eq!(
             output.samples[0].moved(),
-            Moved { payload: 1_310_720, region: None, cma: 0, network: 107 }
+            Moved {
+                messages: 163_840,
+                payload: 1_310_720,
+                region: Some((163_850, 1_310_725)),
+                cma: 0,
+                network: 107
+            }
         );
     }
 

@@ -3,6 +3,7 @@
 use std::fmt::Write;
 
 use crate::record::Record;
+use crate::stats::median;
 
 /// A value with as many digits as mean something, and its unit.
 pub fn amount(value: f64, metric: &str) -> (String, &'static str) {
@@ -130,6 +131,26 @@ pub fn render(records: &[Record]) -> String {
     text
 }
 
+/// The bare line of each subject whose ranks share one, in a sentence; nothing if none does.
+pub fn lines(records: &[Record]) -> Option<String> {
+    let mut lines: Vec<(&str, Vec<f64>)> = Vec::new();
+    for record in records {
+        let Some(line) = record.line_us else { continue };
+        match lines.iter_mut().find(|(subject, _)| *subject == record.subject) {
+            Some((_, known)) => known.push(line),
+            None => lines.push((&record.subject, vec![line])),
+        }
+    }
+    let said: Vec<String> = lines
+        .iter()
+        .filter_map(|(subject, lines)| Some(format!("{subject} {} us", amount(median(lines)?, "line_us").0)))
+        .collect();
+    let said = (!said.is_empty()).then(|| said.join(", "))?;
+    Some(format!(
+        "Half a round of one bare cache line, timed between the blocks in the same processes: {said}."
+    ))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -183,6 +204,14 @@ mod tests {
             lines[0].find("isthmus : tcp").map(|at| at + 13),
             lines[1].find("312x lower").map(|at| at + 10)
         );
+    }
+
+    #[test]
+    fn lines_are_named_once_a_subject() {
+        let line = |subject, line_us| Record { line_us, ..record(subject, None, None, 1.0, Some("region")) };
+        let records = [line("isthmus", Some(0.05)), line("tcp", None), line("isthmus", Some(0.07))];
+        assert!(lines(&records).unwrap().ends_with(": isthmus 0.060 us."));
+        assert_eq!(lines(&records[1..2]), None);
     }
 
     #[test]

@@ -34,5 +34,6 @@ mod lock;
 mod mr;
 mod msg;
 mod object;
+mod probe;
 mod rma;
 mod tagged;
