@@ -34,7 +34,7 @@ doc:
 
 scripts:
 	bash -n demo test .ci/run scripts/install-deps scripts/install-mpi scripts/find-cargo tests/programs/run
-	PYTHONPYCACHEPREFIX=build/pycache python3 -m py_compile tests/mpi4py/run tests/mpi4py/worker.py
+	PYTHONPYCACHEPREFIX=build/pycache python3 -m py_compile tests/mpi4py/run tests/mpi4py/worker.py tests/uid/run
 
 # What CI runs: all of the above and below that fits into 40 minutes.
 test:
@@ -48,9 +48,9 @@ loom:
 vm-test:
 	ISTHMUS_TEST_VM=1 cargo test --release -p isthmus-vm --test boot -- --nocapture
 
-# The benchmark program with each MPI alone: it must compile without a warning and all messages arrive whole.
-programs:
-	tests/programs/run build/mpi/openmpi build/mpi/mpich
+# The benchmark program with each MPI: it must compile without a warning, and all messages arrive whole.
+programs: all
+	tests/programs/run $(RELEASE)/isthmus build/mpi/openmpi build/mpi/mpich
 
 bench: all
 	$(RELEASE)/isthmus bench mpi --vms 2

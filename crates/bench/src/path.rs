@@ -32,18 +32,21 @@ impl Moved {
         // Counters hold whole numbers far below 2^53.
         let share = |part: u64, whole: u64| part as f64 / whole.max(1) as f64;
         let (messages, bytes) = self.region.unwrap_or((0, 0));
-        // Big and small messages alike: the region counts exactly, so there is no excuse for one that is missing.
+        // The region counts exactly, and what both ranks saw go through it, big and small, went no other way.
         let region = share(messages, self.messages).min(share(bytes, self.payload));
+        if region >= 1.0 {
+            return Some("region");
+        }
         let ways = [
-            ("region", region, 1.0),
-            ("cma", share(self.cma, self.payload), WHOLE),
-            ("tcp", share(self.network, self.payload), WHOLE),
+            ("region", region),
+            ("cma", share(self.cma, self.payload)),
+            ("tcp", share(self.network, self.payload)),
         ];
-        let used: Vec<_> = ways.iter().filter(|(_, share, _)| *share >= NOISE).collect();
+        let used: Vec<_> = ways.iter().filter(|(_, share)| *share >= NOISE).collect();
         match used[..] {
             [] if one_host => Some("shm"),
             [] => None,
-            [(name, share, whole)] if share >= whole => Some(name),
+            [(name, share)] if *name != "region" && *share >= WHOLE => Some(name),
             _ => Some("mixed"),
         }
     }
@@ -68,7 +71,7 @@ mod tests {
     fn what_carried_all_is_named() {
         assert_eq!(Moved { network: 1100, ..MOVED }.way(false), Some("tcp"));
         assert_eq!(Moved { cma: 950, ..MOVED }.way(true), Some("cma"));
-        assert_eq!(Moved { region: Some((12, 1004)), network: 20, ..MOVED }.way(false), Some("region"));
+        assert_eq!(Moved { region: Some((12, 1004)), network: 200, ..MOVED }.way(false), Some("region"));
     }
 
     #[test]

@@ -51,12 +51,16 @@ fn benchmark(name: &str) -> &str {
     }
 }
 
+/// Of several TCP paths only the fastest has a column; the others are in the JSON.
+fn has_column(record: &&Record) -> bool {
+    !record.subject.starts_with("tcp-")
+}
+
 /// One row a benchmark and size, one column a subject with the way its bytes went, then the ratios.
 pub fn render(records: &[Record]) -> String {
     let mut subjects: Vec<&str> = Vec::new();
     let mut rows: Vec<(&str, Option<u64>, &str)> = Vec::new();
-    // Of several TCP paths only the fastest has a column; the others are in the JSON.
-    for record in records.iter().filter(|record| !record.subject.starts_with("tcp-")) {
+    for record in records.iter().filter(has_column) {
         if !subjects.contains(&record.subject.as_str()) {
             subjects.push(&record.subject);
         }
@@ -134,7 +138,7 @@ pub fn render(records: &[Record]) -> String {
 /// The bare line of each subject whose ranks share one, in a sentence; nothing if none does.
 pub fn lines(records: &[Record]) -> Option<String> {
     let mut lines: Vec<(&str, Vec<f64>)> = Vec::new();
-    for record in records {
+    for record in records.iter().filter(has_column) {
         let Some(line) = record.line_us else { continue };
         match lines.iter_mut().find(|(subject, _)| *subject == record.subject) {
             Some((_, known)) => known.push(line),
