@@ -75,6 +75,28 @@ pub enum Error {
         /// What is known of it.
         why: String,
     },
+    /// The launcher claims success, but a daemon of its ended badly.
+    #[error(
+        "the MPI's launcher ended with status 0, but its daemon in VM {vm} {how}, so its ranks there did not run to their end: what the launcher printed above says more; let it say all with {ask}"
+    )]
+    Daemon {
+        /// The VM's host name.
+        vm: String,
+        /// How it ended.
+        how: String,
+        /// What makes the launcher talk.
+        ask: &'static str,
+    },
+    /// The launcher claims success, but has started nothing.
+    #[error(
+        "the MPI's launcher ended with status 0, but no rank was started in a VM{why}: see that nothing on its line or in its own configuration chooses other hosts or another agent; let it say all with {ask}"
+    )]
+    NothingRan {
+        /// Why an agent was turned away, after a colon, if one was.
+        why: String,
+        /// What makes the launcher talk.
+        ask: &'static str,
+    },
     /// The job took longer than it was given.
     #[error("timed out after {seconds} s (--timeout)")]
     Timeout {
@@ -120,6 +142,8 @@ impl Error {
             | Self::NoProvider { .. }
             | Self::Service(_)
             | Self::Boot { .. }
+            | Self::Daemon { .. }
+            | Self::NothingRan { .. }
             | Self::Broken(_)
             | Self::Io { .. } => ExitCode::FAILURE,
         }

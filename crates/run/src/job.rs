@@ -4,6 +4,7 @@
 //! of: the launcher's end, a lost VM, the time-out. It answers the front once and ends; the guardian sees
 //! that, and ends and removes what is left.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::io::Read;
 use std::net::Shutdown;
@@ -24,7 +25,7 @@ use crate::front::{FromJob, ToJob, status_of_signal};
 use crate::guardian::{self, Start};
 use crate::lost_files::LostFiles;
 use crate::machines::{Machine, Plan, StartMachines};
-use crate::mpi::{self, Host, Mpi};
+use crate::mpi::{self, Flavour, Host, Mpi};
 use crate::service::{self, Service, StartService};
 use crate::spec::{ExitCode, RunSpec};
 use crate::switch::{self, Switch};
@@ -34,6 +35,8 @@ use crate::{leash, pass, rsh, tree};
 const LAUNCHER_GRACE: Duration = Duration::from_secs(3);
 /// After a launcher's end, how long to wait for word that a VM's end was the reason.
 const VM_NEWS: Duration = Duration::from_millis(300);
+/// After a launcher's end with status 0, how long its daemons may take to end, too.
+const DAEMON_GRACE: Duration = Duration::from_secs(2);
 /// How long the VMs may take to list what they hold.
 const CHANGES_LIMIT: Duration = Duration::from_secs(5);
 /// How often adopted orphans are reaped.
@@ -168,7 +171,7 @@ fn carry_out(
     let boot_s = begin.elapsed().as_secs_f64();
     let accel = accelerator(&parts.machines);
     let mut child = start_launcher(spec, &mpi, dir, &parts, input)?;
-    let outcome = follow(spec, &mut child, events_in, events, deadline, &parts.machines);
+    let outcome = follow(spec, mpi.flavour, &mut child, events_in, events, deadline, &parts.machines);
     if let (Ok(_), Some(switch)) = (&outcome, &parts.switch) {
         report_lost_files(switch, &parts.machines, events);
     }
@@ -396,6 +399,7 @@ fn start_launcher(spec: &RunSpec, mpi: &Mpi, dir: &Path, parts: &Parts, input: O
         (spec.vms > 0).then_some(agent.as_path()),
         (!hosts.is_empty()).then_some(host_file.as_path()),
         crowded,
+        if spec.vms > 0 && mpi.flavour == Flavour::OpenMpi { mpi::alias_prefix() } else { None }.as_deref(),
     ));
     if let Some(service) = parts.service.as_ref().filter(|_| !spec.native_transport) {
         command.envs(mpi::transport(mpi.flavour, &mpi::provider_directory()?, spec.through_region));
@@ -425,6 +429,7 @@ fn set_variable(command: &mut std::process::Command, variable: &std::ffi::OsStr)
 /// Waits for the launcher's end, handing it signals meanwhile.
 fn follow(
     spec: &RunSpec,
+    flavour: Flavour,
     child: &mut Child,
     events_in: &Sender<Event>,
     events: &Receiver<Event>,
@@ -441,12 +446,20 @@ fn follow(
             tree::reap_orphans(&claimed, &mut seen);
         }
     });
+    let mut daemons = Daemons::default();
     loop {
         match next(events, deadline) {
             Ok(Event::Signal(signal)) => signal_launcher(pid, signal),
             Ok(Event::Launcher(end)) => {
                 end.tell();
-                return after_launcher(end.status, events, machines);
+                daemons.wait(end.status, events, machines)?;
+                // A full line may ask the launcher for its version only.
+                let expected = spec.ranks.is_some() && guest_ranks(spec) > Some(0) && !machines.is_empty();
+                return if end.status == 0 {
+                    daemons.judge(expected, flavour, machines)
+                } else {
+                    Ok(end.status)
+                };
             }
             Ok(Event::Switch(switch::News::Lost { vm, why })) => {
                 let error = lost(&machines[vm], &why);
@@ -454,7 +467,7 @@ fn follow(
                 end_launcher(pid, events);
                 return Err(error);
             }
-            Ok(Event::Switch(_)) => {}
+            Ok(Event::Switch(news)) => daemons.hear(news),
             Err(RecvTimeoutError::Timeout) => {
                 end_launcher(pid, events);
                 return Err(timed_out(spec));
@@ -514,18 +527,78 @@ fn end_launcher(pid: Pid, events: &Receiver<Event>) {
     }
 }
 
-/// The launcher has ended: perhaps because it lost a VM, and then with status 0.
-fn after_launcher(status: i32, events: &Receiver<Event>, machines: &[Machine]) -> Result<i32> {
-    if machines.is_empty() {
-        return Ok(status);
-    }
-    let deadline = Instant::now() + VM_NEWS;
-    while let Ok(event) = next(events, Some(deadline)) {
-        if let Event::Switch(switch::News::Lost { vm, why }) = event {
-            return Err(lost(&machines[vm], &why));
+/// What is known of the launcher's daemons in the VMs.
+#[derive(Default)]
+struct Daemons {
+    /// VM and stream of each that runs.
+    running: BTreeSet<(usize, u32)>,
+    started: bool,
+    /// The first that ended badly, and how.
+    bad: Option<(usize, String)>,
+    /// Why the first agent was turned away.
+    turned_away: Option<String>,
+}
+
+impl Daemons {
+    fn hear(&mut self, news: switch::News) {
+        match news {
+            switch::News::Started { vm, stream } => {
+                self.started = true;
+                self.running.insert((vm, stream));
+            }
+            switch::News::Ended { vm, stream, bad } => {
+                self.running.remove(&(vm, stream));
+                if let (None, Some(how)) = (&self.bad, bad) {
+                    self.bad = Some((vm, how));
+                }
+            }
+            switch::News::TurnedAway { why } => {
+                self.turned_away.get_or_insert(why);
+            }
+            switch::News::Up { .. } | switch::News::Lost { .. } | switch::News::Changes { .. } => {}
         }
     }
-    Ok(status)
+
+    /// The launcher has ended, perhaps because it lost a VM or a daemon, and then with status 0: gives that news a
+    /// little time to come.
+    fn wait(&mut self, status: i32, events: &Receiver<Event>, machines: &[Machine]) -> Result<()> {
+        if machines.is_empty() {
+            return Ok(());
+        }
+        let deadline = Instant::now() + if status == 0 { DAEMON_GRACE } else { VM_NEWS };
+        // Where all have ended in good order, no VM was lost before.
+        while status != 0 || self.bad.is_some() || !self.running.is_empty() || !self.started {
+            // The VM may be what took a daemon away.
+            let until = if status == 0 && self.running.is_empty() {
+                deadline.min(Instant::now() + VM_NEWS)
+            } else {
+                deadline
+            };
+            match next(events, Some(until)) {
+                Ok(Event::Switch(switch::News::Lost { vm, why })) => return Err(lost(&machines[vm], &why)),
+                Ok(Event::Switch(news)) => self.hear(news),
+                Ok(_) => {}
+                Err(_) => break,
+            }
+        }
+        Ok(())
+    }
+
+    /// What a launcher's status 0 is worth.
+    fn judge(self, expected: bool, flavour: Flavour, machines: &[Machine]) -> Result<i32> {
+        let ask = match flavour {
+            Flavour::OpenMpi => "--mpi-arg --debug-daemons",
+            Flavour::Mpich => "--mpi-arg -verbose",
+        };
+        match self.bad {
+            Some((vm, how)) => Err(Error::Daemon { vm: machines[vm].name.clone(), how, ask }),
+            None if expected && !self.started => {
+                let why = self.turned_away.map(|why| format!(": {why}")).unwrap_or_default();
+                Err(Error::NothingRan { why, ask })
+            }
+            None => Ok(0),
+        }
+    }
 }
 
 /// Asks the agents which files vanish with their VMs, and prints that.

@@ -221,16 +221,48 @@ pub fn host_file(flavour: Flavour, hosts: &[Host]) -> String {
         .collect()
 }
 
+/// PRRTE's setting `prte_strip_prefix`, as a variable.
+pub const STRIP_VARIABLE: &str = "PRTE_MCA_prte_strip_prefix";
+
+/// What to give PRRTE as `prte_strip_prefix` on a host without a network; `None` where it needs nothing.
+///
+/// PRRTE 3 leaves `localhost` out when it tells its daemons the other names of its own host. With nothing but a
+/// loopback interface no name is left, and each daemon dies of a null pointer, whereupon mpirun ends with status 0.
+/// Taking the first part of the host's name away makes what remains such a name. The daemons in VMs are not told.
+pub fn alias_prefix() -> Option<String> {
+    if std::env::var_os(STRIP_VARIABLE).is_some() {
+        return None;
+    }
+    // Not /sys/class/net: that shows the network name space of whoever mounted it.
+    let routes = fs::read_to_string("/proc/self/net/route").ok()?;
+    if has_network(&routes) {
+        return None;
+    }
+    prefix_of(&rustix::system::uname().nodename().to_string_lossy())
+}
+
+/// Whether the kernel's table `routes` leads through any device but the loopback one.
+fn has_network(routes: &str) -> bool {
+    routes.lines().skip(1).filter_map(|line| line.split_whitespace().next()).any(|device| device != "lo")
+}
+
+/// All but the last character of `name`, which is not empty. A name with a domain has another name already.
+fn prefix_of(name: &str) -> Option<String> {
+    let (last, _) = name.char_indices().next_back()?;
+    (last > 0 && !name.contains('.')).then(|| name[..last].to_owned())
+}
+
 /// What the launcher needs set: its agent and host list, and where it may leave files.
 ///
 /// `agent` and `hosts` are paths; both `None` where everything runs on this host and the line says how many.
-/// `crowded` says that some host has fewer processors than ranks.
+/// `crowded` says that some host has fewer processors than ranks; `alias` is that of [`alias_prefix`].
 pub fn launcher(
     flavour: Flavour,
     dir: &Path,
     agent: Option<&Path>,
     hosts: Option<&Path>,
     crowded: bool,
+    alias: Option<&str>,
 ) -> Environment {
     let mut env: Environment = Vec::new();
     let mut set = |name: &str, value: &OsStr| env.push((name.into(), value.into()));
@@ -240,6 +272,9 @@ pub fn launcher(
                 set("PRTE_MCA_plm_ssh_agent", agent.as_os_str());
                 // Daemons that start daemons would look for our agent in a VM.
                 set("PRTE_MCA_plm_ssh_no_tree_spawn", OsStr::new("1"));
+                if let Some(prefix) = alias {
+                    set(STRIP_VARIABLE, OsStr::new(prefix));
+                }
             }
             if let Some(hosts) = hosts {
                 set("PRTE_MCA_prte_default_hostfile", hosts.as_os_str());
@@ -335,6 +370,17 @@ mod tests {
         assert_eq!(parse_version("mpirun (Open MPI) 4.1.4\n"), None);
         assert_eq!(parse_version("Intel(R) MPI Library for Linux* OS, Version 2021.18"), None);
         assert_eq!(parse_version(""), None);
+    }
+
+    #[test]
+    fn a_host_with_loopback_only_gets_another_name() {
+        let head = "Iface\tDestination\tGateway\n";
+        assert!(!has_network(head));
+        assert!(!has_network(&format!("{head}lo\t0000007F\t00000000\n")));
+        assert!(has_network(&format!("{head}eth0\t00000000\t010200C0\n")));
+        assert_eq!(prefix_of("node1").as_deref(), Some("node"));
+        assert_eq!(prefix_of("node1.example"), None);
+        assert_eq!(prefix_of("x"), None);
     }
 
     #[test]

@@ -20,6 +20,7 @@ use isthmus_guest::wire::{CHANNEL_ERR, CHANNEL_IN, CHANNEL_OUT, Exit, Frame, Kin
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2};
 
 use crate::front::status_of_signal;
+use crate::mpi::STRIP_VARIABLE;
 use crate::rundir;
 use crate::switch::{AGENT_SOCKET, AGENT_STREAM, Announce, Announced};
 
@@ -32,7 +33,7 @@ pub const RUN_VARIABLE: &str = "ISTHMUS_RUN";
 /// The status with which ssh reports failures of its own, which launchers know.
 const FAILED: i32 = 255;
 /// Settings that hold for the launcher's own host only.
-const NOT_FOR_GUESTS: [&str; 1] = ["PRTE_MCA_prte_local_tmpdir_base"];
+const NOT_FOR_GUESTS: [&str; 2] = ["PRTE_MCA_prte_local_tmpdir_base", STRIP_VARIABLE];
 
 /// `isthmus-rsh HOST COMMAND...`; `args` begins with the name it was called by.
 pub fn main(args: &[OsString]) -> i32 {
@@ -135,7 +136,16 @@ fn rewrite(command: &str, named: &[Named], announced: &Announced) -> Result<Stri
     }
     rewritten.push_str(&command[from..]);
     // In the background it would be an orphan of the VM, and this process of no use.
-    Ok(rewritten.replace(" --daemonize", ""))
+    Ok(without(&rewritten.replace(" --daemonize", ""), STRIP_VARIABLE))
+}
+
+/// `command` without the word pair in which PRRTE repeats the setting of its variable `name`.
+fn without(command: &str, name: &str) -> String {
+    let words = format!(" --prtemca {} \"", name.trim_start_matches("PRTE_MCA_"));
+    let Some(start) = command.find(&words) else { return command.to_owned() };
+    let rest = &command[start + words.len()..];
+    let Some(end) = rest.find('"') else { return command.to_owned() };
+    format!("{}{}", &command[..start], &rest[end + 1..])
 }
 
 fn carry_out(args: &[OsString]) -> Result<i32, String> {
@@ -261,7 +271,7 @@ mod tests {
     #[test]
     fn a_prrte_line_gets_the_address_of_the_vm_and_stays_in_the_foreground() {
         let line = "A=b;export A;/x/prted --daemonize --prtemca ess_base_vpid 1 --prtemca prte_hnp_uri \
-                    \"prterun-vm-7871@0.0;tcp://192.0.2.2,10.0.0.1:36793:64,24;tcp6://[fd00::2]:50905:64\" --prtemca plm \"ssh\"";
+                    \"prterun-vm-7871@0.0;tcp://192.0.2.2,10.0.0.1:36793:64,24;tcp6://[fd00::2]:50905:64\" --prtemca prte_strip_prefix \"nod\" --prtemca plm \"ssh\"";
         let named = named_ports(line);
         let targets: Vec<String> = named[0].targets.iter().map(ToString::to_string).collect();
         assert_eq!(targets, ["192.0.2.2:36793", "10.0.0.1:36793", "127.0.0.1:36793"]);

@@ -26,7 +26,7 @@ use std::time::Duration;
 use isthmus_guest::control::{self, Changes, ToGuest, ToHost};
 use isthmus_guest::relay::carry;
 use isthmus_guest::wire::mux::{Mux, set_nonblocking};
-use isthmus_guest::wire::{CHANNEL_IN, CHANNEL_OUT, Frame, Kind, WireError};
+use isthmus_guest::wire::{CHANNEL_IN, CHANNEL_OUT, Exit, Frame, Kind, WireError};
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
@@ -80,6 +80,27 @@ pub enum News {
         vm: usize,
         /// The files.
         changes: Changes,
+    },
+    /// A process that an agent asked for, which is to say a daemon of the MPI, is to be started.
+    Started {
+        /// In which VM.
+        vm: usize,
+        /// Its stream there.
+        stream: u32,
+    },
+    /// It has ended, or could not be started.
+    Ended {
+        /// In which VM.
+        vm: usize,
+        /// Its stream there.
+        stream: u32,
+        /// How it ended if not with status 0, to be read after "its daemon in VMx".
+        bad: Option<String>,
+    },
+    /// An agent was turned away.
+    TurnedAway {
+        /// Why.
+        why: String,
     },
 }
 
@@ -259,6 +280,9 @@ impl Vm {
                 let mut agents = lock(&self.agents);
                 if last { agents.remove(&frame.stream) } else { agents.get(&frame.stream).cloned() }
             };
+            if last && agent.is_some() {
+                (self.report)(News::Ended { vm: self.index, stream: frame.stream, bad: bad_end(&frame) });
+            }
             // Whoever it was for may have gone.
             let Some(agent) = agent else { continue };
             let stream = std::mem::replace(&mut frame.stream, AGENT_STREAM);
@@ -390,7 +414,23 @@ fn serve_agent(agent: UnixStream, vms: &[Arc<Vm>]) {
                 refuse(e);
             }
         }
-        Err(why) => refuse(why),
+        Err(why) => {
+            if let Some(vm) = vms.first() {
+                (vm.report)(News::TurnedAway { why: why.clone() });
+            }
+            refuse(why);
+        }
+    }
+}
+
+/// What is wrong with the end that `frame` tells.
+fn bad_end(frame: &Frame) -> Option<String> {
+    match (frame.kind, Exit::decode(&frame.payload)) {
+        (Kind::Exited, Ok(Exit::Code(0))) => None,
+        (Kind::Exited, Ok(Exit::Code(code))) => Some(format!("ended with status {code}")),
+        (Kind::Exited, Ok(Exit::Signal(signal))) => Some(format!("was killed by signal {signal}")),
+        (Kind::Exited, Err(e)) => Some(format!("ended, but not in a way that can be told: {e}")),
+        _ => Some(format!("could not be started: {}", frame.text())),
     }
 }
 
@@ -433,8 +473,8 @@ fn switch_agent(mut agent: &UnixStream, vm: &Vm) -> std::result::Result<(), Stri
     }
     while let Ok(mut frame) = Frame::read_from(&mut agent) {
         match frame.kind {
-            Kind::Start | Kind::Data | Kind::Credit | Kind::End | Kind::Stop | Kind::Signal | Kind::Close => {
-            }
+            Kind::Start => (vm.report)(News::Started { vm: vm.index, stream }),
+            Kind::Data | Kind::Credit | Kind::End | Kind::Stop | Kind::Signal | Kind::Close => {}
             _ => break,
         }
         frame.stream = stream;
@@ -444,6 +484,8 @@ fn switch_agent(mut agent: &UnixStream, vm: &Vm) -> std::result::Result<(), Stri
     }
     // Still there: the agent went before its process did.
     if lock(&vm.agents).remove(&stream).is_some() {
+        let bad = Some("lost its agent, which went before it".to_owned());
+        (vm.report)(News::Ended { vm: vm.index, stream, bad });
         let _ = Frame::new(Kind::Close, stream, []).write_to(&*lock(&vm.exec));
     }
     Ok(())

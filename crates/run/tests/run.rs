@@ -69,11 +69,19 @@ struct Ended {
 
 impl Run {
     fn start(mpi: &Path, spec: RunSpec, command: &[&str]) -> Self {
+        Self::start_below(&[], mpi, spec, command)
+    }
+
+    /// As [`Run::start`], where the words of `prefix` begin a line that becomes the run.
+    fn start_below(prefix: &[&str], mpi: &Path, spec: RunSpec, command: &[&str]) -> Self {
         let spec = RunSpec { mpi: Some(mpi.to_str().unwrap().into()), ..spec };
         // Relaxed: only a number that is no other's.
         let mark = format!("isthmus-test-{}-{}", std::process::id(), RUNS.fetch_add(1, Ordering::Relaxed));
         let home = tempfile::Builder::new().prefix("isthmus-t").tempdir_in("/tmp").unwrap();
-        let child = Command::new(program())
+        let mut words: Vec<OsString> = prefix.iter().map(OsString::from).collect();
+        words.push(program().into());
+        let child = Command::new(&words[0])
+            .args(&words[1..])
             .arg(serde_json::to_string(&spec).unwrap())
             .args(command)
             .env("ISTHMUS_TEST_MARK", &mark)
@@ -397,5 +405,95 @@ fn a_lost_vm_is_named_soon_and_ends_the_run() {
             ended.stderr.lines().any(|line| line.contains("isthmus: VM vm") && line.contains("was lost"));
         assert!(named && ended.stderr.contains("the last line"), "{}", ended.stderr);
         run.assert_nothing_left("lost VM");
+    }
+}
+
+/// Begins a line that runs on a host whose only interface is the loopback one.
+const LOOPBACK_ONLY: [&str; 6] = ["unshare", "--net", "sh", "-c", "ip link set lo up; exec \"$@\"", "sh"];
+
+#[test]
+fn a_host_without_a_network_is_host_enough() {
+    if !may_stand_in() {
+        return;
+    }
+    for mpi in mpis() {
+        for spec in [RunSpec { vms: 2, ..native(2) }, RunSpec { vms: 2, host_ranks: 1, ..native(3) }] {
+            let ranks = spec.ranks;
+            let mut run = Run::start_below(&LOOPBACK_ONLY, &mpi, spec, &["sh", "-c", "echo on $(hostname)"]);
+            let ended = run.finish();
+            let came = ended.stdout.lines().filter(|line| line.starts_with("on ")).count();
+            assert_eq!(
+                (ended.status, u32::try_from(came).ok()),
+                (0, ranks),
+                "{}{}",
+                ended.stdout,
+                ended.stderr
+            );
+            for vm in ["on vm0", "on vm1"] {
+                assert!(ended.stdout.lines().any(|line| line == vm), "{}", ended.stdout);
+            }
+            run.assert_nothing_left("loopback only");
+        }
+    }
+}
+
+/// An MPI whose launcher is `script`, which finds the agent in `$agent`.
+fn launcher(script: &str) -> tempfile::TempDir {
+    use std::os::unix::fs::PermissionsExt;
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("bin/mpirun");
+    fs::create_dir(path.parent().unwrap()).unwrap();
+    let text = format!(
+        "#!/bin/sh\n[ \"$1\" = --version ] && {{ echo 'mpirun (Open MPI) 5.0.11'; exit; }}\n\
+         agent=$PRTE_MCA_plm_ssh_agent\n{script}\n"
+    );
+    fs::write(&path, text).unwrap();
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+    dir
+}
+
+#[test]
+fn a_launcher_that_claims_success_is_not_believed_where_a_daemon_failed() {
+    if !may_stand_in() {
+        return;
+    }
+    for (script, status, says) in [
+        ("$agent vm0 exit 0; exit 0", 0, ""),
+        ("$agent vm0 exit 3; exit 5", 5, ""),
+        ("$agent vm0 exit 3; exit 0", 125, "its daemon in VM vm0 ended with status 3"),
+        ("$agent vm1 'kill -11 $$'; exit 0", 125, "its daemon in VM vm1 was killed by signal 11"),
+        ("$agent vm1 sleep 100 & sleep 1; kill -9 $!; exit 0", 125, "its daemon in VM vm1 lost its agent"),
+        (
+            "$agent vm0 'sleep 0.3; exit 3' & sleep 0.1; exit 0",
+            125,
+            "its daemon in VM vm0 ended with status 3",
+        ),
+        ("$agent nowhere true; exit 0", 125, "no host called nowhere"),
+        ("exit 0", 125, "no rank was started"),
+    ] {
+        let mpi = launcher(script);
+        let mut run = Run::start(mpi.path(), RunSpec { vms: 2, ..native(2) }, &["true"]);
+        let ended = run.finish();
+        assert_eq!(ended.status, status, "{script}: {}", ended.stderr);
+        let told: Vec<&str> = ended
+            .stderr
+            .lines()
+            .filter(|line| line.starts_with("isthmus: the MPI's launcher ended with status 0"))
+            .collect();
+        assert_eq!(told.len(), usize::from(status == 125), "{script}: {}", ended.stderr);
+        assert!(told.iter().all(|line| line.contains(says)), "{script}: {}", ended.stderr);
+        run.assert_nothing_left(script);
+    }
+}
+
+#[test]
+fn a_launcher_may_be_asked_for_its_version() {
+    if !may_stand_in() {
+        return;
+    }
+    for mpi in mpis() {
+        let ended =
+            Run::start(&mpi, RunSpec { vms: 1, ..RunSpec::default() }, &["mpirun", "--version"]).finish();
+        assert_eq!(ended.status, 0, "{}", ended.stderr);
     }
 }
