@@ -34,7 +34,9 @@ pub struct Block {
     pub value: f64,
     /// Half a round of the bare line, timed just before, in microseconds.
     pub line_us: f64,
-    /// Payload bytes that the endpoint's counters saw leave during the block.
+    /// Payload bytes of the block's messages, both ways.
+    pub payload_bytes: u64,
+    /// Payload bytes that this process's counters saw leave and come through the region.
     pub region_bytes: u64,
     /// Processor time of this process for one message, in microseconds.
     pub cpu_us_per_op: f64,
@@ -105,8 +107,8 @@ pub fn run(plan: &Plan) -> Result<Vec<Record>> {
         let lines: Vec<f64> = blocks.iter().map(|b| b.line_us).collect();
         let cpu: Vec<f64> = blocks.iter().map(|b| b.cpu_us_per_op).collect();
         let is_latency = benchmark == "latency";
-        // All payload was seen to leave through the region, or nothing is said about the way.
-        let through = bytes == 0 || blocks.iter().all(|b| b.region_bytes > 0);
+        // All payload was seen to go through the region, or nothing is said about the way.
+        let through = blocks.iter().all(|b| b.region_bytes >= b.payload_bytes);
         let (Some(value), Some(line_us)) = (stats::median(&values), stats::median(&lines)) else { continue };
         records.push(Record {
             benchmark,
@@ -369,7 +371,8 @@ impl Pair {
             for _ in 0..600 {
                 pair.endpoint.progress();
             }
-            member.counters().read().get(Counter::TxBytes)
+            let counters = member.counters().read();
+            counters.get(Counter::TxBytes).wrapping_add(counters.get(Counter::RxBytes))
         };
         let before = count(self);
         let cpu = cpu_time();
@@ -381,6 +384,7 @@ impl Pair {
             bytes: bytes as u64,
             value,
             line_us,
+            payload_bytes: u64::from(messages) * bytes as u64,
             region_bytes,
             cpu_us_per_op: spent,
         })

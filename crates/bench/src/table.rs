@@ -135,7 +135,8 @@ pub fn render(records: &[Record]) -> String {
     text
 }
 
-/// The bare line of each subject whose ranks share one, in a sentence; nothing if none does.
+/// The bare line of each subject whose ranks share one, in a sentence; nothing if none does. Beside it stands how many
+/// lines the shortest message takes, from the same processes at nearly the same time.
 pub fn lines(records: &[Record]) -> Option<String> {
     let mut lines: Vec<(&str, Vec<f64>)> = Vec::new();
     for record in records.iter().filter(has_column) {
@@ -147,7 +148,20 @@ pub fn lines(records: &[Record]) -> Option<String> {
     }
     let said: Vec<String> = lines
         .iter()
-        .filter_map(|(subject, lines)| Some(format!("{subject} {} us", amount(median(lines)?, "line_us").0)))
+        .filter_map(|(subject, lines)| {
+            let line = amount(median(lines)?, "line_us").0;
+            let shortest = records
+                .iter()
+                .filter(|record| record.subject == *subject && record.metric == "latency_us")
+                .filter_map(|record| Some((record.bytes?, record.value / record.line_us?)))
+                .min_by_key(|(bytes, _)| *bytes);
+            Some(match shortest {
+                Some((bytes, times)) => {
+                    format!("{subject} {line} us ({} takes {times:.1} of them)", size(bytes))
+                }
+                None => format!("{subject} {line} us"),
+            })
+        })
         .collect();
     let said = (!said.is_empty()).then(|| said.join(", "))?;
     Some(format!(
@@ -214,7 +228,8 @@ mod tests {
     fn lines_are_named_once_a_subject() {
         let line = |subject, line_us| Record { line_us, ..record(subject, None, None, 1.0, Some("region")) };
         let records = [line("isthmus", Some(0.05)), line("tcp", None), line("isthmus", Some(0.07))];
-        assert!(lines(&records).unwrap().ends_with(": isthmus 0.060 us."));
+        let said = lines(&records).unwrap();
+        assert!(said.ends_with(": isthmus 0.060 us (8 B takes 20.0 of them)."), "{said}");
         assert_eq!(lines(&records[1..2]), None);
     }
 
