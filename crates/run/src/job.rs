@@ -533,7 +533,7 @@ struct Daemons {
     /// VM and stream of each that runs.
     running: BTreeSet<(usize, u32)>,
     started: bool,
-    /// The first that ended badly, and how.
+    /// The first that ended badly by itself, or the last to lose its agent; and how.
     bad: Option<(usize, String)>,
     /// Why the first agent was turned away.
     turned_away: Option<String>,
@@ -548,7 +548,10 @@ impl Daemons {
             }
             switch::News::Ended { vm, stream, bad } => {
                 self.running.remove(&(vm, stream));
-                if let (None, Some(how)) = (&self.bad, bad) {
+                // A launcher that loses one daemon kills the agents of the others: that is not the cause.
+                let better =
+                    bad.is_some() && self.bad.as_ref().is_none_or(|(_, how)| how == switch::LEFT_BEHIND);
+                if let (true, Some(how)) = (better, bad) {
                     self.bad = Some((vm, how));
                 }
             }

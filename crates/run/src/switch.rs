@@ -389,6 +389,9 @@ impl Vm {
     }
 }
 
+/// How a daemon ends whose agent went before it.
+pub const LEFT_BEHIND: &str = "lost its agent, which went before it";
+
 /// The stream by which an agent knows its only process.
 pub const AGENT_STREAM: u32 = 1;
 
@@ -484,7 +487,7 @@ fn switch_agent(mut agent: &UnixStream, vm: &Vm) -> std::result::Result<(), Stri
     }
     // Still there: the agent went before its process did.
     if lock(&vm.agents).remove(&stream).is_some() {
-        let bad = Some("lost its agent, which went before it".to_owned());
+        let bad = Some(LEFT_BEHIND.to_owned());
         (vm.report)(News::Ended { vm: vm.index, stream, bad });
         let _ = Frame::new(Kind::Close, stream, []).write_to(&*lock(&vm.exec));
     }

@@ -468,6 +468,11 @@ fn a_launcher_that_claims_success_is_not_believed_where_a_daemon_failed() {
             125,
             "its daemon in VM vm0 ended with status 3",
         ),
+        (
+            "$agent vm1 sleep 100 & first=$!; $agent vm0 'sleep 1; exit 3' & sleep 0.7; kill -9 $first; wait; exit 0",
+            125,
+            "its daemon in VM vm0 ended with status 3",
+        ),
         ("$agent nowhere true; exit 0", 125, "no host called nowhere"),
         ("exit 0", 125, "no rank was started"),
     ] {
