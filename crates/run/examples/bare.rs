@@ -14,9 +14,9 @@ use std::process::{Child, Command, Stdio};
 use isthmus_guest::control::{self, Changes, ToHost};
 use isthmus_guest::exec::{self, exec_as};
 use isthmus_guest::relay;
-use isthmus_run::machines::{Machine, Plan, StartMachines};
+use isthmus_run::machines::{Machine, Network, Plan, StartMachines, Started};
 use isthmus_run::service::{Config, Service, StartService};
-use isthmus_run::{Error, RunSpec, front, guardian, job, leash, pass, rsh};
+use isthmus_run::{Error, Net, RunSpec, front, guardian, job, leash, pass, rsh};
 use rustix::process::Pid;
 
 struct NoService;
@@ -42,7 +42,7 @@ impl Drop for StandIn {
 }
 
 impl StartMachines for StandIns {
-    fn start(&self, plan: &Plan<'_>) -> isthmus_run::Result<Vec<Machine>> {
+    fn start(&self, plan: &Plan<'_>) -> isthmus_run::Result<Started> {
         let failed = |e| Error::io("cannot start a stand-in", e);
         let mut machines = Vec::new();
         for (name, last) in plan.names.iter().zip(10..) {
@@ -81,7 +81,14 @@ impl StartMachines for StandIns {
                 keep: Box::new(StandIn(child)),
             });
         }
-        Ok(machines)
+        // Stand-ins are not on it; but what is in it can be seen.
+        let network = (plan.spec.net == Net::Tap).then(|| Network {
+            prefix: ["unshare", "--net", "sh", "-c", "ip link set lo up; exec \"$@\"", "sh"]
+                .map(Into::into)
+                .into(),
+            host: Ipv4Addr::LOCALHOST,
+        });
+        Ok(Started { machines, network })
     }
 }
 

@@ -24,7 +24,7 @@ use crate::error::{Error, Result};
 use crate::front::{FromJob, ToJob, status_of_signal};
 use crate::guardian::{self, Start};
 use crate::lost_files::LostFiles;
-use crate::machines::{Machine, Plan, StartMachines};
+use crate::machines::{Machine, Network, Plan, StartMachines};
 use crate::mpi::{self, Flavour, Host, Mpi};
 use crate::service::{self, Service, StartService};
 use crate::spec::{ExitCode, RunSpec};
@@ -144,6 +144,8 @@ fn watch_front(front: &UnixStream, start: &Start, events: &Sender<Event>) -> Res
 struct Parts {
     switch: Option<Switch>,
     machines: Vec<Machine>,
+    /// Where the launcher runs, if not in the caller's network.
+    network: Option<Network>,
     service: Option<Box<dyn Service>>,
     /// Virtual CPUs of each VM.
     cpus: u32,
@@ -281,12 +283,13 @@ fn start_parts(
     };
     let service = platform.service.start(&config, spec.verbose)?;
     let cpus = spec.cpus.unwrap_or_else(|| spec.slots(guest_ranks(spec)).into_iter().max().unwrap_or(1));
-    let mut parts = Parts { switch: None, machines: Vec::new(), service, cpus };
+    let mut parts = Parts { switch: None, machines: Vec::new(), network: None, service, cpus };
     if spec.vms == 0 {
         return Ok(parts);
     }
     let plan = Plan { spec, dir, names: &names, cpus, writable, service: parts.service.as_deref() };
-    parts.machines = platform.machines.start(&plan)?;
+    let started = platform.machines.start(&plan)?;
+    (parts.machines, parts.network) = (started.machines, started.network);
     let ports = parts
         .machines
         .iter()
@@ -296,7 +299,7 @@ fn start_parts(
     let report = move |news| {
         let _ = events.send(Event::Switch(news));
     };
-    parts.switch = Some(Switch::start(dir, ports, report)?);
+    parts.switch = Some(Switch::start(dir, ports, parts.network.as_ref().map(|n| n.host), report)?);
     Ok(parts)
 }
 
@@ -382,7 +385,9 @@ fn start_launcher(spec: &RunSpec, mpi: &Mpi, dir: &Path, parts: &Parts, input: O
     }
     let crowded =
         hosts.iter().any(|host| host.slots > if host.name == "localhost" { here } else { parts.cpus });
-    let mut command = leash::command(&mpi.launcher);
+    let prefix = parts.network.as_ref().map(|network| network.prefix.as_slice()).unwrap_or_default();
+    let mut command = leash::command_in(prefix, &mpi.launcher)
+        .map_err(|e| Error::io("cannot tell where this program is", e))?;
     let host_file = dir.join("hosts");
     if !hosts.is_empty() {
         write_file(&host_file, &mpi::host_file(mpi.flavour, &hosts))?;
@@ -393,13 +398,15 @@ fn start_launcher(spec: &RunSpec, mpi: &Mpi, dir: &Path, parts: &Parts, input: O
             std::env::current_exe().map_err(|e| Error::io("cannot tell where this program is", e))?;
         symlink(program, &agent).map_err(|e| Error::io(format!("cannot make {}", agent.display()), e))?;
     }
+    let needs_alias = spec.vms > 0 && parts.network.is_none() && mpi.flavour == Flavour::OpenMpi;
+    let alias = if needs_alias { mpi::alias_prefix() } else { None };
     command.envs(mpi::launcher(
         mpi.flavour,
         dir,
         (spec.vms > 0).then_some(agent.as_path()),
         (!hosts.is_empty()).then_some(host_file.as_path()),
         crowded,
-        if spec.vms > 0 && mpi.flavour == Flavour::OpenMpi { mpi::alias_prefix() } else { None }.as_deref(),
+        alias.as_deref(),
     ));
     if let Some(service) = parts.service.as_ref().filter(|_| !spec.native_transport) {
         command.envs(mpi::transport(mpi.flavour, &mpi::provider_directory()?, spec.through_region));

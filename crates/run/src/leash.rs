@@ -20,6 +20,21 @@ pub fn words() -> Vec<OsString> {
     vec!["/proc/self/exe".into(), LEASH_COMMAND.into(), parent.into()]
 }
 
+/// As [`command`], where `prefix` begins a line that becomes the program elsewhere. The leash comes after it: who enters
+/// a user name space loses it.
+///
+/// # Errors
+/// If this program cannot be found any more.
+pub fn command_in(prefix: &[OsString], program: &Path) -> io::Result<Command> {
+    let [first, rest @ ..] = prefix else { return Ok(command(program)) };
+    let mut leash = words();
+    // After the prefix that would be another program.
+    leash[0] = std::env::current_exe()?.into();
+    let mut command = Command::new(first);
+    command.args(rest).args(leash).arg(program);
+    Ok(command)
+}
+
 /// A command that runs `program` on a leash.
 pub fn command(program: &Path) -> Command {
     let words = words();

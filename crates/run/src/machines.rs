@@ -2,6 +2,7 @@
 
 mod qemu;
 
+use std::ffi::OsString;
 use std::net::Ipv4Addr;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -51,11 +52,28 @@ pub struct Machine {
     pub keep: Box<dyn Send>,
 }
 
+/// A network of the VMs that the launcher and the ranks on the host share.
+#[derive(Clone, Debug)]
+pub struct Network {
+    /// What to put before a program's own words to have it run there.
+    pub prefix: Vec<OsString>,
+    /// The host's address there.
+    pub host: Ipv4Addr,
+}
+
+/// The VMs of a run.
+pub struct Started {
+    /// All of them, in order.
+    pub machines: Vec<Machine>,
+    /// Where the launcher shall run; without one it stays in the caller's network, and its connections are relayed.
+    pub network: Option<Network>,
+}
+
 /// Starts the VMs of a run.
 pub trait StartMachines {
     /// Starts all of them, side by side, and returns when their processes run; the guests may still boot.
     ///
     /// # Errors
     /// [`crate::Error::Boot`], naming the VM.
-    fn start(&self, plan: &Plan<'_>) -> Result<Vec<Machine>>;
+    fn start(&self, plan: &Plan<'_>) -> Result<Started>;
 }

@@ -53,9 +53,9 @@ pub struct Announce {
 /// What it is answered.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Announced {
-    /// The VM's own address.
+    /// The address to use in the VM: its own, where the relay listens, or the launcher's.
     pub address: Ipv4Addr,
-    /// Each announced port, and where it is in the VM.
+    /// Each announced port, and where it is at that address.
     pub ports: BTreeMap<u16, u16>,
 }
 
@@ -172,13 +172,14 @@ fn spawn(name: String, body: impl FnOnce() + Send + 'static) -> Result<()> {
 
 impl Switch {
     /// Starts switching between the agents that connect in `dir` and the VMs behind `ports`. What happens to the
-    /// VMs is told to `report`.
+    /// VMs is told to `report`. Where the VMs reach the launcher by themselves, at address `direct`, nothing is relayed.
     ///
     /// # Errors
     /// [`Error::Io`].
     pub fn start(
         dir: &Path,
         ports: Vec<Ports>,
+        direct: Option<Ipv4Addr>,
         report: impl Fn(News) + Send + Sync + 'static,
     ) -> Result<Self> {
         let report: Report = Arc::new(report);
@@ -195,7 +196,7 @@ impl Switch {
             for agent in listener.incoming().flatten() {
                 let vms = known.clone();
                 // An agent that no thread can be had for sees its connection closed.
-                let _ = spawn("agent".into(), move || serve_agent(agent, &vms));
+                let _ = spawn("agent".into(), move || serve_agent(agent, &vms, direct));
             }
         })?;
         Ok(Self { vms })
@@ -407,11 +408,11 @@ fn connect(targets: &[SocketAddr]) -> io::Result<TcpStream> {
 }
 
 /// One agent, from its first word to its last.
-fn serve_agent(agent: UnixStream, vms: &[Arc<Vm>]) {
+fn serve_agent(agent: UnixStream, vms: &[Arc<Vm>], direct: Option<Ipv4Addr>) {
     let refuse = |why: String| {
         let _ = Frame::new(Kind::Refused, AGENT_STREAM, why).write_to(&agent);
     };
-    match introduce(&agent, vms) {
+    match introduce(&agent, vms, direct) {
         Ok(vm) => {
             if let Err(e) = switch_agent(&agent, &vm) {
                 refuse(e);
@@ -438,7 +439,11 @@ fn bad_end(frame: &Frame) -> Option<String> {
 }
 
 /// The agent says which VM it wants and is told where its ports are there.
-fn introduce(agent: &UnixStream, vms: &[Arc<Vm>]) -> std::result::Result<Arc<Vm>, String> {
+fn introduce(
+    agent: &UnixStream,
+    vms: &[Arc<Vm>],
+    direct: Option<Ipv4Addr>,
+) -> std::result::Result<Arc<Vm>, String> {
     let text = |e: WireError| e.to_string();
     // A VM's output must not wait for long for an agent that does not read.
     agent.set_write_timeout(Some(AGENT_LIMIT)).map_err(|e| e.to_string())?;
@@ -456,9 +461,13 @@ fn introduce(agent: &UnixStream, vms: &[Arc<Vm>]) -> std::result::Result<Arc<Vm>
     let ports = announce
         .ports
         .into_iter()
-        .map(|(port, targets)| vm.listen(port, targets).map(|at| (port, at)))
+        .map(|(port, targets)| match direct {
+            Some(_) => Ok((port, port)),
+            None => vm.listen(port, targets).map(|at| (port, at)),
+        })
         .collect::<std::result::Result<_, _>>()?;
-    let answer = serde_json::to_vec(&Announced { address: vm.address, ports }).map_err(|e| e.to_string())?;
+    let answer = serde_json::to_vec(&Announced { address: direct.unwrap_or(vm.address), ports })
+        .map_err(|e| e.to_string())?;
     Frame::new(Kind::Announced, 0, answer).write_to(agent).map_err(text)?;
     Ok(Arc::clone(vm))
 }

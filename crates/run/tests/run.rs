@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use isthmus_guest::processes;
-use isthmus_run::{RunSpec, rundir, tree};
+use isthmus_run::{Net, RunSpec, rundir, tree};
 use rustix::process::{Pid, Signal, kill_process};
 
 const PROMPT: Duration = Duration::from_secs(5);
@@ -500,5 +500,30 @@ fn a_launcher_may_be_asked_for_its_version() {
         let ended =
             Run::start(&mpi, RunSpec { vms: 1, ..RunSpec::default() }, &["mpirun", "--version"]).finish();
         assert_eq!(ended.status, 0, "{}", ended.stderr);
+    }
+}
+
+#[test]
+fn with_a_network_the_launcher_and_the_ranks_on_the_host_are_in_it() {
+    if !may_stand_in() {
+        return;
+    }
+    let here = fs::read_link("/proc/self/ns/net").unwrap().to_string_lossy().into_owned();
+    for mpi in mpis() {
+        for net in [Net::None, Net::Tap] {
+            let spec = RunSpec { vms: 1, host_ranks: 2, net, ..native(2) };
+            let script = "echo $(readlink /proc/self/ns/net) $(readlink /proc/$PPID/ns/net)";
+            let mut run = Run::start(&mpi, spec, &["sh", "-c", script]);
+            let ended = run.finish();
+            assert_eq!(ended.status, 0, "{}", ended.stderr);
+            assert_eq!(ended.stdout.lines().count(), 2, "{}", ended.stderr);
+            for line in ended.stdout.lines() {
+                let (rank, launcher) = line.split_once(' ').unwrap();
+                assert_eq!(rank, launcher);
+                assert_eq!(rank == here, net == Net::None, "{line}");
+            }
+            run.assert_nothing_left("in a network");
+        }
+        kill(&mpi, &RunSpec { vms: 1, host_ranks: 2, net: Net::Tap, ..native(2) }, &["front", "guardian"]);
     }
 }

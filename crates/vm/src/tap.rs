@@ -14,8 +14,10 @@
 //!
 //! What must see the network (QEMU, an MPI's launcher, ranks on the host) is started by [`Netns::command`], or by
 //! putting [`Netns::prefix`] before its words. In a user namespace, files of other owners appear as those of nobody,
-//! also to the guests whose QEMU is inside, and supplementary groups are not seen by number; access by "other" bits
-//! and one's own files is what remains. Without a tap network none of this applies.
+//! also to the guests whose QEMU is inside, and supplementary groups are all seen as 65534: the kernel lets a user
+//! map his own group only. [`Netns::keeps_groups`] says whether that changes anything for the caller. The kernel also
+//! lets nobody enter a network namespace without the user namespace that owns it. Without a tap network none of this
+//! applies.
 
 use crate::error::{Error, Result};
 use crate::programs;
@@ -78,6 +80,12 @@ impl Netns {
             Err(_) if root => start(true),
             result => result,
         }
+    }
+
+    /// Whether programs inside see the same groups as outside.
+    pub fn keeps_groups(&self) -> bool {
+        let own = rustix::process::getegid();
+        !self.own_users || rustix::process::getgroups().is_ok_and(|groups| groups.iter().all(|g| *g == own))
     }
 
     /// A process in the namespace, for `/proc/PID/ns` and the like.
@@ -202,10 +210,14 @@ mod tests {
                 return;
             }
         };
-        let output = netns.command("/bin/sh").args(["-c", "id -u; cat /proc/net/dev"]).output().unwrap();
+        let output =
+            netns.command("/bin/sh").args(["-c", "id -u; id -G; cat /proc/net/dev"]).output().unwrap();
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
         let uid = rustix::process::geteuid().as_raw().to_string();
         assert_eq!(text.lines().next(), Some(uid.as_str()), "{output:?}");
+        let groups = Command::new("id").arg("-G").output().unwrap();
+        let groups = String::from_utf8_lossy(&groups.stdout).trim().to_owned();
+        assert_eq!(text.lines().nth(1) == Some(groups.as_str()), netns.keeps_groups(), "{output:?}");
         for device in ["bridge:", "tap0:", "tap1:"] {
             assert!(text.contains(device), "{text}");
         }

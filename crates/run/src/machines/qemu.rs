@@ -15,7 +15,7 @@ use isthmus_vm::tap::{self, Netns};
 use isthmus_vm::{initramfs, kernel};
 use rustix::process::Pid;
 
-use super::{Machine, Plan, StartMachines};
+use super::{Machine, Network, Plan, StartMachines, Started};
 use crate::error::{Error, Result};
 use crate::leash;
 use crate::spec::{Accelerator, Net};
@@ -215,6 +215,19 @@ fn connect(vm: &Mutex<Vm>, own: &Path, port: &str) -> Result<UnixStream> {
     }
 }
 
+/// Where the launcher runs: with the VMs, unless it would lose the caller's groups there.
+fn network(netns: &Netns, plan: &Plan<'_>) -> Option<Network> {
+    let host = tap::Plan::new(plan.names.len()).host;
+    let network = netns.keeps_groups().then(|| Network { prefix: netns.prefix(), host });
+    if network.is_none() && plan.spec.verbose {
+        eprintln!(
+            "isthmus: the launcher and the ranks on the host stay outside of the VMs' network, and are relayed, since \
+             your supplementary groups would be lost in a user name space"
+        );
+    }
+    network
+}
+
 /// What lives as long as a VM does; the VM goes before its network.
 struct Keep {
     _vm: Arc<Mutex<Vm>>,
@@ -228,7 +241,7 @@ impl Drop for Keep {
 }
 
 impl StartMachines for Qemu {
-    fn start(&self, plan: &Plan<'_>) -> Result<Vec<Machine>> {
+    fn start(&self, plan: &Plan<'_>) -> Result<Started> {
         let common = Common::new(plan)?;
         // All are started before any is waited for. From this thread: the leash ends with the thread it came from.
         let vms = (0..plan.names.len())
@@ -266,6 +279,6 @@ impl StartMachines for Qemu {
                 name,
             });
         }
-        Ok(machines)
+        Ok(Started { machines, network: common.netns.as_deref().and_then(|netns| network(netns, plan)) })
     }
 }
