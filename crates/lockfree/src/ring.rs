@@ -96,6 +96,17 @@ impl Producer {
         Ok(())
     }
 
+    /// Writes the next slot piece by piece: `write` stores the payload words. The caller has seen
+    /// [`Producer::has_room`].
+    #[inline]
+    pub fn push_with(&mut self, slots: &(impl Slots + ?Sized), head: u64, write: impl FnOnce(&Slot)) {
+        debug_assert!(self.has_room());
+        let slot = slots.slot(self.write);
+        write(slot);
+        slot.announce(self.write, head);
+        self.write += 1;
+    }
+
     /// Writes the next slot. The caller has seen [`Producer::has_room`].
     #[inline]
     pub fn push(&mut self, slots: &(impl Slots + ?Sized), message: &Message, count: usize) {

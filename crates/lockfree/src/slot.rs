@@ -40,10 +40,28 @@ impl Slot {
     /// (P1). The payload stores may be relaxed because word 0 publishes them.
     #[inline]
     pub fn publish(&self, position: u64, message: &Message, count: usize) {
-        for (word, value) in self.words.iter().zip(message).take(count).skip(1) {
+        for (i, (word, value)) in self.words.iter().zip(message).enumerate().skip(1) {
+            if i >= count {
+                break;
+            }
             word.store(*value, Ordering::Relaxed);
         }
-        self.words[0].store((message[0] & !STAMP_MASK) | Self::stamp(position), Ordering::Release);
+        self.announce(position, message[0]);
+    }
+
+    /// Stores payload word `i`; relaxed, because [`Slot::announce`] publishes it.
+    #[inline]
+    pub fn put(&self, i: usize, word: u64) {
+        self.words[i & (LINE_WORDS - 1)].store(word, Ordering::Relaxed);
+    }
+
+    /// Publishes what [`Slot::put`] stored, with its word 0.
+    ///
+    /// # Ordering
+    /// As [`Slot::publish`] (P1).
+    #[inline]
+    pub fn announce(&self, position: u64, head: u64) {
+        self.words[0].store((head & !STAMP_MASK) | Self::stamp(position), Ordering::Release);
     }
 
     /// Word 0 if the message at `position` has arrived.
@@ -62,15 +80,20 @@ impl Slot {
         self.words[i & (LINE_WORDS - 1)].load(Ordering::Relaxed)
     }
 
-    /// The whole message at `position`, if it has arrived.
+    /// The whole message, after [`Slot::arrived`] gave its `head`.
     #[inline]
-    pub fn take(&self, position: u64) -> Option<Message> {
-        let head = self.arrived(position)?;
+    pub fn message(&self, head: u64) -> Message {
         let mut message = [head; LINE_WORDS];
         for (i, word) in message.iter_mut().enumerate().skip(1) {
             *word = self.word(i);
         }
-        Some(message)
+        message
+    }
+
+    /// The whole message at `position`, if it has arrived.
+    #[inline]
+    pub fn take(&self, position: u64) -> Option<Message> {
+        self.arrived(position).map(|head| self.message(head))
     }
 
     /// Forgets whatever is in the slot; for the producer, before the ring is offered to a new consumer.

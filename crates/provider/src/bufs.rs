@@ -15,12 +15,12 @@ use crate::info::{IOV_LIMIT, MAX_MESSAGE_BYTES};
 /// # Safety
 /// Until the operation completes the bytes must be readable, and writable where the operation receives into them.
 #[inline]
-pub(crate) unsafe fn one(at: *const c_void, len: usize) -> Option<[LocalBuf; 1]> {
+pub(crate) unsafe fn one(at: *const c_void, len: usize) -> Option<LocalBuf> {
     if (at.is_null() && len > 0) || len > MAX_MESSAGE_BYTES {
         return None;
     }
     // SAFETY: the caller vouches for the bytes.
-    Some([unsafe { LocalBuf::new(at.cast_mut().cast(), len) }])
+    Some(unsafe { LocalBuf::new(at.cast_mut().cast(), len) })
 }
 
 /// Several buffers.
@@ -62,7 +62,7 @@ impl Bufs {
                 continue;
             }
             // SAFETY: the caller vouches for the bytes.
-            let [part] = unsafe { one(at, len) }?;
+            let part = unsafe { one(at, len) }?;
             *bufs.parts.get_mut(bufs.count)? = part;
             bufs.count += 1;
         }

@@ -11,13 +11,13 @@
 
 use std::collections::VecDeque;
 use std::ffi::{c_char, c_int, c_void};
-use std::mem::offset_of;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use isthmus_cabi::Poison;
 use isthmus_fabric_sys as fi;
 use isthmus_fabric_sys::*;
+use isthmus_transport::Short;
 
 use crate::core::Core;
 use crate::domain::Domain;
@@ -32,8 +32,8 @@ pub(crate) const FURTHER_POLLS: u32 = 64;
 /// Completions that a queue has room for without allocating.
 const ROOM: usize = 1024;
 
-/// A completion: one cache line. Its beginning is libfabric's entry, whose formats are beginnings of each other.
-#[repr(C)]
+/// A completion: one cache line.
+#[repr(align(64))]
 pub(crate) struct Entry {
     pub(crate) context: u64,
     pub(crate) flags: u64,
@@ -46,8 +46,9 @@ pub(crate) struct Entry {
 }
 
 const _: () = assert!(size_of::<Entry>() == 64);
-const _: () = assert!(size_of::<fi_cq_tagged_entry>() == offset_of!(Entry, source));
-const _: () = assert!(offset_of!(fi_cq_tagged_entry, tag) == offset_of!(Entry, tag));
+// What `Cq::copy` writes, in words.
+const _: () = assert!(size_of::<fi_cq_entry>() == 8 && size_of::<fi_cq_msg_entry>() == 24);
+const _: () = assert!(size_of::<fi_cq_data_entry>() == 40 && size_of::<fi_cq_tagged_entry>() == 48);
 
 /// What is further known of a completion that failed.
 pub(crate) struct Fault {
@@ -72,6 +73,49 @@ struct Queue {
     ready: VecDeque<Entry>,
     idle: u32,
     signaled: bool,
+    /// Where the read that is under way wants its entries; it saves them the way through `ready`.
+    open: Option<Destination>,
+}
+
+/// A caller's arrays, for as long as its call takes.
+#[derive(Clone, Copy)]
+struct Destination {
+    buf: *mut u8,
+    sources: *mut fi_addr_t,
+    count: usize,
+    taken: usize,
+}
+
+// SAFETY: used under the queue's lock only, while the call that lent the arrays has not returned.
+unsafe impl Send for Destination {}
+
+/// A caller's arrays, lent to the queue until this is dropped, however that comes about. Where locks are real nothing
+/// is lent: a second thread could read meanwhile, and would be given what comes later.
+struct Lent<'a>(Option<&'a Cq>, usize);
+
+impl<'a> Lent<'a> {
+    fn new(cq: &'a Cq, to: Destination) -> Self {
+        match cq.queue.unlocked() {
+            Some(mut queue) if queue.ready.is_empty() => {
+                queue.open = Some(to);
+                Self(Some(cq), to.taken)
+            }
+            _ => Self(None, to.taken),
+        }
+    }
+
+    /// Entries that are there.
+    fn taken(&self) -> usize {
+        self.0.and_then(|cq| cq.queue.lock().open.map(|to| to.taken)).unwrap_or(self.1)
+    }
+}
+
+impl Drop for Lent<'_> {
+    fn drop(&mut self) {
+        if let Some(cq) = self.0 {
+            cq.queue.lock().open = None;
+        }
+    }
 }
 
 // SAFETY: the head is written when it is made and only read since; its pointers are C's.
@@ -124,7 +168,7 @@ impl Cq {
             return Err(FI_ENOSYS);
         }
         let fid = object::head(FI_CLASS_CQ, context, &FID_OPS);
-        let queue = Queue { ready: VecDeque::with_capacity(ROOM), idle: 0, signaled: false };
+        let queue = Queue { ready: VecDeque::with_capacity(ROOM), idle: 0, signaled: false, open: None };
         Ok(Arc::new(Self {
             head: fid_cq { fid, ops: &OPS },
             poison: Poison::new(),
@@ -141,70 +185,131 @@ impl Cq {
     }
 
     /// Adds a completion.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn push(&self, entry: Entry) {
-        self.queue.lock().ready.push_back(entry);
+        let queue = &mut *self.queue.lock();
+        match &mut queue.open {
+            Some(to) if to.taken < to.count && queue.ready.is_empty() && entry.fault.is_none() => {
+                // SAFETY: `taken` is below the count of the arrays that the running read was given.
+                unsafe { self.copy(&entry, to) };
+            }
+            _ => keep(&mut queue.ready, entry),
+        }
     }
 
     /// Takes up to `count` completions.
-    #[inline]
+    #[inline(always)]
     fn read(&self, buf: *mut c_void, count: usize, sources: *mut fi_addr_t) -> isize {
+        let mut to = Destination { buf: buf.cast(), sources, count, taken: 0 };
+        match self.read_short(&mut to) {
+            Some(0) => EAGAIN,
+            Some(taken) => taken.cast_signed(),
+            None => self.read_on(to),
+        }
+    }
+
+    /// The short way: one endpoint, no real locks, nothing kept, and short messages or nothing at all. Else, or when
+    /// that ends, nothing is returned; what was taken until then is in `to`.
+    #[inline(always)]
+    fn read_short(&self, to: &mut Destination) -> Option<usize> {
+        let (endpoints, mut queue) = (self.endpoints.unlocked()?, self.queue.unlocked()?);
+        let [endpoint] = endpoints.as_slice() else { return None };
+        if !queue.ready.is_empty() || queue.idle >= POLLS - 1 || to.buf.is_null() {
+            return None;
+        }
+        while to.taken < to.count {
+            match endpoint.poll_short(self) {
+                Short::Received(got) => {
+                    if let Some(entry) = endpoint.entry(&got) {
+                        // SAFETY: `taken` is below the count of the arrays that this read was given.
+                        unsafe { self.copy(&entry, to) };
+                    }
+                }
+                Short::Nothing => {
+                    queue.idle = if to.taken > 0 { 0 } else { queue.idle + 1 };
+                    return Some(to.taken);
+                }
+                Short::Other => return None,
+            }
+        }
+        if to.count == 0 { None } else { Some(to.taken) }
+    }
+
+    #[inline(never)]
+    fn read_on(&self, mut to: Destination) -> isize {
+        if to.buf.is_null() && to.count > 0 {
+            return -(FI_EINVAL as isize);
+        }
+        let lent = Lent::new(self, to);
         let progress = progress(&self.endpoints);
+        to.taken = lent.taken();
+        drop(lent);
         let mut queue = self.queue.lock();
         if queue.ready.is_empty() {
+            if to.taken > 0 {
+                queue.idle = 0;
+                return to.taken.cast_signed();
+            }
             if is_idle(&mut queue.idle, progress) {
                 drop(queue);
                 std::thread::yield_now();
             }
             return if progress == Progress::Broken { EIO } else { EAGAIN };
         }
+        self.take_ready(&mut queue, to)
+    }
+
+    /// Copies entries that were kept.
+    #[inline(never)]
+    fn take_ready(&self, queue: &mut Queue, mut to: Destination) -> isize {
         queue.idle = 0;
-        if buf.is_null() && count > 0 {
-            return -(FI_EINVAL as isize);
-        }
-        let mut taken = 0;
-        while taken < count {
+        while to.taken < to.count {
             match queue.ready.front() {
                 Some(entry) if entry.fault.is_none() => {
-                    // SAFETY: the caller's buffer has room for `count` entries of the queue's format.
-                    let at = unsafe { buf.cast::<u8>().add(taken * self.entry_bytes) };
-                    // SAFETY: as above; the entry's beginning is libfabric's.
-                    unsafe { self.copy(entry, at) };
-                    if !sources.is_null() {
-                        // SAFETY: the caller's array has `count` places.
-                        unsafe { sources.wrapping_add(taken).write(entry.source) };
-                    }
+                    // SAFETY: `taken` is below the count of the arrays that this read was given.
+                    unsafe { self.copy(entry, &mut to) };
                 }
                 _ => break,
             }
             queue.ready.pop_front();
-            taken += 1;
         }
-        if taken > 0 {
-            return taken.cast_signed();
+        match to.taken {
+            // Nothing was asked for, or the first one failed.
+            0 if to.count == 0 => EAGAIN,
+            0 => -(FI_EAVAIL as isize),
+            taken => taken.cast_signed(),
         }
-        // Nothing was asked for, or the first one failed.
-        if count == 0 { EAGAIN } else { -(FI_EAVAIL as isize) }
     }
 
     /// # Safety
-    /// Room for one entry of the queue's format at `to`.
+    /// The arrays have room for an entry of the queue's format, and for a source, at `to.taken`.
     #[inline]
-    unsafe fn copy(&self, entry: &Entry, to: *mut u8) {
-        let from = std::ptr::from_ref(entry).cast::<u8>();
-        // Sizes that are known make moves of it instead of a call.
-        macro_rules! bytes {
-            ($($format:ty),*) => {
-                match self.entry_bytes {
-                    $(n if n == size_of::<$format>() => {
-                        // SAFETY: the entry is at least as long; the caller vouches for the room.
-                        unsafe { std::ptr::copy_nonoverlapping(from, to, size_of::<$format>()) }
-                    })*
-                    _ => {}
-                }
-            };
+    unsafe fn copy(&self, entry: &Entry, to: &mut Destination) {
+        let bytes = self.entry_bytes;
+        let at = to.buf.wrapping_add(to.taken * bytes).cast::<u64>();
+        let words = [entry.context, entry.flags, entry.len, entry.buf, entry.data, entry.tag];
+        let put = |i: usize| {
+            // SAFETY: word `i` is below `bytes`, for which the caller vouches; callers may align as they like.
+            unsafe { at.wrapping_add(i).write_unaligned(words[i]) };
+        };
+        // The formats are beginnings of each other: 8, 24, 40 or 48 bytes.
+        put(0);
+        if bytes > 8 {
+            put(1);
+            put(2);
         }
-        bytes!(fi_cq_tagged_entry, fi_cq_entry, fi_cq_msg_entry, fi_cq_data_entry);
+        if bytes > 24 {
+            put(3);
+            put(4);
+        }
+        if bytes > 40 {
+            put(5);
+        }
+        if !to.sources.is_null() {
+            // SAFETY: the caller's array has a place for it.
+            unsafe { to.sources.wrapping_add(to.taken).write(entry.source) };
+        }
+        to.taken += 1;
     }
 
     /// Takes a completion that failed.
@@ -270,6 +375,11 @@ impl Cq {
     }
 }
 
+#[inline(never)]
+fn keep(ready: &mut VecDeque<Entry>, entry: Entry) {
+    ready.push_back(entry);
+}
+
 /// A caller's pointer that went through a completion as a number.
 pub(crate) fn pointer(address: u64) -> *mut c_void {
     std::ptr::with_exposed_provenance_mut(usize::try_from(address).unwrap_or(0))
@@ -287,7 +397,6 @@ pub(crate) enum Progress {
 }
 
 /// Moves everything of these endpoints.
-#[inline]
 pub(crate) fn progress(endpoints: &Lock<Vec<Arc<Ep>>>) -> Progress {
     let Some(endpoints) = endpoints.try_lock() else { return Progress::Elsewhere };
     let mut result = Progress::Made;

@@ -7,12 +7,12 @@
 use std::ffi::{c_int, c_void};
 use std::sync::{Arc, Weak};
 
-use isthmus_cabi::{Poison, guard};
+use isthmus_cabi::Poison;
 use isthmus_fabric_sys::*;
 use isthmus_region::local::LocalBuf;
 use isthmus_transport::{
-    Atomic, AtomicKind, Completion, Config, Endpoint, Op, PeerId, Posted, Receive, Rma, Selector, Send,
-    Status, Ticket,
+    Address, Atomic, AtomicKind, Completion, Config, Endpoint, Op, PeerId, Posted, Receive, Rma, Selector,
+    Send, Short, ShortReceived, Sink, Status, Ticket,
 };
 
 use crate::av::{self, Av};
@@ -33,6 +33,9 @@ const UNKNOWN: u32 = u32::MAX;
 /// Most addresses that are resolved in advance of their use, as a bound on the tables below.
 const MOST_ADDRESSES: u64 = 1 << 26;
 
+/// Flags of sends that complete only when the message was taken.
+const DELIVERED: u64 = FI_DELIVERY_COMPLETE | FI_MATCH_COMPLETE | FI_COMMIT_COMPLETE;
+
 /// [`Ticket::flags`]: the caller wants an entry for success.
 const ENTRY: u64 = 1;
 /// [`Ticket::flags`]: a multi-receive.
@@ -52,11 +55,20 @@ pub(crate) struct State {
     core: Option<&'static Core>,
     transport: Option<Endpoint>,
     enabled: bool,
+    /// Progress is under way; found by somebody who has the lock, it says that it ended in a panic.
+    moving: bool,
     directed: bool,
-    wants_source: bool,
     tx_flags: u64,
     rx_flags: u64,
     min_multi_recv: u64,
+    /// Peers by number in the address vector.
+    peers: Vec<u32>,
+    ends: Ends,
+}
+
+/// Where completions go.
+struct Ends {
+    wants_source: bool,
     av: Option<Arc<Av>>,
     tx: Side,
     rx: Side,
@@ -64,8 +76,7 @@ pub(crate) struct State {
     receives: Option<Arc<Cntr>>,
     reads: Option<Arc<Cntr>>,
     writes: Option<Arc<Cntr>>,
-    /// Peers by number in the address vector, and back.
-    peers: Vec<u32>,
+    /// Numbers in the address vector by peer.
     numbers: Vec<fi_addr_t>,
 }
 
@@ -184,20 +195,23 @@ impl Ep {
             core,
             transport: Some(transport),
             enabled: false,
+            moving: false,
             directed: info.caps & FI_DIRECTED_RECV != 0,
-            wants_source: info.caps & FI_SOURCE != 0,
             tx_flags: tx.map_or(0, |t| t.op_flags),
             rx_flags: rx.map_or(0, |r| r.op_flags),
             min_multi_recv: MIN_MULTI_RECV,
-            av: None,
-            tx: Side::default(),
-            rx: Side::default(),
-            sends: None,
-            receives: None,
-            reads: None,
-            writes: None,
             peers: Vec::new(),
-            numbers: Vec::new(),
+            ends: Ends {
+                wants_source: info.caps & FI_SOURCE != 0,
+                av: None,
+                tx: Side::default(),
+                rx: Side::default(),
+                sends: None,
+                receives: None,
+                reads: None,
+                writes: None,
+                numbers: Vec::new(),
+            },
         };
         let state = Lock::new(domain.locks, state);
         let ep = Arc::new(Self { head, poison: Poison::new(), domain, state });
@@ -205,39 +219,144 @@ impl Ep {
         Ok(ep)
     }
 
-    /// Moves everything, unless another thread is at it.
-    #[inline]
-    pub(crate) fn progress(&self) -> Progress {
-        let body = || match self.state.try_lock() {
-            Some(mut state) => {
-                state.advance();
-                Progress::Made
-            }
-            None => Progress::Elsewhere,
+    /// The short way of a poll for `cq`: a short message, or nothing; only where that can be told without a lock, and
+    /// where what is received makes entries in that queue and nothing else.
+    #[inline(always)]
+    pub(crate) fn poll_short(&self, cq: &Cq) -> Short {
+        let Some(mut state) = self.state.unlocked() else { return Short::Other };
+        let alone = state.ends.rx.cq.as_deref().is_some_and(|own| std::ptr::eq(own, cq));
+        if !alone || state.ends.receives.is_some() || state.moving || self.poison.is_set() {
+            return Short::Other;
+        }
+        state.transport.as_mut().map_or(Short::Other, Endpoint::poll_short)
+    }
+
+    /// The entry of a message that [`Ep::poll_short`] gave, unless its receive wants none.
+    #[inline(always)]
+    pub(crate) fn entry(&self, got: &ShortReceived) -> Option<Entry> {
+        let mut state = self.state.lock();
+        if got.ticket.flags & ENTRY == 0 {
+            return None;
+        }
+        let known = state.ends.numbers.get(got.source.0 as usize).copied();
+        let source = match known {
+            Some(number) if number != FI_ADDR_NOTAVAIL => number,
+            _ => state.find(got.source),
         };
-        let report =
-            |said: &str| log!(self.core(), WARN, EP_DATA, "internal error, the endpoint is closed: {said}");
-        guard(&self.poison, Progress::Broken, report, body)
+        let data = if got.data.is_some() { FI_REMOTE_CQ_DATA } else { 0 };
+        Some(Entry {
+            context: got.ticket.context,
+            flags: FI_RECV | message_flag(got.tagged) | data,
+            len: got.len as u64,
+            buf: got.buf,
+            data: got.data.unwrap_or(0),
+            tag: got.tag,
+            source,
+            fault: None,
+        })
+    }
+
+    /// Moves everything, unless another thread is at it.
+    ///
+    /// A panic passes through: the caller's guard catches it, and this endpoint is broken from then on.
+    pub(crate) fn progress(&self) -> Progress {
+        let Some(mut state) = self.state.try_lock() else { return Progress::Elsewhere };
+        if state.moving || self.poison.is_set() {
+            return Progress::Broken;
+        }
+        state.moving = true;
+        state.advance();
+        state.moving = false;
+        Progress::Made
     }
 
     /// Runs a post, which waits for its turn, and again after progress if there was no room.
     #[inline]
     fn post(&self, mut post: impl FnMut(&mut State) -> Result<(), c_int>) -> isize {
         let mut state = self.state.lock();
-        if !state.enabled {
-            return failed(FI_EOPBADSTATE);
+        if !state.enabled || state.moving {
+            return failed(if state.moving { FI_EIO } else { FI_EOPBADSTATE });
         }
-        match post(&mut state) {
-            Ok(()) => 0,
-            Err(FI_EAGAIN) => {
-                state.advance();
-                match post(&mut state) {
-                    Ok(()) => 0,
-                    Err(error) => failed(error),
+        let mut again = true;
+        loop {
+            match post(&mut state) {
+                Ok(()) => return 0,
+                Err(FI_EAGAIN) if again => {
+                    again = false;
+                    state.advance();
                 }
+                Err(error) => return failed(error),
             }
-            Err(error) => failed(error),
         }
+    }
+
+    /// Sends one buffer with the endpoint's own flags: the short way for what is short and usual.
+    #[inline(always)]
+    pub(crate) fn send_one(&self, what: One, data: Option<u64>, context: *mut c_void) -> isize {
+        if let Some(mut state) = self.state.unlocked()
+            && state.is_ready()
+            && state.tx_flags & DELIVERED == 0
+            && let Some(to) = state.known(what.peer)
+            && let Some(transport) = &mut state.transport
+            && transport.send_at_once(to, what.tagged, what.tag, data, what.buf)
+        {
+            let ticket = state.tx_how(context).ticket();
+            state.ends.sent(what.tagged, ticket);
+            return 0;
+        }
+        self.send_one_otherwise(what, data, Some(context))
+    }
+
+    /// Injects one buffer.
+    #[inline(always)]
+    pub(crate) fn inject_one(&self, what: One, data: Option<u64>) -> isize {
+        if let Some(mut state) = self.state.unlocked()
+            && state.is_ready()
+            && let Some(to) = state.known(what.peer)
+            && let Some(transport) = &mut state.transport
+            && transport.send_at_once(to, what.tagged, what.tag, data, what.buf)
+        {
+            if let Some(counter) = &state.ends.sends {
+                counter.count(true);
+            }
+            return 0;
+        }
+        self.send_one_otherwise(what, data, None)
+    }
+
+    #[inline(never)]
+    fn send_one_otherwise(&self, what: One, data: Option<u64>, context: Option<*mut c_void>) -> isize {
+        let One { peer, tagged, tag, buf } = what;
+        let message = Message { peer, tagged, tag, data, bufs: &[buf] };
+        self.send(&message, |s| context.map_or_else(How::inject, |context| s.tx_how(context)))
+    }
+
+    /// Posts a receive of one buffer with the endpoint's own flags: the short way for the usual.
+    #[inline(always)]
+    pub(crate) fn receive_one(&self, what: One, ignore: u64, context: *mut c_void) -> isize {
+        if let Some(mut state) = self.state.unlocked()
+            && state.is_ready()
+            && state.rx_flags & (FI_PEEK | FI_CLAIM | FI_DISCARD | FI_MULTI_RECV) == 0
+        {
+            let any = !state.directed || what.peer == FI_ADDR_UNSPEC;
+            let from = if any { None } else { state.known(what.peer) };
+            let ticket = state.rx_how(context).ticket();
+            let select = Selector { tagged: what.tagged, from, tag: what.tag, ignore };
+            if (any || from.is_some())
+                && let Some(transport) = &mut state.transport
+                && transport.receive_at_once(select, what.buf, ticket)
+            {
+                return 0;
+            }
+        }
+        self.receive_one_otherwise(what, ignore, context)
+    }
+
+    #[inline(never)]
+    fn receive_one_otherwise(&self, what: One, ignore: u64, context: *mut c_void) -> isize {
+        let One { peer, tagged, tag, buf } = what;
+        let message = Message { peer, tagged, tag, data: None, bufs: &[buf] };
+        self.receive(&message, ignore, |s| s.rx_how(context))
     }
 
     /// Sends a message.
@@ -247,8 +366,7 @@ impl Ep {
             let how = how(state);
             let to = state.peer(what.peer)?;
             let inject = how.flags & FI_INJECT != 0;
-            let delivered =
-                how.flags & (FI_DELIVERY_COMPLETE | FI_MATCH_COMPLETE | FI_COMMIT_COMPLETE) != 0 && !inject;
+            let delivered = how.flags & DELIVERED != 0 && !inject;
             let ticket = how.ticket();
             let send = Send {
                 to,
@@ -262,7 +380,7 @@ impl Ep {
             };
             match state.transport()?.send(&send).map_err(errno::of_post)? {
                 Posted::Pending => {}
-                Posted::Done => state.sent(what.tagged, ticket),
+                Posted::Done => state.ends.sent(what.tagged, ticket),
             }
             Ok(())
         })
@@ -357,7 +475,7 @@ impl Ep {
                 if !Arc::ptr_eq(&av.domain, &this.domain) {
                     return -FI_EINVAL;
                 }
-                state.av = Some(av);
+                state.ends.av = Some(av);
                 0
             }
             FI_CLASS_CQ => {
@@ -369,10 +487,10 @@ impl Ep {
                 let selective = flags & FI_SELECTIVE_COMPLETION != 0;
                 enlist(cq.endpoints(), this);
                 if flags & FI_TRANSMIT != 0 {
-                    state.tx = Side { cq: Some(Arc::clone(&cq)), selective };
+                    state.ends.tx = Side { cq: Some(Arc::clone(&cq)), selective };
                 }
                 if flags & FI_RECV != 0 {
-                    state.rx = Side { cq: Some(cq), selective };
+                    state.ends.rx = Side { cq: Some(cq), selective };
                 }
                 0
             }
@@ -402,11 +520,11 @@ impl Ep {
 
     fn enable(&self) -> c_int {
         let mut state = self.state.lock();
-        if state.av.is_none() {
+        if state.ends.av.is_none() {
             return -FI_ENOAV;
         }
         let counted = state.counters().into_iter().any(|c| c.is_some());
-        if state.tx.cq.is_none() && state.rx.cq.is_none() && !counted {
+        if state.ends.tx.cq.is_none() && state.ends.rx.cq.is_none() && !counted {
             return -FI_ENOCQ;
         }
         state.enabled = true;
@@ -417,9 +535,9 @@ impl Ep {
     fn shut(this: &Arc<Self>) {
         let mut state = this.state.lock();
         let transport = state.transport.take();
-        let mut cqs = vec![state.tx.cq.take(), state.rx.cq.take()];
+        let mut cqs = vec![state.ends.tx.cq.take(), state.ends.rx.cq.take()];
         let mut counters: Vec<_> = state.counters().into_iter().map(Option::take).collect();
-        state.av = None;
+        state.ends.av = None;
         state.enabled = false;
         drop(state);
         for cq in cqs.drain(..).flatten() {
@@ -458,6 +576,16 @@ fn enlist(endpoints: &Lock<Vec<Arc<Ep>>>, ep: &Arc<Ep>) {
     if !endpoints.iter().any(|e| Arc::ptr_eq(e, ep)) {
         endpoints.push(Arc::clone(ep));
     }
+}
+
+/// A message of one buffer, or what a receive takes into one.
+#[derive(Clone, Copy)]
+pub(crate) struct One {
+    /// Number in the address vector.
+    pub(crate) peer: fi_addr_t,
+    pub(crate) tagged: bool,
+    pub(crate) tag: u64,
+    pub(crate) buf: LocalBuf,
 }
 
 /// A message to be sent, or what a receive takes.
@@ -503,7 +631,7 @@ impl State {
     /// How a call with flags of its own completes, on the sending side.
     #[inline]
     pub(crate) fn tx_how_with(&self, context: *mut c_void, flags: u64) -> How {
-        How { context, flags, entry: !self.tx.selective || flags & FI_COMPLETION != 0 }
+        How { context, flags, entry: !self.ends.tx.selective || flags & FI_COMPLETION != 0 }
     }
 
     /// How a call without flags completes, on the receiving side.
@@ -515,7 +643,7 @@ impl State {
     /// How a call with flags of its own completes, on the receiving side.
     #[inline]
     pub(crate) fn rx_how_with(&self, context: *mut c_void, flags: u64) -> How {
-        How { context, flags, entry: !self.rx.selective || flags & FI_COMPLETION != 0 }
+        How { context, flags, entry: !self.ends.rx.selective || flags & FI_COMPLETION != 0 }
     }
 
     #[inline]
@@ -524,37 +652,53 @@ impl State {
     }
 
     fn counters(&mut self) -> [&mut Option<Arc<Cntr>>; 4] {
-        [&mut self.sends, &mut self.receives, &mut self.reads, &mut self.writes]
+        let ends = &mut self.ends;
+        [&mut ends.sends, &mut ends.receives, &mut ends.reads, &mut ends.writes]
     }
 
     /// Moves everything, and hands out what completed.
-    #[inline]
     fn advance(&mut self) {
-        let Some(transport) = &mut self.transport else { return };
-        transport.progress();
-        self.drain();
+        if let Some(transport) = &mut self.transport {
+            transport.progress_into(&mut self.ends);
+        }
     }
 
-    #[inline]
+    /// Hands out what completed.
     fn drain(&mut self) {
-        while let Some(completion) = self.transport.as_mut().and_then(Endpoint::pop) {
-            self.complete(&completion);
+        if let Some(transport) = &mut self.transport {
+            transport.drain_into(&mut self.ends);
         }
+    }
+
+    /// The number in the address vector of a peer that is not known by it yet.
+    #[cold]
+    fn find(&mut self, peer: PeerId) -> fi_addr_t {
+        let address = self.transport.as_ref().and_then(|t| t.peer_address(peer));
+        self.ends.number(Some(peer), address.as_ref())
+    }
+
+    /// Whether posts are taken.
+    #[inline]
+    fn is_ready(&self) -> bool {
+        self.enabled && !self.moving
+    }
+
+    /// The transport's number of a peer that was used before.
+    #[inline]
+    fn known(&self, number: fi_addr_t) -> Option<PeerId> {
+        let peer = usize::try_from(number).ok().and_then(|n| self.peers.get(n)).copied();
+        peer.filter(|peer| *peer != UNKNOWN).map(PeerId)
     }
 
     /// The transport's number of a peer.
     #[inline]
     fn peer(&mut self, number: fi_addr_t) -> Result<PeerId, c_int> {
-        let known = usize::try_from(number).ok().and_then(|n| self.peers.get(n)).copied();
-        match known {
-            Some(peer) if peer != UNKNOWN => Ok(PeerId(peer)),
-            _ => self.resolve(number),
-        }
+        self.known(number).map_or_else(|| self.resolve(number), Ok)
     }
 
     #[cold]
     fn resolve(&mut self, number: fi_addr_t) -> Result<PeerId, c_int> {
-        let address = self.av.as_ref().and_then(|av| av.address(number)).ok_or(FI_EINVAL)?;
+        let address = self.ends.av.as_ref().and_then(|av| av.address(number)).ok_or(FI_EINVAL)?;
         if number >= MOST_ADDRESSES {
             return Err(FI_EINVAL);
         }
@@ -565,31 +709,10 @@ impl State {
         set(&mut self.peers, number, UNKNOWN, peer.0);
         let place = u64::from(peer.0);
         // Of an address that was inserted twice the first number stands.
-        if self.numbers.get(peer.0 as usize).is_none_or(|n| *n == FI_ADDR_NOTAVAIL) {
-            set(&mut self.numbers, place, FI_ADDR_NOTAVAIL, number);
+        if self.ends.numbers.get(peer.0 as usize).is_none_or(|n| *n == FI_ADDR_NOTAVAIL) {
+            set(&mut self.ends.numbers, place, FI_ADDR_NOTAVAIL, number);
         }
         Ok(peer)
-    }
-
-    /// The number in the address vector of a peer that sent something.
-    #[inline]
-    fn source(&mut self, peer: Option<PeerId>) -> fi_addr_t {
-        let Some(peer) = peer else { return FI_ADDR_NOTAVAIL };
-        match self.numbers.get(peer.0 as usize) {
-            Some(number) if *number != FI_ADDR_NOTAVAIL => *number,
-            _ if self.wants_source => self.find_source(peer),
-            _ => FI_ADDR_NOTAVAIL,
-        }
-    }
-
-    #[cold]
-    fn find_source(&mut self, peer: PeerId) -> fi_addr_t {
-        let address = self.transport.as_ref().and_then(|t| t.peer_address(peer));
-        let found = address.and_then(|address| self.av.as_ref()?.number(&address));
-        if let Some(number) = found {
-            set(&mut self.numbers, u64::from(peer.0), FI_ADDR_NOTAVAIL, number);
-        }
-        found.unwrap_or(FI_ADDR_NOTAVAIL)
     }
 
     #[inline]
@@ -620,6 +743,59 @@ impl State {
         self.drain();
         Ok(())
     }
+}
+
+impl Sink for Ends {
+    #[inline]
+    fn complete(&mut self, done: &Completion, source: Option<&Address>) {
+        match done.op {
+            // What nearly all completions are.
+            Op::Receive { tagged } if done.status == Status::Ok && !done.released => {
+                if let Some(counter) = &self.receives {
+                    counter.count(true);
+                }
+                if done.ticket.flags & ENTRY == 0 {
+                    return;
+                }
+                let number = self.number(done.source, source);
+                let Some(cq) = &self.rx.cq else { return };
+                let data = if done.data.is_some() { FI_REMOTE_CQ_DATA } else { 0 };
+                cq.push(Entry {
+                    context: done.ticket.context,
+                    flags: FI_RECV | message_flag(tagged) | data,
+                    len: done.len,
+                    buf: done.buf,
+                    data: done.data.unwrap_or(0),
+                    tag: done.tag,
+                    source: number,
+                    fault: None,
+                });
+            }
+            _ => self.complete_other(done, source),
+        }
+    }
+}
+
+impl Ends {
+    /// The number in the address vector of a peer that sent something.
+    #[inline]
+    fn number(&mut self, peer: Option<PeerId>, address: Option<&Address>) -> fi_addr_t {
+        let Some(peer) = peer else { return FI_ADDR_NOTAVAIL };
+        match self.numbers.get(peer.0 as usize) {
+            Some(number) if *number != FI_ADDR_NOTAVAIL => *number,
+            _ if self.wants_source => self.find(peer, address),
+            _ => FI_ADDR_NOTAVAIL,
+        }
+    }
+
+    #[cold]
+    fn find(&mut self, peer: PeerId, address: Option<&Address>) -> fi_addr_t {
+        let found = address.and_then(|address| self.av.as_ref()?.number(address));
+        if let Some(number) = found {
+            set(&mut self.numbers, u64::from(peer.0), FI_ADDR_NOTAVAIL, number);
+        }
+        found.unwrap_or(FI_ADDR_NOTAVAIL)
+    }
 
     /// A send that completed in its call.
     #[inline]
@@ -644,7 +820,8 @@ impl State {
     }
 
     /// Counts a completion and makes an entry of it where one is wanted.
-    fn complete(&mut self, done: &Completion) {
+    #[inline(never)]
+    fn complete_other(&mut self, done: &Completion, source: Option<&Address>) {
         let ok = done.status == Status::Ok;
         let mut flags = match done.op {
             Op::Send { tagged } => FI_SEND | message_flag(tagged),
@@ -693,7 +870,7 @@ impl State {
             buf: done.buf,
             data: done.data.unwrap_or(0),
             tag: done.tag,
-            source: self.source(done.source),
+            source: self.number(done.source, source),
             fault,
         };
         let side = if incoming { &self.rx } else { &self.tx };

@@ -4,6 +4,7 @@
 //! so every lock of that domain is left out and costs nothing. With any other level the lock is real.
 
 use std::cell::UnsafeCell;
+use std::mem::ManuallyDrop;
 use std::ops::{Deref, DerefMut};
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 
@@ -28,8 +29,14 @@ impl<T> Lock<T> {
     /// Waits for its turn. Must not be called again while the guard lives.
     #[inline]
     pub(crate) fn lock(&self) -> Guard<'_, T> {
-        let held = self.mutex.as_ref().map(|m| m.lock().unwrap_or_else(PoisonError::into_inner));
+        let held = self.mutex.as_ref().map(wait);
         Guard { value: self.value.get(), _held: held, _of: self }
+    }
+
+    /// Takes its turn where no lock is needed for that.
+    #[inline]
+    pub(crate) fn unlocked(&self) -> Option<Guard<'_, T>> {
+        self.mutex.is_none().then(|| Guard { value: self.value.get(), _held: None, _of: self })
     }
 
     /// Takes its turn if nobody else has it.
@@ -37,20 +44,48 @@ impl<T> Lock<T> {
     pub(crate) fn try_lock(&self) -> Option<Guard<'_, T>> {
         let held = match &self.mutex {
             None => None,
-            Some(m) => match m.try_lock() {
-                Ok(held) => Some(held),
-                Err(TryLockError::Poisoned(p)) => Some(p.into_inner()),
-                Err(TryLockError::WouldBlock) => return None,
-            },
+            Some(mutex) => Some(try_wait(mutex)?),
         };
         Some(Guard { value: self.value.get(), _held: held, _of: self })
+    }
+}
+
+// What a real lock needs is kept out of line, so that the way without one stays short.
+
+#[inline(never)]
+fn wait(mutex: &Mutex<()>) -> Held<'_> {
+    Held(ManuallyDrop::new(mutex.lock().unwrap_or_else(PoisonError::into_inner)))
+}
+
+#[inline(never)]
+fn try_wait(mutex: &Mutex<()>) -> Option<Held<'_>> {
+    let guard = match mutex.try_lock() {
+        Ok(guard) => guard,
+        Err(TryLockError::Poisoned(p)) => p.into_inner(),
+        Err(TryLockError::WouldBlock) => return None,
+    };
+    Some(Held(ManuallyDrop::new(guard)))
+}
+
+/// A real lock's turn.
+struct Held<'a>(ManuallyDrop<MutexGuard<'a, ()>>);
+
+impl Drop for Held<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        #[inline(never)]
+        fn give_back(guard: &mut ManuallyDrop<MutexGuard<'_, ()>>) {
+            // SAFETY: called once, by the drop of what holds it.
+            unsafe { ManuallyDrop::drop(guard) };
+        }
+        give_back(&mut self.0);
     }
 }
 
 /// The turn.
 pub(crate) struct Guard<'a, T> {
     value: *mut T,
-    _held: Option<MutexGuard<'a, ()>>,
+    _held: Option<Held<'a>>,
     _of: &'a Lock<T>,
 }
 

@@ -6,7 +6,7 @@ use isthmus_fabric_sys::*;
 use isthmus_region::local::LocalBuf;
 
 use crate::bufs::{Bufs, one};
-use crate::ep::{How, Message, State, with};
+use crate::ep::{Message, One, State, with};
 
 pub(crate) static OPS: fi_ops_msg = fi_ops_msg {
     size: size_of::<fi_ops_msg>(),
@@ -27,6 +27,10 @@ fn message(peer: fi_addr_t, data: Option<u64>, bufs: &[LocalBuf]) -> Message<'_>
     Message { peer, tagged: false, tag: 0, data, bufs }
 }
 
+fn single(peer: fi_addr_t, buf: LocalBuf) -> One {
+    One { peer, tagged: false, tag: 0, buf }
+}
+
 unsafe extern "C" fn recv(
     ep: *mut fid_ep,
     buf: *mut c_void,
@@ -36,9 +40,9 @@ unsafe extern "C" fn recv(
     context: *mut c_void,
 ) -> isize {
     // SAFETY: the caller lends the buffer until the operation completes.
-    let Some(bufs) = (unsafe { one(buf, len) }) else { return EINVAL };
+    let Some(buf) = (unsafe { one(buf, len) }) else { return EINVAL };
     // SAFETY: our endpoint.
-    unsafe { with(ep, |ep| ep.receive(&message(peer, None, &bufs), 0, |s| s.rx_how(context))) }
+    unsafe { with(ep, |ep| ep.receive_one(single(peer, buf), 0, context)) }
 }
 
 unsafe extern "C" fn recvv(
@@ -78,9 +82,9 @@ unsafe extern "C" fn send(
     context: *mut c_void,
 ) -> isize {
     // SAFETY: the caller lends the buffer until the operation completes.
-    let Some(bufs) = (unsafe { one(buf, len) }) else { return EINVAL };
+    let Some(buf) = (unsafe { one(buf, len) }) else { return EINVAL };
     // SAFETY: our endpoint.
-    unsafe { with(ep, |ep| ep.send(&message(peer, None, &bufs), |s| s.tx_how(context))) }
+    unsafe { with(ep, |ep| ep.send_one(single(peer, buf), None, context)) }
 }
 
 unsafe extern "C" fn sendv(
@@ -114,9 +118,9 @@ unsafe extern "C" fn sendmsg(ep: *mut fid_ep, msg: *const fi_msg, flags: u64) ->
 
 unsafe extern "C" fn inject(ep: *mut fid_ep, buf: *const c_void, len: usize, peer: fi_addr_t) -> isize {
     // SAFETY: the caller lends the buffer until the operation completes.
-    let Some(bufs) = (unsafe { one(buf, len) }) else { return EINVAL };
+    let Some(buf) = (unsafe { one(buf, len) }) else { return EINVAL };
     // SAFETY: our endpoint.
-    unsafe { with(ep, |ep| ep.send(&message(peer, None, &bufs), |_| How::inject())) }
+    unsafe { with(ep, |ep| ep.inject_one(single(peer, buf), None)) }
 }
 
 unsafe extern "C" fn senddata(
@@ -129,9 +133,9 @@ unsafe extern "C" fn senddata(
     context: *mut c_void,
 ) -> isize {
     // SAFETY: the caller lends the buffer until the operation completes.
-    let Some(bufs) = (unsafe { one(buf, len) }) else { return EINVAL };
+    let Some(buf) = (unsafe { one(buf, len) }) else { return EINVAL };
     // SAFETY: our endpoint.
-    unsafe { with(ep, |ep| ep.send(&message(peer, Some(data), &bufs), |s| s.tx_how(context))) }
+    unsafe { with(ep, |ep| ep.send_one(single(peer, buf), Some(data), context)) }
 }
 
 unsafe extern "C" fn injectdata(
@@ -142,7 +146,7 @@ unsafe extern "C" fn injectdata(
     peer: fi_addr_t,
 ) -> isize {
     // SAFETY: the caller lends the buffer until the operation completes.
-    let Some(bufs) = (unsafe { one(buf, len) }) else { return EINVAL };
+    let Some(buf) = (unsafe { one(buf, len) }) else { return EINVAL };
     // SAFETY: our endpoint.
-    unsafe { with(ep, |ep| ep.send(&message(peer, Some(data), &bufs), |_| How::inject())) }
+    unsafe { with(ep, |ep| ep.inject_one(single(peer, buf), Some(data))) }
 }

@@ -48,8 +48,8 @@ unsafe extern "C" fn read(
     context: *mut c_void,
 ) -> isize {
     // SAFETY: the caller lends the buffer until the operation completes.
-    let Some(bufs) = (unsafe { one(buf, len) }) else { return EINVAL };
-    let what = Remote { peer, key, addr, data: None, bufs: &bufs };
+    let Some(buf) = (unsafe { one(buf, len) }) else { return EINVAL };
+    let what = Remote { peer, key, addr, data: None, bufs: &[buf] };
     // SAFETY: our endpoint.
     unsafe { with(ep, |ep| ep.rma(&what, false, |s| s.tx_how(context))) }
 }
@@ -107,8 +107,8 @@ unsafe extern "C" fn write(
     context: *mut c_void,
 ) -> isize {
     // SAFETY: the caller lends the buffer until the operation completes.
-    let Some(bufs) = (unsafe { one(buf, len) }) else { return EINVAL };
-    let what = Remote { peer, key, addr, data: None, bufs: &bufs };
+    let Some(buf) = (unsafe { one(buf, len) }) else { return EINVAL };
+    let what = Remote { peer, key, addr, data: None, bufs: &[buf] };
     // SAFETY: our endpoint.
     unsafe { with(ep, |ep| ep.rma(&what, true, |s| s.tx_how(context))) }
 }
@@ -139,8 +139,8 @@ unsafe extern "C" fn inject(
     key: u64,
 ) -> isize {
     // SAFETY: the caller lends the buffer for this call.
-    let Some(bufs) = (unsafe { one(buf, len) }) else { return EINVAL };
-    let what = Remote { peer, key, addr, data: None, bufs: &bufs };
+    let Some(buf) = (unsafe { one(buf, len) }) else { return EINVAL };
+    let what = Remote { peer, key, addr, data: None, bufs: &[buf] };
     // SAFETY: our endpoint.
     unsafe { with(ep, |ep| ep.rma(&what, true, |_| How::inject())) }
 }
@@ -157,8 +157,8 @@ unsafe extern "C" fn writedata(
     context: *mut c_void,
 ) -> isize {
     // SAFETY: the caller lends the buffer until the operation completes.
-    let Some(bufs) = (unsafe { one(buf, len) }) else { return EINVAL };
-    let what = Remote { peer, key, addr, data: Some(data), bufs: &bufs };
+    let Some(buf) = (unsafe { one(buf, len) }) else { return EINVAL };
+    let what = Remote { peer, key, addr, data: Some(data), bufs: &[buf] };
     // SAFETY: our endpoint.
     unsafe { with(ep, |ep| ep.rma(&what, true, |s| s.tx_how(context))) }
 }
@@ -173,8 +173,8 @@ unsafe extern "C" fn injectdata(
     key: u64,
 ) -> isize {
     // SAFETY: the caller lends the buffer for this call.
-    let Some(bufs) = (unsafe { one(buf, len) }) else { return EINVAL };
-    let what = Remote { peer, key, addr, data: Some(data), bufs: &bufs };
+    let Some(buf) = (unsafe { one(buf, len) }) else { return EINVAL };
+    let what = Remote { peer, key, addr, data: Some(data), bufs: &[buf] };
     // SAFETY: our endpoint.
     unsafe { with(ep, |ep| ep.rma(&what, true, |_| How::inject())) }
 }

@@ -6,7 +6,7 @@ use isthmus_fabric_sys::*;
 use isthmus_region::local::LocalBuf;
 
 use crate::bufs::{Bufs, one};
-use crate::ep::{How, Message, State, with};
+use crate::ep::{Message, One, State, with};
 
 pub(crate) static OPS: fi_ops_tagged = fi_ops_tagged {
     size: size_of::<fi_ops_tagged>(),
@@ -27,6 +27,10 @@ fn message(peer: fi_addr_t, tag: u64, data: Option<u64>, bufs: &[LocalBuf]) -> M
     Message { peer, tagged: true, tag, data, bufs }
 }
 
+fn single(peer: fi_addr_t, tag: u64, buf: LocalBuf) -> One {
+    One { peer, tagged: true, tag, buf }
+}
+
 unsafe extern "C" fn recv(
     ep: *mut fid_ep,
     buf: *mut c_void,
@@ -38,9 +42,9 @@ unsafe extern "C" fn recv(
     context: *mut c_void,
 ) -> isize {
     // SAFETY: the caller lends the buffer until the operation completes.
-    let Some(bufs) = (unsafe { one(buf, len) }) else { return EINVAL };
+    let Some(buf) = (unsafe { one(buf, len) }) else { return EINVAL };
     // SAFETY: our endpoint.
-    unsafe { with(ep, |ep| ep.receive(&message(peer, tag, None, &bufs), ignore, |s| s.rx_how(context))) }
+    unsafe { with(ep, |ep| ep.receive_one(single(peer, tag, buf), ignore, context)) }
 }
 
 unsafe extern "C" fn recvv(
@@ -83,9 +87,9 @@ unsafe extern "C" fn send(
     context: *mut c_void,
 ) -> isize {
     // SAFETY: the caller lends the buffer until the operation completes.
-    let Some(bufs) = (unsafe { one(buf, len) }) else { return EINVAL };
+    let Some(buf) = (unsafe { one(buf, len) }) else { return EINVAL };
     // SAFETY: our endpoint.
-    unsafe { with(ep, |ep| ep.send(&message(peer, tag, None, &bufs), |s| s.tx_how(context))) }
+    unsafe { with(ep, |ep| ep.send_one(single(peer, tag, buf), None, context)) }
 }
 
 unsafe extern "C" fn sendv(
@@ -126,9 +130,9 @@ unsafe extern "C" fn inject(
     tag: u64,
 ) -> isize {
     // SAFETY: the caller lends the buffer until the operation completes.
-    let Some(bufs) = (unsafe { one(buf, len) }) else { return EINVAL };
+    let Some(buf) = (unsafe { one(buf, len) }) else { return EINVAL };
     // SAFETY: our endpoint.
-    unsafe { with(ep, |ep| ep.send(&message(peer, tag, None, &bufs), |_| How::inject())) }
+    unsafe { with(ep, |ep| ep.inject_one(single(peer, tag, buf), None)) }
 }
 
 unsafe extern "C" fn senddata(
@@ -142,9 +146,9 @@ unsafe extern "C" fn senddata(
     context: *mut c_void,
 ) -> isize {
     // SAFETY: the caller lends the buffer until the operation completes.
-    let Some(bufs) = (unsafe { one(buf, len) }) else { return EINVAL };
+    let Some(buf) = (unsafe { one(buf, len) }) else { return EINVAL };
     // SAFETY: our endpoint.
-    unsafe { with(ep, |ep| ep.send(&message(peer, tag, Some(data), &bufs), |s| s.tx_how(context))) }
+    unsafe { with(ep, |ep| ep.send_one(single(peer, tag, buf), Some(data), context)) }
 }
 
 unsafe extern "C" fn injectdata(
@@ -156,7 +160,7 @@ unsafe extern "C" fn injectdata(
     tag: u64,
 ) -> isize {
     // SAFETY: the caller lends the buffer until the operation completes.
-    let Some(bufs) = (unsafe { one(buf, len) }) else { return EINVAL };
+    let Some(buf) = (unsafe { one(buf, len) }) else { return EINVAL };
     // SAFETY: our endpoint.
-    unsafe { with(ep, |ep| ep.send(&message(peer, tag, Some(data), &bufs), |_| How::inject())) }
+    unsafe { with(ep, |ep| ep.inject_one(single(peer, tag, buf), Some(data))) }
 }

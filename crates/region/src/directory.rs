@@ -258,7 +258,7 @@ impl Writer {
         }
         let p = places(shape);
         section.zero("tables", 0, p.heap)?;
-        let heap = Heap::new(p.heap, section.len() - p.heap);
+        let heap = Heap::new(p.heap, section.len() - p.heap, section.start() / section.len());
         let put = |offset, value| section.word("directory", offset).map(|w| w.put(value));
         put(directory::INCARNATION, incarnation)?;
         put(directory::ENDPOINT_TABLE, p.endpoints)?;

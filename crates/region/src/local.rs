@@ -105,6 +105,72 @@ impl LocalBuf {
         count
     }
 
+    /// Calls `each` with the bytes packed into little-endian words, the last one filled up with zeros. For short
+    /// payloads: a few moves instead of a call.
+    #[inline(always)] // its callers know more of the length than it does
+    pub fn words(self, mut each: impl FnMut(usize, u64)) {
+        let at = self.at.as_ptr();
+        let whole = self.len / 8;
+        for i in 0..whole {
+            // SAFETY: bytes 8 i to 8 i + 7 are below the length; `new`'s caller promised that they may be read.
+            each(i, u64::from_le_bytes(unsafe { at.wrapping_add(8 * i).cast::<[u8; 8]>().read() }));
+        }
+        if self.len.is_multiple_of(8) {
+            return;
+        }
+        let (mut done, mut rest) = (8 * whole, 0_u64);
+        if self.len & 4 != 0 {
+            // SAFETY: four of the up to seven bytes that are left.
+            rest = u32::from_le_bytes(unsafe { at.wrapping_add(done).cast::<[u8; 4]>().read() }).into();
+            done += 4;
+        }
+        if self.len & 2 != 0 {
+            // SAFETY: two of the up to three bytes that are left.
+            let two = u16::from_le_bytes(unsafe { at.wrapping_add(done).cast::<[u8; 2]>().read() });
+            rest |= u64::from(two) << (8 * (done & 7));
+            done += 2;
+        }
+        if self.len & 1 != 0 {
+            // SAFETY: the one byte that is left.
+            rest |= u64::from(unsafe { at.wrapping_add(done).read() }) << (8 * (done & 7));
+        }
+        each(whole, rest);
+    }
+
+    /// Writes the first `len` bytes of what [`LocalBuf::words`] packed, as many as fit; gives the count.
+    #[inline]
+    pub fn write_words<const N: usize>(self, words: &[u64; N], len: usize) -> usize {
+        let count = len.min(self.len).min(8 * N);
+        let at = self.at.as_ptr();
+        for (i, word) in words.iter().enumerate() {
+            if count < 8 * i + 8 {
+                break;
+            }
+            // SAFETY: bytes 8 i to 8 i + 7 are below count; `new`'s caller promised that they may be written.
+            unsafe { at.wrapping_add(8 * i).cast::<[u8; 8]>().write(word.to_le_bytes()) };
+        }
+        if !count.is_multiple_of(8) {
+            let rest = words[count / 8].to_le_bytes();
+            let mut done = count & !7;
+            if count & 4 != 0 {
+                // SAFETY: four of the up to seven bytes that are left.
+                unsafe { at.wrapping_add(done).cast::<[u8; 4]>().write([rest[0], rest[1], rest[2], rest[3]]) };
+                done += 4;
+            }
+            if count & 2 != 0 {
+                let two = [rest[done & 7], rest[(done & 7) + 1]];
+                // SAFETY: two of the up to three bytes that are left.
+                unsafe { at.wrapping_add(done).cast::<[u8; 2]>().write(two) };
+                done += 2;
+            }
+            if count & 1 != 0 {
+                // SAFETY: the one byte that is left.
+                unsafe { at.wrapping_add(done).write(rest[done & 7]) };
+            }
+        }
+        count
+    }
+
     /// Copies between two of the caller's buffers; gives the count.
     pub fn copy(self, into: LocalBuf) -> usize {
         let count = self.len.min(into.len);
@@ -118,5 +184,36 @@ impl LocalBuf {
         let mut copy = vec![0; self.len];
         self.read(&mut copy);
         copy
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_carry_every_length_at_every_alignment() {
+        for len in 0..=40_usize {
+            for shift in 0..8 {
+                let mut from: Vec<u8> = (0..64).map(|i| u8::try_from(i * 3 + len).unwrap()).collect();
+                let mut to = vec![0xee_u8; 64];
+                let whole = from.clone();
+                // SAFETY: the vector outlives the buffer.
+                let from = unsafe { LocalBuf::of(&mut from) };
+                // SAFETY: as above.
+                let into = unsafe { LocalBuf::of(&mut to) };
+                let mut words = [0; 5];
+                from.part(shift, len).words(|i, word| words[i] = word);
+                let count = into.part(shift, 60).write_words(&words, len);
+                assert_eq!(count, len);
+                assert_eq!(to[shift..shift + count], whole[shift..shift + count], "{len} at {shift}");
+                assert!(
+                    to[shift + count..].iter().all(|b| *b == 0xee) && to[..shift].iter().all(|b| *b == 0xee)
+                );
+                let bytes: Vec<u8> = words.iter().flat_map(|w| w.to_le_bytes()).collect();
+                assert!(bytes[count..].iter().all(|b| *b == 0), "the rest is zeros");
+                assert_eq!(into.part(0, 3).write_words(&words, len), len.min(3), "cut to what fits");
+            }
+        }
     }
 }

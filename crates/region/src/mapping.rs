@@ -95,12 +95,18 @@ impl Section {
         self.len
     }
 
+    /// Where in the mapping the section starts.
+    pub(crate) fn start(&self) -> u64 {
+        self.base
+    }
+
     /// Whether the section has no bytes.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
     /// The one place where a claim (offset, length, alignment) becomes an address.
+    #[inline]
     fn check(&self, what: &'static str, offset: u64, len: u64, align: u64) -> Result<NonNull<u8>> {
         let end = offset.checked_add(len);
         if end.is_none_or(|end| end > self.len) || !(self.base + offset).is_multiple_of(align) {
@@ -119,6 +125,15 @@ impl Section {
     pub fn part(&self, what: &'static str, offset: u64, len: u64) -> Result<Section> {
         self.check(what, offset, len, 1)?;
         Ok(Section { map: Arc::clone(&self.map), base: self.base + offset, len })
+    }
+
+    /// Whether the section has these bytes.
+    ///
+    /// # Errors
+    /// [`Error::OutOfBounds`].
+    #[inline]
+    pub fn holds(&self, what: &'static str, offset: u64, len: u64) -> Result<()> {
+        self.check(what, offset, len, 1).map(|_| ())
     }
 
     /// The word at `offset`.
@@ -266,6 +281,7 @@ impl Slots for SlotRing {
         unsafe { slot.as_ref() }
     }
 
+    #[inline]
     fn capacity(&self) -> u64 {
         self.mask + 1
     }

@@ -9,7 +9,7 @@ use std::collections::VecDeque;
 use isthmus_lockfree::activity;
 use isthmus_lockfree::heat::{Thermostat, must_announce};
 use isthmus_lockfree::ring::{BadPosition, Consumer, Producer, Slots};
-use isthmus_lockfree::slot::Message;
+use isthmus_lockfree::slot::{Message, Slot};
 use isthmus_region::mapping::LineRef;
 use isthmus_region::{Section, SlotRing};
 
@@ -130,6 +130,7 @@ impl Outgoing {
         self.place.size.data_bytes / 2
     }
 
+    #[inline]
     fn index(&self, position: u64) -> usize {
         usize::try_from(position & (self.ring.capacity() - 1)).unwrap_or(0)
     }
@@ -147,6 +148,12 @@ impl Outgoing {
             }
         }
         Ok(())
+    }
+
+    /// Whether a slot is free by what is known without looking.
+    #[inline]
+    pub fn has_known_room(&self) -> bool {
+        self.producer.has_room()
     }
 
     /// Whether a slot is free.
@@ -185,13 +192,24 @@ impl Outgoing {
     /// Publishes a message; there must be room. Gives whether it had to be announced.
     #[inline]
     pub fn push(&mut self, message: &Message, count: usize) -> bool {
+        self.publish(|producer, ring| producer.push(ring, message, count))
+    }
+
+    /// As [`Outgoing::push`], for a message whose payload words `write` stores.
+    #[inline(always)] // on the way of a short message
+    pub fn push_with(&mut self, head: u64, write: impl FnOnce(&Slot)) -> bool {
+        self.publish(|producer, ring| producer.push_with(ring, head, write))
+    }
+
+    #[inline(always)] // on the way of a short message
+    fn publish(&mut self, push: impl FnOnce(&mut Producer, &SlotRing)) -> bool {
         let announce = match &self.accepted {
             Some((heat, _)) => must_announce(&heat.words[3], &self.descriptor.words[6], &mut self.answered),
             None => true,
         };
         let at = self.index(self.producer.written());
         self.data_end[at] = self.data_write;
-        self.producer.push(&self.ring, message, count);
+        push(&mut self.producer, &self.ring);
         self.idle = 0;
         if announce {
             activity::announce(&self.activity, self.sender);
@@ -272,8 +290,8 @@ pub struct Incoming {
     pub number: u32,
     /// Whether the lane is polled directly, and how it cools.
     pub thermostat: Thermostat,
-    /// Polls without a message.
-    pub idle: u32,
+    /// The endpoint's tick at its last message.
+    pub last: u64,
     ring: SlotRing,
     consumer: Consumer,
     descriptor: LineRef,
@@ -302,7 +320,7 @@ impl Incoming {
             generation,
             number,
             thermostat: Thermostat::default(),
-            idle: 0,
+            last: 0,
             ring,
             consumer: Consumer::new(),
             descriptor,
@@ -311,10 +329,16 @@ impl Incoming {
         }
     }
 
-    /// The next message, if it is there.
+    /// Word 0 of the next message, if it is there.
     #[inline]
-    pub fn peek(&self) -> Option<Message> {
-        self.consumer.peek(&self.ring)
+    pub fn arrived(&self) -> Option<u64> {
+        self.next().arrived(self.consumer.read())
+    }
+
+    /// The slot of the next message.
+    #[inline]
+    pub fn next(&self) -> &Slot {
+        self.consumer.next(&self.ring)
     }
 
     /// Counts it as consumed.

@@ -19,7 +19,7 @@ pub mod types;
 pub mod wire;
 
 pub use address::Address;
-pub use endpoint::{Config, Endpoint};
+pub use endpoint::{Config, Endpoint, Short, ShortReceived, Sink};
 pub use types::{
     Access, Atomic, AtomicKind, Completion, Error, Memory, Op, PeerId, PostError, Posted, Receive, Result,
     Rma, Selector, Send, Status, Ticket,

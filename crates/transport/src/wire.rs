@@ -25,8 +25,6 @@
 //!              CHUNK CHUNK CHUNK … ─────►   copied out while the next is copied in; DONE if `ACK`
 //! ```
 
-use isthmus_lockfree::slot::Message;
-
 use crate::types::{AtomicKind, Status};
 
 /// Kinds of messages.
@@ -82,22 +80,25 @@ pub fn inline_len(head: u64) -> usize {
     usize::from(u16::from_le_bytes([head.to_le_bytes()[6], head.to_le_bytes()[7]]))
 }
 
-/// Packs payload into words 3 to 7.
-#[inline]
-pub fn put_payload(message: &mut Message, payload: &[u8; INLINE_BYTES]) {
-    for (word, bytes) in message[3..].iter_mut().zip(payload.chunks_exact(8)) {
-        *word = u64::from_le_bytes(bytes.try_into().unwrap_or_default());
-    }
-}
+/// Words of payload in one slot: 3 to 7.
+pub const INLINE_WORDS: usize = INLINE_BYTES / 8;
 
-/// Unpacks words 3 to 7.
-#[inline]
-pub fn payload(message: &Message) -> [u8; INLINE_BYTES] {
+/// The bytes of payload words.
+pub fn bytes(words: &[u64; INLINE_WORDS]) -> [u8; INLINE_BYTES] {
     let mut bytes = [0; INLINE_BYTES];
-    for (chunk, word) in bytes.chunks_exact_mut(8).zip(&message[3..]) {
+    for (chunk, word) in bytes.chunks_exact_mut(8).zip(words) {
         chunk.copy_from_slice(&word.to_le_bytes());
     }
     bytes
+}
+
+/// The words of payload bytes.
+pub fn words(bytes: &[u8; INLINE_BYTES]) -> [u64; INLINE_WORDS] {
+    let mut words = [0; INLINE_WORDS];
+    for (word, chunk) in words.iter_mut().zip(bytes.chunks_exact(8)) {
+        *word = u64::from_le_bytes(chunk.try_into().unwrap_or_default());
+    }
+    words
 }
 
 /// A status as it travels.
@@ -171,9 +172,7 @@ mod tests {
         let a = AtomicWord { count: 7, datatype: 3, op: 9, kind: AtomicKind::Compare };
         assert_eq!(AtomicWord::unpack(a.pack()), Some(a));
         assert_eq!(AtomicWord::unpack(9 << 48), None);
-        let bytes: [u8; 40] = std::array::from_fn(|i| u8::try_from(i).unwrap());
-        let mut m = [0; 8];
-        put_payload(&mut m, &bytes);
-        assert_eq!(payload(&m), bytes);
+        let bytes: [u8; INLINE_BYTES] = std::array::from_fn(|i| u8::try_from(i).unwrap());
+        assert_eq!(super::bytes(&words(&bytes)), bytes);
     }
 }

@@ -8,7 +8,7 @@ use isthmus_region::format::{CHUNK_ENTRIES, GlobalSlot, accept, block, chunk, la
 use isthmus_region::mapping::LineRef;
 use isthmus_region::{Section, SlotRing};
 
-use super::progress::release_of;
+use super::progress::{Keep, release_of};
 use super::table::Operation;
 use super::{Chunks, Endpoint, Quarter, Sender};
 use crate::address::Address;
@@ -500,7 +500,7 @@ impl Endpoint {
     fn drain(&mut self, number: u32) -> bool {
         let mut moved = false;
         let mut rounds = 0;
-        while self.poll(number) {
+        while self.poll(number, &mut Keep) {
             moved = true;
             rounds += 1;
             // A sender that fills as fast as we empty makes the lane hot, and is polled from there.
@@ -514,7 +514,7 @@ impl Endpoint {
             && self
                 .incoming
                 .get(number as usize)
-                .is_some_and(|l| l.as_ref().is_some_and(|l| l.peek().is_some()))
+                .is_some_and(|l| l.as_ref().is_some_and(|l| l.arrived().is_some()))
         {
             self.warm(number);
         }
@@ -662,15 +662,15 @@ impl Endpoint {
         }
         let Some(Some(lane)) = self.incoming.get_mut(number as usize) else { return };
         lane.warm();
-        lane.idle = 0;
+        lane.last = self.ticks;
         self.cooling.retain(|n| *n != number);
         self.hot.push(number);
         if self.hot.len() > self.config.hot_lanes {
-            let idle = |n: &u32| match self.incoming.get(*n as usize) {
-                Some(Some(l)) => l.idle,
-                _ => u32::MAX,
+            let last = |n: &u32| match self.incoming.get(*n as usize) {
+                Some(Some(l)) => l.last,
+                _ => 0,
             };
-            let oldest = (0..self.hot.len() - 1).max_by_key(|k| idle(&self.hot[*k]));
+            let oldest = (0..self.hot.len() - 1).min_by_key(|k| last(&self.hot[*k]));
             if let Some(k) = oldest {
                 let cold = self.hot.remove(k);
                 if let Some(Some(lane)) = self.incoming.get_mut(cold as usize) {
@@ -691,7 +691,7 @@ impl Endpoint {
             };
             // Also after the answer, once: what was published before it was not announced (P4).
             // A sender that fills as fast as we empty must not keep us here: then the lane is looked at again next time.
-            let drained = (0..64).any(|_| !self.poll(number));
+            let drained = (0..64).any(|_| !self.poll(number, &mut Keep));
             if settled && drained && self.cooling.get(k) == Some(&number) {
                 self.cooling.remove(k);
             } else {

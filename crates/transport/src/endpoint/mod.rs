@@ -16,7 +16,7 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
 use isthmus_lockfree::activity::Seen;
-use isthmus_lockfree::life::{Life, State};
+use isthmus_lockfree::life::{Life, State, unchanged};
 use isthmus_lockfree::slot::Message;
 use isthmus_region::counters::Counter;
 use isthmus_region::directory::Directory;
@@ -28,6 +28,7 @@ use crate::address::Address;
 use crate::lane::{Incoming, Outgoing, Place, Size};
 use crate::matching::{Bufs, Matching};
 use crate::types::{Completion, Error, Memory, PeerId, Result, Ticket};
+pub use progress::{Short, ShortReceived, Sink};
 use table::Table;
 
 /// Longest injected payload: fits any lane's data ring.
@@ -62,9 +63,16 @@ struct Tally {
 }
 
 impl Tally {
+    /// Apart from each other what is counted together: two plain additions are cheaper than one vector of them, under
+    /// emulation by far.
+    #[inline]
+    const fn place(counter: usize) -> usize {
+        counter * 7 % 16
+    }
+
     #[inline]
     fn add(&mut self, counter: Counter, by: u64) {
-        self.counts[counter as usize % 16] += by;
+        self.counts[Self::place(counter as usize)] += by;
     }
 }
 
@@ -90,6 +98,12 @@ impl Peer {
     #[inline]
     fn lives(&self) -> bool {
         !self.gone && self.life.as_ref().is_some_and(|l| l.words[0].peek() == self.alive)
+    }
+
+    /// Whether what was copied out of its memory was its own (P5).
+    #[inline]
+    fn still_lives(&self) -> bool {
+        self.life.as_ref().is_some_and(|l| unchanged(&l.words[0], self.alive))
     }
 }
 
@@ -207,6 +221,10 @@ pub struct Endpoint {
     chunks_taken: u64,
     tally: Tally,
     ticks: u64,
+    /// Ticks of the next look at the activity lines, and how far apart such looks are now.
+    next_look: u64,
+    look_every: u64,
+    next_slow: u64,
     open_lanes: usize,
     /// Lanes that are closed here and not let go by their receivers yet.
     closing: Vec<(PeerId, Outgoing)>,
@@ -267,6 +285,9 @@ impl Endpoint {
             chunks_taken: 0,
             tally: Tally::default(),
             ticks: 0,
+            next_look: 0,
+            look_every: 1,
+            next_slow: 0,
             open_lanes: 0,
             closing: Vec::new(),
             closed: false,
@@ -387,7 +408,8 @@ impl Endpoint {
 
     /// Adds what was counted here to the process's counters.
     fn settle(&mut self) {
-        for (i, count) in self.tally.counts.iter_mut().enumerate() {
+        for i in 0..self.tally.counts.len() {
+            let count = &mut self.tally.counts[Tally::place(i)];
             if *count != 0 {
                 self.member.counters().add_shared(i, *count);
                 *count = 0;

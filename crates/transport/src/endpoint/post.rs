@@ -13,13 +13,18 @@ use crate::types::{
 };
 use crate::wire::{self, AtomicWord, INLINE_BYTES, flag, kind};
 
+#[inline]
+fn flags_of(tagged: bool, data: Option<u64>) -> u8 {
+    let tagged = if tagged { flag::TAGGED } else { 0 };
+    tagged | if data.is_some() { flag::DATA } else { 0 }
+}
+
 fn total(bufs: &[LocalBuf]) -> u64 {
     bufs.iter().map(|b| b.len() as u64).sum()
 }
 
 impl Endpoint {
     /// Makes sure that a message can be pushed to `to` now.
-    #[inline]
     fn ready(&mut self, to: PeerId) -> Result<(), PostError> {
         let peer = self.peers.get_mut(to.0 as usize).ok_or(PostError::NoPeer)?;
         if !peer.lives() {
@@ -92,28 +97,57 @@ impl Endpoint {
         lane.min(self.config.eager_bytes)
     }
 
+    /// Sends a short message at once, if nothing speaks against it: the peer is known, alive and keeping up, and the
+    /// payload fits into a slot. Gives whether it did; else nothing was done, and [`Endpoint::send`] is the way. In
+    /// order with that.
+    #[inline(always)] // all that a short message takes, in its caller
+    pub fn send_at_once(
+        &mut self,
+        to: PeerId,
+        tagged: bool,
+        tag: u64,
+        data: Option<u64>,
+        buf: LocalBuf,
+    ) -> bool {
+        let Some(peer) = self.peers.get_mut(to.0 as usize) else { return false };
+        if buf.len() > INLINE_BYTES || !peer.pending.is_empty() || !peer.lives() {
+            return false;
+        }
+        let Some(out) = &mut peer.out else { return false };
+        if !out.has_known_room() {
+            return false;
+        }
+        let announced = out.push_with(wire::head(kind::INLINE, flags_of(tagged, data), buf.len()), |slot| {
+            slot.put(1, tag);
+            slot.put(2, data.unwrap_or(0));
+            buf.words(|i, word| slot.put(3 + i, word));
+        });
+        if announced {
+            self.tally.add(Counter::Announced, 1);
+        }
+        self.tally.add(Counter::Inline, 1);
+        self.count_sent(buf.len() as u64);
+        true
+    }
+
     /// Sends a message. Messages to one peer are matched in the order of the calls.
     ///
     /// # Errors
     /// [`PostError`]; nothing was done.
-    #[inline]
     pub fn send(&mut self, send: &Send<'_>) -> Result<Posted, PostError> {
         self.ready(send.to)?;
         let len = total(send.bufs);
-        let mut flags = if send.tagged { flag::TAGGED } else { 0 };
-        if send.data.is_some() {
-            flags |= flag::DATA;
-        }
+        let mut flags = flags_of(send.tagged, send.data);
         let (tag, data) = (send.tag, send.data.unwrap_or(0));
         let delivered = send.delivered && !send.inject;
         if len <= INLINE_BYTES as u64 && !delivered {
-            let mut payload = [0; INLINE_BYTES];
+            let mut bytes = [0; INLINE_BYTES];
             let mut at = 0;
             for buf in send.bufs {
-                at += buf.read(&mut payload[at..]);
+                at += buf.read(&mut bytes[at..]);
             }
             let mut message = [wire::head(kind::INLINE, flags, at), tag, data, 0, 0, 0, 0, 0];
-            wire::put_payload(&mut message, &payload);
+            message[3..].copy_from_slice(&wire::words(&bytes));
             self.push(send.to, &message, 3 + at.div_ceil(8));
             self.tally.add(Counter::Inline, 1);
         } else if len <= self.eager_bytes(send.to) || send.inject {
@@ -169,21 +203,39 @@ impl Endpoint {
         }
     }
 
-    /// Posts a receive. Its completion always comes through [`Endpoint::pop`].
+    /// Posts a receive of one buffer, if no message is kept that it could be for. Gives whether it did; else nothing
+    /// was done, and [`Endpoint::receive`] is the way. In order with that.
+    #[inline(always)] // all that the usual receive takes, in its caller
+    pub fn receive_at_once(&mut self, select: Selector, buf: LocalBuf, ticket: Ticket) -> bool {
+        let possible = !self.matching.has_arrived(select.tagged);
+        if possible {
+            self.matching.post(Waiting { select, target: Target::Plain(Bufs::One(buf)), ticket });
+        }
+        possible
+    }
+
+    /// Posts a receive. Its completion always comes later: at [`Endpoint::progress_into`], or through
+    /// [`Endpoint::pop`].
     ///
     /// # Errors
     /// [`PostError`]; nothing was done.
     pub fn receive(&mut self, receive: &Receive<'_>) -> Result<(), PostError> {
+        if let Some(least) = receive.multi {
+            return self.receive_many(receive, least);
+        }
         let select = receive.select;
-        let Some(least) = receive.multi else {
-            let target = Target::Plain(Bufs::new(receive.bufs));
-            let waiting = Waiting { select, target, ticket: receive.ticket };
-            match self.matching.take_arrived(&select) {
-                Some(arrived) => self.deliver_kept(waiting, arrived),
-                None => self.matching.post(waiting),
-            }
-            return Ok(());
-        };
+        let target = Target::Plain(Bufs::new(receive.bufs));
+        let waiting = Waiting { select, target, ticket: receive.ticket };
+        match self.matching.take_arrived(&select) {
+            Some(arrived) => self.deliver_kept(waiting, arrived),
+            None => self.matching.post(waiting),
+        }
+        Ok(())
+    }
+
+    /// Posts a multi-receive.
+    fn receive_many(&mut self, receive: &Receive<'_>, least: u64) -> Result<(), PostError> {
+        let select = receive.select;
         let [buf] = receive.bufs else { return Err(PostError::Invalid) };
         let number = self.next_multi;
         self.next_multi = self.next_multi.wrapping_add(1);

@@ -4,14 +4,15 @@
 //! sender's section, and after a payload has been copied out the sender's record is looked at once more (P5). A
 //! message that cannot be right makes its sender *faulty*: it is treated as gone.
 
-use isthmus_lockfree::life::unchanged;
 use isthmus_lockfree::slot::Message;
 use isthmus_region::counters::Counter;
 use isthmus_region::local::LocalBuf;
 
 use super::table::Operation;
-use super::{Endpoint, Multi, Push, Reply};
-use crate::matching::{Arrived, Body, Bufs, Target, Waiting};
+use super::{Endpoint, Multi, Peer, Push, Reply};
+use crate::address::Address;
+use crate::lane::Incoming;
+use crate::matching::{Arrived, Body, Bufs, Matching, Target, Waiting};
 use crate::types::{Access, AtomicKind, Completion, Op, PeerId, RemoteAtomic, Status, Ticket};
 use crate::wire::{self, AtomicWord, INLINE_BYTES, flag, kind};
 
@@ -22,64 +23,179 @@ const MOST_REPLIES: usize = 1024;
 /// Longest message that anybody may announce: what an address space holds.
 const MOST_BYTES: u64 = 1 << 47;
 
-/// A message's payload, on its way into a receive.
-enum Payload<'a> {
-    Local(&'a [u8]),
-    Remote { section: &'a isthmus_region::Section, offset: u64, len: u64 },
-}
-
-impl Payload<'_> {
-    fn len(&self) -> u64 {
-        match self {
-            Self::Local(bytes) => bytes.len() as u64,
-            Self::Remote { len, .. } => *len,
-        }
-    }
-
-    /// Copies the first `count` bytes into `dest` from `at`; `None` for an offset outside of the section.
-    #[inline]
-    fn copy(&self, dest: &Bufs, at: u64, count: u64) -> Option<()> {
-        match self {
-            Self::Local(bytes) => {
-                let count = usize::try_from(count).ok()?;
-                dest.scatter(at, bytes.get(..count)?);
-                Some(())
-            }
-            Self::Remote { section, offset, .. } => {
-                dest.pieces(at, count, |done, piece| section.drain("payload", offset + done, piece)).ok()
-            }
-        }
-    }
+/// Whose message it is.
+#[derive(Clone, Copy)]
+struct Origin {
+    source: PeerId,
+    tag: u64,
+    data: Option<u64>,
 }
 
 /// A sender that broke the protocol.
 struct Faulty;
 
+/// Where completions go.
+pub trait Sink {
+    /// Whether [`Sink::complete`] is to be called at once; else completions are kept for [`Endpoint::pop`].
+    const DIRECT: bool = true;
+
+    /// Takes one, and the address of its source if it has one.
+    fn complete(&mut self, completion: &Completion, source: Option<&Address>);
+}
+
+/// Keeps completions in the endpoint.
+pub(super) struct Keep;
+
+impl Sink for Keep {
+    const DIRECT: bool = false;
+    fn complete(&mut self, _: &Completion, _: Option<&Address>) {}
+}
+
+/// A short message that went into its receive whole.
+#[derive(Debug, Clone, Copy)]
+pub struct ShortReceived {
+    /// The receive's.
+    pub ticket: Ticket,
+    /// Tagged or not.
+    pub tagged: bool,
+    /// The message's tag, in full.
+    pub tag: u64,
+    /// The message's data.
+    pub data: Option<u64>,
+    /// The sender.
+    pub source: PeerId,
+    /// Address of the payload.
+    pub buf: u64,
+    /// Bytes.
+    pub len: usize,
+}
+
+/// What [`Endpoint::poll_short`] found.
+#[derive(Debug)]
+pub enum Short {
+    /// Nothing. That was one poll of the many, and the cheapest.
+    Nothing,
+    /// A message, which is now received; no [`Completion`] will come.
+    Received(ShortReceived),
+    /// Something for [`Endpoint::progress_into`]. Nothing was done.
+    Other,
+}
+
+/// Takes the message at a lane's head if it is a short one for the oldest receive, which has room for it.
+#[inline(always)] // on the way of a short message
+fn take_short(
+    lane: &mut Incoming,
+    head: u64,
+    peers: &[Peer],
+    matching: &mut Matching,
+) -> Option<ShortReceived> {
+    let (source, slot) = (lane.peer, lane.next());
+    let (len, flags, tag) = (wire::inline_len(head), wire::flags_of(head), slot.word(1));
+    let tagged = flags & flag::TAGGED != 0;
+    let (buf, ticket) = matching.find_simple(tagged, source, tag)?;
+    if wire::kind_of(head) != kind::INLINE || len > INLINE_BYTES || len > buf.len() {
+        return None;
+    }
+    let data = if flags & flag::DATA != 0 { Some(slot.word(2)) } else { None };
+    let peer = peers.get(source.0 as usize)?;
+    // Copied out, checked (P5), and only then placed.
+    if len <= 8 {
+        let word = slot.word(3);
+        if !peer.still_lives() {
+            return None;
+        }
+        buf.write_words(&[word], len);
+    } else {
+        let words = std::array::from_fn::<_, { wire::INLINE_WORDS }, _>(|i| slot.word(3 + i));
+        if !peer.still_lives() {
+            return None;
+        }
+        buf.write_words(&words, len);
+    }
+    matching.drop_oldest(tagged);
+    lane.advance();
+    lane.release();
+    Some(ShortReceived { ticket, tagged, tag, data, source, buf: buf.address(), len })
+}
+
+/// Most polls between two looks at the activity lines, while there are lanes that are polled directly. After a look
+/// that finds something the next poll looks again.
+const LOOK_EVERY: u64 = 32;
+/// Polls between two rounds of what need not be done often.
+const SLOW_EVERY: u64 = 256;
+
 impl Endpoint {
     /// Moves everything that can be moved, within bounds: incoming messages, pipelines, replies. Gives whether
-    /// anything happened. Makes no system call.
-    #[inline]
+    /// anything happened. Completions are kept for [`Endpoint::pop`]. Makes no system call.
     pub fn progress(&mut self) -> bool {
+        self.advance(&mut Keep)
+    }
+
+    /// As [`Endpoint::progress`], but all completions go to `sink`, older ones first.
+    #[inline]
+    pub fn progress_into(&mut self, sink: &mut impl Sink) -> bool {
+        let moved = self.advance(sink);
+        if !self.completions.is_empty() {
+            self.drain_into(sink);
+        }
+        moved
+    }
+
+    /// Gives all completions that are there to `sink`.
+    #[inline(never)]
+    pub fn drain_into(&mut self, sink: &mut impl Sink) {
+        while let Some(completion) = self.completions.pop_front() {
+            let source = completion.source.and_then(|s| self.peers.get(s.0 as usize));
+            sink.complete(&completion, source.map(|p| &p.address));
+        }
+    }
+
+    /// The short way of a poll: takes one short message for which the oldest receive waits, or finds that there is
+    /// nothing. Whatever else there is to do it leaves to [`Endpoint::progress_into`], which it asks for often enough.
+    #[inline(always)] // on the way of a short message
+    pub fn poll_short(&mut self) -> Short {
+        let ticks = self.ticks.wrapping_add(1);
+        let other = ticks >= self.next_look || !self.busy.is_empty() || !self.completions.is_empty();
+        if other || self.hot.is_empty() {
+            return Short::Other;
+        }
+        self.ticks = ticks;
+        for number in &self.hot {
+            let Some(Some(lane)) = self.incoming.get_mut(*number as usize) else { continue };
+            let Some(head) = lane.arrived() else { continue };
+            return match take_short(lane, head, &self.peers, &mut self.matching) {
+                Some(received) => {
+                    lane.last = ticks;
+                    self.tally.add(Counter::RxMessages, 1);
+                    self.tally.add(Counter::RxBytes, received.len as u64);
+                    Short::Received(received)
+                }
+                None => Short::Other,
+            };
+        }
+        Short::Nothing
+    }
+
+    #[inline]
+    fn advance<S: Sink>(&mut self, sink: &mut S) -> bool {
         let mut moved = false;
         let mut k = 0;
         while let Some(number) = self.hot.get(k).copied() {
-            moved |= self.poll(number);
+            moved |= self.poll(number, sink);
             k += 1;
         }
         if !self.busy.is_empty() {
             moved |= self.pump();
         }
         self.ticks = self.ticks.wrapping_add(1);
-        if !moved || self.ticks.is_multiple_of(16) {
+        if self.ticks >= self.next_look || self.hot.is_empty() {
             moved |= self.look();
-            if self.ticks.is_multiple_of(256) {
-                self.slow();
-            }
         }
         moved
     }
 
     /// Looks at the activity lines, and where they point.
+    #[inline(never)]
     fn look(&mut self) -> bool {
         let mut moved = false;
         for q in 0..self.quarters.len() {
@@ -88,6 +204,12 @@ impl Endpoint {
             if groups != 0 {
                 moved |= self.visit(q, groups);
             }
+        }
+        self.look_every = if moved { 1 } else { (2 * self.look_every).min(LOOK_EVERY) };
+        self.next_look = self.ticks + self.look_every;
+        if self.ticks >= self.next_slow {
+            self.next_slow = self.ticks + SLOW_EVERY;
+            self.slow();
         }
         moved
     }
@@ -103,74 +225,116 @@ impl Endpoint {
 
     /// Takes what has arrived on one lane.
     #[inline]
-    pub(super) fn poll(&mut self, number: u32) -> bool {
-        let mut count = 0;
-        while let Some(Some(lane)) = self.incoming.get(number as usize) {
-            let Some(message) = lane.peek() else { break };
-            let source = lane.peer;
-            if count >= BATCH || self.peers[source.0 as usize].pending.len() > MOST_REPLIES {
-                break;
-            }
-            count += 1;
-            let outcome = self.take(number, source, &message);
-            if let Some(Some(lane)) = self.incoming.get_mut(number as usize) {
-                lane.advance();
-            }
+    pub(super) fn poll<S: Sink>(&mut self, number: u32, sink: &mut S) -> bool {
+        let Some(Some(lane)) = self.incoming.get_mut(number as usize) else { return false };
+        let Some(head) = lane.arrived() else { return false };
+        let source = lane.peer;
+        if self.peers[source.0 as usize].pending.len() > MOST_REPLIES {
+            return false;
+        }
+        lane.last = self.ticks;
+        self.take_batch(number, source, head, sink);
+        true
+    }
+
+    /// Takes messages, the first of which is known to be there.
+    #[inline]
+    fn take_batch<S: Sink>(&mut self, number: u32, source: PeerId, first: u64, sink: &mut S) {
+        let mut head = Some(first);
+        for _ in 0..BATCH {
+            let Some(found) = head else { break };
+            let outcome = match wire::kind_of(found) {
+                kind::INLINE => self.take_inline(number, found, sink),
+                kind::EAGER => self.take_eager(number, found, sink),
+                _ => self.take(number, source, found),
+            };
             if outcome.is_err() {
                 self.lose(source, true);
-                return true;
+                return;
             }
+            // What was taken may have ended the lane.
+            let Some(Some(lane)) = self.incoming.get_mut(number as usize) else { return };
+            lane.advance();
+            head = lane.arrived();
         }
         if let Some(Some(lane)) = self.incoming.get_mut(number as usize) {
-            if count > 0 {
-                lane.idle = 0;
-                lane.release();
-            } else {
-                lane.idle = lane.idle.saturating_add(1);
-            }
+            lane.release();
         }
-        count > 0
     }
 
     /// Whether what was copied out of a sender's memory was the sender's (P5).
     #[inline]
     fn still_lives(&self, source: PeerId) -> bool {
-        let peer = &self.peers[source.0 as usize];
-        peer.life.as_ref().is_some_and(|l| unchanged(&l.words[0], peer.alive))
+        self.peers[source.0 as usize].still_lives()
     }
 
-    /// Takes one message.
+    /// Takes a short message.
     #[inline]
-    fn take(&mut self, lane: u32, source: PeerId, message: &Message) -> Result<(), Faulty> {
-        let flags = wire::flags_of(message[0]);
-        match wire::kind_of(message[0]) {
-            kind::INLINE => {
-                let len = wire::inline_len(message[0]);
-                if len > INLINE_BYTES {
-                    return Err(Faulty);
-                }
-                if !self.still_lives(source) {
-                    self.tally.add(Counter::Discarded, 1);
-                    return Ok(());
-                }
-                self.tally.add(Counter::RxMessages, 1);
-                self.tally.add(Counter::RxBytes, len as u64);
-                let payload = wire::payload(message);
-                let tagged = flags & flag::TAGGED != 0;
-                let data = (flags & flag::DATA != 0).then_some(message[2]);
-                match self.matching.take_waiting(tagged, source, message[1]) {
-                    Some(waiting) => {
-                        self.deliver(&waiting, source, message[1], data, &Payload::Local(&payload[..len]));
-                    }
-                    None => {
-                        self.tally.add(Counter::Unexpected, 1);
-                        let body = Body::Inline(payload, len);
-                        self.matching.keep(Arrived { source, tagged, tag: message[1], data, body });
-                    }
-                }
-                Ok(())
+    fn take_inline<S: Sink>(&mut self, lane: u32, head: u64, sink: &mut S) -> Result<(), Faulty> {
+        let Some(Some(incoming)) = self.incoming.get(lane as usize) else { return Err(Faulty) };
+        let (source, slot) = (incoming.peer, incoming.next());
+        let (len, flags) = (wire::inline_len(head), wire::flags_of(head));
+        if len > INLINE_BYTES {
+            return Err(Faulty);
+        }
+        let tag = slot.word(1);
+        let data = (flags & flag::DATA != 0).then(|| slot.word(2));
+        let mut payload = [0; wire::INLINE_WORDS];
+        for (i, word) in payload.iter_mut().enumerate().take(len.div_ceil(8)) {
+            *word = slot.word(3 + i);
+        }
+        let peer = &self.peers[source.0 as usize];
+        if !peer.still_lives() {
+            self.tally.add(Counter::Discarded, 1);
+            return Ok(());
+        }
+        self.tally.add(Counter::RxMessages, 1);
+        self.tally.add(Counter::RxBytes, len as u64);
+        let tagged = flags & flag::TAGGED != 0;
+        let from = Origin { source, tag, data };
+        if let Some((buf, ticket)) = self.matching.find_simple(tagged, source, tag) {
+            self.matching.drop_oldest(tagged);
+            let fit = buf.write_words(&payload, len) as u64;
+            let done = received(ticket, tagged, from, buf.address(), fit, len as u64);
+            if S::DIRECT && self.completions.is_empty() {
+                sink.complete(&done, Some(&peer.address));
+            } else {
+                self.completions.push_back(done);
             }
-            kind::EAGER => self.take_eager(lane, source, message, flags),
+        } else {
+            self.take_inline_otherwise(from, tagged, &payload, len);
+        }
+        Ok(())
+    }
+
+    /// A short message for a receive that is not the first or has several buffers, or for none yet.
+    #[inline(never)]
+    fn take_inline_otherwise(
+        &mut self,
+        from: Origin,
+        tagged: bool,
+        payload: &[u64; wire::INLINE_WORDS],
+        len: usize,
+    ) {
+        let payload = wire::bytes(payload);
+        match self.matching.take_waiting(tagged, from.source, from.tag) {
+            Some(waiting) => self.deliver(&waiting, from, &payload[..len]),
+            None => {
+                self.tally.add(Counter::Unexpected, 1);
+                let Origin { source, tag, data } = from;
+                let body = Body::Inline(payload, len);
+                self.matching.keep(Arrived { source, tagged, tag, data, body });
+            }
+        }
+    }
+
+    /// Takes one message that is not the payload of a short or middling one.
+    #[inline(never)]
+    fn take(&mut self, lane: u32, source: PeerId, head: u64) -> Result<(), Faulty> {
+        let Some(Some(incoming)) = self.incoming.get(lane as usize) else { return Err(Faulty) };
+        let message = &incoming.next().message(head);
+        let flags = wire::flags_of(head);
+        match wire::kind_of(head) {
             kind::READY => self.take_ready(source, message, flags),
             kind::CLEAR => self.take_clear(source, message),
             kind::CHUNK => self.take_chunk(lane, source, message),
@@ -192,31 +356,59 @@ impl Endpoint {
         }
     }
 
-    fn take_eager(&mut self, lane: u32, source: PeerId, message: &Message, flags: u8) -> Result<(), Faulty> {
-        let section = self.section_of(lane)?;
-        let (tag, len, offset) = (message[1], message[3], message[4]);
+    /// Takes a message whose payload is in the data ring.
+    #[inline(never)]
+    fn take_eager<S: Sink>(&mut self, lane: u32, head: u64, sink: &mut S) -> Result<(), Faulty> {
+        let Some(Some(incoming)) = self.incoming.get(lane as usize) else { return Err(Faulty) };
+        let (source, slot, section) = (incoming.peer, incoming.next(), &incoming.section);
+        let (tag, len, offset) = (slot.word(1), slot.word(3), slot.word(4));
         // Checked once for the whole payload; copying can then fail no more.
-        section.part("payload", offset, len).map_err(|_| Faulty)?;
+        section.holds("payload", offset, len).map_err(|_| Faulty)?;
+        let flags = wire::flags_of(head);
+        let ack = (flags & flag::ACK != 0).then(|| slot.word(5));
+        let data = (flags & flag::DATA != 0).then(|| slot.word(2));
         let tagged = flags & flag::TAGGED != 0;
-        let data = (flags & flag::DATA != 0).then_some(message[2]);
-        let payload = Payload::Remote { section: &section, offset, len };
-        if !self.peers[source.0 as usize].lives() {
+        let peer = &self.peers[source.0 as usize];
+        if !peer.lives() {
             self.tally.add(Counter::Discarded, 1);
             return Ok(());
         }
         match self.matching.take_waiting(tagged, source, tag) {
-            Some(waiting) => {
-                self.deliver(&waiting, source, tag, data, &payload);
-                if !self.still_lives(source) {
-                    // What was copied may be anybody's. The completion is taken back, the receive waits on.
-                    self.retract(waiting);
-                    return Ok(());
+            Some(waiting) => match &waiting.target {
+                Target::Plain(bufs) => {
+                    let fit = bufs.len().min(len);
+                    let _ = bufs.pieces(0, fit, |done, piece| section.drain("payload", offset + done, piece));
+                    if !peer.still_lives() {
+                        // What was copied may be anybody's: the receive waits on.
+                        self.tally.add(Counter::Discarded, 1);
+                        self.matching.put_back(waiting);
+                        return Ok(());
+                    }
+                    let from = Origin { source, tag, data };
+                    let done = received(waiting.ticket, tagged, from, bufs.address(), fit, len);
+                    if S::DIRECT && self.completions.is_empty() {
+                        sink.complete(&done, Some(&peer.address));
+                    } else {
+                        self.completions.push_back(done);
+                    }
                 }
-            }
+                Target::Multi(_) => {
+                    let section = section.clone();
+                    let (bufs, fit, multi) = self.place(&waiting, len);
+                    let _ = bufs.pieces(0, fit, |done, piece| section.drain("payload", offset + done, piece));
+                    let from = Origin { source, tag, data };
+                    let mut done = received(waiting.ticket, tagged, from, bufs.address(), fit, len);
+                    if !self.still_lives(source) {
+                        // The room is used up; the message is reported as lost with its sender.
+                        done.status = Status::PeerGone;
+                    }
+                    self.finish_receive(done, multi);
+                }
+            },
             None => {
                 let bytes = section.bytes("payload", offset, len).and_then(|b| b.to_vec(0, len));
                 let bytes = bytes.map_err(|_| Faulty)?;
-                if !self.still_lives(source) {
+                if !peer.still_lives() {
                     self.tally.add(Counter::Discarded, 1);
                     return Ok(());
                 }
@@ -227,27 +419,10 @@ impl Endpoint {
         }
         self.tally.add(Counter::RxMessages, 1);
         self.tally.add(Counter::RxBytes, len);
-        if flags & flag::ACK != 0 {
-            self.reply(source, [wire::head(kind::DONE, 0, 0), message[5], 0, 0, 0, 0, 0, 0], 3, None);
+        if let Some(id) = ack {
+            self.reply(source, [wire::head(kind::DONE, 0, 0), id, 0, 0, 0, 0, 0, 0], 3, None);
         }
         Ok(())
-    }
-
-    /// Takes back the completion that `deliver` made last for a plain receive, and posts the receive again.
-    fn retract(&mut self, waiting: Waiting) {
-        self.tally.add(Counter::Discarded, 1);
-        match waiting.target {
-            Target::Plain(_) => {
-                self.completions.pop_back();
-                self.matching.put_back(waiting);
-            }
-            // The bytes are used up; the message is reported as lost with its sender.
-            Target::Multi(_) => {
-                if let Some(last) = self.completions.back_mut() {
-                    last.status = Status::PeerGone;
-                }
-            }
-        }
     }
 
     fn take_ready(&mut self, source: PeerId, message: &Message, flags: u8) -> Result<(), Faulty> {
@@ -276,12 +451,11 @@ impl Endpoint {
     /// Gives a message that was kept to a receive.
     pub(super) fn deliver_kept(&mut self, waiting: Waiting, arrived: Arrived) {
         let Arrived { source, tag, data, body, .. } = arrived;
+        let from = Origin { source, tag, data };
         match body {
-            Body::Inline(payload, len) => {
-                self.deliver(&waiting, source, tag, data, &Payload::Local(&payload[..len]));
-            }
-            Body::Bytes(bytes) => self.deliver(&waiting, source, tag, data, &Payload::Local(&bytes)),
-            Body::Ready { len, id, ack } => self.begin(waiting, source, tag, data, len, id, ack),
+            Body::Inline(payload, len) => self.deliver(&waiting, from, &payload[..len]),
+            Body::Bytes(bytes) => self.deliver(&waiting, from, &bytes),
+            Body::Ready { len, id, ack } => self.begin(waiting, from, len, id, ack),
         }
     }
 
@@ -313,28 +487,12 @@ impl Endpoint {
     }
 
     /// Copies a whole message into a receive and completes it.
-    #[inline]
-    fn deliver(
-        &mut self,
-        waiting: &Waiting,
-        source: PeerId,
-        tag: u64,
-        data: Option<u64>,
-        payload: &Payload<'_>,
-    ) {
-        let len = payload.len();
-        if let Target::Plain(bufs) = &waiting.target {
-            let fit = bufs.len().min(len);
-            // Offsets were checked by the caller, so this cannot fail.
-            let _ = payload.copy(bufs, 0, fit);
-            let completion = received(waiting, source, tag, data, bufs.address(), fit, len);
-            self.completions.push_back(completion);
-            return;
-        }
+    fn deliver(&mut self, waiting: &Waiting, from: Origin, payload: &[u8]) {
+        let len = payload.len() as u64;
         let (bufs, fit, multi) = self.place(waiting, len);
-        let _ = payload.copy(&bufs, 0, fit);
-        let completion = received(waiting, source, tag, data, bufs.address(), fit, len);
-        self.finish_receive(completion, multi);
+        bufs.scatter(0, payload.get(..usize::try_from(fit).unwrap_or(0)).unwrap_or_default());
+        let done = received(waiting.ticket, waiting.select.tagged, from, bufs.address(), fit, len);
+        self.finish_receive(done, multi);
     }
 
     /// Completes a receive; the last one of a multi-receive releases it.
@@ -360,19 +518,10 @@ impl Endpoint {
     }
 
     /// Begins to receive an announced message.
-    #[allow(clippy::too_many_arguments)] // the parts of one message
-    fn begin(
-        &mut self,
-        waiting: Waiting,
-        source: PeerId,
-        tag: u64,
-        data: Option<u64>,
-        len: u64,
-        id: u64,
-        ack: bool,
-    ) {
+    fn begin(&mut self, waiting: Waiting, from: Origin, len: u64, id: u64, ack: bool) {
+        let source = from.source;
         let (dest, fit, multi) = self.place(&waiting, len);
-        let then = received(&waiting, source, tag, data, dest.address(), fit, len);
+        let then = received(waiting.ticket, waiting.select.tagged, from, dest.address(), fit, len);
         self.tally.add(Counter::RxBytes, fit);
         let done = ack.then_some(id);
         if fit == 0 {
@@ -768,23 +917,15 @@ impl Endpoint {
 
 /// The completion of a receive.
 #[inline]
-fn received(
-    waiting: &Waiting,
-    source: PeerId,
-    tag: u64,
-    data: Option<u64>,
-    buf: u64,
-    fit: u64,
-    len: u64,
-) -> Completion {
+fn received(ticket: Ticket, tagged: bool, from: Origin, buf: u64, fit: u64, len: u64) -> Completion {
     Completion {
-        ticket: waiting.ticket,
-        op: Op::Receive { tagged: waiting.select.tagged },
+        ticket,
+        op: Op::Receive { tagged },
         status: if fit < len { Status::Truncated { cut: len - fit } } else { Status::Ok },
         len: fit,
-        tag,
-        data,
-        source: Some(source),
+        tag: from.tag,
+        data: from.data,
+        source: Some(from.source),
         buf,
         released: false,
     }
