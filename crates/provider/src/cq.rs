@@ -224,6 +224,10 @@ impl Cq {
                         // SAFETY: `taken` is below the count of the arrays that this read was given.
                         unsafe { self.copy(&entry, to) };
                     }
+                    if !got.more && to.taken > 0 {
+                        queue.idle = 0;
+                        return Some(to.taken);
+                    }
                 }
                 Short::Nothing => {
                     queue.idle = if to.taken > 0 { 0 } else { queue.idle + 1 };

@@ -57,6 +57,8 @@ pub(crate) struct State {
     enabled: bool,
     /// Progress is under way; found by somebody who has the lock, it says that it ended in a panic.
     moving: bool,
+    /// The queue that receives complete to, if that is all they do: for [`Ep::poll_short`] to compare with.
+    short: *const Cq,
     directed: bool,
     tx_flags: u64,
     rx_flags: u64,
@@ -196,6 +198,7 @@ impl Ep {
             transport: Some(transport),
             enabled: false,
             moving: false,
+            short: std::ptr::null(),
             directed: info.caps & FI_DIRECTED_RECV != 0,
             tx_flags: tx.map_or(0, |t| t.op_flags),
             rx_flags: rx.map_or(0, |r| r.op_flags),
@@ -224,11 +227,13 @@ impl Ep {
     #[inline(always)]
     pub(crate) fn poll_short(&self, cq: &Cq) -> Short {
         let Some(mut state) = self.state.unlocked() else { return Short::Other };
-        let alone = state.ends.rx.cq.as_deref().is_some_and(|own| std::ptr::eq(own, cq));
-        if !alone || state.ends.receives.is_some() || state.moving || self.poison.is_set() {
+        if !std::ptr::eq(state.short, cq) || self.poison.is_set() {
             return Short::Other;
         }
-        state.transport.as_mut().map_or(Short::Other, Endpoint::poll_short)
+        match &mut state.transport {
+            Some(transport) => transport.poll_short(),
+            None => Short::Other,
+        }
     }
 
     /// The entry of a message that [`Ep::poll_short`] gave, unless its receive wants none.
@@ -265,7 +270,9 @@ impl Ep {
             return Progress::Broken;
         }
         state.moving = true;
+        let short = std::mem::replace(&mut state.short, std::ptr::null());
         state.advance();
+        state.short = short;
         state.moving = false;
         Progress::Made
     }
@@ -492,6 +499,7 @@ impl Ep {
                 if flags & FI_RECV != 0 {
                     state.ends.rx = Side { cq: Some(cq), selective };
                 }
+                state.find_short();
                 0
             }
             FI_CLASS_CNTR => {
@@ -510,6 +518,7 @@ impl Ep {
                         *place = Some(Arc::clone(&cntr));
                     }
                 }
+                state.find_short();
                 0
             }
             // No event of ours goes to an event queue.
@@ -528,6 +537,7 @@ impl Ep {
             return -FI_ENOCQ;
         }
         state.enabled = true;
+        state.find_short();
         0
     }
 
@@ -539,6 +549,7 @@ impl Ep {
         let mut counters: Vec<_> = state.counters().into_iter().map(Option::take).collect();
         state.ends.av = None;
         state.enabled = false;
+        state.find_short();
         drop(state);
         for cq in cqs.drain(..).flatten() {
             cq.endpoints().lock().retain(|e| !Arc::ptr_eq(e, this));
@@ -649,6 +660,12 @@ impl State {
     #[inline]
     fn transport(&mut self) -> Result<&mut Endpoint, c_int> {
         self.transport.as_mut().ok_or(FI_EOPBADSTATE)
+    }
+
+    /// Sets `short`.
+    fn find_short(&mut self) {
+        let cq = self.ends.rx.cq.as_ref().filter(|_| self.enabled && self.ends.receives.is_none());
+        self.short = cq.map_or(std::ptr::null(), Arc::as_ptr);
     }
 
     fn counters(&mut self) -> [&mut Option<Arc<Cntr>>; 4] {

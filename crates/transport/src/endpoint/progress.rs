@@ -68,6 +68,8 @@ pub struct ShortReceived {
     pub buf: u64,
     /// Bytes.
     pub len: usize,
+    /// Whether the lane had a further message already.
+    pub more: bool,
 }
 
 /// What [`Endpoint::poll_short`] found.
@@ -115,7 +117,8 @@ fn take_short(
     matching.drop_oldest(tagged);
     lane.advance();
     lane.release();
-    Some(ShortReceived { ticket, tagged, tag, data, source, buf: buf.address(), len })
+    let more = lane.arrived().is_some();
+    Some(ShortReceived { ticket, tagged, tag, data, source, buf: buf.address(), len, more })
 }
 
 /// Most polls between two looks at the activity lines, while there are lanes that are polled directly. After a look
