@@ -138,7 +138,7 @@ impl LocalBuf {
     }
 
     /// Writes the first `len` bytes of what [`LocalBuf::words`] packed, as many as fit; gives the count.
-    #[inline]
+    #[inline(always)] // its callers know more of the length than it does
     pub fn write_words<const N: usize>(self, words: &[u64; N], len: usize) -> usize {
         let count = len.min(self.len).min(8 * N);
         let at = self.at.as_ptr();
