@@ -109,6 +109,9 @@ fn stand_in() -> i32 {
     );
     let status = Command::new("sh").args(["-ec", &set_up]).status().expect("a shell");
     let [exec, relay, control] = <[OwnedFd; 3]>::try_from(fds).expect("three ports");
+    if std::env::var_os("ISTHMUS_TEST_SLOW").is_some() {
+        std::thread::sleep(std::time::Duration::from_secs(30));
+    }
     let (mut serve_control, teller) = control::new().expect("descriptors");
     if status.success() {
         teller.tell(ToHost::Ready);

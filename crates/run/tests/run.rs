@@ -74,6 +74,10 @@ impl Run {
 
     /// As [`Run::start`], where the words of `prefix` begin a line that becomes the run.
     fn start_below(prefix: &[&str], mpi: &Path, spec: RunSpec, command: &[&str]) -> Self {
+        Self::start_with(prefix, mpi, spec, command, Stdio::null())
+    }
+
+    fn start_with(prefix: &[&str], mpi: &Path, spec: RunSpec, command: &[&str], input: Stdio) -> Self {
         let spec = RunSpec { mpi: Some(mpi.to_str().unwrap().into()), ..spec };
         // Relaxed: only a number that is no other's.
         let mark = format!("isthmus-test-{}-{}", std::process::id(), RUNS.fetch_add(1, Ordering::Relaxed));
@@ -87,7 +91,7 @@ impl Run {
             .env("ISTHMUS_TEST_MARK", &mark)
             .env("XDG_RUNTIME_DIR", home.path())
             .envs([("OMPI_ALLOW_RUN_AS_ROOT", "1"), ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")])
-            .stdin(Stdio::null())
+            .stdin(input)
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .spawn()
@@ -525,5 +529,41 @@ fn with_a_network_the_launcher_and_the_ranks_on_the_host_are_in_it() {
             run.assert_nothing_left("in a network");
         }
         kill(&mpi, &RunSpec { vms: 1, host_ranks: 2, net: Net::Tap, ..native(2) }, &["front", "guardian"]);
+    }
+}
+
+#[test]
+fn standard_input_reaches_the_first_rank() {
+    if !may_stand_in() {
+        return;
+    }
+    for mpi in mpis() {
+        // Not more than a launcher takes to a rank on another host, and with no end: Open MPI tells none.
+        let (read, mut write) = std::io::pipe().unwrap();
+        let spec = RunSpec { vms: 2, timeout_s: Some(20.0), ..native(2) };
+        let script = "[ ${PMI_RANK:-$OMPI_COMM_WORLD_RANK} = 0 ] && { read a; echo \"got $a\"; }; exit 0";
+        let mut run = Run::start_with(&[], &mpi, spec, &["sh", "-c", script], read.into());
+        std::io::Write::write_all(&mut write, b"a line\n").unwrap();
+        let ended = run.finish();
+        assert_eq!((ended.status, ended.stdout.as_str()), (0, "got a line\n"), "{}", ended.stderr);
+    }
+}
+
+#[test]
+fn a_signal_while_the_vms_start_ends_the_run() {
+    if !may_stand_in() {
+        return;
+    }
+    for (signal, status) in [(Signal::INT, 130), (Signal::TERM, 143), (Signal::HUP, 129)] {
+        let spec = RunSpec { vms: 2, ..native(2) };
+        let mpi = launcher("exit 0");
+        // A stand-in that never answers, as a VM does for seconds.
+        let mut run = Run::start_below(&["env", "ISTHMUS_TEST_SLOW=1"], mpi.path(), spec, &["true"]);
+        run.process("stand-in");
+        kill_process(run.pid(), signal).unwrap();
+        let ended = run.finish();
+        assert_eq!(ended.status, status, "{}", ended.stderr);
+        assert!(ended.stderr.contains("while the VMs were starting"), "{}", ended.stderr);
+        run.assert_nothing_left("while starting");
     }
 }
