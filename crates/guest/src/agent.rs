@@ -9,6 +9,7 @@
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use isthmus_attach::server::{self, Allowed, Observer};
@@ -255,16 +256,49 @@ impl Agent {
 /// # Errors
 /// As [`Agent::start`].
 pub fn of_boot(booted: &boot::Booted) -> Result<Option<Agent>> {
+    of_boot_telling(booted, |_| ())
+}
+
+/// As [`of_boot`]; the first process that dies with endpoints open is also told to `tell`, since a launcher may well
+/// report what came of it and never name it.
+///
+/// # Errors
+/// As [`Agent::start`].
+pub fn of_boot_telling(
+    booted: &boot::Booted,
+    tell: impl Fn(String) + Send + Sync + 'static,
+) -> Result<Option<Agent>> {
     let Some(device) = &booted.ivshmem else { return Ok(None) };
     let mut config = Config::with(booted.config.extra.get("agent").unwrap_or(&serde_json::Value::Null));
     config.device = Some(device.sysfs.clone());
     let verbose = booted.config.verbose;
+    let told = AtomicBool::new(false);
     let observer = move |event: &server::Event| {
+        // Relaxed: only who was first matters.
+        if let Some(text) = death(event)
+            && !told.swap(true, Ordering::Relaxed)
+        {
+            tell(text);
+        }
         if verbose || matches!(event, server::Event::Refused { .. } | server::Event::Trouble { .. }) {
             boot::console(&format!("isthmus: {event}"));
         }
     };
     Agent::start(&config, Box::new(observer)).map(Some)
+}
+
+/// What to say of a process that died in the middle of its work.
+fn death(event: &server::Event) -> Option<String> {
+    match event {
+        // The end of its connection is often seen before its own.
+        server::Event::Gone {
+            who, ending: server::Ending::Died | server::Ending::Closed, endpoints, ..
+        } if !endpoints.is_empty() => Some(format!(
+            "process {} ({}) is gone with an endpoint open: it was killed, or ended without MPI_Finalize",
+            who.pid, who.name
+        )),
+        _ => None,
+    }
 }
 
 fn make_folder(path: &Path) -> Result<()> {
@@ -360,6 +394,17 @@ fn join(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_death_is_told_only_of_who_was_at_work() {
+        let who = server::Who { pid: 97, uid: 1000, name: "prog".into() };
+        let gone = |ending, endpoints| server::Event::Gone { who: who.clone(), area: 0, ending, endpoints };
+        let text = death(&gone(server::Ending::Died, vec![3])).unwrap();
+        assert!(text.starts_with("process 97 (prog) is gone"));
+        assert_eq!(death(&gone(server::Ending::Closed, vec![3])), Some(text));
+        assert_eq!(death(&gone(server::Ending::Died, vec![])), None);
+        assert_eq!(death(&gone(server::Ending::Detached, vec![3])), None);
+    }
 
     #[test]
     fn settings_of_the_launcher_are_taken() {

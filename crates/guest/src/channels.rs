@@ -51,7 +51,8 @@ pub fn serve(booted: &Booted) {
                 port.and_then(|port| control.serve(port, || Changes::of(booted.overlay_changes()))),
             );
         });
-        match agent::of_boot(booted) {
+        let notes = teller.clone();
+        match agent::of_boot_telling(booted, move |text| notes.tell(ToHost::Note { text })) {
             Ok(agent) => {
                 teller.tell(ToHost::Ready);
                 // It serves for as long as it is held.
