@@ -456,7 +456,10 @@ fn follow(
     let mut daemons = Daemons::default();
     loop {
         match next(events, deadline) {
-            Ok(Event::Signal(signal)) => signal_launcher(pid, signal),
+            Ok(Event::Signal(signal)) => {
+                daemons.asked |= ends(signal);
+                signal_launcher(pid, signal);
+            }
             Ok(Event::Launcher(end)) => {
                 end.tell();
                 daemons.wait(end.status, events, machines)?;
@@ -542,6 +545,8 @@ struct Daemons {
     started: bool,
     /// The first that ended badly by itself, or the last to lose its agent; and how.
     bad: Option<(usize, String)>,
+    /// Whether a signal has asked for the end, so that deaths are no news.
+    asked: bool,
     /// Why the first agent was turned away.
     turned_away: Option<String>,
 }
@@ -564,6 +569,11 @@ impl Daemons {
             }
             switch::News::TurnedAway { why } => {
                 self.turned_away.get_or_insert(why);
+            }
+            switch::News::Note { text } => {
+                if !self.asked {
+                    eprintln!("isthmus: {text}");
+                }
             }
             switch::News::Up { .. } | switch::News::Lost { .. } | switch::News::Changes { .. } => {}
         }

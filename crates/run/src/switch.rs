@@ -81,6 +81,11 @@ pub enum News {
         /// The files.
         changes: Changes,
     },
+    /// A VM says something worth a line.
+    Note {
+        /// The line, with the VM's name.
+        text: String,
+    },
     /// A process that an agent asked for, which is to say a daemon of the MPI, is to be started.
     Started {
         /// In which VM.
@@ -373,7 +378,9 @@ impl Vm {
             match serde_json::from_slice(&frame.payload) {
                 Ok(ToHost::Ready) => self.answered(),
                 Ok(ToHost::Broken { why }) => self.lose(why),
-                Ok(ToHost::Note { text }) => eprintln!("isthmus: {}: {text}", self.name),
+                Ok(ToHost::Note { text }) => {
+                    (self.report)(News::Note { text: format!("{}: {text}", self.name) })
+                }
                 Ok(ToHost::Changes(changes)) => (self.report)(News::Changes { vm: self.index, changes }),
                 Err(_) => return Err(WireError::BadPayload { what: "control message" }),
             }
