@@ -34,6 +34,10 @@ use std::fs;
 use std::io::{self, Write};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+/// How long an interface may take to get its link.
+const RUNNING_LIMIT: Duration = Duration::from_secs(5);
 
 /// Whether this process is the first one of a VM that isthmus booted; then it should call `init_main` at once.
 pub fn is_init() -> bool {
@@ -152,17 +156,21 @@ fn boot() -> Result<Booted> {
     let upper = mounts::root(&config)?;
     steps.done("the root file system");
     rustix::system::sethostname(config.name.as_bytes()).map_err(cannot("set the host name"))?;
-    network(&config)?;
+    let interfaces = network(&config)?;
     steps.done("the network");
     let ports = devices::ports(&config.ports)?;
     let ivshmem = if config.ivshmem { Some(devices::ivshmem()?) } else { None };
     steps.done("devices");
+    interfaces.iter().for_each(|name| wait_until_running(name));
+    steps.done("the network runs");
     Ok(Booted { config, ports, ivshmem, upper })
 }
 
-fn network(config: &BootConfig) -> Result<()> {
+/// Sets the network up; gives the names of the interfaces that have a link.
+fn network(config: &BootConfig) -> Result<Vec<String>> {
     let mut netlink = netlink::Netlink::open()?;
     netlink.up("lo")?;
+    let mut linked = Vec::new();
     for interface in &config.interfaces {
         let name = match &interface.kind {
             InterfaceKind::Dummy => "dummy0".to_owned(),
@@ -170,8 +178,27 @@ fn network(config: &BootConfig) -> Result<()> {
         };
         netlink.address(&name, interface.address, interface.prefix)?;
         netlink.up(&name)?;
+        if matches!(interface.kind, InterfaceKind::VirtioNet { .. }) {
+            linked.push(name);
+        }
     }
-    Ok(())
+    Ok(linked)
+}
+
+/// Waits until the kernel calls an interface running, which it does up to a second after the interface is up. Until
+/// then libraries that look for interfaces, as libfabric and UCX do when a rank starts, pass it over.
+fn wait_until_running(name: &str) {
+    let state = format!("/sys/class/net/{name}/operstate");
+    let end = Instant::now() + RUNNING_LIMIT;
+    while Instant::now() < end {
+        match fs::read_to_string(&state) {
+            Ok(text) if matches!(text.trim(), "down" | "dormant" | "lowerlayerdown") => {
+                std::thread::sleep(Duration::from_millis(10));
+            }
+            _ => return,
+        }
+    }
+    console(&format!("isthmus: {name} has no link after {} s", RUNNING_LIMIT.as_secs()));
 }
 
 /// Prints how long the guest has been up after each step, if the launcher wants to know.
