@@ -154,7 +154,9 @@ impl LocalBuf {
             let mut done = count & !7;
             if count & 4 != 0 {
                 // SAFETY: four of the up to seven bytes that are left.
-                unsafe { at.wrapping_add(done).cast::<[u8; 4]>().write([rest[0], rest[1], rest[2], rest[3]]) };
+                unsafe {
+                    at.wrapping_add(done).cast::<[u8; 4]>().write([rest[0], rest[1], rest[2], rest[3]])
+                };
                 done += 4;
             }
             if count & 2 != 0 {
