@@ -217,9 +217,11 @@ impl Cq {
         if !queue.ready.is_empty() || queue.idle >= POLLS - 1 || to.buf.is_null() {
             return None;
         }
+        let mut received = false;
         while to.taken < to.count {
             match endpoint.poll_short(self) {
                 Short::Received(got) => {
+                    received = true;
                     if let Some(entry) = endpoint.entry(&got) {
                         // SAFETY: `taken` is below the count of the arrays that this read was given.
                         unsafe { self.copy(&entry, to) };
@@ -230,7 +232,7 @@ impl Cq {
                     }
                 }
                 Short::Nothing => {
-                    queue.idle = if to.taken > 0 { 0 } else { queue.idle + 1 };
+                    queue.idle = if received { 0 } else { queue.idle + 1 };
                     return Some(to.taken);
                 }
                 Short::Other => return None,

@@ -7,7 +7,7 @@
 use std::ffi::{c_int, c_void};
 use std::sync::{Arc, Weak};
 
-use isthmus_cabi::Poison;
+use isthmus_cabi::{Poison, guard};
 use isthmus_fabric_sys::*;
 use isthmus_region::local::LocalBuf;
 use isthmus_transport::{
@@ -230,10 +230,12 @@ impl Ep {
         if !std::ptr::eq(state.short, cq) || self.poison.is_set() {
             return Short::Other;
         }
-        match &mut state.transport {
-            Some(transport) => transport.poll_short(),
-            None => Short::Other,
-        }
+        let state = &mut *state;
+        let Some(transport) = &mut state.transport else { return Short::Other };
+        state.moving = true;
+        let found = transport.poll_short();
+        state.moving = false;
+        found
     }
 
     /// The entry of a message that [`Ep::poll_short`] gave, unless its receive wants none.
@@ -246,7 +248,8 @@ impl Ep {
         let known = state.ends.numbers.get(got.source.0 as usize).copied();
         let source = match known {
             Some(number) if number != FI_ADDR_NOTAVAIL => number,
-            _ => state.find(got.source),
+            _ if state.ends.wants_source => state.find(got.source),
+            _ => FI_ADDR_NOTAVAIL,
         };
         let data = if got.data.is_some() { FI_REMOTE_CQ_DATA } else { 0 };
         Some(Entry {
@@ -262,19 +265,23 @@ impl Ep {
     }
 
     /// Moves everything, unless another thread is at it.
-    ///
-    /// A panic passes through: the caller's guard catches it, and this endpoint is broken from then on.
     pub(crate) fn progress(&self) -> Progress {
-        let Some(mut state) = self.state.try_lock() else { return Progress::Elsewhere };
-        if state.moving || self.poison.is_set() {
-            return Progress::Broken;
-        }
-        state.moving = true;
-        let short = std::mem::replace(&mut state.short, std::ptr::null());
-        state.advance();
-        state.short = short;
-        state.moving = false;
-        Progress::Made
+        let body = || {
+            let Some(mut state) = self.state.try_lock() else { return Progress::Elsewhere };
+            if state.moving {
+                return Progress::Broken;
+            }
+            state.moving = true;
+            let short = std::mem::replace(&mut state.short, std::ptr::null());
+            state.advance();
+            state.short = short;
+            state.moving = false;
+            Progress::Made
+        };
+        let report =
+            |said: &str| log!(self.core(), WARN, EP_DATA, "internal error, the endpoint is closed: {said}");
+        // Guarded by itself, so that a panic breaks this endpoint and not all others of a queue.
+        guard(&self.poison, Progress::Broken, report, body)
     }
 
     /// Runs a post, which waits for its turn, and again after progress if there was no room.
@@ -544,6 +551,7 @@ impl Ep {
     /// Takes the endpoint out of everything that knows it, and closes its transport.
     fn shut(this: &Arc<Self>) {
         let mut state = this.state.lock();
+        let broken = state.moving;
         let transport = state.transport.take();
         let mut cqs = vec![state.ends.tx.cq.take(), state.ends.rx.cq.take()];
         let mut counters: Vec<_> = state.counters().into_iter().map(Option::take).collect();
@@ -563,17 +571,18 @@ impl Ep {
             all.iter().filter_map(Weak::upgrade).collect()
         };
         match transport {
+            // What a panic left half changed is not moved any more, only taken out of the region.
+            Some(transport) if this.domain.is_own() && (broken || this.poison.is_set()) => drop(transport),
             Some(mut transport) if this.domain.is_own() => {
                 // What was sent to others of this domain is taken by nobody but this thread.
-                while !others.is_empty() && transport.is_flushing() {
+                let mut all_move = true;
+                while all_move && !others.is_empty() && transport.is_flushing() {
                     transport.progress();
-                    for other in &others {
-                        other.progress();
-                    }
+                    all_move = others.iter().all(|other| other.progress() != Progress::Broken);
                     std::thread::yield_now();
                 }
-                // Waits until what was sent has been taken by those that live.
-                transport.close();
+                // Waits until what was sent has been taken by those that live; a broken one never takes anything.
+                if all_move { transport.close() } else { drop(transport) }
             }
             // In a forked child the region is not mapped.
             other => std::mem::forget(other),

@@ -1,8 +1,7 @@
 //! The local service's allocator of a section's heap.
 //!
-//! It lives in the service's own memory, so a member cannot spoil it. First fit over a sorted free list; what is
-//! given back waits at the end of a queue before it is handed out again, so that a slow reader of a dead
-//! process's memory has time to notice the death before there is anything else to read.
+//! It lives in the service's own memory, so a member cannot spoil it. First fit over a sorted free list, from where
+//! the section's heap begins.
 
 use crate::format::EXTENT_UNIT;
 

@@ -197,11 +197,6 @@ impl Matching {
         self.waiting[usize::from(waiting.select.tagged)].push_back(waiting);
     }
 
-    /// Puts a receive back in front, whose message turned out to be nobody's.
-    pub fn put_back(&mut self, waiting: Waiting) {
-        self.waiting[usize::from(waiting.select.tagged)].push_front(waiting);
-    }
-
     /// The earliest receive for a message in the most frequent case: it is the oldest of all, with one buffer.
     #[inline(always)] // on the way of a short message
     pub fn find_simple(&self, tagged: bool, source: PeerId, tag: u64) -> Option<(LocalBuf, Ticket)> {
@@ -222,20 +217,31 @@ impl Matching {
         std::mem::forget(self.waiting[usize::from(tagged)].pop_front());
     }
 
-    /// Takes the earliest receive for a message. A multi-receive stays posted: `keep` tells whether it has room
-    /// for another message after this one.
+    /// Where the earliest receive for a message is; good until the next change.
     #[inline]
+    pub fn position(&self, tagged: bool, source: PeerId, tag: u64) -> Option<usize> {
+        self.waiting[usize::from(tagged)].iter().position(|w| fits(&w.select, source, tag))
+    }
+
+    /// The receive at a position.
+    #[inline]
+    pub fn waiting(&self, tagged: bool, at: usize) -> Option<&Waiting> {
+        self.waiting[usize::from(tagged)].get(at)
+    }
+
+    /// Removes the receive at a position.
+    #[inline]
+    pub fn remove(&mut self, tagged: bool, at: usize) -> Option<Waiting> {
+        self.waiting[usize::from(tagged)].remove(at)
+    }
+
+    /// Takes the earliest receive for a message. A multi-receive stays posted.
     pub fn take_waiting(&mut self, tagged: bool, source: PeerId, tag: u64) -> Option<Waiting> {
-        let queue = &mut self.waiting[usize::from(tagged)];
-        // The first one is the common case.
-        if queue.front().is_some_and(|w| fits(&w.select, source, tag)) {
-            if matches!(queue.front().map(|w| &w.target), Some(Target::Multi(_))) {
-                return queue.front().cloned();
-            }
-            return queue.pop_front();
+        let at = self.position(tagged, source, tag)?;
+        match self.waiting(tagged, at) {
+            Some(multi @ Waiting { target: Target::Multi(_), .. }) => Some(multi.clone()),
+            _ => self.remove(tagged, at),
         }
-        let at = queue.iter().position(|w| fits(&w.select, source, tag))?;
-        if matches!(queue[at].target, Target::Multi(_)) { queue.get(at).cloned() } else { queue.remove(at) }
     }
 
     /// Removes the multi-receive `number` from the queues.

@@ -10,7 +10,7 @@ use isthmus_region::{Section, SlotRing};
 
 use super::progress::{Keep, release_of};
 use super::table::Operation;
-use super::{Chunks, Endpoint, Quarter, Sender};
+use super::{Chunks, Endpoint, Quarter, Sender, took_leave};
 use crate::address::Address;
 use crate::lane::{Incoming, Outgoing, Place, Size};
 use crate::matching::Target;
@@ -373,9 +373,8 @@ impl Endpoint {
             if peer.address.slot.peer(endpoints) == index && !peer.gone && !peer.lives() {
                 // One that was closed in good order has taken leave: nobody waits for it.
                 let word = peer.life.as_ref().map_or(0, |l| l.words[0].get());
-                let life = Life::unpack(word);
-                let in_order = life.state == State::Free && life.incarnation == peer.address.incarnation;
-                self.lose(PeerId(u32::try_from(i).unwrap_or(u32::MAX)), !in_order);
+                let died = !took_leave(word, &peer.address);
+                self.lose(PeerId(u32::try_from(i).unwrap_or(u32::MAX)), died);
             }
         }
     }
@@ -387,6 +386,7 @@ impl Endpoint {
             return;
         }
         peer.gone = true;
+        peer.died = died;
         peer.pending.clear();
         let pushes = std::mem::take(&mut peer.pushes);
         if let Some(mut out) = peer.out.take() {

@@ -85,6 +85,8 @@ struct Peer {
     /// What the line says while it lives.
     alive: u64,
     gone: bool,
+    /// It did not go in good order: who waits for it waits in vain.
+    died: bool,
     out: Option<Outgoing>,
     /// Replies that found no room.
     pending: VecDeque<Reply>,
@@ -92,6 +94,12 @@ struct Peer {
     pushes: VecDeque<Push>,
     /// In `Endpoint::busy`.
     is_busy: bool,
+}
+
+/// Whether an endpoint's record says that it was closed in good order.
+fn took_leave(word: u64, address: &Address) -> bool {
+    let life = Life::unpack(word);
+    life.state == State::Free && life.incarnation == address.incarnation
 }
 
 impl Peer {
@@ -333,13 +341,15 @@ impl Endpoint {
             .and_then(|(_, d)| d.endpoint_line(address.slot.local(endpoints)))
             .ok();
         let alive = Life { incarnation: address.incarnation, state: State::Active }.pack();
-        let gone = life.as_ref().is_none_or(|l| l.words[0].get() != alive);
+        let word = life.as_ref().map_or(0, |l| l.words[0].get());
+        let gone = word != alive;
         let id = PeerId(u32::try_from(self.peers.len()).unwrap_or(u32::MAX));
         self.peers.push(Peer {
             address: *address,
             life,
             alive,
             gone,
+            died: gone && !took_leave(word, address),
             out: None,
             pending: VecDeque::new(),
             pushes: VecDeque::new(),

@@ -135,6 +135,7 @@ impl Endpoint {
     /// # Errors
     /// [`PostError`]; nothing was done.
     pub fn send(&mut self, send: &Send<'_>) -> Result<Posted, PostError> {
+        self.next_look = 0;
         self.ready(send.to)?;
         let len = total(send.bufs);
         let mut flags = flags_of(send.tagged, send.data);
@@ -207,7 +208,8 @@ impl Endpoint {
     /// was done, and [`Endpoint::receive`] is the way. In order with that.
     #[inline(always)] // all that the usual receive takes, in its caller
     pub fn receive_at_once(&mut self, select: Selector, buf: LocalBuf, ticket: Ticket) -> bool {
-        let possible = !self.matching.has_arrived(select.tagged);
+        let died = |from: PeerId| self.peers.get(from.0 as usize).is_none_or(|p| p.died);
+        let possible = !self.matching.has_arrived(select.tagged) && !select.from.is_some_and(died);
         if possible {
             self.matching.post(Waiting { select, target: Target::Plain(Bufs::One(buf)), ticket });
         }
@@ -226,9 +228,17 @@ impl Endpoint {
         let select = receive.select;
         let target = Target::Plain(Bufs::new(receive.bufs));
         let waiting = Waiting { select, target, ticket: receive.ticket };
-        match self.matching.take_arrived(&select) {
-            Some(arrived) => self.deliver_kept(waiting, arrived),
-            None => self.matching.post(waiting),
+        // Who posts something else than a short message may wait for a peer that was not heard of for a while.
+        self.next_look = 0;
+        match (self.matching.take_arrived(&select), select.from) {
+            (Some(arrived), _) => self.deliver_kept(waiting, arrived),
+            // It would wait in vain, as those did that were posted before the death.
+            (None, Some(from)) if self.peers.get(from.0 as usize).is_some_and(|p| p.died) => {
+                let mut then = self.template(receive.ticket, Op::Receive { tagged: select.tagged }, 0);
+                (then.status, then.tag, then.source) = (Status::PeerGone, select.tag, Some(from));
+                self.completions.push_back(then);
+            }
+            (None, _) => self.matching.post(waiting),
         }
         Ok(())
     }
@@ -266,6 +276,7 @@ impl Endpoint {
     /// aside for [`Endpoint::receive_claimed`] under `ticket.context`; with `discard` it is dropped. A completion with
     /// [`Op::Peek`] comes in any case.
     pub fn peek(&mut self, select: &Selector, claim: bool, discard: bool, ticket: Ticket) {
+        self.next_look = 0;
         self.progress();
         let mut completion = self.template(ticket, Op::Peek { tagged: select.tagged }, 0);
         match self.matching.find_arrived(select) {
@@ -458,5 +469,15 @@ impl Endpoint {
         self.tally.add(Counter::Rma, 1);
         self.tally.add(Counter::RmaBytes, operands + compares);
         Ok(())
+    }
+
+    /// Pushes any message, for tests that play a hostile peer. Gives whether there was room.
+    #[doc(hidden)]
+    pub fn push_raw(&mut self, to: PeerId, message: &Message) -> bool {
+        let ready = self.ready(to).is_ok();
+        if ready {
+            self.push(to, message, message.len());
+        }
+        ready
     }
 }

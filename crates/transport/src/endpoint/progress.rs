@@ -11,7 +11,7 @@ use isthmus_region::local::LocalBuf;
 use super::table::Operation;
 use super::{Endpoint, Multi, Peer, Push, Reply};
 use crate::address::Address;
-use crate::lane::Incoming;
+use crate::lane::{Incoming, Size};
 use crate::matching::{Arrived, Body, Bufs, Matching, Target, Waiting};
 use crate::types::{Access, AtomicKind, Completion, Op, PeerId, RemoteAtomic, Status, Ticket};
 use crate::wire::{self, AtomicWord, INLINE_BYTES, flag, kind};
@@ -123,7 +123,7 @@ fn take_short(
 
 /// Most polls between two looks at the activity lines, while there are lanes that are polled directly. After a look
 /// that finds something the next poll looks again.
-const LOOK_EVERY: u64 = 32;
+const LOOK_EVERY: u64 = 8;
 /// Polls between two rounds of what need not be done often.
 const SLOW_EVERY: u64 = 256;
 
@@ -365,7 +365,11 @@ impl Endpoint {
         let Some(Some(incoming)) = self.incoming.get(lane as usize) else { return Err(Faulty) };
         let (source, slot, section) = (incoming.peer, incoming.next(), &incoming.section);
         let (tag, len, offset) = (slot.word(1), slot.word(3), slot.word(4));
-        // Checked once for the whole payload; copying can then fail no more.
+        // Checked once for the whole payload; copying can then fail no more. Nobody has a larger data ring: what has no
+        // receive yet is copied, and a slot must not cost us a whole section.
+        if len > Size::USUAL.data_bytes {
+            return Err(Faulty);
+        }
         section.holds("payload", offset, len).map_err(|_| Faulty)?;
         let flags = wire::flags_of(head);
         let ack = (flags & flag::ACK != 0).then(|| slot.word(5));
@@ -376,38 +380,36 @@ impl Endpoint {
             self.tally.add(Counter::Discarded, 1);
             return Ok(());
         }
-        match self.matching.take_waiting(tagged, source, tag) {
-            Some(waiting) => match &waiting.target {
-                Target::Plain(bufs) => {
-                    let fit = bufs.len().min(len);
-                    let _ = bufs.pieces(0, fit, |done, piece| section.drain("payload", offset + done, piece));
-                    if !peer.still_lives() {
-                        // What was copied may be anybody's: the receive waits on.
-                        self.tally.add(Counter::Discarded, 1);
-                        self.matching.put_back(waiting);
-                        return Ok(());
-                    }
-                    let from = Origin { source, tag, data };
-                    let done = received(waiting.ticket, tagged, from, bufs.address(), fit, len);
-                    if S::DIRECT && self.completions.is_empty() {
-                        sink.complete(&done, Some(&peer.address));
-                    } else {
-                        self.completions.push_back(done);
-                    }
+        let from = Origin { source, tag, data };
+        let found = self.matching.position(tagged, source, tag);
+        match found.and_then(|at| Some((at, self.matching.waiting(tagged, at)?))) {
+            Some((at, Waiting { target: Target::Plain(bufs), ticket, .. })) => {
+                let fit = bufs.len().min(len);
+                let _ = bufs.pieces(0, fit, |done, piece| section.drain("payload", offset + done, piece));
+                if !peer.still_lives() {
+                    // What was copied may be anybody's: the receive waits on.
+                    self.tally.add(Counter::Discarded, 1);
+                    return Ok(());
                 }
-                Target::Multi(_) => {
-                    let section = section.clone();
-                    let (bufs, fit, multi) = self.place(&waiting, len);
-                    let _ = bufs.pieces(0, fit, |done, piece| section.drain("payload", offset + done, piece));
-                    let from = Origin { source, tag, data };
-                    let mut done = received(waiting.ticket, tagged, from, bufs.address(), fit, len);
-                    if !self.still_lives(source) {
-                        // The room is used up; the message is reported as lost with its sender.
-                        done.status = Status::PeerGone;
-                    }
-                    self.finish_receive(done, multi);
+                let done = received(*ticket, tagged, from, bufs.address(), fit, len);
+                self.matching.remove(tagged, at);
+                if S::DIRECT && self.completions.is_empty() {
+                    sink.complete(&done, Some(&peer.address));
+                } else {
+                    self.completions.push_back(done);
                 }
-            },
+            }
+            Some((_, waiting)) => {
+                let (waiting, section) = (waiting.clone(), section.clone());
+                let (bufs, fit, multi) = self.place(&waiting, len);
+                let _ = bufs.pieces(0, fit, |done, piece| section.drain("payload", offset + done, piece));
+                let mut done = received(waiting.ticket, tagged, from, bufs.address(), fit, len);
+                if !self.still_lives(source) {
+                    // The room is used up; the message is reported as lost with its sender.
+                    done.status = Status::PeerGone;
+                }
+                self.finish_receive(done, multi);
+            }
             None => {
                 let bytes = section.bytes("payload", offset, len).and_then(|b| b.to_vec(0, len));
                 let bytes = bytes.map_err(|_| Faulty)?;
@@ -547,13 +549,14 @@ impl Endpoint {
 
     fn take_clear(&mut self, source: PeerId, message: &Message) -> Result<(), Faulty> {
         let (id, theirs, want) = (message[1], message[2], message[3]);
-        let Some(Operation::Offer { to, bufs, len, then, awaits_done }) = self.operations.take(id, source)
+        // Looked at before it is taken: what a faulty peer names must be there for `lose` to end.
+        if !matches!(self.operations.get(id, source), Some(Operation::Offer { len, .. }) if want <= *len) {
+            return Err(Faulty);
+        }
+        let Some(Operation::Offer { to, bufs, then, awaits_done, .. }) = self.operations.take(id, source)
         else {
             return Err(Faulty);
         };
-        if want > len {
-            return Err(Faulty);
-        }
         let mut then = Some(then);
         if awaits_done {
             // `DONE` names the number that was announced, so the operation keeps it.
@@ -617,20 +620,20 @@ impl Endpoint {
 
     fn take_done(&mut self, source: PeerId, message: &Message) -> Result<(), Faulty> {
         let status = wire::status_of(message[2]);
-        match self.operations.take(message[1], source) {
-            Some(Operation::Await { mut then, .. }) => {
-                then.status = status;
-                self.completions.push_back(then);
-                Ok(())
-            }
-            // A write that was refused before its payload was asked for.
-            Some(Operation::Offer { mut then, .. }) if status != Status::Ok => {
-                then.status = status;
-                self.completions.push_back(then);
-                Ok(())
-            }
-            _ => Err(Faulty),
+        // Looked at before it is taken, as in `take_clear`. An offer ends here only as a write that was refused before
+        // its payload was asked for.
+        match self.operations.get(message[1], source) {
+            Some(Operation::Await { .. }) => {}
+            Some(Operation::Offer { .. }) if status != Status::Ok => {}
+            _ => return Err(Faulty),
         }
+        if let Some(Operation::Await { mut then, .. } | Operation::Offer { mut then, .. }) =
+            self.operations.take(message[1], source)
+        {
+            then.status = status;
+            self.completions.push_back(then);
+        }
+        Ok(())
     }
 
     fn take_read(&mut self, source: PeerId, message: &Message) -> Result<(), Faulty> {
@@ -674,6 +677,9 @@ impl Endpoint {
 
     fn take_write(&mut self, lane: u32, source: PeerId, message: &Message, flags: u8) -> Result<(), Faulty> {
         let [_, id, key, addr, len, offset, data, _] = *message;
+        if len > Size::USUAL.data_bytes {
+            return Err(Faulty);
+        }
         let section = self.section_of(lane)?;
         section.part("payload", offset, len).map_err(|_| Faulty)?;
         // User memory is written only by what is certainly the sender's: copied out, checked, then placed.
@@ -765,9 +771,14 @@ impl Endpoint {
     fn take_result(&mut self, lane: u32, source: PeerId, message: &Message) -> Result<(), Faulty> {
         let [_, id, code, len, offset, ..] = *message;
         let section = self.section_of(lane)?;
-        let Some(Operation::Incoming { dest, want, received, .. }) = self.operations.get(id, source) else {
+        let Some(Operation::Incoming { dest, want, received, then, .. }) = self.operations.get(id, source)
+        else {
             return Ok(());
         };
+        // Messages and writes end by their chunks.
+        if !matches!(then.op, Op::Read | Op::Atomic(_)) {
+            return Err(Faulty);
+        }
         let status = wire::status_of(code);
         if status == Status::Ok {
             if *received != 0 || len != *want {

@@ -1,0 +1,132 @@
+//! A peer that breaks the protocol: what it touches ends with an error, costs little, and nothing waits for ever.
+//!
+//! The hostile side numbers operations by guessing: the first of an endpoint is index 0 in its first generation.
+
+mod common;
+use common::*;
+
+use isthmus_transport::wire::{flag, head, kind};
+use isthmus_transport::{Completion, Endpoint, PeerId, PostError, Posted, Receive, Selector, Status, Ticket};
+
+/// The number of an endpoint's first operation.
+const FIRST: u64 = 1 << 32;
+
+fn polls(end: &mut Endpoint, count: u32) -> Vec<Completion> {
+    let mut ends = Vec::new();
+    for _ in 0..count {
+        end.progress();
+        ends.extend(end.pop());
+    }
+    ends
+}
+
+/// An endpoint that has announced a long message to a hostile one, and the hostile one's number of it.
+fn offered(world: &World, out: &mut [u8]) -> (Endpoint, Endpoint, PeerId, PeerId) {
+    let (mut a, mut hostile) = (world.endpoint(0), world.endpoint(1));
+    let to = a.resolve(&hostile.address()).unwrap();
+    let back = hostile.resolve(&a.address()).unwrap();
+    let bufs = [buf(out)];
+    assert_eq!(send(&mut a, &mut hostile, &message(to, 4, &bufs)), Posted::Pending);
+    (a, hostile, to, back)
+}
+
+/// Whatever it was answered, the send ends, and the peer counts as gone.
+fn ends_with_its_peer(answer: [u64; 8]) {
+    let world = World::new(2, 8 << 20);
+    let mut out = pattern(300_000, 4);
+    let (mut a, mut hostile, to, back) = offered(&world, &mut out);
+    assert!(hostile.push_raw(back, &answer));
+    let ends = polls(&mut a, 3000);
+    assert_eq!(ends.iter().map(|e| e.status).collect::<Vec<_>>(), [Status::PeerGone]);
+    let bufs = [buf(&mut out)];
+    assert_eq!(a.send(&message(to, 4, &bufs)), Err(PostError::PeerGone));
+}
+
+#[test]
+fn a_receiver_that_wants_more_than_there_is_ends_the_send() {
+    ends_with_its_peer([head(kind::CLEAR, 0, 0), FIRST, 1 << 32, 300_001, 0, 0, 0, 0]);
+}
+
+#[test]
+fn done_before_anything_was_asked_for_ends_the_send() {
+    ends_with_its_peer([head(kind::DONE, 0, 0), FIRST, 0, 0, 0, 0, 0, 0]);
+}
+
+#[test]
+fn a_payload_longer_than_any_data_ring_is_not_kept() {
+    let world = World::new(2, 32 << 20);
+    let (mut a, mut hostile) = (world.endpoint(0), world.endpoint(1));
+    let back = hostile.resolve(&a.address()).unwrap();
+    for kind in [kind::EAGER, kind::WRITE] {
+        let words = if kind == kind::EAGER { [9, 0, 1 << 20, 0] } else { [1, 2, 3, 1 << 20] };
+        let [tag, data, len, offset] = words;
+        hostile.push_raw(back, &[head(kind, flag::TAGGED, 0), tag, data, len, offset, 0, 0, 0]);
+    }
+    polls(&mut a, 1000);
+    a.peek(&any(9), false, false, Ticket::default());
+    assert_eq!(a.pop().unwrap().status, Status::NoMessage);
+}
+
+#[test]
+fn a_result_for_a_message_does_not_cost_the_receive() {
+    let world = World::new(2, 8 << 20);
+    let (mut hostile, mut b) = (world.endpoint(0), world.endpoint(1));
+    let to = hostile.resolve(&b.address()).unwrap();
+    let select = Selector { tagged: false, from: None, tag: 0, ignore: 0 };
+    let mut room = vec![0; 300_000];
+    let into = [buf(&mut room)];
+    let ticket = Ticket { context: 9, flags: 0 };
+    b.receive(&Receive { select, bufs: &into, multi: Some(1), ticket }).unwrap();
+    assert!(hostile.push_raw(to, &[head(kind::READY, 0, 0), 0, 0, 300_000, 77, 0, 0, 0]));
+    let mut ends = polls(&mut b, 1000);
+    assert!(hostile.push_raw(to, &[head(kind::RESULT, 0, 0), FIRST, 1, 0, 0, 0, 0, 0]));
+    ends.extend(polls(&mut b, 3000));
+    assert!(ends.iter().any(|e| e.released), "the buffer comes back: {ends:?}");
+}
+
+#[test]
+fn a_directed_receive_that_comes_after_the_death_ends_too() {
+    let world = World::new(2, 8 << 20);
+    let mut a = world.endpoint(0);
+    let (member, area) = world.attach(1);
+    let memory = Box::new(isthmus_transport::types::NoMemory);
+    let b = Endpoint::open(&member, isthmus_transport::Config::default(), memory).unwrap();
+    let address = b.address();
+    let known = a.resolve(&address).unwrap();
+    world.services[1].lock().unwrap().close_area(area).unwrap();
+    polls(&mut a, 2000);
+    // One that knew the peer before it died, and one that hears of it only now.
+    let mut late = world.endpoint(0);
+    let stranger = late.resolve(&address).unwrap();
+    for (end, peer) in [(&mut a, known), (&mut late, stranger)] {
+        let mut back = [0; 8];
+        let into = [buf(&mut back)];
+        let select = Selector { from: Some(peer), ..any(9) };
+        let taken = end.receive_at_once(select, into[0], Ticket::default());
+        assert!(!taken, "the short way is not for the dead");
+        end.receive(&receive(select, &into)).unwrap();
+        let ends = polls(end, 100);
+        assert_eq!(ends.iter().map(|e| e.status).collect::<Vec<_>>(), [Status::PeerGone]);
+    }
+    // Its process is gone; nothing of it is to run.
+    std::mem::forget(b);
+}
+
+#[test]
+fn a_cold_sender_is_noticed_soon() {
+    let world = World::new(2, 8 << 20);
+    let (mut a, mut b, mut c) = (world.endpoint(0), world.endpoint(1), world.endpoint(0));
+    let (to, cold) = (a.resolve(&b.address()).unwrap(), c.resolve(&b.address()).unwrap());
+    let (mut out, mut back) = ([1_u8; 8], [0_u8; 8]);
+    let (bufs, into) = ([buf(&mut out)], [buf(&mut back)]);
+    b.receive(&receive(any(1), &into)).unwrap();
+    a.send(&message(to, 1, &bufs)).unwrap();
+    ok(wait(&mut b, &mut a));
+    polls(&mut b, 200);
+    b.receive_at_once(any(2), into[0], Ticket::default());
+    c.send(&message(cold, 2, &bufs)).unwrap();
+    assert_eq!(polls(&mut b, 9).len(), 1, "within nine polls");
+    c.send(&message(cold, 3, &bufs)).unwrap();
+    b.peek(&any(3), false, false, Ticket::default());
+    assert_eq!(b.pop().unwrap().status, Status::Ok, "and at once by who asks for it");
+}
