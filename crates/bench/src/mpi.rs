@@ -98,7 +98,7 @@ struct Measured {
 /// Runs `plan`, telling `progress` what is going on.
 ///
 /// # Errors
-/// Any of this crate's: a launch that fails ends the comparison, since a table with holes compares nothing.
+/// Any of this crate's: a launch of isthmus that fails, or one of a peer that fails twice after its first round.
 pub fn run(plan: &Plan, progress: &mut dyn FnMut(&str)) -> Result<Comparison> {
     let mpi = mpi::find(plan.mpi.as_deref(), None).map_err(Error::Mpi)?;
     let isthmus = std::env::current_exe().map_err(Error::io("find the isthmus binary"))?;
@@ -129,9 +129,9 @@ pub fn run(plan: &Plan, progress: &mut dyn FnMut(&str)) -> Result<Comparison> {
             }
             let once = || launch(&setting, &subject, plan, &program, &args, &stats_file);
             let outcome = match once() {
-                // A peer's own troubles shall not cost all that was measured: MPICH over libfabric's tcp was seen to
-                // hang while it connects. Isthmus has no second try.
-                Err(error) if at > 0 && !(subject.optional && round == 0) => {
+                // A peer's own troubles shall not cost all that was measured. Isthmus has no second try, and what fails
+                // in the first round is left out.
+                Err(error) if at > 0 && round > 0 => {
                     progress(&format!("{name}: tried once more after: {}", error.chain()));
                     once()
                 }
@@ -147,7 +147,10 @@ pub fn run(plan: &Plan, progress: &mut dyn FnMut(&str)) -> Result<Comparison> {
                     ));
                     measured[at].rounds.push(it);
                 }
-                Err(error) if subject.optional && round == 0 => left_out.push((name, error.chain())),
+                Err(error) if at > 0 && round == 0 => {
+                    progress(&format!("{name} is left out: {}", error.chain()));
+                    left_out.push((name, error.chain()));
+                }
                 Err(error) => return Err(error),
             }
         }

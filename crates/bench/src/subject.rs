@@ -40,8 +40,6 @@ pub struct Subject {
     pub name: &'static str,
     /// How many VMs its ranks are in.
     pub vms: u32,
-    /// Whether the comparison goes on without it if it cannot be launched.
-    pub optional: bool,
     via: Via,
     env: Vec<(&'static str, &'static str)>,
 }
@@ -113,7 +111,6 @@ pub fn subjects(setting: &Setting) -> Vec<Subject> {
     let between = |name, env: &[(&'static str, &'static str)]| Subject {
         name,
         vms,
-        optional: false,
         via: if vms == 0 { Via::Launcher } else { Via::Native { tap: true } },
         env: env.to_vec(),
     };
@@ -121,11 +118,10 @@ pub fn subjects(setting: &Setting) -> Vec<Subject> {
     let together = |name, env: &[(&'static str, &'static str)]| Subject {
         name,
         vms: vms.min(1),
-        optional: false,
         via: if vms == 0 { Via::Launcher } else { Via::Native { tap: false } },
         env: env.to_vec(),
     };
-    let mut all = vec![Subject { name: "isthmus", vms, optional: false, via: Via::Region, env: Vec::new() }];
+    let mut all = vec![Subject { name: "isthmus", vms, via: Via::Region, env: Vec::new() }];
     match setting.mpi.flavour {
         Flavour::OpenMpi => {
             // Natively, over loopback and not over whatever other interface there may be.
@@ -143,8 +139,8 @@ pub fn subjects(setting: &Setting) -> Vec<Subject> {
             let ofi = between("tcp-ofi", &[("MPIR_CVAR_CH4_NETMOD", "ofi"), ("FI_PROVIDER", "tcp"), nolocal]);
             let ucx =
                 between("tcp-ucx", &[("MPIR_CVAR_CH4_NETMOD", "ucx"), ("UCX_TLS", "tcp,self"), nolocal]);
-            all.push(Subject { optional: true, ..ofi });
-            all.push(Subject { optional: true, ..ucx });
+            all.push(ofi);
+            all.push(ucx);
             all.push(together("mpich-shm", &[]));
         }
     }

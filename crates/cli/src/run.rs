@@ -96,7 +96,7 @@ pub(crate) struct Args {
     #[arg(short, long)]
     verbose: bool,
     /// The program and its arguments, or a full mpirun line
-    #[arg(last = true, required = true, value_name = "COMMAND")]
+    #[arg(trailing_var_arg = true, required = true, value_name = "COMMAND")]
     command: Vec<OsString>,
 }
 

@@ -271,6 +271,12 @@ pub fn of_boot_telling(
     let Some(device) = &booted.ivshmem else { return Ok(None) };
     let mut config = Config::with(booted.config.extra.get("agent").unwrap_or(&serde_json::Value::Null));
     config.device = Some(device.sysfs.clone());
+    if let Some(folder) = config.socket.parent() {
+        boot::private_folder(folder).map_err(|e| Error::Folder {
+            path: folder.to_path_buf(),
+            source: std::io::Error::other(e.to_string()),
+        })?;
+    }
     let verbose = booted.config.verbose;
     let told = AtomicBool::new(false);
     let observer = move |event: &server::Event| {

@@ -33,7 +33,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::io::{self, Write};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 /// How long an interface may take to get its link.
@@ -143,6 +143,15 @@ pub fn power_off() -> ! {
 pub fn console(text: &str) {
     // If even that cannot be written, there is nobody left to tell.
     let _ = writeln!(io::stderr(), "{text}");
+}
+
+/// Lays memory of the VM's own over `path`, which may lie in a directory that is shared with the host, so that sockets
+/// can be bound there.
+///
+/// # Errors
+/// Whatever making or mounting it fails with.
+pub fn private_folder(path: &Path) -> Result<()> {
+    mounts::private_folder(path)
 }
 
 /// Does all of it, in order.

@@ -282,7 +282,8 @@ fn start_parts(
         vms: names.iter().cloned().zip(spec.slots(guest_ranks(spec))).collect(),
     };
     let service = platform.service.start(&config, spec.verbose)?;
-    let cpus = spec.cpus.unwrap_or_else(|| spec.slots(guest_ranks(spec)).into_iter().max().unwrap_or(1));
+    // At least one, also where all ranks are on the host.
+    let cpus = spec.cpus.unwrap_or_else(|| spec.slots(guest_ranks(spec)).into_iter().fold(1, u32::max));
     let mut parts = Parts { switch: None, machines: Vec::new(), network: None, service, cpus };
     if spec.vms == 0 {
         return Ok(parts);

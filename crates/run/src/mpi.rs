@@ -272,6 +272,8 @@ pub fn launcher(
                 set("PRTE_MCA_plm_ssh_agent", agent.as_os_str());
                 // Daemons that start daemons would look for our agent in a VM.
                 set("PRTE_MCA_plm_ssh_no_tree_spawn", OsStr::new("1"));
+                // Its daemons map files there, which a directory that is shared with the host does not allow.
+                set("PRTE_MCA_prte_remote_tmpdir_base", OsStr::new("/dev/shm"));
                 if let Some(prefix) = alias {
                     set(STRIP_VARIABLE, OsStr::new(prefix));
                 }

@@ -149,6 +149,13 @@ fn directory(path: &Path, mode: u32) -> Result<()> {
         .map_err(cannot(format!("set the mode of {}", path.display())))
 }
 
+/// Lays memory of the VM's own over a folder, so that sockets can be bound there: it may lie in a share, which holds no
+/// sockets, and statfs(2) of a share answers as the host's file system does.
+pub(super) fn private_folder(path: &Path) -> Result<()> {
+    fs::create_dir_all(path).map_err(cannot(format!("make {}", path.display())))?;
+    attach("tmpfs", path, "tmpfs", MountFlags::NOSUID | MountFlags::NODEV, "mode=0755")
+}
+
 fn attach(
     source: &str,
     target: impl AsRef<Path>,
