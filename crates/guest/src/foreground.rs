@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use isthmus_region::source::Ivshmem;
+
 use crate::agent::{Agent, Config, Error, Result};
 
 /// Between two looks at whether the VM is still a member.
@@ -16,6 +18,9 @@ pub fn run(config: &Config) -> Result<()> {
     use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
     let mut signals = signal_hook::iterator::Signals::new([SIGINT, SIGTERM, SIGHUP])
         .map_err(|source| Error::Signals { source })?;
+    if Ivshmem::find().is_empty() {
+        eprintln!("isthmus: no ivshmem device yet; waiting up to {} s for one", config.patience.as_secs());
+    }
     let agent = Agent::start(config, Box::new(|event| eprintln!("isthmus: {event}")))?;
     let peer = agent.peer();
     eprintln!(
