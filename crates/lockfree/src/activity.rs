@@ -35,6 +35,12 @@ impl Seen {
         Self::default()
     }
 
+    /// Whether nothing was announced since the last [`Seen::changed`]. A look only: what it finds is still news to that.
+    #[inline]
+    pub fn is_current(&self, line: &Line) -> bool {
+        self.counts.iter().zip(&line.words).all(|(seen, word)| word.get() == *seen)
+    }
+
     /// The groups that changed since the last call, as a bit set, now taken as seen.
     ///
     /// The caller scans these groups **after** the call: what is published later changes a count again (P3).

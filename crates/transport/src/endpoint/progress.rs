@@ -158,8 +158,8 @@ impl Endpoint {
     #[inline(always)] // on the way of a short message
     pub fn poll_short(&mut self) -> Short {
         let ticks = self.ticks.wrapping_add(1);
-        let other = ticks >= self.next_look || !self.busy.is_empty() || !self.completions.is_empty();
-        if other || self.hot.is_empty() {
+        let other = !self.busy.is_empty() || !self.completions.is_empty() || self.hot.is_empty();
+        if other || (ticks >= self.next_look && !self.nothing_announced(ticks)) {
             return Short::Other;
         }
         self.ticks = ticks;
@@ -177,6 +177,17 @@ impl Endpoint {
             };
         }
         Short::Nothing
+    }
+
+    /// A look at the activity lines that finds nothing, if that is all there is to do now.
+    #[inline(never)]
+    fn nothing_announced(&mut self, ticks: u64) -> bool {
+        let quiet = ticks < self.next_slow && self.quarters.iter().all(|q| q.seen.is_current(&q.activity));
+        if quiet {
+            self.look_every = (2 * self.look_every).min(LOOK_EVERY);
+            self.next_look = ticks + self.look_every;
+        }
+        quiet
     }
 
     #[inline]
