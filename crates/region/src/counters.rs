@@ -34,6 +34,8 @@ pub enum Counter {
     LanesClosed,
     Announced,
     Discarded,
+    Sleeps,
+    Wakeups,
 }
 
 /// A view of a set of counters in the region.
@@ -116,4 +118,4 @@ impl Totals {
 }
 
 const _: () = assert!(counters::BYTES == (WORDS * 8) as u64);
-const _: () = assert!(counters::DISCARDED == Counter::Discarded as u64 * 8);
+const _: () = assert!(counters::WAKEUPS == Counter::Wakeups as u64 * 8);

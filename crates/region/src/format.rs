@@ -131,11 +131,13 @@ layout! {
         RMA @ 64, 8, "process", "RMA and atomic operations started.";
         RMA_BYTES @ 72, 8, "process", "Payload bytes of RMA and atomic operations, by the side that sent them.";
         UNEXPECTED @ 80, 8, "process", "Messages that came before their receive.";
-        STALLS @ 88, 8, "process", "Posts refused because a lane was full.";
+        STALLS @ 88, 8, "process", "Posts refused for want of room: a lane was full, or could not be opened.";
         LANES_OPENED @ 96, 8, "process", "Lanes opened.";
         LANES_CLOSED @ 104, 8, "process", "Lanes closed.";
         ANNOUNCED @ 112, 8, "process", "Messages that were announced by an activity word.";
         DISCARDED @ 120, 8, "process", "Messages dropped because their sender was gone or faulty.";
+        SLEEPS @ 128, 8, "process", "Times that a thread of it went to sleep to wait for a message.";
+        WAKEUPS @ 136, 8, "process", "Wake-ups that it sent to others which slept.";
     }
     /// An endpoint's block, in the area of its process.
     block (64) {

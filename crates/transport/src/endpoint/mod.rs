@@ -18,7 +18,7 @@ use std::sync::Arc;
 use isthmus_lockfree::activity::Seen;
 use isthmus_lockfree::life::{Life, State, unchanged};
 use isthmus_lockfree::slot::Message;
-use isthmus_region::counters::Counter;
+use isthmus_region::counters::{Counter, WORDS};
 use isthmus_region::directory::Directory;
 use isthmus_region::format::{CHUNK_ENTRIES, GlobalSlot, block};
 use isthmus_region::mapping::LineRef;
@@ -59,7 +59,7 @@ impl Default for Config {
 /// shared memory; added to them now and then.
 #[derive(Debug, Default)]
 struct Tally {
-    counts: [u64; 16],
+    counts: [u64; WORDS],
 }
 
 impl Tally {
@@ -67,7 +67,7 @@ impl Tally {
     /// emulation by far.
     #[inline]
     const fn place(counter: usize) -> usize {
-        counter * 7 % 16
+        counter * 7 % WORDS
     }
 
     #[inline]

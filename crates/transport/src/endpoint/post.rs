@@ -31,7 +31,10 @@ impl Endpoint {
             return Err(PostError::PeerGone);
         }
         if peer.out.is_none() {
-            self.open_lane(to)?;
+            if let Err(e) = self.open_lane(to) {
+                self.tally.add(Counter::Stalls, u64::from(e == PostError::Again));
+                return Err(e);
+            }
         } else if !peer.pending.is_empty() && !self.flush_pending(to) {
             self.tally.add(Counter::Stalls, 1);
             return Err(PostError::Again);
