@@ -15,7 +15,7 @@ use rustix::net::{RecvFlags, SendFlags, SocketAddrUnix, SocketFlags};
 use rustix::process::{Pid, PidfdFlags};
 
 use crate::error::{Error, Result};
-use crate::protocol::{Code, Reply, Request, VERSION, Welcome};
+use crate::protocol::{Code, Observed, Reply, Request, VERSION, Welcome};
 use crate::socket;
 
 /// How long a process waits for an answer.
@@ -58,6 +58,38 @@ pub fn connect_at(path: &Path) -> Result<Arc<Member>> {
     Ok(Member::new(&map, welcome.peer, welcome.grant, Box::new(client))?)
 }
 
+/// A region as somebody sees it who only looks.
+#[derive(Debug)]
+pub struct View {
+    /// The region's memory, for reading only.
+    pub region: OwnedFd,
+    /// What the service says about it, for the looker to check.
+    pub said: Observed,
+    /// The process that opened the service's socket.
+    pub service: u32,
+}
+
+/// Asks the service that listens at `path` for a look at its region, within `patience`. The process gets no place in
+/// the region, and nothing of it is trusted or mapped here.
+///
+/// # Errors
+/// [`Error::Connect`], [`Error::Refused`], [`Error::TimedOut`], [`Error::Gone`].
+pub fn observe_at(path: &Path, patience: Duration) -> Result<View> {
+    let mut line = Line::open_within(path, patience)?;
+    let service = rustix::net::sockopt::socket_peercred(&line.socket)
+        .map_err(|source| Error::System { action: "see whose the service is", source })?;
+    let (reply, fds) = line.ask(&Request::Observe { version: VERSION }, None)?;
+    let said = match reply {
+        Reply::Observed(said) => said,
+        Reply::Refused { code, text } => return Err(Error::Refused { code, text }),
+        _ => return Err(Error::BadFrame { what: "not the answer to Observe" }),
+    };
+    let [region]: [OwnedFd; 1] =
+        fds.try_into().map_err(|_| Error::BadFrame { what: "not the one descriptor of an Observed" })?;
+    let service = u32::try_from(service.pid.as_raw_nonzero().get()).unwrap_or(0);
+    Ok(View { region, said, service })
+}
+
 /// Maps the region, after a look at its size: beyond a file's end a load is a signal, not an error.
 fn map(fd: &OwnedFd, welcome: &Welcome) -> Result<Arc<Mapping>> {
     let stat = rustix::fs::fstat(fd)
@@ -95,10 +127,15 @@ pub fn shared() -> Result<Arc<Member>> {
 struct Line {
     socket: OwnedFd,
     sequence: u64,
+    patience: Duration,
 }
 
 impl Line {
     fn open(path: &Path) -> Result<Self> {
+        Self::open_within(path, PATIENCE)
+    }
+
+    fn open_within(path: &Path, patience: Duration) -> Result<Self> {
         let failed = |source| Error::Connect { path: path.to_path_buf(), source };
         let address = SocketAddrUnix::new(path).map_err(failed)?;
         let socket = socket::packet_socket(SocketFlags::empty()).map_err(failed)?;
@@ -106,22 +143,22 @@ impl Line {
         rustix::net::sockopt::set_socket_timeout(
             &socket,
             rustix::net::sockopt::Timeout::Send,
-            Some(PATIENCE),
+            Some(patience),
         )
         .map_err(failed)?;
         rustix::net::connect(&socket, &address).map_err(failed)?;
-        Ok(Self { socket, sequence: 0 })
+        Ok(Self { socket, sequence: 0, patience })
     }
 
     /// Sends a request and waits for its reply.
     fn ask(&mut self, request: &Request, fd: Option<&OwnedFd>) -> Result<(Reply, Vec<OwnedFd>)> {
         self.sequence += 1;
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + self.patience;
         let fds: Vec<_> = fd.iter().map(|fd| fd.as_fd()).collect();
         match socket::send(&self.socket, &request.encode(self.sequence), &fds, SendFlags::empty()) {
             // A service that refuses closes at once; what it said is still there to be read.
             Ok(()) | Err(Errno::PIPE | Errno::CONNRESET) => {}
-            Err(Errno::AGAIN) => return Err(Error::TimedOut { seconds: PATIENCE.as_secs() }),
+            Err(Errno::AGAIN) => return Err(Error::TimedOut { seconds: self.patience.as_secs() }),
             Err(source) => return Err(Error::System { action: "ask the isthmus service", source }),
         }
         loop {
@@ -151,7 +188,7 @@ impl Line {
             let timeout = Timespec::try_from(left).unwrap_or_default();
             let mut poll = [PollFd::new(&self.socket, PollFlags::IN)];
             match rustix::event::poll(&mut poll, Some(&timeout)) {
-                Ok(0) if left.is_zero() => return Err(Error::TimedOut { seconds: PATIENCE.as_secs() }),
+                Ok(0) if left.is_zero() => return Err(Error::TimedOut { seconds: self.patience.as_secs() }),
                 Ok(0) | Err(Errno::INTR) => {}
                 Ok(_) => return Ok(()),
                 Err(source) => return Err(Error::System { action: "wait for the isthmus service", source }),

@@ -25,10 +25,12 @@ mod kind {
     pub(super) const OPEN_ENDPOINT: u32 = 3;
     pub(super) const CLOSE_ENDPOINT: u32 = 4;
     pub(super) const DETACH: u32 = 5;
+    pub(super) const OBSERVE: u32 = 6;
     pub(super) const WELCOME: u32 = 0x81;
     pub(super) const EXTENT: u32 = 0x82;
     pub(super) const ENDPOINT: u32 = 0x83;
     pub(super) const DONE: u32 = 0x84;
+    pub(super) const OBSERVED: u32 = 0x85;
     pub(super) const REFUSED: u32 = 0xff;
 }
 
@@ -61,6 +63,12 @@ pub enum Request {
     },
     /// The end of the attachment; there is no reply.
     Detach,
+    /// In place of `Hello`: the region for reading, and no place in it. The service closes the connection after its
+    /// reply.
+    Observe {
+        /// Version that the process speaks.
+        version: u32,
+    },
 }
 
 /// What the service answers.
@@ -79,6 +87,8 @@ pub enum Reply {
     },
     /// To `CloseEndpoint`.
     Done,
+    /// To `Observe`, with a descriptor of the region that is open for reading only.
+    Observed(Observed),
     /// To anything.
     Refused {
         /// The reason as a code.
@@ -103,6 +113,21 @@ pub struct Welcome {
     pub uuid: [u64; 2],
     /// The process's place.
     pub grant: AreaGrant,
+    /// Name of the peer, a host name.
+    pub host_name: String,
+}
+
+/// What an observer needs to know.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Observed {
+    /// Version that the service speaks.
+    pub version: u32,
+    /// Index of the peer that the service serves.
+    pub peer: u32,
+    /// Bytes of the region.
+    pub region_bytes: u64,
+    /// The region's identity.
+    pub uuid: [u64; 2],
     /// Name of the peer, a host name.
     pub host_name: String,
 }
@@ -246,6 +271,7 @@ impl Request {
             Self::OpenEndpoint { block } => Put::new(kind::OPEN_ENDPOINT, sequence).u64(*block).end(),
             Self::CloseEndpoint { slot } => Put::new(kind::CLOSE_ENDPOINT, sequence).u32(*slot).u32(0).end(),
             Self::Detach => Put::new(kind::DETACH, sequence).end(),
+            Self::Observe { version } => Put::new(kind::OBSERVE, sequence).u32(*version).u32(0).end(),
         }
     }
 
@@ -273,6 +299,11 @@ impl Request {
                 Self::CloseEndpoint { slot }
             }
             kind::DETACH => Self::Detach,
+            kind::OBSERVE => {
+                let version = take.u32()?;
+                take.u32()?;
+                Self::Observe { version }
+            }
             _ => return Err(Error::BadFrame { what: "its kind is unknown" }),
         };
         take.end()?;
@@ -303,6 +334,14 @@ impl Reply {
                 Put::new(kind::ENDPOINT, sequence).u32(*slot).u32(0).u64(*incarnation).end()
             }
             Self::Done => Put::new(kind::DONE, sequence).end(),
+            Self::Observed(o) => Put::new(kind::OBSERVED, sequence)
+                .u32(o.version)
+                .u32(o.peer)
+                .u64(o.region_bytes)
+                .u64(o.uuid[0])
+                .u64(o.uuid[1])
+                .name(&o.host_name)
+                .end(),
             Self::Refused { code, text } => {
                 Put::new(kind::REFUSED, sequence).u32(*code as u32).text(text).end()
             }
@@ -334,6 +373,13 @@ impl Reply {
                 Self::Endpoint { slot, incarnation: take.u64()? }
             }
             kind::DONE => Self::Done,
+            kind::OBSERVED => Self::Observed(Observed {
+                version: take.u32()?,
+                peer: take.u32()?,
+                region_bytes: take.u64()?,
+                uuid: [take.u64()?, take.u64()?],
+                host_name: take.name()?,
+            }),
             kind::REFUSED => {
                 let code = Code::from_wire(take.u32()?);
                 Self::Refused { code, text: take.text() }
@@ -356,6 +402,7 @@ mod tests {
             Request::OpenEndpoint { block: 4096 },
             Request::CloseEndpoint { slot: 3 },
             Request::Detach,
+            Request::Observe { version: VERSION },
         ]
     }
 
@@ -374,6 +421,13 @@ mod tests {
             Reply::Extent(first),
             Reply::Endpoint { slot: 1, incarnation: 2 },
             Reply::Done,
+            Reply::Observed(Observed {
+                version: VERSION,
+                peer: 2,
+                region_bytes: 1 << 30,
+                uuid: [5, 6],
+                host_name: "vm1".into(),
+            }),
             Reply::Refused { code: Code::Full, text: "no".into() },
         ]
     }

@@ -20,11 +20,12 @@ use std::time::{Duration, Instant};
 use isthmus_region::directory::{self, Directory};
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
+use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, SocketFlags, SocketType};
 
 use crate::error::{Error, Result};
-use crate::protocol::{self, Code, Reply, Request, VERSION, Welcome};
+use crate::protocol::{self, Code, Observed, Reply, Request, VERSION, Welcome};
 use crate::socket;
 
 /// How long a client may take from connecting to its `Hello`.
@@ -423,8 +424,11 @@ impl Loop {
                 client.who.name = name;
                 return self.greet(key, sequence, version, fds);
             }
+            (None, Request::Observe { version }) => return self.show(key, sequence, version),
             (None, _) => return self.reject(key, sequence, "it came before Hello"),
-            (Some(_), Request::Hello { .. }) => return self.reject(key, sequence, "a second Hello"),
+            (Some(_), Request::Hello { .. } | Request::Observe { .. }) => {
+                return self.reject(key, sequence, "a second Hello");
+            }
             (Some(_), Request::Detach) => return self.end(key, Ending::Detached),
             (Some(area), Request::Grow { bytes }) => self.writer.grow_area(area, bytes).map(Reply::Extent),
             (Some(area), Request::OpenEndpoint { block }) => self
@@ -466,13 +470,36 @@ impl Loop {
         }
     }
 
+    /// Gives an observer what it came for, and lets it go.
+    fn show(&mut self, key: u64, sequence: u64, version: u32) {
+        if version != VERSION {
+            return self.turn_away(key, sequence, Code::Version, &other_version(version));
+        }
+        let region = match read_only(&self.config.region) {
+            Ok(region) => region,
+            Err(e) => {
+                let text = format!("cannot open the region for reading: {e}");
+                return self.turn_away(key, sequence, Code::Failed, &text);
+            }
+        };
+        let reply = Reply::Observed(Observed {
+            version: VERSION,
+            peer: self.config.peer,
+            region_bytes: self.config.region_bytes,
+            uuid: self.config.uuid,
+            host_name: self.config.host_name.clone(),
+        });
+        // What was sent stays to be read after the end. An observer that is gone already needs nothing.
+        if let Some(client) = self.clients.remove(&key) {
+            let frame = reply.encode(sequence);
+            let _ = socket::send(&client.socket, &frame, &[region.as_fd()], SendFlags::DONTWAIT);
+        }
+    }
+
     fn greet(&mut self, key: u64, sequence: u64, version: u32, fds: Vec<OwnedFd>) {
         let Some(who) = self.clients.get(&key).map(|c| c.who.clone()) else { return };
         if version != VERSION {
-            let text = format!(
-                "the service speaks version {VERSION} of the attach protocol, the process version {version}; use one isthmus version for both"
-            );
-            return self.turn_away(key, sequence, Code::Version, &text);
+            return self.turn_away(key, sequence, Code::Version, &other_version(version));
         }
         let Ok([pidfd]) = <[OwnedFd; 1]>::try_from(fds) else {
             return self.turn_away(key, sequence, Code::Invalid, "a Hello comes with one pidfd");
@@ -552,6 +579,18 @@ impl Loop {
             self.deaf_until = None;
         }
     }
+}
+
+fn other_version(version: u32) -> String {
+    format!(
+        "the service speaks version {VERSION} of the attach protocol, the process version {version}; use one isthmus version for both"
+    )
+}
+
+/// The same memory behind a descriptor of its own that does not write.
+fn read_only(region: &OwnedFd) -> rustix::io::Result<OwnedFd> {
+    let path = format!("/proc/self/fd/{}", region.as_raw_fd());
+    rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
 }
 
 fn code_of(error: &isthmus_region::Error) -> Code {

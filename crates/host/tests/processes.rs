@@ -194,6 +194,29 @@ fn two_processes_meet_in_the_region() {
 }
 
 #[test]
+fn an_observer_sees_the_region_writes_nothing_and_leaves_no_trace() {
+    let dir = tempfile::tempdir().unwrap();
+    let (service, events) = start(config(dir.path()));
+    let patience = Duration::from_secs(2);
+    let view = isthmus_attach::client::observe_at(service.attach_socket(), patience).unwrap();
+    assert_eq!((view.said.region_bytes, view.said.peer, view.service), (REGION, 0, std::process::id()));
+    let flags = rustix::fs::fcntl_getfl(&view.region).unwrap();
+    assert_eq!(flags & rustix::fs::OFlags::ACCMODE, rustix::fs::OFlags::RDONLY);
+    assert!(isthmus_region::Mapping::map(view.region.as_fd(), REGION).is_err(), "no mapping that writes");
+    let reader = isthmus_region::reader::Reader::new(view.region).unwrap();
+    let mut magic = [0; 8];
+    reader.bytes("magic", 0, &mut magic).unwrap();
+    assert_eq!((&magic, reader.is_memory()), (b"ISTHMUS1", true));
+    // Another version is told so, and who says nothing of Hello afterwards is not missed.
+    let socket = raw(service.attach_socket());
+    send(&socket, &Request::Observe { version: 99 }.encode(1), &[], SendFlags::empty()).unwrap();
+    let answer = Reply::decode(&receive(&socket, RecvFlags::empty()).unwrap().frame).unwrap();
+    assert!(matches!(answer, (1, Reply::Refused { code: Code::Version, .. })), "{answer:?}");
+    await_event(&events, refused);
+    assert!(events.try_recv().is_err(), "nothing else happened");
+}
+
+#[test]
 fn a_death_is_noticed_while_a_child_holds_the_socket() {
     let dir = tempfile::tempdir().unwrap();
     let (service, events) = start(config(dir.path()));

@@ -37,7 +37,7 @@ pub(crate) fn of_region(error: &isthmus_region::Error) -> c_int {
     use isthmus_region::Error;
     match error {
         Error::Memory { .. } | Error::DoesNotFit { .. } => FI_ENOMEM,
-        Error::BadSize { .. } => FI_EINVAL,
+        Error::BadSize { .. } | Error::NotAFile => FI_EINVAL,
         Error::WrongSize { .. }
         | Error::Version { .. }
         | Error::OutOfBounds { .. }

@@ -39,15 +39,21 @@ pub struct EndpointInfo {
     pub pid: u64,
 }
 
-/// Where the tables lie; the same arithmetic for all peers of a region.
-struct Places {
-    endpoints: u64,
-    areas: u64,
-    activity: u64,
-    heap: u64,
+/// Where the tables lie in a section; the same arithmetic for all peers of a region.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Places {
+    /// Offset of the endpoint table.
+    pub endpoints: u64,
+    /// Offset of the area table.
+    pub areas: u64,
+    /// Offset of the activity table.
+    pub activity: u64,
+    /// Offset of the heap.
+    pub heap: u64,
 }
 
-fn places(shape: &Shape) -> Places {
+/// Where this version puts the tables of each section.
+pub fn places(shape: &Shape) -> Places {
     let areas = TABLES + u64::from(shape.endpoints) * endpoint::BYTES;
     let activity = areas + u64::from(shape.endpoints) * area::BYTES;
     let heap = (activity + u64::from(shape.slots()) * activity::BYTES).next_multiple_of(4096);

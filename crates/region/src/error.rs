@@ -75,6 +75,9 @@ pub enum Error {
         /// Value found.
         value: u64,
     },
+    /// What should be looked at is a folder, a pipe, a device.
+    #[error("it is neither memory nor a plain file")]
+    NotAFile,
     /// The peer does not exist or is gone.
     #[error("peer {peer} is not an active member of the region")]
     NoPeer {

@@ -10,6 +10,7 @@
 //!   everybody reads it.
 //! - [`extent`]: the service's allocator of a section's heap; [`area`]: a process's allocator of what it was granted.
 //! - [`member`]: what a process holds once it has attached.
+//! - [`reader`]: a region that is only looked at, live or as a file.
 //! - [`local`]: memory that a caller lends us for the length of an operation.
 //! - [`counters`]: what went through the region, per process and per peer.
 
@@ -24,6 +25,7 @@ pub mod local;
 pub mod mapping;
 pub mod member;
 pub mod membership;
+pub mod reader;
 pub mod source;
 
 pub use error::{Error, Result};

@@ -39,13 +39,20 @@ impl Mapping {
     /// # Errors
     /// [`Error::Memory`] with the system's answer.
     pub fn map(fd: BorrowedFd<'_>, len: u64) -> Result<Arc<Self>> {
+        Self::map_as(fd, len, ProtFlags::READ | ProtFlags::WRITE)
+    }
+
+    /// As [`Mapping::map`], but without write access: for [`crate::reader`], which hands out no view that writes.
+    pub(crate) fn map_for_reading(fd: BorrowedFd<'_>, len: u64) -> Result<Arc<Self>> {
+        Self::map_as(fd, len, ProtFlags::READ)
+    }
+
+    fn map_as(fd: BorrowedFd<'_>, len: u64, access: ProtFlags) -> Result<Arc<Self>> {
         let failed = |source| Error::Memory { action: "map", bytes: len, source };
         let size = usize::try_from(len).map_err(|_| failed(rustix::io::Errno::NOMEM))?;
         // SAFETY: a fresh mapping at an address of the kernel's choice touches no memory of ours.
-        let base = unsafe {
-            mmap(std::ptr::null_mut(), size, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED, fd, 0)
-        }
-        .map_err(failed)?;
+        let base =
+            unsafe { mmap(std::ptr::null_mut(), size, access, MapFlags::SHARED, fd, 0) }.map_err(failed)?;
         // SAFETY: exactly the range that was just mapped. A failure is harmless: a BAR's mapping may refuse advice.
         let _ = unsafe { madvise(base, size, Advice::LinuxDontFork) };
         let base = NonNull::new(base.cast()).ok_or_else(|| failed(rustix::io::Errno::NOMEM))?;

@@ -1,0 +1,154 @@
+//! A region that is only looked at: live memory or a file, read and never written.
+//!
+//! Memory that cannot shrink (a sealed memfd, the BAR of a device) is mapped for reading. Every other file is read with
+//! system calls, since a load beyond the end of one that was cut meanwhile would be a signal instead of an error.
+
+use std::fs::File;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::FileExt;
+
+use rustix::fs::SealFlags;
+
+use crate::error::{Error, Result};
+use crate::mapping::{Mapping, Section};
+
+/// What `statfs` says of sysfs, where devices' BARs are.
+const SYSFS_MAGIC: i64 = 0x6265_6572;
+
+/// Read access to what may be a region. Nothing about its contents is known.
+#[derive(Debug)]
+pub struct Reader {
+    source: Source,
+    len: u64,
+}
+
+#[derive(Debug)]
+enum Source {
+    /// Mapped without write access: nothing here hands out a word that could be stored to.
+    Memory(Section),
+    File(File),
+}
+
+impl Reader {
+    /// Takes a descriptor that is open for reading.
+    ///
+    /// # Errors
+    /// [`Error::Memory`] with the system's answer; [`Error::NotAFile`].
+    pub fn new(fd: OwnedFd) -> Result<Self> {
+        let failed = |source| Error::Memory { action: "look at", bytes: 0, source };
+        let stat = rustix::fs::fstat(&fd).map_err(failed)?;
+        if rustix::fs::FileType::from_raw_mode(stat.st_mode) != rustix::fs::FileType::RegularFile {
+            return Err(Error::NotAFile);
+        }
+        let len = u64::try_from(stat.st_size).unwrap_or(0);
+        let source = if len > 0 && cannot_shrink(&fd) {
+            Source::Memory(Mapping::map_for_reading(fd.as_fd(), len)?.whole())
+        } else {
+            Source::File(File::from(fd))
+        };
+        Ok(Self { source, len })
+    }
+
+    /// Bytes that there are.
+    pub fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// Whether there is nothing.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Whether this is memory that others may be writing, and not a file.
+    pub fn is_memory(&self) -> bool {
+        matches!(self.source, Source::Memory(_))
+    }
+
+    /// Reads words, each once and whole where this is memory. `offset` is a multiple of eight.
+    ///
+    /// # Errors
+    /// [`Error::OutOfBounds`]; [`Error::Memory`] when the file cannot be read.
+    pub fn words(&self, what: &'static str, offset: u64, into: &mut [u64]) -> Result<()> {
+        match &self.source {
+            Source::Memory(section) => {
+                for (at, word) in (0_u64..).zip(into) {
+                    let place = offset.saturating_add(at * 8);
+                    *word = section.word(what, place)?.get();
+                }
+                Ok(())
+            }
+            Source::File(_) => {
+                let mut bytes = vec![0; into.len() * 8];
+                self.bytes(what, offset, &mut bytes)?;
+                for (word, chunk) in into.iter_mut().zip(bytes.chunks_exact(8)) {
+                    *word = u64::from_le_bytes(chunk.try_into().unwrap_or_default());
+                }
+                Ok(())
+            }
+        }
+    }
+
+    /// Copies bytes.
+    ///
+    /// # Errors
+    /// As [`Reader::words`].
+    pub fn bytes(&self, what: &'static str, offset: u64, into: &mut [u8]) -> Result<()> {
+        let len = into.len() as u64;
+        if offset.checked_add(len).is_none_or(|end| end > self.len) {
+            return Err(Error::OutOfBounds { what, offset, len, limit: self.len });
+        }
+        match &self.source {
+            Source::Memory(section) => {
+                into.copy_from_slice(&section.bytes(what, offset, len)?.to_vec(0, len)?);
+                Ok(())
+            }
+            Source::File(file) => file.read_exact_at(into, offset).map_err(|e| Error::Memory {
+                action: "read",
+                bytes: self.len,
+                source: rustix::io::Errno::from_io_error(&e).unwrap_or(rustix::io::Errno::IO),
+            }),
+        }
+    }
+}
+
+fn cannot_shrink(fd: &OwnedFd) -> bool {
+    let sealed = rustix::fs::fcntl_get_seals(fd).is_ok_and(|seals| seals.contains(SealFlags::SHRINK));
+    // The type of this field differs between architectures.
+    #[allow(clippy::unnecessary_cast)]
+    let device = rustix::fs::fstatfs(fd).is_ok_and(|fs| fs.f_type as i64 == SYSFS_MAGIC);
+    sealed || device
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write;
+
+    #[test]
+    fn memory_and_file_read_alike_and_no_further_than_they_reach() {
+        let memory = crate::create::memory(1 << 20).unwrap();
+        let map = Mapping::map(memory.as_fd(), 1 << 20).unwrap();
+        map.whole().word("t", 4096).unwrap().set(77);
+        let path = std::env::temp_dir().join(format!("isthmus-reader-{}", std::process::id()));
+        let mut file = File::create(&path).unwrap();
+        file.write_all(&map.whole().bytes("t", 0, 1 << 20).unwrap().to_vec(0, 1 << 20).unwrap()).unwrap();
+        let file = File::open(&path).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        let readers = [Reader::new(memory).unwrap(), Reader::new(file.into()).unwrap()];
+        assert!(readers[0].is_memory() && !readers[1].is_memory());
+        for reader in readers {
+            let (mut words, mut bytes) = ([0; 2], [0; 8]);
+            reader.words("t", 4096, &mut words).unwrap();
+            reader.bytes("t", 4096, &mut bytes).unwrap();
+            assert_eq!((words, bytes[0], reader.len()), ([77, 0], 77, 1 << 20));
+            assert!(reader.words("t", (1 << 20) - 8, &mut words).is_err());
+            assert!(reader.bytes("t", u64::MAX, &mut bytes).is_err());
+        }
+    }
+
+    #[test]
+    fn what_is_no_file_is_refused() {
+        let (read, _write) = std::io::pipe().unwrap();
+        assert!(matches!(Reader::new(read.into()), Err(Error::NotAFile)));
+    }
+}
