@@ -14,6 +14,7 @@ mod report;
 mod run;
 mod size;
 mod user;
+mod visit;
 
 use clap::{Parser, Subcommand};
 
@@ -35,10 +36,24 @@ struct Cli {
 #[derive(Subcommand)]
 enum Command {
     Run(run::Args),
+    Exec(visit::Exec),
+    Shell(visit::Shell),
     Env(env::Args),
     Bench(isthmus_bench::cli::BenchArgs),
     Host(host::Args),
     Guest(guest::Args),
+}
+
+/// The command line, or its mistake told as all our errors are: "isthmus:" and status 2.
+fn parse() -> Cli {
+    Cli::try_parse().unwrap_or_else(|e| {
+        // Help and version are asked for, and no mistake.
+        if !e.use_stderr() || e.kind() == clap::error::ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
+            e.exit();
+        }
+        eprint!("{}", report::mistake(&e.render().to_string()));
+        std::process::exit(report::USAGE)
+    })
 }
 
 fn main() {
@@ -46,8 +61,10 @@ fn main() {
     if isthmus_guest::boot::is_init() {
         isthmus_guest::init_main()
     }
-    let status = hidden::dispatch().unwrap_or_else(|| match Cli::parse().command {
+    let status = hidden::dispatch().unwrap_or_else(|| match parse().command {
         Command::Run(args) => args.run(),
+        Command::Exec(args) => args.run(),
+        Command::Shell(args) => args.run(),
         Command::Env(args) => args.run(),
         Command::Bench(args) => isthmus_bench::cli::main(&args),
         Command::Host(args) => args.run(),

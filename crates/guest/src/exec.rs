@@ -22,8 +22,8 @@ use std::sync::mpsc::{self, Receiver, Sender};
 use rustix::event::Timespec;
 
 use crate::wire::mux::{Mux, Turn, set_nonblocking};
-use crate::wire::{Exit, Frame, Kind, Request, WireError};
-use session::Session;
+use crate::wire::{CHANNEL_ERR, CHANNEL_IN, CHANNEL_OUT, Exit, Frame, Kind, Request, Window, WireError};
+use session::{Session, Streams};
 
 /// Most sessions at a time. A launcher needs one per VM, and one more for each spawn.
 const MAX_SESSIONS: usize = 1024;
@@ -106,6 +106,13 @@ impl Server<'_> {
                     session.signal(signal);
                 }
             }
+            Kind::Resize => {
+                if let (Some(session), Ok(window)) =
+                    (self.sessions.get(&frame.stream), Window::decode(&frame.payload))
+                {
+                    session.resize(window);
+                }
+            }
             Kind::Close | Kind::Refused => {
                 if let Some(session) = self.sessions.get_mut(&frame.stream) {
                     self.mux.drop_stream(frame.stream);
@@ -124,15 +131,21 @@ impl Server<'_> {
         if self.sessions.len() >= MAX_SESSIONS {
             return Err(format!("{MAX_SESSIONS} sessions run already"));
         }
-        let (session, pipes, mut child) = Session::start(stream, request, self.options.cgroup.as_deref())?;
-        for (channel, fd) in
-            [(crate::wire::CHANNEL_OUT, pipes.stdout), (crate::wire::CHANNEL_ERR, pipes.stderr)]
-        {
+        let (session, streams, mut child) = Session::start(stream, request, self.options.cgroup.as_deref())?;
+        let (stdin, outputs) = match streams {
+            Streams::Pipes { stdin, stdout, stderr } => {
+                (stdin, vec![(CHANNEL_OUT, stdout), (CHANNEL_ERR, stderr)])
+            }
+            Streams::Terminal { master } => {
+                (master.try_clone().map_err(|e| e.to_string())?, vec![(CHANNEL_OUT, master)])
+            }
+        };
+        for (channel, fd) in outputs {
             set_nonblocking(&fd).map_err(|e| e.to_string())?;
             self.mux.add_source((stream, channel), fd);
         }
-        set_nonblocking(&pipes.stdin).map_err(|e| e.to_string())?;
-        self.mux.add_sink((stream, crate::wire::CHANNEL_IN), pipes.stdin);
+        set_nonblocking(&stdin).map_err(|e| e.to_string())?;
+        self.mux.add_sink((stream, CHANNEL_IN), stdin);
         self.sessions.insert(stream, session);
         let report = self.report.clone();
         let waker = self.waker.try_clone().map_err(|e| e.to_string())?;
@@ -153,9 +166,7 @@ impl Server<'_> {
             .sessions
             .iter_mut()
             .filter_map(|(stream, session)| {
-                let open = [crate::wire::CHANNEL_OUT, crate::wire::CHANNEL_ERR]
-                    .iter()
-                    .any(|channel| self.mux.has((*stream, *channel)));
+                let open = [CHANNEL_OUT, CHANNEL_ERR].iter().any(|channel| self.mux.has((*stream, *channel)));
                 session.is_over(open).then_some(*stream)
             })
             .collect();

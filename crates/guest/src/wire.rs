@@ -43,7 +43,7 @@ const MAX_REQUEST: usize = 8 << 20;
 /// Bytes before the payload.
 pub const HEADER_BYTES: usize = 12;
 /// The payload of a hello: a magic and the version of the protocol.
-const HELLO: [u8; 12] = *b"isthmus\0\x01\0\0\0";
+const HELLO: [u8; 12] = *b"isthmus\0\x02\0\0\0";
 
 /// Standard input of a process; what the guest sends of a connection.
 pub const CHANNEL_IN: u8 = 0;
@@ -116,17 +116,19 @@ pub enum Kind {
     Announce = 15,
     /// Where those ports are in the VM, in JSON. From the run to an agent.
     Announced = 16,
+    /// The window of a process's terminal has another size; the payload is a [`Window`]. From the host.
+    Resize = 17,
 }
 
 impl Kind {
     fn from_byte(byte: u8) -> Option<Self> {
         use Kind::{
             Announce, Announced, Close, Control, Credit, Data, End, Exited, Hello, Listen, Listening, Open,
-            Refused, Signal, Start, Stop,
+            Refused, Resize, Signal, Start, Stop,
         };
         [
             Hello, Start, Data, Credit, End, Stop, Signal, Exited, Refused, Close, Listen, Listening, Open,
-            Control, Announce, Announced,
+            Control, Announce, Announced, Resize,
         ]
         .into_iter()
         .find(|kind| *kind as u8 == byte)
@@ -140,6 +142,7 @@ impl Kind {
             Self::Credit | Self::Signal | Self::Listening => len == 4,
             Self::End | Self::Stop | Self::Close => len == 0,
             Self::Exited => len == 5,
+            Self::Resize => len == 8,
             Self::Listen | Self::Open => len == 2,
             Self::Refused | Self::Control | Self::Announce | Self::Announced => len <= MAX_TEXT,
         }
@@ -330,6 +333,44 @@ pub struct Request {
     pub limits: Vec<Limit>,
     /// Directories to make first, by the caller, with mode 0700.
     pub make_dirs: Vec<PathBuf>,
+    /// A terminal of its own, with a window of this size, in place of the three pipes.
+    pub terminal: Option<Window>,
+}
+
+/// The size of a terminal's window (ioctl_tty(2)).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Window {
+    /// Lines.
+    pub rows: u16,
+    /// Characters in a line.
+    pub columns: u16,
+    /// Its width in pixels, or 0.
+    pub width: u16,
+    /// Its height in pixels, or 0.
+    pub height: u16,
+}
+
+impl Window {
+    /// The size as it travels.
+    pub fn encode(self) -> [u8; 8] {
+        let mut bytes = [0; 8];
+        let fields = [self.rows, self.columns, self.width, self.height];
+        for (place, field) in bytes.chunks_exact_mut(2).zip(fields) {
+            place.copy_from_slice(&field.to_le_bytes());
+        }
+        bytes
+    }
+
+    /// Reads a size.
+    ///
+    /// # Errors
+    /// [`WireError::BadPayload`] if it has another length.
+    pub fn decode(bytes: &[u8]) -> Result<Self, WireError> {
+        let [a, b, c, d, e, f, g, h] =
+            *<&[u8; 8]>::try_from(bytes).map_err(|_| WireError::BadPayload { what: "window" })?;
+        let field = |low, high| u16::from_le_bytes([low, high]);
+        Ok(Self { rows: field(a, b), columns: field(c, d), width: field(e, f), height: field(g, h) })
+    }
 }
 
 /// A resource limit.
@@ -363,6 +404,7 @@ impl Request {
             out.u64(limit.hard.unwrap_or(u64::MAX));
         });
         out.list(&self.make_dirs, |out, dir| out.bytes(dir.as_os_str().as_bytes()));
+        out.list(self.terminal.as_slice(), |out, window| out.bytes(&window.encode()));
         out.0
     }
 
@@ -454,6 +496,11 @@ impl<'a> Reader<'a> {
                 Some(Limit { name, soft: limit(r.u64()?), hard: limit(r.u64()?) })
             })?,
             make_dirs: self.list(|r| r.os_string().map(PathBuf::from))?,
+            terminal: match self.list(|r| Window::decode(r.bytes()?).ok())?.as_slice() {
+                [] => None,
+                [window] => Some(*window),
+                _ => return None,
+            },
         })
     }
 }
@@ -514,6 +561,7 @@ mod tests {
             groups: vec![4, 27],
             limits: vec![Limit { name: "nofile".into(), soft: Some(1024), hard: None }],
             make_dirs: vec!["/dev/shm/x".into()],
+            terminal: Some(Window { rows: 24, columns: 80, width: 0, height: 600 }),
         }
     }
 

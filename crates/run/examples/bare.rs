@@ -16,7 +16,8 @@ use isthmus_guest::exec::{self, exec_as};
 use isthmus_guest::relay;
 use isthmus_run::machines::{Machine, Network, Plan, StartMachines, Started};
 use isthmus_run::service::{Config, Service, StartService};
-use isthmus_run::{Error, Net, RunSpec, front, guardian, job, leash, pass, rsh};
+use isthmus_run::visit::{self, Visit};
+use isthmus_run::{Error, Net, RunSpec, front, guardian, job, leash, pass, rsh, session};
 use rustix::process::Pid;
 
 struct NoService;
@@ -125,6 +126,17 @@ fn stand_in() -> i32 {
     0
 }
 
+/// `bare exec RUN VM COMMAND...`, `bare shell RUN VM`, with a terminal where standard input is one.
+fn visit_one(args: &[OsString]) -> i32 {
+    let text = |at: usize| args[at].to_str().map(str::to_owned);
+    let terminal = session::window().is_some();
+    let visit = Visit { run: text(2), vm: text(3), command: args[4..].to_vec(), terminal };
+    visit::run(&visit).unwrap_or_else(|e| {
+        eprintln!("isthmus: {}", e.line());
+        e.exit_code()
+    })
+}
+
 fn main() {
     let args: Vec<OsString> = std::env::args_os().collect();
     let platform = || job::Platform { machines: Box::new(StandIns), service: Box::new(NoService) };
@@ -135,6 +147,7 @@ fn main() {
         leash::LEASH_COMMAND => leash::main(&args[2..]),
         exec_as::EXEC_AS_COMMAND => exec_as::main(&args[2..]),
         "stand-in" => stand_in(),
+        "exec" | "shell" => visit_one(&args),
         // The run as JSON, then its command.
         json => match serde_json::from_str::<RunSpec>(json) {
             Ok(spec) => front::run(&RunSpec { command: args[2..].to_vec(), ..spec }),

@@ -109,6 +109,14 @@ pub enum Error {
         /// The signal.
         signal: i32,
     },
+    /// A command could not be run in a VM, or ended with it.
+    #[error("{vm}: {why}")]
+    Visit {
+        /// The VM's host name.
+        vm: String,
+        /// Why.
+        why: String,
+    },
     /// A process of the run itself ended before its time.
     #[error("{0}")]
     Broken(String),
@@ -144,6 +152,7 @@ impl Error {
             | Self::Boot { .. }
             | Self::Daemon { .. }
             | Self::NothingRan { .. }
+            | Self::Visit { .. }
             | Self::Broken(_)
             | Self::Io { .. } => ExitCode::FAILURE,
         }

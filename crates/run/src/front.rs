@@ -127,7 +127,7 @@ fn carry_out(spec: &RunSpec) -> Result<(i32, Option<String>)> {
     set_child_subreaper(Some(getpid())).map_err(|e| Error::io("cannot become a subreaper", e))?;
     let (send, events) = mpsc::channel();
     watch_signals(send.clone())?;
-    let start = Start { dir: rundir::choose()?, keep: spec.keep };
+    let start = Start { dir: rundir::choose()?, keep: spec.keep, front: std::process::id() };
     let (job, job_end) = UnixStream::pair().map_err(|e| Error::io("cannot make a socket", e))?;
     let input = launcher_input()?;
     let (child, guardian) =

@@ -32,6 +32,8 @@ pub struct Start {
     pub dir: PathBuf,
     /// Leave it behind.
     pub keep: bool,
+    /// The front's process, by which people name the run.
+    pub front: u32,
 }
 
 /// Starts this program again as `subcommand`, with one end of a new socket as its standard input, in a

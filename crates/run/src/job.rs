@@ -18,6 +18,8 @@ use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use isthmus_guest::exec::exec_as;
+use isthmus_guest::wire::Request;
 use rustix::process::{Pid, Signal, getpid, kill_process, set_child_subreaper};
 
 use crate::error::{Error, Result};
@@ -26,10 +28,11 @@ use crate::guardian::{self, Start};
 use crate::lost_files::LostFiles;
 use crate::machines::{Machine, Network, Plan, StartMachines};
 use crate::mpi::{self, Flavour, Host, Mpi};
+use crate::runs::Description;
 use crate::service::{self, Service, StartService};
 use crate::spec::{ExitCode, RunSpec};
 use crate::switch::{self, Switch};
-use crate::{leash, pass, rsh, tree};
+use crate::{leash, pass, rsh, rundir, tree};
 
 /// How long a launcher may take to end after it was asked to.
 const LAUNCHER_GRACE: Duration = Duration::from_secs(3);
@@ -91,7 +94,7 @@ pub fn main(platform: &Platform) -> i32 {
     let Ok(Some((spec, _))) = pass::receive::<RunSpec>(&front) else { return 1 };
     let _ = pass::send(&front, &FromJob::Hello { pid: getpid().as_raw_nonzero().get() }, &[]);
     let watched = watch_guardian(guardian, &start).and_then(|()| watch_front(&front, &start, &events_in));
-    let outcome = watched.and_then(|()| carry_out(platform, &spec, &start.dir, input, &events_in, &events));
+    let outcome = watched.and_then(|()| carry_out(platform, &spec, &start, input, &events_in, &events));
     let (code, line) = match outcome {
         Ok(code) => (code, None),
         Err(e) => (e.exit_code(), Some(e.line())),
@@ -154,11 +157,12 @@ struct Parts {
 fn carry_out(
     platform: &Platform,
     spec: &RunSpec,
-    dir: &Path,
+    start: &Start,
     input: OwnedFd,
     events_in: &Sender<Event>,
     events: &Receiver<Event>,
 ) -> Result<i32> {
+    let dir = start.dir.as_path();
     let deadline = spec.timeout_s.map(|s| Instant::now() + Duration::from_secs_f64(s));
     let line = spec.is_launcher_line().then(|| spec.command[0].as_os_str());
     let mpi = mpi::find(spec.mpi.as_deref(), line)?;
@@ -167,6 +171,7 @@ fn carry_out(
     let begin = Instant::now();
     let mut parts = start_parts(platform, spec, dir, &writable, events_in)?;
     if let Some(switch) = &parts.switch {
+        describe(spec, start, &parts.machines)?;
         let names: Vec<&str> = parts.machines.iter().map(|m| m.name.as_str()).collect();
         wait_for_agents(switch, &names, events, deadline, spec, &parts.machines)?;
     }
@@ -185,6 +190,20 @@ fn carry_out(
     }
     parts.switch = None;
     outcome
+}
+
+/// Tells those who look for runs what this one is.
+fn describe(spec: &RunSpec, start: &Start, machines: &[Machine]) -> Result<()> {
+    let words: Vec<_> = spec.command.iter().map(|word| word.to_string_lossy()).collect();
+    let description = Description {
+        pid: start.front,
+        vms: machines.iter().map(|machine| machine.name.clone()).collect(),
+        directory: std::env::current_dir().map_err(|e| Error::io("cannot tell the working directory", e))?,
+        command: words.join(" "),
+    };
+    description
+        .write(&start.dir)
+        .map_err(|e| Error::io(format!("cannot write into {}", start.dir.display()), e))
 }
 
 /// How the VMs are run, as their own command lines say; `None` without any.
@@ -417,12 +436,29 @@ fn start_launcher(spec: &RunSpec, mpi: &Mpi, dir: &Path, parts: &Parts, input: O
     for variable in &spec.env {
         set_variable(&mut command, variable);
     }
+    if let Some(switch) = &parts.switch {
+        switch.admit_visitors(twin(&command, dir)?);
+    }
     command.args(mpi::arguments(spec)).stdin(Stdio::from(input)).process_group(0);
     say(spec, || {
         let words: Vec<_> = mpi::arguments(spec).iter().map(|w| w.to_string_lossy().into_owned()).collect();
         format!("{} {}", mpi.launcher.display(), words.join(" "))
     });
     command.spawn().map_err(|e| Error::io(format!("cannot start {}", mpi.launcher.display()), e))
+}
+
+/// What the processes of visitors have in common with the launcher that `command` is, and so with the ranks.
+fn twin(command: &std::process::Command, dir: &Path) -> Result<Request> {
+    let mut twin =
+        exec_as::own_request(Vec::new()).map_err(|e| Error::io("cannot tell what this process is", e))?;
+    for (name, value) in command.get_envs() {
+        twin.env.retain(|(known, _)| known != name);
+        if let Some(value) = value.filter(|_| rsh::for_guests(name)) {
+            twin.env.push((name.to_owned(), value.to_owned()));
+        }
+    }
+    twin.make_dirs.push(rundir::shm_twin(dir));
+    Ok(twin)
 }
 
 /// `NAME=VALUE` sets; `NAME` alone is passed on, which it is anyway wherever we start the processes.

@@ -18,6 +18,8 @@
 //! | [`front`], [`guardian`], [`job`] | the three processes |
 //! | [`mpi`] | finding an MPI, its environment, its launcher line |
 //! | [`rsh`] | the agent that an MPI's launcher starts in place of ssh |
+//! | [`runs`], [`visit`] | the runs of a user; commands in their VMs beside the job |
+//! | [`session`] | what agent and visitor have in common: standing for a process in a VM |
 //! | [`switch`] | frames between agents and VMs; the host side of the relay |
 //! | [`service`] | what a run needs of the host service |
 //! | [`machines`], [`lost_files`] | what a run needs of its VMs; what is lost with them |
@@ -37,10 +39,13 @@ pub mod mpi;
 pub mod pass;
 pub mod rsh;
 pub mod rundir;
+pub mod runs;
 pub mod service;
+pub mod session;
 pub mod spec;
 pub mod switch;
 pub mod tree;
+pub mod visit;
 
 pub use error::{Error, Result};
 pub use spec::{Accelerator, ExitCode, Net, RunSpec};

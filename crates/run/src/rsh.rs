@@ -5,23 +5,19 @@
 //! the run, which has the VM's relay listen for them, and the command is rewritten to the VM's own address. The
 //! daemon must stay in the foreground, since this process stands for it: its output, its signals, its status.
 
-use std::ffi::OsString;
-use std::io::{self, Read};
+use std::ffi::{OsStr, OsString};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use isthmus_guest::exec::exec_as;
-use isthmus_guest::wire::mux::{Mux, set_nonblocking};
-use isthmus_guest::wire::{CHANNEL_ERR, CHANNEL_IN, CHANNEL_OUT, Exit, Frame, Kind, WireError};
-use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2};
+use isthmus_guest::wire::{Frame, Kind, WireError};
 
-use crate::front::status_of_signal;
 use crate::mpi::STRIP_VARIABLE;
 use crate::rundir;
+use crate::session::{self, End, Manner};
 use crate::switch::{AGENT_SOCKET, AGENT_STREAM, Announce, Announced};
 
 /// The agent's name in the run's directory, by which this program knows its part.
@@ -34,6 +30,11 @@ pub const RUN_VARIABLE: &str = "ISTHMUS_RUN";
 const FAILED: i32 = 255;
 /// Settings that hold for the launcher's own host only.
 const NOT_FOR_GUESTS: [&str; 2] = ["PRTE_MCA_prte_local_tmpdir_base", STRIP_VARIABLE];
+
+/// Whether processes in VMs get the variable `name`, too.
+pub(crate) fn for_guests(name: &OsStr) -> bool {
+    NOT_FOR_GUESTS.iter().all(|unwanted| name != *unwanted)
+}
 
 /// `isthmus-rsh HOST COMMAND...`; `args` begins with the name it was called by.
 pub fn main(args: &[OsString]) -> i32 {
@@ -167,13 +168,19 @@ fn carry_out(args: &[OsString]) -> Result<i32, String> {
     let command = rewrite(&command, &named, &announced)?;
     let mut request = exec_as::own_request(vec!["/bin/sh".into(), "-c".into(), command.into()])
         .map_err(|e| format!("cannot tell what this process is: {e}"))?;
-    request.env.retain(|(name, _)| NOT_FOR_GUESTS.iter().all(|unwanted| name != unwanted));
+    request.env.retain(|(name, _)| for_guests(name));
     request.make_dirs.push(rundir::shm_twin(&dir));
     let request = request.encode();
     if !Frame::fits(Kind::Start, request.len()) {
         return Err("the environment and command are too long".into());
     }
-    follow(run, &host, &Frame::new(Kind::Start, AGENT_STREAM, request))
+    let start = Frame::new(Kind::Start, AGENT_STREAM, request);
+    match session::follow(run, &start, Manner::default()).map_err(|e| e.to_string())? {
+        End::Exited(status) => Ok(status),
+        // The run names a lost VM itself, once.
+        End::Gone | End::Abandoned { .. } => Ok(FAILED),
+        End::Refused(why) => Err(format!("{host}: {why}")),
+    }
 }
 
 /// What can go wrong before the process runs.
@@ -193,69 +200,13 @@ fn announce(run: &UnixStream, host: &str, named: &[Named]) -> Result<Announced, 
     Frame::hello().write_to(run)?;
     Frame::read_from(run)?.check_hello()?;
     let ports = named.iter().map(|named| (named.port, named.targets.clone())).collect();
-    let announce = Announce { host: host.to_owned(), ports };
+    let announce = Announce { host: host.to_owned(), ports, visitor: false };
     Frame::new(Kind::Announce, 0, serde_json::to_vec(&announce).map_err(bad)?).write_to(run)?;
     let answer = Frame::read_from(run)?;
     match answer.kind {
         Kind::Announced => serde_json::from_slice(&answer.payload).map_err(bad),
         Kind::Refused => Err(Talk::Refused(answer.text())),
         kind => Err(WireError::BadFrame { kind: kind as u8, len: answer.payload.len() }.into()),
-    }
-}
-
-/// Starts the process and stands for it until it ends.
-fn follow(run: UnixStream, host: &str, start: &Frame) -> Result<i32, String> {
-    let text = |e: io::Error| e.to_string();
-    let (woken, waker) = UnixStream::pair().map_err(text)?;
-    set_nonblocking(&woken).map_err(text)?;
-    let mut signals = Vec::new();
-    for signal in [SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2] {
-        let came = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
-        signal_hook::flag::register(signal, came.clone()).map_err(text)?;
-        signal_hook::low_level::pipe::register(signal, waker.try_clone().map_err(text)?).map_err(text)?;
-        signals.push((signal, came));
-    }
-    // Both sides have said hello already.
-    let mut mux = Mux::greeted_already(run.into()).map_err(text)?;
-    mux.send(start);
-    mux.add_source((AGENT_STREAM, CHANNEL_IN), io::stdin().as_fd().try_clone_to_owned().map_err(text)?);
-    mux.add_sink((AGENT_STREAM, CHANNEL_OUT), io::stdout().as_fd().try_clone_to_owned().map_err(text)?);
-    mux.add_sink((AGENT_STREAM, CHANNEL_ERR), io::stderr().as_fd().try_clone_to_owned().map_err(text)?);
-    let mut exit = None;
-    loop {
-        if let Some(status) = exit
-            && [CHANNEL_OUT, CHANNEL_ERR].iter().all(|channel| !mux.has_waiting((AGENT_STREAM, *channel)))
-        {
-            return Ok(status);
-        }
-        let turn = match mux.wait(&[woken.as_fd()], None) {
-            Ok(turn) => turn,
-            Err(_) if exit.is_some() => return Ok(exit.unwrap_or(FAILED)),
-            // The run names a lost VM itself, once.
-            Err(WireError::Closed) => return Ok(FAILED),
-            Err(e) => return Err(e.to_string()),
-        };
-        if !turn.ready.is_empty() {
-            let mut drained = [0; 64];
-            while (&woken).read(&mut drained).is_ok_and(|n| n > 0) {}
-            for (signal, came) in &signals {
-                if came.swap(false, std::sync::atomic::Ordering::Relaxed) {
-                    mux.send(&Frame::new(Kind::Signal, AGENT_STREAM, signal.to_le_bytes()));
-                }
-            }
-        }
-        if let Some(frame) = turn.frame {
-            match frame.kind {
-                Kind::Exited => {
-                    exit = Some(match Exit::decode(&frame.payload).map_err(|e| e.to_string())? {
-                        Exit::Code(code) => code,
-                        Exit::Signal(signal) => status_of_signal(signal),
-                    });
-                }
-                Kind::Refused => return Err(format!("{host}: {}", frame.text())),
-                _ => {}
-            }
-        }
     }
 }
 

@@ -13,6 +13,9 @@ use crate::error::{Error, Result};
 /// Longest base directory: a UNIX socket's path has 107 bytes, and ours must fit below.
 const MAX_BASE_BYTES: usize = 60;
 
+/// How the names of run directories begin.
+pub const PREFIX: &str = "isthmus-";
+
 /// How often a removal is tried, and how long to wait between.
 const ATTEMPTS: u32 = 50;
 const PAUSE: Duration = Duration::from_millis(2);
@@ -26,7 +29,7 @@ pub fn choose() -> Result<PathBuf> {
     fs::File::open("/dev/urandom")
         .and_then(|mut file| file.read_exact(&mut seed))
         .map_err(|e| Error::io("/dev/urandom", e))?;
-    let name = seed.iter().fold(String::from("isthmus-"), |name, byte| format!("{name}{byte:02x}"));
+    let name = seed.iter().fold(String::from(PREFIX), |name, byte| format!("{name}{byte:02x}"));
     let me = rustix::process::geteuid().as_raw();
     let base = std::env::var_os("XDG_RUNTIME_DIR")
         .map(PathBuf::from)

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!  isthmus-rsh ──socket "agents"──► one thread per agent ──┐ streams get numbers of their own
-//!  isthmus-rsh ──────────────────►                         ├──► exec port of a VM
+//!  isthmus exec ─────────────────►                         ├──► exec port of a VM
 //!  mpirun ◄──TCP── relay thread of a VM ◄─────────────────────── relay port of a VM
 //!  job    ◄──news── control thread of a VM ◄──────────────────── control port of a VM
 //! ```
@@ -19,14 +19,14 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::mpsc::{self, Receiver, Sender};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread;
 use std::time::Duration;
 
 use isthmus_guest::control::{self, Changes, ToGuest, ToHost};
 use isthmus_guest::relay::carry;
 use isthmus_guest::wire::mux::{Mux, set_nonblocking};
-use isthmus_guest::wire::{CHANNEL_IN, CHANNEL_OUT, Exit, Frame, Kind, WireError};
+use isthmus_guest::wire::{CHANNEL_IN, CHANNEL_OUT, Exit, Frame, Kind, Request, WireError};
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
@@ -38,6 +38,8 @@ pub const AGENT_SOCKET: &str = "agents";
 const CONNECT_LIMIT: Duration = Duration::from_secs(2);
 /// How long a guest may take to listen at a port.
 const LISTEN_LIMIT: Duration = Duration::from_secs(10);
+/// How long a visitor waits for the run to have started its job.
+const JOB_LIMIT: Duration = Duration::from_secs(120);
 /// How long an agent may take to read what it has credit for.
 const AGENT_LIMIT: Duration = Duration::from_secs(10);
 
@@ -48,6 +50,10 @@ pub struct Announce {
     pub host: String,
     /// The ports that its command will connect to, and where they really are.
     pub ports: Vec<(u16, Vec<SocketAddr>)>,
+    /// Not an agent of the MPI, but somebody with a command of their own: what it starts is no news, and is started as
+    /// the job itself was.
+    #[serde(default)]
+    pub visitor: bool,
 }
 
 /// What it is answered.
@@ -144,6 +150,37 @@ struct Wanted {
     answer: Sender<std::result::Result<u16, String>>,
 }
 
+/// One that has a process in a VM.
+struct Agent {
+    socket: Mutex<UnixStream>,
+    visitor: bool,
+}
+
+/// What a visitor's process has in common with the job, as soon as there is a job.
+#[derive(Default)]
+struct Twin {
+    request: Mutex<Option<Request>>,
+    known: Condvar,
+}
+
+impl Twin {
+    /// What to start for a visitor that asks for `asked`.
+    fn of(&self, asked: Request) -> std::result::Result<Request, String> {
+        let request = lock(&self.request);
+        let wait = self.known.wait_timeout_while(request, JOB_LIMIT, |request| request.is_none());
+        let (request, _) = wait.unwrap_or_else(|poisoned| poisoned.into_inner());
+        let Some(job) = request.as_ref() else {
+            return Err("the run is still starting its VMs; try again".into());
+        };
+        let mut twin = Request { argv: asked.argv, terminal: asked.terminal, ..job.clone() };
+        for (name, value) in asked.env {
+            twin.env.retain(|(known, _)| *known != name);
+            twin.env.push((name, value));
+        }
+        Ok(twin)
+    }
+}
+
 struct Vm {
     index: usize,
     name: String,
@@ -151,7 +188,7 @@ struct Vm {
     exec: Mutex<UnixStream>,
     control: Mutex<UnixStream>,
     /// The agents, by their stream in this VM.
-    agents: Mutex<BTreeMap<u32, Arc<Mutex<UnixStream>>>>,
+    agents: Mutex<BTreeMap<u32, Arc<Agent>>>,
     next_stream: AtomicU32,
     wanted: Mutex<Sender<Wanted>>,
     relay_waker: UnixStream,
@@ -164,6 +201,7 @@ struct Vm {
 /// The switch of a run. Its threads live until the process ends.
 pub struct Switch {
     vms: Vec<Arc<Vm>>,
+    twin: Arc<Twin>,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -196,15 +234,22 @@ impl Switch {
             .enumerate()
             .map(|(index, ports)| Vm::start(index, ports, &report))
             .collect::<Result<Vec<_>>>()?;
-        let known = vms.clone();
+        let twin = Arc::new(Twin::default());
+        let known = (vms.clone(), Arc::clone(&twin));
         spawn("agents".into(), move || {
             for agent in listener.incoming().flatten() {
-                let vms = known.clone();
+                let (vms, twin) = known.clone();
                 // An agent that no thread can be had for sees its connection closed.
-                let _ = spawn("agent".into(), move || serve_agent(agent, &vms, direct));
+                let _ = spawn("agent".into(), move || serve_agent(agent, &vms, direct, &twin));
             }
         })?;
-        Ok(Self { vms })
+        Ok(Self { vms, twin })
+    }
+
+    /// From now on visitors may come; what they start is like `job` in all but its command.
+    pub fn admit_visitors(&self, job: Request) {
+        *lock(&self.twin.request) = Some(job);
+        self.twin.known.notify_all();
     }
 
     /// Asks a VM which files vanish with it; the answer is news.
@@ -270,7 +315,7 @@ impl Vm {
             Err(e) => self.lose(format!("its {port} port failed: {e}")),
         }
         for agent in std::mem::take(&mut *lock(&self.agents)).into_values() {
-            let _ = lock(&agent).shutdown(Shutdown::Both);
+            let _ = lock(&agent.socket).shutdown(Shutdown::Both);
         }
     }
 
@@ -286,15 +331,15 @@ impl Vm {
                 let mut agents = lock(&self.agents);
                 if last { agents.remove(&frame.stream) } else { agents.get(&frame.stream).cloned() }
             };
-            if last && agent.is_some() {
+            if last && agent.as_ref().is_some_and(|agent| !agent.visitor) {
                 (self.report)(News::Ended { vm: self.index, stream: frame.stream, bad: bad_end(&frame) });
             }
             // Whoever it was for may have gone.
             let Some(agent) = agent else { continue };
             let stream = std::mem::replace(&mut frame.stream, AGENT_STREAM);
-            if frame.write_to(&*lock(&agent)).is_err() {
+            if frame.write_to(&*lock(&agent.socket)).is_err() {
                 lock(&self.agents).remove(&stream);
-                let _ = lock(&agent).shutdown(Shutdown::Both);
+                let _ = lock(&agent.socket).shutdown(Shutdown::Both);
             }
         }
     }
@@ -415,18 +460,24 @@ fn connect(targets: &[SocketAddr]) -> io::Result<TcpStream> {
 }
 
 /// One agent, from its first word to its last.
-fn serve_agent(agent: UnixStream, vms: &[Arc<Vm>], direct: Option<Ipv4Addr>) {
+fn serve_agent(agent: UnixStream, vms: &[Arc<Vm>], direct: Option<Ipv4Addr>, twin: &Twin) {
     let refuse = |why: String| {
         let _ = Frame::new(Kind::Refused, AGENT_STREAM, why).write_to(&agent);
     };
-    match introduce(&agent, vms, direct) {
+    let announce = match announcement(&agent) {
+        Ok(announce) => announce,
+        // Somebody who only looks whether the run is there, or of another version.
+        Err(why) => return refuse(why),
+    };
+    let visitor = announce.visitor;
+    match introduce(&agent, announce, vms, direct) {
         Ok(vm) => {
-            if let Err(e) = switch_agent(&agent, &vm) {
+            if let Err(e) = switch_agent(&agent, &vm, visitor.then_some(twin)) {
                 refuse(e);
             }
         }
         Err(why) => {
-            if let Some(vm) = vms.first() {
+            if let Some(vm) = vms.first().filter(|_| !visitor) {
                 (vm.report)(News::TurnedAway { why: why.clone() });
             }
             refuse(why);
@@ -445,22 +496,27 @@ fn bad_end(frame: &Frame) -> Option<String> {
     }
 }
 
-/// The agent says which VM it wants and is told where its ports are there.
-fn introduce(
-    agent: &UnixStream,
-    vms: &[Arc<Vm>],
-    direct: Option<Ipv4Addr>,
-) -> std::result::Result<Arc<Vm>, String> {
+/// The agent says hello, and which VM it wants.
+fn announcement(agent: &UnixStream) -> std::result::Result<Announce, String> {
     let text = |e: WireError| e.to_string();
     // A VM's output must not wait for long for an agent that does not read.
     agent.set_write_timeout(Some(AGENT_LIMIT)).map_err(|e| e.to_string())?;
     Frame::hello().write_to(agent).map_err(text)?;
     Frame::read_from(agent).and_then(|frame| frame.check_hello()).map_err(text)?;
     let frame = Frame::read_from(agent).map_err(text)?;
-    let announce: Announce = match frame.kind {
-        Kind::Announce => serde_json::from_slice(&frame.payload).map_err(|e| e.to_string())?,
-        _ => return Err("an agent begins with an announcement".into()),
-    };
+    match frame.kind {
+        Kind::Announce => serde_json::from_slice(&frame.payload).map_err(|e| e.to_string()),
+        _ => Err("an agent begins with an announcement".into()),
+    }
+}
+
+/// The agent is told where its ports are in the VM that it wants.
+fn introduce(
+    agent: &UnixStream,
+    announce: Announce,
+    vms: &[Arc<Vm>],
+    direct: Option<Ipv4Addr>,
+) -> std::result::Result<Arc<Vm>, String> {
     let vm = vms.iter().find(|vm| vm.name == announce.host).ok_or_else(|| {
         let names: Vec<&str> = vms.iter().map(|vm| vm.name.as_str()).collect();
         format!("this run has no host called {}; its VMs are {}", announce.host, names.join(", "))
@@ -475,25 +531,43 @@ fn introduce(
         .collect::<std::result::Result<_, _>>()?;
     let answer = serde_json::to_vec(&Announced { address: direct.unwrap_or(vm.address), ports })
         .map_err(|e| e.to_string())?;
-    Frame::new(Kind::Announced, 0, answer).write_to(agent).map_err(text)?;
+    Frame::new(Kind::Announced, 0, answer).write_to(agent).map_err(|e| e.to_string())?;
     Ok(Arc::clone(vm))
 }
 
-/// Frames from an agent to its process, until either is gone.
-fn switch_agent(mut agent: &UnixStream, vm: &Vm) -> std::result::Result<(), String> {
+/// Frames from an agent to its process, until either is gone. `twin` is for visitors.
+fn switch_agent(mut agent: &UnixStream, vm: &Vm, twin: Option<&Twin>) -> std::result::Result<(), String> {
     let writer = agent.try_clone().map_err(|e| e.to_string())?;
     // Relaxed: only that no two are the same matters.
     let stream = vm.next_stream.fetch_add(1, Ordering::Relaxed);
-    lock(&vm.agents).insert(stream, Arc::new(Mutex::new(writer)));
+    let visitor = twin.is_some();
+    lock(&vm.agents).insert(stream, Arc::new(Agent { socket: Mutex::new(writer), visitor }));
     // Relaxed: `lose` comes before the agents are let go, and the lock orders that.
     if vm.lost.load(Ordering::Relaxed) {
         lock(&vm.agents).remove(&stream);
         return Err(format!("{} is gone", vm.name));
     }
+    let mut refused = None;
     while let Ok(mut frame) = Frame::read_from(&mut agent) {
-        match frame.kind {
-            Kind::Start => (vm.report)(News::Started { vm: vm.index, stream }),
-            Kind::Data | Kind::Credit | Kind::End | Kind::Stop | Kind::Signal | Kind::Close => {}
+        match (frame.kind, twin) {
+            (Kind::Start, None) => (vm.report)(News::Started { vm: vm.index, stream }),
+            (Kind::Start, Some(twin)) => match like_the_job(&frame, twin) {
+                Ok(start) => frame = start,
+                Err(why) => {
+                    refused = Some(why);
+                    break;
+                }
+            },
+            (
+                Kind::Data
+                | Kind::Credit
+                | Kind::End
+                | Kind::Stop
+                | Kind::Signal
+                | Kind::Resize
+                | Kind::Close,
+                _,
+            ) => {}
             _ => break,
         }
         frame.stream = stream;
@@ -503,9 +577,21 @@ fn switch_agent(mut agent: &UnixStream, vm: &Vm) -> std::result::Result<(), Stri
     }
     // Still there: the agent went before its process did.
     if lock(&vm.agents).remove(&stream).is_some() {
-        let bad = Some(LEFT_BEHIND.to_owned());
-        (vm.report)(News::Ended { vm: vm.index, stream, bad });
+        if !visitor {
+            let bad = Some(LEFT_BEHIND.to_owned());
+            (vm.report)(News::Ended { vm: vm.index, stream, bad });
+        }
         let _ = Frame::new(Kind::Close, stream, []).write_to(&*lock(&vm.exec));
     }
-    Ok(())
+    refused.map_or(Ok(()), Err)
+}
+
+/// A visitor's request, with all that the job has beside its command.
+fn like_the_job(start: &Frame, twin: &Twin) -> std::result::Result<Frame, String> {
+    let asked = Request::decode(&start.payload).map_err(|e| e.to_string())?;
+    let request = twin.of(asked)?.encode();
+    if !Frame::fits(Kind::Start, request.len()) {
+        return Err("the command and the job's environment are too long".into());
+    }
+    Ok(Frame::new(Kind::Start, start.stream, request))
 }

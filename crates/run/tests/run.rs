@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use isthmus_guest::processes;
-use isthmus_run::{Net, RunSpec, rundir, tree};
+use isthmus_run::{Net, RunSpec, rundir, runs, tree};
 use rustix::process::{Pid, Signal, kill_process};
 
 const PROMPT: Duration = Duration::from_secs(5);
@@ -565,5 +565,39 @@ fn a_signal_while_the_vms_start_ends_the_run() {
         assert_eq!(ended.status, status, "{}", ended.stderr);
         assert!(ended.stderr.contains("while the VMs were starting"), "{}", ended.stderr);
         run.assert_nothing_left("while starting");
+    }
+}
+
+#[test]
+fn visitors_are_the_jobs_twins_and_leave_no_trace_in_it() {
+    if !may_stand_in() {
+        return;
+    }
+    for mpi in mpis() {
+        let spec = RunSpec { vms: 1, env: words(&["TWIN=of the job"]), ..native(1) };
+        let work = "umask 27; echo ready; while [ ! -e /dev/shm/let-go ]; do sleep 0.1; done";
+        let mut run = Run::start(&mpi, spec, &["sh", "-c", work]);
+        run.wait_for_line("ready");
+        let dir = run.directories().into_iter().find(|dir| dir.join(runs::FILE).exists()).unwrap();
+        let visit = |vm: &str, script: &str| {
+            let mut visitor = Command::new(program());
+            visitor.args(["exec".as_ref(), dir.as_os_str(), vm.as_ref()]).args(["sh", "-c", script]);
+            visitor.current_dir("/").env("TWIN", "of the visitor").stdin(Stdio::null());
+            visitor.output().unwrap()
+        };
+        let said = visit("vm0", "echo $(hostname) $TWIN in $PWD; echo err >&2; exit 3");
+        let here = std::env::current_dir().unwrap();
+        assert_eq!(said.status.code(), Some(3));
+        assert_eq!(String::from_utf8_lossy(&said.stdout), format!("vm0 of the job in {}\n", here.display()));
+        assert_eq!(said.stderr, b"err\n");
+        assert_eq!(visit("vm0", "kill -9 $$").status.code(), Some(137));
+        let nowhere = visit("vm1", "true");
+        assert_eq!(nowhere.status.code(), Some(2));
+        assert!(String::from_utf8_lossy(&nowhere.stderr).contains("no VM is called vm1"));
+        // The job's end is judged by its own daemons alone.
+        assert_eq!(visit("vm0", "touch /dev/shm/let-go").status.code(), Some(0));
+        let ended = run.finish();
+        assert_eq!(ended.status, 0, "{}", ended.stderr);
+        run.assert_nothing_left("visitors");
     }
 }

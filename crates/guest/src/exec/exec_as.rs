@@ -10,7 +10,8 @@ use std::path::Path;
 use std::process::Command;
 
 use rustix::process::{
-    Gid, Resource, Rlimit, Uid, getgid, getgroups, getrlimit, getuid, setrlimit, setsid, umask,
+    Gid, Resource, Rlimit, Uid, getgid, getgroups, getrlimit, getuid, ioctl_tiocsctty, setrlimit, setsid,
+    umask,
 };
 use rustix::thread::{set_thread_groups, set_thread_res_gid, set_thread_res_uid};
 
@@ -18,6 +19,8 @@ use crate::wire::{Limit, Request};
 
 /// The hidden subcommand that runs [`main`].
 pub const EXEC_AS_COMMAND: &str = "exec-as";
+/// The argument that says that standard input is to be the session's terminal.
+const TERMINAL: &str = "terminal";
 /// The limits that travel, by name.
 const RESOURCES: [(&str, Resource); 15] = [
     ("cpu", Resource::Cpu),
@@ -67,6 +70,7 @@ pub fn command(request: &Request, cgroup: Option<&Path>) -> Command {
             .iter()
             .map(|limit| format!("{}={}:{}", limit.name, number(limit.soft), number(limit.hard))),
     ));
+    command.arg(if request.terminal.is_some() { TERMINAL } else { "" });
     command.arg(request.make_dirs.len().to_string()).args(&request.make_dirs).args(&request.argv);
     command.env_clear().envs(request.env.iter().map(|(name, value)| (name, value)));
     command
@@ -99,7 +103,7 @@ enum Never {}
 
 fn become_it(args: &[OsString]) -> Result<Never, Failure> {
     let malformed = || Failure { what: "exec-as".into(), why: io::ErrorKind::InvalidInput.into() };
-    let [cgroup, uid, gid, groups, mask, cwd, limits, dirs, rest @ ..] = args else {
+    let [cgroup, uid, gid, groups, mask, cwd, limits, terminal, dirs, rest @ ..] = args else {
         return Err(malformed());
     };
     let number = |text: &OsStr| text.to_str().and_then(|text| text.parse::<u32>().ok()).ok_or_else(malformed);
@@ -120,6 +124,9 @@ fn become_it(args: &[OsString]) -> Result<Never, Failure> {
     }
     // One that leads a group already cannot make a session; then it is in one of its own anyway.
     let _ = setsid();
+    if terminal == TERMINAL {
+        ioctl_tiocsctty(io::stdin()).map_err(failed("cannot take the terminal"))?;
+    }
     for limit in words(limits)?.split(',').filter(|limit| !limit.is_empty()) {
         set_limit(limit).ok_or_else(malformed)?;
     }
@@ -190,6 +197,7 @@ pub fn own_request(argv: Vec<OsString>) -> io::Result<Request> {
         groups: getgroups()?.iter().map(|group| group.as_raw()).collect(),
         limits: own_limits(),
         make_dirs: Vec::new(),
+        terminal: None,
     })
 }
 
@@ -215,7 +223,8 @@ mod tests {
     #[test]
     fn arguments_that_are_none_are_refused() {
         assert_eq!(main(&[]), 126);
-        let args: Vec<OsString> = ["", "x", "0", "", "22", "/", "", "0", "true"].map(OsString::from).into();
+        let args: Vec<OsString> =
+            ["", "x", "0", "", "22", "/", "", "", "0", "true"].map(OsString::from).into();
         assert_eq!(main(&args), 126);
     }
 }

@@ -8,19 +8,29 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, Signal, kill_process, kill_process_group};
+use rustix::fs::{Mode, OFlags};
+use rustix::process::{Pid, Signal, Uid, kill_process, kill_process_group};
+use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
+use rustix::termios::{Winsize, tcsetwinsize};
 
 use super::exec_as;
 use crate::processes;
-use crate::wire::{Exit, Request};
+use crate::wire::{Exit, Request, Window};
 
 /// How long output may keep coming after everything in a session was killed.
 const OUTPUT_GRACE: Duration = Duration::from_secs(2);
 
-pub(super) struct Pipes {
-    pub(super) stdin: OwnedFd,
-    pub(super) stdout: OwnedFd,
-    pub(super) stderr: OwnedFd,
+/// The ends of a process's standard streams that are ours.
+pub(super) enum Streams {
+    Pipes {
+        stdin: OwnedFd,
+        stdout: OwnedFd,
+        stderr: OwnedFd,
+    },
+    /// What the process reads and what it writes go through one terminal.
+    Terminal {
+        master: OwnedFd,
+    },
 }
 
 pub(super) struct Session {
@@ -29,6 +39,30 @@ pub(super) struct Session {
     cgroup: Option<PathBuf>,
     exit: Option<(Exit, Instant)>,
     killed: bool,
+    /// The terminal's other end, to set its size by.
+    terminal: Option<OwnedFd>,
+}
+
+/// A new terminal, of `request`'s user: our end and the process's.
+fn terminal(request: &Request, window: Window) -> io::Result<(OwnedFd, OwnedFd)> {
+    let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC)?;
+    grantpt(&master)?;
+    unlockpt(&master)?;
+    let name = ptsname(&master, Vec::new())?;
+    let flags = OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC;
+    let slave = rustix::fs::open(name, flags, Mode::empty())?;
+    // Programs open it anew, as /dev/tty or by its name. Without root, it is the user's already.
+    let _ = rustix::fs::fchown(&slave, Some(Uid::from_raw(request.uid)), None);
+    set_window(&master, window)?;
+    Ok((master, slave))
+}
+
+fn set_window(terminal: &OwnedFd, window: Window) -> io::Result<()> {
+    let Window { rows, columns, width, height } = window;
+    Ok(tcsetwinsize(
+        terminal,
+        Winsize { ws_row: rows, ws_col: columns, ws_xpixel: width, ws_ypixel: height },
+    )?)
 }
 
 /// How a process ended, or that it could not be told.
@@ -43,12 +77,33 @@ pub(super) fn exit_of(status: io::Result<ExitStatus>) -> Exit {
     }
 }
 
+/// Starts the first process of a session.
+fn begin(request: &Request, cgroup: Option<&Path>) -> Result<(Streams, Child), String> {
+    let mut command = exec_as::command(request, cgroup);
+    let failed = |e: io::Error| format!("cannot start a process: {e}");
+    if let Some(window) = request.terminal {
+        let no_terminal = |e: io::Error| format!("cannot make a terminal: {e}");
+        let (master, slave) = terminal(request, window).map_err(no_terminal)?;
+        let copy = || slave.try_clone().map(Stdio::from).map_err(no_terminal);
+        command.stdin(copy()?).stdout(copy()?).stderr(slave);
+        return Ok((Streams::Terminal { master }, command.spawn().map_err(failed)?));
+    }
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().map_err(failed)?;
+    match (child.stdin.take(), child.stdout.take(), child.stderr.take()) {
+        (Some(stdin), Some(stdout), Some(stderr)) => {
+            Ok((Streams::Pipes { stdin: stdin.into(), stdout: stdout.into(), stderr: stderr.into() }, child))
+        }
+        _ => Err("a process without its pipes".into()),
+    }
+}
+
 impl Session {
     pub(super) fn start(
         stream: u32,
         request: &Request,
         cgroups: Option<&Path>,
-    ) -> Result<(Self, Pipes, Child), String> {
+    ) -> Result<(Self, Streams, Child), String> {
         let cgroup = match cgroups {
             None => None,
             Some(parent) => {
@@ -57,21 +112,23 @@ impl Session {
                 Some(group)
             }
         };
-        let mut command = exec_as::command(request, cgroup.as_deref());
-        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let remove = |cgroup: &Option<PathBuf>| cgroup.as_ref().map(fs::remove_dir);
-        let mut child = command.spawn().map_err(|e| {
-            remove(&cgroup);
-            format!("cannot start a process: {e}")
+        let begun = begin(request, cgroup.as_deref());
+        let (streams, child) = begun.inspect_err(|_| {
+            cgroup.as_ref().map(fs::remove_dir);
         })?;
-        let pipes = match (child.stdin.take(), child.stdout.take(), child.stderr.take()) {
-            (Some(stdin), Some(stdout), Some(stderr)) => {
-                Pipes { stdin: stdin.into(), stdout: stdout.into(), stderr: stderr.into() }
-            }
-            _ => return Err("a process without its pipes".into()),
+        let terminal = match &streams {
+            Streams::Terminal { master } => Some(master.try_clone().map_err(|e| e.to_string())?),
+            Streams::Pipes { .. } => None,
         };
         let first = Pid::from_child(&child);
-        Ok((Self { first, cgroup, exit: None, killed: false }, pipes, child))
+        Ok((Self { first, cgroup, exit: None, killed: false, terminal }, streams, child))
+    }
+
+    /// Gives the session's terminal, if it has one, another size; the kernel tells its processes.
+    pub(super) fn resize(&self, window: Window) {
+        if let Some(terminal) = &self.terminal {
+            let _ = set_window(terminal, window);
+        }
     }
 
     /// Sends a signal to the first process and those that stayed in its group.
