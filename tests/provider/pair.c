@@ -1083,7 +1083,7 @@ static void formats(struct side *s)
 	struct side t;
 	open_side(&t, NULL);
 	struct fid_cq *cq;
-	struct fi_cq_attr attr = {.format = FI_CQ_FORMAT_TAGGED, .wait_obj = FI_WAIT_FD};
+	struct fi_cq_attr attr = {.format = FI_CQ_FORMAT_TAGGED, .wait_obj = FI_WAIT_MUTEX_COND};
 	EQUAL(fi_cq_open(t.domain, &attr, &cq, NULL), -FI_ENOSYS);
 	attr.wait_obj = FI_WAIT_UNSPEC;
 	EQUAL(fi_cq_open(t.domain, &attr, &cq, NULL), 0);

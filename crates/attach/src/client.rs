@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use isthmus_region::extent::Extent;
+use isthmus_region::format::GlobalSlot;
 use isthmus_region::mapping::Mapping;
 use isthmus_region::member::{LocalService, Member};
 use isthmus_region::membership::Region;
@@ -209,6 +210,14 @@ struct Client {
 
 impl Client {
     fn ask(&self, action: &'static str, request: &Request) -> isthmus_region::Result<Reply> {
+        self.ask_with(action, request).map(|(reply, _)| reply)
+    }
+
+    fn ask_with(
+        &self,
+        action: &'static str,
+        request: &Request,
+    ) -> isthmus_region::Result<(Reply, Vec<OwnedFd>)> {
         let refused = |reason| isthmus_region::Error::Service { action, reason };
         // Before the lock: in a forked child another thread of the parent may have left it locked.
         if rustix::process::getpid() != self.pid {
@@ -221,7 +230,7 @@ impl Client {
                 Err(isthmus_region::Error::Full { bytes })
             }
             Ok((Reply::Refused { text, .. }, _)) => Err(refused(text)),
-            Ok((reply, _)) => Ok(reply),
+            Ok(answer) => Ok(answer),
             Err(e) => Err(refused(format!("{} ({})", chain(&e), self.path.display()))),
         }
     }
@@ -263,6 +272,23 @@ impl LocalService for Client {
         let action = "close an endpoint";
         match self.ask(action, &Request::CloseEndpoint { slot })? {
             Reply::Done => Ok(()),
+            _ => Err(unexpected(action)),
+        }
+    }
+
+    fn wake(&self, slot: GlobalSlot) {
+        if rustix::process::getpid() == self.pid {
+            let line = self.line.lock().unwrap_or_else(PoisonError::into_inner);
+            // A service that is gone, or has no room for this, wakes nobody; the sleeper looks up by itself.
+            let frame = Request::Wake { slot: slot.0 }.encode(0);
+            let _ = socket::send(&line.socket, &frame, &[], SendFlags::DONTWAIT);
+        }
+    }
+
+    fn bell(&self, slot: u32) -> isthmus_region::Result<OwnedFd> {
+        let action = "give an eventfd";
+        match self.ask_with(action, &Request::Bell { slot })? {
+            (Reply::Eventfd, fds) => fds.into_iter().next().ok_or_else(|| unexpected(action)),
             _ => Err(unexpected(action)),
         }
     }

@@ -26,11 +26,14 @@ mod kind {
     pub(super) const CLOSE_ENDPOINT: u32 = 4;
     pub(super) const DETACH: u32 = 5;
     pub(super) const OBSERVE: u32 = 6;
+    pub(super) const WAKE: u32 = 8;
+    pub(super) const BELL: u32 = 9;
     pub(super) const WELCOME: u32 = 0x81;
     pub(super) const EXTENT: u32 = 0x82;
     pub(super) const ENDPOINT: u32 = 0x83;
     pub(super) const DONE: u32 = 0x84;
     pub(super) const OBSERVED: u32 = 0x85;
+    pub(super) const EVENTFD: u32 = 0x88;
     pub(super) const REFUSED: u32 = 0xff;
 }
 
@@ -69,6 +72,16 @@ pub enum Request {
         /// Version that the process speaks.
         version: u32,
     },
+    /// A message was announced to an endpoint that sleeps: it shall be woken. There is no reply.
+    Wake {
+        /// Its slot in the region.
+        slot: u32,
+    },
+    /// An eventfd that is written when an own endpoint is to be woken.
+    Bell {
+        /// Its slot in the peer's endpoint table.
+        slot: u32,
+    },
 }
 
 /// What the service answers.
@@ -89,6 +102,8 @@ pub enum Reply {
     Done,
     /// To `Observe`, with a descriptor of the region that is open for reading only.
     Observed(Observed),
+    /// To `Bell`, with the eventfd.
+    Eventfd,
     /// To anything.
     Refused {
         /// The reason as a code.
@@ -272,6 +287,8 @@ impl Request {
             Self::CloseEndpoint { slot } => Put::new(kind::CLOSE_ENDPOINT, sequence).u32(*slot).u32(0).end(),
             Self::Detach => Put::new(kind::DETACH, sequence).end(),
             Self::Observe { version } => Put::new(kind::OBSERVE, sequence).u32(*version).u32(0).end(),
+            Self::Wake { slot } => Put::new(kind::WAKE, sequence).u32(*slot).u32(0).end(),
+            Self::Bell { slot } => Put::new(kind::BELL, sequence).u32(*slot).u32(0).end(),
         }
     }
 
@@ -293,10 +310,14 @@ impl Request {
             }
             kind::GROW => Self::Grow { bytes: take.u64()? },
             kind::OPEN_ENDPOINT => Self::OpenEndpoint { block: take.u64()? },
-            kind::CLOSE_ENDPOINT => {
+            kind::CLOSE_ENDPOINT | kind::WAKE | kind::BELL => {
                 let slot = take.u32()?;
                 take.u32()?;
-                Self::CloseEndpoint { slot }
+                match kind {
+                    kind::WAKE => Self::Wake { slot },
+                    kind::BELL => Self::Bell { slot },
+                    _ => Self::CloseEndpoint { slot },
+                }
             }
             kind::DETACH => Self::Detach,
             kind::OBSERVE => {
@@ -342,6 +363,7 @@ impl Reply {
                 .u64(o.uuid[1])
                 .name(&o.host_name)
                 .end(),
+            Self::Eventfd => Put::new(kind::EVENTFD, sequence).end(),
             Self::Refused { code, text } => {
                 Put::new(kind::REFUSED, sequence).u32(*code as u32).text(text).end()
             }
@@ -380,6 +402,7 @@ impl Reply {
                 uuid: [take.u64()?, take.u64()?],
                 host_name: take.name()?,
             }),
+            kind::EVENTFD => Self::Eventfd,
             kind::REFUSED => {
                 let code = Code::from_wire(take.u32()?);
                 Self::Refused { code, text: take.text() }

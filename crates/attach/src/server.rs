@@ -13,11 +13,13 @@
 use std::collections::HashMap;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::sync::mpsc;
+use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use isthmus_region::directory::{self, Directory};
+use isthmus_region::format::GlobalSlot;
+use isthmus_region::wake;
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
 use rustix::fs::{Mode, OFlags};
@@ -58,6 +60,26 @@ pub struct Config {
     pub host_name: String,
     /// Bytes of an area at attach; [`AREA_BYTES`] is a good value.
     pub area_bytes: u64,
+    /// Where wake-ups for endpoints of other peers go.
+    pub relay: Relay,
+}
+
+/// Passes on wake-ups for endpoints of other peers, by their slots in the region; called on the server's thread, so it
+/// must not wait.
+#[derive(Default)]
+pub struct Relay(Option<Box<dyn Fn(GlobalSlot) + Send>>);
+
+impl Relay {
+    /// One that goes somewhere.
+    pub fn new(to: impl Fn(GlobalSlot) + Send + 'static) -> Self {
+        Self(Some(Box::new(to)))
+    }
+}
+
+impl std::fmt::Debug for Relay {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("Relay").field(&self.0.is_some()).finish()
+    }
 }
 
 /// Users that may attach.
@@ -170,13 +192,29 @@ pub struct Server {
     path: PathBuf,
     directory: Directory,
     orders: mpsc::Sender<Order>,
-    bell: OwnedFd,
+    bell: Arc<OwnedFd>,
     thread: Option<JoinHandle<()>>,
 }
 
 enum Order {
     Stop,
     Wake(u32),
+}
+
+/// Has endpoints woken, from any thread, also after the server's end.
+#[derive(Debug, Clone)]
+pub struct Waker {
+    orders: mpsc::Sender<Order>,
+    bell: Arc<OwnedFd>,
+}
+
+impl Waker {
+    /// Wakes the endpoint in `slot` of the peer's table, if it sleeps.
+    pub fn wake(&self, slot: u32) {
+        // A thread that is gone needs no orders.
+        let _ = self.orders.send(Order::Wake(slot));
+        ring(&self.bell);
+    }
 }
 
 impl Server {
@@ -216,7 +254,7 @@ impl Server {
             .name("isthmus-attach".into())
             .spawn(move || state.run())
             .map_err(|e| Error::System { action: "start the attach service's thread", source: errno(&e) })?;
-        Ok(Self { path, directory, orders, bell, thread: Some(thread) })
+        Ok(Self { path, directory, orders, bell: Arc::new(bell), thread: Some(thread) })
     }
 
     /// Where it listens.
@@ -229,9 +267,9 @@ impl Server {
         &self.directory
     }
 
-    /// Rings the process that holds `area`, if there is one.
-    pub fn wake(&self, area: u32) {
-        self.order(Order::Wake(area));
+    /// What wakes the peer's endpoints.
+    pub fn waker(&self) -> Waker {
+        Waker { orders: self.orders.clone(), bell: Arc::clone(&self.bell) }
     }
 
     fn order(&self, order: Order) {
@@ -280,7 +318,10 @@ struct Client {
 struct Attached {
     area: u32,
     pidfd: OwnedFd,
-    wake: OwnedFd,
+    /// Held as long as the process may be rung.
+    _wake: OwnedFd,
+    /// Eventfds of its endpoints that asked for one, by slot.
+    bells: HashMap<u32, OwnedFd>,
 }
 
 struct Loop {
@@ -338,13 +379,19 @@ impl Loop {
         while let Ok(order) = self.inbox.try_recv() {
             match order {
                 Order::Stop => return true,
-                Order::Wake(area) => {
-                    let attached = self.clients.values().filter_map(|c| c.attached.as_ref());
-                    attached.filter(|a| a.area == area).for_each(|a| ring(&a.wake));
-                }
+                Order::Wake(slot) => self.wake(slot),
             }
         }
         false
+    }
+
+    /// Wakes an endpoint of this peer, whichever way it sleeps.
+    fn wake(&self, slot: u32) {
+        if let Ok(line) = self.writer.directory().wake_line(slot) {
+            wake::wake(&line.words[0]);
+        }
+        let attached = self.clients.values().filter_map(|c| c.attached.as_ref());
+        attached.filter_map(|a| a.bells.get(&slot)).for_each(ring);
     }
 
     fn finish(self) {
@@ -436,11 +483,49 @@ impl Loop {
                 .open_endpoint(area, block, pid)
                 .map(|(slot, incarnation)| Reply::Endpoint { slot, incarnation }),
             (Some(area), Request::CloseEndpoint { slot }) => {
+                if let Some(attached) = &mut client.attached {
+                    attached.bells.remove(&slot);
+                }
                 self.writer.close_endpoint(area, slot).map(|()| Reply::Done)
             }
+            (Some(_), Request::Wake { slot }) => return self.wake_anywhere(GlobalSlot(slot)),
+            (Some(area), Request::Bell { slot }) => return self.give_bell(key, sequence, area, slot),
         };
         let reply = done.unwrap_or_else(|e| refusal(&e));
         self.answer(key, &reply.encode(sequence));
+    }
+
+    /// Wakes an endpoint of any peer. One that does not exist wakes nobody.
+    fn wake_anywhere(&self, slot: GlobalSlot) {
+        let endpoints = self.writer.directory().shape().endpoints;
+        if slot.peer(endpoints) == self.config.peer {
+            self.wake(slot.local(endpoints));
+        } else if let Some(relay) = &self.config.relay.0 {
+            relay(slot);
+        }
+    }
+
+    /// Makes an eventfd for an endpoint of the client.
+    fn give_bell(&mut self, key: u64, sequence: u64, area: u32, slot: u32) {
+        if !self.writer.owns(area, slot) {
+            let error = isthmus_region::Error::Invalid { what: "endpoint slot", value: slot.into() };
+            return self.answer(key, &refusal(&error).encode(sequence));
+        }
+        let bell = match eventfd() {
+            Ok(bell) => bell,
+            Err(e) => {
+                let reply = Reply::Refused { code: Code::Failed, text: e.to_string() };
+                return self.answer(key, &reply.encode(sequence));
+            }
+        };
+        let Some(client) = self.clients.get_mut(&key) else { return };
+        let frame = Reply::Eventfd.encode(sequence);
+        if socket::send(&client.socket, &frame, &[bell.as_fd()], SendFlags::DONTWAIT).is_err() {
+            return self.end(key, Ending::Dropped);
+        }
+        if let Some(attached) = &mut client.attached {
+            attached.bells.insert(slot, bell);
+        }
     }
 
     /// Sends an answer. A client that has not read so many that no more fit is not waiting for this one either.
@@ -528,7 +613,7 @@ impl Loop {
                 self.clients.get_mut(&key).ok_or(Error::BadFrame { what: "a client that is gone" })?;
             let fds = [self.config.region.as_fd(), wake.as_fd()];
             let sent = socket::send(&client.socket, &welcome.encode(sequence), &fds, SendFlags::DONTWAIT);
-            client.attached = Some(Attached { area, pidfd, wake });
+            client.attached = Some(Attached { area, pidfd, _wake: wake, bells: HashMap::new() });
             sent.map_err(system("send the region's descriptor"))
         });
         match begun {

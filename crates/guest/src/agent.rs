@@ -206,6 +206,7 @@ impl Agent {
             incarnation: peer.life.incarnation,
             host_name: peer.name.clone(),
             area_bytes: config.area_bytes,
+            relay: server::Relay::default(),
         };
         let server = server::Server::start(server, writer, observer)?;
         Ok(Self { server, region, peer })

@@ -199,6 +199,7 @@ impl Service {
             incarnation,
             host_name: config.host_name,
             area_bytes: config.area_bytes,
+            relay: server::Relay::default(),
         };
         let processes = Arc::clone(&observer);
         let attach = server::Server::start(

@@ -51,6 +51,13 @@ impl Word {
         self.put(self.peek().wrapping_add(by));
     }
 
+    /// The lower half, in place: what a futex of this word is. For the kernel alone to read.
+    #[cfg(not(loom))]
+    pub fn futex(&self) -> &AtomicU32 {
+        // SAFETY: a little-endian word starts with its lower half, and an atomic may be aligned better than it must be.
+        unsafe { &*(&raw const self.0).cast::<AtomicU32>() }
+    }
+
     /// Adds atomically, with release; for the words that several processes of one peer share.
     #[inline]
     pub fn add(&self, by: u64) -> u64 {
@@ -91,4 +98,10 @@ pub fn acquire_fence() {
 #[inline]
 pub fn release_fence() {
     fence(Ordering::Release);
+}
+
+/// Orders a store before it with a load after it, which nothing weaker does (P6).
+#[inline]
+pub fn full_fence() {
+    fence(Ordering::SeqCst);
 }

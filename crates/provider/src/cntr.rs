@@ -2,17 +2,17 @@
 
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use isthmus_cabi::Poison;
 use isthmus_fabric_sys::*;
 
 use crate::core::Core;
-use crate::cq::{FURTHER_POLLS, is_idle, progress};
+use crate::cq::{Progress, get_wait, is_crowded, progress, waiter};
 use crate::domain::Domain;
 use crate::ep::Ep;
 use crate::lock::Lock;
 use crate::object::{self, Object};
+use crate::wait::{self, Patience, Rest, Waiter};
 
 /// A counter.
 #[repr(C)]
@@ -22,15 +22,15 @@ pub(crate) struct Cntr {
     pub(crate) domain: Arc<Domain>,
     endpoints: Lock<Vec<Arc<Ep>>>,
     counts: Lock<Counts>,
+    waiter: Waiter,
 }
 
-#[derive(Default)]
 struct Counts {
     done: u64,
     failed: u64,
-    /// Sum of both when it was read last, and how often it was the same.
+    /// Sum of both when it was read last.
     seen: u64,
-    idle: u32,
+    patience: Patience,
 }
 
 // SAFETY: the head is written when it is made and only read since; its pointers are C's.
@@ -48,7 +48,7 @@ impl Object for Cntr {
     }
 }
 
-static FID_OPS: fi_ops = object::ops(close, object::no_bind, object::no_control);
+static FID_OPS: fi_ops = object::ops(close, object::no_bind, control);
 static OPS: fi_ops_cntr = fi_ops_cntr {
     size: size_of::<fi_ops_cntr>(),
     read,
@@ -69,15 +69,17 @@ impl Cntr {
         // SAFETY: null or valid.
         let attr: Option<&fi_cntr_attr> = unsafe { isthmus_cabi::object(attr) };
         let (events, wait) = attr.map_or((FI_CNTR_EVENTS_COMP, FI_WAIT_NONE), |a| (a.events, a.wait_obj));
-        if events != FI_CNTR_EVENTS_COMP || !matches!(wait, FI_WAIT_NONE | FI_WAIT_UNSPEC | FI_WAIT_YIELD) {
+        if events != FI_CNTR_EVENTS_COMP {
             return Err(FI_ENOSYS);
         }
+        let waiter = waiter(wait)?;
         let fid = object::head(FI_CLASS_CNTR, context, &FID_OPS);
         Ok(Arc::new(Self {
             head: fid_cntr { fid, ops: &OPS },
             poison: Poison::new(),
             endpoints: Lock::new(domain.locks, Vec::new()),
-            counts: Lock::new(domain.locks, Counts::default()),
+            counts: Lock::new(domain.locks, Counts { done: 0, failed: 0, seen: 0, patience: Patience::FULL }),
+            waiter,
             domain,
         }))
     }
@@ -96,20 +98,46 @@ impl Cntr {
         } else {
             counts.failed = counts.failed.wrapping_add(1);
         }
+        drop(counts);
+        self.waiter.ring();
+    }
+
+    /// `fi_trywait`: whether the caller may block on the descriptor now; nothing if there is none.
+    pub(crate) fn arm(&self) -> Option<bool> {
+        let before = self.sum();
+        if progress(&self.endpoints) == Progress::Broken || self.sum() != before {
+            return self.waiter.descriptor().map(|_| false);
+        }
+        self.waiter.arm(&self.endpoints, || self.sum() != before)
+    }
+
+    fn sum(&self) -> u64 {
+        let counts = self.counts.lock();
+        counts.done.wrapping_add(counts.failed)
     }
 
     /// Both counts, after progress.
     fn look(&self) -> (u64, u64) {
+        self.waiter.disarm();
         let progress = progress(&self.endpoints);
         let mut counts = self.counts.lock();
         let sum = counts.done.wrapping_add(counts.failed);
         let found = (counts.done, counts.failed);
         if sum != counts.seen {
             counts.seen = sum;
-            counts.idle = 0;
-        } else if is_idle(&mut counts.idle, progress) {
-            drop(counts);
-            std::thread::yield_now();
+            counts.patience = Patience::FULL;
+            return found;
+        }
+        let rest = counts.patience.rest(progress, || is_crowded(&self.endpoints));
+        let mut patience = counts.patience;
+        drop(counts);
+        match rest {
+            Rest::None => {}
+            Rest::Nap => wait::nap(&self.endpoints),
+            Rest::Yield => {
+                patience.offer();
+                self.counts.lock().patience = patience;
+            }
         }
         found
     }
@@ -118,6 +146,15 @@ impl Cntr {
 unsafe extern "C" fn close(fid: *mut fid) -> c_int {
     // SAFETY: our counter, closed once.
     unsafe { object::close::<Cntr>(fid.cast(), object::unless_busy) }
+}
+
+unsafe extern "C" fn control(fid: *mut fid, command: c_int, arg: *mut c_void) -> c_int {
+    let body = |cntr: &Cntr| {
+        // SAFETY: as libfabric calls it.
+        unsafe { get_wait(&cntr.waiter, command, arg) }
+    };
+    // SAFETY: our counter.
+    unsafe { object::call::<Cntr, _>(fid.cast(), -FI_EIO, body) }
 }
 
 unsafe extern "C" fn read(cntr: *mut fid_cntr) -> u64 {
@@ -137,6 +174,7 @@ unsafe extern "C" fn readerr(cntr: *mut fid_cntr) -> u64 {
 unsafe fn change(cntr: *mut fid_cntr, how: impl FnOnce(&mut Counts)) -> c_int {
     let body = |cntr: &Cntr| {
         how(&mut cntr.counts.lock());
+        cntr.waiter.ring();
         0
     };
     // SAFETY: passed on.
@@ -165,10 +203,12 @@ unsafe extern "C" fn seterr(cntr: *mut fid_cntr, value: u64) -> c_int {
 
 unsafe extern "C" fn wait(cntr: *mut fid_cntr, threshold: u64, timeout: c_int) -> c_int {
     let body = |cntr: &Cntr| {
-        let until = u64::try_from(timeout).ok().map(|ms| Instant::now() + Duration::from_millis(ms));
+        let until = wait::deadline(timeout);
         let failed_before = cntr.counts.lock().failed;
         loop {
-            for _ in 0..FURTHER_POLLS {
+            cntr.counts.lock().patience = Patience::FULL;
+            let mut sum = 0;
+            for _ in 0..wait::SPINS {
                 let (done, failed) = cntr.look();
                 if done >= threshold {
                     return 0;
@@ -176,10 +216,16 @@ unsafe extern "C" fn wait(cntr: *mut fid_cntr, threshold: u64, timeout: c_int) -
                 if failed != failed_before {
                     return -FI_EAVAIL;
                 }
+                sum = done.wrapping_add(failed);
+                if timeout == 0 {
+                    break;
+                }
             }
-            if until.is_some_and(|u| Instant::now() >= u) {
+            let left = wait::left(until);
+            if left.is_zero() {
                 return -FI_ETIMEDOUT;
             }
+            cntr.waiter.sleep(&cntr.endpoints, left, || cntr.sum() != sum);
         }
     };
     // SAFETY: our counter.

@@ -5,14 +5,11 @@
 //!
 //! A completion that failed stays at the queue's front, and reads answer `-FI_EAVAIL`, until `fi_cq_readerr` takes it.
 //!
-//! **Waiting.** An empty read returns at once and makes no system call, except that after [`POLLS`] of them in a row the
-//! processor is offered to others: with more runnable processes than processors the one that we wait for may be among
-//! them. `fi_cq_sread` reads and yields until its time is up.
+//! An empty read returns at once and makes no system call, except as [`crate::wait`] says, which also has what blocks.
 
 use std::collections::VecDeque;
 use std::ffi::{c_char, c_int, c_void};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use isthmus_cabi::Poison;
 use isthmus_fabric_sys as fi;
@@ -24,11 +21,8 @@ use crate::domain::Domain;
 use crate::ep::Ep;
 use crate::lock::Lock;
 use crate::object::{self, Object};
+use crate::wait::{self, Patience, Rest, Waiter};
 
-/// Empty reads in a row after which the processor is offered to others.
-const POLLS: u32 = 2000;
-/// Empty reads between two such offers, once nothing came during [`POLLS`].
-pub(crate) const FURTHER_POLLS: u32 = 64;
 /// Completions that a queue has room for without allocating.
 const ROOM: usize = 1024;
 
@@ -67,11 +61,12 @@ pub(crate) struct Cq {
     entry_bytes: usize,
     endpoints: Lock<Vec<Arc<Ep>>>,
     queue: Lock<Queue>,
+    waiter: Waiter,
 }
 
 struct Queue {
     ready: VecDeque<Entry>,
-    idle: u32,
+    patience: Patience,
     signaled: bool,
     /// Where the read that is under way wants its entries; it saves them the way through `ready`.
     open: Option<Destination>,
@@ -133,7 +128,7 @@ impl Object for Cq {
     }
 }
 
-static FID_OPS: fi_ops = object::ops(close, object::no_bind, object::no_control);
+static FID_OPS: fi_ops = object::ops(close, object::no_bind, control);
 static OPS: fi_ops_cq = fi_ops_cq {
     size: size_of::<fi_ops_cq>(),
     read,
@@ -164,17 +159,21 @@ impl Cq {
             FI_CQ_FORMAT_TAGGED => size_of::<fi_cq_tagged_entry>(),
             _ => return Err(FI_ENOSYS),
         };
-        if !matches!(wait, FI_WAIT_NONE | FI_WAIT_UNSPEC | FI_WAIT_YIELD) {
-            return Err(FI_ENOSYS);
-        }
+        let waiter = waiter(wait)?;
         let fid = object::head(FI_CLASS_CQ, context, &FID_OPS);
-        let queue = Queue { ready: VecDeque::with_capacity(ROOM), idle: 0, signaled: false, open: None };
+        let queue = Queue {
+            ready: VecDeque::with_capacity(ROOM),
+            patience: Patience::FULL,
+            signaled: false,
+            open: None,
+        };
         Ok(Arc::new(Self {
             head: fid_cq { fid, ops: &OPS },
             poison: Poison::new(),
             entry_bytes,
             endpoints: Lock::new(domain.locks, Vec::new()),
             queue: Lock::new(domain.locks, queue),
+            waiter,
             domain,
         }))
     }
@@ -193,8 +192,25 @@ impl Cq {
                 // SAFETY: `taken` is below the count of the arrays that the running read was given.
                 unsafe { self.copy(&entry, to) };
             }
-            _ => keep(&mut queue.ready, entry),
+            _ => {
+                keep(&mut queue.ready, entry);
+                self.waiter.ring();
+            }
         }
+    }
+
+    /// `fi_trywait`: whether the caller may block on the descriptor now; nothing if there is none.
+    pub(crate) fn arm(&self) -> Option<bool> {
+        if progress(&self.endpoints) == Progress::Broken || self.is_there() {
+            return self.waiter.descriptor().map(|_| false);
+        }
+        self.waiter.arm(&self.endpoints, || self.is_there())
+    }
+
+    /// Whether a read would find something without progress.
+    fn is_there(&self) -> bool {
+        let queue = self.queue.lock();
+        !queue.ready.is_empty() || queue.signaled
     }
 
     /// Takes up to `count` completions.
@@ -214,7 +230,7 @@ impl Cq {
     fn read_short(&self, to: &mut Destination) -> Option<usize> {
         let (endpoints, mut queue) = (self.endpoints.unlocked()?, self.queue.unlocked()?);
         let [endpoint] = endpoints.as_slice() else { return None };
-        if !queue.ready.is_empty() || queue.idle >= POLLS - 1 || to.buf.is_null() {
+        if !queue.ready.is_empty() || queue.patience.ends() || to.buf.is_null() {
             return None;
         }
         let mut received = false;
@@ -227,12 +243,16 @@ impl Cq {
                         unsafe { self.copy(&entry, to) };
                     }
                     if !got.more && to.taken > 0 {
-                        queue.idle = 0;
+                        queue.patience = Patience::FULL;
                         return Some(to.taken);
                     }
                 }
                 Short::Nothing => {
-                    queue.idle = if received { 0 } else { queue.idle + 1 };
+                    if received {
+                        queue.patience = Patience::FULL;
+                    } else {
+                        queue.patience.count();
+                    }
                     return Some(to.taken);
                 }
                 Short::Other => return None,
@@ -246,6 +266,7 @@ impl Cq {
         if to.buf.is_null() && to.count > 0 {
             return -(FI_EINVAL as isize);
         }
+        self.waiter.disarm();
         let lent = Lent::new(self, to);
         let progress = progress(&self.endpoints);
         to.taken = lent.taken();
@@ -253,12 +274,19 @@ impl Cq {
         let mut queue = self.queue.lock();
         if queue.ready.is_empty() {
             if to.taken > 0 {
-                queue.idle = 0;
+                queue.patience = Patience::FULL;
                 return to.taken.cast_signed();
             }
-            if is_idle(&mut queue.idle, progress) {
+            let rest = queue.patience.rest(progress, || is_crowded(&self.endpoints));
+            if rest != Rest::None {
+                let mut patience = queue.patience;
                 drop(queue);
-                std::thread::yield_now();
+                if rest == Rest::Nap {
+                    wait::nap(&self.endpoints);
+                } else {
+                    patience.offer();
+                    self.queue.lock().patience = patience;
+                }
             }
             return if progress == Progress::Broken { EIO } else { EAGAIN };
         }
@@ -268,7 +296,7 @@ impl Cq {
     /// Copies entries that were kept.
     #[inline(never)]
     fn take_ready(&self, queue: &mut Queue, mut to: Destination) -> isize {
-        queue.idle = 0;
+        queue.patience = Patience::FULL;
         while to.taken < to.count {
             match queue.ready.front() {
                 Some(entry) if entry.fault.is_none() => {
@@ -366,17 +394,23 @@ impl Cq {
 
     /// Reads until there is something, the time is up (`timeout` milliseconds, negative for ever), or a signal.
     fn wait(&self, buf: *mut c_void, count: usize, sources: *mut fi_addr_t, timeout: c_int) -> isize {
-        let until = u64::try_from(timeout).ok().map(|ms| Instant::now() + Duration::from_millis(ms));
+        let until = wait::deadline(timeout);
         loop {
-            for _ in 0..POLLS {
+            self.queue.lock().patience = Patience::FULL;
+            for _ in 0..wait::SPINS {
                 let got = self.read(buf, count, sources);
                 if got != EAGAIN {
                     return got;
                 }
+                if timeout == 0 {
+                    break;
+                }
             }
-            if std::mem::take(&mut self.queue.lock().signaled) || until.is_some_and(|u| Instant::now() >= u) {
+            let left = wait::left(until);
+            if std::mem::take(&mut self.queue.lock().signaled) || left.is_zero() {
                 return EAGAIN;
             }
+            self.waiter.sleep(&self.endpoints, left, || self.is_there());
         }
     }
 }
@@ -415,16 +449,46 @@ pub(crate) fn progress(endpoints: &Lock<Vec<Arc<Ep>>>) -> Progress {
     result
 }
 
-/// Counts a look that found nothing; gives whether it is time to offer the processor to others.
-#[inline]
-pub(crate) fn is_idle(idle: &mut u32, progress: Progress) -> bool {
-    // The thread that makes the progress may be the one that waits for a processor.
-    *idle += if progress == Progress::Elsewhere { FURTHER_POLLS } else { 1 };
-    if *idle < POLLS {
-        return false;
+/// Whether one of these endpoints says that there are too few processors.
+pub(crate) fn is_crowded(endpoints: &Lock<Vec<Arc<Ep>>>) -> bool {
+    endpoints.try_lock().is_some_and(|all| all.iter().any(|ep| ep.is_crowded()))
+}
+
+/// What a queue or counter with this wait object waits with.
+pub(crate) fn waiter(wait: u32) -> Result<Waiter, c_int> {
+    match wait {
+        FI_WAIT_NONE | FI_WAIT_UNSPEC | FI_WAIT_YIELD => Ok(Waiter::default()),
+        FI_WAIT_FD => Waiter::with_descriptor().map_err(|e| e.raw_os_error()),
+        _ => Err(FI_ENOSYS),
     }
-    *idle = POLLS - FURTHER_POLLS;
-    true
+}
+
+/// `FI_GETWAIT` and `FI_GETWAITOBJ`.
+///
+/// # Safety
+/// `arg` is null or has room for an `int`.
+pub(crate) unsafe fn get_wait(waiter: &Waiter, command: c_int, arg: *mut c_void) -> c_int {
+    let value = match (command, waiter.descriptor()) {
+        (FI_GETWAIT, Some(fd)) => fd,
+        (FI_GETWAITOBJ, Some(_)) => FI_WAIT_FD.cast_signed(),
+        (FI_GETWAITOBJ, None) => FI_WAIT_UNSPEC.cast_signed(),
+        _ => return -FI_ENOSYS,
+    };
+    if arg.is_null() {
+        return -FI_EINVAL;
+    }
+    // SAFETY: not null; the caller's place for the answer.
+    unsafe { arg.cast::<c_int>().write(value) };
+    0
+}
+
+unsafe extern "C" fn control(fid: *mut fid, command: c_int, arg: *mut c_void) -> c_int {
+    let body = |cq: &Cq| {
+        // SAFETY: as libfabric calls it.
+        unsafe { get_wait(&cq.waiter, command, arg) }
+    };
+    // SAFETY: our queue.
+    unsafe { object::call::<Cq, _>(fid.cast(), -FI_EIO, body) }
 }
 
 unsafe extern "C" fn close(fid: *mut fid) -> c_int {
@@ -478,6 +542,7 @@ unsafe extern "C" fn sreadfrom(
 unsafe extern "C" fn signal(cq: *mut fid_cq) -> c_int {
     let body = |cq: &Cq| {
         cq.queue.lock().signaled = true;
+        cq.waiter.ring();
         0
     };
     // SAFETY: our queue.

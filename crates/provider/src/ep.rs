@@ -5,14 +5,15 @@
 //! queue or counter, never the other way.
 
 use std::ffi::{c_int, c_void};
-use std::sync::{Arc, Weak};
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, OnceLock, Weak};
 
 use isthmus_cabi::{Poison, guard};
 use isthmus_fabric_sys::*;
 use isthmus_region::local::LocalBuf;
 use isthmus_transport::{
-    Address, Atomic, AtomicKind, Completion, Config, Endpoint, Op, PeerId, Posted, Receive, Rma, Selector,
-    Send, Short, ShortReceived, Sink, Status, Ticket,
+    Address, Asleep, Atomic, AtomicKind, Bell, Completion, Config, Endpoint, Op, PeerId, Posted, Receive,
+    Rma, Selector, Send, Short, ShortReceived, Sink, Status, Ticket,
 };
 
 use crate::av::{self, Av};
@@ -48,6 +49,7 @@ pub(crate) struct Ep {
     poison: Poison,
     pub(crate) domain: Arc<Domain>,
     state: Lock<State>,
+    bell: OnceLock<OwnedFd>,
 }
 
 /// Everything that changes.
@@ -57,6 +59,8 @@ pub(crate) struct State {
     enabled: bool,
     /// Progress is under way; found by somebody who has the lock, it says that it ended in a panic.
     moving: bool,
+    /// Sleeps that were not ended yet.
+    sleepers: u32,
     /// The queue that receives complete to, if that is all they do: for [`Ep::poll_short`] to compare with.
     short: *const Cq,
     directed: bool,
@@ -198,6 +202,7 @@ impl Ep {
             transport: Some(transport),
             enabled: false,
             moving: false,
+            sleepers: 0,
             short: std::ptr::null(),
             directed: info.caps & FI_DIRECTED_RECV != 0,
             tx_flags: tx.map_or(0, |t| t.op_flags),
@@ -217,7 +222,7 @@ impl Ep {
             },
         };
         let state = Lock::new(domain.locks, state);
-        let ep = Arc::new(Self { head, poison: Poison::new(), domain, state });
+        let ep = Arc::new(Self { head, poison: Poison::new(), domain, state, bell: OnceLock::new() });
         ep.domain.endpoints.lock().push(Arc::downgrade(&ep));
         Ok(ep)
     }
@@ -282,6 +287,47 @@ impl Ep {
             |said: &str| log!(self.core(), WARN, EP_DATA, "internal error, the endpoint is closed: {said}");
         // Guarded by itself, so that a panic breaks this endpoint and not all others of a queue.
         guard(&self.poison, Progress::Broken, report, body)
+    }
+
+    /// Whether a thread can sleep on a futex here.
+    pub(crate) fn has_futex(&self) -> bool {
+        self.domain.member.has_futexes()
+    }
+
+    /// Whether there are more processes than processors.
+    pub(crate) fn is_crowded(&self) -> bool {
+        self.state.try_lock().is_some_and(|s| s.transport.as_ref().is_some_and(Endpoint::is_crowded))
+    }
+
+    /// The eventfd that is written when the endpoint sleeps and is rung; made when it is needed first.
+    pub(crate) fn bell(&self) -> Option<&OwnedFd> {
+        if self.bell.get().is_none() {
+            let made = self.state.lock().transport.as_ref()?.bell().ok()?;
+            // Another thread may be first, which is as well: the service rings all that it gave.
+            let _ = self.bell.set(made);
+        }
+        self.bell.get()
+    }
+
+    /// Gets ready to sleep; nothing if there is something to do. Each success is followed by one [`Ep::wake_up`].
+    pub(crate) fn fall_asleep(&self, bell: Bell) -> Option<Asleep> {
+        let mut state = self.state.lock();
+        if state.moving || self.poison.is_set() {
+            return None;
+        }
+        let asleep = state.transport.as_mut()?.fall_asleep(bell)?;
+        state.sleepers += 1;
+        Some(asleep)
+    }
+
+    /// Ends a sleep. Others who sleep on this endpoint are woken too: they fall asleep anew.
+    pub(crate) fn wake_up(&self) {
+        let mut state = self.state.lock();
+        state.sleepers = state.sleepers.saturating_sub(1);
+        let more = state.sleepers > 0;
+        if let Some(transport) = &mut state.transport {
+            if more { transport.rouse() } else { transport.wake_up() }
+        }
     }
 
     /// Runs a post, which waits for its turn, and again after progress if there was no room.

@@ -6,7 +6,9 @@ use std::sync::Arc;
 use isthmus_cabi::{Poison, guard};
 use isthmus_fabric_sys::*;
 
+use crate::cntr::Cntr;
 use crate::core::{Core, log};
+use crate::cq::Cq;
 use crate::domain::Domain;
 use crate::eq::Eq;
 use crate::object::{self, Object};
@@ -135,8 +137,33 @@ unsafe extern "C" fn no_wait_set(
     -FI_ENOSYS
 }
 
-/// There is nothing to wait on yet, so no wait can be missed either; but the caller would then block on a descriptor
-/// that it could not have got from us.
-unsafe extern "C" fn trywait(_fabric: *mut fid_fabric, _fids: *mut *mut fid, _count: c_int) -> c_int {
-    -FI_ENOSYS
+/// Gets all of them ready for a blocking wait on their descriptors, or says that there is something to read.
+unsafe extern "C" fn trywait(fabric: *mut fid_fabric, fids: *mut *mut fid, count: c_int) -> c_int {
+    let body = |_: &Fabric| {
+        let count = usize::try_from(count).unwrap_or(0);
+        if fids.is_null() && count > 0 {
+            return -FI_EINVAL;
+        }
+        for i in 0..count {
+            // SAFETY: the caller's array has `count` places.
+            let fid = unsafe { fids.wrapping_add(i).read() };
+            // SAFETY: null, or an object of the caller's.
+            let class = unsafe { isthmus_cabi::object(fid) }.map(|f| f.fclass);
+            let ready = match class {
+                // SAFETY: by its class a completion queue, and of a fabric of ours.
+                Some(FI_CLASS_CQ) => unsafe { object::call::<Cq, _>(fid.cast(), None, Cq::arm) },
+                // SAFETY: as above, a counter.
+                Some(FI_CLASS_CNTR) => unsafe { object::call::<Cntr, _>(fid.cast(), None, Cntr::arm) },
+                _ => return -FI_EINVAL,
+            };
+            match ready {
+                None => return -FI_EINVAL,
+                Some(false) => return -FI_EAGAIN,
+                Some(true) => {}
+            }
+        }
+        0
+    };
+    // SAFETY: our fabric.
+    unsafe { object::call::<Fabric, _>(fabric, -FI_EIO, body) }
 }

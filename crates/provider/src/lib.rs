@@ -38,3 +38,4 @@ mod object;
 mod probe;
 mod rma;
 mod tagged;
+mod wait;

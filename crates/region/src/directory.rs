@@ -103,6 +103,11 @@ impl Directory {
         })
     }
 
+    /// The region's shape.
+    pub fn shape(&self) -> &Shape {
+        &self.shape
+    }
+
     /// The section.
     pub fn section(&self) -> &Section {
         &self.section
@@ -138,6 +143,27 @@ impl Directory {
     /// [`Error::Invalid`] beyond the table.
     pub fn endpoint_line(&self, slot: u32) -> Result<LineRef> {
         self.section.line("endpoint", self.endpoint_at(slot)?)
+    }
+
+    /// The line of an endpoint's wake word, its first.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] beyond the table.
+    pub fn wake_line(&self, slot: u32) -> Result<LineRef> {
+        self.section.line("endpoint", self.endpoint_at(slot)? + endpoint::WAKE)
+    }
+
+    /// Processes that have endpoints.
+    pub fn processes(&self) -> usize {
+        let high = self.endpoints_high();
+        let mut areas: Vec<u64> = (0..high)
+            .filter_map(|slot| self.endpoint(slot).ok())
+            .filter(|info| info.life.state == State::Active)
+            .map(|info| info.area)
+            .collect();
+        areas.sort_unstable();
+        areas.dedup();
+        areas.len()
     }
 
     /// One endpoint record. The life is read first and again at the end, so the rest belongs to it.
@@ -382,6 +408,11 @@ impl Writer {
         high.set(high.peek().max(u64::from(slot) + 1));
         self.changed();
         Ok((slot, incarnation))
+    }
+
+    /// Whether an open endpoint is the area's.
+    pub fn owns(&self, index: u32, slot: u32) -> bool {
+        self.endpoints.get(slot as usize).is_some_and(|e| e.owner == Some(index))
     }
 
     /// Publishes that an endpoint was closed in good order; only its own area may close it. Its slot reads as free

@@ -75,6 +75,7 @@ layout! {
         HOST_BYTES @ 56, 8, "host service, once", "Bytes of the host section.";
         GENERATION @ 64, 8, "host service", "Counts changes of the peer table.";
         SERVICE @ 72, 8, "host service", "Life of the service: incarnation and state.";
+        CPUS @ 80, 8, "host service", "Processors of the host that it may use; 0 if unknown.";
     }
     /// The membership table's entry of one peer, in the host section.
     peer (256) {
@@ -100,11 +101,12 @@ layout! {
         RETIRED @ 128, 256, "local service", "Counters of processes that are gone, added up; fields as in `counters`.";
     }
     /// One endpoint slot of a peer, in the endpoint table.
-    endpoint (64) {
+    endpoint (128) {
         LIFE @ 0, 8, "local service", "Incarnation and state of the endpoint.";
         AREA @ 8, 8, "local service", "Index of the area of the process that owns it.";
         BLOCK @ 16, 8, "local service", "Offset in the section of the endpoint's block.";
         PID @ 24, 8, "local service", "Process id, as seen by the local service; for people.";
+        WAKE @ 64, 8, "processes of the peer and its local service, atomic add", "Counts wake-ups; the lower half is a futex.";
     }
     /// One area slot of a peer, in the area table.
     area (64) {
@@ -145,6 +147,7 @@ layout! {
         LANES_VERSION @ 8, 8, "process", "Counts changes of lane descriptors.";
         ACCEPTS @ 16, 8, "process", "Offset in the section of the first accept chunk, 0 if none.";
         ACCEPTS_VERSION @ 24, 8, "process", "Counts changes of accept entries.";
+        SLEEP @ 32, 8, "process", "0: awake. Else a number that counts the sleeps, times 4, plus how to wake it: 1 by its futex, 2 through its local service.";
     }
     /// The line that starts each chunk of sixteen lane descriptors or accept entries.
     chunk (64) {

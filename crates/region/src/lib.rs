@@ -12,6 +12,7 @@
 //! - [`member`]: what a process holds once it has attached.
 //! - [`reader`]: a region that is only looked at, live or as a file.
 //! - [`local`]: memory that a caller lends us for the length of an operation.
+//! - [`wake`]: sleeping on a word of the region, and waking who does.
 //! - [`counters`]: what went through the region, per process and per peer.
 
 pub mod area;
@@ -27,6 +28,7 @@ pub mod member;
 pub mod membership;
 pub mod reader;
 pub mod source;
+pub mod wake;
 
 pub use error::{Error, Result};
 pub use isthmus_lockfree::{life, sync};

@@ -1,6 +1,7 @@
 //! What a process holds once it has attached: the region, its place in it, and its local service.
 
 use std::collections::HashMap;
+use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex};
 
 use isthmus_lockfree::life::State;
@@ -10,8 +11,11 @@ use crate::counters::Counters;
 use crate::directory::{AreaGrant, Directory};
 use crate::error::{Error, Result};
 use crate::extent::Extent;
+use crate::format::GlobalSlot;
+use crate::format::directory;
 use crate::mapping::{Mapping, Section};
-use crate::membership::Region;
+use crate::membership::{Region, processors};
+use crate::wake;
 
 /// What a process asks its local service for (the control path). Implemented by the attach protocol's client, and by
 /// stand-ins in tests.
@@ -33,6 +37,21 @@ pub trait LocalService: Send + Sync {
     /// # Errors
     /// [`Error::Service`] when the service is gone or knows no such endpoint.
     fn close_endpoint(&self, slot: u32) -> Result<()>;
+
+    /// Has the endpoint with this global slot woken, wherever it is. Says nothing of whether that came about: who
+    /// sleeps looks up by itself now and then.
+    fn wake(&self, slot: GlobalSlot) {
+        let _ = slot;
+    }
+
+    /// An eventfd that is written when the own endpoint in `slot` is to be woken.
+    ///
+    /// # Errors
+    /// [`Error::Service`] when the service is gone, or has none.
+    fn bell(&self, slot: u32) -> Result<OwnedFd> {
+        let _ = slot;
+        Err(Error::Service { action: "give an eventfd", reason: "this service has none".into() })
+    }
 }
 
 /// An attached process.
@@ -46,6 +65,8 @@ pub struct Member {
     counters: Counters,
     service: Box<dyn LocalService>,
     directories: Mutex<HashMap<u32, (u64, Directory)>>,
+    has_futexes: bool,
+    processors: u64,
 }
 
 impl std::fmt::Debug for Member {
@@ -73,7 +94,20 @@ impl Member {
         let area = Mutex::new(Area::new(grant.first));
         let incarnation = info.life.incarnation;
         let directories = Mutex::default();
-        Ok(Arc::new(Self { region, peer, incarnation, section, grant, area, counters, service, directories }))
+        let has_futexes = wake::works(section.word("directory", directory::HEAP_BYTES)?);
+        Ok(Arc::new(Self {
+            region,
+            peer,
+            incarnation,
+            section,
+            grant,
+            area,
+            counters,
+            service,
+            directories,
+            has_futexes,
+            processors: processors(),
+        }))
     }
 
     /// The region.
@@ -105,6 +139,26 @@ impl Member {
     /// an increment; each endpoint therefore keeps its own and writes the sum under its lock.
     pub fn counters(&self) -> &Counters {
         &self.counters
+    }
+
+    /// Whether words of the region can be futexes here: in memory they can, in a device's BAR they cannot.
+    pub fn has_futexes(&self) -> bool {
+        self.has_futexes
+    }
+
+    /// Whether more processes have endpoints than there are processors for them: in the whole region, or at this
+    /// peer. Looks at every directory.
+    pub fn is_crowded(&self) -> bool {
+        let (mut all, mut here) = (0, 0);
+        for info in self.region.peers() {
+            let count = self.directory(info.index).map_or(0, |(_, d)| d.processes()) as u64;
+            all += count;
+            if info.index == self.peer {
+                here = count;
+            }
+        }
+        self.region.processors().is_some_and(|cpus| all > cpus)
+            || (self.processors > 0 && here > self.processors)
     }
 
     /// The local service.

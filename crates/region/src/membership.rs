@@ -141,6 +141,11 @@ impl Region {
         Life::unpack(self.status.words[1].get())
     }
 
+    /// Processors of the host, as far as its service may use them; none if it does not know.
+    pub fn processors(&self) -> Option<u64> {
+        Some(self.status.words[2].peek()).filter(|count| *count > 0)
+    }
+
     fn entry(&self, index: u32) -> Result<Section> {
         if index >= self.shape.peers {
             return Err(Error::NoPeer { peer: index });
@@ -198,6 +203,11 @@ impl Region {
     }
 }
 
+/// Processors that this process may use; 0 if that cannot be found out.
+pub(crate) fn processors() -> u64 {
+    std::thread::available_parallelism().map_or(0, |n| n.get() as u64)
+}
+
 /// The host service's side: the only writer of the host section.
 #[derive(Debug)]
 pub struct Writer {
@@ -237,6 +247,7 @@ impl Writer {
         put(header::PEERS, u64::from(shape.peers) | (u64::from(shape.endpoints) << 32))?;
         put(header::PEER_TABLE, PEER_TABLE_OFFSET)?;
         put(header::HOST_BYTES, shape.host_bytes)?;
+        put(header::CPUS, processors())?;
         put(header::SERVICE, Life { incarnation, state: State::Active }.pack())?;
         whole.word("header", header::MAGIC)?.set(MAGIC);
         Ok(Self { region: Region::open(map)?, incarnation })

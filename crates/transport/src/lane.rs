@@ -9,6 +9,7 @@ use std::collections::VecDeque;
 use isthmus_lockfree::activity;
 use isthmus_lockfree::heat::{Thermostat, must_announce};
 use isthmus_lockfree::ring::{BadPosition, Consumer, Producer, Slots};
+use isthmus_lockfree::sleep::{self, Bell};
 use isthmus_lockfree::slot::{Message, Slot};
 use isthmus_region::mapping::LineRef;
 use isthmus_region::{Section, SlotRing};
@@ -74,6 +75,9 @@ pub struct Outgoing {
     answered: u64,
     activity: LineRef,
     sender: u32,
+    /// The receiver's block, which says whether it sleeps, and the sleep that it was rung for.
+    sleeper: Option<LineRef>,
+    rung: u64,
     data_write: u64,
     data_read: u64,
     data_end: Box<[u64]>,
@@ -89,6 +93,7 @@ impl Outgoing {
         descriptor: LineRef,
         activity: LineRef,
         sender: u32,
+        sleeper: Option<LineRef>,
     ) -> Self {
         let slots = ring.capacity();
         for position in 0..slots {
@@ -107,6 +112,8 @@ impl Outgoing {
             answered: 0,
             activity,
             sender,
+            sleeper,
+            rung: 0,
             data_write: 0,
             data_read: 0,
             data_end: vec![0; count].into(),
@@ -260,6 +267,12 @@ impl Outgoing {
     /// Tells the receiver that something about the lane changed.
     pub fn announce(&self) {
         activity::announce(&self.activity, self.sender);
+    }
+
+    /// After an announcement: how the receiver is to be woken, if it sleeps.
+    pub fn who_to_ring(&mut self) -> Option<Bell> {
+        let sleeper = self.sleeper.as_ref()?;
+        sleep::who_to_ring(&sleeper.words[4], &mut self.rung)
     }
 
     /// Whether the receiver no longer has the lane in its accept table, where it was found under `key`.

@@ -117,7 +117,8 @@ impl Endpoint {
         let ring = section.ring("ring", place.ring, place.size.slots)?;
         let descriptor = section.line("lane", self.lanes.at(number))?;
         let generation = Life::unpack(descriptor.words[0].peek()).incarnation + 1;
-        let out = Outgoing::new(number, place, ring, descriptor.clone(), activity, self.local);
+        let sleeper = self.remote_block(address).map(|(_, line)| line);
+        let out = Outgoing::new(number, place, ring, descriptor.clone(), activity, self.local, sleeper);
         let words = &descriptor.words;
         words[1].put(address.slot.0.into());
         words[2].put(self.peers[to.0 as usize].address.incarnation);
@@ -319,14 +320,20 @@ impl Endpoint {
         if generation != self.region_seen || self.retry_quarters {
             self.region_seen = generation;
             self.look_at_peers();
+            self.crowded = self.member.is_crowded();
         }
+        let mut changed = false;
         for q in 0..self.quarters.len() {
             let generation = self.quarters[q].directory.generation();
             if generation != self.quarters[q].generation_seen {
+                changed = true;
                 self.quarters[q].generation_seen = generation;
                 let index = self.quarters[q].index;
                 self.look_for_dead(index);
             }
+        }
+        if changed {
+            self.crowded = self.member.is_crowded();
         }
     }
 

@@ -2,6 +2,7 @@
 //!
 //! - `post`: what the caller posts: sends, receives, peeks, RMA.
 //! - `progress`: what arrives, and what is pushed on.
+//! - `sleep`: going to sleep, and waking others.
 //! - `lanes`: opening, accepting, closing lanes; peers that go.
 //! - `table`: operations that wait for the other side.
 //!
@@ -10,6 +11,7 @@
 mod lanes;
 mod post;
 mod progress;
+mod sleep;
 mod table;
 
 use std::collections::{HashMap, VecDeque};
@@ -29,6 +31,7 @@ use crate::lane::{Incoming, Outgoing, Place, Size};
 use crate::matching::{Bufs, Matching};
 use crate::types::{Completion, Error, Memory, PeerId, Result, Ticket};
 pub use progress::{Short, ShortReceived, Sink};
+pub use sleep::{Alarm, Asleep};
 use table::Table;
 
 /// Longest injected payload: fits any lane's data ring.
@@ -234,6 +237,15 @@ pub struct Endpoint {
     look_every: u64,
     next_slow: u64,
     open_lanes: usize,
+    /// The line whose first word counts wake-ups of this endpoint.
+    wake: LineRef,
+    /// Sleeps so far; whether one lasts; how many in a row found nothing.
+    sleeps: u64,
+    asleep: Option<isthmus_lockfree::sleep::Bell>,
+    naps: u32,
+    /// A post found no room since the last sleep.
+    refused: bool,
+    crowded: bool,
     /// Lanes that are closed here and not let go by their receivers yet.
     closing: Vec<(PeerId, Outgoing)>,
     closed: bool,
@@ -263,6 +275,8 @@ impl Endpoint {
         let ring = member.take(size.bytes()).map_err(failed("take memory for an endpoint's reserve"))?;
         let (local, incarnation) =
             member.service().open_endpoint(block_at).map_err(failed("publish an endpoint"))?;
+        let wake = member.directory(member.peer()).and_then(|(_, d)| d.wake_line(local));
+        let wake = wake.map_err(failed("find an endpoint's record"))?;
         let mut endpoint = Self {
             member: Arc::clone(member),
             config,
@@ -297,6 +311,12 @@ impl Endpoint {
             look_every: 1,
             next_slow: 0,
             open_lanes: 0,
+            wake,
+            sleeps: 0,
+            asleep: None,
+            naps: 0,
+            refused: false,
+            crowded: false,
             closing: Vec::new(),
             closed: false,
         };

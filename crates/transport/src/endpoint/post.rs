@@ -36,7 +36,7 @@ impl Endpoint {
                 return Err(e);
             }
         } else if !peer.pending.is_empty() && !self.flush_pending(to) {
-            self.tally.add(Counter::Stalls, 1);
+            self.stalled();
             return Err(PostError::Again);
         }
         let peer = &mut self.peers[to.0 as usize];
@@ -47,7 +47,7 @@ impl Endpoint {
                 if !out.is_accepted() {
                     self.look_for_accept(to);
                 }
-                self.tally.add(Counter::Stalls, 1);
+                self.stalled();
                 Err(PostError::Again)
             }
             Err(_) => {
@@ -57,13 +57,19 @@ impl Endpoint {
         }
     }
 
+    /// Counts a post that found no room. Room is not announced, so a sleep after it is short.
+    pub(super) fn stalled(&mut self) {
+        self.refused = true;
+        self.tally.add(Counter::Stalls, 1);
+    }
+
     /// Pushes a message after [`Endpoint::ready`] said yes.
     #[inline]
     pub(super) fn push(&mut self, to: PeerId, message: &Message, count: usize) {
         if let Some(out) = &mut self.peers[to.0 as usize].out
             && out.push(message, count)
         {
-            self.tally.add(Counter::Announced, 1);
+            self.announced(to);
         }
     }
 
@@ -83,7 +89,7 @@ impl Endpoint {
                 Ok(offset)
             }
             Ok(None) => {
-                self.tally.add(Counter::Stalls, 1);
+                self.stalled();
                 Err(PostError::Again)
             }
             Err(_) => {
@@ -126,7 +132,7 @@ impl Endpoint {
             buf.words(|i, word| slot.put(3 + i, word));
         });
         if announced {
-            self.tally.add(Counter::Announced, 1);
+            self.announced(to);
         }
         self.tally.add(Counter::Inline, 1);
         self.count_sent(buf.len() as u64);

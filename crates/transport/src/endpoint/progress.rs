@@ -205,6 +205,9 @@ impl Endpoint {
         if self.ticks >= self.next_look || self.hot.is_empty() {
             moved |= self.look();
         }
+        if moved && self.asleep.is_some() {
+            self.rouse();
+        }
         moved
     }
 
@@ -872,7 +875,7 @@ impl Endpoint {
                 reply.message[4] = at;
             }
             if out.push(&reply.message, reply.count) {
-                self.tally.add(Counter::Announced, 1);
+                self.announced(to);
             }
         }
     }
@@ -922,9 +925,7 @@ impl Endpoint {
                 .bufs
                 .pieces(push.at, len, |done, piece| section.fill("chunk", chunk.offset + done, piece));
             let message = [wire::head(kind::CHUNK, 0, 0), push.id, push.at, len, chunk.offset, 0, 0, 0];
-            if out.push(&message, 5) {
-                self.tally.add(Counter::Announced, 1);
-            }
+            let announced = out.push(&message, 5);
             if chunk.pooled {
                 out.hold_chunk(chunk.offset);
             }
@@ -935,6 +936,9 @@ impl Endpoint {
                 && let Some(done) = peer.pushes.pop_front()
             {
                 self.completions.extend(done.then);
+            }
+            if announced {
+                self.announced(to);
             }
         }
     }

@@ -1,0 +1,376 @@
+//! Waiting for completions: by blocking calls, by descriptors that can be polled, and between empty reads.
+//!
+//! **Blocking.** A thread that has found nothing for a while lets its endpoints fall asleep, looks once more, and waits:
+//! on the one endpoint's futex where that is possible, else in `poll` on an epoll descriptor. That holds an eventfd of
+//! each endpoint, which the local service writes, one of our own for what other threads of the process add, and a timer,
+//! since an endpoint says how long it may sleep at most. The same descriptor is what `FI_GETWAIT` gives; `fi_trywait`
+//! then does all but the waiting.
+//!
+//! **Polling.** MPIs never block: they read again and again. [`Patience`] counts empty reads. Where processors are
+//! enough it offers its own to others after [`POLLS`] of them and goes on polling; where there are more processes than
+//! processors it does so soon, and then sleeps for at most [`NAP`] at a time, in such a way that a message wakes it.
+
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+use isthmus_transport::{Alarm, Bell};
+use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
+use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags};
+
+use crate::cq::Progress;
+use crate::ep::Ep;
+use crate::lock::Lock;
+
+/// Empty reads before a blocking call goes to sleep.
+pub(crate) const SPINS: u32 = 256;
+/// Empty reads in a row after which the processor is offered to others, where there are enough of them.
+const POLLS: u32 = 2000;
+/// The same, where there are not.
+const FEW_POLLS: u32 = 200;
+/// Empty reads between two such offers.
+const FURTHER_POLLS: u32 = 64;
+/// Offers before a nap.
+const OFFERS: u32 = 4;
+/// The longest nap between two reads.
+const NAP: Duration = Duration::from_micros(100);
+/// The same where no message can end it, as in a VM: the system rounds it up.
+const BLIND_NAP: Duration = Duration::from_micros(20);
+/// An offer of the processor that took longer than this was taken up: somebody else needs it.
+const TAKEN_UP: Duration = Duration::from_micros(100);
+/// How long to wait where there is nothing to wait on.
+const STOPGAP: Duration = Duration::from_millis(1);
+
+const ARMED: u32 = 1 << 31;
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn timespec(time: Duration) -> Timespec {
+    Timespec {
+        tv_sec: i64::try_from(time.as_secs()).unwrap_or(i64::MAX),
+        tv_nsec: time.subsec_nanos().into(),
+    }
+}
+
+/// When a blocking call ends: `timeout` in milliseconds from now, negative for never.
+pub(crate) fn deadline(timeout: i32) -> Option<Instant> {
+    u64::try_from(timeout).ok().map(|ms| Instant::now() + Duration::from_millis(ms))
+}
+
+/// The time until then; a day if there is no end.
+pub(crate) fn left(until: Option<Instant>) -> Duration {
+    until.map_or(Duration::from_secs(86_400), |u| u.saturating_duration_since(Instant::now()))
+}
+
+/// What those wait with who wait for one queue or counter.
+#[derive(Default)]
+pub(crate) struct Waiter {
+    /// Threads that sleep, and [`ARMED`] while somebody may be polling the descriptor.
+    watch: AtomicU32,
+    alarm: Mutex<Option<Alarm>>,
+    pollable: OnceLock<Pollable>,
+    /// Endpoints that sleep for the descriptor's sake.
+    armed: Mutex<Vec<Weak<Ep>>>,
+}
+
+/// The descriptor, and what makes it readable.
+struct Pollable {
+    epoll: OwnedFd,
+    own: OwnedFd,
+    timer: OwnedFd,
+    /// Endpoints whose eventfds it holds.
+    known: Mutex<Vec<Weak<Ep>>>,
+}
+
+impl Pollable {
+    fn new() -> rustix::io::Result<Self> {
+        let epoll = epoll::create(CreateFlags::CLOEXEC)?;
+        let own = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        let timer = rustix::time::timerfd_create(
+            TimerfdClockId::Monotonic,
+            TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK,
+        )?;
+        for fd in [&own, &timer] {
+            epoll::add(&epoll, fd, EventData::new_u64(0), EventFlags::IN)?;
+        }
+        Ok(Self { epoll, own, timer, known: Mutex::default() })
+    }
+
+    /// Adds an endpoint's eventfd, once; gives whether it is there.
+    fn add(&self, ep: &Arc<Ep>) -> bool {
+        let Some(bell) = ep.bell() else { return false };
+        let mut known = locked(&self.known);
+        if known.iter().any(|k| std::ptr::eq(k.as_ptr(), Arc::as_ptr(ep))) {
+            return true;
+        }
+        known.retain(|k| k.strong_count() > 0);
+        let added = epoll::add(&self.epoll, bell, EventData::new_u64(0), EventFlags::IN).is_ok();
+        if added {
+            known.push(Arc::downgrade(ep));
+        }
+        added
+    }
+
+    /// Makes it unreadable until something new comes.
+    fn drain(&self) {
+        let mut count = [0_u8; 8];
+        let _ = rustix::io::read(&self.own, &mut count);
+        let _ = rustix::io::read(&self.timer, &mut count);
+        for ep in locked(&self.known).iter().filter_map(Weak::upgrade) {
+            if let Some(bell) = ep.bell() {
+                let _ = rustix::io::read(bell, &mut count);
+            }
+        }
+    }
+
+    /// Makes it readable after `limit`.
+    fn set_timer(&self, limit: Duration) {
+        let once = Itimerspec {
+            it_interval: timespec(Duration::ZERO),
+            it_value: timespec(limit.max(Duration::from_nanos(1))),
+        };
+        let _ = rustix::time::timerfd_settime(&self.timer, TimerfdTimerFlags::empty(), &once);
+    }
+}
+
+impl Waiter {
+    /// One whose descriptor is there from the start, for `FI_WAIT_FD`.
+    pub(crate) fn with_descriptor() -> rustix::io::Result<Self> {
+        let waiter = Self::default();
+        let _ = waiter.pollable.set(Pollable::new()?);
+        Ok(waiter)
+    }
+
+    /// The descriptor.
+    pub(crate) fn descriptor(&self) -> Option<RawFd> {
+        self.pollable.get().map(|p| p.epoll.as_raw_fd())
+    }
+
+    /// Something was added to the queue or counter: wakes who waits for that.
+    #[inline]
+    pub(crate) fn ring(&self) {
+        if self.watch.load(Ordering::SeqCst) != 0 {
+            self.ring_now();
+        }
+    }
+
+    #[cold]
+    fn ring_now(&self) {
+        if let Some(alarm) = &*locked(&self.alarm) {
+            alarm.ring();
+        }
+        if let Some(pollable) = self.pollable.get() {
+            let _ = rustix::io::write(&pollable.own, &1_u64.to_ne_bytes());
+        }
+    }
+
+    fn pollable(&self) -> Option<&Pollable> {
+        if self.pollable.get().is_none() {
+            // Another thread may be first, which is as well.
+            let _ = Pollable::new().map(|made| self.pollable.set(made));
+        }
+        self.pollable.get()
+    }
+
+    /// Sleeps until something may have come for these endpoints, or `is_there` by another thread's doing, at most
+    /// `limit`. May return for no reason.
+    pub(crate) fn sleep(&self, endpoints: &Lock<Vec<Arc<Ep>>>, limit: Duration, is_there: impl Fn() -> bool) {
+        let all: Vec<Arc<Ep>> = endpoints.lock().clone();
+        self.watch.fetch_add(1, Ordering::SeqCst);
+        match all.as_slice() {
+            [one] if one.has_futex() => self.sleep_on_futex(one, limit, is_there),
+            _ => self.sleep_on_descriptor(&all, limit, is_there),
+        }
+        self.watch.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    fn sleep_on_futex(&self, ep: &Arc<Ep>, limit: Duration, is_there: impl Fn() -> bool) {
+        let Some(asleep) = ep.fall_asleep(Bell::Futex) else { return };
+        *locked(&self.alarm) = Some(asleep.alarm());
+        if !is_there() {
+            asleep.wait(limit);
+        }
+        ep.wake_up();
+    }
+
+    fn sleep_on_descriptor(&self, all: &[Arc<Ep>], limit: Duration, is_there: impl Fn() -> bool) {
+        let Some(pollable) = self.pollable() else {
+            return std::thread::sleep(limit.min(STOPGAP));
+        };
+        if let Some(least) = Self::all_asleep(pollable, all) {
+            if !is_there() {
+                let mut poll = [PollFd::new(&pollable.epoll, PollFlags::IN)];
+                // All of its outcomes mean the same: look again.
+                let _ = rustix::event::poll(&mut poll, Some(&timespec(limit.min(least))));
+            }
+            all.iter().for_each(|ep| ep.wake_up());
+        }
+        pollable.drain();
+    }
+
+    /// Lets all fall asleep, to be woken through the descriptor; gives how long that may last. If one of them has
+    /// something to do, all stay awake.
+    fn all_asleep(pollable: &Pollable, all: &[Arc<Ep>]) -> Option<Duration> {
+        let mut limit = Duration::MAX;
+        for (i, ep) in all.iter().enumerate() {
+            // Without an eventfd nobody rings.
+            let most = if pollable.add(ep) { Duration::MAX } else { STOPGAP };
+            match ep.fall_asleep(Bell::Service) {
+                Some(asleep) => limit = limit.min(asleep.limit).min(most),
+                None => {
+                    all[..i].iter().for_each(|ep| ep.wake_up());
+                    return None;
+                }
+            }
+        }
+        Some(limit)
+    }
+
+    /// `fi_trywait`: gets ready for a `poll` of the descriptor. Gives whether the caller may go into it.
+    pub(crate) fn arm(&self, endpoints: &Lock<Vec<Arc<Ep>>>, is_there: impl Fn() -> bool) -> Option<bool> {
+        let pollable = self.pollable.get()?;
+        self.disarm();
+        let all: Vec<Arc<Ep>> = endpoints.lock().clone();
+        let Some(limit) = Self::all_asleep(pollable, &all) else { return Some(false) };
+        pollable.set_timer(limit);
+        *locked(&self.armed) = all.iter().map(Arc::downgrade).collect();
+        self.watch.fetch_or(ARMED, Ordering::SeqCst);
+        let quiet = !is_there();
+        if !quiet {
+            self.disarm();
+        }
+        Some(quiet)
+    }
+
+    /// The poll is over: whoever reads does not sleep.
+    #[inline]
+    pub(crate) fn disarm(&self) {
+        if self.watch.load(Ordering::Relaxed) & ARMED != 0 {
+            self.disarm_now();
+        }
+    }
+
+    #[cold]
+    fn disarm_now(&self) {
+        self.watch.fetch_and(!ARMED, Ordering::SeqCst);
+        let armed = std::mem::take(&mut *locked(&self.armed));
+        armed.iter().filter_map(Weak::upgrade).for_each(|ep| ep.wake_up());
+        if let Some(pollable) = self.pollable.get() {
+            pollable.drain();
+        }
+    }
+}
+
+/// What to do after an empty read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Rest {
+    /// Return.
+    None,
+    /// Offer the processor to others.
+    Yield,
+    /// Sleep a little.
+    Nap,
+}
+
+/// Counts empty reads of one queue or counter.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Patience {
+    /// Reads until it is time to do something.
+    left: u32,
+    stage: u32,
+}
+
+/// Stages: fresh, then either of these and up to [`OFFERS`] more.
+const FRESH: u32 = 0;
+const CROWDED: u32 = 1;
+const ALONE: u32 = 100;
+
+impl Patience {
+    /// After something was found.
+    pub(crate) const FULL: Self = Self { left: FEW_POLLS, stage: FRESH };
+
+    /// Whether the next empty read may be followed by a rest.
+    #[inline]
+    pub(crate) fn ends(self) -> bool {
+        self.left <= 1
+    }
+
+    /// Counts an empty read, where [`Patience::ends`] said no.
+    #[inline]
+    pub(crate) fn count(&mut self) {
+        self.left -= 1;
+    }
+
+    /// Counts an empty read.
+    pub(crate) fn rest(&mut self, progress: Progress, is_crowded: impl Fn() -> bool) -> Rest {
+        // The thread that makes the progress may be the one that waits for a processor.
+        let by = if progress == Progress::Elsewhere { FURTHER_POLLS } else { 1 };
+        self.left = self.left.saturating_sub(by);
+        if self.left > 0 {
+            return Rest::None;
+        }
+        self.left = FURTHER_POLLS;
+        match self.stage {
+            FRESH if is_crowded() => self.stage = CROWDED,
+            FRESH => {
+                *self = Self { left: POLLS - FEW_POLLS, stage: ALONE };
+                return Rest::None;
+            }
+            ALONE => {}
+            crowded if crowded >= CROWDED + OFFERS => return Rest::Nap,
+            _ => self.stage += 1,
+        }
+        Rest::Yield
+    }
+
+    /// Offers the processor to others; notes whether anybody took it.
+    pub(crate) fn offer(&mut self) {
+        let begun = Instant::now();
+        std::thread::yield_now();
+        if self.stage == ALONE && begun.elapsed() > TAKEN_UP {
+            self.stage = CROWDED;
+        }
+    }
+}
+
+/// Sleeps for at most [`NAP`]; a message to the endpoint, if it is the only one, ends it.
+pub(crate) fn nap(endpoints: &Lock<Vec<Arc<Ep>>>) {
+    let one = match endpoints.try_lock().as_deref().map(Vec::as_slice) {
+        Some([one]) if one.has_futex() => Some(Arc::clone(one)),
+        _ => None,
+    };
+    let Some(ep) = one else { return std::thread::sleep(BLIND_NAP) };
+    if let Some(asleep) = ep.fall_asleep(Bell::Futex) {
+        asleep.wait(NAP);
+        ep.wake_up();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rests(crowded: bool, reads: usize) -> Vec<Rest> {
+        let mut patience = Patience::FULL;
+        (0..reads).map(|_| patience.rest(Progress::Made, || crowded)).filter(|r| *r != Rest::None).collect()
+    }
+
+    #[test]
+    fn enough_processors_are_never_napped_on() {
+        assert_eq!(rests(false, POLLS as usize - 1), []);
+        let rests = rests(false, POLLS as usize + 100 * FURTHER_POLLS as usize);
+        assert!(rests.len() == 101 && rests.iter().all(|r| *r == Rest::Yield));
+    }
+
+    #[test]
+    fn too_few_are_offered_first_and_napped_on_then() {
+        let rests = rests(true, FEW_POLLS as usize + 10 * FURTHER_POLLS as usize);
+        let offers = OFFERS as usize + 1;
+        assert!(rests[..offers].iter().all(|r| *r == Rest::Yield));
+        assert!(rests.len() > offers && rests[offers..].iter().all(|r| *r == Rest::Nap));
+    }
+}

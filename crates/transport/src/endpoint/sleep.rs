@@ -1,0 +1,167 @@
+//! Going to sleep, and waking others.
+//!
+//! Who waits for messages without a look at the lanes says so in its block, and the senders that announce a message to
+//! it ring: the futex of its endpoint record where both can reach that, else through their local service. Before it
+//! sleeps it cools its hot lanes, whose senders neither announce nor ring (`isthmus_lockfree::sleep` has the argument).
+//! Nothing rings for what is seen only by looking: a lane whose sender has not answered, room in a ring, a death. So no
+//! sleep is longer than a bound that fits what is open.
+
+use std::os::fd::OwnedFd;
+use std::time::Duration;
+
+use isthmus_lockfree::sleep::{self, Bell};
+use isthmus_region::counters::Counter;
+use isthmus_region::mapping::LineRef;
+use isthmus_region::wake;
+
+use super::Endpoint;
+use crate::types::{Error, PeerId, Result};
+
+/// The longest sleep: deaths and new peers are seen by looking.
+const LONGEST: Duration = Duration::from_millis(250);
+/// The first sleep while something is open that is seen only by looking. It doubles each time that nothing had come,
+/// up to the second value.
+const OPEN: (Duration, Duration) = (Duration::from_micros(100), Duration::from_millis(2));
+/// The same while a sender has not answered that it announces again. It will at its next message, unless it had just
+/// looked.
+const UNANSWERED: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(64));
+
+/// What a thread that sleeps waits on.
+#[derive(Debug, Clone)]
+pub struct Asleep {
+    /// It must not sleep longer than this.
+    pub limit: Duration,
+    word: LineRef,
+    seen: u64,
+}
+
+impl Asleep {
+    /// Sleeps by futex until somebody rings, at most `limit` and [`Asleep::limit`]. For [`Bell::Futex`] only. The
+    /// endpoint need not be held meanwhile.
+    pub fn wait(&self, limit: Duration) {
+        wake::wait(&self.word.words[0], self.seen, limit.min(self.limit));
+    }
+
+    /// What wakes it from this process.
+    pub fn alarm(&self) -> Alarm {
+        Alarm(self.word.clone())
+    }
+}
+
+/// Wakes a thread of the own process that sleeps by futex.
+#[derive(Debug, Clone)]
+pub struct Alarm(LineRef);
+
+impl Alarm {
+    /// Wakes it.
+    pub fn ring(&self) {
+        wake::wake(&self.0.words[0]);
+    }
+}
+
+fn bounded(range: (Duration, Duration), tries: u32) -> Duration {
+    range.0.saturating_mul(1 << tries.min(16)).min(range.1)
+}
+
+impl Endpoint {
+    /// Whether a thread can sleep by futex here: in memory it can, in a device's BAR it cannot.
+    pub fn has_futex(&self) -> bool {
+        self.member.has_futexes()
+    }
+
+    /// Whether there are more processes with endpoints than processors for them, as far as the region tells.
+    #[inline]
+    pub fn is_crowded(&self) -> bool {
+        self.crowded
+    }
+
+    /// An eventfd that is written when somebody rings and the endpoint sleeps by [`Bell::Service`].
+    ///
+    /// # Errors
+    /// [`Error::Region`] when the local service is gone, or has no descriptor left.
+    pub fn bell(&self) -> Result<OwnedFd> {
+        let failed = |source| Error::Region { action: "get an eventfd to wait on", source };
+        self.member.service().bell(self.local).map_err(failed)
+    }
+
+    /// Gets ready to sleep. If there is nothing to do, others now ring the endpoint when they send to it, until
+    /// [`Endpoint::wake_up`]. Else nothing is given, and it stays awake.
+    pub fn fall_asleep(&mut self, bell: Bell) -> Option<Asleep> {
+        if !self.completions.is_empty() {
+            return None;
+        }
+        // Read first: who rings from here on changes it.
+        let (word, seen) = (self.wake.clone(), self.wake.words[0].get());
+        for number in std::mem::take(&mut self.hot) {
+            if let Some(Some(lane)) = self.incoming.get_mut(number as usize) {
+                lane.cool();
+                self.cooling.push(number);
+            }
+        }
+        self.sleeps += 1;
+        // The service also wakes those who sleep by futex.
+        let bell = if self.asleep == Some(Bell::Service) { Bell::Service } else { bell };
+        sleep::announce_sleep(&self.block.words[4], self.sleeps, bell);
+        // The look that decides: at everything.
+        (self.next_look, self.next_slow) = (0, 0);
+        if self.progress() || !self.completions.is_empty() || !self.hot.is_empty() {
+            sleep::announce_awake(&self.block.words[4]);
+            self.naps = 0;
+            return None;
+        }
+        self.asleep = Some(bell);
+        self.tally.add(Counter::Sleeps, 1);
+        let open = !self.busy.is_empty() || !self.closing.is_empty() || self.retry_quarters || self.refused;
+        self.refused = false;
+        let limit = if open {
+            bounded(OPEN, self.naps)
+        } else if !self.cooling.is_empty() {
+            bounded(UNANSWERED, self.naps)
+        } else {
+            LONGEST
+        };
+        self.naps += 1;
+        Some(Asleep { limit, word, seen })
+    }
+
+    /// Ends a sleep.
+    pub fn wake_up(&mut self) {
+        self.asleep = None;
+        sleep::announce_awake(&self.block.words[4]);
+        self.next_look = 0;
+    }
+
+    /// Ends all sleeps, and wakes the threads: something has come, and another thread found it; lanes are hot again, so
+    /// the sleepers would not be rung.
+    #[cold]
+    #[inline(never)]
+    pub fn rouse(&mut self) {
+        let bell = self.asleep;
+        self.wake_up();
+        wake::wake(&self.wake.words[0]);
+        if bell == Some(Bell::Service) {
+            self.member.service().wake(self.slot);
+        }
+    }
+
+    /// A message was announced to `to`: rings, if it sleeps.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn announced(&mut self, to: PeerId) {
+        self.tally.add(Counter::Announced, 1);
+        let Some(peer) = self.peers.get_mut(to.0 as usize) else { return };
+        let Some(bell) = peer.out.as_mut().and_then(crate::lane::Outgoing::who_to_ring) else { return };
+        let slot = peer.address.slot;
+        self.tally.add(Counter::Wakeups, 1);
+        let endpoints = self.member.region().shape().endpoints;
+        let neighbour = slot.peer(endpoints) == self.member.peer() && self.member.has_futexes();
+        if bell == Bell::Futex && neighbour {
+            let line = self.member.directory(self.member.peer());
+            if let Ok(line) = line.and_then(|(_, d)| d.wake_line(slot.local(endpoints))) {
+                wake::wake(&line.words[0]);
+            }
+        } else {
+            self.member.service().wake(slot);
+        }
+    }
+}

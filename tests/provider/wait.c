@@ -1,0 +1,342 @@
+/* SPDX-License-Identifier: Apache-2.0 OR MIT */
+/*
+ * Waiting without polling, between two processes: fi_cq_sread, fi_cntr_wait, FI_WAIT_FD with fi_trywait, fi_cq_signal.
+ *
+ * A wake-up that gets lost does not hang a test, since every sleep is bounded; so the tests count how long each wait took.
+ *
+ * usage: wait LIBFABRIC [TEST...]
+ */
+#include "harness.h"
+#include <poll.h>
+
+#define ROUNDS 400
+
+static enum fi_wait_obj wait_obj;
+static enum fi_threading threading;
+
+static double cpu(void)
+{
+	struct timespec t;
+	clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
+	return t.tv_sec + t.tv_nsec / 1e9;
+}
+
+/* As open_side, but the queue and the counter have a wait object. */
+static void open_waiting(struct side *s)
+{
+	struct wish w = {.threading = threading};
+	memset(s, 0, sizeof *s);
+	struct fi_info *hints = hints_for(&w);
+	EQUAL(lf.getinfo(API, NULL, NULL, 0, hints, &s->info), 0);
+	lf.freeinfo(hints);
+	EQUAL(lf.fabric(s->info->fabric_attr, &s->fabric, NULL), 0);
+	EQUAL(fi_domain(s->fabric, s->info, &s->domain, NULL), 0);
+	struct fi_av_attr av = {.type = FI_AV_TABLE};
+	EQUAL(fi_av_open(s->domain, &av, &s->av, NULL), 0);
+	struct fi_cq_attr cq = {.format = FI_CQ_FORMAT_TAGGED, .wait_obj = wait_obj};
+	EQUAL(fi_cq_open(s->domain, &cq, &s->cq, NULL), 0);
+	struct fi_cntr_attr cntr = {.events = FI_CNTR_EVENTS_COMP, .wait_obj = wait_obj};
+	EQUAL(fi_cntr_open(s->domain, &cntr, &s->cntr, NULL), 0);
+	EQUAL(fi_endpoint(s->domain, s->info, &s->ep, NULL), 0);
+	EQUAL(fi_ep_bind(s->ep, &s->av->fid, 0), 0);
+	EQUAL(fi_ep_bind(s->ep, &s->cq->fid, FI_TRANSMIT | FI_RECV), 0);
+	EQUAL(fi_ep_bind(s->ep, &s->cntr->fid, FI_READ | FI_WRITE), 0);
+	EQUAL(fi_enable(s->ep), 0);
+}
+
+static struct fi_cq_tagged_entry sread_one(struct side *s)
+{
+	struct fi_cq_tagged_entry e;
+	double end = now() + SECONDS;
+	for (;;) {
+		ssize_t r = fi_cq_sread(s->cq, &e, 1, NULL, 10000);
+		if (r == 1)
+			return e;
+		if (r != -FI_EAGAIN || now() > end)
+			FAIL("fi_cq_sread gives %zd", r);
+	}
+}
+
+static struct fi_cq_tagged_entry poll_one(struct side *s)
+{
+	int fd = -1;
+	struct fi_cq_tagged_entry e;
+	double end = now() + SECONDS;
+	EQUAL(fi_control(&s->cq->fid, FI_GETWAIT, &fd), 0);
+	for (;;) {
+		ssize_t r = fi_cq_read(s->cq, &e, 1);
+		if (r == 1)
+			return e;
+		EQUAL(r, -FI_EAGAIN);
+		struct fid *fids[] = {&s->cq->fid};
+		int t = fi_trywait(s->fabric, fids, 1);
+		if (t == -FI_EAGAIN)
+			continue;
+		EQUAL(t, 0);
+		struct pollfd p = {.fd = fd, .events = POLLIN};
+		CHECK(poll(&p, 1, 10000) >= 0);
+		if (now() > end)
+			FAIL("nothing came");
+	}
+}
+
+static struct fi_cq_tagged_entry one(struct side *s)
+{
+	return wait_obj == FI_WAIT_FD ? poll_one(s) : sread_one(s);
+}
+
+/* Nobody sends: the whole time passes, and costs nothing. */
+static void nothing(struct side *s)
+{
+	struct fi_cq_tagged_entry e;
+	double begun = now(), used = cpu();
+	EQUAL(fi_cq_sread(s->cq, &e, 1, NULL, 0), -FI_EAGAIN);
+	CHECK(now() - begun < 1);
+	begun = now();
+	EQUAL(fi_cq_sread(s->cq, &e, 1, NULL, 1500), -FI_EAGAIN);
+	double took = now() - begun;
+	CHECK(took >= 1.49);
+	EQUAL(fi_cntr_wait(s->cntr, 1, 500), -FI_ETIMEDOUT);
+	used = cpu() - used;
+	if (used > 0.1)
+		FAIL("2 s of waiting cost %.3f s of processor", used);
+	barrier();
+}
+
+/* Both sides sleep now and then: each is woken when its message comes. */
+static void ping_pong(struct side *s)
+{
+	char in[16], out[16] = "ping";
+	double slowest = 0, sum = 0, used = cpu(), begun = now();
+	unsigned seed = 7 + rank_here;
+	for (int i = 0; i < ROUNDS; i++) {
+		EQUAL(fi_trecv(s->ep, in, sizeof in, NULL, s->other, i, 0, in), 0);
+		if (rank_here == 0) {
+			usleep(rand_r(&seed) % 3000);
+			double start = now();
+			POST(s, fi_tinject(s->ep, out, sizeof out, s->other, i));
+			one(s);
+			double took = now() - start;
+			sum += took;
+			if (took > slowest)
+				slowest = took;
+		} else {
+			one(s);
+			POST(s, fi_tinject(s->ep, out, sizeof out, s->other, i));
+		}
+	}
+	if (rank_here == 0) {
+		printf("    round trip %.0f us on average, %.0f us at most; %.0f %% of a processor\n",
+		       sum / ROUNDS * 1e6, slowest * 1e6, (cpu() - used) / (now() - begun) * 100);
+		/* Each lost wake-up would cost a quarter of a second. */
+		if (sum / ROUNDS > 0.02)
+			FAIL("a round trip takes %.1f ms on average", sum / ROUNDS * 1e3);
+	}
+	barrier();
+}
+
+/* Large messages have many parts, and each side waits for the other's. */
+static void bulk(struct side *s)
+{
+	size_t len = 3000000;
+	char *out = malloc(len), *in = malloc(len);
+	double begun = now();
+	for (unsigned i = 0; i < 8; i++) {
+		fill(out, len, i + rank_here);
+		EQUAL(fi_trecv(s->ep, in, len, NULL, s->other, i, 0, in), 0);
+		POST(s, fi_tsend(s->ep, out, len, NULL, s->other, i, out));
+		one(s);
+		one(s);
+		filled(in, len, i + !rank_here);
+	}
+	if (now() - begun > 10)
+		FAIL("8 times 3 MB took %.1f s", now() - begun);
+	barrier();
+	free(out);
+	free(in);
+}
+
+/* The target sleeps in its queue, the initiator in its counter. */
+static void counter(struct side *s)
+{
+	static uint64_t memory[64];
+	struct fid_mr *mr;
+	uint64_t key = 0, addr = (uintptr_t)memory, theirs[2];
+	EQUAL(fi_mr_reg(s->domain, memory, sizeof memory, FI_REMOTE_WRITE | FI_REMOTE_READ, 0, 5, 0, &mr, NULL), 0);
+	key = fi_mr_key(mr);
+	if (!(s->info->domain_attr->mr_mode & FI_MR_VIRT_ADDR))
+		addr = 0;
+	uint64_t mine[2] = {key, addr};
+	tell(mine, sizeof mine);
+	hear(theirs, sizeof theirs);
+	char in[8];
+	EQUAL(fi_trecv(s->ep, in, sizeof in, NULL, s->other, 99, 0, in), 0);
+	if (rank_here == 0) {
+		double begun = now();
+		for (uint64_t i = 1; i <= 100; i++) {
+			usleep(500);
+			POST(s, fi_write(s->ep, &i, sizeof i, NULL, s->other, theirs[1], theirs[0], NULL));
+			EQUAL(fi_cntr_wait(s->cntr, i, 10000), 0);
+		}
+		if (now() - begun > 5)
+			FAIL("100 writes took %.1f s", now() - begun);
+		EQUAL(fi_cntr_wait(s->cntr, 101, 50), -FI_ETIMEDOUT);
+		POST(s, fi_tinject(s->ep, "end", 4, s->other, 99));
+	} else {
+		CHECK(one(s).flags & FI_RECV);
+		EQUAL(memory[0], 100);
+	}
+	barrier();
+	EQUAL(fi_close(&mr->fid), 0);
+}
+
+static void *signals(void *arg)
+{
+	struct side *s = arg;
+	usleep(200000);
+	EQUAL(fi_cq_signal(s->cq), 0);
+	return NULL;
+}
+
+/* fi_cq_signal ends a wait. */
+static void signaled(struct side *s)
+{
+	struct fi_cq_tagged_entry e;
+	pthread_t thread;
+	double begun = now();
+	CHECK(pthread_create(&thread, NULL, signals, s) == 0);
+	EQUAL(fi_cq_sread(s->cq, &e, 1, NULL, -1), -FI_EAGAIN);
+	CHECK(now() - begun > 0.15 && now() - begun < 5);
+	pthread_join(thread, NULL);
+	barrier();
+}
+
+static void *receives(void *arg)
+{
+	struct side *s = arg;
+	for (int i = 0; i < 2 * ROUNDS; i++)
+		sread_one(s);
+	return NULL;
+}
+
+/* One thread sleeps in the queue for all completions; the other one sends, and large ones so that both are needed. */
+static void threads(struct side *s)
+{
+	enum { LEN = 20000 };
+	static char out[LEN], in[ROUNDS][LEN];
+	pthread_t thread;
+	double begun = now();
+	for (int i = 0; i < ROUNDS; i++)
+		EQUAL(fi_trecv(s->ep, in[i], LEN, NULL, s->other, i, 0, in[i]), 0);
+	barrier();
+	CHECK(pthread_create(&thread, NULL, receives, s) == 0);
+	fill(out, LEN, 3 + rank_here);
+	for (int i = 0; i < ROUNDS; i++) {
+		if (i % 50 == 0)
+			usleep(20000);
+		double end = now() + SECONDS;
+		while (fi_tsend(s->ep, out, LEN, NULL, s->other, i, out) == -FI_EAGAIN) {
+			CHECK(now() < end);
+			usleep(100);
+		}
+	}
+	pthread_join(thread, NULL);
+	for (int i = 0; i < ROUNDS; i++)
+		filled(in[i], LEN, 3 + !rank_here);
+	if (now() - begun > 10)
+		FAIL("took %.1f s", now() - begun);
+	barrier();
+}
+
+/* Who waits for one that dies learns of it soon. */
+static void death(struct side *s)
+{
+	char in[8];
+	struct fi_cq_tagged_entry e;
+	EQUAL(fi_trecv(s->ep, in, sizeof in, NULL, s->other, 1, 0, in), 0);
+	POST(s, fi_tinject(s->ep, "x", 2, s->other, 2));
+	if (rank_here == 1) {
+		usleep(300000);
+		raise(SIGKILL);
+	}
+	double begun = now();
+	ssize_t r = fi_cq_sread(s->cq, &e, 1, NULL, 20000);
+	EQUAL(r, -FI_EAVAIL);
+	struct fi_cq_err_entry err = {0};
+	EQUAL(fi_cq_readerr(s->cq, &err, 0), 1);
+	CHECK(err.op_context == in);
+	CHECK(now() - begun < 5);
+}
+
+static const struct {
+	const char *name;
+	void (*run)(struct side *);
+	enum fi_wait_obj wait;
+	enum fi_threading threading;
+	bool dies;
+} tests[] = {
+	{"nothing", nothing, FI_WAIT_UNSPEC, FI_THREAD_DOMAIN, false},
+	{"nothing_by_descriptor", nothing, FI_WAIT_FD, FI_THREAD_SAFE, false},
+	{"ping_pong", ping_pong, FI_WAIT_UNSPEC, FI_THREAD_DOMAIN, false},
+	{"ping_pong_safe", ping_pong, FI_WAIT_UNSPEC, FI_THREAD_SAFE, false},
+	{"ping_pong_by_descriptor", ping_pong, FI_WAIT_FD, FI_THREAD_DOMAIN, false},
+	{"bulk", bulk, FI_WAIT_UNSPEC, FI_THREAD_DOMAIN, false},
+	{"bulk_by_descriptor", bulk, FI_WAIT_FD, FI_THREAD_DOMAIN, false},
+	{"counter", counter, FI_WAIT_UNSPEC, FI_THREAD_DOMAIN, false},
+	{"signaled", signaled, FI_WAIT_UNSPEC, FI_THREAD_SAFE, false},
+	{"signaled_descriptor", signaled, FI_WAIT_FD, FI_THREAD_SAFE, false},
+	{"threads", threads, FI_WAIT_UNSPEC, FI_THREAD_SAFE, false},
+	{"threads_by_descriptor", threads, FI_WAIT_FD, FI_THREAD_SAFE, false},
+	{"death", death, FI_WAIT_UNSPEC, FI_THREAD_DOMAIN, true},
+};
+
+static bool chosen(int argc, char **argv, const char *name)
+{
+	for (int i = 2; i < argc; i++)
+		if (!strcmp(argv[i], name))
+			return true;
+	return argc == 2;
+}
+
+int main(int argc, char **argv)
+{
+	int pair[2], status = 0;
+	bool dies = false;
+	if (argc < 2)
+		FAIL("usage: wait LIBFABRIC [TEST...]");
+	setvbuf(stdout, NULL, _IOLBF, 0);
+	CHECK(socketpair(AF_UNIX, SOCK_STREAM, 0, pair) == 0);
+	pid_t child = fork();
+	rank_here = child == 0;
+	line = pair[rank_here];
+	close(pair[!rank_here]);
+	load(argv[1]);
+	for (size_t i = 0; i < sizeof tests / sizeof *tests; i++) {
+		if (!chosen(argc, argv, tests[i].name))
+			continue;
+		struct side s;
+		test_name = tests[i].name;
+		wait_obj = tests[i].wait;
+		threading = tests[i].threading;
+		alarm(3 * SECONDS);
+		double start = now();
+		open_waiting(&s);
+		meet(&s);
+		barrier();
+		tests[i].run(&s);
+		dies = tests[i].dies;
+		if (!dies) {
+			close_side(&s);
+			barrier();
+		}
+		if (rank_here == 0)
+			printf("%-24s ok  %6.2f s\n", test_name, now() - start);
+	}
+	if (child == 0)
+		return 0;
+	CHECK(waitpid(child, &status, 0) == child);
+	if (dies ? !WIFSIGNALED(status) || WTERMSIG(status) != SIGKILL : status)
+		FAIL("the other process ended with status %#x", status);
+	printf("wait: ok (libfabric %u.%u)\n", FI_MAJOR(lf.version()), FI_MINOR(lf.version()));
+	return 0;
+}
