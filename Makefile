@@ -10,7 +10,7 @@ PROVIDER := $(TARGET)/lib/isthmus/libisthmus-fi.so
 
 export PATH := $(shell scripts/find-cargo):$(PATH)
 
-.PHONY: all check fmt clippy unit doc scripts programs test loom vm-test bench install uninstall clean
+.PHONY: all check fmt clippy unit doc scripts programs test loom vm-test bench install uninstall deb clean
 
 # Everything that users run.
 all:
@@ -33,7 +33,7 @@ doc:
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --document-private-items --quiet
 
 scripts:
-	bash -n demo test .ci/run scripts/install-deps scripts/install-mpi scripts/find-cargo tests/programs/run
+	bash -n demo test .ci/run packaging/build-deb tests/ops/install scripts/install-deps scripts/install-mpi scripts/find-cargo tests/programs/run
 	PYTHONPYCACHEPREFIX=build/pycache python3 -m py_compile tests/mpi4py/run tests/mpi4py/worker.py tests/uid/run tests/programs/bench tests/run/ends tests/run/visit
 
 # What CI runs: all of the above and below that fits into 40 minutes.
@@ -55,14 +55,37 @@ programs: all
 bench: all
 	$(RELEASE)/isthmus bench mpi --vms 2
 
+# Everything below PREFIX; unit files get the place of the program. People who package it set DESTDIR.
+BIN := $(DESTDIR)$(PREFIX)/bin
+LIB := $(DESTDIR)$(PREFIX)/lib
+SHARE := $(DESTDIR)$(PREFIX)/share
+UNIT := sed 's|@BINDIR@|$(PREFIX)/bin|'
+COMPLETIONS := bash-completion/completions/isthmus zsh/site-functions/_isthmus fish/vendor_completions.d/isthmus.fish
+
 install:
-	install -D -m 755 $(RELEASE)/isthmus $(DESTDIR)$(PREFIX)/bin/isthmus
-	install -D -m 755 $(RELEASE)/libisthmus_fi.so $(DESTDIR)$(PREFIX)/lib/isthmus/libisthmus-fi.so
-	for page in man/*.[1-8]; do install -D -m 644 $$page $(DESTDIR)$(PREFIX)/share/man/man$${page##*.}/$${page##*/}; done
+	install -D -m 755 $(RELEASE)/isthmus $(BIN)/isthmus
+	install -D -m 755 $(RELEASE)/libisthmus_fi.so $(LIB)/isthmus/libisthmus-fi.so
+	for page in man/*.[1-8]; do install -D -m 644 $$page $(SHARE)/man/man$${page##*.}/$${page##*/} || exit 1; done
+	install -d $(LIB)/systemd/system $(LIB)/systemd/user
+	$(UNIT) packaging/isthmus-host.service.in >$(LIB)/systemd/system/isthmus-host.service
+	$(UNIT) packaging/isthmus-guest.service.in >$(LIB)/systemd/system/isthmus-guest.service
+	$(UNIT) packaging/isthmus-host.user.service.in >$(LIB)/systemd/user/isthmus-host.service
+	install -D -m 644 packaging/60-isthmus.rules $(LIB)/udev/rules.d/60-isthmus.rules
+	install -D -m 644 packaging/isthmus.sysusers $(LIB)/sysusers.d/isthmus.conf
+	for file in $(COMPLETIONS); do install -d $(SHARE)/$${file%/*} && \
+	    $(RELEASE)/isthmus completions $${file%%[-/]*} >$(SHARE)/$$file || exit 1; done
 
 uninstall:
-	rm -f $(DESTDIR)$(PREFIX)/bin/isthmus $(DESTDIR)$(PREFIX)/lib/isthmus/libisthmus-fi.so
-	for page in man/*.[1-8]; do rm -f $(DESTDIR)$(PREFIX)/share/man/man$${page##*.}/$${page##*/}; done
+	rm -f $(BIN)/isthmus $(LIB)/isthmus/libisthmus-fi.so $(LIB)/systemd/system/isthmus-host.service \
+	    $(LIB)/systemd/system/isthmus-guest.service $(LIB)/systemd/user/isthmus-host.service \
+	    $(LIB)/udev/rules.d/60-isthmus.rules $(LIB)/sysusers.d/isthmus.conf
+	for page in man/*.[1-8]; do rm -f $(SHARE)/man/man$${page##*.}/$${page##*/}; done
+	for file in $(COMPLETIONS); do rm -f $(SHARE)/$$file; done
+	-rmdir --ignore-fail-on-non-empty $(LIB)/isthmus
+
+# Debian packages, for this machine and for VMs, in target/deb.
+deb: all
+	packaging/build-deb $(TARGET)/deb
 
 clean:
 	cargo clean

@@ -4,6 +4,7 @@
 //! - [`socket`]: frames with descriptors over a UNIX socket; where the socket lies.
 //! - [`client`]: the process's side: [`connect`] gives a [`isthmus_region::member::Member`].
 //! - [`server`]: the local service's side, the same in the host service and in the guest agent.
+//! - [`notify`]: telling systemd that a service is ready.
 //!
 //! There is no policy here: who may attach, and what becomes of the events, is told by the service that embeds
 //! [`server::Server`].
@@ -12,6 +13,7 @@
 
 pub mod client;
 pub mod error;
+pub mod notify;
 pub mod protocol;
 pub mod server;
 pub mod socket;

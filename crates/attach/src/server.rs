@@ -44,6 +44,8 @@ pub struct Config {
     pub path: PathBuf,
     /// Mode of the socket.
     pub mode: u32,
+    /// Group of the socket, if not the service's own.
+    pub group: Option<u32>,
     /// Users that may attach.
     pub allowed: Allowed,
     /// The region's descriptor, as clients get it.
@@ -223,7 +225,7 @@ impl Server {
     /// # Errors
     /// [`Error::InUse`], [`Error::Socket`], [`Error::System`].
     pub fn start(config: Config, writer: directory::Writer, observer: Observer) -> Result<Self> {
-        let listener = socket::listen(&config.path, SocketType::SEQPACKET, config.mode)?;
+        let listener = socket::listen(&config.path, SocketType::SEQPACKET, config.mode, config.group)?;
         let bell = eventfd()?;
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)
             .map_err(|source| Error::System { action: "create an epoll descriptor", source })?;

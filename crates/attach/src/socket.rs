@@ -53,11 +53,12 @@ pub(crate) fn packet_socket(flags: SocketFlags) -> rustix::io::Result<OwnedFd> {
     rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags | SocketFlags::CLOEXEC, None)
 }
 
-/// A listening socket at `path`, whose folder must exist; a socket that a dead service left there is removed.
+/// A listening socket at `path`, whose folder must exist, with this mode and group; a socket that a dead service left
+/// there is removed.
 ///
 /// # Errors
 /// [`Error::InUse`] when somebody answers at `path`; [`Error::Socket`].
-pub fn listen(path: &Path, kind: SocketType, mode: u32) -> Result<OwnedFd> {
+pub fn listen(path: &Path, kind: SocketType, mode: u32, group: Option<u32>) -> Result<OwnedFd> {
     let failed = |action| move |source| Error::Socket { action, path: path.to_path_buf(), source };
     let address = SocketAddrUnix::new(path).map_err(failed("name"))?;
     check_free(path)?;
@@ -65,6 +66,11 @@ pub fn listen(path: &Path, kind: SocketType, mode: u32) -> Result<OwnedFd> {
     let socket =
         rustix::net::socket_with(AddressFamily::UNIX, kind, flags, None).map_err(failed("create"))?;
     rustix::net::bind(&socket, &address).map_err(failed("bind"))?;
+    if group.is_some() {
+        // Before the mode, which lets the group in.
+        rustix::fs::chown(path, None, group.map(rustix::fs::Gid::from_raw))
+            .map_err(failed("set the group of"))?;
+    }
     rustix::fs::chmod(path, rustix::fs::Mode::from_raw_mode(mode)).map_err(failed("set the mode of"))?;
     rustix::net::listen(&socket, 1024).map_err(failed("listen on"))?;
     Ok(socket)

@@ -24,6 +24,9 @@ pub(crate) struct Args {
     /// A user that may attach besides root, by name or number; may be repeated
     #[arg(long = "allow", value_name = "USER", value_parser = user::parse)]
     users: Vec<u32>,
+    /// A group whose members may attach, by name or number: the socket is the group's
+    #[arg(long, value_name = "GROUP", value_parser = user::parse_group, conflicts_with = "users", overrides_with = "group")]
+    group: Option<u32>,
     /// The device's folder in sysfs, where there are several
     #[arg(long, value_name = "DIR")]
     device: Option<PathBuf>,
@@ -34,13 +37,17 @@ pub(crate) struct Args {
 
 impl Args {
     pub(crate) fn run(self) -> i32 {
-        let config = Config {
+        let mut config = Config {
             socket: self.socket,
             allowed: Allowed::Users(self.users),
             device: self.device,
             patience: Duration::from_secs(self.wait),
             ..Config::default()
         };
+        if self.group.is_some() {
+            // The kernel asks for the group at every connection, so that is all there is to ask.
+            (config.group, config.mode, config.allowed) = (self.group, 0o660, Allowed::Everybody);
+        }
         report::status(foreground::run(&config))
     }
 }

@@ -12,6 +12,10 @@ use crate::{report, size, user};
 /// libvirt's XML, and then one line for each thing that happens. `isthmus run` needs none of this: it brings its
 /// own.
 ///
+/// As a service: packaging's isthmus-host.service, whose options stand in /etc/default/isthmus-host. A region belongs to
+/// the life of its service: there is nothing to reload, and one that is started again makes a new region, which VMs
+/// join with their device plugged in anew.
+///
 ///     isthmus host --vms 2 --region-size 256M          in one terminal
 ///     isthmus guest                                    as root, inside each VM
 ///     eval "$(isthmus env --mpi openmpi)"              where your mpirun starts
@@ -20,7 +24,7 @@ use crate::{report, size, user};
 pub(crate) struct Args {
     /// Where processes attach; by default /run/isthmus/socket for root, else $XDG_RUNTIME_DIR/isthmus/socket. VMs
     /// connect at the same path with .ivshmem appended
-    #[arg(long, value_name = "PATH")]
+    #[arg(long, value_name = "PATH", overrides_with = "socket")]
     socket: Option<PathBuf>,
     /// VMs that may join
     #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(..=1000))]
@@ -38,6 +42,9 @@ pub(crate) struct Args {
     /// repeated
     #[arg(long = "allow", value_name = "USER", value_parser = user::parse)]
     users: Vec<u32>,
+    /// A group whose members may attach and connect VMs, by name or number: the sockets are the group's
+    #[arg(long, value_name = "GROUP", value_parser = user::parse_group, conflicts_with = "users", overrides_with = "group")]
+    group: Option<u32>,
 }
 
 impl Args {
@@ -49,6 +56,7 @@ impl Args {
             ranks: self.ranks,
             region_bytes: self.region_size,
             users: self.users,
+            group: self.group,
         };
         report::status(foreground::run(&options))
     }

@@ -6,6 +6,7 @@
 
 #![forbid(unsafe_code)]
 
+mod completions;
 mod env;
 mod guest;
 mod hidden;
@@ -15,6 +16,7 @@ mod run;
 mod size;
 mod user;
 mod visit;
+mod vm;
 
 use clap::{Parser, Subcommand};
 
@@ -41,7 +43,9 @@ enum Command {
     Env(env::Args),
     Bench(isthmus_bench::cli::BenchArgs),
     Host(host::Args),
+    Vm(vm::Args),
     Guest(guest::Args),
+    Completions(completions::Args),
 }
 
 /// The command line, or its mistake told as all our errors are: "isthmus:" and status 2.
@@ -68,7 +72,9 @@ fn main() {
         Command::Env(args) => args.run(),
         Command::Bench(args) => isthmus_bench::cli::main(&args),
         Command::Host(args) => args.run(),
+        Command::Vm(args) => args.run(),
         Command::Guest(args) => args.run(),
+        Command::Completions(args) => args.run(),
     });
     std::process::exit(status);
 }

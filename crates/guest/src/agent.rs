@@ -34,6 +34,8 @@ pub struct Config {
     pub allowed: Allowed,
     /// Mode of the socket.
     pub mode: u32,
+    /// Group of the socket, if not root's.
+    pub group: Option<u32>,
     /// The device's folder in sysfs; the first that holds a region by default.
     pub device: Option<PathBuf>,
     /// How long to wait for the device, the region and the host service.
@@ -49,6 +51,7 @@ impl Default for Config {
             allowed: Allowed::Users(Vec::new()),
             // Who may attach is decided by user id; the file shall not be a second, different answer.
             mode: 0o666,
+            group: None,
             device: None,
             patience: Duration::from_secs(30),
             area_bytes: server::AREA_BYTES,
@@ -198,6 +201,7 @@ impl Agent {
         let server = server::Config {
             path: config.socket.clone(),
             mode: config.mode,
+            group: config.group,
             allowed: config.allowed.clone(),
             region: fd,
             region_bytes: map.len(),

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use isthmus_attach::notify;
 use isthmus_region::source::Ivshmem;
 
 use crate::agent::{Agent, Config, Error, Result};
@@ -29,9 +30,11 @@ pub fn run(config: &Config) -> Result<()> {
         peer.name,
         agent.socket().display()
     );
+    notify::ready(&format!("member {} ('{}') of the region", peer.index, peer.name));
     while signals.pending().next().is_none() {
         std::thread::sleep(LOOK);
         agent.check()?;
     }
+    notify::stopping();
     Ok(())
 }

@@ -5,14 +5,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use isthmus_attach::server::Allowed;
-use isthmus_attach::socket;
+use isthmus_attach::{notify, socket};
 use isthmus_region::create::default_bytes;
 
 use crate::error::{Error, Result};
-use crate::service::{Config, Event, Service, VECTORS, Vm};
-
-/// QEMU's window for a device's memory has at least this size, so that every region fits some.
-const LEAST_WINDOW: u64 = 1 << 30;
+use crate::service::{Config, Event, Service, Vm};
 
 /// What `isthmus host` is told.
 #[derive(Debug, Clone, Default)]
@@ -30,6 +27,8 @@ pub struct Options {
     pub region_bytes: Option<u64>,
     /// Users that may attach and connect VMs, besides this one and root.
     pub users: Vec<u32>,
+    /// A group whose members may attach and connect VMs; its sockets are the group's, and nobody else is asked for.
+    pub group: Option<u32>,
 }
 
 impl Options {
@@ -38,20 +37,14 @@ impl Options {
     /// # Errors
     /// [`Error::NoFolder`] when there is no default place for the socket.
     pub fn config(&self) -> Result<Config> {
-        let root = rustix::process::getuid().is_root();
-        let default = || if root { Some(socket::SYSTEM_SOCKET.into()) } else { socket::user_socket() };
-        let attach = self.socket.clone().or_else(default).ok_or(Error::NoFolder)?;
-        let attach =
-            std::path::absolute(&attach).map_err(|source| Error::Folder { path: attach.clone(), source })?;
+        let attach = attach_socket(self.socket.as_deref())?;
         let dir = attach.parent().unwrap_or(Path::new("/")).to_path_buf();
         let members = self.vms + 1;
         let ranks = self.ranks.unwrap_or(4 * members);
         let each = ranks.div_ceil(members).max(1);
         let mut config = Config::new(dir, self.region_bytes.unwrap_or_else(|| default_bytes(ranks)));
-        let mut ivshmem = attach.clone().into_os_string();
-        ivshmem.push(".ivshmem");
+        config.ivshmem_socket = Some(ivshmem_socket(&attach));
         config.attach_socket = Some(attach);
-        config.ivshmem_socket = Some(ivshmem.into());
         config.socket_per_vm = false;
         config.host_ranks = each;
         let name = |i: u32| {
@@ -59,7 +52,12 @@ impl Options {
             given.unwrap_or_else(|| format!("vm{}", i + 1))
         };
         config.vms = (0..self.vms).map(|i| Vm { name: name(i), ranks: each }).collect();
-        if !self.users.is_empty() {
+        if self.group.is_some() {
+            // The kernel asks for the group at every connection, so that is all there is to ask.
+            config.group = self.group;
+            config.mode = 0o660;
+            config.allowed = Allowed::Everybody;
+        } else if !self.users.is_empty() {
             // Users are told apart by their ids when they connect; the file must let them come so far.
             config.mode = 0o666;
             let own = rustix::process::getuid().as_raw();
@@ -69,8 +67,27 @@ impl Options {
     }
 }
 
+/// Where processes of the host attach: at `chosen`, or where they look by default.
+///
+/// # Errors
+/// [`Error::NoFolder`] when there is no default place for the socket.
+pub fn attach_socket(chosen: Option<&Path>) -> Result<PathBuf> {
+    let root = rustix::process::getuid().is_root();
+    let default = || if root { Some(socket::SYSTEM_SOCKET.into()) } else { socket::user_socket() };
+    let path = chosen.map(Path::to_owned).or_else(default).ok_or(Error::NoFolder)?;
+    std::path::absolute(&path).map_err(|source| Error::Folder { path: path.clone(), source })
+}
+
+/// Where VMs connect to the service at whose `attach` socket processes do.
+pub fn ivshmem_socket(attach: &Path) -> PathBuf {
+    let mut path = attach.as_os_str().to_owned();
+    path.push(".ivshmem");
+    path.into()
+}
+
 /// Serves until the process is told to end by INT, TERM or HUP, and removes the sockets then. Standard output gets
-/// what to do with the service, standard error one line for each thing that happens.
+/// what to do with the service, standard error one line for each thing that happens. systemd is told when the sockets take
+/// connections, and when they end.
 ///
 /// # Errors
 /// Any of [`Service::start`].
@@ -83,7 +100,14 @@ pub fn run(options: &Options) -> Result<()> {
     print!("{}", instructions(&service, options.vms));
     // Whoever reads the instructions through a pipe gets them now.
     let _ = std::io::Write::flush(&mut std::io::stdout());
+    let mib = service.region_bytes() >> 20;
+    notify::ready(&format!(
+        "a region of {mib} MiB for this host and {} VMs, at {}",
+        options.vms,
+        service.attach_socket().display()
+    ));
     let _: Option<i32> = signals.forever().next();
+    notify::stopping();
     service.stop();
     Ok(())
 }
@@ -95,22 +119,7 @@ pub fn instructions(service: &Service, vms: u32) -> String {
     // Writing to a string cannot fail.
     let _ = writeln!(text, "Processes of this host attach with:\n\n  export ISTHMUS_SOCKET={attach}\n");
     if vms > 0 {
-        let path = service.ivshmem_socket().display();
-        let window = service.region_bytes().max(LEAST_WINDOW);
-        let _ = writeln!(
-            text,
-            "Each of {vms} VMs (machine type q35) gets, on QEMU's command line:\n\n  \
-             -chardev socket,id=isthmus,path={path} \\\n  \
-             -device pcie-root-port,id=isthmus-port,chassis=77,pref64-reserve={window} \\\n  \
-             -device ivshmem-doorbell,chardev=isthmus,vectors={VECTORS},bus=isthmus-port\n\n\
-             or, in libvirt's XML, among its devices:\n\n  \
-             <shmem name='isthmus' role='peer'>\n    \
-             <model type='ivshmem-doorbell'/>\n    \
-             <server path='{path}'/>\n    \
-             <msi vectors='{VECTORS}'/>\n  \
-             </shmem>\n\n\
-             and runs, as root, inside the VM:  isthmus guest"
-        );
+        let _ = writeln!(text, "Each of {vms} VMs gets this device.\n\n{}", service.device().text());
     }
     text
 }
@@ -135,5 +144,7 @@ mod tests {
         assert_eq!(names, ["red", "vm2", "vm3"]);
         assert_eq!(config.region_bytes, 128 << 20);
         assert!(config.allowed.lets_in(64055) && !config.allowed.lets_in(64056));
+        let config = Options { group: Some(7), ..options }.config().unwrap();
+        assert_eq!((config.mode, config.group), (0o660, Some(7)));
     }
 }

@@ -51,6 +51,8 @@ pub struct Config {
     pub allowed: Allowed,
     /// Mode of the sockets.
     pub mode: u32,
+    /// Group of the sockets, if not the service's own.
+    pub group: Option<u32>,
     /// The region's descriptor.
     pub region: OwnedFd,
     /// Interrupt vectors of each device.
@@ -153,7 +155,7 @@ impl Server {
         watch(&bell, BELL)?;
         let mut listeners = Vec::new();
         for (key, (path, _)) in (FIRST_LISTENER..).zip(&config.sockets) {
-            let listener = socket::listen(path, SocketType::STREAM, config.mode)?;
+            let listener = socket::listen(path, SocketType::STREAM, config.mode, config.group)?;
             watch(&listener, key)?;
             listeners.push(listener);
         }

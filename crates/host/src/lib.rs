@@ -5,10 +5,12 @@
 //! - [`ivshmem`]: the server that QEMU's ivshmem-doorbell devices connect to.
 //! - [`plan`]: how a region is cut into sections.
 //! - [`stats`]: what went through the region, by peer.
+//! - [`device`]: what a VM needs so that it can join.
 //! - [`foreground`]: the service as a program of its own.
 
 #![forbid(unsafe_code)]
 
+pub mod device;
 pub mod error;
 pub mod foreground;
 pub mod ivshmem;

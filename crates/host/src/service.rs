@@ -11,6 +11,7 @@ use isthmus_region::mapping::Mapping;
 use isthmus_region::membership::{PeerInfo, Region, Shape};
 use rustix::io::Errno;
 
+use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::ivshmem;
 use crate::members::Members;
@@ -48,6 +49,8 @@ pub struct Config {
     pub allowed: Allowed,
     /// Mode of the sockets.
     pub mode: u32,
+    /// Group of the sockets, if not this process's own.
+    pub group: Option<u32>,
     /// Bytes of a process's area at attach.
     pub area_bytes: u64,
     /// Doorbell vectors of each VM's device.
@@ -79,6 +82,7 @@ impl Config {
             vms: Vec::new(),
             allowed: Allowed::Users(vec![rustix::process::getuid().as_raw()]),
             mode: 0o600,
+            group: None,
             area_bytes: server::AREA_BYTES,
             vectors: VECTORS,
         }
@@ -161,6 +165,7 @@ pub struct Service {
     vm_sockets: Vec<(String, PathBuf)>,
     region: OwnedFd,
     region_bytes: u64,
+    vectors: u16,
 }
 
 impl Service {
@@ -191,6 +196,7 @@ impl Service {
         let attach = server::Config {
             path: attach_socket.clone(),
             mode: config.mode,
+            group: config.group,
             allowed: config.allowed.clone(),
             region: copy(&region)?,
             region_bytes: config.region_bytes,
@@ -219,6 +225,7 @@ impl Service {
             sockets: if config.vms.is_empty() { Vec::new() } else { common.chain(own).collect() },
             allowed: config.allowed,
             mode: config.mode,
+            group: config.group,
             region: copy(&region)?,
             vectors: config.vectors,
         };
@@ -232,7 +239,13 @@ impl Service {
             vm_sockets,
             region,
             region_bytes: config.region_bytes,
+            vectors: config.vectors,
         })
+    }
+
+    /// The device by which a VM joins.
+    pub fn device(&self) -> Device {
+        Device { socket: self.ivshmem_socket.clone(), region_bytes: self.region_bytes, vectors: self.vectors }
     }
 
     /// Where processes of the host attach: the value of `ISTHMUS_SOCKET` for them.

@@ -1,0 +1,23 @@
+//! `isthmus completions`.
+
+use clap::CommandFactory;
+use clap_complete::Shell;
+
+/// Print what makes a shell complete isthmus's commands and options
+///
+///     isthmus completions bash >~/.local/share/bash-completion/completions/isthmus
+///
+/// `make install` and the Debian package install this.
+#[derive(clap::Args)]
+#[command(verbatim_doc_comment)]
+pub(crate) struct Args {
+    /// The shell
+    shell: Shell,
+}
+
+impl Args {
+    pub(crate) fn run(&self) -> i32 {
+        clap_complete::generate(self.shell, &mut crate::Cli::command(), "isthmus", &mut std::io::stdout());
+        0
+    }
+}

@@ -1,0 +1,83 @@
+//! `isthmus vm`.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Subcommand, ValueEnum};
+use isthmus_attach::client;
+use isthmus_host::device::Device;
+use isthmus_host::{foreground, service};
+
+use crate::{report, size};
+
+/// How long a service may take to say how large its region is.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// What VMs of your own need
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Subcommand)]
+enum What {
+    Device(DeviceArgs),
+}
+
+/// Print the device by which a VM joins the region of `isthmus host`
+///
+/// As options for QEMU, as XML for libvirt, and with it what else the VM needs. The service may be running or not; if it
+/// is not, say with --region-size how large its region will be if that is more than 1G.
+#[derive(clap::Args)]
+#[command(verbatim_doc_comment)]
+struct DeviceArgs {
+    /// Where processes attach to the service; by default /run/isthmus/socket for root, else
+    /// $XDG_RUNTIME_DIR/isthmus/socket
+    #[arg(long, value_name = "PATH")]
+    socket: Option<PathBuf>,
+    /// Size of the region; by default that of the service which runs, else what fits 1G
+    #[arg(long, value_name = "SIZE", value_parser = size::parse)]
+    region_size: Option<u64>,
+    /// Print one form alone, for programs: QEMU's options, libvirt's elements for <devices>, or its element for the end
+    /// of <domain>
+    #[arg(long, value_enum)]
+    format: Option<Format>,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Format {
+    Qemu,
+    LibvirtDevices,
+    LibvirtOverride,
+}
+
+impl Args {
+    pub(crate) fn run(self) -> i32 {
+        match self.what {
+            What::Device(args) => report::status(args.print()),
+        }
+    }
+}
+
+impl DeviceArgs {
+    fn print(self) -> isthmus_host::Result<()> {
+        let attach = foreground::attach_socket(self.socket.as_deref())?;
+        // A service that is not there yet, or will not tell, need not stop anybody from writing the VM's definition.
+        let told = || client::observe_at(&attach, PATIENCE).ok().map(|view| view.said.region_bytes);
+        let region_bytes = self.region_size.or_else(told).unwrap_or(0);
+        let device = Device {
+            socket: foreground::ivshmem_socket(&attach),
+            region_bytes: region_bytes.next_power_of_two(),
+            vectors: service::VECTORS,
+        };
+        let text = match self.format {
+            None => device.text(),
+            Some(Format::Qemu) => device.qemu(),
+            Some(Format::LibvirtDevices) => device.libvirt_devices(),
+            Some(Format::LibvirtOverride) => device.libvirt_override(),
+        };
+        print!("{text}");
+        Ok(())
+    }
+}

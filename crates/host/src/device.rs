@@ -1,0 +1,139 @@
+//! What a VM needs so that it can join: the device, as QEMU's options and as libvirt's XML, and what else to look after.
+
+use std::fmt::Write as _;
+use std::path::PathBuf;
+
+/// QEMU's window for a device's memory has at least this size, so that every region fits some.
+const LEAST_WINDOW: u64 = 1 << 30;
+/// The PCI controller's index in libvirt's XML: one that few VMs have already.
+const LIBVIRT_INDEX: u32 = 30;
+
+/// The device by which a VM joins a region.
+#[derive(Debug, Clone)]
+pub struct Device {
+    /// The ivshmem socket of the service.
+    pub socket: PathBuf,
+    /// Bytes of the region.
+    pub region_bytes: u64,
+    /// Doorbell vectors.
+    pub vectors: u16,
+}
+
+impl Device {
+    /// Bytes of the window that the root port must have: a power of two that the region fits into.
+    fn window(&self) -> u64 {
+        self.region_bytes.max(LEAST_WINDOW)
+    }
+
+    /// The options for QEMU's command line, one a line.
+    pub fn qemu(&self) -> String {
+        let (path, window, vectors) = (self.socket.display(), self.window(), self.vectors);
+        // QEMU takes a comma in a value where it is written twice.
+        let path = path.to_string().replace(',', ",,");
+        format!(
+            "-chardev socket,id=isthmus,path={path} \\\n\
+             -device pcie-root-port,id=isthmus-port,chassis=77,pref64-reserve={window} \\\n\
+             -device ivshmem-doorbell,chardev=isthmus,vectors={vectors},bus=isthmus-port\n"
+        )
+    }
+
+    /// The elements for libvirt's `<devices>`.
+    pub fn libvirt_devices(&self) -> String {
+        let (path, vectors) = (escaped(&self.socket.display().to_string()), self.vectors);
+        format!(
+            "<controller type='pci' index='{LIBVIRT_INDEX}' model='pcie-root-port'/>\n\
+             <shmem name='isthmus' role='peer'>\n  \
+               <model type='ivshmem-doorbell'/>\n  \
+               <server path='{path}'/>\n  \
+               <msi vectors='{vectors}'/>\n  \
+               <address type='pci' domain='0x0000' bus='0x{LIBVIRT_INDEX:02x}' slot='0x00' function='0x0'/>\n\
+             </shmem>\n"
+        )
+    }
+
+    /// The element for the end of libvirt's `<domain>`, which gives the root port its window; libvirt has no word of its
+    /// own for that.
+    pub fn libvirt_override(&self) -> String {
+        format!(
+            "<override xmlns='http://libvirt.org/schemas/domain/qemu/1.0'>\n  \
+               <device alias='pci.{LIBVIRT_INDEX}'>\n    \
+                 <frontend>\n      \
+                   <property name='pref64-reserve' type='unsigned' value='{}'/>\n    \
+                 </frontend>\n  \
+               </device>\n\
+             </override>\n",
+            self.window()
+        )
+    }
+
+    /// What else such a VM needs, one sentence each.
+    pub fn needs(&self) -> Vec<String> {
+        vec![
+            "machine type q35. The root port with its 64-bit window puts the region's memory above 4 GiB; below, \
+             firmware makes it uncacheable."
+                .into(),
+            "without KVM: -smp N,maxcpus=2 or more (libvirt: <vcpu current='1'>2</vcpu>), since QEMU emulates a machine \
+             that can only ever have one CPU without atomic instructions, and counts get lost."
+                .into(),
+            "a host name of its own: MPIs take equal names for one host.".into(),
+            "the right to connect to the socket: QEMU runs as you, or its user is let in by `isthmus host --allow USER`, or \
+             is in the group of --group (libvirt's QEMU is libvirt-qemu)."
+                .into(),
+            "the agent, as root inside: `isthmus guest install`, or `isthmus guest` by hand.".into(),
+            "its place anew after `isthmus host` was started again: unplug the device and plug it in, or restart the VM. \
+             Neither works with a chardev or a server connection that was used before."
+                .into(),
+        ]
+    }
+
+    /// All of it, for people.
+    pub fn text(&self) -> String {
+        let mut text = String::new();
+        // Writing to a string cannot fail.
+        let _ = writeln!(text, "On QEMU's command line:\n\n{}", indented(&self.qemu()));
+        let _ = writeln!(
+            text,
+            "or in libvirt's XML, among the <devices>:\n\n{}\n\
+             and, as the last element of <domain> (libvirt 8.2 or newer):\n\n{}",
+            indented(&self.libvirt_devices()),
+            indented(&self.libvirt_override())
+        );
+        let _ = writeln!(text, "What else the VM needs:\n");
+        for need in self.needs() {
+            let _ = writeln!(text, "  - {need}");
+        }
+        text
+    }
+}
+
+fn indented(text: &str) -> String {
+    text.lines().map(|line| format!("  {line}\n")).collect()
+}
+
+/// `text` as it may stand between single quotes in XML.
+fn escaped(text: &str) -> String {
+    text.replace('&', "&amp;").replace('<', "&lt;").replace('\'', "&apos;")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn device(socket: &str, region_bytes: u64) -> Device {
+        Device { socket: socket.into(), region_bytes, vectors: 1 }
+    }
+
+    #[test]
+    fn the_window_holds_the_region() {
+        assert!(device("/s", 64 << 20).qemu().contains("pref64-reserve=1073741824 "));
+        assert!(device("/s", 8 << 30).qemu().contains("pref64-reserve=8589934592 "));
+        assert!(device("/s", 8 << 30).libvirt_override().contains("value='8589934592'"));
+    }
+
+    #[test]
+    fn odd_paths_are_written_as_each_side_reads_them() {
+        let odd = device("/a,b/it's&<", 1);
+        assert!(odd.qemu().contains("path=/a,,b/it's&< "));
+        assert!(odd.libvirt_devices().contains("path='/a,b/it&apos;s&amp;&lt;'"));
+    }
+}
