@@ -10,7 +10,7 @@ PROVIDER := $(TARGET)/lib/isthmus/libisthmus-fi.so
 
 export PATH := $(shell scripts/find-cargo):$(PATH)
 
-.PHONY: all check fmt clippy unit doc scripts programs test loom vm-test bench install uninstall deb clean
+.PHONY: all check fmt clippy unit doc scripts programs test loom replay fuzz vm-test bench install uninstall deb clean
 
 # Everything that users run.
 all:
@@ -33,7 +33,7 @@ doc:
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --document-private-items --quiet
 
 scripts:
-	bash -n demo test .ci/run packaging/build-deb tests/ops/install scripts/install-deps scripts/install-mpi scripts/find-cargo tests/programs/run
+	bash -n demo test .ci/run fuzz/run packaging/build-deb tests/ops/install scripts/install-deps scripts/install-mpi scripts/find-cargo tests/programs/run
 	PYTHONPYCACHEPREFIX=build/pycache python3 -m py_compile tests/mpi4py/run tests/mpi4py/worker.py tests/uid/run tests/programs/bench tests/run/ends tests/run/visit
 
 # What CI runs: all of the above and below that fits into 40 minutes.
@@ -43,6 +43,14 @@ test:
 # The model checker, on what must hold between two writers of one memory; a target of its own, as its flag touches all.
 loom:
 	RUSTFLAGS="--cfg loom" cargo test --release -p isthmus-lockfree --test loom --target-dir $(TARGET)/loom
+
+# The fuzz targets without libFuzzer: every kept input, and FUZZ_SECONDS (2) of mutations for each. `unit` has it, too.
+replay:
+	cargo test --release --package isthmus-fuzz -- --nocapture
+
+# The fuzz targets under libFuzzer, T= one of them, S= seconds for each.
+fuzz:
+	fuzz/run $(or $(S),60) $(T)
 
 # Boots guests under QEMU.
 vm-test:

@@ -75,6 +75,9 @@ pub enum WireError {
         /// What it should have been.
         what: &'static str,
     },
+    /// Answers pile up that the other side does not read, whatever it asks for.
+    #[error("the other side asks for answers and does not read them")]
+    Unread,
     /// The port or socket failed.
     #[error("the connection failed")]
     Io(#[from] io::Error),

@@ -330,7 +330,7 @@ impl Writer {
     fn changed(&self) {
         let words = &self.directory.status.words;
         words[1].put(self.heap.used());
-        words[0].set(words[0].peek() + 1);
+        words[0].set(words[0].peek().wrapping_add(1));
     }
 
     fn zeroed(&mut self, bytes: u64) -> Result<Extent> {

@@ -305,6 +305,6 @@ impl Writer {
 
     fn changed(&self) {
         let generation = &self.region.status.words[0];
-        generation.set(generation.peek() + 1);
+        generation.set(generation.peek().wrapping_add(1));
     }
 }

@@ -40,6 +40,8 @@ const CONNECT_LIMIT: Duration = Duration::from_secs(2);
 const LISTEN_LIMIT: Duration = Duration::from_secs(10);
 /// How long a visitor waits for the run to have started its job.
 const JOB_LIMIT: Duration = Duration::from_secs(120);
+/// How long to leave agents waiting when there are no descriptors for them.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 /// How long an agent may take to read what it has credit for.
 const AGENT_LIMIT: Duration = Duration::from_secs(10);
 
@@ -198,10 +200,41 @@ struct Vm {
     report: Report,
 }
 
-/// The switch of a run. Its threads live until the process ends.
+/// The switch of a run. When it is dropped no more agents come in; the threads of a VM end with its ports.
 pub struct Switch {
     vms: Vec<Arc<Vm>>,
     twin: Arc<Twin>,
+    listener: UnixListener,
+    stop: Arc<AtomicBool>,
+}
+
+impl Drop for Switch {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::SeqCst);
+        // Whoever waits in `accept` wakes up by this.
+        let _ = rustix::net::shutdown(&self.listener, rustix::net::Shutdown::Both);
+    }
+}
+
+/// Takes agents in until the switch is dropped.
+fn take_agents(
+    listener: &UnixListener,
+    stop: &AtomicBool,
+    vms: &[Arc<Vm>],
+    direct: Option<Ipv4Addr>,
+    twin: &Arc<Twin>,
+) {
+    while !stop.load(Ordering::SeqCst) {
+        match listener.accept() {
+            Ok((agent, _)) => {
+                let (vms, twin) = (vms.to_vec(), Arc::clone(twin));
+                // An agent that no thread can be had for sees its connection closed.
+                let _ = spawn("agent".into(), move || serve_agent(agent, &vms, direct, &twin));
+            }
+            // Out of descriptors, which lasts a while: agents wait, and the processor is left to others meanwhile.
+            Err(_) => thread::sleep(ACCEPT_PAUSE),
+        }
+    }
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -235,15 +268,11 @@ impl Switch {
             .map(|(index, ports)| Vm::start(index, ports, &report))
             .collect::<Result<Vec<_>>>()?;
         let twin = Arc::new(Twin::default());
-        let known = (vms.clone(), Arc::clone(&twin));
-        spawn("agents".into(), move || {
-            for agent in listener.incoming().flatten() {
-                let (vms, twin) = known.clone();
-                // An agent that no thread can be had for sees its connection closed.
-                let _ = spawn("agent".into(), move || serve_agent(agent, &vms, direct, &twin));
-            }
-        })?;
-        Ok(Self { vms, twin })
+        let stop = Arc::new(AtomicBool::new(false));
+        let (known, stopped, own_twin) = (vms.clone(), Arc::clone(&stop), Arc::clone(&twin));
+        let own = listener.try_clone().map_err(|e| Error::io("cannot copy a descriptor", e))?;
+        spawn("agents".into(), move || take_agents(&own, &stopped, &known, direct, &own_twin))?;
+        Ok(Self { vms, twin, listener, stop })
     }
 
     /// From now on visitors may come; what they start is like `job` in all but its command.

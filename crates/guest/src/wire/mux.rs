@@ -20,6 +20,9 @@ pub type Key = (u32, u8);
 
 /// While more than this waits to be sent, no source is read.
 const OUT_MARK: usize = 4 * MAX_DATA;
+/// With more than this waiting, the other side is given up: sources stop long before, so these are answers to questions
+/// of one that does not read.
+const OUT_LIMIT: usize = 4 << 20;
 /// What a pipe takes without blocking when poll(2) says that it takes anything (pipe(7)).
 const SURE_BYTES: usize = 4096;
 
@@ -150,6 +153,9 @@ impl Mux {
     /// # Errors
     /// [`WireError::Closed`] when the other side is gone; any other error ends the connection as well.
     pub fn wait(&mut self, owners: &[BorrowedFd<'_>], timeout: Option<&Timespec>) -> Result<Turn, WireError> {
+        if self.out.len() > OUT_LIMIT {
+            return Err(WireError::Unread);
+        }
         if let Some(frame) = self.take_frames()? {
             // The owner's descriptors can wait for a turn: there are only so many frames in a read.
             self.flush()?;
@@ -453,6 +459,29 @@ mod tests {
             mux.wait(&[], Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).unwrap();
         }
         assert!(!mux.has((1, 0)));
+    }
+
+    #[test]
+    fn who_asks_and_does_not_read_is_given_up() {
+        let (mut liar, end) = UnixStream::pair().unwrap();
+        let mut mux = Mux::new(end.into()).unwrap();
+        Frame::hello().write_to(&mut liar).unwrap();
+        let asks: Vec<u8> = (0..1000).flat_map(|i| Frame::new(Kind::Open, i, [0, 0]).bytes()).collect();
+        for _ in 0..1000 {
+            liar.write_all(&asks).unwrap();
+            for _ in 0..1000 {
+                match mux.wait(&[], Some(&Timespec { tv_sec: 0, tv_nsec: 0 })) {
+                    Ok(turn) => {
+                        if let Some(asked) = turn.frame {
+                            mux.send(&Frame::new(Kind::Refused, asked.stream, vec![b'n'; 100]));
+                        }
+                    }
+                    Err(WireError::Unread) => return assert!(mux.out.len() < 2 * OUT_LIMIT),
+                    Err(e) => panic!("{e}"),
+                }
+            }
+        }
+        panic!("{} bytes wait", mux.out.len());
     }
 
     #[test]

@@ -62,7 +62,7 @@ impl Endpoint {
 
     fn bump_version(&self, lanes: bool) {
         let word = &self.block.words[if lanes { 1 } else { 3 }];
-        word.set(word.peek() + 1);
+        word.set(word.peek().wrapping_add(1));
     }
 
     /// Opens the lane to a peer.

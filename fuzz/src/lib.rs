@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! What is read from memory that others write, or from sockets that others hold, as fuzz targets.
+//!
+//! Each target is a function of bytes that panics where a promise is broken. Nothing in it depends on anything but the
+//! bytes, so that an input which fails can be kept and run again.
+//!
+//! - [`region`]: header, membership, directories, areas, counters.
+//! - [`endpoint`]: an endpoint whose peer writes anything into its own section, and anything in its turn.
+//! - [`attach`], [`attach_server`]: frames of the attach protocol, and the server that hears them.
+//! - [`ivshmem`]: clients of the ivshmem server, and what a VM writes into its section.
+//! - [`wire`], [`mux`]: frames between the launcher's side and the agents in VMs, and streams of them.
+//! - [`relay`]: the launcher's switch, between a VM and an agent that say anything.
+#![forbid(unsafe_code)]
+
+mod input;
+mod memory;
+mod sockets;
+mod talk;
+mod world;
+
+pub use memory::region;
+pub use sockets::{attach, attach_server, ivshmem};
+pub use talk::{mux, relay, wire};
+pub use world::endpoint;
+
+/// A target: its name, which is that of its program and of its corpus, and its function.
+pub type Target = (&'static str, fn(&[u8]));
+
+/// All targets.
+pub const TARGETS: &[Target] = &[
+    ("region", region),
+    ("endpoint", endpoint),
+    ("attach", attach),
+    ("attach_server", attach_server),
+    ("ivshmem", ivshmem),
+    ("wire", wire),
+    ("mux", mux),
+    ("relay", relay),
+];

@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Fixed tables: header, membership, directories, areas, counters.
+
+use std::os::fd::AsFd;
+use std::sync::Arc;
+
+use isthmus_region::counters::Counters;
+use isthmus_region::directory::{Directory, Writer, bury};
+use isthmus_region::extent::Heap;
+use isthmus_region::life::State;
+use isthmus_region::mapping::Mapping;
+use isthmus_region::membership::{self, NewPeer, Region, Shape};
+
+use crate::input::Input;
+
+const BYTES: u64 = 2 << 20;
+const SECTION: u64 = 512 << 10;
+
+thread_local! {
+    /// Made once: what costs is the system call, not the writing.
+    static MAP: Arc<Mapping> = {
+        let fd = isthmus_region::create::memory(BYTES).expect("memory for a small region");
+        Mapping::map(fd.as_fd(), BYTES).expect("the memory can be mapped")
+    };
+}
+
+/// A region of two peers, the words of which anybody may have written.
+pub fn region(data: &[u8]) {
+    let map = MAP.with(Arc::clone);
+    let mut input = Input(data);
+    let shape = Shape::new(BYTES, [7, 8], 2, 16).expect("a good shape");
+    let mut host = membership::Writer::create(&map, &shape, 1).expect("the region is large enough");
+    let mut writers = Vec::new();
+    for i in 0..2 {
+        let section = shape.host_bytes.next_multiple_of(SECTION) + u64::from(i) * SECTION;
+        let new = NewPeer { section, section_bytes: SECTION, ivshmem_id: None, name: "peer" };
+        let incarnation = host.add(i, &new).expect("there is a place");
+        let info = host.region().peer(i).expect("in the table").expect("just added");
+        let section = host.region().section(&info).expect("in the region");
+        let mut writer = Writer::create(&section, &shape, incarnation).expect("large enough");
+        let area = writer.open_area(16 << 10, 1).expect("there is room");
+        writer.open_endpoint(area.area, area.first.offset + 256, 1).expect("there is a slot");
+        host.set_state(i, State::Active).expect("in the table");
+        writers.push((writer, section, area));
+    }
+    let whole = map.whole();
+    while !input.is_empty() {
+        // The header, the membership table, the sections' first tables, or anywhere.
+        let base = match input.below(4) {
+            0 => 0,
+            1 => 4096,
+            2 => SECTION * (1 + u64::from(input.below(2))),
+            _ => u64::from(input.short()) << 4,
+        };
+        let at = (base + u64::from(input.short() % 8192) * 8) % BYTES;
+        let value = input.number();
+        whole.word("any", at).expect("inside").set(value);
+    }
+    // Readers: every answer is allowed that is one.
+    if let Ok(region) = Region::open(&map) {
+        let _ = (region.generation(), region.service(), Region::is_there(&map));
+        for peer in region.peers() {
+            let Ok(section) = region.section(&peer) else { continue };
+            assert!(section.len() <= BYTES && section.zero("all", 0, 0).is_ok());
+            let _ = region.life_line(peer.index);
+            if let Ok(directory) = Directory::open(&section, region.shape(), peer.life.incarnation) {
+                let _ = (directory.generation(), directory.heap_used(), directory.totals());
+                assert!(directory.endpoints_high() <= region.shape().endpoints);
+                for (_, endpoint) in directory.endpoints() {
+                    let _ = section.line("block", endpoint.block);
+                    let _ = Counters::at(&section, endpoint.area);
+                }
+                let _ = directory.activity(u32::try_from(input.number() & 0xffff_ffff).unwrap_or(0));
+            }
+            let _ = bury(&section, region.shape());
+        }
+    }
+    // Writers trust what they keep for themselves, and nothing that they wrote.
+    for (writer, section, area) in &mut writers {
+        let used = writer.directory().section().len();
+        assert_eq!(used, section.len());
+        let grown = writer.grow_area(area.area, 16 << 10);
+        if let Ok(extent) = grown {
+            assert!(extent.offset + extent.bytes <= section.len(), "an extent beyond the section");
+        }
+        let gone = writer.close_area(area.area).expect("the area is granted");
+        assert_eq!(gone, [0]);
+        let again = writer.open_area(16 << 10, 2).expect("there is room again");
+        assert!(again.incarnation > area.incarnation, "an incarnation came back");
+    }
+    heap(&mut Input(data));
+}
+
+/// The heap, asked for anything: it never grants twice what is granted, nor anything outside of it.
+fn heap(input: &mut Input<'_>) {
+    let mut heap = Heap::new(64 << 10, 1 << 20, u64::from(input.byte()));
+    let mut granted: Vec<isthmus_region::extent::Extent> = Vec::new();
+    for _ in 0..64 {
+        if input.below(3) == 0 && !granted.is_empty() {
+            let at = usize::from(input.byte()) % granted.len();
+            heap.give(granted.swap_remove(at));
+        } else if let Some(new) = heap.take(input.number()) {
+            assert!(new.offset >= 64 << 10 && new.offset + new.bytes <= (64 << 10) + (1 << 20), "outside");
+            for old in &granted {
+                let apart = new.offset + new.bytes <= old.offset || old.offset + old.bytes <= new.offset;
+                assert!(apart || new.bytes == 0 || old.bytes == 0, "granted twice");
+            }
+            granted.push(new);
+        }
+    }
+    for extent in granted {
+        heap.give(extent);
+    }
+    assert_eq!(heap.used(), 0, "something of the heap is lost");
+}
