@@ -18,6 +18,6 @@ pub mod protocol;
 pub mod server;
 pub mod socket;
 
-pub use client::{connect, connect_at, shared, shared_at};
+pub use client::{connect, connect_at, shared};
 pub use error::{Error, Result};
 pub use socket::find_socket;

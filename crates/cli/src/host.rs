@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use isthmus_host::foreground::{self, Options};
 
-use crate::{report, size, user};
+use crate::{metrics, report, size, user};
 
 /// Serve a region to processes of this host and to VMs that you start yourself
 ///
@@ -45,6 +45,12 @@ pub(crate) struct Args {
     /// A group whose members may attach and connect VMs, by name or number: the sockets are the group's
     #[arg(long, value_name = "GROUP", value_parser = user::parse_group, conflicts_with = "users", overrides_with = "group")]
     group: Option<u32>,
+    /// Serve counters for Prometheus (OpenMetrics) at http://ADDR/metrics, for instance at 127.0.0.1:9464
+    #[arg(long, value_name = "ADDR")]
+    metrics: Option<String>,
+    /// Let --metrics listen at an address that other machines can reach; there is no password
+    #[arg(long, requires = "metrics")]
+    metrics_remote: bool,
 }
 
 impl Args {
@@ -58,6 +64,12 @@ impl Args {
             users: self.users,
             group: self.group,
         };
-        report::status(foreground::run(&options))
+        let (metrics, remote) = (self.metrics, self.metrics_remote);
+        report::status(foreground::run(&options, |service| {
+            let Some(address) = metrics else { return Ok(None) };
+            let server = metrics::start(service, &address, remote)?;
+            println!("Prometheus finds counters at {}\n", server.url());
+            Ok(Some(server))
+        }))
     }
 }

@@ -11,12 +11,15 @@ mod env;
 mod guest;
 mod hidden;
 mod host;
+mod metrics;
+mod region;
 mod report;
 mod run;
 mod size;
 mod user;
 mod visit;
 mod vm;
+mod watch;
 
 use clap::{Parser, Subcommand};
 
@@ -46,6 +49,10 @@ enum Command {
     Vm(vm::Args),
     Guest(guest::Args),
     Completions(completions::Args),
+    Ps(watch::Ps),
+    Top(watch::Top),
+    Explain(watch::Explain),
+    Region(region::Args),
 }
 
 /// The command line, or its mistake told as all our errors are: "isthmus:" and status 2.
@@ -75,6 +82,10 @@ fn main() {
         Command::Vm(args) => args.run(),
         Command::Guest(args) => args.run(),
         Command::Completions(args) => args.run(),
+        Command::Ps(args) => args.run(),
+        Command::Top(args) => args.run(),
+        Command::Explain(args) => args.run(),
+        Command::Region(args) => args.run(),
     });
     std::process::exit(status);
 }

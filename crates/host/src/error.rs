@@ -68,6 +68,9 @@ pub enum Error {
         #[source]
         source: rustix::io::Errno,
     },
+    /// What should run beside the service does not.
+    #[error(transparent)]
+    Beside(Box<dyn std::error::Error + Send + Sync>),
     /// Something about the region.
     #[error(transparent)]
     Region(#[from] isthmus_region::Error),

@@ -11,6 +11,9 @@ use isthmus_region::create::default_bytes;
 use crate::error::{Error, Result};
 use crate::service::{Config, Event, Service, Vm};
 
+/// What was started beside a service, or why it could not be.
+pub type BesideResult<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>>;
+
 /// What `isthmus host` is told.
 #[derive(Debug, Clone, Default)]
 pub struct Options {
@@ -87,16 +90,17 @@ pub fn ivshmem_socket(attach: &Path) -> PathBuf {
 
 /// Serves until the process is told to end by INT, TERM or HUP, and removes the sockets then. Standard output gets
 /// what to do with the service, standard error one line for each thing that happens. systemd is told when the sockets take
-/// connections, and when they end.
+/// connections, and when they end. `beside` starts what shall live as long as the service.
 ///
 /// # Errors
-/// Any of [`Service::start`].
-pub fn run(options: &Options) -> Result<()> {
+/// Any of [`Service::start`]; [`Error::Beside`].
+pub fn run<T>(options: &Options, beside: impl FnOnce(&Service) -> BesideResult<T>) -> Result<()> {
     use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
     let mut signals = signal_hook::iterator::Signals::new([SIGINT, SIGTERM, SIGHUP])
         .map_err(|source| Error::Signals { source })?;
     let config = options.config()?;
     let service = Service::start(config, Arc::new(|event: &Event| eprintln!("isthmus: {event}")))?;
+    let beside = beside(&service).map_err(Error::Beside)?;
     print!("{}", instructions(&service, options.vms));
     // Whoever reads the instructions through a pipe gets them now.
     let _ = std::io::Write::flush(&mut std::io::stdout());
@@ -108,6 +112,7 @@ pub fn run(options: &Options) -> Result<()> {
     ));
     let _: Option<i32> = signals.forever().next();
     notify::stopping();
+    drop(beside);
     service.stop();
     Ok(())
 }

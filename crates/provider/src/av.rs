@@ -2,12 +2,11 @@
 //!
 //! Addresses are numbered 0, 1, 2, … in the order of their insertion, for both kinds of vector. The same address
 //! inserted twice gets two numbers, and a removed number is not given again: MPICH counts on consecutive numbers.
-//! Endpoints resolve an address at its first use, so inserting touches nothing shared. Removing tells the endpoints to
-//! forget the number.
+//! Endpoints resolve an address at its first use, so inserting touches nothing shared.
 
 use std::collections::HashMap;
 use std::ffi::{c_char, c_int, c_void};
-use std::sync::{Arc, PoisonError, RwLock, Weak};
+use std::sync::{Arc, PoisonError, RwLock};
 
 use isthmus_cabi::Poison;
 use isthmus_fabric_sys::*;
@@ -16,8 +15,6 @@ use isthmus_transport::address::ADDRESS_BYTES;
 
 use crate::core::{Core, log};
 use crate::domain::Domain;
-use crate::ep::Ep;
-use crate::lock::Lock;
 use crate::object::{self, Object};
 
 /// An address vector.
@@ -27,8 +24,6 @@ pub(crate) struct Av {
     poison: Poison,
     pub(crate) domain: Arc<Domain>,
     table: RwLock<Table>,
-    /// The endpoints that are bound to it, as far as they are still there.
-    endpoints: Lock<Vec<Weak<Ep>>>,
 }
 
 #[derive(Default)]
@@ -87,15 +82,7 @@ impl Av {
         }
         let fid = object::head(FI_CLASS_AV, context, &FID_OPS);
         let head = fid_av { fid, ops: &OPS };
-        let endpoints = Lock::new(domain.locks, Vec::new());
-        Ok(Arc::new(Self { head, poison: Poison::new(), domain, table: RwLock::default(), endpoints }))
-    }
-
-    /// Notes an endpoint that was bound.
-    pub(crate) fn enlist(&self, endpoint: &Arc<Ep>) {
-        let mut endpoints = self.endpoints.lock();
-        endpoints.retain(|e| e.strong_count() > 0);
-        endpoints.push(Arc::downgrade(endpoint));
+        Ok(Arc::new(Self { head, poison: Poison::new(), domain, table: RwLock::default() }))
     }
 
     /// The address with a number.
@@ -129,16 +116,8 @@ impl Av {
         };
         let Some(address) = place.take() else { return false };
         if table.numbers.get(&address) == Some(&number) {
-            // Inserted again meanwhile, it goes by the next number.
-            let next = table.addresses.iter().position(|a| *a == Some(address));
-            match next {
-                Some(next) => table.numbers.insert(address, next as u64),
-                None => table.numbers.remove(&address),
-            };
+            table.numbers.remove(&address);
         }
-        drop(table);
-        let endpoints: Vec<_> = self.endpoints.lock().iter().filter_map(Weak::upgrade).collect();
-        endpoints.iter().for_each(|endpoint| endpoint.forget(number));
         true
     }
 }

@@ -90,6 +90,11 @@ pub struct Totals {
 }
 
 impl Totals {
+    /// Values in the format's order, as somebody read them.
+    pub fn from_words(words: [u64; WORDS]) -> Self {
+        Self { words }
+    }
+
     /// One value.
     pub fn get(&self, counter: Counter) -> u64 {
         self.words[counter as usize]
@@ -99,6 +104,14 @@ impl Totals {
     pub fn add(&mut self, other: &Totals) {
         for (mine, theirs) in self.words.iter_mut().zip(other.words) {
             *mine = mine.wrapping_add(theirs);
+        }
+    }
+
+    /// Raises each value to that of another set, where that is larger: for those who look again and again, and meet
+    /// counters of a process that is just being added to those of its peer.
+    pub fn raise(&mut self, other: &Totals) {
+        for (mine, theirs) in self.words.iter_mut().zip(other.words) {
+            *mine = (*mine).max(theirs);
         }
     }
 

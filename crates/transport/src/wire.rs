@@ -43,6 +43,11 @@ pub mod kind {
     pub const RESULT: u8 = 11;
 }
 
+/// Whether messages of this kind exist.
+pub fn is_known(kind: u8) -> bool {
+    (kind::INLINE..=kind::RESULT).contains(&kind)
+}
+
 /// Flags of a message.
 pub mod flag {
     /// A tagged message.

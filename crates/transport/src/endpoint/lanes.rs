@@ -17,7 +17,7 @@ use crate::matching::Target;
 use crate::types::{Op, PeerId, PostError, Status};
 
 /// Lanes above which new ones are small.
-const MANY_LANES: usize = 32;
+pub const MANY_LANES: usize = 32;
 /// Chunks that an endpoint takes of its area, at most.
 const MOST_CHUNKS: u64 = 64;
 
@@ -395,7 +395,6 @@ impl Endpoint {
         peer.gone = true;
         peer.died = died;
         peer.pending.clear();
-        peer.owed = 0;
         let pushes = std::mem::take(&mut peer.pushes);
         if let Some(mut out) = peer.out.take() {
             self.open_lanes -= 1;

@@ -9,7 +9,7 @@ use isthmus_region::counters::Counter;
 use isthmus_region::local::LocalBuf;
 
 use super::table::Operation;
-use super::{Because, Endpoint, Multi, Peer, Push, Reply};
+use super::{Endpoint, Multi, Peer, Push, Reply};
 use crate::address::Address;
 use crate::lane::{Incoming, Size};
 use crate::matching::{Arrived, Body, Bufs, Matching, Target, Waiting};
@@ -18,7 +18,7 @@ use crate::wire::{self, AtomicWord, INLINE_BYTES, flag, kind};
 
 /// Messages taken from one lane before the others get their turn.
 const BATCH: usize = 64;
-/// Replies that a peer asked for and that found no room, above which its lane is not read on.
+/// Replies owed to a peer above which its lane is not read on.
 const MOST_REPLIES: usize = 1024;
 /// Longest message that anybody may announce: what an address space holds.
 const MOST_BYTES: u64 = 1 << 47;
@@ -246,7 +246,7 @@ impl Endpoint {
         let Some(Some(lane)) = self.incoming.get_mut(number as usize) else { return false };
         let Some(head) = lane.arrived() else { return false };
         let source = lane.peer;
-        if self.peers[source.0 as usize].owed > MOST_REPLIES {
+        if self.peers[source.0 as usize].pending.len() > MOST_REPLIES {
             return false;
         }
         lane.last = self.ticks;
@@ -438,7 +438,9 @@ impl Endpoint {
         }
         self.tally.add(Counter::RxMessages, 1);
         self.tally.add(Counter::RxBytes, len);
-        self.send_done(source, ack, Status::Ok, Because::Asked);
+        if let Some(id) = ack {
+            self.reply(source, [wire::head(kind::DONE, 0, 0), id, 0, 0, 0, 0, 0, 0], 3, None);
+        }
         Ok(())
     }
 
@@ -456,7 +458,7 @@ impl Endpoint {
         let arrived = Arrived { source, tagged, tag, data, body: Body::Ready { len, id, ack } };
         self.tally.add(Counter::RxMessages, 1);
         match self.matching.take_waiting(tagged, source, tag) {
-            Some(waiting) => self.deliver_kept(waiting, arrived, Because::Asked),
+            Some(waiting) => self.deliver_kept(waiting, arrived),
             None => {
                 self.tally.add(Counter::Unexpected, 1);
                 self.matching.keep(arrived);
@@ -466,13 +468,13 @@ impl Endpoint {
     }
 
     /// Gives a message that was kept to a receive.
-    pub(super) fn deliver_kept(&mut self, waiting: Waiting, arrived: Arrived, because: Because) {
+    pub(super) fn deliver_kept(&mut self, waiting: Waiting, arrived: Arrived) {
         let Arrived { source, tag, data, body, .. } = arrived;
         let from = Origin { source, tag, data };
         match body {
             Body::Inline(payload, len) => self.deliver(&waiting, from, &payload[..len]),
             Body::Bytes(bytes) => self.deliver(&waiting, from, &bytes),
-            Body::Ready { len, id, ack } => self.begin(waiting, from, (len, id, ack), because),
+            Body::Ready { len, id, ack } => self.begin(waiting, from, len, id, ack),
         }
     }
 
@@ -535,43 +537,28 @@ impl Endpoint {
     }
 
     /// Begins to receive an announced message.
-    fn begin(&mut self, waiting: Waiting, from: Origin, ready: (u64, u64, bool), because: Because) {
-        let (len, id, ack) = ready;
+    fn begin(&mut self, waiting: Waiting, from: Origin, len: u64, id: u64, ack: bool) {
         let source = from.source;
         let (dest, fit, multi) = self.place(&waiting, len);
         let then = received(waiting.ticket, waiting.select.tagged, from, dest.address(), fit, len);
         self.tally.add(Counter::RxBytes, fit);
         let done = ack.then_some(id);
         if fit == 0 {
-            self.send_clear(source, id, 0, 0, because);
-            self.send_done(source, done, Status::Ok, because);
+            self.reply(source, [wire::head(kind::CLEAR, 0, 0), id, 0, 0, 0, 0, 0, 0], 4, None);
+            self.send_done(source, done, Status::Ok);
             self.finish_receive(then, multi);
             return;
         }
         let operation = Operation::Incoming { from: source, dest, want: fit, received: 0, then, multi, done };
         let mine = self.operations.insert(operation);
-        self.send_clear(source, id, mine, fit, because);
+        self.reply(source, [wire::head(kind::CLEAR, 0, 0), id, mine, fit, 0, 0, 0, 0], 4, None);
     }
 
-    /// Asks for the bytes of an announced message: `want` of them, for our operation `mine`.
-    pub(super) fn send_clear(&mut self, to: PeerId, id: u64, mine: u64, want: u64, because: Because) {
-        let message = [wire::head(kind::CLEAR, 0, 0), id, mine, want, 0, 0, 0, 0];
-        self.reply(to, message, 4, None, because);
-    }
-
-    /// Tells that operation `id`, if there is one, has ended.
-    pub(super) fn send_done(&mut self, to: PeerId, id: Option<u64>, status: Status, because: Because) {
+    fn send_done(&mut self, to: PeerId, id: Option<u64>, status: Status) {
         if let Some(id) = id {
             let message = [wire::head(kind::DONE, 0, 0), id, wire::status_code(status), 0, 0, 0, 0, 0];
-            self.reply(to, message, 3, None, because);
+            self.reply(to, message, 3, None);
         }
-    }
-
-    /// Answers a read or a fetching atomic: the bytes, or why there are none.
-    fn send_result(&mut self, to: PeerId, id: u64, status: Status, payload: Option<Box<[u8]>>) {
-        let len = payload.as_ref().map_or(0, |p| p.len() as u64);
-        let message = [wire::head(kind::RESULT, 0, 0), id, wire::status_code(status), len, 0, 0, 0, 0];
-        self.reply(to, message, 5, payload, Because::Asked);
     }
 
     fn take_clear(&mut self, source: PeerId, message: &Message) -> Result<(), Faulty> {
@@ -637,7 +624,7 @@ impl Endpoint {
         let Some(Operation::Incoming { then, multi, done, .. }) = self.operations.take(id, source) else {
             return;
         };
-        self.send_done(source, done, Status::Ok, Because::Asked);
+        self.send_done(source, done, Status::Ok);
         match then.op {
             // A write's arrival is told only where data came with it.
             Op::RemoteWrite if then.data.is_none() => {}
@@ -672,7 +659,12 @@ impl Endpoint {
             Ok(buf) if len <= self.config.eager_bytes.min(4096) => {
                 let payload = buf.to_vec().into_boxed_slice();
                 self.tally.add(Counter::RmaBytes, len);
-                self.send_result(source, id, Status::Ok, Some(payload));
+                self.reply(
+                    source,
+                    [wire::head(kind::RESULT, 0, 0), id, 0, len, 0, 0, 0, 0],
+                    5,
+                    Some(payload),
+                );
             }
             Ok(buf) => {
                 self.tally.add(Counter::RmaBytes, len);
@@ -681,7 +673,10 @@ impl Endpoint {
                 self.mark_busy(source);
                 self.pump_peer(source);
             }
-            Err(status) => self.send_result(source, id, status, None),
+            Err(status) => {
+                let code = wire::status_code(status);
+                self.reply(source, [wire::head(kind::RESULT, 0, 0), id, code, 0, 0, 0, 0, 0], 5, None);
+            }
         }
         Ok(())
     }
@@ -718,7 +713,7 @@ impl Endpoint {
             }
             Err(status) => status,
         };
-        self.send_done(source, Some(id), status, Because::Asked);
+        self.send_done(source, Some(id), status);
         Ok(())
     }
 
@@ -740,9 +735,9 @@ impl Endpoint {
                     multi: None,
                     done: Some(id),
                 });
-                self.send_clear(source, id, mine, len, Because::Asked);
+                self.reply(source, [wire::head(kind::CLEAR, 0, 0), id, mine, len, 0, 0, 0, 0], 4, None);
             }
-            Err(status) => self.send_done(source, Some(id), status, Because::Asked),
+            Err(status) => self.send_done(source, Some(id), status),
         }
         Ok(())
     }
@@ -777,11 +772,13 @@ impl Endpoint {
         });
         let status = done.err().unwrap_or(Status::Ok);
         if word.kind == AtomicKind::Plain {
-            self.send_done(source, Some(id), status, Because::Asked);
+            self.send_done(source, Some(id), status);
             return Ok(());
         }
+        let code = wire::status_code(status);
         let payload = if status == Status::Ok { before.into_boxed_slice() } else { Box::default() };
-        self.send_result(source, id, status, Some(payload));
+        let len = payload.len() as u64;
+        self.reply(source, [wire::head(kind::RESULT, 0, 0), id, code, len, 0, 0, 0, 0], 5, Some(payload));
         Ok(())
     }
 
@@ -816,17 +813,8 @@ impl Endpoint {
     }
 
     /// Sends a message of the protocol's own now, or as soon as there is room.
-    fn reply(
-        &mut self,
-        to: PeerId,
-        message: Message,
-        count: usize,
-        payload: Option<Box<[u8]>>,
-        because: Because,
-    ) {
-        let peer = &mut self.peers[to.0 as usize];
-        peer.owed += usize::from(because == Because::Asked);
-        peer.pending.push_back(Reply { message, count, payload, because });
+    pub(super) fn reply(&mut self, to: PeerId, message: Message, count: usize, payload: Option<Box<[u8]>>) {
+        self.peers[to.0 as usize].pending.push_back(Reply { message, count, payload });
         if !self.flush_pending(to) {
             self.mark_busy(to);
         }
@@ -849,7 +837,6 @@ impl Endpoint {
             }
             if !peer.lives() {
                 peer.pending.clear();
-                peer.owed = 0;
                 return true;
             }
             if peer.out.is_none() && self.open_lane(to).is_err() {
@@ -884,7 +871,6 @@ impl Endpoint {
                 }
             }
             let Some(mut reply) = peer.pending.pop_front() else { return true };
-            peer.owed -= usize::from(reply.because == Because::Asked);
             if let Some(at) = offset {
                 reply.message[4] = at;
             }

@@ -1,0 +1,35 @@
+//! Looking until what is wrong is told from what is only changing.
+//!
+//! In memory that others write, a look can meet two halves of a change. What is really wrong is still wrong a little
+//! later, so a fault counts only if several looks meet it at the same place.
+
+use std::time::Duration;
+
+use isthmus_region::reader::Reader;
+
+use crate::survey::{Depth, Look, look};
+
+/// Looks at memory, at most.
+const LOOKS: u32 = 5;
+/// Between two looks; doubled each time.
+const PAUSE: Duration = Duration::from_millis(4);
+
+/// Checks a region as a whole.
+///
+/// # Errors
+/// As [`look`].
+pub fn check(reader: &Reader) -> isthmus_region::Result<Look> {
+    let mut found = look(reader, Depth::Slots)?;
+    let mut pause = PAUSE;
+    for _ in 1..LOOKS {
+        if found.faults.is_empty() || !reader.is_memory() {
+            break;
+        }
+        std::thread::sleep(pause);
+        pause *= 2;
+        let again = look(reader, Depth::Slots)?;
+        found.faults.keep_common(&again.faults);
+        found.survey = again.survey;
+    }
+    Ok(found)
+}

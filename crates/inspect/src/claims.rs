@@ -1,0 +1,47 @@
+//! Which bytes of a section belong to which structure: no byte belongs to two.
+//!
+//! This is also what bounds a walk over chains that anybody may have tied: whatever is visited is claimed first, so all
+//! that is visited together is no larger than the section.
+
+use std::collections::BTreeMap;
+
+/// Ranges that are taken: start and end.
+#[derive(Debug, Default)]
+pub struct Claims {
+    taken: BTreeMap<u64, u64>,
+}
+
+impl Claims {
+    /// Takes a range of at least one byte, whose end the caller has compared with the section's; gives the range that
+    /// is in its way otherwise.
+    ///
+    /// # Errors
+    /// The start and end of what is taken already.
+    pub fn take(&mut self, start: u64, bytes: u64) -> Result<(), (u64, u64)> {
+        let end = start.saturating_add(bytes);
+        if let Some((s, e)) = self.taken.range(..end).next_back()
+            && *e > start
+        {
+            return Err((*s, *e));
+        }
+        self.taken.insert(start, end);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_byte_is_taken_twice() {
+        let mut claims = Claims::default();
+        assert_eq!(claims.take(100, 10), Ok(()));
+        assert_eq!(claims.take(110, 10), Ok(()));
+        assert_eq!(claims.take(90, 10), Ok(()));
+        for (start, bytes) in [(100, 1), (95, 6), (119, 1), (0, 1000), (105, 10)] {
+            assert!(claims.take(start, bytes).is_err(), "{start} {bytes}");
+        }
+        assert_eq!(claims.take(120, 1), Ok(()));
+    }
+}

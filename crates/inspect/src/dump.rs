@@ -1,0 +1,138 @@
+//! `isthmus region dump`: a copy of a region in a file, for a look at it later or elsewhere.
+//!
+//! Others write while it is copied, so what lies far apart is not of one moment. The tables are copied again until no
+//! membership and no directory changed meanwhile, as their generations tell.
+
+use std::fs::{self, File, OpenOptions};
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::Path;
+
+use isthmus_region::directory::places;
+use isthmus_region::format::{directory, header};
+use isthmus_region::membership::Shape;
+use isthmus_region::reader::Reader;
+
+use crate::error::{Error, Result};
+use crate::survey::{Depth, look};
+
+/// Bytes that are copied at a time; blocks of zeros stay holes in the file.
+const BLOCK: u64 = 64 << 10;
+/// Copies of the tables, at most.
+const TRIES: u32 = 8;
+
+/// What was written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Written {
+    /// Bytes of the file.
+    pub bytes: u64,
+    /// Bytes that are not holes.
+    pub data: u64,
+    /// Whether membership and directories are of one moment.
+    pub consistent: bool,
+}
+
+/// Copies a region into a new file that only its owner may read: messages may be in it.
+///
+/// # Errors
+/// [`Error::File`], when the file exists, too, unless `replace`; [`Error::Read`].
+pub fn write(reader: &Reader, what: &str, path: &Path, replace: bool) -> Result<Written> {
+    let failed = |action| move |source| Error::File { action, path: path.to_path_buf(), source };
+    if replace {
+        // Whoever holds the former file open keeps it.
+        match fs::remove_file(path) {
+            Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(failed("replace")(e)),
+            _ => {}
+        }
+    }
+    let file =
+        OpenOptions::new().write(true).create_new(true).mode(0o600).open(path).map_err(failed("create"))?;
+    let written = copy(reader, &file, what, path);
+    if written.is_err() {
+        let _ = fs::remove_file(path);
+    }
+    written
+}
+
+fn copy(reader: &Reader, file: &File, what: &str, path: &Path) -> Result<Written> {
+    let unread = |source| Error::Read { what: what.to_owned(), source };
+    let unwritten = |source| Error::File { action: "write", path: path.to_path_buf(), source };
+    file.set_len(reader.len()).map_err(unwritten)?;
+    let mut data = 0;
+    let mut buffer = vec![0; usize::try_from(BLOCK).unwrap_or(4096)];
+    let mut range = |from: u64, to: u64, again: bool| -> Result<u64> {
+        let (mut at, mut data) = (from, 0);
+        while at < to {
+            let len = (to - at).min(BLOCK);
+            let block = &mut buffer[..usize::try_from(len).unwrap_or(0)];
+            reader.bytes("region", at, block).map_err(unread)?;
+            if again || block.iter().any(|b| *b != 0) {
+                file.write_all_at(block, at).map_err(unwritten)?;
+                data += len;
+            }
+            at += len;
+        }
+        Ok(data)
+    };
+    data += range(0, reader.len(), false)?;
+    for _ in 0..TRIES {
+        let before = generations(reader);
+        for (from, to) in &before.tables {
+            range(*from, *to, true)?;
+        }
+        if generations(reader) == before {
+            return Ok(Written { bytes: reader.len(), data, consistent: true });
+        }
+    }
+    Ok(Written { bytes: reader.len(), data, consistent: false })
+}
+
+/// The generations of a region and its members, and where the tables are that they speak of.
+#[derive(PartialEq)]
+struct Generations {
+    values: Vec<u64>,
+    tables: Vec<(u64, u64)>,
+}
+
+/// Nothing, where this is no region that can be understood: it is copied as it is.
+fn generations(reader: &Reader) -> Generations {
+    let mut found = Generations { values: Vec::new(), tables: Vec::new() };
+    let word = |at| {
+        let mut words = [0];
+        reader.words("generation", at, &mut words).map_or(0, |()| words[0])
+    };
+    let Some(survey) = look(reader, Depth::Tables).ok().and_then(|l| l.survey) else { return found };
+    found.values.push(word(header::GENERATION));
+    let (peers, endpoints) = (survey.region.places, survey.region.endpoints_per_member);
+    let Ok(shape) = Shape::new(reader.len(), [0; 2], peers, endpoints) else { return found };
+    found.tables.push((0, shape.host_bytes.min(reader.len())));
+    for member in survey.members.iter().filter(|m| m.heap_bytes > 0) {
+        found.values.push(word(member.section + directory::GENERATION));
+        found.tables.push((member.section, member.section + places(&shape).heap.min(member.section_bytes)));
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_dump_has_the_same_bytes_holes_and_one_reader() {
+        use std::os::unix::fs::MetadataExt;
+        let dir = tempfile::tempdir().unwrap();
+        let (from, to) = (dir.path().join("from"), dir.path().join("to"));
+        let mut bytes = vec![0; 300_000];
+        bytes[200_000] = 9;
+        fs::write(&from, &bytes).unwrap();
+        let reader = Reader::new(File::open(&from).unwrap().into()).unwrap();
+        let written = write(&reader, "it", &to, false).unwrap();
+        assert_eq!((written.bytes, written.data), (300_000, BLOCK));
+        assert_eq!(fs::read(&to).unwrap(), bytes);
+        assert_eq!(fs::metadata(&to).unwrap().mode() & 0o777, 0o600);
+        assert!(
+            matches!(write(&reader, "it", &to, false), Err(Error::File { .. })),
+            "nothing is overwritten unasked"
+        );
+        write(&reader, "it", &to, true).unwrap();
+    }
+}

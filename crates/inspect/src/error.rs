@@ -1,0 +1,88 @@
+//! What can go wrong while looking at a region.
+
+use std::path::PathBuf;
+
+/// This crate's result.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// Why there is nothing to be shown.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// No service answers.
+    #[error(
+        "no isthmus service runs here that this user may look at ({looked}); start `isthmus run` or `isthmus host`, or name a socket with --socket"
+    )]
+    NoService {
+        /// What was tried.
+        looked: String,
+    },
+    /// More than one service answers.
+    #[error("several isthmus services run here; choose one:\n{list}")]
+    Several {
+        /// A line for each, with the option that chooses it.
+        list: String,
+    },
+    /// The service did not let us look.
+    #[error("cannot look at the region of the service at {}", path.display())]
+    Observe {
+        /// Its socket.
+        path: PathBuf,
+        /// Why not.
+        #[source]
+        source: isthmus_attach::Error,
+    },
+    /// A file cannot be opened or read.
+    #[error("cannot {action} {}", path.display())]
+    File {
+        /// What was attempted.
+        action: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// The system's answer.
+        #[source]
+        source: std::io::Error,
+    },
+    /// The region, or the file, cannot be read.
+    #[error("cannot read {what}")]
+    Read {
+        /// What was to be read.
+        what: String,
+        /// Why not.
+        #[source]
+        source: isthmus_region::Error,
+    },
+    /// What is there is not a region.
+    #[error("{what} cannot be shown: {fault}; `isthmus region check` says more")]
+    NotARegion {
+        /// What was looked at.
+        what: String,
+        /// The first thing that is wrong.
+        fault: String,
+    },
+    /// A terminal, a signal, a socket of the system failed.
+    #[error("cannot {action}")]
+    System {
+        /// What was attempted.
+        action: &'static str,
+        /// The system's answer.
+        #[source]
+        source: std::io::Error,
+    },
+    /// The address for metrics is not of this machine alone.
+    #[error(
+        "{address} can be reached from other machines, which would see what runs here; choose a loopback address such as 127.0.0.1:9464, or add --metrics-remote"
+    )]
+    Remote {
+        /// The address asked for.
+        address: std::net::SocketAddr,
+    },
+    /// No server can be had at the address.
+    #[error("cannot serve metrics at {address}")]
+    Listen {
+        /// The address asked for.
+        address: String,
+        /// The system's answer.
+        #[source]
+        source: std::io::Error,
+    },
+}

@@ -1,0 +1,302 @@
+//! `isthmus explain`: how messages of each pair of endpoints go, and why so.
+//!
+//! What a lane's descriptor and its accept entry say is told as it is found; what an endpoint decides by itself is told
+//! from the same constants that it uses.
+
+use std::collections::HashMap;
+use std::fmt::Write;
+
+use isthmus_transport::Config;
+use isthmus_transport::endpoint::MANY_LANES;
+use isthmus_transport::lane::Size;
+use isthmus_transport::wire::INLINE_BYTES;
+use serde::Serialize;
+
+use crate::model::{Endpoint, Lane, Member, Survey};
+use crate::table::bytes;
+
+/// One direction between two endpoints.
+#[derive(Debug, Clone, Serialize)]
+pub struct Pair {
+    /// The sender, as tables name it.
+    pub from: String,
+    /// The receiver.
+    pub to: String,
+    /// Which way messages take.
+    pub path: Choice,
+    /// The lane, if one is open.
+    pub lane: Option<Choice>,
+    /// How the receiver learns of a message.
+    pub notice: Option<Choice>,
+    /// The protocols by length; none without a lane.
+    pub protocols: Vec<Protocol>,
+    /// Slots that went through the lane, and those that wait in it.
+    pub slots: Option<(u64, u64)>,
+}
+
+/// What was chosen, and why.
+#[derive(Debug, Clone, Serialize)]
+pub struct Choice {
+    /// What.
+    pub what: String,
+    /// Why.
+    pub why: String,
+}
+
+/// One protocol and the lengths that it serves.
+#[derive(Debug, Clone, Serialize)]
+pub struct Protocol {
+    /// Longest payload; none for any length.
+    pub up_to_bytes: Option<u64>,
+    /// Its name.
+    pub name: &'static str,
+    /// How it works and what set the limit.
+    pub why: String,
+}
+
+fn choice(what: impl Into<String>, why: impl Into<String>) -> Choice {
+    Choice { what: what.into(), why: why.into() }
+}
+
+/// Every pair with a lane; with `all`, the others, too.
+pub fn pairs(survey: &Survey, all: bool) -> Vec<Pair> {
+    let names = survey.names();
+    let receivers: HashMap<u32, &Endpoint> =
+        survey.members.iter().flat_map(|m| &m.endpoints).map(|e| (e.slot, e)).collect();
+    let mut pairs = Vec::new();
+    for member in &survey.members {
+        for endpoint in &member.endpoints {
+            for lane in &endpoint.lanes {
+                let to = match names.get(&lane.to) {
+                    Some((life, name)) if *life == lane.to_incarnation => name.clone(),
+                    _ => format!("{} (gone)", lane.to),
+                };
+                let receiver = receivers.get(&lane.to).copied();
+                pairs.push(of_lane(survey, member, endpoint, lane, to, receiver));
+            }
+            if all {
+                let others = survey.members.iter().flat_map(|m| m.endpoints.iter().map(move |e| (m, e)));
+                for (m, e) in others.filter(|(_, e)| !endpoint.lanes.iter().any(|l| l.to == e.slot)) {
+                    pairs.push(without_lane(survey, (member, endpoint), (m, e)));
+                }
+            }
+        }
+    }
+    pairs
+}
+
+fn name(member: &Member, endpoint: &Endpoint) -> String {
+    format!("{} {}:{}", endpoint.slot, member.name, endpoint.pid)
+}
+
+fn through_region(survey: &Survey) -> Choice {
+    choice(
+        format!("through the region {}", survey.region.uuid),
+        "both endpoints are members of it, and there is no other path in this version",
+    )
+}
+
+fn without_lane(survey: &Survey, from: (&Member, &Endpoint), to: (&Member, &Endpoint)) -> Pair {
+    let mut lane =
+        choice("none yet", "a lane opens with the first message, and nothing was sent this way yet");
+    if from.1.slot == to.1.slot {
+        lane.why = "it is the endpoint itself; MPIs keep messages to oneself in their own hands".into();
+    } else if from.0.index == to.0.index {
+        lane.why += "; between ranks of one host name an MPI uses its own shared memory unless --through-region is given";
+    }
+    Pair {
+        from: name(from.0, from.1),
+        to: name(to.0, to.1),
+        path: through_region(survey),
+        lane: Some(lane),
+        notice: None,
+        protocols: Vec::new(),
+        slots: None,
+    }
+}
+
+fn of_lane(
+    survey: &Survey,
+    member: &Member,
+    endpoint: &Endpoint,
+    lane: &Lane,
+    to: String,
+    receiver: Option<&Endpoint>,
+) -> Pair {
+    Pair {
+        from: name(member, endpoint),
+        to,
+        path: through_region(survey),
+        lane: Some(size(endpoint, lane)),
+        notice: Some(notice(lane, receiver)),
+        protocols: protocols(lane),
+        slots: Some((lane.slots_read, lane.slots_unread)),
+    }
+}
+
+fn size(endpoint: &Endpoint, lane: &Lane) -> Choice {
+    let what = format!("{} slots and {} of data ring", lane.slots, bytes(lane.data_bytes));
+    let is = |size: Size| size.slots == lane.slots && size.data_bytes == lane.data_bytes;
+    let open = endpoint.lanes.len();
+    let why = if is(Size::USUAL) {
+        format!("usual, as the sender had fewer than {MANY_LANES} lanes open ({open} now)")
+    } else if is(Size::SMALL) {
+        format!("small, as the sender had {MANY_LANES} lanes open or more ({open} now)")
+    } else if is(Size::RESERVE) {
+        "the endpoint's reserve: its section of the region was full; a larger --region-size helps".into()
+    } else {
+        "a size that this isthmus does not choose by itself".into()
+    };
+    choice(what, why)
+}
+
+fn notice(lane: &Lane, receiver: Option<&Endpoint>) -> Choice {
+    let most = Config::default().hot_lanes;
+    let hot = receiver.map_or(0, |e| e.polled_directly);
+    let bell = match receiver.and_then(|e| e.asleep) {
+        Some("futex") => "its futex",
+        Some(_) => "an eventfd that its local service writes",
+        None => "",
+    };
+    if lane.receiver_lives && !bell.is_empty() {
+        return choice(
+            format!("each message is announced by an activity word, and the receiver is woken by {bell}"),
+            "it sleeps, as nothing came for a while and it waits, or shares its processor with others",
+        );
+    }
+    match (lane.receiver_lives, lane.accepted, lane.polled_directly) {
+        (false, ..) => choice("none", "the receiver is gone; the sender closes the lane when it notices"),
+        (true, false, _) => choice(
+            "each message is announced by an activity word",
+            "the receiver has not answered: it has not polled since the lane was opened, and until it does the sender can fill the ring once",
+        ),
+        (true, true, true) => choice(
+            "the receiver polls the lane itself",
+            format!(
+                "it was active lately: one of {hot} such lanes of its receiver, which polls at most {most}"
+            ),
+        ),
+        (true, true, false) if hot >= most => choice(
+            "each message is announced by an activity word",
+            format!("its receiver polls {hot} other lanes itself, the most that it does"),
+        ),
+        (true, true, false) => choice(
+            "each message is announced by an activity word",
+            "no message came for a while, so the receiver stopped polling it; the next ones make it busy again",
+        ),
+    }
+}
+
+fn protocols(lane: &Lane) -> Vec<Protocol> {
+    let config = Config::default();
+    let ring = lane.data_bytes / 2;
+    let eager = ring.min(config.eager_bytes);
+    let why = if ring < config.eager_bytes {
+        format!(
+            "the limit is half of the lane's data ring, a larger lane would allow {}",
+            bytes(config.eager_bytes)
+        )
+    } else {
+        format!("the limit is the protocol's, the lane's data ring would allow {}", bytes(ring))
+    };
+    vec![
+        Protocol {
+            up_to_bytes: Some(INLINE_BYTES as u64),
+            name: "in line",
+            why: "flag, tag and payload lie in one cache line, so that only one line moves".into(),
+        },
+        Protocol {
+            up_to_bytes: Some(eager),
+            name: "buffered eager",
+            why: format!("copied to the data ring at once, without asking the receiver; {why}"),
+        },
+        Protocol {
+            up_to_bytes: None,
+            name: "pipelined two-copy",
+            why: format!(
+                "announced, and copied in chunks of {}, {} in flight, once its receive is posted: while one is copied in the other is copied out",
+                bytes(config.chunk_bytes),
+                config.pipeline_depth
+            ),
+        },
+    ]
+}
+
+/// A length with its unit.
+fn length(len: u64) -> String {
+    let text = bytes(len);
+    if text.ends_with(|c: char| c.is_ascii_digit()) { text + " B" } else { text }
+}
+
+/// How those wait who have nothing to do.
+pub fn waiting(survey: &Survey) -> Choice {
+    let with_endpoints = |m: &Member| {
+        let mut areas: Vec<u32> = m.endpoints.iter().map(|e| e.area).collect();
+        areas.sort_unstable();
+        areas.dedup();
+        areas.len() as u64
+    };
+    let all: u64 = survey.members.iter().map(with_endpoints).sum();
+    let processors = survey.region.processors;
+    let numbers = format!("{all} processes with endpoints on the host's {processors} processors");
+    match processors {
+        0 => choice("unknown", "the service did not say how many processors the host has"),
+        _ if all > processors => choice(
+            "polls that find nothing yield, and then nap until they are woken",
+            format!("there are {numbers}, so that who spins keeps another from its work"),
+        ),
+        _ => choice(
+            "polls spin",
+            format!(
+                "there are {numbers}; in a VM with fewer virtual CPUs than ranks they give way all the same"
+            ),
+        ),
+    }
+}
+
+/// All of it, for programs.
+pub fn json(survey: &Survey, all: bool) -> serde_json::Value {
+    // Strings and numbers, which cannot fail to serialise.
+    serde_json::json!({"waiting": waiting(survey), "pairs": pairs(survey, all)})
+}
+
+/// For people.
+pub fn text(survey: &Survey, all: bool) -> String {
+    let mut out = String::new();
+    let pairs = pairs(survey, all);
+    let endpoints: usize = survey.members.iter().map(|m| m.endpoints.len()).sum();
+    if endpoints > 0 {
+        let Choice { what, why } = waiting(survey);
+        // Writing to a string cannot fail.
+        let _ = writeln!(out, "waiting: {what}: {why}\n");
+    }
+    for pair in &pairs {
+        let _ = writeln!(out, "{}  ->  {}", pair.from, pair.to);
+        let parts =
+            [("path", Some(&pair.path)), ("lane", pair.lane.as_ref()), ("notice", pair.notice.as_ref())];
+        for (what, choice) in parts {
+            if let Some(Choice { what: chosen, why }) = choice {
+                let _ = writeln!(out, "  {what:<8} {chosen}: {why}");
+            }
+        }
+        for Protocol { up_to_bytes, name, why } in &pair.protocols {
+            let length =
+                up_to_bytes.map_or_else(|| "longer".to_owned(), |most| format!("to {}", length(most)));
+            let _ = writeln!(out, "  {length:<8} {name}: {why}");
+        }
+        if let Some((read, unread)) = pair.slots {
+            let _ = writeln!(out, "  {:<8} {read} slots read, {unread} waiting", "so far");
+        }
+        let _ = writeln!(out);
+    }
+    let others = (endpoints * endpoints).saturating_sub(pairs.len());
+    let _ = match (endpoints, others, all) {
+        (0, ..) => writeln!(out, "no endpoint is open"),
+        (_, 0, _) | (_, _, true) => Ok(()),
+        _ => writeln!(
+            out,
+            "{others} more pairs of the {endpoints} endpoints have no lane: nothing was sent that way; --all shows them, too"
+        ),
+    };
+    out
+}

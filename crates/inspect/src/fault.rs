@@ -1,0 +1,101 @@
+//! What is wrong in a region: where, what was found, what would be right.
+
+use std::fmt;
+
+use serde::Serialize;
+
+/// Most faults that are kept; the others are counted.
+const MOST: usize = 1000;
+
+/// The part of a region that a fault is in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Place {
+    /// The file as a whole, or the header.
+    Region,
+    /// An entry of the peer table.
+    Peer(u32),
+    /// A peer's directory.
+    Directory(u32),
+    /// An entry of a peer's area table.
+    Area(u32, u32),
+    /// An endpoint of a peer.
+    Endpoint(u32, u32),
+    /// An outgoing lane: peer, endpoint, number.
+    Lane(u32, u32, u64),
+    /// An accept entry: peer, endpoint, number.
+    Accept(u32, u32, u64),
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Region => f.write_str("region"),
+            Self::Peer(peer) => write!(f, "peer {peer}"),
+            Self::Directory(peer) => write!(f, "peer {peer}, directory"),
+            Self::Area(peer, area) => write!(f, "peer {peer}, area {area}"),
+            Self::Endpoint(peer, slot) => write!(f, "peer {peer}, endpoint {slot}"),
+            Self::Lane(peer, slot, number) => write!(f, "peer {peer}, endpoint {slot}, lane {number}"),
+            Self::Accept(peer, slot, number) => write!(f, "peer {peer}, endpoint {slot}, accept {number}"),
+        }
+    }
+}
+
+/// One thing that is wrong.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Fault {
+    /// The part of the region.
+    pub place: String,
+    /// The field, as `docs/region-format.md` names it: structure, dot, field.
+    pub field: &'static str,
+    /// Where the field is, in bytes from the region's start.
+    pub offset: u64,
+    /// What was found.
+    pub value: String,
+    /// What would be right.
+    pub allowed: String,
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { place, field, offset, value, allowed } = self;
+        write!(f, "{place}: {field} at offset {offset:#x} is {value}; it must be {allowed}")
+    }
+}
+
+/// The faults of a region, in the order in which they were met.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Faults {
+    /// The first of them.
+    pub list: Vec<Fault>,
+    /// How many more there are.
+    pub more: u64,
+}
+
+impl Faults {
+    /// Whether nothing is wrong.
+    pub fn is_empty(&self) -> bool {
+        self.list.is_empty()
+    }
+
+    /// Notes one.
+    pub fn add(&mut self, fault: Fault) {
+        if self.list.len() < MOST {
+            self.list.push(fault);
+        } else {
+            self.more += 1;
+        }
+    }
+
+    /// Keeps what `other` has at the same place, too.
+    pub fn keep_common(&mut self, other: &Faults) {
+        let seen =
+            |fault: &Fault| other.list.iter().any(|o| o.offset == fault.offset && o.field == fault.field);
+        self.list.retain(seen);
+        self.more = self.more.min(other.more);
+    }
+}
+
+/// A number as people compare it: small ones plain, large ones in both notations.
+pub fn number(value: u64) -> String {
+    if value < 100_000 { value.to_string() } else { format!("{value} ({value:#x})") }
+}

@@ -1,0 +1,245 @@
+//! What a look at a region gives.
+
+use std::collections::{BTreeMap, HashMap};
+
+use isthmus_region::counters::{Counter, Totals};
+use isthmus_region::life::{Life, State};
+use serde::{Serialize, Serializer};
+
+/// A region at one moment, or nearly: others write while it is read.
+#[derive(Debug, Clone, Serialize)]
+pub struct Survey {
+    /// The region itself.
+    pub region: Region,
+    /// Members whose places were ever used, in the order of the table.
+    pub members: Vec<Member>,
+}
+
+/// The region as a whole.
+#[derive(Debug, Clone, Serialize)]
+pub struct Region {
+    /// Its identity, in hexadecimal digits.
+    pub uuid: String,
+    /// Bytes.
+    pub bytes: u64,
+    /// Counts changes of the membership.
+    pub generation: u64,
+    /// What the host service says of itself: active, or dead once it has ended.
+    #[serde(serialize_with = "state")]
+    pub service: State,
+    /// Members that there is room for.
+    pub places: u32,
+    /// Endpoints that each may have.
+    pub endpoints_per_member: u32,
+    /// Processors that the host has for all of them; 0 if its service does not know.
+    pub processors: u64,
+}
+
+/// A member: a VM, or the host's own processes.
+#[derive(Debug, Clone, Serialize)]
+pub struct Member {
+    /// Its number.
+    pub index: u32,
+    /// Its host name.
+    pub name: String,
+    /// `host` or `vm`.
+    pub kind: &'static str,
+    /// Whether it lives.
+    #[serde(serialize_with = "state")]
+    pub state: State,
+    /// Which of its lives this is.
+    pub incarnation: u64,
+    /// Of a VM.
+    pub ivshmem_id: Option<u32>,
+    /// Offset of its section in the region.
+    pub section: u64,
+    /// Bytes of its section.
+    pub section_bytes: u64,
+    /// Bytes that its processes can be granted.
+    pub heap_bytes: u64,
+    /// Bytes that they were granted.
+    pub heap_used: u64,
+    /// What all processes of this life have counted, those that are gone included.
+    #[serde(serialize_with = "counters")]
+    pub counters: Totals,
+    /// Its processes.
+    pub processes: Vec<Process>,
+    /// Their endpoints.
+    pub endpoints: Vec<Endpoint>,
+}
+
+/// An attached process.
+#[derive(Debug, Clone, Serialize)]
+pub struct Process {
+    /// Its area's number.
+    pub area: u32,
+    /// Its life.
+    pub incarnation: u64,
+    /// Its process id where it runs.
+    pub pid: u64,
+    /// Its program, where it runs on this system.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub program: Option<String>,
+    /// Bytes of the region that it was granted.
+    pub memory_bytes: u64,
+    /// What it has counted.
+    #[serde(serialize_with = "counters")]
+    pub counters: Totals,
+}
+
+/// An endpoint.
+#[derive(Debug, Clone, Serialize)]
+pub struct Endpoint {
+    /// Its number in the region.
+    pub slot: u32,
+    /// Its number at its member.
+    #[serde(skip)]
+    pub local: u32,
+    /// Its life.
+    pub incarnation: u64,
+    /// The area of its process.
+    pub area: u32,
+    /// Its process.
+    pub pid: u64,
+    /// Its outgoing lanes.
+    pub lanes: Vec<Lane>,
+    /// Incoming lanes that it polls directly.
+    pub polled_directly: usize,
+    /// How it is woken, if it says that it sleeps: by its `futex`, or through its local `service`.
+    pub asleep: Option<&'static str>,
+    /// What it says of incoming lanes.
+    #[serde(skip)]
+    pub accepts: Vec<Accept>,
+    /// Entries that its lane chunks have.
+    #[serde(skip)]
+    pub lane_entries: u64,
+}
+
+/// An outgoing lane.
+#[derive(Debug, Clone, Serialize)]
+pub struct Lane {
+    /// Its number at its endpoint.
+    pub number: u64,
+    /// The receiving endpoint's number in the region.
+    pub to: u32,
+    /// The life of it that the lane was opened for.
+    pub to_incarnation: u64,
+    /// Whether that life lasts.
+    pub receiver_lives: bool,
+    /// Slots of the ring.
+    pub slots: u64,
+    /// Bytes of the data ring.
+    pub data_bytes: u64,
+    /// Whether the receiver has answered.
+    pub accepted: bool,
+    /// Whether the receiver polls it directly; else messages are announced.
+    pub polled_directly: bool,
+    /// Slots that the receiver has given back.
+    pub slots_read: u64,
+    /// Slots that it has not.
+    pub slots_unread: u64,
+    /// The descriptor's generation.
+    #[serde(skip)]
+    pub generation: u64,
+    /// Offset of the descriptor in the region.
+    #[serde(skip)]
+    pub at: u64,
+    /// Offset of the ring in the region; `None` if it is none.
+    #[serde(skip)]
+    pub ring: Option<u64>,
+}
+
+/// An accept entry in use.
+#[derive(Debug, Clone, Copy)]
+pub struct Accept {
+    /// Its number at its endpoint.
+    pub number: u64,
+    /// The sender's number in the region.
+    pub sender: u32,
+    /// The sender's lane.
+    pub lane: u64,
+    /// The generation of the lane's descriptor.
+    pub generation: u64,
+    /// The sender's life.
+    pub incarnation: u64,
+    /// Odd: polled directly.
+    pub heat: u64,
+    /// Read position.
+    pub read: u64,
+    /// Offset of the entry in the region.
+    pub at: u64,
+}
+
+impl Survey {
+    /// The sum of what all members have counted.
+    pub fn totals(&self) -> Totals {
+        let mut sum = Totals::default();
+        self.members.iter().for_each(|m| sum.add(&m.counters));
+        sum
+    }
+
+    /// Of each endpoint, by number: its life, and the name by which tables know it.
+    pub fn names(&self) -> HashMap<u32, (u64, String)> {
+        let of =
+            |m: &Member, e: &Endpoint| (e.slot, (e.incarnation, format!("{} {}:{}", e.slot, m.name, e.pid)));
+        self.members.iter().flat_map(|m| m.endpoints.iter().map(move |e| of(m, e))).collect()
+    }
+
+    /// Adds the names of processes of member `index`, which runs on this system.
+    pub fn name_processes(&mut self, index: u32) {
+        for member in self.members.iter_mut().filter(|m| m.index == index) {
+            for process in &mut member.processes {
+                let name = std::fs::read_to_string(format!("/proc/{}/comm", process.pid)).ok();
+                // A program may call itself anything; what goes to a terminal is printable.
+                process.program = name.map(|n| printable(n.trim_end()));
+            }
+        }
+    }
+}
+
+impl Member {
+    /// Lanes of all its endpoints.
+    pub fn lanes(&self) -> usize {
+        self.endpoints.iter().map(|e| e.lanes.len()).sum()
+    }
+}
+
+/// A text of somebody else's, for a terminal or a log: control characters become `?`.
+pub fn printable(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
+}
+
+/// A state's name.
+pub fn state_name(state: State) -> &'static str {
+    match state {
+        State::Free => "free",
+        State::Joining => "joining",
+        State::Active => "active",
+        State::Dead => "dead",
+    }
+}
+
+fn state<S: Serializer>(value: &State, to: S) -> Result<S::Ok, S::Error> {
+    to.serialize_str(state_name(*value))
+}
+
+fn counters<S: Serializer>(value: &Totals, to: S) -> Result<S::Ok, S::Error> {
+    value.named().collect::<BTreeMap<String, u64>>().serialize(to)
+}
+
+/// The counters that tables show, with their headings.
+pub const SHOWN: [(Counter, &str); 8] = [
+    (Counter::TxMessages, "sent"),
+    (Counter::TxBytes, "bytes"),
+    (Counter::RxMessages, "received"),
+    (Counter::RxBytes, "bytes"),
+    (Counter::Rma, "rma"),
+    (Counter::Stalls, "stalls"),
+    (Counter::Sleeps, "sleeps"),
+    (Counter::Wakeups, "wakeups"),
+];
+
+/// Whether a record is one of a life that lasts.
+pub(crate) fn lives(life: Life) -> bool {
+    life.state == State::Active
+}

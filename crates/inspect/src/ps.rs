@@ -1,0 +1,179 @@
+//! `isthmus ps`: who is in the region, and what went through it.
+
+use std::fmt::Write;
+
+use isthmus_region::counters::Totals;
+
+use crate::fault::Faults;
+use crate::model::{Lane, SHOWN, Survey, state_name};
+use crate::table::{Table, bytes, count};
+use crate::target::Target;
+
+/// Rows of a table of endpoints or lanes that are shown unasked.
+const MOST_ROWS: usize = 40;
+
+/// For people. `all` shows every endpoint and lane, however many there are.
+pub fn text(target: &Target, survey: &Survey, faults: &Faults, all: bool) -> String {
+    let mut out = String::new();
+    // Writing to a string cannot fail.
+    let _ = writeln!(out, "{}", target.headline());
+    let region = &survey.region;
+    let service = if target.is_served() { state_name(region.service) } else { "killed" };
+    let _ = writeln!(out, "region {}, {}, service {service}\n", region.uuid, bytes(region.bytes));
+    let _ = writeln!(out, "{}", members(survey));
+    let processes = processes(survey);
+    if processes.is_empty() {
+        let _ = writeln!(out, "no process is attached");
+        return out + &note(faults);
+    }
+    let _ = writeln!(out, "{processes}");
+    let (endpoints, lanes) = (endpoints(survey), lanes(survey));
+    for (table, what) in [(endpoints, "endpoints"), (lanes, "lanes")] {
+        if table.is_empty() {
+            let _ = writeln!(out, "no {what}\n");
+        } else if all || table.len() <= MOST_ROWS {
+            let _ = writeln!(out, "{table}");
+        } else {
+            let _ = writeln!(out, "{} {what}; --all shows them\n", table.len());
+        }
+    }
+    out.truncate(out.trim_end().len());
+    out + "\n" + &note(faults)
+}
+
+/// What is said of a region that is not sound.
+pub fn note(faults: &Faults) -> String {
+    match faults.list.first() {
+        None => String::new(),
+        Some(first) => format!(
+            "\nsomething in this region is wrong ({} in all; `isthmus region check` names them): {first}\n",
+            faults.list.len() as u64 + faults.more
+        ),
+    }
+}
+
+/// For programs.
+pub fn json(target: &Target, survey: &Survey, faults: &Faults) -> serde_json::Value {
+    // Strings and numbers, which cannot fail to serialise.
+    let mut value = serde_json::to_value(survey).unwrap_or_default();
+    if let Some(map) = value.as_object_mut() {
+        let service = target.service.as_ref();
+        map.insert("socket".into(), service.map(|s| s.socket.to_string_lossy()).into());
+        map.insert("service_pid".into(), service.map(|s| s.pid).into());
+        map.insert("faults".into(), serde_json::to_value(&faults.list).unwrap_or_default());
+    }
+    value
+}
+
+/// The cells of the counters that tables show.
+pub(crate) fn counted(counters: &Totals) -> impl Iterator<Item = String> {
+    SHOWN.iter().map(|(counter, heading)| {
+        let value = counters.get(*counter);
+        if *heading == "bytes" { bytes(value) } else { count(value) }
+    })
+}
+
+/// `first` headings and those of the counters.
+pub(crate) fn headings(first: &[&'static str]) -> Vec<&'static str> {
+    first.iter().copied().chain(SHOWN.iter().map(|(_, heading)| *heading)).collect()
+}
+
+fn members(survey: &Survey) -> Table {
+    let first = ["<member", "<kind", "<state", "processes", "endpoints", "lanes", "memory", "of"];
+    let mut table = Table::new(&headings(&first));
+    for m in &survey.members {
+        let cells = [
+            m.name.clone(),
+            m.kind.to_owned(),
+            state_name(m.state).to_owned(),
+            m.processes.len().to_string(),
+            m.endpoints.len().to_string(),
+            m.lanes().to_string(),
+            bytes(m.heap_used),
+            bytes(m.heap_bytes),
+        ];
+        table.row(cells.into_iter().chain(counted(&m.counters)).collect());
+    }
+    table
+}
+
+fn processes(survey: &Survey) -> Table {
+    let mut table = Table::new(&headings(&["<member", "process", "<program", "memory"]));
+    for m in &survey.members {
+        for p in &m.processes {
+            let program = p.program.clone().unwrap_or_else(|| "-".into());
+            let cells = [m.name.clone(), p.pid.to_string(), program, bytes(p.memory_bytes)];
+            table.row(cells.into_iter().chain(counted(&p.counters)).collect());
+        }
+    }
+    table
+}
+
+fn endpoints(survey: &Survey) -> Table {
+    let mut table = Table::new(&[
+        "<endpoint",
+        "<member",
+        "process",
+        "lanes out",
+        "lanes in",
+        "polled directly",
+        "<sleeps by",
+        "<hears from",
+    ]);
+    for m in &survey.members {
+        for e in &m.endpoints {
+            let mut from: Vec<String> = e.accepts.iter().map(|a| a.sender.to_string()).collect();
+            from.sort_unstable();
+            from.dedup();
+            if from.len() > 8 {
+                from.truncate(8);
+                from.push("…".into());
+            }
+            table.row(vec![
+                e.slot.to_string(),
+                m.name.clone(),
+                e.pid.to_string(),
+                e.lanes.len().to_string(),
+                e.accepts.len().to_string(),
+                e.polled_directly.to_string(),
+                e.asleep.unwrap_or("-").to_owned(),
+                from.join(" "),
+            ]);
+        }
+    }
+    table
+}
+
+fn lanes(survey: &Survey) -> Table {
+    let mut table = Table::new(&["<from", "<to", "slots", "data", "slots read", "unread", "<state"]);
+    let names = survey.names();
+    for m in &survey.members {
+        for e in &m.endpoints {
+            for lane in &e.lanes {
+                let to = names
+                    .get(&lane.to)
+                    .map_or_else(|| format!("{} (gone)", lane.to), |(_, name)| name.clone());
+                table.row(vec![
+                    format!("{} {}:{}", e.slot, m.name, e.pid),
+                    to,
+                    lane.slots.to_string(),
+                    bytes(lane.data_bytes),
+                    count(lane.slots_read),
+                    count(lane.slots_unread),
+                    state_of(lane).to_owned(),
+                ]);
+            }
+        }
+    }
+    table
+}
+
+/// A lane's state in a few words.
+pub(crate) fn state_of(lane: &Lane) -> &'static str {
+    match (lane.receiver_lives, lane.accepted, lane.polled_directly) {
+        (false, ..) => "receiver gone",
+        (true, false, _) => "not answered",
+        (true, true, true) => "polled directly",
+        (true, true, false) => "announced",
+    }
+}

@@ -1,0 +1,368 @@
+//! One look at a region: every structure of the format is read once, compared with what it may be, and handed on.
+//!
+//! The host section and the members' tables are read here, what hangs off an endpoint in `chains`. Two kinds of rules
+//! are checked: what a single writer promises (offsets, sizes, states), always; and what holds between words of two
+//! writers (a lane's read position and its stamps), only in memory, since a dump of a region at work shows them as they
+//! were at two moments.
+
+mod chains;
+mod members;
+
+use isthmus_region::format::{self, MAGIC, SECTION_ALIGN, VERSION, header, peer};
+use isthmus_region::life::{Life, State};
+use isthmus_region::membership::Shape;
+use isthmus_region::reader::Reader;
+
+use crate::claims::Claims;
+use crate::fault::{Fault, Faults, Place, number};
+use crate::model::{Member, Region, Survey, printable};
+
+/// How closely to look.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Depth {
+    /// What there is: tables, lanes, counters.
+    Tables,
+    /// Every slot of every ring, too.
+    Slots,
+}
+
+/// What a look has found.
+#[derive(Debug)]
+pub struct Look {
+    /// The region; none if its header gives no sense.
+    pub survey: Option<Survey>,
+    /// What is wrong with it.
+    pub faults: Faults,
+}
+
+/// Where the peer table lies in this version.
+const PEER_TABLE: u64 = 4096;
+
+/// The walk through a region.
+struct Walk<'a> {
+    reader: &'a Reader,
+    depth: Depth,
+    faults: Faults,
+}
+
+/// A region's error; kept apart from this crate's, since the caller knows what was looked at.
+type Result<T> = isthmus_region::Result<T>;
+
+/// Looks at a region.
+///
+/// # Errors
+/// The reader's, for what lies inside the bytes that it said there are: the system does not let us read.
+pub fn look(reader: &Reader, depth: Depth) -> Result<Look> {
+    let mut walk = Walk { reader, depth, faults: Faults::default() };
+    let survey = walk.region()?;
+    Ok(Look { survey, faults: walk.faults })
+}
+
+/// The half of a word at an offset that is a multiple of four.
+fn half(words: &[u64], offset: u64) -> u32 {
+    let word = word(words, offset & !7);
+    let shift = if offset % 8 == 4 { 32 } else { 0 };
+    u32::try_from((word >> shift) & 0xffff_ffff).unwrap_or(0)
+}
+
+/// The word at an offset of a structure.
+fn word(words: &[u64], offset: u64) -> u64 {
+    usize::try_from(offset / 8).ok().and_then(|i| words.get(i)).copied().unwrap_or(0)
+}
+
+impl Walk<'_> {
+    fn fault(
+        &mut self,
+        place: Place,
+        field: &'static str,
+        offset: u64,
+        value: impl Into<String>,
+        allowed: impl Into<String>,
+    ) {
+        let (value, allowed) = (value.into(), allowed.into());
+        self.faults.add(Fault { place: place.to_string(), field, offset, value, allowed });
+    }
+
+    /// Notes a fault unless `holds`, and hands that on.
+    fn require(
+        &mut self,
+        holds: bool,
+        place: Place,
+        field: &'static str,
+        offset: u64,
+        value: u64,
+        allowed: impl FnOnce() -> String,
+    ) -> bool {
+        if !holds {
+            self.fault(place, field, offset, number(value), allowed());
+        }
+        holds
+    }
+
+    /// Reads `count` words.
+    fn words(&self, what: &'static str, offset: u64, count: usize) -> Result<Vec<u64>> {
+        let mut words = vec![0; count];
+        self.reader.words(what, offset, &mut words)?;
+        Ok(words)
+    }
+
+    /// Checks a life word and gives what it says.
+    fn life(&mut self, place: Place, field: &'static str, offset: u64, word: u64) -> Life {
+        let life = Life::unpack(word);
+        let state = word & 0xff;
+        self.require(state <= 3, place, field, offset, word, || {
+            "0 (free), 1 (joining), 2 (active) or 3 (dead) in its lowest byte".into()
+        });
+        self.require(state == 0 || life.incarnation != 0, place, field, offset, word, || {
+            "an incarnation above 0 in its upper bytes".into()
+        });
+        life
+    }
+
+    fn region(&mut self) -> Result<Option<Survey>> {
+        let Some((shape, region)) = self.header()? else { return Ok(None) };
+        let end = PEER_TABLE + u64::from(shape.peers) * peer::BYTES;
+        if end > self.reader.len() {
+            let at = header::PEERS;
+            self.fault(
+                Place::Region,
+                "header.PEERS",
+                at,
+                number(shape.peers.into()),
+                "as many as fit into the region",
+            );
+            return Ok(Some(Survey { region, members: Vec::new() }));
+        }
+        let mut sections = Claims::default();
+        // The host section has been checked to lie in the region; nothing was taken before it.
+        let _ = sections.take(0, shape.host_bytes.clamp(1, self.reader.len()));
+        let mut members = Vec::new();
+        for index in 0..shape.peers {
+            if let Some(member) = self.peer(&shape, index, &mut sections)? {
+                members.push(member);
+            }
+        }
+        self.names(&members);
+        let mut survey = Survey { region, members };
+        self.connect(&shape, &mut survey)?;
+        Ok(Some(survey))
+    }
+
+    fn header(&mut self) -> Result<Option<(Shape, Region)>> {
+        let len = self.reader.len();
+        let least = format::LEAST_REGION_BYTES;
+        let place = Place::Region;
+        if !self.require(len >= least, place, "its size", 0, len, || format!("at least {}", number(least))) {
+            return Ok(None);
+        }
+        let words = self.words("header", 0, 16)?;
+        let magic = word(&words, header::MAGIC);
+        if magic != MAGIC {
+            let found: String = magic.to_le_bytes().iter().map(|b| char::from(*b)).collect();
+            self.fault(
+                place,
+                "header.MAGIC",
+                header::MAGIC,
+                format!("{:?}", printable(&found)),
+                "\"ISTHMUS1\"",
+            );
+            return Ok(None);
+        }
+        let version = half(&words, header::VERSION);
+        if !self.require(version == VERSION, place, "header.VERSION", header::VERSION, version.into(), || {
+            format!("{VERSION}, the version that this isthmus knows")
+        }) {
+            return Ok(None);
+        }
+        let bytes = u64::from(half(&words, header::HEADER_BYTES));
+        self.require(
+            bytes == header::BYTES,
+            place,
+            "header.HEADER_BYTES",
+            header::HEADER_BYTES,
+            bytes,
+            || header::BYTES.to_string(),
+        );
+        let bytes = word(&words, header::REGION_BYTES);
+        let fits = bytes == len && bytes.is_power_of_two();
+        self.require(fits, place, "header.REGION_BYTES", header::REGION_BYTES, bytes, || {
+            format!("the bytes that there are, {}, and a power of two", number(len))
+        });
+        let uuid = [word(&words, header::UUID), word(&words, header::UUID + 8)];
+        self.require(uuid != [0, 0], place, "header.UUID", header::UUID, 0, || "a random number".into());
+        let (peers, endpoints) = (half(&words, header::PEERS), half(&words, header::ENDPOINTS));
+        let sane = self.require(
+            (1..=format::MAX_PEERS).contains(&peers),
+            place,
+            "header.PEERS",
+            header::PEERS,
+            peers.into(),
+            || format!("1 to {}", format::MAX_PEERS),
+        ) & self.require(
+            (1..=format::MAX_ENDPOINTS).contains(&endpoints),
+            place,
+            "header.ENDPOINTS",
+            header::ENDPOINTS,
+            endpoints.into(),
+            || format!("1 to {}", format::MAX_ENDPOINTS),
+        );
+        if !sane {
+            return Ok(None);
+        }
+        let table = word(&words, header::PEER_TABLE);
+        self.require(table == PEER_TABLE, place, "header.PEER_TABLE", header::PEER_TABLE, table, || {
+            PEER_TABLE.to_string()
+        });
+        let host_bytes = word(&words, header::HOST_BYTES);
+        let end = PEER_TABLE + u64::from(peers) * peer::BYTES;
+        let fits = host_bytes >= end && host_bytes <= len && host_bytes.is_multiple_of(SECTION_ALIGN);
+        self.require(fits, place, "header.HOST_BYTES", header::HOST_BYTES, host_bytes, || {
+            format!("a multiple of {SECTION_ALIGN} from {end} to {}", number(len))
+        });
+        let service = word(&words, header::SERVICE);
+        let life = self.life(place, "header.SERVICE", header::SERVICE, service);
+        let said = matches!(life.state, State::Active | State::Dead);
+        self.require(said, place, "header.SERVICE", header::SERVICE, service, || {
+            "active (2) or dead (3) in its lowest byte".into()
+        });
+        let shape = Shape { region_bytes: len, uuid, peers, endpoints, host_bytes };
+        let region = Region {
+            uuid: format!("{:016x}{:016x}", uuid[0], uuid[1]),
+            bytes: len,
+            generation: word(&words, header::GENERATION),
+            service: life.state,
+            places: peers,
+            endpoints_per_member: endpoints,
+            processors: word(&words, header::CPUS),
+        };
+        Ok(Some((shape, region)))
+    }
+
+    /// One entry of the peer table and, if it lives, what is behind it.
+    fn peer(&mut self, shape: &Shape, index: u32, sections: &mut Claims) -> Result<Option<Member>> {
+        let at = PEER_TABLE + u64::from(index) * peer::BYTES;
+        let place = Place::Peer(index);
+        let words = self.words("peer", at, 16)?;
+        let life_word = word(&words, peer::LIFE);
+        let life = self.life(place, "peer.LIFE", at + peer::LIFE, life_word);
+        if life.state == State::Free {
+            return Ok(None);
+        }
+        self.require(life.incarnation < 1 << 24, place, "peer.LIFE", at + peer::LIFE, life_word, || {
+            "an incarnation of 24 bits in its upper bytes".into()
+        });
+        let (kind, id) = (half(&words, peer::KIND), half(&words, peer::IVSHMEM_ID));
+        self.require(kind <= 1, place, "peer.KIND", at + peer::KIND, kind.into(), || "0 or 1".into());
+        let fits = if kind == 1 { (1..=0xffff).contains(&id) } else { id == u32::MAX };
+        self.require(fits, place, "peer.IVSHMEM_ID", at + peer::IVSHMEM_ID, id.into(), || {
+            if kind == 1 { "1 to 65535".into() } else { "all bits set for the host".into() }
+        });
+        let name = self.name(place, at);
+        let section = word(&words, peer::SECTION);
+        let section_bytes = word(&words, peer::SECTION_BYTES);
+        let usable = self.section(shape, place, at, section, section_bytes, sections);
+        let mut member = Member {
+            index,
+            name: name?,
+            kind: if kind == 1 { "vm" } else { "host" },
+            state: life.state,
+            incarnation: life.incarnation,
+            ivshmem_id: (kind == 1).then_some(id),
+            section,
+            section_bytes,
+            heap_bytes: 0,
+            heap_used: 0,
+            counters: isthmus_region::counters::Totals::default(),
+            processes: Vec::new(),
+            endpoints: Vec::new(),
+        };
+        // The section of one that joins is being written, that of a dead one belongs to nobody.
+        if usable && life.state == State::Active {
+            self.member(shape, &mut member)?;
+        }
+        Ok(Some(member))
+    }
+
+    fn name(&mut self, place: Place, at: u64) -> Result<String> {
+        let mut bytes = [0; 64];
+        self.reader.bytes("peer", at + peer::NAME, &mut bytes)?;
+        let end = bytes.iter().position(|b| *b == 0).unwrap_or(bytes.len());
+        let name = printable(&String::from_utf8_lossy(&bytes[..end]));
+        let sound = (1..64).contains(&end)
+            && std::str::from_utf8(&bytes[..end]).is_ok()
+            && bytes[end..].iter().all(|b| *b == 0);
+        if !sound {
+            self.fault(
+                place,
+                "peer.NAME",
+                at + peer::NAME,
+                format!("{name:?}"),
+                "1 to 63 bytes of UTF-8 and zeros behind them",
+            );
+        }
+        Ok(name)
+    }
+
+    fn section(
+        &mut self,
+        shape: &Shape,
+        place: Place,
+        at: u64,
+        start: u64,
+        bytes: u64,
+        taken: &mut Claims,
+    ) -> bool {
+        let least = isthmus_region::directory::least_section_bytes(shape);
+        let end = start.checked_add(bytes);
+        let inside = start >= shape.host_bytes
+            && start.is_multiple_of(SECTION_ALIGN)
+            && end.is_some_and(|e| e <= shape.region_bytes);
+        if !self.require(inside, place, "peer.SECTION", at + peer::SECTION, start, || {
+            format!(
+                "a multiple of {SECTION_ALIGN} from {} on, with its {} bytes inside the region's {}",
+                number(shape.host_bytes),
+                number(bytes),
+                number(shape.region_bytes)
+            )
+        }) {
+            return false;
+        }
+        if !self.require(bytes >= least, place, "peer.SECTION_BYTES", at + peer::SECTION_BYTES, bytes, || {
+            format!("at least {}", number(least))
+        }) {
+            return false;
+        }
+        let taken = taken.take(start, bytes);
+        if let Err((s, e)) = taken {
+            let other = format!("outside of {s:#x} to {e:#x}, which belong to another section");
+            self.fault(
+                place,
+                "peer.SECTION",
+                at + peer::SECTION,
+                format!("{start:#x} to {:#x}", start + bytes),
+                other,
+            );
+        }
+        taken.is_ok()
+    }
+
+    /// No two members that live have one name or one device.
+    fn names(&mut self, members: &[Member]) {
+        let living: Vec<&Member> =
+            members.iter().filter(|m| matches!(m.state, State::Joining | State::Active)).collect();
+        for (i, member) in living.iter().enumerate() {
+            let at = PEER_TABLE + u64::from(member.index) * peer::BYTES;
+            let place = Place::Peer(member.index);
+            if let Some(other) = living[..i].iter().find(|m| m.name == member.name) {
+                let allowed = format!("another name than that of peer {}", other.index);
+                self.fault(place, "peer.NAME", at + peer::NAME, format!("{:?}", member.name), allowed);
+            }
+            if let Some(id) = member.ivshmem_id
+                && let Some(other) = living[..i].iter().find(|m| m.ivshmem_id == Some(id))
+            {
+                let allowed = format!("another id than that of peer {}", other.index);
+                self.fault(place, "peer.IVSHMEM_ID", at + peer::IVSHMEM_ID, id.to_string(), allowed);
+            }
+        }
+    }
+}

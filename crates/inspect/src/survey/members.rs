@@ -1,0 +1,281 @@
+//! A member's section: directory, areas and endpoints.
+
+use isthmus_region::counters::{Totals, WORDS};
+use isthmus_region::directory::{Places, places};
+use isthmus_region::format::{
+    CHUNK_ENTRIES, DIRECTORY_MAGIC, EXTENT_UNIT, area, chunk, counters, directory, endpoint,
+};
+use isthmus_region::life::State;
+use isthmus_region::membership::Shape;
+
+use super::{Result, Walk, word};
+use crate::claims::Claims;
+use crate::fault::{Place, number};
+use crate::model::{Endpoint, Member, Process, lives, printable};
+
+/// Words of a record.
+fn words_of(bytes: u64) -> usize {
+    usize::try_from(bytes / 8).unwrap_or(1)
+}
+
+/// A section whose contents are being read, and which of its bytes were met.
+pub(super) struct Within {
+    pub(super) peer: u32,
+    /// Offset of the section in the region.
+    pub(super) start: u64,
+    /// Bytes of the section.
+    pub(super) bytes: u64,
+    pub(super) places: Places,
+    pub(super) incarnation: u64,
+    /// What lies in the heap.
+    pub(super) parts: Claims,
+    /// First extents of areas.
+    extents: Claims,
+}
+
+impl Within {
+    /// Whether the heap has these bytes, aligned.
+    pub(super) fn holds(&self, offset: u64, bytes: u64, align: u64) -> bool {
+        offset >= self.places.heap
+            && offset.is_multiple_of(align)
+            && offset.checked_add(bytes).is_some_and(|end| end <= self.bytes)
+    }
+
+    /// What [`Within::holds`] asks for, in words.
+    pub(super) fn wanted(&self, bytes: u64, align: u64) -> String {
+        let heap = self.places.heap;
+        format!(
+            "a multiple of {align} from {heap} on, with {} bytes inside the section's {}",
+            number(bytes),
+            number(self.bytes)
+        )
+    }
+}
+
+impl Walk<'_> {
+    pub(super) fn member(&mut self, shape: &Shape, member: &mut Member) -> Result<()> {
+        let mut within = Within {
+            peer: member.index,
+            start: member.section,
+            bytes: member.section_bytes,
+            places: places(shape),
+            incarnation: member.incarnation,
+            parts: Claims::default(),
+            extents: Claims::default(),
+        };
+        if !self.directory(shape, &within, member)? {
+            return Ok(());
+        }
+        let slots = usize::try_from(shape.endpoints).unwrap_or(0);
+        let size = words_of(area::BYTES);
+        let areas = self.words("area table", within.start + within.places.areas, slots * size)?;
+        let mut granted = 0_u64;
+        for (index, record) in (0_u32..).zip(areas.chunks_exact(size)) {
+            if let Some(process) = self.area(&mut within, index, record)? {
+                member.counters.add(&process.counters);
+                granted = granted.saturating_add(process.memory_bytes);
+                member.processes.push(process);
+            }
+        }
+        let at = within.start + directory::HEAP_USED;
+        let used = member.heap_used;
+        self.require(granted <= used, Place::Directory(within.peer), "directory.HEAP_USED", at, used, || {
+            format!("at least {}, which the areas were granted", number(granted))
+        });
+        let high = self.words("directory", within.start + directory::ENDPOINTS_HIGH, 1)?[0];
+        let size = words_of(endpoint::BYTES);
+        let endpoints = self.words("endpoint table", within.start + within.places.endpoints, slots * size)?;
+        for (slot, record) in (0_u32..).zip(endpoints.chunks_exact(size)) {
+            if let Some(endpoint) =
+                self.endpoint(shape, &mut within, &member.processes, slot, record, high)?
+            {
+                member.endpoints.push(endpoint);
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives whether the section can be walked through.
+    fn directory(&mut self, shape: &Shape, within: &Within, member: &mut Member) -> Result<bool> {
+        let words = self.words("directory", within.start, 64)?;
+        let place = Place::Directory(within.peer);
+        let get = |offset| word(&words, offset);
+        let at = |offset| within.start + offset;
+        if get(directory::MAGIC) != DIRECTORY_MAGIC {
+            let bytes = get(directory::MAGIC).to_le_bytes();
+            let found: String = bytes.iter().map(|b| char::from(*b)).collect();
+            let value = format!("{:?}", printable(&found));
+            self.fault(
+                place,
+                "directory.MAGIC",
+                at(directory::MAGIC),
+                value,
+                "\"PEERDIR1\", since the peer is active",
+            );
+            return Ok(false);
+        }
+        let mut sound = self.require(
+            get(directory::INCARNATION) == within.incarnation,
+            place,
+            "directory.INCARNATION",
+            at(directory::INCARNATION),
+            get(directory::INCARNATION),
+            || format!("{}, as the peer's entry says", within.incarnation),
+        );
+        for (field, offset, right) in [
+            ("directory.ENDPOINT_TABLE", directory::ENDPOINT_TABLE, within.places.endpoints),
+            ("directory.AREA_TABLE", directory::AREA_TABLE, within.places.areas),
+            ("directory.ACTIVITY_TABLE", directory::ACTIVITY_TABLE, within.places.activity),
+            ("directory.HEAP", directory::HEAP, within.places.heap),
+            ("directory.HEAP_BYTES", directory::HEAP_BYTES, within.bytes - within.places.heap),
+        ] {
+            sound &=
+                self.require(get(offset) == right, place, field, at(offset), get(offset), || number(right));
+        }
+        member.heap_bytes = within.bytes - within.places.heap;
+        member.heap_used = get(directory::HEAP_USED);
+        let fits = member.heap_used <= member.heap_bytes && member.heap_used.is_multiple_of(EXTENT_UNIT);
+        self.require(fits, place, "directory.HEAP_USED", at(directory::HEAP_USED), member.heap_used, || {
+            format!("a multiple of {EXTENT_UNIT} up to {}", number(member.heap_bytes))
+        });
+        let high = get(directory::ENDPOINTS_HIGH);
+        let most = u64::from(shape.endpoints);
+        self.require(
+            high <= most,
+            place,
+            "directory.ENDPOINTS_HIGH",
+            at(directory::ENDPOINTS_HIGH),
+            high,
+            || format!("at most {most}"),
+        );
+        let first = usize::try_from(directory::RETIRED / 8).unwrap_or(0);
+        member.counters = totals(&words[first..]);
+        Ok(sound)
+    }
+
+    fn area(&mut self, within: &mut Within, index: u32, record: &[u64]) -> Result<Option<Process>> {
+        let place = Place::Area(within.peer, index);
+        let at = within.start + within.places.areas + u64::from(index) * area::BYTES;
+        let life = self.life(place, "area.LIFE", at + area::LIFE, word(record, area::LIFE));
+        if !lives(life) {
+            return Ok(None);
+        }
+        self.incarnation(within, place, "area.LIFE", at + area::LIFE, life.incarnation);
+        let (first, bytes) = (word(record, area::FIRST), word(record, area::FIRST_BYTES));
+        let granted = word(record, area::GRANTED);
+        let heap = within.bytes - within.places.heap;
+        self.require(
+            granted >= bytes && granted <= heap,
+            place,
+            "area.GRANTED",
+            at + area::GRANTED,
+            granted,
+            || format!("from {} to {}", number(bytes), number(heap)),
+        );
+        let enough = bytes >= counters::BYTES && bytes.is_multiple_of(EXTENT_UNIT);
+        let mut sound =
+            self.require(enough, place, "area.FIRST_BYTES", at + area::FIRST_BYTES, bytes, || {
+                format!("a multiple of {EXTENT_UNIT}, and not 0")
+            });
+        let (offset, wanted) = (at + area::FIRST, within.wanted(bytes, EXTENT_UNIT));
+        sound &=
+            self.require(within.holds(first, bytes, EXTENT_UNIT), place, "area.FIRST", offset, first, || {
+                wanted
+            });
+        let mut process = Process {
+            area: index,
+            incarnation: life.incarnation,
+            pid: word(record, area::PID),
+            program: None,
+            memory_bytes: granted,
+            counters: Totals::default(),
+        };
+        if sound {
+            if let Err(other) = within.extents.take(first, bytes) {
+                self.overlap(place, "area.FIRST", at + area::FIRST, (first, bytes), other);
+            }
+            let _ = within.parts.take(first, counters::BYTES);
+            process.counters = totals(&self.words("counters", within.start + first, WORDS)?);
+        }
+        Ok(Some(process))
+    }
+
+    pub(super) fn overlap(
+        &mut self,
+        place: Place,
+        field: &'static str,
+        at: u64,
+        own: (u64, u64),
+        other: (u64, u64),
+    ) {
+        let value = format!("{:#x} to {:#x}", own.0, own.0.saturating_add(own.1));
+        let allowed = format!("outside of {:#x} to {:#x}, which belong to something else", other.0, other.1);
+        self.fault(place, field, at, value, allowed);
+    }
+
+    /// Lives inside a section carry its peer's in their upper bits.
+    fn incarnation(&mut self, within: &Within, place: Place, field: &'static str, at: u64, incarnation: u64) {
+        let own = within.incarnation;
+        self.require(incarnation >> 32 == own, place, field, at, incarnation, || {
+            format!("the peer's incarnation {own} in the bits from 40 on")
+        });
+    }
+
+    fn endpoint(
+        &mut self,
+        shape: &Shape,
+        within: &mut Within,
+        processes: &[Process],
+        slot: u32,
+        record: &[u64],
+        high: u64,
+    ) -> Result<Option<Endpoint>> {
+        let place = Place::Endpoint(within.peer, slot);
+        let at = within.start + within.places.endpoints + u64::from(slot) * endpoint::BYTES;
+        let life = self.life(place, "endpoint.LIFE", at + endpoint::LIFE, word(record, endpoint::LIFE));
+        if life.state != State::Active {
+            return Ok(None);
+        }
+        self.incarnation(within, place, "endpoint.LIFE", at + endpoint::LIFE, life.incarnation);
+        self.require(u64::from(slot) < high, place, "endpoint.LIFE", at + endpoint::LIFE, 2, || {
+            format!("free, since the directory says that only the first {high} were ever used")
+        });
+        let owner = word(record, endpoint::AREA);
+        let process = processes.binary_search_by_key(&owner, |p| p.area.into()).ok().map(|i| &processes[i]);
+        self.require(process.is_some(), place, "endpoint.AREA", at + endpoint::AREA, owner, || {
+            "the number of an area in use".into()
+        });
+        let mut endpoint = Endpoint {
+            slot: shape.slot(within.peer, slot).0,
+            local: slot,
+            incarnation: life.incarnation,
+            area: process.map_or(0, |p| p.area),
+            pid: word(record, endpoint::PID),
+            lanes: Vec::new(),
+            polled_directly: 0,
+            asleep: None,
+            accepts: Vec::new(),
+            lane_entries: 0,
+        };
+        let block = word(record, endpoint::BLOCK);
+        let (offset, wanted) = (at + endpoint::BLOCK, within.wanted(64, 64));
+        if !self.require(within.holds(block, 64, 64), place, "endpoint.BLOCK", offset, block, || wanted) {
+            return Ok(Some(endpoint));
+        }
+        if let Err(other) = within.parts.take(block, 64) {
+            self.overlap(place, "endpoint.BLOCK", offset, (block, 64), other);
+            return Ok(Some(endpoint));
+        }
+        self.block(shape, within, &mut endpoint, block)?;
+        Ok(Some(endpoint))
+    }
+}
+
+/// Bytes of a chunk with entries of `entry` bytes.
+pub(super) fn chunk_bytes(entry: u64) -> u64 {
+    chunk::BYTES + CHUNK_ENTRIES * entry
+}
+
+fn totals(words: &[u64]) -> Totals {
+    Totals::from_words(std::array::from_fn(|i| words.get(i).copied().unwrap_or(0)))
+}

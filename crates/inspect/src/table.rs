@@ -1,0 +1,117 @@
+//! Tables for people: columns as wide as their widest cell, numbers to the right.
+
+use std::fmt;
+
+/// A table.
+#[derive(Debug)]
+pub struct Table {
+    headings: Vec<&'static str>,
+    rows: Vec<Vec<String>>,
+}
+
+impl Table {
+    /// A table with these headings; a heading that begins with `<` is of a column of text, without the sign.
+    pub fn new(headings: &[&'static str]) -> Self {
+        Self { headings: headings.to_vec(), rows: Vec::new() }
+    }
+
+    /// Adds a row with as many cells as there are headings.
+    pub fn row(&mut self, cells: Vec<String>) {
+        self.rows.push(cells);
+    }
+
+    /// Rows so far.
+    pub fn len(&self) -> usize {
+        self.rows.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.rows.is_empty()
+    }
+}
+
+impl fmt::Display for Table {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let headings: Vec<String> =
+            self.headings.iter().map(|h| h.trim_start_matches('<').to_owned()).collect();
+        let width = |column: usize| {
+            let cells = self.rows.iter().filter_map(|r| r.get(column)).chain(headings.get(column));
+            cells.map(|c| c.chars().count()).max().unwrap_or(0)
+        };
+        let widths: Vec<usize> = (0..headings.len()).map(width).collect();
+        for row in std::iter::once(&headings).chain(&self.rows) {
+            let mut line = String::new();
+            for ((cell, width), heading) in row.iter().zip(&widths).zip(&self.headings) {
+                let pad = " ".repeat(width.saturating_sub(cell.chars().count()));
+                let gap = if line.is_empty() { "" } else { "  " };
+                let (before, after) =
+                    if heading.starts_with('<') { ("", pad.as_str()) } else { (pad.as_str(), "") };
+                line = format!("{line}{gap}{before}{cell}{after}");
+            }
+            writeln!(f, "{}", line.trim_end())?;
+        }
+        Ok(())
+    }
+}
+
+/// A number in few characters: whole up to five digits, then with a decimal suffix.
+pub fn count(value: u64) -> String {
+    scaled(value, 100_000, 1000, &["", "k", "M", "G", "T", "P", "E"])
+}
+
+/// Bytes in few characters, with a binary suffix.
+pub fn bytes(value: u64) -> String {
+    scaled(value, 10_240, 1024, &["", "K", "M", "G", "T", "P", "E"])
+}
+
+fn scaled(value: u64, plain: u64, base: u64, suffixes: &[&str]) -> String {
+    let (mut unit, mut power) = (1_u64, 0);
+    while value / unit >= plain.min(base * 10) && power + 1 < suffixes.len() && value >= plain {
+        unit = unit.saturating_mul(base);
+        power += 1;
+    }
+    let (whole, rest) = (value / unit, value % unit);
+    let suffix = suffixes.get(power).copied().unwrap_or("");
+    // One digit behind the point where it says something.
+    let tenths = if unit > 1 { rest / (unit / 10).max(1) } else { 0 };
+    if power > 0 && whole < 100 && tenths > 0 {
+        format!("{whole}.{}{suffix}", tenths.min(9))
+    } else {
+        format!("{whole}{suffix}")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn columns_line_up() {
+        let mut table = Table::new(&["<name", "n"]);
+        table.row(vec!["a".into(), "100".into()]);
+        table.row(vec!["bcdefg".into(), "7".into()]);
+        assert_eq!(table.to_string(), "name      n\na       100\nbcdefg    7\n");
+    }
+
+    #[test]
+    fn numbers_stay_short() {
+        for (value, short) in
+            [(0, "0"), (99_999, "99999"), (100_000, "100k"), (1_234_567, "1234k"), (12_345_678, "12.3M")]
+        {
+            assert_eq!(count(value), short);
+        }
+        for (value, short) in [
+            (0, "0"),
+            (10_000, "10000"),
+            (16_384, "16K"),
+            (128 << 20, "128M"),
+            (3 << 29, "1536M"),
+            (5 << 30, "5120M"),
+            (11 << 30, "11G"),
+        ] {
+            assert_eq!(bytes(value), short);
+        }
+        assert!(count(u64::MAX).len() < 7 && bytes(u64::MAX).len() < 7);
+    }
+}

@@ -1,0 +1,335 @@
+//! `isthmus top`: what goes through a region per second, again and again.
+//!
+//! On a terminal the table is drawn on the other screen, and whatever ends the program (a key, a signal, the end of the
+//! service, an error) gives the terminal back as it was. Elsewhere each table is printed after the one before.
+
+use std::collections::HashMap;
+use std::fmt::Write as _;
+use std::io::{IsTerminal, Read, Write as _};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::time::{Duration, Instant};
+
+use isthmus_region::counters::{Counter, Totals};
+use isthmus_region::life::State;
+use rustix::termios::{LocalModes, OptionalActions, SpecialCodeIndex, Termios};
+use signal_hook::consts::{SIGCONT, SIGHUP, SIGINT, SIGTERM, SIGTSTP, SIGWINCH};
+
+use crate::error::{Error, Result};
+use crate::model::{Member, Process, SHOWN, Survey, state_name};
+use crate::ps;
+use crate::table::{Table, bytes, count};
+use crate::target::Target;
+
+/// Rows and columns where the terminal does not say.
+const USUAL: (usize, usize) = (24, 80);
+
+/// What to do.
+#[derive(Debug, Clone, Copy)]
+pub struct Options {
+    /// Between two tables.
+    pub interval: Duration,
+    /// Tables until the end; none for no end.
+    pub count: Option<u64>,
+}
+
+enum Event {
+    Signal(i32),
+    Key(u8),
+}
+
+/// Shows tables until it is told to end, or the service has ended; gives why it ended, if not on request.
+///
+/// # Errors
+/// [`Error::System`]; what [`Target::survey`] says.
+pub fn run(target: &Target, options: Options) -> Result<Option<&'static str>> {
+    let (send, events) = channel();
+    watch_signals(send.clone())?;
+    if !std::io::stdout().is_terminal() {
+        return follow(target, options, &events, &mut |text| print(&format!("{text}\n")));
+    }
+    let screen = Screen::enter()?;
+    if screen.saved.is_some() {
+        std::thread::spawn(move || {
+            let mut key = [0];
+            while std::io::stdin().read(&mut key).is_ok_and(|n| n == 1)
+                && send.send(Event::Key(key[0])).is_ok()
+            {}
+        });
+    }
+    follow(target, options, &events, &mut |text| print(&drawn(text, size())))
+}
+
+fn watch_signals(send: Sender<Event>) -> Result<()> {
+    let wanted = [SIGINT, SIGTERM, SIGHUP, SIGTSTP, SIGCONT, SIGWINCH];
+    let mut signals = signal_hook::iterator::Signals::new(wanted)
+        .map_err(|source| Error::System { action: "watch signals", source })?;
+    std::thread::spawn(move || {
+        for signal in signals.forever() {
+            if send.send(Event::Signal(signal)).is_err() {
+                return;
+            }
+        }
+    });
+    Ok(())
+}
+
+/// Standard output is gone when its reader is: there is nobody to show anything to.
+fn print(text: &str) -> bool {
+    let mut out = std::io::stdout().lock();
+    out.write_all(text.as_bytes()).and_then(|()| out.flush()).is_ok()
+}
+
+fn follow(
+    target: &Target,
+    options: Options,
+    events: &Receiver<Event>,
+    show: &mut dyn FnMut(&str) -> bool,
+) -> Result<Option<&'static str>> {
+    let mut before = Sample::take(target)?;
+    let mut shown = 0;
+    loop {
+        let next = before.at + options.interval;
+        match wait(events, next) {
+            Wake::End => return Ok(None),
+            Wake::Redraw | Wake::Time => {}
+        }
+        let now = Sample::take(target)?;
+        let ended = !target.is_served() || now.survey.region.service != State::Active;
+        if !show(&text(target, &before, &now)) {
+            return Ok(None);
+        }
+        before = now;
+        shown += 1;
+        if options.count.is_some_and(|most| shown >= most) {
+            return Ok(None);
+        }
+        if ended {
+            return Ok(Some("the service of this region has ended"));
+        }
+    }
+}
+
+enum Wake {
+    Time,
+    Redraw,
+    End,
+}
+
+fn wait(events: &Receiver<Event>, until: Instant) -> Wake {
+    loop {
+        match events.recv_timeout(until.saturating_duration_since(Instant::now())) {
+            Err(RecvTimeoutError::Timeout) => return Wake::Time,
+            Err(RecvTimeoutError::Disconnected) => return Wake::End,
+            Ok(Event::Key(b'q' | b'Q' | 3 | 4)) | Ok(Event::Signal(SIGINT | SIGTERM | SIGHUP)) => {
+                return Wake::End;
+            }
+            Ok(Event::Signal(SIGTSTP)) => {
+                let screen = std::io::stdout().is_terminal();
+                if screen {
+                    print(LEAVE);
+                }
+                let _ =
+                    rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::STOP);
+                if screen {
+                    print(ENTER);
+                }
+                return Wake::Redraw;
+            }
+            Ok(Event::Key(b' ') | Event::Signal(SIGWINCH | SIGCONT)) => return Wake::Redraw,
+            Ok(_) => {}
+        }
+    }
+}
+
+/// One look, and when it was.
+struct Sample {
+    at: Instant,
+    survey: Survey,
+    note: String,
+}
+
+impl Sample {
+    fn take(target: &Target) -> Result<Self> {
+        let (survey, faults) = target.survey()?;
+        Ok(Self { at: Instant::now(), survey, note: ps::note(&faults) })
+    }
+
+    /// Counters by member and life, and by process.
+    fn counters(&self) -> HashMap<Key, Totals> {
+        let mut all = HashMap::new();
+        for m in &self.survey.members {
+            all.insert((m.index, m.incarnation, None), m.counters);
+            all.extend(m.processes.iter().map(|p| (key_of(m, p), p.counters)));
+        }
+        all
+    }
+}
+
+/// A member's number and life, and of its processes each one's area and life.
+type Key = (u32, u64, Option<(u32, u64)>);
+
+fn key_of(member: &Member, process: &Process) -> Key {
+    (member.index, member.incarnation, Some((process.area, process.incarnation)))
+}
+
+/// What was counted per second.
+struct Rates {
+    cells: Vec<String>,
+    traffic: u64,
+}
+
+fn rates(before: Option<&Totals>, now: &Totals, seconds: f64) -> Rates {
+    let zero = Totals::default();
+    let before = before.unwrap_or(&zero);
+    // A look may miss what is just being moved from a process to its member: then nothing was counted.
+    let per_second = |counter: Counter| {
+        let difference = now.get(counter).saturating_sub(before.get(counter));
+        rounded(difference as f64 / seconds)
+    };
+    let cells = SHOWN.iter().map(|(counter, heading)| {
+        let value = per_second(*counter);
+        if *heading == "bytes" { bytes(value) } else { count(value) }
+    });
+    Rates {
+        cells: cells.collect(),
+        traffic: per_second(Counter::TxMessages) + per_second(Counter::RxMessages),
+    }
+}
+
+/// A rate as a whole number; conversions from floating point saturate.
+#[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+fn rounded(value: f64) -> u64 {
+    value.round() as u64
+}
+
+fn text(target: &Target, before: &Sample, now: &Sample) -> String {
+    let seconds = now.at.duration_since(before.at).as_secs_f64().max(0.001);
+    let earlier = before.counters();
+    let region = &now.survey.region;
+    let mut out = String::new();
+    // Writing to a string cannot fail.
+    let _ = writeln!(out, "{}", target.headline());
+    let service = if target.is_served() { state_name(region.service) } else { "killed" };
+    let _ = writeln!(
+        out,
+        "region {}, {}, service {service}; per second, over {seconds:.1} s\n",
+        region.uuid,
+        bytes(region.bytes)
+    );
+    let mut members = Table::new(&ps::headings(&["<member", "<kind", "<state", "processes", "memory", "of"]));
+    let mut processes: Vec<(u64, Vec<String>)> = Vec::new();
+    for m in &now.survey.members {
+        let key = (m.index, m.incarnation, None);
+        let cells = [
+            m.name.clone(),
+            m.kind.to_owned(),
+            state_name(m.state).to_owned(),
+            m.processes.len().to_string(),
+            bytes(m.heap_used),
+            bytes(m.heap_bytes),
+        ];
+        members.row(cells.into_iter().chain(rates(earlier.get(&key), &m.counters, seconds).cells).collect());
+        for p in &m.processes {
+            let rates = rates(earlier.get(&key_of(m, p)), &p.counters, seconds);
+            let program = p.program.clone().unwrap_or_else(|| "-".into());
+            let cells = [m.name.clone(), p.pid.to_string(), program];
+            processes.push((rates.traffic, cells.into_iter().chain(rates.cells).collect()));
+        }
+    }
+    let _ = writeln!(out, "{members}");
+    // Who does most comes first; a sort that keeps the order of equals keeps the table still.
+    processes.sort_by_key(|(traffic, _)| std::cmp::Reverse(*traffic));
+    let mut table = Table::new(&ps::headings(&["<member", "process", "<program"]));
+    processes.into_iter().for_each(|(_, cells)| table.row(cells));
+    if table.is_empty() {
+        let _ = writeln!(out, "no process is attached");
+    } else {
+        let _ = write!(out, "{table}");
+    }
+    out + &now.note
+}
+
+const ENTER: &str = "\x1b[?1049h\x1b[?25l";
+const LEAVE: &str = "\x1b[?25h\x1b[?1049l";
+
+/// A text as it is drawn over the one before: from the top, each line cut and cleared to its end, then the rest cleared.
+fn drawn(text: &str, (rows, columns): (usize, usize)) -> String {
+    let mut out = String::from("\x1b[H");
+    let lines: Vec<&str> = text.lines().collect();
+    let room = rows.max(2) - 1;
+    let cut = lines.len() > room;
+    for line in lines.iter().take(if cut { room - 1 } else { room }) {
+        out.extend(line.chars().take(columns));
+        out.push_str("\x1b[K\r\n");
+    }
+    if cut {
+        let _ = write!(out, "… {} more lines\x1b[K\r\n", lines.len() - (room - 1));
+    }
+    out.push_str("\x1b[J");
+    out
+}
+
+fn size() -> (usize, usize) {
+    match rustix::termios::tcgetwinsize(std::io::stdout()) {
+        Ok(size) if size.ws_row > 0 && size.ws_col > 0 => (size.ws_row.into(), size.ws_col.into()),
+        _ => USUAL,
+    }
+}
+
+/// The terminal while tables are drawn on it.
+struct Screen {
+    saved: Option<Termios>,
+}
+
+impl Screen {
+    fn enter() -> Result<Self> {
+        let input = std::io::stdin();
+        // Keys count at once and are not shown; signals are made of them as before.
+        let saved = rustix::termios::tcgetattr(&input).ok();
+        if let Some(mut quiet) = saved.clone() {
+            quiet.local_modes.remove(LocalModes::ICANON | LocalModes::ECHO);
+            quiet.special_codes[SpecialCodeIndex::VMIN] = 1;
+            quiet.special_codes[SpecialCodeIndex::VTIME] = 0;
+            rustix::termios::tcsetattr(&input, OptionalActions::Now, &quiet)
+                .map_err(|e| Error::System { action: "set the terminal", source: e.into() })?;
+        }
+        print(ENTER);
+        Ok(Self { saved })
+    }
+}
+
+impl Drop for Screen {
+    fn drop(&mut self) {
+        print(LEAVE);
+        if let Some(saved) = &self.saved {
+            let _ = rustix::termios::tcsetattr(std::io::stdin(), OptionalActions::Now, saved);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use isthmus_region::counters::WORDS;
+
+    #[test]
+    fn rates_are_of_the_time_between_and_never_negative() {
+        let totals = |sent| {
+            let mut words = [0; WORDS];
+            words[Counter::TxMessages as usize] = sent;
+            Totals::from_words(words)
+        };
+        assert_eq!(rates(Some(&totals(100)), &totals(300), 2.0).cells[0], "100");
+        assert_eq!(rates(Some(&totals(300)), &totals(100), 2.0).cells[0], "0");
+        assert_eq!(rates(None, &totals(10), 0.5).cells[0], "20");
+    }
+
+    #[test]
+    fn what_is_drawn_fits_the_screen() {
+        let text = (0..50).map(|i| format!("line {i} {}", "x".repeat(100))).collect::<Vec<_>>().join("\n");
+        let drawn = drawn(&text, (10, 20));
+        let lines: Vec<&str> = drawn.split("\r\n").collect();
+        assert_eq!(lines.len(), 10);
+        assert!(lines[8].contains("42 more lines") && lines[0].len() <= 3 + 20 + 3);
+    }
+}

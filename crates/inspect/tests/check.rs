@@ -1,0 +1,237 @@
+//! What a check finds: nothing in a sound region, the right thing in one where a field was changed, and in one of random
+//! bytes whatever it is, but never a panic and never a loop.
+
+mod common;
+
+use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
+
+use common::{REGION, job};
+use isthmus_inspect::check::check;
+use isthmus_inspect::survey::{Depth, look};
+use isthmus_region::counters::Counter;
+use isthmus_region::format::{accept, area, block, directory, endpoint, header, lane, peer, slot};
+use isthmus_region::mapping::{Mapping, Section};
+use isthmus_region::membership::Region;
+use isthmus_region::reader::Reader;
+
+/// Memory with these bytes, and a view that writes it.
+fn memory(bytes: &[u8]) -> (Reader, Section) {
+    let fd = isthmus_region::create::memory(REGION).unwrap();
+    let whole = Mapping::map(fd.as_fd(), REGION).unwrap().whole();
+    whole.fill_bytes("all", 0, bytes).unwrap();
+    (Reader::new(fd).unwrap(), whole)
+}
+
+/// The same as a file, which is read in another way.
+fn file(bytes: &[u8]) -> Reader {
+    let mut file = tempfile::tempfile().unwrap();
+    std::io::Write::write_all(&mut file, bytes).unwrap();
+    Reader::new(file.into()).unwrap()
+}
+
+#[test]
+fn a_sound_region_is_shown_whole_and_without_fault() {
+    let mut job = job(3);
+    job.send(0, 1, 200, 8);
+    job.send(0, 1, 5, 5000);
+    job.send(1, 0, 3, 300_000);
+    job.send(2, 0, 1, 8);
+    let live = check(&job.reader()).unwrap();
+    assert!(live.faults.is_empty(), "{:?}", live.faults);
+    let survey = live.survey.unwrap();
+    assert_eq!(survey.members.len(), 1);
+    let member = &survey.members[0];
+    assert_eq!((member.name.as_str(), member.kind, member.processes.len()), ("host", "host", 3));
+    assert_eq!(member.counters.get(Counter::TxMessages), 209);
+    assert_eq!(member.counters.get(Counter::RxBytes), 201 * 8 + 5 * 5000 + 3 * 300_000);
+    assert!(member.heap_used > 0 && member.heap_used < member.heap_bytes);
+    let first = &member.endpoints[0];
+    // Answers to pipelined messages go from 0 to 1 as well.
+    let to: Vec<u32> = first.lanes.iter().map(|l| l.to).collect();
+    assert_eq!(to, [member.endpoints[1].slot]);
+    let lane = &first.lanes[0];
+    assert!(lane.accepted && lane.receiver_lives && lane.slots == 64 && lane.data_bytes == 64 << 10);
+    assert!(lane.slots_read + lane.slots_unread >= 205, "{lane:?}");
+    let bytes = job.bytes();
+    let dumped = check(&file(&bytes)).unwrap();
+    assert!(dumped.faults.is_empty(), "{:?}", dumped.faults);
+    assert_eq!(dumped.survey.unwrap().totals(), survey.totals());
+}
+
+#[test]
+fn each_field_that_is_wrong_is_named() {
+    let mut job = job(2);
+    job.send(0, 1, 100, 8);
+    job.send(1, 0, 100, 8);
+    let bytes = job.bytes();
+    let (reader, whole) = memory(&bytes);
+    let word = |at: u64| whole.word("t", at).unwrap();
+    let region = Region::open(&Mapping::map(job.service.region_fd().as_fd(), REGION).unwrap()).unwrap();
+    let section = region.peer(0).unwrap().unwrap().section;
+    let places = isthmus_region::directory::places(region.shape());
+    let table = 4096;
+    let endpoint_at = section + places.endpoints;
+    let area_at = section + places.areas;
+    let block_at = section + word(endpoint_at + endpoint::BLOCK).get();
+    let lane_at = section + word(block_at + block::LANES).get() + 64;
+    let accept_at = section + word(block_at + block::ACCEPTS).get() + 64;
+    let ring_at = section + word(lane_at + lane::RING).get();
+    let cases: &[(u64, u64, &str)] = &[
+        (header::MAGIC, 7, "header.MAGIC"),
+        (header::VERSION, 9, "header.VERSION"),
+        (header::REGION_BYTES, REGION * 2, "header.REGION_BYTES"),
+        (header::PEERS, 0, "header.PEERS"),
+        (header::PEERS, 5 << 40, "header.PEERS"),
+        (header::PEER_TABLE, 64, "header.PEER_TABLE"),
+        (header::HOST_BYTES, 100, "header.HOST_BYTES"),
+        (header::SERVICE, 0x155, "header.SERVICE"),
+        (table + peer::LIFE, 0x1ff, "peer.LIFE"),
+        (table + peer::SECTION, 64, "peer.SECTION"),
+        (table + peer::SECTION, u64::MAX - 65535, "peer.SECTION"),
+        (table + peer::SECTION_BYTES, 4096, "peer.SECTION_BYTES"),
+        (table + peer::SECTION_BYTES, u64::MAX, "peer.SECTION"),
+        (table + peer::KIND, 77 | (u64::from(u32::MAX) << 32), "peer.KIND"),
+        (table + peer::KIND, 1, "peer.IVSHMEM_ID"),
+        (table + peer::NAME, u64::MAX, "peer.NAME"),
+        (section + directory::MAGIC, 0, "directory.MAGIC"),
+        (section + directory::INCARNATION, 44, "directory.INCARNATION"),
+        (section + directory::HEAP, 0, "directory.HEAP"),
+        (section + directory::HEAP_BYTES, u64::MAX, "directory.HEAP_BYTES"),
+        (section + directory::HEAP_USED, 5, "directory.HEAP_USED"),
+        (section + directory::HEAP_USED, 0, "directory.HEAP_USED"),
+        (section + directory::ENDPOINTS_HIGH, 99, "directory.ENDPOINTS_HIGH"),
+        (section + directory::ENDPOINTS_HIGH, 0, "endpoint.LIFE"),
+        (area_at + area::LIFE, 0x102, "area.LIFE"),
+        (area_at + area::FIRST, 8, "area.FIRST"),
+        (area_at + area::FIRST_BYTES, 0, "area.FIRST_BYTES"),
+        (area_at + area::GRANTED, u64::MAX, "area.GRANTED"),
+        (endpoint_at + endpoint::AREA, 15, "endpoint.AREA"),
+        (endpoint_at + endpoint::BLOCK, 8, "endpoint.BLOCK"),
+        (block_at + block::LANES, 12345, "block.LANES"),
+        (block_at + block::ACCEPTS, block_at - section, "block.ACCEPTS"),
+        (block_at + block::SLEEP, 7, "block.SLEEP"),
+        (lane_at - 64, lane_at - 64 - section, "chunk.NEXT"),
+        (lane_at + lane::LIFE, 0x177, "lane.LIFE"),
+        (lane_at + lane::TO, 16, "lane.TO"),
+        (lane_at + lane::RING, 64, "lane.RING"),
+        (lane_at + lane::SLOTS, 63, "lane.SLOTS"),
+        (lane_at + lane::SLOTS, 1 << 31, "lane.SLOTS"),
+        (lane_at + lane::DATA, ring_at - section, "lane.DATA"),
+        (accept_at + accept::KEY, u64::MAX, "accept.KEY"),
+        (accept_at + accept::KEY, (1 << 32) + 1 + 400, "accept.KEY"),
+        (accept_at + accept::GENERATION, 4000, "accept.GENERATION"),
+        (accept_at + accept::READ, 1 << 31, "accept.READ"),
+        (ring_at + slot::BYTES + slot::STAMP, 77 | (1 << 32), "slot.STAMP"),
+        (ring_at + slot::BYTES + slot::STAMP, 2 | (200 << 32), "slot.KIND"),
+        (ring_at + slot::BYTES + slot::STAMP, 2 | (1 << 32) | (999 << 48), "slot.INLINE_LEN"),
+    ];
+    assert!(check(&reader).unwrap().faults.is_empty());
+    for (at, value, field) in cases {
+        let before = word(*at).get();
+        word(*at).set(*value);
+        let found = check(&reader).unwrap().faults;
+        word(*at).set(before);
+        let named = found.list.iter().find(|f| f.field == *field);
+        assert!(named.is_some(), "{field} at {at:#x} set to {value:#x}: {found:?}");
+        let text = named.unwrap().to_string();
+        assert!(text.contains(" at offset 0x") && text.contains("it must be "), "{text}");
+    }
+    assert!(check(&reader).unwrap().faults.is_empty(), "all is as before");
+}
+
+/// A generator that repeats itself for a seed.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0
+    }
+
+    fn below(&mut self, most: u64) -> u64 {
+        self.next() % most
+    }
+}
+
+#[test]
+fn no_bytes_make_a_look_panic_or_loop() {
+    let mut job = job(4);
+    for (from, to) in [(0, 1), (1, 2), (2, 3), (3, 0), (0, 2)] {
+        job.send(from, to, 70, 8);
+        job.send(from, to, 2, 100_000);
+    }
+    let bytes = job.bytes();
+    let (reader, whole) = memory(&bytes);
+    let used: Vec<u64> =
+        (0..REGION / 8).map(|i| i * 8).filter(|at| whole.word("t", *at).unwrap().get() != 0).collect();
+    let seed = 0x1234_5678_9abc_def1;
+    let mut random = Random(seed);
+    let mut detected = 0;
+    let limit = Instant::now() + Duration::from_secs(20);
+    let mut rounds = 0;
+    while rounds < 2000 && Instant::now() < limit {
+        rounds += 1;
+        // A few words, most of them such as mean something; or a whole line of noise.
+        let mut changed = Vec::new();
+        for _ in 0..=random.below(4) {
+            let at = match random.below(8) {
+                0 => random.below(REGION / 8) * 8,
+                1 => random.below(1024) * 8,
+                _ => used[usize::try_from(random.below(used.len() as u64)).unwrap()],
+            };
+            let old = whole.word("t", at).unwrap().get();
+            let new = match random.below(5) {
+                0 => random.next(),
+                1 => old ^ (1 << random.below(64)),
+                2 => old.wrapping_add(64),
+                3 => whole
+                    .word("t", used[usize::try_from(random.below(used.len() as u64)).unwrap()])
+                    .unwrap()
+                    .get(),
+                _ => random.next() % REGION,
+            };
+            whole.word("t", at).unwrap().set(new);
+            changed.push((at, old));
+        }
+        let begin = Instant::now();
+        let found = look(&reader, Depth::Slots).unwrap();
+        assert!(begin.elapsed() < Duration::from_secs(5), "seed {seed:#x}, round {rounds}");
+        detected += u32::from(!found.faults.is_empty());
+        for (at, old) in changed.into_iter().rev() {
+            whole.word("t", at).unwrap().set(old);
+        }
+    }
+    assert!(rounds > 200 && detected > rounds / 20, "{detected} of {rounds} were noticed");
+    assert!(look(&reader, Depth::Slots).unwrap().faults.is_empty());
+    // All bytes at once, but for what says that it is a region at all.
+    for fill in 0..20 {
+        for at in (64..REGION / 8).map(|i| i * 8) {
+            let value = if fill < 10 { random.next() } else { random.next() % REGION / 64 * 64 };
+            whole.word("t", at).unwrap().put(value);
+        }
+        let begin = Instant::now();
+        look(&reader, Depth::Slots).unwrap();
+        assert!(begin.elapsed() < Duration::from_secs(20), "seed {seed:#x}, fill {fill}");
+    }
+}
+
+#[test]
+fn a_file_that_was_cut_or_is_something_else_is_told() {
+    let job = job(1);
+    let bytes = job.bytes();
+    for len in [0, 1, 127, 4096, 1 << 20, bytes.len() / 2, bytes.len() - 1] {
+        let found = check(&file(&bytes[..len])).unwrap();
+        assert!(!found.faults.is_empty(), "{len} bytes");
+    }
+    let found = check(&file(&vec![b'x'; 2 << 20])).unwrap();
+    assert_eq!(found.faults.list[0].field, "header.MAGIC");
+    // Cut while it is read: an error, not a signal.
+    let cut = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(cut.path(), &bytes).unwrap();
+    let reader = Reader::new(std::fs::File::open(cut.path()).unwrap().into()).unwrap();
+    cut.as_file().set_len(8192).unwrap();
+    assert!(check(&reader).is_err());
+}
