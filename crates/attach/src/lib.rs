@@ -2,6 +2,7 @@
 //!
 //! - [`protocol`]: the frames, byte for byte; `docs/attach-protocol.md` says the same in prose.
 //! - [`socket`]: frames with descriptors over a UNIX socket; where the socket lies.
+//! - [`ring`]: the frames of wake-ups between a VM's agent and the host service.
 //! - [`client`]: the process's side: [`connect`] gives a [`isthmus_region::member::Member`].
 //! - [`server`]: the local service's side, the same in the host service and in the guest agent.
 //! - [`notify`]: telling systemd that a service is ready.
@@ -15,6 +16,7 @@ pub mod client;
 pub mod error;
 pub mod notify;
 pub mod protocol;
+pub mod ring;
 pub mod server;
 pub mod socket;
 

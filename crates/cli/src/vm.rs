@@ -68,6 +68,7 @@ impl DeviceArgs {
         let region_bytes = self.region_size.or_else(told).unwrap_or(0);
         let device = Device {
             socket: foreground::ivshmem_socket(&attach),
+            wake: foreground::wake_socket(&attach),
             region_bytes: region_bytes.next_power_of_two(),
             vectors: service::VECTORS,
         };

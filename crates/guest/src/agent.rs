@@ -20,7 +20,7 @@ use isthmus_region::mapping::Mapping;
 use isthmus_region::membership::{PeerInfo, Region};
 use isthmus_region::source::Ivshmem;
 
-use crate::boot;
+use crate::{boot, wakes};
 
 /// Between two looks at the region while waiting for the host service.
 const PAUSE: Duration = Duration::from_millis(2);
@@ -38,6 +38,8 @@ pub struct Config {
     pub group: Option<u32>,
     /// The device's folder in sysfs; the first that holds a region by default.
     pub device: Option<PathBuf>,
+    /// The virtio-serial port for wake-ups; found by its name by default.
+    pub wake_port: Option<PathBuf>,
     /// How long to wait for the device, the region and the host service.
     pub patience: Duration,
     /// Bytes of a process's area at attach.
@@ -53,6 +55,7 @@ impl Default for Config {
             mode: 0o666,
             group: None,
             device: None,
+            wake_port: None,
             patience: Duration::from_secs(30),
             area_bytes: server::AREA_BYTES,
         }
@@ -169,7 +172,16 @@ impl Agent {
     pub fn start(config: &Config, observer: Observer) -> Result<Self> {
         let deadline = Instant::now() + config.patience;
         let found = find(config, deadline)?;
-        Self::serve(config, found, deadline, observer)
+        let path = config.wake_port.clone().or_else(wakes::Port::find);
+        let port = path.and_then(|path| match wakes::Port::open(&path) {
+            Ok(port) => Some(port),
+            Err(e) => {
+                let reason = format!("cannot open {}, so nobody here is woken early: {e}", path.display());
+                observer(&server::Event::Trouble { reason });
+                None
+            }
+        });
+        Self::serve(config, found, deadline, observer, port)
     }
 
     /// As [`Agent::start`], for a region that somebody else has found: its descriptor, and the ivshmem id by which the
@@ -185,10 +197,16 @@ impl Agent {
         })?;
         let map = Mapping::map(fd.as_fd(), u64::try_from(stat.st_size).unwrap_or(0))?;
         let found = Found { region: Region::open(&map)?, fd, map, id };
-        Self::serve(config, found, Instant::now() + config.patience, observer)
+        Self::serve(config, found, Instant::now() + config.patience, observer, None)
     }
 
-    fn serve(config: &Config, found: Found, deadline: Instant, observer: Observer) -> Result<Self> {
+    fn serve(
+        config: &Config,
+        found: Found,
+        deadline: Instant,
+        observer: Observer,
+        port: Option<wakes::Port>,
+    ) -> Result<Self> {
         let folder = config.socket.parent().filter(|p| !p.as_os_str().is_empty());
         if let Some(path) = folder {
             make_folder(path)?;
@@ -210,9 +228,12 @@ impl Agent {
             incarnation: peer.life.incarnation,
             host_name: peer.name.clone(),
             area_bytes: config.area_bytes,
-            relay: server::Relay::default(),
+            relay: port.as_ref().map(wakes::Port::relay).unwrap_or_default(),
         };
         let server = server::Server::start(server, writer, observer)?;
+        if let Some(port) = port {
+            port.serve(id, peer.index, region.shape().endpoints, server.waker());
+        }
         Ok(Self { server, region, peer })
     }
 
@@ -276,6 +297,7 @@ pub fn of_boot_telling(
     let Some(device) = &booted.ivshmem else { return Ok(None) };
     let mut config = Config::with(booted.config.extra.get("agent").unwrap_or(&serde_json::Value::Null));
     config.device = Some(device.sysfs.clone());
+    config.wake_port = booted.ports.get(wakes::WAKE_PORT).cloned();
     if let Some(folder) = config.socket.parent() {
         boot::private_folder(folder).map_err(|e| Error::Folder {
             path: folder.to_path_buf(),

@@ -9,6 +9,7 @@ pub mod exec;
 pub mod foreground;
 pub mod processes;
 pub mod relay;
+pub mod wakes;
 pub mod wire;
 
 /// The whole life of process 1: boots the VM, serves until the launcher is done with it, powers off.

@@ -13,6 +13,8 @@ const LIBVIRT_INDEX: u32 = 30;
 pub struct Device {
     /// The ivshmem socket of the service.
     pub socket: PathBuf,
+    /// The service's socket for wake-ups.
+    pub wake: PathBuf,
     /// Bytes of the region.
     pub region_bytes: u64,
     /// Doorbell vectors.
@@ -27,19 +29,24 @@ impl Device {
 
     /// The options for QEMU's command line, one a line.
     pub fn qemu(&self) -> String {
-        let (path, window, vectors) = (self.socket.display(), self.window(), self.vectors);
+        let (window, vectors) = (self.window(), self.vectors);
         // QEMU takes a comma in a value where it is written twice.
-        let path = path.to_string().replace(',', ",,");
+        let doubled = |path: &std::path::Path| path.display().to_string().replace(',', ",,");
+        let (path, wake) = (doubled(&self.socket), doubled(&self.wake));
         format!(
             "-chardev socket,id=isthmus,path={path} \\\n\
              -device pcie-root-port,id=isthmus-port,chassis=77,pref64-reserve={window} \\\n\
-             -device ivshmem-doorbell,chardev=isthmus,vectors={vectors},bus=isthmus-port\n"
+             -device ivshmem-doorbell,chardev=isthmus,vectors={vectors},bus=isthmus-port \\\n\
+             -device virtio-serial-pci,id=isthmus-serial \\\n\
+             -chardev socket,id=isthmus-wake,path={wake} \\\n\
+             -device virtserialport,bus=isthmus-serial.0,chardev=isthmus-wake,name=isthmus.wake\n"
         )
     }
 
     /// The elements for libvirt's `<devices>`.
     pub fn libvirt_devices(&self) -> String {
         let (path, vectors) = (escaped(&self.socket.display().to_string()), self.vectors);
+        let wake = escaped(&self.wake.display().to_string());
         format!(
             "<controller type='pci' index='{LIBVIRT_INDEX}' model='pcie-root-port'/>\n\
              <shmem name='isthmus' role='peer'>\n  \
@@ -47,7 +54,11 @@ impl Device {
                <server path='{path}'/>\n  \
                <msi vectors='{vectors}'/>\n  \
                <address type='pci' domain='0x0000' bus='0x{LIBVIRT_INDEX:02x}' slot='0x00' function='0x0'/>\n\
-             </shmem>\n"
+             </shmem>\n\
+             <channel type='unix'>\n  \
+               <source mode='connect' path='{wake}'/>\n  \
+               <target type='virtio' name='isthmus.wake'/>\n\
+             </channel>\n"
         )
     }
 
@@ -76,7 +87,7 @@ impl Device {
              that can only ever have one CPU without atomic instructions, and counts get lost."
                 .into(),
             "a host name of its own: MPIs take equal names for one host.".into(),
-            "the right to connect to the socket: QEMU runs as you, or its user is let in by `isthmus host --allow USER`, or \
+            "the right to connect to both sockets: QEMU runs as you, or its user is let in by `isthmus host --allow USER`, or \
              is in the group of --group (libvirt's QEMU is libvirt-qemu)."
                 .into(),
             "the agent, as root inside: `isthmus guest install`, or `isthmus guest` by hand.".into(),
@@ -120,7 +131,7 @@ mod tests {
     use super::*;
 
     fn device(socket: &str, region_bytes: u64) -> Device {
-        Device { socket: socket.into(), region_bytes, vectors: 1 }
+        Device { socket: socket.into(), wake: "/w".into(), region_bytes, vectors: 1 }
     }
 
     #[test]

@@ -47,6 +47,7 @@ impl Options {
         let each = ranks.div_ceil(members).max(1);
         let mut config = Config::new(dir, self.region_bytes.unwrap_or_else(|| default_bytes(ranks)));
         config.ivshmem_socket = Some(ivshmem_socket(&attach));
+        config.wake_socket = Some(wake_socket(&attach));
         config.attach_socket = Some(attach);
         config.socket_per_vm = false;
         config.host_ranks = each;
@@ -85,6 +86,13 @@ pub fn attach_socket(chosen: Option<&Path>) -> Result<PathBuf> {
 pub fn ivshmem_socket(attach: &Path) -> PathBuf {
     let mut path = attach.as_os_str().to_owned();
     path.push(".ivshmem");
+    path.into()
+}
+
+/// Where the ports for wake-ups of VMs connect to that service.
+pub fn wake_socket(attach: &Path) -> PathBuf {
+    let mut path = attach.as_os_str().to_owned();
+    path.push(".wake");
     path.into()
 }
 

@@ -6,6 +6,7 @@
 //! - [`plan`]: how a region is cut into sections.
 //! - [`stats`]: what went through the region, by peer.
 //! - [`device`]: what a VM needs so that it can join.
+//! - `wakes`: the relay of wake-ups between the host and its VMs.
 //! - [`foreground`]: the service as a program of its own.
 
 #![forbid(unsafe_code)]
@@ -18,6 +19,7 @@ pub mod members;
 pub mod plan;
 pub mod service;
 pub mod stats;
+mod wakes;
 
 pub use error::{Error, Result};
 pub use isthmus_attach::server::{Allowed, Ending};

@@ -17,6 +17,7 @@ use crate::ivshmem;
 use crate::members::Members;
 use crate::plan;
 use crate::stats::Stats;
+use crate::wakes::{Router, Wakes};
 
 /// Doorbell vectors of each VM's device; QEMU's `vectors=` must say the same.
 pub const VECTORS: u16 = 1;
@@ -35,6 +36,8 @@ pub struct Config {
     /// Whether each VM also gets a socket of its own, `ivshmem-NAME` in the folder: who connects there is known by
     /// name, where the common socket gives the first free place.
     pub socket_per_vm: bool,
+    /// Where the port for wake-ups of any VM connects; `wake` in the folder by default.
+    pub wake_socket: Option<PathBuf>,
     /// Bytes of the region, a power of two.
     pub region_bytes: u64,
     /// Endpoint slots of each peer; [`ENDPOINTS`] by default.
@@ -75,6 +78,7 @@ impl Config {
             attach_socket: None,
             ivshmem_socket: None,
             socket_per_vm: true,
+            wake_socket: None,
             region_bytes,
             endpoints: ENDPOINTS,
             host_name: name,
@@ -159,9 +163,11 @@ pub struct Service {
     // In this order they end: no new members, no new processes, then the last word in the region.
     ivshmem: Option<ivshmem::Server>,
     attach: Option<server::Server>,
+    wakes: Option<Wakes>,
     members: Arc<Mutex<Members>>,
     attach_socket: PathBuf,
     ivshmem_socket: PathBuf,
+    wake_socket: PathBuf,
     vm_sockets: Vec<(String, PathBuf)>,
     region: OwnedFd,
     region_bytes: u64,
@@ -193,6 +199,8 @@ impl Service {
 
         let attach_socket = config.attach_socket.unwrap_or_else(|| config.dir.join("socket"));
         let ivshmem_socket = config.ivshmem_socket.unwrap_or_else(|| config.dir.join("ivshmem"));
+        let wake_socket = config.wake_socket.unwrap_or_else(|| config.dir.join("wake"));
+        let router = Router::new(lock(&members).region().clone());
         let attach = server::Config {
             path: attach_socket.clone(),
             mode: config.mode,
@@ -205,7 +213,10 @@ impl Service {
             incarnation,
             host_name: config.host_name,
             area_bytes: config.area_bytes,
-            relay: server::Relay::default(),
+            relay: {
+                let router = router.clone();
+                server::Relay::new(move |slot| router.wake(slot))
+            },
         };
         let processes = Arc::clone(&observer);
         let attach = server::Server::start(
@@ -213,6 +224,13 @@ impl Service {
             writer,
             Box::new(move |event| processes(&Event::Process(event.clone()))),
         )?;
+        router.set_waker(attach.waker());
+        let wakes = match config.vms.is_empty() {
+            true => None,
+            false => {
+                Some(Wakes::start(&wake_socket, config.mode, config.group, config.allowed.clone(), router)?)
+            }
+        };
         let vm_sockets: Vec<(String, PathBuf)> = if config.socket_per_vm {
             let path = |name: &str| config.dir.join(format!("ivshmem-{name}"));
             config.vms.iter().map(|vm| (vm.name.clone(), path(&vm.name))).collect()
@@ -233,9 +251,11 @@ impl Service {
         Ok(Self {
             ivshmem: Some(ivshmem),
             attach: Some(attach),
+            wakes,
             members,
             attach_socket,
             ivshmem_socket,
+            wake_socket,
             vm_sockets,
             region,
             region_bytes: config.region_bytes,
@@ -245,7 +265,12 @@ impl Service {
 
     /// The device by which a VM joins.
     pub fn device(&self) -> Device {
-        Device { socket: self.ivshmem_socket.clone(), region_bytes: self.region_bytes, vectors: self.vectors }
+        Device {
+            socket: self.ivshmem_socket.clone(),
+            wake: self.wake_socket.clone(),
+            region_bytes: self.region_bytes,
+            vectors: self.vectors,
+        }
     }
 
     /// Where processes of the host attach: the value of `ISTHMUS_SOCKET` for them.
@@ -256,6 +281,11 @@ impl Service {
     /// Where any VM's device connects; it takes the first free place. Only there if VMs were announced.
     pub fn ivshmem_socket(&self) -> &Path {
         &self.ivshmem_socket
+    }
+
+    /// Where the port for wake-ups of any VM connects. Only there if VMs were announced.
+    pub fn wake_socket(&self) -> &Path {
+        &self.wake_socket
     }
 
     /// Where the device of the VM with this name connects.
@@ -298,7 +328,7 @@ impl Service {
     }
 
     fn members_lock(&self) -> MutexGuard<'_, Members> {
-        self.members.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.members)
     }
 
     /// Ends the service; the same as dropping it.
@@ -310,9 +340,14 @@ impl Service {
 impl Drop for Service {
     fn drop(&mut self) {
         self.ivshmem = None;
+        self.wakes = None;
         self.attach = None;
         self.members_lock().end();
     }
+}
+
+fn lock(members: &Mutex<Members>) -> MutexGuard<'_, Members> {
+    members.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn check_names(config: &Config) -> Result<()> {

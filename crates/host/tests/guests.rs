@@ -153,6 +153,7 @@ fn host() -> Outcome {
             kernel: kernel.vmlinux.clone(),
             initramfs: image,
             ports: vec![("test".into(), own.join("test.sock"))],
+            calling_ports: Vec::new(),
             shares: vec![Share { tag: ROOT_TAG.into(), path: "/".into(), read_only: true }],
             ivshmem: Some(Ivshmem {
                 socket: service.ivshmem_socket_of(name)?.into(),

@@ -27,6 +27,8 @@ pub trait Service: Send {
     fn ivshmem_socket(&self, name: &str) -> Result<PathBuf>;
     /// The socket at which processes of the host attach.
     fn attach_socket(&self) -> &Path;
+    /// The socket for the VMs' ports for wake-ups.
+    fn wake_socket(&self) -> &Path;
     /// Bytes of the region.
     fn region_bytes(&self) -> u64;
     /// The job's counters so far, as JSON.
@@ -83,6 +85,10 @@ impl Service for isthmus_host::Service {
 
     fn attach_socket(&self) -> &Path {
         self.attach_socket()
+    }
+
+    fn wake_socket(&self) -> &Path {
+        self.wake_socket()
     }
 
     fn region_bytes(&self) -> u64 {

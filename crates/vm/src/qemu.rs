@@ -44,6 +44,8 @@ pub struct VmConfig {
     pub initramfs: PathBuf,
     /// virtio-serial ports: the name that the guest sees, and the UNIX socket that QEMU listens on.
     pub ports: Vec<(String, PathBuf)>,
+    /// virtio-serial ports whose UNIX socket somebody else listens on.
+    pub calling_ports: Vec<(String, PathBuf)>,
     /// Directories of the host, served over 9p. The host's root is one of them.
     pub shares: Vec<Share>,
     /// The region.
@@ -163,18 +165,17 @@ impl VmConfig {
     }
 
     fn add_ports(&self, line: &mut Line) {
-        if self.ports.is_empty() {
+        if self.ports.is_empty() && self.calling_ports.is_empty() {
             return;
         }
         // Port 0 is reserved for a console.
-        let count = self.ports.len() + 1;
+        let count = self.ports.len() + self.calling_ports.len() + 1;
         line.option("-device", format!("virtio-serial-pci,id=ports,max_ports={count}"));
-        for (index, (name, path)) in self.ports.iter().enumerate() {
+        let listens = self.ports.iter().map(|port| (port, ",server=on,wait=off"));
+        let calls = self.calling_ports.iter().map(|port| (port, ""));
+        for (index, ((name, path), how)) in listens.chain(calls).enumerate() {
             let number = index + 1;
-            line.option(
-                "-chardev",
-                with_path(&format!("socket,id=port{number},path="), path, ",server=on,wait=off"),
-            );
+            line.option("-chardev", with_path(&format!("socket,id=port{number},path="), path, how));
             line.option(
                 "-device",
                 format!("virtserialport,bus=ports.0,nr={number},chardev=port{number},name={name}"),
@@ -226,7 +227,7 @@ impl VmConfig {
                 ));
             }
         }
-        for (name, _) in &self.ports {
+        for (name, _) in self.ports.iter().chain(&self.calling_ports) {
             if !plain(name) {
                 return bad(format!("port name {name:?} may have letters, digits, '-', '_' and '.' only"));
             }
@@ -455,6 +456,7 @@ mod tests {
             kernel: "/k/vmlinux".into(),
             initramfs: "/r/initramfs".into(),
             ports: vec![("exec".into(), "/r/exec".into())],
+            calling_ports: vec![("wake".into(), "/r/wake".into())],
             shares: vec![Share { tag: "root".into(), path: "/a,b".into(), read_only: true }],
             ivshmem: Some(Ivshmem { socket: "/r/ivshmem".into(), region_bytes: 64 << 20, vectors: 2 }),
             tap: None,

@@ -220,6 +220,7 @@ impl Bench {
             kernel: self.kernel.vmlinux.clone(),
             initramfs: image,
             ports: vec![("test".into(), own.join("test.sock"))],
+            calling_ports: Vec::new(),
             shares: vec![share(ROOT_TAG, Path::new("/"), true), share("work", &self.work, false)],
             ivshmem,
             tap: netns.map(|_| Tap { ifname: format!("tap{index}"), mac }),

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use isthmus_guest::wakes::WAKE_PORT;
 use isthmus_guest::wire::{CONTROL_PORT, EXEC_PORT, RELAY_PORT};
 use isthmus_vm::accel::{self, Choice};
 use isthmus_vm::boot_config::{BootConfig, GuestShare, HostEntry, Interface, InterfaceKind, ROOT_TAG};
@@ -121,7 +122,11 @@ impl Common {
                 })
                 .collect(),
             interfaces: vec![Interface { kind, address, prefix: 16 }],
-            ports: [EXEC_PORT, RELAY_PORT, CONTROL_PORT].map(String::from).to_vec(),
+            ports: [EXEC_PORT, RELAY_PORT, CONTROL_PORT]
+                .into_iter()
+                .chain(plan.service.map(|_| WAKE_PORT))
+                .map(String::from)
+                .collect(),
             ivshmem: plan.service.is_some(),
             verbose: plan.spec.verbose,
             extra: agent.into_iter().map(|agent| ("agent".to_owned(), agent)).collect(),
@@ -162,6 +167,11 @@ impl Common {
             ports: [EXEC_PORT, RELAY_PORT, CONTROL_PORT]
                 .map(|port| (port.to_owned(), socket_of(&own, port)))
                 .to_vec(),
+            calling_ports: plan
+                .service
+                .map(|service| (WAKE_PORT.to_owned(), service.wake_socket().to_owned()))
+                .into_iter()
+                .collect(),
             shares,
             ivshmem,
             tap: self.netns.as_ref().map(|_| Tap { ifname: format!("tap{index}"), mac }),

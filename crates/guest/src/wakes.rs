@@ -1,0 +1,108 @@
+//! The agent's end of the relay of wake-ups: a virtio-serial port over which the host service rings this VM's endpoints,
+//! and over which those of others are rung. Nothing depends on it: without the port, sleepers look up by themselves.
+
+use std::fs::File;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use isthmus_attach::ring;
+use isthmus_attach::server::{Relay, Waker};
+use isthmus_region::format::GlobalSlot;
+use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::io::Errno;
+
+/// The port's name.
+pub const WAKE_PORT: &str = "isthmus.wake";
+/// Between two looks at a port whose other side is closed, for which there is no event to wait for.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// The port, opened.
+#[derive(Debug, Clone)]
+pub struct Port(Arc<OwnedFd>);
+
+impl Port {
+    /// Opens the port behind this device.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn open(device: &Path) -> std::io::Result<Self> {
+        let nonblock = i32::try_from(rustix::fs::OFlags::NONBLOCK.bits()).unwrap_or(0);
+        let port = File::options().read(true).write(true).custom_flags(nonblock).open(device)?;
+        Ok(Self(Arc::new(port.into())))
+    }
+
+    /// The port of this VM, if it has one.
+    pub fn find() -> Option<PathBuf> {
+        let entries = std::fs::read_dir("/sys/class/virtio-ports").into_iter().flatten().flatten();
+        let named = |folder: &Path| {
+            std::fs::read_to_string(folder.join("name")).is_ok_and(|name| name.trim() == WAKE_PORT)
+        };
+        let found = entries.map(|e| e.path()).find(|folder| named(folder))?;
+        Some(Path::new("/dev").join(found.file_name()?))
+    }
+
+    /// What passes on wake-ups for others.
+    pub fn relay(&self) -> Relay {
+        let port = self.clone();
+        Relay::new(move |slot: GlobalSlot| port.write(&ring::wake(slot.0)))
+    }
+
+    /// What does not fit is dropped: a port takes a buffer as a whole.
+    fn write(&self, frame: &[u8]) {
+        let _ = rustix::io::write(&*self.0, frame);
+    }
+
+    /// Rings this VM's endpoints when told to, on a thread of its own, for as long as the program runs. `id` is the VM's
+    /// ivshmem id, `endpoints` the region's number of slots for each peer.
+    pub fn serve(self, id: u32, peer: u32, endpoints: u32, waker: Waker) {
+        let body = move || {
+            let mut stream = Vec::new();
+            let mut greeted = false;
+            loop {
+                let mut poll = [PollFd::new(&*self.0, PollFlags::IN)];
+                let at_once = Timespec::default();
+                let ready = match rustix::event::poll(&mut poll, (!greeted).then_some(&at_once)) {
+                    Ok(_) => poll[0].revents(),
+                    Err(Errno::INTR) => continue,
+                    Err(_) => return,
+                };
+                if ready.contains(PollFlags::HUP) {
+                    // The host's side is not there yet, or no more: it is told anew who we are.
+                    greeted = false;
+                    stream.clear();
+                    std::thread::sleep(PAUSE);
+                    continue;
+                }
+                if !greeted {
+                    greeted = true;
+                    self.write(&ring::hello(id));
+                    continue;
+                }
+                let mut bytes = [0_u8; 512];
+                match rustix::io::read(&*self.0, &mut bytes[..]) {
+                    Ok(0) => std::thread::sleep(PAUSE),
+                    Ok(count) => stream.extend_from_slice(&bytes[..count.min(512)]),
+                    Err(Errno::AGAIN | Errno::INTR) => {}
+                    Err(_) => return,
+                }
+                match ring::take(&mut stream) {
+                    Ok(frames) => {
+                        for frame in frames {
+                            if let ring::Frame::Wake { slot } = frame
+                                && slot / endpoints == peer
+                            {
+                                waker.wake(slot % endpoints);
+                            }
+                        }
+                    }
+                    // Out of step: from the next frame's start on, wherever that is.
+                    Err(_) => stream.clear(),
+                }
+            }
+        };
+        let _ = std::thread::Builder::new().name("isthmus-wakes".into()).spawn(body);
+    }
+}

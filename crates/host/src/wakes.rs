@@ -1,0 +1,219 @@
+//! The relay of wake-ups between the host and its VMs.
+//!
+//! A message between two peers needs nobody's help, but a receiver that sleeps in a VM has to be woken by its agent. So
+//! each VM has a virtio-serial port for wake-ups, whose other end QEMU connects to one socket here. What goes over it in
+//! either direction are frames of eight bytes (`docs/attach-protocol.md`, *Wake-ups between peers*).
+//!
+//! Nothing depends on a wake-up: who sleeps looks up by itself now and then. So nothing here waits, and what does not
+//! fit into a socket is dropped. For the same reason a VM is believed when it says which one it is; the worst that it can
+//! do is to be rung for others, and to have others rung in vain.
+
+use std::collections::HashMap;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::thread::JoinHandle;
+
+use isthmus_attach::server::{Allowed, Waker};
+use isthmus_attach::{ring, socket};
+use isthmus_region::format::GlobalSlot;
+use isthmus_region::life::State;
+use isthmus_region::membership::Region;
+use rustix::event::{EventfdFlags, PollFd, PollFlags};
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, SendFlags, SocketFlags, SocketType};
+
+use crate::error::{Error, Result};
+
+/// Connections at once; each VM has one.
+const MOST_LINKS: usize = 2048;
+
+type Routes = HashMap<u32, Arc<OwnedFd>>;
+
+/// Where wake-ups go.
+#[derive(Clone)]
+pub(crate) struct Router {
+    region: Region,
+    /// Of the host's own processes.
+    waker: Arc<OnceLock<Waker>>,
+    /// Connections to VMs, by member.
+    routes: Arc<Mutex<Routes>>,
+}
+
+impl Router {
+    pub(crate) fn new(region: Region) -> Self {
+        Self { region, waker: Arc::default(), routes: Arc::default() }
+    }
+
+    /// Who wakes the host's own processes.
+    pub(crate) fn set_waker(&self, waker: Waker) {
+        let _ = self.waker.set(waker);
+    }
+
+    fn routes(&self) -> MutexGuard<'_, Routes> {
+        self.routes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Has an endpoint woken.
+    pub(crate) fn wake(&self, slot: GlobalSlot) {
+        let endpoints = self.region.shape().endpoints;
+        match slot.peer(endpoints) {
+            0 => {
+                if let Some(waker) = self.waker.get() {
+                    waker.wake(slot.local(endpoints));
+                }
+            }
+            member => {
+                let link = self.routes().get(&member).cloned();
+                if let Some(link) = link {
+                    let _ = rustix::net::send(&*link, &ring::wake(slot.0), quiet());
+                }
+            }
+        }
+    }
+
+    /// The member with an ivshmem id.
+    fn member(&self, id: u32) -> Option<u32> {
+        let lives = |state| matches!(state, State::Joining | State::Active);
+        self.region.peers().iter().find(|p| p.ivshmem_id == Some(id) && lives(p.life.state)).map(|p| p.index)
+    }
+}
+
+fn quiet() -> SendFlags {
+    SendFlags::DONTWAIT | SendFlags::NOSIGNAL
+}
+
+/// The running relay. Dropping it ends it.
+#[derive(Debug)]
+pub(crate) struct Wakes {
+    path: PathBuf,
+    stop: Arc<OwnedFd>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Wakes {
+    /// Listens at `path`.
+    pub(crate) fn start(
+        path: &Path,
+        mode: u32,
+        group: Option<u32>,
+        allowed: Allowed,
+        router: Router,
+    ) -> Result<Self> {
+        let system = |action| move |source| Error::System { action, source };
+        let listener = socket::listen(path, SocketType::STREAM, mode, group)?;
+        let stop = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
+        let stop = Arc::new(stop.map_err(system("create an eventfd"))?);
+        let state = Relay { listener, stop: Arc::clone(&stop), allowed, router, links: Vec::new() };
+        let thread = std::thread::Builder::new().name("isthmus-wakes".into()).spawn(move || state.run());
+        let failed = |e: std::io::Error| Error::System {
+            action: "start the thread that relays wake-ups",
+            source: Errno::from_io_error(&e).unwrap_or(Errno::IO),
+        };
+        Ok(Self { path: path.to_path_buf(), stop, thread: Some(thread.map_err(failed)?) })
+    }
+}
+
+impl Drop for Wakes {
+    fn drop(&mut self) {
+        isthmus_attach::server::ring(&*self.stop);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+        let _ = rustix::fs::unlink(&self.path);
+    }
+}
+
+struct Link {
+    socket: Arc<OwnedFd>,
+    member: Option<u32>,
+    /// The beginning of a frame.
+    part: Vec<u8>,
+}
+
+struct Relay {
+    listener: OwnedFd,
+    stop: Arc<OwnedFd>,
+    allowed: Allowed,
+    router: Router,
+    links: Vec<Link>,
+}
+
+impl Relay {
+    fn run(mut self) {
+        loop {
+            let sockets: Vec<_> = self.links.iter().map(|l| Arc::clone(&l.socket)).collect();
+            let mut poll = vec![
+                PollFd::new(&*self.stop, PollFlags::IN),
+                PollFd::new(
+                    &self.listener,
+                    if sockets.len() < MOST_LINKS { PollFlags::IN } else { PollFlags::empty() },
+                ),
+            ];
+            poll.extend(sockets.iter().map(|s| PollFd::new(&**s, PollFlags::IN)));
+            match rustix::event::poll(&mut poll, None) {
+                Ok(_) | Err(Errno::INTR) => {}
+                Err(_) => return,
+            }
+            let ready: Vec<bool> = poll.iter().map(|p| !p.revents().is_empty()).collect();
+            drop(poll);
+            if ready[0] {
+                return;
+            }
+            // From the last, so that what ends does not move those that come.
+            for i in (0..sockets.len()).rev() {
+                if ready[i + 2] && !self.hear(i) {
+                    self.end(i);
+                }
+            }
+            if ready[1] {
+                self.accept();
+            }
+        }
+    }
+
+    fn accept(&mut self) {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let Ok(socket) = rustix::net::accept_with(&self.listener, flags) else {
+            // Out of descriptors, perhaps: not at once again.
+            return std::thread::sleep(std::time::Duration::from_millis(20));
+        };
+        let uid = rustix::net::sockopt::socket_peercred(&socket).map(|peer| peer.uid.as_raw());
+        if uid.is_ok_and(|uid| self.allowed.lets_in(uid)) {
+            self.links.push(Link { socket: Arc::new(socket), member: None, part: Vec::new() });
+        }
+    }
+
+    /// Takes what has come over a link; gives whether it goes on.
+    fn hear(&mut self, index: usize) -> bool {
+        let Some(link) = self.links.get_mut(index) else { return false };
+        let mut bytes = [0_u8; 512];
+        match rustix::net::recv(&*link.socket, &mut bytes[..], RecvFlags::DONTWAIT) {
+            Ok((0, _)) => return false,
+            Ok((count, _)) => link.part.extend_from_slice(&bytes[..count.min(512)]),
+            Err(Errno::AGAIN | Errno::INTR) => return true,
+            Err(_) => return false,
+        }
+        let Ok(frames) = ring::take(&mut link.part) else { return false };
+        for frame in frames {
+            match frame {
+                ring::Frame::Hello { id } => {
+                    let member = self.router.member(id);
+                    link.member = member;
+                    if let Some(member) = member {
+                        self.router.routes().insert(member, Arc::clone(&link.socket));
+                    }
+                }
+                ring::Frame::Wake { slot } => self.router.wake(GlobalSlot(slot)),
+            }
+        }
+        true
+    }
+
+    fn end(&mut self, index: usize) {
+        let link = self.links.swap_remove(index);
+        if let Some(member) = link.member {
+            self.router.routes().retain(|m, s| *m != member || !Arc::ptr_eq(s, &link.socket));
+        }
+    }
+}
