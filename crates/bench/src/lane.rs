@@ -220,7 +220,7 @@ pub fn rank_main(reps: u32, quick: bool) -> Result<()> {
             }
         }
     }
-    pair.endpoint.close();
+    pair.endpoint.close(isthmus_transport::CLOSE_PATIENCE);
     Ok(())
 }
 

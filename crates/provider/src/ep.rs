@@ -628,7 +628,19 @@ impl Ep {
                     std::thread::yield_now();
                 }
                 // Waits until what was sent has been taken by those that live; a broken one never takes anything.
-                if all_move { transport.close() } else { drop(transport) }
+                if !all_move {
+                    return drop(transport);
+                }
+                let waiting = transport.close(isthmus_transport::CLOSE_PATIENCE);
+                if waiting > 0 {
+                    log!(
+                        this.core(),
+                        WARN,
+                        EP_CTRL,
+                        "closed with messages that {waiting} live receivers did not take for {} s; they are lost",
+                        isthmus_transport::CLOSE_PATIENCE.as_secs()
+                    );
+                }
             }
             // In a forked child the region is not mapped.
             other => std::mem::forget(other),

@@ -264,6 +264,11 @@ impl Outgoing {
         self.producer.written()
     }
 
+    /// Messages that the receiver has passed, by what is known without looking.
+    pub fn read_seen(&self) -> u64 {
+        self.producer.read_seen()
+    }
+
     /// Tells the receiver that something about the lane changed.
     pub fn announce(&self) {
         activity::announce(&self.activity, self.sender);

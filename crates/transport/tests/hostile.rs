@@ -130,3 +130,52 @@ fn a_cold_sender_is_noticed_soon() {
     b.peek(&any(3), false, false, Ticket::default());
     assert_eq!(b.pop().unwrap().status, Status::Ok, "and at once by who asks for it");
 }
+
+#[test]
+fn a_directed_multi_receive_that_comes_after_the_death_ends_and_gives_its_buffer_back() {
+    let world = World::new(2, 8 << 20);
+    let mut a = world.endpoint(0);
+    let (member, area) = world.attach(1);
+    let memory = Box::new(isthmus_transport::types::NoMemory);
+    let mut b = Endpoint::open(&member, isthmus_transport::Config::default(), memory).unwrap();
+    let (known, back) = (a.resolve(&b.address()).unwrap(), b.resolve(&a.address()).unwrap());
+    // What it sent whole before its death is still received.
+    let mut out = pattern(10, 1);
+    let bufs = [buf(&mut out)];
+    b.send(&message(back, 5, &bufs)).unwrap();
+    polls(&mut a, 100);
+    world.services[1].lock().unwrap().close_area(area).unwrap();
+    polls(&mut a, 2000);
+    let mut room = [0; 100];
+    let into = [buf(&mut room)];
+    let select = Selector { from: Some(known), ..any(5) };
+    let ticket = Ticket { context: 9, flags: 0 };
+    a.receive(&Receive { select, bufs: &into, multi: Some(8), ticket }).unwrap();
+    let ends = polls(&mut a, 100);
+    let told: Vec<_> = ends.iter().map(|e| (e.status, e.len, e.released)).collect();
+    assert_eq!(told, [(Status::Ok, 10, false), (Status::PeerGone, 0, true)]);
+    assert!(!a.cancel(9), "nothing of it is left");
+    std::mem::forget(b);
+}
+
+#[test]
+fn a_close_does_not_wait_for_ever_for_one_who_takes_nothing() {
+    use std::time::{Duration, Instant};
+    let world = World::new(2, 8 << 20);
+    let (mut a, b, mut c) = (world.endpoint(0), world.endpoint(1), world.endpoint(1));
+    let (idle, busy) = (a.resolve(&b.address()).unwrap(), a.resolve(&c.address()).unwrap());
+    let mut out = [1; 8];
+    let bufs = [buf(&mut out)];
+    a.send(&message(idle, 1, &bufs)).unwrap();
+    a.send(&message(busy, 1, &bufs)).unwrap();
+    let begin = Instant::now();
+    let waiting = std::thread::scope(|s| {
+        let closing = s.spawn(move || a.close(Duration::from_millis(200)));
+        while !closing.is_finished() {
+            c.progress();
+        }
+        closing.join().unwrap()
+    });
+    assert_eq!(waiting, 1, "one of two took what it was sent");
+    assert!(begin.elapsed() >= Duration::from_millis(200) && begin.elapsed() < Duration::from_secs(20));
+}

@@ -348,7 +348,7 @@ fn what_was_sent_before_a_close_arrives_after_it() {
         a.send(&message(to_b, i, &bufs)).unwrap();
     }
     std::thread::scope(|s| {
-        s.spawn(move || a.close());
+        s.spawn(move || a.close(isthmus_transport::CLOSE_PATIENCE));
         std::thread::sleep(std::time::Duration::from_millis(20));
         for i in 0..5 {
             let mut back = vec![0; 4000];

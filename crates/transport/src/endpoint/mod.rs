@@ -16,6 +16,7 @@ mod table;
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use isthmus_lockfree::activity::Seen;
 use isthmus_lockfree::life::{Life, State, unchanged};
@@ -39,6 +40,8 @@ use table::Table;
 const INJECT_BYTES: usize = 4096;
 /// Most operand bytes of an atomic operation, so that operands and compare values fit any data ring together.
 const ATOMIC_BYTES: usize = 2048;
+/// A good patience for [`Endpoint::close`]: a receiver may compute, be traced, or sit in a paused virtual machine.
+pub const CLOSE_PATIENCE: Duration = Duration::from_secs(60);
 
 /// Choices for an endpoint. The defaults were found by measurement.
 #[derive(Debug, Clone, Copy)]
@@ -416,21 +419,48 @@ impl Endpoint {
         flushing
     }
 
-    /// Closes the endpoint: what was sent still arrives, as long as its receivers live and take it.
-    pub fn close(mut self) {
+    /// A number that changes whenever a receiver takes something of what was sent.
+    fn moves(&self) -> u64 {
+        let of = |p: &Peer| {
+            let taken = p.out.as_ref().map_or(0, |out| out.written().wrapping_add(out.read_seen()));
+            let pushed = p.pushes.iter().map(|push| push.at + 1).sum::<u64>();
+            taken.wrapping_add(pushed).wrapping_sub(p.pending.len() as u64)
+        };
+        self.peers.iter().filter(|p| !p.gone).map(of).fold(0, u64::wrapping_add)
+    }
+
+    /// How many receivers have not taken yet what was sent to them.
+    fn waited_for(&mut self) -> usize {
+        let waits = |p: &mut Peer| {
+            let full = p.out.as_mut().is_some_and(|out| !out.is_drained().unwrap_or(true));
+            !p.gone && (full || !p.pending.is_empty() || !p.pushes.is_empty())
+        };
+        self.peers.iter_mut().filter_map(|p| waits(p).then_some(())).count()
+    }
+
+    /// Closes the endpoint: what was sent still arrives, as long as its receivers live and take it. A receiver that
+    /// lives and takes nothing for as long as `patience` is not waited for any longer. Gives the number of those.
+    pub fn close(mut self, patience: Duration) -> usize {
         let mut rounds = 0_u32;
+        let (mut moves, mut since) = (self.moves(), Instant::now());
         loop {
             self.progress();
             self.look_for_accepts();
             if !self.is_flushing() {
-                break;
+                return 0;
             }
             rounds += 1;
             if rounds.is_multiple_of(64) {
                 self.slow();
+                let now = self.moves();
+                if now != moves {
+                    (moves, since) = (now, Instant::now());
+                } else if since.elapsed() >= patience {
+                    return self.waited_for();
+                }
             }
             if rounds > 10_000 {
-                std::thread::sleep(std::time::Duration::from_micros(50));
+                std::thread::sleep(Duration::from_micros(50));
             } else {
                 std::thread::yield_now();
             }

@@ -278,6 +278,17 @@ impl Endpoint {
             let Some(arrived) = self.matching.take_arrived(&select) else { break };
             self.deliver_kept(waiting.clone(), arrived);
         }
+        let died = |from: PeerId| self.peers.get(from.0 as usize).is_some_and(|p| p.died);
+        if let Some(from) = select.from.filter(|from| died(*from))
+            && self.multis.remove(&number).is_some()
+        {
+            // As for any directed receive: the rest of it would wait in vain.
+            self.matching.drop_multi(number);
+            let mut then = self.template(receive.ticket, Op::Receive { tagged: select.tagged }, 0);
+            (then.status, then.tag, then.source) = (Status::PeerGone, select.tag, Some(from));
+            then.released = true;
+            self.completions.push_back(then);
+        }
         Ok(())
     }
 
