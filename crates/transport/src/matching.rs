@@ -2,14 +2,17 @@
 //!
 //! Tagged and untagged messages have a queue of each kind. A receive takes the earliest message that fits, a message
 //! the earliest receive; so the messages of one sender are matched in the order in which they were sent, since they
-//! arrive in that order.
+//! arrive in that order. How the earliest one is found in a long queue is `queue`'s business.
 
-use std::collections::{HashMap, VecDeque};
+mod queue;
+
+use std::collections::HashMap;
 
 use isthmus_region::local::LocalBuf;
 
 use crate::types::{PeerId, Selector, Ticket};
 use crate::wire::INLINE_BYTES;
+use queue::Queue;
 
 /// A caller's buffers.
 #[derive(Debug, Clone)]
@@ -177,6 +180,35 @@ impl Arrived {
     }
 }
 
+impl queue::Keys for Waiting {
+    fn mask(&self) -> Option<u64> {
+        Some(!self.select.ignore)
+    }
+
+    fn tag(&self) -> u64 {
+        self.select.tag
+    }
+
+    fn sources(&self) -> [Option<u32>; 2] {
+        let from = queue::source(self.select.from.map(|p| p.0));
+        [Some(from), None]
+    }
+}
+
+impl queue::Keys for Arrived {
+    fn mask(&self) -> Option<u64> {
+        None
+    }
+
+    fn tag(&self) -> u64 {
+        self.tag
+    }
+
+    fn sources(&self) -> [Option<u32>; 2] {
+        [Some(queue::source(Some(self.source.0))), Some(queue::source(None))]
+    }
+}
+
 #[inline]
 fn fits(select: &Selector, source: PeerId, tag: u64) -> bool {
     (select.tag ^ tag) & !select.ignore == 0 && select.from.is_none_or(|from| from == source)
@@ -185,8 +217,8 @@ fn fits(select: &Selector, source: PeerId, tag: u64) -> bool {
 /// Both queues of both kinds, and claimed messages.
 #[derive(Debug, Default)]
 pub struct Matching {
-    waiting: [VecDeque<Waiting>; 2],
-    arrived: [VecDeque<Arrived>; 2],
+    waiting: [Queue<Waiting>; 2],
+    arrived: [Queue<Arrived>; 2],
     claimed: HashMap<u64, Arrived>,
 }
 
@@ -194,7 +226,7 @@ impl Matching {
     /// Adds a receive behind all others.
     #[inline]
     pub fn post(&mut self, waiting: Waiting) {
-        self.waiting[usize::from(waiting.select.tagged)].push_back(waiting);
+        self.waiting[usize::from(waiting.select.tagged)].push(waiting);
     }
 
     /// The earliest receive for a message in the most frequent case: it is the oldest of all, with one buffer.
@@ -214,13 +246,14 @@ impl Matching {
     #[inline(always)] // on the way of a short message
     pub fn drop_oldest(&mut self, tagged: bool) {
         // One buffer owns nothing, so there is nothing to drop.
-        std::mem::forget(self.waiting[usize::from(tagged)].pop_front());
+        std::mem::forget(self.waiting[usize::from(tagged)].pop());
     }
 
     /// Where the earliest receive for a message is; good until the next change.
     #[inline]
-    pub fn position(&self, tagged: bool, source: PeerId, tag: u64) -> Option<usize> {
-        self.waiting[usize::from(tagged)].iter().position(|w| fits(&w.select, source, tag))
+    pub fn position(&mut self, tagged: bool, source: PeerId, tag: u64) -> Option<usize> {
+        let keys = [Some(source.0), None].map(queue::source);
+        self.waiting[usize::from(tagged)].find_in_all(tag, keys, |w| fits(&w.select, source, tag))
     }
 
     /// The receive at a position.
@@ -253,12 +286,19 @@ impl Matching {
 
     /// Keeps a message that no receive wants yet.
     pub fn keep(&mut self, arrived: Arrived) {
-        self.arrived[usize::from(arrived.tagged)].push_back(arrived);
+        self.arrived[usize::from(arrived.tagged)].push(arrived);
+    }
+
+    fn position_of_arrived(&mut self, select: &Selector) -> Option<usize> {
+        let queue = &mut self.arrived[usize::from(select.tagged)];
+        let from = queue::source(select.from.map(|p| p.0));
+        queue.find_in_one(!select.ignore, select.tag, from, |a| fits(select, a.source, a.tag))
     }
 
     /// The earliest kept message for a selector.
-    pub fn find_arrived(&self, select: &Selector) -> Option<&Arrived> {
-        self.arrived[usize::from(select.tagged)].iter().find(|a| fits(select, a.source, a.tag))
+    pub fn find_arrived(&mut self, select: &Selector) -> Option<&Arrived> {
+        let at = self.position_of_arrived(select)?;
+        self.arrived[usize::from(select.tagged)].get(at)
     }
 
     /// Whether any message of this kind is kept.
@@ -269,9 +309,8 @@ impl Matching {
 
     /// Takes the earliest kept message for a selector.
     pub fn take_arrived(&mut self, select: &Selector) -> Option<Arrived> {
-        let queue = &mut self.arrived[usize::from(select.tagged)];
-        let at = queue.iter().position(|a| fits(select, a.source, a.tag))?;
-        queue.remove(at)
+        let at = self.position_of_arrived(select)?;
+        self.arrived[usize::from(select.tagged)].remove(at)
     }
 
     /// Sets a message aside under a caller's context. A second one under the same context takes the first one's
@@ -287,12 +326,10 @@ impl Matching {
 
     /// Takes the oldest posted receive of a context.
     pub fn cancel(&mut self, context: u64) -> Option<Waiting> {
-        for queue in &mut self.waiting {
-            if let Some(at) = queue.iter().position(|w| w.ticket.context == context) {
-                return queue.remove(at);
-            }
-        }
-        None
+        self.waiting.iter_mut().find_map(|queue| {
+            let at = queue.position(|w| w.ticket.context == context)?;
+            queue.remove(at)
+        })
     }
 
     /// Drops announced messages of a peer that is gone: their payload will never come. Whole messages stay.
@@ -306,13 +343,107 @@ impl Matching {
 
     /// Takes all receives that only a certain peer could serve.
     pub fn take_directed(&mut self, source: PeerId) -> Vec<Waiting> {
-        let mut taken = Vec::new();
-        for queue in &mut self.waiting {
-            let (gone, kept): (Vec<_>, Vec<_>) =
-                std::mem::take(queue).into_iter().partition(|w| w.select.from == Some(source));
-            taken.extend(gone);
-            *queue = kept.into();
+        self.waiting.iter_mut().flat_map(|queue| queue.take_all(|w| w.select.from == Some(source))).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What must come out, found by looking at everything in order.
+    #[derive(Default)]
+    struct Plain {
+        waiting: Vec<Selector>,
+        arrived: Vec<(u32, u64, u64)>,
+    }
+
+    struct Random(u64);
+
+    impl Random {
+        fn below(&mut self, n: u64) -> u64 {
+            self.0 ^= self.0 << 13;
+            self.0 ^= self.0 >> 7;
+            self.0 ^= self.0 << 17;
+            self.0 % n
         }
-        taken
+    }
+
+    fn waiting(select: Selector, context: u64) -> Waiting {
+        let target = Target::Plain(Bufs::One(LocalBuf::EMPTY));
+        Waiting { select, target, ticket: Ticket { context, flags: 0 } }
+    }
+
+    /// Long queues, many masks, cancels, deaths: always the same match as by looking at everything.
+    #[test]
+    fn long_queues_match_as_short_ones_do() {
+        for seed in 1..40 {
+            let mut random = Random(0x9e37_79b9_7f4a_7c15_u64.wrapping_mul(seed));
+            let mut matching = Matching::default();
+            let mut plain = Plain::default();
+            let mut contexts = Vec::new();
+            let mut number = 0;
+            let masks =
+                [0, 0xf, 0xf0, 0xff, u64::MAX, 0x3 << 40, 1 << 7, 1 << 8, 1 << 9, 1 << 10, 1 << 11, 1 << 12];
+            let kinds = if seed % 3 == 0 { 12 } else { 3 };
+            // Phases in which one side runs ahead make long queues of the other kind.
+            for step in 0..6000_u64 {
+                number += 1;
+                let ahead = (step / 1000) % 3;
+                let receive = match ahead {
+                    0 => random.below(10) < 8,
+                    1 => random.below(10) < 2,
+                    _ => random.below(2) == 0,
+                };
+                let tag = random.below(400);
+                let source = PeerId(u32::try_from(random.below(5)).unwrap());
+                if random.below(50) == 0 && !contexts.is_empty() {
+                    let k = usize::try_from(random.below(contexts.len() as u64)).unwrap();
+                    let context: u64 = contexts.swap_remove(k);
+                    let found = matching.cancel(context).is_some();
+                    let at = plain.waiting.iter().position(|w| w.tag >> 32 == context);
+                    assert_eq!(found, at.is_some());
+                    at.map(|at| plain.waiting.remove(at));
+                } else if receive {
+                    let ignore = masks[usize::try_from(random.below(kinds)).unwrap()];
+                    let from = (random.below(2) == 0).then_some(source);
+                    let select = Selector { tagged: true, from, tag, ignore };
+                    let found = matching.take_arrived(&select).map(|a| a.data);
+                    let at = plain.arrived.iter().position(|a| fits(&select, PeerId(a.0), a.1));
+                    assert_eq!(
+                        found,
+                        at.map(|at| Some(plain.arrived.remove(at).2)),
+                        "seed {seed}, step {step}"
+                    );
+                    if at.is_none() {
+                        matching.post(waiting(select, number));
+                        contexts.push(number);
+                        // The context travels in bits that no tag here has; they are masked off below.
+                        plain.waiting.push(Selector { tag: tag | (number << 32), ..select });
+                    }
+                } else {
+                    let found = matching.take_waiting(true, source, tag).map(|w| w.ticket.context);
+                    let plain_fit =
+                        |w: &Selector| fits(&Selector { tag: w.tag & 0xffff_ffff, ..*w }, source, tag);
+                    let at = plain.waiting.iter().position(plain_fit);
+                    assert_eq!(
+                        found,
+                        at.map(|at| plain.waiting.remove(at).tag >> 32),
+                        "seed {seed}, step {step}"
+                    );
+                    if at.is_none() {
+                        let body = Body::Bytes(Box::default());
+                        matching.keep(Arrived { source, tagged: true, tag, data: Some(number), body });
+                        plain.arrived.push((source.0, tag, number));
+                    }
+                }
+                if step % 1777 == 0 {
+                    let gone = matching.take_directed(source).len();
+                    let before = plain.waiting.len();
+                    plain.waiting.retain(|w| w.from != Some(source));
+                    assert_eq!(gone, before - plain.waiting.len());
+                }
+            }
+        }
     }
 }

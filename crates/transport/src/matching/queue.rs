@@ -1,0 +1,347 @@
+//! A queue from whose middle the earliest entry that fits is taken, however long it is.
+//!
+//! A short queue is looked through. From [`LONG`] entries on, an index leads to the entries: one table for each mask of
+//! tag bits that receives compare (an MPI uses a handful), from (masked tag, source) to the entries' numbers, in order.
+//!
+//! ```text
+//! receives:  each stands in the table of its own mask, under its source or under "any";
+//!            a message asks every table for its tag, under its source and under "any", and takes the earliest
+//! messages:  each stands in every table, under its source and under "any";
+//!            a receive asks the table of its own mask, which is made when it is asked for first
+//! ```
+//! What is taken from the middle leaves a gap, and its number in the tables until somebody comes across it there. When
+//! there are more gaps than entries the queue closes ranks, which also makes the index anew; so each of these steps is
+//! paid for by as many takes.
+
+use std::collections::hash_map::RandomState;
+use std::collections::{HashMap, VecDeque};
+use std::hash::{BuildHasher, Hasher};
+
+/// Entries from which a queue has an index.
+const LONG: usize = 48;
+/// Most masks that have a table; a queue with more is looked through.
+const MOST_MASKS: usize = 8;
+/// "Any source", among the sources.
+const ANY: u32 = u32::MAX;
+
+/// A source as part of a key.
+#[inline]
+pub(super) fn source(from: Option<u32>) -> u32 {
+    from.unwrap_or(ANY)
+}
+
+/// How an entry is found.
+pub(super) trait Keys {
+    /// The tag bits that it compares; none for an entry that is compared by whoever asks.
+    fn mask(&self) -> Option<u64>;
+    /// Its tag.
+    fn tag(&self) -> u64;
+    /// The sources that it stands under.
+    fn sources(&self) -> [Option<u32>; 2];
+}
+
+/// Spreads keys over a table. Others choose the tags, so the spread has a secret of this process in it.
+#[derive(Debug, Clone, Copy)]
+struct Spread(u64);
+
+impl Default for Spread {
+    fn default() -> Self {
+        Self(RandomState::new().hash_one(0_u8) | 1)
+    }
+}
+
+impl BuildHasher for Spread {
+    type Hasher = Mix;
+    fn build_hasher(&self) -> Mix {
+        Mix { state: self.0, secret: self.0 }
+    }
+}
+
+/// Multiplies and folds, twice.
+#[derive(Debug)]
+struct Mix {
+    state: u64,
+    secret: u64,
+}
+
+impl Hasher for Mix {
+    fn write(&mut self, bytes: &[u8]) {
+        for b in bytes {
+            self.write_u64((*b).into());
+        }
+    }
+
+    fn write_u32(&mut self, value: u32) {
+        self.write_u64(value.into());
+    }
+
+    #[allow(clippy::cast_possible_truncation)] // both halves are used
+    fn write_u64(&mut self, value: u64) {
+        let wide = u128::from(self.state ^ value) * u128::from(self.secret);
+        self.state = (wide as u64) ^ ((wide >> 64) as u64);
+    }
+
+    fn finish(&self) -> u64 {
+        self.state
+    }
+}
+
+/// Numbers of entries with one key, in order. Few keys have several.
+type Numbers = VecDeque<u64>;
+
+/// The entries by what they have under one mask.
+#[derive(Debug)]
+struct Table {
+    mask: u64,
+    numbers: HashMap<(u64, u32), Numbers, Spread>,
+}
+
+impl Table {
+    fn add(&mut self, entry: &impl Keys, number: u64) {
+        let tag = entry.tag() & self.mask;
+        for source in entry.sources().into_iter().flatten() {
+            self.numbers.entry((tag, source)).or_default().push_back(number);
+        }
+    }
+
+    /// The number of the earliest entry with this key that is still there; forgets those that are not.
+    fn earliest(&mut self, tag: u64, source: u32, is_there: impl Fn(u64) -> bool) -> Option<u64> {
+        let key = (tag & self.mask, source);
+        let numbers = self.numbers.get_mut(&key)?;
+        while let Some(number) = numbers.front().copied() {
+            if is_there(number) {
+                return Some(number);
+            }
+            numbers.pop_front();
+        }
+        self.numbers.remove(&key);
+        None
+    }
+}
+
+/// The queue.
+#[derive(Debug)]
+pub(super) struct Queue<T> {
+    entries: VecDeque<Option<T>>,
+    /// Number of the first entry.
+    first: u64,
+    gaps: usize,
+    tables: Option<Vec<Table>>,
+}
+
+impl<T> Default for Queue<T> {
+    fn default() -> Self {
+        Self { entries: VecDeque::new(), first: 0, gaps: 0, tables: None }
+    }
+}
+
+impl<T: Keys> Queue<T> {
+    /// The oldest entry.
+    #[inline(always)] // on the way of a short message
+    pub(super) fn front(&self) -> Option<&T> {
+        // The first one is never a gap.
+        self.entries.front().and_then(Option::as_ref)
+    }
+
+    /// Whether there is none.
+    #[inline]
+    pub(super) fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
+    /// Entries that are there.
+    fn len(&self) -> usize {
+        self.entries.len() - self.gaps
+    }
+
+    /// The entry at a position.
+    #[inline]
+    pub(super) fn get(&self, at: usize) -> Option<&T> {
+        self.entries.get(at).and_then(Option::as_ref)
+    }
+
+    /// Adds an entry behind all others.
+    #[inline(always)] // on the way of a short message
+    pub(super) fn push(&mut self, entry: T) {
+        if self.entries.len() >= LONG || self.tables.is_some() {
+            self.index(&entry);
+        }
+        self.entries.push_back(Some(entry));
+    }
+
+    /// Takes the oldest entry.
+    #[inline(always)] // on the way of a short message
+    pub(super) fn pop(&mut self) -> Option<T> {
+        let taken = self.entries.pop_front().flatten();
+        self.first = self.first.wrapping_add(1);
+        if self.gaps > 0 || self.tables.is_some() {
+            self.tidy();
+        }
+        taken
+    }
+
+    /// Puts the entry that is about to be added into the index, making one first where there is none.
+    #[cold]
+    #[inline(never)]
+    fn index(&mut self, entry: &T) {
+        let number = self.first.wrapping_add(self.entries.len() as u64);
+        if self.tables.is_none() {
+            self.index_all();
+        }
+        let Some(tables) = &mut self.tables else { return };
+        match entry.mask() {
+            None => tables.iter_mut().for_each(|table| table.add(entry, number)),
+            Some(mask) => Self::table(tables, mask).add(entry, number),
+        }
+    }
+
+    /// The table of a mask, which is made if it is not there.
+    fn table(tables: &mut Vec<Table>, mask: u64) -> &mut Table {
+        let at = tables.iter().position(|t| t.mask == mask).unwrap_or_else(|| {
+            tables.push(Table { mask, numbers: HashMap::default() });
+            tables.len() - 1
+        });
+        &mut tables[at]
+    }
+
+    /// Makes the index. Masks that are not the entries' own come when they are asked for.
+    fn index_all(&mut self) {
+        let mut tables = Vec::new();
+        for (number, entry) in (self.first..).zip(&self.entries) {
+            if let Some((entry, mask)) = entry.as_ref().and_then(|e| Some((e, e.mask()?))) {
+                Self::table(&mut tables, mask).add(entry, number);
+            }
+        }
+        self.tables = Some(tables);
+    }
+
+    fn at(&self, number: u64) -> usize {
+        usize::try_from(number.wrapping_sub(self.first)).unwrap_or(usize::MAX)
+    }
+
+    /// The position of the first entry that fits.
+    pub(super) fn position(&self, fits: impl Fn(&T) -> bool) -> Option<usize> {
+        self.entries.iter().position(|e| e.as_ref().is_some_and(&fits))
+    }
+
+    /// The position of the earliest entry that compares its own bits with `tag`, and stands under one of `sources`.
+    #[inline]
+    pub(super) fn find_in_all(
+        &mut self,
+        tag: u64,
+        sources: [u32; 2],
+        fits: impl Fn(&T) -> bool,
+    ) -> Option<usize> {
+        // The oldest one is what most messages are for.
+        if self.front().is_some_and(&fits) {
+            return Some(0);
+        }
+        if self.tables.as_ref().is_none_or(|tables| tables.len() > MOST_MASKS) {
+            return self.position(fits);
+        }
+        self.look_up(tag, sources)
+    }
+
+    #[inline(never)]
+    fn look_up(&mut self, tag: u64, sources: [u32; 2]) -> Option<usize> {
+        let (entries, first) = (&self.entries, self.first);
+        let is_there = |number: u64| {
+            let at = usize::try_from(number.wrapping_sub(first)).unwrap_or(usize::MAX);
+            entries.get(at).is_some_and(Option::is_some)
+        };
+        let mut found: Option<usize> = None;
+        for table in self.tables.iter_mut().flatten() {
+            for source in sources {
+                if let Some(number) = table.earliest(tag, source, is_there) {
+                    let at = usize::try_from(number.wrapping_sub(first)).unwrap_or(usize::MAX);
+                    found = Some(found.map_or(at, |f| f.min(at)));
+                }
+            }
+        }
+        found
+    }
+
+    /// The position of the earliest entry whose tag has these bits under `mask`, and that stands under `source`.
+    pub(super) fn find_in_one(
+        &mut self,
+        mask: u64,
+        tag: u64,
+        source: u32,
+        fits: impl Fn(&T) -> bool,
+    ) -> Option<usize> {
+        if self.front().is_some_and(&fits) {
+            return Some(0);
+        }
+        let (entries, first) = (&self.entries, self.first);
+        let Some(tables) = &mut self.tables else { return self.position(fits) };
+        if !tables.iter().any(|t| t.mask == mask) {
+            if tables.len() >= MOST_MASKS {
+                return self.position(fits);
+            }
+            let table = Self::table(tables, mask);
+            for (number, entry) in (first..).zip(entries) {
+                entry.iter().for_each(|e| table.add(e, number));
+            }
+        }
+        let is_there = |number: u64| {
+            let at = usize::try_from(number.wrapping_sub(first)).unwrap_or(usize::MAX);
+            entries.get(at).is_some_and(Option::is_some)
+        };
+        let number = Self::table(tables, mask).earliest(tag, source, is_there)?;
+        Some(self.at(number))
+    }
+
+    /// Takes the entry at a position.
+    #[inline]
+    pub(super) fn remove(&mut self, at: usize) -> Option<T> {
+        if at == 0 {
+            return self.pop();
+        }
+        if self.tables.is_none() {
+            return self.entries.remove(at).flatten();
+        }
+        let taken = self.entries.get_mut(at).and_then(Option::take);
+        if taken.is_some() {
+            self.gaps += 1;
+            self.tidy();
+        }
+        taken
+    }
+
+    /// Drops gaps from the front, closes ranks where there are too many, and drops an index that is no longer needed.
+    #[inline(never)]
+    fn tidy(&mut self) {
+        while let Some(None) = self.entries.front() {
+            self.entries.pop_front();
+            self.first = self.first.wrapping_add(1);
+            self.gaps -= 1;
+        }
+        if self.tables.is_some() && (self.gaps > self.len() + LONG || self.len() < LONG / 4) {
+            self.close_ranks();
+        }
+    }
+
+    fn close_ranks(&mut self) {
+        self.entries.retain(Option::is_some);
+        self.gaps = 0;
+        self.tables = None;
+        if self.entries.len() >= LONG {
+            self.index_all();
+        }
+    }
+
+    /// Keeps what `keep` says.
+    pub(super) fn retain(&mut self, keep: impl Fn(&T) -> bool) {
+        self.entries.retain(|e| e.as_ref().is_some_and(&keep));
+        self.close_ranks();
+    }
+
+    /// Takes all that fit, in order.
+    pub(super) fn take_all(&mut self, fits: impl Fn(&T) -> bool) -> Vec<T> {
+        let (taken, kept): (Vec<_>, Vec<_>) =
+            std::mem::take(&mut self.entries).into_iter().flatten().partition(|e| fits(e));
+        self.entries = kept.into_iter().map(Some).collect();
+        self.close_ranks();
+        taken
+    }
+}
