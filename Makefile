@@ -28,6 +28,7 @@ clippy:
 
 unit:
 	cargo test --workspace --quiet --no-fail-fast
+	cargo test --package isthmus-transport --features fault --test faults --quiet
 
 doc:
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --document-private-items --quiet

@@ -14,6 +14,7 @@ use isthmus_lockfree::slot::{Message, Slot};
 use isthmus_region::mapping::LineRef;
 use isthmus_region::{Section, SlotRing};
 
+use crate::fault::{Step, step};
 use crate::types::PeerId;
 
 /// Sizes of a lane's memory.
@@ -216,7 +217,9 @@ impl Outgoing {
         };
         let at = self.index(self.producer.written());
         self.data_end[at] = self.data_write;
+        step(Step::Unpublished);
         push(&mut self.producer, &self.ring);
+        step(Step::Published);
         self.idle = 0;
         if announce {
             activity::announce(&self.activity, self.sender);

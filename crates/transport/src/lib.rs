@@ -5,6 +5,7 @@
 //! - [`endpoint`]: the endpoint itself: posting, progress, completions.
 //! - [`lane`]: a one-way ring between two endpoints, both ends of it.
 //! - [`wire`]: the messages that travel in slots.
+//! - [`fault`]: where tests stop a process.
 //! - [`matching`]: posted receives and messages that came before theirs.
 //!
 //! Safe code only. Nothing here knows that a service, a VM or libfabric exists. One endpoint is used by one thread
@@ -13,6 +14,7 @@
 
 pub mod address;
 pub mod endpoint;
+pub mod fault;
 pub mod lane;
 pub mod matching;
 pub mod types;

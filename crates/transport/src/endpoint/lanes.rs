@@ -12,6 +12,7 @@ use super::progress::{Keep, release_of};
 use super::table::Operation;
 use super::{Chunks, Endpoint, Quarter, Sender, took_leave};
 use crate::address::Address;
+use crate::fault::{Step, step};
 use crate::lane::{Incoming, Outgoing, Place, Size};
 use crate::matching::Target;
 use crate::types::{Op, PeerId, PostError, Status};
@@ -86,8 +87,10 @@ impl Endpoint {
                 }
             },
         };
+        step(Step::LaneTaken);
         match self.describe(to, &address, place) {
             Ok(out) => {
+                step(Step::LaneOpened);
                 self.peers[to.0 as usize].out = Some(out);
                 self.open_lanes += 1;
                 self.tally.add(Counter::LanesOpened, 1);
@@ -127,7 +130,9 @@ impl Endpoint {
         words[5].put(place.data());
         words[6].put(0);
         words[7].put(0);
+        step(Step::LaneDescribed);
         words[0].set(Life { incarnation: generation, state: State::Active }.pack());
+        step(Step::LaneAlive);
         self.bump_version(true);
         Ok(out)
     }
@@ -204,6 +209,7 @@ impl Endpoint {
                 continue;
             }
             out.answer();
+            step(Step::CoolAnswered);
             out.idle = out.idle.saturating_add(1);
             if out.chunks_held() > 0 && out.refresh().is_ok() {
                 while let Some(chunk) = out.free_chunk() {
@@ -286,12 +292,14 @@ impl Endpoint {
     fn close_lane(&mut self, peer: usize) {
         let Some(mut out) = self.peers[peer].out.take() else { return };
         self.tally.add(Counter::LanesClosed, 1);
+        step(Step::LaneClosing);
         let section = self.member.section();
         let at = self.lanes.at(out.number);
         if let (Ok(life), Ok(end)) = (section.word("lane", at), section.word("lane", at + lane::CLOSED_AT)) {
             end.put(out.written());
             life.set(Life { state: State::Dead, ..Life::unpack(life.peek()) }.pack());
         }
+        step(Step::LaneClosed);
         self.bump_version(true);
         out.announce();
         self.chunk_pool.extend(out.all_chunks());
@@ -473,6 +481,7 @@ impl Endpoint {
         if let Ok(key) = self.member.section().word("accept", self.accepts.at(lane.entry)) {
             key.set(0);
         }
+        step(Step::AcceptFreed);
         self.accepts.free.push(lane.entry);
         self.bump_version(false);
     }
@@ -639,7 +648,9 @@ impl Endpoint {
         heat.words[1].put(claim.generation);
         heat.words[2].put(incarnation);
         heat.words[3].put(0);
+        step(Step::AcceptWritten);
         heat.words[0].set(accept_key(address.slot, claim.number));
+        step(Step::AcceptAlive);
         let lane = Incoming::new(
             source,
             section.clone(),
@@ -669,6 +680,7 @@ impl Endpoint {
         }
         let Some(Some(lane)) = self.incoming.get_mut(number as usize) else { return };
         lane.warm();
+        step(Step::Warmed);
         lane.last = self.ticks;
         self.cooling.retain(|n| *n != number);
         self.hot.push(number);
@@ -682,6 +694,7 @@ impl Endpoint {
                 let cold = self.hot.remove(k);
                 if let Some(Some(lane)) = self.incoming.get_mut(cold as usize) {
                     lane.cool();
+                    step(Step::CoolAsked);
                     self.cooling.push(cold);
                 }
             }

@@ -28,6 +28,7 @@ use isthmus_region::mapping::LineRef;
 use isthmus_region::member::Member;
 
 use crate::address::Address;
+use crate::fault::{Step, step};
 use crate::lane::{Incoming, Outgoing, Place, Size};
 use crate::matching::{Bufs, Matching};
 use crate::types::{Completion, Error, Memory, PeerId, Result, Ticket};
@@ -488,7 +489,9 @@ impl Drop for Endpoint {
         self.settle();
         // The record first: after it, nobody takes what is in our memory for messages (P5). A service that is gone
         // leaves the record to nobody; the process's own end is then all that tells.
+        step(Step::Closing);
         let _ = self.member.service().close_endpoint(self.local);
+        step(Step::Closed);
         self.give_back_everything();
     }
 }

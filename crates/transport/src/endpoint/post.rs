@@ -6,6 +6,7 @@ use isthmus_region::local::LocalBuf;
 
 use super::table::Operation;
 use super::{Endpoint, INJECT_BYTES, Multi};
+use crate::fault::{Step, step};
 use crate::matching::{Arrived, Bufs, Target, Waiting};
 use crate::types::{
     Atomic, AtomicKind, Completion, Op, PeerId, PostError, Posted, Receive, Rma, Selector, Send, Status,
@@ -71,6 +72,7 @@ impl Endpoint {
         {
             self.announced(to);
         }
+        step(Step::Announced);
     }
 
     /// Takes room in the data ring and copies `bufs` there; gives the offset.
@@ -86,6 +88,7 @@ impl Endpoint {
                     let _ = self.member.section().fill("data ring", at, *buf);
                     at += buf.len() as u64;
                 }
+                step(Step::Staged);
                 Ok(offset)
             }
             Ok(None) => {

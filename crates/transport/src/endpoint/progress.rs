@@ -11,6 +11,7 @@ use isthmus_region::local::LocalBuf;
 use super::table::Operation;
 use super::{Endpoint, Multi, Peer, Push, Reply};
 use crate::address::Address;
+use crate::fault::{Step, step};
 use crate::lane::{Incoming, Size};
 use crate::matching::{Arrived, Body, Bufs, Matching, Target, Waiting};
 use crate::types::{Access, AtomicKind, Completion, Op, PeerId, RemoteAtomic, Status, Ticket};
@@ -260,6 +261,7 @@ impl Endpoint {
         let mut head = Some(first);
         for _ in 0..BATCH {
             let Some(found) = head else { break };
+            step(Step::MessageSeen);
             let outcome = match wire::kind_of(found) {
                 kind::INLINE => self.take_inline(number, found, sink),
                 kind::EAGER => self.take_eager(number, found, sink),
@@ -271,9 +273,11 @@ impl Endpoint {
             }
             // What was taken may have ended the lane.
             let Some(Some(lane)) = self.incoming.get_mut(number as usize) else { return };
+            step(Step::MessageTaken);
             lane.advance();
             head = lane.arrived();
         }
+        step(Step::Unreleased);
         if let Some(Some(lane)) = self.incoming.get_mut(number as usize) {
             lane.release();
         }
@@ -539,6 +543,7 @@ impl Endpoint {
     /// Begins to receive an announced message.
     fn begin(&mut self, waiting: Waiting, from: Origin, len: u64, id: u64, ack: bool) {
         let source = from.source;
+        step(Step::Unasked);
         let (dest, fit, multi) = self.place(&waiting, len);
         let then = received(waiting.ticket, waiting.select.tagged, from, dest.address(), fit, len);
         self.tally.add(Counter::RxBytes, fit);
@@ -582,6 +587,7 @@ impl Endpoint {
             self.completions.extend(then);
             return Ok(());
         }
+        step(Step::ClearTaken);
         let peer = &mut self.peers[source.0 as usize];
         peer.pushes.push_back(Push { id: theirs, bufs, len: want, at: 0, then });
         self.mark_busy(source);
@@ -604,6 +610,7 @@ impl Endpoint {
         section.part("chunk", offset, len).map_err(|_| Faulty)?;
         let copied = dest.pieces(at, len, |done, piece| section.drain("chunk", offset + done, piece));
         copied.map_err(|_| Faulty)?;
+        step(Step::ChunkDrained);
         *received += len;
         let finished = *received == *want;
         if !self.still_lives(source) {
@@ -617,6 +624,7 @@ impl Endpoint {
         if let Some(Some(incoming)) = self.incoming.get_mut(lane as usize) {
             incoming.release_through();
         }
+        step(Step::ChunkReleased);
         Ok(())
     }
 
@@ -624,6 +632,7 @@ impl Endpoint {
         let Some(Operation::Incoming { then, multi, done, .. }) = self.operations.take(id, source) else {
             return;
         };
+        step(Step::AllReceived);
         self.send_done(source, done, Status::Ok);
         match then.op {
             // A write's arrival is told only where data came with it.
@@ -641,6 +650,7 @@ impl Endpoint {
             Some(Operation::Offer { .. }) if status != Status::Ok => {}
             _ => return Err(Faulty),
         }
+        step(Step::DoneSeen);
         if let Some(Operation::Await { mut then, .. } | Operation::Offer { mut then, .. }) =
             self.operations.take(message[1], source)
         {
@@ -655,6 +665,7 @@ impl Endpoint {
         if !self.still_lives(source) {
             return Ok(());
         }
+        step(Step::ReadAsked);
         match self.memory.find(key, addr, len, Access::Read) {
             Ok(buf) if len <= self.config.eager_bytes.min(4096) => {
                 let payload = buf.to_vec().into_boxed_slice();
@@ -705,6 +716,7 @@ impl Endpoint {
         let status = match self.memory.find(key, addr, len, Access::Write) {
             Ok(buf) => {
                 buf.write(&bytes);
+                step(Step::Written);
                 if flags & flag::DATA != 0 {
                     let completion = self.remote_write(source, Some(data), len, buf.address());
                     self.completions.push_back(completion);
@@ -771,6 +783,7 @@ impl Endpoint {
             self.memory.atomic(target, &what, &mut before)
         });
         let status = done.err().unwrap_or(Status::Ok);
+        step(Step::AtomicDone);
         if word.kind == AtomicKind::Plain {
             self.send_done(source, Some(id), status);
             return Ok(());
@@ -805,6 +818,7 @@ impl Endpoint {
                 return Ok(());
             }
         }
+        step(Step::ResultPlaced);
         if let Some(Operation::Incoming { mut then, .. }) = self.operations.take(id, source) {
             then.status = status;
             self.completions.push_back(then);
@@ -815,6 +829,7 @@ impl Endpoint {
     /// Sends a message of the protocol's own now, or as soon as there is room.
     pub(super) fn reply(&mut self, to: PeerId, message: Message, count: usize, payload: Option<Box<[u8]>>) {
         self.peers[to.0 as usize].pending.push_back(Reply { message, count, payload });
+        step(Step::ReplyOwed);
         if !self.flush_pending(to) {
             self.mark_busy(to);
         }
@@ -924,11 +939,13 @@ impl Endpoint {
             let _ = push
                 .bufs
                 .pieces(push.at, len, |done, piece| section.fill("chunk", chunk.offset + done, piece));
+            step(Step::ChunkFilled);
             let message = [wire::head(kind::CHUNK, 0, 0), push.id, push.at, len, chunk.offset, 0, 0, 0];
             let announced = out.push(&message, 5);
             if chunk.pooled {
                 out.hold_chunk(chunk.offset);
             }
+            step(Step::ChunkSent);
             push.at += len;
             self.tally.add(Counter::Chunks, 1);
             moved = true;
