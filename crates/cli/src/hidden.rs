@@ -3,6 +3,7 @@
 use std::ffi::{OsStr, OsString};
 use std::path::Path;
 
+use isthmus_doctor::mpis;
 use isthmus_guest::boot;
 use isthmus_guest::exec::exec_as;
 use isthmus_region::create;
@@ -29,6 +30,7 @@ pub(crate) fn dispatch() -> Option<i32> {
         exec_as::EXEC_AS_COMMAND => Some(exec_as::main(&args[2..])),
         leash::LEASH_COMMAND => Some(leash::main(&args[2..])),
         rsh::RSH_COMMAND => Some(rsh::main(&args[1..])),
+        mpis::PROBE_COMMAND => Some(mpis::probe_main(&args[2..])),
         isthmus_bench::lane::RANK_COMMAND => Some(isthmus_bench::lane::rank_command(&args[2..])),
         _ => None,
     }

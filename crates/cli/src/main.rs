@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 
 mod completions;
+mod doctor;
 mod env;
 mod guest;
 mod hidden;
@@ -53,6 +54,7 @@ enum Command {
     Top(watch::Top),
     Explain(watch::Explain),
     Region(region::Args),
+    Doctor(doctor::Args),
 }
 
 /// The command line, or its mistake told as all our errors are: "isthmus:" and status 2.
@@ -86,6 +88,7 @@ fn main() {
         Command::Top(args) => args.run(),
         Command::Explain(args) => args.run(),
         Command::Region(args) => args.run(),
+        Command::Doctor(args) => args.run(),
     });
     std::process::exit(status);
 }

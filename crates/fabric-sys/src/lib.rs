@@ -3,7 +3,7 @@
 //! One module per public header, with libfabric's own names, so that whoever knows the manual pages finds everything.
 //! Only what a provider touches is declared. Nothing here is linked: a provider must not carry an undefined libfabric
 //! symbol (it would bind to the oldest compatible version, or to none at all), so the few functions of the core that
-//! we call are function-pointer types in [`prov`].
+//! we call are function-pointer types in [`prov`]. [`load`] is for tools that ask some libfabric what it offers.
 //!
 //! **Versions.** Structures that grew over time are declared at their newest size, 2.5, which is right for what we
 //! allocate; what a caller allocated may be shorter, and each such field says since when it exists. Structures are
@@ -20,6 +20,7 @@ pub mod endpoint;
 pub mod eq;
 pub mod errno;
 pub mod fabric;
+pub mod load;
 pub mod prov;
 pub mod rma;
 pub mod tagged;

@@ -13,7 +13,7 @@ use crate::error::Result;
 use crate::service::Service;
 use crate::spec::RunSpec;
 
-pub use qemu::Qemu;
+pub use qemu::{MEMORY_BYTES, Qemu};
 
 /// What the VMs are started with.
 #[derive(Clone, Copy)]

@@ -63,6 +63,33 @@ pub fn choose(choice: Choice, kernel: &Path) -> Result<Decision> {
     }
 }
 
+/// What is known of KVM here.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Kvm {
+    /// A trial guest ran.
+    Works,
+    /// It does not work, for this reason.
+    Fails(String),
+    /// Nothing speaks against it, but there is no kernel at hand for the trial guest.
+    Untried,
+}
+
+/// Whether KVM works here. `kernel` is for the trial boot, if that was not done yet.
+pub fn examine(kernel: Option<&Path>) -> Kvm {
+    match (presume(), cached_verdict(), kernel) {
+        (Err(reason), ..) => Kvm::Fails(reason),
+        (Ok(()), Some(true), _) => Kvm::Works,
+        (Ok(()), None, None) => Kvm::Untried,
+        (Ok(()), Some(false), None) => Kvm::Fails(SILENT.to_owned()),
+        (Ok(()), _, Some(kernel)) => probe(kernel).map_or_else(Kvm::Fails, |_| Kvm::Works),
+    }
+}
+
+/// Whether guests see the region uncached where they run under KVM.
+pub fn is_uncached_under_kvm() -> bool {
+    warning_for(&cpuinfo()).is_some()
+}
+
 fn tcg(reason: String) -> Decision {
     Decision { accel: Accel::Tcg, reason, warning: None }
 }
@@ -79,14 +106,23 @@ fn warning_for(cpuinfo: &str) -> Option<String> {
     })
 }
 
-/// Cheap tests first; the trial boot decides.
-fn probe(kernel: &Path) -> std::result::Result<String, String> {
+/// What is said of a trial guest that did not run.
+const SILENT: &str = "a trial guest under KVM printed nothing in 10 s";
+
+/// The cheap tests, which can only tell that it does not work.
+fn presume() -> std::result::Result<(), String> {
     if !has_virtualization(&cpuinfo()) {
         return Err("the processor shows neither vmx nor svm".to_owned());
     }
     if let Err(error) = OpenOptions::new().read(true).write(true).open("/dev/kvm") {
         return Err(format!("/dev/kvm cannot be opened: {error}"));
     }
+    Ok(())
+}
+
+/// Cheap tests first; the trial boot decides.
+fn probe(kernel: &Path) -> std::result::Result<String, String> {
+    presume()?;
     let works = match cached_verdict() {
         Some(works) => works,
         None => {
@@ -95,11 +131,7 @@ fn probe(kernel: &Path) -> std::result::Result<String, String> {
             works
         }
     };
-    if works {
-        Ok("a trial guest ran under KVM".to_owned())
-    } else {
-        Err("a trial guest under KVM printed nothing in 10 s".to_owned())
-    }
+    if works { Ok("a trial guest ran under KVM".to_owned()) } else { Err(SILENT.to_owned()) }
 }
 
 fn has_virtualization(cpuinfo: &str) -> bool {

@@ -84,6 +84,11 @@ pub fn find(chosen: Option<&Path>, progress: &mut dyn FnMut(&str)) -> Result<Ker
     download(&kernels, progress)
 }
 
+/// The kernel that [`find`] would take without fetching or preparing anything.
+pub fn at_hand() -> Option<Kernel> {
+    newest_cached(&cache::dir().ok()?.join("kernels"))
+}
+
 /// The newest of the fetched kernels; those made from a user's own file are not among them.
 fn newest_cached(kernels: &Path) -> Option<Kernel> {
     let mut found: Vec<Kernel> = fs::read_dir(kernels)

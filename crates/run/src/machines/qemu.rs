@@ -22,7 +22,7 @@ use crate::leash;
 use crate::spec::{Accelerator, Net};
 
 /// Memory of a VM by default: enough for a few Python ranks, and booted in no more time than less.
-const MEMORY_BYTES: u64 = 1 << 30;
+pub const MEMORY_BYTES: u64 = 1 << 30;
 /// How long QEMU may take to listen at its ports.
 const PORT_LIMIT: Duration = Duration::from_secs(20);
 /// Lines of the console that tell why a VM was lost.

@@ -1,0 +1,188 @@
+//! What a VM needs: the device, the right to map it, the agent.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use isthmus_attach::client::observe_at;
+
+use crate::finding::{Finding, Level};
+use crate::limits::chain;
+use crate::system::{System, mib, name_of};
+
+/// PCI vendor and device of ivshmem.
+const IVSHMEM: (&str, &str) = ("0x1af4", "0x1110");
+/// How long the agent may take to answer.
+const PATIENCE: Duration = Duration::from_secs(3);
+
+/// Folders of ivshmem devices in sysfs.
+pub fn devices(system: &System) -> Vec<PathBuf> {
+    let is = |folder: &PathBuf| {
+        let read = |name: &str| std::fs::read_to_string(folder.join(name)).unwrap_or_default();
+        (read("vendor").trim(), read("device").trim()) == IVSHMEM
+    };
+    system.list("/sys/bus/pci/devices").into_iter().filter(is).collect()
+}
+
+/// Does the checks of this module.
+pub fn examine(system: &System) -> Vec<Finding> {
+    vec![device(system), accelerator(system), processors(system), agent()]
+}
+
+fn device(system: &System) -> Finding {
+    let check = "device";
+    let devices = devices(system);
+    let Some(folder) = devices.first() else {
+        return Finding::bad(
+            check,
+            Level::Stops,
+            "this VM has no ivshmem device",
+            "on the host: isthmus host --vms N, and what isthmus vm device prints, in the VM's definition",
+        );
+    };
+    let name = name_of(folder);
+    let size = |file: &str| std::fs::metadata(folder.join(file)).map(|m| m.len()).ok();
+    if let Ok(driver) = std::fs::read_link(folder.join("driver")) {
+        return Finding::bad(
+            check,
+            Level::Stops,
+            format!(
+                "{name} is bound to the driver {}, so its memory cannot be mapped from sysfs",
+                name_of(&driver)
+            ),
+            format!("as root: echo {name} > /sys/bus/pci/devices/{name}/driver/unbind"),
+        );
+    }
+    let Some(bytes) = size("resource2") else {
+        return Finding::bad(
+            check,
+            Level::Stops,
+            format!("{name} shows no memory: its BAR2 got no address"),
+            "give the VM's PCI port a larger window (pref64-reserve), as isthmus vm device prints it",
+        );
+    };
+    if size("resource1").is_none() {
+        return Finding::bad(
+            check,
+            Level::Stops,
+            format!("{name} is an ivshmem-plain device, which has no identity"),
+            "use ivshmem-doorbell, connected to a socket of isthmus host",
+        );
+    }
+    Finding::fine(check, format!("{name} with {}", mib(bytes)))
+}
+
+fn is_emulated(system: &System) -> bool {
+    system.value("/proc/cpuinfo", "model name").is_some_and(|model| model.contains("TCG"))
+}
+
+fn accelerator(system: &System) -> Finding {
+    let check = "processor";
+    let vendor = system.value("/proc/cpuinfo", "vendor_id").unwrap_or_else(|| "unknown".into());
+    if is_emulated(system) {
+        return Finding::bad(
+            check,
+            Level::Slow,
+            "this VM is emulated (QEMU's TCG): its computing is 10 to 30 times slower",
+            "run it under KVM; isthmus doctor on the host says what keeps it from that",
+        );
+    }
+    if vendor == "AuthenticAMD" {
+        return Finding::bad(
+            check,
+            Level::Slow,
+            "AMD under KVM: the region is uncached in this VM until there is a guest driver",
+            "use an Intel host for VMs",
+        );
+    }
+    Finding::fine(check, format!("{vendor}: the region is cached"))
+}
+
+/// With one virtual CPU for ever, QEMU's emulation leaves out what makes memory coherent between VMs.
+fn processors(system: &System) -> Finding {
+    let check = "virtual CPUs";
+    let possible = system.read("/sys/devices/system/cpu/possible").unwrap_or_default();
+    if is_emulated(system) && possible == "0" {
+        return Finding::bad(
+            check,
+            Level::Stops,
+            "this emulated VM can only ever have one, for which QEMU leaves out barriers and locked instructions",
+            "start it with -smp 1,maxcpus=2 or more",
+        );
+    }
+    Finding::fine(check, format!("numbers {possible} are possible"))
+}
+
+/// Whether this user can attach.
+fn agent() -> Finding {
+    let check = "agent";
+    let start =
+        "as root: isthmus guest, or systemctl enable --now isthmus-guest; --allow USER lets a user in";
+    let socket = match isthmus_attach::find_socket() {
+        Ok(socket) => socket,
+        Err(e) => return Finding::bad(check, Level::Stops, e.to_string(), start),
+    };
+    match observe_at(&socket, PATIENCE) {
+        Ok(view) => Finding::fine(
+            check,
+            format!(
+                "this VM is member {} ('{}'), at {}",
+                view.said.peer,
+                view.said.host_name,
+                socket.display()
+            ),
+        ),
+        Err(e) => Finding::bad(check, Level::Stops, chain(&e), start),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+
+    fn vm(files: &[(&str, &str)]) -> (tempfile::TempDir, System) {
+        let dir = tempfile::tempdir().unwrap();
+        for (name, text) in files {
+            let path = dir.path().join(name);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        }
+        let system = System::below(dir.path());
+        (dir, system)
+    }
+
+    const AT: &str = "sys/bus/pci/devices/0000:01:00.0";
+
+    #[test]
+    fn what_is_wrong_with_a_device_is_named() {
+        let (dir, system) = vm(&[]);
+        assert!(device(&system).found.contains("no ivshmem device"));
+        let put = |name: &str, text: &str| {
+            fs::create_dir_all(dir.path().join(AT)).unwrap();
+            fs::write(dir.path().join(AT).join(name), text).unwrap();
+        };
+        put("vendor", "0x1af4\n");
+        put("device", "0x1110\n");
+        assert!(device(&system).found.contains("BAR2 got no address"));
+        put("resource2", "x");
+        assert!(device(&system).found.contains("ivshmem-plain"));
+        put("resource1", "x");
+        assert_eq!(device(&system).level, Level::Fine);
+        std::os::unix::fs::symlink("../../drivers/vfio-pci", dir.path().join(AT).join("driver")).unwrap();
+        assert!(device(&system).found.contains("vfio-pci"));
+    }
+
+    #[test]
+    fn emulation_is_slow_and_stops_with_one_processor() {
+        let (_dir, system) = vm(&[
+            ("proc/cpuinfo", "vendor_id\t: AuthenticAMD\nmodel name\t: QEMU TCG CPU version 2.5+\n"),
+            ("sys/devices/system/cpu/possible", "0\n"),
+        ]);
+        assert_eq!((accelerator(&system).level, processors(&system).level), (Level::Slow, Level::Stops));
+        let (_dir, system) = vm(&[
+            ("proc/cpuinfo", "vendor_id\t: GenuineIntel\nmodel name\t: Intel Xeon\n"),
+            ("sys/devices/system/cpu/possible", "0\n"),
+        ]);
+        assert_eq!((accelerator(&system).level, processors(&system).level), (Level::Fine, Level::Fine));
+    }
+}
