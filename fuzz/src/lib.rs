@@ -4,7 +4,7 @@
 //! Each target is a function of bytes that panics where a promise is broken. Nothing in it depends on anything but the
 //! bytes, so that an input which fails can be kept and run again.
 //!
-//! - [`region`]: header, membership, directories, areas, counters.
+//! - [`region`]: header, membership, directories, areas, counters, and who looks at them from outside.
 //! - [`endpoint`]: an endpoint whose peer writes anything into its own section, and anything in its turn.
 //! - [`attach`], [`attach_server`]: frames of the attach protocol, and the server that hears them.
 //! - [`ivshmem`]: clients of the ivshmem server, and what a VM writes into its section.

@@ -4,12 +4,14 @@
 use std::os::fd::AsFd;
 use std::sync::Arc;
 
+use isthmus_inspect::survey::{Depth, look};
 use isthmus_region::counters::Counters;
 use isthmus_region::directory::{Directory, Writer, bury};
 use isthmus_region::extent::Heap;
 use isthmus_region::life::State;
 use isthmus_region::mapping::Mapping;
 use isthmus_region::membership::{self, NewPeer, Region, Shape};
+use isthmus_region::reader::Reader;
 
 use crate::input::Input;
 
@@ -18,15 +20,16 @@ const SECTION: u64 = 512 << 10;
 
 thread_local! {
     /// Made once: what costs is the system call, not the writing.
-    static MAP: Arc<Mapping> = {
+    static MEMORY: (Arc<Mapping>, Reader) = {
         let fd = isthmus_region::create::memory(BYTES).expect("memory for a small region");
-        Mapping::map(fd.as_fd(), BYTES).expect("the memory can be mapped")
+        let map = Mapping::map(fd.as_fd(), BYTES).expect("the memory can be mapped");
+        (map, Reader::new(fd).expect("the memory can be read"))
     };
 }
 
 /// A region of two peers, the words of which anybody may have written.
 pub fn region(data: &[u8]) {
-    let map = MAP.with(Arc::clone);
+    let map = MEMORY.with(|(map, _)| Arc::clone(map));
     let mut input = Input(data);
     let shape = Shape::new(BYTES, [7, 8], 2, 16).expect("a good shape");
     let mut host = membership::Writer::create(&map, &shape, 1).expect("the region is large enough");
@@ -56,6 +59,8 @@ pub fn region(data: &[u8]) {
         let value = input.number();
         whole.word("any", at).expect("inside").set(value);
     }
+    // Who looks from outside finds faults, and nothing else.
+    MEMORY.with(|(_, reader)| look(reader, Depth::Slots).expect("memory can be read"));
     // Readers: every answer is allowed that is one.
     if let Ok(region) = Region::open(&map) {
         let _ = (region.generation(), region.service(), Region::is_there(&map));
