@@ -4,8 +4,8 @@
     worker.py SUITE REPORT SKIP MODULE...
 
 SUITE is the `test` directory of mpi4py's source archive. Each rank appends to REPORT/rank-N one line per event
-(`start ID`, `ok ID`, `skip ID`, `fail ID`, `error ID`, then `done`), unbuffered, so that a run that hangs or crashes
-says in which test. Tests named in the file SKIP are left out, on every rank alike: most tests are collective.
+(`load MODULE`, `loaded MODULE`, `start ID`, `ok ID`, `skip ID`, `fail ID`, `error ID`, then `done`), unbuffered, so that a run that hangs or crashes
+says in which test. Tests and modules named in the file SKIP are left out, on every rank alike: most tests are collective.
 """
 import os
 import sys
@@ -74,7 +74,12 @@ if rank == 0:
     vendor = "%s %s" % (MPI.get_vendor()[0], ".".join(map(str, MPI.get_vendor()[1])))
     report.write(f"mpi {vendor}, {MPI.COMM_WORLD.Get_size()} ranks\n")
 for module in modules:
+    if module in skipped:
+        continue
+    # Some call MPI as they are loaded.
+    report.write(f"load {module}\n")
     tests = without_skipped(unittest.defaultTestLoader.loadTestsFromName(module))
+    report.write(f"loaded {module}\n")
     tests.run(Reporter())
     # A shared end of each module: a rank that ran ahead would mix two modules' messages in what follows.
     MPI.COMM_WORLD.Barrier()

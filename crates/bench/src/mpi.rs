@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 use std::time::Duration;
 
-use isthmus_run::mpi::{self, Flavour, Mpi};
+use isthmus_run::mpi::{self, Mpi};
 use serde::Deserialize;
 
 use crate::error::{Error, Result};
@@ -209,10 +209,7 @@ fn summary(name: &str, round: &Round, plan: &Plan) -> String {
 }
 
 fn mpi_name(mpi: &Mpi) -> String {
-    match mpi.flavour {
-        Flavour::OpenMpi => format!("Open MPI {}", mpi.version),
-        Flavour::Mpich => format!("MPICH {}", mpi.version),
-    }
+    format!("{} {}", mpi.flavour.title(), mpi.version)
 }
 
 fn accel(it: &Measured) -> String {
@@ -342,7 +339,8 @@ mod tests {
     }
 
     fn setting() -> Setting {
-        let mpi = Mpi { flavour: Flavour::Mpich, version: "5.0.2".into(), launcher: "/m/bin/mpirun".into() };
+        let mpi =
+            Mpi { flavour: mpi::Flavour::Mpich, version: "5.0.2".into(), launcher: "/m/bin/mpirun".into() };
         Setting { isthmus: "/isthmus".into(), mpi, vms: 0, run_args: Vec::new() }
     }
 

@@ -63,9 +63,12 @@ impl Subject {
     /// Its command line, for `program` with `args`; statistics of the run go to `stats`.
     pub fn launch(&self, setting: &Setting, program: &Path, args: &[String], stats: &Path) -> Launch {
         let mut env = vec![("ISTHMUS_BENCH_PIN", "1")];
-        if setting.mpi.flavour == Flavour::OpenMpi {
-            // The program binds its own main thread; a launcher's binding would hold helper threads there too.
-            env.push(("PRTE_MCA_hwloc_default_binding_policy", "none"));
+        // The program binds its own main thread; a launcher's binding would hold helper threads there too.
+        match setting.mpi.flavour {
+            Flavour::OpenMpi => env.push(("PRTE_MCA_hwloc_default_binding_policy", "none")),
+            Flavour::OpenMpi4 => env.push(("OMPI_MCA_hwloc_base_binding_policy", "none")),
+            Flavour::Intel => env.push(("I_MPI_PIN", "off")),
+            Flavour::Mpich => {}
         }
         env.extend(self.env.iter().copied());
         let mut words: Vec<String> = Vec::new();
@@ -123,7 +126,7 @@ pub fn subjects(setting: &Setting) -> Vec<Subject> {
     };
     let mut all = vec![Subject { name: "isthmus", vms, via: Via::Region, env: Vec::new() }];
     match setting.mpi.flavour {
-        Flavour::OpenMpi => {
+        Flavour::OpenMpi | Flavour::OpenMpi4 => {
             // Natively, over loopback and not over whatever other interface there may be.
             let interface = if vms == 0 {
                 ("OMPI_MCA_btl_tcp_if_include", "lo")
@@ -131,7 +134,8 @@ pub fn subjects(setting: &Setting) -> Vec<Subject> {
                 ("OMPI_MCA_btl_tcp_if_exclude", "lo,dummy0")
             };
             all.push(between("tcp", &[("OMPI_MCA_pml", "ob1"), ("OMPI_MCA_btl", "tcp,self"), interface]));
-            all.push(together("ompi-sm", &[("OMPI_MCA_pml", "ob1"), ("OMPI_MCA_btl", "sm,self")]));
+            let sm = if setting.mpi.flavour == Flavour::OpenMpi { "sm,self" } else { "vader,self" };
+            all.push(together("ompi-sm", &[("OMPI_MCA_pml", "ob1"), ("OMPI_MCA_btl", sm)]));
         }
         Flavour::Mpich => {
             // Which of its two TCP paths is the faster depends on size and machine: both are measured.
@@ -142,6 +146,10 @@ pub fn subjects(setting: &Setting) -> Vec<Subject> {
             all.push(ofi);
             all.push(ucx);
             all.push(together("mpich-shm", &[]));
+        }
+        Flavour::Intel => {
+            all.push(between("tcp", &[("I_MPI_FABRICS", "ofi"), ("FI_PROVIDER", "tcp")]));
+            all.push(together("intel-shm", &[("I_MPI_FABRICS", "shm")]));
         }
     }
     all

@@ -11,12 +11,12 @@ use isthmus_run::mpi;
 ///     eval "$(isthmus env --mpi openmpi)"
 ///     mpirun -n 2 -x FI_PROVIDER_PATH -x FI_PROVIDER ./prog
 ///
-/// Hydra (MPICH) hands all variables to its ranks. Open MPI hands on those that begin with OMPI_MCA_, and the
+/// Hydra (MPICH, Intel MPI) hands all variables to its ranks. Open MPI hands on those that begin with OMPI_MCA_, and the
 /// others only if `-x` names them.
 #[derive(clap::Args)]
 #[command(verbatim_doc_comment)]
 pub(crate) struct Args {
-    /// openmpi, mpich, or the directory of an MPI; by default the mpirun on the PATH
+    /// openmpi, mpich, intel, or the directory of an MPI; by default the mpirun on the PATH
     #[arg(long, value_name = "NAME|DIR")]
     mpi: Option<String>,
     /// Send the traffic between ranks of one host through the region too
@@ -36,13 +36,16 @@ impl Args {
     }
 
     fn print(&self) -> isthmus_run::Result<()> {
-        // A name says enough: that MPI need not be installed here.
-        let named = self.mpi.as_deref().and_then(mpi::Flavour::parse);
-        let flavour = match named {
-            Some(flavour) => flavour,
-            None => mpi::find(self.mpi.as_deref(), None)?.flavour,
+        // A name says enough: that MPI need not be installed here. Where it is, it may say more.
+        let found = mpi::find(self.mpi.as_deref(), None);
+        let named = self.mpi.as_deref().and_then(mpi::Flavour::named).and_then(<[_]>::first);
+        let (flavour, home) = match (found, named) {
+            (Ok(mpi), _) => (mpi.flavour, mpi::home(&mpi)),
+            (Err(_), Some(flavour)) => (*flavour, mpi::Environment::new()),
+            (Err(e), None) => return Err(e),
         };
-        for (name, value) in mpi::transport(flavour, &mpi::provider_directory()?, self.through_region) {
+        let transport = mpi::transport(flavour, &mpi::provider_directory()?, self.through_region);
+        for (name, value) in home.into_iter().chain(transport) {
             println!("export {}={}", name.to_string_lossy(), quoted(value.as_bytes()));
         }
         if let Some(socket) = std::env::var_os("ISTHMUS_SOCKET") {

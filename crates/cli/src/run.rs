@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::ValueEnum;
-use isthmus_run::{Accelerator, Net, RunSpec, front};
+use isthmus_run::{Accelerator, Map, Net, RunSpec, front};
 
 use crate::size;
 
@@ -38,7 +38,10 @@ pub(crate) struct Args {
     /// Put the first K ranks on the host itself, in the same job and region
     #[arg(long, value_name = "K", default_value_t = 0)]
     host_ranks: u32,
-    /// openmpi, mpich, or the directory of an MPI; by default the mpirun on the PATH
+    /// How ranks are dealt out: fill each VM in turn, or one rank to each VM in turn
+    #[arg(long, value_enum, default_value_t = MapArg::Block)]
+    map: MapArg,
+    /// openmpi, mpich, intel, or the directory of an MPI; by default the mpirun on the PATH
     #[arg(long, value_name = "NAME|DIR")]
     mpi: Option<String>,
     /// One more argument for the MPI's launcher (short form); may be repeated
@@ -108,6 +111,12 @@ enum AcceleratorArg {
 }
 
 #[derive(Clone, Copy, PartialEq, ValueEnum)]
+enum MapArg {
+    Block,
+    Cyclic,
+}
+
+#[derive(Clone, Copy, PartialEq, ValueEnum)]
 enum TransportArg {
     Isthmus,
     Native,
@@ -130,6 +139,7 @@ impl Args {
             ranks: self.ranks,
             ppn: self.ppn,
             host_ranks: self.host_ranks,
+            map: if self.map == MapArg::Cyclic { Map::Cyclic } else { Map::Block },
             mpi: self.mpi,
             mpi_args: self.mpi_args,
             through_region: self.through_region,

@@ -410,8 +410,9 @@ fn start_launcher(spec: &RunSpec, mpi: &Mpi, dir: &Path, parts: &Parts, input: O
         .map_err(|e| Error::io("cannot tell where this program is", e))?;
     let host_file = dir.join("hosts");
     if !hosts.is_empty() {
-        write_file(&host_file, &mpi::host_file(mpi.flavour, &hosts))?;
+        write_file(&host_file, &mpi::host_file(mpi.flavour, &hosts, spec.map))?;
     }
+    let host_file = (!hosts.is_empty()).then_some(host_file.as_path());
     let agent = dir.join(rsh::AGENT_NAME);
     if spec.vms > 0 {
         let program =
@@ -420,17 +421,24 @@ fn start_launcher(spec: &RunSpec, mpi: &Mpi, dir: &Path, parts: &Parts, input: O
     }
     let needs_alias = spec.vms > 0 && parts.network.is_none() && mpi.flavour == Flavour::OpenMpi;
     let alias = if needs_alias { mpi::alias_prefix() } else { None };
-    command.envs(mpi::launcher(
-        mpi.flavour,
+    let placement = mpi::Placement {
         dir,
-        (spec.vms > 0).then_some(agent.as_path()),
-        (!hosts.is_empty()).then_some(host_file.as_path()),
+        agent: (spec.vms > 0).then_some(agent.as_path()),
+        hosts: host_file,
+        host_count: hosts.len(),
+        map: spec.map,
+        mixed: spec.vms > 0 && spec.host_ranks > 0,
         crowded,
-        alias.as_deref(),
-    ));
+        alias: alias.as_deref(),
+    };
+    command.envs(mpi::home(mpi)).envs(mpi::launcher(mpi.flavour, &placement));
     if let Some(service) = parts.service.as_ref().filter(|_| !spec.native_transport) {
         command.envs(mpi::transport(mpi.flavour, &mpi::provider_directory()?, spec.through_region));
         command.env("ISTHMUS_SOCKET", service.attach_socket());
+    }
+    if spec.vms > 0 {
+        write_file(&rundir::shm_twin(dir).join(mpi::HINTS_NAME), mpi::HINTS)?;
+        command.envs(mpi::files(mpi.flavour, dir));
     }
     command.env(rsh::RUN_VARIABLE, dir);
     for variable in &spec.env {
@@ -439,9 +447,10 @@ fn start_launcher(spec: &RunSpec, mpi: &Mpi, dir: &Path, parts: &Parts, input: O
     if let Some(switch) = &parts.switch {
         switch.admit_visitors(twin(&command, dir)?);
     }
-    command.args(mpi::arguments(spec)).stdin(Stdio::from(input)).process_group(0);
+    let arguments = mpi::arguments(spec, mpi.flavour, host_file);
+    command.args(&arguments).stdin(Stdio::from(input)).process_group(0);
     say(spec, || {
-        let words: Vec<_> = mpi::arguments(spec).iter().map(|w| w.to_string_lossy().into_owned()).collect();
+        let words: Vec<_> = arguments.iter().map(|w| w.to_string_lossy().into_owned()).collect();
         format!("{} {}", mpi.launcher.display(), words.join(" "))
     });
     command.spawn().map_err(|e| Error::io(format!("cannot start {}", mpi.launcher.display()), e))
@@ -644,8 +653,8 @@ impl Daemons {
     /// What a launcher's status 0 is worth.
     fn judge(self, expected: bool, flavour: Flavour, machines: &[Machine]) -> Result<i32> {
         let ask = match flavour {
-            Flavour::OpenMpi => "--mpi-arg --debug-daemons",
-            Flavour::Mpich => "--mpi-arg -verbose",
+            Flavour::OpenMpi | Flavour::OpenMpi4 => "--mpi-arg --debug-daemons",
+            Flavour::Mpich | Flavour::Intel => "--mpi-arg -verbose",
         };
         match self.bad {
             Some((vm, how)) => Err(Error::Daemon { vm: machines[vm].name.clone(), how, ask }),

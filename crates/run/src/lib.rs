@@ -48,4 +48,4 @@ pub mod tree;
 pub mod visit;
 
 pub use error::{Error, Result};
-pub use spec::{Accelerator, ExitCode, Net, RunSpec};
+pub use spec::{Accelerator, ExitCode, Map, Net, RunSpec};

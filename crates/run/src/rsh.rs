@@ -1,6 +1,7 @@
 //! The rsh agent: what an MPI's launcher starts in place of ssh, once per host name.
 //!
-//! PRRTE calls it `AGENT HOST COMMAND...`, Hydra `AGENT -x HOST COMMAND...`. The command starts the MPI's daemon,
+//! PRRTE and ORTE call it `AGENT HOST COMMAND...`, Hydra `AGENT -x HOST COMMAND...`, Intel's `AGENT -q -x HOST
+//! COMMAND...`. The command starts the MPI's daemon,
 //! which connects back to the launcher. A VM has no network, so the ports that the command names are announced to
 //! the run, which has the VM's relay listen for them, and the command is rewritten to the VM's own address. The
 //! daemon must stay in the foreground, since this process stands for it: its output, its signals, its status.
@@ -15,7 +16,7 @@ use std::process::Command;
 use isthmus_guest::exec::exec_as;
 use isthmus_guest::wire::{Frame, Kind, WireError};
 
-use crate::mpi::STRIP_VARIABLE;
+use crate::mpi::{self, STRIP_VARIABLE};
 use crate::rundir;
 use crate::session::{self, End, Manner};
 use crate::switch::{AGENT_SOCKET, AGENT_STREAM, Announce, Announced};
@@ -29,7 +30,8 @@ pub const RUN_VARIABLE: &str = "ISTHMUS_RUN";
 /// The status with which ssh reports failures of its own, which launchers know.
 const FAILED: i32 = 255;
 /// Settings that hold for the launcher's own host only.
-const NOT_FOR_GUESTS: [&str; 2] = ["PRTE_MCA_prte_local_tmpdir_base", STRIP_VARIABLE];
+const NOT_FOR_GUESTS: [&str; 3] =
+    ["PRTE_MCA_prte_local_tmpdir_base", STRIP_VARIABLE, "OMPI_MCA_plm_rsh_agent"];
 
 /// Whether processes in VMs get the variable `name`, too.
 pub(crate) fn for_guests(name: &OsStr) -> bool {
@@ -78,8 +80,8 @@ struct Named {
     span: std::ops::Range<usize>,
     port: u16,
     targets: Vec<SocketAddr>,
-    /// What stands before and after `ADDRESS:PORT` in the replacement.
-    around: (&'static str, &'static str),
+    /// What stands before, between and after address and port in the replacement.
+    around: (&'static str, &'static str, &'static str),
 }
 
 /// `--control-port HOST:PORT` of Hydra. It listens on all addresses.
@@ -89,13 +91,34 @@ fn hydra_port(command: &str) -> Option<Named> {
     let word = command[start..].split_whitespace().next()?;
     let port = word.rsplit_once(':')?.1.trim_end_matches('"').parse().ok()?;
     let targets = vec![SocketAddr::from((Ipv4Addr::LOCALHOST, port))];
-    Some(Named { span: start..start + word.len(), port, targets, around: ("", "") })
+    Some(Named { span: start..start + word.len(), port, targets, around: ("", ":", "") })
 }
 
-/// The addresses of a PRRTE URI, `NAME;tcp://A,B:PORT:24,24;tcp6://[...]:PORT:64`.
+/// `--upstream-host HOST --upstream-port PORT` of Intel's Hydra. It listens on all addresses.
+fn intel_port(command: &str) -> Option<Named> {
+    const HOST: &str = "--upstream-host ";
+    const PORT: &str = " --upstream-port ";
+    let start = command.find(HOST)? + HOST.len();
+    let host = command[start..].split_whitespace().next()?;
+    let rest = command[start + host.len()..].strip_prefix(PORT)?;
+    let digits = rest.split_whitespace().next()?;
+    let port = digits.parse().ok()?;
+    let targets = vec![SocketAddr::from((Ipv4Addr::LOCALHOST, port))];
+    let span = start..start + host.len() + PORT.len() + digits.len();
+    Some(Named { span, port, targets, around: ("", PORT, "") })
+}
+
+/// The addresses of a PRRTE URI, `NAME;tcp://A,B:PORT:24,24;tcp6://[...]:PORT:64`, or of one of ORTE, which has no
+/// network masks at its end.
 fn prrte_ports(command: &str) -> Vec<Named> {
     let mut found = Vec::new();
-    for flag in ["prte_hnp_uri \"", "prte_parent_uri \""] {
+    let flags = [
+        ("prte_hnp_uri \"", ":24"),
+        ("prte_parent_uri \"", ":24"),
+        ("orte_hnp_uri \"", ""),
+        ("orte_parent_uri \"", ""),
+    ];
+    for (flag, after) in flags {
         let Some(start) = command.find(flag).map(|at| at + flag.len()) else { continue };
         let Some(uri) = command[start..].split('"').next() else { continue };
         let Some(name) = uri.find(';') else { continue };
@@ -112,7 +135,7 @@ fn prrte_ports(command: &str) -> Vec<Named> {
             span: start + name + 1..start + uri.len(),
             port,
             targets,
-            around: ("tcp://", ":24"),
+            around: ("tcp://", ":", after),
         });
     }
     found
@@ -121,6 +144,7 @@ fn prrte_ports(command: &str) -> Vec<Named> {
 fn named_ports(command: &str) -> Vec<Named> {
     let mut named = prrte_ports(command);
     named.extend(hydra_port(command));
+    named.extend(intel_port(command));
     named.sort_by_key(|named| named.span.start);
     named
 }
@@ -129,20 +153,25 @@ fn named_ports(command: &str) -> Vec<Named> {
 fn rewrite(command: &str, named: &[Named], announced: &Announced) -> Result<String, String> {
     let mut rewritten = String::with_capacity(command.len());
     let mut from = 0;
-    for Named { span, port, around: (before, after), .. } in named {
+    for Named { span, port, around: (before, between, after), .. } in named {
         let at = announced.ports.get(port).ok_or_else(|| format!("port {port} was not announced"))?;
         rewritten.push_str(&command[from..span.start]);
-        rewritten.push_str(&format!("{before}{}:{at}{after}", announced.address));
+        rewritten.push_str(&format!("{before}{}{between}{at}{after}", announced.address));
         from = span.end;
     }
     rewritten.push_str(&command[from..]);
     // In the background it would be an orphan of the VM, and this process of no use.
-    Ok(without(&rewritten.replace(" --daemonize", ""), STRIP_VARIABLE))
+    let foreground = rewritten.replace(" --daemonize", "");
+    Ok(REPEATED.iter().fold(foreground, |command, words| without(&command, words)))
 }
 
-/// `command` without the word pair in which PRRTE repeats the setting of its variable `name`.
-fn without(command: &str, name: &str) -> String {
-    let words = format!(" --prtemca {} \"", name.trim_start_matches("PRTE_MCA_"));
+/// Settings that a launcher repeats on its daemon's command line and that hold for its own host only: a name that PRRTE
+/// gives itself, and ORTE's way to start daemons, which a daemon refuses to begin with where the agent is no file.
+const REPEATED: [&str; 3] = ["--prtemca prte_strip_prefix", "-mca plm", "-mca plm_rsh_agent"];
+
+/// `command` without `words` and the quoted value behind them.
+fn without(command: &str, words: &str) -> String {
+    let words = format!(" {words} \"");
     let Some(start) = command.find(&words) else { return command.to_owned() };
     let rest = &command[start + words.len()..];
     let Some(end) = rest.find('"') else { return command.to_owned() };
@@ -165,7 +194,7 @@ fn carry_out(args: &[OsString]) -> Result<i32, String> {
         Talk::Wire(e) => format!("the run does not answer: {e}"),
         Talk::Refused(why) => why,
     })?;
-    let command = rewrite(&command, &named, &announced)?;
+    let command = format!("{}{}", leave_hints(&dir), rewrite(&command, &named, &announced)?);
     let mut request = exec_as::own_request(vec!["/bin/sh".into(), "-c".into(), command.into()])
         .map_err(|e| format!("cannot tell what this process is: {e}"))?;
     request.env.retain(|(name, _)| for_guests(name));
@@ -181,6 +210,12 @@ fn carry_out(args: &[OsString]) -> Result<i32, String> {
         End::Gone | End::Abandoned { .. } => Ok(FAILED),
         End::Refused(why) => Err(format!("{host}: {why}")),
     }
+}
+
+/// A shell command that puts the hints for MPI-IO where the VM has its twin of the run's directory.
+fn leave_hints(dir: &Path) -> String {
+    let file = rundir::shm_twin(dir).join(mpi::HINTS_NAME);
+    format!("echo '{}' >'{}'; ", mpi::HINTS.trim_end(), file.display())
 }
 
 /// What can go wrong before the process runs.
@@ -245,6 +280,42 @@ mod tests {
         assert_eq!(named[0].targets, [SocketAddr::from((Ipv4Addr::LOCALHOST, 40759))]);
         let rewritten = rewrite(&line, &named, &announced()).unwrap();
         assert_eq!(rewritten, "\"/x/hydra_pmi_proxy\" --control-port 10.1.2.3:5 --rmk user");
+    }
+
+    #[test]
+    fn an_orte_line_gets_the_address_of_the_vm_without_a_mask() {
+        let line = "/usr/bin/orted -mca ess_base_vpid 2 -mca orte_hnp_uri \"136577024.0;tcp://192.0.2.2,10.0.0.1:40759;\
+                    tcp6://[fd00::2]:38653\" -mca plm \"rsh\" -mca plm_rsh_agent \"/r/isthmus-rsh\" -mca routed \"radix\"";
+        let named = named_ports(line);
+        let targets: Vec<String> = named[0].targets.iter().map(ToString::to_string).collect();
+        assert_eq!(targets, ["192.0.2.2:40759", "10.0.0.1:40759", "127.0.0.1:40759"]);
+        assert_eq!(
+            rewrite(line, &named, &announced()).unwrap(),
+            "/usr/bin/orted -mca ess_base_vpid 2 -mca orte_hnp_uri \"136577024.0;tcp://10.1.2.3:5\" \
+             -mca routed \"radix\""
+        );
+    }
+
+    #[test]
+    fn a_line_of_intels_hydra_gets_the_address_and_port_of_the_vm() {
+        let args: Vec<OsString> = [
+            "-q",
+            "-x",
+            "vm1",
+            "/x/hydra_bstrap_proxy",
+            "--upstream-host",
+            "some-host",
+            "--upstream-port",
+            "40759",
+            "--pgid",
+            "0",
+        ]
+        .map(OsString::from)
+        .into();
+        let (host, line) = parse(&args).unwrap();
+        assert_eq!(host, "vm1");
+        let rewritten = rewrite(&line, &named_ports(&line), &announced()).unwrap();
+        assert_eq!(rewritten, "/x/hydra_bstrap_proxy --upstream-host 10.1.2.3 --upstream-port 5 --pgid 0");
     }
 
     #[test]

@@ -47,6 +47,17 @@ pub enum Net {
     Tap,
 }
 
+/// How ranks are dealt out to the VMs, and to the host where it takes part.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Map {
+    /// The first is filled, then the next.
+    #[default]
+    Block,
+    /// One to each in turn.
+    Cyclic,
+}
+
 /// One run, as asked for.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
@@ -59,6 +70,8 @@ pub struct RunSpec {
     pub ppn: Option<u32>,
     /// How many of the first ranks run on the host itself.
     pub host_ranks: u32,
+    /// How ranks are dealt out.
+    pub map: Map,
     /// Directory or name of the MPI; by default the one on the PATH.
     pub mpi: Option<String>,
     /// Further arguments for the launcher of the short form.
@@ -175,7 +188,7 @@ impl RunSpec {
         Ok(())
     }
 
-    /// How many ranks each VM takes: filled in blocks, the first ones one more where it does not divide.
+    /// How many ranks each VM takes: the first ones one more where it does not divide, whatever the map.
     ///
     /// `guest_ranks` is the number of ranks that do not run on the host; `None` if a launcher line does not
     /// say.
