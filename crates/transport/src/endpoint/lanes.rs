@@ -403,6 +403,7 @@ impl Endpoint {
         peer.gone = true;
         peer.died = died;
         peer.pending.clear();
+        peer.owed = 0;
         let pushes = std::mem::take(&mut peer.pushes);
         if let Some(mut out) = peer.out.take() {
             self.open_lanes -= 1;

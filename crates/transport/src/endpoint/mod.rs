@@ -98,6 +98,8 @@ struct Peer {
     out: Option<Outgoing>,
     /// Replies that found no room.
     pending: VecDeque<Reply>,
+    /// How many of them the peer asked for.
+    owed: usize,
     /// Pipelined messages on their way.
     pushes: VecDeque<Push>,
     /// In `Endpoint::busy`.
@@ -129,6 +131,17 @@ struct Reply {
     message: Message,
     count: usize,
     payload: Option<Box<[u8]>>,
+    because: Because,
+}
+
+/// What a reply is owed to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Because {
+    /// A message of the peer's. It must not make us owe it any number of them: its lane is not read on meanwhile.
+    Asked,
+    /// A receive of our own for a message that was kept. Such replies are as many as we post, and must not keep us from
+    /// reading: if both sides waited so, neither would ever find room.
+    Posted,
 }
 
 /// A pipelined message on its way.
@@ -377,6 +390,7 @@ impl Endpoint {
             died: gone && !took_leave(word, address),
             out: None,
             pending: VecDeque::new(),
+            owed: 0,
             pushes: VecDeque::new(),
             is_busy: false,
         });

@@ -5,7 +5,7 @@ use isthmus_region::counters::Counter;
 use isthmus_region::local::LocalBuf;
 
 use super::table::Operation;
-use super::{Endpoint, INJECT_BYTES, Multi};
+use super::{Because, Endpoint, INJECT_BYTES, Multi};
 use crate::fault::{Step, step};
 use crate::matching::{Arrived, Bufs, Target, Waiting};
 use crate::types::{
@@ -243,7 +243,7 @@ impl Endpoint {
         // Who posts something else than a short message may wait for a peer that was not heard of for a while.
         self.next_look = 0;
         match (self.matching.take_arrived(&select), select.from) {
-            (Some(arrived), _) => self.deliver_kept(waiting, arrived),
+            (Some(arrived), _) => self.deliver_kept(waiting, arrived, Because::Posted),
             // It would wait in vain, as those did that were posted before the death.
             (None, Some(from)) if self.peers.get(from.0 as usize).is_some_and(|p| p.died) => {
                 let mut then = self.template(receive.ticket, Op::Receive { tagged: select.tagged }, 0);
@@ -279,7 +279,7 @@ impl Endpoint {
         // Messages that came before go in at once, as long as there is room.
         while self.multis.get(&number).is_some_and(|m| !m.closed) {
             let Some(arrived) = self.matching.take_arrived(&select) else { break };
-            self.deliver_kept(waiting.clone(), arrived);
+            self.deliver_kept(waiting.clone(), arrived, Because::Posted);
         }
         let died = |from: PeerId| self.peers.get(from.0 as usize).is_some_and(|p| p.died);
         if let Some(from) = select.from.filter(|from| died(*from))
@@ -341,7 +341,7 @@ impl Endpoint {
         let select =
             Selector { tagged: arrived.tagged, from: Some(arrived.source), tag: arrived.tag, ignore: 0 };
         let waiting = Waiting { select, target: Target::Plain(Bufs::new(bufs)), ticket };
-        self.deliver_kept(waiting, arrived);
+        self.deliver_kept(waiting, arrived, Because::Posted);
         Ok(())
     }
 
@@ -363,10 +363,9 @@ impl Endpoint {
     /// Ends a kept message that nobody will receive: its sender must not wait.
     fn drop_arrived(&mut self, arrived: Arrived) {
         if let crate::matching::Body::Ready { id, ack, .. } = arrived.body {
-            self.reply(arrived.source, [wire::head(kind::CLEAR, 0, 0), id, 0, 0, 0, 0, 0, 0], 4, None);
-            if ack {
-                self.reply(arrived.source, [wire::head(kind::DONE, 0, 0), id, 0, 0, 0, 0, 0, 0], 3, None);
-            }
+            let source = arrived.source;
+            self.send_clear(source, id, 0, 0, Because::Posted);
+            self.send_done(source, ack.then_some(id), Status::Ok, Because::Posted);
         }
     }
 

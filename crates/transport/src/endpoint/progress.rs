@@ -9,7 +9,7 @@ use isthmus_region::counters::Counter;
 use isthmus_region::local::LocalBuf;
 
 use super::table::Operation;
-use super::{Endpoint, Multi, Peer, Push, Reply};
+use super::{Because, Endpoint, Multi, Peer, Push, Reply};
 use crate::address::Address;
 use crate::fault::{Step, step};
 use crate::lane::{Incoming, Size};
@@ -19,7 +19,7 @@ use crate::wire::{self, AtomicWord, INLINE_BYTES, flag, kind};
 
 /// Messages taken from one lane before the others get their turn.
 const BATCH: usize = 64;
-/// Replies owed to a peer above which its lane is not read on.
+/// Replies that a peer asked for and that found no room, above which its lane is not read on.
 const MOST_REPLIES: usize = 1024;
 /// Longest message that anybody may announce: what an address space holds.
 const MOST_BYTES: u64 = 1 << 47;
@@ -247,7 +247,7 @@ impl Endpoint {
         let Some(Some(lane)) = self.incoming.get_mut(number as usize) else { return false };
         let Some(head) = lane.arrived() else { return false };
         let source = lane.peer;
-        if self.peers[source.0 as usize].pending.len() > MOST_REPLIES {
+        if self.peers[source.0 as usize].owed > MOST_REPLIES {
             return false;
         }
         lane.last = self.ticks;
@@ -442,9 +442,7 @@ impl Endpoint {
         }
         self.tally.add(Counter::RxMessages, 1);
         self.tally.add(Counter::RxBytes, len);
-        if let Some(id) = ack {
-            self.reply(source, [wire::head(kind::DONE, 0, 0), id, 0, 0, 0, 0, 0, 0], 3, None);
-        }
+        self.send_done(source, ack, Status::Ok, Because::Asked);
         Ok(())
     }
 
@@ -462,7 +460,7 @@ impl Endpoint {
         let arrived = Arrived { source, tagged, tag, data, body: Body::Ready { len, id, ack } };
         self.tally.add(Counter::RxMessages, 1);
         match self.matching.take_waiting(tagged, source, tag) {
-            Some(waiting) => self.deliver_kept(waiting, arrived),
+            Some(waiting) => self.deliver_kept(waiting, arrived, Because::Asked),
             None => {
                 self.tally.add(Counter::Unexpected, 1);
                 self.matching.keep(arrived);
@@ -472,13 +470,13 @@ impl Endpoint {
     }
 
     /// Gives a message that was kept to a receive.
-    pub(super) fn deliver_kept(&mut self, waiting: Waiting, arrived: Arrived) {
+    pub(super) fn deliver_kept(&mut self, waiting: Waiting, arrived: Arrived, because: Because) {
         let Arrived { source, tag, data, body, .. } = arrived;
         let from = Origin { source, tag, data };
         match body {
             Body::Inline(payload, len) => self.deliver(&waiting, from, &payload[..len]),
             Body::Bytes(bytes) => self.deliver(&waiting, from, &bytes),
-            Body::Ready { len, id, ack } => self.begin(waiting, from, len, id, ack),
+            Body::Ready { len, id, ack } => self.begin(waiting, from, (len, id, ack), because),
         }
     }
 
@@ -541,7 +539,8 @@ impl Endpoint {
     }
 
     /// Begins to receive an announced message.
-    fn begin(&mut self, waiting: Waiting, from: Origin, len: u64, id: u64, ack: bool) {
+    fn begin(&mut self, waiting: Waiting, from: Origin, ready: (u64, u64, bool), because: Because) {
+        let (len, id, ack) = ready;
         let source = from.source;
         step(Step::Unasked);
         let (dest, fit, multi) = self.place(&waiting, len);
@@ -549,21 +548,35 @@ impl Endpoint {
         self.tally.add(Counter::RxBytes, fit);
         let done = ack.then_some(id);
         if fit == 0 {
-            self.reply(source, [wire::head(kind::CLEAR, 0, 0), id, 0, 0, 0, 0, 0, 0], 4, None);
-            self.send_done(source, done, Status::Ok);
+            self.send_clear(source, id, 0, 0, because);
+            self.send_done(source, done, Status::Ok, because);
             self.finish_receive(then, multi);
             return;
         }
         let operation = Operation::Incoming { from: source, dest, want: fit, received: 0, then, multi, done };
         let mine = self.operations.insert(operation);
-        self.reply(source, [wire::head(kind::CLEAR, 0, 0), id, mine, fit, 0, 0, 0, 0], 4, None);
+        self.send_clear(source, id, mine, fit, because);
     }
 
-    fn send_done(&mut self, to: PeerId, id: Option<u64>, status: Status) {
+    /// Asks for the bytes of an announced message: `want` of them, for our operation `mine`.
+    pub(super) fn send_clear(&mut self, to: PeerId, id: u64, mine: u64, want: u64, because: Because) {
+        let message = [wire::head(kind::CLEAR, 0, 0), id, mine, want, 0, 0, 0, 0];
+        self.reply(to, message, 4, None, because);
+    }
+
+    /// Tells that operation `id`, if there is one, has ended.
+    pub(super) fn send_done(&mut self, to: PeerId, id: Option<u64>, status: Status, because: Because) {
         if let Some(id) = id {
             let message = [wire::head(kind::DONE, 0, 0), id, wire::status_code(status), 0, 0, 0, 0, 0];
-            self.reply(to, message, 3, None);
+            self.reply(to, message, 3, None, because);
         }
+    }
+
+    /// Answers a read or a fetching atomic: the bytes, or why there are none.
+    fn send_result(&mut self, to: PeerId, id: u64, status: Status, payload: Option<Box<[u8]>>) {
+        let len = payload.as_ref().map_or(0, |p| p.len() as u64);
+        let message = [wire::head(kind::RESULT, 0, 0), id, wire::status_code(status), len, 0, 0, 0, 0];
+        self.reply(to, message, 5, payload, Because::Asked);
     }
 
     fn take_clear(&mut self, source: PeerId, message: &Message) -> Result<(), Faulty> {
@@ -633,7 +646,7 @@ impl Endpoint {
             return;
         };
         step(Step::AllReceived);
-        self.send_done(source, done, Status::Ok);
+        self.send_done(source, done, Status::Ok, Because::Asked);
         match then.op {
             // A write's arrival is told only where data came with it.
             Op::RemoteWrite if then.data.is_none() => {}
@@ -670,12 +683,7 @@ impl Endpoint {
             Ok(buf) if len <= self.config.eager_bytes.min(4096) => {
                 let payload = buf.to_vec().into_boxed_slice();
                 self.tally.add(Counter::RmaBytes, len);
-                self.reply(
-                    source,
-                    [wire::head(kind::RESULT, 0, 0), id, 0, len, 0, 0, 0, 0],
-                    5,
-                    Some(payload),
-                );
+                self.send_result(source, id, Status::Ok, Some(payload));
             }
             Ok(buf) => {
                 self.tally.add(Counter::RmaBytes, len);
@@ -684,10 +692,7 @@ impl Endpoint {
                 self.mark_busy(source);
                 self.pump_peer(source);
             }
-            Err(status) => {
-                let code = wire::status_code(status);
-                self.reply(source, [wire::head(kind::RESULT, 0, 0), id, code, 0, 0, 0, 0, 0], 5, None);
-            }
+            Err(status) => self.send_result(source, id, status, None),
         }
         Ok(())
     }
@@ -725,7 +730,7 @@ impl Endpoint {
             }
             Err(status) => status,
         };
-        self.send_done(source, Some(id), status);
+        self.send_done(source, Some(id), status, Because::Asked);
         Ok(())
     }
 
@@ -747,9 +752,9 @@ impl Endpoint {
                     multi: None,
                     done: Some(id),
                 });
-                self.reply(source, [wire::head(kind::CLEAR, 0, 0), id, mine, len, 0, 0, 0, 0], 4, None);
+                self.send_clear(source, id, mine, len, Because::Asked);
             }
-            Err(status) => self.send_done(source, Some(id), status),
+            Err(status) => self.send_done(source, Some(id), status, Because::Asked),
         }
         Ok(())
     }
@@ -785,13 +790,11 @@ impl Endpoint {
         let status = done.err().unwrap_or(Status::Ok);
         step(Step::AtomicDone);
         if word.kind == AtomicKind::Plain {
-            self.send_done(source, Some(id), status);
+            self.send_done(source, Some(id), status, Because::Asked);
             return Ok(());
         }
-        let code = wire::status_code(status);
         let payload = if status == Status::Ok { before.into_boxed_slice() } else { Box::default() };
-        let len = payload.len() as u64;
-        self.reply(source, [wire::head(kind::RESULT, 0, 0), id, code, len, 0, 0, 0, 0], 5, Some(payload));
+        self.send_result(source, id, status, Some(payload));
         Ok(())
     }
 
@@ -827,8 +830,17 @@ impl Endpoint {
     }
 
     /// Sends a message of the protocol's own now, or as soon as there is room.
-    pub(super) fn reply(&mut self, to: PeerId, message: Message, count: usize, payload: Option<Box<[u8]>>) {
-        self.peers[to.0 as usize].pending.push_back(Reply { message, count, payload });
+    fn reply(
+        &mut self,
+        to: PeerId,
+        message: Message,
+        count: usize,
+        payload: Option<Box<[u8]>>,
+        because: Because,
+    ) {
+        let peer = &mut self.peers[to.0 as usize];
+        peer.owed += usize::from(because == Because::Asked);
+        peer.pending.push_back(Reply { message, count, payload, because });
         step(Step::ReplyOwed);
         if !self.flush_pending(to) {
             self.mark_busy(to);
@@ -852,6 +864,7 @@ impl Endpoint {
             }
             if !peer.lives() {
                 peer.pending.clear();
+                peer.owed = 0;
                 return true;
             }
             if peer.out.is_none() && self.open_lane(to).is_err() {
@@ -886,6 +899,7 @@ impl Endpoint {
                 }
             }
             let Some(mut reply) = peer.pending.pop_front() else { return true };
+            peer.owed -= usize::from(reply.because == Because::Asked);
             if let Some(at) = offset {
                 reply.message[4] = at;
             }
