@@ -112,13 +112,21 @@ fn map(fd: &OwnedFd, welcome: &Welcome) -> Result<Arc<Mapping>> {
 /// # Errors
 /// As [`connect`].
 pub fn shared() -> Result<Arc<Member>> {
+    shared_at(None)
+}
+
+/// As [`shared`], where a new attachment is to the service that listens at `named`, if that is given.
+///
+/// # Errors
+/// As [`connect_at`].
+pub fn shared_at(named: Option<&Path>) -> Result<Arc<Member>> {
     static CACHE: Mutex<Option<(Pid, Weak<Member>)>> = Mutex::new(None);
     let pid = rustix::process::getpid();
     let mut cache = CACHE.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(member) = cache.as_ref().filter(|(owner, _)| *owner == pid).and_then(|(_, m)| m.upgrade()) {
         return Ok(member);
     }
-    let member = connect()?;
+    let member = named.map_or_else(connect, connect_at)?;
     *cache = Some((pid, Arc::downgrade(&member)));
     Ok(member)
 }

@@ -20,6 +20,6 @@ pub mod ring;
 pub mod server;
 pub mod socket;
 
-pub use client::{connect, connect_at, shared};
+pub use client::{connect, connect_at, shared, shared_at};
 pub use error::{Error, Result};
 pub use socket::find_socket;

@@ -30,7 +30,7 @@ pub(crate) fn probe(core: Option<&Core>) -> Option<[u64; 2]> {
         // The parent's: its memory is not mapped here, and must not be unmapped either.
         std::mem::forget(known.held.take());
     }
-    let answer = isthmus_attach::shared();
+    let answer = shared();
     if let Err(e) = &answer {
         let text = describe(e);
         if !asked_for(core) {
@@ -54,7 +54,12 @@ pub(crate) fn take() -> Result<Arc<Member>, isthmus_attach::Error> {
     if let Some(member) = own.and_then(|p| p.held.take()) {
         return Ok(member);
     }
-    isthmus_attach::shared()
+    shared()
+}
+
+/// This process's attachment.
+pub(crate) fn shared() -> Result<Arc<Member>, isthmus_attach::Error> {
+    isthmus_attach::shared_at(crate::core::socket().as_deref())
 }
 
 /// Lets go of an attachment that no domain took.
@@ -80,5 +85,6 @@ pub(crate) fn describe(error: &dyn std::error::Error) -> String {
 fn asked_for(core: Option<&Core>) -> bool {
     let named = |filter: String| !filter.starts_with('^') && filter.split(',').any(|n| n.trim() == "isthmus");
     std::env::var_os("ISTHMUS_SOCKET").is_some_and(|v| !v.is_empty())
+        || crate::core::socket().is_some()
         || core.and_then(Core::filter).is_some_and(named)
 }

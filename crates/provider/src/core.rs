@@ -5,6 +5,7 @@
 //! its own here, and entry points of its own, which is how a call tells which core it comes from.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::path::PathBuf;
 use std::ptr::null_mut;
 use std::sync::{Mutex, PoisonError, RwLock};
 
@@ -19,6 +20,8 @@ pub(crate) const NAME: &CStr = c"isthmus";
 const API: u32 = fi::fi_version(2, 99);
 /// Our own version, major and minor.
 pub(crate) const VERSION: u32 = fi::fi_version(0, 1);
+/// Our parameter: with the core's prefix it is `FI_ISTHMUS_SOCKET`, or a line of libfabric.conf.
+const SOCKET: &CStr = c"socket";
 /// Cores that a process may hold at once; more share the last place.
 const CORES: usize = 4;
 
@@ -29,6 +32,7 @@ pub(crate) struct Core {
     provider: std::cell::UnsafeCell<fi::fi_provider>,
     log: Option<fi::fi_log_fn>,
     log_enabled: Option<fi::fi_log_enabled_fn>,
+    param_define: Option<fi::fi_param_define_fn>,
     param_get: Option<fi::fi_param_get_fn>,
 }
 
@@ -105,8 +109,23 @@ pub(crate) fn register(caller: *const c_void) -> *mut fi::fi_provider {
     // Leaked: the core holds on to it until it is unloaded, and objects may log through it even later.
     let core: &'static Core =
         Box::leak(Box::new(Core { provider: std::cell::UnsafeCell::new(provider), ..found }));
+    if let Some(define) = core.param_define {
+        let help =
+            c"Socket of the isthmus service (default: ISTHMUS_SOCKET, or where a service usually listens)";
+        // SAFETY: the core's function, which it lets providers call here, with its own structure and C strings; the help
+        // has no conversions. That it cannot be defined means that it is not found later.
+        unsafe { define(core.provider.get(), SOCKET.as_ptr(), fi::FI_PARAM_STRING, help.as_ptr()) };
+    }
     *LIVE[place].write().unwrap_or_else(PoisonError::into_inner) = Some(core);
     core.provider.get()
+}
+
+/// The service's socket as a parameter of any core names it.
+pub(crate) fn socket() -> Option<PathBuf> {
+    (0..CORES).find_map(|place| {
+        let core = core(place)?;
+        core.parameter(core.provider.get(), SOCKET).filter(|path| !path.is_empty()).map(PathBuf::from)
+    })
 }
 
 /// Looks for the core's functions: in the file that contains `caller`, then wherever a libfabric is loaded.
@@ -134,6 +153,10 @@ fn find(caller: *const c_void) -> Core {
     // SAFETY: as above.
     let param_get =
         unsafe { std::mem::transmute::<*mut c_void, Option<fi::fi_param_get_fn>>(symbol(c"fi_param_get")) };
+    // SAFETY: as above.
+    let param_define = unsafe {
+        std::mem::transmute::<*mut c_void, Option<fi::fi_param_define_fn>>(symbol(c"fi_param_define"))
+    };
     if !handle.is_null() {
         // The core outlives us without our help, and must be free to go when its user closes it.
         // SAFETY: opened above.
@@ -149,7 +172,7 @@ fn find(caller: *const c_void) -> Core {
         fabric: None,
         cleanup: None,
     };
-    Core { base, provider: std::cell::UnsafeCell::new(provider), log, log_enabled, param_get }
+    Core { base, provider: std::cell::UnsafeCell::new(provider), log, log_enabled, param_define, param_get }
 }
 
 /// A symbol's default, which is its newest, version.
@@ -197,10 +220,15 @@ impl Core {
 
     /// The core's own `provider` parameter, `FI_PROVIDER`, wherever it was set.
     pub(crate) fn filter(&self) -> Option<String> {
+        self.parameter(null_mut(), c"provider")
+    }
+
+    /// A text parameter of a provider, or of the core itself where that is null.
+    fn parameter(&self, of: *mut fi::fi_provider, name: &CStr) -> Option<String> {
         let get = self.param_get?;
         let mut value: *const c_char = null_mut();
-        // SAFETY: the core's function; no provider means the core's own parameters, and this one is a string.
-        let set = unsafe { get(null_mut(), c"provider".as_ptr(), (&raw mut value).cast()) };
+        // SAFETY: the core's function, a structure that it was given or null, and a place for the text's address.
+        let set = unsafe { get(of, name.as_ptr(), (&raw mut value).cast()) };
         // SAFETY: null or a C string that the core keeps.
         if set == 0 { unsafe { isthmus_cabi::text(value) }.map(str::to_owned) } else { None }
     }

@@ -47,7 +47,7 @@ fn with<R>(body: impl FnOnce(&mut Held) -> Result<R, c_int>) -> Result<R, c_int>
             std::mem::forget(held.take());
         }
         if held.is_none() {
-            let member = isthmus_attach::shared().map_err(|e| errno::of_attach(&e))?;
+            let member = crate::attachment::shared().map_err(|e| errno::of_attach(&e))?;
             *held = Some(Held { pid, member, lines: Vec::new() });
         }
         body(held.as_mut().ok_or(FI_EIO)?)
