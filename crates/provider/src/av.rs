@@ -2,11 +2,12 @@
 //!
 //! Addresses are numbered 0, 1, 2, … in the order of their insertion, for both kinds of vector. The same address
 //! inserted twice gets two numbers, and a removed number is not given again: MPICH counts on consecutive numbers.
-//! Endpoints resolve an address at its first use, so inserting touches nothing shared.
+//! Endpoints resolve an address at its first use, so inserting touches nothing shared. Removing tells the endpoints to
+//! forget the number.
 
 use std::collections::HashMap;
 use std::ffi::{c_char, c_int, c_void};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, PoisonError, RwLock, Weak};
 
 use isthmus_cabi::Poison;
 use isthmus_fabric_sys::*;
@@ -15,6 +16,8 @@ use isthmus_transport::address::ADDRESS_BYTES;
 
 use crate::core::{Core, log};
 use crate::domain::Domain;
+use crate::ep::Ep;
+use crate::lock::Lock;
 use crate::object::{self, Object};
 
 /// An address vector.
@@ -24,6 +27,8 @@ pub(crate) struct Av {
     poison: Poison,
     pub(crate) domain: Arc<Domain>,
     table: RwLock<Table>,
+    /// The endpoints that are bound to it, as far as they are still there.
+    endpoints: Lock<Vec<Weak<Ep>>>,
 }
 
 #[derive(Default)]
@@ -82,7 +87,15 @@ impl Av {
         }
         let fid = object::head(FI_CLASS_AV, context, &FID_OPS);
         let head = fid_av { fid, ops: &OPS };
-        Ok(Arc::new(Self { head, poison: Poison::new(), domain, table: RwLock::default() }))
+        let endpoints = Lock::new(domain.locks, Vec::new());
+        Ok(Arc::new(Self { head, poison: Poison::new(), domain, table: RwLock::default(), endpoints }))
+    }
+
+    /// Notes an endpoint that was bound.
+    pub(crate) fn enlist(&self, endpoint: &Arc<Ep>) {
+        let mut endpoints = self.endpoints.lock();
+        endpoints.retain(|e| e.strong_count() > 0);
+        endpoints.push(Arc::downgrade(endpoint));
     }
 
     /// The address with a number.
@@ -116,8 +129,16 @@ impl Av {
         };
         let Some(address) = place.take() else { return false };
         if table.numbers.get(&address) == Some(&number) {
-            table.numbers.remove(&address);
+            // Inserted again meanwhile, it goes by the next number.
+            let next = table.addresses.iter().position(|a| *a == Some(address));
+            match next {
+                Some(next) => table.numbers.insert(address, next as u64),
+                None => table.numbers.remove(&address),
+            };
         }
+        drop(table);
+        let endpoints: Vec<_> = self.endpoints.lock().iter().filter_map(Weak::upgrade).collect();
+        endpoints.iter().for_each(|endpoint| endpoint.forget(number));
         true
     }
 }

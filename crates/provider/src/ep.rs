@@ -535,6 +535,7 @@ impl Ep {
                 if !Arc::ptr_eq(&av.domain, &this.domain) {
                     return -FI_EINVAL;
                 }
+                av.enlist(this);
                 state.ends.av = Some(av);
                 0
             }
@@ -577,6 +578,16 @@ impl Ep {
             // No event of ours goes to an event queue.
             FI_CLASS_EQ => 0,
             _ => -FI_ENOSYS,
+        }
+    }
+
+    /// Forgets a number that was removed from the address vector.
+    pub(crate) fn forget(&self, number: fi_addr_t) {
+        let mut state = self.state.lock();
+        let known = usize::try_from(number).ok().and_then(|n| state.peers.get_mut(n));
+        let Some(peer) = known.map(|place| std::mem::replace(place, UNKNOWN)) else { return };
+        if let Some(place) = state.ends.numbers.get_mut(peer as usize).filter(|n| **n == number) {
+            *place = FI_ADDR_NOTAVAIL;
         }
     }
 

@@ -223,6 +223,7 @@ struct Offer {
     threading: u32,
     control_progress: u32,
     data_progress: u32,
+    resource_mgmt: u32,
     av_type: u32,
     tx_op_flags: u64,
     rx_op_flags: u64,
@@ -260,6 +261,7 @@ impl Offer {
             threading: FI_THREAD_SAFE,
             control_progress: FI_PROGRESS_MANUAL,
             data_progress: FI_PROGRESS_MANUAL,
+            resource_mgmt: FI_RM_ENABLED,
             av_type: FI_AV_UNSPEC,
             tx_op_flags: 0,
             rx_op_flags: 0,
@@ -349,6 +351,9 @@ impl Offer {
         check(hint.data_progress <= FI_PROGRESS_CONTROL_UNIFIED, "data progress")?;
         check(hint.resource_mgmt <= FI_RM_ENABLED, "resource management")?;
         check(hint.av_type <= FI_AV_TABLE, "address vector type")?;
+        // The two old modes are no bits: they are asked for alone.
+        let old = hint.mr_mode & (FI_MR_BASIC | FI_MR_SCALABLE);
+        check(old == 0 || old == hint.mr_mode, "memory registration mode")?;
         check(hint.mr_key_size <= 8, "key size")?;
         check(hint.cq_data_size <= 8, "completion data size")?;
         check(hint.cq_cnt <= OBJECTS && hint.ep_cnt <= OBJECTS && hint.cntr_cnt <= OBJECTS, "object counts")?;
@@ -364,6 +369,8 @@ impl Offer {
         self.threading = echo(hint.threading, FI_THREAD_SAFE);
         self.control_progress = echo(hint.control_progress, FI_PROGRESS_MANUAL);
         self.data_progress = echo(hint.data_progress, FI_PROGRESS_MANUAL);
+        // Ours are managed in any case.
+        self.resource_mgmt = echo(hint.resource_mgmt, FI_RM_ENABLED);
         self.av_type = hint.av_type;
         Ok(())
     }
@@ -494,7 +501,7 @@ impl Offer {
             threading: self.threading,
             control_progress: self.control_progress,
             data_progress: self.data_progress,
-            resource_mgmt: FI_RM_ENABLED,
+            resource_mgmt: self.resource_mgmt,
             av_type: self.av_type,
             mr_mode: self.mr_mode,
             mr_key_size: 8,
