@@ -108,7 +108,9 @@ struct side {
 
 /* How they shall be. */
 struct wish {
-	uint64_t caps, tx_op_flags, bind_flags;
+	uint64_t caps, tx_op_flags, rx_op_flags, bind_flags;
+	uint32_t api;
+	int mr_mode;
 	enum fi_threading threading;
 	enum fi_cq_format format;
 };
@@ -190,6 +192,8 @@ static inline struct fi_info *hints_for(const struct wish *w)
 	hints->ep_attr->type = FI_EP_RDM;
 	hints->domain_attr->threading = w && w->threading ? w->threading : FI_THREAD_DOMAIN;
 	hints->tx_attr->op_flags = w ? w->tx_op_flags : 0;
+	hints->rx_attr->op_flags = w ? w->rx_op_flags : 0;
+	hints->domain_attr->mr_mode = w ? w->mr_mode : 0;
 	hints->fabric_attr->prov_name = strdup("isthmus");
 	return hints;
 }
@@ -198,7 +202,7 @@ static inline void open_side(struct side *s, const struct wish *w)
 {
 	memset(s, 0, sizeof *s);
 	struct fi_info *hints = hints_for(w);
-	EQUAL(lf.getinfo(API, NULL, NULL, 0, hints, &s->info), 0);
+	EQUAL(lf.getinfo(w && w->api ? w->api : API, NULL, NULL, 0, hints, &s->info), 0);
 	lf.freeinfo(hints);
 	EQUAL(lf.fabric(s->info->fabric_attr, &s->fabric, NULL), 0);
 	EQUAL(fi_domain(s->fabric, s->info, &s->domain, NULL), 0);

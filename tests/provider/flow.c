@@ -1,0 +1,165 @@
+/* SPDX-License-Identifier: Apache-2.0 OR MIT */
+/*
+ * Back-pressure: floods of everything, in both directions at once and without receives, end neither in a deadlock nor
+ * in a loss.
+ *
+ * usage: flow LIBFABRIC [TEST...]
+ */
+#include "pair.h"
+
+/* Posts until it is taken, and does nothing else meanwhile: a post that is refused has made progress. */
+#define INSIST(call)                                                                                     \
+	do {                                                                                             \
+		double end_ = now() + SECONDS;                                                           \
+		ssize_t r_;                                                                              \
+		while ((r_ = (call)) == -FI_EAGAIN)                                                      \
+			if (now() > end_)                                                                \
+				FAIL("no room: %s", #call);                                              \
+		EQUAL(r_, 0);                                                                            \
+	} while (0)
+
+/* Both send before either receives; the second half of the sizes waits for receives at its sender. */
+static void both_send(struct side *s)
+{
+	static const struct {
+		size_t len;
+		int count;
+	} floods[] = {{0, 5000}, {8, 5000}, {41, 3000}, {4096, 1000}, {16384, 400}, {16385, 300}, {300000, 20}};
+	for (size_t f = 0; f < sizeof floods / sizeof *floods; f++)
+		for (int reading = 0; reading < 2; reading++) {
+			size_t n = floods[f].len;
+			fill(out, n, f);
+			for (int i = 0; i < floods[f].count; i++) {
+				if (reading)
+					POST(s, fi_tsend(s->ep, out, n, NULL, s->other, i, NULL));
+				else
+					INSIST(fi_tsend(s->ep, out, n, NULL, s->other, i, NULL));
+			}
+			int sent = 0, got = 0;
+			double end = now() + SECONDS;
+			POST(s, fi_trecv(s->ep, in, n, NULL, s->other, got, 0, in));
+			while (sent + got < 2 * floods[f].count) {
+				struct fi_cq_tagged_entry e;
+				ssize_t r = fi_cq_read(s->cq, &e, 1);
+				CHECK(now() < end);
+				if (r == -FI_EAGAIN)
+					continue;
+				EQUAL(r, 1);
+				if (e.flags & FI_SEND) {
+					sent++;
+					continue;
+				}
+				EQUAL(e.tag, got);
+				EQUAL(e.len, n);
+				if (got % 97 == 0)
+					filled(in, n, f);
+				if (++got < floods[f].count)
+					POST(s, fi_trecv(s->ep, in, n, NULL, s->other, got, 0, in));
+			}
+			silent(s);
+			barrier();
+		}
+}
+
+/* The same with the untagged kind and injected messages, which are the last that may be refused for ever. */
+static void both_inject(struct side *s)
+{
+	enum { N = 8000 };
+	for (uint64_t i = 0; i < N; i++)
+		INSIST(fi_injectdata(s->ep, &i, 8, i, s->other));
+	for (uint64_t i = 0; i < N; i++) {
+		uint64_t v = 0;
+		POST(s, fi_recv(s->ep, &v, 8, NULL, FI_ADDR_UNSPEC, &v));
+		struct fi_cq_tagged_entry e = done(s);
+		EQUAL(v, i);
+		EQUAL(e.data, i);
+	}
+	barrier();
+}
+
+/* Writes, reads and atomics in both directions, more than anything holds, and messages among them. */
+static void both_put(struct side *s)
+{
+	enum { N = 2000 };
+	expose(s, 1, 1 << 20, FI_REMOTE_READ | FI_REMOTE_WRITE);
+	fill(out, 1 << 16, 1);
+	uint64_t one = 1, result[64];
+	int entries = 0;
+	for (int i = 0; i < N; i++) {
+		INSIST(fi_inject_write(s->ep, out, 4096, s->other, 4096, 1));
+		INSIST(fi_write(s->ep, out, 20000, NULL, s->other, 65536, 1, out));
+		INSIST(fi_read(s->ep, in, 3000, NULL, s->other, 65536, 1, in));
+		INSIST(fi_inject_atomic(s->ep, &one, 1, s->other, 8, 1, FI_UINT64, FI_SUM));
+		INSIST(fi_fetch_atomic(s->ep, &one, 1, NULL, &result[i % 64], NULL, s->other, 16, 1, FI_UINT64, FI_SUM, result));
+		INSIST(fi_tinject(s->ep, &i, 4, s->other, 1));
+		entries += 3;
+	}
+	double end = now() + SECONDS;
+	while (entries > 0) {
+		struct fi_cq_tagged_entry e[16];
+		ssize_t r = fi_cq_read(s->cq, e, 16);
+		CHECK(now() < end);
+		if (r > 0)
+			entries -= r;
+		else
+			EQUAL(r, -FI_EAGAIN);
+	}
+	counted(s, 5 * N);
+	barrier();
+	EQUAL(*(uint64_t *)(exposed + 8), N);
+	EQUAL(*(uint64_t *)(exposed + 16), N);
+	filled(exposed + 4096, 4096, 1);
+	filled(exposed + 65536, 20000, 1);
+	for (int i = 0; i < N; i++) {
+		int v = -1;
+		POST(s, fi_trecv(s->ep, &v, 4, NULL, s->other, 1, 0, &v));
+		done(s);
+		EQUAL(v, i);
+	}
+	unexpose();
+}
+
+/* More operations under way than any size that was told. */
+static void outstanding(struct side *s)
+{
+	enum { N = 3000, LEN = 20000 };
+	CHECK(N > s->info->tx_attr->size);
+	char *memory = malloc((size_t)N * 4);
+	for (int i = 0; i < N; i++)
+		POST(s, fi_tsend(s->ep, out, LEN, NULL, s->other, i, NULL));
+	barrier();
+	for (int i = N - 1; i >= 0; i--)
+		POST(s, fi_trecv(s->ep, memory + 4 * i, 4, NULL, s->other, i, 0, &memory[4 * i]));
+	int sent = 0, cut = 0;
+	double end = now() + SECONDS;
+	while (sent + cut < 2 * N) {
+		struct fi_cq_tagged_entry e;
+		struct fi_cq_err_entry err = {0};
+		ssize_t r = fi_cq_read(s->cq, &e, 1);
+		if (now() > end)
+			FAIL("%d sends and %d receives of %d have ended", sent, cut, N);
+		if (r == 1) {
+			CHECK(e.flags & FI_SEND);
+			sent++;
+		} else if (r == -FI_EAVAIL) {
+			EQUAL(fi_cq_readerr(s->cq, &err, 0), 1);
+			EQUAL(err.err, FI_ETRUNC);
+			CHECK(err.op_context == &memory[4 * err.tag]);
+			cut++;
+		}
+	}
+	EQUAL(cut, N);
+	free(memory);
+	barrier();
+}
+
+static struct wish safe = {.threading = FI_THREAD_SAFE};
+
+static const struct test tests[] = {
+	{"both_send", both_send, NULL},
+	{"both_inject", both_inject, NULL},
+	{"both_put", both_put, NULL},
+	{"both_put_safe", both_put, &safe},
+	{"outstanding", outstanding, NULL},
+};
+RUN_PAIR(tests)
