@@ -74,6 +74,7 @@ COMPLETIONS := bash-completion/completions/isthmus zsh/site-functions/_isthmus f
 install:
 	install -D -m 755 $(RELEASE)/isthmus $(BIN)/isthmus
 	install -D -m 755 $(RELEASE)/libisthmus_fi.so $(LIB)/isthmus/libisthmus-fi.so
+	install -D -m 644 include/isthmus_fi.h $(DESTDIR)$(PREFIX)/include/isthmus_fi.h
 	for page in man/*.[1-8]; do install -D -m 644 $$page $(SHARE)/man/man$${page##*.}/$${page##*/} || exit 1; done
 	install -d $(LIB)/systemd/system $(LIB)/systemd/user
 	$(UNIT) packaging/isthmus-host.service.in >$(LIB)/systemd/system/isthmus-host.service
@@ -85,7 +86,7 @@ install:
 	    $(RELEASE)/isthmus completions $${file%%[-/]*} >$(SHARE)/$$file || exit 1; done
 
 uninstall:
-	rm -f $(BIN)/isthmus $(LIB)/isthmus/libisthmus-fi.so $(LIB)/systemd/system/isthmus-host.service \
+	rm -f $(BIN)/isthmus $(DESTDIR)$(PREFIX)/include/isthmus_fi.h $(LIB)/isthmus/libisthmus-fi.so $(LIB)/systemd/system/isthmus-host.service \
 	    $(LIB)/systemd/system/isthmus-guest.service $(LIB)/systemd/user/isthmus-host.service \
 	    $(LIB)/udev/rules.d/60-isthmus.rules $(LIB)/sysusers.d/isthmus.conf
 	for page in man/*.[1-8]; do rm -f $(SHARE)/man/man$${page##*.}/$${page##*/}; done

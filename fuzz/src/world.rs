@@ -15,6 +15,7 @@ use isthmus_region::local::LocalBuf;
 use isthmus_region::mapping::{Mapping, Section};
 use isthmus_region::member::{LocalService, Member};
 use isthmus_region::membership::{self, NewPeer, Shape};
+use isthmus_region::registrations::{ATOMIC, READ, Range, Table, WRITE};
 use isthmus_transport::types::{Access, Memory, RemoteAtomic};
 use isthmus_transport::{
     Atomic, AtomicKind, Config, Endpoint, Op, PeerId, PostError, Receive, Rma, Selector, Send, Status, Ticket,
@@ -22,6 +23,8 @@ use isthmus_transport::{
 
 use crate::input::Input;
 
+/// Where a section's endpoint table begins.
+const TABLES: u64 = 4096;
 const SECTION: u64 = 1 << 20;
 const REGION: u64 = 4 << 20;
 /// Bytes of each buffer that operations use: more than goes through a lane's data ring.
@@ -55,10 +58,31 @@ impl LocalService for Stub {
     }
 }
 
-/// One registration, under key 1, of the first half of a buffer.
-struct Window(Mutex<LocalBuf>);
+/// One registration, under key 1, of the first half of a buffer; and a table of what is reached without messages.
+struct Window(Mutex<LocalBuf>, u64);
 
 impl Memory for Window {
+    fn published(&self) -> Option<u64> {
+        Some(self.1)
+    }
+
+    fn is_atomic_here(&self, element_bytes: u64) -> bool {
+        element_bytes <= 8
+    }
+
+    fn atomic_there(
+        &self,
+        section: &Section,
+        offset: u64,
+        len: u64,
+        what: &RemoteAtomic<'_>,
+        before: &mut Vec<u8>,
+    ) -> Result<(), Status> {
+        let bytes = section.bytes("any", offset, len).and_then(|b| b.to_vec(0, len));
+        *before = bytes.map_err(|_| Status::NoAccess)?;
+        section.fill_bytes("any", offset, what.operand).map_err(|_| Status::NoAccess)
+    }
+
     fn find(&self, key: u64, addr: u64, len: u64, _: Access) -> Result<LocalBuf, Status> {
         let end = addr.checked_add(len).ok_or(Status::NoAccess)?;
         if key != 1 {
@@ -118,18 +142,18 @@ fn world(map: &Arc<Mapping>) -> World {
 /// Where the interesting words of the hostile section are, found as a reader finds them.
 fn interesting(section: &Section, which: u8, input: &mut Input<'_>) -> u64 {
     let get = |at: u64| section.word("any", at).map_or(0, isthmus_region::sync::Word::get);
-    // Version 1: the directory, and the endpoint table right behind it.
-    let block = get(512 + 16);
+    // Version 1: the directory, and the endpoint table behind it.
+    let block = get(TABLES + 16);
     let chunk = |first: u64| get(block.wrapping_add(first));
     let (base, word) = match which {
         0 => (0, u64::from(input.below(64))),
-        1 => (512, u64::from(input.below(32))),
-        2 => (block, u64::from(input.below(8))),
-        // Lane descriptors; accept entries; the first lane's ring; what follows the endpoint table.
+        1 => (TABLES, u64::from(input.below(64))),
+        2 => (block, u64::from(input.below(16))),
+        // Lane descriptors; accept entries; the first lane's ring; the first registrations.
         3 => (chunk(0), u64::from(input.byte())),
         4 => (chunk(16), u64::from(input.byte())),
         5 => (get(chunk(0).wrapping_add(64 + 24)), u64::from(input.short() % 512)),
-        6 => (512 + 4 * 64, u64::from(input.short() % 256)),
+        6 => (get(chunk(40)), u64::from(input.below(40))),
         _ => (0, u64::from(input.short()) * u64::from(input.byte())),
     };
     base.wrapping_add(word * 8)
@@ -156,7 +180,10 @@ fn act(end: &mut Endpoint, to: PeerId, buf: LocalBuf, other: LocalBuf, input: &m
         tag: if tagged { tag } else { 0 },
         ignore: if input.below(4) == 0 { u64::MAX } else { 0 },
     };
-    let rma = Rma { to, key: 1, addr: 0, bufs: &bufs, data: Some(1), inject: false, ticket: ticket(4) };
+    // Without data a write may go directly; key 2 is published, and key 1 is not.
+    let data = (input.below(2) == 0).then_some(1);
+    let key = 1 + u64::from(input.below(2));
+    let rma = Rma { to, key, addr: 0, bufs: &bufs, data, inject: false, ticket: ticket(4) };
     let _ = match input.below(10) {
         0 | 1 => end
             .send(&Send {
@@ -172,8 +199,8 @@ fn act(end: &mut Endpoint, to: PeerId, buf: LocalBuf, other: LocalBuf, input: &m
             .map(drop),
         2 | 3 => end.receive(&Receive { select, bufs: &bufs, multi: None, ticket: ticket(2) }),
         4 => end.receive(&Receive { select, bufs: &bufs, multi: Some(64), ticket: ticket(3) }),
-        5 => end.read(&rma),
-        6 => end.write(&rma),
+        5 => end.read(&rma).map(drop),
+        6 => end.write(&rma).map(drop),
         7 => {
             let word = [buf.part(0, 8)];
             let result = [other.part(0, 8)];
@@ -182,7 +209,7 @@ fn act(end: &mut Endpoint, to: PeerId, buf: LocalBuf, other: LocalBuf, input: &m
             let compare: &[LocalBuf] = if kind == AtomicKind::Compare { &word } else { &[] };
             end.atomic(&Atomic {
                 to,
-                key: 1,
+                key,
                 addr: 8,
                 kind,
                 datatype: input.byte(),
@@ -195,6 +222,7 @@ fn act(end: &mut Endpoint, to: PeerId, buf: LocalBuf, other: LocalBuf, input: &m
                 inject: false,
                 ticket: ticket(5),
             })
+            .map(drop)
         }
         8 => {
             end.peek(&select, input.below(2) == 0, input.below(2) == 0, ticket(6));
@@ -208,6 +236,16 @@ fn act(end: &mut Endpoint, to: PeerId, buf: LocalBuf, other: LocalBuf, input: &m
     };
 }
 
+/// A table with some memory of the region under key 2.
+fn published(member: &Arc<Member>) -> Table {
+    let mut table = Table::create(member).expect("there is room for a table");
+    let len = LONG as u64;
+    let offset = member.allocate(len, 64).expect("there is room for a window");
+    let range = Range { key: 2, offset, len, access: READ | WRITE | ATOMIC, base: 0 };
+    table.publish(&range).expect("there is room for a registration");
+    table
+}
+
 /// An endpoint that talks to an honest peer and to one that writes anything into its own section.
 pub fn endpoint(data: &[u8]) {
     let map = MAP.with(Arc::clone);
@@ -215,8 +253,10 @@ pub fn endpoint(data: &[u8]) {
     let world = world(&map);
     let mut input = Input(data);
     let config = Config { chunk_bytes: 8 << 10, pipeline_depth: 2, ..Config::default() };
+    // What each lets the others reach without messages.
+    let tables: Vec<_> = world.members.iter().map(published).collect();
     let open = |i: usize| {
-        let window = Box::new(Window(Mutex::new(buffers[i])));
+        let window = Box::new(Window(Mutex::new(buffers[i]), tables[i].offset()));
         Endpoint::open(&world.members[i], config, window).expect("there is room for an endpoint")
     };
     let (mut victim, mut honest, mut hostile) = (open(0), open(1), open(2));

@@ -344,9 +344,12 @@ impl Loop {
         let mut events = Vec::with_capacity(64);
         loop {
             events.clear();
-            // Only greetings, and a listener that is out of descriptors, need a look at the clock.
+            // Only greetings, a listener that is out of descriptors, and memory that is still held need a look at the
+            // clock.
             let tick = Timespec { tv_sec: 0, tv_nsec: 250_000_000 };
-            let hurry = self.deaf_until.is_some() || self.clients.values().any(|c| c.attached.is_none());
+            let hurry = self.deaf_until.is_some()
+                || self.clients.values().any(|c| c.attached.is_none())
+                || !self.writer.held().is_empty();
             let timeout = hurry.then_some(&tick);
             match epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), timeout) {
                 Ok(_) | Err(Errno::INTR) => {}
@@ -657,6 +660,11 @@ impl Loop {
 
     fn sweep(&mut self) {
         let now = Instant::now();
+        for area in self.writer.held() {
+            if let Err(e) = self.writer.take_back(area) {
+                self.tell(&Event::Trouble { reason: format!("cannot take back area {area}: {e}") });
+            }
+        }
         let late = |c: &Client| c.attached.is_none() && now.duration_since(c.since) > GREETING;
         let late: Vec<u64> = self.clients.iter().filter(|(_, c)| late(c)).map(|(key, _)| *key).collect();
         for key in late {

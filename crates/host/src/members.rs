@@ -28,6 +28,8 @@ use isthmus_region::membership::{NewPeer, PeerInfo, Region, Shape, Writer};
 use crate::error::{Error, Result};
 use crate::plan::Place;
 
+/// How long to wait for operations on the memory of a member that is gone.
+const HOLDS: Duration = Duration::from_millis(500);
 /// A guest's service may not make us zero its section more often than this.
 const LEAST_LIFE: Duration = Duration::from_millis(500);
 /// For so long after a VM connected, its directory is looked for often.
@@ -59,6 +61,22 @@ struct Slot {
     used: bool,
     /// Counters of former lives.
     retired: Totals,
+}
+
+/// Waits until nobody changes memory of a member's former life any more, which takes a moment; but not for a process that
+/// stands still.
+fn wait_for_holds(region: &Region, index: u32, name: &str) -> Result<()> {
+    let until = Instant::now() + HOLDS;
+    while isthmus_region::holds::are_on(region, index, None) {
+        if Instant::now() >= until {
+            let reason = format!(
+                "a process that stands still, perhaps in a VM that is paused, is at work in the memory that VM '{name}' had; let it go on, or end it"
+            );
+            return Err(Error::NoPlace { reason });
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    Ok(())
 }
 
 impl Members {
@@ -126,6 +144,7 @@ impl Members {
         let slot = &mut self.slots[index as usize];
         let Place { section, bytes } = slot.place;
         if slot.used {
+            wait_for_holds(self.writer.region(), index, &slot.name)?;
             let whole =
                 self.writer.region().peer(index)?.ok_or(isthmus_region::Error::NoPeer { peer: index })?;
             self.writer.region().section(&whole)?.zero("section", 0, bytes)?;

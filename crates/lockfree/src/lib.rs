@@ -6,14 +6,16 @@
 //! - [`activity`]: words that only count up and tell a receiver where to look (P3).
 //! - [`heat`]: the handshake by which a ring leaves and joins the set that is polled directly (P4).
 //! - [`life`]: a state and an incarnation in one word, and the check after a copy (P5).
+//! - [`hold`]: memory that somebody is about to change is not given away (P7).
 //! - [`sleep`]: how a receiver that sleeps and a sender that rings cannot miss each other (P6).
 //!
-//! The labels P1 to P6 name pairs of accesses; `docs/memory-ordering.md` lists them with their models. Nothing
+//! The labels P1 to P7 name pairs of accesses; `docs/memory-ordering.md` lists them with their models. Nothing
 //! here makes a system call or knows what a message is. Every cell consists of atomics only, so any bytes that
 //! another party leaves in it are a valid value.
 
 pub mod activity;
 pub mod heat;
+pub mod hold;
 pub mod life;
 pub mod ring;
 pub mod sleep;

@@ -6,6 +6,7 @@
 
 use isthmus_lockfree::activity::{self, Seen};
 use isthmus_lockfree::heat::{Heat, Thermostat, must_announce};
+use isthmus_lockfree::hold;
 use isthmus_lockfree::life::{Life, State, unchanged};
 use isthmus_lockfree::ring::{Consumer, Producer, Slots};
 use isthmus_lockfree::sleep::{Bell, announce_awake, announce_sleep, who_to_ring};
@@ -277,5 +278,31 @@ fn a_hot_ring_is_not_slept_over() {
         sender.join().unwrap();
         let all = consumer.read() == 2;
         assert!(!settled || all || words.3.get() > 0, "asleep for ever with a message in the ring");
+    });
+}
+
+/// P7: memory that was taken from the dead is not changed any more by those who held it.
+#[test]
+fn held_memory_is_not_given_away() {
+    model(|| {
+        let alive = Life { incarnation: 1, state: State::Active }.pack();
+        // The owner's life, its memory, the hold of the one that changes it.
+        let shared = Arc::new((Word::new(alive), Word::new(0), Word::new(0)));
+        let far = Arc::clone(&shared);
+        let changer = thread::spawn(move || {
+            hold::take(&far.2, 7);
+            if far.0.peek() == alive {
+                far.1.put(5);
+            }
+            hold::release(&far.2);
+        });
+        shared.0.set(Life { incarnation: 1, state: State::Dead }.pack());
+        hold::after_death();
+        let taken = !hold::is_on(&shared.2, 7);
+        if taken {
+            shared.1.put(9);
+        }
+        changer.join().unwrap();
+        assert!(!taken || shared.1.peek() == 9, "changed after it was given away");
     });
 }

@@ -11,7 +11,7 @@
 //! fast enough for a weaker one to show.
 
 use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, OnceLock, PoisonError};
 
 use isthmus_fabric_sys::*;
 use isthmus_region::local::LocalBuf;
@@ -20,10 +20,42 @@ use isthmus_transport::{AtomicKind, Status};
 
 /// Most operand bytes of one operation; every endpoint's transport takes as many.
 pub(crate) const MOST_BYTES: usize = 2048;
+/// Bytes of the largest element that the processor changes at once.
+pub(crate) const WORD_BYTES: u64 = 8;
 /// Bytes of the largest element.
 const LARGEST: usize = 32;
 
 type Raw = [u8; LARGEST];
+
+/// Whether the processor's atomic instructions hold for other virtual machines, too.
+///
+/// An emulator that runs a machine of one processor, and of no more to come, leaves them out: QEMU's TCG does, unless it
+/// was given `maxcpus` of at least 2.
+pub(crate) fn is_shared() -> bool {
+    static SHARED: OnceLock<bool> = OnceLock::new();
+    *SHARED.get_or_init(|| {
+        let possible = std::fs::read_to_string("/sys/devices/system/cpu/possible");
+        !(is_emulated() && possible.is_ok_and(|all| all.trim() == "0"))
+    })
+}
+
+#[cfg(target_arch = "x86_64")]
+fn is_emulated() -> bool {
+    use std::arch::x86_64::__cpuid;
+    const HYPERVISOR: u32 = 1 << 31;
+    // The leaf exists in every processor of this architecture; the second one where the first says so.
+    let emulator = || {
+        let leaf = __cpuid(0x4000_0000);
+        [leaf.ebx, leaf.ecx, leaf.edx].map(u32::to_le_bytes).concat() == b"TCGTCGTCGTCG"
+    };
+    __cpuid(1).ecx & HYPERVISOR != 0 && emulator()
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn is_emulated() -> bool {
+    // It cannot be found out so; a machine of one processor is taken for one that is emulated.
+    true
+}
 
 /// Bytes of an element, for the datatypes that libfabric has had from the start.
 pub(crate) fn size(datatype: u32) -> Option<usize> {

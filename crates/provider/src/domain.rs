@@ -16,6 +16,7 @@ use crate::ep::Ep;
 use crate::fabric::Fabric;
 use crate::info::DomainHints;
 use crate::lock::Lock;
+use crate::memory::{self, Store};
 use crate::mr::{self, Registrations};
 use crate::object::{self, Object};
 use crate::{arithmetic, attachment, errno};
@@ -33,6 +34,8 @@ pub(crate) struct Domain {
     /// Whether threads may meet in it; see [`crate::lock`].
     pub(crate) locks: bool,
     pub(crate) registrations: Arc<Registrations>,
+    /// Memory of the region that the program has.
+    pub(crate) store: ManuallyDrop<Store>,
     /// Its endpoints, as far as they are still there.
     pub(crate) endpoints: Lock<Vec<Weak<Ep>>>,
 }
@@ -52,7 +55,7 @@ impl Object for Domain {
     }
 }
 
-static FID_OPS: fi_ops = object::ops(close, bind, object::no_control);
+static FID_OPS: fi_ops = object::ops_with(close, bind, object::no_control, memory::open_ops);
 static OPS: fi_ops_domain = fi_ops_domain {
     size: size_of::<fi_ops_domain>(),
     av_open,
@@ -92,6 +95,7 @@ impl Domain {
             pid: std::process::id(),
             locks: threading != FI_THREAD_DOMAIN,
             registrations: Arc::new(Registrations::new(mr_mode)),
+            store: ManuallyDrop::default(),
             endpoints: Lock::new(threading != FI_THREAD_DOMAIN, Vec::new()),
         }))
     }
@@ -105,6 +109,9 @@ impl Domain {
 impl Drop for Domain {
     fn drop(&mut self) {
         if self.is_own() {
+            // Its table is in the region, too.
+            // SAFETY: dropped once, here, and not used afterwards.
+            unsafe { ManuallyDrop::drop(&mut self.store) };
             // SAFETY: dropped once, here, and not used afterwards.
             unsafe { ManuallyDrop::drop(&mut self.member) };
         }
@@ -118,8 +125,12 @@ pub(crate) fn is_ours(domain: *mut fid_domain) -> bool {
 }
 
 unsafe extern "C" fn close(fid: *mut fid) -> c_int {
+    let last = |domain: &Arc<Domain>| match object::unless_busy(domain) {
+        0 if domain.is_own() && domain.store.is_in_use() => -FI_EBUSY,
+        result => result,
+    };
     // SAFETY: our domain, closed once.
-    unsafe { object::close::<Domain>(fid.cast(), object::unless_busy) }
+    unsafe { object::close::<Domain>(fid.cast(), last) }
 }
 
 unsafe extern "C" fn bind(_fid: *mut fid, other: *mut fid, _flags: u64) -> c_int {

@@ -12,8 +12,8 @@ use isthmus_cabi::{Poison, guard};
 use isthmus_fabric_sys::*;
 use isthmus_region::local::LocalBuf;
 use isthmus_transport::{
-    Address, Asleep, Atomic, AtomicKind, Bell, Completion, Config, Endpoint, Op, PeerId, Posted, Receive,
-    Rma, Selector, Send, Short, ShortReceived, Sink, Status, Ticket,
+    Address, Asleep, Atomic, AtomicKind, Bell, Completion, Config, Endpoint, Op, PeerId, PostError, Posted,
+    Receive, Rma, Selector, Send, Short, ShortReceived, Sink, Status, Ticket,
 };
 
 use crate::av::{self, Av};
@@ -176,7 +176,8 @@ impl Ep {
         // SAFETY: null or valid.
         let rx: Option<&fi_rx_attr> = unsafe { isthmus_cabi::object(info.rx_attr) };
         let core = domain.core();
-        let memory = Box::new(Reach(Arc::clone(&domain.registrations)));
+        let table = domain.store.table(&domain.member);
+        let memory = Box::new(Reach { registrations: Arc::clone(&domain.registrations), table });
         let transport = Endpoint::open(&domain.member, Config::default(), memory).map_err(|e| {
             log!(core, WARN, EP_CTRL, "cannot open an endpoint: {}", crate::attachment::describe(&e));
             errno::of_transport(&e)
@@ -477,7 +478,7 @@ impl Ep {
             let rma = Rma { to, key, addr, bufs, data, inject, ticket: how.ticket() };
             let transport = state.transport()?;
             let posted = if write { transport.write(&rma) } else { transport.read(&rma) };
-            posted.map_err(errno::of_post)
+            state.posted(posted)
         })
     }
 
@@ -518,7 +519,8 @@ impl Ep {
                 inject: how.flags & FI_INJECT != 0,
                 ticket: how.ticket(),
             };
-            state.transport()?.atomic(&atomic).map_err(errno::of_post)
+            let posted = state.transport()?.atomic(&atomic);
+            state.posted(posted)
         })
     }
 
@@ -756,6 +758,14 @@ impl State {
         if let Some(transport) = &mut self.transport {
             transport.progress_into(&mut self.ends);
         }
+    }
+
+    /// Ends a one-sided post: one that is over has its completion at once.
+    fn posted(&mut self, posted: Result<Posted, PostError>) -> Result<(), c_int> {
+        if posted.map_err(errno::of_post)? == Posted::Done {
+            self.drain();
+        }
+        Ok(())
     }
 
     /// Hands out what completed.

@@ -7,7 +7,8 @@
 //!   as libfabric's; `bufs`: the caller's buffers.
 //!
 //! One module for each of libfabric's objects and operations, named like its manual page: `fabric`, `domain`, `av`,
-//! `cq`, `cntr`, `eq`, `mr`, `ep`, `msg`, `tagged`, `rma`, `atomic`. `arithmetic` is what atomics do at the target, and
+//! `cq`, `cntr`, `eq`, `mr`, `ep`, `msg`, `tagged`, `rma`, `atomic`. `memory` is what a program has of the region,
+//! `arithmetic` is what atomics do at the target, and
 //! `probe` what benchmarks ask: a line of the region, and this process's counters.
 //!
 //! The data path is `msg` or `tagged`, `ep`, [`isthmus_transport::Endpoint`] and back through `ep` and `cq`: no
@@ -32,6 +33,7 @@ mod errno;
 mod fabric;
 mod info;
 mod lock;
+mod memory;
 mod mr;
 mod msg;
 mod object;

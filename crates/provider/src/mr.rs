@@ -4,6 +4,9 @@
 //! the start of the registration, unless the caller is of the old kind that wants keys from us and plain addresses
 //! (`FI_MR_BASIC`).
 //!
+//! A registration that lies in memory of the region ([`crate::memory`]) is also published there, and reached by others
+//! without us.
+//!
 //! A registration of null with length `SIZE_MAX` stands for the whole address space, as MPICH makes for dynamic
 //! windows. What is reached through it is validated at each access: a peer's wrong address must be an error there and
 //! no crash here.
@@ -11,10 +14,11 @@
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::ffi::{c_int, c_void};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use isthmus_cabi::Poison;
 use isthmus_fabric_sys::*;
+use isthmus_region::Section;
 use isthmus_region::local::LocalBuf;
 use isthmus_transport::types::RemoteAtomic;
 use isthmus_transport::{Access, Memory, Status};
@@ -22,6 +26,7 @@ use isthmus_transport::{Access, Memory, Status};
 use crate::arithmetic;
 use crate::core::{Core, log};
 use crate::domain::Domain;
+use crate::memory::Entry as Published;
 use crate::object::{self, Object};
 
 /// The memory that a domain's owner registered.
@@ -77,18 +82,43 @@ impl Registrations {
 }
 
 /// A domain's registrations as the transport looks at them.
-pub(crate) struct Reach(pub(crate) Arc<Registrations>);
+pub(crate) struct Reach {
+    pub(crate) registrations: Arc<Registrations>,
+    /// Where the table of what is published is.
+    pub(crate) table: Option<u64>,
+}
 
 impl Memory for Reach {
+    fn published(&self) -> Option<u64> {
+        self.table
+    }
+
+    fn is_atomic_here(&self, element_bytes: u64) -> bool {
+        element_bytes <= arithmetic::WORD_BYTES && arithmetic::is_shared()
+    }
+
+    fn atomic_there(
+        &self,
+        section: &Section,
+        offset: u64,
+        len: u64,
+        what: &RemoteAtomic<'_>,
+        before: &mut Vec<u8>,
+    ) -> Result<(), Status> {
+        // SAFETY: used up before this returns; all do atomic accesses of one size to what is registered for them.
+        let target = unsafe { section.lend("registration", offset, len) };
+        arithmetic::apply(target.map_err(|_| Status::NoAccess)?, what, before)
+    }
+
     fn find(&self, key: u64, addr: u64, len: u64, access: Access) -> Result<LocalBuf, Status> {
-        let table = self.0.table.read().unwrap_or_else(PoisonError::into_inner);
+        let table = self.registrations.table.read().unwrap_or_else(PoisonError::into_inner);
         let region = *table.regions.get(&key).ok_or(Status::NoKey)?;
         drop(table);
         let needed = match access {
             Access::Read => FI_REMOTE_READ,
             Access::Write | Access::Atomic => FI_REMOTE_WRITE,
         };
-        let offset = if self.0.plain_addresses { addr.wrapping_sub(region.start) } else { addr };
+        let offset = if self.registrations.plain_addresses { addr.wrapping_sub(region.start) } else { addr };
         let end = offset.checked_add(len).ok_or(Status::NoAccess)?;
         if region.access & needed == 0 || end > region.len {
             return Err(Status::NoAccess);
@@ -169,6 +199,8 @@ pub(crate) struct Mr {
     head: fid_mr,
     poison: Poison,
     domain: Arc<Domain>,
+    /// Where it is published, until it is withdrawn.
+    published: Mutex<Option<Published>>,
 }
 
 // SAFETY: the head is written when it is made and only read since; its pointers are C's.
@@ -205,16 +237,24 @@ impl Mr {
         let key = domain.registrations.add(region, requested_key).inspect_err(|_| {
             log!(domain.core(), INFO, MR, "key {requested_key:#x} is taken");
         })?;
+        let base = if domain.registrations.plain_addresses { start } else { 0 };
+        let published = domain.store.publish(&domain.member, start, region.len, access, key, base);
+        let published = Mutex::new(published.inspect_err(|_| domain.registrations.remove(key))?);
         let fid = object::head(FI_CLASS_MR, context, &FID_OPS);
         let head = fid_mr { fid, mem_desc: std::ptr::null_mut(), key };
-        Ok(Arc::new(Self { head, poison: Poison::new(), domain }))
+        Ok(Arc::new(Self { head, poison: Poison::new(), domain, published }))
     }
 }
 
 unsafe extern "C" fn close(fid: *mut fid) -> c_int {
     let last = |mr: &Arc<Mr>| {
+        if !mr.domain.is_own() {
+            return 0;
+        }
         mr.domain.registrations.remove(mr.head.key);
-        0
+        let published = mr.published.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let withdrawn = published.map_or(Ok(()), |entry| mr.domain.store.withdraw(&mr.domain.member, entry));
+        withdrawn.map_or_else(|error| -error, |()| 0)
     };
     // SAFETY: our region, closed once.
     unsafe { object::close::<Mr>(fid.cast(), last) }
@@ -302,7 +342,7 @@ mod tests {
     use super::*;
 
     fn table(mr_mode: c_int) -> Reach {
-        Reach(Arc::new(Registrations::new(mr_mode)))
+        Reach { registrations: Arc::new(Registrations::new(mr_mode)), table: None }
     }
 
     #[test]
@@ -311,14 +351,14 @@ mod tests {
         let memory = [7u8; 64];
         let start = memory.as_ptr().expose_provenance() as u64;
         let region = Region { start, len: 64, access: FI_REMOTE_READ };
-        assert_eq!(reach.0.add(region, 5), Ok(5));
-        assert_eq!(reach.0.add(region, 5), Err(FI_ENOKEY));
+        assert_eq!(reach.registrations.add(region, 5), Ok(5));
+        assert_eq!(reach.registrations.add(region, 5), Err(FI_ENOKEY));
         assert_eq!(reach.find(5, 60, 4, Access::Read).map(LocalBuf::to_vec), Ok(vec![7; 4]));
         assert_eq!(reach.find(5, 61, 4, Access::Read).err(), Some(Status::NoAccess));
         assert_eq!(reach.find(5, u64::MAX, 4, Access::Read).err(), Some(Status::NoAccess));
         assert_eq!(reach.find(5, 0, 4, Access::Write).err(), Some(Status::NoAccess));
         assert_eq!(reach.find(6, 0, 4, Access::Read).err(), Some(Status::NoKey));
-        reach.0.remove(5);
+        reach.registrations.remove(5);
         assert_eq!(reach.find(5, 0, 4, Access::Read).err(), Some(Status::NoKey));
     }
 
@@ -326,8 +366,8 @@ mod tests {
     fn old_callers_get_keys_and_give_plain_addresses() {
         let reach = table(FI_MR_BASIC);
         let region = Region { start: 0x1000, len: 64, access: FI_REMOTE_WRITE };
-        let first = reach.0.add(region, 5).unwrap();
-        assert_ne!(reach.0.add(region, 5).unwrap(), first);
+        let first = reach.registrations.add(region, 5).unwrap();
+        assert_ne!(reach.registrations.add(region, 5).unwrap(), first);
         assert_eq!(reach.find(first, 0x1010, 4, Access::Write).map(LocalBuf::address), Ok(0x1010));
         assert_eq!(reach.find(first, 0xfff, 4, Access::Write).err(), Some(Status::NoAccess));
     }
@@ -336,7 +376,7 @@ mod tests {
     fn the_whole_address_space_is_validated_when_it_is_used() {
         let reach = table(0);
         let region = Region { start: 0, len: u64::MAX, access: FI_REMOTE_READ | FI_REMOTE_WRITE };
-        reach.0.add(region, 1).unwrap();
+        reach.registrations.add(region, 1).unwrap();
         let mut memory = vec![1u8; 10000];
         let at = memory.as_mut_ptr().expose_provenance() as u64;
         assert!(reach.find(1, at, 10000, Access::Write).is_ok());

@@ -164,19 +164,23 @@ pub(crate) unsafe extern "C" fn no_ops_open(
     -FI_ENOSYS
 }
 
+type OpsOpen = unsafe extern "C" fn(*mut fid, *const c_char, u64, *mut *mut c_void, *mut c_void) -> c_int;
+
 /// A table of the operations that every object has.
 pub(crate) const fn ops(
     close: unsafe extern "C" fn(*mut fid) -> c_int,
     bind: unsafe extern "C" fn(*mut fid, *mut fid, u64) -> c_int,
     control: unsafe extern "C" fn(*mut fid, c_int, *mut c_void) -> c_int,
 ) -> fi_ops {
-    fi_ops {
-        size: size_of::<fi_ops>(),
-        close,
-        bind,
-        control,
-        ops_open: no_ops_open,
-        tostr: None,
-        ops_set: None,
-    }
+    ops_with(close, bind, control, no_ops_open)
+}
+
+/// The same for an object that has further operations.
+pub(crate) const fn ops_with(
+    close: unsafe extern "C" fn(*mut fid) -> c_int,
+    bind: unsafe extern "C" fn(*mut fid, *mut fid, u64) -> c_int,
+    control: unsafe extern "C" fn(*mut fid, c_int, *mut c_void) -> c_int,
+    ops_open: OpsOpen,
+) -> fi_ops {
+    fi_ops { size: size_of::<fi_ops>(), close, bind, control, ops_open, tostr: None, ops_set: None }
 }

@@ -36,6 +36,8 @@ pub enum Counter {
     Discarded,
     Sleeps,
     Wakeups,
+    Direct,
+    DirectBytes,
 }
 
 /// A view of a set of counters in the region.

@@ -260,6 +260,8 @@ pub struct Writer {
 struct AreaSlot {
     lives: u64,
     extents: Vec<Extent>,
+    /// Its process is gone; its memory is not taken back while somebody is at it.
+    held: bool,
 }
 
 #[derive(Debug, Clone, Copy, Default)]
@@ -352,7 +354,7 @@ impl Writer {
         let area = u32::try_from(index).map_err(|_| Error::Full { bytes })?;
         let mut lives = self.areas[index].lives;
         let incarnation = self.next_life(&mut lives);
-        self.areas[index] = AreaSlot { lives, extents: vec![first] };
+        self.areas[index] = AreaSlot { lives, extents: vec![first], held: false };
         self.area_word(area, area::FIRST)?.put(first.offset);
         self.area_word(area, area::FIRST_BYTES)?.put(first.bytes);
         self.area_word(area, area::GRANTED)?.put(first.bytes);
@@ -368,7 +370,7 @@ impl Writer {
     /// [`Error::Full`].
     pub fn grow_area(&mut self, index: u32, bytes: u64) -> Result<Extent> {
         let extent = self.zeroed(bytes)?;
-        let slot = self.areas.get_mut(index as usize).filter(|a| !a.extents.is_empty());
+        let slot = self.areas.get_mut(index as usize).filter(|a| !a.extents.is_empty() && !a.held);
         let Some(slot) = slot else {
             self.heap.give(extent);
             return Err(Error::Invalid { what: "area", value: index.into() });
@@ -444,9 +446,10 @@ impl Writer {
     /// # Errors
     /// [`Error::Invalid`] for an area that is not granted.
     pub fn close_area(&mut self, index: u32) -> Result<Vec<u32>> {
-        let slot = self.areas.get_mut(index as usize).filter(|a| !a.extents.is_empty());
-        let extents = slot.map(|a| std::mem::take(&mut a.extents));
-        let extents = extents.ok_or(Error::Invalid { what: "area", value: index.into() })?;
+        let slot = self.areas.get_mut(index as usize).filter(|a| !a.extents.is_empty() && !a.held);
+        let slot = slot.ok_or(Error::Invalid { what: "area", value: index.into() })?;
+        slot.held = true;
+        let first = slot.extents[0];
         let owned: Vec<u32> = (0_u32..)
             .zip(&self.endpoints)
             .filter(|(_, e)| e.owner == Some(index))
@@ -459,14 +462,39 @@ impl Writer {
         life.set(Life { state: State::Dead, ..Life::unpack(life.peek()) }.pack());
         release_fence();
         let section = &self.directory.section;
-        let gone = Counters::at(section, extents[0].offset)?.read();
+        let gone = Counters::at(section, first.offset)?.read();
         Counters::at(section, directory::RETIRED)?.absorb(&gone);
-        for extent in extents {
+        self.changed();
+        self.take_back(index)?;
+        Ok(owned)
+    }
+
+    /// Areas of processes that are gone and whose memory others may still be changing.
+    pub fn held(&self) -> Vec<u32> {
+        (0_u32..).zip(&self.areas).filter(|(_, a)| a.held).map(|(index, _)| index).collect()
+    }
+
+    /// Takes back the memory of a process that is gone, unless somebody is changing it; then this is to be tried again.
+    /// Gives whether it was taken back.
+    ///
+    /// # Errors
+    /// [`Error::OutOfBounds`]; [`Error::Invalid`] for an area whose process is not gone.
+    pub fn take_back(&mut self, index: u32) -> Result<bool> {
+        let section = self.directory.section.clone();
+        let slot = self.areas.get_mut(index as usize).filter(|a| a.held);
+        let slot = slot.ok_or(Error::Invalid { what: "area", value: index.into() })?;
+        let region = section.region()?;
+        let own = region.peers().iter().find(|p| p.section == section.start()).map(|p| p.index);
+        if own.is_some_and(|peer| crate::holds::are_on(&region, peer, Some(index))) {
+            return Ok(false);
+        }
+        slot.held = false;
+        for extent in std::mem::take(&mut slot.extents) {
             section.zero("extent", extent.offset, extent.bytes)?;
             self.heap.give(extent);
         }
         self.changed();
-        Ok(owned)
+        Ok(true)
     }
 }
 
@@ -524,6 +552,36 @@ mod tests {
         while w.grow_area(grant.area, 64 << 10).is_ok() {}
         w.close_area(grant.area).unwrap();
         assert!(w.open_area(300_000, 1).is_ok());
+    }
+
+    #[test]
+    fn memory_that_somebody_changes_is_not_given_away() {
+        let (mut host, section) = fresh();
+        host.set_state(0, State::Active).unwrap();
+        let mut w = Writer::create(&section, host.region().shape(), 1).unwrap();
+        let (a, b) = (w.open_area(1, 1).unwrap(), w.open_area(1, 2).unwrap());
+        let block = b.first.offset + 256;
+        w.open_endpoint(a.area, a.first.offset + 256, 1).unwrap();
+        w.open_endpoint(b.area, block, 2).unwrap();
+        let hold = crate::holds::Hold::of(&section, block).unwrap();
+        hold.take(crate::holds::Owner::new(0, a.area));
+        section.word("t", a.first.offset + 1024).unwrap().set(7);
+        w.close_area(a.area).unwrap();
+        assert_eq!(w.held(), [a.area]);
+        assert_eq!(section.word("t", a.first.offset + 1024).unwrap().get(), 7, "not even zeroed");
+        assert!(w.grow_area(a.area, 1).is_err() && w.close_area(a.area).is_err(), "it is gone all the same");
+        let c = w.open_area(1, 3).unwrap();
+        assert!(c.area != a.area && c.first != a.first);
+        assert!(!w.take_back(a.area).unwrap());
+        hold.release();
+        assert!(w.take_back(a.area).unwrap());
+        assert!(w.held().is_empty());
+        assert_eq!(w.open_area(1, 4).unwrap().first, a.first);
+        // A holder that is dead itself holds nothing.
+        hold.take(crate::holds::Owner::new(0, c.area));
+        w.close_area(b.area).unwrap();
+        w.close_area(c.area).unwrap();
+        assert!(w.held().is_empty());
     }
 
     #[test]

@@ -140,16 +140,34 @@ layout! {
         DISCARDED @ 120, 8, "process", "Messages dropped because their sender was gone or faulty.";
         SLEEPS @ 128, 8, "process", "Times that a thread of it went to sleep to wait for a message.";
         WAKEUPS @ 136, 8, "process", "Wake-ups that it sent to others which slept.";
+        DIRECT @ 144, 8, "process", "RMA and atomic operations that it did in the target's memory itself, without a message.";
+        DIRECT_BYTES @ 152, 8, "process", "Bytes of the target's memory that those read or changed.";
     }
     /// An endpoint's block, in the area of its process.
-    block (64) {
+    block (128) {
         LANES @ 0, 8, "process", "Offset in the section of the first lane chunk, 0 if none.";
         LANES_VERSION @ 8, 8, "process", "Counts changes of lane descriptors.";
         ACCEPTS @ 16, 8, "process", "Offset in the section of the first accept chunk, 0 if none.";
         ACCEPTS_VERSION @ 24, 8, "process", "Counts changes of accept entries.";
         SLEEP @ 32, 8, "process", "0: awake. Else a number that counts the sleeps, times 4, plus how to wake it: 1 by its futex, 2 through its local service.";
+        REGISTRATIONS @ 40, 8, "process", "Offset in the section of the table of what may be reached without messages, 0 if none; never changes.";
+        HOLD @ 64, 8, "process", "Whose memory its process is changing now: peer index (upper 32 bits) and area index (lower 32), plus one; 0 if nobody's.";
     }
-    /// The line that starts each chunk of sixteen lane descriptors or accept entries.
+    /// The head of a domain's table of registrations, in the area of its process.
+    registrations (64) {
+        FIRST @ 0, 8, "process", "Offset in the section of the first chunk of registrations, 0 if none.";
+        VERSION @ 8, 8, "process", "Counts changes of the table.";
+    }
+    /// A range of a process's area that others may read or change without a message.
+    registration (64) {
+        LIFE @ 0, 8, "process", "Generation of the entry (upper 56 bits) and state.";
+        KEY @ 8, 8, "process", "Key of the registration.";
+        OFFSET @ 16, 8, "process", "Offset in the section of its first byte.";
+        LENGTH @ 24, 8, "process", "Bytes.";
+        ACCESS @ 32, 8, "process", "What is allowed: 1 reads, 2 writes, 4 atomic operations; a sum.";
+        BASE @ 40, 8, "process", "The address that stands for its first byte.";
+    }
+    /// The line that starts each chunk of sixteen lane descriptors, accept entries or registrations.
     chunk (64) {
         NEXT @ 0, 8, "process", "Offset in the section of the next chunk, 0 if none.";
     }
@@ -183,7 +201,7 @@ layout! {
     }
 }
 
-/// Entries of a chunk of lane descriptors or accept entries.
+/// Entries of a chunk of lane descriptors, accept entries or registrations.
 pub const CHUNK_ENTRIES: u64 = 16;
 
 /// The number of an endpoint slot in the whole region.

@@ -9,6 +9,8 @@
 //! - [`directory`]: one peer's section: endpoints, areas, activity words; as its local service writes it and as
 //!   everybody reads it.
 //! - [`extent`]: the service's allocator of a section's heap; [`area`]: a process's allocator of what it was granted.
+//! - [`pool`]: a process's allocator of what its program uses itself; [`registrations`]: which of that others may reach
+//!   without messages; [`holds`]: who is at it.
 //! - [`member`]: what a process holds once it has attached.
 //! - [`reader`]: a region that is only looked at, live or as a file.
 //! - [`local`]: memory that a caller lends us for the length of an operation.
@@ -22,11 +24,14 @@ pub mod directory;
 pub mod error;
 pub mod extent;
 pub mod format;
+pub mod holds;
 pub mod local;
 pub mod mapping;
 pub mod member;
 pub mod membership;
+pub mod pool;
 pub mod reader;
+pub mod registrations;
 pub mod source;
 pub mod wake;
 

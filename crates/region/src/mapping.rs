@@ -18,6 +18,7 @@ use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
 
 use crate::error::{Error, Result};
 use crate::local::LocalBuf;
+use crate::membership::Region;
 
 /// A region (or a part of one) in this process's address space, until the last view is gone.
 #[derive(Debug)]
@@ -227,6 +228,43 @@ impl Section {
         let at = self.check(what, offset, into.len() as u64, 1)?;
         into.copy_from(at);
         Ok(())
+    }
+
+    /// Bytes as a buffer, for accesses that the views here do not have: atomic operations of a program's own kinds.
+    ///
+    /// # Safety
+    /// The buffer must not outlive the section. Whoever may reach these bytes at the same time must do so by copies or
+    /// by atomic accesses of the same size, as [`LocalBuf`]'s user does.
+    ///
+    /// # Errors
+    /// [`Error::OutOfBounds`].
+    pub unsafe fn lend(&self, what: &'static str, offset: u64, len: u64) -> Result<LocalBuf> {
+        let at = self.check(what, offset, len, 1)?;
+        let size = usize::try_from(len).map_err(|_| Error::Invalid { what, value: len })?;
+        // SAFETY: the range was checked; the caller keeps the mapping.
+        Ok(unsafe { LocalBuf::new(at.as_ptr(), size) })
+    }
+
+    /// Where in the section an address of this process lies.
+    pub fn offset_of(&self, address: u64) -> Option<u64> {
+        let base = self.map.base.as_ptr().expose_provenance() as u64;
+        address.checked_sub(base)?.checked_sub(self.base).filter(|offset| *offset < self.len)
+    }
+
+    /// The address in this process of a byte of the section, as a number.
+    ///
+    /// # Errors
+    /// [`Error::OutOfBounds`].
+    pub fn address(&self, offset: u64) -> Result<u64> {
+        Ok(self.check("address", offset, 1, 1)?.as_ptr().expose_provenance() as u64)
+    }
+
+    /// The region that the section is a part of.
+    ///
+    /// # Errors
+    /// As [`Region::open`].
+    pub fn region(&self) -> Result<Region> {
+        Region::open(&self.map)
     }
 
     /// Zeroes a range.

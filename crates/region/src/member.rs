@@ -15,6 +15,7 @@ use crate::format::GlobalSlot;
 use crate::format::directory;
 use crate::mapping::{Mapping, Section};
 use crate::membership::{Region, processors};
+use crate::pool::Pool;
 use crate::wake;
 
 /// What a process asks its local service for (the control path). Implemented by the attach protocol's client, and by
@@ -62,6 +63,7 @@ pub struct Member {
     section: Section,
     grant: AreaGrant,
     area: Mutex<Area>,
+    pool: Mutex<Pool>,
     counters: Counters,
     service: Box<dyn LocalService>,
     directories: Mutex<HashMap<u32, (u64, Directory)>>,
@@ -102,6 +104,7 @@ impl Member {
             section,
             grant,
             area,
+            pool: Mutex::default(),
             counters,
             service,
             directories,
@@ -187,6 +190,34 @@ impl Member {
     /// Gives back what [`Member::take`] gave for `bytes`.
     pub fn give(&self, at: u64, bytes: u64) {
         self.area.lock().unwrap_or_else(std::sync::PoisonError::into_inner).give(at, bytes);
+    }
+
+    /// Takes `bytes` of the region for the program itself, at a multiple of `align` (a power of two, at most 4096). Gives
+    /// the offset in the section. Nothing is said of what they hold.
+    ///
+    /// # Errors
+    /// [`Error::Full`] when the section is full; [`Error::Service`]; [`Error::Invalid`] for an alignment that is none.
+    pub fn allocate(&self, bytes: u64, align: u64) -> Result<u64> {
+        if !align.is_power_of_two() || align > 4096 {
+            return Err(Error::Invalid { what: "alignment", value: align });
+        }
+        let mut pool = self.pool.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        if let Some(at) = pool.take(bytes, align) {
+            return Ok(at);
+        }
+        // Extents are aligned to less than a page.
+        let wish = Pool::rounded(bytes).and_then(|b| b.checked_add(align)).ok_or(Error::Full { bytes })?;
+        let extent = self.service.grow(wish)?;
+        self.section.part("extent", extent.offset, extent.bytes)?;
+        pool.give(extent);
+        pool.take(bytes, align).ok_or(Error::Full { bytes })
+    }
+
+    /// Gives back what [`Member::allocate`] gave for `bytes`.
+    pub fn release(&self, at: u64, bytes: u64) {
+        let bytes = Pool::rounded(bytes).unwrap_or(0);
+        let mut pool = self.pool.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        pool.give(Extent { offset: at, bytes });
     }
 
     /// The directory of an active peer; kept, and opened anew for a new incarnation.

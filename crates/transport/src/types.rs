@@ -1,5 +1,6 @@
 //! What is posted to an endpoint, and what completes.
 
+use isthmus_region::Section;
 use isthmus_region::local::LocalBuf;
 
 /// A remote endpoint as one of our endpoints numbers it: 0, 1, 2, … in the order of first use. One address has one
@@ -244,8 +245,36 @@ pub enum Access {
 }
 
 /// Memory that this endpoint's owner registered for others. Implemented above; called from
-/// [`crate::Endpoint::progress`] only.
+/// [`crate::Endpoint::progress`], and where it works on another's memory from the posts.
 pub trait Memory: std::marker::Send + Sync {
+    /// Offset in the own section of the table of what others may reach without messages, if there is one. Asked once.
+    fn published(&self) -> Option<u64> {
+        None
+    }
+
+    /// Whether atomic operations on aligned elements of this many bytes are the processor's own here, so that several
+    /// processes may do them on the same memory.
+    fn is_atomic_here(&self, element_bytes: u64) -> bool {
+        let _ = element_bytes;
+        false
+    }
+
+    /// As [`Memory::atomic`], on another process's memory in the region; only where [`Memory::is_atomic_here`] says so.
+    ///
+    /// # Errors
+    /// As [`Memory::atomic`].
+    fn atomic_there(
+        &self,
+        section: &Section,
+        offset: u64,
+        len: u64,
+        what: &RemoteAtomic<'_>,
+        before: &mut Vec<u8>,
+    ) -> std::result::Result<(), Status> {
+        let _ = (section, offset, len, what, before);
+        Err(Status::Unsupported)
+    }
+
     /// The `len` bytes at `addr` of registration `key`, if `access` is allowed there.
     ///
     /// # Errors

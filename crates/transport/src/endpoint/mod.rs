@@ -3,11 +3,13 @@
 //! - `post`: what the caller posts: sends, receives, peeks, RMA.
 //! - `progress`: what arrives, and what is pushed on.
 //! - `sleep`: going to sleep, and waking others.
+//! - `direct`: RMA and atomics that need no message.
 //! - `lanes`: opening, accepting, closing lanes; peers that go.
 //! - `table`: operations that wait for the other side.
 //!
 //! An endpoint polls its *hot* lanes directly; one activity line for each peer of the region leads it to the others.
 
+mod direct;
 mod lanes;
 mod post;
 mod progress;
@@ -24,6 +26,7 @@ use isthmus_lockfree::slot::Message;
 use isthmus_region::counters::{Counter, WORDS};
 use isthmus_region::directory::Directory;
 use isthmus_region::format::{CHUNK_ENTRIES, GlobalSlot, block};
+use isthmus_region::holds::Hold;
 use isthmus_region::mapping::LineRef;
 use isthmus_region::member::Member;
 
@@ -104,6 +107,8 @@ struct Peer {
     pushes: VecDeque<Push>,
     /// In `Endpoint::busy`.
     is_busy: bool,
+    /// What of its memory can be reached without messages.
+    reach: direct::Reach,
 }
 
 /// Whether an endpoint's record says that it was closed in good order.
@@ -228,6 +233,7 @@ pub struct Endpoint {
     incarnation: u64,
     block_at: u64,
     block: LineRef,
+    hold: Hold,
     lanes: Chunks,
     accepts: Chunks,
     reserve: Option<Place>,
@@ -289,6 +295,9 @@ impl Endpoint {
         let section = member.section();
         section.zero("block", block_at, block::BYTES).map_err(failed("write an endpoint's block"))?;
         let block = section.line("block", block_at).map_err(failed("write an endpoint's block"))?;
+        let hold = Hold::of(section, block_at).map_err(failed("write an endpoint's block"))?;
+        let table = section.word("block", block_at + block::REGISTRATIONS);
+        table.map_err(failed("write an endpoint's block"))?.put(memory.published().unwrap_or(0));
         let size = Size::RESERVE;
         let ring = member.take(size.bytes()).map_err(failed("take memory for an endpoint's reserve"))?;
         let (local, incarnation) =
@@ -304,6 +313,7 @@ impl Endpoint {
             incarnation,
             block_at,
             block,
+            hold,
             lanes: Chunks::new(isthmus_region::format::lane::BYTES),
             accepts: Chunks::new(isthmus_region::format::accept::BYTES),
             reserve: Some(Place { ring, size, reserve: true }),
@@ -393,6 +403,7 @@ impl Endpoint {
             owed: 0,
             pushes: VecDeque::new(),
             is_busy: false,
+            reach: direct::Reach::default(),
         });
         self.by_address.insert(key, id);
         Ok(id)

@@ -392,13 +392,16 @@ impl Endpoint {
         true
     }
 
-    /// Reads remote memory into `rma.bufs`.
+    /// Reads remote memory into `rma.bufs`. [`Posted::Done`] says that the completion is there already.
     ///
     /// # Errors
     /// [`PostError`]; nothing was done.
-    pub fn read(&mut self, rma: &Rma<'_>) -> Result<(), PostError> {
-        self.ready(rma.to)?;
+    pub fn read(&mut self, rma: &Rma<'_>) -> Result<Posted, PostError> {
         let len = total(rma.bufs);
+        if self.read_directly(rma, len) {
+            return Ok(Posted::Done);
+        }
+        self.ready(rma.to)?;
         let id = self.operations.insert(Operation::Incoming {
             from: rma.to,
             dest: Bufs::new(rma.bufs),
@@ -410,22 +413,26 @@ impl Endpoint {
         });
         self.push(rma.to, &[wire::head(kind::READ, 0, 0), id, rma.key, rma.addr, len, 0, 0, 0], 5);
         self.tally.add(Counter::Rma, 1);
-        Ok(())
+        Ok(Posted::Pending)
     }
 
-    /// Writes remote memory. Completes when the data is visible at the target.
+    /// Writes remote memory. Completes when the data is visible at the target. [`Posted::Done`] says that the completion
+    /// is there already.
     ///
     /// # Errors
     /// [`PostError`]; nothing was done.
-    pub fn write(&mut self, rma: &Rma<'_>) -> Result<(), PostError> {
-        self.ready(rma.to)?;
+    pub fn write(&mut self, rma: &Rma<'_>) -> Result<Posted, PostError> {
         let len = total(rma.bufs);
-        let flags = if rma.data.is_some() { flag::DATA } else { 0 };
-        let data = rma.data.unwrap_or(0);
-        let then = self.template(rma.ticket, Op::Write, len);
         if rma.inject && len > INJECT_BYTES as u64 {
             return Err(PostError::TooLong);
         }
+        if self.write_directly(rma, len) {
+            return Ok(Posted::Done);
+        }
+        self.ready(rma.to)?;
+        let flags = if rma.data.is_some() { flag::DATA } else { 0 };
+        let data = rma.data.unwrap_or(0);
+        let then = self.template(rma.ticket, Op::Write, len);
         if len <= self.eager_bytes(rma.to) || rma.inject {
             let offset = self.stage(rma.to, rma.bufs, len)?;
             let id = self.operations.insert(Operation::Await { to: rma.to, then });
@@ -440,14 +447,15 @@ impl Endpoint {
         }
         self.tally.add(Counter::Rma, 1);
         self.tally.add(Counter::RmaBytes, len);
-        Ok(())
+        Ok(Posted::Pending)
     }
 
-    /// Does an atomic operation on remote memory. Completes when it is visible at the target.
+    /// Does an atomic operation on remote memory. Completes when it is visible at the target. [`Posted::Done`] says that
+    /// the completion is there already.
     ///
     /// # Errors
     /// [`PostError`]; nothing was done.
-    pub fn atomic(&mut self, atomic: &Atomic<'_>) -> Result<(), PostError> {
+    pub fn atomic(&mut self, atomic: &Atomic<'_>) -> Result<Posted, PostError> {
         let (operands, compares) = (total(atomic.operand), total(atomic.compare));
         let span = u64::from(atomic.count) * u64::from(atomic.size);
         let limit = super::ATOMIC_BYTES as u64;
@@ -456,6 +464,9 @@ impl Endpoint {
         }
         if atomic.kind != AtomicKind::Plain && total(atomic.result) < span {
             return Err(PostError::Invalid);
+        }
+        if self.atomic_directly(atomic, span) {
+            return Ok(Posted::Done);
         }
         self.ready(atomic.to)?;
         let operand = atomic.operand.iter().chain(atomic.compare).copied().collect::<Vec<_>>();
@@ -490,7 +501,7 @@ impl Endpoint {
         self.push(atomic.to, &message, 8);
         self.tally.add(Counter::Rma, 1);
         self.tally.add(Counter::RmaBytes, operands + compares);
-        Ok(())
+        Ok(Posted::Pending)
     }
 
     /// Pushes any message, for tests that play a hostile peer. Gives whether there was room.

@@ -285,7 +285,7 @@ impl Endpoint {
 
     /// Whether what was copied out of a sender's memory was the sender's (P5).
     #[inline]
-    fn still_lives(&self, source: PeerId) -> bool {
+    pub(super) fn still_lives(&self, source: PeerId) -> bool {
         self.peers[source.0 as usize].still_lives()
     }
 

@@ -2,7 +2,7 @@
 //! to an operation that is over finds nothing.
 
 use crate::matching::Bufs;
-use crate::types::{Completion, PeerId};
+use crate::types::{Completion, Op, PeerId};
 
 /// An operation that waits.
 #[derive(Debug)]
@@ -33,6 +33,12 @@ pub(super) enum Operation {
 }
 
 impl Operation {
+    /// Whether it is an operation of ours on the other side's memory.
+    fn is_one_sided(&self) -> bool {
+        let (Self::Offer { then, .. } | Self::Await { then, .. } | Self::Incoming { then, .. }) = self;
+        matches!(then.op, Op::Read | Op::Write | Op::Atomic(_))
+    }
+
     pub(super) fn peer(&self) -> PeerId {
         match self {
             Self::Offer { to, .. } | Self::Await { to, .. } => *to,
@@ -45,10 +51,30 @@ impl Operation {
 pub(super) struct Table {
     entries: Vec<(u32, Option<Operation>)>,
     free: Vec<u32>,
+    /// Of each peer, how many are one-sided operations of ours.
+    one_sided: Vec<u32>,
 }
 
 impl Table {
+    /// How many one-sided operations of ours on a peer's memory are under way.
+    pub(super) fn one_sided(&self, peer: PeerId) -> u32 {
+        self.one_sided.get(peer.0 as usize).copied().unwrap_or(0)
+    }
+
+    fn count(&mut self, operation: &Operation, came: bool) {
+        if !operation.is_one_sided() {
+            return;
+        }
+        let peer = operation.peer().0 as usize;
+        if self.one_sided.len() <= peer {
+            self.one_sided.resize(peer + 1, 0);
+        }
+        let count = &mut self.one_sided[peer];
+        *count = if came { *count + 1 } else { count.saturating_sub(1) };
+    }
+
     pub(super) fn insert(&mut self, operation: Operation) -> u64 {
+        self.count(&operation, true);
         let index = self.free.pop().unwrap_or_else(|| {
             self.entries.push((0, None));
             u32::try_from(self.entries.len() - 1).unwrap_or(u32::MAX)
@@ -80,13 +106,16 @@ impl Table {
         self.get(id, peer)?;
         let (index, _) = Self::split(id);
         self.free.push(u32::try_from(index).unwrap_or(u32::MAX));
-        self.entries[index].1.take()
+        let operation = self.entries[index].1.take()?;
+        self.count(&operation, false);
+        Some(operation)
     }
 
     /// Puts an operation under the number of one that was just taken.
     pub(super) fn put_back(&mut self, id: u64, operation: Operation) {
         let (index, _) = Self::split(id);
         if self.free.last().is_some_and(|last| *last as usize == index) {
+            self.count(&operation, true);
             self.free.pop();
             self.entries[index].1 = Some(operation);
         }
@@ -100,6 +129,9 @@ impl Table {
                 taken.extend(entry.1.take());
                 self.free.push(index);
             }
+        }
+        if let Some(count) = self.one_sided.get_mut(peer.0 as usize) {
+            *count = 0;
         }
         taken
     }

@@ -1,0 +1,231 @@
+//! Memory of the region that a program uses itself: `fi_open_ops(domain, "isthmus_memory", ...)`, as
+//! `include/isthmus_fi.h` declares it, and the table of what is registered within.
+//!
+//! A registration that lies in such memory is published, so that others reach it without us. Everything else is reached
+//! by messages, which is [`crate::mr`]'s business.
+
+use std::collections::HashMap;
+use std::ffi::{c_char, c_int, c_void};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use isthmus_fabric_sys::*;
+use isthmus_region::holds;
+use isthmus_region::member::Member;
+use isthmus_region::registrations::{self, Range, Table};
+
+use crate::domain::Domain;
+use crate::{arithmetic, errno, object};
+
+/// The name for `fi_open_ops`.
+const NAME: &[u8] = b"isthmus_memory";
+/// How long a close waits for operations of others that are under way.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// `struct isthmus_memory_ops`.
+#[repr(C)]
+struct Ops {
+    size: usize,
+    alloc: unsafe extern "C" fn(*mut fid_domain, usize, usize, *mut *mut c_void) -> c_int,
+    free: unsafe extern "C" fn(*mut fid_domain, *mut c_void) -> c_int,
+}
+
+static OPS: Ops = Ops { size: size_of::<Ops>(), alloc, free };
+
+/// What of the region a domain's program has, and the table of what it lets others reach.
+#[derive(Default)]
+pub(crate) struct Store {
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    /// Allocations by address.
+    live: HashMap<u64, Block>,
+    table: Option<Table>,
+}
+
+/// An allocation.
+#[derive(Debug, Clone, Copy)]
+struct Block {
+    offset: u64,
+    bytes: u64,
+    /// Registrations that lie within it.
+    registered: u32,
+}
+
+/// A published registration.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Entry {
+    number: u32,
+    /// Address of the allocation that it lies in.
+    block: u64,
+}
+
+impl Store {
+    fn state(&self) -> std::sync::MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Where the table is; it is made for the first endpoint, whose block names it. None where the region has no room.
+    pub(crate) fn table(&self, member: &Arc<Member>) -> Option<u64> {
+        let mut state = self.state();
+        if state.table.is_none() {
+            state.table = Table::create(member).ok();
+        }
+        state.table.as_ref().map(Table::offset)
+    }
+
+    /// Whether the program still has some.
+    pub(crate) fn is_in_use(&self) -> bool {
+        !self.state().live.is_empty()
+    }
+
+    fn alloc(&self, member: &Member, bytes: usize, align: usize) -> Result<u64, c_int> {
+        let region = |e| errno::of_region(&e);
+        if bytes == 0 || bytes > crate::info::MAX_MESSAGE_BYTES {
+            return Err(FI_EINVAL);
+        }
+        let align = if align == 0 { 64 } else { align as u64 };
+        if !align.is_power_of_two() || align > 4096 {
+            return Err(FI_EINVAL);
+        }
+        let bytes = bytes as u64;
+        let offset = member.allocate(bytes, align).map_err(region)?;
+        let address = member.section().address(offset).map_err(region)?;
+        self.state().live.insert(address, Block { offset, bytes, registered: 0 });
+        Ok(address)
+    }
+
+    fn free(&self, member: &Member, address: u64) -> Result<(), c_int> {
+        let mut state = self.state();
+        let block = *state.live.get(&address).ok_or(FI_EINVAL)?;
+        if block.registered > 0 {
+            return Err(FI_EBUSY);
+        }
+        state.live.remove(&address);
+        drop(state);
+        member.release(block.offset, block.bytes);
+        Ok(())
+    }
+
+    /// Publishes a registration, if it lies in memory of the region and is of any use to others. `base` stands for its
+    /// first byte.
+    pub(crate) fn publish(
+        &self,
+        member: &Arc<Member>,
+        start: u64,
+        len: u64,
+        access: u64,
+        key: u64,
+        base: u64,
+    ) -> Result<Option<Entry>, c_int> {
+        let mut state = self.state();
+        let inside = |(at, block): (&u64, &mut Block)| {
+            let fits = start >= *at && start - *at <= block.bytes && len <= block.bytes - (start - *at);
+            fits.then_some((*at, block.offset + (start - *at)))
+        };
+        let Some((block, offset)) = state.live.iter_mut().find_map(inside) else { return Ok(None) };
+        let mut allowed = if access & FI_REMOTE_READ == 0 { 0 } else { registrations::READ };
+        if access & FI_REMOTE_WRITE != 0 {
+            let atomic = if arithmetic::is_shared() { registrations::ATOMIC } else { 0 };
+            allowed |= registrations::WRITE | atomic;
+        }
+        if allowed == 0 {
+            return Ok(None);
+        }
+        if state.table.is_none() {
+            state.table = Some(Table::create(member).map_err(|e| errno::of_region(&e))?);
+        }
+        let table = state.table.as_mut().ok_or(FI_ENOMEM)?;
+        let range = Range { key, offset, len, access: allowed, base };
+        let number = table.publish(&range).map_err(|e| errno::of_region(&e))?;
+        if let Some(block) = state.live.get_mut(&block) {
+            block.registered += 1;
+        }
+        Ok(Some(Entry { number, block }))
+    }
+
+    /// Withdraws a registration. Operations that others had begun have ended when this returns, or it is an error: then
+    /// one of them stands still.
+    pub(crate) fn withdraw(&self, member: &Member, entry: Entry) -> Result<(), c_int> {
+        let mut state = self.state();
+        if let Some(table) = state.table.as_mut() {
+            table.withdraw(entry.number).map_err(|e| errno::of_region(&e))?;
+        }
+        if let Some(block) = state.live.get_mut(&entry.block) {
+            block.registered -= 1;
+        }
+        drop(state);
+        let until = Instant::now() + PATIENCE;
+        while holds::are_on(member.region(), member.peer(), Some(member.grant().area)) {
+            if Instant::now() >= until {
+                return Err(FI_EBUSY);
+            }
+            std::thread::yield_now();
+        }
+        Ok(())
+    }
+}
+
+/// `fi_open_ops` on a domain.
+///
+/// # Safety
+/// As libfabric calls it.
+pub(crate) unsafe extern "C" fn open_ops(
+    _fid: *mut fid,
+    name: *const c_char,
+    flags: u64,
+    ops: *mut *mut c_void,
+    _context: *mut c_void,
+) -> c_int {
+    // SAFETY: null or a C string.
+    let asked = unsafe { isthmus_cabi::text(name) }.map(str::as_bytes);
+    if asked != Some(NAME) {
+        return -FI_ENOSYS;
+    }
+    if flags != 0 {
+        return -FI_EBADFLAGS;
+    }
+    // C gets no leave to write to it, but has no type that says so.
+    let table = (&raw const OPS).cast_mut().cast::<c_void>();
+    // SAFETY: null or the caller's place for the answer.
+    if unsafe { isthmus_cabi::put(ops, table) } { 0 } else { -FI_EINVAL }
+}
+
+unsafe extern "C" fn alloc(
+    domain: *mut fid_domain,
+    bytes: usize,
+    align: usize,
+    address: *mut *mut c_void,
+) -> c_int {
+    let body = |domain: &Domain| {
+        if address.is_null() || !domain.is_own() {
+            return -FI_EINVAL;
+        }
+        match domain.store.alloc(&domain.member, bytes, align) {
+            // SAFETY: not null; the caller's place for the answer.
+            Ok(at) => match unsafe { isthmus_cabi::put(address, crate::cq::pointer(at)) } {
+                true => 0,
+                false => -FI_EINVAL,
+            },
+            Err(error) => -error,
+        }
+    };
+    // SAFETY: our domain.
+    unsafe { object::call::<Domain, _>(domain, -FI_EIO, body) }
+}
+
+unsafe extern "C" fn free(domain: *mut fid_domain, address: *mut c_void) -> c_int {
+    let body = |domain: &Domain| {
+        if !domain.is_own() {
+            return -FI_EINVAL;
+        }
+        match domain.store.free(&domain.member, address.expose_provenance() as u64) {
+            Ok(()) => 0,
+            Err(error) => -error,
+        }
+    };
+    // SAFETY: our domain.
+    unsafe { object::call::<Domain, _>(domain, -FI_EIO, body) }
+}

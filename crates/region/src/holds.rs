@@ -1,0 +1,73 @@
+//! Who is changing whose memory right now (P7).
+//!
+//! A process that writes to another's area itself, or does atomic operations there, names that area in its endpoint's
+//! block while it does. A local service gives the memory of a dead process to nobody while any endpoint names its area;
+//! neither does the host service that of a whole peer. Such an operation is short; one that takes longer belongs to a
+//! process that stands still, as in a machine that is paused, and it may go on at any time.
+
+use isthmus_lockfree::hold;
+use isthmus_lockfree::life::State;
+
+use crate::directory::Directory;
+use crate::format::block;
+use crate::mapping::{LineRef, Section};
+use crate::membership::Region;
+
+/// An area, as hold words name it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Owner(u64);
+
+impl Owner {
+    /// The area with index `area` of peer `peer`.
+    pub fn new(peer: u32, area: u32) -> Self {
+        Self((u64::from(peer) << 32 | u64::from(area)).wrapping_add(1))
+    }
+}
+
+/// An endpoint's own hold word.
+#[derive(Debug, Clone)]
+pub struct Hold(LineRef);
+
+impl Hold {
+    /// The one of the block at `at` of the own section.
+    ///
+    /// # Errors
+    /// [`crate::Error::OutOfBounds`].
+    pub fn of(section: &Section, at: u64) -> crate::Result<Self> {
+        Ok(Self(section.line("block", at + block::HOLD)?))
+    }
+
+    /// Takes a hold on an area: nobody gets its memory until [`Hold::release`], if its owner is seen to live after this.
+    #[inline]
+    pub fn take(&self, owner: Owner) {
+        hold::take(&self.0.words[0], owner.0);
+    }
+
+    /// Lets go.
+    #[inline]
+    pub fn release(&self) {
+        hold::release(&self.0.words[0]);
+    }
+}
+
+/// Whether any living endpoint of the region holds an area of `peer`: the given one, or any. The death of the owner, or
+/// the end of what the hold is for, must have been published.
+pub fn are_on(region: &Region, peer: u32, area: Option<u32>) -> bool {
+    hold::after_death();
+    region.peers().iter().filter(|p| p.life.state == State::Active).any(|p| {
+        // What cannot be read belongs to nobody who keeps to the format.
+        let Ok(section) = region.section(p) else { return false };
+        let Ok(directory) = Directory::open(&section, region.shape(), p.life.incarnation) else {
+            return false;
+        };
+        (0..directory.endpoints_high()).any(|slot| {
+            let Ok(info) = directory.endpoint(slot) else { return false };
+            let word = info.block.checked_add(block::HOLD).and_then(|at| section.word("block", at).ok());
+            let Some(word) = word.filter(|_| info.life.state == State::Active) else { return false };
+            match area {
+                Some(area) => hold::is_on(word, Owner::new(peer, area).0),
+                None => word.get().checked_sub(1).is_some_and(|w| w >> 32 == u64::from(peer)),
+            }
+        })
+    })
+}

@@ -1,0 +1,323 @@
+//! What a domain lets others reach without messages: a table in its process's area, written by that process alone.
+//!
+//! An entry is a range of the area with a key, what is allowed there, and a generation. Whoever wants to use it copies
+//! the entry, checks key, bounds and access against the copy, and looks at the entry's life again at each use: a
+//! generation never comes back. The table's version tells when a copy of the whole is out of date.
+
+use std::sync::Arc;
+
+use isthmus_lockfree::life::{Life, State, unchanged};
+
+use crate::error::{Error, Result};
+use crate::format::{CHUNK_ENTRIES, block, chunk, registration, registrations};
+use crate::mapping::{LineRef, Section};
+use crate::member::Member;
+
+/// Reads are allowed.
+pub const READ: u64 = 1;
+/// Writes are allowed.
+pub const WRITE: u64 = 2;
+/// Atomic operations are allowed.
+pub const ATOMIC: u64 = 4;
+
+/// Most chunks that a reader follows: a table that has more, or runs in a circle, is not read further.
+const MOST_CHUNKS: usize = 4096;
+
+/// What an entry says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Range {
+    /// Key of the registration.
+    pub key: u64,
+    /// Offset in the section of its first byte.
+    pub offset: u64,
+    /// Bytes.
+    pub len: u64,
+    /// What is allowed: a sum of [`READ`], [`WRITE`] and [`ATOMIC`].
+    pub access: u64,
+    /// The address that stands for its first byte.
+    pub base: u64,
+}
+
+/// The writer's side.
+#[derive(Debug)]
+pub struct Table {
+    member: Arc<Member>,
+    at: u64,
+    head: LineRef,
+    chunks: Vec<u64>,
+    free: Vec<u32>,
+}
+
+const CHUNK_BYTES: u64 = chunk::BYTES + CHUNK_ENTRIES * registration::BYTES;
+
+impl Table {
+    /// An empty table.
+    ///
+    /// # Errors
+    /// [`Error::Full`] when the region has no room; [`Error::Service`].
+    pub fn create(member: &Arc<Member>) -> Result<Self> {
+        let at = member.take(registrations::BYTES)?;
+        member.section().zero("registrations", at, registrations::BYTES)?;
+        let head = member.section().line("registrations", at)?;
+        Ok(Self { member: Arc::clone(member), at, head, chunks: Vec::new(), free: Vec::new() })
+    }
+
+    /// Where it is, for an endpoint's block.
+    pub fn offset(&self) -> u64 {
+        self.at
+    }
+
+    fn entry(&self, number: u32) -> Result<LineRef> {
+        let (chunk, place) = (u64::from(number) / CHUNK_ENTRIES, u64::from(number) % CHUNK_ENTRIES);
+        let at = usize::try_from(chunk).ok().and_then(|c| self.chunks.get(c)).copied();
+        let at = at.ok_or(Error::Invalid { what: "registration", value: number.into() })?;
+        self.member.section().line("registration", at + chunk::BYTES + place * registration::BYTES)
+    }
+
+    /// Adds a chunk of entries.
+    fn grow(&mut self) -> Result<()> {
+        let at = self.member.take(CHUNK_BYTES)?;
+        let section = self.member.section();
+        section.zero("chunk", at, CHUNK_BYTES)?;
+        match self.chunks.last() {
+            Some(last) => section.word("chunk", last + chunk::NEXT)?.set(at),
+            None => self.head.words[0].set(at),
+        }
+        let first = u32::try_from(self.chunks.len() as u64 * CHUNK_ENTRIES).unwrap_or(u32::MAX);
+        self.chunks.push(at);
+        self.free.extend((first..first + CHUNK_ENTRIES as u32).rev());
+        Ok(())
+    }
+
+    /// Publishes a range; gives its number.
+    ///
+    /// # Errors
+    /// As [`Table::create`]; [`Error::Full`] also when there are more ranges than readers would look at.
+    pub fn publish(&mut self, range: &Range) -> Result<u32> {
+        if self.free.is_empty() {
+            if self.chunks.len() >= MOST_CHUNKS {
+                return Err(Error::Full { bytes: CHUNK_BYTES });
+            }
+            self.grow()?;
+        }
+        let number = self.free.pop().ok_or(Error::Full { bytes: CHUNK_BYTES })?;
+        let line = self.entry(number)?;
+        let life = Life::unpack(line.words[0].peek());
+        for (word, value) in
+            line.words[1..].iter().zip([range.key, range.offset, range.len, range.access, range.base])
+        {
+            word.put(value);
+        }
+        line.words[0].set(Life { incarnation: life.incarnation + 1, state: State::Active }.pack());
+        self.changed();
+        Ok(number)
+    }
+
+    /// Takes a range back. Whoever holds the process ([`crate::holds`]) may still be at it.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for a number that was not given.
+    pub fn withdraw(&mut self, number: u32) -> Result<()> {
+        let line = self.entry(number)?;
+        let life = Life::unpack(line.words[0].peek());
+        line.words[0].set(Life { state: State::Free, ..life }.pack());
+        // A reader that copies what the next range writes here must see this first (P5).
+        crate::sync::release_fence();
+        self.changed();
+        self.free.push(number);
+        Ok(())
+    }
+
+    fn changed(&self) {
+        self.head.words[1].set(self.head.words[1].peek().wrapping_add(1));
+    }
+}
+
+impl Drop for Table {
+    fn drop(&mut self) {
+        for at in self.chunks.drain(..) {
+            self.member.give(at, CHUNK_BYTES);
+        }
+        self.member.give(self.at, registrations::BYTES);
+    }
+}
+
+/// A range that somebody published, as it was read.
+#[derive(Debug, Clone)]
+pub struct Published {
+    /// What the entry said.
+    pub range: Range,
+    life: u64,
+    line: LineRef,
+}
+
+impl Published {
+    /// Whether it is still what was read.
+    #[inline]
+    pub fn stands(&self) -> bool {
+        self.line.words[0].get() == self.life
+    }
+
+    /// Whether it still was what was read when all of a copy had been made (P5).
+    #[inline]
+    pub fn stood(&self) -> bool {
+        unchanged(&self.line.words[0], self.life)
+    }
+}
+
+/// The reader's side of the table that an endpoint's block names.
+#[derive(Debug)]
+pub struct Reader {
+    section: Section,
+    head: LineRef,
+}
+
+impl Reader {
+    /// The table of the endpoint whose block is at `block` of `section`; none if it has none.
+    ///
+    /// # Errors
+    /// [`Error::OutOfBounds`].
+    pub fn open(section: &Section, block: u64) -> Result<Option<Self>> {
+        let at = block
+            .checked_add(block::REGISTRATIONS)
+            .ok_or(Error::Invalid { what: "block", value: block })
+            .and_then(|at| section.word("block", at))?
+            .get();
+        if at == 0 {
+            return Ok(None);
+        }
+        Ok(Some(Self { section: section.clone(), head: section.line("registrations", at)? }))
+    }
+
+    /// The section that ranges lie in.
+    pub fn section(&self) -> &Section {
+        &self.section
+    }
+
+    /// The table's version.
+    #[inline]
+    pub fn version(&self) -> u64 {
+        self.head.words[1].get()
+    }
+
+    /// All ranges that are published, and lie in the section. What cannot be right is left out.
+    pub fn ranges(&self) -> Vec<Published> {
+        let mut found = Vec::new();
+        let mut at = self.head.words[0].get();
+        for _ in 0..MOST_CHUNKS {
+            if at == 0 {
+                break;
+            }
+            let Ok(part) = self.section.part("chunk", at, CHUNK_BYTES) else { break };
+            for place in 0..CHUNK_ENTRIES {
+                let line = part.line("registration", chunk::BYTES + place * registration::BYTES);
+                let Ok(line) = line else { continue };
+                let life = line.words[0].get();
+                let [key, offset, len, access, base] = std::array::from_fn(|i| line.words[1 + i].peek());
+                let entry = Published { range: Range { key, offset, len, access, base }, life, line };
+                let lies = self.section.holds("registration", offset, len).is_ok();
+                if Life::unpack(life).state == State::Active && entry.stood() && lies {
+                    found.push(entry);
+                }
+            }
+            let Ok(next) = part.word("chunk", chunk::NEXT) else { break };
+            at = next.get();
+        }
+        found
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+    use std::sync::Mutex;
+
+    use super::*;
+    use crate::directory::Writer;
+    use crate::extent::Extent;
+    use crate::mapping::Mapping;
+    use crate::member::LocalService;
+    use crate::membership::{self, NewPeer, Shape};
+
+    struct Stub(Mutex<Writer>);
+
+    impl LocalService for Stub {
+        fn grow(&self, bytes: u64) -> Result<Extent> {
+            self.0.lock().unwrap().grow_area(0, bytes)
+        }
+        fn open_endpoint(&self, block: u64) -> Result<(u32, u64)> {
+            self.0.lock().unwrap().open_endpoint(0, block, 1)
+        }
+        fn close_endpoint(&self, slot: u32) -> Result<()> {
+            self.0.lock().unwrap().close_endpoint(0, slot)
+        }
+    }
+
+    fn member() -> Arc<Member> {
+        let bytes = 4 << 20;
+        let fd = crate::create::memory(bytes).unwrap();
+        let map = Mapping::map(fd.as_fd(), bytes).unwrap();
+        let shape = Shape::new(bytes, [1, 2], 1, 16).unwrap();
+        let mut host = membership::Writer::create(&map, &shape, 1).unwrap();
+        let section = shape.host_bytes;
+        let new = NewPeer { section, section_bytes: 2 << 20, ivshmem_id: None, name: "host" };
+        let incarnation = host.add(0, &new).unwrap();
+        host.set_state(0, State::Active).unwrap();
+        let section = host.region().section(&host.region().peer(0).unwrap().unwrap()).unwrap();
+        let mut writer = Writer::create(&section, &shape, incarnation).unwrap();
+        let grant = writer.open_area(64 << 10, 1).unwrap();
+        Member::new(&map, 0, grant, Box::new(Stub(Mutex::new(writer)))).unwrap()
+    }
+
+    fn range(key: u64, offset: u64) -> Range {
+        Range { key, offset, len: 100, access: READ | WRITE, base: key * 2 }
+    }
+
+    #[test]
+    fn ranges_come_and_go_over_chunks() {
+        let member = member();
+        let mut table = Table::create(&member).unwrap();
+        let block = member.take(block::BYTES).unwrap();
+        member.section().zero("block", block, block::BYTES).unwrap();
+        assert!(Reader::open(member.section(), block).unwrap().is_none());
+        member.section().word("block", block + block::REGISTRATIONS).unwrap().set(table.offset());
+        let reader = Reader::open(member.section(), block).unwrap().unwrap();
+        assert!(reader.ranges().is_empty());
+        let numbers: Vec<u32> = (0..40).map(|key| table.publish(&range(key, 64 * key)).unwrap()).collect();
+        let version = reader.version();
+        let mut found = reader.ranges();
+        found.sort_by_key(|p| p.range.key);
+        assert_eq!(
+            found.iter().map(|p| p.range).collect::<Vec<_>>(),
+            (0..40).map(|k| range(k, 64 * k)).collect::<Vec<_>>()
+        );
+        assert!(found.iter().all(Published::stands));
+        table.withdraw(numbers[7]).unwrap();
+        assert!(!found[7].stands() && !found[7].stood() && found[8].stands());
+        assert_ne!(reader.version(), version);
+        // The same place again is another life.
+        assert_eq!(table.publish(&range(99, 0)).unwrap(), numbers[7]);
+        assert!(!found[7].stands());
+        assert_eq!(reader.ranges().len(), 40);
+    }
+
+    #[test]
+    fn what_cannot_be_right_is_left_out() {
+        let member = member();
+        let mut table = Table::create(&member).unwrap();
+        let reader = Reader {
+            section: member.section().clone(),
+            head: member.section().line("t", table.offset()).unwrap(),
+        };
+        table.publish(&Range { len: u64::MAX, ..range(1, 64) }).unwrap();
+        table.publish(&Range { offset: member.section().len() - 99, ..range(2, 0) }).unwrap();
+        table.publish(&range(3, 64)).unwrap();
+        assert_eq!(reader.ranges().iter().map(|p| p.range.key).collect::<Vec<_>>(), [3]);
+        // A chain that runs in a circle ends, and one that leads outside too.
+        let chunk = table.chunks[0];
+        member.section().word("t", chunk).unwrap().set(chunk);
+        assert_eq!(reader.ranges().len(), MOST_CHUNKS);
+        member.section().word("t", chunk).unwrap().set(u64::MAX - 63);
+        assert_eq!(reader.ranges().len(), 1);
+    }
+}

@@ -1,0 +1,237 @@
+//! RMA and atomics without messages: where the target's memory is in the region and published, the initiator copies, or
+//! does the operation with its own processor, and the target need not do anything.
+//!
+//! What may be reached is told by a table in the target's area (`isthmus_region::registrations`). Its ranges are copied
+//! when its version changes, and checked at each use: key, bounds and access against the copy, the generation against
+//! the table. Before it changes anything, the initiator takes a hold on the target's area (P7), and only then looks
+//! whether the target lives and the range still stands; so what it changes is nobody else's yet. What is read is looked
+//! at again after the copy (P5).
+//!
+//! What is not published goes by messages, and so do writes with data for the target's completions. Atomic operations
+//! go directly only where the processor has them for both sides, and not while others are under way by messages: they
+//! are done in the order of the calls.
+
+use std::collections::HashMap;
+
+use isthmus_region::counters::Counter;
+use isthmus_region::holds::Owner;
+use isthmus_region::local::LocalBuf;
+use isthmus_region::registrations::{self, Published, Reader};
+
+use super::{ATOMIC_BYTES, Endpoint};
+use crate::matching::Bufs;
+use crate::types::{Access, Atomic, AtomicKind, Op, PeerId, RemoteAtomic, Rma, Status, Ticket};
+
+/// What is known of a peer's published memory.
+#[derive(Debug, Default)]
+pub(super) enum Reach {
+    /// Nobody has asked yet.
+    #[default]
+    Unknown,
+    /// It has no table.
+    None,
+    /// Its table, as last read.
+    Table(Box<Known>),
+}
+
+#[derive(Debug)]
+pub(super) struct Known {
+    reader: Reader,
+    owner: Owner,
+    /// None before the first look.
+    version: Option<u64>,
+    ranges: HashMap<u64, Published>,
+}
+
+/// A place in a peer's memory that may be used now.
+struct Place {
+    published: Published,
+    section: isthmus_region::Section,
+    owner: Owner,
+    offset: u64,
+}
+
+/// What became of an attempt.
+enum Attempt {
+    /// It goes by messages.
+    No,
+    /// It is over.
+    Over(Status),
+}
+
+fn allows(access: Access) -> u64 {
+    match access {
+        Access::Read => registrations::READ,
+        Access::Write => registrations::WRITE,
+        Access::Atomic => registrations::ATOMIC,
+    }
+}
+
+impl Endpoint {
+    /// Finds the place, if its registration is published: or why it must not be used.
+    fn place_of(
+        &mut self,
+        to: PeerId,
+        key: u64,
+        addr: u64,
+        len: u64,
+        access: Access,
+    ) -> Option<Result<Place, Status>> {
+        let peer = self.peers.get_mut(to.0 as usize)?;
+        if let Reach::Unknown = peer.reach {
+            let endpoints = self.member.region().shape().endpoints;
+            let (index, local) = (peer.address.slot.peer(endpoints), peer.address.slot.local(endpoints));
+            let (_, directory) = self.member.directory(index).ok()?;
+            let info = directory.endpoint(local).ok()?;
+            if !info.life.is_active(peer.address.incarnation) {
+                return None;
+            }
+            // An area that is not in the table owns nothing that could be given away.
+            let area = u32::try_from(info.area).ok()?;
+            let reader = Reader::open(directory.section(), info.block).ok().flatten();
+            peer.reach = reader.map_or(Reach::None, |reader| {
+                let owner = Owner::new(index, area);
+                Reach::Table(Box::new(Known { reader, owner, version: None, ranges: HashMap::new() }))
+            });
+        }
+        let Reach::Table(known) = &mut peer.reach else { return None };
+        let version = known.reader.version();
+        if known.version != Some(version) {
+            known.ranges = known.reader.ranges().into_iter().map(|p| (p.range.key, p)).collect();
+            known.version = Some(version);
+        }
+        let published = known.ranges.get(&key)?;
+        let range = &published.range;
+        if access == Access::Atomic
+            && range.access & (registrations::WRITE | registrations::ATOMIC) == registrations::WRITE
+        {
+            // Its owner does them alone.
+            return None;
+        }
+        let offset = addr.wrapping_sub(range.base);
+        let fits = offset.checked_add(len).is_some_and(|end| end <= range.len);
+        if !fits || range.access & allows(access) == 0 {
+            return Some(Err(Status::NoAccess));
+        }
+        let section = known.reader.section().clone();
+        // Bounds that the reader checked against the section: this cannot overflow.
+        let offset = range.offset + offset;
+        Some(Ok(Place { published: published.clone(), section, owner: known.owner, offset }))
+    }
+
+    /// Runs `change` under a hold, if the target lives and the range still stands.
+    fn change(&mut self, to: PeerId, place: &Place, change: impl FnOnce(&Self) -> Status) -> Attempt {
+        self.hold.take(place.owner);
+        let stands = self.peers[to.0 as usize].lives() && place.published.stands();
+        let attempt = if stands { Attempt::Over(change(self)) } else { Attempt::No };
+        self.hold.release();
+        match attempt {
+            // It may be lost with its target.
+            Attempt::Over(Status::Ok) if !self.still_lives(to) => Attempt::Over(Status::PeerGone),
+            other => other,
+        }
+    }
+
+    /// Completes an operation that was tried; gives whether it is over.
+    fn end_attempt(&mut self, attempt: Attempt, ticket: Ticket, op: Op, len: u64) -> bool {
+        let Attempt::Over(status) = attempt else { return false };
+        let mut then = self.template(ticket, op, len);
+        then.status = status;
+        self.completions.push_back(then);
+        self.tally.add(Counter::Rma, 1);
+        if status == Status::Ok {
+            self.tally.add(Counter::Direct, 1);
+            self.tally.add(Counter::DirectBytes, len);
+        }
+        true
+    }
+
+    /// Writes directly if that can be; gives whether it did.
+    pub(super) fn write_directly(&mut self, rma: &Rma<'_>, len: u64) -> bool {
+        if rma.data.is_some() {
+            return false;
+        }
+        let attempt = match self.place_of(rma.to, rma.key, rma.addr, len, Access::Write) {
+            None => return false,
+            Some(Err(status)) => Attempt::Over(status),
+            Some(Ok(place)) => self.change(rma.to, &place, |_| {
+                let mut at = place.offset;
+                for buf in rma.bufs {
+                    if place.section.fill("registration", at, *buf).is_err() {
+                        return Status::NoAccess;
+                    }
+                    at += buf.len() as u64;
+                }
+                Status::Ok
+            }),
+        };
+        self.end_attempt(attempt, rma.ticket, Op::Write, len)
+    }
+
+    /// Reads directly if that can be; gives whether it did.
+    pub(super) fn read_directly(&mut self, rma: &Rma<'_>, len: u64) -> bool {
+        let attempt = match self.place_of(rma.to, rma.key, rma.addr, len, Access::Read) {
+            None => return false,
+            Some(Err(status)) => Attempt::Over(status),
+            Some(Ok(place)) => {
+                let mut at = place.offset;
+                let all = rma.bufs.iter().all(|buf| {
+                    let copied = place.section.drain("registration", at, *buf).is_ok();
+                    at += buf.len() as u64;
+                    copied
+                });
+                match (all, place.published.stood(), self.still_lives(rma.to)) {
+                    (_, _, false) => Attempt::Over(Status::PeerGone),
+                    (_, false, _) => Attempt::No,
+                    (true, true, true) => Attempt::Over(Status::Ok),
+                    (false, true, true) => Attempt::Over(Status::NoAccess),
+                }
+            }
+        };
+        self.end_attempt(attempt, rma.ticket, Op::Read, len)
+    }
+
+    /// Does an atomic operation directly if that can be; gives whether it did. Lengths were checked.
+    pub(super) fn atomic_directly(&mut self, atomic: &Atomic<'_>, span: u64) -> bool {
+        let size = u64::from(atomic.size);
+        if !self.memory.is_atomic_here(size) || self.operations.one_sided(atomic.to) > 0 {
+            return false;
+        }
+        let attempt = match self.place_of(atomic.to, atomic.key, atomic.addr, span, Access::Atomic) {
+            None => return false,
+            Some(Err(status)) => Attempt::Over(status),
+            Some(Ok(place)) if !place.offset.is_multiple_of(size.max(1)) => return false,
+            Some(Ok(place)) => {
+                let mut bytes = [0; 2 * ATOMIC_BYTES];
+                let mut at = 0;
+                let mut take = |bufs: &[LocalBuf]| {
+                    let from = at;
+                    for buf in bufs {
+                        at += buf.read(&mut bytes[at..]);
+                    }
+                    from..at
+                };
+                let (operand, compare) = (take(atomic.operand), take(atomic.compare));
+                let what = RemoteAtomic {
+                    kind: atomic.kind,
+                    datatype: atomic.datatype,
+                    op: atomic.op,
+                    count: atomic.count,
+                    operand: &bytes[operand],
+                    compare: &bytes[compare],
+                };
+                let mut before = Vec::new();
+                let attempt = self.change(atomic.to, &place, |this| {
+                    let done =
+                        this.memory.atomic_there(&place.section, place.offset, span, &what, &mut before);
+                    done.err().unwrap_or(Status::Ok)
+                });
+                if atomic.kind != AtomicKind::Plain && matches!(attempt, Attempt::Over(Status::Ok)) {
+                    Bufs::new(atomic.result).scatter(0, &before);
+                }
+                attempt
+            }
+        };
+        self.end_attempt(attempt, atomic.ticket, Op::Atomic(atomic.kind), span)
+    }
+}
