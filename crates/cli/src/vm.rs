@@ -39,8 +39,8 @@ struct DeviceArgs {
     /// Size of the region; by default that of the service which runs, else what fits 1G
     #[arg(long, value_name = "SIZE", value_parser = size::parse)]
     region_size: Option<u64>,
-    /// Print one form alone, for programs: QEMU's options, libvirt's elements for <devices>, or its element for the end
-    /// of <domain>
+    /// Print one form alone, for programs: QEMU's options, libvirt's elements for `<devices>`, or its element for the end
+    /// of `<domain>`
     #[arg(long, value_enum)]
     format: Option<Format>,
 }
