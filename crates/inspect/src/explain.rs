@@ -242,7 +242,7 @@ pub fn waiting(survey: &Survey) -> Choice {
     match processors {
         0 => choice("unknown", "the service did not say how many processors the host has"),
         _ if all > processors => choice(
-            "polls that find nothing yield, and then nap until they are woken",
+            "polls that find nothing yield, and then nap for 100 us at a time",
             format!("there are {numbers}, so that who spins keeps another from its work"),
         ),
         _ => choice(

@@ -71,6 +71,23 @@ fn a_region_with_hardly_any_room_slows_but_does_not_stop() {
 }
 
 #[test]
+fn a_post_that_finds_no_room_is_counted_as_a_stall() {
+    let world = World::new(1, 8 << 20);
+    let (mut a, b) = (world.endpoint(0), world.endpoint(0));
+    let to_b = a.resolve(&b.address()).unwrap();
+    let mut bytes = [1; 8];
+    let out = buf(&mut bytes);
+    let refused =
+        (0..1000).filter(|tag| a.send(&message(to_b, *tag, &[out])) == Err(PostError::Again)).count();
+    assert!(refused > 900, "nobody reads: {refused} of 1000");
+    for _ in 0..600 {
+        a.progress();
+    }
+    let totals = world.services[0].lock().unwrap().directory().totals().unwrap();
+    assert_eq!(totals.get(Counter::Stalls), refused as u64);
+}
+
+#[test]
 fn an_endpoint_can_send_to_itself() {
     let world = World::new(1, 8 << 20);
     let mut a = world.endpoint(0);
