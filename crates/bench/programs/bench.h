@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 OR MIT */
 /*
- * Shared parts of the MPI benchmark: a plan of blocks, run again and again by two ranks of one job, so that what is
+ * Shared parts of the MPI benchmark: a plan of blocks, run again and again by the ranks of one job, so that what is
  * compared was measured in the same processes at nearly the same time.
  *
  * Rank 0 prints one JSON object a line on standard output, each beginning with {"isthmus_bench":1, ; the Rust side
@@ -12,29 +12,32 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum kind { LATENCY, PINGPONG, WINDOW, RATE };
+/* BARRIER and ALLREDUCE take any number of ranks, the others two. */
+enum kind { LATENCY, PINGPONG, WINDOW, RATE, POSTED, UNEXPECTED, BARRIER, ALLREDUCE, KINDS };
 
 struct block {
     enum kind kind;
     size_t bytes;
-    int depth;        /* messages in flight: WINDOW and RATE */
+    int depth;        /* messages in flight: WINDOW and RATE; what waits beside: POSTED and UNEXPECTED */
     uint64_t rounds;  /* per batch; 0 until calibrated */
 };
 
 /* What one repetition of a block gave. Times in seconds, counters over all its batches. */
 struct sample {
     double value, min, max;   /* of the batches, in the block's metric; value is the median */
-    uint64_t messages;        /* one-way messages of the block's size */
-    double cpu_seconds;       /* both ranks, user and system */
-    uint64_t payload_bytes;   /* both directions */
+    uint64_t operations;      /* messages, or loops of a collective */
+    uint64_t messages;        /* one-way messages of the block's size; of a collective the fewest that it can be made of */
+    double cpu_seconds;       /* all ranks, user and system */
+    uint64_t payload_bytes;   /* all directions */
     uint64_t net_bytes;       /* received and sent by rank 0's host on interfaces other than loopback */
     uint64_t loopback_bytes;  /* received by rank 0's host on loopback */
-    uint64_t cma_bytes;       /* moved by process_vm_readv and process_vm_writev, both ranks */
-    int region_counted;       /* whether both ranks have a region whose counters can be read; if so: */
-    uint64_t region_bytes, region_messages; /* sent by one rank and received by the other through it */
+    uint64_t cma_bytes;       /* moved by process_vm_readv and process_vm_writev, all ranks */
+    int region_counted;       /* whether all ranks have a region whose counters can be read; if so: */
+    uint64_t region_bytes, region_messages; /* sent by one rank and received by another through it */
 };
 
 /* blocks.c */
+#define TAG 7
 const char *block_name(const struct block *b);
 const char *block_metric(const struct block *b);
 void block_run(struct block *b, double budget_seconds, struct sample *out);
@@ -42,6 +45,17 @@ void block_run(struct block *b, double budget_seconds, struct sample *out);
 /* line.c: half a round of one bare cache line between the two ranks, in microseconds; negative where they share none */
 void line_open(int one_host);
 double line_us(void);
+
+/* waiting.c: receives that stay posted, or messages that nobody receives, while a ping-pong goes on beside them */
+void waiting_begin(enum kind kind, int count);
+void waiting_end(void);
+
+/* collective.c */
+double collective_batch(const struct block *b, uint64_t rounds);
+uint64_t collective_messages(void);
+
+/* neighbours.c */
+int neighbours_main(const char *plan, const char *directory);
 
 /* counters.c */
 enum counter { NET, LOOPBACK, CMA, REGION_READ, REGION_TX_MESSAGES, REGION_TX_BYTES, REGION_RX_MESSAGES, REGION_RX_BYTES,
@@ -53,7 +67,7 @@ double cpu_seconds(void);
 void *provider_function(const char *name);
 
 /* main.c */
-extern int my_rank;
+extern int my_rank, ranks;
 double now_seconds(void);
 double median(double *values, int count); /* sorts them */
 void die(const char *what) __attribute__((noreturn));

@@ -10,18 +10,19 @@
 #include <string.h>
 
 #define BATCHES 10
-#define TAG 7
 #define MAX_DEPTH 256
 
 const char *block_name(const struct block *b)
 {
-    static const char *const names[] = { "latency", "bandwidth", "bandwidth_windowed", "rate" };
+    static const char *const names[] = { "latency", "bandwidth", "bandwidth_windowed", "rate",
+                                         "posted", "unexpected", "barrier", "allreduce" };
     return names[b->kind];
 }
 
 const char *block_metric(const struct block *b)
 {
-    static const char *const metrics[] = { "latency_us", "bandwidth_MBps", "bandwidth_MBps", "rate_Mps" };
+    static const char *const metrics[] = { "latency_us", "bandwidth_MBps", "bandwidth_MBps", "rate_Mps",
+                                           "latency_us", "latency_us", "loops_per_s", "loops_per_s" };
     return metrics[b->kind];
 }
 
@@ -118,13 +119,25 @@ static void window(char *buffers, size_t bytes, int depth, uint64_t rounds)
     }
 }
 
+static int is_collective(const struct block *b)
+{
+    return b->kind == BARRIER || b->kind == ALLREDUCE;
+}
+
+static int is_windowed(const struct block *b)
+{
+    return b->kind == WINDOW || b->kind == RATE;
+}
+
 static double batch(const struct block *b, char *buffers, uint64_t rounds)
 {
     double start;
 
+    if (is_collective(b))
+        return collective_batch(b, rounds);
     MPI_Barrier(MPI_COMM_WORLD);
     start = now_seconds();
-    if (b->kind == LATENCY || b->kind == PINGPONG)
+    if (!is_windowed(b))
         ping_pong(buffers, buffers + b->bytes, b->bytes, rounds);
     else
         window(buffers, b->bytes, b->depth, rounds);
@@ -134,10 +147,15 @@ static double batch(const struct block *b, char *buffers, uint64_t rounds)
 static double in_metric(const struct block *b, double seconds, uint64_t rounds)
 {
     switch (b->kind) {
-    case LATENCY: return seconds * 1e6 / (double)rounds / 2;
+    case LATENCY:
+    case POSTED:
+    case UNEXPECTED: return seconds * 1e6 / (double)rounds / 2;
     case PINGPONG: return (double)b->bytes * 2 * (double)rounds / seconds / 1e6;
     case WINDOW: return (double)b->bytes * b->depth * (double)rounds / seconds / 1e6;
     case RATE: return b->depth * (double)rounds / seconds / 1e6;
+    case BARRIER:
+    case ALLREDUCE: return (double)rounds / seconds;
+    case KINDS: break;
     }
     return 0;
 }
@@ -149,7 +167,7 @@ static uint64_t least(uint64_t a, uint64_t b)
 
 void block_run(struct block *b, double budget_seconds, struct sample *out)
 {
-    int copies = b->kind == LATENCY || b->kind == PINGPONG ? 2 : b->depth;
+    int copies = is_windowed(b) ? b->depth : 2, waiting = b->kind == POSTED || b->kind == UNEXPECTED;
     char *buffers = malloc(b->bytes * (size_t)copies + 1);
     double values[BATCHES], cpu;
     uint64_t before[COUNTERS], after[COUNTERS], moved[COUNTERS], both[COUNTERS];
@@ -158,7 +176,10 @@ void block_run(struct block *b, double budget_seconds, struct sample *out)
         die("no memory for the message buffers, or a window deeper than 256");
     /* Pages are touched before anything is timed. */
     memset(buffers, 0, b->bytes * (size_t)copies);
-    verify(buffers, b->bytes);
+    if (!is_collective(b))
+        verify(buffers, b->bytes);
+    if (waiting)
+        waiting_begin(b->kind, b->depth);
 
     for (uint64_t rounds = 2; b->rounds == 0; rounds *= 2) {
         double took = batch(b, buffers, rounds), wanted = budget_seconds / BATCHES;
@@ -177,13 +198,17 @@ void block_run(struct block *b, double budget_seconds, struct sample *out)
         values[i] = in_metric(b, batch(b, buffers, b->rounds), b->rounds);
     cpu = cpu_seconds() - cpu;
     counters_now(after);
-    verify(buffers, b->bytes);
+    if (waiting)
+        waiting_end();
+    if (!is_collective(b))
+        verify(buffers, b->bytes);
     free(buffers);
 
     out->value = median(values, BATCHES);
     out->min = values[0];
     out->max = values[BATCHES - 1];
-    out->messages = b->rounds * BATCHES * (uint64_t)(b->kind == LATENCY || b->kind == PINGPONG ? 2 : b->depth);
+    out->messages = b->rounds * BATCHES * (is_collective(b) ? collective_messages() : (uint64_t)(is_windowed(b) ? b->depth : 2));
+    out->operations = is_collective(b) ? b->rounds * BATCHES : out->messages;
     out->payload_bytes = out->messages * b->bytes;
     MPI_Reduce(&cpu, &out->cpu_seconds, 1, MPI_DOUBLE, MPI_SUM, 0, MPI_COMM_WORLD);
     for (int i = 0; i < COUNTERS; i++)
@@ -193,7 +218,7 @@ void block_run(struct block *b, double budget_seconds, struct sample *out)
     out->net_bytes = moved[NET];
     out->loopback_bytes = moved[LOOPBACK];
     out->cma_bytes = both[CMA];
-    out->region_counted = both[REGION_READ] == 4;
+    out->region_counted = both[REGION_READ] == 2 * (uint64_t)ranks;
     out->region_bytes = least(both[REGION_TX_BYTES], both[REGION_RX_BYTES]) + both[REGION_RMA_BYTES];
     out->region_messages = least(both[REGION_TX_MESSAGES], both[REGION_RX_MESSAGES]) + both[REGION_RMA];
 }

@@ -1,10 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 OR MIT */
 /*
- * mpi-bench [--reps N] [--budget-ms N] BLOCK...     two ranks
+ * mpi-bench [--reps N] [--budget-ms N] BLOCK...
+ * mpi-bench --neighbours N|all DIRECTORY
  *
- * BLOCK is latency:BYTES, pingpong:BYTES, window:BYTES:DEPTH or rate:BYTES:DEPTH. The plan is run N times over, block
- * after block, with the bare line timed before and after each. ISTHMUS_BENCH_PIN=1 binds each rank's main thread to a
- * processor of its own, where there are enough.
+ * BLOCK is latency:BYTES, pingpong:BYTES, window:BYTES:DEPTH or rate:BYTES:DEPTH; posted:BYTES:COUNT or
+ * unexpected:BYTES:COUNT, a latency beside COUNT receives or messages of other tags that wait; and for any number of
+ * ranks barrier or allreduce:BYTES. The plan is run N times over, block after block, with the bare line timed before and
+ * after each where there are two ranks. ISTHMUS_BENCH_PIN=1 binds each rank's main thread to a processor of its own,
+ * where there are enough for all.
  */
 #define _GNU_SOURCE
 #include "bench.h"
@@ -18,8 +21,9 @@
 #include <unistd.h>
 
 #define MAX_BLOCKS 64
+#define HOST_NAME 256
 
-int my_rank;
+int my_rank, ranks;
 
 double now_seconds(void)
 {
@@ -51,28 +55,38 @@ void die(const char *what)
 
 static struct block parse_block(const char *text)
 {
-    static const char *const names[] = { "latency", "pingpong", "window", "rate" };
+    static const char *const names[] = { "latency", "pingpong", "window", "rate",
+                                         "posted", "unexpected", "barrier", "allreduce" };
     struct block b = { .depth = 1 };
     char name[16];
-    unsigned long long bytes;
+    unsigned long long bytes = 0;
     int fields = sscanf(text, "%15[a-z]:%llu:%d", name, &bytes, &b.depth), kind;
 
-    for (kind = 0; kind < 4 && strcmp(name, names[kind]) != 0; kind++)
+    for (kind = 0; kind < KINDS && fields >= 1 && strcmp(name, names[kind]) != 0; kind++)
         ;
-    if (fields < 2 || kind == 4 || b.depth < 1 || bytes > (1u << 30))
-        die("bad block; say latency:BYTES, pingpong:BYTES, window:BYTES:DEPTH or rate:BYTES:DEPTH");
+    if (fields < (kind == BARRIER ? 1 : 2) || kind == KINDS || b.depth < 1 || bytes > (1u << 30))
+        die("bad block; say latency:BYTES, pingpong:BYTES, window:BYTES:DEPTH, rate:BYTES:DEPTH, posted:BYTES:COUNT, "
+            "unexpected:BYTES:COUNT, barrier or allreduce:BYTES");
+    if (kind < BARRIER && ranks != 2)
+        die("all blocks but barrier and allreduce take exactly two ranks");
     b.kind = (enum kind)kind;
     b.bytes = (size_t)bytes;
     return b;
 }
 
 /* The n-th rank of a host takes the n-th processor that it may use. Helper threads of the MPI stay where they are. */
-static int pin(char (*hosts)[256])
+static int pin(char (*hosts)[HOST_NAME])
 {
     cpu_set_t allowed, mine;
-    int place = my_rank == 1 && strcmp(hosts[0], hosts[1]) == 0;
+    int place = 0, together = 0;
 
-    if (sched_getaffinity(0, sizeof allowed, &allowed) != 0 || CPU_COUNT(&allowed) <= place)
+    for (int rank = 0; rank < ranks; rank++) {
+        int same = strcmp(hosts[rank], hosts[my_rank]) == 0;
+
+        together += same;
+        place += same && rank < my_rank;
+    }
+    if (sched_getaffinity(0, sizeof allowed, &allowed) != 0 || CPU_COUNT(&allowed) < together)
         return -1;
     for (int cpu = 0; cpu < CPU_SETSIZE; cpu++) {
         if (!CPU_ISSET(cpu, &allowed) || place-- > 0)
@@ -97,21 +111,47 @@ static void print_string(const char *text)
     putchar('"');
 }
 
+/* Open MPI's own switch, whoever set it: whether its ranks give their processor away while they wait. */
+static const char *yields(void)
+{
+    int provided, index, value, count;
+    const char *answer = "null";
+    MPI_T_cvar_handle handle;
+
+    if (MPI_T_init_thread(MPI_THREAD_SINGLE, &provided) != MPI_SUCCESS)
+        return answer;
+    if (MPI_T_cvar_get_index("mpi_yield_when_idle", &index) == MPI_SUCCESS &&
+        MPI_T_cvar_handle_alloc(index, NULL, &handle, &count) == MPI_SUCCESS) {
+        unsigned char bytes[256] = { 0 };
+
+        /* A boolean of one byte or an integer: not zero in its first byte either way. */
+        if (count <= 16 && MPI_T_cvar_read(handle, bytes) == MPI_SUCCESS) {
+            memcpy(&value, bytes, sizeof value);
+            answer = value & 0xff ? "true" : "false";
+        }
+        MPI_T_cvar_handle_free(&handle);
+    }
+    MPI_T_finalize();
+    return answer;
+}
+
 int main(int argc, char **argv)
 {
     double before_init = now_seconds(), init, slowest_init, budget = 0.1;
-    char version[MPI_MAX_LIBRARY_VERSION_STRING], hosts[2][256] = { "", "" };
+    char version[MPI_MAX_LIBRARY_VERSION_STRING], host[HOST_NAME] = "", (*hosts)[HOST_NAME];
     const char *asked = getenv("ISTHMUS_BENCH_PIN");
     struct block blocks[MAX_BLOCKS];
-    int ranks, length, reps = 3, count = 0, cpu = -1, cpus[2];
+    int length, reps = 3, count = 0, cpu = -1, *cpus;
 
     MPI_Init(&argc, &argv);
     init = now_seconds() - before_init;
     MPI_Comm_rank(MPI_COMM_WORLD, &my_rank);
     MPI_Comm_size(MPI_COMM_WORLD, &ranks);
     MPI_Get_library_version(version, &length);
-    if (ranks != 2)
-        die("this benchmark takes exactly two ranks");
+    if (argc == 4 && strcmp(argv[1], "--neighbours") == 0)
+        return neighbours_main(argv[2], argv[3]);
+    if (ranks < 2)
+        die("this benchmark takes at least two ranks");
     for (int i = 1; i < argc; i++) {
         if (strcmp(argv[i], "--reps") == 0 && i + 1 < argc)
             reps = atoi(argv[++i]);
@@ -123,9 +163,12 @@ int main(int argc, char **argv)
     if (count == 0 || reps < 1 || budget <= 0)
         die("nothing to do");
 
-    gethostname(hosts[my_rank], sizeof hosts[0] - 1);
-    MPI_Bcast(hosts[0], sizeof hosts[0], MPI_CHAR, 0, MPI_COMM_WORLD);
-    MPI_Bcast(hosts[1], sizeof hosts[1], MPI_CHAR, 1, MPI_COMM_WORLD);
+    hosts = calloc((size_t)ranks, sizeof *hosts);
+    cpus = calloc((size_t)ranks, sizeof *cpus);
+    if (!hosts || !cpus)
+        die("no memory");
+    gethostname(host, sizeof host - 1);
+    MPI_Allgather(host, sizeof host, MPI_CHAR, hosts, sizeof host, MPI_CHAR, MPI_COMM_WORLD);
     if (asked && strcmp(asked, "1") == 0)
         cpu = pin(hosts);
     MPI_Gather(&cpu, 1, MPI_INT, cpus, 1, MPI_INT, 0, MPI_COMM_WORLD);
@@ -134,13 +177,18 @@ int main(int argc, char **argv)
         printf("{\"isthmus_bench\":1,\"kind\":\"start\",\"mpi\":");
         print_string(version);
         printf(",\"hosts\":[");
-        print_string(hosts[0]);
-        putchar(',');
-        print_string(hosts[1]);
-        printf("],\"cpus\":[%d,%d],\"init_s\":%.6f}\n", cpus[0], cpus[1], slowest_init);
+        for (int rank = 0; rank < ranks; rank++) {
+            printf(rank > 0 ? "," : "");
+            print_string(hosts[rank]);
+        }
+        printf("],\"cpus\":[");
+        for (int rank = 0; rank < ranks; rank++)
+            printf(rank > 0 ? ",%d" : "%d", cpus[rank]);
+        printf("],\"yields\":%s,\"init_s\":%.6f}\n", yields(), slowest_init);
         fflush(stdout);
     }
-    line_open(strcmp(hosts[0], hosts[1]) == 0);
+    if (ranks == 2)
+        line_open(strcmp(hosts[0], hosts[1]) == 0);
 
     for (int rep = 0; rep < reps; rep++) {
         for (int i = 0; i < count; i++) {
@@ -153,9 +201,9 @@ int main(int argc, char **argv)
             if (my_rank != 0)
                 continue;
             printf("{\"isthmus_bench\":1,\"kind\":\"block\",\"benchmark\":\"%s\",\"metric\":\"%s\",\"bytes\":%zu,"
-                   "\"rep\":%d,\"value\":%.6g,\"min\":%.6g,\"max\":%.6g,\"messages\":%llu,\"cpu_us_per_op\":%.6g,",
-                   block_name(&blocks[i]), block_metric(&blocks[i]), blocks[i].bytes, rep, s.value, s.min, s.max,
-                   (unsigned long long)s.messages, s.cpu_seconds * 1e6 / (double)s.messages);
+                   "\"depth\":%d,\"rep\":%d,\"value\":%.6g,\"min\":%.6g,\"max\":%.6g,\"messages\":%llu,\"cpu_us_per_op\":%.6g,",
+                   block_name(&blocks[i]), block_metric(&blocks[i]), blocks[i].bytes, blocks[i].depth, rep, s.value, s.min, s.max,
+                   (unsigned long long)s.messages, s.cpu_seconds * 1e6 / (double)s.operations);
             if (line[0] >= 0)
                 printf("\"line_us\":[%.6g,%.6g],", line[0], line[1]);
             else
@@ -171,6 +219,8 @@ int main(int argc, char **argv)
             fflush(stdout);
         }
     }
+    free(hosts);
+    free(cpus);
     MPI_Finalize();
     return 0;
 }

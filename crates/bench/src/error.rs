@@ -21,6 +21,12 @@ pub enum Error {
         /// What failed, and why.
         what: String,
     },
+    /// What the ranks take of a region could not be seen.
+    #[error("memory of the ranks: cannot {what}")]
+    Memory {
+        /// What failed, and why.
+        what: String,
+    },
     /// No place for the compiled program.
     #[error("no place for the compiled benchmark")]
     Cache(#[source] isthmus_vm::Error),

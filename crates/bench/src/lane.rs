@@ -118,6 +118,7 @@ pub fn run(plan: &Plan) -> Result<Vec<Record>> {
             mpi: None,
             path: through.then(|| "region".into()),
             bytes: Some(bytes),
+            depth: (!is_latency).then_some(u32::try_from(WINDOW).unwrap_or(u32::MAX)),
             metric: if is_latency { "latency_us" } else { "bandwidth_MBps" }.into(),
             value,
             min: values.iter().copied().fold(f64::INFINITY, f64::min),

@@ -8,12 +8,12 @@
 //! | Module | Holds |
 //! |---|---|
 //! | [`cli`] | the arguments of `isthmus bench`, and its exit status |
-//! | [`mpi`] | `bench mpi`: rounds of subjects, and what is made of them |
+//! | [`mpi`] | `bench mpi`, `matching`, `collectives`: rounds of subjects, and what is made of them |
 //! | [`subject`] | which subjects there are for an MPI, and how each is launched |
 //! | [`program`] | the MPI program in `programs/`: compiled, and its output read |
 //! | [`job`] | one launch: started, watched, ended |
 //! | [`path`] | which way the bytes went |
-//! | [`record`], [`table`] | what is written: JSON, and the table for people |
+//! | [`record`], [`table`], [`show`] | what is written: JSON, the table for people, and what stands around it |
 //! | [`stats`] | medians and ratios |
 
 #![forbid(unsafe_code)]
@@ -26,6 +26,7 @@ pub mod mpi;
 pub mod path;
 pub mod program;
 pub mod record;
+pub mod show;
 pub mod stats;
 pub mod subject;
 pub mod table;

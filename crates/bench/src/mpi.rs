@@ -12,7 +12,7 @@ use crate::path;
 use crate::program::{self, Block, Output};
 use crate::record::Record;
 use crate::stats::{self, median, paired_ratio};
-use crate::subject::{self, Setting, Subject};
+use crate::subject::{self, Peers, Setting, Subject};
 
 /// How long one launch may take, boot included.
 const LIMIT_NATIVE: Duration = Duration::from_secs(120);
@@ -21,8 +21,12 @@ const LIMIT_VMS: Duration = Duration::from_secs(150);
 /// What to measure.
 #[derive(Clone, Debug)]
 pub struct Plan {
+    /// How many ranks.
+    pub ranks: u32,
     /// How many VMs; 0 for plain processes.
     pub vms: u32,
+    /// Whom isthmus is compared with.
+    pub peers: Peers,
     /// Directory or name of the MPI; by default the one on the PATH.
     pub mpi: Option<String>,
     /// How many times each subject is launched.
@@ -46,6 +50,8 @@ pub struct Comparison {
     pub lines: Vec<(String, String)>,
     /// What was asked for and could not be measured, with the reason.
     pub left_out: Vec<String>,
+    /// Of each subject whose MPI has a switch for it, whether its ranks yielded their processor while they waited.
+    pub yields: Vec<(String, bool)>,
 }
 
 /// What `isthmus run --stats` leaves: only what is used here.
@@ -85,7 +91,7 @@ impl Round {
     }
 
     fn one_host(&self) -> bool {
-        self.output.start.hosts[0] == self.output.start.hosts[1]
+        self.output.start.hosts.windows(2).all(|pair| pair[0] == pair[1])
     }
 }
 
@@ -107,13 +113,13 @@ pub fn run(plan: &Plan, progress: &mut dyn FnMut(&str)) -> Result<Comparison> {
         mpi.launcher.with_file_name("mpicc").display()
     ));
     let program = program::compile(&mpi)?;
-    let setting = Setting { isthmus, mpi, vms: plan.vms, run_args: plan.run_args.clone() };
+    let setting = Setting { isthmus, mpi, ranks: plan.ranks, vms: plan.vms, run_args: plan.run_args.clone() };
     let load = stats::load();
     let scratch = tempfile::tempdir().map_err(Error::io("make a temporary directory"))?;
     let stats_file = scratch.path().join("stats.json");
     let args = arguments(plan);
 
-    let mut measured: Vec<Measured> = subject::subjects(&setting)
+    let mut measured: Vec<Measured> = subject::subjects(&setting, plan.peers)
         .into_iter()
         .map(|subject| Measured { subject, rounds: Vec::new() })
         .collect();
@@ -162,13 +168,17 @@ pub fn run(plan: &Plan, progress: &mut dyn FnMut(&str)) -> Result<Comparison> {
             (it.subject.name.into(), it.subject.launch(&setting, &program, &args, Path::new("STATS")).line())
         })
         .collect();
+    let yields = measured
+        .iter()
+        .filter_map(|it| Some((it.subject.name.into(), it.rounds[0].output.start.yields?)))
+        .collect();
     let mut records = Vec::new();
     for block in 0..plan.blocks.len() {
         records.extend(block_records(&measured, block, plan, &setting, load));
     }
     records.extend(startup_records(&measured, &setting, load));
     let left_out = left_out.into_iter().map(|(name, why)| format!("{name}: {why}")).collect();
-    Ok(Comparison { records, lines, left_out })
+    Ok(Comparison { records, lines, left_out, yields })
 }
 
 fn arguments(plan: &Plan) -> Vec<String> {
@@ -208,7 +218,8 @@ fn summary(name: &str, round: &Round, plan: &Plan) -> String {
     format!("{name}: {} of {} B {value} {unit}", sample.benchmark, sample.bytes)
 }
 
-fn mpi_name(mpi: &Mpi) -> String {
+/// Name and version, as records have it.
+pub fn mpi_name(mpi: &Mpi) -> String {
     format!("{} {}", mpi.flavour.title(), mpi.version)
 }
 
@@ -260,6 +271,7 @@ fn block_records(
             mpi: Some(mpi_name(&setting.mpi)),
             path: path::common(&ways).map(str::to_owned),
             bytes: Some(sample.bytes),
+            depth: plan.blocks[block].depth(),
             metric: sample.metric.clone(),
             value: median(&values[at]).unwrap_or(f64::NAN),
             min: values[at].iter().copied().fold(f64::INFINITY, f64::min),
@@ -268,7 +280,7 @@ fn block_records(
             cpu_us_per_op: median(&series[at].iter().map(|round| round.cpu_us_per_op).collect::<Vec<_>>()),
             accel: accel(it),
             vms: it.subject.vms,
-            ranks: 2,
+            ranks: setting.ranks,
             load,
             line_us: median(&series[at].iter().filter_map(|round| round.line_us).collect::<Vec<_>>()),
         }
@@ -305,6 +317,7 @@ fn startup_records(measured: &[Measured], setting: &Setting, load: Option<f64>) 
                 mpi: Some(mpi_name(&setting.mpi)),
                 path: None,
                 bytes: None,
+                depth: None,
                 metric: metric.into(),
                 value,
                 min: values.iter().copied().fold(f64::INFINITY, f64::min),
@@ -313,7 +326,7 @@ fn startup_records(measured: &[Measured], setting: &Setting, load: Option<f64>) 
                 cpu_us_per_op: None,
                 accel: accel(it),
                 vms: it.subject.vms,
-                ranks: 2,
+                ranks: setting.ranks,
                 load,
                 line_us: None,
             });
@@ -328,7 +341,9 @@ mod tests {
 
     fn plan() -> Plan {
         Plan {
+            ranks: 2,
             vms: 0,
+            peers: Peers::USUAL,
             mpi: None,
             rounds: 2,
             reps: 1,
@@ -341,7 +356,7 @@ mod tests {
     fn setting() -> Setting {
         let mpi =
             Mpi { flavour: mpi::Flavour::Mpich, version: "5.0.2".into(), launcher: "/m/bin/mpirun".into() };
-        Setting { isthmus: "/isthmus".into(), mpi, vms: 0, run_args: Vec::new() }
+        Setting { isthmus: "/isthmus".into(), mpi, ranks: 2, vms: 0, run_args: Vec::new() }
     }
 
     fn round(value: f64, network: u64, region: u64) -> Round {
@@ -356,7 +371,7 @@ mod tests {
     }
 
     fn measure(rounds: [[Round; 2]; 4]) -> Vec<Record> {
-        let measured: Vec<Measured> = subject::subjects(&setting())
+        let measured: Vec<Measured> = subject::subjects(&setting(), Peers::USUAL)
             .into_iter()
             .zip(rounds)
             .map(|(subject, rounds)| Measured { subject, rounds: rounds.into() })

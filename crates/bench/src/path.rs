@@ -11,11 +11,11 @@ const WHOLE: f64 = 0.9;
 /// What moved while one block was measured.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Moved {
-    /// Messages that the program sent, both directions.
+    /// Messages that the program sent, all directions; of a collective call the fewest that it can be made of.
     pub messages: u64,
     /// Their bytes.
     pub payload: u64,
-    /// Messages and bytes that went through the region, as both ranks' own counters say; `None` where a rank has none.
+    /// Messages and bytes that went through the region, as all ranks' own counters say; `None` where a rank has none.
     pub region: Option<(u64, u64)>,
     /// By cross-memory attach.
     pub cma: u64,
@@ -33,15 +33,15 @@ impl Moved {
         let share = |part: u64, whole: u64| part as f64 / whole.max(1) as f64;
         let (messages, bytes) = self.region.unwrap_or((0, 0));
         // The region counts exactly, and what both ranks saw go through it, big and small, went no other way.
-        let region = share(messages, self.messages).min(share(bytes, self.payload));
+        let whole = if self.payload == 0 { 1.0 } else { share(bytes, self.payload) };
+        let region = share(messages, self.messages).min(whole);
         if region >= 1.0 {
             return Some("region");
         }
-        let ways = [
-            ("region", region),
-            ("cma", share(self.cma, self.payload)),
-            ("tcp", share(self.network, self.payload)),
-        ];
+        // An empty message is a byte at least on any other way.
+        let kernel = self.payload.max(self.messages);
+        let ways =
+            [("region", region), ("cma", share(self.cma, kernel)), ("tcp", share(self.network, kernel))];
         let used: Vec<_> = ways.iter().filter(|(_, share)| *share >= NOISE).collect();
         match used[..] {
             [] if one_host => Some("shm"),
@@ -80,6 +80,15 @@ mod tests {
         assert_eq!(Moved { region: Some((10, 999)), ..MOVED }.way(true), Some("mixed"));
         assert_eq!(Moved { region: Some((9, 1000)), ..MOVED }.way(false), Some("mixed"));
         assert_eq!(Moved { network: 500, ..MOVED }.way(false), Some("mixed"));
+    }
+
+    #[test]
+    fn messages_without_bytes_have_a_way_too() {
+        let empty = Moved { payload: 0, ..MOVED };
+        assert_eq!(Moved { region: Some((10, 0)), network: 1000, ..empty }.way(true), Some("region"));
+        assert_eq!(Moved { network: 600, ..empty }.way(true), Some("tcp"));
+        assert_eq!(empty.way(true), Some("shm"));
+        assert_eq!(Moved { region: Some((9, 0)), ..empty }.way(true), Some("mixed"));
     }
 
     #[test]

@@ -11,10 +11,13 @@ use serde::Deserialize;
 use crate::error::{Error, Result};
 use crate::path::Moved;
 
-const SOURCES: [(&str, &str); 6] = [
+const SOURCES: [(&str, &str); 9] = [
     ("bench.h", include_str!("../programs/bench.h")),
     ("main.c", include_str!("../programs/main.c")),
     ("blocks.c", include_str!("../programs/blocks.c")),
+    ("waiting.c", include_str!("../programs/waiting.c")),
+    ("collective.c", include_str!("../programs/collective.c")),
+    ("neighbours.c", include_str!("../programs/neighbours.c")),
     ("counters.c", include_str!("../programs/counters.c")),
     ("line.c", include_str!("../programs/line.c")),
     ("provider.c", include_str!("../programs/provider.c")),
@@ -72,6 +75,14 @@ pub enum Block {
     Window(u64, u32),
     /// Messages a second, with that many in flight.
     Rate(u64, u32),
+    /// A ping-pong of 8 bytes while that many receives are posted before its own, and stay.
+    Posted(u32),
+    /// A ping-pong of 8 bytes while that many messages wait that nobody receives.
+    Unexpected(u32),
+    /// Barriers, of any number of ranks.
+    Barrier,
+    /// Sums over all ranks, of any number of them.
+    Allreduce(u64),
 }
 
 impl Block {
@@ -82,6 +93,19 @@ impl Block {
             Self::PingPong(bytes) => format!("pingpong:{bytes}"),
             Self::Window(bytes, depth) => format!("window:{bytes}:{depth}"),
             Self::Rate(bytes, depth) => format!("rate:{bytes}:{depth}"),
+            Self::Posted(count) => format!("posted:8:{count}"),
+            Self::Unexpected(count) => format!("unexpected:8:{count}"),
+            Self::Barrier => "barrier".into(),
+            Self::Allreduce(bytes) => format!("allreduce:{bytes}"),
+        }
+    }
+
+    /// How many messages are in flight or wait, where that is more than one.
+    pub fn depth(self) -> Option<u32> {
+        match self {
+            Self::Window(_, depth) | Self::Rate(_, depth) => Some(depth),
+            Self::Posted(count) | Self::Unexpected(count) => Some(count),
+            Self::Latency(_) | Self::PingPong(_) | Self::Barrier | Self::Allreduce(_) => None,
         }
     }
 }
@@ -92,7 +116,10 @@ pub struct Start {
     /// What the MPI library calls itself.
     pub mpi: String,
     /// The ranks' host names.
-    pub hosts: [String; 2],
+    pub hosts: Vec<String>,
+    /// Whether ranks yield their processor while they wait, where the MPI has a switch for that.
+    #[serde(default)]
+    pub yields: Option<bool>,
     /// Seconds that MPI_Init took, in the slower rank.
     pub init_s: f64,
 }
@@ -108,13 +135,13 @@ pub struct Sample {
     pub bytes: u64,
     /// The median of the batches.
     pub value: f64,
-    /// Processor time of both ranks for one message.
+    /// Processor time of all ranks for one message, or one loop of a collective call.
     pub cpu_us_per_op: f64,
     /// The bare line, before and after.
     pub line_us: Option<[f64; 2]>,
     messages: u64,
     payload_bytes: u64,
-    /// Both are null where a rank has no region.
+    // Both are null where a rank has no region.
     region_bytes: Option<u64>,
     region_messages: Option<u64>,
     net_bytes: u64,

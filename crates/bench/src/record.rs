@@ -10,9 +10,10 @@ use crate::error::{Error, Result};
 /// One measurement. A key that does not apply is null.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Record {
-    /// What was measured: `latency`, `bandwidth`, `bandwidth_windowed`, `rate`, `startup`.
+    /// What was measured: `latency`, `bandwidth`, `bandwidth_windowed`, `rate`, `posted`, `unexpected`, `barrier`,
+    /// `allreduce`, `memory`, `startup`.
     pub benchmark: String,
-    /// What carried it: `isthmus`, `tcp`, `ompi-sm`, `mpich-shm`, `pingpong`.
+    /// What carried it: `isthmus`, `tcp`, `ompi-sm`, `ompi-sm-nocma`, `mpich-shm`, `pingpong`.
     pub subject: String,
     /// The subject that `ratio` compares with.
     pub peer: Option<String>,
@@ -24,6 +25,8 @@ pub struct Record {
     pub path: Option<String>,
     /// Bytes of a message.
     pub bytes: Option<u64>,
+    /// Messages in flight; of `posted` and `unexpected` those that wait; of `memory` each rank's neighbours.
+    pub depth: Option<u32>,
     /// What `value` is, its unit as suffix.
     pub metric: String,
     /// The median over the rounds.
@@ -34,7 +37,7 @@ pub struct Record {
     pub max: f64,
     /// How many rounds.
     pub reps: u32,
-    /// Processor time of all ranks for one message, in microseconds.
+    /// Processor time of all ranks for one message, or one loop of a collective call, in microseconds.
     pub cpu_us_per_op: Option<f64>,
     /// How the processors of the ranks are made: `native`, `tcg`, `kvm`.
     pub accel: String,
@@ -78,6 +81,7 @@ mod tests {
             mpi: None,
             path: None,
             bytes: None,
+            depth: None,
             metric: "latency_us".into(),
             value: 1.5,
             min: 1.0,
@@ -105,6 +109,7 @@ mod tests {
             "mpi",
             "path",
             "bytes",
+            "depth",
             "metric",
             "value",
             "min",

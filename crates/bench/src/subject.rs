@@ -16,10 +16,29 @@ pub struct Setting {
     pub isthmus: PathBuf,
     /// The MPI.
     pub mpi: Mpi,
-    /// How many VMs the two ranks of isthmus and TCP are in; 0 for plain processes.
+    /// How many ranks.
+    pub ranks: u32,
+    /// How many VMs the ranks of isthmus and TCP are in; 0 for plain processes.
     pub vms: u32,
     /// Further arguments for `isthmus run`, the same for every subject in VMs.
     pub run_args: Vec<String>,
+}
+
+/// Whom isthmus is compared with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Peers {
+    /// The MPI over TCP.
+    pub tcp: bool,
+    /// The MPI's own shared memory, within one operating system.
+    pub shared: bool,
+    /// The same without the kernel's help (cross-memory attach), so that long messages are copied twice as ours are. Open
+    /// MPI only.
+    pub two_copy: bool,
+}
+
+impl Peers {
+    /// What most people choose from.
+    pub const USUAL: Self = Self { tcp: true, shared: true, two_copy: false };
 }
 
 /// How a subject's ranks are started.
@@ -63,20 +82,33 @@ impl Subject {
     /// Its command line, for `program` with `args`; statistics of the run go to `stats`.
     pub fn launch(&self, setting: &Setting, program: &Path, args: &[String], stats: &Path) -> Launch {
         let mut env = vec![("ISTHMUS_BENCH_PIN", "1")];
-        // The program binds its own main thread; a launcher's binding would hold helper threads there too.
+        // The program binds its own main thread; a launcher's binding would hold helper threads there too. Open MPI refuses
+        // more ranks than processors until it is told; that its ranks must then yield it knows itself.
+        let crowd = self.via == Via::Launcher && setting.ranks > processors();
         match setting.mpi.flavour {
-            Flavour::OpenMpi => env.push(("PRTE_MCA_hwloc_default_binding_policy", "none")),
-            Flavour::OpenMpi4 => env.push(("OMPI_MCA_hwloc_base_binding_policy", "none")),
+            Flavour::OpenMpi => {
+                env.push(("PRTE_MCA_hwloc_default_binding_policy", "none"));
+                if crowd {
+                    env.push(("PRTE_MCA_rmaps_default_mapping_policy", ":oversubscribe"));
+                }
+            }
+            Flavour::OpenMpi4 => {
+                env.push(("OMPI_MCA_hwloc_base_binding_policy", "none"));
+                if crowd {
+                    env.push(("OMPI_MCA_rmaps_base_oversubscribe", "1"));
+                }
+            }
             Flavour::Intel => env.push(("I_MPI_PIN", "off")),
             Flavour::Mpich => {}
         }
         env.extend(self.env.iter().copied());
         let mut words: Vec<String> = Vec::new();
         if self.via == Via::Launcher {
-            words.extend(["-n", "2"].map(String::from));
+            words.extend(["-n".into(), setting.ranks.to_string()]);
         } else {
             let mpi = setting.mpi.launcher.parent().unwrap_or(Path::new("."));
-            words.extend(["run", "--vms", &self.vms.to_string(), "-n", "2", "--mpi"].map(String::from));
+            let (vms, ranks) = (self.vms.to_string(), setting.ranks.to_string());
+            words.extend(["run", "--vms", &vms, "-n", &ranks, "--mpi"].map(String::from));
             words.push(mpi.to_string_lossy().into_owned());
             match self.via {
                 Via::Region | Via::Launcher => words.push("--through-region".into()),
@@ -89,8 +121,11 @@ impl Subject {
             }
             if self.vms > 0 {
                 // As many virtual processors as ranks: a VM of its own has one, two ranks in one VM have two.
-                words.extend(["--cpus", if self.vms == 1 { "2" } else { "1" }].map(String::from));
-                words.push("--pin".into());
+                let cpus = setting.ranks.div_ceil(self.vms);
+                words.extend(["--cpus".into(), cpus.to_string()]);
+                if cpus * self.vms <= processors() {
+                    words.push("--pin".into());
+                }
                 words.extend(setting.run_args.iter().cloned());
             }
             words.push("--stats".into());
@@ -108,8 +143,13 @@ impl Subject {
     }
 }
 
-/// The subjects for `setting`, isthmus first.
-pub fn subjects(setting: &Setting) -> Vec<Subject> {
+/// Processors that this process may use.
+pub fn processors() -> u32 {
+    std::thread::available_parallelism().map_or(1, |count| u32::try_from(count.get()).unwrap_or(u32::MAX))
+}
+
+/// The subjects for `setting`, isthmus first, then those of `peers`.
+pub fn subjects(setting: &Setting, peers: Peers) -> Vec<Subject> {
     let vms = setting.vms;
     let between = |name, env: &[(&'static str, &'static str)]| Subject {
         name,
@@ -117,7 +157,7 @@ pub fn subjects(setting: &Setting) -> Vec<Subject> {
         via: if vms == 0 { Via::Launcher } else { Via::Native { tap: true } },
         env: env.to_vec(),
     };
-    // Two ranks that share one kernel: on this host, or in one VM, which is what VMs are fairly compared with.
+    // Ranks that share one kernel: on this host, or in one VM, which is what VMs are fairly compared with.
     let together = |name, env: &[(&'static str, &'static str)]| Subject {
         name,
         vms: vms.min(1),
@@ -133,9 +173,24 @@ pub fn subjects(setting: &Setting) -> Vec<Subject> {
             } else {
                 ("OMPI_MCA_btl_tcp_if_exclude", "lo,dummy0")
             };
-            all.push(between("tcp", &[("OMPI_MCA_pml", "ob1"), ("OMPI_MCA_btl", "tcp,self"), interface]));
-            let sm = if setting.mpi.flavour == Flavour::OpenMpi { "sm,self" } else { "vader,self" };
-            all.push(together("ompi-sm", &[("OMPI_MCA_pml", "ob1"), ("OMPI_MCA_btl", sm)]));
+            let five = setting.mpi.flavour == Flavour::OpenMpi;
+            let shared =
+                [("OMPI_MCA_pml", "ob1"), ("OMPI_MCA_btl", if five { "sm,self" } else { "vader,self" })];
+            if peers.tcp {
+                let tcp = [("OMPI_MCA_pml", "ob1"), ("OMPI_MCA_btl", "tcp,self"), interface];
+                all.push(between("tcp", &tcp));
+            }
+            if peers.shared {
+                all.push(together("ompi-sm", &shared));
+            }
+            if peers.two_copy {
+                let without = if five {
+                    ("OMPI_MCA_smsc", "^cma,xpmem,knem")
+                } else {
+                    ("OMPI_MCA_btl_vader_single_copy_mechanism", "none")
+                };
+                all.push(together("ompi-sm-nocma", &[shared[0], shared[1], without]));
+            }
         }
         Flavour::Mpich => {
             // Which of its two TCP paths is the faster depends on size and machine: both are measured.
@@ -143,13 +198,20 @@ pub fn subjects(setting: &Setting) -> Vec<Subject> {
             let ofi = between("tcp-ofi", &[("MPIR_CVAR_CH4_NETMOD", "ofi"), ("FI_PROVIDER", "tcp"), nolocal]);
             let ucx =
                 between("tcp-ucx", &[("MPIR_CVAR_CH4_NETMOD", "ucx"), ("UCX_TLS", "tcp,self"), nolocal]);
-            all.push(ofi);
-            all.push(ucx);
-            all.push(together("mpich-shm", &[]));
+            if peers.tcp {
+                all.extend([ofi, ucx]);
+            }
+            if peers.shared {
+                all.push(together("mpich-shm", &[]));
+            }
         }
         Flavour::Intel => {
-            all.push(between("tcp", &[("I_MPI_FABRICS", "ofi"), ("FI_PROVIDER", "tcp")]));
-            all.push(together("intel-shm", &[("I_MPI_FABRICS", "shm")]));
+            if peers.tcp {
+                all.push(between("tcp", &[("I_MPI_FABRICS", "ofi"), ("FI_PROVIDER", "tcp")]));
+            }
+            if peers.shared {
+                all.push(together("intel-shm", &[("I_MPI_FABRICS", "shm")]));
+            }
         }
     }
     all
@@ -161,12 +223,18 @@ mod tests {
 
     fn setting(flavour: Flavour, vms: u32) -> Setting {
         let mpi = Mpi { flavour, version: "5".into(), launcher: "/mpi/bin/mpirun".into() };
-        Setting { isthmus: "/isthmus".into(), mpi, vms, run_args: vec!["--accel".into(), "tcg".into()] }
+        Setting {
+            isthmus: "/isthmus".into(),
+            mpi,
+            ranks: 2,
+            vms,
+            run_args: vec!["--accel".into(), "tcg".into()],
+        }
     }
 
     fn lines(flavour: Flavour, vms: u32) -> Vec<(String, String)> {
         let setting = setting(flavour, vms);
-        subjects(&setting)
+        subjects(&setting, Peers { two_copy: true, ..Peers::USUAL })
             .iter()
             .map(|s| {
                 (s.name.into(), s.launch(&setting, Path::new("/p"), &["x".into()], Path::new("/s")).line())
@@ -190,11 +258,35 @@ mod tests {
     }
 
     #[test]
+    fn the_kernels_copying_is_left_out_on_request_only() {
+        let without = "OMPI_MCA_smsc=^cma,xpmem,knem";
+        assert!(
+            lines(Flavour::OpenMpi, 0)
+                .iter()
+                .all(|(name, line)| line.contains(without) == (name == "ompi-sm-nocma"))
+        );
+        let setting = setting(Flavour::OpenMpi, 0);
+        let names: Vec<_> = subjects(&setting, Peers::USUAL).iter().map(|s| s.name).collect();
+        assert_eq!(names, ["isthmus", "tcp", "ompi-sm"]);
+    }
+
+    #[test]
+    fn more_ranks_than_processors_are_allowed() {
+        let crowd = Setting { ranks: processors() + 1, ..setting(Flavour::OpenMpi, 0) };
+        for subject in subjects(&crowd, Peers::USUAL) {
+            let line = subject.launch(&crowd, Path::new("/p"), &[], Path::new("/s")).line();
+            assert_eq!(line.contains(":oversubscribe"), !subject.by_run(), "{line}");
+            assert!(line.contains(&format!("-n {}", crowd.ranks)), "{line}");
+        }
+    }
+
+    #[test]
     fn all_sides_in_vms_get_the_same_settings() {
         for flavour in [Flavour::OpenMpi, Flavour::Mpich] {
             for (name, line) in lines(flavour, 2) {
-                assert!(line.contains("--accel tcg") && line.contains("--pin"), "{name}: {line}");
-                let shared = name == "ompi-sm" || name == "mpich-shm";
+                assert!(line.contains("--accel tcg"), "{name}: {line}");
+                assert_eq!(line.contains("--pin"), processors() >= 2, "{name}: {line}");
+                let shared = name.starts_with("ompi-sm") || name.ends_with("-shm");
                 assert!(line.contains(if shared { "--vms 1" } else { "--vms 2" }), "{name}: {line}");
                 assert!(line.contains(if shared { "--cpus 2" } else { "--cpus 1" }), "{name}: {line}");
                 assert_eq!(line.contains("--net tap"), is_tcp(&name), "{name}: {line}");

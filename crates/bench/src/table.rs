@@ -11,14 +11,17 @@ pub fn amount(value: f64, metric: &str) -> (String, &'static str) {
         Some("us") => "us",
         Some("MBps") => "MB/s",
         Some("Mps") => "M/s",
+        Some("MB") => "MB",
+        Some("s") if metric.ends_with("_per_s") => "/s",
         Some("s") => "s",
         _ => "",
     };
-    let digits = if value >= 100.0 {
+    let far = value.abs();
+    let digits = if far >= 100.0 {
         0
-    } else if value >= 10.0 {
+    } else if far >= 10.0 {
         1
-    } else if value >= 1.0 {
+    } else if far >= 1.0 {
         2
     } else {
         3
@@ -27,7 +30,7 @@ pub fn amount(value: f64, metric: &str) -> (String, &'static str) {
 }
 
 /// A size as people say it.
-fn size(bytes: u64) -> String {
+pub fn size(bytes: u64) -> String {
     match bytes {
         b if b >= 1 << 20 && b % (1 << 20) == 0 => format!("{} MB", b >> 20),
         b if b >= 1 << 10 && b % (1 << 10) == 0 => format!("{} KB", b >> 10),
@@ -51,6 +54,27 @@ fn benchmark(name: &str) -> &str {
     }
 }
 
+/// Of a record, what its row shows.
+fn label(name: &str, depth: Option<u32>) -> String {
+    match (name, depth) {
+        ("posted" | "unexpected", Some(count)) => format!("latency, {} {name}", thousands(count)),
+        _ => benchmark(name).to_owned(),
+    }
+}
+
+/// A count with its thousands apart.
+pub fn thousands(count: u32) -> String {
+    let digits = count.to_string();
+    let mut text = String::new();
+    for (at, digit) in digits.chars().enumerate() {
+        if at > 0 && (digits.len() - at).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
 /// Of several TCP paths only the fastest has a column; the others are in the JSON.
 fn has_column(record: &&Record) -> bool {
     !record.subject.starts_with("tcp-")
@@ -59,12 +83,12 @@ fn has_column(record: &&Record) -> bool {
 /// One row a benchmark and size, one column a subject with the way its bytes went, then the ratios.
 pub fn render(records: &[Record]) -> String {
     let mut subjects: Vec<&str> = Vec::new();
-    let mut rows: Vec<(&str, Option<u64>, &str)> = Vec::new();
+    let mut rows: Vec<(&str, Option<u64>, &str, Option<u32>)> = Vec::new();
     for record in records.iter().filter(has_column) {
         if !subjects.contains(&record.subject.as_str()) {
             subjects.push(&record.subject);
         }
-        let row = (record.benchmark.as_str(), record.bytes, record.metric.as_str());
+        let row = (record.benchmark.as_str(), record.bytes, record.metric.as_str(), record.depth);
         if !rows.contains(&row) {
             rows.push(row);
         }
@@ -85,14 +109,12 @@ pub fn render(records: &[Record]) -> String {
     head.extend(compared.iter().map(|(subject, peer)| format!("{subject} : {peer}")));
     grid.push(head);
     for row in &rows {
-        let of_row =
-            |record: &&Record| (record.benchmark.as_str(), record.bytes, record.metric.as_str()) == *row;
-        let what = if row.0 == "startup" {
-            row.2.trim_end_matches("_s").to_owned()
-        } else {
-            benchmark(row.0).to_owned()
+        let of_row = |record: &&Record| {
+            (record.benchmark.as_str(), record.bytes, record.metric.as_str(), record.depth) == *row
         };
-        let mut cells = vec![what, row.1.map(size).unwrap_or_default()];
+        let what =
+            if row.0 == "startup" { row.2.trim_end_matches("_s").to_owned() } else { label(row.0, row.3) };
+        let mut cells = vec![what, row.1.filter(|bytes| *bytes > 0).map(size).unwrap_or_default()];
         for subject in &subjects {
             let record = records.iter().filter(of_row).find(|record| record.subject == *subject);
             cells.push(record.map_or_else(
@@ -116,16 +138,20 @@ pub fn render(records: &[Record]) -> String {
         }
         grid.push(cells);
     }
-    let columns = grid[0].len();
+    columns(&grid)
+}
+
+/// Rows of as many cells as the first one has, in columns: words to the left, figures to the right.
+pub fn columns(grid: &[Vec<String>]) -> String {
+    let columns = grid.first().map_or(0, Vec::len);
     let widths: Vec<usize> = (0..columns)
         .map(|column| grid.iter().map(|row| row[column].chars().count()).max().unwrap_or(0))
         .collect();
     let mut text = String::new();
-    for row in &grid {
+    for row in grid {
         let mut line = String::new();
         for (column, cell) in row.iter().enumerate() {
             let width = widths[column];
-            // Words to the left, figures to the right.
             let _ =
                 if column == 0 { write!(line, "{cell:<width$}") } else { write!(line, "   {cell:>width$}") };
         }
@@ -188,6 +214,7 @@ mod tests {
             mpi: None,
             path: path.map(Into::into),
             bytes: Some(8),
+            depth: None,
             metric: "latency_us".into(),
             value,
             min: value,
@@ -222,6 +249,19 @@ mod tests {
             lines[0].find("isthmus : tcp").map(|at| at + 13),
             lines[1].find("312x lower").map(|at| at + 10)
         );
+    }
+
+    #[test]
+    fn rows_with_other_numbers_that_wait_are_other_rows() {
+        let waiting = |benchmark: &str, depth| Record {
+            benchmark: benchmark.into(),
+            depth: Some(depth),
+            ..record("isthmus", None, None, 2.0, Some("region"))
+        };
+        let text = render(&[waiting("posted", 10), waiting("posted", 10_000), waiting("unexpected", 10)]);
+        let rows: Vec<&str> = text.lines().skip(1).collect();
+        assert_eq!(rows.len(), 3, "{text}");
+        assert!(rows[1].starts_with("latency, 10,000 posted "), "{text}");
     }
 
     #[test]

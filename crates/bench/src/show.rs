@@ -1,0 +1,142 @@
+//! What people see of a finished benchmark: who was measured, the table, and what else must be known to read it.
+
+use crate::error::{Error, Result};
+use crate::mpi::{Comparison, Plan};
+use crate::program::Block;
+use crate::record::Record;
+use crate::{subject, table};
+
+/// A comparison of an MPI's paths.
+pub fn comparison(plan: &Plan, done: &Comparison) {
+    let first = &done.records[0];
+    let place = match plan.vms {
+        0 => "as plain processes".into(),
+        vms => format!("in {vms} VMs ({})", first.accel),
+    };
+    println!();
+    println!(
+        "{}, {} ranks {place}, medians of {} rounds; load before: {}",
+        first.mpi.as_deref().unwrap_or("MPI"),
+        plan.ranks,
+        plan.rounds,
+        load(first)
+    );
+    println!(
+        "In brackets the way that counters prove. Ratios are medians over rounds, not quotients of the columns."
+    );
+    println!();
+    print!("{}", table::render(&done.records));
+    println!();
+    if let Some(lines) = table::lines(&done.records) {
+        println!("{lines}");
+    }
+    if let Some(text) = matches(&done.records) {
+        println!("{text}");
+    }
+    if plan.blocks.contains(&Block::Barrier) {
+        println!("{}", crowd(plan, done));
+    }
+    for (subject, line) in &done.lines {
+        println!("{subject}: {line}");
+    }
+    if done.lines.iter().filter(|(subject, _)| subject::is_tcp(subject)).count() > 1 {
+        println!("tcp is, row by row, the better of these two.");
+    }
+    for what in &done.left_out {
+        println!("left out: {what}");
+    }
+}
+
+/// How much later a message comes that has to be found among others, of each subject: a whole round beside them less one
+/// beside none, since only one of the two ranks has them.
+fn matches(records: &[Record]) -> Option<String> {
+    let mut subjects: Vec<&str> = Vec::new();
+    for record in records.iter().filter(|r| r.benchmark == "posted" || r.benchmark == "unexpected") {
+        if !subjects.contains(&record.subject.as_str()) {
+            subjects.push(&record.subject);
+        }
+    }
+    let mut text = String::new();
+    for benchmark in ["posted", "unexpected"] {
+        for subject in &subjects {
+            let alone = records
+                .iter()
+                .find(|r| r.benchmark == "latency" && r.bytes == Some(8) && r.subject == *subject)?;
+            let mut seen = Vec::new();
+            let mut said = Vec::new();
+            for record in records.iter().filter(|r| r.benchmark == benchmark && r.subject == *subject) {
+                if !seen.contains(&record.depth) {
+                    seen.push(record.depth);
+                    let (value, unit) = table::amount(2.0 * (record.value - alone.value), "match_us");
+                    said.push(format!(
+                        "{value} {unit} among {}",
+                        table::thousands(record.depth.unwrap_or_default())
+                    ));
+                }
+            }
+            if !said.is_empty() {
+                text.push_str(&format!("A match takes {subject} {} {benchmark} more.\n", said.join(", ")));
+            }
+        }
+    }
+    (!text.is_empty()).then(|| text.trim_end().to_owned())
+}
+
+/// Whether ranks had processors enough, and what they do while they wait.
+fn crowd(plan: &Plan, done: &Comparison) -> String {
+    let processors = subject::processors();
+    let mut text = format!("{} ranks on {processors} processors. ", plan.ranks);
+    if done.yields.is_empty() {
+        text.push_str("Whether ranks yield while they wait is left as the MPI has it.");
+    } else {
+        let said: Vec<String> = done
+            .yields
+            .iter()
+            .map(|(subject, yields)| format!("{subject} {}", if *yields { "on" } else { "off" }))
+            .collect();
+        text.push_str(&format!(
+            "mpi_yield_when_idle is left as Open MPI and its launcher set it: {}.",
+            said.join(", ")
+        ));
+    }
+    text
+}
+
+/// The transport beside the bare line.
+///
+/// # Errors
+/// If nothing was measured.
+pub fn lane(records: &[Record]) -> Result<()> {
+    let first = records.first().ok_or_else(|| Error::Lane { what: "find any block in the output".into() })?;
+    println!();
+    println!(
+        "2 processes ({}, {} VMs), medians of {}; load before: {}",
+        first.accel,
+        first.vms,
+        first.reps,
+        load(first)
+    );
+    println!("line: half a round of one bare cache line, timed just before in the same processes.");
+    println!();
+    println!(
+        "{:<10} {:>9} {:>12} {:>10} {:>12}  path",
+        "benchmark", "bytes", "median", "line us", "x bare line"
+    );
+    for record in records {
+        let (value, unit) = table::amount(record.value, &record.metric);
+        println!(
+            "{:<10} {:>9} {:>12} {:>10.3} {:>12}  {}",
+            record.benchmark,
+            record.bytes.unwrap_or(0),
+            format!("{value} {unit}"),
+            record.line_us.unwrap_or(0.0),
+            record.ratio.map_or_else(|| "-".into(), |r| format!("{r:.2}")),
+            record.path.as_deref().unwrap_or("unknown"),
+        );
+    }
+    Ok(())
+}
+
+fn load(record: &Record) -> String {
+    record.load.map_or_else(|| "unknown".into(), |load| format!("{load:.2}"))
+}
