@@ -1,7 +1,8 @@
 //! A queue from whose middle the earliest entry that fits is taken, however long it is.
 //!
-//! A short queue is looked through. From [`LONG`] entries on, an index leads to the entries: one table for each mask of
-//! tag bits that receives compare (an MPI uses a handful), from (masked tag, source) to the entries' numbers, in order.
+//! A queue is looked through from its oldest entry on, which most often is the one. Where it is long and that took many
+//! steps, an index leads to the entries: one table for each mask of tag bits that receives compare (an MPI uses a
+//! handful), from (masked tag, source) to the entries' numbers, in order. It goes when it is no longer asked.
 //!
 //! ```text
 //! receives:  each stands in the table of its own mask, under its source or under "any";
@@ -17,8 +18,11 @@ use std::collections::hash_map::RandomState;
 use std::collections::{HashMap, VecDeque};
 use std::hash::{BuildHasher, Hasher};
 
-/// Entries from which a queue has an index.
+/// Entries from which a queue may have an index.
 const LONG: usize = 48;
+/// An index is made when this many times a queue's length was walked through, and dropped when so many times its length
+/// was taken from the front meanwhile: about what making it costs.
+const WORTH: usize = 8;
 /// Most masks that have a table; a queue with more is looked through.
 const MOST_MASKS: usize = 8;
 /// "Any source", among the sources.
@@ -127,11 +131,15 @@ pub(super) struct Queue<T> {
     first: u64,
     gaps: usize,
     tables: Option<Vec<Table>>,
+    /// Entries looked at without an index since there was one.
+    walked: usize,
+    /// Entries taken from the front since the index was asked.
+    spared: usize,
 }
 
 impl<T> Default for Queue<T> {
     fn default() -> Self {
-        Self { entries: VecDeque::new(), first: 0, gaps: 0, tables: None }
+        Self { entries: VecDeque::new(), first: 0, gaps: 0, tables: None, walked: 0, spared: 0 }
     }
 }
 
@@ -163,7 +171,7 @@ impl<T: Keys> Queue<T> {
     /// Adds an entry behind all others.
     #[inline(always)] // on the way of a short message
     pub(super) fn push(&mut self, entry: T) {
-        if self.entries.len() >= LONG || self.tables.is_some() {
+        if self.tables.is_some() {
             self.index(&entry);
         }
         self.entries.push_back(Some(entry));
@@ -180,14 +188,11 @@ impl<T: Keys> Queue<T> {
         taken
     }
 
-    /// Puts the entry that is about to be added into the index, making one first where there is none.
+    /// Puts the entry that is about to be added into the index.
     #[cold]
     #[inline(never)]
     fn index(&mut self, entry: &T) {
         let number = self.first.wrapping_add(self.entries.len() as u64);
-        if self.tables.is_none() {
-            self.index_all();
-        }
         let Some(tables) = &mut self.tables else { return };
         match entry.mask() {
             None => tables.iter_mut().for_each(|table| table.add(entry, number)),
@@ -213,6 +218,20 @@ impl<T: Keys> Queue<T> {
             }
         }
         self.tables = Some(tables);
+        (self.walked, self.spared) = (0, 0);
+    }
+
+    /// Walks through the queue; makes an index where that was too long too often.
+    fn walk(&mut self, fits: impl Fn(&T) -> bool) -> Option<usize> {
+        let found = self.position(fits);
+        self.walked += found.unwrap_or(self.entries.len());
+        if self.entries.len() >= LONG && self.walked > WORTH * self.entries.len() {
+            if self.tables.is_none() {
+                self.index_all();
+            }
+            self.walked = 0;
+        }
+        found
     }
 
     fn at(&self, number: u64) -> usize {
@@ -237,13 +256,14 @@ impl<T: Keys> Queue<T> {
             return Some(0);
         }
         if self.tables.as_ref().is_none_or(|tables| tables.len() > MOST_MASKS) {
-            return self.position(fits);
+            return self.walk(fits);
         }
         self.look_up(tag, sources)
     }
 
     #[inline(never)]
     fn look_up(&mut self, tag: u64, sources: [u32; 2]) -> Option<usize> {
+        self.spared = 0;
         let (entries, first) = (&self.entries, self.first);
         let is_there = |number: u64| {
             let at = usize::try_from(number.wrapping_sub(first)).unwrap_or(usize::MAX);
@@ -272,12 +292,14 @@ impl<T: Keys> Queue<T> {
         if self.front().is_some_and(&fits) {
             return Some(0);
         }
+        self.spared = 0;
+        let full = |tables: &Vec<Table>| tables.len() >= MOST_MASKS && tables.iter().all(|t| t.mask != mask);
+        if self.tables.as_ref().is_none_or(full) {
+            return self.walk(fits);
+        }
         let (entries, first) = (&self.entries, self.first);
-        let Some(tables) = &mut self.tables else { return self.position(fits) };
+        let Some(tables) = &mut self.tables else { return None };
         if !tables.iter().any(|t| t.mask == mask) {
-            if tables.len() >= MOST_MASKS {
-                return self.position(fits);
-            }
             let table = Self::table(tables, mask);
             for (number, entry) in (first..).zip(entries) {
                 entry.iter().for_each(|e| table.add(e, number));
@@ -316,16 +338,24 @@ impl<T: Keys> Queue<T> {
             self.first = self.first.wrapping_add(1);
             self.gaps -= 1;
         }
-        if self.tables.is_some() && (self.gaps > self.len() + LONG || self.len() < LONG / 4) {
+        if self.tables.is_none() {
+            return;
+        }
+        self.spared += 1;
+        if self.len() < LONG / 4 || self.spared > WORTH * self.len() {
+            self.tables = None;
+            self.close_ranks();
+        } else if self.gaps > self.len() + LONG {
             self.close_ranks();
         }
     }
 
     fn close_ranks(&mut self) {
-        self.entries.retain(Option::is_some);
-        self.gaps = 0;
-        self.tables = None;
-        if self.entries.len() >= LONG {
+        if self.gaps > 0 {
+            self.entries.retain(Option::is_some);
+            self.gaps = 0;
+        }
+        if self.tables.is_some() {
             self.index_all();
         }
     }
@@ -333,6 +363,7 @@ impl<T: Keys> Queue<T> {
     /// Keeps what `keep` says.
     pub(super) fn retain(&mut self, keep: impl Fn(&T) -> bool) {
         self.entries.retain(|e| e.as_ref().is_some_and(&keep));
+        self.gaps = 0;
         self.close_ranks();
     }
 
@@ -341,6 +372,7 @@ impl<T: Keys> Queue<T> {
         let (taken, kept): (Vec<_>, Vec<_>) =
             std::mem::take(&mut self.entries).into_iter().flatten().partition(|e| fits(e));
         self.entries = kept.into_iter().map(Some).collect();
+        self.gaps = 0;
         self.close_ranks();
         taken
     }
