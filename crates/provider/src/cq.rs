@@ -74,7 +74,7 @@ struct Queue {
 
 /// A caller's arrays, for as long as its call takes.
 #[derive(Clone, Copy)]
-struct Destination {
+pub(crate) struct Destination {
     buf: *mut u8,
     sources: *mut fi_addr_t,
     count: usize,
@@ -83,6 +83,14 @@ struct Destination {
 
 // SAFETY: used under the queue's lock only, while the call that lent the arrays has not returned.
 unsafe impl Send for Destination {}
+
+impl Destination {
+    /// Entries that there is room for.
+    #[inline(always)]
+    pub(crate) fn room(&self) -> usize {
+        self.count - self.taken
+    }
+}
 
 /// A caller's arrays, lent to the queue until this is dropped, however that comes about. Where locks are real nothing
 /// is lent: a second thread could read meanwhile, and would be given what comes later.
@@ -233,32 +241,27 @@ impl Cq {
         if !queue.ready.is_empty() || queue.patience.ends() || to.buf.is_null() {
             return None;
         }
-        let mut received = false;
-        while to.taken < to.count {
-            match endpoint.poll_short(self) {
-                Short::Received(got) => {
-                    received = true;
-                    if let Some(entry) = endpoint.entry(&got) {
-                        // SAFETY: `taken` is below the count of the arrays that this read was given.
-                        unsafe { self.copy(&entry, to) };
-                    }
-                    if !got.more && to.taken > 0 {
-                        queue.patience = Patience::FULL;
+        if to.count == 0 {
+            return None;
+        }
+        loop {
+            match endpoint.poll_short(self, to) {
+                Short::Received => {
+                    queue.patience = Patience::FULL;
+                    if to.taken > 0 {
                         return Some(to.taken);
                     }
                 }
                 Short::Nothing => {
-                    if received {
-                        queue.patience = Patience::FULL;
-                    } else {
-                        queue.patience.count();
+                    queue.patience.count();
+                    if queue.patience.may_spin() && endpoint.spin() {
+                        continue;
                     }
-                    return Some(to.taken);
+                    return Some(0);
                 }
                 Short::Other => return None,
             }
         }
-        if to.count == 0 { None } else { Some(to.taken) }
     }
 
     #[inline(never)]
@@ -312,6 +315,15 @@ impl Cq {
             0 if to.count == 0 => EAGAIN,
             0 => -(FI_EAVAIL as isize),
             taken => taken.cast_signed(),
+        }
+    }
+
+    /// Puts an entry into a reader's arrays, where there is room.
+    #[inline(always)]
+    pub(crate) fn place(&self, entry: &Entry, to: &mut Destination) {
+        if to.taken < to.count {
+            // SAFETY: `taken` is below the count of the arrays that the read was given.
+            unsafe { self.copy(entry, to) };
         }
     }
 

@@ -13,13 +13,13 @@ use isthmus_fabric_sys::*;
 use isthmus_region::local::LocalBuf;
 use isthmus_transport::{
     Address, Asleep, Atomic, AtomicKind, Bell, Completion, Config, Endpoint, Op, PeerId, PostError, Posted,
-    Receive, Rma, Selector, Send, Short, ShortReceived, Sink, Status, Ticket,
+    Receive, Rma, Selector, Send, Short, ShortReceived, ShortSink, Sink, Status, Ticket,
 };
 
 use crate::av::{self, Av};
 use crate::cntr::Cntr;
 use crate::core::{Core, log};
-use crate::cq::{Cq, Entry, Fault, Progress};
+use crate::cq::{Cq, Destination, Entry, Fault, Progress};
 use crate::domain::Domain;
 use crate::info::INJECT_BYTES;
 use crate::lock::Lock;
@@ -228,46 +228,26 @@ impl Ep {
         Ok(ep)
     }
 
-    /// The short way of a poll for `cq`: a short message, or nothing; only where that can be told without a lock, and
-    /// where what is received makes entries in that queue and nothing else.
+    /// The short way of a poll for `cq`: short messages, or nothing; only where that can be told without a lock, and
+    /// where what is received makes entries in that queue and nothing else. They go to `to`, as long as there is room.
     #[inline(always)]
-    pub(crate) fn poll_short(&self, cq: &Cq) -> Short {
+    pub(crate) fn poll_short(&self, cq: &Cq, to: &mut Destination) -> Short {
         let Some(mut state) = self.state.unlocked() else { return Short::Other };
         if !std::ptr::eq(state.short, cq) || self.poison.is_set() {
             return Short::Other;
         }
-        let state = &mut *state;
-        let Some(transport) = &mut state.transport else { return Short::Other };
-        state.moving = true;
-        let found = transport.poll_short();
-        state.moving = false;
+        let State { transport, ends, moving, .. } = &mut *state;
+        let Some(transport) = transport else { return Short::Other };
+        *moving = true;
+        // Exactly those that make no entry leave room.
+        let found = transport.poll_short(to.room(), &mut Straight { ends, cq, to });
+        *moving = false;
         found
     }
 
-    /// The entry of a message that [`Ep::poll_short`] gave, unless its receive wants none.
-    #[inline(always)]
-    pub(crate) fn entry(&self, got: &ShortReceived) -> Option<Entry> {
-        let mut state = self.state.lock();
-        if got.ticket.flags & ENTRY == 0 {
-            return None;
-        }
-        let known = state.ends.numbers.get(got.source.0 as usize).copied();
-        let source = match known {
-            Some(number) if number != FI_ADDR_NOTAVAIL => number,
-            _ if state.ends.wants_source => state.find(got.source),
-            _ => FI_ADDR_NOTAVAIL,
-        };
-        let data = if got.data.is_some() { FI_REMOTE_CQ_DATA } else { 0 };
-        Some(Entry {
-            context: got.ticket.context,
-            flags: FI_RECV | message_flag(got.tagged) | data,
-            len: got.len as u64,
-            buf: got.buf,
-            data: got.data.unwrap_or(0),
-            tag: got.tag,
-            source,
-            fault: None,
-        })
+    /// Waits for a moment for something to come, where that is a good idea. Gives whether it did.
+    pub(crate) fn spin(&self) -> bool {
+        self.state.unlocked().is_some_and(|s| s.transport.as_ref().is_some_and(Endpoint::spin))
     }
 
     /// Moves everything, unless another thread is at it.
@@ -777,11 +757,6 @@ impl State {
 
     /// The number in the address vector of a peer that is not known by it yet.
     #[cold]
-    fn find(&mut self, peer: PeerId) -> fi_addr_t {
-        let address = self.transport.as_ref().and_then(|t| t.peer_address(peer));
-        self.ends.number(Some(peer), address.as_ref())
-    }
-
     /// Whether posts are taken.
     #[inline]
     fn is_ready(&self) -> bool {
@@ -850,6 +825,22 @@ impl State {
     }
 }
 
+/// Short messages on their way straight into a reader's arrays.
+struct Straight<'a> {
+    ends: &'a mut Ends,
+    cq: &'a Cq,
+    to: &'a mut Destination,
+}
+
+impl ShortSink for Straight<'_> {
+    #[inline(always)]
+    fn take(&mut self, got: &ShortReceived, from: &Address) {
+        if got.ticket.flags & ENTRY != 0 {
+            self.cq.place(&self.ends.entry(got, from), self.to);
+        }
+    }
+}
+
 impl Sink for Ends {
     #[inline]
     fn complete(&mut self, done: &Completion, source: Option<&Address>) {
@@ -890,6 +881,22 @@ impl Ends {
             Some(number) if *number != FI_ADDR_NOTAVAIL => *number,
             _ if self.wants_source => self.find(peer, address),
             _ => FI_ADDR_NOTAVAIL,
+        }
+    }
+
+    /// The entry of a short message.
+    #[inline(always)]
+    fn entry(&mut self, got: &ShortReceived, from: &Address) -> Entry {
+        let data = if got.data.is_some() { FI_REMOTE_CQ_DATA } else { 0 };
+        Entry {
+            context: got.ticket.context,
+            flags: FI_RECV | message_flag(got.tagged) | data,
+            len: got.len as u64,
+            buf: got.buf,
+            data: got.data.unwrap_or(0),
+            tag: got.tag,
+            source: self.number(Some(got.source), Some(from)),
+            fault: None,
         }
     }
 

@@ -33,7 +33,7 @@ const FEW_POLLS: u32 = 200;
 /// Empty reads between two such offers.
 const FURTHER_POLLS: u32 = 64;
 /// Offers before a nap.
-const OFFERS: u32 = 4;
+const OFFERS: u16 = 4;
 /// The longest nap between two reads.
 const NAP: Duration = Duration::from_micros(100);
 /// The same where no message can end it, as in a VM: the system rounds it up.
@@ -281,22 +281,35 @@ pub(crate) enum Rest {
 pub(crate) struct Patience {
     /// Reads until it is time to do something.
     left: u32,
-    stage: u32,
+    stage: u16,
+    /// Reads that may still wait for a moment before they say that there is nothing.
+    spins: u16,
 }
 
 /// Stages: fresh, then either of these and up to [`OFFERS`] more.
-const FRESH: u32 = 0;
-const CROWDED: u32 = 1;
-const ALONE: u32 = 100;
+const FRESH: u16 = 0;
+const CROWDED: u16 = 1;
+const ALONE: u16 = 100;
+/// Such reads after something was found. An answer often comes within them, and what a program does between two reads
+/// (MPICH gives up its processor each time) costs more. One that has other things to do than wait is held up this often.
+const MOMENTS: u16 = 2;
 
 impl Patience {
     /// After something was found.
-    pub(crate) const FULL: Self = Self { left: FEW_POLLS, stage: FRESH };
+    pub(crate) const FULL: Self = Self { left: FEW_POLLS, stage: FRESH, spins: MOMENTS };
 
     /// Whether the next empty read may be followed by a rest.
     #[inline]
     pub(crate) fn ends(self) -> bool {
         self.left <= 1
+    }
+
+    /// Whether this read may wait for a moment.
+    #[inline]
+    pub(crate) fn may_spin(&mut self) -> bool {
+        let may = self.spins > 0;
+        self.spins = self.spins.saturating_sub(1);
+        may
     }
 
     /// Counts an empty read, where [`Patience::ends`] said no.
@@ -317,7 +330,7 @@ impl Patience {
         match self.stage {
             FRESH if is_crowded() => self.stage = CROWDED,
             FRESH => {
-                *self = Self { left: POLLS - FEW_POLLS, stage: ALONE };
+                (self.left, self.stage) = (POLLS - FEW_POLLS, ALONE);
                 return Rest::None;
             }
             ALONE => {}

@@ -12,6 +12,7 @@ use isthmus_lockfree::ring::{BadPosition, Consumer, Producer, Slots};
 use isthmus_lockfree::sleep::{self, Bell};
 use isthmus_lockfree::slot::{Message, Slot};
 use isthmus_region::mapping::LineRef;
+use isthmus_region::member::Member;
 use isthmus_region::{Section, SlotRing};
 
 use crate::fault::{Step, step};
@@ -34,9 +35,9 @@ impl Size {
     /// The lane that each endpoint keeps in reserve for a full region.
     pub const RESERVE: Self = Self { slots: 8, data_bytes: 8 << 10 };
 
-    /// Bytes of the area that it takes: the ring, then the data ring.
-    pub fn bytes(self) -> u64 {
-        self.slots * 64 + self.data_bytes
+    /// Bytes of its ring.
+    pub fn ring_bytes(self) -> u64 {
+        self.slots * 64
     }
 }
 
@@ -45,6 +46,8 @@ impl Size {
 pub struct Place {
     /// Offset of the ring.
     pub ring: u64,
+    /// Offset of the data ring. A block of its own: blocks are powers of two, as both rings are.
+    pub data: u64,
     /// Sizes.
     pub size: Size,
     /// Whether it is the endpoint's reserve, which is kept when the lane closes.
@@ -52,9 +55,25 @@ pub struct Place {
 }
 
 impl Place {
-    /// Offset of the data ring.
-    pub fn data(&self) -> u64 {
-        self.ring + self.size.slots * 64
+    /// Takes memory for a lane.
+    ///
+    /// # Errors
+    /// As [`Member::take`].
+    pub fn take(member: &Member, size: Size, reserve: bool) -> isthmus_region::Result<Self> {
+        let ring = member.take(size.ring_bytes())?;
+        match member.take(size.data_bytes) {
+            Ok(data) => Ok(Self { ring, data, size, reserve }),
+            Err(e) => {
+                member.give(ring, size.ring_bytes());
+                Err(e)
+            }
+        }
+    }
+
+    /// Gives it back.
+    pub fn give(self, member: &Member) {
+        member.give(self.ring, self.size.ring_bytes());
+        member.give(self.data, self.size.data_bytes);
     }
 }
 
@@ -194,7 +213,7 @@ impl Outgoing {
             }
         }
         self.data_write += skip + need;
-        Ok(Some(self.place.data() + ((at + skip) & (bytes - 1))))
+        Ok(Some(self.place.data + ((at + skip) & (bytes - 1))))
     }
 
     /// Publishes a message; there must be room. Gives whether it had to be announced.

@@ -19,8 +19,8 @@ use crate::types::{Op, PeerId, PostError, Status};
 
 /// Lanes above which new ones are small.
 pub const MANY_LANES: usize = 32;
-/// Chunks that an endpoint takes of its area, at most.
-const MOST_CHUNKS: u64 = 64;
+/// Chunks that an endpoint takes of its area, at most: the depth of four lanes' pipelines.
+const MOST_CHUNKS: u64 = 32;
 
 /// Where the next chunk of a pipelined message goes.
 pub(super) struct ChunkPlace {
@@ -73,8 +73,8 @@ impl Endpoint {
             return Err(PostError::PeerGone);
         }
         let size = if self.open_lanes >= MANY_LANES { Size::SMALL } else { Size::USUAL };
-        let place = match self.member.take(size.bytes()) {
-            Ok(ring) => Place { ring, size, reserve: false },
+        let place = match Place::take(&self.member, size, false) {
+            Ok(place) => place,
             // The region is full: the reserve serves one peer after the other.
             Err(_) => match self.reserve.take() {
                 Some(reserve) => reserve,
@@ -107,7 +107,7 @@ impl Endpoint {
         if place.reserve {
             self.reserve = Some(place);
         } else {
-            self.member.give(place.ring, place.size.bytes());
+            place.give(&self.member);
         }
     }
 
@@ -127,7 +127,7 @@ impl Endpoint {
         words[2].put(self.peers[to.0 as usize].address.incarnation);
         words[3].put(place.ring);
         words[4].put(place.size.slots | (place.size.data_bytes << 32));
-        words[5].put(place.data());
+        words[5].put(place.data);
         words[6].put(0);
         words[7].put(0);
         step(Step::LaneDescribed);
@@ -736,7 +736,7 @@ impl Endpoint {
             self.member.give(chunk, self.config.chunk_bytes);
         }
         if let Some(reserve) = self.reserve.take() {
-            self.member.give(reserve.ring, reserve.size.bytes());
+            reserve.give(&self.member);
         }
         for table in [&self.lanes, &self.accepts] {
             for chunk in &table.chunks {

@@ -36,7 +36,7 @@ use crate::lane::{Incoming, Outgoing, Place, Size};
 use crate::matching::{Bufs, Matching};
 use crate::types::{Completion, Error, Memory, PeerId, Result, Ticket};
 pub use lanes::MANY_LANES;
-pub use progress::{Short, ShortReceived, Sink};
+pub use progress::{Short, ShortReceived, ShortSink, Sink};
 pub use sleep::{Alarm, Asleep};
 use table::Table;
 
@@ -298,8 +298,8 @@ impl Endpoint {
         let hold = Hold::of(section, block_at).map_err(failed("write an endpoint's block"))?;
         let table = section.word("block", block_at + block::REGISTRATIONS);
         table.map_err(failed("write an endpoint's block"))?.put(memory.published().unwrap_or(0));
-        let size = Size::RESERVE;
-        let ring = member.take(size.bytes()).map_err(failed("take memory for an endpoint's reserve"))?;
+        let reserve = Place::take(member, Size::RESERVE, true);
+        let reserve = reserve.map_err(failed("take memory for an endpoint's reserve"))?;
         let (local, incarnation) =
             member.service().open_endpoint(block_at).map_err(failed("publish an endpoint"))?;
         let wake = member.directory(member.peer()).and_then(|(_, d)| d.wake_line(local));
@@ -316,7 +316,7 @@ impl Endpoint {
             hold,
             lanes: Chunks::new(isthmus_region::format::lane::BYTES),
             accepts: Chunks::new(isthmus_region::format::accept::BYTES),
-            reserve: Some(Place { ring, size, reserve: true }),
+            reserve: Some(reserve),
             peers: Vec::new(),
             by_address: HashMap::new(),
             incoming: Vec::new(),

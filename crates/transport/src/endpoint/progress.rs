@@ -19,6 +19,11 @@ use crate::wire::{self, AtomicWord, INLINE_BYTES, flag, kind};
 
 /// Messages taken from one lane before the others get their turn.
 const BATCH: usize = 64;
+/// Payload bytes in the data ring from which they are given back at once, and not with the batch: the sender waits for
+/// the room.
+const LARGE: u64 = 1024;
+/// Least bytes of a piece of a pipelined message.
+const LEAST_PIECE: u64 = 8 << 10;
 /// Replies that a peer asked for and that found no room, above which its lane is not read on.
 const MOST_REPLIES: usize = 1024;
 /// Longest message that anybody may announce: what an address space holds.
@@ -69,8 +74,12 @@ pub struct ShortReceived {
     pub buf: u64,
     /// Bytes.
     pub len: usize,
-    /// Whether the lane had a further message already.
-    pub more: bool,
+}
+
+/// Who gets short messages.
+pub trait ShortSink {
+    /// Takes one, and its sender's address.
+    fn take(&mut self, got: &ShortReceived, from: &Address);
 }
 
 /// What [`Endpoint::poll_short`] found.
@@ -78,20 +87,15 @@ pub struct ShortReceived {
 pub enum Short {
     /// Nothing. That was one poll of the many, and the cheapest.
     Nothing,
-    /// A message, which is now received; no [`Completion`] will come.
-    Received(ShortReceived),
+    /// Messages, which are now received; no [`Completion`] will come.
+    Received,
     /// Something for [`Endpoint::progress_into`]. Nothing was done.
     Other,
 }
 
 /// Takes the message at a lane's head if it is a short one for the oldest receive, which has room for it.
 #[inline(always)] // on the way of a short message
-fn take_short(
-    lane: &mut Incoming,
-    head: u64,
-    peers: &[Peer],
-    matching: &mut Matching,
-) -> Option<ShortReceived> {
+fn take_short(lane: &mut Incoming, head: u64, peer: &Peer, matching: &mut Matching) -> Option<ShortReceived> {
     let (source, slot) = (lane.peer, lane.next());
     let (len, flags, tag) = (wire::inline_len(head), wire::flags_of(head), slot.word(1));
     let tagged = flags & flag::TAGGED != 0;
@@ -100,7 +104,6 @@ fn take_short(
         return None;
     }
     let data = if flags & flag::DATA != 0 { Some(slot.word(2)) } else { None };
-    let peer = peers.get(source.0 as usize)?;
     // Copied out, checked (P5), and only then placed.
     if len <= 8 {
         let word = slot.word(3);
@@ -117,11 +120,13 @@ fn take_short(
     }
     matching.drop_oldest(tagged);
     lane.advance();
-    lane.release();
-    let more = lane.arrived().is_some();
-    Some(ShortReceived { ticket, tagged, tag, data, source, buf: buf.address(), len, more })
+    Some(ShortReceived { ticket, tagged, tag, data, source, buf: buf.address(), len })
 }
 
+/// Short messages after which their slots are given back, while more are there.
+const SHORT_BATCH: usize = 16;
+/// Looks of [`Endpoint::spin`]; some 4 ns each.
+const SPINS: u32 = 500;
 /// Most polls between two looks at the activity lines, while there are lanes that are polled directly. After a look
 /// that finds something the next poll looks again.
 const LOOK_EVERY: u64 = 8;
@@ -154,10 +159,11 @@ impl Endpoint {
         }
     }
 
-    /// The short way of a poll: takes one short message for which the oldest receive waits, or finds that there is
-    /// nothing. Whatever else there is to do it leaves to [`Endpoint::progress_into`], which it asks for often enough.
+    /// The short way of a poll: takes up to `room` short messages of one lane, for each of which the oldest receive waits,
+    /// or finds that there is nothing. Whatever else there is to do it leaves to [`Endpoint::progress_into`], which it asks
+    /// for often enough.
     #[inline(always)] // on the way of a short message
-    pub fn poll_short(&mut self) -> Short {
+    pub fn poll_short(&mut self, room: usize, sink: &mut impl ShortSink) -> Short {
         let ticks = self.ticks.wrapping_add(1);
         let other = !self.busy.is_empty() || !self.completions.is_empty() || self.hot.is_empty();
         if other || (ticks >= self.next_look && !self.nothing_announced(ticks)) {
@@ -166,18 +172,44 @@ impl Endpoint {
         self.ticks = ticks;
         for number in &self.hot {
             let Some(Some(lane)) = self.incoming.get_mut(*number as usize) else { continue };
-            let Some(head) = lane.arrived() else { continue };
-            return match take_short(lane, head, &self.peers, &mut self.matching) {
-                Some(received) => {
-                    lane.last = ticks;
-                    self.tally.add(Counter::RxMessages, 1);
-                    self.tally.add(Counter::RxBytes, received.len as u64);
-                    Short::Received(received)
+            let Some(mut head) = lane.arrived() else { continue };
+            let Some(peer) = self.peers.get(lane.peer.0 as usize) else { return Short::Other };
+            let (mut count, mut bytes) = (0, 0);
+            while count < room {
+                let Some(received) = take_short(lane, head, peer, &mut self.matching) else { break };
+                bytes += received.len;
+                count += 1;
+                sink.take(&received, &peer.address);
+                let Some(next) = lane.arrived() else { break };
+                head = next;
+                if count % SHORT_BATCH == 0 {
+                    lane.release();
                 }
-                None => Short::Other,
-            };
+            }
+            if count == 0 {
+                return Short::Other;
+            }
+            lane.release();
+            lane.last = ticks;
+            self.tally.add(Counter::RxMessages, count as u64);
+            self.tally.add(Counter::RxBytes, bytes as u64);
+            return Short::Received;
         }
         Short::Nothing
+    }
+
+    /// Looks at the hot lanes again and again, for about two microseconds, and nothing else. Gives whether something is
+    /// there. Not where processors are short.
+    #[inline(never)]
+    pub fn spin(&self) -> bool {
+        if self.crowded {
+            return false;
+        }
+        (0..SPINS).any(|_| {
+            std::hint::black_box(&self.hot).iter().any(
+                |number| matches!(self.incoming.get(*number as usize), Some(Some(l)) if l.arrived().is_some()),
+            )
+        })
     }
 
     /// A look at the activity lines that finds nothing, if that is all there is to do now.
@@ -442,6 +474,11 @@ impl Endpoint {
         }
         self.tally.add(Counter::RxMessages, 1);
         self.tally.add(Counter::RxBytes, len);
+        if len >= LARGE
+            && let Some(Some(incoming)) = self.incoming.get_mut(lane as usize)
+        {
+            incoming.release_through();
+        }
         self.send_done(source, ack, Status::Ok, Because::Asked);
         Ok(())
     }
@@ -947,7 +984,7 @@ impl Endpoint {
             let Some(chunk) = self.take_chunk_place(to) else { return moved };
             let peer = &mut self.peers[to.0 as usize];
             let (Some(out), Some(push)) = (&mut peer.out, peer.pushes.front_mut()) else { return moved };
-            let len = (push.len - push.at).min(chunk.bytes);
+            let len = (push.len - push.at).min(chunk.bytes).min(piece_of(push.len));
             let section = self.member.section();
             // Both ends of the copy are ours: the program's buffers and a chunk of our area.
             let _ = push
@@ -973,6 +1010,12 @@ impl Endpoint {
             }
         }
     }
+}
+
+/// Bytes of one piece of a pipelined message: small ones in short messages, so that both sides copy at the same time for
+/// most of it.
+fn piece_of(len: u64) -> u64 {
+    (len / 8).next_multiple_of(4096).max(LEAST_PIECE)
 }
 
 /// The completion of a receive.

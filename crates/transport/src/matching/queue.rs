@@ -172,7 +172,7 @@ impl<T: Keys> Queue<T> {
     #[inline(always)] // on the way of a short message
     pub(super) fn push(&mut self, entry: T) {
         if self.tables.is_some() {
-            self.index(&entry);
+            return self.push_indexed(entry);
         }
         self.entries.push_back(Some(entry));
     }
@@ -182,22 +182,33 @@ impl<T: Keys> Queue<T> {
     pub(super) fn pop(&mut self) -> Option<T> {
         let taken = self.entries.pop_front().flatten();
         self.first = self.first.wrapping_add(1);
-        if self.gaps > 0 || self.tables.is_some() {
+        if self.tables.is_some() {
             self.tidy();
         }
         taken
     }
 
-    /// Puts the entry that is about to be added into the index.
+    /// Takes the oldest entry, which owns nothing, and forgets it.
+    #[inline(always)] // on the way of a short message
+    pub(super) fn forget_front(&mut self) {
+        std::mem::forget(self.entries.pop_front());
+        self.first = self.first.wrapping_add(1);
+        if self.tables.is_some() {
+            self.tidy();
+        }
+    }
+
     #[cold]
     #[inline(never)]
-    fn index(&mut self, entry: &T) {
+    fn push_indexed(&mut self, entry: T) {
         let number = self.first.wrapping_add(self.entries.len() as u64);
-        let Some(tables) = &mut self.tables else { return };
-        match entry.mask() {
-            None => tables.iter_mut().for_each(|table| table.add(entry, number)),
-            Some(mask) => Self::table(tables, mask).add(entry, number),
+        if let Some(tables) = &mut self.tables {
+            match entry.mask() {
+                None => tables.iter_mut().for_each(|table| table.add(&entry, number)),
+                Some(mask) => Self::table(tables, mask).add(&entry, number),
+            }
         }
+        self.entries.push_back(Some(entry));
     }
 
     /// The table of a mask, which is made if it is not there.
