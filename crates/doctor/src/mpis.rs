@@ -20,9 +20,6 @@ use crate::limits::chain;
 
 /// The hidden subcommand that asks a libfabric.
 pub const PROBE_COMMAND: &str = "libfabric-probe";
-/// Names of launchers.
-const LAUNCHERS: [&str; 6] =
-    ["mpirun", "mpiexec", "mpirun.openmpi", "mpiexec.openmpi", "mpirun.mpich", "mpiexec.hydra"];
 /// Where an MPI keeps a libfabric of its own, from its prefix.
 const INSIDE: [&str; 6] =
     ["lib", "lib/openmpi", "lib/mpich", "lib64", "libfabric/lib", "opt/mpi/libfabric/lib"];
@@ -54,10 +51,12 @@ fn launchers() -> (Vec<Finding>, Vec<Mpi>) {
     let check = "MPI";
     let (mut findings, mut known, mut seen) = (Vec::new(), Vec::<Mpi>::new(), Vec::new());
     let path = std::env::var_os("PATH").unwrap_or_default();
+    // What mpirun of Open MPI calls in turn is not an MPI of its own.
+    let names = || mpi::LAUNCHER_NAMES.iter().filter(|name| name.starts_with("mpi"));
     for dir in std::env::split_paths(&path) {
-        for file in LAUNCHERS.map(|name| dir.join(name)).iter().filter(|f| f.is_file()) {
+        for file in names().map(|name| dir.join(name)).filter(|f| f.is_file()) {
             // mpirun and mpiexec of one MPI are the same, or beside each other.
-            let real = std::fs::canonicalize(file).unwrap_or_else(|_| file.clone());
+            let real = std::fs::canonicalize(&file).unwrap_or_else(|_| file.clone());
             if seen.contains(&real) {
                 continue;
             }

@@ -21,7 +21,7 @@ pub use settings::{
 };
 
 /// Names under which a launcher may be called.
-const LAUNCHER_NAMES: [&str; 9] = [
+pub const LAUNCHER_NAMES: [&str; 9] = [
     "mpirun",
     "mpiexec",
     "prterun",
