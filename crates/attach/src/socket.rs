@@ -66,10 +66,12 @@ pub fn listen(path: &Path, kind: SocketType, mode: u32, group: Option<u32>) -> R
     let socket =
         rustix::net::socket_with(AddressFamily::UNIX, kind, flags, None).map_err(failed("create"))?;
     rustix::net::bind(&socket, &address).map_err(failed("bind"))?;
-    if group.is_some() {
+    if let Some(group) = group
+        && rustix::fs::stat(path).map_err(failed("look at"))?.st_gid != group
+    {
         // Before the mode, which lets the group in.
-        rustix::fs::chown(path, None, group.map(rustix::fs::Gid::from_raw))
-            .map_err(failed("set the group of"))?;
+        let group = rustix::fs::Gid::from_raw(group);
+        rustix::fs::chown(path, None, Some(group)).map_err(failed("set the group of"))?;
     }
     rustix::fs::chmod(path, rustix::fs::Mode::from_raw_mode(mode)).map_err(failed("set the mode of"))?;
     rustix::net::listen(&socket, 1024).map_err(failed("listen on"))?;

@@ -3,9 +3,12 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use clap::Subcommand;
 use isthmus_guest::agent::Config;
 use isthmus_guest::foreground;
+use isthmus_guest::install::Plan;
 use isthmus_host::Allowed;
+use isthmus_run::mpi;
 
 use crate::{report, user};
 
@@ -15,11 +18,15 @@ use crate::{report, user};
 /// membership ends. The VM's QEMU is connected to `isthmus host`, which prints how.
 ///
 /// Users that may attach are trusted with the whole region.
+///
+/// `isthmus guest install` has systemd start it whenever the device is there.
 #[derive(clap::Args)]
-#[command(verbatim_doc_comment)]
+#[command(verbatim_doc_comment, args_conflicts_with_subcommands = true)]
 pub(crate) struct Args {
+    #[command(subcommand)]
+    what: Option<What>,
     /// Where processes attach
-    #[arg(long, value_name = "PATH", default_value = "/run/isthmus/socket")]
+    #[arg(long, value_name = "PATH", default_value = "/run/isthmus/socket", overrides_with = "socket")]
     socket: PathBuf,
     /// A user that may attach besides root, by name or number; may be repeated
     #[arg(long = "allow", value_name = "USER", value_parser = user::parse)]
@@ -31,12 +38,46 @@ pub(crate) struct Args {
     #[arg(long, value_name = "DIR")]
     device: Option<PathBuf>,
     /// How long to wait for the device and the host service
-    #[arg(long, value_name = "SECONDS", default_value_t = 30)]
+    #[arg(long, value_name = "SECONDS", default_value_t = 30, overrides_with = "wait")]
     wait: u64,
+}
+
+#[derive(Subcommand)]
+enum What {
+    /// Have systemd start the agent in this VM whenever the region's device is there
+    ///
+    /// Copies this program and its provider to where they stay, adds the agent's unit, the rule that starts it, and the
+    /// group isthmus, whose members may attach; a device that is there already starts the agent at once. The Debian
+    /// package isthmus-guest does the same, and is better where it can be had.
+    #[command(verbatim_doc_comment)]
+    Install(InstallArgs),
+    /// Undo `isthmus guest install`; what was there before stays
+    Uninstall(InstallArgs),
+}
+
+#[derive(clap::Args)]
+struct InstallArgs {
+    /// Say what would be done, and do nothing
+    #[arg(long)]
+    dry_run: bool,
+    /// Where the program goes
+    #[arg(long, value_name = "DIR", default_value = "/usr/local")]
+    prefix: PathBuf,
+    /// The root of the VM's file system, where that is mounted on another machine
+    #[arg(long, value_name = "DIR", default_value = "/")]
+    root: PathBuf,
 }
 
 impl Args {
     pub(crate) fn run(self) -> i32 {
+        match &self.what {
+            None => self.serve(),
+            Some(What::Install(args)) => args.carry_out(Plan::install),
+            Some(What::Uninstall(args)) => args.carry_out(Plan::uninstall),
+        }
+    }
+
+    fn serve(self) -> i32 {
         let mut config = Config {
             socket: self.socket,
             allowed: Allowed::Users(self.users),
@@ -49,5 +90,31 @@ impl Args {
             (config.group, config.mode, config.allowed) = (self.group, 0o660, Allowed::Everybody);
         }
         report::status(foreground::run(&config))
+    }
+}
+
+impl InstallArgs {
+    fn carry_out(
+        &self,
+        action: impl Fn(&Plan, &mut dyn FnMut(String)) -> Result<(), isthmus_guest::install::Error>,
+    ) -> i32 {
+        let program = match std::env::current_exe() {
+            Ok(program) => program,
+            Err(e) => return report::status(Err::<(), _>(e)),
+        };
+        let provider = mpi::provider_directory().ok();
+        let plan = Plan {
+            root: self.root.clone(),
+            prefix: self.prefix.clone(),
+            program,
+            provider: provider.map(|dir| dir.join("libisthmus-fi.so")).filter(|file| file.is_file()),
+            dry_run: self.dry_run,
+        };
+        if plan.provider.is_none() {
+            eprintln!(
+                "isthmus: no libisthmus-fi.so beside this program; MPIs need one in PREFIX/lib/isthmus"
+            );
+        }
+        report::status(action(&plan, &mut |line| println!("{line}")))
     }
 }

@@ -32,8 +32,8 @@ enum What {
 #[derive(clap::Args)]
 #[command(verbatim_doc_comment)]
 struct DeviceArgs {
-    /// Where processes attach to the service; by default /run/isthmus/socket for root, else
-    /// $XDG_RUNTIME_DIR/isthmus/socket
+    /// Where processes attach to the service; by default where they would look for it: ISTHMUS_SOCKET,
+    /// /run/isthmus/socket, $XDG_RUNTIME_DIR/isthmus/socket
     #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
     /// Size of the region; by default that of the service which runs, else what fits 1G
@@ -62,7 +62,9 @@ impl Args {
 
 impl DeviceArgs {
     fn print(self) -> isthmus_host::Result<()> {
-        let attach = foreground::attach_socket(self.socket.as_deref())?;
+        // The service that a process would find, or where one would be started.
+        let found = self.socket.or_else(|| isthmus_attach::find_socket().ok());
+        let attach = foreground::attach_socket(found.as_deref())?;
         // A service that is not there yet, or will not tell, need not stop anybody from writing the VM's definition.
         let told = || client::observe_at(&attach, PATIENCE).ok().map(|view| view.said.region_bytes);
         let region_bytes = self.region_size.or_else(told).unwrap_or(0);

@@ -1,14 +1,31 @@
 //! The agent as a program of its own, in VMs that people already have: `isthmus guest`.
 
-use std::time::Duration;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
 
 use isthmus_attach::notify;
 use isthmus_region::source::Ivshmem;
 
 use crate::agent::{Agent, Config, Error, Result};
+use crate::wakes;
 
+/// How long to wait for the port for wake-ups, which a VM need not have.
+const PORT_PATIENCE: Duration = Duration::from_secs(2);
 /// Between two looks at whether the VM is still a member.
 const LOOK: Duration = Duration::from_millis(200);
+
+/// The port for wake-ups. While a VM boots, its driver may come a moment later than the region's device, by whose
+/// appearance we are started.
+fn wake_port() -> Option<PathBuf> {
+    let deadline = Instant::now() + PORT_PATIENCE;
+    loop {
+        let found = wakes::Port::find();
+        if found.is_some() || Instant::now() >= deadline {
+            return found;
+        }
+        std::thread::sleep(LOOK / 4);
+    }
+}
 
 /// Serves until the process is told to end by INT, TERM or HUP, with one line on standard error for each thing that
 /// happens.
@@ -22,7 +39,11 @@ pub fn run(config: &Config) -> Result<()> {
     if Ivshmem::find().is_empty() {
         eprintln!("isthmus: no ivshmem device yet; waiting up to {} s for one", config.patience.as_secs());
     }
-    let agent = Agent::start(config, Box::new(|event| eprintln!("isthmus: {event}")))?;
+    let mut config = config.clone();
+    if config.wake_port.is_none() {
+        config.wake_port = wake_port();
+    }
+    let agent = Agent::start(&config, Box::new(|event| eprintln!("isthmus: {event}")))?;
     let peer = agent.peer();
     eprintln!(
         "isthmus: this VM is member {} ('{}') of the region; processes attach at {}",

@@ -7,6 +7,7 @@ pub mod channels;
 pub mod control;
 pub mod exec;
 pub mod foreground;
+pub mod install;
 pub mod processes;
 pub mod relay;
 pub mod wakes;

@@ -5,8 +5,9 @@ use std::path::PathBuf;
 
 /// QEMU's window for a device's memory has at least this size, so that every region fits some.
 const LEAST_WINDOW: u64 = 1 << 30;
-/// The PCI controller's index in libvirt's XML: one that few VMs have already.
-const LIBVIRT_INDEX: u32 = 30;
+/// The PCI controller's index in libvirt's XML: just beyond those that virt-install makes, since libvirt fills a gap with
+/// root ports.
+const LIBVIRT_INDEX: u32 = 16;
 
 /// The device by which a VM joins a region.
 #[derive(Debug, Clone)]

@@ -1,0 +1,408 @@
+//! Installing the agent in a VM that has no package of it: `isthmus guest install` and `uninstall`.
+//!
+//! What is put in place, and taken away again:
+//!
+//! | | |
+//! |---|---|
+//! | `PREFIX/bin/isthmus`, `PREFIX/lib/isthmus/libisthmus-fi.so` | this program and the provider beside it, unless they are there |
+//! | `/etc/systemd/system/isthmus-guest.service`, `/etc/udev/rules.d/60-isthmus.rules` | the agent's unit, and what starts it |
+//! | the group `isthmus` | whose members may attach |
+//! | `PREFIX/lib/isthmus/guest-installed` | what of all this was not there before |
+//!
+//! The last one is written first and is all that `uninstall` goes by, so nothing is removed that was somebody else's,
+//! and an installation that broke off can be undone.
+
+use std::fs;
+use std::io;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+/// The agent's unit, with a word in place of the program's folder.
+const UNIT: &str = include_str!("../../../packaging/isthmus-guest.service.in");
+/// What starts it when the device appears.
+const RULE: &str = include_str!("../../../packaging/60-isthmus.rules");
+const UNIT_NAME: &str = "isthmus-guest.service";
+const UNIT_FILE: &str = "etc/systemd/system/isthmus-guest.service";
+const RULE_FILE: &str = "etc/udev/rules.d/60-isthmus.rules";
+const GROUP: &str = "isthmus";
+/// Where packages put the unit.
+const PACKAGED: [&str; 2] =
+    ["usr/lib/systemd/system/isthmus-guest.service", "lib/systemd/system/isthmus-guest.service"];
+
+/// What to install, and where.
+#[derive(Debug, Clone)]
+pub struct Plan {
+    /// The root of the system: `/`, or where the file system of a VM that does not run is mounted.
+    pub root: PathBuf,
+    /// Where the program goes, below the root.
+    pub prefix: PathBuf,
+    /// The program.
+    pub program: PathBuf,
+    /// The provider, if it is at hand.
+    pub provider: Option<PathBuf>,
+    /// Say what would be done and do nothing.
+    pub dry_run: bool,
+}
+
+/// Why it cannot be installed or removed.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// Only root may.
+    #[error("this needs root; try it with sudo, or with --dry-run")]
+    NotRoot,
+    /// A package is there already.
+    #[error("{} is there: the package isthmus-guest is installed already; there is nothing to do, or remove that first", path.display())]
+    Packaged {
+        /// The package's unit.
+        path: PathBuf,
+    },
+    /// Nothing to remove.
+    #[error("{} is not there, so `isthmus guest install` has installed nothing with this --prefix", path.display())]
+    NotInstalled {
+        /// The record.
+        path: PathBuf,
+    },
+    /// No systemd.
+    #[error("{} is no folder: the agent is started by systemd and udev; without them, have something start `isthmus guest` as root", path.display())]
+    NoSystemd {
+        /// The folder.
+        path: PathBuf,
+    },
+    /// A file cannot be written or removed.
+    #[error("cannot {what}")]
+    Io {
+        /// The operation and its object.
+        what: String,
+        /// The system's answer.
+        #[source]
+        source: io::Error,
+    },
+    /// A program of the system failed.
+    #[error("`{line}` failed: {why}")]
+    Command {
+        /// Its words.
+        line: String,
+        /// What it printed, or how it ended.
+        why: String,
+    },
+}
+
+type Result<T> = std::result::Result<T, Error>;
+
+fn failed(what: impl Into<String>) -> impl FnOnce(io::Error) -> Error {
+    let what = what.into();
+    move |source| Error::Io { what, source }
+}
+
+/// One thing that is done.
+enum Step {
+    Copy { from: PathBuf, to: PathBuf },
+    Write { to: PathBuf, text: String },
+    Group,
+    Run(&'static [&'static str]),
+}
+
+/// After files have changed: systemd and udev look again, and a device that is there starts the agent.
+const LOOK_AGAIN: [&[&str]; 3] = [
+    &["systemctl", "daemon-reload"],
+    &["udevadm", "control", "--reload"],
+    &["udevadm", "trigger", "--subsystem-match=pci", "--attr-match=vendor=0x1af4"],
+];
+
+impl Plan {
+    fn below_root(&self, path: impl AsRef<Path>) -> PathBuf {
+        let path = path.as_ref();
+        self.root.join(path.strip_prefix("/").unwrap_or(path))
+    }
+
+    fn record(&self) -> PathBuf {
+        self.below_root(self.prefix.join("lib/isthmus/guest-installed"))
+    }
+
+    /// Whether the system below the root is the one that runs.
+    fn runs(&self) -> bool {
+        self.root == Path::new("/") && Path::new("/run/systemd/system").is_dir()
+    }
+
+    fn check(&self) -> Result<()> {
+        if !self.dry_run && !rustix::process::geteuid().is_root() {
+            return Err(Error::NotRoot);
+        }
+        Ok(())
+    }
+
+    fn steps(&self) -> Result<Vec<Step>> {
+        let mut steps = Vec::new();
+        let bin = self.prefix.join("bin");
+        let files = [
+            Some((self.program.clone(), bin.join("isthmus"))),
+            self.provider.clone().map(|from| (from, self.prefix.join("lib/isthmus/libisthmus-fi.so"))),
+        ];
+        for (from, to) in files.into_iter().flatten() {
+            let to = self.below_root(to);
+            if !same_file(&from, &to) {
+                steps.push(Step::Copy { from, to });
+            }
+        }
+        let text = UNIT.replace("@BINDIR@", &bin.to_string_lossy());
+        steps.push(Step::Write { to: self.below_root(UNIT_FILE), text });
+        steps.push(Step::Write { to: self.below_root(RULE_FILE), text: RULE.into() });
+        let groups = fs::read_to_string(self.below_root("etc/group")).map_err(failed("read /etc/group"))?;
+        if !has_group(&groups) {
+            steps.push(Step::Group);
+        }
+        if self.runs() {
+            steps.extend(LOOK_AGAIN.map(Step::Run));
+        }
+        Ok(steps)
+    }
+
+    /// Installs, telling `say` each step before it is done.
+    ///
+    /// # Errors
+    /// Any of [`Error`] but `NotInstalled`; what was done until then is undone by [`Plan::uninstall`].
+    pub fn install(&self, say: &mut dyn FnMut(String)) -> Result<()> {
+        self.check()?;
+        for place in PACKAGED {
+            let path = self.below_root(place);
+            if path.exists() {
+                return Err(Error::Packaged { path });
+            }
+        }
+        for folder in ["etc/systemd/system", "etc/udev"] {
+            let path = self.below_root(folder);
+            if !path.is_dir() {
+                return Err(Error::NoSystemd { path });
+            }
+        }
+        let steps = self.steps()?;
+        if !self.dry_run {
+            self.write_record(&steps)?;
+        }
+        for step in &steps {
+            say(self.told(step));
+            if !self.dry_run {
+                self.carry_out(step)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn told(&self, step: &Step) -> String {
+        match step {
+            Step::Copy { from, to } => format!("copy {} to {}", from.display(), to.display()),
+            Step::Write { to, .. } => format!("write {}", to.display()),
+            Step::Group => format!("add the system group {GROUP}"),
+            Step::Run(words) => format!("run {}", words.join(" ")),
+        }
+    }
+
+    /// What is to be undone: the new things, and those of an installation before.
+    fn write_record(&self, steps: &[Step]) -> Result<()> {
+        let path = self.record();
+        let mut lines: Vec<String> =
+            fs::read_to_string(&path).unwrap_or_default().lines().map(str::to_owned).collect();
+        for step in steps {
+            let line = match step {
+                Step::Copy { to, .. } | Step::Write { to, .. } if !to.exists() => {
+                    let below = to.strip_prefix(&self.root).unwrap_or(to);
+                    format!("file /{}", below.display())
+                }
+                Step::Group => format!("group {GROUP}"),
+                _ => continue,
+            };
+            if !lines.contains(&line) {
+                lines.push(line);
+            }
+        }
+        let text: String = lines.iter().map(|line| format!("{line}\n")).collect();
+        write(&path, text.as_bytes(), 0o644)
+    }
+
+    fn carry_out(&self, step: &Step) -> Result<()> {
+        match step {
+            Step::Copy { from, to } => {
+                let bytes = fs::read(from).map_err(failed(format!("read {}", from.display())))?;
+                write(to, &bytes, 0o755)
+            }
+            Step::Write { to, text } => write(to, text.as_bytes(), 0o644),
+            Step::Group => run(&self.group_command("groupadd", &["--system"])),
+            Step::Run(words) => run(&words.iter().map(|word| (*word).to_owned()).collect::<Vec<_>>()),
+        }
+    }
+
+    fn group_command(&self, program: &str, options: &[&str]) -> Vec<String> {
+        let mut words = vec![program.to_owned()];
+        words.extend(options.iter().map(|option| (*option).to_owned()));
+        if self.root != Path::new("/") {
+            words.extend(["--root".into(), self.root.display().to_string()]);
+        }
+        words.push(GROUP.into());
+        words
+    }
+
+    /// Removes what [`Plan::install`] put in place, telling `say` each step before it is done.
+    ///
+    /// # Errors
+    /// [`Error::NotRoot`], [`Error::NotInstalled`], [`Error::Io`], [`Error::Command`].
+    pub fn uninstall(&self, say: &mut dyn FnMut(String)) -> Result<()> {
+        self.check()?;
+        let record = self.record();
+        let Ok(text) = fs::read_to_string(&record) else {
+            return Err(Error::NotInstalled { path: record });
+        };
+        let mut step = |told: String, action: &dyn Fn() -> Result<()>| {
+            say(told);
+            if self.dry_run { Ok(()) } else { action() }
+        };
+        if self.runs() {
+            let stop = ["systemctl", "stop", UNIT_NAME].map(str::to_owned);
+            step(format!("run {}", stop.join(" ")), &|| run(&stop))?;
+        }
+        for line in text.lines().rev() {
+            match line.split_once(' ') {
+                Some(("file", path)) => {
+                    let path = self.below_root(path);
+                    step(format!("remove {}", path.display()), &|| remove(&path))?;
+                }
+                Some(("group", _)) => {
+                    step(format!("remove the group {GROUP}"), &|| run(&self.group_command("groupdel", &[])))?;
+                }
+                _ => {}
+            }
+        }
+        step(format!("remove {}", record.display()), &|| {
+            remove(&record)?;
+            // If somebody keeps something else there, the folder stays.
+            let _ = record.parent().map(fs::remove_dir);
+            Ok(())
+        })?;
+        if self.runs() {
+            for words in &LOOK_AGAIN[..2] {
+                let words: Vec<String> = words.iter().map(|word| (*word).to_owned()).collect();
+                step(format!("run {}", words.join(" ")), &|| run(&words))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn has_group(groups: &str) -> bool {
+    groups.lines().any(|line| line.split(':').next() == Some(GROUP))
+}
+
+fn same_file(a: &Path, b: &Path) -> bool {
+    matches!((fs::canonicalize(a), fs::canonicalize(b)), (Ok(a), Ok(b)) if a == b)
+}
+
+/// Writes a file whole or not at all: a program that runs cannot be written to, but replaced.
+fn write(to: &Path, bytes: &[u8], mode: u32) -> Result<()> {
+    let cannot = || format!("write {}", to.display());
+    if let Some(folder) = to.parent() {
+        fs::create_dir_all(folder).map_err(failed(format!("make {}", folder.display())))?;
+    }
+    let new = to.with_extension("isthmus-new");
+    fs::write(&new, bytes).map_err(failed(cannot()))?;
+    fs::set_permissions(&new, fs::Permissions::from_mode(mode)).map_err(failed(cannot()))?;
+    fs::rename(&new, to).map_err(failed(cannot()))
+}
+
+fn remove(path: &Path) -> Result<()> {
+    match fs::remove_file(path) {
+        Err(e) if e.kind() != io::ErrorKind::NotFound => Err(failed(format!("remove {}", path.display()))(e)),
+        _ => Ok(()),
+    }
+}
+
+fn run(words: &[String]) -> Result<()> {
+    let line = words.join(" ");
+    let bad = |why: String| Err(Error::Command { line: line.clone(), why });
+    match Command::new(&words[0]).args(&words[1..]).stdin(Stdio::null()).output() {
+        Ok(output) if output.status.success() => Ok(()),
+        Ok(output) => {
+            let said = String::from_utf8_lossy(&output.stderr);
+            bad(said.lines().next().map_or_else(|| output.status.to_string(), str::to_owned))
+        }
+        Err(e) => bad(e.to_string()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn plan(root: &Path) -> Plan {
+        for folder in ["etc/systemd/system", "etc/udev/rules.d"] {
+            fs::create_dir_all(root.join(folder)).unwrap();
+        }
+        // With the group there, no program of the system is needed.
+        fs::write(root.join("etc/group"), "root:x:0:\nisthmus:x:990:\n").unwrap();
+        fs::write(root.join("program"), "p").unwrap();
+        Plan {
+            root: root.into(),
+            prefix: "/usr/local".into(),
+            program: root.join("program"),
+            provider: None,
+            dry_run: false,
+        }
+    }
+
+    fn files(root: &Path) -> Vec<PathBuf> {
+        let mut found = Vec::new();
+        let mut folders = vec![root.to_owned()];
+        while let Some(folder) = folders.pop() {
+            for entry in fs::read_dir(folder).unwrap().flatten() {
+                if entry.path().is_dir() { folders.push(entry.path()) } else { found.push(entry.path()) }
+            }
+        }
+        found.sort();
+        found
+    }
+
+    #[test]
+    fn uninstall_leaves_what_was_there_before() {
+        if !rustix::process::geteuid().is_root() {
+            return println!("skipped: only root may install");
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let plan = plan(dir.path());
+        let before = files(dir.path());
+        let (mut would, mut did) = (Vec::new(), Vec::new());
+        Plan { dry_run: true, ..plan.clone() }.install(&mut |line| would.push(line)).unwrap();
+        assert_eq!(files(dir.path()), before);
+        plan.install(&mut |line| did.push(line)).unwrap();
+        assert_eq!(would, did);
+        let unit = fs::read_to_string(dir.path().join(UNIT_FILE)).unwrap();
+        assert!(unit.contains("\nExecStart=/usr/local/bin/isthmus guest "), "{unit}");
+        assert_eq!(fs::read(dir.path().join("usr/local/bin/isthmus")).unwrap(), b"p");
+        // Twice is as good as once.
+        plan.install(&mut |_| ()).unwrap();
+        plan.uninstall(&mut |_| ()).unwrap();
+        assert_eq!(files(dir.path()), before);
+        assert!(matches!(plan.uninstall(&mut |_| ()), Err(Error::NotInstalled { .. })));
+    }
+
+    #[test]
+    fn a_file_of_somebody_elses_stays() {
+        if !rustix::process::geteuid().is_root() {
+            return println!("skipped: only root may install");
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let plan = plan(dir.path());
+        fs::create_dir_all(dir.path().join("usr/local/bin")).unwrap();
+        fs::write(dir.path().join("usr/local/bin/isthmus"), "older").unwrap();
+        plan.install(&mut |_| ()).unwrap();
+        plan.uninstall(&mut |_| ()).unwrap();
+        assert!(dir.path().join("usr/local/bin/isthmus").exists());
+    }
+
+    #[test]
+    fn a_package_is_left_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        let plan = Plan { dry_run: true, ..plan(dir.path()) };
+        fs::create_dir_all(dir.path().join("lib/systemd/system")).unwrap();
+        fs::write(dir.path().join(PACKAGED[1]), "").unwrap();
+        assert!(matches!(plan.install(&mut |_| ()), Err(Error::Packaged { .. })));
+    }
+}
