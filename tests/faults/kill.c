@@ -8,7 +8,8 @@
  * messages with directed receives, untagged ones into multi-receives, remote reads, writes and atomics. The victim is
  * killed at a random moment. Each survivor must then have every operation with it ended within five seconds, as a success
  * or with FI_ECONNRESET, be refused further ones, and go on with the other survivor and with the next victim. What
- * arrives must be what was sent. At the end all memory of the region is free again.
+ * arrives must be what was sent. At the end all memory of the region is free again, the service is killed, and two that
+ * are attached go on.
  */
 #include "../provider/harness.h"
 
@@ -285,7 +286,7 @@ static void open_here(const char *lib)
 	tell(mine, sizeof mine);
 }
 
-/* Orders of the controller: a = an address of peer 0, v = of peer 1, d = peer 1 is dead, q = quit. */
+/* Orders of the controller: a = an address of peer 0, v = of peer 1, d = peer 1 is dead, g = go on for a while, q = quit. */
 static void survive(void)
 {
 	for (;;) {
@@ -307,6 +308,17 @@ static void survive(void)
 				test_name = "working";
 				tell("o", 1);
 				break;
+			case 'g': {
+				uint64_t before = peers[0].finished;
+				double end = now() + PROMPT;
+				while (peers[0].finished < before + 500) {
+					work(false);
+					if (now() > end)
+						FAIL("the traffic stands still without the service");
+				}
+				tell("o", 1);
+				break;
+			}
 			case 'q':
 				_exit(0);
 			}
@@ -478,6 +490,26 @@ int main(int argc, char **argv)
 	EQUAL(waitpid(a.pid, NULL, 0), a.pid);
 	EQUAL(waitpid(b.pid, NULL, 0), b.pid);
 	EQUAL(settled(service, first), first);
+	/* Those who are attached outlive the service. */
+	a = start(argv[1], 0, survive, seed);
+	b = start(argv[1], 1, survive, seed + 1);
+	expect(&a, a.address, 64, "its address");
+	expect(&b, b.address, 64, "its address");
+	order(&a, 'a', b.address);
+	order(&b, 'a', a.address);
+	usleep(100000);
+	kill(service, SIGKILL);
+	for (int i = 0; i < 3; i++) {
+		char c;
+		order(&a, 'g', NULL);
+		order(&b, 'g', NULL);
+		expect(&a, &c, 1, "going on without the service");
+		expect(&b, &c, 1, "going on without the service");
+	}
+	order(&a, 'q', NULL);
+	order(&b, 'q', NULL);
+	EQUAL(waitpid(a.pid, NULL, 0), a.pid);
+	EQUAL(waitpid(b.pid, NULL, 0), b.pid);
 	printf("%d victims in %.0f s, outlived by two each time, after at most %.2f s; %llu KiB granted then, none left\n", rounds,
 	       now() - begun, longest, (unsigned long long)last >> 10);
 	return 0;

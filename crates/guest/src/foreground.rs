@@ -34,8 +34,6 @@ fn wake_port() -> Option<PathBuf> {
 /// Any of the agent's; [`Error::Ended`] when the membership ended by itself.
 pub fn run(config: &Config) -> Result<()> {
     use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
-    let mut signals = signal_hook::iterator::Signals::new([SIGINT, SIGTERM, SIGHUP])
-        .map_err(|source| Error::Signals { source })?;
     if Ivshmem::find().is_empty() {
         eprintln!("isthmus: no ivshmem device yet; waiting up to {} s for one", config.patience.as_secs());
     }
@@ -44,6 +42,9 @@ pub fn run(config: &Config) -> Result<()> {
         config.wake_port = wake_port();
     }
     let agent = Agent::start(&config, Box::new(|event| eprintln!("isthmus: {event}")))?;
+    // Only now: while it waits, which may take its whole patience, there is nothing to be tidied up, and a signal ends it.
+    let mut signals = signal_hook::iterator::Signals::new([SIGINT, SIGTERM, SIGHUP])
+        .map_err(|source| Error::Signals { source })?;
     let peer = agent.peer();
     eprintln!(
         "isthmus: this VM is member {} ('{}') of the region; processes attach at {}",

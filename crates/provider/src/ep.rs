@@ -737,6 +737,9 @@ impl State {
     fn advance(&mut self) {
         if let Some(transport) = &mut self.transport {
             transport.progress_into(&mut self.ends);
+            while let Some(who) = transport.take_faulty() {
+                log!(self.core, WARN, EP_DATA, "{who} broke the protocol; it is treated as gone");
+            }
         }
     }
 

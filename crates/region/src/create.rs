@@ -39,6 +39,12 @@ pub fn check_bytes(bytes: u64) -> Result<()> {
 pub fn memory(bytes: u64) -> Result<OwnedFd> {
     check_bytes(bytes)?;
     let failed = |action| move |source| Error::Memory { action, bytes, source };
+    // Beyond that limit the next call but one is a signal, which would end the service.
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Fsize).current;
+    if let Some(limit) = limit.filter(|limit| *limit < bytes) {
+        let reason = format!("no file may have more than {limit} bytes here (file size limit, ulimit -f)");
+        return Err(Error::DoesNotFit { bytes, reason });
+    }
     let fd = rustix::fs::memfd_create("isthmus-region", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
         .map_err(failed("create"))?;
     rustix::fs::ftruncate(&fd, bytes).map_err(failed("size"))?;

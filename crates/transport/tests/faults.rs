@@ -109,7 +109,7 @@ impl Process {
             let ticket = self.ticket(with);
             let rma = Rma { to: with, key: 1, addr: 0, bufs: &[buf], data: None, inject: false, ticket };
             let done = if write { self.end.write(&rma) } else { self.end.read(&rma) };
-            end(self, ticket, done.map(|()| true));
+            end(self, ticket, done.map(|p| p == isthmus_transport::Posted::Pending));
         }
         for kind in [AtomicKind::Plain, AtomicKind::Fetch] {
             let (ticket, word) = (self.ticket(with), [small.part(0, 8)]);
@@ -128,7 +128,7 @@ impl Process {
                 inject: false,
                 ticket,
             };
-            let done = self.end.atomic(&atomic).map(|()| true);
+            let done = self.end.atomic(&atomic).map(|p| p == isthmus_transport::Posted::Pending);
             end(self, ticket, done);
         }
         gone

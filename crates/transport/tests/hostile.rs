@@ -40,6 +40,9 @@ fn ends_with_its_peer(answer: [u64; 8]) {
     assert_eq!(ends.iter().map(|e| e.status).collect::<Vec<_>>(), [Status::PeerGone]);
     let bufs = [buf(&mut out)];
     assert_eq!(a.send(&message(to, 4, &bufs)), Err(PostError::PeerGone));
+    let who = a.take_faulty().expect("somebody broke the protocol");
+    assert!(who.contains(&format!("process {} of 'peer'", std::process::id())), "{who}");
+    assert_eq!(a.take_faulty(), None, "named once");
 }
 
 #[test]

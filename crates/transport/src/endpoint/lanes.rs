@@ -224,7 +224,7 @@ impl Endpoint {
         let (depth, bytes) = (self.config.pipeline_depth, self.config.chunk_bytes);
         let out = self.peers[to.0 as usize].out.as_mut()?;
         let Ok(room) = out.has_room() else {
-            self.lose(to, true);
+            self.lose_faulty(to);
             return None;
         };
         if !room {
@@ -239,7 +239,7 @@ impl Endpoint {
             }
             let out = self.peers[to.0 as usize].out.as_mut()?;
             if out.refresh().is_err() {
-                self.lose(to, true);
+                self.lose_faulty(to);
                 return None;
             }
         }
@@ -392,6 +392,15 @@ impl Endpoint {
                 self.lose(PeerId(u32::try_from(i).unwrap_or(u32::MAX)), died);
             }
         }
+    }
+
+    /// Ends everything with a peer that broke the protocol, and remembers to name it.
+    #[cold]
+    pub(super) fn lose_faulty(&mut self, id: PeerId) {
+        if !self.peers[id.0 as usize].gone {
+            self.faulty.push(id);
+        }
+        self.lose(id, true);
     }
 
     /// Ends everything with a peer that is gone, or faulty.

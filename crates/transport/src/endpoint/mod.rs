@@ -272,6 +272,8 @@ pub struct Endpoint {
     crowded: bool,
     /// Lanes that are closed here and not let go by their receivers yet.
     closing: Vec<(PeerId, Outgoing)>,
+    /// Peers that broke the protocol, until they were named.
+    faulty: Vec<PeerId>,
     closed: bool,
 }
 
@@ -346,6 +348,7 @@ impl Endpoint {
             refused: false,
             crowded: false,
             closing: Vec::new(),
+            faulty: Vec::new(),
             closed: false,
         };
         endpoint.look_at_region();
@@ -412,6 +415,20 @@ impl Endpoint {
     /// The address of a peer.
     pub fn peer_address(&self, peer: PeerId) -> Option<Address> {
         self.peers.get(peer.0 as usize).map(|p| p.address)
+    }
+
+    /// A peer that broke the protocol and was treated as gone since, each once: its process, as its service knows it,
+    /// and its address. For logs.
+    pub fn take_faulty(&mut self) -> Option<String> {
+        let address = self.peers.get(self.faulty.pop()?.0 as usize)?.address;
+        let endpoints = self.member.region().shape().endpoints;
+        let index = address.slot.peer(endpoints);
+        let info = self.member.region().peer(index).ok().flatten();
+        // What its own section says may be garbage, too.
+        let pid = self.member.directory(index).and_then(|(_, d)| d.endpoint(address.slot.local(endpoints)));
+        let process = pid.map_or_else(|_| "a process".to_owned(), |e| format!("process {}", e.pid));
+        let name = info.map_or_else(|| format!("peer {index}"), |i| format!("'{}'", i.name));
+        Some(format!("{process} of {name} ({address})"))
     }
 
     /// The oldest completion that was not taken yet.

@@ -52,7 +52,7 @@ impl Endpoint {
                 Err(PostError::Again)
             }
             Err(_) => {
-                self.lose(to, true);
+                self.lose_faulty(to);
                 Err(PostError::PeerGone)
             }
         }
@@ -96,7 +96,7 @@ impl Endpoint {
                 Err(PostError::Again)
             }
             Err(_) => {
-                self.lose(to, true);
+                self.lose_faulty(to);
                 Err(PostError::PeerGone)
             }
         }

@@ -300,7 +300,7 @@ impl Endpoint {
                 _ => self.take(number, source, found),
             };
             if outcome.is_err() {
-                self.lose(source, true);
+                self.lose_faulty(source);
                 return;
             }
             // What was taken may have ended the lane.
@@ -911,7 +911,7 @@ impl Endpoint {
             let Some(out) = &mut peer.out else { return false };
             let ready = out.has_room();
             let Ok(ready) = ready else {
-                self.lose(to, true);
+                self.lose_faulty(to);
                 return true;
             };
             if !ready {
@@ -930,7 +930,7 @@ impl Endpoint {
                     }
                     Ok(None) => return false,
                     Err(_) => {
-                        self.lose(to, true);
+                        self.lose_faulty(to);
                         return true;
                     }
                 }
