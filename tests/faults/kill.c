@@ -5,13 +5,15 @@
  * usage: kill LIBFABRIC SERVICE-PID ROUNDS [SEED]
  *
  * Two survivors and, in each round, a fresh victim exchange whatever the provider has: short, middling and long tagged
- * messages with directed receives, untagged ones into multi-receives, remote reads, writes and atomics. The victim is
- * killed at a random moment. Each survivor must then have every operation with it ended within five seconds, as a success
- * or with FI_ECONNRESET, be refused further ones, and go on with the other survivor and with the next victim. What
- * arrives must be what was sent. At the end all memory of the region is free again, the service is killed, and two that
- * are attached go on.
+ * messages with directed receives, untagged ones into multi-receives, remote reads, writes and atomics, on memory of the
+ * target's own and on memory in the region. The victim is killed at a random moment. Each survivor must then have every
+ * operation with it ended within five seconds, as a success or with FI_ECONNRESET, be refused further ones, and go on with
+ * the other survivor and with the next victim. What arrives must be what was sent. At the end all memory of the region is
+ * free again, the service is killed, and two that are attached go on.
  */
 #include "../provider/harness.h"
+
+#include <isthmus_fi.h>
 
 #include <sys/prctl.h>
 #include <sys/stat.h>
@@ -276,7 +278,14 @@ static void open_here(const char *lib)
 	open_side(&s, &w);
 	size_t least = 4096;
 	EQUAL(fi_setopt(&s.ep->fid, FI_OPT_ENDPOINT, FI_OPT_MIN_MULTI_RECV, &least, sizeof least), 0);
-	window = malloc(2 * WINDOW + 64);
+	/* The memory of about half of them is in the region, where others read, write and change it themselves. */
+	if (state >> 20 & 1) {
+		struct isthmus_memory_ops *memory = NULL;
+		EQUAL(fi_open_ops(&s.domain->fid, ISTHMUS_MEMORY, 0, (void **)&memory, NULL), 0);
+		EQUAL(memory->alloc(s.domain, 2 * WINDOW + 64, 64, (void **)&window), 0);
+	} else {
+		window = malloc(2 * WINDOW + 64);
+	}
 	memset(window, 0x5a, WINDOW);
 	memset(window + WINDOW, 0, WINDOW + 64);
 	EQUAL(fi_mr_reg(s.domain, window, 2 * WINDOW + 64, FI_REMOTE_READ | FI_REMOTE_WRITE, 0, KEY, 0, &mr, NULL), 0);
