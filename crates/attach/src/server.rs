@@ -536,8 +536,11 @@ impl Loop {
     /// Sends an answer. A client that has not read so many that no more fit is not waiting for this one either.
     fn answer(&mut self, key: u64, frame: &[u8]) {
         let Some(client) = self.clients.get(&key) else { return };
-        if socket::send(&client.socket, frame, &[], SendFlags::DONTWAIT).is_err() {
-            self.end(key, Ending::Dropped);
+        match socket::send(&client.socket, frame, &[], SendFlags::DONTWAIT) {
+            Ok(()) => {}
+            // It died, or closed, between its question and this answer.
+            Err(Errno::PIPE | Errno::CONNRESET) => self.end(key, Ending::Closed),
+            Err(_) => self.end(key, Ending::Dropped),
         }
     }
 

@@ -63,17 +63,20 @@ impl Sent {
     }
 }
 
-/// One endpoint's life: sends its share, receives what others send, and checks it.
-fn live(
-    me: u64,
-    mut end: Endpoint,
-    ids: &[PeerId],
-    plan: &Plan,
+/// What all threads share.
+struct Shared<'a> {
+    plan: &'a Plan,
+    /// Somebody writes garbage.
     mad: bool,
-    sent: &Sent,
-    gate: &Barrier,
-    ready: &AtomicU64,
-) {
+    sent: Sent,
+    gate: Barrier,
+    /// Those who have sent all, and those who have received all.
+    ready: AtomicU64,
+}
+
+/// One endpoint's life: sends its share, receives what others send, and checks it.
+fn live(me: u64, mut end: Endpoint, ids: &[PeerId], shared: &Shared<'_>) {
+    let Shared { plan, mad, sent, gate, ready } = shared;
     let all = ids.len() as u64;
     let mut random = Random(plan.seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ (me + 1));
     let mut sequences = vec![0_u64; (all * KINDS) as usize];
@@ -198,7 +201,7 @@ fn live(
                 ready.fetch_add(1, Ordering::SeqCst);
             }
         }
-        if ready.load(Ordering::SeqCst) == 2 * all && (lost || !mad) {
+        if ready.load(Ordering::SeqCst) == 2 * all && (lost || !*mad) {
             break;
         }
         assert!(moved.elapsed() < Duration::from_secs(60), "{me} hangs, lost {lost}: {seen:?}");
@@ -219,8 +222,14 @@ fn run(all: u64, plan: &Plan, mad: bool) {
     let addresses: Vec<_> = ends.iter().map(Endpoint::address).collect();
     let ids: Vec<Vec<PeerId>> =
         ends.iter_mut().map(|e| addresses.iter().map(|a| e.resolve(a).unwrap()).collect()).collect();
-    let sent = Sent { counts: (0..all * all * KINDS).map(|_| AtomicU64::new(0)).collect(), all: ids.len() };
-    let (gate, ready, over) = (Barrier::new(ids.len()), AtomicU64::new(0), AtomicBool::new(false));
+    let shared = Shared {
+        plan,
+        mad,
+        sent: Sent { counts: (0..all * all * KINDS).map(|_| AtomicU64::new(0)).collect(), all: ids.len() },
+        gate: Barrier::new(ids.len()),
+        ready: AtomicU64::new(0),
+    };
+    let over = AtomicBool::new(false);
     // The mad one greets everybody, so that each has a lane from it, and one to it.
     let mut talker = mad.then(|| world.endpoint(plan.peers));
     if let Some(talker) = &mut talker {
@@ -284,8 +293,8 @@ fn run(all: u64, plan: &Plan, mad: bool) {
             .zip(&ids)
             .zip(0..)
             .map(|((end, ids), me)| {
-                let (sent, gate, ready) = (&sent, &gate, &ready);
-                scope.spawn(move || live(me, end, ids, plan, mad, sent, gate, ready))
+                let shared = &shared;
+                scope.spawn(move || live(me, end, ids, shared))
             })
             .collect();
         let bad = workers.into_iter().map(|w| w.join()).filter(Result::is_err).count();
