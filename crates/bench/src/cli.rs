@@ -6,13 +6,21 @@ use clap::{Args, Subcommand};
 use isthmus_run::ExitCode;
 
 use crate::error::{Error, Result};
+use crate::page::Page;
 use crate::program::Block;
 use crate::subject::Peers;
-use crate::{lane, mpi, record, show};
+use crate::{lane, mpi, peers, record, show};
 
 /// Rounds of a full comparison: fewer than seven scatter too much to compare.
 const ROUNDS: u32 = 7;
 const QUICK_ROUNDS: u32 = 3;
+
+/// Message sizes of curves.
+const SIZES: [u64; 12] = [1, 4, 16, 64, 256, 1 << 10, 1 << 12, 1 << 14, 1 << 16, 1 << 18, 1 << 20, 1 << 22];
+const QUICK_SIZES: [u64; 5] = [1, 64, 4096, 1 << 18, 1 << 22];
+
+/// How many sizes there may be: the program takes 64 blocks, two for each size and at most ten others.
+const MOST_SIZES: usize = 27;
 
 /// How many receives are posted, or messages wait, in `bench matching`.
 const WAITING: [u32; 3] = [10, 1_000, 10_000];
@@ -32,8 +40,50 @@ enum What {
     Lane(LaneArgs),
     /// How long an MPI takes to find a message among 10 to 10,000 posted receives or waiting messages.
     Matching(MatchingArgs),
+    /// All that is promised of speed and size, in one table beside what is measured now.
+    Peers(PeersArgs),
     /// Barriers and sums per second of four ranks, which on two processors have to share them.
     Collectives(CollectivesArgs),
+}
+
+/// Curves over the message size.
+#[derive(Args, Debug)]
+struct Curves {
+    /// Also write a page with curves of latency and bandwidth over the message size, in one HTML file.
+    #[arg(long, value_name = "FILE")]
+    report: Option<PathBuf>,
+    /// Message sizes of the curves, in bytes or with K or M behind them; without --report rows of the table.
+    #[arg(long, value_name = "BYTES,...", value_delimiter = ',', value_parser = size)]
+    sizes: Vec<u64>,
+}
+
+impl Curves {
+    /// The sizes that were asked for, in order; those of a report if it alone was.
+    fn sizes(&self, quick: bool) -> Result<Vec<u64>> {
+        let mut sizes = self.sizes.clone();
+        if sizes.is_empty() && self.report.is_some() {
+            sizes = if quick { QUICK_SIZES.into() } else { SIZES.into() };
+        }
+        sizes.sort_unstable();
+        sizes.dedup();
+        if sizes.len() > MOST_SIZES {
+            return Err(Error::Usage(format!("--sizes: {} sizes; there may be {MOST_SIZES}", sizes.len())));
+        }
+        Ok(sizes)
+    }
+}
+
+/// A message size: 1 B to 64 MB.
+fn size(text: &str) -> std::result::Result<u64, String> {
+    let (digits, unit) = match text.as_bytes().last() {
+        Some(b'K' | b'k') => (&text[..text.len() - 1], 1 << 10),
+        Some(b'M' | b'm') => (&text[..text.len() - 1], 1 << 20),
+        _ => (text, 1),
+    };
+    let bytes = digits.parse::<u64>().ok().and_then(|count| count.checked_mul(unit));
+    bytes
+        .filter(|bytes| (1..=64 << 20).contains(bytes))
+        .ok_or_else(|| format!("{text} is no size from 1 to 64M"))
 }
 
 /// What all benchmarks take.
@@ -101,6 +151,8 @@ struct MpiArgs {
     vms: u32,
     #[command(flatten)]
     common: Common,
+    #[command(flatten)]
+    curves: Curves,
     /// Also measure what copies twice, as isthmus does: Open MPI's shared memory without cross-memory attach.
     #[arg(long)]
     two_copy: bool,
@@ -116,6 +168,30 @@ struct MatchingArgs {
     vms: u32,
     #[command(flatten)]
     common: Common,
+}
+
+#[derive(Args, Debug)]
+struct PeersArgs {
+    /// An MPI: its directory, or its name on the PATH; may be repeated.
+    #[arg(long, value_name = "DIR|NAME")]
+    mpi: Vec<String>,
+    /// VMs besides plain processes: 2, or 0 for none. Otherwise 2 where QEMU is there.
+    #[arg(long, value_name = "N")]
+    vms: Option<u32>,
+    /// Fewer rounds, and fewer ranks where there are many.
+    #[arg(long)]
+    quick: bool,
+    /// Also write the table and all measurements to FILE as JSON.
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// How many times each subject is measured.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    rounds: Option<u32>,
+    /// Accelerator of the VMs: auto, kvm or tcg.
+    #[arg(long, value_name = "ACCEL")]
+    accel: Option<String>,
+    #[command(flatten)]
+    curves: Curves,
 }
 
 #[derive(Args, Debug)]
@@ -137,6 +213,7 @@ pub fn main(args: &BenchArgs) -> i32 {
         What::Lane(args) => bench_lane(args),
         What::Matching(args) => bench_matching(args),
         What::Collectives(args) => bench_collectives(args),
+        What::Peers(args) => bench_peers(args),
     };
     match done {
         Ok(()) => 0,
@@ -181,17 +258,88 @@ fn bench_mpi(args: &MpiArgs) -> Result<()> {
     check_pair(args.vms)?;
     let peers = Peers { two_copy: args.two_copy, ..Peers::USUAL };
     let mut plan = args.common.plan(2, args.vms, peers);
-    plan.blocks.extend([Block::Latency(8), Block::Latency(1024)]);
-    if !args.common.quick {
-        plan.blocks.push(Block::Latency(65536));
-    }
-    if args.two_copy {
-        plan.blocks.extend([8192, 65536].map(Block::PingPong));
-        plan.blocks.extend([8192, 65536].map(|bytes| Block::Window(bytes, 8)));
-    }
-    plan.blocks.extend([Block::PingPong(1 << 20), Block::Window(1 << 20, 8), Block::Rate(8, 64)]);
+    let sizes = args.curves.sizes(args.common.quick)?;
+    plan.blocks = mpi_blocks(args.common.quick, args.two_copy, &sizes);
     plan.run_args.splice(0..0, args.run_arg.iter().cloned());
-    compare(&plan, &args.common)
+    let done = compare(&plan, &args.common)?;
+    if let Some(file) = &args.curves.report {
+        let mut page = Page::new("isthmus bench mpi");
+        page.comparison(&done)?;
+        write_page(&page, file)?;
+    }
+    Ok(())
+}
+
+/// The blocks of `bench mpi`: those of its table, and those of curves over `sizes` among them, each once.
+fn mpi_blocks(quick: bool, two_copy: bool, sizes: &[u64]) -> Vec<Block> {
+    let mut latencies = vec![8, 1024];
+    let (mut pingpongs, mut windows) = (vec![1 << 20], vec![1 << 20]);
+    if !quick {
+        latencies.push(65536);
+    }
+    if two_copy {
+        pingpongs.extend([8192, 65536]);
+        windows.extend([8192, 65536]);
+    }
+    latencies.extend(sizes);
+    windows.extend(sizes);
+    for sizes in [&mut latencies, &mut pingpongs, &mut windows] {
+        sizes.sort_unstable();
+        sizes.dedup();
+    }
+    let mut blocks: Vec<Block> = latencies.into_iter().map(Block::Latency).collect();
+    blocks.extend(pingpongs.into_iter().map(Block::PingPong));
+    blocks.extend(windows.into_iter().map(|bytes| Block::Window(bytes, 8)));
+    blocks.push(Block::Rate(8, 64));
+    blocks
+}
+
+fn write_page(page: &Page, file: &std::path::Path) -> Result<()> {
+    page.write(file)?;
+    println!("report: {}", file.display());
+    Ok(())
+}
+
+fn bench_peers(args: &PeersArgs) -> Result<()> {
+    let vms = match args.vms {
+        None => isthmus_vm::qemu::program().is_ok(),
+        Some(0) => false,
+        Some(2) => true,
+        Some(other) => return Err(Error::Usage(format!("--vms {other}: 2, or 0 for plain processes alone"))),
+    };
+    let plan = peers::Plan {
+        mpis: args.mpi.clone(),
+        rounds: args.rounds.unwrap_or(if args.quick { QUICK_ROUNDS } else { ROUNDS }),
+        quick: args.quick,
+        vms,
+        accel: args.accel.clone(),
+        sizes: args.curves.sizes(args.quick)?,
+    };
+    let load = crate::stats::load();
+    let table = peers::run(&plan, &mut |what| eprintln!("{what}"))?;
+    println!();
+    println!(
+        "Medians of {} rounds, of ratios within a round; load before: {}{}",
+        plan.rounds,
+        load.map_or_else(|| "unknown".into(), |load| format!("{load:.2}")),
+        if plan.vms { "" } else { "; nothing in VMs was measured" }
+    );
+    println!("Whether ranks that share processors yield is left as each MPI and its launcher have it.");
+    println!();
+    println!("{}", table.text().trim_end());
+    if let Some(file) = &args.json {
+        table.write(file)?;
+        println!("written to {}", file.display());
+    }
+    if let Some(file) = &args.curves.report {
+        let mut page = Page::new("isthmus bench peers");
+        page.promises(&table);
+        for done in &table.curves {
+            page.comparison(done)?;
+        }
+        write_page(&page, file)?;
+    }
+    if table.failed { Err(Error::Incomplete) } else { Ok(()) }
 }
 
 fn bench_matching(args: &MatchingArgs) -> Result<()> {
@@ -200,7 +348,7 @@ fn bench_matching(args: &MatchingArgs) -> Result<()> {
     plan.blocks.push(Block::Latency(8));
     plan.blocks.extend(WAITING.map(Block::Posted));
     plan.blocks.extend(WAITING.map(Block::Unexpected));
-    compare(&plan, &args.common)
+    compare(&plan, &args.common).map(drop)
 }
 
 fn bench_collectives(args: &CollectivesArgs) -> Result<()> {
@@ -210,11 +358,39 @@ fn bench_collectives(args: &CollectivesArgs) -> Result<()> {
     // Between VMs there is no shared memory of the MPI's own.
     let mut plan = args.common.plan(args.ranks, args.vms, Peers { shared: args.vms == 0, ..Peers::USUAL });
     plan.blocks.extend([Block::Barrier, Block::Allreduce(8)]);
-    compare(&plan, &args.common)
+    compare(&plan, &args.common).map(drop)
 }
 
-fn compare(plan: &mpi::Plan, common: &Common) -> Result<()> {
+fn compare(plan: &mpi::Plan, common: &Common) -> Result<mpi::Comparison> {
     let done = mpi::run(plan, &mut |what| eprintln!("{what}"))?;
     show::comparison(plan, &done);
-    common.finish(&done.records)
+    common.finish(&done.records)?;
+    Ok(done)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_read_with_units_and_within_bounds() {
+        assert_eq!((size("1"), size("4K"), size("64M")), (Ok(1), Ok(4096), Ok(64 << 20)));
+        for bad in ["0", "65M", "", "K", "x", "-1", "1G"] {
+            assert!(size(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_report_has_sizes_of_its_own_and_each_block_once() {
+        let curves = Curves { report: Some("x".into()), sizes: Vec::new() };
+        let blocks = mpi_blocks(false, true, &curves.sizes(false).unwrap());
+        for (at, block) in blocks.iter().enumerate() {
+            assert!(!blocks[..at].contains(block), "{block:?} twice");
+        }
+        assert!(blocks.contains(&Block::Latency(8)) && blocks.contains(&Block::Window(1 << 22, 8)));
+        let most = Curves { report: None, sizes: (100..127).collect() };
+        assert!(mpi_blocks(false, true, &most.sizes(false).unwrap()).len() <= 64);
+        let more = Curves { report: None, sizes: (1..=28).collect() };
+        assert!(matches!(more.sizes(false), Err(Error::Usage(_))));
+    }
 }

@@ -27,6 +27,15 @@ pub enum Error {
         /// What failed, and why.
         what: String,
     },
+    /// Some rows of `bench peers` have no figure.
+    #[error("not all could be measured; the table says what, and why")]
+    Incomplete,
+    /// Curves could not be drawn.
+    #[error("cannot draw the curves: {what}")]
+    Chart {
+        /// Why.
+        what: String,
+    },
     /// No place for the compiled program.
     #[error("no place for the compiled benchmark")]
     Cache(#[source] isthmus_vm::Error),

@@ -13,17 +13,23 @@
 //! | [`program`] | the MPI program in `programs/`: compiled, and its output read |
 //! | [`job`] | one launch: started, watched, ended |
 //! | [`path`] | which way the bytes went |
+//! | [`peers`], [`memory`] | `bench peers`: what is promised beside what was measured; what ranks take of a region |
 //! | [`record`], [`table`], [`show`] | what is written: JSON, the table for people, and what stands around it |
+//! | [`page`], [`chart`] | `--report`: one HTML file with curves |
 //! | [`stats`] | medians and ratios |
 
 #![forbid(unsafe_code)]
 
+pub mod chart;
 pub mod cli;
 pub mod error;
 pub mod job;
 pub mod lane;
+pub mod memory;
 pub mod mpi;
+pub mod page;
 pub mod path;
+pub mod peers;
 pub mod program;
 pub mod record;
 pub mod show;

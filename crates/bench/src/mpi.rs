@@ -41,6 +41,12 @@ pub struct Plan {
     pub run_args: Vec<String>,
 }
 
+/// The blocks of curves over `sizes`: latency, and bandwidth with 8 in flight.
+pub fn curve_blocks(sizes: &[u64]) -> Vec<Block> {
+    let latencies = sizes.iter().map(|bytes| Block::Latency(*bytes));
+    latencies.chain(sizes.iter().map(|bytes| Block::Window(*bytes, 8))).collect()
+}
+
 /// A finished comparison.
 #[derive(Clone, Debug)]
 pub struct Comparison {

@@ -82,6 +82,11 @@ fn has_column(record: &&Record) -> bool {
 
 /// One row a benchmark and size, one column a subject with the way its bytes went, then the ratios.
 pub fn render(records: &[Record]) -> String {
+    columns(&grid(records))
+}
+
+/// The cells of that table, a row of headings first.
+pub fn grid(records: &[Record]) -> Vec<Vec<String>> {
     let mut subjects: Vec<&str> = Vec::new();
     let mut rows: Vec<(&str, Option<u64>, &str, Option<u32>)> = Vec::new();
     for record in records.iter().filter(has_column) {
@@ -138,7 +143,7 @@ pub fn render(records: &[Record]) -> String {
         }
         grid.push(cells);
     }
-    columns(&grid)
+    grid
 }
 
 /// Rows of as many cells as the first one has, in columns: words to the left, figures to the right.
