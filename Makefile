@@ -34,7 +34,7 @@ doc:
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --document-private-items --quiet
 
 scripts:
-	bash -n demo test .ci/run fuzz/run packaging/build-deb tests/ops/install scripts/install-deps scripts/install-mpi scripts/find-cargo tests/programs/run tests/programs/files
+	bash -n demo test .ci/run fuzz/run packaging/build-deb tests/ops/install scripts/install-deps scripts/install-mpi scripts/find-cargo tests/programs/run tests/load/run tests/programs/files
 	PYTHONPYCACHEPREFIX=build/pycache python3 -m py_compile tests/mpi4py/run tests/mpi4py/worker.py tests/uid/run tests/programs/bench tests/run/ends tests/run/visit tests/ops/guest tests/watch/run tests/doctor/run
 
 # What CI runs: all of the above and below that fits into 40 minutes.

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use isthmus_attach::server::{self, Allowed};
+use isthmus_region::format::MAX_ENDPOINTS;
 use isthmus_region::life::State;
 use isthmus_region::mapping::Mapping;
 use isthmus_region::membership::{PeerInfo, Region, Shape};
@@ -21,8 +22,11 @@ use crate::wakes::{Router, Wakes};
 
 /// Doorbell vectors of each VM's device; QEMU's `vectors=` must say the same.
 pub const VECTORS: u16 = 1;
-/// Endpoint slots of each peer, by default.
+/// Endpoint slots of each peer, by default and at least.
 pub const ENDPOINTS: u32 = 256;
+/// Endpoint slots for each process that is expected at a peer: MPIs open one to three, MPICH one more for each of the
+/// communication interfaces that it is told to use.
+const ENDPOINTS_PER_PROCESS: u32 = 8;
 
 /// What the service is started with.
 #[derive(Debug, Clone)]
@@ -40,7 +44,8 @@ pub struct Config {
     pub wake_socket: Option<PathBuf>,
     /// Bytes of the region, a power of two.
     pub region_bytes: u64,
-    /// Endpoint slots of each peer; [`ENDPOINTS`] by default.
+    /// Endpoint slots of each peer; [`ENDPOINTS`] by default. There are more where the processes that are expected ask
+    /// for it.
     pub endpoints: u32,
     /// Name of the host, as members see it.
     pub host_name: String,
@@ -91,6 +96,13 @@ impl Config {
             vectors: VECTORS,
         }
     }
+}
+
+/// Endpoint slots that every member needs for the one with the most processes.
+fn endpoints_for(config: &Config) -> u32 {
+    let most = config.vms.iter().map(|vm| vm.ranks).chain([config.host_ranks]).max().unwrap_or(1);
+    let slots = most.saturating_mul(ENDPOINTS_PER_PROCESS).max(ENDPOINTS);
+    slots.checked_next_power_of_two().unwrap_or(MAX_ENDPOINTS).min(MAX_ENDPOINTS)
 }
 
 /// What happens at the service.
@@ -183,7 +195,8 @@ impl Service {
     pub fn start(config: Config, observer: Observer) -> Result<Self> {
         check_names(&config)?;
         let peers = u32::try_from(config.vms.len() + 1).unwrap_or(u32::MAX);
-        let shape = Shape::new(config.region_bytes, uuid()?, peers, config.endpoints)?;
+        let endpoints = config.endpoints.max(endpoints_for(&config));
+        let shape = Shape::new(config.region_bytes, uuid()?, peers, endpoints)?;
         let weights: Vec<u32> =
             std::iter::once(config.host_ranks).chain(config.vms.iter().map(|vm| vm.ranks)).collect();
         isthmus_region::create::check_bytes(config.region_bytes)?;
@@ -393,4 +406,21 @@ fn uuid() -> Result<[u64; 2]> {
     let half =
         |range| digits.get(range).and_then(|d| u64::from_str_radix(d, 16).ok()).ok_or(failed(Errno::INVAL));
     Ok([half(0..16)?, half(16..32)?])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn there_are_endpoints_for_all_processes_that_are_expected() {
+        let mut config = Config::new("/nowhere", 64 << 20);
+        assert_eq!(endpoints_for(&config), ENDPOINTS);
+        config.vms = vec![Vm { name: "a".into(), ranks: 100 }, Vm { name: "b".into(), ranks: 2 }];
+        assert_eq!(endpoints_for(&config), 1024);
+        config.host_ranks = 256;
+        assert_eq!(endpoints_for(&config), 2048);
+        config.host_ranks = u32::MAX;
+        assert_eq!(endpoints_for(&config), MAX_ENDPOINTS);
+    }
 }
