@@ -348,6 +348,8 @@ fn find(config: &Config, deadline: Instant) -> Result<Found> {
             }
             match open(&device) {
                 Ok(found) => return Ok(found),
+                // Its magic word is written last, so this will not get better.
+                Err(e @ Error::Region(isthmus_region::Error::Version { .. })) => return Err(e),
                 Err(e) => problem = e,
             }
         }
@@ -437,6 +439,51 @@ mod tests {
         assert_eq!(death(&gone(server::Ending::Closed, vec![3])), Some(text));
         assert_eq!(death(&gone(server::Ending::Died, vec![])), None);
         assert_eq!(death(&gone(server::Ending::Detached, vec![3])), None);
+    }
+
+    /// A device of files, as sysfs shows one of QEMU's.
+    fn device(folder: &Path, bytes: u64) -> Ivshmem {
+        for (name, len) in [("resource0", 4096), ("resource2", bytes)] {
+            std::fs::File::create(folder.join(name)).unwrap().set_len(len).unwrap();
+        }
+        Ivshmem { folder: folder.to_path_buf(), bytes, doorbell: true }
+    }
+
+    fn complaint(device: &Ivshmem) -> String {
+        let mut text = String::new();
+        let found = open(device).err().unwrap();
+        let mut cause: Option<&dyn std::error::Error> = Some(&found);
+        while let Some(e) = cause {
+            text += &format!("{e}: ");
+            cause = e.source();
+        }
+        text
+    }
+
+    #[test]
+    fn a_wrong_device_is_refused_with_what_is_wrong() {
+        use isthmus_region::membership::{Shape, Writer};
+        let dir = tempfile::tempdir().unwrap();
+        let bytes = 1 << 20;
+        let good = device(dir.path(), bytes);
+        let plain = Ivshmem { doorbell: false, ..good.clone() };
+        assert!(complaint(&plain).contains("ivshmem-plain"));
+        assert!(complaint(&good).contains("holds no isthmus region"), "zeros");
+        let map = Mapping::map(good.open().unwrap().as_fd(), bytes).unwrap();
+        let shape = Shape::new(bytes, [1, 2], 2, 4).unwrap();
+        Writer::create(&map, &shape, 1).unwrap();
+        let found = open(&good).unwrap();
+        assert!(member(&found.region, found.id).is_none(), "a region that does not know this VM");
+        let whole = map.whole();
+        let version = whole.word("header", 8).unwrap();
+        let was = version.get();
+        version.set(was + 1);
+        assert!(complaint(&good).contains("use the same isthmus version on host and guests"));
+        version.set(was);
+        whole.word("header", 16).unwrap().set(bytes * 2);
+        assert!(!complaint(&good).is_empty(), "a region that is larger than the device");
+        let gone = Ivshmem { folder: dir.path().join("gone"), ..good };
+        assert!(complaint(&gone).contains("open the shared memory device"));
     }
 
     #[test]

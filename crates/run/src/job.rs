@@ -650,13 +650,15 @@ impl Daemons {
         Ok(())
     }
 
-    /// What a launcher's status 0 is worth.
+    /// What a launcher's status 0 is worth. Where a signal asked for the end, daemons end as they like: what the launcher
+    /// makes of that counts.
     fn judge(self, expected: bool, flavour: Flavour, machines: &[Machine]) -> Result<i32> {
         let ask = match flavour {
             Flavour::OpenMpi | Flavour::OpenMpi4 => "--mpi-arg --debug-daemons",
             Flavour::Mpich | Flavour::Intel => "--mpi-arg -verbose",
         };
         match self.bad {
+            _ if self.asked => Ok(0),
             Some((vm, how)) => Err(Error::Daemon { vm: machines[vm].name.clone(), how, ask }),
             None if expected && !self.started => {
                 let why = self.turned_away.map(|why| format!(": {why}")).unwrap_or_default();
