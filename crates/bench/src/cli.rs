@@ -339,7 +339,7 @@ fn bench_peers(args: &PeersArgs) -> Result<()> {
         }
         write_page(&page, file)?;
     }
-    if table.failed { Err(Error::Incomplete) } else { Ok(()) }
+    if table.is_whole() { Ok(()) } else { Err(Error::Incomplete) }
 }
 
 fn bench_matching(args: &MatchingArgs) -> Result<()> {

@@ -48,7 +48,7 @@ pub fn curve_blocks(sizes: &[u64]) -> Vec<Block> {
 }
 
 /// A finished comparison.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Comparison {
     /// One for each measurement, in the order of the blocks.
     pub records: Vec<Record>,

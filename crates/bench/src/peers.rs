@@ -110,9 +110,9 @@ pub struct Table {
     /// What curves are drawn from.
     #[serde(skip)]
     pub curves: Vec<Comparison>,
-    /// What could not be measured though there was all that it takes.
+    /// Whether curves that were asked for are missing.
     #[serde(skip)]
-    pub failed: bool,
+    pub no_curves: bool,
 }
 
 const fn at_most(required: f64, aim: f64) -> Promise {
@@ -308,7 +308,7 @@ pub fn run(plan: &Plan, progress: &mut dyn FnMut(&str)) -> Result<Table> {
         let program = program::compile(&found)?;
         mpis.push((found, program));
     }
-    let mut table = Table { rows: Vec::new(), records: Vec::new(), curves: Vec::new(), failed: false };
+    let mut table = Table { rows: Vec::new(), records: Vec::new(), curves: Vec::new(), no_curves: false };
     lanes(plan, &mpis[0].0, &mut table, progress);
     for (mpi, _) in &mpis {
         pairs(plan, mpi, &mut table, progress);
@@ -347,15 +347,20 @@ fn comparison(plan: &Plan, mpi: &Mpi, ranks: u32, vms: u32, peers: Peers) -> mpi
 }
 
 /// Adds the rows that `wanted` finds in `done`, and what it was made of.
-fn add(table: &mut Table, wanted: &[Wanted], mpi: Option<&str>, done: Result<Vec<Record>>) {
+fn add(table: &mut Table, wanted: &[Wanted], mpi: Option<&str>, done: Result<Comparison>) {
     match done {
-        Ok(records) => {
-            table.rows.extend(wanted.iter().map(|it| it.row(&records)));
-            table.records.extend(records);
+        Ok(done) => {
+            table.rows.extend(wanted.iter().map(|it| {
+                let mut row = it.row(&done.records);
+                if row.verdict == Verdict::NotMeasured && !done.left_out.is_empty() {
+                    row.said = done.left_out.join("; ");
+                }
+                row
+            }));
+            table.records.extend(done.records);
         }
         Err(error) => {
             let why = error.chain();
-            table.failed = true;
             table.rows.extend(wanted.iter().map(|it| it.missing(mpi, &why)));
         }
     }
@@ -374,12 +379,9 @@ fn lanes(plan: &Plan, mpi: &Mpi, table: &mut Table, progress: &mut dyn FnMut(&st
         };
         let what = format!("lane latency 8 B, {place} : half a round of a bare line");
         let wanted = Wanted::new(what, at_most(1.2, 1.05), ("latency", 8), Some("pingpong"));
-        add(table, &[wanted], None, lane::run(&lane));
+        let done = lane::run(&lane).map(|records| Comparison { records, ..Comparison::default() });
+        add(table, &[wanted], None, done);
     }
-}
-
-fn records(done: Result<Comparison>) -> Result<Vec<Record>> {
-    done.map(|it| it.records)
 }
 
 fn pairs(plan: &Plan, mpi: &Mpi, table: &mut Table, progress: &mut dyn FnMut(&str)) {
@@ -393,21 +395,21 @@ fn pairs(plan: &Plan, mpi: &Mpi, table: &mut Table, progress: &mut dyn FnMut(&st
         pair.blocks.extend(LONG.map(Block::PingPong));
         pair.blocks.extend(LONG.map(|bytes| Block::Window(bytes, 8)));
     }
-    let done = records(mpi::run(&pair, progress));
+    let done = mpi::run(&pair, progress);
     add(table, &pair_promises(mpi.flavour), Some(&mpi_name(mpi)), done);
 }
 
 fn collectives(plan: &Plan, mpi: &Mpi, table: &mut Table, progress: &mut dyn FnMut(&str)) {
     let mut four = comparison(plan, mpi, 4, 0, Peers::USUAL);
     four.blocks.extend([Block::Barrier, Block::Allreduce(8)]);
-    let done = records(mpi::run(&four, progress));
+    let done = mpi::run(&four, progress);
     add(table, &collective_promises(four.ranks), Some(&mpi_name(mpi)), done);
 }
 
 fn between_vms(plan: &Plan, mpi: &Mpi, table: &mut Table, progress: &mut dyn FnMut(&str)) {
     let mut pair = comparison(plan, mpi, 2, 2, Peers { tcp: false, ..Peers::USUAL });
     pair.blocks.push(Block::Latency(8));
-    let done = records(mpi::run(&pair, progress));
+    let done = mpi::run(&pair, progress);
     add(table, &vm_promises(mpi.flavour), Some(&mpi_name(mpi)), done);
 }
 
@@ -434,7 +436,7 @@ fn curves(plan: &Plan, mpi: &Mpi, table: &mut Table, progress: &mut dyn FnMut(&s
             }
             Err(error) => {
                 progress(&format!("no curves: {}", error.chain()));
-                table.failed = true;
+                table.no_curves = true;
             }
         }
     }
@@ -468,16 +470,18 @@ fn memories(
                 row.said = format!("mean {:.2} MB, greatest {:.2} MB", record.value, record.max);
                 table.records.push(record);
             }
-            Err(error) => {
-                table.failed = true;
-                row.said = error.chain();
-            }
+            Err(error) => row.said = error.chain(),
         }
         table.rows.push(row);
     }
 }
 
 impl Table {
+    /// Whether all was measured that was asked for, however it came out.
+    pub fn is_whole(&self) -> bool {
+        !self.no_curves && self.rows.iter().all(|row| row.verdict != Verdict::NotMeasured)
+    }
+
     /// Its cells, a row of headings first.
     pub fn grid(&self) -> Vec<Vec<String>> {
         let head = ["what", "MPI", "measured", "figure", "required", "aim", "verdict"];
@@ -593,9 +597,28 @@ mod tests {
         let missing = collective_promises(4)[1].row(&records("shm"));
         assert_eq!(missing.verdict, Verdict::NotMeasured);
         let text =
-            Table { rows: vec![missing], records: Vec::new(), curves: Vec::new(), failed: true }.text();
+            Table { rows: vec![missing], records: Vec::new(), curves: Vec::new(), no_curves: false }.text();
         assert!(text.contains("1 were not measured"), "{text}");
         assert!(text.contains("not measured: allreduce"), "{text}");
+    }
+
+    #[test]
+    fn a_peer_that_was_left_out_leaves_its_reason() {
+        let none = || Table { rows: Vec::new(), records: Vec::new(), curves: Vec::new(), no_curves: false };
+        let done = |records, left_out: &[&str]| {
+            let left_out = left_out.iter().map(|why| (*why).to_owned()).collect();
+            Ok(Comparison { records, left_out, ..Comparison::default() })
+        };
+        let mut table = none();
+        add(&mut table, &collective_promises(4)[..1], None, done(records("shm"), &[]));
+        assert!(table.is_whole());
+        let alone = vec![record("isthmus", None, None, 900.0, "region")];
+        add(&mut table, &collective_promises(4)[..1], None, done(alone, &["tcp: no tap"]));
+        assert_eq!(
+            (table.rows[1].verdict, table.rows[1].said.as_str()),
+            (Verdict::NotMeasured, "tcp: no tap")
+        );
+        assert!(!table.is_whole());
     }
 
     #[test]
