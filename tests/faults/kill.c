@@ -256,6 +256,16 @@ static void outlive(void)
 				if (!p->ops[k].pending && !p->dead)
 					r = begin(p, k);
 			}
+		} else if (r == 0) {
+			/* A read of memory in the region is tried before anybody is asked; it fails all the same. */
+			uint64_t ended = p->finished;
+			CHECK(k == READ || k == WRITE || k == ATOMIC);
+			while (p->ops[k].pending) {
+				reap(true);
+				if (now() > begun + PROMPT)
+					FAIL("a %s with a dead peer has not ended", kinds[k]);
+			}
+			EQUAL(p->finished, ended);
 		} else {
 			EQUAL(r, -FI_ECONNRESET);
 		}
