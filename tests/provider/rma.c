@@ -177,6 +177,9 @@ static void forms(struct side *s)
 					       .rma_iov_count = 1, .context = &m, .data = d};
 			/* The two take turns, so that nobody writes what is being compared. */
 			for (int turn = 0; turn < 2; turn++) {
+				if (turn != rank_here && reads)
+					fill(exposed + 4096 * !rank_here + 13 * i, n, 1 + how + i);
+				barrier();
 				if (turn == rank_here) {
 					fill(out, n, how + i);
 					memset(in, 0, n);
@@ -204,8 +207,6 @@ static void forms(struct side *s)
 					counted(s, ++counts);
 					if (reads)
 						filled(in, n, 1 + how + i);
-				} else if (reads) {
-					fill(exposed + (at - theirs) - 4096 * rank_here + 4096 * !rank_here, n, 1 + how + i);
 				}
 				if (turn != rank_here && data) {
 					struct fi_cq_tagged_entry e = done(s);
@@ -259,6 +260,43 @@ static void counter_alone(struct side *s)
 	unexpose();
 }
 
+/* Offsets, addresses and lengths beyond 32 bits, in memory that is there only where it is touched. */
+static void far_offsets(struct side *s)
+{
+	enum { GIB = 1 << 30 };
+	const size_t len = 5ULL * GIB;
+	static const uint64_t at[] = {0, 2ULL * GIB - 4, 2ULL * GIB, 4ULL * GIB - 8, 4ULL * GIB, 4ULL * GIB + 4096, 5ULL * GIB - 5000};
+	char *sparse = mmap(NULL, len, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+	struct fid_mr *mr;
+	CHECK(sparse != MAP_FAILED);
+	EQUAL(fi_mr_reg(s->domain, sparse, len, FI_REMOTE_READ | FI_REMOTE_WRITE, 0, 1, 0, &mr, NULL), 0);
+	barrier();
+	for (size_t i = 0; i < sizeof at / sizeof *at; i++) {
+		uint64_t one = 7 + i, old = 99;
+		size_t n = i % 2 ? 8 : 5000;
+		fill(out, n, i);
+		POST(s, fi_write(s->ep, out, n, NULL, s->other, at[i], 1, out));
+		done(s);
+		memset(in, 0, n);
+		POST(s, fi_read(s->ep, in, n, NULL, s->other, at[i], 1, in));
+		done(s);
+		filled(in, n, i);
+		POST(s, fi_fetch_atomic(s->ep, &one, 1, NULL, &old, NULL, s->other, at[i] & ~7ULL, 1, FI_UINT64, FI_ATOMIC_WRITE, out));
+		done(s);
+		barrier();
+		EQUAL(*(uint64_t *)(sparse + (at[i] & ~7ULL)), 7 + i);
+		barrier();
+	}
+	POST(s, fi_read(s->ep, in, 8, NULL, s->other, 5ULL * GIB - 7, 1, in));
+	failed(s, FI_EACCES);
+	POST(s, fi_read(s->ep, in, 8, NULL, s->other, 5ULL * GIB + 8, 1, in));
+	failed(s, FI_EACCES);
+	barrier();
+	EQUAL(fi_close(&mr->fid), 0);
+	munmap(sparse, len);
+	barrier();
+}
+
 static struct wish counting = {.bind_flags = FI_SELECTIVE_COMPLETION, .tx_op_flags = FI_DELIVERY_COMPLETE};
 static struct wish basic = {.mr_mode = FI_MR_BASIC};
 
@@ -271,5 +309,6 @@ static const struct test tests[] = {
 	{"forms_safe", forms, &safe},
 	{"forms_basic", forms, &basic},
 	{"counter_alone", counter_alone, &counting},
+	{"far_offsets", far_offsets, NULL},
 };
 RUN_PAIR(tests)
