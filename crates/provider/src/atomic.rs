@@ -53,6 +53,16 @@ struct Call {
 }
 
 impl Call {
+    /// A call of this kind on `count` elements at the target, with no buffers yet.
+    fn new(
+        kind: AtomicKind,
+        (peer, addr, key): (fi_addr_t, u64, u64),
+        (datatype, op): (u32, u32),
+        count: usize,
+    ) -> Self {
+        Self { peer, addr, key, kind, datatype, op, count, operand: NONE, compare: NONE, result: NONE }
+    }
+
     /// # Safety
     /// Our endpoint; parts that describe buffers lent until the operation completes.
     unsafe fn post(&self, ep: *mut fid_ep, how: impl Fn(&State) -> How) -> isize {
@@ -94,19 +104,9 @@ impl Call {
         // SAFETY: the caller vouches for the array.
         let parts = unsafe { isthmus_cabi::slice(msg.rma_iov, msg.rma_iov_count, 1) }?;
         let [remote] = parts else { return None };
-        let call = Self {
-            peer: msg.addr,
-            addr: remote.addr,
-            key: remote.key,
-            kind,
-            datatype: msg.datatype,
-            op: msg.op,
-            count: remote.count,
-            operand: (msg.msg_iov, msg.iov_count),
-            compare: NONE,
-            result: NONE,
-        };
-        Some((call, msg))
+        let at = (msg.addr, remote.addr, remote.key);
+        let call = Self::new(kind, at, (msg.datatype, msg.op), remote.count);
+        Some((Self { operand: (msg.msg_iov, msg.iov_count), ..call }, msg))
     }
 }
 
@@ -147,18 +147,8 @@ unsafe extern "C" fn write(
     context: *mut c_void,
 ) -> isize {
     let operand = part(buf, count);
-    let call = Call {
-        peer,
-        addr,
-        key,
-        kind: AtomicKind::Plain,
-        datatype,
-        op,
-        count,
-        operand: (&raw const operand, 1),
-        compare: NONE,
-        result: NONE,
-    };
+    let call = Call::new(AtomicKind::Plain, (peer, addr, key), (datatype, op), count);
+    let call = Call { operand: (&raw const operand, 1), ..call };
     // SAFETY: our endpoint and the caller's buffer.
     unsafe { call.post(ep, default_how(context)) }
 }
@@ -178,8 +168,8 @@ unsafe extern "C" fn writev(
     let operand = (iov, count);
     // SAFETY: the caller's array.
     let Some(count) = (unsafe { elements(operand) }) else { return EINVAL };
-    let kind = AtomicKind::Plain;
-    let call = Call { peer, addr, key, kind, datatype, op, count, operand, compare: NONE, result: NONE };
+    let call = Call::new(AtomicKind::Plain, (peer, addr, key), (datatype, op), count);
+    let call = Call { operand, ..call };
     // SAFETY: our endpoint and the caller's buffers.
     unsafe { call.post(ep, default_how(context)) }
 }
@@ -202,18 +192,8 @@ unsafe extern "C" fn inject(
     op: u32,
 ) -> isize {
     let operand = part(buf, count);
-    let call = Call {
-        peer,
-        addr,
-        key,
-        kind: AtomicKind::Plain,
-        datatype,
-        op,
-        count,
-        operand: (&raw const operand, 1),
-        compare: NONE,
-        result: NONE,
-    };
+    let call = Call::new(AtomicKind::Plain, (peer, addr, key), (datatype, op), count);
+    let call = Call { operand: (&raw const operand, 1), ..call };
     // SAFETY: our endpoint and the caller's buffer.
     unsafe { call.post(ep, |_| How::inject()) }
 }
@@ -234,18 +214,8 @@ unsafe extern "C" fn readwrite(
 ) -> isize {
     let operand = part(buf, count);
     let result = part(result, count);
-    let call = Call {
-        peer,
-        addr,
-        key,
-        kind: AtomicKind::Fetch,
-        datatype,
-        op,
-        count,
-        operand: (&raw const operand, 1),
-        compare: NONE,
-        result: (&raw const result, 1),
-    };
+    let call = Call::new(AtomicKind::Fetch, (peer, addr, key), (datatype, op), count);
+    let call = Call { operand: (&raw const operand, 1), result: (&raw const result, 1), ..call };
     // SAFETY: our endpoint and the caller's buffers.
     unsafe { call.post(ep, default_how(context)) }
 }
@@ -269,8 +239,8 @@ unsafe extern "C" fn readwritev(
     // The results tell the number even of a read, which may have no operand.
     // SAFETY: the caller's array.
     let Some(count) = (unsafe { elements(result) }) else { return EINVAL };
-    let kind = AtomicKind::Fetch;
-    let call = Call { peer, addr, key, kind, datatype, op, count, operand, compare: NONE, result };
+    let call = Call::new(AtomicKind::Fetch, (peer, addr, key), (datatype, op), count);
+    let call = Call { operand, result, ..call };
     // SAFETY: our endpoint and the caller's buffers.
     unsafe { call.post(ep, default_how(context)) }
 }
@@ -309,17 +279,12 @@ unsafe extern "C" fn compwrite(
     let operand = part(buf, count);
     let compare = part(compare, count);
     let result = part(result, count);
+    let call = Call::new(AtomicKind::Compare, (peer, addr, key), (datatype, op), count);
     let call = Call {
-        peer,
-        addr,
-        key,
-        kind: AtomicKind::Compare,
-        datatype,
-        op,
-        count,
         operand: (&raw const operand, 1),
         compare: (&raw const compare, 1),
         result: (&raw const result, 1),
+        ..call
     };
     // SAFETY: our endpoint and the caller's buffers.
     unsafe { call.post(ep, default_how(context)) }
@@ -348,8 +313,8 @@ unsafe extern "C" fn compwritev(
     let result = (resultv.cast_const(), result_count);
     // SAFETY: the caller's array.
     let Some(count) = (unsafe { elements(operand) }) else { return EINVAL };
-    let kind = AtomicKind::Compare;
-    let call = Call { peer, addr, key, kind, datatype, op, count, operand, compare, result };
+    let call = Call::new(AtomicKind::Compare, (peer, addr, key), (datatype, op), count);
+    let call = Call { operand, compare, result, ..call };
     // SAFETY: our endpoint and the caller's buffers.
     unsafe { call.post(ep, default_how(context)) }
 }
