@@ -10,16 +10,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-static int rank, size;
+#include "check.h"
 
-#define CHECK(condition)                                                                                 \
-	do {                                                                                             \
-		if (!(condition)) {                                                                      \
-			fprintf(stderr, "%s:%d: rank %d: not so: %s\n", __FILE__, __LINE__, rank,        \
-				#condition);                                                             \
-			MPI_Abort(MPI_COMM_WORLD, 1);                                                    \
-		}                                                                                        \
-	} while (0)
+static int size;
 
 int main(int argc, char **argv)
 {

@@ -10,18 +10,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "check.h"
+
 enum { BLOCK = 1 << 20, BLOCKS = 2200 };
-
-static int rank;
-
-#define CHECK(condition)                                                                                 \
-	do {                                                                                             \
-		if (!(condition)) {                                                                      \
-			fprintf(stderr, "%s:%d: rank %d: not so: %s\n", __FILE__, __LINE__, rank,        \
-				#condition);                                                             \
-			MPI_Abort(MPI_COMM_WORLD, 1);                                                    \
-		}                                                                                        \
-	} while (0)
 
 /* Each 4 KiB begins with its own number. */
 static void mark(char *at, uint64_t seed)

@@ -11,19 +11,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-static int rank, size, threads = 4, rounds = 200;
+#include "check.h"
+
+static int size, threads = 4, rounds = 200;
 static MPI_Comm *own;
 static MPI_Win *window, shared;
 static long *sums, *shared_sums;
-
-#define CHECK(condition)                                                                                 \
-	do {                                                                                             \
-		if (!(condition)) {                                                                      \
-			fprintf(stderr, "%s:%d: rank %d: not so: %s\n", __FILE__, __LINE__, rank,        \
-				#condition);                                                             \
-			MPI_Abort(MPI_COMM_WORLD, 1);                                                    \
-		}                                                                                        \
-	} while (0)
 
 static void *work(void *arg)
 {
