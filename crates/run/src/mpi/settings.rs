@@ -39,6 +39,9 @@ pub fn transport(flavour: Flavour, provider: &Path, through_region: bool) -> Env
             // Debian turns btl ofi off; what is named here is all there is.
             set("OMPI_MCA_btl", if through_region { "self,ofi" } else { "self,vader,ofi" });
             set("OMPI_MCA_opal_common_ofi_provider_include", "isthmus");
+            // Its osc rdma over any btl ofi dies of MPI_Compare_and_swap on a local target and of MPI_Accumulate with
+            // most operations, so one-sided goes by messages, which is not for MPI_THREAD_MULTIPLE.
+            set("OMPI_MCA_osc", "sm,pt2pt");
             if through_region {
                 set("OMPI_MCA_osc_sm_priority", "0");
             }
