@@ -13,6 +13,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use isthmus_attach::server::{self, Allowed, Observer};
+use isthmus_region::Error as RegionError;
 use isthmus_region::directory::{self, Directory};
 use isthmus_region::format;
 use isthmus_region::life::{Life, State};
@@ -349,7 +350,9 @@ fn find(config: &Config, deadline: Instant) -> Result<Found> {
             match open(&device) {
                 Ok(found) => return Ok(found),
                 // Its magic word is written last, so this will not get better.
-                Err(e @ Error::Region(isthmus_region::Error::Version { .. })) => return Err(e),
+                Err(e @ Error::Region(RegionError::Version { .. } | RegionError::Layout { .. })) => {
+                    return Err(e);
+                }
                 Err(e) => problem = e,
             }
         }

@@ -219,6 +219,18 @@ impl Walk<'_> {
         self.require(fits, place, "header.HOST_BYTES", header::HOST_BYTES, host_bytes, || {
             format!("a multiple of {SECTION_ALIGN} from {end} to {}", number(len))
         });
+        let layout = word(&words, header::LAYOUT);
+        let same = self.require(
+            layout == format::LAYOUT_HASH,
+            place,
+            "header.LAYOUT",
+            header::LAYOUT,
+            layout,
+            || format!("{:#018x}, as in this build of isthmus", format::LAYOUT_HASH),
+        );
+        if !same {
+            return Ok(None);
+        }
         let service = word(&words, header::SERVICE);
         let life = self.life(place, "header.SERVICE", header::SERVICE, service);
         let said = matches!(life.state, State::Active | State::Dead);

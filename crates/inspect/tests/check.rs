@@ -86,6 +86,7 @@ fn each_field_that_is_wrong_is_named() {
         (header::PEER_TABLE, 64, "header.PEER_TABLE"),
         (header::HOST_BYTES, 100, "header.HOST_BYTES"),
         (header::SERVICE, 0x155, "header.SERVICE"),
+        (header::LAYOUT, 0x155, "header.LAYOUT"),
         (table + peer::LIFE, 0x1ff, "peer.LIFE"),
         (table + peer::SECTION, 64, "peer.SECTION"),
         (table + peer::SECTION, u64::MAX - 65535, "peer.SECTION"),

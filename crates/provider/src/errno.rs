@@ -40,6 +40,7 @@ pub(crate) fn of_region(error: &isthmus_region::Error) -> c_int {
         Error::BadSize { .. } | Error::NotAFile => FI_EINVAL,
         Error::WrongSize { .. }
         | Error::Version { .. }
+        | Error::Layout { .. }
         | Error::OutOfBounds { .. }
         | Error::Invalid { .. } => FI_EIO,
         Error::NoPeer { .. } => FI_ECONNRESET,

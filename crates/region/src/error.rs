@@ -55,6 +55,16 @@ pub enum Error {
         /// Version understood here.
         expected: u32,
     },
+    /// It is of this version, but made by a build whose fields lie elsewhere.
+    #[error(
+        "the region was made by another build of isthmus, whose fields lie elsewhere (layout {found:#018x}, here {expected:#018x}); use the same build for service, agents and provider"
+    )]
+    Layout {
+        /// Hash of the fields found.
+        found: u64,
+        /// Hash of the fields here.
+        expected: u64,
+    },
     /// A value in the region points outside of where it may point.
     #[error("{what}: offset {offset} with {len} bytes does not fit into {limit} bytes, or is misaligned")]
     OutOfBounds {

@@ -75,6 +75,7 @@ layout! {
         HOST_BYTES @ 56, 8, "host service, once", "Bytes of the host section.";
         GENERATION @ 64, 8, "host service", "Counts changes of the peer table.";
         SERVICE @ 72, 8, "host service", "Life of the service: incarnation and state.";
+        LAYOUT @ 88, 8, "host service, once", "A hash of all fields that these tables list, so that two builds that differ do not meet.";
         CPUS @ 80, 8, "host service", "Processors of the host that it may use; 0 if unknown.";
     }
     /// The membership table's entry of one peer, in the host section.
@@ -200,6 +201,28 @@ layout! {
         PAYLOAD @ 8, 56, "sender", "By kind; see the protocol in `docs/architecture.md`.";
     }
 }
+
+/// A hash of all fields, as `header::LAYOUT` holds it: FNV-1a over each one's structure, name, offset and size.
+pub const LAYOUT_HASH: u64 = {
+    const fn add(mut hash: u64, bytes: &[u8]) -> u64 {
+        let mut i = 0;
+        while i < bytes.len() {
+            hash = (hash ^ bytes[i] as u64).wrapping_mul(0x0000_0100_0000_01b3);
+            i += 1;
+        }
+        hash
+    }
+    let mut hash = 0xcbf2_9ce4_8422_2325;
+    let mut i = 0;
+    while i < FIELDS.len() {
+        hash = add(hash, FIELDS[i].structure.as_bytes());
+        hash = add(hash, FIELDS[i].name.as_bytes());
+        hash = add(hash, &FIELDS[i].offset.to_le_bytes());
+        hash = add(hash, &FIELDS[i].bytes.to_le_bytes());
+        i += 1;
+    }
+    hash
+};
 
 /// Entries of a chunk of lane descriptors, accept entries or registrations.
 pub const CHUNK_ENTRIES: u64 = 16;

@@ -90,13 +90,17 @@ impl Region {
     /// Believes a mapping to be a region, after checking its header.
     ///
     /// # Errors
-    /// [`Error::Version`] if it is something else, [`Error::WrongSize`], [`Error::Invalid`], [`Error::OutOfBounds`].
+    /// [`Error::Version`] or [`Error::Layout`] if it is something else, [`Error::WrongSize`], [`Error::Invalid`], [`Error::OutOfBounds`].
     pub fn open(map: &Arc<Mapping>) -> Result<Self> {
         let whole = map.whole();
         let magic = whole.word("header", header::MAGIC)?.get();
         let version = whole.half("header", header::VERSION)?;
         if magic != MAGIC || version != VERSION {
             return Err(Error::Version { magic, version, expected: VERSION });
+        }
+        let layout = whole.word("header", header::LAYOUT)?.get();
+        if layout != format::LAYOUT_HASH {
+            return Err(Error::Layout { found: layout, expected: format::LAYOUT_HASH });
         }
         let word = |offset| whole.word("header", offset).map(Word::get);
         let shape = Shape {
@@ -248,6 +252,7 @@ impl Writer {
         put(header::PEER_TABLE, PEER_TABLE_OFFSET)?;
         put(header::HOST_BYTES, shape.host_bytes)?;
         put(header::CPUS, processors())?;
+        put(header::LAYOUT, format::LAYOUT_HASH)?;
         put(header::SERVICE, Life { incarnation, state: State::Active }.pack())?;
         whole.word("header", header::MAGIC)?.set(MAGIC);
         Ok(Self { region: Region::open(map)?, incarnation })
