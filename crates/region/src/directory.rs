@@ -10,7 +10,7 @@ use crate::error::{Error, Result};
 use crate::extent::{Extent, Heap};
 use crate::format::{DIRECTORY_MAGIC, activity, area, directory, endpoint};
 use crate::mapping::{LineRef, Section};
-use crate::membership::Shape;
+use crate::membership::{Region, Shape};
 
 /// Offset of the endpoint table.
 const TABLES: u64 = 4096;
@@ -254,6 +254,8 @@ pub struct Writer {
     heap: Heap,
     areas: Vec<AreaSlot>,
     endpoints: Vec<EndpointSlot>,
+    /// The region as it was when this began: what members write over its header later changes nothing here.
+    region: Option<Region>,
 }
 
 #[derive(Debug, Clone, Default)]
@@ -304,6 +306,7 @@ impl Writer {
         let directory = Directory::open(section, shape, incarnation)?;
         let slots = usize::try_from(shape.endpoints).unwrap_or(0);
         Ok(Self {
+            region: section.region().ok(),
             directory,
             incarnation,
             heap,
@@ -483,10 +486,11 @@ impl Writer {
         let section = self.directory.section.clone();
         let slot = self.areas.get_mut(index as usize).filter(|a| a.held);
         let slot = slot.ok_or(Error::Invalid { what: "area", value: index.into() })?;
-        let region = section.region()?;
-        let own = region.peers().iter().find(|p| p.section == section.start()).map(|p| p.index);
-        if own.is_some_and(|peer| crate::holds::are_on(&region, peer, Some(index))) {
-            return Ok(false);
+        if let Some(region) = &self.region {
+            let own = region.peers().iter().find(|p| p.section == section.start()).map(|p| p.index);
+            if own.is_some_and(|peer| crate::holds::are_on(region, peer, Some(index))) {
+                return Ok(false);
+            }
         }
         slot.held = false;
         for extent in std::mem::take(&mut slot.extents) {
