@@ -179,8 +179,8 @@ impl Member {
             Err(Error::Full { .. }) => {}
             other => return other,
         }
-        // Ask for half of what there is already, within reason, so that asking stays rare and little is had in vain.
-        let wish = bytes.next_power_of_two().max((area.bytes() / 2).min(1 << 20)).max(64 << 10);
+        // Ask for a quarter of what there is already, within reason, so that asking stays rare and little is had in vain.
+        let wish = bytes.next_power_of_two().max((area.bytes() / 4).min(1 << 20)).max(64 << 10);
         let extent = self.service.grow(wish).or_else(|_| self.service.grow(bytes.next_power_of_two()))?;
         self.section.part("extent", extent.offset, extent.bytes)?;
         area.add(extent);
