@@ -1,7 +1,7 @@
 //! Where a process may be stopped for ever, for tests of what its peers see.
 //!
 //! Each [`Step`] is a place in a protocol at which something is half done. In a build with the feature `fault`, a test
-//! arms one with [`die_at`]; who gets there unwinds with `Dead`, and the test then forgets the endpoint, as the kernel
+//! arms one with `die_at`; who gets there unwinds with `Dead`, and the test then forgets the endpoint, as the kernel
 //! forgets a process that was killed. In every other build `step` is nothing at all.
 
 /// A place at which a process may be stopped.
