@@ -153,13 +153,14 @@ impl Directory {
         self.section.line("endpoint", self.endpoint_at(slot)? + endpoint::WAKE)
     }
 
-    /// Processes that have endpoints.
+    /// About how many processes have endpoints: each record is read once, also one that changes meanwhile, since a peer
+    /// whose records never hold still shall not keep others here.
     pub fn processes(&self) -> usize {
         let high = self.endpoints_high();
         let mut areas: Vec<u64> = (0..high)
-            .filter_map(|slot| self.endpoint(slot).ok())
-            .filter(|info| info.life.state == State::Active)
-            .map(|info| info.area)
+            .filter_map(|slot| self.endpoint_line(slot).ok())
+            .filter(|line| Life::unpack(line.words[0].get()).state == State::Active)
+            .map(|line| line.words[1].peek())
             .collect();
         areas.sort_unstable();
         areas.dedup();
