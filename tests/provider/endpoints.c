@@ -11,6 +11,7 @@ static struct wish safe = {.threading = FI_THREAD_SAFE};
 struct worker {
 	struct side *s;
 	int number;
+	char *memory; /* outlives the thread: its operations end after it */
 };
 
 static uint64_t received;
@@ -95,7 +96,7 @@ static void threads(struct side *s)
 	struct worker w[N];
 	received = 0;
 	for (int i = 0; i < N; i++) {
-		w[i] = (struct worker){s, i};
+		w[i] = (struct worker){s, i, NULL};
 		pthread_create(&t[i], NULL, work, &w[i]);
 	}
 	for (int i = 0; i < N; i++)
@@ -240,7 +241,7 @@ static void *poster(void *arg)
 {
 	struct worker *w = arg;
 	struct side *s = w->s;
-	char *memory = malloc(20000), to[64];
+	char *memory = w->memory, *to = memory + 20000;
 	uint64_t posted = 0;
 #define TRY_ON(call)                                                                                     \
 	do {                                                                                             \
@@ -262,7 +263,6 @@ static void *poster(void *arg)
 			posted++;
 		}
 	}
-	free(memory);
 	return (void *)posted;
 }
 
@@ -281,7 +281,7 @@ static void heavy(struct side *s)
 	for (int i = 0; i < READERS; i++)
 		pthread_create(&t[POSTERS + i], NULL, reader, s);
 	for (int i = 0; i < POSTERS; i++) {
-		w[i] = (struct worker){s, i};
+		w[i] = (struct worker){s, i, calloc(1, 20000 + 64)};
 		pthread_create(&t[i], NULL, poster, &w[i]);
 	}
 	for (int i = 0; i < POSTERS; i++) {
@@ -306,6 +306,8 @@ static void heavy(struct side *s)
 	EQUAL(fi_cntr_read(s->cntr), 2 * 1000 * POSTERS);
 	barrier();
 	EQUAL(fi_close(&mr->fid), 0);
+	for (int i = 0; i < POSTERS; i++)
+		free(w[i].memory);
 	free(memory);
 }
 
