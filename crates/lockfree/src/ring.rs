@@ -40,6 +40,9 @@ pub struct BadPosition {
     pub high: u64,
 }
 
+/// How many slots ahead of its writes a producer asks for the line: a transfer takes as long as a few short messages.
+const AHEAD: u64 = 4;
+
 /// The producer's end.
 #[derive(Debug)]
 pub struct Producer {
@@ -101,6 +104,7 @@ impl Producer {
     #[inline]
     pub fn push_with(&mut self, slots: &(impl Slots + ?Sized), head: u64, write: impl FnOnce(&Slot)) {
         debug_assert!(self.has_room());
+        slots.slot(self.write + AHEAD).prepare();
         let slot = slots.slot(self.write);
         write(slot);
         slot.announce(self.write, head);
@@ -111,6 +115,7 @@ impl Producer {
     #[inline]
     pub fn push(&mut self, slots: &(impl Slots + ?Sized), message: &Message, count: usize) {
         debug_assert!(self.has_room());
+        slots.slot(self.write + AHEAD).prepare();
         slots.slot(self.write).publish(self.write, message, count);
         self.write += 1;
     }
