@@ -214,16 +214,15 @@ static void step(int t, int op, void *old, const void *with, const void *compare
 	}
 }
 
-/* Each pair that is offered, in each call form, compared with the model. The other side's memory is read back. */
-static void all_pairs(struct side *s)
+/* Each pair that is offered for elements of up to `largest` bytes, in each call form, compared with the model. The other
+   side's memory, at `base`, is read back. Gives how many there were. */
+static int pairs_at(struct side *s, uint64_t key, uint64_t base, size_t largest)
 {
 	enum { PLAIN, PLAINV, PLAINMSG, INJECT, FETCH, FETCHV, FETCHMSG, COMPARE, COMPAREV, COMPAREMSG, FORMS };
 	enum { N = 12 };
 	_Alignas(32) char with[N * 32], compare[N * 32], result[N * 32], model[N * 32], before[N * 32], now_[N * 32];
-	uint64_t key = 3, counts = 0;
+	uint64_t counts = 0;
 	int pairs = 0;
-	expose(s, key, 65536, FI_REMOTE_READ | FI_REMOTE_WRITE);
-	uint64_t base = 4096 + 8192 * rank_here; /* in the other's memory */
 	for (int t = 0; t < FI_DATATYPE_LAST; t++)
 		for (int op = 0; op < FI_ATOMIC_OP_LAST; op++)
 			for (int how = 0; how < FORMS; how++) {
@@ -231,6 +230,8 @@ static void all_pairs(struct side *s)
 				int valid = how < FETCH ? fi_atomicvalid(s->ep, t, op, &most)
 					    : how < COMPARE ? fi_fetch_atomicvalid(s->ep, t, op, &most)
 							    : fi_compare_atomicvalid(s->ep, t, op, &most);
+				if (b > largest)
+					continue;
 				if (valid != 0) {
 					/* Not offered: refused when it is tried. */
 					if (how == PLAIN)
@@ -293,10 +294,36 @@ static void all_pairs(struct side *s)
 				if (how < FETCH)
 					CHECK(result[0] == 0x77);
 			}
-	/* 8 integer types in all, real ones in all but the bitwise, complex ones in some: no fewer than these. */
-	CHECK(pairs > 8 * (11 * 7 + 2 * 3 + 7 * 3));
 	silent(s);
+	return pairs;
+}
+
+/* 8 integer types in all, real ones in all but the bitwise, complex ones in some: no fewer than these. */
+enum { PAIRS = 8 * (11 * 7 + 2 * 3 + 7 * 3) };
+
+static void all_pairs(struct side *s)
+{
+	expose(s, 3, 65536, FI_REMOTE_READ | FI_REMOTE_WRITE);
+	CHECK(pairs_at(s, 3, 4096 + 8192 * rank_here, 32) > PAIRS);
 	unexpose();
+}
+
+/* The same on memory in the region, as far as the processor has it, while its owner sleeps. */
+static void all_pairs_asleep(struct side *s)
+{
+	publish(s, 3, FI_REMOTE_READ | FI_REMOTE_WRITE);
+	barrier();
+	moving = NULL;
+	if (rank_here == 0) {
+		CHECK(pairs_at(s, 3, 4096, 8) > PAIRS);
+		ring(s, 0, 3);
+	} else {
+		asleep();
+	}
+	moving = s;
+	barrier();
+	unpublish(s);
+	barrier();
 }
 
 /* Numbers that later versions have, and any others, are refused by every call and never looked up. */
@@ -401,6 +428,7 @@ static struct wish safe = {.threading = FI_THREAD_SAFE};
 static const struct test tests[] = {
 	{"atomics", atomics, NULL},
 	{"all_pairs", all_pairs, NULL},
+	{"all_pairs_asleep", all_pairs_asleep, NULL},
 	{"beyond", beyond, NULL},
 	{"contended", contended, NULL},
 	{"contended_safe", contended, &safe},

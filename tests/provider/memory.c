@@ -6,16 +6,6 @@
  */
 #include "pair.h"
 
-#include <isthmus_fi.h>
-
-static struct isthmus_memory_ops *memory_of(struct side *s)
-{
-	struct isthmus_memory_ops *ops = NULL;
-	EQUAL(fi_open_ops(&s->domain->fid, ISTHMUS_MEMORY, 0, (void **)&ops, NULL), 0);
-	CHECK(ops && ops->size >= sizeof *ops);
-	return ops;
-}
-
 /* The counters of this process, as the provider tells benchmarks. */
 static void counters(uint64_t *out_, size_t count)
 {
@@ -85,23 +75,7 @@ static void alloc_and_free(struct side *s)
 	barrier();
 }
 
-enum { LEN = 1 << 20 };
-static char *window_;
-
-static void publish(struct side *s, uint64_t key, uint64_t access)
-{
-	EQUAL(memory_of(s)->alloc(s->domain, LEN, 4096, (void **)&window_), 0);
-	memset(window_, 0, LEN);
-	EQUAL(fi_mr_reg(s->domain, window_, LEN, access, 0, key, 0, &window, NULL), 0);
-}
-
-static void unpublish(struct side *s)
-{
-	EQUAL(fi_close(&window->fid), 0);
-	EQUAL(memory_of(s)->free(s->domain, window_), 0);
-}
-
-/* Rank 1 waits in a system call, in which nothing of the provider runs, while rank 0 does all kinds of things to it. */
+/* Rank 1 sleeps, in which nothing of the provider runs, while rank 0 does all kinds of things to it. */
 static void target_asleep(struct side *s)
 {
 	char c = 'x';
@@ -110,7 +84,7 @@ static void target_asleep(struct side *s)
 	uint64_t base = 0;
 	if (s->info->domain_attr->mr_mode == FI_MR_BASIC) {
 		/* The old kind: a key of the provider's, and plain addresses. */
-		uint64_t mine[2] = {fi_mr_key(window), (uintptr_t)window_}, theirs[2];
+		uint64_t mine[2] = {fi_mr_key(window), (uintptr_t)exposed}, theirs[2];
 		tell(mine, sizeof mine);
 		hear(theirs, sizeof theirs);
 		CHECK(theirs[0] == mine[0]); /* both sides did the same */
@@ -122,12 +96,12 @@ static void target_asleep(struct side *s)
 	barrier();
 	moving = NULL;
 	if (rank_here) {
-		hear(&c, 1); /* asleep */
-		filled(window_ + 1000, 300000, 1);
-		filled(window_ + 400000, 4096, 2);
-		EQUAL(*(uint64_t *)window_, 1000 + 500);
-		EQUAL(*(uint32_t *)(window_ + 8), 77);
-		CHECK(*(double *)(window_ + 16) == 0.5 * 8);
+		asleep();
+		filled(exposed + 1000, 300000, 1);
+		filled(exposed + 400000, 4096, 2);
+		EQUAL(*(uint64_t *)exposed, 1000 + 500);
+		EQUAL(*(uint32_t *)(exposed + 8), 77);
+		CHECK(*(double *)(exposed + 16) == 0.5 * 8);
 		tell(&c, 1);
 		moving = s;
 		barrier();
@@ -182,7 +156,7 @@ static void target_asleep(struct side *s)
 	counts += 5;
 	counted(s, counts);
 	/* What is not allowed is found out here, too. */
-	POST(s, fi_read(s->ep, in, 8, NULL, s->other, base + LEN - 7, k, in));
+	POST(s, fi_read(s->ep, in, 8, NULL, s->other, base + WINDOW_BYTES - 7, k, in));
 	failed(s, FI_EACCES);
 	POST(s, fi_write(s->ep, in, 8, NULL, s->other, UINT64_MAX - 3, k, in));
 	failed(s, FI_EACCES);
@@ -195,7 +169,7 @@ static void target_asleep(struct side *s)
 	EQUAL(after[DIRECT] - before[DIRECT], counts + 1);
 	CHECK(after[DIRECT_BYTES] - before[DIRECT_BYTES] >= 604096);
 	EQUAL(after[RMA] - before[RMA], counts + 3);
-	tell(&c, 1);
+	ring(s, base, k);
 	hear(&c, 1);
 	moving = s;
 	barrier();
@@ -266,7 +240,7 @@ static void all_ways_at_once(struct side *s)
 		POST(s, fi_inject_atomic(s->ep, &two, 1, zero, 8, 1, FI_UINT16, FI_SUM));
 		counts += 2;
 		if (rank_here == 0)
-			__atomic_fetch_add((uint64_t *)window_, 1, __ATOMIC_SEQ_CST);
+			__atomic_fetch_add((uint64_t *)exposed, 1, __ATOMIC_SEQ_CST);
 		if (i % 10 == 0) {
 			/* No processor does this one: its target does. What follows keeps its order. */
 			POST(s, fi_inject_atomic(s->ep, &moved, 1, zero, 32 + 16 * rank_here, 1, FI_LONG_DOUBLE, FI_ATOMIC_WRITE));
@@ -277,9 +251,9 @@ static void all_ways_at_once(struct side *s)
 	counted(s, counts);
 	barrier();
 	if (rank_here == 0) {
-		EQUAL(*(uint64_t *)window_, 3 * N + 2 * (N / 10));
-		EQUAL(*(uint16_t *)(window_ + 8), (uint16_t)(4 * N));
-		CHECK(*(long double *)(window_ + 32) == 1.5L && *(long double *)(window_ + 48) == 1.5L);
+		EQUAL(*(uint64_t *)exposed, 3 * N + 2 * (N / 10));
+		EQUAL(*(uint16_t *)(exposed + 8), (uint16_t)(4 * N));
+		CHECK(*(long double *)(exposed + 32) == 1.5L && *(long double *)(exposed + 48) == 1.5L);
 	}
 	/* Data for the target's completion comes by a message, to the same place. */
 	fill(out, 500, 5);
@@ -288,11 +262,11 @@ static void all_ways_at_once(struct side *s)
 		struct fi_cq_tagged_entry e = done(s);
 		if (e.flags & FI_REMOTE_WRITE) {
 			EQUAL(e.data, 99);
-			CHECK(e.buf == NULL || e.buf == window_ + 4096);
+			CHECK(e.buf == NULL || e.buf == exposed + 4096);
 		}
 	}
 	barrier();
-	filled(window_ + 4096, 500, 5);
+	filled(exposed + 4096, 500, 5);
 	barrier();
 	unpublish(s);
 	barrier();
@@ -315,7 +289,7 @@ static void order(struct side *s)
 			POST(s, fi_trecv(s->ep, &v, 8, NULL, s->other, 1, 0, &v));
 			done(s);
 			EQUAL(v, i);
-			EQUAL(*(volatile uint64_t *)(window_ + 8 * (i % 100)), i);
+			EQUAL(*(volatile uint64_t *)(exposed + 8 * (i % 100)), i);
 			POST(s, fi_tinject(s->ep, &i, 8, s->other, 1));
 		}
 	}
@@ -365,9 +339,9 @@ static void targets_that_die(struct side *s)
 			struct side next;
 			open_side(&next, NULL);
 			publish(&next, 8, FI_REMOTE_READ | FI_REMOTE_WRITE);
-			fill(window_, LEN, round);
+			fill(exposed, WINDOW_BYTES, round);
 			hear(&c, 1); /* the writer has had its error */
-			filled(window_, LEN, round);
+			filled(exposed, WINDOW_BYTES, round);
 			unpublish(&next);
 			close_side(&next);
 			tell(&c, 1);
@@ -376,15 +350,15 @@ static void targets_that_die(struct side *s)
 		hear(&hello, sizeof hello);
 		fi_addr_t a;
 		EQUAL(fi_av_insert(s->av, hello.name, 1, &a, 0, NULL), 1);
-		memset(out, 0xff, LEN);
+		memset(out, 0xff, WINDOW_BYTES);
 		uint64_t ones = UINT64_MAX;
 		double end = now() + 5;
 		char c = 'x';
 		bool gone = false;
 		for (int i = 0; !gone; i++) {
-			ssize_t r = i % 3 == 0 ? fi_write(s->ep, out, LEN, NULL, a, 0, 7, out)
+			ssize_t r = i % 3 == 0 ? fi_write(s->ep, out, WINDOW_BYTES, NULL, a, 0, 7, out)
 				    : i % 3 == 1 ? fi_atomic(s->ep, &ones, 1, NULL, a, 64, 7, FI_UINT64, FI_BOR, out)
-						 : fi_read(s->ep, in, LEN, NULL, a, 0, 7, in);
+						 : fi_read(s->ep, in, WINDOW_BYTES, NULL, a, 0, 7, in);
 			if (i == 6)
 				tell(&c, 1);
 			CHECK(now() < end);

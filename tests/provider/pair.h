@@ -2,11 +2,15 @@
 /*
  * What tests of two processes share: the processes themselves, buffers, and a list of tests that both go through. Each
  * test gets fresh objects, whose addresses the two have exchanged.
+ *
+ * Compiled with mpicc and -DOVER_MPI a program runs as two ranks instead of forking, so that they may be in two VMs.
  */
 #ifndef PAIR_H
 #define PAIR_H
 
 #include "harness.h"
+
+#include <isthmus_fi.h>
 
 /* A wide choice of sizes: none, in line, around each protocol's border, and large. */
 static const size_t sizes[] = {0,    1,    8,     39,    40,    41,    64,     1000,   4095,   4096,    4097,
@@ -76,6 +80,47 @@ static inline void unexpose(void)
 	free(exposed);
 }
 
+/* Memory in the region, which the other process reaches by itself. Its last word is a bell. */
+enum { WINDOW_BYTES = 1 << 20, BELL = WINDOW_BYTES - 8 };
+
+static inline struct isthmus_memory_ops *memory_of(struct side *s)
+{
+	struct isthmus_memory_ops *ops = NULL;
+	EQUAL(fi_open_ops(&s->domain->fid, ISTHMUS_MEMORY, 0, (void **)&ops, NULL), 0);
+	CHECK(ops && ops->size >= sizeof *ops);
+	return ops;
+}
+
+static inline void publish(struct side *s, uint64_t key, uint64_t access)
+{
+	EQUAL(memory_of(s)->alloc(s->domain, WINDOW_BYTES, 4096, (void **)&exposed), 0);
+	memset(exposed, 0, WINDOW_BYTES);
+	EQUAL(fi_mr_reg(s->domain, exposed, WINDOW_BYTES, access, 0, key, 0, &window, NULL), 0);
+}
+
+static inline void unpublish(struct side *s)
+{
+	EQUAL(fi_close(&window->fid), 0);
+	EQUAL(memory_of(s)->free(s->domain, exposed), 0);
+}
+
+/* Sleeps until the other process has written the bell. Nothing of the provider, or of an MPI, runs meanwhile. */
+static inline void asleep(void)
+{
+	double end = now() + 2 * SECONDS;
+	while (!*(volatile uint64_t *)(exposed + BELL)) {
+		usleep(1000);
+		CHECK(now() < end);
+	}
+}
+
+/* Writes the bell of the other process's window, which begins at `base`. */
+static inline void ring(struct side *s, uint64_t base, uint64_t key)
+{
+	static const uint64_t one = 1;
+	POST(s, fi_inject_write(s->ep, &one, 8, s->other, base + BELL, key));
+}
+
 struct test {
 	const char *name;
 	void (*run)(struct side *);
@@ -119,6 +164,20 @@ static inline int one_side(int argc, char **argv, const struct test *tests, size
 	return 0;
 }
 
+#ifdef OVER_MPI
+static inline int run_pair(int argc, char **argv, const struct test *tests, size_t count)
+{
+	setvbuf(stdout, NULL, _IOLBF, 0);
+	MPI_Init(&argc, &argv);
+	MPI_Comm_rank(MPI_COMM_WORLD, &rank_here);
+	if (argc < 2)
+		FAIL("usage: %s LIBFABRIC [TEST...]", argv[0]);
+	int result = one_side(argc, argv, tests, count);
+	CHECK(!dies); /* such a test is for processes without a launcher */
+	MPI_Finalize();
+	return result;
+}
+#else
 /* Both processes go through the tests; the first tells how it went. */
 static inline int run_pair(int argc, char **argv, const struct test *tests, size_t count)
 {
@@ -139,6 +198,7 @@ static inline int run_pair(int argc, char **argv, const struct test *tests, size
 		FAIL("the other process ended with status %#x", status);
 	return result;
 }
+#endif
 
 #define RUN_PAIR(tests)                                                                                  \
 	int main(int argc, char **argv)                                                                  \
