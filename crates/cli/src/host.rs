@@ -38,6 +38,9 @@ pub(crate) struct Args {
     /// Size of the region; by default 64M and 16M per rank, rounded up to a power of two
     #[arg(long, value_name = "SIZE", value_parser = size::parse)]
     region_size: Option<u64>,
+    /// Take the region from the kernel's huge pages of this size (2M, 1G), or do not start; `no`: from ordinary pages
+    #[arg(long, value_name = "SIZE", default_value = "no", value_parser = size::parse_huge_pages)]
+    huge_pages: size::HugePages,
     /// Another user that may attach and connect VMs, by name or number (libvirt's QEMU is libvirt-qemu); may be
     /// repeated
     #[arg(long = "allow", value_name = "USER", value_parser = user::parse)]
@@ -61,6 +64,7 @@ impl Args {
             names: self.names,
             ranks: self.ranks,
             region_bytes: self.region_size,
+            huge_pages: self.huge_pages.0,
             users: self.users,
             group: self.group,
         };

@@ -71,6 +71,9 @@ pub(crate) struct Args {
     /// Size of the region; by default 64M and 16M per rank, rounded up to a power of two
     #[arg(long, value_name = "SIZE", value_parser = size::parse)]
     region_size: Option<u64>,
+    /// Take the region from the kernel's huge pages of this size (2M, 1G), or do not run; `no`: from ordinary pages
+    #[arg(long, value_name = "SIZE", default_value = "no", value_parser = size::parse_huge_pages)]
+    huge_pages: size::HugePages,
     /// Hardware virtualisation or emulation; auto takes KVM where it really works
     #[arg(long, value_enum, default_value_t = AcceleratorArg::Auto)]
     accel: AcceleratorArg,
@@ -150,6 +153,7 @@ impl Args {
             cpus: self.cpus,
             memory_bytes: self.memory,
             region_bytes: self.region_size,
+            huge_pages: self.huge_pages.0,
             accel: match self.accel {
                 AcceleratorArg::Auto => Accelerator::Auto,
                 AcceleratorArg::Kvm => Accelerator::Kvm,

@@ -16,6 +16,20 @@ pub(crate) fn parse(text: &str) -> Result<u64, String> {
     number.checked_mul(1 << factor_shift).filter(|bytes| *bytes > 0).ok_or_else(bad)
 }
 
+/// The size of the pages that a region lies in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct HugePages(pub(crate) Option<u64>);
+
+/// Reads the size of huge pages, or `no`.
+pub(crate) fn parse_huge_pages(text: &str) -> Result<HugePages, String> {
+    if text.eq_ignore_ascii_case("no") {
+        return Ok(HugePages(None));
+    }
+    let pages = parse(text).ok().filter(|bytes| bytes.is_power_of_two());
+    let bytes = pages.ok_or_else(|| format!("`{text}` is no size of huge pages: write 2M, 1G or no"))?;
+    Ok(HugePages(Some(bytes)))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -28,6 +42,15 @@ mod tests {
         assert_eq!(parse("7"), Ok(7));
         for bad in ["", "M", "1.5G", "1X", "0", "-1", "99999999999T"] {
             assert!(parse(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn huge_pages_have_a_size_or_are_none() {
+        assert_eq!(parse_huge_pages("2M"), Ok(HugePages(Some(2 << 20))));
+        assert_eq!(parse_huge_pages("no"), Ok(HugePages(None)));
+        for bad in ["", "yes", "3M", "0"] {
+            assert!(parse_huge_pages(bad).is_err(), "{bad}");
         }
     }
 }

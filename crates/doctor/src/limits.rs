@@ -1,6 +1,7 @@
 //! The kernel, memory and limits: the same on hosts and in VMs.
 
 use isthmus_region::create::default_bytes;
+use isthmus_region::huge::{self, Pool};
 use rustix::process::Resource;
 
 use crate::Role;
@@ -192,23 +193,42 @@ fn memlock(most: Option<u64>) -> Finding {
     Finding::fine("limit on locked memory", format!("{limit}; isthmus locks none"))
 }
 
+/// Ordinary regions may get huge pages by themselves, and `--huge-pages` takes them from the kernel's pools.
 fn huge_pages(system: &System) -> Finding {
     const SETTING: &str = "/sys/kernel/mm/transparent_hugepage/shmem_enabled";
     let check = "huge pages";
+    let pools = Pool::all(&system.path(huge::POOLS));
+    let free: Vec<String> = pools
+        .iter()
+        .filter(|pool| pool.available > 0)
+        .map(|pool| {
+            let name = huge::name(pool.page_bytes);
+            format!("{} of {name} are free for --huge-pages {name}", pool.available)
+        })
+        .collect();
+    let beside = if free.is_empty() { String::new() } else { format!("; {}", free.join(", ")) };
     let setting = system.read(SETTING).unwrap_or_default();
     let chosen = setting.split_whitespace().find_map(|w| w.strip_prefix('[')?.strip_suffix(']'));
     match chosen {
         Some(how @ ("always" | "within_size" | "force")) => {
-            Finding::fine(check, format!("the kernel takes them for shared memory ({how})"))
+            Finding::fine(check, format!("the kernel takes them for shared memory ({how}){beside}"))
         }
-        Some(how) => Finding::bad(
-            check,
-            Level::Hint,
-            format!(
-                "a region lies in pages of 4 KiB (shmem_enabled is {how}); large messages may gain from huge ones"
-            ),
-            format!("as root: echo within_size > {SETTING}"),
-        ),
+        _ if !free.is_empty() => Finding::fine(check, free.join(", ")),
+        Some(how) => {
+            let reserve = pools.first().map_or_else(String::new, |pool| {
+                let (name, setting) = (huge::name(pool.page_bytes), huge::setting(pool.page_bytes));
+                let count = default_bytes(RANKS).div_ceil(pool.page_bytes);
+                format!("; or echo {count} > {setting}, and use --huge-pages {name}")
+            });
+            Finding::bad(
+                check,
+                Level::Hint,
+                format!(
+                    "a region lies in pages of 4 KiB (shmem_enabled is {how}, and none are reserved); large messages may gain from huge ones"
+                ),
+                format!("as root: echo within_size > {SETTING}{reserve}"),
+            )
+        }
         None => Finding::fine(check, "this kernel has none for shared memory; pages of 4 KiB are used"),
     }
 }
@@ -346,6 +366,17 @@ mod tests {
         assert_eq!(huge_pages(&system).level, Level::Hint);
         let (_dir, system) = machine(&[(setting, "always [within_size] advise never deny force\n")]);
         assert_eq!(huge_pages(&system).level, Level::Fine);
+        let pool = |free| {
+            let of = |name: &str| format!("sys/kernel/mm/hugepages/hugepages-2048kB/{name}");
+            let (total, left) = (of("nr_hugepages"), of("free_hugepages"));
+            machine(&[(setting, "[never]\n"), (&total, "64\n"), (&left, free)])
+        };
+        let (_dir, system) = pool("60\n");
+        let found = huge_pages(&system);
+        assert_eq!(found.level, Level::Fine);
+        assert!(found.found.contains("60 of 2M"), "{}", found.found);
+        let (_dir, system) = pool("0\n");
+        assert!(huge_pages(&system).fix.unwrap().contains("nr_hugepages, and use --huge-pages 2M"));
     }
 
     #[test]

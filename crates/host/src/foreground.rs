@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use isthmus_attach::server::Allowed;
 use isthmus_attach::{notify, socket};
-use isthmus_region::create::default_bytes;
+use isthmus_region::create::default_bytes_in;
 
 use crate::error::{Error, Result};
 use crate::service::{Config, Event, Service, Vm};
@@ -28,6 +28,8 @@ pub struct Options {
     pub ranks: Option<u32>,
     /// Bytes of the region.
     pub region_bytes: Option<u64>,
+    /// Bytes of each huge page that the region lies in, if it shall.
+    pub huge_pages: Option<u64>,
     /// Users that may attach and connect VMs, besides this one and root.
     pub users: Vec<u32>,
     /// A group whose members may attach and connect VMs; its sockets are the group's, and nobody else is asked for.
@@ -45,7 +47,9 @@ impl Options {
         let members = self.vms + 1;
         let ranks = self.ranks.unwrap_or(4 * members);
         let each = ranks.div_ceil(members).max(1);
-        let mut config = Config::new(dir, self.region_bytes.unwrap_or_else(|| default_bytes(ranks)));
+        let bytes = self.region_bytes.unwrap_or_else(|| default_bytes_in(ranks, self.huge_pages));
+        let mut config = Config::new(dir, bytes);
+        config.huge_pages = self.huge_pages;
         config.ivshmem_socket = Some(ivshmem_socket(&attach));
         config.wake_socket = Some(wake_socket(&attach));
         config.attach_socket = Some(attach);

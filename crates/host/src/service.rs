@@ -44,6 +44,8 @@ pub struct Config {
     pub wake_socket: Option<PathBuf>,
     /// Bytes of the region, a power of two.
     pub region_bytes: u64,
+    /// Bytes of each huge page that the region lies in; none by default: pages of the usual size.
+    pub huge_pages: Option<u64>,
     /// Endpoint slots of each peer; [`ENDPOINTS`] by default. There are more where the processes that are expected ask
     /// for it.
     pub endpoints: u32,
@@ -85,6 +87,7 @@ impl Config {
             socket_per_vm: true,
             wake_socket: None,
             region_bytes,
+            huge_pages: None,
             endpoints: ENDPOINTS,
             host_name: name,
             host_ranks: 1,
@@ -202,7 +205,7 @@ impl Service {
         isthmus_region::create::check_bytes(config.region_bytes)?;
         let places = plan::places(&shape, &weights)?;
         make_folder(&config.dir)?;
-        let region = isthmus_region::create::memory(config.region_bytes)?;
+        let region = isthmus_region::create::memory_in(config.region_bytes, config.huge_pages)?;
         let map = Mapping::map(region.as_fd(), config.region_bytes)?;
         let names =
             std::iter::once(config.host_name.clone()).chain(config.vms.iter().map(|vm| vm.name.clone()));

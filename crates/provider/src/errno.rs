@@ -36,8 +36,11 @@ pub(crate) fn of_status(status: Status) -> c_int {
 pub(crate) fn of_region(error: &isthmus_region::Error) -> c_int {
     use isthmus_region::Error;
     match error {
-        Error::Memory { .. } | Error::DoesNotFit { .. } => FI_ENOMEM,
-        Error::BadSize { .. } | Error::NotAFile => FI_EINVAL,
+        Error::Memory { .. } | Error::DoesNotFit { .. } | Error::NoHugePages { .. } => FI_ENOMEM,
+        Error::BadSize { .. }
+        | Error::NotAFile
+        | Error::NoSuchHugePages { .. }
+        | Error::NotHugePages { .. } => FI_EINVAL,
         Error::WrongSize { .. }
         | Error::Version { .. }
         | Error::Layout { .. }

@@ -3,14 +3,20 @@
 //! The memory is a memfd, filled by `fallocate` in a short-lived child: where the control group has no room left, the
 //! kernel kills instead of returning an error, and so it is the child that dies and not the service. The child is
 //! this program again, started with [`FILL_ARG`]; it makes itself the first choice of the out-of-memory killer.
+//!
+//! In huge pages it is the same: `fallocate` takes all of them from the kernel's pool, or fails. Nothing gives pages back
+//! while the region lives (sections are cut once, and what processes give back serves the next ones), so that their size
+//! matters to nobody but the kernel.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::process::{Command, Stdio};
 
 use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
+use rustix::io::Errno;
 
 use crate::error::{Error, Result};
 use crate::format::LEAST_REGION_BYTES;
+use crate::huge;
 
 /// First argument that makes our program call [`fill_main`].
 pub const FILL_ARG: &str = "region-fill";
@@ -18,6 +24,11 @@ pub const FILL_ARG: &str = "region-fill";
 /// The default size: the next power of two of 64 MiB + 16 MiB for each rank.
 pub fn default_bytes(ranks: u32) -> u64 {
     ((64_u64 << 20) + (16_u64 << 20) * u64::from(ranks)).next_power_of_two()
+}
+
+/// A default size for a region in pages of `huge_pages` bytes: at least one of them.
+pub fn default_bytes_in(ranks: u32, huge_pages: Option<u64>) -> u64 {
+    default_bytes(ranks).max(huge_pages.unwrap_or(0))
 }
 
 /// Whether a region can have this size: QEMU wants a power of two for a BAR.
@@ -32,11 +43,19 @@ pub fn check_bytes(bytes: u64) -> Result<()> {
     }
 }
 
-/// Makes, fills and seals memory for a region of `bytes`.
+/// Makes, fills and seals memory for a region of `bytes`, in ordinary pages.
 ///
 /// # Errors
 /// [`Error::BadSize`], [`Error::Memory`], [`Error::DoesNotFit`].
 pub fn memory(bytes: u64) -> Result<OwnedFd> {
+    memory_in(bytes, None)
+}
+
+/// As [`memory`], in huge pages of so many bytes where that is said.
+///
+/// # Errors
+/// As [`memory`], and [`Error::NoSuchHugePages`], [`Error::NotHugePages`], [`Error::NoHugePages`].
+pub fn memory_in(bytes: u64, huge_pages: Option<u64>) -> Result<OwnedFd> {
     check_bytes(bytes)?;
     let failed = |action| move |source| Error::Memory { action, bytes, source };
     // Beyond that limit the next call but one is a signal, which would end the service.
@@ -45,13 +64,46 @@ pub fn memory(bytes: u64) -> Result<OwnedFd> {
         let reason = format!("no file may have more than {limit} bytes here (file size limit, ulimit -f)");
         return Err(Error::DoesNotFit { bytes, reason });
     }
-    let fd = rustix::fs::memfd_create("isthmus-region", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
-        .map_err(failed("create"))?;
+    let mut flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    if let Some(page_bytes) = huge_pages {
+        // At once and without taking any from others, where it is clear already that there are too few.
+        huge::check(bytes, page_bytes)?;
+        flags |= huge::flags(page_bytes);
+    }
+    let fd =
+        rustix::fs::memfd_create("isthmus-region", flags).map_err(|source| match (huge_pages, source) {
+            (Some(page_bytes), Errno::NODEV | Errno::NOENT | Errno::INVAL | Errno::NOSYS) => {
+                huge::no_such(page_bytes)
+            }
+            _ => failed("create")(source),
+        })?;
     rustix::fs::ftruncate(&fd, bytes).map_err(failed("size"))?;
-    fill(&fd, bytes)?;
+    if let Err(e) = fill(&fd, bytes) {
+        // What was taken goes back before the rest is counted.
+        drop(fd);
+        return Err(match huge_pages {
+            Some(page_bytes) => without_huge_pages(e, bytes, page_bytes),
+            None => e,
+        });
+    }
     rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)
         .map_err(failed("seal"))?;
     Ok(fd)
+}
+
+/// Why huge pages could not be had that seemed to be there.
+fn without_huge_pages(e: Error, bytes: u64, page_bytes: u64) -> Error {
+    match (e, huge::check(bytes, page_bytes)) {
+        (_, Err(missing)) => missing,
+        (Error::DoesNotFit { reason, .. }, Ok(())) => Error::DoesNotFit {
+            bytes,
+            reason: format!(
+                "there are huge pages of {}, and yet: {reason}; the control group may limit them (hugetlb.*.max)",
+                huge::name(page_bytes)
+            ),
+        },
+        (e, Ok(())) => e,
+    }
 }
 
 /// Has a child fill the memory, so that a limit that kills, kills the child.
@@ -91,7 +143,7 @@ fn filler() -> Option<std::path::PathBuf> {
 fn allocate(fd: impl AsFd, bytes: u64) -> rustix::io::Result<()> {
     loop {
         match rustix::fs::fallocate(&fd, FallocateFlags::empty(), 0, bytes) {
-            Err(rustix::io::Errno::INTR) => {}
+            Err(Errno::INTR) => {}
             other => return other,
         }
     }
@@ -107,11 +159,11 @@ pub fn fill_main(bytes: &str) -> u8 {
     let _ = std::fs::write("/proc/self/oom_score_adj", "1000");
     match allocate(std::io::stdin(), bytes) {
         Ok(()) => 0,
-        Err(rustix::io::Errno::NOSPC) => {
+        Err(Errno::NOSPC) => {
             eprintln!("the shared-memory file system is full (no space left on device)");
             1
         }
-        Err(rustix::io::Errno::NOMEM) => {
+        Err(Errno::NOMEM) => {
             eprintln!("out of memory");
             1
         }
@@ -134,7 +186,24 @@ mod tests {
     }
 
     #[test]
+    fn huge_pages_are_there_or_an_error() {
+        // Whether this machine has any is not ours to choose; more than there can be are missing anywhere.
+        match memory_in(1 << 21, Some(1 << 21)) {
+            Ok(fd) => assert_eq!(rustix::fs::fstat(&fd).unwrap().st_blocks * 512, 1 << 21),
+            Err(e) => {
+                assert!(matches!(e, Error::NoHugePages { .. } | Error::NoSuchHugePages { .. }), "{e}");
+            }
+        }
+        let e = memory_in(1 << 45, Some(1 << 21)).unwrap_err();
+        assert!(matches!(e, Error::NoHugePages { .. } | Error::NoSuchHugePages { .. }), "{e}");
+        let e = memory_in(1 << 22, Some(1 << 13)).unwrap_err();
+        assert!(matches!(e, Error::NoSuchHugePages { .. }), "{e}");
+    }
+
+    #[test]
     fn default_size_follows_the_ranks() {
+        assert_eq!(default_bytes_in(2, Some(2 << 20)), 128 << 20);
+        assert_eq!(default_bytes_in(2, Some(1 << 30)), 1 << 30);
         assert_eq!(default_bytes(2), 128 << 20);
         assert_eq!(default_bytes(4), 128 << 20);
         assert_eq!(default_bytes(5), 256 << 20);

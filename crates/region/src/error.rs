@@ -27,6 +27,46 @@ pub enum Error {
         /// Which limit, as far as it is known.
         reason: String,
     },
+    /// Huge pages of a size that this machine does not have.
+    #[error(
+        "this machine has no huge pages of {page}, {known}: name another size with --huge-pages, or none"
+    )]
+    NoSuchHugePages {
+        /// The size asked for.
+        page: String,
+        /// Which there are.
+        known: String,
+    },
+    /// A size that is no whole number of huge pages.
+    #[error(
+        "a region of {bytes} bytes is no whole number of huge pages of {page}: ask for a larger one with --region-size, or for smaller pages"
+    )]
+    NotHugePages {
+        /// Size of the region.
+        bytes: u64,
+        /// Size of a page.
+        page: String,
+    },
+    /// Not enough huge pages are free.
+    #[error(
+        "a region of {bytes} bytes takes {needed} huge pages of {page}, and {free} are free (the machine has {total}): as root, `echo {raise} > {setting}` (soon after boot, as memory gets fragmented), ask for a smaller region with --region-size, or do without --huge-pages"
+    )]
+    NoHugePages {
+        /// Size of the region.
+        bytes: u64,
+        /// Size of a page.
+        page: String,
+        /// Pages that the region takes.
+        needed: u64,
+        /// Pages that can be had.
+        free: u64,
+        /// Pages that the pool has.
+        total: u64,
+        /// How many the pool should have.
+        raise: u64,
+        /// The file that says how many it has.
+        setting: String,
+    },
     /// A size that no region can have.
     #[error("{bytes} is not a region size: it must be a power of two of at least {least} bytes")]
     BadSize {

@@ -4,7 +4,7 @@
 //! - [`mapping`]: a mapped region and checked views of it. An offset read from a region is a claim; it becomes a
 //!   view only here.
 //! - [`source`]: where a region comes from: host memory, or the BAR of an ivshmem device.
-//! - [`create`]: making a region's memory and writing its header, as the host service does.
+//! - [`create`]: making a region's memory and writing its header, as the host service does; [`huge`]: in huge pages.
 //! - [`membership`]: the peers of a region and their sections, as every member reads them.
 //! - [`directory`]: one peer's section: endpoints, areas, activity words; as its local service writes it and as
 //!   everybody reads it.
@@ -25,6 +25,7 @@ pub mod error;
 pub mod extent;
 pub mod format;
 pub mod holds;
+pub mod huge;
 pub mod local;
 pub mod mapping;
 pub mod member;

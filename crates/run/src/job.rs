@@ -296,7 +296,10 @@ fn start_parts(
     let ranks = spec.ranks.or_else(|| guest_ranks(spec));
     let config = service::Config {
         dir: dir.to_owned(),
-        region_bytes: spec.region_bytes.unwrap_or_else(|| service::default_region_bytes(ranks)),
+        region_bytes: spec
+            .region_bytes
+            .unwrap_or_else(|| service::default_region_bytes(ranks, spec.huge_pages)),
+        huge_pages: spec.huge_pages,
         host_ranks: if spec.vms == 0 { ranks.unwrap_or(1) } else { spec.host_ranks },
         vms: names.iter().cloned().zip(spec.slots(guest_ranks(spec))).collect(),
     };

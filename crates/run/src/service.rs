@@ -12,6 +12,8 @@ pub struct Config {
     pub dir: PathBuf,
     /// Bytes of the region; a power of two.
     pub region_bytes: u64,
+    /// Bytes of each huge page that the region lies in, if it shall.
+    pub huge_pages: Option<u64>,
     /// Processes expected on the host.
     pub host_ranks: u32,
     /// The host names of the VMs that will join, in order, and the processes expected there.
@@ -61,6 +63,7 @@ fn failed(e: &dyn std::error::Error) -> Error {
 impl StartService for Embedded {
     fn start(&self, config: &Config, verbose: bool) -> Result<Option<Box<dyn Service>>> {
         let mut host = isthmus_host::Config::new(&config.dir, config.region_bytes);
+        host.huge_pages = config.huge_pages;
         host.host_ranks = config.host_ranks;
         host.vms = config
             .vms
@@ -100,8 +103,10 @@ impl Service for isthmus_host::Service {
     }
 }
 
-/// Bytes of a region that was not asked for by size: the next power of two of 64 MiB and 16 MiB per rank.
-pub fn default_region_bytes(ranks: Option<u32>) -> u64 {
-    const MIB: u64 = 1 << 20;
-    (64 * MIB + 16 * MIB * u64::from(ranks.unwrap_or(16))).next_power_of_two()
+/// Ranks that a region is made for when their number is not known.
+const RANKS: u32 = 16;
+
+/// Bytes of a region that was not asked for by size.
+pub fn default_region_bytes(ranks: Option<u32>, huge_pages: Option<u64>) -> u64 {
+    isthmus_region::create::default_bytes_in(ranks.unwrap_or(RANKS), huge_pages)
 }
