@@ -83,6 +83,21 @@ impl Slot {
         }
     }
 
+    /// Asks for the line to read, ahead of the reads. A hint, as [`Slot::prepare`].
+    #[inline(always)] // one instruction
+    pub fn expect(&self) {
+        #[cfg(all(target_arch = "x86_64", not(loom), not(miri)))]
+        // SAFETY: a prefetch neither faults nor changes memory, registers or flags.
+        unsafe {
+            core::arch::asm!("prefetcht0 [{}]", in(reg) &raw const self.words, options(nostack, preserves_flags, readonly));
+        }
+        #[cfg(all(target_arch = "aarch64", not(loom), not(miri)))]
+        // SAFETY: as above.
+        unsafe {
+            core::arch::asm!("prfm pldl1keep, [{}]", in(reg) &raw const self.words, options(nostack, preserves_flags, readonly));
+        }
+    }
+
     /// Word 0 if the message at `position` has arrived.
     ///
     /// # Ordering

@@ -381,6 +381,12 @@ impl Incoming {
         self.consumer.next(&self.ring)
     }
 
+    /// Asks for the line of the message `ahead` after the next.
+    #[inline(always)] // one instruction
+    pub fn expect(&self, ahead: u64) {
+        self.consumer.expect(&self.ring, ahead);
+    }
+
     /// Counts it as consumed.
     #[inline]
     pub fn advance(&mut self) {

@@ -125,6 +125,7 @@ fn take_short(lane: &mut Incoming, head: u64, peer: &Peer, matching: &mut Matchi
 
 /// Short messages after which their slots are given back, while more are there.
 const SHORT_BATCH: usize = 16;
+const EXPECT_AHEAD: u64 = 4;
 /// Looks of [`Endpoint::spin`]; some 4 ns each.
 const SPINS: u32 = 500;
 /// Most polls between two looks at the activity lines, while there are lanes that are polled directly. After a look
@@ -182,6 +183,7 @@ impl Endpoint {
                 sink.take(&received, &peer.address);
                 let Some(next) = lane.arrived() else { break };
                 head = next;
+                lane.expect(EXPECT_AHEAD);
                 if count % SHORT_BATCH == 0 {
                     lane.release();
                 }
