@@ -14,7 +14,7 @@ use crate::extent::Extent;
 use crate::format::GlobalSlot;
 use crate::format::directory;
 use crate::mapping::{Mapping, Section};
-use crate::membership::{Region, processors};
+use crate::membership::{Region, online_processors};
 use crate::pool::Pool;
 use crate::wake;
 
@@ -109,7 +109,7 @@ impl Member {
             service,
             directories,
             has_futexes,
-            processors: processors(),
+            processors: online_processors(),
         }))
     }
 

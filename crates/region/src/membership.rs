@@ -212,6 +212,22 @@ pub(crate) fn processors() -> u64 {
     std::thread::available_parallelism().map_or(0, |n| n.get() as u64)
 }
 
+/// Processors of this system, also those that this very process may not use: launchers tie each rank to its own. 0 if
+/// that cannot be found out.
+pub(crate) fn online_processors() -> u64 {
+    std::fs::read_to_string("/sys/devices/system/cpu/online").map_or(0, |list| count_list(list.trim()))
+}
+
+/// How many numbers a list such as `0-3,8` names; 0 if it is none.
+fn count_list(list: &str) -> u64 {
+    let count = |range: &str| {
+        let (first, last) = range.split_once('-').unwrap_or((range, range));
+        let (first, last) = (first.parse::<u64>().ok()?, last.parse::<u64>().ok()?);
+        (last.checked_sub(first)?).checked_add(1)
+    };
+    list.split(',').map(count).try_fold(0_u64, |sum, n| sum.checked_add(n?)).unwrap_or(0)
+}
+
 /// The host service's side: the only writer of the host section.
 #[derive(Debug)]
 pub struct Writer {
@@ -311,5 +327,34 @@ impl Writer {
     fn changed(&self) {
         let generation = &self.region.status.words[0];
         generation.set(generation.peek().wrapping_add(1));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lists_of_processors_are_counted() {
+        for (list, count) in [("0", 1), ("0-1", 2), ("0-3,8,10-11", 7)] {
+            assert_eq!(count_list(list), count, "{list}");
+        }
+        for list in ["", "a", "3-1", "0-18446744073709551615", "1,"] {
+            assert_eq!(count_list(list), 0, "{list}");
+        }
+    }
+
+    #[test]
+    fn a_process_tied_to_one_processor_counts_them_all() {
+        let before = online_processors();
+        let all = rustix::thread::sched_getaffinity(None).unwrap();
+        let first = (0..rustix::thread::CpuSet::MAX_CPU).find(|cpu| all.is_set(*cpu)).unwrap();
+        let mut one = rustix::thread::CpuSet::new();
+        one.set(first);
+        // Of this thread alone.
+        rustix::thread::sched_setaffinity(None, &one).unwrap();
+        assert_eq!(processors(), 1);
+        assert_eq!(online_processors(), before);
+        assert!(before >= all.count().into());
     }
 }

@@ -659,7 +659,7 @@ impl Endpoint {
         if at != *received || len == 0 || len > *want - *received {
             return Err(Faulty);
         }
-        section.part("chunk", offset, len).map_err(|_| Faulty)?;
+        section.holds("chunk", offset, len).map_err(|_| Faulty)?;
         let copied = dest.pieces(at, len, |done, piece| section.drain("chunk", offset + done, piece));
         copied.map_err(|_| Faulty)?;
         step(Step::ChunkDrained);
@@ -750,7 +750,7 @@ impl Endpoint {
             return Err(Faulty);
         }
         let section = self.section_of(lane)?;
-        section.part("payload", offset, len).map_err(|_| Faulty)?;
+        section.holds("payload", offset, len).map_err(|_| Faulty)?;
         // User memory is written only by what is certainly the sender's: copied out, checked, then placed.
         let bytes =
             section.bytes("payload", offset, len).and_then(|b| b.to_vec(0, len)).map_err(|_| Faulty)?;
@@ -853,7 +853,7 @@ impl Endpoint {
             if *received != 0 || len != *want {
                 return Err(Faulty);
             }
-            section.part("result", offset, len).map_err(|_| Faulty)?;
+            section.holds("result", offset, len).map_err(|_| Faulty)?;
             dest.pieces(0, len, |done, piece| section.drain("result", offset + done, piece))
                 .map_err(|_| Faulty)?;
             if !self.still_lives(source) {
@@ -985,8 +985,11 @@ impl Endpoint {
             }
             let Some(chunk) = self.take_chunk_place(to) else { return moved };
             let peer = &mut self.peers[to.0 as usize];
+            // With more messages behind it both sides copy at the same time anyway.
+            let alone = peer.pushes.len() == 1;
             let (Some(out), Some(push)) = (&mut peer.out, peer.pushes.front_mut()) else { return moved };
-            let len = (push.len - push.at).min(chunk.bytes).min(piece_of(push.len));
+            let piece = if alone { piece_of(push.len) } else { chunk.bytes };
+            let len = (push.len - push.at).min(chunk.bytes).min(piece);
             let section = self.member.section();
             // Both ends of the copy are ours: the program's buffers and a chunk of our area.
             let _ = push
