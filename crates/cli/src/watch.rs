@@ -29,8 +29,9 @@ impl Which {
 /// Show who is in a region and what went through it
 ///
 /// Members (the host and its VMs), their attached processes, endpoints and lanes, with the messages and bytes that each
-/// has sent and received, and how often it stalled (a post found no room), slept and woke others. Works on the host for
-/// all members, also while a job runs under `isthmus run`, and in a VM through its agent.
+/// has sent and received, and how often it stalled (a post found no room), slept and woke others; of a lane, what went from
+/// the one endpoint to the other. Works on the host for all members, also while a job runs under `isthmus run`, and in a VM
+/// through its agent.
 ///
 /// A process tells its counters now and then while it communicates, and all of them when it goes.
 #[derive(clap::Args)]
@@ -47,6 +48,8 @@ pub(crate) struct Ps {
 }
 
 /// Watch a region at work: what `isthmus ps` counts, per second
+///
+/// Members, processes, and the lanes with most traffic.
 ///
 /// Ends with q or Ctrl-C, and when the service ends. Where standard output is not a terminal, each table is printed below
 /// the one before.

@@ -6,6 +6,7 @@
 use std::collections::HashMap;
 use std::fmt::Write;
 
+use isthmus_region::counters::LaneCounter;
 use isthmus_transport::Config;
 use isthmus_transport::endpoint::MANY_LANES;
 use isthmus_transport::lane::Size;
@@ -32,6 +33,8 @@ pub struct Pair {
     pub protocols: Vec<Protocol>,
     /// Slots that went through the lane, and those that wait in it.
     pub slots: Option<(u64, u64)>,
+    /// Messages that were sent this way, and their bytes.
+    pub sent: Option<(u64, u64)>,
 }
 
 /// What was chosen, and why.
@@ -67,10 +70,7 @@ pub fn pairs(survey: &Survey, all: bool) -> Vec<Pair> {
     for member in &survey.members {
         for endpoint in &member.endpoints {
             for lane in &endpoint.lanes {
-                let to = match names.get(&lane.to) {
-                    Some((life, name)) if *life == lane.to_incarnation => name.clone(),
-                    _ => format!("{} (gone)", lane.to),
-                };
+                let to = lane.name_of_receiver(&names);
                 let receiver = receivers.get(&lane.to).copied();
                 pairs.push(of_lane(survey, member, endpoint, lane, to, receiver));
             }
@@ -83,10 +83,6 @@ pub fn pairs(survey: &Survey, all: bool) -> Vec<Pair> {
         }
     }
     pairs
-}
-
-fn name(member: &Member, endpoint: &Endpoint) -> String {
-    format!("{} {}:{}", endpoint.slot, member.name, endpoint.pid)
 }
 
 fn through_region(survey: &Survey) -> Choice {
@@ -105,13 +101,14 @@ fn without_lane(survey: &Survey, from: (&Member, &Endpoint), to: (&Member, &Endp
         lane.why += "; between ranks of one host name an MPI uses its own shared memory unless --through-region is given";
     }
     Pair {
-        from: name(from.0, from.1),
-        to: name(to.0, to.1),
+        from: from.0.name_of(from.1),
+        to: to.0.name_of(to.1),
         path: through_region(survey),
         lane: Some(lane),
         notice: None,
         protocols: Vec::new(),
         slots: None,
+        sent: None,
     }
 }
 
@@ -124,13 +121,14 @@ fn of_lane(
     receiver: Option<&Endpoint>,
 ) -> Pair {
     Pair {
-        from: name(member, endpoint),
+        from: member.name_of(endpoint),
         to,
         path: through_region(survey),
         lane: Some(size(endpoint, lane)),
         notice: Some(notice(lane, receiver)),
         protocols: protocols(lane),
         slots: Some((lane.slots_read, lane.slots_unread)),
+        sent: Some((lane.counters.get(LaneCounter::Messages), lane.counters.get(LaneCounter::BytesSent))),
     }
 }
 
@@ -284,8 +282,10 @@ pub fn text(survey: &Survey, all: bool) -> String {
                 up_to_bytes.map_or_else(|| "longer".to_owned(), |most| format!("to {}", length(most)));
             let _ = writeln!(out, "  {length:<8} {name}: {why}");
         }
-        if let Some((read, unread)) = pair.slots {
-            let _ = writeln!(out, "  {:<8} {read} slots read, {unread} waiting", "so far");
+        if let (Some((messages, sent)), Some((read, unread))) = (pair.sent, pair.slots) {
+            let so_far =
+                format!("{messages} messages of {}; {read} slots read, {unread} waiting", length(sent));
+            let _ = writeln!(out, "  {:<8} {so_far}", "so far");
         }
         let _ = writeln!(out);
     }

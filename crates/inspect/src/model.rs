@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use isthmus_region::counters::{Counter, Totals};
+use isthmus_region::counters::{Counter, LaneCounter, LaneTotals, Totals};
 use isthmus_region::life::{Life, State};
 use serde::{Serialize, Serializer};
 
@@ -138,6 +138,9 @@ pub struct Lane {
     pub slots_read: u64,
     /// Slots that it has not.
     pub slots_unread: u64,
+    /// What the sender has counted on the way to this receiver.
+    #[serde(serialize_with = "lane_counters")]
+    pub counters: LaneTotals,
     /// The descriptor's generation.
     #[serde(skip)]
     pub generation: u64,
@@ -178,10 +181,15 @@ impl Survey {
         sum
     }
 
+    /// Its lanes, with their senders.
+    pub fn lanes(&self) -> impl Iterator<Item = (&Member, &Endpoint, &Lane)> {
+        let ends = self.members.iter().flat_map(|m| m.endpoints.iter().map(move |e| (m, e)));
+        ends.flat_map(|(m, e)| e.lanes.iter().map(move |l| (m, e, l)))
+    }
+
     /// Of each endpoint, by number: its life, and the name by which tables know it.
-    pub fn names(&self) -> HashMap<u32, (u64, String)> {
-        let of =
-            |m: &Member, e: &Endpoint| (e.slot, (e.incarnation, format!("{} {}:{}", e.slot, m.name, e.pid)));
+    pub fn names(&self) -> Names {
+        let of = |m: &Member, e: &Endpoint| (e.slot, (e.incarnation, m.name_of(e)));
         self.members.iter().flat_map(|m| m.endpoints.iter().map(move |e| of(m, e))).collect()
     }
 
@@ -197,7 +205,25 @@ impl Survey {
     }
 }
 
+/// Lives and names of endpoints, by number.
+pub type Names = HashMap<u32, (u64, String)>;
+
+impl Lane {
+    /// The name by which tables know the receiver.
+    pub fn name_of_receiver(&self, names: &Names) -> String {
+        match names.get(&self.to) {
+            Some((life, name)) if *life == self.to_incarnation => name.clone(),
+            _ => format!("{} (gone)", self.to),
+        }
+    }
+}
+
 impl Member {
+    /// The name by which tables know one of its endpoints.
+    pub fn name_of(&self, endpoint: &Endpoint) -> String {
+        format!("{} {}:{}", endpoint.slot, self.name, endpoint.pid)
+    }
+
     /// Lanes of all its endpoints.
     pub fn lanes(&self) -> usize {
         self.endpoints.iter().map(|e| e.lanes.len()).sum()
@@ -226,6 +252,20 @@ fn state<S: Serializer>(value: &State, to: S) -> Result<S::Ok, S::Error> {
 fn counters<S: Serializer>(value: &Totals, to: S) -> Result<S::Ok, S::Error> {
     value.named().collect::<BTreeMap<String, u64>>().serialize(to)
 }
+
+fn lane_counters<S: Serializer>(value: &LaneTotals, to: S) -> Result<S::Ok, S::Error> {
+    value.named().collect::<BTreeMap<String, u64>>().serialize(to)
+}
+
+/// The counters of lanes that tables show, with their headings.
+pub const SHOWN_OF_LANES: [(LaneCounter, &str); 6] = [
+    (LaneCounter::Messages, "sent"),
+    (LaneCounter::BytesSent, "bytes"),
+    (LaneCounter::Rma, "rma"),
+    (LaneCounter::RmaBytes, "bytes"),
+    (LaneCounter::Stalls, "stalls"),
+    (LaneCounter::Wakeups, "wakeups"),
+];
 
 /// The counters that tables show, with their headings.
 pub const SHOWN: [(Counter, &str); 8] = [

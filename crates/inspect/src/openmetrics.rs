@@ -6,15 +6,18 @@
 use std::collections::HashMap;
 use std::fmt::Write;
 
-use isthmus_region::counters::Totals;
+use isthmus_region::counters::{Totals, lane_fields};
 use isthmus_region::format::FIELDS;
 use isthmus_region::life::State;
 
 use crate::fault::Faults;
-use crate::model::{Member, Survey};
+use crate::model::{Endpoint, Lane, Member, Survey};
 
 /// What an answer says that it is.
 pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+/// Most lanes that are listed: with more, an answer would be too long to be read every few seconds.
+const MOST_LANES: usize = 4096;
 
 /// Makes the text, again and again.
 #[derive(Debug, Default)]
@@ -107,8 +110,38 @@ fn render(survey: &Survey, faults: &Faults, members: &[(&Member, Totals)]) -> St
             sample(&mut out, &format!("{name}_total"), &labels(member), value);
         }
     }
+    lanes(&mut out, survey);
     out.push_str("# EOF\n");
     out
+}
+
+/// Counters of lanes, by endpoints. An endpoint that comes after another in its place begins at 0 again.
+fn lanes(out: &mut String, survey: &Survey) {
+    let endpoints = survey.members.iter().flat_map(|m| m.endpoints.iter().map(move |e| (e.slot, m)));
+    let members: HashMap<u32, &Member> = endpoints.collect();
+    // Lanes to the dead go; they and the next one's would have the same labels.
+    let living: Vec<(&Member, &Endpoint, &Lane)> =
+        survey.lanes().filter(|(_, _, lane)| lane.receiver_lives).collect();
+    let left_out = living.len().saturating_sub(MOST_LANES);
+    let help = "Lanes whose counters are not listed, since there are too many.";
+    family(out, "region_lanes_left_out", "gauge", "", help);
+    sample(out, "region_lanes_left_out", &[("region", &survey.region.uuid)], left_out as u64);
+    for (index, field) in lane_fields().enumerate() {
+        let name = format!("lane_{}", counter_name(field.name));
+        let unit = if name.ends_with("_bytes") { "bytes" } else { "" };
+        family(out, &name, "counter", unit, field.doc);
+        for (member, endpoint, lane) in living.iter().take(MOST_LANES) {
+            let (from, to) = (endpoint.slot.to_string(), lane.to.to_string());
+            let labels = [
+                ("from", from.as_str()),
+                ("from_member", &member.name),
+                ("to", &to),
+                ("to_member", members.get(&lane.to).map_or("", |m| &m.name)),
+            ];
+            let value = lane.counters.named().nth(index).map_or(0, |(_, value)| value);
+            sample(out, &format!("{name}_total"), &labels, value);
+        }
+    }
 }
 
 /// Names say what is counted, which fields of one table need not.
@@ -119,8 +152,8 @@ fn counter_name(field: &str) -> String {
         }
         "RENDEZVOUS" => "pipelined_messages".into(),
         "RMA" => "rma_operations".into(),
-        "TX_MESSAGES" => "sent_messages".into(),
-        "TX_BYTES" => "sent_bytes".into(),
+        "TX_MESSAGES" | "MESSAGES" => "sent_messages".into(),
+        "TX_BYTES" | "BYTES_SENT" => "sent_bytes".into(),
         "RX_MESSAGES" => "received_messages".into(),
         "RX_BYTES" => "received_bytes".into(),
         _ => field.to_lowercase(),
@@ -153,7 +186,7 @@ fn escaped(text: &str) -> String {
 mod tests {
     use super::*;
     use crate::model::Region;
-    use isthmus_region::counters::{Counter, WORDS};
+    use isthmus_region::counters::{Counter, LaneTotals, WORDS};
     use std::collections::{BTreeMap, BTreeSet};
 
     fn survey(name: &str, sent: u64, incarnation: u64) -> Survey {
@@ -218,7 +251,8 @@ mod tests {
             };
             assert_eq!(name, format!("{family}{suffix}"), "samples follow their family");
             assert!(name.bytes().all(|b| b.is_ascii_lowercase() || b == b'_'));
-            samples.insert(line.rsplit_once(' ').unwrap().0.to_owned(), value.parse().unwrap());
+            let before = samples.insert(line.rsplit_once(' ').unwrap().0.to_owned(), value.parse().unwrap());
+            assert!(before.is_none(), "{line} comes twice");
         }
         (types, samples)
     }
@@ -234,6 +268,54 @@ mod tests {
         for needed in ["stalls", "sleeps", "wakeups", "received_bytes", "rma_operations"] {
             assert_eq!(types[&format!("isthmus_{needed}")], "counter");
         }
+    }
+
+    /// An endpoint with `count` lanes to itself, of which the first of each pair is to its former life.
+    fn with_lanes(count: u64) -> Survey {
+        let lane = |number| crate::model::Lane {
+            number,
+            to: 0,
+            to_incarnation: number % 2,
+            receiver_lives: number % 2 == 1,
+            slots: 16,
+            data_bytes: 0,
+            accepted: true,
+            polled_directly: false,
+            slots_read: 0,
+            slots_unread: 0,
+            counters: LaneTotals::from_words([number; 8]),
+            generation: 1,
+            at: 0,
+            ring: None,
+        };
+        let mut survey = survey("a", 1, 1);
+        survey.members[0].endpoints.push(Endpoint {
+            slot: 0,
+            local: 0,
+            incarnation: 1,
+            area: 0,
+            pid: 1,
+            lanes: (0..count).map(lane).collect(),
+            polled_directly: 0,
+            asleep: None,
+            accepts: Vec::new(),
+            lane_entries: 0,
+        });
+        survey
+    }
+
+    #[test]
+    fn lanes_are_listed_once_and_not_without_end() {
+        let (types, samples) = parse(&Exporter::default().text(&with_lanes(2), &Faults::default()));
+        let labels = "from=\"0\",from_member=\"a\",to=\"0\",to_member=\"a\"";
+        for name in ["sent_messages", "sent_bytes", "stalls", "wakeups", "rma_bytes", "announced_messages"] {
+            assert_eq!(types[&format!("isthmus_lane_{name}")], "counter");
+            assert_eq!(samples[&format!("isthmus_lane_{name}_total{{{labels}}}")], 1);
+        }
+        assert_eq!(samples["isthmus_region_lanes_left_out{region=\"ab\"}"], 0);
+        let text = Exporter::default().text(&with_lanes(2 * 4096 + 6), &Faults::default());
+        assert_eq!(text.matches("isthmus_lane_stalls_total{").count(), MOST_LANES);
+        assert!(text.contains("isthmus_region_lanes_left_out{region=\"ab\"} 3\n"));
     }
 
     #[test]

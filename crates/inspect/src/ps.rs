@@ -2,10 +2,10 @@
 
 use std::fmt::Write;
 
-use isthmus_region::counters::Totals;
+use isthmus_region::counters::{LaneTotals, Totals};
 
 use crate::fault::Faults;
-use crate::model::{Lane, SHOWN, Survey, state_name};
+use crate::model::{Lane, SHOWN, SHOWN_OF_LANES, Survey, state_name};
 use crate::table::{Table, bytes, count};
 use crate::target::Target;
 
@@ -71,6 +71,19 @@ pub(crate) fn counted(counters: &Totals) -> impl Iterator<Item = String> {
         let value = counters.get(*counter);
         if *heading == "bytes" { bytes(value) } else { count(value) }
     })
+}
+
+/// The same for a lane.
+pub(crate) fn counted_of_lane(counters: &LaneTotals) -> impl Iterator<Item = String> {
+    SHOWN_OF_LANES.iter().map(|(counter, heading)| {
+        let value = counters.get(*counter);
+        if *heading == "bytes" { bytes(value) } else { count(value) }
+    })
+}
+
+/// `first` headings and those of the counters of lanes.
+pub(crate) fn headings_of_lanes(first: &[&'static str]) -> Vec<&'static str> {
+    first.iter().copied().chain(SHOWN_OF_LANES.iter().map(|(_, heading)| *heading)).collect()
 }
 
 /// `first` headings and those of the counters.
@@ -145,25 +158,19 @@ fn endpoints(survey: &Survey) -> Table {
 }
 
 fn lanes(survey: &Survey) -> Table {
-    let mut table = Table::new(&["<from", "<to", "slots", "data", "slots read", "unread", "<state"]);
+    let first = ["<from", "<to", "slots", "unread", "data", "<state"];
+    let mut table = Table::new(&headings_of_lanes(&first));
     let names = survey.names();
-    for m in &survey.members {
-        for e in &m.endpoints {
-            for lane in &e.lanes {
-                let to = names
-                    .get(&lane.to)
-                    .map_or_else(|| format!("{} (gone)", lane.to), |(_, name)| name.clone());
-                table.row(vec![
-                    format!("{} {}:{}", e.slot, m.name, e.pid),
-                    to,
-                    lane.slots.to_string(),
-                    bytes(lane.data_bytes),
-                    count(lane.slots_read),
-                    count(lane.slots_unread),
-                    state_of(lane).to_owned(),
-                ]);
-            }
-        }
+    for (m, e, lane) in survey.lanes() {
+        let cells = [
+            m.name_of(e),
+            lane.name_of_receiver(&names),
+            lane.slots.to_string(),
+            count(lane.slots_unread),
+            bytes(lane.data_bytes),
+            state_of(lane).to_owned(),
+        ];
+        table.row(cells.into_iter().chain(counted_of_lane(&lane.counters)).collect());
     }
     table
 }

@@ -9,19 +9,22 @@ use std::io::{IsTerminal, Read, Write as _};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
-use isthmus_region::counters::{Counter, Totals};
+use isthmus_region::counters::{Counter, LaneCounter, LaneTotals, Totals};
 use isthmus_region::life::State;
 use rustix::termios::{LocalModes, OptionalActions, SpecialCodeIndex, Termios};
 use signal_hook::consts::{SIGCONT, SIGHUP, SIGINT, SIGTERM, SIGTSTP, SIGWINCH};
 
 use crate::error::{Error, Result};
-use crate::model::{Member, Process, SHOWN, Survey, state_name};
+use crate::model::{Endpoint, Lane, Member, Process, SHOWN, SHOWN_OF_LANES, Survey, state_name};
 use crate::ps;
 use crate::table::{Table, bytes, count};
 use crate::target::Target;
 
 /// Rows and columns where the terminal does not say.
 const USUAL: (usize, usize) = (24, 80);
+
+/// Lanes that are shown, at most.
+const MOST_LANES: usize = 20;
 
 /// What to do.
 #[derive(Debug, Clone, Copy)]
@@ -154,6 +157,11 @@ impl Sample {
         Ok(Self { at: Instant::now(), survey, note: ps::note(&faults) })
     }
 
+    /// Counters of lanes.
+    fn lanes(&self) -> HashMap<LaneKey, LaneTotals> {
+        self.survey.lanes().map(|(_, e, l)| (lane_key(e, l), l.counters)).collect()
+    }
+
     /// Counters by member and life, and by process.
     fn counters(&self) -> HashMap<Key, Totals> {
         let mut all = HashMap::new();
@@ -172,6 +180,13 @@ fn key_of(member: &Member, process: &Process) -> Key {
     (member.index, member.incarnation, Some((process.area, process.incarnation)))
 }
 
+/// The sender's number and life, and the receiver's.
+type LaneKey = (u32, u64, u32, u64);
+
+fn lane_key(from: &Endpoint, lane: &Lane) -> LaneKey {
+    (from.slot, from.incarnation, lane.to, lane.to_incarnation)
+}
+
 /// What was counted per second.
 struct Rates {
     cells: Vec<String>,
@@ -181,19 +196,32 @@ struct Rates {
 fn rates(before: Option<&Totals>, now: &Totals, seconds: f64) -> Rates {
     let zero = Totals::default();
     let before = before.unwrap_or(&zero);
-    // A look may miss what is just being moved from a process to its member: then nothing was counted.
-    let per_second = |counter: Counter| {
-        let difference = now.get(counter).saturating_sub(before.get(counter));
-        rounded(difference as f64 / seconds)
-    };
-    let cells = SHOWN.iter().map(|(counter, heading)| {
-        let value = per_second(*counter);
-        if *heading == "bytes" { bytes(value) } else { count(value) }
-    });
+    let per_second = |counter: Counter| rate(before.get(counter), now.get(counter), seconds);
+    let cells = SHOWN.iter().map(|(counter, heading)| cell(heading, per_second(*counter)));
     Rates {
         cells: cells.collect(),
         traffic: per_second(Counter::TxMessages) + per_second(Counter::RxMessages),
     }
+}
+
+fn rates_of_lane(before: Option<&LaneTotals>, now: &LaneTotals, seconds: f64) -> Rates {
+    let zero = LaneTotals::default();
+    let before = before.unwrap_or(&zero);
+    let per_second = |counter: LaneCounter| rate(before.get(counter), now.get(counter), seconds);
+    let cells = SHOWN_OF_LANES.iter().map(|(counter, heading)| cell(heading, per_second(*counter)));
+    Rates {
+        cells: cells.collect(),
+        traffic: per_second(LaneCounter::Messages) + per_second(LaneCounter::Rma),
+    }
+}
+
+fn cell(heading: &str, value: u64) -> String {
+    if heading == "bytes" { bytes(value) } else { count(value) }
+}
+
+/// A look may miss what is just being moved from a process to its member: then nothing was counted.
+fn rate(before: u64, now: u64, seconds: f64) -> u64 {
+    rounded(now.saturating_sub(before) as f64 / seconds)
 }
 
 /// A rate as a whole number; conversions from floating point saturate.
@@ -237,16 +265,47 @@ fn text(target: &Target, before: &Sample, now: &Sample) -> String {
         }
     }
     let _ = writeln!(out, "{members}");
-    // Who does most comes first; a sort that keeps the order of equals keeps the table still.
-    processes.sort_by_key(|(traffic, _)| std::cmp::Reverse(*traffic));
-    let mut table = Table::new(&ps::headings(&["<member", "process", "<program"]));
-    processes.into_iter().for_each(|(_, cells)| table.row(cells));
+    let (table, _) = busiest(&ps::headings(&["<member", "process", "<program"]), processes, usize::MAX);
     if table.is_empty() {
         let _ = writeln!(out, "no process is attached");
     } else {
         let _ = write!(out, "{table}");
     }
+    let (lanes, more) = lanes(before, now, seconds);
+    if !lanes.is_empty() {
+        let _ = write!(out, "\n{lanes}");
+    }
+    if more > 0 {
+        let _ = writeln!(out, "{more} more lanes with less traffic");
+    }
     out + &now.note
+}
+
+/// The lanes with most traffic, and how many more there are.
+fn lanes(before: &Sample, now: &Sample, seconds: f64) -> (Table, usize) {
+    let (earlier, names) = (before.lanes(), now.survey.names());
+    let row = |(m, e, lane): (&Member, &Endpoint, &Lane)| {
+        let rates = rates_of_lane(earlier.get(&lane_key(e, lane)), &lane.counters, seconds);
+        let cells = [
+            m.name_of(e),
+            lane.name_of_receiver(&names),
+            count(lane.slots_unread),
+            ps::state_of(lane).to_owned(),
+        ];
+        (rates.traffic, cells.into_iter().chain(rates.cells).collect())
+    };
+    let headings = ps::headings_of_lanes(&["<from", "<to", "unread", "<state"]);
+    busiest(&headings, now.survey.lanes().map(row).collect(), MOST_LANES)
+}
+
+/// A table of rows with their traffic, `most` of them, and how many more there are. Who does most comes first; a sort
+/// that keeps the order of equals keeps the table still.
+fn busiest(headings: &[&'static str], mut rows: Vec<(u64, Vec<String>)>, most: usize) -> (Table, usize) {
+    rows.sort_by_key(|(traffic, _)| std::cmp::Reverse(*traffic));
+    let more = rows.len().saturating_sub(most);
+    let mut table = Table::new(headings);
+    rows.into_iter().take(most).for_each(|(_, cells)| table.row(cells));
+    (table, more)
 }
 
 const ENTER: &str = "\x1b[?1049h\x1b[?25l";

@@ -4,7 +4,7 @@
 //! these say went through it.
 
 use crate::error::Result;
-use crate::format::{FIELDS, counters};
+use crate::format::{FIELDS, Field, counters, lane};
 use crate::mapping::{LineRef, Section};
 use crate::sync::Word;
 
@@ -132,5 +132,66 @@ impl Totals {
     }
 }
 
+/// Counters of a lane.
+pub const LANE_WORDS: usize = 8;
+
+/// One counter of a lane, named for its field in [`lane`]: the second line of the descriptor, in the same order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(usize)]
+#[allow(missing_docs)] // each is described at its field
+pub enum LaneCounter {
+    Messages = 0,
+    BytesSent,
+    Chunks,
+    Rma,
+    RmaBytes,
+    Stalls,
+    Announced,
+    Wakeups,
+}
+
+/// What an endpoint has sent to another one, through all lanes that it ever had to it.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct LaneTotals {
+    words: [u64; LANE_WORDS],
+}
+
+impl LaneTotals {
+    /// Values in the format's order, as somebody read them.
+    pub fn from_words(words: [u64; LANE_WORDS]) -> Self {
+        Self { words }
+    }
+
+    /// One value.
+    pub fn get(&self, counter: LaneCounter) -> u64 {
+        self.words[counter as usize]
+    }
+
+    /// Adds to one.
+    #[inline]
+    pub fn add(&mut self, counter: LaneCounter, by: u64) {
+        self.words[counter as usize] += by;
+    }
+
+    /// Writes them to the second line of a lane's descriptor; only its sender may.
+    pub fn write(&self, line: &LineRef) {
+        for (word, value) in line.words.iter().zip(self.words) {
+            word.put(value);
+        }
+    }
+
+    /// Name and value of every counter, in the format's order; names in lower case.
+    pub fn named(&self) -> impl Iterator<Item = (String, u64)> + '_ {
+        lane_fields().map(|f| f.name.to_lowercase()).zip(self.words)
+    }
+}
+
+/// The fields that [`LaneTotals`] holds, in the format's order.
+pub fn lane_fields() -> impl Iterator<Item = &'static Field> {
+    FIELDS.iter().filter(|f| f.structure == "lane" && f.offset >= lane::MESSAGES)
+}
+
 const _: () = assert!(counters::BYTES == (WORDS * 8) as u64);
+const _: () = assert!(lane::BYTES == lane::MESSAGES + (LANE_WORDS * 8) as u64);
+const _: () = assert!(lane::WAKEUPS == lane::MESSAGES + LaneCounter::Wakeups as u64 * 8);
 const _: () = assert!(counters::WAKEUPS == Counter::Wakeups as u64 * 8);

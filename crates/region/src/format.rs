@@ -173,7 +173,7 @@ layout! {
         NEXT @ 0, 8, "process", "Offset in the section of the next chunk, 0 if none.";
     }
     /// A lane descriptor: one outgoing lane of an endpoint.
-    lane (64) {
+    lane (128) {
         LIFE @ 0, 8, "sender", "Generation of the descriptor (upper 56 bits) and state.";
         TO @ 8, 8, "sender", "Global slot of the receiving endpoint.";
         TO_INCARNATION @ 16, 8, "sender", "Incarnation of the receiving endpoint.";
@@ -183,6 +183,14 @@ layout! {
         DATA @ 40, 8, "sender", "Offset in the section of the data ring.";
         ANSWER @ 48, 8, "sender", "The heat value that the sender has seen last.";
         CLOSED_AT @ 56, 8, "sender", "Write position at which the lane was closed.";
+        MESSAGES @ 64, 8, "sender", "Messages sent from this endpoint to that one.";
+        BYTES_SENT @ 72, 8, "sender", "Payload bytes of those messages.";
+        CHUNKS @ 80, 8, "sender", "Chunks of pipelined messages sent.";
+        RMA @ 88, 8, "sender", "RMA and atomic operations started by messages.";
+        RMA_BYTES @ 96, 8, "sender", "Payload bytes of RMA and atomic operations sent, answers to the other's included.";
+        STALLS @ 104, 8, "sender", "Posts refused for want of room.";
+        ANNOUNCED @ 112, 8, "sender", "Messages, the protocol's own included, that were announced by an activity word.";
+        WAKEUPS @ 120, 8, "sender", "Wake-ups sent to the other endpoint because it slept.";
     }
     /// An accept entry: one incoming lane of an endpoint.
     accept (128) {

@@ -11,12 +11,14 @@ use isthmus_lockfree::heat::{Thermostat, must_announce};
 use isthmus_lockfree::ring::{BadPosition, Consumer, Producer, Slots};
 use isthmus_lockfree::sleep::{self, Bell};
 use isthmus_lockfree::slot::{Message, Slot};
+use isthmus_region::counters::LaneTotals;
 use isthmus_region::mapping::LineRef;
 use isthmus_region::member::Member;
 use isthmus_region::{Section, SlotRing};
 
 use crate::fault::{Step, step};
 use crate::types::PeerId;
+use crate::wire;
 
 /// Sizes of a lane's memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -90,7 +92,12 @@ pub struct Outgoing {
     pub idle: u32,
     ring: SlotRing,
     producer: Producer,
+    /// Payload bytes of messages that programs sent, and slots with other messages. Counted here, where the sender writes
+    /// anyway; how many messages there were follows from the write position.
+    bytes: u64,
+    others: u64,
     descriptor: LineRef,
+    counters: LineRef,
     accepted: Option<(LineRef, LineRef)>,
     answered: u64,
     activity: LineRef,
@@ -105,12 +112,15 @@ pub struct Outgoing {
 }
 
 impl Outgoing {
-    /// A lane over fresh memory; `sender` is the sending endpoint's slot in its peer's table.
+    /// A lane over fresh memory, with both lines of its descriptor; `sender` is the sending endpoint's slot in its peer's
+    /// table.
+    #[allow(clippy::too_many_arguments)] // each is a part of the lane, and there is one caller
     pub fn new(
         number: u32,
         place: Place,
         ring: SlotRing,
         descriptor: LineRef,
+        counters: LineRef,
         activity: LineRef,
         sender: u32,
         sleeper: Option<LineRef>,
@@ -126,8 +136,11 @@ impl Outgoing {
             accepts_seen: None,
             idle: 0,
             producer: Producer::new(slots),
+            bytes: 0,
+            others: 0,
             ring,
             descriptor,
+            counters,
             accepted: None,
             answered: 0,
             activity,
@@ -219,10 +232,11 @@ impl Outgoing {
     /// Publishes a message; there must be room. Gives whether it had to be announced.
     #[inline]
     pub fn push(&mut self, message: &Message, count: usize) -> bool {
+        self.others += u64::from(!wire::is_programs(wire::kind_of(message[0])));
         self.publish(|producer, ring| producer.push(ring, message, count))
     }
 
-    /// As [`Outgoing::push`], for a message whose payload words `write` stores.
+    /// As [`Outgoing::push`], for a program's message whose payload words `write` stores.
     #[inline(always)] // on the way of a short message
     pub fn push_with(&mut self, head: u64, write: impl FnOnce(&Slot)) -> bool {
         self.publish(|producer, ring| producer.push_with(ring, head, write))
@@ -279,6 +293,22 @@ impl Outgoing {
             self.refresh()?;
         }
         Ok(self.producer.written() == self.producer.read_seen())
+    }
+
+    /// Counts the payload of a program's message.
+    #[inline]
+    pub fn count_bytes(&mut self, len: u64) {
+        self.bytes += len;
+    }
+
+    /// Messages that programs sent since the lane was opened, and their payload bytes.
+    pub fn sent(&self) -> (u64, u64) {
+        (self.producer.written() - self.others, self.bytes)
+    }
+
+    /// Tells who looks at the region what was sent.
+    pub fn tell(&self, totals: &LaneTotals) {
+        totals.write(&self.counters);
     }
 
     /// Messages pushed since the lane was opened.

@@ -48,6 +48,12 @@ pub fn is_known(kind: u8) -> bool {
     (kind::INLINE..=kind::RESULT).contains(&kind)
 }
 
+/// Whether such a message is one that a program sent; the others are RMA's and the protocol's own.
+#[inline]
+pub fn is_programs(kind: u8) -> bool {
+    kind <= kind::READY
+}
+
 /// Flags of a message.
 pub mod flag {
     /// A tagged message.

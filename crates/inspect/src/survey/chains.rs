@@ -2,6 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 
+use isthmus_region::counters::LaneTotals;
 use isthmus_region::format::{CHUNK_ENTRIES, accept, block, chunk, lane, slot};
 use isthmus_region::life::State;
 use isthmus_region::membership::Shape;
@@ -112,9 +113,13 @@ impl Walk<'_> {
     ) -> Result<Option<Lane>> {
         let place = Place::Lane(within.peer, local, number);
         let at = within.start + entry;
-        let words = self.words("lane", at, 8)?;
+        let words = self.words("lane", at, usize::try_from(lane::BYTES / 8).unwrap_or(0))?;
         let life = self.life(place, "lane.LIFE", at + lane::LIFE, word(&words, lane::LIFE));
         if life.state != State::Active {
+            return Ok(None);
+        }
+        // A descriptor that was used for another lane meanwhile is that lane's, and seen at the next look.
+        if self.words("lane", at + lane::LIFE, 1)?[0] != word(&words, lane::LIFE) {
             return Ok(None);
         }
         let to = word(&words, lane::TO);
@@ -147,6 +152,9 @@ impl Walk<'_> {
             polled_directly: false,
             slots_read: 0,
             slots_unread: 0,
+            counters: LaneTotals::from_words(std::array::from_fn(|i| {
+                word(&words, lane::MESSAGES + 8 * i as u64)
+            })),
             generation: life.incarnation,
             at,
             ring: whole.then_some(within.start + ring),

@@ -118,10 +118,13 @@ impl Endpoint {
         let number = self.take_entry(true)?;
         let section = self.member.section();
         let ring = section.ring("ring", place.ring, place.size.slots)?;
-        let descriptor = section.line("lane", self.lanes.at(number))?;
+        let at = self.lanes.at(number);
+        let (descriptor, counters) = (section.line("lane", at)?, section.line("lane", at + lane::MESSAGES)?);
         let generation = Life::unpack(descriptor.words[0].peek()).incarnation + 1;
         let sleeper = self.remote_block(address).map(|(_, line)| line);
-        let out = Outgoing::new(number, place, ring, descriptor.clone(), activity, self.local, sleeper);
+        let out =
+            Outgoing::new(number, place, ring, descriptor.clone(), counters, activity, self.local, sleeper);
+        out.tell(&self.peers[to.0 as usize].totals());
         let words = &descriptor.words;
         words[1].put(address.slot.0.into());
         words[2].put(self.peers[to.0 as usize].address.incarnation);
@@ -290,7 +293,8 @@ impl Endpoint {
     /// Begins to close a lane that its receiver has drained. Its memory stays as it is until the receiver has cleared
     /// its accept entry, since it may still be polling the ring.
     fn close_lane(&mut self, peer: usize) {
-        let Some(mut out) = self.peers[peer].out.take() else { return };
+        let id = PeerId(u32::try_from(peer).unwrap_or(u32::MAX));
+        let Some(mut out) = self.take_lane(id) else { return };
         self.tally.add(Counter::LanesClosed, 1);
         step(Step::LaneClosing);
         let section = self.member.section();
@@ -303,7 +307,7 @@ impl Endpoint {
         self.bump_version(true);
         out.announce();
         self.chunk_pool.extend(out.all_chunks());
-        self.closing.push((PeerId(u32::try_from(peer).unwrap_or(u32::MAX)), out));
+        self.closing.push((id, out));
     }
 
     /// Takes back the memory of lanes whose receivers have let go.
@@ -414,7 +418,7 @@ impl Endpoint {
         peer.pending.clear();
         peer.owed = 0;
         let pushes = std::mem::take(&mut peer.pushes);
-        if let Some(mut out) = peer.out.take() {
+        if let Some(mut out) = self.take_lane(id) {
             self.open_lanes -= 1;
             self.chunk_pool.extend(out.all_chunks());
             if let Ok(life) = self.member.section().word("lane", self.lanes.at(out.number)) {

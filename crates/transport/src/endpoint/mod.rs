@@ -6,6 +6,7 @@
 //! - `direct`: RMA and atomics that need no message.
 //! - `lanes`: opening, accepting, closing lanes; peers that go.
 //! - `table`: operations that wait for the other side.
+//! - `tally`: what was done, for those who look at the region.
 //!
 //! An endpoint polls its *hot* lanes directly; one activity line for each peer of the region leads it to the others.
 
@@ -15,6 +16,7 @@ mod post;
 mod progress;
 mod sleep;
 mod table;
+mod tally;
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -23,7 +25,6 @@ use std::time::{Duration, Instant};
 use isthmus_lockfree::activity::Seen;
 use isthmus_lockfree::life::{Life, State, unchanged};
 use isthmus_lockfree::slot::Message;
-use isthmus_region::counters::{Counter, WORDS};
 use isthmus_region::directory::Directory;
 use isthmus_region::format::{CHUNK_ENTRIES, GlobalSlot, block};
 use isthmus_region::holds::Hold;
@@ -39,6 +40,7 @@ pub use lanes::MANY_LANES;
 pub use progress::{Short, ShortReceived, ShortSink, Sink};
 pub use sleep::{Alarm, Asleep};
 use table::Table;
+use tally::{Sent, Tally};
 
 /// Longest injected payload: fits any lane's data ring.
 const INJECT_BYTES: usize = 4096;
@@ -66,27 +68,6 @@ impl Default for Config {
     }
 }
 
-/// What an endpoint has done, kept apart from the process's counters so that no message costs an atomic access to
-/// shared memory; added to them now and then.
-#[derive(Debug, Default)]
-struct Tally {
-    counts: [u64; WORDS],
-}
-
-impl Tally {
-    /// Apart from each other what is counted together: two plain additions are cheaper than one vector of them, under
-    /// emulation by far.
-    #[inline]
-    const fn place(counter: usize) -> usize {
-        counter * 7 % WORDS
-    }
-
-    #[inline]
-    fn add(&mut self, counter: Counter, by: u64) {
-        self.counts[Self::place(counter as usize)] += by;
-    }
-}
-
 /// One remote endpoint.
 #[derive(Debug)]
 struct Peer {
@@ -99,6 +80,7 @@ struct Peer {
     /// It did not go in good order: who waits for it waits in vain.
     died: bool,
     out: Option<Outgoing>,
+    sent: Sent,
     /// Replies that found no room.
     pending: VecDeque<Reply>,
     /// How many of them the peer asked for.
@@ -402,6 +384,7 @@ impl Endpoint {
             gone,
             died: gone && !took_leave(word, address),
             out: None,
+            sent: Sent::default(),
             pending: VecDeque::new(),
             owed: 0,
             pushes: VecDeque::new(),
@@ -506,17 +489,6 @@ impl Endpoint {
                 std::thread::sleep(Duration::from_micros(50));
             } else {
                 std::thread::yield_now();
-            }
-        }
-    }
-
-    /// Adds what was counted here to the process's counters.
-    fn settle(&mut self) {
-        for i in 0..self.tally.counts.len() {
-            let count = &mut self.tally.counts[Tally::place(i)];
-            if *count != 0 {
-                self.member.counters().add_shared(i, *count);
-                *count = 0;
             }
         }
     }

@@ -1,7 +1,7 @@
 //! What the caller posts.
 
 use isthmus_lockfree::slot::Message;
-use isthmus_region::counters::Counter;
+use isthmus_region::counters::{Counter, LaneCounter};
 use isthmus_region::local::LocalBuf;
 
 use super::table::Operation;
@@ -33,11 +33,13 @@ impl Endpoint {
         }
         if peer.out.is_none() {
             if let Err(e) = self.open_lane(to) {
-                self.tally.add(Counter::Stalls, u64::from(e == PostError::Again));
+                if e == PostError::Again {
+                    self.count_stall(to);
+                }
                 return Err(e);
             }
         } else if !peer.pending.is_empty() && !self.flush_pending(to) {
-            self.stalled();
+            self.stalled(to);
             return Err(PostError::Again);
         }
         let peer = &mut self.peers[to.0 as usize];
@@ -48,7 +50,7 @@ impl Endpoint {
                 if !out.is_accepted() {
                     self.look_for_accept(to);
                 }
-                self.stalled();
+                self.stalled(to);
                 Err(PostError::Again)
             }
             Err(_) => {
@@ -59,9 +61,23 @@ impl Endpoint {
     }
 
     /// Counts a post that found no room. Room is not announced, so a sleep after it is short.
-    pub(super) fn stalled(&mut self) {
+    fn stalled(&mut self, to: PeerId) {
         self.refused = true;
+        self.count_stall(to);
+    }
+
+    fn count_stall(&mut self, to: PeerId) {
         self.tally.add(Counter::Stalls, 1);
+        self.peers[to.0 as usize].sent.add(LaneCounter::Stalls, 1);
+    }
+
+    /// Counts an RMA or atomic operation that goes by messages, and the payload that goes with it.
+    fn count_rma(&mut self, to: PeerId, len: u64) {
+        self.tally.add(Counter::Rma, 1);
+        self.tally.add(Counter::RmaBytes, len);
+        let sent = &mut self.peers[to.0 as usize].sent;
+        sent.add(LaneCounter::Rma, 1);
+        sent.add(LaneCounter::RmaBytes, len);
     }
 
     /// Pushes a message after [`Endpoint::ready`] said yes.
@@ -92,7 +108,7 @@ impl Endpoint {
                 Ok(offset)
             }
             Ok(None) => {
-                self.stalled();
+                self.stalled(to);
                 Err(PostError::Again)
             }
             Err(_) => {
@@ -134,11 +150,10 @@ impl Endpoint {
             slot.put(2, data.unwrap_or(0));
             buf.words(|i, word| slot.put(3 + i, word));
         });
+        out.count_bytes(buf.len() as u64);
         if announced {
             self.announced(to);
         }
-        self.tally.add(Counter::Inline, 1);
-        self.count_sent(buf.len() as u64);
         true
     }
 
@@ -162,7 +177,6 @@ impl Endpoint {
             let mut message = [wire::head(kind::INLINE, flags, at), tag, data, 0, 0, 0, 0, 0];
             message[3..].copy_from_slice(&wire::words(&bytes));
             self.push(send.to, &message, 3 + at.div_ceil(8));
-            self.tally.add(Counter::Inline, 1);
         } else if len <= self.eager_bytes(send.to) || send.inject {
             if send.inject && len > INJECT_BYTES as u64 {
                 return Err(PostError::TooLong);
@@ -189,17 +203,18 @@ impl Endpoint {
             let message = [wire::head(kind::READY, flags, 0), tag, data, len, id, 0, 0, 0];
             self.push(send.to, &message, 5);
             self.tally.add(Counter::Rendezvous, 1);
-            self.count_sent(len);
+            self.count_sent(send.to, len);
             return Ok(Posted::Pending);
         }
-        self.count_sent(len);
+        self.count_sent(send.to, len);
         Ok(if delivered { Posted::Pending } else { Posted::Done })
     }
 
     #[inline]
-    fn count_sent(&mut self, len: u64) {
-        self.tally.add(Counter::TxMessages, 1);
-        self.tally.add(Counter::TxBytes, len);
+    fn count_sent(&mut self, to: PeerId, len: u64) {
+        if let Some(out) = &mut self.peers[to.0 as usize].out {
+            out.count_bytes(len);
+        }
     }
 
     pub(super) fn template(&self, ticket: Ticket, op: Op, len: u64) -> Completion {
@@ -412,7 +427,7 @@ impl Endpoint {
             done: None,
         });
         self.push(rma.to, &[wire::head(kind::READ, 0, 0), id, rma.key, rma.addr, len, 0, 0, 0], 5);
-        self.tally.add(Counter::Rma, 1);
+        self.count_rma(rma.to, 0);
         Ok(Posted::Pending)
     }
 
@@ -445,8 +460,7 @@ impl Endpoint {
             let message = [wire::head(kind::WRITE_READY, flags, 0), id, rma.key, rma.addr, len, 0, data, 0];
             self.push(rma.to, &message, 7);
         }
-        self.tally.add(Counter::Rma, 1);
-        self.tally.add(Counter::RmaBytes, len);
+        self.count_rma(rma.to, len);
         Ok(Posted::Pending)
     }
 
@@ -499,8 +513,7 @@ impl Endpoint {
             u64::from(atomic.size),
         ];
         self.push(atomic.to, &message, 8);
-        self.tally.add(Counter::Rma, 1);
-        self.tally.add(Counter::RmaBytes, operands + compares);
+        self.count_rma(atomic.to, operands + compares);
         Ok(Posted::Pending)
     }
 

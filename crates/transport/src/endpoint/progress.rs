@@ -5,7 +5,7 @@
 //! message that cannot be right makes its sender *faulty*: it is treated as gone.
 
 use isthmus_lockfree::slot::Message;
-use isthmus_region::counters::Counter;
+use isthmus_region::counters::{Counter, LaneCounter};
 use isthmus_region::local::LocalBuf;
 
 use super::table::Operation;
@@ -721,11 +721,11 @@ impl Endpoint {
         match self.memory.find(key, addr, len, Access::Read) {
             Ok(buf) if len <= self.config.eager_bytes.min(4096) => {
                 let payload = buf.to_vec().into_boxed_slice();
-                self.tally.add(Counter::RmaBytes, len);
+                self.count_answer(source, len);
                 self.send_result(source, id, Status::Ok, Some(payload));
             }
             Ok(buf) => {
-                self.tally.add(Counter::RmaBytes, len);
+                self.count_answer(source, len);
                 let push = Push { id, bufs: Bufs::One(buf), len, at: 0, then: None };
                 self.peers[source.0 as usize].pushes.push_back(push);
                 self.mark_busy(source);
@@ -734,6 +734,12 @@ impl Endpoint {
             Err(status) => self.send_result(source, id, status, None),
         }
         Ok(())
+    }
+
+    /// Counts what a read of the peer's makes us send.
+    fn count_answer(&mut self, to: PeerId, len: u64) {
+        self.tally.add(Counter::RmaBytes, len);
+        self.peers[to.0 as usize].sent.add(LaneCounter::RmaBytes, len);
     }
 
     fn remote_write(&self, source: PeerId, data: Option<u64>, len: u64, buf: u64) -> Completion {
@@ -1004,6 +1010,7 @@ impl Endpoint {
             step(Step::ChunkSent);
             push.at += len;
             self.tally.add(Counter::Chunks, 1);
+            peer.sent.add(LaneCounter::Chunks, 1);
             moved = true;
             if push.at == push.len
                 && let Some(done) = peer.pushes.pop_front()

@@ -10,7 +10,7 @@ use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use isthmus_lockfree::sleep::{self, Bell};
-use isthmus_region::counters::Counter;
+use isthmus_region::counters::{Counter, LaneCounter};
 use isthmus_region::mapping::LineRef;
 use isthmus_region::wake;
 
@@ -150,8 +150,10 @@ impl Endpoint {
     pub(super) fn announced(&mut self, to: PeerId) {
         self.tally.add(Counter::Announced, 1);
         let Some(peer) = self.peers.get_mut(to.0 as usize) else { return };
+        peer.sent.add(LaneCounter::Announced, 1);
         let Some(bell) = peer.out.as_mut().and_then(crate::lane::Outgoing::who_to_ring) else { return };
         let slot = peer.address.slot;
+        peer.sent.add(LaneCounter::Wakeups, 1);
         self.tally.add(Counter::Wakeups, 1);
         let endpoints = self.member.region().shape().endpoints;
         let neighbour = slot.peer(endpoints) == self.member.peer() && self.member.has_futexes();

@@ -1,0 +1,168 @@
+//! Counters of lanes: each equals what was sent that way, also where lanes were closed and opened again.
+
+mod common;
+
+use std::collections::HashMap;
+
+use common::{Job, job};
+use isthmus_inspect::check::check;
+use isthmus_inspect::openmetrics::Exporter;
+use isthmus_region::counters::{Counter, LaneCounter, LaneTotals};
+use isthmus_region::local::LocalBuf;
+use isthmus_transport::types::{Rma, Status};
+use isthmus_transport::{Bell, PostError, Posted, Receive, Selector, Send, Ticket};
+
+/// Counters of all lanes, by the places of sender and receiver in the job.
+fn lanes(job: &Job) -> HashMap<(usize, usize), LaneTotals> {
+    let survey = check(&job.reader()).unwrap().survey.unwrap();
+    let place = |slot: u32| job.ends.iter().position(|e| e.address().slot.0 == slot).unwrap();
+    survey.lanes().map(|(_, e, l)| ((place(e.slot), place(l.to)), l.counters)).collect()
+}
+
+fn select() -> Selector {
+    Selector { tagged: true, from: None, tag: 1, ignore: 0 }
+}
+
+fn send_once(job: &mut Job, from: usize, to: usize, buf: LocalBuf) -> Result<Posted, PostError> {
+    let address = job.ends[to].address();
+    let to = job.ends[from].resolve(&address).unwrap();
+    let (bufs, ticket) = ([buf], Ticket::default());
+    let send =
+        Send { to, tagged: true, tag: 1, data: None, bufs: &bufs, inject: false, delivered: false, ticket };
+    job.ends[from].send(&send)
+}
+
+fn progress(job: &mut Job) {
+    for end in &mut job.ends {
+        end.progress();
+    }
+}
+
+/// Lets every endpoint do what it does now and then.
+fn settle(job: &mut Job) {
+    for _ in 0..600 {
+        progress(job);
+    }
+}
+
+/// A message of `len` bytes, received, while all make progress.
+fn pass(job: &mut Job, from: usize, to: usize, len: usize) {
+    let (out, into) = (LocalBuf::leaked(vec![0; len]), LocalBuf::leaked(vec![0; len]));
+    let receive = Receive { select: select(), bufs: &[into], multi: None, ticket: Ticket::default() };
+    job.ends[to].receive(&receive).unwrap();
+    for _ in 0..100_000 {
+        match send_once(job, from, to, out) {
+            Ok(_) => break,
+            Err(e) => assert_eq!(e, PostError::Again),
+        }
+        progress(job);
+    }
+    for _ in 0..100_000 {
+        progress(job);
+        let _ = job.ends[from].pop();
+        if job.ends[to].pop().is_some() {
+            return;
+        }
+    }
+    panic!("{len} bytes from {from} to {to} never came");
+}
+
+#[test]
+fn each_lane_says_what_went_through_it() {
+    let mut job = job(3);
+    for _ in 0..200 {
+        pass(&mut job, 0, 1, 8);
+    }
+    for _ in 0..5 {
+        pass(&mut job, 0, 1, 5000);
+    }
+    for _ in 0..3 {
+        pass(&mut job, 1, 0, 300_000);
+    }
+    pass(&mut job, 0, 2, 0);
+    settle(&mut job);
+    let lanes = lanes(&job);
+    let of = |from, to| {
+        let l: &LaneTotals = &lanes[&(from, to)];
+        (l.get(LaneCounter::Messages), l.get(LaneCounter::BytesSent))
+    };
+    assert_eq!((of(0, 1), of(1, 0), of(0, 2)), ((205, 200 * 8 + 5 * 5000), (3, 900_000), (1, 0)));
+    assert!(lanes[&(1, 0)].get(LaneCounter::Chunks) >= 3 * 300_000 / (32 << 10));
+    assert_eq!(lanes[&(0, 1)].get(LaneCounter::Chunks), 0);
+    assert!(lanes[&(0, 1)].get(LaneCounter::Announced) > 0, "the first message at least");
+    assert!(lanes.values().all(|l| l.get(LaneCounter::Rma) == 0));
+    // The same as the processes say.
+    let live = check(&job.reader()).unwrap();
+    assert!(live.faults.is_empty(), "{:?}", live.faults);
+    let totals = live.survey.as_ref().unwrap().totals();
+    assert_eq!((totals.get(Counter::TxMessages), totals.get(Counter::TxBytes)), (209, 26_600 + 900_000));
+    let ways = [Counter::Inline, Counter::Eager, Counter::Rendezvous].map(|c| totals.get(c));
+    assert_eq!(ways, [201, 5, 3]);
+    // And as Prometheus is told.
+    let text = Exporter::default().text(&live.survey.unwrap(), &live.faults);
+    let slots = [0, 1].map(|i| job.ends[i].address().slot.0);
+    let labels = format!("from=\"{}\",from_member=\"host\",to=\"{}\",to_member=\"host\"", slots[0], slots[1]);
+    for sample in
+        [format!("sent_messages_total{{{labels}}} 205"), format!("sent_bytes_total{{{labels}}} 26600")]
+    {
+        assert!(text.contains(&format!("\nisthmus_lane_{sample}\n")), "{sample} in {text}");
+    }
+}
+
+#[test]
+fn a_lane_says_how_often_it_was_full_whom_it_woke_and_what_rma_it_carried() {
+    let mut job = job(2);
+    let word = LocalBuf::leaked(vec![0; 8]);
+    let refused = (0..500).filter(|_| send_once(&mut job, 0, 1, word) == Err(PostError::Again)).count();
+    assert!(refused > 400, "{refused}");
+    settle(&mut job);
+    let seen = lanes(&job)[&(0, 1)];
+    assert_eq!(seen.get(LaneCounter::Stalls), refused as u64);
+    assert_eq!(seen.get(LaneCounter::Messages), 500 - refused as u64);
+    assert_eq!(seen.get(LaneCounter::Wakeups), 0);
+    while job.ends[1].fall_asleep(Bell::Futex).is_none() {
+        settle(&mut job);
+    }
+    assert!(send_once(&mut job, 0, 1, word).is_ok());
+    job.ends[1].wake_up();
+    settle(&mut job);
+    assert_eq!(lanes(&job)[&(0, 1)].get(LaneCounter::Wakeups), 1);
+    // Nothing is registered at the target: the operation is refused there, by messages.
+    let address = job.ends[1].address();
+    let to = job.ends[0].resolve(&address).unwrap();
+    let rma =
+        Rma { to, key: 1, addr: 0, bufs: &[word], data: None, inject: false, ticket: Ticket::default() };
+    assert_eq!(job.ends[0].write(&rma), Ok(Posted::Pending));
+    settle(&mut job);
+    assert_ne!(job.ends[0].pop().unwrap().status, Status::Ok);
+    let seen = lanes(&job)[&(0, 1)];
+    assert_eq!((seen.get(LaneCounter::Rma), seen.get(LaneCounter::RmaBytes)), (1, 8));
+    assert_eq!(seen.get(LaneCounter::Messages), 501 - refused as u64);
+}
+
+#[test]
+fn counters_outlast_the_lanes_that_a_full_region_closes() {
+    const ENDS: usize = 10;
+    let mut job = job(ENDS);
+    let mut rounds = 0;
+    let closed = |job: &Job| {
+        let survey = check(&job.reader()).unwrap().survey.unwrap();
+        survey.totals().get(Counter::LanesClosed)
+    };
+    while rounds < 2 || (rounds < 10 && closed(&job) < 10) {
+        rounds += 1;
+        for from in 0..ENDS {
+            for to in (0..ENDS).filter(|to| *to != from) {
+                pass(&mut job, from, to, 100);
+            }
+        }
+        settle(&mut job);
+    }
+    assert!(closed(&job) >= 10, "the region is too large for this test");
+    let lanes = lanes(&job);
+    assert!(lanes.len() > ENDS, "{}", lanes.len());
+    for (pair, seen) in lanes {
+        let found = (seen.get(LaneCounter::Messages), seen.get(LaneCounter::BytesSent));
+        assert_eq!(found, (rounds, rounds * 100), "{pair:?}");
+    }
+}

@@ -1,0 +1,108 @@
+//! Counting what was done.
+//!
+//! No message costs an access to shared memory for being counted. What is counted often is counted where the sender
+//! writes anyway (`Outgoing`); now and then all of it is told: to the process's counters, and to the second line of
+//! each lane's descriptor.
+
+use isthmus_region::counters::{Counter, LaneCounter, LaneTotals, WORDS};
+
+use super::{Endpoint, Peer};
+use crate::types::PeerId;
+
+/// What an endpoint has done since its process's counters were told.
+#[derive(Debug, Default)]
+pub(super) struct Tally {
+    counts: [u64; WORDS],
+}
+
+impl Tally {
+    /// Apart from each other what is counted together: two plain additions are cheaper than one vector of them, under
+    /// emulation by far.
+    #[inline]
+    const fn place(counter: usize) -> usize {
+        counter * 7 % WORDS
+    }
+
+    #[inline]
+    pub(super) fn add(&mut self, counter: Counter, by: u64) {
+        self.counts[Self::place(counter as usize)] += by;
+    }
+
+    fn get(&self, counter: Counter) -> u64 {
+        self.counts[Self::place(counter as usize)]
+    }
+}
+
+/// What was sent to one peer, through whatever lane.
+#[derive(Debug, Default)]
+pub(super) struct Sent {
+    /// Messages and their bytes are those of lanes that are closed; the open one has its own.
+    counts: LaneTotals,
+    /// Messages and their bytes that the process's counters know of.
+    told: (u64, u64),
+    /// Something else was counted since the lane was told.
+    changed: bool,
+}
+
+impl Sent {
+    pub(super) fn add(&mut self, counter: LaneCounter, by: u64) {
+        self.counts.add(counter, by);
+        self.changed = true;
+    }
+}
+
+impl Peer {
+    /// All that was sent to it.
+    pub(super) fn totals(&self) -> LaneTotals {
+        let (messages, bytes) = self.out.as_ref().map_or((0, 0), super::Outgoing::sent);
+        let mut totals = self.sent.counts;
+        totals.add(LaneCounter::Messages, messages);
+        totals.add(LaneCounter::BytesSent, bytes);
+        totals
+    }
+}
+
+impl Endpoint {
+    /// Tells what was sent to a peer, if that is news.
+    fn settle_lane(&mut self, peer: usize) {
+        let Some(peer) = self.peers.get_mut(peer) else { return };
+        let totals = peer.totals();
+        let now = (totals.get(LaneCounter::Messages), totals.get(LaneCounter::BytesSent));
+        if now == peer.sent.told && !peer.sent.changed {
+            return;
+        }
+        self.tally.add(Counter::TxMessages, now.0 - peer.sent.told.0);
+        self.tally.add(Counter::TxBytes, now.1 - peer.sent.told.1);
+        peer.sent.told = now;
+        peer.sent.changed = false;
+        if let Some(out) = &peer.out {
+            out.tell(&totals);
+        }
+    }
+
+    /// Takes a peer's lane from it, keeping what was sent through it.
+    pub(super) fn take_lane(&mut self, peer: PeerId) -> Option<super::Outgoing> {
+        self.settle_lane(peer.0 as usize);
+        let peer = self.peers.get_mut(peer.0 as usize)?;
+        peer.sent.counts = peer.totals();
+        peer.out.take()
+    }
+
+    /// Tells all that was counted.
+    pub(super) fn settle(&mut self) {
+        for peer in 0..self.peers.len() {
+            self.settle_lane(peer);
+        }
+        // What did not go another way went in line.
+        let sent = self.tally.get(Counter::TxMessages);
+        let otherwise = self.tally.get(Counter::Eager) + self.tally.get(Counter::Rendezvous);
+        self.tally.add(Counter::Inline, sent.saturating_sub(otherwise));
+        for i in 0..self.tally.counts.len() {
+            let count = &mut self.tally.counts[Tally::place(i)];
+            if *count != 0 {
+                self.member.counters().add_shared(i, *count);
+                *count = 0;
+            }
+        }
+    }
+}
