@@ -8,10 +8,12 @@ use isthmus_inspect::survey::{Depth, look};
 use isthmus_region::counters::Counters;
 use isthmus_region::directory::{Directory, Writer, bury};
 use isthmus_region::extent::Heap;
-use isthmus_region::life::State;
-use isthmus_region::mapping::Mapping;
+use isthmus_region::format::{block, registration, registrations};
+use isthmus_region::life::{Life, State};
+use isthmus_region::mapping::{Mapping, Section};
 use isthmus_region::membership::{self, NewPeer, Region, Shape};
 use isthmus_region::reader::Reader;
+use isthmus_region::registrations::{READ, WRITE};
 
 use crate::input::Input;
 
@@ -25,6 +27,24 @@ thread_local! {
         let map = Mapping::map(fd.as_fd(), BYTES).expect("the memory can be mapped");
         (map, Reader::new(fd).expect("the memory can be read"))
     };
+}
+
+/// An endpoint's block at `at`, and behind it what others reach without messages.
+fn register(section: &Section, at: u64) -> isthmus_region::Result<()> {
+    let (table, chunk, window) = (at + 128, at + 192, at + 4096);
+    let put = |at, value| section.word("any", at).map(|w| w.set(value));
+    put(at + block::REGISTRATIONS, table)?;
+    put(table + registrations::FIRST, chunk)?;
+    put(table + registrations::VERSION, 2)?;
+    for number in 0..2 {
+        let entry = chunk + 64 + number * registration::BYTES;
+        put(entry + registration::KEY, number)?;
+        put(entry + registration::OFFSET, window + 256 * number)?;
+        put(entry + registration::LENGTH, 512)?;
+        put(entry + registration::ACCESS, READ | WRITE)?;
+        put(entry + registration::LIFE, Life { incarnation: 1, state: State::Active }.pack())?;
+    }
+    Ok(())
 }
 
 /// A region of two peers, the words of which anybody may have written.
@@ -42,7 +62,9 @@ pub fn region(data: &[u8]) {
         let section = host.region().section(&info).expect("in the region");
         let mut writer = Writer::create(&section, &shape, incarnation).expect("large enough");
         let area = writer.open_area(16 << 10, 1).expect("there is room");
-        writer.open_endpoint(area.area, area.first.offset + 256, 1).expect("there is a slot");
+        let at = area.first.offset + 256;
+        writer.open_endpoint(area.area, at, 1).expect("there is a slot");
+        register(&section, at).expect("the area is large enough");
         host.set_state(i, State::Active).expect("in the table");
         writers.push((writer, section, area));
     }
@@ -60,7 +82,14 @@ pub fn region(data: &[u8]) {
         whole.word("any", at).expect("inside").set(value);
     }
     // Who looks from outside finds faults, and nothing else.
-    MEMORY.with(|(_, reader)| look(reader, Depth::Slots).expect("memory can be read"));
+    let found = MEMORY.with(|(_, reader)| look(reader, Depth::Slots).expect("memory can be read"));
+    if data.is_empty() {
+        // As it is made, but that both peers have one name.
+        assert!(found.faults.list.iter().all(|f| f.field == "peer.NAME"), "{:?}", found.faults);
+        let survey = found.survey.expect("it is a region");
+        assert!(survey.members.iter().all(|m| m.registrations.iter().all(|r| r.ranges.len() == 2)));
+        assert!(survey.members.iter().all(|m| m.registrations.len() == 1));
+    }
     // Readers: every answer is allowed that is one.
     if let Ok(region) = Region::open(&map) {
         let _ = (region.generation(), region.service(), Region::is_there(&map));

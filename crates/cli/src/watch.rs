@@ -68,7 +68,8 @@ pub(crate) struct Top {
 
 /// Say how messages of each pair of endpoints go, and why
 ///
-/// Path, lane, how the receiver learns of a message, and the protocols by length, each with the reason why it was chosen.
+/// Path, lane, how the receiver learns of a message, the protocols by length, and whether RMA and atomic operations go
+/// directly or by messages, each with the reason why it was chosen.
 #[derive(clap::Args)]
 #[command(verbatim_doc_comment)]
 pub(crate) struct Explain {

@@ -18,14 +18,17 @@ impl Claims {
     /// # Errors
     /// The start and end of what is taken already.
     pub fn take(&mut self, start: u64, bytes: u64) -> Result<(), (u64, u64)> {
-        let end = start.saturating_add(bytes);
-        if let Some((s, e)) = self.taken.range(..end).next_back()
-            && *e > start
-        {
-            return Err((*s, *e));
+        if let Some(other) = self.in_the_way(start, bytes) {
+            return Err(other);
         }
-        self.taken.insert(start, end);
+        self.taken.insert(start, start.saturating_add(bytes));
         Ok(())
+    }
+
+    /// What is taken of a range, if anything: the last of it.
+    pub fn in_the_way(&self, start: u64, bytes: u64) -> Option<(u64, u64)> {
+        let (s, e) = self.taken.range(..start.saturating_add(bytes)).next_back()?;
+        (*e > start).then_some((*s, *e))
     }
 }
 

@@ -1,4 +1,4 @@
-//! `isthmus explain`: how messages of each pair of endpoints go, and why so.
+//! `isthmus explain`: how messages, RMA and atomic operations of each pair of endpoints go, and why so.
 //!
 //! What a lane's descriptor and its accept entry say is told as it is found; what an endpoint decides by itself is told
 //! from the same constants that it uses.
@@ -6,14 +6,15 @@
 use std::collections::HashMap;
 use std::fmt::Write;
 
-use isthmus_region::counters::LaneCounter;
+use isthmus_region::counters::{Counter, LaneCounter};
+use isthmus_region::registrations::{ATOMIC, READ, WRITE};
 use isthmus_transport::Config;
 use isthmus_transport::endpoint::MANY_LANES;
 use isthmus_transport::lane::Size;
 use isthmus_transport::wire::INLINE_BYTES;
 use serde::Serialize;
 
-use crate::model::{Endpoint, Lane, Member, Survey};
+use crate::model::{Endpoint, Lane, Member, Registrations, Survey};
 use crate::table::bytes;
 
 /// One direction between two endpoints.
@@ -31,6 +32,10 @@ pub struct Pair {
     pub notice: Option<Choice>,
     /// The protocols by length; none without a lane.
     pub protocols: Vec<Protocol>,
+    /// Whether RMA on the receiver's memory goes directly or by messages.
+    pub rma: Choice,
+    /// The same for atomic operations.
+    pub atomics: Choice,
     /// Slots that went through the lane, and those that wait in it.
     pub slots: Option<(u64, u64)>,
     /// Messages that were sent this way, and their bytes.
@@ -64,8 +69,8 @@ fn choice(what: impl Into<String>, why: impl Into<String>) -> Choice {
 /// Every pair with a lane; with `all`, the others, too.
 pub fn pairs(survey: &Survey, all: bool) -> Vec<Pair> {
     let names = survey.names();
-    let receivers: HashMap<u32, &Endpoint> =
-        survey.members.iter().flat_map(|m| &m.endpoints).map(|e| (e.slot, e)).collect();
+    let ends = || survey.members.iter().flat_map(|m| m.endpoints.iter().map(move |e| (m, e)));
+    let receivers: HashMap<u32, (&Member, &Endpoint)> = ends().map(|(m, e)| (e.slot, (m, e))).collect();
     let mut pairs = Vec::new();
     for member in &survey.members {
         for endpoint in &member.endpoints {
@@ -75,8 +80,7 @@ pub fn pairs(survey: &Survey, all: bool) -> Vec<Pair> {
                 pairs.push(of_lane(survey, member, endpoint, lane, to, receiver));
             }
             if all {
-                let others = survey.members.iter().flat_map(|m| m.endpoints.iter().map(move |e| (m, e)));
-                for (m, e) in others.filter(|(_, e)| !endpoint.lanes.iter().any(|l| l.to == e.slot)) {
+                for (m, e) in ends().filter(|(_, e)| !endpoint.lanes.iter().any(|l| l.to == e.slot)) {
                     pairs.push(without_lane(survey, (member, endpoint), (m, e)));
                 }
             }
@@ -107,6 +111,8 @@ fn without_lane(survey: &Survey, from: (&Member, &Endpoint), to: (&Member, &Endp
         lane: Some(lane),
         notice: None,
         protocols: Vec::new(),
+        rma: rma(from, Some(to)),
+        atomics: atomics(Some(to)),
         slots: None,
         sent: None,
     }
@@ -118,15 +124,18 @@ fn of_lane(
     endpoint: &Endpoint,
     lane: &Lane,
     to: String,
-    receiver: Option<&Endpoint>,
+    receiver: Option<(&Member, &Endpoint)>,
 ) -> Pair {
+    let receiver = receiver.filter(|_| lane.receiver_lives);
     Pair {
         from: member.name_of(endpoint),
         to,
         path: through_region(survey),
         lane: Some(size(endpoint, lane)),
-        notice: Some(notice(lane, receiver)),
+        notice: Some(notice(lane, receiver.map(|(_, e)| e))),
         protocols: protocols(lane),
+        rma: rma((member, endpoint), receiver),
+        atomics: atomics(receiver),
         slots: Some((lane.slots_read, lane.slots_unread)),
         sent: Some((lane.counters.get(LaneCounter::Messages), lane.counters.get(LaneCounter::BytesSent))),
     }
@@ -183,6 +192,77 @@ fn notice(lane: &Lane, receiver: Option<&Endpoint>) -> Choice {
             "no message came for a while, so the receiver stopped polling it; the next ones make it busy again",
         ),
     }
+}
+
+/// What a receiver lets others reach.
+fn reach<'a>(to: Option<(&'a Member, &Endpoint)>) -> Result<&'a Registrations, Choice> {
+    let Some((member, endpoint)) = to else { return Err(choice("none", "the receiver is gone")) };
+    match member.registrations_of(endpoint) {
+        Some(found) if !found.ranges.is_empty() => Ok(found),
+        _ => Err(choice(
+            "by messages, which the target's progress serves",
+            "none of the memory that the target has registered is in the region: it is the program's own, which other processes cannot reach (fi_isthmus(7) tells how a program takes memory of the region)",
+        )),
+    }
+}
+
+/// How many ranges, and of how many bytes.
+fn extent((count, of): (usize, u64)) -> String {
+    format!("{count} registration{} of {}", if count == 1 { "" } else { "s" }, length(of))
+}
+
+fn rma(from: (&Member, &Endpoint), to: Option<(&Member, &Endpoint)>) -> Choice {
+    let found = match reach(to) {
+        Ok(found) => found,
+        Err(choice) => return choice,
+    };
+    let (reads, writes) = (found.allowing(READ), found.allowing(WRITE));
+    let what = match (reads.0, writes.0) {
+        (0, 0) => {
+            return choice(
+                "by messages",
+                "the target's registrations in the region allow neither reads nor writes",
+            );
+        }
+        (0, _) => format!("writes directly to {}, all else by messages", extent(writes)),
+        (_, 0) => format!("reads directly from {}, all else by messages", extent(reads)),
+        _ => format!(
+            "reads directly from {}, writes directly to {}, all else by messages",
+            extent(reads),
+            extent(writes)
+        ),
+    };
+    let process = from.0.processes.iter().find(|p| p.area == from.1.area);
+    let count = |counter| process.map_or(0, |p| p.counters.get(counter));
+    choice(
+        what,
+        format!(
+            "the target took that memory of the region, so that others copy to and from it themselves; what it registered elsewhere goes by messages, and so do writes with data for its completions. The sender's process did {} of its {} operations directly so far, to whatever targets",
+            count(Counter::Direct),
+            count(Counter::Rma)
+        ),
+    )
+}
+
+fn atomics(to: Option<(&Member, &Endpoint)>) -> Choice {
+    let found = match reach(to) {
+        Ok(found) => found,
+        Err(choice) => return choice,
+    };
+    let (all, writes) = (found.allowing(ATOMIC), found.allowing(WRITE));
+    if all.0 == 0 && writes.0 > 0 {
+        return choice(
+            "by messages",
+            "the target does them alone: instructions of its processor are not atomic for others, as in an emulated VM with a single possible processor",
+        );
+    }
+    if all.0 == 0 {
+        return choice("by messages", "the target's registrations in the region do not allow them");
+    }
+    choice(
+        format!("directly on {}, all else by messages", extent(all)),
+        "for aligned elements of up to 8 bytes the processor's own instructions are atomic for both sides; larger ones go by messages, and so do all while one to the same target is under way by messages, and all of a sender in an emulated VM with a single possible processor",
+    )
 }
 
 fn protocols(lane: &Lane) -> Vec<Protocol> {
@@ -282,6 +362,9 @@ pub fn text(survey: &Survey, all: bool) -> String {
                 up_to_bytes.map_or_else(|| "longer".to_owned(), |most| format!("to {}", length(most)));
             let _ = writeln!(out, "  {length:<8} {name}: {why}");
         }
+        for (what, Choice { what: chosen, why }) in [("rma", &pair.rma), ("atomics", &pair.atomics)] {
+            let _ = writeln!(out, "  {what:<8} {chosen}: {why}");
+        }
         if let (Some((messages, sent)), Some((read, unread))) = (pair.sent, pair.slots) {
             let so_far =
                 format!("{messages} messages of {}; {read} slots read, {unread} waiting", length(sent));
@@ -295,7 +378,7 @@ pub fn text(survey: &Survey, all: bool) -> String {
         (_, 0, _) | (_, _, true) => Ok(()),
         _ => writeln!(
             out,
-            "{others} more pairs of the {endpoints} endpoints have no lane: nothing was sent that way; --all shows them, too"
+            "{others} more pairs of the {endpoints} endpoints have no lane: no message was sent that way; --all shows them, too"
         ),
     };
     out

@@ -66,6 +66,8 @@ pub struct Member {
     pub processes: Vec<Process>,
     /// Their endpoints.
     pub endpoints: Vec<Endpoint>,
+    /// Memory of theirs that others reach without messages.
+    pub registrations: Vec<Registrations>,
 }
 
 /// An attached process.
@@ -107,12 +109,60 @@ pub struct Endpoint {
     pub polled_directly: usize,
     /// How it is woken, if it says that it sleeps: by its `futex`, or through its local `service`.
     pub asleep: Option<&'static str>,
+    /// The table of memory that others reach without messages, by its offset in the section.
+    pub registrations: Option<u64>,
+    /// Whose memory its process changes at this moment.
+    pub holds: Option<Hold>,
     /// What it says of incoming lanes.
     #[serde(skip)]
     pub accepts: Vec<Accept>,
     /// Entries that its lane chunks have.
     #[serde(skip)]
     pub lane_entries: u64,
+    /// Offset of its block in the section.
+    #[serde(skip)]
+    pub block: u64,
+}
+
+/// A domain's table of memory that others reach without messages.
+#[derive(Debug, Clone, Serialize)]
+pub struct Registrations {
+    /// Offset in the section, by which endpoints name it.
+    pub table: u64,
+    /// The area of its process.
+    pub area: u32,
+    /// What is registered now.
+    pub ranges: Vec<Range>,
+}
+
+impl Registrations {
+    /// Ranges that allow what is asked for, and their bytes.
+    pub fn allowing(&self, access: u64) -> (usize, u64) {
+        let allow = self.ranges.iter().filter(|r| r.access & access == access);
+        allow.fold((0, 0), |(count, bytes), r| (count + 1, r.bytes.saturating_add(bytes)))
+    }
+}
+
+/// A registration that others reach without messages.
+#[derive(Debug, Clone, Copy, Serialize)]
+pub struct Range {
+    /// Its key.
+    pub key: u64,
+    /// Offset in the section of its first byte.
+    pub offset: u64,
+    /// Bytes.
+    pub bytes: u64,
+    /// What is allowed: 1 reads, 2 writes, 4 atomic operations; a sum.
+    pub access: u64,
+}
+
+/// Whose memory a process is changing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct Hold {
+    /// The owner's member.
+    pub member: u32,
+    /// The owner's area.
+    pub area: u32,
 }
 
 /// An outgoing lane.
@@ -219,6 +269,11 @@ impl Lane {
 }
 
 impl Member {
+    /// The table that an endpoint names, if it could be read.
+    pub fn registrations_of(&self, endpoint: &Endpoint) -> Option<&Registrations> {
+        self.registrations.iter().find(|r| Some(r.table) == endpoint.registrations)
+    }
+
     /// The name by which tables know one of its endpoints.
     pub fn name_of(&self, endpoint: &Endpoint) -> String {
         format!("{} {}:{}", endpoint.slot, self.name, endpoint.pid)

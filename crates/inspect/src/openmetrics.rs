@@ -206,6 +206,7 @@ mod tests {
             counters: Totals::from_words(words),
             processes: Vec::new(),
             endpoints: Vec::new(),
+            registrations: Vec::new(),
         };
         let region = Region {
             uuid: "ab".into(),
@@ -298,8 +299,11 @@ mod tests {
             lanes: (0..count).map(lane).collect(),
             polled_directly: 0,
             asleep: None,
+            registrations: None,
+            holds: None,
             accepts: Vec::new(),
             lane_entries: 0,
+            block: 0,
         });
         survey
     }

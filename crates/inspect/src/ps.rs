@@ -130,6 +130,7 @@ fn endpoints(survey: &Survey) -> Table {
         "lanes out",
         "lanes in",
         "polled directly",
+        "reachable",
         "<sleeps by",
         "<hears from",
     ]);
@@ -149,6 +150,7 @@ fn endpoints(survey: &Survey) -> Table {
                 e.lanes.len().to_string(),
                 e.accepts.len().to_string(),
                 e.polled_directly.to_string(),
+                m.registrations_of(e).map_or_else(|| "-".into(), |r| bytes(r.allowing(0).1)),
                 e.asleep.unwrap_or("-").to_owned(),
                 from.join(" "),
             ]);

@@ -1,12 +1,14 @@
 //! One look at a region: every structure of the format is read once, compared with what it may be, and handed on.
 //!
-//! The host section and the members' tables are read here, what hangs off an endpoint in `chains`. Two kinds of rules
+//! The host section and the members' tables are read here, what hangs off an endpoint in `chains`, and what others reach
+//! without messages in `registrations`. Two kinds of rules
 //! are checked: what a single writer promises (offsets, sizes, states), always; and what holds between words of two
 //! writers (a lane's read position and its stamps), only in memory, since a dump of a region at work shows them as they
 //! were at two moments.
 
 mod chains;
 mod members;
+mod registrations;
 
 use isthmus_region::format::{self, MAGIC, SECTION_ALIGN, VERSION, header, peer};
 use isthmus_region::life::{Life, State};
@@ -145,6 +147,7 @@ impl Walk<'_> {
         self.names(&members);
         let mut survey = Survey { region, members };
         self.connect(&shape, &mut survey)?;
+        self.owners(&survey);
         Ok(Some(survey))
     }
 
@@ -287,6 +290,7 @@ impl Walk<'_> {
             counters: isthmus_region::counters::Totals::default(),
             processes: Vec::new(),
             endpoints: Vec::new(),
+            registrations: Vec::new(),
         };
         // The section of one that joins is being written, that of a dead one belongs to nobody.
         if usable && life.state == State::Active {

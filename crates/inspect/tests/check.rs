@@ -6,14 +6,21 @@ mod common;
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
-use common::{REGION, job};
+use common::{REGION, WINDOW, job};
 use isthmus_inspect::check::check;
+use isthmus_inspect::explain;
 use isthmus_inspect::survey::{Depth, look};
 use isthmus_region::counters::Counter;
-use isthmus_region::format::{accept, area, block, directory, endpoint, header, lane, peer, slot};
+use isthmus_region::format::{
+    accept, area, block, directory, endpoint, header, lane, peer, registration, registrations, slot,
+};
+use isthmus_region::local::LocalBuf;
 use isthmus_region::mapping::{Mapping, Section};
 use isthmus_region::membership::Region;
 use isthmus_region::reader::Reader;
+use isthmus_region::registrations::{READ, Range, Table};
+use isthmus_transport::types::Rma;
+use isthmus_transport::{Endpoint, Posted, Ticket};
 
 /// Memory with these bytes, and a view that writes it.
 fn memory(bytes: &[u8]) -> (Reader, Section) {
@@ -77,6 +84,16 @@ fn each_field_that_is_wrong_is_named() {
     let lane_at = section + word(block_at + block::LANES).get() + 64;
     let accept_at = section + word(block_at + block::ACCEPTS).get() + 64;
     let ring_at = section + word(lane_at + lane::RING).get();
+    let table_at = section + word(block_at + block::REGISTRATIONS).get();
+    let entry_at = section + word(table_at + registrations::FIRST).get() + 64;
+    let window = word(entry_at + registration::OFFSET).get();
+    // The other process's.
+    let other_block = section + word(endpoint_at + endpoint::BYTES + endpoint::BLOCK).get();
+    let other_table = word(other_block + block::REGISTRATIONS).get();
+    let other_entry = section + word(section + other_table + registrations::FIRST).get() + 64;
+    let other_window = word(other_entry + registration::OFFSET).get();
+    let other_first = word(area_at + area::BYTES + area::FIRST).get();
+    assert_eq!([window, other_window], [job.windows[0], job.windows[1]]);
     let cases: &[(u64, u64, &str)] = &[
         (header::MAGIC, 7, "header.MAGIC"),
         (header::VERSION, 9, "header.VERSION"),
@@ -116,6 +133,37 @@ fn each_field_that_is_wrong_is_named() {
         (block_at + block::LANES, 12345, "block.LANES"),
         (block_at + block::ACCEPTS, block_at - section, "block.ACCEPTS"),
         (block_at + block::SLEEP, 7, "block.SLEEP"),
+        (block_at + block::REGISTRATIONS, 12345, "block.REGISTRATIONS"),
+        (block_at + block::REGISTRATIONS, 64, "block.REGISTRATIONS"),
+        (block_at + block::REGISTRATIONS, block_at - section, "block.REGISTRATIONS"),
+        (other_block + block::REGISTRATIONS, table_at - section, "block.REGISTRATIONS"),
+        // Peers and areas that are not in the tables; and one that is there and not in use.
+        (block_at + block::HOLD, u64::MAX, "block.HOLD"),
+        (block_at + block::HOLD, 1 << 20, "block.HOLD"),
+        (block_at + block::HOLD, 10, "block.HOLD"),
+        (table_at + registrations::FIRST, 7, "registrations.FIRST"),
+        (table_at + registrations::FIRST, REGION, "registrations.FIRST"),
+        (table_at + registrations::FIRST, lane_at - 64 - section, "registrations.FIRST"),
+        (table_at + registrations::VERSION, 2, "registrations.VERSION"),
+        (entry_at - 64, entry_at - 64 - section, "chunk.NEXT"),
+        (entry_at + registration::LIFE, 0x177, "registration.LIFE"),
+        (entry_at + registration::LIFE, 0x103, "registration.LIFE"),
+        (entry_at + registration::LIFE, 0x002, "registration.LIFE"),
+        (entry_at + registration::LIFE, 0x902, "registrations.VERSION"),
+        (entry_at + registration::BYTES + registration::KEY, 7, "registration.KEY"),
+        (entry_at + registration::OFFSET, 64, "registration.OFFSET"),
+        (entry_at + registration::OFFSET, REGION, "registration.OFFSET"),
+        (entry_at + registration::OFFSET, u64::MAX, "registration.OFFSET"),
+        (entry_at + registration::OFFSET, ring_at - section, "registration.OFFSET"),
+        (entry_at + registration::OFFSET, table_at - section - WINDOW + 1, "registration.OFFSET"),
+        (entry_at + registration::OFFSET, other_first + 512, "registration.OFFSET"),
+        (entry_at + registration::OFFSET, other_window + WINDOW - 1, "registration.OFFSET"),
+        (other_entry + registration::OFFSET, window - WINDOW + 1, "registration.OFFSET"),
+        (entry_at + registration::LENGTH, REGION, "registration.LENGTH"),
+        (entry_at + registration::LENGTH, u64::MAX, "registration.LENGTH"),
+        (entry_at + registration::ACCESS, 8, "registration.ACCESS"),
+        (entry_at + registration::ACCESS, 0, "registration.ACCESS"),
+        (entry_at + registration::BASE, u64::MAX - WINDOW + 1, "registration.BASE"),
         (lane_at - 64, lane_at - 64 - section, "chunk.NEXT"),
         (lane_at + lane::LIFE, 0x177, "lane.LIFE"),
         (lane_at + lane::TO, region.shape().slots().into(), "lane.TO"),
@@ -143,6 +191,100 @@ fn each_field_that_is_wrong_is_named() {
         assert!(text.contains(" at offset 0x") && text.contains("it must be "), "{text}");
     }
     assert!(check(&reader).unwrap().faults.is_empty(), "all is as before");
+}
+
+#[test]
+fn registrations_of_one_process_may_overlap_and_its_endpoints_may_share_them() {
+    let job = job(1);
+    let member = isthmus_attach::connect_at(job.service.attach_socket()).unwrap();
+    let mut table = Table::create(&member).unwrap();
+    let offset = member.allocate(WINDOW, 64).unwrap();
+    let range = Range { key: 0, offset, len: WINDOW, access: READ, base: 0 };
+    for key in 0..40 {
+        table.publish(&Range { key, offset: offset + key, len: WINDOW - 2 * key, ..range }).unwrap();
+    }
+    let other = Table::create(&member).unwrap();
+    let open = |table: &Table| {
+        let memory = Box::new(common::Published(table.offset()));
+        Endpoint::open(&member, isthmus_transport::Config::default(), memory).unwrap()
+    };
+    let ends = [open(&table), open(&table), open(&other)];
+    let found = check(&job.reader()).unwrap();
+    assert!(found.faults.is_empty(), "{:?}", found.faults);
+    let survey = found.survey.unwrap();
+    let member = &survey.members[0];
+    let ranges = ends.each_ref().map(|end| {
+        let slot = end.address().slot.0;
+        let end = member.endpoints.iter().find(|e| e.slot == slot).unwrap();
+        member.registrations_of(end).unwrap().ranges.len()
+    });
+    assert_eq!((ranges, member.registrations.len()), ([40, 40, 0], 3));
+    assert!(check(&file(&job.bytes())).unwrap().faults.is_empty());
+}
+
+#[test]
+fn a_hold_on_memory_of_a_process_that_is_gone_is_named_until_it_ends() {
+    let job = job(2);
+    let (reader, whole) = memory(&job.bytes());
+    let survey = check(&reader).unwrap().survey.unwrap();
+    let [first, second] = [0, 1].map(|i| &survey.members[0].endpoints[i]);
+    let hold = whole.word("t", survey.members[0].section + first.block + block::HOLD).unwrap();
+    hold.set(u64::from(second.area) + 1);
+    let held = check(&reader).unwrap();
+    assert!(held.faults.is_empty(), "{:?}", held.faults);
+    let holds = held.survey.unwrap().members[0].endpoints[0].holds.unwrap();
+    assert_eq!((holds.member, holds.area), (0, second.area));
+    // Its process ends, as its service tells it.
+    let region = Region::open(&Mapping::map(job.service.region_fd().as_fd(), REGION).unwrap()).unwrap();
+    let (section, places) = (survey.members[0].section, isthmus_region::directory::places(region.shape()));
+    let areas = section + places.areas + u64::from(second.area) * area::BYTES;
+    let ends = section + places.endpoints + u64::from(second.local) * endpoint::BYTES;
+    for at in [areas + area::LIFE, ends + endpoint::LIFE] {
+        let life = whole.word("t", at).unwrap();
+        life.set(life.get() | 3);
+    }
+    let found = check(&reader).unwrap().faults;
+    assert_eq!(found.list.iter().map(|f| f.field).collect::<Vec<_>>(), ["block.HOLD"], "{found:?}");
+    hold.set(0);
+    assert!(check(&reader).unwrap().faults.is_empty());
+}
+
+#[test]
+fn explain_says_what_of_a_target_is_reached_without_messages() {
+    let mut job = job(2);
+    job.send(0, 1, 1, 8);
+    let address = job.ends[1].address();
+    let to = job.ends[0].resolve(&address).unwrap();
+    let bufs = [LocalBuf::leaked(vec![7; 100])];
+    let rma = Rma { to, key: 7, addr: 0, bufs: &bufs, data: None, inject: false, ticket: Ticket::default() };
+    assert_eq!(job.ends[0].write(&rma), Ok(Posted::Done));
+    for _ in 0..600 {
+        job.ends[0].progress();
+    }
+    let survey = check(&job.reader()).unwrap().survey.unwrap();
+    let pairs = explain::pairs(&survey, false);
+    assert!(
+        pairs[0].rma.what.starts_with("reads directly from 2 registrations of 12K"),
+        "{:?}",
+        pairs[0].rma
+    );
+    assert!(pairs[0].rma.what.contains("writes directly to 1 registration of 8192 B"), "{:?}", pairs[0].rma);
+    assert!(pairs[0].rma.why.contains("did 1 of its 1 operations directly"), "{:?}", pairs[0].rma);
+    assert!(pairs[0].atomics.what.starts_with("directly on 1 registration"), "{:?}", pairs[0].atomics);
+    let text = explain::text(&survey, true);
+    assert_eq!(text.matches("\n  atomics  ").count(), 4, "{text}");
+    // Nothing registered, or nothing but for reads.
+    let mut survey = survey;
+    for range in &mut survey.members[0].registrations[1].ranges {
+        range.access = isthmus_region::registrations::WRITE;
+    }
+    let pair = explain::pairs(&survey, false).remove(0);
+    assert!(pair.rma.what.starts_with("writes directly") && pair.atomics.what == "by messages", "{pair:?}");
+    assert!(pair.atomics.why.contains("the target does them alone"), "{pair:?}");
+    survey.members[0].registrations[1].ranges.clear();
+    let pair = explain::pairs(&survey, false).remove(0);
+    assert!(pair.rma.what.starts_with("by messages") && pair.atomics.what.starts_with("by messages"));
+    assert!(pair.rma.why.contains("none of the memory"), "{pair:?}");
 }
 
 /// A generator that repeats itself for a seed.

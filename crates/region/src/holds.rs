@@ -22,6 +22,12 @@ impl Owner {
     pub fn new(peer: u32, area: u32) -> Self {
         Self((u64::from(peer) << 32 | u64::from(area)).wrapping_add(1))
     }
+
+    /// Peer and area that a hold word names, of which nothing is checked; none if it names nobody.
+    pub fn named(word: u64) -> Option<(u32, u32)> {
+        let word = word.checked_sub(1)?;
+        Some((u32::try_from(word >> 32).ok()?, u32::try_from(word & 0xffff_ffff).ok()?))
+    }
 }
 
 /// An endpoint's own hold word.

@@ -21,7 +21,7 @@ pub const WRITE: u64 = 2;
 pub const ATOMIC: u64 = 4;
 
 /// Most chunks that a reader follows: a table that has more, or runs in a circle, is not read further.
-const MOST_CHUNKS: usize = 4096;
+pub const MOST_CHUNKS: usize = 4096;
 
 /// What an entry says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -35,7 +35,7 @@ impl Walk<'_> {
         endpoint: &mut Endpoint,
         at: u64,
     ) -> Result<()> {
-        let words = self.words("block", within.start + at, 8)?;
+        let words = self.words("block", within.start + at, usize::try_from(block::BYTES / 8).unwrap_or(0))?;
         let place = Place::Endpoint(within.peer, endpoint.local);
         let sleep = word(&words, block::SLEEP);
         endpoint.asleep = match sleep & 3 {
@@ -47,6 +47,10 @@ impl Walk<'_> {
         self.require(said, place, "block.SLEEP", within.start + at + block::SLEEP, sleep, || {
             "0, or 1 (by its futex) or 2 (through its service) in its lowest two bits".into()
         });
+        let table = word(&words, block::REGISTRATIONS);
+        endpoint.registrations = (table != 0).then_some(table);
+        endpoint.block = at;
+        endpoint.holds = self.hold(shape, place, within.start + at + block::HOLD, word(&words, block::HOLD));
         let lanes = (at + block::LANES, word(&words, block::LANES));
         for chunk_at in self.chain(within, place, "block.LANES", lanes, lane::BYTES)? {
             for i in 0..CHUNK_ENTRIES {
@@ -73,7 +77,7 @@ impl Walk<'_> {
     }
 
     /// Offsets in the section of a chain's chunks; `head` is where the chain begins and what is written there.
-    fn chain(
+    pub(super) fn chain(
         &mut self,
         within: &mut Within,
         place: Place,
@@ -163,7 +167,7 @@ impl Walk<'_> {
     }
 
     /// Checks and claims a part of the heap.
-    fn part(
+    pub(super) fn part(
         &mut self,
         within: &mut Within,
         place: Place,

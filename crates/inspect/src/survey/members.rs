@@ -1,13 +1,16 @@
 //! A member's section: directory, areas and endpoints.
 
+use std::collections::HashMap;
+
 use isthmus_region::counters::{Totals, WORDS};
 use isthmus_region::directory::{Places, places};
 use isthmus_region::format::{
-    CHUNK_ENTRIES, DIRECTORY_MAGIC, EXTENT_UNIT, area, chunk, counters, directory, endpoint,
+    CHUNK_ENTRIES, DIRECTORY_MAGIC, EXTENT_UNIT, area, block, chunk, counters, directory, endpoint,
 };
 use isthmus_region::life::State;
 use isthmus_region::membership::Shape;
 
+use super::registrations::Window;
 use super::{Result, Walk, word};
 use crate::claims::Claims;
 use crate::fault::{Place, number};
@@ -29,8 +32,11 @@ pub(super) struct Within {
     pub(super) incarnation: u64,
     /// What lies in the heap.
     pub(super) parts: Claims,
-    /// First extents of areas.
-    extents: Claims,
+    /// First extents of areas, and whose they are.
+    pub(super) extents: Claims,
+    pub(super) owners: HashMap<u64, u32>,
+    /// What its processes let others reach.
+    pub(super) windows: Vec<Window>,
 }
 
 impl Within {
@@ -62,6 +68,8 @@ impl Walk<'_> {
             incarnation: member.incarnation,
             parts: Claims::default(),
             extents: Claims::default(),
+            owners: HashMap::new(),
+            windows: Vec::new(),
         };
         if !self.directory(shape, &within, member)? {
             return Ok(());
@@ -89,9 +97,11 @@ impl Walk<'_> {
             if let Some(endpoint) =
                 self.endpoint(shape, &mut within, &member.processes, slot, record, high)?
             {
+                self.registrations(&mut within, &endpoint, &mut member.registrations)?;
                 member.endpoints.push(endpoint);
             }
         }
+        self.windows(&within);
         Ok(())
     }
 
@@ -191,8 +201,11 @@ impl Walk<'_> {
             counters: Totals::default(),
         };
         if sound {
-            if let Err(other) = within.extents.take(first, bytes) {
-                self.overlap(place, "area.FIRST", at + area::FIRST, (first, bytes), other);
+            match within.extents.take(first, bytes) {
+                Ok(()) => {
+                    within.owners.insert(first, index);
+                }
+                Err(other) => self.overlap(place, "area.FIRST", at + area::FIRST, (first, bytes), other),
             }
             let _ = within.parts.take(first, counters::BYTES);
             process.counters = totals(&self.words("counters", within.start + first, WORDS)?);
@@ -254,16 +267,14 @@ impl Walk<'_> {
             lanes: Vec::new(),
             polled_directly: 0,
             asleep: None,
+            registrations: None,
+            holds: None,
             accepts: Vec::new(),
             lane_entries: 0,
+            block: 0,
         };
         let block = word(record, endpoint::BLOCK);
-        let (offset, wanted) = (at + endpoint::BLOCK, within.wanted(64, 64));
-        if !self.require(within.holds(block, 64, 64), place, "endpoint.BLOCK", offset, block, || wanted) {
-            return Ok(Some(endpoint));
-        }
-        if let Err(other) = within.parts.take(block, 64) {
-            self.overlap(place, "endpoint.BLOCK", offset, (block, 64), other);
+        if !self.part(within, place, "endpoint.BLOCK", at + endpoint::BLOCK, block, block::BYTES) {
             return Ok(Some(endpoint));
         }
         self.block(shape, within, &mut endpoint, block)?;

@@ -10,8 +10,10 @@ use std::time::Duration;
 use isthmus_attach::client::observe_at;
 use isthmus_host::{Config, Service};
 use isthmus_region::local::LocalBuf;
+use isthmus_region::member::Member;
 use isthmus_region::reader::Reader;
-use isthmus_transport::types::NoMemory;
+use isthmus_region::registrations::{ATOMIC, READ, Range, Table, WRITE};
+use isthmus_transport::types::{Access, Memory, RemoteAtomic, Status};
 use isthmus_transport::{Endpoint, Posted, Receive, Selector, Send, Ticket};
 
 pub const REGION: u64 = 4 << 20;
@@ -19,7 +21,43 @@ pub const REGION: u64 = 4 << 20;
 pub struct Job {
     pub service: Service,
     pub ends: Vec<Endpoint>,
+    /// Of each, what others reach without messages: a range of [`WINDOW`] bytes with key 7, and its first half with key 8.
+    pub tables: Vec<Table>,
+    pub windows: Vec<u64>,
     pub dir: tempfile::TempDir,
+}
+
+/// Bytes of memory that each process lets others reach.
+pub const WINDOW: u64 = 8192;
+
+/// A table that names a window and its first half, and the window's offset.
+fn published(member: &Arc<Member>) -> (Table, u64) {
+    let mut table = Table::create(member).unwrap();
+    let offset = member.allocate(WINDOW, 64).unwrap();
+    let range = Range { key: 7, offset, len: WINDOW, access: READ | WRITE | ATOMIC, base: 0 };
+    table.publish(&range).unwrap();
+    // One that came and went, and one that came after it.
+    let number = table.publish(&Range { key: 9, ..range }).unwrap();
+    table.withdraw(number).unwrap();
+    table.publish(&Range { key: 8, len: WINDOW / 2, access: READ, ..range }).unwrap();
+    (table, offset)
+}
+
+/// What is published, and nothing that goes by messages.
+pub struct Published(pub u64);
+
+impl Memory for Published {
+    fn published(&self) -> Option<u64> {
+        Some(self.0)
+    }
+
+    fn find(&self, _: u64, _: u64, _: u64, _: Access) -> Result<LocalBuf, Status> {
+        Err(Status::NoKey)
+    }
+
+    fn atomic(&self, _: LocalBuf, _: &RemoteAtomic<'_>, _: &mut Vec<u8>) -> Result<(), Status> {
+        Err(Status::Unsupported)
+    }
 }
 
 /// A service and `count` endpoints, each of a process of its own as far as the region knows.
@@ -27,12 +65,16 @@ pub fn job(count: usize) -> Job {
     let dir = tempfile::tempdir().unwrap();
     let config = Config { host_name: "host".into(), endpoints: 16, ..Config::new(dir.path(), REGION) };
     let service = Service::start(config, Arc::new(|_| ())).unwrap();
-    let ends = (0..count).map(|_| {
-        let member = isthmus_attach::connect_at(service.attach_socket()).unwrap();
-        Endpoint::open(&member, isthmus_transport::Config::default(), Box::new(NoMemory)).unwrap()
-    });
-    let ends = ends.collect();
-    Job { service, ends, dir }
+    let mut job = Job { service, ends: Vec::new(), tables: Vec::new(), windows: Vec::new(), dir };
+    for _ in 0..count {
+        let member = isthmus_attach::connect_at(job.service.attach_socket()).unwrap();
+        let (table, window) = published(&member);
+        let memory = Box::new(Published(table.offset()));
+        job.ends.push(Endpoint::open(&member, isthmus_transport::Config::default(), memory).unwrap());
+        job.tables.push(table);
+        job.windows.push(window);
+    }
+    job
 }
 
 impl Job {
