@@ -100,7 +100,13 @@ static void nothing(struct side *s)
 	CHECK(took >= 1.49);
 	EQUAL(fi_cntr_wait(s->cntr, 1, 500), -FI_ETIMEDOUT);
 	used = cpu() - used;
-	if (used > 0.1)
+	/* A guest counts as used what its emulator had to wait for. Polling would have used all of the 2 s. */
+#ifdef OVER_MPI
+	const double most = 1;
+#else
+	const double most = 0.1;
+#endif
+	if (used > most)
 		FAIL("2 s of waiting cost %.3f s of processor", used);
 	barrier();
 }
