@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
+use isthmus_region::error::with_causes;
 use isthmus_region::extent::Extent;
 use isthmus_region::format::GlobalSlot;
 use isthmus_region::mapping::Mapping;
@@ -239,20 +240,9 @@ impl Client {
             }
             Ok((Reply::Refused { text, .. }, _)) => Err(refused(text)),
             Ok(answer) => Ok(answer),
-            Err(e) => Err(refused(format!("{} ({})", chain(&e), self.path.display()))),
+            Err(e) => Err(refused(format!("{} ({})", with_causes(&e), self.path.display()))),
         }
     }
-}
-
-/// An error with its causes, for a text field.
-fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(e) = cause {
-        text = format!("{text}: {e}");
-        cause = e.source();
-    }
-    text
 }
 
 fn unexpected(action: &'static str) -> isthmus_region::Error {

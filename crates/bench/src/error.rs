@@ -86,14 +86,7 @@ impl Error {
 
     /// The text with all its causes, in one line or, where a program's output belongs to it, a few.
     pub fn chain(&self) -> String {
-        let mut text = self.to_string();
-        let mut cause = std::error::Error::source(self);
-        while let Some(error) = cause {
-            text.push_str(": ");
-            text.push_str(&error.to_string());
-            cause = error.source();
-        }
-        text
+        isthmus_region::error::with_causes(self)
     }
 }
 

@@ -15,15 +15,9 @@ pub(crate) fn mistake(said: &str) -> String {
 }
 
 /// The exit status of a command, after its error was printed.
-pub(crate) fn status<E: Error>(outcome: Result<(), E>) -> i32 {
+pub(crate) fn status<E: Error + 'static>(outcome: Result<(), E>) -> i32 {
     let Err(error) = outcome else { return 0 };
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(e) = cause {
-        text = format!("{text}: {e}");
-        cause = e.source();
-    }
-    eprintln!("isthmus: {text}");
+    eprintln!("isthmus: {}", isthmus_region::error::with_causes(&error));
     FAILED
 }
 

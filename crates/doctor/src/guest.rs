@@ -4,9 +4,9 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use isthmus_attach::client::observe_at;
+use isthmus_region::error::with_causes;
 
 use crate::finding::{Finding, Level};
-use crate::limits::chain;
 use crate::system::{System, mib, name_of};
 
 /// PCI vendor and device of ivshmem.
@@ -131,7 +131,7 @@ fn agent() -> Finding {
                 socket.display()
             ),
         ),
-        Err(e) => Finding::bad(check, Level::Stops, chain(&e), start),
+        Err(e) => Finding::bad(check, Level::Stops, with_causes(&e), start),
     }
 }
 
@@ -140,22 +140,11 @@ mod tests {
     use super::*;
     use std::fs;
 
-    fn vm(files: &[(&str, &str)]) -> (tempfile::TempDir, System) {
-        let dir = tempfile::tempdir().unwrap();
-        for (name, text) in files {
-            let path = dir.path().join(name);
-            fs::create_dir_all(path.parent().unwrap()).unwrap();
-            fs::write(path, text).unwrap();
-        }
-        let system = System::below(dir.path());
-        (dir, system)
-    }
-
     const AT: &str = "sys/bus/pci/devices/0000:01:00.0";
 
     #[test]
     fn what_is_wrong_with_a_device_is_named() {
-        let (dir, system) = vm(&[]);
+        let (dir, system) = System::of(&[]);
         assert!(device(&system).found.contains("no ivshmem device"));
         let put = |name: &str, text: &str| {
             fs::create_dir_all(dir.path().join(AT)).unwrap();
@@ -174,12 +163,12 @@ mod tests {
 
     #[test]
     fn emulation_is_slow_and_stops_with_one_processor() {
-        let (_dir, system) = vm(&[
+        let (_dir, system) = System::of(&[
             ("proc/cpuinfo", "vendor_id\t: AuthenticAMD\nmodel name\t: QEMU TCG CPU version 2.5+\n"),
             ("sys/devices/system/cpu/possible", "0\n"),
         ]);
         assert_eq!((accelerator(&system).level, processors(&system).level), (Level::Slow, Level::Stops));
-        let (_dir, system) = vm(&[
+        let (_dir, system) = System::of(&[
             ("proc/cpuinfo", "vendor_id\t: GenuineIntel\nmodel name\t: Intel Xeon\n"),
             ("sys/devices/system/cpu/possible", "0\n"),
         ]);

@@ -1,6 +1,7 @@
 //! The kernel, memory and limits: the same on hosts and in VMs.
 
 use isthmus_region::create::default_bytes;
+use isthmus_region::error::with_causes;
 use isthmus_region::huge::{self, Pool};
 use rustix::process::Resource;
 
@@ -56,7 +57,7 @@ fn region() -> Finding {
         Err(e) => Finding::bad(
             "shared memory",
             Level::Stops,
-            format!("no memory for a region can be made: {}", chain(&e)),
+            format!("no memory for a region can be made: {}", with_causes(&e)),
             "allow memfd_create and fallocate (a container's seccomp profile may forbid them), and memory",
         ),
     }
@@ -277,32 +278,9 @@ fn secure_boot(system: &System, role: Role) -> Finding {
     }
 }
 
-/// An error with its causes.
-pub(crate) fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(e) = cause {
-        text = format!("{text}: {e}");
-        cause = e.source();
-    }
-    text
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::fs;
-
-    fn machine(files: &[(&str, &str)]) -> (tempfile::TempDir, System) {
-        let dir = tempfile::tempdir().unwrap();
-        for (name, text) in files {
-            let path = dir.path().join(name);
-            fs::create_dir_all(path.parent().unwrap()).unwrap();
-            fs::write(path, text).unwrap();
-        }
-        let system = System::below(dir.path());
-        (dir, system)
-    }
 
     #[test]
     fn kernels_are_told_by_their_version() {
@@ -314,7 +292,7 @@ mod tests {
 
     #[test]
     fn the_tightest_control_group_counts() {
-        let (_dir, system) = machine(&[
+        let (_dir, system) = System::of(&[
             ("proc/self/cgroup", "0::/a/b\n"),
             ("proc/meminfo", "MemTotal: 9 kB\nMemAvailable:   67108864 kB\n"),
             ("sys/fs/cgroup/a/memory.max", "209715200\n"),
@@ -324,7 +302,7 @@ mod tests {
         assert_eq!(group_limit(&system).unwrap().1, 100 << 20);
         let found = memory(&system, Role::Host);
         assert!(found.level == Level::Stops && found.found.contains("a/memory.max"), "{found:?}");
-        let (_dir, system) = machine(&[
+        let (_dir, system) = System::of(&[
             ("proc/self/cgroup", "4:memory:/x\n1:cpu:/\n"),
             ("proc/meminfo", "MemAvailable:   67108864 kB\n"),
             ("sys/fs/cgroup/memory/memory.limit_in_bytes", "9223372036854771712\n"),
@@ -352,24 +330,24 @@ mod tests {
     #[test]
     fn lockdown_matters_in_guests_only() {
         let (_dir, system) =
-            machine(&[("sys/kernel/security/lockdown", "none [integrity] confidentiality\n")]);
+            System::of(&[("sys/kernel/security/lockdown", "none [integrity] confidentiality\n")]);
         assert_eq!(secure_boot(&system, Role::Guest).level, Level::Stops);
         assert_eq!(secure_boot(&system, Role::Host).level, Level::Fine);
-        let (_dir, system) = machine(&[]);
+        let (_dir, system) = System::of(&[]);
         assert_eq!(secure_boot(&system, Role::Guest).level, Level::Fine);
     }
 
     #[test]
     fn huge_pages_are_a_hint() {
         let setting = "sys/kernel/mm/transparent_hugepage/shmem_enabled";
-        let (_dir, system) = machine(&[(setting, "always within_size advise [never] deny force\n")]);
+        let (_dir, system) = System::of(&[(setting, "always within_size advise [never] deny force\n")]);
         assert_eq!(huge_pages(&system).level, Level::Hint);
-        let (_dir, system) = machine(&[(setting, "always [within_size] advise never deny force\n")]);
+        let (_dir, system) = System::of(&[(setting, "always [within_size] advise never deny force\n")]);
         assert_eq!(huge_pages(&system).level, Level::Fine);
         let pool = |free| {
             let of = |name: &str| format!("sys/kernel/mm/hugepages/hugepages-2048kB/{name}");
             let (total, left) = (of("nr_hugepages"), of("free_hugepages"));
-            machine(&[(setting, "[never]\n"), (&total, "64\n"), (&left, free)])
+            System::of(&[(setting, "[never]\n"), (&total, "64\n"), (&left, free)])
         };
         let (_dir, system) = pool("60\n");
         let found = huge_pages(&system);

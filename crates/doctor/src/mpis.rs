@@ -12,11 +12,11 @@ use std::time::{Duration, Instant};
 
 use isthmus_fabric_sys::load;
 use isthmus_host::{Config, Service};
+use isthmus_region::error::with_causes;
 use isthmus_run::mpi::{self, Mpi};
 use serde::{Deserialize, Serialize};
 
 use crate::finding::{Finding, Level};
-use crate::limits::chain;
 
 /// The hidden subcommand that asks a libfabric.
 pub const PROBE_COMMAND: &str = "libfabric-probe";
@@ -76,7 +76,7 @@ fn launchers() -> (Vec<Finding>, Vec<Mpi>) {
                 Err(e) => findings.push(Finding::bad(
                     check,
                     Level::Hint,
-                    chain(&e),
+                    with_causes(&e),
                     "put another MPI first on the PATH, or choose one with --mpi",
                 )),
             }
@@ -159,7 +159,7 @@ fn service() -> Result<(PathBuf, Service), String> {
     // Not called as those of runs are, so that nobody takes it for one.
     let dir = dir.with_file_name(format!("isthmus-doctor-{}", std::process::id()));
     let config = Config { endpoints: 16, ..Config::new(&dir, REGION) };
-    let service = Service::start(config, Arc::new(|_| ())).map_err(|e| chain(&e))?;
+    let service = Service::start(config, Arc::new(|_| ())).map_err(|e| with_causes(&e))?;
     Ok((dir, service))
 }
 

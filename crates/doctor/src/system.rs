@@ -20,6 +20,19 @@ impl System {
         Self { root: root.into() }
     }
 
+    /// A stand-in with these files; they are there for as long as their folder.
+    #[cfg(test)]
+    pub(crate) fn of(files: &[(&str, &str)]) -> (tempfile::TempDir, Self) {
+        let dir = tempfile::tempdir().unwrap();
+        for (name, text) in files {
+            let path = dir.path().join(name);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        }
+        let system = Self::below(dir.path());
+        (dir, system)
+    }
+
     /// The place of a file that is named from `/` on.
     pub fn path(&self, name: &str) -> PathBuf {
         self.root.join(name.trim_start_matches('/'))

@@ -2,11 +2,11 @@
 
 use std::process::{Command, Stdio};
 
+use isthmus_region::error::with_causes;
 use isthmus_vm::accel::{self, Kvm};
 use isthmus_vm::{kernel, qemu};
 
 use crate::finding::{Finding, Level};
-use crate::limits::chain;
 use crate::system::System;
 
 /// The oldest QEMU that was tried.
@@ -99,7 +99,12 @@ fn qemu() -> Finding {
     let program = match qemu::program() {
         Ok(program) => program,
         Err(e) => {
-            return Finding::bad(check, Level::Stops, format!("no VMs without it: {}", chain(&e)), install);
+            return Finding::bad(
+                check,
+                Level::Stops,
+                format!("no VMs without it: {}", with_causes(&e)),
+                install,
+            );
         }
     };
     let shown = program.display();

@@ -116,13 +116,7 @@ pub fn run(main: impl FnOnce(Booted)) -> ! {
     match outcome {
         Ok(Ok(())) => {}
         Ok(Err(error)) => {
-            let mut text = format!("isthmus: this VM cannot boot: {error}");
-            let mut cause = std::error::Error::source(&error);
-            while let Some(inner) = cause {
-                text.push_str(&format!(": {inner}"));
-                cause = inner.source();
-            }
-            console(&text);
+            console(&format!("isthmus: this VM cannot boot: {}", isthmus_region::error::with_causes(&error)));
         }
         // The panic's own text is on the console already.
         Err(_) => console("isthmus: the guest agent panicked; this VM ends"),

@@ -59,12 +59,8 @@ pub fn serve(booted: &Booted) {
                 std::mem::forget(agent);
             }
             Err(error) => {
-                let mut why = format!("it cannot join the region: {error}");
-                let mut cause = std::error::Error::source(&error);
-                while let Some(inner) = cause {
-                    why.push_str(&format!(": {inner}"));
-                    cause = inner.source();
-                }
+                let why =
+                    format!("it cannot join the region: {}", isthmus_region::error::with_causes(&error));
                 boot::console(&format!("isthmus: {why}"));
                 teller.tell(ToHost::Broken { why });
             }

@@ -43,7 +43,7 @@ pub struct Pair {
 }
 
 /// What was chosen, and why.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Choice {
     /// What.
     pub what: String,
@@ -362,9 +362,11 @@ pub fn text(survey: &Survey, all: bool) -> String {
                 up_to_bytes.map_or_else(|| "longer".to_owned(), |most| format!("to {}", length(most)));
             let _ = writeln!(out, "  {length:<8} {name}: {why}");
         }
-        for (what, Choice { what: chosen, why }) in [("rma", &pair.rma), ("atomics", &pair.atomics)] {
-            let _ = writeln!(out, "  {what:<8} {chosen}: {why}");
-        }
+        let _ = writeln!(out, "  {:<8} {}: {}", "rma", pair.rma.what, pair.rma.why);
+        let same = pair.atomics == pair.rma;
+        let atomics =
+            if same { "as rma".into() } else { format!("{}: {}", pair.atomics.what, pair.atomics.why) };
+        let _ = writeln!(out, "  {:<8} {atomics}", "atomics");
         if let (Some((messages, sent)), Some((read, unread))) = (pair.sent, pair.slots) {
             let so_far =
                 format!("{messages} messages of {}; {read} slots read, {unread} waiting", length(sent));

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use isthmus_attach::client::{View, observe_at};
 use isthmus_attach::socket::{SOCKET_VARIABLE, SYSTEM_SOCKET, user_socket};
+use isthmus_region::error::with_causes;
 use isthmus_region::reader::Reader;
 
 use crate::error::{Error, Result};
@@ -83,7 +84,7 @@ impl Target {
         for path in &candidates {
             match Self::served(path, SHORT_PATIENCE) {
                 Ok(target) => found.push(target),
-                Err(e) => silent.push(chain(&e)),
+                Err(e) => silent.push(with_causes(&e)),
             }
         }
         if let Some(number) = &wanted.run {
@@ -267,17 +268,6 @@ fn describe(pid: u32) -> String {
 fn parent(pid: u32) -> Option<u32> {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
     status.lines().find_map(|l| l.strip_prefix("PPid:"))?.trim().parse().ok()
-}
-
-/// An error with its causes.
-fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(e) = cause {
-        text = format!("{text}: {e}");
-        cause = e.source();
-    }
-    text
 }
 
 #[cfg(test)]

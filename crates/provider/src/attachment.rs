@@ -7,6 +7,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use isthmus_fabric_sys::{FI_LOG_CORE, FI_LOG_WARN};
+use isthmus_region::error::with_causes;
 use isthmus_region::member::Member;
 
 use crate::core::{Core, log};
@@ -32,7 +33,7 @@ pub(crate) fn probe(core: Option<&Core>) -> Option<[u64; 2]> {
     }
     let answer = shared();
     if let Err(e) = &answer {
-        let text = describe(e);
+        let text = with_causes(e);
         if !asked_for(core) {
             log!(core, INFO, CORE, "{text}");
         } else if core.is_some_and(|c| c.logs(FI_LOG_WARN, FI_LOG_CORE)) {
@@ -68,17 +69,6 @@ pub(crate) fn forget() {
     if let Some(known) = probe.take().filter(|p| p.pid != std::process::id()) {
         std::mem::forget(known.held);
     }
-}
-
-/// An error with its causes.
-pub(crate) fn describe(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(e) = cause {
-        text = format!("{text}: {e}");
-        cause = e.source();
-    }
-    text
 }
 
 /// Whether the user named us: by `FI_PROVIDER`, or by naming a service.

@@ -83,7 +83,13 @@ impl Domain {
         let attr: Option<&DomainHints> = unsafe { isthmus_cabi::object(info.domain_attr.cast()) };
         let (threading, mr_mode) = attr.map_or((FI_THREAD_SAFE, 0), |a| (a.threading, a.mr_mode));
         let member = attachment::take().map_err(|e| {
-            log!(fabric.core(), WARN, DOMAIN, "cannot open a domain: {}", attachment::describe(&e));
+            log!(
+                fabric.core(),
+                WARN,
+                DOMAIN,
+                "cannot open a domain: {}",
+                isthmus_region::error::with_causes(&e)
+            );
             errno::of_attach(&e)
         })?;
         let fid = object::head(FI_CLASS_DOMAIN, context, &FID_OPS);

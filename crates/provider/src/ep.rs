@@ -179,7 +179,7 @@ impl Ep {
         let table = domain.store.table(&domain.member);
         let memory = Box::new(Reach { registrations: Arc::clone(&domain.registrations), table });
         let transport = Endpoint::open(&domain.member, Config::default(), memory).map_err(|e| {
-            log!(core, WARN, EP_CTRL, "cannot open an endpoint: {}", crate::attachment::describe(&e));
+            log!(core, WARN, EP_CTRL, "cannot open an endpoint: {}", isthmus_region::error::with_causes(&e));
             errno::of_transport(&e)
         })?;
         if transport.inject_bytes() < INJECT_BYTES || transport.atomic_bytes() < arithmetic::MOST_BYTES {
@@ -786,7 +786,13 @@ impl State {
             return Err(FI_EINVAL);
         }
         let peer = self.transport()?.resolve(&address).map_err(|e| {
-            log!(self.core, WARN, EP_DATA, "cannot use {address}: {}", crate::attachment::describe(&e));
+            log!(
+                self.core,
+                WARN,
+                EP_DATA,
+                "cannot use {address}: {}",
+                isthmus_region::error::with_causes(&e)
+            );
             errno::of_transport(&e)
         })?;
         set(&mut self.peers, number, UNKNOWN, peer.0);

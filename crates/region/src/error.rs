@@ -3,6 +3,17 @@
 /// This crate's result.
 pub type Result<T> = std::result::Result<T, Error>;
 
+/// An error with its causes, on one line: no error of ours repeats its cause's text.
+pub fn with_causes(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(e) = cause {
+        text = format!("{text}: {e}");
+        cause = e.source();
+    }
+    text
+}
+
 /// A region that cannot be made, mapped or believed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {

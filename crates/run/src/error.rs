@@ -160,13 +160,6 @@ impl Error {
 
     /// The text with its causes, on one line.
     pub fn line(&self) -> String {
-        let mut line = self.to_string();
-        let mut cause = std::error::Error::source(self);
-        while let Some(source) = cause {
-            line.push_str(": ");
-            line.push_str(&source.to_string());
-            cause = source.source();
-        }
-        line
+        isthmus_region::error::with_causes(self)
     }
 }

@@ -51,13 +51,7 @@ pub trait StartService {
 pub struct Embedded;
 
 fn failed(e: &dyn std::error::Error) -> Error {
-    let mut text = e.to_string();
-    let mut cause = e.source();
-    while let Some(inner) = cause {
-        text.push_str(&format!(": {inner}"));
-        cause = inner.source();
-    }
-    Error::Service(text)
+    Error::Service(isthmus_region::error::with_causes(e))
 }
 
 impl StartService for Embedded {

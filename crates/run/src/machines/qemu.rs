@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use isthmus_guest::wakes::WAKE_PORT;
 use isthmus_guest::wire::{CONTROL_PORT, EXEC_PORT, RELAY_PORT};
+use isthmus_region::error::with_causes;
 use isthmus_vm::accel::{self, Choice};
 use isthmus_vm::boot_config::{BootConfig, GuestShare, HostEntry, Interface, InterfaceKind, ROOT_TAG};
 use isthmus_vm::qemu::{Ivshmem, Share, Tap, Vm, VmConfig};
@@ -33,13 +34,7 @@ const CONSOLE_LINES: usize = 12;
 pub struct Qemu;
 
 fn boot(vm: &str, e: &dyn std::error::Error) -> Error {
-    let mut why = e.to_string();
-    let mut cause = e.source();
-    while let Some(inner) = cause {
-        why.push_str(&format!(": {inner}"));
-        cause = inner.source();
-    }
-    Error::Boot { vm: vm.to_owned(), why }
+    Error::Boot { vm: vm.to_owned(), why: with_causes(e) }
 }
 
 /// What all VMs of a run have in common.
