@@ -23,7 +23,7 @@ const BATCH: usize = 64;
 /// the room.
 const LARGE: u64 = 1024;
 /// Least bytes of a piece of a pipelined message.
-const LEAST_PIECE: u64 = 8 << 10;
+const LEAST_PIECE: u64 = 16 << 10;
 /// Replies that a peer asked for and that found no room, above which its lane is not read on.
 const MOST_REPLIES: usize = 1024;
 /// Longest message that anybody may announce: what an address space holds.
@@ -991,8 +991,8 @@ impl Endpoint {
             }
             let Some(chunk) = self.take_chunk_place(to) else { return moved };
             let peer = &mut self.peers[to.0 as usize];
-            // With more messages behind it both sides copy at the same time anyway.
-            let alone = peer.pushes.len() == 1;
+            // With more messages behind it both sides copy at the same time anyway, and fewer pieces cost less.
+            let alone = peer.pushes.len() == 1 && !self.operations.has_offers();
             let (Some(out), Some(push)) = (&mut peer.out, peer.pushes.front_mut()) else { return moved };
             let piece = if alone { piece_of(push.len) } else { chunk.bytes };
             let len = (push.len - push.at).min(chunk.bytes).min(piece);

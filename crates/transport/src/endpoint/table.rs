@@ -53,6 +53,8 @@ pub(super) struct Table {
     free: Vec<u32>,
     /// Of each peer, how many are one-sided operations of ours.
     one_sided: Vec<u32>,
+    /// Messages that were announced and not asked for yet, whoever to.
+    offers: usize,
 }
 
 impl Table {
@@ -61,7 +63,15 @@ impl Table {
         self.one_sided.get(peer.0 as usize).copied().unwrap_or(0)
     }
 
+    /// Whether announced messages wait to be asked for.
+    pub(super) fn has_offers(&self) -> bool {
+        self.offers > 0
+    }
+
     fn count(&mut self, operation: &Operation, came: bool) {
+        if matches!(operation, Operation::Offer { .. }) {
+            self.offers = if came { self.offers + 1 } else { self.offers.saturating_sub(1) };
+        }
         if !operation.is_one_sided() {
             return;
         }
@@ -130,9 +140,51 @@ impl Table {
                 self.free.push(index);
             }
         }
+        self.offers -=
+            taken.iter().filter(|op| matches!(op, Operation::Offer { .. })).count().min(self.offers);
         if let Some(count) = self.one_sided.get_mut(peer.0 as usize) {
             *count = 0;
         }
         taken
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::types::{Status, Ticket};
+
+    fn then() -> Completion {
+        Completion {
+            ticket: Ticket::default(),
+            op: Op::Send { tagged: true },
+            status: Status::Ok,
+            len: 0,
+            tag: 0,
+            data: None,
+            source: None,
+            buf: 0,
+            released: false,
+        }
+    }
+
+    fn offer(to: PeerId) -> Operation {
+        Operation::Offer { to, bufs: Bufs::new(&[]), len: 1, then: then(), awaits_done: true }
+    }
+
+    #[test]
+    fn offers_are_counted_until_they_are_taken_up_or_their_peer_is_gone() {
+        let (here, there) = (PeerId(0), PeerId(1));
+        let mut table = Table::default();
+        let first = table.insert(offer(here));
+        table.insert(offer(there));
+        assert!(table.take(first, there).is_none(), "another peer's");
+        assert!(table.take(first, here).is_some());
+        table.put_back(first, Operation::Await { to: here, then: then() });
+        assert!(table.has_offers());
+        assert_eq!(table.take_all(there).len(), 1);
+        assert!(!table.has_offers());
+        assert_eq!(table.take_all(here).len(), 1);
+        assert!(!table.has_offers());
     }
 }
