@@ -325,7 +325,7 @@ fn received(endpoint: &mut Endpoint, count: usize) -> Result<usize> {
     while left > 0 {
         // As the provider does: the short way as far as it goes.
         let mut short = Count(0);
-        match endpoint.poll_short(left, &mut short) {
+        match endpoint.poll_short(left, false, &mut short) {
             Short::Nothing => continue,
             Short::Received => {
                 left -= short.0;

@@ -101,7 +101,7 @@ impl Producer {
 
     /// Writes the next slot piece by piece: `write` stores the payload words. The caller has seen
     /// [`Producer::has_room`].
-    #[inline]
+    #[inline(always)] // on the way of a short message
     pub fn push_with(&mut self, slots: &(impl Slots + ?Sized), head: u64, write: impl FnOnce(&Slot)) {
         debug_assert!(self.has_room());
         slots.slot(self.write + AHEAD).prepare();

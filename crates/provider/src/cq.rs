@@ -245,7 +245,7 @@ impl Cq {
             return None;
         }
         loop {
-            match endpoint.poll_short(self, to) {
+            match endpoint.poll_short(self, queue.patience.may_spin(), to) {
                 Short::Received => {
                     queue.patience = Patience::FULL;
                     if to.taken > 0 {
@@ -254,9 +254,6 @@ impl Cq {
                 }
                 Short::Nothing => {
                     queue.patience.count();
-                    if queue.patience.may_spin() && endpoint.spin() {
-                        continue;
-                    }
                     return Some(0);
                 }
                 Short::Other => return None,

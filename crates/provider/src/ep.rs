@@ -231,7 +231,7 @@ impl Ep {
     /// The short way of a poll for `cq`: short messages, or nothing; only where that can be told without a lock, and
     /// where what is received makes entries in that queue and nothing else. They go to `to`, as long as there is room.
     #[inline(always)]
-    pub(crate) fn poll_short(&self, cq: &Cq, to: &mut Destination) -> Short {
+    pub(crate) fn poll_short(&self, cq: &Cq, wait: bool, to: &mut Destination) -> Short {
         let Some(mut state) = self.state.unlocked() else { return Short::Other };
         if !std::ptr::eq(state.short, cq) || self.poison.is_set() {
             return Short::Other;
@@ -240,14 +240,9 @@ impl Ep {
         let Some(transport) = transport else { return Short::Other };
         *moving = true;
         // Exactly those that make no entry leave room.
-        let found = transport.poll_short(to.room(), &mut Straight { ends, cq, to });
+        let found = transport.poll_short(to.room(), wait, &mut Straight { ends, cq, to });
         *moving = false;
         found
-    }
-
-    /// Waits for a moment for something to come, where that is a good idea. Gives whether it did.
-    pub(crate) fn spin(&self) -> bool {
-        self.state.unlocked().is_some_and(|s| s.transport.as_ref().is_some_and(Endpoint::spin))
     }
 
     /// Moves everything, unless another thread is at it.

@@ -110,6 +110,10 @@ impl LocalBuf {
     #[inline(always)] // its callers know more of the length than it does
     pub fn words(self, mut each: impl FnMut(usize, u64)) {
         let at = self.at.as_ptr();
+        if self.len == 8 {
+            // SAFETY: all of the eight bytes; `new`'s caller promised that they may be read.
+            return each(0, u64::from_le_bytes(unsafe { at.cast::<[u8; 8]>().read() }));
+        }
         let whole = self.len / 8;
         for i in 0..whole {
             // SAFETY: bytes 8 i to 8 i + 7 are below the length; `new`'s caller promised that they may be read.

@@ -233,17 +233,24 @@ impl Outgoing {
     #[inline]
     pub fn push(&mut self, message: &Message, count: usize) -> bool {
         self.others += u64::from(!wire::is_programs(wire::kind_of(message[0])));
-        self.publish(|producer, ring| producer.push(ring, message, count))
+        let announce = self.begin();
+        self.producer.push(&self.ring, message, count);
+        self.published(announce);
+        announce
     }
 
     /// As [`Outgoing::push`], for a program's message whose payload words `write` stores.
     #[inline(always)] // on the way of a short message
     pub fn push_with(&mut self, head: u64, write: impl FnOnce(&Slot)) -> bool {
-        self.publish(|producer, ring| producer.push_with(ring, head, write))
+        let announce = self.begin();
+        self.producer.push_with(&self.ring, head, write);
+        self.published(announce);
+        announce
     }
 
+    /// What comes before a message is published. Gives whether it has to be announced.
     #[inline(always)] // on the way of a short message
-    fn publish(&mut self, push: impl FnOnce(&mut Producer, &SlotRing)) -> bool {
+    fn begin(&mut self) -> bool {
         let announce = match &self.accepted {
             Some((heat, _)) => must_announce(&heat.words[3], &self.descriptor.words[6], &mut self.answered),
             None => true,
@@ -251,13 +258,17 @@ impl Outgoing {
         let at = self.index(self.producer.written());
         self.data_end[at] = self.data_write;
         step(Step::Unpublished);
-        push(&mut self.producer, &self.ring);
+        announce
+    }
+
+    /// What comes after.
+    #[inline(always)] // on the way of a short message
+    fn published(&mut self, announce: bool) {
         step(Step::Published);
         self.idle = 0;
         if announce {
             activity::announce(&self.activity, self.sender);
         }
-        announce
     }
 
     /// Remembers that the chunk at `offset` is free again once the receiver has passed the message pushed last.

@@ -162,48 +162,54 @@ impl Endpoint {
 
     /// The short way of a poll: takes up to `room` short messages of one lane, for each of which the oldest receive waits,
     /// or finds that there is nothing. Whatever else there is to do it leaves to [`Endpoint::progress_into`], which it asks
-    /// for often enough.
+    /// for often enough. With `wait` it looks on for about two microseconds where there is nothing.
     #[inline(always)] // on the way of a short message
-    pub fn poll_short(&mut self, room: usize, sink: &mut impl ShortSink) -> Short {
+    pub fn poll_short(&mut self, room: usize, wait: bool, sink: &mut impl ShortSink) -> Short {
         let ticks = self.ticks.wrapping_add(1);
         let other = !self.busy.is_empty() || !self.completions.is_empty() || self.hot.is_empty();
         if other || (ticks >= self.next_look && !self.nothing_announced(ticks)) {
             return Short::Other;
         }
         self.ticks = ticks;
-        for number in &self.hot {
-            let Some(Some(lane)) = self.incoming.get_mut(*number as usize) else { continue };
-            let Some(mut head) = lane.arrived() else { continue };
-            let Some(peer) = self.peers.get(lane.peer.0 as usize) else { return Short::Other };
-            let (mut count, mut bytes) = (0, 0);
-            while count < room {
-                let Some(received) = take_short(lane, head, peer, &mut self.matching) else { break };
-                bytes += received.len;
-                count += 1;
-                sink.take(&received, &peer.address);
-                let Some(next) = lane.arrived() else { break };
-                head = next;
-                lane.expect(EXPECT_AHEAD);
-                if count % SHORT_BATCH == 0 {
-                    lane.release();
+        let mut wait = wait;
+        loop {
+            for number in &self.hot {
+                let Some(Some(lane)) = self.incoming.get_mut(*number as usize) else { continue };
+                let Some(mut head) = lane.arrived() else { continue };
+                let Some(peer) = self.peers.get(lane.peer.0 as usize) else { return Short::Other };
+                let (mut count, mut bytes) = (0, 0);
+                while count < room {
+                    let Some(received) = take_short(lane, head, peer, &mut self.matching) else { break };
+                    bytes += received.len;
+                    count += 1;
+                    sink.take(&received, &peer.address);
+                    let Some(next) = lane.arrived() else { break };
+                    head = next;
+                    lane.expect(EXPECT_AHEAD);
+                    if count % SHORT_BATCH == 0 {
+                        lane.release();
+                    }
                 }
+                if count == 0 {
+                    return Short::Other;
+                }
+                lane.release();
+                lane.last = ticks;
+                self.tally.add(Counter::RxMessages, count as u64);
+                self.tally.add(Counter::RxBytes, bytes as u64);
+                return Short::Received;
             }
-            if count == 0 {
-                return Short::Other;
+            if !wait || !self.spin() {
+                return Short::Nothing;
             }
-            lane.release();
-            lane.last = ticks;
-            self.tally.add(Counter::RxMessages, count as u64);
-            self.tally.add(Counter::RxBytes, bytes as u64);
-            return Short::Received;
+            wait = false;
         }
-        Short::Nothing
     }
 
     /// Looks at the hot lanes again and again, for about two microseconds, and nothing else. Gives whether something is
     /// there. Not where processors are short.
     #[inline(never)]
-    pub fn spin(&self) -> bool {
+    fn spin(&self) -> bool {
         if self.crowded {
             return false;
         }
