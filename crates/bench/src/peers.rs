@@ -518,9 +518,18 @@ impl Table {
             count(Verdict::Unproved),
             count(Verdict::NotMeasured)
         );
+        // One launch serves several rows, and its failure is told once.
+        let mut reasons: Vec<(&str, Vec<String>)> = Vec::new();
         for row in self.rows.iter().filter(|row| row.verdict == Verdict::NotMeasured) {
-            let mpi = row.mpi.as_deref().map(|mpi| format!(", {mpi}")).unwrap_or_default();
-            text.push_str(&format!("not measured: {}{mpi}: {}\n", row.what, row.said));
+            let name =
+                row.what.clone() + &row.mpi.as_deref().map(|mpi| format!(", {mpi}")).unwrap_or_default();
+            match reasons.iter_mut().find(|(said, _)| *said == row.said) {
+                Some((_, names)) => names.push(name),
+                None => reasons.push((&row.said, vec![name])),
+            }
+        }
+        for (said, names) in reasons {
+            text.push_str(&format!("not measured: {}: {said}\n", names.join("; ")));
         }
         text
     }
@@ -596,10 +605,13 @@ mod tests {
     fn what_was_not_measured_is_said_below_the_table() {
         let missing = collective_promises(4)[1].row(&records("shm"));
         assert_eq!(missing.verdict, Verdict::NotMeasured);
-        let text =
-            Table { rows: vec![missing], records: Vec::new(), curves: Vec::new(), no_curves: false }.text();
-        assert!(text.contains("1 were not measured"), "{text}");
+        let again = Row { what: "another row".into(), ..missing.clone() };
+        let rows = vec![missing, again];
+        let text = Table { rows, records: Vec::new(), curves: Vec::new(), no_curves: false }.text();
+        assert!(text.contains("2 were not measured"), "{text}");
         assert!(text.contains("not measured: allreduce"), "{text}");
+        assert_eq!(text.matches("not measured: ").count(), 1, "{text}");
+        assert!(text.contains("; another row"), "{text}");
     }
 
     #[test]

@@ -345,7 +345,7 @@ fn no_bytes_make_a_look_panic_or_loop() {
         }
         let begin = Instant::now();
         let found = look(&reader, Depth::Slots).unwrap();
-        assert!(begin.elapsed() < Duration::from_secs(5), "seed {seed:#x}, round {rounds}");
+        assert!(begin.elapsed() < Duration::from_secs(60), "seed {seed:#x}, round {rounds}");
         detected += u32::from(!found.faults.is_empty());
         for (at, old) in changed.into_iter().rev() {
             whole.word("t", at).unwrap().set(old);
