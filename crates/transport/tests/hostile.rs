@@ -6,7 +6,14 @@ mod common;
 use common::*;
 
 use isthmus_transport::wire::{flag, head, kind};
-use isthmus_transport::{Completion, Endpoint, PeerId, PostError, Posted, Receive, Selector, Status, Ticket};
+use std::sync::{Arc, Mutex};
+
+use isthmus_region::local::LocalBuf;
+use isthmus_transport::types::{RemoteAtomic, Rma};
+use isthmus_transport::{
+    Access, Completion, Config, Endpoint, Memory, PeerId, PostError, Posted, Receive, Selector, Status,
+    Ticket,
+};
 
 /// The number of an endpoint's first operation.
 const FIRST: u64 = 1 << 32;
@@ -181,4 +188,94 @@ fn a_close_does_not_wait_for_ever_for_one_who_takes_nothing() {
     });
     assert_eq!(waiting, 1, "one of two took what it was sent");
     assert!(begin.elapsed() >= Duration::from_millis(200) && begin.elapsed() < Duration::from_secs(20));
+}
+
+#[test]
+fn done_while_the_payload_is_still_being_read_ends_the_send() {
+    let world = World::new(2, 8 << 20);
+    let (mut a, mut hostile) = (world.endpoint(0), world.endpoint(1));
+    let to = a.resolve(&hostile.address()).unwrap();
+    let back = hostile.resolve(&a.address()).unwrap();
+    let mut out = pattern(1 << 20, 4);
+    let bufs = [buf(&mut out)];
+    let message = isthmus_transport::Send { delivered: true, ..message(to, 4, &bufs) };
+    assert_eq!(a.send(&message), Ok(Posted::Pending));
+    assert!(hostile.push_raw(back, &[head(kind::CLEAR, 0, 0), FIRST, 1 << 32, 1 << 20, 0, 0, 0, 0]));
+    assert!(hostile.push_raw(back, &[head(kind::DONE, 0, 0), FIRST, 0, 0, 0, 0, 0, 0]));
+    let ends = polls(&mut a, 1000);
+    // From here on the program may free the buffer.
+    assert_eq!(ends.iter().map(|e| e.status).collect::<Vec<_>>(), [Status::PeerGone]);
+    assert!(a.take_faulty().is_some() && !a.is_flushing(), "nothing more is read from the buffer");
+}
+
+/// A registration that its program can end.
+#[derive(Clone)]
+struct Window(Arc<Mutex<Option<LocalBuf>>>);
+
+impl Memory for Window {
+    fn find(&self, _: u64, addr: u64, len: u64, _: Access) -> Result<LocalBuf, Status> {
+        let whole = self.0.lock().unwrap().ok_or(Status::NoKey)?;
+        Ok(whole.part(addr.try_into().unwrap(), len.try_into().unwrap()))
+    }
+
+    fn atomic(&self, _: LocalBuf, _: &RemoteAtomic<'_>, _: &mut Vec<u8>) -> Result<(), Status> {
+        Err(Status::Unsupported)
+    }
+}
+
+fn window(world: &World, peer: u32, memory: &mut [u8]) -> (Endpoint, Window) {
+    let window = Window(Arc::new(Mutex::new(Some(buf(memory)))));
+    (world.endpoint_with(peer, Config::default(), Box::new(window.clone())), window)
+}
+
+fn rma(to: PeerId, bufs: &[LocalBuf]) -> Rma<'_> {
+    Rma { to, key: 1, addr: 0, bufs, data: None, inject: false, ticket: Ticket::default() }
+}
+
+#[test]
+fn a_write_goes_nowhere_once_its_registration_has_ended() {
+    let world = World::new(2, 8 << 20);
+    let mut memory = vec![7; 1 << 20];
+    let (mut b, registered) = window(&world, 0, &mut memory);
+    let mut hostile = world.endpoint(1);
+    let to = hostile.resolve(&b.address()).unwrap();
+    assert!(hostile.push_raw(to, &[head(kind::WRITE_READY, 0, 0), 77, 1, 0, 1 << 20, 0, 0, 0]));
+    polls(&mut b, 1000);
+    // The program ends the registration, and uses its memory for something else.
+    *registered.0.lock().unwrap() = None;
+    assert!(hostile.push_raw(to, &[head(kind::CHUNK, 0, 0), FIRST, 0, 4096, 0, 0, 0, 0]));
+    polls(&mut b, 1000);
+    assert!(memory.iter().all(|byte| *byte == 7), "nothing of it was written");
+    assert!(b.take_faulty().is_none());
+}
+
+#[test]
+fn writes_and_reads_end_with_an_error_when_the_registration_ends_before_them() {
+    for writes in [true, false] {
+        let world = World::new(2, 8 << 20);
+        let (mut memory, mut local) = (vec![7; 4 << 20], vec![9; 4 << 20]);
+        let (mut b, registered) = window(&world, 0, &mut memory);
+        let mut a = world.endpoint(1);
+        let (to, bufs) = (a.resolve(&b.address()).unwrap(), [buf(&mut local)]);
+        let posted = if writes { a.write(&rma(to, &bufs)) } else { a.read(&rma(to, &bufs)) };
+        assert_eq!(posted, Ok(Posted::Pending));
+        for _ in 0..4 {
+            b.progress();
+            a.progress();
+        }
+        assert!(a.pop().is_none(), "it is under way");
+        *registered.0.lock().unwrap() = None;
+        let end = wait(&mut a, &mut b);
+        assert_eq!(end.status, Status::NoKey);
+        polls(&mut a, 1000);
+        polls(&mut b, 1000);
+        assert!(!a.is_flushing() && !b.is_flushing());
+        assert!(a.take_faulty().is_none() && b.take_faulty().is_none(), "nobody is to blame");
+        // And the next one is served as if nothing had been.
+        *registered.0.lock().unwrap() = Some(buf(&mut memory));
+        let posted = if writes { a.write(&rma(to, &bufs)) } else { a.read(&rma(to, &bufs)) };
+        assert_eq!(posted, Ok(Posted::Pending));
+        ok(wait(&mut a, &mut b));
+        assert_eq!(memory, local);
+    }
 }

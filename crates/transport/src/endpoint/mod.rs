@@ -131,14 +131,33 @@ enum Because {
     Posted,
 }
 
+/// What a peer named when it asked to read or write our memory. It is looked up again for each piece: the program may end
+/// a registration, and free what was registered, however long the peer takes.
+#[derive(Debug, Clone, Copy)]
+struct Registered {
+    key: u64,
+    addr: u64,
+}
+
+impl Registered {
+    /// The address of the byte at `at`. What was found with its whole length does not wrap.
+    fn at(self, at: u64) -> u64 {
+        self.addr.wrapping_add(at)
+    }
+}
+
 /// A pipelined message on its way.
 #[derive(Debug)]
 struct Push {
     /// The receiver's operation.
     id: u64,
     bufs: Bufs,
+    /// Where the bytes are registered, if they answer a read: `bufs` is then no longer ours to read once that has ended.
+    registered: Option<Registered>,
     len: u64,
     at: u64,
+    /// Our own operation, which waits for `DONE`.
+    awaited: Option<u64>,
     /// Comes when all bytes are out of `bufs`.
     then: Option<Completion>,
 }

@@ -187,7 +187,8 @@ impl Endpoint {
             if delivered {
                 message[0] |= wire::head(0, flag::ACK, 0);
                 let then = self.template(send.ticket, Op::Send { tagged: send.tagged }, len);
-                message[5] = self.operations.insert(Operation::Await { to: send.to, then });
+                let awaited = Operation::Await { to: send.to, then, sending: false };
+                message[5] = self.operations.insert(awaited);
                 count = 6;
             }
             self.push(send.to, &message, count);
@@ -425,6 +426,7 @@ impl Endpoint {
             then: self.template(rma.ticket, Op::Read, len),
             multi: None,
             done: None,
+            registered: None,
         });
         self.push(rma.to, &[wire::head(kind::READ, 0, 0), id, rma.key, rma.addr, len, 0, 0, 0], 5);
         self.count_rma(rma.to, 0);
@@ -450,7 +452,7 @@ impl Endpoint {
         let then = self.template(rma.ticket, Op::Write, len);
         if len <= self.eager_bytes(rma.to) || rma.inject {
             let offset = self.stage(rma.to, rma.bufs, len)?;
-            let id = self.operations.insert(Operation::Await { to: rma.to, then });
+            let id = self.operations.insert(Operation::Await { to: rma.to, then, sending: false });
             let message = [wire::head(kind::WRITE, flags, 0), id, rma.key, rma.addr, len, offset, data, 0];
             self.push(rma.to, &message, 7);
         } else {
@@ -487,7 +489,7 @@ impl Endpoint {
         let offset = self.stage(atomic.to, &operand, operands + compares)?;
         let then = self.template(atomic.ticket, Op::Atomic(atomic.kind), span);
         let operation = match atomic.kind {
-            AtomicKind::Plain => Operation::Await { to: atomic.to, then },
+            AtomicKind::Plain => Operation::Await { to: atomic.to, then, sending: false },
             AtomicKind::Fetch | AtomicKind::Compare => Operation::Incoming {
                 from: atomic.to,
                 dest: Bufs::new(atomic.result),
@@ -496,6 +498,7 @@ impl Endpoint {
                 then,
                 multi: None,
                 done: None,
+                registered: None,
             },
         };
         let id = self.operations.insert(operation);

@@ -9,7 +9,7 @@ use isthmus_region::counters::{Counter, LaneCounter};
 use isthmus_region::local::LocalBuf;
 
 use super::table::Operation;
-use super::{Because, Endpoint, Multi, Peer, Push, Reply};
+use super::{Because, Endpoint, Multi, Peer, Push, Registered, Reply};
 use crate::address::Address;
 use crate::fault::{Step, step};
 use crate::lane::{Incoming, Size};
@@ -598,7 +598,16 @@ impl Endpoint {
             self.finish_receive(then, multi);
             return;
         }
-        let operation = Operation::Incoming { from: source, dest, want: fit, received: 0, then, multi, done };
+        let operation = Operation::Incoming {
+            from: source,
+            dest,
+            want: fit,
+            received: 0,
+            then,
+            multi,
+            done,
+            registered: None,
+        };
         let mine = self.operations.insert(operation);
         self.send_clear(source, id, mine, fit, because);
     }
@@ -638,7 +647,7 @@ impl Endpoint {
         if awaits_done {
             // `DONE` names the number that was announced, so the operation keeps it.
             if let Some(completion) = then.take() {
-                self.operations.put_back(id, Operation::Await { to, then: completion });
+                self.operations.put_back(id, Operation::Await { to, then: completion, sending: want > 0 });
             }
         }
         if want == 0 {
@@ -647,7 +656,8 @@ impl Endpoint {
         }
         step(Step::ClearTaken);
         let peer = &mut self.peers[source.0 as usize];
-        peer.pushes.push_back(Push { id: theirs, bufs, len: want, at: 0, then });
+        let awaited = awaits_done.then_some(id);
+        peer.pushes.push_back(Push { id: theirs, bufs, registered: None, len: want, at: 0, awaited, then });
         self.mark_busy(source);
         self.pump_peer(source);
         Ok(())
@@ -657,7 +667,9 @@ impl Endpoint {
         let (id, at, len, offset) = (message[1], message[2], message[3], message[4]);
         let Some(Some(incoming)) = self.incoming.get(lane as usize) else { return Err(Faulty) };
         let section = &incoming.section;
-        let Some(Operation::Incoming { dest, want, received, .. }) = self.operations.get(id, source) else {
+        let Some(Operation::Incoming { dest, want, received, done, registered, .. }) =
+            self.operations.get(id, source)
+        else {
             // The operation may be over, with its sender's death or our close; its chunks are nobody's.
             return Ok(());
         };
@@ -666,7 +678,19 @@ impl Endpoint {
             return Err(Faulty);
         }
         section.holds("chunk", offset, len).map_err(|_| Faulty)?;
-        let copied = dest.pieces(at, len, |done, piece| section.drain("chunk", offset + done, piece));
+        let drain = |done, piece| section.drain("chunk", offset + done, piece);
+        let copied = match *registered {
+            None => dest.pieces(at, len, drain),
+            Some(place) => match self.memory.find(place.key, place.at(at), len, Access::Write) {
+                Ok(buf) => drain(0, buf),
+                Err(status) => {
+                    let done = *done;
+                    self.operations.take(id, source);
+                    self.send_done(source, done, status, Because::Asked);
+                    return Ok(());
+                }
+            },
+        };
         copied.map_err(|_| Faulty)?;
         step(Step::ChunkDrained);
         *received += len;
@@ -702,9 +726,14 @@ impl Endpoint {
     fn take_done(&mut self, source: PeerId, message: &Message) -> Result<(), Faulty> {
         let status = wire::status_of(message[2]);
         // Looked at before it is taken, as in `take_clear`. An offer ends here only as a write that was refused before
-        // its payload was asked for.
+        // its payload was asked for; a payload that is still being read from the caller's buffers, only as one that was
+        // refused meanwhile.
         match self.operations.get(message[1], source) {
-            Some(Operation::Await { .. }) => {}
+            Some(Operation::Await { sending: false, .. }) => {}
+            Some(Operation::Await { .. }) if status != Status::Ok => {
+                let id = Some(message[1]);
+                self.peers[source.0 as usize].pushes.retain(|push| push.awaited != id);
+            }
             Some(Operation::Offer { .. }) if status != Status::Ok => {}
             _ => return Err(Faulty),
         }
@@ -732,7 +761,9 @@ impl Endpoint {
             }
             Ok(buf) => {
                 self.count_answer(source, len);
-                let push = Push { id, bufs: Bufs::One(buf), len, at: 0, then: None };
+                let registered = Some(Registered { key, addr });
+                let bufs = Bufs::One(buf);
+                let push = Push { id, bufs, registered, len, at: 0, awaited: None, then: None };
                 self.peers[source.0 as usize].pushes.push_back(push);
                 self.mark_busy(source);
                 self.pump_peer(source);
@@ -802,6 +833,7 @@ impl Endpoint {
                     then,
                     multi: None,
                     done: Some(id),
+                    registered: Some(Registered { key, addr }),
                 });
                 self.send_clear(source, id, mine, len, Because::Asked);
             }
@@ -1004,9 +1036,23 @@ impl Endpoint {
             let len = (push.len - push.at).min(chunk.bytes).min(piece);
             let section = self.member.section();
             // Both ends of the copy are ours: the program's buffers and a chunk of our area.
-            let _ = push
-                .bufs
-                .pieces(push.at, len, |done, piece| section.fill("chunk", chunk.offset + done, piece));
+            let fill = |done, piece| section.fill("chunk", chunk.offset + done, piece);
+            let found = push
+                .registered
+                .map(|place| self.memory.find(place.key, place.at(push.at), len, Access::Read));
+            let _ = match found {
+                None => push.bufs.pieces(push.at, len, fill),
+                Some(Ok(buf)) => fill(0, buf),
+                Some(Err(status)) => {
+                    if chunk.pooled {
+                        self.chunk_pool.push(chunk.offset);
+                    }
+                    let id = push.id;
+                    peer.pushes.pop_front();
+                    self.send_result(to, id, status, None);
+                    continue;
+                }
+            };
             step(Step::ChunkFilled);
             let message = [wire::head(kind::CHUNK, 0, 0), push.id, push.at, len, chunk.offset, 0, 0, 0];
             let announced = out.push(&message, 5);
@@ -1021,6 +1067,11 @@ impl Endpoint {
             if push.at == push.len
                 && let Some(done) = peer.pushes.pop_front()
             {
+                if let Some(own) = done.awaited
+                    && let Some(Operation::Await { sending, .. }) = self.operations.get(own, to)
+                {
+                    *sending = false;
+                }
                 self.completions.extend(done.then);
             }
             if announced {

@@ -1,6 +1,7 @@
 //! Operations that wait for the other side. Their numbers travel, and come back with a generation, so that a reply
 //! to an operation that is over finds nothing.
 
+use super::Registered;
 use crate::matching::Bufs;
 use crate::types::{Completion, Op, PeerId};
 
@@ -17,7 +18,12 @@ pub(super) enum Operation {
         awaits_done: bool,
     },
     /// `DONE` is awaited.
-    Await { to: PeerId, then: Completion },
+    Await {
+        to: PeerId,
+        then: Completion,
+        /// The payload is still being read from the caller's buffers: too early for a `DONE` that says so.
+        sending: bool,
+    },
     /// Payload is awaited, in chunks or in one `RESULT`.
     Incoming {
         from: PeerId,
@@ -29,6 +35,8 @@ pub(super) enum Operation {
         multi: Option<u32>,
         /// Tell the sender's operation when all is here.
         done: Option<u64>,
+        /// Of a write to memory that was registered: where.
+        registered: Option<Registered>,
     },
 }
 
@@ -180,7 +188,7 @@ mod tests {
         table.insert(offer(there));
         assert!(table.take(first, there).is_none(), "another peer's");
         assert!(table.take(first, here).is_some());
-        table.put_back(first, Operation::Await { to: here, then: then() });
+        table.put_back(first, Operation::Await { to: here, then: then(), sending: false });
         assert!(table.has_offers());
         assert_eq!(table.take_all(there).len(), 1);
         assert!(!table.has_offers());
