@@ -1,7 +1,8 @@
 //! Opening, accepting and closing lanes; peers that come and go.
 
 use isthmus_lockfree::activity::Seen;
-use isthmus_lockfree::life::{Life, State};
+use isthmus_lockfree::life::{Life, State, unchanged};
+use isthmus_lockfree::sync::release_fence;
 use isthmus_region::counters::Counter;
 use isthmus_region::directory::Directory;
 use isthmus_region::format::{CHUNK_ENTRIES, GlobalSlot, accept, block, chunk, lane};
@@ -21,6 +22,8 @@ use crate::types::{Op, PeerId, PostError, Status};
 pub const MANY_LANES: usize = 32;
 /// Chunks that an endpoint takes of its area, at most: the depth of four lanes' pipelines.
 const MOST_CHUNKS: u64 = 32;
+/// Lanes that are taken from one sender: the one that is open, and one that was closed while we looked.
+const MOST_LANES: usize = 2;
 
 /// Where the next chunk of a pipelined message goes.
 pub(super) struct ChunkPlace {
@@ -34,7 +37,26 @@ pub(super) struct ChunkPlace {
 struct Claim {
     number: u32,
     generation: u64,
+    /// Offset of the ring, and its slots.
+    ring: (u64, u64),
     descriptor: LineRef,
+}
+
+impl Claim {
+    /// What descriptor `number` claims, if it is one of a lane to `slot` in its life `incarnation`. A descriptor that
+    /// becomes another lane's while it is read claims nothing: the version changes after that (P5).
+    fn read(number: u32, descriptor: LineRef, slot: GlobalSlot, incarnation: u64) -> Option<Self> {
+        let words = &descriptor.words;
+        let seen = words[0].get();
+        let life = Life::unpack(seen);
+        if life.state != State::Active {
+            return None;
+        }
+        let ours = words[1].peek() == u64::from(slot.0) && words[2].peek() == incarnation;
+        let ring = (words[3].peek(), words[4].peek() & 0xffff_ffff);
+        let is_one = unchanged(&words[0], seen);
+        (ours && is_one).then_some(Self { number, generation: life.incarnation, ring, descriptor })
+    }
 }
 
 impl Endpoint {
@@ -79,10 +101,7 @@ impl Endpoint {
             Err(_) => match self.reserve.take() {
                 Some(reserve) => reserve,
                 None => {
-                    if self.closing.is_empty() {
-                        self.close_an_idle_lane();
-                    }
-                    self.finish_closing();
+                    self.make_room();
                     return Err(PostError::Again);
                 }
             },
@@ -97,10 +116,29 @@ impl Endpoint {
                 Ok(())
             }
             Err(_) => {
+                // No descriptor is free, and there is no room for more of them: the reserve alone does not help.
                 self.give_place(place);
+                self.make_room();
                 Err(PostError::Again)
             }
         }
+    }
+
+    /// Closes a lane in favour of another, in a full region.
+    fn make_room(&mut self) {
+        if self.closing.is_empty() {
+            self.close_an_idle_lane();
+        }
+        self.finish_closing();
+    }
+
+    /// Takes the first chunk of both tables, so that a full region keeps no endpoint from its first lanes.
+    pub(super) fn reserve_entries(&mut self) -> isthmus_region::Result<()> {
+        let first = self.take_entry(true)?;
+        self.lanes.free.push(first);
+        let first = self.take_entry(false)?;
+        self.accepts.free.push(first);
+        Ok(())
     }
 
     fn give_place(&mut self, place: Place) {
@@ -126,6 +164,8 @@ impl Endpoint {
             Outgoing::new(number, place, ring, descriptor.clone(), counters, activity, self.local, sleeper);
         out.tell(&self.peers[to.0 as usize].totals());
         let words = &descriptor.words;
+        // Who sees any of this sees that the descriptor is no longer the lane's before (P5).
+        release_fence();
         words[1].put(address.slot.0.into());
         words[2].put(self.peers[to.0 as usize].address.incarnation);
         words[3].put(place.ring);
@@ -551,6 +591,15 @@ impl Endpoint {
         moved
     }
 
+    /// Looks again for lanes that could not be accepted for want of memory.
+    pub(super) fn look_for_lanes(&mut self) {
+        if std::mem::take(&mut self.retry_lanes) {
+            for q in 0..self.quarters.len() {
+                self.visit(q, u8::MAX);
+            }
+        }
+    }
+
     /// Makes sure that what is known of a sender is up to date; gives whether it lives.
     fn know_sender(&mut self, q: usize, slot: u32) -> bool {
         let quarter = &mut self.quarters[q];
@@ -599,13 +648,7 @@ impl Endpoint {
             for i in 0..16_u32 {
                 let entry = at + 64 + u64::from(i) * lane::BYTES;
                 let Ok(descriptor) = section.line("lane", entry) else { break };
-                let life = Life::unpack(descriptor.words[0].get());
-                if life.state == State::Active
-                    && descriptor.words[1].peek() == u64::from(self.slot.0)
-                    && descriptor.words[2].peek() == self.incarnation
-                {
-                    claims.push(Claim { number: base + i, generation: life.incarnation, descriptor });
-                }
+                claims.extend(Claim::read(base + i, descriptor, self.slot, self.incarnation));
             }
             base += 16;
             at = next;
@@ -628,7 +671,7 @@ impl Endpoint {
                         if l.number == claim.number && l.generation == claim.generation)
                 })
             });
-            if !known {
+            if !known && sender.is_some_and(|s| s.lanes.len() < MOST_LANES) {
                 self.accept(q, slot, section, &claim, peer, incarnation);
             }
         }
@@ -636,9 +679,7 @@ impl Endpoint {
 
     /// Accepts a lane; one that makes no sense is left alone.
     fn accept(&mut self, q: usize, slot: u32, section: &Section, claim: &Claim, peer: u32, incarnation: u64) {
-        let words = &claim.descriptor.words;
-        let sizes = words[4].peek();
-        let (slots, ring_at) = (sizes & 0xffff_ffff, words[3].peek());
+        let (ring_at, slots) = claim.ring;
         let Ok(ring): Result<SlotRing, _> = section.ring("ring", ring_at, slots) else { return };
         let address = Address {
             region: self.member.region().shape().uuid,
@@ -646,8 +687,13 @@ impl Endpoint {
             incarnation,
         };
         let Ok(source) = self.resolve(&address) else { return };
+        if self.peers[source.0 as usize].gone {
+            // It broke the protocol and lives on, or died this moment.
+            return;
+        }
         let Ok(entry) = self.take_entry(false) else {
-            // No memory for the answer: the sender fills its ring once, and waits until there is some.
+            // No memory for the answer: the sender fills its ring once, and says no more. We try again by ourselves.
+            self.retry_lanes = true;
             if let Some(Some(sender)) = self.quarters[q].senders.get_mut(slot as usize) {
                 sender.lanes_seen = u64::MAX;
             }
@@ -773,4 +819,42 @@ fn new_sender(directory: &Directory, slot: u32) -> Option<Sender> {
 /// What an accept entry is found by.
 fn accept_key(sender: GlobalSlot, number: u32) -> u64 {
     ((u64::from(sender.0) << 32) | u64::from(number)) + 1
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use isthmus_region::mapping::Mapping;
+
+    use super::*;
+
+    /// A sender closes and opens lanes, to us and to others in turn, while we look.
+    #[test]
+    fn a_descriptor_that_changes_hands_claims_nothing() {
+        let fd = isthmus_region::create::memory(1 << 20).unwrap();
+        let map = Mapping::map(fd.as_fd(), 1 << 20).unwrap();
+        let line = map.whole().line("lane", 0).unwrap();
+        let (theirs, done) = (line.clone(), AtomicBool::new(false));
+        std::thread::scope(|s| {
+            s.spawn(|| {
+                for generation in 1..400_000_u64 {
+                    let life = |state| Life { incarnation: generation, state }.pack();
+                    theirs.words[0].set(life(State::Dead));
+                    release_fence();
+                    for word in &theirs.words[1..5] {
+                        word.put(generation % 2);
+                    }
+                    theirs.words[0].set(life(State::Active));
+                }
+                done.store(true, Ordering::SeqCst);
+            });
+            while !done.load(Ordering::SeqCst) {
+                if let Some(claim) = Claim::read(0, line.clone(), GlobalSlot(1), 1) {
+                    assert_eq!((claim.generation % 2, claim.ring), (1, (1, 1)));
+                }
+            }
+        });
+    }
 }

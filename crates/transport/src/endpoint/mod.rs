@@ -247,6 +247,8 @@ pub struct Endpoint {
     region_seen: u64,
     /// A peer was there whose directory could not be opened yet.
     retry_quarters: bool,
+    /// A lane was offered that could not be accepted yet.
+    retry_lanes: bool,
     matching: Matching,
     multis: HashMap<u32, Multi>,
     next_multi: u32,
@@ -328,6 +330,7 @@ impl Endpoint {
             quarters: Vec::new(),
             region_seen: u64::MAX,
             retry_quarters: false,
+            retry_lanes: false,
             matching: Matching::default(),
             multis: HashMap::new(),
             next_multi: 0,
@@ -352,6 +355,7 @@ impl Endpoint {
             faulty: Vec::new(),
             closed: false,
         };
+        endpoint.reserve_entries().map_err(failed("take memory for an endpoint's first lanes"))?;
         endpoint.look_at_region();
         Ok(endpoint)
     }
@@ -521,10 +525,12 @@ impl Drop for Endpoint {
         self.closed = true;
         self.settle();
         // The record first: after it, nobody takes what is in our memory for messages (P5). A service that is gone
-        // leaves the record to nobody; the process's own end is then all that tells.
+        // leaves the record to nobody: the process's own end is then all that tells, and nobody gets the memory before.
         step(Step::Closing);
-        let _ = self.member.service().close_endpoint(self.local);
+        let told = self.member.service().close_endpoint(self.local).is_ok();
         step(Step::Closed);
-        self.give_back_everything();
+        if told {
+            self.give_back_everything();
+        }
     }
 }

@@ -275,6 +275,7 @@ impl Endpoint {
     /// What need not be done often.
     pub(super) fn slow(&mut self) {
         self.look_at_region();
+        self.look_for_lanes();
         self.cool_down();
         self.finish_closing();
         self.look_for_accepts();

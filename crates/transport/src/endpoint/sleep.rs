@@ -111,7 +111,8 @@ impl Endpoint {
         }
         self.asleep = Some(bell);
         self.tally.add(Counter::Sleeps, 1);
-        let open = !self.busy.is_empty() || !self.closing.is_empty() || self.retry_quarters || self.refused;
+        let retry = self.retry_quarters || self.retry_lanes;
+        let open = !self.busy.is_empty() || !self.closing.is_empty() || retry || self.refused;
         self.refused = false;
         let limit = if open {
             bounded(OPEN, self.naps)

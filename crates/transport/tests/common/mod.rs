@@ -44,10 +44,14 @@ impl LocalService for Stub {
 
 impl World {
     pub fn new(peers: u32, section_bytes: u64) -> Self {
+        Self::with_endpoints(peers, section_bytes, 32)
+    }
+
+    pub fn with_endpoints(peers: u32, section_bytes: u64, endpoints: u32) -> Self {
         let shape_bytes = (u64::from(peers) * section_bytes + (1 << 20)).next_power_of_two();
         let fd = isthmus_region::create::memory(shape_bytes).unwrap();
         let map = Mapping::map(fd.as_fd(), shape_bytes).unwrap();
-        let shape = Shape::new(shape_bytes, [7, 8], peers, 32).unwrap();
+        let shape = Shape::new(shape_bytes, [7, 8], peers, endpoints).unwrap();
         let mut host = membership::Writer::create(&map, &shape, 1).unwrap();
         let mut services = Vec::new();
         for i in 0..peers {
@@ -64,10 +68,19 @@ impl World {
 
     /// A process of peer `peer`, and its area.
     pub fn attach(&self, peer: u32) -> (Arc<Member>, u32) {
+        self.attach_with(peer, |service| service)
+    }
+
+    /// As [`World::attach`], with something between the process and its service.
+    pub fn attach_with(
+        &self,
+        peer: u32,
+        between: impl FnOnce(Box<dyn LocalService>) -> Box<dyn LocalService>,
+    ) -> (Arc<Member>, u32) {
         let writer = Arc::clone(&self.services[peer as usize]);
         let grant = writer.lock().unwrap().open_area(64 << 10, 1).unwrap();
-        let stub = Stub { writer, area: grant.area };
-        (Member::new(&self.map, peer, grant, Box::new(stub)).unwrap(), grant.area)
+        let stub = Box::new(Stub { writer, area: grant.area });
+        (Member::new(&self.map, peer, grant, between(stub)).unwrap(), grant.area)
     }
 
     pub fn endpoint(&self, peer: u32) -> Endpoint {

@@ -1,0 +1,186 @@
+//! What is seldom: a section that is full, a service that is gone, a peer that is gone for us and lives on.
+
+mod common;
+use common::*;
+
+use std::sync::Arc;
+
+use isthmus_lockfree::sleep::Bell;
+use isthmus_region::extent::Extent;
+use isthmus_region::member::{LocalService, Member};
+use isthmus_region::{Error, Result};
+use isthmus_transport::types::NoMemory;
+use isthmus_transport::wire::{head, kind};
+use isthmus_transport::{Config, Endpoint, Status, Ticket};
+
+/// A process with an endpoint.
+fn process(world: &World, peer: u32) -> (Arc<Member>, Endpoint) {
+    let (member, _) = world.attach(peer);
+    let end = Endpoint::open(&member, Config::default(), Box::new(NoMemory)).unwrap();
+    (member, end)
+}
+
+/// Takes all that is left of a process's section, for that process: the last block's place and bytes.
+fn fill(member: &Member) -> (u64, u64) {
+    let (mut bytes, mut last) = (4 << 20, (0, 0));
+    while bytes >= 64 {
+        match member.take(bytes) {
+            Ok(at) if bytes >= 4096 => last = (at, bytes),
+            Ok(_) => {}
+            Err(_) => bytes /= 2,
+        }
+    }
+    last
+}
+
+fn polls(ends: &mut [&mut Endpoint], count: u32) {
+    for _ in 0..count {
+        for end in ends.iter_mut() {
+            end.progress();
+        }
+    }
+}
+
+fn has_come(end: &mut Endpoint, tag: u64) -> bool {
+    end.peek(&any(tag), false, false, Ticket::default());
+    std::iter::from_fn(|| end.pop()).any(|c| c.status == Status::Ok)
+}
+
+#[test]
+fn a_full_section_opens_the_lane_after_the_last_descriptor() {
+    // Sixteen descriptors, all of them in use, and no room for sixteen more: the reserve has a place and no descriptor.
+    for lanes in [16, 32] {
+        let world = World::with_endpoints(2, 16 << 20, 64);
+        let (member, mut a) = process(&world, 0);
+        let mut others: Vec<Endpoint> = (0..=lanes).map(|_| world.endpoint(1)).collect();
+        let ids: Vec<_> = others.iter().map(|o| a.resolve(&o.address()).unwrap()).collect();
+        let mut out = [1; 8];
+        let bufs = [buf(&mut out)];
+        for (other, id) in others.iter_mut().zip(&ids).take(lanes) {
+            send(&mut a, other, &message(*id, 1, &bufs));
+            polls(&mut [&mut a, other], 600);
+        }
+        fill(&member);
+        let mut sent = false;
+        for _ in 0..20 {
+            sent = sent || a.send(&message(ids[lanes], 1, &bufs)).is_ok();
+            let mut all: Vec<&mut Endpoint> = others.iter_mut().chain([&mut a]).collect();
+            polls(&mut all, 300);
+        }
+        assert!(sent, "with {lanes} lanes open");
+        assert!(others.iter_mut().all(|o| has_come(o, 1)));
+    }
+}
+
+#[test]
+fn a_full_section_takes_first_lanes_and_gives_first_ones() {
+    let world = World::new(2, 8 << 20);
+    let ((from, mut a), (into, mut b)) = (process(&world, 0), process(&world, 1));
+    fill(&from);
+    fill(&into);
+    let to = a.resolve(&b.address()).unwrap();
+    let mut out = [1; 8];
+    let bufs = [buf(&mut out)];
+    assert!(a.send(&message(to, 1, &bufs)).is_ok());
+    polls(&mut [&mut a, &mut b], 600);
+    assert!(has_come(&mut b, 1));
+}
+
+#[test]
+fn a_lane_that_found_no_room_is_accepted_once_there_is_some() {
+    let world = World::new(2, 8 << 20);
+    let (member, mut b) = process(&world, 1);
+    let mut senders: Vec<Endpoint> = (0..17).map(|_| world.endpoint(0)).collect();
+    let (at, bytes) = fill(&member);
+    let mut out = [1; 8];
+    let bufs = [buf(&mut out)];
+    for (tag, sender) in (0..).zip(&mut senders) {
+        let to = sender.resolve(&b.address()).unwrap();
+        assert!(sender.send(&message(to, tag, &bufs)).is_ok());
+    }
+    polls(&mut [&mut b], 2000);
+    let came = |b: &mut Endpoint| (0..17).filter(|tag| has_come(b, *tag)).count();
+    assert_eq!(came(&mut b), 16);
+    assert!(
+        b.fall_asleep(Bell::Futex).is_some_and(|asleep| asleep.limit.as_millis() < 10),
+        "nobody will ring"
+    );
+    b.wake_up();
+    member.give(at, bytes);
+    polls(&mut [&mut b], 2000);
+    assert_eq!(came(&mut b), 17, "without another word of its sender");
+}
+
+#[test]
+fn who_broke_the_protocol_is_not_listened_to_again() {
+    let world = World::new(2, 8 << 20);
+    let (mut a, mut hostile) = (world.endpoint(0), world.endpoint(1));
+    // Another endpoint that is announced by the same counter, so that the first one's lanes are looked at again.
+    let mut others: Vec<Endpoint> = (0..8).map(|_| world.endpoint(1)).collect();
+    let same = others.last_mut().unwrap();
+    let back = hostile.resolve(&a.address()).unwrap();
+    let mut out = [1; 8];
+    let bufs = [buf(&mut out)];
+    assert!(hostile.send(&message(back, 5, &bufs)).is_ok());
+    polls(&mut [&mut a], 600);
+    let discard = |a: &mut Endpoint| {
+        a.peek(&any(5), false, true, Ticket::default());
+        a.pop().unwrap().status
+    };
+    assert_eq!(discard(&mut a), Status::Ok);
+    assert!(hostile.push_raw(back, &[head(kind::DONE, 0, 0), 1 << 32, 0, 0, 0, 0, 0, 0]));
+    polls(&mut [&mut a], 600);
+    assert!(a.take_faulty().is_some());
+    let third = world.endpoint(1);
+    let elsewhere = hostile.resolve(&third.address()).unwrap();
+    assert!(hostile.push_raw(elsewhere, &[head(kind::DONE, 0, 0), 1 << 32, 0, 0, 0, 0, 0, 0]));
+    let to = same.resolve(&a.address()).unwrap();
+    assert!(same.send(&message(to, 1, &bufs)).is_ok());
+    polls(&mut [&mut a, same], 600);
+    assert!(has_come(&mut a, 1));
+    assert_eq!(discard(&mut a), Status::NoMessage, "its lane is not read again from the start");
+    assert!((0..1000).any(|_| !a.progress()), "there is nothing to do");
+}
+
+/// A local service that is gone when an endpoint is closed.
+struct Leaves(Box<dyn LocalService>);
+
+impl LocalService for Leaves {
+    fn grow(&self, bytes: u64) -> Result<Extent> {
+        self.0.grow(bytes)
+    }
+    fn open_endpoint(&self, block: u64) -> Result<(u32, u64)> {
+        self.0.open_endpoint(block)
+    }
+    fn close_endpoint(&self, _: u32) -> Result<()> {
+        Err(Error::Service { action: "close an endpoint", reason: "it is gone".into() })
+    }
+}
+
+#[test]
+fn an_endpoint_whose_end_nobody_published_gives_no_memory_away() {
+    let world = World::new(2, 8 << 20);
+    let (member, _) = world.attach_with(0, |service| Box::new(Leaves(service)));
+    let open = || Endpoint::open(&member, Config::default(), Box::new(NoMemory)).unwrap();
+    let (mut first, mut second) = (open(), open());
+    let (mut b, mut c) = (world.endpoint(1), [(); 4].map(|()| world.endpoint(1)));
+    let to = first.resolve(&b.address()).unwrap();
+    let mut out = [1; 8];
+    let bufs = [buf(&mut out)];
+    first.send(&message(to, 1, &bufs)).unwrap();
+    polls(&mut [&mut b, &mut first], 600);
+    assert!(has_come(&mut b, 1));
+    let other = second.resolve(&c[0].address()).unwrap();
+    second.send(&message(other, 1, &bufs)).unwrap();
+    drop(first);
+    // Its lane's memory would serve the next lanes, which go to others, and it is still looked at.
+    for c in &mut c {
+        let to = second.resolve(&c.address()).unwrap();
+        for tag in 10..13 {
+            assert!(second.send(&message(to, tag, &bufs)).is_ok());
+            polls(&mut [&mut b, c, &mut second], 600);
+            assert!(has_come(c, tag));
+        }
+    }
+    assert!((10..13).all(|tag| !has_come(&mut b, tag)), "these were for others");
+}
