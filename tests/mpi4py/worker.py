@@ -9,11 +9,14 @@ says in which test. Tests and modules named in the file SKIP are left out, on ev
 """
 import os
 import sys
+import tempfile
 import unittest
 
 suite_dir, report_dir, skip_file, *modules = sys.argv[1:]
 sys.dont_write_bytecode = True
 sys.path.insert(0, suite_dir)
+# Rank 0 names the file that all of them open, so it has to be in a directory that is one for ranks in several VMs, too.
+tempfile.tempdir = report_dir
 for optional in ("cupy", "numba"):  # as the suite's own main.py has it
     sys.modules[optional] = None
 
