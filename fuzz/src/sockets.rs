@@ -39,7 +39,7 @@ pub fn attach(data: &[u8]) {
     }
 }
 
-/// A service with a place for one VM, for the life of the process.
+/// A service with a place for one VM.
 struct Served {
     service: Service,
     _dir: tempfile::TempDir,
@@ -47,7 +47,17 @@ struct Served {
     events: Arc<Mutex<u64>>,
 }
 
-static SERVED: LazyLock<Served> = LazyLock::new(|| {
+/// One for the life of the process.
+static SERVED: LazyLock<Served> = LazyLock::new(serve);
+
+/// Clients of one service that may end without a word. What was granted to them comes back at the end of their process,
+/// which is this one.
+const RUDE: u32 = 8;
+
+/// One for [`RUDE`] clients, and how many there were.
+static SERVED_FOR_A_WHILE: LazyLock<Mutex<(Served, u32)>> = LazyLock::new(|| Mutex::new((serve(), 0)));
+
+fn serve() -> Served {
     let dir = tempfile::tempdir().expect("a place for sockets");
     let mut config = Config::new(dir.path(), 8 << 20);
     config.vms = vec![Vm { name: "vm1".into(), ranks: 1 }];
@@ -59,7 +69,7 @@ static SERVED: LazyLock<Served> = LazyLock::new(|| {
     let service = Service::start(config, observer).expect("a service");
     let map = Mapping::map(service.region_fd().as_fd(), service.region_bytes()).expect("its region");
     Served { service, _dir: dir, map, events }
-});
+}
 
 fn connect(path: &Path) -> OwnedFd {
     let address = SocketAddrUnix::new(path).expect("a short path");
@@ -80,9 +90,14 @@ fn pidfd() -> OwnedFd {
 }
 
 /// A client that says anything, in any order, with any descriptors. The server answers or ends the connection; others
-/// attach as before, and the region's memory is all there afterwards.
+/// attach as before, and get memory that is zeroed.
 pub fn attach_server(data: &[u8]) {
-    let served = &*SERVED;
+    let mut state = SERVED_FOR_A_WHILE.lock().expect("nobody panicked");
+    if state.1 == RUDE {
+        *state = (serve(), 0);
+    }
+    state.1 += 1;
+    let served = &state.0;
     let path = served.service.attach_socket();
     let mut input = Input(data);
     let client = connect(path);
@@ -123,7 +138,7 @@ pub fn attach_server(data: &[u8]) {
         }
     }
     drop(client);
-    // The next one gets in, and gets a place: nothing is lost for good.
+    // The next one gets in, and gets a place.
     for _ in 0..2000 {
         let good = connect(path);
         let hello = Request::Hello { version: VERSION, pid: 1, name: "good".into() }.encode(1);
@@ -139,6 +154,7 @@ pub fn attach_server(data: &[u8]) {
                 let first = welcome.grant.first;
                 let bytes = section.bytes("area", first.offset, first.bytes).expect("inside");
                 assert!(bytes.to_vec(0, first.bytes).expect("inside").iter().all(|b| *b == 0), "not zeroed");
+                socket::send(&good, &Request::Detach.encode(2), &[], SendFlags::empty()).expect("it hears");
                 return;
             }
             // The former one's end may not have been noticed yet.

@@ -34,6 +34,8 @@ use crate::socket;
 const GREETING: Duration = Duration::from_secs(10);
 /// How long the service looks at a pidfd after a connection ended, to tell a death from a mere close.
 const LAST_LOOK: Timespec = Timespec { tv_sec: 0, tv_nsec: 5_000_000 };
+/// A look at a pidfd that does not wait.
+const NO_LOOK: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
 /// Bytes of an area at attach, by default: counters, blocks, and a receive lane for some endpoints.
 pub const AREA_BYTES: u64 = 128 << 10;
 
@@ -249,6 +251,7 @@ impl Server {
             bell: bell_of_loop,
             inbox,
             clients: HashMap::new(),
+            lingering: HashMap::new(),
             next: FIRST_CLIENT,
             deaf_until: None,
         };
@@ -335,6 +338,9 @@ struct Loop {
     bell: OwnedFd,
     inbox: mpsc::Receiver<Order>,
     clients: HashMap<u64, Client>,
+    /// Processes whose attachment has ended and which live on, by their areas. They may still write there: nobody gets the
+    /// memory before they are dead.
+    lingering: HashMap<u32, OwnedFd>,
     next: u64,
     deaf_until: Option<Instant>,
 }
@@ -349,7 +355,7 @@ impl Loop {
             let tick = Timespec { tv_sec: 0, tv_nsec: 250_000_000 };
             let hurry = self.deaf_until.is_some()
                 || self.clients.values().any(|c| c.attached.is_none())
-                || !self.writer.held().is_empty();
+                || self.writer.held().iter().any(|area| !self.lingering.contains_key(area));
             let timeout = hurry.then_some(&tick);
             match epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), timeout) {
                 Ok(_) | Err(Errno::INTR) => {}
@@ -630,18 +636,25 @@ impl Loop {
                 let attached = self.clients.get(&key).is_some_and(|c| c.attached.is_some());
                 self.tell(&Event::Trouble { reason: format!("process {}: {e}", who.pid) });
                 if !attached {
-                    self.reclaim(area);
+                    self.publish_end(area);
+                    self.take_back(area);
                 }
                 self.end(key, Ending::Dropped);
             }
         }
     }
 
-    fn reclaim(&mut self, area: u32) -> Vec<u32> {
-        self.writer.close_area(area).unwrap_or_else(|e| {
-            self.tell(&Event::Trouble { reason: format!("cannot take back area {area}: {e}") });
+    fn publish_end(&mut self, area: u32) -> Vec<u32> {
+        self.writer.end_area(area).unwrap_or_else(|e| {
+            self.tell(&Event::Trouble { reason: format!("cannot end area {area}: {e}") });
             Vec::new()
         })
+    }
+
+    fn take_back(&mut self, area: u32) {
+        if let Err(e) = self.writer.take_back(area) {
+            self.tell(&Event::Trouble { reason: format!("cannot take back area {area}: {e}") });
+        }
     }
 
     /// The end of a connection, whatever led to it: the death is published first, and then talked about.
@@ -651,22 +664,38 @@ impl Loop {
         let _ = rustix::net::shutdown(&client.socket, rustix::net::Shutdown::Both);
         let _ = epoll::delete(&self.epoll, &client.socket);
         let Some(Attached { area, pidfd, .. }) = client.attached else { return };
-        let _ = epoll::delete(&self.epoll, &pidfd);
-        let endpoints = self.reclaim(area);
+        let endpoints = self.publish_end(area);
         let ending = match ending {
             // A dying process closes its descriptors about a millisecond before its pidfd tells.
-            Ending::Closed if is_dead(&pidfd) => Ending::Died,
+            Ending::Closed if is_dead(&pidfd, LAST_LOOK) => Ending::Died,
             other => other,
         };
+        let done = match ending {
+            Ending::Died | Ending::Detached => true,
+            Ending::Closed | Ending::Dropped => is_dead(&pidfd, NO_LOOK),
+        };
+        if done {
+            let _ = epoll::delete(&self.epoll, &pidfd);
+            self.take_back(area);
+        } else {
+            // Its pidfd stays watched, and brings us to `sweep`.
+            self.lingering.insert(area, pidfd);
+        }
         self.tell(&Event::Gone { who: client.who, area, ending, endpoints });
     }
 
     fn sweep(&mut self) {
         let now = Instant::now();
         for area in self.writer.held() {
-            if let Err(e) = self.writer.take_back(area) {
-                self.tell(&Event::Trouble { reason: format!("cannot take back area {area}: {e}") });
+            match self.lingering.get(&area) {
+                Some(pidfd) if !is_dead(pidfd, NO_LOOK) => continue,
+                Some(pidfd) => {
+                    let _ = epoll::delete(&self.epoll, pidfd);
+                    self.lingering.remove(&area);
+                }
+                None => {}
             }
+            self.take_back(area);
         }
         let late = |c: &Client| c.attached.is_none() && now.duration_since(c.since) > GREETING;
         let late: Vec<u64> = self.clients.iter().filter(|(_, c)| late(c)).map(|(key, _)| *key).collect();
@@ -709,9 +738,9 @@ fn refuse(socket: &OwnedFd, sequence: u64, code: Code, text: &str) {
     let _ = socket::send(socket, &frame, &[], SendFlags::DONTWAIT);
 }
 
-fn is_dead(pidfd: &OwnedFd) -> bool {
+fn is_dead(pidfd: &OwnedFd, look: Timespec) -> bool {
     let mut poll = [PollFd::new(pidfd, PollFlags::IN)];
-    matches!(rustix::event::poll(&mut poll, Some(&LAST_LOOK)), Ok(1))
+    matches!(rustix::event::poll(&mut poll, Some(&look)), Ok(1))
 }
 
 /// Whether a descriptor is a pidfd of the process at the other end, as far as the kernel tells: else a process could

@@ -166,6 +166,7 @@ fn child() {
     }
     match read_line().as_str() {
         "detach" => drop(member),
+        "close" => rustix::net::shutdown(copy_of_socket(), rustix::net::Shutdown::Both).unwrap(),
         "exec" => {
             use std::os::unix::process::CommandExt;
             let _ = Command::new("sleep").arg("20").exec();
@@ -244,6 +245,27 @@ fn exec_and_exit_end_an_attachment() {
         let mut other = Other::start("plain", service.attach_socket());
         other.say(word);
         assert_eq!(await_event(&events, gone).0, ending, "{word}");
+    }
+}
+
+#[test]
+fn memory_of_a_process_that_runs_on_is_given_to_nobody() {
+    let dir = tempfile::tempdir().unwrap();
+    let (service, events) = start(config(dir.path()));
+    let member = isthmus_attach::connect_at(service.attach_socket()).unwrap();
+    let (_, directory) = member.directory(0).unwrap();
+    let before = directory.heap_used();
+    let mut other = Other::start("plain", service.attach_socket());
+    let with = directory.heap_used();
+    other.say("close");
+    assert_eq!(await_event(&events, gone).0, Ending::Closed);
+    assert!(directory.endpoints().is_empty(), "its death is published all the same");
+    assert_eq!(directory.heap_used(), with, "it may still write there");
+    other.child.kill().unwrap();
+    let deadline = Instant::now() + SOON;
+    while directory.heap_used() != before {
+        assert!(Instant::now() < deadline, "its memory is free once it is dead");
+        std::thread::sleep(Duration::from_millis(1));
     }
 }
 
@@ -363,7 +385,7 @@ fn garbage_gets_an_error_and_a_closed_connection() {
         let (_, found, text) = last_words(&socket);
         assert_eq!(found, *code, "case {i}: {text}");
     }
-    // The same after a Hello that was fine; the area comes back.
+    // The same after a Hello that was fine; the area is kept from others, since its process (this one) lives on.
     for frame in [b"junk".to_vec(), hello(VERSION), vec![0; 900]] {
         let socket = raw(path);
         send(&socket, &hello(VERSION), &[pidfd.as_fd()], SendFlags::empty()).unwrap();
@@ -382,7 +404,7 @@ fn garbage_gets_an_error_and_a_closed_connection() {
     assert!(member.service().grow(u64::MAX).is_err());
     open_endpoint(&member);
     let heap = member.directory(0).unwrap().1.heap_used();
-    assert_eq!(heap, isthmus_attach::server::AREA_BYTES, "nothing but this member's area is granted");
+    assert_eq!(heap, 4 * isthmus_attach::server::AREA_BYTES, "nothing but this member's and those three");
     let _ = rustix::process::kill_process(other_pid, Signal::KILL);
     let _ = { other }.wait();
 }

@@ -450,6 +450,16 @@ impl Writer {
     /// # Errors
     /// [`Error::Invalid`] for an area that is not granted.
     pub fn close_area(&mut self, index: u32) -> Result<Vec<u32>> {
+        let owned = self.end_area(index)?;
+        self.take_back(index)?;
+        Ok(owned)
+    }
+
+    /// As [`Writer::close_area`], but leaves the memory to [`Writer::take_back`]: its process may still be writing there.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for an area that is not granted.
+    pub fn end_area(&mut self, index: u32) -> Result<Vec<u32>> {
         let slot = self.areas.get_mut(index as usize).filter(|a| !a.extents.is_empty() && !a.held);
         let slot = slot.ok_or(Error::Invalid { what: "area", value: index.into() })?;
         slot.held = true;
@@ -469,7 +479,6 @@ impl Writer {
         let gone = Counters::at(section, first.offset)?.read();
         Counters::at(section, directory::RETIRED)?.absorb(&gone);
         self.changed();
-        self.take_back(index)?;
         Ok(owned)
     }
 
