@@ -60,6 +60,8 @@ pub(crate) struct Entry {
     number: u32,
     /// Address of the allocation that it lies in.
     block: u64,
+    /// No longer in the table; operations of others may still be under way.
+    withdrawn: bool,
 }
 
 impl Store {
@@ -143,26 +145,28 @@ impl Store {
         if let Some(block) = state.live.get_mut(&block) {
             block.registered += 1;
         }
-        Ok(Some(Entry { number, block }))
+        Ok(Some(Entry { number, block, withdrawn: false }))
     }
 
     /// Withdraws a registration. Operations that others had begun have ended when this returns, or it is an error: then
-    /// one of them stands still.
-    pub(crate) fn withdraw(&self, member: &Member, entry: Entry) -> Result<(), c_int> {
-        let mut state = self.state();
-        if let Some(table) = state.table.as_mut() {
-            table.withdraw(entry.number).map_err(|e| errno::of_region(&e))?;
+    /// one of them stands still, the memory stays registered as far as [`Store::free`] is concerned, and this is to be
+    /// called again.
+    pub(crate) fn withdraw(&self, member: &Member, entry: &mut Entry) -> Result<(), c_int> {
+        if !entry.withdrawn {
+            if let Some(table) = self.state().table.as_mut() {
+                table.withdraw(entry.number).map_err(|e| errno::of_region(&e))?;
+            }
+            entry.withdrawn = true;
         }
-        if let Some(block) = state.live.get_mut(&entry.block) {
-            block.registered -= 1;
-        }
-        drop(state);
         let until = Instant::now() + PATIENCE;
         while holds::are_on(member.region(), member.peer(), Some(member.grant().area)) {
             if Instant::now() >= until {
                 return Err(FI_EBUSY);
             }
             std::thread::yield_now();
+        }
+        if let Some(block) = self.state().live.get_mut(&entry.block) {
+            block.registered -= 1;
         }
         Ok(())
     }
@@ -228,4 +232,72 @@ unsafe extern "C" fn free(domain: *mut fid_domain, address: *mut c_void) -> c_in
     };
     // SAFETY: our domain.
     unsafe { object::call::<Domain, _>(domain, -FI_EIO, body) }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+
+    use isthmus_region::directory::{AreaGrant, Writer};
+    use isthmus_region::extent::Extent;
+    use isthmus_region::holds::{Hold, Owner};
+    use isthmus_region::life::State;
+    use isthmus_region::mapping::Mapping;
+    use isthmus_region::member::LocalService;
+    use isthmus_region::membership::{self, NewPeer, Shape};
+
+    use super::*;
+
+    struct Stub(Arc<Mutex<Writer>>, u32);
+
+    impl LocalService for Stub {
+        fn grow(&self, bytes: u64) -> isthmus_region::Result<Extent> {
+            self.0.lock().unwrap().grow_area(self.1, bytes)
+        }
+        fn open_endpoint(&self, block: u64) -> isthmus_region::Result<(u32, u64)> {
+            self.0.lock().unwrap().open_endpoint(self.1, block, 1)
+        }
+        fn close_endpoint(&self, slot: u32) -> isthmus_region::Result<()> {
+            self.0.lock().unwrap().close_endpoint(self.1, slot)
+        }
+    }
+
+    /// Two processes of one section.
+    fn members() -> [Arc<Member>; 2] {
+        let bytes = 4 << 20;
+        let fd = isthmus_region::create::memory(bytes).unwrap();
+        let map = Mapping::map(fd.as_fd(), bytes).unwrap();
+        let shape = Shape::new(bytes, [1, 2], 1, 16).unwrap();
+        let mut host = membership::Writer::create(&map, &shape, 1).unwrap();
+        let new =
+            NewPeer { section: shape.host_bytes, section_bytes: 2 << 20, ivshmem_id: None, name: "host" };
+        let incarnation = host.add(0, &new).unwrap();
+        host.set_state(0, State::Active).unwrap();
+        let section = host.region().section(&host.region().peer(0).unwrap().unwrap()).unwrap();
+        let writer = Arc::new(Mutex::new(Writer::create(&section, &shape, incarnation).unwrap()));
+        [(); 2].map(|()| {
+            let grant: AreaGrant = writer.lock().unwrap().open_area(64 << 10, 1).unwrap();
+            Member::new(&map, 0, grant, Box::new(Stub(Arc::clone(&writer), grant.area))).unwrap()
+        })
+    }
+
+    #[test]
+    fn memory_that_another_is_changing_stays_registered_however_often_it_is_closed() {
+        let [owner, other] = members();
+        let store = Store::default();
+        let at = store.alloc(&owner, 4096, 0).unwrap();
+        let mut entry = store.publish(&owner, at, 4096, FI_REMOTE_WRITE, 1, 0).unwrap().unwrap();
+        let block = other.take(128).unwrap();
+        other.section().zero("block", block, 128).unwrap();
+        other.service().open_endpoint(block).unwrap();
+        let hold = Hold::of(other.section(), block).unwrap();
+        hold.take(Owner::new(0, owner.grant().area));
+        for _ in 0..2 {
+            assert_eq!(store.withdraw(&owner, &mut entry), Err(FI_EBUSY));
+            assert_eq!(store.free(&owner, at), Err(FI_EBUSY));
+        }
+        hold.release();
+        assert_eq!(store.withdraw(&owner, &mut entry), Ok(()));
+        assert_eq!(store.free(&owner, at), Ok(()));
+    }
 }

@@ -252,9 +252,14 @@ unsafe extern "C" fn close(fid: *mut fid) -> c_int {
             return 0;
         }
         mr.domain.registrations.remove(mr.head.key);
-        let published = mr.published.lock().unwrap_or_else(PoisonError::into_inner).take();
-        let withdrawn = published.map_or(Ok(()), |entry| mr.domain.store.withdraw(&mr.domain.member, entry));
-        withdrawn.map_or_else(|error| -error, |()| 0)
+        let mut published = mr.published.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(entry) = published.as_mut()
+            && let Err(error) = mr.domain.store.withdraw(&mr.domain.member, entry)
+        {
+            return -error;
+        }
+        *published = None;
+        0
     };
     // SAFETY: our region, closed once.
     unsafe { object::close::<Mr>(fid.cast(), last) }
