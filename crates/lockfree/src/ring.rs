@@ -99,15 +99,19 @@ impl Producer {
         Ok(())
     }
 
-    /// Writes the next slot piece by piece: `write` stores the payload words. The caller has seen
+    /// The next slot, for payload words, which [`Producer::publish`] then publishes. The caller has seen
     /// [`Producer::has_room`].
     #[inline(always)] // on the way of a short message
-    pub fn push_with(&mut self, slots: &(impl Slots + ?Sized), head: u64, write: impl FnOnce(&Slot)) {
+    pub fn begin<'s>(&self, slots: &'s (impl Slots + ?Sized)) -> &'s Slot {
         debug_assert!(self.has_room());
         slots.slot(self.write + AHEAD).prepare();
-        let slot = slots.slot(self.write);
-        write(slot);
-        slot.announce(self.write, head);
+        slots.slot(self.write)
+    }
+
+    /// Publishes the slot of [`Producer::begin`] with its word 0.
+    #[inline(always)] // on the way of a short message
+    pub fn publish(&mut self, slots: &(impl Slots + ?Sized), head: u64) {
+        slots.slot(self.write).announce(self.write, head);
         self.write += 1;
     }
 

@@ -105,15 +105,18 @@ impl LocalBuf {
         count
     }
 
+    /// The bytes as a little-endian word, where there are eight.
+    #[inline(always)] // one load
+    pub fn eight(self) -> Option<u64> {
+        // SAFETY: all of the eight bytes; `new`'s caller promised that they may be read.
+        (self.len == 8).then(|| u64::from_le_bytes(unsafe { self.at.as_ptr().cast::<[u8; 8]>().read() }))
+    }
+
     /// Calls `each` with the bytes packed into little-endian words, the last one filled up with zeros. For short
     /// payloads: a few moves instead of a call.
     #[inline(always)] // its callers know more of the length than it does
     pub fn words(self, mut each: impl FnMut(usize, u64)) {
         let at = self.at.as_ptr();
-        if self.len == 8 {
-            // SAFETY: all of the eight bytes; `new`'s caller promised that they may be read.
-            return each(0, u64::from_le_bytes(unsafe { at.cast::<[u8; 8]>().read() }));
-        }
         let whole = self.len / 8;
         for i in 0..whole {
             // SAFETY: bytes 8 i to 8 i + 7 are below the length; `new`'s caller promised that they may be read.

@@ -239,13 +239,19 @@ impl Outgoing {
         announce
     }
 
-    /// As [`Outgoing::push`], for a program's message whose payload words `write` stores.
+    /// A program's message in two steps, without a copy of it: the slot for its payload words, and whether it will have
+    /// to be announced, for [`Outgoing::publish`]. There must be room.
     #[inline(always)] // on the way of a short message
-    pub fn push_with(&mut self, head: u64, write: impl FnOnce(&Slot)) -> bool {
+    pub fn begin_message(&mut self) -> (&Slot, bool) {
         let announce = self.begin();
-        self.producer.push_with(&self.ring, head, write);
+        (self.producer.begin(&self.ring), announce)
+    }
+
+    /// Publishes the message of [`Outgoing::begin_message`].
+    #[inline(always)] // on the way of a short message
+    pub fn publish(&mut self, head: u64, announce: bool) {
+        self.producer.publish(&self.ring, head);
         self.published(announce);
-        announce
     }
 
     /// What comes before a message is published. Gives whether it has to be announced.

@@ -1,6 +1,6 @@
 //! What the caller posts.
 
-use isthmus_lockfree::slot::Message;
+use isthmus_lockfree::slot::{Message, Slot};
 use isthmus_region::counters::{Counter, LaneCounter};
 use isthmus_region::local::LocalBuf;
 
@@ -22,6 +22,12 @@ fn flags_of(tagged: bool, data: Option<u64>) -> u8 {
 
 fn total(bufs: &[LocalBuf]) -> u64 {
     bufs.iter().map(|b| b.len() as u64).sum()
+}
+
+/// Stores a payload that is not just one word. Apart, so that what is left fits into its caller.
+#[inline(never)]
+fn put_words(slot: &Slot, buf: LocalBuf) {
+    buf.words(|i, word| slot.put(3 + i, word));
 }
 
 impl Endpoint {
@@ -145,11 +151,14 @@ impl Endpoint {
         if !out.has_known_room() {
             return false;
         }
-        let announced = out.push_with(wire::head(kind::INLINE, flags_of(tagged, data), buf.len()), |slot| {
-            slot.put(1, tag);
-            slot.put(2, data.unwrap_or(0));
-            buf.words(|i, word| slot.put(3 + i, word));
-        });
+        let (slot, announced) = out.begin_message();
+        slot.put(1, tag);
+        slot.put(2, data.unwrap_or(0));
+        match buf.eight() {
+            Some(word) => slot.put(3, word),
+            None => put_words(slot, buf),
+        }
+        out.publish(wire::head(kind::INLINE, flags_of(tagged, data), buf.len()), announced);
         out.count_bytes(buf.len() as u64);
         if announced {
             self.announced(to);
