@@ -4,7 +4,7 @@
 //! status when everything is gone. Guardian, job and launcher are in process groups of their own, so a key
 //! pressed at a terminal reaches the launcher once, through here.
 
-use std::io::{self, Read, Write};
+use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::process::Child;
@@ -20,7 +20,7 @@ use signal_hook::iterator::Signals;
 use crate::error::{Error, Result};
 use crate::guardian::{self, Start};
 use crate::spec::{ExitCode, RunSpec};
-use crate::{pass, rundir};
+use crate::{pass, rundir, terminal};
 
 /// Two interrupts closer than this are one: `timeout -s INT` signals a process and its group at once.
 const SAME_INTERRUPT: Duration = Duration::from_millis(150);
@@ -106,20 +106,7 @@ fn launcher_input() -> Result<OwnedFd> {
     if !rustix::termios::isatty(&stdin) {
         return stdin.as_fd().try_clone_to_owned().map_err(failed);
     }
-    let (read, mut write) = io::pipe().map_err(failed)?;
-    thread::spawn(move || {
-        let mut buffer = [0; 4096];
-        loop {
-            match io::stdin().read(&mut buffer) {
-                Ok(0) => return,
-                Ok(n) if write.write_all(&buffer[..n]).is_err() => return,
-                Ok(_) => {}
-                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
-                Err(_) => return,
-            }
-        }
-    });
-    Ok(read.into())
+    terminal::input_pipe().map_err(failed)
 }
 
 fn carry_out(spec: &RunSpec) -> Result<(i32, Option<String>)> {

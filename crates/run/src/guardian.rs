@@ -15,7 +15,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{Pid, getpid, set_child_subreaper};
 use serde::{Deserialize, Serialize};
 
-use crate::{pass, rundir, tree};
+use crate::{pass, rundir, terminal, tree};
 
 /// The hidden subcommand that runs [`main`].
 pub const GUARDIAN_COMMAND: &str = "guardian";
@@ -44,18 +44,16 @@ pub(crate) fn spawn(
     fds: &[BorrowedFd<'_>],
 ) -> io::Result<(std::process::Child, UnixStream)> {
     let (ours, theirs) = UnixStream::pair()?;
-    let child = Command::new("/proc/self/exe")
-        .arg0("isthmus")
-        .arg(subcommand)
-        .stdin(Stdio::from(OwnedFd::from(theirs)))
-        .process_group(0)
-        .spawn()?;
+    let mut command = Command::new("/proc/self/exe");
+    command.arg0("isthmus").arg(subcommand).stdin(Stdio::from(OwnedFd::from(theirs))).process_group(0);
+    let child = terminal::unstopped(|| command.spawn())?;
     pass::send(&ours, start, fds)?;
     Ok((child, ours))
 }
 
 /// The guardian's whole life. Returns its exit status, which nobody reads.
 pub fn main() -> i32 {
+    terminal::let_stop();
     match guard() {
         Ok(()) => 0,
         Err(e) => {

@@ -32,7 +32,7 @@ use crate::runs::Description;
 use crate::service::{self, Service, StartService};
 use crate::spec::{ExitCode, RunSpec};
 use crate::switch::{self, Switch};
-use crate::{leash, pass, rsh, rundir, tree};
+use crate::{leash, pass, rsh, rundir, terminal, tree};
 
 /// How long a launcher may take to end after it was asked to.
 const LAUNCHER_GRACE: Duration = Duration::from_secs(3);
@@ -82,6 +82,7 @@ pub(crate) enum Event {
 
 /// The job's whole life. Returns its exit status, which nobody reads.
 pub fn main(platform: &Platform) -> i32 {
+    terminal::let_stop();
     let Ok(guardian) = pass::take_stdin_socket() else { return 1 };
     let Ok(Some((start, fds))) = pass::receive::<Start>(&guardian) else { return 1 };
     let Ok([front, input]) = <[OwnedFd; 2]>::try_from(fds) else { return 1 };

@@ -19,6 +19,7 @@
 //! | [`mpi`] | finding an MPI, its environment, its launcher line |
 //! | [`rsh`] | the agent that an MPI's launcher starts in place of ssh |
 //! | [`runs`], [`visit`] | the runs of a user; commands in their VMs beside the job |
+//! | `terminal` | reading the caller's terminal, if in its foreground |
 //! | [`session`] | what agent and visitor have in common: standing for a process in a VM |
 //! | [`switch`] | frames between agents and VMs; the host side of the relay |
 //! | [`service`] | what a run needs of the host service |
@@ -44,6 +45,7 @@ pub mod service;
 pub mod session;
 pub mod spec;
 pub mod switch;
+mod terminal;
 pub mod tree;
 pub mod visit;
 
