@@ -4,6 +4,8 @@ use std::os::unix::ffi::OsStrExt;
 
 use isthmus_run::mpi;
 
+use crate::run::YesNo;
+
 /// Print the environment that makes an MPI of your own use isthmus
 ///
 /// For an mpirun that you start yourself, beside a service that runs (`isthmus host` or `isthmus guest`):
@@ -19,9 +21,10 @@ pub(crate) struct Args {
     /// openmpi, mpich, intel, or the directory of an MPI; by default the mpirun on the PATH
     #[arg(long, value_name = "NAME|DIR")]
     mpi: Option<String>,
-    /// Send the traffic between ranks of one host through the region too
-    #[arg(long)]
-    through_region: bool,
+    /// Send what goes between ranks of one host through the region, too; by default MPICH and Intel MPI use their own
+    /// shared memory there, and Open MPI for windows
+    #[arg(long, value_name = "yes|no", num_args = 0..=1, require_equals = true, default_value = "no", default_missing_value = "yes", hide_possible_values = true, hide_default_value = true)]
+    through_region: YesNo,
 }
 
 impl Args {
@@ -44,7 +47,8 @@ impl Args {
             (Err(_), Some(flavour)) => (*flavour, mpi::Environment::new()),
             (Err(e), None) => return Err(e),
         };
-        let transport = mpi::transport(flavour, &mpi::provider_directory()?, self.through_region);
+        let transport =
+            mpi::transport(flavour, &mpi::provider_directory()?, self.through_region == YesNo::Yes);
         for (name, value) in home.into_iter().chain(transport) {
             println!("export {}={}", name.to_string_lossy(), quoted(value.as_bytes()));
         }

@@ -47,9 +47,11 @@ pub(crate) struct Args {
     /// One more argument for the MPI's launcher (short form); may be repeated
     #[arg(long = "mpi-arg", value_name = "ARG", allow_hyphen_values = true)]
     mpi_args: Vec<OsString>,
-    /// Send the traffic between ranks of one host through the region too
-    #[arg(long)]
-    through_region: bool,
+    /// Send what goes between ranks of one host or VM through the region, too: by default with --vms 0, where MPICH and Intel
+    /// MPI would send nothing through it otherwise; Open MPI does so with all messages anyway, and also with windows if this
+    /// is given. With `no`, or in VMs, MPICH's ranks of one host have shared windows
+    #[arg(long, value_name = "yes|no", num_args = 0..=1, require_equals = true, default_missing_value = "yes", hide_possible_values = true)]
+    through_region: Option<YesNo>,
     /// What carries the messages: isthmus, or what the MPI has of its own
     #[arg(long, value_enum, default_value_t = TransportArg::Isthmus)]
     transport: TransportArg,
@@ -114,6 +116,12 @@ enum AcceleratorArg {
 }
 
 #[derive(Clone, Copy, PartialEq, ValueEnum)]
+pub(crate) enum YesNo {
+    Yes,
+    No,
+}
+
+#[derive(Clone, Copy, PartialEq, ValueEnum)]
 enum MapArg {
     Block,
     Cyclic,
@@ -145,7 +153,7 @@ impl Args {
             map: if self.map == MapArg::Cyclic { Map::Cyclic } else { Map::Block },
             mpi: self.mpi,
             mpi_args: self.mpi_args,
-            through_region: self.through_region,
+            through_region: self.through_region.map(|told| told == YesNo::Yes),
             native_transport: self.transport == TransportArg::Native,
             stats: self.stats,
             env: self.env,

@@ -102,7 +102,7 @@ fn without_lane(survey: &Survey, from: (&Member, &Endpoint), to: (&Member, &Endp
     if from.1.slot == to.1.slot {
         lane.why = "it is the endpoint itself; MPIs keep messages to oneself in their own hands".into();
     } else if from.0.index == to.0.index {
-        lane.why += "; between ranks of one host name an MPI uses its own shared memory unless --through-region is given";
+        lane.why += "; between ranks of one host name an MPI uses its own shared memory, unless --through-region says otherwise";
     }
     Pair {
         from: from.0.name_of(from.1),

@@ -437,7 +437,8 @@ fn start_launcher(spec: &RunSpec, mpi: &Mpi, dir: &Path, parts: &Parts, input: O
     };
     command.envs(mpi::home(mpi)).envs(mpi::launcher(mpi.flavour, &placement));
     if let Some(service) = parts.service.as_ref().filter(|_| !spec.native_transport) {
-        command.envs(mpi::transport(mpi.flavour, &mpi::provider_directory()?, spec.through_region));
+        let through_region = spec.sends_all_through_region(mpi.flavour);
+        command.envs(mpi::transport(mpi.flavour, &mpi::provider_directory()?, through_region));
         command.env("ISTHMUS_SOCKET", service.attach_socket());
     }
     if spec.vms > 0 {

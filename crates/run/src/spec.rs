@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
-use crate::mpi;
+use crate::mpi::{self, Flavour};
 
 /// Exit statuses that are ours; all others are the launcher's own.
 pub struct ExitCode;
@@ -76,8 +76,8 @@ pub struct RunSpec {
     pub mpi: Option<String>,
     /// Further arguments for the launcher of the short form.
     pub mpi_args: Vec<OsString>,
-    /// Send the traffic between ranks of one host through the region too.
-    pub through_region: bool,
+    /// Whether the traffic between ranks of one host goes through the region, too; `None` as it is best for the MPI.
+    pub through_region: Option<bool>,
     /// Leave the MPI to its own transports: for measuring beside them.
     pub native_transport: bool,
     /// Where to write what the run counted, as JSON.
@@ -190,6 +190,14 @@ impl RunSpec {
         Ok(())
     }
 
+    /// Whether ranks of one host shall send through the region what `flavour` could send through memory of its own.
+    ///
+    /// Natively there would be nothing else to send. An Open MPI's messages go through the region anyway; its windows stay
+    /// in its own memory, which is faster.
+    pub fn sends_all_through_region(&self, flavour: Flavour) -> bool {
+        self.through_region.unwrap_or(self.vms == 0 && !flavour.is_open_mpi())
+    }
+
     /// How many ranks each VM takes: the first ones one more where it does not divide, whatever the map.
     ///
     /// `guest_ranks` is the number of ranks that do not run on the host; `None` if a launcher line does not
@@ -217,6 +225,18 @@ mod tests {
         assert_eq!(spec(3, Some(7), &["a"]).slots(Some(7)), [3, 2, 2]);
         assert_eq!(spec(2, None, &["mpirun"]).slots(None), [1, 1]);
         assert_eq!(RunSpec { ppn: Some(4), ..spec(2, Some(5), &["a"]) }.slots(Some(5)), [4, 4]);
+    }
+
+    #[test]
+    fn natively_messages_go_through_the_region_unless_told_otherwise() {
+        let of = |vms, told, flavour| {
+            RunSpec { through_region: told, ..spec(vms, Some(2), &["a"]) }.sends_all_through_region(flavour)
+        };
+        for flavour in [Flavour::Mpich, Flavour::Intel] {
+            assert!(of(0, None, flavour) && !of(2, None, flavour));
+        }
+        assert!(!of(0, None, Flavour::OpenMpi) && !of(2, None, Flavour::OpenMpi4));
+        assert!(of(2, Some(true), Flavour::Mpich) && !of(0, Some(false), Flavour::Mpich));
     }
 
     #[test]
