@@ -185,13 +185,29 @@ fn variable(name: &str, value: impl AsRef<OsStr>) -> (OsString, OsString) {
     (name.into(), value.as_ref().to_owned())
 }
 
-/// The policy `by node`, with the qualifiers that the caller's own setting `name` has, for instance `:oversubscribe`.
-/// `None` if that names a policy itself.
-fn by_node(name: &str) -> Option<String> {
-    match std::env::var(name) {
-        Ok(own) if own.starts_with(':') => Some(format!("node{own}")),
-        Ok(own) if !own.is_empty() => None,
+/// The policy `by node`, with the qualifiers that the caller's own setting has, for instance `:oversubscribe`.
+/// `None` where the caller has chosen a policy.
+fn by_node(own: Option<&str>) -> Option<String> {
+    match own {
+        Some(own) if own.starts_with(':') => Some(format!("node{own}")),
+        Some(own) if !own.is_empty() => None,
         _ => Some("node".into()),
+    }
+}
+
+/// Whether the launcher is to start more ranks than it may think that there are places. The host file has a place for each
+/// rank of the short form, but on the host itself an allocation (Slurm's and the like) counts for more than that file.
+fn may_oversubscribe(place: &Placement) -> bool {
+    place.crowded && place.agent.is_none()
+}
+
+/// PRRTE's mapping policy; `None` to leave it as it is.
+fn policy(place: &Placement, own: Option<&str>) -> Option<String> {
+    const OVERSUBSCRIBE: &str = ":oversubscribe";
+    match place.map {
+        Map::Cyclic => by_node(own.or(may_oversubscribe(place).then_some(OVERSUBSCRIBE))),
+        Map::Block if may_oversubscribe(place) && own.is_none_or(str::is_empty) => Some(OVERSUBSCRIBE.into()),
+        Map::Block => None,
     }
 }
 
@@ -211,7 +227,7 @@ fn prrte(place: &Placement) -> Environment {
         env.push(variable("PRTE_MCA_prte_default_hostfile", hosts));
     }
     const POLICY: &str = "PRTE_MCA_rmaps_default_mapping_policy";
-    if let Some(policy) = (place.map == Map::Cyclic).then(|| by_node(POLICY)).flatten() {
+    if let Some(policy) = policy(place, std::env::var(POLICY).ok().as_deref()) {
         env.push(variable(POLICY, policy));
     }
     if place.crowded {
@@ -241,8 +257,14 @@ fn orte(place: &Placement) -> Environment {
         env.push(variable("OMPI_MCA_orte_default_hostfile", hosts));
     }
     const POLICY: &str = "OMPI_MCA_rmaps_base_mapping_policy";
-    if let Some(policy) = (place.map == Map::Cyclic).then(|| by_node(POLICY)).flatten() {
+    if let Some(policy) =
+        (place.map == Map::Cyclic).then(|| by_node(std::env::var(POLICY).ok().as_deref())).flatten()
+    {
         env.push(variable(POLICY, policy));
+    }
+    const OVERSUBSCRIBE: &str = "OMPI_MCA_rmaps_base_oversubscribe";
+    if may_oversubscribe(place) && std::env::var_os(OVERSUBSCRIBE).is_none() {
+        env.push(variable(OVERSUBSCRIBE, "1"));
     }
     if place.crowded {
         env.push(variable("OMPI_MCA_hwloc_base_binding_policy", "none"));
@@ -304,6 +326,30 @@ mod tests {
         for flavour in [Flavour::OpenMpi, Flavour::OpenMpi4] {
             assert_eq!(names(flavour), ["ROMIO_HINTS", "OMPI_MCA_fbtl_posix_write_datasieving"]);
         }
+    }
+
+    #[test]
+    fn more_ranks_than_processors_are_no_mistake_on_the_host() {
+        let of = |map, crowded, agent, own| {
+            let place = Placement {
+                dir: Path::new("/d"),
+                agent,
+                hosts: None,
+                host_count: 1,
+                map,
+                mixed: false,
+                crowded,
+                alias: None,
+            };
+            policy(&place, own)
+        };
+        assert_eq!(of(Map::Block, true, None, None).as_deref(), Some(":oversubscribe"));
+        assert_eq!(of(Map::Cyclic, true, None, None).as_deref(), Some("node:oversubscribe"));
+        assert_eq!(of(Map::Block, true, None, Some("core")), None);
+        assert_eq!(of(Map::Block, false, None, None), None);
+        assert_eq!(of(Map::Block, true, Some(Path::new("/a")), None), None);
+        assert_eq!(of(Map::Cyclic, true, None, Some(":pe=2")).as_deref(), Some("node:pe=2"));
+        assert_eq!(of(Map::Cyclic, false, None, Some("slot")), None);
     }
 
     #[test]
