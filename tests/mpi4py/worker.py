@@ -6,7 +6,14 @@
 SUITE is the `test` directory of mpi4py's source archive. Each rank appends to REPORT/rank-N one line per event
 (`load MODULE`, `loaded MODULE`, `start ID`, `ok ID`, `skip ID`, `fail ID`, `error ID`, then `done`), unbuffered, so that a run that hangs or crashes
 says in which test. Tests and modules named in the file SKIP are left out, on every rank alike: most tests are collective.
+
+One fault of mpi4py's own is mended before the tests run. mpi4py.util.sync.Mutex clears its place in the queue (an
+accumulate on the window of its own rank) and joins the queue without a flush between the two; MPI orders nothing there.
+Where an MPI applies what a rank does to itself later than what another rank sends (MPICH, over any libfabric provider),
+the next rank's entry is wiped out and both wait for ever: 14 of 25 runs of 1,000 new mutexes each, none of 40 with the
+flush. It says so in the log when a later mpi4py no longer has that text.
 """
+import inspect
 import os
 import sys
 import tempfile
@@ -27,6 +34,27 @@ report = open(os.path.join(report_dir, f"rank-{rank}"), "a", buffering=1)
 details = open(os.path.join(report_dir, f"rank-{rank}.details"), "a", buffering=1)
 with open(skip_file) as lines:
     skipped = {line.strip() for line in lines}
+
+
+def mend_mutex():
+    """Puts the missing flush into Mutex._acquire; the module's other code stays as it is."""
+    from mpi4py.util import sync
+
+    clear = "window.Accumulate(null, self_rank, next_id, MPI.REPLACE)"
+    text = inspect.getsource(sync.Mutex._acquire)
+    lines = text.splitlines(keepends=True)
+    at = [i for i, line in enumerate(lines) if line.strip() == clear]
+    if len(at) != 1:
+        print("worker: mpi4py.util.sync.Mutex._acquire is not what the mend knows; left as it is", file=sys.stderr)
+        return
+    indent = lines[at[0]][: -len(lines[at[0]].lstrip())]
+    lines.insert(at[0] + 1, f"{indent}window.Flush(self_rank)\n")
+    namespace = {}
+    exec(compile("class Mended:\n" + "".join(lines), sync.__file__, "exec"), vars(sync), namespace)  # noqa: S102
+    sync.Mutex._acquire = namespace["Mended"].__dict__["_acquire"]
+
+
+mend_mutex()
 
 
 class Reporter(unittest.TestResult):
