@@ -1,11 +1,50 @@
 //! What can go wrong between a process and its local service.
 
-use std::path::PathBuf;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use rustix::io::Errno;
 
 use crate::protocol::Code;
 
 /// This crate's result.
 pub type Result<T> = std::result::Result<T, Error>;
+
+/// What helps where the socket at `path` cannot be connected to.
+fn remedy(path: &Path, answer: Errno) -> String {
+    match (answer, std::fs::metadata(path)) {
+        (Errno::ACCESS | Errno::PERM, Ok(socket)) if socket.mode() & 0o060 == 0o060 => {
+            let group = socket.gid();
+            format!(
+                "; members of its group may attach: `adduser NAME {0}` or `usermod -aG {0} NAME` as root, then log in anew",
+                group_name(group).unwrap_or(group.to_string())
+            )
+        }
+        (Errno::ACCESS | Errno::PERM, Ok(socket)) => format!(
+            "; it is for user {} alone: `isthmus host --group GROUP` or `--allow USER` lets others in",
+            socket.uid()
+        ),
+        (Errno::ACCESS | Errno::PERM, Err(_)) => {
+            "; this user may not enter its directory, as that of another user's service".into()
+        }
+        (Errno::NOENT | Errno::NOTDIR, _) => {
+            "; nothing is there: start the service, or name another socket with --socket or ISTHMUS_SOCKET"
+                .into()
+        }
+        (Errno::CONNREFUSED, _) => "; nobody listens there any more: start the service again".into(),
+        _ => String::new(),
+    }
+}
+
+/// The name of a group.
+fn group_name(group: u32) -> Option<String> {
+    let groups = std::fs::read_to_string("/etc/group").ok()?;
+    groups.lines().find_map(|line| {
+        let mut fields = line.split(':');
+        let name = fields.next()?;
+        (fields.nth(1)?.parse() == Ok(group)).then(|| name.to_owned())
+    })
+}
 
 /// Why a process could not attach, or a service not serve.
 #[derive(Debug, thiserror::Error)]
@@ -19,7 +58,7 @@ pub enum Error {
         tried: String,
     },
     /// The socket is there but nobody answers.
-    #[error("cannot reach the isthmus service at {}; is it still running, and may this user attach?", path.display())]
+    #[error("cannot reach the isthmus service at {}{}", path.display(), remedy(path, *source))]
     Connect {
         /// The socket.
         path: PathBuf,
@@ -84,4 +123,27 @@ pub enum Error {
     /// Something about the region itself.
     #[error(transparent)]
     Region(#[from] isthmus_region::Error),
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_socket_that_cannot_be_reached_says_who_may_and_what_helps() {
+        use std::os::unix::fs::PermissionsExt;
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("socket");
+        let text = |source| Error::Connect { path: path.clone(), source }.to_string();
+        assert!(text(Errno::NOENT).contains("nothing is there"), "{}", text(Errno::NOENT));
+        std::fs::write(&path, "").unwrap();
+        let mode = |mode| std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).unwrap();
+        mode(0o660);
+        let group = std::fs::metadata(&path).unwrap().gid();
+        let name = group_name(group).unwrap_or(group.to_string());
+        assert!(text(Errno::ACCESS).contains(&format!("adduser NAME {name}")), "{}", text(Errno::ACCESS));
+        mode(0o600);
+        assert!(text(Errno::ACCESS).contains("--group"), "{}", text(Errno::ACCESS));
+        assert!(text(Errno::CONNREFUSED).contains("nobody listens"));
+    }
 }

@@ -435,7 +435,7 @@ impl Loop {
         };
         if !self.config.allowed.lets_in(who.uid) {
             let text = format!(
-                "user {} may not attach here; the service of user {} must be told to let in others",
+                "user {} may not attach here; the service of user {} lets in others if it is started with --allow USER or --group GROUP",
                 who.uid,
                 rustix::process::getuid().as_raw()
             );

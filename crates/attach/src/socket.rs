@@ -30,17 +30,34 @@ pub fn find_socket() -> Result<PathBuf> {
     if let Some(path) = std::env::var_os(SOCKET_VARIABLE).filter(|p| !p.is_empty()) {
         return Ok(path.into());
     }
-    let user = user_socket();
-    for path in [Some(PathBuf::from(SYSTEM_SOCKET)), user.clone()].into_iter().flatten() {
-        if path.exists() {
-            return Ok(path);
-        }
+    let places = [Some(PathBuf::from(SYSTEM_SOCKET)), user_socket()];
+    let found = places.into_iter().flatten().find(|path| path.exists());
+    found.ok_or_else(|| Error::NoSocket { tried: self::places() })
+}
+
+/// The places at which [`find_socket`] looks, and what is there, for people.
+pub fn places() -> String {
+    let named = std::env::var_os(SOCKET_VARIABLE).filter(|p| !p.is_empty());
+    let state = |path: &Path| if path.exists() { "is there" } else { "is not there" };
+    let named = match named.as_deref().map(Path::new) {
+        Some(path) => format!("{SOCKET_VARIABLE} names {}, which {}", path.display(), state(path)),
+        None => format!("{SOCKET_VARIABLE} is not set"),
+    };
+    let user = match user_socket() {
+        Some(path) => format!("{} {}", path.display(), state(&path)),
+        None => "XDG_RUNTIME_DIR is not set".to_owned(),
+    };
+    format!("{named}, {SYSTEM_SOCKET} {}, {user}", state(Path::new(SYSTEM_SOCKET)))
+}
+
+/// Where a service that this user starts by hand listens, so that [`find_socket`] finds it: at `ISTHMUS_SOCKET`, else for
+/// root at `/run/isthmus/socket`, else at `$XDG_RUNTIME_DIR/isthmus/socket`. `None` without any of them.
+pub fn own_socket() -> Option<PathBuf> {
+    let named = std::env::var_os(SOCKET_VARIABLE).filter(|p| !p.is_empty());
+    if named.is_some() {
+        return named.map(PathBuf::from);
     }
-    let user =
-        user.map_or("XDG_RUNTIME_DIR is not set".to_owned(), |p| format!("{} is not there", p.display()));
-    Err(Error::NoSocket {
-        tried: format!("{SOCKET_VARIABLE} is not set, {SYSTEM_SOCKET} is not there, {user}"),
-    })
+    if rustix::process::getuid().is_root() { Some(SYSTEM_SOCKET.into()) } else { user_socket() }
 }
 
 /// Where the service of a user listens.

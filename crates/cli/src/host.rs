@@ -22,8 +22,8 @@ use crate::{metrics, report, size, user};
 #[derive(clap::Args)]
 #[command(verbatim_doc_comment)]
 pub(crate) struct Args {
-    /// Where processes attach; by default /run/isthmus/socket for root, else $XDG_RUNTIME_DIR/isthmus/socket. VMs
-    /// connect at the same path with .ivshmem appended
+    /// Where processes attach; by default where they and all commands look: at ISTHMUS_SOCKET, else for root at
+    /// /run/isthmus/socket, else at $XDG_RUNTIME_DIR/isthmus/socket. VMs connect at the same path with .ivshmem appended
     #[arg(long, value_name = "PATH", overrides_with = "socket")]
     socket: Option<PathBuf>,
     /// VMs that may join

@@ -32,8 +32,8 @@ enum What {
 #[derive(clap::Args)]
 #[command(verbatim_doc_comment)]
 struct DeviceArgs {
-    /// Where processes attach to the service; by default where they would look for it: ISTHMUS_SOCKET,
-    /// /run/isthmus/socket, $XDG_RUNTIME_DIR/isthmus/socket
+    /// Where processes attach to the service; by default that of the service that they would find, and where there is none, of
+    /// the one that `isthmus host` would be: ISTHMUS_SOCKET, /run/isthmus/socket, $XDG_RUNTIME_DIR/isthmus/socket
     #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
     /// Size of the region; by default that of the service which runs, else what fits 1G

@@ -50,7 +50,9 @@ pub enum Error {
         source: std::io::Error,
     },
     /// There is no default place for the socket.
-    #[error("no place for the service's socket: XDG_RUNTIME_DIR is not set; name one with --socket")]
+    #[error(
+        "no place for the service's socket: neither ISTHMUS_SOCKET nor XDG_RUNTIME_DIR is set; name one with --socket"
+    )]
     NoFolder,
     /// Signals cannot be received.
     #[error("cannot wait for signals")]

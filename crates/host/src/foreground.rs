@@ -17,8 +17,7 @@ pub type BesideResult<T> = std::result::Result<T, Box<dyn std::error::Error + Se
 /// What `isthmus host` is told.
 #[derive(Debug, Clone, Default)]
 pub struct Options {
-    /// Where processes of the host attach; by default where they look: for root `/run/isthmus/socket`, else
-    /// `$XDG_RUNTIME_DIR/isthmus/socket`. VMs connect at the same path with `.ivshmem` appended.
+    /// Where processes of the host attach; by default where they look, see [`socket::own_socket`]. VMs connect at the same path with `.ivshmem` appended.
     pub socket: Option<PathBuf>,
     /// How many VMs may join.
     pub vms: u32,
@@ -80,9 +79,7 @@ impl Options {
 /// # Errors
 /// [`Error::NoFolder`] when there is no default place for the socket.
 pub fn attach_socket(chosen: Option<&Path>) -> Result<PathBuf> {
-    let root = rustix::process::getuid().is_root();
-    let default = || if root { Some(socket::SYSTEM_SOCKET.into()) } else { socket::user_socket() };
-    let path = chosen.map(Path::to_owned).or_else(default).ok_or(Error::NoFolder)?;
+    let path = chosen.map(Path::to_owned).or_else(socket::own_socket).ok_or(Error::NoFolder)?;
     std::path::absolute(&path).map_err(|source| Error::Folder { path: path.clone(), source })
 }
 

@@ -10,7 +10,7 @@ pub type Result<T> = std::result::Result<T, Error>;
 pub enum Error {
     /// No service answers.
     #[error(
-        "no isthmus service runs here that this user may look at ({looked}); start `isthmus run` or `isthmus host`, or name a socket with --socket"
+        "no isthmus service runs here that this user may look at ({looked}); start `isthmus run` or `isthmus host`, or name a socket with --socket PATH or ISTHMUS_SOCKET"
     )]
     NoService {
         /// What was tried.

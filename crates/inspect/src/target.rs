@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use isthmus_attach::client::{View, observe_at};
-use isthmus_attach::socket::{SOCKET_VARIABLE, SYSTEM_SOCKET, user_socket};
+use isthmus_attach::socket::{SOCKET_VARIABLE, SYSTEM_SOCKET, places, user_socket};
 use isthmus_region::error::with_causes;
 use isthmus_region::reader::Reader;
 
@@ -111,7 +111,7 @@ impl Target {
         }
         found.pop().ok_or_else(|| Error::NoService {
             looked: if silent.is_empty() {
-                format!("{SOCKET_VARIABLE} is not set, and no socket is at {SYSTEM_SOCKET} or in a directory of this user's runs")
+                format!("{}, and no run of this user's is in {}", places(), run_folders().join(", "))
             } else {
                 silent.join("; ")
             },
@@ -201,13 +201,23 @@ impl Target {
     }
 }
 
+/// Where the directories of this user's runs are.
+fn run_folders() -> Vec<String> {
+    let mut folders = vec!["/tmp".to_owned(), format!("/run/user/{}", rustix::process::geteuid().as_raw())];
+    if let Some(named) =
+        std::env::var("XDG_RUNTIME_DIR").ok().filter(|p| !p.is_empty() && !folders.contains(p))
+    {
+        folders.push(named);
+    }
+    folders
+}
+
 /// Sockets that services may listen at, each once.
 fn candidates() -> Vec<PathBuf> {
     let mut found: Vec<PathBuf> =
         [Some(PathBuf::from(SYSTEM_SOCKET)), user_socket()].into_iter().flatten().collect();
     let me = rustix::process::geteuid();
-    let mut folders = vec![PathBuf::from("/tmp"), format!("/run/user/{}", me.as_raw()).into()];
-    folders.extend(std::env::var_os("XDG_RUNTIME_DIR").filter(|p| !p.is_empty()).map(PathBuf::from));
+    let mut folders: Vec<PathBuf> = run_folders().into_iter().map(PathBuf::from).collect();
     if me.is_root() {
         for folder in fs::read_dir("/run/user").into_iter().flatten().flatten() {
             found.push(folder.path().join("isthmus/socket"));
