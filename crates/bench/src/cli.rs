@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
-use isthmus_run::ExitCode;
+use isthmus_run::{ExitCode, named};
 
 use crate::error::{Error, Result};
 use crate::page::Page;
@@ -44,6 +44,26 @@ enum What {
     Peers(PeersArgs),
     /// Barriers and sums per second of four ranks, which on two processors have to share them.
     Collectives(CollectivesArgs),
+}
+
+impl What {
+    /// What is measured for minutes must have a place in the end.
+    fn check_files(&self) -> Result<()> {
+        let (json, report) = match self {
+            Self::Mpi(args) => (&args.common.json, &args.curves.report),
+            Self::Peers(args) => (&args.json, &args.curves.report),
+            Self::Lane(LaneArgs { common, .. })
+            | Self::Matching(MatchingArgs { common, .. })
+            | Self::Collectives(CollectivesArgs { common, .. }) => (&common.json, &None),
+        };
+        for (option, file) in [("--json", json), ("--report", report)] {
+            if let Some(file) = file {
+                named::may_write(file)
+                    .map_err(|e| Error::Usage(format!("{option} {}: {e}", file.display())))?;
+            }
+        }
+        Ok(())
+    }
 }
 
 /// Curves over the message size.
@@ -208,13 +228,13 @@ struct CollectivesArgs {
 
 /// Runs what was asked for and returns the exit status.
 pub fn main(args: &BenchArgs) -> i32 {
-    let done = match &args.what {
+    let done = args.what.check_files().and_then(|()| match &args.what {
         What::Mpi(args) => bench_mpi(args),
         What::Lane(args) => bench_lane(args),
         What::Matching(args) => bench_matching(args),
         What::Collectives(args) => bench_collectives(args),
         What::Peers(args) => bench_peers(args),
-    };
+    });
     match done {
         Ok(()) => 0,
         Err(error) => {

@@ -1,13 +1,15 @@
 //! What was asked for: everything that `isthmus run` was told, checked as far as it can be without doing
 //! anything. It travels as JSON from the front to the job.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
 use crate::mpi::{self, Flavour};
+use crate::named;
 
 /// Exit statuses that are ours; all others are the launcher's own.
 pub struct ExitCode;
@@ -187,7 +189,35 @@ impl RunSpec {
                 return usage(format!("--env {}: NAME or NAME=VALUE", variable.to_string_lossy()));
             }
         }
+        if let Some(file) = &self.stats
+            && let Err(e) = named::may_write(file)
+        {
+            return usage(format!("--stats {}: {e}", file.display()));
+        }
+        if self.ranks.is_some()
+            && !self.looks_elsewhere()
+            && let Err(why) = named::is_program(first, &self.path())
+        {
+            return usage(why);
+        }
         Ok(())
+    }
+
+    /// Whether the launcher is told another directory to work or to look in.
+    fn looks_elsewhere(&self) -> bool {
+        let words = self.mpi_args.iter().map(|word| word.to_string_lossy());
+        words.into_iter().any(|word| ["dir", "path", "-wd", "prefix"].iter().any(|part| word.contains(part)))
+    }
+
+    /// The job's PATH.
+    fn path(&self) -> OsString {
+        let told = self.env.iter().rev().find_map(|variable| {
+            variable
+                .as_encoded_bytes()
+                .strip_prefix(b"PATH=")
+                .map(|value| OsStr::from_bytes(value).to_owned())
+        });
+        told.or_else(|| std::env::var_os("PATH")).unwrap_or_default()
     }
 
     /// Whether ranks of one host shall send through the region what `flavour` could send through memory of its own.
@@ -245,15 +275,20 @@ mod tests {
             spec(1, Some(1), &[]),
             spec(1, None, &["./prog"]),
             spec(1, Some(2), &["mpirun", "-n", "2", "./a"]),
-            spec(1, Some(0), &["./prog"]),
-            RunSpec { host_ranks: 3, ..spec(1, Some(2), &["a"]) },
-            RunSpec { ppn: Some(1), ..spec(2, Some(3), &["a"]) },
-            RunSpec { timeout_s: Some(-1.0), ..spec(2, Some(3), &["a"]) },
-            RunSpec { env: vec!["=x".into()], ..spec(2, Some(3), &["a"]) },
+            spec(1, Some(0), &["true"]),
+            RunSpec { host_ranks: 3, ..spec(1, Some(2), &["true"]) },
+            RunSpec { ppn: Some(1), ..spec(2, Some(3), &["true"]) },
+            RunSpec { timeout_s: Some(-1.0), ..spec(2, Some(3), &["true"]) },
+            RunSpec { env: vec!["=x".into()], ..spec(2, Some(3), &["true"]) },
+            RunSpec { stats: Some("/none/of/these/x".into()), ..spec(2, Some(3), &["true"]) },
+            RunSpec { env: vec!["PATH=/none/of/these".into()], ..spec(2, Some(4), &["true"]) },
+            spec(2, Some(4), &["./no-such-program"]),
         ] {
             assert!(matches!(bad.check(), Err(Error::Usage(_))), "{bad:?}");
         }
         spec(2, None, &["/opt/x/bin/mpirun", "-n", "4", "./a"]).check().unwrap();
-        spec(2, Some(4), &["./a"]).check().unwrap();
+        spec(2, Some(4), &["true"]).check().unwrap();
+        let elsewhere = RunSpec { mpi_args: vec!["-wdir".into(), "/x".into()], ..spec(2, Some(4), &["./a"]) };
+        elsewhere.check().unwrap();
     }
 }

@@ -1,0 +1,92 @@
+//! Files that a command line names, looked at before the work that they are for: minutes later is too late to say that one
+//! of them is not there.
+
+use std::ffi::OsStr;
+use std::fs;
+use std::io;
+use std::path::Path;
+
+use rustix::fs::{Access, access};
+
+/// Whether `file` can be written, or made where it is; nothing is changed.
+///
+/// # Errors
+/// Why not.
+pub fn may_write(file: &Path) -> io::Result<()> {
+    match fs::metadata(file) {
+        Ok(meta) if meta.is_dir() => Err(io::ErrorKind::IsADirectory.into()),
+        Ok(_) => Ok(access(file, Access::WRITE_OK)?),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => {
+            let folder = file.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+            if file.file_name().is_none() {
+                return Err(io::ErrorKind::IsADirectory.into());
+            }
+            Ok(access(folder, Access::WRITE_OK | Access::EXEC_OK)?)
+        }
+        Err(e) => Err(e),
+    }
+}
+
+/// Whether a launcher finds the program that `word` names: at that path, or for a bare name on `path` or in the working
+/// directory, where some launchers look, too.
+///
+/// # Errors
+/// What is wrong, in words.
+pub fn is_program(word: &OsStr, path: &OsStr) -> Result<(), String> {
+    let shown = word.to_string_lossy();
+    if word.as_encoded_bytes().contains(&b'/') {
+        return match fs::metadata(word) {
+            Ok(meta) if meta.is_dir() => Err(format!("{shown} is a directory, not a program")),
+            Ok(_) if access(word, Access::EXEC_OK).is_err() => {
+                Err(format!("{shown} may not be executed: is it a program, and is `chmod +x` missing?"))
+            }
+            Ok(_) => Ok(()),
+            Err(e) => Err(format!("there is no program {shown}: {e}")),
+        };
+    }
+    let found = std::env::split_paths(path)
+        .chain([".".into()])
+        .map(|dir| dir.join(word))
+        .any(|file| file.is_file() && access(&file, Access::EXEC_OK).is_ok());
+    if found {
+        Ok(())
+    } else {
+        Err(format!("there is no program {shown} on the PATH, nor in this directory"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    #[test]
+    fn what_cannot_be_written_is_known_before() {
+        let dir = tempfile::tempdir().unwrap();
+        may_write(&dir.path().join("new")).unwrap();
+        assert!(!dir.path().join("new").exists());
+        may_write(Path::new("new-in-the-working-directory")).unwrap();
+        fs::write(dir.path().join("old"), "x").unwrap();
+        may_write(&dir.path().join("old")).unwrap();
+        may_write(Path::new("/dev/null")).unwrap();
+        for bad in [dir.path().to_owned(), dir.path().join("none/new"), dir.path().join("old/new")] {
+            assert!(may_write(&bad).is_err(), "{}", bad.display());
+        }
+    }
+
+    #[test]
+    fn programs_are_looked_for_where_launchers_do() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("prog");
+        let path = dir.path().as_os_str();
+        assert!(is_program(file.as_os_str(), path).unwrap_err().contains("no program"));
+        fs::write(&file, "#!/bin/sh\n").unwrap();
+        assert!(is_program(file.as_os_str(), path).unwrap_err().contains("chmod +x"));
+        assert!(is_program(OsStr::new("prog"), path).unwrap_err().contains("PATH"));
+        fs::set_permissions(&file, fs::Permissions::from_mode(0o755)).unwrap();
+        is_program(file.as_os_str(), OsStr::new("")).unwrap();
+        is_program(OsStr::new("prog"), path).unwrap();
+        assert!(is_program(path, path).unwrap_err().contains("directory"));
+    }
+}
