@@ -7,6 +7,7 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use isthmus_vm::slow::Slow;
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::error::{Error, Result};
@@ -45,6 +46,7 @@ impl Launch {
     pub fn run(&self, subject: &str, limit: Duration) -> Result<String> {
         let fail =
             |how: String, said: String| Error::Job { subject: subject.into(), line: self.line(), how, said };
+        let _slow = Slow::start(format!("running {subject}"));
         let mut child = Command::new(&self.program)
             .args(&self.args)
             .envs(self.env.iter().map(|(name, value)| (name, value)))

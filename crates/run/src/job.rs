@@ -20,6 +20,7 @@ use std::time::{Duration, Instant};
 
 use isthmus_guest::exec::exec_as;
 use isthmus_guest::wire::Request;
+use isthmus_vm::slow::Slow;
 use rustix::process::{Pid, Signal, getpid, kill_process, set_child_subreaper};
 
 use crate::error::{Error, Result};
@@ -307,7 +308,9 @@ fn start_parts(
         host_ranks: if spec.vms == 0 { ranks.unwrap_or(1) } else { spec.host_ranks },
         vms: names.iter().cloned().zip(spec.slots(guest_ranks(spec))).collect(),
     };
+    let slow = Slow::start("isthmus: making the region");
     let service = platform.service.start(&config, spec.verbose)?;
+    drop(slow);
     // At least one, also where all ranks are on the host.
     let cpus = spec.cpus.unwrap_or_else(|| spec.slots(guest_ranks(spec)).into_iter().fold(1, u32::max));
     let mut parts = Parts { switch: None, machines: Vec::new(), network: None, service, cpus };
@@ -340,6 +343,11 @@ fn wait_for_agents(
     machines: &[Machine],
 ) -> Result<()> {
     let start = Instant::now();
+    let how = match accelerator(machines) {
+        Some("tcg") => " under emulation (no KVM)",
+        _ => "",
+    };
+    let _slow = Slow::start(format!("isthmus: waiting for {} to boot{how}", names.join(", ")));
     let mut waiting: Vec<&str> = names.to_vec();
     while !waiting.is_empty() {
         match next(events, deadline) {

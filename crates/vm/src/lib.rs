@@ -9,6 +9,8 @@
 //!    VM's [`boot_config::BootConfig`], which `isthmus-guest` reads on the other side;
 //! 4. [`qemu::VmConfig`] and [`qemu::Vm::start`] run it, [`qmp::Qmp`] talks to it;
 //! 5. [`tap::Netns`] is a private network for those who ask for one.
+//!
+//! [`slow::Slow`] says what takes longer than a moment.
 #![forbid(unsafe_code)]
 
 pub mod accel;
@@ -22,6 +24,7 @@ pub mod kernel;
 pub mod programs;
 pub mod qemu;
 pub mod qmp;
+pub mod slow;
 pub mod tap;
 
 pub use error::{Error, Result};

@@ -13,6 +13,7 @@ use isthmus_region::error::with_causes;
 use isthmus_vm::accel::{self, Choice};
 use isthmus_vm::boot_config::{BootConfig, GuestShare, HostEntry, Interface, InterfaceKind, ROOT_TAG};
 use isthmus_vm::qemu::{Ivshmem, Share, Tap, Vm, VmConfig};
+use isthmus_vm::slow::Slow;
 use isthmus_vm::tap::{self, Netns};
 use isthmus_vm::{initramfs, kernel};
 use rustix::process::Pid;
@@ -58,21 +59,28 @@ fn address(net: Net, index: usize) -> Ipv4Addr {
 impl Common {
     fn new(plan: &Plan<'_>) -> Result<Self> {
         let failed = |e: isthmus_vm::Error| boot(&plan.names.join(", "), &e);
+        let slow = Slow::start("isthmus: getting the guests' kernel ready");
         let kernel = kernel::find(plan.spec.kernel.as_deref(), &mut |line| eprintln!("isthmus: {line}"))
             .map_err(failed)?;
+        drop(slow);
         let choice = match plan.spec.accel {
             Accelerator::Auto => Choice::Auto,
             Accelerator::Kvm => Choice::Kvm,
             Accelerator::Tcg => Choice::Tcg,
         };
+        let slow = Slow::start("isthmus: trying the accelerators");
         let decision = accel::choose(choice, &kernel.vmlinux).map_err(failed)?;
+        drop(slow);
         if plan.spec.verbose {
             eprintln!("isthmus: kernel {}, {:?} ({})", kernel.release, decision.accel, decision.reason);
         }
         if let Some(warning) = &decision.warning {
             eprintln!("isthmus: warning: {warning}");
         }
+        let slow =
+            Slow::start("isthmus: making the guests' first file system (once for each kernel and build)");
         let base = initramfs::base(&kernel).map_err(failed)?;
+        drop(slow);
         let netns = match plan.spec.net {
             Net::None => None,
             Net::Tap => Some(Arc::new(Netns::create(&tap::Plan::new(plan.names.len())).map_err(failed)?)),

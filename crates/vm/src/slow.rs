@@ -1,0 +1,81 @@
+//! Saying what goes on where it takes longer than a moment: lines on standard error, none for what is quick.
+
+use std::sync::mpsc::{self, RecvTimeoutError, Sender};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+/// How long something may take without a word.
+const FIRST: Duration = Duration::from_secs(2);
+/// How often is told that it still goes on.
+const AGAIN: Duration = Duration::from_secs(15);
+
+/// Says what is done, from two seconds on until it is dropped.
+#[derive(Debug)]
+pub struct Slow {
+    /// Its end is the thread's; both are there but for a drop.
+    running: Option<(Sender<()>, JoinHandle<()>)>,
+}
+
+impl Slow {
+    /// `line` is what is done, as the beginning of a line.
+    pub fn start(line: impl Into<String>) -> Self {
+        Self::with(line.into(), [FIRST, AGAIN], |line| eprintln!("{line}"))
+    }
+
+    fn with(line: String, [first, again]: [Duration; 2], mut say: impl FnMut(&str) + Send + 'static) -> Self {
+        let (end, ended) = mpsc::channel::<()>();
+        let begin = Instant::now();
+        let tell = move || {
+            if ended.recv_timeout(first) != Err(RecvTimeoutError::Timeout) {
+                return;
+            }
+            say(&line);
+            while ended.recv_timeout(again) == Err(RecvTimeoutError::Timeout) {
+                say(&format!("{line}: {:.0} s so far", begin.elapsed().as_secs_f64()));
+            }
+        };
+        // Without a thread there are no words, and all else is done.
+        let thread = thread::Builder::new().name("slow".into()).spawn(tell);
+        Self { running: thread.ok().map(|thread| (end, thread)) }
+    }
+}
+
+impl Drop for Slow {
+    fn drop(&mut self) {
+        if let Some((end, thread)) = self.running.take() {
+            drop(end);
+            // It has no reason to panic, and nothing is lost if it did.
+            let _ = thread.join();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Arc, Mutex};
+
+    use super::*;
+
+    #[test]
+    fn only_what_takes_long_is_told_and_then_again() {
+        let said = Arc::new(Mutex::new(Vec::new()));
+        let begin = |first| {
+            let said = Arc::clone(&said);
+            Slow::with(
+                "boots".into(),
+                [Duration::from_millis(first), Duration::from_millis(20)],
+                move |line| {
+                    said.lock().unwrap().push(line.to_owned());
+                },
+            )
+        };
+        drop(begin(60_000));
+        assert!(said.lock().unwrap().is_empty());
+        let slow = begin(1);
+        while said.lock().unwrap().len() < 2 {
+            thread::sleep(Duration::from_millis(1));
+        }
+        drop(slow);
+        assert_eq!(said.lock().unwrap()[..2], ["boots", "boots: 0 s so far"]);
+    }
+}
