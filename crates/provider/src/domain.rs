@@ -106,6 +106,14 @@ impl Domain {
         }))
     }
 
+    /// Returns when whatever its endpoints' progress was doing has been done.
+    pub(crate) fn await_progress(&self) {
+        let all: Vec<_> = self.endpoints.lock().iter().filter_map(Weak::upgrade).collect();
+        for ep in all {
+            ep.await_progress();
+        }
+    }
+
     /// Whether this process opened it; a forked child must not touch the region.
     pub(crate) fn is_own(&self) -> bool {
         self.pid == std::process::id()

@@ -265,6 +265,16 @@ impl Ep {
         guard(&self.poison, Progress::Broken, report, body)
     }
 
+    /// Returns when the progress that another thread was making has ended.
+    pub(crate) fn await_progress(&self) {
+        drop(self.state.lock());
+    }
+
+    /// Whether any message can come or go without a lane being opened first.
+    pub(crate) fn has_lanes(&self) -> bool {
+        self.state.try_lock().is_none_or(|s| s.transport.as_ref().is_none_or(Endpoint::has_lanes))
+    }
+
     /// Whether a thread can sleep on a futex here.
     pub(crate) fn has_futex(&self) -> bool {
         self.domain.member.has_futexes()

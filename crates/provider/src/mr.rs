@@ -252,6 +252,8 @@ unsafe extern "C" fn close(fid: *mut fid) -> c_int {
             return 0;
         }
         mr.domain.registrations.remove(mr.head.key);
+        // Another thread's progress may have found it just before; it is done with it once it has let its endpoint go.
+        mr.domain.await_progress();
         let mut published = mr.published.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(entry) = published.as_mut()
             && let Err(error) = mr.domain.store.withdraw(&mr.domain.member, entry)

@@ -350,8 +350,13 @@ impl Patience {
     }
 }
 
-/// Sleeps for at most [`NAP`]; a message to the endpoint, if it is the only one, ends it.
+/// Sleeps for at most [`NAP`]; a message to the endpoint, if it is the only one, ends it. As long as nobody talks over
+/// any of the endpoints, it only offers the processor: what the program waits for comes by another way, its own shared
+/// memory for one, and would wait for the end of the nap.
 pub(crate) fn nap(endpoints: &Lock<Vec<Arc<Ep>>>) {
+    if endpoints.try_lock().is_some_and(|all| all.iter().all(|ep| !ep.has_lanes())) {
+        return std::thread::yield_now();
+    }
     let one = match endpoints.try_lock().as_deref().map(Vec::as_slice) {
         Some([one]) if one.has_futex() => Some(Arc::clone(one)),
         _ => None,

@@ -279,3 +279,33 @@ fn writes_and_reads_end_with_an_error_when_the_registration_ends_before_them() {
         assert_eq!(memory, local);
     }
 }
+
+#[test]
+fn a_close_ends_while_one_who_lives_goes_on_asking() {
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::time::{Duration, Instant};
+    let world = World::new(2, 8 << 20);
+    let mut memory = vec![7; 1 << 20];
+    let (b, _registered) = window(&world, 0, &mut memory);
+    let mut a = world.endpoint(1);
+    let to = a.resolve(&b.address()).unwrap();
+    let closed = AtomicBool::new(false);
+    let begin = Instant::now();
+    std::thread::scope(|s| {
+        let (closed, a) = (&closed, &mut a);
+        s.spawn(move || {
+            // Reads without end, many at a time: an answer is always under way.
+            let mut local = vec![9; 64 << 10];
+            let bufs = [buf(&mut local)];
+            while !closed.load(Ordering::Relaxed) && begin.elapsed() < Duration::from_secs(30) {
+                while a.read(&rma(to, &bufs)).is_ok() {}
+                a.progress();
+                while a.pop().is_some() {}
+            }
+        });
+        std::thread::sleep(Duration::from_millis(50));
+        b.close(Duration::from_secs(20));
+        closed.store(true, Ordering::Relaxed);
+    });
+    assert!(begin.elapsed() < Duration::from_secs(15), "{:?}", begin.elapsed());
+}

@@ -4,7 +4,9 @@ mod common;
 
 use common::*;
 use isthmus_region::counters::Counter;
-use isthmus_transport::{PostError, Posted, Receive, Selector, Status, Ticket};
+use isthmus_transport::{
+    Address, PeerId, PostError, Posted, Receive, Selector, Short, ShortReceived, ShortSink, Status, Ticket,
+};
 
 const SIZES: [usize; 14] =
     [0, 1, 8, 40, 41, 100, 1024, 4096, 16384, 16385, 65536, 100_000, 1 << 20, (1 << 20) + 13];
@@ -409,4 +411,50 @@ fn more_peers_than_hot_lanes_all_get_through() {
             }
         }
     }
+}
+
+struct Sources(Vec<PeerId>);
+
+impl ShortSink for Sources {
+    fn take(&mut self, got: &ShortReceived, _: &Address) {
+        self.0.push(got.source);
+    }
+}
+
+#[test]
+fn short_polls_take_turns_between_lanes() {
+    let world = World::new(2, 16 << 20);
+    let mut b = world.endpoint(1);
+    let mut senders: Vec<_> = (0..3).map(|_| world.endpoint(0)).collect();
+    let mut into = [0; 8];
+    let into = [buf(&mut into)];
+    let mut out = [1; 8];
+    let out = [buf(&mut out)];
+    let to: Vec<_> = senders.iter_mut().map(|a| a.resolve(&b.address()).unwrap()).collect();
+    // Until all three lanes are polled directly.
+    for _ in 0..300 {
+        for (a, to) in senders.iter_mut().zip(&to) {
+            b.receive(&receive(any(5), &into)).unwrap();
+            send(a, &mut b, &message(*to, 5, &out));
+            a.progress();
+            wait(&mut b, a);
+            while a.pop().is_some() {}
+        }
+    }
+    for _ in 0..30 {
+        b.receive(&receive(any(5), &into)).unwrap();
+    }
+    for (a, to) in senders.iter_mut().zip(&to) {
+        for _ in 0..20 {
+            assert!(a.send(&message(*to, 5, &out)).is_ok());
+        }
+    }
+    let mut taken = Sources(Vec::new());
+    for _ in 0..10_000 {
+        if taken.0.len() < 30 && matches!(b.poll_short(1, false, &mut taken), Short::Other) {
+            panic!("all that is there is short, and receives wait for it: {:?}", taken.0.len());
+        }
+    }
+    let of = |i: u32| taken.0.iter().filter(|p| p.0 == i).count();
+    assert_eq!([of(0), of(1), of(2)], [10, 10, 10]);
 }

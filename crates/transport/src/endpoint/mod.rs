@@ -242,6 +242,8 @@ pub struct Endpoint {
     by_address: HashMap<(u32, u64), PeerId>,
     incoming: Vec<Option<Incoming>>,
     hot: Vec<u32>,
+    /// Where among the hot lanes the next short poll begins, if there are that many.
+    turn: usize,
     cooling: Vec<u32>,
     quarters: Vec<Quarter>,
     region_seen: u64,
@@ -277,6 +279,8 @@ pub struct Endpoint {
     closing: Vec<(PeerId, Outgoing)>,
     /// Peers that broke the protocol, until they were named.
     faulty: Vec<PeerId>,
+    /// Being closed: what others ask for is no longer done.
+    leaving: bool,
     closed: bool,
 }
 
@@ -326,6 +330,7 @@ impl Endpoint {
             by_address: HashMap::new(),
             incoming: Vec::new(),
             hot: Vec::new(),
+            turn: 0,
             cooling: Vec::new(),
             quarters: Vec::new(),
             region_seen: u64::MAX,
@@ -353,6 +358,7 @@ impl Endpoint {
             crowded: false,
             closing: Vec::new(),
             faulty: Vec::new(),
+            leaving: false,
             closed: false,
         };
         endpoint.reserve_entries().map_err(failed("take memory for an endpoint's first lanes"))?;
@@ -443,6 +449,11 @@ impl Endpoint {
         self.completions.pop_front()
     }
 
+    /// Whether there is a lane to or from anybody.
+    pub fn has_lanes(&self) -> bool {
+        self.open_lanes > 0 || self.incoming.iter().any(Option::is_some)
+    }
+
     /// Whether something sent has not been taken by its receiver yet (a close would wait for it).
     pub fn is_flushing(&mut self) -> bool {
         let mut flushing = false;
@@ -488,8 +499,10 @@ impl Endpoint {
     }
 
     /// Closes the endpoint: what was sent still arrives, as long as its receivers live and take it. A receiver that
-    /// lives and takes nothing for as long as `patience` is not waited for any longer. Gives the number of those.
+    /// lives and takes nothing for as long as `patience` is not waited for any longer. Gives the number of those. Remote
+    /// reads, writes and atomics that come meanwhile are not done; who asked learns that this endpoint is gone.
     pub fn close(mut self, patience: Duration) -> usize {
+        self.leaving = true;
         let mut rounds = 0_u32;
         let (mut moves, mut since) = (self.moves(), Instant::now());
         loop {

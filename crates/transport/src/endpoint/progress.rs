@@ -173,7 +173,12 @@ impl Endpoint {
         self.ticks = ticks;
         let mut wait = wait;
         loop {
-            for number in &self.hot {
+            // From the lane after the last that gave something on, so that none is passed over for long.
+            let lanes = self.hot.len();
+            let first = if self.turn < lanes { self.turn } else { 0 };
+            for k in first..first + lanes {
+                let k = if k < lanes { k } else { k.wrapping_sub(lanes) };
+                let Some(number) = self.hot.get(k) else { continue };
                 let Some(Some(lane)) = self.incoming.get_mut(*number as usize) else { continue };
                 let Some(mut head) = lane.arrived() else { continue };
                 let Some(peer) = self.peers.get(lane.peer.0 as usize) else { return Short::Other };
@@ -195,6 +200,7 @@ impl Endpoint {
                 }
                 lane.release();
                 lane.last = ticks;
+                self.turn = if k + 1 < lanes { k + 1 } else { 0 };
                 self.tally.add(Counter::RxMessages, count as u64);
                 self.tally.add(Counter::RxBytes, bytes as u64);
                 return Short::Received;
@@ -267,19 +273,23 @@ impl Endpoint {
         self.next_look = self.ticks + self.look_every;
         if self.ticks >= self.next_slow {
             self.next_slow = self.ticks + SLOW_EVERY;
-            self.slow();
+            moved |= self.slow();
         }
         moved
     }
 
-    /// What need not be done often.
-    pub(super) fn slow(&mut self) {
+    /// What need not be done often. Gives whether there is more to take or to do than before.
+    pub(super) fn slow(&mut self) -> bool {
+        let there = |this: &Self| (this.completions.len(), this.hot.len(), this.busy.len());
+        let before = there(self);
         self.look_at_region();
         self.look_for_lanes();
         self.cool_down();
         self.finish_closing();
         self.look_for_accepts();
         self.settle();
+        let after = there(self);
+        after.0 > before.0 || after.1 > before.1 || after.2 > before.2
     }
 
     /// Takes what has arrived on one lane.
@@ -401,6 +411,8 @@ impl Endpoint {
             kind::CLEAR => self.take_clear(source, message),
             kind::CHUNK => self.take_chunk(lane, source, message),
             kind::DONE => self.take_done(source, message),
+            // Who asks an endpoint that is being closed hears of its end: answers would keep it here for ever.
+            kind::READ | kind::WRITE | kind::WRITE_READY | kind::ATOMIC if self.leaving => Ok(()),
             kind::READ => self.take_read(source, message),
             kind::WRITE => self.take_write(lane, source, message, flags),
             kind::WRITE_READY => self.take_write_ready(source, message, flags),
