@@ -5,6 +5,7 @@
 //! - [`ring`]: the frames of wake-ups between a VM's agent and the host service.
 //! - [`client`]: the process's side: [`connect`] gives a [`isthmus_region::member::Member`].
 //! - [`server`]: the local service's side, the same in the host service and in the guest agent.
+//! - [`deaths`]: which process died first, for both services.
 //! - [`notify`]: telling systemd that a service is ready.
 //!
 //! There is no policy here: who may attach, and what becomes of the events, is told by the service that embeds
@@ -13,6 +14,7 @@
 #![forbid(unsafe_code)]
 
 pub mod client;
+pub mod deaths;
 pub mod error;
 pub mod notify;
 pub mod protocol;

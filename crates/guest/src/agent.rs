@@ -9,9 +9,9 @@
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use isthmus_attach::deaths::Deaths;
 use isthmus_attach::server::{self, Allowed, Observer};
 use isthmus_region::Error as RegionError;
 use isthmus_region::directory::{self, Directory};
@@ -306,12 +306,9 @@ pub fn of_boot_telling(
         })?;
     }
     let verbose = booted.config.verbose;
-    let told = AtomicBool::new(false);
+    let deaths = Deaths::default();
     let observer = move |event: &server::Event| {
-        // Relaxed: only who was first matters.
-        if let Some(text) = death(event)
-            && !told.swap(true, Ordering::Relaxed)
-        {
+        if let Some(text) = deaths.hear(event) {
             tell(text);
         }
         if verbose || matches!(event, server::Event::Refused { .. } | server::Event::Trouble { .. }) {
@@ -319,20 +316,6 @@ pub fn of_boot_telling(
         }
     };
     Agent::start(&config, Box::new(observer)).map(Some)
-}
-
-/// What to say of a process that died in the middle of its work.
-fn death(event: &server::Event) -> Option<String> {
-    match event {
-        // The end of its connection is often seen before its own.
-        server::Event::Gone {
-            who, ending: server::Ending::Died | server::Ending::Closed, endpoints, ..
-        } if !endpoints.is_empty() => Some(format!(
-            "process {} ({}) is gone with an endpoint open: it was killed, or ended without MPI_Finalize",
-            who.pid, who.name
-        )),
-        _ => None,
-    }
 }
 
 fn make_folder(path: &Path) -> Result<()> {
@@ -432,17 +415,6 @@ fn join(
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_death_is_told_only_of_who_was_at_work() {
-        let who = server::Who { pid: 97, uid: 1000, name: "prog".into() };
-        let gone = |ending, endpoints| server::Event::Gone { who: who.clone(), area: 0, ending, endpoints };
-        let text = death(&gone(server::Ending::Died, vec![3])).unwrap();
-        assert!(text.starts_with("process 97 (prog) is gone"));
-        assert_eq!(death(&gone(server::Ending::Closed, vec![3])), Some(text));
-        assert_eq!(death(&gone(server::Ending::Died, vec![])), None);
-        assert_eq!(death(&gone(server::Ending::Detached, vec![3])), None);
-    }
 
     /// A device of files, as sysfs shows one of QEMU's.
     fn device(folder: &Path, bytes: u64) -> Ivshmem {

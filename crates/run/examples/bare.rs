@@ -15,7 +15,7 @@ use isthmus_guest::control::{self, Changes, ToHost};
 use isthmus_guest::exec::{self, exec_as};
 use isthmus_guest::relay;
 use isthmus_run::machines::{Machine, Network, Plan, StartMachines, Started};
-use isthmus_run::service::{Config, Service, StartService};
+use isthmus_run::service::{Config, Note, Service, StartService};
 use isthmus_run::visit::{self, Visit};
 use isthmus_run::{Error, Net, RunSpec, front, guardian, job, leash, pass, rsh, session};
 use rustix::process::Pid;
@@ -23,7 +23,7 @@ use rustix::process::Pid;
 struct NoService;
 
 impl StartService for NoService {
-    fn start(&self, _: &Config, _: bool) -> isthmus_run::Result<Option<Box<dyn Service>>> {
+    fn start(&self, _: &Config, _: bool, _: Note) -> isthmus_run::Result<Option<Box<dyn Service>>> {
         Ok(None)
     }
 }

@@ -1,9 +1,23 @@
 //! What can go wrong in a run, and the exit status that it means.
 
-use std::io;
+use std::io::{self, Write};
 use std::path::PathBuf;
 
 use crate::spec::ExitCode;
+
+/// Prints a line that begins with `isthmus:` on standard error, in one piece: the launcher and all ranks print there, too.
+macro_rules! tell {
+    ($($words:tt)*) => {
+        $crate::error::tell_line(&format!($($words)*))
+    };
+}
+pub(crate) use tell;
+
+/// What the macro does.
+pub(crate) fn tell_line(line: &str) {
+    // Nobody is left to be told where it cannot be written.
+    let _ = io::stderr().lock().write_all(format!("isthmus: {line}\n").as_bytes());
+}
 
 /// The result of anything in this crate.
 pub type Result<T> = std::result::Result<T, Error>;

@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 use signal_hook::consts::{SIGCONT, SIGHUP, SIGINT, SIGTERM, SIGTSTP, SIGUSR1, SIGUSR2};
 use signal_hook::iterator::Signals;
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, tell};
 use crate::guardian::{self, Start};
 use crate::spec::{ExitCode, RunSpec};
 use crate::{pass, rundir, terminal};
@@ -61,12 +61,12 @@ pub fn run(spec: &RunSpec) -> i32 {
     match outcome {
         Ok((code, line)) => {
             if let Some(line) = line {
-                eprintln!("isthmus: {line}");
+                tell!("{line}");
             }
             code
         }
         Err(e) => {
-            eprintln!("isthmus: {}", e.line());
+            tell!("{}", e.line());
             e.exit_code()
         }
     }
@@ -128,10 +128,10 @@ fn carry_out(spec: &RunSpec) -> Result<(i32, Option<String>)> {
     let outcome = follow(&job, guardian, &events, &mut job_pid);
     // A guardian that was killed has left this to us; else there is nothing to do.
     for line in guardian::clear(&start, job_pid) {
-        eprintln!("isthmus: {line}");
+        tell!("{line}");
     }
     if spec.keep && start.dir.exists() {
-        eprintln!("isthmus: kept {}", start.dir.display());
+        tell!("kept {}", start.dir.display());
     }
     outcome
 }

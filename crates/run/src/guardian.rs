@@ -15,6 +15,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{Pid, getpid, set_child_subreaper};
 use serde::{Deserialize, Serialize};
 
+use crate::error::tell;
 use crate::{pass, rundir, terminal, tree};
 
 /// The hidden subcommand that runs [`main`].
@@ -57,7 +58,7 @@ pub fn main() -> i32 {
     match guard() {
         Ok(()) => 0,
         Err(e) => {
-            eprintln!("isthmus: guardian: {e}");
+            tell!("guardian: {e}");
             1
         }
     }
@@ -68,13 +69,13 @@ fn guard() -> io::Result<()> {
     let front = pass::take_stdin_socket()?;
     let Some((start, fds)) = pass::receive::<Start>(&front)? else { return Ok(()) };
     if let Err(e) = rundir::make(&start.dir) {
-        eprintln!("isthmus: {}", e.line());
+        tell!("{}", e.line());
         return Ok(());
     }
     let mut job = None;
     let result = watch(&front, &start, fds, &mut job);
     for line in clear(&start, job) {
-        eprintln!("isthmus: {line}");
+        tell!("{line}");
     }
     result
 }

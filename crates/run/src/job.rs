@@ -21,9 +21,9 @@ use std::time::{Duration, Instant};
 use isthmus_guest::exec::exec_as;
 use isthmus_guest::wire::Request;
 use isthmus_vm::slow::Slow;
-use rustix::process::{Pid, Signal, getpid, kill_process, set_child_subreaper};
+use rustix::process::{Pid, Signal, getpid, kill_process, kill_process_group, set_child_subreaper};
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, tell};
 use crate::front::{FromJob, ToJob, status_of_signal};
 use crate::guardian::{self, Start};
 use crate::lost_files::LostFiles;
@@ -66,7 +66,7 @@ impl LauncherEnd {
     fn tell(self) {
         let asked = [Signal::INT, Signal::TERM, Signal::HUP];
         if let Some(signal) = self.signal.filter(|signal| !asked.iter().any(|s| s.as_raw() == *signal)) {
-            eprintln!("isthmus: the MPI's launcher was killed by signal {signal}; the job ends with it");
+            tell!("the MPI's launcher was killed by signal {signal}; the job ends with it");
         }
     }
 }
@@ -189,7 +189,7 @@ fn carry_out(
         if let Some(file) = &spec.stats {
             // The job has ended as it has, whatever becomes of its figures.
             if let Err(e) = write_stats(file, &service.counters(), accel, boot_s) {
-                eprintln!("isthmus: {}", e.line());
+                tell!("{}", e.line());
             }
         }
     }
@@ -235,7 +235,7 @@ fn write_stats(file: &Path, counters: &str, accel: Option<&str>, boot_s: f64) ->
 
 fn say(spec: &RunSpec, text: impl FnOnce() -> String) {
     if spec.verbose {
-        eprintln!("isthmus: {}", text());
+        tell!("{}", text());
     }
 }
 
@@ -309,7 +309,11 @@ fn start_parts(
         vms: names.iter().cloned().zip(spec.slots(guest_ranks(spec))).collect(),
     };
     let slow = Slow::start("isthmus: making the region");
-    let service = platform.service.start(&config, spec.verbose)?;
+    let notes = events.clone();
+    let note = move |text| {
+        let _ = notes.send(Event::Switch(switch::News::Note { text }));
+    };
+    let service = platform.service.start(&config, spec.verbose, Box::new(note))?;
     drop(slow);
     // At least one, also where all ranks are on the host.
     let cpus = spec.cpus.unwrap_or_else(|| spec.slots(guest_ranks(spec)).into_iter().fold(1, u32::max));
@@ -520,7 +524,7 @@ fn follow(
         match next(events, deadline) {
             Ok(Event::Signal(signal)) => {
                 daemons.asked |= ends(signal);
-                signal_launcher(pid, signal);
+                signal_launcher(pid, flavour, signal);
             }
             Ok(Event::Launcher(end)) => {
                 end.tell();
@@ -536,12 +540,12 @@ fn follow(
             Ok(Event::Switch(switch::News::Lost { vm, why })) => {
                 let error = lost(&machines[vm], &why);
                 // mpirun would end by itself, with status 0, but its other ranks might not.
-                end_launcher(pid, events);
+                end_launcher(pid, flavour, events);
                 return Err(error);
             }
             Ok(Event::Switch(news)) => daemons.hear(news),
             Err(RecvTimeoutError::Timeout) => {
-                end_launcher(pid, events);
+                end_launcher(pid, flavour, events);
                 return Err(timed_out(spec));
             }
             Err(RecvTimeoutError::Disconnected) => {
@@ -551,9 +555,13 @@ fn follow(
     }
 }
 
-fn signal_launcher(pid: Pid, signal: i32) {
+fn signal_launcher(pid: Pid, flavour: Flavour, signal: i32) {
     if let Some(signal) = Signal::from_named_raw(signal) {
-        let _ = kill_process(pid, signal);
+        // Intel's mpirun is a script, which waits for its Hydra before it looks at a signal: both are in the launcher's group.
+        let _ = match flavour {
+            Flavour::Intel => kill_process_group(pid, signal),
+            Flavour::OpenMpi | Flavour::OpenMpi4 | Flavour::Mpich => kill_process(pid, signal),
+        };
     }
 }
 
@@ -587,10 +595,10 @@ fn watch_launcher(pid: Pid, events: &Sender<Event>) -> Result<()> {
 }
 
 /// Asks the launcher to end, and gives it a little time to do it well; whatever is left is the guardian's.
-fn end_launcher(pid: Pid, events: &Receiver<Event>) {
-    signal_launcher(pid, signal_hook::consts::SIGTERM);
+fn end_launcher(pid: Pid, flavour: Flavour, events: &Receiver<Event>) {
+    signal_launcher(pid, flavour, signal_hook::consts::SIGTERM);
     // A stopped launcher would not hear of it.
-    signal_launcher(pid, signal_hook::consts::SIGCONT);
+    signal_launcher(pid, flavour, signal_hook::consts::SIGCONT);
     let deadline = Instant::now() + LAUNCHER_GRACE;
     while let Ok(event) = next(events, Some(deadline)) {
         if matches!(event, Event::Launcher(_)) {
@@ -634,7 +642,7 @@ impl Daemons {
             }
             switch::News::Note { text } => {
                 if !self.asked {
-                    eprintln!("isthmus: {text}");
+                    tell!("{text}");
                 }
             }
             switch::News::Up { .. } | switch::News::Lost { .. } | switch::News::Changes { .. } => {}
@@ -645,6 +653,12 @@ impl Daemons {
     /// little time to come.
     fn wait(&mut self, status: i32, events: &Receiver<Event>, machines: &[Machine]) -> Result<()> {
         if machines.is_empty() {
+            // What the service has said of ranks is the cause of a bad end.
+            while let Ok(event) = events.try_recv() {
+                if let Event::Switch(news) = event {
+                    self.hear(news);
+                }
+            }
             return Ok(());
         }
         let deadline = Instant::now() + if status == 0 { DAEMON_GRACE } else { VM_NEWS };
@@ -703,6 +717,6 @@ fn report_lost_files(switch: &Switch, machines: &[Machine], events: &Receiver<Ev
         }
     }
     for line in lost.lines() {
-        eprintln!("isthmus: {line}");
+        tell!("{line}");
     }
 }

@@ -10,6 +10,8 @@ use std::process::Command;
 
 use rustix::process::{Signal, getpid, getppid, set_parent_process_death_signal};
 
+use crate::error::tell;
+
 /// The hidden subcommand that runs [`main`].
 pub const LEASH_COMMAND: &str = "leash";
 
@@ -53,6 +55,6 @@ pub fn main(args: &[OsString]) -> i32 {
         return 125;
     }
     let error = Command::new(program).args(rest).exec();
-    eprintln!("isthmus: cannot run {}: {error}", program.to_string_lossy());
+    tell!("cannot run {}: {error}", program.to_string_lossy());
     if error.kind() == io::ErrorKind::NotFound { 127 } else { 126 }
 }

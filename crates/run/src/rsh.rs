@@ -16,6 +16,7 @@ use std::process::Command;
 use isthmus_guest::exec::exec_as;
 use isthmus_guest::wire::{Frame, Kind, WireError};
 
+use crate::error::tell;
 use crate::mpi::{self, STRIP_VARIABLE};
 use crate::rundir;
 use crate::session::{self, End, Manner};
@@ -43,7 +44,7 @@ pub fn main(args: &[OsString]) -> i32 {
     match carry_out(args) {
         Ok(status) => status,
         Err(why) => {
-            eprintln!("isthmus: {}: {why}", AGENT_NAME);
+            tell!("{}: {why}", AGENT_NAME);
             FAILED
         }
     }

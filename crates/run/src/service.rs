@@ -3,7 +3,9 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use crate::error::{Error, Result};
+use isthmus_attach::deaths::Deaths;
+
+use crate::error::{Error, Result, tell};
 
 /// What the service is started with.
 #[derive(Clone, Debug)]
@@ -37,13 +39,16 @@ pub trait Service: Send {
     fn counters(&self) -> String;
 }
 
+/// Hears a line for people.
+pub type Note = Box<dyn Fn(String) + Send + Sync>;
+
 /// Starts the service of a run.
 pub trait StartService {
-    /// Starts it; when this returns, its sockets take connections.
+    /// Starts it; when this returns, its sockets take connections. `note` hears what people should know of its processes.
     ///
     /// # Errors
     /// [`Error::Service`].
-    fn start(&self, config: &Config, verbose: bool) -> Result<Option<Box<dyn Service>>>;
+    fn start(&self, config: &Config, verbose: bool, note: Note) -> Result<Option<Box<dyn Service>>>;
 }
 
 /// The service of `isthmus-host`, embedded in the job.
@@ -55,7 +60,7 @@ fn failed(e: &dyn std::error::Error) -> Error {
 }
 
 impl StartService for Embedded {
-    fn start(&self, config: &Config, verbose: bool) -> Result<Option<Box<dyn Service>>> {
+    fn start(&self, config: &Config, verbose: bool, note: Note) -> Result<Option<Box<dyn Service>>> {
         let mut host = isthmus_host::Config::new(&config.dir, config.region_bytes);
         host.huge_pages = config.huge_pages;
         host.host_ranks = config.host_ranks;
@@ -64,10 +69,16 @@ impl StartService for Embedded {
             .iter()
             .map(|(name, ranks)| isthmus_host::Vm { name: name.clone(), ranks: *ranks })
             .collect();
+        let deaths = Deaths::default();
         let observer = move |event: &isthmus_host::Event| {
-            use isthmus_host::Event::{Trouble, VmRefused};
+            use isthmus_host::Event::{Process, Trouble, VmRefused};
+            if let Process(event) = event
+                && let Some(text) = deaths.hear(event)
+            {
+                note(text);
+            }
             if verbose || matches!(event, Trouble { .. } | VmRefused { .. }) {
-                eprintln!("isthmus: {event}");
+                tell!("{event}");
             }
         };
         let service = isthmus_host::Service::start(host, Arc::new(observer)).map_err(|e| failed(&e))?;

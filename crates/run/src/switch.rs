@@ -29,7 +29,7 @@ use isthmus_guest::wire::mux::{Mux, set_nonblocking};
 use isthmus_guest::wire::{CHANNEL_IN, CHANNEL_OUT, Exit, Frame, Kind, Request, WireError};
 use serde::{Deserialize, Serialize};
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, tell};
 use crate::machines::Machine;
 
 /// The socket in the run's directory at which agents report.
@@ -438,7 +438,7 @@ impl Vm {
             Err(why) => Err(why),
         };
         if let Err(why) = carried {
-            eprintln!("isthmus: refused a connection of {} {why}", self.name);
+            tell!("refused a connection of {} {why}", self.name);
             mux.send(&Frame::new(Kind::Close, stream, []));
         }
     }

@@ -19,7 +19,11 @@ pub struct Slow {
 impl Slow {
     /// `line` is what is done, as the beginning of a line.
     pub fn start(line: impl Into<String>) -> Self {
-        Self::with(line.into(), [FIRST, AGAIN], |line| eprintln!("{line}"))
+        Self::with(line.into(), [FIRST, AGAIN], |line| {
+            // In one piece: others print there, too.
+            let line = format!("{line}\n");
+            eprint!("{line}");
+        })
     }
 
     fn with(line: String, [first, again]: [Duration; 2], mut say: impl FnMut(&str) + Send + 'static) -> Self {

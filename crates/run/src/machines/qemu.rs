@@ -19,7 +19,7 @@ use isthmus_vm::{initramfs, kernel};
 use rustix::process::Pid;
 
 use super::{Machine, Network, Plan, StartMachines, Started};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, tell};
 use crate::leash;
 use crate::spec::{Accelerator, Net};
 
@@ -60,8 +60,8 @@ impl Common {
     fn new(plan: &Plan<'_>) -> Result<Self> {
         let failed = |e: isthmus_vm::Error| boot(&plan.names.join(", "), &e);
         let slow = Slow::start("isthmus: getting the guests' kernel ready");
-        let kernel = kernel::find(plan.spec.kernel.as_deref(), &mut |line| eprintln!("isthmus: {line}"))
-            .map_err(failed)?;
+        let kernel =
+            kernel::find(plan.spec.kernel.as_deref(), &mut |line| tell!("{line}")).map_err(failed)?;
         drop(slow);
         let choice = match plan.spec.accel {
             Accelerator::Auto => Choice::Auto,
@@ -72,10 +72,10 @@ impl Common {
         let decision = accel::choose(choice, &kernel.vmlinux).map_err(failed)?;
         drop(slow);
         if plan.spec.verbose {
-            eprintln!("isthmus: kernel {}, {:?} ({})", kernel.release, decision.accel, decision.reason);
+            tell!("kernel {}, {:?} ({})", kernel.release, decision.accel, decision.reason);
         }
         if let Some(warning) = &decision.warning {
-            eprintln!("isthmus: warning: {warning}");
+            tell!("warning: {warning}");
         }
         let slow =
             Slow::start("isthmus: making the guests' first file system (once for each kernel and build)");
@@ -233,8 +233,8 @@ fn network(netns: &Netns, plan: &Plan<'_>) -> Option<Network> {
     let host = tap::Plan::new(plan.names.len()).host;
     let network = netns.keeps_groups().then(|| Network { prefix: netns.prefix(), host });
     if network.is_none() && plan.spec.verbose {
-        eprintln!(
-            "isthmus: the launcher and the ranks on the host stay outside of the VMs' network, and are relayed, since \
+        tell!(
+            "the launcher and the ranks on the host stay outside of the VMs' network, and are relayed, since \
              your supplementary groups would be lost in a user name space"
         );
     }
