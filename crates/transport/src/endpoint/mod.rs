@@ -242,8 +242,6 @@ pub struct Endpoint {
     by_address: HashMap<(u32, u64), PeerId>,
     incoming: Vec<Option<Incoming>>,
     hot: Vec<u32>,
-    /// Where among the hot lanes the next short poll begins, if there are that many.
-    turn: usize,
     cooling: Vec<u32>,
     quarters: Vec<Quarter>,
     region_seen: u64,
@@ -330,7 +328,6 @@ impl Endpoint {
             by_address: HashMap::new(),
             incoming: Vec::new(),
             hot: Vec::new(),
-            turn: 0,
             cooling: Vec::new(),
             quarters: Vec::new(),
             region_seen: u64::MAX,

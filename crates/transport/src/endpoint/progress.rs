@@ -173,42 +173,61 @@ impl Endpoint {
         self.ticks = ticks;
         let mut wait = wait;
         loop {
-            // From the lane after the last that gave something on, so that none is passed over for long.
-            let lanes = self.hot.len();
-            let first = if self.turn < lanes { self.turn } else { 0 };
-            for k in first..first + lanes {
-                let k = if k < lanes { k } else { k.wrapping_sub(lanes) };
-                let Some(number) = self.hot.get(k) else { continue };
+            for number in &self.hot {
                 let Some(Some(lane)) = self.incoming.get_mut(*number as usize) else { continue };
-                let Some(mut head) = lane.arrived() else { continue };
+                let Some(head) = lane.arrived() else { continue };
                 let Some(peer) = self.peers.get(lane.peer.0 as usize) else { return Short::Other };
-                let (mut count, mut bytes) = (0, 0);
-                while count < room {
-                    let Some(received) = take_short(lane, head, peer, &mut self.matching) else { break };
-                    bytes += received.len;
-                    count += 1;
-                    sink.take(&received, &peer.address);
-                    let Some(next) = lane.arrived() else { break };
-                    head = next;
-                    lane.expect(EXPECT_AHEAD);
-                    if count % SHORT_BATCH == 0 {
-                        lane.release();
-                    }
-                }
-                if count == 0 {
+                let Some(received) = take_short(lane, head, peer, &mut self.matching) else {
                     return Short::Other;
-                }
-                lane.release();
+                };
+                sink.take(&received, &peer.address);
                 lane.last = ticks;
-                self.turn = if k + 1 < lanes { k + 1 } else { 0 };
-                self.tally.add(Counter::RxMessages, count as u64);
-                self.tally.add(Counter::RxBytes, bytes as u64);
+                self.tally.add(Counter::RxMessages, 1);
+                self.tally.add(Counter::RxBytes, received.len as u64);
+                if self.hot.len() > 1 || lane.arrived().is_some() {
+                    let number = *number;
+                    self.take_more(number, room - 1, sink);
+                } else {
+                    lane.release();
+                }
                 return Short::Received;
             }
             if !wait || !self.spin() {
                 return Short::Nothing;
             }
             wait = false;
+        }
+    }
+
+    /// Takes up to `room` further short messages of a hot lane, and puts it behind the others, so that none is passed over
+    /// for long. Apart from the first message, whose way is then shorter.
+    #[inline(never)]
+    fn take_more(&mut self, number: u32, room: usize, sink: &mut impl ShortSink) {
+        if let Some(Some(lane)) = self.incoming.get_mut(number as usize)
+            && let Some(peer) = self.peers.get(lane.peer.0 as usize)
+        {
+            let (mut count, mut bytes) = (0, 0);
+            while count < room
+                && let Some(head) = lane.arrived()
+            {
+                lane.expect(EXPECT_AHEAD);
+                let Some(received) = take_short(lane, head, peer, &mut self.matching) else { break };
+                bytes += received.len;
+                count += 1;
+                sink.take(&received, &peer.address);
+                if count % SHORT_BATCH == 0 {
+                    lane.release();
+                }
+            }
+            lane.release();
+            self.tally.add(Counter::RxMessages, count as u64);
+            self.tally.add(Counter::RxBytes, bytes as u64);
+        }
+        if self.hot.len() > 1
+            && let Some(at) = self.hot.iter().position(|hot| *hot == number)
+        {
+            let hot = self.hot.remove(at);
+            self.hot.push(hot);
         }
     }
 
