@@ -1,13 +1,12 @@
 //! `isthmus completions`.
 
-use clap::CommandFactory;
 use clap_complete::Shell;
 
 /// Print what makes a shell complete isthmus's commands and options
 ///
-///     isthmus completions bash >~/.local/share/bash-completion/completions/isthmus
+///     isthmus completions bash >isthmus.bash && . ./isthmus.bash
 ///
-/// `make install` and the Debian package install this.
+/// For all of your shells bash looks in ~/.local/share/bash-completion/completions/isthmus. `make install` and the Debian package install this.
 #[derive(clap::Args)]
 #[command(verbatim_doc_comment)]
 pub(crate) struct Args {
@@ -17,7 +16,7 @@ pub(crate) struct Args {
 
 impl Args {
     pub(crate) fn run(&self) -> i32 {
-        clap_complete::generate(self.shell, &mut crate::Cli::command(), "isthmus", &mut std::io::stdout());
+        clap_complete::generate(self.shell, &mut crate::command(), "isthmus", &mut std::io::stdout());
         0
     }
 }

@@ -16,9 +16,9 @@ use crate::{metrics, report, size, user};
 /// the life of its service: there is nothing to reload, and one that is started again makes a new region, which VMs
 /// join with their device plugged in anew.
 ///
-///     isthmus host --vms 2 --region-size 256M          in one terminal
-///     isthmus guest                                    as root, inside each VM
-///     eval "$(isthmus env --mpi openmpi)"              where your mpirun starts
+///     isthmus host --vms 2 --region-size 256M    in one terminal
+///     isthmus guest                              as root, inside each VM
+///     eval "$(isthmus env --mpi openmpi)"        where your mpirun starts
 #[derive(clap::Args)]
 #[command(verbatim_doc_comment)]
 pub(crate) struct Args {

@@ -10,6 +10,7 @@ mod completions;
 mod doctor;
 mod env;
 mod guest;
+mod help;
 mod hidden;
 mod host;
 mod metrics;
@@ -22,7 +23,7 @@ mod visit;
 mod vm;
 mod watch;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 /// MPI and shared memory across virtual machines of one host.
 ///
@@ -57,9 +58,17 @@ enum Command {
     Doctor(doctor::Args),
 }
 
+/// All commands and options, with help that fits any terminal.
+fn command() -> clap::Command {
+    help::reflow(Cli::command())
+}
+
 /// The command line, or its mistake told as all our errors are: "isthmus:" and status 2.
 fn parse() -> Cli {
-    Cli::try_parse().unwrap_or_else(|e| {
+    let mut command = command();
+    let matches = command.try_get_matches_from_mut(std::env::args_os());
+    let parsed = matches.and_then(|found| Cli::from_arg_matches(&found).map_err(|e| e.format(&mut command)));
+    parsed.unwrap_or_else(|e| {
         // Help and version are asked for, and no mistake.
         if !e.use_stderr() || e.kind() == clap::error::ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
             e.exit();

@@ -15,11 +15,13 @@ use crate::size;
 ///
 /// Examples:
 ///
-///     isthmus run --vms 2 -n 4 -- ./prog args                the short form
-///     isthmus run --vms 2 -n 2 -- python3 script.py          scripts too
-///     isthmus run --vms 2 -- mpirun -n 4 ./a : -n 2 ./b      a full launcher line, taken as it is
-///     isthmus run --vms 1 --host-ranks 1 -n 2 -- ./prog      the first rank on the host itself
-///     isthmus run --vms 0 -n 4 -- ./prog                     no VMs: plain processes, same region
+///     isthmus run --vms 2 -n 4 -- ./prog args              the short form
+///     isthmus run --vms 2 -n 2 -- python3 script.py        scripts too
+///     isthmus run --vms 2 -- mpirun -n 4 ./a : -n 2 ./b    a launcher's line
+///     isthmus run --vms 1 --host-ranks 1 -n 2 -- ./prog    a rank on the host
+///     isthmus run --vms 0 -n 4 -- ./prog                   plain processes
+///
+/// A launcher's line is taken as it is.
 ///
 /// Exit status: the launcher's own; 2 a mistake on the command line, 124 timed out, 125 isthmus itself failed,
 /// 126 a VM was lost. Advisory file locks do not reach from one VM to another.
