@@ -121,8 +121,8 @@ struct Common {
     /// How many times each subject is measured.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     rounds: Option<u32>,
-    /// Accelerator of the VMs: auto, kvm or tcg.
-    #[arg(long, value_name = "ACCEL")]
+    /// Accelerator of the VMs.
+    #[arg(long, value_name = "ACCEL", value_parser = ["auto", "kvm", "tcg"])]
     accel: Option<String>,
 }
 
@@ -207,8 +207,8 @@ struct PeersArgs {
     /// How many times each subject is measured.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     rounds: Option<u32>,
-    /// Accelerator of the VMs: auto, kvm or tcg.
-    #[arg(long, value_name = "ACCEL")]
+    /// Accelerator of the VMs.
+    #[arg(long, value_name = "ACCEL", value_parser = ["auto", "kvm", "tcg"])]
     accel: Option<String>,
     #[command(flatten)]
     curves: Curves,
@@ -239,7 +239,11 @@ pub fn main(args: &BenchArgs) -> i32 {
         Ok(()) => 0,
         Err(error) => {
             eprintln!("isthmus: {}", error.chain());
-            if matches!(error, Error::Usage(_)) { ExitCode::USAGE } else { ExitCode::FAILURE }
+            match error {
+                Error::Usage(_) => ExitCode::USAGE,
+                Error::Mpi(error) => error.exit_code(),
+                _ => ExitCode::FAILURE,
+            }
         }
     }
 }

@@ -36,7 +36,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65536))]
     ranks: Option<u32>,
     /// Size of the region; by default 64M and 16M per rank, rounded up to a power of two
-    #[arg(long, value_name = "SIZE", value_parser = size::parse)]
+    #[arg(long, value_name = "SIZE", value_parser = size::parse_region)]
     region_size: Option<u64>,
     /// Take the region from the kernel's huge pages of this size (2M, 1G), or do not start; `no`: from ordinary pages
     #[arg(long, value_name = "SIZE", default_value = "no", value_parser = size::parse_huge_pages)]
@@ -58,6 +58,14 @@ pub(crate) struct Args {
 
 impl Args {
     pub(crate) fn run(self) -> i32 {
+        if self.names.len() > usize::try_from(self.vms).unwrap_or(usize::MAX) {
+            eprintln!(
+                "isthmus: {} names for {} VMs: raise --vms, or drop a --name",
+                self.names.len(),
+                self.vms
+            );
+            return report::USAGE;
+        }
         let options = Options {
             socket: self.socket,
             vms: self.vms,
@@ -69,11 +77,19 @@ impl Args {
             group: self.group,
         };
         let (metrics, remote) = (self.metrics, self.metrics_remote);
-        report::status(foreground::run(&options, |service| {
+        let outcome = foreground::run(&options, |service| {
             let Some(address) = metrics else { return Ok(None) };
             let server = metrics::start(service, &address, remote)?;
             println!("Prometheus finds counters at {}\n", server.url());
             Ok(Some(server))
-        }))
+        });
+        let mistake = match &outcome {
+            Err(isthmus_host::Error::Beside(why)) => {
+                why.downcast_ref().is_some_and(isthmus_inspect::Error::is_mistake)
+            }
+            _ => false,
+        };
+        let status = report::status(outcome);
+        if mistake { report::USAGE } else { status }
     }
 }

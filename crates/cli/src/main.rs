@@ -68,7 +68,8 @@ fn parse() -> Cli {
     let mut command = command();
     let matches = command.try_get_matches_from_mut(std::env::args_os());
     let parsed = matches.and_then(|found| Cli::from_arg_matches(&found).map_err(|e| e.format(&mut command)));
-    parsed.unwrap_or_else(|e| {
+    parsed.unwrap_or_else(|mut e| {
+        report::drop_far_suggestion(&mut e);
         // Help and version are asked for, and no mistake.
         if !e.use_stderr() || e.kind() == clap::error::ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
             e.exit();

@@ -7,7 +7,7 @@ use isthmus_inspect::target::Target;
 use isthmus_inspect::{Error, Result, dump};
 
 use crate::report;
-use crate::watch::{Which, print, print_json};
+use crate::watch::{Which, print, print_json, status};
 
 /// Check a region, or keep a copy of one
 #[derive(clap::Args)]
@@ -70,7 +70,7 @@ impl Args {
                 report::status(Err(e));
                 UNCHECKED
             }),
-            Command::Dump(dump) => report::status(dump.run()),
+            Command::Dump(dump) => status(dump.run()),
         }
     }
 }
@@ -98,7 +98,11 @@ impl Check {
                     format!("sound: {members} members, {endpoints} endpoints, {lanes} lanes")
                 }
                 (_, count) => {
-                    format!("{count} faults{}", if more > 0 { ", of which the first are shown" } else { "" })
+                    let faults = if count == 1 { "fault" } else { "faults" };
+                    format!(
+                        "{count} {faults}{}",
+                        if more > 0 { ", of which the first are shown" } else { "" }
+                    )
                 }
             };
             print(&format!("{}: {summary}\n", target.name));

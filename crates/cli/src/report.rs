@@ -3,11 +3,42 @@
 
 use std::error::Error;
 
+use clap::error::{ContextKind, ContextValue};
+
 /// Exit status of isthmus's own failures.
 const FAILED: i32 = 125;
 
 /// Exit status of a mistake on the command line.
 pub(crate) const USAGE: i32 = 2;
+
+/// Takes a command out of a mistake that is like the one asked for in the parser's eyes only.
+pub(crate) fn drop_far_suggestion(mistake: &mut clap::Error) {
+    let words = |value: Option<&ContextValue>| match value {
+        Some(ContextValue::String(word)) => vec![word.clone()],
+        Some(ContextValue::Strings(words)) => words.clone(),
+        _ => Vec::new(),
+    };
+    let asked = words(mistake.get(ContextKind::InvalidSubcommand));
+    let near =
+        |word: &String| asked.iter().any(|asked| changes(asked, word) <= asked.len().max(word.len()) / 2);
+    if !words(mistake.get(ContextKind::SuggestedSubcommand)).iter().any(near) {
+        mistake.remove(ContextKind::SuggestedSubcommand);
+    }
+}
+
+/// How many letters must be changed, added or taken away to make `b` of `a` (Levenshtein).
+fn changes(a: &str, b: &str) -> usize {
+    let mut row: Vec<usize> = (0..=b.chars().count()).collect();
+    for (i, x) in a.chars().enumerate() {
+        let mut corner = std::mem::replace(&mut row[0], i + 1);
+        for (j, y) in b.chars().enumerate() {
+            let changed = corner + usize::from(x != y);
+            corner = row[j + 1];
+            row[j + 1] = changed.min(corner + 1).min(row[j] + 1);
+        }
+    }
+    row.last().copied().unwrap_or(0)
+}
 
 /// What the argument parser says, in our words.
 pub(crate) fn mistake(said: &str) -> String {
@@ -23,6 +54,21 @@ pub(crate) fn status<E: Error + 'static>(outcome: Result<(), E>) -> i32 {
 
 #[cfg(test)]
 mod tests {
+    #[test]
+    fn only_commands_that_are_near_are_suggested() {
+        let said = |word: &str| {
+            let mut e = crate::command().try_get_matches_from(["isthmus", word]).unwrap_err();
+            super::drop_far_suggestion(&mut e);
+            e.render().to_string()
+        };
+        assert!(said("bnech").contains("'bench'") && said("rnu").contains("unrecognized"));
+        assert!(!said("nosuch").contains("tip"), "{}", said("nosuch"));
+        assert_eq!(
+            [super::changes("bench", "bench"), super::changes("nosuch", "bench"), super::changes("", "ab")],
+            [0, 4, 2]
+        );
+    }
+
     #[test]
     fn mistakes_begin_as_all_errors_do() {
         assert_eq!(super::mistake("error: no such option\n"), "isthmus: no such option\n");

@@ -73,7 +73,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "SIZE", value_parser = size::parse)]
     memory: Option<u64>,
     /// Size of the region; by default 64M and 16M per rank, rounded up to a power of two
-    #[arg(long, value_name = "SIZE", value_parser = size::parse)]
+    #[arg(long, value_name = "SIZE", value_parser = size::parse_region)]
     region_size: Option<u64>,
     /// Take the region from the kernel's huge pages of this size (2M, 1G), or do not run; `no`: from ordinary pages
     #[arg(long, value_name = "SIZE", default_value = "no", value_parser = size::parse_huge_pages)]

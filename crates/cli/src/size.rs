@@ -16,6 +16,16 @@ pub(crate) fn parse(text: &str) -> Result<u64, String> {
     number.checked_mul(1 << factor_shift).filter(|bytes| *bytes > 0).ok_or_else(bad)
 }
 
+/// Reads the size of a region, which is a power of two.
+pub(crate) fn parse_region(text: &str) -> Result<u64, String> {
+    let bytes = parse(text)?;
+    if bytes.is_power_of_two() && bytes >= 1 << 20 {
+        return Ok(bytes);
+    }
+    let next = bytes.max(1 << 20).checked_next_power_of_two().unwrap_or(1 << 63) >> 20;
+    Err(format!("a region's size is a power of two, and 1M at least: {next}M for instance"))
+}
+
 /// The size of the pages that a region lies in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct HugePages(pub(crate) Option<u64>);
@@ -43,6 +53,13 @@ mod tests {
         for bad in ["", "M", "1.5G", "1X", "0", "-1", "99999999999T"] {
             assert!(parse(bad).is_err(), "{bad}");
         }
+    }
+
+    #[test]
+    fn a_region_has_a_power_of_two() {
+        assert_eq!(parse_region("128M"), Ok(128 << 20));
+        assert!(parse_region("100M").unwrap_err().ends_with("128M for instance"));
+        assert!(parse_region("4K").is_err() && parse_region("x").is_err());
     }
 
     #[test]

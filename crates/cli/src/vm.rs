@@ -37,7 +37,7 @@ struct DeviceArgs {
     #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
     /// Size of the region; by default that of the service which runs, else what fits 1G
-    #[arg(long, value_name = "SIZE", value_parser = size::parse)]
+    #[arg(long, value_name = "SIZE", value_parser = size::parse_region)]
     region_size: Option<u64>,
     /// Print one form alone, for programs: QEMU's options, libvirt's elements for `<devices>`, or its element for the end
     /// of `<domain>`

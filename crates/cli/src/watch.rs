@@ -90,6 +90,13 @@ fn interval(text: &str) -> std::result::Result<f64, String> {
     }
 }
 
+/// The exit status of a command that looks at a region, after its error was printed.
+pub(crate) fn status(outcome: Result<()>) -> i32 {
+    let mistake = outcome.as_ref().is_err_and(isthmus_inspect::Error::is_mistake);
+    let status = report::status(outcome);
+    if mistake { report::USAGE } else { status }
+}
+
 /// Prints what a reader that went away need not have.
 pub(crate) fn print(text: &str) {
     let _ = std::io::stdout().lock().write_all(text.as_bytes());
@@ -102,7 +109,7 @@ pub(crate) fn print_json(value: &serde_json::Value) {
 
 impl Ps {
     pub(crate) fn run(self) -> i32 {
-        report::status(self.show())
+        status(self.show())
     }
 
     fn show(self) -> Result<()> {
@@ -119,7 +126,7 @@ impl Ps {
 
 impl Top {
     pub(crate) fn run(self) -> i32 {
-        report::status(self.show())
+        status(self.show())
     }
 
     fn show(self) -> Result<()> {
@@ -134,7 +141,7 @@ impl Top {
 
 impl Explain {
     pub(crate) fn run(self) -> i32 {
-        report::status(self.show())
+        status(self.show())
     }
 
     fn show(self) -> Result<()> {

@@ -97,16 +97,17 @@ impl Report {
             }
         }
         let count = |level| self.findings.iter().filter(|f| f.level == level).count();
+        let some = |count: usize, what: &str| format!("{count} {what}{}", if count == 1 { "" } else { "s" });
         let place = match self.role {
             Role::Host => "as a host",
             Role::Guest => "as a guest",
         };
         let _ = writeln!(
             out,
-            "\nthis machine {place}: {} things would stop isthmus, {} slow it, {} hints, {} fine",
-            count(Level::Stops),
+            "\nthis machine {place}: {} would stop isthmus, {} slow it, {}, {} fine",
+            some(count(Level::Stops), "thing"),
             count(Level::Slow),
-            count(Level::Hint),
+            some(count(Level::Hint), "hint"),
             count(Level::Fine)
         );
         out

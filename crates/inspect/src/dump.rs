@@ -34,7 +34,7 @@ pub struct Written {
 /// Copies a region into a new file that only its owner may read: messages may be in it.
 ///
 /// # Errors
-/// [`Error::File`], when the file exists, too, unless `replace`; [`Error::Read`].
+/// [`Error::Exists`] unless `replace`; [`Error::File`], [`Error::Read`].
 pub fn write(reader: &Reader, what: &str, path: &Path, replace: bool) -> Result<Written> {
     let failed = |action| move |source| Error::File { action, path: path.to_path_buf(), source };
     if replace {
@@ -44,8 +44,11 @@ pub fn write(reader: &Reader, what: &str, path: &Path, replace: bool) -> Result<
             _ => {}
         }
     }
-    let file =
-        OpenOptions::new().write(true).create_new(true).mode(0o600).open(path).map_err(failed("create"))?;
+    let opened = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path);
+    let file = opened.map_err(|e| match e.kind() {
+        std::io::ErrorKind::AlreadyExists => Error::Exists { path: path.to_path_buf() },
+        _ => failed("create")(e),
+    })?;
     let written = copy(reader, &file, what, path);
     if written.is_err() {
         let _ = fs::remove_file(path);

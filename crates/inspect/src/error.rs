@@ -16,6 +16,14 @@ pub enum Error {
         /// What was tried.
         looked: String,
     },
+    /// The run that was named does not answer.
+    #[error("there is no run {run}; there are: {others}")]
+    NoRun {
+        /// As it was named.
+        run: String,
+        /// Those that there are, each on a line, or that there is none.
+        others: String,
+    },
     /// More than one service answers.
     #[error("several isthmus services run here; choose one:\n{list}")]
     Several {
@@ -41,6 +49,12 @@ pub enum Error {
         /// The system's answer.
         #[source]
         source: std::io::Error,
+    },
+    /// A file that was to be made is there already.
+    #[error("{} is there already; --force replaces it", path.display())]
+    Exists {
+        /// The file.
+        path: PathBuf,
     },
     /// The region, or the file, cannot be read.
     #[error("cannot read {what}")]
@@ -85,4 +99,20 @@ pub enum Error {
         #[source]
         source: std::io::Error,
     },
+}
+
+impl Error {
+    /// Whether another command line would have helped, and nothing else.
+    pub fn is_mistake(&self) -> bool {
+        match self {
+            Self::NoRun { .. } | Self::Several { .. } | Self::Exists { .. } | Self::Remote { .. } => true,
+            Self::NoService { .. }
+            | Self::Observe { .. }
+            | Self::File { .. }
+            | Self::Read { .. }
+            | Self::NotARegion { .. }
+            | Self::System { .. }
+            | Self::Listen { .. } => false,
+        }
+    }
 }

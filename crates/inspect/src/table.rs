@@ -20,6 +20,31 @@ impl Table {
         self.rows.push(cells);
     }
 
+    /// Leaves out of the columns called `dispensable`, one after the other, as many as must go for lines of `most` characters.
+    pub fn fit(&mut self, most: usize, dispensable: &[&str]) {
+        for name in dispensable {
+            if self.widths().iter().map(|width| width + 2).sum::<usize>() <= most + 2 {
+                return;
+            }
+            let Some(at) = self.headings.iter().position(|h| h.trim_start_matches('<') == *name) else {
+                continue;
+            };
+            self.headings.remove(at);
+            for row in &mut self.rows {
+                row.remove(at);
+            }
+        }
+    }
+
+    /// Of each column, as wide as its widest cell.
+    fn widths(&self) -> Vec<usize> {
+        let width = |(column, heading): (usize, &&str)| {
+            let cells = self.rows.iter().filter_map(|r| r.get(column)).map(|c| c.chars().count());
+            cells.chain([heading.trim_start_matches('<').len()]).max().unwrap_or(0)
+        };
+        self.headings.iter().enumerate().map(width).collect()
+    }
+
     /// Rows so far.
     pub fn len(&self) -> usize {
         self.rows.len()
@@ -35,11 +60,7 @@ impl fmt::Display for Table {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let headings: Vec<String> =
             self.headings.iter().map(|h| h.trim_start_matches('<').to_owned()).collect();
-        let width = |column: usize| {
-            let cells = self.rows.iter().filter_map(|r| r.get(column)).chain(headings.get(column));
-            cells.map(|c| c.chars().count()).max().unwrap_or(0)
-        };
-        let widths: Vec<usize> = (0..headings.len()).map(width).collect();
+        let widths = self.widths();
         for row in std::iter::once(&headings).chain(&self.rows) {
             let mut line = String::new();
             for ((cell, width), heading) in row.iter().zip(&widths).zip(&self.headings) {
@@ -92,6 +113,17 @@ mod tests {
         table.row(vec!["a".into(), "100".into()]);
         table.row(vec!["bcdefg".into(), "7".into()]);
         assert_eq!(table.to_string(), "name      n\na       100\nbcdefg    7\n");
+    }
+
+    #[test]
+    fn columns_that_matter_least_go_first() {
+        let mut table = Table::new(&["<name", "n", "<state", "more"]);
+        table.row(["a", "100", "active", "1"].map(String::from).into());
+        table.fit(22, &["state", "more"]);
+        assert_eq!(table.to_string().lines().next(), Some("name    n  state   more"));
+        table.fit(22, &["state", "more"]);
+        table.fit(21, &["none", "state", "more"]);
+        assert_eq!(table.to_string(), "name    n  more\na     100     1\n");
     }
 
     #[test]

@@ -95,9 +95,7 @@ impl Target {
             found.retain(is);
             if found.is_empty() {
                 let all = if all.is_empty() { "none".into() } else { all.concat() };
-                return Err(Error::NoService {
-                    looked: format!("there is no run {number}; there are: {all}"),
-                });
+                return Err(Error::NoRun { run: number.clone(), others: all });
             }
         }
         // A service can be reached by two names.

@@ -23,6 +23,9 @@ use crate::target::Target;
 /// Rows and columns where the terminal does not say.
 const USUAL: (usize, usize) = (24, 80);
 
+/// Columns that a narrow screen has no room for, those first that change least.
+const DISPENSABLE: [&str; 7] = ["of", "memory", "kind", "state", "wakeups", "sleeps", "stalls"];
+
 /// Lanes that are shown, at most.
 const MOST_LANES: usize = 20;
 
@@ -48,7 +51,7 @@ pub fn run(target: &Target, options: Options) -> Result<Option<&'static str>> {
     let (send, events) = channel();
     watch_signals(send.clone())?;
     if !std::io::stdout().is_terminal() {
-        return follow(target, options, &events, &mut |text| print(&format!("{text}\n")));
+        return follow(target, options, &events, &|| None, &mut |text| print(&format!("{text}\n")));
     }
     let screen = Screen::enter()?;
     if screen.saved.is_some() {
@@ -59,7 +62,7 @@ pub fn run(target: &Target, options: Options) -> Result<Option<&'static str>> {
             {}
         });
     }
-    follow(target, options, &events, &mut |text| print(&drawn(text, size())))
+    follow(target, options, &events, &|| Some(size().1), &mut |text| print(&drawn(text, size())))
 }
 
 fn watch_signals(send: Sender<Event>) -> Result<()> {
@@ -86,6 +89,7 @@ fn follow(
     target: &Target,
     options: Options,
     events: &Receiver<Event>,
+    columns: &dyn Fn() -> Option<usize>,
     show: &mut dyn FnMut(&str) -> bool,
 ) -> Result<Option<&'static str>> {
     let mut before = Sample::take(target)?;
@@ -98,7 +102,7 @@ fn follow(
         }
         let now = Sample::take(target)?;
         let ended = !target.is_served() || now.survey.region.service != State::Active;
-        if !show(&text(target, &before, &now)) {
+        if !show(&text(target, &before, &now, columns())) {
             return Ok(None);
         }
         before = now;
@@ -230,7 +234,9 @@ fn rounded(value: f64) -> u64 {
     value.round() as u64
 }
 
-fn text(target: &Target, before: &Sample, now: &Sample) -> String {
+/// `columns` are those of the screen, if there is one.
+fn text(target: &Target, before: &Sample, now: &Sample, columns: Option<usize>) -> String {
+    let columns = columns.unwrap_or(usize::MAX - 2);
     let seconds = now.at.duration_since(before.at).as_secs_f64().max(0.001);
     let earlier = before.counters();
     let region = &now.survey.region;
@@ -264,15 +270,18 @@ fn text(target: &Target, before: &Sample, now: &Sample) -> String {
             processes.push((rates.traffic, cells.into_iter().chain(rates.cells).collect()));
         }
     }
+    members.fit(columns, &DISPENSABLE);
     let _ = writeln!(out, "{members}");
-    let (table, _) = busiest(&ps::headings(&["<member", "process", "<program"]), processes, usize::MAX);
+    let (mut table, _) = busiest(&ps::headings(&["<member", "process", "<program"]), processes, usize::MAX);
     if table.is_empty() {
         let _ = writeln!(out, "no process is attached");
     } else {
+        table.fit(columns, &DISPENSABLE);
         let _ = write!(out, "{table}");
     }
-    let (lanes, more) = lanes(before, now, seconds);
+    let (mut lanes, more) = lanes(before, now, seconds);
     if !lanes.is_empty() {
+        lanes.fit(columns, &DISPENSABLE);
         let _ = write!(out, "\n{lanes}");
     }
     if more > 0 {

@@ -35,6 +35,8 @@ pub enum Error {
     NoMpi {
         /// Where it was looked for.
         looked: String,
+        /// Whether the command line named it.
+        named: bool,
     },
     /// A launcher that we do not know how to start ranks with.
     #[error("{}: not a launcher that isthmus knows ({said}); it knows Open MPI 5 and MPICH 4 and 5", .launcher.display())]
@@ -159,7 +161,8 @@ impl Error {
             Self::Timeout { .. } => ExitCode::TIMEOUT,
             Self::LostVm { .. } => ExitCode::LOST_VM,
             Self::Interrupted { signal } => crate::front::status_of_signal(*signal),
-            Self::NoMpi { .. }
+            Self::NoMpi { named: true, .. } => ExitCode::USAGE,
+            Self::NoMpi { named: false, .. }
             | Self::UnknownMpi { .. }
             | Self::NoProvider { .. }
             | Self::Service(_)

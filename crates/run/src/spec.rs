@@ -25,6 +25,9 @@ impl ExitCode {
     pub const LOST_VM: i32 = 126;
 }
 
+/// Bytes of memory that a VM has at least.
+const LEAST_MEMORY: u64 = 64 << 20;
+
 /// Which accelerator QEMU is given.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -183,6 +186,15 @@ impl RunSpec {
         if self.cpus == Some(0) {
             return usage("--cpus 0: a VM has at least one".into());
         }
+        if self.memory_bytes.is_some_and(|bytes| bytes < LEAST_MEMORY) {
+            return usage("--memory: a VM has at least 64M".into());
+        }
+        if let Some(kernel) = &self.kernel
+            && self.vms > 0
+            && let Err(e) = std::fs::File::open(kernel)
+        {
+            return usage(format!("--kernel {}: {e}", kernel.display()));
+        }
         for variable in &self.env {
             let name = variable.as_encoded_bytes().split(|b| *b == b'=').next().unwrap_or_default();
             if name.is_empty() || name.contains(&0) {
@@ -280,6 +292,8 @@ mod tests {
             RunSpec { ppn: Some(1), ..spec(2, Some(3), &["true"]) },
             RunSpec { timeout_s: Some(-1.0), ..spec(2, Some(3), &["true"]) },
             RunSpec { env: vec!["=x".into()], ..spec(2, Some(3), &["true"]) },
+            RunSpec { memory_bytes: Some(1), ..spec(1, Some(3), &["true"]) },
+            RunSpec { kernel: Some("/none/of/these".into()), ..spec(1, Some(3), &["true"]) },
             RunSpec { stats: Some("/none/of/these/x".into()), ..spec(2, Some(3), &["true"]) },
             RunSpec { env: vec!["PATH=/none/of/these".into()], ..spec(2, Some(4), &["true"]) },
             spec(2, Some(4), &["./no-such-program"]),

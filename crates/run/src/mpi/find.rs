@@ -91,6 +91,7 @@ pub fn find(mpi: Option<&str>, line: Option<&OsStr>) -> Result<Mpi> {
             let found = on_path(&names);
             let first = found.first().ok_or_else(|| Error::NoMpi {
                 looked: format!("there is no {} on the PATH", names.join(" or ")),
+                named: false,
             })?;
             identify(first)
         }
@@ -109,6 +110,7 @@ pub fn find(mpi: Option<&str>, line: Option<&OsStr>) -> Result<Mpi> {
                     .find(|mpi| flavours.contains(&mpi.flavour))
                     .ok_or_else(|| Error::NoMpi {
                         looked: format!("no {} of {name} is on the PATH", names.join(" or ")),
+                        named: true,
                     })
             }
             None => {
@@ -120,6 +122,7 @@ pub fn find(mpi: Option<&str>, line: Option<&OsStr>) -> Result<Mpi> {
                     .find(|file| is_executable(file))
                     .ok_or_else(|| Error::NoMpi {
                         looked: format!("{name} holds no bin/{}", names.join(" or bin/")),
+                        named: true,
                     })?;
                 identify(&found)
             }
