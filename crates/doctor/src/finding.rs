@@ -130,6 +130,6 @@ mod tests {
         assert_eq!(report.exit_status(), 2);
         let text = report.text();
         assert!(text.starts_with("STOPS  b  y\n          -> do z\nslow "), "{text}");
-        assert!(text.ends_with("as a guest: 1 things would stop isthmus, 1 slow it, 0 hints, 1 fine\n"));
+        assert!(text.ends_with("as a guest: 1 thing would stop isthmus, 1 slow it, 0 hints, 1 fine\n"));
     }
 }

@@ -133,7 +133,7 @@ mod tests {
         assert_eq!(fs::read(&to).unwrap(), bytes);
         assert_eq!(fs::metadata(&to).unwrap().mode() & 0o777, 0o600);
         assert!(
-            matches!(write(&reader, "it", &to, false), Err(Error::File { .. })),
+            matches!(write(&reader, "it", &to, false), Err(Error::Exists { .. })),
             "nothing is overwritten unasked"
         );
         write(&reader, "it", &to, true).unwrap();

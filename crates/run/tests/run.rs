@@ -224,7 +224,7 @@ fn our_own_statuses_come_with_one_line() {
         }
     }
     let ended = Run::start(Path::new("/nowhere"), native(1), &["true"]).finish();
-    assert_eq!(ended.status, 125, "{}", ended.stderr);
+    assert_eq!(ended.status, 2, "{}", ended.stderr);
     assert!(ended.stderr.contains("--mpi DIR"), "{}", ended.stderr);
 }
 
