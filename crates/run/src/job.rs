@@ -14,6 +14,7 @@ use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
+use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -28,6 +29,7 @@ use crate::front::{FromJob, ToJob, status_of_signal};
 use crate::guardian::{self, Start};
 use crate::lost_files::LostFiles;
 use crate::machines::{Machine, Network, Plan, StartMachines};
+use crate::mapped::Mapped;
 use crate::mpi::{self, Flavour, Host, Mpi};
 use crate::runs::Description;
 use crate::service::{self, Service, StartService};
@@ -180,7 +182,10 @@ fn carry_out(
     let boot_s = begin.elapsed().as_secs_f64();
     let accel = accelerator(&parts.machines);
     let mut child = start_launcher(spec, &mpi, dir, &parts, input)?;
-    let outcome = follow(spec, mpi.flavour, &mut child, events_in, events, deadline, &parts.machines);
+    let mapped = Arc::new(Mapped::default());
+    let outcome =
+        follow(spec, mpi.flavour, &mut child, &mapped, events_in, events, deadline, &parts.machines);
+    mapped.remove();
     if let (Ok(_), Some(switch)) = (&outcome, &parts.switch) {
         report_lost_files(switch, &parts.machines, events);
     }
@@ -500,10 +505,12 @@ fn set_variable(command: &mut std::process::Command, variable: &std::ffi::OsStr)
 }
 
 /// Waits for the launcher's end, handing it signals meanwhile.
+#[allow(clippy::too_many_arguments)]
 fn follow(
     spec: &RunSpec,
     flavour: Flavour,
     child: &mut Child,
+    mapped: &Arc<Mapped>,
     events_in: &Sender<Event>,
     events: &Receiver<Event>,
     deadline: Option<Instant>,
@@ -512,11 +519,13 @@ fn follow(
     let pid = Pid::from_child(child);
     watch_launcher(pid, events_in)?;
     let claimed: Vec<Pid> = machines.iter().map(|m| m.pid).chain([pid]).collect();
+    let looker = Arc::clone(mapped);
     let _ = thread::Builder::new().name("orphans".into()).spawn(move || {
         let mut seen = Vec::new();
         loop {
             thread::sleep(ORPHANS_EVERY);
             tree::reap_orphans(&claimed, &mut seen);
+            looker.look();
         }
     });
     let mut daemons = Daemons::default();
@@ -524,6 +533,9 @@ fn follow(
         match next(events, deadline) {
             Ok(Event::Signal(signal)) => {
                 daemons.asked |= ends(signal);
+                if ends(signal) {
+                    mapped.look();
+                }
                 signal_launcher(pid, flavour, signal);
             }
             Ok(Event::Launcher(end)) => {
@@ -543,8 +555,15 @@ fn follow(
                 end_launcher(pid, flavour, events);
                 return Err(error);
             }
-            Ok(Event::Switch(news)) => daemons.hear(news),
+            Ok(Event::Switch(news)) => {
+                if matches!(news, switch::News::Note { .. }) {
+                    // One has died; the others are about to.
+                    mapped.look();
+                }
+                daemons.hear(news);
+            }
             Err(RecvTimeoutError::Timeout) => {
+                mapped.look();
                 end_launcher(pid, flavour, events);
                 return Err(timed_out(spec));
             }

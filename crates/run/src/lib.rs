@@ -17,6 +17,7 @@
 //! | [`spec`] | what was asked for, and the exit codes |
 //! | [`front`], [`guardian`], [`job`] | the three processes |
 //! | [`named`] | files that the command line names, looked at before the work |
+//! | `mapped` | files that killed ranks would leave in /dev/shm |
 //! | [`mpi`] | finding an MPI, its environment, its launcher line |
 //! | [`rsh`] | the agent that an MPI's launcher starts in place of ssh |
 //! | [`runs`], [`visit`] | the runs of a user; commands in their VMs beside the job |
@@ -37,6 +38,7 @@ pub mod job;
 pub mod leash;
 pub mod lost_files;
 pub mod machines;
+mod mapped;
 pub mod mpi;
 pub mod named;
 pub mod pass;
