@@ -309,3 +309,57 @@ fn a_close_ends_while_one_who_lives_goes_on_asking() {
     });
     assert!(begin.elapsed() < Duration::from_secs(15), "{:?}", begin.elapsed());
 }
+
+#[test]
+fn the_death_of_a_vm_that_is_seen_before_that_of_its_endpoints_ends_what_waits_for_them() {
+    let mut world = World::new(2, 8 << 20);
+    let mut a = world.endpoint(0);
+    let b = world.endpoint(1);
+    let from = a.resolve(&b.address()).unwrap();
+    let mut back = [0; 8];
+    let into = [buf(&mut back)];
+    a.receive(&receive(Selector { from: Some(from), ..any(9) }, &into)).unwrap();
+    assert!(polls(&mut a, 1000).is_empty());
+    // The host service publishes first that the VM is dead, and that each of its endpoints is a moment later.
+    world.host.set_state(1, isthmus_region::life::State::Dead).unwrap();
+    let mut ends = polls(&mut a, 1000);
+    let region = world.host.region();
+    let section = region.section(&region.peer(1).unwrap().unwrap()).unwrap();
+    isthmus_region::directory::bury(&section, region.shape()).unwrap();
+    ends.extend(polls(&mut a, 1000));
+    assert_eq!(ends.iter().map(|e| e.status).collect::<Vec<_>>(), [Status::PeerGone]);
+    std::mem::forget(b);
+}
+
+#[test]
+fn a_close_ends_while_those_who_live_go_on_sending() {
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::time::{Duration, Instant};
+    let world = World::new(2, 8 << 20);
+    let b = world.endpoint(0);
+    let address = b.address();
+    let closed = AtomicBool::new(false);
+    let begin = Instant::now();
+    std::thread::scope(|s| {
+        for _ in 0..4 {
+            let mut a = world.endpoint(1);
+            let closed = &closed;
+            s.spawn(move || {
+                // Each is to be confirmed: a confirmation is always under way.
+                let to = a.resolve(&address).unwrap();
+                let mut out = vec![9; 64];
+                let bufs = [buf(&mut out)];
+                while !closed.load(Ordering::Relaxed) && begin.elapsed() < Duration::from_secs(30) {
+                    let message = isthmus_transport::Send { delivered: true, ..message(to, 4, &bufs) };
+                    while a.send(&message).is_ok() {}
+                    a.progress();
+                    while a.pop().is_some() {}
+                }
+            });
+        }
+        std::thread::sleep(Duration::from_millis(50));
+        b.close(Duration::from_secs(20));
+        closed.store(true, Ordering::Relaxed);
+    });
+    assert!(begin.elapsed() < Duration::from_secs(10), "{:?}", begin.elapsed());
+}

@@ -11,7 +11,7 @@ use isthmus_region::{Section, SlotRing};
 
 use super::progress::{Keep, release_of};
 use super::table::Operation;
-use super::{Chunks, Endpoint, Quarter, Sender, took_leave};
+use super::{Chunks, Endpoint, Peer, Quarter, Sender, took_leave};
 use crate::address::Address;
 use crate::fault::{Step, step};
 use crate::lane::{Incoming, Outgoing, Place, Size};
@@ -403,6 +403,7 @@ impl Endpoint {
                 self.look_for_dead(info.index);
             }
             if !active {
+                self.lose_all(info.index);
                 continue;
             }
             // The peer's own service may not have written its directory yet.
@@ -426,10 +427,20 @@ impl Endpoint {
 
     /// Ends everything with endpoints of a peer that are gone.
     fn look_for_dead(&mut self, index: u32) {
+        self.lose_of(index, |peer| !peer.lives());
+    }
+
+    /// Ends everything with endpoints of a peer that is gone itself. Their records say so only a moment later, and nobody
+    /// looks at them then.
+    fn lose_all(&mut self, index: u32) {
+        self.lose_of(index, |_| true);
+    }
+
+    fn lose_of(&mut self, index: u32, is_lost: impl Fn(&Peer) -> bool) {
         let endpoints = self.member.region().shape().endpoints;
         for i in 0..self.peers.len() {
             let peer = &self.peers[i];
-            if peer.address.slot.peer(endpoints) == index && !peer.gone && !peer.lives() {
+            if peer.address.slot.peer(endpoints) == index && !peer.gone && is_lost(peer) {
                 // One that was closed in good order has taken leave: nobody waits for it.
                 let word = peer.life.as_ref().map_or(0, |l| l.words[0].get());
                 let died = !took_leave(word, &peer.address);

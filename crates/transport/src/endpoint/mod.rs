@@ -48,6 +48,8 @@ const INJECT_BYTES: usize = 4096;
 const ATOMIC_BYTES: usize = 2048;
 /// A good patience for [`Endpoint::close`]: a receiver may compute, be traced, or sit in a paused virtual machine.
 pub const CLOSE_PATIENCE: Duration = Duration::from_secs(60);
+/// How long an endpoint that is being closed confirms what others send to it.
+const CONFIRMING: Duration = Duration::from_secs(1);
 
 /// Choices for an endpoint. The defaults were found by measurement.
 #[derive(Debug, Clone, Copy)]
@@ -279,6 +281,8 @@ pub struct Endpoint {
     faulty: Vec<PeerId>,
     /// Being closed: what others ask for is no longer done.
     leaving: bool,
+    /// Being closed for a while: what others send is no longer confirmed.
+    deaf: bool,
     closed: bool,
 }
 
@@ -356,6 +360,7 @@ impl Endpoint {
             closing: Vec::new(),
             faulty: Vec::new(),
             leaving: false,
+            deaf: false,
             closed: false,
         };
         endpoint.reserve_entries().map_err(failed("take memory for an endpoint's first lanes"))?;
@@ -497,11 +502,13 @@ impl Endpoint {
 
     /// Closes the endpoint: what was sent still arrives, as long as its receivers live and take it. A receiver that
     /// lives and takes nothing for as long as `patience` is not waited for any longer. Gives the number of those. Remote
-    /// reads, writes and atomics that come meanwhile are not done; who asked learns that this endpoint is gone.
+    /// reads, writes and atomics that come meanwhile are not done, and messages that come after the first second are not
+    /// confirmed; who waits for either learns that this endpoint is gone.
     pub fn close(mut self, patience: Duration) -> usize {
         self.leaving = true;
         let mut rounds = 0_u32;
-        let (mut moves, mut since) = (self.moves(), Instant::now());
+        let begin = Instant::now();
+        let (mut moves, mut since) = (self.moves(), begin);
         loop {
             self.progress();
             self.look_for_accepts();
@@ -511,6 +518,7 @@ impl Endpoint {
             rounds += 1;
             if rounds.is_multiple_of(64) {
                 self.slow();
+                self.deaf = begin.elapsed() >= CONFIRMING;
                 let now = self.moves();
                 if now != moves {
                     (moves, since) = (now, Instant::now());

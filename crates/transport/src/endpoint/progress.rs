@@ -462,7 +462,8 @@ impl Endpoint {
         }
         section.holds("payload", offset, len).map_err(|_| Faulty)?;
         let flags = wire::flags_of(head);
-        let ack = (flags & flag::ACK != 0).then(|| slot.word(5));
+        // Confirmations without end would keep an endpoint that is being closed here for ever.
+        let ack = (flags & flag::ACK != 0 && !self.deaf).then(|| slot.word(5));
         let data = (flags & flag::DATA != 0).then(|| slot.word(2));
         let tagged = flags & flag::TAGGED != 0;
         let peer = &self.peers[source.0 as usize];
