@@ -129,6 +129,65 @@ static void close_at_once(struct side *s)
 	}
 }
 
+/* One of two endpoints of a domain is closed while the other process goes on reading through it. */
+static void close_beside_another(struct side *s)
+{
+	enum { BYTES = 64 << 10, KEY = 7, MOST = 1000 };
+	char name[64];
+	size_t len = 64;
+	if (rank_here == 0) {
+		struct fid_ep *ep;
+		EQUAL(fi_endpoint(s->domain, s->info, &ep, NULL), 0);
+		EQUAL(fi_ep_bind(ep, &s->av->fid, 0), 0);
+		EQUAL(fi_ep_bind(ep, &s->cq->fid, FI_TRANSMIT | FI_RECV), 0);
+		EQUAL(fi_enable(ep), 0);
+		EQUAL(fi_getname(&ep->fid, name, &len), 0);
+		expose(s, KEY, BYTES, FI_REMOTE_READ);
+		tell(name, 64);
+		barrier();
+		double start = now();
+		EQUAL(fi_close(&ep->fid), 0);
+		CHECK(now() - start < 2);
+		unexpose();
+		return;
+	}
+	fi_addr_t a;
+	bool told = false, gone = false;
+	double end = now() + SECONDS;
+	barrier();
+	hear(name, 64);
+	EQUAL(fi_av_insert(s->av, name, 1, &a, 0, NULL), 1);
+	for (int under_way = 0; !gone || under_way > 0;) {
+		CHECK(now() < end);
+		while (!gone && under_way < MOST) {
+			ssize_t result = fi_read(s->ep, in, BYTES, NULL, a, 0, KEY, NULL);
+			gone = result == -FI_ECONNRESET;
+			if (result) {
+				CHECK(gone || result == -FI_EAGAIN);
+				break;
+			}
+			under_way++;
+		}
+		struct fi_cq_tagged_entry e;
+		struct fi_cq_err_entry error = {0};
+		ssize_t got = fi_cq_read(s->cq, &e, 1);
+		if (got == -FI_EAVAIL) {
+			EQUAL(fi_cq_readerr(s->cq, &error, 0), 1);
+			EQUAL(error.err, FI_ECONNRESET);
+			gone = true;
+		} else if (got == -FI_EAGAIN) {
+			continue;
+		} else {
+			EQUAL(got, 1);
+		}
+		under_way--;
+		if (!told)
+			barrier();
+		told = true;
+	}
+	barrier();
+}
+
 /* Several domains at once, each with a thread of its own that keeps to it, as MPICH's communication interfaces: nothing
    is shared without a lock. Objects are opened and closed beside the traffic. */
 struct lane {
@@ -315,6 +374,7 @@ static const struct test tests[] = {
 	{"two_endpoints", two_endpoints, NULL},
 	{"threads", threads, &safe},
 	{"close_at_once", close_at_once, NULL},
+	{"close_beside_another", close_beside_another, NULL},
 	{"domains", domains, NULL},
 	{"heavy", heavy, &safe},
 };

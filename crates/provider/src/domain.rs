@@ -38,6 +38,8 @@ pub(crate) struct Domain {
     pub(crate) store: ManuallyDrop<Store>,
     /// Its endpoints, as far as they are still there.
     pub(crate) endpoints: Lock<Vec<Weak<Ep>>>,
+    /// The turn to move an endpoint that is being closed, which is no longer among them.
+    pub(crate) closing: Lock<()>,
 }
 
 // SAFETY: the head is written when it is made and only read since; its pointers are C's.
@@ -103,6 +105,7 @@ impl Domain {
             registrations: Arc::new(Registrations::new(mr_mode)),
             store: ManuallyDrop::default(),
             endpoints: Lock::new(threading != FI_THREAD_DOMAIN, Vec::new()),
+            closing: Lock::new(threading != FI_THREAD_DOMAIN, ()),
         }))
     }
 
@@ -112,6 +115,7 @@ impl Domain {
         for ep in all {
             ep.await_progress();
         }
+        drop(self.closing.lock());
     }
 
     /// Whether this process opened it; a forked child must not touch the region.

@@ -617,19 +617,23 @@ impl Ep {
         match transport {
             // What a panic left half changed is not moved any more, only taken out of the region.
             Some(transport) if this.domain.is_own() && (broken || this.poison.is_set()) => drop(transport),
-            Some(mut transport) if this.domain.is_own() => {
-                // What was sent to others of this domain is taken by nobody but this thread.
-                let mut all_move = true;
-                while all_move && !others.is_empty() && transport.is_flushing() {
-                    transport.progress();
-                    all_move = others.iter().all(|other| other.progress() != Progress::Broken);
-                    std::thread::yield_now();
-                }
-                // Waits until what was sent has been taken by those that live; a broken one never takes anything.
-                if !all_move {
-                    return drop(transport);
-                }
-                let waiting = transport.close(isthmus_transport::CLOSE_PATIENCE);
+            Some(transport) if this.domain.is_own() => {
+                // Waits until what was sent has been taken by those that live.
+                let mut closing = transport.begin_close(isthmus_transport::CLOSE_PATIENCE);
+                let waiting = loop {
+                    let turn = this.domain.closing.lock();
+                    let end = closing.advance();
+                    drop(turn);
+                    if let Some(waiting) = end {
+                        break waiting;
+                    }
+                    // What was sent to others of this domain is taken by nobody but this thread, and a broken one never
+                    // takes anything.
+                    if others.iter().any(|other| other.progress() == Progress::Broken) {
+                        return;
+                    }
+                    closing.rest();
+                };
                 if waiting > 0 {
                     log!(
                         this.core(),

@@ -21,7 +21,9 @@ pub mod types;
 pub mod wire;
 
 pub use address::Address;
-pub use endpoint::{Alarm, Asleep, CLOSE_PATIENCE, Config, Endpoint, Short, ShortReceived, ShortSink, Sink};
+pub use endpoint::{
+    Alarm, Asleep, CLOSE_PATIENCE, Closing, Config, Endpoint, Short, ShortReceived, ShortSink, Sink,
+};
 pub use isthmus_lockfree::sleep::Bell;
 pub use types::{
     Access, Atomic, AtomicKind, Completion, Error, Memory, Op, PeerId, PostError, Posted, Receive, Result,

@@ -504,33 +504,66 @@ impl Endpoint {
     /// lives and takes nothing for as long as `patience` is not waited for any longer. Gives the number of those. Remote
     /// reads, writes and atomics that come meanwhile are not done, and messages that come after the first second are not
     /// confirmed; who waits for either learns that this endpoint is gone.
-    pub fn close(mut self, patience: Duration) -> usize {
-        self.leaving = true;
-        let mut rounds = 0_u32;
-        let begin = Instant::now();
-        let (mut moves, mut since) = (self.moves(), begin);
+    pub fn close(self, patience: Duration) -> usize {
+        let mut closing = self.begin_close(patience);
         loop {
-            self.progress();
-            self.look_for_accepts();
-            if !self.is_flushing() {
-                return 0;
+            if let Some(waited_for) = closing.advance() {
+                return waited_for;
             }
-            rounds += 1;
-            if rounds.is_multiple_of(64) {
-                self.slow();
-                self.deaf = begin.elapsed() >= CONFIRMING;
-                let now = self.moves();
-                if now != moves {
-                    (moves, since) = (now, Instant::now());
-                } else if since.elapsed() >= patience {
-                    return self.waited_for();
-                }
+            closing.rest();
+        }
+    }
+
+    /// As [`Endpoint::close`], but the caller does it bit by bit, for those who have something to do in between.
+    pub fn begin_close(mut self, patience: Duration) -> Closing {
+        self.leaving = true;
+        let (moves, begin) = (self.moves(), Instant::now());
+        Closing { endpoint: self, patience, rounds: 0, begin, moves, since: begin }
+    }
+}
+
+/// An endpoint that is being closed. It is gone once this is dropped.
+#[derive(Debug)]
+pub struct Closing {
+    endpoint: Endpoint,
+    patience: Duration,
+    rounds: u32,
+    begin: Instant,
+    /// [`Endpoint::moves`], and since when it is that.
+    moves: u64,
+    since: Instant,
+}
+
+impl Closing {
+    /// Moves everything that can be moved. Once there is nothing more to wait for, it gives the number of receivers that
+    /// live and have not taken what was sent.
+    pub fn advance(&mut self) -> Option<usize> {
+        let endpoint = &mut self.endpoint;
+        endpoint.progress();
+        endpoint.look_for_accepts();
+        if !endpoint.is_flushing() {
+            return Some(0);
+        }
+        self.rounds += 1;
+        if self.rounds.is_multiple_of(64) {
+            endpoint.slow();
+            endpoint.deaf = self.begin.elapsed() >= CONFIRMING;
+            let now = endpoint.moves();
+            if now != self.moves {
+                (self.moves, self.since) = (now, Instant::now());
+            } else if self.since.elapsed() >= self.patience {
+                return Some(endpoint.waited_for());
             }
-            if rounds > 10_000 {
-                std::thread::sleep(Duration::from_micros(50));
-            } else {
-                std::thread::yield_now();
-            }
+        }
+        None
+    }
+
+    /// Offers the processor to others, between two of [`Closing::advance`].
+    pub fn rest(&self) {
+        if self.rounds > 10_000 {
+            std::thread::sleep(Duration::from_micros(50));
+        } else {
+            std::thread::yield_now();
         }
     }
 }
