@@ -749,6 +749,15 @@ impl State {
             while let Some(who) = transport.take_faulty() {
                 log!(self.core, WARN, EP_DATA, "{who} broke the protocol; it is treated as gone");
             }
+            if transport.take_shortage() {
+                log!(
+                    self.core,
+                    WARN,
+                    EP_DATA,
+                    "the region is full: there are processes whose messages wait until this host or VM gives memory of it \
+                     back; a larger one (--region-size) has room for them"
+                );
+            }
         }
     }
 

@@ -101,6 +101,7 @@ fn a_lane_that_found_no_room_is_accepted_once_there_is_some() {
     polls(&mut [&mut b], 2000);
     let came = |b: &mut Endpoint| (0..17).filter(|tag| has_come(b, *tag)).count();
     assert_eq!(came(&mut b), 16);
+    assert!(b.take_shortage() && !b.take_shortage(), "said once");
     assert!(
         b.fall_asleep(Bell::Futex).is_some_and(|asleep| asleep.limit.as_millis() < 10),
         "nobody will ring"
@@ -109,6 +110,7 @@ fn a_lane_that_found_no_room_is_accepted_once_there_is_some() {
     member.give(at, bytes);
     polls(&mut [&mut b], 2000);
     assert_eq!(came(&mut b), 17, "without another word of its sender");
+    assert!(!b.take_shortage());
 }
 
 #[test]

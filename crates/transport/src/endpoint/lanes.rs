@@ -11,7 +11,7 @@ use isthmus_region::{Section, SlotRing};
 
 use super::progress::{Keep, release_of};
 use super::table::Operation;
-use super::{Chunks, Endpoint, Peer, Quarter, Sender, took_leave};
+use super::{Chunks, Endpoint, Peer, Quarter, Sender, Shortage, took_leave};
 use crate::address::Address;
 use crate::fault::{Step, step};
 use crate::lane::{Incoming, Outgoing, Place, Size};
@@ -705,6 +705,9 @@ impl Endpoint {
         let Ok(entry) = self.take_entry(false) else {
             // No memory for the answer: the sender fills its ring once, and says no more. We try again by ourselves.
             self.retry_lanes = true;
+            if self.shortage == Shortage::None {
+                self.shortage = Shortage::Seen;
+            }
             if let Some(Some(sender)) = self.quarters[q].senders.get_mut(slot as usize) {
                 sender.lanes_seen = u64::MAX;
             }

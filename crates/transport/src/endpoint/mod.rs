@@ -70,6 +70,14 @@ impl Default for Config {
     }
 }
 
+/// Whether a lane could ever not be accepted for want of memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Shortage {
+    None,
+    Seen,
+    Told,
+}
+
 /// One remote endpoint.
 #[derive(Debug)]
 struct Peer {
@@ -251,6 +259,8 @@ pub struct Endpoint {
     retry_quarters: bool,
     /// A lane was offered that could not be accepted yet.
     retry_lanes: bool,
+    /// Whether that ever was so, and who asked was told.
+    shortage: Shortage,
     matching: Matching,
     multis: HashMap<u32, Multi>,
     next_multi: u32,
@@ -337,6 +347,7 @@ impl Endpoint {
             region_seen: u64::MAX,
             retry_quarters: false,
             retry_lanes: false,
+            shortage: Shortage::None,
             matching: Matching::default(),
             multis: HashMap::new(),
             next_multi: 0,
@@ -443,6 +454,17 @@ impl Endpoint {
         let process = pid.map_or_else(|_| "a process".to_owned(), |e| format!("process {}", e.pid));
         let name = info.map_or_else(|| format!("peer {index}"), |i| format!("'{}'", i.name));
         Some(format!("{process} of {name} ({address})"))
+    }
+
+    /// Whether others wait to send to us since the section has no memory for us to receive it, which is said once. For
+    /// logs.
+    #[inline]
+    pub fn take_shortage(&mut self) -> bool {
+        let seen = self.shortage == Shortage::Seen;
+        if seen {
+            self.shortage = Shortage::Told;
+        }
+        seen
     }
 
     /// The oldest completion that was not taken yet.
