@@ -5,6 +5,8 @@
 //! parsed; they are not commands for people, so the help does not know them.
 
 #![forbid(unsafe_code)]
+// Flags are documented for a terminal: what is indented there is a command line, and no Rust.
+#![allow(rustdoc::invalid_rust_codeblocks)]
 
 mod completions;
 mod doctor;
