@@ -125,7 +125,7 @@ impl Store {
         let mut state = self.state();
         let inside = |(at, block): (&u64, &mut Block)| {
             let fits = start >= *at && start - *at <= block.bytes && len <= block.bytes - (start - *at);
-            fits.then_some((*at, block.offset + (start - *at)))
+            fits.then(|| (*at, block.offset + (start - *at)))
         };
         let Some((block, offset)) = state.live.iter_mut().find_map(inside) else { return Ok(None) };
         let mut allowed = if access & FI_REMOTE_READ == 0 { 0 } else { registrations::READ };
@@ -286,6 +286,10 @@ mod tests {
         let [owner, other] = members();
         let store = Store::default();
         let at = store.alloc(&owner, 4096, 0).unwrap();
+        for outside in [at - 64, at + 4096, at + 64] {
+            let published = store.publish(&owner, outside, 4096, FI_REMOTE_WRITE, 2, 0);
+            assert!(published.unwrap().is_none(), "it is not the program's memory of the region");
+        }
         let mut entry = store.publish(&owner, at, 4096, FI_REMOTE_WRITE, 1, 0).unwrap().unwrap();
         let block = other.take(128).unwrap();
         other.section().zero("block", block, 128).unwrap();

@@ -161,7 +161,7 @@ impl Walk<'_> {
             })),
             generation: life.incarnation,
             at,
-            ring: whole.then_some(within.start + ring),
+            ring: whole.then(|| within.start + ring),
         };
         Ok(known.then_some(lane))
     }
