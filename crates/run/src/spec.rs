@@ -206,6 +206,13 @@ impl RunSpec {
         {
             return usage(format!("--stats {}: {e}", file.display()));
         }
+        // There is a program `yes`, and it ends never.
+        if self.through_region == Some(true) && ["yes", "no"].iter().any(|word| first == word) {
+            return usage(format!(
+                "--through-region {0}: the answer belongs to the option: --through-region={0}",
+                first.to_string_lossy()
+            ));
+        }
         if self.ranks.is_some()
             && !self.looks_elsewhere()
             && let Err(why) = named::is_program(first, &self.path())
@@ -297,6 +304,7 @@ mod tests {
             RunSpec { stats: Some("/none/of/these/x".into()), ..spec(2, Some(3), &["true"]) },
             RunSpec { env: vec!["PATH=/none/of/these".into()], ..spec(2, Some(4), &["true"]) },
             spec(2, Some(4), &["./no-such-program"]),
+            RunSpec { through_region: Some(true), ..spec(0, Some(2), &["yes", "true"]) },
         ] {
             assert!(matches!(bad.check(), Err(Error::Usage(_))), "{bad:?}");
         }
