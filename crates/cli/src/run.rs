@@ -96,6 +96,9 @@ pub(crate) struct Args {
     /// End the run after this many seconds, with status 124
     #[arg(long, value_name = "SECONDS")]
     timeout: Option<f64>,
+    /// Give up a VM that is not up after this many seconds [default: 120]
+    #[arg(long, value_name = "SECONDS")]
+    boot_timeout: Option<f64>,
     /// Keep what the VMs' consoles print in this directory
     #[arg(long, value_name = "DIR")]
     console: Option<PathBuf>,
@@ -180,6 +183,7 @@ impl Args {
             verbose: self.verbose,
             console: self.console,
             timeout_s: self.timeout,
+            boot_timeout_s: self.boot_timeout,
             command: self.command,
         }
     }

@@ -33,7 +33,7 @@ use crate::mapped::Mapped;
 use crate::mpi::{self, Flavour, Host, Mpi};
 use crate::runs::Description;
 use crate::service::{self, Service, StartService};
-use crate::spec::{ExitCode, RunSpec};
+use crate::spec::{BOOT_LIMIT_S, ExitCode, RunSpec};
 use crate::switch::{self, Switch};
 use crate::{leash, pass, rsh, rundir, terminal, tree};
 
@@ -358,8 +358,10 @@ fn wait_for_agents(
     };
     let _slow = Slow::start(format!("isthmus: waiting for {} to boot{how}", names.join(", ")));
     let mut waiting: Vec<&str> = names.to_vec();
-    while !waiting.is_empty() {
-        match next(events, deadline) {
+    let limit = spec.boot_timeout_s.unwrap_or(BOOT_LIMIT_S);
+    let up_by = start + Duration::try_from_secs_f64(limit).unwrap_or(Duration::MAX / 4);
+    while let Some(first) = waiting.first().copied() {
+        match next(events, Some(deadline.map_or(up_by, |d| d.min(up_by)))) {
             Ok(Event::Switch(switch::News::Up { vm })) => {
                 waiting.retain(|name| *name != names[vm]);
                 say(spec, || format!("{} is up after {:.1} s", names[vm], start.elapsed().as_secs_f64()));
@@ -369,6 +371,12 @@ fn wait_for_agents(
             }
             Ok(Event::Signal(signal)) if ends(signal) => return Err(Error::Interrupted { signal }),
             Ok(_) => {}
+            Err(RecvTimeoutError::Timeout) if deadline.is_none_or(|d| up_by < d) => {
+                let why = format!("it did not come up within {limit} s (--boot-timeout)");
+                let machine = names.iter().zip(machines).find(|(name, _)| **name == first);
+                let why = machine.map_or(why.clone(), |(_, machine)| with_console(machine, &why));
+                return Err(Error::Boot { vm: first.to_owned(), why });
+            }
             Err(RecvTimeoutError::Timeout) => return Err(timed_out(spec)),
             Err(RecvTimeoutError::Disconnected) => {
                 return Err(Error::Broken("the job's threads ended".into()));

@@ -63,6 +63,9 @@ pub enum Map {
     Cyclic,
 }
 
+/// Many times what a boot takes under emulation on a busy machine.
+pub const BOOT_LIMIT_S: f64 = 120.0;
+
 /// One run, as asked for.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
@@ -117,6 +120,8 @@ pub struct RunSpec {
     pub console: Option<PathBuf>,
     /// Seconds after which the run is ended.
     pub timeout_s: Option<f64>,
+    /// Seconds that a VM may take until it is up; by default [`BOOT_LIMIT_S`].
+    pub boot_timeout_s: Option<f64>,
     /// The program with its arguments, or a full launcher line.
     pub command: Vec<OsString>,
 }
@@ -182,6 +187,9 @@ impl RunSpec {
         }
         if self.timeout_s.is_some_and(|s| !s.is_finite() || s <= 0.0) {
             return usage("--timeout takes seconds greater than 0".into());
+        }
+        if self.boot_timeout_s.is_some_and(|s| !s.is_finite() || s <= 0.0) {
+            return usage("--boot-timeout takes seconds greater than 0".into());
         }
         if self.cpus == Some(0) {
             return usage("--cpus 0: a VM has at least one".into());
@@ -298,6 +306,7 @@ mod tests {
             RunSpec { host_ranks: 3, ..spec(1, Some(2), &["true"]) },
             RunSpec { ppn: Some(1), ..spec(2, Some(3), &["true"]) },
             RunSpec { timeout_s: Some(-1.0), ..spec(2, Some(3), &["true"]) },
+            RunSpec { boot_timeout_s: Some(0.0), ..spec(2, Some(3), &["true"]) },
             RunSpec { env: vec!["=x".into()], ..spec(2, Some(3), &["true"]) },
             RunSpec { memory_bytes: Some(1), ..spec(1, Some(3), &["true"]) },
             RunSpec { kernel: Some("/none/of/these".into()), ..spec(1, Some(3), &["true"]) },
