@@ -242,6 +242,11 @@ impl Matching {
         }
     }
 
+    /// Whether any receive waits for a message.
+    pub fn has_waiting(&self) -> bool {
+        self.waiting.iter().any(|queue| !queue.is_empty())
+    }
+
     /// Drops the oldest receive, which [`Matching::find_simple`] found.
     #[inline(always)] // on the way of a short message
     pub fn drop_oldest(&mut self, tagged: bool) {

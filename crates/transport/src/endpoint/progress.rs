@@ -232,10 +232,11 @@ impl Endpoint {
     }
 
     /// Looks at the hot lanes again and again, for about two microseconds, and nothing else. Gives whether something is
-    /// there. Not where processors are short.
+    /// there. Not where processors are short, nor where the program waits for nothing: Open MPI 4 reads again at once after
+    /// each message that it got, and would be held up before it sends the answer.
     #[inline(never)]
     fn spin(&self) -> bool {
-        if self.crowded {
+        if self.crowded || !(self.matching.has_waiting() || self.operations.has_any()) {
             return false;
         }
         (0..SPINS).any(|_| {

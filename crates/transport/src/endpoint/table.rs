@@ -71,6 +71,11 @@ impl Table {
         self.one_sided.get(peer.0 as usize).copied().unwrap_or(0)
     }
 
+    /// Whether any operation is under way.
+    pub(super) fn has_any(&self) -> bool {
+        self.free.len() < self.entries.len()
+    }
+
     /// Whether announced messages wait to be asked for.
     pub(super) fn has_offers(&self) -> bool {
         self.offers > 0
