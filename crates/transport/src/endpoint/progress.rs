@@ -126,7 +126,7 @@ fn take_short(lane: &mut Incoming, head: u64, peer: &Peer, matching: &mut Matchi
 /// Short messages after which their slots are given back, while more are there.
 const SHORT_BATCH: usize = 16;
 const EXPECT_AHEAD: u64 = 4;
-/// Looks of [`Endpoint::spin`]; some 4 ns each.
+/// Looks of [`Endpoint::spin`]; 1 to 4 ns each.
 const SPINS: u32 = 500;
 /// Most polls between two looks at the activity lines, while there are lanes that are polled directly. After a look
 /// that finds something the next poll looks again.
@@ -162,7 +162,7 @@ impl Endpoint {
 
     /// The short way of a poll: takes up to `room` short messages of one lane, for each of which the oldest receive waits,
     /// or finds that there is nothing. Whatever else there is to do it leaves to [`Endpoint::progress_into`], which it asks
-    /// for often enough. With `wait` it looks on for about two microseconds where there is nothing.
+    /// for often enough. With `wait` it looks on for a microsecond or two where there is nothing.
     #[inline(always)] // on the way of a short message
     pub fn poll_short(&mut self, room: usize, wait: bool, sink: &mut impl ShortSink) -> Short {
         let ticks = self.ticks.wrapping_add(1);
@@ -231,7 +231,7 @@ impl Endpoint {
         }
     }
 
-    /// Looks at the hot lanes again and again, for about two microseconds, and nothing else. Gives whether something is
+    /// Looks at the hot lanes again and again, for a microsecond or two, and nothing else. Gives whether something is
     /// there. Not where processors are short, nor where the program waits for nothing: Open MPI 4 reads again at once after
     /// each message that it got, and would be held up before it sends the answer.
     #[inline(never)]
