@@ -8,12 +8,14 @@
 //! - [`life`]: a state and an incarnation in one word, and the check after a copy (P5).
 //! - [`hold`]: memory that somebody is about to change is not given away (P7).
 //! - [`sleep`]: how a receiver that sleeps and a sender that rings cannot miss each other (P6).
+//! - [`gate`]: the same for a word that many change and many wait at (P8).
 //!
-//! The labels P1 to P7 name pairs of accesses; `docs/memory-ordering.md` lists them with their models. Nothing
+//! The labels P1 to P8 name pairs of accesses; `docs/memory-ordering.md` lists them with their models. Nothing
 //! here makes a system call or knows what a message is. Every cell consists of atomics only, so any bytes that
 //! another party leaves in it are a valid value.
 
 pub mod activity;
+pub mod gate;
 pub mod heat;
 pub mod hold;
 pub mod life;

@@ -58,10 +58,37 @@ impl Word {
         unsafe { &*(&raw const self.0).cast::<AtomicU32>() }
     }
 
-    /// Adds atomically, with release; for the words that several processes of one peer share.
+    /// Adds atomically, with acquire and release; for words that several processes share. Gives what was there.
     #[inline]
     pub fn add(&self, by: u64) -> u64 {
         self.0.fetch_add(by, Ordering::AcqRel)
+    }
+
+    /// Exchanges atomically, with acquire and release. Gives what was there.
+    #[inline]
+    pub fn swap(&self, value: u64) -> u64 {
+        self.0.swap(value, Ordering::AcqRel)
+    }
+
+    /// Stores `new` if the word holds `old`, with acquire and release; else gives what it holds, with acquire.
+    ///
+    /// # Errors
+    /// What the word holds instead.
+    #[inline]
+    pub fn replace(&self, old: u64, new: u64) -> Result<(), u64> {
+        self.0.compare_exchange(old, new, Ordering::AcqRel, Ordering::Acquire).map(drop)
+    }
+
+    /// Sets bits atomically, with acquire and release. Gives what was there.
+    #[inline]
+    pub fn insert(&self, bits: u64) -> u64 {
+        self.0.fetch_or(bits, Ordering::AcqRel)
+    }
+
+    /// Clears bits atomically, with acquire and release. Gives what was there.
+    #[inline]
+    pub fn remove(&self, bits: u64) -> u64 {
+        self.0.fetch_and(!bits, Ordering::AcqRel)
     }
 }
 

@@ -5,6 +5,7 @@
 #![cfg(loom)]
 
 use isthmus_lockfree::activity::{self, Seen};
+use isthmus_lockfree::gate;
 use isthmus_lockfree::heat::{Heat, Thermostat, must_announce};
 use isthmus_lockfree::hold;
 use isthmus_lockfree::life::{Life, State, unchanged};
@@ -304,5 +305,48 @@ fn held_memory_is_not_given_away() {
         }
         changer.join().unwrap();
         assert!(!taken || shared.1.peek() == 9, "changed after it was given away");
+    });
+}
+
+/// P8: a word that was changed is seen by who goes to sleep at it, or who changed it sees the sleeper: at the futex, and
+/// in a peer.
+#[test]
+fn nobody_sleeps_at_a_gate_that_was_opened() {
+    for native in [true, false] {
+        model(move || {
+            let line = Arc::new(Line::new());
+            let far = Arc::clone(&line);
+            let sleeper = thread::spawn(move || {
+                match native {
+                    true => gate::enter(&far),
+                    false => gate::enter_peer(&far, 3),
+                }
+                far.words[gate::WORD].peek() == 0
+            });
+            line.words[gate::WORD].set(1);
+            let seen = gate::sleepers(&line);
+            let rung = if native { seen.native > 0 } else { seen.peers & gate::bit(3) != 0 };
+            let sleeps = sleeper.join().unwrap();
+            assert!(!sleeps || rung, "asleep, and nobody knows");
+        });
+    }
+}
+
+/// P8: of two wakers one takes the set of peers, and it rings after its own change; the other's change is seen then, too.
+#[test]
+fn a_set_of_sleepers_is_taken_once() {
+    model(|| {
+        let line = Arc::new(Line::new());
+        gate::enter_peer(&line, 0);
+        let far = Arc::clone(&line);
+        let other = thread::spawn(move || {
+            far.words[gate::WORD].add(1);
+            gate::sleepers(&far).peers
+        });
+        line.words[gate::WORD].add(1);
+        let mine = gate::sleepers(&line).peers;
+        let theirs = other.join().unwrap();
+        assert_eq!(mine | theirs, gate::bit(0), "somebody rings");
+        assert_eq!(mine & theirs, 0, "and only once");
     });
 }

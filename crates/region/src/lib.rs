@@ -14,6 +14,7 @@
 //! - [`member`]: what a process holds once it has attached.
 //! - [`reader`]: a region that is only looked at, live or as a file.
 //! - [`local`]: memory that a caller lends us for the length of an operation.
+//! - [`party`]: a process, as words of shared memory name it; [`gate`]: waiting at a word that many may change.
 //! - [`wake`]: sleeping on a word of the region, and waking who does.
 //! - [`counters`]: what went through the region, per process and per peer.
 
@@ -24,12 +25,14 @@ pub mod directory;
 pub mod error;
 pub mod extent;
 pub mod format;
+pub mod gate;
 pub mod holds;
 pub mod huge;
 pub mod local;
 pub mod mapping;
 pub mod member;
 pub mod membership;
+pub mod party;
 pub mod pool;
 pub mod reader;
 pub mod registrations;

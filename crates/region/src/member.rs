@@ -15,6 +15,7 @@ use crate::format::GlobalSlot;
 use crate::format::directory;
 use crate::mapping::{Mapping, Section};
 use crate::membership::{Region, online_processors};
+use crate::party::Party;
 use crate::pool::Pool;
 use crate::wake;
 
@@ -52,6 +53,21 @@ pub trait LocalService: Send + Sync {
     fn bell(&self, slot: u32) -> Result<OwnedFd> {
         let _ = slot;
         Err(Error::Service { action: "give an eventfd", reason: "this service has none".into() })
+    }
+
+    /// An eventfd that is written when somebody rings at `place`, an offset in the region.
+    ///
+    /// # Errors
+    /// [`Error::Service`] when the service is gone, or has none.
+    fn watch(&self, place: u64) -> Result<OwnedFd> {
+        let _ = place;
+        Err(Error::Service { action: "give an eventfd", reason: "this service has none".into() })
+    }
+
+    /// Has those woken who wait at `place`, an offset in the region, in the peers that the bits name
+    /// ([`isthmus_lockfree::gate::bit`]). Says nothing of whether that came about.
+    fn ring(&self, peers: u64, place: u64) {
+        let _ = (peers, place);
     }
 }
 
@@ -136,6 +152,16 @@ impl Member {
     /// The place in the area table.
     pub fn grant(&self) -> AreaGrant {
         self.grant
+    }
+
+    /// This process, as words of shared memory name it.
+    pub fn party(&self) -> Party {
+        Party::new(self.peer, self.grant.area, self.grant.incarnation)
+    }
+
+    /// Whether a process lives, as far as the services have published.
+    pub fn is_alive(&self, party: Party) -> bool {
+        party.is_alive(&self.region)
     }
 
     /// The process's counters. Several endpoints of a process add to them from several threads: such sums may lose

@@ -26,6 +26,11 @@ pub fn wake(word: &Word) {
     let _ = futex::wake(word.futex(), Flags::empty(), i32::MAX as u32);
 }
 
+/// Wakes up to `count` of those who sleep on the word, which was changed already.
+pub fn ring(word: &Word, count: u32) {
+    let _ = futex::wake(word.futex(), Flags::empty(), count.min(i32::MAX as u32));
+}
+
 /// Whether one can sleep on this word at all.
 pub fn works(word: &Word) -> bool {
     let at_once = Timespec { tv_sec: 0, tv_nsec: 1 };

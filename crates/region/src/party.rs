@@ -1,0 +1,91 @@
+//! Processes, as words of shared memory name them: who owns a lock, takes part in a barrier, or is in the middle of a
+//! change.
+//!
+//! A name is good for this life of the process only. It is believed in nothing: whoever finds a word that names somebody
+//! asks the membership table and that peer's area table whether he lives.
+
+use isthmus_lockfree::life::{Life, State};
+
+use crate::directory;
+use crate::format::area;
+use crate::membership::Region;
+
+const PEER_BITS: u32 = 10;
+const AREA_BITS: u32 = 14;
+const LIFE_BITS: u32 = 40;
+
+/// A process of a peer, by its area. One word, never 0.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Party(u64);
+
+impl Party {
+    /// The process in area `area` of peer `peer`, in the area's life `incarnation`. Of that the lower 40 bits are kept: 32
+    /// that count the lives of the area, and 8 of the peer's.
+    pub fn new(peer: u32, area: u32, incarnation: u64) -> Self {
+        let peer = u64::from(peer) & ((1 << PEER_BITS) - 1);
+        let area = u64::from(area) & ((1 << AREA_BITS) - 1);
+        Self((peer << (AREA_BITS + LIFE_BITS)) | (area << LIFE_BITS) | (incarnation & ((1 << LIFE_BITS) - 1)))
+    }
+
+    /// The process that a word names, if it names any; nothing of it is checked.
+    pub fn named(word: u64) -> Option<Self> {
+        (word & ((1 << LIFE_BITS) - 1) != 0).then_some(Self(word))
+    }
+
+    /// As it stands in a word.
+    #[inline]
+    pub fn word(self) -> u64 {
+        self.0
+    }
+
+    /// Index of its peer.
+    pub fn peer(self) -> u32 {
+        u32::try_from(self.0 >> (AREA_BITS + LIFE_BITS)).unwrap_or(u32::MAX)
+    }
+
+    /// Index of its area in the peer's table.
+    pub fn area(self) -> u32 {
+        u32::try_from((self.0 >> LIFE_BITS) & ((1 << AREA_BITS) - 1)).unwrap_or(u32::MAX)
+    }
+
+    /// Whether it lives, as far as the services have published.
+    pub fn is_alive(self, region: &Region) -> bool {
+        self.look(region).unwrap_or(false)
+    }
+
+    fn look(self, region: &Region) -> Option<bool> {
+        let info = region.peer(self.peer()).ok()??;
+        if info.life.state != State::Active {
+            return Some(false);
+        }
+        let section = region.section(&info).ok()?;
+        if self.area() >= region.shape().endpoints {
+            return Some(false);
+        }
+        let at = directory::places(region.shape()).areas + u64::from(self.area()) * area::BYTES;
+        let life = Life::unpack(section.word("area", at + area::LIFE).ok()?.get());
+        let same = life.incarnation & ((1 << LIFE_BITS) - 1) == self.0 & ((1 << LIFE_BITS) - 1);
+        Some(life.state == State::Active && same)
+    }
+}
+
+impl std::fmt::Display for Party {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "process {}.{}", self.peer(), self.area())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_keeps_its_parts() {
+        let party = Party::new(1023, 16383, (7 << 32) | 5);
+        assert_eq!((party.peer(), party.area()), (1023, 16383));
+        assert_eq!(Party::named(party.word()), Some(party));
+        assert_ne!(party, Party::new(1023, 16383, (7 << 32) | 6));
+        assert_ne!(party, Party::new(1023, 16383, (8 << 32) | 5));
+        assert_eq!(Party::named(0), None);
+    }
+}
