@@ -5,12 +5,14 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
+use isthmus_region::error::ObjectProblem;
 use isthmus_region::error::with_causes;
 use isthmus_region::extent::Extent;
 use isthmus_region::format::GlobalSlot;
 use isthmus_region::mapping::Mapping;
 use isthmus_region::member::{LocalService, Member};
 use isthmus_region::membership::Region;
+use isthmus_region::objects::{Access, Kind, NewObject, ObjectGrant};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, SocketAddrUnix, SocketFlags};
@@ -249,6 +251,37 @@ fn unexpected(action: &'static str) -> isthmus_region::Error {
     isthmus_region::Error::Service { action, reason: "its answer belongs to another question".into() }
 }
 
+/// What a refusal about an object means.
+fn problem_of(code: Code) -> Option<ObjectProblem> {
+    match code {
+        Code::NotFound => Some(ObjectProblem::NotFound),
+        Code::Exists => Some(ObjectProblem::Exists),
+        Code::Denied => Some(ObjectProblem::Denied),
+        Code::Full => Some(ObjectProblem::Full),
+        Code::Invalid => Some(ObjectProblem::Invalid),
+        Code::Version | Code::NotAllowed | Code::BadFrame | Code::Failed => None,
+    }
+}
+
+impl Client {
+    /// As `ask`, where a refusal is about an object.
+    fn ask_for_object(&self, action: &'static str, request: &Request) -> isthmus_region::Result<Reply> {
+        let refused = |reason| isthmus_region::Error::Service { action, reason };
+        if rustix::process::getpid() != self.pid {
+            return Err(refused(Error::Forked.to_string()));
+        }
+        let mut line = self.line.lock().unwrap_or_else(PoisonError::into_inner);
+        match line.ask(request, None) {
+            Ok((Reply::Refused { code, text }, _)) => Err(match problem_of(code) {
+                Some(problem) => isthmus_region::Error::Object { problem, text },
+                None => refused(text),
+            }),
+            Ok((reply, _)) => Ok(reply),
+            Err(e) => Err(refused(format!("{} ({})", with_causes(&e), self.path.display()))),
+        }
+    }
+}
+
 impl LocalService for Client {
     fn grow(&self, bytes: u64) -> isthmus_region::Result<Extent> {
         let action = "grant more memory";
@@ -288,6 +321,63 @@ impl LocalService for Client {
         match self.ask_with(action, &Request::Bell { slot })? {
             (Reply::Eventfd, fds) => fds.into_iter().next().ok_or_else(|| unexpected(action)),
             _ => Err(unexpected(action)),
+        }
+    }
+
+    fn create_object(&self, new: &NewObject) -> isthmus_region::Result<ObjectGrant> {
+        let action = "make a named object";
+        match self.ask_for_object(action, &Request::Create(new.clone()))? {
+            Reply::Object(grant) => Ok(grant),
+            _ => Err(unexpected(action)),
+        }
+    }
+
+    fn open_object(&self, kind: Kind, name: &str, access: Access) -> isthmus_region::Result<ObjectGrant> {
+        let action = "open a named object";
+        match self.ask_for_object(action, &Request::Open { kind, name: name.into(), access })? {
+            Reply::Object(grant) => Ok(grant),
+            _ => Err(unexpected(action)),
+        }
+    }
+
+    fn close_object(&self, index: u32, incarnation: u64) -> isthmus_region::Result<()> {
+        let action = "close a named object";
+        match self.ask_for_object(action, &Request::Close { index, incarnation })? {
+            Reply::Done => Ok(()),
+            _ => Err(unexpected(action)),
+        }
+    }
+
+    fn shrink_object(&self, index: u32, incarnation: u64, len: u64) -> isthmus_region::Result<u64> {
+        let action = "make a named object smaller";
+        match self.ask_for_object(action, &Request::Shrink { index, incarnation, len })? {
+            Reply::Len(len) => Ok(len),
+            _ => Err(unexpected(action)),
+        }
+    }
+
+    fn unlink_object(&self, kind: Kind, name: &str) -> isthmus_region::Result<()> {
+        let action = "take a name away";
+        match self.ask_for_object(action, &Request::Unlink { kind, name: name.into() })? {
+            Reply::Done => Ok(()),
+            _ => Err(unexpected(action)),
+        }
+    }
+
+    fn watch(&self, place: u64) -> isthmus_region::Result<OwnedFd> {
+        let action = "give an eventfd";
+        match self.ask_with(action, &Request::Watch { place })? {
+            (Reply::Eventfd, fds) => fds.into_iter().next().ok_or_else(|| unexpected(action)),
+            _ => Err(unexpected(action)),
+        }
+    }
+
+    fn ring(&self, peers: u64, place: u64) {
+        if rustix::process::getpid() == self.pid {
+            let line = self.line.lock().unwrap_or_else(PoisonError::into_inner);
+            // As with `wake`: who is not rung looks up by himself.
+            let frame = Request::Ring { peers, place }.encode(0);
+            let _ = socket::send(&line.socket, &frame, &[], SendFlags::DONTWAIT);
         }
     }
 }

@@ -6,6 +6,7 @@
 
 use isthmus_region::directory::AreaGrant;
 use isthmus_region::extent::Extent;
+use isthmus_region::objects::{Access, Kind, MAX_NAME, NewObject, ObjectGrant};
 
 use crate::error::{Error, Result};
 
@@ -28,11 +29,20 @@ mod kind {
     pub(super) const OBSERVE: u32 = 6;
     pub(super) const WAKE: u32 = 8;
     pub(super) const BELL: u32 = 9;
+    pub(super) const CREATE: u32 = 10;
+    pub(super) const OPEN: u32 = 11;
+    pub(super) const CLOSE: u32 = 12;
+    pub(super) const SHRINK: u32 = 13;
+    pub(super) const UNLINK: u32 = 14;
+    pub(super) const WATCH: u32 = 15;
+    pub(super) const RING: u32 = 16;
     pub(super) const WELCOME: u32 = 0x81;
     pub(super) const EXTENT: u32 = 0x82;
     pub(super) const ENDPOINT: u32 = 0x83;
     pub(super) const DONE: u32 = 0x84;
     pub(super) const OBSERVED: u32 = 0x85;
+    pub(super) const OBJECT: u32 = 0x86;
+    pub(super) const LEN: u32 = 0x87;
     pub(super) const EVENTFD: u32 = 0x88;
     pub(super) const REFUSED: u32 = 0xff;
 }
@@ -82,6 +92,52 @@ pub enum Request {
         /// Its slot in the peer's endpoint table.
         slot: u32,
     },
+    /// A named object is to be made.
+    Create(NewObject),
+    /// A named object is to be opened.
+    Open {
+        /// What it must be.
+        kind: Kind,
+        /// Its name.
+        name: String,
+        /// What for.
+        access: Access,
+    },
+    /// An object that was opened is no longer used.
+    Close {
+        /// Its index in the table.
+        index: u32,
+        /// Its incarnation.
+        incarnation: u64,
+    },
+    /// An object becomes smaller.
+    Shrink {
+        /// Its index in the table.
+        index: u32,
+        /// Its incarnation.
+        incarnation: u64,
+        /// Bytes that it keeps.
+        len: u64,
+    },
+    /// A name is taken away.
+    Unlink {
+        /// What it names.
+        kind: Kind,
+        /// The name.
+        name: String,
+    },
+    /// An eventfd that is written when somebody rings at a place.
+    Watch {
+        /// Offset in the region.
+        place: u64,
+    },
+    /// Those who wait at a place are to be woken. There is no reply.
+    Ring {
+        /// The peers in which they wait, as bits.
+        peers: u64,
+        /// Offset in the region.
+        place: u64,
+    },
 }
 
 /// What the service answers.
@@ -102,7 +158,11 @@ pub enum Reply {
     Done,
     /// To `Observe`, with a descriptor of the region that is open for reading only.
     Observed(Observed),
-    /// To `Bell`, with the eventfd.
+    /// To `Create` and `Open`.
+    Object(ObjectGrant),
+    /// To `Shrink`: bytes that the object has now.
+    Len(u64),
+    /// To `Bell` and `Watch`, with the eventfd.
     Eventfd,
     /// To anything.
     Refused {
@@ -163,6 +223,12 @@ pub enum Code {
     BadFrame = 5,
     /// The service itself failed.
     Failed = 6,
+    /// There is no such object.
+    NotFound = 7,
+    /// There is such an object already.
+    Exists = 8,
+    /// The object's mode or owner does not let this user do that.
+    Denied = 9,
 }
 
 impl Code {
@@ -173,6 +239,9 @@ impl Code {
             3 => Self::Full,
             4 => Self::Invalid,
             5 => Self::BadFrame,
+            7 => Self::NotFound,
+            8 => Self::Exists,
+            9 => Self::Denied,
             _ => Self::Failed,
         }
     }
@@ -211,6 +280,17 @@ impl Put {
         self
     }
 
+    fn object_name(mut self, name: &str) -> Self {
+        let start = self.0.len();
+        self.0.extend_from_slice(cut(name, MAX_NAME).as_bytes());
+        self.0.resize(start + MAX_NAME + 1, 0);
+        self
+    }
+
+    fn words(self, words: [u64; 4]) -> Self {
+        words.into_iter().fold(self, Self::u64)
+    }
+
     fn text(mut self, text: &str) -> Self {
         self.0.extend_from_slice(cut(text, MAX_TEXT).as_bytes());
         self
@@ -246,6 +326,21 @@ impl<'a> Take<'a> {
         let bytes = self.bytes(NAME_BYTES)?;
         let end = bytes.iter().position(|b| *b == 0).unwrap_or(bytes.len());
         Ok(String::from_utf8_lossy(&bytes[..end]).into_owned())
+    }
+
+    fn object_name(&mut self) -> Result<String> {
+        let bytes = self.bytes(MAX_NAME + 1)?;
+        let end = bytes.iter().position(|b| *b == 0).unwrap_or(bytes.len());
+        String::from_utf8(bytes[..end].to_vec())
+            .map_err(|_| Error::BadFrame { what: "an object's name is not UTF-8" })
+    }
+
+    fn kind(&mut self) -> Result<Kind> {
+        Kind::of(self.u32()?).ok_or(Error::BadFrame { what: "an object of an unknown kind" })
+    }
+
+    fn words(&mut self) -> Result<[u64; 4]> {
+        Ok([self.u64()?, self.u64()?, self.u64()?, self.u64()?])
     }
 
     fn text(&mut self) -> String {
@@ -289,6 +384,31 @@ impl Request {
             Self::Observe { version } => Put::new(kind::OBSERVE, sequence).u32(*version).u32(0).end(),
             Self::Wake { slot } => Put::new(kind::WAKE, sequence).u32(*slot).u32(0).end(),
             Self::Bell { slot } => Put::new(kind::BELL, sequence).u32(*slot).u32(0).end(),
+            Self::Create(new) => Put::new(kind::CREATE, sequence)
+                .u32(new.kind as u32)
+                .u32(new.mode)
+                .u32(u32::from(new.ends_with_creator))
+                .u32(u32::from(new.or_open))
+                .u64(new.len)
+                .words(new.params)
+                .object_name(&new.name)
+                .end(),
+            Self::Open { kind, name, access } => Put::new(kind::OPEN, sequence)
+                .u32(*kind as u32)
+                .u32(u32::from(*access == Access::Write))
+                .object_name(name)
+                .end(),
+            Self::Close { index, incarnation } => {
+                Put::new(kind::CLOSE, sequence).u32(*index).u32(0).u64(*incarnation).end()
+            }
+            Self::Shrink { index, incarnation, len } => {
+                Put::new(kind::SHRINK, sequence).u32(*index).u32(0).u64(*incarnation).u64(*len).end()
+            }
+            Self::Unlink { kind, name } => {
+                Put::new(kind::UNLINK, sequence).u32(*kind as u32).u32(0).object_name(name).end()
+            }
+            Self::Watch { place } => Put::new(kind::WATCH, sequence).u64(*place).end(),
+            Self::Ring { peers, place } => Put::new(kind::RING, sequence).u64(*peers).u64(*place).end(),
         }
     }
 
@@ -325,6 +445,34 @@ impl Request {
                 take.u32()?;
                 Self::Observe { version }
             }
+            kind::CREATE => {
+                let (kind, mode) = (take.kind()?, take.u32()?);
+                let (ends_with_creator, or_open) = (take.u32()? != 0, take.u32()? != 0);
+                let (len, params) = (take.u64()?, take.words()?);
+                let name = take.object_name()?;
+                Self::Create(NewObject { kind, name, len, mode, ends_with_creator, params, or_open })
+            }
+            kind::OPEN => {
+                let kind = take.kind()?;
+                let access = if take.u32()? == 0 { Access::Read } else { Access::Write };
+                Self::Open { kind, name: take.object_name()?, access }
+            }
+            kind::CLOSE | kind::SHRINK => {
+                let index = take.u32()?;
+                take.u32()?;
+                let incarnation = take.u64()?;
+                match kind {
+                    kind::CLOSE => Self::Close { index, incarnation },
+                    _ => Self::Shrink { index, incarnation, len: take.u64()? },
+                }
+            }
+            kind::UNLINK => {
+                let kind = take.kind()?;
+                take.u32()?;
+                Self::Unlink { kind, name: take.object_name()? }
+            }
+            kind::WATCH => Self::Watch { place: take.u64()? },
+            kind::RING => Self::Ring { peers: take.u64()?, place: take.u64()? },
             _ => return Err(Error::BadFrame { what: "its kind is unknown" }),
         };
         take.end()?;
@@ -363,6 +511,15 @@ impl Reply {
                 .u64(o.uuid[1])
                 .name(&o.host_name)
                 .end(),
+            Self::Object(o) => Put::new(kind::OBJECT, sequence)
+                .u32(o.index)
+                .u32(u32::from(o.is_new))
+                .u64(o.incarnation)
+                .u64(o.offset)
+                .u64(o.len)
+                .words(o.params)
+                .end(),
+            Self::Len(len) => Put::new(kind::LEN, sequence).u64(*len).end(),
             Self::Eventfd => Put::new(kind::EVENTFD, sequence).end(),
             Self::Refused { code, text } => {
                 Put::new(kind::REFUSED, sequence).u32(*code as u32).text(text).end()
@@ -402,6 +559,12 @@ impl Reply {
                 uuid: [take.u64()?, take.u64()?],
                 host_name: take.name()?,
             }),
+            kind::OBJECT => {
+                let (index, is_new) = (take.u32()?, take.u32()? != 0);
+                let (incarnation, offset, len) = (take.u64()?, take.u64()?, take.u64()?);
+                Self::Object(ObjectGrant { index, incarnation, offset, len, params: take.words()?, is_new })
+            }
+            kind::LEN => Self::Len(take.u64()?),
             kind::EVENTFD => Self::Eventfd,
             kind::REFUSED => {
                 let code = Code::from_wire(take.u32()?);
@@ -426,6 +589,21 @@ mod tests {
             Request::CloseEndpoint { slot: 3 },
             Request::Detach,
             Request::Observe { version: VERSION },
+            Request::Create(NewObject {
+                kind: Kind::Barrier,
+                name: "é".repeat(63),
+                len: 4096,
+                mode: 0o640,
+                ends_with_creator: true,
+                params: [1, 2, 3, u64::MAX],
+                or_open: false,
+            }),
+            Request::Open { kind: Kind::Segment, name: "a".into(), access: Access::Read },
+            Request::Close { index: 1, incarnation: 2 },
+            Request::Shrink { index: 1, incarnation: 2, len: 3 },
+            Request::Unlink { kind: Kind::Space, name: "b".into() },
+            Request::Watch { place: 1 << 40 },
+            Request::Ring { peers: 5, place: 64 },
         ]
     }
 
@@ -451,7 +629,17 @@ mod tests {
                 uuid: [5, 6],
                 host_name: "vm1".into(),
             }),
+            Reply::Object(ObjectGrant {
+                index: 3,
+                incarnation: 4,
+                offset: 5,
+                len: 6,
+                params: [7, 8, 9, 10],
+                is_new: true,
+            }),
+            Reply::Len(1 << 33),
             Reply::Refused { code: Code::Full, text: "no".into() },
+            Reply::Refused { code: Code::Denied, text: "no".into() },
         ]
     }
 
@@ -479,6 +667,17 @@ mod tests {
             long[4..8].copy_from_slice(&len.to_le_bytes());
             assert!(Request::decode(&long).is_err());
         }
+    }
+
+    #[test]
+    fn what_no_object_can_be_is_refused() {
+        let mut frame = Request::Open { kind: Kind::Once, name: "a".into(), access: Access::Write }.encode(1);
+        frame[16] = 99;
+        assert!(Request::decode(&frame).is_err(), "an unknown kind");
+        frame[16] = 7;
+        assert!(Request::decode(&frame).is_ok());
+        frame[24] = 0xff;
+        assert!(Request::decode(&frame).is_err(), "a name that is no text");
     }
 
     #[test]

@@ -1,12 +1,15 @@
-//! The frames of wake-ups between a VM's agent and the host service: eight bytes each, in either direction.
+//! The frames of wake-ups between a VM's agent and the host service: eight bytes each, in either direction, and eight more
+//! for those that name a place.
 
 use crate::error::{Error, Result};
 
-/// Bytes of a frame.
+/// Bytes of a frame, but for [`Frame::Ring`], which has twice as many.
 pub const BYTES: usize = 8;
 
 const HELLO: u32 = u32::from_le_bytes(*b"iam1");
 const WAKE: u32 = u32::from_le_bytes(*b"ring");
+const RING: u32 = u32::from_le_bytes(*b"gate");
+const CALL: u32 = u32::from_le_bytes(*b"call");
 
 /// One of them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -20,6 +23,18 @@ pub enum Frame {
     Wake {
         /// Its slot in the region.
         slot: u32,
+    },
+    /// Those who wait at a place are to be woken.
+    Ring {
+        /// The peer in which they wait.
+        peer: u32,
+        /// Offset in the region.
+        place: u64,
+    },
+    /// From an agent: a question about named objects stands in its section. To it: the answer stands in the host's.
+    Call {
+        /// Number of the question, the lower half.
+        number: u32,
     },
 }
 
@@ -40,22 +55,44 @@ pub fn wake(slot: u32) -> [u8; BYTES] {
     frame(WAKE, slot)
 }
 
+/// [`Frame::Ring`].
+pub fn ring(peer: u32, place: u64) -> [u8; 2 * BYTES] {
+    let mut bytes = [0; 2 * BYTES];
+    bytes[..BYTES].copy_from_slice(&frame(RING, peer));
+    bytes[BYTES..].copy_from_slice(&place.to_le_bytes());
+    bytes
+}
+
+/// [`Frame::Call`].
+pub fn call(number: u32) -> [u8; BYTES] {
+    frame(CALL, number)
+}
+
 /// Takes all whole frames from the front of what has come.
 ///
 /// # Errors
 /// [`Error::BadFrame`]: the stream is not of these frames, or is out of step.
 pub fn take(bytes: &mut Vec<u8>) -> Result<Vec<Frame>> {
-    let whole = bytes.len() / BYTES * BYTES;
-    let taken: Vec<u8> = bytes.drain(..whole).collect();
     let word = |b: &[u8]| u32::from_le_bytes([b[0], b[1], b[2], b[3]]);
-    taken
-        .chunks_exact(BYTES)
-        .map(|chunk| match word(&chunk[..4]) {
-            HELLO => Ok(Frame::Hello { id: word(&chunk[4..]) }),
-            WAKE => Ok(Frame::Wake { slot: word(&chunk[4..]) }),
-            _ => Err(Error::BadFrame { what: "it is not one of a wake-up" }),
-        })
-        .collect()
+    let (mut frames, mut at) = (Vec::new(), 0);
+    while let Some(head) = bytes.get(at..at + BYTES) {
+        let value = word(&head[4..]);
+        frames.push(match word(&head[..4]) {
+            HELLO => Frame::Hello { id: value },
+            WAKE => Frame::Wake { slot: value },
+            CALL => Frame::Call { number: value },
+            RING => {
+                let Some(rest) = bytes.get(at + BYTES..at + 2 * BYTES) else { break };
+                at += BYTES;
+                let place = u64::from(word(&rest[..4])) | (u64::from(word(&rest[4..])) << 32);
+                Frame::Ring { peer: value, place }
+            }
+            _ => return Err(Error::BadFrame { what: "it is not one of a wake-up" }),
+        });
+        at += BYTES;
+    }
+    bytes.drain(..at);
+    Ok(frames)
 }
 
 #[cfg(test)]
@@ -65,13 +102,21 @@ mod tests {
     #[test]
     fn frames_come_back_whatever_the_pieces() {
         let mut stream = Vec::new();
-        let sent: Vec<u8> = [hello(7), wake(0), wake(u32::MAX)].concat();
+        let sent = [&hello(7)[..], &wake(0), &ring(3, u64::MAX - 1), &call(9), &wake(u32::MAX)].concat();
         let mut found = Vec::new();
         for piece in sent.chunks(5) {
             stream.extend_from_slice(piece);
             found.extend(take(&mut stream).unwrap());
         }
-        assert_eq!(found, [Frame::Hello { id: 7 }, Frame::Wake { slot: 0 }, Frame::Wake { slot: u32::MAX }]);
+        let place = u64::MAX - 1;
+        let expected = [
+            Frame::Hello { id: 7 },
+            Frame::Wake { slot: 0 },
+            Frame::Ring { peer: 3, place },
+            Frame::Call { number: 9 },
+            Frame::Wake { slot: u32::MAX },
+        ];
+        assert_eq!(found, expected);
         assert!(stream.is_empty());
     }
 

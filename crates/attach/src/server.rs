@@ -19,7 +19,9 @@ use std::time::{Duration, Instant};
 
 use isthmus_region::directory::{self, Directory};
 use isthmus_region::format::GlobalSlot;
-use isthmus_region::wake;
+use isthmus_region::membership::Region;
+use isthmus_region::party::Party;
+use isthmus_region::{LINE_BYTES, gate_bits as gate, wake};
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
 use rustix::fs::{Mode, OFlags};
@@ -36,6 +38,8 @@ const GREETING: Duration = Duration::from_secs(10);
 const LAST_LOOK: Timespec = Timespec { tv_sec: 0, tv_nsec: 5_000_000 };
 /// A look at a pidfd that does not wait.
 const NO_LOOK: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
+/// Eventfds for places of the region that one process may have.
+const MOST_WATCHES: usize = 1024;
 /// Bytes of an area at attach, by default: counters, blocks, and a receive lane for some endpoints.
 pub const AREA_BYTES: u64 = 128 << 10;
 
@@ -64,19 +68,71 @@ pub struct Config {
     pub host_name: String,
     /// Bytes of an area at attach; [`AREA_BYTES`] is a good value.
     pub area_bytes: u64,
-    /// Where wake-ups for endpoints of other peers go.
+    /// Where wake-ups for other peers go.
     pub relay: Relay,
+    /// Who answers questions about named objects; nobody does if there is none.
+    pub names: Option<Box<dyn Names>>,
 }
 
-/// Passes on wake-ups for endpoints of other peers, by their slots in the region; called on the server's thread, so it
-/// must not wait.
+/// What is to be woken in another peer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Wakeup {
+    /// An endpoint, by its slot in the region.
+    Endpoint(GlobalSlot),
+    /// Those who wait at a place of the region, in the peers that the bits name.
+    Gate {
+        /// The peers, as bits.
+        peers: u64,
+        /// Offset in the region.
+        place: u64,
+    },
+}
+
+/// Passes on wake-ups for other peers; called on the server's thread, so it must not wait.
 #[derive(Default)]
-pub struct Relay(Option<Box<dyn Fn(GlobalSlot) + Send>>);
+pub struct Relay(Option<Box<dyn Fn(Wakeup) + Send>>);
 
 impl Relay {
     /// One that goes somewhere.
-    pub fn new(to: impl Fn(GlobalSlot) + Send + 'static) -> Self {
+    pub fn new(to: impl Fn(Wakeup) + Send + 'static) -> Self {
         Self(Some(Box::new(to)))
+    }
+}
+
+/// Answers questions about named objects.
+pub trait Names: Send + std::fmt::Debug {
+    /// Takes a question, which is one of `Create`, `Open`, `Close`, `Shrink` and `Unlink`. The answer may be given at once
+    /// or later, from any thread; this must not wait.
+    fn ask(&mut self, asker: Asker, question: Request, answer: Answer);
+
+    /// A process of this peer is dead, and so is all that it had open.
+    fn gone(&mut self, party: Party);
+}
+
+/// Who asks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Asker {
+    /// The process.
+    pub party: Party,
+    /// Its user and group.
+    pub user: (u32, u32),
+}
+
+/// Where an answer goes.
+#[derive(Debug)]
+pub struct Answer {
+    key: u64,
+    sequence: u64,
+    orders: mpsc::Sender<Order>,
+    bell: Arc<OwnedFd>,
+}
+
+impl Answer {
+    /// Gives it. One whose asker is gone goes nowhere.
+    pub fn give(self, reply: &Reply) {
+        let frame = reply.encode(self.sequence);
+        let _ = self.orders.send(Order::Answer { key: self.key, frame });
+        ring(&*self.bell);
     }
 }
 
@@ -200,9 +256,12 @@ pub struct Server {
     thread: Option<JoinHandle<()>>,
 }
 
+#[derive(Debug)]
 enum Order {
     Stop,
     Wake(u32),
+    Ring(u64),
+    Answer { key: u64, frame: Vec<u8> },
 }
 
 /// Has endpoints woken, from any thread, also after the server's end.
@@ -217,6 +276,12 @@ impl Waker {
     pub fn wake(&self, slot: u32) {
         // A thread that is gone needs no orders.
         let _ = self.orders.send(Order::Wake(slot));
+        ring(&self.bell);
+    }
+
+    /// Wakes those of this peer who wait at a place of the region.
+    pub fn ring(&self, place: u64) {
+        let _ = self.orders.send(Order::Ring(place));
         ring(&self.bell);
     }
 }
@@ -238,20 +303,23 @@ impl Server {
         watch(&listener, LISTENER)?;
         watch(&bell, BELL)?;
         let (orders, inbox) = mpsc::channel();
+        let bell = Arc::new(bell);
+        let region = writer.directory().section().region().ok();
         let path = config.path.clone();
         let directory = writer.directory().clone();
-        let bell_of_loop =
-            bell.try_clone().map_err(|e| Error::System { action: "copy a descriptor", source: errno(&e) })?;
         let state = Loop {
             config,
             writer,
             observer,
             epoll,
             listener,
-            bell: bell_of_loop,
+            bell: Arc::clone(&bell),
+            orders: orders.clone(),
             inbox,
+            region,
             clients: HashMap::new(),
             lingering: HashMap::new(),
+            parties: HashMap::new(),
             next: FIRST_CLIENT,
             deaf_until: None,
         };
@@ -259,7 +327,7 @@ impl Server {
             .name("isthmus-attach".into())
             .spawn(move || state.run())
             .map_err(|e| Error::System { action: "start the attach service's thread", source: errno(&e) })?;
-        Ok(Self { path, directory, orders, bell: Arc::new(bell), thread: Some(thread) })
+        Ok(Self { path, directory, orders, bell, thread: Some(thread) })
     }
 
     /// Where it listens.
@@ -316,6 +384,7 @@ const FIRST_CLIENT: u64 = 2;
 struct Client {
     socket: OwnedFd,
     who: Who,
+    gid: u32,
     since: Instant,
     attached: Option<Attached>,
 }
@@ -327,6 +396,16 @@ struct Attached {
     _wake: OwnedFd,
     /// Eventfds of its endpoints that asked for one, by slot.
     bells: HashMap<u32, OwnedFd>,
+    /// Eventfds for places of the region, one for each thread that has waited there.
+    watches: HashMap<u64, Vec<OwnedFd>>,
+    /// How this process stands in words of the shared section.
+    party: Party,
+}
+
+impl Attached {
+    fn watched(&self) -> usize {
+        self.watches.values().map(Vec::len).sum()
+    }
 }
 
 struct Loop {
@@ -335,12 +414,17 @@ struct Loop {
     observer: Observer,
     epoll: OwnedFd,
     listener: OwnedFd,
-    bell: OwnedFd,
+    bell: Arc<OwnedFd>,
+    orders: mpsc::Sender<Order>,
     inbox: mpsc::Receiver<Order>,
+    /// The region as it was when this began.
+    region: Option<Region>,
     clients: HashMap<u64, Client>,
     /// Processes whose attachment has ended and which live on, by their areas. They may still write there: nobody gets the
     /// memory before they are dead.
     lingering: HashMap<u32, OwnedFd>,
+    /// Processes whose areas were not taken back yet, by these.
+    parties: HashMap<u32, Party>,
     next: u64,
     deaf_until: Option<Instant>,
 }
@@ -386,14 +470,42 @@ impl Loop {
     /// Carries out orders; says whether to stop.
     fn obey(&mut self) -> bool {
         let mut count = [0_u8; 8];
-        let _ = rustix::io::read(&self.bell, &mut count);
+        let _ = rustix::io::read(&*self.bell, &mut count);
         while let Ok(order) = self.inbox.try_recv() {
             match order {
                 Order::Stop => return true,
                 Order::Wake(slot) => self.wake(slot),
+                Order::Ring(place) => self.ring_here(place),
+                Order::Answer { key, frame } => self.answer(key, &frame),
             }
         }
         false
+    }
+
+    /// Wakes those of this peer who wait at a place: at the futex there, or by their eventfds.
+    fn ring_here(&self, place: u64) {
+        let word = self.region.as_ref().and_then(|r| r.part("gate", place, LINE_BYTES as u64).ok());
+        // Where there are no futexes this wakes nobody, and those are the ones who have eventfds.
+        if let Some(word) = word.as_ref().and_then(|s| s.word("gate", 0).ok()) {
+            wake::ring(word, u32::MAX);
+        }
+        let attached = self.clients.values().filter_map(|c| c.attached.as_ref());
+        attached.filter_map(|a| a.watches.get(&place)).flatten().for_each(ring);
+    }
+
+    /// Wakes those who wait at a place, here and in other peers.
+    fn ring_anywhere(&self, peers: u64, place: u64) {
+        let here = gate::bit(self.config.peer);
+        if peers & here != 0 {
+            self.ring_here(place);
+        }
+        // The last bit stands for many.
+        let others = if here == gate::bit(u32::MAX) { peers } else { peers & !here };
+        if others != 0
+            && let Some(relay) = &self.config.relay.0
+        {
+            relay(Wakeup::Gate { peers: others, place });
+        }
     }
 
     /// Wakes an endpoint of this peer, whichever way it sleeps.
@@ -446,7 +558,8 @@ impl Loop {
         self.next += 2;
         match self.watch(&socket, key) {
             Ok(()) => {
-                let client = Client { socket, who, since: Instant::now(), attached: None };
+                let gid = peer.gid.as_raw();
+                let client = Client { socket, who, gid, since: Instant::now(), attached: None };
                 self.clients.insert(key, client);
             }
             Err(e) => self.tell(&Event::Trouble { reason: format!("cannot watch a process: {e}") }),
@@ -500,6 +613,16 @@ impl Loop {
                 self.writer.close_endpoint(area, slot).map(|()| Reply::Done)
             }
             (Some(_), Request::Wake { slot }) => return self.wake_anywhere(GlobalSlot(slot)),
+            (Some(_), Request::Ring { peers, place }) => return self.ring_anywhere(peers, place),
+            (Some(_), Request::Watch { place }) => return self.give_watch(key, sequence, place),
+            (
+                Some(_),
+                question @ (Request::Create(_)
+                | Request::Open { .. }
+                | Request::Close { .. }
+                | Request::Shrink { .. }
+                | Request::Unlink { .. }),
+            ) => return self.ask_for_names(key, sequence, question),
             (Some(area), Request::Bell { slot }) => return self.give_bell(key, sequence, area, slot),
         };
         let reply = done.unwrap_or_else(|e| refusal(&e));
@@ -512,8 +635,51 @@ impl Loop {
         if slot.peer(endpoints) == self.config.peer {
             self.wake(slot.local(endpoints));
         } else if let Some(relay) = &self.config.relay.0 {
-            relay(slot);
+            relay(Wakeup::Endpoint(slot));
         }
+    }
+
+    /// Passes on a question about a named object.
+    fn ask_for_names(&mut self, key: u64, sequence: u64, question: Request) {
+        let asker = self
+            .clients
+            .get(&key)
+            .and_then(|c| Some(Asker { party: c.attached.as_ref()?.party, user: (c.who.uid, c.gid) }));
+        let Some(asker) = asker else { return };
+        let bell = Arc::clone(&self.bell);
+        let answer = Answer { key, sequence, orders: self.orders.clone(), bell };
+        match &mut self.config.names {
+            Some(names) => names.ask(asker, question, answer),
+            None => answer.give(&Reply::Refused {
+                code: Code::Failed,
+                text: "this service looks after no named objects".into(),
+            }),
+        }
+    }
+
+    /// Makes an eventfd for a place of the region.
+    fn give_watch(&mut self, key: u64, sequence: u64, place: u64) {
+        let refused = |code, text: String| Reply::Refused { code, text }.encode(sequence);
+        let inside = self.region.as_ref().is_some_and(|r| r.part("gate", place, LINE_BYTES as u64).is_ok());
+        let Some(client) = self.clients.get_mut(&key) else { return };
+        let Some(attached) = &mut client.attached else { return };
+        if !inside || !place.is_multiple_of(LINE_BYTES as u64) {
+            let text = format!("offset {place} is no line of the region");
+            return self.answer(key, &refused(Code::Invalid, text));
+        }
+        if attached.watched() >= MOST_WATCHES {
+            let text = format!("this process has {MOST_WATCHES} eventfds for places already");
+            return self.answer(key, &refused(Code::Full, text));
+        }
+        let watch = match eventfd() {
+            Ok(watch) => watch,
+            Err(e) => return self.answer(key, &refused(Code::Failed, e.to_string())),
+        };
+        let frame = Reply::Eventfd.encode(sequence);
+        if socket::send(&client.socket, &frame, &[watch.as_fd()], SendFlags::DONTWAIT).is_err() {
+            return self.end(key, Ending::Dropped);
+        }
+        attached.watches.entry(place).or_default().push(watch);
     }
 
     /// Makes an eventfd for an endpoint of the client.
@@ -627,7 +793,10 @@ impl Loop {
                 self.clients.get_mut(&key).ok_or(Error::BadFrame { what: "a client that is gone" })?;
             let fds = [self.config.region.as_fd(), wake.as_fd()];
             let sent = socket::send(&client.socket, &welcome.encode(sequence), &fds, SendFlags::DONTWAIT);
-            client.attached = Some(Attached { area, pidfd, _wake: wake, bells: HashMap::new() });
+            let party = Party::new(self.config.peer, area, grant.incarnation);
+            self.parties.insert(area, party);
+            let (bells, watches) = (HashMap::new(), HashMap::new());
+            client.attached = Some(Attached { area, pidfd, _wake: wake, bells, watches, party });
             sent.map_err(system("send the region's descriptor"))
         });
         match begun {
@@ -652,8 +821,15 @@ impl Loop {
     }
 
     fn take_back(&mut self, area: u32) {
-        if let Err(e) = self.writer.take_back(area) {
-            self.tell(&Event::Trouble { reason: format!("cannot take back area {area}: {e}") });
+        match self.writer.take_back(area) {
+            Ok(true) => {
+                let party = self.parties.remove(&area);
+                if let (Some(names), Some(party)) = (&mut self.config.names, party) {
+                    names.gone(party);
+                }
+            }
+            Ok(false) => {}
+            Err(e) => self.tell(&Event::Trouble { reason: format!("cannot take back area {area}: {e}") }),
         }
     }
 

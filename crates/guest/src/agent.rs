@@ -21,6 +21,7 @@ use isthmus_region::mapping::Mapping;
 use isthmus_region::membership::{PeerInfo, Region};
 use isthmus_region::source::Ivshmem;
 
+use crate::names::Forwarder;
 use crate::{boot, wakes};
 
 /// Between two looks at the region while waiting for the host service.
@@ -217,6 +218,8 @@ impl Agent {
         let Found { fd, map, region, id } = found;
         let patience = config.patience;
         let (peer, writer) = join(&region, id, deadline, patience)?;
+        let section = writer.directory().section().clone();
+        let (names, answered) = Forwarder::start(region.clone(), peer.clone(), section, port.clone());
         let server = server::Config {
             path: config.socket.clone(),
             mode: config.mode,
@@ -230,10 +233,12 @@ impl Agent {
             host_name: peer.name.clone(),
             area_bytes: config.area_bytes,
             relay: port.as_ref().map(wakes::Port::relay).unwrap_or_default(),
+            names: Some(Box::new(names)),
         };
         let server = server::Server::start(server, writer, observer)?;
         if let Some(port) = port {
-            port.serve(id, peer.index, region.shape().endpoints, server.waker());
+            let (endpoints, waker) = (region.shape().endpoints, server.waker());
+            port.serve(id, peer.index, endpoints, waker, move || answered.ring());
         }
         Ok(Self { server, region, peer })
     }

@@ -8,6 +8,7 @@ pub mod control;
 pub mod exec;
 pub mod foreground;
 pub mod install;
+mod names;
 pub mod processes;
 pub mod relay;
 pub mod wakes;

@@ -9,8 +9,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use isthmus_attach::ring;
-use isthmus_attach::server::{Relay, Waker};
-use isthmus_region::format::GlobalSlot;
+use isthmus_attach::server::{Relay, Waker, Wakeup};
+use isthmus_region::gate_bits;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 
@@ -47,7 +47,19 @@ impl Port {
     /// What passes on wake-ups for others.
     pub fn relay(&self) -> Relay {
         let port = self.clone();
-        Relay::new(move |slot: GlobalSlot| port.write(&ring::wake(slot.0)))
+        Relay::new(move |wakeup| match wakeup {
+            Wakeup::Endpoint(slot) => port.write(&ring::wake(slot.0)),
+            Wakeup::Gate { peers, place } => {
+                for peer in (0..64).filter(|peer| peers & gate_bits::bit(*peer) != 0) {
+                    port.write(&ring::ring(peer, place));
+                }
+            }
+        })
+    }
+
+    /// Tells the host service that a question stands in this VM's section.
+    pub(crate) fn call(&self, number: u64) {
+        self.write(&ring::call(u32::try_from(number & 0xffff_ffff).unwrap_or(0)));
     }
 
     /// What does not fit is dropped: a port takes a buffer as a whole.
@@ -55,9 +67,17 @@ impl Port {
         let _ = rustix::io::write(&*self.0, frame);
     }
 
-    /// Rings this VM's endpoints when told to, on a thread of its own, for as long as the program runs. `id` is the VM's
-    /// ivshmem id, `endpoints` the region's number of slots for each peer.
-    pub fn serve(self, id: u32, peer: u32, endpoints: u32, waker: Waker) {
+    /// Rings this VM's endpoints and gates when told to, on a thread of its own, for as long as the program runs. `id` is the
+    /// VM's ivshmem id, `endpoints` the region's number of slots for each peer; `answered` is called when the host service
+    /// says that it has answered a question.
+    pub fn serve(
+        self,
+        id: u32,
+        peer: u32,
+        endpoints: u32,
+        waker: Waker,
+        answered: impl Fn() + Send + 'static,
+    ) {
         let body = move || {
             let mut stream = Vec::new();
             let mut greeted = false;
@@ -91,10 +111,13 @@ impl Port {
                 match ring::take(&mut stream) {
                     Ok(frames) => {
                         for frame in frames {
-                            if let ring::Frame::Wake { slot } = frame
-                                && slot / endpoints == peer
-                            {
-                                waker.wake(slot % endpoints);
+                            match frame {
+                                ring::Frame::Wake { slot } if slot / endpoints == peer => {
+                                    waker.wake(slot % endpoints);
+                                }
+                                ring::Frame::Ring { place, .. } => waker.ring(place),
+                                ring::Frame::Call { .. } => answered(),
+                                _ => {}
                             }
                         }
                     }

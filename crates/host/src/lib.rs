@@ -3,6 +3,7 @@
 //! - [`service`]: the service as a whole, embedded by `isthmus run` and by `isthmus host`.
 //! - [`members`]: the membership table and the sections behind it; the one place that writes the host section.
 //! - [`ivshmem`]: the server that QEMU's ivshmem-doorbell devices connect to.
+//! - [`names`]: named objects, which are pieces of the shared section; the one place that writes their table.
 //! - [`plan`]: how a region is cut into sections.
 //! - [`stats`]: what went through the region, by peer.
 //! - [`device`]: what a VM needs so that it can join.
@@ -16,6 +17,7 @@ pub mod error;
 pub mod foreground;
 pub mod ivshmem;
 pub mod members;
+pub mod names;
 pub mod plan;
 pub mod service;
 pub mod stats;

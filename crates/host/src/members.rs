@@ -26,6 +26,7 @@ use isthmus_region::mapping::{Mapping, Section};
 use isthmus_region::membership::{NewPeer, PeerInfo, Region, Shape, Writer};
 
 use crate::error::{Error, Result};
+use crate::names;
 use crate::plan::Place;
 
 /// How long to wait for operations on the memory of a member that is gone.
@@ -49,6 +50,8 @@ pub enum Change {
 pub struct Members {
     writer: Writer,
     slots: Vec<Slot>,
+    /// Named objects: who holds them is looked after here.
+    names: Option<names::Shared>,
 }
 
 #[derive(Debug)]
@@ -87,7 +90,12 @@ impl Members {
     pub fn create(map: &Arc<Mapping>, shape: &Shape, members: Vec<(String, Place)>) -> Result<Self> {
         let writer = Writer::create(map, shape, 1)?;
         let slot = |(name, place)| Slot { name, place, since: None, used: false, retired: Totals::default() };
-        Ok(Self { writer, slots: members.into_iter().map(slot).collect() })
+        Ok(Self { writer, slots: members.into_iter().map(slot).collect(), names: None })
+    }
+
+    /// From now on, also looks after named objects.
+    pub fn set_names(&mut self, names: names::Shared) {
+        self.names = Some(names);
     }
 
     /// The region as everybody reads it.
@@ -151,6 +159,9 @@ impl Members {
         }
         slot.used = true;
         slot.since = Some(Instant::now());
+        if let Some(names) = &self.names {
+            names.with(|r| r.forget(index));
+        }
         let new = NewPeer { section, section_bytes: bytes, ivshmem_id, name: &slot.name };
         Ok(self.writer.add(index, &new)?)
     }
@@ -211,6 +222,16 @@ impl Members {
                 }
                 _ => {}
             }
+        }
+        if let Some(names) = &self.names {
+            // Questions of VMs that cannot ring, and processes of theirs that are gone.
+            let vms = 1..u32::try_from(self.slots.len()).unwrap_or(0);
+            names.with(|r| {
+                for index in vms {
+                    let _ = r.hear(index);
+                }
+                r.sweep();
+            });
         }
         Ok(changes)
     }

@@ -25,12 +25,12 @@ pub struct Place {
 pub fn places(shape: &Shape, weights: &[u32]) -> Result<Vec<Place>> {
     let least = least_section_bytes(shape);
     let count = weights.len();
-    let needed = least * count as u64 + shape.host_bytes;
+    let needed = (least * count as u64).saturating_add(shape.first_section());
     let Some(spare) = shape.region_bytes.checked_sub(needed) else {
         return Err(Error::TooSmall { bytes: shape.region_bytes, peers: count, needed });
     };
     let sum: u64 = weights.iter().map(|w| u64::from(*w)).sum::<u64>().max(1);
-    let mut at = shape.host_bytes;
+    let mut at = shape.first_section();
     let cut = |weight: &u32| {
         let share = spare / sum * u64::from(*weight);
         let place = Place { section: at, bytes: least + share / SECTION_ALIGN * SECTION_ALIGN };

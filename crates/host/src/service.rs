@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use isthmus_attach::server::{self, Allowed};
+use isthmus_attach::server::{self, Allowed, Wakeup};
 use isthmus_region::format::MAX_ENDPOINTS;
 use isthmus_region::life::State;
 use isthmus_region::mapping::Mapping;
@@ -16,6 +16,7 @@ use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::ivshmem;
 use crate::members::Members;
+use crate::names::{self, Registry};
 use crate::plan;
 use crate::stats::Stats;
 use crate::wakes::{Router, Wakes};
@@ -46,6 +47,10 @@ pub struct Config {
     pub region_bytes: u64,
     /// Bytes of each huge page that the region lies in; none by default: pages of the usual size.
     pub huge_pages: Option<u64>,
+    /// Bytes of the shared section, where named objects lie; an eighth of the region by default.
+    pub shared_bytes: Option<u64>,
+    /// Most bytes of all named objects of one user; as many as there are by default. Does not bind root.
+    pub shared_quota: Option<u64>,
     /// Endpoint slots of each peer; [`ENDPOINTS`] by default. There are more where the processes that are expected ask
     /// for it.
     pub endpoints: u32,
@@ -88,6 +93,8 @@ impl Config {
             wake_socket: None,
             region_bytes,
             huge_pages: None,
+            shared_bytes: None,
+            shared_quota: None,
             endpoints: ENDPOINTS,
             host_name: name,
             host_ranks: 1,
@@ -106,6 +113,19 @@ fn endpoints_for(config: &Config) -> u32 {
     let most = config.vms.iter().map(|vm| vm.ranks).chain([config.host_ranks]).max().unwrap_or(1);
     let slots = most.saturating_mul(ENDPOINTS_PER_PROCESS).max(ENDPOINTS);
     slots.checked_next_power_of_two().unwrap_or(MAX_ENDPOINTS).min(MAX_ENDPOINTS)
+}
+
+/// Bytes of the shared section of a region, where nobody says.
+pub fn default_shared_bytes(region_bytes: u64) -> u64 {
+    region_bytes / 8
+}
+
+/// Places for named objects: enough for many small ones, and no more than a little part of a small region.
+fn objects_for(shared_bytes: u64) -> u32 {
+    match shared_bytes {
+        0 => 0,
+        bytes => u32::try_from(bytes / (16 << 10)).unwrap_or(u32::MAX).clamp(16, 4096),
+    }
 }
 
 /// What happens at the service.
@@ -199,11 +219,21 @@ impl Service {
         check_names(&config)?;
         let peers = u32::try_from(config.vms.len() + 1).unwrap_or(u32::MAX);
         let endpoints = config.endpoints.max(endpoints_for(&config));
-        let shape = Shape::new(config.region_bytes, uuid()?, peers, endpoints)?;
+        let bare = Shape::new(config.region_bytes, uuid()?, peers, endpoints)?;
+        let with = |bytes| bare.with_shared(bytes, objects_for(bytes));
         let weights: Vec<u32> =
             std::iter::once(config.host_ranks).chain(config.vms.iter().map(|vm| vm.ranks)).collect();
         isthmus_region::create::check_bytes(config.region_bytes)?;
-        let places = plan::places(&shape, &weights)?;
+        let (shape, places) = match config.shared_bytes {
+            Some(bytes) => {
+                with(bytes).map_err(Error::from).and_then(|s| Ok((s, plan::places(&s, &weights)?)))?
+            }
+            // A region that is only just large enough for its members has no named objects, if nobody asks for them.
+            None => match with(default_shared_bytes(config.region_bytes)) {
+                Ok(shape) if let Ok(places) = plan::places(&shape, &weights) => (shape, places),
+                _ => (bare, plan::places(&bare, &weights)?),
+            },
+        };
         make_folder(&config.dir)?;
         let region = isthmus_region::create::memory_in(config.region_bytes, config.huge_pages)?;
         let map = Mapping::map(region.as_fd(), config.region_bytes)?;
@@ -211,12 +241,14 @@ impl Service {
             std::iter::once(config.host_name.clone()).chain(config.vms.iter().map(|vm| vm.name.clone()));
         let mut members = Members::create(&map, &shape, names.zip(places).collect())?;
         let (incarnation, writer) = members.add_host()?;
+        let names = names::Shared::new(Registry::new(members.region().clone(), config.shared_quota));
+        members.set_names(names.clone());
         let members = Arc::new(Mutex::new(members));
 
         let attach_socket = config.attach_socket.unwrap_or_else(|| config.dir.join("socket"));
         let ivshmem_socket = config.ivshmem_socket.unwrap_or_else(|| config.dir.join("ivshmem"));
         let wake_socket = config.wake_socket.unwrap_or_else(|| config.dir.join("wake"));
-        let router = Router::new(lock(&members).region().clone());
+        let router = Router::new(lock(&members).region().clone(), names.clone());
         let attach = server::Config {
             path: attach_socket.clone(),
             mode: config.mode,
@@ -231,8 +263,12 @@ impl Service {
             area_bytes: config.area_bytes,
             relay: {
                 let router = router.clone();
-                server::Relay::new(move |slot| router.wake(slot))
+                server::Relay::new(move |wakeup| match wakeup {
+                    Wakeup::Endpoint(slot) => router.wake(slot),
+                    Wakeup::Gate { peers, place } => router.ring(peers, place),
+                })
             },
+            names: Some(Box::new(names)),
         };
         let processes = Arc::clone(&observer);
         let attach = server::Server::start(

@@ -17,6 +17,7 @@ use std::thread::JoinHandle;
 use isthmus_attach::server::{Allowed, Waker};
 use isthmus_attach::{ring, socket};
 use isthmus_region::format::GlobalSlot;
+use isthmus_region::gate_bits;
 use isthmus_region::life::State;
 use isthmus_region::membership::Region;
 use rustix::event::{EventfdFlags, PollFd, PollFlags};
@@ -24,6 +25,7 @@ use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, SocketFlags, SocketType};
 
 use crate::error::{Error, Result};
+use crate::names;
 
 /// Connections at once; each VM has one.
 const MOST_LINKS: usize = 2048;
@@ -38,11 +40,13 @@ pub(crate) struct Router {
     waker: Arc<OnceLock<Waker>>,
     /// Connections to VMs, by member.
     routes: Arc<Mutex<Routes>>,
+    /// Who answers the VMs' questions about named objects.
+    names: names::Shared,
 }
 
 impl Router {
-    pub(crate) fn new(region: Region) -> Self {
-        Self { region, waker: Arc::default(), routes: Arc::default() }
+    pub(crate) fn new(region: Region, names: names::Shared) -> Self {
+        Self { region, waker: Arc::default(), routes: Arc::default(), names }
     }
 
     /// Who wakes the host's own processes.
@@ -63,12 +67,44 @@ impl Router {
                     waker.wake(slot.local(endpoints));
                 }
             }
-            member => {
-                let link = self.routes().get(&member).cloned();
-                if let Some(link) = link {
-                    let _ = rustix::net::send(&*link, &ring::wake(slot.0), quiet());
-                }
+            member => self.send(member, &ring::wake(slot.0)),
+        }
+    }
+
+    fn send(&self, member: u32, frame: &[u8]) {
+        let link = self.routes().get(&member).cloned();
+        if let Some(link) = link {
+            let _ = rustix::net::send(&*link, frame, quiet());
+        }
+    }
+
+    /// Has those woken who wait at a place of the region, in the peers that the bits name.
+    pub(crate) fn ring(&self, peers: u64, place: u64) {
+        for peer in (0..64).filter(|peer| peers & gate_bits::bit(*peer) != 0) {
+            self.ring_peer(peer, place);
+        }
+    }
+
+    /// The same for one bit: the last one stands for many.
+    fn ring_peer(&self, peer: u32, place: u64) {
+        if peer == 0 {
+            if let Some(waker) = self.waker.get() {
+                waker.ring(place);
             }
+            return;
+        }
+        let bit = gate_bits::bit(peer);
+        let members: Vec<u32> = self.routes().keys().copied().filter(|m| gate_bits::bit(*m) == bit).collect();
+        for member in members {
+            self.send(member, &ring::ring(peer, place));
+        }
+    }
+
+    /// Answers what a VM asks about named objects, and tells it so.
+    fn call(&self, member: u32) {
+        let number = self.names.with(|r| r.hear(member));
+        if let Some(number) = number {
+            self.send(member, &ring::call(u32::try_from(number & 0xffff_ffff).unwrap_or(0)));
         }
     }
 
@@ -205,6 +241,12 @@ impl Relay {
                     }
                 }
                 ring::Frame::Wake { slot } => self.router.wake(GlobalSlot(slot)),
+                ring::Frame::Ring { peer, place } => self.router.ring_peer(peer, place),
+                ring::Frame::Call { .. } => {
+                    if let Some(member) = link.member {
+                        self.router.call(member);
+                    }
+                }
             }
         }
         true

@@ -12,10 +12,13 @@ use std::time::{Duration, Instant};
 use isthmus_guest::agent::{self, Agent};
 use isthmus_host::{Config, Event, Service, Vm};
 use isthmus_region::counters::Counter;
+use isthmus_region::error::ObjectProblem;
 use isthmus_region::life::State;
 use isthmus_region::mapping::Mapping;
 use isthmus_region::member::Member;
 use isthmus_region::membership::Region;
+use isthmus_region::objects::{self, Access, Kind, NewObject, Object};
+use isthmus_region::party::Party;
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SocketAddrUnix, SocketFlags,
     SocketType,
@@ -292,4 +295,60 @@ fn an_agent_without_its_host_says_so() {
     let stranger = Qemu { id: 99, ..red };
     let started = stranger.boot(&dir.path().join("red")).unwrap_err().to_string();
     assert!(started.contains("no member with this VM's ivshmem id 99"), "{started}");
+}
+
+fn mutex(name: &str) -> NewObject {
+    NewObject {
+        kind: Kind::Mutex,
+        name: name.into(),
+        len: 64,
+        mode: 0o666,
+        ends_with_creator: false,
+        params: [5, 6, 7, 8],
+        or_open: false,
+    }
+}
+
+#[test]
+fn processes_of_vms_share_named_objects_with_those_of_the_host() {
+    let dir = tempfile::tempdir().unwrap();
+    let (service, _events) = start(dir.path(), &["red", "blue"]);
+    let (at_red, at_blue) = (dir.path().join("in-red"), dir.path().join("in-blue"));
+    let red = Qemu::connect(service.ivshmem_socket_of("red").unwrap());
+    let blue = Qemu::connect(service.ivshmem_socket_of("blue").unwrap());
+    let _agent_of_red = red.boot(&at_red).unwrap();
+    let agent_of_blue = blue.boot(&at_blue).unwrap();
+    let in_red = isthmus_attach::connect_at(&at_red).unwrap();
+    let in_blue = isthmus_attach::connect_at(&at_blue).unwrap();
+    let on_host = isthmus_attach::connect_at(service.attach_socket()).unwrap();
+    // Without a port that rings, it takes as long as the service looks.
+    let made = Object::create(&in_red, &mutex("m")).unwrap();
+    assert!(made.is_new() && made.params() == [5, 6, 7, 8]);
+    let [there, here] =
+        [&in_blue, &on_host].map(|m| Object::open(m, Kind::Mutex, "m", Access::Write).unwrap());
+    made.section().word("test", 0).unwrap().set(in_red.party().word());
+    let seen = there.section().word("test", 0).unwrap().get();
+    let party = Party::named(seen).unwrap();
+    assert!(party == in_red.party() && in_blue.is_alive(party) && on_host.is_alive(party));
+    assert_eq!(here.info().unwrap().opens, 3);
+    let refusal = Object::create(&in_blue, &mutex("m")).unwrap_err();
+    assert!(matches!(refusal, isthmus_region::Error::Object { problem: ObjectProblem::Exists, .. }));
+    // Two at once in one VM wait for each other, no longer.
+    std::thread::scope(|scope| {
+        for name in ["x", "y", "z"] {
+            let member = &in_blue;
+            scope.spawn(move || assert!(Object::create(member, &mutex(name)).unwrap().is_new()));
+        }
+    });
+    // A VM that is gone holds nothing any more.
+    in_blue.service().unlink_object(Kind::Mutex, "m").unwrap();
+    drop((there, agent_of_blue));
+    drop(blue);
+    drop(here);
+    drop(made);
+    let deadline = Instant::now() + 2 * SOON;
+    while objects::objects(&service.region()).iter().any(|o| o.name == "m") {
+        assert!(Instant::now() < deadline, "it ends with its last user");
+        std::thread::sleep(Duration::from_millis(5));
+    }
 }

@@ -10,7 +10,7 @@ mod chains;
 mod members;
 mod registrations;
 
-use isthmus_region::format::{self, MAGIC, SECTION_ALIGN, VERSION, header, peer};
+use isthmus_region::format::{self, MAGIC, SECTION_ALIGN, VERSION, header, object, peer};
 use isthmus_region::life::{Life, State};
 use isthmus_region::membership::Shape;
 use isthmus_region::reader::Reader;
@@ -136,8 +136,8 @@ impl Walk<'_> {
             return Ok(Some(Survey { region, members: Vec::new() }));
         }
         let mut sections = Claims::default();
-        // The host section has been checked to lie in the region; nothing was taken before it.
-        let _ = sections.take(0, shape.host_bytes.clamp(1, self.reader.len()));
+        // Host section and shared section have been checked to lie in the region; nothing was taken before them.
+        let _ = sections.take(0, shape.first_section().clamp(1, self.reader.len()));
         let mut members = Vec::new();
         for index in 0..shape.peers {
             if let Some(member) = self.peer(&shape, index, &mut sections)? {
@@ -217,11 +217,39 @@ impl Walk<'_> {
             PEER_TABLE.to_string()
         });
         let host_bytes = word(&words, header::HOST_BYTES);
-        let end = PEER_TABLE + u64::from(peers) * peer::BYTES;
+        let objects = half(&words, header::OBJECTS);
+        if !self.require(
+            objects <= format::MAX_OBJECTS,
+            place,
+            "header.OBJECTS",
+            header::OBJECTS,
+            objects.into(),
+            || format!("at most {}", format::MAX_OBJECTS),
+        ) {
+            return Ok(None);
+        }
+        let shared_bytes = word(&words, header::SHARED_BYTES);
+        let shape = Shape { region_bytes: len, uuid, peers, endpoints, host_bytes, shared_bytes, objects };
+        for (field, offset, expected) in [
+            ("header.REPLY_TABLE", header::REPLY_TABLE, shape.reply_table()),
+            ("header.OBJECT_TABLE", header::OBJECT_TABLE, shape.object_table()),
+        ] {
+            let found = word(&words, offset);
+            self.require(found == expected, place, field, offset, found, || expected.to_string());
+        }
+        let end = shape.object_table() + u64::from(objects) * object::BYTES;
         let fits = host_bytes >= end && host_bytes <= len && host_bytes.is_multiple_of(SECTION_ALIGN);
         self.require(fits, place, "header.HOST_BYTES", header::HOST_BYTES, host_bytes, || {
             format!("a multiple of {SECTION_ALIGN} from {end} to {}", number(len))
         });
+        let left = len.saturating_sub(host_bytes);
+        let fits_too = shared_bytes <= left && shared_bytes.is_multiple_of(SECTION_ALIGN);
+        self.require(fits_too, place, "header.SHARED_BYTES", header::SHARED_BYTES, shared_bytes, || {
+            format!("a multiple of {SECTION_ALIGN} up to {}", number(left))
+        });
+        if !(fits && fits_too) {
+            return Ok(None);
+        }
         let layout = word(&words, header::LAYOUT);
         let same = self.require(
             layout == format::LAYOUT_HASH,
@@ -240,7 +268,6 @@ impl Walk<'_> {
         self.require(said, place, "header.SERVICE", header::SERVICE, service, || {
             "active (2) or dead (3) in its lowest byte".into()
         });
-        let shape = Shape { region_bytes: len, uuid, peers, endpoints, host_bytes };
         let region = Region {
             uuid: format!("{:016x}{:016x}", uuid[0], uuid[1]),
             bytes: len,
@@ -330,13 +357,13 @@ impl Walk<'_> {
     ) -> bool {
         let least = isthmus_region::directory::least_section_bytes(shape);
         let end = start.checked_add(bytes);
-        let inside = start >= shape.host_bytes
+        let inside = start >= shape.first_section()
             && start.is_multiple_of(SECTION_ALIGN)
             && end.is_some_and(|e| e <= shape.region_bytes);
         if !self.require(inside, place, "peer.SECTION", at + peer::SECTION, start, || {
             format!(
                 "a multiple of {SECTION_ALIGN} from {} on, with its {} bytes inside the region's {}",
-                number(shape.host_bytes),
+                number(shape.first_section()),
                 number(bytes),
                 number(shape.region_bytes)
             )

@@ -507,6 +507,7 @@ impl Writer {
             section.zero("extent", extent.offset, extent.bytes)?;
             self.heap.give(extent);
         }
+        self.area_word(index, area::GRANTED)?.set(0);
         self.changed();
         Ok(true)
     }

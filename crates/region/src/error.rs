@@ -159,4 +159,27 @@ pub enum Error {
         /// Bytes asked for.
         bytes: u64,
     },
+    /// A named object cannot be had.
+    #[error("{text}")]
+    Object {
+        /// What is in the way.
+        problem: ObjectProblem,
+        /// The same in words, with the name.
+        text: String,
+    },
+}
+
+/// Why a named object cannot be had.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ObjectProblem {
+    /// There is none with that name and kind.
+    NotFound,
+    /// There is one already.
+    Exists,
+    /// Its mode, or its owner, does not let this user do that.
+    Denied,
+    /// No memory, no place in the table, or more than the user may have.
+    Full,
+    /// A value is wrong.
+    Invalid,
 }

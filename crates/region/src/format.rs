@@ -4,9 +4,9 @@
 //! line, and no line has two writers. `docs/region-format.md` shows the same tables; a test compares the two.
 //!
 //! ```text
-//! region file ┌──────────────┬────────────────────┬────────────────────┬──
-//!             │ host section │ peer section 0     │ peer section 1     │ …
-//!             └──────────────┴────────────────────┴────────────────────┴──
+//! region file ┌──────────────┬────────────────┬────────────────┬────────────────┬──
+//!             │ host section │ shared section │ peer section 0 │ peer section 1 │ …
+//!             └──────────────┴────────────────┴────────────────┴────────────────┴──
 //! peer section┌───────────┬────────────────┬────────────┬────────────────┬──────────────────────────
 //!             │ directory │ endpoint table │ area table │ activity table │ heap: extents of areas …
 //!             └───────────┴────────────────┴────────────┴────────────────┴──────────────────────────
@@ -58,6 +58,8 @@ pub const SECTION_ALIGN: u64 = 64 << 10;
 pub const EXTENT_UNIT: u64 = 16 << 10;
 /// Most peers of a region.
 pub const MAX_PEERS: u32 = 1024;
+/// Most named objects.
+pub const MAX_OBJECTS: u32 = 1 << 16;
 /// Most endpoints of a peer.
 pub const MAX_ENDPOINTS: u32 = 16384;
 
@@ -77,6 +79,31 @@ layout! {
         SERVICE @ 72, 8, "host service", "Life of the service: incarnation and state.";
         LAYOUT @ 88, 8, "host service, once", "A hash of all fields that these tables list, so that two builds that differ do not meet.";
         CPUS @ 80, 8, "host service", "Processors of the host that it may use; 0 if unknown.";
+        SHARED_BYTES @ 96, 8, "host service, once", "Bytes of the shared section, which follows the host section; 0 if there is none.";
+        OBJECTS @ 104, 4, "host service, once", "Entries of the object table.";
+        REPLY_TABLE @ 112, 8, "host service, once", "Offset of the replies to the peers' local services.";
+        OBJECT_TABLE @ 120, 8, "host service, once", "Offset of the object table.";
+    }
+    /// The host service's answer to a question of a peer's local service about named objects; one for each peer.
+    reply (576) {
+        SEQUENCE @ 0, 8, "host service", "Number of the question that is answered, written last.";
+        LEN @ 8, 8, "host service", "Bytes of the frame.";
+        FRAME @ 64, 512, "host service", "A reply of the attach protocol.";
+    }
+    /// A named object: a piece of the shared section.
+    object (256) {
+        LIFE @ 0, 8, "host service", "Incarnation and state.";
+        OFFSET @ 8, 8, "host service", "Offset in the shared section.";
+        LEN @ 16, 8, "host service", "Bytes.";
+        KIND @ 24, 4, "host service", "What it is; see the list below.";
+        MODE @ 28, 4, "host service", "Who may read (4) and write (2) it: owner, group, others, as of a file.";
+        UID @ 32, 4, "host service", "Owner.";
+        GID @ 36, 4, "host service", "Group.";
+        CREATOR @ 40, 8, "host service", "The process that made it, as a party.";
+        FLAGS @ 48, 8, "host service", "1: ends with its creator; 2: its name is gone. A sum.";
+        OPENS @ 56, 8, "host service", "Processes that have it open.";
+        PARAMS @ 64, 32, "host service", "Four words whose meaning depends on the kind.";
+        NAME @ 128, 128, "host service", "Its name, UTF-8, padded with zeros.";
     }
     /// The membership table's entry of one peer, in the host section.
     peer (256) {
@@ -88,7 +115,7 @@ layout! {
         NAME @ 64, 64, "host service", "Host name, UTF-8, padded with zeros.";
     }
     /// The start of a peer section.
-    directory (512) {
+    directory (1088) {
         MAGIC @ 0, 8, "local service, once", "The bytes `PEERDIR1`, written last.";
         INCARNATION @ 8, 8, "local service, once", "The peer's incarnation that this directory belongs to.";
         ENDPOINT_TABLE @ 16, 8, "local service, once", "Offset in the section.";
@@ -100,6 +127,12 @@ layout! {
         HEAP_USED @ 72, 8, "local service", "Bytes of the heap that are granted.";
         ENDPOINTS_HIGH @ 80, 8, "local service", "Endpoint slots that were ever used.";
         RETIRED @ 128, 256, "local service", "Counters of processes that are gone, added up; fields as in `counters`.";
+        CALL @ 512, 8, "local service", "Number of its last question to the host service about named objects, written last.";
+        CALL_PARTY @ 520, 8, "local service", "The process that asks, as a party.";
+        CALL_UID @ 528, 4, "local service", "User of that process.";
+        CALL_GID @ 532, 4, "local service", "Group of that process.";
+        CALL_LEN @ 536, 8, "local service", "Bytes of the frame.";
+        CALL_FRAME @ 576, 512, "local service", "A request of the attach protocol.";
     }
     /// One endpoint slot of a peer, in the endpoint table.
     endpoint (128) {
@@ -114,7 +147,7 @@ layout! {
         LIFE @ 0, 8, "local service", "Incarnation and state of the process.";
         FIRST @ 8, 8, "local service", "Offset in the section of the first extent, which starts with the counters.";
         FIRST_BYTES @ 16, 8, "local service", "Bytes of the first extent.";
-        GRANTED @ 24, 8, "local service", "Bytes of all extents.";
+        GRANTED @ 24, 8, "local service", "Bytes of all extents; 0 once they were taken back.";
         PID @ 32, 8, "local service", "Process id, as seen by the local service; for people.";
     }
     /// One line of the activity table: the line of receiver (peer p, slot s) is number p x ENDPOINTS + s.

@@ -14,6 +14,7 @@
 //! - [`member`]: what a process holds once it has attached.
 //! - [`reader`]: a region that is only looked at, live or as a file.
 //! - [`local`]: memory that a caller lends us for the length of an operation.
+//! - [`objects`]: the table of named objects, which are pieces of the shared section.
 //! - [`party`]: a process, as words of shared memory name it; [`gate`]: waiting at a word that many may change.
 //! - [`wake`]: sleeping on a word of the region, and waking who does.
 //! - [`counters`]: what went through the region, per process and per peer.
@@ -32,6 +33,7 @@ pub mod local;
 pub mod mapping;
 pub mod member;
 pub mod membership;
+pub mod objects;
 pub mod party;
 pub mod pool;
 pub mod reader;
@@ -40,5 +42,6 @@ pub mod source;
 pub mod wake;
 
 pub use error::{Error, Result};
-pub use isthmus_lockfree::{life, sync};
+pub use isthmus_lockfree::gate as gate_bits;
+pub use isthmus_lockfree::{LINE_BYTES, life, sync};
 pub use mapping::{Bytes, Mapping, Section, SlotRing};

@@ -15,6 +15,7 @@ use crate::format::GlobalSlot;
 use crate::format::directory;
 use crate::mapping::{Mapping, Section};
 use crate::membership::{Region, online_processors};
+use crate::objects::{Access, Kind, NewObject, ObjectGrant};
 use crate::party::Party;
 use crate::pool::Pool;
 use crate::wake;
@@ -55,6 +56,51 @@ pub trait LocalService: Send + Sync {
         Err(Error::Service { action: "give an eventfd", reason: "this service has none".into() })
     }
 
+    /// Makes a named object, or opens it if it is there and that will do.
+    ///
+    /// # Errors
+    /// [`Error::Object`]; [`Error::Service`] when the service is gone, or has no names.
+    fn create_object(&self, new: &NewObject) -> Result<ObjectGrant> {
+        let _ = new;
+        Err(no_names())
+    }
+
+    /// Opens a named object.
+    ///
+    /// # Errors
+    /// As [`LocalService::create_object`].
+    fn open_object(&self, kind: Kind, name: &str, access: Access) -> Result<ObjectGrant> {
+        let _ = (kind, name, access);
+        Err(no_names())
+    }
+
+    /// Says that this process no longer uses an object that it has opened; once for each time.
+    ///
+    /// # Errors
+    /// As [`LocalService::create_object`].
+    fn close_object(&self, index: u32, incarnation: u64) -> Result<()> {
+        let _ = (index, incarnation);
+        Err(no_names())
+    }
+
+    /// Makes an object smaller; gives what is left of it.
+    ///
+    /// # Errors
+    /// As [`LocalService::create_object`].
+    fn shrink_object(&self, index: u32, incarnation: u64, len: u64) -> Result<u64> {
+        let _ = (index, incarnation, len);
+        Err(no_names())
+    }
+
+    /// Takes a name away. The object ends with the last process that has it open.
+    ///
+    /// # Errors
+    /// As [`LocalService::create_object`].
+    fn unlink_object(&self, kind: Kind, name: &str) -> Result<()> {
+        let _ = (kind, name);
+        Err(no_names())
+    }
+
     /// An eventfd that is written when somebody rings at `place`, an offset in the region.
     ///
     /// # Errors
@@ -69,6 +115,10 @@ pub trait LocalService: Send + Sync {
     fn ring(&self, peers: u64, place: u64) {
         let _ = (peers, place);
     }
+}
+
+fn no_names() -> Error {
+    Error::Service { action: "look after named objects", reason: "this service has none".into() }
 }
 
 /// An attached process.

@@ -6,7 +6,7 @@ use isthmus_lockfree::life::{Life, State};
 use isthmus_lockfree::sync::{Word, release_fence};
 
 use crate::error::{Error, Result};
-use crate::format::{self, GlobalSlot, MAGIC, SECTION_ALIGN, VERSION, header, peer};
+use crate::format::{self, GlobalSlot, MAGIC, SECTION_ALIGN, VERSION, header, object, peer, reply};
 use crate::mapping::{LineRef, Mapping, Section};
 
 /// The shape of a region, fixed when it is made.
@@ -22,18 +22,53 @@ pub struct Shape {
     pub endpoints: u32,
     /// Bytes of the host section.
     pub host_bytes: u64,
+    /// Bytes of the shared section, which follows it.
+    pub shared_bytes: u64,
+    /// Entries of the object table.
+    pub objects: u32,
 }
 
 impl Shape {
-    /// A shape with its host section sized for `peers`.
+    /// A shape without a shared section, its host section sized for `peers`.
     ///
     /// # Errors
     /// [`Error::Invalid`] for more peers or endpoints than the format allows, or for none.
     pub fn new(region_bytes: u64, uuid: [u64; 2], peers: u32, endpoints: u32) -> Result<Self> {
-        let host_bytes = (PEER_TABLE_OFFSET + u64::from(peers) * peer::BYTES).next_multiple_of(SECTION_ALIGN);
-        let shape = Self { region_bytes, uuid, peers, endpoints, host_bytes };
-        shape.check()?;
-        Ok(shape)
+        Self { region_bytes, uuid, peers, endpoints, host_bytes: 0, shared_bytes: 0, objects: 0 }.sized()
+    }
+
+    /// The same with a shared section of at least so many bytes, and a table for so many objects there.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for more objects than the format allows, or more bytes than the region has.
+    pub fn with_shared(self, bytes: u64, objects: u32) -> Result<Self> {
+        let shared_bytes = bytes
+            .checked_next_multiple_of(SECTION_ALIGN)
+            .filter(|b| *b <= self.region_bytes)
+            .ok_or(Error::Invalid { what: "bytes of the shared section", value: bytes })?;
+        Self { shared_bytes, objects, ..self }.sized()
+    }
+
+    fn sized(mut self) -> Result<Self> {
+        self.check()?;
+        let tables = self.object_table() + u64::from(self.objects) * object::BYTES;
+        self.host_bytes = tables.next_multiple_of(SECTION_ALIGN);
+        Ok(self)
+    }
+
+    /// Offset of the replies to local services.
+    pub fn reply_table(&self) -> u64 {
+        PEER_TABLE_OFFSET + u64::from(self.peers) * peer::BYTES
+    }
+
+    /// Offset of the object table.
+    pub fn object_table(&self) -> u64 {
+        self.reply_table() + u64::from(self.peers) * reply::BYTES
+    }
+
+    /// Offset in the region of the first peer's section, at least.
+    pub fn first_section(&self) -> u64 {
+        self.host_bytes.saturating_add(self.shared_bytes)
     }
 
     fn check(&self) -> Result<()> {
@@ -42,6 +77,9 @@ impl Shape {
         }
         if self.endpoints == 0 || self.endpoints > format::MAX_ENDPOINTS {
             return Err(Error::Invalid { what: "endpoints per peer", value: self.endpoints.into() });
+        }
+        if self.objects > format::MAX_OBJECTS {
+            return Err(Error::Invalid { what: "number of objects", value: self.objects.into() });
         }
         Ok(())
     }
@@ -109,17 +147,26 @@ impl Region {
             peers: whole.half("header", header::PEERS)?,
             endpoints: whole.half("header", header::ENDPOINTS)?,
             host_bytes: word(header::HOST_BYTES)?,
+            shared_bytes: word(header::SHARED_BYTES)?,
+            objects: whole.half("header", header::OBJECTS)?,
         };
         shape.check()?;
         if shape.region_bytes != map.len() {
             return Err(Error::WrongSize { found: map.len(), expected: shape.region_bytes });
         }
-        // The peer table must lie where this version puts it, inside the host section.
-        if word(header::PEER_TABLE)? != PEER_TABLE_OFFSET {
-            return Err(Error::Invalid { what: "peer table offset", value: word(header::PEER_TABLE)? });
+        // The tables must lie where this version puts them, inside the host section.
+        for (field, what, offset) in [
+            (header::PEER_TABLE, "peer table offset", PEER_TABLE_OFFSET),
+            (header::REPLY_TABLE, "reply table offset", shape.reply_table()),
+            (header::OBJECT_TABLE, "object table offset", shape.object_table()),
+        ] {
+            if word(field)? != offset {
+                return Err(Error::Invalid { what, value: word(field)? });
+            }
         }
-        whole.part("host section", 0, shape.host_bytes)?;
-        whole.part("peer table", PEER_TABLE_OFFSET, u64::from(shape.peers) * peer::BYTES)?;
+        let host = whole.part("host section", 0, shape.host_bytes)?;
+        host.part("tables", 0, shape.object_table() + u64::from(shape.objects) * object::BYTES)?;
+        whole.part("shared section", shape.host_bytes, shape.shared_bytes)?;
         let status = whole.line("header", header::GENERATION)?;
         Ok(Self { whole, shape, status })
     }
@@ -195,12 +242,33 @@ impl Region {
         (0..self.shape.peers).filter_map(|i| self.peer(i).ok().flatten()).collect()
     }
 
+    /// The shared section, which all members write.
+    ///
+    /// # Errors
+    /// [`Error::OutOfBounds`], never for a region that [`Region::open`] has checked.
+    pub fn shared(&self) -> Result<Section> {
+        self.whole.part("shared section", self.shape.host_bytes, self.shape.shared_bytes)
+    }
+
+    /// The host section, for the tables in it that other modules read.
+    pub(crate) fn host(&self) -> Result<Section> {
+        self.whole.part("host section", 0, self.shape.host_bytes)
+    }
+
+    /// A byte range of the region, wherever it lies.
+    ///
+    /// # Errors
+    /// [`Error::OutOfBounds`].
+    pub fn part(&self, what: &'static str, offset: u64, len: u64) -> Result<Section> {
+        self.whole.part(what, offset, len)
+    }
+
     /// The section of a peer, checked against the region.
     ///
     /// # Errors
     /// [`Error::OutOfBounds`] when the table claims a section outside of the region.
     pub fn section(&self, info: &PeerInfo) -> Result<Section> {
-        if info.section < self.shape.host_bytes || !info.section.is_multiple_of(SECTION_ALIGN) {
+        if info.section < self.shape.first_section() || !info.section.is_multiple_of(SECTION_ALIGN) {
             return Err(Error::Invalid { what: "section offset", value: info.section });
         }
         self.whole.part("peer section", info.section, info.section_bytes)
@@ -267,6 +335,10 @@ impl Writer {
         put(header::PEERS, u64::from(shape.peers) | (u64::from(shape.endpoints) << 32))?;
         put(header::PEER_TABLE, PEER_TABLE_OFFSET)?;
         put(header::HOST_BYTES, shape.host_bytes)?;
+        put(header::SHARED_BYTES, shape.shared_bytes)?;
+        put(header::OBJECTS, shape.objects.into())?;
+        put(header::REPLY_TABLE, shape.reply_table())?;
+        put(header::OBJECT_TABLE, shape.object_table())?;
         put(header::CPUS, processors())?;
         put(header::LAYOUT, format::LAYOUT_HASH)?;
         put(header::SERVICE, Life { incarnation, state: State::Active }.pack())?;

@@ -50,22 +50,25 @@ impl Party {
 
     /// Whether it lives, as far as the services have published.
     pub fn is_alive(self, region: &Region) -> bool {
-        self.look(region).unwrap_or(false)
+        self.look(region).is_some_and(|(state, _)| state == State::Active)
     }
 
-    fn look(self, region: &Region) -> Option<bool> {
+    /// Whether it may still write to the region: it lives, or its service has dropped it and it may live on.
+    pub fn may_write(self, region: &Region) -> bool {
+        self.look(region).is_some_and(|(state, granted)| state == State::Active || granted > 0)
+    }
+
+    /// State and granted bytes of its area, if that is still in this process's life, and the peer lives.
+    fn look(self, region: &Region) -> Option<(State, u64)> {
         let info = region.peer(self.peer()).ok()??;
-        if info.life.state != State::Active {
-            return Some(false);
+        if info.life.state != State::Active || self.area() >= region.shape().endpoints {
+            return None;
         }
         let section = region.section(&info).ok()?;
-        if self.area() >= region.shape().endpoints {
-            return Some(false);
-        }
         let at = directory::places(region.shape()).areas + u64::from(self.area()) * area::BYTES;
         let life = Life::unpack(section.word("area", at + area::LIFE).ok()?.get());
         let same = life.incarnation & ((1 << LIFE_BITS) - 1) == self.0 & ((1 << LIFE_BITS) - 1);
-        Some(life.state == State::Active && same)
+        same.then_some((life.state, section.word("area", at + area::GRANTED).ok()?.get()))
     }
 }
 

@@ -1,0 +1,413 @@
+//! Named objects: who may make and open which, and where they lie. The one writer of the object table.
+//!
+//! ```text
+//!          Create               Unlink                          closed by all, or all are dead
+//! (nothing) ─────► named, open ───────► nameless, open ──────────────────────────────────────► memory given back
+//!                      │  closed by all: stays, unless it ends with its creator, who is dead
+//! ```
+//! A process of the host asks through the attach server of its own; a VM's agent asks for its processes through its section
+//! ([`isthmus_region::objects::call`]), and is believed when it says for whom, as all of a region's members trust each
+//! other (`docs/threat-model.md`). Memory is given back only when nobody can write there any more, and it is zeroed before it
+//! becomes another object.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use isthmus_attach::protocol::{Code, Reply, Request};
+use isthmus_attach::server::{Answer, Asker, Names};
+use isthmus_region::extent::Extent;
+use isthmus_region::life::{Life, State};
+use isthmus_region::membership::Region;
+use isthmus_region::objects::{
+    self, Access, ENDS_WITH_CREATOR, Kind, MAX_NAME, NewObject, ObjectGrant, ObjectInfo, UNLINKED, call,
+};
+use isthmus_region::party::Party;
+use isthmus_region::pool::Pool;
+
+/// Memory of objects begins at multiples of this, so that each can be mapped by itself.
+const PAGE: u64 = 4096;
+/// Longest text of a refusal, so that it fits into a reply through the region.
+const MOST_TEXT: usize = 400;
+
+/// All named objects of a region.
+#[derive(Debug)]
+pub struct Registry {
+    region: Region,
+    free: Pool,
+    entries: Vec<Entry>,
+    /// Most bytes of all objects of one user together, if that is limited; root's are not.
+    quota: Option<u64>,
+    /// Numbers of the last questions of each peer.
+    heard: HashMap<u32, u64>,
+}
+
+#[derive(Debug, Default)]
+struct Entry {
+    lives: u64,
+    object: Option<Object>,
+}
+
+#[derive(Debug)]
+struct Object {
+    info: ObjectInfo,
+    extent: Extent,
+    /// How often each process has it open.
+    holders: HashMap<Party, u32>,
+}
+
+/// A refusal.
+struct No(Code, String);
+
+type Answered = std::result::Result<Reply, No>;
+
+impl Registry {
+    /// A registry of a fresh region.
+    pub fn new(region: Region, quota: Option<u64>) -> Self {
+        let shape = *region.shape();
+        let mut free = Pool::default();
+        if shape.shared_bytes > 0 {
+            free.give(Extent { offset: 0, bytes: shape.shared_bytes });
+        }
+        let entries = (0..shape.objects).map(|_| Entry::default()).collect();
+        Self { region, free, entries, quota, heard: HashMap::new() }
+    }
+
+    /// Answers one question.
+    pub fn answer(&mut self, asker: Asker, question: &Request) -> Reply {
+        let answered = match question {
+            Request::Create(new) => self.create(asker, new),
+            Request::Open { kind, name, access } => self.open(asker, *kind, name, *access),
+            Request::Close { index, incarnation } => self.close(asker, *index, *incarnation),
+            Request::Shrink { index, incarnation, len } => self.shrink(asker, *index, *incarnation, *len),
+            Request::Unlink { kind, name } => self.unlink(asker, *kind, name),
+            _ => Err(No(Code::Invalid, "this is no question about a named object".into())),
+        };
+        answered.unwrap_or_else(|No(code, mut text)| {
+            let mut end = text.len().min(MOST_TEXT);
+            while !text.is_char_boundary(end) {
+                end -= 1;
+            }
+            text.truncate(end);
+            Reply::Refused { code, text }
+        })
+    }
+
+    fn find(&self, kind: Kind, name: &str) -> Option<usize> {
+        self.entries.iter().position(|e| {
+            let named = |o: &Object| {
+                o.info.kind == kind as u32 && o.info.name == name && o.info.flags & UNLINKED == 0
+            };
+            e.object.as_ref().is_some_and(named)
+        })
+    }
+
+    fn create(&mut self, asker: Asker, new: &NewObject) -> Answered {
+        let what = || format!("{} '{}'", new.kind.name(), new.name);
+        if new.name.is_empty() || new.name.len() > MAX_NAME || new.name.contains('\0') {
+            let text = format!(
+                "an object's name has 1 to {MAX_NAME} bytes, and '{}' has {}",
+                new.name,
+                new.name.len()
+            );
+            return Err(No(Code::Invalid, text));
+        }
+        if new.len == 0 {
+            return Err(No(Code::Invalid, format!("{} must have at least one byte", what())));
+        }
+        self.sweep();
+        if let Some(at) = self.find(new.kind, &new.name) {
+            if !new.or_open {
+                return Err(No(Code::Exists, format!("there is a {} already", what())));
+            }
+            let same = self.entries[at].object.as_ref().is_some_and(|o| o.info.params == new.params);
+            if !same {
+                let text = format!("there is a {} already, made with other parameters", what());
+                return Err(No(Code::Exists, text));
+            }
+            return self.open(asker, new.kind, &new.name, Access::Write);
+        }
+        let bytes = new.len.checked_next_multiple_of(PAGE).unwrap_or(u64::MAX);
+        let used: u64 = self.of_user(asker.user.0);
+        if let Some(quota) = self.quota.filter(|q| asker.user.0 != 0 && used.saturating_add(bytes) > *q) {
+            let text = format!(
+                "no {} of {bytes} bytes: user {} has {used} of the {quota} bytes that the service allows each user (--shared-quota)",
+                what(),
+                asker.user.0
+            );
+            return Err(No(Code::Full, text));
+        }
+        let Some(place) = self.entries.iter().position(|e| e.object.is_none()) else {
+            let text =
+                format!("no {}: all {} places for named objects are taken", what(), self.entries.len());
+            return Err(No(Code::Full, text));
+        };
+        let Some(offset) = self.free.take(bytes, PAGE) else {
+            let all = self.region.shape().shared_bytes;
+            let text = format!(
+                "no {} of {bytes} bytes: the shared section's {all} bytes have no such piece left; the service can be started with more (--shared)",
+                what()
+            );
+            return Err(No(Code::Full, text));
+        };
+        let extent = Extent { offset, bytes };
+        let failed = |e: isthmus_region::Error| No(Code::Failed, e.to_string());
+        let begun = self.region.shared().and_then(|s| s.zero("object", offset, bytes)).map_err(failed);
+        let index = u32::try_from(place).unwrap_or(u32::MAX);
+        let entry = &mut self.entries[place];
+        entry.lives += 1;
+        let life = Life { incarnation: entry.lives, state: State::Active };
+        let info = ObjectInfo {
+            index,
+            life,
+            offset,
+            len: new.len,
+            kind: new.kind as u32,
+            mode: new.mode & 0o666,
+            owner: asker.user,
+            creator: Some(asker.party),
+            flags: if new.ends_with_creator { ENDS_WITH_CREATOR } else { 0 },
+            opens: 1,
+            params: new.params,
+            name: new.name.clone(),
+        };
+        if let Err(no) = begun.and_then(|()| objects::publish(&self.region, &info).map_err(failed)) {
+            self.free.give(extent);
+            return Err(no);
+        }
+        let holders = HashMap::from([(asker.party, 1)]);
+        let grant = grant(&info, true);
+        entry.object = Some(Object { info, extent, holders });
+        Ok(Reply::Object(grant))
+    }
+
+    /// Bytes of all objects of a user.
+    fn of_user(&self, uid: u32) -> u64 {
+        let objects = self.entries.iter().filter_map(|e| e.object.as_ref());
+        objects.filter(|o| o.info.owner.0 == uid).map(|o| o.extent.bytes).sum()
+    }
+
+    fn open(&mut self, asker: Asker, kind: Kind, name: &str, access: Access) -> Answered {
+        self.sweep();
+        let what = || format!("{} '{name}'", kind.name());
+        let at =
+            self.find(kind, name).ok_or_else(|| No(Code::NotFound, format!("there is no {}", what())))?;
+        let Some(object) = self.entries[at].object.as_mut() else {
+            return Err(No(Code::NotFound, format!("there is no {}", what())));
+        };
+        let info = &mut object.info;
+        if !access.is_granted(info.mode, info.owner, asker.user) {
+            let text = format!(
+                "user {} may not {} {}: it belongs to user {}, mode {:03o}",
+                asker.user.0,
+                if access == Access::Read { "read" } else { "write to" },
+                what(),
+                info.owner.0,
+                info.mode
+            );
+            return Err(No(Code::Denied, text));
+        }
+        *object.holders.entry(asker.party).or_default() += 1;
+        info.opens = object.holders.len() as u64;
+        let reply = Reply::Object(grant(info, false));
+        self.publish(at);
+        Ok(reply)
+    }
+
+    /// The place of an object that the asker has open.
+    fn held(&self, asker: Asker, index: u32, incarnation: u64) -> std::result::Result<usize, No> {
+        let at = usize::try_from(index).unwrap_or(usize::MAX);
+        let object = self.entries.get(at).and_then(|e| e.object.as_ref());
+        let object = object.filter(|o| o.info.life.incarnation == incarnation);
+        let held = object.is_some_and(|o| o.holders.contains_key(&asker.party));
+        held.then_some(at).ok_or_else(|| No(Code::NotFound, format!("object {index} is not open here")))
+    }
+
+    fn close(&mut self, asker: Asker, index: u32, incarnation: u64) -> Answered {
+        let at = self.held(asker, index, incarnation)?;
+        if let Some(object) = self.entries[at].object.as_mut() {
+            if let Some(count) = object.holders.get_mut(&asker.party) {
+                *count -= 1;
+                if *count == 0 {
+                    object.holders.remove(&asker.party);
+                }
+            }
+            object.info.opens = object.holders.len() as u64;
+        }
+        self.publish(at);
+        self.end_if_over(at);
+        Ok(Reply::Done)
+    }
+
+    fn shrink(&mut self, asker: Asker, index: u32, incarnation: u64, len: u64) -> Answered {
+        let at = self.held(asker, index, incarnation)?;
+        let Some(object) = self.entries[at].object.as_mut() else {
+            return Err(No(Code::NotFound, format!("object {index} is not open here")));
+        };
+        let info = &mut object.info;
+        let refused = |code, text: String| Err(No(code, text));
+        if info.kind != Kind::Segment as u32 {
+            return refused(
+                Code::Invalid,
+                format!("'{}' is no segment: only these have a size of their own", info.name),
+            );
+        }
+        if !Access::Write.is_granted(info.mode, info.owner, asker.user) {
+            return refused(
+                Code::Denied,
+                format!("user {} may not write to segment '{}'", asker.user.0, info.name),
+            );
+        }
+        if len == 0 || len > info.len {
+            let text = format!(
+                "segment '{}' has {} bytes: it can be made smaller, to 1 byte, and not larger",
+                info.name, info.len
+            );
+            return refused(Code::Invalid, text);
+        }
+        // What is cut off is nobody's, but others may have it mapped: it comes back with the rest.
+        info.len = len;
+        self.publish(at);
+        Ok(Reply::Len(len))
+    }
+
+    fn unlink(&mut self, asker: Asker, kind: Kind, name: &str) -> Answered {
+        let what = || format!("{} '{name}'", kind.name());
+        let at =
+            self.find(kind, name).ok_or_else(|| No(Code::NotFound, format!("there is no {}", what())))?;
+        if let Some(object) = self.entries[at].object.as_mut() {
+            let uid = asker.user.0;
+            if uid != 0 && uid != object.info.owner.0 {
+                let text = format!(
+                    "{} belongs to user {}, and user {uid} may not unlink it",
+                    what(),
+                    object.info.owner.0
+                );
+                return Err(No(Code::Denied, text));
+            }
+            object.info.flags |= UNLINKED;
+        }
+        self.publish(at);
+        self.end_if_over(at);
+        Ok(Reply::Done)
+    }
+
+    /// Writes an entry anew. The life's number stays, so who has it open goes on.
+    fn publish(&self, at: usize) {
+        if let Some(object) = self.entries[at].object.as_ref() {
+            // It was written there once already.
+            let _ = objects::publish(&self.region, &object.info);
+        }
+    }
+
+    /// Ends an object that nobody has open and that has no name, or whose creator it should not outlive.
+    fn end_if_over(&mut self, at: usize) {
+        let Some(object) = self.entries[at].object.as_mut() else { return };
+        let info = &mut object.info;
+        let orphan = info.flags & ENDS_WITH_CREATOR != 0
+            && info.creator.is_none_or(|creator| !creator.is_alive(&self.region));
+        if orphan && info.flags & UNLINKED == 0 {
+            info.flags |= UNLINKED;
+            let _ = objects::publish(&self.region, info);
+        }
+        if info.flags & UNLINKED != 0 && object.holders.is_empty() {
+            let (index, life, extent) = (info.index, info.life.incarnation, object.extent);
+            let _ = objects::retire(&self.region, index, life);
+            self.entries[at].object = None;
+            self.free.give(extent);
+        }
+    }
+
+    /// A process is dead: what it had open is open no more.
+    pub fn gone(&mut self, party: Party) {
+        for at in 0..self.entries.len() {
+            let Some(object) = self.entries[at].object.as_mut() else { continue };
+            let held = object.holders.remove(&party).is_some();
+            if held {
+                object.info.opens = object.holders.len() as u64;
+                self.publish(at);
+            }
+            self.end_if_over(at);
+        }
+    }
+
+    /// Looks which holders are dead.
+    pub fn sweep(&mut self) {
+        for at in 0..self.entries.len() {
+            let Some(object) = self.entries[at].object.as_mut() else { continue };
+            let before = object.holders.len();
+            let region = &self.region;
+            object.holders.retain(|party, _| party.may_write(region));
+            if object.holders.len() != before {
+                object.info.opens = object.holders.len() as u64;
+                self.publish(at);
+            }
+            self.end_if_over(at);
+        }
+    }
+
+    /// Answers the question that stands in a VM's section, if it is a new one; gives its number then.
+    pub fn hear(&mut self, peer: u32) -> Option<u64> {
+        let info = self.region.peer(peer).ok()??;
+        if !info.is_vm || info.life.state != State::Active {
+            return None;
+        }
+        let section = self.region.section(&info).ok()?;
+        let last = self.heard.get(&peer).copied().unwrap_or(0);
+        let call = call::heard(&section, last).ok()??;
+        self.heard.insert(peer, call.number);
+        let refused = |text: &str| Reply::Refused { code: Code::Invalid, text: text.into() };
+        let party = Party::named(call.party).filter(|p| p.peer() == peer && p.is_alive(&self.region));
+        let reply = match (party, Request::decode(&call.frame)) {
+            (Some(party), Ok((_, question))) => self.answer(Asker { party, user: call.user }, &question),
+            (None, _) => refused("the process that asks is no member"),
+            (_, Err(_)) => refused("the question cannot be read"),
+        };
+        // It was cut to what fits.
+        let _ = call::answer(&self.region, peer, call.number, &reply.encode(call.number));
+        Some(call.number)
+    }
+
+    /// A peer begins a new life: so do the numbers of its questions.
+    pub fn forget(&mut self, peer: u32) {
+        self.heard.remove(&peer);
+        let _ = call::answer(&self.region, peer, 0, &[]);
+    }
+}
+
+fn grant(info: &ObjectInfo, is_new: bool) -> ObjectGrant {
+    ObjectGrant {
+        index: info.index,
+        incarnation: info.life.incarnation,
+        offset: info.offset,
+        len: info.len,
+        params: info.params,
+        is_new,
+    }
+}
+
+/// The registry, as the attach server of the host's own processes and the relay of the VMs share it.
+#[derive(Debug, Clone)]
+pub struct Shared(Arc<Mutex<Registry>>);
+
+impl Shared {
+    /// A shared one.
+    pub fn new(registry: Registry) -> Self {
+        Self(Arc::new(Mutex::new(registry)))
+    }
+
+    /// Calls a function with the registry.
+    pub fn with<T>(&self, call: impl FnOnce(&mut Registry) -> T) -> T {
+        call(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+impl Names for Shared {
+    fn ask(&mut self, asker: Asker, question: Request, answer: Answer) {
+        let reply = self.with(|r| r.answer(asker, &question));
+        answer.give(&reply);
+    }
+
+    fn gone(&mut self, party: Party) {
+        self.with(|r| r.gone(party));
+    }
+}

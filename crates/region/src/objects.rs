@@ -1,0 +1,558 @@
+//! Named objects: pieces of the shared section, which all members may write, and the table of their names.
+//!
+//! The host service alone writes the table; creation, and who may open what, goes through it. What an object's bytes mean
+//! is its users' affair. They are zeros when it is made; its parameters stand in the table, where only the host
+//! service writes.
+
+use std::sync::Arc;
+
+use isthmus_lockfree::life::{Life, State, unchanged};
+use isthmus_lockfree::sync::{Word, release_fence};
+
+use crate::error::{Error, Result};
+use crate::format::{object, reply};
+use crate::mapping::Section;
+use crate::member::Member;
+use crate::membership::{PeerInfo, Region};
+use crate::party::Party;
+
+/// Longest name of an object, in bytes.
+pub const MAX_NAME: usize = 127;
+/// Flag: it ends with its creator.
+pub const ENDS_WITH_CREATOR: u64 = 1;
+/// Flag: its name is gone; it ends with the last process that has it open.
+pub const UNLINKED: u64 = 2;
+
+/// What an object is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[repr(u32)]
+pub enum Kind {
+    /// Bytes: a named segment.
+    Segment = 1,
+    /// A barrier. Parameters: participants, way of waiting.
+    Barrier = 2,
+    /// A mutex.
+    Mutex = 3,
+    /// A condition variable.
+    Condition = 4,
+    /// A counting semaphore. Parameters: value at first, highest value.
+    Semaphore = 5,
+    /// A reader-writer lock.
+    RwLock = 6,
+    /// Something that is done once.
+    Once = 7,
+    /// Locks and logs of minitransactions. Parameters: locks, logs.
+    Space = 8,
+}
+
+impl Kind {
+    /// All of them.
+    pub const ALL: [Self; 8] = [
+        Self::Segment,
+        Self::Barrier,
+        Self::Mutex,
+        Self::Condition,
+        Self::Semaphore,
+        Self::RwLock,
+        Self::Once,
+        Self::Space,
+    ];
+
+    /// The kind with this number.
+    pub fn of(number: u32) -> Option<Self> {
+        Self::ALL.into_iter().find(|k| *k as u32 == number)
+    }
+
+    /// In words, for people.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Segment => "segment",
+            Self::Barrier => "barrier",
+            Self::Mutex => "mutex",
+            Self::Condition => "condition",
+            Self::Semaphore => "semaphore",
+            Self::RwLock => "rwlock",
+            Self::Once => "once",
+            Self::Space => "space",
+        }
+    }
+}
+
+/// What a process wants to do with an object.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Access {
+    /// Look at it.
+    Read,
+    /// Change it, too.
+    Write,
+}
+
+impl Access {
+    /// Whether a mode lets a user in who is (not) owner or of the group. Root may do all.
+    pub fn is_granted(self, mode: u32, owner: (u32, u32), who: (u32, u32)) -> bool {
+        let shift = match who {
+            (0, _) => return true,
+            (uid, _) if uid == owner.0 => 6,
+            (_, gid) if gid == owner.1 => 3,
+            _ => 0,
+        };
+        let wanted = match self {
+            Self::Read => 4,
+            Self::Write => 6,
+        };
+        (mode >> shift) & wanted == wanted
+    }
+}
+
+/// An object as the table shows it at one moment.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ObjectInfo {
+    /// Index in the table.
+    pub index: u32,
+    /// Incarnation and state.
+    pub life: Life,
+    /// Offset in the shared section.
+    pub offset: u64,
+    /// Bytes.
+    pub len: u64,
+    /// Kind, as a number that may be none of [`Kind`]'s.
+    pub kind: u32,
+    /// Mode, as of a file.
+    pub mode: u32,
+    /// Owner: user and group.
+    pub owner: (u32, u32),
+    /// The process that made it.
+    pub creator: Option<Party>,
+    /// Flags.
+    pub flags: u64,
+    /// Processes that have it open.
+    pub opens: u64,
+    /// Parameters.
+    pub params: [u64; 4],
+    /// Name.
+    pub name: String,
+}
+
+/// An object that is to be made.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NewObject {
+    /// What it is.
+    pub kind: Kind,
+    /// Its name, of 1 to [`MAX_NAME`] bytes.
+    pub name: String,
+    /// Bytes.
+    pub len: u64,
+    /// Who may read and write it, as of a file: `0o600`.
+    pub mode: u32,
+    /// Whether it ends with the process that makes it.
+    pub ends_with_creator: bool,
+    /// Parameters, by kind.
+    pub params: [u64; 4],
+    /// Whether one that is there already will do.
+    pub or_open: bool,
+}
+
+/// An object that a process has open.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ObjectGrant {
+    /// Index in the table.
+    pub index: u32,
+    /// Incarnation.
+    pub incarnation: u64,
+    /// Offset in the shared section.
+    pub offset: u64,
+    /// Bytes.
+    pub len: u64,
+    /// Parameters, by kind.
+    pub params: [u64; 4],
+    /// Whether it was made by this very request.
+    pub is_new: bool,
+}
+
+/// Where entry `index` begins in the host section.
+fn entry(region: &Region, index: u32) -> Result<Section> {
+    if index >= region.shape().objects {
+        return Err(Error::Invalid { what: "object", value: index.into() });
+    }
+    let at = region.shape().object_table() + u64::from(index) * object::BYTES;
+    region.host()?.part("object table", at, object::BYTES)
+}
+
+/// The object in place `index`, if there is one.
+///
+/// # Errors
+/// [`Error::Invalid`] beyond the table, or for an entry that never holds still.
+pub fn object(region: &Region, index: u32) -> Result<Option<ObjectInfo>> {
+    let at = entry(region, index)?;
+    let life = at.word("object", object::LIFE)?;
+    for _ in 0..1000 {
+        let seen = life.get();
+        if Life::unpack(seen).state != State::Active {
+            return Ok(None);
+        }
+        let word = |offset| at.word("object", offset).map(Word::peek);
+        let half = |offset| at.half("object", offset);
+        let name = at.bytes("object", object::NAME, MAX_NAME as u64 + 1)?.to_vec(0, MAX_NAME as u64 + 1)?;
+        let end = name.iter().position(|b| *b == 0).unwrap_or(name.len());
+        let info = ObjectInfo {
+            index,
+            life: Life::unpack(seen),
+            offset: word(object::OFFSET)?,
+            len: word(object::LEN)?,
+            kind: half(object::KIND)?,
+            mode: half(object::MODE)?,
+            owner: (half(object::UID)?, half(object::GID)?),
+            creator: Party::named(word(object::CREATOR)?),
+            flags: word(object::FLAGS)?,
+            opens: word(object::OPENS)?,
+            params: [
+                word(object::PARAMS)?,
+                word(object::PARAMS + 8)?,
+                word(object::PARAMS + 16)?,
+                word(object::PARAMS + 24)?,
+            ],
+            name: String::from_utf8_lossy(&name[..end]).into_owned(),
+        };
+        if unchanged(life, seen) {
+            return Ok(Some(info));
+        }
+    }
+    Err(Error::Invalid { what: "object entry, which keeps changing", value: index.into() })
+}
+
+/// All objects that there are.
+pub fn objects(region: &Region) -> Vec<ObjectInfo> {
+    (0..region.shape().objects).filter_map(|i| object(region, i).ok().flatten()).collect()
+}
+
+/// An object's bytes.
+///
+/// # Errors
+/// [`Error::OutOfBounds`] when the table claims bytes outside of the shared section.
+pub fn section(region: &Region, info: &ObjectInfo) -> Result<Section> {
+    region.shared()?.part("object", info.offset, info.len)
+}
+
+/// Whether the object that was seen in place `index` is still there.
+pub fn is_there(region: &Region, index: u32, incarnation: u64) -> bool {
+    let life = entry(region, index).and_then(|at| at.word("object", object::LIFE).map(Word::get));
+    life.is_ok_and(|word| Life::unpack(word).is_active(incarnation))
+}
+
+/// Writes an entry, all but its name's life; for the host service alone.
+///
+/// # Errors
+/// [`Error::Invalid`] beyond the table, or for a name that is too long.
+pub fn publish(region: &Region, info: &ObjectInfo) -> Result<()> {
+    let at = entry(region, info.index)?;
+    if info.name.len() > MAX_NAME {
+        return Err(Error::Invalid { what: "bytes of a name", value: info.name.len() as u64 });
+    }
+    let life = at.word("object", object::LIFE)?;
+    life.set(Life { state: State::Joining, ..info.life }.pack());
+    // Nobody takes the old life together with the new words (P5).
+    release_fence();
+    let put = |offset, value| at.word("object", offset).map(|w| w.put(value));
+    let pair = |low: u32, high: u32| u64::from(low) | (u64::from(high) << 32);
+    put(object::OFFSET, info.offset)?;
+    put(object::LEN, info.len)?;
+    put(object::KIND, pair(info.kind, info.mode))?;
+    put(object::UID, pair(info.owner.0, info.owner.1))?;
+    put(object::CREATOR, info.creator.map_or(0, Party::word))?;
+    put(object::FLAGS, info.flags)?;
+    put(object::OPENS, info.opens)?;
+    for (i, param) in (0_u64..).zip(info.params) {
+        put(object::PARAMS + 8 * i, param)?;
+    }
+    let mut name = [0_u8; MAX_NAME + 1];
+    name[..info.name.len()].copy_from_slice(info.name.as_bytes());
+    at.fill_bytes("object", object::NAME, &name)?;
+    life.set(Life { state: State::Active, ..info.life }.pack());
+    Ok(())
+}
+
+/// Publishes that an object is no more; for the host service alone. Its memory may be given away after this.
+///
+/// # Errors
+/// [`Error::Invalid`] beyond the table.
+pub fn retire(region: &Region, index: u32, incarnation: u64) -> Result<()> {
+    let life = Life { incarnation, state: State::Dead };
+    entry(region, index)?.word("object", object::LIFE)?.set(life.pack());
+    release_fence();
+    Ok(())
+}
+
+/// A named object that this process has open, until the last copy of this is dropped.
+#[derive(Debug, Clone)]
+pub struct Object(Arc<Open>);
+
+struct Open {
+    member: Arc<Member>,
+    kind: Kind,
+    access: Access,
+    grant: ObjectGrant,
+    section: Section,
+}
+
+impl std::fmt::Debug for Open {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Open").field("kind", &self.kind).field("grant", &self.grant).finish_non_exhaustive()
+    }
+}
+
+impl Object {
+    /// Makes an object, or opens it where that will do.
+    ///
+    /// # Errors
+    /// [`Error::Object`] when the service refuses; [`Error::Service`] when there is none.
+    pub fn create(member: &Arc<Member>, new: &NewObject) -> Result<Self> {
+        let grant = member.service().create_object(new)?;
+        Self::granted(member, new.kind, Access::Write, grant)
+    }
+
+    /// Opens an object.
+    ///
+    /// # Errors
+    /// As [`Object::create`].
+    pub fn open(member: &Arc<Member>, kind: Kind, name: &str, access: Access) -> Result<Self> {
+        let grant = member.service().open_object(kind, name, access)?;
+        Self::granted(member, kind, access, grant)
+    }
+
+    fn granted(member: &Arc<Member>, kind: Kind, access: Access, grant: ObjectGrant) -> Result<Self> {
+        let shared = member.region().shared()?;
+        match shared.part("object", grant.offset, grant.len) {
+            Ok(section) => {
+                Ok(Self(Arc::new(Open { member: Arc::clone(member), kind, access, grant, section })))
+            }
+            Err(e) => {
+                let _ = member.service().close_object(grant.index, grant.incarnation);
+                Err(e)
+            }
+        }
+    }
+
+    /// The attachment that it was opened by.
+    pub fn member(&self) -> &Arc<Member> {
+        &self.0.member
+    }
+
+    /// What it is.
+    pub fn kind(&self) -> Kind {
+        self.0.kind
+    }
+
+    /// What it was opened for.
+    pub fn access(&self) -> Access {
+        self.0.access
+    }
+
+    /// Its bytes, as many as there were when it was opened.
+    pub fn section(&self) -> &Section {
+        &self.0.section
+    }
+
+    /// Its parameters.
+    pub fn params(&self) -> [u64; 4] {
+        self.0.grant.params
+    }
+
+    /// Whether it was made by the call that opened it.
+    pub fn is_new(&self) -> bool {
+        self.0.grant.is_new
+    }
+
+    /// What the table says of it now; nothing if the service has ended it, which it does not while it is open.
+    pub fn info(&self) -> Option<ObjectInfo> {
+        let info = object(self.0.member.region(), self.0.grant.index).ok().flatten();
+        info.filter(|i| i.life.incarnation == self.0.grant.incarnation)
+    }
+
+    /// Makes a segment smaller. Who has it open already keeps seeing its old bytes, which nobody else gets meanwhile.
+    ///
+    /// # Errors
+    /// As [`Object::create`].
+    pub fn shrink(&self, len: u64) -> Result<u64> {
+        self.0.member.service().shrink_object(self.0.grant.index, self.0.grant.incarnation, len)
+    }
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        // A service that is gone has nothing to be told.
+        let _ = self.member.service().close_object(self.grant.index, self.grant.incarnation);
+    }
+}
+
+/// A question of a peer's local service about objects, and the answer's place: how a VM's agent reaches the host service.
+/// One question at a time; both sides read each word once.
+pub mod call {
+    use super::{Error, PeerInfo, Region, Result, Section, Word, reply};
+    use crate::format::directory;
+
+    /// Longest frame that goes this way.
+    pub const MAX_FRAME: usize = 512;
+
+    /// Who asks what.
+    #[derive(Debug, Clone, PartialEq, Eq)]
+    pub struct Call {
+        /// Number of the question.
+        pub number: u64,
+        /// The process that asks.
+        pub party: u64,
+        /// Its user and group.
+        pub user: (u32, u32),
+        /// A request of the attach protocol.
+        pub frame: Vec<u8>,
+    }
+
+    /// Writes a question into the own section; for a local service.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for a frame that is too long.
+    pub fn ask(section: &Section, call: &Call) -> Result<()> {
+        if call.frame.len() > MAX_FRAME {
+            return Err(Error::Invalid { what: "bytes of a call", value: call.frame.len() as u64 });
+        }
+        let put = |offset, value| section.word("call", offset).map(|w| w.put(value));
+        section.fill_bytes("call", directory::CALL_FRAME, &call.frame)?;
+        put(directory::CALL_LEN, call.frame.len() as u64)?;
+        put(directory::CALL_PARTY, call.party)?;
+        put(directory::CALL_UID, u64::from(call.user.0) | (u64::from(call.user.1) << 32))?;
+        section.word("call", directory::CALL)?.set(call.number);
+        Ok(())
+    }
+
+    /// The question that stands in a peer's section, if it is another one than `last`.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for one that is too long.
+    pub fn heard(section: &Section, last: u64) -> Result<Option<Call>> {
+        let number = section.word("call", directory::CALL)?.get();
+        if number == last {
+            return Ok(None);
+        }
+        let len = section.word("call", directory::CALL_LEN)?.peek();
+        if len > MAX_FRAME as u64 {
+            return Err(Error::Invalid { what: "bytes of a call", value: len });
+        }
+        let frame = section.bytes("call", directory::CALL_FRAME, MAX_FRAME as u64)?.to_vec(0, len)?;
+        let user = (section.half("call", directory::CALL_UID)?, section.half("call", directory::CALL_GID)?);
+        let party = section.word("call", directory::CALL_PARTY)?.peek();
+        Ok(Some(Call { number, party, user, frame }))
+    }
+
+    fn place(region: &Region, peer: u32) -> Result<Section> {
+        if peer >= region.shape().peers {
+            return Err(Error::NoPeer { peer });
+        }
+        let at = region.shape().reply_table() + u64::from(peer) * reply::BYTES;
+        region.host()?.part("reply", at, reply::BYTES)
+    }
+
+    /// Writes the answer to a peer's question; for the host service.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for a frame that is too long.
+    pub fn answer(region: &Region, peer: u32, number: u64, frame: &[u8]) -> Result<()> {
+        if frame.len() > MAX_FRAME {
+            return Err(Error::Invalid { what: "bytes of a reply", value: frame.len() as u64 });
+        }
+        let at = place(region, peer)?;
+        at.fill_bytes("reply", reply::FRAME, frame)?;
+        at.word("reply", reply::LEN)?.put(frame.len() as u64);
+        at.word("reply", reply::SEQUENCE)?.set(number);
+        Ok(())
+    }
+
+    /// The answer to question `number`, once it is there.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for one that is too long.
+    pub fn answered(region: &Region, info: &PeerInfo, number: u64) -> Result<Option<Vec<u8>>> {
+        let at = place(region, info.index)?;
+        if at.word("reply", reply::SEQUENCE).map(Word::get)? != number {
+            return Ok(None);
+        }
+        let len = at.word("reply", reply::LEN)?.peek();
+        if len > MAX_FRAME as u64 {
+            return Err(Error::Invalid { what: "bytes of a reply", value: len });
+        }
+        at.bytes("reply", reply::FRAME, MAX_FRAME as u64)?.to_vec(0, len).map(Some)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+
+    use super::*;
+    use crate::mapping::Mapping;
+    use crate::membership::{Shape, Writer};
+
+    fn region() -> Region {
+        let fd = crate::create::memory(4 << 20).unwrap();
+        let map = Mapping::map(fd.as_fd(), 4 << 20).unwrap();
+        let shape = Shape::new(4 << 20, [1, 2], 2, 16).unwrap().with_shared(1 << 20, 8).unwrap();
+        assert!(shape.host_bytes >= shape.object_table() + 8 * object::BYTES);
+        Writer::create(&map, &shape, 1).unwrap().region().clone()
+    }
+
+    fn info(name: &str) -> ObjectInfo {
+        ObjectInfo {
+            index: 3,
+            life: Life { incarnation: 7, state: State::Active },
+            offset: 4096,
+            len: 100,
+            kind: Kind::Barrier as u32,
+            mode: 0o640,
+            owner: (1000, 100),
+            creator: Some(Party::new(1, 2, 3)),
+            flags: ENDS_WITH_CREATOR,
+            opens: 1,
+            params: [4, 3, 2, 1],
+            name: name.into(),
+        }
+    }
+
+    #[test]
+    fn an_object_is_read_as_it_was_published_until_it_is_retired() {
+        let region = region();
+        assert_eq!(objects(&region), []);
+        for name in ["a", &"n".repeat(MAX_NAME)] {
+            publish(&region, &info(name)).unwrap();
+            assert_eq!(objects(&region), [info(name)]);
+        }
+        assert!(is_there(&region, 3, 7) && !is_there(&region, 3, 6) && !is_there(&region, 2, 7));
+        assert_eq!(section(&region, &info("a")).unwrap().len(), 100);
+        assert!(section(&region, &ObjectInfo { offset: 1 << 20, ..info("a") }).is_err());
+        retire(&region, 3, 7).unwrap();
+        assert_eq!(object(&region, 3).unwrap(), None);
+        assert!(object(&region, 8).is_err());
+        assert!(publish(&region, &info(&"n".repeat(MAX_NAME + 1))).is_err());
+    }
+
+    #[test]
+    fn a_mode_lets_in_whom_it_names() {
+        let owner = (1000, 100);
+        let may = |access: Access, who| access.is_granted(0o640, owner, who);
+        assert!(may(Access::Write, (1000, 1)) && may(Access::Write, (0, 0)));
+        assert!(may(Access::Read, (1, 100)) && !may(Access::Write, (1, 100)));
+        assert!(!may(Access::Read, (1, 1)));
+        assert!(!Access::Read.is_granted(0o060, owner, (1000, 100)), "the owner is not of the group");
+    }
+
+    #[test]
+    fn a_call_is_heard_once_and_its_answer_found() {
+        let region = region();
+        let section = region.shared().unwrap();
+        let call = call::Call { number: 5, party: 9, user: (1, 2), frame: vec![7; 300] };
+        assert_eq!(call::heard(&section, 0).unwrap(), None);
+        call::ask(&section, &call).unwrap();
+        assert_eq!(call::heard(&section, 4).unwrap(), Some(call.clone()));
+        assert_eq!(call::heard(&section, 5).unwrap(), None);
+        assert!(call::ask(&section, &call::Call { frame: vec![0; 513], ..call }).is_err());
+        section.word("call", crate::format::directory::CALL_LEN).unwrap().set(u64::MAX);
+        assert!(call::heard(&section, 4).is_err());
+    }
+}
