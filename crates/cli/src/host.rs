@@ -41,6 +41,12 @@ pub(crate) struct Args {
     /// Take the region from the kernel's huge pages of this size (2M, 1G), or do not start; `no`: from ordinary pages
     #[arg(long, value_name = "SIZE", default_value = "no", value_parser = size::parse_huge_pages)]
     huge_pages: size::HugePages,
+    /// Bytes of the region for named objects (segments, barriers, locks), which all members write; by default an eighth
+    #[arg(long, value_name = "SIZE", value_parser = size::parse_or_none)]
+    shared: Option<u64>,
+    /// Most bytes of all named objects of one user together; root may have more
+    #[arg(long, value_name = "SIZE", value_parser = size::parse)]
+    shared_quota: Option<u64>,
     /// Another user that may attach and connect VMs, by name or number (libvirt's QEMU is libvirt-qemu); may be
     /// repeated
     #[arg(long = "allow", value_name = "USER", value_parser = user::parse)]
@@ -73,6 +79,8 @@ impl Args {
             ranks: self.ranks,
             region_bytes: self.region_size,
             huge_pages: self.huge_pages.0,
+            shared_bytes: self.shared,
+            shared_quota: self.shared_quota,
             users: self.users,
             group: self.group,
         };

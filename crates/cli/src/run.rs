@@ -78,6 +78,9 @@ pub(crate) struct Args {
     /// Take the region from the kernel's huge pages of this size (2M, 1G), or do not run; `no`: from ordinary pages
     #[arg(long, value_name = "SIZE", default_value = "no", value_parser = size::parse_huge_pages)]
     huge_pages: size::HugePages,
+    /// Bytes of the region for named objects (segments, barriers, locks), which all ranks write; by default an eighth
+    #[arg(long, value_name = "SIZE", value_parser = size::parse_or_none)]
+    shared: Option<u64>,
     /// Hardware virtualisation or emulation; auto takes KVM where it really works
     #[arg(long, value_enum, default_value_t = AcceleratorArg::Auto)]
     accel: AcceleratorArg,
@@ -167,6 +170,7 @@ impl Args {
             memory_bytes: self.memory,
             region_bytes: self.region_size,
             huge_pages: self.huge_pages.0,
+            shared_bytes: self.shared,
             accel: match self.accel {
                 AcceleratorArg::Auto => Accelerator::Auto,
                 AcceleratorArg::Kvm => Accelerator::Kvm,

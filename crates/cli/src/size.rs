@@ -16,6 +16,11 @@ pub(crate) fn parse(text: &str) -> Result<u64, String> {
     number.checked_mul(1 << factor_shift).filter(|bytes| *bytes > 0).ok_or_else(bad)
 }
 
+/// Reads a size that may be nothing at all.
+pub(crate) fn parse_or_none(text: &str) -> Result<u64, String> {
+    if text == "0" { Ok(0) } else { parse(text) }
+}
+
 /// Reads the size of a region, which is a power of two.
 pub(crate) fn parse_region(text: &str) -> Result<u64, String> {
     let bytes = parse(text)?;
@@ -53,6 +58,12 @@ mod tests {
         for bad in ["", "M", "1.5G", "1X", "0", "-1", "99999999999T"] {
             assert!(parse(bad).is_err(), "{bad}");
         }
+    }
+
+    #[test]
+    fn nothing_is_a_size_where_it_may_be() {
+        assert_eq!((parse_or_none("0"), parse_or_none("1M")), (Ok(0), Ok(1 << 20)));
+        assert!(parse_or_none("no").is_err());
     }
 
     #[test]

@@ -29,6 +29,10 @@ pub struct Options {
     pub region_bytes: Option<u64>,
     /// Bytes of each huge page that the region lies in, if it shall.
     pub huge_pages: Option<u64>,
+    /// Bytes of the region for named objects, if somebody says.
+    pub shared_bytes: Option<u64>,
+    /// Most bytes of all named objects of one user.
+    pub shared_quota: Option<u64>,
     /// Users that may attach and connect VMs, besides this one and root.
     pub users: Vec<u32>,
     /// A group whose members may attach and connect VMs; its sockets are the group's, and nobody else is asked for.
@@ -49,6 +53,8 @@ impl Options {
         let bytes = self.region_bytes.unwrap_or_else(|| default_bytes_in(ranks, self.huge_pages));
         let mut config = Config::new(dir, bytes);
         config.huge_pages = self.huge_pages;
+        config.shared_bytes = self.shared_bytes;
+        config.shared_quota = self.shared_quota;
         config.ivshmem_socket = Some(ivshmem_socket(&attach));
         config.wake_socket = Some(wake_socket(&attach));
         config.attach_socket = Some(attach);

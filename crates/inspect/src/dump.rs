@@ -106,7 +106,10 @@ fn generations(reader: &Reader) -> Generations {
     let Some(survey) = look(reader, Depth::Tables).ok().and_then(|l| l.survey) else { return found };
     found.values.push(word(header::GENERATION));
     let (peers, endpoints) = (survey.region.places, survey.region.endpoints_per_member);
-    let Ok(shape) = Shape::new(reader.len(), [0; 2], peers, endpoints) else { return found };
+    let (shared, objects) = (survey.region.shared_bytes, survey.region.object_places);
+    let shape =
+        Shape::new(reader.len(), [0; 2], peers, endpoints).and_then(|s| s.with_shared(shared, objects));
+    let Ok(shape) = shape else { return found };
     found.tables.push((0, shape.host_bytes.min(reader.len())));
     for member in survey.members.iter().filter(|m| m.heap_bytes > 0) {
         found.values.push(word(member.section + directory::GENERATION));

@@ -14,6 +14,8 @@ pub enum Place {
     Region,
     /// An entry of the peer table.
     Peer(u32),
+    /// An entry of the object table.
+    Object(u32),
     /// A peer's directory.
     Directory(u32),
     /// An entry of a peer's area table.
@@ -35,6 +37,7 @@ impl fmt::Display for Place {
         match self {
             Self::Region => f.write_str("region"),
             Self::Peer(peer) => write!(f, "peer {peer}"),
+            Self::Object(index) => write!(f, "object {index}"),
             Self::Directory(peer) => write!(f, "peer {peer}, directory"),
             Self::Area(peer, area) => write!(f, "peer {peer}, area {area}"),
             Self::Endpoint(peer, slot) => write!(f, "peer {peer}, endpoint {slot}"),

@@ -13,6 +13,33 @@ pub struct Survey {
     pub region: Region,
     /// Members whose places were ever used, in the order of the table.
     pub members: Vec<Member>,
+    /// Named objects, in the order of their table.
+    pub objects: Vec<Object>,
+}
+
+/// A named object: a piece of the shared section.
+#[derive(Debug, Clone, Serialize)]
+pub struct Object {
+    /// Index in the table.
+    pub index: u32,
+    /// Incarnation.
+    pub incarnation: u64,
+    /// What it is.
+    pub kind: &'static str,
+    /// Name.
+    pub name: String,
+    /// Whether its name is gone, and it ends with those who have it open.
+    pub unlinked: bool,
+    /// Offset in the region.
+    pub offset: u64,
+    /// Bytes.
+    pub bytes: u64,
+    /// Mode, as of a file.
+    pub mode: u32,
+    /// Owner: user and group.
+    pub owner: (u32, u32),
+    /// Processes that have it open.
+    pub opens: u64,
 }
 
 /// The region as a whole.
@@ -31,6 +58,10 @@ pub struct Region {
     pub places: u32,
     /// Endpoints that each may have.
     pub endpoints_per_member: u32,
+    /// Bytes of the shared section, for named objects.
+    pub shared_bytes: u64,
+    /// Places for named objects.
+    pub object_places: u32,
     /// Processors that the host has for all of them; 0 if its service does not know.
     pub processors: u64,
 }

@@ -215,9 +215,11 @@ mod tests {
             service: State::Active,
             places: 2,
             endpoints_per_member: 1,
+            shared_bytes: 0,
+            object_places: 0,
             processors: 2,
         };
-        Survey { region, members: vec![member] }
+        Survey { region, members: vec![member], objects: Vec::new() }
     }
 
     /// Reads the text back by the rules of the format: families, and samples by name and labels.

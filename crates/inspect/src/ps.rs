@@ -21,6 +21,9 @@ pub fn text(target: &Target, survey: &Survey, faults: &Faults, all: bool) -> Str
     let service = if target.is_served() { state_name(region.service) } else { "killed" };
     let _ = writeln!(out, "region {}, {}, service {service}\n", region.uuid, bytes(region.bytes));
     let _ = writeln!(out, "{}", members(survey));
+    if !survey.objects.is_empty() {
+        let _ = writeln!(out, "{}", objects(survey));
+    }
     let processes = processes(survey);
     if processes.is_empty() {
         let _ = writeln!(out, "no process is attached");
@@ -106,6 +109,23 @@ fn members(survey: &Survey) -> Table {
             bytes(m.heap_bytes),
         ];
         table.row(cells.into_iter().chain(counted(&m.counters)).collect());
+    }
+    table
+}
+
+fn objects(survey: &Survey) -> Table {
+    let mut table = Table::new(&["<object", "<kind", "bytes", "mode", "user", "group", "open in", "<state"]);
+    for o in &survey.objects {
+        table.row(vec![
+            o.name.clone(),
+            o.kind.to_owned(),
+            bytes(o.bytes),
+            format!("{:03o}", o.mode),
+            o.owner.0.to_string(),
+            o.owner.1.to_string(),
+            o.opens.to_string(),
+            if o.unlinked { "unlinked" } else { "named" }.to_owned(),
+        ]);
     }
     table
 }

@@ -1,6 +1,7 @@
 //! One look at a region: every structure of the format is read once, compared with what it may be, and handed on.
 //!
-//! The host section and the members' tables are read here, what hangs off an endpoint in `chains`, and what others reach
+//! The host section and the members' tables are read here, named objects in `objects`,
+//! what hangs off an endpoint in `chains`, and what others reach
 //! without messages in `registrations`. Two kinds of rules
 //! are checked: what a single writer promises (offsets, sizes, states), always; and what holds between words of two
 //! writers (a lane's read position and its stamps), only in memory, since a dump of a region at work shows them as they
@@ -8,6 +9,7 @@
 
 mod chains;
 mod members;
+mod objects;
 mod registrations;
 
 use isthmus_region::format::{self, MAGIC, SECTION_ALIGN, VERSION, header, object, peer};
@@ -133,7 +135,7 @@ impl Walk<'_> {
                 number(shape.peers.into()),
                 "as many as fit into the region",
             );
-            return Ok(Some(Survey { region, members: Vec::new() }));
+            return Ok(Some(Survey { region, members: Vec::new(), objects: Vec::new() }));
         }
         let mut sections = Claims::default();
         // Host section and shared section have been checked to lie in the region; nothing was taken before them.
@@ -145,7 +147,8 @@ impl Walk<'_> {
             }
         }
         self.names(&members);
-        let mut survey = Survey { region, members };
+        let objects = self.objects(&shape)?;
+        let mut survey = Survey { region, members, objects };
         self.connect(&shape, &mut survey)?;
         self.owners(&survey);
         Ok(Some(survey))
@@ -275,6 +278,8 @@ impl Walk<'_> {
             service: life.state,
             places: peers,
             endpoints_per_member: endpoints,
+            shared_bytes,
+            object_places: objects,
             processors: word(&words, header::CPUS),
         };
         Ok(Some((shape, region)))

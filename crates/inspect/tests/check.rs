@@ -12,11 +12,12 @@ use isthmus_inspect::explain;
 use isthmus_inspect::survey::{Depth, look};
 use isthmus_region::counters::Counter;
 use isthmus_region::format::{
-    accept, area, block, directory, endpoint, header, lane, peer, registration, registrations, slot,
+    accept, area, block, directory, endpoint, header, lane, object, peer, registration, registrations, slot,
 };
 use isthmus_region::local::LocalBuf;
 use isthmus_region::mapping::{Mapping, Section};
 use isthmus_region::membership::Region;
+use isthmus_region::objects::{Kind, NewObject, Object};
 use isthmus_region::reader::Reader;
 use isthmus_region::registrations::{READ, Range, Table};
 use isthmus_transport::types::Rma;
@@ -71,6 +72,17 @@ fn each_field_that_is_wrong_is_named() {
     let mut job = job(2);
     job.send(0, 1, 100, 8);
     job.send(1, 0, 100, 8);
+    let new = |name: &str| NewObject {
+        kind: Kind::Segment,
+        name: name.into(),
+        len: 100,
+        mode: 0o600,
+        ends_with_creator: false,
+        params: [0; 4],
+        or_open: false,
+    };
+    let named = isthmus_attach::connect_at(job.service.attach_socket()).unwrap();
+    let _objects = ["one", "two"].map(|name| Object::create(&named, &new(name)).unwrap());
     let bytes = job.bytes();
     let (reader, whole) = memory(&bytes);
     let word = |at: u64| whole.word("t", at).unwrap();
@@ -94,7 +106,23 @@ fn each_field_that_is_wrong_is_named() {
     let other_window = word(other_entry + registration::OFFSET).get();
     let other_first = word(area_at + area::BYTES + area::FIRST).get();
     assert_eq!([window, other_window], [job.windows[0], job.windows[1]]);
+    let object_at = region.shape().object_table();
     let cases: &[(u64, u64, &str)] = &[
+        (header::SHARED_BYTES, REGION, "header.SHARED_BYTES"),
+        (header::SHARED_BYTES, 77, "header.SHARED_BYTES"),
+        (header::OBJECTS, 1 << 31, "header.OBJECTS"),
+        (header::OBJECTS, 5000, "header.HOST_BYTES"),
+        (header::REPLY_TABLE, 64, "header.REPLY_TABLE"),
+        (header::OBJECT_TABLE, u64::MAX, "header.OBJECT_TABLE"),
+        (object_at + object::LIFE, 0x1ff, "object.LIFE"),
+        (object_at + object::OFFSET, u64::MAX, "object.OFFSET"),
+        (object_at + object::OFFSET, 4096 + 50, "object.OFFSET"),
+        (object_at + object::LEN, 0, "object.OFFSET"),
+        (object_at + object::LEN, u64::MAX, "object.OFFSET"),
+        (object_at + object::KIND, 99, "object.KIND"),
+        (object_at + object::KIND, 1 | (0o7777 << 32), "object.MODE"),
+        (object_at + object::FLAGS, 4, "object.FLAGS"),
+        (object_at + object::NAME, u64::MAX, "object.NAME"),
         (header::MAGIC, 7, "header.MAGIC"),
         (header::VERSION, 9, "header.VERSION"),
         (header::REGION_BYTES, REGION * 2, "header.REGION_BYTES"),

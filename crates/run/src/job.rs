@@ -310,6 +310,7 @@ fn start_parts(
             .region_bytes
             .unwrap_or_else(|| service::default_region_bytes(ranks, spec.huge_pages)),
         huge_pages: spec.huge_pages,
+        shared_bytes: spec.shared_bytes,
         host_ranks: if spec.vms == 0 { ranks.unwrap_or(1) } else { spec.host_ranks },
         vms: names.iter().cloned().zip(spec.slots(guest_ranks(spec))).collect(),
     };

@@ -16,6 +16,8 @@ pub struct Config {
     pub region_bytes: u64,
     /// Bytes of each huge page that the region lies in, if it shall.
     pub huge_pages: Option<u64>,
+    /// Bytes of the region for named objects, if somebody says.
+    pub shared_bytes: Option<u64>,
     /// Processes expected on the host.
     pub host_ranks: u32,
     /// The host names of the VMs that will join, in order, and the processes expected there.
@@ -63,6 +65,7 @@ impl StartService for Embedded {
     fn start(&self, config: &Config, verbose: bool, note: Note) -> Result<Option<Box<dyn Service>>> {
         let mut host = isthmus_host::Config::new(&config.dir, config.region_bytes);
         host.huge_pages = config.huge_pages;
+        host.shared_bytes = config.shared_bytes;
         host.host_ranks = config.host_ranks;
         host.vms = config
             .vms

@@ -102,6 +102,8 @@ pub struct RunSpec {
     pub region_bytes: Option<u64>,
     /// Bytes of each huge page that the region lies in, if it shall.
     pub huge_pages: Option<u64>,
+    /// Bytes of the region for named objects.
+    pub shared_bytes: Option<u64>,
     /// Accelerator for QEMU.
     pub accel: Accelerator,
     /// Kernel image to boot instead of the packaged one.

@@ -1,0 +1,79 @@
+//! Named objects: the table that the host service writes. What an object's bytes mean is its users' affair.
+
+use isthmus_region::format::object;
+use isthmus_region::life::State;
+use isthmus_region::membership::Shape;
+use isthmus_region::objects::{Kind, MAX_NAME, UNLINKED};
+
+use super::{Result, Walk, half, word};
+use crate::claims::Claims;
+use crate::fault::{Place, number};
+use crate::model::{Object, printable};
+
+impl Walk<'_> {
+    /// All entries of the table that are in use. No two of them have a byte in common.
+    pub(super) fn objects(&mut self, shape: &Shape) -> Result<Vec<Object>> {
+        let mut taken = Claims::default();
+        let mut found = Vec::new();
+        for index in 0..shape.objects {
+            if let Some(object) = self.object(shape, index, &mut taken)? {
+                found.push(object);
+            }
+        }
+        Ok(found)
+    }
+
+    fn object(&mut self, shape: &Shape, index: u32, taken: &mut Claims) -> Result<Option<Object>> {
+        let at = shape.object_table() + u64::from(index) * object::BYTES;
+        let place = Place::Object(index);
+        let words = self.words("object", at, 16)?;
+        let life = self.life(place, "object.LIFE", at + object::LIFE, word(&words, object::LIFE));
+        if life.state != State::Active {
+            return Ok(None);
+        }
+        let (offset, len) = (word(&words, object::OFFSET), word(&words, object::LEN));
+        let end = offset.checked_add(len);
+        let inside = len > 0 && end.is_some_and(|e| e <= shape.shared_bytes);
+        self.require(inside, place, "object.OFFSET", at + object::OFFSET, offset, || {
+            format!(
+                "with its {} bytes inside the shared section's {}",
+                number(len),
+                number(shape.shared_bytes)
+            )
+        });
+        let apart = !inside || taken.take(offset, len).is_ok();
+        self.require(apart, place, "object.OFFSET", at + object::OFFSET, offset, || {
+            "no byte of another object".into()
+        });
+        let (kind, mode) = (half(&words, object::KIND), half(&words, object::MODE));
+        let known = Kind::of(kind);
+        self.require(known.is_some(), place, "object.KIND", at + object::KIND, kind.into(), || {
+            format!("1 to {}", Kind::ALL.len())
+        });
+        self.require(mode & !0o666 == 0, place, "object.MODE", at + object::MODE, mode.into(), || {
+            "read and write bits of owner, group and others".into()
+        });
+        let flags = word(&words, object::FLAGS);
+        self.require(flags <= 3, place, "object.FLAGS", at + object::FLAGS, flags, || "0 to 3".into());
+        let mut bytes = [0; MAX_NAME + 1];
+        self.reader.bytes("object", at + object::NAME, &mut bytes)?;
+        let end = bytes.iter().position(|b| *b == 0).unwrap_or(bytes.len());
+        let name = printable(&String::from_utf8_lossy(&bytes[..end]));
+        if !(1..=MAX_NAME).contains(&end) || std::str::from_utf8(&bytes[..end]).is_err() {
+            let allowed = format!("1 to {MAX_NAME} bytes of UTF-8 and zeros behind them");
+            self.fault(place, "object.NAME", at + object::NAME, format!("{name:?}"), allowed);
+        }
+        Ok(Some(Object {
+            index,
+            incarnation: life.incarnation,
+            kind: known.map_or("unknown", Kind::name),
+            name,
+            unlinked: flags & UNLINKED != 0,
+            offset: shape.host_bytes.saturating_add(offset),
+            bytes: len,
+            mode,
+            owner: (half(&words, object::UID), half(&words, object::GID)),
+            opens: word(&words, object::OPENS),
+        }))
+    }
+}
