@@ -40,12 +40,16 @@ impl Deaths {
                     state.ranks.remove(&who.pid).map_or(String::new(), |rank| format!("rank {rank}, "));
                 // The end of its connection is often seen before its own.
                 let died = matches!(ending, Ending::Died | Ending::Closed) && !endpoints.is_empty();
-                (died && !std::mem::replace(&mut state.told, true)).then(|| {
-                    format!(
-                        "{rank}process {} ({}) is gone with an endpoint open: it was killed, or ended without MPI_Finalize",
-                        who.pid, who.name
-                    )
-                })
+                let how = match ending {
+                    Ending::Died => {
+                        "is gone with an endpoint open: it was killed, or ended without MPI_Finalize"
+                    }
+                    _ => {
+                        "has closed its connection with an endpoint open: it was killed, ended without MPI_Finalize, or closed a descriptor that it did not open"
+                    }
+                };
+                (died && !std::mem::replace(&mut state.told, true))
+                    .then(|| format!("{rank}process {} ({}) {how}", who.pid, who.name))
             }
             Event::Refused { .. } | Event::Trouble { .. } => None,
         }

@@ -235,7 +235,8 @@ fn write_stats(file: &Path, counters: &str, accel: Option<&str>, boot_s: f64) ->
     stats.insert("accel".into(), accel.into());
     stats.insert("boot_s".into(), boot_s.into());
     let text = serde_json::to_string(&stats).map_err(broken)?;
-    write_file(file, &format!("{text}\n"))
+    crate::named::write(file, &format!("{text}\n"))
+        .map_err(|e| Error::io(format!("cannot write {}", file.display()), e))
 }
 
 fn say(spec: &RunSpec, text: impl FnOnce() -> String) {

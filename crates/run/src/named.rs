@@ -3,7 +3,8 @@
 
 use std::ffi::OsStr;
 use std::fs;
-use std::io;
+use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
 use rustix::fs::{Access, access};
@@ -25,6 +26,23 @@ pub fn may_write(file: &Path) -> io::Result<()> {
         }
         Err(e) => Err(e),
     }
+}
+
+/// Writes a file, or into a pipe with a name if somebody reads it: nobody is waited for.
+///
+/// # Errors
+/// Why not.
+pub fn write(file: &Path, text: &str) -> io::Result<()> {
+    let flags = i32::try_from(rustix::fs::OFlags::NONBLOCK.bits()).unwrap_or(0);
+    let mut options = fs::OpenOptions::new();
+    options.write(true).create(true).truncate(true).custom_flags(flags);
+    let mut open = options.open(file).map_err(|e| match e.raw_os_error() {
+        Some(code) if code == rustix::io::Errno::NXIO.raw_os_error() => {
+            io::Error::new(io::ErrorKind::BrokenPipe, "nobody reads this pipe")
+        }
+        _ => e,
+    })?;
+    open.write_all(text.as_bytes())
 }
 
 /// Whether a launcher finds the program that `word` names: at that path, or for a bare name on `path` or in the working
@@ -60,6 +78,26 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     use super::*;
+
+    #[test]
+    fn a_pipe_that_nobody_reads_keeps_nobody() {
+        let dir = tempfile::tempdir().unwrap();
+        let pipe = dir.path().join("pipe");
+        let mode = rustix::fs::Mode::from_raw_mode(0o600);
+        rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, mode, 0).unwrap();
+        let e = write(&pipe, "x").unwrap_err();
+        assert_eq!(e.kind(), io::ErrorKind::BrokenPipe);
+        // Opened for both, so that this does not wait either.
+        let mut reader = fs::OpenOptions::new().read(true).write(true).open(&pipe).unwrap();
+        write(&pipe, "figures").unwrap();
+        let mut read = [0; 7];
+        io::Read::read_exact(&mut reader, &mut read).unwrap();
+        assert_eq!(&read, b"figures");
+        let plain = dir.path().join("plain");
+        write(&plain, "longer").unwrap();
+        write(&plain, "short").unwrap();
+        assert_eq!(fs::read_to_string(plain).unwrap(), "short");
+    }
 
     #[test]
     fn what_cannot_be_written_is_known_before() {
