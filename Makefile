@@ -16,6 +16,8 @@ export PATH := $(shell scripts/find-cargo):$(PATH)
 all:
 	cargo build --release --workspace
 	install -D -m 755 $(RELEASE)/libisthmus_fi.so $(PROVIDER)
+	install -D -m 755 $(RELEASE)/libisthmus_c.so $(TARGET)/lib/libisthmus.so.0
+	ln -sfn libisthmus.so.0 $(TARGET)/lib/libisthmus.so
 
 # Before every push.
 check: fmt clippy unit doc scripts
@@ -34,7 +36,7 @@ doc:
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --document-private-items --quiet
 
 scripts:
-	bash -n demo test .ci/run fuzz/run packaging/build-deb tests/ops/install scripts/install-deps scripts/install-mpi scripts/find-cargo tests/programs/run tests/load/run tests/programs/files tests/docs/install-deps
+	bash -n demo test .ci/run fuzz/run packaging/build-deb tests/ops/install scripts/install-deps scripts/install-mpi scripts/find-cargo tests/programs/run tests/api/run tests/load/run tests/programs/files tests/docs/install-deps
 	PYTHONPYCACHEPREFIX=build/pycache python3 -m py_compile tests/pages.py tests/faults/limits tests/mpis/run tests/programs/packaged tests/mpi4py/run tests/mpi4py/worker.py tests/uid/run tests/programs/bench tests/run/ends tests/run/terminal tests/run/visit tests/ops/guest tests/watch/run tests/doctor/run
 	tests/docs/install-deps
 
@@ -75,7 +77,11 @@ COMPLETIONS := bash-completion/completions/isthmus zsh/site-functions/_isthmus f
 install:
 	install -D -m 755 $(RELEASE)/isthmus $(BIN)/isthmus
 	install -D -m 755 $(RELEASE)/libisthmus_fi.so $(LIB)/isthmus/libisthmus-fi.so
+	install -D -m 755 $(RELEASE)/libisthmus_c.so $(LIB)/libisthmus.so.0
+	ln -sfn libisthmus.so.0 $(LIB)/libisthmus.so
+	install -D -m 644 include/isthmus.h $(DESTDIR)$(PREFIX)/include/isthmus.h
 	install -D -m 644 include/isthmus_fi.h $(DESTDIR)$(PREFIX)/include/isthmus_fi.h
+	install -d $(LIB)/pkgconfig && sed 's|@PREFIX@|$(PREFIX)|' packaging/isthmus.pc.in >$(LIB)/pkgconfig/isthmus.pc
 	for page in man/*.[1-8]; do install -D -m 644 $$page $(SHARE)/man/man$${page##*.}/$${page##*/} || exit 1; done
 	install -d $(LIB)/systemd/system $(LIB)/systemd/user
 	$(UNIT) packaging/isthmus-host.service.in >$(LIB)/systemd/system/isthmus-host.service
@@ -87,6 +93,7 @@ install:
 	    $(RELEASE)/isthmus completions $${file%%[-/]*} >$(SHARE)/$$file || exit 1; done
 
 uninstall:
+	rm -f $(LIB)/libisthmus.so.0 $(LIB)/libisthmus.so $(DESTDIR)$(PREFIX)/include/isthmus.h $(LIB)/pkgconfig/isthmus.pc
 	rm -f $(BIN)/isthmus $(DESTDIR)$(PREFIX)/include/isthmus_fi.h $(LIB)/isthmus/libisthmus-fi.so $(LIB)/systemd/system/isthmus-host.service \
 	    $(LIB)/systemd/system/isthmus-guest.service $(LIB)/systemd/user/isthmus-host.service \
 	    $(LIB)/udev/rules.d/60-isthmus.rules $(LIB)/sysusers.d/isthmus.conf

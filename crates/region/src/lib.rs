@@ -16,6 +16,7 @@
 //! - [`local`]: memory that a caller lends us for the length of an operation.
 //! - [`objects`]: the table of named objects, which are pieces of the shared section.
 //! - [`party`]: a process, as words of shared memory name it; [`gate`]: waiting at a word that many may change.
+//! - [`value`]: plain values, copied in and out whole.
 //! - [`wake`]: sleeping on a word of the region, and waking who does.
 //! - [`counters`]: what went through the region, per process and per peer.
 
@@ -39,6 +40,7 @@ pub mod pool;
 pub mod reader;
 pub mod registrations;
 pub mod source;
+pub mod value;
 pub mod wake;
 
 pub use error::{Error, Result};

@@ -1,0 +1,81 @@
+//! A process's place in a region, from which everything else is opened.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use isthmus_region::life::State;
+use isthmus_region::member::Member as Attached;
+use isthmus_region::objects::{self, Kind};
+
+use crate::error::Result;
+use crate::segment::{Segment, SegmentOptions};
+
+pub use isthmus_region::objects::ObjectInfo;
+
+/// A process's place in a region. Cheap to clone; the attachment ends with the last clone, and with all that was opened by it.
+#[derive(Debug, Clone)]
+pub struct Attachment(pub(crate) Arc<Attached>);
+
+/// A member of the region: the host's own processes together, or a VM.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Member {
+    /// Its number in the region.
+    pub index: u32,
+    /// Its host name.
+    pub name: String,
+    /// Whether it is a VM.
+    pub is_vm: bool,
+}
+
+impl Attachment {
+    /// Attaches to the service of this host or VM: at `ISTHMUS_SOCKET`, else `/run/isthmus/socket`, else
+    /// `$XDG_RUNTIME_DIR/isthmus/socket`. Who is attached already gets the same attachment.
+    ///
+    /// # Errors
+    /// [`crate::Error::Attach`], naming the socket and what helps.
+    pub fn open() -> Result<Self> {
+        Ok(Self(isthmus_attach::client::shared()?))
+    }
+
+    /// Attaches to the service that listens at `socket`, anew each time.
+    ///
+    /// # Errors
+    /// As [`Attachment::open`].
+    pub fn at(socket: impl AsRef<Path>) -> Result<Self> {
+        Ok(Self(isthmus_attach::connect_at(socket.as_ref())?))
+    }
+
+    /// The member that this process belongs to.
+    ///
+    /// # Errors
+    /// [`crate::Error::Region`] when the membership table cannot be read.
+    pub fn member(&self) -> Result<Member> {
+        let found = self.members().into_iter().find(|m| m.index == self.0.peer());
+        Ok(found.ok_or(isthmus_region::Error::NoPeer { peer: self.0.peer() })?)
+    }
+
+    /// The members that live.
+    pub fn members(&self) -> Vec<Member> {
+        let live = self.0.region().peers().into_iter().filter(|p| p.life.state == State::Active);
+        live.map(|p| Member { index: p.index, name: p.name, is_vm: p.is_vm }).collect()
+    }
+
+    /// A segment by its name: to be opened or made by what this gives.
+    pub fn segment(&self, name: &str) -> SegmentOptions {
+        SegmentOptions::new(self, name)
+    }
+
+    /// All segments that there are, also those whose names are gone but which some process has open.
+    pub fn segments(&self) -> Vec<ObjectInfo> {
+        let all = objects::objects(self.0.region()).into_iter();
+        all.filter(|o| o.kind == Kind::Segment as u32).collect()
+    }
+
+    /// Takes a segment's name away. Its memory goes with the last process that has it open.
+    ///
+    /// # Errors
+    /// [`crate::Error::NotFound`]; [`crate::Error::Denied`] for somebody who is neither its owner nor root.
+    pub fn unlink_segment(&self, name: &str) -> Result<()> {
+        Segment::unlink(self, name)
+    }
+}

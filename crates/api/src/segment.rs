@@ -1,0 +1,241 @@
+//! Named segments: bytes that all who open the same name see.
+
+use isthmus_region::objects::{Access, Kind, NewObject, Object};
+use isthmus_region::value::Value;
+
+use crate::attachment::Attachment;
+use crate::error::{Error, Result};
+
+/// How a segment is opened or made.
+#[derive(Debug, Clone)]
+pub struct SegmentOptions {
+    here: Attachment,
+    name: String,
+    mode: u32,
+    ends_with_creator: bool,
+}
+
+impl SegmentOptions {
+    pub(crate) fn new(here: &Attachment, name: &str) -> Self {
+        Self { here: here.clone(), name: name.into(), mode: 0o600, ends_with_creator: false }
+    }
+
+    /// Who may read and write it once it is made, as of a file; `0o600` by default.
+    #[must_use]
+    pub fn mode(mut self, mode: u32) -> Self {
+        self.mode = mode;
+        self
+    }
+
+    /// Has its name go with the process that makes it, however that ends. By default it stays until it is unlinked, or the
+    /// region ends.
+    #[must_use]
+    pub fn ends_with_creator(mut self) -> Self {
+        self.ends_with_creator = true;
+        self
+    }
+
+    fn made(&self, len: u64, or_open: bool) -> Result<Segment> {
+        let new = NewObject {
+            kind: Kind::Segment,
+            name: self.name.clone(),
+            len,
+            mode: self.mode,
+            ends_with_creator: self.ends_with_creator,
+            params: [0; 4],
+            or_open,
+        };
+        let object = Object::create(&self.here.0, &new)?;
+        Ok(Segment { object, name: self.name.clone() })
+    }
+
+    /// Makes it, with `len` bytes, all zeros.
+    ///
+    /// # Errors
+    /// [`Error::Exists`]; [`Error::Full`]; [`Error::Invalid`] for a name or length that cannot be.
+    pub fn create(&self, len: u64) -> Result<Segment> {
+        self.made(len, false)
+    }
+
+    /// Opens it, or makes it with `len` bytes where there is none. One that is there keeps its length, which may be another.
+    ///
+    /// # Errors
+    /// As [`SegmentOptions::create`] and [`SegmentOptions::open`].
+    pub fn or_create(&self, len: u64) -> Result<Segment> {
+        self.made(len, true)
+    }
+
+    /// Opens it for reading and writing.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`]; [`Error::Denied`].
+    pub fn open(&self) -> Result<Segment> {
+        self.opened(Access::Write)
+    }
+
+    /// Opens it for reading.
+    ///
+    /// # Errors
+    /// As [`SegmentOptions::open`].
+    pub fn open_to_read(&self) -> Result<Segment> {
+        self.opened(Access::Read)
+    }
+
+    fn opened(&self, access: Access) -> Result<Segment> {
+        let object = Object::open(&self.here.0, Kind::Segment, &self.name, access)?;
+        Ok(Segment { object, name: self.name.clone() })
+    }
+}
+
+/// A segment that this process has open, until the last clone is dropped.
+///
+/// Nothing orders what one process writes with what another reads but words ([`Segment::word`]) and what synchronises:
+/// copies are plain copies, and may see half of another's.
+#[derive(Debug, Clone)]
+pub struct Segment {
+    object: Object,
+    name: String,
+}
+
+impl Segment {
+    pub(crate) fn unlink(here: &Attachment, name: &str) -> Result<()> {
+        Ok(here.0.service().unlink_object(Kind::Segment, name)?)
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Bytes, as many as there were when it was opened.
+    pub fn len(&self) -> u64 {
+        self.object.section().len()
+    }
+
+    /// Whether there are none; there are always some.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Whether this very call made it.
+    pub fn is_new(&self) -> bool {
+        self.object.is_new()
+    }
+
+    fn outside(&self, e: isthmus_region::Error) -> Error {
+        match e {
+            isthmus_region::Error::OutOfBounds { offset, len, limit, .. } => {
+                Error::OutOfBounds { name: self.name.clone(), offset, len, limit }
+            }
+            other => other.into(),
+        }
+    }
+
+    fn writable(&self) -> Result<()> {
+        match self.object.access() {
+            Access::Write => Ok(()),
+            Access::Read => Err(Error::ReadOnly { name: self.name.clone() }),
+        }
+    }
+
+    /// Copies a value out.
+    ///
+    /// # Errors
+    /// [`Error::OutOfBounds`].
+    #[inline]
+    pub fn get<T: Value>(&self, offset: u64) -> Result<T> {
+        self.object.section().get(offset).map_err(|e| self.outside(e))
+    }
+
+    /// Copies a value in.
+    ///
+    /// # Errors
+    /// [`Error::OutOfBounds`]; [`Error::ReadOnly`].
+    #[inline]
+    pub fn set<T: Value>(&self, offset: u64, value: T) -> Result<()> {
+        self.writable()?;
+        self.object.section().set(offset, value).map_err(|e| self.outside(e))
+    }
+
+    /// Copies all bytes of `into` out, from `offset`.
+    ///
+    /// # Errors
+    /// [`Error::OutOfBounds`]; nothing is copied then.
+    pub fn read(&self, offset: u64, into: &mut [u8]) -> Result<()> {
+        self.object.section().copy_out(offset, into).map_err(|e| self.outside(e))
+    }
+
+    /// Copies all bytes of `from` in, to `offset`.
+    ///
+    /// # Errors
+    /// [`Error::OutOfBounds`]; [`Error::ReadOnly`]. Nothing is copied then.
+    pub fn write(&self, offset: u64, from: &[u8]) -> Result<()> {
+        self.writable()?;
+        self.object.section().fill_bytes("segment", offset, from).map_err(|e| self.outside(e))
+    }
+
+    /// An atomic word of eight bytes, at a multiple of eight.
+    ///
+    /// # Errors
+    /// [`Error::OutOfBounds`], also for another offset; [`Error::ReadOnly`].
+    pub fn word(&self, offset: u64) -> Result<Word<'_>> {
+        self.writable()?;
+        let word = self.object.section().word("word", offset).map_err(|e| self.outside(e))?;
+        Ok(Word(word))
+    }
+
+    /// The address of its first byte in this process, for those who share memory with C.
+    ///
+    /// # Errors
+    /// Never for a segment that is open.
+    pub fn address(&self) -> Result<u64> {
+        Ok(self.object.section().address(0)?)
+    }
+
+    /// Makes it smaller; gives what is left. Who has it open already keeps seeing what was there.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for none, or for more than it has; [`Error::Denied`].
+    pub fn shrink(&self, len: u64) -> Result<u64> {
+        Ok(self.object.shrink(len)?)
+    }
+}
+
+/// An atomic word of a segment: a load acquires, a store releases, the rest does both.
+#[derive(Debug, Clone, Copy)]
+pub struct Word<'a>(&'a isthmus_region::sync::Word);
+
+impl Word<'_> {
+    /// Reads it, with acquire.
+    #[inline]
+    pub fn load(self) -> u64 {
+        self.0.get()
+    }
+
+    /// Writes it, with release.
+    #[inline]
+    pub fn store(self, value: u64) {
+        self.0.set(value);
+    }
+
+    /// Adds to it and gives what was there, with acquire and release; wraps around.
+    #[inline]
+    pub fn fetch_add(self, by: u64) -> u64 {
+        self.0.add(by)
+    }
+
+    /// Exchanges it and gives what was there, with acquire and release.
+    #[inline]
+    pub fn swap(self, value: u64) -> u64 {
+        self.0.swap(value)
+    }
+
+    /// Stores `new` if `old` is there, with acquire and release.
+    ///
+    /// # Errors
+    /// What is there instead.
+    #[inline]
+    pub fn compare_exchange(self, old: u64, new: u64) -> std::result::Result<(), u64> {
+        self.0.replace(old, new)
+    }
+}

@@ -1,0 +1,127 @@
+//! Error numbers and texts.
+
+use std::cell::RefCell;
+use std::ffi::{CStr, CString, c_char, c_int};
+
+use isthmus::Error;
+use isthmus_cabi::{Poison, guard, keep_quiet};
+
+pub(crate) const EINVAL: c_int = -1;
+pub(crate) const ENOSERVICE: c_int = -2;
+pub(crate) const ENOTFOUND: c_int = -3;
+pub(crate) const EEXIST: c_int = -4;
+pub(crate) const EACCESS: c_int = -5;
+pub(crate) const EFULL: c_int = -6;
+pub(crate) const EREGION: c_int = -7;
+pub(crate) const EFAULT: c_int = -8;
+
+/// A number and what was wrong.
+#[derive(Debug)]
+pub(crate) struct Failure {
+    number: c_int,
+    text: String,
+}
+
+impl Failure {
+    pub(crate) fn invalid(text: &str) -> Self {
+        Self { number: EINVAL, text: text.into() }
+    }
+
+    pub(crate) fn new(number: c_int, text: impl Into<String>) -> Self {
+        Self { number, text: text.into() }
+    }
+}
+
+fn with_causes(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(e) = cause {
+        text = format!("{text}: {e}");
+        cause = e.source();
+    }
+    text
+}
+
+impl From<Error> for Failure {
+    fn from(e: Error) -> Self {
+        let number = match &e {
+            Error::Attach(_) => ENOSERVICE,
+            Error::NotFound(_) => ENOTFOUND,
+            Error::Exists(_) => EEXIST,
+            Error::Denied(_) | Error::ReadOnly { .. } => EACCESS,
+            Error::Full(_) => EFULL,
+            Error::Invalid(_) | Error::OutOfBounds { .. } => EINVAL,
+            Error::Service(_) => ENOSERVICE,
+            Error::Region(_) => EREGION,
+        };
+        Self { number, text: with_causes(&e) }
+    }
+}
+
+thread_local! {
+    static LAST: RefCell<CString> = RefCell::default();
+}
+
+/// Keeps the text for `isthmus_error`, and gives the number.
+pub(crate) fn fail(failure: Failure) -> c_int {
+    let text = CString::new(failure.text.replace('\0', " ")).unwrap_or_default();
+    // A thread that is ending has nobody who asks.
+    let _ = LAST.try_with(|last| *last.borrow_mut() = text);
+    failure.number
+}
+
+/// Runs a call's body and turns its outcome into a number.
+pub(crate) fn answer(poison: &Poison, body: impl FnOnce() -> Result<(), Failure>) -> c_int {
+    keep_quiet();
+    if poison.is_set() {
+        return fail(Failure::new(EFAULT, "an earlier call on this object failed inside the library"));
+    }
+    let report = |said: &str| {
+        fail(Failure::new(EFAULT, format!("a fault of the isthmus library: {said}")));
+    };
+    match guard(poison, None, report, || Some(body())) {
+        Some(Ok(())) => 0,
+        Some(Err(failure)) => fail(failure),
+        None => EFAULT,
+    }
+}
+
+/// What a number means.
+#[unsafe(no_mangle)]
+pub extern "C" fn isthmus_strerror(error: c_int) -> *const c_char {
+    let text: &CStr = match error {
+        0 => c"success",
+        EINVAL => c"an argument cannot be",
+        ENOSERVICE => c"no isthmus service, or it does not let us in",
+        ENOTFOUND => c"no object of that kind and name",
+        EEXIST => c"there is such an object already",
+        EACCESS => c"this user may not do that with the object",
+        EFULL => c"no memory, place or quota is left",
+        EREGION => c"the region is not what it should be",
+        EFAULT => c"a fault of the isthmus library",
+        _ => c"no error number of isthmus",
+    };
+    text.as_ptr()
+}
+
+/// The text of this thread's last failure.
+#[unsafe(no_mangle)]
+pub extern "C" fn isthmus_error() -> *const c_char {
+    // Nothing else borrows it while C reads, and only this thread's next failure replaces it.
+    LAST.try_with(|last| last.borrow().as_ptr()).unwrap_or(c"".as_ptr())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_panic_becomes_a_number_and_a_text() {
+        let poison = Poison::new();
+        assert_eq!(answer(&poison, || panic!("ouch")), EFAULT);
+        // SAFETY: a text that ends in a zero, of this thread.
+        let said = unsafe { CStr::from_ptr(isthmus_error()) }.to_str().unwrap().to_owned();
+        assert!(said.contains("ouch"), "{said}");
+        assert_eq!(answer(&poison, || Ok(())), EFAULT, "and no further call is let in");
+    }
+}

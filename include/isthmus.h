@@ -1,0 +1,121 @@
+/* SPDX-License-Identifier: Apache-2.0 OR MIT */
+/*
+ * isthmus: shared memory between the virtual machines of one host, for programs written for it. isthmus(3) tells more.
+ *
+ *	struct isthmus *here;
+ *	struct isthmus_segment *board;
+ *	if (isthmus_attach(NULL, &here) == 0 &&
+ *	    isthmus_segment_open(here, "board", ISTHMUS_CREATE, 0600, 4096, &board) == 0)
+ *		strcpy(isthmus_segment_data(board), "seen in all VMs");
+ *
+ * Rules for all of it, unless a function says otherwise:
+ * - Functions that can fail return 0 or a negative ISTHMUS_E...; isthmus_error() then says in words what was wrong.
+ * - All functions may be called from any thread, also on the same object; the one that closes an object comes last.
+ * - Names are UTF-8 of 1 to 127 bytes; each kind of object has names of its own. They are the same on the host and in all
+ *   of its VMs. Lengths are in bytes.
+ * - Objects stay, with their contents, until they are unlinked and nobody has them open, or the region ends.
+ * - After fork(), the child must attach for itself; it must not touch what its parent opened.
+ * - The memory model is C11's: plain bytes need something that orders them, atomics on shared bytes work between processes
+ *   and VMs.
+ */
+#ifndef ISTHMUS_H
+#define ISTHMUS_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Errors. */
+#define ISTHMUS_EINVAL (-1)     /* an argument cannot be */
+#define ISTHMUS_ENOSERVICE (-2) /* there is no service to attach to, it does not let us in, or it is gone */
+#define ISTHMUS_ENOTFOUND (-3)  /* there is no object of that kind and name */
+#define ISTHMUS_EEXIST (-4)     /* there is one already, or one with other parameters */
+#define ISTHMUS_EACCESS (-5)    /* the object's mode or owner does not let this user do that */
+#define ISTHMUS_EFULL (-6)      /* no memory, no place, or no quota is left */
+#define ISTHMUS_EREGION (-7)    /* the region is not what it should be */
+#define ISTHMUS_EFAULT (-8)     /* a fault of this library; the object refuses further calls */
+
+/* What an error number means, in a few words; never NULL. */
+const char *isthmus_strerror(int error);
+
+/* What was wrong in the last call of this thread that failed, with names and values; "" if none did. Good until the next. */
+const char *isthmus_error(void);
+
+/* ---- attachment ---- */
+
+/* A process's place in a region. */
+struct isthmus;
+
+/*
+ * Attaches this process to the service at `socket`, or where all look for it if that is NULL: at ISTHMUS_SOCKET, else
+ * /run/isthmus/socket, else $XDG_RUNTIME_DIR/isthmus/socket. Errors: ISTHMUS_ENOSERVICE, ISTHMUS_EREGION.
+ */
+int isthmus_attach(const char *socket, struct isthmus **here);
+
+/* Ends it. What was opened by it stays usable until it is closed. NULL is fine. */
+void isthmus_detach(struct isthmus *here);
+
+/* The member that this process belongs to: its number, 0 for the host. */
+uint32_t isthmus_member(const struct isthmus *here);
+
+/* Writes the host name of member `index` into `name`, cut to `bytes` with its zero. Errors: ISTHMUS_ENOTFOUND. */
+int isthmus_member_name(const struct isthmus *here, uint32_t index, char *name, size_t bytes);
+
+/* ---- named segments ---- */
+
+/* Bytes that all who open the same name see. */
+struct isthmus_segment;
+
+/* How to open. Without the first two, a segment must be there. */
+#define ISTHMUS_CREATE 1    /* make it, all zeros, if there is none */
+#define ISTHMUS_EXCLUSIVE 2 /* with ISTHMUS_CREATE: there must be none */
+#define ISTHMUS_READ 4      /* to read only: writing to its data is a mistake, which nothing but its mode guards against */
+#define ISTHMUS_TRANSIENT 8 /* with ISTHMUS_CREATE: its name goes with the process that makes it, however that ends */
+
+/*
+ * Opens the segment called `name`. `mode` (as of a file, 0600 for instance) and `len` are those of one that is made here; one
+ * that is there keeps its own. Errors: ISTHMUS_ENOTFOUND, ISTHMUS_EEXIST, ISTHMUS_EACCESS, ISTHMUS_EFULL,
+ * ISTHMUS_EINVAL, ISTHMUS_ENOSERVICE.
+ */
+int isthmus_segment_open(struct isthmus *here, const char *name, unsigned flags, unsigned mode, size_t len,
+			 struct isthmus_segment **segment);
+
+/* Its bytes, at a multiple of 4096; good until isthmus_segment_close(). Elsewhere they have other addresses. */
+void *isthmus_segment_data(const struct isthmus_segment *segment);
+
+/* How many bytes there were when it was opened. */
+size_t isthmus_segment_len(const struct isthmus_segment *segment);
+
+/*
+ * Makes it smaller for all who open it from now on; who has it open keeps seeing what was there. Errors: ISTHMUS_EINVAL for
+ * 0 and for more than it has, ISTHMUS_EACCESS, ISTHMUS_ENOSERVICE.
+ */
+int isthmus_segment_shrink(struct isthmus_segment *segment, size_t len);
+
+/* Closes it. NULL is fine. */
+void isthmus_segment_close(struct isthmus_segment *segment);
+
+/* Takes a name away. The memory goes when nobody has it open. Errors: ISTHMUS_ENOTFOUND, ISTHMUS_EACCESS, ISTHMUS_ENOSERVICE. */
+int isthmus_segment_unlink(struct isthmus *here, const char *name);
+
+/* One segment, as the list has it. */
+struct isthmus_segment_info {
+	const char *name; /* good during the call */
+	size_t len;
+	unsigned mode;
+	uint32_t uid, gid; /* owner and group */
+	uint64_t opens;    /* processes that have it open */
+	int unlinked;      /* whether its name is gone */
+};
+
+/* Calls `each` with every segment until it returns something else than 0, which is returned then. */
+int isthmus_segment_list(struct isthmus *here, int (*each)(const struct isthmus_segment_info *info, void *arg), void *arg);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif
