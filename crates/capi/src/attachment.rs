@@ -83,7 +83,7 @@ pub unsafe extern "C" fn isthmus_member_name(
         // SAFETY: the caller vouches for the room, and a string of ours does not lie there.
         unsafe { std::ptr::copy_nonoverlapping(found.name.as_ptr().cast(), name, len) };
         // SAFETY: len < bytes.
-        unsafe { name.add(len).write(0) };
+        unsafe { name.wrapping_add(len).write(0) };
         Ok(())
     };
     // SAFETY: the caller vouches for it.

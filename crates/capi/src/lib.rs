@@ -3,9 +3,9 @@
 //! Every body runs inside [`isthmus_cabi::guard`]. Pointers that come from C are looked at before they are used. An object is
 //! a box whose pointer C holds; the functions that close one take the box back.
 
-mod attachment;
-mod errno;
-mod segment;
+pub mod attachment;
+pub mod errno;
+pub mod segment;
 
 use std::ffi::c_int;
 
