@@ -26,7 +26,10 @@ fn what_one_writes_another_reads() {
     opened.read(996, &mut bytes).unwrap();
     assert_eq!(&bytes, b"last");
     let word = opened.word(64).unwrap();
-    assert_eq!((word.fetch_add(3), word.swap(9), word.compare_exchange(8, 1), word.load()), (0, 3, Err(9), 9));
+    assert_eq!(
+        (word.fetch_add(3), word.swap(9), word.compare_exchange(8, 1), word.load()),
+        (0, 3, Err(9), 9)
+    );
     assert_eq!(made.word(64).unwrap().load(), 9);
     let seen: Vec<_> = two.segments().into_iter().map(|o| (o.name, o.opens)).collect();
     assert_eq!(seen, [("board".to_owned(), 2)]);

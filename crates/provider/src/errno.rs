@@ -49,6 +49,8 @@ pub(crate) fn of_region(error: &isthmus_region::Error) -> c_int {
         Error::NoPeer { .. } => FI_ECONNRESET,
         Error::Service { .. } => FI_EIO,
         Error::Full { .. } => FI_ENOSPC,
+        // The provider names no objects.
+        Error::Object { .. } => FI_EIO,
     }
 }
 
@@ -71,7 +73,9 @@ pub(crate) fn of_attach(error: &isthmus_attach::Error) -> c_int {
         Error::Refused { code, .. } => match code {
             Code::Full => FI_ENOSPC,
             Code::Version | Code::NotAllowed => FI_EACCES,
-            Code::Invalid | Code::BadFrame | Code::Failed => FI_EIO,
+            Code::Invalid | Code::BadFrame | Code::Failed | Code::NotFound | Code::Exists | Code::Denied => {
+                FI_EIO
+            }
         },
         Error::TimedOut { .. } => FI_ETIMEDOUT,
         Error::Gone | Error::BadFrame { .. } => FI_EIO,

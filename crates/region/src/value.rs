@@ -114,7 +114,6 @@ fn too_long<T: Value>() -> crate::Error {
 mod tests {
     use std::os::fd::AsFd;
 
-    use super::*;
     use crate::mapping::Mapping;
 
     #[test]
