@@ -12,6 +12,7 @@ use isthmus_attach::protocol::{self, MAX_FRAME, Reply, Request, VERSION};
 use isthmus_attach::socket;
 use isthmus_host::{Config, Service, Vm};
 use isthmus_region::mapping::Mapping;
+use isthmus_region::objects::{Access, Kind, NewObject};
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
 use rustix::process::PidfdFlags;
 
@@ -112,7 +113,7 @@ pub fn attach_server(data: &[u8]) {
             4 => (0..input.below(4)).map(|_| pidfd()).collect(),
             _ => rustix::pipe::pipe().map(|(a, b)| vec![a, b]).expect("a pipe"),
         };
-        let frame = match input.below(8) {
+        let frame = match input.below(14) {
             0 | 1 => Request::Hello { version: VERSION, pid: 1, name: "x".into() }.encode(sequence),
             2 => Request::Grow { bytes: input.number() }.encode(sequence),
             3 => Request::OpenEndpoint { block: input.number() }.encode(sequence),
@@ -121,6 +122,18 @@ pub fn attach_server(data: &[u8]) {
                 Request::Hello { version: input.byte().into(), pid: 1, name: String::new() }.encode(sequence)
             }
             6 if input.byte() == 0 => Request::Detach.encode(sequence),
+            7 => object(&mut input).encode(sequence),
+            8 => Request::Open { kind: kind(&mut input), name: name(&mut input), access: Access::Write }
+                .encode(sequence),
+            9 => Request::Close { index: input.byte().into(), incarnation: input.byte().into() }
+                .encode(sequence),
+            10 => {
+                let (index, incarnation) = (input.byte().into(), input.byte().into());
+                Request::Shrink { index, incarnation, len: input.number() }.encode(sequence)
+            }
+            11 => Request::Unlink { kind: kind(&mut input), name: name(&mut input) }.encode(sequence),
+            12 => Request::Watch { place: input.number() }.encode(sequence),
+            13 => Request::Ring { peers: input.number(), place: input.number() }.encode(sequence),
             _ => input.bytes(MAX_FRAME + 64).to_vec(),
         };
         let borrowed: Vec<_> = fds.iter().map(|fd| fd.as_fd()).collect();
@@ -133,7 +146,7 @@ pub fn attach_server(data: &[u8]) {
                 Ok(packet) if packet.frame.is_empty() => break,
                 Ok(packet) => drop(Reply::decode(&packet.frame).expect("a reply that cannot be read")),
                 Err(rustix::io::Errno::CONNRESET) => break,
-                Err(e) => assert!(frame.is_empty() || is_detach(&frame), "the server is silent: {e}"),
+                Err(e) => assert!(frame.is_empty() || has_no_reply(&frame), "the server is silent: {e}"),
             }
         }
     }
@@ -165,8 +178,30 @@ pub fn attach_server(data: &[u8]) {
     panic!("the region is full for good");
 }
 
-fn is_detach(frame: &[u8]) -> bool {
-    matches!(Request::decode(frame), Ok((_, Request::Detach)))
+fn has_no_reply(frame: &[u8]) -> bool {
+    matches!(Request::decode(frame), Ok((_, Request::Detach | Request::Wake { .. } | Request::Ring { .. })))
+}
+
+/// One of few names, so that they meet.
+fn name(input: &mut Input<'_>) -> String {
+    ["a", "b", "", "long"][usize::from(input.byte()) % 4].repeat(1 + usize::from(input.byte()) % 40)
+}
+
+fn kind(input: &mut Input<'_>) -> Kind {
+    Kind::ALL[usize::from(input.byte()) % 2]
+}
+
+fn object(input: &mut Input<'_>) -> Request {
+    let flags = input.byte();
+    Request::Create(NewObject {
+        kind: kind(input),
+        name: name(input),
+        len: input.number(),
+        mode: input.byte().into(),
+        ends_with_creator: flags & 1 != 0,
+        params: [u64::from(flags & 4); 4],
+        or_open: flags & 2 != 0,
+    })
 }
 
 /// A VM that says anything to the ivshmem server, reads its greeting or not, and writes anything into its section.
