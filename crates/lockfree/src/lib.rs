@@ -9,16 +9,22 @@
 //! - [`hold`]: memory that somebody is about to change is not given away (P7).
 //! - [`sleep`]: how a receiver that sleeps and a sender that rings cannot miss each other (P6).
 //! - [`gate`]: the same for a word that many change and many wait at (P8).
+//! - [`barrier`]: words from which it follows that all have arrived (P9, P10).
+//! - [`lock`]: locks that know their owner, and are taken over when he dies (P11).
+//! - [`readers`]: readers that are counted where nobody else counts, and a writer that finds them (P12).
 //!
-//! The labels P1 to P8 name pairs of accesses; `docs/memory-ordering.md` lists them with their models. Nothing
+//! The labels P1 to P12 name pairs of accesses; `docs/memory-ordering.md` lists them with their models. Nothing
 //! here makes a system call or knows what a message is. Every cell consists of atomics only, so any bytes that
 //! another party leaves in it are a valid value.
 
 pub mod activity;
+pub mod barrier;
 pub mod gate;
 pub mod heat;
 pub mod hold;
 pub mod life;
+pub mod lock;
+pub mod readers;
 pub mod ring;
 pub mod sleep;
 pub mod slot;

@@ -1,0 +1,145 @@
+//! Locks that know their owner, so that an owner's death is noticed, and whoever finds it takes the lock over (P11).
+//!
+//! A lock is one line, laid out as a gate ([`crate::gate`]): its first word is 0 or names the process that owns the lock.
+//! Taking it is one compare-and-swap from 0; giving it back is a store, after which the gate is looked at. Words that name
+//! a dead process, or nobody at all, are taken over by a compare-and-swap from that very value: one of those who try
+//! succeeds, and whoever is taken over once is not there to give back. (Who is dead, the services say: they publish a
+//! death with release once the process can do nothing any more, and who takes over has read that with acquire. So all that
+//! the dead one did is visible.)
+//!
+//! What the owner leaves behind is said by the *state*, which only owners write: when a lock was taken over, what it
+//! protects is suspect until an owner says that it is not, and lost for ever if an owner gives it back without.
+//!
+//! A waiter that has been overtaken too often puts its name into *heir*. Nobody else takes a lock that has one.
+
+use crate::sync::{Line, Word};
+
+/// Index of the word that names the owner: the one that is waited at.
+pub const OWNER: usize = crate::gate::WORD;
+/// Index of the word that says what is known of the protected data.
+pub const STATE: usize = 3;
+/// Index of the word that names the process for whose waiter the lock is kept.
+pub const HEIR: usize = 4;
+/// Index of the word by which the owner tells its threads apart.
+pub const THREAD: usize = 5;
+
+const SOUND: u64 = 0;
+const SUSPECT: u64 = 1;
+const LOST: u64 = 2;
+
+/// What an owner finds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Found {
+    /// The last owner gave the lock back.
+    Sound,
+    /// An owner died; nobody has said since that the data is sound.
+    Suspect,
+    /// An owner gave it back without saying that what a dead one left is sound.
+    Lost,
+}
+
+/// Why a lock was not taken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Refused {
+    /// This word names the owner.
+    Held(u64),
+    /// It is kept for this one.
+    Kept(u64),
+}
+
+/// What is known of the protected data; to be relied on by the owner alone.
+#[inline]
+pub fn found(line: &Line) -> Found {
+    match line.words[STATE].peek() {
+        SOUND => Found::Sound,
+        SUSPECT => Found::Suspect,
+        _ => Found::Lost,
+    }
+}
+
+/// Takes a bare owned word, for `me`: nobody else does until [`let_go`], or until `me` is known to be dead.
+///
+/// # Errors
+/// The owner.
+#[inline]
+pub fn claim(word: &Word, me: u64) -> Result<(), u64> {
+    word.replace(0, me)
+}
+
+/// Takes a bare owned word from `dead`; gives whether it was the caller who did.
+#[inline]
+pub fn inherit(word: &Word, dead: u64, me: u64) -> bool {
+    word.replace(dead, me).is_ok()
+}
+
+/// Gives a bare owned word back.
+#[inline]
+pub fn let_go(word: &Word) {
+    word.set(0);
+}
+
+/// Takes the lock for `me` if it is free (P11). `thread` tells the caller from other threads of its process. With
+/// `is_heir` it may be taken although it is kept.
+///
+/// # Errors
+/// Who has it.
+#[inline]
+pub fn take(line: &Line, me: u64, thread: u64, is_heir: bool) -> Result<Found, Refused> {
+    // Whoever is kept waiting by a hint that is old looks again.
+    let heir = line.words[HEIR].peek();
+    if heir != 0 && !is_heir {
+        return Err(match line.words[OWNER].peek() {
+            0 => Refused::Kept(heir),
+            owner => Refused::Held(owner),
+        });
+    }
+    claim(&line.words[OWNER], me).map_err(Refused::Held)?;
+    line.words[THREAD].put(thread);
+    Ok(found(line))
+}
+
+/// Takes the lock from `dead`, for whom it is said that he is; none if somebody else was faster.
+pub fn take_over(line: &Line, dead: u64, me: u64, thread: u64) -> Option<Found> {
+    if !inherit(&line.words[OWNER], dead, me) {
+        return None;
+    }
+    line.words[THREAD].put(thread);
+    // Who dies here is taken over in turn, and this is done again.
+    if found(line) == Found::Sound {
+        line.words[STATE].put(SUSPECT);
+    }
+    Some(found(line))
+}
+
+/// Says, as the owner, that what the lock protects is sound again. What is lost stays lost.
+pub fn mend(line: &Line) {
+    if found(line) == Found::Suspect {
+        line.words[STATE].put(SOUND);
+    }
+}
+
+/// Gives the lock back, as its owner (P11). The gate is to be rung after this.
+#[inline]
+pub fn give_back(line: &Line) {
+    if line.words[STATE].peek() != SOUND {
+        line.words[STATE].put(LOST);
+    }
+    line.words[THREAD].put(0);
+    let_go(&line.words[OWNER]);
+}
+
+/// Gives back, as one who took it over only to look: what is suspect stays so.
+pub fn pass_on(line: &Line) {
+    line.words[THREAD].put(0);
+    let_go(&line.words[OWNER]);
+}
+
+/// Has the lock kept for the caller; gives whether it is.
+pub fn keep(line: &Line, me: u64) -> bool {
+    claim(&line.words[HEIR], me).is_ok()
+}
+
+/// Has it kept no longer, by `heir` itself or since it does not come. The gate is to be rung after this.
+pub fn keep_no_more(line: &Line, heir: u64) {
+    let _ = inherit(&line.words[HEIR], heir, 0);
+}

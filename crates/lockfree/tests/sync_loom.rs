@@ -1,0 +1,289 @@
+//! Models for the checker loom of what processes synchronise with: `make loom`. As in `loom.rs`, sizes are tiny.
+//!
+//! A process that dies is a thread that stops; the service that publishes its death is the same thread's last store, since
+//! a service learns of a death only after the last of the process's stores.
+#![cfg(loom)]
+
+use isthmus_lockfree::barrier::{self, Arrival};
+use isthmus_lockfree::gate;
+use isthmus_lockfree::lock::{self, Found, Refused};
+use isthmus_lockfree::readers;
+use isthmus_lockfree::sync::{Line, Word};
+use loom::sync::Arc;
+use loom::thread;
+
+fn model(f: impl Fn() + Sync + Send + 'static) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(3);
+    builder.check(f);
+}
+
+/// In the life of a process.
+const DEAD: u64 = 1;
+
+/// P9: who passes a round sees what the other did before it arrived, in two rounds; nobody is a round ahead.
+#[test]
+fn exchange_of_two_lets_nobody_pass_early() {
+    model(|| {
+        let words = Arc::new([(Word::new(0), Word::new(0)), (Word::new(0), Word::new(0))]);
+        let take_part = |words: &[(Word, Word); 2], me: usize| {
+            let (mine, other) = (&words[me], &words[1 - me]);
+            for round in 0..2 {
+                mine.1.put(round + 1);
+                barrier::advance(&mine.0, round + 1);
+                while !barrier::has_reached(&other.0, round + 1, 1) {
+                    thread::yield_now();
+                }
+                let seen = other.1.peek();
+                assert!(seen == round + 1 || seen == round + 2, "{seen} in round {round}");
+            }
+        };
+        let far = Arc::clone(&words);
+        let other = thread::spawn(move || take_part(&far, 1));
+        take_part(&words, 0);
+        other.join().unwrap();
+    });
+}
+
+/// P10: the same for a count that three add to; one of them is the last in each round.
+#[test]
+fn central_barrier_of_three_lets_nobody_pass_early() {
+    model(|| {
+        // Count, gate, and a word of each participant.
+        let shared = Arc::new((Word::new(0), Word::new(0), [Word::new(0), Word::new(0), Word::new(0)]));
+        let take_part = |shared: &(Word, Word, [Word; 3]), me: usize, rounds: u64| {
+            let mut last = 0;
+            for round in 0..rounds {
+                shared.2[me].put(round + 1);
+                match barrier::arrive(&shared.0, round, 3) {
+                    Arrival::Last => {
+                        last += 1;
+                        barrier::open(&shared.1, round);
+                    }
+                    Arrival::Early => {
+                        while !barrier::is_open(&shared.1, round) {
+                            thread::yield_now();
+                        }
+                    }
+                    Arrival::Wrong => panic!("a count that cannot be"),
+                }
+                for word in &shared.2 {
+                    let seen = word.peek();
+                    assert!(seen == round + 1 || seen == round + 2, "{seen} in round {round}");
+                }
+            }
+            last
+        };
+        let others: Vec<_> = (1..3)
+            .map(|me| {
+                let shared = Arc::clone(&shared);
+                thread::spawn(move || take_part(&shared, me, 2))
+            })
+            .collect();
+        let mine = take_part(&shared, 0, 2);
+        let all = mine + others.into_iter().map(|t| t.join().unwrap()).sum::<u64>();
+        assert_eq!(all, 2, "one of each round");
+    });
+}
+
+/// P8 with P9: a participant that goes to sleep at the other's word sees the arrival, or is rung.
+#[test]
+fn nobody_sleeps_at_a_barrier_that_all_have_reached() {
+    model(|| {
+        let line = Arc::new(Line::new());
+        let far = Arc::clone(&line);
+        let sleeper = thread::spawn(move || {
+            gate::enter(&far);
+            !barrier::has_reached(&far.words[gate::WORD], 1, 1)
+        });
+        barrier::advance(&line.words[gate::WORD], 1);
+        let rung = gate::sleepers(&line).native > 0;
+        assert!(!sleeper.join().unwrap() || rung, "asleep, and nobody knows");
+    });
+}
+
+fn acquire(line: &Line, me: u64) -> Found {
+    loop {
+        match lock::take(line, me, me, false) {
+            Ok(found) => return found,
+            Err(_) => thread::yield_now(),
+        }
+    }
+}
+
+/// P11: one owner at a time, and each sees what the last one did.
+#[test]
+fn a_lock_has_one_owner() {
+    model(|| {
+        let shared = Arc::new((Line::new(), Word::new(0)));
+        let add = |shared: &(Line, Word), me: u64| {
+            for _ in 0..2 {
+                assert_eq!(acquire(&shared.0, me), Found::Sound);
+                shared.1.bump(1);
+                lock::give_back(&shared.0);
+            }
+        };
+        let far = Arc::clone(&shared);
+        let other = thread::spawn(move || add(&far, 2));
+        add(&shared, 1);
+        other.join().unwrap();
+        assert_eq!(shared.1.peek(), 4);
+    });
+}
+
+/// What a thread does that wants the lock of somebody who may die: takes it when it is free, or takes it over.
+fn acquire_from(line: &Line, life: &Word, me: u64) -> Found {
+    loop {
+        match lock::take(line, me, me, false) {
+            Ok(found) => return found,
+            Err(Refused::Held(1)) if life.get() == DEAD => {
+                if let Some(found) = lock::take_over(line, 1, me, me) {
+                    return found;
+                }
+            }
+            Err(_) => thread::yield_now(),
+        }
+    }
+}
+
+/// P11: the owner dies with its work half done. Of two who want the lock one takes it over, sees all that was done, and
+/// is the only one that has to mend it.
+#[test]
+fn a_lock_of_the_dead_is_taken_over_once() {
+    model(|| {
+        // Lock, life of process 1, two words that belong together, how many had to mend.
+        let shared = Arc::new((Line::new(), Word::new(0), Word::new(0), Word::new(0), Word::new(0)));
+        let far = Arc::clone(&shared);
+        let dies = thread::spawn(move || {
+            assert_eq!(lock::take(&far.0, 1, 1, false), Ok(Found::Sound));
+            far.2.put(1);
+            far.1.set(DEAD);
+        });
+        dies.join().unwrap();
+        let work = |s: &(Line, Word, Word, Word, Word), me: u64| {
+            match acquire_from(&s.0, &s.1, me) {
+                Found::Sound => {}
+                Found::Suspect => {
+                    assert_eq!((s.2.peek(), s.3.peek()), (1, 0), "what the dead one did is visible");
+                    s.3.put(1);
+                    s.4.bump(1);
+                    lock::mend(&s.0);
+                }
+                Found::Lost => panic!("it was mended"),
+            }
+            assert_eq!(s.2.peek(), s.3.peek());
+            s.2.bump(1);
+            s.3.bump(1);
+            lock::give_back(&s.0);
+        };
+        let far = Arc::clone(&shared);
+        let other = thread::spawn(move || work(&far, 2));
+        work(&shared, 3);
+        other.join().unwrap();
+        assert_eq!((shared.2.peek(), shared.3.peek(), shared.4.peek()), (3, 3, 1));
+    });
+}
+
+/// P11: the death comes while another waits: whether the owner gave the lock back before it died or not, all that it did
+/// is visible, and only in one of the cases the data is suspect.
+#[test]
+fn a_death_and_a_return_are_told_apart() {
+    for gives_back in [true, false] {
+        model(move || {
+            let shared = Arc::new((Line::new(), Word::new(0), Word::new(0)));
+            assert!(lock::take(&shared.0, 1, 1, false).is_ok());
+            let far = Arc::clone(&shared);
+            let owner = thread::spawn(move || {
+                far.2.put(7);
+                if gives_back {
+                    lock::give_back(&far.0);
+                }
+                far.1.set(DEAD);
+            });
+            let found = acquire_from(&shared.0, &shared.1, 2);
+            assert_eq!(shared.2.peek(), 7);
+            assert_eq!(found, if gives_back { Found::Sound } else { Found::Suspect });
+            owner.join().unwrap();
+        });
+    }
+}
+
+/// P11: whoever takes over and dies before it has said so is taken over in turn, and the next one is told.
+#[test]
+fn a_heir_that_dies_leaves_the_data_suspect() {
+    model(|| {
+        let shared = Arc::new((Line::new(), Word::new(0)));
+        assert!(lock::take(&shared.0, 1, 1, false).is_ok());
+        let far = Arc::clone(&shared);
+        let heir = thread::spawn(move || {
+            // Dies right after the compare-and-swap.
+            assert!(lock::inherit(&far.0.words[lock::OWNER], 1, 2));
+            far.1.set(DEAD);
+        });
+        let found = loop {
+            match lock::take(&shared.0, 3, 3, false) {
+                Err(Refused::Held(2)) if shared.1.get() == DEAD => {
+                    break lock::take_over(&shared.0, 2, 3, 3);
+                }
+                Err(_) => thread::yield_now(),
+                Ok(_) => panic!("nobody gave it back"),
+            }
+        };
+        assert_eq!(found, Some(Found::Suspect));
+        lock::give_back(&shared.0);
+        assert_eq!(lock::take(&shared.0, 3, 3, false), Ok(Found::Lost), "it was not mended");
+        heir.join().unwrap();
+    });
+}
+
+/// P8 with P11: who goes to sleep at a lock sees that it is free, or is rung; also the one that has it kept for itself,
+/// which must be seen by who decides how many are rung.
+#[test]
+fn nobody_sleeps_at_a_lock_that_was_given_back() {
+    model(|| {
+        let line = Arc::new(Line::new());
+        assert!(lock::take(&line, 1, 1, false).is_ok());
+        let far = Arc::clone(&line);
+        let sleeper = thread::spawn(move || {
+            assert!(lock::keep(&far, 2));
+            match lock::take(&far, 2, 2, true) {
+                Ok(_) => false,
+                Err(_) => {
+                    gate::enter(&far);
+                    far.words[lock::OWNER].peek() != 0
+                }
+            }
+        });
+        lock::give_back(&line);
+        let rung = gate::sleepers(&line).native > 0;
+        let knows = line.words[lock::HEIR].peek() == 2;
+        assert!(!sleeper.join().unwrap() || (rung && knows), "asleep, and nobody knows");
+    });
+}
+
+/// P12: a reader and a writer are never in at the same time, and each sees what the other did.
+#[test]
+fn a_reader_and_a_writer_keep_each_other_out() {
+    model(|| {
+        // Lock, readers of the one process, two words that belong together.
+        let shared = Arc::new((Line::new(), Word::new(0), Word::new(0), Word::new(0)));
+        let far = Arc::clone(&shared);
+        let reader = thread::spawn(move || {
+            readers::enter(&far.1);
+            if far.0.words[lock::OWNER].get() == 0 {
+                let (a, b) = (far.2.peek(), far.3.peek());
+                assert_eq!(a, b, "in the middle of a change");
+            }
+            readers::leave(&far.1);
+        });
+        assert!(lock::take(&shared.0, 1, 1, false).is_ok());
+        readers::bar();
+        while readers::count(&shared.1) != 0 {
+            thread::yield_now();
+        }
+        shared.2.put(1);
+        shared.3.put(1);
+        lock::give_back(&shared.0);
+        reader.join().unwrap();
+    });
+}

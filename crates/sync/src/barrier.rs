@@ -1,0 +1,565 @@
+//! Barriers: each of a known number of participants waits until all have arrived.
+//!
+//! A participant is a *seat*, claimed by [`Barrier::join`] in the name of its process; a process may have several, one for
+//! each thread that takes part. An empty seat is waited for: who joins late only holds the others up. A seat whose process
+//! has died before it arrived *breaks* the barrier, for this round and for all later ones: every other participant gets
+//! [`Error::Broken`], those that wait now and those that come. A participant that dies after it arrived does no harm to
+//! this round: it breaks the next one. (If it dies between two steps of an arrival, some may get through the round and
+//! others not; none gets through before all have come.) A seat that is given up in the middle of a round and a call of
+//! [`Barrier::give_up`] break the barrier, too, for those that have to wait; who finds that all have arrived already gets
+//! through, and has to wait in the next round.
+//!
+//! **After a break** the seats are of no use any more. Each participant drops its own; once no living process holds one,
+//! [`Barrier::reset`] makes the barrier new, and those that want to go on join again.
+//!
+//! **Leaving** between two rounds is dropping the seat. The others then wait for whoever takes it, who continues with the
+//! same round.
+//!
+//! **Time-outs** break nothing. A participant whose time was up has arrived all the same, and its next wait goes on with
+//! that round.
+//!
+//! # Layout
+//! ```text
+//! line 0    broken: 0, or the dead process, or all ones · parameters · who is resetting
+//! line 1    arrivals, counted (central)
+//! line 2    gate: rounds that have ended (central)
+//! line 3..  seats: the process of each, eight to a line
+//! then      a line for each seat, a gate: how far it has come; its participant alone writes it, but for sleepers
+//! ```
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use isthmus_lockfree::barrier::{self, Arrival};
+use isthmus_lockfree::lock;
+use isthmus_lockfree::sync::Word;
+use isthmus_region::gate::Gate;
+use isthmus_region::mapping::{LineRef, Section};
+use isthmus_region::member::Member;
+use isthmus_region::party::Party;
+
+use crate::error::{Error, Result};
+use crate::wait::{self, Ended, Learned, Wait, Waiting};
+
+/// Most participants of a barrier.
+pub const MOST_PARTIES: u32 = 4096;
+
+const LINE: u64 = 64;
+const COUNT: u64 = LINE;
+const GATE: u64 = 2 * LINE;
+const SEATS: u64 = 3 * LINE;
+
+/// Words of line 0.
+const BROKEN: usize = 0;
+const SHAPE: usize = 1;
+const RESETTER: usize = 2;
+
+/// In the word of the parameters: they are there.
+const SHAPED: u64 = 1 << 63;
+/// In the word that says who broke it: nobody died.
+const GIVEN_UP: u64 = u64::MAX;
+
+/// How arrivals are told.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Algorithm {
+    /// Chosen by the number of participants and how they wait: [`Algorithm::Scaling`] for those that spin, and wherever
+    /// there are two; [`Algorithm::Central`] for more that sleep, since one wake-up is enough there.
+    Auto,
+    /// One count that all add to, and one word that all wait at.
+    Central,
+    /// Each writes a word of its own and reads those of up to seven others, in as many steps as it takes: one up to 8
+    /// participants, two up to 64. No locked instruction.
+    Scaling,
+}
+
+/// What a barrier is made with; all its users open it with the same.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Parameters {
+    /// Number of participants, 1 to [`MOST_PARTIES`].
+    pub parties: u32,
+    /// How they wait.
+    pub waiting: Waiting,
+    /// How they tell each other.
+    pub algorithm: Algorithm,
+}
+
+impl Parameters {
+    /// For so many participants that wait in this way.
+    pub fn new(parties: u32, waiting: Waiting) -> Self {
+        Self { parties, waiting, algorithm: Algorithm::Auto }
+    }
+
+    /// Bytes of the section that such a barrier takes.
+    pub fn bytes(self) -> u64 {
+        lines_of_seats(self.parties) + u64::from(self.parties) * LINE
+    }
+
+    fn is_central(self) -> bool {
+        match self.algorithm {
+            Algorithm::Central => true,
+            Algorithm::Scaling => false,
+            Algorithm::Auto => self.waiting != Waiting::Spin && self.parties > 2,
+        }
+    }
+
+    fn word(self) -> u64 {
+        let waiting = match self.waiting {
+            Waiting::Spin => 1,
+            Waiting::Block => 2,
+            Waiting::Hybrid => 3,
+        };
+        SHAPED | (u64::from(self.is_central()) << 40) | (waiting << 32) | u64::from(self.parties)
+    }
+}
+
+/// Where the lines of progress begin.
+fn lines_of_seats(parties: u32) -> u64 {
+    SEATS + (u64::from(parties) * 8).next_multiple_of(LINE)
+}
+
+#[derive(Debug)]
+struct Shared {
+    member: Arc<Member>,
+    section: Section,
+    parameters: Parameters,
+    head: LineRef,
+    count: LineRef,
+    gate: Gate,
+}
+
+/// A barrier, as one process has opened it. Cheap to clone; any thread may use it.
+#[derive(Debug, Clone)]
+pub struct Barrier(Arc<Shared>);
+
+impl Barrier {
+    /// Opens the barrier in `section`, which must be zeroed if nobody has opened it yet.
+    ///
+    /// # Errors
+    /// [`Error::BadParameter`]; [`Error::Memory`] if the section is smaller than [`Parameters::bytes`] or misaligned;
+    /// [`Error::Mismatch`] if others opened it with other parameters.
+    pub fn open(member: &Arc<Member>, section: &Section, parameters: Parameters) -> Result<Self> {
+        if !(1..=MOST_PARTIES).contains(&parameters.parties) {
+            return Err(Error::BadParameter {
+                what: "the number of participants",
+                value: parameters.parties.into(),
+                limits: "there are 1 to 4096",
+            });
+        }
+        let failed = Error::memory("a barrier");
+        let section = section.part("barrier", 0, parameters.bytes()).map_err(&failed)?;
+        let shared = Shared {
+            head: section.line("barrier", 0).map_err(&failed)?,
+            count: section.line("barrier", COUNT).map_err(&failed)?,
+            gate: Gate::new(member, &section, GATE).map_err(&failed)?,
+            member: Arc::clone(member),
+            section,
+            parameters,
+        };
+        match shared.head.words[SHAPE].replace(0, parameters.word()) {
+            Err(other) if other != parameters.word() => Err(Error::Mismatch { what: "the barrier" }),
+            _ => Ok(Self(Arc::new(shared))),
+        }
+    }
+
+    /// Number of participants.
+    pub fn parties(&self) -> u32 {
+        self.0.parameters.parties
+    }
+
+    /// Takes a seat for one thread of this process.
+    ///
+    /// # Errors
+    /// [`Error::Full`] if all seats are taken by the living; [`Error::Broken`], also if one is taken by the dead and there
+    /// is no other; [`Error::Corrupt`].
+    pub fn join(&self) -> Result<Seat> {
+        let shared = &self.0;
+        shared.check_broken()?;
+        let me = shared.member.party().word();
+        for index in 0..self.parties() {
+            let claim = shared.claim(index)?;
+            if claim.peek() == 0 && lock::claim(claim, me).is_ok() {
+                let seat = Seat::new(self, index);
+                // Of a barrier that broke meanwhile, somebody who resets it may not have seen this claim.
+                return match shared.check_broken().and(seat) {
+                    Ok(seat) => Ok(seat),
+                    Err(error) => {
+                        lock::inherit(claim, me, 0);
+                        Err(error)
+                    }
+                };
+            }
+        }
+        match shared.dead_seat(|_| true)? {
+            Some(dead) => Err(shared.break_up(dead)),
+            None => Err(Error::Full { what: "the barrier", places: self.parties().into() }),
+        }
+    }
+
+    /// Breaks the barrier for all participants, as if one had died. Waits that are over at once do not notice.
+    pub fn give_up(&self) {
+        self.0.break_up(GIVEN_UP);
+    }
+
+    /// Whether the barrier is broken, as far as somebody has noticed.
+    pub fn is_broken(&self) -> bool {
+        self.0.check_broken().is_err()
+    }
+
+    /// Makes a broken barrier new, with all seats empty. Does nothing to one that is not broken. Any process may call
+    /// this, several at once, too; one of them does it.
+    ///
+    /// # Errors
+    /// [`Error::InUse`] as long as a living process has a seat; [`Error::Corrupt`].
+    pub fn reset(&self) -> Result<()> {
+        let shared = &self.0;
+        let me = shared.member.party().word();
+        let resetter = &shared.head.words[RESETTER];
+        let in_use = || Error::InUse { what: "the barrier" };
+        if let Err(other) = lock::claim(resetter, me) {
+            // Another thread of this process counts as alive, as it should.
+            if shared.is_alive(other) || !lock::inherit(resetter, other, me) {
+                return Err(in_use());
+            }
+        }
+        let done = shared.reset();
+        lock::let_go(resetter);
+        done
+    }
+}
+
+impl Shared {
+    fn claim(&self, index: u32) -> Result<&Word> {
+        self.section.word("seat", SEATS + u64::from(index) * 8).map_err(Error::memory("a barrier"))
+    }
+
+    fn progress(&self, index: u32) -> Result<Gate> {
+        let at = lines_of_seats(self.parameters.parties) + u64::from(index) * LINE;
+        Gate::new(&self.member, &self.section, at).map_err(Error::memory("a barrier"))
+    }
+
+    fn steps(&self) -> u64 {
+        match self.parameters.is_central() {
+            true => 1,
+            false => barrier::steps(self.parameters.parties.into()),
+        }
+    }
+
+    fn is_alive(&self, word: u64) -> bool {
+        Party::named(word).is_some_and(|party| self.member.is_alive(party))
+    }
+
+    fn check_broken(&self) -> Result<()> {
+        match self.head.words[BROKEN].get() {
+            0 => Ok(()),
+            word => Err(Error::Broken { dead: Party::named(word).filter(|_| word != GIVEN_UP) }),
+        }
+    }
+
+    /// Breaks the barrier, if it is not broken yet; gives the error that everybody gets.
+    fn break_up(&self, reason: u64) -> Error {
+        if self.head.words[BROKEN].replace(0, reason).is_ok() {
+            self.gate.ring(u32::MAX);
+            for gate in (0..self.parameters.parties).filter_map(|index| self.progress(index).ok()) {
+                gate.ring(u32::MAX);
+            }
+        }
+        self.check_broken().err().unwrap_or(Error::Broken { dead: Party::named(reason) })
+    }
+
+    fn corrupt(&self, what: &'static str, value: u64) -> Error {
+        self.break_up(GIVEN_UP);
+        Error::Corrupt { what, value }
+    }
+
+    /// The first of the dead that have a seat which counts.
+    fn dead_seat(&self, counts: impl Fn(u32) -> bool) -> Result<Option<u64>> {
+        let mut alive = 0;
+        for index in 0..self.parameters.parties {
+            let word = self.claim(index)?.get();
+            if word == 0 || word == alive || !counts(index) {
+                continue;
+            }
+            match self.is_alive(word) {
+                true => alive = word,
+                false => return Ok(Some(word)),
+            }
+        }
+        Ok(None)
+    }
+
+    fn reset(&self) -> Result<()> {
+        if self.check_broken().is_ok() {
+            return Ok(());
+        }
+        for index in 0..self.parameters.parties {
+            let claim = self.claim(index)?;
+            let word = claim.get();
+            if word != 0 && (self.is_alive(word) || !lock::inherit(claim, word, 0)) {
+                return Err(Error::InUse { what: "the barrier" });
+            }
+        }
+        // Who joins from here on sees that it is broken, or that it is new.
+        let failed = Error::memory("a barrier");
+        self.section.zero_words(COUNT, SEATS).map_err(&failed)?;
+        self.section
+            .zero_words(lines_of_seats(self.parameters.parties), self.section.len())
+            .map_err(&failed)?;
+        self.head.words[BROKEN].set(0);
+        Ok(())
+    }
+
+    /// Whether there are more participants than processors for them.
+    fn is_scarce(&self) -> bool {
+        let (mut all, mut here) = (0_u64, 0_u64);
+        for index in 0..self.parameters.parties {
+            if let Some(party) = self.claim(index).ok().and_then(|word| Party::named(word.peek())) {
+                all += 1;
+                here += u64::from(party.peer() == self.member.peer());
+            }
+        }
+        let local = std::thread::available_parallelism().map_or(u64::MAX, |count| count.get() as u64);
+        here > local
+            || self.member.region().processors().is_some_and(|count| all > count)
+            || self.member.is_crowded()
+    }
+}
+
+/// Zeroing by words, where others may look at the same time.
+trait ZeroWords {
+    fn zero_words(&self, from: u64, to: u64) -> isthmus_region::Result<()>;
+}
+
+impl ZeroWords for Section {
+    fn zero_words(&self, from: u64, to: u64) -> isthmus_region::Result<()> {
+        (from..to).step_by(8).try_for_each(|at| self.word("barrier", at).map(|word| word.put(0)))
+    }
+}
+
+/// A participant's place at a barrier. One thread at a time uses it; it may be passed on to another.
+///
+/// Dropping it between two rounds leaves the barrier; dropping it after a time-out breaks it.
+#[derive(Debug)]
+pub struct Seat {
+    barrier: Barrier,
+    index: u32,
+    /// The round that comes next, or is under way.
+    round: u64,
+    steps: u64,
+    /// How far this round has come; none between two rounds.
+    step: Option<u64>,
+    own: Gate,
+    /// Those that are waited for, by step.
+    partners: Vec<Vec<(u32, Gate)>>,
+    learned: Learned,
+    broken: bool,
+}
+
+impl Seat {
+    fn new(barrier: &Barrier, index: u32) -> Result<Self> {
+        let shared = &barrier.0;
+        let (parties, steps, central) =
+            (u64::from(shared.parameters.parties), shared.steps(), shared.parameters.is_central());
+        let own = shared.progress(index)?;
+        // Where the last one on this seat has stopped, between two rounds.
+        let round = if central { shared.gate.word().get() } else { own.word().get() / steps };
+        if round > u64::MAX / 2 / parties.max(steps) || own.word().get() > round * steps {
+            return Err(shared.corrupt("a seat's progress", own.word().get()));
+        }
+        let mut partners = Vec::new();
+        for step in 0..if central { 0 } else { steps } {
+            let of_step = barrier::partners(index.into(), step, parties);
+            let with_gate = |partner: u64| {
+                let partner = u32::try_from(partner).unwrap_or(0);
+                Ok((partner, shared.progress(partner)?))
+            };
+            partners.push(of_step.into_iter().map(with_gate).collect::<Result<Vec<_>>>()?);
+        }
+        Ok(Self {
+            barrier: barrier.clone(),
+            index,
+            round,
+            steps,
+            step: None,
+            own,
+            partners,
+            learned: Learned::new(shared.member.has_futexes()),
+            broken: false,
+        })
+    }
+
+    /// Number of the seat, below the number of participants.
+    pub fn index(&self) -> u32 {
+        self.index
+    }
+
+    /// Arrives, and waits until all have. One participant of each round gets `true`.
+    ///
+    /// # Errors
+    /// [`Error::Broken`], for this and every later wait; [`Error::Corrupt`], which breaks the barrier for the others.
+    #[inline]
+    pub fn wait(&mut self) -> Result<bool> {
+        self.wait_until(None)
+    }
+
+    /// The same, for `limit` at most.
+    ///
+    /// # Errors
+    /// As [`Seat::wait`]; [`Error::TimedOut`], after which the next wait goes on with this round.
+    pub fn wait_within(&mut self, limit: Duration) -> Result<bool> {
+        self.wait_until(wait::deadline(Some(limit)))
+    }
+
+    #[inline]
+    fn wait_until(&mut self, deadline: Option<Instant>) -> Result<bool> {
+        if self.broken {
+            self.barrier.0.check_broken()?;
+            return Err(Error::Broken { dead: None });
+        }
+        let done = match self.partners.is_empty() {
+            true => self.wait_centrally(deadline),
+            false => self.exchange(deadline),
+        };
+        match done {
+            Ok(serial) => {
+                self.round += 1;
+                self.step = None;
+                Ok(serial)
+            }
+            Err(error) => {
+                self.broken = !matches!(error, Error::TimedOut);
+                Err(error)
+            }
+        }
+    }
+
+    /// Says how far this seat has come (P9).
+    #[inline]
+    fn advance(&self, to: u64) {
+        barrier::advance(self.own.word(), to);
+        if self.barrier.0.parameters.waiting != Waiting::Spin {
+            self.own.ring(u32::MAX);
+        }
+    }
+
+    #[inline]
+    fn exchange(&mut self, deadline: Option<Instant>) -> Result<bool> {
+        let begin = self.round * self.steps;
+        let mut step = self.step.unwrap_or_else(|| {
+            self.advance(begin + 1);
+            0
+        });
+        self.step = Some(step);
+        while let Some(partners) = self.partners.get(usize::try_from(step).unwrap_or(usize::MAX)) {
+            for (partner, gate) in partners {
+                if !barrier::has_reached(gate.word(), begin + step + 1, self.steps) {
+                    self.await_partner(*partner, gate, begin + step + 1, deadline)?;
+                }
+            }
+            step += 1;
+            self.step = Some(step);
+            if step < self.steps {
+                self.advance(begin + step + 1);
+            }
+        }
+        Ok(self.index == 0)
+    }
+
+    fn await_partner(&self, partner: u32, gate: &Gate, target: u64, deadline: Option<Instant>) -> Result<()> {
+        let shared = &*self.barrier.0;
+        let ready = || barrier::has_reached(gate.word(), target, self.steps);
+        let look = || {
+            let claim = shared.claim(partner)?.get();
+            if claim != 0 && !shared.is_alive(claim) && !ready() {
+                return Err(shared.break_up(claim));
+            }
+            if !barrier::is_plausible(gate.word(), target, self.steps) {
+                return Err(shared.corrupt("a participant's progress", gate.word().peek()));
+            }
+            if ready() { Ok(false) } else { shared.check_broken().map(|()| false) }
+        };
+        self.await_word(ready, look, gate, deadline)
+    }
+
+    fn wait_centrally(&mut self, deadline: Option<Instant>) -> Result<bool> {
+        let shared = &*self.barrier.0;
+        let (round, parties) = (self.round, u64::from(shared.parameters.parties));
+        if self.step.is_none() {
+            let arrival = barrier::arrive(&shared.count.words[0], round, parties);
+            self.step = Some(0);
+            match arrival {
+                Arrival::Wrong => {
+                    return Err(shared.corrupt("the count of arrivals", shared.count.words[0].peek()));
+                }
+                Arrival::Last => {
+                    // Somebody may have noticed a death in the middle of an arrival, and told others.
+                    shared.check_broken()?;
+                    barrier::open(shared.gate.word(), round);
+                    self.own.word().put(round + 1);
+                    if shared.parameters.waiting != Waiting::Spin {
+                        shared.gate.ring(u32::MAX);
+                    }
+                    return Ok(true);
+                }
+                // Tells only who finds this process dead that it had arrived.
+                Arrival::Early => self.own.word().set(round + 1),
+            }
+        }
+        let gate = &shared.gate;
+        let ready = || barrier::is_open(gate.word(), round);
+        let look = || {
+            let arrived = |index: u32| {
+                shared.progress(index).is_ok_and(|gate| gate.word().get() == round.wrapping_add(1))
+            };
+            let dead = shared.dead_seat(|index| !arrived(index))?;
+            let seen = gate.word().get();
+            if seen == round.wrapping_add(1) {
+                return Ok(false);
+            }
+            if let Some(dead) = dead {
+                return Err(shared.break_up(dead));
+            }
+            if seen != round {
+                return Err(shared.corrupt("the count of rounds", seen));
+            }
+            shared.check_broken().map(|()| false)
+        };
+        self.await_word(ready, look, gate, deadline)?;
+        Ok(false)
+    }
+
+    #[cold]
+    fn await_word(
+        &self,
+        ready: impl Fn() -> bool,
+        look: impl Fn() -> Result<bool>,
+        gate: &Gate,
+        deadline: Option<Instant>,
+    ) -> Result<()> {
+        if self.learned.is_old() {
+            self.learned.set_scarce(self.barrier.0.is_scarce());
+        }
+        let sleep = |limit| {
+            let seen = gate.word().get();
+            if !ready() {
+                gate.sleep(seen, limit);
+            }
+        };
+        let wait = Wait { how: self.barrier.0.parameters.waiting, learned: &self.learned, deadline };
+        match wait.until(&ready, look, sleep)? {
+            Ended::Ready | Ended::Stopped => Ok(()),
+            Ended::TimedOut => Err(Error::TimedOut),
+        }
+    }
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        let shared = &self.barrier.0;
+        if self.step.is_some() && !self.broken {
+            shared.break_up(GIVEN_UP);
+        }
+        if let Ok(claim) = shared.claim(self.index) {
+            lock::inherit(claim, shared.member.party().word(), 0);
+        }
+    }
+}

@@ -1,0 +1,88 @@
+//! A condition variable: waiting, with a [mutex](crate::mutex) given back meanwhile, until somebody says that something has
+//! changed.
+//!
+//! A wait may end for no reason, so its caller looks again at what it waits for. In particular, a notification that
+//! reaches a waiter which is killed, or whose notifier is killed in the middle of it, ends other waits within
+//! [`isthmus_region::gate::LONGEST`] (in a VM [`isthmus_region::gate::LONGEST_BY_SERVICE`]): no notification is lost for
+//! longer than that.
+//!
+//! # Layout
+//! One line, a gate: a count of notifications, two words of sleepers.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use isthmus_region::gate::Gate;
+use isthmus_region::mapping::Section;
+use isthmus_region::member::Member;
+
+use crate::error::{Error, Result};
+use crate::mutex::Guard;
+use crate::wait;
+
+/// Bytes of the section that a condition variable takes.
+pub const BYTES: u64 = 64;
+
+/// A condition variable, as one process has opened it. Any thread may use it, several at once; all waiters of all
+/// processes use the same mutex with it.
+#[derive(Debug)]
+pub struct Condvar {
+    gate: Gate,
+}
+
+impl Condvar {
+    /// Opens the condition variable in `section`, which must be zeroed if nobody has opened it yet.
+    ///
+    /// # Errors
+    /// [`Error::Memory`] if the section is smaller than [`BYTES`] or misaligned.
+    pub fn open(member: &Arc<Member>, section: &Section) -> Result<Self> {
+        Ok(Self { gate: Gate::new(member, section, 0).map_err(Error::memory("a condition variable"))? })
+    }
+
+    /// Gives the mutex back, sleeps until a notification, and takes the mutex again.
+    ///
+    /// # Errors
+    /// Those of [`crate::Mutex::lock`]; the mutex is not taken then.
+    pub fn wait<'a>(&self, guard: Guard<'a>) -> Result<Guard<'a>> {
+        self.wait_until(guard, None).map(|(guard, _)| guard)
+    }
+
+    /// The same, sleeping for `limit` at most; then the mutex is taken again, however long that takes. Gives whether there
+    /// was a notification.
+    ///
+    /// # Errors
+    /// As [`Condvar::wait`].
+    pub fn wait_within<'a>(&self, guard: Guard<'a>, limit: Duration) -> Result<(Guard<'a>, bool)> {
+        self.wait_until(guard, wait::deadline(Some(limit)))
+    }
+
+    fn wait_until<'a>(&self, guard: Guard<'a>, deadline: Option<Instant>) -> Result<(Guard<'a>, bool)> {
+        let mutex = guard.mutex();
+        // Notifications that come after the mutex was given back are seen as a change of this.
+        let seen = self.gate.word().get();
+        drop(guard);
+        let notified = loop {
+            if self.gate.word().get() != seen {
+                break true;
+            }
+            let left = deadline.map_or(Duration::MAX, |at| at.saturating_duration_since(Instant::now()));
+            if left.is_zero() {
+                break false;
+            }
+            self.gate.sleep(seen, left);
+        };
+        mutex.lock_until(None).map(|guard| (guard, notified))
+    }
+
+    /// Ends the wait of one thread, and perhaps of others, a little later.
+    pub fn notify_one(&self) {
+        self.gate.word().add(1);
+        self.gate.ring(1);
+    }
+
+    /// Ends the wait of all threads that wait now.
+    pub fn notify_all(&self) {
+        self.gate.word().add(1);
+        self.gate.ring(u32::MAX);
+    }
+}

@@ -1,0 +1,232 @@
+//! The lock under [`crate::mutex`] and [`crate::rwlock`]: [`isthmus_lockfree::lock`] with its waiting, and the question who
+//! lives.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use isthmus_lockfree::lock::{self, Found, Refused};
+use isthmus_lockfree::sync::Word;
+use isthmus_region::gate::Gate;
+use isthmus_region::mapping::{LineRef, Section};
+use isthmus_region::member::Member;
+use isthmus_region::party::Party;
+
+use crate::error::{Error, Result};
+use crate::wait::{Ended, Learned, Wait, Waiting};
+
+/// How often a waiter finds that somebody else was faster before the lock is kept for it.
+const PATIENCE: u32 = 4;
+/// How long a lock is kept for a waiter that does not come: it was stopped, or the word is garbage.
+const KEPT: Duration = Duration::from_millis(100);
+
+/// The calling thread, among all that use an object. Threads are told apart by their number and the place of their process.
+pub(crate) fn thread(party: Party) -> u64 {
+    thread_local! {
+        static ID: u64 = u64::try_from(rustix::thread::gettid().as_raw_nonzero().get()).unwrap_or(0);
+    }
+    (party.word() >> 40 << 32) | ID.with(|id| *id)
+}
+
+/// A lock in a line.
+#[derive(Debug)]
+pub(crate) struct RawLock {
+    member: Arc<Member>,
+    party: Party,
+    line: LineRef,
+    gate: Gate,
+    learned: Learned,
+    /// How many of those who sleep at a free lock are to be woken: all, where some of them cannot take it.
+    wake: u32,
+}
+
+impl RawLock {
+    pub(crate) fn new(
+        what: &'static str,
+        member: &Arc<Member>,
+        section: &Section,
+        offset: u64,
+        wake: u32,
+    ) -> Result<Self> {
+        let learned = Learned::new(member.has_futexes());
+        Ok(Self {
+            member: Arc::clone(member),
+            party: member.party(),
+            line: section.line(what, offset).map_err(Error::memory(what))?,
+            gate: Gate::new(member, section, offset).map_err(Error::memory(what))?,
+            learned,
+            wake,
+        })
+    }
+
+    pub(crate) fn member(&self) -> &Arc<Member> {
+        &self.member
+    }
+
+    pub(crate) fn learned(&self) -> &Learned {
+        &self.learned
+    }
+
+    pub(crate) fn gate(&self) -> &Gate {
+        &self.gate
+    }
+
+    /// The word that names the owner.
+    pub(crate) fn owner(&self) -> &Word {
+        &self.line.words[lock::OWNER]
+    }
+
+    /// What is known of the protected data, as far as one sees who does not own the lock.
+    pub(crate) fn found(&self) -> Found {
+        lock::found(&self.line)
+    }
+
+    pub(crate) fn is_alive(&self, word: u64) -> bool {
+        Party::named(word).is_some_and(|party| self.member.is_alive(party))
+    }
+
+    /// Whether this thread owns the lock.
+    pub(crate) fn is_mine(&self) -> bool {
+        self.owner().peek() == self.party.word() && self.line.words[lock::THREAD].peek() == thread(self.party)
+    }
+
+    /// Takes the lock if that can be done at once: it is free, or its owner is dead.
+    pub(crate) fn try_lock(&self) -> Result<Found> {
+        let (me, thread) = (self.party.word(), thread(self.party));
+        match lock::take(&self.line, me, thread, false) {
+            Ok(found) => Ok(found),
+            Err(Refused::Held(owner)) if owner != 0 && !self.is_alive(owner) => {
+                lock::take_over(&self.line, owner, me, thread).ok_or(Error::WouldBlock)
+            }
+            Err(Refused::Kept(heir)) if !self.is_alive(heir) => {
+                lock::keep_no_more(&self.line, heir);
+                lock::take(&self.line, me, thread, false).map_err(|_| Error::WouldBlock)
+            }
+            Err(_) => Err(Error::WouldBlock),
+        }
+    }
+
+    /// Takes the lock, at once or by waiting until `deadline`.
+    #[inline]
+    pub(crate) fn lock(&self, deadline: Option<Instant>) -> Result<Found> {
+        let thread = thread(self.party);
+        match lock::take(&self.line, self.party.word(), thread, false) {
+            Ok(found) => Ok(found),
+            Err(_) => self.lock_slowly(thread, deadline),
+        }
+    }
+
+    #[cold]
+    fn lock_slowly(&self, thread: u64, deadline: Option<Instant>) -> Result<Found> {
+        if self.is_mine() {
+            return Err(Error::Deadlock);
+        }
+        if self.learned.is_old() {
+            self.learned.set_scarce(self.member.is_crowded());
+        }
+        let mut heir = false;
+        let done = self.contend(thread, deadline, &mut heir);
+        if heir {
+            lock::keep_no_more(&self.line, self.party.word());
+            if done.is_err() {
+                // Some may sleep because it was kept.
+                self.gate.ring(u32::MAX);
+            }
+        }
+        done
+    }
+
+    fn contend(&self, thread: u64, deadline: Option<Instant>, heir: &mut bool) -> Result<Found> {
+        let me = self.party.word();
+        let (owner, kept) = (&self.line.words[lock::OWNER], &self.line.words[lock::HEIR]);
+        let mut failed = 0;
+        // For whom the lock was found to be kept, free as it is, and since when.
+        let mut waits_for: Option<(u64, Instant)> = None;
+        loop {
+            let is_heir = *heir;
+            match lock::take(&self.line, me, thread, is_heir) {
+                Ok(found) => return Ok(found),
+                Err(Refused::Held(0) | Refused::Kept(_)) => {}
+                Err(Refused::Held(dead)) if failed > 0 && !self.is_alive(dead) => {
+                    if let Some(found) = lock::take_over(&self.line, dead, me, thread) {
+                        return Ok(found);
+                    }
+                }
+                Err(Refused::Held(_)) => {}
+            }
+            failed += 1;
+            if failed > PATIENCE && !is_heir {
+                *heir = lock::keep(&self.line, me);
+            }
+            let is_heir = *heir;
+            let ready = || owner.peek() == 0 && (is_heir || kept.peek() == 0);
+            let look = || {
+                match (owner.peek(), kept.peek()) {
+                    (0, heir) if heir != 0 && !is_heir => {
+                        let since = match waits_for {
+                            Some((same, since)) if same == heir => since,
+                            _ => Instant::now(),
+                        };
+                        waits_for = Some((heir, since));
+                        if since.elapsed() > KEPT || !self.is_alive(heir) {
+                            lock::keep_no_more(&self.line, heir);
+                        }
+                    }
+                    (owner, _) if owner != 0 && !self.is_alive(owner) => return Ok(true),
+                    _ => waits_for = None,
+                }
+                Ok(false)
+            };
+            let sleep = |limit| {
+                let seen = owner.peek();
+                if !ready() {
+                    self.gate.sleep(seen, limit);
+                }
+            };
+            let wait = Wait { how: Waiting::Hybrid, learned: &self.learned, deadline };
+            if wait.until(ready, look, sleep)? == Ended::TimedOut {
+                // A wake-up that was meant for this thread must not be lost: who gives up has looked once more.
+                return self.try_lock().map_err(|_| Error::TimedOut);
+            }
+        }
+    }
+
+    /// Whether a thread that took the lock still has it. Another one has if the words say so; that they say nothing that
+    /// can be right is no reason to keep the lock for ever.
+    #[inline]
+    fn is_still_mine(&self) -> bool {
+        let (named, mine) = (self.line.words[lock::THREAD].peek(), thread(self.party));
+        let of_this_process = named >> 32 == mine >> 32 || named == 0;
+        self.owner().peek() == self.party.word() && (named == mine || !of_this_process)
+    }
+
+    /// Gives the lock back, if it was not given back already, or taken over after it was overwritten.
+    #[inline]
+    pub(crate) fn unlock(&self) {
+        if self.is_still_mine() {
+            lock::give_back(&self.line);
+            self.ring();
+        }
+    }
+
+    /// Gives it back and leaves what is suspect as it is.
+    pub(crate) fn pass_on(&self) {
+        if self.is_still_mine() {
+            lock::pass_on(&self.line);
+            self.ring();
+        }
+    }
+
+    #[inline]
+    fn ring(&self) {
+        self.gate.ring(self.wake);
+        // After the fence in there: who has the lock kept and sleeps may not be the one that was woken.
+        if self.line.words[lock::HEIR].peek() != 0 {
+            self.gate.ring(u32::MAX);
+        }
+    }
+
+    /// Says, as the owner, that the data is sound.
+    pub(crate) fn mend(&self) {
+        lock::mend(&self.line);
+    }
+}

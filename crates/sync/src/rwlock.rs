@@ -1,0 +1,389 @@
+//! A lock for many readers or one writer, of which neither holds up the others by dying.
+//!
+//! Readers are counted by process, each in a line of its own that the process has claimed, so reading in different
+//! processes does not disturb each other, and the readers of a process that died are left out. The number of such lines is
+//! a parameter: that many processes, or handles, use the lock at the same time.
+//!
+//! A writer that dies leaves its data suspect. Readers then get [`Error::OwnerDied`] and no lock; the next writer gets the
+//! lock, with [`WriteGuard::owner_died`], and says with [`WriteGuard::mend`] that it has mended the data, or else the
+//! lock is [`Error::NotRecoverable`] once it is given back.
+//!
+//! A writer keeps new readers out as soon as it waits for the old ones. So a thread that reads must not ask for the lock
+//! again, not even for reading. A reader that found writers there four times in a row queues up with them.
+//!
+//! # Layout
+//! ```text
+//! line 0    the writers' lock, a gate (as a mutex)
+//! line 1    number of lines · who claims or leaves one
+//! line 2..  a line for each process, a gate: readers, two words of sleepers, the process
+//! ```
+
+use std::marker::PhantomData;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use isthmus_lockfree::lock::{self, Found};
+use isthmus_lockfree::readers;
+use isthmus_lockfree::sync::Word;
+use isthmus_region::gate::Gate;
+use isthmus_region::mapping::{LineRef, Section};
+use isthmus_region::member::Member;
+
+use crate::error::{Error, Result};
+use crate::raw::RawLock;
+use crate::wait::{self, Ended, Wait, Waiting};
+
+/// Most processes that use a lock at the same time.
+pub const MOST_PROCESSES: u32 = 4096;
+
+const LINE: u64 = 64;
+const HEAD: u64 = LINE;
+const LINES: u64 = 2 * LINE;
+
+/// Words of the head.
+const SHAPE: usize = 0;
+const CLAIMER: usize = 1;
+/// In a process's line: which one it is.
+const PROCESS: u64 = 3 * 8;
+
+/// How often a reader finds a writer before it queues up.
+const PATIENCE: u32 = 4;
+/// A pause of those who find somebody else at the claims.
+const MOMENT: Duration = Duration::from_micros(200);
+
+/// Bytes of the section that a lock for so many processes takes.
+pub fn bytes(processes: u32) -> u64 {
+    LINES + u64::from(processes) * LINE
+}
+
+/// A reader-writer lock, as one process has opened it. Any thread may use it, several at once. Each handle takes one of
+/// the lock's lines until it is dropped.
+#[derive(Debug)]
+pub struct RwLock {
+    writer: RawLock,
+    head: LineRef,
+    section: Section,
+    processes: u32,
+    index: u32,
+    own: Gate,
+    all: Vec<Gate>,
+}
+
+impl RwLock {
+    /// Opens the lock in `section`, which must be zeroed if nobody has opened it yet. All open it with the same number of
+    /// `processes`.
+    ///
+    /// # Errors
+    /// [`Error::BadParameter`]; [`Error::Memory`] if the section is smaller than [`bytes`] says or misaligned;
+    /// [`Error::Mismatch`]; [`Error::Full`] if as many handles are open as there may be, in processes that live.
+    pub fn open(member: &Arc<Member>, section: &Section, processes: u32) -> Result<Self> {
+        if !(1..=MOST_PROCESSES).contains(&processes) {
+            let (what, limits) = ("the number of processes", "there are 1 to 4096");
+            return Err(Error::BadParameter { what, value: processes.into(), limits });
+        }
+        let what = "a reader-writer lock";
+        let failed = Error::memory(what);
+        let section = section.part(what, 0, bytes(processes)).map_err(&failed)?;
+        let line = |index: u32| Gate::new(member, &section, LINES + u64::from(index) * LINE);
+        let all = (0..processes).map(line).collect::<isthmus_region::Result<Vec<_>>>().map_err(&failed)?;
+        let mut this = Self {
+            writer: RawLock::new(what, member, &section, 0, u32::MAX)?,
+            head: section.line(what, HEAD).map_err(&failed)?,
+            own: line(0).map_err(&failed)?,
+            section,
+            processes,
+            index: 0,
+            all,
+        };
+        match this.head.words[SHAPE].replace(0, u64::from(processes)) {
+            Err(other) if other != u64::from(processes) => return Err(Error::Mismatch { what }),
+            _ => {}
+        }
+        let Some(index) = this.while_claiming(|this| this.claim())? else {
+            // What was not claimed must not be left.
+            this.processes = 0;
+            return Err(Error::Full { what, places: processes.into() });
+        };
+        this.index = index;
+        this.own = this.all[index as usize].clone();
+        Ok(this)
+    }
+
+    fn process(&self, index: u32) -> Result<&Word> {
+        let at = LINES + u64::from(index) * LINE + PROCESS;
+        self.section.word("reader", at).map_err(Error::memory("a reader-writer lock"))
+    }
+
+    /// Claims a line nobody has, or somebody who is dead.
+    fn claim(&self) -> Result<Option<u32>> {
+        let me = self.writer.member().party().word();
+        for (index, gate) in (0..self.processes).zip(&self.all) {
+            let process = self.process(index)?;
+            let word = process.get();
+            if word == 0 || !self.writer.is_alive(word) {
+                // A writer that waits for the dead one's readers finds that they are dead, or none, or ours.
+                gate.word().set(0);
+                process.set(me);
+                return Ok(Some(index));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Does something while nobody else claims or leaves a line.
+    fn while_claiming<T>(&self, work: impl FnOnce(&Self) -> Result<T>) -> Result<T> {
+        let me = self.writer.member().party().word();
+        let claimer = &self.head.words[CLAIMER];
+        while let Err(other) = lock::claim(claimer, me) {
+            if !self.writer.is_alive(other) && lock::inherit(claimer, other, me) {
+                break;
+            }
+            std::thread::sleep(MOMENT);
+        }
+        let done = work(self);
+        lock::let_go(claimer);
+        done
+    }
+
+    /// Takes the lock for reading, waiting as long as it takes.
+    ///
+    /// # Errors
+    /// [`Error::OwnerDied`], [`Error::NotRecoverable`], [`Error::Deadlock`] if this thread writes.
+    #[inline]
+    pub fn read(&self) -> Result<ReadGuard<'_>> {
+        self.read_until(None)
+    }
+
+    /// The same, waiting for `limit` at most.
+    ///
+    /// # Errors
+    /// As [`RwLock::read`], and [`Error::TimedOut`].
+    pub fn read_within(&self, limit: Duration) -> Result<ReadGuard<'_>> {
+        self.read_until(wait::deadline(Some(limit)))
+    }
+
+    /// Takes the lock for reading if no writer has it or waits for it.
+    ///
+    /// # Errors
+    /// As [`RwLock::read`], and [`Error::WouldBlock`].
+    pub fn try_read(&self) -> Result<ReadGuard<'_>> {
+        match self.enter()? {
+            true => Ok(self.read_guard()),
+            false if self.writer.is_alive(self.writer.owner().get()) => Err(Error::WouldBlock),
+            false => self.read(),
+        }
+    }
+
+    #[inline]
+    fn read_until(&self, deadline: Option<Instant>) -> Result<ReadGuard<'_>> {
+        match self.enter()? {
+            true => Ok(self.read_guard()),
+            false => self.read_slowly(deadline),
+        }
+    }
+
+    fn read_guard(&self) -> ReadGuard<'_> {
+        ReadGuard { lock: self, _of_this_thread: PhantomData }
+    }
+
+    /// Counts this thread in, unless there is a writer; gives whether it is in (P12).
+    #[inline]
+    fn enter(&self) -> Result<bool> {
+        readers::enter(self.own.word());
+        if self.writer.owner().get() == 0 {
+            match self.writer.found() {
+                Found::Sound => return Ok(true),
+                Found::Suspect => {
+                    self.leave();
+                    return Err(Error::OwnerDied);
+                }
+                Found::Lost => {
+                    self.leave();
+                    return Err(Error::NotRecoverable);
+                }
+            }
+        }
+        self.leave();
+        Ok(false)
+    }
+
+    fn leave(&self) {
+        readers::leave(self.own.word());
+        self.own.ring(u32::MAX);
+    }
+
+    #[cold]
+    fn read_slowly(&self, deadline: Option<Instant>) -> Result<ReadGuard<'_>> {
+        if self.writer.is_mine() {
+            return Err(Error::Deadlock);
+        }
+        let owner = self.writer.owner();
+        for _ in 0..PATIENCE {
+            let ready = || owner.peek() == 0;
+            let look = || {
+                let seen = owner.get();
+                Ok(seen != 0 && !self.writer.is_alive(seen) && owner.get() == seen)
+            };
+            let sleep = |limit| match owner.peek() {
+                0 => {}
+                seen => self.writer.gate().sleep(seen, limit),
+            };
+            let wait = Wait { how: Waiting::Hybrid, learned: self.writer.learned(), deadline };
+            match wait.until(ready, look, sleep)? {
+                Ended::Stopped => return Err(Error::OwnerDied),
+                Ended::TimedOut => return Err(Error::TimedOut),
+                Ended::Ready if self.enter()? => return Ok(self.read_guard()),
+                Ended::Ready => {}
+            }
+        }
+        // As a writer that turns into a reader, without waiting for those that read.
+        match self.writer.lock(deadline)? {
+            Found::Sound => {
+                readers::enter(self.own.word());
+                self.writer.unlock();
+                Ok(self.read_guard())
+            }
+            Found::Suspect => {
+                self.writer.pass_on();
+                Err(Error::OwnerDied)
+            }
+            Found::Lost => {
+                self.writer.unlock();
+                Err(Error::NotRecoverable)
+            }
+        }
+    }
+
+    /// Takes the lock for writing, waiting as long as it takes.
+    ///
+    /// # Errors
+    /// [`Error::Deadlock`] if this thread writes already; [`Error::NotRecoverable`]; [`Error::Corrupt`].
+    pub fn write(&self) -> Result<WriteGuard<'_>> {
+        self.write_until(None)
+    }
+
+    /// The same, waiting for `limit` at most.
+    ///
+    /// # Errors
+    /// As [`RwLock::write`], and [`Error::TimedOut`].
+    pub fn write_within(&self, limit: Duration) -> Result<WriteGuard<'_>> {
+        self.write_until(wait::deadline(Some(limit)))
+    }
+
+    /// Takes the lock for writing if nobody has it.
+    ///
+    /// # Errors
+    /// As [`RwLock::write`], and [`Error::WouldBlock`].
+    pub fn try_write(&self) -> Result<WriteGuard<'_>> {
+        let found = self.writer.try_lock()?;
+        self.drain(found, Some(Instant::now())).map_err(|error| match error {
+            Error::TimedOut => Error::WouldBlock,
+            other => other,
+        })
+    }
+
+    fn write_until(&self, deadline: Option<Instant>) -> Result<WriteGuard<'_>> {
+        let found = self.writer.lock(deadline)?;
+        self.drain(found, deadline)
+    }
+
+    /// With the writers' lock taken: waits until no living process reads (P12).
+    fn drain(&self, found: Found, deadline: Option<Instant>) -> Result<WriteGuard<'_>> {
+        if found == Found::Lost {
+            self.writer.unlock();
+            return Err(Error::NotRecoverable);
+        }
+        readers::bar();
+        for (index, gate) in (0..self.processes).zip(&self.all) {
+            if readers::count(gate.word()) == 0 {
+                continue;
+            }
+            if let Err(error) = self.await_readers(index, gate, deadline) {
+                // Nothing was changed.
+                self.writer.pass_on();
+                return Err(error);
+            }
+        }
+        Ok(WriteGuard { lock: self, owner_died: found == Found::Suspect, _of_this_thread: PhantomData })
+    }
+
+    #[cold]
+    fn await_readers(&self, index: u32, gate: &Gate, deadline: Option<Instant>) -> Result<()> {
+        let process = self.process(index)?;
+        let is_dead = || match process.get() {
+            0 => true,
+            word => !self.writer.is_alive(word) && process.get() == word,
+        };
+        if is_dead() {
+            return Ok(());
+        }
+        let ready = || readers::count(gate.word()) == 0;
+        let look = || match readers::count(gate.word()) {
+            count if count > readers::MOST => {
+                Err(Error::Corrupt { what: "a count of readers", value: count })
+            }
+            _ => Ok(is_dead()),
+        };
+        let sleep = |limit| match readers::count(gate.word()) {
+            0 => {}
+            seen => gate.sleep(seen, limit),
+        };
+        let wait = Wait { how: Waiting::Hybrid, learned: self.writer.learned(), deadline };
+        match wait.until(ready, look, sleep)? {
+            Ended::Ready | Ended::Stopped => Ok(()),
+            Ended::TimedOut => Err(Error::TimedOut),
+        }
+    }
+}
+
+impl Drop for RwLock {
+    fn drop(&mut self) {
+        if self.index < self.processes {
+            // Guards borrow the handle, so there are no readers left.
+            let _ = self.while_claiming(|this| this.process(this.index).map(|word| word.set(0)));
+        }
+    }
+}
+
+/// The lock, taken for reading. Dropping it gives it back; it stays with the thread that took it.
+#[derive(Debug)]
+#[must_use = "the lock is given back at once"]
+pub struct ReadGuard<'a> {
+    lock: &'a RwLock,
+    _of_this_thread: PhantomData<*const ()>,
+}
+
+impl Drop for ReadGuard<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        self.lock.leave();
+    }
+}
+
+/// The lock, taken for writing. Dropping it gives it back; it stays with the thread that took it.
+#[derive(Debug)]
+#[must_use = "the lock is given back at once"]
+pub struct WriteGuard<'a> {
+    lock: &'a RwLock,
+    owner_died: bool,
+    _of_this_thread: PhantomData<*const ()>,
+}
+
+impl WriteGuard<'_> {
+    /// Whether a writer died and nobody has mended its data since.
+    pub fn owner_died(&self) -> bool {
+        self.owner_died
+    }
+
+    /// Says that the data is sound again.
+    pub fn mend(&mut self) {
+        self.lock.writer.mend();
+        self.owner_died = false;
+    }
+}
+
+impl Drop for WriteGuard<'_> {
+    fn drop(&mut self) {
+        self.lock.writer.unlock();
+    }
+}

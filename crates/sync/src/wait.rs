@@ -1,0 +1,283 @@
+//! How a thread passes the time until a word of shared memory changes: by looking at it, by offering its processor to
+//! others, by sleeping, in this order and each only as long as it pays.
+//!
+//! What pays is learned from the last waits, per object and process (per participant of a barrier):
+//! - Looking pays while the wait is shorter than going to sleep and being woken, [`LONGEST_SPIN`]. A wait that ended that
+//!   soon allows the next one more time to look, any other one less.
+//! - Where others wait for the processor it does not pay at all: what is waited for may need that very processor. That
+//!   there are such is known from the number of participants, and seen from how long an offer of the processor takes.
+//! - Offers pay while they end in what was waited for. An offer that costs a whole slice of time went to somebody who
+//!   has nothing to do with it; then there are none for a while, since a sleeper is given a processor sooner.
+
+use std::time::{Duration, Instant};
+
+use isthmus_lockfree::sync::Word;
+
+use crate::error::Result;
+
+/// How a waiting thread passes its time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Waiting {
+    /// It looks again and again, and now and then offers its processor to others; at once where there are more
+    /// participants than processors. For short waits with a processor for each participant. Never sleeps.
+    Spin,
+    /// It sleeps, after a look of 10 microseconds at most, and of none where processors are scarce.
+    Block,
+    /// It looks as long as that pays, then offers its processor a few times, then sleeps.
+    Hybrid,
+}
+
+/// Looks before anything else is done.
+const QUICK: u32 = 128;
+/// Looks between two offers of a thread that spins.
+const SPINS: u32 = 1000;
+/// The same where processors are scarce.
+const FEW_SPINS: u32 = 16;
+/// Offers between two looks at who lives, of a thread that spins.
+const LOOK_EVERY: u32 = 4;
+/// About what it costs to go to sleep at a futex and to be woken.
+const LONGEST_SPIN: Duration = Duration::from_micros(20);
+/// The same through the services, between VMs.
+const LONGEST_SPIN_BY_SERVICE: Duration = Duration::from_micros(200);
+/// The longest look of those who rather sleep.
+const BRIEF: Duration = Duration::from_micros(10);
+/// The shortest look that is still tried.
+const SHORTEST_NS: u64 = 500;
+/// Most offers in one wait that may end in sleep.
+const MOST_OFFERS: u64 = 16;
+/// An offer that takes longer went to somebody who works, not to one who waits.
+const SLICE: Duration = Duration::from_millis(1);
+/// Waits without an offer after that.
+const PAUSE: u64 = 64;
+/// Waits after which it is looked anew whether processors are scarce.
+const LOOK_AROUND: u64 = 4096;
+/// No limit, as a number.
+const LONG: Duration = Duration::from_secs(3600);
+
+/// Why a wait is over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Ended {
+    /// What was waited for is there.
+    Ready,
+    /// The look at the circumstances said so.
+    Stopped,
+    /// The time is up.
+    TimedOut,
+}
+
+/// When a wait of `limit` from now ends.
+pub(crate) fn deadline(limit: Option<Duration>) -> Option<Instant> {
+    limit.and_then(|limit| Instant::now().checked_add(limit))
+}
+
+fn is_over(deadline: Option<Instant>) -> bool {
+    deadline.is_some_and(|at| Instant::now() >= at)
+}
+
+/// What earlier waits have taught. The words are this process's own; a lost update costs nothing.
+#[derive(Debug)]
+pub(crate) struct Learned {
+    longest: Duration,
+    /// How long a look pays.
+    spin_ns: Word,
+    /// How many offers pay; 0 during a pause.
+    offers: Word,
+    /// Waits left of a pause.
+    pause: Word,
+    /// Grows with offers that were taken up.
+    crowd: Word,
+    /// The shortest offer, which nobody took up.
+    idle_ns: Word,
+    /// Whether there are more participants than processors.
+    scarce: Word,
+    /// Waits that were not over at once.
+    waits: Word,
+}
+
+impl Learned {
+    pub(crate) fn new(has_futexes: bool) -> Self {
+        let longest = if has_futexes { LONGEST_SPIN } else { LONGEST_SPIN_BY_SERVICE };
+        Self {
+            longest,
+            spin_ns: Word::new(nanos(longest)),
+            offers: Word::new(2),
+            pause: Word::new(0),
+            crowd: Word::new(0),
+            idle_ns: Word::new(u64::MAX),
+            scarce: Word::new(0),
+            waits: Word::new(0),
+        }
+    }
+
+    /// Says whether there are more participants than processors.
+    pub(crate) fn set_scarce(&self, scarce: bool) {
+        self.scarce.put(scarce.into());
+    }
+
+    /// Whether it is time to look again whether processors are scarce.
+    pub(crate) fn is_old(&self) -> bool {
+        self.waits.peek().is_multiple_of(LOOK_AROUND)
+    }
+
+    fn is_crowded(&self) -> bool {
+        self.scarce.peek() != 0 || self.crowd.peek() >= 8
+    }
+
+    /// Offers the processor to others; gives how long they had it.
+    fn offer(&self) -> Duration {
+        let begun = Instant::now();
+        std::thread::yield_now();
+        let took = begun.elapsed();
+        let (ns, idle) = (nanos(took).max(1), self.idle_ns.peek());
+        if ns < idle {
+            self.idle_ns.put(ns);
+        }
+        let crowd = self.crowd.peek();
+        match ns > idle.saturating_mul(3).saturating_add(1000) {
+            true => self.crowd.put((crowd + 4).min(64)),
+            false => self.crowd.put(crowd.saturating_sub(1)),
+        }
+        took
+    }
+
+    fn spin_paid(&self, paid: bool) {
+        let now = self.spin_ns.peek();
+        let next = if paid { now + now / 4 } else { now / 2 };
+        self.spin_ns.put(next.clamp(SHORTEST_NS, nanos(self.longest)));
+    }
+
+    fn offers_for_now(&self) -> u64 {
+        match self.pause.peek() {
+            0 => self.offers.peek(),
+            left => {
+                self.pause.put(left - 1);
+                0
+            }
+        }
+    }
+}
+
+fn nanos(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// A wait, as its caller wants it.
+pub(crate) struct Wait<'a> {
+    pub(crate) how: Waiting,
+    pub(crate) learned: &'a Learned,
+    pub(crate) deadline: Option<Instant>,
+}
+
+impl Wait<'_> {
+    /// Waits until `ready` says so. `look` has a look at the circumstances (who lives), now and then, and may end the wait;
+    /// `sleep` sleeps until what is waited for may have changed, not longer than it is told.
+    ///
+    /// # Errors
+    /// Those of `look`.
+    #[inline]
+    pub(crate) fn until(
+        &self,
+        mut ready: impl FnMut() -> bool,
+        look: impl FnMut() -> Result<bool>,
+        sleep: impl FnMut(Duration),
+    ) -> Result<Ended> {
+        for _ in 0..QUICK {
+            if ready() {
+                return Ok(Ended::Ready);
+            }
+        }
+        self.learned.waits.bump(1);
+        match self.how {
+            Waiting::Spin => self.spin(ready, look),
+            Waiting::Block | Waiting::Hybrid => self.sleep_at_last(ready, look, sleep),
+        }
+    }
+
+    #[cold]
+    fn spin(&self, mut ready: impl FnMut() -> bool, mut look: impl FnMut() -> Result<bool>) -> Result<Ended> {
+        for turn in 1_u32.. {
+            for _ in 0..if self.learned.is_crowded() { FEW_SPINS } else { SPINS } {
+                if ready() {
+                    return Ok(Ended::Ready);
+                }
+                std::hint::spin_loop();
+            }
+            if turn.is_multiple_of(LOOK_EVERY) && look()? {
+                return Ok(Ended::Stopped);
+            }
+            if is_over(self.deadline) {
+                break;
+            }
+            self.learned.offer();
+        }
+        Ok(Ended::TimedOut)
+    }
+
+    #[cold]
+    fn sleep_at_last(
+        &self,
+        mut ready: impl FnMut() -> bool,
+        mut look: impl FnMut() -> Result<bool>,
+        mut sleep: impl FnMut(Duration),
+    ) -> Result<Ended> {
+        let begun = Instant::now();
+        let learned = self.learned;
+        let crowded = learned.is_crowded();
+        let longest = Duration::from_nanos(learned.spin_ns.peek());
+        let longest = if self.how == Waiting::Block { longest.min(BRIEF) } else { longest };
+        while !crowded && begun.elapsed() < longest {
+            for _ in 0..16 {
+                if ready() {
+                    learned.spin_paid(true);
+                    return Ok(Ended::Ready);
+                }
+                std::hint::spin_loop();
+            }
+        }
+        if self.how == Waiting::Hybrid && self.offers_end_it(&mut ready) {
+            return Ok(Ended::Ready);
+        }
+        loop {
+            if look()? {
+                return Ok(Ended::Stopped);
+            }
+            if ready() {
+                break;
+            }
+            let left = self.deadline.map_or(LONG, |at| at.saturating_duration_since(Instant::now()));
+            if left.is_zero() {
+                return Ok(Ended::TimedOut);
+            }
+            sleep(left);
+            if ready() {
+                break;
+            }
+        }
+        // Of this, half or so is what going to sleep costs.
+        learned.spin_paid(begun.elapsed() < 2 * learned.longest);
+        if crowded {
+            // Nobody offers here any more who could notice that the others are gone.
+            learned.crowd.put(learned.crowd.peek().saturating_sub(1));
+        }
+        Ok(Ended::Ready)
+    }
+
+    fn offers_end_it(&self, ready: &mut impl FnMut() -> bool) -> bool {
+        let learned = self.learned;
+        let most = learned.offers_for_now();
+        for _ in 0..most {
+            let took = learned.offer();
+            if ready() {
+                learned.offers.put((most * 2).min(MOST_OFFERS));
+                return true;
+            }
+            if took > SLICE {
+                learned.pause.put(PAUSE);
+                learned.offers.put(1);
+                return false;
+            }
+        }
+        learned.offers.put((most / 2).max(1));
+        false
+    }
+}

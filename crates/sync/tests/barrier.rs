@@ -1,0 +1,262 @@
+//! Barriers, between threads, between processes, and with deaths.
+
+mod common;
+
+use std::time::{Duration, Instant};
+
+use common::{Dice, LONG, World, piece, read_line, told};
+use isthmus_region::sync::Word;
+use isthmus_sync::barrier::{Algorithm, Barrier, Parameters};
+use isthmus_sync::{Error, Waiting};
+
+const WAYS: [Waiting; 3] = [Waiting::Spin, Waiting::Block, Waiting::Hybrid];
+const ALGORITHMS: [Algorithm; 3] = [Algorithm::Auto, Algorithm::Central, Algorithm::Scaling];
+
+fn parameters(parties: u32, waiting: Waiting, algorithm: Algorithm) -> Parameters {
+    Parameters { parties, waiting, algorithm }
+}
+
+/// As words of a command line, and back.
+fn to_args(p: Parameters) -> String {
+    let of = |waiting| WAYS.iter().position(|w| *w == waiting).unwrap();
+    let algorithm = ALGORITHMS.iter().position(|a| *a == p.algorithm).unwrap();
+    format!("{} {} {algorithm}", p.parties, of(p.waiting))
+}
+
+fn from_args(args: &[String]) -> Parameters {
+    let number = |i: usize| args[i].parse::<usize>().unwrap();
+    parameters(u32::try_from(number(0)).unwrap(), WAYS[number(1)], ALGORITHMS[number(2)])
+}
+
+/// Rounds in which each participant counts in a word of its own, and none finds another that is not where it is.
+fn rounds(barrier: &Barrier, counts: &[Word], rounds: u64) -> u64 {
+    let mut seat = barrier.join().unwrap();
+    let me = seat.index() as usize;
+    let mut serial = 0;
+    for round in 1..=rounds {
+        counts[me].put(round);
+        serial += u64::from(seat.wait_within(LONG).unwrap());
+        for count in counts {
+            let there = count.peek();
+            assert!(there == round || there == round + 1, "{there} in round {round}");
+        }
+    }
+    serial
+}
+
+#[test]
+fn nobody_passes_before_all_have_arrived_and_one_is_told_so() {
+    let world = World::new();
+    for algorithm in ALGORITHMS {
+        for waiting in WAYS {
+            for parties in [1, 2, 3, 9] {
+                let parameters = parameters(parties, waiting, algorithm);
+                let (_, section) = world.piece(parameters.bytes());
+                let barrier = Barrier::open(&world.member, &section, parameters).unwrap();
+                let counts: Vec<_> = (0..parties).map(|_| Word::new(0)).collect();
+                let serial = std::thread::scope(|scope| {
+                    let threads: Vec<_> =
+                        (0..parties).map(|_| scope.spawn(|| rounds(&barrier, &counts, 100))).collect();
+                    threads.into_iter().map(|t| t.join().unwrap()).sum::<u64>()
+                });
+                assert_eq!(serial, 100, "{parameters:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn seats_are_limited_left_and_taken_again_in_the_same_round() {
+    let world = World::new();
+    for algorithm in [Algorithm::Central, Algorithm::Scaling] {
+        let parameters = parameters(2, Waiting::Hybrid, algorithm);
+        let (_, section) = world.piece(parameters.bytes());
+        let barrier = Barrier::open(&world.member, &section, parameters).unwrap();
+        let (mut first, mut second) = (barrier.join().unwrap(), barrier.join().unwrap());
+        assert!(matches!(barrier.join(), Err(Error::Full { places: 2, .. })));
+        for _ in 0..5 {
+            assert!(matches!(first.wait_within(Duration::from_millis(1)), Err(Error::TimedOut)));
+            second.wait().unwrap();
+            first.wait().unwrap();
+        }
+        drop(second);
+        assert!(matches!(first.wait_within(Duration::from_millis(1)), Err(Error::TimedOut)));
+        let mut third = barrier.join().unwrap();
+        third.wait_within(LONG).unwrap();
+        first.wait_within(LONG).unwrap();
+    }
+}
+
+#[test]
+fn who_gives_up_in_the_middle_of_a_round_breaks_the_barrier_until_it_is_reset() {
+    let world = World::new();
+    for algorithm in [Algorithm::Central, Algorithm::Scaling] {
+        let parameters = parameters(3, Waiting::Hybrid, algorithm);
+        let (_, section) = world.piece(parameters.bytes());
+        let barrier = Barrier::open(&world.member, &section, parameters).unwrap();
+        let mut seats: Vec<_> = (0..3).map(|_| barrier.join().unwrap()).collect();
+        assert!(matches!(seats[0].wait_within(Duration::from_millis(1)), Err(Error::TimedOut)));
+        drop(seats.remove(0));
+        // It had arrived, so the last of the others may get through this round, and through no other.
+        assert!(matches!(seats[0].wait(), Err(Error::Broken { dead: None })));
+        let _ = seats[1].wait();
+        for _ in 0..2 {
+            for seat in &mut seats {
+                assert!(matches!(seat.wait(), Err(Error::Broken { dead: None })));
+            }
+        }
+        assert!(matches!(barrier.join(), Err(Error::Broken { .. })));
+        seats.pop();
+        assert!(matches!(barrier.reset(), Err(Error::InUse { .. })));
+        seats.pop();
+        barrier.reset().unwrap();
+        let counts: Vec<_> = (0..3).map(|_| Word::new(0)).collect();
+        std::thread::scope(|scope| {
+            for _ in 0..3 {
+                scope.spawn(|| rounds(&barrier, &counts, 10));
+            }
+        });
+    }
+}
+
+#[test]
+fn other_parameters_and_impossible_ones_are_refused() {
+    let world = World::new();
+    let (_, section) = world.piece(4096);
+    let right = Parameters::new(4, Waiting::Spin);
+    Barrier::open(&world.member, &section, right).unwrap();
+    for wrong in [Parameters { parties: 5, ..right }, Parameters { waiting: Waiting::Block, ..right }] {
+        let error = Barrier::open(&world.member, &section, wrong).unwrap_err();
+        assert!(matches!(error, Error::Mismatch { .. }), "{error}");
+    }
+    for parties in [0, 4097] {
+        let error = Barrier::open(&world.member, &section, Parameters { parties, ..right }).unwrap_err();
+        assert!(matches!(error, Error::BadParameter { .. }), "{error}");
+    }
+    let error = Barrier::open(&world.member, &section, Parameters { parties: 4096, ..right }).unwrap_err();
+    assert!(matches!(error, Error::Memory { .. }), "{error}");
+}
+
+#[test]
+fn garbage_in_any_word_is_an_error_or_harmless_and_never_a_hang() {
+    let world = World::new();
+    let mut dice = Dice(7);
+    for (algorithm, waiting) in [
+        (Algorithm::Central, Waiting::Hybrid),
+        (Algorithm::Scaling, Waiting::Hybrid),
+        (Algorithm::Scaling, Waiting::Spin),
+    ] {
+        let parameters = parameters(3, waiting, algorithm);
+        for word in 0..parameters.bytes() / 8 {
+            let (at, section) = world.piece(parameters.bytes());
+            let barrier = Barrier::open(&world.member, &section, parameters).unwrap();
+            let seats: Vec<_> = (0..3).map(|_| barrier.join().unwrap()).collect();
+            std::thread::scope(|scope| {
+                for mut seat in seats {
+                    scope.spawn(move || {
+                        // All come to an end: with an error, or with as many rounds as they want.
+                        for _ in 0..50 {
+                            match seat.wait_within(LONG) {
+                                Ok(_) => {}
+                                Err(Error::TimedOut) => panic!("a hang, by word {word}"),
+                                Err(_) => return,
+                            }
+                        }
+                    });
+                }
+                let value = [u64::MAX, 1 << 63, 12345, dice.below(u64::MAX)][dice.below(4) as usize];
+                section.word("test", word * 8).unwrap().set(value);
+            });
+            let _ = (barrier.reset(), barrier.join().map(drop));
+            world.member.release(at, parameters.bytes());
+        }
+    }
+}
+
+#[test]
+#[ignore = "the other process of the tests here"]
+fn child() {
+    let Some(told) = told() else { return };
+    let parameters = from_args(&told.args);
+    let section = piece(&told.member, told.at, parameters.bytes());
+    let barrier = Barrier::open(&told.member, &section, parameters).unwrap();
+    let mut seat = barrier.join().unwrap();
+    println!("ready");
+    let mut passed = 0_u64;
+    if told.role == "steps" {
+        while read_line() == "wait" {
+            println!("passed {}", seat.wait().is_ok());
+        }
+        return;
+    }
+    let error = loop {
+        match seat.wait() {
+            Ok(_) => passed += 1,
+            Err(error) => break error,
+        }
+    };
+    // Sticky, and soon.
+    let again = seat.wait();
+    assert!(matches!(again, Err(Error::Broken { .. })), "{again:?}");
+    let kind = if matches!(error, Error::Broken { dead: Some(_) }) { "broken" } else { "other" };
+    println!("{kind} {passed}");
+}
+
+#[test]
+fn processes_meet() {
+    let world = World::new();
+    for algorithm in ALGORITHMS {
+        let parameters = parameters(2, Waiting::Hybrid, algorithm);
+        let (at, section) = world.piece(parameters.bytes());
+        let mut other = world.other("steps", at, &to_args(parameters));
+        other.await_line("ready");
+        let barrier = Barrier::open(&world.member, &section, parameters).unwrap();
+        let mut seat = barrier.join().unwrap();
+        for _ in 0..10 {
+            assert!(matches!(seat.wait_within(Duration::from_millis(2)), Err(Error::TimedOut)));
+            other.say("wait");
+            seat.wait_within(LONG).unwrap();
+            assert_eq!(other.await_line("passed "), "true");
+        }
+    }
+}
+
+/// Processes that run rounds as fast as they can, and one of them killed: all others are told, by the same error.
+fn kill_one(world: &World, parameters: Parameters, after: Duration) {
+    let (at, section) = world.piece(parameters.bytes());
+    let mut others: Vec<_> =
+        (0..parameters.parties).map(|_| world.other("rounds", at, &to_args(parameters))).collect();
+    for other in &mut others {
+        other.await_line("ready");
+    }
+    std::thread::sleep(after);
+    let mut victim = others.swap_remove(0);
+    victim.kill();
+    let killed = Instant::now();
+    for other in &mut others {
+        other.await_line("broken ");
+    }
+    assert!(killed.elapsed() < LONG, "told at last");
+    for mut other in others {
+        assert!(other.child.wait().unwrap().success());
+    }
+    let barrier = Barrier::open(&world.member, &section, parameters).unwrap();
+    barrier.reset().unwrap();
+    barrier.join().unwrap();
+    drop(barrier);
+    world.member.release(at, parameters.bytes());
+}
+
+#[test]
+fn a_death_breaks_the_barrier_for_all_others() {
+    let world = World::new();
+    let mut dice = Dice(3);
+    for algorithm in [Algorithm::Central, Algorithm::Scaling] {
+        for waiting in WAYS {
+            for parties in [2, 3] {
+                let after = Duration::from_micros(dice.below(20_000));
+                kill_one(&world, parameters(parties, waiting, algorithm), after);
+            }
+        }
+    }
+}
