@@ -37,6 +37,14 @@ extern "C" {
 #define ISTHMUS_EFULL (-6)      /* no memory, no place, or no quota is left */
 #define ISTHMUS_EREGION (-7)    /* the region is not what it should be */
 #define ISTHMUS_EFAULT (-8)     /* a fault of this library; the object refuses further calls */
+#define ISTHMUS_ETIMEDOUT (-9)  /* the time was up */
+#define ISTHMUS_EBUSY (-10)     /* it could not be done at once */
+#define ISTHMUS_EBROKEN (-11)   /* a participant of the barrier is gone: this round and all later ones cannot end */
+#define ISTHMUS_EDEADLOCK (-12) /* this thread owns the lock already and would wait for itself */
+#define ISTHMUS_ENOTOWNER (-13) /* this thread does not own the lock */
+#define ISTHMUS_ELOST (-14)     /* an owner died, and the next one gave the lock back without having mended what it protects */
+#define ISTHMUS_EOWNERDIED (-15) /* a writer died, and no other has mended yet what the lock protects; not taken */
+#define ISTHMUS_EOVERFLOW (-16) /* the semaphore would go beyond its largest value */
 
 /* What an error number means, in a few words; never NULL. */
 const char *isthmus_strerror(int error);
@@ -113,6 +121,98 @@ struct isthmus_segment_info {
 
 /* Calls `each` with every segment until it returns something else than 0, which is returned then. */
 int isthmus_segment_list(struct isthmus *here, int (*each)(const struct isthmus_segment_info *info, void *arg), void *arg);
+
+/* ---- synchronisation ----
+ *
+ * Between threads of any processes, on the host and in all VMs. What a thread did before it arrived, unlocked, posted or
+ * notified is seen by those whom that lets go on. All who use an object open it with the same parameters; the first makes
+ * it, with `mode`. Times are in nanoseconds: 0 does not wait, ISTHMUS_FOREVER has no limit.
+ *
+ * Who dies holds nobody up. Natively the others learn of it within 100 ms, between VMs within a few seconds.
+ */
+#define ISTHMUS_FOREVER UINT64_MAX
+/* What a lock's functions return where it was taken and an earlier owner died with it: what it protects may be half changed. */
+#define ISTHMUS_OWNER_DIED 1
+
+/* How the participants of a barrier wait. */
+#define ISTHMUS_SPIN 1   /* looking all the time: for short waits, with a processor for each */
+#define ISTHMUS_BLOCK 2  /* asleep */
+#define ISTHMUS_HYBRID 3 /* looking as long as that pays, then asleep */
+
+/* A participant of a barrier; for one thread at a time. */
+struct isthmus_barrier;
+
+/*
+ * Takes one of the `parties` (1 to 4096) seats of the barrier called `name`. Errors: ISTHMUS_EFULL when all are taken by
+ * processes that live, ISTHMUS_EEXIST for one with other parameters, ISTHMUS_EINVAL, ISTHMUS_EACCESS, ISTHMUS_ENOSERVICE.
+ */
+int isthmus_barrier_join(struct isthmus *here, const char *name, uint32_t parties, unsigned waiting, unsigned mode,
+			 struct isthmus_barrier **barrier);
+
+/*
+ * Arrives, and waits until all have. Returns 1 to one participant of each round and 0 to the others. Errors:
+ * ISTHMUS_EBROKEN, for this and all later rounds, when a participant has died or left in the middle of a round;
+ * ISTHMUS_ETIMEDOUT, after which the next wait goes on with this round.
+ */
+int isthmus_barrier_wait(struct isthmus_barrier *barrier, uint64_t timeout_ns);
+
+/* Leaves; between two rounds, or the barrier breaks. NULL is fine. */
+void isthmus_barrier_leave(struct isthmus_barrier *barrier);
+
+/* Takes the name away. Errors as of isthmus_segment_unlink(). */
+int isthmus_barrier_unlink(struct isthmus *here, const char *name);
+
+/* A robust mutex: when its owner dies, the next one has it and is told. Owned by threads. */
+struct isthmus_mutex;
+int isthmus_mutex_open(struct isthmus *here, const char *name, unsigned mode, struct isthmus_mutex **mutex);
+
+/*
+ * Takes it. Returns 0, or ISTHMUS_OWNER_DIED: then mend what it protects, and say so by isthmus_mutex_mend(), or it is lost
+ * for all when you unlock it. Errors: ISTHMUS_ELOST, ISTHMUS_EDEADLOCK, ISTHMUS_ETIMEDOUT, ISTHMUS_EBUSY with a time of 0.
+ */
+int isthmus_mutex_lock(struct isthmus_mutex *mutex, uint64_t timeout_ns);
+
+/* Says that what it protects is sound again. Errors: ISTHMUS_ENOTOWNER. */
+int isthmus_mutex_mend(struct isthmus_mutex *mutex);
+
+/* Gives it back. Errors: ISTHMUS_ENOTOWNER. */
+int isthmus_mutex_unlock(struct isthmus_mutex *mutex);
+
+/* Closes it; it must not be locked by this process. NULL is fine. */
+void isthmus_mutex_close(struct isthmus_mutex *mutex);
+int isthmus_mutex_unlink(struct isthmus *here, const char *name);
+
+/* A condition variable. All who wait at one use the same mutex. */
+struct isthmus_condition;
+int isthmus_condition_open(struct isthmus *here, const char *name, unsigned mode, struct isthmus_condition **condition);
+
+/*
+ * Unlocks `mutex`, sleeps until a notification or the time is up, and locks it again, however long that takes. May return for
+ * no reason, so look again at what you wait for. Returns 0 or ISTHMUS_OWNER_DIED. Errors: ISTHMUS_ETIMEDOUT, with the
+ * mutex locked; those of isthmus_mutex_lock() and ISTHMUS_ENOTOWNER, without.
+ */
+int isthmus_condition_wait(struct isthmus_condition *condition, struct isthmus_mutex *mutex, uint64_t timeout_ns);
+
+/* Ends the wait of one thread, or of all. */
+int isthmus_condition_notify(struct isthmus_condition *condition, int all);
+void isthmus_condition_close(struct isthmus_condition *condition);
+int isthmus_condition_unlink(struct isthmus *here, const char *name);
+
+/* A counting semaphore, from 0 to 2147483647. Nobody owns what was taken from it: who dies gives nothing back. */
+struct isthmus_semaphore;
+int isthmus_semaphore_open(struct isthmus *here, const char *name, uint32_t initial, unsigned mode,
+			   struct isthmus_semaphore **semaphore);
+
+/* Takes one, waiting for it. Errors: ISTHMUS_ETIMEDOUT, ISTHMUS_EBUSY with a time of 0. */
+int isthmus_semaphore_wait(struct isthmus_semaphore *semaphore, uint64_t timeout_ns);
+
+/* Adds one. Errors: ISTHMUS_EOVERFLOW. */
+int isthmus_semaphore_post(struct isthmus_semaphore *semaphore);
+
+/* The value now. */
+int isthmus_semaphore_value(const struct isthmus_semaphore *semaphore, uint32_t *value);
+void isthmus_semaphore_close(struct isthmus_semaphore *semaphore);
+int isthmus_semaphore_unlink(struct isthmus *here, const char *name);
 
 #ifdef __cplusplus
 }

@@ -5,12 +5,13 @@ use std::sync::Arc;
 
 use isthmus_region::life::State;
 use isthmus_region::member::Member as Attached;
-use isthmus_region::objects::{self, Kind};
+use isthmus_region::objects;
 
 use crate::error::Result;
-use crate::segment::{Segment, SegmentOptions};
+use crate::named::Named;
+use crate::segment::SegmentOptions;
 
-pub use isthmus_region::objects::ObjectInfo;
+pub use isthmus_region::objects::{Kind, ObjectInfo};
 
 /// A process's place in a region. Cheap to clone; the attachment ends with the last clone, and with all that was opened by it.
 #[derive(Debug, Clone)]
@@ -71,11 +72,16 @@ impl Attachment {
         all.filter(|o| o.kind == Kind::Segment as u32).collect()
     }
 
-    /// Takes a segment's name away. Its memory goes with the last process that has it open.
+    /// A name for something that synchronises: to be opened or made by what this gives.
+    pub fn named(&self, name: &str) -> Named {
+        Named::new(self, name)
+    }
+
+    /// Takes a name away. The memory goes with the last process that has the object open.
     ///
     /// # Errors
     /// [`crate::Error::NotFound`]; [`crate::Error::Denied`] for somebody who is neither its owner nor root.
-    pub fn unlink_segment(&self, name: &str) -> Result<()> {
-        Segment::unlink(self, name)
+    pub fn unlink(&self, kind: Kind, name: &str) -> Result<()> {
+        Ok(self.0.service().unlink_object(kind, name)?)
     }
 }

@@ -44,6 +44,9 @@ pub enum Error {
         /// Bytes of the segment.
         limit: u64,
     },
+    /// What synchronises could not do what it was asked.
+    #[error(transparent)]
+    Sync(#[from] isthmus_sync::Error),
     /// The service is gone, or cannot do that.
     #[error(transparent)]
     Service(isthmus_region::Error),

@@ -1,7 +1,7 @@
 //! Shared memory between the virtual machines of one host, for programs written for it.
 //!
 //! A program attaches to the service of its host or VM, and meets others by name: in *segments*, which are bytes that all of
-//! them see.
+//! them see, and at what synchronises: barriers, mutexes, condition variables, semaphores, reader-writer locks.
 //!
 //! ```no_run
 //! # fn main() -> isthmus::Result<()> {
@@ -9,12 +9,17 @@
 //! let board = here.segment("board").or_create(4096)?;
 //! board.set(0, 42_u64)?;
 //! assert_eq!(board.get::<u64>(0)?, 42);
+//!
+//! let barrier = here.named("all here").barrier(isthmus::Parameters::new(4, isthmus::Waiting::Hybrid))?;
+//! let mut seat = barrier.participate()?;
+//! seat.wait()?;
 //! # Ok(())
 //! # }
 //! ```
 //!
 //! Rules that hold for all of it:
 //! - Everything is Send and Sync, and may be used from several threads, unless it says otherwise.
+//! - Who dies holds nobody up: barriers break, locks go to the next owner, who is told.
 //! - No Rust reference ever points into shared memory: bytes are copied, words are atomic.
 //! - A name belongs to a kind of object, and is the same for processes of the host and of all its VMs.
 //! - A forked child must attach for itself.
@@ -22,10 +27,15 @@
 
 mod attachment;
 mod error;
+mod named;
 mod segment;
 
-pub use attachment::{Attachment, Member, ObjectInfo};
+pub use attachment::{Attachment, Kind, Member, ObjectInfo};
 pub use error::{Error, Result};
 pub use isthmus_region::objects::UNLINKED;
 pub use isthmus_region::value::Value;
+pub use isthmus_sync as sync;
+pub use isthmus_sync::Waiting;
+pub use isthmus_sync::barrier::{Algorithm, Parameters};
+pub use named::{Barrier, Condvar, Held, Mutex, Named, Once, Participant, RwLock, Semaphore};
 pub use segment::{Segment, SegmentOptions, Word};

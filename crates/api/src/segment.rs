@@ -98,10 +98,6 @@ pub struct Segment {
 }
 
 impl Segment {
-    pub(crate) fn unlink(here: &Attachment, name: &str) -> Result<()> {
-        Ok(here.0.service().unlink_object(Kind::Segment, name)?)
-    }
-
     /// Its name.
     pub fn name(&self) -> &str {
         &self.name

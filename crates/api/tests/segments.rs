@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use isthmus::{Attachment, Error};
+use isthmus::{Attachment, Error, Kind};
 use isthmus_host::{Config, Service};
 
 fn service(dir: &std::path::Path) -> Service {
@@ -33,7 +33,7 @@ fn what_one_writes_another_reads() {
     assert_eq!(made.word(64).unwrap().load(), 9);
     let seen: Vec<_> = two.segments().into_iter().map(|o| (o.name, o.opens)).collect();
     assert_eq!(seen, [("board".to_owned(), 2)]);
-    two.unlink_segment("board").unwrap();
+    two.unlink(Kind::Segment, "board").unwrap();
     assert!(matches!(two.segment("board").open(), Err(Error::NotFound(_))));
     assert_eq!(made.get::<f32>(10).unwrap(), 1.5, "it lives on with those who have it");
 }

@@ -14,6 +14,14 @@ pub(crate) const EACCESS: c_int = -5;
 pub(crate) const EFULL: c_int = -6;
 pub(crate) const EREGION: c_int = -7;
 pub(crate) const EFAULT: c_int = -8;
+pub(crate) const ETIMEDOUT: c_int = -9;
+pub(crate) const EBUSY: c_int = -10;
+pub(crate) const EBROKEN: c_int = -11;
+pub(crate) const EDEADLOCK: c_int = -12;
+pub(crate) const ENOTOWNER: c_int = -13;
+pub(crate) const ELOST: c_int = -14;
+pub(crate) const EOWNERDIED: c_int = -15;
+pub(crate) const EOVERFLOW: c_int = -16;
 
 /// A number and what was wrong.
 #[derive(Debug)]
@@ -52,10 +60,44 @@ impl From<Error> for Failure {
             Error::Full(_) => EFULL,
             Error::Invalid(_) | Error::OutOfBounds { .. } => EINVAL,
             Error::Service(_) => ENOSERVICE,
+            Error::Sync(e) => of_sync(e),
             Error::Region(_) => EREGION,
         };
         Self { number, text: with_causes(&e) }
     }
+}
+
+fn of_sync(e: &isthmus::sync::Error) -> c_int {
+    use isthmus::sync::Error;
+    match e {
+        Error::Memory { .. } | Error::Corrupt { .. } => EREGION,
+        Error::BadParameter { .. } => EINVAL,
+        Error::Mismatch { .. } => EEXIST,
+        Error::Full { .. } => EFULL,
+        Error::Broken { .. } => EBROKEN,
+        Error::InUse { .. } | Error::WouldBlock => EBUSY,
+        Error::TimedOut => ETIMEDOUT,
+        Error::Deadlock => EDEADLOCK,
+        Error::NotOwner => ENOTOWNER,
+        Error::OwnerDied => EOWNERDIED,
+        Error::NotRecoverable => ELOST,
+        Error::Overflow { .. } => EOVERFLOW,
+    }
+}
+
+impl From<isthmus::sync::Error> for Failure {
+    fn from(e: isthmus::sync::Error) -> Self {
+        Error::from(e).into()
+    }
+}
+
+/// A number that a call inside this one has given, with the text that it left.
+pub(crate) fn given(number: c_int) -> Result<(), Failure> {
+    if number == 0 {
+        return Ok(());
+    }
+    let text = LAST.try_with(|last| last.borrow().to_string_lossy().into_owned());
+    Err(Failure { number, text: text.unwrap_or_default() })
 }
 
 thread_local! {
@@ -99,6 +141,14 @@ pub extern "C" fn isthmus_strerror(error: c_int) -> *const c_char {
         EFULL => c"no memory, place or quota is left",
         EREGION => c"the region is not what it should be",
         EFAULT => c"a fault of the isthmus library",
+        ETIMEDOUT => c"the time was up",
+        EBUSY => c"it could not be done at once",
+        EBROKEN => c"a participant of the barrier is gone",
+        EDEADLOCK => c"this thread owns the lock already",
+        ENOTOWNER => c"this thread does not own the lock",
+        ELOST => c"an owner died, and what the lock protects was not mended",
+        EOWNERDIED => c"a writer died, and what the lock protects was not mended yet",
+        EOVERFLOW => c"the semaphore would go beyond its largest value",
         _ => c"no error number of isthmus",
     };
     text.as_ptr()

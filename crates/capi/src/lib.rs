@@ -6,6 +6,7 @@
 pub mod attachment;
 pub mod errno;
 pub mod segment;
+pub mod sync;
 
 use std::ffi::c_int;
 

@@ -18,7 +18,7 @@ const TRANSIENT: c_uint = 8;
 ///
 /// # Safety
 /// `name` is null or a string.
-unsafe fn named<'a>(name: *const c_char) -> Result<&'a str, Failure> {
+pub(crate) unsafe fn named<'a>(name: *const c_char) -> Result<&'a str, Failure> {
     // SAFETY: the caller vouches for it.
     unsafe { text(name) }.ok_or_else(|| Failure::invalid("the name is NULL, or not UTF-8"))
 }
@@ -122,7 +122,7 @@ pub unsafe extern "C" fn isthmus_segment_unlink(
     let body = |attached: &Attachment| {
         // SAFETY: the caller vouches for it.
         let name = unsafe { named(name) }?;
-        Ok(attached.unlink_segment(name)?)
+        Ok(attached.unlink(isthmus::Kind::Segment, name)?)
     };
     // SAFETY: the caller vouches for it.
     unsafe { Handle::run(here, body) }

@@ -1,0 +1,91 @@
+//! What synchronises, by name, between attachments to a service of this process.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use isthmus::{Attachment, Error, Kind, Parameters, Waiting, sync};
+use isthmus_host::{Config, Service};
+
+fn attached(dir: &std::path::Path) -> (Service, [Attachment; 2]) {
+    let config = Config { host_name: "host".into(), ..Config::new(dir, 16 << 20) };
+    let service = Service::start(config, Arc::new(|_| ())).unwrap();
+    let both = [(); 2].map(|()| Attachment::at(service.attach_socket()).unwrap());
+    (service, both)
+}
+
+#[test]
+fn two_meet_at_a_barrier_by_its_name() {
+    let dir = tempfile::tempdir().unwrap();
+    let (_service, [one, two]) = attached(dir.path());
+    for waiting in [Waiting::Spin, Waiting::Block, Waiting::Hybrid] {
+        let parameters = Parameters::new(2, waiting);
+        let name = format!("{waiting:?}");
+        let rounds = |here: &Attachment| {
+            let mut seat = here.named(&name).barrier(parameters).unwrap().participate().unwrap();
+            (0..200).filter(|_| seat.wait().unwrap()).count()
+        };
+        let serial = std::thread::scope(|scope| {
+            let other = scope.spawn(|| rounds(&two));
+            rounds(&one) + other.join().unwrap()
+        });
+        assert_eq!(serial, 200, "one of the two, each time");
+    }
+    let other = one.named("Spin").barrier(Parameters::new(3, Waiting::Spin));
+    assert!(matches!(other, Err(Error::Exists(_))), "it was made for two");
+    let none = one.named("none").barrier(Parameters::new(0, Waiting::Spin));
+    assert!(matches!(none, Err(Error::Sync(sync::Error::BadParameter { .. }))));
+}
+
+#[test]
+fn the_next_owner_learns_of_a_death() {
+    let dir = tempfile::tempdir().unwrap();
+    let (_service, [one, two]) = attached(dir.path());
+    let mutex = one.named("m").mutex().unwrap();
+    let gone = two.named("m").mutex().unwrap();
+    // Taken by who detaches in the middle.
+    gone.lock().unwrap().keep();
+    drop((gone, two));
+    let mut guard = mutex.lock_within(Duration::from_secs(5)).unwrap();
+    assert!(guard.owner_died());
+    guard.mend();
+    drop(guard);
+    assert!(!mutex.lock().unwrap().owner_died());
+}
+
+#[test]
+fn each_kind_has_names_of_its_own_and_they_can_be_taken_away() {
+    let dir = tempfile::tempdir().unwrap();
+    let (_service, [one, two]) = attached(dir.path());
+    let (mutex, condvar) = (one.named("x").mutex().unwrap(), one.named("x").condvar().unwrap());
+    let semaphore = one.named("x").semaphore(2).unwrap();
+    let once = one.named("x").once().unwrap();
+    let rwlock = one.named("x").rwlock(8).unwrap();
+    assert!(mutex.is_new() && condvar.is_new() && semaphore.is_new() && once.is_new() && rwlock.is_new());
+    let other = two.named("x").semaphore(2).unwrap();
+    assert!(!other.is_new());
+    other.wait().unwrap();
+    assert_eq!(semaphore.value().unwrap(), 1);
+    assert!(matches!(two.named("x").semaphore(3), Err(Error::Exists(_))));
+    let mut made = 0;
+    once.call(|_| made += 1);
+    two.named("x").once().unwrap().call(|_| made += 1);
+    assert_eq!(made, 1);
+    let reads = two.named("x").rwlock(8).unwrap();
+    let guard = reads.read().unwrap();
+    assert!(matches!(rwlock.try_write(), Err(sync::Error::WouldBlock)));
+    drop(guard);
+    drop(rwlock.try_write().unwrap());
+    // A notification over the name.
+    std::thread::scope(|scope| {
+        let guard = mutex.lock().unwrap();
+        scope.spawn(|| {
+            let same = two.named("x").mutex().unwrap();
+            let _guard = same.lock().unwrap();
+            two.named("x").condvar().unwrap().notify_all();
+        });
+        let (_guard, notified) = condvar.wait_within(guard, Duration::from_secs(20)).unwrap();
+        assert!(notified);
+    });
+    two.unlink(Kind::Semaphore, "x").unwrap();
+    assert!(two.named("x").semaphore(7).unwrap().is_new(), "a new one, with another value");
+}

@@ -1,0 +1,408 @@
+//! Barriers, mutexes, condition variables and semaphores.
+
+use std::ffi::{c_char, c_int, c_uint};
+use std::sync::TryLockError;
+use std::time::Duration;
+
+use isthmus::{Attachment, Condvar, Kind, Mutex, Named, Parameters, Participant, Semaphore, Waiting};
+use isthmus_cabi::put;
+
+use crate::Handle;
+use crate::attachment::hand_over;
+use crate::errno::{Failure, given};
+use crate::segment::named;
+
+const FOREVER: u64 = u64::MAX;
+/// A lock was taken, and an earlier owner died with it.
+const OWNER_DIED: c_int = 1;
+
+/// A barrier's participant, as C holds it.
+pub type Seat = std::sync::Mutex<Participant>;
+
+/// The name that C gave, with the mode of what may be made there.
+///
+/// # Safety
+/// `name` is null or a string.
+unsafe fn name(here: &Attachment, name: *const c_char, mode: c_uint) -> Result<Named, Failure> {
+    // SAFETY: the caller vouches for it.
+    Ok(here.named(unsafe { named(name) }?).mode(mode))
+}
+
+fn limit(timeout_ns: u64) -> Option<Duration> {
+    (timeout_ns != FOREVER).then(|| Duration::from_nanos(timeout_ns))
+}
+
+/// Takes a name away.
+///
+/// # Safety
+/// `here` is null or an attachment; `name` is null or a string.
+unsafe fn unlink(here: *const Handle<Attachment>, kind: Kind, name: *const c_char) -> c_int {
+    // SAFETY: the caller vouches for it.
+    let body = |attached: &Attachment| Ok(attached.unlink(kind, unsafe { named(name) }?)?);
+    // SAFETY: the caller vouches for it.
+    unsafe { Handle::run(here, body) }
+}
+
+/// Takes part in a barrier.
+///
+/// # Safety
+/// `here` is null or an attachment; `called` is null or a string; `seat` is null or good for writing a pointer.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn isthmus_barrier_join(
+    here: *const Handle<Attachment>,
+    called: *const c_char,
+    parties: u32,
+    waiting: c_uint,
+    mode: c_uint,
+    seat: *mut *mut Handle<Seat>,
+) -> c_int {
+    let body = |attached: &Attachment| {
+        let waiting = match waiting {
+            1 => Waiting::Spin,
+            2 => Waiting::Block,
+            3 => Waiting::Hybrid,
+            _ => return Err(Failure::invalid("waiting is ISTHMUS_SPIN, ISTHMUS_BLOCK or ISTHMUS_HYBRID")),
+        };
+        // SAFETY: the caller vouches for it.
+        let name = unsafe { name(attached, called, mode) }?;
+        let barrier = name.barrier(Parameters::new(parties, waiting))?;
+        // SAFETY: the caller vouches for the place.
+        unsafe { hand_over(seat, Seat::new(barrier.participate()?)) }
+    };
+    // SAFETY: the caller vouches for it.
+    unsafe { Handle::run(here, body) }
+}
+
+/// Arrives and waits.
+///
+/// # Safety
+/// `seat` is null, or a participant that has not left.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn isthmus_barrier_wait(seat: *mut Handle<Seat>, timeout_ns: u64) -> c_int {
+    let mut serial = false;
+    let body = |seat: &Seat| {
+        let mut seat = match seat.try_lock() {
+            Ok(seat) => seat,
+            Err(TryLockError::Poisoned(seat)) => seat.into_inner(),
+            Err(TryLockError::WouldBlock) => {
+                return Err(Failure::invalid("another thread waits with this participant"));
+            }
+        };
+        serial = match limit(timeout_ns) {
+            None => seat.wait(),
+            Some(limit) => seat.wait_within(limit),
+        }?;
+        Ok(())
+    };
+    // SAFETY: the caller vouches for it.
+    match unsafe { Handle::run(seat, body) } {
+        0 => c_int::from(serial),
+        failed => failed,
+    }
+}
+
+/// Leaves a barrier.
+///
+/// # Safety
+/// `seat` is null, or came from `isthmus_barrier_join` and is not used any more.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn isthmus_barrier_leave(seat: *mut Handle<Seat>) {
+    // SAFETY: the caller vouches for it.
+    unsafe { Handle::close(seat) };
+}
+
+/// Takes a barrier's name away.
+///
+/// # Safety
+/// `here` is null or an attachment; `called` is null or a string.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn isthmus_barrier_unlink(
+    here: *const Handle<Attachment>,
+    called: *const c_char,
+) -> c_int {
+    // SAFETY: the caller vouches for it.
+    unsafe { unlink(here, Kind::Barrier, called) }
+}
+
+/// Opens or makes a mutex.
+///
+/// # Safety
+/// `here` is null or an attachment; `called` is null or a string; `mutex` is null or good for writing a pointer.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn isthmus_mutex_open(
+    here: *const Handle<Attachment>,
+    called: *const c_char,
+    mode: c_uint,
+    mutex: *mut *mut Handle<Mutex>,
+) -> c_int {
+    let body = |attached: &Attachment| {
+        // SAFETY: the caller vouches for it.
+        let opened = unsafe { name(attached, called, mode) }?.mutex()?;
+        // SAFETY: the caller vouches for the place.
+        unsafe { hand_over(mutex, opened) }
+    };
+    // SAFETY: the caller vouches for it.
+    unsafe { Handle::run(here, body) }
+}
+
+/// Takes a mutex.
+///
+/// # Safety
+/// `mutex` is null, or a mutex that was not closed.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn isthmus_mutex_lock(mutex: *mut Handle<Mutex>, timeout_ns: u64) -> c_int {
+    let mut answer = 0;
+    let body = |mutex: &Mutex| {
+        let guard = match limit(timeout_ns) {
+            None => mutex.lock(),
+            Some(limit) if limit.is_zero() => mutex.try_lock(),
+            Some(limit) => mutex.lock_within(limit),
+        }?;
+        answer = if guard.owner_died() { OWNER_DIED } else { 0 };
+        guard.keep();
+        Ok(())
+    };
+    // SAFETY: the caller vouches for it.
+    match unsafe { Handle::run(mutex, body) } {
+        0 => answer,
+        failed => failed,
+    }
+}
+
+/// Says that what a mutex protects is sound again.
+///
+/// # Safety
+/// `mutex` is null, or a mutex that was not closed.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn isthmus_mutex_mend(mutex: *mut Handle<Mutex>) -> c_int {
+    let body = |mutex: &Mutex| {
+        let mut guard = mutex.kept()?;
+        guard.mend();
+        guard.keep();
+        Ok(())
+    };
+    // SAFETY: the caller vouches for it.
+    unsafe { Handle::run(mutex, body) }
+}
+
+/// Gives a mutex back.
+///
+/// # Safety
+/// `mutex` is null, or a mutex that was not closed.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn isthmus_mutex_unlock(mutex: *mut Handle<Mutex>) -> c_int {
+    // SAFETY: the caller vouches for it.
+    unsafe { Handle::run(mutex, |m| Ok(m.unlock()?)) }
+}
+
+/// Closes a mutex.
+///
+/// # Safety
+/// `mutex` is null, or came from `isthmus_mutex_open` and is not used any more.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn isthmus_mutex_close(mutex: *mut Handle<Mutex>) {
+    // SAFETY: the caller vouches for it.
+    unsafe { Handle::close(mutex) };
+}
+
+/// Takes a mutex's name away.
+///
+/// # Safety
+/// `here` is null or an attachment; `called` is null or a string.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn isthmus_mutex_unlink(
+    here: *const Handle<Attachment>,
+    called: *const c_char,
+) -> c_int {
+    // SAFETY: the caller vouches for it.
+    unsafe { unlink(here, Kind::Mutex, called) }
+}
+
+/// Opens or makes a condition variable.
+///
+/// # Safety
+/// `here` is null or an attachment; `called` is null or a string; `condition` is null or good for writing a pointer.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn isthmus_condition_open(
+    here: *const Handle<Attachment>,
+    called: *const c_char,
+    mode: c_uint,
+    condition: *mut *mut Handle<Condvar>,
+) -> c_int {
+    let body = |attached: &Attachment| {
+        // SAFETY: the caller vouches for it.
+        let opened = unsafe { name(attached, called, mode) }?.condvar()?;
+        // SAFETY: the caller vouches for the place.
+        unsafe { hand_over(condition, opened) }
+    };
+    // SAFETY: the caller vouches for it.
+    unsafe { Handle::run(here, body) }
+}
+
+/// Gives a mutex back, waits, and takes it again.
+///
+/// # Safety
+/// `condition` and `mutex` are null, or were not closed.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn isthmus_condition_wait(
+    condition: *mut Handle<Condvar>,
+    mutex: *mut Handle<Mutex>,
+    timeout_ns: u64,
+) -> c_int {
+    let mut answer = 0;
+    let body = |condition: &Condvar| {
+        let body = |mutex: &Mutex| {
+            let guard = mutex.kept()?;
+            let (guard, notified) = match limit(timeout_ns) {
+                None => (condition.wait(guard)?, true),
+                Some(limit) => condition.wait_within(guard, limit)?,
+            };
+            answer = if guard.owner_died() { OWNER_DIED } else { 0 };
+            guard.keep();
+            if notified { Ok(()) } else { Err(isthmus::sync::Error::TimedOut.into()) }
+        };
+        // SAFETY: the caller vouches for it.
+        given(unsafe { Handle::run(mutex, body) })
+    };
+    // SAFETY: the caller vouches for it.
+    match unsafe { Handle::run(condition, body) } {
+        0 => answer,
+        failed => failed,
+    }
+}
+
+/// Ends the waits of one thread or of all.
+///
+/// # Safety
+/// `condition` is null, or was not closed.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn isthmus_condition_notify(condition: *mut Handle<Condvar>, all: c_int) -> c_int {
+    let body = |condition: &Condvar| {
+        if all == 0 {
+            condition.notify_one();
+        } else {
+            condition.notify_all();
+        }
+        Ok(())
+    };
+    // SAFETY: the caller vouches for it.
+    unsafe { Handle::run(condition, body) }
+}
+
+/// Closes a condition variable.
+///
+/// # Safety
+/// `condition` is null, or came from `isthmus_condition_open` and is not used any more.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn isthmus_condition_close(condition: *mut Handle<Condvar>) {
+    // SAFETY: the caller vouches for it.
+    unsafe { Handle::close(condition) };
+}
+
+/// Takes a condition variable's name away.
+///
+/// # Safety
+/// `here` is null or an attachment; `called` is null or a string.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn isthmus_condition_unlink(
+    here: *const Handle<Attachment>,
+    called: *const c_char,
+) -> c_int {
+    // SAFETY: the caller vouches for it.
+    unsafe { unlink(here, Kind::Condition, called) }
+}
+
+/// Opens or makes a semaphore.
+///
+/// # Safety
+/// `here` is null or an attachment; `called` is null or a string; `semaphore` is null or good for writing a pointer.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn isthmus_semaphore_open(
+    here: *const Handle<Attachment>,
+    called: *const c_char,
+    initial: u32,
+    mode: c_uint,
+    semaphore: *mut *mut Handle<Semaphore>,
+) -> c_int {
+    let body = |attached: &Attachment| {
+        // SAFETY: the caller vouches for it.
+        let opened = unsafe { name(attached, called, mode) }?.semaphore(initial)?;
+        // SAFETY: the caller vouches for the place.
+        unsafe { hand_over(semaphore, opened) }
+    };
+    // SAFETY: the caller vouches for it.
+    unsafe { Handle::run(here, body) }
+}
+
+/// Takes one from a semaphore.
+///
+/// # Safety
+/// `semaphore` is null, or was not closed.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn isthmus_semaphore_wait(semaphore: *mut Handle<Semaphore>, timeout_ns: u64) -> c_int {
+    let body = |semaphore: &Semaphore| {
+        match limit(timeout_ns) {
+            None => semaphore.wait(),
+            Some(limit) if limit.is_zero() => semaphore.try_wait(),
+            Some(limit) => semaphore.wait_within(limit),
+        }?;
+        Ok(())
+    };
+    // SAFETY: the caller vouches for it.
+    unsafe { Handle::run(semaphore, body) }
+}
+
+/// Adds one to a semaphore.
+///
+/// # Safety
+/// `semaphore` is null, or was not closed.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn isthmus_semaphore_post(semaphore: *mut Handle<Semaphore>) -> c_int {
+    // SAFETY: the caller vouches for it.
+    unsafe { Handle::run(semaphore, |s| Ok(s.post()?)) }
+}
+
+/// A semaphore's value.
+///
+/// # Safety
+/// `semaphore` is null, or was not closed; `value` is null or good for writing a number.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn isthmus_semaphore_value(
+    semaphore: *const Handle<Semaphore>,
+    value: *mut u32,
+) -> c_int {
+    let body = |semaphore: &Semaphore| {
+        let now = semaphore.value()?;
+        // SAFETY: the caller vouches for the place.
+        if unsafe { put(value, now) } {
+            Ok(())
+        } else {
+            Err(Failure::invalid("there is no place for the value"))
+        }
+    };
+    // SAFETY: the caller vouches for it.
+    unsafe { Handle::run(semaphore, body) }
+}
+
+/// Closes a semaphore.
+///
+/// # Safety
+/// `semaphore` is null, or came from `isthmus_semaphore_open` and is not used any more.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn isthmus_semaphore_close(semaphore: *mut Handle<Semaphore>) {
+    // SAFETY: the caller vouches for it.
+    unsafe { Handle::close(semaphore) };
+}
+
+/// Takes a semaphore's name away.
+///
+/// # Safety
+/// `here` is null or an attachment; `called` is null or a string.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn isthmus_semaphore_unlink(
+    here: *const Handle<Attachment>,
+    called: *const c_char,
+) -> c_int {
+    // SAFETY: the caller vouches for it.
+    unsafe { unlink(here, Kind::Semaphore, called) }
+}
