@@ -6,6 +6,7 @@
  *	cc barrier.c $(pkg-config --cflags --libs isthmus) -o barrier
  *	isthmus run --vms 2 -n 4 -- ./barrier 4 hybrid
  */
+#define _POSIX_C_SOURCE 200809L
 #include <isthmus.h>
 #include <stdatomic.h>
 #include <stdio.h>

@@ -7,6 +7,7 @@
  *
  * Each writes one line of its own and reads the other's, so that one line moves each way. Whoever comes first begins.
  */
+#define _POSIX_C_SOURCE 200809L
 #include <isthmus.h>
 #include <stdatomic.h>
 #include <stdio.h>
