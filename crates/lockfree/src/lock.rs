@@ -143,3 +143,44 @@ pub fn keep(line: &Line, me: u64) -> bool {
 pub fn keep_no_more(line: &Line, heir: u64) {
     let _ = inherit(&line.words[HEIR], heir, 0);
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lock_that_is_kept_is_for_its_heir_alone() {
+        let line = Line::new();
+        assert_eq!(take(&line, 1, 1, false), Ok(Found::Sound));
+        assert!(keep(&line, 2));
+        assert!(!keep(&line, 3), "for one at a time");
+        assert_eq!(take(&line, 3, 3, false), Err(Refused::Held(1)));
+        give_back(&line);
+        assert_eq!(take(&line, 3, 3, false), Err(Refused::Kept(2)));
+        keep_no_more(&line, 3);
+        assert_eq!(take(&line, 3, 3, false), Err(Refused::Kept(2)), "not theirs to say");
+        assert_eq!(take(&line, 2, 2, true), Ok(Found::Sound));
+        keep_no_more(&line, 2);
+        give_back(&line);
+        assert_eq!(take(&line, 3, 3, false), Ok(Found::Sound));
+    }
+
+    #[test]
+    fn what_the_dead_leave_is_suspect_until_it_is_mended_and_lost_if_it_is_not() {
+        let line = Line::new();
+        assert_eq!(take(&line, 1, 1, false), Ok(Found::Sound));
+        assert_eq!(take_over(&line, 9, 2, 2), None, "of somebody who does not own it");
+        assert_eq!(take_over(&line, 1, 2, 2), Some(Found::Suspect));
+        pass_on(&line);
+        assert_eq!(take(&line, 3, 3, false), Ok(Found::Suspect), "still");
+        mend(&line);
+        give_back(&line);
+        assert_eq!(take(&line, 1, 1, false), Ok(Found::Sound));
+        assert_eq!(take_over(&line, 1, 2, 2), Some(Found::Suspect));
+        give_back(&line);
+        assert_eq!(take(&line, 3, 3, false), Ok(Found::Lost));
+        mend(&line);
+        give_back(&line);
+        assert_eq!(take(&line, 1, 1, false), Ok(Found::Lost), "for good");
+    }
+}

@@ -2,12 +2,13 @@
 //! others, by sleeping, in this order and each only as long as it pays.
 //!
 //! What pays is learned from the last waits, per object and process (per participant of a barrier):
-//! - Looking pays while the wait is shorter than going to sleep and being woken, [`LONGEST_SPIN`]. A wait that ended that
-//!   soon allows the next one more time to look, any other one less.
+//! - Looking pays while the wait is shorter than going to sleep and being woken (20 microseconds natively). A look that found what was
+//!   waited for allows the next one to last longer, any other one makes it shorter; now and then a long one is tried.
 //! - Where others wait for the processor it does not pay at all: what is waited for may need that very processor. That
 //!   there are such is known from the number of participants, and seen from how long an offer of the processor takes.
 //! - Offers pay while they end in what was waited for. An offer that costs a whole slice of time went to somebody who
-//!   has nothing to do with it; then there are none for a while, since a sleeper is given a processor sooner.
+//!   has nothing to do with it; then there are none for as many waits as make up for it, since a sleeper is given a
+//!   processor sooner.
 
 use std::time::{Duration, Instant};
 
@@ -46,9 +47,11 @@ const SHORTEST_NS: u64 = 500;
 /// Most offers in one wait that may end in sleep.
 const MOST_OFFERS: u64 = 16;
 /// An offer that takes longer went to somebody who works, not to one who waits.
-const SLICE: Duration = Duration::from_millis(1);
-/// Waits without an offer after that.
-const PAUSE: u64 = 64;
+const SLICE: Duration = Duration::from_micros(200);
+/// For so much of its time there is one wait without an offer after that: it then costs each of them as little.
+const PAUSE_NS: u64 = 2000;
+/// Waits after which a long look is tried, whatever the last ones brought.
+const TRY_EVERY: u64 = 32;
 /// Waits after which it is looked anew whether processors are scarce.
 const LOOK_AROUND: u64 = 4096;
 /// No limit, as a number.
@@ -140,10 +143,13 @@ impl Learned {
         took
     }
 
-    fn spin_paid(&self, paid: bool) {
-        let now = self.spin_ns.peek();
-        let next = if paid { now + now / 4 } else { now / 2 };
-        self.spin_ns.put(next.clamp(SHORTEST_NS, nanos(self.longest)));
+    fn spin_paid(&self, lasted: Duration) {
+        let next = nanos(lasted).max(self.spin_ns.peek());
+        self.spin_ns.put((next + next / 4).min(nanos(self.longest)));
+    }
+
+    fn spin_failed(&self) {
+        self.spin_ns.put((self.spin_ns.peek() / 2).max(SHORTEST_NS));
     }
 
     fn offers_for_now(&self) -> u64 {
@@ -223,16 +229,22 @@ impl Wait<'_> {
         let begun = Instant::now();
         let learned = self.learned;
         let crowded = learned.is_crowded();
-        let longest = Duration::from_nanos(learned.spin_ns.peek());
-        let longest = if self.how == Waiting::Block { longest.min(BRIEF) } else { longest };
-        while !crowded && begun.elapsed() < longest {
-            for _ in 0..16 {
-                if ready() {
-                    learned.spin_paid(true);
-                    return Ok(Ended::Ready);
+        if !crowded {
+            let most = if self.how == Waiting::Block { learned.longest.min(BRIEF) } else { learned.longest };
+            let longest = match learned.waits.peek().is_multiple_of(TRY_EVERY) {
+                true => most,
+                false => Duration::from_nanos(learned.spin_ns.peek()).min(most),
+            };
+            while begun.elapsed() < longest {
+                for _ in 0..16 {
+                    if ready() {
+                        learned.spin_paid(longest);
+                        return Ok(Ended::Ready);
+                    }
+                    std::hint::spin_loop();
                 }
-                std::hint::spin_loop();
             }
+            learned.spin_failed();
         }
         if self.how == Waiting::Hybrid && self.offers_end_it(&mut ready) {
             return Ok(Ended::Ready);
@@ -253,8 +265,6 @@ impl Wait<'_> {
                 break;
             }
         }
-        // Of this, half or so is what going to sleep costs.
-        learned.spin_paid(begun.elapsed() < 2 * learned.longest);
         if crowded {
             // Nobody offers here any more who could notice that the others are gone.
             learned.crowd.put(learned.crowd.peek().saturating_sub(1));
@@ -272,7 +282,7 @@ impl Wait<'_> {
                 return true;
             }
             if took > SLICE {
-                learned.pause.put(PAUSE);
+                learned.pause.put(nanos(took) / PAUSE_NS);
                 learned.offers.put(1);
                 return false;
             }

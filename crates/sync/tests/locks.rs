@@ -119,7 +119,7 @@ fn a_mutex_knows_its_owner() {
 }
 
 #[test]
-fn a_waiter_that_is_overtaken_again_and_again_has_the_mutex_kept() {
+fn a_waiter_gets_a_mutex_that_another_takes_again_at_once() {
     let (_world, _, objects) = world();
     let done = Word::new(0);
     std::thread::scope(|scope| {
@@ -136,6 +136,17 @@ fn a_waiter_that_is_overtaken_again_and_again_has_the_mutex_kept() {
         }
         done.put(1);
     });
+}
+
+#[test]
+fn a_mutex_that_is_kept_for_one_who_never_comes_is_free_again() {
+    let (world, at, objects) = world();
+    let section = piece(&world.member, at, 64);
+    // As a waiter does that was stopped, or garbage that looks like one.
+    section.word("test", 4 * 8).unwrap().set(world.member.party().word());
+    assert!(matches!(objects.mutex.try_lock(), Err(Error::WouldBlock)));
+    drop(objects.mutex.lock_within(LONG).unwrap());
+    drop(objects.mutex.try_lock().unwrap());
 }
 
 #[test]
