@@ -282,6 +282,34 @@ impl RwLock {
         })
     }
 
+    /// The guard of a writer's lock that this thread [kept](WriteGuard::keep).
+    ///
+    /// # Errors
+    /// [`Error::NotOwner`].
+    pub fn kept(&self) -> Result<WriteGuard<'_>> {
+        if !self.writer.is_mine() {
+            return Err(Error::NotOwner);
+        }
+        let owner_died = self.writer.found() == Found::Suspect;
+        Ok(WriteGuard { lock: self, owner_died, _of_this_thread: PhantomData })
+    }
+
+    /// Gives the lock back that this thread took and whose guard it kept, for writing or for reading.
+    ///
+    /// # Errors
+    /// [`Error::NotOwner`] if this thread does not write and nobody reads by this handle. Readers are not told apart: that
+    /// it was this thread that read is for the caller to know.
+    pub fn unlock(&self) -> Result<()> {
+        if self.writer.is_mine() {
+            self.writer.unlock();
+        } else if readers::count(self.own.word()) == 0 {
+            return Err(Error::NotOwner);
+        } else {
+            self.leave();
+        }
+        Ok(())
+    }
+
     fn write_until(&self, deadline: Option<Instant>) -> Result<WriteGuard<'_>> {
         let found = self.writer.lock(deadline)?;
         self.drain(found, deadline)
@@ -353,6 +381,13 @@ pub struct ReadGuard<'a> {
     _of_this_thread: PhantomData<*const ()>,
 }
 
+impl ReadGuard<'_> {
+    /// Leaves the lock taken, until this thread calls [`RwLock::unlock`].
+    pub fn keep(self) {
+        std::mem::forget(self);
+    }
+}
+
 impl Drop for ReadGuard<'_> {
     #[inline]
     fn drop(&mut self) {
@@ -379,6 +414,11 @@ impl WriteGuard<'_> {
     pub fn mend(&mut self) {
         self.lock.writer.mend();
         self.owner_died = false;
+    }
+
+    /// Leaves the lock taken, until this thread calls [`RwLock::unlock`].
+    pub fn keep(self) {
+        std::mem::forget(self);
     }
 }
 

@@ -2,8 +2,9 @@
 //! others, by sleeping, in this order and each only as long as it pays.
 //!
 //! What pays is learned from the last waits, per object and process (per participant of a barrier):
-//! - Looking pays while the wait is shorter than going to sleep and being woken (20 microseconds natively). A look that found what was
-//!   waited for allows the next one to last longer, any other one makes it shorter; now and then a long one is tried.
+//! - Looking pays while the wait is shorter than going to sleep and being woken, about 20 microseconds natively. A look
+//!   that found what was waited for allows the next one to last longer, any other one makes it shorter; now and then a
+//!   long one is tried.
 //! - Where others wait for the processor it does not pay at all: what is waited for may need that very processor. That
 //!   there are such is known from the number of participants, and seen from how long an offer of the processor takes.
 //! - Offers pay while they end in what was waited for. An offer that costs a whole slice of time went to somebody who

@@ -243,6 +243,19 @@ fn readers_share_and_writers_do_not() {
         }
     });
     assert_eq!(objects.sum(), (1000, 1000));
+    // Without guards.
+    assert!(matches!(lock.unlock(), Err(Error::NotOwner)));
+    lock.read().unwrap().keep();
+    assert!(matches!(lock.try_write(), Err(Error::WouldBlock)));
+    lock.unlock().unwrap();
+    lock.write().unwrap().keep();
+    lock.kept().unwrap().keep();
+    std::thread::scope(|scope| {
+        scope.spawn(|| assert!(matches!(lock.kept(), Err(Error::NotOwner))));
+        scope.spawn(|| assert!(matches!(lock.unlock(), Err(Error::NotOwner))));
+    });
+    lock.unlock().unwrap();
+    assert!(matches!(lock.kept(), Err(Error::NotOwner)));
     // As many handles as there are lines, and a line again once a handle is gone.
     let (_, section) = world.piece(rwlock::bytes(2));
     let open = || RwLock::open(&world.member, &section, 2);
