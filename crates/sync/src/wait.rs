@@ -43,7 +43,7 @@ const LONGEST_SPIN: Duration = Duration::from_micros(20);
 const LONGEST_SPIN_BY_SERVICE: Duration = Duration::from_micros(200);
 /// The longest look of those who rather sleep.
 const BRIEF: Duration = Duration::from_micros(10);
-/// The shortest look that is still tried.
+/// The shortest look that is worth it.
 const SHORTEST_NS: u64 = 500;
 /// Most offers in one wait that may end in sleep.
 const MOST_OFFERS: u64 = 16;
@@ -150,7 +150,8 @@ impl Learned {
     }
 
     fn spin_failed(&self) {
-        self.spin_ns.put((self.spin_ns.peek() / 2).max(SHORTEST_NS));
+        let next = self.spin_ns.peek() / 2;
+        self.spin_ns.put(if next < SHORTEST_NS { 0 } else { next });
     }
 
     fn offers_for_now(&self) -> u64 {
@@ -227,7 +228,6 @@ impl Wait<'_> {
         mut look: impl FnMut() -> Result<bool>,
         mut sleep: impl FnMut(Duration),
     ) -> Result<Ended> {
-        let begun = Instant::now();
         let learned = self.learned;
         let crowded = learned.is_crowded();
         if !crowded {
@@ -236,16 +236,19 @@ impl Wait<'_> {
                 true => most,
                 false => Duration::from_nanos(learned.spin_ns.peek()).min(most),
             };
-            while begun.elapsed() < longest {
-                for _ in 0..16 {
-                    if ready() {
-                        learned.spin_paid(longest);
-                        return Ok(Ended::Ready);
+            if !longest.is_zero() {
+                let begun = Instant::now();
+                while begun.elapsed() < longest {
+                    for _ in 0..16 {
+                        if ready() {
+                            learned.spin_paid(longest);
+                            return Ok(Ended::Ready);
+                        }
+                        std::hint::spin_loop();
                     }
-                    std::hint::spin_loop();
                 }
+                learned.spin_failed();
             }
-            learned.spin_failed();
         }
         if self.how == Waiting::Hybrid && self.offers_end_it(&mut ready) {
             return Ok(Ended::Ready);
