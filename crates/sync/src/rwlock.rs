@@ -170,7 +170,11 @@ impl RwLock {
         match self.enter()? {
             true => Ok(self.read_guard()),
             false if self.writer.is_alive(self.writer.owner().get()) => Err(Error::WouldBlock),
-            false => self.read(),
+            // A dead writer, or one that has just left.
+            false => self.read_until(Some(Instant::now())).map_err(|error| match error {
+                Error::TimedOut | Error::Deadlock => Error::WouldBlock,
+                other => other,
+            }),
         }
     }
 
