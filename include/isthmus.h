@@ -214,6 +214,32 @@ int isthmus_semaphore_value(const struct isthmus_semaphore *semaphore, uint32_t 
 void isthmus_semaphore_close(struct isthmus_semaphore *semaphore);
 int isthmus_semaphore_unlink(struct isthmus *here, const char *name);
 
+/* A robust reader-writer lock, that may be open `opens` (1 to 4096) times at once. Writers go before readers that come later. */
+struct isthmus_rwlock;
+int isthmus_rwlock_open(struct isthmus *here, const char *name, uint32_t opens, unsigned mode, struct isthmus_rwlock **lock);
+
+/* Takes it for reading. Errors: ISTHMUS_EOWNERDIED, ISTHMUS_ELOST, ISTHMUS_EDEADLOCK, ISTHMUS_ETIMEDOUT, ISTHMUS_EBUSY. */
+int isthmus_rwlock_read(struct isthmus_rwlock *lock, uint64_t timeout_ns);
+
+/* Takes it for writing. Returns 0 or ISTHMUS_OWNER_DIED, as a mutex does; errors too. */
+int isthmus_rwlock_write(struct isthmus_rwlock *lock, uint64_t timeout_ns);
+
+/* Says that what it protects is sound again, for the thread that writes. Errors: ISTHMUS_ENOTOWNER. */
+int isthmus_rwlock_mend(struct isthmus_rwlock *lock);
+
+/* Gives it back, for reading or writing. Errors: ISTHMUS_ENOTOWNER. */
+int isthmus_rwlock_unlock(struct isthmus_rwlock *lock);
+void isthmus_rwlock_close(struct isthmus_rwlock *lock);
+int isthmus_rwlock_unlink(struct isthmus *here, const char *name);
+
+/*
+ * Calls `make` unless somebody's call for this name has returned 0 before; waits for a process that is at it. If that dies,
+ * or its `make` returns something else, the next one is called, after a death with `taken_over`. Returns what `make`
+ * returned, or 0 where it was not needed.
+ */
+int isthmus_once(struct isthmus *here, const char *name, unsigned mode, int (*make)(int taken_over, void *arg), void *arg);
+int isthmus_once_unlink(struct isthmus *here, const char *name);
+
 #ifdef __cplusplus
 }
 #endif

@@ -1,10 +1,11 @@
-//! Barriers, mutexes, condition variables and semaphores.
+//! Barriers, mutexes, condition variables, semaphores, reader-writer locks, and what is made once.
 
-use std::ffi::{c_char, c_int, c_uint};
+use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::sync::TryLockError;
 use std::time::Duration;
 
-use isthmus::{Attachment, Condvar, Kind, Mutex, Named, Parameters, Participant, Semaphore, Waiting};
+use isthmus::sync::once::Begun;
+use isthmus::{Attachment, Condvar, Kind, Mutex, Named, Parameters, Participant, RwLock, Semaphore, Waiting};
 use isthmus_cabi::put;
 
 use crate::Handle;
@@ -405,4 +406,167 @@ pub unsafe extern "C" fn isthmus_semaphore_unlink(
 ) -> c_int {
     // SAFETY: the caller vouches for it.
     unsafe { unlink(here, Kind::Semaphore, called) }
+}
+
+/// Opens or makes a reader-writer lock.
+///
+/// # Safety
+/// `here` is null or an attachment; `called` is null or a string; `lock` is null or good for writing a pointer.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn isthmus_rwlock_open(
+    here: *const Handle<Attachment>,
+    called: *const c_char,
+    opens: u32,
+    mode: c_uint,
+    lock: *mut *mut Handle<RwLock>,
+) -> c_int {
+    let body = |attached: &Attachment| {
+        // SAFETY: the caller vouches for it.
+        let opened = unsafe { name(attached, called, mode) }?.rwlock(opens)?;
+        // SAFETY: the caller vouches for the place.
+        unsafe { hand_over(lock, opened) }
+    };
+    // SAFETY: the caller vouches for it.
+    unsafe { Handle::run(here, body) }
+}
+
+/// Takes a lock for reading.
+///
+/// # Safety
+/// `lock` is null, or was not closed.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn isthmus_rwlock_read(lock: *mut Handle<RwLock>, timeout_ns: u64) -> c_int {
+    let body = |lock: &RwLock| {
+        match limit(timeout_ns) {
+            None => lock.read(),
+            Some(limit) if limit.is_zero() => lock.try_read(),
+            Some(limit) => lock.read_within(limit),
+        }?
+        .keep();
+        Ok(())
+    };
+    // SAFETY: the caller vouches for it.
+    unsafe { Handle::run(lock, body) }
+}
+
+/// Takes a lock for writing.
+///
+/// # Safety
+/// `lock` is null, or was not closed.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn isthmus_rwlock_write(lock: *mut Handle<RwLock>, timeout_ns: u64) -> c_int {
+    let mut answer = 0;
+    let body = |lock: &RwLock| {
+        let guard = match limit(timeout_ns) {
+            None => lock.write(),
+            Some(limit) if limit.is_zero() => lock.try_write(),
+            Some(limit) => lock.write_within(limit),
+        }?;
+        answer = if guard.owner_died() { OWNER_DIED } else { 0 };
+        guard.keep();
+        Ok(())
+    };
+    // SAFETY: the caller vouches for it.
+    match unsafe { Handle::run(lock, body) } {
+        0 => answer,
+        failed => failed,
+    }
+}
+
+/// Says that what a lock protects is sound again.
+///
+/// # Safety
+/// `lock` is null, or was not closed.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn isthmus_rwlock_mend(lock: *mut Handle<RwLock>) -> c_int {
+    let body = |lock: &RwLock| {
+        let mut guard = lock.kept()?;
+        guard.mend();
+        guard.keep();
+        Ok(())
+    };
+    // SAFETY: the caller vouches for it.
+    unsafe { Handle::run(lock, body) }
+}
+
+/// Gives a lock back, for reading or writing.
+///
+/// # Safety
+/// `lock` is null, or was not closed.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn isthmus_rwlock_unlock(lock: *mut Handle<RwLock>) -> c_int {
+    // SAFETY: the caller vouches for it.
+    unsafe { Handle::run(lock, |l| Ok(l.unlock()?)) }
+}
+
+/// Closes a lock.
+///
+/// # Safety
+/// `lock` is null, or came from `isthmus_rwlock_open` and is not used any more.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn isthmus_rwlock_close(lock: *mut Handle<RwLock>) {
+    // SAFETY: the caller vouches for it.
+    unsafe { Handle::close(lock) };
+}
+
+/// Takes a lock's name away.
+///
+/// # Safety
+/// `here` is null or an attachment; `called` is null or a string.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn isthmus_rwlock_unlink(
+    here: *const Handle<Attachment>,
+    called: *const c_char,
+) -> c_int {
+    // SAFETY: the caller vouches for it.
+    unsafe { unlink(here, Kind::RwLock, called) }
+}
+
+/// What is called to make something once.
+pub type Make = unsafe extern "C" fn(taken_over: c_int, arg: *mut c_void) -> c_int;
+
+/// Has something made once.
+///
+/// # Safety
+/// `here` is null or an attachment; `called` is null or a string; `make` is null or a function that may be called with `arg`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn isthmus_once(
+    here: *const Handle<Attachment>,
+    called: *const c_char,
+    mode: c_uint,
+    make: Option<Make>,
+    arg: *mut c_void,
+) -> c_int {
+    let mut answer = 0;
+    let body = |attached: &Attachment| {
+        let make = make.ok_or_else(|| Failure::invalid("there is no function to call"))?;
+        // SAFETY: the caller vouches for it.
+        let once = unsafe { name(attached, called, mode) }?.once()?;
+        if let Begun::Yours(turn) = once.begin(None)? {
+            // SAFETY: the caller vouches for the function.
+            answer = unsafe { make(c_int::from(turn.taken_over()), arg) };
+            if answer == 0 {
+                turn.finish();
+            }
+        }
+        Ok(())
+    };
+    // SAFETY: the caller vouches for it.
+    match unsafe { Handle::run(here, body) } {
+        0 => answer,
+        failed => failed,
+    }
+}
+
+/// Takes the name of something made once away.
+///
+/// # Safety
+/// `here` is null or an attachment; `called` is null or a string.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn isthmus_once_unlink(
+    here: *const Handle<Attachment>,
+    called: *const c_char,
+) -> c_int {
+    // SAFETY: the caller vouches for it.
+    unsafe { unlink(here, Kind::Once, called) }
 }
