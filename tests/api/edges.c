@@ -1,0 +1,306 @@
+/* SPDX-License-Identifier: Apache-2.0 OR MIT */
+/* Every function of isthmus.h: what it does, and what it says to arguments that cannot be, to the dead, and to time. */
+#define _POSIX_C_SOURCE 200809L
+#include <isthmus.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define SOON 5000000000u
+#define MOMENT 1000000u
+
+static int failed;
+
+static void expect(int found, int expected, const char *what, int line)
+{
+	if (found == expected)
+		return;
+	fprintf(stderr, "edges.c:%d: %s gave %d (%s), not %d\n", line, what, found, isthmus_error(), expected);
+	failed = 1;
+}
+#define EXPECT(call, expected) expect((call), (expected), #call, __LINE__)
+
+static int count_segments(const struct isthmus_segment_info *info, void *arg)
+{
+	int *seen = arg;
+	if (!strcmp(info->name, "edges") && info->len == 100 && info->mode == 0640 && !info->unlinked)
+		++*seen;
+	return 0;
+}
+
+static int stop(const struct isthmus_segment_info *info, void *arg)
+{
+	(void)info, (void)arg;
+	return 7;
+}
+
+static int make(int taken_over, void *arg)
+{
+	(void)taken_over;
+	return ++*(int *)arg == 1 ? 5 : 0;
+}
+
+/* Runs `act` in a child that attaches for itself and is killed after it. */
+static void in_a_dying_child(void (*act)(struct isthmus *))
+{
+	fflush(NULL);
+	pid_t child = fork();
+	if (child == 0) {
+		struct isthmus *here;
+		if (isthmus_attach(NULL, &here))
+			_exit(1);
+		act(here);
+		kill(getpid(), SIGKILL);
+	}
+	int status;
+	waitpid(child, &status, 0);
+	EXPECT(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL, 1);
+}
+
+static void lock_mutex(struct isthmus *here)
+{
+	struct isthmus_mutex *mutex;
+	if (isthmus_mutex_open(here, "edges", 0600, &mutex) || isthmus_mutex_lock(mutex, ISTHMUS_FOREVER))
+		_exit(1);
+}
+
+static void write_lock(struct isthmus *here)
+{
+	struct isthmus_rwlock *lock;
+	if (isthmus_rwlock_open(here, "edges", 4, 0600, &lock) || isthmus_rwlock_write(lock, ISTHMUS_FOREVER))
+		_exit(1);
+}
+
+static void join_barrier(struct isthmus *here)
+{
+	struct isthmus_barrier *barrier;
+	if (isthmus_barrier_join(here, "edges", 2, ISTHMUS_HYBRID, 0600, &barrier))
+		_exit(1);
+}
+
+static void make_transient(struct isthmus *here)
+{
+	struct isthmus_segment *segment;
+	if (isthmus_segment_open(here, "transient", ISTHMUS_CREATE | ISTHMUS_TRANSIENT, 0600, 10, &segment))
+		_exit(1);
+}
+
+struct meeting {
+	struct isthmus_mutex *mutex;
+	struct isthmus_condition *condition;
+};
+
+static void *notify(void *arg)
+{
+	struct meeting *meeting = arg;
+	EXPECT(isthmus_mutex_lock(meeting->mutex, ISTHMUS_FOREVER), 0);
+	EXPECT(isthmus_condition_notify(meeting->condition, 1), 0);
+	EXPECT(isthmus_mutex_unlock(meeting->mutex), 0);
+	return NULL;
+}
+
+static void segments(struct isthmus *here)
+{
+	struct isthmus_segment *segment, *again;
+	int seen = 0;
+
+	EXPECT(isthmus_segment_open(here, "edges", 0, 0, 0, &segment), ISTHMUS_ENOTFOUND);
+	EXPECT(strstr(isthmus_error(), "edges") != NULL, 1);
+	EXPECT(isthmus_segment_open(here, "edges", ISTHMUS_CREATE | ISTHMUS_EXCLUSIVE, 0640, 100, &segment), 0);
+	EXPECT(isthmus_segment_open(here, "edges", ISTHMUS_CREATE | ISTHMUS_EXCLUSIVE, 0640, 100, &again), ISTHMUS_EEXIST);
+	EXPECT(isthmus_segment_open(here, "edges", ISTHMUS_READ, 0, 0, &again), 0);
+	EXPECT(isthmus_segment_len(again), 100);
+	strcpy(isthmus_segment_data(segment), "hello");
+	EXPECT(strcmp(isthmus_segment_data(again), "hello"), 0);
+	EXPECT((uintptr_t)isthmus_segment_data(segment) % 4096, 0);
+	EXPECT(isthmus_segment_list(here, count_segments, &seen), 0);
+	EXPECT(seen, 1);
+	EXPECT(isthmus_segment_list(here, stop, NULL), 7);
+	EXPECT(isthmus_segment_list(here, NULL, NULL), ISTHMUS_EINVAL);
+	EXPECT(isthmus_segment_shrink(segment, 101), ISTHMUS_EINVAL);
+	EXPECT(isthmus_segment_shrink(again, 50), 0);
+	isthmus_segment_close(again);
+	EXPECT(isthmus_segment_open(here, "edges", ISTHMUS_CREATE, 0600, 7, &again), 0);
+	EXPECT(isthmus_segment_len(again), 50);
+	isthmus_segment_close(again);
+	EXPECT(isthmus_segment_open(here, "edges", ISTHMUS_CREATE | ISTHMUS_READ, 0600, 7, &again), ISTHMUS_EINVAL);
+	EXPECT(isthmus_segment_open(here, "edges", ISTHMUS_EXCLUSIVE, 0600, 7, &again), ISTHMUS_EINVAL);
+	EXPECT(isthmus_segment_open(here, "edges", 1024, 0600, 7, &again), ISTHMUS_EINVAL);
+	EXPECT(isthmus_segment_open(here, "", ISTHMUS_CREATE, 0600, 7, &again), ISTHMUS_EINVAL);
+	EXPECT(isthmus_segment_open(here, NULL, ISTHMUS_CREATE, 0600, 7, &again), ISTHMUS_EINVAL);
+	EXPECT(isthmus_segment_open(here, "\xff", ISTHMUS_CREATE, 0600, 7, &again), ISTHMUS_EINVAL);
+	EXPECT(isthmus_segment_open(here, "x", ISTHMUS_CREATE, 0600, 7, NULL), ISTHMUS_EINVAL);
+	EXPECT(isthmus_segment_open(NULL, "x", ISTHMUS_CREATE, 0600, 7, &again), ISTHMUS_EINVAL);
+	EXPECT(isthmus_segment_open(here, "huge", ISTHMUS_CREATE, 0600, (size_t)1 << 60, &again), ISTHMUS_EFULL);
+	EXPECT(isthmus_segment_unlink(here, "x"), 0);
+	EXPECT(isthmus_segment_unlink(here, "edges"), 0);
+	EXPECT(isthmus_segment_unlink(here, "edges"), ISTHMUS_ENOTFOUND);
+	EXPECT(strcmp(isthmus_segment_data(segment), "hello"), 0);
+	isthmus_segment_close(segment);
+	EXPECT(isthmus_segment_data(NULL) == NULL, 1);
+	EXPECT(isthmus_segment_len(NULL), 0);
+
+	in_a_dying_child(make_transient);
+	int found = 0;
+	for (int look = 0; look < 500; look++) {
+		found = isthmus_segment_open(here, "transient", 0, 0, 0, &again);
+		if (found == ISTHMUS_ENOTFOUND)
+			break;
+		isthmus_segment_close(again);
+		nanosleep(&(struct timespec){0, 10000000}, NULL);
+	}
+	EXPECT(found, ISTHMUS_ENOTFOUND);
+}
+
+static void locks(struct isthmus *here)
+{
+	struct meeting meeting;
+	pthread_t thread;
+
+	EXPECT(isthmus_mutex_open(here, "edges", 0600, &meeting.mutex), 0);
+	EXPECT(isthmus_mutex_lock(meeting.mutex, 0), 0);
+	EXPECT(isthmus_mutex_lock(meeting.mutex, MOMENT), ISTHMUS_EDEADLOCK);
+	EXPECT(isthmus_mutex_mend(meeting.mutex), 0);
+	EXPECT(isthmus_mutex_unlock(meeting.mutex), 0);
+	EXPECT(isthmus_mutex_unlock(meeting.mutex), ISTHMUS_ENOTOWNER);
+	EXPECT(isthmus_mutex_mend(meeting.mutex), ISTHMUS_ENOTOWNER);
+	in_a_dying_child(lock_mutex);
+	EXPECT(isthmus_mutex_lock(meeting.mutex, SOON), ISTHMUS_OWNER_DIED);
+	EXPECT(isthmus_mutex_mend(meeting.mutex), 0);
+	EXPECT(isthmus_mutex_unlock(meeting.mutex), 0);
+	EXPECT(isthmus_mutex_lock(meeting.mutex, SOON), 0);
+
+	EXPECT(isthmus_condition_open(here, "edges", 0600, &meeting.condition), 0);
+	EXPECT(isthmus_condition_wait(meeting.condition, meeting.mutex, MOMENT), ISTHMUS_ETIMEDOUT);
+	pthread_create(&thread, NULL, notify, &meeting);
+	EXPECT(isthmus_condition_wait(meeting.condition, meeting.mutex, SOON), 0);
+	EXPECT(isthmus_mutex_unlock(meeting.mutex), 0);
+	pthread_join(thread, NULL);
+	EXPECT(isthmus_condition_wait(meeting.condition, meeting.mutex, MOMENT), ISTHMUS_ENOTOWNER);
+	EXPECT(isthmus_condition_wait(meeting.condition, NULL, MOMENT), ISTHMUS_EINVAL);
+	isthmus_condition_close(meeting.condition);
+	EXPECT(isthmus_condition_unlink(here, "edges"), 0);
+
+	in_a_dying_child(lock_mutex);
+	EXPECT(isthmus_mutex_lock(meeting.mutex, SOON), ISTHMUS_OWNER_DIED);
+	EXPECT(isthmus_mutex_unlock(meeting.mutex), 0);
+	EXPECT(isthmus_mutex_lock(meeting.mutex, SOON), ISTHMUS_ELOST);
+	isthmus_mutex_close(meeting.mutex);
+	EXPECT(isthmus_mutex_unlink(here, "edges"), 0);
+
+	struct isthmus_rwlock *lock, *other;
+	EXPECT(isthmus_rwlock_open(here, "edges", 0, 0600, &lock), ISTHMUS_EINVAL);
+	EXPECT(isthmus_rwlock_open(here, "edges", 4, 0600, &lock), 0);
+	EXPECT(isthmus_rwlock_open(here, "edges", 5, 0600, &other), ISTHMUS_EEXIST);
+	EXPECT(isthmus_rwlock_open(here, "edges", 4, 0600, &other), 0);
+	EXPECT(isthmus_rwlock_read(lock, 0), 0);
+	EXPECT(isthmus_rwlock_read(other, 0), 0);
+	EXPECT(isthmus_rwlock_unlock(other), 0);
+	EXPECT(isthmus_rwlock_write(other, 0), ISTHMUS_EBUSY);
+	EXPECT(isthmus_rwlock_write(other, MOMENT), ISTHMUS_ETIMEDOUT);
+	EXPECT(isthmus_rwlock_unlock(lock), 0);
+	EXPECT(isthmus_rwlock_write(lock, 0), 0);
+	EXPECT(isthmus_rwlock_unlock(lock), 0);
+	in_a_dying_child(write_lock);
+	EXPECT(isthmus_rwlock_read(lock, SOON), ISTHMUS_EOWNERDIED);
+	EXPECT(isthmus_rwlock_write(lock, SOON), ISTHMUS_OWNER_DIED);
+	EXPECT(isthmus_rwlock_mend(lock), 0);
+	EXPECT(isthmus_rwlock_unlock(lock), 0);
+	EXPECT(isthmus_rwlock_unlock(lock), ISTHMUS_ENOTOWNER);
+	EXPECT(isthmus_rwlock_read(lock, SOON), 0);
+	EXPECT(isthmus_rwlock_unlock(lock), 0);
+	isthmus_rwlock_close(other);
+	isthmus_rwlock_close(lock);
+	EXPECT(isthmus_rwlock_unlink(here, "edges"), 0);
+}
+
+int main(void)
+{
+	struct isthmus *here, *other;
+	struct isthmus_barrier *one, *two;
+	struct isthmus_semaphore *semaphore;
+	char name[64];
+	uint32_t value;
+	int made = 0;
+
+	EXPECT(isthmus_attach("/nowhere/at/all", &here), ISTHMUS_ENOSERVICE);
+	EXPECT(strstr(isthmus_error(), "/nowhere/at/all") != NULL, 1);
+	EXPECT(isthmus_attach(NULL, NULL), ISTHMUS_EINVAL);
+	EXPECT(isthmus_attach(NULL, &here), 0);
+	EXPECT(isthmus_attach(NULL, &other), 0);
+	isthmus_detach(other);
+	EXPECT(isthmus_member(here) != UINT32_MAX, 1);
+	EXPECT(isthmus_member_name(here, isthmus_member(here), name, sizeof name), 0);
+	EXPECT(name[0] != 0, 1);
+	EXPECT(isthmus_member_name(here, isthmus_member(here), name, 2), 0);
+	EXPECT((int)strlen(name), 1);
+	EXPECT(isthmus_member_name(here, 999, name, sizeof name), ISTHMUS_ENOTFOUND);
+	EXPECT(isthmus_member_name(here, 0, NULL, 5), ISTHMUS_EINVAL);
+	for (int error = -30; error <= 1; error++)
+		EXPECT(isthmus_strerror(error)[0] != 0, 1);
+
+	segments(here);
+	locks(here);
+
+	EXPECT(isthmus_barrier_join(here, "edges", 2, 9, 0600, &one), ISTHMUS_EINVAL);
+	EXPECT(isthmus_barrier_join(here, "edges", 0, ISTHMUS_SPIN, 0600, &one), ISTHMUS_EINVAL);
+	EXPECT(isthmus_barrier_join(here, "edges", 2, ISTHMUS_HYBRID, 0600, &one), 0);
+	EXPECT(isthmus_barrier_join(here, "edges", 3, ISTHMUS_HYBRID, 0600, &two), ISTHMUS_EEXIST);
+	EXPECT(isthmus_barrier_join(here, "edges", 2, ISTHMUS_HYBRID, 0600, &two), 0);
+	struct isthmus_barrier *none;
+	EXPECT(isthmus_barrier_join(here, "edges", 2, ISTHMUS_HYBRID, 0600, &none), ISTHMUS_EFULL);
+	EXPECT(isthmus_barrier_wait(one, MOMENT), ISTHMUS_ETIMEDOUT);
+	EXPECT(isthmus_barrier_wait(two, SOON) + isthmus_barrier_wait(one, SOON), 1);
+	isthmus_barrier_leave(two);
+	in_a_dying_child(join_barrier);
+	EXPECT(isthmus_barrier_wait(one, SOON), ISTHMUS_EBROKEN);
+	EXPECT(isthmus_barrier_wait(one, SOON), ISTHMUS_EBROKEN);
+	isthmus_barrier_leave(one);
+	EXPECT(isthmus_barrier_unlink(here, "edges"), 0);
+
+	EXPECT(isthmus_semaphore_open(here, "edges", 1u << 31, 0600, &semaphore), ISTHMUS_EINVAL);
+	EXPECT(isthmus_semaphore_unlink(here, "edges"), 0);
+	EXPECT(isthmus_semaphore_open(here, "edges", (1u << 31) - 1, 0600, &semaphore), 0);
+	EXPECT(isthmus_semaphore_post(semaphore), ISTHMUS_EOVERFLOW);
+	isthmus_semaphore_close(semaphore);
+	EXPECT(isthmus_semaphore_unlink(here, "edges"), 0);
+	EXPECT(isthmus_semaphore_open(here, "edges", 1, 0600, &semaphore), 0);
+	EXPECT(isthmus_semaphore_wait(semaphore, 0), 0);
+	EXPECT(isthmus_semaphore_wait(semaphore, 0), ISTHMUS_EBUSY);
+	EXPECT(isthmus_semaphore_wait(semaphore, MOMENT), ISTHMUS_ETIMEDOUT);
+	EXPECT(isthmus_semaphore_post(semaphore), 0);
+	EXPECT(isthmus_semaphore_value(semaphore, &value), 0);
+	EXPECT((int)value, 1);
+	EXPECT(isthmus_semaphore_value(semaphore, NULL), ISTHMUS_EINVAL);
+	isthmus_semaphore_close(semaphore);
+	EXPECT(isthmus_semaphore_unlink(here, "edges"), 0);
+
+	EXPECT(isthmus_once(here, "edges", 0600, make, &made), 5);
+	EXPECT(isthmus_once(here, "edges", 0600, make, &made), 0);
+	EXPECT(isthmus_once(here, "edges", 0600, make, &made), 0);
+	EXPECT(made, 2);
+	EXPECT(isthmus_once(here, "edges", 0600, NULL, NULL), ISTHMUS_EINVAL);
+	EXPECT(isthmus_once_unlink(here, "edges"), 0);
+
+	/* NULL is an error or nothing, and never more. */
+	isthmus_detach(NULL);
+	isthmus_segment_close(NULL);
+	isthmus_barrier_leave(NULL);
+	isthmus_mutex_close(NULL);
+	isthmus_condition_close(NULL);
+	isthmus_semaphore_close(NULL);
+	isthmus_rwlock_close(NULL);
+	EXPECT(isthmus_barrier_wait(NULL, 0), ISTHMUS_EINVAL);
+	EXPECT(isthmus_mutex_lock(NULL, 0), ISTHMUS_EINVAL);
+	EXPECT(isthmus_mutex_unlock(NULL), ISTHMUS_EINVAL);
+	EXPECT(isthmus_condition_notify(NULL, 0), ISTHMUS_EINVAL);
+	EXPECT(isthmus_semaphore_post(NULL), ISTHMUS_EINVAL);
+	EXPECT(isthmus_rwlock_read(NULL, 0), ISTHMUS_EINVAL);
+	isthmus_detach(here);
+	puts(failed ? "edges: something is not as it should be" : "edges: all as it should be");
+	return failed;
+}
