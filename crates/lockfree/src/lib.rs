@@ -13,7 +13,9 @@
 //! - [`lock`]: locks that know their owner, and are taken over when he dies (P11).
 //! - [`readers`]: readers that are counted where nobody else counts, and a writer that finds them (P12).
 //!
-//! The labels P1 to P12 name pairs of accesses; `docs/memory-ordering.md` lists them with their models. Nothing
+//! - [`stream`]: positions of a one-way ring of bytes, and who may still be reading it (P17 to P19).
+//!
+//! The labels P1, P2 and so on name pairs of accesses; `docs/memory-ordering.md` lists them with their models. Nothing
 //! here makes a system call or knows what a message is. Every cell consists of atomics only, so any bytes that
 //! another party leaves in it are a valid value.
 
@@ -28,6 +30,7 @@ pub mod readers;
 pub mod ring;
 pub mod sleep;
 pub mod slot;
+pub mod stream;
 pub mod sync;
 
 /// Bytes of a cache line, the unit that two writers never share.

@@ -185,7 +185,34 @@ layout! {
         ACCEPTS_VERSION @ 24, 8, "process", "Counts changes of accept entries.";
         SLEEP @ 32, 8, "process", "0: awake. Else a number that counts the sleeps, times 4, plus how to wake it: 1 by its futex, 2 through its local service.";
         REGISTRATIONS @ 40, 8, "process", "Offset in the section of the table of what may be reached without messages, 0 if none; never changes.";
+        CHANNELS @ 48, 8, "process", "Offset in the section of the first chunk of channel ends, 0 if none.";
+        CHANNELS_VERSION @ 56, 8, "process", "Counts changes of channel ends.";
         HOLD @ 64, 8, "process", "Whose memory its process is changing now: peer index (upper 32 bits) and area index (lower 32), plus one; 0 if nobody's.";
+        KIND @ 72, 8, "process", "0: an endpoint with lanes; 1: a context with channels. Never changes.";
+        MAGIC @ 80, 8, "process", "Of a context: the magic id of its group. Never changes.";
+        CLIENT @ 88, 8, "process", "Of a context: its client id, as its program chose it. Never changes.";
+        BACKLOG @ 96, 8, "process", "Of a context: how many connections may wait to be accepted; 0 if none are.";
+    }
+    /// One end of a channel, as its own context writes it: an offer, the answer to one, and the stream from there on.
+    channel (256) {
+        LIFE @ 0, 8, "process", "Generation of the entry (upper 56 bits) and state: active from the offer or answer on, dead once this end neither reads nor writes.";
+        TO @ 8, 8, "process", "Global slot of the other context.";
+        TO_INCARNATION @ 16, 8, "process", "Its incarnation.";
+        RING @ 24, 8, "process", "Offset in the section of the ring that this end writes.";
+        RING_BYTES @ 32, 4, "process", "Bytes of that ring, a power of two.";
+        SEGMENT_BYTES @ 36, 4, "process", "Bytes of a segment, a power of two.";
+        PARTNER @ 40, 8, "process", "Number of the end that this one answers, plus one; 0 for an offer.";
+        PARTNER_GENERATION @ 48, 8, "process", "Generation of that end.";
+        STATUS @ 56, 8, "process", "0: an offer, or accepted; 1: refused.";
+        WRITE @ 64, 8, "process", "Bytes written since the start.";
+        END @ 72, 8, "process", "Position at which the stream ends, plus one; 0 while it goes on.";
+        ROOM @ 80, 8, "process", "As `SLEEP` of a block, of a writer that waits for room.";
+        ANSWER @ 88, 8, "process", "The other end's heat value that was seen last.";
+        PAUSED @ 96, 8, "process", "Position at which writing was suspended, plus one; 0 if it was not.";
+        HEAT @ 128, 8, "process", "Odd: the reader polls, do not ring; even: look whether it sleeps.";
+        SLEEP @ 136, 8, "process", "As `SLEEP` of a block, of a reader that waits for bytes.";
+        STOPPED @ 144, 8, "process", "1 once nothing is read any more.";
+        READ @ 192, 8, "process", "Bytes of the other end's ring that were read and may be written again.";
     }
     /// The head of a domain's table of registrations, in the area of its process.
     registrations (64) {
@@ -267,6 +294,15 @@ pub const LAYOUT_HASH: u64 = {
 
 /// Entries of a chunk of lane descriptors, accept entries or registrations.
 pub const CHUNK_ENTRIES: u64 = 16;
+
+/// Entries of a chunk of channel ends: with its first line it is 4096 bytes at most.
+pub const CHANNEL_ENTRIES: u64 = 15;
+/// Chunks of channel ends that are followed, and so most channels of a context.
+pub const MOST_CHANNEL_CHUNKS: u64 = 256;
+/// `block::KIND` of an endpoint that has lanes.
+pub const KIND_LANES: u64 = 0;
+/// `block::KIND` of a context that has channels.
+pub const KIND_CHANNELS: u64 = 1;
 
 /// The number of an endpoint slot in the whole region.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]

@@ -389,6 +389,39 @@ impl Bytes {
         Ok(())
     }
 
+    /// Copies a slice to `offset`.
+    ///
+    /// # Errors
+    /// [`Error::OutOfBounds`]; nothing is copied then.
+    #[inline]
+    pub fn put(&self, offset: u64, from: &[u8]) -> Result<()> {
+        let at = self.range(offset, from.len() as u64)?;
+        // SAFETY: the target range was checked; a slice of ours cannot overlap with bytes that no slice may name.
+        unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), at.as_ptr(), from.len()) };
+        Ok(())
+    }
+
+    /// Copies `into.len()` bytes from `offset` into a slice.
+    ///
+    /// # Errors
+    /// [`Error::OutOfBounds`]; nothing is copied then.
+    #[inline]
+    pub fn get(&self, offset: u64, into: &mut [u8]) -> Result<()> {
+        let at = self.range(offset, into.len() as u64)?;
+        // SAFETY: the source range was checked; a slice of ours cannot overlap with bytes that no slice may name.
+        unsafe { std::ptr::copy_nonoverlapping(at.as_ptr(), into.as_mut_ptr(), into.len()) };
+        Ok(())
+    }
+
+    /// The address in this process of the byte at `offset`, as a number: for programs that read and write in place. One
+    /// past the end will do.
+    ///
+    /// # Errors
+    /// [`Error::OutOfBounds`].
+    pub fn address(&self, offset: u64) -> Result<u64> {
+        Ok(self.range(offset, 0)?.as_ptr().expose_provenance() as u64)
+    }
+
     /// Copies `len` bytes from `offset` into a fresh vector.
     ///
     /// # Errors

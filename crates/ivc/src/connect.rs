@@ -1,0 +1,222 @@
+//! Setting up channels: offers, and what becomes of them.
+//!
+//! ```text
+//! connects                                   accepts
+//!   end: offer to you, my ring      ──────►    waits in the backlog
+//!                                   ◄──────    end: answer to that offer, my ring
+//!   reads and writes                           reads and writes
+//! ```
+//! Each side writes its own end only. An offer that is given up (time-out, drop) is closed like a channel; the fence of
+//! P19 makes sure that a side that answers at that moment knows, or is known.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use isthmus_lockfree::life::{Life, State as Living};
+use isthmus_lockfree::stream;
+use isthmus_region::mapping::LineRef;
+use isthmus_region::{Bytes, Section};
+
+use crate::channel::{Channel, Link};
+use crate::context::{BACKLOG, Known, Lingering, Shared, State, VERSION};
+use crate::error::{Error, Result, region};
+use crate::peer::{Address, Peer};
+use crate::table::{Claim, End, claims};
+
+/// A connection that waits to be accepted.
+pub(crate) struct Offer {
+    pub(crate) peer: Peer,
+    pub(crate) claim: Claim,
+}
+
+/// A connection that was asked for, until the other side has answered. Dropping it takes the offer back.
+pub struct Connecting {
+    shared: Arc<Shared>,
+    peer: Peer,
+    life: LineRef,
+    alive: u64,
+    section: Section,
+    block: LineRef,
+    version_seen: Option<u64>,
+    /// None once it was answered or given up.
+    offer: Option<Made>,
+}
+
+/// The own end.
+struct Made {
+    number: u32,
+    end: End,
+    life: u64,
+    ring: Bytes,
+    ring_at: u64,
+}
+
+impl std::fmt::Debug for Connecting {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Connecting").field("peer", &self.peer).finish_non_exhaustive()
+    }
+}
+
+impl Connecting {
+    pub(crate) fn begin(shared: &Arc<Shared>, to: Address) -> Result<Self> {
+        if to == shared.address {
+            return Err(Error::Oneself);
+        }
+        let mut state = shared.state();
+        shared.look(&mut state);
+        let known = state.known.get(&to.slot).filter(|k| k.peer.address == to && k.lives());
+        let Some(Known { peer, life, alive, section, block, facts, .. }) = known else {
+            return Err(Error::NoPeer { address: to });
+        };
+        let peer = peer.clone();
+        if state.suspended {
+            return Err(Error::Suspended { peer });
+        }
+        if facts.words[BACKLOG].get() == 0 {
+            return Err(Error::Refused { peer });
+        }
+        let mut connecting = Self {
+            shared: Arc::clone(shared),
+            peer,
+            life: life.clone(),
+            alive: *alive,
+            section: section.clone(),
+            block: block.clone(),
+            version_seen: None,
+            offer: None,
+        };
+        let (number, end, life, ring_at) = shared.describe(&mut state, to, None)?;
+        let ring = shared.member.section().bytes("ring", ring_at, shared.config.ring_bytes);
+        let ring = ring.map_err(region("find a channel's ring"))?;
+        stream::publish_life(end.life(), life);
+        connecting.offer = Some(Made { number, end, life, ring, ring_at });
+        shared.announce(&mut state, to.slot);
+        drop(state);
+        Ok(connecting)
+    }
+
+    /// Who was asked.
+    pub fn peer(&self) -> &Peer {
+        &self.peer
+    }
+
+    /// The channel, if the other side has accepted by now. After that, and after an error, there is nothing more to come:
+    /// further calls give [`Error::NoPeer`].
+    ///
+    /// # Errors
+    /// [`Error::Refused`], [`Error::PeerDied`], [`Error::Faulty`].
+    pub fn poll(&mut self) -> Result<Option<Channel>> {
+        let shared = Arc::clone(&self.shared);
+        let mut state = shared.state();
+        shared.look(&mut state);
+        self.poll_within(&mut state)
+    }
+
+    /// Waits for the answer, at most `limit` or for ever. If the time is up the offer stands, until this is dropped.
+    ///
+    /// # Errors
+    /// [`Error::TimedOut`], and as [`Connecting::poll`].
+    pub fn wait(&mut self, limit: Option<Duration>) -> Result<Channel> {
+        let shared = Arc::clone(&self.shared);
+        let mut found = None;
+        shared.wait_for(limit, |_, state| {
+            found = match self.poll_within(state) {
+                Ok(None) => None,
+                Ok(Some(channel)) => Some(Ok(channel)),
+                Err(e) => Some(Err(e)),
+            };
+            found.is_some()
+        });
+        found.unwrap_or_else(|| {
+            let limit = limit.unwrap_or(Duration::MAX);
+            Err(Error::TimedOut { action: "waiting for a connection to be accepted", limit, moved: 0 })
+        })
+    }
+
+    fn poll_within(&mut self, state: &mut State) -> Result<Option<Channel>> {
+        if self.offer.is_none() {
+            return Err(Error::NoPeer { address: self.peer.address });
+        }
+        if self.life.words[0].get() != self.alive {
+            self.withdraw(state);
+            return Err(Error::PeerDied { peer: self.peer.clone() });
+        }
+        let version = self.block.words[VERSION].get();
+        if self.version_seen == Some(version) {
+            return Ok(None);
+        }
+        self.version_seen = Some(version);
+        let Some(claim) = self.find_answer() else { return Ok(None) };
+        if claim.refused {
+            self.withdraw(state);
+            return Err(Error::Refused { peer: self.peer.clone() });
+        }
+        let Some(other_ring) = Shared::ring_of(&self.section, &claim) else {
+            self.withdraw(state);
+            let (found, high) = (claim.ring, self.section.len().saturating_sub(claim.ring_bytes));
+            return Err(Error::Faulty { peer: self.peer.clone(), what: "channel.RING", found, low: 0, high });
+        };
+        let Some(made) = self.offer.take() else { return Ok(None) };
+        let link = Link::new(
+            &self.shared,
+            self.peer.clone(),
+            (made.number, made.end, made.life),
+            (made.ring, made.ring_at),
+            &claim,
+            other_ring,
+            (self.life.clone(), self.alive),
+        );
+        state.links.push(Arc::downgrade(&link));
+        Ok(Some(Channel::new(link)))
+    }
+
+    /// The other side's end that answers ours.
+    fn find_answer(&self) -> Option<Claim> {
+        let made = self.offer.as_ref()?;
+        let key = Some((made.number, Life::unpack(made.life).incarnation));
+        claims(&self.section, &self.block, self.shared.address).into_iter().find(|c| c.answers == key)
+    }
+
+    fn withdraw(&mut self, state: &mut State) {
+        let answer = {
+            let Some(made) = &self.offer else { return };
+            let dead = Life { state: Living::Dead, ..Life::unpack(made.life) }.pack();
+            stream::publish_life(made.end.life(), dead);
+            // After the fence: whoever answers from here on sees that there is no offer (P19).
+            self.find_answer()
+        };
+        let Some(made) = self.offer.take() else { return };
+        let bytes = self.shared.config.ring_bytes;
+        match answer {
+            Some(claim) => {
+                let lingering = Lingering {
+                    number: made.number,
+                    ring: Some((made.ring_at, bytes)),
+                    last: u64::MAX,
+                    partner: claim.end,
+                    partner_life: claim.life,
+                    life: self.life.clone(),
+                    alive: self.alive,
+                };
+                self.shared.let_go(state, lingering);
+            }
+            None => {
+                self.shared.member.give(made.ring_at, bytes);
+                state.table.give(made.number);
+            }
+        }
+        self.shared.announce(state, self.peer.address.slot);
+    }
+}
+
+impl Drop for Connecting {
+    fn drop(&mut self) {
+        // One that failed to begin is dropped under the lock.
+        if self.offer.is_none() {
+            return;
+        }
+        let shared = Arc::clone(&self.shared);
+        let mut state = shared.state();
+        self.withdraw(&mut state);
+    }
+}

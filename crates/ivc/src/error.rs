@@ -1,0 +1,127 @@
+//! What can go wrong with contexts and channels.
+
+use std::time::Duration;
+
+use crate::peer::Peer;
+
+/// This crate's result.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// An error, and what it ends: [`Error::is_final`] tells those after which a channel is of no more use in that direction.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The region or the local service refused.
+    #[error("cannot {action}")]
+    Region {
+        /// What was attempted.
+        action: &'static str,
+        /// Why not.
+        #[source]
+        source: isthmus_region::Error,
+    },
+    /// The system refused.
+    #[error("cannot {action}")]
+    System {
+        /// What was attempted.
+        action: &'static str,
+        /// Why not.
+        #[source]
+        source: rustix::io::Errno,
+    },
+    /// A size or count that cannot be.
+    #[error("{what}: {value} is not possible; {allowed}")]
+    Invalid {
+        /// What it is the value of.
+        what: &'static str,
+        /// The value.
+        value: u64,
+        /// What is possible.
+        allowed: &'static str,
+    },
+    /// No member of the group has this address, or it has left.
+    #[error("no member of the group has the address {address}; it may have left")]
+    NoPeer {
+        /// The address.
+        address: crate::Address,
+    },
+    /// The address is that of the connecting context.
+    #[error("a context cannot connect to itself")]
+    Oneself,
+    /// The other context accepts no connections, or as many wait there as it lets wait.
+    #[error("{peer} refuses: it accepts no connections, or too many wait there to be accepted")]
+    Refused {
+        /// The context that was asked.
+        peer: Peer,
+    },
+    /// The time was up. Nothing is lost: what was moved is counted, and the call may be repeated for the rest.
+    #[error("{action} took longer than {limit:?}; {moved} bytes were moved")]
+    TimedOut {
+        /// What was waited for.
+        action: &'static str,
+        /// How long.
+        limit: Duration,
+        /// Bytes that were moved before.
+        moved: usize,
+    },
+    /// Everything was read, and no more will come: the other side closed the channel or its direction.
+    #[error("end of the stream from {peer}")]
+    End {
+        /// The other side.
+        peer: Peer,
+    },
+    /// Nothing can be written any more: this side has shut its direction down, or the other has closed the channel. Or
+    /// nothing is read any more, since this side said so.
+    #[error("the channel to {peer} is closed in this direction")]
+    Closed {
+        /// The other side.
+        peer: Peer,
+    },
+    /// The other side's process, or its VM, is gone without having closed the channel. All that is certain to be its
+    /// own was delivered.
+    #[error("{peer} is gone")]
+    PeerDied {
+        /// The other side.
+        peer: Peer,
+    },
+    /// The other side wrote what no member that keeps to the format writes. The channel is not used any more.
+    #[error(
+        "{peer} broke the protocol: {what} is {found}, which must be from {low} to {high}; its channel is dead"
+    )]
+    Faulty {
+        /// The other side.
+        peer: Peer,
+        /// The field.
+        what: &'static str,
+        /// What was found.
+        found: u64,
+        /// The least that it may be.
+        low: u64,
+        /// The most.
+        high: u64,
+    },
+    /// The channel was suspended for a migration, and its unread bytes were handed over.
+    #[error("the channel to {peer} is suspended; connect anew once the peer can be reached again")]
+    Suspended {
+        /// The other side.
+        peer: Peer,
+    },
+}
+
+impl Error {
+    /// Whether the same call will give the same answer for ever.
+    pub fn is_final(&self) -> bool {
+        matches!(
+            self,
+            Self::End { .. }
+                | Self::Closed { .. }
+                | Self::PeerDied { .. }
+                | Self::Faulty { .. }
+                | Self::Suspended { .. }
+        )
+    }
+}
+
+/// A region's error with what was attempted.
+pub(crate) fn region(action: &'static str) -> impl Fn(isthmus_region::Error) -> Error {
+    move |source| Error::Region { action, source }
+}

@@ -1,0 +1,243 @@
+//! Ends of channels in the region: the own ones, and what others claim of theirs.
+
+use isthmus_lockfree::life::{Life, State, unchanged};
+use isthmus_lockfree::sync::{Word, release_fence};
+use isthmus_region::Section;
+use isthmus_region::format::{CHANNEL_ENTRIES, MOST_CHANNEL_CHUNKS, block, channel, chunk};
+use isthmus_region::mapping::LineRef;
+use isthmus_region::member::Member;
+
+use crate::config::{fits_ring, fits_segment};
+use crate::peer::Address;
+
+/// Bytes of a chunk.
+pub(crate) const CHUNK_BYTES: u64 = chunk::BYTES + CHANNEL_ENTRIES * channel::BYTES;
+
+/// Indices of words in the lines of an end.
+pub(crate) mod at {
+    pub(crate) const WRITE: usize = 0;
+    pub(crate) const END: usize = 1;
+    pub(crate) const ROOM: usize = 2;
+    pub(crate) const ANSWER: usize = 3;
+    pub(crate) const PAUSED: usize = 4;
+    pub(crate) const HEAT: usize = 0;
+    pub(crate) const SLEEP: usize = 1;
+    pub(crate) const STOPPED: usize = 2;
+}
+
+/// The lines of an end, own or not.
+#[derive(Debug, Clone)]
+pub(crate) struct End {
+    ident: LineRef,
+    write: LineRef,
+    state: LineRef,
+    read: LineRef,
+}
+
+impl End {
+    pub(crate) fn at(section: &Section, offset: u64) -> isthmus_region::Result<Self> {
+        let line = |at| section.line("channel", offset.saturating_add(at));
+        Ok(Self {
+            ident: line(channel::LIFE)?,
+            write: line(channel::WRITE)?,
+            state: line(channel::HEAT)?,
+            read: line(channel::READ)?,
+        })
+    }
+
+    #[inline]
+    pub(crate) fn life(&self) -> &Word {
+        &self.ident.words[0]
+    }
+
+    /// The line that its writer writes: [`at::WRITE`], [`at::END`], [`at::ROOM`], [`at::ANSWER`], [`at::PAUSED`].
+    #[inline]
+    pub(crate) fn writer(&self, word: usize) -> &Word {
+        &self.write.words[word]
+    }
+
+    /// The line that its reader seldom writes: [`at::HEAT`], [`at::SLEEP`], [`at::STOPPED`].
+    #[inline]
+    pub(crate) fn reader(&self, word: usize) -> &Word {
+        &self.state.words[word]
+    }
+
+    /// The read position.
+    #[inline]
+    pub(crate) fn read(&self) -> &Word {
+        &self.read.words[0]
+    }
+}
+
+/// What is written into an end before it lives.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Terms {
+    pub(crate) to: Address,
+    pub(crate) ring: u64,
+    pub(crate) ring_bytes: u64,
+    pub(crate) segment_bytes: u64,
+    /// The end that is answered: number and generation.
+    pub(crate) answers: Option<(u32, u64)>,
+    pub(crate) refused: bool,
+}
+
+/// The own ends of a context.
+#[derive(Debug, Default)]
+pub(crate) struct Table {
+    chunks: Vec<u64>,
+    free: Vec<u32>,
+}
+
+impl Table {
+    /// Takes an entry, adding a chunk where needed.
+    pub(crate) fn take(&mut self, member: &Member, block_at: u64) -> isthmus_region::Result<u32> {
+        if let Some(number) = self.free.pop() {
+            return Ok(number);
+        }
+        let count = self.chunks.len() as u64;
+        if count >= MOST_CHANNEL_CHUNKS {
+            return Err(isthmus_region::Error::Full { bytes: CHUNK_BYTES });
+        }
+        let offset = member.take(CHUNK_BYTES)?;
+        let section = member.section();
+        section.zero("chunk", offset, CHUNK_BYTES)?;
+        let link = match self.chunks.last() {
+            Some(last) => section.word("chunk", last + chunk::NEXT)?,
+            None => section.word("block", block_at + block::CHANNELS)?,
+        };
+        link.set(offset);
+        self.chunks.push(offset);
+        let numbers = count * CHANNEL_ENTRIES..(count + 1) * CHANNEL_ENTRIES;
+        self.free.extend(numbers.rev().filter_map(|n| u32::try_from(n).ok()));
+        self.free.pop().ok_or(isthmus_region::Error::Full { bytes: CHUNK_BYTES })
+    }
+
+    /// An entry that nobody looks at any more.
+    pub(crate) fn give(&mut self, number: u32) {
+        self.free.push(number);
+    }
+
+    /// Offset in the section of an entry.
+    fn place(&self, number: u32) -> Option<u64> {
+        let number = u64::from(number);
+        let chunk = self.chunks.get(usize::try_from(number / CHANNEL_ENTRIES).ok()?)?;
+        Some(chunk + chunk::BYTES + number % CHANNEL_ENTRIES * channel::BYTES)
+    }
+
+    pub(crate) fn end(&self, member: &Member, number: u32) -> isthmus_region::Result<End> {
+        let offset = self.place(number).unwrap_or(u64::MAX);
+        End::at(member.section(), offset)
+    }
+
+    /// Writes the terms of a fresh end; gives the life that it is to have, which the caller publishes.
+    pub(crate) fn describe(end: &End, terms: &Terms) -> u64 {
+        let generation = Life::unpack(end.life().peek()).incarnation + 1;
+        // Who sees any of this sees that the entry is no longer its former end's before (P5).
+        release_fence();
+        for line in [&end.write, &end.state, &end.read] {
+            line.words.iter().for_each(|w| w.put(0));
+        }
+        let (partner, partner_generation) =
+            terms.answers.map_or((0, 0), |(number, generation)| (u64::from(number) + 1, generation));
+        let words = [
+            u64::from(terms.to.slot),
+            terms.to.incarnation,
+            terms.ring,
+            terms.ring_bytes | (terms.segment_bytes << 32),
+            partner,
+            partner_generation,
+            u64::from(terms.refused),
+        ];
+        for (word, value) in end.ident.words[1..].iter().zip(words) {
+            word.put(value);
+        }
+        Life { incarnation: generation, state: State::Active }.pack()
+    }
+
+    /// Gives all memory back, once nobody sees the context any more.
+    pub(crate) fn give_back(&mut self, member: &Member) {
+        for offset in std::mem::take(&mut self.chunks) {
+            member.give(offset, CHUNK_BYTES);
+        }
+        self.free.clear();
+    }
+}
+
+/// What somebody else's end claims, read once; sizes are checked, the ring's place is not.
+#[derive(Debug, Clone)]
+pub(crate) struct Claim {
+    pub(crate) number: u32,
+    /// The whole life word.
+    pub(crate) life: u64,
+    pub(crate) ring: u64,
+    pub(crate) ring_bytes: u64,
+    pub(crate) segment_bytes: u64,
+    /// Number and generation of the end that it answers; none of an offer.
+    pub(crate) answers: Option<(u32, u64)>,
+    pub(crate) refused: bool,
+    pub(crate) end: End,
+}
+
+impl Claim {
+    pub(crate) fn generation(&self) -> u64 {
+        Life::unpack(self.life).incarnation
+    }
+
+    /// What entry `number` at `offset` claims, if it is an end to `us`. An entry that becomes another end's while it is
+    /// read claims nothing: the version changes after that (P5).
+    fn read(section: &Section, number: u32, offset: u64, us: Address) -> Option<Self> {
+        let end = End::at(section, offset).ok()?;
+        let words = &end.ident.words;
+        let life = words[0].get();
+        if Life::unpack(life).state != State::Active {
+            return None;
+        }
+        if words[1].peek() != u64::from(us.slot) || words[2].peek() != us.incarnation {
+            return None;
+        }
+        let (ring, sizes) = (words[3].peek(), words[4].peek());
+        let (partner, generation, status) = (words[5].peek(), words[6].peek(), words[7].peek());
+        if !unchanged(&words[0], life) {
+            return None;
+        }
+        let (ring_bytes, segment_bytes) = (sizes & 0xffff_ffff, sizes >> 32);
+        let answers = match partner.checked_sub(1) {
+            Some(number) => Some((u32::try_from(number).ok()?, generation)),
+            None => None,
+        };
+        let refused = status != 0;
+        let sized = fits_ring(ring_bytes) && fits_segment(segment_bytes, ring_bytes);
+        (refused || sized).then_some(Self {
+            number,
+            life,
+            ring,
+            ring_bytes,
+            segment_bytes,
+            answers,
+            refused,
+            end,
+        })
+    }
+}
+
+/// All ends to `us` in the table of the context whose block's first line is `block`. The chain is followed only so far: one
+/// that its owner tied to a ring wastes little of our time.
+pub(crate) fn claims(section: &Section, block: &LineRef, us: Address) -> Vec<Claim> {
+    let mut found = Vec::new();
+    let mut offset = block.words[6].get();
+    let mut base = 0_u32;
+    for _ in 0..MOST_CHANNEL_CHUNKS {
+        if offset == 0 || section.holds("channels", offset, CHUNK_BYTES).is_err() {
+            break;
+        }
+        let Ok(next) = section.word("chunk", offset + chunk::NEXT) else { break };
+        let next = next.get();
+        for (number, i) in (base..).zip(0..CHANNEL_ENTRIES) {
+            let entry = offset + chunk::BYTES + i * channel::BYTES;
+            found.extend(Claim::read(section, number, entry, us));
+        }
+        base += u32::try_from(CHANNEL_ENTRIES).unwrap_or(0);
+        offset = next;
+    }
+    found
+}

@@ -1,0 +1,96 @@
+//! A service, and attachments to it.
+
+// Each test program uses a part of it.
+#![allow(dead_code, unreachable_pub)]
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use isthmus_host::{Config as HostConfig, Service};
+use isthmus_ivc::{Channel, Config, Context};
+use isthmus_region::member::Member;
+
+pub const REGION: u64 = 16 << 20;
+/// For what comes at once, on a machine that is busy with other things.
+pub const SOON: Option<Duration> = Some(Duration::from_secs(30));
+pub const MAGIC: u64 = 0x1234;
+
+pub struct World {
+    pub service: Service,
+    pub dir: tempfile::TempDir,
+}
+
+impl World {
+    pub fn new() -> Self {
+        Self::with(REGION, |config| config)
+    }
+
+    pub fn with(bytes: u64, change: impl FnOnce(HostConfig) -> HostConfig) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let config = HostConfig { host_name: "host".into(), ..HostConfig::new(dir.path(), bytes) };
+        let service = Service::start(change(config), Arc::new(|_| ())).unwrap();
+        Self { service, dir }
+    }
+
+    pub fn member(&self) -> Arc<Member> {
+        isthmus_attach::connect_at(self.service.attach_socket()).unwrap()
+    }
+
+    pub fn context(&self, client: u64) -> Context {
+        self.context_with(client, Config::default())
+    }
+
+    pub fn context_with(&self, client: u64, config: Config) -> Context {
+        Context::register_with(&self.member(), MAGIC, client, config).unwrap()
+    }
+
+    pub fn heap_used(&self) -> u64 {
+        self.member().directory(0).unwrap().1.heap_used()
+    }
+}
+
+/// A channel between two contexts: the connecting side first.
+pub fn pair(from: &Context, to: &Context) -> (Channel, Channel) {
+    let mut connecting = from.begin_connect(to.address()).unwrap();
+    let there = to.accept(SOON).unwrap();
+    (connecting.wait(SOON).unwrap(), there)
+}
+
+/// Waits until it holds.
+pub fn await_that(what: &str, mut holds: impl FnMut() -> bool) {
+    let begun = Instant::now();
+    while !holds() {
+        assert!(begun.elapsed() < Duration::from_secs(30), "{what} does not come about");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Bytes that tell where in a stream they are.
+pub fn byte_at(position: u64, seed: u64) -> u8 {
+    let x = (position ^ seed.rotate_left(32)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    (x >> 56) as u8
+}
+
+pub fn fill(bytes: &mut [u8], from: u64, seed: u64) {
+    for (i, b) in (from..).zip(bytes) {
+        *b = byte_at(i, seed);
+    }
+}
+
+pub fn check(bytes: &[u8], from: u64, seed: u64) {
+    for (i, b) in (from..).zip(bytes) {
+        assert_eq!(*b, byte_at(i, seed), "byte {i}");
+    }
+}
+
+/// A generator of numbers.
+pub struct Random(pub u64);
+
+impl Random {
+    pub fn below(&mut self, limit: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0 % limit
+    }
+}
