@@ -25,11 +25,20 @@ pub struct Config {
     pub backlog: u32,
     /// How long the last handle's end waits for what was written to be read.
     pub linger: Duration,
+    /// Have threads that sleep woken by the local service even where they could sleep on futexes: as it is in VMs, for
+    /// tests of that.
+    pub by_service: bool,
 }
 
 impl Default for Config {
     fn default() -> Self {
-        Self { ring_bytes: 64 << 10, segment_bytes: 64, backlog: 64, linger: Duration::from_secs(5) }
+        Self {
+            ring_bytes: 64 << 10,
+            segment_bytes: 64,
+            backlog: 64,
+            linger: Duration::from_secs(5),
+            by_service: false,
+        }
     }
 }
 

@@ -208,7 +208,7 @@ impl Context {
             block_at,
             block,
             facts,
-            sleeper: Sleeper::new(member, local)?,
+            sleeper: Sleeper::new(member, local, config.by_service)?,
             naps: Mutex::default(),
             state: Mutex::default(),
             callbacks: Mutex::default(),

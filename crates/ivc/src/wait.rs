@@ -75,6 +75,7 @@ pub(crate) fn spin(crowded: bool, mut news: impl FnMut() -> bool) -> bool {
 pub(crate) struct Sleeper {
     member: Arc<Member>,
     local: u32,
+    has_futexes: bool,
     wake: LineRef,
     /// The eventfd; the service knows one for each endpoint. None if it gives none.
     bell: OnceLock<Option<OwnedFd>>,
@@ -93,11 +94,12 @@ struct Descriptor {
 }
 
 impl Sleeper {
-    pub(crate) fn new(member: &Arc<Member>, local: u32) -> Result<Self> {
+    pub(crate) fn new(member: &Arc<Member>, local: u32, by_service: bool) -> Result<Self> {
         let wake = member.directory(member.peer()).and_then(|(_, d)| d.wake_line(local));
         Ok(Self {
             member: Arc::clone(member),
             local,
+            has_futexes: member.has_futexes() && !by_service,
             wake: wake.map_err(region("find a context's record"))?,
             bell: OnceLock::new(),
             at_bell: Mutex::new(false),
@@ -108,7 +110,7 @@ impl Sleeper {
 
     /// How own threads are woken.
     pub(crate) fn mode(&self) -> Bell {
-        if self.member.has_futexes() { Bell::Futex } else { Bell::Service }
+        if self.has_futexes { Bell::Futex } else { Bell::Service }
     }
 
     /// Rings so far; to be read before the look that decides.
@@ -119,7 +121,7 @@ impl Sleeper {
 
     /// The longest sleep that makes sense.
     pub(crate) fn longest(&self) -> Duration {
-        if self.member.has_futexes() {
+        if self.has_futexes {
             LONGEST
         } else if self.bell().is_some() {
             LONGEST_BY_SERVICE
@@ -135,7 +137,7 @@ impl Sleeper {
     /// Sleeps until somebody rings after `seen` was read, `limit` is up, or for no reason.
     pub(crate) fn sleep(&self, seen: u64, limit: Duration) {
         let limit = limit.min(self.longest());
-        if self.member.has_futexes() {
+        if self.has_futexes {
             return wake::wait(&self.wake.words[0], seen, limit);
         }
         let Some(bell) = self.bell() else { return std::thread::sleep(limit) };
