@@ -73,14 +73,17 @@ pub fn pairs(survey: &Survey, all: bool) -> Vec<Pair> {
     let receivers: HashMap<u32, (&Member, &Endpoint)> = ends().map(|(m, e)| (e.slot, (m, e))).collect();
     let mut pairs = Vec::new();
     for member in &survey.members {
-        for endpoint in &member.endpoints {
+        // Contexts of IVC have channels, and no messages to explain.
+        for endpoint in member.endpoints.iter().filter(|e| e.group.is_none()) {
             for lane in &endpoint.lanes {
                 let to = lane.name_of_receiver(&names);
                 let receiver = receivers.get(&lane.to).copied();
                 pairs.push(of_lane(survey, member, endpoint, lane, to, receiver));
             }
             if all {
-                for (m, e) in ends().filter(|(_, e)| !endpoint.lanes.iter().any(|l| l.to == e.slot)) {
+                let lacks =
+                    |e: &Endpoint| e.group.is_none() && !endpoint.lanes.iter().any(|l| l.to == e.slot);
+                for (m, e) in ends().filter(|(_, e)| lacks(e)) {
                     pairs.push(without_lane(survey, (member, endpoint), (m, e)));
                 }
             }

@@ -26,6 +26,8 @@ pub enum Place {
     Lane(u32, u32, u64),
     /// An accept entry: peer, endpoint, number.
     Accept(u32, u32, u64),
+    /// An end of a channel: peer, endpoint, number.
+    Channel(u32, u32, u64),
     /// A table of registrations: peer, area.
     Registrations(u32, u32),
     /// An entry of such a table: peer, area, number.
@@ -42,6 +44,7 @@ impl fmt::Display for Place {
             Self::Area(peer, area) => write!(f, "peer {peer}, area {area}"),
             Self::Endpoint(peer, slot) => write!(f, "peer {peer}, endpoint {slot}"),
             Self::Lane(peer, slot, number) => write!(f, "peer {peer}, endpoint {slot}, lane {number}"),
+            Self::Channel(peer, slot, number) => write!(f, "peer {peer}, endpoint {slot}, channel {number}"),
             Self::Registrations(peer, area) => write!(f, "peer {peer}, area {area}, registrations"),
             Self::Registration(peer, area, number) => {
                 write!(f, "peer {peer}, area {area}, registration {number}")

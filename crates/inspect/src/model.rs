@@ -150,9 +150,59 @@ pub struct Endpoint {
     /// Entries that its lane chunks have.
     #[serde(skip)]
     pub lane_entries: u64,
+    /// Of a context of IVC, which has channels in place of lanes: its group.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub group: Option<Group>,
+    /// Its ends of channels.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub channels: Vec<Channel>,
     /// Offset of its block in the section.
     #[serde(skip)]
     pub block: u64,
+}
+
+/// What a context of IVC says of itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct Group {
+    /// The magic id of its group.
+    pub magic: u64,
+    /// Its client id.
+    pub client: u64,
+    /// Connections that may wait there; 0 if none are accepted.
+    pub backlog: u64,
+}
+
+/// One end of a channel.
+#[derive(Debug, Clone, Serialize)]
+pub struct Channel {
+    /// Its number at its context.
+    pub number: u64,
+    /// The other context's number in the region.
+    pub to: u32,
+    /// The life of it that the channel is to.
+    pub to_incarnation: u64,
+    /// Whether that life lasts.
+    pub other_lives: bool,
+    /// `offered`, `open`, `ended` (its stream has an end), `suspended` or `refusal`.
+    pub state: &'static str,
+    /// Bytes of the ring that it writes.
+    pub ring_bytes: u64,
+    /// Bytes of a segment.
+    pub segment_bytes: u64,
+    /// Bytes written since the start.
+    pub written: u64,
+    /// Those of them that the other end has not given back; none without another end.
+    pub unread: Option<u64>,
+    /// Bytes of the other end's ring that were read.
+    pub read: u64,
+    /// How a reader of it that sleeps is woken.
+    pub asleep: Option<&'static str>,
+    /// The end that it answers: number and generation.
+    #[serde(skip)]
+    pub answers: Option<(u64, u64)>,
+    /// Its generation.
+    #[serde(skip)]
+    pub generation: u64,
 }
 
 /// A domain's table of memory that others reach without messages.
@@ -266,6 +316,12 @@ impl Survey {
     pub fn lanes(&self) -> impl Iterator<Item = (&Member, &Endpoint, &Lane)> {
         let ends = self.members.iter().flat_map(|m| m.endpoints.iter().map(move |e| (m, e)));
         ends.flat_map(|(m, e)| e.lanes.iter().map(move |l| (m, e, l)))
+    }
+
+    /// Its ends of channels, with their contexts.
+    pub fn channels(&self) -> impl Iterator<Item = (&Member, &Endpoint, &Channel)> {
+        let ends = self.members.iter().flat_map(|m| m.endpoints.iter().map(move |e| (m, e)));
+        ends.flat_map(|(m, e)| e.channels.iter().map(move |c| (m, e, c)))
     }
 
     /// Of each endpoint, by number: its life, and the name by which tables know it.

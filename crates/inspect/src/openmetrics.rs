@@ -305,6 +305,8 @@ mod tests {
             holds: None,
             accepts: Vec::new(),
             lane_entries: 0,
+            group: None,
+            channels: Vec::new(),
             block: 0,
         });
         survey

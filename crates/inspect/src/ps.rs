@@ -30,10 +30,13 @@ pub fn text(target: &Target, survey: &Survey, faults: &Faults, all: bool) -> Str
         return out + &note(faults);
     }
     let _ = writeln!(out, "{processes}");
-    let (endpoints, lanes) = (endpoints(survey), lanes(survey));
-    for (table, what) in [(endpoints, "endpoints"), (lanes, "lanes")] {
+    let tables = [(endpoints(survey), "endpoints"), (lanes(survey), "lanes"), (channels(survey), "channels")];
+    for (table, what) in tables {
         if table.is_empty() {
-            let _ = writeln!(out, "no {what}\n");
+            // Channels are for programs that know of them; who has none is not told.
+            if what != "channels" {
+                let _ = writeln!(out, "no {what}\n");
+            }
         } else if all || table.len() <= MOST_ROWS {
             let _ = writeln!(out, "{table}");
         } else {
@@ -193,6 +196,29 @@ fn lanes(survey: &Survey) -> Table {
             state_of(lane).to_owned(),
         ];
         table.row(cells.into_iter().chain(counted_of_lane(&lane.counters)).collect());
+    }
+    table
+}
+
+fn channels(survey: &Survey) -> Table {
+    let mut table = Table::new(&["<from", "<to", "group", "client", "ring", "written", "unread", "<state"]);
+    let names = survey.names();
+    for (m, e, channel) in survey.channels() {
+        let group = e.group.map_or((0, 0), |g| (g.magic, g.client));
+        let to = match names.get(&channel.to) {
+            Some((life, name)) if *life == channel.to_incarnation => name.clone(),
+            _ => format!("{} (gone)", channel.to),
+        };
+        table.row(vec![
+            m.name_of(e),
+            to,
+            format!("{:#x}", group.0),
+            group.1.to_string(),
+            bytes(channel.ring_bytes),
+            bytes(channel.written),
+            channel.unread.map_or_else(|| "-".into(), bytes),
+            if channel.other_lives { channel.state } else { "other side gone" }.to_owned(),
+        ]);
     }
     table
 }

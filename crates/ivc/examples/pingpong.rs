@@ -64,19 +64,20 @@ fn echo(dir: &Path, rounds: u32) -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-/// Nanoseconds a round: the median of ten parts, since a machine does other things, too.
+/// Nanoseconds a round, of a part in ten of short stretches: on a machine that does other things, too, those are the ones
+/// in which it did not.
 fn time(rounds: u32, mut round: impl FnMut()) -> f64 {
+    const STRETCH: u32 = 200;
     (0..WARM).for_each(|_| round());
-    let part = rounds / 10;
-    let mut times: Vec<f64> = (0..10)
+    let mut times: Vec<f64> = (0..(rounds / STRETCH).max(1))
         .map(|_| {
             let begun = Instant::now();
-            (0..part).for_each(|_| round());
-            begun.elapsed().as_secs_f64() * 1e9 / f64::from(part)
+            (0..STRETCH).for_each(|_| round());
+            begun.elapsed().as_secs_f64() * 1e9 / f64::from(STRETCH)
         })
         .collect();
     times.sort_by(f64::total_cmp);
-    times[5]
+    times[times.len() / 10]
 }
 
 fn poll_round(channel: &Channel, first: bool) {

@@ -17,9 +17,10 @@ pub struct Config {
     /// Bytes of the ring of each channel that this context writes, in the region: a power of two from 256 to 2^30. 64 KiB
     /// unless told otherwise, as in the dissertation.
     pub ring_bytes: u64,
-    /// Bytes of a segment, a power of two from 64 to a quarter of the ring: room is given back in whole segments (or when
-    /// everything was read), so that a reader of single bytes does not have its writer look at each. 64 unless told
-    /// otherwise. Unlike in the dissertation, a write that does not fill its last segment leaves nothing unused.
+    /// Bytes of a segment, a power of two from 64 to a quarter of the ring: the other side gives room back once it has read
+    /// across the end of a segment (or everything), so that a reader of single bytes does not have its writer look at each.
+    /// 64 unless told otherwise. Unlike in the dissertation, a write that does not fill its last segment leaves nothing
+    /// unused.
     pub segment_bytes: u64,
     /// How many connections may wait to be accepted; what comes beyond is refused. 0 refuses all.
     pub backlog: u32,

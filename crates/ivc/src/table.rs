@@ -220,18 +220,21 @@ impl Claim {
     }
 }
 
-/// All ends to `us` in the table of the context whose block's first line is `block`. The chain is followed only so far: one
-/// that its owner tied to a ring wastes little of our time.
+/// All ends to `us` in the table of the context whose block's first line is `block`. The chain is followed only so far, and
+/// to no chunk twice.
 pub(crate) fn claims(section: &Section, block: &LineRef, us: Address) -> Vec<Claim> {
     let mut found = Vec::new();
     let mut offset = block.words[6].get();
     let mut base = 0_u32;
+    let mut visited = Vec::new();
     for _ in 0..MOST_CHANNEL_CHUNKS {
-        if offset == 0 || section.holds("channels", offset, CHUNK_BYTES).is_err() {
+        if offset == 0 || visited.contains(&offset) || section.holds("channels", offset, CHUNK_BYTES).is_err()
+        {
             break;
         }
         let Ok(next) = section.word("chunk", offset + chunk::NEXT) else { break };
         let next = next.get();
+        visited.push(offset);
         for (number, i) in (base..).zip(0..CHANNEL_ENTRIES) {
             let entry = offset + chunk::BYTES + i * channel::BYTES;
             found.extend(Claim::read(section, number, entry, us));

@@ -174,8 +174,8 @@ impl Reader {
         self.read += len;
     }
 
-    /// Gives back what was read, if it fills a further segment (`segment` is a power of two) or nothing else is there.
-    /// Gives whether it did.
+    /// Gives back what was read, if that reaches across the end of a segment (`segment` is a power of two) or nothing else
+    /// is there. Gives whether it did.
     ///
     /// # Ordering
     /// Release. Pairs with the acquire in [`Writer::refresh`] (P18).

@@ -7,11 +7,12 @@ use std::sync::Arc;
 
 use isthmus_lockfree::sleep::Bell;
 use isthmus_region::extent::Extent;
+use isthmus_region::format::{KIND_CHANNELS, block};
 use isthmus_region::member::{LocalService, Member};
 use isthmus_region::{Error, Result};
 use isthmus_transport::types::NoMemory;
 use isthmus_transport::wire::{head, kind};
-use isthmus_transport::{Config, Endpoint, Status, Ticket};
+use isthmus_transport::{Address, Config, Endpoint, PostError, Status, Ticket};
 
 /// A process with an endpoint.
 fn process(world: &World, peer: u32) -> (Arc<Member>, Endpoint) {
@@ -185,4 +186,21 @@ fn an_endpoint_whose_end_nobody_published_gives_no_memory_away() {
         }
     }
     assert!((10..13).all(|tag| !has_come(&mut b, tag)), "these were for others");
+}
+
+#[test]
+fn an_endpoint_that_has_no_lanes_is_nobody_to_send_to() {
+    let world = World::new(2, 4 << 20);
+    let (_, mut a) = process(&world, 0);
+    let (member, _) = world.attach(1);
+    let at = member.take(block::BYTES).unwrap();
+    member.section().zero("block", at, block::BYTES).unwrap();
+    member.section().word("block", at + block::KIND).unwrap().put(KIND_CHANNELS);
+    let (local, incarnation) = member.service().open_endpoint(at).unwrap();
+    let slot = member.region().shape().slot(1, local);
+    let address = Address { slot, incarnation, ..a.address() };
+    let id = a.resolve(&address).unwrap();
+    let mut out = [1; 8];
+    let bufs = [buf(&mut out)];
+    assert_eq!(a.send(&message(id, 1, &bufs)), Err(PostError::PeerGone));
 }

@@ -52,7 +52,7 @@ impl Walk<'_> {
         endpoint.block = at;
         endpoint.holds = self.hold(shape, place, within.start + at + block::HOLD, word(&words, block::HOLD));
         let lanes = (at + block::LANES, word(&words, block::LANES));
-        for chunk_at in self.chain(within, place, "block.LANES", lanes, lane::BYTES)? {
+        for chunk_at in self.chain(within, place, "block.LANES", lanes, chunk_bytes(lane::BYTES))? {
             for i in 0..CHUNK_ENTRIES {
                 let number = endpoint.lane_entries + i;
                 let entry = chunk_at + chunk::BYTES + i * lane::BYTES;
@@ -64,7 +64,7 @@ impl Walk<'_> {
         }
         let accepts = (at + block::ACCEPTS, word(&words, block::ACCEPTS));
         let mut first = 0;
-        for chunk_at in self.chain(within, place, "block.ACCEPTS", accepts, accept::BYTES)? {
+        for chunk_at in self.chain(within, place, "block.ACCEPTS", accepts, chunk_bytes(accept::BYTES))? {
             for i in 0..CHUNK_ENTRIES {
                 let entry = chunk_at + chunk::BYTES + i * accept::BYTES;
                 if let Some(accept) = self.accept(shape, within, endpoint.local, first + i, entry)? {
@@ -73,19 +73,18 @@ impl Walk<'_> {
             }
             first += CHUNK_ENTRIES;
         }
-        Ok(())
+        self.context(shape, within, endpoint, at, &words)
     }
 
-    /// Offsets in the section of a chain's chunks; `head` is where the chain begins and what is written there.
+    /// Offsets in the section of a chain's chunks of `bytes`; `head` is where the chain begins and what is written there.
     pub(super) fn chain(
         &mut self,
         within: &mut Within,
         place: Place,
         field: &'static str,
         head: (u64, u64),
-        entry: u64,
+        bytes: u64,
     ) -> Result<Vec<u64>> {
-        let bytes = chunk_bytes(entry);
         let (mut field, (mut link, mut next)) = (field, head);
         let mut chunks = Vec::new();
         while next != 0 {

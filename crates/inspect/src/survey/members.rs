@@ -271,6 +271,8 @@ impl Walk<'_> {
             holds: None,
             accepts: Vec::new(),
             lane_entries: 0,
+            group: None,
+            channels: Vec::new(),
             block: 0,
         };
         let block = word(record, endpoint::BLOCK);

@@ -11,7 +11,7 @@ use isthmus_region::life::{Life, State};
 use isthmus_region::membership::Shape;
 use isthmus_region::registrations::{ATOMIC, MOST_CHUNKS, READ, WRITE};
 
-use super::members::Within;
+use super::members::{Within, chunk_bytes};
 use super::{Result, Walk, word};
 use crate::fault::{Place, number};
 use crate::model::{Endpoint, Hold, Range, Registrations, Survey, lives};
@@ -67,7 +67,8 @@ impl Walk<'_> {
         let head = within.start + table;
         let (first, before) = self.head(head)?;
         let link = (table + registrations::FIRST, first);
-        let chunks = self.chain(within, place, "registrations.FIRST", link, registration::BYTES)?;
+        let chunks =
+            self.chain(within, place, "registrations.FIRST", link, chunk_bytes(registration::BYTES))?;
         if let Some(last) = chunks.get(MOST_CHUNKS - 1)
             && chunks.len() > MOST_CHUNKS
         {

@@ -26,7 +26,7 @@ use isthmus_lockfree::activity::Seen;
 use isthmus_lockfree::life::{Life, State, unchanged};
 use isthmus_lockfree::slot::Message;
 use isthmus_region::directory::Directory;
-use isthmus_region::format::{CHUNK_ENTRIES, GlobalSlot, block};
+use isthmus_region::format::{CHUNK_ENTRIES, GlobalSlot, KIND_LANES, block};
 use isthmus_region::holds::Hold;
 use isthmus_region::mapping::LineRef;
 use isthmus_region::member::Member;
@@ -417,7 +417,8 @@ impl Endpoint {
             .ok();
         let alive = Life { incarnation: address.incarnation, state: State::Active }.pack();
         let word = life.as_ref().map_or(0, |l| l.words[0].get());
-        let gone = word != alive;
+        // A context of IVC answers no lane: a post to it shall say so instead of waiting for ever.
+        let gone = word != alive || !self.takes_lanes(address);
         let id = PeerId(u32::try_from(self.peers.len()).unwrap_or(u32::MAX));
         self.peers.push(Peer {
             address: *address,
@@ -435,6 +436,16 @@ impl Endpoint {
         });
         self.by_address.insert(key, id);
         Ok(id)
+    }
+
+    /// Whether the endpoint at an address is one with lanes.
+    fn takes_lanes(&self, address: &Address) -> bool {
+        let endpoints = self.member.region().shape().endpoints;
+        let Ok((_, directory)) = self.member.directory(address.slot.peer(endpoints)) else { return false };
+        let Ok(info) = directory.endpoint(address.slot.local(endpoints)) else { return false };
+        let kind =
+            info.block.checked_add(block::KIND).and_then(|at| directory.section().word("block", at).ok());
+        kind.is_some_and(|kind| kind.get() == KIND_LANES)
     }
 
     /// The address of a peer.
