@@ -786,6 +786,9 @@ impl Link {
 
 impl Drop for Link {
     fn drop(&mut self) {
+        if !self.shared.is_ours() {
+            return;
+        }
         self.shut_write();
         self.stop_reading();
         let dead = Life { state: Living::Dead, ..Life::unpack(self.own_life) }.pack();
@@ -1157,12 +1160,18 @@ pub struct WriteHalf {
 
 impl Drop for ReadHalf {
     fn drop(&mut self) {
+        if !self.channel.link.shared.is_ours() {
+            return;
+        }
         self.channel.link.stop_reading();
     }
 }
 
 impl Drop for WriteHalf {
     fn drop(&mut self) {
+        if !self.channel.link.shared.is_ours() {
+            return;
+        }
         self.channel.link.shut_write();
     }
 }

@@ -212,7 +212,7 @@ impl Connecting {
 impl Drop for Connecting {
     fn drop(&mut self) {
         // One that failed to begin is dropped under the lock.
-        if self.offer.is_none() {
+        if self.offer.is_none() || !self.shared.is_ours() {
             return;
         }
         let shared = Arc::clone(&self.shared);

@@ -44,7 +44,8 @@ pub(crate) const BACKLOG: usize = 4;
 /// All contexts of a region with the same magic id form a group, wherever they are: in VMs, on the host, several in one
 /// process. Groups do not see each other. A context may be used by any number of threads at once. Dropping it ends the
 /// membership once its channels are dropped, too, and then waits up to [`Config::linger`] until what was written has been
-/// read: a process that ends without that (`std::process::exit`) takes unread bytes with it.
+/// read: a process that ends without that (`std::process::exit`) takes unread bytes with it. A forked child must not use
+/// its parent's contexts and channels; it may drop them.
 ///
 /// # Source
 /// The dissertation's `ivc_register`, 6.1.2.
@@ -82,6 +83,8 @@ pub(crate) struct Shared {
     crowded: Word,
     /// Channels so far.
     channels: Word,
+    /// The process that registered. A forked child has copies of all this, and no mapping behind them.
+    owner: rustix::process::Pid,
 }
 
 /// Threads that sleep until something happens to the context.
@@ -214,6 +217,7 @@ impl Context {
             callbacks: Mutex::default(),
             crowded: Word::new(0),
             channels: Word::new(0),
+            owner: rustix::process::getpid(),
         });
         {
             let mut state = lock(&shared.state);
@@ -446,6 +450,9 @@ impl Context {
 
 impl Drop for Context {
     fn drop(&mut self) {
+        if !self.shared.is_ours() {
+            return;
+        }
         let mut state = lock(&self.shared.state);
         // Nobody will accept any more; channels that are still held go on.
         self.shared.facts.words[BACKLOG].set(0);
@@ -468,6 +475,11 @@ impl State {
 impl Shared {
     pub(crate) fn state(&self) -> std::sync::MutexGuard<'_, State> {
         lock(&self.state)
+    }
+
+    /// Whether this is the process that registered: in a forked child, dropping its copies must touch nothing.
+    pub(crate) fn is_ours(&self) -> bool {
+        rustix::process::getpid() == self.owner
     }
 
     pub(crate) fn tell(&self, event: Event) {
@@ -904,6 +916,9 @@ impl Shared {
 
 impl Drop for Shared {
     fn drop(&mut self) {
+        if !self.is_ours() {
+            return;
+        }
         let mut state = std::mem::take(&mut *lock(&self.state));
         let begun = Instant::now();
         let mut tries = 0;

@@ -640,3 +640,13 @@ fn a_full_region_refuses_and_goes_on() {
     let again: Vec<_> = (0..count).map(|_| pair(&a, &b)).collect();
     assert_eq!(again.len(), count);
 }
+
+#[test]
+fn any_thread_may_use_what_a_program_holds() {
+    fn shared<T: Send + Sync>() {}
+    shared::<Context>();
+    shared::<Channel>();
+    shared::<isthmus_ivc::ReadHalf>();
+    shared::<isthmus_ivc::WriteHalf>();
+    shared::<isthmus_ivc::Connecting>();
+}
