@@ -9,7 +9,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use common::{MAGIC, Random, SOON, World, await_that, check, fill};
-use isthmus_ivc::{Channel, Config, Context, Error, Event};
+use isthmus_ivc::{Address, Channel, Config, Context, Error, Event};
 
 fn start(role: &str, socket: &Path) -> Child {
     Command::new(std::env::current_exe().unwrap())
@@ -40,6 +40,9 @@ fn child() {
     let context = Context::register_with(&member, MAGIC, me.into(), config).unwrap();
     await_that("the other process", || !context.peers().is_empty());
     let to = context.peers().iter().find(|p| p.client == 0).unwrap().address;
+    if role == "storm" {
+        return storm(&context, to);
+    }
     let channel = context.connect(to, SOON).unwrap();
     match role.as_str() {
         "writer" => write_for_ever(&channel, me),
@@ -60,6 +63,25 @@ fn child() {
             }
         }
         other => panic!("{other}"),
+    }
+}
+
+/// Connects, asks, and closes, for ever; gives up some of its offers, and leaves some answers unread.
+fn storm(context: &Context, to: Address) {
+    let mut random = Random(seed_of(std::process::id()) | 1);
+    loop {
+        if random.below(4) == 0 {
+            drop(context.begin_connect(to));
+        }
+        let channel = match context.connect(to, SOON) {
+            Ok(channel) => channel,
+            Err(Error::Refused { .. }) => continue,
+            Err(e) => panic!("{e}"),
+        };
+        channel.write_all(&[9; 100], SOON).unwrap();
+        if random.below(3) > 0 {
+            channel.read_exact(&mut [0; 100], SOON).unwrap();
+        }
     }
 }
 
@@ -165,6 +187,55 @@ fn a_writer_that_is_killed_leaves_an_exact_prefix() {
     println!("the death was seen after {latest:?} at most");
     assert!(context.peers().is_empty());
     drop(context);
+    await_that("all memory back", || world.heap_used() <= before);
+}
+
+#[test]
+fn a_process_that_is_killed_while_it_connects_leaves_nothing() {
+    let world = World::new();
+    let before = world.heap_used();
+    let context = context(&world);
+    let bystander = world.context(1);
+    let mut random = Random(0xace);
+    let mut served = 0;
+    for _ in 0..kills() / 4 {
+        let mut others = [(); 2].map(|()| start("storm", world.service.attach_socket()));
+        let until = served + random.below(30);
+        let mut killed = false;
+        loop {
+            if served >= until && !killed {
+                killed = true;
+                others.iter_mut().for_each(|o| o.kill().unwrap());
+            }
+            let channel = match context.accept(Some(Duration::from_millis(if killed { 30 } else { 30_000 })))
+            {
+                Ok(channel) => channel,
+                Err(Error::TimedOut { .. }) if killed => break,
+                Err(e) => panic!("{e}"),
+            };
+            let mut bytes = [0; 100];
+            match channel.read_exact(&mut bytes, SOON) {
+                Ok(()) => assert_eq!(bytes, [9; 100]),
+                Err(Error::PeerDied { .. }) => continue,
+                // One of those whose offer was given up while it was accepted.
+                Err(Error::End { .. }) => continue,
+                Err(e) => panic!("{e}"),
+            }
+            match channel.write_all(&bytes, SOON) {
+                Ok(()) => served += 1,
+                Err(Error::PeerDied { .. } | Error::Closed { .. }) => served += 1,
+                Err(e) => panic!("{e}"),
+            }
+        }
+        for other in &mut others {
+            other.wait().unwrap();
+        }
+        await_that("their deaths", || context.peers().len() == 1);
+        let (here, there) = common::pair(&context, &bystander);
+        here.write_all(b"still", SOON).unwrap();
+        there.read_exact(&mut [0; 5], SOON).unwrap();
+    }
+    drop((context, bystander));
     await_that("all memory back", || world.heap_used() <= before);
 }
 
