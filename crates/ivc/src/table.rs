@@ -167,7 +167,7 @@ impl Table {
 #[derive(Debug, Clone)]
 pub(crate) struct Claim {
     pub(crate) number: u32,
-    /// The whole life word.
+    /// The life word that the end has, or had, while it is open.
     pub(crate) life: u64,
     pub(crate) ring: u64,
     pub(crate) ring_bytes: u64,
@@ -183,13 +183,15 @@ impl Claim {
         Life::unpack(self.life).incarnation
     }
 
-    /// What entry `number` at `offset` claims, if it is an end to `us`. An entry that becomes another end's while it is
-    /// read claims nothing: the version changes after that (P5).
+    /// What entry `number` at `offset` claims, if it is an end to `us`: an offer that stands, or an answer, which may be
+    /// closed already by a side that had little to say. An entry that becomes another end's while it is read claims
+    /// nothing: the version changes after that (P5).
     fn read(section: &Section, number: u32, offset: u64, us: Address) -> Option<Self> {
         let end = End::at(section, offset).ok()?;
         let words = &end.ident.words;
-        let life = words[0].get();
-        if Life::unpack(life).state != State::Active {
+        let seen = words[0].get();
+        let life = Life::unpack(seen);
+        if !matches!(life.state, State::Active | State::Dead) {
             return None;
         }
         if words[1].peek() != u64::from(us.slot) || words[2].peek() != us.incarnation {
@@ -197,9 +199,10 @@ impl Claim {
         }
         let (ring, sizes) = (words[3].peek(), words[4].peek());
         let (partner, generation, status) = (words[5].peek(), words[6].peek(), words[7].peek());
-        if !unchanged(&words[0], life) {
+        if !unchanged(&words[0], seen) || (life.state == State::Dead && partner == 0) {
             return None;
         }
+        let life = Life { state: State::Active, ..life }.pack();
         let (ring_bytes, segment_bytes) = (sizes & 0xffff_ffff, sizes >> 32);
         let answers = match partner.checked_sub(1) {
             Some(number) => Some((u32::try_from(number).ok()?, generation)),

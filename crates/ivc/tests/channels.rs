@@ -405,6 +405,30 @@ fn what_was_written_before_a_close_is_delivered() {
 }
 
 #[test]
+fn who_is_quick_to_close_is_heard_all_the_same() {
+    let world = World::new();
+    let (a, b) = (world.context(1), world.context(2));
+    for len in [0, 5, 60_000] {
+        let mut connecting = a.begin_connect(b.address()).unwrap();
+        let there = b.accept(SOON).unwrap();
+        let mut bytes = vec![0; len];
+        fill(&mut bytes, 0, 6);
+        there.write_all(&bytes, SOON).unwrap();
+        drop(there);
+        let here = connecting.poll().unwrap().expect("it was accepted, and closed since");
+        assert_eq!(receive_all(&here, 1000, 6), len as u64);
+        assert!(matches!(here.write(b"x"), Err(Error::Closed { .. })));
+    }
+    // One that gives up meanwhile leaves nothing behind.
+    for _ in 0..300 {
+        let connecting = a.begin_connect(b.address()).unwrap();
+        drop(b.accept(SOON).unwrap());
+        drop(connecting);
+    }
+    assert!(world.heap_used() < 8 << 20);
+}
+
+#[test]
 fn each_direction_ends_by_itself() {
     let world = World::new();
     let (a, b) = (world.context(1), world.context(2));
