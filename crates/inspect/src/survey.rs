@@ -1,11 +1,8 @@
 //! One look at a region: every structure of the format is read once, compared with what it may be, and handed on.
 //!
-//! The host section and the members' tables are read here, named objects in `objects`,
-//! what hangs off an endpoint in `chains`, and what others reach
-//! The host section and the members' tables are read here, what hangs off an endpoint in `chains`, off a context of IVC in
-//! `channels`, and what others reach
-//! without messages in `registrations`. Two kinds of rules
-//! are checked: what a single writer promises (offsets, sizes, states), always; and what holds between words of two
+//! The host section and the members' tables are read here, named objects in `objects`, what hangs off an endpoint in `chains`,
+//! off a context of IVC in `channels`, and what others reach without messages in `registrations`. Two kinds of rules are
+//! checked: what a single writer promises (offsets, sizes, states), always; and what holds between words of two
 //! writers (a lane's read position and its stamps), only in memory, since a dump of a region at work shows them as they
 //! were at two moments.
 

@@ -12,7 +12,6 @@
 //! - [`barrier`]: words from which it follows that all have arrived (P9, P10).
 //! - [`lock`]: locks that know their owner, and are taken over when he dies (P11).
 //! - [`readers`]: readers that are counted where nobody else counts, and a writer that finds them (P12).
-//!
 //! - [`stream`]: positions of a one-way ring of bytes, and who may still be reading it (P17 to P19).
 //!
 //! The labels P1, P2 and so on name pairs of accesses; `docs/memory-ordering.md` lists them with their models. Nothing
