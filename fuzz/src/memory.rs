@@ -120,7 +120,9 @@ pub fn region(data: &[u8]) {
         let gone = writer.close_area(area.area).expect("the area is granted");
         assert_eq!(gone, [0]);
         let again = writer.open_area(16 << 10, 2).expect("there is room again");
-        assert!(again.incarnation > area.incarnation, "an incarnation came back");
+        // An area that somebody claims to be writing to is not used again yet; another one has lives of its own.
+        let same = again.area == area.area;
+        assert!(!same || again.incarnation > area.incarnation, "an incarnation came back");
     }
     heap(&mut Input(data));
 }

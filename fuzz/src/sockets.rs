@@ -140,13 +140,13 @@ pub fn attach_server(data: &[u8]) {
         if socket::send(&client, &frame, &borrowed, SendFlags::empty()).is_err() {
             break;
         }
-        if input.below(4) != 0 {
+        if input.below(4) != 0 && !has_no_reply(&frame) {
             // It answers, or closes; it is never silent.
             match socket::receive(&client, RecvFlags::empty()) {
                 Ok(packet) if packet.frame.is_empty() => break,
                 Ok(packet) => drop(Reply::decode(&packet.frame).expect("a reply that cannot be read")),
                 Err(rustix::io::Errno::CONNRESET) => break,
-                Err(e) => assert!(frame.is_empty() || has_no_reply(&frame), "the server is silent: {e}"),
+                Err(e) => assert!(frame.is_empty(), "the server is silent: {e}"),
             }
         }
     }
@@ -265,5 +265,13 @@ pub fn ivshmem(data: &[u8]) {
     drop(vms);
     let member = isthmus_attach::connect_at(served.service.attach_socket()).expect("a process attaches");
     assert!(member.region().peers().iter().any(|p| p.index == 0));
-    assert!(*served.events.lock().expect("nobody panicked") > 0);
+    // That it did is told, a moment later perhaps.
+    let told = || *served.events.lock().expect("nobody panicked") > 0;
+    assert!(
+        (0..2000).any(|_| told() || {
+            std::thread::sleep(Duration::from_millis(1));
+            false
+        }),
+        "no word of it"
+    );
 }
