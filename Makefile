@@ -31,6 +31,7 @@ clippy:
 unit:
 	cargo test --workspace --quiet --no-fail-fast
 	cargo test --package isthmus-transport --features fault --test faults --quiet
+	cargo test --package isthmus-sync --features fault --test minitransaction_faults --quiet
 
 doc:
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --document-private-items --quiet
@@ -46,7 +47,7 @@ test:
 
 # The model checker, on what must hold between two writers of one memory; a target of its own, as its flag touches all.
 loom:
-	RUSTFLAGS="--cfg loom" cargo test --release -p isthmus-lockfree --test loom --test stream_loom --test sync_loom --target-dir $(TARGET)/loom
+	RUSTFLAGS="--cfg loom" cargo test --release -p isthmus-lockfree --test loom --test commit_loom --test stream_loom --test sync_loom --target-dir $(TARGET)/loom
 
 # The fuzz targets without libFuzzer: every kept input, and FUZZ_SECONDS (2) of mutations for each. `unit` has it, too.
 replay:

@@ -42,3 +42,4 @@ pub use once::Once;
 pub use rwlock::RwLock;
 pub use semaphore::Semaphore;
 pub use wait::Waiting;
+pub mod minitransaction;

@@ -1,0 +1,217 @@
+//! A thread's place in the machinery, from which it commits.
+
+use std::fmt;
+use std::sync::Arc;
+
+use isthmus_lockfree::commit::{self, Phase, State};
+
+use super::contention::{Backoff, Wait};
+use super::error::{Error, Result};
+use super::fault::{Step, step};
+use super::items::{Extent, Minitransaction, Outcome};
+use super::one::Seen;
+use super::space::{Segment, Shared};
+
+/// A slot of the machinery. One thread at a time commits with it; threads that commit often have one each.
+pub struct Committer {
+    pub(super) shared: Arc<Shared>,
+    pub(super) slot: u64,
+    pub(super) generation: u64,
+    /// A log is begun and its locks are not all free: only while a commit goes on.
+    pub(super) is_busy: bool,
+    /// The slot is in the set of those that change single words.
+    pub(super) is_flyer: bool,
+    pub(super) segments: Vec<Segment>,
+    version: u64,
+    /// Where the last segment was found.
+    last: usize,
+    pub(super) backoff: Backoff,
+    /// What this thread knows of the word that it looked at last.
+    pub(super) seen: Option<Seen>,
+    /// Failures until it is counted again how many committers there are.
+    recount: u32,
+    is_crowded: bool,
+    processors: u64,
+    /// Scratch: the locks of a transaction, and the segment of each of its items.
+    pub(super) locks: Vec<u64>,
+    pub(super) found: Vec<usize>,
+}
+
+impl fmt::Debug for Committer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Committer").field("slot", &self.slot).finish_non_exhaustive()
+    }
+}
+
+impl Committer {
+    pub(super) fn open(shared: &Arc<Shared>) -> Result<Self> {
+        let me = shared.member().party().word();
+        let slots = shared.machinery.slots();
+        // First one that nobody has, then what the dead have left.
+        let mut damage = None;
+        let mut find = |clear: bool| -> Result<Option<u64>> {
+            for slot in 0..slots {
+                let owner = shared.machinery.owner(slot)?;
+                if clear {
+                    match shared.recover(slot) {
+                        Ok(_) => {}
+                        Err(e) => damage = Some(e),
+                    }
+                }
+                if owner.get() == 0 && commit::claim(owner, 0, me) {
+                    return Ok(Some(slot));
+                }
+            }
+            Ok(None)
+        };
+        let found = match find(false)? {
+            None => find(true)?,
+            found => found,
+        };
+        let Some(slot) = found else {
+            return Err(damage.unwrap_or(Error::NoSlot { slots: shared.machinery.shape().slots }));
+        };
+        step(Step::SlotClaimed);
+        let State { generation, .. } = State::unpack(shared.machinery.state(slot)?.get());
+        let (version, segments) = shared.snapshot();
+        let here = std::thread::available_parallelism().map_or(1, |n| n.get() as u64);
+        Ok(Self {
+            shared: Arc::clone(shared),
+            slot,
+            generation,
+            is_busy: false,
+            is_flyer: false,
+            segments,
+            version,
+            last: 0,
+            backoff: Backoff::new(me ^ (slot << 56)),
+            seen: None,
+            recount: 0,
+            is_crowded: false,
+            processors: shared.member().region().processors().unwrap_or(here),
+            locks: Vec::new(),
+            found: Vec::new(),
+        })
+    }
+
+    /// Commits: all items at once, or nothing. It waits for others for no longer than the space's patience, and for a
+    /// contended word for about 0.1 ms at most.
+    ///
+    /// # Ordering
+    /// Strictly serialisable. Who sees a write of this minitransaction, by another one, sees all that this thread did before.
+    ///
+    /// # Errors
+    /// [`Error::NotReachable`], [`Error::NoSegment`], [`Error::OutOfBounds`], [`Error::TooLarge`] for what is asked for;
+    /// [`Error::Corrupt`] for what was found. Nothing was written.
+    ///
+    /// # Source
+    /// Paper section 3.1, figure 3.2.
+    #[inline]
+    pub fn commit(&mut self, t: &mut Minitransaction) -> Result<Outcome> {
+        t.is_filled = false;
+        match t.extent {
+            Extent::One => self.commit_one(t),
+            Extent::Several => self.commit_several(t),
+            Extent::Nothing => Ok(Outcome::Committed),
+        }
+    }
+
+    /// Where in the own list the segment of that name is.
+    #[inline]
+    pub(super) fn segment(&mut self, name: u64) -> Result<usize> {
+        if self.version == self.shared.version()
+            && self.segments.get(self.last).is_some_and(|segment| segment.name == name)
+        {
+            return Ok(self.last);
+        }
+        self.search(name)
+    }
+
+    fn search(&mut self, name: u64) -> Result<usize> {
+        let place = |list: &[Segment]| list.iter().position(|segment| segment.name == name);
+        if self.version != self.shared.version() {
+            (self.version, self.segments) = self.shared.snapshot();
+        }
+        let found = match place(&self.segments) {
+            Some(found) => found,
+            None => {
+                self.shared.find(name)?;
+                (self.version, self.segments) = self.shared.snapshot();
+                // Taken back in this moment: as if it had been before.
+                place(&self.segments).ok_or_else(|| {
+                    let (node, segment) = super::items::named(name);
+                    Error::NoSegment { node, segment }
+                })?
+            }
+        };
+        self.last = found;
+        Ok(found)
+    }
+
+    /// Somebody else had changed a word: waits a moment, for longer the more often that happened.
+    #[cold]
+    pub(super) fn back_off(&mut self) -> Result<()> {
+        if self.recount == 0 {
+            self.recount = 256;
+            let mut count = 0;
+            for set in self.shared.machinery.flyers() {
+                count += u64::from(set?.1.count_ones());
+            }
+            self.is_crowded = count > self.processors;
+        }
+        self.recount -= 1;
+        self.backoff.failed(self.is_crowded);
+        Ok(())
+    }
+
+    /// A lock is taken: lets some time pass, and clears up if its holder is dead. Gives whether to try again.
+    #[cold]
+    pub(super) fn wait_for(&self, lock: u64, token: u64, wait: &mut Wait) -> Result<bool> {
+        let goes_on = wait.round();
+        if (!goes_on || wait.is_time_to_look()) && self.look_at_holder(lock, token)? {
+            return Ok(true);
+        }
+        Ok(goes_on)
+    }
+
+    /// Whether a lock's holder was dead and is cleared up now, or has freed it.
+    fn look_at_holder(&self, lock: u64, token: u64) -> Result<bool> {
+        let machinery = &self.shared.machinery;
+        let lock = machinery.lock(lock)?;
+        let damage = Error::Corrupt { what: "a lock", value: token };
+        let Some((slot, generation)) = commit::holder(token).filter(|(slot, _)| *slot < machinery.slots())
+        else {
+            return if lock.get() == token { Err(damage) } else { Ok(true) };
+        };
+        // While the lock is held its slot has an owner and is in that very transaction. If it looks otherwise, the lock
+        // was freed meanwhile; who sees the newer state or owner sees that, too (P15).
+        let state = State::unpack(machinery.state(slot)?.get());
+        let owner = machinery.owner(slot)?.get();
+        if owner == 0 || state.phase == Phase::Idle || state.generation != generation {
+            return if lock.get() == token { Err(damage) } else { Ok(true) };
+        }
+        if self.shared.is_alive(owner) {
+            return Ok(false);
+        }
+        self.shared.recover(slot)?;
+        Ok(lock.get() != token)
+    }
+}
+
+impl Drop for Committer {
+    fn drop(&mut self) {
+        // A commit that was left by a panic is settled as one of the dead. A slot that cannot be settled stays taken.
+        let machinery = &self.shared.machinery;
+        if self.is_busy && self.shared.settle(self.slot).is_err() {
+            return;
+        }
+        let (Ok(owner), Ok(flight)) = (machinery.owner(self.slot), machinery.flight(self.slot)) else {
+            return;
+        };
+        commit::withdraw(flight);
+        if let Ok((flyers, bit)) = machinery.flyer(self.slot) {
+            flyers.remove(bit);
+        }
+        owner.set(0);
+    }
+}

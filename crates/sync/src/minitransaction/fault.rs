@@ -1,0 +1,136 @@
+//! Where a process may be stopped for ever, for tests of what the others then find.
+//!
+//! Each [`Step`] is a place at which a commit or a recovery has just changed something. In a build with the feature `fault`,
+//! a thread that has called `arm` runs what it named there when it comes to that place; that ends the process, or unwinds. In
+//! every other build this is nothing at all.
+
+/// A place at which a process may be stopped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Step {
+    /// A slot is claimed.
+    SlotClaimed,
+    /// Half of the log is written.
+    LogHalf,
+    /// The log is written, and the state does not say so.
+    LogWhole,
+    /// The transaction has begun, and holds nothing.
+    Begun,
+    /// A lock was taken.
+    Locked,
+    /// All locks are taken.
+    AllLocked,
+    /// All flights are over.
+    FlightsOver,
+    /// The compares are made.
+    Compared,
+    /// It will be completed.
+    Committed,
+    /// A word was written.
+    Wrote,
+    /// All words are written.
+    AllWritten,
+    /// The state says so.
+    Finished,
+    /// A lock was freed.
+    Freed,
+    /// All locks are free.
+    AllFreed,
+    /// A change of one word is announced.
+    Announced,
+    /// The lock was free.
+    Unlocked,
+    /// The word is changed.
+    Changed,
+    /// The change is no longer announced.
+    Withdrawn,
+    /// A dead one's slot is claimed.
+    Claimed,
+    /// A word of his was written.
+    Rewrote,
+    /// All are.
+    Replayed,
+    /// The state says so.
+    ReplayTold,
+    /// A lock of his was freed.
+    FreedInherited,
+    /// All his locks are free.
+    AllInherited,
+    /// His slot is idle.
+    Settled,
+    /// His slot belongs to nobody.
+    GivenUp,
+}
+
+impl Step {
+    /// All steps of a commit of several words.
+    pub const SEVERAL: [Self; 13] = [
+        Self::LogHalf,
+        Self::LogWhole,
+        Self::Begun,
+        Self::Locked,
+        Self::AllLocked,
+        Self::FlightsOver,
+        Self::Compared,
+        Self::Committed,
+        Self::Wrote,
+        Self::AllWritten,
+        Self::Finished,
+        Self::Freed,
+        Self::AllFreed,
+    ];
+    /// All steps of a change of one word, and of becoming able to make one.
+    pub const ONE: [Self; 5] =
+        [Self::SlotClaimed, Self::Announced, Self::Unlocked, Self::Changed, Self::Withdrawn];
+    /// All steps of a recovery.
+    pub const RECOVERY: [Self; 8] = [
+        Self::Claimed,
+        Self::Rewrote,
+        Self::Replayed,
+        Self::ReplayTold,
+        Self::FreedInherited,
+        Self::AllInherited,
+        Self::Settled,
+        Self::GivenUp,
+    ];
+}
+
+#[cfg(not(feature = "fault"))]
+#[inline(always)] // nothing
+pub(crate) fn step(_: Step) {}
+
+#[cfg(feature = "fault")]
+pub(crate) use armed::step;
+#[cfg(feature = "fault")]
+pub use armed::{arm, disarm};
+
+#[cfg(feature = "fault")]
+mod armed {
+    use std::cell::Cell;
+
+    use super::Step;
+
+    thread_local! {
+        static ARMED: Cell<Option<(Step, u32, fn(Step))>> = const { Cell::new(None) };
+    }
+
+    pub(crate) fn step(here: Step) {
+        match ARMED.get() {
+            Some((at, 0, stop)) if at == here => {
+                ARMED.set(None);
+                stop(here);
+            }
+            Some((at, more, stop)) if at == here => ARMED.set(Some((at, more - 1, stop))),
+            _ => {}
+        }
+    }
+
+    /// Has this thread call `stop` when it comes to `at` after passing it `passes` times.
+    pub fn arm(at: Step, passes: u32, stop: fn(Step)) {
+        ARMED.set(Some((at, passes, stop)));
+    }
+
+    /// Forgets that; gives whether it was still to come.
+    pub fn disarm() -> bool {
+        ARMED.take().is_some()
+    }
+}

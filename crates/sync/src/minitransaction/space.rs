@@ -1,0 +1,251 @@
+//! A space: the machinery that its users share, and the segments that they name.
+
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::time::Duration;
+
+use isthmus_lockfree::sync::Word;
+use isthmus_region::Section;
+use isthmus_region::member::Member;
+
+use super::committer::Committer;
+use super::error::{Error, Result};
+use super::items::{Minitransaction, Node, Outcome, SegmentId, name, named};
+use super::machinery::{Machinery, Shape};
+
+/// How long a commit waits for others before it ends as [`Outcome::LockFailed`], unless told otherwise. It outlasts the time
+/// slices of a crowded machine, and on a machine of its own the discovery of a death.
+pub const PATIENCE: Duration = Duration::from_millis(200);
+
+/// Threads that [`Space::commit`] serves without one waiting for another.
+const POOLED: usize = 16;
+
+type Finder = Box<dyn Fn(Node, SegmentId) -> Option<Section> + Send + Sync>;
+
+/// A segment as this process reaches it.
+#[derive(Debug, Clone)]
+pub(crate) struct Segment {
+    pub(crate) name: u64,
+    pub(crate) section: Section,
+}
+
+impl Segment {
+    /// Whether it has these bytes.
+    #[inline]
+    pub(crate) fn check(&self, offset: u64, len: u64) -> Result<()> {
+        let limit = self.section.len();
+        if offset.checked_add(len).is_none_or(|end| end > limit) {
+            return Err(Error::OutOfBounds { segment: named(self.name).1, offset, len, limit });
+        }
+        Ok(())
+    }
+}
+
+/// What the committers of a space share.
+pub(crate) struct Shared {
+    member: Arc<Member>,
+    pub(crate) machinery: Machinery,
+    segments: Mutex<Vec<Segment>>,
+    /// How often the segments changed: so committers know whether what they have copied is still right.
+    version: Word,
+    finder: RwLock<Option<Finder>>,
+    patience_ns: Word,
+}
+
+/// What one process knows of a machinery and its segments. All its threads may use it at once. Committers keep what they
+/// need of it, and the attachment, when it is dropped.
+pub struct Space {
+    shared: Arc<Shared>,
+    pool: [Mutex<Option<Committer>>; POOLED],
+}
+
+impl fmt::Debug for Space {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Space").field("shape", &self.shape()).finish_non_exhaustive()
+    }
+}
+
+impl Space {
+    /// Opens the machinery in `section`, which all users share and which was zeroed before the first of them came; it begins
+    /// at a multiple of 64 bytes and has [`Shape::bytes`].
+    ///
+    /// # Errors
+    /// [`Error::BadShape`], [`Error::TooSmall`], [`Error::OtherShape`] if others asked for another one, [`Error::Region`].
+    pub fn open(member: &Arc<Member>, section: &Section, shape: Shape) -> Result<Self> {
+        let shared = Arc::new(Shared {
+            member: Arc::clone(member),
+            machinery: Machinery::open(section, shape)?,
+            segments: Mutex::default(),
+            version: Word::new(0),
+            finder: RwLock::default(),
+            patience_ns: Word::new(nanoseconds(PATIENCE)),
+        });
+        Ok(Self { shared, pool: Default::default() })
+    }
+
+    /// The attachment that the space was opened with.
+    pub fn member(&self) -> &Arc<Member> {
+        &self.shared.member
+    }
+
+    /// The machinery's shape.
+    pub fn shape(&self) -> Shape {
+        self.shared.machinery.shape()
+    }
+
+    /// Names a segment: `section` is its bytes, which begin at a multiple of 8 and are whole words. Every user of the space
+    /// registers the same bytes under that name.
+    ///
+    /// # Errors
+    /// [`Error::BadSegment`]; [`Error::Registered`] if the name is in use here.
+    pub fn register(&self, node: Node, segment: SegmentId, section: &Section) -> Result<()> {
+        self.shared.register(node, segment, section)
+    }
+
+    /// Takes a name back; gives whether it was there. A commit that goes on at this moment may still use it, and each
+    /// committer keeps the memory mapped until its next commit.
+    pub fn unregister(&self, node: Node, segment: SegmentId) -> bool {
+        let mut segments = self.shared.segments();
+        let before = segments.len();
+        segments.retain(|s| s.name != name(node, segment));
+        if segments.len() == before {
+            return false;
+        }
+        self.shared.version.add(1);
+        true
+    }
+
+    /// Who is asked for a segment that is named by an item, or by the log of a dead process, and is not registered here. What
+    /// he gives is registered.
+    pub fn set_finder(&self, find: impl Fn(Node, SegmentId) -> Option<Section> + Send + Sync + 'static) {
+        *self.shared.finder.write().unwrap_or_else(PoisonError::into_inner) = Some(Box::new(find));
+    }
+
+    /// How long a commit of this process waits for others before it ends as [`Outcome::LockFailed`]: [`PATIENCE`] at first.
+    /// Zero tries once. A commit that finds nobody in its way never waits.
+    pub fn set_patience(&self, patience: Duration) {
+        self.shared.patience_ns.put(nanoseconds(patience));
+    }
+
+    /// A committer for the calling thread, or any other that it is given to. Takes one of the machinery's slots until it is
+    /// dropped; those of dead processes are cleared up and used.
+    ///
+    /// # Errors
+    /// [`Error::NoSlot`]; [`Error::Corrupt`].
+    pub fn committer(&self) -> Result<Committer> {
+        Committer::open(&self.shared)
+    }
+
+    /// Commits with one of the space's own committers, which are kept: for programs that cannot keep one for each thread. A
+    /// thread finds its own again; more than 16 threads share.
+    ///
+    /// # Errors
+    /// As [`Space::committer`] and [`Committer::commit`].
+    pub fn commit(&self, t: &mut Minitransaction) -> Result<Outcome> {
+        let mut place = thread_number() % POOLED;
+        for _ in 0..POOLED {
+            if self.pool[place].try_lock().is_ok() {
+                break;
+            }
+            place = (place + 1) % POOLED;
+        }
+        let mut own = self.pool[place].lock().unwrap_or_else(PoisonError::into_inner);
+        let committer = match &mut *own {
+            Some(committer) => committer,
+            empty => empty.insert(self.committer()?),
+        };
+        committer.commit(t)
+    }
+
+    /// Clears up after all dead processes that are found now: completes or undoes what they were at. Commits do so by
+    /// themselves where they meet it. Gives the number of slots that were set free.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`]; [`Error::NoSegment`] or [`Error::NotReachable`] when a log names what is not registered here.
+    pub fn recover(&self) -> Result<u32> {
+        let mut freed = 0;
+        for slot in 0..self.shared.machinery.slots() {
+            freed += u32::from(self.shared.recover(slot)?);
+        }
+        Ok(freed)
+    }
+}
+
+impl Shared {
+    pub(crate) fn member(&self) -> &Member {
+        &self.member
+    }
+
+    fn segments(&self) -> MutexGuard<'_, Vec<Segment>> {
+        self.segments.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn register(&self, node: Node, segment: SegmentId, section: &Section) -> Result<()> {
+        if !section.len().is_multiple_of(8) || section.word("segment", 0).is_err() {
+            return Err(Error::BadSegment { len: section.len() });
+        }
+        let mut segments = self.segments();
+        let name = name(node, segment);
+        if segments.iter().any(|s| s.name == name) {
+            return Err(Error::Registered { node, segment });
+        }
+        segments.push(Segment { name, section: section.clone() });
+        self.version.add(1);
+        Ok(())
+    }
+
+    pub(crate) fn patience(&self) -> Duration {
+        Duration::from_nanos(self.patience_ns.peek())
+    }
+
+    #[inline]
+    pub(crate) fn version(&self) -> u64 {
+        self.version.peek()
+    }
+
+    /// All segments, and the version that they are.
+    pub(crate) fn snapshot(&self) -> (u64, Vec<Segment>) {
+        let segments = self.segments();
+        (self.version.peek(), segments.clone())
+    }
+
+    /// The segment of that name, if need be with the finder's help.
+    pub(crate) fn find(&self, name: u64) -> Result<Segment> {
+        let (node, segment) = named(name);
+        if let Some(found) = self.segments().iter().find(|s| s.name == name) {
+            return Ok(found.clone());
+        }
+        let finder = self.finder.read().unwrap_or_else(PoisonError::into_inner);
+        if let Some(section) = finder.as_ref().and_then(|find| find(node, segment)) {
+            match self.register(node, segment, &section) {
+                Ok(()) | Err(Error::Registered { .. }) => {}
+                Err(e) => return Err(e),
+            }
+        }
+        let segments = self.segments();
+        match segments.iter().find(|s| s.name == name) {
+            Some(found) => Ok(found.clone()),
+            None if segments.iter().any(|s| named(s.name).0 == node) || node == Node::LOCAL => {
+                Err(Error::NoSegment { node, segment })
+            }
+            None => Err(Error::NotReachable { node }),
+        }
+    }
+}
+
+fn nanoseconds(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// A number of the calling thread's own, from 0.
+fn thread_number() -> usize {
+    static NEXT: Mutex<usize> = Mutex::new(0);
+    thread_local! {
+        static OWN: usize = {
+            let mut next = NEXT.lock().unwrap_or_else(PoisonError::into_inner);
+            *next += 1;
+            *next - 1
+        };
+    }
+    OWN.with(|own| *own)
+}
