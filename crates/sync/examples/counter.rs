@@ -25,7 +25,7 @@ const LOCK: u64 = 64;
 const COUNTERS: u64 = 4096;
 const RESULTS: u64 = 8192;
 const BYTES: u64 = 16384;
-const ROUNDS: u64 = 3;
+const ROUNDS: u64 = 25;
 
 fn word(section: &Section, offset: u64) -> &isthmus_region::sync::Word {
     section.word("counter", offset).expect("an aligned offset below the section's length")
@@ -36,6 +36,8 @@ struct Run {
     index: u64,
     count: u64,
     contention: u64,
+    /// What stands in the word at [`GO`] while it lasts.
+    go: u64,
 }
 
 impl Run {
@@ -52,7 +54,7 @@ impl Run {
 fn spin(section: &Section, run: &Run) -> u64 {
     let (go, lock) = (word(section, GO), word(section, LOCK));
     let mut done = 0;
-    while go.get() != 0 {
+    while go.get() == run.go {
         let counter = word(section, run.counter(done));
         let mut spins = 0;
         while lock.peek() != 0 || lock.replace(0, 1).is_err() {
@@ -75,7 +77,7 @@ fn commit(section: &Section, space: &Space, run: &Run) -> (u64, u64) {
     let mut own = space.committer().expect("a slot");
     let mut t = Minitransaction::new();
     let (mut done, mut failed) = (0, 0);
-    while go.get() != 0 {
+    while go.get() == run.go {
         let at = run.counter(done);
         t.clear();
         let read = t.read(Node::LOCAL, SEGMENT, at, 8);
@@ -108,9 +110,10 @@ fn child() {
     let (index, count) = (number("COUNTER_INDEX"), number("COUNTER_COUNT"));
     println!("ready");
     for line in std::io::stdin().lines().map_while(Result::ok) {
-        let (kind, contention) = line.split_once(' ').expect("two words");
-        let run = Run { index, count, contention: contention.parse().expect("a number") };
-        while word(&section, GO).get() == 0 {
+        let [kind, contention, go] = line.split(' ').collect::<Vec<_>>().try_into().expect("three words");
+        let [contention, go] = [contention, go].map(|n| n.parse().expect("a number"));
+        let run = Run { index, count, contention, go };
+        while word(&section, GO).get() < go {
             std::thread::yield_now();
         }
         let (done, failed) = match kind {
@@ -181,6 +184,7 @@ fn main() {
             }
         };
         ready(&mut children);
+        let mut go = 1;
         for contention in 0..3 {
             let mut rows = [Rows::default(), Rows::default()];
             for _ in 0..ROUNDS {
@@ -194,9 +198,10 @@ fn main() {
                     }
                     std::thread::sleep(Duration::from_millis(20));
                     let begun = Instant::now();
-                    word(&section, GO).set(1);
+                    word(&section, GO).set(go);
                     std::thread::sleep(Duration::from_secs_f64(seconds));
-                    word(&section, GO).set(0);
+                    word(&section, GO).set(go + 1);
+                    go += 2;
                     let time = begun.elapsed().as_secs_f64() * 1e6;
                     ready(&mut children);
                     let (done, failed) = (sum(RESULTS), sum(RESULTS + 8));
@@ -206,6 +211,20 @@ fn main() {
                     rows.failures.push(failed.iter().sum::<u64>() as f64 / all as f64);
                     let bounds = (done.iter().min(), done.iter().max());
                     rows.spread.push(*bounds.0.unwrap_or(&0) as f64 / *bounds.1.unwrap_or(&1) as f64);
+                }
+            }
+            if std::env::var_os("QUANTILES").is_some() {
+                for r in &rows {
+                    let mut v = r.rate.clone();
+                    v.sort_by(f64::total_cmp);
+                    println!(
+                        "  min {:.1} q25 {:.1} med {:.1} q75 {:.1} max {:.1}",
+                        v[0],
+                        v[v.len() / 4],
+                        v[v.len() / 2],
+                        v[v.len() * 3 / 4],
+                        v[v.len() - 1]
+                    );
                 }
             }
             let [spin, mini] = rows.map(|r| (median(r.rate), median(r.failures), median(r.spread)));

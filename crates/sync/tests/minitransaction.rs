@@ -5,7 +5,9 @@ use mini::*;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use isthmus_sync::minitransaction::{Error, Minitransaction, Node, Outcome, SegmentId, Shape, Space};
+use isthmus_sync::minitransaction::{
+    Committer, Error, Minitransaction, Node, Outcome, SegmentId, Shape, Space,
+};
 
 const SMALL: Shape = Shape { slots: 8, locks: 64, log_bytes: 1024 };
 
@@ -170,17 +172,121 @@ fn work(space: &Space, rounds: u64) {
     }
 }
 
+/// Accounts, each in a line of its own: two amounts of 32 bits in a word.
+const ACCOUNTS: u64 = 32;
+const RICH: u64 = 1000;
+
+fn account(i: u64) -> u64 {
+    4096 + i % ACCOUNTS * 64
+}
+
+fn halves(word: u64) -> u64 {
+    (word >> 32) + (word & 0xffff_ffff)
+}
+
+/// Moves amounts about, for ever: between accounts, and within one, which is a change of a single word.
+fn transfer(space: &Space, seed: u64) {
+    let mut own = space.committer().unwrap();
+    let mut t = Minitransaction::new();
+    let mut random = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    loop {
+        random ^= random << 13;
+        random ^= random >> 7;
+        random ^= random << 17;
+        let (from, to) = (account(random >> 8), account(random >> 16));
+        t.clear();
+        if random.is_multiple_of(2) {
+            let old = load(&mut own, from);
+            let new = if old >> 32 > 0 { old - (1 << 32) + 1 } else { old.rotate_left(32) };
+            exchange(&mut own, from, old, new);
+        } else if from != to {
+            let (a, b) = (t.read(N, S, from, 4), t.read(N, S, to, 4));
+            if own.commit(&mut t).unwrap() != Outcome::Committed {
+                continue;
+            }
+            let (a, b) = (t.number(a).unwrap(), t.number(b).unwrap());
+            let amount = a.min(random >> 40 & 15);
+            let bytes = |n: u64| u32::try_from(n).unwrap().to_le_bytes();
+            t.clear();
+            t.compare(N, S, from, &bytes(a));
+            t.compare(N, S, to, &bytes(b));
+            t.write(N, S, from, &bytes(a - amount));
+            t.write(N, S, to, &bytes(b + amount));
+            own.commit(&mut t).unwrap();
+        }
+    }
+}
+
+/// All accounts at one moment.
+fn total(own: &mut Committer) -> Option<u64> {
+    let mut t = Minitransaction::new();
+    let reads: Vec<_> = (0..ACCOUNTS).map(|i| t.read(N, S, account(i), 8)).collect();
+    let outcome = own.commit(&mut t).unwrap();
+    (outcome == Outcome::Committed).then(|| reads.iter().map(|read| halves(t.number(*read).unwrap())).sum())
+}
+
+#[test]
+fn the_bank_has_all_its_money_whoever_is_killed() {
+    const KILLS: u32 = 200;
+    let world = World::new(SMALL);
+    (0..ACCOUNTS).for_each(|i| world.set(account(i), RICH));
+    let space = world.space();
+    let mut own = space.committer().unwrap();
+    let start = |i| {
+        let mut other = world.child(&format!("bank {i}"));
+        other.await_line("ready");
+        other
+    };
+    let mut others: Vec<_> = (0..3).map(start).collect();
+    let begun = std::time::Instant::now();
+    let mut random = 99_u64;
+    let mut kills = 0;
+    while kills < KILLS && begun.elapsed() < std::time::Duration::from_secs(15) {
+        random ^= random << 13;
+        random ^= random >> 7;
+        random ^= random << 17;
+        std::thread::sleep(std::time::Duration::from_micros(random % 4000));
+        others[kills as usize % 3].kill();
+        // While nobody has said that it is dead.
+        let looked = std::time::Instant::now();
+        assert_eq!(
+            total(&mut own).expect("no lock is held for long"),
+            ACCOUNTS * RICH,
+            "after {kills} kills"
+        );
+        assert!(looked.elapsed() < std::time::Duration::from_secs(5), "{:?}", looked.elapsed());
+        kills += 1;
+        others[kills as usize % 3] = start(kills);
+    }
+    others.iter_mut().for_each(Other::kill);
+    assert!(kills > 20, "{kills} kills");
+    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(10);
+    while (0..8)
+        .filter(|slot| world.machinery().word("owner", world.slot(*slot)[0]).unwrap().get() != 0)
+        .count()
+        > 1
+    {
+        assert!(std::time::Instant::now() < deadline, "slots of the dead stay taken");
+        space.recover().unwrap();
+    }
+    world.assert_unlocked();
+    assert_eq!(total(&mut own), Some(ACCOUNTS * RICH));
+    println!("{kills} kills in {:?}", begun.elapsed());
+}
+
 #[test]
 #[ignore = "the other process of the tests here"]
 fn child() {
-    if std::env::var("ROLE").as_deref() == Ok("adder") {
-        let space = open_in_child(SMALL);
-        println!("ready");
-        std::io::stdin().read_line(&mut String::new()).unwrap();
-        work(&space, 5000);
-        println!("done");
-        std::io::stdin().read_line(&mut String::new()).unwrap();
+    let Ok(role) = std::env::var("ROLE") else { return };
+    let space = open_in_child(SMALL);
+    println!("ready");
+    if let Some(seed) = role.strip_prefix("bank ") {
+        transfer(&space, seed.parse::<u64>().unwrap() + 1);
     }
+    std::io::stdin().read_line(&mut String::new()).unwrap();
+    work(&space, 5000);
+    println!("done");
+    std::io::stdin().read_line(&mut String::new()).unwrap();
 }
 
 #[test]

@@ -1,1 +1,168 @@
-//! (to come)
+//! A process is killed at each step of a commit and of a recovery: the others find all of it or nothing, and go on.
+
+mod mini;
+use mini::*;
+
+use std::time::{Duration, Instant};
+
+use isthmus_sync::minitransaction::fault::{Step, arm, disarm};
+use isthmus_sync::minitransaction::{Committer, Minitransaction, Outcome, Shape};
+use rustix::process::{Signal, getpid, kill_process};
+
+const SHAPE: Shape = Shape { slots: 16, locks: 64, log_bytes: 1024 };
+/// Words in three lines, the second of which single changes go to as well.
+const WORDS: [u64; 3] = [0, 640, 1280];
+const ALONE: u64 = 640;
+/// Much longer than any recovery takes.
+const SOON: Duration = Duration::from_secs(10);
+
+/// Adds one to all three words.
+fn add_to_all(own: &mut Committer) {
+    loop {
+        let old = WORDS.map(|at| load(own, at));
+        let mut t = Minitransaction::new();
+        for (at, old) in WORDS.into_iter().zip(old) {
+            t.compare(N, S, at, &old.to_le_bytes());
+            t.write(N, S, at, &(old + 1).to_le_bytes());
+        }
+        if own.commit(&mut t).unwrap() == Outcome::Committed {
+            return;
+        }
+    }
+}
+
+fn all_steps() -> impl Iterator<Item = Step> {
+    Step::SEVERAL.into_iter().chain(Step::ONE).chain(Step::RECOVERY)
+}
+
+#[test]
+#[ignore = "the other process of the tests here"]
+fn child() {
+    let Ok(role) = std::env::var("ROLE") else { return };
+    let [work, step, passes] = role.split(' ').collect::<Vec<_>>().try_into().unwrap();
+    let at = all_steps().find(|s| format!("{s:?}") == step).unwrap();
+    let space = open_in_child(SHAPE);
+    println!("ready");
+    std::io::stdin().read_line(&mut String::new()).unwrap();
+    arm(at, passes.parse().unwrap(), |_| {
+        kill_process(getpid(), Signal::KILL).unwrap();
+    });
+    match work {
+        "several" => add_to_all(&mut space.committer().unwrap()),
+        "one" => drop(add(&mut space.committer().unwrap(), ALONE, 1)),
+        // A death is published a moment after it happened.
+        _ => while space.recover().unwrap() == 0 {},
+    }
+    disarm();
+    println!("survived");
+    std::io::stdin().read_line(&mut String::new()).unwrap();
+}
+
+/// Has a process do `work` until it is killed at a step, or has done it; gives whether it was killed.
+fn die(world: &World, work: &str, at: Step, passes: u32) -> bool {
+    let mut other = world.child(&format!("{work} {at:?} {passes}"));
+    other.await_line("ready");
+    other.say("go");
+    let is_dead = other.line("survived").is_none();
+    other.kill();
+    is_dead
+}
+
+/// The survivors find all or nothing, with locks that they can take.
+fn check(world: &World, told: &str, expected: Option<u64>) {
+    let space = world.space();
+    let begun = Instant::now();
+    let mut own = space.committer().unwrap();
+    // One of them comes by itself, the next with all three.
+    add(&mut own, ALONE, 1);
+    let mut t = Minitransaction::new();
+    let reads = WORDS.map(|at| t.read(N, S, at, 8));
+    assert_eq!(own.commit(&mut t).unwrap(), Outcome::Committed, "{told}");
+    let [a, b, c] = reads.map(|read| t.number(read).unwrap());
+    assert_eq!((a, c), (b - 1, b - 1), "all or nothing: {told}");
+    if let Some(expected) = expected {
+        assert_eq!(a, expected, "{told}");
+    }
+    add_to_all(&mut own);
+    assert!(begun.elapsed() < SOON, "{told}");
+    // Whoever was killed holds nothing and is nobody's business any more.
+    let deadline = Instant::now() + SOON;
+    loop {
+        space.recover().unwrap();
+        let owners =
+            (0..16).filter(|slot| world.machinery().word("owner", world.slot(*slot)[0]).unwrap().get() != 0);
+        if owners.count() == 1 {
+            break;
+        }
+        assert!(Instant::now() < deadline, "a slot of the dead stays taken: {told}");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    world.assert_unlocked();
+}
+
+/// From where on a killed commit is completed.
+fn is_decided(at: Step) -> bool {
+    let place = |step| Step::SEVERAL.iter().position(|s| *s == step);
+    place(at) >= place(Step::Committed)
+}
+
+#[test]
+fn a_commit_that_is_killed_at_any_step_is_all_or_nothing() {
+    for at in Step::SEVERAL.into_iter().chain([Step::SlotClaimed]) {
+        for passes in 0..4 {
+            let world = World::new(SHAPE);
+            let is_dead = die(&world, "several", at, passes);
+            check(&world, &format!("{at:?} {passes}"), Some(u64::from(!is_dead || is_decided(at))));
+            if !is_dead {
+                // There are three locks and three words; all else comes once.
+                let often = matches!(at, Step::Locked | Step::Wrote | Step::Freed);
+                assert_eq!(passes, if often { 3 } else { 1 }, "{at:?}");
+                break;
+            }
+        }
+    }
+}
+
+#[test]
+fn a_change_of_one_word_that_is_killed_at_any_step_is_made_or_not() {
+    for at in Step::ONE {
+        let world = World::new(SHAPE);
+        assert!(die(&world, "one", at, 0), "{at:?}");
+        // In the way of nobody who takes the lock.
+        let space = world.space();
+        let mut own = space.committer().unwrap();
+        let mut t = Minitransaction::new();
+        let reads = WORDS.map(|at| t.read(N, S, at, 8));
+        assert_eq!(own.commit(&mut t).unwrap(), Outcome::Committed);
+        let made = matches!(at, Step::Changed | Step::Withdrawn);
+        assert_eq!(reads.map(|read| t.number(read).unwrap()), [0, u64::from(made), 0], "{at:?}");
+        add_to_all(&mut own);
+        world.assert_unlocked();
+    }
+}
+
+#[test]
+fn heirs_that_are_killed_at_any_step_have_heirs() {
+    for died in [Step::LogHalf, Step::AllLocked, Step::Committed, Step::Wrote, Step::Finished, Step::Freed] {
+        for at in Step::RECOVERY {
+            for passes in 0..3 {
+                let world = World::new(SHAPE);
+                assert!(die(&world, "several", died, 0));
+                let is_dead = die(&world, "recover", at, passes);
+                let told = format!("{died:?}, then {at:?} {passes}");
+                check(&world, &told, Some(u64::from(is_decided(died))));
+                let comes_by = match at {
+                    Step::Rewrote | Step::Replayed | Step::ReplayTold => {
+                        matches!(died, Step::Committed | Step::Wrote)
+                    }
+                    Step::FreedInherited => died != Step::LogHalf,
+                    _ => true,
+                };
+                assert!(passes > 0 || is_dead == comes_by, "{told}: {is_dead}");
+                if !is_dead {
+                    break;
+                }
+            }
+        }
+    }
+}
