@@ -25,7 +25,7 @@ const LOCK: u64 = 64;
 const COUNTERS: u64 = 4096;
 const RESULTS: u64 = 8192;
 const BYTES: u64 = 16384;
-const ROUNDS: u64 = 25;
+const ROUNDS: u64 = 5;
 
 fn word(section: &Section, offset: u64) -> &isthmus_region::sync::Word {
     section.word("counter", offset).expect("an aligned offset below the section's length")
@@ -193,7 +193,7 @@ fn main() {
                         |at| (0..count).map(|i| word(&section, at + 64 * i).get()).collect::<Vec<u64>>();
                     let before: u64 = sum(COUNTERS).iter().sum();
                     for (child, _) in &mut children {
-                        writeln!(child.stdin.as_mut().expect("a pipe"), "{kind} {contention}")
+                        writeln!(child.stdin.as_mut().expect("a pipe"), "{kind} {contention} {go}")
                             .expect("a pipe");
                     }
                     std::thread::sleep(Duration::from_millis(20));

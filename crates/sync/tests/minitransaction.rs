@@ -398,7 +398,7 @@ fn garbage_in_the_machinery_gives_errors() {
     let tokens = |r: u64| match r % 6 {
         0 => r,
         1 => r % 5000,
-        2 => (r % 8) << 10 | (r >> 8) % 9,
+        2 => ((r % 8) << 10) | ((r >> 8) % 9),
         3 => u64::MAX,
         4 => world.member.party().word(),
         _ => 0,

@@ -5,6 +5,8 @@ use std::sync::Arc;
 
 use isthmus_lockfree::commit::{self, Phase, State};
 
+use isthmus_region::mapping::LineRef;
+
 use super::contention::{Backoff, Wait};
 use super::error::{Error, Result};
 use super::fault::{Step, step};
@@ -16,6 +18,8 @@ use super::space::{Segment, Shared};
 pub struct Committer {
     pub(super) shared: Arc<Shared>,
     pub(super) slot: u64,
+    /// The line of its flight word.
+    pub(super) flight: LineRef,
     pub(super) generation: u64,
     /// A log is begun and its locks are not all free: only while a commit goes on.
     pub(super) is_busy: bool,
@@ -78,6 +82,7 @@ impl Committer {
         Ok(Self {
             shared: Arc::clone(shared),
             slot,
+            flight: shared.machinery.flight_line(slot)?,
             generation,
             is_busy: false,
             is_flyer: false,

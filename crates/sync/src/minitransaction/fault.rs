@@ -109,8 +109,11 @@ mod armed {
 
     use super::Step;
 
+    /// Where, after how many passes, and what is run there.
+    type Armed = (Step, u32, fn(Step));
+
     thread_local! {
-        static ARMED: Cell<Option<(Step, u32, fn(Step))>> = const { Cell::new(None) };
+        static ARMED: Cell<Option<Armed>> = const { Cell::new(None) };
     }
 
     pub(crate) fn step(here: Step) {

@@ -65,8 +65,26 @@ pub(crate) struct Item {
     /// In bytes, in the segment.
     pub(crate) offset: u64,
     pub(crate) len: usize,
-    /// Where its bytes are in the minitransaction's own.
+    /// Where its bytes are in the minitransaction's own, in words.
     pub(crate) at: usize,
+}
+
+impl Item {
+    fn words(&self) -> std::ops::Range<usize> {
+        self.at..self.at + self.len.div_ceil(8)
+    }
+
+    /// Its bytes.
+    #[inline]
+    pub(crate) fn bytes<'a>(&self, data: &'a [[u8; 8]]) -> &'a [u8] {
+        data.get(self.words()).and_then(|words| words.as_flattened().get(..self.len)).unwrap_or_default()
+    }
+
+    /// The same, to fill them.
+    pub(crate) fn bytes_mut<'a>(&self, data: &'a mut [[u8; 8]]) -> &'a mut [u8] {
+        let words = data.get_mut(self.words()).map(|words| words.as_flattened_mut());
+        words.and_then(|bytes| bytes.get_mut(..self.len)).unwrap_or_default()
+    }
 }
 
 /// A read item of a minitransaction: what [`Minitransaction::bytes`] finds its result by.
@@ -113,8 +131,8 @@ pub(crate) enum Extent {
 #[derive(Debug, Clone)]
 pub struct Minitransaction {
     pub(crate) items: Vec<Item>,
-    /// What is compared, written and read.
-    pub(crate) data: Vec<u8>,
+    /// What is compared, written and read: each item has whole words, so that the short ones need no copying.
+    pub(crate) data: Vec<[u8; 8]>,
     pub(crate) extent: Extent,
     pub(crate) one: One,
     pub(crate) is_filled: bool,
@@ -147,7 +165,10 @@ impl Minitransaction {
     pub fn read(&mut self, node: Node, segment: SegmentId, offset: u64, len: usize) -> Read {
         self.fold(Kind::Read, name(node, segment), offset, len, 0);
         let at = self.data.len();
-        self.data.resize(at + len, 0);
+        match len {
+            0..=8 => self.data.push([0; 8]),
+            _ => self.data.resize(at + len.div_ceil(8), [0; 8]),
+        }
         self.items.push(Item { kind: Kind::Read, name: name(node, segment), offset, len, at });
         Read(self.items.len() - 1)
     }
@@ -167,21 +188,31 @@ impl Minitransaction {
     /// What a read item of this minitransaction found at the last commit; `None` if that filled none, or was none.
     #[inline]
     pub fn bytes(&self, read: Read) -> Option<&[u8]> {
-        let item = self.items.get(read.0).filter(|item| self.is_filled && item.kind == Kind::Read)?;
-        self.data.get(item.at..item.at + item.len)
+        Some(self.read_item(read)?.bytes(&self.data))
+    }
+
+    #[inline]
+    fn read_item(&self, read: Read) -> Option<&Item> {
+        self.items.get(read.0).filter(|item| self.is_filled && item.kind == Kind::Read)
     }
 
     /// The same as a little-endian number, of a read of up to 8 bytes.
     #[inline]
     pub fn number(&self, read: Read) -> Option<u64> {
-        self.bytes(read).filter(|bytes| bytes.len() <= 8).map(number)
+        let item = self.read_item(read).filter(|item| item.len <= 8)?;
+        // What is beyond the item's bytes in its word was never filled.
+        self.data.get(item.at).map(|word| u64::from_le_bytes(*word))
     }
 
     #[inline]
     fn push(&mut self, kind: Kind, name: u64, offset: u64, bytes: &[u8]) {
-        self.fold(kind, name, offset, bytes.len(), number(bytes));
         let (at, len) = (self.data.len(), bytes.len());
-        self.data.extend_from_slice(bytes);
+        let first = number(bytes);
+        self.fold(kind, name, offset, len, first);
+        match len {
+            0..=8 => self.data.push(first.to_le_bytes()),
+            _ => self.data.extend(bytes.chunks(8).map(|word| number(word).to_le_bytes())),
+        }
         self.items.push(Item { kind, name, offset, len, at });
     }
 
@@ -229,11 +260,9 @@ impl Minitransaction {
             if item.kind != Kind::Read {
                 continue;
             }
-            let bytes = (word >> (8 * (item.offset % 8))).to_le_bytes();
-            match self.data.get_mut(item.at..item.at + item.len) {
-                Some(whole) if whole.len() == 8 => whole.copy_from_slice(&bytes),
-                Some(part) => part.iter_mut().zip(bytes).for_each(|(to, from)| *to = from),
-                None => {}
+            let value = (word >> (8 * (item.offset % 8))) & (u64::MAX >> (64 - 8 * item.len));
+            if let Some(word) = self.data.get_mut(item.at) {
+                *word = value.to_le_bytes();
             }
         }
         self.is_filled = true;

@@ -14,6 +14,7 @@
 use isthmus_lockfree::LINE_BYTES;
 use isthmus_lockfree::sync::Word;
 use isthmus_region::Section;
+use isthmus_region::mapping::LineRef;
 
 use super::error::{Error, Result};
 
@@ -152,6 +153,11 @@ impl Machinery {
     #[inline]
     pub(crate) fn state(&self, slot: u64) -> Result<&Word> {
         Ok(self.section.word("state", self.slot(slot)? + STATE)?)
+    }
+
+    /// The line of a slot's flight word, for its owner.
+    pub(crate) fn flight_line(&self, slot: u64) -> Result<LineRef> {
+        Ok(self.section.line("flight", self.slot(slot)? + FLIGHT)?)
     }
 
     #[inline]

@@ -4,7 +4,7 @@ use isthmus_lockfree::commit;
 
 use super::committer::Committer;
 use super::contention::Wait;
-use super::error::Result;
+use super::error::{Error, Result};
 use super::fault::{Step, step};
 use super::items::{Minitransaction, One, Outcome};
 
@@ -44,13 +44,10 @@ const RACES: u32 = 4;
 impl Committer {
     #[inline]
     pub(super) fn commit_one(&mut self, t: &mut Minitransaction) -> Result<Outcome> {
-        let one = &t.one;
-        let segment = self.segment(one.name)?;
-        // Segments are whole words, so the word is inside if any of its bytes is.
-        self.segments[segment].check(one.offset, 8)?;
-        let lock = self.shared.machinery.lock_of(one.name, one.offset / 64);
-        let place = Place { segment, offset: one.offset, lock };
-        match self.try_one(one, place)? {
+        let segment = self.segment(t.one.name)?;
+        let lock = self.shared.machinery.lock_of(t.one.name, t.one.offset / 64);
+        let place = Place { segment, offset: t.one.offset, lock };
+        match self.try_one(&t.one, place)? {
             Tried::Made(before) => Ok(self.made(t, before)),
             tried => self.try_on(t, place, tried),
         }
@@ -69,6 +66,7 @@ impl Committer {
     }
 
     /// All that does not go well at once.
+    #[cold]
     fn try_on(&mut self, t: &mut Minitransaction, place: Place, first: Tried) -> Result<Outcome> {
         let one = &{ t.one };
         let mut wait = Wait::new(self.shared.patience());
@@ -117,10 +115,15 @@ impl Committer {
         })
     }
 
-    #[inline]
+    #[inline(always)] // its outcome is looked at at once
     fn try_one(&mut self, one: &One, place: Place) -> Result<Tried> {
         let machinery = &self.shared.machinery;
-        let data = self.segments[place.segment].section.word("segment", place.offset)?;
+        let segment = &self.segments[place.segment];
+        let Ok(data) = segment.section.word("segment", place.offset) else {
+            // Segments are whole words, so if any byte is outside the word is.
+            segment.check(place.offset, 8)?;
+            return Err(Error::BadSegment { len: segment.section.len() });
+        };
         let lock = machinery.lock(place.lock)?;
         let value = match commit::read(data, lock) {
             Ok(value) => value,
@@ -137,7 +140,7 @@ impl Committer {
             flyers.insert(bit);
             self.is_flyer = true;
         }
-        let flight = machinery.flight(self.slot)?;
+        let flight = &self.flight.words[0];
         commit::announce(flight, place.lock);
         step(Step::Announced);
         let tried = match lock.get() {

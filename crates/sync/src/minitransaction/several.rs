@@ -6,7 +6,7 @@ use super::committer::Committer;
 use super::contention::Wait;
 use super::error::{Error, Result};
 use super::fault::{Step, step};
-use super::items::{Kind, Minitransaction, Outcome};
+use super::items::{Kind, Minitransaction, Outcome, number};
 use super::recovery::{read_bytes, write_bytes};
 
 impl Committer {
@@ -90,8 +90,8 @@ impl Committer {
             put(item.name)?;
             put(item.offset)?;
             put(item.len as u64)?;
-            for word in t.data[item.at..item.at + item.len].chunks(8) {
-                put(super::items::number(word))?;
+            for word in item.bytes(&t.data).chunks(8) {
+                put(number(word))?;
             }
         }
         step(Step::LogWhole);
@@ -123,7 +123,7 @@ impl Committer {
         let mut buffer = [0; 64];
         for (item, segment) in t.items.iter().zip(&self.found) {
             let segment = &self.segments[*segment];
-            let bytes = &mut t.data[item.at..item.at + item.len];
+            let bytes = item.bytes_mut(&mut t.data);
             match item.kind {
                 Kind::Read => read_bytes(segment, item.offset, bytes)?,
                 Kind::Compare => {
@@ -147,7 +147,7 @@ impl Committer {
             commit::commit(machinery.state(self.slot)?, self.generation);
             step(Step::Committed);
             for (item, segment) in writes {
-                let bytes = &t.data[item.at..item.at + item.len];
+                let bytes = item.bytes(&t.data);
                 write_bytes(&self.segments[*segment], item.offset, bytes, Step::Wrote)?;
             }
             step(Step::AllWritten);
