@@ -3,10 +3,11 @@
 //! `cargo run --release -p isthmus-sync --example counter [SECONDS [PROCESSES...]]`
 //!
 //! As in section 3.3.3 of the paper, there are as many counters as processes. Without contention each process has its own; at
-//! medium contention each goes round all of them; at high contention all use one. The lock is one for all counters. The two
-//! kinds take turns within each round; the table has the medians over the rounds. For each run it tells increments per
-//! microsecond, over all processes; the ratio of the two; failed commits per increment; and the spread: the increments of the
-//! slowest process by those of the fastest.
+//! medium contention each goes round all of them; at high contention all use one. `spin` is the lock, one for all counters;
+//! `items` are minitransactions that are built anew for each increment, one that reads and one that compares and writes;
+//! `word` are the same as `Committer::load` and `Committer::exchange`. The kinds take turns within each round, and the table
+//! has the medians over the rounds: increments per microsecond, over all processes; their ratio to the lock's; failed commits
+//! per increment; and the spread, the increments of the slowest process by those of the fastest.
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::PathBuf;
@@ -16,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use isthmus_host::{Config, Service};
 use isthmus_region::Section;
-use isthmus_sync::minitransaction::{Minitransaction, Node, Outcome, SegmentId, Shape, Space};
+use isthmus_sync::minitransaction::{Exchange, Minitransaction, Node, Outcome, SegmentId, Shape, Space};
 
 const SEGMENT: SegmentId = SegmentId(1);
 /// A line each: the word that starts and stops a run; the spin lock; counters; results.
@@ -26,6 +27,7 @@ const COUNTERS: u64 = 4096;
 const RESULTS: u64 = 8192;
 const BYTES: u64 = 16384;
 const ROUNDS: u64 = 5;
+const KINDS: [&str; 3] = ["spin", "items", "word"];
 
 fn word(section: &Section, offset: u64) -> &isthmus_region::sync::Word {
     section.word("counter", offset).expect("an aligned offset below the section's length")
@@ -97,6 +99,28 @@ fn commit(section: &Section, space: &Space, run: &Run) -> (u64, u64) {
     (done, failed)
 }
 
+/// The same with words that were found once.
+fn exchange(section: &Section, space: &Space, run: &Run) -> (u64, u64) {
+    let go = word(section, GO);
+    let mut own = space.committer().expect("a slot");
+    let place = |i| space.place(Node::LOCAL, SEGMENT, run.counter(i)).expect("an aligned offset inside");
+    let places: Vec<_> = (0..run.count).map(place).collect();
+    let (mut done, mut failed) = (0, 0);
+    while go.get() == run.go {
+        for place in &places {
+            let Some(old) = own.load(place).expect("a sound machinery") else {
+                failed += 1;
+                continue;
+            };
+            match own.exchange(place, old, old + 1).expect("a sound machinery") {
+                Exchange::Committed => done += 1,
+                _ => failed += 1,
+            }
+        }
+    }
+    (done, failed)
+}
+
 fn child() {
     let get = |name: &str| std::env::var(name).expect("set by the parent");
     let number = |name: &str| get(name).parse::<u64>().expect("a number");
@@ -118,6 +142,7 @@ fn child() {
         }
         let (done, failed) = match kind {
             "spin" => (spin(&section, &run), 0),
+            "word" => exchange(&section, &space, &run),
             _ => commit(&section, &space, &run),
         };
         word(&section, RESULTS + 64 * index).put(done);
@@ -152,7 +177,7 @@ fn main() {
     let config = Config { host_name: "host".into(), ..Config::new(dir.path(), 16 << 20) };
     let service = Service::start(config, Arc::new(|_| ())).expect("a service");
     let member = isthmus_attach::connect_at(service.attach_socket()).expect("a service");
-    println!("processes  contention  spin/us  mini/us  ratio  failures  spread(spin)  spread(mini)");
+    println!("processes  contention  kind   rate/us   ratio  failures  spread");
     for count in counts {
         let [at, machinery] = [BYTES, Shape::default().bytes()].map(|bytes| {
             let at = member.allocate(bytes, 4096).expect("room");
@@ -186,9 +211,9 @@ fn main() {
         ready(&mut children);
         let mut go = 1;
         for contention in 0..3 {
-            let mut rows = [Rows::default(), Rows::default()];
+            let mut rows = [Rows::default(), Rows::default(), Rows::default()];
             for _ in 0..ROUNDS {
-                for (kind, rows) in ["spin", "mini"].into_iter().zip(&mut rows) {
+                for (kind, rows) in KINDS.into_iter().zip(&mut rows) {
                     let sum =
                         |at| (0..count).map(|i| word(&section, at + 64 * i).get()).collect::<Vec<u64>>();
                     let before: u64 = sum(COUNTERS).iter().sum();
@@ -213,31 +238,15 @@ fn main() {
                     rows.spread.push(*bounds.0.unwrap_or(&0) as f64 / *bounds.1.unwrap_or(&1) as f64);
                 }
             }
-            if std::env::var_os("QUANTILES").is_some() {
-                for r in &rows {
-                    let mut v = r.rate.clone();
-                    v.sort_by(f64::total_cmp);
-                    println!(
-                        "  min {:.1} q25 {:.1} med {:.1} q75 {:.1} max {:.1}",
-                        v[0],
-                        v[v.len() / 4],
-                        v[v.len() / 2],
-                        v[v.len() * 3 / 4],
-                        v[v.len() - 1]
-                    );
-                }
-            }
-            let [spin, mini] = rows.map(|r| (median(r.rate), median(r.failures), median(r.spread)));
+            let of_spin = median(rows[0].rate.clone());
             let name = ["no", "medium", "high"][contention];
-            println!(
-                "{count:9}  {name:10}  {:7.2}  {:7.2}  {:5.2}  {:8.4}  {:12.3}  {:12.3}",
-                spin.0,
-                mini.0,
-                mini.0 / spin.0,
-                mini.1,
-                spin.2,
-                mini.2
-            );
+            for (kind, Rows { rate, failures, spread }) in KINDS.into_iter().zip(rows) {
+                let (rate, failures, spread) = (median(rate), median(failures), median(spread));
+                let ratio = rate / of_spin;
+                println!(
+                    "{count:9}  {name:10}  {kind:5}  {rate:8.2}  {ratio:6.2}  {failures:8.4}  {spread:6.3}"
+                );
+            }
         }
         for (mut child, _) in children {
             drop(child.stdin.take());

@@ -34,11 +34,13 @@
 //!   takes 128 KiB; two addresses that share a lock by chance wait for each other and nothing worse. Locks are taken in the
 //!   order of the table, so nobody waits in a circle, and waiting is bounded ([`Space::set_patience`]).
 //! - **One word.** A minitransaction all of whose items lie in one aligned word of 8 bytes is one compare-and-swap of that
-//!   word, or one load if it writes nothing. It takes no lock; `isthmus_lockfree::commit` says how the two kinds meet.
+//!   word, or one load if it writes nothing; [`Committer::exchange`] and [`Committer::load`] are the same for words that are
+//!   found once. It takes no lock; `isthmus_lockfree::commit` says how the two kinds meet.
 //! - **Death.** Who holds locks has written into the space's machinery what he is about to do. Who meets a lock of the dead
 //!   completes that, or undoes it if the dead had not decided yet, and goes on.
 //! - **Contention.** A change that fails because somebody else changed the word waits a random time that doubles with each
-//!   failure and shrinks with each success, so that about one in fifty fails however many there are (`contention`).
+//!   failure and shrinks with each success; and threads that change the same words all the time take turns of some
+//!   microseconds, so that few changes fail and the words' lines stay where they are used (`contention`).
 //!
 //! # Rules
 //! 1. Bytes that minitransactions write are written by minitransactions alone, and so are the other bytes of the same aligned
@@ -67,4 +69,5 @@ pub use committer::Committer;
 pub use error::{Error, Result};
 pub use items::{Minitransaction, Node, Outcome, Read, SegmentId};
 pub use machinery::Shape;
+pub use one::{Exchange, Place};
 pub use space::{PATIENCE, Space};

@@ -6,7 +6,7 @@ use mini::*;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use isthmus_sync::minitransaction::{
-    Committer, Error, Minitransaction, Node, Outcome, SegmentId, Shape, Space,
+    Committer, Error, Exchange, Minitransaction, Node, Outcome, SegmentId, Shape, Space,
 };
 
 const SMALL: Shape = Shape { slots: 8, locks: 64, log_bytes: 1024 };
@@ -55,6 +55,26 @@ fn one_word_and_parts_of_it() {
     assert_eq!(own.commit(&mut t).unwrap(), Outcome::CompareFailed);
     assert_eq!(t.number(read), Some(0x0007_5566));
     assert_eq!(world.word(0) | world.word(16), 0, "the neighbours are as they were");
+}
+
+#[test]
+fn words_that_were_found_once() {
+    let world = World::new(SMALL);
+    let space = world.space();
+    let mut own = space.committer().unwrap();
+    let place = space.place(N, S, 640).unwrap();
+    assert_eq!(own.exchange(&place, 0, 5).unwrap(), Exchange::Committed);
+    assert_eq!(own.exchange(&place, 0, 6).unwrap(), Exchange::CompareFailed(5));
+    assert_eq!(own.load(&place).unwrap(), Some(5));
+    assert_eq!(load(&mut own, 640), 5);
+    for offset in [SEGMENT, SEGMENT - 4, 4, u64::MAX, u64::MAX - 7] {
+        assert!(matches!(space.place(N, S, offset), Err(Error::OutOfBounds { .. })), "{offset}");
+    }
+    assert!(matches!(space.place(N, SegmentId(9), 0), Err(Error::NoSegment { .. })));
+    assert!(matches!(space.place(Node(9), S, 0), Err(Error::NotReachable { .. })));
+    space.unregister(N, S);
+    assert_eq!(own.exchange(&place, 5, 6).unwrap(), Exchange::Committed, "the memory is still there");
+    assert!(matches!(space.place(N, S, 640), Err(Error::NoSegment { .. })));
 }
 
 #[test]
@@ -159,6 +179,9 @@ fn a_lock_that_is_held_for_too_long_fails_the_commit() {
         t.write(N, S, 100, &[1]);
         assert_eq!(own.commit(&mut t).unwrap(), Outcome::LockFailed);
         assert_eq!(exchange(&mut own, 0, 0, 1), Outcome::LockFailed);
+        let place = space.place(N, S, 0).unwrap();
+        assert_eq!(own.load(&place).unwrap(), None);
+        assert_eq!(own.exchange(&place, 0, 1).unwrap(), Exchange::LockFailed);
     }
     drop(other);
     assert_eq!(world.word(0), 0);
@@ -166,8 +189,16 @@ fn a_lock_that_is_held_for_too_long_fails_the_commit() {
 
 fn work(space: &Space, rounds: u64) {
     let mut own = space.committer().unwrap();
+    let place = space.place(N, S, 0).unwrap();
     for i in 0..rounds {
-        add(&mut own, 0, 1);
+        if i % 2 == 1 {
+            add(&mut own, 0, 1);
+        } else {
+            let mut old = own.load(&place).unwrap().unwrap();
+            while let Exchange::CompareFailed(other) = own.exchange(&place, old, old + 1).unwrap() {
+                old = other;
+            }
+        }
         add(&mut own, 64 * (1 + i % 3), 1);
     }
 }
@@ -227,7 +258,7 @@ fn total(own: &mut Committer) -> Option<u64> {
 
 #[test]
 fn the_bank_has_all_its_money_whoever_is_killed() {
-    const KILLS: u32 = 200;
+    const KILLS: u32 = 300;
     let world = World::new(SMALL);
     (0..ACCOUNTS).for_each(|i| world.set(account(i), RICH));
     let space = world.space();

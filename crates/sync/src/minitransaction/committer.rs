@@ -11,7 +11,7 @@ use super::contention::{Backoff, Wait};
 use super::error::{Error, Result};
 use super::fault::{Step, step};
 use super::items::{Extent, Minitransaction, Outcome};
-use super::one::Seen;
+use super::one::Memories;
 use super::space::{Segment, Shared};
 
 /// A slot of the machinery. One thread at a time commits with it; threads that commit often have one each.
@@ -30,8 +30,8 @@ pub struct Committer {
     /// Where the last segment was found.
     last: usize,
     pub(super) backoff: Backoff,
-    /// What this thread knows of the word that it looked at last.
-    pub(super) seen: Option<Seen>,
+    /// What this thread knows of the words that it looked at lately.
+    pub(super) memories: Memories,
     /// Failures until it is counted again how many committers there are.
     recount: u32,
     is_crowded: bool,
@@ -90,7 +90,7 @@ impl Committer {
             version,
             last: 0,
             backoff: Backoff::new(me ^ (slot << 56)),
-            seen: None,
+            memories: Memories::default(),
             recount: 0,
             is_crowded: false,
             processors: shared.member().region().processors().unwrap_or(here),

@@ -5,11 +5,16 @@
 //!
 //! Who fails to change a word since another changed it first has nobody to wait for, and could try again at once. But each
 //! try takes the word's line from whoever has it, so that all are slower the more they try, and most tries fail. Whoever has
-//! the line makes a change in some tens of nanoseconds; so it is best that one makes many changes while the others leave it
-//! alone, and that they take turns. [`Backoff`] does that without any shared word: who fails waits for a random time around
-//! its *level*, which doubles with each failure and shrinks by a 32nd with each success. So the level settles where one in
-//! fifty or so fails, whatever the number of threads and the price of a line; and as a level has an effect only
-//! after a failure, threads that meet nobody wait for nobody, however high theirs was.
+//! the line makes a change in some ten nanoseconds, and to get it from another processor takes a hundred; so it is best that
+//! one makes many changes while the others leave it alone, and that they take turns. [`Backoff`] does that without any shared
+//! word:
+//! - Who *fails* waits for a random time around its level, which doubles with each failure and shrinks by a 32nd with each
+//!   success. So the level settles where few fail, whatever the number of threads and the price of a line; and as it has
+//!   an effect only after a failure, threads that meet nobody wait for nobody, however high it was.
+//! - Who *meets* somebody, that is finds a word changed that it wrote last, and comes back to write it again, has had its
+//!   turn if that was longer than [`TURN`] changes: it waits for a random time, in which the other one has his. If it then
+//!   finds that nobody made use of that, this was no contention but two programs that answer each other; then it
+//!   does not wait again for long, and for twice as long each time.
 //!
 //! No clock is read while spinning: hints are counted, and what one takes is measured once per process.
 
@@ -24,6 +29,14 @@ const LEVEL_MIN: u32 = 250;
 const LEVEL_MAX: u32 = 100_000;
 /// A success takes this part of the level away: one by 2^.
 const FALL: u32 = 5;
+/// Changes that a turn has at least.
+const TURN: u32 = 64;
+/// The shortest and the longest wait for another one's turn, in nanoseconds.
+const ROOM_MIN: u32 = 500;
+const ROOM_MAX: u32 = 16_000;
+/// Changes without a wait after one that was in vain, at first and at most.
+const VAIN_MIN: u32 = 1 << 12;
+const VAIN_MAX: u32 = 1 << 24;
 /// Waits that are longer give the processor away, where there may be others for it.
 const LONG: u32 = 4_000;
 
@@ -54,13 +67,20 @@ fn spin(nanoseconds: u32) {
 pub(crate) struct Backoff {
     /// Around how long a failure is waited after, in nanoseconds.
     level: u32,
+    /// Changes of this turn that are left, before one that is met makes room.
+    left: u32,
+    /// Around how long it makes room, in nanoseconds.
+    room: u32,
+    /// How many changes it makes after it made room in vain.
+    vain: u32,
     random: u64,
 }
 
 impl Backoff {
     /// `seed` differs from thread to thread.
     pub(crate) fn new(seed: u64) -> Self {
-        Self { level: 0, random: seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1 }
+        let random = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+        Self { level: 0, left: TURN, room: ROOM_MIN, vain: VAIN_MIN, random }
     }
 
     /// From `low` to below `2 * low`.
@@ -77,6 +97,32 @@ impl Backoff {
     #[inline]
     pub(crate) fn succeeded(&mut self) {
         self.level -= self.level >> FALL;
+        self.left = self.left.saturating_sub(1);
+    }
+
+    /// Somebody else changed a word that this thread wrote last. Makes room for him, if this turn was long enough; gives
+    /// whether.
+    #[cold]
+    pub(crate) fn met(&mut self) -> bool {
+        if self.left > 0 {
+            return false;
+        }
+        let wait = self.around(self.room);
+        spin(wait);
+        true
+    }
+
+    /// After making room: whether somebody used it.
+    pub(crate) fn made_room(&mut self, was_used: bool) {
+        if was_used {
+            self.left = TURN;
+            self.room = (self.room * 2).min(ROOM_MAX);
+            self.vain = VAIN_MIN;
+        } else {
+            self.left = self.vain;
+            self.room = ROOM_MIN;
+            self.vain = (self.vain * 2).min(VAIN_MAX);
+        }
     }
 
     /// Somebody else had changed the word: waits. `crowded`: there are more committers than processors.
@@ -151,6 +197,23 @@ mod tests {
         assert!(backoff.level < LEVEL_MIN, "{}", backoff.level);
         (0..20).for_each(|_| backoff.failed(false));
         assert_eq!(backoff.level, LEVEL_MAX, "and has a bound");
+    }
+
+    #[test]
+    fn room_is_made_after_a_turn_and_not_in_vain() {
+        let mut backoff = Backoff::new(7);
+        assert!(!backoff.met(), "the first turn is not over");
+        (0..TURN).for_each(|_| backoff.succeeded());
+        assert!(backoff.met());
+        backoff.made_room(true);
+        assert!(!backoff.met() && backoff.room == 2 * ROOM_MIN);
+        (0..TURN).for_each(|_| backoff.succeeded());
+        assert!(backoff.met());
+        backoff.made_room(false);
+        (1..VAIN_MIN).for_each(|_| backoff.succeeded());
+        assert!(!backoff.met());
+        backoff.succeeded();
+        assert!(backoff.met() && backoff.vain == 2 * VAIN_MIN);
     }
 
     #[test]

@@ -33,7 +33,9 @@ pub enum Error {
         segment: SegmentId,
     },
     /// An item reaches beyond its segment.
-    #[error("an item of {len} bytes at {offset} does not fit into the {limit} bytes of segment {segment}")]
+    #[error(
+        "{len} bytes at {offset} do not fit into the {limit} bytes of segment {segment}, or are to be an aligned word and are not"
+    )]
     OutOfBounds {
         /// The segment.
         segment: SegmentId,

@@ -137,6 +137,12 @@ impl Machinery {
         Ok(self.section.word("lock", LOCKS + index * LINE)?)
     }
 
+    /// The line of a lock, to be kept.
+    pub(crate) fn lock_line(&self, index: u64) -> Result<LineRef> {
+        self.lock(index)?;
+        Ok(self.section.line("lock", LOCKS + index * LINE)?)
+    }
+
     #[inline]
     fn slot(&self, slot: u64) -> Result<u64> {
         if slot >= self.slots() {

@@ -1,30 +1,79 @@
 //! Minitransactions that lie in one aligned word: a load, or a compare-and-swap.
 
 use isthmus_lockfree::commit;
+use isthmus_lockfree::sync::Word;
+use isthmus_region::Section;
+use isthmus_region::mapping::LineRef;
 
 use super::committer::Committer;
-use super::contention::Wait;
+use super::contention::{Backoff, Wait};
 use super::error::{Error, Result};
 use super::fault::{Step, step};
 use super::items::{Minitransaction, One, Outcome};
 
-/// What a thread knows of the word that it looked at last. It serves to tell a compare that failed because somebody else was
-/// faster, after which waiting helps all, from one that failed because the program wanted to know.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Seen {
-    name: u64,
-    offset: u64,
-    value: u64,
-    /// A compare with it had failed.
-    has_failed: bool,
+/// An aligned word of 8 bytes of a segment, found once: for loops that change the same words again and again
+/// ([`Committer::load`], [`Committer::exchange`]). It keeps the segment's memory mapped, also when its name is taken back.
+#[derive(Debug, Clone)]
+pub struct Place {
+    /// The word alone.
+    pub(super) data: Section,
+    pub(super) lock: LineRef,
+    /// Index of the lock.
+    pub(super) index: u64,
+    /// Stands for node, segment and offset in what a thread remembers.
+    pub(super) key: u64,
 }
 
-/// Where a word and its lock are.
-#[derive(Debug, Clone, Copy)]
-struct Place {
-    segment: usize,
-    offset: u64,
-    lock: u64,
+impl Place {
+    #[inline]
+    fn data(&self) -> Result<&Word> {
+        Ok(self.data.word("segment", 0)?)
+    }
+}
+
+/// How [`Committer::exchange`] ended: as [`Outcome`], with what was there instead.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Exchange {
+    /// The word had the old value, and has the new one.
+    Committed,
+    /// The word had this value.
+    CompareFailed(u64),
+    /// Others were in the way for too long.
+    LockFailed,
+}
+
+/// What a thread last knew of a word, so that it can tell apart why the word is different now.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Memory {
+    key: u64,
+    value: u64,
+    how: How,
+}
+
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+enum How {
+    #[default]
+    Read,
+    Wrote,
+    /// A compare with it failed.
+    Failed,
+}
+
+/// Words that a thread remembers; older ones make room.
+pub(super) type Memories = [Memory; 16];
+
+#[inline]
+fn memory(memories: &mut Memories, key: u64) -> &mut Memory {
+    // Words side by side have different places, and so have those of lines side by side.
+    #[allow(clippy::cast_possible_truncation)] // below 16
+    let at = ((key ^ (key >> 3)) % 16) as usize;
+    &mut memories[at]
+}
+
+/// What stands for a word in [`Memory`]; that two have the same costs a wrong guess and no more.
+#[inline]
+pub(super) fn key(name: u64, offset: u64) -> u64 {
+    name.wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(offset / 8)
 }
 
 enum Tried {
@@ -41,47 +90,181 @@ enum Tried {
 /// Exchanges that fail before a change of a part of a word, which others change in other parts, makes room for others.
 const RACES: u32 = 4;
 
+/// Looks, and changes the word if it matches. `flight` is the own one.
+#[inline(always)] // with what is known of the change, little of it is left
+fn try_once(data: &Word, lock: &Word, index: u64, flight: &Word, one: &One) -> Tried {
+    let value = match commit::read(data, lock) {
+        Ok(value) => value,
+        Err(token) => return Tried::Locked(token),
+    };
+    if !one.matches(value) {
+        return Tried::Differs(value);
+    }
+    if one.write.0 == 0 {
+        return Tried::Made(value);
+    }
+    commit::announce(flight, index);
+    step(Step::Announced);
+    let tried = match lock.get() {
+        0 => {
+            step(Step::Unlocked);
+            match data.replace(value, one.changed(value)) {
+                Ok(()) => Tried::Made(value),
+                Err(other) if one.matches(other) => Tried::Raced,
+                Err(other) => Tried::Differs(other),
+            }
+        }
+        token => Tried::Locked(token),
+    };
+    step(Step::Changed);
+    commit::withdraw(flight);
+    step(Step::Withdrawn);
+    tried
+}
+
+/// Remembers that all went well with a word. Not so where another one changed it since this thread did, and this thread is
+/// about to do so again: there they could take turns.
+#[inline(always)] // as above
+fn is_quiet(memories: &mut Memories, backoff: &mut Backoff, key: u64, one: &One, before: u64) -> bool {
+    let memory = memory(memories, key);
+    if one.write.0 != 0 {
+        *memory = Memory { key, value: one.changed(before), how: How::Wrote };
+        backoff.succeeded();
+        return true;
+    }
+    let is_met = memory.key == key && memory.how == How::Wrote && memory.value != before;
+    *memory = Memory { key, value: before, how: How::Read };
+    !is_met
+}
+
 impl Committer {
     #[inline]
     pub(super) fn commit_one(&mut self, t: &mut Minitransaction) -> Result<Outcome> {
+        self.fly(t.one.write.0)?;
         let segment = self.segment(t.one.name)?;
-        let lock = self.shared.machinery.lock_of(t.one.name, t.one.offset / 64);
-        let place = Place { segment, offset: t.one.offset, lock };
-        match self.try_one(&t.one, place)? {
-            Tried::Made(before) => Ok(self.made(t, before)),
-            tried => self.try_on(t, place, tried),
+        let segment = &self.segments[segment];
+        let Ok(data) = segment.section.word("segment", t.one.offset) else {
+            // Segments are whole words, so if any byte is outside the word is.
+            segment.check(t.one.offset, 8)?;
+            return Err(Error::BadSegment { len: segment.section.len() });
+        };
+        let index = self.shared.machinery.lock_of(t.one.name, t.one.offset / 64);
+        let lock = self.shared.machinery.lock(index)?;
+        let key = key(t.one.name, t.one.offset);
+        let tried = try_once(data, lock, index, &self.flight.words[0], &t.one);
+        let (outcome, value) = match tried {
+            Tried::Made(before) if is_quiet(&mut self.memories, &mut self.backoff, key, &t.one, before) => {
+                (Outcome::Committed, before)
+            }
+            tried => {
+                let place = self.shared.place(segment, t.one.offset)?;
+                self.try_on(&place, &t.one, tried)?
+            }
+        };
+        if outcome != Outcome::LockFailed {
+            t.fill_from(value);
+        }
+        Ok(outcome)
+    }
+
+    /// Reads a word: a minitransaction with one read item. `None` stands for [`Outcome::LockFailed`].
+    ///
+    /// # Ordering
+    /// As [`Committer::commit`].
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`].
+    #[inline]
+    pub fn load(&mut self, place: &Place) -> Result<Option<u64>> {
+        let one = One::default();
+        let tried = try_once(place.data()?, &place.lock.words[0], place.index, &self.flight.words[0], &one);
+        match tried {
+            Tried::Made(value) if is_quiet(&mut self.memories, &mut self.backoff, place.key, &one, value) => {
+                Ok(Some(value))
+            }
+            tried => self.load_on(place, tried),
         }
     }
 
+    #[cold]
+    fn load_on(&mut self, place: &Place, tried: Tried) -> Result<Option<u64>> {
+        let (outcome, value) = self.try_on(place, &One::default(), tried)?;
+        Ok((outcome == Outcome::Committed).then_some(value))
+    }
+
+    /// Changes a word from `old` to `new`: a minitransaction with a compare and a write item.
+    ///
+    /// # Ordering
+    /// As [`Committer::commit`].
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`].
     #[inline]
-    fn made(&mut self, t: &mut Minitransaction, before: u64) -> Outcome {
-        let one = &t.one;
-        if one.write.0 != 0 {
-            self.backoff.succeeded();
+    pub fn exchange(&mut self, place: &Place, old: u64, new: u64) -> Result<Exchange> {
+        self.fly(u64::MAX)?;
+        let all = u64::MAX;
+        let one = One { compare: (all, old), write: (all, new), ..One::default() };
+        let tried = try_once(place.data()?, &place.lock.words[0], place.index, &self.flight.words[0], &one);
+        match tried {
+            Tried::Made(value) if is_quiet(&mut self.memories, &mut self.backoff, place.key, &one, value) => {
+                Ok(Exchange::Committed)
+            }
+            tried => self.exchange_on(place, &one, tried),
         }
-        let value = one.changed(before);
-        self.seen = Some(Seen { name: one.name, offset: one.offset, value, has_failed: false });
-        t.fill_from(before);
-        Outcome::Committed
+    }
+
+    #[cold]
+    fn exchange_on(&mut self, place: &Place, one: &One, tried: Tried) -> Result<Exchange> {
+        Ok(match self.try_on(place, one, tried)? {
+            (Outcome::Committed, _) => Exchange::Committed,
+            (Outcome::CompareFailed, value) => Exchange::CompareFailed(value),
+            (Outcome::LockFailed, _) => Exchange::LockFailed,
+        })
+    }
+
+    /// Before the first change of a single word: others look at this slot's flight from now on (P14).
+    #[inline]
+    fn fly(&mut self, written: u64) -> Result<()> {
+        if written != 0 && !self.is_flyer {
+            let (flyers, bit) = self.shared.machinery.flyer(self.slot)?;
+            flyers.insert(bit);
+            self.is_flyer = true;
+        }
+        Ok(())
     }
 
     /// All that does not go well at once.
     #[cold]
-    fn try_on(&mut self, t: &mut Minitransaction, place: Place, first: Tried) -> Result<Outcome> {
-        let one = &{ t.one };
+    fn try_on(&mut self, place: &Place, one: &One, first: Tried) -> Result<(Outcome, u64)> {
+        let data = place.data()?;
+        let lock = &place.lock.words[0];
         let mut wait = Wait::new(self.shared.patience());
         let mut tried = first;
         let mut races = 0;
         let mut has_waited = false;
         loop {
             match tried {
-                Tried::Made(before) => return Ok(self.made(t, before)),
+                Tried::Made(before) => {
+                    if one.write.0 != 0 {
+                        is_quiet(&mut self.memories, &mut self.backoff, place.key, one, before);
+                    } else if !has_waited && self.backoff.met() {
+                        // The program gets what is there after the wait, and finds it unchanged when it writes.
+                        has_waited = true;
+                        tried = try_once(data, lock, place.index, &self.flight.words[0], one);
+                        let is_other = !matches!(tried, Tried::Made(after) if after == before);
+                        self.backoff.made_room(is_other);
+                        continue;
+                    }
+                    return Ok((Outcome::Committed, before));
+                }
                 Tried::Differs(value) => {
-                    let was_beaten = self.was_beaten(one, value);
-                    self.seen = Some(Seen { name: one.name, offset: one.offset, value, has_failed: true });
+                    let memory = memory(&mut self.memories, place.key);
+                    let was_beaten = memory.key == place.key
+                        && memory.value != value
+                        && (memory.how == How::Failed || one.matches(memory.value));
+                    *memory = Memory { key: place.key, value, how: How::Failed };
                     if !was_beaten || has_waited {
-                        t.fill_from(value);
-                        return Ok(Outcome::CompareFailed);
+                        return Ok((Outcome::CompareFailed, value));
                     }
                     // Looked at again after the wait: the program gets what is there now, and can go on from that.
                     self.back_off()?;
@@ -92,71 +275,17 @@ impl Committer {
                     if races > RACES {
                         self.back_off()?;
                         if !wait.round() {
-                            return Ok(Outcome::LockFailed);
+                            return Ok((Outcome::LockFailed, 0));
                         }
                     }
                 }
                 Tried::Locked(token) => {
-                    if !self.wait_for(place.lock, token, &mut wait)? {
-                        return Ok(Outcome::LockFailed);
+                    if !self.wait_for(place.index, token, &mut wait)? {
+                        return Ok((Outcome::LockFailed, 0));
                     }
                 }
             }
-            tried = self.try_one(one, place)?;
+            tried = try_once(data, lock, place.index, &self.flight.words[0], one);
         }
-    }
-
-    /// Whether `value` is not what the program compares with because somebody changed it since this thread looked last.
-    fn was_beaten(&self, one: &One, value: u64) -> bool {
-        self.seen.is_some_and(|seen| {
-            (seen.name, seen.offset) == (one.name, one.offset)
-                && seen.value != value
-                && (seen.has_failed || one.matches(seen.value))
-        })
-    }
-
-    #[inline(always)] // its outcome is looked at at once
-    fn try_one(&mut self, one: &One, place: Place) -> Result<Tried> {
-        let machinery = &self.shared.machinery;
-        let segment = &self.segments[place.segment];
-        let Ok(data) = segment.section.word("segment", place.offset) else {
-            // Segments are whole words, so if any byte is outside the word is.
-            segment.check(place.offset, 8)?;
-            return Err(Error::BadSegment { len: segment.section.len() });
-        };
-        let lock = machinery.lock(place.lock)?;
-        let value = match commit::read(data, lock) {
-            Ok(value) => value,
-            Err(token) => return Ok(Tried::Locked(token)),
-        };
-        if !one.matches(value) {
-            return Ok(Tried::Differs(value));
-        }
-        if one.write.0 == 0 {
-            return Ok(Tried::Made(value));
-        }
-        if !self.is_flyer {
-            let (flyers, bit) = machinery.flyer(self.slot)?;
-            flyers.insert(bit);
-            self.is_flyer = true;
-        }
-        let flight = &self.flight.words[0];
-        commit::announce(flight, place.lock);
-        step(Step::Announced);
-        let tried = match lock.get() {
-            0 => {
-                step(Step::Unlocked);
-                match data.replace(value, one.changed(value)) {
-                    Ok(()) => Tried::Made(value),
-                    Err(other) if one.matches(other) => Tried::Raced,
-                    Err(other) => Tried::Differs(other),
-                }
-            }
-            token => Tried::Locked(token),
-        };
-        step(Step::Changed);
-        commit::withdraw(flight);
-        step(Step::Withdrawn);
-        Ok(tried)
     }
 }

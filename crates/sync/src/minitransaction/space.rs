@@ -12,6 +12,7 @@ use super::committer::Committer;
 use super::error::{Error, Result};
 use super::items::{Minitransaction, Node, Outcome, SegmentId, name, named};
 use super::machinery::{Machinery, Shape};
+use super::one::{Place, key};
 
 /// How long a commit waits for others before it ends as [`Outcome::LockFailed`], unless told otherwise. It outlasts the time
 /// slices of a crowded machine, and on a machine of its own the discovery of a death.
@@ -136,6 +137,19 @@ impl Space {
         Committer::open(&self.shared)
     }
 
+    /// Finds the aligned word of 8 bytes at `offset` of a segment, for [`Committer::load`] and [`Committer::exchange`].
+    ///
+    /// # Errors
+    /// [`Error::NotReachable`], [`Error::NoSegment`], [`Error::OutOfBounds`], also for an offset that is no multiple of 8.
+    pub fn place(&self, node: Node, segment: SegmentId, offset: u64) -> Result<Place> {
+        let found = self.shared.find(name(node, segment))?;
+        if !offset.is_multiple_of(8) {
+            let limit = found.section.len();
+            return Err(Error::OutOfBounds { segment, offset, len: 8, limit });
+        }
+        self.shared.place(&found, offset)
+    }
+
     /// Commits with one of the space's own committers, which are kept: for programs that cannot keep one for each thread. A
     /// thread finds its own again; more than 16 threads share.
     ///
@@ -201,6 +215,19 @@ impl Shared {
     #[inline]
     pub(crate) fn version(&self) -> u64 {
         self.version.peek()
+    }
+
+    /// The word at `offset` of a segment, a multiple of 8.
+    pub(crate) fn place(&self, segment: &Segment, offset: u64) -> Result<Place> {
+        segment.check(offset, 8)?;
+        let index = self.machinery.lock_of(segment.name, offset / 64);
+        let lock = self.machinery.lock_line(index)?;
+        Ok(Place {
+            data: segment.section.part("segment", offset, 8)?,
+            lock,
+            index,
+            key: key(segment.name, offset),
+        })
     }
 
     /// All segments, and the version that they are.
