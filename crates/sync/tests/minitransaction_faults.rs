@@ -3,6 +3,7 @@
 mod mini;
 use mini::*;
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use isthmus_sync::minitransaction::fault::{Step, arm, disarm};
@@ -163,6 +164,73 @@ fn heirs_that_are_killed_at_any_step_have_heirs() {
                     break;
                 }
             }
+        }
+    }
+}
+
+static REACHED: [AtomicBool; 2] = [const { AtomicBool::new(false) }; 2];
+
+/// Stays at a step until the other thread has come to its own, or cannot come there, which takes some time to believe.
+fn meet(own: usize) {
+    let begun = Instant::now();
+    REACHED[own].store(true, Ordering::SeqCst);
+    while !REACHED[1 - own].load(Ordering::SeqCst) && begun.elapsed() < Duration::from_millis(300) {
+        std::thread::yield_now();
+    }
+}
+
+/// One changes a word under a lock after it found it right, another one the word alone: whichever of them is stopped where
+/// the other comes in between, one of them fails.
+#[test]
+fn a_change_of_one_word_and_a_transaction_exclude_each_other() {
+    // The second begins only when the first is where it is stopped.
+    for (at, one_first) in
+        [(Step::Unlocked, true), (Step::Announced, true), (Step::Matched, true), (Step::Matched, false)]
+    {
+        let world = World::new(SHAPE);
+        let space = world.space();
+        world.set(ALONE, 1);
+        REACHED.iter().for_each(|r| r.store(false, Ordering::SeqCst));
+        let await_other = |is_first: bool, own: usize| {
+            while !is_first && !REACHED[1 - own].load(Ordering::SeqCst) {
+                std::thread::yield_now();
+            }
+        };
+        let (one, several) = std::thread::scope(|scope| {
+            let one = scope.spawn(|| {
+                let mut own = space.committer().unwrap();
+                await_other(one_first, 0);
+                arm(at, 0, |_| {
+                    meet(0);
+                    // The other one is between its compare and its writes: a little longer than it stays there.
+                    std::thread::sleep(Duration::from_millis(20));
+                });
+                let outcome = exchange(&mut own, ALONE, 1, 7);
+                disarm();
+                outcome
+            });
+            let several = scope.spawn(|| {
+                let mut own = space.committer().unwrap();
+                await_other(!one_first, 1);
+                arm(Step::Compared, 0, |_| {
+                    meet(1);
+                    std::thread::sleep(Duration::from_millis(60));
+                });
+                let mut t = Minitransaction::new();
+                t.compare(N, S, ALONE, &1_u64.to_le_bytes());
+                t.write(N, S, ALONE, &9_u64.to_le_bytes());
+                t.write(N, S, 0, &9_u64.to_le_bytes());
+                let outcome = own.commit(&mut t).unwrap();
+                disarm();
+                outcome
+            });
+            (one.join().unwrap(), several.join().unwrap())
+        });
+        let told = format!("{at:?} {one_first}: {one:?}, {several:?}");
+        match world.word(ALONE) {
+            7 => assert_eq!((one, several), (Outcome::Committed, Outcome::CompareFailed), "{told}"),
+            9 => assert_eq!((one, several), (Outcome::CompareFailed, Outcome::Committed), "{told}"),
+            other => panic!("{other}: {told}"),
         }
     }
 }

@@ -35,6 +35,8 @@ pub enum Step {
     Freed,
     /// All locks are free.
     AllFreed,
+    /// A word matched and its lock was free.
+    Matched,
     /// A change of one word is announced.
     Announced,
     /// The lock was free.
@@ -79,8 +81,8 @@ impl Step {
         Self::AllFreed,
     ];
     /// All steps of a change of one word, and of becoming able to make one.
-    pub const ONE: [Self; 5] =
-        [Self::SlotClaimed, Self::Announced, Self::Unlocked, Self::Changed, Self::Withdrawn];
+    pub const ONE: [Self; 6] =
+        [Self::SlotClaimed, Self::Matched, Self::Announced, Self::Unlocked, Self::Changed, Self::Withdrawn];
     /// All steps of a recovery.
     pub const RECOVERY: [Self; 8] = [
         Self::Claimed,

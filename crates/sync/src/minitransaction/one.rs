@@ -103,6 +103,7 @@ fn try_once(data: &Word, lock: &Word, index: u64, flight: &Word, one: &One) -> T
     if one.write.0 == 0 {
         return Tried::Made(value);
     }
+    step(Step::Matched);
     commit::announce(flight, index);
     step(Step::Announced);
     let tried = match lock.get() {
