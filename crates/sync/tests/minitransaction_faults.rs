@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use isthmus_sync::minitransaction::fault::{Step, arm, disarm};
-use isthmus_sync::minitransaction::{Committer, Minitransaction, Outcome, Shape};
+use isthmus_sync::minitransaction::{Committer, Error, Minitransaction, Outcome, Shape, Space};
 use rustix::process::{Signal, getpid, kill_process};
 
 const SHAPE: Shape = Shape { slots: 16, locks: 64, log_bytes: 1024 };
@@ -166,6 +166,22 @@ fn heirs_that_are_killed_at_any_step_have_heirs() {
             }
         }
     }
+}
+
+#[test]
+fn who_does_not_know_a_segment_leaves_the_log_to_others() {
+    let world = World::new(SHAPE);
+    assert!(die(&world, "several", Step::Committed, 0));
+    let stranger = Space::open(&world.member, &world.machinery(), SHAPE).unwrap();
+    let deadline = Instant::now() + SOON;
+    let error = loop {
+        match stranger.recover() {
+            Err(e) => break e,
+            Ok(_) => assert!(Instant::now() < deadline),
+        }
+    };
+    assert!(matches!(error, Error::NoSegment { segment: S, .. }), "{error}");
+    check(&world, "left by a stranger", Some(1));
 }
 
 static REACHED: [AtomicBool; 2] = [const { AtomicBool::new(false) }; 2];

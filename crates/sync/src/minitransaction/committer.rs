@@ -107,7 +107,8 @@ impl Committer {
     ///
     /// # Errors
     /// [`Error::NotReachable`], [`Error::NoSegment`], [`Error::OutOfBounds`], [`Error::TooLarge`] for what is asked for;
-    /// [`Error::Corrupt`] for what was found. Nothing was written.
+    /// [`Error::Corrupt`] for what was found. [`Error::NoSegment`] and [`Error::NotReachable`] also where the log of a dead
+    /// process is in the way, which names a segment that is not known here. Nothing was written.
     ///
     /// # Source
     /// Paper section 3.1, figure 3.2.

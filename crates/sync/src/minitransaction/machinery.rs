@@ -44,7 +44,7 @@ pub struct Shape {
 }
 
 impl Default for Shape {
-    /// 64 slots, 2,048 locks and 4 KiB of log: 397 KiB.
+    /// 64 slots, 2,048 locks and 4 KiB of log: 393 KiB.
     fn default() -> Self {
         Self { slots: 64, locks: 2048, log_bytes: 4096 }
     }
