@@ -12,11 +12,10 @@
 //! - [`barrier`]: words from which it follows that all have arrived (P9, P10).
 //! - [`lock`]: locks that know their owner, and are taken over when he dies (P11).
 //! - [`readers`]: readers that are counted where nobody else counts, and a writer that finds them (P12).
+//! - [`commit`]: minitransactions: locks that outlive their holders, and changes of one word beside them (P13 to P16).
 //! - [`stream`]: positions of a one-way ring of bytes, and who may still be reading it (P17 to P19).
 //!
-//! - [`commit`]: minitransactions: locks that outlive their holders, and changes of one word beside them (P13 to P16).
-//!
-//! The labels P1 to P16 name pairs of accesses; `docs/memory-ordering.md` lists them with their models. Nothing
+//! The labels P1, P2 and so on name pairs of accesses; `docs/memory-ordering.md` lists them with their models. Nothing
 //! here makes a system call or knows what a message is. Every cell consists of atomics only, so any bytes that
 //! another party leaves in it are a valid value.
 

@@ -4,6 +4,7 @@
 //! - [`mutex`]: one at a time; the next owner learns that the last one died. [`condvar`]: waiting for a change under it.
 //! - [`rwlock`]: many readers or one writer, with the same care for the dead.
 //! - [`semaphore`]: a count that is waited for. [`once`]: something is made once, by whoever comes first and lives.
+//! - [`minitransaction`]: reads, comparisons and writes of several places in segments, all or nothing.
 //! - [`wait`]: how a thread passes its time until then.
 //!
 //! Everything here lives in a piece of a shared section that all members may write: a `Section`, zeroed when it was made,
