@@ -23,6 +23,7 @@
 
 #include <stddef.h>
 #include <stdint.h>
+#include <sys/uio.h>
 
 #ifdef __cplusplus
 extern "C" {
@@ -45,6 +46,12 @@ extern "C" {
 #define ISTHMUS_ELOST (-14)     /* an owner died, and the next one gave the lock back without having mended what it protects */
 #define ISTHMUS_EOWNERDIED (-15) /* a writer died, and no other has mended yet what the lock protects; not taken */
 #define ISTHMUS_EOVERFLOW (-16) /* the semaphore would go beyond its largest value */
+#define ISTHMUS_EREFUSED (-17)  /* the peer accepts no connections, or too many wait there */
+#define ISTHMUS_EEND (-18)      /* end of the stream: the other side closed, and everything was read */
+#define ISTHMUS_ECLOSED (-19)   /* the channel is closed in this direction */
+#define ISTHMUS_EPEERDIED (-20) /* the other side is gone without having closed; what had arrived was read */
+#define ISTHMUS_EFAULTY (-21)   /* the other side broke the protocol; the channel is dead */
+#define ISTHMUS_ESUSPENDED (-22) /* the channel is suspended: connect anew once the peer can be reached again */
 
 /* What an error number means, in a few words; never NULL. */
 const char *isthmus_strerror(int error);
@@ -239,6 +246,140 @@ int isthmus_rwlock_unlink(struct isthmus *here, const char *name);
  */
 int isthmus_once(struct isthmus *here, const char *name, unsigned mode, int (*make)(int taken_over, void *arg), void *arg);
 int isthmus_once_unlink(struct isthmus *here, const char *name);
+
+/* ---- IVC: channels ----
+ *
+ * Byte streams between two processes, as of connected sockets, through rings in shared memory. All contexts that register
+ * with the same magic id form a group, on the host and in all VMs; groups do not see each other. Source: W. Huang, Ph.D.
+ * thesis, Ohio State 2008, 6.1.
+ *
+ * A channel is for one reader and one writer at a time.
+ */
+struct isthmus_ivc;
+struct isthmus_channel;
+
+/* A member of a group. */
+struct isthmus_peer {
+	uint64_t client;       /* the id that its program chose; nothing keeps two from choosing the same */
+	char host[64];         /* the name of its VM, or of the host */
+	unsigned char address[16]; /* where it is; opaque, good for this life of it */
+};
+
+/* Sizes and limits; 0 is the usual. */
+struct isthmus_ivc_options {
+	uint64_t ring_bytes;    /* of each channel's ring that is written here: a power of two from 256 to 2^30; 65536 */
+	uint64_t segment_bytes; /* step in which a reader gives room back: a power of two from 64 to a quarter of the ring; 64 */
+	uint64_t linger_ns;     /* how long isthmus_ivc_close() waits until what was written is read; 5 s */
+	uint32_t backlog;       /* connections that may wait to be accepted; 64 */
+};
+
+/*
+ * Becomes a member of the group `magic`, as `client`. `options` may be NULL. Errors: ISTHMUS_EFULL, ISTHMUS_EINVAL,
+ * ISTHMUS_ENOSERVICE.
+ */
+int isthmus_ivc_register(struct isthmus *here, uint64_t magic, uint64_t client, const struct isthmus_ivc_options *options,
+			 struct isthmus_ivc **ivc);
+
+/*
+ * Leaves the group, once all its channels are closed; waits until what was written is read, as the options say. A process that
+ * ends without it takes unread bytes with it. NULL is fine.
+ */
+void isthmus_ivc_close(struct isthmus_ivc *ivc);
+
+/* Writes up to `most` other members to `peers`; returns how many there are. */
+int isthmus_ivc_peers(const struct isthmus_ivc *ivc, struct isthmus_peer *peers, size_t most);
+
+/* Connects to a member. Errors: ISTHMUS_ENOTFOUND, ISTHMUS_EREFUSED, ISTHMUS_ETIMEDOUT, ISTHMUS_EFULL. */
+int isthmus_ivc_connect(const struct isthmus_ivc *ivc, const struct isthmus_peer *peer, uint64_t timeout_ns,
+			struct isthmus_channel **channel);
+
+/* Accepts a connection. Errors: ISTHMUS_ETIMEDOUT; ISTHMUS_EBUSY with a time of 0 and none there. */
+int isthmus_ivc_accept(const struct isthmus_ivc *ivc, uint64_t timeout_ns, struct isthmus_channel **channel);
+
+/*
+ * A descriptor that becomes readable when a connection, an event, or what isthmus_channel_watch() asked for may be there. It
+ * is the context's: poll it, and neither read nor close it. Before each sleep on it, isthmus_ivc_arm() must have returned 1;
+ * 0: something is there already.
+ */
+int isthmus_ivc_descriptor(const struct isthmus_ivc *ivc);
+int isthmus_ivc_arm(const struct isthmus_ivc *ivc);
+
+/* What happens to a group and its channels. */
+#define ISTHMUS_JOINED 1    /* a member can be reached that could not before */
+#define ISTHMUS_LEFT 2      /* a member has left or died */
+#define ISTHMUS_SUSPENDED 3 /* a channel is no longer available, since a side migrates; with what was not read */
+#define ISTHMUS_GONE 4      /* a channel's other side is gone */
+
+struct isthmus_event {
+	int kind;
+	int in_order; /* of ISTHMUS_LEFT: whether it is known to have left in good order */
+	struct isthmus_peer peer;
+	uint64_t channel; /* isthmus_channel_id() of the channel, or 0 */
+	const void *unread;
+	size_t unread_bytes;
+};
+
+/*
+ * Calls `each` with what has happened since the last call, waiting for something up to `timeout_ns`; returns how much that
+ * was. The first call tells of all members there are.
+ */
+int isthmus_ivc_events(const struct isthmus_ivc *ivc, uint64_t timeout_ns,
+		       void (*each)(const struct isthmus_event *event, void *arg), void *arg);
+
+/*
+ * Suspends all channels, as before a migration: nothing is written any more, and what was not read comes in events, on both
+ * sides. Returns how many channels did not follow in time. isthmus_ivc_resume() allows new ones.
+ */
+int isthmus_ivc_suspend(const struct isthmus_ivc *ivc, uint64_t timeout_ns);
+int isthmus_ivc_resume(const struct isthmus_ivc *ivc);
+
+/* The other side of a channel. */
+int isthmus_channel_peer(const struct isthmus_channel *channel, struct isthmus_peer *peer);
+
+/* The channel's number in events. */
+uint64_t isthmus_channel_id(const struct isthmus_channel *channel);
+
+/*
+ * Moves as many bytes as can be without waiting; returns how many, 0 if none can be now. Errors of reading, after all bytes
+ * that came: ISTHMUS_EEND, ISTHMUS_EPEERDIED, ISTHMUS_ESUSPENDED; of writing: ISTHMUS_ECLOSED, ISTHMUS_EPEERDIED; of both
+ * ISTHMUS_EFAULTY.
+ */
+int64_t isthmus_channel_read(struct isthmus_channel *channel, void *into, size_t len);
+int64_t isthmus_channel_write(struct isthmus_channel *channel, const void *from, size_t len);
+
+/* The same with up to 1024 pieces, as of readv(2). */
+int64_t isthmus_channel_readv(struct isthmus_channel *channel, const struct iovec *pieces, int count);
+int64_t isthmus_channel_writev(struct isthmus_channel *channel, const struct iovec *pieces, int count);
+
+/* Moves all of `len` bytes, or fails: waiting up to `timeout_ns`, at last asleep. */
+int isthmus_channel_read_all(struct isthmus_channel *channel, void *into, size_t len, uint64_t timeout_ns);
+int isthmus_channel_write_all(struct isthmus_channel *channel, const void *from, size_t len, uint64_t timeout_ns);
+
+/*
+ * Writing without a copy: room for up to `most` bytes in the ring, as two pieces (the second one is empty unless the ring's
+ * end lies between them); returns how many. isthmus_channel_commit() publishes the first `len` of them.
+ */
+int64_t isthmus_channel_reserve(struct isthmus_channel *channel, size_t most, struct iovec pieces[2]);
+int isthmus_channel_commit(struct isthmus_channel *channel, size_t len);
+
+/*
+ * Reading without a copy: up to `most` bytes that have come, where they are. isthmus_channel_release() gives the first `len`
+ * back to the writer; only when it succeeds were they the other side's, which may change them while they are looked at.
+ */
+int64_t isthmus_channel_peek(struct isthmus_channel *channel, size_t most, struct iovec pieces[2]);
+int isthmus_channel_release(struct isthmus_channel *channel, size_t len);
+
+/* Has the context's descriptor tell of bytes to read, and of room to write, on this channel. */
+int isthmus_channel_watch(struct isthmus_channel *channel, int read, int write);
+
+/* Shuts the own direction down: the other side reads what was written, and then ISTHMUS_EEND. */
+int isthmus_channel_shutdown(struct isthmus_channel *channel);
+
+/* Waits until the other side has read everything. */
+int isthmus_channel_flush(struct isthmus_channel *channel, uint64_t timeout_ns);
+
+/* Closes both directions; what was written before is still delivered. NULL is fine. */
+void isthmus_channel_close(struct isthmus_channel *channel);
 
 #ifdef __cplusplus
 }

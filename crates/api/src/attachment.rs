@@ -72,6 +72,27 @@ impl Attachment {
         all.filter(|o| o.kind == Kind::Segment as u32).collect()
     }
 
+    /// Becomes a member of the group of all that have the same `magic` id, with a `client` id for the others to know it by.
+    ///
+    /// # Errors
+    /// [`crate::Error::Ivc`] when the region or the service has no room for it.
+    pub fn register(&self, magic: u64, client: u64) -> Result<isthmus_ivc::Context> {
+        Ok(isthmus_ivc::Context::register(&self.0, magic, client)?)
+    }
+
+    /// As [`Attachment::register`], with sizes and limits of one's own.
+    ///
+    /// # Errors
+    /// As there; [`isthmus_ivc::Error::Invalid`] for sizes that cannot be.
+    pub fn register_with(
+        &self,
+        magic: u64,
+        client: u64,
+        config: isthmus_ivc::Config,
+    ) -> Result<isthmus_ivc::Context> {
+        Ok(isthmus_ivc::Context::register_with(&self.0, magic, client, config)?)
+    }
+
     /// A name for something that synchronises: to be opened or made by what this gives.
     pub fn named(&self, name: &str) -> Named {
         Named::new(self, name)

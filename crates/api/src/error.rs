@@ -47,6 +47,9 @@ pub enum Error {
     /// What synchronises could not do what it was asked.
     #[error(transparent)]
     Sync(#[from] isthmus_sync::Error),
+    /// A context or channel of IVC could not do what it was asked.
+    #[error(transparent)]
+    Ivc(#[from] isthmus_ivc::Error),
     /// The service is gone, or cannot do that.
     #[error(transparent)]
     Service(isthmus_region::Error),

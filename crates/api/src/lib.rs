@@ -1,7 +1,8 @@
 //! Shared memory between the virtual machines of one host, for programs written for it.
 //!
 //! A program attaches to the service of its host or VM, and meets others by name: in *segments*, which are bytes that all of
-//! them see, and at what synchronises: barriers, mutexes, condition variables, semaphores, reader-writer locks.
+//! them see, and at what synchronises: barriers, mutexes, condition variables, semaphores, reader-writer locks;
+//! and through *channels*, which are byte streams between two of a group.
 //!
 //! ```no_run
 //! # fn main() -> isthmus::Result<()> {
@@ -30,8 +31,15 @@ mod error;
 mod named;
 mod segment;
 
+/// Channels between processes, as of sockets: [`Attachment::register`].
+pub mod ivc {
+    pub use isthmus_ivc::*;
+    pub use isthmus_region::local::LocalBuf;
+}
+
 pub use attachment::{Attachment, Kind, Member, ObjectInfo};
 pub use error::{Error, Result};
+pub use isthmus_region::Error as RegionError;
 pub use isthmus_region::objects::UNLINKED;
 pub use isthmus_region::value::Value;
 pub use isthmus_sync as sync;

@@ -22,6 +22,12 @@ pub(crate) const ENOTOWNER: c_int = -13;
 pub(crate) const ELOST: c_int = -14;
 pub(crate) const EOWNERDIED: c_int = -15;
 pub(crate) const EOVERFLOW: c_int = -16;
+pub(crate) const EREFUSED: c_int = -17;
+pub(crate) const EEND: c_int = -18;
+pub(crate) const ECLOSED: c_int = -19;
+pub(crate) const EPEERDIED: c_int = -20;
+pub(crate) const EFAULTY: c_int = -21;
+pub(crate) const ESUSPENDED: c_int = -22;
 
 /// A number and what was wrong.
 #[derive(Debug)]
@@ -61,6 +67,7 @@ impl From<Error> for Failure {
             Error::Invalid(_) | Error::OutOfBounds { .. } => EINVAL,
             Error::Service(_) => ENOSERVICE,
             Error::Sync(e) => of_sync(e),
+            Error::Ivc(e) => of_ivc(e),
             Error::Region(_) => EREGION,
         };
         Self { number, text: with_causes(&e) }
@@ -82,6 +89,30 @@ fn of_sync(e: &isthmus::sync::Error) -> c_int {
         Error::OwnerDied => EOWNERDIED,
         Error::NotRecoverable => ELOST,
         Error::Overflow { .. } => EOVERFLOW,
+    }
+}
+
+fn of_ivc(e: &isthmus::ivc::Error) -> c_int {
+    use isthmus::ivc::Error;
+    match e {
+        Error::Region { source: isthmus::RegionError::Full { .. }, .. } => EFULL,
+        Error::Region { source: isthmus::RegionError::Service { .. }, .. } => ENOSERVICE,
+        Error::Region { .. } | Error::System { .. } => EREGION,
+        Error::Invalid { .. } | Error::Oneself => EINVAL,
+        Error::NoPeer { .. } => ENOTFOUND,
+        Error::Refused { .. } => EREFUSED,
+        Error::TimedOut { .. } => ETIMEDOUT,
+        Error::End { .. } => EEND,
+        Error::Closed { .. } => ECLOSED,
+        Error::PeerDied { .. } => EPEERDIED,
+        Error::Faulty { .. } => EFAULTY,
+        Error::Suspended { .. } => ESUSPENDED,
+    }
+}
+
+impl From<isthmus::ivc::Error> for Failure {
+    fn from(e: isthmus::ivc::Error) -> Self {
+        Error::from(e).into()
     }
 }
 
@@ -148,6 +179,12 @@ pub extern "C" fn isthmus_strerror(error: c_int) -> *const c_char {
         ENOTOWNER => c"this thread does not own the lock",
         ELOST => c"an owner died, and what the lock protects was not mended",
         EOWNERDIED => c"a writer died, and what the lock protects was not mended yet",
+        EREFUSED => c"the peer accepts no connections, or too many wait",
+        EEND => c"end of the stream",
+        ECLOSED => c"the channel is closed in this direction",
+        EPEERDIED => c"the other side is gone",
+        EFAULTY => c"the other side broke the protocol",
+        ESUSPENDED => c"the channel is suspended",
         EOVERFLOW => c"the semaphore would go beyond its largest value",
         _ => c"no error number of isthmus",
     };

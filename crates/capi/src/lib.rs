@@ -5,6 +5,7 @@
 
 pub mod attachment;
 pub mod errno;
+pub mod ivc;
 pub mod segment;
 pub mod sync;
 

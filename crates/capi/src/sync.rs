@@ -29,7 +29,7 @@ unsafe fn name(here: &Attachment, name: *const c_char, mode: c_uint) -> Result<N
     Ok(here.named(unsafe { named(name) }?).mode(mode))
 }
 
-fn limit(timeout_ns: u64) -> Option<Duration> {
+pub(crate) fn limit(timeout_ns: u64) -> Option<Duration> {
     (timeout_ns != FOREVER).then(|| Duration::from_nanos(timeout_ns))
 }
 
