@@ -218,6 +218,140 @@ static void locks(struct isthmus *here)
 	EXPECT(isthmus_rwlock_unlink(here, "edges"), 0);
 }
 
+static void note(const struct isthmus_event *event, void *arg)
+{
+	*(int *)arg |= 1 << event->kind;
+	if (event->kind == ISTHMUS_SUSPENDED)
+		EXPECT(event->unread_bytes == 5 && !memcmp(event->unread, "never", 5), 1);
+}
+
+static void *answer(void *arg)
+{
+	struct isthmus_channel *channel;
+	EXPECT(isthmus_ivc_accept(arg, SOON, &channel), 0);
+	return channel;
+}
+
+static void register_and_connect(struct isthmus *here)
+{
+	struct isthmus_ivc *ivc;
+	struct isthmus_peer peers[2];
+	struct isthmus_channel *channel;
+	if (isthmus_ivc_register(here, 42, 3, NULL, &ivc) || isthmus_ivc_peers(ivc, peers, 2) != 2 ||
+	    isthmus_ivc_connect(ivc, &peers[peers[0].client != 2], SOON, &channel) ||
+	    isthmus_channel_write(channel, "last", 4) != 4)
+		_exit(1);
+}
+
+static void channels(struct isthmus *here)
+{
+	struct isthmus_ivc_options options = {.ring_bytes = 1024}, wrong = {.ring_bytes = 1000};
+	struct isthmus_ivc *one, *two, *stranger;
+	struct isthmus_channel *there, *here_too;
+	struct isthmus_peer peer, nobody;
+	struct iovec pieces[2];
+	pthread_t thread;
+	char bytes[2048] = "hello", more[8];
+	void *accepted;
+	int seen = 0;
+
+	memset(&nobody, 255, sizeof nobody);
+	EXPECT(isthmus_ivc_register(here, 42, 1, &wrong, &one), ISTHMUS_EINVAL);
+	EXPECT(isthmus_ivc_register(here, 42, 1, &options, &one), 0);
+	EXPECT(isthmus_ivc_register(here, 42, 2, NULL, &two), 0);
+	EXPECT(isthmus_ivc_register(here, 43, 1, NULL, &stranger), 0);
+	EXPECT(isthmus_ivc_peers(stranger, NULL, 0), 0);
+	EXPECT(isthmus_ivc_peers(one, NULL, 0), 1);
+	EXPECT(isthmus_ivc_peers(one, NULL, 1), ISTHMUS_EINVAL);
+	EXPECT(isthmus_ivc_peers(one, &peer, 1), 1);
+	EXPECT((int)peer.client, 2);
+	EXPECT(isthmus_ivc_events(one, SOON, note, &seen), 1);
+	EXPECT(seen, 1 << ISTHMUS_JOINED);
+	EXPECT(isthmus_ivc_accept(two, 0, &there), ISTHMUS_EBUSY);
+	EXPECT(isthmus_ivc_accept(two, MOMENT, &there), ISTHMUS_ETIMEDOUT);
+	EXPECT(isthmus_ivc_connect(one, &nobody, SOON, &there), ISTHMUS_ENOTFOUND);
+	EXPECT(isthmus_ivc_connect(one, NULL, SOON, &there), ISTHMUS_EINVAL);
+	EXPECT(isthmus_ivc_descriptor(two) >= 0, 1);
+	EXPECT(isthmus_ivc_arm(two), 1);
+	pthread_create(&thread, NULL, answer, two);
+	EXPECT(isthmus_ivc_connect(one, &peer, SOON, &there), 0);
+	pthread_join(thread, &accepted);
+	here_too = accepted;
+	EXPECT(isthmus_channel_peer(here_too, &peer), 0);
+	EXPECT((int)peer.client, 1);
+	EXPECT(isthmus_channel_id(there) != 0 || isthmus_channel_id(here_too) != UINT64_MAX, 1);
+	EXPECT((int)isthmus_channel_read(here_too, bytes, sizeof bytes), 0);
+	EXPECT((int)isthmus_channel_write(there, bytes, sizeof bytes), 1024);
+	EXPECT((int)isthmus_channel_write(there, bytes, 1), 0);
+	EXPECT(isthmus_channel_flush(there, MOMENT), ISTHMUS_ETIMEDOUT);
+	EXPECT(isthmus_channel_read_all(here_too, bytes, 1024, SOON), 0);
+	EXPECT(strcmp(bytes, "hello"), 0);
+	EXPECT(isthmus_channel_flush(there, SOON), 0);
+	pieces[0] = (struct iovec){bytes, 3};
+	pieces[1] = (struct iovec){bytes + 3, 2};
+	EXPECT((int)isthmus_channel_writev(there, pieces, 2), 5);
+	EXPECT((int)isthmus_channel_writev(there, NULL, 2), ISTHMUS_EINVAL);
+	EXPECT((int)isthmus_channel_writev(there, pieces, -1), ISTHMUS_EINVAL);
+	pieces[0] = (struct iovec){more, 2};
+	pieces[1] = (struct iovec){more + 2, 6};
+	EXPECT((int)isthmus_channel_readv(here_too, pieces, 2), 5);
+	EXPECT(memcmp(more, "hello", 5), 0);
+	EXPECT((int)isthmus_channel_read(here_too, NULL, 1), ISTHMUS_EINVAL);
+	EXPECT((int)isthmus_channel_reserve(there, 4, pieces), 4);
+	memcpy(pieces[0].iov_base, "in p", pieces[0].iov_len);
+	EXPECT(isthmus_channel_commit(there, 5), ISTHMUS_EINVAL);
+	EXPECT(isthmus_channel_commit(there, 4), 0);
+	EXPECT((int)isthmus_channel_reserve(there, 4, NULL), ISTHMUS_EINVAL);
+	EXPECT((int)isthmus_channel_peek(here_too, 9, pieces), 4);
+	EXPECT(memcmp(pieces[0].iov_base, "in p", pieces[0].iov_len), 0);
+	EXPECT(isthmus_channel_release(here_too, 5), ISTHMUS_EINVAL);
+	EXPECT(isthmus_channel_release(here_too, 4), 0);
+	EXPECT(isthmus_channel_watch(here_too, 1, 0), 0);
+	EXPECT(isthmus_channel_write_all(there, "x", 1, SOON), 0);
+	EXPECT(isthmus_ivc_arm(two), 0);
+	EXPECT(isthmus_channel_shutdown(there), 0);
+	EXPECT((int)isthmus_channel_write(there, "x", 1), ISTHMUS_ECLOSED);
+	EXPECT(isthmus_channel_read_all(here_too, more, 2, SOON), ISTHMUS_EEND);
+	EXPECT(isthmus_channel_write_all(here_too, "back", 4, SOON), 0);
+	isthmus_channel_close(here_too);
+	EXPECT(isthmus_channel_read_all(there, more, 4, SOON), 0);
+	EXPECT(isthmus_channel_read_all(there, more, 1, SOON), ISTHMUS_EEND);
+	isthmus_channel_close(there);
+
+	/* One that dies: what it said is heard, then that it is gone. */
+	pthread_create(&thread, NULL, answer, two);
+	in_a_dying_child(register_and_connect);
+	pthread_join(thread, &accepted);
+	int found = isthmus_channel_read_all(accepted, more, 4, SOON);
+	EXPECT(found == 0 ? memcmp(more, "last", 4) : found != ISTHMUS_EPEERDIED, 0);
+	EXPECT(isthmus_channel_read_all(accepted, more, 1, SOON), ISTHMUS_EPEERDIED);
+	isthmus_channel_close(accepted);
+
+	/* Suspended as before a migration: what was not read is handed over. */
+	EXPECT(isthmus_ivc_peers(one, &peer, 1) >= 1, 1);
+	pthread_create(&thread, NULL, answer, two);
+	EXPECT(isthmus_ivc_connect(one, &peer, SOON, &there), 0);
+	pthread_join(thread, &accepted);
+	EXPECT((int)isthmus_channel_write(there, "never", 5), 5);
+	EXPECT(isthmus_ivc_suspend(one, MOMENT) >= 0, 1);
+	seen = 0;
+	for (int look = 0; look < 500 && !(seen & 1 << ISTHMUS_SUSPENDED); look++)
+		isthmus_ivc_events(two, 10 * MOMENT, note, &seen);
+	EXPECT(seen >> ISTHMUS_SUSPENDED & 1, 1);
+	EXPECT((int)isthmus_channel_read(accepted, more, 1), ISTHMUS_ESUSPENDED);
+	EXPECT(isthmus_ivc_resume(one), 0);
+	isthmus_channel_close(accepted);
+	isthmus_channel_close(there);
+	EXPECT(isthmus_ivc_events(one, 0, NULL, NULL), ISTHMUS_EINVAL);
+	isthmus_ivc_close(stranger);
+	isthmus_ivc_close(two);
+	isthmus_ivc_close(one);
+	isthmus_ivc_close(NULL);
+	isthmus_channel_close(NULL);
+	EXPECT((int)isthmus_channel_read(NULL, more, 1), ISTHMUS_EINVAL);
+	EXPECT(isthmus_ivc_peers(NULL, NULL, 0), ISTHMUS_EINVAL);
+}
+
 int main(void)
 {
 	struct isthmus *here, *other;
@@ -285,6 +419,8 @@ int main(void)
 	EXPECT(made, 2);
 	EXPECT(isthmus_once(here, "edges", 0600, NULL, NULL), ISTHMUS_EINVAL);
 	EXPECT(isthmus_once_unlink(here, "edges"), 0);
+
+	channels(here);
 
 	/* NULL is an error or nothing, and never more. */
 	isthmus_detach(NULL);
