@@ -52,6 +52,7 @@ extern "C" {
 #define ISTHMUS_EPEERDIED (-20) /* the other side is gone without having closed; what had arrived was read */
 #define ISTHMUS_EFAULTY (-21)   /* the other side broke the protocol; the channel is dead */
 #define ISTHMUS_ESUSPENDED (-22) /* the channel is suspended: connect anew once the peer can be reached again */
+#define ISTHMUS_ENOTREACHABLE (-23) /* the memory node is of a host that this process does not reach */
 
 /* What an error number means, in a few words; never NULL. */
 const char *isthmus_strerror(int error);
@@ -246,6 +247,62 @@ int isthmus_rwlock_unlink(struct isthmus *here, const char *name);
  */
 int isthmus_once(struct isthmus *here, const char *name, unsigned mode, int (*make)(int taken_over, void *arg), void *arg);
 int isthmus_once_unlink(struct isthmus *here, const char *name);
+
+/* ---- minitransactions ----
+ *
+ * Reads, compares and writes of bytes in named segments, any mix of them, all at once or not at all, whoever is killed. They
+ * hold against each other, not against other accesses to the same bytes. Source: X. Ke, M.Sc. thesis, Alberta 2011, 3.1.
+ */
+struct isthmus_space;
+struct isthmus_transaction;
+
+/* How many can commit at once, and how much; 0 is the usual. All who open a space ask for the same. */
+struct isthmus_space_shape {
+	uint32_t slots;     /* threads that commit at the same time, in all processes: up to 512; 64 */
+	uint32_t locks;     /* a power of two up to 2^20; 2048. Each guards some lines of 64 bytes */
+	uint32_t log_bytes; /* what a commit may take: 8, 8 for each line touched, 24 and its bytes for each write; 4096 */
+};
+
+/* Opens the space called `name`, or makes it. `shape` may be NULL. Errors: ISTHMUS_EEXIST for one of another shape, and more. */
+int isthmus_space_open(struct isthmus *here, const char *name, unsigned mode, const struct isthmus_space_shape *shape,
+		       struct isthmus_space **space);
+
+/* Puts a segment in and keeps it open; gives the number that items name it by, which is the same for all processes. */
+int isthmus_space_add(const struct isthmus_space *space, const struct isthmus_segment *segment, uint32_t *id);
+void isthmus_space_close(struct isthmus_space *space);
+int isthmus_space_unlink(struct isthmus *here, const char *name);
+
+/* The memory node of this host's segments. Others get ISTHMUS_ENOTREACHABLE. */
+#define ISTHMUS_NODE_LOCAL 0
+
+/* An empty minitransaction. It is for one thread at a time, and can be committed and filled again any number of times. */
+int isthmus_transaction_new(const struct isthmus_space *space, struct isthmus_transaction **transaction);
+
+/* Takes all items out. */
+int isthmus_transaction_clear(struct isthmus_transaction *transaction);
+
+/*
+ * Items: bytes from `offset` of segment `segment` of a node. What is read is written to `into` by each commit that reads; reads
+ * and compares see what was there before, writes are made in their order. Bytes to compare and to write are copied now.
+ */
+int isthmus_transaction_read(struct isthmus_transaction *transaction, uint32_t node, uint32_t segment, uint64_t offset,
+			     void *into, size_t len);
+int isthmus_transaction_compare(struct isthmus_transaction *transaction, uint32_t node, uint32_t segment, uint64_t offset,
+				const void *bytes, size_t len);
+int isthmus_transaction_write(struct isthmus_transaction *transaction, uint32_t node, uint32_t segment, uint64_t offset,
+			      const void *bytes, size_t len);
+
+#define ISTHMUS_COMMITTED 0      /* all compares were equal, all is read and written */
+#define ISTHMUS_COMPARE_FAILED 1 /* a compare was not equal: all is read, nothing is written */
+#define ISTHMUS_LOCK_FAILED 2    /* others were in the way for long: nothing is read or written; try again */
+
+/*
+ * Commits: returns one of these. Items that all lie in one aligned word of 8 bytes take a single compare-and-swap. Errors:
+ * ISTHMUS_EINVAL for what is out of bounds or larger than the log, ISTHMUS_ENOTFOUND for no such segment,
+ * ISTHMUS_ENOTREACHABLE, ISTHMUS_EFULL when all slots are taken.
+ */
+int isthmus_transaction_commit(struct isthmus_transaction *transaction);
+void isthmus_transaction_free(struct isthmus_transaction *transaction);
 
 /* ---- IVC: channels ----
  *

@@ -218,6 +218,66 @@ static void locks(struct isthmus *here)
 	EXPECT(isthmus_rwlock_unlink(here, "edges"), 0);
 }
 
+static void transactions(struct isthmus *here)
+{
+	struct isthmus_space_shape wrong = {.locks = 3}, small = {.log_bytes = 64}, other = {.slots = 8, .log_bytes = 64};
+	struct isthmus_segment *segment, *read_only;
+	struct isthmus_space *space, *again;
+	struct isthmus_transaction *t;
+	uint64_t five = 5, six = 6, found = 0;
+	uint32_t id, same;
+	char many[256] = {0};
+
+	EXPECT(isthmus_segment_open(here, "mini", ISTHMUS_CREATE, 0600, 4096, &segment), 0);
+	EXPECT(isthmus_segment_open(here, "mini", ISTHMUS_READ, 0600, 0, &read_only), 0);
+	EXPECT(isthmus_space_open(here, "mini", 0600, &wrong, &space), ISTHMUS_EINVAL);
+	EXPECT(isthmus_space_open(here, "mini", 0600, &small, &space), 0);
+	EXPECT(isthmus_space_open(here, "mini", 0600, &other, &again), ISTHMUS_EEXIST);
+	EXPECT(isthmus_space_add(space, NULL, &id), ISTHMUS_EINVAL);
+	EXPECT(isthmus_space_add(space, read_only, &id), ISTHMUS_EACCESS);
+	EXPECT(isthmus_space_add(space, segment, NULL), ISTHMUS_EINVAL);
+	EXPECT(isthmus_space_add(space, segment, &id), 0);
+	EXPECT(isthmus_space_add(space, segment, &same), 0);
+	EXPECT(id == same, 1);
+	EXPECT(isthmus_transaction_new(space, &t), 0);
+	EXPECT(isthmus_transaction_commit(t), ISTHMUS_COMMITTED);
+	EXPECT(isthmus_transaction_read(t, 0, id, 8, &found, 8), 0);
+	EXPECT(isthmus_transaction_compare(t, 0, id, 0, &found, 8), 0);
+	EXPECT(isthmus_transaction_write(t, 0, id, 8, &five, 8), 0);
+	EXPECT(isthmus_transaction_commit(t), ISTHMUS_COMMITTED);
+	EXPECT((int)found, 0);
+	EXPECT(isthmus_transaction_commit(t), ISTHMUS_COMMITTED);
+	EXPECT((int)found, 5);
+	EXPECT(isthmus_transaction_clear(t), 0);
+	EXPECT(isthmus_transaction_compare(t, 0, id, 8, &six, 8), 0);
+	EXPECT(isthmus_transaction_write(t, 0, id, 8, &six, 8), 0);
+	EXPECT(isthmus_transaction_commit(t), ISTHMUS_COMPARE_FAILED);
+	EXPECT((int)((uint64_t *)isthmus_segment_data(segment))[1], 5);
+	EXPECT(isthmus_transaction_clear(t), 0);
+	EXPECT(isthmus_transaction_write(t, 1, id, 8, &six, 8), 0);
+	EXPECT(isthmus_transaction_commit(t), ISTHMUS_ENOTREACHABLE);
+	EXPECT(isthmus_transaction_clear(t), 0);
+	EXPECT(isthmus_transaction_write(t, 0, id + 1, 8, &six, 8), 0);
+	EXPECT(isthmus_transaction_commit(t), ISTHMUS_ENOTFOUND);
+	EXPECT(isthmus_transaction_clear(t), 0);
+	EXPECT(isthmus_transaction_write(t, 0, id, 4096, &six, 8), 0);
+	EXPECT(isthmus_transaction_commit(t), ISTHMUS_EINVAL);
+	EXPECT(isthmus_transaction_clear(t), 0);
+	EXPECT(isthmus_transaction_write(t, 0, id, 0, many, sizeof many), 0);
+	EXPECT(isthmus_transaction_commit(t), ISTHMUS_EINVAL);
+	EXPECT(isthmus_transaction_write(t, 0, id, 0, NULL, 8), ISTHMUS_EINVAL);
+	EXPECT(isthmus_transaction_read(t, 0, id, 0, NULL, 8), ISTHMUS_EINVAL);
+	EXPECT(isthmus_transaction_commit(NULL), ISTHMUS_EINVAL);
+	isthmus_transaction_free(t);
+	isthmus_transaction_free(NULL);
+	isthmus_space_close(space);
+	isthmus_space_close(NULL);
+	isthmus_segment_close(read_only);
+	isthmus_segment_close(segment);
+	EXPECT(isthmus_space_unlink(here, "mini"), 0);
+	EXPECT(isthmus_segment_unlink(here, "mini"), 0);
+}
+
 static void note(const struct isthmus_event *event, void *arg)
 {
 	*(int *)arg |= 1 << event->kind;
@@ -420,6 +480,7 @@ int main(void)
 	EXPECT(isthmus_once(here, "edges", 0600, NULL, NULL), ISTHMUS_EINVAL);
 	EXPECT(isthmus_once_unlink(here, "edges"), 0);
 
+	transactions(here);
 	channels(here);
 
 	/* NULL is an error or nothing, and never more. */

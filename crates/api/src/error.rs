@@ -47,6 +47,9 @@ pub enum Error {
     /// What synchronises could not do what it was asked.
     #[error(transparent)]
     Sync(#[from] isthmus_sync::Error),
+    /// A minitransaction, or its space, could not be used.
+    #[error(transparent)]
+    Transaction(#[from] isthmus_sync::minitransaction::Error),
     /// A context or channel of IVC could not do what it was asked.
     #[error(transparent)]
     Ivc(#[from] isthmus_ivc::Error),

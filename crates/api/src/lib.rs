@@ -1,7 +1,7 @@
 //! Shared memory between the virtual machines of one host, for programs written for it.
 //!
 //! A program attaches to the service of its host or VM, and meets others by name: in *segments*, which are bytes that all of
-//! them see, and at what synchronises: barriers, mutexes, condition variables, semaphores, reader-writer locks;
+//! them see, and at what synchronises: barriers, mutexes, condition variables, semaphores, reader-writer locks, minitransactions;
 //! and through *channels*, which are byte streams between two of a group.
 //!
 //! ```no_run
@@ -30,6 +30,7 @@ mod attachment;
 mod error;
 mod named;
 mod segment;
+mod space;
 
 /// Channels between processes, as of sockets: [`Attachment::register`].
 pub mod ivc {
@@ -47,3 +48,4 @@ pub use isthmus_sync::Waiting;
 pub use isthmus_sync::barrier::{Algorithm, Parameters};
 pub use named::{Barrier, Condvar, Held, Mutex, Named, Once, Participant, RwLock, Semaphore};
 pub use segment::{Segment, SegmentOptions, Word};
+pub use space::Space;

@@ -4,10 +4,12 @@ use std::ops::{Deref, DerefMut};
 
 use isthmus_region::objects::{Kind, NewObject, Object};
 use isthmus_sync::barrier::{self, Parameters};
+use isthmus_sync::minitransaction::{self, Shape};
 use isthmus_sync::{condvar, mutex, once, rwlock, semaphore};
 
 use crate::attachment::Attachment;
 use crate::error::{Error, Result};
+use crate::space::Space;
 
 /// A name under which something that synchronises is opened, or made where there is none. All who use it open it with the same
 /// parameters.
@@ -111,13 +113,16 @@ impl Named {
         self
     }
 
-    fn held<T>(
+    fn held<T, E>(
         &self,
         kind: Kind,
         len: u64,
         params: [u64; 4],
-        open: impl FnOnce(&Object) -> isthmus_sync::Result<T>,
-    ) -> Result<Held<T>> {
+        open: impl FnOnce(&Object) -> std::result::Result<T, E>,
+    ) -> Result<Held<T>>
+    where
+        Error: From<E>,
+    {
         let new = NewObject {
             kind,
             name: self.name.clone(),
@@ -190,6 +195,23 @@ impl Named {
         self.held(Kind::RwLock, rwlock::bytes(opens), [opens.into(), 0, 0, 0], |o| {
             isthmus_sync::RwLock::open(o.member(), o.section(), opens)
         })
+    }
+
+    /// A space of minitransactions.
+    ///
+    /// # Errors
+    /// [`Error::Exists`] if there is one of another shape; [`Error::Denied`]; [`Error::Full`]; [`Error::Transaction`] for a shape
+    /// that cannot be.
+    pub fn space(&self, shape: Shape) -> Result<Space> {
+        let params = [shape.slots.into(), shape.locks.into(), shape.log_bytes.into(), 0];
+        if !shape.is_sound() {
+            let Shape { slots, locks, log_bytes } = shape;
+            return Err(minitransaction::Error::BadShape { slots, locks, log_bytes }.into());
+        }
+        let held = self.held(Kind::Space, shape.bytes(), params, |o| {
+            minitransaction::Space::open(o.member(), o.section(), shape)
+        })?;
+        Ok(Space::new(held))
     }
 
     /// Something that is made once.

@@ -134,6 +134,10 @@ impl Segment {
         }
     }
 
+    pub(crate) fn writable_object(&self) -> Result<&Object> {
+        self.writable().map(|()| &self.object)
+    }
+
     /// Copies a value out.
     ///
     /// # Errors

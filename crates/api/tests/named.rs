@@ -89,3 +89,54 @@ fn each_kind_has_names_of_its_own_and_they_can_be_taken_away() {
     two.unlink(Kind::Semaphore, "x").unwrap();
     assert!(two.named("x").semaphore(7).unwrap().is_new(), "a new one, with another value");
 }
+
+#[test]
+fn a_minitransaction_over_segments_is_made_by_all_or_none() {
+    use sync::minitransaction::{Minitransaction, Node, Outcome, SegmentId, Shape};
+    let dir = tempfile::tempdir().unwrap();
+    let (_service, both) = attached(dir.path());
+    let open = |here: &Attachment| {
+        let accounts = here.segment("accounts").or_create(1004).unwrap();
+        let space = here.named("bank").space(Shape::default()).unwrap();
+        let id = space.add(&accounts).unwrap();
+        assert_eq!(space.add(&accounts).unwrap(), id);
+        (accounts, space, id)
+    };
+    let [one, two] = both.each_ref().map(open);
+    assert_eq!(one.2, two.2, "one number for all");
+    one.0.set(0, [1000_u64, 0]).unwrap();
+    std::thread::scope(|scope| {
+        for (_, space, id) in [&one, &two] {
+            scope.spawn(move || {
+                for _ in 0..500 {
+                    let mut t = Minitransaction::new();
+                    let (from, to) = (t.read(Node::LOCAL, *id, 0, 8), t.read(Node::LOCAL, *id, 8, 8));
+                    assert_eq!(space.commit(&mut t).unwrap(), Outcome::Committed);
+                    let (from, to) = (t.number(from).unwrap(), t.number(to).unwrap());
+                    t.clear();
+                    t.compare(Node::LOCAL, *id, 0, &from.to_le_bytes());
+                    t.write(Node::LOCAL, *id, 0, &(from - 1).to_le_bytes());
+                    t.compare(Node::LOCAL, *id, 8, &to.to_le_bytes());
+                    t.write(Node::LOCAL, *id, 8, &(to + 1).to_le_bytes());
+                    let _ = space.commit(&mut t).unwrap();
+                }
+            });
+        }
+    });
+    let [from, to] = two.0.get::<[u64; 2]>(0).unwrap();
+    assert!(from + to == 1000 && to > 0, "{from} {to}");
+    let mut t = Minitransaction::new();
+    t.read(Node(7), one.2, 0, 8);
+    assert!(matches!(one.1.commit(&mut t), Err(sync::minitransaction::Error::NotReachable { .. })));
+    t.clear();
+    t.read(Node::LOCAL, SegmentId(0xffff), 0, 8);
+    assert!(one.1.commit(&mut t).is_err(), "no such segment");
+    let read = both[0].segment("accounts").open_to_read().unwrap();
+    assert!(matches!(one.1.add(&read), Err(Error::ReadOnly { .. })));
+    let bad = Shape { locks: 3, ..Shape::default() };
+    assert!(matches!(both[0].named("x").space(bad), Err(Error::Transaction(_))));
+    assert!(matches!(
+        both[0].named("bank").space(Shape { slots: 7, ..Shape::default() }),
+        Err(Error::Exists(_))
+    ));
+}

@@ -28,6 +28,7 @@ pub(crate) const ECLOSED: c_int = -19;
 pub(crate) const EPEERDIED: c_int = -20;
 pub(crate) const EFAULTY: c_int = -21;
 pub(crate) const ESUSPENDED: c_int = -22;
+pub(crate) const ENOTREACHABLE: c_int = -23;
 
 /// A number and what was wrong.
 #[derive(Debug)]
@@ -68,6 +69,7 @@ impl From<Error> for Failure {
             Error::Service(_) => ENOSERVICE,
             Error::Sync(e) => of_sync(e),
             Error::Ivc(e) => of_ivc(e),
+            Error::Transaction(e) => of_transaction(e),
             Error::Region(_) => EREGION,
         };
         Self { number, text: with_causes(&e) }
@@ -89,6 +91,27 @@ fn of_sync(e: &isthmus::sync::Error) -> c_int {
         Error::OwnerDied => EOWNERDIED,
         Error::NotRecoverable => ELOST,
         Error::Overflow { .. } => EOVERFLOW,
+    }
+}
+
+fn of_transaction(e: &isthmus::sync::minitransaction::Error) -> c_int {
+    use isthmus::sync::minitransaction::Error;
+    match e {
+        Error::NotReachable { .. } => ENOTREACHABLE,
+        Error::NoSegment { .. } => ENOTFOUND,
+        Error::Registered { .. } | Error::OtherShape { .. } => EEXIST,
+        Error::OutOfBounds { .. }
+        | Error::BadSegment { .. }
+        | Error::TooLarge { .. }
+        | Error::BadShape { .. } => EINVAL,
+        Error::NoSlot { .. } => EFULL,
+        Error::TooSmall { .. } | Error::Corrupt { .. } | Error::Region(_) => EREGION,
+    }
+}
+
+impl From<isthmus::sync::minitransaction::Error> for Failure {
+    fn from(e: isthmus::sync::minitransaction::Error) -> Self {
+        Error::from(e).into()
     }
 }
 
@@ -185,6 +208,7 @@ pub extern "C" fn isthmus_strerror(error: c_int) -> *const c_char {
         EPEERDIED => c"the other side is gone",
         EFAULTY => c"the other side broke the protocol",
         ESUSPENDED => c"the channel is suspended",
+        ENOTREACHABLE => c"the memory node is not reachable",
         EOVERFLOW => c"the semaphore would go beyond its largest value",
         _ => c"no error number of isthmus",
     };

@@ -7,6 +7,7 @@ pub mod attachment;
 pub mod errno;
 pub mod ivc;
 pub mod segment;
+pub mod space;
 pub mod sync;
 
 use std::ffi::c_int;
@@ -21,6 +22,11 @@ pub struct Handle<T> {
 }
 
 impl<T> Handle<T> {
+    /// The object, for functions that are given two.
+    fn object(&self) -> &T {
+        &self.object
+    }
+
     fn new(object: T) -> *mut Self {
         Box::into_raw(Box::new(Self { object, poison: Poison::new() }))
     }

@@ -24,7 +24,7 @@ pub type Seat = std::sync::Mutex<Participant>;
 ///
 /// # Safety
 /// `name` is null or a string.
-unsafe fn name(here: &Attachment, name: *const c_char, mode: c_uint) -> Result<Named, Failure> {
+pub(crate) unsafe fn name(here: &Attachment, name: *const c_char, mode: c_uint) -> Result<Named, Failure> {
     // SAFETY: the caller vouches for it.
     Ok(here.named(unsafe { named(name) }?).mode(mode))
 }
@@ -37,7 +37,7 @@ pub(crate) fn limit(timeout_ns: u64) -> Option<Duration> {
 ///
 /// # Safety
 /// `here` is null or an attachment; `name` is null or a string.
-unsafe fn unlink(here: *const Handle<Attachment>, kind: Kind, name: *const c_char) -> c_int {
+pub(crate) unsafe fn unlink(here: *const Handle<Attachment>, kind: Kind, name: *const c_char) -> c_int {
     // SAFETY: the caller vouches for it.
     let body = |attached: &Attachment| Ok(attached.unlink(kind, unsafe { named(name) }?)?);
     // SAFETY: the caller vouches for it.

@@ -60,7 +60,8 @@ impl Shape {
         LOG + u64::from(self.log_bytes)
     }
 
-    fn is_sound(self) -> bool {
+    /// Whether there can be such a one.
+    pub fn is_sound(self) -> bool {
         (1..=SLOTS_MAX).contains(&self.slots)
             && self.locks.is_power_of_two()
             && self.locks <= 1 << 20

@@ -1,0 +1,286 @@
+//! Minitransactions.
+
+use std::ffi::{c_char, c_int, c_uint, c_void};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use isthmus::sync::minitransaction::{Minitransaction, Node, Outcome, Read, SegmentId, Shape};
+use isthmus::{Attachment, Kind, Segment, Space};
+use isthmus_cabi::{object, put, slice};
+
+use crate::Handle;
+use crate::attachment::hand_over;
+use crate::errno::Failure;
+use crate::sync::{name, unlink};
+
+/// Longest item.
+const MOST_BYTES: usize = 1 << 20;
+
+/// As `struct isthmus_space_shape`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct CShape {
+    slots: u32,
+    locks: u32,
+    log_bytes: u32,
+}
+
+/// A place for what a read item finds.
+#[derive(Debug)]
+struct Into {
+    read: Read,
+    at: *mut u8,
+    len: usize,
+}
+
+/// A minitransaction, as C holds it.
+#[derive(Debug)]
+pub struct Transaction {
+    space: Arc<Space>,
+    items: Mutex<(Minitransaction, Vec<Into>)>,
+}
+
+/// Opens or makes a space.
+///
+/// # Safety
+/// `here` is null or an attachment; `called` is null or a string; `shape` is null or good for reading; `space` is null or
+/// good for writing a pointer.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn isthmus_space_open(
+    here: *const Handle<Attachment>,
+    called: *const c_char,
+    mode: c_uint,
+    shape: *const CShape,
+    space: *mut *mut Handle<Arc<Space>>,
+) -> c_int {
+    let body = |attached: &Attachment| {
+        let usual = Shape::default();
+        let given = |value: u32, usual: u32| if value == 0 { usual } else { value };
+        // SAFETY: the caller vouches for it.
+        let shape = unsafe { object(shape) }.map_or(usual, |s| Shape {
+            slots: given(s.slots, usual.slots),
+            locks: given(s.locks, usual.locks),
+            log_bytes: given(s.log_bytes, usual.log_bytes),
+        });
+        // SAFETY: the caller vouches for it.
+        let opened = unsafe { name(attached, called, mode) }?.space(shape)?;
+        // SAFETY: the caller vouches for the place.
+        unsafe { hand_over(space, Arc::new(opened)) }
+    };
+    // SAFETY: the caller vouches for it.
+    unsafe { Handle::run(here, body) }
+}
+
+/// Puts a segment in.
+///
+/// # Safety
+/// `space` and `segment` are null, or were not closed; `id` is null or good for writing a number.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn isthmus_space_add(
+    space: *const Handle<Arc<Space>>,
+    segment: *const Handle<Segment>,
+    id: *mut u32,
+) -> c_int {
+    let body = |space: &Arc<Space>| {
+        // SAFETY: the caller vouches for it.
+        let segment = unsafe { object(segment) }.ok_or_else(|| Failure::invalid("the segment is NULL"))?;
+        let number = space.add(segment.object())?;
+        // SAFETY: the caller vouches for the place.
+        let there = unsafe { put(id, number.0) };
+        if there { Ok(()) } else { Err(Failure::invalid("there is no place for the number")) }
+    };
+    // SAFETY: the caller vouches for it.
+    unsafe { Handle::run(space, body) }
+}
+
+/// Closes a space.
+///
+/// # Safety
+/// `space` is null, or came from `isthmus_space_open` and is not used any more.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn isthmus_space_close(space: *mut Handle<Arc<Space>>) {
+    // SAFETY: the caller vouches for it.
+    unsafe { Handle::close(space) };
+}
+
+/// Takes a space's name away.
+///
+/// # Safety
+/// `here` is null or an attachment; `called` is null or a string.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn isthmus_space_unlink(
+    here: *const Handle<Attachment>,
+    called: *const c_char,
+) -> c_int {
+    // SAFETY: the caller vouches for it.
+    unsafe { unlink(here, Kind::Space, called) }
+}
+
+/// An empty minitransaction.
+///
+/// # Safety
+/// `space` is null, or was not closed; `transaction` is null or good for writing a pointer.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn isthmus_transaction_new(
+    space: *const Handle<Arc<Space>>,
+    transaction: *mut *mut Handle<Transaction>,
+) -> c_int {
+    let body = |space: &Arc<Space>| {
+        let items = Mutex::new((Minitransaction::new(), Vec::new()));
+        // SAFETY: the caller vouches for the place.
+        unsafe { hand_over(transaction, Transaction { space: Arc::clone(space), items }) }
+    };
+    // SAFETY: the caller vouches for it.
+    unsafe { Handle::run(space, body) }
+}
+
+/// Runs `body` on a minitransaction's items.
+///
+/// # Safety
+/// As [`Handle::run`].
+unsafe fn with(
+    transaction: *const Handle<Transaction>,
+    body: impl FnOnce(&Space, &mut Minitransaction, &mut Vec<Into>) -> Result<(), Failure>,
+) -> c_int {
+    let body = |transaction: &Transaction| {
+        let mut items = transaction.items.lock().unwrap_or_else(PoisonError::into_inner);
+        let (items, reads) = &mut *items;
+        body(&transaction.space, items, reads)
+    };
+    // SAFETY: the caller vouches for it.
+    unsafe { Handle::run(transaction, body) }
+}
+
+/// Takes all items out.
+///
+/// # Safety
+/// `transaction` is null, or was not freed.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn isthmus_transaction_clear(transaction: *mut Handle<Transaction>) -> c_int {
+    let body = |_: &Space, items: &mut Minitransaction, reads: &mut Vec<Into>| {
+        items.clear();
+        reads.clear();
+        Ok(())
+    };
+    // SAFETY: the caller vouches for it.
+    unsafe { with(transaction, body) }
+}
+
+/// Adds a read item.
+///
+/// # Safety
+/// `transaction` is null, or was not freed; `into` is null or good for writing `len` bytes until the last commit.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn isthmus_transaction_read(
+    transaction: *mut Handle<Transaction>,
+    node: u32,
+    segment: u32,
+    offset: u64,
+    into: *mut c_void,
+    len: usize,
+) -> c_int {
+    let body = |_: &Space, items: &mut Minitransaction, reads: &mut Vec<Into>| {
+        if into.is_null() || len > MOST_BYTES {
+            return Err(Failure::invalid(
+                "there is no place for the bytes, or they are more than any item has",
+            ));
+        }
+        let read = items.read(Node(node), SegmentId(segment), offset, len);
+        reads.push(Into { read, at: into.cast(), len });
+        Ok(())
+    };
+    // SAFETY: the caller vouches for it.
+    unsafe { with(transaction, body) }
+}
+
+/// The bytes of an item that C gave.
+///
+/// # Safety
+/// `bytes` is null or good for reading `len` bytes.
+unsafe fn item<'a>(bytes: *const c_void, len: usize) -> Result<&'a [u8], Failure> {
+    // SAFETY: the caller vouches for it.
+    unsafe { slice(bytes.cast::<u8>(), len, MOST_BYTES) }
+        .ok_or_else(|| Failure::invalid("the bytes are NULL, or more than any item has"))
+}
+
+/// Adds a compare item.
+///
+/// # Safety
+/// `transaction` is null, or was not freed; `bytes` is null or good for reading `len` bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn isthmus_transaction_compare(
+    transaction: *mut Handle<Transaction>,
+    node: u32,
+    segment: u32,
+    offset: u64,
+    bytes: *const c_void,
+    len: usize,
+) -> c_int {
+    let body = |_: &Space, items: &mut Minitransaction, _: &mut Vec<Into>| {
+        // SAFETY: the caller vouches for it.
+        items.compare(Node(node), SegmentId(segment), offset, unsafe { item(bytes, len) }?);
+        Ok(())
+    };
+    // SAFETY: the caller vouches for it.
+    unsafe { with(transaction, body) }
+}
+
+/// Adds a write item.
+///
+/// # Safety
+/// `transaction` is null, or was not freed; `bytes` is null or good for reading `len` bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn isthmus_transaction_write(
+    transaction: *mut Handle<Transaction>,
+    node: u32,
+    segment: u32,
+    offset: u64,
+    bytes: *const c_void,
+    len: usize,
+) -> c_int {
+    let body = |_: &Space, items: &mut Minitransaction, _: &mut Vec<Into>| {
+        // SAFETY: the caller vouches for it.
+        items.write(Node(node), SegmentId(segment), offset, unsafe { item(bytes, len) }?);
+        Ok(())
+    };
+    // SAFETY: the caller vouches for it.
+    unsafe { with(transaction, body) }
+}
+
+/// Commits.
+///
+/// # Safety
+/// `transaction` is null, or was not freed; places of its read items are good for writing.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn isthmus_transaction_commit(transaction: *mut Handle<Transaction>) -> c_int {
+    let mut outcome = 0;
+    let body = |space: &Space, items: &mut Minitransaction, reads: &mut Vec<Into>| {
+        outcome = match space.commit(items)? {
+            Outcome::Committed => 0,
+            Outcome::CompareFailed => 1,
+            Outcome::LockFailed => 2,
+        };
+        for into in reads.iter() {
+            if let Some(bytes) = items.bytes(into.read) {
+                let len = bytes.len().min(into.len);
+                // SAFETY: the caller vouches for the place, of `into.len` bytes; the items' bytes are ours.
+                unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), into.at, len) };
+            }
+        }
+        Ok(())
+    };
+    // SAFETY: the caller vouches for it.
+    match unsafe { with(transaction, body) } {
+        0 => outcome,
+        failed => failed,
+    }
+}
+
+/// Frees a minitransaction.
+///
+/// # Safety
+/// `transaction` is null, or came from `isthmus_transaction_new` and is not used any more.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn isthmus_transaction_free(transaction: *mut Handle<Transaction>) {
+    // SAFETY: the caller vouches for it.
+    unsafe { Handle::close(transaction) };
+}
