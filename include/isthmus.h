@@ -237,13 +237,15 @@ int isthmus_rwlock_mend(struct isthmus_rwlock *lock);
 
 /* Gives it back, for reading or writing. Errors: ISTHMUS_ENOTOWNER. */
 int isthmus_rwlock_unlock(struct isthmus_rwlock *lock);
+
+/* Closes it; nobody may have it by this handle. NULL is fine. */
 void isthmus_rwlock_close(struct isthmus_rwlock *lock);
 int isthmus_rwlock_unlink(struct isthmus *here, const char *name);
 
 /*
  * Calls `make` unless somebody's call for this name has returned 0 before; waits for a process that is at it. If that dies,
  * or its `make` returns something else, the next one is called, after a death with `taken_over`. Returns what `make`
- * returned, or 0 where it was not needed.
+ * returned, or 0 where it was not needed. A `make` that calls it for the same name waits for ever.
  */
 int isthmus_once(struct isthmus *here, const char *name, unsigned mode, int (*make)(int taken_over, void *arg), void *arg);
 int isthmus_once_unlink(struct isthmus *here, const char *name);

@@ -106,6 +106,7 @@ static void *notify(void *arg)
 static void segments(struct isthmus *here)
 {
 	struct isthmus_segment *segment, *again;
+	char name[200] = "";
 	int seen = 0;
 
 	EXPECT(isthmus_segment_open(here, "edges", 0, 0, 0, &segment), ISTHMUS_ENOTFOUND);
@@ -131,6 +132,12 @@ static void segments(struct isthmus *here)
 	EXPECT(isthmus_segment_open(here, "edges", ISTHMUS_EXCLUSIVE, 0600, 7, &again), ISTHMUS_EINVAL);
 	EXPECT(isthmus_segment_open(here, "edges", 1024, 0600, 7, &again), ISTHMUS_EINVAL);
 	EXPECT(isthmus_segment_open(here, "", ISTHMUS_CREATE, 0600, 7, &again), ISTHMUS_EINVAL);
+	memset(name, 'n', 128);
+	EXPECT(isthmus_segment_open(here, name, ISTHMUS_CREATE, 0600, 7, &again), ISTHMUS_EINVAL);
+	EXPECT(isthmus_segment_unlink(here, name), ISTHMUS_EINVAL);
+	name[127] = 0;
+	EXPECT(isthmus_segment_open(here, name, ISTHMUS_CREATE | ISTHMUS_TRANSIENT, 0600, 7, &again), 0);
+	isthmus_segment_close(again);
 	EXPECT(isthmus_segment_open(here, NULL, ISTHMUS_CREATE, 0600, 7, &again), ISTHMUS_EINVAL);
 	EXPECT(isthmus_segment_open(here, "\xff", ISTHMUS_CREATE, 0600, 7, &again), ISTHMUS_EINVAL);
 	EXPECT(isthmus_segment_open(here, "x", ISTHMUS_CREATE, 0600, 7, NULL), ISTHMUS_EINVAL);
@@ -457,7 +464,7 @@ int main(void)
 	EXPECT(isthmus_barrier_unlink(here, "edges"), 0);
 
 	EXPECT(isthmus_semaphore_open(here, "edges", 1u << 31, 0600, &semaphore), ISTHMUS_EINVAL);
-	EXPECT(isthmus_semaphore_unlink(here, "edges"), 0);
+	EXPECT(isthmus_semaphore_unlink(here, "edges"), ISTHMUS_ENOTFOUND);
 	EXPECT(isthmus_semaphore_open(here, "edges", (1u << 31) - 1, 0600, &semaphore), 0);
 	EXPECT(isthmus_semaphore_post(semaphore), ISTHMUS_EOVERFLOW);
 	isthmus_semaphore_close(semaphore);

@@ -103,6 +103,7 @@ impl Attachment {
     /// # Errors
     /// [`crate::Error::NotFound`]; [`crate::Error::Denied`] for somebody who is neither its owner nor root.
     pub fn unlink(&self, kind: Kind, name: &str) -> Result<()> {
+        objects::check_name(name)?;
         Ok(self.0.service().unlink_object(kind, name)?)
     }
 }

@@ -46,6 +46,6 @@ pub use isthmus_region::value::Value;
 pub use isthmus_sync as sync;
 pub use isthmus_sync::Waiting;
 pub use isthmus_sync::barrier::{Algorithm, Parameters};
-pub use named::{Barrier, Condvar, Held, Mutex, Named, Once, Participant, RwLock, Semaphore};
+pub use named::{Barrier, Borrowed, Condvar, Held, Mutex, Named, Once, Participant, RwLock, Semaphore};
 pub use segment::{Segment, SegmentOptions, Word};
-pub use space::Space;
+pub use space::{Committer, Space};

@@ -42,9 +42,19 @@ pub type RwLock = Held<isthmus_sync::RwLock>;
 /// Something that is made once, with a name.
 pub type Once = Held<isthmus_sync::Once>;
 /// A barrier with a name.
-pub type Barrier = Held<isthmus_sync::Barrier>;
+#[derive(Debug)]
+pub struct Barrier(Held<isthmus_sync::Barrier>);
 
-impl<T> Deref for Held<T> {
+/// What gives out nothing that outlives it: guards borrow it.
+pub trait Borrowed {}
+
+impl Borrowed for isthmus_sync::Mutex {}
+impl Borrowed for isthmus_sync::Condvar {}
+impl Borrowed for isthmus_sync::Semaphore {}
+impl Borrowed for isthmus_sync::RwLock {}
+impl Borrowed for isthmus_sync::Once {}
+
+impl<T: Borrowed> Deref for Held<T> {
     type Target = T;
 
     #[inline]
@@ -54,6 +64,10 @@ impl<T> Deref for Held<T> {
 }
 
 impl<T> Held<T> {
+    pub(crate) fn get(&self) -> &T {
+        &self.inner
+    }
+
     /// Whether this very call made it.
     pub fn is_new(&self) -> bool {
         self.object.is_new()
@@ -66,7 +80,35 @@ impl Barrier {
     /// # Errors
     /// [`Error::Sync`] when all seats are taken by processes that live.
     pub fn participate(&self) -> Result<Participant> {
-        Ok(Participant { seat: self.inner.join()?, _object: self.object.clone() })
+        Ok(Participant { seat: self.0.inner.join()?, _object: self.0.object.clone() })
+    }
+
+    /// Whether this very call made it.
+    pub fn is_new(&self) -> bool {
+        self.0.is_new()
+    }
+
+    /// Number of participants.
+    pub fn parties(&self) -> u32 {
+        self.0.inner.parties()
+    }
+
+    /// Whether it is broken.
+    pub fn is_broken(&self) -> bool {
+        self.0.inner.is_broken()
+    }
+
+    /// Breaks it, for all who wait now or later.
+    pub fn give_up(&self) {
+        self.0.inner.give_up();
+    }
+
+    /// Makes a broken barrier new, once no living process has a seat any more.
+    ///
+    /// # Errors
+    /// [`Error::Sync`] while one has.
+    pub fn reset(&self) -> Result<()> {
+        Ok(self.0.inner.reset()?)
     }
 }
 
@@ -148,9 +190,10 @@ impl Named {
             let value = parameters.parties.into();
             return Err(Error::Sync(isthmus_sync::Error::BadParameter { what, value, limits }));
         }
-        self.held(Kind::Barrier, parameters.bytes(), params, |o| {
+        let held = self.held(Kind::Barrier, parameters.bytes(), params, |o| {
             isthmus_sync::Barrier::open(o.member(), o.section(), parameters)
-        })
+        })?;
+        Ok(Barrier(held))
     }
 
     /// A mutex.
@@ -177,6 +220,11 @@ impl Named {
     /// [`Error::Exists`] if there is one that was made with another value; [`Error::Denied`]; [`Error::Full`];
     /// [`Error::Sync`] for a value that cannot be.
     pub fn semaphore(&self, initial: u32) -> Result<Semaphore> {
+        if initial > semaphore::MOST {
+            let (what, limits) = ("the value of a semaphore", "it is at most 2147483647");
+            let value = initial.into();
+            return Err(Error::Sync(isthmus_sync::Error::BadParameter { what, value, limits }));
+        }
         self.held(Kind::Semaphore, semaphore::BYTES, [initial.into(), 0, 0, 0], |o| {
             isthmus_sync::Semaphore::open(o.member(), o.section(), initial)
         })

@@ -1,33 +1,53 @@
 //! Minitransactions over named segments.
 
 use std::collections::HashMap;
-use std::ops::Deref;
-use std::sync::{Mutex, PoisonError};
+use std::ops::{Deref, DerefMut};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
-use isthmus_region::objects;
-use isthmus_sync::minitransaction::{self as mini, Node, SegmentId};
+use isthmus_region::objects::{self, Access, Kind, Object};
+use isthmus_sync::minitransaction::{self as mini, Found, Minitransaction, Node, Outcome, SegmentId, Shape};
 
 use crate::error::{Error, Result};
 use crate::named::Held;
 use crate::segment::Segment;
 
 /// Where minitransactions are made: locks and logs that all share who open the same name, and the segments that this
-/// process has put in.
+/// process has put in. Cheap to clone.
 ///
-/// It works like [`isthmus_sync::minitransaction::Space`], of which it is one. Segments get their numbers from the region, so
-/// that they are the same for everybody, and one that a dead process has used is found even if it was never put in here.
+/// Segments get their numbers from the region, so that they are the same for everybody. One that was not put in here but is
+/// named, by an item or by the log of a process that died, is opened by its name, if this user may write to it.
+#[derive(Debug, Clone)]
+pub struct Space(Arc<Inner>);
+
 #[derive(Debug)]
-pub struct Space {
+struct Inner {
+    // Dropped in this order.
     held: Held<mini::Space>,
-    segments: Mutex<HashMap<SegmentId, Segment>>,
+    segments: Arc<Mutex<HashMap<SegmentId, Object>>>,
 }
 
-impl Deref for Space {
-    type Target = mini::Space;
+/// A committer of a space, which it keeps open: for one thread. As [`isthmus_sync::minitransaction::Committer`].
+#[derive(Debug)]
+pub struct Committer {
+    // Dropped in this order.
+    inner: mini::Committer,
+    _space: Space,
+}
+
+impl Deref for Committer {
+    type Target = mini::Committer;
 
     #[inline]
-    fn deref(&self) -> &mini::Space {
-        &self.held
+    fn deref(&self) -> &mini::Committer {
+        &self.inner
+    }
+}
+
+impl DerefMut for Committer {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut mini::Committer {
+        &mut self.inner
     }
 }
 
@@ -39,25 +59,50 @@ fn number(index: u32, incarnation: u64) -> Option<SegmentId> {
     (index < 1 << PLACE_BITS).then_some(SegmentId((life << PLACE_BITS) | index))
 }
 
+/// The whole words of an object.
+fn words(object: &Object) -> isthmus_region::Result<isthmus_region::Section> {
+    let section = object.section();
+    section.part("segment", 0, section.len() & !7)
+}
+
 impl Space {
     pub(crate) fn new(held: Held<mini::Space>) -> Self {
-        let region = held.member().region().clone();
-        held.set_finder(move |node, segment| {
+        let segments: Arc<Mutex<HashMap<SegmentId, Object>>> = Arc::default();
+        let (member, known) = (Arc::clone(held.get().member()), Arc::clone(&segments));
+        held.get().set_finder(move |node, segment| {
             if node != Node::LOCAL {
-                return None;
+                return Found::Unknown;
             }
             let index = segment.0 & ((1 << PLACE_BITS) - 1);
-            let info = objects::object(&region, index).ok()??;
-            let same = number(index, info.life.incarnation) == Some(segment);
-            let section = objects::section(&region, &info).ok().filter(|_| same)?;
-            section.part("segment", 0, section.len() & !7).ok()
+            let info = match objects::object(member.region(), index) {
+                Ok(Some(info)) if number(index, info.life.incarnation) == Some(segment) => info,
+                // Another one has its place, or nobody.
+                Ok(_) => return Found::Gone,
+                Err(_) => return Found::Unknown,
+            };
+            // The service says whether that may be, and where it lies.
+            let opened = Object::open(&member, Kind::Segment, &info.name, Access::Write);
+            let Ok(object) = opened else { return Found::Unknown };
+            let (index, incarnation) = object.place();
+            match words(&object) {
+                Ok(section) if number(index, incarnation) == Some(segment) => {
+                    known.lock().unwrap_or_else(PoisonError::into_inner).insert(segment, object);
+                    Found::Here(section)
+                }
+                _ => Found::Unknown,
+            }
         });
-        Self { held, segments: Mutex::default() }
+        Self(Arc::new(Inner { held, segments }))
     }
 
     /// Whether this very call made it.
     pub fn is_new(&self) -> bool {
-        self.held.is_new()
+        self.0.held.is_new()
+    }
+
+    /// Its shape.
+    pub fn shape(&self) -> Shape {
+        self.0.held.get().shape()
     }
 
     /// Puts a segment in, and keeps it open as long as the space is: gives its number, by which items name it, with the node
@@ -68,22 +113,48 @@ impl Space {
     /// [`Error::ReadOnly`]; [`Error::Transaction`] for a segment of fewer than 8 bytes.
     pub fn add(&self, segment: &Segment) -> Result<SegmentId> {
         let object = segment.writable_object()?;
-        let info =
-            object.info().ok_or_else(|| Error::NotFound(format!("segment '{}' is gone", segment.name())))?;
-        let id = number(info.index, info.life.incarnation)
+        let (index, incarnation) = object.place();
+        let id = number(index, incarnation)
             .ok_or_else(|| Error::Invalid(format!("segment '{}' has no number", segment.name())))?;
-        let mut known = self.segments.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = self.0.segments.lock().unwrap_or_else(PoisonError::into_inner);
         if known.contains_key(&id) {
             return Ok(id);
         }
-        let bytes = object.section();
-        let section = bytes.part("segment", 0, bytes.len() & !7)?;
-        match self.held.register(Node::LOCAL, id, &section) {
-            // The log of somebody who died has brought it here before.
+        match self.0.held.get().register(Node::LOCAL, id, &words(object)?) {
             Ok(()) | Err(mini::Error::Registered { .. }) => {}
             Err(e) => return Err(e.into()),
         }
-        known.insert(id, segment.clone());
+        known.insert(id, object.clone());
         Ok(id)
+    }
+
+    /// Commits, with a committer that is kept for the calling thread.
+    ///
+    /// # Errors
+    /// [`Error::Transaction`]; nothing was written then.
+    #[inline]
+    pub fn commit(&self, t: &mut Minitransaction) -> Result<Outcome> {
+        Ok(self.0.held.get().commit(t)?)
+    }
+
+    /// A committer for a thread that commits often.
+    ///
+    /// # Errors
+    /// [`Error::Transaction`] when all slots are taken.
+    pub fn committer(&self) -> Result<Committer> {
+        Ok(Committer { inner: self.0.held.get().committer()?, _space: self.clone() })
+    }
+
+    /// How long a commit of this process waits for others before it ends as [`Outcome::LockFailed`]: 200 ms at first.
+    pub fn set_patience(&self, patience: Duration) {
+        self.0.held.get().set_patience(patience);
+    }
+
+    /// Completes or undoes now what dead processes were at, as commits do where they meet it. Gives how many there were.
+    ///
+    /// # Errors
+    /// [`Error::Transaction`].
+    pub fn recover(&self) -> Result<u32> {
+        Ok(self.0.held.get().recover()?)
     }
 }

@@ -127,7 +127,8 @@ fn a_minitransaction_over_segments_is_made_by_all_or_none() {
     assert!(from + to == 1000 && to > 0, "{from} {to}");
     let mut t = Minitransaction::new();
     t.read(Node(7), one.2, 0, 8);
-    assert!(matches!(one.1.commit(&mut t), Err(sync::minitransaction::Error::NotReachable { .. })));
+    let refused = one.1.commit(&mut t);
+    assert!(matches!(refused, Err(Error::Transaction(sync::minitransaction::Error::NotReachable { .. }))));
     t.clear();
     t.read(Node::LOCAL, SegmentId(0xffff), 0, 8);
     assert!(one.1.commit(&mut t).is_err(), "no such segment");

@@ -58,7 +58,8 @@ pub fn connect_at(path: &Path) -> Result<Arc<Member>> {
     let [region, wake]: [OwnedFd; 2] =
         fds.try_into().map_err(|_| Error::BadFrame { what: "not the two descriptors of a Welcome" })?;
     let map = map(&region, &welcome)?;
-    let client = Client { line: Mutex::new(line), path: path.to_path_buf(), pid, _wake: wake };
+    let socket = Arc::clone(&line.socket);
+    let client = Client { line: Mutex::new(line), socket, path: path.to_path_buf(), pid, _wake: wake };
     Ok(Member::new(&map, welcome.peer, welcome.grant, Box::new(client))?)
 }
 
@@ -137,7 +138,7 @@ pub fn shared_at(named: Option<&Path>) -> Result<Arc<Member>> {
 /// A connection on which one question at a time is asked.
 #[derive(Debug)]
 struct Line {
-    socket: OwnedFd,
+    socket: Arc<OwnedFd>,
     sequence: u64,
     patience: Duration,
 }
@@ -159,7 +160,7 @@ impl Line {
         )
         .map_err(failed)?;
         rustix::net::connect(&socket, &address).map_err(failed)?;
-        Ok(Self { socket, sequence: 0, patience })
+        Ok(Self { socket: Arc::new(socket), sequence: 0, patience })
     }
 
     /// Sends a request and waits for its reply.
@@ -213,6 +214,8 @@ impl Line {
 #[derive(Debug)]
 struct Client {
     line: Mutex<Line>,
+    /// The line's, for frames that have no answer: they wait for nobody's question. A packet is sent whole.
+    socket: Arc<OwnedFd>,
     path: PathBuf,
     pid: Pid,
     /// Held so that the service can ring as long as the process is attached.
@@ -309,10 +312,9 @@ impl LocalService for Client {
 
     fn wake(&self, slot: GlobalSlot) {
         if rustix::process::getpid() == self.pid {
-            let line = self.line.lock().unwrap_or_else(PoisonError::into_inner);
             // A service that is gone, or has no room for this, wakes nobody; the sleeper looks up by itself.
             let frame = Request::Wake { slot: slot.0 }.encode(0);
-            let _ = socket::send(&line.socket, &frame, &[], SendFlags::DONTWAIT);
+            let _ = socket::send(&self.socket, &frame, &[], SendFlags::DONTWAIT);
         }
     }
 
@@ -374,10 +376,9 @@ impl LocalService for Client {
 
     fn ring(&self, peers: u64, place: u64) {
         if rustix::process::getpid() == self.pid {
-            let line = self.line.lock().unwrap_or_else(PoisonError::into_inner);
             // As with `wake`: who is not rung looks up by himself.
             let frame = Request::Ring { peers, place }.encode(0);
-            let _ = socket::send(&line.socket, &frame, &[], SendFlags::DONTWAIT);
+            let _ = socket::send(&self.socket, &frame, &[], SendFlags::DONTWAIT);
         }
     }
 }

@@ -88,6 +88,8 @@ mod tests {
         assert_eq!(deaths.hear(&gone(1, Ending::Detached, &[7])), None);
         assert_eq!(deaths.hear(&gone(2, Ending::Died, &[])), None);
         let text = deaths.hear(&gone(3, Ending::Closed, &[7])).unwrap();
+        assert!(text.starts_with("process 3 (prog) has closed its connection"), "{text}");
+        let text = Deaths::default().hear(&gone(3, Ending::Died, &[7])).unwrap();
         assert!(text.starts_with("process 3 (prog) is gone"), "{text}");
         assert_eq!(deaths.hear(&gone(4, Ending::Died, &[7])), None);
     }

@@ -400,6 +400,8 @@ struct Attached {
     watches: HashMap<u64, Vec<OwnedFd>>,
     /// How this process stands in words of the shared section.
     party: Party,
+    /// Whether a question of its about a named object is being answered.
+    asks: bool,
 }
 
 impl Attached {
@@ -476,7 +478,12 @@ impl Loop {
                 Order::Stop => return true,
                 Order::Wake(slot) => self.wake(slot),
                 Order::Ring(place) => self.ring_here(place),
-                Order::Answer { key, frame } => self.answer(key, &frame),
+                Order::Answer { key, frame } => {
+                    if let Some(attached) = self.clients.get_mut(&key).and_then(|c| c.attached.as_mut()) {
+                        attached.asks = false;
+                    }
+                    self.answer(key, &frame);
+                }
             }
         }
         false
@@ -646,6 +653,13 @@ impl Loop {
             .get(&key)
             .and_then(|c| Some(Asker { party: c.attached.as_ref()?.party, user: (c.who.uid, c.gid) }));
         let Some(asker) = asker else { return };
+        if let Some(attached) = self.clients.get_mut(&key).and_then(|c| c.attached.as_mut())
+            && std::mem::replace(&mut attached.asks, true)
+        {
+            // Who does not wait for its answers shall not keep others waiting for theirs.
+            let text = "an earlier question of this process about a named object is not answered yet".into();
+            return self.answer(key, &Reply::Refused { code: Code::Failed, text }.encode(sequence));
+        }
         let bell = Arc::clone(&self.bell);
         let answer = Answer { key, sequence, orders: self.orders.clone(), bell };
         match &mut self.config.names {
@@ -796,7 +810,7 @@ impl Loop {
             let party = Party::new(self.config.peer, area, grant.incarnation);
             self.parties.insert(area, party);
             let (bells, watches) = (HashMap::new(), HashMap::new());
-            client.attached = Some(Attached { area, pidfd, _wake: wake, bells, watches, party });
+            client.attached = Some(Attached { area, pidfd, _wake: wake, bells, watches, party, asks: false });
             sent.map_err(system("send the region's descriptor"))
         });
         match begun {

@@ -99,22 +99,6 @@ pub unsafe fn slice<'a, T>(at: *const T, count: usize, most: usize) -> Option<&'
     Some(unsafe { std::slice::from_raw_parts(at, count) })
 }
 
-/// As [`slice()`], to be written.
-///
-/// # Safety
-/// As there, and nobody else reads or writes the elements while the slice is in use.
-#[inline]
-pub unsafe fn slice_mut<'a, T>(at: *mut T, count: usize, most: usize) -> Option<&'a mut [T]> {
-    if count == 0 {
-        return Some(&mut []);
-    }
-    if at.is_null() || !at.is_aligned() || count > most {
-        return None;
-    }
-    // SAFETY: checked for null and alignment; the caller vouches for the rest.
-    Some(unsafe { std::slice::from_raw_parts_mut(at, count) })
-}
-
 /// The object at `at`, or nothing for a null or misaligned pointer.
 ///
 /// # Safety

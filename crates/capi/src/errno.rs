@@ -172,13 +172,17 @@ pub(crate) fn answer(poison: &Poison, body: impl FnOnce() -> Result<(), Failure>
     if poison.is_set() {
         return fail(Failure::new(EFAULT, "an earlier call on this object failed inside the library"));
     }
+    let told = std::cell::Cell::new(false);
     let report = |said: &str| {
+        told.set(true);
         fail(Failure::new(EFAULT, format!("a fault of the isthmus library: {said}")));
     };
     match guard(poison, None, report, || Some(body())) {
         Some(Ok(())) => 0,
         Some(Err(failure)) => fail(failure),
-        None => EFAULT,
+        None if told.get() => EFAULT,
+        // Another thread's panic on this object was told, there.
+        None => fail(Failure::new(EFAULT, "a fault of the isthmus library")),
     }
 }
 

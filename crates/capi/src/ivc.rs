@@ -2,7 +2,7 @@
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::os::fd::AsRawFd;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use isthmus::Attachment;
 use isthmus::ivc::{Address, Channel, Config, Context, Event, Interest, LocalBuf, Peer};
@@ -471,6 +471,14 @@ pub unsafe extern "C" fn isthmus_channel_writev(
     unsafe { moving(channel, body) }
 }
 
+fn deadline(timeout_ns: u64) -> Option<Instant> {
+    limit(timeout_ns).and_then(|limit| Instant::now().checked_add(limit))
+}
+
+fn left(deadline: Option<Instant>) -> Option<Duration> {
+    deadline.map(|at| at.saturating_duration_since(Instant::now()))
+}
+
 /// Reads all of `len` bytes.
 ///
 /// # Safety
@@ -484,11 +492,16 @@ pub unsafe extern "C" fn isthmus_channel_read_all(
 ) -> c_int {
     let body = |channel: &Channel| {
         // SAFETY: the caller vouches for it.
-        unsafe { buffer(into, len) }?;
-        // SAFETY: checked just above; the caller vouches for the rest, and nobody else has it during the call.
-        let into = unsafe { isthmus_cabi::slice_mut(into.cast::<u8>(), len, MOST_BYTES) };
-        let into = into.ok_or_else(|| Failure::invalid("the buffer is NULL"))?;
-        Ok(channel.read_exact(into, limit(timeout_ns))?)
+        let into = unsafe { buffer(into, len) }?;
+        let deadline = deadline(timeout_ns);
+        let mut done = 0;
+        while done < len {
+            match channel.read_buf(into.part(done, len - done))? {
+                0 => channel.wait_readable(left(deadline))?,
+                moved => done += moved,
+            }
+        }
+        Ok(())
     };
     // SAFETY: the caller vouches for it.
     unsafe { Handle::run(channel, body) }
@@ -506,10 +519,17 @@ pub unsafe extern "C" fn isthmus_channel_write_all(
     timeout_ns: u64,
 ) -> c_int {
     let body = |channel: &Channel| {
-        // SAFETY: the caller vouches for it.
-        let from = unsafe { slice(from.cast::<u8>(), len, MOST_BYTES) };
-        let from = from.ok_or_else(|| Failure::invalid("the buffer is NULL, or longer than any"))?;
-        Ok(channel.write_all(from, limit(timeout_ns))?)
+        // SAFETY: the caller vouches for it; it is only read from.
+        let from = unsafe { buffer(from.cast_mut(), len) }?;
+        let deadline = deadline(timeout_ns);
+        let mut done = 0;
+        while done < len {
+            match channel.write_buf(from.part(done, len - done))? {
+                0 => channel.wait_writable(1, left(deadline))?,
+                moved => done += moved,
+            }
+        }
+        Ok(())
     };
     // SAFETY: the caller vouches for it.
     unsafe { Handle::run(channel, body) }

@@ -1,7 +1,7 @@
 //! Minitransactions.
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError};
 
 use isthmus::sync::minitransaction::{Minitransaction, Node, Outcome, Read, SegmentId, Shape};
 use isthmus::{Attachment, Kind, Segment, Space};
@@ -35,7 +35,7 @@ struct Into {
 /// A minitransaction, as C holds it.
 #[derive(Debug)]
 pub struct Transaction {
-    space: Arc<Space>,
+    space: Space,
     items: Mutex<(Minitransaction, Vec<Into>)>,
 }
 
@@ -50,7 +50,7 @@ pub unsafe extern "C" fn isthmus_space_open(
     called: *const c_char,
     mode: c_uint,
     shape: *const CShape,
-    space: *mut *mut Handle<Arc<Space>>,
+    space: *mut *mut Handle<Space>,
 ) -> c_int {
     let body = |attached: &Attachment| {
         let usual = Shape::default();
@@ -64,7 +64,7 @@ pub unsafe extern "C" fn isthmus_space_open(
         // SAFETY: the caller vouches for it.
         let opened = unsafe { name(attached, called, mode) }?.space(shape)?;
         // SAFETY: the caller vouches for the place.
-        unsafe { hand_over(space, Arc::new(opened)) }
+        unsafe { hand_over(space, opened) }
     };
     // SAFETY: the caller vouches for it.
     unsafe { Handle::run(here, body) }
@@ -76,11 +76,11 @@ pub unsafe extern "C" fn isthmus_space_open(
 /// `space` and `segment` are null, or were not closed; `id` is null or good for writing a number.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn isthmus_space_add(
-    space: *const Handle<Arc<Space>>,
+    space: *const Handle<Space>,
     segment: *const Handle<Segment>,
     id: *mut u32,
 ) -> c_int {
-    let body = |space: &Arc<Space>| {
+    let body = |space: &Space| {
         // SAFETY: the caller vouches for it.
         let segment = unsafe { object(segment) }.ok_or_else(|| Failure::invalid("the segment is NULL"))?;
         let number = space.add(segment.object())?;
@@ -97,7 +97,7 @@ pub unsafe extern "C" fn isthmus_space_add(
 /// # Safety
 /// `space` is null, or came from `isthmus_space_open` and is not used any more.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn isthmus_space_close(space: *mut Handle<Arc<Space>>) {
+pub unsafe extern "C" fn isthmus_space_close(space: *mut Handle<Space>) {
     // SAFETY: the caller vouches for it.
     unsafe { Handle::close(space) };
 }
@@ -121,13 +121,13 @@ pub unsafe extern "C" fn isthmus_space_unlink(
 /// `space` is null, or was not closed; `transaction` is null or good for writing a pointer.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn isthmus_transaction_new(
-    space: *const Handle<Arc<Space>>,
+    space: *const Handle<Space>,
     transaction: *mut *mut Handle<Transaction>,
 ) -> c_int {
-    let body = |space: &Arc<Space>| {
+    let body = |space: &Space| {
         let items = Mutex::new((Minitransaction::new(), Vec::new()));
         // SAFETY: the caller vouches for the place.
-        unsafe { hand_over(transaction, Transaction { space: Arc::clone(space), items }) }
+        unsafe { hand_over(transaction, Transaction { space: space.clone(), items }) }
     };
     // SAFETY: the caller vouches for it.
     unsafe { Handle::run(space, body) }

@@ -144,7 +144,10 @@ impl Members {
                 free.and_then(|i| u32::try_from(i + 1).ok()).ok_or_else(none)?
             }
         };
-        self.join(index, Some(id))?;
+        let incarnation = self.join(index, Some(id))?;
+        if let Some(names) = &self.names {
+            names.with(|r| r.connected(index, incarnation));
+        }
         Ok(index)
     }
 

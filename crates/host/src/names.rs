@@ -12,6 +12,7 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use isthmus_attach::protocol::{Code, Reply, Request};
 use isthmus_attach::server::{Answer, Asker, Names};
@@ -26,6 +27,8 @@ use isthmus_region::pool::Pool;
 
 /// Memory of objects begins at multiples of this, so that each can be mapped by itself.
 const PAGE: u64 = 4096;
+/// Between two looks at who holds what, where somebody asks.
+const SWEEP: Duration = Duration::from_millis(50);
 /// Longest text of a refusal, so that it fits into a reply through the region.
 const MOST_TEXT: usize = 400;
 
@@ -39,6 +42,10 @@ pub struct Registry {
     quota: Option<u64>,
     /// Numbers of the last questions of each peer.
     heard: HashMap<u32, u64>,
+    /// With which incarnation each VM was connected. Its agent may have begun other lives since; processes of the earlier
+    /// ones may live on, and write, as long as the VM does.
+    since: HashMap<u32, u64>,
+    swept: Option<Instant>,
 }
 
 #[derive(Debug, Default)]
@@ -69,7 +76,7 @@ impl Registry {
             free.give(Extent { offset: 0, bytes: shape.shared_bytes });
         }
         let entries = (0..shape.objects).map(|_| Entry::default()).collect();
-        Self { region, free, entries, quota, heard: HashMap::new() }
+        Self { region, free, entries, quota, heard: HashMap::new(), since: HashMap::new(), swept: None }
     }
 
     /// Answers one question.
@@ -114,7 +121,7 @@ impl Registry {
         if new.len == 0 {
             return Err(No(Code::Invalid, format!("{} must have at least one byte", what())));
         }
-        self.sweep();
+        self.sweep_now_and_then();
         if let Some(at) = self.find(new.kind, &new.name) {
             if !new.or_open {
                 return Err(No(Code::Exists, format!("there is a {} already", what())));
@@ -187,7 +194,7 @@ impl Registry {
     }
 
     fn open(&mut self, asker: Asker, kind: Kind, name: &str, access: Access) -> Answered {
-        self.sweep();
+        self.sweep_now_and_then();
         let what = || format!("{} '{name}'", kind.name());
         let at =
             self.find(kind, name).ok_or_else(|| No(Code::NotFound, format!("there is no {}", what())))?;
@@ -330,13 +337,28 @@ impl Registry {
         }
     }
 
+    /// A VM was connected, and its first life has this incarnation.
+    pub fn connected(&mut self, peer: u32, incarnation: u64) {
+        self.since.insert(peer, incarnation);
+    }
+
+    /// As [`Registry::sweep`], unless that was done a moment ago.
+    fn sweep_now_and_then(&mut self) {
+        if self.swept.is_none_or(|at| at.elapsed() >= SWEEP) {
+            self.sweep();
+        }
+    }
+
     /// Looks which holders are dead.
     pub fn sweep(&mut self) {
+        self.swept = Some(Instant::now());
         for at in 0..self.entries.len() {
             let Some(object) = self.entries[at].object.as_mut() else { continue };
             let before = object.holders.len();
-            let region = &self.region;
-            object.holders.retain(|party, _| party.may_write(region));
+            let (region, since) = (&self.region, &self.since);
+            object
+                .holders
+                .retain(|party, _| party.may_write(region) || is_of_a_former_life(*party, region, since));
             if object.holders.len() != before {
                 object.info.opens = object.holders.len() as u64;
                 self.publish(at);
@@ -372,6 +394,18 @@ impl Registry {
         self.heard.remove(&peer);
         let _ = call::answer(&self.region, peer, 0, &[]);
     }
+}
+
+/// Whether a process attached to an agent that its VM had before the present one. Nobody knows whether it lives; it may
+/// until the VM is gone.
+fn is_of_a_former_life(party: Party, region: &Region, since: &HashMap<u32, u64>) -> bool {
+    let Some(since) = since.get(&party.peer()) else { return false };
+    let Ok(Some(info)) = region.peer(party.peer()) else { return false };
+    let lives = matches!(info.life.state, State::Active | State::Joining);
+    // Both keep the lower eight bits of an incarnation.
+    let age = |of: u64| (info.life.incarnation.wrapping_sub(of)) & 0xff;
+    let own = age(party.peer_life());
+    lives && own != 0 && own <= age(*since)
 }
 
 fn grant(info: &ObjectInfo, is_new: bool) -> ObjectGrant {

@@ -254,8 +254,7 @@ impl Relay {
 
     fn end(&mut self, index: usize) {
         let link = self.links.swap_remove(index);
-        if let Some(member) = link.member {
-            self.router.routes().retain(|m, s| *m != member || !Arc::ptr_eq(s, &link.socket));
-        }
+        // Whatever it said that it was.
+        self.router.routes().retain(|_, s| !Arc::ptr_eq(s, &link.socket));
     }
 }

@@ -352,3 +352,39 @@ fn processes_of_vms_share_named_objects_with_those_of_the_host() {
         std::thread::sleep(Duration::from_millis(5));
     }
 }
+
+/// The processes of a VM live on, and may write, when its agent is started anew.
+#[test]
+fn memory_is_kept_from_others_while_a_vm_lives_whose_agent_was_started_anew() {
+    let dir = tempfile::tempdir().unwrap();
+    let (service, events) = start(dir.path(), &["red"]);
+    let red = Qemu::connect(service.ivshmem_socket_of("red").unwrap());
+    let (first, second) = (dir.path().join("first"), dir.path().join("second"));
+    let agent = red.boot(&first).unwrap();
+    let process = isthmus_attach::connect_at(&first).unwrap();
+    let held = Object::create(&process, &mutex("m")).unwrap();
+    process.service().unlink_object(Kind::Mutex, "m").unwrap();
+    let region = service.region();
+    let is_there = || objects::objects(&region).iter().any(|o| o.name == "m");
+    // A life must last a moment before the next may begin.
+    std::thread::sleep(Duration::from_millis(600));
+    drop(agent);
+    let _agent = red.boot(&second).unwrap();
+    await_event(&events, |e| matches!(e, Event::VmAgain { .. }));
+    let other = isthmus_attach::connect_at(&second).unwrap();
+    let until = Instant::now() + Duration::from_millis(1500);
+    while Instant::now() < until {
+        // Whatever makes the service look at who is there.
+        let _ = Object::open(&other, Kind::Mutex, "none", Access::Read);
+        assert!(is_there(), "its memory is given to others while it may be written to");
+    }
+    held.section().word("test", 0).unwrap().set(1);
+    drop(red);
+    let deadline = Instant::now() + 2 * SOON;
+    while is_there() {
+        assert!(Instant::now() < deadline, "the VM is gone, and all that wrote there");
+        std::thread::sleep(Duration::from_millis(5));
+        let host = isthmus_attach::connect_at(service.attach_socket()).unwrap();
+        let _ = Object::open(&host, Kind::Mutex, "none", Access::Read);
+    }
+}

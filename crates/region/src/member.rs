@@ -209,9 +209,10 @@ impl Member {
         Party::new(self.peer, self.grant.area, self.grant.incarnation)
     }
 
-    /// Whether a process lives, as far as the services have published.
+    /// Whether a process lives, as far as the services have published: also one that its service has dropped, as long as it
+    /// may still be at what it was at.
     pub fn is_alive(&self, party: Party) -> bool {
-        party.is_alive(&self.region)
+        party.may_write(&self.region)
     }
 
     /// The process's counters. Several endpoints of a process add to them from several threads: such sums may lose

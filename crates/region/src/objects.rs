@@ -9,7 +9,7 @@ use std::sync::Arc;
 use isthmus_lockfree::life::{Life, State, unchanged};
 use isthmus_lockfree::sync::{Word, release_fence};
 
-use crate::error::{Error, Result};
+use crate::error::{Error, ObjectProblem, Result};
 use crate::format::{object, reply};
 use crate::mapping::Section;
 use crate::member::Member;
@@ -133,6 +133,23 @@ pub struct ObjectInfo {
     pub name: String,
 }
 
+/// Whether an object can have this name.
+///
+/// # Errors
+/// [`Error::Object`]: it is empty, too long, or has a zero in it.
+pub fn check_name(name: &str) -> Result<()> {
+    if (1..=MAX_NAME).contains(&name.len()) && !name.contains('\0') {
+        return Ok(());
+    }
+    let shown: String = name.chars().take(40).collect();
+    let text = format!(
+        "an object's name has 1 to {MAX_NAME} bytes and no zero among them, and '{}' has {}",
+        shown.escape_default(),
+        name.len()
+    );
+    Err(Error::Object { problem: ObjectProblem::Invalid, text })
+}
+
 /// An object that is to be made.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NewObject {
@@ -187,8 +204,14 @@ pub fn object(region: &Region, index: u32) -> Result<Option<ObjectInfo>> {
     let life = at.word("object", object::LIFE)?;
     for _ in 0..1000 {
         let seen = life.get();
-        if Life::unpack(seen).state != State::Active {
-            return Ok(None);
+        match Life::unpack(seen).state {
+            State::Active => {}
+            // Its entry is being changed, for a moment.
+            State::Joining => {
+                std::thread::yield_now();
+                continue;
+            }
+            State::Free | State::Dead => return Ok(None),
         }
         let word = |offset| at.word("object", offset).map(Word::peek);
         let half = |offset| at.half("object", offset);
@@ -306,6 +329,7 @@ impl Object {
     /// # Errors
     /// [`Error::Object`] when the service refuses; [`Error::Service`] when there is none.
     pub fn create(member: &Arc<Member>, new: &NewObject) -> Result<Self> {
+        check_name(&new.name)?;
         let grant = member.service().create_object(new)?;
         Self::granted(member, new.kind, Access::Write, grant)
     }
@@ -315,6 +339,7 @@ impl Object {
     /// # Errors
     /// As [`Object::create`].
     pub fn open(member: &Arc<Member>, kind: Kind, name: &str, access: Access) -> Result<Self> {
+        check_name(name)?;
         let grant = member.service().open_object(kind, name, access)?;
         Self::granted(member, kind, access, grant)
     }
@@ -355,6 +380,11 @@ impl Object {
     /// Its parameters.
     pub fn params(&self) -> [u64; 4] {
         self.0.grant.params
+    }
+
+    /// Its index in the table, and its incarnation.
+    pub fn place(&self) -> (u32, u64) {
+        (self.0.grant.index, self.0.grant.incarnation)
     }
 
     /// Whether it was made by the call that opened it.

@@ -43,6 +43,11 @@ impl Party {
         u32::try_from(self.0 >> (AREA_BITS + LIFE_BITS)).unwrap_or(u32::MAX)
     }
 
+    /// The lower eight bits of its peer's incarnation.
+    pub fn peer_life(self) -> u64 {
+        (self.0 >> 32) & 0xff
+    }
+
     /// Index of its area in the peer's table.
     pub fn area(self) -> u32 {
         u32::try_from((self.0 >> LIFE_BITS) & ((1 << AREA_BITS) - 1)).unwrap_or(u32::MAX)

@@ -70,4 +70,4 @@ pub use error::{Error, Result};
 pub use items::{Minitransaction, Node, Outcome, Read, SegmentId};
 pub use machinery::Shape;
 pub use one::{Exchange, Place};
-pub use space::{PATIENCE, Space};
+pub use space::{Found, PATIENCE, Space};

@@ -6,7 +6,7 @@ use mini::*;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use isthmus_sync::minitransaction::{
-    Committer, Error, Exchange, Minitransaction, Node, Outcome, SegmentId, Shape, Space,
+    Committer, Error, Exchange, Found, Minitransaction, Node, Outcome, SegmentId, Shape, Space,
 };
 
 const SMALL: Shape = Shape { slots: 8, locks: 64, log_bytes: 1024 };
@@ -98,8 +98,9 @@ fn one_transaction_works_on_several_nodes_of_this_host() {
     assert!(matches!(own.commit(&mut t), Err(Error::NoSegment { .. })));
     // A finder makes both of them known, for good.
     let found = half(0);
-    space.set_finder(move |node, segment| {
-        (node == Node(5) && segment == SegmentId(77)).then(|| found.clone())
+    space.set_finder(move |node, segment| match node == Node(5) && segment == SegmentId(77) {
+        true => Found::Here(found.clone()),
+        false => Found::Unknown,
     });
     assert_eq!(own.commit(&mut t).unwrap(), Outcome::Committed);
     assert_eq!(world.word(0), 3);

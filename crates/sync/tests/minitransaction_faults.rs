@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use isthmus_sync::minitransaction::fault::{Step, arm, disarm};
-use isthmus_sync::minitransaction::{Committer, Error, Minitransaction, Outcome, Shape, Space};
+use isthmus_sync::minitransaction::{Committer, Error, Found, Minitransaction, Outcome, Shape, Space};
 use rustix::process::{Signal, getpid, kill_process};
 
 const SHAPE: Shape = Shape { slots: 16, locks: 64, log_bytes: 1024 };
@@ -182,6 +182,21 @@ fn who_does_not_know_a_segment_leaves_the_log_to_others() {
     };
     assert!(matches!(error, Error::NoSegment { segment: S, .. }), "{error}");
     check(&world, "left by a stranger", Some(1));
+}
+
+#[test]
+fn a_log_that_names_a_segment_which_is_no_more_is_in_nobodys_way() {
+    let world = World::new(SHAPE);
+    assert!(die(&world, "several", Step::Committed, 0));
+    let heir = Space::open(&world.member, &world.machinery(), SHAPE).unwrap();
+    heir.set_finder(|_, _| Found::Gone);
+    let deadline = Instant::now() + SOON;
+    while heir.recover().unwrap() == 0 {
+        assert!(Instant::now() < deadline);
+    }
+    // Nothing of it is written, and all its locks are free.
+    assert!(WORDS.iter().all(|at| world.word(*at) == 0));
+    world.assert_unlocked();
 }
 
 static REACHED: [AtomicBool; 2] = [const { AtomicBool::new(false) }; 2];

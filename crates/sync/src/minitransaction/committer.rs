@@ -26,7 +26,7 @@ pub struct Committer {
     /// The slot is in the set of those that change single words.
     pub(super) is_flyer: bool,
     pub(super) segments: Vec<Segment>,
-    version: u64,
+    pub(super) version: u64,
     /// Where the last segment was found.
     last: usize,
     pub(super) backoff: Backoff,

@@ -38,6 +38,17 @@ impl Committer {
 
     /// Finds segments and locks of all items, and sees that they are inside.
     fn plan(&mut self, t: &Minitransaction) -> Result<()> {
+        // What is found is a place in a list, which may be another one for a later item.
+        loop {
+            let version = self.version;
+            self.plan_once(t)?;
+            if self.version == version {
+                return Ok(());
+            }
+        }
+    }
+
+    fn plan_once(&mut self, t: &Minitransaction) -> Result<()> {
         self.found.clear();
         self.locks.clear();
         let bound = self.shared.machinery.log_words();

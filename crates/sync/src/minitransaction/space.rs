@@ -21,7 +21,7 @@ pub const PATIENCE: Duration = Duration::from_millis(200);
 /// Threads that [`Space::commit`] serves without one waiting for another.
 const POOLED: usize = 16;
 
-type Finder = Box<dyn Fn(Node, SegmentId) -> Option<Section> + Send + Sync>;
+type Finder = Box<dyn Fn(Node, SegmentId) -> Found + Send + Sync>;
 
 /// A segment as this process reaches it.
 #[derive(Debug, Clone)]
@@ -51,6 +51,17 @@ pub(crate) struct Shared {
     version: Word,
     finder: RwLock<Option<Finder>>,
     patience_ns: Word,
+}
+
+/// What a finder says of a segment that is not registered.
+#[derive(Debug, Clone)]
+pub enum Found {
+    /// These are its bytes.
+    Here(Section),
+    /// It is no more, and nobody has it open: its name will not come back.
+    Gone,
+    /// Nothing is known of it here.
+    Unknown,
 }
 
 /// What one process knows of a machinery and its segments. All its threads may use it at once. Committers keep what they
@@ -118,7 +129,7 @@ impl Space {
 
     /// Who is asked for a segment that is named by an item, or by the log of a dead process, and is not registered here. What
     /// he gives is registered.
-    pub fn set_finder(&self, find: impl Fn(Node, SegmentId) -> Option<Section> + Send + Sync + 'static) {
+    pub fn set_finder(&self, find: impl Fn(Node, SegmentId) -> Found + Send + Sync + 'static) {
         *self.shared.finder.write().unwrap_or_else(PoisonError::into_inner) = Some(Box::new(find));
     }
 
@@ -236,6 +247,13 @@ impl Shared {
         (self.version.peek(), segments.clone())
     }
 
+    /// Whether a segment that is not known here is no more: then nobody misses what was to be written there.
+    pub(crate) fn is_gone(&self, name: u64) -> bool {
+        let (node, segment) = named(name);
+        let finder = self.finder.read().unwrap_or_else(PoisonError::into_inner);
+        finder.as_ref().is_some_and(|find| matches!(find(node, segment), Found::Gone))
+    }
+
     /// The segment of that name, if need be with the finder's help.
     pub(crate) fn find(&self, name: u64) -> Result<Segment> {
         let (node, segment) = named(name);
@@ -243,7 +261,7 @@ impl Shared {
             return Ok(found.clone());
         }
         let finder = self.finder.read().unwrap_or_else(PoisonError::into_inner);
-        if let Some(section) = finder.as_ref().and_then(|find| find(node, segment)) {
+        if let Some(Found::Here(section)) = finder.as_ref().map(|find| find(node, segment)) {
             match self.register(node, segment, &section) {
                 Ok(()) | Err(Error::Registered { .. }) => {}
                 Err(e) => return Err(e),
