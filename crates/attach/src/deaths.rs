@@ -45,7 +45,7 @@ impl Deaths {
                         "is gone with an endpoint open: it was killed, or ended without MPI_Finalize"
                     }
                     _ => {
-                        "has closed its connection with an endpoint open: it was killed, ended without MPI_Finalize, or closed a descriptor that it did not open"
+                        "is gone with an endpoint open: it was killed, ended without MPI_Finalize, or has closed its connection"
                     }
                 };
                 (died && !std::mem::replace(&mut state.told, true))
@@ -88,7 +88,10 @@ mod tests {
         assert_eq!(deaths.hear(&gone(1, Ending::Detached, &[7])), None);
         assert_eq!(deaths.hear(&gone(2, Ending::Died, &[])), None);
         let text = deaths.hear(&gone(3, Ending::Closed, &[7])).unwrap();
-        assert!(text.starts_with("process 3 (prog) has closed its connection"), "{text}");
+        assert!(
+            text.starts_with("process 3 (prog) is gone") && text.ends_with("closed its connection"),
+            "{text}"
+        );
         let text = Deaths::default().hear(&gone(3, Ending::Died, &[7])).unwrap();
         assert!(text.starts_with("process 3 (prog) is gone"), "{text}");
         assert_eq!(deaths.hear(&gone(4, Ending::Died, &[7])), None);
