@@ -16,7 +16,7 @@ export PATH := $(shell scripts/find-cargo):$(PATH)
 all:
 	cargo build --release --workspace
 	install -D -m 755 $(RELEASE)/libisthmus_fi.so $(PROVIDER)
-	install -D -m 755 $(RELEASE)/libisthmus_c.so $(TARGET)/lib/libisthmus.so.0
+	install -D -m 644 $(RELEASE)/libisthmus_c.so $(TARGET)/lib/libisthmus.so.0
 	ln -sfn libisthmus.so.0 $(TARGET)/lib/libisthmus.so
 
 # Before every push.
@@ -78,7 +78,7 @@ COMPLETIONS := bash-completion/completions/isthmus zsh/site-functions/_isthmus f
 install:
 	install -D -m 755 $(RELEASE)/isthmus $(BIN)/isthmus
 	install -D -m 755 $(RELEASE)/libisthmus_fi.so $(LIB)/isthmus/libisthmus-fi.so
-	install -D -m 755 $(RELEASE)/libisthmus_c.so $(LIB)/libisthmus.so.0
+	install -D -m 644 $(RELEASE)/libisthmus_c.so $(LIB)/libisthmus.so.0
 	ln -sfn libisthmus.so.0 $(LIB)/libisthmus.so
 	install -D -m 644 include/isthmus.h $(DESTDIR)$(PREFIX)/include/isthmus.h
 	install -D -m 644 include/isthmus_fi.h $(DESTDIR)$(PREFIX)/include/isthmus_fi.h
