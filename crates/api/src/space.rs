@@ -6,7 +6,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use isthmus_region::objects::{self, Access, Kind, Object};
-use isthmus_sync::minitransaction::{self as mini, Found, Minitransaction, Node, Outcome, SegmentId, Shape};
+use isthmus_sync::minitransaction::{
+    self as mini, Found, Minitransaction, Node, Outcome, Place, SegmentId, Shape,
+};
 
 use crate::error::{Error, Result};
 use crate::named::Held;
@@ -143,6 +145,16 @@ impl Space {
     /// [`Error::Transaction`] when all slots are taken.
     pub fn committer(&self) -> Result<Committer> {
         Ok(Committer { inner: self.0.held.get().committer()?, _space: self.clone() })
+    }
+
+    /// Finds an aligned word of 8 bytes once, for loops that change the same words again and again by
+    /// [`isthmus_sync::minitransaction::Committer::load`] and `exchange`: minitransactions with one item, or with a compare
+    /// and a write of the whole word.
+    ///
+    /// # Errors
+    /// [`Error::Transaction`].
+    pub fn place(&self, node: Node, segment: SegmentId, offset: u64) -> Result<Place> {
+        Ok(self.0.held.get().place(node, segment, offset)?)
     }
 
     /// How long a commit of this process waits for others before it ends as [`Outcome::LockFailed`]: 200 ms at first.

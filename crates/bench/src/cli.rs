@@ -6,10 +6,12 @@ use clap::{Args, Subcommand};
 use isthmus_run::{ExitCode, named};
 
 use crate::error::{Error, Result};
+use crate::objects::Place;
 use crate::page::Page;
 use crate::program::Block;
+use crate::rank::What as Objects;
 use crate::subject::Peers;
-use crate::{lane, mpi, peers, record, show};
+use crate::{fluid, lane, mpi, objects, peers, rank, record, show};
 
 /// Rounds of a full comparison: fewer than seven scatter too much to compare.
 const ROUNDS: u32 = 7;
@@ -42,6 +44,14 @@ enum What {
     Matching(MatchingArgs),
     /// All that is promised of speed and size, in one table beside what is measured now.
     Peers(PeersArgs),
+    /// Barriers between processes and between VMs, beside a naive one, POSIX threads' and a bare cache line.
+    Barrier(ObjectArgs),
+    /// Counters by minitransactions, beside a spin lock, at no, medium and high contention.
+    Counter(ObjectArgs),
+    /// Channels beside Unix-domain sockets and TCP.
+    Ivc(ObjectArgs),
+    /// The fluid simulator of the examples, in two processes of one VM and in two VMs.
+    Sph(SphArgs),
     /// Barriers and sums per second of four ranks, which on two processors have to share them.
     Collectives(CollectivesArgs),
 }
@@ -54,6 +64,10 @@ impl What {
             Self::Peers(args) => (&args.json, &args.curves.report),
             Self::Lane(LaneArgs { common, .. })
             | Self::Matching(MatchingArgs { common, .. })
+            | Self::Barrier(ObjectArgs { common, .. })
+            | Self::Counter(ObjectArgs { common, .. })
+            | Self::Ivc(ObjectArgs { common, .. })
+            | Self::Sph(SphArgs { common, .. })
             | Self::Collectives(CollectivesArgs { common, .. }) => (&common.json, &None),
         };
         for (option, file) in [("--json", json), ("--report", report)] {
@@ -226,6 +240,63 @@ struct CollectivesArgs {
     common: Common,
 }
 
+#[derive(Args, Debug)]
+struct ObjectArgs {
+    /// How many processes on this host; may be several, 0 for none. Otherwise 2, 4 and 8 (channels: 2).
+    #[arg(short = 'n', long, value_name = "N,...", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(0..=i64::from(rank::MOST_PARTIES)))]
+    processes: Vec<u32>,
+    /// How many VMs, with a process in each; may be several, 0 for none. Otherwise 2 and 4 (channels: 2) where QEMU is there.
+    #[arg(long, value_name = "N,...", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(0..=i64::from(rank::MOST_PARTIES)))]
+    vms: Vec<u32>,
+    #[command(flatten)]
+    common: Common,
+}
+
+impl ObjectArgs {
+    fn places(&self, what: Objects) -> Result<Vec<Place>> {
+        let pairs_only = what == Objects::Ivc;
+        let pick = |asked: &[u32], usual: &[u32]| -> Vec<u32> {
+            let all: Vec<u32> = if asked.is_empty() { usual.into() } else { asked.into() };
+            all.into_iter().filter(|n| *n > 0).collect()
+        };
+        let has_qemu = isthmus_vm::qemu::program().is_ok();
+        let processes = pick(&self.processes, if pairs_only { &[2] } else { &[2, 4, 8] });
+        let usual: &[u32] = match (has_qemu, pairs_only) {
+            (false, _) => &[],
+            (true, true) => &[2],
+            (true, false) => &[2, 4],
+        };
+        let vms = pick(&self.vms, usual);
+        let mut places: Vec<Place> = processes.into_iter().map(|n| Place { processes: n, vms: 0 }).collect();
+        places.extend(vms.into_iter().map(|n| Place { processes: n, vms: n }));
+        for place in &places {
+            if place.processes < 2 || (pairs_only && place.processes != 2) {
+                let so = if pairs_only { "channels have two ends" } else { "there must be two at least" };
+                return Err(Error::Usage(format!("{} processes: {so}", place.processes)));
+            }
+        }
+        match places.is_empty() {
+            true => Err(Error::Usage("neither processes nor VMs: nothing would be measured".into())),
+            false => Ok(places),
+        }
+    }
+}
+
+#[derive(Args, Debug)]
+struct SphArgs {
+    /// How many particles.
+    #[arg(long, default_value_t = 65_536, value_name = "N", value_parser = clap::value_parser!(u32).range(16..=1 << 24))]
+    particles: u32,
+    /// How many steps each run makes.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    steps: Option<u32>,
+    /// In VMs, too: 2, or 0 for none. Otherwise where QEMU is there.
+    #[arg(long, value_name = "N")]
+    vms: Option<u32>,
+    #[command(flatten)]
+    common: Common,
+}
+
 /// Runs what was asked for and returns the exit status.
 pub fn main(args: &BenchArgs) -> i32 {
     let done = args.what.check_files().and_then(|()| match &args.what {
@@ -234,6 +305,10 @@ pub fn main(args: &BenchArgs) -> i32 {
         What::Matching(args) => bench_matching(args),
         What::Collectives(args) => bench_collectives(args),
         What::Peers(args) => bench_peers(args),
+        What::Barrier(args) => bench_objects(args, Objects::Barrier),
+        What::Counter(args) => bench_objects(args, Objects::Counter),
+        What::Ivc(args) => bench_objects(args, Objects::Ivc),
+        What::Sph(args) => bench_sph(args),
     });
     match done {
         Ok(()) => 0,
@@ -276,6 +351,41 @@ fn bench_lane(args: &LaneArgs) -> Result<()> {
     let records = lane::run(&plan)?;
     show::lane(&records)?;
     args.common.finish(&records)
+}
+
+fn bench_objects(args: &ObjectArgs, what: Objects) -> Result<()> {
+    let plan = objects::Plan {
+        what,
+        places: args.places(what)?,
+        reps: args.common.rounds(),
+        budget_ms: if args.common.quick { 60 } else { 250 },
+        mpi: args.common.mpi.clone(),
+        accel: args.common.accel.clone(),
+    };
+    let done = objects::run(&plan, &mut |what| eprintln!("{what}"))?;
+    show::objects(&plan, &done);
+    args.common.finish(&done.records)?;
+    if done.left_out.is_empty() { Ok(()) } else { Err(Error::Incomplete) }
+}
+
+fn bench_sph(args: &SphArgs) -> Result<()> {
+    let vms = match args.vms {
+        None => isthmus_vm::qemu::program().is_ok(),
+        Some(0) => false,
+        Some(2) => true,
+        Some(other) => return Err(Error::Usage(format!("--vms {other}: 2, or 0 for plain processes alone"))),
+    };
+    let plan = fluid::Plan {
+        particles: args.particles,
+        steps: args.steps.unwrap_or(if args.common.quick { 5 } else { 20 }),
+        rounds: args.common.rounds(),
+        vms,
+        mpi: args.common.mpi.clone(),
+        accel: args.common.accel.clone(),
+    };
+    let done = fluid::run(&plan, &mut |what| eprintln!("{what}"))?;
+    show::fluid(&plan, &done);
+    args.common.finish(&done.records)
 }
 
 fn bench_mpi(args: &MpiArgs) -> Result<()> {

@@ -21,6 +21,12 @@ pub enum Error {
         /// What failed, and why.
         what: String,
     },
+    /// A process of `bench barrier`, `counter` or `ivc` could not do its part.
+    #[error("cannot {what}")]
+    Rank {
+        /// What failed, and why.
+        what: String,
+    },
     /// What the ranks take of a region could not be seen.
     #[error("memory of the ranks: cannot {what}")]
     Memory {

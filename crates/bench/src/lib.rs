@@ -13,24 +13,32 @@
 //! | [`program`] | the MPI program in `programs/`: compiled, and its output read |
 //! | [`job`] | one launch: started, watched, ended |
 //! | [`path`] | which way the bytes went |
+//! | [`objects`] | `bench barrier`, `counter`, `ivc`: what programs of one's own use, and what they use today |
+//! | [`rank`] | what the processes of those three do |
+//! | [`fluid`] | `bench sph`: the fluid simulator of the examples |
+//! | [`promise`] | what is promised of a figure, and what became of it |
 //! | [`peers`], [`memory`] | `bench peers`: what is promised beside what was measured; what ranks take of a region |
 //! | [`record`], [`table`], [`show`] | what is written: JSON, the table for people, and what stands around it |
 //! | [`page`], [`chart`] | `--report`: one HTML file with curves |
 //! | [`stats`] | medians and ratios |
 
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
 pub mod chart;
 pub mod cli;
 pub mod error;
+pub mod fluid;
 pub mod job;
 pub mod lane;
 pub mod memory;
 pub mod mpi;
+pub mod objects;
 pub mod page;
 pub mod path;
 pub mod peers;
 pub mod program;
+pub mod promise;
+pub mod rank;
 pub mod record;
 pub mod show;
 pub mod stats;

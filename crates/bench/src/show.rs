@@ -4,7 +4,7 @@ use crate::error::{Error, Result};
 use crate::mpi::{Comparison, Plan};
 use crate::program::Block;
 use crate::record::Record;
-use crate::{subject, table};
+use crate::{fluid, objects, promise, subject, table};
 
 /// A comparison of an MPI's paths.
 pub fn comparison(plan: &Plan, done: &Comparison) {
@@ -135,6 +135,53 @@ pub fn lane(records: &[Record]) -> Result<()> {
         );
     }
     Ok(())
+}
+
+/// Barriers, counters or channels in all places.
+pub fn objects(plan: &objects::Plan, done: &objects::Done) {
+    println!();
+    println!(
+        "Medians of {} repetitions, of ratios within a repetition; load before: {}; {} processors here.",
+        plan.reps,
+        done.records.first().map_or_else(|| "unknown".into(), load),
+        subject::processors()
+    );
+    if let Some(record) = done.records.iter().find(|record| record.vms > 0) {
+        println!("Figures of VMs are under {}.", record.accel.to_uppercase());
+    }
+    for place in plan.places.iter().filter(|place| place.processes > subject::processors()) {
+        println!("{} are over-subscribed: they share processors.", place.name());
+    }
+    println!();
+    print!("{}", table::columns(&objects::grid(plan.what, &done.records)));
+    println!();
+    promises(&done.rows);
+    for what in &done.left_out {
+        println!("left out: {what}");
+    }
+}
+
+/// The fluid simulator.
+pub fn fluid(plan: &fluid::Plan, done: &fluid::Done) {
+    println!();
+    println!(
+        "{} particles, {} steps, medians of {} rounds, of ratios within a round; load before: {}. All computed the same.",
+        table::thousands(plan.particles),
+        plan.steps,
+        plan.rounds,
+        done.records.first().map_or_else(|| "unknown".into(), load)
+    );
+    println!();
+    print!("{}", table::columns(&fluid::grid(&done.records)));
+    println!();
+    promises(&done.rows);
+}
+
+fn promises(rows: &[promise::Row]) {
+    if !rows.is_empty() {
+        println!("{}", table::columns(&promise::short_grid(rows)));
+        print!("{}", promise::summary(rows));
+    }
 }
 
 fn load(record: &Record) -> String {

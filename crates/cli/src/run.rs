@@ -96,6 +96,9 @@ pub(crate) struct Args {
     /// Network of the VMs; without one the launcher's connections are relayed
     #[arg(long, value_enum, default_value_t = NetArg::None)]
     net: NetArg,
+    /// Join the first two VMs by a virtio-serial port of each, to measure beside it
+    #[arg(long, hide = true)]
+    wire: bool,
     /// End the run after this many seconds, with status 124
     #[arg(long, value_name = "SECONDS")]
     timeout: Option<f64>,
@@ -183,6 +186,7 @@ impl Args {
                 NetArg::None => Net::None,
                 NetArg::Tap => Net::Tap,
             },
+            wire: self.wire,
             keep: self.keep,
             verbose: self.verbose,
             console: self.console,

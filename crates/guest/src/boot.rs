@@ -162,6 +162,11 @@ fn boot() -> Result<Booted> {
     let interfaces = network(&config)?;
     steps.done("the network");
     let ports = devices::ports(&config.ports)?;
+    if let Some(wire) = ports.get(crate::wire::WIRE_PORT) {
+        // It is the job's, whoever runs that.
+        std::fs::set_permissions(wire, std::os::unix::fs::PermissionsExt::from_mode(0o666))
+            .map_err(cannot(format!("let the job use {}", wire.display())))?;
+    }
     let ivshmem = if config.ivshmem { Some(devices::ivshmem()?) } else { None };
     steps.done("devices");
     interfaces.iter().for_each(|name| wait_until_running(name));

@@ -31,6 +31,8 @@ pub const EXEC_PORT: &str = "isthmus.exec";
 pub const RELAY_PORT: &str = "isthmus.relay";
 /// The port for everything else.
 pub const CONTROL_PORT: &str = "isthmus.control";
+/// A port of two VMs that are joined by it, for programs that measure how fast such a port is.
+pub const WIRE_PORT: &str = "isthmus.wire";
 
 /// Bytes that may be under way on one channel. All of a stream fits into a socket's buffer.
 pub const WINDOW: usize = 64 << 10;

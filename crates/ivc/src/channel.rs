@@ -830,6 +830,12 @@ impl Channel {
         (size(self.link.ring.len()), size(self.link.other_ring.len()))
     }
 
+    /// Bytes that this side has read and written since the channel began: the positions of both rings.
+    pub fn moved(&self) -> (u64, u64) {
+        let read = lock(&self.link.reader).positions.read();
+        (read, lock(&self.link.writer).positions.written())
+    }
+
     /// Reads what has come, at most `into.len()` bytes, without waiting. 0: nothing is there now (or `into` is empty).
     ///
     /// # Ordering

@@ -114,6 +114,8 @@ pub struct RunSpec {
     pub writable: Vec<PathBuf>,
     /// Network of the VMs.
     pub net: Net,
+    /// Join the first two VMs by a virtio-serial port of each, `isthmus.wire`: for measuring beside it.
+    pub wire: bool,
     /// Leave the run directory behind.
     pub keep: bool,
     /// Say what is done.

@@ -8,7 +8,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use isthmus_guest::wakes::WAKE_PORT;
-use isthmus_guest::wire::{CONTROL_PORT, EXEC_PORT, RELAY_PORT};
+use isthmus_guest::wire::{CONTROL_PORT, EXEC_PORT, RELAY_PORT, WIRE_PORT};
 use isthmus_region::error::with_causes;
 use isthmus_vm::accel::{self, Choice};
 use isthmus_vm::boot_config::{BootConfig, GuestShare, HostEntry, Interface, InterfaceKind, ROOT_TAG};
@@ -128,6 +128,7 @@ impl Common {
             ports: [EXEC_PORT, RELAY_PORT, CONTROL_PORT]
                 .into_iter()
                 .chain(plan.service.map(|_| WAKE_PORT))
+                .chain(wire_of(plan, index).map(|_| WIRE_PORT))
                 .map(String::from)
                 .collect(),
             ivshmem: plan.service.is_some(),
@@ -158,6 +159,27 @@ impl Common {
                 vectors: u32::from(isthmus_host::service::VECTORS),
             }),
         };
+        let mut ports = [EXEC_PORT, RELAY_PORT, CONTROL_PORT]
+            .map(|port| (port.to_owned(), socket_of(&own, port)))
+            .to_vec();
+        let mut calling_ports: Vec<(String, PathBuf)> = plan
+            .service
+            .map(|service| (WAKE_PORT.to_owned(), service.wake_socket().to_owned()))
+            .into_iter()
+            .collect();
+        if let Some(wire) = wire_of(plan, index) {
+            let wire = (WIRE_PORT.to_owned(), wire);
+            if index == 0 {
+                ports.push(wire);
+            } else {
+                // Who calls must not come first.
+                let deadline = Instant::now() + PORT_LIMIT;
+                while !wire.1.exists() && Instant::now() < deadline {
+                    std::thread::sleep(Duration::from_millis(5));
+                }
+                calling_ports.push(wire);
+            }
+        }
         let mut prefix = leash::words();
         prefix.extend(self.netns.iter().flat_map(|netns| netns.prefix()));
         Vm::start(&VmConfig {
@@ -167,14 +189,8 @@ impl Common {
             accel: self.accel,
             kernel: self.kernel.vmlinux.clone(),
             initramfs: image,
-            ports: [EXEC_PORT, RELAY_PORT, CONTROL_PORT]
-                .map(|port| (port.to_owned(), socket_of(&own, port)))
-                .to_vec(),
-            calling_ports: plan
-                .service
-                .map(|service| (WAKE_PORT.to_owned(), service.wake_socket().to_owned()))
-                .into_iter()
-                .collect(),
+            ports,
+            calling_ports,
             shares,
             ivshmem,
             tap: self.netns.as_ref().map(|_| Tap { ifname: format!("tap{index}"), mac }),
@@ -185,6 +201,11 @@ impl Common {
         })
         .map_err(failed)
     }
+}
+
+/// The socket of the wire between the first two VMs, for one of them.
+fn wire_of(plan: &Plan<'_>, index: usize) -> Option<PathBuf> {
+    (plan.spec.wire && plan.names.len() > 1 && index < 2).then(|| plan.dir.join("wire"))
 }
 
 /// The host's processors for the virtual ones of VM number `index`: one after the other, of those we may use.

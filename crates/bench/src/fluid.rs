@@ -1,0 +1,345 @@
+//! `bench sph`: the fluid simulator of `examples/c`, with the same particles in one process, in two of one kernel, and in VMs.
+//!
+//! The source, its header and the library's are part of this program: what is measured is what people read. The checksum of the
+//! result must be the same wherever it was computed, or nothing is reported.
+
+use std::ffi::OsString;
+use std::fs;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use crate::error::{Error, Result};
+use crate::job::{Launch, tail};
+use crate::promise::{Row, Verdict, at_least};
+use crate::record::Record;
+use crate::{stats, subject, table};
+
+const SOURCES: [(&str, &str); 3] = [
+    ("sph.c", include_str!("../../../examples/c/sph.c")),
+    ("film.h", include_str!("../../../examples/c/film.h")),
+    ("isthmus.h", include_str!("../../../include/isthmus.h")),
+];
+const FLAGS: [&str; 3] = ["-std=c11", "-O2", "-I."];
+const LIBRARY: &str = "libisthmus.so.0";
+/// How long one launch may take.
+const LIMIT: Duration = Duration::from_secs(1800);
+
+/// What to measure.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// How many particles.
+    pub particles: u32,
+    /// Steps of a run natively; in VMs there are fewer, since they are slower.
+    pub steps: u32,
+    /// How many times each place is measured.
+    pub rounds: u32,
+    /// Whether in VMs, too.
+    pub vms: bool,
+    /// The MPI whose launcher starts the processes.
+    pub mpi: Option<String>,
+    /// Accelerator of the VMs.
+    pub accel: Option<String>,
+}
+
+/// Where it runs: the name in records, processes, VMs.
+const PLACES: [(&str, u32, u32); 5] =
+    [("native-1", 1, 0), ("native-2", 2, 0), ("one-vm-1", 1, 1), ("one-vm-2", 2, 1), ("two-vms", 2, 2)];
+
+/// What was measured.
+#[derive(Clone, Debug, Default)]
+pub struct Done {
+    /// The measurements.
+    pub records: Vec<Record>,
+    /// What is promised of them.
+    pub rows: Vec<Row>,
+}
+
+/// One run, as it says itself.
+#[derive(Clone, Debug, PartialEq)]
+struct Run {
+    steps_per_s: f64,
+    /// The greatest share of a process's time that it spent in barriers.
+    waiting: f64,
+    hosts: Vec<String>,
+    checksum: String,
+    accel: String,
+}
+
+/// Where the library is: beside this program, as it is built and as it is installed.
+fn library() -> Result<PathBuf> {
+    let exe = std::env::current_exe().map_err(Error::io("find this program"))?;
+    let exe = fs::canonicalize(&exe).unwrap_or(exe);
+    let mut places = exe.ancestors().skip(1).take(3).flat_map(|dir| {
+        ["lib", "lib/x86_64-linux-gnu", "lib/aarch64-linux-gnu"].map(|lib| dir.join(lib).join(LIBRARY))
+    });
+    places.find(|path| path.is_file()).ok_or_else(|| Error::Io {
+        what: format!("find {LIBRARY} near {}; `make` builds it", exe.display()),
+        source: std::io::ErrorKind::NotFound.into(),
+    })
+}
+
+/// Compiles it, or finds it compiled in the user's cache.
+fn compile() -> Result<PathBuf> {
+    let library = library()?;
+    let mut key = DefaultHasher::new();
+    (SOURCES, FLAGS, &library).hash(&mut key);
+    let dir = isthmus_vm::cache::dir().map_err(Error::Cache)?.join("bench");
+    let name = format!("sph-{:016x}", key.finish());
+    let program = dir.join(&name);
+    if program.is_file() {
+        return Ok(program);
+    }
+    let build = dir.join(format!("{name}.build-{}", std::process::id()));
+    let cannot = |path: &Path| Error::io(format!("write {}", path.display()));
+    fs::create_dir_all(&build).map_err(cannot(&build))?;
+    for (file, text) in SOURCES {
+        fs::write(build.join(file), text).map_err(cannot(&build))?;
+    }
+    let folder = library.parent().unwrap_or(Path::new("/")).to_owned();
+    let mut rpath = OsString::from("-Wl,-rpath,");
+    rpath.push(&folder);
+    let compiler = std::env::var_os("CC").unwrap_or_else(|| "cc".into());
+    let output = Command::new(&compiler)
+        .current_dir(&build)
+        .args(FLAGS)
+        .args(["-o", &name, "sph.c"])
+        .args([library.as_os_str(), &rpath, "-lm".as_ref()])
+        .stdin(Stdio::null())
+        .output();
+    let compiled = match output {
+        Err(error) => Err(Error::io(format!("run the C compiler {}", compiler.to_string_lossy()))(error)),
+        Ok(output) if output.status.success() => {
+            // Renamed into place, so that another benchmark at the same time never runs half a program.
+            fs::rename(build.join(&name), &program).map_err(cannot(&program))
+        }
+        Ok(output) => Err(Error::Compile {
+            compiler: compiler.into(),
+            said: tail(&String::from_utf8_lossy(&output.stderr), 12),
+        }),
+    };
+    fs::remove_dir_all(&build).map_err(Error::io(format!("remove {}", build.display())))?;
+    compiled.map(|()| program)
+}
+
+fn launch(plan: &Plan, program: &Path, processes: u32, vms: u32) -> Result<Run> {
+    let exe = std::env::current_exe().map_err(Error::io("find this program"))?;
+    let folder = tempfile::tempdir().map_err(Error::io("make a temporary folder"))?;
+    let stats = folder.path().join("stats.json");
+    let mut args: Vec<OsString> = vec!["run".into(), "--vms".into(), vms.to_string().into()];
+    args.extend(["-n".into(), processes.to_string().into(), "--stats".into(), stats.clone().into()]);
+    if let Some(cpus) = processes.checked_div(vms) {
+        args.extend(["--cpus".into(), cpus.to_string().into()]);
+        if processes <= subject::processors() {
+            args.push("--pin".into());
+        }
+    }
+    if let Some(mpi) = &plan.mpi {
+        args.extend(["--mpi".into(), mpi.into()]);
+    }
+    if let Some(accel) = &plan.accel {
+        args.extend(["--accel".into(), accel.into()]);
+    }
+    args.extend(["--".into(), program.into(), "--check".into()]);
+    args.extend(["--particles".into(), plan.particles.to_string().into()]);
+    args.extend(["--steps".into(), plan.steps.to_string().into()]);
+    let text = Launch { program: exe, args, env: Vec::new() }.run("sph", LIMIT)?;
+    let accel = fs::read_to_string(&stats)
+        .ok()
+        .and_then(|text| serde_json::from_str::<serde_json::Value>(&text).ok())
+        .and_then(|stats| stats.get("accel")?.as_str().map(str::to_owned));
+    let run = read(&text, accel.unwrap_or_else(|| "native".into()))?;
+    let mut hosts = run.hosts.clone();
+    hosts.sort();
+    hosts.dedup();
+    if run.hosts.len() != processes as usize || hosts.len() != vms.max(1) as usize {
+        let what = format!("{processes} processes in {vms} VMs said that they were on {:?}", run.hosts);
+        return Err(Error::Output { subject: "sph".into(), what });
+    }
+    Ok(run)
+}
+
+fn read(text: &str, accel: String) -> Result<Run> {
+    let bad = |what: &str| Error::Output { subject: "sph".into(), what: what.into() };
+    let number = |text: &str| text.trim().parse::<f64>().ok();
+    let steps_per_s = text
+        .lines()
+        .find_map(|line| number(line.strip_suffix(" steps per second")?.rsplit(' ').next()?))
+        .ok_or_else(|| bad("no line with the steps per second"))?;
+    let of_process = |line: &str| {
+        let (host, rest) = line.strip_prefix("number ")?.split_once(" on ")?.1.split_once(": ")?;
+        Some((host.to_owned(), number(rest.split_once(" %")?.0)?))
+    };
+    let processes: Vec<(String, f64)> = text.lines().filter_map(of_process).collect();
+    let checksum =
+        text.lines().find_map(|line| line.strip_prefix("checksum ")).ok_or_else(|| bad("no checksum"))?;
+    Ok(Run {
+        steps_per_s,
+        waiting: processes.iter().map(|(_, waiting)| waiting / 100.0).fold(0.0, f64::max),
+        hosts: processes.into_iter().map(|(host, _)| host).collect(),
+        checksum: checksum.into(),
+        accel,
+    })
+}
+
+/// Runs `plan`, telling `progress` what is going on.
+///
+/// # Errors
+/// If the program cannot be compiled or run, or computes something else in another place.
+pub fn run(plan: &Plan, progress: &mut dyn FnMut(&str)) -> Result<Done> {
+    let program = compile()?;
+    let load = stats::load();
+    let places: Vec<_> = PLACES.into_iter().filter(|(_, _, vms)| plan.vms || *vms == 0).collect();
+    let mut runs: Vec<Vec<Run>> = vec![Vec::new(); places.len()];
+    for round in 0..plan.rounds {
+        // Each round begins with another place, so that none always runs after the same one.
+        let shift = round as usize % places.len();
+        for at in (0..places.len()).map(|at| (at + shift) % places.len()) {
+            let (name, processes, vms) = places[at];
+            let run = launch(plan, &program, processes, vms)?;
+            progress(&format!(
+                "round {} of {}: {name}: {:.1} steps per second, {:.1} % of them in barriers",
+                round + 1,
+                plan.rounds,
+                run.steps_per_s,
+                run.waiting * 100.0
+            ));
+            if let Some(other) = runs.iter().flatten().find(|other| other.checksum != run.checksum) {
+                let what = format!("{name} computed {}, and not {}", run.checksum, other.checksum);
+                return Err(Error::Output { subject: "sph".into(), what });
+            }
+            runs[at].push(run);
+        }
+    }
+    let rates = |name: &str| -> Option<Vec<f64>> {
+        let at = places.iter().position(|place| place.0 == name)?;
+        Some(runs[at].iter().map(|run| run.steps_per_s).collect())
+    };
+    let mut done = Done::default();
+    for ((name, processes, vms), runs) in places.iter().zip(&runs) {
+        let all: Vec<f64> = runs.iter().map(|run| run.steps_per_s).collect();
+        let Some(value) = stats::median(&all) else { continue };
+        let record = Record {
+            benchmark: "sph".into(),
+            subject: (*name).into(),
+            peer: None,
+            ratio: None,
+            mpi: None,
+            path: Some("region".into()),
+            bytes: None,
+            depth: Some(plan.particles),
+            metric: "steps_per_s".into(),
+            value,
+            min: all.iter().copied().fold(f64::INFINITY, f64::min),
+            max: all.iter().copied().fold(0.0, f64::max),
+            reps: plan.rounds,
+            cpu_us_per_op: None,
+            accel: runs[0].accel.clone(),
+            vms: *vms,
+            ranks: *processes,
+            load,
+            line_us: None,
+        };
+        done.records.push(record.clone());
+        let waiting: Vec<f64> = runs.iter().map(|run| run.waiting).collect();
+        done.records.push(Record {
+            metric: "barrier_share".into(),
+            value: stats::median(&waiting).unwrap_or(0.0),
+            min: waiting.iter().copied().fold(f64::INFINITY, f64::min),
+            max: waiting.iter().copied().fold(0.0, f64::max),
+            ..record.clone()
+        });
+        for (subject, peer) in [
+            ("native-2", "native-1"),
+            ("one-vm-2", "one-vm-1"),
+            ("two-vms", "one-vm-2"),
+            ("two-vms", "one-vm-1"),
+        ] {
+            if subject == *name
+                && let Some(theirs) = rates(peer)
+            {
+                let ratio = stats::paired_ratio(&all, &theirs);
+                done.records.push(Record { peer: Some(peer.into()), ratio, ..record.clone() });
+            }
+        }
+    }
+    if plan.vms {
+        done.rows.push(promised(plan, &done.records));
+    }
+    Ok(done)
+}
+
+fn promised(plan: &Plan, records: &[Record]) -> Row {
+    let promise = at_least(0.9, 1.0);
+    let of = |name: &str, peer: Option<&str>| {
+        records.iter().find(|r| r.subject == name && r.peer.as_deref() == peer && r.metric == "steps_per_s")
+    };
+    let found = of("two-vms", Some("one-vm-2"));
+    let measured = found.and_then(|record| record.ratio);
+    let value = |name: &str| of(name, None).map_or(0.0, |record| record.value);
+    let accel = found.map_or_else(String::new, |record| record.accel.to_uppercase());
+    Row {
+        what: format!("{} particles, 2 VMs : 2 processes of one VM", table::thousands(plan.particles)),
+        mpi: None,
+        promise,
+        measured,
+        said: format!("{:.1} : {:.1} steps/s, {accel}", value("two-vms"), value("one-vm-2")),
+        verdict: measured.map_or(Verdict::NotMeasured, |ratio| promise.verdict(ratio)),
+    }
+}
+
+/// The measurements as a table: a row for each place.
+pub fn grid(records: &[Record]) -> Vec<Vec<String>> {
+    let head = ["where", "processes", "VMs", "steps per second", "least", "most", "in barriers", "compared"];
+    let mut grid = vec![head.map(str::to_owned).to_vec()];
+    for record in records.iter().filter(|r| r.peer.is_none() && r.metric == "steps_per_s") {
+        let of_place = || records.iter().filter(|other| other.subject == record.subject);
+        let waiting =
+            of_place().find(|other| other.metric == "barrier_share").map_or(0.0, |other| other.value);
+        let ratios: Vec<String> = of_place()
+            .filter_map(|other| Some(format!("{:.2}x {}", other.ratio?, other.peer.as_deref()?)))
+            .collect();
+        let vms = match record.vms {
+            0 => "-".into(),
+            vms => format!("{vms} ({})", record.accel),
+        };
+        let rate = |value: f64| table::amount(value, "").0;
+        grid.push(vec![
+            record.subject.clone(),
+            record.ranks.to_string(),
+            vms,
+            rate(record.value),
+            rate(record.min),
+            rate(record.max),
+            format!("{:.1} %", waiting * 100.0),
+            ratios.join(", "),
+        ]);
+    }
+    grid
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TEXT: &str = "65536 particles, 2 processes: 40 steps, 12.5 steps per second\n\
+                        number 0 on vm1: 1.5 % of the time in barriers\nnumber 1 on vm2: 3.0 % of the time in barriers\n\
+                        checksum 0123456789abcdef\n";
+
+    #[test]
+    fn what_a_run_prints_is_read() {
+        let run = read(TEXT, "tcg".into()).unwrap();
+        assert_eq!((run.steps_per_s, run.waiting), (12.5, 0.03));
+        assert_eq!(
+            (run.hosts, run.checksum.as_str()),
+            (vec!["vm1".to_owned(), "vm2".to_owned()], "0123456789abcdef")
+        );
+    }
+
+    #[test]
+    fn what_breaks_off_is_refused() {
+        assert!(read("", "tcg".into()).is_err());
+        assert!(read(&TEXT[..TEXT.len() - 30], "tcg".into()).is_err());
+    }
+}

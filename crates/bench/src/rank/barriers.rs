@@ -1,0 +1,259 @@
+//! Barriers: ours, the naive one of the paper (figure 3.4), the C library's; and what a barrier costs at least.
+
+use std::fs::{File, OpenOptions};
+use std::io::{Read, Write};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use isthmus::{Algorithm, Parameters, Participant, Waiting, Word};
+
+use super::posix;
+use super::{CPU_NS, Meeting, NAIVE, POSIX, Plan, SHARE, Sample, TALLY, failed, nanos, real};
+use crate::error::{Error, Result};
+
+/// Ours: the name in records, and what it is made with.
+const OURS: [(&str, Waiting, Algorithm); 4] = [
+    ("isthmus-spin", Waiting::Spin, Algorithm::Auto),
+    ("isthmus-central", Waiting::Spin, Algorithm::Central),
+    ("isthmus-block", Waiting::Block, Algorithm::Auto),
+    ("isthmus-hybrid", Waiting::Hybrid, Algorithm::Auto),
+];
+/// Looks of the naive barrier before it offers its processor, where it does.
+const SPINS: u32 = 1000;
+/// How long processes compute between two barriers, at least and at most, where they do.
+const WORK: (u64, u64) = (20_000, 40_000);
+/// How late the last one comes, where it is late.
+const LATE: Duration = Duration::from_millis(2);
+/// Rounds in which it is late.
+const LATE_ROUNDS: u64 = 50;
+/// Rounds in which each looks whether the others have come.
+const CHECKED_ROUNDS: u64 = 32;
+
+/// Something to wait at.
+enum Barrier {
+    Ours(Participant),
+    Naive { yields: bool, sense: u64 },
+    Posix(posix::Barrier),
+}
+
+/// The words that the naive barrier has.
+#[derive(Clone, Copy)]
+struct Naive<'a> {
+    count: Word<'a>,
+    sense: Word<'a>,
+    parties: u64,
+    pause: bool,
+}
+
+impl Barrier {
+    #[inline]
+    fn wait(&mut self, naive: Naive<'_>) -> Result<()> {
+        match self {
+            Self::Ours(participant) => {
+                participant.wait().map_err(|e| Error::Rank { what: format!("wait at a barrier: {e}") })?;
+            }
+            Self::Naive { yields, sense } => {
+                *sense += 1;
+                if naive.count.fetch_add(1) + 1 == naive.parties {
+                    naive.count.store(0);
+                    naive.sense.store(*sense);
+                } else {
+                    let mut looks = 0;
+                    while naive.sense.load() != *sense {
+                        looks += 1;
+                        if *yields && looks % SPINS == 0 {
+                            std::thread::yield_now();
+                        } else if naive.pause {
+                            std::hint::spin_loop();
+                        }
+                    }
+                }
+            }
+            Self::Posix(barrier) => barrier.wait()?,
+        }
+        Ok(())
+    }
+}
+
+/// The port that joins the two VMs.
+fn wire() -> Result<File> {
+    let class = Path::new("/sys/class/virtio-ports");
+    let ports = std::fs::read_dir(class).map_err(Error::io("find the virtio-serial ports"))?;
+    let port = ports
+        .flatten()
+        .find(|port| {
+            std::fs::read_to_string(port.path().join("name")).is_ok_and(|name| name.trim() == "isthmus.wire")
+        })
+        .ok_or_else(|| Error::Rank { what: "find the port that joins the VMs".into() })?;
+    let device = Path::new("/dev").join(port.file_name());
+    OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open(&device)
+        .map_err(Error::io(format!("open {}", device.display())))
+}
+
+/// Computes for about so long.
+fn work(random: &mut u64) {
+    *random ^= *random << 13;
+    *random ^= *random >> 7;
+    *random ^= *random << 17;
+    let ns = WORK.0 + *random % (WORK.1 - WORK.0);
+    let begun = Instant::now();
+    while nanos(begun.elapsed()) < ns {}
+}
+
+pub(super) fn run(meeting: &mut Meeting, plan: &Plan) -> Result<()> {
+    let board = meeting.board.clone();
+    let naive = Naive {
+        count: board.word(NAIVE).map_err(failed("use the board"))?,
+        sense: board.word(NAIVE + 64).map_err(failed("use the board"))?,
+        parties: plan.parties.into(),
+        pause: meeting.pause,
+    };
+    let mut barriers: Vec<(&str, Barrier)> = Vec::new();
+    for (name, waiting, algorithm) in OURS {
+        let parameters = Parameters { algorithm, ..Parameters::new(plan.parties, waiting) };
+        let participant = meeting
+            .here
+            .named(name)
+            .barrier(parameters)
+            .and_then(|barrier| barrier.participate())
+            .map_err(failed("join a barrier"))?;
+        let mut barrier = Barrier::Ours(participant);
+        check(meeting, name, &mut barrier, naive)?;
+        barriers.push((name, barrier));
+    }
+    barriers.push(("naive", Barrier::Naive { yields: false, sense: 0 }));
+    barriers.push(("spin-yield", Barrier::Naive { yields: true, sense: 0 }));
+    if plan.folder.is_some() {
+        let barrier = posix::Barrier::at(&meeting.board, POSIX)?;
+        if meeting.is_first() {
+            barrier.make(plan.parties)?;
+        }
+        barriers.push(("pthread", Barrier::Posix(barrier)));
+    }
+    let mut port = if plan.wire { Some(wire()?) } else { None };
+    // What passes between the naive ones, which share their words.
+    let mut senses = 0;
+    for _ in 0..plan.reps {
+        if plan.parties == 2 {
+            let line = meeting.line("bare")?;
+            meeting.print(&Sample {
+                cpu_us_per_op: Some(line.cpu_us),
+                path: Some("region".into()),
+                ..Sample::new("barrier", "pingpong", "round_us", line.us)
+            })?;
+        }
+        if let Some(port) = &mut port {
+            echo(meeting, port)?;
+        }
+        for works in [false, true] {
+            for (name, barrier) in &mut barriers {
+                if let Barrier::Naive { sense, .. } = barrier {
+                    *sense = senses;
+                }
+                let mut random = 0x9e37_79b9_7f4a_7c15 ^ u64::from(meeting.index + 1);
+                let timed = meeting.timed(&format!("{name} {works}"), &mut |rounds| {
+                    for _ in 0..rounds {
+                        if works {
+                            work(&mut random);
+                        }
+                        barrier.wait(naive)?;
+                    }
+                    Ok(())
+                })?;
+                if let Barrier::Naive { sense, .. } = barrier {
+                    senses = *sense;
+                }
+                let path = if *name == "pthread" { "kernel" } else { "region" };
+                meeting.print(&Sample {
+                    cpu_us_per_op: Some(timed.cpu_us),
+                    path: Some(path.into()),
+                    ..Sample::new(if works { "barrier_work" } else { "barrier" }, name, "round_us", timed.us)
+                })?;
+            }
+        }
+        for (name, barrier) in &mut barriers {
+            if matches!(*name, "isthmus-hybrid" | "isthmus-block") {
+                late(meeting, name, barrier, naive)?;
+            }
+        }
+    }
+    meeting.sync()
+}
+
+/// Sees that nobody gets through before all have come, by what each has written before.
+fn check(meeting: &mut Meeting, name: &str, barrier: &mut Barrier, naive: Naive<'_>) -> Result<()> {
+    meeting.own(TALLY)?.store(0);
+    meeting.sync()?;
+    for round in 1..=CHECKED_ROUNDS {
+        meeting.own(TALLY)?.store(round);
+        barrier.wait(naive)?;
+        for rank in 0..meeting.parties {
+            if meeting.of_rank(rank, TALLY)?.load() < round {
+                return Err(Error::Rank {
+                    what: format!("{name}: process {rank} was not there in round {round}"),
+                });
+            }
+        }
+        barrier.wait(naive)?;
+    }
+    Ok(())
+}
+
+/// A byte there and back over the port, asleep in between.
+fn echo(meeting: &mut Meeting, port: &mut File) -> Result<()> {
+    let first = meeting.is_first();
+    let timed = meeting.timed("virtio-serial", &mut |rounds| {
+        let mut byte = [7];
+        let broken = || Error::io("use the port that joins the VMs");
+        for _ in 0..rounds {
+            if first {
+                port.write_all(&byte).map_err(broken())?;
+            }
+            while port.read(&mut byte).map_err(broken())? == 0 {
+                // The other side has not opened it yet.
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            if !first {
+                port.write_all(&byte).map_err(broken())?;
+            }
+        }
+        Ok(())
+    })?;
+    meeting.print(&Sample {
+        cpu_us_per_op: Some(timed.cpu_us),
+        path: Some("virtio-serial".into()),
+        ..Sample::new("barrier", "virtio-serial", "round_us", timed.us)
+    })
+}
+
+/// The share of a processor that those take who wait for one that is late.
+fn late(meeting: &mut Meeting, name: &str, barrier: &mut Barrier, naive: Naive<'_>) -> Result<()> {
+    meeting.sync()?;
+    let (cpu, begun) = (super::cpu_time(), Instant::now());
+    for _ in 0..LATE_ROUNDS {
+        if meeting.is_first() {
+            std::thread::sleep(LATE);
+        }
+        barrier.wait(naive)?;
+    }
+    let took = nanos(begun.elapsed()).max(1);
+    meeting.own(CPU_NS)?.store(nanos(super::cpu_time().saturating_sub(cpu)));
+    meeting.own(SHARE)?.store(took);
+    meeting.sync()?;
+    let mut shares = Vec::new();
+    for rank in 1..meeting.parties {
+        shares.push(
+            real(meeting.of_rank(rank, CPU_NS)?.load()) / real(meeting.of_rank(rank, SHARE)?.load().max(1)),
+        );
+    }
+    meeting.sync()?;
+    // The greatest of them: nobody shall burn his processor.
+    let share = shares.into_iter().fold(0.0, f64::max);
+    meeting.print(&Sample {
+        path: Some("region".into()),
+        ..Sample::new("barrier_late", name, "sleeper_share", share)
+    })
+}

@@ -1,0 +1,198 @@
+//! Counters as in section 3.3.3 of the paper: as many as processes. Without contention each process has its own; at medium
+//! contention each goes round all of them; at high contention all use one. The lock is one for all counters (figure 3.9).
+
+use std::time::Instant;
+
+use isthmus::sync::minitransaction::{Exchange, Minitransaction, Node, Outcome, SegmentId, Shape};
+use isthmus::{Committer, Segment, Space};
+
+use super::{COUNTERS, DONE, FAILED, GO, LOCK, Meeting, Plan, Sample, failed, real};
+use crate::error::{Error, Result};
+
+const KINDS: [&str; 3] = ["isthmus-items", "isthmus-word", "spinlock"];
+const CONTENTIONS: [&str; 3] = ["counter_no", "counter_medium", "counter_high"];
+/// Spins after which the lock yields.
+const SPINS: u32 = 1000;
+/// Increments between two looks at the clock.
+const CLOCK: u64 = 64;
+
+/// What a process does in one block.
+struct Block<'a> {
+    board: &'a Segment,
+    index: u64,
+    parties: u64,
+    contention: usize,
+    /// The block's number stands at [`GO`] while it lasts.
+    go: u64,
+    /// Of the first one: when to end it.
+    end: Option<Instant>,
+    done: u64,
+    failed: u64,
+}
+
+impl Block<'_> {
+    /// Which counter comes next.
+    fn counter(&self) -> u64 {
+        let which = match self.contention {
+            0 => self.index,
+            1 => (self.index + self.done) % self.parties,
+            _ => 0,
+        };
+        COUNTERS + 64 * which
+    }
+
+    fn words(&self) -> Result<Vec<isthmus::Word<'_>>> {
+        (0..self.parties)
+            .map(|i| self.board.word(COUNTERS + 64 * i).map_err(failed("use the board")))
+            .collect()
+    }
+
+    /// Increments until the time is up. `increment` gives whether it did.
+    fn run(&mut self, mut increment: impl FnMut(u64) -> Result<bool>) -> Result<()> {
+        let go = self.board.word(GO).map_err(failed("use the board"))?;
+        while go.load() == self.go {
+            if increment(self.counter())? {
+                self.done += 1;
+            } else {
+                self.failed += 1;
+            }
+            if let Some(end) = self.end
+                && (self.done + self.failed).is_multiple_of(CLOCK)
+                && Instant::now() >= end
+            {
+                go.store(self.go + 1);
+            }
+        }
+        Ok(())
+    }
+}
+
+fn broken(what: &str) -> impl FnOnce(isthmus::sync::minitransaction::Error) -> Error {
+    let what = what.to_owned();
+    move |e| Error::Rank { what: format!("{what}: {e}") }
+}
+
+fn items(block: &mut Block<'_>, own: &mut Committer, segment: SegmentId) -> Result<()> {
+    let mut t = Minitransaction::new();
+    block.run(|at| {
+        t.clear();
+        let read = t.read(Node::LOCAL, segment, at, 8);
+        let outcome = own.commit(&mut t).map_err(broken("commit"))?;
+        let Some(old) = t.number(read).filter(|_| outcome == Outcome::Committed) else { return Ok(false) };
+        t.clear();
+        t.compare(Node::LOCAL, segment, at, &old.to_le_bytes());
+        t.write(Node::LOCAL, segment, at, &(old + 1).to_le_bytes());
+        Ok(own.commit(&mut t).map_err(broken("commit"))? == Outcome::Committed)
+    })
+}
+
+fn words(block: &mut Block<'_>, own: &mut Committer, space: &Space, segment: SegmentId) -> Result<()> {
+    let places = (0..block.parties)
+        .map(|i| space.place(Node::LOCAL, segment, COUNTERS + 64 * i).map_err(failed("find a word")))
+        .collect::<Result<Vec<_>>>()?;
+    block.run(|at| {
+        let place = &places[usize::try_from((at - COUNTERS) / 64).unwrap_or(0)];
+        let Some(old) = own.load(place).map_err(broken("load"))? else { return Ok(false) };
+        Ok(own.exchange(place, old, old + 1).map_err(broken("exchange"))? == Exchange::Committed)
+    })
+}
+
+fn spinlock(block: &mut Block<'_>) -> Result<()> {
+    let board = block.board;
+    let lock = board.word(LOCK).map_err(failed("use the board"))?;
+    let counters: Vec<isthmus::Word<'_>> = (0..block.parties)
+        .map(|i| board.word(COUNTERS + 64 * i).map_err(failed("use the board")))
+        .collect::<Result<_>>()?;
+    block.run(|at| {
+        let counter = counters[usize::try_from((at - COUNTERS) / 64).unwrap_or(0)];
+        let mut spins = 0;
+        while lock.load() != 0 || lock.compare_exchange(0, 1).is_err() {
+            std::hint::spin_loop();
+            spins += 1;
+            if spins == SPINS {
+                spins = 0;
+                std::thread::yield_now();
+            }
+        }
+        counter.store(counter.load() + 1);
+        lock.store(0);
+        Ok(true)
+    })
+}
+
+pub(super) fn run(meeting: &mut Meeting, plan: &Plan) -> Result<()> {
+    let board = meeting.board.clone();
+    let space = meeting.here.named("bench").space(Shape::default()).map_err(failed("open a space"))?;
+    let segment = space.add(&board).map_err(failed("put the board into the space"))?;
+    let mut own = space.committer().map_err(failed("take a slot"))?;
+    let mut go = 2;
+    for rep in 0..=plan.reps {
+        for (contention, benchmark) in CONTENTIONS.into_iter().enumerate() {
+            for kind in KINDS {
+                meeting.sync()?;
+                let mut block = Block {
+                    board: &board,
+                    index: meeting.index.into(),
+                    parties: plan.parties.into(),
+                    contention,
+                    go,
+                    end: None,
+                    done: 0,
+                    failed: 0,
+                };
+                let before: u64 = block.words()?.iter().map(|word| word.load()).sum();
+                if meeting.is_first() {
+                    meeting.word(GO)?.store(go);
+                }
+                meeting.sync()?;
+                let begun = Instant::now();
+                // The first round warms up.
+                let budget = if rep == 0 { meeting.budget / 10 } else { meeting.budget };
+                block.end = meeting.is_first().then(|| begun + budget);
+                match kind {
+                    "isthmus-items" => items(&mut block, &mut own, segment)?,
+                    "isthmus-word" => words(&mut block, &mut own, &space, segment)?,
+                    _ => spinlock(&mut block)?,
+                }
+                let took = begun.elapsed().as_secs_f64() * 1e6;
+                meeting.own(DONE)?.store(block.done);
+                meeting.own(FAILED)?.store(block.failed);
+                meeting.sync()?;
+                go += 2;
+                let done = meeting.sum(DONE)?;
+                let after: u64 = block.words()?.iter().map(|word| word.load()).sum();
+                if after.wrapping_sub(before) != done {
+                    return Err(Error::Rank {
+                        what: format!(
+                            "{kind}: {done} increments were made, and {} are there",
+                            after - before
+                        ),
+                    });
+                }
+                if rep > 0 {
+                    print(meeting, benchmark, kind, real(done) / took)?;
+                }
+                meeting.sync()?;
+            }
+        }
+    }
+    Ok(())
+}
+
+fn print(meeting: &Meeting, benchmark: &str, kind: &str, rate: f64) -> Result<()> {
+    let all = (0..meeting.parties)
+        .map(|rank| Ok(meeting.of_rank(rank, DONE)?.load()))
+        .collect::<Result<Vec<u64>>>()?;
+    let done = all.iter().sum::<u64>().max(1);
+    let sample = |metric: &str, value: f64| Sample {
+        // All increments were found in the region's words.
+        path: Some("region".into()),
+        ..Sample::new(benchmark, kind, metric, value)
+    };
+    meeting.print(&sample("rate_Mps", rate))?;
+    if kind != "spinlock" {
+        meeting.print(&sample("failures_per_increment", real(meeting.sum(FAILED)?) / real(done)))?;
+    }
+    let (least, most) = (all.iter().min().copied().unwrap_or(0), all.iter().max().copied().unwrap_or(1));
+    meeting.print(&sample("least_by_most", real(least) / real(most.max(1))))
+}
