@@ -241,6 +241,11 @@ impl Member {
             || (self.processors > 0 && here > self.processors)
     }
 
+    /// Processors of this system, also those that this very process may not use; none if that cannot be found out.
+    pub fn processors(&self) -> Option<u64> {
+        Some(self.processors).filter(|count| *count > 0)
+    }
+
     /// The local service.
     pub fn service(&self) -> &dyn LocalService {
         &*self.service

@@ -317,8 +317,7 @@ impl Shared {
                 here += u64::from(party.peer() == self.member.peer());
             }
         }
-        let local = std::thread::available_parallelism().map_or(u64::MAX, |count| count.get() as u64);
-        here > local
+        self.member.processors().is_some_and(|count| here > count)
             || self.member.region().processors().is_some_and(|count| all > count)
             || self.member.is_crowded()
     }

@@ -78,7 +78,8 @@ impl Committer {
         step(Step::SlotClaimed);
         let State { generation, .. } = State::unpack(shared.machinery.state(slot)?.get());
         let (version, segments) = shared.snapshot();
-        let here = std::thread::available_parallelism().map_or(1, |n| n.get() as u64);
+        let member = shared.member();
+        let processors = member.region().processors().or(member.processors()).unwrap_or(1);
         Ok(Self {
             shared: Arc::clone(shared),
             slot,
@@ -93,7 +94,7 @@ impl Committer {
             memories: Memories::default(),
             recount: 0,
             is_crowded: false,
-            processors: shared.member().region().processors().unwrap_or(here),
+            processors,
             locks: Vec::new(),
             found: Vec::new(),
         })
