@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 use isthmus_lockfree::sync::Word;
 
 use crate::error::Result;
+use crate::hint;
 
 /// How a waiting thread passes its time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -30,7 +31,7 @@ pub enum Waiting {
 }
 
 /// Looks before anything else is done.
-const QUICK: u32 = 128;
+const QUICK: u32 = 64;
 /// Looks between two offers of a thread that spins.
 const SPINS: u32 = 1000;
 /// The same where processors are scarce.
@@ -96,6 +97,8 @@ pub(crate) struct Learned {
     scarce: Word,
     /// Waits that were not over at once.
     waits: Word,
+    /// Whether a look is followed by a hint from the first one on.
+    hints: bool,
 }
 
 impl Learned {
@@ -110,6 +113,7 @@ impl Learned {
             idle_ns: Word::new(u64::MAX),
             scarce: Word::new(0),
             waits: Word::new(0),
+            hints: hint::is_cheap(),
         }
     }
 
@@ -192,6 +196,9 @@ impl Wait<'_> {
         for _ in 0..QUICK {
             if ready() {
                 return Ok(Ended::Ready);
+            }
+            if self.learned.hints {
+                std::hint::spin_loop();
             }
         }
         self.learned.waits.bump(1);

@@ -3,7 +3,7 @@
 
 use std::time::Instant;
 
-use isthmus::sync::minitransaction::{Exchange, Minitransaction, Node, Outcome, SegmentId, Shape};
+use isthmus::sync::minitransaction::{self, Exchange, Minitransaction, Node, Outcome, SegmentId, Shape};
 use isthmus::{Committer, Segment, Space};
 
 use super::{COUNTERS, DONE, FAILED, GO, LOCK, Meeting, Plan, Sample, failed, real};
@@ -19,8 +19,8 @@ const CLOCK: u64 = 64;
 /// What a process does in one block.
 struct Block<'a> {
     board: &'a Segment,
-    index: u64,
-    parties: u64,
+    index: usize,
+    parties: usize,
     contention: usize,
     /// The block's number stands at [`GO`] while it lasts.
     go: u64,
@@ -30,81 +30,107 @@ struct Block<'a> {
     failed: u64,
 }
 
+/// Something is wrong; what, is kept elsewhere, so that the loop has little to look at.
+struct Stop;
+
+type Tight<T> = std::result::Result<T, Stop>;
+
 impl Block<'_> {
-    /// Which counter comes next.
-    fn counter(&self) -> u64 {
-        let which = match self.contention {
-            0 => self.index,
-            1 => (self.index + self.done) % self.parties,
-            _ => 0,
-        };
-        COUNTERS + 64 * which
-    }
-
     fn words(&self) -> Result<Vec<isthmus::Word<'_>>> {
-        (0..self.parties)
-            .map(|i| self.board.word(COUNTERS + 64 * i).map_err(failed("use the board")))
-            .collect()
+        (0..self.parties).map(|i| self.board.word(place(i)).map_err(failed("use the board"))).collect()
     }
 
-    /// Increments until the time is up. `increment` gives whether it did.
-    fn run(&mut self, mut increment: impl FnMut(u64) -> Result<bool>) -> Result<()> {
+    /// Increments until the time is up. `increment` gives whether it did, of the counter with that number.
+    #[inline(always)] // one tight loop for each kind
+    fn run(&mut self, mut increment: impl FnMut(usize) -> Tight<bool>) -> Result<()> {
         let go = self.board.word(GO).map_err(failed("use the board"))?;
+        let mut counter = if self.contention == 2 { 0 } else { self.index };
+        let step = usize::from(self.contention == 1);
+        let (mut done, mut failed) = (0, 0);
         while go.load() == self.go {
-            if increment(self.counter())? {
-                self.done += 1;
-            } else {
-                self.failed += 1;
+            match increment(counter) {
+                Ok(true) => {
+                    done += 1;
+                    counter += step;
+                    if counter == self.parties {
+                        counter = 0;
+                    }
+                }
+                Ok(false) => failed += 1,
+                Err(Stop) => break,
             }
             if let Some(end) = self.end
-                && (self.done + self.failed).is_multiple_of(CLOCK)
+                && (done + failed) % CLOCK == 0
                 && Instant::now() >= end
             {
                 go.store(self.go + 1);
             }
         }
+        (self.done, self.failed) = (done, failed);
         Ok(())
     }
 }
 
-fn broken(what: &str) -> impl FnOnce(isthmus::sync::minitransaction::Error) -> Error {
-    let what = what.to_owned();
-    move |e| Error::Rank { what: format!("{what}: {e}") }
+/// Where a counter is: they have lines of their own.
+fn place(counter: usize) -> u64 {
+    COUNTERS + 64 * counter as u64
+}
+
+/// What a commit brought, or [`Stop`] with the error put aside.
+#[inline]
+fn or_stop<T>(result: minitransaction::Result<T>, stopped: &mut Option<minitransaction::Error>) -> Tight<T> {
+    result.map_err(|error| {
+        *stopped = Some(error);
+        Stop
+    })
+}
+
+/// The error that was put aside, if there is one.
+fn sound(stopped: Option<minitransaction::Error>) -> Result<()> {
+    match stopped {
+        None => Ok(()),
+        Some(error) => Err(Error::Rank { what: format!("commit: {error}") }),
+    }
 }
 
 fn items(block: &mut Block<'_>, own: &mut Committer, segment: SegmentId) -> Result<()> {
     let mut t = Minitransaction::new();
-    block.run(|at| {
+    let mut stopped = None;
+    block.run(|counter| {
+        let at = place(counter);
         t.clear();
         let read = t.read(Node::LOCAL, segment, at, 8);
-        let outcome = own.commit(&mut t).map_err(broken("commit"))?;
+        let outcome = or_stop(own.commit(&mut t), &mut stopped)?;
         let Some(old) = t.number(read).filter(|_| outcome == Outcome::Committed) else { return Ok(false) };
         t.clear();
         t.compare(Node::LOCAL, segment, at, &old.to_le_bytes());
         t.write(Node::LOCAL, segment, at, &(old + 1).to_le_bytes());
-        Ok(own.commit(&mut t).map_err(broken("commit"))? == Outcome::Committed)
-    })
+        Ok(or_stop(own.commit(&mut t), &mut stopped)? == Outcome::Committed)
+    })?;
+    sound(stopped)
 }
 
 fn words(block: &mut Block<'_>, own: &mut Committer, space: &Space, segment: SegmentId) -> Result<()> {
     let places = (0..block.parties)
-        .map(|i| space.place(Node::LOCAL, segment, COUNTERS + 64 * i).map_err(failed("find a word")))
+        .map(|i| space.place(Node::LOCAL, segment, place(i)).map_err(failed("find a word")))
         .collect::<Result<Vec<_>>>()?;
-    block.run(|at| {
-        let place = &places[usize::try_from((at - COUNTERS) / 64).unwrap_or(0)];
-        let Some(old) = own.load(place).map_err(broken("load"))? else { return Ok(false) };
-        Ok(own.exchange(place, old, old + 1).map_err(broken("exchange"))? == Exchange::Committed)
-    })
+    let mut stopped = None;
+    block.run(|counter| {
+        let place = &places[counter];
+        let Some(old) = or_stop(own.load(place), &mut stopped)? else { return Ok(false) };
+        Ok(or_stop(own.exchange(place, old, old + 1), &mut stopped)? == Exchange::Committed)
+    })?;
+    sound(stopped)
 }
 
 fn spinlock(block: &mut Block<'_>) -> Result<()> {
     let board = block.board;
     let lock = board.word(LOCK).map_err(failed("use the board"))?;
     let counters: Vec<isthmus::Word<'_>> = (0..block.parties)
-        .map(|i| board.word(COUNTERS + 64 * i).map_err(failed("use the board")))
+        .map(|i| board.word(place(i)).map_err(failed("use the board")))
         .collect::<Result<_>>()?;
-    block.run(|at| {
-        let counter = counters[usize::try_from((at - COUNTERS) / 64).unwrap_or(0)];
+    block.run(|counter| {
+        let counter = counters[counter];
         let mut spins = 0;
         while lock.load() != 0 || lock.compare_exchange(0, 1).is_err() {
             std::hint::spin_loop();
@@ -132,8 +158,8 @@ pub(super) fn run(meeting: &mut Meeting, plan: &Plan) -> Result<()> {
                 meeting.sync()?;
                 let mut block = Block {
                     board: &board,
-                    index: meeting.index.into(),
-                    parties: plan.parties.into(),
+                    index: meeting.index as usize,
+                    parties: plan.parties as usize,
                     contention,
                     go,
                     end: None,

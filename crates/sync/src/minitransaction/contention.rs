@@ -18,10 +18,10 @@
 //!
 //! No clock is read while spinning: hints are counted, and what one takes is measured once per process.
 
-use std::hint::spin_loop;
-use std::sync::OnceLock;
 use std::thread;
 use std::time::{Duration, Instant};
+
+use crate::hint::spin;
 
 /// The level after the first failure, in nanoseconds.
 const LEVEL_MIN: u32 = 250;
@@ -39,28 +39,6 @@ const VAIN_MIN: u32 = 1 << 12;
 const VAIN_MAX: u32 = 1 << 24;
 /// Waits that are longer give the processor away, where there may be others for it.
 const LONG: u32 = 4_000;
-
-/// Spin hints in 1,024 ns, measured once: they take from 4 ns to 280 ns (under emulation).
-fn hints_per_1024_ns() -> u32 {
-    static HINTS: OnceLock<u32> = OnceLock::new();
-    *HINTS.get_or_init(|| {
-        const COUNT: u32 = 256;
-        // The fastest of a few: any of them may be interrupted.
-        let measure = |_| {
-            let begun = Instant::now();
-            (0..COUNT).for_each(|_| spin_loop());
-            begun.elapsed().as_nanos()
-        };
-        let best = (0..4).map(measure).min().unwrap_or(1).clamp(64, 1 << 20);
-        u32::try_from(u128::from(COUNT) * 1024 / best).unwrap_or(1).clamp(1, 1024)
-    })
-}
-
-/// Stays on the processor for about so long.
-fn spin(nanoseconds: u32) {
-    let hints = u64::from(nanoseconds) * u64::from(hints_per_1024_ns()) / 1024;
-    (0..=hints).for_each(|_| spin_loop());
-}
 
 /// A thread's memory of how much it was in others' way lately.
 #[derive(Debug)]
