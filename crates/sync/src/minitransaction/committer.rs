@@ -35,6 +35,8 @@ pub struct Committer {
     /// Failures until it is counted again how many committers there are.
     recount: u32,
     is_crowded: bool,
+    /// Other committers that change words, then.
+    others: u32,
     processors: u64,
     /// Scratch: the locks of a transaction, and the segment of each of its items.
     pub(super) locks: Vec<u64>,
@@ -94,6 +96,7 @@ impl Committer {
             memories: Memories::default(),
             recount: 0,
             is_crowded: false,
+            others: 1,
             processors,
             locks: Vec::new(),
             found: Vec::new(),
@@ -165,9 +168,10 @@ impl Committer {
                 count += u64::from(set?.1.count_ones());
             }
             self.is_crowded = count > self.processors;
+            self.others = u32::try_from(count).unwrap_or(u32::MAX).saturating_sub(1);
         }
         self.recount -= 1;
-        self.backoff.failed(self.is_crowded);
+        self.backoff.failed(self.others, self.is_crowded);
         Ok(())
     }
 

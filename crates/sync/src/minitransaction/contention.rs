@@ -8,9 +8,13 @@
 //! the line makes a change in some ten nanoseconds, and to get it from another processor takes a hundred; so it is best that
 //! one makes many changes while the others leave it alone, and that they take turns. [`Backoff`] does that without any shared
 //! word:
-//! - Who *fails* waits for a random time around its level, which doubles with each failure and shrinks by a 32nd with each
-//!   success. So the level settles where few fail, whatever the number of threads and the price of a line; and as it has
-//!   an effect only after a failure, threads that meet nobody wait for nobody, however high it was.
+//! - Who *fails* and has had its turn, that is [`TURN`] changes at least since it last waited, leaves the word to the others
+//!   for a random time of some 10 microseconds.
+//! - Who *fails* before that waits for a random time around its level, which doubles with each failure and shrinks by a
+//!   16th with each success. It has a bound that grows with the number of those who change words, so that somebody comes
+//!   every few microseconds, however many there are; among few it is below the time that others make room for. So who has
+//!   had no turn gets one, and nobody keeps the word by being quicker. As the level has an effect only after a failure,
+//!   threads that meet nobody wait for nobody, however high it was.
 //! - Who *meets* somebody, that is finds a word changed that it wrote last, and comes back to write it again, has had its
 //!   turn if that was longer than [`TURN`] changes: it waits for a random time, in which the other one has his. If it then
 //!   finds that nobody made use of that, this was no contention but two programs that answer each other; then it
@@ -25,10 +29,11 @@ use crate::hint::spin;
 
 /// The level after the first failure, in nanoseconds.
 const LEVEL_MIN: u32 = 250;
-/// The highest level.
+/// What each of the others adds to the highest level, and the most that it can be.
+const LEVEL_EACH: u32 = 4_000;
 const LEVEL_MAX: u32 = 100_000;
 /// A success takes this part of the level away: one by 2^.
-const FALL: u32 = 5;
+const FALL: u32 = 4;
 /// Changes that a turn has at least.
 const TURN: u32 = 64;
 /// The shortest and the longest wait for another one's turn, in nanoseconds.
@@ -36,7 +41,7 @@ const ROOM_MIN: u32 = 500;
 const ROOM_MAX: u32 = 16_000;
 /// Changes without a wait after one that was in vain, at first and at most.
 const VAIN_MIN: u32 = 1 << 12;
-const VAIN_MAX: u32 = 1 << 24;
+const VAIN_MAX: u32 = 1 << 17;
 /// Waits that are longer give the processor away, where there may be others for it.
 const LONG: u32 = 4_000;
 
@@ -45,7 +50,7 @@ const LONG: u32 = 4_000;
 pub(crate) struct Backoff {
     /// Around how long a failure is waited after, in nanoseconds.
     level: u32,
-    /// Changes of this turn that are left, before one that is met makes room.
+    /// Changes of this turn that are left, before it makes room.
     left: u32,
     /// Around how long it makes room, in nanoseconds.
     room: u32,
@@ -98,16 +103,22 @@ impl Backoff {
             self.vain = VAIN_MIN;
         } else {
             self.left = self.vain;
-            self.room = ROOM_MIN;
+            self.room = (self.room * 2).min(ROOM_MAX);
             self.vain = (self.vain * 2).min(VAIN_MAX);
         }
     }
 
-    /// Somebody else had changed the word: waits. `crowded`: there are more committers than processors.
+    /// One of `others` had changed the word: waits. `crowded`: there are more committers than processors.
     #[cold]
-    pub(crate) fn failed(&mut self, crowded: bool) {
-        self.level = (self.level * 2).clamp(LEVEL_MIN, LEVEL_MAX);
-        let wait = self.around(self.level);
+    pub(crate) fn failed(&mut self, others: u32, crowded: bool) {
+        let wait = if self.left == 0 {
+            (self.left, self.room) = (TURN, (self.room * 2).min(ROOM_MAX));
+            self.around(self.room)
+        } else {
+            self.level = (self.level * 2)
+                .clamp(LEVEL_MIN, others.saturating_mul(LEVEL_EACH).clamp(LEVEL_MIN, LEVEL_MAX));
+            self.around(self.level)
+        };
         match crowded && wait >= LONG {
             true => thread::sleep(Duration::from_nanos(u64::from(wait))),
             false => spin(wait),
@@ -169,12 +180,25 @@ mod tests {
         let mut backoff = Backoff::new(7);
         backoff.succeeded();
         assert_eq!(backoff.level, 0);
-        (0..4).for_each(|_| backoff.failed(false));
+        (0..4).for_each(|_| backoff.failed(100, false));
         assert_eq!(backoff.level, LEVEL_MIN * 8);
         (0..200).for_each(|_| backoff.succeeded());
         assert!(backoff.level < LEVEL_MIN, "{}", backoff.level);
-        (0..20).for_each(|_| backoff.failed(false));
-        assert_eq!(backoff.level, LEVEL_MAX, "and has a bound");
+        backoff.left = TURN;
+        (0..20).for_each(|_| backoff.failed(3, false));
+        assert_eq!(backoff.level, 3 * LEVEL_EACH, "and has a bound");
+        (0..20).for_each(|_| backoff.failed(1000, false));
+        assert_eq!(backoff.level, LEVEL_MAX, "whatever their number");
+    }
+
+    #[test]
+    fn who_fails_after_a_turn_makes_room_and_keeps_its_level() {
+        let mut backoff = Backoff::new(7);
+        (0..TURN).for_each(|_| backoff.succeeded());
+        backoff.failed(1, false);
+        assert_eq!((backoff.level, backoff.left, backoff.room), (0, TURN, 2 * ROOM_MIN));
+        backoff.failed(1, false);
+        assert_eq!((backoff.level, backoff.room), (LEVEL_MIN, 2 * ROOM_MIN), "this one had no turn");
     }
 
     #[test]
@@ -188,6 +212,7 @@ mod tests {
         (0..TURN).for_each(|_| backoff.succeeded());
         assert!(backoff.met());
         backoff.made_room(false);
+        assert_eq!(backoff.room, 4 * ROOM_MIN, "it was too short, or nobody is there");
         (1..VAIN_MIN).for_each(|_| backoff.succeeded());
         assert!(!backoff.met());
         backoff.succeeded();

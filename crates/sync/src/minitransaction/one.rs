@@ -270,6 +270,11 @@ impl Committer {
                     // Looked at again after the wait: the program gets what is there now, and can go on from that.
                     self.back_off()?;
                     has_waited = true;
+                    // The line is fetched as for a change, which leaves it unchanged: a look would only borrow it, and
+                    // whoever has it would have made the next change before the program's own.
+                    if one.write.0 != 0 {
+                        data.add(0);
+                    }
                 }
                 Tried::Raced => {
                     races += 1;
