@@ -39,6 +39,7 @@ use isthmus_region::member::Member;
 use isthmus_region::party::Party;
 
 use crate::error::{Error, Result};
+use crate::hint;
 use crate::wait::{self, Ended, Learned, Wait, Waiting};
 
 /// Most participants of a barrier.
@@ -351,7 +352,15 @@ pub struct Seat {
     partners: Vec<Vec<(u32, Gate)>>,
     learned: Learned,
     broken: bool,
+    /// The next round may take the short way: one step, and nothing is left of the last round.
+    is_short: bool,
+    /// Others may sleep.
+    rings: bool,
+    hints: bool,
 }
+
+/// Looks of the short way at each of the others.
+const LOOKS: u32 = 64;
 
 impl Seat {
     fn new(barrier: &Barrier, index: u32) -> Result<Self> {
@@ -383,6 +392,9 @@ impl Seat {
             partners,
             learned: Learned::new(shared.member.has_futexes()),
             broken: false,
+            is_short: !central && steps == 1,
+            rings: shared.parameters.waiting != Waiting::Spin,
+            hints: hint::is_cheap(),
         })
     }
 
@@ -397,6 +409,37 @@ impl Seat {
     /// [`Error::Broken`], for this and every later wait; [`Error::Corrupt`], which breaks the barrier for the others.
     #[inline]
     pub fn wait(&mut self) -> Result<bool> {
+        if self.is_short {
+            // What `exchange` does, where all goes well: nothing but the words themselves is looked at.
+            let target = self.round + 1;
+            let own = self.own.word();
+            barrier::advance(own, target);
+            if self.rings {
+                self.own.ring(u32::MAX);
+            }
+            for (_, gate) in self.partners.first().map_or(&[][..], |first| first) {
+                let word = gate.word();
+                let mut looks = 0;
+                while !barrier::has_reached(word, target, 1) {
+                    looks += 1;
+                    if looks > LOOKS {
+                        return self.go_on();
+                    }
+                    if self.hints {
+                        std::hint::spin_loop();
+                    }
+                }
+            }
+            self.round = target;
+            return Ok(self.index == 0);
+        }
+        self.wait_until(None)
+    }
+
+    /// The rest of a round that began the short way.
+    #[cold]
+    fn go_on(&mut self) -> Result<bool> {
+        self.step = Some(0);
         self.wait_until(None)
     }
 
@@ -408,7 +451,6 @@ impl Seat {
         self.wait_until(wait::deadline(Some(limit)))
     }
 
-    #[inline]
     fn wait_until(&mut self, deadline: Option<Instant>) -> Result<bool> {
         if self.broken {
             self.barrier.0.check_broken()?;
@@ -422,9 +464,11 @@ impl Seat {
             Ok(serial) => {
                 self.round += 1;
                 self.step = None;
+                self.is_short = !self.partners.is_empty() && self.steps == 1;
                 Ok(serial)
             }
             Err(error) => {
+                self.is_short = false;
                 self.broken = !matches!(error, Error::TimedOut);
                 Err(error)
             }
@@ -435,7 +479,7 @@ impl Seat {
     #[inline]
     fn advance(&self, to: u64) {
         barrier::advance(self.own.word(), to);
-        if self.barrier.0.parameters.waiting != Waiting::Spin {
+        if self.rings {
             self.own.ring(u32::MAX);
         }
     }

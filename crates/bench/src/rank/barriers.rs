@@ -46,32 +46,56 @@ struct Naive<'a> {
 }
 
 impl Barrier {
-    #[inline]
-    fn wait(&mut self, naive: Naive<'_>) -> Result<()> {
+    /// So many rounds with `between` before each: one loop for each kind, with nothing else in it.
+    fn rounds(&mut self, naive: Naive<'_>, rounds: u64, mut between: impl FnMut()) -> Result<()> {
         match self {
             Self::Ours(participant) => {
-                participant.wait().map_err(|e| Error::Rank { what: format!("wait at a barrier: {e}") })?;
-            }
-            Self::Naive { yields, sense } => {
-                *sense += 1;
-                if naive.count.fetch_add(1) + 1 == naive.parties {
-                    naive.count.store(0);
-                    naive.sense.store(*sense);
-                } else {
-                    let mut looks = 0;
-                    while naive.sense.load() != *sense {
-                        looks += 1;
-                        if *yields && looks % SPINS == 0 {
-                            std::thread::yield_now();
-                        } else if naive.pause {
-                            std::hint::spin_loop();
-                        }
+                for _ in 0..rounds {
+                    between();
+                    if let Err(error) = participant.wait() {
+                        return Err(Error::Rank { what: format!("wait at a barrier: {error}") });
                     }
                 }
             }
-            Self::Posix(barrier) => barrier.wait()?,
+            Self::Naive { yields, sense } => {
+                for _ in 0..rounds {
+                    between();
+                    *sense += 1;
+                    naive.wait(*sense, *yields);
+                }
+            }
+            Self::Posix(barrier) => {
+                for _ in 0..rounds {
+                    between();
+                    barrier.wait()?;
+                }
+            }
         }
         Ok(())
+    }
+
+    fn wait(&mut self, naive: Naive<'_>) -> Result<()> {
+        self.rounds(naive, 1, || ())
+    }
+}
+
+impl Naive<'_> {
+    #[inline]
+    fn wait(self, sense: u64, yields: bool) {
+        if self.count.fetch_add(1) + 1 == self.parties {
+            self.count.store(0);
+            self.sense.store(sense);
+            return;
+        }
+        let mut looks = 0;
+        while self.sense.load() != sense {
+            looks += 1;
+            if yields && looks % SPINS == 0 {
+                std::thread::yield_now();
+            } else if self.pause {
+                std::hint::spin_loop();
+            }
+        }
     }
 }
 
@@ -155,13 +179,10 @@ pub(super) fn run(meeting: &mut Meeting, plan: &Plan) -> Result<()> {
                 }
                 let mut random = 0x9e37_79b9_7f4a_7c15 ^ u64::from(meeting.index + 1);
                 let timed = meeting.timed(&format!("{name} {works}"), &mut |rounds| {
-                    for _ in 0..rounds {
-                        if works {
-                            work(&mut random);
-                        }
-                        barrier.wait(naive)?;
+                    match works {
+                        false => barrier.rounds(naive, rounds, || ()),
+                        true => barrier.rounds(naive, rounds, || work(&mut random)),
                     }
-                    Ok(())
                 })?;
                 if let Barrier::Naive { sense, .. } = barrier {
                     senses = *sense;
