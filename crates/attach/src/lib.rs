@@ -13,6 +13,7 @@
 
 #![forbid(unsafe_code)]
 
+mod bells;
 pub mod client;
 pub mod deaths;
 pub mod error;

@@ -19,15 +19,15 @@ use std::time::{Duration, Instant};
 
 use isthmus_region::directory::{self, Directory};
 use isthmus_region::format::GlobalSlot;
-use isthmus_region::membership::Region;
+use isthmus_region::gate_bits as gate;
 use isthmus_region::party::Party;
-use isthmus_region::{LINE_BYTES, gate_bits as gate, wake};
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, SocketFlags, SocketType};
 
+use crate::bells::Bells;
 use crate::error::{Error, Result};
 use crate::protocol::{self, Code, Observed, Reply, Request, VERSION, Welcome};
 use crate::socket;
@@ -253,36 +253,29 @@ pub struct Server {
     directory: Directory,
     orders: mpsc::Sender<Order>,
     bell: Arc<OwnedFd>,
+    bells: Arc<Bells>,
     thread: Option<JoinHandle<()>>,
 }
 
 #[derive(Debug)]
 enum Order {
     Stop,
-    Wake(u32),
-    Ring(u64),
     Answer { key: u64, frame: Vec<u8> },
 }
 
-/// Has endpoints woken, from any thread, also after the server's end.
+/// Wakes those of the peer who sleep, from any thread, also after the server's end.
 #[derive(Debug, Clone)]
-pub struct Waker {
-    orders: mpsc::Sender<Order>,
-    bell: Arc<OwnedFd>,
-}
+pub struct Waker(Arc<Bells>);
 
 impl Waker {
     /// Wakes the endpoint in `slot` of the peer's table, if it sleeps.
     pub fn wake(&self, slot: u32) {
-        // A thread that is gone needs no orders.
-        let _ = self.orders.send(Order::Wake(slot));
-        ring(&self.bell);
+        self.0.wake(slot);
     }
 
     /// Wakes those of this peer who wait at a place of the region.
     pub fn ring(&self, place: u64) {
-        let _ = self.orders.send(Order::Ring(place));
-        ring(&self.bell);
+        self.0.ring(place);
     }
 }
 
@@ -304,9 +297,9 @@ impl Server {
         watch(&bell, BELL)?;
         let (orders, inbox) = mpsc::channel();
         let bell = Arc::new(bell);
-        let region = writer.directory().section().region().ok();
         let path = config.path.clone();
         let directory = writer.directory().clone();
+        let bells = Arc::new(Bells::new(&directory));
         let state = Loop {
             config,
             writer,
@@ -316,7 +309,7 @@ impl Server {
             bell: Arc::clone(&bell),
             orders: orders.clone(),
             inbox,
-            region,
+            bells: Arc::clone(&bells),
             clients: HashMap::new(),
             lingering: HashMap::new(),
             parties: HashMap::new(),
@@ -327,7 +320,7 @@ impl Server {
             .name("isthmus-attach".into())
             .spawn(move || state.run())
             .map_err(|e| Error::System { action: "start the attach service's thread", source: errno(&e) })?;
-        Ok(Self { path, directory, orders, bell, thread: Some(thread) })
+        Ok(Self { path, directory, orders, bell, bells, thread: Some(thread) })
     }
 
     /// Where it listens.
@@ -342,7 +335,7 @@ impl Server {
 
     /// What wakes the peer's endpoints.
     pub fn waker(&self) -> Waker {
-        Waker { orders: self.orders.clone(), bell: Arc::clone(&self.bell) }
+        Waker(Arc::clone(&self.bells))
     }
 
     fn order(&self, order: Order) {
@@ -370,10 +363,7 @@ fn eventfd() -> Result<OwnedFd> {
         .map_err(|source| Error::System { action: "create an eventfd", source })
 }
 
-/// Adds one to an eventfd. It cannot fail but for a counter that is full, which wakes as well.
-pub fn ring(fd: impl AsFd) {
-    let _ = rustix::io::write(fd, &1_u64.to_ne_bytes());
-}
+pub use crate::bells::ring;
 
 const LISTENER: u64 = 0;
 const BELL: u64 = 1;
@@ -394,20 +384,10 @@ struct Attached {
     pidfd: OwnedFd,
     /// Held as long as the process may be rung.
     _wake: OwnedFd,
-    /// Eventfds of its endpoints that asked for one, by slot.
-    bells: HashMap<u32, OwnedFd>,
-    /// Eventfds for places of the region, one for each thread that has waited there.
-    watches: HashMap<u64, Vec<OwnedFd>>,
     /// How this process stands in words of the shared section.
     party: Party,
     /// Whether a question of its about a named object is being answered.
     asks: bool,
-}
-
-impl Attached {
-    fn watched(&self) -> usize {
-        self.watches.values().map(Vec::len).sum()
-    }
 }
 
 struct Loop {
@@ -419,8 +399,7 @@ struct Loop {
     bell: Arc<OwnedFd>,
     orders: mpsc::Sender<Order>,
     inbox: mpsc::Receiver<Order>,
-    /// The region as it was when this began.
-    region: Option<Region>,
+    bells: Arc<Bells>,
     clients: HashMap<u64, Client>,
     /// Processes whose attachment has ended and which live on, by their areas. They may still write there: nobody gets the
     /// memory before they are dead.
@@ -476,8 +455,6 @@ impl Loop {
         while let Ok(order) = self.inbox.try_recv() {
             match order {
                 Order::Stop => return true,
-                Order::Wake(slot) => self.wake(slot),
-                Order::Ring(place) => self.ring_here(place),
                 Order::Answer { key, frame } => {
                     if let Some(attached) = self.clients.get_mut(&key).and_then(|c| c.attached.as_mut()) {
                         attached.asks = false;
@@ -489,22 +466,11 @@ impl Loop {
         false
     }
 
-    /// Wakes those of this peer who wait at a place: at the futex there, or by their eventfds.
-    fn ring_here(&self, place: u64) {
-        let word = self.region.as_ref().and_then(|r| r.part("gate", place, LINE_BYTES as u64).ok());
-        // Where there are no futexes this wakes nobody, and those are the ones who have eventfds.
-        if let Some(word) = word.as_ref().and_then(|s| s.word("gate", 0).ok()) {
-            wake::ring(word, u32::MAX);
-        }
-        let attached = self.clients.values().filter_map(|c| c.attached.as_ref());
-        attached.filter_map(|a| a.watches.get(&place)).flatten().for_each(ring);
-    }
-
     /// Wakes those who wait at a place, here and in other peers.
     fn ring_anywhere(&self, peers: u64, place: u64) {
         let here = gate::bit(self.config.peer);
         if peers & here != 0 {
-            self.ring_here(place);
+            self.bells.ring(place);
         }
         // The last bit stands for many.
         let others = if here == gate::bit(u32::MAX) { peers } else { peers & !here };
@@ -513,15 +479,6 @@ impl Loop {
         {
             relay(Wakeup::Gate { peers: others, place });
         }
-    }
-
-    /// Wakes an endpoint of this peer, whichever way it sleeps.
-    fn wake(&self, slot: u32) {
-        if let Ok(line) = self.writer.directory().wake_line(slot) {
-            wake::wake(&line.words[0]);
-        }
-        let attached = self.clients.values().filter_map(|c| c.attached.as_ref());
-        attached.filter_map(|a| a.bells.get(&slot)).for_each(ring);
     }
 
     fn finish(self) {
@@ -614,9 +571,7 @@ impl Loop {
                 .open_endpoint(area, block, pid)
                 .map(|(slot, incarnation)| Reply::Endpoint { slot, incarnation }),
             (Some(area), Request::CloseEndpoint { slot }) => {
-                if let Some(attached) = &mut client.attached {
-                    attached.bells.remove(&slot);
-                }
+                self.bells.remove_endpoint(slot);
                 self.writer.close_endpoint(area, slot).map(|()| Reply::Done)
             }
             (Some(_), Request::Wake { slot }) => return self.wake_anywhere(GlobalSlot(slot)),
@@ -640,7 +595,7 @@ impl Loop {
     fn wake_anywhere(&self, slot: GlobalSlot) {
         let endpoints = self.writer.directory().shape().endpoints;
         if slot.peer(endpoints) == self.config.peer {
-            self.wake(slot.local(endpoints));
+            self.bells.wake(slot.local(endpoints));
         } else if let Some(relay) = &self.config.relay.0 {
             relay(Wakeup::Endpoint(slot));
         }
@@ -674,14 +629,11 @@ impl Loop {
     /// Makes an eventfd for a place of the region.
     fn give_watch(&mut self, key: u64, sequence: u64, place: u64) {
         let refused = |code, text: String| Reply::Refused { code, text }.encode(sequence);
-        let inside = self.region.as_ref().is_some_and(|r| r.part("gate", place, LINE_BYTES as u64).is_ok());
-        let Some(client) = self.clients.get_mut(&key) else { return };
-        let Some(attached) = &mut client.attached else { return };
-        if !inside || !place.is_multiple_of(LINE_BYTES as u64) {
+        if !self.bells.is_place(place) {
             let text = format!("offset {place} is no line of the region");
             return self.answer(key, &refused(Code::Invalid, text));
         }
-        if attached.watched() >= MOST_WATCHES {
+        if self.bells.places_of(key) >= MOST_WATCHES {
             let text = format!("this process has {MOST_WATCHES} eventfds for places already");
             return self.answer(key, &refused(Code::Full, text));
         }
@@ -689,11 +641,12 @@ impl Loop {
             Ok(watch) => watch,
             Err(e) => return self.answer(key, &refused(Code::Failed, e.to_string())),
         };
+        let Some(client) = self.clients.get(&key) else { return };
         let frame = Reply::Eventfd.encode(sequence);
         if socket::send(&client.socket, &frame, &[watch.as_fd()], SendFlags::DONTWAIT).is_err() {
             return self.end(key, Ending::Dropped);
         }
-        attached.watches.entry(place).or_default().push(watch);
+        self.bells.add_place(place, key, watch);
     }
 
     /// Makes an eventfd for an endpoint of the client.
@@ -709,14 +662,12 @@ impl Loop {
                 return self.answer(key, &reply.encode(sequence));
             }
         };
-        let Some(client) = self.clients.get_mut(&key) else { return };
+        let Some(client) = self.clients.get(&key) else { return };
         let frame = Reply::Eventfd.encode(sequence);
         if socket::send(&client.socket, &frame, &[bell.as_fd()], SendFlags::DONTWAIT).is_err() {
             return self.end(key, Ending::Dropped);
         }
-        if let Some(attached) = &mut client.attached {
-            attached.bells.insert(slot, bell);
-        }
+        self.bells.add_endpoint(slot, key, bell);
     }
 
     /// Sends an answer. A client that has not read so many that no more fit is not waiting for this one either.
@@ -809,8 +760,7 @@ impl Loop {
             let sent = socket::send(&client.socket, &welcome.encode(sequence), &fds, SendFlags::DONTWAIT);
             let party = Party::new(self.config.peer, area, grant.incarnation);
             self.parties.insert(area, party);
-            let (bells, watches) = (HashMap::new(), HashMap::new());
-            client.attached = Some(Attached { area, pidfd, _wake: wake, bells, watches, party, asks: false });
+            client.attached = Some(Attached { area, pidfd, _wake: wake, party, asks: false });
             sent.map_err(system("send the region's descriptor"))
         });
         match begun {
@@ -854,6 +804,7 @@ impl Loop {
         let _ = rustix::net::shutdown(&client.socket, rustix::net::Shutdown::Both);
         let _ = epoll::delete(&self.epoll, &client.socket);
         let Some(Attached { area, pidfd, .. }) = client.attached else { return };
+        self.bells.forget(key);
         let endpoints = self.publish_end(area);
         let ending = match ending {
             // A dying process closes its descriptors about a millisecond before its pidfd tells.

@@ -4,8 +4,7 @@
 //! Whoever waits looks at the word himself, before and after: a sleep may end for no reason, and it ends by itself
 //! after [`LONGEST`], since a waker may be killed between its change and its ring, and deaths are seen only by looking.
 
-use std::os::fd::OwnedFd;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use isthmus_lockfree::gate;
@@ -29,8 +28,6 @@ pub struct Gate {
     /// Where the line is in the region.
     place: u64,
     member: Arc<Member>,
-    /// Eventfds for this place that no thread uses now.
-    bells: Arc<Mutex<Vec<OwnedFd>>>,
 }
 
 impl Gate {
@@ -43,7 +40,6 @@ impl Gate {
             line: section.line("gate", offset)?,
             place: section.start() + offset,
             member: Arc::clone(member),
-            bells: Arc::default(),
         })
     }
 
@@ -64,8 +60,7 @@ impl Gate {
             gate::leave(&self.line);
             return;
         }
-        let bell = self.bells.lock().unwrap_or_else(PoisonError::into_inner).pop();
-        let Some(bell) = bell.map_or_else(|| self.member.service().watch(self.place).ok(), Some) else {
+        let Some(bell) = self.member.take_watch(self.place) else {
             // A service that cannot ring: the clock has to do.
             return std::thread::sleep(limit.min(Duration::from_millis(1)));
         };
@@ -77,7 +72,7 @@ impl Gate {
             let limit = Timespec::try_from(limit.min(LONGEST_BY_SERVICE)).unwrap_or_default();
             let _ = rustix::event::poll(&mut [PollFd::new(&bell, PollFlags::IN)], Some(&limit));
         }
-        self.bells.lock().unwrap_or_else(PoisonError::into_inner).push(bell);
+        self.member.leave_watch(self.place, bell);
     }
 
     /// After the word was changed: wakes up to `count` of the threads that sleep at the futex, and all others.

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use isthmus_lockfree::life::State;
 
@@ -117,6 +117,10 @@ pub trait LocalService: Send + Sync {
     }
 }
 
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 fn no_names() -> Error {
     Error::Service { action: "look after named objects", reason: "this service has none".into() }
 }
@@ -133,6 +137,8 @@ pub struct Member {
     counters: Counters,
     service: Box<dyn LocalService>,
     directories: Mutex<HashMap<u32, (u64, Directory)>>,
+    /// Eventfds for places of the region at which no thread waits now. Objects come and go, and their places come back.
+    watches: Mutex<HashMap<u64, Vec<OwnedFd>>>,
     has_futexes: bool,
     processors: u64,
 }
@@ -174,6 +180,7 @@ impl Member {
             counters,
             service,
             directories,
+            watches: Mutex::default(),
             has_futexes,
             processors: online_processors(),
         }))
@@ -241,6 +248,16 @@ impl Member {
             || (self.processors > 0 && here > self.processors)
     }
 
+    /// An eventfd for a place of the region, for one thread at a time: one that was left here, or a new one.
+    pub(crate) fn take_watch(&self, place: u64) -> Option<OwnedFd> {
+        let left = lock(&self.watches).get_mut(&place).and_then(Vec::pop);
+        left.or_else(|| self.service.watch(place).ok())
+    }
+
+    pub(crate) fn leave_watch(&self, place: u64, watch: OwnedFd) {
+        lock(&self.watches).entry(place).or_default().push(watch);
+    }
+
     /// Processors of this system, also those that this very process may not use; none if that cannot be found out.
     pub fn processors(&self) -> Option<u64> {
         Some(self.processors).filter(|count| *count > 0)
@@ -256,7 +273,7 @@ impl Member {
     /// # Errors
     /// [`Error::Full`] when the section is full; [`Error::Service`].
     pub fn take(&self, bytes: u64) -> Result<u64> {
-        let mut area = self.area.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let mut area = lock(&self.area);
         match area.take(bytes) {
             Err(Error::Full { .. }) => {}
             other => return other,
@@ -271,7 +288,7 @@ impl Member {
 
     /// Gives back what [`Member::take`] gave for `bytes`.
     pub fn give(&self, at: u64, bytes: u64) {
-        self.area.lock().unwrap_or_else(std::sync::PoisonError::into_inner).give(at, bytes);
+        lock(&self.area).give(at, bytes);
     }
 
     /// Takes `bytes` of the region for the program itself, at a multiple of `align` (a power of two, at most 4096). Gives
@@ -283,7 +300,7 @@ impl Member {
         if !align.is_power_of_two() || align > 4096 {
             return Err(Error::Invalid { what: "alignment", value: align });
         }
-        let mut pool = self.pool.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let mut pool = lock(&self.pool);
         if let Some(at) = pool.take(bytes, align) {
             return Ok(at);
         }
@@ -298,7 +315,7 @@ impl Member {
     /// Gives back what [`Member::allocate`] gave for `bytes`.
     pub fn release(&self, at: u64, bytes: u64) {
         let bytes = Pool::rounded(bytes).unwrap_or(0);
-        let mut pool = self.pool.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let mut pool = lock(&self.pool);
         pool.give(Extent { offset: at, bytes });
     }
 
@@ -311,7 +328,7 @@ impl Member {
         if info.life.state != State::Active {
             return Err(Error::NoPeer { peer });
         }
-        let mut known = self.directories.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let mut known = lock(&self.directories);
         if let Some((incarnation, directory)) = known.get(&peer)
             && *incarnation == info.life.incarnation
         {

@@ -178,11 +178,9 @@ pub(super) fn run(meeting: &mut Meeting, plan: &Plan) -> Result<()> {
                     *sense = senses;
                 }
                 let mut random = 0x9e37_79b9_7f4a_7c15 ^ u64::from(meeting.index + 1);
-                let timed = meeting.timed(&format!("{name} {works}"), &mut |rounds| {
-                    match works {
-                        false => barrier.rounds(naive, rounds, || ()),
-                        true => barrier.rounds(naive, rounds, || work(&mut random)),
-                    }
+                let timed = meeting.timed(&format!("{name} {works}"), &mut |rounds| match works {
+                    false => barrier.rounds(naive, rounds, || ()),
+                    true => barrier.rounds(naive, rounds, || work(&mut random)),
                 })?;
                 if let Barrier::Naive { sense, .. } = barrier {
                     senses = *sense;

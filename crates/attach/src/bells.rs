@@ -1,0 +1,113 @@
+//! The ends of a service at which sleepers of its peer are woken, for all its threads: who hears that somebody is to be woken
+//! does it at once, and no other thread has to be woken for that first.
+
+use std::collections::HashMap;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use isthmus_region::directory::Directory;
+use isthmus_region::membership::Region;
+use isthmus_region::{LINE_BYTES, wake};
+
+/// A client's number.
+type Key = u64;
+
+#[derive(Debug, Default)]
+struct Table {
+    /// Eventfds of endpoints that asked for one, by slot.
+    endpoints: HashMap<u32, (Key, OwnedFd)>,
+    /// Eventfds for places of the region, one for each thread that has waited there.
+    places: HashMap<u64, Vec<(Key, OwnedFd)>>,
+}
+
+#[derive(Debug)]
+pub(crate) struct Bells {
+    directory: Directory,
+    /// The region as it was when this began.
+    region: Option<Region>,
+    /// Whether anybody can sleep at a futex of the region here.
+    has_futexes: bool,
+    table: Mutex<Table>,
+}
+
+impl Bells {
+    pub(crate) fn new(directory: &Directory) -> Self {
+        let word = directory.wake_line(0);
+        Self {
+            has_futexes: word.is_ok_and(|line| wake::works(&line.words[0])),
+            region: directory.section().region().ok(),
+            directory: directory.clone(),
+            table: Mutex::default(),
+        }
+    }
+
+    fn table(&self) -> MutexGuard<'_, Table> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether there is such a place for a gate.
+    pub(crate) fn is_place(&self, place: u64) -> bool {
+        let line = LINE_BYTES as u64;
+        place.is_multiple_of(line)
+            && self.region.as_ref().is_some_and(|r| r.part("gate", place, line).is_ok())
+    }
+
+    /// Wakes the endpoint in that slot of the peer's table, whichever way it sleeps.
+    pub(crate) fn wake(&self, slot: u32) {
+        if let Ok(line) = self.directory.wake_line(slot) {
+            line.words[0].add(1);
+            if self.has_futexes {
+                wake::ring(&line.words[0], u32::MAX);
+            }
+        }
+        if let Some((_, bell)) = self.table().endpoints.get(&slot) {
+            ring(bell);
+        }
+    }
+
+    /// Wakes those of this peer who wait at a place, whichever way they sleep.
+    pub(crate) fn ring(&self, place: u64) {
+        if self.has_futexes
+            && let Some(region) = &self.region
+            && let Ok(line) = region.part("gate", place, LINE_BYTES as u64)
+            && let Ok(word) = line.word("gate", 0)
+        {
+            wake::ring(word, u32::MAX);
+        }
+        for (_, bell) in self.table().places.get(&place).into_iter().flatten() {
+            ring(bell);
+        }
+    }
+
+    pub(crate) fn add_endpoint(&self, slot: u32, key: Key, bell: OwnedFd) {
+        self.table().endpoints.insert(slot, (key, bell));
+    }
+
+    pub(crate) fn remove_endpoint(&self, slot: u32) {
+        self.table().endpoints.remove(&slot);
+    }
+
+    pub(crate) fn add_place(&self, place: u64, key: Key, bell: OwnedFd) {
+        self.table().places.entry(place).or_default().push((key, bell));
+    }
+
+    /// How many places a client has, those that it has several times counted so.
+    pub(crate) fn places_of(&self, key: Key) -> usize {
+        self.table().places.values().flatten().filter(|(owner, _)| *owner == key).count()
+    }
+
+    /// A client is gone.
+    pub(crate) fn forget(&self, key: Key) {
+        let mut table = self.table();
+        table.endpoints.retain(|_, (owner, _)| *owner != key);
+        table.places.retain(|_, bells| {
+            bells.retain(|(owner, _)| *owner != key);
+            !bells.is_empty()
+        });
+    }
+}
+
+/// Adds one to an eventfd. It cannot fail but for a counter that is full, which wakes as well.
+pub fn ring(fd: impl AsFd) {
+    let _ = rustix::io::write(fd, &1_u64.to_ne_bytes());
+}
