@@ -111,3 +111,9 @@ impl Bells {
 pub fn ring(fd: impl AsFd) {
     let _ = rustix::io::write(fd, &1_u64.to_ne_bytes());
 }
+
+/// Has the calling thread run before others as soon as there is something for it to do, where that is allowed: somebody sleeps
+/// until it has passed a wake-up on. Threads and processes that it starts would inherit that.
+pub fn be_urgent() {
+    let _ = rustix::process::setpriority_process(None, -20);
+}

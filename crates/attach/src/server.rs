@@ -72,6 +72,8 @@ pub struct Config {
     pub relay: Relay,
     /// Who answers questions about named objects; nobody does if there is none.
     pub names: Option<Box<dyn Names>>,
+    /// Whether its thread runs before others ([`be_urgent`]): where all wake-ups go through it.
+    pub is_urgent: bool,
 }
 
 /// What is to be woken in another peer.
@@ -318,7 +320,12 @@ impl Server {
         };
         let thread = std::thread::Builder::new()
             .name("isthmus-attach".into())
-            .spawn(move || state.run())
+            .spawn(move || {
+                if state.config.is_urgent {
+                    be_urgent();
+                }
+                state.run();
+            })
             .map_err(|e| Error::System { action: "start the attach service's thread", source: errno(&e) })?;
         Ok(Self { path, directory, orders, bell, bells, thread: Some(thread) })
     }
@@ -363,7 +370,7 @@ fn eventfd() -> Result<OwnedFd> {
         .map_err(|source| Error::System { action: "create an eventfd", source })
 }
 
-pub use crate::bells::ring;
+pub use crate::bells::{be_urgent, ring};
 
 const LISTENER: u64 = 0;
 const BELL: u64 = 1;

@@ -234,6 +234,7 @@ impl Agent {
             area_bytes: config.area_bytes,
             relay: port.as_ref().map(wakes::Port::relay).unwrap_or_default(),
             names: Some(Box::new(names)),
+            is_urgent: true,
         };
         let server = server::Server::start(server, writer, observer)?;
         if let Some(port) = port {

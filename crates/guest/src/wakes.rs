@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use isthmus_attach::ring;
-use isthmus_attach::server::{Relay, Waker, Wakeup};
+use isthmus_attach::server::{self, Relay, Waker, Wakeup};
 use isthmus_region::gate_bits;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
@@ -79,6 +79,7 @@ impl Port {
         answered: impl Fn() + Send + 'static,
     ) {
         let body = move || {
+            server::be_urgent();
             let mut stream = Vec::new();
             let mut greeted = false;
             loop {

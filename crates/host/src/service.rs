@@ -269,6 +269,7 @@ impl Service {
                 })
             },
             names: Some(Box::new(names)),
+            is_urgent: false,
         };
         let processes = Arc::clone(&observer);
         let attach = server::Server::start(

@@ -177,6 +177,7 @@ struct Relay {
 
 impl Relay {
     fn run(mut self) {
+        isthmus_attach::server::be_urgent();
         loop {
             let sockets: Vec<_> = self.links.iter().map(|l| Arc::clone(&l.socket)).collect();
             let mut poll = vec![

@@ -24,7 +24,9 @@ pub enum Waiting {
     /// It looks again and again, and now and then offers its processor to others; at once where there are more
     /// participants than processors. For short waits with a processor for each participant. Never sleeps.
     Spin,
-    /// It sleeps, after a look of 10 microseconds at most, and of none where processors are scarce.
+    /// It sleeps, after a look of 10 microseconds at most, and of none where processors are scarce. Once in 32 to 1,024 waits it
+    /// looks for as long as being woken would take: who was woken just now is that much late, and so are those who wait for
+    /// him in turn, until one of them stays awake.
     Block,
     /// It looks as long as that pays, then offers its processor a few times, then sleeps.
     Hybrid,
@@ -41,7 +43,7 @@ const LOOK_EVERY: u32 = 4;
 /// About what it costs to go to sleep at a futex and to be woken.
 const LONGEST_SPIN: Duration = Duration::from_micros(20);
 /// The same through the services, between VMs.
-const LONGEST_SPIN_BY_SERVICE: Duration = Duration::from_micros(200);
+const LONGEST_SPIN_BY_SERVICE: Duration = Duration::from_micros(300);
 /// The longest look of those who rather sleep.
 const BRIEF: Duration = Duration::from_micros(10);
 /// The shortest look that is worth it.
@@ -52,8 +54,10 @@ const MOST_OFFERS: u64 = 16;
 const SLICE: Duration = Duration::from_micros(200);
 /// For so much of its time there is one wait without an offer after that: it then costs each of them as little.
 const PAUSE_NS: u64 = 2000;
-/// Waits after which a long look is tried, whatever the last ones brought.
+/// Waits after which a long look is tried, whatever the last ones brought: so many after one that paid, and twice as many
+/// after each that did not, up to a limit.
 const TRY_EVERY: u64 = 32;
+const TRY_AT_LEAST_EVERY: u64 = 1024;
 /// Waits after which it is looked anew whether processors are scarce.
 const LOOK_AROUND: u64 = 4096;
 /// No limit, as a number.
@@ -85,6 +89,9 @@ pub(crate) struct Learned {
     longest: Duration,
     /// How long a look pays.
     spin_ns: Word,
+    /// Waits until a long look is tried, and from one such to the next.
+    until_try: Word,
+    try_every: Word,
     /// How many offers pay; 0 during a pause.
     offers: Word,
     /// Waits left of a pause.
@@ -107,6 +114,8 @@ impl Learned {
         Self {
             longest,
             spin_ns: Word::new(nanos(longest)),
+            until_try: Word::new(TRY_EVERY),
+            try_every: Word::new(TRY_EVERY),
             offers: Word::new(2),
             pause: Word::new(0),
             crowd: Word::new(0),
@@ -148,13 +157,25 @@ impl Learned {
         took
     }
 
+    /// Whether a long look is to be tried now.
+    fn tries(&self) -> bool {
+        let left = self.until_try.peek();
+        let every = self.try_every.peek();
+        self.until_try.put(if left == 0 { every } else { left - 1 });
+        if left == 0 {
+            self.try_every.put((every * 2).min(TRY_AT_LEAST_EVERY));
+        }
+        left == 0
+    }
+
     fn spin_paid(&self, lasted: Duration) {
+        self.try_every.put(TRY_EVERY);
         let next = nanos(lasted).max(self.spin_ns.peek());
         self.spin_ns.put((next + next / 4).min(nanos(self.longest)));
     }
 
     fn spin_failed(&self) {
-        let next = self.spin_ns.peek() / 2;
+        let next = self.spin_ns.peek() / 4;
         self.spin_ns.put(if next < SHORTEST_NS { 0 } else { next });
     }
 
@@ -239,8 +260,8 @@ impl Wait<'_> {
         let crowded = learned.is_crowded();
         if !crowded {
             let most = if self.how == Waiting::Block { learned.longest.min(BRIEF) } else { learned.longest };
-            let longest = match learned.waits.peek().is_multiple_of(TRY_EVERY) {
-                true => most,
+            let longest = match learned.tries() {
+                true => learned.longest,
                 false => Duration::from_nanos(learned.spin_ns.peek()).min(most),
             };
             if !longest.is_zero() {
