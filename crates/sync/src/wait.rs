@@ -24,7 +24,7 @@ pub enum Waiting {
     /// It looks again and again, and now and then offers its processor to others; at once where there are more
     /// participants than processors. For short waits with a processor for each participant. Never sleeps.
     Spin,
-    /// It sleeps, after a look of 10 microseconds at most, and of none where processors are scarce. Once in 32 to 1,024 waits it
+    /// It sleeps, after a look of 10 microseconds at most, and of none where processors are scarce. Once in 32 to 256 waits it
     /// looks for as long as being woken would take: who was woken just now is that much late, and so are those who wait for
     /// him in turn, until one of them stays awake.
     Block,
@@ -57,7 +57,7 @@ const PAUSE_NS: u64 = 2000;
 /// Waits after which a long look is tried, whatever the last ones brought: so many after one that paid, and twice as many
 /// after each that did not, up to a limit.
 const TRY_EVERY: u64 = 32;
-const TRY_AT_LEAST_EVERY: u64 = 1024;
+const TRY_AT_LEAST_EVERY: u64 = 256;
 /// Waits after which it is looked anew whether processors are scarce.
 const LOOK_AROUND: u64 = 4096;
 /// No limit, as a number.
@@ -175,7 +175,7 @@ impl Learned {
     }
 
     fn spin_failed(&self) {
-        let next = self.spin_ns.peek() / 4;
+        let next = self.spin_ns.peek() / 2;
         self.spin_ns.put(if next < SHORTEST_NS { 0 } else { next });
     }
 
