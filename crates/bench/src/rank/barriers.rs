@@ -22,10 +22,9 @@ const OURS: [(&str, Waiting, Algorithm); 4] = [
 const SPINS: u32 = 1000;
 /// How long processes compute between two barriers, at least and at most, where they do.
 const WORK: (u64, u64) = (20_000, 40_000);
-/// How late the last one comes, where it is late.
-const LATE: Duration = Duration::from_millis(2);
-/// Rounds in which it is late.
-const LATE_ROUNDS: u64 = 50;
+/// How late the last one comes, where it is late, in how many rounds, and what that is called.
+const LATE: [(Duration, u64, &str); 2] =
+    [(Duration::from_millis(2), 50, "barrier_late"), (Duration::from_millis(10), 50, "barrier_late_10")];
 /// Rounds in which each looks whether the others have come.
 const CHECKED_ROUNDS: u64 = 32;
 
@@ -195,7 +194,9 @@ pub(super) fn run(meeting: &mut Meeting, plan: &Plan) -> Result<()> {
         }
         for (name, barrier) in &mut barriers {
             if matches!(*name, "isthmus-hybrid" | "isthmus-block") {
-                late(meeting, name, barrier, naive)?;
+                for (by, rounds, benchmark) in LATE {
+                    late(meeting, (benchmark, name), barrier, naive, by, rounds)?;
+                }
             }
         }
     }
@@ -249,12 +250,19 @@ fn echo(meeting: &mut Meeting, port: &mut File) -> Result<()> {
 }
 
 /// The share of a processor that those take who wait for one that is late.
-fn late(meeting: &mut Meeting, name: &str, barrier: &mut Barrier, naive: Naive<'_>) -> Result<()> {
+fn late(
+    meeting: &mut Meeting,
+    (benchmark, name): (&str, &str),
+    barrier: &mut Barrier,
+    naive: Naive<'_>,
+    by: Duration,
+    rounds: u64,
+) -> Result<()> {
     meeting.sync()?;
     let (cpu, begun) = (super::cpu_time(), Instant::now());
-    for _ in 0..LATE_ROUNDS {
+    for _ in 0..rounds {
         if meeting.is_first() {
-            std::thread::sleep(LATE);
+            std::thread::sleep(by);
         }
         barrier.wait(naive)?;
     }
@@ -273,6 +281,6 @@ fn late(meeting: &mut Meeting, name: &str, barrier: &mut Barrier, naive: Naive<'
     let share = shares.into_iter().fold(0.0, f64::max);
     meeting.print(&Sample {
         path: Some("region".into()),
-        ..Sample::new("barrier_late", name, "sleeper_share", share)
+        ..Sample::new(benchmark, name, "sleeper_share", share)
     })
 }
