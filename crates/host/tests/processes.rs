@@ -557,6 +557,29 @@ fn a_named_segment_is_one_memory_for_all_until_its_name_and_users_are_gone() {
 }
 
 #[test]
+fn memory_of_a_large_object_serves_again_at_once_and_is_zero() {
+    const ALL: u64 = 8 << 20;
+    let dir = tempfile::tempdir().unwrap();
+    let (service, _events) = start(Config { shared_bytes: Some(ALL), ..config(dir.path()) });
+    let member = isthmus_attach::connect_at(service.attach_socket()).unwrap();
+    for round in 0..20 {
+        // Others take some of it meanwhile, so that pieces of all sizes come back.
+        let name = format!("whole {round}");
+        let whole = segment(&member, &name, ALL, false).unwrap_or_else(|e| panic!("round {round}: {e}"));
+        let bytes = whole.section().bytes("test", 0, ALL).unwrap();
+        assert!(bytes.to_vec(0, ALL).unwrap().iter().all(|b| *b == 0), "round {round}");
+        for at in (0..ALL).step_by(4096) {
+            whole.section().word("test", at).unwrap().put(u64::MAX);
+        }
+        member.service().unlink_object(Kind::Segment, &name).unwrap();
+        drop(whole);
+        let small = segment(&member, "small", 1 << 20, false).unwrap();
+        member.service().unlink_object(Kind::Segment, "small").unwrap();
+        drop(small);
+    }
+}
+
+#[test]
 fn what_cannot_be_an_object_is_refused_with_its_reason() {
     let dir = tempfile::tempdir().unwrap();
     let (service, _events) = start(Config { shared_bytes: Some(1 << 20), ..config(dir.path()) });
