@@ -254,6 +254,22 @@ impl Context {
         state.known.values().filter(|k| k.lives()).map(|k| k.peer.clone()).collect()
     }
 
+    /// Waits until at least `count` other members of the group live: at most `limit`, or for ever. Gives all that do, as
+    /// [`Context::peers`].
+    ///
+    /// # Errors
+    /// [`Error::TimedOut`].
+    pub fn wait_peers(&self, count: usize, limit: Option<Duration>) -> Result<Vec<Peer>> {
+        let mut found = Vec::new();
+        let in_time = self.shared.wait_for(limit, |_, state| {
+            found = state.known.values().filter(|k| k.lives()).map(|k| k.peer.clone()).collect();
+            found.len() >= count
+        });
+        let limit = limit.unwrap_or(Duration::MAX);
+        let late = Error::TimedOut { action: "waiting for members of the group", limit, moved: 0 };
+        if in_time { Ok(found) } else { Err(late) }
+    }
+
     /// Changes how many connections may wait to be accepted. What waits already stays.
     pub fn set_backlog(&self, backlog: u32) {
         let state = lock(&self.shared.state);

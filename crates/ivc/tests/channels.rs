@@ -258,7 +258,15 @@ fn joins_and_leaves_are_told() {
     let (a, b) = (world.context(1), world.context(2));
     assert_eq!(a.events().len(), 1, "it came later");
     assert!(b.events().is_empty(), "it was there before");
-    let c = world.context(3);
+    assert_eq!(a.wait_peers(0, SOON).unwrap().len(), 1);
+    let error = a.wait_peers(2, Some(Duration::from_millis(10))).unwrap_err();
+    assert!(matches!(error, Error::TimedOut { .. }), "{error}");
+    let (waited, c) = std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| a.wait_peers(2, SOON).unwrap());
+        let c = world.context(3);
+        (waiting.join().unwrap(), c)
+    });
+    assert_eq!(waited.iter().map(|p| p.client).collect::<Vec<_>>(), [2, 3]);
     for context in [&a, &b] {
         let events = context.wait_events(SOON);
         assert!(matches!(&events[..], [Event::Joined(p)] if p.client == 3), "{events:?}");
