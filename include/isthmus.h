@@ -306,6 +306,35 @@ int isthmus_transaction_write(struct isthmus_transaction *transaction, uint32_t 
 int isthmus_transaction_commit(struct isthmus_transaction *transaction);
 void isthmus_transaction_free(struct isthmus_transaction *transaction);
 
+/*
+ * An aligned word of 8 bytes, found once: for loops that change the same words again and again. What is done with it is a
+ * minitransaction of its own, and holds against all others of the space. For any number of threads at once. It keeps space and
+ * segment open.
+ */
+struct isthmus_word;
+
+/*
+ * Finds the word at `offset`, a multiple of 8, of a segment of a node. Errors: ISTHMUS_EINVAL for what is out of bounds or not
+ * aligned, ISTHMUS_ENOTFOUND for no such segment, ISTHMUS_ENOTREACHABLE.
+ */
+int isthmus_word_find(const struct isthmus_space *space, uint32_t node, uint32_t segment, uint64_t offset,
+		      struct isthmus_word **word);
+
+/*
+ * Reads it into `value`. Returns ISTHMUS_COMMITTED or ISTHMUS_LOCK_FAILED, which leaves `value` alone. Errors of both:
+ * ISTHMUS_EINVAL for NULL, ISTHMUS_EFULL when all slots are taken, ISTHMUS_EREGION.
+ */
+int isthmus_word_load(const struct isthmus_word *word, uint64_t *value);
+
+/*
+ * Writes `value` if `*old` is there: returns ISTHMUS_COMMITTED; ISTHMUS_COMPARE_FAILED, with what is there in `*old`; or
+ * ISTHMUS_LOCK_FAILED. Who sees the value by a minitransaction sees all that this thread did before.
+ */
+int isthmus_word_exchange(struct isthmus_word *word, uint64_t *old, uint64_t value);
+
+/* Frees it. NULL is fine. */
+void isthmus_word_free(struct isthmus_word *word);
+
 /* ---- IVC: channels ----
  *
  * Byte streams between two processes, as of connected sockets, through rings in shared memory. All contexts that register

@@ -225,6 +225,69 @@ static void locks(struct isthmus *here)
 	EXPECT(isthmus_rwlock_unlink(here, "edges"), 0);
 }
 
+/* Adds one, a thousand times. */
+static void *count_up(void *arg)
+{
+	uint64_t old;
+	EXPECT(isthmus_word_load(arg, &old), ISTHMUS_COMMITTED);
+	for (int done = 0; done < 1000;) {
+		int outcome = isthmus_word_exchange(arg, &old, old + 1);
+		if (outcome < 0)
+			return EXPECT(outcome, 0), NULL;
+		if (outcome == ISTHMUS_COMMITTED)
+			done++, old++;
+	}
+	return NULL;
+}
+
+/* In a space that is closed after it, and of its segment, which has 5 at 8. */
+static void words(struct isthmus *here, struct isthmus_space *space, uint32_t id)
+{
+	struct isthmus_space_shape small = {.log_bytes = 64};
+	struct isthmus_word *word = NULL, *other = NULL;
+	struct isthmus_space *again;
+	pthread_t threads[4];
+	uint64_t value = 0, old = 4;
+
+	EXPECT(isthmus_word_find(NULL, 0, id, 8, &word), ISTHMUS_EINVAL);
+	EXPECT(isthmus_word_find(space, 0, id, 8, NULL), ISTHMUS_EINVAL);
+	EXPECT(isthmus_word_find(space, 1, id, 8, &word), ISTHMUS_ENOTREACHABLE);
+	EXPECT(isthmus_word_find(space, 0, id + 1, 8, &word), ISTHMUS_ENOTFOUND);
+	EXPECT(isthmus_word_find(space, 0, id, 4, &word), ISTHMUS_EINVAL);
+	EXPECT(isthmus_word_find(space, 0, id, 4096, &word), ISTHMUS_EINVAL);
+	EXPECT(isthmus_word_find(space, 0, id, UINT64_MAX - 7, &word), ISTHMUS_EINVAL);
+	EXPECT(word == NULL, 1);
+	EXPECT(isthmus_word_find(space, 0, id, 8, &word), 0);
+	EXPECT(isthmus_word_load(NULL, &value), ISTHMUS_EINVAL);
+	EXPECT(isthmus_word_load(word, NULL), ISTHMUS_EINVAL);
+	EXPECT(isthmus_word_load(word, &value), ISTHMUS_COMMITTED);
+	EXPECT((int)value, 5);
+	EXPECT(isthmus_word_exchange(NULL, &old, 6), ISTHMUS_EINVAL);
+	EXPECT(isthmus_word_exchange(word, NULL, 6), ISTHMUS_EINVAL);
+	EXPECT(isthmus_word_exchange(word, &old, 6), ISTHMUS_COMPARE_FAILED);
+	EXPECT((int)old, 5);
+	EXPECT(isthmus_word_exchange(word, &old, 6), ISTHMUS_COMMITTED);
+	EXPECT((int)old, 5);
+
+	/* It goes on without the handle that it was found by. */
+	EXPECT(isthmus_space_open(here, "mini", 0600, &small, &again), 0);
+	EXPECT(isthmus_word_find(again, 0, id, 8, &other), 0);
+	isthmus_space_close(again);
+	EXPECT(isthmus_word_load(other, &value), ISTHMUS_COMMITTED);
+	EXPECT((int)value, 6);
+
+	/* Several threads, some of them with the same word. */
+	for (int i = 0; i < 4; i++)
+		pthread_create(&threads[i], NULL, count_up, i < 3 ? word : other);
+	for (int i = 0; i < 4; i++)
+		pthread_join(threads[i], NULL);
+	EXPECT(isthmus_word_load(word, &value), ISTHMUS_COMMITTED);
+	EXPECT((int)value, 4006);
+	isthmus_word_free(other);
+	isthmus_word_free(word);
+	isthmus_word_free(NULL);
+}
+
 static void transactions(struct isthmus *here)
 {
 	struct isthmus_space_shape wrong = {.locks = 3}, small = {.log_bytes = 64}, other = {.slots = 8, .log_bytes = 64};
@@ -277,6 +340,7 @@ static void transactions(struct isthmus *here)
 	EXPECT(isthmus_transaction_commit(NULL), ISTHMUS_EINVAL);
 	isthmus_transaction_free(t);
 	isthmus_transaction_free(NULL);
+	words(here, space, id);
 	isthmus_space_close(space);
 	isthmus_space_close(NULL);
 	isthmus_segment_close(read_only);

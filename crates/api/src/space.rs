@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use isthmus_region::objects::{self, Access, Kind, Object};
 use isthmus_sync::minitransaction::{
-    self as mini, Found, Minitransaction, Node, Outcome, Place, SegmentId, Shape,
+    self as mini, Exchange, Found, Minitransaction, Node, Outcome, Place, SegmentId, Shape,
 };
 
 use crate::error::{Error, Result};
@@ -147,14 +147,32 @@ impl Space {
         Ok(Committer { inner: self.0.held.get().committer()?, _space: self.clone() })
     }
 
-    /// Finds an aligned word of 8 bytes once, for loops that change the same words again and again by
-    /// [`isthmus_sync::minitransaction::Committer::load`] and `exchange`: minitransactions with one item, or with a compare
-    /// and a write of the whole word.
+    /// Finds an aligned word of 8 bytes once, for loops that change the same words again and again by `load` and `exchange`,
+    /// of a [`Committer`] or of the space: minitransactions with one item, or with a compare and a write of the whole word.
     ///
     /// # Errors
     /// [`Error::Transaction`].
     pub fn place(&self, node: Node, segment: SegmentId, offset: u64) -> Result<Place> {
         Ok(self.0.held.get().place(node, segment, offset)?)
+    }
+
+    /// Reads a word of this space, with a committer that is kept for the calling thread. `None` stands for
+    /// [`Outcome::LockFailed`].
+    ///
+    /// # Errors
+    /// [`Error::Transaction`].
+    #[inline]
+    pub fn load(&self, place: &Place) -> Result<Option<u64>> {
+        Ok(self.0.held.get().load(place)?)
+    }
+
+    /// Changes a word of this space from `old` to `new`, with a committer that is kept for the calling thread.
+    ///
+    /// # Errors
+    /// [`Error::Transaction`].
+    #[inline]
+    pub fn exchange(&self, place: &Place, old: u64, new: u64) -> Result<Exchange> {
+        Ok(self.0.held.get().exchange(place, old, new)?)
     }
 
     /// How long a commit of this process waits for others before it ends as [`Outcome::LockFailed`]: 200 ms at first.

@@ -3,7 +3,9 @@
 use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::sync::{Mutex, PoisonError};
 
-use isthmus::sync::minitransaction::{Minitransaction, Node, Outcome, Read, SegmentId, Shape};
+use isthmus::sync::minitransaction::{
+    Exchange, Minitransaction, Node, Outcome, Place, Read, SegmentId, Shape,
+};
 use isthmus::{Attachment, Kind, Segment, Space};
 use isthmus_cabi::{object, put, slice};
 
@@ -38,6 +40,17 @@ pub struct Transaction {
     space: Space,
     items: Mutex<(Minitransaction, Vec<Into>)>,
 }
+
+/// A word that was found once, and the space that it is of.
+#[derive(Debug)]
+pub struct Word {
+    space: Space,
+    place: Place,
+}
+
+const COMMITTED: c_int = 0;
+const COMPARE_FAILED: c_int = 1;
+const LOCK_FAILED: c_int = 2;
 
 /// Opens or makes a space.
 ///
@@ -255,9 +268,9 @@ pub unsafe extern "C" fn isthmus_transaction_commit(transaction: *mut Handle<Tra
     let mut outcome = 0;
     let body = |space: &Space, items: &mut Minitransaction, reads: &mut Vec<Into>| {
         outcome = match space.commit(items)? {
-            Outcome::Committed => 0,
-            Outcome::CompareFailed => 1,
-            Outcome::LockFailed => 2,
+            Outcome::Committed => COMMITTED,
+            Outcome::CompareFailed => COMPARE_FAILED,
+            Outcome::LockFailed => LOCK_FAILED,
         };
         for into in reads.iter() {
             if let Some(bytes) = items.bytes(into.read) {
@@ -283,4 +296,90 @@ pub unsafe extern "C" fn isthmus_transaction_commit(transaction: *mut Handle<Tra
 pub unsafe extern "C" fn isthmus_transaction_free(transaction: *mut Handle<Transaction>) {
     // SAFETY: the caller vouches for it.
     unsafe { Handle::close(transaction) };
+}
+
+/// Finds a word.
+///
+/// # Safety
+/// `space` is null, or was not closed; `word` is null or good for writing a pointer.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn isthmus_word_find(
+    space: *const Handle<Space>,
+    node: u32,
+    segment: u32,
+    offset: u64,
+    word: *mut *mut Handle<Word>,
+) -> c_int {
+    let body = |space: &Space| {
+        let place = space.place(Node(node), SegmentId(segment), offset)?;
+        // SAFETY: the caller vouches for the place.
+        unsafe { hand_over(word, Word { space: space.clone(), place }) }
+    };
+    // SAFETY: the caller vouches for it.
+    unsafe { Handle::run(space, body) }
+}
+
+/// Reads a word.
+///
+/// # Safety
+/// `word` is null, or was not freed; `value` is null or good for writing a number.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn isthmus_word_load(word: *const Handle<Word>, value: *mut u64) -> c_int {
+    let mut outcome = COMMITTED;
+    let body = |word: &Word| {
+        if value.is_null() {
+            return Err(Failure::invalid("there is no place for the value"));
+        }
+        match word.space.load(&word.place)? {
+            Some(found) => {
+                // SAFETY: the caller vouches for the place.
+                unsafe { put(value, found) };
+            }
+            None => outcome = LOCK_FAILED,
+        }
+        Ok(())
+    };
+    // SAFETY: the caller vouches for it.
+    match unsafe { Handle::run(word, body) } {
+        0 => outcome,
+        failed => failed,
+    }
+}
+
+/// Changes a word.
+///
+/// # Safety
+/// `word` is null, or was not freed; `old` is null or good for reading and writing a number.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn isthmus_word_exchange(word: *mut Handle<Word>, old: *mut u64, value: u64) -> c_int {
+    let mut outcome = COMMITTED;
+    let body = |word: &Word| {
+        // SAFETY: the caller vouches for it.
+        let expected = *unsafe { object(old) }.ok_or_else(|| Failure::invalid("the old value is NULL"))?;
+        match word.space.exchange(&word.place, expected, value)? {
+            Exchange::Committed => {}
+            Exchange::CompareFailed(found) => {
+                outcome = COMPARE_FAILED;
+                // SAFETY: the caller vouches for the place.
+                unsafe { put(old, found) };
+            }
+            Exchange::LockFailed => outcome = LOCK_FAILED,
+        }
+        Ok(())
+    };
+    // SAFETY: the caller vouches for it.
+    match unsafe { Handle::run(word, body) } {
+        0 => outcome,
+        failed => failed,
+    }
+}
+
+/// Frees a word.
+///
+/// # Safety
+/// `word` is null, or came from `isthmus_word_find` and is not used any more.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn isthmus_word_free(word: *mut Handle<Word>) {
+    // SAFETY: the caller vouches for it.
+    unsafe { Handle::close(word) };
 }

@@ -67,6 +67,23 @@ fn words_that_were_found_once() {
     assert_eq!(own.exchange(&place, 0, 6).unwrap(), Exchange::CompareFailed(5));
     assert_eq!(own.load(&place).unwrap(), Some(5));
     assert_eq!(load(&mut own, 640), 5);
+    // By committers of the space's own.
+    assert_eq!(space.load(&place).unwrap(), Some(5));
+    assert_eq!(space.exchange(&place, 4, 6).unwrap(), Exchange::CompareFailed(5));
+    std::thread::scope(|scope| {
+        for _ in 0..6 {
+            scope.spawn(|| {
+                for _ in 0..100 {
+                    let mut old = space.load(&place).unwrap().unwrap_or_default();
+                    while let Exchange::CompareFailed(other) = space.exchange(&place, old, old + 1).unwrap() {
+                        old = other;
+                    }
+                }
+            });
+        }
+    });
+    assert_eq!(space.load(&place).unwrap(), Some(605));
+    assert_eq!(own.exchange(&place, 605, 5).unwrap(), Exchange::Committed);
     for offset in [SEGMENT, SEGMENT - 4, 4, u64::MAX, u64::MAX - 7] {
         assert!(matches!(space.place(N, S, offset), Err(Error::OutOfBounds { .. })), "{offset}");
     }

@@ -12,13 +12,13 @@ use super::committer::Committer;
 use super::error::{Error, Result};
 use super::items::{Minitransaction, Node, Outcome, SegmentId, name, named};
 use super::machinery::{Machinery, Shape};
-use super::one::{Place, key};
+use super::one::{Exchange, Place, key};
 
 /// How long a commit waits for others before it ends as [`Outcome::LockFailed`], unless told otherwise. It outlasts the time
 /// slices of a crowded machine, and on a machine of its own the discovery of a death.
 pub const PATIENCE: Duration = Duration::from_millis(200);
 
-/// Threads that [`Space::commit`] serves without one waiting for another.
+/// Threads that [`Space::commit`] and the like serve without one waiting for another.
 const POOLED: usize = 16;
 
 type Finder = Box<dyn Fn(Node, SegmentId) -> Found + Send + Sync>;
@@ -167,19 +167,35 @@ impl Space {
     /// # Errors
     /// As [`Space::committer`] and [`Committer::commit`].
     pub fn commit(&self, t: &mut Minitransaction) -> Result<Outcome> {
-        let mut place = thread_number() % POOLED;
-        for _ in 0..POOLED {
-            if self.pool[place].try_lock().is_ok() {
-                break;
-            }
-            place = (place + 1) % POOLED;
-        }
-        let mut own = self.pool[place].lock().unwrap_or_else(PoisonError::into_inner);
+        self.with_committer(|own| own.commit(t))
+    }
+
+    /// [`Committer::load`] with one of the space's own committers, as [`Space::commit`]. The place is one of this space.
+    ///
+    /// # Errors
+    /// As [`Space::committer`] and [`Committer::load`].
+    pub fn load(&self, place: &Place) -> Result<Option<u64>> {
+        self.with_committer(|own| own.load(place))
+    }
+
+    /// [`Committer::exchange`] with one of the space's own committers, as [`Space::commit`]. The place is one of this space.
+    ///
+    /// # Errors
+    /// As [`Space::committer`] and [`Committer::exchange`].
+    pub fn exchange(&self, place: &Place, old: u64, new: u64) -> Result<Exchange> {
+        self.with_committer(|own| own.exchange(place, old, new))
+    }
+
+    #[inline]
+    fn with_committer<R>(&self, act: impl FnOnce(&mut Committer) -> Result<R>) -> Result<R> {
+        let usual = thread_number() % POOLED;
+        let free = (usual..usual + POOLED).find_map(|place| self.pool[place % POOLED].try_lock().ok());
+        let mut own = free.unwrap_or_else(|| self.pool[usual].lock().unwrap_or_else(PoisonError::into_inner));
         let committer = match &mut *own {
             Some(committer) => committer,
             empty => empty.insert(self.committer()?),
         };
-        committer.commit(t)
+        act(committer)
     }
 
     /// Clears up after all dead processes that are found now: completes or undoes what they were at. Commits do so by
