@@ -6,6 +6,9 @@ use isthmus_region::value::Value;
 use crate::attachment::Attachment;
 use crate::error::{Error, Result};
 
+/// Bytes that are copied at once where values are turned into bytes and back.
+const CHUNK_BYTES: usize = 4096;
+
 /// How a segment is opened or made.
 #[derive(Debug, Clone)]
 pub struct SegmentOptions {
@@ -127,6 +130,10 @@ impl Segment {
         }
     }
 
+    fn inside(&self, offset: u64, len: u64) -> Result<()> {
+        self.object.section().holds("values", offset, len).map_err(|e| self.outside(e))
+    }
+
     fn writable(&self) -> Result<()> {
         match self.object.access() {
             Access::Write => Ok(()),
@@ -174,6 +181,45 @@ impl Segment {
         self.object.section().fill_bytes("segment", offset, from).map_err(|e| self.outside(e))
     }
 
+    /// Fills all of `into` with values that lie one behind the other from `offset` on.
+    ///
+    /// # Errors
+    /// [`Error::OutOfBounds`]; nothing is copied then.
+    pub fn get_all<T: Value>(&self, offset: u64, into: &mut [T]) -> Result<()> {
+        self.inside(offset, size_of_all(into))?;
+        let mut bytes = chunk::<T>();
+        let mut at = offset;
+        for values in into.chunks_mut(bytes.len() / T::BYTES.max(1)) {
+            let bytes = &mut bytes[..values.len() * T::BYTES];
+            self.read(at, bytes)?;
+            for (value, bytes) in values.iter_mut().zip(bytes.chunks_exact(T::BYTES.max(1))) {
+                *value = T::take(bytes);
+            }
+            at += bytes.len() as u64;
+        }
+        Ok(())
+    }
+
+    /// Copies all values of `from` in, one behind the other from `offset` on.
+    ///
+    /// # Errors
+    /// [`Error::OutOfBounds`]; [`Error::ReadOnly`]. Nothing is copied then.
+    pub fn set_all<T: Value>(&self, offset: u64, from: &[T]) -> Result<()> {
+        self.writable()?;
+        self.inside(offset, size_of_all(from))?;
+        let mut bytes = chunk::<T>();
+        let mut at = offset;
+        for values in from.chunks(bytes.len() / T::BYTES.max(1)) {
+            let bytes = &mut bytes[..values.len() * T::BYTES];
+            for (value, bytes) in values.iter().zip(bytes.chunks_exact_mut(T::BYTES.max(1))) {
+                value.put(bytes);
+            }
+            self.write(at, bytes)?;
+            at += bytes.len() as u64;
+        }
+        Ok(())
+    }
+
     /// An atomic word of eight bytes, at a multiple of eight.
     ///
     /// # Errors
@@ -199,6 +245,16 @@ impl Segment {
     pub fn shrink(&self, len: u64) -> Result<u64> {
         Ok(self.object.shrink(len)?)
     }
+}
+
+fn size_of_all<T: Value>(values: &[T]) -> u64 {
+    values.len() as u64 * T::BYTES as u64
+}
+
+/// Room for at least one value; as much as fits well.
+fn chunk<T: Value>() -> Vec<u8> {
+    let size = T::BYTES.max(1);
+    vec![0; size * (CHUNK_BYTES / size).max(1)]
 }
 
 /// An atomic word of a segment: a load acquires, a store releases, the rest does both.

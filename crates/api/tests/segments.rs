@@ -39,6 +39,23 @@ fn what_one_writes_another_reads() {
 }
 
 #[test]
+fn many_values_are_copied_at_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let service = service(dir.path());
+    let [one, two] = [(); 2].map(|()| Attachment::at(service.attach_socket()).unwrap());
+    let values: Vec<[u16; 3]> = (0..600).map(|i| [i, i + 1, 7]).collect();
+    let many = one.segment("many").create(3603).unwrap();
+    many.set_all(3, &values).unwrap();
+    let mut found = vec![[0; 3]; 600];
+    two.segment("many").open().unwrap().get_all(3, &mut found).unwrap();
+    assert!(found == values && many.get::<u8>(5).unwrap() == 1);
+    many.set_all(3603, &[[0_u8; 0]; 9]).unwrap();
+    assert!(matches!(many.set_all(4, &values), Err(Error::OutOfBounds { len: 3600, .. })));
+    assert!(matches!(many.get_all(4, &mut found), Err(Error::OutOfBounds { len: 3600, .. })));
+    assert_eq!(many.get::<u8>(3).unwrap(), 0, "nothing of it was written");
+}
+
+#[test]
 fn mistakes_are_errors_that_name_the_segment() {
     let dir = tempfile::tempdir().unwrap();
     let service = service(dir.path());

@@ -16,6 +16,7 @@ use isthmus_lockfree::sync::Word;
 use isthmus_region::Bytes;
 use isthmus_region::local::LocalBuf;
 use isthmus_region::mapping::LineRef;
+use isthmus_region::value::Value;
 
 use crate::context::{Lingering, Shared};
 use crate::error::{Error, Result};
@@ -187,6 +188,13 @@ impl ReadPiece<'_> {
         let (at, len) = self.part(offset, into.len());
         self.bytes.get(at, &mut into[..len]).map_or(0, |()| len)
     }
+
+    /// The value of up to 256 bytes at `offset` of the piece, little-endian; `None` where not all of it is in there.
+    #[inline]
+    pub fn get<T: Value>(&self, offset: usize) -> Option<T> {
+        let (at, len) = self.part(offset, T::BYTES);
+        if len == T::BYTES { self.bytes.value(at).ok() } else { None }
+    }
 }
 
 impl WritePiece<'_> {
@@ -194,6 +202,14 @@ impl WritePiece<'_> {
     pub fn copy_from(&self, offset: usize, from: &[u8]) -> usize {
         let (at, len) = self.part(offset, from.len());
         self.bytes.put(at, &from[..len]).map_or(0, |()| len)
+    }
+
+    /// Writes a value of up to 256 bytes to `offset` of the piece, little-endian: a program that computes what it sends need
+    /// keep it nowhere else. Gives whether there was room; nothing is written where there is none.
+    #[inline]
+    pub fn set<T: Value>(&self, offset: usize, value: T) -> bool {
+        let (at, len) = self.part(offset, T::BYTES);
+        len == T::BYTES && self.bytes.put_value(at, value).is_ok()
     }
 }
 

@@ -207,6 +207,9 @@ fn programs_work_in_the_ring_itself() {
     assert_eq!(room[0].copy_from(0, &bytes), 4 << 10);
     assert_eq!(room[1].copy_from(0, &bytes[4 << 10..]), 4 << 10);
     assert_eq!(room[1].copy_from(4 << 10, &bytes), 0, "behind its end");
+    let first = u64::from_le_bytes(bytes[..8].try_into().unwrap());
+    assert!(room[0].set(0, first) && room[0].set((4 << 10) - 2, [bytes[4094], bytes[4095]]));
+    assert!(!room[0].set((4 << 10) - 7, 0_u64) && !room[0].set(usize::MAX, 0_u8), "nothing beyond its end");
     assert!(matches!(here.commit((8 << 10) + 1), Err(Error::Invalid { .. })));
     assert_eq!(there.peek(10).unwrap()[0].len(), 0, "nothing was published");
     here.commit(6 << 10).unwrap();
@@ -218,6 +221,9 @@ fn programs_work_in_the_ring_itself() {
     assert_eq!(seen[0].copy_to(0, &mut copy), 4 << 10);
     assert_eq!(seen[1].copy_to(0, &mut copy[4 << 10..]), 2 << 10);
     check(&copy, 0, 9);
+    assert_eq!(seen[0].get::<u64>(0), Some(first));
+    assert_eq!(seen[1].get::<u8>((2 << 10) - 1), Some(copy[(6 << 10) - 1]));
+    assert_eq!(seen[1].get::<u16>((2 << 10) - 1), None);
     assert!(matches!(there.release((6 << 10) + 1), Err(Error::Invalid { .. })));
     there.release(1).unwrap();
     assert_eq!(there.read(&mut copy).unwrap(), (6 << 10) - 1, "what was not released is read");

@@ -5,7 +5,7 @@
 
 use crate::error::Result;
 use crate::local::LocalBuf;
-use crate::mapping::Section;
+use crate::mapping::{Bytes, Section};
 
 /// A value that any bytes are one of.
 pub trait Value: Copy + Default {
@@ -105,6 +105,32 @@ impl Section {
     }
 }
 
+impl Bytes {
+    /// Copies a value out.
+    ///
+    /// # Errors
+    /// As [`Section::get`].
+    #[inline]
+    pub fn value<T: Value>(&self, offset: u64) -> Result<T> {
+        let mut bytes = [0_u8; MOST];
+        let bytes = bytes.get_mut(..T::BYTES).ok_or_else(too_long::<T>)?;
+        self.get(offset, bytes)?;
+        Ok(T::take(bytes))
+    }
+
+    /// Copies a value in.
+    ///
+    /// # Errors
+    /// As [`Section::get`]; nothing is written then.
+    #[inline]
+    pub fn put_value<T: Value>(&self, offset: u64, value: T) -> Result<()> {
+        let mut bytes = [0_u8; MOST];
+        let bytes = bytes.get_mut(..T::BYTES).ok_or_else(too_long::<T>)?;
+        value.put(bytes);
+        self.put(offset, bytes)
+    }
+}
+
 #[cold]
 fn too_long<T: Value>() -> crate::Error {
     crate::Error::Invalid { what: "bytes of a value", value: T::BYTES as u64 }
@@ -132,5 +158,11 @@ mod tests {
         section.copy_out(8, &mut bytes).unwrap();
         assert_eq!(f64::from_le_bytes(bytes), 1.5);
         assert!(section.copy_out(4090, &mut bytes).is_err());
+        let part = section.bytes("test", 8, 24).unwrap();
+        assert_eq!(part.value::<[f64; 3]>(0).unwrap(), [1.5, -2.0, 3.25]);
+        part.put_value(16, 7_u64).unwrap();
+        assert_eq!(section.get::<u64>(24).unwrap(), 7);
+        assert!(part.value::<u64>(17).is_err() && part.put_value(24, 0_u8).is_err());
+        assert!(part.value::<[[u8; 32]; 9]>(0).is_err(), "longer than any value");
     }
 }

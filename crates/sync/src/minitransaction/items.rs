@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use isthmus_region::value::Value;
+
 /// Where a segment's memory is: a number that the users of a space agree on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Node(pub u32);
@@ -185,6 +187,24 @@ impl Minitransaction {
         self.push(Kind::Write, name(node, segment), offset, bytes);
     }
 
+    /// [`Minitransaction::compare`] with a value's little-endian bytes.
+    #[inline]
+    pub fn compare_value<T: Value>(&mut self, node: Node, segment: SegmentId, offset: u64, value: T) {
+        self.push_value(Kind::Compare, name(node, segment), offset, value);
+    }
+
+    /// [`Minitransaction::write`] with a value's little-endian bytes.
+    #[inline]
+    pub fn write_value<T: Value>(&mut self, node: Node, segment: SegmentId, offset: u64, value: T) {
+        self.push_value(Kind::Write, name(node, segment), offset, value);
+    }
+
+    /// [`Minitransaction::bytes`] as a value, of a read of just as many bytes.
+    #[inline]
+    pub fn value<T: Value>(&self, read: Read) -> Option<T> {
+        self.bytes(read).filter(|bytes| bytes.len() == T::BYTES).map(T::take)
+    }
+
     /// What a read item of this minitransaction found at the last commit; `None` if that filled none, or was none.
     #[inline]
     pub fn bytes(&self, read: Read) -> Option<&[u8]> {
@@ -214,6 +234,18 @@ impl Minitransaction {
             _ => self.data.extend(bytes.chunks(8).map(|word| number(word).to_le_bytes())),
         }
         self.items.push(Item { kind, name, offset, len, at });
+    }
+
+    #[inline]
+    fn push_value<T: Value>(&mut self, kind: Kind, name: u64, offset: u64, value: T) {
+        let at = self.data.len();
+        self.data.resize(at + T::BYTES.div_ceil(8), [0; 8]);
+        if let Some(bytes) = self.data.get_mut(at..).and_then(|d| d.as_flattened_mut().get_mut(..T::BYTES)) {
+            value.put(bytes);
+        }
+        let first = self.data.get(at).map_or(0, |word| u64::from_le_bytes(*word));
+        self.fold(kind, name, offset, T::BYTES, first);
+        self.items.push(Item { kind, name, offset, len: T::BYTES, at });
     }
 
     /// Adds an item to what all of them are in one word, as long as they lie in one. `value` is its bytes.
@@ -306,6 +338,24 @@ mod tests {
         assert_eq!(t.bytes(read), Some(&[0x22, 0x33, 0x44][..]));
         assert_eq!(t.number(read), Some(0x44_3322));
         assert_eq!(named(one.name), (N, S));
+    }
+
+    #[test]
+    fn values_are_their_bytes() {
+        let (mut bytes, mut values) = (Minitransaction::new(), Minitransaction::new());
+        bytes.compare(N, S, 20, &[1, 2, 0, 0]);
+        values.compare_value(N, S, 20, 0x0201_u32);
+        bytes.write(N, S, 17, &[7, 8, 9]);
+        values.write_value(N, S, 17, [7_u8, 8, 9]);
+        assert_eq!(format!("{bytes:?}"), format!("{values:?}"), "in one word");
+        bytes.write(N, S, 64, &[1, 0, 2, 0, 3, 0, 4, 0, 5, 0]);
+        values.write_value(N, S, 64, [1_u16, 2, 3, 4, 5]);
+        assert_eq!(format!("{bytes:?}"), format!("{values:?}"), "in several");
+        values.clear();
+        let read = values.read(N, S, 16, 4);
+        values.fill_from(0x8877_6655_4433_2211);
+        assert_eq!(values.value(read), Some([0x2211_u16, 0x4433]));
+        assert_eq!(values.value::<u64>(read), None, "another length");
     }
 
     #[test]
