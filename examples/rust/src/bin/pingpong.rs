@@ -53,7 +53,6 @@ fn main() -> Result<()> {
             catch(round)?;
         }
     }
-    #[allow(clippy::cast_precision_loss)] // a figure to look at
     let half = start.elapsed().as_secs_f64() * 1e6 / rounds as f64 / 2.0;
     println!("player on {}: {rounds} rounds, {half:.3} us for half a round", here.member()?.name);
     Ok(())
