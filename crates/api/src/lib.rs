@@ -18,6 +18,8 @@
 //! # }
 //! ```
 //!
+//! `examples/rust` has programs, one idea a file.
+//!
 //! Rules that hold for all of it:
 //! - Everything is Send and Sync, and may be used from several threads, unless it says otherwise.
 //! - Who dies holds nobody up: barriers break, locks go to the next owner, who is told.
