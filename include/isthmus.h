@@ -106,8 +106,9 @@ void *isthmus_segment_data(const struct isthmus_segment *segment);
 size_t isthmus_segment_len(const struct isthmus_segment *segment);
 
 /*
- * Makes it smaller for all who open it from now on; who has it open keeps seeing what was there. Errors: ISTHMUS_EINVAL for
- * 0 and for more than it has, ISTHMUS_EACCESS, ISTHMUS_ENOSERVICE.
+ * Makes it smaller for all who open it from now on; who has it open keeps seeing what was there. A minitransaction that a
+ * process died in may be completed by somebody who opened it later, and then only in what is left. Errors: ISTHMUS_EINVAL
+ * for 0 and for more than it has, ISTHMUS_EACCESS, ISTHMUS_ENOSERVICE.
  */
 int isthmus_segment_shrink(struct isthmus_segment *segment, size_t len);
 

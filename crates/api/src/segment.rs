@@ -238,7 +238,8 @@ impl Segment {
         Ok(self.object.section().address(0)?)
     }
 
-    /// Makes it smaller; gives what is left. Who has it open already keeps seeing what was there.
+    /// Makes it smaller; gives what is left. Who has it open already keeps seeing what was there. A minitransaction that a
+    /// process died in may be completed by somebody who opened it later, and then only in what is left.
     ///
     /// # Errors
     /// [`Error::Invalid`] for none, or for more than it has; [`Error::Denied`].

@@ -87,11 +87,14 @@ impl Space {
             let Ok(object) = opened else { return Found::Unknown };
             let (index, incarnation) = object.place();
             match words(&object) {
-                Ok(section) if number(index, incarnation) == Some(segment) => {
+                _ if number(index, incarnation) != Some(segment) => Found::Unknown,
+                // It has become that small since others put it in.
+                Ok(section) if section.is_empty() => Found::Gone,
+                Ok(section) => {
                     known.lock().unwrap_or_else(PoisonError::into_inner).insert(segment, object);
                     Found::Here(section)
                 }
-                _ => Found::Unknown,
+                Err(_) => Found::Unknown,
             }
         });
         Self(Arc::new(Inner { held, segments }))

@@ -141,3 +141,19 @@ fn a_minitransaction_over_segments_is_made_by_all_or_none() {
         Err(Error::Exists(_))
     ));
 }
+
+#[test]
+fn a_segment_that_has_no_whole_word_left_is_none_of_a_space() {
+    use sync::minitransaction::{Error as Mini, Minitransaction, Node, Shape};
+    let dir = tempfile::tempdir().unwrap();
+    let (_service, [one, two]) = attached(dir.path());
+    let segment = one.segment("short").create(64).unwrap();
+    let id = one.named("bank").space(Shape::default()).unwrap().add(&segment).unwrap();
+    segment.shrink(7).unwrap();
+    // So nothing of a log that names it is missed, and the rest of that is completed.
+    let space = two.named("bank").space(Shape::default()).unwrap();
+    let mut t = Minitransaction::new();
+    t.write(Node::LOCAL, id, 0, &[1; 8]);
+    let refused = space.commit(&mut t);
+    assert!(matches!(refused, Err(Error::Transaction(Mini::NoSegment { .. }))), "{refused:?}");
+}

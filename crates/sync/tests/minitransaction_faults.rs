@@ -3,9 +3,12 @@
 mod mini;
 use mini::*;
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use isthmus_region::member::Member;
+use isthmus_region::objects::{Access, Kind, NewObject, Object};
 use isthmus_sync::minitransaction::fault::{Step, arm, disarm};
 use isthmus_sync::minitransaction::{Committer, Error, Found, Minitransaction, Outcome, Shape, Space};
 use rustix::process::{Signal, getpid, kill_process};
@@ -43,6 +46,7 @@ fn child() {
     let [work, step, passes] = role.split(' ').collect::<Vec<_>>().try_into().unwrap();
     let at = all_steps().find(|s| format!("{s:?}") == step).unwrap();
     let space = open_in_child(SHAPE);
+    let named = (work == "named").then(|| with_named(&space));
     println!("ready");
     std::io::stdin().read_line(&mut String::new()).unwrap();
     arm(at, passes.parse().unwrap(), |_| {
@@ -51,10 +55,12 @@ fn child() {
     match work {
         "several" => add_to_all(&mut space.committer().unwrap()),
         "one" => drop(add(&mut space.committer().unwrap(), ALONE, 1)),
+        "named" => write_around_the_cut(&mut space.committer().unwrap()),
         // A death is published a moment after it happened.
         _ => while space.recover().unwrap() == 0 {},
     }
     disarm();
+    drop(named);
     println!("survived");
     std::io::stdin().read_line(&mut String::new()).unwrap();
 }
@@ -197,6 +203,86 @@ fn a_log_that_names_a_segment_which_is_no_more_is_in_nobodys_way() {
     // Nothing of it is written, and all its locks are free.
     assert!(WORDS.iter().all(|at| world.word(*at) == 0));
     world.assert_unlocked();
+}
+
+/// A segment that has a name, so that it can be made smaller, and where it is cut off.
+const NAMED: &str = "cut";
+const CUT: u64 = 32;
+
+fn named_segment(member: &Arc<Member>) -> Object {
+    Object::open(member, Kind::Segment, NAMED, Access::Write).unwrap()
+}
+
+/// Has the space's segment be that one, as long as it is now.
+fn with_named(space: &Space) -> Object {
+    let object = named_segment(space.member());
+    assert!(space.unregister(N, S));
+    space.register(N, S, object.section()).unwrap();
+    object
+}
+
+/// Writes before the cut, over it, and behind it.
+fn write_around_the_cut(own: &mut Committer) {
+    let mut t = Minitransaction::new();
+    t.write(N, S, 0, &[1; 8]);
+    t.write(N, S, CUT - 12, &[2; 30]);
+    t.write(N, S, 200, &[3; 8]);
+    assert_eq!(own.commit(&mut t).unwrap(), Outcome::Committed);
+}
+
+#[test]
+fn what_was_cut_off_since_is_left_out_of_a_log_and_what_never_was_there_is_damage() {
+    let world = World::new(SHAPE);
+    let new = NewObject {
+        kind: Kind::Segment,
+        name: NAMED.into(),
+        len: 4096,
+        mode: 0o600,
+        ends_with_creator: false,
+        params: [0; 4],
+        or_open: false,
+    };
+    let whole = Object::create(&world.member, &new).unwrap();
+    assert!(die(&world, "named", Step::Committed, 0));
+    whole.shrink(CUT).unwrap();
+    let space = world.space();
+    let cut = with_named(&space);
+    assert_eq!(cut.section().len(), CUT);
+    let recovered = || {
+        let deadline = Instant::now() + SOON;
+        loop {
+            match space.recover() {
+                Ok(0) => assert!(Instant::now() < deadline, "the death is not seen"),
+                other => return other,
+            }
+        }
+    };
+    // The log: three locks, then the first write's segment and offset. No segment of the shared section reaches so far.
+    let at =
+        (0..16).map(|slot| world.slot(slot)).find(|s| world.machinery().word("w", s[0]).unwrap().get() != 0);
+    let log = at.unwrap()[3];
+    let counts = world.machinery().word("counts", log).unwrap().get();
+    assert_eq!(counts >> 32, 3, "writes");
+    let place = log + 8 + 8 * (counts & 0xffff_ffff) + 8;
+    let machinery = world.machinery();
+    let offset = machinery.word("offset", place).unwrap();
+    let right = offset.get();
+    let shared = world.member.region().shape().shared_bytes;
+    for wrong in [u64::MAX, u64::MAX - 7, 1 << 40, shared] {
+        offset.set(wrong);
+        let error = recovered().unwrap_err();
+        assert!(matches!(error, Error::Corrupt { value, .. } if value == wrong), "{error}");
+    }
+    offset.set(right);
+    assert_eq!(recovered().unwrap(), 1);
+    world.assert_unlocked();
+    let byte = |at| whole.section().get::<u8>(at).unwrap();
+    let is = |range: std::ops::Range<u64>, value| range.into_iter().all(|at| byte(at) == value);
+    assert!(is(0..8, 1) && is(8..CUT - 12, 0) && is(CUT - 12..CUT, 2) && is(CUT..4096, 0));
+    // Those locks are everybody's again.
+    let mut t = Minitransaction::new();
+    t.write(N, S, 0, &[4; 16]);
+    assert_eq!(space.commit(&mut t).unwrap(), Outcome::Committed);
 }
 
 static REACHED: [AtomicBool; 2] = [const { AtomicBool::new(false) }; 2];

@@ -122,17 +122,28 @@ impl Shared {
                 }
                 Err(e) => return Err(e),
             };
-            if segment.check(offset, len).is_err() {
+            if segment.check(offset, len).is_err() && !self.can_be_cut_off(&segment, offset, len) {
                 return Err(Error::Corrupt { what: "an offset in a log", value: offset });
             }
             let mut bytes = Vec::new();
             for _ in 0..len.div_ceil(8) {
                 bytes.extend_from_slice(&next()?.to_le_bytes());
             }
-            bytes.truncate(usize::try_from(len).unwrap_or(0));
+            // What was cut off since is nobody's.
+            let here = len.min(segment.section.len().saturating_sub(offset));
+            bytes.truncate(usize::try_from(here).unwrap_or(0));
             redo.push(Redo { segment, offset, bytes });
         }
         Ok((found, redo))
+    }
+
+    /// Whether a segment may have had these bytes before it was made smaller, which only one of the shared section can be: it
+    /// lies there in one piece, and begins where it always did.
+    fn can_be_cut_off(&self, segment: &Segment, offset: u64, len: u64) -> bool {
+        let Ok(shared) = self.member().region().shared() else { return false };
+        let begin = segment.section.address(0).ok().and_then(|address| shared.offset_of(address));
+        let end = begin.and_then(|at| at.checked_add(offset)).and_then(|at| at.checked_add(len));
+        end.is_some_and(|end| end <= shared.len())
     }
 }
 

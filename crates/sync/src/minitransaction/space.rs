@@ -58,7 +58,7 @@ pub(crate) struct Shared {
 pub enum Found {
     /// These are its bytes.
     Here(Section),
-    /// It is no more, and nobody has it open: its name will not come back.
+    /// It is no more, and nobody has it open: its name will not come back. Or it was made so small that no word of it is left.
     Gone,
     /// Nothing is known of it here.
     Unknown,
