@@ -11,6 +11,7 @@ use isthmus_attach::protocol::{Code, Reply, Request};
 use isthmus_attach::server::{Answer, Asker, Names};
 use isthmus_region::mapping::Section;
 use isthmus_region::membership::{PeerInfo, Region};
+use isthmus_region::objects::ObjectGrant;
 use isthmus_region::objects::call::{self, Call};
 use isthmus_region::party::Party;
 
@@ -18,7 +19,9 @@ use crate::wakes::Port;
 
 /// Between two looks for an answer that nobody rings for.
 const PAUSE: Duration = Duration::from_millis(5);
-/// How long to wait for an answer; a process waits a little longer for ours.
+/// Between two looks for an answer that nobody waits for any more.
+const SELDOM: Duration = Duration::from_millis(250);
+/// How long after a question came an answer is waited for; a process waits a little longer for ours.
 const PATIENCE: Duration = Duration::from_secs(8);
 
 /// Passes on questions.
@@ -29,13 +32,18 @@ pub(crate) struct Forwarder {
 
 #[derive(Debug)]
 enum Order {
-    Ask {
-        asker: Asker,
-        question: Request,
-        answer: Answer,
-    },
+    Ask(Asked),
     /// The host service has answered.
     Look,
+}
+
+/// A question, where its answer goes, and until when that is waited for.
+#[derive(Debug)]
+struct Asked {
+    asker: Asker,
+    question: Request,
+    answer: Answer,
+    until: Instant,
 }
 
 /// Says that the host service has answered, from any thread.
@@ -60,9 +68,9 @@ impl Forwarder {
         let (questions, inbox) = mpsc::channel();
         let bell = Bell(questions.clone());
         let body = move || {
-            let mut line = Line { region, peer, section, port, inbox, number: 0, waiting: Vec::new() };
-            while let Some((asker, question, answer)) = line.next() {
-                let reply = line.ask(asker, &question);
+            let mut line = Line::new(region, peer, section, port, inbox);
+            while let Some(Asked { asker, question, answer, until }) = line.next() {
+                let reply = line.ask(asker, &question, until);
                 answer.give(&reply);
             }
         };
@@ -74,8 +82,8 @@ impl Forwarder {
 
 impl Names for Forwarder {
     fn ask(&mut self, asker: Asker, question: Request, answer: Answer) {
-        if let Err(mpsc::SendError(Order::Ask { answer, .. })) =
-            self.questions.send(Order::Ask { asker, question, answer })
+        let asked = Asked { asker, question, answer, until: Instant::now() + PATIENCE };
+        if let Err(mpsc::SendError(Order::Ask(Asked { answer, .. }))) = self.questions.send(Order::Ask(asked))
         {
             answer.give(&failed("the agent of this VM has no thread that asks the host service"));
         }
@@ -98,48 +106,209 @@ struct Line {
     inbox: mpsc::Receiver<Order>,
     number: u64,
     /// What came while an answer was waited for.
-    waiting: Vec<(Asker, Request, Answer)>,
+    waiting: Vec<Asked>,
+    /// Whose question the last one was, if it is not answered yet and nobody waits for that any more.
+    unanswered: Option<Asker>,
+    /// What such questions opened, and the processes that know nothing of it.
+    to_close: Vec<(Asker, Request)>,
 }
 
 impl Line {
-    fn next(&mut self) -> Option<(Asker, Request, Answer)> {
-        if !self.waiting.is_empty() {
-            return Some(self.waiting.remove(0));
+    fn new(
+        region: Region,
+        peer: PeerInfo,
+        section: Section,
+        port: Option<Port>,
+        inbox: mpsc::Receiver<Order>,
+    ) -> Self {
+        Self {
+            region,
+            peer,
+            section,
+            port,
+            inbox,
+            number: 0,
+            waiting: Vec::new(),
+            unanswered: None,
+            to_close: Vec::new(),
         }
+    }
+
+    fn next(&mut self) -> Option<Asked> {
         loop {
-            if let Order::Ask { asker, question, answer } = self.inbox.recv().ok()? {
-                return Some((asker, question, answer));
+            if !self.waiting.is_empty() {
+                return Some(self.waiting.remove(0));
+            }
+            let order = if self.catch_up(Instant::now()).is_ok() {
+                self.inbox.recv().ok()?
+            } else {
+                match self.inbox.recv_timeout(SELDOM) {
+                    Err(mpsc::RecvTimeoutError::Timeout) => Order::Look,
+                    order => order.ok()?,
+                }
+            };
+            if let Order::Ask(asked) = order {
+                return Some(asked);
             }
         }
     }
 
-    fn ask(&mut self, asker: Asker, question: &Request) -> Reply {
+    /// Asks, and waits for the answer. The place for questions is one: what stands there is answered before anything else does,
+    /// and what it opened for somebody who has given up is closed.
+    fn ask(&mut self, asker: Asker, question: &Request, until: Instant) -> Reply {
+        let answered = self.catch_up(until).and_then(|()| {
+            if Instant::now() >= until {
+                // Its asker would not hear of it.
+                return Err(silent());
+            }
+            self.put(asker, question)?;
+            self.hear(asker, until)
+        });
+        answered.unwrap_or_else(|no| no)
+    }
+
+    /// Waits until nothing is left of questions that were given up.
+    fn catch_up(&mut self, until: Instant) -> std::result::Result<(), Reply> {
+        loop {
+            if let Some(asker) = self.unanswered {
+                if let Reply::Object(ObjectGrant { index, incarnation, .. }) = self.hear(asker, until)? {
+                    self.to_close.push((asker, Request::Close { index, incarnation }));
+                }
+            } else if let Some((asker, close)) = self.to_close.pop() {
+                self.put(asker, &close)?;
+                self.unanswered = Some(asker);
+            } else {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Writes a question where the host service looks for it.
+    fn put(&mut self, asker: Asker, question: &Request) -> std::result::Result<(), Reply> {
         self.number += 1;
         let frame = question.encode(self.number);
         let call = Call { number: self.number, party: asker.party.word(), user: asker.user, frame };
-        if let Err(e) = call::ask(&self.section, &call) {
-            return failed(&e.to_string());
-        }
+        call::ask(&self.section, &call).map_err(|e| failed(&e.to_string()))?;
         if let Some(port) = &self.port {
             port.call(self.number);
         }
-        let deadline = Instant::now() + PATIENCE;
+        Ok(())
+    }
+
+    /// Waits for the answer to the question that stands there, which is of this process.
+    fn hear(&mut self, asker: Asker, until: Instant) -> std::result::Result<Reply, Reply> {
         loop {
             match call::answered(&self.region, &self.peer, self.number) {
                 Ok(Some(frame)) => {
-                    return Reply::decode(&frame).map_or_else(|e| failed(&e.to_string()), |(_, reply)| reply);
+                    self.unanswered = None;
+                    return Reply::decode(&frame).map(|(_, reply)| reply).map_err(|e| failed(&e.to_string()));
                 }
                 Ok(None) => {}
-                Err(e) => return failed(&e.to_string()),
+                Err(e) => return Err(failed(&e.to_string())),
             }
-            if Instant::now() >= deadline {
-                return failed("the host service does not answer; is it still running?");
+            self.unanswered = Some(asker);
+            if Instant::now() >= until {
+                return Err(silent());
             }
             match self.inbox.recv_timeout(PAUSE) {
-                Ok(Order::Ask { asker, question, answer }) => self.waiting.push((asker, question, answer)),
+                Ok(Order::Ask(asked)) => self.waiting.push(asked),
                 Ok(Order::Look) | Err(mpsc::RecvTimeoutError::Timeout) => {}
-                Err(mpsc::RecvTimeoutError::Disconnected) => return failed("the agent ends"),
+                Err(mpsc::RecvTimeoutError::Disconnected) => return Err(failed("the agent ends")),
             }
         }
+    }
+}
+
+fn silent() -> Reply {
+    failed("the host service does not answer; is it still running?")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+
+    use isthmus_region::mapping::Mapping;
+    use isthmus_region::membership::{NewPeer, Shape, Writer};
+    use isthmus_region::objects::{Access, Kind};
+
+    use super::*;
+
+    const BYTES: u64 = 4 << 20;
+    const LONG: Duration = Duration::from_secs(60);
+
+    /// The host service's side, which answers when it is told to, and a line to it.
+    fn line() -> (Region, Section, mpsc::Sender<Order>, Line) {
+        let fd = isthmus_region::create::memory(BYTES).unwrap();
+        let map = Mapping::map(fd.as_fd(), BYTES).unwrap();
+        let shape = Shape::new(BYTES, [1, 2], 2, 16).unwrap().with_shared(1 << 20, 8).unwrap();
+        let mut writer = Writer::create(&map, &shape, 1).unwrap();
+        let (section, section_bytes) = (shape.first_section(), 1 << 20);
+        writer.add(1, &NewPeer { section, section_bytes, ivshmem_id: Some(1), name: "vm1" }).unwrap();
+        let region = writer.region().clone();
+        let peer = region.peer(1).unwrap().unwrap();
+        let section = region.section(&peer).unwrap();
+        let (orders, inbox) = mpsc::channel();
+        let line = Line::new(region.clone(), peer, section.clone(), None, inbox);
+        (region, section, orders, line)
+    }
+
+    fn asker(area: u32) -> Asker {
+        Asker { party: Party::new(1, area, 1), user: (0, 0) }
+    }
+
+    fn open(name: &str) -> Request {
+        Request::Open { kind: Kind::Segment, name: name.into(), access: Access::Write }
+    }
+
+    fn object(index: u32) -> Reply {
+        let incarnation = 10 + u64::from(index);
+        Reply::Object(ObjectGrant { index, incarnation, offset: 0, len: 64, params: [0; 4], is_new: false })
+    }
+
+    /// Waits for question `number`; gives who asks what.
+    fn heard(section: &Section, number: u64) -> (u64, Request) {
+        let begun = Instant::now();
+        loop {
+            if let Some(call) = call::heard(section, number - 1).unwrap() {
+                assert_eq!(call.number, number);
+                return (call.party, Request::decode(&call.frame).unwrap().1);
+            }
+            assert!(begun.elapsed() < LONG, "question {number} is not asked");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    #[test]
+    fn what_is_opened_for_one_that_gave_up_is_closed_and_no_question_takes_the_place_of_another() {
+        let (region, section, orders, mut line) = line();
+        let answer = |number, reply: Reply| call::answer(&region, 1, number, &reply.encode(number)).unwrap();
+        assert_eq!(line.ask(asker(1), &open("late"), Instant::now() + Duration::from_millis(20)), silent());
+        assert_eq!(heard(&section, 1), (asker(1).party.word(), open("late")));
+        // The first is not answered yet: the second is not asked, and neither is one that came too long ago.
+        assert_eq!(line.ask(asker(2), &open("b"), Instant::now() + Duration::from_millis(20)), silent());
+        assert_eq!(heard(&section, 1).1, open("late"));
+        std::thread::scope(|scope| {
+            let next = scope.spawn(|| line.ask(asker(2), &open("c"), Instant::now() + LONG));
+            answer(1, object(1));
+            let close = Request::Close { index: 1, incarnation: 11 };
+            assert_eq!(heard(&section, 2), (asker(1).party.word(), close));
+            answer(2, Reply::Done);
+            assert_eq!(heard(&section, 3), (asker(2).party.word(), open("c")));
+            answer(3, object(2));
+            assert_eq!(next.join().unwrap(), object(2));
+        });
+        assert_eq!(line.ask(asker(2), &open("d"), Instant::now()), silent());
+        assert_eq!(heard(&section, 3).1, open("c"), "it was too old to be asked");
+        // Also when nobody asks anything.
+        assert_eq!(line.ask(asker(1), &open("e"), Instant::now() + Duration::from_millis(20)), silent());
+        std::thread::scope(|scope| {
+            let idle = scope.spawn(|| line.next().is_none());
+            answer(4, object(4));
+            let close = Request::Close { index: 4, incarnation: 14 };
+            assert_eq!(heard(&section, 5), (asker(1).party.word(), close));
+            answer(5, Reply::Done);
+            drop(orders);
+            assert!(idle.join().unwrap());
+        });
     }
 }
