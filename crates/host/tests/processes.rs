@@ -6,6 +6,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -17,6 +18,7 @@ use isthmus_host::{Config, Event, Service};
 use isthmus_region::Error as RegionError;
 use isthmus_region::counters::Counter;
 use isthmus_region::error::ObjectProblem;
+use isthmus_region::format::GlobalSlot;
 use isthmus_region::gate::Gate;
 use isthmus_region::member::Member;
 use isthmus_region::objects::{self, Access, Kind, NewObject, Object, UNLINKED};
@@ -156,6 +158,21 @@ fn child() {
         println!("answer {}", isthmus_attach::connect().unwrap_err());
         return;
     }
+    if role == "flood" {
+        let member = isthmus_attach::connect().unwrap();
+        println!("ready");
+        std::thread::scope(|scope| {
+            for _ in 0..3 {
+                scope.spawn(|| {
+                    loop {
+                        // To a line that nobody waits at, and an endpoint that nobody has.
+                        member.service().ring(u64::MAX, 4096);
+                        member.service().wake(GlobalSlot(0));
+                    }
+                });
+            }
+        });
+    }
     if role == "holder" {
         let member = isthmus_attach::connect().unwrap();
         let kept = segment(&member, "kept", 4096, false).unwrap();
@@ -188,6 +205,48 @@ fn child() {
         _ => std::process::exit(0),
     }
     read_line();
+}
+
+#[test]
+fn a_process_that_floods_its_service_keeps_nobody_waiting() {
+    let dir = tempfile::tempdir().unwrap();
+    let (service, _events) = start(config(dir.path()));
+    let _floods = [(); 2].map(|()| Other::start("flood", service.attach_socket()));
+    // Each of these fails if it is not answered within ten seconds.
+    let member = isthmus_attach::connect_at(service.attach_socket()).unwrap();
+    for i in 0..20 {
+        open_endpoint(&member);
+        segment(&member, &format!("s{i}"), 64, true).unwrap();
+    }
+}
+
+#[test]
+fn clients_are_heard_in_turn_however_much_one_has_to_say() {
+    let dir = tempfile::tempdir().unwrap();
+    let (tell, gone) = channel();
+    let (stop, stopped) = channel::<()>();
+    let (tell, stopped) = (Mutex::new(tell), Mutex::new(stopped));
+    let attached = AtomicU32::new(0);
+    let observe = move |event: &Event| match event {
+        // The third one holds up the thread that hears all of them.
+        Event::Process(Process::Attached { .. }) if attached.fetch_add(1, Ordering::SeqCst) == 2 => {
+            let _ = stopped.lock().unwrap().recv();
+        }
+        Event::Process(Process::Gone { area, .. }) => drop(tell.lock().unwrap().send(*area)),
+        _ => {}
+    };
+    let service = Service::start(config(dir.path()), Arc::new(observe)).unwrap();
+    let [much, little, _third] =
+        [(); 3].map(|()| isthmus_attach::connect_at(service.attach_socket()).unwrap());
+    let areas = [&much, &little].map(|member| member.party().area());
+    for _ in 0..100 {
+        much.service().ring(u64::MAX, 4096);
+    }
+    drop(much);
+    drop(little);
+    stop.send(()).unwrap();
+    let order = [(); 2].map(|()| gone.recv_timeout(Duration::from_secs(60)).unwrap());
+    assert_eq!(order, [areas[1], areas[0]], "who says little is heard first");
 }
 
 #[test]
