@@ -819,6 +819,7 @@ impl Drop for Link {
             partner_life: self.other_life,
             life: self.life.clone(),
             alive: self.alive,
+            refused: false,
         };
         let mut state = self.shared.state();
         self.shared.let_go(&mut state, lingering);

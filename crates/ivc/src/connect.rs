@@ -197,6 +197,7 @@ impl Connecting {
                     partner_life: claim.life,
                     life: self.life.clone(),
                     alive: self.alive,
+                    refused: false,
                 };
                 self.shared.let_go(state, lingering);
             }

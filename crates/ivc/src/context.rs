@@ -155,6 +155,8 @@ pub(crate) struct Lingering {
     pub(crate) partner_life: u64,
     pub(crate) life: LineRef,
     pub(crate) alive: u64,
+    /// Whether it refuses an offer, and never was an end of a channel.
+    pub(crate) refused: bool,
 }
 
 impl Lingering {
@@ -741,6 +743,15 @@ impl Shared {
         section.bytes("ring", claim.ring, claim.ring_bytes).ok()
     }
 
+    /// Takes a place for an own end. Where there is none, that of the oldest refusal is taken: who was refused has had time to
+    /// read that, or waits until his time is up.
+    fn place(&self, state: &mut State) -> isthmus_region::Result<u32> {
+        state.table.take(&self.member, self.block_at).or_else(|full| {
+            let oldest = state.lingering.iter().position(|l| l.refused).ok_or(full)?;
+            Ok(state.lingering.remove(oldest).number)
+        })
+    }
+
     /// Writes an own end; gives it with its number, its life and its ring. It does not live yet.
     pub(crate) fn describe(
         &self,
@@ -751,7 +762,7 @@ impl Shared {
         let failed = region("take memory for a channel");
         let bytes = self.config.ring_bytes;
         let ring = self.member.take(bytes).map_err(&failed)?;
-        let number = match state.table.take(&self.member, self.block_at) {
+        let number = match self.place(state) {
             Ok(number) => number,
             Err(source) => {
                 self.member.give(ring, bytes);
@@ -802,12 +813,13 @@ impl Shared {
     fn refuse(&self, state: &mut State, to: &Address, claim: &Claim) {
         let Some(known) = state.known.get(&to.slot) else { return };
         let (life, alive) = (known.life.clone(), known.alive);
-        let Ok(number) = state.table.take(&self.member, self.block_at) else { return };
+        let Ok(number) = self.place(state) else { return };
         let Ok(end) = state.table.end(&self.member, number) else { return };
         let answers = Some((claim.number, claim.generation()));
         let terms = Terms { to: *to, ring: 0, ring_bytes: 0, segment_bytes: 0, answers, refused: true };
         let own = Table::describe(&end, &terms);
-        stream::publish_life(end.life(), own);
+        // It is closed from the start, so that who gives up his offer need not wait for us to take this back.
+        stream::publish_life(end.life(), Life { state: Living::Dead, ..Life::unpack(own) }.pack());
         state.lingering.push(Lingering {
             number,
             ring: None,
@@ -816,6 +828,7 @@ impl Shared {
             partner_life: claim.life,
             life,
             alive,
+            refused: true,
         });
         self.announce(state, to.slot);
     }

@@ -345,6 +345,27 @@ fn who_is_not_accepted_is_told() {
 }
 
 #[test]
+fn who_is_refused_and_gives_up_has_nothing_left_to_wait_for() {
+    let world = World::new();
+    let patient = Config { linger: Duration::from_secs(3600), ..Config::default() };
+    let a = world.context_with(1, patient);
+    let busy = world.context_with(2, Config { backlog: 1, ..Config::default() });
+    let mut asked: Vec<_> = (0..4).map(|_| a.begin_connect(busy.address()).unwrap()).collect();
+    busy.progress();
+    for refused in &mut asked[1..] {
+        assert!(matches!(refused.poll(), Err(Error::Refused { .. })));
+    }
+    drop(asked);
+    // Not for the other one to use these places again, which it may never do.
+    let (done, is_done) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        drop(a);
+        let _ = done.send(());
+    });
+    is_done.recv_timeout(Duration::from_secs(30)).expect("it leaves at once");
+}
+
+#[test]
 fn many_connect_at_once_and_leave_nothing_behind() {
     let world = World::new();
     let before = world.heap_used();

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use common::{MAGIC, Random, SOON, World, check, fill, pair};
 use isthmus_ivc::{Channel, Config, Context, Error};
-use isthmus_region::format::{block, channel};
+use isthmus_region::format::{CHANNEL_ENTRIES, MOST_CHANNEL_CHUNKS, block, channel};
 use isthmus_region::member::Member;
 use isthmus_region::sync::Word;
 
@@ -173,6 +173,36 @@ fn offers_and_answers_that_cannot_be_are_refused() {
         assert!(a.try_accept().unwrap().is_none());
         assert!(begun.elapsed() < Duration::from_secs(10));
     }
+}
+
+#[test]
+fn refused_offers_that_stand_for_ever_leave_room_for_others() {
+    let world = World::with(32 << 20, |config| config);
+    let a = world.context_with(1, Config { backlog: 1, ring_bytes: RING, ..Config::default() });
+    let others = [2, 3].map(|client| world.context(client));
+    // All places that a context has, and one of another: the first waits to be accepted, the others are refused.
+    let small = Config { ring_bytes: 256, ..Config::default() };
+    let bad = [4, 5].map(|client| world.context_with(client, small));
+    let most = MOST_CHANNEL_CHUNKS * CHANNEL_ENTRIES;
+    let mut offers: Vec<_> = (0..most).map(|_| bad[0].begin_connect(a.address()).unwrap()).collect();
+    a.progress();
+    offers.push(bad[1].begin_connect(a.address()).unwrap());
+    let error = bad[0].begin_connect(a.address()).unwrap_err();
+    assert!(matches!(error, Error::Region { .. }), "{error}");
+    a.progress();
+    // It connects, accepts, and refuses; who was refused last can still read that.
+    let (here, there) = pair(&a, &others[0]);
+    works(&here, &there);
+    let first = a.accept(SOON).unwrap();
+    let (there, here) = pair(&others[1], &a);
+    works(&here, &there);
+    let waiting = others[0].begin_connect(a.address()).unwrap();
+    let mut refused = others[1].begin_connect(a.address()).unwrap();
+    a.progress();
+    assert!(matches!(refused.wait(SOON), Err(Error::Refused { .. })));
+    let last = offers.last_mut().unwrap();
+    assert!(matches!(last.wait(SOON), Err(Error::Refused { .. })));
+    drop((first, waiting));
 }
 
 #[test]
