@@ -60,6 +60,7 @@ fuzz:
 # Boots guests under QEMU.
 vm-test:
 	ISTHMUS_TEST_VM=1 cargo test --release -p isthmus-vm --test boot -- --nocapture
+	ISTHMUS_TEST_VM=1 cargo test --release -p isthmus-host --test guests
 
 # The benchmark program with each MPI: it must compile without a warning, and all messages arrive whole.
 programs: all

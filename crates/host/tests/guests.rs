@@ -4,27 +4,23 @@
 //! This program is also the guests' first process, with the agent and a port for questions, and the ordinary user's
 //! process. So it has a `main` of its own and no test harness.
 
-use std::error::Error;
+mod machine;
+
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
-use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use isthmus_guest::agent;
 use isthmus_guest::boot::{self, Booted};
-use isthmus_host::service::VECTORS;
 use isthmus_host::{Config, Event, Service, Vm as Member};
 use isthmus_region::life::State;
-use isthmus_vm::accel::{self, Choice};
-use isthmus_vm::boot_config::{BootConfig, ROOT_TAG};
-use isthmus_vm::qemu::{Ivshmem, Share, Vm, VmConfig};
-use isthmus_vm::{initramfs, kernel};
+use isthmus_vm::qemu::Vm;
 
-type Outcome<T = ()> = Result<T, Box<dyn Error>>;
+use machine::{Outcome, PORT};
 
 const REGION: u64 = 64 << 20;
 const USER: u32 = 1000;
@@ -52,7 +48,7 @@ fn main() {
 /// The guest's side: starts the agent, and hands each line to an ordinary user's process and its answer back.
 fn answer(booted: Booted) {
     let _agent = agent::of_boot(&booted).unwrap();
-    let port = fs::File::options().read(true).write(true).open(&booted.ports["test"]).unwrap();
+    let port = fs::File::options().read(true).write(true).open(&booted.ports[PORT]).unwrap();
     assert!(boot::wait_for_host(&port, Duration::from_secs(30)));
     let program = booted.config.extra["program"].as_str().unwrap().to_owned();
     let mut command = Command::new(program);
@@ -120,66 +116,22 @@ impl Guest {
 
 fn host() -> Outcome {
     let dir = tempfile::tempdir()?;
-    let kernel = kernel::find(None, &mut |line| println!("guests: {line}"))?;
-    let base = initramfs::base(&kernel)?;
-    let accel = accel::choose(Choice::Auto, &kernel.vmlinux)?.accel;
+    let guests = machine::Guests::find()?;
     let names = ["vm0", "vm1"];
     let mut config = Config { host_name: "host".into(), ..Config::new(dir.path(), REGION) };
     config.vms = names.iter().map(|n| Member { name: (*n).into(), ranks: 1 }).collect();
     let begin = Instant::now();
     let observer = move |event: &Event| println!("guests: {:.2} s: {event}", begin.elapsed().as_secs_f64());
     let service = Service::start(config, Arc::new(observer))?;
-    let start = |name: &str| -> Outcome<Vm> {
-        let own = dir.path().join(name);
-        fs::create_dir_all(&own)?;
-        let extra = [
-            ("program".to_owned(), serde_json::json!(std::env::current_exe()?)),
-            ("agent".to_owned(), serde_json::json!({ "users": [USER] })),
-        ];
-        let boot = BootConfig {
-            name: name.into(),
-            ports: vec!["test".into()],
-            ivshmem: true,
-            extra: extra.into(),
-            ..BootConfig::default()
-        };
-        let image = own.join("initramfs");
-        initramfs::for_vm(&base, &boot, &image)?;
-        Ok(Vm::start(&VmConfig {
-            name: name.into(),
-            vcpus: 1,
-            memory_mib: 512,
-            accel,
-            kernel: kernel.vmlinux.clone(),
-            initramfs: image,
-            ports: vec![("test".into(), own.join("test.sock"))],
-            calling_ports: Vec::new(),
-            shares: vec![Share { tag: ROOT_TAG.into(), path: "/".into(), read_only: true }],
-            ivshmem: Some(Ivshmem {
-                socket: service.ivshmem_socket_of(name)?.into(),
-                region_bytes: REGION,
-                vectors: VECTORS.into(),
-            }),
-            tap: None,
-            console: own.join("console"),
-            qmp: own.join("qmp.sock"),
-            extra_append: String::new(),
-            prefix: Vec::new(),
-        })?)
-    };
+    let extra = [
+        ("program".to_owned(), serde_json::json!(std::env::current_exe()?)),
+        ("agent".to_owned(), serde_json::json!({ "users": [USER] })),
+    ];
+    let start = |name| guests.start(&service, dir.path(), name, 1, extra.clone().into());
     let vms: Vec<Vm> = names.iter().map(|name| start(name)).collect::<Outcome<_>>()?;
     let mut guests = Vec::new();
     for vm in vms {
-        let path: PathBuf = dir.path().join(vm.name()).join("test.sock");
-        let deadline = Instant::now() + Duration::from_secs(60);
-        let socket = loop {
-            match UnixStream::connect(&path) {
-                Ok(socket) => break socket,
-                Err(_) if Instant::now() < deadline => std::thread::sleep(Duration::from_millis(10)),
-                Err(error) => return Err(format!("{error}: {:?}", vm.console_tail(30)).into()),
-            }
-        };
-        socket.set_read_timeout(Some(Duration::from_secs(240)))?;
+        let socket = machine::port(&vm, dir.path())?;
         guests.push(Guest { vm, port: BufReader::new(socket) });
     }
     for (guest, peer) in guests.iter_mut().zip(["1", "2"]) {
