@@ -223,7 +223,11 @@ int isthmus_semaphore_value(const struct isthmus_semaphore *semaphore, uint32_t 
 void isthmus_semaphore_close(struct isthmus_semaphore *semaphore);
 int isthmus_semaphore_unlink(struct isthmus *here, const char *name);
 
-/* A robust reader-writer lock, that may be open `opens` (1 to 4096) times at once. Writers go before readers that come later. */
+/*
+ * A robust reader-writer lock, that may be open `opens` (1 to 4096) times at once. Writers go before readers that come later.
+ * Opening fails with ISTHMUS_EFULL when it is open so often, and with ISTHMUS_ETIMEDOUT when a process that lives has been
+ * opening or closing it for ten seconds: it was stopped, or the lock was overwritten.
+ */
 struct isthmus_rwlock;
 int isthmus_rwlock_open(struct isthmus *here, const char *name, uint32_t opens, unsigned mode, struct isthmus_rwlock **lock);
 

@@ -50,6 +50,8 @@ const PROCESS: u64 = 3 * 8;
 const PATIENCE: u32 = 4;
 /// A pause of those who find somebody else at the claims.
 const MOMENT: Duration = Duration::from_micros(200);
+/// How long one who lives may be at the claims, which takes him no time: he was stopped, or the word is garbage.
+const CLAIMS: Duration = if cfg!(test) { Duration::from_millis(50) } else { Duration::from_secs(10) };
 
 /// Bytes of the section that a lock for so many processes takes.
 pub fn bytes(processes: u32) -> u64 {
@@ -75,7 +77,9 @@ impl RwLock {
     ///
     /// # Errors
     /// [`Error::BadParameter`]; [`Error::Memory`] if the section is smaller than [`bytes`] says or misaligned;
-    /// [`Error::Mismatch`]; [`Error::Full`] if as many handles are open as there may be, in processes that live.
+    /// [`Error::Mismatch`]; [`Error::Full`] if as many handles are open as there may be, in processes that live;
+    /// [`Error::TimedOut`] if another process that lives opens or closes it for ten seconds: it was stopped, or somebody has
+    /// overwritten the lock.
     pub fn open(member: &Arc<Member>, section: &Section, processes: u32) -> Result<Self> {
         if !(1..=MOST_PROCESSES).contains(&processes) {
             let (what, limits) = ("the number of processes", "there are 1 to 4096");
@@ -99,13 +103,16 @@ impl RwLock {
             Err(other) if other != u64::from(processes) => return Err(Error::Mismatch { what }),
             _ => {}
         }
-        let Some(index) = this.while_claiming(|this| this.claim())? else {
+        match this.while_claiming(|this| this.claim()) {
+            Ok(Some(index)) => this.index = index,
             // What was not claimed must not be left.
-            this.processes = 0;
-            return Err(Error::Full { what, places: processes.into() });
-        };
-        this.index = index;
-        this.own = this.all[index as usize].clone();
+            other => {
+                this.processes = 0;
+                other?;
+                return Err(Error::Full { what, places: processes.into() });
+            }
+        }
+        this.own = this.all[this.index as usize].clone();
         Ok(this)
     }
 
@@ -134,9 +141,17 @@ impl RwLock {
     fn while_claiming<T>(&self, work: impl FnOnce(&Self) -> Result<T>) -> Result<T> {
         let me = self.writer.member().party().word();
         let claimer = &self.head.words[CLAIMER];
+        let mut waits_for: Option<(u64, Instant)> = None;
         while let Err(other) = lock::claim(claimer, me) {
             if !self.writer.is_alive(other) && lock::inherit(claimer, other, me) {
                 break;
+            }
+            match waits_for {
+                Some((same, since)) if same == other && since.elapsed() > CLAIMS => {
+                    return Err(Error::TimedOut);
+                }
+                Some((same, _)) if same == other => {}
+                _ => waits_for = Some((other, Instant::now())),
             }
             std::thread::sleep(MOMENT);
         }
@@ -429,5 +444,29 @@ impl WriteGuard<'_> {
 impl Drop for WriteGuard<'_> {
     fn drop(&mut self) {
         self.lock.writer.unlock();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use isthmus_host::{Config, Service};
+
+    use super::*;
+
+    #[test]
+    fn a_claim_that_names_a_living_process_is_not_waited_for_without_end() {
+        let dir = tempfile::tempdir().unwrap();
+        let service = Service::start(Config::new(dir.path(), 16 << 20), Arc::new(|_| ())).unwrap();
+        let member = isthmus_attach::connect_at(service.attach_socket()).unwrap();
+        let at = member.allocate(bytes(4), 64).unwrap();
+        let section = member.section().part("test", at, bytes(4)).unwrap();
+        section.zero("test", 0, bytes(4)).unwrap();
+        let lock = RwLock::open(&member, &section, 4).unwrap();
+        lock.head.words[CLAIMER].set(member.party().word());
+        assert!(matches!(RwLock::open(&member, &section, 4), Err(Error::TimedOut)));
+        assert!(lock.try_write().is_ok(), "who has it open goes on");
+        drop(lock);
+        section.word("test", HEAD + CLAIMER as u64 * 8).unwrap().set(0);
+        assert!(RwLock::open(&member, &section, 4).is_ok());
     }
 }
