@@ -42,6 +42,8 @@
 /* Nobody is late before that, on a machine with much else to do. */
 #define HANG (60 * SECOND)
 #define KEPT 30000
+#define LATES 1000
+#define PAUSES 100
 
 /* What tells of a death. */
 enum news { BARRIER, MUTEX, RWLOCK, READER, WRITER, MEMBER, NEWS };
@@ -74,6 +76,11 @@ struct safe {
 	uint64_t holder, pair[2], before[2], changing;
 } __attribute__((aligned(64)));
 
+/* News that took longer than a second, to be looked at again once it is known whether the machine stood still. */
+struct late {
+	uint64_t killed, at, phase, news, index;
+};
+
 struct board {
 	uint64_t stop, epoch, parties, turn, phase, workers;
 	uint64_t longest, transfers, refused, audits, bytes;
@@ -84,6 +91,8 @@ struct board {
 	struct line lines[SLOTS];
 	uint64_t count[2][NEWS];
 	uint32_t us[2][NEWS][KEPT];
+	uint64_t lates;
+	struct late late[LATES];
 };
 
 #define GET(x) __atomic_load_n(&(x), __ATOMIC_SEQ_CST)
@@ -157,16 +166,27 @@ static void rest(uint64_t *state)
 	usleep((useconds_t)any(state, pause_us + 1));
 }
 
+static void count(enum news what, uint64_t killed, uint64_t at)
+{
+	uint64_t phase = GET(board->phase), place = ADD(board->count[phase][what], 1);
+
+	if (place >= KEPT)
+		return;
+	board->us[phase][what][place] = at > killed ? (uint32_t)((at - killed) / 1000) : 0;
+	if (at > killed + SECOND) {
+		uint64_t late = ADD(board->lates, 1);
+		if (late < LATES)
+			board->late[late] = (struct late){killed, at, phase, what, place};
+	}
+}
+
 static void told(enum news what, uint64_t victim, uint64_t life)
 {
-	uint64_t at = now(), killed = GET(board->lines[victim].killed), phase = GET(board->phase);
+	uint64_t at = now(), killed = GET(board->lines[victim].killed);
 
 	/* It may have been killed again since, and then nobody knows how long this took. */
-	if (GET(board->lines[victim].killed_life) != life)
-		return;
-	uint64_t place = ADD(board->count[phase][what], 1);
-	if (place < KEPT)
-		board->us[phase][what][place] = at > killed ? (uint32_t)((at - killed) / 1000) : 0;
+	if (GET(board->lines[victim].killed_life) == life)
+		count(what, killed, at);
 }
 
 /* ---- what workers do ---- */
@@ -519,7 +539,7 @@ static void *talk(void *arg)
 
 	must(isthmus_ivc_register(here, GROUP, my_client, &options, &t.ivc), "register");
 	ADD(t.line->ready, 1);
-	struct pollfd p = {.fd = isthmus_ivc_descriptor(t.ivc), .events = POLLIN};
+	struct pollfd p = {.fd = must(isthmus_ivc_descriptor(t.ivc), "descriptor"), .events = POLLIN};
 	while (!ending()) {
 		must(isthmus_ivc_events(t.ivc, 0, heard, &t), "events");
 		take_calls(&t);
@@ -664,13 +684,10 @@ static bool is_told(const struct owed *o)
 		if (GET(line->life) != o->life)
 			return true;
 		if (GET(line->broken) == o->seat) {
-			uint64_t killed = GET(board->lines[o->victim].killed), at = GET(line->broken_at), phase = GET(board->phase);
+			uint64_t killed = GET(board->lines[o->victim].killed), at = GET(line->broken_at);
 			/* If not, it has heard of another death before this one. */
-			if (at >= killed) {
-				uint64_t i = ADD(board->count[phase][BARRIER], 1);
-				if (i < KEPT)
-					board->us[phase][BARRIER][i] = (uint32_t)((at - killed) / 1000);
-			}
+			if (at >= killed)
+				count(BARRIER, killed, at);
 			return true;
 		}
 		return GET(line->seat) != o->seat;
@@ -789,9 +806,17 @@ static void kill_some(uint64_t *left)
 	*left -= count;
 }
 
-/* Answers those who ask for the time. */
+/* When the machine, or all of this, stood still: nobody is late by that. */
+static struct {
+	uint64_t from, to;
+} pauses[PAUSES];
+static uint64_t paused, began;
+
+/* Answers those who ask for the time, and looks whether it goes on. */
 static void *tell_time(void *arg)
 {
+	uint64_t last = clock_here();
+
 	(void)arg;
 	for (;;) {
 		for (uint64_t i = 1; i < places; i++) {
@@ -802,9 +827,59 @@ static void *tell_time(void *arg)
 				SET(p->answered, ask);
 			}
 		}
-		usleep(100);
+		usleep(places > 1 ? 100 : 2000);
+		uint64_t at = clock_here(), n = GET(paused);
+		if (at - last > SECOND && n < PAUSES) {
+			pauses[n].from = last;
+			pauses[n].to = at;
+			SET(paused, n + 1);
+		}
+		last = at;
 	}
 	return NULL;
+}
+
+/* How long the service took at most to answer, and when that was. */
+static uint64_t slowest, slowest_at;
+
+static void *ask_service(void *arg)
+{
+	(void)arg;
+	for (;;) {
+		uint64_t begun = clock_here();
+		if (isthmus_segment_unlink(here, "nothing") == 0)
+			fail("there is nothing to unlink");
+		uint64_t took = clock_here() - begun;
+		if (took > slowest) {
+			slowest_at = begun;
+			slowest = took;
+		}
+		usleep(20000);
+	}
+	return NULL;
+}
+
+static void leave_out_pauses(void)
+{
+	uint64_t all = 0, n = GET(board->lates);
+
+	for (uint64_t p = 0; p < paused; p++)
+		all += pauses[p].to - pauses[p].from;
+	if (all)
+		printf("everything stood still for %.1f s, which is nobody's fault\n", (double)all / SECOND);
+	for (uint64_t i = 0; i < n && i < LATES; i++) {
+		struct late *late = &board->late[i];
+		for (uint64_t p = 0; p < paused; p++) {
+			uint64_t from = pauses[p].from > late->killed ? pauses[p].from : late->killed;
+			uint64_t to = pauses[p].to < late->at ? pauses[p].to : late->at;
+			if (from < to)
+				board->us[late->phase][late->news][late->index] -= (uint32_t)((to - from) / 1000);
+		}
+		uint32_t left = board->us[late->phase][late->news][late->index];
+		if (left > SECOND / 1000)
+			printf("late by %.1f s at %.1f s: %s\n", left / 1e6, (double)(late->killed - began) / SECOND, news[late->news]);
+	}
+	SET(board->lates, 0);
 }
 
 static void ask_time(int times)
@@ -840,6 +915,7 @@ static double report(int phase)
 {
 	double worst = 0;
 
+	leave_out_pauses();
 	printf("%-20s %7s %10s %10s %10s   %s\n", "news", "times", "median ms", "99 % ms", "worst ms", "within 100 ms");
 	for (int i = 0; i < NEWS; i++) {
 		uint64_t n = GET(board->count[phase][i]), soon = 0;
@@ -932,7 +1008,9 @@ static int rule(char **argv)
 		board->parties = places * workers;
 		board->epoch = 256 + board->parties;
 		SET(board->workers, places * workers);
-		if (pthread_create(&thread, NULL, tell_time, NULL) || pthread_create(&thread, NULL, hear, NULL))
+		began = begun;
+		if (pthread_create(&thread, NULL, tell_time, NULL) || pthread_create(&thread, NULL, hear, NULL) ||
+		    pthread_create(&thread, NULL, ask_service, NULL))
 			fail("no thread");
 		printf("first place, of %" PRIu64 "\n", places);
 	}
@@ -985,6 +1063,8 @@ static int rule(char **argv)
 			worst = late > worst ? late : worst;
 		}
 		SET(board->stop, 1);
+		printf("the service answered within %.1f ms, which it took at %.1f s\n", (double)slowest / 1e6,
+		       (double)(slowest_at - began) / SECOND);
 		printf("worst of all: %.1f ms\n", worst);
 	}
 	for (uint64_t i = number * workers; i < (number + 1) * workers; i++) {
