@@ -6,21 +6,33 @@
 //!
 //! - [`region`]: header, membership, directories, areas, counters, and who looks at them from outside.
 //! - [`endpoint`]: an endpoint whose peer writes anything into its own section, and anything in its turn.
+//! - [`sync`], [`minitransaction`]: barriers, locks and their like, and the machinery of minitransactions, whose memory anybody
+//!   may have written.
+//! - [`channel`]: a context of IVC whose peer writes anything into its own section.
+//! - [`objects`]: who makes and opens named objects, a VM that asks anything, and a table that anybody may have written.
 //! - [`attach`], [`attach_server`]: frames of the attach protocol, and the server that hears them.
 //! - [`ivshmem`]: clients of the ivshmem server, and what a VM writes into its section.
 //! - [`wire`], [`mux`]: frames between the launcher's side and the agents in VMs, and streams of them.
 //! - [`relay`]: the launcher's switch, between a VM and an agent that say anything.
 #![forbid(unsafe_code)]
 
+mod channel;
 mod input;
 mod memory;
+mod objects;
 mod sockets;
+mod sync;
 mod talk;
+mod transactions;
 mod world;
 
+pub use channel::channel;
 pub use memory::region;
+pub use objects::objects;
 pub use sockets::{attach, attach_server, ivshmem};
+pub use sync::sync;
 pub use talk::{mux, relay, wire};
+pub use transactions::minitransaction;
 pub use world::endpoint;
 
 /// A target: its name, which is that of its program and of its corpus, and its function.
@@ -30,6 +42,10 @@ pub type Target = (&'static str, fn(&[u8]));
 pub const TARGETS: &[Target] = &[
     ("region", region),
     ("endpoint", endpoint),
+    ("sync", sync),
+    ("minitransaction", minitransaction),
+    ("channel", channel),
+    ("objects", objects),
     ("attach", attach),
     ("attach_server", attach_server),
     ("ivshmem", ivshmem),

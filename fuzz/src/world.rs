@@ -109,11 +109,17 @@ impl Memory for Window {
     }
 }
 
-struct World {
-    sections: Vec<Section>,
+/// A region of three members, each a peer of its own.
+pub(crate) struct World {
+    pub(crate) sections: Vec<Section>,
     _host: membership::Writer,
     services: Vec<(Arc<Mutex<Writer>>, u32)>,
-    members: Vec<Arc<Member>>,
+    pub(crate) members: Vec<Arc<Member>>,
+}
+
+/// Of memory that was made once for the calling thread.
+pub(crate) fn fresh() -> World {
+    MAP.with(world)
 }
 
 fn world(map: &Arc<Mapping>) -> World {
