@@ -292,46 +292,71 @@ static void change(struct safe *safe, int died, enum news what, uint64_t *state)
 	SET(safe->holder, 0);
 }
 
+struct locks {
+	struct isthmus_mutex *mutex;
+	struct isthmus_rwlock *rwlock;
+};
+
+static struct locks open_locks(void)
+{
+	struct locks l;
+
+	must(isthmus_mutex_open(here, "kills", 0600, &l.mutex), "mutex");
+	/* The dead are counted until their service knows. */
+	must(isthmus_rwlock_open(here, "kills", 4 * SLOTS, 0600, &l.rwlock), "rwlock");
+	return l;
+}
+
+static void close_locks(struct locks *l)
+{
+	isthmus_mutex_close(l->mutex);
+	isthmus_rwlock_close(l->rwlock);
+}
+
+static void use_mutex(struct locks *l, uint64_t *state)
+{
+	int r = must(isthmus_mutex_lock(l->mutex, HANG), "lock");
+
+	change(&board->safes[0], r == ISTHMUS_OWNER_DIED, MUTEX, state);
+	if (r == ISTHMUS_OWNER_DIED)
+		must(isthmus_mutex_mend(l->mutex), "mend");
+	must(isthmus_mutex_unlock(l->mutex), "unlock");
+}
+
+static void write_under(struct locks *l, uint64_t *state)
+{
+	int r = must(isthmus_rwlock_write(l->rwlock, HANG), "write lock");
+
+	change(&board->safes[1], r == ISTHMUS_OWNER_DIED, RWLOCK, state);
+	if (r == ISTHMUS_OWNER_DIED)
+		must(isthmus_rwlock_mend(l->rwlock), "mend");
+	must(isthmus_rwlock_unlock(l->rwlock), "unlock");
+}
+
 static void *lock(void *arg)
 {
 	struct line *line = arg;
-	struct isthmus_mutex *mutex;
-	struct isthmus_rwlock *rwlock;
+	struct locks l = open_locks();
 	uint64_t state = seed_of(LOCK);
-	int r;
 
-	must(isthmus_mutex_open(here, "kills", 0600, &mutex), "mutex");
-	/* The dead are counted until their service knows. */
-	must(isthmus_rwlock_open(here, "kills", 4 * SLOTS, 0600, &rwlock), "rwlock");
 	ADD(line->ready, 1);
 	while (!ending()) {
 		uint64_t dice = any(&state, 4);
+		int r = dice == 3 ? isthmus_rwlock_read(l.rwlock, HANG) : 0;
 		if (dice < 2) {
-			r = must(isthmus_mutex_lock(mutex, HANG), "lock");
-			change(&board->safes[0], r == ISTHMUS_OWNER_DIED, MUTEX, &state);
-			if (r == ISTHMUS_OWNER_DIED)
-				must(isthmus_mutex_mend(mutex), "mend");
-			must(isthmus_mutex_unlock(mutex), "unlock");
+			use_mutex(&l, &state);
+		} else if (dice == 2 || r == ISTHMUS_EOWNERDIED) {
+			write_under(&l, &state);
 		} else {
-			r = dice == 2 ? ISTHMUS_EOWNERDIED : isthmus_rwlock_read(rwlock, HANG);
-			if (r == 0) {
-				if (board->safes[1].pair[0] + board->safes[1].pair[1] != EACH)
-					fail("a reader sees half of a change");
-			} else if (r == ISTHMUS_EOWNERDIED) {
-				r = must(isthmus_rwlock_write(rwlock, HANG), "write lock");
-				change(&board->safes[1], r == ISTHMUS_OWNER_DIED, RWLOCK, &state);
-				if (r == ISTHMUS_OWNER_DIED)
-					must(isthmus_rwlock_mend(rwlock), "mend");
-			} else {
-				must(r, "read lock");
-			}
-			must(isthmus_rwlock_unlock(rwlock), "unlock");
+			must(r, "read lock");
+			if (board->safes[1].pair[0] + board->safes[1].pair[1] != EACH)
+				fail("a reader sees half of a change");
+			must(isthmus_rwlock_unlock(l.rwlock), "unlock");
 		}
 		ADD(line->done[LOCK], 1);
 		rest(&state);
 	}
-	isthmus_mutex_close(mutex);
-	isthmus_rwlock_close(rwlock);
+	close_locks(&l);
 	return NULL;
 }
 
@@ -1079,9 +1104,12 @@ static int rule(char **argv)
 		printf("%" PRIu64 " transfers, %" PRIu64 " tried again, %" PRIu64 " audits, the longest commit %.1f ms; the sum is %" PRIu64 "\n",
 		       board->transfers, board->refused, board->audits, (double)board->longest / 1e6, all);
 		printf("%" PRIu64 " bytes came through channels\n", board->bytes);
-		for (int i = 0; i < 2; i++)
-			if (board->safes[i].pair[0] + board->safes[i].pair[1] != EACH)
-				fail("what a lock protects is wrong");
+		/* As the next owner would, who mends what the last of the dead have left, and looks at the rest. */
+		struct locks l = open_locks();
+		my_client = (uint64_t)(SLOTS + 1) << 32;
+		use_mutex(&l, &seed);
+		write_under(&l, &seed);
+		close_locks(&l);
 		if (all != ACCOUNTS * EACH)
 			fail("money is lost or made");
 		close_bank(&b);
