@@ -6,10 +6,10 @@
 //!
 //! - [`region`]: header, membership, directories, areas, counters, and who looks at them from outside.
 //! - [`endpoint`]: an endpoint whose peer writes anything into its own section, and anything in its turn.
-//! - [`sync`], [`minitransaction`]: barriers, locks and their like, and the machinery of minitransactions, whose memory anybody
+//! - [`fn@sync`], [`minitransaction`]: barriers, locks and their like, and the machinery of minitransactions, whose memory anybody
 //!   may have written.
-//! - [`channel`]: a context of IVC whose peer writes anything into its own section.
-//! - [`objects`]: who makes and opens named objects, a VM that asks anything, and a table that anybody may have written.
+//! - [`fn@channel`]: a context of IVC whose peer writes anything into its own section.
+//! - [`fn@objects`]: who makes and opens named objects, a VM that asks anything, and a table that anybody may have written.
 //! - [`attach`], [`attach_server`]: frames of the attach protocol, and the server that hears them.
 //! - [`ivshmem`]: clients of the ivshmem server, and what a VM writes into its section.
 //! - [`wire`], [`mux`]: frames between the launcher's side and the agents in VMs, and streams of them.
