@@ -195,7 +195,7 @@ layout! {
     }
     /// One end of a channel, as its own context writes it: an offer, the answer to one, and the stream from there on.
     channel (256) {
-        LIFE @ 0, 8, "process", "Generation of the entry (upper 56 bits) and state: active from the offer or answer on, dead once this end neither reads nor writes.";
+        LIFE @ 0, 8, "process", "Generation of the entry (upper 56 bits) and state: active from the offer or answer on, dead once this end neither reads nor writes, and of a refusal.";
         TO @ 8, 8, "process", "Global slot of the other context.";
         TO_INCARNATION @ 16, 8, "process", "Its incarnation.";
         RING @ 24, 8, "process", "Offset in the section of the ring that this end writes.";

@@ -24,6 +24,8 @@ use crate::{pass, rundir, terminal};
 
 /// Two interrupts closer than this are one: `timeout -s INT` signals a process and its group at once.
 const SAME_INTERRUPT: Duration = Duration::from_millis(150);
+/// How long the job's last word is waited for once everything has ended.
+const LATE: Duration = Duration::from_secs(1);
 
 /// From the front to the job, after the [`RunSpec`].
 #[derive(Debug, Serialize, Deserialize)]
@@ -52,6 +54,8 @@ pub enum FromJob {
 enum Event {
     Signal(i32),
     Job(FromJob),
+    /// It has closed its socket: nothing more comes.
+    JobSilent,
     GuardianGone,
 }
 
@@ -145,6 +149,7 @@ fn watch_processes(job: &UnixStream, mut guardian: Child, events: Sender<Event>)
                 return;
             }
         }
+        let _ = send.send(Event::JobSilent);
     });
     thread::spawn(move || {
         let _ = guardian.wait();
@@ -164,12 +169,14 @@ fn follow(
     let mut done = None;
     let mut interrupted: Option<Instant> = None;
     let mut ending = false;
+    let mut silent = false;
     loop {
         match events.recv() {
             Ok(Event::Job(FromJob::Hello { pid })) => *job_pid = Pid::from_raw(pid),
             Ok(Event::Job(FromJob::Done { code, line })) => {
                 done.get_or_insert((code, line));
             }
+            Ok(Event::JobSilent) => silent = true,
             Ok(Event::GuardianGone) | Err(_) => break,
             Ok(Event::Signal(signal)) => {
                 match signal {
@@ -202,10 +209,18 @@ fn follow(
     done.ok_or_else(|| {
         Error::Broken("the run was killed from outside; everything that it had started was ended".into())
     })
-    // The job's end may have come through the socket just before the guardian's.
-    .or_else(|broken| match events.try_recv() {
-        Ok(Event::Job(FromJob::Done { code, line })) => Ok((code, line)),
-        _ => Err(broken),
+    // The job's end was sent before the guardian's, and may be read after it, by another thread.
+    .or_else(|broken| {
+        let until = Instant::now() + LATE;
+        while !silent && let Ok(event) = events.recv_timeout(until.saturating_duration_since(Instant::now()))
+        {
+            match event {
+                Event::Job(FromJob::Done { code, line }) => return Ok((code, line)),
+                Event::JobSilent => silent = true,
+                _ => {}
+            }
+        }
+        Err(broken)
     })
 }
 
