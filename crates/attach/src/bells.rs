@@ -9,13 +9,16 @@ use isthmus_region::directory::Directory;
 use isthmus_region::membership::Region;
 use isthmus_region::{LINE_BYTES, wake};
 
+/// Eventfds of one endpoint. A process needs one; two of its threads may ask for it at once.
+const MOST_OF_ONE: usize = 8;
+
 /// A client's number.
 type Key = u64;
 
 #[derive(Debug, Default)]
 struct Table {
-    /// Eventfds of endpoints that asked for one, by slot.
-    endpoints: HashMap<u32, (Key, OwnedFd)>,
+    /// Eventfds of endpoints that asked for one, by slot: the last few of each.
+    endpoints: HashMap<u32, Vec<(Key, OwnedFd)>>,
     /// Eventfds for places of the region, one for each thread that has waited there.
     places: HashMap<u64, Vec<(Key, OwnedFd)>>,
 }
@@ -60,7 +63,7 @@ impl Bells {
                 wake::ring(&line.words[0], u32::MAX);
             }
         }
-        if let Some((_, bell)) = self.table().endpoints.get(&slot) {
+        for (_, bell) in self.table().endpoints.get(&slot).into_iter().flatten() {
             ring(bell);
         }
     }
@@ -80,7 +83,14 @@ impl Bells {
     }
 
     pub(crate) fn add_endpoint(&self, slot: u32, key: Key, bell: OwnedFd) {
-        self.table().endpoints.insert(slot, (key, bell));
+        let mut table = self.table();
+        let bells = table.endpoints.entry(slot).or_default();
+        // Of the endpoint that had the slot before.
+        bells.retain(|(owner, _)| *owner == key);
+        if bells.len() == MOST_OF_ONE {
+            bells.remove(0);
+        }
+        bells.push((key, bell));
     }
 
     pub(crate) fn remove_endpoint(&self, slot: u32) {
@@ -99,7 +109,10 @@ impl Bells {
     /// A client is gone.
     pub(crate) fn forget(&self, key: Key) {
         let mut table = self.table();
-        table.endpoints.retain(|_, (owner, _)| *owner != key);
+        table.endpoints.retain(|_, bells| {
+            bells.retain(|(owner, _)| *owner != key);
+            !bells.is_empty()
+        });
         table.places.retain(|_, bells| {
             bells.retain(|(owner, _)| *owner != key);
             !bells.is_empty()

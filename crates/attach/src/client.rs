@@ -183,13 +183,12 @@ impl Line {
     /// opened, is over with first.
     fn ask_for_object(&mut self, request: &Request) -> Result<Reply> {
         let deadline = Instant::now() + self.patience;
-        if let Err(e) = self.catch_up(deadline) {
+        if let Err(e) = self.catch_up(deadline).and_then(|()| self.send(request, None)) {
             if let Request::Close { index, incarnation } = request {
                 self.to_close.push((*index, *incarnation));
             }
             return Err(e);
         }
-        self.send(request, None)?;
         let answer = self.hear(self.sequence, deadline);
         if let Err(Error::TimedOut { .. }) = answer {
             self.unanswered = Some(self.sequence);

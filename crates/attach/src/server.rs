@@ -39,7 +39,7 @@ const LAST_LOOK: Timespec = Timespec { tv_sec: 0, tv_nsec: 5_000_000 };
 /// A look at a pidfd that does not wait.
 const NO_LOOK: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
 /// Eventfds for places of the region that one process may have.
-const MOST_WATCHES: usize = 1024;
+const MOST_WATCHES: usize = 256;
 /// Bytes of an area at attach, by default: counters, blocks, and a receive lane for some endpoints.
 pub const AREA_BYTES: u64 = 128 << 10;
 
@@ -578,8 +578,11 @@ impl Loop {
                 .open_endpoint(area, block, pid)
                 .map(|(slot, incarnation)| Reply::Endpoint { slot, incarnation }),
             (Some(area), Request::CloseEndpoint { slot }) => {
-                self.bells.remove_endpoint(slot);
-                self.writer.close_endpoint(area, slot).map(|()| Reply::Done)
+                let closed = self.writer.close_endpoint(area, slot);
+                if closed.is_ok() {
+                    self.bells.remove_endpoint(slot);
+                }
+                closed.map(|()| Reply::Done)
             }
             (Some(_), Request::Wake { slot }) => return self.wake_anywhere(GlobalSlot(slot)),
             (Some(_), Request::Ring { peers, place }) => return self.ring_anywhere(peers, place),
@@ -648,12 +651,7 @@ impl Loop {
             Ok(watch) => watch,
             Err(e) => return self.answer(key, &refused(Code::Failed, e.to_string())),
         };
-        let Some(client) = self.clients.get(&key) else { return };
-        let frame = Reply::Eventfd.encode(sequence);
-        if socket::send(&client.socket, &frame, &[watch.as_fd()], SendFlags::DONTWAIT).is_err() {
-            return self.end(key, Ending::Dropped);
-        }
-        self.bells.add_place(place, key, watch);
+        self.hand_out(key, sequence, &watch, |bells, own| bells.add_place(place, key, own));
     }
 
     /// Makes an eventfd for an endpoint of the client.
@@ -669,12 +667,23 @@ impl Loop {
                 return self.answer(key, &reply.encode(sequence));
             }
         };
+        self.hand_out(key, sequence, &bell, |bells, own| bells.add_endpoint(slot, key, own));
+    }
+
+    /// Sends a client an eventfd, which others can ring from before it has it.
+    fn hand_out(&mut self, key: u64, sequence: u64, fd: &OwnedFd, keep: impl FnOnce(&Bells, OwnedFd)) {
         let Some(client) = self.clients.get(&key) else { return };
-        let frame = Reply::Eventfd.encode(sequence);
-        if socket::send(&client.socket, &frame, &[bell.as_fd()], SendFlags::DONTWAIT).is_err() {
-            return self.end(key, Ending::Dropped);
+        match fd.try_clone() {
+            Ok(own) => keep(&self.bells, own),
+            Err(e) => {
+                let reply = Reply::Refused { code: Code::Failed, text: e.to_string() };
+                return self.answer(key, &reply.encode(sequence));
+            }
         }
-        self.bells.add_endpoint(slot, key, bell);
+        let frame = Reply::Eventfd.encode(sequence);
+        if socket::send(&client.socket, &frame, &[fd.as_fd()], SendFlags::DONTWAIT).is_err() {
+            self.end(key, Ending::Dropped);
+        }
     }
 
     /// Sends an answer. A client that has not read so many that no more fit is not waiting for this one either.

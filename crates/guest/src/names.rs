@@ -161,10 +161,16 @@ impl Line {
                 // Its asker would not hear of it.
                 return Err(silent());
             }
-            self.put(asker, question)?;
-            self.hear(asker, until)
+            self.put(asker, question)
         });
-        answered.unwrap_or_else(|no| no)
+        if let Err(no) = answered {
+            if matches!(question, Request::Close { .. }) {
+                // Nobody asks for that again.
+                self.to_close.push((asker, question.clone()));
+            }
+            return no;
+        }
+        self.hear(asker, until).unwrap_or_else(|no| no)
     }
 
     /// Waits until nothing is left of questions that were given up.

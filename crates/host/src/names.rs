@@ -7,10 +7,11 @@
 //! ```
 //! A process of the host asks through the attach server of its own; a VM's agent asks for its processes through its section
 //! ([`isthmus_region::objects::call`]), and is believed when it says for whom, as all of a region's members trust each
-//! other (`docs/threat-model.md`). Memory is given back only when nobody can write there any more, and it is zeroed then.
+//! other (`docs/threat-model.md`). Memory is given back only when nobody can write there any more, and it is zeroed before it
+//! becomes another object.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use isthmus_attach::protocol::{Code, Reply, Request};
@@ -28,8 +29,6 @@ use isthmus_region::pool::Pool;
 const PAGE: u64 = 4096;
 /// Between two looks at who holds what, where somebody asks.
 const SWEEP: Duration = Duration::from_millis(50);
-/// Objects up to this size leave memory that is zeroed at once: 20 microseconds or so.
-const AT_ONCE: u64 = 256 << 10;
 /// Longest text of a refusal, so that it fits into a reply through the region.
 const MOST_TEXT: usize = 400;
 
@@ -37,12 +36,7 @@ const MOST_TEXT: usize = 400;
 #[derive(Debug)]
 pub struct Registry {
     region: Region,
-    /// Memory of no object: zeros.
     free: Pool,
-    /// The same, not zeroed yet.
-    used: Vec<Extent>,
-    /// What another thread zeroes.
-    zeroed: Arc<Zeroed>,
     entries: Vec<Entry>,
     /// Most bytes of all objects of one user together, if that is limited; root's are not.
     quota: Option<u64>,
@@ -52,37 +46,6 @@ pub struct Registry {
     /// ones may live on, and write, as long as the VM does.
     since: HashMap<u32, u64>,
     swept: Option<Instant>,
-}
-
-/// Between the registry and the thread that zeroes, which gives memory back without the registry's lock.
-#[derive(Debug, Default)]
-struct Zeroed {
-    done: Mutex<(Vec<Extent>, usize)>,
-    changed: Condvar,
-}
-
-impl Zeroed {
-    fn begin(&self) {
-        self.done.lock().unwrap_or_else(PoisonError::into_inner).1 += 1;
-    }
-
-    fn end(&self, extent: Option<Extent>) {
-        let mut done = self.done.lock().unwrap_or_else(PoisonError::into_inner);
-        done.0.extend(extent);
-        done.1 -= 1;
-        self.changed.notify_all();
-    }
-
-    /// Takes what is done, and waits for what is in work if it is told to; gives whether there was any.
-    fn collect(&self, free: &mut Pool, wait: bool) -> bool {
-        let mut done = self.done.lock().unwrap_or_else(PoisonError::into_inner);
-        while wait && done.0.is_empty() && done.1 > 0 {
-            done = self.changed.wait(done).unwrap_or_else(PoisonError::into_inner);
-        }
-        let any = !done.0.is_empty();
-        done.0.drain(..).for_each(|extent| free.give(extent));
-        any
-    }
 }
 
 #[derive(Debug, Default)]
@@ -113,17 +76,7 @@ impl Registry {
             free.give(Extent { offset: 0, bytes: shape.shared_bytes });
         }
         let entries = (0..shape.objects).map(|_| Entry::default()).collect();
-        Self {
-            region,
-            free,
-            used: Vec::new(),
-            zeroed: Arc::default(),
-            entries,
-            quota,
-            heard: HashMap::new(),
-            since: HashMap::new(),
-            swept: None,
-        }
+        Self { region, free, entries, quota, heard: HashMap::new(), since: HashMap::new(), swept: None }
     }
 
     /// Answers one question.
@@ -195,7 +148,7 @@ impl Registry {
                 format!("no {}: all {} places for named objects are taken", what(), self.entries.len());
             return Err(No(Code::Full, text));
         };
-        let Some(offset) = self.take(bytes) else {
+        let Some(offset) = self.free.take(bytes, PAGE) else {
             let all = self.region.shape().shared_bytes;
             let text = format!(
                 "no {} of {bytes} bytes: the shared section's {all} bytes have no such piece left; the service can be started with more (--shared)",
@@ -205,6 +158,7 @@ impl Registry {
         };
         let extent = Extent { offset, bytes };
         let failed = |e: isthmus_region::Error| No(Code::Failed, e.to_string());
+        let begun = self.region.shared().and_then(|s| s.zero("object", offset, bytes)).map_err(failed);
         let index = u32::try_from(place).unwrap_or(u32::MAX);
         let entry = &mut self.entries[place];
         entry.lives += 1;
@@ -223,7 +177,7 @@ impl Registry {
             params: new.params,
             name: new.name.clone(),
         };
-        if let Err(no) = objects::publish(&self.region, &info).map_err(failed) {
+        if let Err(no) = begun.and_then(|()| objects::publish(&self.region, &info).map_err(failed)) {
             self.free.give(extent);
             return Err(no);
         }
@@ -366,31 +320,8 @@ impl Registry {
             let (index, life, extent) = (info.index, info.life.incarnation, object.extent);
             let _ = objects::retire(&self.region, index, life);
             self.entries[at].object = None;
-            self.used.push(extent);
-            if extent.bytes <= AT_ONCE {
-                self.zero_one();
-            }
-        }
-    }
-
-    /// Zeroed memory, if there is a piece of that size. What was used and not zeroed yet is, if nothing else will do.
-    fn take(&mut self, bytes: u64) -> Option<u64> {
-        loop {
-            self.zeroed.collect(&mut self.free, false);
-            let taken = self.free.take(bytes, PAGE);
-            if taken.is_some() || !(self.zero_one() || self.zeroed.collect(&mut self.free, true)) {
-                return taken;
-            }
-        }
-    }
-
-    /// Zeroes the last piece that was used; gives whether there was one.
-    fn zero_one(&mut self) -> bool {
-        let Some(extent) = self.used.pop() else { return false };
-        if zero(&self.region, extent) {
             self.free.give(extent);
         }
-        true
     }
 
     /// A process is dead: what it had open is open no more.
@@ -477,11 +408,6 @@ fn is_of_a_former_life(party: Party, region: &Region, since: &HashMap<u32, u64>)
     lives && own != 0 && own <= age(*since)
 }
 
-/// Zeroes a piece of the shared section, which nobody can reach. It lies inside, so this cannot fail.
-fn zero(region: &Region, extent: Extent) -> bool {
-    region.shared().and_then(|s| s.zero("object", extent.offset, extent.bytes)).is_ok()
-}
-
 fn grant(info: &ObjectInfo, is_new: bool) -> ObjectGrant {
     ObjectGrant {
         index: info.index,
@@ -495,56 +421,18 @@ fn grant(info: &ObjectInfo, is_new: bool) -> ObjectGrant {
 
 /// The registry, as the attach server of the host's own processes and the relay of the VMs share it.
 #[derive(Debug, Clone)]
-pub struct Shared {
-    registry: Arc<Mutex<Registry>>,
-    /// Tells the thread that zeroes what large objects leave, which ends with the last of these.
-    left: mpsc::Sender<()>,
-}
-
-fn lock(registry: &Mutex<Registry>) -> MutexGuard<'_, Registry> {
-    registry.lock().unwrap_or_else(PoisonError::into_inner)
-}
+pub struct Shared(Arc<Mutex<Registry>>);
 
 impl Shared {
-    /// A shared one, with a thread that zeroes what large objects leave, so that those who answer need not.
+    /// A shared one.
     pub fn new(registry: Registry) -> Self {
-        let registry = Arc::new(Mutex::new(registry));
-        let (left, hear) = mpsc::channel();
-        let weak = Arc::downgrade(&registry);
-        let clean = move || {
-            while hear.recv().is_ok() {
-                while let Some(registry) = weak.upgrade()
-                    && zero_next(&registry)
-                {}
-            }
-        };
-        // Without it they do it themselves, when they need the memory.
-        let _ = std::thread::Builder::new().name("isthmus-zeros".into()).spawn(clean);
-        Self { registry, left }
+        Self(Arc::new(Mutex::new(registry)))
     }
 
     /// Calls a function with the registry.
     pub fn with<T>(&self, call: impl FnOnce(&mut Registry) -> T) -> T {
-        let mut registry = lock(&self.registry);
-        let result = call(&mut registry);
-        if !registry.used.is_empty() {
-            let _ = self.left.send(());
-        }
-        result
+        call(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
-}
-
-/// Zeroes a piece while others go on with the registry; gives whether there was one.
-fn zero_next(registry: &Mutex<Registry>) -> bool {
-    let (region, zeroed, extent) = {
-        let mut registry = lock(registry);
-        let Some(extent) = registry.used.pop() else { return false };
-        registry.zeroed.begin();
-        (registry.region.clone(), Arc::clone(&registry.zeroed), extent)
-    };
-    let done = zero(&region, extent);
-    zeroed.end(done.then_some(extent));
-    true
 }
 
 impl Names for Shared {

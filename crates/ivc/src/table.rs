@@ -131,7 +131,9 @@ impl Table {
 
     /// Writes the terms of a fresh end; gives the life that it is to have, which the caller publishes.
     pub(crate) fn describe(end: &End, terms: &Terms) -> u64 {
-        let generation = Life::unpack(end.life().peek()).incarnation + 1;
+        let former = Life::unpack(end.life().peek()).incarnation;
+        let generation = former + 1;
+        end.life().put(Life { incarnation: former, state: State::Free }.pack());
         // Who sees any of this sees that the entry is no longer its former end's before (P5).
         release_fence();
         for line in [&end.write, &end.state, &end.read] {

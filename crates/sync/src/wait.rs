@@ -170,6 +170,7 @@ impl Learned {
 
     fn spin_paid(&self, lasted: Duration) {
         self.try_every.put(TRY_EVERY);
+        self.until_try.put(self.until_try.peek().min(TRY_EVERY));
         let next = nanos(lasted).max(self.spin_ns.peek());
         self.spin_ns.put((next + next / 4).min(nanos(self.longest)));
     }
