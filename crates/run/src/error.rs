@@ -46,6 +46,14 @@ pub enum Error {
         /// The first line of what it printed for `--version`.
         said: String,
     },
+    /// Open MPI starts nothing as root unless it is told to.
+    #[error(
+        "{} runs nothing as root unless it is told to: export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1, or run as another user", .launcher.display()
+    )]
+    Root {
+        /// The launcher.
+        launcher: PathBuf,
+    },
     /// The working directory cannot be shared writable.
     #[error("the working directory {} {why}: change to another one, name one that the VMs may write with --writable DIR, or run with --read-only", .directory.display())]
     WorkingDirectory {
@@ -164,6 +172,7 @@ impl Error {
             Self::NoMpi { named: true, .. } => ExitCode::USAGE,
             Self::NoMpi { named: false, .. }
             | Self::UnknownMpi { .. }
+            | Self::Root { .. }
             | Self::NoProvider { .. }
             | Self::Service(_)
             | Self::Boot { .. }

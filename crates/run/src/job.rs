@@ -158,6 +158,17 @@ struct Parts {
     cpus: u32,
 }
 
+/// Whether Open MPI's launcher will start, as far as that depends on who the user is: told before VMs are booted for it.
+fn may_be_root(spec: &RunSpec) -> bool {
+    let told = |name: &str| {
+        [name.to_owned(), format!("{name}_CONFIRM")].iter().all(|name| std::env::var_os(name).is_some())
+    };
+    !rustix::process::geteuid().is_root()
+        || told("OMPI_ALLOW_RUN_AS_ROOT")
+        || told("PRTE_ALLOW_RUN_AS_ROOT")
+        || spec.mpi_args.iter().chain(&spec.command).any(|word| word == "--allow-run-as-root")
+}
+
 fn carry_out(
     platform: &Platform,
     spec: &RunSpec,
@@ -171,6 +182,9 @@ fn carry_out(
     let line = spec.is_launcher_line().then(|| spec.command[0].as_os_str());
     let mpi = mpi::find(spec.mpi.as_deref(), line)?;
     say(spec, || format!("{} {} at {}", mpi.flavour.name(), mpi.version, mpi.launcher.display()));
+    if mpi.flavour.is_open_mpi() && !may_be_root(spec) {
+        return Err(Error::Root { launcher: mpi.launcher });
+    }
     let writable = writable_directories(spec)?;
     let begin = Instant::now();
     let mut parts = start_parts(platform, spec, dir, &writable, events_in)?;
