@@ -137,8 +137,7 @@ int isthmus_segment_list(struct isthmus *here, int (*each)(const struct isthmus_
  * notified is seen by those whom that lets go on. All who use an object open it with the same parameters; the first makes
  * it, with `mode`. Times are in nanoseconds: 0 does not wait, ISTHMUS_FOREVER has no limit.
  *
- * Who dies holds nobody up. Natively the others learn of it within 100 ms, between VMs within a few seconds; of some ten
- * thousand killed processes one was told of after ten seconds, for a cause that is not known yet.
+ * Who dies holds nobody up. Natively the others learn of it within 100 ms, between VMs within a few seconds.
  */
 #define ISTHMUS_FOREVER UINT64_MAX
 /* What a lock's functions return where it was taken and an earlier owner died with it: what it protects may be half changed. */

@@ -794,6 +794,29 @@ static void await_progress(const bool *dead)
 		}
 }
 
+/* How long a killed process took at most to be dead. Nobody can be told before that. */
+static uint64_t slowest_end;
+
+static void await_end(pid_t pid, uint64_t killed, int *status)
+{
+	bool shown = false;
+
+	while (waitpid(pid, status, WNOHANG) == 0) {
+		if (!shown && now() - killed > SECOND) {
+			char command[100];
+			printf("process %d is slow to die:\n", (int)pid);
+			sprintf(command, "grep -h State /proc/%d/task/*/status; head -n 5 /proc/%d/stack", (int)pid, (int)pid);
+			if (system(command))
+				printf("it has just gone\n");
+			shown = true;
+		}
+		usleep(100);
+	}
+	uint64_t took = now() - killed;
+	if (took > slowest_end)
+		slowest_end = took;
+}
+
 /* Kills up to two of the own workers at a moment, and replaces them. */
 static void kill_some(uint64_t *left)
 {
@@ -818,7 +841,7 @@ static void kill_some(uint64_t *left)
 		kill(pids[victims[i]], SIGKILL);
 	}
 	for (uint64_t i = 0; i < count; i++) {
-		waitpid(pids[victims[i]], &status, 0);
+		await_end(pids[victims[i]], GET(board->lines[victims[i]].killed), &status);
 		if (!WIFSIGNALED(status) || WTERMSIG(status) != SIGKILL)
 			fail("worker %" PRIu64 " ended by itself, status %d", victims[i], status);
 		pids[victims[i]] = 0;
@@ -1090,6 +1113,7 @@ static int rule(char **argv)
 		SET(board->stop, 1);
 		printf("the service answered within %.1f ms, which it took at %.1f s\n", (double)slowest / 1e6,
 		       (double)(slowest_at - began) / SECOND);
+		printf("the slowest death took %.1f ms, which is part of what others waited\n", (double)slowest_end / 1e6);
 		printf("worst of all: %.1f ms\n", worst);
 	}
 	for (uint64_t i = number * workers; i < (number + 1) * workers; i++) {

@@ -10,6 +10,10 @@
 //! - Offers pay while they end in what was waited for. An offer that costs a whole slice of time went to somebody who
 //!   has nothing to do with it; then there are none for as many waits as make up for it, since a sleeper is given a
 //!   processor sooner.
+//! - Offers without end do harm. Linux (6.6 and later, seen with 6.18) adds a slice of virtual time to a thread with each
+//!   `sched_yield`, and where little else but such threads run it has then let others that were ready to run wait for minutes,
+//!   among them processes that were killed and had still to die. So offers that nobody takes up become rare, and after a
+//!   millisecond of others there are naps.
 
 use std::time::{Duration, Instant};
 
@@ -22,7 +26,8 @@ use crate::hint;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Waiting {
     /// It looks again and again, and now and then offers its processor to others; at once where there are more
-    /// participants than processors. For short waits with a processor for each participant. Never sleeps.
+    /// participants than processors. For short waits with a processor for each participant. Never sleeps as long as nobody else
+    /// wants the processor; else, after a millisecond, for 100 microseconds at a time.
     Spin,
     /// It sleeps, after a look of 10 microseconds at most, and of none where processors are scarce. Once in 32 to 256 waits it
     /// looks for as long as being woken would take: who was woken just now is that much late, and so are those who wait for
@@ -38,8 +43,14 @@ const QUICK: u32 = 64;
 const SPINS: u32 = 1000;
 /// The same where processors are scarce.
 const FEW_SPINS: u32 = 16;
-/// Offers between two looks at who lives, of a thread that spins.
+/// Such pauses between two looks at who lives, of a thread that spins.
 const LOOK_EVERY: u32 = 4;
+/// Time from one offer that nobody took up to the next, of a thread that spins where processors are not scarce; it grows.
+const SHORTEST_GAP: Duration = Duration::from_micros(2);
+const LONGEST_GAP: Duration = Duration::from_micros(100);
+/// How long a thread that spins offers its processor where others take it, before it takes naps.
+const PATIENCE: Duration = Duration::from_millis(1);
+const NAP: Duration = Duration::from_micros(100);
 /// About what it costs to go to sleep at a futex and to be woken.
 const LONGEST_SPIN: Duration = Duration::from_micros(20);
 /// The same through the services, between VMs.
@@ -77,10 +88,6 @@ pub(crate) enum Ended {
 /// When a wait of `limit` from now ends.
 pub(crate) fn deadline(limit: Option<Duration>) -> Option<Instant> {
     limit.and_then(|limit| Instant::now().checked_add(limit))
-}
-
-fn is_over(deadline: Option<Instant>) -> bool {
-    deadline.is_some_and(|at| Instant::now() >= at)
 }
 
 /// What earlier waits have taught. The words are this process's own; a lost update costs nothing.
@@ -140,8 +147,8 @@ impl Learned {
         self.scarce.peek() != 0 || self.crowd.peek() >= 8
     }
 
-    /// Offers the processor to others; gives how long they had it.
-    fn offer(&self) -> Duration {
+    /// Offers the processor to others; gives how long this took, and whether one of them had it.
+    fn offer(&self) -> (Duration, bool) {
         let begun = Instant::now();
         std::thread::yield_now();
         let took = begun.elapsed();
@@ -150,11 +157,12 @@ impl Learned {
             self.idle_ns.put(ns);
         }
         let crowd = self.crowd.peek();
-        match ns > idle.saturating_mul(3).saturating_add(1000) {
+        let taken_up = ns > idle.saturating_mul(3).saturating_add(1000);
+        match taken_up {
             true => self.crowd.put((crowd + 4).min(64)),
             false => self.crowd.put(crowd.saturating_sub(1)),
         }
-        took
+        (took, taken_up)
     }
 
     /// Whether a long look is to be tried now.
@@ -232,8 +240,11 @@ impl Wait<'_> {
 
     #[cold]
     fn spin(&self, mut ready: impl FnMut() -> bool, mut look: impl FnMut() -> Result<bool>) -> Result<Ended> {
+        let begun = Instant::now();
+        let (mut next_offer, mut gap) = (begun, Duration::ZERO);
         for turn in 1_u32.. {
-            for _ in 0..if self.learned.is_crowded() { FEW_SPINS } else { SPINS } {
+            let crowded = self.learned.is_crowded();
+            for _ in 0..if crowded { FEW_SPINS } else { SPINS } {
                 if ready() {
                     return Ok(Ended::Ready);
                 }
@@ -242,10 +253,20 @@ impl Wait<'_> {
             if turn.is_multiple_of(LOOK_EVERY) && look()? {
                 return Ok(Ended::Stopped);
             }
-            if is_over(self.deadline) {
+            let now = Instant::now();
+            if self.deadline.is_some_and(|at| now >= at) {
                 break;
             }
-            self.learned.offer();
+            if crowded && now.duration_since(begun) >= PATIENCE {
+                std::thread::sleep(NAP);
+            } else if now >= next_offer {
+                let (took, taken_up) = self.learned.offer();
+                gap = match crowded || taken_up {
+                    true => Duration::ZERO,
+                    false => (gap * 2).clamp(SHORTEST_GAP, LONGEST_GAP),
+                };
+                next_offer = now + took + gap;
+            }
         }
         Ok(Ended::TimedOut)
     }
@@ -309,7 +330,7 @@ impl Wait<'_> {
         let learned = self.learned;
         let most = learned.offers_for_now();
         for _ in 0..most {
-            let took = learned.offer();
+            let (took, _) = learned.offer();
             if ready() {
                 learned.offers.put((most * 2).min(MOST_OFFERS));
                 return true;
