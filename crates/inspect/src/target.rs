@@ -12,6 +12,7 @@ use isthmus_attach::client::{View, observe_at};
 use isthmus_attach::socket::{SOCKET_VARIABLE, SYSTEM_SOCKET, places, user_socket};
 use isthmus_region::error::with_causes;
 use isthmus_region::reader::Reader;
+use rustix::io::Errno;
 
 use crate::error::{Error, Result};
 use crate::fault::Faults;
@@ -84,7 +85,7 @@ impl Target {
         for path in &candidates {
             match Self::served(path, SHORT_PATIENCE) {
                 Ok(target) => found.push(target),
-                Err(e) => silent.push(with_causes(&e)),
+                Err(e) => silent.push(left_over(path, &e).unwrap_or_else(|| with_causes(&e))),
             }
         }
         if let Some(number) = &wanted.run {
@@ -238,6 +239,18 @@ fn candidates() -> Vec<PathBuf> {
     found
 }
 
+/// What to say of the directory of a run that was killed with all that would have removed it.
+fn left_over(socket: &Path, error: &Error) -> Option<String> {
+    let Error::Observe { source: isthmus_attach::Error::Connect { source: Errno::CONNREFUSED, .. }, .. } =
+        error
+    else {
+        return None;
+    };
+    let folder = socket.parent()?;
+    let is_run = folder.file_name()?.to_str().is_some_and(is_run_directory);
+    is_run.then(|| format!("{} is left of a run that was killed, and can be removed", folder.display()))
+}
+
 /// Whether a directory is called as `isthmus run` calls its own.
 fn is_run_directory(name: &str) -> bool {
     name.strip_prefix("isthmus-")
@@ -281,6 +294,19 @@ fn parent(pid: u32) -> Option<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_a_killed_run_has_left_is_called_so() {
+        let dir = tempfile::tempdir().unwrap();
+        for (name, is_run) in [("isthmus-0123456789ab", true), ("service", false)] {
+            let socket = dir.path().join(name).join("socket");
+            fs::create_dir(socket.parent().unwrap()).unwrap();
+            drop(std::os::unix::net::UnixListener::bind(&socket).unwrap());
+            let error = Target::served(&socket, SHORT_PATIENCE).unwrap_err();
+            let said = left_over(&socket, &error);
+            assert_eq!(said.is_some(), is_run, "{name}: {error:?}");
+        }
+    }
 
     #[test]
     fn only_runs_of_ours_are_taken_for_runs() {
