@@ -168,6 +168,13 @@ int isthmus_barrier_wait(struct isthmus_barrier *barrier, uint64_t timeout_ns);
 /* Leaves; between two rounds, or the barrier breaks. NULL is fine. */
 void isthmus_barrier_leave(struct isthmus_barrier *barrier);
 
+/*
+ * Makes a broken barrier new, with all seats empty, and does nothing to one that is not broken. Any process may, several at
+ * once, too; the parameters are those of isthmus_barrier_join(). Errors: ISTHMUS_EBUSY as long as a process that lives has
+ * a seat; else as of isthmus_barrier_join().
+ */
+int isthmus_barrier_reset(struct isthmus *here, const char *name, uint32_t parties, unsigned waiting, unsigned mode);
+
 /* Takes the name away. Errors as of isthmus_segment_unlink(). */
 int isthmus_barrier_unlink(struct isthmus *here, const char *name);
 

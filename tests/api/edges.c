@@ -524,6 +524,18 @@ int main(void)
 	in_a_dying_child(join_barrier);
 	EXPECT(isthmus_barrier_wait(one, SOON), ISTHMUS_EBROKEN);
 	EXPECT(isthmus_barrier_wait(one, SOON), ISTHMUS_EBROKEN);
+	EXPECT(isthmus_barrier_reset(here, "edges", 2, ISTHMUS_HYBRID, 0600), ISTHMUS_EBUSY);
+	isthmus_barrier_leave(one);
+	EXPECT(isthmus_barrier_join(here, "edges", 2, ISTHMUS_HYBRID, 0600, &one), ISTHMUS_EBROKEN);
+	EXPECT(isthmus_barrier_reset(here, "edges", 3, ISTHMUS_HYBRID, 0600), ISTHMUS_EEXIST);
+	EXPECT(isthmus_barrier_reset(here, "edges", 2, ISTHMUS_HYBRID, 0600), 0);
+	EXPECT(isthmus_barrier_join(here, "edges", 2, ISTHMUS_HYBRID, 0600, &one), 0);
+	EXPECT(isthmus_barrier_join(here, "edges", 2, ISTHMUS_HYBRID, 0600, &two), 0);
+	EXPECT(isthmus_barrier_wait(two, 0), ISTHMUS_ETIMEDOUT);
+	EXPECT(isthmus_barrier_wait(one, SOON) + isthmus_barrier_wait(two, SOON), 1);
+	EXPECT(isthmus_barrier_reset(here, "edges", 2, ISTHMUS_HYBRID, 0600), 0);
+	EXPECT(isthmus_barrier_wait(one, 0), ISTHMUS_ETIMEDOUT);
+	isthmus_barrier_leave(two);
 	isthmus_barrier_leave(one);
 	EXPECT(isthmus_barrier_unlink(here, "edges"), 0);
 

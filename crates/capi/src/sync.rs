@@ -5,7 +5,9 @@ use std::sync::TryLockError;
 use std::time::Duration;
 
 use isthmus::sync::once::Begun;
-use isthmus::{Attachment, Condvar, Kind, Mutex, Named, Parameters, Participant, RwLock, Semaphore, Waiting};
+use isthmus::{
+    Attachment, Barrier, Condvar, Kind, Mutex, Named, Parameters, Participant, RwLock, Semaphore, Waiting,
+};
 use isthmus_cabi::put;
 
 use crate::Handle;
@@ -58,17 +60,53 @@ pub unsafe extern "C" fn isthmus_barrier_join(
     seat: *mut *mut Handle<Seat>,
 ) -> c_int {
     let body = |attached: &Attachment| {
-        let waiting = match waiting {
-            1 => Waiting::Spin,
-            2 => Waiting::Block,
-            3 => Waiting::Hybrid,
-            _ => return Err(Failure::invalid("waiting is ISTHMUS_SPIN, ISTHMUS_BLOCK or ISTHMUS_HYBRID")),
-        };
         // SAFETY: the caller vouches for it.
-        let name = unsafe { name(attached, called, mode) }?;
-        let barrier = name.barrier(Parameters::new(parties, waiting))?;
+        let barrier = unsafe { barrier(attached, called, parties, waiting, mode) }?;
         // SAFETY: the caller vouches for the place.
         unsafe { hand_over(seat, Seat::new(barrier.participate()?)) }
+    };
+    // SAFETY: the caller vouches for it.
+    unsafe { Handle::run(here, body) }
+}
+
+/// The barrier of that name, made if need be.
+///
+/// # Safety
+/// `called` is null or a string.
+unsafe fn barrier(
+    here: &Attachment,
+    called: *const c_char,
+    parties: u32,
+    waiting: c_uint,
+    mode: c_uint,
+) -> Result<Barrier, Failure> {
+    let waiting = match waiting {
+        1 => Waiting::Spin,
+        2 => Waiting::Block,
+        3 => Waiting::Hybrid,
+        _ => return Err(Failure::invalid("waiting is ISTHMUS_SPIN, ISTHMUS_BLOCK or ISTHMUS_HYBRID")),
+    };
+    // SAFETY: the caller vouches for it.
+    let name = unsafe { name(here, called, mode) }?;
+    Ok(name.barrier(Parameters::new(parties, waiting))?)
+}
+
+/// Makes a broken barrier new.
+///
+/// # Safety
+/// `here` is null or an attachment; `called` is null or a string.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn isthmus_barrier_reset(
+    here: *const Handle<Attachment>,
+    called: *const c_char,
+    parties: u32,
+    waiting: c_uint,
+    mode: c_uint,
+) -> c_int {
+    let body = |attached: &Attachment| {
+        // SAFETY: the caller vouches for it.
+        let barrier = unsafe { barrier(attached, called, parties, waiting, mode) }?;
+        Ok(barrier.reset()?)
     };
     // SAFETY: the caller vouches for it.
     unsafe { Handle::run(here, body) }
