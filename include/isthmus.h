@@ -144,7 +144,7 @@ int isthmus_segment_list(struct isthmus *here, int (*each)(const struct isthmus_
 #define ISTHMUS_OWNER_DIED 1
 
 /* How the participants of a barrier wait. */
-#define ISTHMUS_SPIN 1   /* looking all the time: for short waits, with a processor for each */
+#define ISTHMUS_SPIN 1   /* looking, and offering the processor to others: for short waits, with a processor for each */
 #define ISTHMUS_BLOCK 2  /* asleep */
 #define ISTHMUS_HYBRID 3 /* looking as long as that pays, then asleep */
 
@@ -153,7 +153,8 @@ struct isthmus_barrier;
 
 /*
  * Takes one of the `parties` (1 to 4096) seats of the barrier called `name`. Errors: ISTHMUS_EFULL when all are taken by
- * processes that live, ISTHMUS_EEXIST for one with other parameters, ISTHMUS_EINVAL, ISTHMUS_EACCESS, ISTHMUS_ENOSERVICE.
+ * processes that live, ISTHMUS_EBROKEN, ISTHMUS_EEXIST for one with other parameters, ISTHMUS_EINVAL, ISTHMUS_EACCESS,
+ * ISTHMUS_ENOSERVICE; ISTHMUS_EBUSY if a process stands still while it resets it.
  */
 int isthmus_barrier_join(struct isthmus *here, const char *name, uint32_t parties, unsigned waiting, unsigned mode,
 			 struct isthmus_barrier **barrier);
@@ -170,8 +171,9 @@ void isthmus_barrier_leave(struct isthmus_barrier *barrier);
 
 /*
  * Makes a broken barrier new, with all seats empty, and does nothing to one that is not broken. Any process may, several at
- * once, too; the parameters are those of isthmus_barrier_join(). Errors: ISTHMUS_EBUSY as long as a process that lives has
- * a seat; else as of isthmus_barrier_join().
+ * once, too. The parameters are those of isthmus_barrier_join(), and as there the barrier is made if there is none. Errors:
+ * ISTHMUS_EBUSY as long as a process has a seat that lives, or whose death is not known yet: try again; ISTHMUS_EEXIST,
+ * ISTHMUS_EINVAL, ISTHMUS_EACCESS, ISTHMUS_ENOSERVICE.
  */
 int isthmus_barrier_reset(struct isthmus *here, const char *name, uint32_t parties, unsigned waiting, unsigned mode);
 

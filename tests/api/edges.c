@@ -531,10 +531,11 @@ int main(void)
 	EXPECT(isthmus_barrier_reset(here, "edges", 2, ISTHMUS_HYBRID, 0600), 0);
 	EXPECT(isthmus_barrier_join(here, "edges", 2, ISTHMUS_HYBRID, 0600, &one), 0);
 	EXPECT(isthmus_barrier_join(here, "edges", 2, ISTHMUS_HYBRID, 0600, &two), 0);
+	/* One that is not broken is left as it is: in the middle of a round, too. */
 	EXPECT(isthmus_barrier_wait(two, 0), ISTHMUS_ETIMEDOUT);
-	EXPECT(isthmus_barrier_wait(one, SOON) + isthmus_barrier_wait(two, SOON), 1);
 	EXPECT(isthmus_barrier_reset(here, "edges", 2, ISTHMUS_HYBRID, 0600), 0);
-	EXPECT(isthmus_barrier_wait(one, 0), ISTHMUS_ETIMEDOUT);
+	int serial = isthmus_barrier_wait(one, SOON);
+	EXPECT(serial + isthmus_barrier_wait(two, SOON), 1);
 	isthmus_barrier_leave(two);
 	isthmus_barrier_leave(one);
 	EXPECT(isthmus_barrier_unlink(here, "edges"), 0);

@@ -805,7 +805,7 @@ static void await_end(pid_t pid, uint64_t killed, int *status)
 		if (!shown && now() - killed > SECOND) {
 			char command[100];
 			printf("process %d is slow to die:\n", (int)pid);
-			sprintf(command, "grep -h State /proc/%d/task/*/status; head -n 5 /proc/%d/stack", (int)pid, (int)pid);
+			sprintf(command, "grep -h State /proc/%d/task/*/status 2>/dev/null", (int)pid);
 			if (system(command))
 				printf("it has just gone\n");
 			shown = true;
@@ -1113,7 +1113,8 @@ static int rule(char **argv)
 		SET(board->stop, 1);
 		printf("the service answered within %.1f ms, which it took at %.1f s\n", (double)slowest / 1e6,
 		       (double)(slowest_at - began) / SECOND);
-		printf("the slowest death took %.1f ms, which is part of what others waited\n", (double)slowest_end / 1e6);
+		printf("the slowest death %stook %.1f ms, which is part of what others waited\n", places > 1 ? "here " : "",
+		       (double)slowest_end / 1e6);
 		printf("worst of all: %.1f ms\n", worst);
 	}
 	for (uint64_t i = number * workers; i < (number + 1) * workers; i++) {

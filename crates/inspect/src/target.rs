@@ -239,7 +239,7 @@ fn candidates() -> Vec<PathBuf> {
     found
 }
 
-/// What to say of the directory of a run that was killed with all that would have removed it.
+/// What to say of the directory of a run that does not answer; mostly it was killed with all that would have removed it.
 fn left_over(socket: &Path, error: &Error) -> Option<String> {
     let Error::Observe { source: isthmus_attach::Error::Connect { source: Errno::CONNREFUSED, .. }, .. } =
         error
@@ -248,7 +248,8 @@ fn left_over(socket: &Path, error: &Error) -> Option<String> {
     };
     let folder = socket.parent()?;
     let is_run = folder.file_name()?.to_str().is_some_and(is_run_directory);
-    is_run.then(|| format!("{} is left of a run that was killed, and can be removed", folder.display()))
+    is_run
+        .then(|| format!("nobody listens in {}; if its run was killed, it can be removed", folder.display()))
 }
 
 /// Whether a directory is called as `isthmus run` calls its own.
@@ -296,7 +297,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_killed_run_has_left_is_called_so() {
+    fn the_directory_of_a_run_that_does_not_answer_is_named() {
         let dir = tempfile::tempdir().unwrap();
         for (name, is_run) in [("isthmus-0123456789ab", true), ("service", false)] {
             let socket = dir.path().join(name).join("socket");

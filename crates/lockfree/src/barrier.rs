@@ -12,7 +12,11 @@
 //! **Central** (P10). All add to one count; who completes a round says so in another word, at which the others wait.
 //! Both only grow, too.
 
-use crate::sync::Word;
+//!
+//! **Seats and resets** (P20). Who takes part claims a seat. Once a barrier is broken and all claims are gone, one process
+//! makes its words new. A claim that comes meanwhile either finds the barrier broken, or is seen by whoever resets it.
+
+use crate::sync::{Word, full_fence};
 
 /// One more than the number of others whose words a participant waits for in one step.
 pub const FAN: u64 = 8;
@@ -51,6 +55,21 @@ pub fn has_reached(other: &Word, target: u64, steps: u64) -> bool {
 pub fn is_plausible(other: &Word, target: u64, steps: u64) -> bool {
     let seen = other.peek();
     seen.wrapping_sub(target) <= 2 * steps || target.wrapping_sub(seen) <= 2 * steps
+}
+
+/// Claims a seat for `me`, if nobody has it (P20). Gives what the barrier is broken by since: if that is nothing the seat is
+/// good, and what a reset wrote before is visible; else the claim is to be given back.
+pub fn sit_down(claim: &Word, me: u64, broken: &Word) -> Option<u64> {
+    claim.replace(0, me).ok()?;
+    full_fence();
+    Some(broken.get())
+}
+
+/// Whether a barrier is broken, before the claims are looked at for a reset (P20).
+pub fn may_reset(broken: &Word) -> bool {
+    let is_broken = broken.get() != 0;
+    full_fence();
+    is_broken
 }
 
 /// How an arrival was counted.

@@ -148,6 +148,38 @@ fn acquire_from(line: &Line, life: &Word, me: u64) -> Found {
     }
 }
 
+/// P20: one breaks the barrier, one resets it, one sits down. Whose seat is good finds all words new if they were reset, and
+/// keeps others from resetting them under it.
+#[test]
+fn who_sits_down_is_seen_by_a_reset_or_finds_it_done() {
+    model(|| {
+        // Broken, the claim, two words that are made new.
+        let shared = Arc::new([Word::new(0), Word::new(0), Word::new(5), Word::new(5)]);
+        let far = Arc::clone(&shared);
+        let breaks = thread::spawn(move || drop(far[0].replace(0, 9)));
+        let far = Arc::clone(&shared);
+        let resets = thread::spawn(move || {
+            if barrier::may_reset(&far[0]) && far[1].get() == 0 {
+                far[2].put(0);
+                far[3].put(0);
+                far[0].set(0);
+            }
+        });
+        let is_good = barrier::sit_down(&shared[1], 1, &shared[0]) == Some(0);
+        let before = (shared[2].peek(), shared[3].peek());
+        breaks.join().unwrap();
+        resets.join().unwrap();
+        if is_good {
+            assert!(matches!(before, (5, 5) | (0, 0)), "{before:?}");
+            assert_eq!(
+                before,
+                (shared[2].peek(), shared[3].peek()),
+                "nobody resets it under a seat that is good"
+            );
+        }
+    });
+}
+
 /// P11: the owner dies with its work half done. Of two who want the lock one takes it over, sees all that was done, and
 /// is the only one that has to mend it.
 #[test]

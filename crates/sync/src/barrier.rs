@@ -57,6 +57,10 @@ const RESETTER: usize = 2;
 
 /// In the word of the parameters: they are there.
 const SHAPED: u64 = 1 << 63;
+/// How long one who lives may be at a reset: he was stopped, or the word is garbage.
+const RESETTING: Duration = Duration::from_secs(1);
+/// A pause of those who wait for him.
+const MOMENT: Duration = Duration::from_micros(100);
 /// In the word that says who broke it: nobody died.
 const GIVEN_UP: u64 = u64::MAX;
 
@@ -118,6 +122,14 @@ fn lines_of_seats(parties: u32) -> u64 {
     SEATS + (u64::from(parties) * 8).next_multiple_of(LINE)
 }
 
+/// What the word says that names who broke the barrier.
+fn not_broken(word: u64) -> Result<()> {
+    match word {
+        0 => Ok(()),
+        word => Err(Error::Broken { dead: Party::named(word).filter(|_| word != GIVEN_UP) }),
+    }
+}
+
 #[derive(Debug)]
 struct Shared {
     member: Arc<Member>,
@@ -171,28 +183,33 @@ impl Barrier {
     ///
     /// # Errors
     /// [`Error::Full`] if all seats are taken by the living; [`Error::Broken`], also if one is taken by the dead and there
-    /// is no other; [`Error::Corrupt`].
+    /// is no other; [`Error::InUse`] if another process stands still while it resets the barrier; [`Error::Corrupt`].
     pub fn join(&self) -> Result<Seat> {
         let shared = &self.0;
-        shared.check_broken()?;
         let me = shared.member.party().word();
-        for index in 0..self.parties() {
-            let claim = shared.claim(index)?;
-            if claim.peek() == 0 && lock::claim(claim, me).is_ok() {
-                let seat = Seat::new(self, index);
-                // Of a barrier that broke meanwhile, somebody who resets it may not have seen this claim.
-                return match shared.check_broken().and(seat) {
-                    Ok(seat) => Ok(seat),
-                    Err(error) => {
+        loop {
+            shared.check_broken()?;
+            for index in 0..self.parties() {
+                let claim = shared.claim(index)?;
+                if claim.peek() == 0
+                    && let Some(broken) = barrier::sit_down(claim, me, &shared.head.words[BROKEN])
+                {
+                    // If it was reset, all that the seat begins with is new only now.
+                    let seat = not_broken(broken).and_then(|()| Seat::new(self, index));
+                    if seat.is_err() {
                         lock::inherit(claim, me, 0);
-                        Err(error)
                     }
-                };
+                    return seat;
+                }
             }
-        }
-        match shared.dead_seat(|_| true)? {
-            Some(dead) => Err(shared.break_up(dead)),
-            None => Err(Error::Full { what: "the barrier", places: self.parties().into() }),
+            if shared.dead_seat(|_| true)?.is_none() {
+                return Err(Error::Full { what: "the barrier", places: self.parties().into() });
+            }
+            // Not while it is reset: it would be broken for a death that is over.
+            shared.alone(|| match shared.dead_seat(|_| true)? {
+                Some(dead) => Err(shared.break_up(dead)),
+                None => Ok(()),
+            })?;
         }
     }
 
@@ -210,25 +227,34 @@ impl Barrier {
     /// this, several at once, too; one of them does it.
     ///
     /// # Errors
-    /// [`Error::InUse`] as long as a living process has a seat; [`Error::Corrupt`].
+    /// [`Error::InUse`] as long as a process has a seat that lives, or whose death is not known yet: it may be tried again.
+    /// [`Error::Corrupt`].
     pub fn reset(&self) -> Result<()> {
-        let shared = &self.0;
-        let me = shared.member.party().word();
-        let resetter = &shared.head.words[RESETTER];
-        let in_use = || Error::InUse { what: "the barrier" };
-        if let Err(other) = lock::claim(resetter, me) {
-            // Another thread of this process counts as alive, as it should.
-            if shared.is_alive(other) || !lock::inherit(resetter, other, me) {
-                return Err(in_use());
-            }
-        }
-        let done = shared.reset();
-        lock::let_go(resetter);
-        done
+        self.0.alone(|| self.0.reset())
     }
 }
 
 impl Shared {
+    /// Does something while nobody else resets the barrier, which takes a moment.
+    fn alone<T>(&self, work: impl FnOnce() -> Result<T>) -> Result<T> {
+        let me = self.member.party().word();
+        let resetter = &self.head.words[RESETTER];
+        let begun = Instant::now();
+        // Another thread of this process counts as alive, as it should.
+        while let Err(other) = lock::claim(resetter, me) {
+            if !self.is_alive(other) && lock::inherit(resetter, other, me) {
+                break;
+            }
+            if begun.elapsed() > RESETTING {
+                return Err(Error::InUse { what: "the barrier" });
+            }
+            std::thread::sleep(MOMENT);
+        }
+        let done = work();
+        lock::let_go(resetter);
+        done
+    }
+
     fn claim(&self, index: u32) -> Result<&Word> {
         self.section.word("seat", SEATS + u64::from(index) * 8).map_err(Error::memory("a barrier"))
     }
@@ -250,10 +276,7 @@ impl Shared {
     }
 
     fn check_broken(&self) -> Result<()> {
-        match self.head.words[BROKEN].get() {
-            0 => Ok(()),
-            word => Err(Error::Broken { dead: Party::named(word).filter(|_| word != GIVEN_UP) }),
-        }
+        not_broken(self.head.words[BROKEN].get())
     }
 
     /// Breaks the barrier, if it is not broken yet; gives the error that everybody gets.
@@ -289,7 +312,7 @@ impl Shared {
     }
 
     fn reset(&self) -> Result<()> {
-        if self.check_broken().is_ok() {
+        if !barrier::may_reset(&self.head.words[BROKEN]) {
             return Ok(());
         }
         for index in 0..self.parameters.parties {

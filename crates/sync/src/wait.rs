@@ -12,8 +12,8 @@
 //!   processor sooner.
 //! - Offers without end do harm. Linux (6.6 and later, seen with 6.18) adds a slice of virtual time to a thread with each
 //!   `sched_yield`, and where little else but such threads run it has then let others that were ready to run wait for minutes,
-//!   among them processes that were killed and had still to die. So offers that nobody takes up become rare, and after a
-//!   millisecond of others there are naps.
+//!   among them processes that were killed and had still to die. So offers that nobody takes up become rare, and where they are
+//!   taken up there are naps after a millisecond.
 
 use std::time::{Duration, Instant};
 
@@ -26,8 +26,8 @@ use crate::hint;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Waiting {
     /// It looks again and again, and now and then offers its processor to others; at once where there are more
-    /// participants than processors. For short waits with a processor for each participant. Never sleeps as long as nobody else
-    /// wants the processor; else, after a millisecond, for 100 microseconds at a time.
+    /// participants than processors. For short waits with a processor for each participant. Where others take
+    /// the processor that it offers, it sleeps for about 100 microseconds at a time once a wait has lasted a millisecond.
     Spin,
     /// It sleeps, after a look of 10 microseconds at most, and of none where processors are scarce. Once in 32 to 256 waits it
     /// looks for as long as being woken would take: who was woken just now is that much late, and so are those who wait for
@@ -45,10 +45,11 @@ const SPINS: u32 = 1000;
 const FEW_SPINS: u32 = 16;
 /// Such pauses between two looks at who lives, of a thread that spins.
 const LOOK_EVERY: u32 = 4;
-/// Time from one offer that nobody took up to the next, of a thread that spins where processors are not scarce; it grows.
+/// Time from one offer that nobody took up to the next, of a thread that spins; it grows, where processors are scarce only after
+/// [`PATIENCE`].
 const SHORTEST_GAP: Duration = Duration::from_micros(2);
 const LONGEST_GAP: Duration = Duration::from_micros(100);
-/// How long a thread that spins offers its processor where others take it, before it takes naps.
+/// How long a thread that spins offers its processor before it takes naps, if others take it.
 const PATIENCE: Duration = Duration::from_millis(1);
 const NAP: Duration = Duration::from_micros(100);
 /// About what it costs to go to sleep at a futex and to be woken.
@@ -144,7 +145,12 @@ impl Learned {
     }
 
     fn is_crowded(&self) -> bool {
-        self.scarce.peek() != 0 || self.crowd.peek() >= 8
+        self.scarce.peek() != 0 || self.is_taken()
+    }
+
+    /// Whether offers were taken up lately.
+    fn is_taken(&self) -> bool {
+        self.crowd.peek() >= 8
     }
 
     /// Offers the processor to others; gives how long this took, and whether one of them had it.
@@ -254,14 +260,18 @@ impl Wait<'_> {
                 return Ok(Ended::Stopped);
             }
             let now = Instant::now();
-            if self.deadline.is_some_and(|at| now >= at) {
+            let left = self.deadline.map_or(LONG, |at| at.saturating_duration_since(now));
+            if left.is_zero() {
                 break;
             }
-            if crowded && now.duration_since(begun) >= PATIENCE {
-                std::thread::sleep(NAP);
+            let is_late = now.duration_since(begun) >= PATIENCE;
+            if is_late && self.learned.is_taken() {
+                std::thread::sleep(NAP.min(left));
+                // So that this is noticed when it is over.
+                self.learned.offer();
             } else if now >= next_offer {
                 let (took, taken_up) = self.learned.offer();
-                gap = match crowded || taken_up {
+                gap = match taken_up || crowded && !is_late {
                     true => Duration::ZERO,
                     false => (gap * 2).clamp(SHORTEST_GAP, LONGEST_GAP),
                 };

@@ -2,6 +2,7 @@
 
 mod common;
 
+use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
 use common::{Dice, LONG, World, piece, read_line, told};
@@ -170,6 +171,64 @@ fn garbage_in_any_word_is_an_error_or_harmless_and_never_a_hang() {
             let _ = (barrier.reset(), barrier.join().map(drop));
             world.member.release(at, parameters.bytes());
         }
+    }
+}
+
+#[test]
+fn who_joins_while_others_reset_gets_a_new_seat_or_none() {
+    let world = World::new();
+    for (waiting, algorithm) in WAYS.into_iter().flat_map(|w| ALGORITHMS[1..].iter().map(move |a| (w, *a))) {
+        let parameters = parameters(2, waiting, algorithm);
+        let (at, section) = world.piece(parameters.bytes());
+        let barrier = Barrier::open(&world.member, &section, parameters).unwrap();
+        let begun = [0, 1].map(|_| AtomicU64::new(0));
+        let (lives, rounds) = (AtomicU64::new(0), AtomicU64::new(0));
+        let end = Instant::now() + Duration::from_millis(700);
+        std::thread::scope(|scope| {
+            for thread in 0..4 {
+                let (barrier, begun, lives, rounds) = (&barrier, &begun, &lives, &rounds);
+                scope.spawn(move || {
+                    let mut dice = Dice(thread + 1);
+                    while Instant::now() < end {
+                        let mut seat = match barrier.join() {
+                            Ok(seat) => seat,
+                            Err(Error::Full { .. }) => {
+                                std::thread::yield_now();
+                                continue;
+                            }
+                            Err(Error::Broken { .. }) => {
+                                match barrier.reset() {
+                                    Ok(()) => drop(lives.fetch_add(1, SeqCst)),
+                                    Err(Error::InUse { .. }) => {}
+                                    Err(error) => panic!("{parameters:?}: {error}"),
+                                }
+                                continue;
+                            }
+                            Err(error) => panic!("{parameters:?}: {error}"),
+                        };
+                        let mine = seat.index() as usize;
+                        begun[mine].store(0, SeqCst);
+                        for round in 1..=dice.below(4) {
+                            begun[mine].store(round, SeqCst);
+                            match seat.wait_within(LONG) {
+                                Ok(_) => {
+                                    let there = begun[1 - mine].load(SeqCst);
+                                    assert!(there >= round, "{parameters:?}: {there} in round {round}");
+                                    rounds.fetch_add(1, SeqCst);
+                                }
+                                Err(Error::Broken { .. }) => break,
+                                Err(error) => panic!("{parameters:?}: {error}"),
+                            }
+                        }
+                        // Who has a seat keeps others from a reset, until all have seen this.
+                        barrier.give_up();
+                    }
+                    barrier.give_up();
+                });
+            }
+        });
+        assert!(lives.load(SeqCst) > 5 && rounds.load(SeqCst) > 5, "{lives:?} lives, {rounds:?} rounds");
+        world.member.release(at, parameters.bytes());
     }
 }
 

@@ -1,5 +1,8 @@
 //! Counters as in section 3.3.3 of the paper: as many as processes. Without contention each process has its own; at medium
 //! contention each goes round all of them; at high contention all use one. The lock is one for all counters (figure 3.9).
+//!
+//! By words, an increment is a load and an exchange. By items it is one minitransaction that compares and writes, after another one
+//! that reads where somebody else has changed the counter since.
 
 use std::time::Instant;
 
