@@ -161,12 +161,12 @@ int isthmus_barrier_join(struct isthmus *here, const char *name, uint32_t partie
 
 /*
  * Arrives, and waits until all have. Returns 1 to one participant of each round and 0 to the others. Errors:
- * ISTHMUS_EBROKEN, for this and all later rounds, when a participant has died or left in the middle of a round;
- * ISTHMUS_ETIMEDOUT, after which the next wait goes on with this round.
+ * ISTHMUS_EBROKEN, for this and all later rounds, when a participant has died or left before it arrived; who did so after that
+ * does no harm to this round, only to the next. ISTHMUS_ETIMEDOUT, after which the next wait goes on with this round.
  */
 int isthmus_barrier_wait(struct isthmus_barrier *barrier, uint64_t timeout_ns);
 
-/* Leaves; between two rounds, or the barrier breaks. NULL is fine. */
+/* Leaves; between two rounds, or the barrier breaks, for those at least that still have to wait. NULL is fine. */
 void isthmus_barrier_leave(struct isthmus_barrier *barrier);
 
 /*
@@ -453,7 +453,10 @@ int64_t isthmus_channel_write(struct isthmus_channel *channel, const void *from,
 int64_t isthmus_channel_readv(struct isthmus_channel *channel, const struct iovec *pieces, int count);
 int64_t isthmus_channel_writev(struct isthmus_channel *channel, const struct iovec *pieces, int count);
 
-/* Moves all of `len` bytes, or fails: waiting up to `timeout_ns`, at last asleep. */
+/*
+ * Moves all of `len` bytes, or fails: waiting up to `timeout_ns`, at last asleep. After ISTHMUS_ETIMEDOUT a part may have been
+ * moved; isthmus_error() says how many bytes. Who wants to go on then uses isthmus_channel_read() or _write(), which count.
+ */
 int isthmus_channel_read_all(struct isthmus_channel *channel, void *into, size_t len, uint64_t timeout_ns);
 int isthmus_channel_write_all(struct isthmus_channel *channel, const void *from, size_t len, uint64_t timeout_ns);
 

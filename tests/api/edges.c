@@ -438,6 +438,9 @@ static void channels(struct isthmus *here)
 	EXPECT(isthmus_channel_release(here_too, 5), ISTHMUS_EINVAL);
 	EXPECT(isthmus_channel_release(here_too, 4), 0);
 	EXPECT(isthmus_channel_watch(here_too, 1, 0), 0);
+	EXPECT(isthmus_channel_write_all(there, "part", 4, SOON), 0);
+	EXPECT(isthmus_channel_read_all(here_too, bytes, 8, MOMENT), ISTHMUS_ETIMEDOUT);
+	EXPECT(strstr(isthmus_error(), "4 bytes were moved") != NULL, 1);
 	EXPECT(isthmus_channel_write_all(there, "x", 1, SOON), 0);
 	EXPECT(isthmus_ivc_arm(two), 0);
 	EXPECT(isthmus_channel_shutdown(there), 0);

@@ -38,7 +38,13 @@ pub fn find_socket() -> Result<PathBuf> {
 /// The places at which [`find_socket`] looks, and what is there, for people.
 pub fn places() -> String {
     let named = std::env::var_os(SOCKET_VARIABLE).filter(|p| !p.is_empty());
-    let state = |path: &Path| if path.exists() { "is there" } else { "is not there" };
+    let state = |path: &Path| match path.try_exists() {
+        Ok(true) => "is there",
+        Ok(false) => "is not there",
+        Err(_) => {
+            "is in a directory that this user may not enter (`isthmus host --allow USER` or `--group GROUP` lets others in)"
+        }
+    };
     let named = match named.as_deref().map(Path::new) {
         Some(path) => format!("{SOCKET_VARIABLE} names {}, which {}", path.display(), state(path)),
         None => format!("{SOCKET_VARIABLE} is not set"),

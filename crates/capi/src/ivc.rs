@@ -5,7 +5,7 @@ use std::os::fd::AsRawFd;
 use std::time::{Duration, Instant};
 
 use isthmus::Attachment;
-use isthmus::ivc::{Address, Channel, Config, Context, Event, Interest, LocalBuf, Peer};
+use isthmus::ivc::{Address, Channel, Config, Context, Error as IvcError, Event, Interest, LocalBuf, Peer};
 use isthmus_cabi::{object, put, slice};
 
 use crate::Handle;
@@ -479,6 +479,16 @@ fn left(deadline: Option<Instant>) -> Option<Duration> {
     deadline.map(|at| at.saturating_duration_since(Instant::now()))
 }
 
+/// What a wait for the rest of some bytes brought, told of the whole.
+fn of_all(waited: isthmus::ivc::Result<()>, done: usize, timeout_ns: u64) -> isthmus::ivc::Result<()> {
+    waited.map_err(|error| match error {
+        IvcError::TimedOut { action, .. } => {
+            IvcError::TimedOut { action, limit: Duration::from_nanos(timeout_ns), moved: done }
+        }
+        other => other,
+    })
+}
+
 /// Reads all of `len` bytes.
 ///
 /// # Safety
@@ -497,7 +507,7 @@ pub unsafe extern "C" fn isthmus_channel_read_all(
         let mut done = 0;
         while done < len {
             match channel.read_buf(into.part(done, len - done))? {
-                0 => channel.wait_readable(left(deadline))?,
+                0 => of_all(channel.wait_readable(left(deadline)), done, timeout_ns)?,
                 moved => done += moved,
             }
         }
@@ -525,7 +535,7 @@ pub unsafe extern "C" fn isthmus_channel_write_all(
         let mut done = 0;
         while done < len {
             match channel.write_buf(from.part(done, len - done))? {
-                0 => channel.wait_writable(1, left(deadline))?,
+                0 => of_all(channel.wait_writable(1, left(deadline)), done, timeout_ns)?,
                 moved => done += moved,
             }
         }

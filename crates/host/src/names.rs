@@ -144,8 +144,10 @@ impl Registry {
             return Err(No(Code::Full, text));
         }
         let Some(place) = self.entries.iter().position(|e| e.object.is_none()) else {
-            let text =
-                format!("no {}: all {} places for named objects are taken", what(), self.entries.len());
+            let text = match self.entries.len() {
+                0 => format!("no {}: the service has no room for named objects (--shared)", what()),
+                all => format!("no {}: all {all} places for named objects are taken", what()),
+            };
             return Err(No(Code::Full, text));
         };
         let Some(offset) = self.free.take(bytes, PAGE) else {

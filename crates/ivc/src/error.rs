@@ -54,7 +54,7 @@ pub enum Error {
         peer: Peer,
     },
     /// The time was up. Nothing is lost: what was moved is counted, and the call may be repeated for the rest.
-    #[error("{action} took longer than {limit:?}; {moved} bytes were moved")]
+    #[error("{action} took longer than {limit:?}{}", if *moved > 0 { format!("; {moved} bytes were moved") } else { String::new() })]
     TimedOut {
         /// What was waited for.
         action: &'static str,

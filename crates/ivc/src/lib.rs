@@ -19,6 +19,8 @@
 //! What is read of others is believed only after a check; one that breaks the protocol, or dies, ends its own channels and
 //! nothing else. Every word has one writer, so nothing here needs an atomic read-modify-write between VMs.
 //!
+//! Programs get a context by `isthmus::Attachment::register`; without that crate:
+//!
 //! ```no_run
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! use isthmus_ivc::Context;
