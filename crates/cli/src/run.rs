@@ -57,7 +57,8 @@ pub(crate) struct Args {
     /// What carries the messages: isthmus, or what the MPI has of its own
     #[arg(long, value_enum, default_value_t = TransportArg::Isthmus)]
     transport: TransportArg,
-    /// Write to FILE, as JSON, what went through the region and how the VMs ran
+    /// Write to FILE, as JSON, what went through the region, how the VMs ran, and what they sent over a network of --net tap
+    /// (net_bytes: whole frames, the launcher's and the guests' own among them)
     #[arg(long, value_name = "FILE")]
     stats: Option<PathBuf>,
     /// Set a variable for the job; may be repeated (your environment is handed on anyway)

@@ -4,8 +4,7 @@
 //! status when everything is gone. Guardian, job and launcher are in process groups of their own, so a key
 //! pressed at a terminal reaches the launcher once, through here.
 
-use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::process::Child;
 use std::sync::mpsc::{self, Receiver, Sender};
@@ -102,17 +101,6 @@ fn watch_signals(events: Sender<Event>) -> Result<()> {
     Ok(())
 }
 
-/// The launcher's standard input: ours, unless it is a terminal. A launcher in a process group of its own
-/// could not read that, so it is copied.
-fn launcher_input() -> Result<OwnedFd> {
-    let failed = |e: io::Error| Error::io("cannot pass on standard input", e);
-    let stdin = io::stdin();
-    if !rustix::termios::isatty(&stdin) {
-        return stdin.as_fd().try_clone_to_owned().map_err(failed);
-    }
-    terminal::input_pipe().map_err(failed)
-}
-
 fn carry_out(spec: &RunSpec) -> Result<(i32, Option<String>)> {
     // If the guardian dies, what it guarded comes to us.
     set_child_subreaper(Some(getpid())).map_err(|e| Error::io("cannot become a subreaper", e))?;
@@ -120,7 +108,7 @@ fn carry_out(spec: &RunSpec) -> Result<(i32, Option<String>)> {
     watch_signals(send.clone())?;
     let start = Start { dir: rundir::choose()?, keep: spec.keep, front: std::process::id() };
     let (job, job_end) = UnixStream::pair().map_err(|e| Error::io("cannot make a socket", e))?;
-    let input = launcher_input()?;
+    let input = terminal::input().map_err(|e| Error::io("cannot pass on standard input", e))?;
     let (child, guardian) =
         guardian::spawn(guardian::GUARDIAN_COMMAND, &start, &[job_end.as_fd(), input.as_fd()])
             .map_err(|e| Error::io("cannot start the guardian", e))?;

@@ -33,7 +33,8 @@ use crate::mapped::Mapped;
 use crate::mpi::{self, Flavour, Host, Mpi};
 use crate::runs::Description;
 use crate::service::{self, Service, StartService};
-use crate::spec::{BOOT_LIMIT_S, ExitCode, RunSpec};
+use crate::spec::{BOOT_LIMIT_S, ExitCode, Net, RunSpec};
+use crate::stats::{self, Stats};
 use crate::switch::{self, Switch};
 use crate::{leash, pass, rsh, rundir, terminal, tree};
 
@@ -194,12 +195,13 @@ fn carry_out(
         wait_for_agents(switch, &names, events, deadline, spec, &parts.machines)?;
     }
     let boot_s = begin.elapsed().as_secs_f64();
-    let accel = accelerator(&parts.machines);
+    let accel = stats::accelerator(&parts.machines);
     let mut child = start_launcher(spec, &mpi, dir, &parts, input)?;
     let mapped = Arc::new(Mapped::default());
     let outcome =
         follow(spec, mpi.flavour, &mut child, &mapped, events_in, events, deadline, &parts.machines);
     mapped.remove();
+    let net_bytes = if spec.net == Net::Tap { stats::sent_over_network(&parts.machines) } else { None };
     if let (Ok(_), Some(switch)) = (&outcome, &parts.switch) {
         report_lost_files(switch, &parts.machines, events);
     }
@@ -207,7 +209,8 @@ fn carry_out(
         say(spec, || service.counters());
         if let Some(file) = &spec.stats {
             // The job has ended as it has, whatever becomes of its figures.
-            if let Err(e) = write_stats(file, &service.counters(), accel, boot_s) {
+            let around = Stats { accel, boot_s, net_bytes };
+            if let Err(e) = around.write(file, &service.counters()) {
                 tell!("{}", e.line());
             }
         }
@@ -228,29 +231,6 @@ fn describe(spec: &RunSpec, start: &Start, machines: &[Machine]) -> Result<()> {
     description
         .write(&start.dir)
         .map_err(|e| Error::io(format!("cannot write into {}", start.dir.display()), e))
-}
-
-/// How the VMs are run, as their own command lines say; `None` without any.
-fn accelerator(machines: &[Machine]) -> Option<&'static str> {
-    let pid = machines.first()?.pid.as_raw_nonzero();
-    let line = fs::read(format!("/proc/{pid}/cmdline")).ok()?;
-    let mut words = line.split(|byte| *byte == 0);
-    words.find(|word| *word == b"-accel")?;
-    let name = words.next()?;
-    Some(if name.starts_with(b"kvm") { "kvm" } else { "tcg" })
-}
-
-/// Writes the service's counters with what is known of the VMs beside them: `accel` and `boot_s`, the seconds
-/// from the start of the service until every VM's agent had answered.
-fn write_stats(file: &Path, counters: &str, accel: Option<&str>, boot_s: f64) -> Result<()> {
-    let broken = |e: serde_json::Error| Error::Broken(format!("the service's counters are no JSON: {e}"));
-    let mut stats: serde_json::Map<String, serde_json::Value> =
-        serde_json::from_str(counters).map_err(broken)?;
-    stats.insert("accel".into(), accel.into());
-    stats.insert("boot_s".into(), boot_s.into());
-    let text = serde_json::to_string(&stats).map_err(broken)?;
-    crate::named::write(file, &format!("{text}\n"))
-        .map_err(|e| Error::io(format!("cannot write {}", file.display()), e))
 }
 
 fn say(spec: &RunSpec, text: impl FnOnce() -> String) {
@@ -368,7 +348,7 @@ fn wait_for_agents(
     machines: &[Machine],
 ) -> Result<()> {
     let start = Instant::now();
-    let how = match accelerator(machines) {
+    let how = match stats::accelerator(machines) {
         Some("tcg") => " under emulation (no KVM)",
         _ => "",
     };

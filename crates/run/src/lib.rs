@@ -26,6 +26,7 @@
 //! | [`switch`] | frames between agents and VMs; the host side of the relay |
 //! | [`service`] | what a run needs of the host service |
 //! | [`machines`], [`lost_files`] | what a run needs of its VMs; what is lost with them |
+//! | `stats` | what --stats tells of a run |
 //! | [`leash`] | processes that must not outlive the job |
 //! | [`rundir`], [`tree`], [`pass`] | the run's directories, its processes, descriptors over sockets |
 
@@ -48,6 +49,7 @@ pub mod runs;
 pub mod service;
 pub mod session;
 pub mod spec;
+mod stats;
 pub mod switch;
 mod terminal;
 pub mod tree;

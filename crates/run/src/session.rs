@@ -17,6 +17,7 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SI
 
 use crate::front::status_of_signal;
 use crate::switch::AGENT_STREAM;
+use crate::terminal;
 
 /// Two signals closer than this are one: `timeout` signals a process and its group at once.
 const SAME_SIGNAL: Duration = Duration::from_millis(150);
@@ -117,7 +118,9 @@ pub fn follow(run: UnixStream, start: &Frame, manner: Manner) -> io::Result<End>
     let mut mux = Mux::greeted_already(run.into())?;
     mux.send(start);
     let copy = |fd: &dyn AsFd| -> io::Result<OwnedFd> { fd.as_fd().try_clone_to_owned() };
-    mux.add_source((AGENT_STREAM, CHANNEL_IN), copy(&io::stdin())?);
+    // Without a terminal of its own, the process leaves ours to whoever is in its foreground.
+    let input = if manner.terminal { copy(&io::stdin())? } else { terminal::input()? };
+    mux.add_source((AGENT_STREAM, CHANNEL_IN), input);
     mux.add_sink((AGENT_STREAM, CHANNEL_OUT), copy(&io::stdout())?);
     mux.add_sink((AGENT_STREAM, CHANNEL_ERR), copy(&io::stderr())?);
     let end = carry(&mut mux, &signals, manner);

@@ -5,8 +5,8 @@
 //! read when it comes to the foreground. So the terminal is read from the foreground only, and with SIGTTIN blocked:
 //! where the foreground is lost between the look and the read, the read fails and nobody is stopped.
 
-use std::io::{self, Write};
-use std::os::fd::OwnedFd;
+use std::io::{self, IsTerminal, Write};
+use std::os::fd::{AsFd, OwnedFd};
 use std::thread;
 use std::time::Duration;
 
@@ -92,8 +92,13 @@ fn copy_input(mut to: impl Write) {
     }
 }
 
-/// A pipe to which a thread of its own copies the terminal that is standard input.
-pub(crate) fn input_pipe() -> io::Result<OwnedFd> {
+/// Standard input for a process that is not in the terminal's foreground: ours, unless it is a terminal. That is copied
+/// into a pipe by a thread of its own.
+pub(crate) fn input() -> io::Result<OwnedFd> {
+    let stdin = io::stdin();
+    if !stdin.is_terminal() {
+        return stdin.as_fd().try_clone_to_owned();
+    }
     let (read, write) = io::pipe()?;
     thread::Builder::new().name("terminal".into()).spawn(move || copy_input(write))?;
     Ok(read.into())
