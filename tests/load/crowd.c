@@ -4,13 +4,17 @@
  *
  * usage: mpirun -n N crowd [NAME [SECONDS]]
  *
- * SECONDS makes it go on for at least that long, for jobs that shall run beside each other.
+ * SECONDS makes it go on for at least that long, for jobs that shall run beside each other, or that shall show that
+ * nobody stands still: no round may take longer than PATIENCE.
  */
 #include <mpi.h>
 #include <stdio.h>
 #include <stdlib.h>
 
 #include "check.h"
+
+/* Seconds. A round is some ten messages each; machines of tests stand still for moments. */
+#define PATIENCE 5.0
 
 static int size;
 
@@ -22,7 +26,7 @@ int main(int argc, char **argv)
 	MPI_Init(&argc, &argv);
 	MPI_Comm_rank(MPI_COMM_WORLD, &rank);
 	MPI_Comm_size(MPI_COMM_WORLD, &size);
-	double begin = MPI_Wtime();
+	double begin = MPI_Wtime(), before = begin, slowest = 0;
 	while (more) {
 		long mine = rank + rounds, sum = 0, from = -1;
 		MPI_Barrier(MPI_COMM_WORLD);
@@ -34,12 +38,18 @@ int main(int argc, char **argv)
 				     MPI_COMM_WORLD, MPI_STATUS_IGNORE);
 			CHECK(from == (rank + size - d) % size + rounds);
 		}
+		double now = MPI_Wtime();
+		if (seconds && now - before > slowest)
+			slowest = now - before;
+		CHECK(slowest < PATIENCE);
+		before = now;
 		rounds++;
-		more = MPI_Wtime() - begin < seconds;
+		more = now - begin < seconds;
 		MPI_Bcast(&more, 1, MPI_INT, 0, MPI_COMM_WORLD);
 	}
 	if (rank == 0)
-		printf("%s: ok, %d ranks, %d rounds, %.1f s\n", name, size, rounds, MPI_Wtime() - begin);
+		printf("%s: ok, %d ranks, %d rounds, %.1f s, the slowest %.1f ms\n", name, size, rounds, MPI_Wtime() - begin,
+		       1e3 * slowest);
 	MPI_Finalize();
 	return 0;
 }
