@@ -10,7 +10,7 @@ PROVIDER := $(TARGET)/lib/isthmus/libisthmus-fi.so
 
 export PATH := $(shell scripts/find-cargo):$(PATH)
 
-.PHONY: all check fmt clippy unit doc scripts programs test loom replay fuzz vm-test bench install uninstall deb clean
+.PHONY: all check fmt clippy unit doc scripts programs test loom aarch64 replay fuzz vm-test bench install uninstall deb clean
 
 # Everything that users run.
 all:
@@ -37,13 +37,18 @@ doc:
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --document-private-items --quiet
 
 scripts:
-	bash -n demo test .ci/run fuzz/run packaging/build-deb tests/ops/install scripts/install-deps scripts/install-mpi scripts/find-cargo tests/programs/run tests/api/run tests/api/deaths tests/api/kills tests/load/run tests/programs/files tests/docs/install-deps
+	bash -n demo test .ci/run fuzz/run packaging/build-deb tests/ops/install scripts/install-deps scripts/install-mpi scripts/find-cargo tests/programs/run tests/api/run tests/api/deaths tests/api/kills tests/load/run tests/load/steady tests/load/unseen tests/programs/files tests/docs/install-deps
 	PYTHONPYCACHEPREFIX=build/pycache python3 -m py_compile tests/pages.py tests/docs/compare tests/api/pictures.py tests/faults/limits tests/mpis/run tests/programs/packaged tests/mpi4py/run tests/mpi4py/worker.py tests/uid/run tests/programs/bench tests/run/ends tests/run/terminal tests/run/visit tests/ops/guest tests/watch/run tests/doctor/run
 	tests/docs/install-deps
 
 # What CI runs: all of the above and below that fits into 40 minutes.
 test:
 	./test
+
+# Whether it is x86-64 alone: everything must type-check for another processor. Needs rustup, which has its standard library.
+aarch64:
+	rustup target add aarch64-unknown-linux-gnu
+	cargo check --target aarch64-unknown-linux-gnu --workspace --exclude isthmus-fuzz
 
 # The model checker, on what must hold between two writers of one memory; a target of its own, as its flag touches all.
 loom:

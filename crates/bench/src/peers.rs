@@ -46,6 +46,9 @@ pub struct Table {
     /// Whether curves that were asked for are missing.
     #[serde(skip)]
     pub no_curves: bool,
+    /// MPIs of which something is promised and that nobody named.
+    #[serde(skip)]
+    pub other_mpis: Vec<&'static str>,
 }
 
 /// A ratio that is promised, and how to find it among the records.
@@ -205,7 +208,16 @@ pub fn run(plan: &Plan, progress: &mut dyn FnMut(&str)) -> Result<Table> {
         let program = program::compile(&found)?;
         mpis.push((found, program));
     }
-    let mut table = Table { rows: Vec::new(), records: Vec::new(), curves: Vec::new(), no_curves: false };
+    let named = |wanted: fn(Flavour) -> bool| mpis.iter().any(|(mpi, _)| wanted(mpi.flavour));
+    let mut other_mpis = Vec::new();
+    if !named(copies_twice) {
+        other_mpis.push("Open MPI");
+    }
+    if !named(|flavour| flavour == Flavour::Mpich) {
+        other_mpis.push("MPICH");
+    }
+    let mut table =
+        Table { rows: Vec::new(), records: Vec::new(), curves: Vec::new(), no_curves: false, other_mpis };
     lanes(plan, &mpis[0].0, &mut table, progress);
     for (mpi, _) in &mpis {
         pairs(plan, mpi, &mut table, progress);
@@ -386,7 +398,11 @@ impl Table {
 
     /// What is said below it: how many rows came to what, and why some have no figure.
     pub fn summary(&self) -> String {
-        promise::summary(&self.rows)
+        let mut text = promise::summary(&self.rows);
+        for mpi in &self.other_mpis {
+            text += &format!("What is promised of {mpi} is not in this table: name one, too, with --mpi.\n");
+        }
+        text
     }
 
     /// For people.
@@ -462,7 +478,7 @@ mod tests {
         assert_eq!(missing.verdict, Verdict::NotMeasured);
         let again = Row { what: "another row".into(), ..missing.clone() };
         let rows = vec![missing, again];
-        let text = Table { rows, records: Vec::new(), curves: Vec::new(), no_curves: false }.text();
+        let text = Table { rows, records: Vec::new(), curves: Vec::new(), no_curves: false, other_mpis: Vec::new() }.text();
         assert!(text.contains("2 were not measured"), "{text}");
         assert!(text.contains("not measured: allreduce"), "{text}");
         assert_eq!(text.matches("not measured: ").count(), 1, "{text}");
@@ -470,8 +486,21 @@ mod tests {
     }
 
     #[test]
+    fn promises_of_an_mpi_that_nobody_named_are_told() {
+        let table = |other_mpis| Table {
+            rows: Vec::new(),
+            records: Vec::new(),
+            curves: Vec::new(),
+            no_curves: false,
+            other_mpis,
+        };
+        assert!(table(vec!["MPICH"]).summary().contains("promised of MPICH is not in this table"));
+        assert!(!table(Vec::new()).summary().contains("--mpi"));
+    }
+
+    #[test]
     fn a_peer_that_was_left_out_leaves_its_reason() {
-        let none = || Table { rows: Vec::new(), records: Vec::new(), curves: Vec::new(), no_curves: false };
+        let none = || Table { rows: Vec::new(), records: Vec::new(), curves: Vec::new(), no_curves: false, other_mpis: Vec::new() };
         let done = |records, left_out: &[&str]| {
             let left_out = left_out.iter().map(|why| (*why).to_owned()).collect();
             Ok(Comparison { records, left_out, ..Comparison::default() })

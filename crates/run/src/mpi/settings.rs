@@ -36,8 +36,8 @@ pub fn transport(flavour: Flavour, provider: &Path, through_region: bool) -> Env
         Flavour::OpenMpi4 => {
             set("OMPI_MCA_pml", "cm");
             set("OMPI_MCA_mtl", "ofi");
-            // Debian turns btl ofi off; what is named here is all there is.
-            set("OMPI_MCA_btl", if through_region { "self,ofi" } else { "self,vader,ofi" });
+            // Not ofi: only osc rdma would use it, and its end takes a second (it sleeps) out of each MPI_Finalize.
+            set("OMPI_MCA_btl", if through_region { "self" } else { "self,vader" });
             set("OMPI_MCA_opal_common_ofi_provider_include", "isthmus");
             // Its osc rdma over any btl ofi dies of MPI_Compare_and_swap on a local target and of MPI_Accumulate with
             // most operations, so one-sided goes by messages, which is not for MPI_THREAD_MULTIPLE.
