@@ -87,7 +87,7 @@ pub enum Arrival {
 #[inline]
 pub fn arrive(count: &Word, round: u64, parties: u64) -> Arrival {
     match count.add(1).wrapping_sub(round.wrapping_mul(parties)) {
-        before if before + 1 == parties => Arrival::Last,
+        before if before == parties.wrapping_sub(1) => Arrival::Last,
         before if before < parties => Arrival::Early,
         _ => Arrival::Wrong,
     }
@@ -141,6 +141,8 @@ mod tests {
         assert_eq!(arrive(&count, 1, 2), Arrival::Wrong);
         count.put(1 << 40);
         assert_eq!(arrive(&count, 1, 1), Arrival::Wrong);
+        count.put(1);
+        assert_eq!(arrive(&count, 1, 2), Arrival::Wrong, "one short of the round's first");
     }
 
     #[test]

@@ -215,7 +215,7 @@ pub(super) fn run(meeting: &mut Meeting, plan: &Plan) -> Result<()> {
                     return Err(Error::Rank {
                         what: format!(
                             "{kind}: {done} increments were made, and {} are there",
-                            after - before
+                            after.wrapping_sub(before)
                         ),
                     });
                 }
