@@ -175,14 +175,13 @@ impl Committer {
         Ok(())
     }
 
-    /// A lock is taken: lets some time pass, and clears up if its holder is dead. Gives whether to try again.
+    /// A lock is taken: lets some time pass, and clears up if its holder is dead. Gives whether to try again: after the end of the
+    /// patience once, where the holder is another one by now.
     #[cold]
     pub(super) fn wait_for(&self, lock: u64, token: u64, wait: &mut Wait) -> Result<bool> {
         let goes_on = wait.round();
-        if (!goes_on || wait.is_time_to_look()) && self.look_at_holder(lock, token)? {
-            return Ok(true);
-        }
-        Ok(goes_on)
+        let is_over = (!goes_on || wait.is_time_to_look()) && self.look_at_holder(lock, token)?;
+        Ok(goes_on || is_over && wait.may_try_once_more())
     }
 
     /// Whether a lock's holder was dead and is cleared up now, or has freed it.
@@ -224,5 +223,44 @@ impl Drop for Committer {
             flyers.remove(bit);
         }
         owner.set(0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use isthmus_host::{Config, Service};
+
+    use super::super::{Shape, Space};
+    use super::*;
+
+    #[test]
+    fn a_lock_that_changes_all_the_time_is_tried_once_more_after_the_patience_and_then_given_up() {
+        let dir = tempfile::tempdir().unwrap();
+        let service = Service::start(Config::new(dir.path(), 16 << 20), Arc::new(|_| ())).unwrap();
+        let member = isthmus_attach::connect_at(service.attach_socket()).unwrap();
+        let shape = Shape { slots: 8, locks: 64, log_bytes: 4096 };
+        let at = member.allocate(shape.bytes(), 64).unwrap();
+        let section = member.section().part("test", at, shape.bytes()).unwrap();
+        section.zero("test", 0, shape.bytes()).unwrap();
+        let space = Space::open(&member, &section, shape).unwrap();
+        let own = space.committer().unwrap();
+        let lock = own.shared.machinery.lock(0).unwrap();
+        for patience in [0, 1] {
+            let mut wait = Wait::new(Duration::from_millis(patience));
+            let mut token = 0;
+            // Whenever somebody looks, the lock is another one's than a moment ago.
+            let mut goes_on = || {
+                token += 1;
+                lock.set(commit::token(7, token + 1));
+                own.wait_for(0, commit::token(7, token), &mut wait).unwrap()
+            };
+            let tries = (0..100_000).take_while(|_| goes_on()).count();
+            assert!(if patience == 0 { tries == 1 } else { (1..100_000).contains(&tries) }, "{tries}");
+            wait.next_lock();
+            assert!(own.wait_for(0, commit::token(7, 1), &mut wait).unwrap());
+            assert!(!own.wait_for(0, commit::token(7, 1), &mut wait).unwrap());
+        }
     }
 }

@@ -133,6 +133,8 @@ pub(crate) struct Wait {
     rounds: u32,
     begun: Option<Instant>,
     slept: bool,
+    /// The try that there is after the patience's end was had.
+    is_over: bool,
 }
 
 /// Rounds on the processor: about 16 us in all.
@@ -142,7 +144,7 @@ const YIELDS: u32 = 64;
 
 impl Wait {
     pub(crate) fn new(patience: Duration) -> Self {
-        Self { patience, rounds: 0, begun: None, slept: false }
+        Self { patience, rounds: 0, begun: None, slept: false, is_over: false }
     }
 
     /// Lets some time pass. Gives whether the patience is not at its end.
@@ -163,6 +165,17 @@ impl Wait {
             false => thread::yield_now(),
         }
         begun.elapsed() < self.patience
+    }
+
+    /// Whether there may be another try although the patience is at its end: once for each lock, since a lock that changes all the
+    /// time would have no end.
+    pub(crate) fn may_try_once_more(&mut self) -> bool {
+        !std::mem::replace(&mut self.is_over, true)
+    }
+
+    /// A lock was taken: the next one is another matter.
+    pub(crate) fn next_lock(&mut self) {
+        self.is_over = false;
     }
 
     /// Whether it is time to see if the others live: not at first, and then every few rounds.

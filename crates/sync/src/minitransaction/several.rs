@@ -122,6 +122,7 @@ impl Committer {
                 }
             }
             *held += 1;
+            wait.next_lock();
             step(Step::Locked);
         }
         step(Step::AllLocked);
