@@ -13,7 +13,7 @@
 //! - Offers without end do harm. Linux (6.6 and later, seen with 6.18) adds a slice of virtual time to a thread with each
 //!   `sched_yield`, and where little else but such threads run it has then let others that were ready to run wait for minutes,
 //!   among them processes that were killed and had still to die. So offers that nobody takes up become rare, and where they are
-//!   taken up there are naps after a millisecond.
+//!   taken up there are naps: after a millisecond of one wait, and now and then between many short ones.
 
 use std::time::{Duration, Instant};
 
@@ -44,14 +44,18 @@ const SPINS: u32 = 1000;
 /// The same where processors are scarce.
 const FEW_SPINS: u32 = 16;
 /// Such pauses between two looks at who lives, of a thread that spins.
-const LOOK_EVERY: u32 = 4;
+const LOOK_EVERY: u64 = 4;
 /// Time from one offer that nobody took up to the next, of a thread that spins; it grows, where processors are scarce only after
 /// [`PATIENCE`].
 const SHORTEST_GAP: Duration = Duration::from_micros(2);
 const LONGEST_GAP: Duration = Duration::from_micros(100);
-/// How long a thread that spins offers its processor before it takes naps, if others take it.
+/// How long a thread that spins offers its processor in one wait before it takes naps, if others take it.
 const PATIENCE: Duration = Duration::from_millis(1);
+/// How long its offers take in all, in many short waits, before it takes one.
+const TIRED: Duration = Duration::from_millis(10);
 const NAP: Duration = Duration::from_micros(100);
+/// Naps from one offer to the next, which tells whether others still take it.
+const NAPS: u64 = 8;
 /// About what it costs to go to sleep at a futex and to be woken.
 const LONGEST_SPIN: Duration = Duration::from_micros(20);
 /// The same through the services, between VMs.
@@ -108,6 +112,8 @@ pub(crate) struct Learned {
     crowd: Word,
     /// The shortest offer, which nobody took up.
     idle_ns: Word,
+    /// How long offers took since the last nap.
+    offered_ns: Word,
     /// Whether there are more participants than processors.
     scarce: Word,
     /// Waits that were not over at once.
@@ -128,6 +134,7 @@ impl Learned {
             pause: Word::new(0),
             crowd: Word::new(0),
             idle_ns: Word::new(u64::MAX),
+            offered_ns: Word::new(0),
             scarce: Word::new(0),
             waits: Word::new(0),
             hints: hint::is_cheap(),
@@ -139,9 +146,13 @@ impl Learned {
         self.scarce.put(scarce.into());
     }
 
-    /// Whether it is time to look again whether processors are scarce.
+    /// Whether it is time to look again whether processors are scarce; who is told so does it, and nobody else for long.
     pub(crate) fn is_old(&self) -> bool {
-        self.waits.peek().is_multiple_of(LOOK_AROUND)
+        let is_old = self.waits.peek().is_multiple_of(LOOK_AROUND);
+        if is_old {
+            self.waits.bump(1);
+        }
+        is_old
     }
 
     fn is_crowded(&self) -> bool {
@@ -163,6 +174,7 @@ impl Learned {
             self.idle_ns.put(ns);
         }
         let crowd = self.crowd.peek();
+        self.offered_ns.put(self.offered_ns.peek().saturating_add(ns));
         let taken_up = ns > idle.saturating_mul(3).saturating_add(1000);
         match taken_up {
             true => self.crowd.put((crowd + 4).min(64)),
@@ -244,33 +256,48 @@ impl Wait<'_> {
         }
     }
 
+    /// What is left of the time; a look at the clock only if there is a limit.
+    fn left(&self) -> Duration {
+        self.deadline.map_or(LONG, |at| at.saturating_duration_since(Instant::now()))
+    }
+
     #[cold]
     fn spin(&self, mut ready: impl FnMut() -> bool, mut look: impl FnMut() -> Result<bool>) -> Result<Ended> {
+        let learned = self.learned;
         let begun = Instant::now();
-        let (mut next_offer, mut gap) = (begun, Duration::ZERO);
-        for turn in 1_u32.. {
-            let crowded = self.learned.is_crowded();
+        let (mut next_offer, mut gap, mut naps) = (begun, Duration::ZERO, 0);
+        let mut turn = 0_u64;
+        loop {
+            turn += 1;
+            let crowded = learned.is_crowded();
             for _ in 0..if crowded { FEW_SPINS } else { SPINS } {
                 if ready() {
                     return Ok(Ended::Ready);
                 }
                 std::hint::spin_loop();
             }
-            if turn.is_multiple_of(LOOK_EVERY) && look()? {
-                return Ok(Ended::Stopped);
-            }
             let now = Instant::now();
             let left = self.deadline.map_or(LONG, |at| at.saturating_duration_since(now));
+            // At the end, too: who only ever polls has to be told.
+            if (left.is_zero() || turn.is_multiple_of(LOOK_EVERY)) && look()? {
+                return Ok(Ended::Stopped);
+            }
             if left.is_zero() {
-                break;
+                return Ok(if ready() { Ended::Ready } else { Ended::TimedOut });
             }
             let is_late = now.duration_since(begun) >= PATIENCE;
-            if is_late && self.learned.is_taken() {
+            let is_tired = learned.offered_ns.peek() >= nanos(TIRED);
+            if (is_late || is_tired) && learned.is_taken() && naps < NAPS {
                 std::thread::sleep(NAP.min(left));
-                // So that this is noticed when it is over.
-                self.learned.offer();
+                learned.offered_ns.put(0);
+                naps += 1;
             } else if now >= next_offer {
-                let (took, taken_up) = self.learned.offer();
+                let (took, taken_up) = learned.offer();
+                if !taken_up {
+                    // So much rarer are they while there are naps.
+                    learned.crowd.put(learned.crowd.peek().saturating_sub(naps));
+                }
+                naps = 0;
                 gap = match taken_up || crowded && !is_late {
                     true => Duration::ZERO,
                     false => (gap * 2).clamp(SHORTEST_GAP, LONGEST_GAP),
@@ -278,7 +305,6 @@ impl Wait<'_> {
                 next_offer = now + took + gap;
             }
         }
-        Ok(Ended::TimedOut)
     }
 
     #[cold]
@@ -296,9 +322,10 @@ impl Wait<'_> {
                 true => learned.longest,
                 false => Duration::from_nanos(learned.spin_ns.peek()).min(most),
             };
-            if !longest.is_zero() {
+            let left = self.left();
+            if !longest.is_zero() && !left.is_zero() {
                 let begun = Instant::now();
-                while begun.elapsed() < longest {
+                while begun.elapsed() < longest.min(left) {
                     for _ in 0..16 {
                         if ready() {
                             learned.spin_paid(longest);
@@ -307,7 +334,10 @@ impl Wait<'_> {
                         std::hint::spin_loop();
                     }
                 }
-                learned.spin_failed();
+                // Nothing is learned from one that had to be short.
+                if longest <= left {
+                    learned.spin_failed();
+                }
             }
         }
         if self.how == Waiting::Hybrid && self.offers_end_it(&mut ready) {
@@ -320,7 +350,7 @@ impl Wait<'_> {
             if ready() {
                 break;
             }
-            let left = self.deadline.map_or(LONG, |at| at.saturating_duration_since(Instant::now()));
+            let left = self.left();
             if left.is_zero() {
                 return Ok(Ended::TimedOut);
             }
@@ -340,6 +370,9 @@ impl Wait<'_> {
         let learned = self.learned;
         let most = learned.offers_for_now();
         for _ in 0..most {
+            if self.left().is_zero() {
+                return false;
+            }
             let (took, _) = learned.offer();
             if ready() {
                 learned.offers.put((most * 2).min(MOST_OFFERS));
@@ -353,5 +386,103 @@ impl Wait<'_> {
         }
         learned.offers.put((most / 2).max(1));
         false
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NO_LIMIT: Option<Instant> = None;
+
+    fn crowded() -> Learned {
+        let learned = Learned::new(true);
+        learned.crowd.put(64);
+        learned
+    }
+
+    fn has_offered(learned: &Learned) -> bool {
+        learned.idle_ns.peek() != u64::MAX
+    }
+
+    #[test]
+    fn what_came_during_a_nap_is_seen_before_the_processor_is_offered() {
+        for deadline in [NO_LIMIT, deadline(Some(Duration::from_secs(60)))] {
+            let learned = crowded();
+            learned.offered_ns.put(nanos(TIRED));
+            let mut looks = 0;
+            // The nap comes after so many.
+            let ready = || {
+                looks += 1;
+                looks > QUICK + FEW_SPINS
+            };
+            let wait = Wait { how: Waiting::Spin, learned: &learned, deadline };
+            let ended = wait.until(ready, || Ok(false), |_| ()).unwrap();
+            assert_eq!(ended, Ended::Ready);
+            assert!(!has_offered(&learned));
+            assert_eq!(learned.offered_ns.peek(), 0, "there was a nap");
+        }
+    }
+
+    #[test]
+    fn many_short_waits_have_a_nap_between_where_offers_are_taken_up() {
+        let learned = crowded();
+        let mut naps = 0;
+        for _ in 0..100 {
+            // Over after the first offer or nap.
+            let mut looks = 0;
+            let ready = || {
+                looks += 1;
+                looks > QUICK + FEW_SPINS
+            };
+            let wait = Wait { how: Waiting::Spin, learned: &learned, deadline: NO_LIMIT };
+            wait.until(ready, || Ok(false), |_| ()).unwrap();
+            naps += u32::from(learned.offered_ns.peek() == 0);
+            // As if the offer had been taken up for so long.
+            learned.offered_ns.bump(nanos(PATIENCE));
+            learned.crowd.put(64);
+        }
+        assert!((5..50).contains(&naps), "{naps}");
+    }
+
+    #[test]
+    fn naps_are_followed_by_an_offer_now_and_then() {
+        let learned = crowded();
+        learned.offered_ns.put(nanos(TIRED));
+        let begun = Instant::now();
+        let ready = || has_offered(&learned) && begun.elapsed() > PATIENCE;
+        let wait = Wait { how: Waiting::Spin, learned: &learned, deadline: NO_LIMIT };
+        assert_eq!(wait.until(ready, || Ok(false), |_| ()).unwrap(), Ended::Ready);
+    }
+
+    #[test]
+    fn who_only_polls_is_told_how_things_are_and_offers_and_sleeps_never() {
+        for how in [Waiting::Spin, Waiting::Block, Waiting::Hybrid] {
+            let learned = Learned::new(true);
+            let mut looks = 0;
+            let look = || {
+                looks += 1;
+                Ok(looks == 3)
+            };
+            let mut look = look;
+            let mut poll = || {
+                let wait = Wait { how, learned: &learned, deadline: Some(Instant::now()) };
+                wait.until(|| false, &mut look, |_| panic!("asleep")).unwrap()
+            };
+            assert_eq!([poll(), poll(), poll()], [Ended::TimedOut, Ended::TimedOut, Ended::Stopped]);
+            assert!(!has_offered(&learned), "{how:?}");
+            assert_eq!(learned.spin_ns.peek(), nanos(LONGEST_SPIN), "nothing is learned from that");
+        }
+    }
+
+    #[test]
+    fn it_is_looked_around_once_and_again_after_many_waits() {
+        let learned = Learned::new(true);
+        assert!(learned.is_old());
+        for _ in 1..LOOK_AROUND {
+            assert!(!learned.is_old() && !learned.is_old());
+            learned.waits.bump(1);
+        }
+        assert!(learned.is_old() && !learned.is_old());
     }
 }
