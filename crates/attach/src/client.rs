@@ -2,7 +2,7 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, PoisonError, TryLockError, Weak};
 use std::time::{Duration, Instant};
 
 use isthmus_region::error::ObjectProblem;
@@ -295,12 +295,25 @@ impl Client {
         action: &'static str,
         request: &Request,
     ) -> isthmus_region::Result<(Reply, Vec<OwnedFd>)> {
-        let refused = |reason| isthmus_region::Error::Service { action, reason };
-        // Before the lock: in a forked child another thread of the parent may have left it locked.
-        if rustix::process::getpid() != self.pid {
-            return Err(refused(Error::Forked.to_string()));
+        self.refuse_forked(action)?;
+        self.ask_on(&mut self.line.lock().unwrap_or_else(PoisonError::into_inner), action, request)
+    }
+
+    /// Before the lock: in a forked child another thread of the parent may have left it locked.
+    fn refuse_forked(&self, action: &'static str) -> isthmus_region::Result<()> {
+        match rustix::process::getpid() == self.pid {
+            true => Ok(()),
+            false => Err(isthmus_region::Error::Service { action, reason: Error::Forked.to_string() }),
         }
-        let mut line = self.line.lock().unwrap_or_else(PoisonError::into_inner);
+    }
+
+    fn ask_on(
+        &self,
+        line: &mut Line,
+        action: &'static str,
+        request: &Request,
+    ) -> isthmus_region::Result<(Reply, Vec<OwnedFd>)> {
+        let refused = |reason| isthmus_region::Error::Service { action, reason };
         match line.ask(request, None) {
             Ok((Reply::Refused { code: Code::Full, .. }, _)) => {
                 let bytes = if let Request::Grow { bytes } = request { *bytes } else { 0 };
@@ -333,9 +346,7 @@ impl Client {
     /// As `ask`, where a refusal is about an object.
     fn ask_for_object(&self, action: &'static str, request: &Request) -> isthmus_region::Result<Reply> {
         let refused = |reason| isthmus_region::Error::Service { action, reason };
-        if rustix::process::getpid() != self.pid {
-            return Err(refused(Error::Forked.to_string()));
-        }
+        self.refuse_forked(action)?;
         let mut line = self.line.lock().unwrap_or_else(PoisonError::into_inner);
         match line.ask_for_object(request) {
             Ok(Reply::Refused { code, text }) => Err(match problem_of(code) {
@@ -431,7 +442,17 @@ impl LocalService for Client {
 
     fn watch(&self, place: u64) -> isthmus_region::Result<OwnedFd> {
         let action = "give an eventfd";
-        match self.ask_with(action, &Request::Watch { place })? {
+        self.refuse_forked(action)?;
+        // Who waits with a limit must not wait here for another thread's question: without an eventfd it sleeps by the clock.
+        let mut line = match self.line.try_lock() {
+            Ok(line) => line,
+            Err(TryLockError::Poisoned(line)) => line.into_inner(),
+            Err(TryLockError::WouldBlock) => {
+                let reason = "another thread asks the service just now".into();
+                return Err(isthmus_region::Error::Service { action, reason });
+            }
+        };
+        match self.ask_on(&mut line, action, &Request::Watch { place })? {
             (Reply::Eventfd, fds) => fds.into_iter().next().ok_or_else(|| unexpected(action)),
             _ => Err(unexpected(action)),
         }
@@ -510,6 +531,25 @@ mod tests {
         let (number, question) = slow.question();
         assert_eq!(question, open("late"));
         number
+    }
+
+    #[test]
+    fn a_sleeper_gets_no_eventfd_while_another_thread_asks_and_waits_for_nobody() {
+        let (slow, line, _dir) = line();
+        let (socket, pid) = (Arc::clone(&line.socket), rustix::process::getpid());
+        let wake = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).unwrap();
+        let client = Client { line: Mutex::new(line), socket, path: PathBuf::new(), pid, _wake: wake };
+        std::thread::scope(|scope| {
+            let asks = scope.spawn(|| client.open_object(Kind::Segment, "slow", Access::Write));
+            let (number, _) = slow.question();
+            let (said, hears) = std::sync::mpsc::channel();
+            let client = &client;
+            scope.spawn(move || said.send(client.watch(64).map(drop)));
+            let watched = hears.recv_timeout(LONG / 12);
+            slow.answer(number, &object(1));
+            assert!(asks.join().unwrap().is_ok());
+            assert!(matches!(watched, Ok(Err(_))), "{watched:?}");
+        });
     }
 
     #[test]
