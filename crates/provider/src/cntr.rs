@@ -132,13 +132,11 @@ impl Cntr {
         let mut patience = counts.patience;
         drop(counts);
         match rest {
-            Rest::None => {}
-            Rest::Nap => wait::nap(&self.endpoints),
-            Rest::Yield => {
-                patience.offer();
-                self.counts.lock().patience = patience;
-            }
+            Rest::None => return found,
+            Rest::Nap => patience.nap(&self.endpoints),
+            Rest::Yield => patience.offer(),
         }
+        self.counts.lock().patience = patience;
         found
     }
 }

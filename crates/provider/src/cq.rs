@@ -281,12 +281,11 @@ impl Cq {
             if rest != Rest::None {
                 let mut patience = queue.patience;
                 drop(queue);
-                if rest == Rest::Nap {
-                    wait::nap(&self.endpoints);
-                } else {
-                    patience.offer();
-                    self.queue.lock().patience = patience;
+                match rest {
+                    Rest::Nap => patience.nap(&self.endpoints),
+                    _ => patience.offer(),
                 }
+                self.queue.lock().patience = patience;
             }
             return if progress == Progress::Broken { EIO } else { EAGAIN };
         }

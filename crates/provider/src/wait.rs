@@ -8,7 +8,8 @@
 //!
 //! **Polling.** MPIs never block: they read again and again. [`Patience`] counts empty reads. Where processors are
 //! enough it offers its own to others after [`POLLS`] of them, now and then, and goes on polling; where there are more processes than
-//! processors it does so soon, and then sleeps for at most [`NAP`] at a time, in such a way that a message wakes it.
+//! processors it does so soon, and then sleeps for at most [`NAP`] at a time, in such a way that a message wakes it. As long as
+//! nobody talks to it that way it only offers its processor, ever more rarely.
 
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -289,9 +290,11 @@ pub(crate) struct Patience {
     spins: u16,
 }
 
-/// Stages: fresh, then either of these and up to [`OFFERS`] or [`RARER`] more.
+/// Stages: fresh, then either of these and up to [`OFFERS`] or [`RARER`] more; [`NAPS`] and up to [`RARER`] more where offers take the
+/// place of naps.
 const FRESH: u16 = 0;
 const CROWDED: u16 = 1;
+const NAPS: u16 = CROWDED + OFFERS;
 const ALONE: u16 = 100;
 /// Such reads after something was found. An answer often comes within them, and what a program does between two reads
 /// (MPICH gives up its processor each time) costs more. One that has other things to do than wait is held up this often.
@@ -340,7 +343,10 @@ impl Patience {
                 self.left = FURTHER_POLLS << (alone - ALONE);
                 self.stage = (alone + 1).min(ALONE + RARER);
             }
-            crowded if crowded >= CROWDED + OFFERS => return Rest::Nap,
+            naps @ NAPS.. => {
+                self.left = FURTHER_POLLS << (naps - NAPS).min(RARER);
+                return Rest::Nap;
+            }
             _ => self.stage += 1,
         }
         Rest::Yield
@@ -350,19 +356,31 @@ impl Patience {
     pub(crate) fn offer(&mut self) {
         let begun = Instant::now();
         std::thread::yield_now();
-        if self.stage >= ALONE && begun.elapsed() > TAKEN_UP {
-            self.stage = CROWDED;
+        self.was_offered(begun.elapsed());
+    }
+
+    fn was_offered(&mut self, took: Duration) {
+        if self.stage >= ALONE && took > TAKEN_UP {
+            (self.left, self.stage) = (FURTHER_POLLS, CROWDED);
+        }
+    }
+
+    /// Sleeps a little, where [`Patience::rest`] said so. As long as nobody talks over any of the endpoints, it only offers the
+    /// processor, and the next time later: what the program waits for comes by another way, its own shared memory for one,
+    /// and would wait for the end of the nap.
+    pub(crate) fn nap(&mut self, endpoints: &Lock<Vec<Arc<Ep>>>) {
+        if endpoints.try_lock().is_some_and(|all| all.iter().all(|ep| !ep.has_lanes())) {
+            std::thread::yield_now();
+            self.stage = (self.stage + 1).min(NAPS + RARER);
+        } else {
+            self.stage = NAPS;
+            sleep_for_a_nap(endpoints);
         }
     }
 }
 
-/// Sleeps for at most [`NAP`]; a message to the endpoint, if it is the only one, ends it. As long as nobody talks over
-/// any of the endpoints, it only offers the processor: what the program waits for comes by another way, its own shared
-/// memory for one, and would wait for the end of the nap.
-pub(crate) fn nap(endpoints: &Lock<Vec<Arc<Ep>>>) {
-    if endpoints.try_lock().is_some_and(|all| all.iter().all(|ep| !ep.has_lanes())) {
-        return std::thread::yield_now();
-    }
+/// Sleeps for at most [`NAP`]; a message to the endpoint, if it is the only one, ends it.
+fn sleep_for_a_nap(endpoints: &Lock<Vec<Arc<Ep>>>) {
     let one = match endpoints.try_lock().as_deref().map(Vec::as_slice) {
         Some([one]) if one.has_futex() => Some(Arc::clone(one)),
         _ => None,
@@ -390,6 +408,32 @@ mod tests {
         let rests = rests(false, POLLS as usize + growing + 100 * growing);
         assert!(rests.iter().all(|r| *r == Rest::Yield));
         assert!((100..=110).contains(&rests.len()), "{}", rests.len());
+    }
+
+    #[test]
+    fn as_long_as_nobody_talks_offers_become_rarer_instead() {
+        let (nobody, mut patience) = (Lock::new(Vec::new()), Patience::FULL);
+        let growing = (FURTHER_POLLS << RARER) as usize;
+        let mut count = 0;
+        for _ in 0..FEW_POLLS as usize + 2 * growing + 100 * growing {
+            match patience.rest(Progress::Made, || true) {
+                Rest::None => continue,
+                Rest::Nap => patience.nap(&nobody),
+                Rest::Yield => patience.offer(),
+            }
+            count += 1;
+        }
+        assert!((100..=120).contains(&count), "{count}");
+    }
+
+    #[test]
+    fn an_offer_that_is_taken_up_is_followed_by_another_one_soon() {
+        let mut patience = Patience { left: FURTHER_POLLS << RARER, stage: ALONE + RARER, spins: 0 };
+        patience.was_offered(TAKEN_UP * 2);
+        assert_eq!((patience.left, patience.stage), (FURTHER_POLLS, CROWDED));
+        let mut patience = Patience { left: FURTHER_POLLS << RARER, stage: ALONE + RARER, spins: 0 };
+        patience.was_offered(TAKEN_UP / 2);
+        assert_eq!((patience.left, patience.stage), (FURTHER_POLLS << RARER, ALONE + RARER));
     }
 
     #[test]
