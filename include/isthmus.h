@@ -154,19 +154,23 @@ struct isthmus_barrier;
 /*
  * Takes one of the `parties` (1 to 4096) seats of the barrier called `name`. Errors: ISTHMUS_EFULL when all are taken by
  * processes that live, ISTHMUS_EBROKEN, ISTHMUS_EEXIST for one with other parameters, ISTHMUS_EINVAL, ISTHMUS_EACCESS,
- * ISTHMUS_ENOSERVICE; ISTHMUS_EBUSY if a process stands still while it resets it.
+ * ISTHMUS_ENOSERVICE; ISTHMUS_EBUSY if a process that resets it stands still, or is busy, for a second.
  */
 int isthmus_barrier_join(struct isthmus *here, const char *name, uint32_t parties, unsigned waiting, unsigned mode,
 			 struct isthmus_barrier **barrier);
 
 /*
  * Arrives, and waits until all have. Returns 1 to one participant of each round and 0 to the others. Errors:
- * ISTHMUS_EBROKEN, for this and all later rounds, when a participant has died or left before it arrived; who did so after that
- * does no harm to this round, only to the next. ISTHMUS_ETIMEDOUT, after which the next wait goes on with this round.
+ * ISTHMUS_EBROKEN, for this and all later rounds, when a participant has died before it arrived, or has left in the middle of
+ * the round; who dies after it arrived does no harm to this round, only to the next. ISTHMUS_ETIMEDOUT, which is no harm either:
+ * the caller has arrived, the others get through without its doing anything more, and its next wait goes on with this round.
  */
 int isthmus_barrier_wait(struct isthmus_barrier *barrier, uint64_t timeout_ns);
 
-/* Leaves; between two rounds, or the barrier breaks, for those at least that still have to wait. NULL is fine. */
+/*
+ * Leaves. Between two rounds somebody else may take the seat, who is waited for; in the middle of one, after a time-out, the
+ * barrier breaks, for those at least that still have to wait. NULL is fine.
+ */
 void isthmus_barrier_leave(struct isthmus_barrier *barrier);
 
 /*

@@ -6,12 +6,13 @@
 //! covers all that they have waited for in earlier steps, so after the last step all have arrived. With up to
 //! [`FAN`] participants that is one step: each writes its own word and reads those of the others. There is no locked
 //! instruction, and no fence. Since words only grow, nothing is ever set back, and one that is ahead is as good as one
-//! that has just come. (The scheme is the dissemination barrier of Hensgen, Finkel and Manber, 1988, with a larger fan
+//! that has just come. Who waits for the word of one that does not go on, since its time was up or it died on the way, looks
+//! at all words himself: once each says step 0 of the round, all have arrived, and the one who saw that may say the last step
+//! of the round. (The scheme is the dissemination barrier of Hensgen, Finkel and Manber, 1988, with a larger fan
 //! and counts in place of flags.)
 //!
 //! **Central** (P10). All add to one count; who completes a round says so in another word, at which the others wait.
 //! Both only grow, too.
-
 //!
 //! **Seats and resets** (P20). Who takes part claims a seat. Once a barrier is broken and all claims are gone, one process
 //! makes its words new. A claim that comes meanwhile either finds the barrier broken, or is seen by whoever resets it.

@@ -45,6 +45,42 @@ fn exchange_of_two_lets_nobody_pass_early() {
     });
 }
 
+/// P9, several steps: the first of three arrives and goes no further. The second passes since it finds all words there, and says
+/// so; whoever reads no more than that passes, too, and sees what all did.
+#[test]
+fn who_passes_since_all_have_arrived_lets_others_pass() {
+    static PASSED: std::sync::Mutex<[bool; 2]> = std::sync::Mutex::new([false; 2]);
+    model(|| {
+        let words = Arc::new([(); 3].map(|()| (Word::new(0), Word::new(0))));
+        let arrive = |words: &[(Word, Word); 3], me: usize| {
+            words[me].1.put(1);
+            barrier::advance(&words[me].0, 1);
+        };
+        let sees_all = |words: &[(Word, Word); 3]| words.iter().all(|word| word.1.peek() == 1);
+        let (far, further) = (Arc::clone(&words), Arc::clone(&words));
+        let second = thread::spawn(move || {
+            arrive(&far, 1);
+            let passes = far.iter().all(|word| barrier::has_reached(&word.0, 1, 2));
+            if passes {
+                assert!(sees_all(&far));
+                barrier::advance(&far[1].0, 2);
+            }
+            passes
+        });
+        let third = thread::spawn(move || {
+            arrive(&further, 2);
+            let passes = barrier::has_reached(&further[1].0, 2, 2);
+            assert!(!passes || sees_all(&further));
+            passes
+        });
+        arrive(&words, 0);
+        let passed = [second.join().unwrap(), third.join().unwrap()];
+        let mut ever = PASSED.lock().unwrap();
+        *ever = [ever[0] | passed[0], ever[1] | passed[1]];
+    });
+    assert_eq!(*PASSED.lock().unwrap(), [true, true], "either in some execution");
+}
+
 /// P10: the same for a count that three add to; one of them is the last in each round. Who finds a round not over yet does
 /// not come back, since two that spin would keep the third from running for ever.
 #[test]

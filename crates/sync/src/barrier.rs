@@ -4,8 +4,8 @@
 //! each thread that takes part. An empty seat is waited for: who joins late only holds the others up. A seat whose process
 //! has died before it arrived *breaks* the barrier, for this round and for all later ones: every other participant gets
 //! [`Error::Broken`], those that wait now and those that come. A participant that dies after it arrived does no harm to
-//! this round: it breaks the next one. (If it dies between two steps of an arrival, some may get through the round and
-//! others not; none gets through before all have come.) A seat that is given up in the middle of a round and a call of
+//! this round: it breaks the next one. (If it dies between its count and the word that says so, some may get through the round
+//! and others not; none gets through before all have come.) A seat that is given up in the middle of a round and a call of
 //! [`Barrier::give_up`] break the barrier, too, for those that have to wait; who finds that all have arrived already gets
 //! through, and has to wait in the next round.
 //!
@@ -15,8 +15,8 @@
 //! **Leaving** between two rounds is dropping the seat. The others then wait for whoever takes it, who continues with the
 //! same round.
 //!
-//! **Time-outs** break nothing. A participant whose time was up has arrived all the same, and its next wait goes on with
-//! that round.
+//! **Time-outs** break nothing. A participant whose time was up has arrived all the same: the others get through that round
+//! without its doing anything more, and its next wait goes on with it.
 //!
 //! # Layout
 //! ```text
@@ -57,7 +57,7 @@ const RESETTER: usize = 2;
 
 /// In the word of the parameters: they are there.
 const SHAPED: u64 = 1 << 63;
-/// How long one who lives may be at a reset: he was stopped, or the word is garbage.
+/// How long one who lives may be at a reset: he was stopped, or the word is garbage. So long a join takes at most, too.
 const RESETTING: Duration = Duration::from_secs(1);
 /// A pause of those who wait for him.
 const MOMENT: Duration = Duration::from_micros(100);
@@ -183,10 +183,12 @@ impl Barrier {
     ///
     /// # Errors
     /// [`Error::Full`] if all seats are taken by the living; [`Error::Broken`], also if one is taken by the dead and there
-    /// is no other; [`Error::InUse`] if another process stands still while it resets the barrier; [`Error::Corrupt`].
+    /// is no other; [`Error::InUse`] if another process is busy with the barrier, or stands still while it resets it, for a second;
+    /// [`Error::Corrupt`].
     pub fn join(&self) -> Result<Seat> {
         let shared = &self.0;
         let me = shared.member.party().word();
+        let until = Instant::now() + RESETTING;
         loop {
             shared.check_broken()?;
             for index in 0..self.parties() {
@@ -206,7 +208,7 @@ impl Barrier {
                 return Err(Error::Full { what: "the barrier", places: self.parties().into() });
             }
             // Not while it is reset: it would be broken for a death that is over.
-            shared.alone(|| match shared.dead_seat(|_| true)? {
+            shared.alone(until, || match shared.dead_seat(|_| true)? {
                 Some(dead) => Err(shared.break_up(dead)),
                 None => Ok(()),
             })?;
@@ -230,23 +232,26 @@ impl Barrier {
     /// [`Error::InUse`] as long as a process has a seat that lives, or whose death is not known yet: it may be tried again.
     /// [`Error::Corrupt`].
     pub fn reset(&self) -> Result<()> {
-        self.0.alone(|| self.0.reset())
+        self.0.alone(Instant::now() + RESETTING, || self.0.reset())
     }
 }
 
 impl Shared {
-    /// Does something while nobody else resets the barrier, which takes a moment.
-    fn alone<T>(&self, work: impl FnOnce() -> Result<T>) -> Result<T> {
+    /// Does something while nobody else resets the barrier, which takes a moment; not if `until` has passed.
+    fn alone<T>(&self, until: Instant, work: impl FnOnce() -> Result<T>) -> Result<T> {
+        let in_use = || Error::InUse { what: "the barrier" };
+        if Instant::now() > until {
+            return Err(in_use());
+        }
         let me = self.member.party().word();
         let resetter = &self.head.words[RESETTER];
-        let begun = Instant::now();
         // Another thread of this process counts as alive, as it should.
         while let Err(other) = lock::claim(resetter, me) {
             if !self.is_alive(other) && lock::inherit(resetter, other, me) {
                 break;
             }
-            if begun.elapsed() > RESETTING {
-                return Err(Error::InUse { what: "the barrier" });
+            if Instant::now() > until {
+                return Err(in_use());
             }
             std::thread::sleep(MOMENT);
         }
@@ -259,9 +264,18 @@ impl Shared {
         self.section.word("seat", SEATS + u64::from(index) * 8).map_err(Error::memory("a barrier"))
     }
 
+    fn line_of_progress(&self, index: u32) -> u64 {
+        lines_of_seats(self.parameters.parties) + u64::from(index) * LINE
+    }
+
     fn progress(&self, index: u32) -> Result<Gate> {
-        let at = lines_of_seats(self.parameters.parties) + u64::from(index) * LINE;
+        let at = self.line_of_progress(index);
         Gate::new(&self.member, &self.section, at).map_err(Error::memory("a barrier"))
+    }
+
+    /// Its word alone.
+    fn how_far(&self, index: u32) -> Result<&Word> {
+        self.section.word("progress", self.line_of_progress(index)).map_err(Error::memory("a barrier"))
     }
 
     fn steps(&self) -> u64 {
@@ -303,9 +317,11 @@ impl Shared {
             if word == 0 || word == alive || !counts(index) {
                 continue;
             }
-            match self.is_alive(word) {
-                true => alive = word,
-                false => return Ok(Some(word)),
+            if self.is_alive(word) {
+                alive = word;
+            } else if counts(index) {
+                // Still so: it may have arrived just before it died.
+                return Ok(Some(word));
             }
         }
         Ok(None)
@@ -373,6 +389,8 @@ pub struct Seat {
     own: Gate,
     /// Those that are waited for, by step.
     partners: Vec<Vec<(u32, Gate)>>,
+    /// How many seats, from the first on, are known to have arrived in this round.
+    arrived: Word,
     learned: Learned,
     broken: bool,
     /// The next round may take the short way: one step, and nothing is left of the last round.
@@ -413,6 +431,7 @@ impl Seat {
             step: None,
             own,
             partners,
+            arrived: Word::new(0),
             learned: Learned::new(shared.member.has_futexes()),
             broken: false,
             is_short: !central && steps == 1,
@@ -487,6 +506,7 @@ impl Seat {
             Ok(serial) => {
                 self.round += 1;
                 self.step = None;
+                self.arrived.put(0);
                 self.is_short = !self.partners.is_empty() && self.steps == 1;
                 Ok(serial)
             }
@@ -517,8 +537,12 @@ impl Seat {
         self.step = Some(step);
         while let Some(partners) = self.partners.get(usize::try_from(step).unwrap_or(usize::MAX)) {
             for (partner, gate) in partners {
-                if !barrier::has_reached(gate.word(), begin + step + 1, self.steps) {
-                    self.await_partner(*partner, gate, begin + step + 1, deadline)?;
+                if !barrier::has_reached(gate.word(), begin + step + 1, self.steps)
+                    && self.await_partner(*partner, gate, step, deadline)? == Ended::Stopped
+                {
+                    // All have arrived, though the partner did not get so far. Others wait for this seat's last word.
+                    self.advance(begin + self.steps);
+                    return Ok(self.index == 0);
                 }
             }
             step += 1;
@@ -530,20 +554,56 @@ impl Seat {
         Ok(self.index == 0)
     }
 
-    fn await_partner(&self, partner: u32, gate: &Gate, target: u64, deadline: Option<Instant>) -> Result<()> {
+    /// Waits until a partner has done `step`, or ([`Ended::Stopped`]) until all have arrived: a partner whose time was up, or
+    /// that died after it arrived, goes no further.
+    fn await_partner(
+        &self,
+        partner: u32,
+        gate: &Gate,
+        step: u64,
+        deadline: Option<Instant>,
+    ) -> Result<Ended> {
         let shared = &*self.barrier.0;
+        let arrival = self.round * self.steps + 1;
+        let target = arrival + step;
         let ready = || barrier::has_reached(gate.word(), target, self.steps);
         let look = || {
-            let claim = shared.claim(partner)?.get();
-            if claim != 0 && !shared.is_alive(claim) && !ready() {
-                return Err(shared.break_up(claim));
+            // Before the looks at who has arrived: who broke it may have got through this round.
+            let broken = shared.check_broken();
+            let dead = if step == 0 {
+                let claim = shared.claim(partner)?.get();
+                Some(claim).filter(|word| *word != 0 && !shared.is_alive(*word) && !ready())
+            } else {
+                if self.all_have_arrived(arrival)? {
+                    return Ok(true);
+                }
+                let arrived = |index| {
+                    shared.how_far(index).is_ok_and(|word| barrier::has_reached(word, arrival, self.steps))
+                };
+                shared.dead_seat(|index| !arrived(index))?
+            };
+            if let Some(dead) = dead {
+                return Err(shared.break_up(dead));
             }
             if !barrier::is_plausible(gate.word(), target, self.steps) {
                 return Err(shared.corrupt("a participant's progress", gate.word().peek()));
             }
-            if ready() { Ok(false) } else { shared.check_broken().map(|()| false) }
+            if ready() { Ok(false) } else { broken.map(|()| false) }
         };
         self.await_word(ready, look, gate, deadline)
+    }
+
+    /// Whether the words of all participants are at `arrival` or further (P9).
+    fn all_have_arrived(&self, arrival: u64) -> Result<bool> {
+        let shared = &*self.barrier.0;
+        for index in self.arrived.peek()..shared.parameters.parties.into() {
+            let word = shared.how_far(u32::try_from(index).unwrap_or(u32::MAX))?;
+            if !barrier::has_reached(word, arrival, self.steps) {
+                return Ok(false);
+            }
+            self.arrived.put(index + 1);
+        }
+        Ok(true)
     }
 
     fn wait_centrally(&mut self, deadline: Option<Instant>) -> Result<bool> {
@@ -573,9 +633,10 @@ impl Seat {
         let gate = &shared.gate;
         let ready = || barrier::is_open(gate.word(), round);
         let look = || {
-            let arrived = |index: u32| {
-                shared.progress(index).is_ok_and(|gate| gate.word().get() == round.wrapping_add(1))
-            };
+            // Before the look at the gate: who broke it may have got through this round.
+            let broken = shared.check_broken();
+            let arrived =
+                |index: u32| shared.how_far(index).is_ok_and(|word| word.get() == round.wrapping_add(1));
             let dead = shared.dead_seat(|index| !arrived(index))?;
             let seen = gate.word().get();
             if seen == round.wrapping_add(1) {
@@ -587,7 +648,7 @@ impl Seat {
             if seen != round {
                 return Err(shared.corrupt("the count of rounds", seen));
             }
-            shared.check_broken().map(|()| false)
+            broken.map(|()| false)
         };
         self.await_word(ready, look, gate, deadline)?;
         Ok(false)
@@ -600,7 +661,7 @@ impl Seat {
         look: impl Fn() -> Result<bool>,
         gate: &Gate,
         deadline: Option<Instant>,
-    ) -> Result<()> {
+    ) -> Result<Ended> {
         if self.learned.is_old() {
             self.learned.set_scarce(self.barrier.0.is_scarce());
         }
@@ -612,8 +673,8 @@ impl Seat {
         };
         let wait = Wait { how: self.barrier.0.parameters.waiting, learned: &self.learned, deadline };
         match wait.until(&ready, look, sleep)? {
-            Ended::Ready | Ended::Stopped => Ok(()),
             Ended::TimedOut => Err(Error::TimedOut),
+            ended => Ok(ended),
         }
     }
 }

@@ -89,6 +89,114 @@ fn seats_are_limited_left_and_taken_again_in_the_same_round() {
 }
 
 #[test]
+fn others_get_through_a_round_without_those_who_arrived_and_whose_time_was_up() {
+    let world = World::new();
+    for waiting in WAYS {
+        for (algorithm, parties, polls) in [
+            (Algorithm::Central, 9, vec![3]),
+            (Algorithm::Scaling, 9, vec![3]),
+            (Algorithm::Scaling, 9, vec![8, 3, 0]),
+            (Algorithm::Scaling, 65, vec![1, 2, 9, 64]),
+        ] {
+            let parameters = parameters(parties, waiting, algorithm);
+            let (at, section) = world.piece(parameters.bytes());
+            let barrier = Barrier::open(&world.member, &section, parameters).unwrap();
+            let mut seats: Vec<_> = (0..parties).map(|_| barrier.join().unwrap()).collect();
+            for round in 0..3 {
+                // One of them has a limit that is up before the others come, and comes back after them.
+                for seat in &polls {
+                    assert!(matches!(seats[*seat].wait_within(Duration::ZERO), Err(Error::TimedOut)));
+                }
+                std::thread::scope(|scope| {
+                    for (index, seat) in seats.iter_mut().enumerate().filter(|(i, _)| !polls.contains(i)) {
+                        scope.spawn(move || {
+                            let serial = seat.wait_within(LONG).unwrap();
+                            assert!(algorithm == Algorithm::Central || serial == (index == 0), "{round}");
+                        });
+                    }
+                });
+                // All have come, so there is nothing to wait for.
+                for seat in &polls {
+                    seats[*seat].wait_within(Duration::ZERO).unwrap();
+                }
+            }
+            // Places are left and taken between rounds as ever.
+            drop(seats.swap_remove(1));
+            seats.push(barrier.join().unwrap());
+            std::thread::scope(|scope| {
+                for seat in &mut seats {
+                    scope.spawn(|| seat.wait_within(LONG).unwrap());
+                }
+            });
+            drop(seats);
+            world.member.release(at, parameters.bytes());
+        }
+    }
+}
+
+#[test]
+fn who_dies_after_it_arrived_breaks_the_next_round_and_not_this_one() {
+    let world = World::new();
+    for (algorithm, parties) in [(Algorithm::Central, 3), (Algorithm::Central, 9), (Algorithm::Scaling, 9)] {
+        for waiting in WAYS {
+            let parameters = parameters(parties, waiting, algorithm);
+            let (at, section) = world.piece(parameters.bytes());
+            let barrier = Barrier::open(&world.member, &section, parameters).unwrap();
+            let mut seats: Vec<_> = (0..3).map(|_| barrier.join().unwrap()).collect();
+            // The fourth, or the third.
+            if parties == 3 {
+                seats.pop();
+            }
+            let mut other = world.other("arrives", at, &to_args(parameters));
+            other.await_line("arrived");
+            seats.extend((seats.len() + 1..parties as usize).map(|_| barrier.join().unwrap()));
+            other.kill();
+            // First those that wait, and then one that comes when the death is known.
+            let last = seats.pop();
+            std::thread::scope(|scope| {
+                for seat in &mut seats {
+                    scope.spawn(|| seat.wait_within(LONG).unwrap());
+                }
+                std::thread::sleep(Duration::from_millis(200));
+                last.map(|mut seat| seat.wait_within(LONG).unwrap());
+            });
+            std::thread::scope(|scope| {
+                for seat in &mut seats {
+                    scope.spawn(|| {
+                        let error = seat.wait_within(LONG).unwrap_err();
+                        assert!(matches!(error, Error::Broken { dead: Some(_) }), "{parameters:?}: {error}");
+                    });
+                }
+            });
+            drop(seats);
+            world.member.release(at, parameters.bytes());
+        }
+    }
+}
+
+#[test]
+fn who_only_polls_is_told_of_a_death() {
+    let world = World::new();
+    for (algorithm, waiting) in ALGORITHMS.into_iter().flat_map(|a| WAYS.map(|w| (a, w))) {
+        let parameters = parameters(2, waiting, algorithm);
+        let (at, section) = world.piece(parameters.bytes());
+        let mut other = world.other("steps", at, &to_args(parameters));
+        other.await_line("ready");
+        let barrier = Barrier::open(&world.member, &section, parameters).unwrap();
+        let mut seat = barrier.join().unwrap();
+        other.kill();
+        let begun = Instant::now();
+        loop {
+            match seat.wait_within(Duration::ZERO) {
+                Err(Error::TimedOut) => assert!(begun.elapsed() < LONG, "{parameters:?}: not told"),
+                Err(Error::Broken { dead: Some(_) }) => break,
+                other => panic!("{parameters:?}: {other:?}"),
+            }
+        }
+    }
+}
+
+#[test]
 fn who_gives_up_in_the_middle_of_a_round_breaks_the_barrier_until_it_is_reset() {
     let world = World::new();
     for algorithm in [Algorithm::Central, Algorithm::Scaling] {
@@ -240,6 +348,12 @@ fn child() {
     let section = piece(&told.member, told.at, parameters.bytes());
     let barrier = Barrier::open(&told.member, &section, parameters).unwrap();
     let mut seat = barrier.join().unwrap();
+    if told.role == "arrives" {
+        assert!(matches!(seat.wait_within(Duration::from_millis(1)), Err(Error::TimedOut)));
+        println!("arrived");
+        read_line();
+        return;
+    }
     println!("ready");
     let mut passed = 0_u64;
     if told.role == "steps" {
