@@ -11,12 +11,15 @@
 
 #include <malloc.h>
 
-static struct fi_info *ask(uint32_t api, struct fi_info *hints, uint64_t flags, int expected)
+static struct fi_info *ask_for(uint32_t api, const char *node, const char *service, uint64_t flags,
+			       struct fi_info *hints, int expected)
 {
 	struct fi_info *info = NULL, *found = NULL;
-	int r = lf.getinfo(api, NULL, NULL, flags, hints, &info);
+	int r = lf.getinfo(api, node, service, flags, hints, &info);
 	if (expected == 0 && r != 0)
 		FAIL("refused with %d", r);
+	if (expected != 0 && hints && hints->fabric_attr->prov_name)
+		EQUAL(r, expected); /* nobody else answers */
 	/* Without a name among the hints others answer too. */
 	for (struct fi_info *i = info; i && r == 0; i = i->next)
 		if (!strcmp(i->fabric_attr->prov_name, "isthmus")) {
@@ -35,6 +38,14 @@ static struct fi_info *ask(uint32_t api, struct fi_info *hints, uint64_t flags, 
 		FAIL("not refused");
 	return found;
 }
+
+static struct fi_info *ask(uint32_t api, struct fi_info *hints, uint64_t flags, int expected)
+{
+	return ask_for(api, NULL, NULL, flags, hints, expected);
+}
+
+/* The newest API version that this libfabric and the tests know. */
+#define NEWEST (lf.version() < FI_VERSION(2, 5) ? FI_VERSION(1, 17) : FI_VERSION(2, 5))
 
 static struct fi_info *blank(void)
 {
@@ -72,10 +83,17 @@ static void own_answers(void)
 	lf.freeinfo(ask(0, NULL, 0, 0));
 }
 
+/* The version that a program asks with, or the newest that this libfabric has: more it refuses itself. */
+static uint32_t at_most(uint32_t api)
+{
+	return api < lf.version() ? api : lf.version();
+}
+
 static void mpich(void)
 {
 	test_name = "what MPICH 5 asks";
-	struct fi_info *first = ask(FI_VERSION(1, 17), NULL, 0, 0);
+	const uint32_t api = at_most(FI_VERSION(2, 5));
+	struct fi_info *first = ask(api, NULL, 0, 0);
 	struct fi_info *h = blank();
 	h->caps = first->caps;
 	h->mode = FI_CONTEXT | FI_CONTEXT2 | FI_ASYNC_IOV | FI_RX_CQ_DATA;
@@ -92,7 +110,9 @@ static void mpich(void)
 		FI_ORDER_SAS | FI_ORDER_ATOMIC_RAR | FI_ORDER_ATOMIC_RAW | FI_ORDER_ATOMIC_WAR | FI_ORDER_ATOMIC_WAW;
 	h->rx_attr->msg_order = FI_ORDER_SAS;
 	h->ep_attr->mem_tag_format = 0x00c000007fffffffULL;
-	struct fi_info *info = ask(FI_VERSION(1, 17), h, 0, 0);
+	struct fi_info *info = ask(api, h, 0, 0);
+	EQUAL(info->fabric_attr->api_version, api);
+	EQUAL(info->caps, first->caps);
 	EQUAL(info->domain_attr->threading, FI_THREAD_DOMAIN);
 	EQUAL(info->domain_attr->av_type, FI_AV_TABLE);
 	EQUAL(info->domain_attr->mr_mode, 0);
@@ -105,9 +125,9 @@ static void mpich(void)
 	lf.freeinfo(first);
 }
 
-static void open_mpi(void)
+/* Each component of Open MPI 5 asks with 1.18, for device memory first, and where that comes to nothing with 1.9. */
+static void open_mpi_at(uint32_t api)
 {
-	test_name = "what Open MPI asks";
 	/* Messages, with device memory first. */
 	struct fi_info *h = blank();
 	h->caps = FI_MSG | FI_TAGGED | FI_LOCAL_COMM | FI_REMOTE_COMM | FI_DIRECTED_RECV | FI_HMEM;
@@ -120,30 +140,41 @@ static void open_mpi(void)
 	h->tx_attr->msg_order = h->rx_attr->msg_order = FI_ORDER_SAS;
 	h->tx_attr->op_flags = h->rx_attr->op_flags = FI_COMPLETION;
 	h->ep_attr->type = FI_EP_RDM;
-	ask(FI_VERSION(1, 9), h, 0, -FI_ENODATA);
+	ask(api, h, 0, -FI_ENODATA);
 	h->caps &= ~FI_HMEM;
 	h->domain_attr->mr_mode = FI_MR_ALLOCATED;
-	struct fi_info *info = ask(FI_VERSION(1, 9), h, 0, 0);
+	struct fi_info *info = ask(api, h, 0, 0);
+	EQUAL(info->fabric_attr->api_version, api);
 	EQUAL(info->domain_attr->mr_mode, 0);
 	EQUAL(info->domain_attr->threading, FI_THREAD_SAFE);
 	EQUAL(info->domain_attr->av_type, FI_AV_MAP);
 	CHECK(!(info->caps & (FI_RMA | FI_ATOMIC | FI_READ | FI_WRITE)));
 	CHECK(info->ep_attr->mem_tag_format >> 63);
-	/* One-sided operations, with the objects of the first. */
+	/* One-sided operations, with the objects of the first; device memory first here too. */
 	struct fid_fabric *fabric;
 	struct fid_domain *domain;
 	EQUAL(lf.fabric(info->fabric_attr, &fabric, NULL), 0);
 	EQUAL(fi_domain(fabric, info, &domain, NULL), 0);
 	struct fi_info *b = blank();
-	b->caps = FI_RMA | FI_ATOMIC;
-	b->domain_attr->mr_mode = FI_MR_VIRT_ADDR | FI_MR_ALLOCATED | FI_MR_PROV_KEY | FI_MR_ENDPOINT;
+	b->caps = FI_RMA | FI_ATOMIC | FI_HMEM;
+	b->mode = FI_CONTEXT | FI_CONTEXT2;
+	b->domain_attr->mr_mode = 0x670; /* HMEM, ENDPOINT, PROV_KEY, ALLOCATED, VIRT_ADDR */
+	b->domain_attr->threading = FI_THREAD_SAFE;
+	b->ep_attr->type = FI_EP_RDM;
 	b->tx_attr->op_flags = FI_DELIVERY_COMPLETE | FI_COMPLETION;
 	b->rx_attr->op_flags = FI_COMPLETION;
 	b->tx_attr->iov_limit = b->rx_attr->iov_limit = 1;
 	b->fabric_attr->fabric = fabric;
 	b->domain_attr->domain = domain;
-	struct fi_info *rma = ask(FI_VERSION(1, 9), b, 0, 0);
+	ask(api, b, 0, -FI_ENODATA);
+	b->caps &= ~FI_HMEM;
+	b->domain_attr->mr_mode = 0x270;
+	struct fi_info *rma = ask(api, b, 0, 0);
 	CHECK(rma->fabric_attr->fabric == fabric && rma->domain_attr->domain == domain);
+	EQUAL(rma->domain_attr->mr_mode, 0);
+	EQUAL(rma->tx_attr->op_flags, FI_DELIVERY_COMPLETE | FI_COMPLETION);
+	EQUAL(rma->tx_attr->iov_limit, 1);
+	CHECK(!(rma->caps & (FI_MSG | FI_TAGGED | FI_SEND)));
 	EQUAL(fi_close(&domain->fid), 0);
 	EQUAL(fi_close(&fabric->fid), 0);
 	b->fabric_attr->fabric = NULL;
@@ -152,6 +183,14 @@ static void open_mpi(void)
 	lf.freeinfo(b);
 	lf.freeinfo(info);
 	lf.freeinfo(h);
+}
+
+static void open_mpi(void)
+{
+	test_name = "what Open MPI 5 asks, at 1.18";
+	open_mpi_at(at_most(FI_VERSION(1, 18)));
+	test_name = "what Open MPI 5 asks, at 1.9";
+	open_mpi_at(FI_VERSION(1, 9));
 }
 
 static void refusals(void)
@@ -181,12 +220,15 @@ static void refusals(void)
 	REFUSED(h->tx_attr->comp_order = FI_ORDER_SAS);
 	REFUSED(h->fabric_attr->name = strdup("elsewhere"));
 	REFUSED(h->domain_attr->name = strdup("elsewhere"));
+	REFUSED(h->fabric_attr->name = strdup("isthmus")); /* the provider's name is not the fabric's */
+	REFUSED(h->domain_attr->name = strdup("isthmus"));
 	REFUSED(h->caps = FI_MSG | FI_HMEM);
 	REFUSED(h->caps = 1ULL << 55); /* a bit that means nothing */
 	REFUSED(h->domain_attr->control_progress = FI_PROGRESS_AUTO);
 	REFUSED(h->domain_attr->mr_key_size = 9);
 	REFUSED(h->domain_attr->mr_mode = FI_MR_BASIC | FI_MR_VIRT_ADDR);
 	REFUSED(h->domain_attr->mr_mode = FI_MR_SCALABLE | FI_MR_LOCAL);
+	REFUSED(h->domain_attr->mr_mode = FI_MR_BASIC | FI_MR_SCALABLE);
 	REFUSED(h->domain_attr->max_ep_tx_ctx = 2);
 	REFUSED(h->domain_attr->max_ep_stx_ctx = 1);
 	REFUSED(h->domain_attr->mr_iov_limit = 2);
@@ -204,13 +246,211 @@ static void refusals(void)
 	REFUSED(h->ep_attr->tx_ctx_cnt = 2);
 	REFUSED(h->ep_attr->protocol = FI_PROTO_RXM);
 	REFUSED(h->ep_attr->auth_key_size = 8; h->ep_attr->auth_key = calloc(1, 8));
+	REFUSED(h->rx_attr->op_flags = FI_BUFFERED_RECV);
+	REFUSED(h->domain_attr->cq_cnt = SIZE_MAX);
+	REFUSED(h->domain_attr->ep_cnt = SIZE_MAX);
+	REFUSED(h->domain_attr->cntr_cnt = SIZE_MAX);
+	REFUSED(h->domain_attr->mr_cnt = SIZE_MAX);
+	REFUSED(h->domain_attr->tx_ctx_cnt = SIZE_MAX);
+	REFUSED(h->domain_attr->rx_ctx_cnt = SIZE_MAX);
+	REFUSED(h->domain_attr->max_ep_rx_ctx = 2);
+	REFUSED(h->domain_attr->max_ep_srx_ctx = 1);
+	REFUSED(h->domain_attr->max_err_data = 1);
+	REFUSED(h->domain_attr->caps = FI_SHARED_AV);
+	REFUSED(h->domain_attr->resource_mgmt = 77);
+	REFUSED(h->domain_attr->control_progress = 77);
+	REFUSED(h->domain_attr->data_progress = 77);
+	REFUSED(h->ep_attr->protocol_version = 2);
+	REFUSED(h->ep_attr->rx_ctx_cnt = 2);
+	REFUSED(h->rx_attr->size = SIZE_MAX);
+	REFUSED(h->rx_attr->msg_order = FI_ORDER_SAW);
+	/* One more than is answered. */
+	struct fi_info *own = ask(FI_VERSION(1, 17), NULL, 0, 0);
+	REFUSED(h->domain_attr->cq_cnt = own->domain_attr->cq_cnt + 1);
+	REFUSED(h->domain_attr->ep_cnt = own->domain_attr->ep_cnt + 1);
+	REFUSED(h->domain_attr->cntr_cnt = own->domain_attr->cntr_cnt + 1);
+	REFUSED(h->domain_attr->mr_cnt = own->domain_attr->mr_cnt + 1);
+	REFUSED(h->tx_attr->inject_size = own->tx_attr->inject_size + 1);
+	REFUSED(h->tx_attr->iov_limit = own->tx_attr->iov_limit + 1);
+	REFUSED(h->rx_attr->iov_limit = own->rx_attr->iov_limit + 1);
+	REFUSED(h->ep_attr->max_msg_size = own->ep_attr->max_msg_size + 1);
+	lf.freeinfo(own);
 	test_name = "the internal query of a layered provider";
 	h = blank();
 	ask(FI_VERSION(1, 17), h, 1ULL << 59, -FI_ENODATA);
 	lf.freeinfo(h);
 }
 
-#define NEWEST (lf.version() < FI_VERSION(2, 5) ? FI_VERSION(1, 17) : FI_VERSION(2, 5))
+/* Hosts and ports mean nothing to the provider, on either side; its own addresses do. */
+static void places(void)
+{
+	static const struct {
+		const char *node, *service;
+	} names[] = {{"localhost", NULL}, {"127.0.0.1", NULL}, {"nowhere.invalid", NULL}, {NULL, "7471"}, {"localhost", "7471"}};
+	struct side s;
+	struct fi_info *h, *i;
+	for (size_t k = 0; k < sizeof names / sizeof *names; k++)
+		for (int source = 0; source < 2; source++) {
+			test_name = source ? "a source by name" : "a destination by name";
+			h = blank();
+			ask_for(FI_VERSION(1, 17), names[k].node, names[k].service, source ? FI_SOURCE : 0, h, -FI_ENODATA);
+			ask_for(NEWEST, names[k].node, names[k].service, source ? FI_SOURCE : 0, h, -FI_ENODATA);
+			lf.freeinfo(h);
+		}
+	test_name = "a source that is left open";
+	h = blank();
+	i = ask(NEWEST, h, FI_SOURCE, 0);
+	CHECK(!i->src_addr && !i->dest_addr);
+	lf.freeinfo(i);
+	open_side(&s, NULL);
+	char name[64];
+	size_t len = sizeof name;
+	EQUAL(fi_getname(&s.ep->fid, name, &len), 0);
+	test_name = "a destination by address";
+	h->dest_addr = malloc(len);
+	h->dest_addrlen = len;
+	memcpy(h->dest_addr, name, len);
+	i = ask(NEWEST, h, 0, 0);
+	EQUAL(i->dest_addrlen, len);
+	CHECK(i->dest_addr != h->dest_addr && !memcmp(i->dest_addr, name, len));
+	EQUAL(i->src_addrlen, 0);
+	/* Taken back, too. */
+	lf.freeinfo(ask(NEWEST, i, 0, 0));
+	lf.freeinfo(i);
+	test_name = "a destination by half an address";
+	h->dest_addrlen = len / 2;
+	ask(NEWEST, h, 0, -FI_ENODATA);
+	test_name = "a destination in another region";
+	h->dest_addrlen = len;
+	((char *)h->dest_addr)[8] ^= 1;
+	ask(NEWEST, h, 0, -FI_ENODATA);
+	test_name = "a destination that is no address";
+	memset(h->dest_addr, 0, len);
+	ask(NEWEST, h, 0, -FI_ENODATA);
+	test_name = "a source by address";
+	free(h->dest_addr);
+	h->dest_addr = NULL;
+	h->dest_addrlen = 0;
+	h->src_addr = malloc(len);
+	h->src_addrlen = len;
+	memcpy(h->src_addr, name, len);
+	ask(NEWEST, h, 0, -FI_ENODATA);
+	lf.freeinfo(h);
+	close_side(&s);
+}
+
+/* Another provider's objects, and its names, are not ours. */
+static void strangers(const struct fi_info *other)
+{
+	struct fid_fabric *fabric;
+	struct fid_domain *domain;
+	struct fi_info *h = blank(), *copy = lf.dupinfo(other);
+	test_name = "another provider's objects";
+	EQUAL(lf.fabric(copy->fabric_attr, &fabric, NULL), 0);
+	EQUAL(fi_domain(fabric, copy, &domain, NULL), 0);
+	h->fabric_attr->fabric = fabric;
+	ask(FI_VERSION(1, 17), h, 0, -FI_ENODATA);
+	h->fabric_attr->fabric = NULL;
+	h->domain_attr->domain = domain;
+	ask(FI_VERSION(1, 17), h, 0, -FI_ENODATA);
+	h->domain_attr->domain = NULL;
+	EQUAL(fi_close(&domain->fid), 0);
+	EQUAL(fi_close(&fabric->fid), 0);
+	test_name = "another provider's names";
+	h->fabric_attr->name = strdup(other->fabric_attr->name);
+	ask(FI_VERSION(1, 17), h, 0, -FI_ENODATA);
+	free(h->fabric_attr->name);
+	h->fabric_attr->name = NULL;
+	h->domain_attr->name = strdup(other->domain_attr->name);
+	ask(FI_VERSION(1, 17), h, 0, -FI_ENODATA);
+	lf.freeinfo(h);
+	lf.freeinfo(copy);
+}
+
+/* Objects that are open already: another provider's, and our own on other terms. */
+static void open_objects(void)
+{
+	struct fi_info *h, *i, *all = NULL;
+	struct fid_fabric *fabric;
+	struct fid_domain *domain;
+	/* Intel's copy of libfabric has no other one with it. */
+	if (lf.getinfo(FI_VERSION(1, 17), NULL, NULL, 0, NULL, &all) == 0) {
+		for (i = all; i; i = i->next)
+			if (!strcmp(i->fabric_attr->prov_name, "sockets") && i->ep_attr->type == FI_EP_RDM) {
+				strangers(i);
+				break;
+			}
+		lf.freeinfo(all);
+	}
+	/* How a domain was opened is how whatever shares it has to take it. */
+	static const struct {
+		int threading, mr_mode, asked_threading, asked_mode, result, answer;
+	} terms[] = {
+		{FI_THREAD_DOMAIN, 0, FI_THREAD_DOMAIN, 0x270, 0, FI_THREAD_DOMAIN},
+		{FI_THREAD_DOMAIN, 0, FI_THREAD_UNSPEC, 0, 0, FI_THREAD_DOMAIN},
+		{FI_THREAD_DOMAIN, 0, FI_THREAD_SAFE, 0, -FI_ENODATA, 0},
+		{FI_THREAD_DOMAIN, 0, FI_THREAD_COMPLETION, 0, -FI_ENODATA, 0},
+		{FI_THREAD_SAFE, 0, FI_THREAD_UNSPEC, 0, 0, FI_THREAD_SAFE},
+		{FI_THREAD_SAFE, 0, FI_THREAD_DOMAIN, 0, 0, FI_THREAD_DOMAIN},
+		{FI_THREAD_SAFE, 0, FI_THREAD_SAFE, FI_MR_BASIC, -FI_ENODATA, 0},
+		{FI_THREAD_SAFE, FI_MR_BASIC, FI_THREAD_SAFE, FI_MR_BASIC, 0, FI_THREAD_SAFE},
+		{FI_THREAD_SAFE, FI_MR_BASIC, FI_THREAD_SAFE, 0x270, -FI_ENODATA, 0},
+		{FI_THREAD_SAFE, FI_MR_SCALABLE, FI_THREAD_SAFE, 0, 0, FI_THREAD_SAFE},
+	};
+	for (size_t k = 0; k < sizeof terms / sizeof *terms; k++) {
+		char name[64];
+		sprintf(name, "an open domain on other terms, %zu", k);
+		test_name = name;
+		h = blank();
+		h->domain_attr->threading = terms[k].threading;
+		h->domain_attr->mr_mode = terms[k].mr_mode;
+		i = ask(FI_VERSION(1, 17), h, 0, 0);
+		EQUAL(lf.fabric(i->fabric_attr, &fabric, NULL), 0);
+		EQUAL(fi_domain(fabric, i, &domain, NULL), 0);
+		lf.freeinfo(i);
+		h->domain_attr->threading = terms[k].asked_threading;
+		h->domain_attr->mr_mode = terms[k].asked_mode;
+		h->fabric_attr->fabric = fabric;
+		h->domain_attr->domain = domain;
+		i = ask(FI_VERSION(1, 17), h, 0, terms[k].result);
+		if (i) {
+			EQUAL(i->domain_attr->threading, terms[k].answer);
+			CHECK(i->domain_attr->domain == domain && i->fabric_attr->fabric == fabric);
+			lf.freeinfo(i);
+		}
+		h->fabric_attr->fabric = NULL;
+		h->domain_attr->domain = NULL;
+		lf.freeinfo(h);
+		EQUAL(fi_close(&domain->fid), 0);
+		EQUAL(fi_close(&fabric->fid), 0);
+	}
+	test_name = "open objects";
+}
+
+/* Registration modes of callers from before 1.5, where they are no bits: 0 is either of the two. */
+static void old_callers(void)
+{
+	static const uint32_t apis[] = {0, FI_VERSION(1, 0), FI_VERSION(1, 3), FI_VERSION(1, 4)};
+	static const int modes[][2] = {{FI_MR_UNSPEC, FI_MR_SCALABLE}, {FI_MR_BASIC, FI_MR_BASIC}, {FI_MR_SCALABLE, FI_MR_SCALABLE}};
+	test_name = "registration modes of old callers";
+	for (size_t a = 0; a < sizeof apis / sizeof *apis; a++)
+		for (size_t m = 0; m < 3; m++)
+			for (int caps = 0; caps < 2; caps++) {
+				struct fi_info *h = blank();
+				h->caps = caps ? FI_MSG | FI_RMA : 0;
+				h->domain_attr->mr_mode = modes[m][0];
+				struct fi_info *i = ask(apis[a], h, 0, 0);
+				EQUAL(i->domain_attr->mr_mode, modes[m][1]);
+				EQUAL(i->mode, 0);
+				lf.freeinfo(i);
+				h->domain_attr->mr_mode = FI_MR_BASIC | FI_MR_SCALABLE;
+				ask(apis[a], h, 0, -FI_ENODATA);
+				h->domain_attr->mr_mode = FI_MR_VIRT_ADDR; /* a bit, of later versions */
+				ask(apis[a], h, 0, -FI_ENODATA);
+				lf.freeinfo(h);
+			}
+}
+
 
 /* What each attribute is answered with: the table of the checker that all built-in providers share. */
 static void attributes(void)
@@ -247,14 +487,28 @@ static void attributes(void)
 		ANSWER(h->domain_attr->mr_mode = bits[k], i->domain_attr->mr_mode == 0);
 	ANSWER(h->domain_attr->mr_mode = FI_MR_BASIC, i->domain_attr->mr_mode == FI_MR_BASIC);
 	ANSWER(h->domain_attr->mr_mode = FI_MR_SCALABLE, i->domain_attr->mr_mode == FI_MR_SCALABLE);
-	/* Levels and kinds: the hint's own. */
+	/* Levels and kinds: the hint's own. FI_THREAD_FID and FI_THREAD_ENDPOINT too, which the built-in providers of 2.x
+	   refuse: every level is had, so whoever names an old one loses nothing. */
 	static const int threading[] = {FI_THREAD_SAFE, FI_THREAD_FID, FI_THREAD_DOMAIN, FI_THREAD_COMPLETION, FI_THREAD_ENDPOINT};
 	for (size_t k = 0; k < 5; k++)
 		ANSWER(h->domain_attr->threading = threading[k], i->domain_attr->threading == (unsigned)threading[k]);
 	ANSWER(h->domain_attr->threading = FI_THREAD_UNSPEC, i->domain_attr->threading == FI_THREAD_SAFE);
 	ANSWER(h->domain_attr->control_progress = FI_PROGRESS_MANUAL, i->domain_attr->control_progress == FI_PROGRESS_MANUAL);
 	ANSWER(h->domain_attr->data_progress = FI_PROGRESS_UNSPEC, i->domain_attr->data_progress == FI_PROGRESS_MANUAL);
-	ANSWER(h->domain_attr->control_progress = 3, i->domain_attr->control_progress == 3); /* "unified", of 2.x */
+	/* "Unified", of 2.x, where the second member is called "progress" and means both. */
+	ANSWER(h->domain_attr->control_progress = 3, i->domain_attr->control_progress == 3 && i->domain_attr->data_progress == FI_PROGRESS_MANUAL);
+	ANSWER(h->domain_attr->data_progress = 3, i->domain_attr->data_progress == 3 && i->domain_attr->control_progress == 3);
+	ANSWER(h->domain_attr->data_progress = FI_PROGRESS_MANUAL, i->domain_attr->control_progress == FI_PROGRESS_MANUAL);
+	ANSWER(h->domain_attr->control_progress = FI_PROGRESS_MANUAL; h->domain_attr->data_progress = 3,
+	       i->domain_attr->control_progress == FI_PROGRESS_MANUAL && i->domain_attr->data_progress == 3);
+	/* All that comes is kept until its receive, with no limit to tell. */
+	ANSWER(h->rx_attr->total_buffered_recv = 1 << 20, i->rx_attr->total_buffered_recv == 0);
+	ANSWER(h->mode = FI_BUFFERED_RECV, i->mode == 0 && i->rx_attr->mode == 0);
+	/* Counts: our own most, whatever less is asked. */
+	ANSWER(h->domain_attr->cq_cnt = h->domain_attr->ep_cnt = h->domain_attr->cntr_cnt = h->domain_attr->mr_cnt = 100,
+	       i->domain_attr->cq_cnt >= 1 << 16 && i->domain_attr->ep_cnt >= 1 << 16 && i->domain_attr->cntr_cnt >= 1 << 16 &&
+		       i->domain_attr->mr_cnt >= 1 << 16);
+	ANSWER(h->domain_attr->max_ep_tx_ctx = h->domain_attr->max_ep_rx_ctx = 1, i->domain_attr->max_ep_stx_ctx == 0 && i->domain_attr->max_ep_srx_ctx == 0);
 	ANSWER(h->domain_attr->av_type = FI_AV_MAP, i->domain_attr->av_type == FI_AV_MAP);
 	ANSWER(h->domain_attr->av_type = FI_AV_TABLE, i->domain_attr->av_type == FI_AV_TABLE);
 	ANSWER(h->domain_attr->resource_mgmt = FI_RM_ENABLED, i->domain_attr->resource_mgmt == FI_RM_ENABLED);
@@ -447,6 +701,9 @@ int main(int argc, char **argv)
 			intel_mpi();
 			attributes();
 			refusals();
+			old_callers();
+			places();
+			open_objects();
 			tables();
 			if (round == 0)
 				printf("getinfo: ok (libfabric %u.%u)\n", FI_MAJOR(lf.version()), FI_MINOR(lf.version()));

@@ -136,10 +136,27 @@ impl Drop for Domain {
     }
 }
 
-/// Whether a domain that a caller names is one of ours.
-pub(crate) fn is_ours(domain: *mut fid_domain) -> bool {
+/// What a domain was opened with, and whatever shares it has to keep to.
+pub(crate) struct Terms {
+    /// Threads may meet in it.
+    pub(crate) locks: bool,
+    /// Addresses of RMA are the target's own.
+    pub(crate) plain_addresses: bool,
+    /// Keys are ours to choose.
+    pub(crate) own_keys: bool,
+}
+
+/// The terms of a domain that a caller names; nothing if it is not one of ours.
+pub(crate) fn terms(domain: *mut fid_domain) -> Option<Terms> {
     // SAFETY: a domain of some provider, whose structure all share.
-    unsafe { isthmus_cabi::object(domain) }.is_some_and(|d| std::ptr::eq(d.ops, &raw const OPS))
+    let head = unsafe { isthmus_cabi::object(domain) }?;
+    if !std::ptr::eq(head.ops, &raw const OPS) {
+        return None;
+    }
+    // SAFETY: by its table our domain, which the caller has open.
+    let ours = unsafe { object::share::<Domain>(domain) }?;
+    let (plain_addresses, own_keys) = ours.registrations.modes();
+    Some(Terms { locks: ours.locks, plain_addresses, own_keys })
 }
 
 unsafe extern "C" fn close(fid: *mut fid) -> c_int {

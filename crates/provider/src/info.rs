@@ -17,7 +17,7 @@ use isthmus_transport::Address;
 use isthmus_transport::address::ADDRESS_BYTES;
 
 use crate::core::{Core, VERSION, any, log};
-use crate::{attachment, fabric};
+use crate::{attachment, domain, fabric};
 
 /// Longest message that may be injected; each endpoint's lanes have room for it.
 pub(crate) const INJECT_BYTES: usize = 4096;
@@ -73,14 +73,15 @@ pub(crate) unsafe fn getinfo(
     core: Option<&Core>,
     version: u32,
     node: *const c_char,
-    _service: *const c_char,
+    service: *const c_char,
     flags: u64,
     hints: *const fi_info,
     answer: *mut *mut fi_info,
 ) -> c_int {
     let report = |said: &str| log!(any(), WARN, CORE, "internal error, getinfo is off from now on: {said}");
     guard(&POISON, -FI_ENODATA, report, || {
-        if flags & CORE_PROV_ONLY != 0 || !node.is_null() {
+        // Names of hosts and ports mean nothing to us, on whichever side.
+        if flags & CORE_PROV_ONLY != 0 || !node.is_null() || !service.is_null() {
             return -FI_ENODATA;
         }
         // SAFETY: the core gives null or valid hints, whose members are null or valid too.
@@ -98,6 +99,10 @@ pub(crate) unsafe fn getinfo(
         let Some(region) = attachment::probe(core) else { return -FI_ENODATA };
         if wanted.fabric_name.is_some_and(|n| n != fabric_name(region)) {
             log!(core, INFO, CORE, "refused for its fabric name");
+            return -FI_ENODATA;
+        }
+        if wanted.dest.is_some_and(|address| address.region != region) {
+            log!(core, INFO, CORE, "refused for its destination address, which is in another region");
             return -FI_ENODATA;
         }
         let made = offer.allocate(version, &wanted, region);
@@ -128,8 +133,9 @@ struct Wanted<'a> {
     fabric: *mut fid_fabric,
     fabric_name: Option<&'a str>,
     domain_name: Option<&'a str>,
-    dest: Option<[u8; ADDRESS_BYTES]>,
+    dest: Option<Address>,
     bad_address: bool,
+    has_source: bool,
 }
 
 /// The part of `fi_domain_attr` that exists in every version.
@@ -187,7 +193,7 @@ impl<'a> Wanted<'a> {
             // SAFETY: the hints vouch for `dest_addrlen` bytes.
             let bytes = unsafe { isthmus_cabi::slice(info.dest_addr.cast::<u8>(), info.dest_addrlen, 4096) }?;
             match Address::from_bytes(bytes) {
-                Ok(address) => dest = Some(address.to_bytes()),
+                Ok(address) => dest = Some(address),
                 Err(_) => bad_address = true,
             }
         }
@@ -210,6 +216,7 @@ impl<'a> Wanted<'a> {
             domain_name: domain.and_then(|d| name(d.name)),
             dest,
             bad_address,
+            has_source: !info.src_addr.is_null(),
         })
     }
 }
@@ -249,6 +256,7 @@ fn or(hint: usize, own: usize) -> usize {
 impl Offer {
     fn new(version: u32, wanted: &Wanted<'_>) -> Result<Self, Refused> {
         check(!wanted.bad_address, "destination address")?;
+        check(!wanted.has_source, "source address, which nobody chooses")?;
         check(wanted.addr_format == FI_FORMAT_UNSPEC || wanted.addr_format == ADDR_FORMAT, "address format")?;
         check(wanted.caps & !ALL_CAPS == 0, "capabilities")?;
         let caps = caps(wanted.caps);
@@ -340,10 +348,6 @@ impl Offer {
 
     fn domain(&mut self, version: u32, hint: &DomainHints, name: Option<&str>) -> Result<(), Refused> {
         check(name.is_none_or(|n| n == DOMAIN_NAME), "domain name")?;
-        check(
-            hint.domain.is_null() || crate::domain::is_ours(hint.domain),
-            "domain, which is another provider's",
-        )?;
         check(hint.threading <= FI_THREAD_ENDPOINT, "threading level")?;
         check(hint.control_progress != FI_PROGRESS_AUTO, "automatic control progress")?;
         check(hint.data_progress != FI_PROGRESS_AUTO, "automatic data progress")?;
@@ -351,12 +355,16 @@ impl Offer {
         check(hint.data_progress <= FI_PROGRESS_CONTROL_UNIFIED, "data progress")?;
         check(hint.resource_mgmt <= FI_RM_ENABLED, "resource management")?;
         check(hint.av_type <= FI_AV_TABLE, "address vector type")?;
-        // The two old modes are no bits: they are asked for alone.
-        let old = hint.mr_mode & (FI_MR_BASIC | FI_MR_SCALABLE);
-        check(old == 0 || old == hint.mr_mode, "memory registration mode")?;
+        // The two old modes are no bits: one is asked for alone, and old callers know nothing else.
+        let knows_bits =
+            version >= fi::fi_version(1, 5) && hint.mr_mode & (FI_MR_BASIC | FI_MR_SCALABLE) == 0;
+        let old = matches!(hint.mr_mode, FI_MR_UNSPEC | FI_MR_BASIC | FI_MR_SCALABLE);
+        check(knows_bits || old, "memory registration mode")?;
         check(hint.mr_key_size <= 8, "key size")?;
         check(hint.cq_data_size <= 8, "completion data size")?;
         check(hint.cq_cnt <= OBJECTS && hint.ep_cnt <= OBJECTS && hint.cntr_cnt <= OBJECTS, "object counts")?;
+        check(hint.mr_cnt <= OBJECTS, "registration count")?;
+        check(hint.max_err_data == 0, "error data")?;
         check(hint.tx_ctx_cnt <= OBJECTS && hint.rx_ctx_cnt <= OBJECTS, "context counts")?;
         check(hint.max_ep_tx_ctx <= 1 && hint.max_ep_rx_ctx <= 1, "contexts per endpoint")?;
         check(hint.max_ep_stx_ctx == 0 && hint.max_ep_srx_ctx == 0, "shared contexts")?;
@@ -364,10 +372,26 @@ impl Offer {
         check(hint.caps & !DOMAIN_CAPS == 0, "domain capabilities")?;
         check(hint.auth_key_size == 0, "authorization key")?;
         self.mr_mode = mr_mode(version, hint.mr_mode);
+        let mut threading = FI_THREAD_SAFE;
+        if !hint.domain.is_null() {
+            let open = domain::terms(hint.domain).ok_or("domain, which is another provider's")?;
+            if !open.locks {
+                threading = FI_THREAD_DOMAIN;
+                check(
+                    matches!(hint.threading, FI_THREAD_UNSPEC | FI_THREAD_DOMAIN),
+                    "threading level, which the open domain does not have",
+                )?;
+            }
+            check(
+                [open.plain_addresses, open.own_keys] == [self.mr_mode == FI_MR_BASIC; 2],
+                "memory registration mode, which is not the open domain's",
+            )?;
+        }
         let echo = |hint: u32, own: u32| if hint == 0 { own } else { hint };
         // Whatever the level, ours is at least as safe; callers compare for equality.
-        self.threading = echo(hint.threading, FI_THREAD_SAFE);
-        self.control_progress = echo(hint.control_progress, FI_PROGRESS_MANUAL);
+        self.threading = echo(hint.threading, threading);
+        // In 2.x the second is "progress", for both.
+        self.control_progress = echo(hint.control_progress, echo(hint.data_progress, FI_PROGRESS_MANUAL));
         self.data_progress = echo(hint.data_progress, FI_PROGRESS_MANUAL);
         // Ours are managed in any case.
         self.resource_mgmt = echo(hint.resource_mgmt, FI_RM_ENABLED);
@@ -385,7 +409,7 @@ impl Offer {
         let fabric: *mut fi_fabric_attr = calloc();
         let fabric_name = duplicate(&fabric_name(region));
         let domain_name = duplicate(DOMAIN_NAME);
-        let dest = wanted.dest.map_or(null_mut(), |bytes| duplicate_bytes(&bytes));
+        let dest = wanted.dest.map_or(null_mut(), |address| duplicate_bytes(&address.to_bytes()));
         let parts: [*mut c_void; 8] = [
             info.cast(),
             tx.cast(),

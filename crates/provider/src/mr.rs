@@ -59,6 +59,11 @@ impl Registrations {
         Self { plain_addresses: bit(FI_MR_VIRT_ADDR), own_keys: bit(FI_MR_PROV_KEY), table }
     }
 
+    /// Whether addresses are the target's own, and whether keys are ours to choose.
+    pub(crate) fn modes(&self) -> (bool, bool) {
+        (self.plain_addresses, self.own_keys)
+    }
+
     fn add(&self, region: Region, requested_key: u64) -> Result<u64, c_int> {
         let mut table = self.table.write().unwrap_or_else(PoisonError::into_inner);
         let key = if self.own_keys {
