@@ -57,6 +57,10 @@ pub(crate) struct State {
     core: Option<&'static Core>,
     transport: Option<Endpoint>,
     enabled: bool,
+    /// What is posted on the sending side can be told of.
+    tx_bound: bool,
+    /// The same on the receiving side.
+    rx_bound: bool,
     /// Progress is under way; found by somebody who has the lock, it says that it ended in a panic.
     moving: bool,
     /// Sleeps that were not ended yet.
@@ -202,6 +206,8 @@ impl Ep {
             core,
             transport: Some(transport),
             enabled: false,
+            tx_bound: false,
+            rx_bound: false,
             moving: false,
             sleepers: 0,
             short: std::ptr::null(),
@@ -318,10 +324,18 @@ impl Ep {
 
     /// Runs a post, which waits for its turn, and again after progress if there was no room.
     #[inline]
-    fn post(&self, mut post: impl FnMut(&mut State) -> Result<(), c_int>) -> isize {
+    fn post(
+        &self,
+        is_bound: impl Fn(&State) -> bool,
+        mut post: impl FnMut(&mut State) -> Result<(), c_int>,
+    ) -> isize {
         let mut state = self.state.lock();
-        if !state.enabled || state.moving {
-            return failed(if state.moving { FI_EIO } else { FI_EOPBADSTATE });
+        if !is_bound(&state) || state.moving {
+            return failed(match (state.moving, state.enabled) {
+                (true, _) => FI_EIO,
+                (false, false) => FI_EOPBADSTATE,
+                (false, true) => FI_ENOCQ,
+            });
         }
         let mut again = true;
         loop {
@@ -340,7 +354,8 @@ impl Ep {
     #[inline(always)]
     pub(crate) fn send_one(&self, what: One, data: Option<u64>, context: *mut c_void) -> isize {
         if let Some(mut state) = self.state.unlocked()
-            && state.is_ready()
+            && state.may_send()
+            && !state.moving
             && state.tx_flags & DELIVERED == 0
             && let Some(to) = state.known(what.peer)
             && let Some(transport) = &mut state.transport
@@ -357,7 +372,8 @@ impl Ep {
     #[inline(always)]
     pub(crate) fn inject_one(&self, what: One, data: Option<u64>) -> isize {
         if let Some(mut state) = self.state.unlocked()
-            && state.is_ready()
+            && state.may_send()
+            && !state.moving
             && let Some(to) = state.known(what.peer)
             && let Some(transport) = &mut state.transport
             && transport.send_at_once(to, what.tagged, what.tag, data, what.buf)
@@ -381,7 +397,8 @@ impl Ep {
     #[inline(always)]
     pub(crate) fn receive_one(&self, what: One, ignore: u64, context: *mut c_void) -> isize {
         if let Some(mut state) = self.state.unlocked()
-            && state.is_ready()
+            && state.may_receive()
+            && !state.moving
             && state.rx_flags & (FI_PEEK | FI_CLAIM | FI_DISCARD | FI_MULTI_RECV) == 0
         {
             let any = !state.directed || what.peer == FI_ADDR_UNSPEC;
@@ -408,7 +425,7 @@ impl Ep {
     /// Sends a message.
     #[inline]
     pub(crate) fn send(&self, what: &Message<'_>, how: impl Fn(&State) -> How) -> isize {
-        self.post(|state| {
+        self.post(State::may_send, |state| {
             let how = how(state);
             let to = state.peer(what.peer)?;
             let inject = how.flags & FI_INJECT != 0;
@@ -435,7 +452,7 @@ impl Ep {
     /// Posts a receive, a peek, or a claim.
     #[inline]
     pub(crate) fn receive(&self, what: &Message<'_>, ignore: u64, how: impl Fn(&State) -> How) -> isize {
-        self.post(|state| {
+        self.post(State::may_receive, |state| {
             let how = how(state);
             if how.flags & (FI_PEEK | FI_CLAIM | FI_DISCARD) != 0 {
                 return state.look(what, ignore, how);
@@ -455,7 +472,7 @@ impl Ep {
     /// Reads or writes remote memory.
     #[inline]
     pub(crate) fn rma(&self, what: &Remote<'_>, write: bool, how: impl Fn(&State) -> How) -> isize {
-        self.post(|state| {
+        self.post(State::may_send, |state| {
             let how = how(state);
             let to = state.peer(what.peer)?;
             let inject = write && how.flags & FI_INJECT != 0;
@@ -487,7 +504,7 @@ impl Ep {
         if !fits {
             return failed(FI_EINVAL);
         }
-        self.post(|state| {
+        self.post(State::may_send, |state| {
             let how = how(state);
             let atomic = Atomic {
                 to: state.peer(what.peer)?,
@@ -540,7 +557,7 @@ impl Ep {
                 if flags & FI_RECV != 0 {
                     state.ends.rx = Side { cq: Some(cq), selective };
                 }
-                state.find_short();
+                state.find_ends();
                 0
             }
             FI_CLASS_CNTR => {
@@ -559,7 +576,7 @@ impl Ep {
                         *place = Some(Arc::clone(&cntr));
                     }
                 }
-                state.find_short();
+                state.find_ends();
                 0
             }
             // No event of ours goes to an event queue.
@@ -588,7 +605,7 @@ impl Ep {
             return -FI_ENOCQ;
         }
         state.enabled = true;
-        state.find_short();
+        state.find_ends();
         0
     }
 
@@ -601,7 +618,7 @@ impl Ep {
         let mut counters: Vec<_> = state.counters().into_iter().map(Option::take).collect();
         state.ends.av = None;
         state.enabled = false;
-        state.find_short();
+        state.find_ends();
         drop(state);
         for cq in cqs.drain(..).flatten() {
             cq.endpoints().lock().retain(|e| !Arc::ptr_eq(e, this));
@@ -731,8 +748,12 @@ impl State {
         self.transport.as_mut().ok_or(FI_EOPBADSTATE)
     }
 
-    /// Sets `short`.
-    fn find_short(&mut self) {
+    /// Sets what follows from what is bound.
+    fn find_ends(&mut self) {
+        let ends = &self.ends;
+        let counts = ends.sends.is_some() || ends.reads.is_some() || ends.writes.is_some();
+        self.tx_bound = self.enabled && (ends.tx.cq.is_some() || counts);
+        self.rx_bound = self.enabled && (ends.rx.cq.is_some() || ends.receives.is_some());
         let cq = self.ends.rx.cq.as_ref().filter(|_| self.enabled && self.ends.receives.is_none());
         self.short = cq.map_or(std::ptr::null(), Arc::as_ptr);
     }
@@ -776,12 +797,16 @@ impl State {
         }
     }
 
-    /// The number in the address vector of a peer that is not known by it yet.
-    #[cold]
-    /// Whether posts are taken.
+    /// Whether sends and one-sided operations are taken.
     #[inline]
-    fn is_ready(&self) -> bool {
-        self.enabled && !self.moving
+    fn may_send(&self) -> bool {
+        self.tx_bound
+    }
+
+    /// Whether receives are taken.
+    #[inline]
+    fn may_receive(&self) -> bool {
+        self.rx_bound
     }
 
     /// The transport's number of a peer that was used before.
@@ -797,6 +822,7 @@ impl State {
         self.known(number).map_or_else(|| self.resolve(number), Ok)
     }
 
+    /// The same of a peer that was not.
     #[cold]
     fn resolve(&mut self, number: fi_addr_t) -> Result<PeerId, c_int> {
         let address = self.ends.av.as_ref().and_then(|av| av.address(number)).ok_or(FI_EINVAL)?;

@@ -204,7 +204,7 @@ pub struct Completion {
     pub tag: u64,
     /// The message's data.
     pub data: Option<u64>,
-    /// The sender (receives, peeks, remote writes).
+    /// The sender (receives, peeks, remote writes); of what failed at its peer or with it, that peer.
     pub source: Option<PeerId>,
     /// Address of the payload (receives).
     pub buf: u64,

@@ -133,10 +133,11 @@ impl Endpoint {
     }
 
     /// Completes an operation that was tried; gives whether it is over.
-    fn end_attempt(&mut self, attempt: Attempt, ticket: Ticket, op: Op, len: u64) -> bool {
+    fn end_attempt(&mut self, to: PeerId, attempt: Attempt, ticket: Ticket, op: Op, len: u64) -> bool {
         let Attempt::Over(status) = attempt else { return false };
         let mut then = self.template(ticket, op, len);
         then.status = status;
+        then.source = (status != Status::Ok).then_some(to);
         self.completions.push_back(then);
         self.tally.add(Counter::Rma, 1);
         if status == Status::Ok {
@@ -165,7 +166,7 @@ impl Endpoint {
                 Status::Ok
             }),
         };
-        self.end_attempt(attempt, rma.ticket, Op::Write, len)
+        self.end_attempt(rma.to, attempt, rma.ticket, Op::Write, len)
     }
 
     /// Reads directly if that can be; gives whether it did.
@@ -188,7 +189,7 @@ impl Endpoint {
                 }
             }
         };
-        self.end_attempt(attempt, rma.ticket, Op::Read, len)
+        self.end_attempt(rma.to, attempt, rma.ticket, Op::Read, len)
     }
 
     /// Does an atomic operation directly if that can be; gives whether it did. Lengths were checked.
@@ -197,7 +198,12 @@ impl Endpoint {
         if !self.memory.is_atomic_here(size) || self.operations.one_sided(atomic.to) > 0 {
             return false;
         }
-        let attempt = match self.place_of(atomic.to, atomic.key, atomic.addr, span, Access::Atomic) {
+        let mut place = self.place_of(atomic.to, atomic.key, atomic.addr, span, Access::Atomic);
+        if atomic.kind != AtomicKind::Plain && matches!(place, Some(Ok(_))) {
+            // What gives values back reads them, too.
+            place = self.place_of(atomic.to, atomic.key, atomic.addr, span, Access::Read);
+        }
+        let attempt = match place {
             None => return false,
             Some(Err(status)) => Attempt::Over(status),
             Some(Ok(place)) if !place.offset.is_multiple_of(size.max(1)) => return false,
@@ -232,6 +238,6 @@ impl Endpoint {
                 attempt
             }
         };
-        self.end_attempt(attempt, atomic.ticket, Op::Atomic(atomic.kind), span)
+        self.end_attempt(atomic.to, attempt, atomic.ticket, Op::Atomic(atomic.kind), span)
     }
 }

@@ -480,18 +480,18 @@ impl Endpoint {
         }
         for push in pushes {
             if let Some(mut then) = push.then {
-                then.status = Status::PeerGone;
+                (then.status, then.source) = (Status::PeerGone, Some(id));
                 self.completions.push_back(then);
             }
         }
         for operation in self.operations.take_all(id) {
             match operation {
                 Operation::Offer { mut then, .. } | Operation::Await { mut then, .. } => {
-                    then.status = Status::PeerGone;
+                    (then.status, then.source) = (Status::PeerGone, Some(id));
                     self.completions.push_back(then);
                 }
                 Operation::Incoming { mut then, multi, .. } => {
-                    then.status = Status::PeerGone;
+                    (then.status, then.source) = (Status::PeerGone, Some(id));
                     then.len = 0;
                     if then.op != Op::RemoteWrite {
                         self.completions.push_back(then);

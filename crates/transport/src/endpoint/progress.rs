@@ -776,6 +776,7 @@ impl Endpoint {
             self.operations.take(message[1], source)
         {
             then.status = status;
+            then.source = (status != Status::Ok).then_some(source);
             self.completions.push_back(then);
         }
         Ok(())
@@ -893,7 +894,15 @@ impl Endpoint {
         }
         let (operand, compare) = bytes.split_at(usize::try_from(operands).unwrap_or(0));
         let mut before = Vec::new();
-        let done = self.memory.find(key, addr, span, Access::Atomic).and_then(|target| {
+        // What gives values back reads them, too.
+        let readable = match word.kind {
+            AtomicKind::Plain => Ok(()),
+            AtomicKind::Fetch | AtomicKind::Compare => {
+                self.memory.find(key, addr, span, Access::Read).map(|_| ())
+            }
+        };
+        let target = readable.and_then(|()| self.memory.find(key, addr, span, Access::Atomic));
+        let done = target.and_then(|target| {
             let what = RemoteAtomic {
                 kind: word.kind,
                 datatype: word.datatype,
@@ -941,6 +950,7 @@ impl Endpoint {
         step(Step::ResultPlaced);
         if let Some(Operation::Incoming { mut then, .. }) = self.operations.take(id, source) {
             then.status = status;
+            then.source = (status != Status::Ok).then_some(source);
             self.completions.push_back(then);
         }
         Ok(())
