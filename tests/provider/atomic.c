@@ -6,27 +6,233 @@
  */
 #include "pair.h"
 
+/* Bytes of an element. */
+static size_t type_bytes(int t)
+{
+	switch (t) {
+	case FI_INT8: case FI_UINT8: return 1;
+	case FI_INT16: case FI_UINT16: return 2;
+	case FI_INT32: case FI_UINT32: case FI_FLOAT: return 4;
+	case FI_INT64: case FI_UINT64: case FI_DOUBLE: case FI_FLOAT_COMPLEX: return 8;
+	case FI_DOUBLE_COMPLEX: case FI_LONG_DOUBLE: return 16;
+	case FI_LONG_DOUBLE_COMPLEX: return 32;
+	}
+	return 0;
+}
+
+/* The three kinds of calls. */
+enum { SIMPLE, FETCHING, COMPARING, CALLS };
+
+/* What fi_isthmus(7) says of datatypes and operations: which are in the table, each by its call. */
+static bool documented(int t, int op, int call)
+{
+	static const int words[] = {FI_INT8, FI_UINT8, FI_INT16, FI_UINT16, FI_INT32, FI_UINT32, FI_INT64, FI_UINT64};
+	static const int integer[] = {FI_MIN, FI_MAX, FI_SUM, FI_PROD, FI_LOR, FI_LAND, FI_BOR, FI_BAND, FI_LXOR, FI_BXOR};
+	static const int real[] = {FI_MIN, FI_MAX, FI_SUM, FI_PROD, FI_LOR, FI_LAND, FI_LXOR};
+	static const int complex_[] = {FI_SUM, FI_PROD, FI_LOR, FI_LAND, FI_LXOR};
+	static const int swaps[] = {FI_CSWAP, FI_CSWAP_NE, FI_CSWAP_LE, FI_CSWAP_LT, FI_CSWAP_GE, FI_CSWAP_GT, FI_MSWAP};
+	const int *own = NULL;
+	size_t count = 0, swapping = 0;
+	for (size_t i = 0; i < 8; i++)
+		if (words[i] == t)
+			own = integer, count = 10, swapping = 7;
+	if (t == FI_FLOAT || t == FI_DOUBLE)
+		own = real, count = 7, swapping = 6;
+	else if (t == FI_FLOAT_COMPLEX || t == FI_DOUBLE_COMPLEX)
+		own = complex_, count = 5, swapping = 2;
+	else if (t == FI_LONG_DOUBLE || t == FI_LONG_DOUBLE_COMPLEX)
+		own = real; /* none of them */
+	if (!own)
+		return false;
+	if (call == COMPARING) {
+		for (size_t i = 0; i < swapping; i++)
+			if (swaps[i] == op)
+				return true;
+		return false;
+	}
+	for (size_t i = 0; i < count; i++)
+		if (own[i] == op)
+			return true;
+	return op == FI_ATOMIC_WRITE || (op == FI_ATOMIC_READ && call == FETCHING);
+}
+
+/* Every way to ask gives that table, to the last number, and how many elements a call may have. */
+static void table(struct side *s)
+{
+	enum { OPERANDS = 2048 };
+	int valid[CALLS] = {0};
+	for (int t = -1; t < 300; t++)
+		for (int op = -1; op < 300; op++)
+			for (int call = 0; call < CALLS; call++) {
+				static const uint64_t flags[] = {0, FI_FETCH_ATOMIC, FI_COMPARE_ATOMIC};
+				struct fi_atomic_attr attr = {.count = 4711, .size = 4711};
+				size_t count = 4711;
+				int asked = call == SIMPLE	     ? fi_atomicvalid(s->ep, t, op, &count)
+					    : call == FETCHING ? fi_fetch_atomicvalid(s->ep, t, op, &count)
+							       : fi_compare_atomicvalid(s->ep, t, op, &count);
+				int queried = fi_query_atomic(s->domain, t, op, &attr, flags[call]);
+				int expected = documented(t, op, call) ? 0 : -FI_EOPNOTSUPP;
+				if (asked != expected || queried != expected)
+					FAIL("type %d, operation %d, call %d: %d and %d, not %d", t, op, call, asked, queried, expected);
+				if (expected == 0) {
+					EQUAL(count, OPERANDS / type_bytes(t));
+					EQUAL(attr.count, count);
+					EQUAL(attr.size, type_bytes(t));
+					valid[call]++;
+				} else {
+					EQUAL(count, 4711);
+				}
+			}
+	/* 8 types of integers, 2 of real and 2 of complex numbers, 2 of what can only be moved. */
+	EQUAL(valid[SIMPLE], 8 * 11 + 2 * 8 + 2 * 6 + 2 * 1);
+	EQUAL(valid[FETCHING], 8 * 12 + 2 * 9 + 2 * 7 + 2 * 2);
+	EQUAL(valid[COMPARING], 8 * 7 + 2 * 6 + 2 * 2);
+	barrier();
+}
+
+/* One operation of each class of datatypes, with the numbers written out. */
+static void effects(struct side *s)
+{
+	uint64_t key = 12;
+	expose(s, key, 4096, FI_REMOTE_READ | FI_REMOTE_WRITE);
+	barrier();
+#define EFFECT(T, type, op, before, with, after)                                                         \
+	do {                                                                                             \
+		_Alignas(32) T was = before, w = with, old, is, now_;                                    \
+		memset(&old, 0, sizeof old);                                                             \
+		POST(s, fi_write(s->ep, &was, sizeof was, NULL, s->other, 64, key, &was));               \
+		done(s);                                                                                 \
+		POST(s, fi_fetch_atomic(s->ep, &w, 1, NULL, &old, NULL, s->other, 64, key, type, op, &w)); \
+		EQUAL(done(s).flags, FI_ATOMIC | FI_READ);                                               \
+		POST(s, fi_read(s->ep, &now_, sizeof now_, NULL, s->other, 64, key, &now_));             \
+		done(s);                                                                                 \
+		is = after;                                                                              \
+		if (!(old == was) || !(now_ == is))                                                      \
+			FAIL("%s by %s gives something else", #type, #op);                               \
+	} while (0)
+	EFFECT(int8_t, FI_INT8, FI_SUM, 120, 10, -126);
+	EFFECT(uint8_t, FI_UINT8, FI_PROD, 200, 3, 88);
+	EFFECT(int16_t, FI_INT16, FI_MIN, 5, -300, -300);
+	EFFECT(uint16_t, FI_UINT16, FI_MAX, 65000, 7, 65000);
+	EFFECT(int32_t, FI_INT32, FI_LXOR, 5, -7, 0);
+	EFFECT(uint32_t, FI_UINT32, FI_BAND, 0xff00ff00u, 0x0ff00ff0u, 0x0f000f00u);
+	EFFECT(int64_t, FI_INT64, FI_BOR, INT64_MIN, 1, INT64_MIN + 1);
+	EFFECT(uint64_t, FI_UINT64, FI_BXOR, UINT64_MAX, 1, UINT64_MAX - 1);
+	EFFECT(float, FI_FLOAT, FI_SUM, 0.5f, -2.25f, -1.75f);
+	EFFECT(double, FI_DOUBLE, FI_PROD, 1e200, -1e100, 1e200 * -1e100);
+	EFFECT(float _Complex, FI_FLOAT_COMPLEX, FI_PROD, 1 + 2.0if, 3 - 1.0if, 5 + 5.0if);
+	EFFECT(double _Complex, FI_DOUBLE_COMPLEX, FI_SUM, 1 + 2.0i, 3 - 1.0i, 4 + 1.0i);
+	EFFECT(long double, FI_LONG_DOUBLE, FI_ATOMIC_WRITE, 1.25L, -3e4000L, -3e4000L);
+	EFFECT(long double, FI_LONG_DOUBLE, FI_ATOMIC_READ, 1.25L, 7, 1.25L);
+	EFFECT(long double _Complex, FI_LONG_DOUBLE_COMPLEX, FI_ATOMIC_WRITE, 1 + 2.0iL, 3 - 3e4000iL, 3 - 3e4000iL);
+	/* Swaps, one for each class. */
+#define SWAP(T, type, op, before, compare, with, after)                                                  \
+	do {                                                                                             \
+		_Alignas(32) T was = before, c = compare, w = with, old, is, now_;                       \
+		POST(s, fi_write(s->ep, &was, sizeof was, NULL, s->other, 64, key, &was));               \
+		done(s);                                                                                 \
+		POST(s, fi_compare_atomic(s->ep, &w, 1, NULL, &c, NULL, &old, NULL, s->other, 64, key, type, op, &w)); \
+		done(s);                                                                                 \
+		POST(s, fi_read(s->ep, &now_, sizeof now_, NULL, s->other, 64, key, &now_));             \
+		done(s);                                                                                 \
+		is = after;                                                                              \
+		if (!(old == was) || !(now_ == is))                                                      \
+			FAIL("%s by %s gives something else", #type, #op);                               \
+	} while (0)
+	SWAP(int8_t, FI_INT8, FI_CSWAP_LT, -3, -5, 9, 9);
+	SWAP(uint8_t, FI_UINT8, FI_CSWAP_LT, 253, 251, 9, 9);
+	SWAP(int32_t, FI_INT32, FI_CSWAP_GT, -3, 2, 9, 9);
+	SWAP(uint32_t, FI_UINT32, FI_MSWAP, 0xffff0000u, 0x00ff00ffu, 0x12345678u, 0xff340078u);
+	SWAP(uint64_t, FI_UINT64, FI_CSWAP, 5, 6, 9, 5);
+	SWAP(float, FI_FLOAT, FI_CSWAP_GE, 1.5f, 1.5f, 9, 9);
+	SWAP(double, FI_DOUBLE, FI_CSWAP_LE, 1.5, 1.75, 9, 1.5);
+	SWAP(float _Complex, FI_FLOAT_COMPLEX, FI_CSWAP_NE, 1 + 2.0if, 1 + 2.0if, 9, 1 + 2.0if);
+	SWAP(double _Complex, FI_DOUBLE_COMPLEX, FI_CSWAP, 1 + 2.0i, 1 + 2.0i, 9, 9);
+	unexpose();
+}
+
+/* A registration lets atomics in that it lets write, and those that give values back where it also lets read: by messages
+   and directly. */
+static void rights_at(struct side *s, uint64_t key, uint64_t access)
+{
+	uint64_t one = 1, old = 77, unread = 78;
+	bool writes = access & FI_REMOTE_WRITE, reads = access & FI_REMOTE_READ;
+	struct fi_ioc ioc = {.addr = &one, .count = 1}, result = {.addr = &unread, .count = 1};
+	struct fi_rma_ioc place = {.addr = 8, .count = 1, .key = key};
+	struct fi_msg_atomic m = {.msg_iov = &ioc, .iov_count = 1, .addr = s->other, .rma_iov = &place, .rma_iov_count = 1,
+				  .datatype = FI_UINT64, .op = FI_SUM, .context = &m};
+#define RIGHTS(call, allowed, what)                                                                      \
+	do {                                                                                             \
+		POST(s, call);                                                                           \
+		if (allowed) {                                                                           \
+			EQUAL(done(s).flags, what);                                                      \
+		} else {                                                                                 \
+			struct fi_cq_err_entry e = failed(s, FI_EACCES);                                 \
+			EQUAL(e.flags, what);                                                            \
+		}                                                                                        \
+	} while (0)
+	RIGHTS(fi_atomic(s->ep, &one, 1, NULL, s->other, 8, key, FI_UINT64, FI_SUM, &one), writes, FI_ATOMIC | FI_WRITE);
+	RIGHTS(fi_atomicmsg(s->ep, &m, FI_COMPLETION), writes, FI_ATOMIC | FI_WRITE);
+	RIGHTS(fi_atomic(s->ep, &one, 1, NULL, s->other, 16, key, FI_UINT64, FI_ATOMIC_WRITE, &one), writes, FI_ATOMIC | FI_WRITE);
+	RIGHTS(fi_fetch_atomic(s->ep, &one, 1, NULL, &old, NULL, s->other, 8, key, FI_UINT64, FI_SUM, &one), writes && reads, FI_ATOMIC | FI_READ);
+	EQUAL(old, writes && reads ? 2 : 77);
+	RIGHTS(fi_fetch_atomicmsg(s->ep, &m, &result, NULL, 1, FI_COMPLETION), writes && reads, FI_ATOMIC | FI_READ);
+	EQUAL(unread, writes && reads ? 3 : 78);
+	old = 77;
+	RIGHTS(fi_fetch_atomic(s->ep, NULL, 1, NULL, &old, NULL, s->other, 16, key, FI_UINT64, FI_ATOMIC_READ, &one), writes && reads, FI_ATOMIC | FI_READ);
+	EQUAL(old, writes && reads ? 1 : 77);
+	old = 77;
+	RIGHTS(fi_compare_atomic(s->ep, &one, 1, NULL, &one, NULL, &old, NULL, s->other, 16, key, FI_UINT64, FI_CSWAP, &one), writes && reads, FI_ATOMIC | FI_READ);
+	EQUAL(old, writes && reads ? 1 : 77);
+	/* Injected ones have no entry but an error's. */
+	POST(s, fi_inject_atomic(s->ep, &one, 1, s->other, 24, key, FI_UINT64, FI_SUM));
+	if (!writes)
+		failed(s, FI_EACCES);
+}
+
+static void rights(struct side *s)
+{
+	static const uint64_t access[] = {FI_SEND, FI_REMOTE_READ, FI_REMOTE_WRITE, FI_REMOTE_READ | FI_REMOTE_WRITE};
+	for (int region = 0; region < 2; region++)
+		for (int i = 0; i < 4; i++) {
+			uint64_t sums = access[i] == (FI_REMOTE_READ | FI_REMOTE_WRITE) ? 4 : access[i] == FI_REMOTE_WRITE ? 2 : 0;
+			if (region) {
+				publish(s, 20 + i, access[i]);
+				barrier();
+			} else {
+				expose(s, 20 + i, 4096, access[i]);
+			}
+			rights_at(s, 20 + i, access[i]);
+			/* In order, so that what was injected is there, too: or has failed. */
+			barrier();
+			for (int k = 0; k < 100; k++)
+				fi_cq_read(s->cq, NULL, 0);
+			barrier();
+			double end = now() + SECONDS;
+			while (*(volatile uint64_t *)(exposed + 24) != (sums != 0)) {
+				fi_cq_read(s->cq, NULL, 0);
+				CHECK(now() < end);
+			}
+			EQUAL(*(uint64_t *)(exposed + 8), sums);
+			EQUAL(*(uint64_t *)(exposed + 16), sums != 0);
+			barrier();
+			silent(s);
+			barrier();
+			if (region) {
+				unpublish(s);
+				barrier();
+			} else {
+				unexpose();
+			}
+		}
+}
+
 static void atomics(struct side *s)
 {
 	uint64_t key = 3, total = 0;
 	size_t count;
-	expose(s, key, 65536, FI_REMOTE_READ | FI_REMOTE_WRITE);
-	/* All pairs may be asked for, the later ones too. */
-	for (int t = 0; t < 20; t++)
-		for (int o = 0; o < 24; o++) {
-			int plain = fi_atomicvalid(s->ep, t, o, &count);
-			int fetch = fi_fetch_atomicvalid(s->ep, t, o, &count);
-			int compare = fi_compare_atomicvalid(s->ep, t, o, &count);
-			bool integer = t <= FI_UINT64, real = t == FI_FLOAT || t == FI_DOUBLE;
-			if (integer || (real && o != FI_BOR && o != FI_BAND && o != FI_BXOR && o != FI_MSWAP)) {
-				EQUAL(plain == 0, o <= FI_BXOR || o == FI_ATOMIC_WRITE);
-				EQUAL(fetch == 0, o <= FI_ATOMIC_WRITE);
-				EQUAL(compare == 0, o >= FI_CSWAP && o <= FI_MSWAP);
-			}
-			if (t >= FI_DATATYPE_LAST || o >= FI_ATOMIC_OP_LAST)
-				CHECK(plain < 0 && fetch < 0 && compare < 0);
-		}
 	struct fi_atomic_attr attr;
+	expose(s, key, 65536, FI_REMOTE_READ | FI_REMOTE_WRITE);
 	EQUAL(fi_query_atomic(s->domain, FI_UINT64, FI_CSWAP, &attr, FI_COMPARE_ATOMIC), 0);
 	EQUAL(attr.size, 8);
 	CHECK(attr.count >= 1);
@@ -102,20 +308,6 @@ static void atomics(struct side *s)
 	EQUAL(fi_atomic(s->ep, &one, 1, NULL, s->other, 0, key, FI_UINT64, FI_CSWAP, out), -FI_EOPNOTSUPP);
 	CHECK(fi_atomic(s->ep, out, count + 1, NULL, s->other, 0, key, FI_DOUBLE, FI_SUM, out) < 0);
 	unexpose();
-}
-
-/* Elements of every type as the model computes with them: integers as such, real and complex numbers in doubles. */
-static size_t type_bytes(int t)
-{
-	switch (t) {
-	case FI_INT8: case FI_UINT8: return 1;
-	case FI_INT16: case FI_UINT16: return 2;
-	case FI_INT32: case FI_UINT32: case FI_FLOAT: return 4;
-	case FI_INT64: case FI_UINT64: case FI_DOUBLE: case FI_FLOAT_COMPLEX: return 8;
-	case FI_DOUBLE_COMPLEX: case FI_LONG_DOUBLE: return 16;
-	case FI_LONG_DOUBLE_COMPLEX: return 32;
-	}
-	return 0;
 }
 
 /* Small values, so that all results are exact; of both signs where there are any. */
@@ -298,13 +490,23 @@ static int pairs_at(struct side *s, uint64_t key, uint64_t base, size_t largest)
 	return pairs;
 }
 
-/* 8 integer types in all, real ones in all but the bitwise, complex ones in some: no fewer than these. */
-enum { PAIRS = 8 * (11 * 7 + 2 * 3 + 7 * 3) };
+/* How many there must be: each of the table's, in each form of its call. */
+static int pairs_of(size_t largest)
+{
+	static const int forms[CALLS] = {4, 3, 3};
+	int pairs = 0;
+	for (int t = 0; t < FI_DATATYPE_LAST; t++)
+		for (int op = 0; op < FI_ATOMIC_OP_LAST; op++)
+			for (int call = 0; call < CALLS; call++)
+				if (type_bytes(t) <= largest && documented(t, op, call))
+					pairs += forms[call];
+	return pairs;
+}
 
 static void all_pairs(struct side *s)
 {
 	expose(s, 3, 65536, FI_REMOTE_READ | FI_REMOTE_WRITE);
-	CHECK(pairs_at(s, 3, 4096 + 8192 * rank_here, 32) > PAIRS);
+	EQUAL(pairs_at(s, 3, 4096 + 8192 * rank_here, 32), pairs_of(32));
 	unexpose();
 }
 
@@ -315,7 +517,7 @@ static void all_pairs_asleep(struct side *s)
 	barrier();
 	moving = NULL;
 	if (rank_here == 0) {
-		CHECK(pairs_at(s, 3, 4096, 8) > PAIRS);
+		EQUAL(pairs_at(s, 3, 4096, 8), pairs_of(8));
 		ring(s, 0, 3);
 	} else {
 		asleep();
@@ -426,6 +628,9 @@ static void in_order(struct side *s)
 static struct wish safe = {.threading = FI_THREAD_SAFE};
 
 static const struct test tests[] = {
+	{"table", table, NULL},
+	{"effects", effects, NULL},
+	{"rights", rights, NULL},
 	{"atomics", atomics, NULL},
 	{"all_pairs", all_pairs, NULL},
 	{"all_pairs_asleep", all_pairs_asleep, NULL},
