@@ -412,7 +412,7 @@ mod tests {
 
     #[test]
     fn as_long_as_nobody_talks_offers_become_rarer_instead() {
-        let (nobody, mut patience) = (Lock::new(Vec::new()), Patience::FULL);
+        let (nobody, mut patience) = (Lock::new(true, Vec::new()), Patience::FULL);
         let growing = (FURTHER_POLLS << RARER) as usize;
         let mut count = 0;
         for _ in 0..FEW_POLLS as usize + 2 * growing + 100 * growing {
