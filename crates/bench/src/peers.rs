@@ -478,7 +478,9 @@ mod tests {
         assert_eq!(missing.verdict, Verdict::NotMeasured);
         let again = Row { what: "another row".into(), ..missing.clone() };
         let rows = vec![missing, again];
-        let text = Table { rows, records: Vec::new(), curves: Vec::new(), no_curves: false, other_mpis: Vec::new() }.text();
+        let text =
+            Table { rows, records: Vec::new(), curves: Vec::new(), no_curves: false, other_mpis: Vec::new() }
+                .text();
         assert!(text.contains("2 were not measured"), "{text}");
         assert!(text.contains("not measured: allreduce"), "{text}");
         assert_eq!(text.matches("not measured: ").count(), 1, "{text}");
@@ -500,7 +502,13 @@ mod tests {
 
     #[test]
     fn a_peer_that_was_left_out_leaves_its_reason() {
-        let none = || Table { rows: Vec::new(), records: Vec::new(), curves: Vec::new(), no_curves: false, other_mpis: Vec::new() };
+        let none = || Table {
+            rows: Vec::new(),
+            records: Vec::new(),
+            curves: Vec::new(),
+            no_curves: false,
+            other_mpis: Vec::new(),
+        };
         let done = |records, left_out: &[&str]| {
             let left_out = left_out.iter().map(|why| (*why).to_owned()).collect();
             Ok(Comparison { records, left_out, ..Comparison::default() })
