@@ -9,46 +9,118 @@
 static struct wish selective = {.bind_flags = FI_SELECTIVE_COMPLETION, .tx_op_flags = FI_COMPLETION | FI_DELIVERY_COMPLETE, .rx_op_flags = FI_COMPLETION};
 static struct wish tagged_only = {.caps = FI_TAGGED | FI_DIRECTED_RECV};
 
-/* Whatever its size and call, messages of a pair match in the order of the sends. */
+/* A message by one of all calls that send, with its number as data where the call has any. Gives whether an entry comes. */
+static bool send_by_any(struct side *s, bool tagged, int number, char *buf, size_t n, uint64_t tag)
+{
+	struct iovec parts[2] = {part(buf, n / 2), part(buf + n / 2, n - n / 2)};
+	struct fi_msg_tagged t = {.msg_iov = parts, .iov_count = 2, .addr = s->other, .tag = tag, .data = number, .context = buf};
+	struct fi_msg u = {.msg_iov = parts, .iov_count = 2, .addr = s->other, .data = number, .context = buf};
+	uint64_t flags = FI_COMPLETION | FI_REMOTE_CQ_DATA;
+	int how = number % 7;
+	if (how < 2 && n > s->info->tx_attr->inject_size)
+		how += 2;
+	switch (how) {
+	case 0: POST(s, tagged ? fi_tinject(s->ep, buf, n, s->other, tag) : fi_inject(s->ep, buf, n, s->other)); return false;
+	case 1:
+		POST(s, tagged ? fi_tinjectdata(s->ep, buf, n, number, s->other, tag) : fi_injectdata(s->ep, buf, n, number, s->other));
+		return false;
+	case 2: POST(s, tagged ? fi_tsend(s->ep, buf, n, NULL, s->other, tag, buf) : fi_send(s->ep, buf, n, NULL, s->other, buf)); break;
+	case 3:
+		POST(s, tagged ? fi_tsenddata(s->ep, buf, n, NULL, number, s->other, tag, buf)
+			       : fi_senddata(s->ep, buf, n, NULL, number, s->other, buf));
+		break;
+	case 4: POST(s, tagged ? fi_tsendmsg(s->ep, &t, flags) : fi_sendmsg(s->ep, &u, flags)); break;
+	case 5:
+		flags |= FI_DELIVERY_COMPLETE;
+		POST(s, tagged ? fi_tsendmsg(s->ep, &t, flags) : fi_sendmsg(s->ep, &u, flags));
+		break;
+	case 6:
+		POST(s, tagged ? fi_tsendv(s->ep, parts, NULL, 2, s->other, tag, buf) : fi_sendv(s->ep, parts, NULL, 2, s->other, buf));
+		break;
+	}
+	return true;
+}
+
+enum { ANY_LEN = 100000 };
+
+static void receive_any(struct side *s, bool tagged, char *buf)
+{
+	memset(buf, 0xee, ANY_LEN + 1);
+	POST(s, tagged ? fi_trecv(s->ep, buf, ANY_LEN, NULL, FI_ADDR_UNSPEC, 0, ~0ULL, buf)
+		       : fi_recv(s->ep, buf, ANY_LEN, NULL, FI_ADDR_UNSPEC, buf));
+}
+
+/* Whatever its size and call, messages of a pair match in the order of the sends: those of one kind with the receives of
+   that kind, which take anything. The receives are there before the messages, or come one by one after them. */
+static void order_of(struct side *s, bool tagged, bool untagged, bool late)
+{
+	enum { N = 420 };
+	static const size_t some[] = {8, 5000, 40, 70000, 0, 300, 20000, 4096, 41, 16384, ANY_LEN, 16385, 1};
+	char *bufs[N];
+	bool kind[N];
+	int queue[2][N], count[2] = {0, 0}, next[2] = {0, 0};
+	for (int i = 0; i < N; i++) {
+		bufs[i] = malloc(ANY_LEN + 1);
+		kind[i] = tagged && (!untagged || i % 3 != 0);
+		queue[kind[i]][count[kind[i]]++] = i;
+	}
+	if (rank_here == 0) {
+		int entries = 0;
+		barrier();
+		for (int i = 0; i < N; i++) {
+			fill(bufs[i], some[i % 13], i);
+			entries += send_by_any(s, kind[i], i, bufs[i], some[i % 13], 7);
+		}
+		while (entries-- > 0)
+			done(s);
+	} else {
+		for (int k = 0; k < 2 && !late; k++)
+			for (int i = 0; i < count[k]; i++)
+				receive_any(s, k, bufs[queue[k][i]]);
+		barrier();
+		for (int i = 0; late && i < 3000; i++)
+			fi_cq_read(s->cq, NULL, 0);
+		for (int i = 0, k = 0; i < N; i++) {
+			if (late) {
+				/* Of the two kinds in turns, until one has all. */
+				k = next[!k] < count[!k] ? !k : k;
+				receive_any(s, k, bufs[queue[k][next[k]++]]);
+			}
+			struct fi_cq_tagged_entry e = done(s);
+			int m = 0;
+			while (m < N && bufs[m] != e.op_context)
+				m++;
+			CHECK(m < N);
+			EQUAL(!!(e.flags & FI_TAGGED), kind[m]);
+			if (e.flags & FI_REMOTE_CQ_DATA)
+				EQUAL(e.data, m);
+			EQUAL(e.len, some[m % 13]);
+			filled(bufs[m], e.len, m);
+			CHECK((unsigned char)bufs[m][e.len] == 0xee);
+		}
+	}
+	silent(s);
+	barrier();
+	for (int i = 0; i < N; i++)
+		free(bufs[i]);
+}
+
 static void order(struct side *s)
 {
-	enum { N = 400 };
-	static size_t lens[N];
-	static char *bufs[N];
-	for (int i = 0; i < N; i++)
-		lens[i] = (size_t[]){8, 5000, 40, 70000, 0, 300, 20000, 4096}[i % 8];
-	if (rank_here == 0) {
-		for (int i = 0; i < N; i++) {
-			bufs[i] = malloc(lens[i] + 1);
-			fill(bufs[i], lens[i], i);
-			if (lens[i] <= 4096 && i % 3 == 0)
-				POST(s, fi_tinject(s->ep, bufs[i], lens[i], s->other, 7));
-			else
-				POST(s, fi_tsend(s->ep, bufs[i], lens[i], NULL, s->other, 7, NULL));
-		}
-		for (int i = 0; i < N; i++)
-			if (!(lens[i] <= 4096 && i % 3 == 0))
-				done(s);
-		barrier();
-		for (int i = 0; i < N; i++)
-			free(bufs[i]);
-	} else {
-		for (int i = 0; i < N; i++) {
-			bufs[i] = malloc(LARGEST / 30);
-			POST(s, fi_trecv(s->ep, bufs[i], LARGEST / 30, NULL, FI_ADDR_UNSPEC, 0, ~0ULL, &bufs[i]));
-		}
-		for (int i = 0; i < N; i++) {
-			struct fi_cq_tagged_entry e = done(s);
-			long k = (char **)e.op_context - bufs;
-			CHECK(k >= 0 && k < N);
-			EQUAL(e.len, lens[k]);
-			filled(bufs[k], lens[k], k);
-		}
-		barrier();
-		for (int i = 0; i < N; i++)
-			free(bufs[i]);
-	}
-	barrier();
+	order_of(s, true, false, false);
+	order_of(s, true, false, true);
+}
+
+static void order_untagged(struct side *s)
+{
+	order_of(s, false, true, false);
+	order_of(s, false, true, true);
+}
+
+static void order_of_both(struct side *s)
+{
+	order_of(s, true, true, false);
+	order_of(s, true, true, true);
 }
 
 /* Untagged messages never meet tagged receives; several parts on either side. */
@@ -233,23 +305,98 @@ static void to_oneself(struct side *s)
 	barrier();
 }
 
+/* Looks until the message has come, and leaves it there. */
+static void seen(struct side *s, bool tagged, uint64_t tag)
+{
+	struct fi_msg_tagged t = {.addr = s->other, .tag = tag, .context = in};
+	struct fi_msg u = {.addr = s->other, .context = in};
+	double end = now() + SECONDS;
+	for (ssize_t r = 0; r != 1;) {
+		struct fi_cq_tagged_entry e;
+		struct fi_cq_err_entry err = {0};
+		EQUAL(tagged ? fi_trecvmsg(s->ep, &t, FI_PEEK | FI_COMPLETION) : fi_recvmsg(s->ep, &u, FI_PEEK | FI_COMPLETION), 0);
+		while ((r = fi_cq_read(s->cq, &e, 1)) == -FI_EAGAIN)
+			CHECK(now() < end);
+		if (r == -FI_EAVAIL) {
+			EQUAL(fi_cq_readerr(s->cq, &err, 0), 1);
+			EQUAL(err.err, FI_ENOMSG);
+		}
+		CHECK(now() < end);
+	}
+}
+
+/* A completion is never early. What was delivered was taken by the receiver's provider, so nothing completes while that
+   one does not run; what was matched has a receive, so nothing completes while there is none. */
+static void not_early(struct side *s, uint64_t level)
+{
+	static const size_t lens[] = {0, 8, 40, 41, 4096, 16384, 16385, 100000};
+	struct fi_cq_tagged_entry e;
+	char c = 'c';
+	for (int tagged = 0; tagged < 2; tagged++)
+		for (int inject = 0; inject < 2; inject++)
+			for (size_t i = 0; i < sizeof lens / sizeof *lens; i++) {
+				size_t n = lens[i];
+				uint64_t flags = FI_COMPLETION | level | (inject ? FI_INJECT : 0);
+				struct iovec iov = part(out, n);
+				struct fi_msg_tagged t = {.msg_iov = &iov, .iov_count = 1, .addr = s->other, .tag = 5, .context = out};
+				struct fi_msg u = {.msg_iov = &iov, .iov_count = 1, .addr = s->other, .context = out};
+				if (inject && n > s->info->tx_attr->inject_size)
+					continue;
+				if (inject && level == FI_MATCH_COMPLETE) {
+					/* What is not the caller's any more has nowhere to wait for its receive. */
+					EQUAL(tagged ? fi_tsendmsg(s->ep, &t, flags) : fi_sendmsg(s->ep, &u, flags), -FI_EINVAL);
+					continue;
+				}
+				if (rank_here == 0) {
+					hear(&c, 1); /* the other does nothing but wait for our word from now on */
+					fill(out, n, i);
+					POST(s, tagged ? fi_tsendmsg(s->ep, &t, flags) : fi_sendmsg(s->ep, &u, flags));
+					if (inject)
+						memset(out, 0, n);
+					silent(s);
+					tell(&c, 1);
+					hear(&c, 1); /* it has seen the message, and has no receive */
+					ssize_t r = -FI_EAGAIN;
+					if (level == FI_MATCH_COMPLETE)
+						silent(s);
+					else
+						r = fi_cq_read(s->cq, &e, 1);
+					if (r == 1)
+						memset(out, 0, n); /* kept over there, whole */
+					tell(&c, 1);
+					if (r == -FI_EAGAIN)
+						e = done(s);
+					CHECK(e.op_context == out);
+					EQUAL(e.flags, (tagged ? FI_TAGGED : FI_MSG) | FI_SEND);
+					memset(out, 0, n);
+					barrier();
+				} else {
+					memset(in, 0xee, n);
+					tell(&c, 1);
+					hear(&c, 1);
+					seen(s, tagged, 5);
+					tell(&c, 1);
+					hear(&c, 1);
+					POST(s, tagged ? fi_trecv(s->ep, in, n, NULL, s->other, 5, 0, in) : fi_recv(s->ep, in, n, NULL, s->other, in));
+					/* The sender has its completion: the bytes are here, whether or not ours was read. */
+					barrier();
+					filled(in, n, i);
+					e = done(s);
+					CHECK(e.op_context == in);
+					EQUAL(e.len, n);
+				}
+				barrier();
+			}
+}
+
 static void delivery(struct side *s)
 {
-	size_t n[] = {8, 4000, 100000};
-	for (int i = 0; i < 3; i++) {
-		struct iovec iov = part(out, n[i]);
-		struct fi_msg_tagged m = {.msg_iov = &iov, .iov_count = 1, .addr = s->other, .tag = 5, .context = out};
-		if (rank_here == 0) {
-			POST(s, fi_tsendmsg(s->ep, &m, FI_COMPLETION | FI_DELIVERY_COMPLETE));
-			barrier();
-			CHECK(done(s).op_context == out);
-		} else {
-			barrier();
-			POST(s, fi_trecv(s->ep, in, n[i], NULL, s->other, 5, 0, in));
-			CHECK(done(s).op_context == in);
-		}
-		barrier();
-	}
+	not_early(s, FI_DELIVERY_COMPLETE);
+}
+
+static void match_level(struct side *s)
+{
+	not_early(s, FI_MATCH_COMPLETE);
 }
 
 /* Every call that sends, with every call that receives. */
@@ -273,22 +420,23 @@ static void forms(struct side *s)
 					size_t a = n / 3, b = 2 * (n / 3);
 					struct iovec from[3] = {part(out, a), part(out + a, b - a), part(out + b, n - b)};
 					struct iovec into[2] = {part(in, a), part(in + a, n - a)};
-					struct fi_msg_tagged st = {.msg_iov = from, .iov_count = 3, .addr = s->other, .tag = tag, .data = d, .context = out};
-					struct fi_msg_tagged rt = {.msg_iov = into, .iov_count = 2, .addr = s->other, .tag = tag, .context = in};
-					struct fi_msg su = {.msg_iov = from, .iov_count = 3, .addr = s->other, .data = d, .context = out};
-					struct fi_msg ru = {.msg_iov = into, .iov_count = 2, .addr = s->other, .context = in};
+					/* MPICH passes descriptors that are null. Nobody looks at them, whatever they are. */
+					void *null[3] = {NULL}, *none[3] = {(void *)1, (void *)2, (void *)3};
+					void **desc = i % 2 ? null : none;
+					struct fi_msg_tagged st = {.msg_iov = from, .desc = desc, .iov_count = 3, .addr = s->other, .tag = tag, .data = d, .context = out};
+					struct fi_msg_tagged rt = {.msg_iov = into, .desc = desc, .iov_count = 2, .addr = s->other, .tag = tag, .context = in};
+					struct fi_msg su = {.msg_iov = from, .desc = desc, .iov_count = 3, .addr = s->other, .data = d, .context = out};
+					struct fi_msg ru = {.msg_iov = into, .desc = desc, .iov_count = 2, .addr = s->other, .context = in};
 					uint64_t f = FI_COMPLETION | (data ? FI_REMOTE_CQ_DATA : 0) | (inject ? FI_INJECT : 0);
-					/* MPICH passes such a descriptor. */
-					void *null = NULL, *desc = &null;
 					fill(out, n, how + to + rank_here);
 					memset(in, 0xee, n + 1);
 #define EITHER(t, u) (tagged ? (t) : (u))
 					switch (to) {
 					case RECV:
-						POST(s, EITHER(fi_trecv(ep, in, n, desc, s->other, tag, 0, in), fi_recv(ep, in, n, desc, s->other, in)));
+						POST(s, EITHER(fi_trecv(ep, in, n, *desc, s->other, tag, 0, in), fi_recv(ep, in, n, *desc, s->other, in)));
 						break;
 					case RECVV:
-						POST(s, EITHER(fi_trecvv(ep, into, NULL, 2, s->other, tag, 0, in), fi_recvv(ep, into, NULL, 2, s->other, in)));
+						POST(s, EITHER(fi_trecvv(ep, into, desc, 2, s->other, tag, 0, in), fi_recvv(ep, into, desc, 2, s->other, in)));
 						break;
 					case RECVMSG:
 						POST(s, EITHER(fi_trecvmsg(ep, &rt, FI_COMPLETION), fi_recvmsg(ep, &ru, FI_COMPLETION)));
@@ -297,10 +445,10 @@ static void forms(struct side *s)
 					barrier();
 					switch (how) {
 					case SEND:
-						POST(s, EITHER(fi_tsend(ep, out, n, desc, s->other, tag, out), fi_send(ep, out, n, desc, s->other, out)));
+						POST(s, EITHER(fi_tsend(ep, out, n, *desc, s->other, tag, out), fi_send(ep, out, n, *desc, s->other, out)));
 						break;
 					case SENDV:
-						POST(s, EITHER(fi_tsendv(ep, from, NULL, 3, s->other, tag, out), fi_sendv(ep, from, NULL, 3, s->other, out)));
+						POST(s, EITHER(fi_tsendv(ep, from, desc, 3, s->other, tag, out), fi_sendv(ep, from, desc, 3, s->other, out)));
 						break;
 					case SENDMSG:
 					case SENDMSG_DATA:
@@ -311,7 +459,7 @@ static void forms(struct side *s)
 						POST(s, EITHER(fi_tinject(ep, out, n, s->other, tag), fi_inject(ep, out, n, s->other)));
 						break;
 					case SENDDATA:
-						POST(s, EITHER(fi_tsenddata(ep, out, n, NULL, d, s->other, tag, out), fi_senddata(ep, out, n, NULL, d, s->other, out)));
+						POST(s, EITHER(fi_tsenddata(ep, out, n, *desc, d, s->other, tag, out), fi_senddata(ep, out, n, *desc, d, s->other, out)));
 						break;
 					case INJECTDATA:
 						POST(s, EITHER(fi_tinjectdata(ep, out, n, d, s->other, tag), fi_injectdata(ep, out, n, d, s->other)));
@@ -381,6 +529,8 @@ static const struct test tests[] = {
 	{"tagged_sizes", tagged_sizes, NULL},
 	{"tagged_only", tagged_sizes, &tagged_only},
 	{"order", order, NULL},
+	{"order_untagged", order_untagged, NULL},
+	{"order_of_both", order_of_both, NULL},
 	{"untagged_and_parts", untagged_and_parts, NULL},
 	{"cq_data", cq_data, NULL},
 	{"truncation", truncation, NULL},
@@ -388,6 +538,7 @@ static const struct test tests[] = {
 	{"stream", stream, NULL},
 	{"to_oneself", to_oneself, NULL},
 	{"delivery", delivery, NULL},
+	{"match_level", match_level, NULL},
 	{"forms", forms, NULL},
 	{"levels", levels, NULL},
 	{"levels_selective", levels, &selective},

@@ -34,7 +34,7 @@ const UNKNOWN: u32 = u32::MAX;
 /// Most addresses that are resolved in advance of their use, as a bound on the tables below.
 const MOST_ADDRESSES: u64 = 1 << 26;
 
-/// Flags of sends that complete only when the message was taken.
+/// Flags of sends that complete only when the message was taken, or matched.
 const DELIVERED: u64 = FI_DELIVERY_COMPLETE | FI_MATCH_COMPLETE | FI_COMMIT_COMPLETE;
 
 /// [`Ticket::flags`]: the caller wants an entry for success.
@@ -429,7 +429,8 @@ impl Ep {
             let how = how(state);
             let to = state.peer(what.peer)?;
             let inject = how.flags & FI_INJECT != 0;
-            let delivered = how.flags & DELIVERED != 0 && !inject;
+            let matched = how.flags & FI_MATCH_COMPLETE != 0;
+            let delivered = how.flags & DELIVERED != 0;
             let ticket = how.ticket();
             let send = Send {
                 to,
@@ -441,7 +442,9 @@ impl Ep {
                 delivered,
                 ticket,
             };
-            match state.transport()?.send(&send).map_err(errno::of_post)? {
+            let transport = state.transport()?;
+            let posted = if matched { transport.send_until_matched(&send) } else { transport.send(&send) };
+            match posted.map_err(errno::of_post)? {
                 Posted::Pending => {}
                 Posted::Done => state.ends.sent(what.tagged, ticket),
             }

@@ -31,7 +31,8 @@ pub struct Send<'a> {
     pub data: Option<u64>,
     /// The payload, in order. Must stay valid until completion, unless `inject`.
     pub bufs: &'a [LocalBuf],
-    /// The payload may be reused on return; at most [`crate::Endpoint::inject_bytes`] bytes. Never completes later.
+    /// The payload may be reused on return; at most [`crate::Endpoint::inject_bytes`] bytes. Completes later only if it
+    /// is `delivered`, too.
     pub inject: bool,
     /// Complete only when the message was matched, or buffered, by the receiver; else when `bufs` may be reused.
     pub delivered: bool,

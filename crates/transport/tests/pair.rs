@@ -5,7 +5,8 @@ mod common;
 use common::*;
 use isthmus_region::counters::Counter;
 use isthmus_transport::{
-    Address, PeerId, PostError, Posted, Receive, Selector, Short, ShortReceived, ShortSink, Status, Ticket,
+    Address, PeerId, PostError, Posted, Receive, Selector, Send, Short, ShortReceived, ShortSink, Status,
+    Ticket,
 };
 
 const SIZES: [usize; 14] =
@@ -204,6 +205,58 @@ fn a_delivered_send_completes_when_it_was_taken() {
         ok(wait(&mut b, &mut a));
         ok(wait(&mut a, &mut b));
         assert_eq!(back, out);
+    }
+}
+
+#[test]
+fn a_matched_send_completes_when_it_was_received_and_not_when_it_was_kept() {
+    let world = World::new(2, 8 << 20);
+    let mut a = world.endpoint(0);
+    let mut b = world.endpoint(1);
+    let to_b = a.resolve(&b.address()).unwrap();
+    for len in [0, 8, 5000, 200_000] {
+        let mut out = pattern(len, 9);
+        let bufs = [buf(&mut out)];
+        let wish = message(to_b, 2, &bufs);
+        assert_eq!(a.send_until_matched(&wish), Ok(Posted::Pending));
+        for _ in 0..100 {
+            a.progress();
+            b.progress();
+        }
+        assert!(a.pop().is_none(), "it came, and there is no receive for it");
+        let mut back = vec![0; len];
+        let into = [buf(&mut back)];
+        b.receive(&receive(any(2), &into)).unwrap();
+        ok(wait(&mut b, &mut a));
+        ok(wait(&mut a, &mut b));
+        assert_eq!(back, out);
+        let injected = Send { inject: true, ..message(to_b, 2, &bufs) };
+        assert_eq!(a.send_until_matched(&injected), Err(PostError::Invalid));
+    }
+}
+
+#[test]
+fn what_is_injected_and_shall_be_delivered_completes_when_it_was_taken() {
+    let world = World::new(2, 8 << 20);
+    let mut a = world.endpoint(0);
+    let mut b = world.endpoint(1);
+    let to_b = a.resolve(&b.address()).unwrap();
+    for len in [0, 8, 4096] {
+        let mut out = pattern(len, 9);
+        let bufs = [buf(&mut out)];
+        let wish = Send { inject: true, delivered: true, ..message(to_b, 2, &bufs) };
+        assert_eq!(send(&mut a, &mut b, &wish), Posted::Pending);
+        out.fill(0);
+        for _ in 0..100 {
+            a.progress();
+        }
+        assert!(a.pop().is_none(), "nobody took it yet");
+        let mut back = vec![0; len];
+        let into = [buf(&mut back)];
+        b.receive(&receive(any(2), &into)).unwrap();
+        ok(wait(&mut b, &mut a));
+        ok(wait(&mut a, &mut b));
+        assert_eq!(back, pattern(len, 9));
     }
 }
 

@@ -171,12 +171,27 @@ impl Endpoint {
     /// # Errors
     /// [`PostError`]; nothing was done.
     pub fn send(&mut self, send: &Send<'_>) -> Result<Posted, PostError> {
+        self.send_until(send, send.delivered, false)
+    }
+
+    /// As [`Endpoint::send`], but whatever its length the message stays here until a receive asks for it: it completes
+    /// when it was received, or discarded there, and not when it was kept there.
+    ///
+    /// # Errors
+    /// [`PostError`]; nothing was done. [`PostError::Invalid`] if it is to be injected: its payload has nowhere to stay.
+    pub fn send_until_matched(&mut self, send: &Send<'_>) -> Result<Posted, PostError> {
+        if send.inject {
+            return Err(PostError::Invalid);
+        }
+        self.send_until(send, true, true)
+    }
+
+    fn send_until(&mut self, send: &Send<'_>, delivered: bool, matched: bool) -> Result<Posted, PostError> {
         self.next_look = 0;
         self.ready(send.to)?;
         let len = total(send.bufs);
         let mut flags = flags_of(send.tagged, send.data);
         let (tag, data) = (send.tag, send.data.unwrap_or(0));
-        let delivered = send.delivered && !send.inject;
         if len <= INLINE_BYTES as u64 && !delivered {
             let mut bytes = [0; INLINE_BYTES];
             let mut at = 0;
@@ -186,7 +201,7 @@ impl Endpoint {
             let mut message = [wire::head(kind::INLINE, flags, at), tag, data, 0, 0, 0, 0, 0];
             message[3..].copy_from_slice(&wire::words(&bytes));
             self.push(send.to, &message, 3 + at.div_ceil(8));
-        } else if len <= self.eager_bytes(send.to) || send.inject {
+        } else if !matched && (len <= self.eager_bytes(send.to) || send.inject) {
             if send.inject && len > INJECT_BYTES as u64 {
                 return Err(PostError::TooLong);
             }
