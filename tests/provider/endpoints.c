@@ -109,24 +109,112 @@ static void threads(struct side *s)
 	barrier();
 }
 
-static void close_at_once(struct side *s)
+/* What was injected before a close still arrives, without an exchange before or after: MPICH waits for nothing at its end.
+   All that can be injected, short and as long as it may be, to a receiver that sleeps first. Then everything is closed. */
+enum { TINJECT, INJECT, TINJECTDATA, INJECTDATA, INJECT_WRITE, INJECT_WRITEDATA, INJECT_ATOMIC, MIXED, INJECTS };
+enum { CLOSE_COUNT = 500, CLOSE_BYTES = 4096 };
+
+static int inject_by(int kind, int i)
 {
-	/* What was injected before the close still arrives, without an exchange in between. */
-	if (rank_here == 0) {
-		for (uint64_t i = 0; i < 500; i++)
-			POST(s, fi_tinject(s->ep, &i, 8, s->other, 1));
-		EQUAL(fi_close(&s->ep->fid), 0);
-		s->ep = NULL;
-		moving = NULL;
-	} else {
-		usleep(20000);
-		for (uint64_t i = 0; i < 500; i++) {
-			uint64_t v = 99999;
-			POST(s, fi_trecv(s->ep, &v, 8, NULL, s->other, 1, 0, &v));
-			done(s);
-			EQUAL(v, i);
+	return kind == MIXED ? i % MIXED : kind;
+}
+
+static void inject_and_close(int kind, size_t n)
+{
+	struct side t;
+	uint64_t one = 1;
+	open_side(&t, NULL);
+	CHECK(t.info->tx_attr->inject_size >= n && n <= CLOSE_BYTES);
+	meet(&t);
+	barrier(); /* the other's memory is registered */
+	for (int i = 0; i < CLOSE_COUNT; i++) {
+		fill(out, n, i);
+		switch (inject_by(kind, i)) {
+		case TINJECT: POST(&t, fi_tinject(t.ep, out, n, t.other, i)); break;
+		case INJECT: POST(&t, fi_inject(t.ep, out, n, t.other)); break;
+		case TINJECTDATA: POST(&t, fi_tinjectdata(t.ep, out, n, i, t.other, i)); break;
+		case INJECTDATA: POST(&t, fi_injectdata(t.ep, out, n, i, t.other)); break;
+		case INJECT_WRITE: POST(&t, fi_inject_write(t.ep, out, n, t.other, (uint64_t)i * CLOSE_BYTES, 1)); break;
+		case INJECT_WRITEDATA:
+			POST(&t, fi_inject_writedata(t.ep, out, n, i, t.other, (uint64_t)i * CLOSE_BYTES, 1));
+			break;
+		case INJECT_ATOMIC:
+			POST(&t, fi_inject_atomic(t.ep, &one, 1, t.other, CLOSE_COUNT * CLOSE_BYTES, 1, FI_UINT64, FI_SUM));
+			break;
 		}
 	}
+	close_side(&t);
+}
+
+static void sleep_and_receive(int kind, size_t n)
+{
+	struct side t;
+	struct fid_mr *mr;
+	char *memory = calloc(CLOSE_COUNT + 1, CLOSE_BYTES);
+	int writes = 0, atomics = 0;
+	open_side(&t, NULL);
+	EQUAL(fi_mr_reg(t.domain, memory, (CLOSE_COUNT + 1) * CLOSE_BYTES, FI_REMOTE_WRITE, 0, 1, 0, &mr, NULL), 0);
+	meet(&t);
+	barrier();
+	usleep(20000);
+	for (int i = 0; i < CLOSE_COUNT; i++) {
+		int how = inject_by(kind, i);
+		writes += how == INJECT_WRITEDATA;
+		atomics += how == INJECT_ATOMIC;
+		if (how >= INJECT_WRITE)
+			continue;
+		bool tagged = how == TINJECT || how == TINJECTDATA, data = how == TINJECTDATA || how == INJECTDATA;
+		memset(in, 0xee, n);
+		POST(&t, tagged ? fi_trecv(t.ep, in, n, NULL, t.other, i, 0, in) : fi_recv(t.ep, in, n, NULL, t.other, in));
+		struct fi_cq_tagged_entry e;
+		while ((e = done(&t)).op_context != in) {
+			EQUAL(e.flags, FI_RMA | FI_REMOTE_WRITE | FI_REMOTE_CQ_DATA);
+			writes--;
+		}
+		EQUAL(e.len, n);
+		EQUAL(e.flags, (tagged ? FI_TAGGED : FI_MSG) | FI_RECV | (data ? FI_REMOTE_CQ_DATA : 0));
+		EQUAL(e.data, data ? i : 0);
+		filled(in, n, i);
+	}
+	for (; writes > 0; writes--)
+		EQUAL(done(&t).flags, FI_RMA | FI_REMOTE_WRITE | FI_REMOTE_CQ_DATA);
+	/* Writes without data and atomics tell nobody. */
+	double end = now() + SECONDS;
+	char expected[CLOSE_BYTES];
+	for (int i = 0; i < CLOSE_COUNT; i++) {
+		int how = inject_by(kind, i);
+		fill(expected, n, i);
+		while ((how == INJECT_WRITE || how == INJECT_WRITEDATA) && memcmp(memory + (size_t)i * CLOSE_BYTES, expected, n)) {
+			fi_cq_read(t.cq, NULL, 0);
+			if (now() > end)
+				FAIL("write %d has not arrived", i);
+		}
+	}
+	volatile uint64_t *sum = (uint64_t *)(memory + CLOSE_COUNT * CLOSE_BYTES);
+	while (*sum != (uint64_t)atomics) {
+		fi_cq_read(t.cq, NULL, 0);
+		if (now() > end)
+			FAIL("%llu of %d atomics have arrived", (unsigned long long)*sum, atomics);
+	}
+	silent(&t);
+	EQUAL(*sum, atomics);
+	EQUAL(fi_close(&mr->fid), 0);
+	close_side(&t);
+	free(memory);
+}
+
+static void close_at_once(struct side *s)
+{
+	moving = NULL;
+	for (int kind = 0; kind < INJECTS; kind++)
+		for (int longest = 0; longest < 2; longest++) {
+			if (rank_here == 0)
+				inject_and_close(kind, longest ? CLOSE_BYTES : 8);
+			else
+				sleep_and_receive(kind, longest ? CLOSE_BYTES : 8);
+			barrier();
+		}
+	moving = s;
 }
 
 /* One of two endpoints of a domain is closed while the other process goes on reading through it. */
@@ -370,6 +458,210 @@ static void heavy(struct side *s)
 	free(memory);
 }
 
+/* Each threading level with two threads or more, in the way that it allows and with all kinds of traffic. A driver posts
+   to its endpoint and waits for what it posted; who reads the queue tells it.
+
+   FI_THREAD_SAFE        two drivers on one endpoint, both of which read its queue and counter
+   FI_THREAD_FID         a driver that posts, and a thread that reads the queue and the counter meanwhile
+   FI_THREAD_ENDPOINT    two drivers with an endpoint each, and a thread that reads the queue which both share
+   FI_THREAD_COMPLETION  two drivers with an endpoint, queue and counter each; the domain and the vector are shared */
+struct drive {
+	struct side s; /* what it uses of a side: endpoint, queue, counter and the other's address */
+	pthread_t thread;
+	int number;
+	bool reads; /* its queue is read by itself */
+	uint64_t key;
+	char *memory; /* registered; then what it sends, and where it receives */
+};
+
+enum { DRIVE_ROUNDS = 400, DRIVE_BYTES = 1 << 17, LAST = 0xffff };
+
+/* Reads some completions, whosever they are: an operation's context is the flag that it is over. */
+static void read_some(struct side *s)
+{
+	struct fi_cq_tagged_entry e[4];
+	ssize_t r = fi_cq_read(s->cq, e, 4);
+	if (r == -FI_EAGAIN)
+		return;
+	CHECK(r > 0);
+	for (int i = 0; i < r; i++)
+		CHECK(!__atomic_exchange_n((bool *)e[i].op_context, true, __ATOMIC_SEQ_CST));
+}
+
+static void drive_on(struct drive *d)
+{
+	if (d->reads)
+		read_some(&d->s);
+	else
+		sched_yield();
+}
+
+/* Posts until it is taken. */
+#define DRIVE(call)                                                                                      \
+	do {                                                                                             \
+		double end_ = now() + SECONDS;                                                           \
+		ssize_t r_;                                                                              \
+		while ((r_ = (call)) == -FI_EAGAIN) {                                                    \
+			drive_on(d);                                                                     \
+			CHECK(now() < end_);                                                             \
+		}                                                                                        \
+		EQUAL(r_, 0);                                                                            \
+	} while (0)
+
+static void over(struct drive *d, bool *flag)
+{
+	double end = now() + SECONDS;
+	while (!__atomic_load_n(flag, __ATOMIC_SEQ_CST)) {
+		drive_on(d);
+		CHECK(now() < end);
+	}
+}
+
+static void *driver(void *arg)
+{
+	static const size_t lens[] = {8, 40, 1000, 16384, 0, 30000};
+	struct drive *d = arg;
+	struct fid_ep *ep = d->s.ep;
+	fi_addr_t other = d->s.other;
+	char *from = d->memory + DRIVE_BYTES, *to = from + DRIVE_BYTES, *back = to + DRIVE_BYTES;
+	uint64_t kind = (uint64_t)d->number << 32, one = 1, word = (uint64_t)(3 - d->number) * 8;
+	bool sent, received_, put, got, added;
+	for (uint64_t i = 0; i < DRIVE_ROUNDS; i++) {
+		size_t n = lens[i % 6];
+		uint64_t before = 99;
+		sent = received_ = put = got = added = false;
+		fill(from, n, i + d->number);
+		DRIVE(fi_trecv(ep, to, n, NULL, other, kind | i, 0, &received_));
+		DRIVE(fi_tsend(ep, from, n, NULL, other, kind | i, &sent));
+		DRIVE(fi_write(ep, from, n, NULL, other, 1024, d->key, &put));
+		DRIVE(fi_fetch_atomic(ep, &one, 1, NULL, &before, NULL, other, word, d->key, FI_UINT64, FI_SUM, &added));
+		over(d, &put);
+		DRIVE(fi_read(ep, back, n, NULL, other, 1024, d->key, &got));
+		if (i % 7 == 0) {
+			bool extra = false;
+			char x;
+			DRIVE(fi_trecv(ep, &x, 1, NULL, other, kind | LAST << 1, 0, &extra));
+			EQUAL(fi_cancel(&ep->fid, &x), 0); /* nothing has this context */
+			DRIVE(fi_tinject(ep, "x", 1, other, kind | LAST << 1));
+			over(d, &extra);
+		}
+		/* The domain and the vector are everybody's, whatever the level. */
+		for (int k = 1; k <= 5; k++) {
+			struct fid_mr *mr;
+			char name[64];
+			size_t len = sizeof name;
+			fi_addr_t again;
+			EQUAL(fi_mr_reg(d->s.domain, from, 64, FI_REMOTE_READ, 0, d->key + k, 0, &mr, NULL), 0);
+			EQUAL(fi_av_lookup(d->s.av, other, name, &len), 0);
+			EQUAL(fi_av_insert(d->s.av, name, 1, &again, 0, NULL), 1);
+			EQUAL(fi_av_remove(d->s.av, &again, 1, 0), 0);
+			EQUAL(fi_close(&mr->fid), 0);
+		}
+		over(d, &sent);
+		over(d, &received_);
+		over(d, &got);
+		over(d, &added);
+		EQUAL(before, i);
+		filled(to, n, i + d->number);
+		filled(back, n, i + d->number);
+		if (d->reads)
+			fi_cntr_read(d->s.cntr);
+	}
+	/* The other's driver may need ours until it is as far. */
+	received_ = false;
+	DRIVE(fi_trecv(ep, to, 1, NULL, other, kind | LAST, 0, &received_));
+	DRIVE(fi_tinject(ep, "y", 1, other, kind | LAST));
+	over(d, &received_);
+	return NULL;
+}
+
+static bool drivers_stop;
+
+static void *drivers_reader(void *arg)
+{
+	struct side *s = arg;
+	while (!__atomic_load_n(&drivers_stop, __ATOMIC_ACQUIRE)) {
+		read_some(s);
+		fi_cntr_read(s->cntr);
+	}
+	return NULL;
+}
+
+static void levels_of_threading(struct side *s)
+{
+	enum fi_threading level = s->info->domain_attr->threading;
+	bool two_ends = level == FI_THREAD_ENDPOINT || level == FI_THREAD_COMPLETION, two_queues = level == FI_THREAD_COMPLETION;
+	bool reader_ = level == FI_THREAD_FID || level == FI_THREAD_ENDPOINT;
+	int drivers = level == FI_THREAD_FID ? 1 : 2;
+	static struct drive d[2];
+	struct fid_mr *mr[2];
+	pthread_t t;
+	CHECK(level == FI_THREAD_SAFE || level == FI_THREAD_FID || two_ends);
+	for (int i = 0; i < drivers; i++) {
+		d[i] = (struct drive){.s = *s, .number = i, .reads = !reader_, .key = (uint64_t)(1 + i) << 32, .memory = calloc(4, DRIVE_BYTES)};
+		EQUAL(fi_mr_reg(s->domain, d[i].memory, DRIVE_BYTES, FI_REMOTE_READ | FI_REMOTE_WRITE, 0, d[i].key, 0, &mr[i], NULL), 0);
+	}
+	if (two_ends) {
+		struct side *o = &d[1].s;
+		if (two_queues) {
+			struct fi_cq_attr cq = {.format = FI_CQ_FORMAT_TAGGED};
+			struct fi_cntr_attr cntr = {.events = FI_CNTR_EVENTS_COMP};
+			EQUAL(fi_cq_open(s->domain, &cq, &o->cq, NULL), 0);
+			EQUAL(fi_cntr_open(s->domain, &cntr, &o->cntr, NULL), 0);
+		}
+		EQUAL(fi_endpoint(s->domain, s->info, &o->ep, NULL), 0);
+		EQUAL(fi_ep_bind(o->ep, &s->av->fid, 0), 0);
+		EQUAL(fi_ep_bind(o->ep, &o->cq->fid, FI_TRANSMIT | FI_RECV), 0);
+		EQUAL(fi_ep_bind(o->ep, &o->cntr->fid, FI_READ | FI_WRITE), 0);
+		EQUAL(fi_enable(o->ep), 0);
+		char mine[64], theirs[64];
+		size_t len = 64;
+		EQUAL(fi_getname(&o->ep->fid, mine, &len), 0);
+		tell(mine, 64);
+		hear(theirs, 64);
+		EQUAL(fi_av_insert(s->av, theirs, 1, &o->other, 0, NULL), 1);
+	}
+	barrier();
+	drivers_stop = false;
+	if (reader_)
+		CHECK(pthread_create(&t, NULL, drivers_reader, s) == 0);
+	for (int i = 0; i < drivers; i++)
+		CHECK(pthread_create(&d[i].thread, NULL, driver, &d[i]) == 0);
+	for (int i = 0; i < drivers; i++)
+		pthread_join(d[i].thread, NULL);
+	/* A reader goes on until the other side has all of its own. */
+	char c = 'x';
+	tell(&c, 1);
+	hear(&c, 1);
+	__atomic_store_n(&drivers_stop, true, __ATOMIC_RELEASE);
+	if (reader_)
+		pthread_join(t, NULL);
+	/* Counted once each: a write, a read and an atomic in each round. */
+	uint64_t each = 3 * DRIVE_ROUNDS;
+	for (int i = 0; i < drivers; i++)
+		EQUAL(fi_cntr_read(d[i].s.cntr), two_queues ? each : drivers * each);
+	for (int i = 0; i < drivers; i++) {
+		silent(&d[i].s);
+		EQUAL(*(uint64_t *)(d[i].memory + (3 - i) * 8), DRIVE_ROUNDS);
+	}
+	barrier();
+	for (int i = 0; i < drivers; i++)
+		EQUAL(fi_close(&mr[i]->fid), 0);
+	if (two_ends)
+		EQUAL(fi_close(&d[1].s.ep->fid), 0);
+	if (two_queues) {
+		EQUAL(fi_close(&d[1].s.cq->fid), 0);
+		EQUAL(fi_close(&d[1].s.cntr->fid), 0);
+	}
+	for (int i = 0; i < drivers; i++)
+		free(d[i].memory);
+	barrier();
+}
+
+static struct wish by_fid = {.threading = FI_THREAD_FID};
+static struct wish by_endpoint = {.threading = FI_THREAD_ENDPOINT};
+static struct wish by_completion = {.threading = FI_THREAD_COMPLETION};
+
 static const struct test tests[] = {
 	{"two_endpoints", two_endpoints, NULL},
 	{"threads", threads, &safe},
@@ -377,5 +669,9 @@ static const struct test tests[] = {
 	{"close_beside_another", close_beside_another, NULL},
 	{"domains", domains, NULL},
 	{"heavy", heavy, &safe},
+	{"level_safe", levels_of_threading, &safe},
+	{"level_fid", levels_of_threading, &by_fid},
+	{"level_endpoint", levels_of_threading, &by_endpoint},
+	{"level_completion", levels_of_threading, &by_completion},
 };
 RUN_PAIR(tests)

@@ -40,6 +40,55 @@ static void matching(struct side *s)
 	barrier();
 }
 
+/* Without FI_DIRECTED_RECV a receive's address says nothing, whosever it is and whichever call has it. */
+static void undirected(struct side *s)
+{
+	enum { TRECV, TRECVV, TRECVMSG, RECV, RECVV, RECVMSG, MULTI, CALLS };
+	CHECK(!(s->info->caps & FI_DIRECTED_RECV) && !(s->info->rx_attr->caps & FI_DIRECTED_RECV));
+	fi_addr_t wrong[] = {s->self, 12345, FI_ADDR_UNSPEC - 1, FI_ADDR_UNSPEC};
+	for (int call = 0; call < CALLS; call++)
+		for (size_t a = 0; a < sizeof wrong / sizeof *wrong; a++)
+			for (int late = 0; late < 2; late++) {
+				fi_addr_t from = wrong[a];
+				struct iovec iov = part(in, 64);
+				struct fi_msg_tagged t = {.msg_iov = &iov, .iov_count = 1, .addr = from, .tag = call, .context = in};
+				struct fi_msg u = {.msg_iov = &iov, .iov_count = 1, .addr = from, .context = in};
+				bool tagged = call <= TRECVMSG;
+				fill(out, 64, call + rank_here);
+				memset(in, 0, 64);
+				if (late) {
+					POST(s, tagged ? fi_tinject(s->ep, out, 64, s->other, call) : fi_inject(s->ep, out, 64, s->other));
+					barrier();
+					if (tagged) {
+						/* A peek does not look at it, either. */
+						struct fi_msg_tagged peek = {.addr = from, .tag = call, .context = &t};
+						POST(s, fi_trecvmsg(s->ep, &peek, FI_PEEK | FI_COMPLETION));
+						CHECK(done(s).op_context == &t);
+					}
+				}
+				switch (call) {
+				case TRECV: POST(s, fi_trecv(s->ep, in, 64, NULL, from, call, 0, in)); break;
+				case TRECVV: POST(s, fi_trecvv(s->ep, &iov, NULL, 1, from, call, 0, in)); break;
+				case TRECVMSG: POST(s, fi_trecvmsg(s->ep, &t, FI_COMPLETION)); break;
+				case RECV: POST(s, fi_recv(s->ep, in, 64, NULL, from, in)); break;
+				case RECVV: POST(s, fi_recvv(s->ep, &iov, NULL, 1, from, in)); break;
+				case RECVMSG: POST(s, fi_recvmsg(s->ep, &u, FI_COMPLETION)); break;
+				case MULTI: POST(s, fi_recvmsg(s->ep, &u, FI_COMPLETION | FI_MULTI_RECV)); break;
+				}
+				if (!late) {
+					barrier();
+					POST(s, tagged ? fi_tinject(s->ep, out, 64, s->other, call) : fi_inject(s->ep, out, 64, s->other));
+				}
+				struct fi_cq_tagged_entry e = done(s);
+				CHECK(e.op_context == in);
+				EQUAL(e.len, 64);
+				EQUAL(!!(e.flags & FI_MULTI_RECV), call == MULTI);
+				filled(in, 64, call + !rank_here);
+				silent(s);
+				barrier();
+			}
+}
+
 static void cancel(struct side *s)
 {
 	uint64_t a = 0, b = 0, x = 5;
@@ -216,6 +265,90 @@ static void multi_receive(struct side *s)
 	barrier();
 }
 
+/* A multi-receive takes messages of all lengths and protocols in the order of their sends, one behind the other: where a
+   message lies tells when it was matched, whenever its entry comes. */
+static void multi_receive_in_order(struct side *s)
+{
+	enum { ROOM = 1 << 20, LEAST = 100000, N = 600 };
+	static const size_t some[] = {0, 8, 300, 257, 41, 4096, 5000, 16384, 40, 16385, 65536, 1, LEAST};
+	size_t least = LEAST;
+	EQUAL(fi_setopt(&s->ep->fid, FI_OPT_ENDPOINT, FI_OPT_MIN_MULTI_RECV, &least, sizeof least), 0);
+	if (rank_here == 0) {
+		int entries = 0;
+		char *bufs[N];
+		barrier();
+		for (int i = 0; i < N; i++) {
+			size_t n = some[i % 13];
+			bufs[i] = malloc(n + 1);
+			fill(bufs[i], n, i);
+			if (i % 3 && n <= s->info->tx_attr->inject_size) {
+				POST(s, fi_injectdata(s->ep, bufs[i], n, i, s->other));
+			} else {
+				POST(s, fi_senddata(s->ep, bufs[i], n, NULL, i, s->other, bufs[i]));
+				entries++;
+			}
+		}
+		while (entries-- > 0)
+			CHECK(done(s).flags & FI_SEND);
+		barrier();
+		for (int i = 0; i < N; i++)
+			free(bufs[i]);
+		barrier();
+		return;
+	}
+	char *pool[2];
+	struct fi_msg m[2];
+	struct iovec iov[2];
+	int life[2] = {0, 1}, lives = 2, in_life[N], released = 0;
+	size_t at[N];
+	memset(in_life, -1, sizeof in_life);
+	for (int k = 0; k < 2; k++) {
+		pool[k] = malloc(ROOM);
+		iov[k] = part(pool[k], ROOM);
+		m[k] = (struct fi_msg){.msg_iov = &iov[k], .iov_count = 1, .addr = FI_ADDR_UNSPEC, .context = pool[k]};
+		POST(s, fi_recvmsg(s->ep, &m[k], FI_MULTI_RECV | FI_COMPLETION));
+	}
+	barrier();
+	for (int got = 0; got < N;) {
+		struct fi_cq_tagged_entry e = done(s);
+		int k = e.op_context == pool[1];
+		CHECK(e.op_context == pool[k]);
+		if (e.flags & FI_RECV) {
+			CHECK(e.flags & FI_REMOTE_CQ_DATA && e.data < N && in_life[e.data] == -1);
+			EQUAL(e.len, some[e.data % 13]);
+			CHECK((char *)e.buf >= pool[k] && (char *)e.buf + e.len <= pool[k] + ROOM);
+			filled(e.buf, e.len, e.data);
+			in_life[e.data] = life[k];
+			at[e.data] = (char *)e.buf - pool[k];
+			got++;
+		}
+		if (e.flags & FI_MULTI_RECV) {
+			memset(pool[k], 0xdd, ROOM);
+			life[k] = lives++;
+			released++;
+			POST(s, fi_recvmsg(s->ep, &m[k], FI_MULTI_RECV | FI_COMPLETION));
+		}
+	}
+	CHECK(released > 5);
+	/* Buffers are filled in the order of their posts, each from its beginning and without a gap. */
+	for (int i = 0; i < N; i++) {
+		bool first = i == 0 || in_life[i] != in_life[i - 1];
+		EQUAL(in_life[i], i == 0 ? 0 : in_life[i - 1] + first);
+		EQUAL(at[i], first ? 0 : at[i - 1] + some[(i - 1) % 13]);
+		if (first && i > 0)
+			CHECK(at[i - 1] + some[(i - 1) % 13] > ROOM - LEAST);
+	}
+	for (int k = 0; k < 2; k++)
+		EQUAL(fi_cancel(&s->ep->fid, pool[k]), 0);
+	for (int k = 0; k < 2; k++)
+		CHECK(failed(s, FI_ECANCELED).flags & FI_MULTI_RECV);
+	silent(s);
+	barrier();
+	barrier();
+	for (int k = 0; k < 2; k++)
+		free(pool[k]);
+}
+
 /* An untagged peek, claim or discard. */
 static ssize_t look_untagged(struct side *s, fi_addr_t from, uint64_t flags, void *context, void *buf, size_t len)
 {
@@ -372,6 +505,7 @@ static void active_messages(struct side *s)
 	barrier();
 	/* To the other and to oneself, from none to as many bytes as the buffers are kept for. */
 	int sent = 0, got[2] = {0, 0}, released = 0;
+	uint32_t next[2] = {0, 0};
 	double end = now() + SECONDS;
 	while (got[0] + got[1] < 2 * N) {
 		if (sent < 2 * N) {
@@ -411,6 +545,10 @@ static void active_messages(struct side *s)
 				memcpy(head, at, 8);
 				CHECK(head[0] < 2 && head[1] < N);
 				EQUAL(e.len, (size_t)((uint64_t)head[1] * 7919 % (LEAST + 1)));
+				/* In the order of its sender, but for those that are too short to tell. */
+				while ((uint64_t)next[head[0]] * 7919 % (LEAST + 1) < 8)
+					next[head[0]]++;
+				EQUAL(head[1], next[head[0]]++);
 				got[head[0] == (uint32_t)rank_here]++;
 			} else {
 				got[0]++; /* too short to tell from whom */
@@ -503,11 +641,15 @@ static void multi_receive_edges(struct side *s)
 	barrier();
 }
 
+static struct wish no_directed = {.caps = FI_MSG | FI_TAGGED | FI_MULTI_RECV};
+
 static const struct test tests[] = {
 	{"matching", matching, NULL},
+	{"undirected", undirected, &no_directed},
 	{"cancel", cancel, NULL},
 	{"peek_and_claim", peek_and_claim, NULL},
 	{"multi_receive", multi_receive, NULL},
+	{"multi_receive_in_order", multi_receive_in_order, NULL},
 	{"claims", claims, NULL},
 	{"cancel_too_late", cancel_too_late, NULL},
 	{"active_messages", active_messages, NULL},

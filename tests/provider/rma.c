@@ -7,6 +7,17 @@
 #include "pair.h"
 
 static struct wish safe = {.threading = FI_THREAD_SAFE};
+static struct wish counting = {.bind_flags = FI_SELECTIVE_COMPLETION, .tx_op_flags = FI_DELIVERY_COMPLETE};
+static struct wish basic = {.mr_mode = FI_MR_BASIC};
+
+/* Ordinary memory that both processes map: who reads or writes the other's through the provider can look there at once. */
+enum { SEEN_BYTES = 1 << 20 };
+static char *seen_by_both;
+
+__attribute__((constructor)) static void before_the_fork(void)
+{
+	seen_by_both = mmap(NULL, 2 * SEEN_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+}
 
 static void rma(struct side *s)
 {
@@ -210,6 +221,7 @@ static void forms(struct side *s)
 				}
 				if (turn != rank_here && data) {
 					struct fi_cq_tagged_entry e = done(s);
+					filled(exposed + 4096 * !rank_here + 13 * i, n, how + i);
 					EQUAL(e.flags, FI_RMA | FI_REMOTE_WRITE | FI_REMOTE_CQ_DATA);
 					EQUAL(e.data, d);
 					EQUAL(e.len, n);
@@ -260,6 +272,128 @@ static void counter_alone(struct side *s)
 	unexpose();
 }
 
+/* A write or atomic is over, by its entry or by the counter, when it is in the target's memory: not before the target runs,
+   since this memory is not the region's, and then at once. Data for the target's completion comes after the bytes. */
+static void not_early(struct side *s)
+{
+	enum { WRITE, WRITEMSG, WRITEMSG_INJECT, INJECT, WRITEDATA, INJECTDATA, ATOMIC, INJECT_ATOMIC, KINDS };
+	static const size_t lens[] = {8, 4096, 16384, 16385, 300000};
+	const uint64_t key = 3, add = 0x0102030405060708;
+	char *mine = seen_by_both + (size_t)rank_here * SEEN_BYTES, *theirs = seen_by_both + (size_t)!rank_here * SEEN_BYTES, c = 'c';
+	uint64_t counts = 0;
+	struct fid_mr *mr;
+	CHECK(seen_by_both != MAP_FAILED);
+	EQUAL(fi_mr_reg(s->domain, mine, SEEN_BYTES, FI_REMOTE_READ | FI_REMOTE_WRITE, 0, key, 0, &mr, NULL), 0);
+	barrier();
+	for (int kind = 0; kind < KINDS; kind++)
+		for (size_t i = 0; i < sizeof lens / sizeof *lens; i++) {
+			size_t n = kind >= ATOMIC ? 8 : lens[i];
+			bool inject = kind == INJECT || kind == INJECTDATA || kind == WRITEMSG_INJECT || kind == INJECT_ATOMIC;
+			bool entry = kind != INJECT && kind != INJECTDATA && kind != INJECT_ATOMIC;
+			bool data = kind == WRITEDATA || kind == INJECTDATA;
+			if ((inject || kind >= ATOMIC) && (n > s->info->tx_attr->inject_size || n != lens[i]))
+				continue;
+			if (rank_here) {
+				memset(mine, 0, SEEN_BYTES);
+				tell(&c, 1);
+				hear(&c, 1); /* asleep until it was posted, and for long enough after that */
+				if (data) {
+					struct fi_cq_tagged_entry e = done(s);
+					filled(mine + i, n, kind + i);
+					EQUAL(e.flags, FI_RMA | FI_REMOTE_WRITE | FI_REMOTE_CQ_DATA);
+					EQUAL(e.data, 70 + kind);
+				}
+				barrier();
+				continue;
+			}
+			struct iovec iov = part(out, n);
+			struct fi_rma_iov remote = {.addr = i, .len = n, .key = key};
+			struct fi_msg_rma m = {.msg_iov = &iov, .iov_count = 1, .addr = s->other, .rma_iov = &remote, .rma_iov_count = 1, .context = out};
+			hear(&c, 1);
+			fill(out, n, kind + i);
+			switch (kind) {
+			case WRITE: POST(s, fi_write(s->ep, out, n, NULL, s->other, i, key, out)); break;
+			case WRITEMSG: POST(s, fi_writemsg(s->ep, &m, FI_COMPLETION | FI_DELIVERY_COMPLETE)); break;
+			case WRITEMSG_INJECT: POST(s, fi_writemsg(s->ep, &m, FI_COMPLETION | FI_DELIVERY_COMPLETE | FI_INJECT)); break;
+			case INJECT: POST(s, fi_inject_write(s->ep, out, n, s->other, i, key)); break;
+			case WRITEDATA: POST(s, fi_writedata(s->ep, out, n, NULL, 70 + kind, s->other, i, key, out)); break;
+			case INJECTDATA: POST(s, fi_inject_writedata(s->ep, out, n, 70 + kind, s->other, i, key)); break;
+			case ATOMIC: POST(s, fi_atomic(s->ep, &add, 1, NULL, s->other, 8, key, FI_UINT64, FI_SUM, out)); break;
+			case INJECT_ATOMIC: POST(s, fi_inject_atomic(s->ep, &add, 1, s->other, 8, key, FI_UINT64, FI_SUM)); break;
+			}
+			silent(s);
+			EQUAL(fi_cntr_read(s->cntr), counts);
+			tell(&c, 1);
+			/* Half of them by the counter first, and half by the entry. */
+			if (entry && i % 2 == 0)
+				CHECK(done(s).op_context == out);
+			else
+				counted(s, counts + 1);
+			if (kind >= ATOMIC)
+				EQUAL(*(volatile uint64_t *)(theirs + 8), add);
+			else
+				filled(theirs + i, n, kind + i);
+			counted(s, ++counts);
+			if (entry && i % 2)
+				CHECK(done(s).op_context == out);
+			barrier();
+		}
+	silent(s);
+	barrier();
+	EQUAL(fi_close(&mr->fid), 0);
+	barrier();
+}
+
+/* MPICH passes descriptors that are null. Nobody looks at them, whatever they are. */
+static void descriptors(struct side *s)
+{
+	expose(s, 1, 4096, FI_REMOTE_READ | FI_REMOTE_WRITE);
+	for (int i = 0; i < 2; i++) {
+		void *null[2] = {NULL}, *none[2] = {(void *)1, (void *)2}, **desc = i ? none : null;
+		uint64_t add[2] = {1, 2}, want[2] = {1, 2}, old[2] = {99, 99};
+		struct iovec from[2] = {part(out, 100), part(out + 100, 200)}, into[2] = {part(in, 299), part(in + 299, 1)};
+		struct fi_rma_iov remote = {.addr = 64, .len = 300, .key = 1};
+		struct fi_msg_rma m = {.msg_iov = from, .desc = desc, .iov_count = 2, .addr = s->other, .rma_iov = &remote, .rma_iov_count = 1, .context = out};
+		fill(out, 300, i + rank_here);
+		POST(s, fi_writemsg(s->ep, &m, FI_COMPLETION | FI_DELIVERY_COMPLETE));
+		CHECK(done(s).op_context == out);
+		memset(in, 0, 300);
+		m.msg_iov = into;
+		POST(s, fi_readmsg(s->ep, &m, FI_COMPLETION));
+		CHECK(done(s).op_context == out);
+		filled(in, 300, i + rank_here);
+		POST(s, fi_writev(s->ep, from, desc, 2, s->other, 64, 1, out));
+		done(s);
+		POST(s, fi_readv(s->ep, into, desc, 2, s->other, 64, 1, out));
+		done(s);
+		POST(s, fi_write(s->ep, out, 8, *desc, s->other, 64, 1, out));
+		done(s);
+		POST(s, fi_read(s->ep, in, 8, *desc, s->other, 64, 1, out));
+		done(s);
+		/* The three kinds of atomics: added to nothing, added to that, and swapped back. */
+		struct fi_ioc operands[2] = {{add, 1}, {add + 1, 1}}, results[2] = {{old, 1}, {old + 1, 1}}, compared[2] = {{want, 1}, {want + 1, 1}};
+		struct fi_rma_ioc words = {.addr = 0, .count = 2, .key = 1};
+		struct fi_msg_atomic a = {.msg_iov = operands, .desc = desc, .iov_count = 2, .addr = s->other, .rma_iov = &words, .rma_iov_count = 1,
+					  .datatype = FI_UINT64, .op = FI_SUM, .context = out};
+		POST(s, fi_atomicmsg(s->ep, &a, FI_COMPLETION));
+		CHECK(done(s).op_context == out);
+		POST(s, fi_fetch_atomicmsg(s->ep, &a, results, desc, 2, FI_COMPLETION));
+		CHECK(done(s).op_context == out);
+		CHECK(old[0] == 1 && old[1] == 2);
+		a.op = FI_CSWAP;
+		want[0] = 2;
+		want[1] = 4;
+		add[0] = add[1] = 0;
+		POST(s, fi_compare_atomicmsg(s->ep, &a, compared, desc, 2, results, desc, 2, FI_COMPLETION));
+		CHECK(done(s).op_context == out);
+		CHECK(old[0] == 2 && old[1] == 4);
+		barrier();
+		CHECK(*(uint64_t *)exposed == 0 && *(uint64_t *)(exposed + 8) == 0);
+		barrier();
+	}
+	unexpose();
+}
+
 /* Offsets, addresses and lengths beyond 32 bits, in memory that is there only where it is touched. */
 static void far_offsets(struct side *s)
 {
@@ -297,9 +431,6 @@ static void far_offsets(struct side *s)
 	barrier();
 }
 
-static struct wish counting = {.bind_flags = FI_SELECTIVE_COMPLETION, .tx_op_flags = FI_DELIVERY_COMPLETE};
-static struct wish basic = {.mr_mode = FI_MR_BASIC};
-
 static const struct test tests[] = {
 	{"rma", rma, NULL},
 	{"rma_safe", rma, &safe},
@@ -309,6 +440,9 @@ static const struct test tests[] = {
 	{"forms_safe", forms, &safe},
 	{"forms_basic", forms, &basic},
 	{"counter_alone", counter_alone, &counting},
+	{"not_early", not_early, NULL},
+	{"not_early_safe", not_early, &safe},
+	{"descriptors", descriptors, NULL},
 	{"far_offsets", far_offsets, NULL},
 };
 RUN_PAIR(tests)
