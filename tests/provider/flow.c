@@ -153,6 +153,104 @@ static void outstanding(struct side *s)
 	barrier();
 }
 
+/* Memory of this process that is nobody else's and no file's. */
+static size_t own_bytes(void)
+{
+	size_t total = 0, resident = 0, shared = 0;
+	FILE *f = fopen("/proc/self/statm", "r");
+	CHECK(f && fscanf(f, "%zu %zu %zu", &total, &resident, &shared) == 3);
+	fclose(f);
+	return (resident - shared) * sysconf(_SC_PAGESIZE);
+}
+
+/* One floods, and the other has no receive and looks only now and then. Who finds no room is told so at its own side, long
+   before all is sent; what is short waits in the receiver's memory and what is long in the sender's; and in the end all is
+   there, in order. */
+static void unposted(struct side *s, size_t n, int count, bool tagged, size_t most_each)
+{
+	static struct fi_cq_tagged_entry e[64];
+	char c = 'c';
+	if (rank_here == 0) {
+		/* Message i begins at another place in what all are sent from, so that each is unlike the next. */
+		int refused = 0, entries = 0;
+		for (size_t i = 0; i < 4000000; i++)
+			out[i] = (char)((i * 2654435761u) >> 24);
+		hear(&c, 1); /* it is asleep */
+		double end = now() + 2 * SECONDS;
+		for (int i = 0; i < count; i++) {
+			ssize_t r;
+			char *from = out + (size_t)i % 3000 * 16;
+			bool inject = n <= s->info->tx_attr->inject_size && i % 2;
+			for (;;) {
+				if (inject)
+					r = tagged ? fi_tinject(s->ep, from, n, s->other, i) : fi_injectdata(s->ep, from, n, i, s->other);
+				else
+					r = tagged ? fi_tsend(s->ep, from, n, NULL, s->other, i, from)
+						   : fi_senddata(s->ep, from, n, NULL, i, s->other, from);
+				if (r != -FI_EAGAIN)
+					break;
+				if (refused++ == 0)
+					tell(&c, 1); /* now it may look again */
+				ssize_t got = fi_cq_read(s->cq, e, 64);
+				CHECK(got > 0 || got == -FI_EAGAIN);
+				entries += got > 0 ? got : 0;
+				CHECK(now() < end);
+			}
+			EQUAL(r, 0);
+			entries -= !inject;
+		}
+		CHECK(refused > 0);
+		barrier(); /* all sent: the receives come */
+		for (; entries < 0; entries++)
+			CHECK(done(s).flags & FI_SEND);
+		silent(s);
+		barrier();
+		return;
+	}
+	char *expected = malloc(4000000);
+	for (size_t i = 0; i < 4000000; i++)
+		expected[i] = (char)((i * 2654435761u) >> 24);
+	size_t before = own_bytes();
+	tell(&c, 1);
+	hear(&c, 1);
+	/* Its barrier byte says that it has sent all. */
+	c = 'b';
+	tell(&c, 1);
+	while (recv(line, &c, 1, MSG_DONTWAIT) != 1) {
+		usleep(1000);
+		for (int i = 0; i < 100; i++)
+			EQUAL(fi_cq_read(s->cq, e, 64), -FI_EAGAIN);
+	}
+	for (int i = 0; i < 20000; i++)
+		EQUAL(fi_cq_read(s->cq, e, 64), -FI_EAGAIN);
+	size_t after = own_bytes();
+	if (after > before + most_each * count)
+		FAIL("%zu bytes for %d messages of %zu", after - before, count, n);
+	for (int i = 0; i < count; i++) {
+		memset(in, 0, n);
+		POST(s, tagged ? fi_trecv(s->ep, in, n, NULL, FI_ADDR_UNSPEC, 0, ~0ULL, in) : fi_recv(s->ep, in, n, NULL, FI_ADDR_UNSPEC, in));
+		struct fi_cq_tagged_entry got = done(s);
+		EQUAL(tagged ? got.tag : got.data, i);
+		EQUAL(got.len, n);
+		CHECK(!memcmp(in, expected + (size_t)i % 3000 * 16, n));
+	}
+	silent(s);
+	free(expected);
+	barrier();
+}
+
+static void unposted_short(struct side *s)
+{
+	unposted(s, 64, 100000, true, 1024);
+	unposted(s, 64, 20000, false, 1024);
+}
+
+static void unposted_long(struct side *s)
+{
+	unposted(s, 65536, 2000, true, 4096);
+	unposted(s, 65536, 500, false, 4096);
+}
+
 static struct wish safe = {.threading = FI_THREAD_SAFE};
 
 static const struct test tests[] = {
@@ -161,5 +259,7 @@ static const struct test tests[] = {
 	{"both_put", both_put, NULL},
 	{"both_put_safe", both_put, &safe},
 	{"outstanding", outstanding, NULL},
+	{"unposted_short", unposted_short, NULL},
+	{"unposted_long", unposted_long, NULL},
 };
 RUN_PAIR(tests)
