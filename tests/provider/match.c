@@ -381,14 +381,16 @@ static struct fi_cq_tagged_entry look_until(struct side *s, bool tagged, uint64_
 	}
 }
 
-/* Peek, claim and discard for each protocol, tagged and untagged. A sender that waits for delivery is told of a discard. */
+/* Peek, claim and discard for each protocol, tagged and untagged. A sender that waits for delivery, or
+   for a match, is told of a discard. */
 static void claims(struct side *s)
 {
 	static const size_t lens[] = {0, 8, 3000, 200000};
 	int c[3];
 	for (int tagged = 0; tagged < 2; tagged++)
-		for (int i = 0; i < 4; i++) {
-			size_t n = lens[i];
+		for (int i = 0; i < 8; i++) {
+			size_t n = lens[i % 4];
+			bool matched = i >= 4;
 			struct iovec iov = part(out, n);
 			struct fi_msg_tagged m = {.msg_iov = &iov, .iov_count = 1, .addr = s->other, .tag = 9, .context = out};
 			struct fi_msg u = {.msg_iov = &iov, .iov_count = 1, .addr = s->other, .context = out};
@@ -397,9 +399,10 @@ static void claims(struct side *s)
 			   received, the fourth received. One side at a time, so that no other completion is in the way. */
 			for (int turn = 0; turn < 2; turn++) {
 				if (turn == rank_here) {
-					for (int k = 0; k < 4; k++)
-						POST(s, tagged ? fi_tsendmsg(s->ep, &m, FI_COMPLETION | FI_DELIVERY_COMPLETE)
-							       : fi_sendmsg(s->ep, &u, FI_COMPLETION | FI_DELIVERY_COMPLETE));
+					for (int k = 0; k < 4; k++) {
+						uint64_t flags = FI_COMPLETION | (matched ? FI_MATCH_COMPLETE : FI_DELIVERY_COMPLETE);
+						POST(s, tagged ? fi_tsendmsg(s->ep, &m, flags) : fi_sendmsg(s->ep, &u, flags));
+					}
 					for (int k = 0; k < 4; k++)
 						CHECK(done(s).op_context == out);
 				} else {

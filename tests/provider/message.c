@@ -31,7 +31,7 @@ static bool send_by_any(struct side *s, bool tagged, int number, char *buf, size
 		break;
 	case 4: POST(s, tagged ? fi_tsendmsg(s->ep, &t, flags) : fi_sendmsg(s->ep, &u, flags)); break;
 	case 5:
-		flags |= FI_DELIVERY_COMPLETE;
+		flags |= number % 2 ? FI_DELIVERY_COMPLETE : FI_MATCH_COMPLETE;
 		POST(s, tagged ? fi_tsendmsg(s->ep, &t, flags) : fi_sendmsg(s->ep, &u, flags));
 		break;
 	case 6:
@@ -281,7 +281,12 @@ static void to_oneself(struct side *s)
 		memset(in, 0, sizes[i]);
 		if (i % 2)
 			POST(s, fi_trecv(s->ep, in, LARGEST, NULL, s->self, i, 0, in));
-		POST(s, fi_tsend(s->ep, out, sizes[i], NULL, s->self, i, out));
+		struct iovec iov = part(out, sizes[i]);
+		struct fi_msg_tagged m = {.msg_iov = &iov, .iov_count = 1, .addr = s->self, .tag = i, .context = out};
+		if (i % 3)
+			POST(s, fi_tsend(s->ep, out, sizes[i], NULL, s->self, i, out));
+		else
+			POST(s, fi_tsendmsg(s->ep, &m, FI_COMPLETION | (i % 4 < 2 ? FI_MATCH_COMPLETE : FI_DELIVERY_COMPLETE)));
 		if (i % 2 == 0)
 			POST(s, fi_trecv(s->ep, in, LARGEST, NULL, s->self, i, 0, in));
 		done(s);
