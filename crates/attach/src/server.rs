@@ -546,6 +546,10 @@ impl Loop {
             Ok(packet) => packet,
             Err(Errno::AGAIN) => return,
             Err(Errno::MSGSIZE) => return self.reject(key, 0, "it is too long"),
+            Err(Errno::MFILE) if client.attached.is_none() => {
+                let text = "the service may not open more descriptors (its ulimit -n)";
+                return self.turn_away(key, 0, Code::Full, text);
+            }
             Err(_) => return self.end(key, Ending::Closed),
         };
         match Request::decode(&packet.frame) {
@@ -774,21 +778,24 @@ impl Loop {
                 self.clients.get_mut(&key).ok_or(Error::BadFrame { what: "a client that is gone" })?;
             let fds = [self.config.region.as_fd(), wake.as_fd()];
             let sent = socket::send(&client.socket, &welcome.encode(sequence), &fds, SendFlags::DONTWAIT);
+            if let Err(source) = sent {
+                // Who has given up waiting, or cannot be told, never hears of its area, and keeps nothing of it.
+                let _ = epoll::delete(&self.epoll, &pidfd);
+                return Err(system("send the region's descriptor")(source));
+            }
             let party = Party::new(self.config.peer, area, grant.incarnation);
             self.parties.insert(area, party);
             client.attached = Some(Attached { area, pidfd, _wake: wake, party, asks: false });
-            sent.map_err(system("send the region's descriptor"))
+            Ok(())
         });
         match begun {
             Ok(()) => self.tell(&Event::Attached { who, area }),
             Err(e) => {
-                let attached = self.clients.get(&key).is_some_and(|c| c.attached.is_some());
-                self.tell(&Event::Trouble { reason: format!("process {}: {e}", who.pid) });
-                if !attached {
-                    self.publish_end(area);
-                    self.take_back(area);
-                }
-                self.end(key, Ending::Dropped);
+                self.publish_end(area);
+                self.take_back(area);
+                let cause =
+                    std::error::Error::source(&e).map_or_else(String::new, |cause| format!(": {cause}"));
+                self.turn_away(key, sequence, Code::Failed, &format!("{e}{cause}"));
             }
         }
     }

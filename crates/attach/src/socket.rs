@@ -166,7 +166,8 @@ pub struct Packet {
 /// Receives one packet.
 ///
 /// # Errors
-/// The system's answer; `MSGSIZE` for a packet or a set of descriptors that is longer than any frame has.
+/// The system's answer; `MSGSIZE` for a packet or a set of descriptors that is longer than any frame has, `MFILE` where the
+/// process may not have so many open.
 pub fn receive(socket: impl AsFd, flags: RecvFlags) -> rustix::io::Result<Packet> {
     let mut bytes = [0_u8; MAX_FRAME];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
@@ -183,6 +184,10 @@ pub fn receive(socket: impl AsFd, flags: RecvFlags) -> rustix::io::Result<Packet
         if let RecvAncillaryMessage::ScmRights(received) = message {
             fds.extend(received);
         }
+    }
+    // Descriptors for which there was no place in the process are cut off, too, and without a word.
+    if got.flags.contains(ReturnFlags::CTRUNC) && fds.len() < MAX_FDS {
+        return Err(Errno::MFILE);
     }
     if got.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) {
         return Err(Errno::MSGSIZE);
