@@ -782,6 +782,15 @@ impl State {
                      back; a larger one (--region-size) has room for them"
                 );
             }
+            if transport.take_memory_shortage() {
+                log!(
+                    self.core,
+                    WARN,
+                    EP_DATA,
+                    "this process has no memory left (ulimit -v?) for messages that it has no receive for yet: they wait at \
+                     their senders until it receives what it has"
+                );
+            }
         }
     }
 

@@ -6,7 +6,7 @@
 
 mod queue;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, TryReserveError};
 
 use isthmus_region::local::LocalBuf;
 
@@ -288,9 +288,16 @@ impl Matching {
         }
     }
 
-    /// Keeps a message that no receive wants yet.
-    pub fn keep(&mut self, arrived: Arrived) {
-        self.arrived[usize::from(arrived.tagged)].push(arrived);
+    /// Keeps a message that no receive wants yet, and leaves none behind.
+    ///
+    /// # Errors
+    /// There is no memory for it; nothing was done.
+    pub fn keep(&mut self, arrived: &mut Option<Arrived>) -> Result<(), TryReserveError> {
+        let tagged = arrived.as_ref().is_some_and(|a| a.tagged);
+        let queue = &mut self.arrived[usize::from(tagged)];
+        queue.make_room()?;
+        arrived.take().into_iter().for_each(|a| queue.push(a));
+        Ok(())
     }
 
     fn position_of_arrived(&mut self, select: &Selector) -> Option<usize> {
@@ -437,7 +444,8 @@ mod tests {
                     );
                     if at.is_none() {
                         let body = Body::Bytes(Box::default());
-                        matching.keep(Arrived { source, tagged: true, tag, data: Some(number), body });
+                        let arrived = Arrived { source, tagged: true, tag, data: Some(number), body };
+                        matching.keep(&mut Some(arrived)).unwrap();
                         plain.arrived.push((source.0, tag, number));
                     }
                 }

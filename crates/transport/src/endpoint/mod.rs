@@ -6,10 +6,12 @@
 //! - `direct`: RMA and atomics that need no message.
 //! - `lanes`: opening, accepting, closing lanes; peers that go.
 //! - `table`: operations that wait for the other side.
+//! - `cushion`: what becomes of messages for which there is no memory.
 //! - `tally`: what was done, for those who look at the region.
 //!
 //! An endpoint polls its *hot* lanes directly; one activity line for each peer of the region leads it to the others.
 
+mod cushion;
 mod direct;
 mod lanes;
 mod post;
@@ -261,6 +263,7 @@ pub struct Endpoint {
     retry_lanes: bool,
     /// Whether that ever was so, and who asked was told.
     shortage: Shortage,
+    cushion: cushion::Cushion,
     matching: Matching,
     multis: HashMap<u32, Multi>,
     next_multi: u32,
@@ -348,6 +351,7 @@ impl Endpoint {
             retry_quarters: false,
             retry_lanes: false,
             shortage: Shortage::None,
+            cushion: cushion::Cushion::default(),
             matching: Matching::default(),
             multis: HashMap::new(),
             next_multi: 0,
@@ -476,6 +480,13 @@ impl Endpoint {
             self.shortage = Shortage::Told;
         }
         seen
+    }
+
+    /// Whether others wait to send to us since this process has no memory left for messages that nobody receives yet,
+    /// which is said once. For logs.
+    #[inline]
+    pub fn take_memory_shortage(&mut self) -> bool {
+        self.cushion.take_shortage()
     }
 
     /// The oldest completion that was not taken yet.

@@ -8,6 +8,7 @@ use isthmus_lockfree::slot::Message;
 use isthmus_region::counters::{Counter, LaneCounter};
 use isthmus_region::local::LocalBuf;
 
+use super::cushion::{NoMemoryLeft, zeroed};
 use super::table::Operation;
 use super::{Because, Endpoint, Multi, Peer, Push, Registered, Reply};
 use crate::address::Address;
@@ -37,8 +38,20 @@ struct Origin {
     data: Option<u64>,
 }
 
-/// A sender that broke the protocol.
-struct Faulty;
+/// Why a message was not taken.
+enum Stop {
+    /// Its sender broke the protocol.
+    Faulty,
+    /// This process has no memory for it. Nothing of it was done, and it stays in its lane.
+    NoMemory,
+}
+use Stop::Faulty;
+
+impl From<NoMemoryLeft> for Stop {
+    fn from(_: NoMemoryLeft) -> Self {
+        Self::NoMemory
+    }
+}
 
 /// Where completions go.
 pub trait Sink {
@@ -322,36 +335,44 @@ impl Endpoint {
             return false;
         }
         lane.last = self.ticks;
-        self.take_batch(number, source, head, sink);
-        true
+        self.take_batch(number, source, head, sink)
     }
 
-    /// Takes messages, the first of which is known to be there.
+    /// Takes messages, the first of which is known to be there. Gives whether anything was done.
     #[inline]
-    fn take_batch<S: Sink>(&mut self, number: u32, source: PeerId, first: u64, sink: &mut S) {
+    fn take_batch<S: Sink>(&mut self, number: u32, source: PeerId, first: u64, sink: &mut S) -> bool {
         let mut head = Some(first);
-        for _ in 0..BATCH {
-            let Some(found) = head else { break };
+        let mut taken = 0;
+        while taken < BATCH
+            && let Some(found) = head
+        {
             step(Step::MessageSeen);
             let outcome = match wire::kind_of(found) {
                 kind::INLINE => self.take_inline(number, found, sink),
                 kind::EAGER => self.take_eager(number, found, sink),
                 _ => self.take(number, source, found),
             };
-            if outcome.is_err() {
-                self.lose_faulty(source);
-                return;
+            match outcome {
+                Ok(()) => {}
+                // The sender finds no more room, until receives have taken what is kept here.
+                Err(Stop::NoMemory) => break,
+                Err(Faulty) => {
+                    self.lose_faulty(source);
+                    return true;
+                }
             }
             // What was taken may have ended the lane.
-            let Some(Some(lane)) = self.incoming.get_mut(number as usize) else { return };
+            let Some(Some(lane)) = self.incoming.get_mut(number as usize) else { return true };
             step(Step::MessageTaken);
             lane.advance();
             head = lane.arrived();
+            taken += 1;
         }
         step(Step::Unreleased);
         if let Some(Some(lane)) = self.incoming.get_mut(number as usize) {
             lane.release();
         }
+        taken > 0
     }
 
     /// Whether what was copied out of a sender's memory was the sender's (P5).
@@ -362,7 +383,7 @@ impl Endpoint {
 
     /// Takes a short message.
     #[inline]
-    fn take_inline<S: Sink>(&mut self, lane: u32, head: u64, sink: &mut S) -> Result<(), Faulty> {
+    fn take_inline<S: Sink>(&mut self, lane: u32, head: u64, sink: &mut S) -> Result<(), Stop> {
         let Some(Some(incoming)) = self.incoming.get(lane as usize) else { return Err(Faulty) };
         let (source, slot) = (incoming.peer, incoming.next());
         let (len, flags) = (wire::inline_len(head), wire::flags_of(head));
@@ -380,8 +401,6 @@ impl Endpoint {
             self.tally.add(Counter::Discarded, 1);
             return Ok(());
         }
-        self.tally.add(Counter::RxMessages, 1);
-        self.tally.add(Counter::RxBytes, len as u64);
         let tagged = flags & flag::TAGGED != 0;
         let from = Origin { source, tag, data };
         if let Some((buf, ticket)) = self.matching.find_simple(tagged, source, tag) {
@@ -394,8 +413,10 @@ impl Endpoint {
                 self.completions.push_back(done);
             }
         } else {
-            self.take_inline_otherwise(from, tagged, &payload, len);
+            self.take_inline_otherwise(from, tagged, &payload, len)?;
         }
+        self.tally.add(Counter::RxMessages, 1);
+        self.tally.add(Counter::RxBytes, len as u64);
         Ok(())
     }
 
@@ -407,22 +428,32 @@ impl Endpoint {
         tagged: bool,
         payload: &[u64; wire::INLINE_WORDS],
         len: usize,
-    ) {
+    ) -> Result<(), Stop> {
         let payload = wire::bytes(payload);
         match self.matching.take_waiting(tagged, from.source, from.tag) {
             Some(waiting) => self.deliver(&waiting, from, &payload[..len]),
             None => {
-                self.tally.add(Counter::Unexpected, 1);
                 let Origin { source, tag, data } = from;
                 let body = Body::Inline(payload, len);
-                self.matching.keep(Arrived { source, tagged, tag, data, body });
+                self.keep(Arrived { source, tagged, tag, data, body })?;
             }
         }
+        Ok(())
+    }
+
+    /// Keeps a message that no receive wants yet, if there is memory for it.
+    fn keep(&mut self, arrived: Arrived) -> Result<(), Stop> {
+        let source = arrived.source;
+        let mut arrived = Some(arrived);
+        let keep = || self.matching.keep(&mut arrived);
+        self.cushion.keep(|| self.operations.has_with(source), keep)?;
+        self.tally.add(Counter::Unexpected, 1);
+        Ok(())
     }
 
     /// Takes one message that is not the payload of a short or middling one.
     #[inline(never)]
-    fn take(&mut self, lane: u32, source: PeerId, head: u64) -> Result<(), Faulty> {
+    fn take(&mut self, lane: u32, source: PeerId, head: u64) -> Result<(), Stop> {
         let Some(Some(incoming)) = self.incoming.get(lane as usize) else { return Err(Faulty) };
         let message = &incoming.next().message(head);
         let flags = wire::flags_of(head);
@@ -443,7 +474,7 @@ impl Endpoint {
     }
 
     /// The section that a lane's payloads lie in.
-    fn section_of(&self, lane: u32) -> Result<isthmus_region::Section, Faulty> {
+    fn section_of(&self, lane: u32) -> Result<isthmus_region::Section, Stop> {
         match self.incoming.get(lane as usize) {
             Some(Some(lane)) => Ok(lane.section.clone()),
             _ => Err(Faulty),
@@ -452,7 +483,7 @@ impl Endpoint {
 
     /// Takes a message whose payload is in the data ring.
     #[inline(never)]
-    fn take_eager<S: Sink>(&mut self, lane: u32, head: u64, sink: &mut S) -> Result<(), Faulty> {
+    fn take_eager<S: Sink>(&mut self, lane: u32, head: u64, sink: &mut S) -> Result<(), Stop> {
         let Some(Some(incoming)) = self.incoming.get(lane as usize) else { return Err(Faulty) };
         let (source, slot, section) = (incoming.peer, incoming.next(), &incoming.section);
         let (tag, len, offset) = (slot.word(1), slot.word(3), slot.word(4));
@@ -503,15 +534,16 @@ impl Endpoint {
                 self.finish_receive(done, multi);
             }
             None => {
-                let bytes = section.bytes("payload", offset, len).and_then(|b| b.to_vec(0, len));
-                let bytes = bytes.map_err(|_| Faulty)?;
+                let is_awaited = || self.operations.has_with(source);
+                let mut bytes = self.cushion.keep(is_awaited, || zeroed(len))?;
+                let copied = section.bytes("payload", offset, len).and_then(|b| b.get(0, &mut bytes));
+                copied.map_err(|_| Faulty)?;
                 if !peer.still_lives() {
                     self.tally.add(Counter::Discarded, 1);
                     return Ok(());
                 }
-                self.tally.add(Counter::Unexpected, 1);
                 let body = Body::Bytes(bytes.into());
-                self.matching.keep(Arrived { source, tagged, tag, data, body });
+                self.keep(Arrived { source, tagged, tag, data, body })?;
             }
         }
         self.tally.add(Counter::RxMessages, 1);
@@ -525,7 +557,7 @@ impl Endpoint {
         Ok(())
     }
 
-    fn take_ready(&mut self, source: PeerId, message: &Message, flags: u8) -> Result<(), Faulty> {
+    fn take_ready(&mut self, source: PeerId, message: &Message, flags: u8) -> Result<(), Stop> {
         let (tag, len, id) = (message[1], message[3], message[4]);
         if len > MOST_BYTES {
             return Err(Faulty);
@@ -537,14 +569,11 @@ impl Endpoint {
         let data = (flags & flag::DATA != 0).then_some(message[2]);
         let ack = flags & flag::ACK != 0;
         let arrived = Arrived { source, tagged, tag, data, body: Body::Ready { len, id, ack } };
-        self.tally.add(Counter::RxMessages, 1);
         match self.matching.take_waiting(tagged, source, tag) {
             Some(waiting) => self.deliver_kept(waiting, arrived, Because::Asked),
-            None => {
-                self.tally.add(Counter::Unexpected, 1);
-                self.matching.keep(arrived);
-            }
+            None => self.keep(arrived)?,
         }
+        self.tally.add(Counter::RxMessages, 1);
         Ok(())
     }
 
@@ -667,7 +696,7 @@ impl Endpoint {
         self.reply(to, message, 5, payload, Because::Asked);
     }
 
-    fn take_clear(&mut self, source: PeerId, message: &Message) -> Result<(), Faulty> {
+    fn take_clear(&mut self, source: PeerId, message: &Message) -> Result<(), Stop> {
         let (id, theirs, want) = (message[1], message[2], message[3]);
         // Looked at before it is taken: what a faulty peer names must be there for `lose` to end.
         if !matches!(self.operations.get(id, source), Some(Operation::Offer { len, .. }) if want <= *len) {
@@ -697,7 +726,7 @@ impl Endpoint {
         Ok(())
     }
 
-    fn take_chunk(&mut self, lane: u32, source: PeerId, message: &Message) -> Result<(), Faulty> {
+    fn take_chunk(&mut self, lane: u32, source: PeerId, message: &Message) -> Result<(), Stop> {
         let (id, at, len, offset) = (message[1], message[2], message[3], message[4]);
         let Some(Some(incoming)) = self.incoming.get(lane as usize) else { return Err(Faulty) };
         let section = &incoming.section;
@@ -757,7 +786,7 @@ impl Endpoint {
         }
     }
 
-    fn take_done(&mut self, source: PeerId, message: &Message) -> Result<(), Faulty> {
+    fn take_done(&mut self, source: PeerId, message: &Message) -> Result<(), Stop> {
         let status = wire::status_of(message[2]);
         // Looked at before it is taken, as in `take_clear`. An offer ends here only as a write that was refused before
         // its payload was asked for; a payload that is still being read from the caller's buffers, only as one that was
@@ -782,7 +811,7 @@ impl Endpoint {
         Ok(())
     }
 
-    fn take_read(&mut self, source: PeerId, message: &Message) -> Result<(), Faulty> {
+    fn take_read(&mut self, source: PeerId, message: &Message) -> Result<(), Stop> {
         let (id, key, addr, len) = (message[1], message[2], message[3], message[4]);
         if !self.still_lives(source) {
             return Ok(());
@@ -790,9 +819,10 @@ impl Endpoint {
         step(Step::ReadAsked);
         match self.memory.find(key, addr, len, Access::Read) {
             Ok(buf) if len <= self.config.eager_bytes.min(4096) => {
-                let payload = buf.to_vec().into_boxed_slice();
+                let mut payload = self.cushion.borrow(|| zeroed(len))?;
+                buf.read(&mut payload);
                 self.count_answer(source, len);
-                self.send_result(source, id, Status::Ok, Some(payload));
+                self.send_result(source, id, Status::Ok, Some(payload.into()));
             }
             Ok(buf) => {
                 self.count_answer(source, len);
@@ -822,7 +852,7 @@ impl Endpoint {
         completion
     }
 
-    fn take_write(&mut self, lane: u32, source: PeerId, message: &Message, flags: u8) -> Result<(), Faulty> {
+    fn take_write(&mut self, lane: u32, source: PeerId, message: &Message, flags: u8) -> Result<(), Stop> {
         let [_, id, key, addr, len, offset, data, _] = *message;
         if len > Size::USUAL.data_bytes {
             return Err(Faulty);
@@ -830,8 +860,9 @@ impl Endpoint {
         let section = self.section_of(lane)?;
         section.holds("payload", offset, len).map_err(|_| Faulty)?;
         // User memory is written only by what is certainly the sender's: copied out, checked, then placed.
-        let bytes =
-            section.bytes("payload", offset, len).and_then(|b| b.to_vec(0, len)).map_err(|_| Faulty)?;
+        let mut bytes = self.cushion.borrow(|| zeroed(len))?;
+        let copied = section.bytes("payload", offset, len).and_then(|b| b.get(0, &mut bytes));
+        copied.map_err(|_| Faulty)?;
         if !self.still_lives(source) {
             return Ok(());
         }
@@ -851,7 +882,7 @@ impl Endpoint {
         Ok(())
     }
 
-    fn take_write_ready(&mut self, source: PeerId, message: &Message, flags: u8) -> Result<(), Faulty> {
+    fn take_write_ready(&mut self, source: PeerId, message: &Message, flags: u8) -> Result<(), Stop> {
         let [_, id, key, addr, len, _, data, _] = *message;
         if !self.still_lives(source) {
             return Ok(());
@@ -877,7 +908,7 @@ impl Endpoint {
         Ok(())
     }
 
-    fn take_atomic(&mut self, lane: u32, source: PeerId, message: &Message) -> Result<(), Faulty> {
+    fn take_atomic(&mut self, lane: u32, source: PeerId, message: &Message) -> Result<(), Stop> {
         let [_, id, key, addr, what, offset, lengths, size] = *message;
         let word = AtomicWord::unpack(what).ok_or(Faulty)?;
         let (operands, compares) = (lengths & 0xffff_ffff, lengths >> 32);
@@ -887,8 +918,9 @@ impl Endpoint {
             return Err(Faulty);
         }
         let section = self.section_of(lane)?;
-        let bytes = section.bytes("operands", offset, operands + compares);
-        let bytes = bytes.and_then(|b| b.to_vec(0, operands + compares)).map_err(|_| Faulty)?;
+        let mut bytes = self.cushion.borrow(|| zeroed(operands + compares))?;
+        let copied = section.bytes("operands", offset, operands + compares);
+        copied.and_then(|b| b.get(0, &mut bytes)).map_err(|_| Faulty)?;
         if !self.still_lives(source) {
             return Ok(());
         }
@@ -924,7 +956,7 @@ impl Endpoint {
         Ok(())
     }
 
-    fn take_result(&mut self, lane: u32, source: PeerId, message: &Message) -> Result<(), Faulty> {
+    fn take_result(&mut self, lane: u32, source: PeerId, message: &Message) -> Result<(), Stop> {
         let [_, id, code, len, offset, ..] = *message;
         let section = self.section_of(lane)?;
         let Some(Operation::Incoming { dest, want, received, then, .. }) = self.operations.get(id, source)

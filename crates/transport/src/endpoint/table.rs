@@ -76,6 +76,11 @@ impl Table {
         self.free.len() < self.entries.len()
     }
 
+    /// Whether any operation with a peer is under way. Looks at all.
+    pub(super) fn has_with(&self, peer: PeerId) -> bool {
+        self.entries.iter().any(|entry| entry.1.as_ref().is_some_and(|op| op.peer() == peer))
+    }
+
     /// Whether announced messages wait to be asked for.
     pub(super) fn has_offers(&self) -> bool {
         self.offers > 0

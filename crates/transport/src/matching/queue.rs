@@ -15,7 +15,7 @@
 //! paid for by as many takes.
 
 use std::collections::hash_map::RandomState;
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, TryReserveError, VecDeque};
 use std::hash::{BuildHasher, Hasher};
 
 /// Entries from which a queue may have an index.
@@ -101,11 +101,15 @@ struct Table {
 }
 
 impl Table {
-    fn add(&mut self, entry: &impl Keys, number: u64) {
+    fn add(&mut self, entry: &impl Keys, number: u64) -> Result<(), TryReserveError> {
         let tag = entry.tag() & self.mask;
         for source in entry.sources().into_iter().flatten() {
-            self.numbers.entry((tag, source)).or_default().push_back(number);
+            self.numbers.try_reserve(1)?;
+            let numbers = self.numbers.entry((tag, source)).or_default();
+            numbers.try_reserve(1)?;
+            numbers.push_back(number);
         }
+        Ok(())
     }
 
     /// The number of the earliest entry with this key that is still there; forgets those that are not.
@@ -203,12 +207,27 @@ impl<T: Keys> Queue<T> {
     fn push_indexed(&mut self, entry: T) {
         let number = self.first.wrapping_add(self.entries.len() as u64);
         if let Some(tables) = &mut self.tables {
-            match entry.mask() {
-                None => tables.iter_mut().for_each(|table| table.add(&entry, number)),
+            let added = match entry.mask() {
+                None => tables.iter_mut().try_for_each(|table| table.add(&entry, number)),
                 Some(mask) => Self::table(tables, mask).add(&entry, number),
+            };
+            if added.is_err() {
+                self.drop_index();
             }
         }
         self.entries.push_back(Some(entry));
+    }
+
+    /// Goes on without an index.
+    #[cold]
+    fn drop_index(&mut self) {
+        self.tables = None;
+        self.close_ranks();
+    }
+
+    /// Makes sure that an entry can be added.
+    pub(super) fn make_room(&mut self) -> Result<(), TryReserveError> {
+        self.entries.try_reserve(1)
     }
 
     /// The table of a mask, which is made if it is not there.
@@ -220,15 +239,15 @@ impl<T: Keys> Queue<T> {
         &mut tables[at]
     }
 
-    /// Makes the index. Masks that are not the entries' own come when they are asked for.
+    /// Makes the index, if there is memory for it. Masks that are not the entries' own come when they are asked for.
     fn index_all(&mut self) {
         let mut tables = Vec::new();
-        for (number, entry) in (self.first..).zip(&self.entries) {
-            if let Some((entry, mask)) = entry.as_ref().and_then(|e| Some((e, e.mask()?))) {
-                Self::table(&mut tables, mask).add(entry, number);
-            }
-        }
-        self.tables = Some(tables);
+        let mut entries = (self.first..).zip(&self.entries);
+        let added = entries.try_for_each(|(number, entry)| match entry.as_ref().map(|e| (e, e.mask())) {
+            Some((entry, Some(mask))) => Self::table(&mut tables, mask).add(entry, number),
+            _ => Ok(()),
+        });
+        self.tables = added.is_ok().then_some(tables);
         (self.walked, self.spared) = (0, 0);
     }
 
@@ -312,8 +331,11 @@ impl<T: Keys> Queue<T> {
         let Some(tables) = &mut self.tables else { return None };
         if !tables.iter().any(|t| t.mask == mask) {
             let table = Self::table(tables, mask);
-            for (number, entry) in (first..).zip(entries) {
-                entry.iter().for_each(|e| table.add(e, number));
+            let mut entries =
+                (first..).zip(entries).filter_map(|(number, entry)| Some((number, entry.as_ref()?)));
+            if entries.try_for_each(|(number, entry)| table.add(entry, number)).is_err() {
+                self.drop_index();
+                return self.position(fits);
             }
         }
         let is_there = |number: u64| {
