@@ -48,7 +48,7 @@ fn ends_with_its_peer(answer: [u64; 8]) {
     let bufs = [buf(&mut out)];
     assert_eq!(a.send(&message(to, 4, &bufs)), Err(PostError::PeerGone));
     let who = a.take_faulty().expect("somebody broke the protocol");
-    assert!(who.contains(&format!("process {} of 'peer'", std::process::id())), "{who}");
+    assert!(who.contains(&format!("process {} of 'peer1'", std::process::id())), "{who}");
     assert_eq!(a.take_faulty(), None, "named once");
 }
 

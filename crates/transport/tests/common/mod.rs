@@ -56,7 +56,8 @@ impl World {
         let mut services = Vec::new();
         for i in 0..peers {
             let section = shape.host_bytes + u64::from(i) * section_bytes;
-            let new = NewPeer { section, section_bytes, ivshmem_id: None, name: "peer" };
+            let name = format!("peer{i}");
+            let new = NewPeer { section, section_bytes, ivshmem_id: None, name: &name };
             let incarnation = host.add(i, &new).unwrap();
             let info = host.region().peer(i).unwrap().unwrap();
             let writer = Writer::create(&host.region().section(&info).unwrap(), &shape, incarnation).unwrap();
