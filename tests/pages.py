@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 OR MIT
 """Huge pages of 2 MiB for tests: how many the machine has, more of them for a while, and who has mapped some."""
 import contextlib
+import os
 import pathlib
 import time
 
@@ -29,12 +30,27 @@ def too_many():
     return size
 
 
+def could_reserve(count):
+    """Whether the machine looks as if `count` pages more could be reserved: who says that they cannot has to explain it."""
+    try:
+        fields = dict(line.split(":") for line in pathlib.Path("/proc/meminfo").read_text().splitlines())
+        room = int(fields["MemFree"].split()[0]) * 1024
+        return os.access(FOLDER / "nr_hugepages", os.W_OK) and room > 16 * count * BYTES
+    except (OSError, KeyError):
+        return False
+
+
 @contextlib.contextmanager
 def pool(count):
     """`count` pages more than there were. The reason comes as a RuntimeError where the machine does not allow it."""
     try:
         before, free = number("nr_hugepages"), number("free_hugepages")
         (FOLDER / "nr_hugepages").write_text(str(before + count))
+        if number("free_hugepages") < free + count:
+            # Once more, when what is in the way was moved.
+            with contextlib.suppress(OSError):
+                pathlib.Path("/proc/sys/vm/compact_memory").write_text("1")
+            (FOLDER / "nr_hugepages").write_text(str(before + count))
     except OSError as error:
         raise RuntimeError(f"no huge pages can be reserved here ({error})") from None
     try:
