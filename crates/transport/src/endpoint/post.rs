@@ -186,6 +186,7 @@ impl Endpoint {
         self.send_until(send, true, true)
     }
 
+    #[inline(always)] // a function each for the two that call it: the usual one has no question more than it had
     fn send_until(&mut self, send: &Send<'_>, delivered: bool, matched: bool) -> Result<Posted, PostError> {
         self.next_look = 0;
         self.ready(send.to)?;
