@@ -31,7 +31,7 @@ const WARM: u32 = 4;
 const PARTS: u64 = 4;
 
 /// `channel::STOPPED`: nothing is read any more.
-const STOPPED: u64 = 1;
+pub(crate) const STOPPED: u64 = 1;
 /// `channel::STOPPED`: nothing is to be written, since the channel is being suspended.
 const SUSPENDING: u64 = 2;
 

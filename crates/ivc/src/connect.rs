@@ -13,15 +13,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use isthmus_lockfree::life::{Life, State as Living};
-use isthmus_lockfree::stream;
+use isthmus_lockfree::{sleep, stream};
 use isthmus_region::mapping::LineRef;
 use isthmus_region::{Bytes, Section};
 
-use crate::channel::{Channel, Link};
+use crate::channel::{Channel, Link, STOPPED};
 use crate::context::{BACKLOG, Known, Lingering, Shared, State, VERSION};
 use crate::error::{Error, Result, region};
 use crate::peer::{Address, Peer};
-use crate::table::{Claim, End, claims};
+use crate::table::{Claim, End, at, claims};
 
 /// A connection that waits to be accepted.
 pub(crate) struct Offer {
@@ -180,6 +180,9 @@ impl Connecting {
     fn withdraw(&mut self, state: &mut State) {
         let answer = {
             let Some(made) = &self.offer else { return };
+            // Whoever has accepted already finds a channel that is closed.
+            made.end.writer(at::END).set(1);
+            made.end.reader(at::STOPPED).set(STOPPED);
             let dead = Life { state: Living::Dead, ..Life::unpack(made.life) }.pack();
             stream::publish_life(made.end.life(), dead);
             // After the fence: whoever answers from here on sees that there is no offer (P19).
@@ -189,6 +192,11 @@ impl Connecting {
         let bytes = self.shared.config.ring_bytes;
         match answer {
             Some(claim) => {
+                for word in [claim.end.reader(at::SLEEP), claim.end.writer(at::ROOM)] {
+                    if let Some(bell) = sleep::who_to_ring(word, &mut 0) {
+                        self.shared.ring(self.peer.address.slot, bell);
+                    }
+                }
                 let lingering = Lingering {
                     number: made.number,
                     ring: Some((made.ring_at, bytes)),

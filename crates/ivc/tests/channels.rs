@@ -464,6 +464,30 @@ fn who_is_quick_to_close_is_heard_all_the_same() {
 }
 
 #[test]
+fn who_accepts_an_offer_that_is_given_up_then_reads_its_end() {
+    let world = World::new();
+    let (a, b) = (world.context(1), world.context(2));
+    for asleep in [false, true] {
+        let connecting = a.begin_connect(b.address()).unwrap();
+        let there = b.accept(SOON).unwrap();
+        std::thread::scope(|scope| {
+            let reader = scope.spawn(|| {
+                if asleep {
+                    return there.read_some(&mut [0; 9], SOON);
+                }
+                std::thread::sleep(Duration::from_millis(20));
+                there.read(&mut [0; 9])
+            });
+            std::thread::sleep(Duration::from_millis(if asleep { 20 } else { 0 }));
+            drop(connecting);
+            let end = reader.join().unwrap();
+            assert!(matches!(end, Err(Error::End { .. })), "{end:?}");
+        });
+        assert!(matches!(there.write(b"x"), Err(Error::Closed { .. })));
+    }
+}
+
+#[test]
 fn each_direction_ends_by_itself() {
     let world = World::new();
     let (a, b) = (world.context(1), world.context(2));
