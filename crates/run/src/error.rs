@@ -122,10 +122,12 @@ pub enum Error {
         ask: &'static str,
     },
     /// The job took longer than it was given.
-    #[error("timed out after {seconds} s (--timeout)")]
+    #[error("timed out after {seconds} s (--timeout){meanwhile}")]
     Timeout {
         /// The time given.
         seconds: f64,
+        /// What was still going on where it had not begun, after a comma.
+        meanwhile: String,
     },
     /// A signal came before there was a launcher that it could go to.
     #[error("ended by signal {signal} while the VMs were starting")]

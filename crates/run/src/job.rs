@@ -352,7 +352,8 @@ fn wait_for_agents(
         Some("tcg") => " under emulation (no KVM)",
         _ => "",
     };
-    let _slow = Slow::start(format!("isthmus: waiting for {} to boot{how}", names.join(", ")));
+    let line = |waiting: &[&str]| format!("isthmus: waiting for {} to boot{how}", waiting.join(", "));
+    let slow = Slow::start(line(names));
     let mut waiting: Vec<&str> = names.to_vec();
     let limit = spec.boot_timeout_s.unwrap_or(BOOT_LIMIT_S);
     let up_by = start + Duration::try_from_secs_f64(limit).unwrap_or(Duration::MAX / 4);
@@ -360,6 +361,7 @@ fn wait_for_agents(
         match next(events, Some(deadline.map_or(up_by, |d| d.min(up_by)))) {
             Ok(Event::Switch(switch::News::Up { vm })) => {
                 waiting.retain(|name| *name != names[vm]);
+                slow.goes_on(line(&waiting));
                 say(spec, || format!("{} is up after {:.1} s", names[vm], start.elapsed().as_secs_f64()));
             }
             Ok(Event::Switch(switch::News::Lost { vm, why })) => {
@@ -367,13 +369,16 @@ fn wait_for_agents(
             }
             Ok(Event::Signal(signal)) if ends(signal) => return Err(Error::Interrupted { signal }),
             Ok(_) => {}
-            Err(RecvTimeoutError::Timeout) if deadline.is_none_or(|d| up_by < d) => {
-                let why = format!("it did not come up within {limit} s (--boot-timeout)");
+            Err(RecvTimeoutError::Timeout) => {
                 let machine = names.iter().zip(machines).find(|(name, _)| **name == first);
-                let why = machine.map_or(why.clone(), |(_, machine)| with_console(machine, &why));
-                return Err(Error::Boot { vm: first.to_owned(), why });
+                let why =
+                    |what: String| machine.map_or(what.clone(), |(_, machine)| with_console(machine, &what));
+                if deadline.is_none_or(|d| up_by < d) {
+                    let why = why(format!("it did not come up within {limit} s (--boot-timeout)"));
+                    return Err(Error::Boot { vm: first.to_owned(), why });
+                }
+                return Err(timed_out(spec, why(format!(", while {} booted", waiting.join(", ")))));
             }
-            Err(RecvTimeoutError::Timeout) => return Err(timed_out(spec)),
             Err(RecvTimeoutError::Disconnected) => {
                 return Err(Error::Broken("the job's threads ended".into()));
             }
@@ -387,8 +392,8 @@ fn ends(signal: i32) -> bool {
     matches!(signal, SIGINT | SIGTERM | SIGHUP)
 }
 
-fn timed_out(spec: &RunSpec) -> Error {
-    Error::Timeout { seconds: spec.timeout_s.unwrap_or_default() }
+fn timed_out(spec: &RunSpec, meanwhile: String) -> Error {
+    Error::Timeout { seconds: spec.timeout_s.unwrap_or_default(), meanwhile }
 }
 
 fn with_console(machine: &Machine, why: &str) -> String {
@@ -569,7 +574,7 @@ fn follow(
             Err(RecvTimeoutError::Timeout) => {
                 mapped.look();
                 end_launcher(pid, flavour, events);
-                return Err(timed_out(spec));
+                return Err(timed_out(spec, String::new()));
             }
             Err(RecvTimeoutError::Disconnected) => {
                 return Err(Error::Broken("the job's threads ended".into()));

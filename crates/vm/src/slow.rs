@@ -13,7 +13,7 @@ const AGAIN: Duration = Duration::from_secs(15);
 #[derive(Debug)]
 pub struct Slow {
     /// Its end is the thread's; both are there but for a drop.
-    running: Option<(Sender<()>, JoinHandle<()>)>,
+    running: Option<(Sender<String>, JoinHandle<()>)>,
 }
 
 impl Slow {
@@ -26,28 +26,46 @@ impl Slow {
         })
     }
 
-    fn with(line: String, [first, again]: [Duration; 2], mut say: impl FnMut(&str) + Send + 'static) -> Self {
-        let (end, ended) = mpsc::channel::<()>();
+    /// Something else is done now, or less of it: further lines say that.
+    pub fn goes_on(&self, line: impl Into<String>) {
+        if let Some((words, _)) = &self.running {
+            // A thread that has ended has nothing to say any more.
+            let _ = words.send(line.into());
+        }
+    }
+
+    fn with(
+        mut line: String,
+        [first, again]: [Duration; 2],
+        mut say: impl FnMut(&str) + Send + 'static,
+    ) -> Self {
+        let (words, told) = mpsc::channel::<String>();
         let begin = Instant::now();
         let tell = move || {
-            if ended.recv_timeout(first) != Err(RecvTimeoutError::Timeout) {
-                return;
-            }
-            say(&line);
-            while ended.recv_timeout(again) == Err(RecvTimeoutError::Timeout) {
-                say(&format!("{line}: {:.0} s so far", begin.elapsed().as_secs_f64()));
+            let mut next = begin + first;
+            let mut so_far = String::new();
+            loop {
+                match told.recv_timeout(next.saturating_duration_since(Instant::now())) {
+                    Ok(other) => line = other,
+                    Err(RecvTimeoutError::Disconnected) => return,
+                    Err(RecvTimeoutError::Timeout) => {
+                        say(&format!("{line}{so_far}"));
+                        next = Instant::now() + again;
+                        so_far = format!(": {:.0} s so far", (next - begin).as_secs_f64());
+                    }
+                }
             }
         };
         // Without a thread there are no words, and all else is done.
         let thread = thread::Builder::new().name("slow".into()).spawn(tell);
-        Self { running: thread.ok().map(|thread| (end, thread)) }
+        Self { running: thread.ok().map(|thread| (words, thread)) }
     }
 }
 
 impl Drop for Slow {
     fn drop(&mut self) {
-        if let Some((end, thread)) = self.running.take() {
-            drop(end);
+        if let Some((words, thread)) = self.running.take() {
+            drop(words);
             // It has no reason to panic, and nothing is lost if it did.
             let _ = thread.join();
         }
@@ -81,5 +99,11 @@ mod tests {
         }
         drop(slow);
         assert_eq!(said.lock().unwrap()[..2], ["boots", "boots: 0 s so far"]);
+        let slow = begin(1);
+        slow.goes_on("runs");
+        while !said.lock().unwrap().iter().any(|line| line.starts_with("runs")) {
+            thread::sleep(Duration::from_millis(1));
+        }
+        drop(slow);
     }
 }
