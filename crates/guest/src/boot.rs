@@ -152,15 +152,14 @@ pub fn private_folder(path: &Path) -> Result<()> {
 fn boot() -> Result<Booted> {
     let text = fs::read(boot_config::PATH).map_err(cannot(format!("read {}", boot_config::PATH)))?;
     let config: BootConfig = serde_json::from_slice(&text).map_err(BootError::Config)?;
-    let steps = Steps { on: config.verbose };
-    steps.done("the kernel");
+    step("the kernel");
     modules::load(config.wants_network())?;
-    steps.done("modules");
+    step("modules");
     let upper = mounts::root(&config)?;
-    steps.done("the root file system");
+    step("the root file system");
     rustix::system::sethostname(config.name.as_bytes()).map_err(cannot("set the host name"))?;
     let interfaces = network(&config)?;
-    steps.done("the network");
+    step("the network");
     let ports = devices::ports(&config.ports)?;
     if let Some(wire) = ports.get(crate::wire::WIRE_PORT) {
         // It is the job's, whoever runs that.
@@ -168,10 +167,28 @@ fn boot() -> Result<Booted> {
             .map_err(cannot(format!("let the job use {}", wire.display())))?;
     }
     let ivshmem = if config.ivshmem { Some(devices::ivshmem()?) } else { None };
-    steps.done("devices");
+    step("devices");
+    processors()?;
+    step("processors");
     interfaces.iter().for_each(|name| wait_until_running(name));
-    steps.done("the network runs");
+    step("the network runs");
     Ok(Booted { config, ports, ivshmem, upper })
+}
+
+/// Brings up the processors that the kernel was told to leave: see `isthmus-vm`'s kernel arguments.
+fn processors() -> Result<()> {
+    for number in 1.. {
+        let online = format!("/sys/devices/system/cpu/cpu{number}/online");
+        match fs::read_to_string(&online) {
+            Ok(text) if text.trim() == "0" => {
+                fs::write(&online, "1").map_err(cannot(format!("bring up processor {number}")))?;
+            }
+            Ok(_) => {}
+            Err(e) if e.kind() == io::ErrorKind::NotFound => break,
+            Err(e) => return Err(cannot(format!("read {online}"))(e)),
+        }
+    }
+    Ok(())
 }
 
 /// Sets the network up; gives the names of the interfaces that have a link.
@@ -209,19 +226,11 @@ fn wait_until_running(name: &str) {
     console(&format!("isthmus: {name} has no link after {} s", RUNNING_LIMIT.as_secs()));
 }
 
-/// Prints how long the guest has been up after each step, if the launcher wants to know.
-struct Steps {
-    on: bool,
-}
-
-impl Steps {
-    fn done(&self, what: &str) {
-        if self.on {
-            let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
-            let hundredths = now.tv_nsec / 10_000_000;
-            console(&format!("isthmus: {}.{hundredths:02} s: {what}", now.tv_sec));
-        }
-    }
+/// Says on the console what was done by when, so that a boot that goes no further says where it stands.
+pub fn step(what: &str) {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+    let hundredths = now.tv_nsec / 10_000_000;
+    console(&format!("{}{what} at {}.{hundredths:02} s", boot_config::STEP, now.tv_sec));
 }
 
 #[cfg(test)]

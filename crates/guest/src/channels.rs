@@ -17,7 +17,11 @@ const HOST_LIMIT: Duration = Duration::from_secs(120);
 /// Opens a port and waits for the other side of it.
 fn open(path: &Path) -> Result<OwnedFd, WireError> {
     let port = File::options().read(true).write(true).open(path)?;
-    if boot::wait_for_host(&port, HOST_LIMIT) { Ok(port.into()) } else { Err(WireError::Closed) }
+    if !boot::wait_for_host(&port, HOST_LIMIT) {
+        boot::step(&format!("nobody opened {} on the host", path.display()));
+        return Err(WireError::Closed);
+    }
+    Ok(port.into())
 }
 
 /// Serves until the launcher's side closes any port.
@@ -48,12 +52,16 @@ pub fn serve(booted: &Booted) {
             let port = open(&booted.ports[CONTROL_PORT]);
             end(
                 CONTROL_PORT,
-                port.and_then(|port| control.serve(port, || Changes::of(booted.overlay_changes()))),
+                port.and_then(|port| {
+                    boot::step("the host listens");
+                    control.serve(port, || Changes::of(booted.overlay_changes()))
+                }),
             );
         });
         let notes = teller.clone();
         match agent::of_boot_telling(booted, move |text| notes.tell(ToHost::Note { text })) {
             Ok(agent) => {
+                boot::step("the region, if any");
                 teller.tell(ToHost::Ready);
                 // It serves for as long as it is held.
                 std::mem::forget(agent);

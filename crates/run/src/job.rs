@@ -365,14 +365,18 @@ fn wait_for_agents(
                 say(spec, || format!("{} is up after {:.1} s", names[vm], start.elapsed().as_secs_f64()));
             }
             Ok(Event::Switch(switch::News::Lost { vm, why })) => {
-                return Err(Error::Boot { vm: names[vm].to_owned(), why: with_console(&machines[vm], &why) });
+                return Err(Error::Boot {
+                    vm: names[vm].to_owned(),
+                    why: with_console(&machines[vm], &why, true),
+                });
             }
             Ok(Event::Signal(signal)) if ends(signal) => return Err(Error::Interrupted { signal }),
             Ok(_) => {}
             Err(RecvTimeoutError::Timeout) => {
                 let machine = names.iter().zip(machines).find(|(name, _)| **name == first);
-                let why =
-                    |what: String| machine.map_or(what.clone(), |(_, machine)| with_console(machine, &what));
+                let why = |what: String| {
+                    machine.map_or(what.clone(), |(_, machine)| with_console(machine, &what, true))
+                };
                 if deadline.is_none_or(|d| up_by < d) {
                     let why = why(format!("it did not come up within {limit} s (--boot-timeout)"));
                     return Err(Error::Boot { vm: first.to_owned(), why });
@@ -396,8 +400,11 @@ fn timed_out(spec: &RunSpec, meanwhile: String) -> Error {
     Error::Timeout { seconds: spec.timeout_s.unwrap_or_default(), meanwhile }
 }
 
-fn with_console(machine: &Machine, why: &str) -> String {
-    let lines = (machine.console)();
+fn with_console(machine: &Machine, why: &str, booting: bool) -> String {
+    let mut lines = (machine.console)();
+    if !booting {
+        lines.retain(|line| !line.starts_with(isthmus_vm::boot_config::STEP));
+    }
     if lines.is_empty() {
         why.to_owned()
     } else {
@@ -594,7 +601,7 @@ fn signal_launcher(pid: Pid, flavour: Flavour, signal: i32) {
 }
 
 fn lost(machine: &Machine, why: &str) -> Error {
-    Error::LostVm { vm: machine.name.clone(), why: with_console(machine, why) }
+    Error::LostVm { vm: machine.name.clone(), why: with_console(machine, why, false) }
 }
 
 /// Waits for the process itself, so that its end is told with its status. The [`Child`] is not used for it:

@@ -10,6 +10,8 @@ use std::path::PathBuf;
 
 /// Where the file lies in the initramfs.
 pub const PATH: &str = "/isthmus.json";
+/// What lines on the console begin with that tell how far a boot has come.
+pub const STEP: &str = "isthmus: booted: ";
 /// The directory of the modules in the initramfs.
 pub const MODULES: &str = "/modules";
 /// The tag of the host's root file system.

@@ -214,7 +214,7 @@ impl Bench {
             |tag: &str, path: &Path, read_only| Share { tag: tag.into(), path: path.into(), read_only };
         Ok(Vm::start(&VmConfig {
             name,
-            vcpus: 1,
+            vcpus: 2,
             memory_mib: 512,
             accel: self.accel,
             kernel: self.kernel.vmlinux.clone(),
@@ -296,6 +296,7 @@ fn one() -> Outcome {
     )?;
     fs::write(&file, "from the host")?;
     guest.expect(&format!("cat {}", file.display()), "from the host")?;
+    guest.expect("cat /sys/devices/system/cpu/online", "0-1")?;
     guest.expect("cat /sys/devices/system/clocksource/clocksource0/current_clocksource", "tsc")?;
     guest.vm.pin(&[0])?;
     writeln!(guest.port.get_mut(), "exit")?;
