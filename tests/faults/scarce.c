@@ -2,12 +2,14 @@
 /*
  * A process at work that gets no more descriptors, or no more memory.
  *
- * usage: scarce LIBFABRIC descriptors|memory [SEED]
+ * usage: scarce LIBFABRIC descriptors|memory|short [SEED]
  *
  * `descriptors`: it may open nothing more. What it then asks libfabric for is had, or refused with a negative error; its
  * traffic goes on, a new peer is reached, and with its descriptors it has back what was refused.
  * `memory`: it has 64 MiB left, and somebody sends it five times that for which it has no receives. That one finds no more
  * room; a third one's messages, reads, writes and atomics go on; once there are receives all of it arrives, in order.
+ * `short`: the same with messages that go without a data ring, and one long one in front of most of them, to a process that
+ * sleeps whenever it waits. The long one is had while there is no memory, and so is what a third process sends.
  */
 #include "../provider/harness.h"
 
@@ -21,6 +23,8 @@
 #define KEY 7
 #define LEFT (64 << 20)
 #define FLOOD (5LL * LEFT)
+#define SHORT_FLOOD 1200000
+#define LONG_ONE 10
 #define GREET 0x100000000ULL
 
 static struct side s;
@@ -48,7 +52,8 @@ static size_t length(uint64_t number)
 static void open_here(const char *lib)
 {
 	load(lib);
-	open_side(&s, NULL);
+	struct wish wish = {.wait = FI_WAIT_UNSPEC};
+	open_side(&s, &wish);
 	out = malloc(LONGEST);
 	in = malloc(LONGEST);
 	window = malloc(WINDOW + 64);
@@ -95,6 +100,18 @@ static void talk(fi_addr_t to)
 	}
 }
 
+/* Waits asleep for what is there when this says so. */
+static void asleep(double limit, const char *what, bool (*there)(void))
+{
+	double end = now() + limit;
+	while (!there()) {
+		struct fi_cq_tagged_entry none;
+		EQUAL(fi_cq_sread(s.cq, &none, 1, NULL, 20), -FI_EAGAIN);
+		if (now() > end)
+			FAIL("%s: waited for %.0f s", what, limit);
+	}
+}
+
 /* Reads, writes and changes what `to` has registered. */
 static void reach(fi_addr_t to)
 {
@@ -135,7 +152,49 @@ static void until(char expected)
 	}
 }
 
-/* The others do as they are told: m = an address comes, t = talk, r = reach, f = flood, q = quit. */
+static size_t short_length(uint64_t number)
+{
+	static const size_t lengths[] = {0, 8, 40};
+	return number == LONG_ONE ? LONGEST : lengths[number % 3];
+}
+
+/* Sends so many messages, and says so once there has been no room for a while. */
+static void flood_shortly(fi_addr_t to)
+{
+	uint64_t sent = 0, ended = 0;
+	bool told = false;
+	char *same = malloc(LONGEST);
+	fill(same, LONGEST, 3);
+	while (ended < SHORT_FLOOD) {
+		struct fi_cq_tagged_entry e[64];
+		double since = now();
+		ssize_t got, r = -FI_EAGAIN;
+		while (sent < SHORT_FLOOD && (r = fi_tsend(s.ep, same, short_length(sent), NULL, to, sent, NULL)) == 0)
+			sent++;
+		EQUAL(sent < SHORT_FLOOD ? r : -FI_EAGAIN, -FI_EAGAIN);
+		while ((got = fi_cq_read(s.cq, e, 64)) <= 0) {
+			EQUAL(got, -FI_EAGAIN);
+			if (sent < SHORT_FLOOD && fi_tsend(s.ep, same, short_length(sent), NULL, to, sent, NULL) == 0) {
+				sent++;
+				since = now();
+			}
+			if (!told && now() > since + 0.5) {
+				tell("f", 1);
+				told = true;
+			}
+			if (now() > since + 2 * SECONDS)
+				FAIL("no room after %llu messages", (unsigned long long)sent);
+			sched_yield();
+		}
+		ended += got;
+	}
+	if (!told)
+		FAIL("%d messages that nobody receives were all taken", SHORT_FLOOD);
+	free(same);
+}
+
+/* The others do as they are told: m = an address comes, t = talk, r = reach, f = flood, s = flood with short messages,
+   1 = one message, q = quit. */
 static void serve(void)
 {
 	fi_addr_t to = FI_ADDR_UNSPEC;
@@ -200,6 +259,12 @@ static void serve(void)
 			tell(&number, sizeof number);
 			break;
 		}
+		case 's':
+			flood_shortly(to);
+			break;
+		case '1':
+			EQUAL(fi_tinject(s.ep, "once", 4, to, GREET + 99), 0);
+			break;
 		case 'q':
 			fi_close(&mr->fid);
 			close_side(&s);
@@ -463,10 +528,82 @@ static void memory(struct other *b, struct other *c)
 	       received >> 20, LEFT >> 20);
 }
 
+static bool flooded(void)
+{
+	char c = 0;
+	return recv(line, &c, 1, MSG_DONTWAIT) == 1 && c == 'f';
+}
+
+/* What a program that probes does. */
+static bool one_is_there(void)
+{
+	struct fi_cq_tagged_entry e;
+	struct fi_cq_err_entry why = {0};
+	struct fi_msg_tagged probe = {.addr = FI_ADDR_UNSPEC, .tag = GREET + 99};
+	EQUAL(fi_trecvmsg(s.ep, &probe, FI_PEEK), 0);
+	double end = now() + PROMPT;
+	ssize_t r;
+	while ((r = fi_cq_read(s.cq, &e, 1)) == -FI_EAGAIN && now() < end)
+		;
+	if (r == 1)
+		return true;
+	EQUAL(r, -FI_EAVAIL);
+	EQUAL(fi_cq_readerr(s.cq, &why, 0), 1);
+	EQUAL(why.err, FI_ENOMSG);
+	return false;
+}
+
+static void short_ones(struct other *b, struct other *c)
+{
+	struct fi_cq_tagged_entry e;
+	struct rlimit before, now_;
+	long pages;
+	char *all = malloc(LONGEST), *right = malloc(LONGEST);
+	CHECK(all && right);
+	fill(right, LONGEST, 3);
+	order(c, 'm');
+	c->address = meet_here();
+	both_talk(c);
+	FILE *f = fopen("/proc/self/statm", "r");
+	CHECK(f && fscanf(f, "%ld", &pages) == 1);
+	fclose(f);
+	CHECK(getrlimit(RLIMIT_AS, &before) == 0);
+	now_ = before;
+	now_.rlim_cur = pages * sysconf(_SC_PAGESIZE) + LEFT;
+	CHECK(setrlimit(RLIMIT_AS, &now_) == 0);
+	order(b, 's');
+	asleep(2 * SECONDS, "being flooded", flooded);
+	order(c, '1');
+	asleep(PROMPT, "one message of somebody else", one_is_there);
+	EQUAL(fi_trecv(s.ep, all, LONGEST, NULL, b->address, LONG_ONE, 0, NULL), 0);
+	EQUAL(fi_cq_sread(s.cq, &e, 1, NULL, 1000 * (int)PROMPT), 1);
+	EQUAL(e.tag, LONG_ONE);
+	EQUAL(e.len, LONGEST);
+	CHECK(memcmp(all, right, LONGEST) == 0);
+	for (uint64_t number = 0; number < SHORT_FLOOD; number++) {
+		if (number == LONG_ONE)
+			continue;
+		EQUAL(fi_trecv(s.ep, all, LONGEST, NULL, b->address, 0, GREET - 1, NULL), 0);
+		ssize_t r = fi_cq_sread(s.cq, &e, 1, NULL, 1000 * (int)PROMPT);
+		if (r != 1)
+			FAIL("message %llu does not come: %zd", (unsigned long long)number, r);
+		EQUAL(e.tag, number);
+		EQUAL(e.len, short_length(number));
+		CHECK(memcmp(all, right, e.len) == 0);
+	}
+	EQUAL(fi_trecv(s.ep, all, LONGEST, NULL, c->address, GREET + 99, 0, NULL), 0);
+	EQUAL(fi_cq_sread(s.cq, &e, 1, NULL, 1000 * (int)PROMPT), 1);
+	CHECK(e.len == 4 && memcmp(all, "once", 4) == 0);
+	both_talk(b);
+	both_talk(c);
+	CHECK(setrlimit(RLIMIT_AS, &before) == 0);
+	printf("  %d short messages, with memory for %d MiB of them; all came to a process that sleeps\n", SHORT_FLOOD, LEFT >> 20);
+}
+
 int main(int argc, char **argv)
 {
 	if (argc < 3) {
-		fprintf(stderr, "usage: scarce LIBFABRIC descriptors|memory [SEED]\n");
+		fprintf(stderr, "usage: scarce LIBFABRIC descriptors|memory|short [SEED]\n");
 		return 2;
 	}
 	setvbuf(stdout, NULL, _IOLBF, 0);
@@ -479,7 +616,10 @@ int main(int argc, char **argv)
 	b.address = meet_here();
 	test_name = argv[2];
 	both_talk(&b);
-	strcmp(argv[2], "memory") == 0 ? memory(&b, &c) : descriptors(&b, &c);
+	if (strcmp(argv[2], "short") == 0)
+		short_ones(&b, &c);
+	else
+		strcmp(argv[2], "memory") == 0 ? memory(&b, &c) : descriptors(&b, &c);
 	test_name = "ending";
 	end(&b);
 	end(&c);

@@ -113,6 +113,7 @@ struct wish {
 	int mr_mode;
 	enum fi_threading threading;
 	enum fi_cq_format format;
+	enum fi_wait_obj wait;
 };
 
 #ifndef OVER_MPI
@@ -208,7 +209,8 @@ static inline void open_side(struct side *s, const struct wish *w)
 	EQUAL(fi_domain(s->fabric, s->info, &s->domain, NULL), 0);
 	struct fi_av_attr av = {.type = FI_AV_TABLE};
 	EQUAL(fi_av_open(s->domain, &av, &s->av, NULL), 0);
-	struct fi_cq_attr cq = {.format = w && w->format ? w->format : FI_CQ_FORMAT_TAGGED};
+	struct fi_cq_attr cq = {.format = w && w->format ? w->format : FI_CQ_FORMAT_TAGGED,
+				 .wait_obj = w ? w->wait : FI_WAIT_NONE};
 	EQUAL(fi_cq_open(s->domain, &cq, &s->cq, NULL), 0);
 	struct fi_cntr_attr cntr = {.events = FI_CNTR_EVENTS_COMP};
 	EQUAL(fi_cntr_open(s->domain, &cntr, &s->cntr, NULL), 0);

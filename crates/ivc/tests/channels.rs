@@ -467,9 +467,15 @@ fn who_is_quick_to_close_is_heard_all_the_same() {
 fn who_accepts_an_offer_that_is_given_up_then_reads_its_end() {
     let world = World::new();
     let (a, b) = (world.context(1), world.context(2));
+    let member = world.member();
+    let rings = || {
+        let directory = member.directory(member.peer()).unwrap().1;
+        (0..2).map(|local| directory.wake_line(local).unwrap().words[0].get()).sum::<u64>()
+    };
     for asleep in [false, true] {
         let connecting = a.begin_connect(b.address()).unwrap();
         let there = b.accept(SOON).unwrap();
+        let before = rings();
         std::thread::scope(|scope| {
             let reader = scope.spawn(|| {
                 if asleep {
@@ -483,6 +489,8 @@ fn who_accepts_an_offer_that_is_given_up_then_reads_its_end() {
             let end = reader.join().unwrap();
             assert!(matches!(end, Err(Error::End { .. })), "{end:?}");
         });
+        // Who sleeps is rung, and does not only look by itself some time later.
+        assert_eq!(rings() > before, asleep);
         assert!(matches!(there.write(b"x"), Err(Error::Closed { .. })));
     }
 }

@@ -126,7 +126,7 @@ pub enum Error {
     Timeout {
         /// The time given.
         seconds: f64,
-        /// What was still going on where it had not begun, after a comma.
+        /// What it waited for where it had not begun, each in lines of its own.
         meanwhile: String,
     },
     /// A signal came before there was a launcher that it could go to.

@@ -28,7 +28,7 @@ use crate::error::{Error, Result, tell};
 use crate::front::{FromJob, ToJob, status_of_signal};
 use crate::guardian::{self, Start};
 use crate::lost_files::LostFiles;
-use crate::machines::{Machine, Network, Plan, StartMachines};
+use crate::machines::{CONSOLE_LINES, Machine, Network, Plan, StartMachines};
 use crate::mapped::Mapped;
 use crate::mpi::{self, Flavour, Host, Mpi};
 use crate::runs::Description;
@@ -373,15 +373,17 @@ fn wait_for_agents(
             Ok(Event::Signal(signal)) if ends(signal) => return Err(Error::Interrupted { signal }),
             Ok(_) => {}
             Err(RecvTimeoutError::Timeout) => {
-                let machine = names.iter().zip(machines).find(|(name, _)| **name == first);
-                let why = |what: String| {
-                    machine.map_or(what.clone(), |(_, machine)| with_console(machine, &what, true))
+                let of = |name: &str, why: String| {
+                    let machine = names.iter().zip(machines).find(|(other, _)| **other == name);
+                    machine.map_or(why.clone(), |(_, machine)| with_console(machine, &why, true))
                 };
                 if deadline.is_none_or(|d| up_by < d) {
-                    let why = why(format!("it did not come up within {limit} s (--boot-timeout)"));
+                    let why = of(first, format!("it did not come up within {limit} s (--boot-timeout)"));
                     return Err(Error::Boot { vm: first.to_owned(), why });
                 }
-                return Err(timed_out(spec, why(format!(", while {} booted", waiting.join(", ")))));
+                let each =
+                    waiting.iter().map(|name| of(name, format!("\n{name} was still booting"))).collect();
+                return Err(timed_out(spec, each));
             }
             Err(RecvTimeoutError::Disconnected) => {
                 return Err(Error::Broken("the job's threads ended".into()));
@@ -405,6 +407,7 @@ fn with_console(machine: &Machine, why: &str, booting: bool) -> String {
     if !booting {
         lines.retain(|line| !line.starts_with(isthmus_vm::boot_config::STEP));
     }
+    let lines = lines.split_off(lines.len().saturating_sub(CONSOLE_LINES));
     if lines.is_empty() {
         why.to_owned()
     } else {

@@ -15,6 +15,11 @@ use crate::spec::RunSpec;
 
 pub use qemu::{MEMORY_BYTES, Qemu};
 
+/// Lines of the console that tell why a VM was lost.
+pub const CONSOLE_LINES: usize = 12;
+/// At least as many as a guest says of its boot, which tells nothing of its end.
+const BOOT_STEPS: usize = 12;
+
 /// What the VMs are started with.
 #[derive(Clone, Copy)]
 pub struct Plan<'a> {

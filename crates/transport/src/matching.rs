@@ -288,14 +288,18 @@ impl Matching {
         }
     }
 
-    /// Keeps a message that no receive wants yet, and leaves none behind.
+    /// Keeps a message that no receive wants yet, and leaves none behind. What is `awaited` goes where there is hardly room.
     ///
     /// # Errors
     /// There is no memory for it; nothing was done.
-    pub fn keep(&mut self, arrived: &mut Option<Arrived>) -> Result<(), TryReserveError> {
+    pub fn keep(&mut self, arrived: &mut Option<Arrived>, awaited: bool) -> Result<(), TryReserveError> {
         let tagged = arrived.as_ref().is_some_and(|a| a.tagged);
         let queue = &mut self.arrived[usize::from(tagged)];
-        queue.make_room()?;
+        if awaited {
+            queue.make_way()?
+        } else {
+            queue.make_room()?
+        }
         arrived.take().into_iter().for_each(|a| queue.push(a));
         Ok(())
     }
@@ -316,6 +320,11 @@ impl Matching {
     #[inline]
     pub fn has_arrived(&self, tagged: bool) -> bool {
         !self.arrived[usize::from(tagged)].is_empty()
+    }
+
+    /// Whether a message of this sender is kept. Looks at each.
+    pub fn has_arrived_from(&self, source: PeerId) -> bool {
+        self.arrived.iter().any(|queue| queue.position(|a| a.source == source).is_some())
     }
 
     /// Takes the earliest kept message for a selector.
@@ -445,7 +454,7 @@ mod tests {
                     if at.is_none() {
                         let body = Body::Bytes(Box::default());
                         let arrived = Arrived { source, tagged: true, tag, data: Some(number), body };
-                        matching.keep(&mut Some(arrived)).unwrap();
+                        matching.keep(&mut Some(arrived), number.is_multiple_of(3)).unwrap();
                         plain.arrived.push((source.0, tag, number));
                     }
                 }

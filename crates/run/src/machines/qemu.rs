@@ -18,7 +18,7 @@ use isthmus_vm::tap::{self, Netns};
 use isthmus_vm::{initramfs, kernel};
 use rustix::process::Pid;
 
-use super::{Machine, Network, Plan, StartMachines, Started};
+use super::{BOOT_STEPS, CONSOLE_LINES, Machine, Network, Plan, StartMachines, Started};
 use crate::error::{Error, Result, tell};
 use crate::leash;
 use crate::spec::{Accelerator, Net};
@@ -27,8 +27,6 @@ use crate::spec::{Accelerator, Net};
 pub const MEMORY_BYTES: u64 = 1 << 30;
 /// How long QEMU may take to listen at its ports.
 const PORT_LIMIT: Duration = Duration::from_secs(20);
-/// Lines of the console that tell why a VM was lost.
-const CONSOLE_LINES: usize = 12;
 
 /// QEMU, through `isthmus-vm`.
 #[derive(Clone, Copy, Debug, Default)]
@@ -307,7 +305,7 @@ impl StartMachines for Qemu {
                     console
                         .lock()
                         .unwrap_or_else(|poisoned| poisoned.into_inner())
-                        .console_tail(CONSOLE_LINES)
+                        .console_tail(CONSOLE_LINES + BOOT_STEPS)
                 }),
                 keep: Box::new(Keep { _vm: vm, _netns: common.netns.clone() }),
                 name,

@@ -3,13 +3,18 @@
 //! A message that nobody receives yet is kept in the process's own memory, and how many of them come is up to others. Where
 //! an address space limit or strict accounting refuses the memory, the message stays in its lane, which fills, so that its
 //! sender finds no room: the process waits with it for its own receives, instead of being ended. So that the program and
-//! the small things of this library find memory meanwhile, a *cushion* is held as long as messages are kept, and given up
-//! once there is no more: no message is kept before it is there again, but such as are in the way of what was begun.
+//! the small things of this library find memory meanwhile, a *cushion* is held from the first such message on, and given up
+//! once there is no more: no message is kept before it is there again, but such as are *awaited*. Those are in the way of what
+//! was begun with their sender, or the only ones of their sender, which a program may look for. They leave a little, too.
 
 use std::collections::TryReserveError;
 
 /// Bytes of the cushion. Nothing is written to them, so they cost address space alone.
 const CUSHION: usize = 1 << 20;
+/// Bytes of it that are left to the program whatever is awaited.
+const LAST: usize = 1 << 16;
+/// Tries that are left out after one that failed, since each asks the system in vain.
+const IN_VAIN: u32 = 15;
 
 /// There is no memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -37,23 +42,42 @@ pub(super) struct Cushion {
     /// There ever was no memory, and who asks was not told.
     seen: bool,
     told: bool,
+    /// Tries yet to be left out.
+    in_vain: u32,
 }
 
 impl Cushion {
-    /// Takes memory for a message that is kept, for as long as it pleases others: with `take`, and only beside the
-    /// cushion, unless `is_awaited`: what this process has begun with the sender may end by something that is behind the
-    /// message in its lane.
-    pub(super) fn keep<T, E>(
+    /// Takes memory for a message that is kept `within` something, for as long as it pleases others: with `take(.., false)`,
+    /// and only beside the cushion, unless it `is_awaited`: then with `take(.., true)`.
+    pub(super) fn keep<W, T, E>(
         &mut self,
-        is_awaited: impl FnOnce() -> bool,
-        mut take: impl FnMut() -> Result<T, E>,
+        within: &mut W,
+        is_awaited: impl FnOnce(&W) -> bool,
+        mut take: impl FnMut(&mut W, bool) -> Result<T, E>,
     ) -> Result<T, NoMemoryLeft> {
-        let held = self.held.capacity() >= CUSHION || self.held.try_reserve_exact(CUSHION).is_ok();
-        if held && let Ok(taken) = take() {
-            return Ok(taken);
+        if self.in_vain > 0 {
+            self.in_vain -= 1;
+        } else {
+            let held = self.held.capacity() >= CUSHION || self.held.try_reserve_exact(CUSHION).is_ok();
+            if held && let Ok(taken) = take(within, false) {
+                return Ok(taken);
+            }
+            self.give_up();
         }
-        self.give_up();
-        if is_awaited() { take().map_err(|_| NoMemoryLeft) } else { Err(NoMemoryLeft) }
+        if !is_awaited(within) {
+            return Err(NoMemoryLeft);
+        }
+        // Whoever asks for memory next, and cannot do without, finds this much.
+        self.held.try_reserve_exact(LAST)?;
+        let taken = take(within, true);
+        self.held = Vec::new();
+        taken.map_err(|_| NoMemoryLeft)
+    }
+
+    /// Something that was kept has gone: it is worth a try again.
+    #[inline]
+    pub(super) fn try_again(&mut self) {
+        self.in_vain = 0;
     }
 
     /// Takes memory for a moment: with `take`, if need be from the cushion.
@@ -70,6 +94,7 @@ impl Cushion {
     fn give_up(&mut self) {
         self.held = Vec::new();
         self.seen = true;
+        self.in_vain = IN_VAIN;
     }
 
     /// Whether there was no memory, which is said once.
@@ -85,23 +110,31 @@ mod tests {
 
     #[test]
     fn what_is_refused_gives_up_the_cushion_and_is_said_once() {
-        let (no, yes) = (|| false, || true);
+        let (no, yes) = (|_: &()| false, |_: &()| true);
         let mut cushion = Cushion::default();
-        assert_eq!(cushion.keep(no, || zeroed(3)), Ok(vec![0; 3]));
+        assert_eq!(cushion.keep(&mut (), no, |(), _| zeroed(3)), Ok(vec![0; 3]));
         assert!(cushion.held.capacity() >= CUSHION && !cushion.take_shortage());
-        assert_eq!(cushion.keep(no, || zeroed(1 << 62)), Err(NoMemoryLeft));
+        assert_eq!(cushion.keep(&mut (), no, |(), _| zeroed(1 << 62)), Err(NoMemoryLeft));
         assert!(cushion.held.capacity() == 0 && cushion.take_shortage() && !cushion.take_shortage());
         // Only where something is awaited is there a second try, from what the cushion left.
-        for (is_awaited, expected) in [(no as fn() -> bool, Err(NoMemoryLeft)), (yes, Ok(2))] {
+        for (is_awaited, expected) in [(no as fn(&()) -> bool, Err(NoMemoryLeft)), (yes, Ok(2))] {
             let mut tries = 0;
-            let second = || {
+            let second = |(): &mut (), awaited| {
                 tries += 1;
-                if tries == 2 { Ok(tries) } else { Err(()) }
+                if awaited { Ok(tries) } else { Err(()) }
             };
-            assert_eq!(cushion.keep(is_awaited, second), expected);
+            cushion.try_again();
+            assert_eq!(cushion.keep(&mut (), is_awaited, second), expected);
+            assert!(cushion.held.capacity() == 0);
         }
         assert_eq!(cushion.borrow(|| zeroed(u64::MAX)), Err(NoMemoryLeft));
-        assert_eq!(cushion.keep(no, || zeroed(0)), Ok(vec![]));
+        // What failed is not tried at once again, but for what is awaited.
+        let mut left_out = 0;
+        while cushion.keep(&mut (), no, |(), _| zeroed(0)).is_err() {
+            assert_eq!(cushion.keep(&mut (), yes, |(), awaited| zeroed(u64::from(awaited))), Ok(vec![0]));
+            left_out += 2;
+        }
+        assert_eq!(left_out, IN_VAIN + 1);
         assert!(cushion.held.capacity() >= CUSHION && !cushion.take_shortage());
     }
 }

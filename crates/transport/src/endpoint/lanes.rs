@@ -590,16 +590,16 @@ impl Endpoint {
                 break;
             }
         }
-        // A lane that may not be read on, since replies to its sender wait, must not be forgotten either.
-        if !moved
-            && self
-                .incoming
-                .get(number as usize)
-                .is_some_and(|l| l.as_ref().is_some_and(|l| l.arrived().is_some()))
-        {
+        if self.is_left(number) {
             self.warm(number);
         }
         moved
+    }
+
+    /// Whether something is left on a lane: it may not be read on, since replies to its sender wait or there is no memory, and
+    /// must not be forgotten either, for a sender without room announces nothing.
+    fn is_left(&self, number: u32) -> bool {
+        matches!(self.incoming.get(number as usize), Some(Some(lane)) if lane.arrived().is_some())
     }
 
     /// Looks again for lanes that could not be accepted for want of memory.
@@ -786,7 +786,7 @@ impl Endpoint {
             // Also after the answer, once: what was published before it was not announced (P4).
             // A sender that fills as fast as we empty must not keep us here: then the lane is looked at again next time.
             let drained = (0..64).any(|_| !self.poll(number, &mut Keep));
-            if settled && drained && self.cooling.get(k) == Some(&number) {
+            if settled && drained && !self.is_left(number) && self.cooling.get(k) == Some(&number) {
                 self.cooling.remove(k);
             } else {
                 k += 1;

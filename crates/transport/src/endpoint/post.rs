@@ -403,6 +403,7 @@ impl Endpoint {
 
     /// Ends a kept message that nobody will receive: its sender must not wait.
     fn drop_arrived(&mut self, arrived: Arrived) {
+        self.cushion.try_again();
         if let crate::matching::Body::Ready { id, ack, .. } = arrived.body {
             let source = arrived.source;
             self.send_clear(source, id, 0, 0, Because::Posted);

@@ -9,7 +9,7 @@ use isthmus_region::counters::{Counter, LaneCounter};
 use isthmus_region::local::LocalBuf;
 
 use super::cushion::{NoMemoryLeft, zeroed};
-use super::table::Operation;
+use super::table::{Operation, Table};
 use super::{Because, Endpoint, Multi, Peer, Push, Registered, Reply};
 use crate::address::Address;
 use crate::fault::{Step, step};
@@ -445,8 +445,9 @@ impl Endpoint {
     fn keep(&mut self, arrived: Arrived) -> Result<(), Stop> {
         let source = arrived.source;
         let mut arrived = Some(arrived);
-        let keep = || self.matching.keep(&mut arrived);
-        self.cushion.keep(|| self.operations.has_with(source), keep)?;
+        let Self { cushion, matching, operations, .. } = self;
+        let keep = |matching: &mut Matching, awaited| matching.keep(&mut arrived, awaited);
+        cushion.keep(matching, |matching| is_awaited(operations, matching, source), keep)?;
         self.tally.add(Counter::Unexpected, 1);
         Ok(())
     }
@@ -534,8 +535,9 @@ impl Endpoint {
                 self.finish_receive(done, multi);
             }
             None => {
-                let is_awaited = || self.operations.has_with(source);
-                let mut bytes = self.cushion.keep(is_awaited, || zeroed(len))?;
+                let Self { cushion, matching, operations, .. } = self;
+                let is_awaited = |matching: &Matching| is_awaited(operations, matching, source);
+                let mut bytes = cushion.keep(matching, is_awaited, |_, _| zeroed(len))?;
                 let copied = section.bytes("payload", offset, len).and_then(|b| b.get(0, &mut bytes));
                 copied.map_err(|_| Faulty)?;
                 if !peer.still_lives() {
@@ -579,6 +581,7 @@ impl Endpoint {
 
     /// Gives a message that was kept to a receive.
     pub(super) fn deliver_kept(&mut self, waiting: Waiting, arrived: Arrived, because: Because) {
+        self.cushion.try_again();
         let Arrived { source, tag, data, body, .. } = arrived;
         let from = Origin { source, tag, data };
         match body {
@@ -1155,6 +1158,12 @@ impl Endpoint {
             }
         }
     }
+}
+
+/// Whether somebody may wait for a message of `source`, or for what comes behind it, even while there is no memory: something
+/// was begun with the sender, or nothing of it is kept that a program could take instead.
+fn is_awaited(operations: &Table, matching: &Matching, source: PeerId) -> bool {
+    operations.has_with(source) || !matching.has_arrived_from(source)
 }
 
 /// Bytes of one piece of a pipelined message: small ones in short messages, so that both sides copy at the same time for

@@ -27,6 +27,8 @@ const WORTH: usize = 8;
 const MOST_MASKS: usize = 8;
 /// "Any source", among the sources.
 const ANY: u32 = u32::MAX;
+/// Entries beyond those that are there for which there is room where memory is had at all: for what a lane holds, and more.
+const SPARE: usize = 128;
 
 /// A source as part of a key.
 #[inline]
@@ -225,9 +227,17 @@ impl<T: Keys> Queue<T> {
         self.close_ranks();
     }
 
-    /// Makes sure that an entry can be added.
+    /// Makes sure that an entry can be added, and that as many as a lane holds could be, too.
     pub(super) fn make_room(&mut self) -> Result<(), TryReserveError> {
-        self.entries.try_reserve(1)
+        self.entries.try_reserve(1 + SPARE)
+    }
+
+    /// Makes sure that an entry can be added, where memory is scarce.
+    pub(super) fn make_way(&mut self) -> Result<(), TryReserveError> {
+        if self.entries.len() < self.entries.capacity() {
+            return Ok(());
+        }
+        self.entries.try_reserve_exact(1 + SPARE)
     }
 
     /// The table of a mask, which is made if it is not there.
