@@ -559,13 +559,13 @@ static void two_queues(struct side *s)
 /* A side without a queue or a counter takes no posts: nobody could be told what became of them. */
 static void unbound(struct side *s)
 {
-	enum { RECEIVES, SENDS, COUNTS };
+	enum { RECEIVES, SENDS, COUNTS, WRITES };
 	uint64_t v = 7, w = 0;
 	struct iovec iov = part(&v, 8), to = part(&w, 8);
 	struct fi_rma_iov place = {.len = 8, .key = 1};
 	struct fi_ioc ioc = {.addr = &v, .count = 1}, result = {.addr = &w, .count = 1};
 	struct fi_rma_ioc element = {.count = 1, .key = 1};
-	for (int how = 0; how < 3; how++) {
+	for (int how = 0; how <= WRITES; how++) {
 		struct fid_ep *ep;
 		struct fid_cntr *cntr;
 		struct fi_cntr_attr ca = {.events = FI_CNTR_EVENTS_COMP};
@@ -578,6 +578,8 @@ static void unbound(struct side *s)
 		EQUAL(fi_ep_bind(ep, &s->cq->fid, how == SENDS ? FI_TRANSMIT : FI_RECV), 0);
 		if (how == COUNTS)
 			EQUAL(fi_ep_bind(ep, &cntr->fid, FI_SEND), 0);
+		if (how == WRITES)
+			EQUAL(fi_ep_bind(ep, &cntr->fid, FI_WRITE), 0);
 		EQUAL(fi_enable(ep), 0);
 		EQUAL(fi_getname(&ep->fid, mine, &len), 0);
 		tell(mine, 64);
@@ -611,6 +613,18 @@ static void unbound(struct side *s)
 			EQUAL(fi_atomic(ep, &v, 1, NULL, a, 0, 1, FI_UINT64, FI_SUM, &v), -FI_ENOCQ);
 			EQUAL(fi_atomicmsg(ep, &m, 0), -FI_ENOCQ);
 			EQUAL(fi_fetch_atomicmsg(ep, &m, &result, NULL, 1, 0), -FI_ENOCQ);
+		} else {
+			/* A counter for one kind of operation tells nothing of the others. */
+			EQUAL(fi_read(ep, &w, 8, NULL, a, 0, 1, &v), -FI_ENOCQ);
+			EQUAL(fi_fetch_atomicmsg(ep, &m, &result, NULL, 1, 0), -FI_ENOCQ);
+			if (how == COUNTS) {
+				EQUAL(fi_write(ep, &v, 8, NULL, a, 0, 1, &v), -FI_ENOCQ);
+				EQUAL(fi_inject_write(ep, &v, 8, a, 0, 1), -FI_ENOCQ);
+				EQUAL(fi_atomicmsg(ep, &m, 0), -FI_ENOCQ);
+			} else {
+				EQUAL(fi_tsend(ep, &v, 8, NULL, a, 1, &v), -FI_ENOCQ);
+				EQUAL(fi_inject(ep, &v, 8, a), -FI_ENOCQ);
+			}
 		}
 		/* The side that is bound works, with the other process's usual endpoint. */
 		moving = s;

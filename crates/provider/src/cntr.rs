@@ -129,14 +129,19 @@ impl Cntr {
             return found;
         }
         let rest = counts.patience.rest(progress, || is_crowded(&self.endpoints));
-        let mut patience = counts.patience;
+        let before = counts.patience;
+        let mut patience = before;
         drop(counts);
         match rest {
             Rest::None => return found,
             Rest::Nap => patience.nap(&self.endpoints),
             Rest::Yield => patience.offer(),
         }
-        self.counts.lock().patience = patience;
+        // Another thread may have had something meanwhile.
+        let now = &mut self.counts.lock().patience;
+        if *now == before {
+            *now = patience;
+        }
         found
     }
 }

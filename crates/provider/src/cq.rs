@@ -279,13 +279,18 @@ impl Cq {
             }
             let rest = queue.patience.rest(progress, || is_crowded(&self.endpoints));
             if rest != Rest::None {
-                let mut patience = queue.patience;
+                let before = queue.patience;
+                let mut patience = before;
                 drop(queue);
                 match rest {
                     Rest::Nap => patience.nap(&self.endpoints),
                     _ => patience.offer(),
                 }
-                self.queue.lock().patience = patience;
+                // Another thread may have had something meanwhile.
+                let now = &mut self.queue.lock().patience;
+                if *now == before {
+                    *now = patience;
+                }
             }
             return if progress == Progress::Broken { EIO } else { EAGAIN };
         }

@@ -52,15 +52,22 @@ pub(crate) struct Ep {
     bell: OnceLock<OwnedFd>,
 }
 
+/// The kinds of operations for which a queue or a counter is bound.
+#[derive(Debug, Default, Clone, Copy)]
+struct Bound {
+    sends: bool,
+    reads: bool,
+    writes: bool,
+    receives: bool,
+}
+
 /// Everything that changes.
 pub(crate) struct State {
     core: Option<&'static Core>,
     transport: Option<Endpoint>,
     enabled: bool,
-    /// What is posted on the sending side can be told of.
-    tx_bound: bool,
-    /// The same on the receiving side.
-    rx_bound: bool,
+    /// Of which kinds of operations the end can be told.
+    bound: Bound,
     /// Progress is under way; found by somebody who has the lock, it says that it ended in a panic.
     moving: bool,
     /// Sleeps that were not ended yet.
@@ -206,8 +213,7 @@ impl Ep {
             core,
             transport: Some(transport),
             enabled: false,
-            tx_bound: false,
-            rx_bound: false,
+            bound: Bound::default(),
             moving: false,
             sleepers: 0,
             short: std::ptr::null(),
@@ -475,7 +481,7 @@ impl Ep {
     /// Reads or writes remote memory.
     #[inline]
     pub(crate) fn rma(&self, what: &Remote<'_>, write: bool, how: impl Fn(&State) -> How) -> isize {
-        self.post(State::may_send, |state| {
+        self.post(if write { State::may_write } else { State::may_read }, |state| {
             let how = how(state);
             let to = state.peer(what.peer)?;
             let inject = write && how.flags & FI_INJECT != 0;
@@ -507,7 +513,8 @@ impl Ep {
         if !fits {
             return failed(FI_EINVAL);
         }
-        self.post(State::may_send, |state| {
+        let may = if what.kind == AtomicKind::Plain { State::may_write } else { State::may_read };
+        self.post(may, |state| {
             let how = how(state);
             let atomic = Atomic {
                 to: state.peer(what.peer)?,
@@ -754,9 +761,15 @@ impl State {
     /// Sets what follows from what is bound.
     fn find_ends(&mut self) {
         let ends = &self.ends;
-        let counts = ends.sends.is_some() || ends.reads.is_some() || ends.writes.is_some();
-        self.tx_bound = self.enabled && (ends.tx.cq.is_some() || counts);
-        self.rx_bound = self.enabled && (ends.rx.cq.is_some() || ends.receives.is_some());
+        let told = |side: &Option<Arc<Cq>>, counter: &Option<Arc<Cntr>>| {
+            self.enabled && (side.is_some() || counter.is_some())
+        };
+        self.bound = Bound {
+            sends: told(&ends.tx.cq, &ends.sends),
+            reads: told(&ends.tx.cq, &ends.reads),
+            writes: told(&ends.tx.cq, &ends.writes),
+            receives: told(&ends.rx.cq, &ends.receives),
+        };
         let cq = self.ends.rx.cq.as_ref().filter(|_| self.enabled && self.ends.receives.is_none());
         self.short = cq.map_or(std::ptr::null(), Arc::as_ptr);
     }
@@ -809,16 +822,26 @@ impl State {
         }
     }
 
-    /// Whether sends and one-sided operations are taken.
+    /// Whether sends are taken.
     #[inline]
     fn may_send(&self) -> bool {
-        self.tx_bound
+        self.bound.sends
+    }
+
+    /// Whether what fetches is taken.
+    fn may_read(&self) -> bool {
+        self.bound.reads
+    }
+
+    /// Whether what only changes is taken.
+    fn may_write(&self) -> bool {
+        self.bound.writes
     }
 
     /// Whether receives are taken.
     #[inline]
     fn may_receive(&self) -> bool {
-        self.rx_bound
+        self.bound.receives
     }
 
     /// The transport's number of a peer that was used before.

@@ -285,7 +285,7 @@ pub(crate) enum Rest {
 }
 
 /// Counts empty reads of one queue or counter.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Patience {
     /// Reads until it is time to do something.
     left: u32,

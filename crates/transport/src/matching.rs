@@ -219,6 +219,8 @@ fn fits(select: &Selector, source: PeerId, tag: u64) -> bool {
 pub struct Matching {
     waiting: [Queue<Waiting>; 2],
     arrived: [Queue<Arrived>; 2],
+    /// How many of those are of each sender.
+    arrived_from: Vec<u32>,
     claimed: HashMap<u64, Arrived>,
 }
 
@@ -293,13 +295,18 @@ impl Matching {
     /// # Errors
     /// There is no memory for it; nothing was done.
     pub fn keep(&mut self, arrived: &mut Option<Arrived>, awaited: bool) -> Result<(), TryReserveError> {
-        let tagged = arrived.as_ref().is_some_and(|a| a.tagged);
-        let queue = &mut self.arrived[usize::from(tagged)];
+        let Some(what) = arrived else { return Ok(()) };
+        let (queue, source) = (&mut self.arrived[usize::from(what.tagged)], what.source.0 as usize);
         if awaited {
             queue.make_way()?
         } else {
             queue.make_room()?
         }
+        if source >= self.arrived_from.len() {
+            self.arrived_from.try_reserve(source + 1 - self.arrived_from.len())?;
+            self.arrived_from.resize(source + 1, 0);
+        }
+        self.arrived_from[source] += 1;
         arrived.take().into_iter().for_each(|a| queue.push(a));
         Ok(())
     }
@@ -322,15 +329,17 @@ impl Matching {
         !self.arrived[usize::from(tagged)].is_empty()
     }
 
-    /// Whether a message of this sender is kept. Looks at each.
+    /// Whether a message of this sender is kept.
     pub fn has_arrived_from(&self, source: PeerId) -> bool {
-        self.arrived.iter().any(|queue| queue.position(|a| a.source == source).is_some())
+        self.arrived_from.get(source.0 as usize).is_some_and(|count| *count > 0)
     }
 
     /// Takes the earliest kept message for a selector.
     pub fn take_arrived(&mut self, select: &Selector) -> Option<Arrived> {
         let at = self.position_of_arrived(select)?;
-        self.arrived[usize::from(select.tagged)].remove(at)
+        let taken = self.arrived[usize::from(select.tagged)].remove(at)?;
+        self.arrived_from[taken.source.0 as usize] -= 1;
+        Some(taken)
     }
 
     /// Sets a message aside under a caller's context. A second one under the same context takes the first one's
@@ -355,8 +364,15 @@ impl Matching {
     /// Drops announced messages of a peer that is gone: their payload will never come. Whole messages stay.
     pub fn forget(&mut self, source: PeerId) {
         let lost = |a: &Arrived| a.source == source && matches!(a.body, Body::Ready { .. });
+        let mut left = 0;
         for queue in &mut self.arrived {
-            queue.retain(|a| !lost(a));
+            queue.retain(|a| {
+                left += u32::from(a.source == source && !lost(a));
+                !lost(a)
+            });
+        }
+        if let Some(count) = self.arrived_from.get_mut(source.0 as usize) {
+            *count = left;
         }
         self.claimed.retain(|_, a| !lost(a));
     }
@@ -458,6 +474,8 @@ mod tests {
                         plain.arrived.push((source.0, tag, number));
                     }
                 }
+                let is_kept = plain.arrived.iter().any(|a| a.0 == source.0);
+                assert_eq!(matching.has_arrived_from(source), is_kept, "seed {seed}, step {step}");
                 if step % 1777 == 0 {
                     let gone = matching.take_directed(source).len();
                     let before = plain.waiting.len();

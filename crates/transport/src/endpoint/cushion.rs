@@ -11,8 +11,8 @@ use std::collections::TryReserveError;
 
 /// Bytes of the cushion. Nothing is written to them, so they cost address space alone.
 const CUSHION: usize = 1 << 20;
-/// Bytes of it that are left to the program whatever is awaited.
-const LAST: usize = 1 << 16;
+/// Bytes of it that are left to the program, and to tables here that grow, whatever is awaited.
+const LAST: usize = 1 << 18;
 /// Tries that are left out after one that failed, since each asks the system in vain.
 const IN_VAIN: u32 = 16;
 

@@ -20,7 +20,7 @@ use isthmus_region::registrations::{self, Published, Reader};
 
 use super::{ATOMIC_BYTES, Endpoint};
 use crate::matching::Bufs;
-use crate::types::{Access, Atomic, AtomicKind, Op, PeerId, RemoteAtomic, Rma, Status, Ticket};
+use crate::types::{Atomic, AtomicKind, Op, PeerId, RemoteAtomic, Rma, Status, Ticket};
 
 /// What is known of a peer's published memory.
 #[derive(Debug, Default)]
@@ -59,23 +59,15 @@ enum Attempt {
     Over(Status),
 }
 
-fn allows(access: Access) -> u64 {
-    match access {
-        Access::Read => registrations::READ,
-        Access::Write => registrations::WRITE,
-        Access::Atomic => registrations::ATOMIC,
-    }
-}
-
 impl Endpoint {
-    /// Finds the place, if its registration is published: or why it must not be used.
+    /// Finds the place, if its registration is published, for a use that is `needed` all of; or why it must not be used.
     fn place_of(
         &mut self,
         to: PeerId,
         key: u64,
         addr: u64,
         len: u64,
-        access: Access,
+        needed: u64,
     ) -> Option<Result<Place, Status>> {
         let peer = self.peers.get_mut(to.0 as usize)?;
         if let Reach::Unknown = peer.reach {
@@ -102,7 +94,7 @@ impl Endpoint {
         }
         let published = known.ranges.get(&key)?;
         let range = &published.range;
-        if access == Access::Atomic
+        if needed & registrations::ATOMIC != 0
             && range.access & (registrations::WRITE | registrations::ATOMIC) == registrations::WRITE
         {
             // Its owner does them alone.
@@ -110,7 +102,7 @@ impl Endpoint {
         }
         let offset = addr.wrapping_sub(range.base);
         let fits = offset.checked_add(len).is_some_and(|end| end <= range.len);
-        if !fits || range.access & allows(access) == 0 {
+        if !fits || range.access & needed != needed {
             return Some(Err(Status::NoAccess));
         }
         let section = known.reader.section().clone();
@@ -152,7 +144,7 @@ impl Endpoint {
         if rma.data.is_some() {
             return false;
         }
-        let attempt = match self.place_of(rma.to, rma.key, rma.addr, len, Access::Write) {
+        let attempt = match self.place_of(rma.to, rma.key, rma.addr, len, registrations::WRITE) {
             None => return false,
             Some(Err(status)) => Attempt::Over(status),
             Some(Ok(place)) => self.change(rma.to, &place, |_| {
@@ -171,7 +163,7 @@ impl Endpoint {
 
     /// Reads directly if that can be; gives whether it did.
     pub(super) fn read_directly(&mut self, rma: &Rma<'_>, len: u64) -> bool {
-        let attempt = match self.place_of(rma.to, rma.key, rma.addr, len, Access::Read) {
+        let attempt = match self.place_of(rma.to, rma.key, rma.addr, len, registrations::READ) {
             None => return false,
             Some(Err(status)) => Attempt::Over(status),
             Some(Ok(place)) => {
@@ -198,11 +190,9 @@ impl Endpoint {
         if !self.memory.is_atomic_here(size) || self.operations.one_sided(atomic.to) > 0 {
             return false;
         }
-        let mut place = self.place_of(atomic.to, atomic.key, atomic.addr, span, Access::Atomic);
-        if atomic.kind != AtomicKind::Plain && matches!(place, Some(Ok(_))) {
-            // What gives values back reads them, too.
-            place = self.place_of(atomic.to, atomic.key, atomic.addr, span, Access::Read);
-        }
+        // What gives values back reads them, too.
+        let reads = if atomic.kind == AtomicKind::Plain { 0 } else { registrations::READ };
+        let place = self.place_of(atomic.to, atomic.key, atomic.addr, span, registrations::ATOMIC | reads);
         let attempt = match place {
             None => return false,
             Some(Err(status)) => Attempt::Over(status),

@@ -404,8 +404,8 @@ impl<T: Keys> Queue<T> {
     }
 
     /// Keeps what `keep` says.
-    pub(super) fn retain(&mut self, keep: impl Fn(&T) -> bool) {
-        self.entries.retain(|e| e.as_ref().is_some_and(&keep));
+    pub(super) fn retain(&mut self, mut keep: impl FnMut(&T) -> bool) {
+        self.entries.retain(|e| e.as_ref().is_some_and(&mut keep));
         self.gaps = 0;
         self.close_ranks();
     }
