@@ -11,8 +11,9 @@ use std::collections::TryReserveError;
 
 /// Bytes of the cushion. Nothing is written to them, so they cost address space alone.
 const CUSHION: usize = 1 << 20;
-/// Bytes of it that are left to the program, and to tables here that grow, whatever is awaited.
-const LAST: usize = 1 << 18;
+/// What is left to the program, and to what is small here, whatever is awaited: so many pieces of so many bytes, since memory
+/// that was given back lies in pieces.
+const LAST: (usize, usize) = (16, 1 << 14);
 /// Tries that are left out after one that failed, since each asks the system in vain.
 const IN_VAIN: u32 = 16;
 
@@ -68,10 +69,9 @@ impl Cushion {
             return Err(NoMemoryLeft);
         }
         // Whoever asks for memory next, and cannot do without, finds this much.
-        self.held.try_reserve_exact(LAST)?;
-        let taken = take(within, true);
-        self.held = Vec::new();
-        taken.map_err(|_| NoMemoryLeft)
+        let mut last = [const { Vec::<u8>::new() }; LAST.0];
+        last.iter_mut().try_for_each(|piece| piece.try_reserve_exact(LAST.1))?;
+        take(within, true).map_err(|_| NoMemoryLeft)
     }
 
     /// Something that was kept has gone: it is worth a try again.
