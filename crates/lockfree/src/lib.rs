@@ -14,6 +14,7 @@
 //! - [`readers`]: readers that are counted where nobody else counts, and a writer that finds them (P12).
 //! - [`commit`]: minitransactions: locks that outlive their holders, and changes of one word beside them (P13 to P16).
 //! - [`stream`]: positions of a one-way ring of bytes, and who may still be reading it (P17 to P19).
+//! - [`hint`]: what the processor is told between two looks.
 //!
 //! The labels P1, P2 and so on name pairs of accesses; `docs/memory-ordering.md` lists them with their models. Nothing
 //! here makes a system call or knows what a message is. Every cell consists of atomics only, so any bytes that
@@ -24,6 +25,7 @@ pub mod barrier;
 pub mod commit;
 pub mod gate;
 pub mod heat;
+pub mod hint;
 pub mod hold;
 pub mod life;
 pub mod lock;

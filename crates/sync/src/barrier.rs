@@ -31,15 +31,14 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use isthmus_lockfree::barrier::{self, Arrival};
-use isthmus_lockfree::lock;
 use isthmus_lockfree::sync::Word;
+use isthmus_lockfree::{hint, lock};
 use isthmus_region::gate::Gate;
 use isthmus_region::mapping::{LineRef, Section};
 use isthmus_region::member::Member;
 use isthmus_region::party::Party;
 
 use crate::error::{Error, Result};
-use crate::hint;
 use crate::wait::{self, Ended, Learned, Wait, Waiting};
 
 /// Most participants of a barrier.

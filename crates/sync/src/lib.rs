@@ -28,7 +28,6 @@
 pub mod barrier;
 pub mod condvar;
 mod error;
-mod hint;
 pub mod mutex;
 pub mod once;
 mod raw;

@@ -17,10 +17,10 @@
 
 use std::time::{Duration, Instant};
 
+use isthmus_lockfree::hint;
 use isthmus_lockfree::sync::Word;
 
 use crate::error::Result;
-use crate::hint;
 
 /// How a waiting thread passes its time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

@@ -25,7 +25,7 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::hint::spin;
+use isthmus_lockfree::hint::spin;
 
 /// The level after the first failure, in nanoseconds.
 const LEVEL_MIN: u32 = 250;

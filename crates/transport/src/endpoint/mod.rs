@@ -39,6 +39,7 @@ use crate::lane::{Incoming, Outgoing, Place, Size};
 use crate::matching::{Bufs, Matching};
 use crate::types::{Completion, Error, Memory, PeerId, Result, Ticket};
 pub use lanes::MANY_LANES;
+use progress::Moment;
 pub use progress::{Short, ShortReceived, ShortSink, Sink};
 pub use sleep::{Alarm, Asleep};
 use table::Table;
@@ -288,6 +289,7 @@ pub struct Endpoint {
     /// A post found no room since the last sleep.
     refused: bool,
     crowded: bool,
+    moment: Moment,
     /// Lanes that are closed here and not let go by their receivers yet.
     closing: Vec<(PeerId, Outgoing)>,
     /// Peers that broke the protocol, until they were named.
@@ -372,6 +374,7 @@ impl Endpoint {
             naps: 0,
             refused: false,
             crowded: false,
+            moment: Moment::new(),
             closing: Vec::new(),
             faulty: Vec::new(),
             leaving: false,

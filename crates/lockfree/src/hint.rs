@@ -1,6 +1,6 @@
-//! What the processor is told while a thread looks again and again. On processors it takes from 4 ns to 60 ns and keeps a
-//! line that another one is about to write from being asked for all the time; under emulation it takes 300 ns and helps
-//! nobody. So it is measured, once per process.
+//! What the processor is told while a thread looks again and again. On processors it takes from 4 ns to 60 ns, keeps a
+//! line that another one is about to write from being asked for all the time, and leaves the core to the other thread that runs
+//! on it; under emulation it takes 300 ns and helps nobody. So it is measured, once per process.
 
 use std::hint::spin_loop;
 use std::sync::OnceLock;
@@ -23,12 +23,19 @@ fn per_1024_ns() -> u32 {
 }
 
 /// Whether a hint takes less time than a line takes from one processor to another.
-pub(crate) fn is_cheap() -> bool {
+#[must_use]
+pub fn is_cheap() -> bool {
     per_1024_ns() >= 16
 }
 
-/// Stays on the processor for about so long, without a look at the clock.
-pub(crate) fn spin(nanoseconds: u32) {
+/// Hints that take about so long, one at least.
+#[must_use]
+pub fn within(nanoseconds: u32) -> u32 {
     let hints = u64::from(nanoseconds) * u64::from(per_1024_ns()) / 1024;
-    (0..=hints).for_each(|_| spin_loop());
+    u32::try_from(hints).unwrap_or(u32::MAX).saturating_add(1)
+}
+
+/// Stays on the processor for about so long, without a look at the clock.
+pub fn spin(nanoseconds: u32) {
+    (0..within(nanoseconds)).for_each(|_| spin_loop());
 }
