@@ -319,16 +319,23 @@ fn send(endpoint: &mut Endpoint, to: PeerId, buf: LocalBuf) -> Result<bool> {
     }
 }
 
+/// Polls that wait for a moment, as those of the provider's first reads do.
+const MOMENTS: u32 = 2;
+
 /// Makes progress until `count` receives have completed; sends that complete meanwhile are counted.
 fn received(endpoint: &mut Endpoint, count: usize) -> Result<usize> {
     let (mut left, mut sent) = (count, 0);
+    let mut moments = MOMENTS;
     while left > 0 {
-        // As the provider does: the short way as far as it goes.
+        // As the provider does: the short way as far as it goes, waiting for a moment at first.
         let mut short = Count(0);
-        match endpoint.poll_short(left, false, &mut short) {
+        let wait = moments > 0;
+        moments = moments.saturating_sub(1);
+        match endpoint.poll_short(left, wait, &mut short) {
             Short::Nothing => continue,
             Short::Received => {
                 left -= short.0;
+                moments = MOMENTS;
                 continue;
             }
             Short::Other => {}
