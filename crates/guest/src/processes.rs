@@ -36,6 +36,30 @@ pub fn all() -> Vec<Process> {
         .collect()
 }
 
+/// One of them.
+pub fn one(pid: i32) -> Option<Process> {
+    parse_stat(&String::from_utf8_lossy(&fs::read(format!("/proc/{pid}/stat")).ok()?))
+}
+
+/// Processor time of all threads of a process, in ticks of the system's clock.
+pub fn processor_ticks(pid: i32) -> Option<u64> {
+    let stat = fs::read(format!("/proc/{pid}/stat")).ok()?;
+    let stat = String::from_utf8_lossy(&stat);
+    // The fields utime and stime.
+    let mut fields = stat.get(stat.rfind(')')? + 1..)?.split_ascii_whitespace().skip(11);
+    Some(fields.next()?.parse::<u64>().ok()?.wrapping_add(fields.next()?.parse().ok()?))
+}
+
+/// Children of a process, those that have ended included, where the kernel tells (`CONFIG_PROC_CHILDREN`).
+pub fn children(pid: i32) -> Vec<i32> {
+    let Ok(threads) = fs::read_dir(format!("/proc/{pid}/task")) else { return Vec::new() };
+    let lists =
+        threads.flatten().filter_map(|thread| fs::read_to_string(thread.path().join("children")).ok());
+    lists
+        .flat_map(|list| list.split_ascii_whitespace().filter_map(|pid| pid.parse().ok()).collect::<Vec<_>>())
+        .collect()
+}
+
 /// Those of `all` that are below any of `roots`, themselves excluded.
 pub fn below(all: &[Process], roots: &[i32]) -> Vec<Process> {
     let mut found: Vec<Process> = Vec::new();

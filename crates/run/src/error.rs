@@ -129,6 +129,14 @@ pub enum Error {
         /// What it waited for where it had not begun, each in lines of its own.
         meanwhile: String,
     },
+    /// The launcher waits for itself.
+    #[error(
+        "the MPI's launcher hangs: process {child} of its own has ended, and it sleeps on a lock of its own instead of asking how; the run was ended. Open MPI 4.1's does that now and then where a rank dies while it starts: see above why the rank ended"
+    )]
+    Stuck {
+        /// The process that has ended.
+        child: i32,
+    },
     /// A signal came before there was a launcher that it could go to.
     #[error("ended by signal {signal} while the VMs were starting")]
     Interrupted {
@@ -180,6 +188,7 @@ impl Error {
             | Self::Boot { .. }
             | Self::Daemon { .. }
             | Self::NothingRan { .. }
+            | Self::Stuck { .. }
             | Self::Visit { .. }
             | Self::Broken(_)
             | Self::Io { .. } => ExitCode::FAILURE,

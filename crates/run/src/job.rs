@@ -36,7 +36,7 @@ use crate::service::{self, Service, StartService};
 use crate::spec::{BOOT_LIMIT_S, ExitCode, Net, RunSpec};
 use crate::stats::{self, Stats};
 use crate::switch::{self, Switch};
-use crate::{leash, pass, rsh, rundir, terminal, tree};
+use crate::{leash, pass, rsh, rundir, stuck, terminal, tree};
 
 /// How long a launcher may take to end after it was asked to.
 const LAUNCHER_GRACE: Duration = Duration::from_secs(3);
@@ -80,6 +80,8 @@ pub(crate) enum Event {
     Signal(i32),
     /// The launcher ended, with this status.
     Launcher(LauncherEnd),
+    /// The launcher will never end: it does not ask for this child of its own.
+    Stuck(i32),
     /// News of the switch.
     Switch(switch::News),
 }
@@ -537,6 +539,10 @@ fn follow(
 ) -> Result<i32> {
     let pid = Pid::from_child(child);
     watch_launcher(pid, events_in)?;
+    let stuck = events_in.clone();
+    stuck::watch(pid, move |child| {
+        let _ = stuck.send(Event::Stuck(child));
+    });
     let claimed: Vec<Pid> = machines.iter().map(|m| m.pid).chain([pid]).collect();
     let looker = Arc::clone(mapped);
     let _ = thread::Builder::new().name("orphans".into()).spawn(move || {
@@ -567,6 +573,17 @@ fn follow(
                 } else {
                     Ok(end.status)
                 };
+            }
+            Ok(Event::Stuck(child)) => {
+                mapped.look();
+                // What the service has said of ranks is the cause.
+                while let Ok(event) = events.try_recv() {
+                    if let Event::Switch(news) = event {
+                        daemons.hear(news);
+                    }
+                }
+                // It hears no signal; whatever is left is the guardian's.
+                return Err(Error::Stuck { child });
             }
             Ok(Event::Switch(switch::News::Lost { vm, why })) => {
                 let error = lost(&machines[vm], &why);

@@ -50,6 +50,7 @@ pub mod service;
 pub mod session;
 pub mod spec;
 mod stats;
+mod stuck;
 pub mod switch;
 mod terminal;
 pub mod tree;

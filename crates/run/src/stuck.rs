@@ -1,0 +1,130 @@
+//! A launcher that waits for itself.
+//!
+//! Open MPI 4.1's mpirun may lock itself up where a rank dies in the moment in which it connects to it: it waits for a
+//! mutex of its own PMIx for ever, asks none of its children how they ended, and does not hear SIGTERM. Nobody but who started it
+//! can end the run then. What is taken for that, in several looks in a row: a child that has ended and was not
+//! asked for, and a main thread that waits on a futex and has used no time since the first look. One that is stopped, traced, short of
+//! a processor or held up by its reader is none of that.
+
+use std::fs;
+use std::thread;
+use std::time::Duration;
+
+use isthmus_guest::processes::{self, Process};
+use rustix::process::Pid;
+
+const LOOK_EVERY: Duration = Duration::from_millis(500);
+/// Looks that must have found the same, the first included.
+const LOOKS: u32 = 5;
+
+/// What looks have found so far.
+#[derive(Debug)]
+struct Watch {
+    launcher: i32,
+    /// Children that have ended, since the first of these looks.
+    ended: Vec<i32>,
+    ticks: u64,
+    looks: u32,
+}
+
+impl Watch {
+    const fn new(launcher: i32) -> Self {
+        Self { launcher, ended: Vec::new(), ticks: 0, looks: 0 }
+    }
+
+    /// Looks once more; gives the child that the launcher does not ask for, once that is certain.
+    fn look(&mut self) -> Option<i32> {
+        let ticks = processes::processor_ticks(self.launcher);
+        let Some(ticks) = ticks.filter(|_| waits_on_futex(self.launcher)) else {
+            self.looks = 0;
+            return None;
+        };
+        let ended = |pid: &i32| {
+            let stat = processes::one(*pid);
+            matches!(stat, Some(Process { zombie: true, parent, .. }) if parent == self.launcher)
+        };
+        if self.looks == 0 || ticks != self.ticks {
+            self.ended = processes::children(self.launcher).into_iter().filter(ended).collect();
+            (self.ticks, self.looks) = (ticks, 0);
+        } else {
+            self.ended.retain(ended);
+        }
+        let first = self.ended.first().copied();
+        self.looks = if first.is_some() { self.looks + 1 } else { 0 };
+        first.filter(|_| self.looks >= LOOKS)
+    }
+}
+
+fn waits_on_futex(pid: i32) -> bool {
+    fs::read_to_string(format!("/proc/{pid}/wchan")).is_ok_and(|place| place.starts_with("futex"))
+}
+
+/// Watches the launcher from a thread of its own, for as long as it lives; tells once, with the child's number.
+pub(crate) fn watch(launcher: Pid, tell: impl FnOnce(i32) + Send + 'static) {
+    let mut watch = Watch::new(launcher.as_raw_nonzero().get());
+    let look = move || {
+        while processes::one(watch.launcher).is_some_and(|process| !process.zombie) {
+            if let Some(child) = watch.look() {
+                tell(child);
+                return;
+            }
+            thread::sleep(LOOK_EVERY);
+        }
+    };
+    // Without it a run that is stuck is ended by its user.
+    let _ = thread::Builder::new().name("stuck".into()).spawn(look);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::process::{Child, Command, Stdio};
+
+    fn looks_find(watch: &mut Watch, looks: u32) -> Option<i32> {
+        (0..looks).find_map(|_| {
+            thread::sleep(Duration::from_millis(20));
+            watch.look()
+        })
+    }
+
+    fn shell(line: &str) -> Child {
+        Command::new("sh").args(["-c", line]).stdin(Stdio::piped()).spawn().unwrap()
+    }
+
+    #[test]
+    fn who_sleeps_elsewhere_or_has_all_children_alive_is_not_stuck() {
+        // One with a child that nobody asks for, but that waits for its input; one with a child that lives.
+        for line in ["true & exec cat", "sleep 20 & exec cat"] {
+            let mut child = shell(line);
+            let mut watch = Watch::new(i32::try_from(child.id()).unwrap());
+            assert_eq!(looks_find(&mut watch, 3 * LOOKS), None);
+            for pid in processes::children(watch.launcher) {
+                let _ =
+                    rustix::process::kill_process(Pid::from_raw(pid).unwrap(), rustix::process::Signal::KILL);
+            }
+            child.kill().unwrap();
+            child.wait().unwrap();
+        }
+    }
+
+    #[test]
+    fn who_waits_for_its_own_lock_and_not_for_its_child_is_stuck() {
+        const STUCK: &str = "import os, threading
+if os.fork() == 0: os._exit(0)
+lock = threading.Lock()
+lock.acquire()
+print('ready', flush=True)
+lock.acquire()";
+        let mut child = Command::new("python3").args(["-c", STUCK]).stdout(Stdio::piped()).spawn().unwrap();
+        std::io::Read::read_exact(child.stdout.as_mut().unwrap(), &mut [0; 6]).unwrap();
+        let launcher = i32::try_from(child.id()).unwrap();
+        let children = processes::children(launcher);
+        assert_eq!(children.len(), 1);
+        let mut watch = Watch::new(launcher);
+        assert_eq!(looks_find(&mut watch, LOOKS - 1), None);
+        // It may have used a little time at first.
+        assert_eq!(looks_find(&mut watch, 3 * LOOKS), Some(children[0]));
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+}
