@@ -422,6 +422,11 @@ impl Incoming {
         self.next().arrived(self.consumer.read())
     }
 
+    /// Whether anything came.
+    pub fn has_taken(&self) -> bool {
+        self.consumer.read() > 0
+    }
+
     /// The slot of the next message.
     #[inline]
     pub fn next(&self) -> &Slot {

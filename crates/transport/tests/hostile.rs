@@ -8,7 +8,10 @@ use common::*;
 use isthmus_transport::wire::{flag, head, kind};
 use std::sync::{Arc, Mutex};
 
+use isthmus_region::format::{block, chunk};
+use isthmus_region::life::{Life, State};
 use isthmus_region::local::LocalBuf;
+use isthmus_region::mapping::Section;
 use isthmus_transport::types::{RemoteAtomic, Rma};
 use isthmus_transport::{
     Access, Completion, Config, Endpoint, Memory, PeerId, PostError, Posted, Receive, Selector, Status,
@@ -362,4 +365,48 @@ fn a_close_ends_while_those_who_live_go_on_sending() {
         closed.store(true, Ordering::Relaxed);
     });
     assert!(begin.elapsed() < Duration::from_secs(10), "{:?}", begin.elapsed());
+}
+
+/// Accept entries that an endpoint has room for.
+fn accept_entries(section: &Section, block_at: u64) -> usize {
+    let next = |at: u64| section.word("link", at).unwrap().get();
+    let first = next(block_at + block::ACCEPTS);
+    std::iter::successors(Some(first), |at| Some(next(at + chunk::NEXT))).take_while(|at| *at != 0).count()
+        * 16
+}
+
+#[test]
+fn an_incarnation_that_never_holds_still_costs_no_memory() {
+    let world = World::new(3, 8 << 20);
+    let (mut a, mut hostile, late) = (world.endpoint(0), world.endpoint(1), world.endpoint(2));
+    let to = hostile.resolve(&a.address()).unwrap();
+    let mut out = pattern(8, 1);
+    send(&mut hostile, &mut a, &message(to, 1, &[buf(&mut out)]));
+    polls(&mut a, 600);
+    // Its lane is there, and from now on without a message.
+    let (member, _) = world.attach(2);
+    let (_, theirs) = member.directory(1).unwrap();
+    let (_, mine) = member.directory(0).unwrap();
+    let endpoints = member.region().shape().endpoints;
+    let slot = hostile.address().slot.local(endpoints);
+    let record = theirs.endpoint_line(slot).unwrap();
+    let block_at = theirs.endpoint(slot).unwrap().block;
+    let lanes = theirs.section().word("block", block_at + block::LANES).unwrap().get();
+    let ring = theirs.section().line("lane", lanes + 64).unwrap().words[3].peek();
+    theirs.section().line("slot", ring).unwrap().words[0].set(0);
+    let activity = theirs.activity(a.address().slot.0).unwrap();
+    let my_block = mine.endpoint(a.address().slot.local(endpoints)).unwrap().block;
+    let entries = accept_entries(mine.section(), my_block);
+    let used = mine.heap_used();
+    for incarnation in 1..20_000_u64 {
+        let incarnation = hostile.address().incarnation + incarnation;
+        record.words[0].set(Life { incarnation, state: State::Active }.pack());
+        isthmus_lockfree::activity::announce(&activity, slot);
+        polls(&mut a, 10);
+    }
+    assert_eq!(accept_entries(mine.section(), my_block), entries);
+    assert_eq!(mine.heap_used(), used);
+    // The numbers of those who were never heard of go to others.
+    let number = a.resolve(&late.address()).unwrap().0;
+    assert!(number < 8, "{number} numbers of peers");
 }

@@ -455,6 +455,7 @@ impl Endpoint {
         if !self.peers[id.0 as usize].gone {
             self.faulty.push(id);
         }
+        self.peers[id.0 as usize].is_kept = true;
         self.lose(id, true);
     }
 
@@ -520,6 +521,7 @@ impl Endpoint {
                 self.drop_incoming(u32::try_from(number).unwrap_or(u32::MAX));
             }
         }
+        self.spare(id);
     }
 
     fn end_multi_message(&mut self, multi: Option<u32>) {
@@ -536,6 +538,7 @@ impl Endpoint {
     /// Forgets an incoming lane, and frees its accept entry.
     fn drop_incoming(&mut self, number: u32) {
         let Some(lane) = self.incoming.get_mut(number as usize).and_then(Option::take) else { return };
+        self.peers[lane.peer.0 as usize].is_kept |= lane.has_taken();
         self.hot.retain(|n| *n != number);
         self.cooling.retain(|n| *n != number);
         for quarter in &mut self.quarters {
@@ -622,8 +625,19 @@ impl Endpoint {
             .as_ref()
             .is_some_and(|s| Life::unpack(s.life.words[0].peek()).is_active(s.incarnation));
         if !known {
+            let before = quarter.senders[at].take();
             quarter.senders[at] = new_sender(&quarter.directory, slot);
+            // Whose record says so is gone; that the directory has changed, too, is only its word.
+            for number in before.into_iter().flat_map(|sender| sender.lanes) {
+                let Some(Some(lane)) = self.incoming.get(number as usize) else { continue };
+                let id = lane.peer;
+                let peer = &self.peers[id.0 as usize];
+                let word = peer.life.as_ref().map_or(0, |l| l.words[0].get());
+                let died = !took_leave(word, &peer.address);
+                self.lose(id, died);
+            }
         }
+        let quarter = &mut self.quarters[q];
         let Some(sender) = &mut quarter.senders[at] else { return false };
         let version = sender.block.words[1].get();
         if version != sender.lanes_seen {
@@ -697,9 +711,10 @@ impl Endpoint {
             slot: GlobalSlot::new(peer, slot, self.member.region().shape().endpoints),
             incarnation,
         };
-        let Ok(source) = self.resolve(&address) else { return };
+        let Ok(source) = self.meet(&address) else { return };
         if self.peers[source.0 as usize].gone {
             // It broke the protocol and lives on, or died this moment.
+            self.spare(source);
             return;
         }
         let Ok(entry) = self.take_entry(false) else {

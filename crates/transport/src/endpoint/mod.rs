@@ -104,6 +104,10 @@ struct Peer {
     is_busy: bool,
     /// What of its memory can be reached without messages.
     reach: direct::Reach,
+    /// Somebody may know its number: the program asked for it, it has sent something, or it is to be remembered as faulty.
+    is_kept: bool,
+    /// In `Endpoint::strangers`.
+    is_spare: bool,
 }
 
 /// Whether an endpoint's record says that it was closed in good order.
@@ -253,6 +257,8 @@ pub struct Endpoint {
     reserve: Option<Place>,
     peers: Vec<Peer>,
     by_address: HashMap<(u32, u64), PeerId>,
+    /// Senders that are gone, and of whom nobody has heard.
+    strangers: Vec<PeerId>,
     incoming: Vec<Option<Incoming>>,
     hot: Vec<u32>,
     cooling: Vec<u32>,
@@ -345,6 +351,7 @@ impl Endpoint {
             reserve: Some(reserve),
             peers: Vec::new(),
             by_address: HashMap::new(),
+            strangers: Vec::new(),
             incoming: Vec::new(),
             hot: Vec::new(),
             cooling: Vec::new(),
@@ -407,6 +414,13 @@ impl Endpoint {
     /// # Errors
     /// [`Error::OtherRegion`].
     pub fn resolve(&mut self, address: &Address) -> Result<PeerId> {
+        let id = self.meet(address)?;
+        self.peers[id.0 as usize].is_kept = true;
+        Ok(id)
+    }
+
+    /// The same for a sender, whose number may become another one's once it is gone.
+    fn meet(&mut self, address: &Address) -> Result<PeerId> {
         if address.region != self.member.region().shape().uuid
             || address.slot.0 >= self.member.region().shape().slots()
         {
@@ -426,8 +440,7 @@ impl Endpoint {
         let word = life.as_ref().map_or(0, |l| l.words[0].get());
         // A context of IVC answers no lane: a post to it shall say so instead of waiting for ever.
         let gone = word != alive || !self.takes_lanes(address);
-        let id = PeerId(u32::try_from(self.peers.len()).unwrap_or(u32::MAX));
-        self.peers.push(Peer {
+        let peer = Peer {
             address: *address,
             life,
             alive,
@@ -440,9 +453,40 @@ impl Endpoint {
             pushes: VecDeque::new(),
             is_busy: false,
             reach: direct::Reach::default(),
-        });
+            is_kept: false,
+            is_spare: false,
+        };
+        let id = if let Some(id) = self.take_spare() {
+            self.peers[id.0 as usize] = peer;
+            id
+        } else {
+            self.peers.push(peer);
+            PeerId(u32::try_from(self.peers.len() - 1).unwrap_or(u32::MAX))
+        };
         self.by_address.insert(key, id);
         Ok(id)
+    }
+
+    /// The number of a sender that is gone, and that nobody heard of.
+    fn take_spare(&mut self) -> Option<PeerId> {
+        while let Some(id) = self.strangers.pop() {
+            let peer = &mut self.peers[id.0 as usize];
+            peer.is_spare = false;
+            if !peer.is_kept {
+                self.by_address.remove(&(peer.address.slot.0, peer.address.incarnation));
+                return Some(id);
+            }
+        }
+        None
+    }
+
+    /// Remembers that the number of a peer that is gone may become another one's, unless somebody may know it.
+    fn spare(&mut self, id: PeerId) {
+        let peer = &mut self.peers[id.0 as usize];
+        if peer.gone && !peer.is_kept && !peer.is_spare {
+            peer.is_spare = true;
+            self.strangers.push(id);
+        }
     }
 
     /// Whether the endpoint at an address is one with lanes.
