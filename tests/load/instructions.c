@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 // How many instructions a message of some bytes takes in each library, counted by stepping through a rank that sends and one that
-// receives. What is received has arrived before, so nothing is counted but the way of the message.
+// receives. What is received was sent before, so nothing is counted but the way of the message.
 //
 //     mpicc -O2 instructions.c -o instructions && isthmus run --vms 0 -n 2 --through-region -- ./instructions [BYTES]
 //
 // Prints a line for each side and library, on x86-64. (Callgrind 3.19, Debian 12's, lacks pidfd_open, with which a process attaches.)
 #define _GNU_SOURCE
 #include <errno.h>
+#include <fcntl.h>
 #include <mpi.h>
 #include <signal.h>
 #include <stdio.h>
@@ -15,11 +16,13 @@
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/ptrace.h>
+#include <sys/stat.h>
 #include <sys/user.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-enum { MESSAGES = 64, LIBRARIES = 64 };
+// What a lane has room for while nobody receives, and more executable mappings than there are.
+enum { MESSAGES = 32, MOST_BYTES = 1024, LIBRARIES = 256 };
 
 struct library {
     unsigned long from, to;
@@ -27,13 +30,14 @@ struct library {
     long count;
 };
 
-// Whether to count; written by the rank, read by who steps it.
-static volatile int *counting;
+// How far the two are: written by the rank, read by who steps it, and back.
+enum { BEFORE, MAY_TRACE, COUNTING, COUNTED };
+static volatile int *stage;
 
 static void die(const char *what)
 {
     perror(what);
-    exit(1);
+    _exit(1);
 }
 
 static int libraries_of(pid_t pid, struct library *all)
@@ -44,7 +48,9 @@ static int libraries_of(pid_t pid, struct library *all)
     FILE *maps = fopen(path, "r");
     if (!maps)
         die(path);
-    while (n < LIBRARIES && fgets(line, sizeof line, maps)) {
+    while (fgets(line, sizeof line, maps)) {
+        if (n == LIBRARIES)
+            die("too many mappings");
         struct library *at = &all[n];
         char rights[8] = "", name[400] = "";
         if (sscanf(line, "%lx-%lx %7s %*s %*s %*s %399[^\n]", &at->from, &at->to, rights, name) < 3 || rights[2] != 'x')
@@ -63,11 +69,13 @@ static void step_through(pid_t pid, const char *who)
 {
     struct library all[LIBRARIES];
     int status;
+    while (*stage == BEFORE)
+        usleep(100);
     if (ptrace(PTRACE_SEIZE, pid, 0, 0) || ptrace(PTRACE_INTERRUPT, pid, 0, 0) || waitpid(pid, &status, __WALL) != pid)
         die("ptrace");
     int n = libraries_of(pid, all);
-    *counting = 1;
-    while (*counting != 2) {
+    *stage = COUNTING;
+    while (*stage != COUNTED) {
         struct user_regs_struct regs;
         if (ptrace(PTRACE_SINGLESTEP, pid, 0, 0) || waitpid(pid, &status, __WALL) != pid || !WIFSTOPPED(status))
             die("step");
@@ -87,7 +95,7 @@ static void step_through(pid_t pid, const char *who)
 static pid_t begin(const char *who)
 {
     pid_t rank = getpid();
-    *counting = 0;
+    *stage = BEFORE;
     fflush(stdout);
     pid_t pid = fork();
     if (pid < 0)
@@ -99,14 +107,18 @@ static pid_t begin(const char *who)
     }
     if (prctl(PR_SET_PTRACER, pid, 0, 0, 0) && errno != EINVAL)
         die("prctl");
-    while (*counting == 0)
-        ;
+    *stage = MAY_TRACE;
+    while (*stage != COUNTING)
+        if (waitpid(pid, NULL, WNOHANG) == pid) {
+            fprintf(stderr, "instructions: this process may not be traced (kernel.yama.ptrace_scope?)\n");
+            MPI_Abort(MPI_COMM_WORLD, 77);
+        }
     return pid;
 }
 
 static void end(pid_t pid)
 {
-    *counting = 2;
+    *stage = COUNTED;
     while (waitpid(pid, NULL, 0) < 0 && errno == EINTR)
         ;
 }
@@ -116,10 +128,22 @@ int main(int argc, char **argv)
     MPI_Init(&argc, &argv);
     int rank, bytes = argc > 1 ? atoi(argv[1]) : 8;
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+    if (bytes < 1 || bytes > MOST_BYTES) {
+        fprintf(stderr, "instructions: 1 to %d bytes\n", MOST_BYTES);
+        MPI_Abort(MPI_COMM_WORLD, 2);
+    }
     char *buf = calloc(MESSAGES + 1, bytes);
-    counting = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    if (!buf || counting == MAP_FAILED)
+    stage = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (!buf || stage == MAP_FAILED)
         die("memory");
+    // By this file the receiver learns that all is sent, without a call of the MPI.
+    char path[] = "/tmp/instructions-XXXXXX";
+    int file = rank == 0 ? mkstemp(path) : -1;
+    MPI_Bcast(path, sizeof path, MPI_CHAR, 0, MPI_COMM_WORLD);
+    if (rank == 1)
+        file = open(path, O_RDONLY);
+    if (file < 0)
+        die(path);
     // The first rounds only warm up, and join what has to be joined; the last is counted.
     for (int round = 0; round < 100; round++) {
         int last = round == 99;
@@ -136,8 +160,12 @@ int main(int argc, char **argv)
                 MPI_Send(buf, bytes, MPI_CHAR, 1, 1, MPI_COMM_WORLD);
             if (last)
                 end(pid);
+            if (write(file, "", 1) != 1)
+                die(path);
         } else {
-            usleep(last ? 2000000 : 2000);
+            struct stat seen;
+            while (fstat(file, &seen) == 0 && seen.st_size <= round)
+                usleep(100);
             if (last)
                 pid = begin("receive");
             MPI_Waitall(MESSAGES, requests, MPI_STATUSES_IGNORE);
@@ -146,6 +174,8 @@ int main(int argc, char **argv)
         }
         MPI_Barrier(MPI_COMM_WORLD);
     }
+    if (rank == 0)
+        unlink(path);
     MPI_Finalize();
     return 0;
 }

@@ -1,6 +1,7 @@
 //! How much of a region each rank takes: many ranks exchange messages with their neighbours and hold still, and somebody
 //! looks at what their processes were granted.
 
+use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -44,6 +45,8 @@ struct Member {
 struct Process {
     program: Option<String>,
     memory_bytes: u64,
+    #[serde(default)]
+    counters: BTreeMap<String, u64>,
 }
 
 /// Runs `plan` with the compiled benchmark `program`. The record's value is the mean of the ranks, in megabytes of 2^20.
@@ -66,7 +69,7 @@ pub fn run(plan: &Plan, isthmus: &Path, mpi: &Mpi, program: &Path) -> Result<Rec
         told?;
         seen.ok_or_else(|| Error::Memory { what: "look at the ranks: they ended before".into() })?
     })?;
-    let megabytes = megabytes(&seen, program, plan.ranks)?;
+    let megabytes = megabytes(&seen, program, plan.ranks, plan.neighbours.unwrap_or(plan.ranks - 1))?;
     // Counts of ranks are small.
     let mean = megabytes.iter().sum::<f64>() / megabytes.len() as f64;
     Ok(Record {
@@ -125,8 +128,8 @@ fn look(isthmus: &Path, folder: &Path) -> Result<String> {
     Ok(String::from_utf8_lossy(&shown.stdout).into_owned())
 }
 
-/// What each process of the benchmark was granted.
-fn megabytes(text: &str, program: &Path, ranks: u32) -> Result<Vec<f64>> {
+/// What each process of the benchmark was granted, each of which must have opened a lane to all of its neighbours.
+fn megabytes(text: &str, program: &Path, ranks: u32, neighbours: u32) -> Result<Vec<f64>> {
     let seen: Seen = serde_json::from_str(text)
         .map_err(|error| Error::Memory { what: format!("read what isthmus ps shows: {error}") })?;
     let name = program.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
@@ -136,12 +139,16 @@ fn megabytes(text: &str, program: &Path, ranks: u32) -> Result<Vec<f64>> {
         .flat_map(|member| &member.processes)
         // The kernel keeps the first 15 bytes of a program's name.
         .filter(|process| process.program.as_deref().is_some_and(|p| !p.is_empty() && name.starts_with(p)))
+        .filter(|process| process.counters.get("lanes_opened").is_some_and(|n| *n >= u64::from(neighbours)))
         // Regions are far below 2^53 bytes.
         .map(|process| process.memory_bytes as f64 / f64::from(1 << 20))
         .collect();
     if found.len() != ranks as usize {
         return Err(Error::Memory {
-            what: format!("find {ranks} ranks in the region: {} are there", found.len()),
+            what: format!(
+                "find {ranks} ranks in the region with {neighbours} lanes each: {} are there",
+                found.len()
+            ),
         });
     }
     Ok(found)
@@ -154,13 +161,14 @@ mod tests {
     #[test]
     fn ranks_are_told_from_other_processes() {
         let text = r#"{"region":{},"members":[{"name":"a","processes":[
-            {"pid":1,"program":"mpi-bench-openm","memory_bytes":2097152,"area":0},
+            {"pid":1,"program":"mpi-bench-openm","memory_bytes":2097152,"area":0,"counters":{"lanes_opened":6}},
             {"pid":2,"program":"top","memory_bytes":131072},
-            {"pid":3,"program":"mpi-bench-openm","memory_bytes":4194304},
+            {"pid":3,"program":"mpi-bench-openm","memory_bytes":4194304,"counters":{"lanes_opened":7}},
             {"pid":4,"memory_bytes":8}]}]}"#;
         let program = Path::new("/c/mpi-bench-openmpi-00ff");
-        assert_eq!(megabytes(text, program, 2).unwrap(), [2.0, 4.0]);
-        assert!(matches!(megabytes(text, program, 3), Err(Error::Memory { .. })));
-        assert!(matches!(megabytes("{}", program, 2), Err(Error::Memory { .. })));
+        assert_eq!(megabytes(text, program, 2, 6).unwrap(), [2.0, 4.0]);
+        assert!(matches!(megabytes(text, program, 2, 7), Err(Error::Memory { .. })));
+        assert!(matches!(megabytes(text, program, 3, 6), Err(Error::Memory { .. })));
+        assert!(matches!(megabytes("{}", program, 2, 6), Err(Error::Memory { .. })));
     }
 }

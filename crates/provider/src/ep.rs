@@ -318,13 +318,14 @@ impl Ep {
         Some(asleep)
     }
 
-    /// Ends a sleep. Others who sleep on this endpoint are woken too: they fall asleep anew.
+    /// Ends a sleep. While others sleep on this endpoint it goes on to be rung for them; whoever finds something wakes them.
     pub(crate) fn wake_up(&self) {
         let mut state = self.state.lock();
         state.sleepers = state.sleepers.saturating_sub(1);
-        let more = state.sleepers > 0;
-        if let Some(transport) = &mut state.transport {
-            if more { transport.rouse() } else { transport.wake_up() }
+        if state.sleepers == 0
+            && let Some(transport) = &mut state.transport
+        {
+            transport.wake_up();
         }
     }
 

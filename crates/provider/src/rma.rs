@@ -23,8 +23,7 @@ pub(crate) static OPS: fi_ops_rma = fi_ops_rma {
 
 const EINVAL: isize = -(FI_EINVAL as isize);
 
-/// The remote side of a call with a message structure: exactly one part, as long as the local side. An operation of no
-/// bytes may come without.
+/// The remote side of a call with a message structure: exactly one part, as long as the local side.
 ///
 /// # Safety
 /// The caller's message.

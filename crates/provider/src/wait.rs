@@ -217,6 +217,7 @@ impl Waiter {
             }
             all.iter().for_each(|ep| ep.wake_up());
         }
+        // Others may sleep by the same descriptors: the reads that follow find what was rung for, and ring again.
         pollable.drain();
     }
 

@@ -71,7 +71,10 @@ impl Cushion {
         // Whoever asks for memory next, and cannot do without, finds this much.
         let mut last = [const { Vec::<u8>::new() }; LAST.0];
         last.iter_mut().try_for_each(|piece| piece.try_reserve_exact(LAST.1))?;
-        take(within, true).map_err(|_| NoMemoryLeft)
+        let taken = take(within, true);
+        // Held until here, which a compiler could not know.
+        std::hint::black_box(&last);
+        taken.map_err(|_| NoMemoryLeft)
     }
 
     /// Something that was kept has gone: it is worth a try again.
