@@ -312,6 +312,35 @@ static void threads(struct side *s)
 	barrier();
 }
 
+static void *sleeps_beside(void *arg)
+{
+	struct side *s = arg;
+	EQUAL(fi_cntr_wait(s->cntr, 1, 3000), -FI_ETIMEDOUT);
+	return NULL;
+}
+
+/* Two threads sleep on one endpoint. They do not wake each other for nothing, and one who is woken costs the other no message. */
+static void beside(struct side *s)
+{
+	struct fi_cq_tagged_entry e;
+	pthread_t thread;
+	double used = cpu();
+	CHECK(pthread_create(&thread, NULL, sleeps_beside, s) == 0);
+	EQUAL(fi_cq_sread(s->cq, &e, 1, NULL, 1500), -FI_EAGAIN);
+	used = cpu() - used;
+#ifdef OVER_MPI
+	const double most = 1; /* as above */
+#else
+	const double most = 0.1;
+#endif
+	if (used > most)
+		FAIL("1.5 s of waiting by two threads cost %.3f s of processor", used);
+	barrier();
+	ping_pong(s);
+	pthread_join(thread, NULL);
+	barrier();
+}
+
 /* Who waits for one that dies learns of it soon. */
 static void death(struct side *s)
 {
@@ -352,6 +381,8 @@ static const struct {
 	{"signaled_descriptor", signaled, FI_WAIT_FD, FI_THREAD_SAFE, false},
 	{"threads", threads, FI_WAIT_UNSPEC, FI_THREAD_SAFE, false},
 	{"threads_by_descriptor", threads, FI_WAIT_FD, FI_THREAD_SAFE, false},
+	{"beside", beside, FI_WAIT_UNSPEC, FI_THREAD_SAFE, false},
+	{"beside_by_descriptor", beside, FI_WAIT_FD, FI_THREAD_SAFE, false},
 	{"death", death, FI_WAIT_UNSPEC, FI_THREAD_DOMAIN, true},
 };
 
