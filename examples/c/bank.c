@@ -3,7 +3,7 @@
  * Bank transfers by minitransactions: processes on the host and in VMs move money between accounts, all at the same time and
  * without a lock of their own, and the sum never changes, whoever is killed.
  *
- *	cc bank.c $(pkg-config --cflags --libs isthmus) -o bank
+ *	cc -O2 bank.c $(pkg-config --cflags --libs isthmus) -o bank
  *	isthmus run --vms 2 -n 4 -- ./bank 4
  *
  * A transfer reads two balances, and then writes both if they are still what it has read: all or nothing.

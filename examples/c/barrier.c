@@ -3,7 +3,7 @@
  * All processes of a job meet at a barrier again and again, and check that none was ahead: each counts its rounds in a segment,
  * and after each barrier all counts are the same.
  *
- *	cc barrier.c $(pkg-config --cflags --libs isthmus) -o barrier
+ *	cc -O2 barrier.c $(pkg-config --cflags --libs isthmus) -o barrier
  *	isthmus run --vms 2 -n 4 -- ./barrier 4 hybrid
  */
 #define _POSIX_C_SOURCE 200809L
@@ -41,6 +41,10 @@ int main(int argc, char **argv)
 
 	if (parties < 1 || parties > MOST) {
 		fprintf(stderr, "barrier: 1 to %d parties\n", MOST);
+		return 2;
+	}
+	if (waiting == ISTHMUS_HYBRID && strcmp(how, "hybrid")) {
+		fprintf(stderr, "barrier: spin, block or hybrid, not %s\n", how);
 		return 2;
 	}
 	must(isthmus_attach(NULL, &here), "attach");

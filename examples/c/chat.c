@@ -3,7 +3,7 @@
  * Group chat of processes on the host and in any number of VMs: everybody says something to everybody, over channels that are
  * made as members of the group appear.
  *
- *	cc chat.c $(pkg-config --cflags --libs isthmus) -o chat
+ *	cc -O2 chat.c $(pkg-config --cflags --libs isthmus) -o chat
  *	isthmus run --vms 3 -n 3 -- ./chat 3
  *
  * Whoever has the lower number connects, so that each pair has one channel.

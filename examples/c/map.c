@@ -3,7 +3,7 @@
  * A hash map in a named segment: processes on the host and in VMs insert, look up and remove keys in it at the same time, without
  * a lock of their own, and check each other's work.
  *
- *	cc map.c $(pkg-config --cflags --libs isthmus) -o map
+ *	cc -O2 map.c $(pkg-config --cflags --libs isthmus) -o map
  *	isthmus run --vms 2 -n 4 -- ./map 4
  *
  * The one idea: decide on what was read, and commit only if that is still so. A key may lie in any of the REACH slots from its

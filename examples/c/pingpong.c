@@ -2,7 +2,7 @@
 /*
  * Two processes throw a number to and fro through a named segment, wherever they run: on the host, or in two VMs.
  *
- *	cc pingpong.c $(pkg-config --cflags --libs isthmus) -o pingpong
+ *	cc -O2 pingpong.c $(pkg-config --cflags --libs isthmus) -o pingpong
  *	isthmus run --vms 2 -n 2 -- ./pingpong
  *
  * Each writes one line of its own and reads the other's, so that one line moves each way. Whoever comes first begins.

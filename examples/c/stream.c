@@ -3,7 +3,7 @@
  * A producer and a consumer with a channel between them, without a copy on either side: the producer computes where the consumer
  * reads. Prints the rate, and how long 64 bytes take to and fro.
  *
- *	cc stream.c $(pkg-config --cflags --libs isthmus) -o stream
+ *	cc -O2 stream.c $(pkg-config --cflags --libs isthmus) -o stream
  *	isthmus run --vms 2 -n 2 -- ./stream 100000000
  */
 #define _POSIX_C_SOURCE 200809L

@@ -163,7 +163,7 @@ impl Common {
     fn finish(&self, records: &[record::Record]) -> Result<()> {
         if let Some(file) = &self.json {
             record::write(file, records)?;
-            println!("written to {}", file.display());
+            isthmus_region::say!("written to {}", file.display());
         }
         Ok(())
     }
@@ -299,7 +299,8 @@ struct SphArgs {
 
 /// Runs what was asked for and returns the exit status.
 pub fn main(args: &BenchArgs) -> i32 {
-    let done = args.what.check_files().and_then(|()| match &args.what {
+    let signals = crate::job::end_by_signals();
+    let done = signals.and_then(|()| args.what.check_files()).and_then(|()| match &args.what {
         What::Mpi(args) => bench_mpi(args),
         What::Lane(args) => bench_lane(args),
         What::Matching(args) => bench_matching(args),
@@ -313,9 +314,10 @@ pub fn main(args: &BenchArgs) -> i32 {
     match done {
         Ok(()) => 0,
         Err(error) => {
-            eprintln!("isthmus: {}", error.chain());
+            isthmus_region::tell!("isthmus: {}", error.chain());
             match error {
                 Error::Usage(_) => ExitCode::USAGE,
+                Error::Interrupted { signal } => 128 + signal,
                 Error::Mpi(error) => error.exit_code(),
                 _ => ExitCode::FAILURE,
             }
@@ -340,7 +342,7 @@ fn bench_lane(args: &LaneArgs) -> Result<()> {
         quick: args.common.quick,
         accel: args.common.accel.clone(),
     };
-    eprintln!(
+    isthmus_region::tell!(
         "bench lane: {} repetitions between two processes{}",
         plan.reps,
         match args.vms {
@@ -362,7 +364,7 @@ fn bench_objects(args: &ObjectArgs, what: Objects) -> Result<()> {
         mpi: args.common.mpi.clone(),
         accel: args.common.accel.clone(),
     };
-    let done = objects::run(&plan, &mut |what| eprintln!("{what}"))?;
+    let done = objects::run(&plan, &mut |what| isthmus_region::tell!("{what}"))?;
     show::objects(&plan, &done);
     args.common.finish(&done.records)?;
     if done.left_out.is_empty() { Ok(()) } else { Err(Error::Incomplete) }
@@ -383,7 +385,7 @@ fn bench_sph(args: &SphArgs) -> Result<()> {
         mpi: args.common.mpi.clone(),
         accel: args.common.accel.clone(),
     };
-    let done = fluid::run(&plan, &mut |what| eprintln!("{what}"))?;
+    let done = fluid::run(&plan, &mut |what| isthmus_region::tell!("{what}"))?;
     show::fluid(&plan, &done);
     args.common.finish(&done.records)
 }
@@ -430,7 +432,7 @@ fn mpi_blocks(quick: bool, two_copy: bool, sizes: &[u64]) -> Vec<Block> {
 
 fn write_page(page: &Page, file: &std::path::Path) -> Result<()> {
     page.write(file)?;
-    println!("report: {}", file.display());
+    isthmus_region::say!("report: {}", file.display());
     Ok(())
 }
 
@@ -450,20 +452,22 @@ fn bench_peers(args: &PeersArgs) -> Result<()> {
         sizes: args.curves.sizes(args.quick)?,
     };
     let load = crate::stats::load();
-    let table = peers::run(&plan, &mut |what| eprintln!("{what}"))?;
-    println!();
-    println!(
+    let table = peers::run(&plan, &mut |what| isthmus_region::tell!("{what}"))?;
+    isthmus_region::say!();
+    isthmus_region::say!(
         "Medians of {} rounds, of ratios within a round; load before: {}{}",
         plan.rounds,
         load.map_or_else(|| "unknown".into(), |load| format!("{load:.2}")),
         if plan.vms { "" } else { "; nothing in VMs was measured" }
     );
-    println!("Whether ranks that share processors yield is left as each MPI and its launcher have it.");
-    println!();
-    println!("{}", table.text().trim_end());
+    isthmus_region::say!(
+        "Whether ranks that share processors yield is left as each MPI and its launcher have it."
+    );
+    isthmus_region::say!();
+    isthmus_region::say!("{}", table.text().trim_end());
     if let Some(file) = &args.json {
         table.write(file)?;
-        println!("written to {}", file.display());
+        isthmus_region::say!("written to {}", file.display());
     }
     if let Some(file) = &args.curves.report {
         let mut page = Page::new("isthmus bench peers");
@@ -496,7 +500,7 @@ fn bench_collectives(args: &CollectivesArgs) -> Result<()> {
 }
 
 fn compare(plan: &mpi::Plan, common: &Common) -> Result<mpi::Comparison> {
-    let done = mpi::run(plan, &mut |what| eprintln!("{what}"))?;
+    let done = mpi::run(plan, &mut |what| isthmus_region::tell!("{what}"))?;
     show::comparison(plan, &done);
     common.finish(&done.records)?;
     Ok(done)

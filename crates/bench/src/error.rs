@@ -12,6 +12,12 @@ pub enum Error {
     /// The command line made no sense.
     #[error("{0}")]
     Usage(String),
+    /// A signal asked for the end.
+    #[error("ended by signal {signal}")]
+    Interrupted {
+        /// The signal.
+        signal: i32,
+    },
     /// No MPI to measure with.
     #[error("no MPI to measure with")]
     Mpi(#[source] isthmus_run::Error),

@@ -4,11 +4,14 @@ use std::ffi::OsString;
 use std::io::Read;
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, LazyLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use isthmus_vm::slow::Slow;
 use rustix::process::{Pid, Signal, kill_process};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use crate::error::{Error, Result};
 
@@ -17,6 +20,26 @@ const LOOK: Duration = Duration::from_millis(20);
 
 /// How long a job may take to end after it was asked to.
 const GRACE: Duration = Duration::from_secs(10);
+
+/// The signal that has asked for the end; 0 while there is none.
+static SIGNAL: LazyLock<Arc<AtomicUsize>> = LazyLock::new(Arc::default);
+
+/// From now on INT, TERM and HUP end the launch that runs, and with it the benchmark, so that nothing is left behind.
+///
+/// # Errors
+/// [`Error::Io`].
+pub fn end_by_signals() -> Result<()> {
+    for (signal, number) in [(SIGINT, 2), (SIGTERM, 15), (SIGHUP, 1)] {
+        signal_hook::flag::register_usize(signal, Arc::clone(&SIGNAL), number)
+            .map_err(Error::io("wait for signals"))?;
+    }
+    Ok(())
+}
+
+/// Whether a signal has asked for the end.
+fn interrupted() -> Option<i32> {
+    i32::try_from(SIGNAL.load(Ordering::Relaxed)).ok().filter(|signal| *signal != 0)
+}
 
 /// A command line with what it needs in its environment.
 #[derive(Clone, Debug)]
@@ -46,6 +69,9 @@ impl Launch {
     pub fn run(&self, subject: &str, limit: Duration) -> Result<String> {
         let fail =
             |how: String, said: String| Error::Job { subject: subject.into(), line: self.line(), how, said };
+        if let Some(signal) = interrupted() {
+            return Err(Error::Interrupted { signal });
+        }
         let _slow = Slow::start(format!("running {subject}"));
         let mut child = Command::new(&self.program)
             .args(&self.args)
@@ -59,6 +85,9 @@ impl Launch {
         let errors = drain(child.stderr.take());
         let status = wait(&mut child, limit).map_err(Error::io("wait for a job"))?;
         let (output, errors) = (collect(output), collect(errors));
+        if let Some(signal) = interrupted() {
+            return Err(Error::Interrupted { signal });
+        }
         match status {
             Some(status) if status.success() => Ok(output),
             Some(status) => Err(fail(format!("ended with {status}"), tail(&format!("{output}{errors}"), 15))),
@@ -104,9 +133,12 @@ fn collect(drain: Drain) -> String {
 
 /// `None` if the job had to be ended. It is asked first, since a launcher takes its ranks along only then.
 fn wait(child: &mut Child, limit: Duration) -> std::io::Result<Option<ExitStatus>> {
-    let end = Instant::now() + limit;
+    let mut end = Instant::now() + limit;
     let mut asked = false;
     loop {
+        if interrupted().is_some() && !asked {
+            end = end.min(Instant::now());
+        }
         if let Some(status) = child.try_wait()? {
             return Ok((!asked).then_some(status));
         }

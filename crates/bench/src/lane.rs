@@ -143,7 +143,7 @@ pub fn rank_command(args: &[std::ffi::OsString]) -> i32 {
     match rank_main(reps, quick) {
         Ok(()) => 0,
         Err(error) => {
-            eprintln!("isthmus: {}", error.chain());
+            isthmus_region::tell!("isthmus: {}", error.chain());
             1
         }
     }

@@ -159,6 +159,7 @@ pub fn run(plan: &Plan, progress: &mut dyn FnMut(&str)) -> Result<Comparison> {
                     ));
                     measured[at].rounds.push(it);
                 }
+                Err(error @ Error::Interrupted { .. }) => return Err(error),
                 Err(error) if at > 0 && round == 0 => {
                     progress(&format!("{name} is left out: {}", error.chain()));
                     left_out.push((name, error.chain()));

@@ -511,6 +511,7 @@ pub fn run(plan: &Plan, progress: &mut dyn FnMut(&str)) -> Result<Done> {
                 }
                 done.records.extend(records(&output, plan, *place, load));
             }
+            Err(error @ Error::Interrupted { .. }) => return Err(error),
             Err(error) => {
                 progress(&format!("{} are left out: {}", place.name(), error.chain()));
                 done.left_out.push(format!("{}: {}", place.name(), error.chain()));

@@ -154,7 +154,7 @@ pub fn main(args: &[OsString]) -> i32 {
     match done {
         Ok(()) => 0,
         Err(error) => {
-            eprintln!("isthmus: {}", error.chain());
+            isthmus_region::tell!("isthmus: {}", error.chain());
             1
         }
     }

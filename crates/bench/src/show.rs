@@ -13,37 +13,37 @@ pub fn comparison(plan: &Plan, done: &Comparison) {
         0 => "as plain processes".into(),
         vms => format!("in {vms} VMs ({})", first.accel),
     };
-    println!();
-    println!(
+    isthmus_region::say!();
+    isthmus_region::say!(
         "{}, {} ranks {place}, medians of {} rounds; load before: {}",
         first.mpi.as_deref().unwrap_or("MPI"),
         plan.ranks,
         plan.rounds,
         load(first)
     );
-    println!(
+    isthmus_region::say!(
         "In brackets the way that counters prove. Ratios are medians over rounds, not quotients of the columns."
     );
-    println!();
+    isthmus_region::say!();
     print!("{}", table::render(&done.records));
-    println!();
+    isthmus_region::say!();
     if let Some(lines) = table::lines(&done.records) {
-        println!("{lines}");
+        isthmus_region::say!("{lines}");
     }
     if let Some(text) = matches(&done.records) {
-        println!("{text}");
+        isthmus_region::say!("{text}");
     }
     if plan.blocks.contains(&Block::Barrier) {
-        println!("{}", crowd(plan, done));
+        isthmus_region::say!("{}", crowd(plan, done));
     }
     for (subject, line) in &done.lines {
-        println!("{subject}: {line}");
+        isthmus_region::say!("{subject}: {line}");
     }
     if done.lines.iter().filter(|(subject, _)| subject::is_tcp(subject)).count() > 1 {
-        println!("tcp is, row by row, the better of these two.");
+        isthmus_region::say!("tcp is, row by row, the better of these two.");
     }
     for what in &done.left_out {
-        println!("left out: {what}");
+        isthmus_region::say!("left out: {what}");
     }
 }
 
@@ -108,23 +108,29 @@ fn crowd(plan: &Plan, done: &Comparison) -> String {
 /// If nothing was measured.
 pub fn lane(records: &[Record]) -> Result<()> {
     let first = records.first().ok_or_else(|| Error::Lane { what: "find any block in the output".into() })?;
-    println!();
-    println!(
+    isthmus_region::say!();
+    isthmus_region::say!(
         "2 processes ({}, {} VMs), medians of {}; load before: {}",
         first.accel,
         first.vms,
         first.reps,
         load(first)
     );
-    println!("line: half a round of one bare cache line, timed just before in the same processes.");
-    println!();
-    println!(
+    isthmus_region::say!(
+        "line: half a round of one bare cache line, timed just before in the same processes."
+    );
+    isthmus_region::say!();
+    isthmus_region::say!(
         "{:<10} {:>9} {:>12} {:>10} {:>12}  path",
-        "benchmark", "bytes", "median", "line us", "x bare line"
+        "benchmark",
+        "bytes",
+        "median",
+        "line us",
+        "x bare line"
     );
     for record in records {
         let (value, unit) = table::amount(record.value, &record.metric);
-        println!(
+        isthmus_region::say!(
             "{:<10} {:>9} {:>12} {:>10.3} {:>12}  {}",
             record.benchmark,
             record.bytes.unwrap_or(0),
@@ -139,47 +145,47 @@ pub fn lane(records: &[Record]) -> Result<()> {
 
 /// Barriers, counters or channels in all places.
 pub fn objects(plan: &objects::Plan, done: &objects::Done) {
-    println!();
-    println!(
+    isthmus_region::say!();
+    isthmus_region::say!(
         "Medians of {} repetitions, of ratios within a repetition; load before: {}; {} processors here.",
         plan.reps,
         done.records.first().map_or_else(|| "unknown".into(), load),
         subject::processors()
     );
     if let Some(record) = done.records.iter().find(|record| record.vms > 0) {
-        println!("Figures of VMs are under {}.", record.accel.to_uppercase());
+        isthmus_region::say!("Figures of VMs are under {}.", record.accel.to_uppercase());
     }
     for place in plan.places.iter().filter(|place| place.processes > subject::processors()) {
-        println!("{} are over-subscribed: they share processors.", place.name());
+        isthmus_region::say!("{} are over-subscribed: they share processors.", place.name());
     }
-    println!();
+    isthmus_region::say!();
     print!("{}", table::columns(&objects::grid(plan.what, &done.records)));
-    println!();
+    isthmus_region::say!();
     promises(&done.rows);
     for what in &done.left_out {
-        println!("left out: {what}");
+        isthmus_region::say!("left out: {what}");
     }
 }
 
 /// The fluid simulator.
 pub fn fluid(plan: &fluid::Plan, done: &fluid::Done) {
-    println!();
-    println!(
+    isthmus_region::say!();
+    isthmus_region::say!(
         "{} particles, {} steps, medians of {} rounds, of ratios within a round; load before: {}. All computed the same.",
         table::thousands(plan.particles),
         plan.steps,
         plan.rounds,
         done.records.first().map_or_else(|| "unknown".into(), load)
     );
-    println!();
+    isthmus_region::say!();
     print!("{}", table::columns(&fluid::grid(&done.records)));
-    println!();
+    isthmus_region::say!();
     promises(&done.rows);
 }
 
 fn promises(rows: &[promise::Row]) {
     if !rows.is_empty() {
-        println!("{}", table::columns(&promise::short_grid(rows)));
+        isthmus_region::say!("{}", table::columns(&promise::short_grid(rows)));
         print!("{}", promise::summary(rows));
     }
 }

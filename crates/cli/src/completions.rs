@@ -16,7 +16,9 @@ pub(crate) struct Args {
 
 impl Args {
     pub(crate) fn run(&self) -> i32 {
-        clap_complete::generate(self.shell, &mut crate::command(), "isthmus", &mut std::io::stdout());
+        let mut script = Vec::new();
+        clap_complete::generate(self.shell, &mut crate::command(), "isthmus", &mut script);
+        isthmus_region::print::to_stdout(&String::from_utf8_lossy(&script));
         0
     }
 }

@@ -32,7 +32,7 @@ impl Args {
         match self.print() {
             Ok(()) => 0,
             Err(e) => {
-                eprintln!("isthmus: {}", e.line());
+                isthmus_region::tell!("isthmus: {}", e.line());
                 e.exit_code()
             }
         }
@@ -50,10 +50,10 @@ impl Args {
         let transport =
             mpi::transport(flavour, &mpi::provider_directory()?, self.through_region == YesNo::Yes);
         for (name, value) in home.into_iter().chain(transport) {
-            println!("export {}={}", name.to_string_lossy(), quoted(value.as_bytes()));
+            isthmus_region::say!("export {}={}", name.to_string_lossy(), quoted(value.as_bytes()));
         }
         if let Some(socket) = std::env::var_os("ISTHMUS_SOCKET") {
-            println!("export ISTHMUS_SOCKET={}", quoted(socket.as_bytes()));
+            isthmus_region::say!("export ISTHMUS_SOCKET={}", quoted(socket.as_bytes()));
         }
         Ok(())
     }

@@ -111,10 +111,10 @@ impl InstallArgs {
             dry_run: self.dry_run,
         };
         if plan.provider.is_none() {
-            eprintln!(
+            isthmus_region::tell!(
                 "isthmus: no libisthmus-fi.so beside this program; MPIs need one in PREFIX/lib/isthmus"
             );
         }
-        report::status(action(&plan, &mut |line| println!("{line}")))
+        report::status(action(&plan, &mut |line| isthmus_region::say!("{line}")))
     }
 }

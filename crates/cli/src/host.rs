@@ -1,5 +1,6 @@
 //! `isthmus host`.
 
+use std::io::Write;
 use std::path::PathBuf;
 
 use isthmus_host::foreground::{self, Options};
@@ -65,7 +66,7 @@ pub(crate) struct Args {
 impl Args {
     pub(crate) fn run(self) -> i32 {
         if self.names.len() > usize::try_from(self.vms).unwrap_or(usize::MAX) {
-            eprintln!(
+            isthmus_region::tell!(
                 "isthmus: {} names for {} VMs: raise --vms, or drop a --name",
                 self.names.len(),
                 self.vms
@@ -88,7 +89,8 @@ impl Args {
         let outcome = foreground::run(&options, |service| {
             let Some(address) = metrics else { return Ok(None) };
             let server = metrics::start(service, &address, remote)?;
-            println!("Prometheus finds counters at {}\n", server.url());
+            // A service whose words nobody reads goes on.
+            let _ = writeln!(std::io::stdout(), "Prometheus finds counters at {}\n", server.url());
             Ok(Some(server))
         });
         let mistake = match &outcome {

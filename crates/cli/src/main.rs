@@ -76,7 +76,7 @@ fn parse() -> Cli {
         if !e.use_stderr() || e.kind() == clap::error::ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
             e.exit();
         }
-        eprint!("{}", report::mistake(&e.render().to_string()));
+        isthmus_region::print::to_stderr(&report::mistake(&e.render().to_string()));
         std::process::exit(report::USAGE)
     })
 }

@@ -115,9 +115,14 @@ impl Dump {
     fn run(self) -> Result<()> {
         let target = self.which.find()?;
         let written = dump::write(&target.reader, &target.name, &self.file, self.force)?;
-        println!("{}: {} bytes, {} of them not holes", self.file.display(), written.bytes, written.data);
+        isthmus_region::say!(
+            "{}: {} bytes, {} of them not holes",
+            self.file.display(),
+            written.bytes,
+            written.data
+        );
         if !written.consistent {
-            eprintln!(
+            isthmus_region::tell!(
                 "isthmus: members came and went all the time; tables of the copy may not be of one moment"
             );
         }

@@ -48,7 +48,7 @@ pub(crate) fn mistake(said: &str) -> String {
 /// The exit status of a command, after its error was printed.
 pub(crate) fn status<E: Error + 'static>(outcome: Result<(), E>) -> i32 {
     let Err(error) = outcome else { return 0 };
-    eprintln!("isthmus: {}", isthmus_region::error::with_causes(&error));
+    isthmus_region::tell!("isthmus: {}", isthmus_region::error::with_causes(&error));
     FAILED
 }
 

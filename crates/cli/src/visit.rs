@@ -75,7 +75,7 @@ fn go(visit: &Visit) -> i32 {
 
 fn told(outcome: isthmus_run::Result<i32>) -> i32 {
     outcome.unwrap_or_else(|e| {
-        eprintln!("isthmus: {}", e.line());
+        isthmus_region::tell!("isthmus: {}", e.line());
         e.exit_code()
     })
 }

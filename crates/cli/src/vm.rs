@@ -80,7 +80,7 @@ impl DeviceArgs {
             Some(Format::LibvirtDevices) => device.libvirt_devices(),
             Some(Format::LibvirtOverride) => device.libvirt_override(),
         };
-        print!("{text}");
+        isthmus_region::print::to_stdout(&text);
         Ok(())
     }
 }

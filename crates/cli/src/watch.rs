@@ -1,6 +1,5 @@
 //! `isthmus ps`, `isthmus top` and `isthmus explain`.
 
-use std::io::Write;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -97,9 +96,9 @@ pub(crate) fn status(outcome: Result<()>) -> i32 {
     if mistake { report::USAGE } else { status }
 }
 
-/// Prints what a reader that went away need not have.
+/// Prints what was asked for.
 pub(crate) fn print(text: &str) {
-    let _ = std::io::stdout().lock().write_all(text.as_bytes());
+    isthmus_region::print::to_stdout(text);
 }
 
 /// Prints a value on one line.
@@ -133,7 +132,7 @@ impl Top {
         let target = self.which.find()?;
         let options = top::Options { interval: Duration::from_secs_f64(self.interval), count: self.count };
         if let Some(why) = top::run(&target, options)? {
-            eprintln!("isthmus: {why}");
+            isthmus_region::tell!("isthmus: {why}");
         }
         Ok(())
     }
@@ -151,7 +150,7 @@ impl Explain {
             print_json(&explain::json(&survey, self.all));
         } else {
             print(&explain::text(&survey, self.all));
-            eprint!("{}", ps::note(&faults));
+            isthmus_region::print::to_stderr(&ps::note(&faults));
         }
         Ok(())
     }

@@ -250,7 +250,7 @@ pub fn probe_main(args: &[OsString]) -> i32 {
             0
         }
         Err(why) => {
-            eprintln!("{why}");
+            isthmus_region::tell!("{why}");
             1
         }
     }

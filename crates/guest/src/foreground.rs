@@ -35,18 +35,21 @@ fn wake_port() -> Option<PathBuf> {
 pub fn run(config: &Config) -> Result<()> {
     use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
     if Ivshmem::find().is_empty() {
-        eprintln!("isthmus: no ivshmem device yet; waiting up to {} s for one", config.patience.as_secs());
+        isthmus_region::tell!(
+            "isthmus: no ivshmem device yet; waiting up to {} s for one",
+            config.patience.as_secs()
+        );
     }
     let mut config = config.clone();
     if config.wake_port.is_none() {
         config.wake_port = wake_port();
     }
-    let agent = Agent::start(&config, Box::new(|event| eprintln!("isthmus: {event}")))?;
+    let agent = Agent::start(&config, Box::new(|event| isthmus_region::tell!("isthmus: {event}")))?;
     // Only now: while it waits, which may take its whole patience, there is nothing to be tidied up, and a signal ends it.
     let mut signals = signal_hook::iterator::Signals::new([SIGINT, SIGTERM, SIGHUP])
         .map_err(|source| Error::Signals { source })?;
     let peer = agent.peer();
-    eprintln!(
+    isthmus_region::tell!(
         "isthmus: this VM is member {} ('{}') of the region; processes attach at {}",
         peer.index,
         peer.name,

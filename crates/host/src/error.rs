@@ -49,6 +49,12 @@ pub enum Error {
         #[source]
         source: std::io::Error,
     },
+    /// The folder for the socket that was named is not there.
+    #[error("no folder {} for the service's socket: make it, or name another with --socket", path.display())]
+    MissingFolder {
+        /// The folder.
+        path: PathBuf,
+    },
     /// There is no default place for the socket.
     #[error(
         "no place for the service's socket: neither ISTHMUS_SOCKET nor XDG_RUNTIME_DIR is set; name one with --socket"

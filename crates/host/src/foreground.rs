@@ -1,6 +1,7 @@
 //! The service as a program of its own, for VMs and launchers that people already have: `isthmus host`.
 
 use std::fmt::Write as _;
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -43,9 +44,14 @@ impl Options {
     /// The service that these options ask for.
     ///
     /// # Errors
-    /// [`Error::NoFolder`] when there is no default place for the socket.
+    /// [`Error::NoFolder`] when there is no default place for the socket, [`Error::MissingFolder`].
     pub fn config(&self) -> Result<Config> {
         let attach = attach_socket(self.socket.as_deref())?;
+        // A place that somebody named is not made up: the name may be misspelt.
+        let named = self.socket.is_some() || std::env::var_os(socket::SOCKET_VARIABLE).is_some();
+        if let Some(folder) = attach.parent().filter(|folder| named && !folder.is_dir()) {
+            return Err(Error::MissingFolder { path: folder.to_owned() });
+        }
         let dir = attach.parent().unwrap_or(Path::new("/")).to_path_buf();
         let members = self.vms + 1;
         let ranks = self.ranks.unwrap_or(4 * members);
@@ -114,11 +120,12 @@ pub fn run<T>(options: &Options, beside: impl FnOnce(&Service) -> BesideResult<T
     let mut signals = signal_hook::iterator::Signals::new([SIGINT, SIGTERM, SIGHUP])
         .map_err(|source| Error::Signals { source })?;
     let config = options.config()?;
-    let service = Service::start(config, Arc::new(|event: &Event| eprintln!("isthmus: {event}")))?;
+    let service =
+        Service::start(config, Arc::new(|event: &Event| isthmus_region::tell!("isthmus: {event}")))?;
     let beside = beside(&service).map_err(Error::Beside)?;
-    print!("{}", instructions(&service, options.vms));
-    // Whoever reads the instructions through a pipe gets them now.
-    let _ = std::io::Write::flush(&mut std::io::stdout());
+    // Whoever reads the instructions through a pipe gets them now; who does not is no reason to end.
+    let mut out = std::io::stdout();
+    let _ = out.write_all(instructions(&service, options.vms).as_bytes()).and_then(|()| out.flush());
     let mib = service.region_bytes() >> 20;
     notify::ready(&format!(
         "a region of {mib} MiB for this host and {} VMs, at {}",

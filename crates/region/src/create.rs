@@ -64,6 +64,14 @@ pub fn memory_in(bytes: u64, huge_pages: Option<u64>) -> Result<OwnedFd> {
         let reason = format!("no file may have more than {limit} bytes here (file size limit, ulimit -f)");
         return Err(Error::DoesNotFit { bytes, reason });
     }
+    // Before anything is taken from others; huge pages are a pool of their own.
+    if huge_pages.is_none()
+        && let Some(available) = available()
+        && available < bytes
+    {
+        let reason = format!("{} MiB of this machine's memory are available", available >> 20);
+        return Err(Error::DoesNotFit { bytes, reason });
+    }
     let mut flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     if let Some(page_bytes) = huge_pages {
         // At once and without taking any from others, where it is clear already that there are too few.
@@ -104,6 +112,13 @@ fn without_huge_pages(e: Error, bytes: u64, page_bytes: u64) -> Error {
         },
         (e, Ok(())) => e,
     }
+}
+
+/// Bytes that can be had without swapping, as the kernel estimates them (`MemAvailable`, proc(5)).
+fn available() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    line.split_ascii_whitespace().next()?.parse::<u64>().ok()?.checked_mul(1024)
 }
 
 /// Has a child fill the memory, so that a limit that kills, kills the child.

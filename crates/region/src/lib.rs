@@ -37,6 +37,7 @@ pub mod membership;
 pub mod objects;
 pub mod party;
 pub mod pool;
+pub mod print;
 pub mod reader;
 pub mod registrations;
 pub mod source;

@@ -36,7 +36,7 @@ use crate::service::{self, Service, StartService};
 use crate::spec::{BOOT_LIMIT_S, ExitCode, Net, RunSpec};
 use crate::stats::{self, Stats};
 use crate::switch::{self, Switch};
-use crate::{leash, pass, rsh, rundir, stuck, terminal, tree};
+use crate::{leash, named, pass, rsh, rundir, stuck, terminal, tree};
 
 /// How long a launcher may take to end after it was asked to.
 const LAUNCHER_GRACE: Duration = Duration::from_secs(3);
@@ -198,6 +198,7 @@ fn carry_out(
     }
     let boot_s = begin.elapsed().as_secs_f64();
     let accel = stats::accelerator(&parts.machines);
+    warn_of_other_mpi(spec, &mpi);
     let mut child = start_launcher(spec, &mpi, dir, &parts, input)?;
     let mapped = Arc::new(Mapped::default());
     let outcome =
@@ -426,6 +427,21 @@ fn next(events: &Receiver<Event>, deadline: Option<Instant>) -> std::result::Res
 
 fn write_file(path: &Path, content: &str) -> Result<()> {
     fs::write(path, content).map_err(|e| Error::io(format!("cannot write {}", path.display()), e))
+}
+
+/// Says so where the program was built with another MPI than it is launched with.
+fn warn_of_other_mpi(spec: &RunSpec, mpi: &Mpi) {
+    let Some(program) = spec.ranks.and(spec.command.first()) else { return };
+    let is_open_mpi = matches!(mpi.flavour, Flavour::OpenMpi | Flavour::OpenMpi4);
+    if let Some(whose) = named::other_mpi(program, &spec.path(), is_open_mpi) {
+        let compiler = mpi.launcher.with_file_name("mpicc");
+        tell!(
+            "{} was built with {whose}, and {} is not of it: its ranks will not find each other; build it with {}, or name its MPI with --mpi",
+            Path::new(program).display(),
+            mpi.launcher.display(),
+            compiler.display()
+        );
+    }
 }
 
 fn start_launcher(spec: &RunSpec, mpi: &Mpi, dir: &Path, parts: &Parts, input: OwnedFd) -> Result<Child> {

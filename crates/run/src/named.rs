@@ -73,11 +73,56 @@ pub fn is_program(word: &OsStr, path: &OsStr) -> Result<(), String> {
     }
 }
 
+/// Names by which programs ask the loader for their MPI, and whose they are.
+const MPI_LIBRARIES: [(&[u8], &str); 2] =
+    [(b"\0libmpi.so.40\0", "Open MPI"), (b"\0libmpi.so.12\0", "MPICH or Intel MPI")];
+/// Larger programs are not looked into.
+const MOST_LOOKED_INTO: u64 = 64 << 20;
+
+/// The MPI that the program needs that `word` names, if that is plain from its file, and another one's than the launcher's:
+/// each rank would be alone in a world of its own then, and nothing would fail.
+pub fn other_mpi(word: &OsStr, path: &OsStr, is_open_mpi: bool) -> Option<&'static str> {
+    let file = if word.as_encoded_bytes().contains(&b'/') {
+        word.into()
+    } else {
+        let mut places = std::env::split_paths(path).chain([".".into()]).map(|dir| dir.join(word));
+        places.find(|file| file.is_file() && access(file, Access::EXEC_OK).is_ok())?
+    };
+    if fs::metadata(&file).ok()?.len() > MOST_LOOKED_INTO {
+        return None;
+    }
+    let bytes = fs::read(file).ok().filter(|bytes| bytes.starts_with(b"\x7fELF"))?;
+    let has = |name: &[u8]| bytes.windows(name.len()).any(|window| window == name);
+    match MPI_LIBRARIES.map(|(name, _)| has(name)) {
+        [true, false] if !is_open_mpi => Some(MPI_LIBRARIES[0].1),
+        [false, true] if is_open_mpi => Some(MPI_LIBRARIES[1].1),
+        _ => None,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     use super::*;
+
+    #[test]
+    fn a_program_of_another_mpi_is_told_from_one_of_this() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("program");
+        let look = |content: &[u8], is_open_mpi| {
+            fs::write(&file, content).unwrap();
+            other_mpi(file.as_os_str(), OsStr::new(""), is_open_mpi)
+        };
+        let (open, mpich) = (b"\x7fELF\0libc.so.6\0libmpi.so.40\0", b"\x7fELF\0libmpi.so.12\0");
+        assert_eq!((look(open, true), look(mpich, false)), (None, None));
+        assert_eq!((look(open, false), look(mpich, true)), (Some("Open MPI"), Some("MPICH or Intel MPI")));
+        // A script, one without an MPI, one that has both.
+        let both = [open.as_slice(), mpich].concat();
+        for content in [b"#! \0libmpi.so.40\0".as_slice(), b"\x7fELF\0libc.so.6\0", &both] {
+            assert_eq!((look(content, true), look(content, false)), (None, None));
+        }
+    }
 
     #[test]
     fn a_pipe_that_nobody_reads_keeps_nobody() {

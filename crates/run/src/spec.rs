@@ -241,7 +241,7 @@ impl RunSpec {
     }
 
     /// The job's PATH.
-    fn path(&self) -> OsString {
+    pub(crate) fn path(&self) -> OsString {
         let told = self.env.iter().rev().find_map(|variable| {
             variable
                 .as_encoded_bytes()

@@ -22,7 +22,7 @@ impl Slow {
         Self::with(line.into(), [FIRST, AGAIN], |line| {
             // In one piece: others print there, too.
             let line = format!("{line}\n");
-            eprint!("{line}");
+            let _ = std::io::Write::write_all(&mut std::io::stderr(), line.as_bytes());
         })
     }
 

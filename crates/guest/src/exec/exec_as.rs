@@ -93,7 +93,7 @@ pub fn main(args: &[OsString]) -> i32 {
     match become_it(args) {
         Ok(never) => match never {},
         Err(Failure { what, why }) => {
-            eprintln!("isthmus: {what}: {why}");
+            isthmus_region::tell!("isthmus: {what}: {why}");
             if why.kind() == io::ErrorKind::NotFound { 127 } else { 126 }
         }
     }
