@@ -49,7 +49,7 @@ pub enum Error {
         #[source]
         source: std::io::Error,
     },
-    /// The folder for the socket that was named is not there.
+    /// The folder for the socket is not there, nor the one that it would be in.
     #[error("no folder {} for the service's socket: make it, or name another with --socket", path.display())]
     MissingFolder {
         /// The folder.

@@ -44,14 +44,9 @@ impl Options {
     /// The service that these options ask for.
     ///
     /// # Errors
-    /// [`Error::NoFolder`] when there is no default place for the socket, [`Error::MissingFolder`].
+    /// [`Error::NoFolder`] when there is no default place for the socket.
     pub fn config(&self) -> Result<Config> {
         let attach = attach_socket(self.socket.as_deref())?;
-        // A place that somebody named is not made up: the name may be misspelt.
-        let named = self.socket.is_some() || std::env::var_os(socket::SOCKET_VARIABLE).is_some();
-        if let Some(folder) = attach.parent().filter(|folder| named && !folder.is_dir()) {
-            return Err(Error::MissingFolder { path: folder.to_owned() });
-        }
         let dir = attach.parent().unwrap_or(Path::new("/")).to_path_buf();
         let members = self.vms + 1;
         let ranks = self.ranks.unwrap_or(4 * members);

@@ -32,7 +32,7 @@ const ENDPOINTS_PER_PROCESS: u32 = 8;
 /// What the service is started with.
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// Folder for the sockets; made, for this user only, if it is not there.
+    /// Folder for the sockets; made, for this user only, if it is not there, and removed in the end then.
     pub dir: PathBuf,
     /// Where processes of the host attach; `socket` in the folder by default.
     pub attach_socket: Option<PathBuf>,
@@ -207,13 +207,26 @@ pub struct Service {
     region: OwnedFd,
     region_bytes: u64,
     vectors: u16,
+    /// The last of all to go.
+    _made: Option<MadeFolder>,
+}
+
+/// A folder that this service has made, and that goes with it.
+#[derive(Debug)]
+struct MadeFolder(PathBuf);
+
+impl Drop for MadeFolder {
+    fn drop(&mut self) {
+        // Not with what others have put there.
+        let _ = std::fs::remove_dir(&self.0);
+    }
 }
 
 impl Service {
     /// Makes a region and serves it; when this returns, all sockets take connections.
     ///
     /// # Errors
-    /// [`Error::Region`] when the memory cannot be had, [`Error::TooSmall`], [`Error::BadName`], [`Error::Folder`],
+    /// [`Error::Region`] when the memory cannot be had, [`Error::TooSmall`], [`Error::BadName`], [`Error::Folder`], [`Error::MissingFolder`],
     /// [`Error::Attach`] for a socket that cannot be made.
     pub fn start(config: Config, observer: Observer) -> Result<Self> {
         check_names(&config)?;
@@ -234,7 +247,7 @@ impl Service {
                 _ => (bare, plan::places(&bare, &weights)?),
             },
         };
-        make_folder(&config.dir)?;
+        let made = make_folder(&config.dir)?.then(|| MadeFolder(config.dir.clone()));
         let region = isthmus_region::create::memory_in(config.region_bytes, config.huge_pages)?;
         let map = Mapping::map(region.as_fd(), config.region_bytes)?;
         let names =
@@ -313,6 +326,7 @@ impl Service {
             region,
             region_bytes: config.region_bytes,
             vectors: config.vectors,
+            _made: made,
         })
     }
 
@@ -420,13 +434,17 @@ fn check_names(config: &Config) -> Result<()> {
     Ok(())
 }
 
-fn make_folder(path: &Path) -> Result<()> {
+/// Makes the folder where the one that it is in is there: more than that is a name that is misspelt. Gives whether it was made.
+fn make_folder(path: &Path) -> Result<bool> {
     use std::os::unix::fs::DirBuilderExt;
-    std::fs::DirBuilder::new()
-        .recursive(true)
-        .mode(0o700)
-        .create(path)
-        .map_err(|source| Error::Folder { path: path.to_path_buf(), source })
+    match std::fs::DirBuilder::new().mode(0o700).create(path) {
+        Ok(()) => Ok(true),
+        Err(_) if path.is_dir() => Ok(false),
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
+            Err(Error::MissingFolder { path: path.to_path_buf() })
+        }
+        Err(source) => Err(Error::Folder { path: path.to_path_buf(), source }),
+    }
 }
 
 fn copy(fd: &OwnedFd) -> Result<OwnedFd> {

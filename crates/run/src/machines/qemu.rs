@@ -70,7 +70,7 @@ impl Common {
         let decision = accel::choose(choice, &kernel.vmlinux).map_err(failed)?;
         drop(slow);
         if plan.spec.verbose {
-            tell!("kernel {}, {:?} ({})", kernel.release, decision.accel, decision.reason);
+            tell!("kernel {}, {} ({})", kernel.release, decision.accel, decision.reason);
         }
         if let Some(warning) = &decision.warning {
             tell!("warning: {warning}");
