@@ -144,6 +144,9 @@ int main(int argc, char **argv)
         file = open(path, O_RDONLY);
     if (file < 0)
         die(path);
+    MPI_Barrier(MPI_COMM_WORLD);
+    if (rank == 0)
+        unlink(path);
     // The first rounds only warm up, and join what has to be joined; the last is counted.
     for (int round = 0; round < 100; round++) {
         int last = round == 99;
@@ -174,8 +177,6 @@ int main(int argc, char **argv)
         }
         MPI_Barrier(MPI_COMM_WORLD);
     }
-    if (rank == 0)
-        unlink(path);
     MPI_Finalize();
     return 0;
 }

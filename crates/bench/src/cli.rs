@@ -105,6 +105,21 @@ impl Curves {
         }
         Ok(sizes)
     }
+
+    /// Writes the report, if one was asked for, with what `draw` puts into it.
+    fn keep(&self, title: &str, draw: impl FnOnce(&mut Page) -> Result<()>) -> Result<()> {
+        let Some(file) = &self.report else { return Ok(()) };
+        let mut page = Page::new(title);
+        draw(&mut page)?;
+        page.write(file)
+    }
+
+    /// Says where it is, after the table was shown.
+    fn say_where(&self) {
+        if let Some(file) = &self.report {
+            isthmus_region::say!("report: {}", file.display());
+        }
+    }
 }
 
 /// A message size: 1 B to 64 MB.
@@ -160,12 +175,16 @@ impl Common {
         }
     }
 
-    fn finish(&self, records: &[record::Record]) -> Result<()> {
+    /// Keeps what was measured, before it is shown: standard output may have no reader.
+    fn keep(&self, records: &[record::Record]) -> Result<()> {
+        self.json.as_ref().map_or(Ok(()), |file| record::write(file, records))
+    }
+
+    /// Says where it is kept, after it was shown.
+    fn say_where(&self) {
         if let Some(file) = &self.json {
-            record::write(file, records)?;
             isthmus_region::say!("written to {}", file.display());
         }
-        Ok(())
     }
 }
 
@@ -351,8 +370,11 @@ fn bench_lane(args: &LaneArgs) -> Result<()> {
         }
     );
     let records = lane::run(&plan)?;
+    let kept = args.common.keep(&records);
     show::lane(&records)?;
-    args.common.finish(&records)
+    kept?;
+    args.common.say_where();
+    Ok(())
 }
 
 fn bench_objects(args: &ObjectArgs, what: Objects) -> Result<()> {
@@ -365,8 +387,10 @@ fn bench_objects(args: &ObjectArgs, what: Objects) -> Result<()> {
         accel: args.common.accel.clone(),
     };
     let done = objects::run(&plan, &mut |what| isthmus_region::tell!("{what}"))?;
+    let kept = args.common.keep(&done.records);
     show::objects(&plan, &done);
-    args.common.finish(&done.records)?;
+    kept?;
+    args.common.say_where();
     if done.left_out.is_empty() { Ok(()) } else { Err(Error::Incomplete) }
 }
 
@@ -386,8 +410,11 @@ fn bench_sph(args: &SphArgs) -> Result<()> {
         accel: args.common.accel.clone(),
     };
     let done = fluid::run(&plan, &mut |what| isthmus_region::tell!("{what}"))?;
+    let kept = args.common.keep(&done.records);
     show::fluid(&plan, &done);
-    args.common.finish(&done.records)
+    kept?;
+    args.common.say_where();
+    Ok(())
 }
 
 fn bench_mpi(args: &MpiArgs) -> Result<()> {
@@ -397,12 +424,14 @@ fn bench_mpi(args: &MpiArgs) -> Result<()> {
     let sizes = args.curves.sizes(args.common.quick)?;
     plan.blocks = mpi_blocks(args.common.quick, args.two_copy, &sizes);
     plan.run_args.splice(0..0, args.run_arg.iter().cloned());
-    let done = compare(&plan, &args.common)?;
-    if let Some(file) = &args.curves.report {
-        let mut page = Page::new("isthmus bench mpi");
-        page.comparison(&done)?;
-        write_page(&page, file)?;
-    }
+    let done = mpi::run(&plan, &mut |what| isthmus_region::tell!("{what}"))?;
+    let kept = args.common.keep(&done.records);
+    let drawn = args.curves.keep("isthmus bench mpi", |page| page.comparison(&done));
+    show::comparison(&plan, &done);
+    kept?;
+    drawn?;
+    args.common.say_where();
+    args.curves.say_where();
     Ok(())
 }
 
@@ -430,12 +459,6 @@ fn mpi_blocks(quick: bool, two_copy: bool, sizes: &[u64]) -> Vec<Block> {
     blocks
 }
 
-fn write_page(page: &Page, file: &std::path::Path) -> Result<()> {
-    page.write(file)?;
-    isthmus_region::say!("report: {}", file.display());
-    Ok(())
-}
-
 fn bench_peers(args: &PeersArgs) -> Result<()> {
     let vms = match args.vms {
         None => isthmus_vm::qemu::program().is_ok(),
@@ -453,6 +476,11 @@ fn bench_peers(args: &PeersArgs) -> Result<()> {
     };
     let load = crate::stats::load();
     let table = peers::run(&plan, &mut |what| isthmus_region::tell!("{what}"))?;
+    let kept = args.json.as_ref().map_or(Ok(()), |file| table.write(file));
+    let drawn = args.curves.keep("isthmus bench peers", |page| {
+        page.promises(&table);
+        table.curves.iter().try_for_each(|done| page.comparison(done))
+    });
     isthmus_region::say!();
     isthmus_region::say!(
         "Medians of {} rounds, of ratios within a round; load before: {}{}",
@@ -465,18 +493,12 @@ fn bench_peers(args: &PeersArgs) -> Result<()> {
     );
     isthmus_region::say!();
     isthmus_region::say!("{}", table.text().trim_end());
+    kept?;
+    drawn?;
     if let Some(file) = &args.json {
-        table.write(file)?;
         isthmus_region::say!("written to {}", file.display());
     }
-    if let Some(file) = &args.curves.report {
-        let mut page = Page::new("isthmus bench peers");
-        page.promises(&table);
-        for done in &table.curves {
-            page.comparison(done)?;
-        }
-        write_page(&page, file)?;
-    }
+    args.curves.say_where();
     if table.is_whole() { Ok(()) } else { Err(Error::Incomplete) }
 }
 
@@ -486,7 +508,7 @@ fn bench_matching(args: &MatchingArgs) -> Result<()> {
     plan.blocks.push(Block::Latency(8));
     plan.blocks.extend(WAITING.map(Block::Posted));
     plan.blocks.extend(WAITING.map(Block::Unexpected));
-    compare(&plan, &args.common).map(drop)
+    compare(&plan, &args.common)
 }
 
 fn bench_collectives(args: &CollectivesArgs) -> Result<()> {
@@ -496,14 +518,16 @@ fn bench_collectives(args: &CollectivesArgs) -> Result<()> {
     // Between VMs there is no shared memory of the MPI's own.
     let mut plan = args.common.plan(args.ranks, args.vms, Peers { shared: args.vms == 0, ..Peers::USUAL });
     plan.blocks.extend([Block::Barrier, Block::Allreduce(8)]);
-    compare(&plan, &args.common).map(drop)
+    compare(&plan, &args.common)
 }
 
-fn compare(plan: &mpi::Plan, common: &Common) -> Result<mpi::Comparison> {
+fn compare(plan: &mpi::Plan, common: &Common) -> Result<()> {
     let done = mpi::run(plan, &mut |what| isthmus_region::tell!("{what}"))?;
+    let kept = common.keep(&done.records);
     show::comparison(plan, &done);
-    common.finish(&done.records)?;
-    Ok(done)
+    kept?;
+    common.say_where();
+    Ok(())
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::io::Read;
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, LazyLock};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -24,21 +24,42 @@ const GRACE: Duration = Duration::from_secs(10);
 /// The signal that has asked for the end; 0 while there is none.
 static SIGNAL: LazyLock<Arc<AtomicUsize>> = LazyLock::new(Arc::default);
 
-/// From now on INT, TERM and HUP end the launch that runs, and with it the benchmark, so that nothing is left behind.
+/// From now on INT, TERM and HUP end the launch that runs, and with it the benchmark, so that nothing is left behind. A second
+/// one ends this process at once. What this process was started to ignore (`nohup`, a shell's background job) it goes on ignoring.
 ///
 /// # Errors
 /// [`Error::Io`].
 pub fn end_by_signals() -> Result<()> {
+    let asked = Arc::new(AtomicBool::new(false));
+    let ignored = ignored_signals(&std::fs::read_to_string("/proc/self/status").unwrap_or_default());
     for (signal, number) in [(SIGINT, 2), (SIGTERM, 15), (SIGHUP, 1)] {
-        signal_hook::flag::register_usize(signal, Arc::clone(&SIGNAL), number)
+        if ignored & (1 << (number - 1)) != 0 {
+            continue;
+        }
+        // In this order: what a signal does depends on the ones before it.
+        signal_hook::flag::register_conditional_default(signal, Arc::clone(&asked))
+            .and_then(|_| signal_hook::flag::register_usize(signal, Arc::clone(&SIGNAL), number))
+            .and_then(|_| signal_hook::flag::register(signal, Arc::clone(&asked)))
             .map_err(Error::io("wait for signals"))?;
     }
     Ok(())
 }
 
+/// The signals that a process ignores, bit 0 for signal 1, from its proc_pid_status(5).
+fn ignored_signals(status: &str) -> u64 {
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0)
+}
+
 /// Whether a signal has asked for the end.
-fn interrupted() -> Option<i32> {
-    i32::try_from(SIGNAL.load(Ordering::Relaxed)).ok().filter(|signal| *signal != 0)
+///
+/// # Errors
+/// [`Error::Interrupted`].
+pub fn check_signals() -> Result<()> {
+    match i32::try_from(SIGNAL.load(Ordering::Relaxed)) {
+        Ok(signal @ 1..) => Err(Error::Interrupted { signal }),
+        _ => Ok(()),
+    }
 }
 
 /// A command line with what it needs in its environment.
@@ -69,9 +90,7 @@ impl Launch {
     pub fn run(&self, subject: &str, limit: Duration) -> Result<String> {
         let fail =
             |how: String, said: String| Error::Job { subject: subject.into(), line: self.line(), how, said };
-        if let Some(signal) = interrupted() {
-            return Err(Error::Interrupted { signal });
-        }
+        check_signals()?;
         let _slow = Slow::start(format!("running {subject}"));
         let mut child = Command::new(&self.program)
             .args(&self.args)
@@ -85,9 +104,7 @@ impl Launch {
         let errors = drain(child.stderr.take());
         let status = wait(&mut child, limit).map_err(Error::io("wait for a job"))?;
         let (output, errors) = (collect(output), collect(errors));
-        if let Some(signal) = interrupted() {
-            return Err(Error::Interrupted { signal });
-        }
+        check_signals()?;
         match status {
             Some(status) if status.success() => Ok(output),
             Some(status) => Err(fail(format!("ended with {status}"), tail(&format!("{output}{errors}"), 15))),
@@ -136,7 +153,7 @@ fn wait(child: &mut Child, limit: Duration) -> std::io::Result<Option<ExitStatus
     let mut end = Instant::now() + limit;
     let mut asked = false;
     loop {
-        if interrupted().is_some() && !asked {
+        if check_signals().is_err() && !asked {
             end = end.min(Instant::now());
         }
         if let Some(status) = child.try_wait()? {

@@ -143,7 +143,7 @@ pub fn run(plan: &Plan, progress: &mut dyn FnMut(&str)) -> Result<Comparison> {
             let outcome = match once() {
                 // A peer's own troubles shall not cost all that was measured. Isthmus has no second try, and what fails
                 // in the first round is left out.
-                Err(error) if at > 0 && round > 0 => {
+                Err(error) if at > 0 && round > 0 && !matches!(error, Error::Interrupted { .. }) => {
                     progress(&format!("{name}: tried once more after: {}", error.chain()));
                     once()
                 }

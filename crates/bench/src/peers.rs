@@ -194,7 +194,8 @@ fn vm_promises(flavour: Flavour) -> Vec<Wanted> {
 /// Measures all of it, telling `progress` what is going on.
 ///
 /// # Errors
-/// Only if there is no MPI, or its program cannot be compiled. What fails later makes rows that say so.
+/// Only if there is no MPI, its program cannot be compiled, or a signal asked for the end. What fails later makes rows that say
+/// so.
 pub fn run(plan: &Plan, progress: &mut dyn FnMut(&str)) -> Result<Table> {
     let isthmus = std::env::current_exe().map_err(Error::io("find the isthmus binary"))?;
     let names: Vec<Option<&str>> = if plan.mpis.is_empty() {
@@ -236,6 +237,8 @@ pub fn run(plan: &Plan, progress: &mut dyn FnMut(&str)) -> Result<Table> {
             curves(plan, mpi, &mut table, progress);
         }
     }
+    // A table of rows that a signal kept from being measured is none.
+    crate::job::check_signals()?;
     Ok(table)
 }
 

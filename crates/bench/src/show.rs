@@ -25,7 +25,7 @@ pub fn comparison(plan: &Plan, done: &Comparison) {
         "In brackets the way that counters prove. Ratios are medians over rounds, not quotients of the columns."
     );
     isthmus_region::say!();
-    print!("{}", table::render(&done.records));
+    isthmus_region::print::to_stdout(&table::render(&done.records));
     isthmus_region::say!();
     if let Some(lines) = table::lines(&done.records) {
         isthmus_region::say!("{lines}");
@@ -159,7 +159,7 @@ pub fn objects(plan: &objects::Plan, done: &objects::Done) {
         isthmus_region::say!("{} are over-subscribed: they share processors.", place.name());
     }
     isthmus_region::say!();
-    print!("{}", table::columns(&objects::grid(plan.what, &done.records)));
+    isthmus_region::print::to_stdout(&table::columns(&objects::grid(plan.what, &done.records)));
     isthmus_region::say!();
     promises(&done.rows);
     for what in &done.left_out {
@@ -178,7 +178,7 @@ pub fn fluid(plan: &fluid::Plan, done: &fluid::Done) {
         done.records.first().map_or_else(|| "unknown".into(), load)
     );
     isthmus_region::say!();
-    print!("{}", table::columns(&fluid::grid(&done.records)));
+    isthmus_region::print::to_stdout(&table::columns(&fluid::grid(&done.records)));
     isthmus_region::say!();
     promises(&done.rows);
 }
@@ -186,7 +186,7 @@ pub fn fluid(plan: &fluid::Plan, done: &fluid::Done) {
 fn promises(rows: &[promise::Row]) {
     if !rows.is_empty() {
         isthmus_region::say!("{}", table::columns(&promise::short_grid(rows)));
-        print!("{}", promise::summary(rows));
+        isthmus_region::print::to_stdout(&promise::summary(rows));
     }
 }
 

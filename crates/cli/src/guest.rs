@@ -1,5 +1,6 @@
 //! `isthmus guest`.
 
+use std::io::Write;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -115,6 +116,8 @@ impl InstallArgs {
                 "isthmus: no libisthmus-fi.so beside this program; MPIs need one in PREFIX/lib/isthmus"
             );
         }
-        report::status(action(&plan, &mut |line| isthmus_region::say!("{line}")))
+        // Half an installation is worse than one that nobody reads about.
+        let say = &mut |line: String| drop(writeln!(std::io::stdout(), "{line}"));
+        report::status(action(&plan, say))
     }
 }

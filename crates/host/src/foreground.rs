@@ -115,8 +115,13 @@ pub fn run<T>(options: &Options, beside: impl FnOnce(&Service) -> BesideResult<T
     let mut signals = signal_hook::iterator::Signals::new([SIGINT, SIGTERM, SIGHUP])
         .map_err(|source| Error::Signals { source })?;
     let config = options.config()?;
+    // Nobody waits for a service because nobody reads what it says.
+    let lines = isthmus_region::print::Aside::start().map_err(|e| Error::System {
+        action: "start a thread",
+        source: rustix::io::Errno::from_io_error(&e).unwrap_or(rustix::io::Errno::IO),
+    })?;
     let service =
-        Service::start(config, Arc::new(|event: &Event| isthmus_region::tell!("isthmus: {event}")))?;
+        Service::start(config, Arc::new(move |event: &Event| lines.tell(&format!("isthmus: {event}"))))?;
     let beside = beside(&service).map_err(Error::Beside)?;
     // Whoever reads the instructions through a pipe gets them now; who does not is no reason to end.
     let mut out = std::io::stdout();

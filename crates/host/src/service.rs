@@ -247,7 +247,7 @@ impl Service {
                 _ => (bare, plan::places(&bare, &weights)?),
             },
         };
-        let made = make_folder(&config.dir)?.then(|| MadeFolder(config.dir.clone()));
+        check_folder(&config.dir)?;
         let region = isthmus_region::create::memory_in(config.region_bytes, config.huge_pages)?;
         let map = Mapping::map(region.as_fd(), config.region_bytes)?;
         let names =
@@ -258,6 +258,8 @@ impl Service {
         members.set_names(names.clone());
         let members = Arc::new(Mutex::new(members));
 
+        // Not before: a service that ends meanwhile takes the folder with it that it has made.
+        let made = make_folder(&config.dir)?.then(|| MadeFolder(config.dir.clone()));
         let attach_socket = config.attach_socket.unwrap_or_else(|| config.dir.join("socket"));
         let ivshmem_socket = config.ivshmem_socket.unwrap_or_else(|| config.dir.join("ivshmem"));
         let wake_socket = config.wake_socket.unwrap_or_else(|| config.dir.join("wake"));
@@ -432,6 +434,16 @@ fn check_names(config: &Config) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// Whether [`make_folder`] can do its work later.
+fn check_folder(path: &Path) -> Result<()> {
+    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+    if path.is_dir() || parent.is_none_or(Path::is_dir) {
+        Ok(())
+    } else {
+        Err(Error::MissingFolder { path: path.to_path_buf() })
+    }
 }
 
 /// Makes the folder where the one that it is in is there: more than that is a name that is misspelt. Gives whether it was made.

@@ -69,7 +69,7 @@ pub fn memory_in(bytes: u64, huge_pages: Option<u64>) -> Result<OwnedFd> {
         && let Some(available) = available()
         && available < bytes
     {
-        let reason = format!("{} MiB of this machine's memory are available", available >> 20);
+        let reason = format!("{} MiB of this machine's memory and swap are available", available >> 20);
         return Err(Error::DoesNotFit { bytes, reason });
     }
     let mut flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
@@ -114,11 +114,14 @@ fn without_huge_pages(e: Error, bytes: u64, page_bytes: u64) -> Error {
     }
 }
 
-/// Bytes that can be had without swapping, as the kernel estimates them (`MemAvailable`, proc(5)).
+/// Bytes that can be had, as the kernel estimates them (`MemAvailable` and `SwapFree`, proc(5)).
 fn available() -> Option<u64> {
     let text = std::fs::read_to_string("/proc/meminfo").ok()?;
-    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
-    line.split_ascii_whitespace().next()?.parse::<u64>().ok()?.checked_mul(1024)
+    let bytes = |name: &str| {
+        let line = text.lines().find_map(|line| line.strip_prefix(name))?;
+        line.split_ascii_whitespace().next()?.parse::<u64>().ok()?.checked_mul(1024)
+    };
+    bytes("MemAvailable:")?.checked_add(bytes("SwapFree:").unwrap_or(0))
 }
 
 /// Has a child fill the memory, so that a limit that kills, kills the child.

@@ -293,6 +293,17 @@ fn guest_ranks(spec: &RunSpec) -> Option<u32> {
     ranks.map(|ranks| ranks.saturating_sub(spec.host_ranks))
 }
 
+/// Names the VMs that are booted for nothing.
+fn tell_of_idle(spec: &RunSpec, names: &[String]) {
+    let Some(ranks @ 1..) = guest_ranks(spec) else { return };
+    let slots = spec.slots(Some(ranks));
+    let idle: Vec<&str> =
+        names.iter().zip(slots).filter(|(_, n)| *n == 0).map(|(name, _)| name.as_str()).collect();
+    if !idle.is_empty() {
+        tell!("with {ranks} of the ranks for {} VMs, none runs in {}", spec.vms, idle.join(", "));
+    }
+}
+
 fn start_parts(
     platform: &Platform,
     spec: &RunSpec,
@@ -302,15 +313,18 @@ fn start_parts(
 ) -> Result<Parts> {
     let names: Vec<String> = (0..spec.vms).map(|vm| format!("vm{vm}")).collect();
     let ranks = spec.ranks.or_else(|| guest_ranks(spec));
+    tell_of_idle(spec, &names);
+    let slots = spec.slots(guest_ranks(spec));
+    let places = spec.host_ranks.saturating_add(slots.iter().fold(0, |sum, n| sum.saturating_add(*n)));
     let config = service::Config {
         dir: dir.to_owned(),
         region_bytes: spec
             .region_bytes
-            .unwrap_or_else(|| service::default_region_bytes(ranks, spec.huge_pages)),
+            .unwrap_or_else(|| service::default_region_bytes(ranks, places, spec.huge_pages)),
         huge_pages: spec.huge_pages,
         shared_bytes: spec.shared_bytes,
         host_ranks: if spec.vms == 0 { ranks.unwrap_or(1) } else { spec.host_ranks },
-        vms: names.iter().cloned().zip(spec.slots(guest_ranks(spec))).collect(),
+        vms: names.iter().cloned().zip(slots).collect(),
     };
     let slow = Slow::start("isthmus: making the region");
     let notes = events.clone();
@@ -434,7 +448,10 @@ fn warn_of_other_mpi(spec: &RunSpec, mpi: &Mpi) {
     let Some(program) = spec.ranks.and(spec.command.first()) else { return };
     let is_open_mpi = matches!(mpi.flavour, Flavour::OpenMpi | Flavour::OpenMpi4);
     if let Some(whose) = named::other_mpi(program, &spec.path(), is_open_mpi) {
-        let compiler = mpi.launcher.with_file_name("mpicc");
+        // Where several MPIs share a directory they tell their programs apart by what follows the name.
+        let name = mpi.launcher.file_name().unwrap_or_default().to_string_lossy();
+        let suffix = name.split_once('.').map(|(_, suffix)| format!(".{suffix}")).unwrap_or_default();
+        let compiler = mpi.launcher.with_file_name(format!("mpicc{suffix}"));
         tell!(
             "{} was built with {whose}, and {} is not of it: its ranks will not find each other; build it with {}, or name its MPI with --mpi",
             Path::new(program).display(),
@@ -556,9 +573,11 @@ fn follow(
     let pid = Pid::from_child(child);
     watch_launcher(pid, events_in)?;
     let stuck = events_in.clone();
-    stuck::watch(pid, move |child| {
-        let _ = stuck.send(Event::Stuck(child));
-    });
+    if flavour == Flavour::OpenMpi4 {
+        stuck::watch(pid, move |child| {
+            let _ = stuck.send(Event::Stuck(child));
+        });
+    }
     let claimed: Vec<Pid> = machines.iter().map(|m| m.pid).chain([pid]).collect();
     let looker = Arc::clone(mapped);
     let _ = thread::Builder::new().name("orphans".into()).spawn(move || {

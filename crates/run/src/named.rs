@@ -74,8 +74,12 @@ pub fn is_program(word: &OsStr, path: &OsStr) -> Result<(), String> {
 }
 
 /// Names by which programs ask the loader for their MPI, and whose they are.
-const MPI_LIBRARIES: [(&[u8], &str); 2] =
-    [(b"\0libmpi.so.40\0", "Open MPI"), (b"\0libmpi.so.12\0", "MPICH or Intel MPI")];
+const MPI_LIBRARIES: [(&[u8], &str); 3] = [
+    (b"\0libmpi.so.40\0", "Open MPI"),
+    (b"\0libmpi.so.12\0", "MPICH or Intel MPI"),
+    // Debian's.
+    (b"\0libmpich.so.12\0", "MPICH"),
+];
 /// Larger programs are not looked into.
 const MOST_LOOKED_INTO: u64 = 64 << 20;
 
@@ -94,8 +98,9 @@ pub fn other_mpi(word: &OsStr, path: &OsStr, is_open_mpi: bool) -> Option<&'stat
     let bytes = fs::read(file).ok().filter(|bytes| bytes.starts_with(b"\x7fELF"))?;
     let has = |name: &[u8]| bytes.windows(name.len()).any(|window| window == name);
     match MPI_LIBRARIES.map(|(name, _)| has(name)) {
-        [true, false] if !is_open_mpi => Some(MPI_LIBRARIES[0].1),
-        [false, true] if is_open_mpi => Some(MPI_LIBRARIES[1].1),
+        [true, false, false] if !is_open_mpi => Some(MPI_LIBRARIES[0].1),
+        [false, true, _] if is_open_mpi => Some(MPI_LIBRARIES[1].1),
+        [false, false, true] if is_open_mpi => Some(MPI_LIBRARIES[2].1),
         _ => None,
     }
 }
@@ -117,6 +122,7 @@ mod tests {
         let (open, mpich) = (b"\x7fELF\0libc.so.6\0libmpi.so.40\0", b"\x7fELF\0libmpi.so.12\0");
         assert_eq!((look(open, true), look(mpich, false)), (None, None));
         assert_eq!((look(open, false), look(mpich, true)), (Some("Open MPI"), Some("MPICH or Intel MPI")));
+        assert_eq!(look(b"\x7fELF\0libmpich.so.12\0", true), Some("MPICH"));
         // A script, one without an MPI, one that has both.
         let both = [open.as_slice(), mpich].concat();
         for content in [b"#! \0libmpi.so.40\0".as_slice(), b"\x7fELF\0libc.so.6\0", &both] {

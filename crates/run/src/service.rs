@@ -114,7 +114,7 @@ impl Service for isthmus_host::Service {
 /// Ranks that a region is made for when their number is not known.
 const RANKS: u32 = 16;
 
-/// Bytes of a region that was not asked for by size.
-pub fn default_region_bytes(ranks: Option<u32>, huge_pages: Option<u64>) -> u64 {
-    isthmus_region::create::default_bytes_in(ranks.unwrap_or(RANKS), huge_pages)
+/// Bytes of a region that was not asked for by size: for the ranks, or for all that have a place where their number is not known.
+pub fn default_region_bytes(ranks: Option<u32>, places: u32, huge_pages: Option<u64>) -> u64 {
+    isthmus_region::create::default_bytes_in(ranks.unwrap_or(RANKS.max(places)), huge_pages)
 }

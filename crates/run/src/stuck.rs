@@ -3,8 +3,9 @@
 //! Open MPI 4.1's mpirun may lock itself up where a rank dies in the moment in which it connects to it: it waits for a
 //! mutex of its own PMIx for ever, asks none of its children how they ended, and does not hear SIGTERM. Nobody but who started it
 //! can end the run then. What is taken for that, in several looks in a row: a child that has ended and was not
-//! asked for, and a main thread that waits on a futex and has used no time since the first look. One that is stopped, traced, short of
-//! a processor or held up by its reader is none of that.
+//! asked for, and a main thread that waits on a futex and has used no time since the first look, while no thread writes. One that is
+//! stopped, traced or held up by its reader is none of that. Other launchers are not watched: the main thread of Open MPI
+//! 5's waits for threads of its own.
 
 use std::fs;
 use std::thread;
@@ -35,7 +36,7 @@ impl Watch {
     /// Looks once more; gives the child that the launcher does not ask for, once that is certain.
     fn look(&mut self) -> Option<i32> {
         let ticks = processes::processor_ticks(self.launcher);
-        let Some(ticks) = ticks.filter(|_| waits_on_futex(self.launcher)) else {
+        let Some(ticks) = ticks.filter(|_| waits_on_futex(self.launcher) && !writes(self.launcher)) else {
             self.looks = 0;
             return None;
         };
@@ -56,7 +57,18 @@ impl Watch {
 }
 
 fn waits_on_futex(pid: i32) -> bool {
-    fs::read_to_string(format!("/proc/{pid}/wchan")).is_ok_and(|place| place.starts_with("futex"))
+    place_of(&format!("/proc/{pid}")).starts_with("futex")
+}
+
+/// Where in the kernel a thread waits.
+fn place_of(thread: &str) -> String {
+    fs::read_to_string(format!("{thread}/wchan")).unwrap_or_default()
+}
+
+/// Whether a thread writes to somebody who does not read: the main thread may wait for that one then.
+fn writes(pid: i32) -> bool {
+    let threads = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    threads.map(|thread| thread.path()).any(|thread| place_of(&thread.to_string_lossy()).contains("write"))
 }
 
 /// Watches the launcher from a thread of its own, for as long as it lives; tells once, with the child's number.
@@ -87,17 +99,41 @@ mod tests {
         })
     }
 
-    fn shell(line: &str) -> Child {
-        Command::new("sh").args(["-c", line]).stdin(Stdio::piped()).spawn().unwrap()
+    #[test]
+    fn who_waits_for_its_input_is_not_stuck() {
+        let mut child =
+            Command::new("sh").args(["-c", "true & exec cat"]).stdin(Stdio::piped()).spawn().unwrap();
+        let mut watch = Watch::new(i32::try_from(child.id()).unwrap());
+        assert_eq!(looks_find(&mut watch, 3 * LOOKS), None);
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+
+    /// Waits for a lock of its own, beside a child that does `then` and a thread that does `beside`.
+    fn locked(then: &str, beside: &str) -> Child {
+        let line = format!(
+            "import os, threading, time
+if os.fork() == 0: {then}
+def beside(): {beside}
+threading.Thread(target=beside, daemon=True).start()
+lock = threading.Lock()
+lock.acquire()
+os.write(2, b'ready\\n')
+lock.acquire()"
+        );
+        let mut child = Command::new("python3");
+        let mut child =
+            child.args(["-c", &line]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        std::io::Read::read_exact(child.stderr.as_mut().unwrap(), &mut [0; 6]).unwrap();
+        child
     }
 
     #[test]
-    fn who_sleeps_elsewhere_or_has_all_children_alive_is_not_stuck() {
-        // One with a child that nobody asks for, but that waits for its input; one with a child that lives.
-        for line in ["true & exec cat", "sleep 20 & exec cat"] {
-            let mut child = shell(line);
+    fn who_waits_for_a_lock_beside_living_children_or_for_its_reader_is_not_stuck() {
+        for (then, beside) in [("time.sleep(20)", "pass"), ("os._exit(0)", "os.write(1, bytes(1 << 20))")] {
+            let mut child = locked(then, beside);
             let mut watch = Watch::new(i32::try_from(child.id()).unwrap());
-            assert_eq!(looks_find(&mut watch, 3 * LOOKS), None);
+            assert_eq!(looks_find(&mut watch, 3 * LOOKS), None, "{then}, {beside}");
             for pid in processes::children(watch.launcher) {
                 let _ =
                     rustix::process::kill_process(Pid::from_raw(pid).unwrap(), rustix::process::Signal::KILL);
@@ -109,14 +145,7 @@ mod tests {
 
     #[test]
     fn who_waits_for_its_own_lock_and_not_for_its_child_is_stuck() {
-        const STUCK: &str = "import os, threading
-if os.fork() == 0: os._exit(0)
-lock = threading.Lock()
-lock.acquire()
-print('ready', flush=True)
-lock.acquire()";
-        let mut child = Command::new("python3").args(["-c", STUCK]).stdout(Stdio::piped()).spawn().unwrap();
-        std::io::Read::read_exact(child.stdout.as_mut().unwrap(), &mut [0; 6]).unwrap();
+        let mut child = locked("os._exit(0)", "pass");
         let launcher = i32::try_from(child.id()).unwrap();
         let children = processes::children(launcher);
         assert_eq!(children.len(), 1);

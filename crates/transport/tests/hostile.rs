@@ -392,7 +392,9 @@ fn an_incarnation_that_never_holds_still_costs_no_memory() {
     let record = theirs.endpoint_line(slot).unwrap();
     let block_at = theirs.endpoint(slot).unwrap().block;
     let lanes = theirs.section().word("block", block_at + block::LANES).unwrap().get();
-    let ring = theirs.section().line("lane", lanes + 64).unwrap().words[3].peek();
+    let lane = theirs.section().line("lane", lanes + 64).unwrap();
+    let (described, version) = (lane.words[0].peek(), theirs.section().word("block", block_at + 8).unwrap());
+    let ring = lane.words[3].peek();
     theirs.section().line("slot", ring).unwrap().words[0].set(0);
     let activity = theirs.activity(a.address().slot.0).unwrap();
     let my_block = mine.endpoint(a.address().slot.local(endpoints)).unwrap().block;
@@ -403,6 +405,14 @@ fn an_incarnation_that_never_holds_still_costs_no_memory() {
         record.words[0].set(Life { incarnation, state: State::Active }.pack());
         isthmus_lockfree::activity::announce(&activity, slot);
         polls(&mut a, 10);
+        if incarnation % 2 == 0 {
+            // It takes its lane back, so that nothing of it is open at its next incarnation.
+            lane.words[0].set(Life { state: State::Dead, ..Life::unpack(described) }.pack());
+            version.set(version.peek() + 1);
+            isthmus_lockfree::activity::announce(&activity, slot);
+            polls(&mut a, 10);
+            lane.words[0].set(described);
+        }
     }
     assert_eq!(accept_entries(mine.section(), my_block), entries);
     assert_eq!(mine.heap_used(), used);

@@ -628,9 +628,9 @@ impl Endpoint {
             let before = quarter.senders[at].take();
             quarter.senders[at] = new_sender(&quarter.directory, slot);
             // Whose record says so is gone; that the directory has changed, too, is only its word.
-            for number in before.into_iter().flat_map(|sender| sender.lanes) {
-                let Some(Some(lane)) = self.incoming.get(number as usize) else { continue };
-                let id = lane.peer;
+            let place = GlobalSlot::new(quarter.index, slot, self.member.region().shape().endpoints).0;
+            let id = before.and_then(|sender| self.by_address.get(&(place, sender.incarnation)).copied());
+            if let Some(id) = id {
                 let peer = &self.peers[id.0 as usize];
                 let word = peer.life.as_ref().map_or(0, |l| l.words[0].get());
                 let died = !took_leave(word, &peer.address);
