@@ -31,7 +31,7 @@ static SIGNAL: LazyLock<Arc<AtomicUsize>> = LazyLock::new(Arc::default);
 /// [`Error::Io`].
 pub fn end_by_signals() -> Result<()> {
     let asked = Arc::new(AtomicBool::new(false));
-    let ignored = ignored_signals(&std::fs::read_to_string("/proc/self/status").unwrap_or_default());
+    let ignored = isthmus_run::front::ignored_signals();
     for (signal, number) in [(SIGINT, 2), (SIGTERM, 15), (SIGHUP, 1)] {
         if ignored & (1 << (number - 1)) != 0 {
             continue;
@@ -43,12 +43,6 @@ pub fn end_by_signals() -> Result<()> {
             .map_err(Error::io("wait for signals"))?;
     }
     Ok(())
-}
-
-/// The signals that a process ignores, bit 0 for signal 1, from its proc_pid_status(5).
-fn ignored_signals(status: &str) -> u64 {
-    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
-    mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0)
 }
 
 /// Whether a signal has asked for the end.

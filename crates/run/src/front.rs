@@ -75,8 +75,8 @@ pub fn run(spec: &RunSpec) -> i32 {
     }
 }
 
-/// Signals that the caller had ignored stay ignored, as under nohup.
-fn ignored_signals() -> u64 {
+/// The signals that this process was started to ignore, as under nohup(1), bit 0 for signal 1: they stay ignored.
+pub fn ignored_signals() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     status
         .lines()

@@ -10,6 +10,7 @@ use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use isthmus_guest::processes;
@@ -146,12 +147,7 @@ impl Run {
 
     /// Processes that carry this run's mark, zombies apart.
     fn living(&self) -> Vec<i32> {
-        let mark = format!("ISTHMUS_TEST_MARK={}", self.mark).into_bytes();
-        let marked = |pid: i32| {
-            fs::read(format!("/proc/{pid}/environ"))
-                .is_ok_and(|env| env.split(|b| *b == 0).any(|variable| variable == mark))
-        };
-        processes::all().iter().filter(|p| !p.zombie && marked(p.pid)).map(|p| p.pid).collect()
+        marked_processes(&self.mark)
     }
 
     /// The run's directory and its twin, as far as they exist.
@@ -173,6 +169,27 @@ impl Run {
             std::thread::sleep(Duration::from_millis(20));
         }
     }
+}
+
+fn marked_processes(mark: &str) -> Vec<i32> {
+    let mark = format!("ISTHMUS_TEST_MARK={mark}").into_bytes();
+    let marked = |pid: i32| {
+        fs::read(format!("/proc/{pid}/environ"))
+            .is_ok_and(|env| env.split(|b| *b == 0).any(|variable| variable == mark))
+    };
+    processes::all().iter().filter(|p| !p.zombie && marked(p.pid)).map(|p| p.pid).collect()
+}
+
+/// What the processes of a run do: their states, where in the kernel they wait, and the signals that wait for them.
+fn states(mark: &str) -> String {
+    let state = |pid: &i32| {
+        let read = |name: &str| fs::read_to_string(format!("/proc/{pid}/{name}")).unwrap_or_default();
+        let status = read("status");
+        let wanted = ["Name", "State", "PPid", "SigPnd", "ShdPnd", "Threads"];
+        let fields = status.lines().filter(|line| wanted.iter().any(|name| line.starts_with(name)));
+        format!("{pid}: {} {}", fields.collect::<Vec<_>>().join(" ").replace('\t', " "), read("wchan"))
+    };
+    marked_processes(mark).iter().map(state).collect::<Vec<_>>().join("\n")
 }
 
 fn words(line: &[&str]) -> Vec<OsString> {
@@ -298,8 +315,16 @@ fn kill(mpi: &Path, spec: &RunSpec, victims: &[&str]) {
     for pid in pids {
         kill_process(pid, Signal::KILL).unwrap();
     }
+    let mark = run.mark.clone();
+    let (ends, end) = mpsc::channel::<()>();
+    // Who is still there when that is too late.
+    let late = std::thread::spawn(move || {
+        end.recv_timeout(PROMPT).is_err_and(|e| e == mpsc::RecvTimeoutError::Timeout).then(|| states(&mark))
+    });
     let ended = run.finish();
-    assert!(start.elapsed() < PROMPT, "{case} took {:?}", start.elapsed());
+    drop(ends);
+    let late = late.join().unwrap();
+    assert!(late.is_none(), "{case} took {:?}, where these lived on:\n{}", start.elapsed(), late.unwrap());
     if !victims.contains(&"front") {
         assert_ne!(ended.status, 0, "{case}");
     }
