@@ -26,16 +26,32 @@ pub fn reap() {
 /// Children go before their parents: whoever is killed in the middle of this leaves what is left below a process of the
 /// run that lives and does the same.
 pub fn kill_descendants(spared: Option<Pid>, limit: Duration) -> Vec<Pid> {
-    let start = Instant::now();
-    loop {
+    let look = || {
+        reap();
         let mut left = descendants(getpid());
         left.retain(|pid| Some(*pid) != spared);
-        for pid in left.iter().rev() {
-            // It may have ended by itself since; one that may not be signalled is reported in the end.
-            let _ = kill_process(*pid, Signal::KILL);
-        }
-        reap();
-        if left.is_empty() || start.elapsed() > limit {
+        left
+    };
+    let end = |pid| {
+        // It may have ended by itself since; one that may not be signalled is reported in the end.
+        let _ = kill_process(pid, Signal::KILL);
+    };
+    until_none(look, end, limit)
+}
+
+/// Ends what `look` finds, the last first, until it has found nothing twice, and returns what is left at `limit`.
+///
+/// Twice, because the numbers are read one after the other. A process whose number is below its parent's, as it is
+/// once the system's numbers have begun anew, can be read before its parent ends and the parent after that: then it
+/// seems to be below nobody. The next look finds it where it was adopted.
+fn until_none(mut look: impl FnMut() -> Vec<Pid>, mut end: impl FnMut(Pid), limit: Duration) -> Vec<Pid> {
+    let start = Instant::now();
+    let mut empty = 0;
+    loop {
+        let left = look();
+        left.iter().rev().for_each(|pid| end(*pid));
+        empty = if left.is_empty() { empty + 1 } else { 0 };
+        if empty == 2 || start.elapsed() > limit {
             return left;
         }
         thread::sleep(Duration::from_millis(2));
@@ -59,6 +75,18 @@ pub fn reap_orphans(keep: &[Pid], seen: &mut Vec<i32>) {
 mod tests {
     use super::*;
     use std::process::Command;
+
+    #[test]
+    fn what_one_look_missed_is_ended() {
+        let pid = |n| Pid::from_raw(n).unwrap();
+        let mut looks = vec![vec![pid(7), pid(9)], vec![], vec![pid(8)], vec![], vec![]].into_iter();
+        let mut ended = Vec::new();
+        let left = until_none(|| looks.next().unwrap(), |pid| ended.push(pid), Duration::from_secs(60));
+        assert_eq!((left, ended), (vec![], vec![pid(9), pid(7), pid(8)]));
+        assert_eq!(looks.next(), None);
+        // What does not end is told.
+        assert_eq!(until_none(|| vec![pid(7)], drop, Duration::ZERO), [pid(7)]);
+    }
 
     #[test]
     fn grandchildren_are_descendants() {
