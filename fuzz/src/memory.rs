@@ -61,7 +61,7 @@ pub fn region(data: &[u8]) {
         let info = host.region().peer(i).expect("in the table").expect("just added");
         let section = host.region().section(&info).expect("in the region");
         let mut writer = Writer::create(&section, &shape, incarnation).expect("large enough");
-        let area = writer.open_area(16 << 10, 1).expect("there is room");
+        let area = writer.open_area(16 << 10, 1, "fuzz").expect("there is room");
         let at = area.first.offset + 256;
         writer.open_endpoint(area.area, at, 1).expect("there is a slot");
         register(&section, at).expect("the area is large enough");
@@ -119,7 +119,7 @@ pub fn region(data: &[u8]) {
         }
         let gone = writer.close_area(area.area).expect("the area is granted");
         assert_eq!(gone, [0]);
-        let again = writer.open_area(16 << 10, 2).expect("there is room again");
+        let again = writer.open_area(16 << 10, 2, "fuzz").expect("there is room again");
         // An area that somebody claims to be writing to is not used again yet; another one has lives of its own.
         let same = again.area == area.area;
         assert!(!same || again.incarnation > area.incarnation, "an incarnation came back");

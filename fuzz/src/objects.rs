@@ -109,7 +109,7 @@ pub fn objects(data: &[u8]) {
         let mut writer = Writer::create(&section, &shape, incarnation).expect("large enough");
         host.set_state(i, State::Active).expect("in the table");
         for _ in 0..2 {
-            let area = writer.open_area(16 << 10, 1).expect("there is room");
+            let area = writer.open_area(16 << 10, 1, "fuzz").expect("there is room");
             parties.push(Party::new(i, area.area, area.incarnation));
         }
         writers.push(writer);

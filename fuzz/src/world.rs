@@ -135,7 +135,7 @@ fn world(map: &Arc<Mapping>) -> World {
         let section = host.region().section(&info).expect("in the region");
         let mut writer = Writer::create(&section, &shape, incarnation).expect("large enough");
         host.set_state(i, State::Active).expect("in the table");
-        let grant = writer.open_area(128 << 10, 1).expect("there is room");
+        let grant = writer.open_area(128 << 10, 1, "fuzz").expect("there is room");
         let writer = Arc::new(Mutex::new(writer));
         let stub = Stub { writer: Arc::clone(&writer), area: grant.area };
         world.0.push(section);

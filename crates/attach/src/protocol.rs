@@ -7,6 +7,7 @@
 use isthmus_region::directory::AreaGrant;
 use isthmus_region::extent::Extent;
 use isthmus_region::objects::{Access, Kind, MAX_NAME, NewObject, ObjectGrant};
+use isthmus_region::text::cut;
 
 use crate::error::{Error, Result};
 
@@ -245,15 +246,6 @@ impl Code {
             _ => Self::Failed,
         }
     }
-}
-
-/// Cuts a name or text to what fits, at a character's border.
-fn cut(text: &str, most: usize) -> &str {
-    let mut end = text.len().min(most);
-    while !text.is_char_boundary(end) {
-        end -= 1;
-    }
-    &text[..end]
 }
 
 struct Put(Vec<u8>);

@@ -757,7 +757,7 @@ impl Loop {
         if let Err(text) = check_pidfd(&pidfd, who.pid) {
             return self.turn_away(key, sequence, Code::NotAllowed, &text);
         }
-        let grant = match self.writer.open_area(self.config.area_bytes, who.pid) {
+        let grant = match self.writer.open_area(self.config.area_bytes, who.pid, &who.name) {
             Ok(grant) => grant,
             Err(e) => return self.turn_away(key, sequence, code_of(&e), &e.to_string()),
         };

@@ -43,7 +43,7 @@ struct Member {
 
 #[derive(Deserialize)]
 struct Process {
-    program: Option<String>,
+    program: String,
     memory_bytes: u64,
     #[serde(default)]
     counters: BTreeMap<String, u64>,
@@ -137,8 +137,8 @@ fn megabytes(text: &str, program: &Path, ranks: u32, neighbours: u32) -> Result<
         .members
         .iter()
         .flat_map(|member| &member.processes)
-        // The kernel keeps the first 15 bytes of a program's name.
-        .filter(|process| process.program.as_deref().is_some_and(|p| !p.is_empty() && name.starts_with(p)))
+        // The region keeps the first 24 bytes of a program's name.
+        .filter(|process| !process.program.is_empty() && name.starts_with(&process.program))
         .filter(|process| process.counters.get("lanes_opened").is_some_and(|n| *n >= u64::from(neighbours)))
         // Regions are far below 2^53 bytes.
         .map(|process| process.memory_bytes as f64 / f64::from(1 << 20))
@@ -161,10 +161,10 @@ mod tests {
     #[test]
     fn ranks_are_told_from_other_processes() {
         let text = r#"{"region":{},"members":[{"name":"a","processes":[
-            {"pid":1,"program":"mpi-bench-openm","memory_bytes":2097152,"area":0,"counters":{"lanes_opened":6}},
+            {"pid":1,"program":"mpi-bench-openmpi-00","memory_bytes":2097152,"area":0,"counters":{"lanes_opened":6}},
             {"pid":2,"program":"top","memory_bytes":131072},
-            {"pid":3,"program":"mpi-bench-openm","memory_bytes":4194304,"counters":{"lanes_opened":7}},
-            {"pid":4,"memory_bytes":8}]}]}"#;
+            {"pid":3,"program":"mpi-bench-openmpi-00","memory_bytes":4194304,"counters":{"lanes_opened":7}},
+            {"pid":4,"program":"","memory_bytes":8}]}]}"#;
         let program = Path::new("/c/mpi-bench-openmpi-00ff");
         assert_eq!(megabytes(text, program, 2, 6).unwrap(), [2.0, 4.0]);
         assert!(matches!(megabytes(text, program, 2, 7), Err(Error::Memory { .. })));

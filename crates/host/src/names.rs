@@ -24,6 +24,7 @@ use isthmus_region::objects::{
 };
 use isthmus_region::party::Party;
 use isthmus_region::pool::Pool;
+use isthmus_region::text::cut;
 
 /// Memory of objects begins at multiples of this, so that each can be mapped by itself.
 const PAGE: u64 = 4096;
@@ -90,11 +91,7 @@ impl Registry {
             _ => Err(No(Code::Invalid, "this is no question about a named object".into())),
         };
         answered.unwrap_or_else(|No(code, mut text)| {
-            let mut end = text.len().min(MOST_TEXT);
-            while !text.is_char_boundary(end) {
-                end -= 1;
-            }
-            text.truncate(end);
+            text.truncate(cut(&text, MOST_TEXT).len());
             Reply::Refused { code, text }
         })
     }

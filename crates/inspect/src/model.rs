@@ -110,9 +110,8 @@ pub struct Process {
     pub incarnation: u64,
     /// Its process id where it runs.
     pub pid: u64,
-    /// Its program, where it runs on this system.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub program: Option<String>,
+    /// Its program, as it gave it; of a long name the first 24 bytes.
+    pub program: String,
     /// Bytes of the region that it was granted.
     pub memory_bytes: u64,
     /// What it has counted.
@@ -329,17 +328,6 @@ impl Survey {
         let of = |m: &Member, e: &Endpoint| (e.slot, (e.incarnation, m.name_of(e)));
         self.members.iter().flat_map(|m| m.endpoints.iter().map(move |e| of(m, e))).collect()
     }
-
-    /// Adds the names of processes of member `index`, which runs on this system.
-    pub fn name_processes(&mut self, index: u32) {
-        for member in self.members.iter_mut().filter(|m| m.index == index) {
-            for process in &mut member.processes {
-                let name = std::fs::read_to_string(format!("/proc/{}/comm", process.pid)).ok();
-                // A program may call itself anything; what goes to a terminal is printable.
-                process.program = name.map(|n| printable(n.trim_end()));
-            }
-        }
-    }
 }
 
 /// Lives and names of endpoints, by number.
@@ -375,6 +363,14 @@ impl Member {
 /// A text of somebody else's, for a terminal or a log: control characters become `?`.
 pub fn printable(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
+}
+
+/// Text that is padded with zeros, printable, and how many bytes it has, if it is UTF-8 with nothing else behind it.
+pub fn padded(bytes: &[u8]) -> (String, Option<usize>) {
+    let end = bytes.iter().position(|b| *b == 0).unwrap_or(bytes.len());
+    let (text, rest) = bytes.split_at(end);
+    let sound = std::str::from_utf8(text).is_ok() && rest.iter().all(|b| *b == 0);
+    (printable(&String::from_utf8_lossy(text)), sound.then_some(end))
 }
 
 /// A state's name.

@@ -137,7 +137,7 @@ fn processes(survey: &Survey) -> Table {
     let mut table = Table::new(&headings(&["<member", "process", "<program", "memory"]));
     for m in &survey.members {
         for p in &m.processes {
-            let program = p.program.clone().unwrap_or_else(|| "-".into());
+            let program = if p.program.is_empty() { "-".into() } else { p.program.clone() };
             let cells = [m.name.clone(), p.pid.to_string(), program, bytes(p.memory_bytes)];
             table.row(cells.into_iter().chain(counted(&p.counters)).collect());
         }

@@ -19,7 +19,7 @@ use isthmus_region::reader::Reader;
 
 use crate::claims::Claims;
 use crate::fault::{Fault, Faults, Place, number};
-use crate::model::{Member, Region, Survey, printable};
+use crate::model::{Member, Region, Survey, padded, printable};
 
 /// How closely to look.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -335,12 +335,8 @@ impl Walk<'_> {
     fn name(&mut self, place: Place, at: u64) -> Result<String> {
         let mut bytes = [0; 64];
         self.reader.bytes("peer", at + peer::NAME, &mut bytes)?;
-        let end = bytes.iter().position(|b| *b == 0).unwrap_or(bytes.len());
-        let name = printable(&String::from_utf8_lossy(&bytes[..end]));
-        let sound = (1..64).contains(&end)
-            && std::str::from_utf8(&bytes[..end]).is_ok()
-            && bytes[end..].iter().all(|b| *b == 0);
-        if !sound {
+        let (name, length) = padded(&bytes);
+        if !length.is_some_and(|bytes| (1..64).contains(&bytes)) {
             self.fault(
                 place,
                 "peer.NAME",

@@ -158,7 +158,7 @@ impl Target {
             found.faults.keep_common(&again.faults);
             found.survey = again.survey;
         }
-        let mut survey = found.survey.ok_or_else(|| Error::NotARegion {
+        let survey = found.survey.ok_or_else(|| Error::NotARegion {
             what: self.name.clone(),
             fault: found
                 .faults
@@ -166,9 +166,6 @@ impl Target {
                 .first()
                 .map_or_else(|| "its header keeps changing".into(), ToString::to_string),
         })?;
-        if let Some(service) = &self.service {
-            survey.name_processes(service.peer);
-        }
         Ok((survey, found.faults))
     }
 

@@ -265,7 +265,7 @@ fn text(target: &Target, before: &Sample, now: &Sample, columns: Option<usize>) 
         members.row(cells.into_iter().chain(rates(earlier.get(&key), &m.counters, seconds).cells).collect());
         for p in &m.processes {
             let rates = rates(earlier.get(&key_of(m, p)), &p.counters, seconds);
-            let program = p.program.clone().unwrap_or_else(|| "-".into());
+            let program = if p.program.is_empty() { "-".into() } else { p.program.clone() };
             let cells = [m.name.clone(), p.pid.to_string(), program];
             processes.push((rates.traffic, cells.into_iter().chain(rates.cells).collect()));
         }

@@ -156,6 +156,8 @@ fn each_field_that_is_wrong_is_named() {
         (area_at + area::FIRST, 8, "area.FIRST"),
         (area_at + area::FIRST_BYTES, 0, "area.FIRST_BYTES"),
         (area_at + area::GRANTED, u64::MAX, "area.GRANTED"),
+        (area_at + area::PROGRAM, 0xff, "area.PROGRAM"),
+        (area_at + area::PROGRAM + 16, 0x61 << 56, "area.PROGRAM"),
         (endpoint_at + endpoint::AREA, 15, "endpoint.AREA"),
         (endpoint_at + endpoint::BLOCK, 8, "endpoint.BLOCK"),
         (block_at + block::LANES, 12345, "block.LANES"),

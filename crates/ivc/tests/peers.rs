@@ -90,7 +90,7 @@ impl Region {
     }
 
     fn context(&self, peer: usize, client: u64) -> Context {
-        let grant = self.services[peer].lock().unwrap().open_area(64 << 10, 1).unwrap();
+        let grant = self.services[peer].lock().unwrap().open_area(64 << 10, 1, "test").unwrap();
         let stub = Stub { services: self.services.clone(), peer, area: grant.area };
         let member = Member::new(&self.map, u32::try_from(peer).unwrap(), grant, Box::new(stub)).unwrap();
         Context::register(&member, MAGIC, client).unwrap()

@@ -276,7 +276,7 @@ mod tests {
         let section = host.region().section(&host.region().peer(0).unwrap().unwrap()).unwrap();
         let writer = Arc::new(Mutex::new(Writer::create(&section, &shape, incarnation).unwrap()));
         [(); 2].map(|()| {
-            let grant: AreaGrant = writer.lock().unwrap().open_area(64 << 10, 1).unwrap();
+            let grant: AreaGrant = writer.lock().unwrap().open_area(64 << 10, 1, "test").unwrap();
             Member::new(&map, 0, grant, Box::new(Stub(Arc::clone(&writer), grant.area))).unwrap()
         })
     }

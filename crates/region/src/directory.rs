@@ -8,9 +8,10 @@ use isthmus_lockfree::sync::{Word, release_fence};
 use crate::counters::{Counters, Totals};
 use crate::error::{Error, Result};
 use crate::extent::{Extent, Heap};
-use crate::format::{DIRECTORY_MAGIC, activity, area, directory, endpoint};
+use crate::format::{DIRECTORY_MAGIC, PROGRAM_BYTES, activity, area, directory, endpoint};
 use crate::mapping::{LineRef, Section};
 use crate::membership::{Region, Shape};
+use crate::text::padded;
 
 /// Offset of the endpoint table.
 const TABLES: u64 = 4096;
@@ -348,11 +349,11 @@ impl Writer {
         Ok(extent)
     }
 
-    /// Grants an area to a process that attaches.
+    /// Grants an area to a process that attaches, `pid` of `program`; of a longer name only the beginning is kept.
     ///
     /// # Errors
     /// [`Error::Full`] when no slot or no memory is left.
-    pub fn open_area(&mut self, bytes: u64, pid: u32) -> Result<AreaGrant> {
+    pub fn open_area(&mut self, bytes: u64, pid: u32, program: &str) -> Result<AreaGrant> {
         let index = self.areas.iter().position(|a| a.extents.is_empty()).ok_or(Error::Full { bytes })?;
         let first = self.zeroed(bytes)?;
         let area = u32::try_from(index).map_err(|_| Error::Full { bytes })?;
@@ -363,6 +364,8 @@ impl Writer {
         self.area_word(area, area::FIRST_BYTES)?.put(first.bytes);
         self.area_word(area, area::GRANTED)?.put(first.bytes);
         self.area_word(area, area::PID)?.put(pid.into());
+        let at = self.directory.area_table + u64::from(area) * area::BYTES + area::PROGRAM;
+        self.directory.section.fill_bytes("area", at, &padded::<PROGRAM_BYTES>(program))?;
         self.area_word(area, area::LIFE)?.set(Life { incarnation, state: State::Active }.pack());
         self.changed();
         Ok(AreaGrant { area, incarnation, first })
@@ -543,7 +546,12 @@ mod tests {
     fn a_process_that_goes_leaves_its_counters_and_nothing_else() {
         let (host, section) = fresh();
         let mut w = Writer::create(&section, host.region().shape(), 1).unwrap();
-        let grant = w.open_area(100_000, 77).unwrap();
+        let grant = w.open_area(100_000, 77, "a program of a name that is too long").unwrap();
+        let at = w.directory.area_table + u64::from(grant.area) * area::BYTES;
+        let name = section.bytes("area", at + area::PROGRAM, 24).unwrap().to_vec(0, 24).unwrap();
+        assert_eq!(name, b"a program of a name that");
+        // It ends where the next entry begins.
+        assert_eq!(section.word("area", at + area::BYTES).unwrap().get(), 0);
         let counters = Counters::at(&section, grant.first.offset).unwrap();
         counters.add(crate::counters::Counter::TxBytes, 5);
         let block = grant.first.offset + 256;
@@ -553,7 +561,7 @@ mod tests {
         assert!(!w.directory().endpoint(slot).unwrap().life.is_active(incarnation));
         assert_eq!(w.directory().totals().unwrap().get(crate::counters::Counter::TxBytes), 5);
         assert_eq!(w.directory().heap_used(), 0);
-        let again = w.open_area(100_000, 78).unwrap();
+        let again = w.open_area(100_000, 78, "test").unwrap();
         assert_ne!(again.incarnation, grant.incarnation);
         assert_eq!(section.word("t", again.first.offset + 8).unwrap().peek(), 0, "memory is zeroed");
     }
@@ -562,11 +570,11 @@ mod tests {
     fn a_full_section_refuses_and_stays_usable() {
         let (host, section) = fresh();
         let mut w = Writer::create(&section, host.region().shape(), 1).unwrap();
-        assert!(matches!(w.open_area(64 << 20, 1), Err(Error::Full { .. })));
-        let grant = w.open_area(1, 1).unwrap();
+        assert!(matches!(w.open_area(64 << 20, 1, "test"), Err(Error::Full { .. })));
+        let grant = w.open_area(1, 1, "test").unwrap();
         while w.grow_area(grant.area, 64 << 10).is_ok() {}
         w.close_area(grant.area).unwrap();
-        assert!(w.open_area(300_000, 1).is_ok());
+        assert!(w.open_area(300_000, 1, "test").is_ok());
     }
 
     #[test]
@@ -574,7 +582,7 @@ mod tests {
         let (mut host, section) = fresh();
         host.set_state(0, State::Active).unwrap();
         let mut w = Writer::create(&section, host.region().shape(), 1).unwrap();
-        let (a, b) = (w.open_area(1, 1).unwrap(), w.open_area(1, 2).unwrap());
+        let (a, b) = (w.open_area(1, 1, "test").unwrap(), w.open_area(1, 2, "test").unwrap());
         let block = b.first.offset + 256;
         w.open_endpoint(a.area, a.first.offset + 256, 1).unwrap();
         w.open_endpoint(b.area, block, 2).unwrap();
@@ -585,13 +593,13 @@ mod tests {
         assert_eq!(w.held(), [a.area]);
         assert_eq!(section.word("t", a.first.offset + 1024).unwrap().get(), 7, "not even zeroed");
         assert!(w.grow_area(a.area, 1).is_err() && w.close_area(a.area).is_err(), "it is gone all the same");
-        let c = w.open_area(1, 3).unwrap();
+        let c = w.open_area(1, 3, "test").unwrap();
         assert!(c.area != a.area && c.first != a.first);
         assert!(!w.take_back(a.area).unwrap());
         hold.release();
         assert!(w.take_back(a.area).unwrap());
         assert!(w.held().is_empty());
-        assert_eq!(w.open_area(1, 4).unwrap().first, a.first);
+        assert_eq!(w.open_area(1, 4, "test").unwrap().first, a.first);
         // A holder that is dead itself holds nothing.
         hold.take(crate::holds::Owner::new(0, c.area));
         w.close_area(b.area).unwrap();
@@ -603,8 +611,8 @@ mod tests {
     fn only_its_owner_closes_an_endpoint() {
         let (host, section) = fresh();
         let mut w = Writer::create(&section, host.region().shape(), 1).unwrap();
-        let a = w.open_area(1, 1).unwrap();
-        let b = w.open_area(1, 2).unwrap();
+        let a = w.open_area(1, 1, "test").unwrap();
+        let b = w.open_area(1, 2, "test").unwrap();
         let (slot, _) = w.open_endpoint(a.area, a.first.offset + 256, 1).unwrap();
         assert!(w.close_endpoint(b.area, slot).is_err());
         assert!(w.open_endpoint(a.area, u64::MAX - 63, 1).is_err());

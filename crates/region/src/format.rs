@@ -48,6 +48,8 @@ pub struct Field {
 pub const MAGIC: u64 = u64::from_le_bytes(*b"ISTHMUS1");
 /// "PEERDIR1" in memory.
 pub const DIRECTORY_MAGIC: u64 = u64::from_le_bytes(*b"PEERDIR1");
+/// How much of a program's name a process's area keeps.
+pub const PROGRAM_BYTES: usize = 24;
 /// The version that this code reads and writes.
 pub const VERSION: u32 = 1;
 /// Smallest region.
@@ -149,6 +151,7 @@ layout! {
         FIRST_BYTES @ 16, 8, "local service", "Bytes of the first extent.";
         GRANTED @ 24, 8, "local service", "Bytes of all extents; 0 once they were taken back.";
         PID @ 32, 8, "local service", "Process id, as seen by the local service; for people.";
+        PROGRAM @ 40, PROGRAM_BYTES as u64, "local service", "Name of its program as the process gave it, UTF-8, padded with zeros; for people.";
     }
     /// One line of the activity table: the line of receiver (peer p, slot s) is number p x ENDPOINTS + s.
     activity (64) {

@@ -16,7 +16,7 @@
 //! - [`local`]: memory that a caller lends us for the length of an operation.
 //! - [`objects`]: the table of named objects, which are pieces of the shared section.
 //! - [`party`]: a process, as words of shared memory name it; [`gate`]: waiting at a word that many may change.
-//! - [`value`]: plain values, copied in and out whole.
+//! - [`value`]: plain values, copied in and out whole; [`text`]: names and sentences of a bounded length.
 //! - [`wake`]: sleeping on a word of the region, and waking who does.
 //! - [`counters`]: what went through the region, per process and per peer.
 
@@ -41,6 +41,7 @@ pub mod print;
 pub mod reader;
 pub mod registrations;
 pub mod source;
+pub mod text;
 pub mod value;
 pub mod wake;
 

@@ -8,6 +8,7 @@ use isthmus_lockfree::sync::{Word, release_fence};
 use crate::error::{Error, Result};
 use crate::format::{self, GlobalSlot, MAGIC, SECTION_ALIGN, VERSION, header, object, peer, reply};
 use crate::mapping::{LineRef, Mapping, Section};
+use crate::text::{cut, padded};
 
 /// The shape of a region, fixed when it is made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -365,12 +366,8 @@ impl Writer {
         put(peer::SECTION_BYTES, new.section_bytes)?;
         let kind = u64::from(new.ivshmem_id.is_some());
         put(peer::KIND, kind | (u64::from(new.ivshmem_id.unwrap_or(u32::MAX)) << 32))?;
-        let mut name = [0_u8; 64];
-        let len = new.name.len().min(63);
-        name[..len].copy_from_slice(&new.name.as_bytes()[..len]);
-        for (i, chunk) in (0_u64..).zip(name.chunks_exact(8)) {
-            put(peer::NAME + i * 8, u64::from_le_bytes(chunk.try_into().unwrap_or_default()))?;
-        }
+        // The last byte is a zero always.
+        entry.fill_bytes("peer", peer::NAME, &padded::<64>(cut(new.name, 63)))?;
         life.set(Life { incarnation, state: State::Joining }.pack());
         self.changed();
         Ok(incarnation)

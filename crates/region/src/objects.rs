@@ -15,6 +15,7 @@ use crate::mapping::Section;
 use crate::member::Member;
 use crate::membership::{PeerInfo, Region};
 use crate::party::Party;
+use crate::text::padded;
 
 /// Longest name of an object, in bytes.
 pub const MAX_NAME: usize = 127;
@@ -287,9 +288,7 @@ pub fn publish(region: &Region, info: &ObjectInfo) -> Result<()> {
     for (i, param) in (0_u64..).zip(info.params) {
         put(object::PARAMS + 8 * i, param)?;
     }
-    let mut name = [0_u8; MAX_NAME + 1];
-    name[..info.name.len()].copy_from_slice(info.name.as_bytes());
-    at.fill_bytes("object", object::NAME, &name)?;
+    at.fill_bytes("object", object::NAME, &padded::<{ MAX_NAME + 1 }>(&info.name))?;
     life.set(Life { state: State::Active, ..info.life }.pack());
     Ok(())
 }

@@ -265,7 +265,7 @@ mod tests {
         host.set_state(0, State::Active).unwrap();
         let section = host.region().section(&host.region().peer(0).unwrap().unwrap()).unwrap();
         let mut writer = Writer::create(&section, &shape, incarnation).unwrap();
-        let grant = writer.open_area(64 << 10, 1).unwrap();
+        let grant = writer.open_area(64 << 10, 1, "test").unwrap();
         Member::new(&map, 0, grant, Box::new(Stub(Mutex::new(writer)))).unwrap()
     }
 

@@ -173,7 +173,7 @@ fn stopped(world: &World, buffers: &Buffers, at: Step, mut passes: u32, tight: b
     // With no memory left, one lane serves one peer after the other.
     let hog = tight.then(|| {
         let mut service = world.services[1].lock().unwrap();
-        let area = service.open_area(1, 1).unwrap().area;
+        let area = service.open_area(1, 1, "test").unwrap().area;
         while service.grow_area(area, 1).is_ok() {}
         area
     });

@@ -14,7 +14,7 @@ use super::registrations::Window;
 use super::{Result, Walk, word};
 use crate::claims::Claims;
 use crate::fault::{Place, number};
-use crate::model::{Endpoint, Member, Process, lives, printable};
+use crate::model::{Endpoint, Member, Process, lives, padded, printable};
 
 /// Words of a record.
 fn words_of(bytes: u64) -> usize {
@@ -196,7 +196,7 @@ impl Walk<'_> {
             area: index,
             incarnation: life.incarnation,
             pid: word(record, area::PID),
-            program: None,
+            program: self.program(place, at, record),
             memory_bytes: granted,
             counters: Totals::default(),
         };
@@ -211,6 +211,16 @@ impl Walk<'_> {
             process.counters = totals(&self.words("counters", within.start + first, WORDS)?);
         }
         Ok(Some(process))
+    }
+
+    fn program(&mut self, place: Place, at: u64, record: &[u64]) -> String {
+        let words = record[words_of(area::PROGRAM)..].iter();
+        let (name, length) = padded(&words.flat_map(|word| word.to_le_bytes()).collect::<Vec<_>>());
+        if length.is_none() {
+            let allowed = "UTF-8 and zeros behind it";
+            self.fault(place, "area.PROGRAM", at + area::PROGRAM, format!("{name:?}"), allowed);
+        }
+        name
     }
 
     pub(super) fn overlap(

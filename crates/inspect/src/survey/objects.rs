@@ -8,7 +8,7 @@ use isthmus_region::objects::{Kind, MAX_NAME, UNLINKED};
 use super::{Result, Walk, half, word};
 use crate::claims::Claims;
 use crate::fault::{Place, number};
-use crate::model::{Object, printable};
+use crate::model::{Object, padded};
 
 impl Walk<'_> {
     /// All entries of the table that are in use. No two of them have a byte in common.
@@ -57,9 +57,8 @@ impl Walk<'_> {
         self.require(flags <= 3, place, "object.FLAGS", at + object::FLAGS, flags, || "0 to 3".into());
         let mut bytes = [0; MAX_NAME + 1];
         self.reader.bytes("object", at + object::NAME, &mut bytes)?;
-        let end = bytes.iter().position(|b| *b == 0).unwrap_or(bytes.len());
-        let name = printable(&String::from_utf8_lossy(&bytes[..end]));
-        if !(1..=MAX_NAME).contains(&end) || std::str::from_utf8(&bytes[..end]).is_err() {
+        let (name, length) = padded(&bytes);
+        if !length.is_some_and(|bytes| (1..=MAX_NAME).contains(&bytes)) {
             let allowed = format!("1 to {MAX_NAME} bytes of UTF-8 and zeros behind them");
             self.fault(place, "object.NAME", at + object::NAME, format!("{name:?}"), allowed);
         }

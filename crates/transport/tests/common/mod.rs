@@ -79,7 +79,7 @@ impl World {
         between: impl FnOnce(Box<dyn LocalService>) -> Box<dyn LocalService>,
     ) -> (Arc<Member>, u32) {
         let writer = Arc::clone(&self.services[peer as usize]);
-        let grant = writer.lock().unwrap().open_area(64 << 10, 1).unwrap();
+        let grant = writer.lock().unwrap().open_area(64 << 10, 1, "test").unwrap();
         let stub = Box::new(Stub { writer, area: grant.area });
         (Member::new(&self.map, peer, grant, between(stub)).unwrap(), grant.area)
     }
