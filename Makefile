@@ -30,8 +30,7 @@ clippy:
 
 unit:
 	cargo test --workspace --quiet --no-fail-fast
-	cargo test --package isthmus-transport --features fault --test faults --quiet
-	cargo test --package isthmus-sync --features fault --test minitransaction_faults --quiet
+	cargo test --workspace --features isthmus-transport/fault,isthmus-sync/fault --test faults --test minitransaction_faults --quiet
 
 doc:
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --document-private-items --quiet
@@ -64,8 +63,8 @@ fuzz:
 
 # Boots guests under QEMU.
 vm-test:
-	ISTHMUS_TEST_VM=1 cargo test --release -p isthmus-vm --test boot -- --nocapture
-	ISTHMUS_TEST_VM=1 cargo test --release -p isthmus-host --test guests
+	ISTHMUS_TEST_VM=1 cargo test --release --workspace --test boot -- --nocapture
+	ISTHMUS_TEST_VM=1 cargo test --release --workspace --test guests
 
 # The benchmark program with each MPI: it must compile without a warning, and all messages arrive whole.
 programs: all
