@@ -1,6 +1,8 @@
 //! What `/proc` says of the processes there are.
 
-use std::fs;
+use std::{fs, io};
+
+use rustix::io::Errno;
 
 /// A process as `/proc/PID/stat` shows it (proc(5)).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -11,7 +13,7 @@ pub struct Process {
     pub parent: i32,
     /// The session it is in.
     pub session: i32,
-    /// Whether it has ended and nobody has asked how.
+    /// Whether all of it has ended and nobody has asked how. The kernel says so of the first thread alone.
     pub zombie: bool,
 }
 
@@ -23,17 +25,32 @@ fn parse_stat(stat: &str) -> Option<Process> {
     let zombie = matches!(fields.next()?, "Z" | "X");
     let parent = fields.next()?.parse().ok()?;
     let session = fields.nth(1)?.parse().ok()?;
-    Some(Process { pid, parent, session, zombie })
+    let others_run =
+        fields.nth(13).and_then(|threads| threads.parse().ok()).is_some_and(|threads: u32| threads > 1);
+    Some(Process { pid, parent, session, zombie: zombie && !others_run })
 }
 
 /// All processes; those that end meanwhile may be missing.
-pub fn all() -> Vec<Process> {
-    let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
-    entries
-        .flatten()
-        .filter(|entry| entry.file_name().as_encoded_bytes().first().is_some_and(u8::is_ascii_digit))
-        .filter_map(|entry| parse_stat(&String::from_utf8_lossy(&fs::read(entry.path().join("stat")).ok()?)))
-        .collect()
+///
+/// # Errors
+/// What opening or reading `/proc` gave, as when there is no descriptor left.
+pub fn all() -> io::Result<Vec<Process>> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir("/proc")? {
+        let entry = entry?;
+        if !entry.file_name().as_encoded_bytes().first().is_some_and(u8::is_ascii_digit) {
+            continue;
+        }
+        match fs::read(entry.path().join("stat")) {
+            Ok(stat) => found.extend(parse_stat(&String::from_utf8_lossy(&stat))),
+            // It has ended since.
+            Err(e) if matches!(Errno::from_io_error(&e), Some(Errno::NOENT | Errno::SRCH)) => {}
+            // It is not ours to see.
+            Err(e) if matches!(Errno::from_io_error(&e), Some(Errno::ACCESS | Errno::PERM)) => {}
+            Err(e) => return Err(e),
+        }
+    }
+    Ok(found)
 }
 
 /// One of them.
@@ -84,6 +101,10 @@ mod tests {
     fn a_name_with_brackets_and_blanks_does_not_confuse() {
         let process = parse_stat("12 (a) S 9 (b)) Z 7 12 11 0").unwrap();
         assert_eq!(process, Process { pid: 12, parent: 7, session: 11, zombie: true });
+        let first_thread_ended = "12 (a) Z 7 12 11 0 -1 4 0 0 0 0 0 0 0 0 20 0 2 0";
+        assert!(!parse_stat(first_thread_ended).unwrap().zombie);
+        let all_ended = "12 (a) Z 7 12 11 0 -1 4 0 0 0 0 0 0 0 0 20 0 1 0";
+        assert!(parse_stat(all_ended).unwrap().zombie);
         assert_eq!(parse_stat("garbage"), None);
         assert_eq!(parse_stat("1 (x)"), None);
     }

@@ -360,9 +360,12 @@ impl Member {
     }
 }
 
-/// A text of somebody else's, for a terminal or a log: control characters become `?`.
+/// A text of somebody else's, for a terminal or a log: what does not show as itself, or changes how the rest shows, such
+/// as control characters and those that turn the direction of writing, becomes `?`.
 pub fn printable(text: &str) -> String {
-    text.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
+    // Of what is not ASCII, exactly that is escaped.
+    let shows = |c: char| if c.is_ascii() { !c.is_ascii_control() } else { c.escape_debug().len() == 1 };
+    text.chars().map(|c| if shows(c) { c } else { '?' }).collect()
 }
 
 /// Text that is padded with zeros, printable, and how many bytes it has, if it is UTF-8 with nothing else behind it.
@@ -420,4 +423,15 @@ pub const SHOWN: [(Counter, &str); 8] = [
 /// Whether a record is one of a life that lasts.
 pub(crate) fn lives(life: Life) -> bool {
     life.state == State::Active
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_shows_as_itself_is_printed() {
+        assert_eq!(printable("mpi_bench 'ü漢' \"\\`"), "mpi_bench 'ü漢' \"\\`");
+        assert_eq!(printable("a\u{1b}[2Jb\u{202e}c\u{200b}d\u{feff}"), "a?[2Jb?c?d?");
+    }
 }

@@ -37,8 +37,6 @@ pub struct Service {
     pub pid: u32,
     /// What the user started: the same, or the `isthmus run` above it.
     pub front: u32,
-    /// The member whose processes it serves, which is this system.
-    pub peer: u32,
 }
 
 /// A region to be looked at.
@@ -119,11 +117,10 @@ impl Target {
 
     fn served(path: &Path, patience: Duration) -> Result<Self> {
         let failed = |source| Error::Observe { path: path.to_path_buf(), source };
-        let View { region, said, service } = observe_at(path, patience).map_err(failed)?;
+        let View { region, service, .. } = observe_at(path, patience).map_err(failed)?;
         let name = format!("the region of the service at {}", path.display());
         let reader = Reader::new(region).map_err(|source| Error::Read { what: name.clone(), source })?;
-        let service =
-            Service { socket: path.to_path_buf(), pid: service, front: front(service), peer: said.peer };
+        let service = Service { socket: path.to_path_buf(), pid: service, front: front(service) };
         Ok(Self { reader, name, service: Some(service) })
     }
 

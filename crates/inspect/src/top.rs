@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use isthmus_region::counters::{Counter, LaneCounter, LaneTotals, Totals};
 use isthmus_region::life::State;
+use isthmus_region::text::cut;
 use rustix::termios::{LocalModes, OptionalActions, SpecialCodeIndex, Termios};
 use signal_hook::consts::{SIGCONT, SIGHUP, SIGINT, SIGTERM, SIGTSTP, SIGWINCH};
 
@@ -265,7 +266,7 @@ fn text(target: &Target, before: &Sample, now: &Sample, columns: Option<usize>) 
         members.row(cells.into_iter().chain(rates(earlier.get(&key), &m.counters, seconds).cells).collect());
         for p in &m.processes {
             let rates = rates(earlier.get(&key_of(m, p)), &p.counters, seconds);
-            let program = if p.program.is_empty() { "-".into() } else { p.program.clone() };
+            let program = if p.program.is_empty() { "-" } else { cut(&p.program, 15) }.to_owned();
             let cells = [m.name.clone(), p.pid.to_string(), program];
             processes.push((rates.traffic, cells.into_iter().chain(rates.cells).collect()));
         }

@@ -85,13 +85,16 @@ fn guard() -> io::Result<()> {
 /// two are killed on the way. Returns what is worth a line.
 pub(crate) fn clear(start: &Start, job: Option<Pid>) -> Vec<String> {
     let mut lines = Vec::new();
-    for pid in tree::kill_descendants(job, KILL_LIMIT) {
-        lines.push(format!("process {} of this run cannot be ended", pid.as_raw_nonzero()));
+    match tree::kill_descendants(job, KILL_LIMIT) {
+        Ok(left) => lines.extend(
+            left.iter().map(|pid| format!("process {} of this run cannot be ended", pid.as_raw_nonzero())),
+        ),
+        Err(e) => lines.push(format!("cannot see whether processes of this run are left: /proc: {e}")),
     }
     if let Err(e) = rundir::remove(&start.dir, start.keep) {
         lines.push(format!("cannot remove {}: {e}", start.dir.display()));
     }
-    tree::kill_descendants(None, KILL_LIMIT);
+    let _ = tree::kill_descendants(None, KILL_LIMIT);
     lines
 }
 

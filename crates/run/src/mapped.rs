@@ -25,7 +25,7 @@ impl Mapped {
     /// Notes what the processes below this one have mapped.
     pub(crate) fn look(&self) {
         let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
-        for pid in tree::descendants(getpid()) {
+        for pid in tree::descendants(getpid()).unwrap_or_default() {
             let maps = fs::read_to_string(format!("/proc/{}/maps", pid.as_raw_nonzero())).unwrap_or_default();
             seen.extend(files(&maps));
         }

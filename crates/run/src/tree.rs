@@ -3,6 +3,7 @@
 //! A process can fork between the look and the kill, so this looks again until nothing is left. Nothing can
 //! leave the tree: a subreaper adopts whatever loses its parent.
 
+use std::io;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -10,10 +11,17 @@ use isthmus_guest::processes;
 use rustix::process::{Pid, Signal, WaitOptions, getpid, kill_process, wait, waitpid};
 
 /// All living processes below `root`, itself excluded, zombies excluded.
-pub fn descendants(root: Pid) -> Vec<Pid> {
-    let all = processes::all();
+///
+/// # Errors
+/// As [`processes::all`].
+pub fn descendants(root: Pid) -> io::Result<Vec<Pid>> {
+    let all = processes::all()?;
     let below = processes::below(&all, &[root.as_raw_nonzero().get()]);
-    below.iter().filter(|process| !process.zombie).filter_map(|process| Pid::from_raw(process.pid)).collect()
+    Ok(below
+        .iter()
+        .filter(|process| !process.zombie)
+        .filter_map(|process| Pid::from_raw(process.pid))
+        .collect())
 }
 
 /// Reaps whatever children have ended. Only for processes that wait for no child of theirs in another way.
@@ -25,12 +33,15 @@ pub fn reap() {
 ///
 /// Children go before their parents: whoever is killed in the middle of this leaves what is left below a process of the
 /// run that lives and does the same.
-pub fn kill_descendants(spared: Option<Pid>, limit: Duration) -> Vec<Pid> {
+///
+/// # Errors
+/// As [`descendants`], when that is so until the limit.
+pub fn kill_descendants(spared: Option<Pid>, limit: Duration) -> io::Result<Vec<Pid>> {
     let look = || {
         reap();
-        let mut left = descendants(getpid());
+        let mut left = descendants(getpid())?;
         left.retain(|pid| Some(*pid) != spared);
-        left
+        Ok(left)
     };
     let end = |pid| {
         // It may have ended by itself since; one that may not be signalled is reported in the end.
@@ -44,13 +55,17 @@ pub fn kill_descendants(spared: Option<Pid>, limit: Duration) -> Vec<Pid> {
 /// Twice, because the numbers are read one after the other. A process whose number is below its parent's, as it is
 /// once the system's numbers have begun anew, can be read before its parent ends and the parent after that: then it
 /// seems to be below nobody. The next look finds it where it was adopted.
-fn until_none(mut look: impl FnMut() -> Vec<Pid>, mut end: impl FnMut(Pid), limit: Duration) -> Vec<Pid> {
+fn until_none(
+    mut look: impl FnMut() -> io::Result<Vec<Pid>>,
+    mut end: impl FnMut(Pid),
+    limit: Duration,
+) -> io::Result<Vec<Pid>> {
     let start = Instant::now();
     let mut empty = 0;
     loop {
         let left = look();
-        left.iter().rev().for_each(|pid| end(*pid));
-        empty = if left.is_empty() { empty + 1 } else { 0 };
+        left.iter().flatten().rev().for_each(|pid| end(*pid));
+        empty = if left.as_ref().is_ok_and(Vec::is_empty) { empty + 1 } else { 0 };
         if empty == 2 || start.elapsed() > limit {
             return left;
         }
@@ -63,7 +78,7 @@ fn until_none(mut look: impl FnMut() -> Vec<Pid>, mut end: impl FnMut(Pid), limi
 pub fn reap_orphans(keep: &[Pid], seen: &mut Vec<i32>) {
     let me = getpid().as_raw_nonzero().get();
     let claimed = |pid: i32| keep.iter().any(|kept| kept.as_raw_nonzero().get() == pid);
-    let mut zombies = processes::all();
+    let Ok(mut zombies) = processes::all() else { return };
     zombies.retain(|process| process.parent == me && process.zombie && !claimed(process.pid));
     for process in zombies.iter().filter(|process| seen.contains(&process.pid)) {
         let _ = waitpid(Pid::from_raw(process.pid), WaitOptions::NOHANG);
@@ -79,13 +94,24 @@ mod tests {
     #[test]
     fn what_one_look_missed_is_ended() {
         let pid = |n| Pid::from_raw(n).unwrap();
-        let mut looks = vec![vec![pid(7), pid(9)], vec![], vec![pid(8)], vec![], vec![]].into_iter();
+        let failed = || Err(io::Error::from(io::ErrorKind::Other));
+        let mut looks = vec![
+            Ok(vec![pid(7), pid(9)]),
+            Ok(vec![]),
+            Ok(vec![pid(8)]),
+            Ok(vec![]),
+            failed(),
+            Ok(vec![]),
+            Ok(vec![]),
+        ]
+        .into_iter();
         let mut ended = Vec::new();
         let left = until_none(|| looks.next().unwrap(), |pid| ended.push(pid), Duration::from_secs(60));
-        assert_eq!((left, ended), (vec![], vec![pid(9), pid(7), pid(8)]));
-        assert_eq!(looks.next(), None);
-        // What does not end is told.
-        assert_eq!(until_none(|| vec![pid(7)], drop, Duration::ZERO), [pid(7)]);
+        assert_eq!((left.unwrap(), ended), (vec![], vec![pid(9), pid(7), pid(8)]));
+        assert!(looks.next().is_none());
+        // What does not end is told, and what cannot be seen.
+        assert_eq!(until_none(|| Ok(vec![pid(7)]), drop, Duration::ZERO).unwrap(), [pid(7)]);
+        assert!(until_none(failed, drop, Duration::ZERO).is_err());
     }
 
     #[test]
@@ -93,15 +119,34 @@ mod tests {
         let mut shell = Command::new("sh").args(["-c", "sleep 30 & sleep 30; true"]).spawn().unwrap();
         let root = Pid::from_child(&shell);
         let start = Instant::now();
-        while descendants(root).len() < 2 && start.elapsed() < Duration::from_secs(5) {
+        while descendants(root).unwrap().len() < 2 && start.elapsed() < Duration::from_secs(5) {
             thread::sleep(Duration::from_millis(5));
         }
-        let below = descendants(root);
+        let below = descendants(root).unwrap();
         assert_eq!(below.len(), 2);
         for pid in below {
             let _ = kill_process(pid, Signal::KILL);
         }
         let _ = shell.kill();
         shell.wait().unwrap();
+    }
+
+    #[test]
+    fn a_process_whose_first_thread_has_ended_lives() {
+        let script = "import ctypes, threading, time\n\
+            threading.Thread(target=time.sleep, args=(30,)).start()\n\
+            ctypes.CDLL(None).pthread_exit(None)";
+        let mut python = Command::new("python3").args(["-c", script]).spawn().unwrap();
+        let pid = Pid::from_child(&python);
+        let stat = format!("/proc/{}/stat", pid.as_raw_nonzero());
+        let start = Instant::now();
+        while !std::fs::read_to_string(&stat).unwrap().contains(") Z ") {
+            assert!(start.elapsed() < Duration::from_secs(20), "the first thread goes on");
+            thread::sleep(Duration::from_millis(5));
+        }
+        let found = descendants(getpid()).unwrap().contains(&pid);
+        python.kill().unwrap();
+        python.wait().unwrap();
+        assert!(found);
     }
 }

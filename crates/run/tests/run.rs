@@ -116,7 +116,7 @@ impl Run {
     fn process(&self, word: &str) -> Pid {
         let start = Instant::now();
         loop {
-            let found = tree::descendants(self.pid()).into_iter().find(|pid| {
+            let found = tree::descendants(self.pid()).unwrap().into_iter().find(|pid| {
                 let line = fs::read(format!("/proc/{}/cmdline", pid.as_raw_nonzero())).unwrap_or_default();
                 line.split(|b| *b == 0).any(|part| part == word.as_bytes())
             });
@@ -177,7 +177,7 @@ fn marked_processes(mark: &str) -> Vec<i32> {
         fs::read(format!("/proc/{pid}/environ"))
             .is_ok_and(|env| env.split(|b| *b == 0).any(|variable| variable == mark))
     };
-    processes::all().iter().filter(|p| !p.zombie && marked(p.pid)).map(|p| p.pid).collect()
+    processes::all().unwrap().iter().filter(|p| !p.zombie && marked(p.pid)).map(|p| p.pid).collect()
 }
 
 /// What the processes of a run do: their states, where in the kernel they wait, and the signals that wait for them.

@@ -153,7 +153,8 @@ impl Session {
         let first = self.first.as_raw_nonzero().get();
         // What forks while we look is found the next time.
         for _ in 0..50 {
-            let all = processes::all();
+            // What cannot be seen now may be the next time.
+            let Ok(all) = processes::all() else { continue };
             let mut roots: Vec<i32> = all.iter().filter(|p| p.session == first).map(|p| p.pid).collect();
             roots.push(first);
             let mut members = processes::below(&all, &roots);
