@@ -144,6 +144,12 @@ impl Consumer {
         self.read
     }
 
+    /// Slots given back since the start.
+    #[inline]
+    pub fn released(&self) -> u64 {
+        self.released
+    }
+
     /// The slot to be looked at next.
     #[inline]
     pub fn next<'s>(&self, slots: &'s (impl Slots + ?Sized)) -> &'s Slot {

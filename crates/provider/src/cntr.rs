@@ -210,8 +210,8 @@ unsafe extern "C" fn wait(cntr: *mut fid_cntr, threshold: u64, timeout: c_int) -
         let failed_before = cntr.counts.lock().failed;
         loop {
             cntr.counts.lock().patience = Patience::FULL;
-            let mut sum = 0;
-            for _ in 0..wait::SPINS {
+            let (mut sum, mut spins) = (0, 0);
+            while wait::reads_on(spins, &cntr.endpoints) {
                 let (done, failed) = cntr.look();
                 if done >= threshold {
                     return 0;
@@ -223,6 +223,7 @@ unsafe extern "C" fn wait(cntr: *mut fid_cntr, threshold: u64, timeout: c_int) -
                 if timeout == 0 {
                     break;
                 }
+                spins += 1;
             }
             let left = wait::left(until);
             if left.is_zero() {

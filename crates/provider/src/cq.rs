@@ -410,7 +410,8 @@ impl Cq {
         let until = wait::deadline(timeout);
         loop {
             self.queue.lock().patience = Patience::FULL;
-            for _ in 0..wait::SPINS {
+            let mut spins = 0;
+            while wait::reads_on(spins, &self.endpoints) {
                 let got = self.read(buf, count, sources);
                 if got != EAGAIN {
                     return got;
@@ -418,6 +419,7 @@ impl Cq {
                 if timeout == 0 {
                     break;
                 }
+                spins += 1;
             }
             let left = wait::left(until);
             if std::mem::take(&mut self.queue.lock().signaled) || left.is_zero() {

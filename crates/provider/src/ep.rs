@@ -34,6 +34,10 @@ const UNKNOWN: u32 = u32::MAX;
 /// Most addresses that are resolved in advance of their use, as a bound on the tables below.
 const MOST_ADDRESSES: u64 = 1 << 26;
 
+/// Which part of the machine's memory an endpoint's posts that wait for room may take, and what they may take at least.
+const MEMORY_PART: u64 = 16;
+const LEAST_QUEUED: u64 = 64 << 20;
+
 /// Flags of sends that complete only when the message was taken, or matched.
 const DELIVERED: u64 = FI_DELIVERY_COMPLETE | FI_MATCH_COMPLETE | FI_COMMIT_COMPLETE;
 
@@ -189,7 +193,8 @@ impl Ep {
         let core = domain.core();
         let table = domain.store.table(&domain.member);
         let memory = Box::new(Reach { registrations: Arc::clone(&domain.registrations), table });
-        let transport = Endpoint::open(&domain.member, Config::default(), memory).map_err(|e| {
+        let config = Config { backlog_bytes: most_queued(), ..Config::default() };
+        let transport = Endpoint::open(&domain.member, config, memory).map_err(|e| {
             log!(core, WARN, EP_CTRL, "cannot open an endpoint: {}", isthmus_region::error::with_causes(&e));
             errno::of_transport(&e)
         })?;
@@ -295,6 +300,11 @@ impl Ep {
     /// Whether there are more processes than processors.
     pub(crate) fn is_crowded(&self) -> bool {
         self.state.try_lock().is_some_and(|s| s.transport.as_ref().is_some_and(Endpoint::is_crowded))
+    }
+
+    /// Whether a message or an operation is under way with others, which may have an end soon.
+    pub(crate) fn has_transfers(&self) -> bool {
+        self.state.try_lock().is_some_and(|s| s.transport.as_ref().is_some_and(Endpoint::has_transfers))
     }
 
     /// The eventfd that is written when the endpoint sleeps and is rung; made when it is needed first.
@@ -676,6 +686,14 @@ impl Ep {
             other => std::mem::forget(other),
         }
     }
+}
+
+/// Most bytes of memory for posts of an endpoint that wait for room: a part of the machine's, so that one that sends without end to
+/// a process that stands still does not take all of it. Beyond that posts are refused.
+fn most_queued() -> u64 {
+    let info = rustix::system::sysinfo();
+    let memory = (info.totalram as u64).saturating_mul(info.mem_unit.into());
+    (memory / MEMORY_PART).max(LEAST_QUEUED)
 }
 
 /// Adds an endpoint to a list once.

@@ -26,7 +26,10 @@ use crate::ep::Ep;
 use crate::lock::Lock;
 
 /// Empty reads before a blocking call goes to sleep.
-pub(crate) const SPINS: u32 = 256;
+const SPINS: u32 = 256;
+/// The same while a long message or an operation is under way, or one has just ended: the other side copies a piece of it in the
+/// time of some hundred reads, and a sleep and a wake-up for each piece cost more than all of them.
+const SPINS_MOVING: u32 = 4096;
 /// Empty reads in a row after which the processor is offered to others, where there are enough of them.
 const POLLS: u32 = 2000;
 /// The same, where there are not.
@@ -62,6 +65,13 @@ fn timespec(time: Duration) -> Timespec {
         tv_sec: i64::try_from(time.as_secs()).unwrap_or(i64::MAX),
         tv_nsec: time.subsec_nanos().into(),
     }
+}
+
+/// Whether a blocking call that has found nothing `spins` times reads on before it sleeps.
+#[inline]
+pub(crate) fn reads_on(spins: u32, endpoints: &Lock<Vec<Arc<Ep>>>) -> bool {
+    let has_transfers = || endpoints.lock().iter().any(|ep| ep.has_transfers());
+    spins < SPINS || (spins < SPINS_MOVING && (!spins.is_multiple_of(SPINS) || has_transfers()))
 }
 
 /// When a blocking call ends: `timeout` in milliseconds from now, negative for never.
@@ -244,6 +254,17 @@ impl Waiter {
         let pollable = self.pollable.get()?;
         self.disarm();
         let all: Vec<Arc<Ep>> = endpoints.lock().clone();
+        // The program sleeps at once, so what a blocking call does before its sleep is done here.
+        let mut spins = 0;
+        while reads_on(spins, endpoints) {
+            for ep in &all {
+                ep.progress();
+            }
+            if is_there() {
+                return Some(false);
+            }
+            spins += 1;
+        }
         let Some(limit) = Self::all_asleep(pollable, &all) else { return Some(false) };
         pollable.set_timer(limit);
         *locked(&self.armed) = all.iter().map(Arc::downgrade).collect();

@@ -245,7 +245,7 @@ layout! {
         DATA_BYTES @ 36, 4, "sender", "Bytes of the data ring.";
         DATA @ 40, 8, "sender", "Offset in the section of the data ring.";
         ANSWER @ 48, 8, "sender", "The heat value that the sender has seen last.";
-        CLOSED_AT @ 56, 8, "sender", "Write position at which the lane was closed.";
+        ROOM @ 56, 8, "sender", "Of an open lane: the read position at which its receiver wakes the sender, which sleeps for want of room; 0 if it never did. Of a closed one: the write position at its end.";
         MESSAGES @ 64, 8, "sender", "Messages sent from this endpoint to that one.";
         BYTES_SENT @ 72, 8, "sender", "Payload bytes of those messages.";
         CHUNKS @ 80, 8, "sender", "Chunks of pipelined messages sent.";

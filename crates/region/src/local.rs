@@ -190,9 +190,21 @@ impl LocalBuf {
 
     /// All bytes, copied.
     pub fn to_vec(self) -> Vec<u8> {
-        let mut copy = vec![0; self.len];
-        self.read(&mut copy);
+        let mut copy = Vec::new();
+        self.append_to(&mut copy);
         copy
+    }
+
+    /// Copies all bytes behind those of `bytes`.
+    pub fn append_to(self, bytes: &mut Vec<u8>) {
+        bytes.reserve(self.len);
+        let end = bytes.spare_capacity_mut();
+        // SAFETY: `new`'s caller promised that the bytes may be read; there is room for as many, which was reserved above, and
+        // which nobody else knows of.
+        unsafe { std::ptr::copy_nonoverlapping(self.at.as_ptr(), end.as_mut_ptr().cast(), self.len) };
+        let len = bytes.len() + self.len;
+        // SAFETY: within the capacity, and all of it was written.
+        unsafe { bytes.set_len(len) };
     }
 }
 
@@ -209,6 +221,9 @@ mod tests {
                 let whole = from.clone();
                 // SAFETY: the vector outlives the buffer.
                 let from = unsafe { LocalBuf::of(&mut from) };
+                let mut behind = vec![1, 2];
+                from.part(shift, len).append_to(&mut behind);
+                assert!(behind[..2] == [1, 2] && behind[2..] == whole[shift..shift + len]);
                 // SAFETY: as above.
                 let into = unsafe { LocalBuf::of(&mut to) };
                 let mut words = [0; 5];

@@ -79,6 +79,17 @@ impl Place {
     }
 }
 
+/// Whether a receiver knows that its sender waits for room.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Asked {
+    /// There is nothing to ask for.
+    No,
+    /// It knows, or sees it when it accepts the lane.
+    Before,
+    /// It was told now, by an announcement.
+    Now,
+}
+
 /// The sender's end.
 #[derive(Debug)]
 pub struct Outgoing {
@@ -105,6 +116,8 @@ pub struct Outgoing {
     /// The receiver's block, which says whether it sleeps, and the sleep that it was rung for.
     sleeper: Option<LineRef>,
     rung: u64,
+    /// The read position at which the receiver was last asked to wake us.
+    asked: u64,
     data_write: u64,
     data_read: u64,
     data_end: Box<[u64]>,
@@ -147,6 +160,7 @@ impl Outgoing {
             sender,
             sleeper,
             rung: 0,
+            asked: 0,
             data_write: 0,
             data_read: 0,
             data_end: vec![0; count].into(),
@@ -354,12 +368,47 @@ impl Outgoing {
         self.accepted.as_ref().is_none_or(|(entry, _)| entry.words[0].get() != key)
     }
 
+    /// Before a sleep for want of room: says at which read position the receiver is to wake us, if it is not known to it yet.
+    /// Nothing is asked where the receiver has passed everything, or has not accepted the lane: it wakes us when it does.
+    pub fn ask_for_room(&mut self) -> Asked {
+        if self.accepted.is_none() {
+            return Asked::Before;
+        }
+        let (read, written) = (self.producer.read_seen(), self.producer.written());
+        if read == written {
+            return Asked::No;
+        }
+        // Half of what is in the way: room for some more, while the receiver still has something to do.
+        let middle = match self.chunks.get(self.chunks.len() / 2) {
+            Some((position, _)) => (*position).max(read + 1),
+            None => read + (written - read).div_ceil(2),
+        };
+        if self.asked == middle {
+            return Asked::Before;
+        }
+        self.asked = middle;
+        self.descriptor.words[7].set(middle);
+        self.announce();
+        Asked::Now
+    }
+
     /// Answers a request to cool, if there is one.
     pub fn answer(&mut self) {
         if let Some((heat, _)) = &self.accepted {
             let _ = must_announce(&heat.words[3], &self.descriptor.words[6], &mut self.answered);
         }
     }
+}
+
+/// What is to be done for a sender that may wait for room.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Request {
+    /// Nothing.
+    None,
+    /// It is to be woken when more was read.
+    Later,
+    /// It is to be woken now.
+    Now,
 }
 
 /// The receiver's end.
@@ -379,11 +428,16 @@ pub struct Incoming {
     pub thermostat: Thermostat,
     /// The endpoint's tick at its last message.
     pub last: u64,
+    /// The read position at which the sender was last woken since it waited for room.
+    woken_at: u64,
     ring: SlotRing,
     consumer: Consumer,
     descriptor: LineRef,
     heat: LineRef,
     read: LineRef,
+    /// The sender's block, which says whether it sleeps, and the sleep that it was rung for.
+    sleeper: Option<LineRef>,
+    rung: u64,
 }
 
 impl Incoming {
@@ -399,6 +453,7 @@ impl Incoming {
         descriptor: LineRef,
         heat: LineRef,
         read: LineRef,
+        sleeper: Option<LineRef>,
     ) -> Self {
         Self {
             peer,
@@ -408,11 +463,14 @@ impl Incoming {
             number,
             thermostat: Thermostat::default(),
             last: 0,
+            woken_at: 0,
             ring,
             consumer: Consumer::new(),
             descriptor,
             heat,
             read,
+            sleeper,
+            rung: 0,
         }
     }
 
@@ -476,6 +534,25 @@ impl Incoming {
     /// Whether the sender has answered that.
     pub fn settled(&mut self) -> bool {
         self.thermostat.settled(&self.descriptor.words[6])
+    }
+
+    /// What is to be done for a sender that may wait for room. What no honest sender asks for is as if it asked for nothing.
+    pub fn request(&mut self) -> Request {
+        let asked = self.descriptor.words[7].get();
+        let read = self.consumer.released();
+        if asked == self.woken_at || asked > read + self.ring.capacity() {
+            return Request::None;
+        }
+        if asked > read {
+            return Request::Later;
+        }
+        self.woken_at = asked;
+        Request::Now
+    }
+
+    /// How the sender is to be woken, if it sleeps.
+    pub fn who_to_ring(&mut self) -> Option<Bell> {
+        sleep::who_to_ring(&self.sleeper.as_ref()?.words[4], &mut self.rung)
     }
 
     /// The line that the sender describes the lane in.

@@ -54,6 +54,14 @@ pub fn is_programs(kind: u8) -> bool {
     kind <= kind::READY
 }
 
+/// The word that holds the offset of the payload in the sender's section, in messages that have one.
+pub fn offset_word(head: u64) -> usize {
+    match kind_of(head) {
+        kind::WRITE | kind::ATOMIC => 5,
+        _ => 4,
+    }
+}
+
 /// Flags of a message.
 pub mod flag {
     /// A tagged message.

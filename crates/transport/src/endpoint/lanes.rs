@@ -316,7 +316,7 @@ impl Endpoint {
     fn close_an_idle_lane(&mut self) {
         let mut longest: Option<(u32, usize)> = None;
         for (i, peer) in self.peers.iter_mut().enumerate() {
-            if !peer.pushes.is_empty() || !peer.pending.is_empty() {
+            if !peer.pushes.is_empty() || !peer.backlog.is_empty() {
                 continue;
             }
             let Some(out) = &mut peer.out else { continue };
@@ -339,7 +339,7 @@ impl Endpoint {
         step(Step::LaneClosing);
         let section = self.member.section();
         let at = self.lanes.at(out.number);
-        if let (Ok(life), Ok(end)) = (section.word("lane", at), section.word("lane", at + lane::CLOSED_AT)) {
+        if let (Ok(life), Ok(end)) = (section.word("lane", at), section.word("lane", at + lane::ROOM)) {
             end.put(out.written());
             life.set(Life { state: State::Dead, ..Life::unpack(life.peek()) }.pack());
         }
@@ -467,9 +467,8 @@ impl Endpoint {
         }
         peer.gone = true;
         peer.died = died;
-        peer.pending.clear();
-        peer.owed = 0;
         let pushes = std::mem::take(&mut peer.pushes);
+        let posts = self.take_backlog(id);
         if let Some(mut out) = self.take_lane(id) {
             self.open_lanes -= 1;
             self.chunk_pool.extend(out.all_chunks());
@@ -479,11 +478,9 @@ impl Endpoint {
             self.lanes.free.push(out.number);
             self.give_place(out.place);
         }
-        for push in pushes {
-            if let Some(mut then) = push.then {
-                (then.status, then.source) = (Status::PeerGone, Some(id));
-                self.completions.push_back(then);
-            }
+        for mut then in pushes.into_iter().filter_map(|push| push.then).chain(posts) {
+            (then.status, then.source) = (Status::PeerGone, Some(id));
+            self.completions.push_back(then);
         }
         for operation in self.operations.take_all(id) {
             match operation {
@@ -541,6 +538,7 @@ impl Endpoint {
         self.peers[lane.peer.0 as usize].is_kept |= lane.has_taken();
         self.hot.retain(|n| *n != number);
         self.cooling.retain(|n| *n != number);
+        self.askers.retain(|n| *n != number);
         for quarter in &mut self.quarters {
             for sender in quarter.senders.iter_mut().flatten() {
                 sender.lanes.retain(|n| *n != number);
@@ -572,6 +570,7 @@ impl Endpoint {
                     moved = true;
                     self.warm(number);
                 }
+                self.take_request(number);
                 if q >= self.quarters.len() {
                     return moved;
                 }
@@ -750,6 +749,7 @@ impl Endpoint {
             claim.descriptor.clone(),
             heat,
             read,
+            self.quarters[q].senders.get(slot as usize).and_then(|s| Some(s.as_ref()?.block.clone())),
         );
         let number = self.incoming.iter().position(Option::is_none).unwrap_or_else(|| {
             self.incoming.push(None);
@@ -760,6 +760,8 @@ impl Endpoint {
             sender.lanes.push(u32::try_from(number).unwrap_or(u32::MAX));
         }
         self.bump_version(false);
+        // It may sleep until it is accepted.
+        self.wake_sender(u32::try_from(number).unwrap_or(u32::MAX));
     }
 
     /// Makes a lane hot, cooling the one that was idle longest where there are too many.

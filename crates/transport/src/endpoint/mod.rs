@@ -5,12 +5,14 @@
 //! - `sleep`: going to sleep, and waking others.
 //! - `direct`: RMA and atomics that need no message.
 //! - `lanes`: opening, accepting, closing lanes; peers that go.
+//! - `backlog`: replies and posts that wait for room in a lane.
 //! - `table`: operations that wait for the other side.
 //! - `cushion`: what becomes of messages for which there is no memory.
 //! - `tally`: what was done, for those who look at the region.
 //!
 //! An endpoint polls its *hot* lanes directly; one activity line for each peer of the region leads it to the others.
 
+mod backlog;
 mod cushion;
 mod direct;
 mod lanes;
@@ -26,7 +28,6 @@ use std::time::{Duration, Instant};
 
 use isthmus_lockfree::activity::Seen;
 use isthmus_lockfree::life::{Life, State, unchanged};
-use isthmus_lockfree::slot::Message;
 use isthmus_region::directory::Directory;
 use isthmus_region::format::{CHUNK_ENTRIES, GlobalSlot, KIND_LANES, block};
 use isthmus_region::holds::Hold;
@@ -65,11 +66,19 @@ pub struct Config {
     pub pipeline_depth: usize,
     /// Lanes polled directly.
     pub hot_lanes: usize,
+    /// Most bytes of this process's memory for posts that wait for room; beyond them posts are refused.
+    pub backlog_bytes: u64,
 }
 
 impl Default for Config {
     fn default() -> Self {
-        Self { eager_bytes: 16 << 10, chunk_bytes: 32 << 10, pipeline_depth: 8, hot_lanes: 8 }
+        Self {
+            eager_bytes: 16 << 10,
+            chunk_bytes: 32 << 10,
+            pipeline_depth: 8,
+            hot_lanes: 8,
+            backlog_bytes: u64::MAX,
+        }
     }
 }
 
@@ -94,10 +103,8 @@ struct Peer {
     died: bool,
     out: Option<Outgoing>,
     sent: Sent,
-    /// Replies that found no room.
-    pending: VecDeque<Reply>,
-    /// How many of them the peer asked for.
-    owed: usize,
+    /// What waits for room.
+    backlog: backlog::Backlog,
     /// Pipelined messages on their way.
     pushes: VecDeque<Push>,
     /// In `Endpoint::busy`.
@@ -127,15 +134,6 @@ impl Peer {
     fn still_lives(&self) -> bool {
         self.life.as_ref().is_some_and(|l| unchanged(&l.words[0], self.alive))
     }
-}
-
-/// A message of the protocol's own, with payload for the data ring.
-#[derive(Debug)]
-struct Reply {
-    message: Message,
-    count: usize,
-    payload: Option<Box<[u8]>>,
-    because: Because,
 }
 
 /// What a reply is owed to.
@@ -262,6 +260,8 @@ pub struct Endpoint {
     incoming: Vec<Option<Incoming>>,
     hot: Vec<u32>,
     cooling: Vec<u32>,
+    /// Lanes whose senders sleep until more of them was read.
+    askers: Vec<u32>,
     quarters: Vec<Quarter>,
     region_seen: u64,
     /// A peer was there whose directory could not be opened yet.
@@ -279,12 +279,16 @@ pub struct Endpoint {
     busy: Vec<PeerId>,
     chunk_pool: Vec<u64>,
     chunks_taken: u64,
+    /// Bytes of memory that all queued posts take.
+    backlog_bytes: u64,
     tally: Tally,
     ticks: u64,
     /// Ticks of the next look at the activity lines, and how far apart such looks are now.
     next_look: u64,
     look_every: u64,
     next_slow: u64,
+    /// Until then a long message has just ended.
+    recent_until: u64,
     open_lanes: usize,
     /// The line whose first word counts wake-ups of this endpoint.
     wake: LineRef,
@@ -292,7 +296,7 @@ pub struct Endpoint {
     sleeps: u64,
     asleep: Option<isthmus_lockfree::sleep::Bell>,
     naps: u32,
-    /// A post found no room since the last sleep.
+    /// A post was refused since the last sleep.
     refused: bool,
     crowded: bool,
     moment: Moment,
@@ -355,6 +359,7 @@ impl Endpoint {
             incoming: Vec::new(),
             hot: Vec::new(),
             cooling: Vec::new(),
+            askers: Vec::new(),
             quarters: Vec::new(),
             region_seen: u64::MAX,
             retry_quarters: false,
@@ -369,11 +374,13 @@ impl Endpoint {
             busy: Vec::new(),
             chunk_pool: Vec::new(),
             chunks_taken: 0,
+            backlog_bytes: 0,
             tally: Tally::default(),
             ticks: 0,
             next_look: 0,
             look_every: 1,
             next_slow: 0,
+            recent_until: 0,
             open_lanes: 0,
             wake,
             sleeps: 0,
@@ -448,8 +455,7 @@ impl Endpoint {
             died: gone && !took_leave(word, address),
             out: None,
             sent: Sent::default(),
-            pending: VecDeque::new(),
-            owed: 0,
+            backlog: backlog::Backlog::default(),
             pushes: VecDeque::new(),
             is_busy: false,
             reach: direct::Reach::default(),
@@ -547,6 +553,11 @@ impl Endpoint {
         self.open_lanes > 0 || self.incoming.iter().any(Option::is_some)
     }
 
+    /// Bytes of memory that posts take which wait for room.
+    pub fn backlog_bytes(&self) -> u64 {
+        self.backlog_bytes
+    }
+
     /// Whether something sent has not been taken by its receiver yet (a close would wait for it).
     pub fn is_flushing(&mut self) -> bool {
         let mut flushing = false;
@@ -554,7 +565,7 @@ impl Endpoint {
             if peer.gone {
                 continue;
             }
-            if !peer.pending.is_empty() || !peer.pushes.is_empty() {
+            if !peer.backlog.is_empty() || !peer.pushes.is_empty() {
                 flushing = true;
                 continue;
             }
@@ -577,7 +588,7 @@ impl Endpoint {
         let of = |p: &Peer| {
             let taken = p.out.as_ref().map_or(0, |out| out.written().wrapping_add(out.read_seen()));
             let pushed = p.pushes.iter().map(|push| push.at + 1).sum::<u64>();
-            taken.wrapping_add(pushed).wrapping_sub(p.pending.len() as u64)
+            taken.wrapping_add(pushed).wrapping_sub(p.backlog.count() as u64)
         };
         self.peers.iter().filter(|p| !p.gone).map(of).fold(0, u64::wrapping_add)
     }
@@ -586,7 +597,7 @@ impl Endpoint {
     fn waited_for(&mut self) -> usize {
         let waits = |p: &mut Peer| {
             let full = p.out.as_mut().is_some_and(|out| !out.is_drained().unwrap_or(true));
-            !p.gone && (full || !p.pending.is_empty() || !p.pushes.is_empty())
+            !p.gone && (full || !p.backlog.is_empty() || !p.pushes.is_empty())
         };
         self.peers.iter_mut().filter_map(|p| waits(p).then_some(())).count()
     }

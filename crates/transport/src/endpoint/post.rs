@@ -4,6 +4,7 @@ use isthmus_lockfree::slot::{Message, Slot};
 use isthmus_region::counters::{Counter, LaneCounter};
 use isthmus_region::local::LocalBuf;
 
+use super::backlog::Payload;
 use super::table::Operation;
 use super::{Because, Endpoint, INJECT_BYTES, Multi};
 use crate::fault::{Step, step};
@@ -24,6 +25,20 @@ fn total(bufs: &[LocalBuf]) -> u64 {
     bufs.iter().map(|b| b.len() as u64).sum()
 }
 
+/// A message with its payload in it, and its words.
+#[inline(always)] // as if it stood in its caller
+fn inline(send: &Send<'_>) -> (Message, usize) {
+    let mut bytes = [0; INLINE_BYTES];
+    let mut at = 0;
+    for buf in send.bufs {
+        at += buf.read(&mut bytes[at..]);
+    }
+    let flags = flags_of(send.tagged, send.data);
+    let mut message = [wire::head(kind::INLINE, flags, at), send.tag, send.data.unwrap_or(0), 0, 0, 0, 0, 0];
+    message[3..].copy_from_slice(&wire::words(&bytes));
+    (message, 3 + at.div_ceil(8))
+}
+
 /// Stores a payload that is not just one word. Apart, so that what is left fits into its caller.
 #[inline(never)]
 fn put_words(slot: &Slot, buf: LocalBuf) {
@@ -31,32 +46,26 @@ fn put_words(slot: &Slot, buf: LocalBuf) {
 }
 
 impl Endpoint {
-    /// Makes sure that a message can be pushed to `to` now.
+    /// Makes sure that a message can be pushed to `to` now. Where there is no room ([`PostError::Again`]), a post is queued
+    /// behind those that are.
     fn ready(&mut self, to: PeerId) -> Result<(), PostError> {
         let peer = self.peers.get_mut(to.0 as usize).ok_or(PostError::NoPeer)?;
         if !peer.lives() {
             return Err(PostError::PeerGone);
         }
         if peer.out.is_none() {
-            if let Err(e) = self.open_lane(to) {
-                if e == PostError::Again {
-                    self.count_stall(to);
-                }
-                return Err(e);
-            }
-        } else if !peer.pending.is_empty() && !self.flush_pending(to) {
-            self.stalled(to);
+            self.open_lane(to)?;
+        }
+        if !self.peers[to.0 as usize].backlog.is_empty() && !self.flush_backlog(to) {
             return Err(PostError::Again);
         }
-        let peer = &mut self.peers[to.0 as usize];
-        let Some(out) = &mut peer.out else { return Err(PostError::Again) };
+        let Some(out) = &mut self.peers[to.0 as usize].out else { return Err(PostError::PeerGone) };
         match out.has_room() {
             Ok(true) => Ok(()),
             Ok(false) => {
                 if !out.is_accepted() {
                     self.look_for_accept(to);
                 }
-                self.stalled(to);
                 Err(PostError::Again)
             }
             Err(_) => {
@@ -64,17 +73,6 @@ impl Endpoint {
                 Err(PostError::PeerGone)
             }
         }
-    }
-
-    /// Counts a post that found no room. Room is not announced, so a sleep after it is short.
-    fn stalled(&mut self, to: PeerId) {
-        self.refused = true;
-        self.count_stall(to);
-    }
-
-    fn count_stall(&mut self, to: PeerId) {
-        self.tally.add(Counter::Stalls, 1);
-        self.peers[to.0 as usize].sent.add(LaneCounter::Stalls, 1);
     }
 
     /// Counts an RMA or atomic operation that goes by messages, and the payload that goes with it.
@@ -97,7 +95,7 @@ impl Endpoint {
         step(Step::Announced);
     }
 
-    /// Takes room in the data ring and copies `bufs` there; gives the offset.
+    /// Takes room in the data ring and copies `bufs` there; gives the offset. [`PostError::Again`]: there is no room.
     #[inline]
     fn stage(&mut self, to: PeerId, bufs: &[LocalBuf], len: u64) -> Result<u64, PostError> {
         let peer = &mut self.peers[to.0 as usize];
@@ -113,10 +111,7 @@ impl Endpoint {
                 step(Step::Staged);
                 Ok(offset)
             }
-            Ok(None) => {
-                self.stalled(to);
-                Err(PostError::Again)
-            }
+            Ok(None) => Err(PostError::Again),
             Err(_) => {
                 self.lose_faulty(to);
                 Err(PostError::PeerGone)
@@ -124,11 +119,28 @@ impl Endpoint {
         }
     }
 
-    /// Longest payload that goes to `to` through the data ring.
-    #[inline]
-    fn eager_bytes(&self, to: PeerId) -> u64 {
-        let lane = self.peers[to.0 as usize].out.as_ref().map_or(0, super::Outgoing::eager_bytes);
-        lane.min(self.config.eager_bytes)
+    /// Pushes a message for which there is room, or queues it.
+    fn push_or_queue(&mut self, ready: Result<(), Payload>, to: PeerId, message: &Message, count: usize) {
+        match ready {
+            Ok(()) => self.push(to, message, count),
+            Err(payload) => self.queue(to, message, count, payload, None),
+        }
+    }
+
+    /// What a post is to do after [`Endpoint::ready`] or [`Endpoint::stage`]: go on with what that gave, or be queued with the
+    /// payload that is given back.
+    fn or_queued<T>(
+        &mut self,
+        tried: Result<T, PostError>,
+        to: PeerId,
+        bufs: &[LocalBuf],
+        copied: bool,
+    ) -> Result<Result<T, Payload>, PostError> {
+        match tried {
+            Ok(it) => Ok(Ok(it)),
+            Err(PostError::Again) => self.make_space(to, bufs, copied).map(Err),
+            Err(error) => Err(error),
+        }
     }
 
     /// Sends a short message at once, if nothing speaks against it: the peer is known, alive and keeping up, and the
@@ -144,7 +156,7 @@ impl Endpoint {
         buf: LocalBuf,
     ) -> bool {
         let Some(peer) = self.peers.get_mut(to.0 as usize) else { return false };
-        if buf.len() > INLINE_BYTES || !peer.pending.is_empty() || !peer.lives() {
+        if buf.len() > INLINE_BYTES || !peer.backlog.is_empty() || !peer.lives() {
             return false;
         }
         let Some(out) = &mut peer.out else { return false };
@@ -189,24 +201,23 @@ impl Endpoint {
     #[inline(always)] // a function each for the two that call it: the usual one has no question more than it had
     fn send_until(&mut self, send: &Send<'_>, delivered: bool, matched: bool) -> Result<Posted, PostError> {
         self.next_look = 0;
-        self.ready(send.to)?;
+        if let Err(error) = self.ready(send.to) {
+            return self.queue_send(error, send, delivered, matched);
+        }
         let len = total(send.bufs);
         let mut flags = flags_of(send.tagged, send.data);
         let (tag, data) = (send.tag, send.data.unwrap_or(0));
         if len <= INLINE_BYTES as u64 && !delivered {
-            let mut bytes = [0; INLINE_BYTES];
-            let mut at = 0;
-            for buf in send.bufs {
-                at += buf.read(&mut bytes[at..]);
-            }
-            let mut message = [wire::head(kind::INLINE, flags, at), tag, data, 0, 0, 0, 0, 0];
-            message[3..].copy_from_slice(&wire::words(&bytes));
-            self.push(send.to, &message, 3 + at.div_ceil(8));
+            let (message, count) = inline(send);
+            self.push(send.to, &message, count);
         } else if !matched && (len <= self.eager_bytes(send.to) || send.inject) {
             if send.inject && len > INJECT_BYTES as u64 {
                 return Err(PostError::TooLong);
             }
-            let offset = self.stage(send.to, send.bufs, len)?;
+            let offset = match self.stage(send.to, send.bufs, len) {
+                Ok(offset) => offset,
+                Err(error) => return self.queue_send(error, send, delivered, matched),
+            };
             let mut message = [wire::head(kind::EAGER, flags, 0), tag, data, len, offset, 0, 0, 0];
             let mut count = 5;
             if delivered {
@@ -234,6 +245,52 @@ impl Endpoint {
         }
         self.count_sent(send.to, len);
         Ok(if delivered { Posted::Pending } else { Posted::Done })
+    }
+
+    /// Queues a message that finds no room, with its payload. As [`Endpoint::send_until`], but what completes there in its
+    /// call completes here when it goes, unless it is injected.
+    #[cold]
+    #[inline(never)]
+    fn queue_send(
+        &mut self,
+        error: PostError,
+        send: &Send<'_>,
+        delivered: bool,
+        matched: bool,
+    ) -> Result<Posted, PostError> {
+        if error != PostError::Again {
+            return Err(error);
+        }
+        let (to, len) = (send.to, total(send.bufs));
+        let then = self.template(send.ticket, Op::Send { tagged: send.tagged }, len);
+        let flags = flags_of(send.tagged, send.data) | if delivered { flag::ACK } else { 0 };
+        let (tag, data) = (send.tag, send.data.unwrap_or(0));
+        if len <= INLINE_BYTES as u64 && !delivered {
+            let payload = self.make_space(to, &[], true)?;
+            let (message, count) = inline(send);
+            self.queue(to, &message, count, payload, (!send.inject).then_some(then));
+            return Ok(if send.inject { Posted::Done } else { Posted::Pending });
+        }
+        if matched || (len > self.eager_bytes(to) && !send.inject) {
+            let payload = self.make_space(to, &[], true)?;
+            let bufs = Bufs::new(send.bufs);
+            let id = self.operations.insert(Operation::Offer { to, bufs, len, then, awaits_done: delivered });
+            let message = [wire::head(kind::READY, flags, 0), tag, data, len, id, 0, 0, 0];
+            self.queue(to, &message, 5, payload, None);
+            return Ok(Posted::Pending);
+        }
+        if send.inject && len > INJECT_BYTES as u64 {
+            return Err(PostError::TooLong);
+        }
+        let payload = self.make_space(to, send.bufs, send.inject)?;
+        let mut message = [wire::head(kind::EAGER, flags, 0), tag, data, len, 0, 0, 0, 0];
+        if delivered {
+            message[5] = self.operations.insert(Operation::Await { to, then, sending: false });
+            self.queue(to, &message, 6, payload, None);
+        } else {
+            self.queue(to, &message, 5, payload, (!send.inject).then_some(then));
+        }
+        Ok(if delivered || !send.inject { Posted::Pending } else { Posted::Done })
     }
 
     #[inline]
@@ -443,7 +500,8 @@ impl Endpoint {
         if self.read_directly(rma, len) {
             return Ok(Posted::Done);
         }
-        self.ready(rma.to)?;
+        let ready = self.ready(rma.to);
+        let ready = self.or_queued(ready, rma.to, &[], true)?;
         let id = self.operations.insert(Operation::Incoming {
             from: rma.to,
             dest: Bufs::new(rma.bufs),
@@ -454,7 +512,8 @@ impl Endpoint {
             done: None,
             registered: None,
         });
-        self.push(rma.to, &[wire::head(kind::READ, 0, 0), id, rma.key, rma.addr, len, 0, 0, 0], 5);
+        let message = [wire::head(kind::READ, 0, 0), id, rma.key, rma.addr, len, 0, 0, 0];
+        self.push_or_queue(ready, rma.to, &message, 5);
         self.count_rma(rma.to, 0);
         Ok(Posted::Pending)
     }
@@ -472,21 +531,24 @@ impl Endpoint {
         if self.write_directly(rma, len) {
             return Ok(Posted::Done);
         }
-        self.ready(rma.to)?;
+        let ready = self.ready(rma.to);
         let flags = if rma.data.is_some() { flag::DATA } else { 0 };
         let data = rma.data.unwrap_or(0);
         let then = self.template(rma.ticket, Op::Write, len);
         if len <= self.eager_bytes(rma.to) || rma.inject {
-            let offset = self.stage(rma.to, rma.bufs, len)?;
+            let offset = ready.and_then(|()| self.stage(rma.to, rma.bufs, len));
+            let staged = self.or_queued(offset, rma.to, rma.bufs, rma.inject)?;
             let id = self.operations.insert(Operation::Await { to: rma.to, then, sending: false });
-            let message = [wire::head(kind::WRITE, flags, 0), id, rma.key, rma.addr, len, offset, data, 0];
-            self.push(rma.to, &message, 7);
+            let at = staged.as_ref().copied().unwrap_or(0);
+            let message = [wire::head(kind::WRITE, flags, 0), id, rma.key, rma.addr, len, at, data, 0];
+            self.push_or_queue(staged.map(|_| ()), rma.to, &message, 7);
         } else {
+            let ready = self.or_queued(ready, rma.to, &[], true)?;
             let bufs = Bufs::new(rma.bufs);
             let id =
                 self.operations.insert(Operation::Offer { to: rma.to, bufs, len, then, awaits_done: true });
             let message = [wire::head(kind::WRITE_READY, flags, 0), id, rma.key, rma.addr, len, 0, data, 0];
-            self.push(rma.to, &message, 7);
+            self.push_or_queue(ready, rma.to, &message, 7);
         }
         self.count_rma(rma.to, len);
         Ok(Posted::Pending)
@@ -510,9 +572,10 @@ impl Endpoint {
         if self.atomic_directly(atomic, span) {
             return Ok(Posted::Done);
         }
-        self.ready(atomic.to)?;
         let operand = atomic.operand.iter().chain(atomic.compare).copied().collect::<Vec<_>>();
-        let offset = self.stage(atomic.to, &operand, operands + compares)?;
+        let bytes = operands + compares;
+        let offset = self.ready(atomic.to).and_then(|()| self.stage(atomic.to, &operand, bytes));
+        let staged = self.or_queued(offset, atomic.to, &operand, true)?;
         let then = self.template(atomic.ticket, Op::Atomic(atomic.kind), span);
         let operation = match atomic.kind {
             AtomicKind::Plain => Operation::Await { to: atomic.to, then, sending: false },
@@ -537,12 +600,12 @@ impl Endpoint {
             atomic.key,
             atomic.addr,
             what.pack(),
-            offset,
+            staged.as_ref().copied().unwrap_or(0),
             lengths,
             u64::from(atomic.size),
         ];
-        self.push(atomic.to, &message, 8);
-        self.count_rma(atomic.to, operands + compares);
+        self.push_or_queue(staged.map(|_| ()), atomic.to, &message, 8);
+        self.count_rma(atomic.to, bytes);
         Ok(Posted::Pending)
     }
 

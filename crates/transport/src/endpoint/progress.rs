@@ -10,8 +10,9 @@ use isthmus_region::counters::{Counter, LaneCounter};
 use isthmus_region::local::LocalBuf;
 
 use super::cushion::{NoMemoryLeft, zeroed};
+use super::sleep::RECENT;
 use super::table::{Operation, Table};
-use super::{Because, Endpoint, Multi, Peer, Push, Registered, Reply};
+use super::{Because, Endpoint, Multi, Peer, Push, Registered};
 use crate::address::Address;
 use crate::fault::{Step, step};
 use crate::lane::{Incoming, Size};
@@ -287,7 +288,9 @@ impl Endpoint {
     /// A look at the activity lines that finds nothing, if that is all there is to do now.
     #[inline(never)]
     fn nothing_announced(&mut self, ticks: u64) -> bool {
-        let quiet = ticks < self.next_slow && self.quarters.iter().all(|q| q.seen.is_current(&q.activity));
+        let quiet = ticks < self.next_slow
+            && self.askers.is_empty()
+            && self.quarters.iter().all(|q| q.seen.is_current(&q.activity));
         if quiet {
             self.look_every = (2 * self.look_every).min(LOOK_EVERY);
             self.next_look = ticks + self.look_every;
@@ -327,7 +330,11 @@ impl Endpoint {
                 moved |= self.visit(q, groups);
             }
         }
-        self.look_every = if moved { 1 } else { (2 * self.look_every).min(LOOK_EVERY) };
+        if !self.askers.is_empty() {
+            self.take_requests();
+        }
+        let soon = moved || !self.askers.is_empty();
+        self.look_every = if soon { 1 } else { (2 * self.look_every).min(LOOK_EVERY) };
         self.next_look = self.ticks + self.look_every;
         if self.ticks >= self.next_slow {
             self.next_slow = self.ticks + SLOW_EVERY;
@@ -356,7 +363,7 @@ impl Endpoint {
         let Some(Some(lane)) = self.incoming.get_mut(number as usize) else { return false };
         let Some(head) = lane.arrived() else { return false };
         let source = lane.peer;
-        if self.peers[source.0 as usize].owed > MOST_REPLIES {
+        if self.peers[source.0 as usize].backlog.owed > MOST_REPLIES {
             return false;
         }
         lane.last = self.ticks;
@@ -797,6 +804,8 @@ impl Endpoint {
         if let Some(Some(incoming)) = self.incoming.get_mut(lane as usize) {
             incoming.release_through();
         }
+        // Without a fence it may be overlooked here; the announcement leads to it all the same.
+        self.take_request(lane);
         step(Step::ChunkReleased);
         Ok(())
     }
@@ -806,6 +815,7 @@ impl Endpoint {
             return;
         };
         step(Step::AllReceived);
+        self.recent_until = self.ticks + RECENT;
         self.send_done(source, done, Status::Ok, Because::Asked);
         match then.op {
             // A write's arrival is told only where data came with it.
@@ -1016,24 +1026,6 @@ impl Endpoint {
         Ok(())
     }
 
-    /// Sends a message of the protocol's own now, or as soon as there is room.
-    fn reply(
-        &mut self,
-        to: PeerId,
-        message: Message,
-        count: usize,
-        payload: Option<Box<[u8]>>,
-        because: Because,
-    ) {
-        let peer = &mut self.peers[to.0 as usize];
-        peer.owed += usize::from(because == Because::Asked);
-        peer.pending.push_back(Reply { message, count, payload, because });
-        step(Step::ReplyOwed);
-        if !self.flush_pending(to) {
-            self.mark_busy(to);
-        }
-    }
-
     pub(super) fn mark_busy(&mut self, peer: PeerId) {
         let entry = &mut self.peers[peer.0 as usize];
         if !entry.is_busy {
@@ -1042,68 +1034,14 @@ impl Endpoint {
         }
     }
 
-    /// Sends replies that wait, in order. Gives whether none is left.
-    pub(super) fn flush_pending(&mut self, to: PeerId) -> bool {
-        loop {
-            let peer = &mut self.peers[to.0 as usize];
-            if peer.pending.is_empty() {
-                return true;
-            }
-            if !peer.lives() {
-                peer.pending.clear();
-                peer.owed = 0;
-                return true;
-            }
-            if peer.out.is_none() && self.open_lane(to).is_err() {
-                return false;
-            }
-            let peer = &mut self.peers[to.0 as usize];
-            let Some(out) = &mut peer.out else { return false };
-            let ready = out.has_room();
-            let Ok(ready) = ready else {
-                self.lose_faulty(to);
-                return true;
-            };
-            if !ready {
-                if !out.is_accepted() {
-                    self.look_for_accept(to);
-                }
-                return false;
-            }
-            let mut offset = None;
-            if let Some(payload) = peer.pending.front().and_then(|r| r.payload.as_ref()) {
-                match out.take_data(payload.len() as u64) {
-                    Ok(Some(at)) => {
-                        // Our own data ring, checked when the lane was made.
-                        let _ = self.member.section().fill_bytes("data ring", at, payload);
-                        offset = Some(at);
-                    }
-                    Ok(None) => return false,
-                    Err(_) => {
-                        self.lose_faulty(to);
-                        return true;
-                    }
-                }
-            }
-            let Some(mut reply) = peer.pending.pop_front() else { return true };
-            peer.owed -= usize::from(reply.because == Because::Asked);
-            if let Some(at) = offset {
-                reply.message[4] = at;
-            }
-            if out.push(&reply.message, reply.count) {
-                self.announced(to);
-            }
-        }
-    }
-
-    /// Goes on with replies and pipelines of all busy peers.
+    /// Goes on with what waits for room and with the pipelines of all busy peers.
     fn pump(&mut self) -> bool {
         let mut moved = false;
         let mut k = 0;
         while let Some(peer) = self.busy.get(k).copied() {
             moved |= self.pump_peer(peer);
             let entry = &mut self.peers[peer.0 as usize];
-            if entry.pending.is_empty() && entry.pushes.is_empty() {
+            if entry.backlog.is_empty() && entry.pushes.is_empty() {
                 entry.is_busy = false;
                 self.busy.swap_remove(k);
             } else {
@@ -1113,11 +1051,23 @@ impl Endpoint {
         moved
     }
 
-    /// Goes on with one peer's pipelines: as many chunks as room and depth allow.
+    /// Goes on with what waits for room and with the pipelines of one peer. The pipelines take few slots at a time, so they
+    /// come before the posts, of which there may be many.
     pub(super) fn pump_peer(&mut self, to: PeerId) -> bool {
-        if !self.flush_pending(to) {
+        if !self.flush_replies(to) {
             return false;
         }
+        let mut moved = self.push_chunks(to);
+        let before = self.peers[to.0 as usize].backlog.count();
+        if before > 0 {
+            self.flush_backlog(to);
+            moved |= self.peers[to.0 as usize].backlog.count() < before;
+        }
+        moved
+    }
+
+    /// Goes on with one peer's pipelines: as many chunks as room and depth allow.
+    fn push_chunks(&mut self, to: PeerId) -> bool {
         let mut moved = false;
         loop {
             let peer = &mut self.peers[to.0 as usize];
@@ -1171,6 +1121,7 @@ impl Endpoint {
             if push.at == push.len
                 && let Some(done) = peer.pushes.pop_front()
             {
+                self.recent_until = self.ticks + RECENT;
                 if let Some(own) = done.awaited
                     && let Some(Operation::Await { sending, .. }) = self.operations.get(own, to)
                 {

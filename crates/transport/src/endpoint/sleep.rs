@@ -3,18 +3,22 @@
 //! Who waits for messages without a look at the lanes says so in its block, and the senders that announce a message to
 //! it ring: the futex of its endpoint record where both can reach that, else through their local service. Before it
 //! sleeps it cools its hot lanes, whose senders neither announce nor ring (`isthmus_lockfree::sleep` has the argument).
-//! Nothing rings for what is seen only by looking: a lane whose sender has not answered, room in a ring, a death. So no
-//! sleep is longer than a bound that fits what is open.
+//! A sender that sleeps for want of room says in its lane's descriptor at which read position it wants to be woken, and
+//! announces that as it announces a message. Its receiver finds it where it finds messages, and rings once it has read so
+//! far; and it rings when it accepts a lane. Nothing rings for what is seen only by looking: a lane whose sender has not
+//! answered, memory of the region, a death. So no sleep is longer than a bound that fits what is open.
 
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use isthmus_lockfree::sleep::{self, Bell};
 use isthmus_region::counters::{Counter, LaneCounter};
+use isthmus_region::format::GlobalSlot;
 use isthmus_region::mapping::LineRef;
 use isthmus_region::wake;
 
 use super::Endpoint;
+use crate::lane::{Asked, Outgoing, Request};
 use crate::types::{Error, PeerId, Result};
 
 /// The longest sleep: deaths and new peers are seen by looking.
@@ -42,6 +46,11 @@ impl Asleep {
         wake::wait(&self.word.words[0], self.seen, limit.min(self.limit));
     }
 
+    /// Whether somebody has rung: a wait would end at once.
+    pub fn is_rung(&self) -> bool {
+        self.word.words[0].get() != self.seen
+    }
+
     /// What wakes it from this process.
     pub fn alarm(&self) -> Alarm {
         Alarm(self.word.clone())
@@ -59,6 +68,9 @@ impl Alarm {
     }
 }
 
+/// Polls after the end of a long message in which [`Endpoint::has_transfers`] counts it.
+pub(super) const RECENT: u64 = 2048;
+
 fn bounded(range: (Duration, Duration), tries: u32) -> Duration {
     range.0.saturating_mul(1 << tries.min(16)).min(range.1)
 }
@@ -73,6 +85,13 @@ impl Endpoint {
     #[inline]
     pub fn is_crowded(&self) -> bool {
         self.crowded
+    }
+
+    /// Whether something is under way that may end soon, or a long message has just ended whose other side may still be at its last
+    /// pieces; where processors are enough to wait for it.
+    pub fn has_transfers(&self) -> bool {
+        let under_way = !self.busy.is_empty() || self.operations.has_any();
+        !self.crowded && (under_way || self.ticks < self.recent_until)
     }
 
     /// An eventfd that is written when somebody rings and the endpoint sleeps by [`Bell::Service`].
@@ -102,6 +121,7 @@ impl Endpoint {
         // The service also wakes those who sleep by futex.
         let bell = if self.asleep == Some(Bell::Service) { Bell::Service } else { bell };
         sleep::announce_sleep(&self.block.words[4], self.sleeps, bell);
+        let unasked = self.ask_for_room();
         // The look that decides: at everything.
         (self.next_look, self.next_slow) = (0, 0);
         if self.progress() || !self.completions.is_empty() || !self.hot.is_empty() {
@@ -112,7 +132,7 @@ impl Endpoint {
         self.asleep = Some(bell);
         self.tally.add(Counter::Sleeps, 1);
         let retry = self.retry_quarters || self.retry_lanes;
-        let open = !self.busy.is_empty() || !self.closing.is_empty() || retry || self.refused;
+        let open = !self.closing.is_empty() || retry || self.refused || unasked;
         self.refused = false;
         let limit = if open {
             bounded(OPEN, self.naps)
@@ -123,6 +143,23 @@ impl Endpoint {
         };
         self.naps += 1;
         Some(Asleep { limit, word, seen })
+    }
+
+    /// Asks the receivers of all that waits for room to ring when there is some. Gives whether something waits for what nobody
+    /// rings for. Comes before the look that decides.
+    fn ask_for_room(&mut self) -> bool {
+        let mut unasked = false;
+        for k in 0..self.busy.len() {
+            let to = self.busy[k];
+            self.look_for_accept(to);
+            let peer = &mut self.peers[to.0 as usize];
+            match peer.out.as_mut().map_or(Asked::No, Outgoing::ask_for_room) {
+                Asked::Before => {}
+                Asked::Now => self.announced(to),
+                Asked::No => unasked = true,
+            }
+        }
+        unasked
     }
 
     /// Ends a sleep.
@@ -154,7 +191,43 @@ impl Endpoint {
         peer.sent.add(LaneCounter::Announced, 1);
         let Some(bell) = peer.out.as_mut().and_then(crate::lane::Outgoing::who_to_ring) else { return };
         let slot = peer.address.slot;
-        peer.sent.add(LaneCounter::Wakeups, 1);
+        self.ring(to, bell, slot);
+    }
+
+    /// Looks whether the sender of a lane waits for room, and wakes it if there is some.
+    pub(super) fn take_request(&mut self, number: u32) {
+        let Some(Some(lane)) = self.incoming.get_mut(number as usize) else { return };
+        match lane.request() {
+            Request::None => {}
+            Request::Now => self.wake_sender(number),
+            Request::Later => {
+                if !self.askers.contains(&number) {
+                    self.askers.push(number);
+                }
+            }
+        }
+    }
+
+    /// The same for all that asked for more room than there was.
+    #[cold]
+    pub(super) fn take_requests(&mut self) {
+        for number in std::mem::take(&mut self.askers) {
+            self.take_request(number);
+        }
+    }
+
+    /// Wakes the sender of a lane, if it sleeps.
+    pub(super) fn wake_sender(&mut self, number: u32) {
+        let Some(Some(lane)) = self.incoming.get_mut(number as usize) else { return };
+        let (Some(bell), from) = (lane.who_to_ring(), lane.peer) else { return };
+        let Some(peer) = self.peers.get(from.0 as usize) else { return };
+        let slot = peer.address.slot;
+        self.ring(from, bell, slot);
+    }
+
+    /// Rings for a peer that sleeps.
+    fn ring(&mut self, to: PeerId, bell: Bell, slot: GlobalSlot) {
+        self.peers[to.0 as usize].sent.add(LaneCounter::Wakeups, 1);
         self.tally.add(Counter::Wakeups, 1);
         let endpoints = self.member.region().shape().endpoints;
         let neighbour = slot.peer(endpoints) == self.member.peer() && self.member.has_futexes();

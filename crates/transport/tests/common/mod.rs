@@ -14,7 +14,8 @@ use isthmus_region::member::{LocalService, Member};
 use isthmus_region::membership::{self, NewPeer, Shape};
 use isthmus_region::{Result, life::State};
 use isthmus_transport::{
-    Completion, Config, Endpoint, Memory, PeerId, PostError, Posted, Receive, Selector, Send, Status, Ticket,
+    Completion, Config, Endpoint, Memory, Op, PeerId, PostError, Posted, Receive, Selector, Send, Status,
+    Ticket,
 };
 
 pub struct World {
@@ -84,7 +85,14 @@ impl World {
         (Member::new(&self.map, peer, grant, between(stub)).unwrap(), grant.area)
     }
 
+    /// One whose queue of posts is soon full.
     pub fn endpoint(&self, peer: u32) -> Endpoint {
+        let config = Config { backlog_bytes: 16 << 10, ..Config::default() };
+        self.endpoint_with(peer, config, Box::new(isthmus_transport::types::NoMemory))
+    }
+
+    /// One whose queue of posts is bounded by memory alone.
+    pub fn patient_endpoint(&self, peer: u32) -> Endpoint {
         self.endpoint_with(peer, Config::default(), Box::new(isthmus_transport::types::NoMemory))
     }
 
@@ -140,6 +148,17 @@ pub fn wait(end: &mut Endpoint, other: &mut Endpoint) -> Completion {
         }
     }
     panic!("no completion for a very long time");
+}
+
+/// The same until a receive has ended; sends must have ended well.
+pub fn wait_received(end: &mut Endpoint, other: &mut Endpoint) -> Completion {
+    loop {
+        let done = wait(end, other);
+        match done.op {
+            Op::Receive { .. } => return done,
+            _ => assert_eq!(done.status, Status::Ok),
+        }
+    }
 }
 
 pub fn ok(completion: Completion) -> Completion {

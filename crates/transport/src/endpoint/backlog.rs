@@ -1,0 +1,351 @@
+//! What waits for room in a lane: replies of the protocol's own, and the caller's posts behind them.
+//!
+//! A post that finds no room is queued and not refused: its message is built, its payload stays where the caller has it (or is
+//! copied, if the post is an inject), and the send completes when it has gone. Replies go first, since a peer that is owed too
+//! many is not read on. What is queued is bounded by memory, and by [`super::Config::backlog_bytes`]; beyond that posts are
+//! refused.
+//!
+//! A sender that is faster than its receiver for long would fill the memory with what the receiver takes a moment later. So
+//! with [`LONG`] posts in the queue a further post first waits for a moment while the receiver goes on taking messages; a
+//! receiver that takes none, since it computes, holds nobody up.
+
+use std::collections::{TryReserveError, VecDeque};
+
+use isthmus_lockfree::slot::Message;
+use isthmus_region::counters::{Counter, LaneCounter};
+use isthmus_region::local::LocalBuf;
+
+use super::{Because, Endpoint};
+use crate::lane::{Outgoing, Size};
+use crate::matching::Bufs;
+use crate::types::{Completion, PeerId, PostError};
+use crate::wire::{self, kind};
+
+/// Queued posts to one peer from which on the next one waits for its receiver for a moment.
+const LONG: usize = 4096;
+/// Looks of that moment, each a hint to the processor and a load.
+const LOOKS: u32 = 100;
+/// Entries that an empty queue keeps memory for.
+const KEPT: usize = 64;
+
+/// Payload that is to go into the data ring with its message.
+#[derive(Debug)]
+pub(super) enum Payload {
+    /// There is none.
+    None,
+    /// In the caller's buffers, which are ours until the post completes.
+    Lent(Bufs),
+    /// Copied.
+    Copied(Box<[u8]>),
+}
+
+impl Payload {
+    fn of(bufs: &[LocalBuf], copied: bool) -> Result<Self, TryReserveError> {
+        if !copied {
+            return Ok(Self::Lent(Bufs::new(bufs)));
+        }
+        let mut bytes = Vec::new();
+        bytes.try_reserve_exact(bufs.iter().map(|buf| buf.len()).sum())?;
+        bufs.iter().for_each(|buf| buf.append_to(&mut bytes));
+        Ok(Self::Copied(bytes.into()))
+    }
+
+    /// Its bytes, if it needs a place in the data ring.
+    fn len(&self) -> Option<u64> {
+        match self {
+            Self::None => None,
+            Self::Lent(bufs) => Some(bufs.len()),
+            Self::Copied(bytes) => Some(bytes.len() as u64),
+        }
+    }
+}
+
+/// A message that waits for room.
+#[derive(Debug)]
+pub(super) struct Queued {
+    pub(super) message: Message,
+    /// Words of it.
+    pub(super) count: usize,
+    pub(super) payload: Payload,
+    pub(super) because: Because,
+    /// Comes when the message has gone.
+    pub(super) then: Option<Completion>,
+}
+
+impl Queued {
+    /// Bytes that it takes of the process's memory.
+    fn bytes(&self) -> u64 {
+        Self::bytes_with(&self.payload)
+    }
+
+    fn bytes_with(payload: &Payload) -> u64 {
+        let copied = if let Payload::Copied(bytes) = payload { bytes.len() } else { 0 };
+        (size_of::<Self>() + copied) as u64
+    }
+}
+
+/// What waits for room in the lane to one peer.
+#[derive(Debug, Default)]
+pub(super) struct Backlog {
+    /// Of both queues: the way of a short message asks this alone.
+    count: usize,
+    replies: VecDeque<Queued>,
+    posts: VecDeque<Queued>,
+    /// Replies that the peer asked for.
+    pub(super) owed: usize,
+    /// Read position at which a post waited for the receiver, and it took nothing.
+    stood_at: Option<u64>,
+}
+
+impl Backlog {
+    /// Whether nothing waits.
+    #[inline(always)] // on the way of a short message
+    pub(super) fn is_empty(&self) -> bool {
+        self.count == 0
+    }
+
+    /// How many wait.
+    pub(super) fn count(&self) -> usize {
+        self.count
+    }
+
+    /// The next one to go, and whether it is a post.
+    fn first(&self) -> Option<(&Queued, bool)> {
+        self.replies.front().map(|first| (first, false)).or(self.posts.front().map(|first| (first, true)))
+    }
+
+    fn push_reply(&mut self, reply: Queued) {
+        self.owed += usize::from(reply.because == Because::Asked);
+        self.replies.push_back(reply);
+        self.count += 1;
+    }
+
+    fn push_post(&mut self, post: Queued) {
+        self.posts.push_back(post);
+        self.count += 1;
+    }
+
+    fn pop(&mut self) -> Option<Queued> {
+        let reply = self.replies.pop_front();
+        let next = if let Some(reply) = reply {
+            self.owed -= usize::from(reply.because == Because::Asked);
+            Some(reply)
+        } else {
+            let post = self.posts.pop_front();
+            if self.posts.is_empty() && self.posts.capacity() > KEPT {
+                self.posts = VecDeque::new();
+            }
+            post
+        };
+        self.count -= usize::from(next.is_some());
+        next
+    }
+
+    /// Forgets the replies, which a peer that is gone does not read.
+    fn drop_replies(&mut self) {
+        self.count -= self.replies.len();
+        (self.replies, self.owed) = (VecDeque::new(), 0);
+    }
+}
+
+impl Endpoint {
+    /// Sends a message of the protocol's own now, or as soon as there is room.
+    pub(super) fn reply(
+        &mut self,
+        to: PeerId,
+        message: Message,
+        count: usize,
+        payload: Option<Box<[u8]>>,
+        because: Because,
+    ) {
+        let payload = payload.map_or(Payload::None, Payload::Copied);
+        let reply = Queued { message, count, payload, because, then: None };
+        self.peers[to.0 as usize].backlog.push_reply(reply);
+        crate::fault::step(crate::fault::Step::ReplyOwed);
+        if !self.flush_replies(to) {
+            self.mark_busy(to);
+        }
+    }
+
+    /// Counts a post to `to` that found no room, and takes memory for it: gives its payload, `bufs` as they are or `copied`, as it
+    /// will be queued. Without any `bufs` that are not copied there is none.
+    ///
+    /// # Errors
+    /// [`PostError::Again`]: there is no memory.
+    #[cold]
+    pub(super) fn make_space(
+        &mut self,
+        to: PeerId,
+        bufs: &[LocalBuf],
+        copied: bool,
+    ) -> Result<Payload, PostError> {
+        self.tally.add(Counter::Stalls, 1);
+        self.peers[to.0 as usize].sent.add(LaneCounter::Stalls, 1);
+        self.wait_for_receiver(to);
+        let payload = if bufs.is_empty() && copied { Ok(Payload::None) } else { Payload::of(bufs, copied) };
+        let posts = &mut self.peers[to.0 as usize].backlog.posts;
+        let most = self.config.backlog_bytes.saturating_sub(self.backlog_bytes);
+        match payload {
+            Ok(payload) if Queued::bytes_with(&payload) <= most && posts.try_reserve(1).is_ok() => {
+                Ok(payload)
+            }
+            _ => {
+                self.refused = true;
+                Err(PostError::Again)
+            }
+        }
+    }
+
+    /// Queues a post for which [`Endpoint::make_space`] found memory.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn queue(
+        &mut self,
+        to: PeerId,
+        message: &Message,
+        count: usize,
+        payload: Payload,
+        then: Option<Completion>,
+    ) {
+        let post = Queued { message: *message, count, payload, because: Because::Posted, then };
+        self.backlog_bytes += post.bytes();
+        self.peers[to.0 as usize].backlog.push_post(post);
+        self.mark_busy(to);
+    }
+
+    /// Waits for a moment where much is queued and the receiver takes it.
+    fn wait_for_receiver(&mut self, to: PeerId) {
+        let position = |this: &Self| this.peers[to.0 as usize].out.as_ref().map(Outgoing::read_seen);
+        let before = position(self);
+        let backlog = &self.peers[to.0 as usize].backlog;
+        if backlog.posts.len() < LONG || before.is_none() || backlog.stood_at == before {
+            return;
+        }
+        for _ in 0..LOOKS {
+            self.flush_backlog(to);
+            if position(self) != before {
+                return;
+            }
+            std::hint::spin_loop();
+        }
+        self.peers[to.0 as usize].backlog.stood_at = before;
+    }
+
+    /// Longest payload that goes to `to` through the data ring. As long as there is no lane: through any lane's.
+    #[inline]
+    pub(super) fn eager_bytes(&self, to: PeerId) -> u64 {
+        let lane = self.peers[to.0 as usize].out.as_ref();
+        lane.map_or(Size::RESERVE.data_bytes / 2, Outgoing::eager_bytes).min(self.config.eager_bytes)
+    }
+
+    /// Sends replies that wait, in order. Gives whether none is left.
+    pub(super) fn flush_replies(&mut self, to: PeerId) -> bool {
+        loop {
+            match self.peers[to.0 as usize].backlog.first() {
+                Some((_, false)) => {}
+                _ => return true,
+            }
+            if !self.push_first(to) {
+                return self.peers[to.0 as usize].backlog.replies.is_empty();
+            }
+        }
+    }
+
+    /// Sends replies and posts that wait, in order. Gives whether none is left.
+    pub(super) fn flush_backlog(&mut self, to: PeerId) -> bool {
+        while !self.peers[to.0 as usize].backlog.is_empty() {
+            if !self.push_first(to) {
+                return self.peers[to.0 as usize].backlog.is_empty();
+            }
+        }
+        true
+    }
+
+    /// Sends the first of what waits. Gives whether there was room, and the peer lives.
+    fn push_first(&mut self, to: PeerId) -> bool {
+        let peer = &mut self.peers[to.0 as usize];
+        if !peer.lives() {
+            // Posts end with an error once the region says so, as all that waits for the peer does.
+            peer.backlog.drop_replies();
+            return false;
+        }
+        if peer.out.is_none() && self.open_lane(to).is_err() {
+            return false;
+        }
+        let peer = &mut self.peers[to.0 as usize];
+        let Some(out) = &mut peer.out else { return false };
+        let Ok(ready) = out.has_room() else {
+            self.lose_faulty(to);
+            return false;
+        };
+        if !ready {
+            if !out.is_accepted() {
+                self.look_for_accept(to);
+            }
+            return false;
+        }
+        let mut offset = None;
+        if let Some((first, _)) = peer.backlog.first()
+            && let Some(len) = first.payload.len()
+        {
+            match out.take_data(len) {
+                Ok(Some(at)) => {
+                    // Our own data ring, checked when the lane was made, and the caller's buffers.
+                    let section = self.member.section();
+                    let _ = match &first.payload {
+                        Payload::None => Ok(()),
+                        Payload::Copied(bytes) => section.fill_bytes("data ring", at, bytes),
+                        Payload::Lent(bufs) => {
+                            bufs.pieces(0, len, |done, piece| section.fill("data ring", at + done, piece))
+                        }
+                    };
+                    offset = Some(at);
+                }
+                Ok(None) => {
+                    if !out.is_accepted() {
+                        self.look_for_accept(to);
+                    }
+                    return false;
+                }
+                Err(_) => {
+                    self.lose_faulty(to);
+                    return false;
+                }
+            }
+        }
+        let is_post = peer.backlog.replies.is_empty();
+        let Some(mut next) = peer.backlog.pop() else { return false };
+        if is_post {
+            self.backlog_bytes = self.backlog_bytes.saturating_sub(next.bytes());
+        }
+        if let Some(at) = offset {
+            next.message[wire::offset_word(next.message[0])] = at;
+        }
+        let announced = out.push(&next.message, next.count);
+        if is_post {
+            let (len, counter) = match wire::kind_of(next.message[0]) {
+                kind::INLINE => (Some(wire::inline_len(next.message[0]) as u64), None),
+                kind::EAGER => (Some(next.message[3]), Some(Counter::Eager)),
+                kind::READY => (Some(next.message[3]), Some(Counter::Rendezvous)),
+                _ => (None, None),
+            };
+            out.count_bytes(len.unwrap_or(0));
+            if let Some(counter) = counter {
+                self.tally.add(counter, 1);
+            }
+        }
+        if announced {
+            self.announced(to);
+        }
+        self.completions.extend(next.then);
+        true
+    }
+
+    /// Takes all that waits for a peer that is gone; gives the ends of posts.
+    pub(super) fn take_backlog(&mut self, of: PeerId) -> Vec<Completion> {
+        let backlog = std::mem::take(&mut self.peers[of.0 as usize].backlog);
+        let bytes: u64 = backlog.posts.iter().map(Queued::bytes).sum();
+        self.backlog_bytes = self.backlog_bytes.saturating_sub(bytes);
+        backlog.posts.into_iter().filter_map(|post| post.then).collect()
+    }
+}
