@@ -244,6 +244,53 @@ fn no_sleeper_is_missed() {
     });
 }
 
+/// P21: a sender that goes to sleep for want of room finds some, or its receiver rings: it looks for the request where an
+/// announcement leads it, and later where it had not read so far.
+#[test]
+fn no_sender_sleeps_over_room() {
+    model(|| {
+        let ring = Arc::new(Ring::new(1));
+        let line = Arc::new(Line::new());
+        let words = Arc::new((Word::new(0), Word::new(0), Word::new(0))); // sleep, room, bell
+        let (far, far_line, far_words) = (Arc::clone(&ring), Arc::clone(&line), Arc::clone(&words));
+        let sender = thread::spawn(move || {
+            let mut producer = Producer::new(1);
+            producer.push(&*far, &[0, 7, 0, 0, 0, 0, 0, 0], 2);
+            activity::announce(&far_line, 0);
+            announce_sleep(&far_words.0, 1, Bell::Futex);
+            far_words.1.set(producer.written());
+            activity::announce(&far_line, 0);
+            producer.refresh(&far.read).unwrap();
+            let found = producer.has_room();
+            if found {
+                announce_awake(&far_words.0);
+            }
+            found
+        });
+        let (mut seen, mut consumer, mut later, mut rung) = (Seen::new(), Consumer::new(), false, 0);
+        let mut look = || {
+            if seen.changed(&line) == 0 && !later {
+                return;
+            }
+            if consumer.peek(&*ring).is_some() {
+                consumer.advance();
+                consumer.release(&ring.read);
+            }
+            let asked = words.1.get();
+            later = asked > consumer.released();
+            if asked > 0 && !later && who_to_ring(&words.0, &mut rung).is_some() {
+                words.2.add(1);
+            }
+        };
+        look();
+        let found = sender.join().unwrap();
+        // A receiver goes on looking.
+        look();
+        look();
+        assert!(found || words.2.get() == 1, "asleep for ever");
+    });
+}
+
 /// P4 with P6: the last look of a receiver that sleeps sees what a sender published before its answer; without an
 /// answer the sleep is bounded, which the model says by not calling it a sleep.
 #[test]

@@ -170,7 +170,7 @@ layout! {
         RMA @ 64, 8, "process", "RMA and atomic operations started.";
         RMA_BYTES @ 72, 8, "process", "Payload bytes of RMA and atomic operations, by the side that sent them.";
         UNEXPECTED @ 80, 8, "process", "Messages that came before their receive.";
-        STALLS @ 88, 8, "process", "Posts refused for want of room: a lane was full, or could not be opened.";
+        STALLS @ 88, 8, "process", "Posts that found no room and were queued, or refused: a lane was full, or could not be opened.";
         LANES_OPENED @ 96, 8, "process", "Lanes opened.";
         LANES_CLOSED @ 104, 8, "process", "Lanes closed.";
         ANNOUNCED @ 112, 8, "process", "Messages that were announced by an activity word.";
@@ -251,7 +251,7 @@ layout! {
         CHUNKS @ 80, 8, "sender", "Chunks of pipelined messages sent.";
         RMA @ 88, 8, "sender", "RMA and atomic operations started by messages.";
         RMA_BYTES @ 96, 8, "sender", "Payload bytes of RMA and atomic operations sent, answers to the other's included.";
-        STALLS @ 104, 8, "sender", "Posts refused for want of room.";
+        STALLS @ 104, 8, "sender", "Posts that found no room.";
         ANNOUNCED @ 112, 8, "sender", "Messages, the protocol's own included, that were announced by an activity word.";
         WAKEUPS @ 120, 8, "sender", "Wake-ups sent to the other endpoint because it slept.";
     }
