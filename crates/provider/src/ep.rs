@@ -188,7 +188,7 @@ impl Ep {
         let rx: Option<&fi_rx_attr> = unsafe { isthmus_cabi::object(info.rx_attr) };
         let core = domain.core();
         let table = domain.store.table(&domain.member);
-        let memory = Box::new(Reach { registrations: Arc::clone(&domain.registrations), table });
+        let memory = Box::new(Reach { core, registrations: Arc::clone(&domain.registrations), table });
         let transport = Endpoint::open(&domain.member, Config::default(), memory).map_err(|e| {
             log!(core, WARN, EP_CTRL, "cannot open an endpoint: {}", isthmus_region::error::with_causes(&e));
             errno::of_transport(&e)
