@@ -35,9 +35,11 @@ unit:
 doc:
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --document-private-items --quiet
 
+# Every script by its first line: the shell's are parsed, Python's compiled.
+SCRIPTS := find demo test .ci scripts tests packaging fuzz/run -type f ! -name '*.[ch]' -exec awk
 scripts:
-	bash -n demo test .ci/run fuzz/run packaging/build-deb tests/ops/install scripts/install-deps scripts/install-mpi scripts/find-cargo tests/programs/run tests/api/run tests/api/deaths tests/api/kills tests/load/run tests/load/steady tests/load/unseen tests/programs/files tests/docs/install-deps
-	PYTHONPYCACHEPREFIX=build/pycache python3 -m py_compile tests/pages.py tests/docs/compare tests/api/pictures.py tests/faults/limits tests/faults/again tests/load/isends tests/mpis/run tests/programs/packaged tests/mpi4py/run tests/mpi4py/worker.py tests/uid/run tests/programs/bench tests/run/ends tests/run/terminal tests/run/visit tests/ops/guest tests/watch/run tests/doctor/run
+	$(SCRIPTS) 'FNR == 1 && /^\#!.*sh$$/ { print FILENAME } { nextfile }' {} + | xargs -n 1 bash -n
+	$(SCRIPTS) 'FNR == 1 && /^\#!.*python3/ { print FILENAME } { nextfile }' {} + | PYTHONPYCACHEPREFIX=build/pycache xargs python3 -m py_compile tests/pages.py
 	tests/docs/install-deps
 
 # What CI runs: all of the above and below that fits into 40 minutes.

@@ -123,7 +123,8 @@ static void attributes(struct side *s)
 	CHECK(fi_av_open(s->domain, &attr, &av, NULL) < 0);
 	attr = (struct fi_av_attr){.type = 77};
 	CHECK(fi_av_open(s->domain, &attr, &av, NULL) < 0);
-	CHECK(fi_av_insertsvc(s->av, "localhost", "7471", NULL, 0, NULL) < 0);
+	CHECK(fi_av_insertsvc(s->av, "nowhere.invalid", "7471", NULL, 0, NULL) < 0);
+	CHECK(fi_av_insertsvc(s->av, "localhost", NULL, NULL, 0, NULL) < 0);
 	CHECK(fi_av_insertsym(s->av, "localhost", 1, "7471", 1, NULL, 0, NULL) < 0);
 	/* Many at once, with and without a place for their numbers. */
 	enum { N = 300 };

@@ -772,7 +772,7 @@ static void *read_without_system(void *arg)
 		has_read = empty;
 		syscall(SYS_exit, 0);
 	}
-	return (void *)&has_read; /* cannot be had here */
+	return (void *)(intptr_t)errno;
 }
 
 /* Reads that find nothing make no system call, as long as there are not so many that others are let in. */
@@ -792,7 +792,12 @@ static void empty_reads(struct side *s)
 		CHECK(pthread_create(&t, NULL, read_without_system, NULL) == 0);
 		CHECK(pthread_join(t, &cannot) == 0);
 		if (cannot) {
-			printf("    no seccomp here: left out\n");
+			/* So says a kernel that was built without it; nothing else is a reason. */
+			int error = (int)(intptr_t)cannot;
+			if (error != EINVAL && error != ENOSYS)
+				FAIL("seccomp: %s", strerror(error));
+			if (rank_here == 0)
+				printf("skipped: provider/cq empty_reads: the kernel has no seccomp\n");
 			moving = s;
 			barrier();
 			return;

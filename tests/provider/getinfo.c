@@ -281,26 +281,92 @@ static void refusals(void)
 	lf.freeinfo(h);
 }
 
-/* Hosts and ports mean nothing to the provider, on either side; its own addresses do. */
-static void places(void)
+/* Names of endpoints. A node is a member of the region, and a service is what an endpoint there was opened under. */
+static void names(void)
 {
 	static const struct {
 		const char *node, *service;
-	} names[] = {{"localhost", NULL}, {"127.0.0.1", NULL}, {"nowhere.invalid", NULL}, {NULL, "7471"}, {"localhost", "7471"}};
+		uint64_t flags;
+		bool is_source, is_dest;
+	} all[] = {
+		{"localhost", NULL, 0, false, true},
+		{"127.0.0.1", NULL, FI_NUMERICHOST, false, true},
+		{"127.0.0.1", "7471", 0, false, true},
+		{"localhost", "a service, not a port: 32 bytes.", 0, false, true},
+		{NULL, "7471", 0, false, true},
+		{NULL, "7471", FI_SOURCE, true, false},
+		{"localhost", "7471", FI_SOURCE, true, false},
+		{"::1", "7471", FI_SOURCE | FI_NUMERICHOST, true, false},
+		{"localhost", NULL, FI_SOURCE, true, false},
+		/* No member; a name where none may be; too long. */
+		{"nowhere.invalid", NULL, 0, false, false},
+		{"nowhere.invalid", "7471", 0, false, false},
+		{"192.0.2.1", "7471", 0, false, false},
+		{"192.0.2.1", "7471", FI_SOURCE, false, false},
+		{"localhost", "7471", FI_NUMERICHOST, false, false},
+		{NULL, "a service that has thirty-three b", 0, false, false},
+	};
+	char host[256];
+	CHECK(gethostname(host, sizeof host) == 0);
+	struct fi_info *h = blank(), *i;
+	test_name = "names";
+	for (size_t k = 0; k < sizeof all / sizeof *all; k++)
+		for (int newest = 0; newest < 2; newest++) {
+			bool refused = !all[k].is_source && !all[k].is_dest;
+			i = ask_for(newest ? NEWEST : FI_VERSION(1, 17), all[k].node, all[k].service, all[k].flags, h,
+				    refused ? -FI_ENODATA : 0);
+			if (refused)
+				continue;
+			/* There is always a source; that of no service in particular ends in zeros. */
+			CHECK(i->src_addr && i->src_addrlen == 64);
+			CHECK(!!((char *)i->src_addr)[32] == (all[k].is_source && all[k].service));
+			if (!!i->dest_addr != all[k].is_dest)
+				FAIL("name %zu: destination %d", k, !!i->dest_addr);
+			EQUAL(i->dest_addrlen, all[k].is_dest ? 64 : 0);
+			/* Taken back as hints, with and without more names. */
+			struct fi_info *again = ask(NEWEST, i, 0, 0);
+			CHECK(again->src_addr && !memcmp(again->src_addr, i->src_addr, 64));
+			CHECK(!i->dest_addr || (again->dest_addr && !memcmp(again->dest_addr, i->dest_addr, 64)));
+			lf.freeinfo(again);
+			lf.freeinfo(i);
+		}
+	test_name = "one name, however its node is written";
+	struct fi_info *one = ask_for(NEWEST, NULL, "7471", 0, h, 0);
+	static const char *const nodes[] = {"localhost", "LOCALHOST", "127.0.0.1", "127.1.2.3", "::1", NULL};
+	for (size_t k = 0; k < sizeof nodes / sizeof *nodes; k++) {
+		i = ask_for(NEWEST, nodes[k] ? nodes[k] : host, "7471", 0, h, 0);
+		CHECK(!memcmp(i->dest_addr, one->dest_addr, 64));
+		lf.freeinfo(i);
+	}
+	test_name = "the hints' own addresses beside names";
+	struct fi_info *both = ask_for(NEWEST, NULL, "1", FI_SOURCE, one, 0);
+	CHECK(both->src_addr && both->dest_addr && !memcmp(both->dest_addr, one->dest_addr, 64));
+	i = ask_for(NEWEST, NULL, "2", 0, both, 0);
+	CHECK(!memcmp(i->src_addr, both->src_addr, 64) && memcmp(i->dest_addr, one->dest_addr, 64));
+	lf.freeinfo(i);
+	i = ask_for(NEWEST, NULL, "2", FI_SOURCE, both, 0);
+	CHECK(memcmp(i->src_addr, both->src_addr, 64) && !memcmp(i->dest_addr, one->dest_addr, 64));
+	lf.freeinfo(i);
+	lf.freeinfo(both);
+	lf.freeinfo(one);
+
+	test_name = "a source that is another member's";
+	i = ask_for(NEWEST, NULL, "7471", FI_SOURCE, h, 0);
+	((char *)i->src_addr)[24] ^= 1;
+	ask(NEWEST, i, 0, -FI_ENODATA);
+	lf.freeinfo(i);
+	lf.freeinfo(h);
+}
+
+/* Addresses of endpoints among the hints. */
+static void places(void)
+{
 	struct side s;
 	struct fi_info *h, *i;
-	for (size_t k = 0; k < sizeof names / sizeof *names; k++)
-		for (int source = 0; source < 2; source++) {
-			test_name = source ? "a source by name" : "a destination by name";
-			h = blank();
-			ask_for(FI_VERSION(1, 17), names[k].node, names[k].service, source ? FI_SOURCE : 0, h, -FI_ENODATA);
-			ask_for(NEWEST, names[k].node, names[k].service, source ? FI_SOURCE : 0, h, -FI_ENODATA);
-			lf.freeinfo(h);
-		}
 	test_name = "a source that is left open";
 	h = blank();
 	i = ask(NEWEST, h, FI_SOURCE, 0);
-	CHECK(!i->src_addr && !i->dest_addr);
+	CHECK(i->src_addr && i->src_addrlen == 64 && !i->dest_addr);
 	lf.freeinfo(i);
 	open_side(&s, NULL);
 	char name[64];
@@ -313,7 +379,7 @@ static void places(void)
 	i = ask(NEWEST, h, 0, 0);
 	EQUAL(i->dest_addrlen, len);
 	CHECK(i->dest_addr != h->dest_addr && !memcmp(i->dest_addr, name, len));
-	EQUAL(i->src_addrlen, 0);
+	EQUAL(i->src_addrlen, 64);
 	/* Taken back, too. */
 	lf.freeinfo(ask(NEWEST, i, 0, 0));
 	lf.freeinfo(i);
@@ -702,6 +768,7 @@ int main(int argc, char **argv)
 			attributes();
 			refusals();
 			old_callers();
+			names();
 			places();
 			open_objects();
 			tables();

@@ -21,6 +21,7 @@ pub const FI_ENODATA: c_int = 61;
 pub const FI_EMSGSIZE: c_int = 90;
 pub const FI_ENOPROTOOPT: c_int = 92;
 pub const FI_EOPNOTSUPP: c_int = 95;
+pub const FI_EADDRINUSE: c_int = 98;
 pub const FI_EADDRNOTAVAIL: c_int = 99;
 pub const FI_ECONNRESET: c_int = 104;
 pub const FI_ETIMEDOUT: c_int = 110;

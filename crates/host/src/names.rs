@@ -118,14 +118,26 @@ impl Registry {
         if new.len == 0 {
             return Err(No(Code::Invalid, format!("{} must have at least one byte", what())));
         }
+        if new.kind == Kind::Endpoint && !objects::endpoint::may_make(&self.region, asker.party.peer(), new) {
+            let text = format!(
+                "no {}: it must name an endpoint of its maker's own host or VM, and a service there",
+                what()
+            );
+            return Err(No(Code::Denied, text));
+        }
         self.sweep_now_and_then();
+        if new.kind == Kind::Endpoint && self.find(new.kind, &new.name).is_some() {
+            // A program that is started again at once is not refused for what the last one left.
+            self.sweep();
+        }
         if let Some(at) = self.find(new.kind, &new.name) {
             if !new.or_open {
-                return Err(No(Code::Exists, format!("there is a {} already", what())));
+                return Err(No(Code::Exists, format!("there is {} {} already", article(new.kind), what())));
             }
             let same = self.entries[at].object.as_ref().is_some_and(|o| o.info.params == new.params);
             if !same {
-                let text = format!("there is a {} already, made with other parameters", what());
+                let text =
+                    format!("there is {} {} already, made with other parameters", article(new.kind), what());
                 return Err(No(Code::Exists, text));
             }
             return self.open(asker, new.kind, &new.name, Access::Write);
@@ -407,6 +419,10 @@ fn is_of_a_former_life(party: Party, region: &Region, since: &HashMap<u32, u64>)
     lives && own != 0 && own <= age(*since)
 }
 
+fn article(kind: Kind) -> &'static str {
+    if kind == Kind::Endpoint { "an" } else { "a" }
+}
+
 fn grant(info: &ObjectInfo, is_new: bool) -> ObjectGrant {
     ObjectGrant {
         index: info.index,
@@ -442,5 +458,58 @@ impl Names for Shared {
 
     fn gone(&mut self, party: Party) {
         self.with(|r| r.gone(party));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+
+    use isthmus_region::mapping::Mapping;
+    use isthmus_region::membership::{Shape, Writer};
+    use isthmus_region::objects::endpoint;
+
+    use super::*;
+
+    #[test]
+    fn a_peers_processes_name_endpoints_of_their_own_peer_alone() {
+        let fd = isthmus_region::create::memory(4 << 20).unwrap();
+        let map = Mapping::map(fd.as_fd(), 4 << 20).unwrap();
+        let shape = Shape::new(4 << 20, [1, 2], 2, 16).unwrap().with_shared(1 << 20, 8).unwrap();
+        let writer = Writer::create(&map, &shape, 1).unwrap();
+        let mut registry = Registry::new(writer.region().clone(), None);
+        let asker = Asker { party: Party::new(1, 3, 1), user: (1000, 1000) };
+        let mut ask = |name: String, slot: u64, or_open: bool| {
+            let new = NewObject {
+                kind: Kind::Endpoint,
+                name,
+                len: 1,
+                mode: 0o600,
+                ends_with_creator: true,
+                params: [slot, 1, 0, 0],
+                or_open,
+            };
+            match registry.answer(asker, &Request::Create(new)) {
+                Reply::Object(_) => None,
+                Reply::Refused { code, .. } => Some(code),
+                other => panic!("{other:?}"),
+            }
+        };
+        // Slots 16 to 31 are peer 1's.
+        assert_eq!(ask(endpoint::name_of(1, "9228"), 16, false), None);
+        assert_eq!(ask(endpoint::name_of(1, &"s".repeat(32)), 31, false), None);
+        for (name, slot, or_open) in [
+            (endpoint::name_of(0, "9228"), 16, false),
+            (endpoint::name_of(10, "9228"), 16, false),
+            (endpoint::name_of(1, "9228"), 15, false),
+            (endpoint::name_of(1, "9228"), 32, false),
+            (endpoint::name_of(1, "9228"), 16 + (1 << 32), false),
+            (endpoint::name_of(1, "9228"), 16, true),
+            (endpoint::name_of(1, ""), 16, false),
+            (endpoint::name_of(1, &"s".repeat(33)), 16, false),
+            ("9228".into(), 16, false),
+        ] {
+            assert_eq!(ask(name.clone(), slot, or_open), Some(Code::Denied), "{name} {slot} {or_open}");
+        }
     }
 }

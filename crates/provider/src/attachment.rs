@@ -14,19 +14,28 @@ use crate::core::{Core, log};
 
 struct Probe {
     pid: u32,
-    region: Result<[u64; 2], ()>,
+    here: Result<Here, ()>,
     held: Option<Arc<Member>>,
+}
+
+/// Where this process is.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Here {
+    /// The region's identity.
+    pub(crate) region: [u64; 2],
+    /// The peer that this process belongs to.
+    pub(crate) peer: u32,
 }
 
 static PROBE: Mutex<Option<Probe>> = Mutex::new(None);
 
-/// The region's identity, if there is a service that lets us in. Says why not only where somebody asked for us.
-pub(crate) fn probe(core: Option<&Core>) -> Option<[u64; 2]> {
+/// Where this process is, if there is a service that lets us in. Says why not only where somebody asked for us.
+pub(crate) fn probe(core: Option<&Core>) -> Option<Here> {
     let mut probe = PROBE.lock().unwrap_or_else(PoisonError::into_inner);
     let pid = std::process::id();
     if let Some(known) = probe.as_mut() {
         if known.pid == pid {
-            return known.region.ok();
+            return known.here.ok();
         }
         // The parent's: its memory is not mapped here, and must not be unmapped either.
         std::mem::forget(known.held.take());
@@ -43,9 +52,10 @@ pub(crate) fn probe(core: Option<&Core>) -> Option<[u64; 2]> {
             eprintln!("isthmus: {text}");
         }
     }
-    let region = answer.as_ref().map(|m| m.region().shape().uuid).map_err(|_| ());
-    *probe = Some(Probe { pid, region, held: answer.ok() });
-    region.ok()
+    let here =
+        answer.as_ref().map(|m| Here { region: m.region().shape().uuid, peer: m.peer() }).map_err(|_| ());
+    *probe = Some(Probe { pid, here, held: answer.ok() });
+    here.ok()
 }
 
 /// The attachment for a domain, which holds it from now on.

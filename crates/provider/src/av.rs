@@ -4,6 +4,9 @@
 //! inserted twice gets two numbers, and a removed number is not given again: MPICH counts on consecutive numbers.
 //! Endpoints resolve an address at its first use, so inserting touches nothing shared. Removing tells the endpoints to
 //! forget the number.
+//!
+//! A name of an endpoint ([`crate::names`]) may be inserted before anybody has it. It stands for the endpoint that had it when
+//! it was used first, until it is removed.
 
 use std::collections::HashMap;
 use std::ffi::{c_char, c_int, c_void};
@@ -11,13 +14,14 @@ use std::sync::{Arc, PoisonError, RwLock, Weak};
 
 use isthmus_cabi::Poison;
 use isthmus_fabric_sys::*;
-use isthmus_transport::Address;
 use isthmus_transport::address::ADDRESS_BYTES;
+use isthmus_transport::{Address, Place};
 
 use crate::core::{Core, log};
 use crate::domain::Domain;
 use crate::ep::Ep;
 use crate::lock::Lock;
+use crate::names;
 use crate::object::{self, Object};
 
 /// An address vector.
@@ -33,9 +37,19 @@ pub(crate) struct Av {
 
 #[derive(Default)]
 struct Table {
-    addresses: Vec<Option<Address>>,
+    entries: Vec<Option<Entry>>,
     /// The first number of each address that is in the table.
     numbers: HashMap<Address, u64>,
+    /// Names for which no endpoint was found yet.
+    unknown: usize,
+}
+
+#[derive(Clone, Copy)]
+struct Entry {
+    /// What was inserted.
+    place: Place,
+    /// The endpoint that it is, as far as that is known.
+    address: Option<Address>,
 }
 
 // SAFETY: the head is written when it is made and only read since; its pointers are C's.
@@ -98,48 +112,107 @@ impl Av {
         endpoints.push(Arc::downgrade(endpoint));
     }
 
-    /// The address with a number.
-    pub(crate) fn address(&self, number: u64) -> Option<Address> {
+    fn entry(&self, number: u64) -> Option<Entry> {
         let table = self.table.read().unwrap_or_else(PoisonError::into_inner);
-        *table.addresses.get(usize::try_from(number).ok()?)?
+        *table.entries.get(usize::try_from(number).ok()?)?
+    }
+
+    /// The address with a number. `FI_EAGAIN`: it is a name that nobody has yet.
+    pub(crate) fn address(&self, number: u64) -> Result<Address, c_int> {
+        let entry = self.entry(number).ok_or(FI_EINVAL)?;
+        match (entry.address, entry.place) {
+            (Some(address), _) | (None, Place::Endpoint(address)) => Ok(address),
+            (None, Place::Name(name)) => {
+                let found = names::find(self.core(), &self.domain.member, &name);
+                let Some(address) = found else {
+                    log!(self.core(), INFO, AV, "no endpoint has the name {name} yet");
+                    return Err(FI_EAGAIN);
+                };
+                self.table.write().unwrap_or_else(PoisonError::into_inner).settle(number, address);
+                Ok(address)
+            }
+        }
     }
 
     /// The number of an address.
     pub(crate) fn number(&self, address: &Address) -> Option<u64> {
-        self.table.read().unwrap_or_else(PoisonError::into_inner).numbers.get(address).copied()
+        let unknown: Vec<u64> = {
+            let table = self.table.read().unwrap_or_else(PoisonError::into_inner);
+            match table.numbers.get(address) {
+                Some(number) => return Some(*number),
+                None if table.unknown == 0 => return None,
+                None => table.unknown().collect(),
+            }
+        };
+        // It may have a name here that was not used yet.
+        unknown.into_iter().find(|number| self.address(*number).as_ref() == Ok(address))
     }
 
     fn add(&self, bytes: &[u8]) -> Result<u64, c_int> {
-        let address = Address::from_bytes(bytes).map_err(|_| FI_EINVAL)?;
-        if address.region != self.domain.member.region().shape().uuid {
-            log!(self.core(), WARN, AV, "{address} is in another region, which this process cannot reach");
+        let place = Place::from_bytes(bytes).map_err(|_| FI_EINVAL)?;
+        self.add_place(place)
+    }
+
+    fn add_place(&self, place: Place) -> Result<u64, c_int> {
+        if place.region() != self.domain.member.region().shape().uuid {
+            log!(self.core(), WARN, AV, "{place} is in another region, which this process cannot reach");
             return Err(FI_EHOSTUNREACH);
         }
+        if matches!(place, Place::Name(name) if name.service().is_empty()) {
+            log!(self.core(), WARN, AV, "{place} is a node without a service, and no endpoint");
+            return Err(FI_EINVAL);
+        }
         let mut table = self.table.write().unwrap_or_else(PoisonError::into_inner);
-        let number = table.addresses.len() as u64;
-        table.addresses.push(Some(address));
-        table.numbers.entry(address).or_insert(number);
+        let number = table.entries.len() as u64;
+        table.entries.push(Some(Entry { place, address: None }));
+        table.unknown += 1;
+        if let Place::Endpoint(address) = place {
+            table.settle(number, address);
+        }
         Ok(number)
     }
 
     fn drop_number(&self, number: u64) -> bool {
         let mut table = self.table.write().unwrap_or_else(PoisonError::into_inner);
-        let Some(place) = usize::try_from(number).ok().and_then(|n| table.addresses.get_mut(n)) else {
+        let Some(place) = usize::try_from(number).ok().and_then(|n| table.entries.get_mut(n)) else {
             return false;
         };
-        let Some(address) = place.take() else { return false };
-        if table.numbers.get(&address) == Some(&number) {
-            // Inserted again meanwhile, it goes by the next number.
-            let next = table.addresses.iter().position(|a| *a == Some(address));
-            match next {
-                Some(next) => table.numbers.insert(address, next as u64),
-                None => table.numbers.remove(&address),
-            };
+        let Some(entry) = place.take() else { return false };
+        match entry.address {
+            None => table.unknown -= 1,
+            Some(address) if table.numbers.get(&address) == Some(&number) => {
+                // Inserted again meanwhile, it goes by the next number.
+                let next = table.entries.iter().position(|e| e.is_some_and(|e| e.address == Some(address)));
+                match next {
+                    Some(next) => table.numbers.insert(address, next as u64),
+                    None => table.numbers.remove(&address),
+                };
+            }
+            Some(_) => {}
         }
         drop(table);
         let endpoints: Vec<_> = self.endpoints.lock().iter().filter_map(Weak::upgrade).collect();
         endpoints.iter().for_each(|endpoint| endpoint.forget(number));
         true
+    }
+}
+
+impl Table {
+    /// Notes which endpoint a number stands for.
+    fn settle(&mut self, number: u64, address: Address) {
+        let entry =
+            usize::try_from(number).ok().and_then(|n| self.entries.get_mut(n)).and_then(Option::as_mut);
+        if let Some(entry) = entry.filter(|e| e.address.is_none()) {
+            entry.address = Some(address);
+            self.unknown -= 1;
+            self.numbers.entry(address).or_insert(number);
+        }
+    }
+
+    /// Numbers of names for which no endpoint was found yet.
+    fn unknown(&self) -> impl Iterator<Item = u64> {
+        let of = |(i, e): (usize, &Option<Entry>)| e.is_some_and(|e| e.address.is_none()).then_some(i as u64);
+        self.entries.iter().enumerate().filter_map(of)
     }
 }
 
@@ -188,16 +261,39 @@ unsafe extern "C" fn insert(
     unsafe { object::call::<Av, _>(av, -FI_EIO, body) }
 }
 
-/// Our addresses have no names that could be looked up.
+/// Inserts a service by its name; 1, as it is one.
 unsafe extern "C" fn insertsvc(
-    _av: *mut fid_av,
-    _node: *const c_char,
-    _service: *const c_char,
-    _numbers: *mut fi_addr_t,
-    _flags: u64,
-    _context: *mut c_void,
+    av: *mut fid_av,
+    node: *const c_char,
+    service: *const c_char,
+    numbers: *mut fi_addr_t,
+    flags: u64,
+    context: *mut c_void,
 ) -> c_int {
-    -FI_ENOSYS
+    let body = |av: &Av| {
+        // SAFETY: null or a C string.
+        let node = unsafe { isthmus_cabi::text(node) };
+        // SAFETY: as above.
+        let service = unsafe { isthmus_cabi::text(service) };
+        let added = names::name(&av.domain.member, node, service, flags & FI_NUMERICHOST != 0)
+            .map_err(|what| {
+                log!(av.core(), WARN, AV, "refused for its {what}");
+                FI_ENODATA
+            })
+            .and_then(|name| av.add_place(Place::Name(name)));
+        let (number, error) = added.map_or_else(|e| (FI_ADDR_NOTAVAIL, e), |number| (number, 0));
+        if !numbers.is_null() {
+            // SAFETY: the caller's place for one number.
+            unsafe { numbers.write(number) };
+        }
+        if flags & FI_SYNC_ERR != 0 && !context.is_null() {
+            // SAFETY: with this flag the context is an array of one place.
+            unsafe { context.cast::<c_int>().write(error) };
+        }
+        if error == 0 { 1 } else { -error }
+    };
+    // SAFETY: our vector.
+    unsafe { object::call::<Av, _>(av, -FI_EIO, body) }
 }
 
 unsafe extern "C" fn insertsym(
@@ -230,9 +326,9 @@ unsafe extern "C" fn remove(av: *mut fid_av, numbers: *mut fi_addr_t, count: usi
 
 unsafe extern "C" fn lookup(av: *mut fid_av, number: fi_addr_t, addr: *mut c_void, len: *mut usize) -> c_int {
     let body = |av: &Av| {
-        let Some(address) = av.address(number) else { return -FI_EINVAL };
+        let Some(entry) = av.entry(number) else { return -FI_EINVAL };
         // SAFETY: the caller's buffer and its length.
-        unsafe { copy_name(&address, addr, len) };
+        unsafe { copy_name(&entry.place, addr, len) };
         0
     };
     // SAFETY: our vector.
@@ -243,13 +339,13 @@ unsafe extern "C" fn lookup(av: *mut fid_av, number: fi_addr_t, addr: *mut c_voi
 ///
 /// # Safety
 /// `len` is null or tells how many bytes may be written to `at`.
-pub(crate) unsafe fn copy_name(address: &Address, at: *mut c_void, len: *mut usize) -> bool {
+pub(crate) unsafe fn copy_name(place: &Place, at: *mut c_void, len: *mut usize) -> bool {
     if len.is_null() || !len.is_aligned() {
         return false;
     }
     // SAFETY: checked above; the caller vouches for the rest.
     let room = if at.is_null() { 0 } else { unsafe { len.read() } };
-    let bytes = address.to_bytes();
+    let bytes = place.to_bytes();
     let count = room.min(bytes.len());
     if count > 0 {
         // SAFETY: not null and room for `count`.
@@ -269,8 +365,8 @@ unsafe extern "C" fn straddr(
     let made = std::panic::catch_unwind(|| {
         // SAFETY: the caller gives an address of our size.
         let bytes = unsafe { isthmus_cabi::slice(addr.cast::<u8>(), ADDRESS_BYTES, ADDRESS_BYTES) };
-        match bytes.map(Address::from_bytes) {
-            Some(Ok(address)) => address.to_string(),
+        match bytes.map(Place::from_bytes) {
+            Some(Ok(place)) => place.to_string(),
             _ => "not an isthmus address".to_owned(),
         }
     });

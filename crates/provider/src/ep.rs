@@ -11,9 +11,10 @@ use std::sync::{Arc, OnceLock, Weak};
 use isthmus_cabi::{Poison, guard};
 use isthmus_fabric_sys::*;
 use isthmus_region::local::LocalBuf;
+use isthmus_region::objects::endpoint;
 use isthmus_transport::{
-    Address, Asleep, Atomic, AtomicKind, Bell, Completion, Config, Endpoint, Op, PeerId, PostError, Posted,
-    Receive, Rma, Selector, Send, Short, ShortReceived, ShortSink, Sink, Status, Ticket,
+    Address, Asleep, Atomic, AtomicKind, Bell, Completion, Config, Endpoint, Name, Op, PeerId, Place,
+    PostError, Posted, Receive, Rma, Selector, Send, Short, ShortReceived, ShortSink, Sink, Status, Ticket,
 };
 
 use crate::av::{self, Av};
@@ -69,6 +70,8 @@ struct Bound {
 pub(crate) struct State {
     core: Option<&'static Core>,
     transport: Option<Endpoint>,
+    /// The service's name that it has, if it was opened under one.
+    name: Option<endpoint::Name>,
     enabled: bool,
     /// Of which kinds of operations the end can be told.
     bound: Bound,
@@ -192,7 +195,7 @@ impl Ep {
         let rx: Option<&fi_rx_attr> = unsafe { isthmus_cabi::object(info.rx_attr) };
         let core = domain.core();
         let table = domain.store.table(&domain.member);
-        let memory = Box::new(Reach { registrations: Arc::clone(&domain.registrations), table });
+        let memory = Box::new(Reach { core, registrations: Arc::clone(&domain.registrations), table });
         let config = Config { backlog_bytes: most_queued(), ..Config::default() };
         let transport = Endpoint::open(&domain.member, config, memory).map_err(|e| {
             log!(core, WARN, EP_CTRL, "cannot open an endpoint: {}", isthmus_region::error::with_causes(&e));
@@ -202,6 +205,7 @@ impl Ep {
             log!(core, WARN, EP_CTRL, "the region's lanes are too small for what fi_getinfo offered");
             return Err(FI_ENOSPC);
         }
+        let name = own_name(&domain, info, &transport.address())?;
         log!(core, INFO, EP_CTRL, "opened {}", transport.address());
         let fid = object::head(FI_CLASS_EP, context, &FID_OPS);
         let head = fid_ep {
@@ -217,6 +221,7 @@ impl Ep {
         let state = State {
             core,
             transport: Some(transport),
+            name,
             enabled: false,
             bound: Bound::default(),
             moving: false,
@@ -635,12 +640,19 @@ impl Ep {
         let mut state = this.state.lock();
         let broken = state.moving;
         let transport = state.transport.take();
+        let name = state.name.take();
         let mut cqs = vec![state.ends.tx.cq.take(), state.ends.rx.cq.take()];
         let mut counters: Vec<_> = state.counters().into_iter().map(Option::take).collect();
         state.ends.av = None;
         state.enabled = false;
         state.find_ends();
         drop(state);
+        if this.domain.is_own() {
+            drop(name);
+        } else {
+            // The parent's, which still has it.
+            std::mem::forget(name);
+        }
         for cq in cqs.drain(..).flatten() {
             cq.endpoints().lock().retain(|e| !Arc::ptr_eq(e, this));
         }
@@ -694,6 +706,37 @@ fn most_queued() -> u64 {
     let info = rustix::system::sysinfo();
     let memory = (info.totalram as u64).saturating_mul(info.mem_unit.into());
     (memory / MEMORY_PART).max(LEAST_QUEUED)
+}
+
+/// Gives an endpoint the name that `info` has as its source, if it has one.
+fn own_name(domain: &Domain, info: &fi_info, address: &Address) -> Result<Option<endpoint::Name>, c_int> {
+    if info.src_addr.is_null() {
+        return Ok(None);
+    }
+    // SAFETY: the caller vouches for `src_addrlen` bytes.
+    let bytes = unsafe { isthmus_cabi::slice(info.src_addr.cast::<u8>(), info.src_addrlen, 4096) };
+    let Ok(name) = Name::from_bytes(bytes.ok_or(FI_EINVAL)?) else {
+        log!(
+            domain.core(),
+            WARN,
+            EP_CTRL,
+            "the source address is no service's name, and nothing else can be chosen"
+        );
+        return Err(FI_EADDRNOTAVAIL);
+    };
+    if name.region != address.region || name.peer != domain.member.peer() {
+        log!(domain.core(), WARN, EP_CTRL, "the source address {name} is not this host's or VM's");
+        return Err(FI_EADDRNOTAVAIL);
+    }
+    if name.service().is_empty() {
+        return Ok(None);
+    }
+    let given = endpoint::Name::give(&domain.member, name.service(), address.slot, address.incarnation);
+    given.map(Some).map_err(|e| {
+        let text = isthmus_region::error::with_causes(&e);
+        log!(domain.core(), WARN, EP_CTRL, "cannot open an endpoint under the name {name}: {text}");
+        if endpoint::is_taken(&e) { FI_EADDRINUSE } else { errno::of_region(&e) }
+    })
 }
 
 /// Adds an endpoint to a list once.
@@ -879,10 +922,10 @@ impl State {
     /// The same of a peer that was not.
     #[cold]
     fn resolve(&mut self, number: fi_addr_t) -> Result<PeerId, c_int> {
-        let address = self.ends.av.as_ref().and_then(|av| av.address(number)).ok_or(FI_EINVAL)?;
         if number >= MOST_ADDRESSES {
             return Err(FI_EINVAL);
         }
+        let address = self.ends.av.as_ref().ok_or(FI_EINVAL)?.address(number)?;
         let peer = self.transport()?.resolve(&address).map_err(|e| {
             log!(
                 self.core,
@@ -1269,7 +1312,11 @@ unsafe extern "C" fn getname(fid: *mut fid, addr: *mut c_void, len: *mut usize) 
             return -FI_EINVAL;
         }
         // SAFETY: the caller's buffer and its length.
-        if unsafe { av::copy_name(&transport.address(), addr, len) } { 0 } else { -FI_ETOOSMALL }
+        if unsafe { av::copy_name(&Place::Endpoint(transport.address()), addr, len) } {
+            0
+        } else {
+            -FI_ETOOSMALL
+        }
     };
     // SAFETY: our endpoint.
     unsafe { object::call::<Ep, _>(fid.cast(), -FI_EIO, body) }

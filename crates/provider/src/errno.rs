@@ -4,6 +4,7 @@ use std::ffi::c_int;
 
 use isthmus_attach::protocol::Code;
 use isthmus_fabric_sys::*;
+use isthmus_region::error::ObjectProblem;
 use isthmus_transport::{PostError, Status};
 
 /// A refused post.
@@ -49,8 +50,13 @@ pub(crate) fn of_region(error: &isthmus_region::Error) -> c_int {
         Error::NoPeer { .. } => FI_ECONNRESET,
         Error::Service { .. } => FI_EIO,
         Error::Full { .. } => FI_ENOSPC,
-        // The provider names no objects.
-        Error::Object { .. } => FI_EIO,
+        // Of the names of endpoints, which are the only objects here.
+        Error::Object { problem, .. } => match problem {
+            ObjectProblem::Full => FI_ENOSPC,
+            ObjectProblem::Denied => FI_EACCES,
+            ObjectProblem::Invalid => FI_EINVAL,
+            ObjectProblem::NotFound | ObjectProblem::Exists => FI_EIO,
+        },
     }
 }
 

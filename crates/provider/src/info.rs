@@ -13,11 +13,11 @@ use std::ptr::null_mut;
 use isthmus_cabi::{Poison, guard, object, put, text};
 use isthmus_fabric_sys as fi;
 use isthmus_fabric_sys::*;
-use isthmus_transport::Address;
 use isthmus_transport::address::ADDRESS_BYTES;
+use isthmus_transport::{Name, Place};
 
 use crate::core::{Core, VERSION, any, log};
-use crate::{attachment, domain, fabric};
+use crate::{attachment, domain, fabric, names};
 
 /// Longest message that may be injected; each endpoint's lanes have room for it.
 pub(crate) const INJECT_BYTES: usize = 4096;
@@ -30,7 +30,7 @@ const DEPTH: usize = 1024;
 const DEPTH_MAX: usize = 1 << 20;
 /// Objects of a kind that we say a domain may have.
 const OBJECTS: usize = 1 << 16;
-/// Our kind of address: 64 bytes that only we understand.
+/// Our kind of address: 64 bytes that only we understand ([`Place`]).
 const ADDR_FORMAT: u32 = FI_PROV_SPECIFIC | 0x1547;
 const PROTOCOL: u32 = FI_PROV_SPECIFIC | 0x1547;
 const PROTOCOL_VERSION: u32 = 1;
@@ -80,15 +80,20 @@ pub(crate) unsafe fn getinfo(
 ) -> c_int {
     let report = |said: &str| log!(any(), WARN, CORE, "internal error, getinfo is off from now on: {said}");
     guard(&POISON, -FI_ENODATA, report, || {
-        // Names of hosts and ports mean nothing to us, on whichever side.
-        if flags & CORE_PROV_ONLY != 0 || !node.is_null() || !service.is_null() {
+        if flags & CORE_PROV_ONLY != 0 {
             return -FI_ENODATA;
         }
         // SAFETY: the core gives null or valid hints, whose members are null or valid too.
-        let wanted = match unsafe { Wanted::read(hints) } {
+        let mut wanted = match unsafe { Wanted::read(hints) } {
             Some(wanted) => wanted,
             None => return -FI_EINVAL,
         };
+        // SAFETY: null or a C string.
+        let node = unsafe { text(node) }.filter(|n| !n.is_empty());
+        // SAFETY: as above.
+        let service = unsafe { text(service) }.filter(|s| !s.is_empty());
+        let named = (node.is_some() || service.is_some()) && flags & FI_PROV_ATTR_ONLY == 0;
+        wanted.leave_out(flags & FI_SOURCE != 0, named);
         let offer = match Offer::new(version, &wanted) {
             Ok(offer) => offer,
             Err(what) => {
@@ -96,15 +101,27 @@ pub(crate) unsafe fn getinfo(
                 return -FI_ENODATA;
             }
         };
-        let Some(region) = attachment::probe(core) else { return -FI_ENODATA };
+        let Some(here) = attachment::probe(core) else { return -FI_ENODATA };
+        let region = here.region;
         if wanted.fabric_name.is_some_and(|n| n != fabric_name(region)) {
             log!(core, INFO, CORE, "refused for its fabric name");
             return -FI_ENODATA;
         }
-        if wanted.dest.is_some_and(|address| address.region != region) {
+        if wanted.dest.is_some_and(|place| place.region() != region) {
             log!(core, INFO, CORE, "refused for its destination address, which is in another region");
             return -FI_ENODATA;
         }
+        if named && let Err(what) = wanted.resolve(node, service, flags) {
+            log!(core, INFO, CORE, "refused for its {what}");
+            return -FI_ENODATA;
+        }
+        // An address without a service gives no name, but a caller finds one wherever it looks.
+        let source = wanted.source.or_else(|| Name::new(region, here.peer, ""));
+        if source.is_some_and(|source| source.region != region || source.peer != here.peer) {
+            log!(core, INFO, CORE, "refused for its source address, which is not this host's or VM's");
+            return -FI_ENODATA;
+        }
+        wanted.source = source;
         let made = offer.allocate(version, &wanted, region);
         if made.is_null() {
             return -FI_ENOMEM;
@@ -133,9 +150,10 @@ struct Wanted<'a> {
     fabric: *mut fid_fabric,
     fabric_name: Option<&'a str>,
     domain_name: Option<&'a str>,
-    dest: Option<Address>,
-    bad_address: bool,
-    has_source: bool,
+    dest: Option<Place>,
+    source: Option<Name>,
+    bad_dest: bool,
+    bad_source: bool,
 }
 
 /// The part of `fi_domain_attr` that exists in every version.
@@ -187,15 +205,16 @@ impl<'a> Wanted<'a> {
         let fabric_attr: Option<&fi_fabric_attr> = unsafe { object(info.fabric_attr) };
         // SAFETY: null or valid, and every version has this part.
         let domain: Option<&'a DomainHints> = unsafe { object(info.domain_attr.cast::<DomainHints>()) };
-        let mut dest = None;
-        let mut bad_address = false;
+        let (mut dest, mut source) = (None, None);
         if !info.dest_addr.is_null() {
             // SAFETY: the hints vouch for `dest_addrlen` bytes.
-            let bytes = unsafe { isthmus_cabi::slice(info.dest_addr.cast::<u8>(), info.dest_addrlen, 4096) }?;
-            match Address::from_bytes(bytes) {
-                Ok(address) => dest = Some(address),
-                Err(_) => bad_address = true,
-            }
+            let bytes = unsafe { isthmus_cabi::slice(info.dest_addr.cast::<u8>(), info.dest_addrlen, 4096) };
+            dest = bytes.and_then(|bytes| Place::from_bytes(bytes).ok());
+        }
+        if !info.src_addr.is_null() {
+            // SAFETY: the hints vouch for `src_addrlen` bytes.
+            let bytes = unsafe { isthmus_cabi::slice(info.src_addr.cast::<u8>(), info.src_addrlen, 4096) };
+            source = bytes.and_then(|bytes| Name::from_bytes(bytes).ok());
         }
         let name = |at: *mut c_char| -> Option<&'a str> {
             // SAFETY: null or a C string.
@@ -214,10 +233,33 @@ impl<'a> Wanted<'a> {
             fabric: fabric_attr.map_or(null_mut(), |f| f.fabric),
             fabric_name: fabric_attr.and_then(|f| name(f.name)),
             domain_name: domain.and_then(|d| name(d.name)),
+            bad_dest: !info.dest_addr.is_null() && dest.is_none(),
+            bad_source: !info.src_addr.is_null() && source.is_none(),
             dest,
-            bad_address,
-            has_source: !info.src_addr.is_null(),
+            source,
         })
+    }
+
+    /// Leaves out the addresses among the hints that are not looked at, as fi_getinfo(3) has it: that of the source where
+    /// node and service are the source's, and that of the destination where they are the destination's.
+    fn leave_out(&mut self, is_source: bool, named: bool) {
+        if is_source {
+            (self.source, self.bad_source) = (None, false);
+        } else if named {
+            (self.dest, self.bad_dest) = (None, false);
+        }
+    }
+
+    /// Takes node and service as the address that they stand for; or says what is wrong with them.
+    fn resolve(&mut self, node: Option<&str>, service: Option<&str>, flags: u64) -> Result<(), String> {
+        let member = attachment::shared().map_err(|e| format!("node and service: {e}"))?;
+        let name = names::name(&member, node, service, flags & FI_NUMERICHOST != 0)?;
+        if flags & FI_SOURCE != 0 {
+            self.source = Some(name);
+        } else {
+            self.dest = Some(Place::Name(name));
+        }
+        Ok(())
     }
 }
 
@@ -255,8 +297,8 @@ fn or(hint: usize, own: usize) -> usize {
 
 impl Offer {
     fn new(version: u32, wanted: &Wanted<'_>) -> Result<Self, Refused> {
-        check(!wanted.bad_address, "destination address")?;
-        check(!wanted.has_source, "source address, which nobody chooses")?;
+        check(!wanted.bad_dest, "destination address")?;
+        check(!wanted.bad_source, "source address, which is no service's name")?;
         check(wanted.addr_format == FI_FORMAT_UNSPEC || wanted.addr_format == ADDR_FORMAT, "address format")?;
         check(wanted.caps & !ALL_CAPS == 0, "capabilities")?;
         let caps = caps(wanted.caps);
@@ -409,7 +451,8 @@ impl Offer {
         let fabric: *mut fi_fabric_attr = calloc();
         let fabric_name = duplicate(&fabric_name(region));
         let domain_name = duplicate(DOMAIN_NAME);
-        let dest = wanted.dest.map_or(null_mut(), |address| duplicate_bytes(&address.to_bytes()));
+        let dest = wanted.dest.map_or(null_mut(), |place| duplicate_bytes(&place.to_bytes()));
+        let source = wanted.source.map_or(null_mut(), |name| duplicate_bytes(&name.to_bytes()));
         let parts: [*mut c_void; 8] = [
             info.cast(),
             tx.cast(),
@@ -420,8 +463,10 @@ impl Offer {
             fabric_name.cast(),
             domain_name.cast(),
         ];
-        if parts.iter().any(|p| p.is_null()) {
-            for part in parts.into_iter().chain([dest]) {
+        let lacks =
+            (wanted.dest.is_some() && dest.is_null()) || (wanted.source.is_some() && source.is_null());
+        if lacks || parts.iter().any(|p| p.is_null()) {
+            for part in parts.into_iter().chain([dest, source]) {
                 // SAFETY: null, or allocated above and not handed out.
                 unsafe { libc::free(part) };
             }
@@ -453,9 +498,9 @@ impl Offer {
             caps: self.caps,
             mode: 0,
             addr_format: ADDR_FORMAT,
-            src_addrlen: 0,
+            src_addrlen: if source.is_null() { 0 } else { ADDRESS_BYTES },
             dest_addrlen: if dest.is_null() { 0 } else { ADDRESS_BYTES },
-            src_addr: null_mut(),
+            src_addr: source,
             dest_addr: dest,
             handle: null_mut(),
             tx_attr: tx,

@@ -3,6 +3,7 @@
 //! The way in, and what surrounds the objects:
 //! - `entry`: `fi_prov_ini`; `core`: the libfabric that called it, its log and parameters.
 //! - `info`: `fi_getinfo`; `attachment`: this process's attachment to the local service.
+//! - `names`: nodes and services.
 //! - `object`: what all objects share; `lock`: a lock that is left out where threads are kept apart; `errno`: our errors
 //!   as libfabric's; `bufs`: the caller's buffers.
 //!
@@ -36,6 +37,7 @@ mod lock;
 mod memory;
 mod mr;
 mod msg;
+mod names;
 mod object;
 mod probe;
 mod rma;

@@ -88,6 +88,7 @@ impl Registrations {
 
 /// A domain's registrations as the transport looks at them.
 pub(crate) struct Reach {
+    pub(crate) core: Option<&'static Core>,
     pub(crate) registrations: Arc<Registrations>,
     /// Where the table of what is published is.
     pub(crate) table: Option<u64>,
@@ -117,25 +118,36 @@ impl Memory for Reach {
 
     fn find(&self, key: u64, addr: u64, len: u64, access: Access) -> Result<LocalBuf, Status> {
         let table = self.registrations.table.read().unwrap_or_else(PoisonError::into_inner);
-        let region = *table.regions.get(&key).ok_or(Status::NoKey)?;
+        let region = table.regions.get(&key).copied();
         drop(table);
+        let Some(region) = region else {
+            self.refused(key, addr, len, access, "no registration has this key");
+            return Err(Status::NoKey);
+        };
+        let refused = |why: &str| {
+            let Region { start, len: has, access: allows } = region;
+            let why = format!("{why} of the registration of {has} bytes at {start:#x}, access {allows:#x}");
+            self.refused(key, addr, len, access, &why);
+            Status::NoAccess
+        };
         let needed = match access {
             Access::Read => FI_REMOTE_READ,
             Access::Write | Access::Atomic => FI_REMOTE_WRITE,
         };
         let offset = if self.registrations.plain_addresses { addr.wrapping_sub(region.start) } else { addr };
-        let end = offset.checked_add(len).ok_or(Status::NoAccess)?;
-        if region.access & needed == 0 || end > region.len {
-            return Err(Status::NoAccess);
+        let within = offset.checked_add(len).is_some_and(|end| end <= region.len);
+        let start = region.start.checked_add(offset).filter(|_| within);
+        let start = start.and_then(|start| usize::try_from(start).ok());
+        let (Some(start), Ok(count)) = (start, usize::try_from(len)) else {
+            return Err(refused("these bytes are outside"));
+        };
+        if region.access & needed == 0 {
+            return Err(refused("it is no part of the rights"));
         }
-        let start = region.start.checked_add(offset).ok_or(Status::NoAccess)?;
-        let count = usize::try_from(len).map_err(|_| Status::NoAccess)?;
-        if region.len == u64::MAX && !is_mapped(start, count, access) {
-            return Err(Status::NoAccess);
+        if region.len == u64::MAX && !is_mapped(start as u64, count, access) {
+            return Err(refused("no memory for this is mapped there, in spite"));
         }
-        let at = std::ptr::with_exposed_provenance_mut::<u8>(
-            usize::try_from(start).map_err(|_| Status::NoAccess)?,
-        );
+        let at = std::ptr::with_exposed_provenance_mut::<u8>(start);
         // SAFETY: the program registered these bytes for this access and keeps them so until it closes the region;
         // bounds were checked above, and where it registered everything, so was the memory.
         Ok(unsafe { LocalBuf::new(at, count) })
@@ -143,6 +155,25 @@ impl Memory for Reach {
 
     fn atomic(&self, target: LocalBuf, what: &RemoteAtomic<'_>, before: &mut Vec<u8>) -> Result<(), Status> {
         arithmetic::apply(target, what, before)
+    }
+}
+
+impl Reach {
+    /// Tells what a peer asked for and does not get.
+    #[cold]
+    fn refused(&self, key: u64, addr: u64, len: u64, access: Access, why: &str) {
+        let what = match access {
+            Access::Read => "read of",
+            Access::Write => "write to",
+            Access::Atomic => "atomic operation on",
+        };
+        let how = if self.registrations.plain_addresses { "address" } else { "offset" };
+        log!(
+            self.core,
+            INFO,
+            MR,
+            "refused a peer's {what} {len} bytes at {how} {addr:#x}, key {key:#x}: {why}"
+        );
     }
 }
 
@@ -245,6 +276,13 @@ impl Mr {
         let base = if domain.registrations.plain_addresses { start } else { 0 };
         let published = domain.store.publish(&domain.member, start, region.len, access, key, base);
         let published = Mutex::new(published.inspect_err(|_| domain.registrations.remove(key))?);
+        let len = region.len;
+        log!(
+            domain.core(),
+            INFO,
+            MR,
+            "registered {len} bytes at {start:#x}, access {access:#x}, as key {key:#x}"
+        );
         let fid = object::head(FI_CLASS_MR, context, &FID_OPS);
         let head = fid_mr { fid, mem_desc: std::ptr::null_mut(), key };
         Ok(Arc::new(Self { head, poison: Poison::new(), domain, published }))
@@ -257,6 +295,7 @@ unsafe extern "C" fn close(fid: *mut fid) -> c_int {
             return 0;
         }
         mr.domain.registrations.remove(mr.head.key);
+        log!(mr.core(), INFO, MR, "closed key {:#x}", mr.head.key);
         // Another thread's progress may have found it just before; it is done with it once it has let its endpoint go.
         mr.domain.await_progress();
         let mut published = mr.published.lock().unwrap_or_else(PoisonError::into_inner);
@@ -354,7 +393,7 @@ mod tests {
     use super::*;
 
     fn table(mr_mode: c_int) -> Reach {
-        Reach { registrations: Arc::new(Registrations::new(mr_mode)), table: None }
+        Reach { core: None, registrations: Arc::new(Registrations::new(mr_mode)), table: None }
     }
 
     #[test]

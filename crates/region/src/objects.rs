@@ -44,11 +44,13 @@ pub enum Kind {
     Once = 7,
     /// Locks and logs of minitransactions. Parameters: locks, logs.
     Space = 8,
+    /// The name of an endpoint: see [`endpoint`]. Parameters: its global slot, its incarnation.
+    Endpoint = 9,
 }
 
 impl Kind {
     /// All of them.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::Segment,
         Self::Barrier,
         Self::Mutex,
@@ -57,6 +59,7 @@ impl Kind {
         Self::RwLock,
         Self::Once,
         Self::Space,
+        Self::Endpoint,
     ];
 
     /// The kind with this number.
@@ -75,6 +78,7 @@ impl Kind {
             Self::RwLock => "rwlock",
             Self::Once => "once",
             Self::Space => "space",
+            Self::Endpoint => "endpoint",
         }
     }
 }
@@ -410,6 +414,110 @@ impl Drop for Open {
     fn drop(&mut self) {
         // A service that is gone has nothing to be told.
         let _ = self.member.service().close_object(self.grant.index, self.grant.incarnation);
+    }
+}
+
+/// Names of endpoints, by which a process finds another's endpoint without having been told its address: a service's name
+/// at a peer, as a port at a host. Such an object's bytes are not used.
+///
+/// Names are the table's, which the host service alone writes: it notes who made them, and takes none whose peer is not
+/// the asker's own. So nobody can be named by the processes of another peer.
+pub mod endpoint {
+    use super::{Arc, Error, Kind, Member, NewObject, Region, Result, UNLINKED, object};
+    use crate::format::GlobalSlot;
+
+    /// Longest name of a service, in bytes.
+    pub const MAX_SERVICE: usize = 32;
+
+    /// The object's name of a service at a peer.
+    pub fn name_of(peer: u32, service: &str) -> String {
+        format!("{peer}:{service}")
+    }
+
+    /// Whether processes of `peer` may make such an object: it names the peer, and an endpoint there.
+    pub fn may_make(region: &Region, peer: u32, new: &NewObject) -> bool {
+        let service = new.name.strip_prefix(&name_of(peer, ""));
+        let slot = u32::try_from(new.params[0]).ok().filter(|slot| *slot < region.shape().slots());
+        service.is_some_and(|s| (1..=MAX_SERVICE).contains(&s.len()))
+            && slot.is_some_and(|slot| GlobalSlot(slot).peer(region.shape().endpoints) == peer)
+            && !new.or_open
+    }
+
+    /// A name that this process has given to an endpoint of its own, until this is dropped.
+    pub struct Name {
+        member: Arc<Member>,
+        name: String,
+        place: (u32, u64),
+    }
+
+    impl Name {
+        /// Gives the service's name at this peer to an endpoint of this process.
+        ///
+        /// # Errors
+        /// [`Error::Object`]: somebody has the name, or there is no room for it; [`Error::Service`] without a service.
+        pub fn give(member: &Arc<Member>, service: &str, slot: GlobalSlot, incarnation: u64) -> Result<Self> {
+            let name = name_of(member.peer(), service);
+            let new = NewObject {
+                kind: Kind::Endpoint,
+                name: name.clone(),
+                len: 1,
+                mode: 0o600,
+                ends_with_creator: true,
+                params: [slot.0.into(), incarnation, 0, 0],
+                or_open: false,
+            };
+            let grant = member.service().create_object(&new)?;
+            Ok(Self { member: Arc::clone(member), name, place: (grant.index, grant.incarnation) })
+        }
+    }
+
+    impl std::fmt::Debug for Name {
+        fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+            f.debug_struct("Name").field("name", &self.name).finish_non_exhaustive()
+        }
+    }
+
+    impl Drop for Name {
+        fn drop(&mut self) {
+            // A service that is gone has nothing to be told.
+            let _ = self.member.service().unlink_object(Kind::Endpoint, &self.name);
+            let _ = self.member.service().close_object(self.place.0, self.place.1);
+        }
+    }
+
+    /// The endpoint that has a service's name at a peer, by its slot and incarnation, if there is one.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for a table that never holds still.
+    pub fn find(member: &Member, peer: u32, service: &str) -> Result<Option<(GlobalSlot, u64)>> {
+        let region = member.region();
+        let name = name_of(peer, service);
+        for index in 0..region.shape().objects {
+            let Some(info) = object(region, index)? else { continue };
+            if info.kind != Kind::Endpoint as u32 || info.flags & UNLINKED != 0 || info.name != name {
+                continue;
+            }
+            // It names an endpoint of the process that made it, or nothing.
+            let Some(creator) = info.creator.filter(|c| c.peer() == peer && c.is_alive(region)) else {
+                continue;
+            };
+            let endpoints = region.shape().endpoints;
+            let slot = u32::try_from(info.params[0]).unwrap_or(u32::MAX);
+            if slot >= region.shape().slots() || GlobalSlot(slot).peer(endpoints) != peer {
+                continue;
+            }
+            let (_, directory) = member.directory(peer)?;
+            let there = directory.endpoint(GlobalSlot(slot).local(endpoints))?;
+            if there.life.is_active(info.params[1]) && there.area == u64::from(creator.area()) {
+                return Ok(Some((GlobalSlot(slot), info.params[1])));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Whether a refusal says that somebody else has the name.
+    pub fn is_taken(error: &Error) -> bool {
+        matches!(error, Error::Object { problem: super::ObjectProblem::Exists, .. })
     }
 }
 

@@ -20,7 +20,7 @@ pub mod matching;
 pub mod types;
 pub mod wire;
 
-pub use address::Address;
+pub use address::{Address, Name, Place};
 pub use endpoint::{
     Alarm, Asleep, CLOSE_PATIENCE, Closing, Config, Endpoint, Short, ShortReceived, ShortSink, Sink,
 };

@@ -1,0 +1,106 @@
+//! Names of endpoints: the nodes and services of `fi_getinfo` and `fi_av_insertsvc`.
+//!
+//! A node is a member of the region: the host, or a VM, by its host name or one of its addresses. A service is a name that
+//! an endpoint there was given when it was opened ([`isthmus_region::objects::endpoint`]). What a caller gets for them is
+//! a [`Name`], which is looked up when an endpoint uses it first: the server may well come after its client.
+
+use std::net::{IpAddr, ToSocketAddrs, UdpSocket};
+
+use isthmus_region::member::Member;
+use isthmus_region::objects::endpoint::{self, MAX_SERVICE};
+use isthmus_transport::{Address, Name};
+
+use crate::core::{Core, log};
+
+/// The name for a node, where null is this process's own, and a service, where null is none in particular; or what is
+/// wrong with them. A `numeric` node is not looked up by its name.
+pub(crate) fn name(
+    member: &Member,
+    node: Option<&str>,
+    service: Option<&str>,
+    numeric: bool,
+) -> Result<Name, String> {
+    let peer = match node {
+        None => member.peer(),
+        Some(node) => peer_of(member, node, numeric)
+            .ok_or_else(|| format!("node '{node}', which is no host or VM of the region"))?,
+    };
+    let service = service.unwrap_or_default();
+    Name::new(member.region().shape().uuid, peer, service)
+        .ok_or_else(|| format!("service '{service}', which is longer than {MAX_SERVICE} bytes"))
+}
+
+/// The endpoint that has a name now.
+pub(crate) fn find(core: Option<&Core>, member: &Member, name: &Name) -> Option<Address> {
+    match endpoint::find(member, name.peer, name.service()) {
+        Ok(found) => found.map(|(slot, incarnation)| Address { region: name.region, slot, incarnation }),
+        Err(e) => {
+            log!(core, INFO, AV, "cannot look up {name}: {}", isthmus_region::error::with_causes(&e));
+            None
+        }
+    }
+}
+
+/// The peer that a node names: this process's own if it could be that one.
+fn peer_of(member: &Member, node: &str, numeric: bool) -> Option<u32> {
+    let own = member.peer();
+    let mut peers = member.region().peers();
+    peers.retain(|p| p.life.state == isthmus_region::life::State::Active);
+    peers.sort_by_key(|p| p.index != own);
+    let given: Vec<IpAddr> = match node.parse::<IpAddr>() {
+        Ok(address) => vec![address],
+        Err(_) if numeric => return None,
+        Err(_) => {
+            if node.eq_ignore_ascii_case("localhost") {
+                return Some(own);
+            }
+            if let Some(peer) = peers.iter().find(|p| is_same_host(&p.name, node)) {
+                return Some(peer.index);
+            }
+            addresses(node)
+        }
+    };
+    if given.iter().any(is_own) {
+        return Some(own);
+    }
+    // Another member's own name may be known here, as the run's VMs are.
+    let others = peers.iter().filter(|p| p.index != own && !p.name.is_empty());
+    let mut meant = others.filter(|p| addresses(&p.name).iter().any(|a| given.contains(a)));
+    meant.next().map(|p| p.index)
+}
+
+/// Whether two host names are the same, or one is the other's first part.
+fn is_same_host(one: &str, other: &str) -> bool {
+    let is_part = |short: &str, long: &str| {
+        !short.is_empty() && long.split_once('.').is_some_and(|(first, _)| first.eq_ignore_ascii_case(short))
+    };
+    (!one.is_empty() && one.eq_ignore_ascii_case(other)) || is_part(one, other) || is_part(other, one)
+}
+
+/// The addresses of a host, as far as this system knows them.
+fn addresses(host: &str) -> Vec<IpAddr> {
+    (host, 0).to_socket_addrs().map(|all| all.map(|a| a.ip()).collect()).unwrap_or_default()
+}
+
+/// Whether an address is one of this system's own: those alone can be bound.
+fn is_own(address: &IpAddr) -> bool {
+    UdpSocket::bind((*address, 0)).is_ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hosts_are_the_same_with_and_without_their_domain() {
+        assert!(is_same_host("vm1", "VM1") && is_same_host("vm1", "vm1.cluster") && is_same_host("a.b", "a"));
+        assert!(!is_same_host("vm1", "vm11") && !is_same_host("vm1.a", "vm1.b") && !is_same_host("", ".a"));
+        assert!(!is_same_host("", ""));
+    }
+
+    #[test]
+    fn own_addresses_are_known() {
+        assert!(is_own(&IpAddr::from([127, 0, 0, 1])) && is_own(&IpAddr::from([0, 0, 0, 0])));
+        assert!(!is_own(&IpAddr::from([192, 0, 2, 1])), "an address for documentation");
+    }
+}
