@@ -385,6 +385,28 @@ fn a_dead_reader_holds_up_no_writer() {
 }
 
 #[test]
+fn a_reader_that_leaves_wakes_the_writer() {
+    let (_world, _at, objects) = world();
+    // The writer sleeps for 50 ms at a time, so without a bell it would go on some 35 ms later. What else the machine does
+    // only adds, so the quickest time counts.
+    let quickest = (0..9).map(|_| {
+        let guard = objects.rwlock.read().unwrap();
+        std::thread::scope(|scope| {
+            let writer = scope.spawn(|| {
+                drop(objects.rwlock.write_within(LONG).unwrap());
+                Instant::now()
+            });
+            std::thread::sleep(Duration::from_millis(15));
+            let left = Instant::now();
+            drop(guard);
+            writer.join().unwrap().saturating_duration_since(left)
+        })
+    });
+    let quickest = quickest.min().unwrap();
+    assert!(quickest < Duration::from_millis(20), "woken only after {quickest:?}");
+}
+
+#[test]
 fn a_dead_writer_is_told_to_readers_and_to_the_next_writer() {
     let (world, at, objects) = world();
     killed(&world, "write", at);
