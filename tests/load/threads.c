@@ -35,11 +35,19 @@ static void *work(void *arg)
 		MPI_Waitall(2, r, MPI_STATUSES_IGNORE);
 		for (int k = 0; k < n; k++)
 			CHECK(to[k] == left * 1000 + me * 100 + i + k);
+		/* Other numbers than before, into a buffer that has none of them. */
+		for (int k = 0; k < n; k++)
+			from[k] += 1000000;
+		memset(to, 0, n * sizeof *to);
+		MPI_Status both[2];
+		int got;
 		MPI_Irecv(to, n, MPI_INT, MPI_ANY_SOURCE, 1000 + me, MPI_COMM_WORLD, &r[0]);
 		MPI_Isend(from, n, MPI_INT, right, 1000 + me, MPI_COMM_WORLD, &r[1]);
-		MPI_Waitall(2, r, MPI_STATUSES_IGNORE);
+		MPI_Waitall(2, r, both);
+		MPI_Get_count(&both[0], MPI_INT, &got);
+		CHECK(both[0].MPI_SOURCE == left && got == n);
 		for (int k = 0; k < n; k++)
-			CHECK(to[k] == left * 1000 + me * 100 + i + k);
+			CHECK(to[k] == 1000000 + left * 1000 + me * 100 + i + k);
 		/* All together, each thread on its own. */
 		int mine = rank + i, all;
 		MPI_Allreduce(&mine, &all, 1, MPI_INT, MPI_SUM, own[me]);

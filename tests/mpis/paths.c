@@ -2,11 +2,13 @@
 // Uses each kind of communication whose native path is to be seen: tagged messages short and long, from a named source
 // and from any, put and get, and the accumulate family with one operation for all. Answers are checked.
 //
-//   paths [pt2pt|rma|atomics]...        all of them by default
+//   paths [pt2pt|rma|atomics|windows|init]...   the first three by default; windows is all of atomics but these themselves, and
+//                                               init one barrier
 #include <mpi.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 enum { LONG = 1 << 20, WORDS = 1024, ROUNDS = 50 };
 
@@ -62,11 +64,11 @@ static void rma(void) {
     free(copy);
 }
 
-static void atomics(void) {
+static void atomics(int rounds) {
     long *mine = calloc(2, sizeof(long)), one = 1, sum = 0;
     MPI_Win win = window(2 * sizeof(long), mine);
     MPI_Win_lock_all(0, win);
-    for (int round = 0; round < ROUNDS; round++) {
+    for (int round = 0; round < rounds; round++) {
         long before = -1;
         MPI_Accumulate(&one, 1, MPI_LONG, 0, 0, 1, MPI_LONG, MPI_SUM, win);
         MPI_Fetch_and_op(&one, &before, MPI_LONG, 0, 0, MPI_SUM, win);
@@ -79,7 +81,7 @@ static void atomics(void) {
     MPI_Win_lock(MPI_LOCK_SHARED, 0, 0, win);
     MPI_Fetch_and_op(&one, &sum, MPI_LONG, 0, 0, MPI_NO_OP, win);
     MPI_Win_unlock(0, win);
-    if (sum != 3L * ROUNDS * size) fail("accumulates were lost");
+    if (sum != 3L * rounds * size) fail("accumulates were lost");
     // A swap of its own window, whose only operation it is.
     MPI_Barrier(MPI_COMM_WORLD);
     MPI_Win_free(&win);
@@ -87,7 +89,7 @@ static void atomics(void) {
     win = window(2 * sizeof(long), mine);
     long got = -1, tries = 0, want, next;
     MPI_Win_lock_all(0, win);
-    for (int round = 0; round < ROUNDS; round++)
+    for (int round = 0; round < rounds; round++)
         for (got = -1, want = 0; got != want; tries++) {
             if (got >= 0) want = got;
             next = want + 1;
@@ -96,27 +98,33 @@ static void atomics(void) {
         }
     MPI_Win_unlock_all(win);
     MPI_Barrier(MPI_COMM_WORLD);
-    if (rank == 0 && mine[0] != (long)ROUNDS * size) fail("swaps were lost");
+    if (rank == 0 && mine[0] != (long)rounds * size) fail("swaps were lost");
     MPI_Win_free(&win);
     free(mine);
 }
 
 int main(int argc, char **argv) {
+    struct timespec begun, ended;
+    clock_gettime(CLOCK_MONOTONIC, &begun);
     MPI_Init(&argc, &argv);
+    clock_gettime(CLOCK_MONOTONIC, &ended);
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     MPI_Comm_size(MPI_COMM_WORLD, &size);
     if (argc == 1) {
         pt2pt();
         rma();
-        atomics();
+        atomics(ROUNDS);
     }
     for (int i = 1; i < argc; i++) {
         if (!strcmp(argv[i], "pt2pt")) pt2pt();
         else if (!strcmp(argv[i], "rma")) rma();
-        else if (!strcmp(argv[i], "atomics")) atomics();
+        else if (!strcmp(argv[i], "atomics")) atomics(ROUNDS);
+        else if (!strcmp(argv[i], "windows")) atomics(0);
+        else if (!strcmp(argv[i], "init")) MPI_Barrier(MPI_COMM_WORLD);
         else fail("unknown part");
     }
-    if (rank == 0) printf("paths: all answers right\n");
+    double init = (double)(ended.tv_sec - begun.tv_sec) + (double)(ended.tv_nsec - begun.tv_nsec) / 1e9;
+    if (rank == 0) printf("paths: all answers right, MPI_Init took %.3f s\n", init);
     MPI_Finalize();
     return 0;
 }

@@ -105,9 +105,10 @@ fn a_minitransaction_over_segments_is_made_by_all_or_none() {
     let [one, two] = both.each_ref().map(open);
     assert_eq!(one.2, two.2, "one number for all");
     one.0.set(0, [1000_u64, 0]).unwrap();
-    std::thread::scope(|scope| {
-        for (_, space, id) in [&one, &two] {
+    let committed: u64 = std::thread::scope(|scope| {
+        let both = [&one, &two].map(|(_, space, id)| {
             scope.spawn(move || {
+                let mut committed = 0;
                 for _ in 0..500 {
                     let mut t = Minitransaction::new();
                     let (from, to) = (t.read(Node::LOCAL, *id, 0, 8), t.read(Node::LOCAL, *id, 8, 8));
@@ -118,13 +119,32 @@ fn a_minitransaction_over_segments_is_made_by_all_or_none() {
                     t.write(Node::LOCAL, *id, 0, &(from - 1).to_le_bytes());
                     t.compare(Node::LOCAL, *id, 8, &to.to_le_bytes());
                     t.write(Node::LOCAL, *id, 8, &(to + 1).to_le_bytes());
-                    let _ = space.commit(&mut t).unwrap();
+                    match space.commit(&mut t).unwrap() {
+                        Outcome::Committed => committed += 1,
+                        // The other was quicker.
+                        Outcome::CompareFailed => (),
+                        outcome => panic!("{outcome:?}"),
+                    }
                 }
-            });
-        }
+                committed
+            })
+        });
+        both.map(|thread| thread.join().unwrap()).iter().sum()
     });
-    let [from, to] = two.0.get::<[u64; 2]>(0).unwrap();
-    assert!(from + to == 1000 && to > 0, "{from} {to}");
+    assert!(committed > 0);
+    assert_eq!(
+        two.0.get::<[u64; 2]>(0).unwrap(),
+        [1000 - committed, committed],
+        "each commit once, and no other"
+    );
+    // One of two comparisons does not hold: neither word is written, and nobody else is in the way.
+    let mut t = Minitransaction::new();
+    t.compare(Node::LOCAL, one.2, 0, &(1000 - committed).to_le_bytes());
+    t.compare(Node::LOCAL, one.2, 8, &(committed + 1).to_le_bytes());
+    t.write(Node::LOCAL, one.2, 0, &7_u64.to_le_bytes());
+    t.write(Node::LOCAL, one.2, 8, &7_u64.to_le_bytes());
+    assert!(matches!(one.1.commit(&mut t).unwrap(), Outcome::CompareFailed));
+    assert_eq!(two.0.get::<[u64; 2]>(0).unwrap(), [1000 - committed, committed]);
     let mut t = Minitransaction::new();
     t.read(Node(7), one.2, 0, 8);
     let refused = one.1.commit(&mut t);

@@ -93,3 +93,31 @@ pub fn must_announce(heat: &Word, answer: &Word, answered: &mut u64) -> bool {
     }
     true
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_ring_is_hot_until_its_sender_has_answered_that_it_is_cold() {
+        let (heat, answer, mut answered) = (Word::new(0), Word::new(0), 0);
+        let mut thermostat = Thermostat::default();
+        assert!(must_announce(&heat, &answer, &mut answered), "cold to begin with");
+        for _ in 0..3 {
+            thermostat.cool(&heat);
+            assert_eq!(thermostat.heat(), Heat::Cold, "it is cold already");
+            thermostat.warm(&heat);
+            let hot = heat.get();
+            thermostat.warm(&heat);
+            assert_eq!((thermostat.heat(), heat.get()), (Heat::Hot, hot), "once");
+            assert!(!must_announce(&heat, &answer, &mut answered), "it is polled");
+            thermostat.cool(&heat);
+            assert_eq!(thermostat.heat(), Heat::Cooling);
+            assert!(!thermostat.settled(&answer), "the sender does not know");
+            assert!(must_announce(&heat, &answer, &mut answered));
+            assert_eq!(thermostat.heat(), Heat::Cooling, "nobody has looked for the answer");
+            assert!(thermostat.settled(&answer));
+            assert_eq!(thermostat.heat(), Heat::Cold);
+        }
+    }
+}

@@ -63,3 +63,27 @@ pub fn who_to_ring(sleep: &Word, rung: &mut u64) -> Option<Bell> {
         _ => None,
     }
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_sleep_is_rung_once_and_by_its_own_bell() {
+        let (sleep, mut rung) = (Word::new(0), 0);
+        assert!(!is_asleep(&sleep));
+        assert_eq!(who_to_ring(&sleep, &mut rung), None, "nobody has slept yet");
+        for count in 1..9 {
+            // The same bell again, so that only the count tells one sleep from the one before.
+            let bell = if count < 5 { Bell::Futex } else { Bell::Service };
+            announce_sleep(&sleep, count, bell);
+            assert!(is_asleep(&sleep));
+            assert_eq!(who_to_ring(&sleep, &mut rung), Some(bell), "sleep {count}");
+            assert_eq!(who_to_ring(&sleep, &mut rung), None, "sleep {count} was rung");
+        }
+        announce_sleep(&sleep, 9, Bell::Futex);
+        announce_awake(&sleep);
+        assert!(!is_asleep(&sleep));
+        assert_eq!(who_to_ring(&sleep, &mut rung), None, "it is awake");
+    }
+}

@@ -6,7 +6,7 @@ mod common;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use common::{Dice, LONG, World, piece, read_line, told};
+use common::{Dice, LONG, TOLD, World, piece, read_line, told};
 use isthmus_region::Section;
 use isthmus_region::member::Member;
 use isthmus_region::sync::Word;
@@ -327,7 +327,7 @@ fn killed(world: &World, role: &str, at: u64) {
 fn the_next_owner_learns_of_a_death_and_mends_or_loses_the_mutex() {
     let (world, at, objects) = world();
     killed(&world, "own mutex", at);
-    let mut guard = objects.mutex.lock_within(LONG).unwrap();
+    let mut guard = objects.mutex.lock_within(TOLD).unwrap();
     assert!(guard.owner_died());
     guard.mend();
     assert!(!guard.owner_died());
@@ -339,7 +339,9 @@ fn the_next_owner_learns_of_a_death_and_mends_or_loses_the_mutex() {
     let mut waiters: Vec<_> = (0..2).map(|_| world.other("wait for mutex", at, "")).collect();
     waiters.iter_mut().for_each(|w| drop(w.await_line("ready")));
     owner.kill();
+    let begun = Instant::now();
     let mut got: Vec<_> = waiters.iter_mut().map(|w| w.await_line("got ")).collect();
+    assert!(begun.elapsed() < TOLD, "told only after {:?}", begun.elapsed());
     got.sort();
     assert!(got[0].contains("cannot be used") && got[1] == "Ok(true)", "{got:?}");
     for _ in 0..2 {
@@ -356,7 +358,7 @@ fn try_lock_finds_a_dead_owner_too() {
     let guard = loop {
         match objects.mutex.try_lock() {
             Ok(guard) => break guard,
-            Err(error) => assert!(matches!(error, Error::WouldBlock) && begun.elapsed() < LONG),
+            Err(error) => assert!(matches!(error, Error::WouldBlock) && begun.elapsed() < TOLD),
         }
         std::thread::sleep(Duration::from_millis(1));
     };
@@ -374,7 +376,7 @@ fn a_dead_reader_holds_up_no_writer() {
     other.await_line("ready");
     assert!(matches!(objects.rwlock.write_within(MOMENT), Err(Error::TimedOut)));
     std::thread::scope(|scope| {
-        let writer = scope.spawn(|| objects.rwlock.write_within(LONG).unwrap().owner_died());
+        let writer = scope.spawn(|| objects.rwlock.write_within(TOLD + MOMENT).unwrap().owner_died());
         std::thread::sleep(MOMENT);
         other.kill();
         assert!(!writer.join().unwrap(), "readers change nothing");
@@ -383,19 +385,41 @@ fn a_dead_reader_holds_up_no_writer() {
 }
 
 #[test]
+fn a_reader_that_leaves_wakes_the_writer() {
+    let (_world, _at, objects) = world();
+    // The writer sleeps for 50 ms at a time, so without a bell it would go on some 35 ms later. What else the machine does
+    // only adds, so the quickest time counts.
+    let quickest = (0..9).map(|_| {
+        let guard = objects.rwlock.read().unwrap();
+        std::thread::scope(|scope| {
+            let writer = scope.spawn(|| {
+                drop(objects.rwlock.write_within(LONG).unwrap());
+                Instant::now()
+            });
+            std::thread::sleep(Duration::from_millis(15));
+            let left = Instant::now();
+            drop(guard);
+            writer.join().unwrap().saturating_duration_since(left)
+        })
+    });
+    let quickest = quickest.min().unwrap();
+    assert!(quickest < Duration::from_millis(20), "woken only after {quickest:?}");
+}
+
+#[test]
 fn a_dead_writer_is_told_to_readers_and_to_the_next_writer() {
     let (world, at, objects) = world();
     killed(&world, "write", at);
     for _ in 0..2 {
-        assert!(matches!(objects.rwlock.read_within(LONG), Err(Error::OwnerDied)));
+        assert!(matches!(objects.rwlock.read_within(TOLD), Err(Error::OwnerDied)));
     }
-    let mut guard = objects.rwlock.write_within(LONG).unwrap();
+    let mut guard = objects.rwlock.write_within(TOLD).unwrap();
     assert!(guard.owner_died());
     guard.mend();
     drop(guard);
     drop(objects.rwlock.read().unwrap());
     killed(&world, "write", at);
-    assert!(objects.rwlock.write_within(LONG).unwrap().owner_died());
+    assert!(objects.rwlock.write_within(TOLD).unwrap().owner_died());
     assert!(matches!(objects.rwlock.read(), Err(Error::NotRecoverable)));
     assert!(matches!(objects.rwlock.write(), Err(Error::NotRecoverable)));
 }

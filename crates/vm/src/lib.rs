@@ -24,6 +24,8 @@ pub mod kernel;
 pub mod programs;
 pub mod qemu;
 pub mod qmp;
+#[cfg(test)]
+mod skipped;
 pub mod slow;
 pub mod tap;
 

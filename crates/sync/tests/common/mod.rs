@@ -13,6 +13,9 @@ use isthmus_region::member::Member;
 
 /// Longer than anything takes, on a machine with much else to do.
 pub const LONG: Duration = Duration::from_secs(60);
+/// What `include/isthmus.h` promises: whoever waits for a process learns within this time of its end.
+#[allow(dead_code)] // not all tests are about deaths
+pub const TOLD: Duration = Duration::from_secs(5);
 
 /// A service and this process's place in its region.
 pub struct World {
