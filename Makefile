@@ -29,7 +29,7 @@ clippy:
 	cargo clippy --workspace --all-targets -- -D warnings
 
 unit:
-	cargo test --workspace --quiet --no-fail-fast
+	cargo test --workspace --quiet --no-fail-fast -- --show-output
 	cargo test --workspace --features isthmus-transport/fault,isthmus-sync/fault --test faults --test minitransaction_faults --quiet
 
 doc:
@@ -42,7 +42,7 @@ scripts:
 	$(SCRIPTS) 'FNR == 1 && /^\#!.*python3/ { print FILENAME } { nextfile }' {} + | PYTHONPYCACHEPREFIX=build/pycache xargs python3 -m py_compile tests/pages.py
 	tests/docs/install-deps
 
-# What CI runs: all of the above and below that fits into 40 minutes.
+# What CI runs: all of the above and below that fits into 35 minutes.
 test:
 	./test
 

@@ -4,7 +4,7 @@
     worker.py SUITE REPORT SKIP MODULE...
 
 SUITE is the `test` directory of mpi4py's source archive. Each rank appends to REPORT/rank-N one line per event
-(`load MODULE`, `loaded MODULE`, `start ID`, `ok ID`, `skip ID`, `fail ID`, `error ID`, then `done`), unbuffered, so that a run that hangs or crashes
+(`load MODULE`, `loaded MODULE`, `start ID`, `ok ID`, `skip ID`, `fail ID`, `error ID`, `mapped FILE`, then `done`), unbuffered, so that a run that hangs or crashes
 says in which test. Tests and modules named in the file SKIP are left out, on every rank alike: most tests are collective.
 
 One fault of mpi4py's own is mended before the tests run. mpi4py.util.sync.Mutex clears its place in the queue (an
@@ -15,6 +15,7 @@ flush. It says so in the log when a later mpi4py no longer has that text.
 """
 import inspect
 import os
+import re
 import sys
 import tempfile
 import unittest
@@ -114,4 +115,12 @@ for module in modules:
     tests.run(Reporter())
     # A shared end of each module: a rank that ran ahead would mix two modules' messages in what follows.
     MPI.COMM_WORLD.Barrier()
+
+# Shared memory by which an MPI passes messages beside libfabric: MPICH's segments, Open MPI's sm and vader.
+# Intel MPI maps its own in any case; there the counters alone tell.
+with open("/proc/self/maps") as maps:
+    mapped = {os.path.basename(line.split()[5]) for line in maps if len(line.split()) > 5 and "/dev/shm/" in line}
+for name in sorted(mapped):
+    if re.match(r"mpich_shm|vader_segment|sm_segment", name):
+        report.write(f"mapped {name}\n")
 report.write("done\n")
