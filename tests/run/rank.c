@@ -51,6 +51,8 @@ static void die_after(const char *mode, int argc, char **argv)
 
 static int rank, ranks;
 static uint64_t state;
+/* How often this rank has counted one up at the next. */
+static int64_t counted;
 static unsigned char *out, *in, *window;
 
 static void filled(const unsigned char *at, size_t len, int seed, const char *what)
@@ -126,11 +128,24 @@ static int step(int number, MPI_Win win)
         filled(window, len, number + before, "accumulate");
         break;
     case 7: {
-        int64_t one = 1, was;
+        int64_t one = 1, was = -1;
+        fill(out, len, number + rank);
+        /* The next may still look at what came to its window in the step before. */
+        MPI_Barrier(MPI_COMM_WORLD);
         MPI_Win_lock(MPI_LOCK_SHARED, next, 0, win);
         MPI_Fetch_and_op(&one, &was, MPI_INT64_T, next, BULK, MPI_SUM, win);
         MPI_Put(out, len, MPI_BYTE, next, 0, len, MPI_BYTE, win);
         MPI_Win_unlock(next, win);
+        MPI_Barrier(MPI_COMM_WORLD);
+        /* Nobody else counts there. */
+        if (was != counted++) {
+            printf("rank %d: fetched %lld in place of %lld\n", rank, (long long)was, (long long)counted - 1);
+            fflush(stdout);
+            MPI_Abort(MPI_COMM_WORLD, 9);
+        }
+        MPI_Win_lock(MPI_LOCK_EXCLUSIVE, rank, 0, win);
+        filled(window, len, number + before, "put under a lock");
+        MPI_Win_unlock(rank, win);
         /* What others put is not to meet the next step. */
         MPI_Barrier(MPI_COMM_WORLD);
         break;
