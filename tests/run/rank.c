@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 OR MIT */
 /*
- * A rank for tests/run/ends. Says `ready` once every rank is up and has heard from every other, then works on
+ * A rank for tests/run/ends. Says what it has mapped in /dev/shm, and `ready` once every rank is up and has heard from every other, then works on
  * for ever.
  *
  *   die                           the last rank kills itself a second later
@@ -9,6 +9,8 @@
  *                                 from the seed
  *   die-at-work ...               the same, counted from the beginning of that work
  *   mix STEPS SEED                so many steps of it, and then the end
+ *   abort                         the last rank calls MPI_Abort
+ *   exit                          the last rank ends without MPI_Finalize
  *   count                         rank 0 says `step N` about every second
  */
 #include <mpi.h>
@@ -178,6 +180,19 @@ static void mix(int steps, uint64_t seed)
     }
 }
 
+/* What this rank has mapped in /dev/shm, for the test to look for afterwards. */
+static void tell_mapped(void)
+{
+    char line[4096], *path;
+    FILE *maps = fopen("/proc/self/maps", "r");
+    while (maps && fgets(line, sizeof(line), maps))
+        if ((path = strstr(line, "/dev/shm/")) && !strstr(path, " (deleted)"))
+            printf("mapped %s", path);
+    if (maps)
+        fclose(maps);
+    fflush(stdout);
+}
+
 int main(int argc, char **argv)
 {
     int sum;
@@ -194,9 +209,19 @@ int main(int argc, char **argv)
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     MPI_Comm_size(MPI_COMM_WORLD, &ranks);
     MPI_Allreduce(&rank, &sum, 1, MPI_INT, MPI_SUM, MPI_COMM_WORLD);
+    tell_mapped();
+    MPI_Barrier(MPI_COMM_WORLD);
     if (rank == 0) {
         puts("ready");
         fflush(stdout);
+    }
+    if (argc > 1 && rank == ranks - 1) {
+        /* What they have told is to come through. */
+        usleep(200000);
+        if (strcmp(argv[1], "abort") == 0)
+            MPI_Abort(MPI_COMM_WORLD, 5);
+        if (strcmp(argv[1], "exit") == 0)
+            exit(5);
     }
     if (argc > 1 && strcmp(argv[1], "die") == 0 && rank == ranks - 1) {
         sleep(1);
