@@ -46,7 +46,12 @@ impl fmt::Display for Way {
                 let plain = |c: char| c.is_ascii_alphanumeric() || "/._-+@:,=".contains(c);
                 let dir =
                     if dir.chars().all(plain) { dir } else { format!("'{}'", dir.replace('\'', r"'\''")) };
-                write!(f, "isthmus run --mpi {dir} ...    ({})", flavour.title())
+                let version = match flavour {
+                    Flavour::OpenMpi => " 5",
+                    Flavour::OpenMpi4 => " 4",
+                    Flavour::Mpich | Flavour::Intel => "",
+                };
+                write!(f, "isthmus run --mpi {dir} ...    ({}{version})", flavour.title())
             }
             Self::Module(name) => write!(f, "module load {name}    (then the same command again)"),
         }
@@ -295,7 +300,7 @@ mod tests {
         assert_eq!(
             hint(&ways),
             "; on this machine there are:\n  isthmus run --mpi /opt/mpich ...    (MPICH)\n  \
-             isthmus run --mpi '/home/ann b/mpi' ...    (Open MPI)\n  \
+             isthmus run --mpi '/home/ann b/mpi' ...    (Open MPI 5)\n  \
              module load openmpi/5.0.3    (then the same command again)"
         );
         assert_eq!(hint(&[]), "");
