@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 OR MIT */
 /*
- * A rank for tests/run/ends. Says `ready` once every rank is up and has heard from every other, then works on
+ * A rank for tests/run/ends. Says what it has mapped in /dev/shm, and `ready` once every rank is up and has heard from every other, then works on
  * for ever.
  *
  *   die                           the last rank kills itself a second later
@@ -9,6 +9,8 @@
  *                                 from the seed
  *   die-at-work ...               the same, counted from the beginning of that work
  *   mix STEPS SEED                so many steps of it, and then the end
+ *   abort                         the last rank calls MPI_Abort
+ *   exit                          the last rank ends without MPI_Finalize
  *   count                         rank 0 says `step N` about every second
  */
 #include <mpi.h>
@@ -51,6 +53,8 @@ static void die_after(const char *mode, int argc, char **argv)
 
 static int rank, ranks;
 static uint64_t state;
+/* How often this rank has counted one up at the next. */
+static int64_t counted;
 static unsigned char *out, *in, *window;
 
 static void filled(const unsigned char *at, size_t len, int seed, const char *what)
@@ -126,11 +130,24 @@ static int step(int number, MPI_Win win)
         filled(window, len, number + before, "accumulate");
         break;
     case 7: {
-        int64_t one = 1, was;
+        int64_t one = 1, was = -1;
+        fill(out, len, number + rank);
+        /* The next may still look at what came to its window in the step before. */
+        MPI_Barrier(MPI_COMM_WORLD);
         MPI_Win_lock(MPI_LOCK_SHARED, next, 0, win);
         MPI_Fetch_and_op(&one, &was, MPI_INT64_T, next, BULK, MPI_SUM, win);
         MPI_Put(out, len, MPI_BYTE, next, 0, len, MPI_BYTE, win);
         MPI_Win_unlock(next, win);
+        MPI_Barrier(MPI_COMM_WORLD);
+        /* Nobody else counts there. */
+        if (was != counted++) {
+            printf("rank %d: fetched %lld in place of %lld\n", rank, (long long)was, (long long)counted - 1);
+            fflush(stdout);
+            MPI_Abort(MPI_COMM_WORLD, 9);
+        }
+        MPI_Win_lock(MPI_LOCK_EXCLUSIVE, rank, 0, win);
+        filled(window, len, number + before, "put under a lock");
+        MPI_Win_unlock(rank, win);
         /* What others put is not to meet the next step. */
         MPI_Barrier(MPI_COMM_WORLD);
         break;
@@ -163,6 +180,19 @@ static void mix(int steps, uint64_t seed)
     }
 }
 
+/* What this rank has mapped in /dev/shm, for the test to look for afterwards. */
+static void tell_mapped(void)
+{
+    char line[4096], *path;
+    FILE *maps = fopen("/proc/self/maps", "r");
+    while (maps && fgets(line, sizeof(line), maps))
+        if ((path = strstr(line, "/dev/shm/")) && !strstr(path, " (deleted)"))
+            printf("mapped %s", path);
+    if (maps)
+        fclose(maps);
+    fflush(stdout);
+}
+
 int main(int argc, char **argv)
 {
     int sum;
@@ -179,9 +209,19 @@ int main(int argc, char **argv)
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     MPI_Comm_size(MPI_COMM_WORLD, &ranks);
     MPI_Allreduce(&rank, &sum, 1, MPI_INT, MPI_SUM, MPI_COMM_WORLD);
+    tell_mapped();
+    MPI_Barrier(MPI_COMM_WORLD);
     if (rank == 0) {
         puts("ready");
         fflush(stdout);
+    }
+    if (argc > 1 && rank == ranks - 1) {
+        /* What they have told is to come through. */
+        usleep(200000);
+        if (strcmp(argv[1], "abort") == 0)
+            MPI_Abort(MPI_COMM_WORLD, 5);
+        if (strcmp(argv[1], "exit") == 0)
+            exit(5);
     }
     if (argc > 1 && strcmp(argv[1], "die") == 0 && rank == ranks - 1) {
         sleep(1);

@@ -30,13 +30,15 @@ pub enum Error {
     Usage(String),
     /// No MPI where it was looked for.
     #[error(
-        "no MPI found: {looked}; give --mpi DIR (the directory that holds bin/mpirun) or put its bin directory on the PATH"
+        "no MPI found: {looked}; give --mpi DIR (the directory that holds bin/mpirun) or put its bin directory on the PATH{elsewhere}"
     )]
     NoMpi {
         /// Where it was looked for.
         looked: String,
         /// Whether the command line named it.
         named: bool,
+        /// The MPIs that are elsewhere, each with the line that would use it.
+        elsewhere: String,
     },
     /// A launcher that we do not know how to start ranks with.
     #[error("{}: not a launcher that isthmus knows ({said}); it knows Open MPI 5 and MPICH 4 and 5", .launcher.display())]

@@ -16,7 +16,7 @@ use rustix::process::{Pid, getpid, set_child_subreaper};
 use serde::{Deserialize, Serialize};
 
 use crate::error::tell;
-use crate::{pass, rundir, terminal, tree};
+use crate::{mapped, pass, rundir, terminal, tree};
 
 /// The hidden subcommand that runs [`main`].
 pub const GUARDIAN_COMMAND: &str = "guardian";
@@ -86,9 +86,13 @@ fn guard() -> io::Result<()> {
 pub(crate) fn clear(start: &Start, job: Option<Pid>) -> Vec<String> {
     let mut lines = Vec::new();
     match tree::kill_descendants(job, KILL_LIMIT) {
-        Ok(left) => lines.extend(
-            left.iter().map(|pid| format!("process {} of this run cannot be ended", pid.as_raw_nonzero())),
-        ),
+        Ok(left) => {
+            mapped::remove(&start.dir, &left);
+            lines.extend(
+                left.iter()
+                    .map(|pid| format!("process {} of this run cannot be ended", pid.as_raw_nonzero())),
+            );
+        }
         Err(e) => lines.push(format!("cannot see whether processes of this run are left: /proc: {e}")),
     }
     if let Err(e) = rundir::remove(&start.dir, start.keep) {

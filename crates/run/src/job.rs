@@ -199,11 +199,10 @@ fn carry_out(
     let boot_s = begin.elapsed().as_secs_f64();
     let accel = stats::accelerator(&parts.machines);
     warn_of_other_mpi(spec, &mpi);
+    let mapped = Mapped::watch(dir);
     let mut child = start_launcher(spec, &mpi, dir, &parts, input)?;
-    let mapped = Arc::new(Mapped::default());
     let outcome =
         follow(spec, mpi.flavour, &mut child, &mapped, events_in, events, deadline, &parts.machines);
-    mapped.remove();
     let net_bytes = if spec.net == Net::Tap { stats::sent_over_network(&parts.machines) } else { None };
     if let (Ok(_), Some(switch)) = (&outcome, &parts.switch) {
         report_lost_files(switch, &parts.machines, events);

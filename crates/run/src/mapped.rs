@@ -1,49 +1,163 @@
-//! Files in /dev/shm that an MPI's ranks map under names of its own choice, and leave there when they are killed.
+//! Files in /dev/shm that MPICH's ranks make under names of MPICH's choice, and leave there when they do not come to their
+//! MPI_Finalize: after an MPI_Abort, an exit, a kill.
 //!
-//! Which of them are this run's can be seen as long as its ranks live, so that is looked at now and then, and before they
-//! are told to end.
+//! Their names are `mpich_shm_W_N` and `mpich_vci_W_N`, where W is a number of the job's, made of what its launcher draws, and N that
+//! of a rank or host. Whose a W is can be seen as long as one of its ranks has a file of it mapped or open. So whenever such
+//! a file comes into being, and before ranks are told to end, the run's processes are looked at, and what they have is written
+//! into the run's directory. Whoever ends the run removes these files, once its processes are gone, unless somebody
+//! else has them mapped. A W that was never seen with a process of the run is somebody else's.
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::path::PathBuf;
-use std::sync::{Mutex, PoisonError};
+use std::io::Write;
+use std::mem::MaybeUninit;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
 
-use rustix::process::getpid;
+use isthmus_guest::processes;
+use rustix::fs::inotify;
+use rustix::process::{Pid, getpid};
 
 use crate::tree;
 
-/// How MPICH's files begin; it takes no other place for them.
-const PREFIX: &str = "/dev/shm/mpich_shm_";
+/// MPICH takes no other place for them.
+const PLACE: &str = "/dev/shm";
+/// How the names begin.
+const PREFIXES: [&str; 2] = ["mpich_shm_", "mpich_vci_"];
+/// The file in the run's directory that holds what was seen, a W in each line.
+const LIST: &str = "mpich-files";
+/// How long somebody is looked for who has a new file. Its maker maps it within microseconds; others are other jobs'.
+const LOOK_FOR: Duration = Duration::from_millis(50);
 
-/// The files that were seen.
-#[derive(Debug, Default)]
+/// What was seen of a run.
+#[derive(Debug)]
 pub(crate) struct Mapped {
-    seen: Mutex<BTreeSet<PathBuf>>,
+    list: PathBuf,
+    seen: Mutex<BTreeSet<String>>,
 }
 
 impl Mapped {
-    /// Notes what the processes below this one have mapped.
-    pub(crate) fn look(&self) {
-        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
-        for pid in tree::descendants(getpid()).unwrap_or_default() {
-            let maps = fs::read_to_string(format!("/proc/{}/maps", pid.as_raw_nonzero())).unwrap_or_default();
-            seen.extend(files(&maps));
+    /// Begins to watch for the run in directory `dir`, from a thread of its own.
+    pub(crate) fn watch(dir: &Path) -> Arc<Self> {
+        let mapped = Arc::new(Self { list: dir.join(LIST), seen: Mutex::default() });
+        let me = Arc::clone(&mapped);
+        // Without a watch it is only looked before ranks are told to end.
+        if let Ok(made) = watch_place() {
+            let _ = thread::Builder::new().name("mapped".into()).spawn(move || me.follow(made));
+        }
+        mapped
+    }
+
+    /// Looks whenever a file is made.
+    fn follow(&self, made: OwnedFd) {
+        let mut buffer = [MaybeUninit::uninit(); 4096];
+        let mut reader = inotify::Reader::new(made, &mut buffer);
+        while let Ok(event) = reader.next() {
+            let Some(job) = event.file_name().and_then(|name| job_of(name.to_str().ok()?).map(str::to_owned))
+            else {
+                continue;
+            };
+            let begin = Instant::now();
+            while !self.knows(&job) && begin.elapsed() < LOOK_FOR {
+                let look = Instant::now();
+                self.look();
+                thread::sleep(look.elapsed().min(LOOK_FOR));
+            }
         }
     }
 
-    /// Removes what is still there. The ranks have ended, or will not be heard of again.
-    pub(crate) fn remove(&self) {
-        for file in std::mem::take(&mut *self.seen.lock().unwrap_or_else(PoisonError::into_inner)) {
-            // Most often it is gone, as it should be.
-            let _ = fs::remove_file(file);
+    fn knows(&self, job: &str) -> bool {
+        self.seen.lock().unwrap_or_else(PoisonError::into_inner).contains(job)
+    }
+
+    /// Notes what the processes below this one have.
+    pub(crate) fn look(&self) {
+        let below = tree::descendants(getpid()).unwrap_or_default();
+        let found: BTreeSet<String> =
+            below.iter().flat_map(|pid| jobs_of(pid.as_raw_nonzero().get())).collect();
+        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        for job in found {
+            if seen.contains(&job) {
+                continue;
+            }
+            let list = fs::OpenOptions::new().append(true).create(true).open(&self.list);
+            // What cannot be written down stays behind, as it does without us.
+            let _ = list.and_then(|mut list| writeln!(list, "{job}"));
+            seen.insert(job);
         }
     }
 }
 
-/// The files of [`PREFIX`] among the mappings of a process, those apart that have lost their names.
-fn files(maps: &str) -> impl Iterator<Item = PathBuf> {
-    let paths = maps.lines().filter_map(|line| Some(&line[line.find('/')?..]));
-    paths.filter(|path| path.starts_with(PREFIX) && !path.ends_with(" (deleted)")).map(PathBuf::from)
+fn watch_place() -> rustix::io::Result<OwnedFd> {
+    let made = inotify::init(inotify::CreateFlags::CLOEXEC)?;
+    inotify::add_watch(&made, PLACE, inotify::WatchFlags::CREATE)?;
+    Ok(made)
+}
+
+/// The W in a name of MPICH's. Versions before 5 draw all that follows the prefix, for each file anew.
+fn job_of(name: &str) -> Option<&str> {
+    let rest = PREFIXES.iter().find_map(|prefix| name.strip_prefix(prefix))?;
+    let (job, number) = rest.split_once('_').unwrap_or((rest, "0"));
+    let plain = |text: &str| !text.is_empty() && text.bytes().all(|b| b.is_ascii_alphanumeric());
+    (plain(job) && plain(number)).then_some(job)
+}
+
+/// The names of files in [`PLACE`] that process `pid` has mapped or open, those apart that have lost their names.
+fn names_of(pid: i32) -> Vec<String> {
+    let maps = fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_default();
+    let mut names: Vec<String> =
+        maps.lines().filter_map(|line| name_in_place(&line[line.find('/')?..])).collect();
+    let open = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
+    names.extend(
+        open.filter_map(|entry| fs::read_link(entry.path()).ok())
+            .filter_map(|to| name_in_place(to.to_str()?)),
+    );
+    names
+}
+
+fn name_in_place(path: &str) -> Option<String> {
+    let name = path.strip_prefix(PLACE)?.strip_prefix('/')?;
+    (!name.contains('/') && !name.ends_with(" (deleted)")).then(|| name.to_owned())
+}
+
+fn jobs_of(pid: i32) -> Vec<String> {
+    names_of(pid).iter().filter_map(|name| job_of(name)).map(str::to_owned).collect()
+}
+
+/// Removes what the run in `dir` has left. Its processes have ended; `own` are those that cannot be ended.
+pub(crate) fn remove(dir: &Path, own: &[Pid]) {
+    let Ok(list) = fs::read_to_string(dir.join(LIST)) else { return };
+    let jobs: BTreeSet<&str> = list.lines().collect();
+    let ours = |name: &str| job_of(name).is_some_and(|job| jobs.contains(job));
+    let user = rustix::process::geteuid().as_raw();
+    let left: Vec<PathBuf> = fs::read_dir(PLACE)
+        .into_iter()
+        .flatten()
+        .flatten()
+        .filter(|entry| entry.file_name().to_str().is_some_and(ours))
+        .filter(|entry| entry.metadata().is_ok_and(|meta| meta.is_file() && meta.uid() == user))
+        .map(|entry| entry.path())
+        .collect();
+    if left.is_empty() {
+        return;
+    }
+    // Most often there is nobody: the number is 32 bits wide. What cannot be looked at is another user's, as its files are.
+    let used: BTreeSet<String> = processes::all()
+        .unwrap_or_default()
+        .iter()
+        .filter(|process| !process.zombie && !own.iter().any(|pid| pid.as_raw_nonzero().get() == process.pid))
+        .flat_map(|process| jobs_of(process.pid))
+        .collect();
+    for file in left {
+        let name = file.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+        if job_of(name).is_some_and(|job| !used.contains(job)) {
+            let _ = fs::remove_file(file);
+        }
+    }
 }
 
 #[cfg(test)]
@@ -51,11 +165,56 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_files_of_an_mpi_that_have_a_name_are_noted() {
-        let maps = "7f00-7f10 rw-s 00000000 00:1a 5  /dev/shm/mpich_shm_ab_0\n\
-                    7f10-7f20 rw-s 00000000 00:1a 6  /dev/shm/mpich_shm_ab_1 (deleted)\n\
-                    7f20-7f30 rw-s 00000000 00:1a 7  /dev/shm/other\n\
-                    7f30-7f40 rw-p 00000000 00:00 0  [heap]\n";
-        assert_eq!(files(maps).collect::<Vec<_>>(), [PathBuf::from("/dev/shm/mpich_shm_ab_0")]);
+    fn a_job_is_told_by_its_number() {
+        assert_eq!(job_of("mpich_shm_6444c360_0"), Some("6444c360"));
+        assert_eq!(job_of("mpich_vci_a_12"), Some("a"));
+        assert_eq!(job_of("mpich_shm_Xa3f0Q"), Some("Xa3f0Q"));
+        for name in ["mpich_shm_", "mpich_shm__0", "mpich_shm_a_", "mpich_shm_a_0_1", "other_a_0"] {
+            assert_eq!(job_of(name), None, "{name}");
+        }
+    }
+
+    #[test]
+    fn only_files_that_have_a_name_there_count() {
+        assert_eq!(name_in_place("/dev/shm/mpich_shm_ab_0").as_deref(), Some("mpich_shm_ab_0"));
+        for path in ["/dev/shm/mpich_shm_ab_1 (deleted)", "/dev/shm/a/mpich_shm_ab_1", "/tmp/mpich_shm_ab_1"]
+        {
+            assert_eq!(name_in_place(path), None, "{path}");
+        }
+    }
+
+    /// A number that no other test or job has at this moment.
+    fn number() -> String {
+        let nanos = std::time::SystemTime::UNIX_EPOCH.elapsed().unwrap().subsec_nanos();
+        format!("{:x}", nanos ^ std::process::id().rotate_left(16))
+    }
+
+    #[test]
+    fn what_the_run_made_goes_and_what_others_have_stays() {
+        let dir = tempfile::tempdir().unwrap();
+        let mapped = Mapped::watch(dir.path());
+        let (own, other) = (number(), format!("{}0", &number()[..7.min(number().len())]));
+        let path = |job: &str, rank: u32| Path::new(PLACE).join(format!("mpich_shm_{job}_{rank}"));
+        // Nobody of the run ever had this one, as another job's.
+        fs::write(path(&other, 0), "").unwrap();
+        // A process of the run has one for a moment, and a second file is known by the first.
+        let script =
+            format!("exec 3>{}; : >{}; exec sleep 60", path(&own, 0).display(), path(&own, 1).display());
+        let mut rank = std::process::Command::new("sh").args(["-c", &script]).spawn().unwrap();
+        let begin = Instant::now();
+        while !mapped.knows(&own) {
+            assert!(begin.elapsed() < Duration::from_secs(20), "the run's own file was not seen");
+            thread::sleep(Duration::from_millis(5));
+        }
+        // Still in somebody's use.
+        remove(dir.path(), &[]);
+        assert!(path(&own, 0).exists());
+        rank.kill().unwrap();
+        rank.wait().unwrap();
+        remove(dir.path(), &[]);
+        let left = [path(&own, 0), path(&own, 1), path(&other, 0)].map(|path| path.exists());
+        let _ = fs::remove_file(path(&other, 0));
+        assert_eq!(left, [false, false, true]);
+        assert!(!mapped.knows(&other));
     }
 }

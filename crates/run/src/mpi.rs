@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 use crate::error::{Error, Result};
 use crate::spec::{Map, RunSpec};
 
+mod elsewhere;
 mod find;
 mod settings;
 

@@ -2,7 +2,7 @@
 //! Hydra's daemons really start through the agent.
 //!
 //! The MPIs are those of `ISTHMUS_TEST_MPI` (directories, with colons between) or of `build/mpi`; without any, and for
-//! stand-ins without root, a test says so and passes.
+//! stand-ins without root, a test says `skipped:` and why; in CI it fails.
 
 use std::ffi::OsString;
 use std::fs;
@@ -27,6 +27,12 @@ fn program() -> PathBuf {
     dir.join("examples/bare")
 }
 
+/// Tells that something is not tested, in a line that the harness does not swallow. In CI that is a failure.
+fn skip(why: &str) {
+    assert!(std::env::var_os("CI").is_none(), "in CI nothing is skipped: {why}");
+    let _ = std::io::Write::write_all(&mut std::io::stdout(), format!("skipped: {why}\n").as_bytes());
+}
+
 fn mpis() -> Vec<PathBuf> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let named = std::env::var_os("ISTHMUS_TEST_MPI");
@@ -34,25 +40,35 @@ fn mpis() -> Vec<PathBuf> {
         Some(list) => std::env::split_paths(list).collect(),
         None => ["openmpi", "mpich"].iter().map(|name| root.join("build/mpi").join(name)).collect(),
     };
-    let found: Vec<PathBuf> = dirs.into_iter().filter(|dir| dir.join("bin/mpirun").exists()).collect();
-    if found.is_empty() {
-        println!("skipped: no MPI; set ISTHMUS_TEST_MPI");
+    let (found, missing): (Vec<_>, Vec<_>) =
+        dirs.into_iter().partition(|dir| dir.join("bin/mpirun").exists());
+    for dir in missing {
+        assert!(named.is_none(), "ISTHMUS_TEST_MPI: {} holds no bin/mpirun", dir.display());
+        skip(&format!("no MPI in {}; scripts/install-mpi makes it", dir.display()));
     }
     found
 }
 
 fn may_stand_in() -> bool {
     // A stand-in maps one user only, to root.
-    let may = rustix::process::geteuid().is_root()
-        && Command::new("unshare")
-            .args(["-Urn", "--pid", "--fork", "--mount-proc", "ip", "link", "add", "x", "type", "bridge"])
-            .stderr(Stdio::null())
-            .status()
-            .is_ok_and(|status| status.success());
-    if !may {
-        println!("skipped: no stand-ins for VMs without root and name spaces");
+    if !rustix::process::geteuid().is_root() {
+        skip("no stand-ins for VMs without root");
+        return false;
     }
-    may
+    let run = |words: &[&str]| Command::new("unshare").args(words).stdin(Stdio::null()).output();
+    let said = |words: &[&str]| match run(words) {
+        Ok(output) if output.status.success() => None,
+        Ok(output) => Some(String::from_utf8_lossy(&output.stderr).trim().to_owned()),
+        Err(e) => Some(format!("unshare: {e}")),
+    };
+    if let Some(why) = said(&["-Urn", "--pid", "--fork", "--mount-proc", "true"]) {
+        skip(&format!("no stand-ins for VMs without name spaces: {why}"));
+        return false;
+    }
+    // What is missing now could be there.
+    let bridge = said(&["-Urn", "ip", "link", "add", "x", "type", "bridge"]);
+    assert!(bridge.is_none(), "stand-ins need `ip` and bridges: {}", bridge.unwrap_or_default());
+    true
 }
 
 /// A run, and what would be left of it.

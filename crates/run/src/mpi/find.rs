@@ -6,6 +6,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use super::elsewhere::{elsewhere, hint};
 use super::{Flavour, Mpi};
 use crate::error::{Error, Result};
 
@@ -92,6 +93,7 @@ pub fn find(mpi: Option<&str>, line: Option<&OsStr>) -> Result<Mpi> {
             let first = found.first().ok_or_else(|| Error::NoMpi {
                 looked: format!("there is no {} on the PATH", names.join(" or ")),
                 named: false,
+                elsewhere: hint(&elsewhere(None)),
             })?;
             identify(first)
         }
@@ -111,6 +113,7 @@ pub fn find(mpi: Option<&str>, line: Option<&OsStr>) -> Result<Mpi> {
                     .ok_or_else(|| Error::NoMpi {
                         looked: format!("no {} of {name} is on the PATH", names.join(" or ")),
                         named: true,
+                        elsewhere: hint(&elsewhere(Some(flavours))),
                     })
             }
             None => {
@@ -123,6 +126,7 @@ pub fn find(mpi: Option<&str>, line: Option<&OsStr>) -> Result<Mpi> {
                     .ok_or_else(|| Error::NoMpi {
                         looked: format!("{name} holds no bin/{}", names.join(" or bin/")),
                         named: true,
+                        elsewhere: String::new(),
                     })?;
                 identify(&found)
             }

@@ -211,6 +211,18 @@ fn policy(place: &Placement, own: Option<&str>) -> Option<String> {
     }
 }
 
+/// In how many threads besides its main one a launcher's daemon forks ranks.
+///
+/// In threads of their own (PRRTE's daemons by default, ORTE's and both launchers themselves from 32 ranks on), a rank's end
+/// is heard of by another thread than its start. One that ends within milliseconds can have ended before it counts as started:
+/// the launcher then never hears of one of the two, and waits for it for ever. In one thread the start comes first.
+const FORKS_IN_THREADS: &str = "0";
+
+/// A setting of ours that gives way to the caller's own.
+fn unless_set(name: &str, value: &str) -> Option<(OsString, OsString)> {
+    std::env::var_os(name).is_none().then(|| variable(name, value))
+}
+
 fn prrte(place: &Placement) -> Environment {
     let mut env = Environment::new();
     if let Some(agent) = place.agent {
@@ -226,6 +238,7 @@ fn prrte(place: &Placement) -> Environment {
     if let Some(hosts) = place.hosts {
         env.push(variable("PRTE_MCA_prte_default_hostfile", hosts));
     }
+    env.extend(unless_set("PRTE_MCA_odls_base_max_threads", FORKS_IN_THREADS));
     const POLICY: &str = "PRTE_MCA_rmaps_default_mapping_policy";
     if let Some(policy) = policy(place, std::env::var(POLICY).ok().as_deref()) {
         env.push(variable(POLICY, policy));
@@ -256,6 +269,7 @@ fn orte(place: &Placement) -> Environment {
     if let Some(hosts) = place.hosts {
         env.push(variable("OMPI_MCA_orte_default_hostfile", hosts));
     }
+    env.extend(unless_set("OMPI_MCA_odls_base_num_threads", FORKS_IN_THREADS));
     const POLICY: &str = "OMPI_MCA_rmaps_base_mapping_policy";
     if let Some(policy) =
         (place.map == Map::Cyclic).then(|| by_node(std::env::var(POLICY).ok().as_deref())).flatten()
@@ -350,6 +364,27 @@ mod tests {
         assert_eq!(of(Map::Block, true, Some(Path::new("/a")), None), None);
         assert_eq!(of(Map::Cyclic, true, None, Some(":pe=2")).as_deref(), Some("node:pe=2"));
         assert_eq!(of(Map::Cyclic, false, None, Some("slot")), None);
+    }
+
+    #[test]
+    fn no_launcher_forks_ranks_in_threads() {
+        let place = Placement {
+            dir: Path::new("/d"),
+            agent: None,
+            hosts: None,
+            host_count: 1,
+            map: Map::Block,
+            mixed: false,
+            crowded: false,
+            alias: None,
+        };
+        for (flavour, name) in [
+            (Flavour::OpenMpi, "PRTE_MCA_odls_base_max_threads"),
+            (Flavour::OpenMpi4, "OMPI_MCA_odls_base_num_threads"),
+        ] {
+            let set = launcher(flavour, &place);
+            assert_eq!(set.iter().find(|(known, _)| known == name), Some(&variable(name, "0")));
+        }
     }
 
     #[test]
