@@ -21,7 +21,7 @@ const QUICK_ROUNDS: u32 = 3;
 const SIZES: [u64; 12] = [1, 4, 16, 64, 256, 1 << 10, 1 << 12, 1 << 14, 1 << 16, 1 << 18, 1 << 20, 1 << 22];
 const QUICK_SIZES: [u64; 5] = [1, 64, 4096, 1 << 18, 1 << 22];
 
-/// How many sizes there may be: the program takes 64 blocks, two for each size and at most ten others.
+/// How many sizes there may be: the program takes 96 blocks, two for each size and at most sixteen others.
 const MOST_SIZES: usize = 27;
 
 /// How many receives are posted, or messages wait, in `bench matching`.
@@ -446,6 +446,8 @@ fn mpi_blocks(quick: bool, two_copy: bool, sizes: &[u64]) -> Vec<Block> {
         pingpongs.extend([8192, 65536]);
         windows.extend([8192, 65536]);
     }
+    // Beside each bandwidth of the table; curves have the one that programs see.
+    let untouched = pingpongs.clone();
     latencies.extend(sizes);
     windows.extend(sizes);
     for sizes in [&mut latencies, &mut pingpongs, &mut windows] {
@@ -455,6 +457,8 @@ fn mpi_blocks(quick: bool, two_copy: bool, sizes: &[u64]) -> Vec<Block> {
     let mut blocks: Vec<Block> = latencies.into_iter().map(Block::Latency).collect();
     blocks.extend(pingpongs.into_iter().map(Block::PingPong));
     blocks.extend(windows.into_iter().map(|bytes| Block::Window(bytes, 8)));
+    blocks.extend(untouched.iter().copied().map(Block::PingPongUntouched));
+    blocks.extend(untouched.into_iter().map(|bytes| Block::WindowUntouched(bytes, 8)));
     blocks.push(Block::Rate(8, 64));
     blocks
 }
@@ -551,7 +555,7 @@ mod tests {
         }
         assert!(blocks.contains(&Block::Latency(8)) && blocks.contains(&Block::Window(1 << 22, 8)));
         let most = Curves { report: None, sizes: (100..127).collect() };
-        assert!(mpi_blocks(false, true, &most.sizes(false).unwrap()).len() <= 64);
+        assert!(mpi_blocks(false, true, &most.sizes(false).unwrap()).len() <= 96);
         let more = Curves { report: None, sizes: (1..=28).collect() };
         assert!(matches!(more.sizes(false), Err(Error::Usage(_))));
     }

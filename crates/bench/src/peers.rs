@@ -113,6 +113,7 @@ impl Wanted {
             (None, Some(line)) => (format!("{} : {line:.3} us bare line", amount(ours.value)), None),
             (None, None) => (amount(ours.value), None),
         };
+        let said = said + &untouched(self, ours, records);
         let ours_proved = ours.path.as_deref() == Some("region");
         let proved = ours_proved && peer_way.is_none_or(|(way, wanted)| way == Some(wanted));
         let said = if proved {
@@ -130,6 +131,24 @@ impl Wanted {
             verdict: if proved { self.promise.verdict(ratio) } else { Verdict::Unproved },
         }
     }
+}
+
+/// The same of buffers that nobody touches, where that was measured beside it.
+fn untouched(wanted: &Wanted, ours: &Record, records: &[Record]) -> String {
+    let name = format!("{}_untouched", wanted.benchmark);
+    let of_row = |record: &&Record| record.benchmark == name && record.bytes == Some(wanted.bytes);
+    let found = |subject: &str, peer: Option<&str>| {
+        let mut of_it = records.iter().filter(of_row);
+        of_it.find(|record| record.subject == subject && record.peer.as_deref() == peer)
+    };
+    let peer = ours.peer.as_deref();
+    let (Some(mine), Some(theirs)) = (found("isthmus", peer), peer.and_then(|peer| found(peer, None))) else {
+        return String::new();
+    };
+    let ratio = mine.ratio.map_or_else(|| "-".into(), |ratio| format!("{ratio:.2}x"));
+    let (unit, value) =
+        (table::amount(mine.value, &mine.metric).1, |it: &Record| table::amount(it.value, &it.metric).0);
+    format!("; untouched {} : {} {unit}, {ratio}", value(mine), value(theirs))
 }
 
 /// The way that a peer's messages must have gone for its name to be true. Cross-memory attach is asked of none here: what
@@ -306,6 +325,8 @@ fn pairs(plan: &Plan, mpi: &Mpi, table: &mut Table, progress: &mut dyn FnMut(&st
     if two_copy {
         pair.blocks.extend(LONG.map(Block::PingPong));
         pair.blocks.extend(LONG.map(|bytes| Block::Window(bytes, 8)));
+        pair.blocks.extend(LONG.map(Block::PingPongUntouched));
+        pair.blocks.extend(LONG.map(|bytes| Block::WindowUntouched(bytes, 8)));
     }
     let done = mpi::run(&pair, progress);
     add(table, &pair_promises(mpi.flavour), Some(&mpi_name(mpi)), done);

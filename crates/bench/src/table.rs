@@ -49,6 +49,10 @@ fn benchmark(name: &str) -> &str {
     match name {
         "bandwidth" => "bandwidth, ping-pong",
         "bandwidth_windowed" => "bandwidth, windowed",
+        "bandwidth_untouched" => "bandwidth, ping-pong, untouched",
+        "bandwidth_windowed_untouched" => "bandwidth, windowed, untouched",
+        "barrier_multiple" => "barrier, MPI_THREAD_MULTIPLE",
+        "allreduce_multiple" => "allreduce, MPI_THREAD_MULTIPLE",
         "rate" => "message rate",
         name => name,
     }
