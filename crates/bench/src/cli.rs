@@ -165,6 +165,7 @@ impl Common {
         mpi::Plan {
             ranks,
             vms,
+            multiple: false,
             peers,
             mpi: self.mpi.clone(),
             rounds: self.rounds(),
@@ -493,7 +494,7 @@ fn bench_peers(args: &PeersArgs) -> Result<()> {
         if plan.vms { "" } else { "; nothing in VMs was measured" }
     );
     isthmus_region::say!(
-        "Whether ranks that share processors yield is left as each MPI and its launcher have it."
+        "Each MPI has the settings that are best for ranks that share processors; of several the best row by row."
     );
     isthmus_region::say!();
     isthmus_region::say!("{}", table.text().trim_end());
@@ -522,13 +523,22 @@ fn bench_collectives(args: &CollectivesArgs) -> Result<()> {
     // Between VMs there is no shared memory of the MPI's own.
     let mut plan = args.common.plan(args.ranks, args.vms, Peers { shared: args.vms == 0, ..Peers::USUAL });
     plan.blocks.extend([Block::Barrier, Block::Allreduce(8)]);
-    compare(&plan, &args.common)
+    let tell = &mut |what: &str| isthmus_region::tell!("{what}");
+    let mut done = mpi::run(&plan, tell)?;
+    // What an MPI takes for these depends on whether its threads may call it, too.
+    let multiple = mpi::run(&mpi::Plan { multiple: true, ..plan.clone() }, tell)?;
+    done.add(multiple, "MPI_THREAD_MULTIPLE");
+    finish(&plan, &args.common, &done)
 }
 
 fn compare(plan: &mpi::Plan, common: &Common) -> Result<()> {
     let done = mpi::run(plan, &mut |what| isthmus_region::tell!("{what}"))?;
+    finish(plan, common, &done)
+}
+
+fn finish(plan: &mpi::Plan, common: &Common, done: &mpi::Comparison) -> Result<()> {
     let kept = common.keep(&done.records);
-    show::comparison(plan, &done);
+    show::comparison(plan, done);
     kept?;
     common.say_where();
     Ok(())
