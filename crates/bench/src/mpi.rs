@@ -25,6 +25,8 @@ pub struct Plan {
     pub ranks: u32,
     /// How many VMs; 0 for plain processes.
     pub vms: u32,
+    /// Whether the program asks for `MPI_THREAD_MULTIPLE`.
+    pub multiple: bool,
     /// Whom isthmus is compared with.
     pub peers: Peers,
     /// Directory or name of the MPI; by default the one on the PATH.
@@ -58,6 +60,15 @@ pub struct Comparison {
     pub left_out: Vec<String>,
     /// Of each subject whose MPI has a switch for it, whether its ranks yielded their processor while they waited.
     pub yields: Vec<(String, bool)>,
+}
+
+impl Comparison {
+    /// Adds what was measured of the same subjects in another way, called `how`.
+    pub fn add(&mut self, other: Self, how: &str) {
+        self.records.extend(other.records.into_iter().filter(|record| record.benchmark != "startup"));
+        self.lines.extend(other.lines.into_iter().map(|(name, line)| (format!("{name}, {how}"), line)));
+        self.left_out.extend(other.left_out.into_iter().map(|why| format!("{why} ({how})")));
+    }
 }
 
 /// What `isthmus run --stats` leaves: only what is used here.
@@ -119,7 +130,14 @@ pub fn run(plan: &Plan, progress: &mut dyn FnMut(&str)) -> Result<Comparison> {
         mpi.launcher.with_file_name("mpicc").display()
     ));
     let program = program::compile(&mpi)?;
-    let setting = Setting { isthmus, mpi, ranks: plan.ranks, vms: plan.vms, run_args: plan.run_args.clone() };
+    let setting = Setting {
+        isthmus,
+        mpi,
+        ranks: plan.ranks,
+        vms: plan.vms,
+        multiple: plan.multiple,
+        run_args: plan.run_args.clone(),
+    };
     let load = stats::load();
     let scratch = tempfile::tempdir().map_err(Error::io("make a temporary directory"))?;
     let stats_file = scratch.path().join("stats.json");
@@ -254,26 +272,21 @@ fn block_records(
     let sample = &measured[0].rounds[0].output.samples[block];
     let lower_is_better = sample.metric == "latency_us";
     let better = |a: &f64, b: &f64| if lower_is_better { a < b } else { a > b };
-    // Of an MPI's TCP paths the fastest is its TCP.
-    let mut fastest: Option<(usize, f64)> = None;
-    for at in (0..measured.len()).filter(|at| subject::is_tcp(measured[*at].subject.name)) {
-        if let Some(value) = median(&values[at])
-            && fastest.is_none_or(|(_, best)| better(&value, &best))
-        {
-            fastest = Some((at, value));
-        }
-    }
-    let name = |at: usize| match fastest {
-        Some((best, _)) if best == at => "tcp".to_owned(),
-        _ => measured[at].subject.name.to_owned(),
+    // Of a peer's ways, as of an MPI's TCP paths, the best is the peer: it stands there under both names.
+    let family = |at: usize| subject::family(measured[at].subject.name);
+    let best_of = |family_name: &str| {
+        let all = (0..measured.len()).filter(|at| family(*at) == family_name);
+        all.filter_map(|at| Some((at, median(&values[at])?)))
+            .reduce(|best, other| if better(&other.1, &best.1) { other } else { best })
+            .map(|(at, _)| at)
     };
-    let record = |at: usize, peer: Option<usize>| {
+    let record = |at: usize, name: &str, peer: Option<usize>| {
         let it = &measured[at];
         let ways: Vec<_> = series[at].iter().map(|block| block.way).collect();
         Record {
             benchmark: sample.benchmark.clone(),
-            subject: name(at),
-            peer: peer.map(name),
+            subject: name.to_owned(),
+            peer: peer.map(|peer| family(peer).to_owned()),
             ratio: peer.and_then(|peer| paired_ratio(&values[at], &values[peer])),
             mpi: Some(mpi_name(&setting.mpi)),
             path: path::common(&ways).map(str::to_owned),
@@ -293,15 +306,21 @@ fn block_records(
         }
     };
     let peers: Vec<usize> = (0..measured.len()).filter(|at| !measured[*at].subject.is_isthmus()).collect();
+    // A slower way than the best is no peer, only a record.
+    let compared: Vec<usize> = peers.iter().copied().filter(|at| best_of(family(*at)) == Some(*at)).collect();
     let mut records = Vec::new();
     for at in (0..measured.len()).filter(|at| measured[*at].subject.is_isthmus()) {
-        let compared = peers.iter().filter(|peer| {
-            // A slower TCP path than the fastest is no peer, only a record.
-            !subject::is_tcp(measured[**peer].subject.name) || fastest.is_some_and(|(best, _)| best == **peer)
-        });
-        records.extend(compared.map(|peer| record(at, Some(*peer))));
+        records.extend(compared.iter().map(|peer| record(at, measured[at].subject.name, Some(*peer))));
     }
-    records.extend(peers.iter().map(|at| record(*at, None)));
+    for at in peers {
+        let own = measured[at].subject.name;
+        if compared.contains(&at) {
+            records.push(record(at, family(at), None));
+        }
+        if own != family(at) {
+            records.push(record(at, own, None));
+        }
+    }
     records
 }
 
@@ -350,6 +369,7 @@ mod tests {
         Plan {
             ranks: 2,
             vms: 0,
+            multiple: false,
             peers: Peers::USUAL,
             mpi: None,
             rounds: 2,
@@ -363,7 +383,7 @@ mod tests {
     fn setting() -> Setting {
         let mpi =
             Mpi { flavour: mpi::Flavour::Mpich, version: "5.0.2".into(), launcher: "/m/bin/mpirun".into() };
-        Setting { isthmus: "/isthmus".into(), mpi, ranks: 2, vms: 0, run_args: Vec::new() }
+        Setting { isthmus: "/isthmus".into(), mpi, ranks: 2, vms: 0, multiple: false, run_args: Vec::new() }
     }
 
     fn round(value: f64, network: u64, region: u64) -> Round {
@@ -405,9 +425,12 @@ mod tests {
                 ("isthmus", Some("mpich-shm"), Some(0.5), Some("region"), 1.0),
                 ("tcp-ofi", None, None, Some("tcp"), 55.0),
                 ("tcp", None, None, Some("tcp"), 12.0),
+                ("tcp-ucx", None, None, Some("tcp"), 12.0),
                 ("mpich-shm", None, None, Some("shm"), 2.0),
             ]
         );
+        assert_eq!(subject::chosen(&records, "tcp"), ["latency 8 B tcp-ucx"]);
+        assert!(subject::chosen(&records, "mpich-shm").is_empty());
         assert_eq!(records[0].line_us, Some(0.2));
         assert_eq!(records[0].mpi.as_deref(), Some("MPICH 5.0.2"));
     }

@@ -15,7 +15,7 @@ use crate::job::Launch;
 use crate::promise::{Promise, Row, Verdict, at_least, at_most, below};
 use crate::rank::{self, Sample, Start, What};
 use crate::record::Record;
-use crate::{stats, subject, table};
+use crate::{stats, subject, table, waits};
 
 /// How long one launch may take: many processes on few processors are slow, and emulated ones are slower.
 const LIMIT: Duration = Duration::from_secs(1800);
@@ -86,7 +86,7 @@ const fn pair(
 }
 
 /// Of which subjects there are ratios.
-const PAIRS: [Pair; 20] = [
+const PAIRS: [Pair; 29] = [
     pair("barrier", "round_us", "isthmus-spin", &["pingpong"]),
     pair("barrier", "round_us", "isthmus-spin", &["naive"]),
     pair("barrier", "round_us", "isthmus-central", &["naive"]),
@@ -107,6 +107,16 @@ const PAIRS: [Pair; 20] = [
     pair("latency", "latency_us", "isthmus", &["tcp"]),
     pair("stream", "bandwidth_MBps", "isthmus", &["unix"]),
     pair("stream", "bandwidth_MBps", "isthmus", &["tcp"]),
+    pair("latency", "latency_us", "isthmus", &["unix-spin"]),
+    pair("latency", "latency_us", "isthmus", &["tcp-spin"]),
+    pair("stream", "bandwidth_MBps", "isthmus", &["unix-spin"]),
+    pair("stream", "bandwidth_MBps", "isthmus", &["tcp-spin"]),
+    pair("wait", "latency_us", "isthmus-sread", &["isthmus-spin"]),
+    pair("wait", "latency_us", "isthmus-sread", &["shm-sread"]),
+    // Rounds in which all but the late one sleep.
+    pair("barrier_sleep", "beyond_work_us", "isthmus-block", &["pthread"]),
+    pair("barrier_sleep", "beyond_work_us", "isthmus-block", &["virtio-serial"]),
+    pair("barrier_sleep", "beyond_work_us", "isthmus-block", &["virtio-serial-both"]),
 ];
 
 /// What of a benchmark is promised, of which subject, against which peer, in which place.
@@ -122,6 +132,9 @@ struct Wanted {
     vms: u32,
     promise: Promise,
 }
+
+/// How often each of those must have slept in a round who are said to sleep.
+const ASLEEP: f64 = 0.9;
 
 /// The better of those that the hybrid barrier is measured against.
 const BEST: &str = "best of spin-yield, isthmus-block";
@@ -139,6 +152,12 @@ fn wanted(what: What) -> Vec<Wanted> {
         vms,
         promise,
     };
+    // What is promised of sleepers is judged where they sleep.
+    let asleep = |what, peer, place, promise| Wanted {
+        benchmark: "barrier_sleep",
+        metric: "beyond_work_us",
+        ..barrier(what, "isthmus-block", peer, place, promise)
+    };
     let naive = at_most(1.0, 1.0 / 1.2);
     let hybrid = at_most(1.5, 1.0);
     match what {
@@ -147,16 +166,14 @@ fn wanted(what: What) -> Vec<Wanted> {
             barrier("spin barrier : naive one", "isthmus-spin", "naive", (2, 0), naive),
             barrier("spin barrier : naive one, over-subscribed", "isthmus-spin", "naive", (4, 0), naive),
             barrier("spin barrier : naive one, over-subscribed", "isthmus-spin", "naive", (8, 0), naive),
-            barrier(
-                "blocking barrier : pthread's",
-                "isthmus-block",
+            asleep(
+                "blocking barrier, all but one asleep : pthread's",
                 "pthread",
                 (2, 0),
                 at_most(1.0, 1.0 / 1.5),
             ),
-            barrier(
-                "blocking barrier : echo over virtio-serial",
-                "isthmus-block",
+            asleep(
+                "blocking barrier, all but one asleep : echo over virtio-serial",
                 "virtio-serial",
                 (2, 2),
                 at_most(1.2, 1.0),
@@ -210,6 +227,14 @@ fn wanted(what: What) -> Vec<Wanted> {
             .into_iter()
             .flat_map(|(subject, _)| counters(subject))
             .collect(),
+        What::Wait => [("fi_cq_sread, 64 KB : spinning", 65536), ("fi_cq_sread, 1 MB : spinning", 1 << 20)]
+            .map(|(what, bytes)| Wanted {
+                bytes: Some(bytes),
+                metric: "latency_us",
+                benchmark: "wait",
+                ..barrier(what, "isthmus-sread", "isthmus-spin", (2, 0), at_most(1.5, 1.1))
+            })
+            .into(),
         What::Ivc => {
             let channel = |what, peer, (processes, vms), promise| Wanted {
                 what,
@@ -223,8 +248,10 @@ fn wanted(what: What) -> Vec<Wanted> {
                 promise,
             };
             vec![
-                channel("64 B : Unix-domain socket", "unix", (2, 0), at_most(0.1, 0.05)),
-                channel("64 B : TCP", "tcp", (2, 2), at_most(0.05, 0.01)),
+                channel("64 B : Unix-domain socket that blocks", "unix", (2, 0), at_most(0.1, 0.05)),
+                channel("64 B : Unix-domain socket that spins", "unix-spin", (2, 0), at_most(0.1, 0.05)),
+                channel("64 B : TCP that blocks", "tcp", (2, 2), at_most(0.05, 0.01)),
+                channel("64 B : TCP that spins", "tcp-spin", (2, 2), at_most(0.05, 0.01)),
             ]
         }
     }
@@ -320,7 +347,15 @@ fn parse(text: &str, stats: Option<Value>) -> Result<Output> {
     Ok(Output { start, samples, accel: accel.unwrap_or_else(|| "native".into()) })
 }
 
-fn launch(plan: &Plan, place: Place) -> Result<Output> {
+fn launch(plan: &Plan, place: Place, progress: &mut dyn FnMut(&str)) -> Result<Output> {
+    if plan.what == What::Wait {
+        let (samples, absent) = waits::run(plan)?;
+        if !absent.is_empty() {
+            progress(&format!("left out, since this libfabric has no such provider: {}", absent.join(", ")));
+        }
+        let start = Start { hosts: Vec::new(), processors: subject::processors() };
+        return Ok(Output { start, samples, accel: "native".into() });
+    }
     let exe = std::env::current_exe().map_err(Error::io("find this program"))?;
     let folder = tempfile::tempdir().map_err(Error::io("make a temporary folder"))?;
     let stats = folder.path().join("stats.json");
@@ -474,20 +509,35 @@ fn row(wanted: &Wanted, records: &[Record]) -> Row {
         let (value, unit) = table::amount(record.value, &record.metric);
         format!("{value} {unit}").trim_end().to_owned()
     };
-    let theirs = records.iter().find(|other| {
-        other.peer.is_none()
-            && Some(other.subject.as_str()) == wanted.peer
-            && (&other.benchmark, &other.metric, other.bytes)
-                == (&record.benchmark, &record.metric, record.bytes)
-            && (other.ranks, other.vms) == (record.ranks, record.vms)
-    });
-    let accel = if record.vms > 0 { format!(", {}", record.accel.to_uppercase()) } else { String::new() };
-    let said = match theirs {
-        Some(theirs) => format!("{} : {}{accel}", amount(record), amount(theirs)),
-        None => format!("{}{accel}", amount(record)),
+    let beside = |name: Option<&str>, metric: &str| {
+        records.iter().find(|other| {
+            other.peer.is_none()
+                && Some(other.subject.as_str()) == name
+                && (other.benchmark.as_str(), other.metric.as_str(), other.bytes)
+                    == (&record.benchmark, metric, record.bytes)
+                && (other.ranks, other.vms) == (record.ranks, record.vms)
+        })
     };
-    let proved =
+    let theirs = beside(wanted.peer, &record.metric);
+    let accel = if record.vms > 0 { format!(", {}", record.accel.to_uppercase()) } else { String::new() };
+    // Of several peers the best, by name.
+    let best = wanted.peer.and_then(|peer| peer.strip_prefix("best of ")).and_then(|names| {
+        let all = names.split(", ").filter_map(|name| beside(Some(name), &record.metric));
+        all.min_by(|a, b| a.value.total_cmp(&b.value))
+    });
+    let mut said = match (theirs, best) {
+        (Some(theirs), _) => format!("{} : {}{accel}", amount(record), amount(theirs)),
+        (None, Some(best)) => format!("{} : {} {}{accel}", amount(record), amount(best), best.subject),
+        (None, None) => format!("{}{accel}", amount(record)),
+    };
+    let mut proved =
         record.path.as_deref() == Some("region") && theirs.is_none_or(|theirs| theirs.path.is_some());
+    if record.benchmark == "barrier_sleep" {
+        let slept = |name: Option<&str>| beside(name, "sleeps_per_round").map_or(0.0, |sleeps| sleeps.value);
+        let (ours, theirs) = (slept(Some(&record.subject)), slept(wanted.peer));
+        said += &format!("; {ours:.2} : {theirs:.2} sleeps a round");
+        proved &= ours >= ASLEEP * f64::from(wanted.processes - 1);
+    }
     let verdict = if proved { wanted.promise.verdict(figure) } else { Verdict::Unproved };
     Row { what, mpi: None, promise: wanted.promise, measured: Some(figure), said, verdict }
 }
@@ -502,7 +552,7 @@ pub fn run(plan: &Plan, progress: &mut dyn FnMut(&str)) -> Result<Done> {
     for place in &plan.places {
         progress(&format!("{}: {} repetitions", place.name(), plan.reps));
         let load = stats::load();
-        match launch(plan, *place) {
+        match launch(plan, *place, progress) {
             Ok(output) => {
                 let hosts: std::collections::BTreeSet<&String> = output.start.hosts.iter().collect();
                 if place.vms > 0 && hosts.len() != place.vms as usize {
@@ -531,12 +581,15 @@ pub fn run(plan: &Plan, progress: &mut dyn FnMut(&str)) -> Result<Done> {
 }
 
 /// Names of subjects in the order in which tables have them.
-const ORDER: [&str; 14] = [
+const ORDER: [&str; 21] = [
     "isthmus",
     "isthmus-spin",
     "isthmus-central",
     "isthmus-block",
     "isthmus-hybrid",
+    "isthmus-sread",
+    "shm-spin",
+    "shm-sread",
     "isthmus-word",
     "isthmus-items",
     "spinlock",
@@ -544,8 +597,12 @@ const ORDER: [&str; 14] = [
     "spin-yield",
     "pthread",
     "virtio-serial",
+    "virtio-serial-both",
     "pingpong",
     "unix",
+    "unix-spin",
+    "tcp",
+    "tcp-spin",
 ];
 
 /// The measurements as the paper has them: a column for each subject, and for each place two rows or more.
@@ -598,6 +655,13 @@ pub fn grid(what: What, records: &[Record]) -> Vec<Vec<String>> {
                     per_second(1e6 / record.value)
                 }));
             }
+            (What::Barrier, "beyond_work_us") => {
+                grid.push(cells("all but one asleep: beyond the work".into(), &amount));
+            }
+            (What::Barrier, "sleeps_per_round") => {
+                let sleeps = |record: &Record| format!("{:.2}", record.value);
+                grid.push(cells("all but one asleep: sleeps per round".into(), &sleeps));
+            }
             (What::Barrier, _) => {
                 let ms = if benchmark == "barrier_late" { 2 } else { 10 };
                 grid.push(cells(format!("sleepers' share of a processor, one {ms} ms late"), &|record| {
@@ -616,7 +680,12 @@ pub fn grid(what: What, records: &[Record]) -> Vec<Vec<String>> {
                     _ => format!("{:.3}", record.value),
                 }));
             }
-            (What::Ivc, _) => {
+            (What::Wait, "sleeps_per_round") => {
+                let size = bytes.map(table::size).unwrap_or_default();
+                let sleeps = |record: &Record| format!("{:.2}", record.value);
+                grid.push(cells(format!("{size}: sleeps per round"), &sleeps));
+            }
+            (What::Ivc | What::Wait, _) => {
                 let size = bytes.map(table::size).unwrap_or_default();
                 grid.push(cells(format!("{benchmark} {size}").trim_end().to_owned(), &amount));
             }
@@ -696,6 +765,32 @@ mod tests {
         assert_eq!(row(&wanted[1], &records).verdict, Verdict::NotMeasured);
         let unproved: Vec<Record> = records.iter().cloned().map(|r| Record { path: None, ..r }).collect();
         assert_eq!(row(&wanted[0], &unproved).verdict, Verdict::Unproved);
+    }
+
+    #[test]
+    fn sleepers_are_judged_only_where_they_slept() {
+        let round = |sleeps: f64| {
+            let of = |subject: &str, metric: &str, value| Sample {
+                benchmark: "barrier_sleep".into(),
+                metric: metric.into(),
+                ..sample(subject, value)
+            };
+            let samples = vec![
+                of("isthmus-block", "beyond_work_us", 30.0),
+                of("isthmus-block", "sleeps_per_round", sleeps),
+                of("pthread", "beyond_work_us", 60.0),
+                of("pthread", "sleeps_per_round", 1.0),
+            ];
+            let output = Output { samples, accel: "native".into(), ..output() };
+            let place = Place { processes: 2, vms: 0 };
+            let records = records(&output, &Plan { places: vec![place], ..plan() }, place, None);
+            let wanted = wanted(What::Barrier);
+            row(wanted.iter().find(|it| it.peer == Some("pthread")).unwrap(), &records)
+        };
+        let slept = round(0.97);
+        assert_eq!((slept.measured, slept.verdict), (Some(0.5), Verdict::Aim));
+        assert!(slept.said.ends_with("30.0 us : 60.0 us; 0.97 : 1.00 sleeps a round"), "{}", slept.said);
+        assert_eq!(round(0.5).verdict, Verdict::Unproved);
     }
 
     #[test]

@@ -107,12 +107,19 @@ impl Wanted {
         };
         let (said, peer_way) = match (value(peer), ours.line_us) {
             (Some(theirs), _) => (
-                format!("{} : {} {peer}", amount(ours.value), amount(theirs.value)),
+                // Of a peer with several ways, the one that it was.
+                format!(
+                    "{} : {} {}",
+                    amount(ours.value),
+                    amount(theirs.value),
+                    crate::subject::way(records, theirs).unwrap_or(peer)
+                ),
                 Some((theirs.path.as_deref(), wanted_way(peer))),
             ),
             (None, Some(line)) => (format!("{} : {line:.3} us bare line", amount(ours.value)), None),
             (None, None) => (amount(ours.value), None),
         };
+        let said = said + &untouched(self, ours, records);
         let ours_proved = ours.path.as_deref() == Some("region");
         let proved = ours_proved && peer_way.is_none_or(|(way, wanted)| way == Some(wanted));
         let said = if proved {
@@ -130,6 +137,24 @@ impl Wanted {
             verdict: if proved { self.promise.verdict(ratio) } else { Verdict::Unproved },
         }
     }
+}
+
+/// The same of buffers that nobody touches, where that was measured beside it.
+fn untouched(wanted: &Wanted, ours: &Record, records: &[Record]) -> String {
+    let name = format!("{}_untouched", wanted.benchmark);
+    let of_row = |record: &&Record| record.benchmark == name && record.bytes == Some(wanted.bytes);
+    let found = |subject: &str, peer: Option<&str>| {
+        let mut of_it = records.iter().filter(of_row);
+        of_it.find(|record| record.subject == subject && record.peer.as_deref() == peer)
+    };
+    let peer = ours.peer.as_deref();
+    let (Some(mine), Some(theirs)) = (found("isthmus", peer), peer.and_then(|peer| found(peer, None))) else {
+        return String::new();
+    };
+    let ratio = mine.ratio.map_or_else(|| "-".into(), |ratio| format!("{ratio:.2}x"));
+    let (unit, value) =
+        (table::amount(mine.value, &mine.metric).1, |it: &Record| table::amount(it.value, &it.metric).0);
+    format!("; untouched {} : {} {unit}, {ratio}", value(mine), value(theirs))
 }
 
 /// The way that a peer's messages must have gone for its name to be true. Cross-memory attach is asked of none here: what
@@ -171,12 +196,17 @@ fn pair_promises(flavour: Flavour) -> Vec<Wanted> {
     }
 }
 
-fn collective_promises(ranks: u32) -> Vec<Wanted> {
+/// Of both thread levels: what an MPI takes for these calls depends on them.
+fn collective_promises(ranks: u32, multiple: bool) -> Vec<Wanted> {
     let processors = crate::subject::processors();
-    [("barrier", 0), ("allreduce", 8)]
-        .map(|(name, bytes)| {
-            let what = format!("{name}, {ranks} ranks on {processors} processors : best peer");
-            Wanted::new(what, at_least(0.5, 1.5), (name, bytes), None)
+    let (benchmarks, level) = match multiple {
+        false => (["barrier", "allreduce"], ""),
+        true => (["barrier_multiple", "allreduce_multiple"], ", MPI_THREAD_MULTIPLE"),
+    };
+    [("barrier", benchmarks[0], 0), ("allreduce", benchmarks[1], 8)]
+        .map(|(name, benchmark, bytes)| {
+            let what = format!("{name}, {ranks} ranks on {processors} processors{level} : best peer");
+            Wanted::new(what, at_least(0.5, 1.5), (benchmark, bytes), None)
         })
         .into()
 }
@@ -247,6 +277,7 @@ fn comparison(plan: &Plan, mpi: &Mpi, ranks: u32, vms: u32, peers: Peers) -> mpi
     mpi::Plan {
         ranks,
         vms,
+        multiple: false,
         peers,
         // The launcher's own directory: what was found once shall not be found otherwise now.
         mpi: mpi.launcher.parent().map(|dir| dir.to_string_lossy().into_owned()),
@@ -306,6 +337,8 @@ fn pairs(plan: &Plan, mpi: &Mpi, table: &mut Table, progress: &mut dyn FnMut(&st
     if two_copy {
         pair.blocks.extend(LONG.map(Block::PingPong));
         pair.blocks.extend(LONG.map(|bytes| Block::Window(bytes, 8)));
+        pair.blocks.extend(LONG.map(Block::PingPongUntouched));
+        pair.blocks.extend(LONG.map(|bytes| Block::WindowUntouched(bytes, 8)));
     }
     let done = mpi::run(&pair, progress);
     add(table, &pair_promises(mpi.flavour), Some(&mpi_name(mpi)), done);
@@ -314,8 +347,11 @@ fn pairs(plan: &Plan, mpi: &Mpi, table: &mut Table, progress: &mut dyn FnMut(&st
 fn collectives(plan: &Plan, mpi: &Mpi, table: &mut Table, progress: &mut dyn FnMut(&str)) {
     let mut four = comparison(plan, mpi, 4, 0, Peers::USUAL);
     four.blocks.extend([Block::Barrier, Block::Allreduce(8)]);
-    let done = mpi::run(&four, progress);
-    add(table, &collective_promises(four.ranks), Some(&mpi_name(mpi)), done);
+    for multiple in [false, true] {
+        four.multiple = multiple;
+        let done = mpi::run(&four, progress);
+        add(table, &collective_promises(four.ranks, multiple), Some(&mpi_name(mpi)), done);
+    }
 }
 
 fn between_vms(plan: &Plan, mpi: &Mpi, table: &mut Table, progress: &mut dyn FnMut(&str)) {
@@ -463,21 +499,21 @@ mod tests {
 
     #[test]
     fn the_best_peer_is_the_one_that_counts() {
-        let row = collective_promises(4)[0].row(&records("shm"));
+        let row = collective_promises(4, false)[0].row(&records("shm"));
         assert_eq!((row.measured, row.verdict), (Some(0.6), Verdict::Pass));
         assert_eq!(row.said, "900 /s : 1500 /s mpich-shm");
     }
 
     #[test]
     fn a_figure_of_another_way_proves_nothing() {
-        let row = collective_promises(4)[0].row(&records("mixed"));
+        let row = collective_promises(4, false)[0].row(&records("mixed"));
         assert_eq!((row.measured, row.verdict), (Some(0.6), Verdict::Unproved));
         assert!(row.said.ends_with("ways: region, mixed"), "{}", row.said);
     }
 
     #[test]
     fn what_was_not_measured_is_said_below_the_table() {
-        let missing = collective_promises(4)[1].row(&records("shm"));
+        let missing = collective_promises(4, false)[1].row(&records("shm"));
         assert_eq!(missing.verdict, Verdict::NotMeasured);
         let again = Row { what: "another row".into(), ..missing.clone() };
         let rows = vec![missing, again];
@@ -517,10 +553,10 @@ mod tests {
             Ok(Comparison { records, left_out, ..Comparison::default() })
         };
         let mut table = none();
-        add(&mut table, &collective_promises(4)[..1], None, done(records("shm"), &[]));
+        add(&mut table, &collective_promises(4, false)[..1], None, done(records("shm"), &[]));
         assert!(table.is_whole());
         let alone = vec![record("isthmus", None, None, 900.0, "region")];
-        add(&mut table, &collective_promises(4)[..1], None, done(alone, &["tcp: no tap"]));
+        add(&mut table, &collective_promises(4, false)[..1], None, done(alone, &["tcp: no tap"]));
         assert_eq!(
             (table.rows[1].verdict, table.rows[1].said.as_str()),
             (Verdict::NotMeasured, "tcp: no tap")

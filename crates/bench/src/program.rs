@@ -11,10 +11,11 @@ use serde::Deserialize;
 use crate::error::{Error, Result};
 use crate::path::Moved;
 
-const SOURCES: [(&str, &str); 9] = [
+const SOURCES: [(&str, &str); 10] = [
     ("bench.h", include_str!("../programs/bench.h")),
     ("main.c", include_str!("../programs/main.c")),
     ("blocks.c", include_str!("../programs/blocks.c")),
+    ("touch.c", include_str!("../programs/touch.c")),
     ("waiting.c", include_str!("../programs/waiting.c")),
     ("collective.c", include_str!("../programs/collective.c")),
     ("neighbours.c", include_str!("../programs/neighbours.c")),
@@ -31,11 +32,26 @@ const FLAGS: [&str; 6] = ["-std=gnu11", "-O2", "-g", "-Wall", "-Wextra", "-rdyna
 /// # Errors
 /// [`Error::Cache`], [`Error::Compile`], [`Error::Io`].
 pub fn compile(mpi: &Mpi) -> Result<PathBuf> {
-    let compiler = mpi.launcher.with_file_name("mpicc");
+    let name = format!("mpi-bench-{}", mpi.flavour.name());
+    build(&mpi.launcher.with_file_name("mpicc"), &mpi.version, &name, &SOURCES, &FLAGS)
+}
+
+/// Compiles `sources` with `compiler`, of which `version` is all that is known, to a program whose name begins with `name`; or
+/// finds it compiled in the user's cache.
+///
+/// # Errors
+/// [`Error::Cache`], [`Error::Compile`], [`Error::Io`].
+pub fn build(
+    compiler: &Path,
+    version: &str,
+    name: &str,
+    sources: &[(&str, &str)],
+    flags: &[&str],
+) -> Result<PathBuf> {
     let mut key = DefaultHasher::new();
-    (SOURCES, FLAGS, &mpi.launcher, &mpi.version).hash(&mut key);
+    (sources, flags, compiler, version).hash(&mut key);
     let dir = isthmus_vm::cache::dir().map_err(Error::Cache)?.join("bench");
-    let name = format!("mpi-bench-{}-{:016x}", mpi.flavour.name(), key.finish());
+    let name = format!("{name}-{:016x}", key.finish());
     let program = dir.join(&name);
     if program.is_file() {
         return Ok(program);
@@ -43,14 +59,15 @@ pub fn compile(mpi: &Mpi) -> Result<PathBuf> {
     let build = dir.join(format!("{name}.build-{}", std::process::id()));
     let cannot = |path: &Path| Error::io(format!("write {}", path.display()));
     fs::create_dir_all(&build).map_err(cannot(&build))?;
-    for (file, text) in SOURCES {
+    for (file, text) in sources {
         fs::write(build.join(file), text).map_err(cannot(&build))?;
     }
-    let output = Command::new(&compiler)
+    let output = Command::new(compiler)
         .current_dir(&build)
-        .args(FLAGS)
         .args(["-o", &name])
-        .args(SOURCES.iter().map(|(file, _)| file).filter(|file| file.ends_with(".c")))
+        .args(sources.iter().map(|(file, _)| file).filter(|file| file.ends_with(".c")))
+        // Libraries among them come after what needs them.
+        .args(flags)
         .stdin(Stdio::null())
         .output()
         .map_err(Error::io(format!("run {}", compiler.display())))?;
@@ -58,6 +75,7 @@ pub fn compile(mpi: &Mpi) -> Result<PathBuf> {
         // Renamed into place, so that another benchmark at the same time never runs half a program.
         fs::rename(build.join(&name), &program).map_err(cannot(&program))
     } else {
+        let compiler = compiler.to_owned();
         Err(Error::Compile { compiler, said: crate::job::tail(&String::from_utf8_lossy(&output.stderr), 12) })
     };
     fs::remove_dir_all(&build).map_err(Error::io(format!("remove {}", build.display())))?;
@@ -69,10 +87,14 @@ pub fn compile(mpi: &Mpi) -> Result<PathBuf> {
 pub enum Block {
     /// Half the time of a ping-pong.
     Latency(u64),
-    /// Bandwidth of a ping-pong.
+    /// Bandwidth of a ping-pong, each message written before it is sent and read after it was received.
     PingPong(u64),
-    /// Bandwidth with that many messages in flight.
+    /// Bandwidth with that many messages in flight, each written and read likewise.
     Window(u64, u32),
+    /// Bandwidth of a ping-pong of buffers that nobody writes or reads meanwhile.
+    PingPongUntouched(u64),
+    /// Bandwidth with that many such messages in flight.
+    WindowUntouched(u64, u32),
     /// Messages a second, with that many in flight.
     Rate(u64, u32),
     /// A ping-pong of 8 bytes while that many receives are posted before its own, and stay.
@@ -92,6 +114,8 @@ impl Block {
             Self::Latency(bytes) => format!("latency:{bytes}"),
             Self::PingPong(bytes) => format!("pingpong:{bytes}"),
             Self::Window(bytes, depth) => format!("window:{bytes}:{depth}"),
+            Self::PingPongUntouched(bytes) => format!("pingpong:{bytes}:untouched"),
+            Self::WindowUntouched(bytes, depth) => format!("window:{bytes}:{depth}:untouched"),
             Self::Rate(bytes, depth) => format!("rate:{bytes}:{depth}"),
             Self::Posted(count) => format!("posted:8:{count}"),
             Self::Unexpected(count) => format!("unexpected:8:{count}"),
@@ -103,9 +127,13 @@ impl Block {
     /// How many messages are in flight or wait, where that is more than one.
     pub fn depth(self) -> Option<u32> {
         match self {
-            Self::Window(_, depth) | Self::Rate(_, depth) => Some(depth),
+            Self::Window(_, depth) | Self::WindowUntouched(_, depth) | Self::Rate(_, depth) => Some(depth),
             Self::Posted(count) | Self::Unexpected(count) => Some(count),
-            Self::Latency(_) | Self::PingPong(_) | Self::Barrier | Self::Allreduce(_) => None,
+            Self::Latency(_)
+            | Self::PingPong(_)
+            | Self::PingPongUntouched(_)
+            | Self::Barrier
+            | Self::Allreduce(_) => None,
         }
     }
 }
