@@ -16,11 +16,12 @@
 //! | [`objects`] | `bench barrier`, `counter`, `ivc`: what programs of one's own use, and what they use today |
 //! | [`rank`] | what the processes of those three do |
 //! | [`fluid`] | `bench sph`: the fluid simulator of the examples |
+//! | [`placement`] | where the processors were: rounds sorted by a bare cache line beside each block, and how long they are waited for |
 //! | [`promise`] | what is promised of a figure, and what became of it |
 //! | [`peers`], [`memory`] | `bench peers`: what is promised beside what was measured; what ranks take of a region |
 //! | [`record`], [`table`], [`show`] | what is written: JSON, the table for people, and what stands around it |
 //! | [`page`], [`chart`] | `--report`: one HTML file with curves |
-//! | [`stats`] | medians and ratios |
+//! | [`stats`] | medians, ratios, and the intervals that these lie in |
 
 #![deny(unsafe_code)]
 
@@ -36,6 +37,7 @@ pub mod objects;
 pub mod page;
 pub mod path;
 pub mod peers;
+pub mod placement;
 pub mod program;
 pub mod promise;
 pub mod rank;

@@ -22,6 +22,8 @@ pub struct Setting {
     pub vms: u32,
     /// Further arguments for `isthmus run`, the same for every subject in VMs.
     pub run_args: Vec<String>,
+    /// The processors of two ranks on this host, as `0,3`; otherwise the first that they may use.
+    pub pair: Option<String>,
 }
 
 /// Whom isthmus is compared with.
@@ -81,7 +83,8 @@ impl Subject {
 
     /// Its command line, for `program` with `args`; statistics of the run go to `stats`.
     pub fn launch(&self, setting: &Setting, program: &Path, args: &[String], stats: &Path) -> Launch {
-        let mut env = vec![("ISTHMUS_BENCH_PIN", "1")];
+        let pair = setting.pair.as_deref().filter(|_| setting.vms == 0);
+        let mut env = vec![("ISTHMUS_BENCH_PIN", pair.unwrap_or("1"))];
         // The program binds its own main thread; a launcher's binding would hold helper threads there too. Open MPI refuses
         // more ranks than processors until it is told; that its ranks must then yield it knows itself.
         let crowd = self.via == Via::Launcher && setting.ranks > processors();
@@ -229,6 +232,7 @@ mod tests {
             ranks: 2,
             vms,
             run_args: vec!["--accel".into(), "tcg".into()],
+            pair: None,
         }
     }
 

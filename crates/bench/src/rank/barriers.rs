@@ -162,9 +162,8 @@ pub(super) fn run(meeting: &mut Meeting, plan: &Plan) -> Result<()> {
     for _ in 0..plan.reps {
         if plan.parties == 2 {
             let line = meeting.line("bare")?;
-            meeting.print(&Sample {
+            meeting.tell(&Sample {
                 cpu_us_per_op: Some(line.cpu_us),
-                path: Some("region".into()),
                 ..Sample::new("barrier", "pingpong", "round_us", line.us)
             })?;
         }
@@ -184,10 +183,9 @@ pub(super) fn run(meeting: &mut Meeting, plan: &Plan) -> Result<()> {
                 if let Barrier::Naive { sense, .. } = barrier {
                     senses = *sense;
                 }
-                let path = if *name == "pthread" { "kernel" } else { "region" };
-                meeting.print(&Sample {
+                // Nothing counts what passes at a barrier, so no way is claimed.
+                meeting.tell(&Sample {
                     cpu_us_per_op: Some(timed.cpu_us),
-                    path: Some(path.into()),
                     ..Sample::new(if works { "barrier_work" } else { "barrier" }, name, "round_us", timed.us)
                 })?;
             }
@@ -242,9 +240,8 @@ fn echo(meeting: &mut Meeting, port: &mut File) -> Result<()> {
         }
         Ok(())
     })?;
-    meeting.print(&Sample {
+    meeting.tell(&Sample {
         cpu_us_per_op: Some(timed.cpu_us),
-        path: Some("virtio-serial".into()),
         ..Sample::new("barrier", "virtio-serial", "round_us", timed.us)
     })
 }
@@ -258,7 +255,7 @@ fn late(
     by: Duration,
     rounds: u64,
 ) -> Result<()> {
-    meeting.sync()?;
+    let line = meeting.beside()?;
     let (cpu, begun) = (super::cpu_time(), Instant::now());
     for _ in 0..rounds {
         if meeting.is_first() {
@@ -278,9 +275,7 @@ fn late(
     }
     meeting.sync()?;
     // The greatest of them: nobody shall burn his processor.
+    meeting.after(line)?;
     let share = shares.into_iter().fold(0.0, f64::max);
-    meeting.print(&Sample {
-        path: Some("region".into()),
-        ..Sample::new(benchmark, name, "sleeper_share", share)
-    })
+    meeting.tell(&Sample::new(benchmark, name, "sleeper_share", share))
 }
