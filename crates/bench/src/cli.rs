@@ -173,7 +173,7 @@ struct Sorting {
     #[arg(long, value_enum, default_value_t = Choice::Both, value_name = "PLACEMENT")]
     placement: Choice,
     /// For how many minutes each table goes on while a placement lacks rounds; then it is `not seen`, which is no failure.
-    /// Otherwise 20, and with --quick half a minute.
+    /// Otherwise 20, and with --quick half a minute. Where a placement never comes, all tables together wait as long as one.
     #[arg(long, value_name = "MINUTES", value_parser = minutes)]
     wait: Option<f64>,
 }
@@ -256,6 +256,9 @@ struct MpiArgs {
     /// Also measure what copies twice, as isthmus does: Open MPI's shared memory without cross-memory attach.
     #[arg(long)]
     two_copy: bool,
+    /// Leave out TCP.
+    #[arg(long)]
+    no_tcp: bool,
     /// Further argument for `isthmus run`, the same for all that runs in VMs; may be repeated.
     #[arg(long, value_name = "ARG", allow_hyphen_values = true)]
     run_arg: Vec<String>,
@@ -466,7 +469,7 @@ fn bench_sph(args: &SphArgs) -> Result<()> {
 
 fn bench_mpi(args: &MpiArgs) -> Result<()> {
     check_pair(args.vms)?;
-    let peers = Peers { two_copy: args.two_copy, ..Peers::USUAL };
+    let peers = Peers { two_copy: args.two_copy, tcp: !args.no_tcp, ..Peers::USUAL };
     let mut plan = args.common.plan(2, args.vms, peers)?;
     let sizes = args.curves.sizes(args.common.quick)?;
     plan.blocks = mpi_blocks(args.common.quick, args.two_copy, &sizes);

@@ -323,7 +323,8 @@ fn pairs(plan: &Plan, mpi: &Mpi, table: &mut Table, progress: &mut dyn FnMut(&st
     if pair_promises(mpi.flavour).is_empty() {
         return;
     }
-    let mut pair = comparison(plan, mpi, 2, 0, Peers { tcp: false, shared: true, two_copy });
+    // Nothing is promised beside TCP: it is for those who read the whole.
+    let mut pair = comparison(plan, mpi, 2, 0, Peers { tcp: !plan.quick, shared: true, two_copy });
     pair.blocks.extend([Block::Latency(8), Block::Latency(1024), Block::Rate(8, 64)]);
     if two_copy {
         pair.blocks.extend(LONG.map(Block::PingPong));
@@ -353,8 +354,11 @@ fn collectives(plan: &Plan, mpi: &Mpi, table: &mut Table, progress: &mut dyn FnM
 }
 
 fn between_vms(plan: &Plan, mpi: &Mpi, table: &mut Table, progress: &mut dyn FnMut(&str)) {
-    let mut pair = comparison(plan, mpi, 2, 2, Peers { tcp: false, ..Peers::USUAL });
+    let mut pair = comparison(plan, mpi, 2, 2, Peers { tcp: !plan.quick, ..Peers::USUAL });
     pair.blocks.push(Block::Latency(8));
+    if !plan.quick {
+        pair.blocks.extend([Block::Latency(1024), Block::PingPong(1 << 20), Block::Window(1 << 20, 8)]);
+    }
     let done = mpi::run(&pair, progress);
     add(table, &format!("{}, 2 VMs", mpi_name(mpi)), &vm_promises(mpi.flavour), Some(&mpi_name(mpi)), done);
 }
