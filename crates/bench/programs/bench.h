@@ -19,6 +19,7 @@ struct block {
     enum kind kind;
     size_t bytes;
     int depth;        /* messages in flight: WINDOW and RATE; what waits beside: POSTED and UNEXPECTED */
+    int touched;      /* PINGPONG and WINDOW: each message is written before it is sent and read after it was received */
     uint64_t rounds;  /* per batch; 0 until calibrated */
 };
 
@@ -41,6 +42,10 @@ struct sample {
 const char *block_name(const struct block *b);
 const char *block_metric(const struct block *b);
 void block_run(struct block *b, double budget_seconds, struct sample *out);
+
+/* touch.c: a word of each cache line of a message is written, or read and checked, for the number that the message has */
+void touch(char *message, size_t bytes, uint64_t number);
+void check_touch(const char *message, size_t bytes, uint64_t number);
 
 /* line.c: half a round of one bare cache line between the two ranks, in microseconds; negative where they share none */
 void line_open(int one_host);
@@ -67,7 +72,7 @@ double cpu_seconds(void);
 void *provider_function(const char *name);
 
 /* main.c */
-extern int my_rank, ranks;
+extern int my_rank, ranks, thread_multiple;
 double now_seconds(void);
 double median(double *values, int count); /* sorts them */
 void die(const char *what) __attribute__((noreturn));

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 OR MIT */
 /*
  * The measured blocks. Each calibrates itself once to batches of about a tenth of its budget, times the batches on
- * rank 0, and checks the data: whole messages before and after the timed part, a number in each message within it.
+ * rank 0, and checks the data: whole messages before and after the timed part, within it a number in each message or,
+ * where messages are touched, a word in each of its lines.
  */
 #include "bench.h"
 
@@ -16,6 +17,16 @@ const char *block_name(const struct block *b)
 {
     static const char *const names[] = { "latency", "bandwidth", "bandwidth_windowed", "rate",
                                          "posted", "unexpected", "barrier", "allreduce" };
+
+    if (b->kind == PINGPONG && !b->touched)
+        return "bandwidth_untouched";
+    if (b->kind == WINDOW && !b->touched)
+        return "bandwidth_windowed_untouched";
+    /* What an MPI takes for a collective call depends on whether threads may call it. */
+    if (b->kind == BARRIER && thread_multiple)
+        return "barrier_multiple";
+    if (b->kind == ALLREDUCE && thread_multiple)
+        return "allreduce_multiple";
     return names[b->kind];
 }
 
@@ -44,6 +55,28 @@ static void check_stamp(const char *message, size_t bytes, uint64_t number)
         memcpy(&came, message, sizeof came);
     if (is_whole ? came != number : memcmp(message, &number, bytes) != 0)
         die("a message arrived out of order, twice or not at all");
+}
+
+/* A message that is shorter than a word has no more than its number. */
+static int has_words(const struct block *b)
+{
+    return b->touched && b->bytes >= sizeof(uint64_t);
+}
+
+static void mark(const struct block *b, char *message, uint64_t number)
+{
+    if (has_words(b))
+        touch(message, b->bytes, number);
+    else
+        stamp(message, b->bytes, number);
+}
+
+static void check_mark(const struct block *b, const char *message, uint64_t number)
+{
+    if (has_words(b))
+        check_touch(message, b->bytes, number);
+    else
+        check_stamp(message, b->bytes, number);
 }
 
 static void fill(char *message, size_t bytes, uint64_t seed)
@@ -84,6 +117,7 @@ static void verify(char *buffer, size_t bytes)
     }
 }
 
+/* Of messages that are touched not: the branch would be taken for each, in a loop that short messages take, too. */
 static void ping_pong(char *out, char *in, size_t bytes, uint64_t rounds)
 {
     for (uint64_t i = 0; i < rounds; i++) {
@@ -101,17 +135,37 @@ static void ping_pong(char *out, char *in, size_t bytes, uint64_t rounds)
     }
 }
 
+/* The same, touched. */
+static void ping_pong_touched(char *out, char *in, size_t bytes, uint64_t rounds)
+{
+    for (uint64_t i = 0; i < rounds; i++) {
+        if (my_rank == 0) {
+            touch(out, bytes, i);
+            MPI_Send(out, (int)bytes, MPI_BYTE, 1, TAG, MPI_COMM_WORLD);
+            MPI_Recv(in, (int)bytes, MPI_BYTE, 1, TAG, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
+            check_touch(in, bytes, ~i);
+        } else {
+            MPI_Recv(in, (int)bytes, MPI_BYTE, 0, TAG, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
+            check_touch(in, bytes, i);
+            touch(out, bytes, ~i);
+            MPI_Send(out, (int)bytes, MPI_BYTE, 0, TAG, MPI_COMM_WORLD);
+        }
+    }
+}
+
 /* `depth` messages from rank 0 in flight, each in a buffer of its own; an empty message back when all have arrived. */
-static void window(char *buffers, size_t bytes, int depth, uint64_t rounds)
+static void window(const struct block *b, char *buffers, uint64_t rounds)
 {
     MPI_Request requests[MAX_DEPTH];
+    const int depth = b->depth;
+    const size_t bytes = b->bytes;
 
     for (uint64_t i = 0; i < rounds; i++) {
         for (int k = 0; k < depth; k++) {
             char *message = buffers + (size_t)k * bytes;
 
             if (my_rank == 0) {
-                stamp(message, bytes, i * (uint64_t)depth + (uint64_t)k);
+                mark(b, message, i * (uint64_t)depth + (uint64_t)k);
                 MPI_Isend(message, (int)bytes, MPI_BYTE, 1, TAG, MPI_COMM_WORLD, &requests[k]);
             } else {
                 MPI_Irecv(message, (int)bytes, MPI_BYTE, 0, TAG, MPI_COMM_WORLD, &requests[k]);
@@ -122,7 +176,7 @@ static void window(char *buffers, size_t bytes, int depth, uint64_t rounds)
             MPI_Recv(NULL, 0, MPI_BYTE, 1, TAG, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
         } else {
             for (int k = 0; k < depth; k++)
-                check_stamp(buffers + (size_t)k * bytes, bytes, i * (uint64_t)depth + (uint64_t)k);
+                check_mark(b, buffers + (size_t)k * bytes, i * (uint64_t)depth + (uint64_t)k);
             MPI_Send(NULL, 0, MPI_BYTE, 0, TAG, MPI_COMM_WORLD);
         }
     }
@@ -146,10 +200,12 @@ static double batch(const struct block *b, char *buffers, uint64_t rounds)
         return collective_batch(b, rounds);
     MPI_Barrier(MPI_COMM_WORLD);
     start = now_seconds();
-    if (!is_windowed(b))
-        ping_pong(buffers, buffers + b->bytes, b->bytes, rounds);
+    if (is_windowed(b))
+        window(b, buffers, rounds);
+    else if (has_words(b))
+        ping_pong_touched(buffers, buffers + b->bytes, b->bytes, rounds);
     else
-        window(buffers, b->bytes, b->depth, rounds);
+        ping_pong(buffers, buffers + b->bytes, b->bytes, rounds);
     return now_seconds() - start;
 }
 

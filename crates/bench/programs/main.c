@@ -5,9 +5,11 @@
  *
  * BLOCK is latency:BYTES, pingpong:BYTES, window:BYTES:DEPTH or rate:BYTES:DEPTH; posted:BYTES:COUNT or
  * unexpected:BYTES:COUNT, a latency beside COUNT receives or messages of other tags that wait; and for any number of
- * ranks barrier or allreduce:BYTES. The plan is run N times over, block after block, with the bare line timed before and
- * after each where there are two ranks. ISTHMUS_BENCH_PIN=1 binds each rank's main thread to a processor of its own,
- * where there are enough for all; ISTHMUS_BENCH_PIN=A,B binds two of one host to these.
+ * ranks barrier or allreduce:BYTES. Messages of pingpong and window are written before they are sent and read after they
+ * were received, unless :untouched stands behind. The plan is run N times over, block after block, with the bare line
+ * timed before and after each where there are two ranks. ISTHMUS_BENCH_PIN=1 binds each rank's main thread to a processor
+ * of its own, where there are enough for all; ISTHMUS_BENCH_PIN=A,B binds two of one host to these.
+ * ISTHMUS_BENCH_THREADS=multiple asks the MPI for MPI_THREAD_MULTIPLE.
  */
 #define _GNU_SOURCE
 #include "bench.h"
@@ -20,10 +22,11 @@
 #include <time.h>
 #include <unistd.h>
 
-#define MAX_BLOCKS 64
+#define MAX_BLOCKS 96
+#define UNTOUCHED ":untouched"
 #define HOST_NAME 256
 
-int my_rank, ranks;
+int my_rank, ranks, thread_multiple;
 
 double now_seconds(void)
 {
@@ -64,16 +67,20 @@ static struct block parse_block(const char *text)
     char name[16];
     unsigned long long bytes = 0;
     int fields = sscanf(text, "%15[a-z]:%llu:%d", name, &bytes, &b.depth), kind;
+    const char *untouched = strstr(text, UNTOUCHED);
 
     for (kind = 0; kind < KINDS && fields >= 1 && strcmp(name, names[kind]) != 0; kind++)
         ;
     if (fields < (kind == BARRIER ? 1 : 2) || kind == KINDS || b.depth < 1 || bytes > (1u << 30))
-        die("bad block; say latency:BYTES, pingpong:BYTES, window:BYTES:DEPTH, rate:BYTES:DEPTH, posted:BYTES:COUNT, "
-            "unexpected:BYTES:COUNT, barrier or allreduce:BYTES");
+        die("bad block; say latency:BYTES, pingpong:BYTES[:untouched], window:BYTES:DEPTH[:untouched], rate:BYTES:DEPTH, "
+            "posted:BYTES:COUNT, unexpected:BYTES:COUNT, barrier or allreduce:BYTES");
+    if (untouched && (strcmp(untouched, UNTOUCHED) != 0 || (kind != PINGPONG && kind != WINDOW)))
+        die("bad block; only pingpong and window may end in " UNTOUCHED);
     if (kind < BARRIER && ranks != 2)
         die("all blocks but barrier and allreduce take exactly two ranks");
     b.kind = (enum kind)kind;
     b.bytes = (size_t)bytes;
+    b.touched = (kind == PINGPONG || kind == WINDOW) && !untouched;
     return b;
 }
 
@@ -152,17 +159,23 @@ int main(int argc, char **argv)
 {
     double before_init = now_seconds(), init, slowest_init, budget = 0.1;
     char version[MPI_MAX_LIBRARY_VERSION_STRING], host[HOST_NAME] = "", (*hosts)[HOST_NAME];
-    const char *asked = getenv("ISTHMUS_BENCH_PIN");
+    const char *asked = getenv("ISTHMUS_BENCH_PIN"), *threads = getenv("ISTHMUS_BENCH_THREADS");
     struct block blocks[MAX_BLOCKS];
-    int length, reps = 3, count = 0, cpu = -1, *cpus;
+    int length, reps = 3, count = 0, cpu = -1, *cpus, level;
 
-    MPI_Init(&argc, &argv);
+    thread_multiple = threads && strcmp(threads, "multiple") == 0;
+    if (thread_multiple)
+        MPI_Init_thread(&argc, &argv, MPI_THREAD_MULTIPLE, &level);
+    else
+        MPI_Init(&argc, &argv);
     init = now_seconds() - before_init;
     MPI_Comm_rank(MPI_COMM_WORLD, &my_rank);
     MPI_Comm_size(MPI_COMM_WORLD, &ranks);
     MPI_Get_library_version(version, &length);
     if (argc == 4 && strcmp(argv[1], "--neighbours") == 0)
         return neighbours_main(argv[2], argv[3]);
+    if (thread_multiple && level < MPI_THREAD_MULTIPLE)
+        die("this MPI does not give MPI_THREAD_MULTIPLE");
     if (ranks < 2)
         die("this benchmark takes at least two ranks");
     for (int i = 1; i < argc; i++) {

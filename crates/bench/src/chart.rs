@@ -39,7 +39,9 @@ pub fn curves(records: &[Record], benchmark: &str) -> Vec<Curve> {
     let mut seen: Vec<(&str, u64)> = Vec::new();
     for record in records.iter().filter(|record| record.benchmark == benchmark) {
         // Of several TCP paths only the fastest has a curve, as it has a column; which one that is may change with the size.
-        let Some(bytes) = record.bytes.filter(|bytes| *bytes > 0 && !record.subject.starts_with("tcp-"))
+        let Some(bytes) = record
+            .bytes
+            .filter(|bytes| *bytes > 0 && crate::subject::family(&record.subject) == record.subject)
         else {
             continue;
         };

@@ -25,7 +25,7 @@ const QUICK_WAIT: f64 = 0.5;
 const SIZES: [u64; 12] = [1, 4, 16, 64, 256, 1 << 10, 1 << 12, 1 << 14, 1 << 16, 1 << 18, 1 << 20, 1 << 22];
 const QUICK_SIZES: [u64; 5] = [1, 64, 4096, 1 << 18, 1 << 22];
 
-/// How many sizes there may be: the program takes 64 blocks, two for each size and at most ten others.
+/// How many sizes there may be: the program takes 96 blocks, two for each size and at most sixteen others.
 const MOST_SIZES: usize = 27;
 
 /// How many receives are posted, or messages wait, in `bench matching`.
@@ -211,6 +211,7 @@ impl Common {
         Ok(mpi::Plan {
             ranks,
             vms,
+            multiple: false,
             peers,
             mpi: self.mpi.clone(),
             policy: self.policy(vms)?,
@@ -496,6 +497,8 @@ fn mpi_blocks(quick: bool, two_copy: bool, sizes: &[u64]) -> Vec<Block> {
         pingpongs.extend([8192, 65536]);
         windows.extend([8192, 65536]);
     }
+    // Beside each bandwidth of the table; curves have the one that programs see.
+    let untouched = pingpongs.clone();
     latencies.extend(sizes);
     windows.extend(sizes);
     for sizes in [&mut latencies, &mut pingpongs, &mut windows] {
@@ -505,6 +508,8 @@ fn mpi_blocks(quick: bool, two_copy: bool, sizes: &[u64]) -> Vec<Block> {
     let mut blocks: Vec<Block> = latencies.into_iter().map(Block::Latency).collect();
     blocks.extend(pingpongs.into_iter().map(Block::PingPong));
     blocks.extend(windows.into_iter().map(|bytes| Block::Window(bytes, 8)));
+    blocks.extend(untouched.iter().copied().map(Block::PingPongUntouched));
+    blocks.extend(untouched.into_iter().map(|bytes| Block::WindowUntouched(bytes, 8)));
     blocks.push(Block::Rate(8, 64));
     blocks
 }
@@ -541,7 +546,7 @@ fn bench_peers(args: &PeersArgs) -> Result<()> {
         if plan.vms { "" } else { "; nothing in VMs was measured" }
     );
     isthmus_region::say!(
-        "Whether ranks that share processors yield is left as each MPI and its launcher have it."
+        "Each MPI has the settings that are best for ranks that share processors; of several the best row by row."
     );
     isthmus_region::say!();
     isthmus_region::say!("{}", table.text().trim_end());
@@ -570,13 +575,22 @@ fn bench_collectives(args: &CollectivesArgs) -> Result<()> {
     // Between VMs there is no shared memory of the MPI's own.
     let mut plan = args.common.plan(args.ranks, args.vms, Peers { shared: args.vms == 0, ..Peers::USUAL })?;
     plan.blocks.extend([Block::Barrier, Block::Allreduce(8)]);
-    compare(&plan, &args.common)
+    let tell = &mut |what: &str| isthmus_region::tell!("{what}");
+    let mut done = mpi::run(&plan, tell)?;
+    // What an MPI takes for these depends on whether its threads may call it, too.
+    let multiple = mpi::run(&mpi::Plan { multiple: true, ..plan.clone() }, tell)?;
+    done.add(multiple, "MPI_THREAD_MULTIPLE");
+    finish(&plan, &args.common, &done)
 }
 
 fn compare(plan: &mpi::Plan, common: &Common) -> Result<()> {
     let done = mpi::run(plan, &mut |what| isthmus_region::tell!("{what}"))?;
+    finish(plan, common, &done)
+}
+
+fn finish(plan: &mpi::Plan, common: &Common, done: &mpi::Comparison) -> Result<()> {
     let kept = common.keep(&done.records);
-    show::comparison(plan, &done);
+    show::comparison(plan, done);
     kept?;
     common.say_where();
     Ok(())
@@ -603,7 +617,7 @@ mod tests {
         }
         assert!(blocks.contains(&Block::Latency(8)) && blocks.contains(&Block::Window(1 << 22, 8)));
         let most = Curves { report: None, sizes: (100..127).collect() };
-        assert!(mpi_blocks(false, true, &most.sizes(false).unwrap()).len() <= 64);
+        assert!(mpi_blocks(false, true, &most.sizes(false).unwrap()).len() <= 96);
         let more = Curves { report: None, sizes: (1..=28).collect() };
         assert!(matches!(more.sizes(false), Err(Error::Usage(_))));
     }

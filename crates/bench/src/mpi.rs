@@ -26,6 +26,8 @@ pub struct Plan {
     pub ranks: u32,
     /// How many VMs; 0 for plain processes.
     pub vms: u32,
+    /// Whether the program asks for `MPI_THREAD_MULTIPLE`.
+    pub multiple: bool,
     /// Whom isthmus is compared with.
     pub peers: Peers,
     /// Directory or name of the MPI; by default the one on the PATH.
@@ -61,6 +63,16 @@ pub struct Comparison {
     pub placed: Vec<String>,
     /// Of each subject whose MPI has a switch for it, whether its ranks yielded their processor while they waited.
     pub yields: Vec<(String, bool)>,
+}
+
+impl Comparison {
+    /// Adds what was measured of the same subjects in another way, called `how`.
+    pub fn add(&mut self, other: Self, how: &str) {
+        self.records.extend(other.records.into_iter().filter(|record| record.benchmark != "startup"));
+        self.lines.extend(other.lines.into_iter().map(|(name, line)| (format!("{name}, {how}"), line)));
+        self.placed.extend(other.placed.into_iter().map(|said| format!("{said} ({how})")));
+        self.left_out.extend(other.left_out.into_iter().map(|why| format!("{why} ({how})")));
+    }
 }
 
 /// What `isthmus run --stats` leaves: only what is used here.
@@ -136,6 +148,7 @@ pub fn run(plan: &Plan, progress: &mut dyn FnMut(&str)) -> Result<Comparison> {
         mpi,
         ranks: plan.ranks,
         vms: plan.vms,
+        multiple: plan.multiple,
         run_args: plan.run_args.clone(),
         pair: None,
     };
@@ -303,20 +316,16 @@ fn block_records(
     let sample = &measured[0].rounds[0].output.samples[block];
     let lower_is_better = sample.metric == "latency_us";
     let better = |a: &f64, b: &f64| if lower_is_better { a < b } else { a > b };
-    // Of an MPI's TCP paths the fastest is its TCP.
-    let mut fastest: Option<(usize, f64)> = None;
-    for at in (0..measured.len()).filter(|at| subject::is_tcp(measured[*at].subject.name)) {
-        if let Some(value) = median(&all(at))
-            && fastest.is_none_or(|(_, best)| better(&value, &best))
-        {
-            fastest = Some((at, value));
-        }
-    }
-    let name = |at: usize| match fastest {
-        Some((best, _)) if best == at => "tcp".to_owned(),
-        _ => measured[at].subject.name.to_owned(),
+    // Of a peer's ways, as of an MPI's TCP paths, the best is the peer: it stands there under both names.
+    let family = |at: usize| subject::family(measured[at].subject.name);
+    let best_of = |family_name: &str| {
+        let all_ways = (0..measured.len()).filter(|at| family(*at) == family_name);
+        all_ways
+            .filter_map(|at| Some((at, median(&all(at))?)))
+            .reduce(|best, other| if better(&other.1, &best.1) { other } else { best })
+            .map(|(at, _)| at)
     };
-    let record = |at: usize, peer: Option<usize>| {
+    let record = |at: usize, name: &str, peer: Option<usize>| {
         let it = &measured[at];
         let taken = || series[at].iter().flatten();
         taken().next()?;
@@ -324,7 +333,7 @@ fn block_records(
         let lines: Vec<[f64; 2]> = taken().flat_map(|block| block.lines.iter().copied()).collect();
         let record = Record {
             benchmark: sample.benchmark.clone(),
-            subject: name(at),
+            subject: name.to_owned(),
             placement: Some(sieve.name().into()),
             mpi: Some(mpi_name(&setting.mpi)),
             path: path::common(&ways).map(str::to_owned),
@@ -340,20 +349,26 @@ fn block_records(
         };
         let record = record.with_values(&all(at)).with_lines(&lines);
         Some(match peer {
-            Some(peer) => record.with_ratios(&name(peer), &pairs(&values[at], &values[peer])),
+            Some(peer) => record.with_ratios(family(peer), &pairs(&values[at], &values[peer])),
             None => record,
         })
     };
     let peers: Vec<usize> = (0..measured.len()).filter(|at| !measured[*at].subject.is_isthmus()).collect();
+    // A slower way than the best is no peer, only a record.
+    let compared: Vec<usize> = peers.iter().copied().filter(|at| best_of(family(*at)) == Some(*at)).collect();
     let mut records = Vec::new();
     for at in (0..measured.len()).filter(|at| measured[*at].subject.is_isthmus()) {
-        let compared = peers.iter().filter(|peer| {
-            // A slower TCP path than the fastest is no peer, only a record.
-            !subject::is_tcp(measured[**peer].subject.name) || fastest.is_some_and(|(best, _)| best == **peer)
-        });
-        records.extend(compared.filter_map(|peer| record(at, Some(*peer))));
+        records.extend(compared.iter().filter_map(|peer| record(at, measured[at].subject.name, Some(*peer))));
     }
-    records.extend(peers.iter().filter_map(|at| record(*at, None)));
+    for at in peers {
+        let own = measured[at].subject.name;
+        if compared.contains(&at) {
+            records.extend(record(at, family(at), None));
+        }
+        if own != family(at) {
+            records.extend(record(at, own, None));
+        }
+    }
     records
 }
 
@@ -395,6 +410,7 @@ mod tests {
         Plan {
             ranks: 2,
             vms: 0,
+            multiple: false,
             peers: Peers::USUAL,
             mpi: None,
             policy: Policy { choice: Choice::Any, rounds: 2, patience: Duration::ZERO },
@@ -408,7 +424,15 @@ mod tests {
     fn setting() -> Setting {
         let mpi =
             Mpi { flavour: mpi::Flavour::Mpich, version: "5.0.2".into(), launcher: "/m/bin/mpirun".into() };
-        Setting { isthmus: "/isthmus".into(), mpi, ranks: 2, vms: 0, run_args: Vec::new(), pair: None }
+        Setting {
+            isthmus: "/isthmus".into(),
+            mpi,
+            ranks: 2,
+            vms: 0,
+            multiple: false,
+            run_args: Vec::new(),
+            pair: None,
+        }
     }
 
     fn round(value: f64, network: u64, region: u64) -> Round {
@@ -490,9 +514,12 @@ mod tests {
                 ("isthmus", Some("mpich-shm"), Some(0.5), Some("region"), 1.0),
                 ("tcp-ofi", None, None, Some("tcp"), 55.0),
                 ("tcp", None, None, Some("tcp"), 12.0),
+                ("tcp-ucx", None, None, Some("tcp"), 12.0),
                 ("mpich-shm", None, None, Some("shm"), 2.0),
             ]
         );
+        assert_eq!(subject::chosen(&records, "tcp"), ["latency 8 B tcp-ucx"]);
+        assert!(subject::chosen(&records, "mpich-shm").is_empty());
         assert_eq!(records[0].line_us, Some(0.2));
         assert_eq!(records[0].mpi.as_deref(), Some("MPICH 5.0.2"));
     }

@@ -105,12 +105,19 @@ impl Wanted {
         };
         let (said, peer_way) = match (value(peer), ours.line_us) {
             (Some(theirs), _) => (
-                format!("{} : {} {peer}", amount(ours.value), amount(theirs.value)),
+                // Of a peer with several ways, the one that it was.
+                format!(
+                    "{} : {} {}",
+                    amount(ours.value),
+                    amount(theirs.value),
+                    crate::subject::way(records, theirs).unwrap_or(peer)
+                ),
                 Some((theirs.path.as_deref(), wanted_way(peer))),
             ),
             (None, Some(line)) => (format!("{} : {line:.3} us bare line", amount(ours.value)), None),
             (None, None) => (amount(ours.value), None),
         };
+        let said = said + &untouched(self, ours, records);
         let ours_proved = ours.path.as_deref() == Some("region");
         let proved = ours_proved && peer_way.is_none_or(|(way, wanted)| way == Some(wanted));
         let said = if proved {
@@ -130,6 +137,26 @@ impl Wanted {
         records[at].promise = Some(row.judged());
         row
     }
+}
+
+/// The same of buffers that nobody touches, where that was measured beside it.
+fn untouched(wanted: &Wanted, ours: &Record, records: &[Record]) -> String {
+    let name = format!("{}_untouched", wanted.benchmark);
+    let of_row = |record: &&Record| {
+        record.benchmark == name && record.bytes == Some(wanted.bytes) && record.placement == ours.placement
+    };
+    let found = |subject: &str, peer: Option<&str>| {
+        let mut of_it = records.iter().filter(of_row);
+        of_it.find(|record| record.subject == subject && record.peer.as_deref() == peer)
+    };
+    let peer = ours.peer.as_deref();
+    let (Some(mine), Some(theirs)) = (found("isthmus", peer), peer.and_then(|peer| found(peer, None))) else {
+        return String::new();
+    };
+    let ratio = mine.ratio.map_or_else(|| "-".into(), |ratio| format!("{ratio:.2}x"));
+    let (unit, value) =
+        (table::amount(mine.value, &mine.metric).1, |it: &Record| table::amount(it.value, &it.metric).0);
+    format!("; untouched {} : {} {unit}, {ratio}", value(mine), value(theirs))
 }
 
 /// The way that a peer's messages must have gone for its name to be true. Cross-memory attach is asked of none here: what
@@ -171,12 +198,17 @@ fn pair_promises(flavour: Flavour) -> Vec<Wanted> {
     }
 }
 
-fn collective_promises(ranks: u32) -> Vec<Wanted> {
+/// Of both thread levels: what an MPI takes for these calls depends on them.
+fn collective_promises(ranks: u32, multiple: bool) -> Vec<Wanted> {
     let processors = crate::subject::processors();
-    [("barrier", 0), ("allreduce", 8)]
-        .map(|(name, bytes)| {
-            let what = format!("{name}, {ranks} ranks on {processors} processors : best peer");
-            Wanted::new(what, at_least(0.5, 1.5), (name, bytes), None)
+    let (benchmarks, level) = match multiple {
+        false => (["barrier", "allreduce"], ""),
+        true => (["barrier_multiple", "allreduce_multiple"], ", MPI_THREAD_MULTIPLE"),
+    };
+    [("barrier", benchmarks[0], 0), ("allreduce", benchmarks[1], 8)]
+        .map(|(name, benchmark, bytes)| {
+            let what = format!("{name}, {ranks} ranks on {processors} processors{level} : best peer");
+            Wanted::new(what, at_least(0.5, 1.5), (benchmark, bytes), None)
         })
         .into()
 }
@@ -253,6 +285,7 @@ fn comparison(plan: &Plan, mpi: &Mpi, ranks: u32, vms: u32, peers: Peers) -> mpi
     mpi::Plan {
         ranks,
         vms,
+        multiple: false,
         peers,
         // The launcher's own directory: what was found once shall not be found otherwise now.
         mpi: mpi.launcher.parent().map(|dir| dir.to_string_lossy().into_owned()),
@@ -329,6 +362,11 @@ fn pairs(plan: &Plan, mpi: &Mpi, table: &mut Table, progress: &mut dyn FnMut(&st
     if two_copy {
         pair.blocks.extend(LONG.map(Block::PingPong));
         pair.blocks.extend(LONG.map(|bytes| Block::Window(bytes, 8)));
+        pair.blocks.extend(LONG.map(Block::PingPongUntouched));
+        pair.blocks.extend(LONG.map(|bytes| Block::WindowUntouched(bytes, 8)));
+    } else if !plan.quick {
+        pair.blocks.extend([Block::PingPong(1 << 20), Block::Window(65536, 8), Block::Window(1 << 20, 8)]);
+        pair.blocks.extend([Block::WindowUntouched(65536, 8), Block::WindowUntouched(1 << 20, 8)]);
     }
     let done = mpi::run(&pair, progress);
     add(
@@ -343,14 +381,13 @@ fn pairs(plan: &Plan, mpi: &Mpi, table: &mut Table, progress: &mut dyn FnMut(&st
 fn collectives(plan: &Plan, mpi: &Mpi, table: &mut Table, progress: &mut dyn FnMut(&str)) {
     let mut four = comparison(plan, mpi, 4, 0, Peers::USUAL);
     four.blocks.extend([Block::Barrier, Block::Allreduce(8)]);
-    let done = mpi::run(&four, progress);
-    add(
-        table,
-        &format!("{}, 4 ranks", mpi_name(mpi)),
-        &collective_promises(four.ranks),
-        Some(&mpi_name(mpi)),
-        done,
-    );
+    for multiple in [false, true] {
+        four.multiple = multiple;
+        let done = mpi::run(&four, progress);
+        let level = if multiple { ", MPI_THREAD_MULTIPLE" } else { "" };
+        let name = format!("{}, 4 ranks{level}", mpi_name(mpi));
+        add(table, &name, &collective_promises(four.ranks, multiple), Some(&mpi_name(mpi)), done);
+    }
 }
 
 fn between_vms(plan: &Plan, mpi: &Mpi, table: &mut Table, progress: &mut dyn FnMut(&str)) {
@@ -358,6 +395,7 @@ fn between_vms(plan: &Plan, mpi: &Mpi, table: &mut Table, progress: &mut dyn FnM
     pair.blocks.push(Block::Latency(8));
     if !plan.quick {
         pair.blocks.extend([Block::Latency(1024), Block::PingPong(1 << 20), Block::Window(1 << 20, 8)]);
+        pair.blocks.push(Block::WindowUntouched(1 << 20, 8));
     }
     let done = mpi::run(&pair, progress);
     add(table, &format!("{}, 2 VMs", mpi_name(mpi)), &vm_promises(mpi.flavour), Some(&mpi_name(mpi)), done);
@@ -490,7 +528,7 @@ mod tests {
     #[test]
     fn the_best_peer_is_the_one_that_counts() {
         let mut records = records("shm");
-        let row = collective_promises(4)[0].row(&mut records, Some("far"));
+        let row = collective_promises(4, false)[0].row(&mut records, Some("far"));
         assert_eq!((row.figure.map(|it| it.value), row.verdict), (Some(0.6), Verdict::Holds));
         assert_eq!(row.said, "900 /s : 1500 /s mpich-shm");
         let promised: Vec<_> = records.iter().filter_map(|record| record.promise.as_ref()).collect();
@@ -505,7 +543,7 @@ mod tests {
         let mut table = Table::default();
         let placed = vec!["near: not seen within 1200 s".to_owned()];
         let done = Comparison { records: both, placed, ..Comparison::default() };
-        add(&mut table, "MPICH 5, 4 ranks", &collective_promises(4)[..1], None, Ok(done));
+        add(&mut table, "MPICH 5, 4 ranks", &collective_promises(4, false)[..1], None, Ok(done));
         let brief: Vec<_> = table.rows.iter().map(|row| (row.placement.as_deref(), row.verdict)).collect();
         assert_eq!(brief, [(Some("far"), Verdict::Holds), (Some("near"), Verdict::Beside)]);
         assert!(table.text().contains("MPICH 5, 4 ranks: near: not seen"), "{}", table.text());
@@ -514,14 +552,14 @@ mod tests {
 
     #[test]
     fn a_figure_of_another_way_proves_nothing() {
-        let row = collective_promises(4)[0].row(&mut records("mixed"), Some("far"));
+        let row = collective_promises(4, false)[0].row(&mut records("mixed"), Some("far"));
         assert_eq!((row.figure.map(|it| it.value), row.verdict), (Some(0.6), Verdict::Unproved));
         assert!(row.said.ends_with("ways: region, mixed"), "{}", row.said);
     }
 
     #[test]
     fn what_was_not_measured_is_said_below_the_table() {
-        let missing = collective_promises(4)[1].row(&mut records("shm"), Some("far"));
+        let missing = collective_promises(4, false)[1].row(&mut records("shm"), Some("far"));
         assert_eq!(missing.verdict, Verdict::NotMeasured);
         let again = Row { what: "another row".into(), ..missing.clone() };
         let text = Table { rows: vec![missing, again], ..Table::default() }.text();
@@ -545,10 +583,10 @@ mod tests {
             Ok(Comparison { records, left_out, ..Comparison::default() })
         };
         let mut table = Table::default();
-        add(&mut table, "x", &collective_promises(4)[..1], None, done(records("shm"), &[]));
+        add(&mut table, "x", &collective_promises(4, false)[..1], None, done(records("shm"), &[]));
         assert!(table.is_whole());
         let alone = vec![record("isthmus", None, None, 900.0, "region")];
-        add(&mut table, "x", &collective_promises(4)[..1], None, done(alone, &["tcp: no tap"]));
+        add(&mut table, "x", &collective_promises(4, false)[..1], None, done(alone, &["tcp: no tap"]));
         assert_eq!(
             (table.rows[1].verdict, table.rows[1].said.as_str()),
             (Verdict::NotMeasured, "tcp: no tap")

@@ -11,10 +11,11 @@ use serde::Deserialize;
 use crate::error::{Error, Result};
 use crate::path::Moved;
 
-const SOURCES: [(&str, &str); 9] = [
+const SOURCES: [(&str, &str); 10] = [
     ("bench.h", include_str!("../programs/bench.h")),
     ("main.c", include_str!("../programs/main.c")),
     ("blocks.c", include_str!("../programs/blocks.c")),
+    ("touch.c", include_str!("../programs/touch.c")),
     ("waiting.c", include_str!("../programs/waiting.c")),
     ("collective.c", include_str!("../programs/collective.c")),
     ("neighbours.c", include_str!("../programs/neighbours.c")),
@@ -69,10 +70,14 @@ pub fn compile(mpi: &Mpi) -> Result<PathBuf> {
 pub enum Block {
     /// Half the time of a ping-pong.
     Latency(u64),
-    /// Bandwidth of a ping-pong.
+    /// Bandwidth of a ping-pong, each message written before it is sent and read after it was received.
     PingPong(u64),
-    /// Bandwidth with that many messages in flight.
+    /// Bandwidth with that many messages in flight, each written and read likewise.
     Window(u64, u32),
+    /// Bandwidth of a ping-pong of buffers that nobody writes or reads meanwhile.
+    PingPongUntouched(u64),
+    /// Bandwidth with that many such messages in flight.
+    WindowUntouched(u64, u32),
     /// Messages a second, with that many in flight.
     Rate(u64, u32),
     /// A ping-pong of 8 bytes while that many receives are posted before its own, and stay.
@@ -92,6 +97,8 @@ impl Block {
             Self::Latency(bytes) => format!("latency:{bytes}"),
             Self::PingPong(bytes) => format!("pingpong:{bytes}"),
             Self::Window(bytes, depth) => format!("window:{bytes}:{depth}"),
+            Self::PingPongUntouched(bytes) => format!("pingpong:{bytes}:untouched"),
+            Self::WindowUntouched(bytes, depth) => format!("window:{bytes}:{depth}:untouched"),
             Self::Rate(bytes, depth) => format!("rate:{bytes}:{depth}"),
             Self::Posted(count) => format!("posted:8:{count}"),
             Self::Unexpected(count) => format!("unexpected:8:{count}"),
@@ -103,9 +110,13 @@ impl Block {
     /// How many messages are in flight or wait, where that is more than one.
     pub fn depth(self) -> Option<u32> {
         match self {
-            Self::Window(_, depth) | Self::Rate(_, depth) => Some(depth),
+            Self::Window(_, depth) | Self::WindowUntouched(_, depth) | Self::Rate(_, depth) => Some(depth),
             Self::Posted(count) | Self::Unexpected(count) => Some(count),
-            Self::Latency(_) | Self::PingPong(_) | Self::Barrier | Self::Allreduce(_) => None,
+            Self::Latency(_)
+            | Self::PingPong(_)
+            | Self::PingPongUntouched(_)
+            | Self::Barrier
+            | Self::Allreduce(_) => None,
         }
     }
 }

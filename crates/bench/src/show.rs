@@ -49,8 +49,11 @@ pub fn comparison(plan: &Plan, done: &Comparison) {
     for (subject, line) in &done.lines {
         isthmus_region::say!("{subject}: {line}");
     }
-    if done.lines.iter().filter(|(subject, _)| subject::is_tcp(subject)).count() > 1 {
-        isthmus_region::say!("tcp is, row by row, the better of these two.");
+    for peer in ["tcp", "mpich-shm"] {
+        let chosen = subject::chosen(&done.records, peer);
+        if !chosen.is_empty() {
+            isthmus_region::say!("{peer} is, row by row, the best of its ways: {}.", chosen.join(", "));
+        }
     }
     for what in &done.left_out {
         isthmus_region::say!("left out: {what}");
@@ -118,17 +121,14 @@ fn crowd(plan: &Plan, done: &Comparison) -> String {
     let processors = subject::processors();
     let mut text = format!("{} ranks on {processors} processors. ", plan.ranks);
     if done.yields.is_empty() {
-        text.push_str("Whether ranks yield while they wait is left as the MPI has it.");
+        text.push_str("What makes ranks yield while they wait stands in the lines below.");
     } else {
         let said: Vec<String> = done
             .yields
             .iter()
             .map(|(subject, yields)| format!("{subject} {}", if *yields { "on" } else { "off" }))
             .collect();
-        text.push_str(&format!(
-            "mpi_yield_when_idle is left as Open MPI and its launcher set it: {}.",
-            said.join(", ")
-        ));
+        text.push_str(&format!("mpi_yield_when_idle, as the ranks found it: {}.", said.join(", ")));
     }
     text
 }

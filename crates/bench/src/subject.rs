@@ -8,6 +8,8 @@ use std::path::{Path, PathBuf};
 use isthmus_run::mpi::{Flavour, Mpi};
 
 use crate::job::Launch;
+use crate::record::Record;
+use crate::table;
 
 /// What all subjects of a comparison share.
 #[derive(Clone, Debug)]
@@ -20,6 +22,8 @@ pub struct Setting {
     pub ranks: u32,
     /// How many VMs the ranks of isthmus and TCP are in; 0 for plain processes.
     pub vms: u32,
+    /// Whether the program asks for `MPI_THREAD_MULTIPLE`.
+    pub multiple: bool,
     /// Further arguments for `isthmus run`, the same for every subject in VMs.
     pub run_args: Vec<String>,
     /// The processors of two ranks on this host, as `0,3`; otherwise the first that they may use.
@@ -65,6 +69,11 @@ pub struct Subject {
     env: Vec<(&'static str, &'static str)>,
 }
 
+/// The peer that a subject is one way of: `tcp` of `tcp-ofi`, `mpich-shm` of `mpich-shm+messages`, and else itself.
+pub fn family(name: &str) -> &str {
+    if is_tcp(name) { "tcp" } else { name.split('+').next().unwrap_or(name) }
+}
+
 /// Whether a subject's name stands for one of an MPI's TCP paths.
 pub fn is_tcp(name: &str) -> bool {
     name == "tcp" || name.starts_with("tcp-")
@@ -79,6 +88,14 @@ impl Subject {
     /// Whether it is launched by `isthmus run`, which leaves statistics.
     pub fn by_run(&self) -> bool {
         self.via != Via::Launcher
+    }
+
+    /// Intel MPI's mpirun is a script that looks for its launcher on the PATH.
+    fn launchers_path(&self, setting: &Setting) -> Option<(String, String)> {
+        let dir = setting.mpi.launcher.parent()?;
+        let needed = self.via == Via::Launcher && setting.mpi.flavour == Flavour::Intel;
+        let path = std::env::var("PATH").unwrap_or_default();
+        needed.then(|| ("PATH".into(), format!("{}:{path}", dir.display())))
     }
 
     /// Its command line, for `program` with `args`; statistics of the run go to `stats`.
@@ -103,6 +120,9 @@ impl Subject {
             }
             Flavour::Intel => env.push(("I_MPI_PIN", "off")),
             Flavour::Mpich => {}
+        }
+        if setting.multiple {
+            env.push(("ISTHMUS_BENCH_THREADS", "multiple"));
         }
         env.extend(self.env.iter().copied());
         let mut words: Vec<String> = Vec::new();
@@ -141,7 +161,11 @@ impl Subject {
         Launch {
             program: if self.by_run() { setting.isthmus.clone() } else { setting.mpi.launcher.clone() },
             args: words.into_iter().map(Into::into).collect(),
-            env: env.into_iter().map(|(name, value)| (name.into(), value.into())).collect(),
+            env: env
+                .into_iter()
+                .map(|(name, value)| (name.into(), value.into()))
+                .chain(self.launchers_path(setting))
+                .collect(),
         }
     }
 }
@@ -151,73 +175,175 @@ pub fn processors() -> u32 {
     std::thread::available_parallelism().map_or(1, |count| u32::try_from(count.get()).unwrap_or(u32::MAX))
 }
 
-/// The subjects for `setting`, isthmus first, then those of `peers`.
+/// The subjects for `setting`, isthmus first, then those of `peers`: each MPI with what its users can set for the place.
+///
+/// Where settings differ little, or differ from machine to machine, all of them are measured and the best counts; where one is
+/// slower by far, only the better one is. `docs/performance.md` says what was found, and how.
 pub fn subjects(setting: &Setting, peers: Peers) -> Vec<Subject> {
-    let vms = setting.vms;
-    let between = |name, env: &[(&'static str, &'static str)]| Subject {
-        name,
-        vms,
-        via: if vms == 0 { Via::Launcher } else { Via::Native { tap: true } },
-        env: env.to_vec(),
-    };
-    // Ranks that share one kernel: on this host, or in one VM, which is what VMs are fairly compared with.
-    let together = |name, env: &[(&'static str, &'static str)]| Subject {
-        name,
-        vms: vms.min(1),
-        via: if vms == 0 { Via::Launcher } else { Via::Native { tap: false } },
-        env: env.to_vec(),
-    };
-    let mut all = vec![Subject { name: "isthmus", vms, via: Via::Region, env: Vec::new() }];
-    match setting.mpi.flavour {
-        Flavour::OpenMpi | Flavour::OpenMpi4 => {
-            // Natively, over loopback and not over whatever other interface there may be.
-            let interface = if vms == 0 {
-                ("OMPI_MCA_btl_tcp_if_include", "lo")
-            } else {
-                ("OMPI_MCA_btl_tcp_if_exclude", "lo,dummy0")
-            };
-            let five = setting.mpi.flavour == Flavour::OpenMpi;
-            let shared =
-                [("OMPI_MCA_pml", "ob1"), ("OMPI_MCA_btl", if five { "sm,self" } else { "vader,self" })];
-            if peers.tcp {
-                let tcp = [("OMPI_MCA_pml", "ob1"), ("OMPI_MCA_btl", "tcp,self"), interface];
-                all.push(between("tcp", &tcp));
-            }
-            if peers.shared {
-                all.push(together("ompi-sm", &shared));
-            }
-            if peers.two_copy {
-                let without = if five {
-                    ("OMPI_MCA_smsc", "^cma,xpmem,knem")
-                } else {
-                    ("OMPI_MCA_btl_vader_single_copy_mechanism", "none")
-                };
-                all.push(together("ompi-sm-nocma", &[shared[0], shared[1], without]));
-            }
-        }
-        Flavour::Mpich => {
-            // Which of its two TCP paths is the faster depends on size and machine: both are measured.
-            let nolocal = ("MPIR_CVAR_NOLOCAL", "1");
-            let ofi = between("tcp-ofi", &[("MPIR_CVAR_CH4_NETMOD", "ofi"), ("FI_PROVIDER", "tcp"), nolocal]);
-            let ucx =
-                between("tcp-ucx", &[("MPIR_CVAR_CH4_NETMOD", "ucx"), ("UCX_TLS", "tcp,self"), nolocal]);
-            if peers.tcp {
-                all.extend([ofi, ucx]);
-            }
-            if peers.shared {
-                all.push(together("mpich-shm", &[]));
-            }
-        }
-        Flavour::Intel => {
-            if peers.tcp {
-                all.push(between("tcp", &[("I_MPI_FABRICS", "ofi"), ("FI_PROVIDER", "tcp")]));
-            }
-            if peers.shared {
-                all.push(together("intel-shm", &[("I_MPI_FABRICS", "shm")]));
-            }
-        }
+    let mut all = vec![Subject { name: "isthmus", vms: setting.vms, via: Via::Region, env: Vec::new() }];
+    let flavour = setting.mpi.flavour;
+    if peers.tcp {
+        let ways = match flavour {
+            Flavour::OpenMpi | Flavour::OpenMpi4 => openmpi_tcp(setting),
+            Flavour::Mpich => mpich_tcp(setting),
+            Flavour::Intel => intel_tcp(setting),
+        };
+        all.extend(ways);
+    }
+    if peers.shared || peers.two_copy {
+        let ways = match flavour {
+            Flavour::OpenMpi | Flavour::OpenMpi4 => openmpi_shared(setting, peers),
+            Flavour::Mpich if peers.shared => mpich_shared(setting),
+            Flavour::Intel if peers.shared => intel_shared(setting),
+            Flavour::Mpich | Flavour::Intel => Vec::new(),
+        };
+        all.extend(ways);
     }
     all
+}
+
+type Env = Vec<(&'static str, &'static str)>;
+
+impl Setting {
+    /// Whether ranks share processors, where an MPI whose ranks never yield waits for the end of a time slice. (A VM has a
+    /// virtual processor for each of its ranks.)
+    fn crowded(&self) -> bool {
+        self.vms == 0 && self.ranks > processors()
+    }
+
+    /// Over the network between VMs, or natively over loopback.
+    fn between(&self, name: &'static str, env: Env) -> Subject {
+        let via = if self.vms == 0 { Via::Launcher } else { Via::Native { tap: true } };
+        Subject { name, vms: self.vms, via, env }
+    }
+
+    /// Ranks that share one kernel: on this host, or in one VM, which is what VMs are fairly compared with.
+    fn together(&self, name: &'static str, env: Env) -> Subject {
+        let via = if self.vms == 0 { Via::Launcher } else { Via::Native { tap: false } };
+        Subject { name, vms: self.vms.min(1), via, env }
+    }
+}
+
+const OPENMPI_YIELDS: (&str, &str) = ("OMPI_MCA_mpi_yield_when_idle", "1");
+
+fn openmpi_tcp(setting: &Setting) -> Vec<Subject> {
+    // Natively, over loopback and not over whatever other interface there may be.
+    let interface = match setting.vms {
+        0 => ("OMPI_MCA_btl_tcp_if_include", "lo"),
+        _ => ("OMPI_MCA_btl_tcp_if_exclude", "lo,dummy0"),
+    };
+    let btl: Env = vec![("OMPI_MCA_pml", "ob1"), ("OMPI_MCA_btl", "tcp,self"), interface];
+    // Open MPI leaves this provider out unless it is named.
+    let ofi: Env = vec![
+        ("OMPI_MCA_pml", "cm"),
+        ("OMPI_MCA_mtl", "ofi"),
+        ("OMPI_MCA_opal_common_ofi_provider_include", "tcp"),
+        ("FI_PROVIDER", "tcp"),
+    ];
+    let ucx: Env = vec![
+        ("OMPI_MCA_pml", "ucx"),
+        ("OMPI_MCA_pml_ucx_tls", "any"),
+        ("OMPI_MCA_pml_ucx_devices", "any"),
+        ("UCX_TLS", "tcp,self"),
+    ];
+    let yields = |env: &Env| [env.as_slice(), &[OPENMPI_YIELDS]].concat();
+    if setting.crowded() {
+        return vec![
+            setting.between("tcp-btl", yields(&btl)),
+            setting.between("tcp-ofi", yields(&ofi)),
+            setting.between("tcp-ucx", yields(&ucx)),
+        ];
+    }
+    let mut ways = vec![setting.between("tcp-btl", btl.clone())];
+    if setting.vms > 0 {
+        // A rank that polls takes the processor from the QEMU that would bring it the packet.
+        ways.push(setting.between("tcp-btl+yield", yields(&btl)));
+    }
+    ways.extend([setting.between("tcp-ofi", ofi), setting.between("tcp-ucx", ucx)]);
+    ways
+}
+
+fn openmpi_shared(setting: &Setting, peers: Peers) -> Vec<Subject> {
+    let five = setting.mpi.flavour == Flavour::OpenMpi;
+    let mut env: Env =
+        vec![("OMPI_MCA_pml", "ob1"), ("OMPI_MCA_btl", if five { "sm,self" } else { "vader,self" })];
+    if setting.crowded() {
+        env.push(OPENMPI_YIELDS);
+    }
+    let mut ways = Vec::new();
+    if peers.shared {
+        ways.push(setting.together("ompi-sm", env.clone()));
+    }
+    if peers.two_copy {
+        env.push(match five {
+            true => ("OMPI_MCA_smsc", "^cma,xpmem,knem"),
+            false => ("OMPI_MCA_btl_vader_single_copy_mechanism", "none"),
+        });
+        ways.push(setting.together("ompi-sm-nocma", env));
+    }
+    ways
+}
+
+fn mpich_tcp(setting: &Setting) -> Vec<Subject> {
+    let nolocal = ("MPIR_CVAR_NOLOCAL", "1");
+    let ofi = vec![("MPIR_CVAR_CH4_NETMOD", "ofi"), ("FI_PROVIDER", "tcp"), nolocal];
+    let ucx = vec![("MPIR_CVAR_CH4_NETMOD", "ucx"), ("UCX_TLS", "tcp,self"), nolocal];
+    vec![setting.between("tcp-ofi", ofi), setting.between("tcp-ucx", ucx)]
+}
+
+fn mpich_shared(setting: &Setting) -> Vec<Subject> {
+    if !setting.crowded() {
+        return vec![setting.together("mpich-shm", Vec::new())];
+    }
+    // Its own algorithm for one node spins without yielding; those that are made of messages yield in each wait.
+    vec![
+        setting.together("mpich-shm+default", Vec::new()),
+        setting.together("mpich-shm+messages", vec![("MPIR_CVAR_DEVICE_COLLECTIVES", "none")]),
+    ]
+}
+
+const INTEL_WAITS: (&str, &str) = ("I_MPI_WAIT_MODE", "1");
+
+fn intel_tcp(setting: &Setting) -> Vec<Subject> {
+    let mut env = vec![("I_MPI_FABRICS", "ofi"), ("FI_PROVIDER", "tcp")];
+    if setting.crowded() {
+        env.push(INTEL_WAITS);
+    }
+    vec![setting.between("tcp", env)]
+}
+
+fn intel_shared(setting: &Setting) -> Vec<Subject> {
+    let mut env = vec![("I_MPI_FABRICS", "shm")];
+    if setting.crowded() {
+        env.push(INTEL_WAITS);
+    }
+    vec![setting.together("intel-shm", env)]
+}
+
+/// Which of a peer's ways it was that stands under the peer's name in each row, where it has several:
+/// `latency 8 B tcp-btl`. Its record is there under both names.
+pub fn chosen(records: &[Record], peer: &str) -> Vec<String> {
+    let mut said = Vec::new();
+    for record in records.iter().filter(|record| record.subject == peer && record.peer.is_none()) {
+        if let Some(way) = way(records, record) {
+            let size = record.bytes.filter(|bytes| *bytes > 0).map(table::size).unwrap_or_default();
+            said.push([&record.benchmark, size.as_str(), way].join(" ").replace("  ", " "));
+        }
+    }
+    said
+}
+
+/// The way that stands in `record` under its peer's name.
+pub fn way<'a>(records: &'a [Record], record: &Record) -> Option<&'a str> {
+    let of_row = |other: &&Record| {
+        (&other.benchmark, other.bytes, other.depth, &other.metric, &other.placement)
+            == (&record.benchmark, record.bytes, record.depth, &record.metric, &record.placement)
+    };
+    let same =
+        |other: &&Record| (other.value, other.min, other.max) == (record.value, record.min, record.max);
+    let is_way =
+        |other: &&Record| other.subject != record.subject && family(&other.subject) == record.subject;
+    records.iter().filter(of_row).filter(is_way).find(same).map(|other| other.subject.as_str())
 }
 
 #[cfg(test)]
@@ -231,6 +357,7 @@ mod tests {
             mpi,
             ranks: 2,
             vms,
+            multiple: false,
             run_args: vec!["--accel".into(), "tcg".into()],
             pair: None,
         }
@@ -249,13 +376,14 @@ mod tests {
     #[test]
     fn native_peers_are_launched_by_the_mpi_itself() {
         let lines = lines(Flavour::OpenMpi, 0);
+        let shared = lines.iter().find(|(name, _)| name == "ompi-sm").unwrap();
         assert_eq!(
             lines[0].1,
             "/isthmus run --vms 0 -n 2 --mpi /mpi/bin --through-region --stats /s --env ISTHMUS_BENCH_PIN=1 \
              --env PRTE_MCA_hwloc_default_binding_policy=none -- /p x"
         );
         assert_eq!(
-            lines[2].1,
+            shared.1,
             "ISTHMUS_BENCH_PIN=1 PRTE_MCA_hwloc_default_binding_policy=none OMPI_MCA_pml=ob1 OMPI_MCA_btl=sm,self \
              /mpi/bin/mpirun -n 2 /p x"
         );
@@ -271,7 +399,10 @@ mod tests {
         );
         let setting = setting(Flavour::OpenMpi, 0);
         let names: Vec<_> = subjects(&setting, Peers::USUAL).iter().map(|s| s.name).collect();
-        assert_eq!(names, ["isthmus", "tcp", "ompi-sm"]);
+        assert_eq!(names, ["isthmus", "tcp-btl", "tcp-ofi", "tcp-ucx", "ompi-sm"]);
+        let two_copy = Peers { tcp: false, shared: false, two_copy: true };
+        let names: Vec<_> = subjects(&setting, two_copy).iter().map(|s| s.name).collect();
+        assert_eq!(names, ["isthmus", "ompi-sm-nocma"]);
     }
 
     #[test]
@@ -282,6 +413,37 @@ mod tests {
             assert_eq!(line.contains(":oversubscribe"), !subject.by_run(), "{line}");
             assert!(line.contains(&format!("-n {}", crowd.ranks)), "{line}");
         }
+    }
+
+    /// What each waits by while its processor is another's, too.
+    #[test]
+    fn ranks_that_share_processors_are_told_to_yield() {
+        for (flavour, setting_of_it) in [
+            (Flavour::OpenMpi, "OMPI_MCA_mpi_yield_when_idle=1"),
+            (Flavour::OpenMpi4, "OMPI_MCA_mpi_yield_when_idle=1"),
+            (Flavour::Mpich, "MPIR_CVAR_DEVICE_COLLECTIVES=none"),
+            (Flavour::Intel, "I_MPI_WAIT_MODE=1"),
+        ] {
+            let alone = setting(flavour, 0);
+            let crowd = Setting { ranks: processors() + 1, multiple: true, ..alone.clone() };
+            for (setting, wanted) in [(&alone, false), (&crowd, true)] {
+                let lines = subjects(setting, Peers::USUAL).into_iter().map(|subject| {
+                    (subject.name, subject.launch(setting, Path::new("/p"), &[], Path::new("/s")).line())
+                });
+                for (name, line) in lines {
+                    let is_own =
+                        name.starts_with("ompi-sm") || name == "mpich-shm+messages" || name == "intel-shm";
+                    assert!(!is_own || line.contains(setting_of_it) == wanted, "{name}: {line}");
+                    assert_eq!(line.contains("ISTHMUS_BENCH_THREADS=multiple"), wanted, "{name}: {line}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn ways_belong_to_a_peer() {
+        let of = ["tcp", "tcp-btl+yield", "mpich-shm+default", "ompi-sm", "ompi-sm-nocma"].map(family);
+        assert_eq!(of, ["tcp", "tcp", "mpich-shm", "ompi-sm", "ompi-sm-nocma"]);
     }
 
     #[test]

@@ -64,6 +64,10 @@ fn benchmark(name: &str) -> &str {
     match name {
         "bandwidth" => "bandwidth, ping-pong",
         "bandwidth_windowed" => "bandwidth, windowed",
+        "bandwidth_untouched" => "bandwidth, ping-pong, untouched",
+        "bandwidth_windowed_untouched" => "bandwidth, windowed, untouched",
+        "barrier_multiple" => "barrier, MPI_THREAD_MULTIPLE",
+        "allreduce_multiple" => "allreduce, MPI_THREAD_MULTIPLE",
         "rate" => "message rate",
         name => name,
     }
@@ -90,9 +94,9 @@ pub fn thousands(count: u32) -> String {
     text
 }
 
-/// Of several TCP paths only the fastest has a column; the others are in the JSON.
+/// Of a peer's several ways only the best has a column, under the peer's name; all are in the JSON.
 fn has_column(record: &&Record) -> bool {
-    !record.subject.starts_with("tcp-")
+    crate::subject::family(&record.subject) == record.subject
 }
 
 /// One row a benchmark and size, one column a subject with the way its bytes went, then the ratios.
