@@ -379,14 +379,16 @@ fn pairs(plan: &Plan, mpi: &Mpi, table: &mut Table, progress: &mut dyn FnMut(&st
 }
 
 fn collectives(plan: &Plan, mpi: &Mpi, table: &mut Table, progress: &mut dyn FnMut(&str)) {
-    let mut four = comparison(plan, mpi, 4, 0, Peers::USUAL);
-    four.blocks.extend([Block::Barrier, Block::Allreduce(8)]);
+    // On two processors four ranks; on more of them as many that each has to share its own, too.
+    let ranks = (2 * crate::subject::processors()).clamp(4, 16);
+    let mut crowd = comparison(plan, mpi, ranks, 0, Peers::USUAL);
+    crowd.blocks.extend([Block::Barrier, Block::Allreduce(8)]);
     for multiple in [false, true] {
-        four.multiple = multiple;
-        let done = mpi::run(&four, progress);
+        crowd.multiple = multiple;
+        let done = mpi::run(&crowd, progress);
         let level = if multiple { ", MPI_THREAD_MULTIPLE" } else { "" };
-        let name = format!("{}, 4 ranks{level}", mpi_name(mpi));
-        add(table, &name, &collective_promises(four.ranks, multiple), Some(&mpi_name(mpi)), done);
+        let name = format!("{}, {ranks} ranks{level}", mpi_name(mpi));
+        add(table, &name, &collective_promises(crowd.ranks, multiple), Some(&mpi_name(mpi)), done);
     }
 }
 
