@@ -38,13 +38,13 @@ impl Placement {
 /// Which rounds are kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Choice {
-    /// Those on one core.
+    /// Rounds with both processors on one core.
     Near,
-    /// Those on two cores.
+    /// Rounds with the processors on two cores, which promises are about.
     Far,
     /// Both, as rows of their own.
     Both,
-    /// All, not sorted.
+    /// As many rounds as asked for, without an order.
     Any,
 }
 
