@@ -5,6 +5,14 @@
 //! compares round by round; and each names the way that its bytes went from what counters say, never from
 //! what was asked for.
 //!
+//! Nor do figures mean anything without the place where they were measured: a virtual machine's host moves its processors
+//! between one core and two. Each block has a bare cache line before and after it, and its round counts for the placement that both
+//! tell, *near* or *far* ([`placement`]). A promise holds, or is short, where the whole 95 % interval of the median of its rounds'
+//! ratios ([`stats::interval`]) is on one side of its bound, and is undecided otherwise ([`promise::Verdict`]).
+//!
+//! With `--json` every benchmark writes one array of [`Record`]s, whose keys are that struct's fields. What is promised of a record
+//! stands in its `promise`; a promise without a measurement is a record of the benchmark `promise` with a `value` of null.
+//!
 //! | Module | Holds |
 //! |---|---|
 //! | [`cli`] | the arguments of `isthmus bench`, and its exit status |
