@@ -54,6 +54,8 @@ enum What {
     Counter(ObjectArgs),
     /// Channels beside Unix-domain sockets and TCP.
     Ivc(ObjectArgs),
+    /// Completions that a process sleeps for, beside spinning: of the libfabric provider itself, and of libfabric's own.
+    Wait(WaitArgs),
     /// The fluid simulator of the examples, in two processes of one VM and in two VMs.
     Sph(SphArgs),
     /// Barriers and sums per second of four ranks, which on two processors have to share them.
@@ -71,6 +73,7 @@ impl What {
             | Self::Barrier(ObjectArgs { common, .. })
             | Self::Counter(ObjectArgs { common, .. })
             | Self::Ivc(ObjectArgs { common, .. })
+            | Self::Wait(WaitArgs { common })
             | Self::Sph(SphArgs { common, .. })
             | Self::Collectives(CollectivesArgs { common, .. }) => (&common.json, &None),
         };
@@ -352,6 +355,12 @@ impl ObjectArgs {
 }
 
 #[derive(Args, Debug)]
+struct WaitArgs {
+    #[command(flatten)]
+    common: Common,
+}
+
+#[derive(Args, Debug)]
 struct SphArgs {
     /// How many particles.
     #[arg(long, default_value_t = 65_536, value_name = "N", value_parser = clap::value_parser!(u32).range(16..=1 << 24))]
@@ -378,6 +387,7 @@ pub fn main(args: &BenchArgs) -> i32 {
         What::Barrier(args) => bench_objects(args, Objects::Barrier),
         What::Counter(args) => bench_objects(args, Objects::Counter),
         What::Ivc(args) => bench_objects(args, Objects::Ivc),
+        What::Wait(args) => bench_wait(args),
         What::Sph(args) => bench_sph(args),
     });
     match done {
@@ -428,20 +438,28 @@ fn bench_lane(args: &LaneArgs) -> Result<()> {
 }
 
 fn bench_objects(args: &ObjectArgs, what: Objects) -> Result<()> {
+    objects_in(&args.common, what, args.places(what)?)
+}
+
+fn bench_wait(args: &WaitArgs) -> Result<()> {
+    objects_in(&args.common, Objects::Wait, vec![Place { processes: 2, vms: 0 }])
+}
+
+fn objects_in(common: &Common, what: Objects, places: Vec<Place>) -> Result<()> {
     let plan = objects::Plan {
         what,
-        places: args.places(what)?,
+        places,
         // A repetition is a round, natively and in VMs.
-        policy: args.common.policy(0)?,
-        budget_ms: if args.common.quick { 60 } else { 250 },
-        mpi: args.common.mpi.clone(),
-        accel: args.common.accel.clone(),
+        policy: common.policy(0)?,
+        budget_ms: if common.quick { 60 } else { 250 },
+        mpi: common.mpi.clone(),
+        accel: common.accel.clone(),
     };
     let done = objects::run(&plan, &mut |what| isthmus_region::tell!("{what}"))?;
-    let kept = args.common.keep(&done.records);
+    let kept = common.keep(&done.records);
     show::objects(&plan, &done);
     kept?;
-    args.common.say_where();
+    common.say_where();
     if done.left_out.is_empty() { Ok(()) } else { Err(Error::Incomplete) }
 }
 

@@ -23,6 +23,7 @@
 //! | [`path`] | which way the bytes went |
 //! | [`objects`] | `bench barrier`, `counter`, `ivc`: what programs of one's own use, and what they use today |
 //! | [`rank`] | what the processes of those three do |
+//! | [`waits`] | `bench wait`: what sleeps for completions, of the provider itself |
 //! | [`fluid`] | `bench sph`: the fluid simulator of the examples |
 //! | [`placement`] | where the processors were: rounds sorted by a bare cache line beside each block, and how long they are waited for |
 //! | [`promise`] | what is promised of a figure, and what became of it |
@@ -54,6 +55,7 @@ pub mod show;
 pub mod stats;
 pub mod subject;
 pub mod table;
+pub mod waits;
 
 pub use error::{Error, Result};
 pub use record::Record;

@@ -16,7 +16,7 @@ use crate::placement::{self, Placement, Policy, Scale, Search, Sieve};
 use crate::promise::{Figure, Promise, Row, Verdict, at_least, at_most, below};
 use crate::rank::{self, Sample, Start, What};
 use crate::record::Record;
-use crate::{stats, subject, table};
+use crate::{stats, subject, table, waits};
 
 /// How long one launch may take: many processes on few processors are slow, and emulated ones are slower.
 const LIMIT: Duration = Duration::from_secs(1800);
@@ -89,7 +89,7 @@ const fn pair(
 }
 
 /// Of which subjects there are ratios.
-const PAIRS: [Pair; 20] = [
+const PAIRS: [Pair; 29] = [
     pair("barrier", "round_us", "isthmus-spin", &["pingpong"]),
     pair("barrier", "round_us", "isthmus-spin", &["naive"]),
     pair("barrier", "round_us", "isthmus-central", &["naive"]),
@@ -110,6 +110,16 @@ const PAIRS: [Pair; 20] = [
     pair("latency", "latency_us", "isthmus", &["tcp"]),
     pair("stream", "bandwidth_MBps", "isthmus", &["unix"]),
     pair("stream", "bandwidth_MBps", "isthmus", &["tcp"]),
+    pair("latency", "latency_us", "isthmus", &["unix-spin"]),
+    pair("latency", "latency_us", "isthmus", &["tcp-spin"]),
+    pair("stream", "bandwidth_MBps", "isthmus", &["unix-spin"]),
+    pair("stream", "bandwidth_MBps", "isthmus", &["tcp-spin"]),
+    pair("wait", "latency_us", "isthmus-sread", &["isthmus-spin"]),
+    pair("wait", "latency_us", "isthmus-sread", &["shm-sread"]),
+    // Rounds in which all but the late one sleep.
+    pair("barrier_sleep", "beyond_work_us", "isthmus-block", &["pthread"]),
+    pair("barrier_sleep", "beyond_work_us", "isthmus-block", &["virtio-serial"]),
+    pair("barrier_sleep", "beyond_work_us", "isthmus-block", &["virtio-serial-both"]),
 ];
 
 /// What of a benchmark is promised, of which subject, against which peer, in which place.
@@ -128,6 +138,9 @@ struct Wanted {
     is_counted: bool,
 }
 
+/// How often each of those must have slept in a round who are said to sleep.
+const ASLEEP: f64 = 0.9;
+
 /// The better of those that the hybrid barrier is measured against.
 const BEST: &str = "best of spin-yield, isthmus-block";
 
@@ -145,6 +158,12 @@ fn wanted(what: What) -> Vec<Wanted> {
         promise,
         is_counted: false,
     };
+    // What is promised of sleepers is judged where they sleep.
+    let asleep = |what, peer, place, promise| Wanted {
+        benchmark: "barrier_sleep",
+        metric: "beyond_work_us",
+        ..barrier(what, "isthmus-block", peer, place, promise)
+    };
     let naive = at_most(1.0, 1.0 / 1.2);
     let hybrid = at_most(1.5, 1.0);
     match what {
@@ -153,16 +172,14 @@ fn wanted(what: What) -> Vec<Wanted> {
             barrier("spin barrier : naive one", "isthmus-spin", "naive", (2, 0), naive),
             barrier("spin barrier : naive one, over-subscribed", "isthmus-spin", "naive", (4, 0), naive),
             barrier("spin barrier : naive one, over-subscribed", "isthmus-spin", "naive", (8, 0), naive),
-            barrier(
-                "blocking barrier : pthread's",
-                "isthmus-block",
+            asleep(
+                "blocking barrier, all but one asleep : pthread's",
                 "pthread",
                 (2, 0),
                 at_most(1.0, 1.0 / 1.5),
             ),
-            barrier(
-                "blocking barrier : echo over virtio-serial",
-                "isthmus-block",
+            asleep(
+                "blocking barrier, all but one asleep : echo over virtio-serial",
                 "virtio-serial",
                 (2, 2),
                 at_most(1.2, 1.0),
@@ -216,6 +233,15 @@ fn wanted(what: What) -> Vec<Wanted> {
             .into_iter()
             .flat_map(|(subject, _)| counters(subject))
             .collect(),
+        What::Wait => [("fi_cq_sread, 64 KB : spinning", 65536), ("fi_cq_sread, 1 MB : spinning", 1 << 20)]
+            .map(|(what, bytes)| Wanted {
+                bytes: Some(bytes),
+                metric: "latency_us",
+                benchmark: "wait",
+                is_counted: true,
+                ..barrier(what, "isthmus-sread", "isthmus-spin", (2, 0), at_most(1.5, 1.1))
+            })
+            .into(),
         What::Ivc => {
             let channel = |what, peer, (processes, vms), promise| Wanted {
                 what,
@@ -230,8 +256,10 @@ fn wanted(what: What) -> Vec<Wanted> {
                 is_counted: true,
             };
             vec![
-                channel("64 B : Unix-domain socket", "unix", (2, 0), at_most(0.1, 0.05)),
-                channel("64 B : TCP", "tcp", (2, 2), at_most(0.05, 0.01)),
+                channel("64 B : Unix-domain socket that blocks", "unix", (2, 0), at_most(0.1, 0.05)),
+                channel("64 B : Unix-domain socket that spins", "unix-spin", (2, 0), at_most(0.1, 0.05)),
+                channel("64 B : TCP that blocks", "tcp", (2, 2), at_most(0.05, 0.01)),
+                channel("64 B : TCP that spins", "tcp-spin", (2, 2), at_most(0.05, 0.01)),
             ]
         }
     }
@@ -332,7 +360,20 @@ fn parse(text: &str, stats: Option<Value>) -> Result<Output> {
 /// Repetitions of one launch at most: then the processes may be put elsewhere.
 const REPS: u32 = 7;
 
-fn launch(plan: &Plan, place: Place, search: &Search) -> Result<Output> {
+fn launch(plan: &Plan, place: Place, search: &Search, progress: &mut dyn FnMut(&str)) -> Result<Output> {
+    let reps = plan.policy.rounds.min(REPS);
+    if plan.what == What::Wait {
+        // Its processes come and go with each provider: the line is timed around all of them.
+        let before = search.line();
+        let (mut samples, absent) = waits::run(plan, reps)?;
+        let lines = before.zip(search.line()).map(|(before, after)| [before, after]);
+        samples.iter_mut().for_each(|sample| sample.line_us = lines);
+        if !absent.is_empty() {
+            progress(&format!("left out, since this libfabric has no such provider: {}", absent.join(", ")));
+        }
+        let start = Start { hosts: Vec::new(), processors: subject::processors() };
+        return Ok(Output { start, samples, accel: "native".into() });
+    }
     let exe = std::env::current_exe().map_err(Error::io("find this program"))?;
     let folder = tempfile::tempdir().map_err(Error::io("make a temporary folder"))?;
     let stats = folder.path().join("stats.json");
@@ -360,7 +401,7 @@ fn launch(plan: &Plan, place: Place, search: &Search) -> Result<Output> {
     let of_rank = rank::Plan {
         what: plan.what,
         parties: place.processes,
-        reps: plan.policy.rounds.min(REPS),
+        reps,
         budget_ms: plan.budget_ms,
         folder: (place.vms == 0).then(|| PathBuf::from(folder.path())),
         wire,
@@ -527,19 +568,34 @@ fn row(wanted: &Wanted, records: &mut [Record], sieve: Sieve) -> Row {
         let (value, unit) = table::amount(record.value, &record.metric);
         format!("{value} {unit}").trim_end().to_owned()
     };
-    let theirs = records.iter().find(|other| {
-        other.peer.is_none()
-            && Some(other.subject.as_str()) == wanted.peer
-            && (&other.benchmark, &other.metric, other.bytes, &other.placement)
-                == (&record.benchmark, &record.metric, record.bytes, &record.placement)
-            && (other.ranks, other.vms) == (record.ranks, record.vms)
-    });
-    let accel = if record.vms > 0 { format!(", {}", record.accel.to_uppercase()) } else { String::new() };
-    let said = match theirs {
-        Some(theirs) => format!("{} : {}{accel}", amount(record), amount(theirs)),
-        None => format!("{}{accel}", amount(record)),
+    let beside = |name: Option<&str>, metric: &str| {
+        records.iter().find(|other| {
+            other.peer.is_none()
+                && Some(other.subject.as_str()) == name
+                && (other.benchmark.as_str(), other.metric.as_str(), other.bytes, &other.placement)
+                    == (&record.benchmark, metric, record.bytes, &record.placement)
+                && (other.ranks, other.vms) == (record.ranks, record.vms)
+        })
     };
-    let is_proved = !wanted.is_counted || record.path.as_deref() == Some("region");
+    let theirs = beside(wanted.peer, &record.metric);
+    let accel = if record.vms > 0 { format!(", {}", record.accel.to_uppercase()) } else { String::new() };
+    // Of several peers the best, by name.
+    let best = wanted.peer.and_then(|peer| peer.strip_prefix("best of ")).and_then(|names| {
+        let all = names.split(", ").filter_map(|name| beside(Some(name), &record.metric));
+        all.min_by(|a, b| a.value.total_cmp(&b.value))
+    });
+    let mut said = match (theirs, best) {
+        (Some(theirs), _) => format!("{} : {}{accel}", amount(record), amount(theirs)),
+        (None, Some(best)) => format!("{} : {} {}{accel}", amount(record), amount(best), best.subject),
+        (None, None) => format!("{}{accel}", amount(record)),
+    };
+    let mut is_proved = !wanted.is_counted || record.path.as_deref() == Some("region");
+    if record.benchmark == "barrier_sleep" {
+        let slept = |name: Option<&str>| beside(name, "sleeps_per_round").map_or(0.0, |sleeps| sleeps.value);
+        let (ours, theirs) = (slept(Some(&record.subject)), slept(wanted.peer));
+        said += &format!("; {ours:.2} : {theirs:.2} sleeps a round");
+        is_proved &= ours >= ASLEEP * f64::from(wanted.processes - 1);
+    }
     let figure = Figure::of(record);
     let verdict = if is_proved { wanted.promise.judge(&figure, sieve) } else { Verdict::Unproved };
     let row = Row { figure: Some(figure), said, verdict, ..missing };
@@ -597,7 +653,7 @@ fn measure(
     let mut samples: Vec<Sample> = Vec::new();
     let mut accel = "native".to_owned();
     while search.go_on(|placement| least(&samples, &scale, placement), progress)? {
-        let output = launch(plan, place, &search)?;
+        let output = launch(plan, place, &search, progress)?;
         let hosts: std::collections::BTreeSet<&String> = output.start.hosts.iter().collect();
         if place.vms > 0 && hosts.len() != place.vms as usize {
             let what = format!("the processes are on {hosts:?}, not in {} VMs", place.vms);
@@ -625,12 +681,15 @@ fn measure(
 }
 
 /// Names of subjects in the order in which tables have them.
-const ORDER: [&str; 14] = [
+const ORDER: [&str; 21] = [
     "isthmus",
     "isthmus-spin",
     "isthmus-central",
     "isthmus-block",
     "isthmus-hybrid",
+    "isthmus-sread",
+    "shm-spin",
+    "shm-sread",
     "isthmus-word",
     "isthmus-items",
     "spinlock",
@@ -638,8 +697,12 @@ const ORDER: [&str; 14] = [
     "spin-yield",
     "pthread",
     "virtio-serial",
+    "virtio-serial-both",
     "pingpong",
     "unix",
+    "unix-spin",
+    "tcp",
+    "tcp-spin",
 ];
 
 /// What makes a row of the table: processes, VMs, placement, benchmark, metric, bytes.
@@ -685,7 +748,11 @@ pub fn grid(what: What, records: &[Record]) -> Vec<Vec<String>> {
         let amount = |record: &Record| {
             let (value, unit) = table::amount(record.value, &record.metric);
             // Nothing counts barriers, bare lines and Unix-domain sockets.
-            let is_counted = what == What::Ivc && matches!(record.subject.as_str(), "isthmus" | "tcp");
+            let is_counted = match what {
+                What::Ivc => matches!(record.subject.as_str(), "isthmus" | "tcp" | "tcp-spin"),
+                What::Wait => record.subject.starts_with("isthmus"),
+                What::Barrier | What::Counter => false,
+            };
             let path = if is_counted && record.path.is_none() { " (unproved)" } else { "" };
             format!("{value} {unit}").trim_end().to_owned() + path
         };
@@ -696,6 +763,13 @@ pub fn grid(what: What, records: &[Record]) -> Vec<Vec<String>> {
                 grid.push(cells(format!("barriers per second{work}"), &|record| {
                     per_second(1e6 / record.value)
                 }));
+            }
+            (What::Barrier, "beyond_work_us") => {
+                grid.push(cells("all but one asleep: beyond the work".into(), &amount));
+            }
+            (What::Barrier, "sleeps_per_round") => {
+                let sleeps = |record: &Record| format!("{:.2}", record.value);
+                grid.push(cells("all but one asleep: sleeps per round".into(), &sleeps));
             }
             (What::Barrier, _) => {
                 let ms = if benchmark == "barrier_late" { 2 } else { 10 };
@@ -715,7 +789,12 @@ pub fn grid(what: What, records: &[Record]) -> Vec<Vec<String>> {
                     _ => format!("{:.3}", record.value),
                 }));
             }
-            (What::Ivc, _) => {
+            (What::Wait, "sleeps_per_round") => {
+                let size = bytes.map(table::size).unwrap_or_default();
+                let sleeps = |record: &Record| format!("{:.2}", record.value);
+                grid.push(cells(format!("{size}: sleeps per round"), &sleeps));
+            }
+            (What::Ivc | What::Wait, _) => {
                 let size = bytes.map(table::size).unwrap_or_default();
                 grid.push(cells(format!("{benchmark} {size}").trim_end().to_owned(), &amount));
             }
@@ -809,6 +888,33 @@ mod tests {
         assert_eq!(row(&wanted[0], &mut few, FAR).verdict, Verdict::Undecided, "three rounds of seven");
         let counter = Wanted { is_counted: true, ..self::wanted(What::Barrier).remove(0) };
         assert_eq!(row(&counter, &mut far, FAR).verdict, Verdict::Unproved);
+    }
+
+    #[test]
+    fn sleepers_are_judged_only_where_they_slept() {
+        let round = |sleeps: f64| {
+            let of = |subject: &str, metric: &str, value| Sample {
+                benchmark: "barrier_sleep".into(),
+                metric: metric.into(),
+                ..sample(subject, value)
+            };
+            let samples = vec![
+                of("isthmus-block", "beyond_work_us", 30.0),
+                of("isthmus-block", "sleeps_per_round", sleeps),
+                of("pthread", "beyond_work_us", 60.0),
+                of("pthread", "sleeps_per_round", 1.0),
+            ];
+            let samples: Vec<Sample> = std::iter::repeat_n(samples, 21).flatten().collect();
+            let place = Place { processes: 2, vms: 0 };
+            let here = Here { place, accel: "native", load: None, scale: SCALE, sieve: FAR };
+            let mut records = records(&samples, &here);
+            let wanted = wanted(What::Barrier);
+            row(wanted.iter().find(|it| it.peer == Some("pthread")).unwrap(), &mut records, FAR)
+        };
+        let slept = round(0.97);
+        assert_eq!((slept.figure.map(|figure| figure.value), slept.verdict), (Some(0.5), Verdict::Aim));
+        assert!(slept.said.ends_with("30.0 us : 60.0 us; 0.97 : 1.00 sleeps a round"), "{}", slept.said);
+        assert_eq!(round(0.5).verdict, Verdict::Unproved);
     }
 
     #[test]

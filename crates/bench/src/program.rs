@@ -32,11 +32,26 @@ const FLAGS: [&str; 6] = ["-std=gnu11", "-O2", "-g", "-Wall", "-Wextra", "-rdyna
 /// # Errors
 /// [`Error::Cache`], [`Error::Compile`], [`Error::Io`].
 pub fn compile(mpi: &Mpi) -> Result<PathBuf> {
-    let compiler = mpi.launcher.with_file_name("mpicc");
+    let name = format!("mpi-bench-{}", mpi.flavour.name());
+    build(&mpi.launcher.with_file_name("mpicc"), &mpi.version, &name, &SOURCES, &FLAGS)
+}
+
+/// Compiles `sources` with `compiler`, of which `version` is all that is known, to a program whose name begins with `name`; or
+/// finds it compiled in the user's cache.
+///
+/// # Errors
+/// [`Error::Cache`], [`Error::Compile`], [`Error::Io`].
+pub fn build(
+    compiler: &Path,
+    version: &str,
+    name: &str,
+    sources: &[(&str, &str)],
+    flags: &[&str],
+) -> Result<PathBuf> {
     let mut key = DefaultHasher::new();
-    (SOURCES, FLAGS, &mpi.launcher, &mpi.version).hash(&mut key);
+    (sources, flags, compiler, version).hash(&mut key);
     let dir = isthmus_vm::cache::dir().map_err(Error::Cache)?.join("bench");
-    let name = format!("mpi-bench-{}-{:016x}", mpi.flavour.name(), key.finish());
+    let name = format!("{name}-{:016x}", key.finish());
     let program = dir.join(&name);
     if program.is_file() {
         return Ok(program);
@@ -44,14 +59,15 @@ pub fn compile(mpi: &Mpi) -> Result<PathBuf> {
     let build = dir.join(format!("{name}.build-{}", std::process::id()));
     let cannot = |path: &Path| Error::io(format!("write {}", path.display()));
     fs::create_dir_all(&build).map_err(cannot(&build))?;
-    for (file, text) in SOURCES {
+    for (file, text) in sources {
         fs::write(build.join(file), text).map_err(cannot(&build))?;
     }
-    let output = Command::new(&compiler)
+    let output = Command::new(compiler)
         .current_dir(&build)
-        .args(FLAGS)
         .args(["-o", &name])
-        .args(SOURCES.iter().map(|(file, _)| file).filter(|file| file.ends_with(".c")))
+        .args(sources.iter().map(|(file, _)| file).filter(|file| file.ends_with(".c")))
+        // Libraries among them come after what needs them.
+        .args(flags)
         .stdin(Stdio::null())
         .output()
         .map_err(Error::io(format!("run {}", compiler.display())))?;
@@ -59,6 +75,7 @@ pub fn compile(mpi: &Mpi) -> Result<PathBuf> {
         // Renamed into place, so that another benchmark at the same time never runs half a program.
         fs::rename(build.join(&name), &program).map_err(cannot(&program))
     } else {
+        let compiler = compiler.to_owned();
         Err(Error::Compile { compiler, said: crate::job::tail(&String::from_utf8_lossy(&output.stderr), 12) })
     };
     fs::remove_dir_all(&build).map_err(Error::io(format!("remove {}", build.display())))?;

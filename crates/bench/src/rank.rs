@@ -31,6 +31,8 @@ pub enum What {
     Counter,
     /// Channels.
     Ivc,
+    /// Completions that are slept for: processes of their own, which have nothing of this module.
+    Wait,
 }
 
 /// What a process is told.
@@ -64,6 +66,7 @@ impl Plan {
             What::Barrier => "barrier",
             What::Counter => "counter",
             What::Ivc => "ivc",
+            What::Wait => "wait",
         };
         let numbers = [self.parties.to_string(), self.reps.to_string(), self.budget_ms.to_string()];
         let mut args: Vec<OsString> = vec![RANK_COMMAND.into(), what.into()];
@@ -180,6 +183,7 @@ fn run(plan: &Plan) -> Result<()> {
         What::Barrier => barriers::run(&mut meeting, plan),
         What::Counter => counters::run(&mut meeting, plan),
         What::Ivc => channels::run(&mut meeting, plan),
+        What::Wait => Err(Error::Usage("completions are waited for by a program of their own".into())),
     }
 }
 

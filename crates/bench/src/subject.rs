@@ -295,7 +295,7 @@ fn mpich_shared(setting: &Setting) -> Vec<Subject> {
     if !setting.crowded() {
         return vec![setting.together("mpich-shm", Vec::new())];
     }
-    // Its own algorithm for one node spins without yielding; those that are made of messages yield in each wait.
+    // Its own algorithm for one node hardly yields; those that are made of messages yield in each wait.
     vec![
         setting.together("mpich-shm+default", Vec::new()),
         setting.together("mpich-shm+messages", vec![("MPIR_CVAR_DEVICE_COLLECTIVES", "none")]),

@@ -1,4 +1,8 @@
 //! Barriers: ours, the naive one of the paper (figure 3.4), the C library's; and what a barrier costs at least.
+//!
+//! Whoever blocks looks for some microseconds before it sleeps, and processes in step never get as far as that. So barriers that
+//! block are judged by rounds in which one process is late by far, each in turn, and all others must sleep. How often they did is
+//! counted by the kernel, and said; the late one's work is taken out of the figure.
 
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Write};
@@ -22,6 +26,11 @@ const OURS: [(&str, Waiting, Algorithm); 4] = [
 const SPINS: u32 = 1000;
 /// How long processes compute between two barriers, at least and at most, where they do.
 const WORK: (u64, u64) = (20_000, 40_000);
+/// How long the late one computes in rounds in which the others sleep, and how long the others do: far longer than any of
+/// them looks before it sleeps, and than it takes to wake all.
+const LATE_WORK: (u64, u64) = (1_000_000, 20_000);
+/// Which barriers may sleep.
+const SLEEPERS: [&str; 3] = ["isthmus-block", "isthmus-hybrid", "pthread"];
 /// How late the last one comes, where it is late, in how many rounds, and what that is called.
 const LATE: [(Duration, u64, &str); 2] =
     [(Duration::from_millis(2), 50, "barrier_late"), (Duration::from_millis(10), 50, "barrier_late_10")];
@@ -116,14 +125,27 @@ fn wire() -> Result<File> {
         .map_err(Error::io(format!("open {}", device.display())))
 }
 
-/// Computes for about so long.
+/// Computes for so long.
+fn compute(ns: u64) {
+    let begun = Instant::now();
+    while nanos(begun.elapsed()) < ns {}
+}
+
+/// How often this thread has gone to sleep.
+fn sleeps() -> Result<u64> {
+    let file = "/proc/thread-self/status";
+    let text = std::fs::read_to_string(file).map_err(Error::io(format!("read {file}")))?;
+    let count =
+        text.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:")?.trim().parse().ok());
+    count.ok_or_else(|| Error::Rank { what: format!("find in {file} how often a thread slept") })
+}
+
+/// Computes for a while that differs from time to time.
 fn work(random: &mut u64) {
     *random ^= *random << 13;
     *random ^= *random >> 7;
     *random ^= *random << 17;
-    let ns = WORK.0 + *random % (WORK.1 - WORK.0);
-    let begun = Instant::now();
-    while nanos(begun.elapsed()) < ns {}
+    compute(WORK.0 + *random % (WORK.1 - WORK.0));
 }
 
 pub(super) fn run(meeting: &mut Meeting, plan: &Plan) -> Result<()> {
@@ -191,6 +213,15 @@ pub(super) fn run(meeting: &mut Meeting, plan: &Plan) -> Result<()> {
             }
         }
         for (name, barrier) in &mut barriers {
+            if SLEEPERS.contains(name) {
+                asleep(meeting, name, &mut |rounds, work| barrier.rounds(naive, rounds, work))?;
+            }
+        }
+        if let Some(port) = &mut port {
+            echo_asleep(meeting, port)?;
+            exchange_asleep(meeting, port)?;
+        }
+        for (name, barrier) in &mut barriers {
             if matches!(*name, "isthmus-hybrid" | "isthmus-block") {
                 for (by, rounds, benchmark) in LATE {
                     late(meeting, (benchmark, name), barrier, naive, by, rounds)?;
@@ -220,22 +251,92 @@ fn check(meeting: &mut Meeting, name: &str, barrier: &mut Barrier, naive: Naive<
     Ok(())
 }
 
+/// Makes so many rounds, each with a call of the work before it.
+type Rounds<'a> = dyn FnMut(u64, &mut dyn FnMut()) -> Result<()> + 'a;
+
+/// Rounds in which all but one must sleep: `run` makes them.
+fn asleep(meeting: &mut Meeting, name: &str, run: &mut Rounds<'_>) -> Result<()> {
+    let (index, parties) = (u64::from(meeting.index), u64::from(meeting.parties));
+    let mut slept = 0;
+    let timed = meeting.timed(&format!("{name} asleep"), &mut |rounds| {
+        let before = sleeps()?;
+        let mut round = 0;
+        run(rounds, &mut || {
+            let is_late = round % parties == index;
+            compute(if is_late { LATE_WORK.0 } else { LATE_WORK.1 });
+            round += 1;
+        })?;
+        slept = sleeps()? - before;
+        Ok(())
+    })?;
+    meeting.own(SHARE)?.store(slept);
+    meeting.sync()?;
+    let slept = real(meeting.sum(SHARE)?) / real(timed.rounds);
+    meeting.sync()?;
+    let sample = |metric: &str, value: f64| Sample::new("barrier_sleep", name, metric, value);
+    meeting.tell(&Sample {
+        cpu_us_per_op: Some(timed.cpu_us),
+        ..sample("beyond_work_us", timed.us - real(LATE_WORK.0) / 1e3)
+    })?;
+    meeting.tell(&sample("sleeps_per_round", slept))
+}
+
+/// A byte there and back over the port, with the work of such a round: the first one's before it asks, the second one's before
+/// it answers.
+fn echo_asleep(meeting: &mut Meeting, port: &mut File) -> Result<()> {
+    let (first, index) = (meeting.is_first(), meeting.index);
+    asleep(meeting, "virtio-serial", &mut |rounds, _| {
+        for _ in 0..rounds {
+            if first {
+                compute(LATE_WORK.0);
+                tell(port)?;
+            }
+            hear(port)?;
+            if index == 1 {
+                compute(LATE_WORK.1);
+                tell(port)?;
+            }
+        }
+        Ok(())
+    })
+}
+
+/// What a barrier would be if there were nothing but the port: each tells the other that it is there.
+fn exchange_asleep(meeting: &mut Meeting, port: &mut File) -> Result<()> {
+    asleep(meeting, "virtio-serial-both", &mut |rounds, work| {
+        for _ in 0..rounds {
+            work();
+            tell(port)?;
+            hear(port)?;
+        }
+        Ok(())
+    })
+}
+
+fn tell(port: &mut File) -> Result<()> {
+    port.write_all(&[7]).map_err(Error::io("write to the port that joins the VMs"))
+}
+
+fn hear(port: &mut File) -> Result<()> {
+    let mut byte = [0];
+    while port.read(&mut byte).map_err(Error::io("read from the port that joins the VMs"))? == 0 {
+        // The other side has not opened it yet.
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    Ok(())
+}
+
 /// A byte there and back over the port, asleep in between.
 fn echo(meeting: &mut Meeting, port: &mut File) -> Result<()> {
     let first = meeting.is_first();
     let timed = meeting.timed("virtio-serial", &mut |rounds| {
-        let mut byte = [7];
-        let broken = || Error::io("use the port that joins the VMs");
         for _ in 0..rounds {
             if first {
-                port.write_all(&byte).map_err(broken())?;
+                tell(port)?;
             }
-            while port.read(&mut byte).map_err(broken())? == 0 {
-                // The other side has not opened it yet.
-                std::thread::sleep(Duration::from_millis(1));
-            }
+            hear(port)?;
             if !first {
-                port.write_all(&byte).map_err(broken())?;
+                tell(port)?;
             }
         }
         Ok(())
