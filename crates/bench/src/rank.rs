@@ -154,6 +154,8 @@ const FAILED: u64 = 16;
 const TALLY: u64 = 24;
 const MEMBER: u64 = 32;
 const SHARE: u64 = 40;
+/// The one processor that it keeps to, and 1; 0 where it may use several.
+const PROCESSOR: u64 = 48;
 
 /// Most processes: what the board has lines for.
 pub const MOST_PARTIES: u32 = 64;
@@ -279,10 +281,18 @@ impl Meeting {
             lines: None,
         };
         meeting.own(MEMBER)?.store(member.index.into());
+        let own = match crate::placement::processors()[..] {
+            [cpu] => cpu as u64 + 1,
+            _ => 0,
+        };
+        meeting.own(PROCESSOR)?.store(own);
         meeting.sync()?;
         let hosts = (0..plan.parties).map(|rank| meeting.host_of(rank)).collect::<Result<Vec<String>>>()?;
-        // Each VM has a processor of its own, on this host there must be two.
-        meeting.apart = plan.parties >= 2 && (hosts[0] != hosts[1] || processors >= 2);
+        // Each VM has a processor of its own; on one host both must keep to one, not the same.
+        let of_first = meeting.of_rank(0, PROCESSOR)?.load();
+        let of_second = meeting.of_rank(1.min(plan.parties - 1), PROCESSOR)?.load();
+        meeting.apart = plan.parties >= 2
+            && (hosts[0] != hosts[1] || (of_first != 0 && of_second != 0 && of_first != of_second));
         meeting.print(&Start { hosts, processors })?;
         if plan.parties == 2 {
             // The better hint for this machine; both must take the same, and the first one's opinion counts.
