@@ -8,7 +8,8 @@
  * ranks barrier or allreduce:BYTES. Messages of pingpong and window are written before they are sent and read after they
  * were received, unless :untouched stands behind. The plan is run N times over, block after block, with the bare line
  * timed before and after each where there are two ranks. ISTHMUS_BENCH_PIN=1 binds each rank's main thread to a processor
- * of its own, where there are enough for all; ISTHMUS_BENCH_THREADS=multiple asks the MPI for MPI_THREAD_MULTIPLE.
+ * of its own, where there are enough for all; ISTHMUS_BENCH_PIN=A,B binds two of one host to these.
+ * ISTHMUS_BENCH_THREADS=multiple asks the MPI for MPI_THREAD_MULTIPLE.
  */
 #define _GNU_SOURCE
 #include "bench.h"
@@ -83,17 +84,27 @@ static struct block parse_block(const char *text)
     return b;
 }
 
-/* The n-th rank of a host takes the n-th processor that it may use. Helper threads of the MPI stay where they are. */
-static int pin(char (*hosts)[HOST_NAME])
+/*
+ * The n-th rank of a host takes the n-th processor that it may use, or of the two that are named. Helper threads of the MPI
+ * stay where they are.
+ */
+static int pin(char (*hosts)[HOST_NAME], const char *asked)
 {
     cpu_set_t allowed, mine;
-    int place = 0, together = 0;
+    int place = 0, together = 0, pair[2];
 
     for (int rank = 0; rank < ranks; rank++) {
         int same = strcmp(hosts[rank], hosts[my_rank]) == 0;
 
         together += same;
         place += same && rank < my_rank;
+    }
+    if (sscanf(asked, "%d,%d", &pair[0], &pair[1]) == 2) {
+        if (together > 2 || pair[place] < 0 || pair[place] >= CPU_SETSIZE)
+            return -1;
+        CPU_ZERO(&mine);
+        CPU_SET(pair[place], &mine);
+        return sched_setaffinity(0, sizeof mine, &mine) == 0 ? pair[place] : -1;
     }
     if (sched_getaffinity(0, sizeof allowed, &allowed) != 0 || CPU_COUNT(&allowed) < together)
         return -1;
@@ -184,8 +195,8 @@ int main(int argc, char **argv)
         die("no memory");
     gethostname(host, sizeof host - 1);
     MPI_Allgather(host, sizeof host, MPI_CHAR, hosts, sizeof host, MPI_CHAR, MPI_COMM_WORLD);
-    if (asked && strcmp(asked, "1") == 0)
-        cpu = pin(hosts);
+    if (asked && *asked)
+        cpu = pin(hosts, asked);
     MPI_Gather(&cpu, 1, MPI_INT, cpus, 1, MPI_INT, 0, MPI_COMM_WORLD);
     MPI_Reduce(&init, &slowest_init, 1, MPI_DOUBLE, MPI_MAX, 0, MPI_COMM_WORLD);
     if (my_rank == 0) {

@@ -1,6 +1,7 @@
 //! The arguments of `isthmus bench`, and its exit status.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::{Args, Subcommand};
 use isthmus_run::{ExitCode, named};
@@ -8,14 +9,17 @@ use isthmus_run::{ExitCode, named};
 use crate::error::{Error, Result};
 use crate::objects::Place;
 use crate::page::Page;
+use crate::placement::{Choice, Policy};
 use crate::program::Block;
 use crate::rank::What as Objects;
 use crate::subject::Peers;
-use crate::{fluid, lane, mpi, objects, peers, rank, record, show};
+use crate::{fluid, lane, mpi, objects, peers, placement, promise, rank, record, show};
 
-/// Rounds of a full comparison: fewer than seven scatter too much to compare.
-const ROUNDS: u32 = 7;
 const QUICK_ROUNDS: u32 = 3;
+
+/// How long a table goes on for a placement that lacks rounds, in minutes.
+const WAIT: f64 = 20.0;
+const QUICK_WAIT: f64 = 0.5;
 
 /// Message sizes of curves.
 const SIZES: [u64; 12] = [1, 4, 16, 64, 256, 1 << 10, 1 << 12, 1 << 14, 1 << 16, 1 << 18, 1 << 20, 1 << 22];
@@ -150,33 +154,76 @@ struct Common {
     /// Also write the measurements to FILE as JSON.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// How many times each subject is measured.
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
-    rounds: Option<u32>,
+    #[command(flatten)]
+    sorting: Sorting,
     /// Accelerator of the VMs.
     #[arg(long, value_name = "ACCEL", value_parser = ["auto", "kvm", "tcg"])]
     accel: Option<String>,
 }
 
+/// How many rounds are made, and how they are sorted by the processors' placement.
+#[derive(Args, Debug)]
+struct Sorting {
+    /// How many rounds of each placement; a round measures each subject once. Otherwise 21 (7 with VMs, 3 with --quick):
+    /// with fewer than 21 (7) a promise stays undecided.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    rounds: Option<u32>,
+    /// Which rounds are kept: those with both processors on one core (near), on two (far), both as rows of their own, or any.
+    ///
+    /// A virtual machine's host moves its processors about, and figures of the one placement say nothing about the other. So a
+    /// bare cache line is timed before and after each block: half a round of 0.05 us is near, 0.15 us and more is far, and what
+    /// lies between or changed meanwhile is measured again. Two processes of this host are put on a pair of processors that is so placed.
+    #[arg(long, value_enum, default_value_t = Choice::Both, value_name = "PLACEMENT")]
+    placement: Choice,
+    /// For how many minutes each table goes on while a placement lacks rounds; then it is `not seen`, which is no failure.
+    /// Otherwise 20, and with --quick half a minute. Where a placement never comes, all tables together wait as long as one.
+    #[arg(long, value_name = "MINUTES", value_parser = minutes)]
+    wait: Option<f64>,
+}
+
+/// A time that somebody would wait.
+fn minutes(text: &str) -> std::result::Result<f64, String> {
+    let minutes = text.parse::<f64>().ok().filter(|minutes| (0.0..=10_000.0).contains(minutes));
+    minutes.ok_or_else(|| format!("{text} is no number of minutes from 0 to 10000"))
+}
+
+impl Sorting {
+    fn policy(&self, quick: bool, vms: u32) -> Result<Policy> {
+        placement::check(self.placement)?;
+        let usual = match (quick, vms) {
+            (true, _) => QUICK_ROUNDS,
+            (false, 0) => promise::ROUNDS,
+            (false, _) => promise::ROUNDS_VMS,
+        };
+        let wait = self.wait.unwrap_or(if quick { QUICK_WAIT } else { WAIT });
+        Ok(Policy {
+            choice: self.placement,
+            rounds: self.rounds.unwrap_or(usual),
+            patience: Duration::from_secs_f64(wait * 60.0),
+        })
+    }
+}
+
 impl Common {
-    fn rounds(&self) -> u32 {
-        self.rounds.unwrap_or(if self.quick { QUICK_ROUNDS } else { ROUNDS })
+    fn policy(&self, vms: u32) -> Result<Policy> {
+        self.sorting.policy(self.quick, vms)
     }
 
     /// A plan without blocks.
-    fn plan(&self, ranks: u32, vms: u32, peers: Peers) -> mpi::Plan {
-        mpi::Plan {
+    fn plan(&self, ranks: u32, vms: u32, peers: Peers) -> Result<mpi::Plan> {
+        Ok(mpi::Plan {
             ranks,
             vms,
             multiple: false,
             peers,
             mpi: self.mpi.clone(),
-            rounds: self.rounds(),
-            reps: if self.quick { 1 } else { 3 },
+            policy: self.policy(vms)?,
+            // Many short launches say more than a few long ones; VMs take long to boot.
+            reps: if self.quick || vms == 0 { 1 } else { 3 },
             budget_ms: 100,
             blocks: Vec::new(),
             run_args: self.accel.iter().flat_map(|accel| ["--accel".into(), accel.clone()]).collect(),
-        }
+        })
     }
 
     /// Keeps what was measured, before it is shown: standard output may have no reader.
@@ -213,6 +260,9 @@ struct MpiArgs {
     /// Also measure what copies twice, as isthmus does: Open MPI's shared memory without cross-memory attach.
     #[arg(long)]
     two_copy: bool,
+    /// Leave out TCP.
+    #[arg(long)]
+    no_tcp: bool,
     /// Further argument for `isthmus run`, the same for all that runs in VMs; may be repeated.
     #[arg(long, value_name = "ARG", allow_hyphen_values = true)]
     run_arg: Vec<String>,
@@ -238,12 +288,11 @@ struct PeersArgs {
     /// Fewer rounds, and fewer ranks where there are many.
     #[arg(long)]
     quick: bool,
-    /// Also write the table and all measurements to FILE as JSON.
+    /// Also write all measurements to FILE as JSON, those that something is promised of with what became of it.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// How many times each subject is measured.
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
-    rounds: Option<u32>,
+    #[command(flatten)]
+    sorting: Sorting,
     /// Accelerator of the VMs.
     #[arg(long, value_name = "ACCEL", value_parser = ["auto", "kvm", "tcg"])]
     accel: Option<String>,
@@ -368,21 +417,21 @@ fn bench_lane(args: &LaneArgs) -> Result<()> {
     let plan = lane::Plan {
         vms: args.vms,
         mpi: args.common.mpi.clone(),
-        reps: args.common.rounds(),
+        policy: args.common.policy(args.vms)?,
         quick: args.common.quick,
         accel: args.common.accel.clone(),
     };
     isthmus_region::tell!(
-        "bench lane: {} repetitions between two processes{}",
-        plan.reps,
+        "bench lane: {} rounds between two processes{}",
+        plan.policy.rounds,
         match args.vms {
             0 => String::new(),
             vms => format!(" in {vms} VMs"),
         }
     );
-    let records = lane::run(&plan)?;
-    let kept = args.common.keep(&records);
-    show::lane(&records)?;
+    let done = lane::run(&plan, &mut |what| isthmus_region::tell!("{what}"))?;
+    let kept = args.common.keep(&done.records);
+    show::lane(&done)?;
     kept?;
     args.common.say_where();
     Ok(())
@@ -400,7 +449,8 @@ fn objects_in(common: &Common, what: Objects, places: Vec<Place>) -> Result<()> 
     let plan = objects::Plan {
         what,
         places,
-        reps: common.rounds(),
+        // A repetition is a round, natively and in VMs.
+        policy: common.policy(0)?,
         budget_ms: if common.quick { 60 } else { 250 },
         mpi: common.mpi.clone(),
         accel: common.accel.clone(),
@@ -423,7 +473,7 @@ fn bench_sph(args: &SphArgs) -> Result<()> {
     let plan = fluid::Plan {
         particles: args.particles,
         steps: args.steps.unwrap_or(if args.common.quick { 5 } else { 20 }),
-        rounds: args.common.rounds(),
+        policy: args.common.policy(u32::from(vms))?,
         vms,
         mpi: args.common.mpi.clone(),
         accel: args.common.accel.clone(),
@@ -438,8 +488,8 @@ fn bench_sph(args: &SphArgs) -> Result<()> {
 
 fn bench_mpi(args: &MpiArgs) -> Result<()> {
     check_pair(args.vms)?;
-    let peers = Peers { two_copy: args.two_copy, ..Peers::USUAL };
-    let mut plan = args.common.plan(2, args.vms, peers);
+    let peers = Peers { two_copy: args.two_copy, tcp: !args.no_tcp, ..Peers::USUAL };
+    let mut plan = args.common.plan(2, args.vms, peers)?;
     let sizes = args.curves.sizes(args.common.quick)?;
     plan.blocks = mpi_blocks(args.common.quick, args.two_copy, &sizes);
     plan.run_args.splice(0..0, args.run_arg.iter().cloned());
@@ -491,7 +541,8 @@ fn bench_peers(args: &PeersArgs) -> Result<()> {
     };
     let plan = peers::Plan {
         mpis: args.mpi.clone(),
-        rounds: args.rounds.unwrap_or(if args.quick { QUICK_ROUNDS } else { ROUNDS }),
+        policy: args.sorting.policy(args.quick, 0)?,
+        rounds_vms: args.sorting.policy(args.quick, 2)?.rounds,
         quick: args.quick,
         vms,
         accel: args.accel.clone(),
@@ -499,15 +550,16 @@ fn bench_peers(args: &PeersArgs) -> Result<()> {
     };
     let load = crate::stats::load();
     let table = peers::run(&plan, &mut |what| isthmus_region::tell!("{what}"))?;
-    let kept = args.json.as_ref().map_or(Ok(()), |file| table.write(file));
+    let kept = args.json.as_ref().map_or(Ok(()), |file| record::write(file, &table.records));
     let drawn = args.curves.keep("isthmus bench peers", |page| {
         page.promises(&table);
         table.curves.iter().try_for_each(|done| page.comparison(done))
     });
     isthmus_region::say!();
     isthmus_region::say!(
-        "Medians of {} rounds, of ratios within a round; load before: {}{}",
-        plan.rounds,
+        "Medians of {} rounds ({} with VMs) where they could be had, of ratios within a round; load before: {}{}",
+        plan.policy.rounds,
+        plan.rounds_vms,
         load.map_or_else(|| "unknown".into(), |load| format!("{load:.2}")),
         if plan.vms { "" } else { "; nothing in VMs was measured" }
     );
@@ -527,7 +579,7 @@ fn bench_peers(args: &PeersArgs) -> Result<()> {
 
 fn bench_matching(args: &MatchingArgs) -> Result<()> {
     check_pair(args.vms)?;
-    let mut plan = args.common.plan(2, args.vms, Peers { tcp: false, ..Peers::USUAL });
+    let mut plan = args.common.plan(2, args.vms, Peers { tcp: false, ..Peers::USUAL })?;
     plan.blocks.push(Block::Latency(8));
     plan.blocks.extend(WAITING.map(Block::Posted));
     plan.blocks.extend(WAITING.map(Block::Unexpected));
@@ -539,7 +591,7 @@ fn bench_collectives(args: &CollectivesArgs) -> Result<()> {
         return Err(Error::Usage(format!("--vms {}: there are only {} ranks", args.vms, args.ranks)));
     }
     // Between VMs there is no shared memory of the MPI's own.
-    let mut plan = args.common.plan(args.ranks, args.vms, Peers { shared: args.vms == 0, ..Peers::USUAL });
+    let mut plan = args.common.plan(args.ranks, args.vms, Peers { shared: args.vms == 0, ..Peers::USUAL })?;
     plan.blocks.extend([Block::Barrier, Block::Allreduce(8)]);
     let tell = &mut |what: &str| isthmus_region::tell!("{what}");
     let mut done = mpi::run(&plan, tell)?;

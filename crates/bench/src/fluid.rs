@@ -12,7 +12,8 @@ use std::time::Duration;
 
 use crate::error::{Error, Result};
 use crate::job::{Launch, tail};
-use crate::promise::{Row, Verdict, at_least};
+use crate::placement::{self, Placement, Policy, Scale, Search, Sieve};
+use crate::promise::{Figure, Row, Verdict, at_least};
 use crate::record::Record;
 use crate::{stats, subject, table};
 
@@ -33,8 +34,8 @@ pub struct Plan {
     pub particles: u32,
     /// Steps of a run natively; in VMs there are fewer, since they are slower.
     pub steps: u32,
-    /// How many times each place is measured.
-    pub rounds: u32,
+    /// How many rounds of which placement; in each round each place is measured once.
+    pub policy: Policy,
     /// Whether in VMs, too.
     pub vms: bool,
     /// The MPI whose launcher starts the processes.
@@ -54,6 +55,8 @@ pub struct Done {
     pub records: Vec<Record>,
     /// What is promised of them.
     pub rows: Vec<Row>,
+    /// Placements that were looked for and not seen, and what else must be known of them.
+    pub placed: Vec<String>,
 }
 
 /// One run, as it says itself.
@@ -65,6 +68,8 @@ struct Run {
     hosts: Vec<String>,
     checksum: String,
     accel: String,
+    /// The line between the processors before and after it.
+    lines: Option<[f64; 2]>,
 }
 
 /// Where the library is: beside this program, as it is built and as it is installed.
@@ -180,6 +185,7 @@ fn read(text: &str, accel: String) -> Result<Run> {
         hosts: processes.into_iter().map(|(host, _)| host).collect(),
         checksum: checksum.into(),
         accel,
+        lines: None,
     })
 }
 
@@ -192,16 +198,20 @@ pub fn run(plan: &Plan, progress: &mut dyn FnMut(&str)) -> Result<Done> {
     let load = stats::load();
     let places: Vec<_> = PLACES.into_iter().filter(|(_, _, vms)| plan.vms || *vms == 0).collect();
     let mut runs: Vec<Vec<Run>> = vec![Vec::new(); places.len()];
-    for round in 0..plan.rounds {
+    // The program does not choose its processors: the first two tell how they are placed.
+    let mut search = Search::new(plan.policy, false);
+    let scale = search.scale;
+    while search.go_on(|placement| least(&runs, &scale, placement), progress)? {
+        let round = search.made();
         // Each round begins with another place, so that none always runs after the same one.
-        let shift = round as usize % places.len();
+        let shift = (round - 1) as usize % places.len();
         for at in (0..places.len()).map(|at| (at + shift) % places.len()) {
             let (name, processes, vms) = places[at];
+            let before = search.line();
             let run = launch(plan, &program, processes, vms)?;
+            let run = Run { lines: before.zip(search.line()).map(|(before, after)| [before, after]), ..run };
             progress(&format!(
-                "round {} of {}: {name}: {:.1} steps per second, {:.1} % of them in barriers",
-                round + 1,
-                plan.rounds,
+                "round {round}: {name}: {:.1} steps per second, {:.1} % of them in barriers",
                 run.steps_per_s,
                 run.waiting * 100.0
             ));
@@ -212,89 +222,106 @@ pub fn run(plan: &Plan, progress: &mut dyn FnMut(&str)) -> Result<Done> {
             runs[at].push(run);
         }
     }
-    let rates = |name: &str| -> Option<Vec<f64>> {
-        let at = places.iter().position(|place| place.0 == name)?;
-        Some(runs[at].iter().map(|run| run.steps_per_s).collect())
-    };
-    let mut done = Done::default();
-    for ((name, processes, vms), runs) in places.iter().zip(&runs) {
-        let all: Vec<f64> = runs.iter().map(|run| run.steps_per_s).collect();
-        let Some(value) = stats::median(&all) else { continue };
-        let record = Record {
-            benchmark: "sph".into(),
-            subject: (*name).into(),
-            peer: None,
-            ratio: None,
-            mpi: None,
-            path: Some("region".into()),
-            bytes: None,
-            depth: Some(plan.particles),
-            metric: "steps_per_s".into(),
-            value,
-            min: all.iter().copied().fold(f64::INFINITY, f64::min),
-            max: all.iter().copied().fold(0.0, f64::max),
-            reps: plan.rounds,
-            cpu_us_per_op: None,
-            accel: runs[0].accel.clone(),
-            vms: *vms,
-            ranks: *processes,
-            load,
-            line_us: None,
+    let (sieves, not_seen) = search.rows(|placement| least(&runs, &scale, placement));
+    let mut done = Done { placed: placement::said(&sieves, &not_seen, &plan.policy), ..Done::default() };
+    for sieve in sieves {
+        let takes = |run: &Run| sieve.takes(&scale, run.lines);
+        let rates = |at: usize| -> Vec<Option<f64>> {
+            runs[at].iter().map(|run| takes(run).then_some(run.steps_per_s)).collect()
         };
-        done.records.push(record.clone());
-        let waiting: Vec<f64> = runs.iter().map(|run| run.waiting).collect();
-        done.records.push(Record {
-            metric: "barrier_share".into(),
-            value: stats::median(&waiting).unwrap_or(0.0),
-            min: waiting.iter().copied().fold(f64::INFINITY, f64::min),
-            max: waiting.iter().copied().fold(0.0, f64::max),
-            ..record.clone()
-        });
-        for (subject, peer) in [
-            ("native-2", "native-1"),
-            ("one-vm-2", "one-vm-1"),
-            ("two-vms", "one-vm-2"),
-            ("two-vms", "one-vm-1"),
-        ] {
-            if subject == *name
-                && let Some(theirs) = rates(peer)
-            {
-                let ratio = stats::paired_ratio(&all, &theirs);
-                done.records.push(Record { peer: Some(peer.into()), ratio, ..record.clone() });
+        let mut records = Vec::new();
+        for (at, (name, processes, vms)) in places.iter().enumerate() {
+            let taken: Vec<&Run> = runs[at].iter().filter(|run| takes(run)).collect();
+            let all: Vec<f64> = taken.iter().map(|run| run.steps_per_s).collect();
+            if all.is_empty() {
+                continue;
+            }
+            let record = Record {
+                benchmark: "sph".into(),
+                subject: (*name).into(),
+                placement: Some(sieve.name().into()),
+                depth: Some(plan.particles),
+                metric: "steps_per_s".into(),
+                accel: taken[0].accel.clone(),
+                vms: *vms,
+                ranks: *processes,
+                load,
+                ..Record::default()
+            };
+            let record = record.with_lines(&taken.iter().filter_map(|run| run.lines).collect::<Vec<_>>());
+            records.push(record.clone().with_values(&all));
+            let waiting: Vec<f64> = taken.iter().map(|run| run.waiting).collect();
+            let share = Record { metric: "barrier_share".into(), ..record.clone() };
+            records.push(share.with_values(&waiting));
+            for (subject, peer) in [
+                ("native-2", "native-1"),
+                ("one-vm-2", "one-vm-1"),
+                ("two-vms", "one-vm-2"),
+                ("two-vms", "one-vm-1"),
+            ] {
+                if subject == *name
+                    && let Some(theirs) = places.iter().position(|place| place.0 == peer)
+                {
+                    let ratios = stats::pairs(&rates(at), &rates(theirs));
+                    records.push(record.clone().with_values(&all).with_ratios(peer, &ratios));
+                }
             }
         }
-    }
-    if plan.vms {
-        done.rows.push(promised(plan, &done.records));
+        if plan.vms {
+            let row = promised(plan, &records, sieve);
+            if let Some(record) = records.iter_mut().find(|record| is_promised(record)) {
+                record.promise = Some(row.judged());
+            }
+            done.rows.push(row);
+        }
+        done.records.extend(records);
     }
     Ok(done)
 }
 
-fn promised(plan: &Plan, records: &[Record]) -> Row {
+/// How many rounds all places have of a placement.
+fn least(runs: &[Vec<Run>], scale: &Scale, placement: Placement) -> u32 {
+    let sieve = Sieve::Of(placement);
+    let rounds = runs.iter().map(Vec::len).min().unwrap_or(0);
+    let whole = (0..rounds).filter(|round| runs.iter().all(|runs| sieve.takes(scale, runs[*round].lines)));
+    u32::try_from(whole.count()).unwrap_or(u32::MAX)
+}
+
+fn is_promised(record: &Record) -> bool {
+    record.subject == "two-vms" && record.peer.as_deref() == Some("one-vm-2")
+}
+
+fn promised(plan: &Plan, records: &[Record], sieve: Sieve) -> Row {
     let promise = at_least(0.9, 1.0);
-    let of = |name: &str, peer: Option<&str>| {
-        records.iter().find(|r| r.subject == name && r.peer.as_deref() == peer && r.metric == "steps_per_s")
+    let found = records.iter().find(|record| is_promised(record));
+    let value = |name: &str| {
+        let of = |r: &&Record| r.subject == name && r.peer.is_none() && r.metric == "steps_per_s";
+        records.iter().find(of).map_or(0.0, |record| record.value)
     };
-    let found = of("two-vms", Some("one-vm-2"));
-    let measured = found.and_then(|record| record.ratio);
-    let value = |name: &str| of(name, None).map_or(0.0, |record| record.value);
     let accel = found.map_or_else(String::new, |record| record.accel.to_uppercase());
+    let figure = found.filter(|record| record.ratio.is_some()).map(Figure::of);
+    let what = format!("{} particles, 2 VMs : 2 processes of one VM", table::thousands(plan.particles));
     Row {
-        what: format!("{} particles, 2 VMs : 2 processes of one VM", table::thousands(plan.particles)),
-        mpi: None,
-        promise,
-        measured,
+        placement: Some(sieve.name().into()),
+        figure,
         said: format!("{:.1} : {:.1} steps/s, {accel}", value("two-vms"), value("one-vm-2")),
-        verdict: measured.map_or(Verdict::NotMeasured, |ratio| promise.verdict(ratio)),
+        // Nothing counts what passes through a segment: there is no way to prove, and none to doubt.
+        verdict: figure.map_or(Verdict::NotMeasured, |figure| promise.judge(&figure, sieve)),
+        ..Row::missing(&what, None, promise, "")
     }
 }
 
 /// The measurements as a table: a row for each place.
 pub fn grid(records: &[Record]) -> Vec<Vec<String>> {
-    let head = ["where", "processes", "VMs", "steps per second", "least", "most", "in barriers", "compared"];
+    let head =
+        ["where", "processes", "VMs", "line", "steps per second", "least", "most", "in barriers", "compared"];
     let mut grid = vec![head.map(str::to_owned).to_vec()];
     for record in records.iter().filter(|r| r.peer.is_none() && r.metric == "steps_per_s") {
-        let of_place = || records.iter().filter(|other| other.subject == record.subject);
+        let of_place = || {
+            let same =
+                |other: &&Record| (&other.subject, &other.placement) == (&record.subject, &record.placement);
+            records.iter().filter(same)
+        };
         let waiting =
             of_place().find(|other| other.metric == "barrier_share").map_or(0.0, |other| other.value);
         let ratios: Vec<String> = of_place()
@@ -309,6 +336,7 @@ pub fn grid(records: &[Record]) -> Vec<Vec<String>> {
             record.subject.clone(),
             record.ranks.to_string(),
             vms,
+            table::line(record),
             rate(record.value),
             rate(record.min),
             rate(record.max),

@@ -21,6 +21,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
 use crate::job::Launch;
+use crate::placement::{self, Placement, Policy, Scale, Search, Sieve};
 use crate::record::Record;
 use crate::stats;
 
@@ -33,8 +34,8 @@ pub struct Block {
     pub bytes: u64,
     /// Microseconds, or megabytes (10^6 bytes) a second.
     pub value: f64,
-    /// Half a round of the bare line, timed just before, in microseconds.
-    pub line_us: f64,
+    /// Half a round of the bare line, timed just before and after, in microseconds.
+    pub line_us: [f64; 2],
     /// Payload bytes of the block's messages, both ways.
     pub payload_bytes: u64,
     /// Payload bytes that this process's counters saw leave and come through the region.
@@ -64,20 +65,103 @@ pub struct Plan {
     pub vms: u32,
     /// The MPI whose launcher starts the processes.
     pub mpi: Option<String>,
-    /// Repetitions.
-    pub reps: u32,
+    /// How many rounds of which placement; a repetition of all blocks is a round.
+    pub policy: Policy,
     /// Fewer sizes and rounds.
     pub quick: bool,
     /// Accelerator.
     pub accel: Option<String>,
 }
 
-/// Runs both processes and makes records of what they print.
+/// Repetitions of one launch at most: then the processes may be put elsewhere.
+const REPS: u32 = 7;
+
+/// What was measured.
+#[derive(Clone, Debug, Default)]
+pub struct Done {
+    /// The measurements.
+    pub records: Vec<Record>,
+    /// Placements that were looked for and not seen, and what else must be known of them.
+    pub placed: Vec<String>,
+}
+
+type Blocks = BTreeMap<(String, u64), Vec<Block>>;
+
+/// Runs both processes, telling `progress` what is going on, and makes records of what they print.
 ///
 /// # Errors
 /// When they cannot be started, or do not do their part.
-pub fn run(plan: &Plan) -> Result<Vec<Record>> {
+pub fn run(plan: &Plan, progress: &mut dyn FnMut(&str)) -> Result<Done> {
     let load = stats::load();
+    let mut search = Search::new(plan.policy, plan.vms == 0);
+    let scale = search.scale;
+    let mut blocks = Blocks::new();
+    let mut accel = "native".to_owned();
+    while search.go_on(|placement| least(&blocks, &scale, placement), progress)? {
+        let (output, made_by) = launch(plan, &search)?;
+        for (key, more) in parse(&output)? {
+            blocks.entry(key).or_default().extend(more);
+        }
+        accel = made_by;
+        search.also(plan.policy.rounds.min(REPS) - 1);
+        progress(&format!("rounds: {}", search.counts(|placement| least(&blocks, &scale, placement))));
+    }
+    let (sieves, not_seen) = search.rows(|placement| least(&blocks, &scale, placement));
+    let mut done = Done { records: Vec::new(), placed: placement::said(&sieves, &not_seen, &plan.policy) };
+    for sieve in sieves {
+        for ((benchmark, bytes), blocks) in &blocks {
+            let taken: Vec<&Block> =
+                blocks.iter().filter(|block| sieve.takes(&scale, Some(block.line_us))).collect();
+            if taken.is_empty() {
+                continue;
+            }
+            let record = record(&taken, (benchmark, *bytes), sieve);
+            done.records.push(Record { accel: accel.clone(), vms: plan.vms, load, ..record });
+        }
+    }
+    Ok(done)
+}
+
+/// How many rounds all blocks have of a placement.
+fn least(blocks: &Blocks, scale: &Scale, placement: Placement) -> u32 {
+    let sieve = Sieve::Of(placement);
+    let counts = blocks
+        .values()
+        .map(|blocks| blocks.iter().filter(|block| sieve.takes(scale, Some(block.line_us))).count());
+    u32::try_from(counts.min().unwrap_or(0)).unwrap_or(u32::MAX)
+}
+
+/// The record of one block's repetitions.
+fn record(blocks: &[&Block], (benchmark, bytes): (&str, u64), sieve: Sieve) -> Record {
+    let values: Vec<f64> = blocks.iter().map(|b| b.value).collect();
+    let lines: Vec<[f64; 2]> = blocks.iter().map(|b| b.line_us).collect();
+    let cpu: Vec<f64> = blocks.iter().map(|b| b.cpu_us_per_op).collect();
+    let is_latency = benchmark == "latency";
+    // All payload was seen to go through the region, or nothing is said about the way. An empty message has none.
+    let through = bytes > 0 && blocks.iter().all(|b| b.region_bytes >= b.payload_bytes);
+    let record = Record {
+        benchmark: benchmark.into(),
+        subject: "isthmus".into(),
+        placement: Some(sieve.name().into()),
+        path: through.then(|| "region".into()),
+        bytes: Some(bytes),
+        depth: (!is_latency).then_some(u32::try_from(WINDOW).unwrap_or(u32::MAX)),
+        metric: if is_latency { "latency_us" } else { "bandwidth_MBps" }.into(),
+        cpu_us_per_op: stats::median(&cpu),
+        ranks: 2,
+        ..Record::default()
+    };
+    let record = record.with_values(&values).with_lines(&lines);
+    if !is_latency {
+        return record;
+    }
+    let ratios: Vec<f64> =
+        values.iter().zip(&lines).map(|(value, line)| value / ((line[0] + line[1]) / 2.0)).collect();
+    record.with_ratios("pingpong", &ratios)
+}
+
+/// One launch: what the first process printed, and the accelerator.
+fn launch(plan: &Plan, search: &Search) -> Result<(String, String)> {
     let exe = std::env::current_exe().map_err(Error::io("find this program"))?;
     let folder = tempfile::tempdir().map_err(Error::io("make a temporary folder"))?;
     let counters = folder.path().join("stats.json");
@@ -92,8 +176,12 @@ pub fn run(plan: &Plan) -> Result<Vec<Record>> {
     if let Some(accel) = &plan.accel {
         args.extend(["--accel".into(), accel.into()]);
     }
-    args.extend(["--".into(), exe.clone().into(), RANK_COMMAND.into(), plan.reps.to_string().into()]);
+    let reps = plan.policy.rounds.min(REPS);
+    args.extend(["--".into(), exe.clone().into(), RANK_COMMAND.into(), reps.to_string().into()]);
     args.push(if plan.quick { "quick" } else { "full" }.into());
+    if let Some(pair) = search.pair_text().filter(|_| plan.vms == 0) {
+        args.push(pair.into());
+    }
     let launch = Launch { program: exe, args, env: Vec::new() };
     let output = launch.run("isthmus", LIMIT)?;
     // What the accelerator really was, the run itself says.
@@ -101,46 +189,18 @@ pub fn run(plan: &Plan) -> Result<Vec<Record>> {
         .ok()
         .and_then(|text| serde_json::from_str::<serde_json::Value>(&text).ok())
         .and_then(|stats| stats.get("accel").and_then(|a| a.as_str()).map(str::to_owned));
-    let accel = accel.unwrap_or_else(|| "native".into());
-    let mut records = Vec::new();
-    for ((benchmark, bytes), blocks) in parse(&output)? {
-        let values: Vec<f64> = blocks.iter().map(|b| b.value).collect();
-        let lines: Vec<f64> = blocks.iter().map(|b| b.line_us).collect();
-        let cpu: Vec<f64> = blocks.iter().map(|b| b.cpu_us_per_op).collect();
-        let is_latency = benchmark == "latency";
-        // All payload was seen to go through the region, or nothing is said about the way.
-        let through = blocks.iter().all(|b| b.region_bytes >= b.payload_bytes);
-        let (Some(value), Some(line_us)) = (stats::median(&values), stats::median(&lines)) else { continue };
-        records.push(Record {
-            benchmark,
-            subject: "isthmus".into(),
-            peer: is_latency.then(|| "pingpong".into()),
-            ratio: if is_latency { stats::paired_ratio(&values, &lines) } else { None },
-            mpi: None,
-            path: through.then(|| "region".into()),
-            bytes: Some(bytes),
-            depth: (!is_latency).then_some(u32::try_from(WINDOW).unwrap_or(u32::MAX)),
-            metric: if is_latency { "latency_us" } else { "bandwidth_MBps" }.into(),
-            value,
-            min: values.iter().copied().fold(f64::INFINITY, f64::min),
-            max: values.iter().copied().fold(0.0, f64::max),
-            reps: plan.reps,
-            cpu_us_per_op: stats::median(&cpu),
-            accel: accel.clone(),
-            vms: plan.vms,
-            ranks: 2,
-            load,
-            line_us: Some(line_us),
-        });
-    }
-    Ok(records)
+    Ok((output, accel.unwrap_or_else(|| "native".into())))
 }
 
 /// The whole of one of the two processes; gives its exit status.
 pub fn rank_command(args: &[std::ffi::OsString]) -> i32 {
     let reps = args.first().and_then(|a| a.to_str()).and_then(|a| a.parse().ok()).unwrap_or(1);
     let quick = args.get(1).is_some_and(|a| a == "quick");
-    match rank_main(reps, quick) {
+    let pair = args.get(2).and_then(|a| a.to_str()).and_then(|a| {
+        let (first, second) = a.split_once(',')?;
+        Some((first.parse().ok()?, second.parse().ok()?))
+    });
+    match rank_main(reps, quick, pair) {
         Ok(()) => 0,
         Err(error) => {
             isthmus_region::tell!("isthmus: {}", error.chain());
@@ -163,7 +223,7 @@ struct Pair {
 ///
 /// # Errors
 /// When no service is there, or the other process does not come.
-pub fn rank_main(reps: u32, quick: bool) -> Result<()> {
+pub fn rank_main(reps: u32, quick: bool, on: Option<(usize, usize)>) -> Result<()> {
     let failed = |what: &str| {
         let what = what.to_owned();
         move |e: &dyn std::fmt::Display| Error::Lane { what: format!("{what}: {e}") }
@@ -174,7 +234,7 @@ pub fn rank_main(reps: u32, quick: bool) -> Result<()> {
     let mine = endpoint.address();
     let theirs = find_other(&member, mine)?;
     let first = mine.slot < theirs.slot;
-    pin(first);
+    pin(first, on);
     let other = endpoint.resolve(&theirs).map_err(|e| failed("resolve")(&e))?;
     let at = member.take(64).map_err(|e| failed("take a line")(&e))?;
     member.section().zero("line", at, 64).map_err(|e| failed("take a line")(&e))?;
@@ -207,16 +267,18 @@ pub fn rank_main(reps: u32, quick: bool) -> Result<()> {
     for _ in 0..reps {
         for bytes in sizes {
             let count = if *bytes > 4096 { rounds / 10 } else { rounds };
-            let line_us = pair.line(rounds);
-            let block = pair.latency(&member, *bytes, count, line_us)?;
+            let before = pair.line(rounds);
+            let mut block = pair.latency(&member, *bytes, count)?;
+            block.line_us = [before, pair.line(rounds)];
             if first {
                 print(&block)?;
             }
         }
         for bytes in BANDWIDTH_BYTES {
-            let line_us = pair.line(rounds);
+            let before = pair.line(rounds);
             let total = if quick { 16 << 20 } else { 128 << 20 };
-            let block = pair.bandwidth(&member, bytes, total / bytes, line_us)?;
+            let mut block = pair.bandwidth(&member, bytes, total / bytes)?;
+            block.line_us = [before, pair.line(rounds)];
             if first {
                 print(&block)?;
             }
@@ -258,14 +320,11 @@ fn find_other(member: &Member, mine: Address) -> Result<Address> {
 }
 
 /// Pins the two processes apart, where there are two processors.
-fn pin(first: bool) {
-    let Ok(allowed) = rustix::thread::sched_getaffinity(None) else { return };
-    let processors: Vec<usize> = (0..1024).filter(|c| allowed.is_set(*c)).collect();
-    if let [a, b, ..] = processors[..] {
-        let mut set = rustix::thread::CpuSet::new();
-        set.set(if first { a } else { b });
-        // Unpinned, the figures are only noisier.
-        let _ = rustix::thread::sched_setaffinity(None, &set);
+fn pin(first: bool, on: Option<(usize, usize)>) {
+    let here = placement::processors();
+    let pair = on.or_else(|| here.first().copied().zip(here.get(1).copied()));
+    if let Some((a, b)) = pair {
+        placement::pin(if first { a } else { b });
     }
 }
 
@@ -398,7 +457,6 @@ impl Pair {
         benchmark: &str,
         bytes: usize,
         messages: u32,
-        line_us: f64,
         run: impl FnOnce(&mut Self) -> Result<f64>,
     ) -> Result<Block> {
         let count = |pair: &mut Self| {
@@ -418,7 +476,7 @@ impl Pair {
             benchmark: benchmark.into(),
             bytes: bytes as u64,
             value,
-            line_us,
+            line_us: [0.0; 2],
             payload_bytes: u64::from(messages) * bytes as u64,
             region_bytes,
             cpu_us_per_op: spent,
@@ -426,9 +484,9 @@ impl Pair {
     }
 
     /// Ping-pong of `bytes`: half a round in microseconds.
-    fn latency(&mut self, member: &Member, bytes: usize, rounds: u32, line_us: f64) -> Result<Block> {
+    fn latency(&mut self, member: &Member, bytes: usize, rounds: u32) -> Result<Block> {
         let (out, into) = (LocalBuf::leaked(vec![7; bytes]), LocalBuf::leaked(vec![0; bytes]));
-        self.block(member, "latency", bytes, rounds * 2, line_us, |pair| {
+        self.block(member, "latency", bytes, rounds * 2, |pair| {
             let start = Instant::now();
             for _ in 0..rounds {
                 post(&mut pair.endpoint, into)?;
@@ -460,12 +518,12 @@ impl Pair {
     }
 
     /// One way, `WINDOW` in flight, an answer for each window: megabytes a second.
-    fn bandwidth(&mut self, member: &Member, bytes: usize, messages: usize, line_us: f64) -> Result<Block> {
+    fn bandwidth(&mut self, member: &Member, bytes: usize, messages: usize) -> Result<Block> {
         let windows = (messages / WINDOW).max(1);
         let bufs: Vec<LocalBuf> = (0..WINDOW).map(|_| LocalBuf::leaked(vec![5; bytes])).collect();
         let token = LocalBuf::leaked(vec![0; 1]);
         let count = u32::try_from(windows * WINDOW).unwrap_or(u32::MAX);
-        self.block(member, "bandwidth", bytes, count, line_us, |pair| {
+        self.block(member, "bandwidth", bytes, count, |pair| {
             let start = Instant::now();
             for _ in 0..windows {
                 if pair.first {
@@ -495,7 +553,7 @@ impl Pair {
 /// # Errors
 /// [`Error::Lane`] for a line that is no block.
 pub fn parse(output: &str) -> Result<BTreeMap<(String, u64), Vec<Block>>> {
-    let mut blocks: BTreeMap<(String, u64), Vec<Block>> = BTreeMap::new();
+    let mut blocks = Blocks::new();
     for line in output.lines().filter(|l| l.starts_with('{')) {
         let block: Block =
             serde_json::from_str(line).map_err(|e| Error::Lane { what: format!("unreadable block: {e}") })?;

@@ -5,6 +5,14 @@
 //! compares round by round; and each names the way that its bytes went from what counters say, never from
 //! what was asked for.
 //!
+//! Nor do figures mean anything without the place where they were measured: a virtual machine's host moves its processors
+//! between one core and two. Each block has a bare cache line before and after it, and its round counts for the placement that both
+//! tell, *near* or *far* ([`placement`]). A promise holds, or is short, where the whole 95 % interval of the median of its rounds'
+//! ratios ([`stats::interval`]) is on one side of its bound, and is undecided otherwise ([`promise::Verdict`]).
+//!
+//! With `--json` every benchmark writes one array of [`Record`]s, whose keys are that struct's fields. What is promised of a record
+//! stands in its `promise`; a promise without a measurement is a record of the benchmark `promise` with a `value` of null.
+//!
 //! | Module | Holds |
 //! |---|---|
 //! | [`cli`] | the arguments of `isthmus bench`, and its exit status |
@@ -17,11 +25,12 @@
 //! | [`rank`] | what the processes of those three do |
 //! | [`waits`] | `bench wait`: what sleeps for completions, of the provider itself |
 //! | [`fluid`] | `bench sph`: the fluid simulator of the examples |
+//! | [`placement`] | where the processors were: rounds sorted by a bare cache line beside each block, and how long they are waited for |
 //! | [`promise`] | what is promised of a figure, and what became of it |
 //! | [`peers`], [`memory`] | `bench peers`: what is promised beside what was measured; what ranks take of a region |
 //! | [`record`], [`table`], [`show`] | what is written: JSON, the table for people, and what stands around it |
 //! | [`page`], [`chart`] | `--report`: one HTML file with curves |
-//! | [`stats`] | medians and ratios |
+//! | [`stats`] | medians, ratios, and the intervals that these lie in |
 
 #![deny(unsafe_code)]
 
@@ -37,6 +46,7 @@ pub mod objects;
 pub mod page;
 pub mod path;
 pub mod peers;
+pub mod placement;
 pub mod program;
 pub mod promise;
 pub mod rank;

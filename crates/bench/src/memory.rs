@@ -72,27 +72,20 @@ pub fn run(plan: &Plan, isthmus: &Path, mpi: &Mpi, program: &Path) -> Result<Rec
     let megabytes = megabytes(&seen, program, plan.ranks, plan.neighbours.unwrap_or(plan.ranks - 1))?;
     // Counts of ranks are small.
     let mean = megabytes.iter().sum::<f64>() / megabytes.len() as f64;
-    Ok(Record {
+    let record = Record {
         benchmark: "memory".into(),
         subject: "isthmus".into(),
-        peer: None,
-        ratio: None,
         mpi: Some(mpi_name(mpi)),
-        path: Some("region".into()),
-        bytes: None,
         depth: Some(plan.neighbours.unwrap_or(plan.ranks - 1)),
         metric: "per_rank_MB".into(),
-        value: mean,
-        min: megabytes.iter().copied().fold(f64::INFINITY, f64::min),
-        max: megabytes.iter().copied().fold(0.0, f64::max),
-        reps: 1,
-        cpu_us_per_op: None,
         accel: "native".into(),
-        vms: 0,
         ranks: plan.ranks,
         load,
-        line_us: None,
-    })
+        ..Record::default()
+    };
+    // One round; the least and the greatest are those of the ranks.
+    let record = record.with_values(&megabytes);
+    Ok(Record { value: mean, low: None, high: None, rounds: 1, ..record })
 }
 
 fn launch(plan: &Plan, isthmus: &Path, mpi: &Mpi, program: &Path, folder: &Path) -> Launch {

@@ -9,9 +9,10 @@ use serde::Deserialize;
 
 use crate::error::{Error, Result};
 use crate::path;
+use crate::placement::{self, Placement, Policy, Scale, Search, Sieve};
 use crate::program::{self, Block, Output};
 use crate::record::Record;
-use crate::stats::{self, median, paired_ratio};
+use crate::stats::{self, median, pairs};
 use crate::subject::{self, Peers, Setting, Subject};
 
 /// How long one launch may take, boot included.
@@ -31,8 +32,8 @@ pub struct Plan {
     pub peers: Peers,
     /// Directory or name of the MPI; by default the one on the PATH.
     pub mpi: Option<String>,
-    /// How many times each subject is launched.
-    pub rounds: u32,
+    /// How many rounds of which placement; in each round each subject is launched once.
+    pub policy: Policy,
     /// How many times each launch goes through the blocks.
     pub reps: u32,
     /// Milliseconds for each block.
@@ -58,6 +59,8 @@ pub struct Comparison {
     pub lines: Vec<(String, String)>,
     /// What was asked for and could not be measured, with the reason.
     pub left_out: Vec<String>,
+    /// Placements that were looked for and not seen, and what else must be known of them.
+    pub placed: Vec<String>,
     /// Of each subject whose MPI has a switch for it, whether its ranks yielded their processor while they waited.
     pub yields: Vec<(String, bool)>,
 }
@@ -67,6 +70,7 @@ impl Comparison {
     pub fn add(&mut self, other: Self, how: &str) {
         self.records.extend(other.records.into_iter().filter(|record| record.benchmark != "startup"));
         self.lines.extend(other.lines.into_iter().map(|(name, line)| (format!("{name}, {how}"), line)));
+        self.placed.extend(other.placed.into_iter().map(|said| format!("{said} ({how})")));
         self.left_out.extend(other.left_out.into_iter().map(|why| format!("{why} ({how})")));
     }
 }
@@ -82,29 +86,38 @@ struct RunStats {
 struct Round {
     output: Output,
     run: RunStats,
+    /// The line on the processors of the launch before and after it, for ranks that cannot time one themselves.
+    lines: Option<[f64; 2]>,
 }
 
 /// One block of one launch: medians over its repetitions.
 struct BlockOfRound {
     value: f64,
     cpu_us_per_op: f64,
-    line_us: Option<f64>,
+    lines: Vec<[f64; 2]>,
     way: Option<&'static str>,
 }
 
 impl Round {
-    fn block(&self, at: usize, blocks: usize) -> BlockOfRound {
-        let reps: Vec<_> = self.output.samples.iter().skip(at).step_by(blocks).collect();
+    /// The repetitions of a block that `sieve` takes; none if it takes none.
+    fn block(&self, at: usize, blocks: usize, scale: &Scale, sieve: Sieve) -> Option<BlockOfRound> {
+        let reps: Vec<_> = self
+            .output
+            .samples
+            .iter()
+            .skip(at)
+            .step_by(blocks)
+            .filter(|sample| sieve.takes(scale, sample.line_us.or(self.lines)))
+            .collect();
         let values: Vec<f64> = reps.iter().map(|sample| sample.value).collect();
         let cpu: Vec<f64> = reps.iter().map(|sample| sample.cpu_us_per_op).collect();
-        let lines: Vec<f64> = reps.iter().filter_map(|sample| sample.line_us).flatten().collect();
         let ways: Vec<_> = reps.iter().map(|sample| sample.moved().way(self.one_host())).collect();
-        BlockOfRound {
-            value: median(&values).unwrap_or(f64::NAN),
-            cpu_us_per_op: median(&cpu).unwrap_or(f64::NAN),
-            line_us: median(&lines),
+        Some(BlockOfRound {
+            value: median(&values)?,
+            cpu_us_per_op: median(&cpu)?,
+            lines: reps.iter().filter_map(|sample| sample.line_us.or(self.lines)).collect(),
             way: path::common(&ways),
-        }
+        })
     }
 
     fn one_host(&self) -> bool {
@@ -137,6 +150,7 @@ pub fn run(plan: &Plan, progress: &mut dyn FnMut(&str)) -> Result<Comparison> {
         vms: plan.vms,
         multiple: plan.multiple,
         run_args: plan.run_args.clone(),
+        pair: None,
     };
     let load = stats::load();
     let scratch = tempfile::tempdir().map_err(Error::io("make a temporary directory"))?;
@@ -147,17 +161,27 @@ pub fn run(plan: &Plan, progress: &mut dyn FnMut(&str)) -> Result<Comparison> {
         .into_iter()
         .map(|subject| Measured { subject, rounds: Vec::new() })
         .collect();
-    let mut left_out = Vec::new();
-    for round in 0..plan.rounds {
+    let mut left_out: Vec<(&str, String)> = Vec::new();
+    // Two ranks on this host go where they are told; VMs have the first processors.
+    let mut search = Search::new(plan.policy, plan.ranks == 2 && plan.vms == 0);
+    let scale = search.scale;
+    while search.go_on(|placement| least(&measured, plan, &scale, placement), progress)? {
+        let round = search.made() - 1;
         // Each round begins with another subject, so that none always runs after the same one.
         let shift = round as usize % measured.len();
+        let setting = Setting { pair: search.pair_text().filter(|_| plan.ranks == 2), ..setting.clone() };
         for place in 0..measured.len() {
             let at = (place + shift) % measured.len();
             let (subject, name) = (measured[at].subject.clone(), measured[at].subject.name);
             if left_out.iter().any(|(left, _)| *left == name) {
                 continue;
             }
-            let once = || launch(&setting, &subject, plan, &program, &args, &stats_file);
+            let once = || {
+                let before = search.line();
+                let mut round = launch(&setting, &subject, plan, &program, &args, &stats_file)?;
+                round.lines = before.zip(search.line()).map(|(before, after)| [before, after]);
+                Ok(round)
+            };
             let outcome = match once() {
                 // A peer's own troubles shall not cost all that was measured. Isthmus has no second try, and what fails
                 // in the first round is left out.
@@ -169,12 +193,7 @@ pub fn run(plan: &Plan, progress: &mut dyn FnMut(&str)) -> Result<Comparison> {
             };
             match outcome {
                 Ok(it) => {
-                    progress(&format!(
-                        "round {} of {}: {}",
-                        round + 1,
-                        plan.rounds,
-                        summary(name, &it, plan)
-                    ));
+                    progress(&format!("round {}: {}", round + 1, summary(name, &it)));
                     measured[at].rounds.push(it);
                 }
                 Err(error @ Error::Interrupted { .. }) => return Err(error),
@@ -187,6 +206,10 @@ pub fn run(plan: &Plan, progress: &mut dyn FnMut(&str)) -> Result<Comparison> {
         }
     }
     measured.retain(|it| !it.rounds.is_empty());
+    let have = |placement| least(&measured, plan, &scale, placement);
+    progress(&format!("rounds: {}", search.counts(have)));
+    let (sieves, not_seen) = search.rows(have);
+    let placed = placement::said(&sieves, &not_seen, &plan.policy);
     let lines = measured
         .iter()
         .map(|it| {
@@ -199,11 +222,26 @@ pub fn run(plan: &Plan, progress: &mut dyn FnMut(&str)) -> Result<Comparison> {
         .collect();
     let mut records = Vec::new();
     for block in 0..plan.blocks.len() {
-        records.extend(block_records(&measured, block, plan, &setting, load));
+        for sieve in &sieves {
+            records.extend(block_records(&measured, block, plan, &setting, load, (&scale, *sieve)));
+        }
     }
     records.extend(startup_records(&measured, &setting, load));
     let left_out = left_out.into_iter().map(|(name, why)| format!("{name}: {why}")).collect();
-    Ok(Comparison { records, lines, left_out, yields })
+    Ok(Comparison { records, lines, left_out, placed, yields })
+}
+
+/// In how many rounds isthmus and a peer have a block of that placement, of the pair and block that have it least often.
+fn least(measured: &[Measured], plan: &Plan, scale: &Scale, placement: Placement) -> u32 {
+    let blocks = plan.blocks.len();
+    let has = |round: &Round, block| round.block(block, blocks, scale, Sieve::Of(placement)).is_some();
+    let ours = &measured[0].rounds;
+    let peers = measured[1..].iter().filter(|peer| !peer.rounds.is_empty());
+    let pairs = peers.flat_map(|peer| (0..blocks).map(|block| (&peer.rounds, block)));
+    let counted = pairs.map(|(theirs, block)| {
+        ours.iter().zip(theirs).filter(|(ours, theirs)| has(ours, block) && has(theirs, block)).count()
+    });
+    u32::try_from(counted.min().unwrap_or(0)).unwrap_or(u32::MAX)
 }
 
 fn arguments(plan: &Plan) -> Vec<String> {
@@ -233,14 +271,16 @@ fn launch(
     } else {
         RunStats::default()
     };
-    Ok(Round { output, run })
+    Ok(Round { output, run, lines: None })
 }
 
-fn summary(name: &str, round: &Round, plan: &Plan) -> String {
-    let first = round.block(0, plan.blocks.len());
+fn summary(name: &str, round: &Round) -> String {
     let sample = &round.output.samples[0];
-    let (value, unit) = crate::table::amount(first.value, &sample.metric);
-    format!("{name}: {} of {} B {value} {unit}", sample.benchmark, sample.bytes)
+    let (value, unit) = crate::table::amount(sample.value, &sample.metric);
+    let line = sample.line_us.or(round.lines).map_or_else(String::new, |[before, after]| {
+        format!(", bare line {before:.3} us before and {after:.3} us after it")
+    });
+    format!("{name}: {} of {} B {value} {unit}{line}", sample.benchmark, sample.bytes)
 }
 
 /// Name and version, as records have it.
@@ -255,70 +295,78 @@ fn accel(it: &Measured) -> String {
     it.rounds[0].run.accel.clone().unwrap_or_else(|| "unknown".into())
 }
 
-/// The records of one block: isthmus once against each peer, then the peers.
+/// The records of one block in one placement: isthmus once against each peer, then the peers.
 fn block_records(
     measured: &[Measured],
     block: usize,
     plan: &Plan,
     setting: &Setting,
     load: Option<f64>,
+    (scale, sieve): (&Scale, Sieve),
 ) -> Vec<Record> {
-    let series: Vec<Vec<BlockOfRound>> = measured
+    let series: Vec<Vec<Option<BlockOfRound>>> = measured
         .iter()
-        .map(|it| it.rounds.iter().map(|round| round.block(block, plan.blocks.len())).collect())
+        .map(|it| it.rounds.iter().map(|round| round.block(block, plan.blocks.len(), scale, sieve)).collect())
         .collect();
-    let values: Vec<Vec<f64>> =
-        series.iter().map(|rounds| rounds.iter().map(|round| round.value).collect()).collect();
+    let values: Vec<Vec<Option<f64>>> = series
+        .iter()
+        .map(|rounds| rounds.iter().map(|round| round.as_ref().map(|it| it.value)).collect())
+        .collect();
+    let all = |at: usize| values[at].iter().flatten().copied().collect::<Vec<f64>>();
     let sample = &measured[0].rounds[0].output.samples[block];
     let lower_is_better = sample.metric == "latency_us";
     let better = |a: &f64, b: &f64| if lower_is_better { a < b } else { a > b };
     // Of a peer's ways, as of an MPI's TCP paths, the best is the peer: it stands there under both names.
     let family = |at: usize| subject::family(measured[at].subject.name);
     let best_of = |family_name: &str| {
-        let all = (0..measured.len()).filter(|at| family(*at) == family_name);
-        all.filter_map(|at| Some((at, median(&values[at])?)))
+        let all_ways = (0..measured.len()).filter(|at| family(*at) == family_name);
+        all_ways
+            .filter_map(|at| Some((at, median(&all(at))?)))
             .reduce(|best, other| if better(&other.1, &best.1) { other } else { best })
             .map(|(at, _)| at)
     };
     let record = |at: usize, name: &str, peer: Option<usize>| {
         let it = &measured[at];
-        let ways: Vec<_> = series[at].iter().map(|block| block.way).collect();
-        Record {
+        let taken = || series[at].iter().flatten();
+        taken().next()?;
+        let ways: Vec<_> = taken().map(|block| block.way).collect();
+        let lines: Vec<[f64; 2]> = taken().flat_map(|block| block.lines.iter().copied()).collect();
+        let record = Record {
             benchmark: sample.benchmark.clone(),
             subject: name.to_owned(),
-            peer: peer.map(|peer| family(peer).to_owned()),
-            ratio: peer.and_then(|peer| paired_ratio(&values[at], &values[peer])),
+            placement: Some(sieve.name().into()),
             mpi: Some(mpi_name(&setting.mpi)),
             path: path::common(&ways).map(str::to_owned),
             bytes: Some(sample.bytes),
             depth: plan.blocks[block].depth(),
             metric: sample.metric.clone(),
-            value: median(&values[at]).unwrap_or(f64::NAN),
-            min: values[at].iter().copied().fold(f64::INFINITY, f64::min),
-            max: values[at].iter().copied().fold(f64::NEG_INFINITY, f64::max),
-            reps: u32::try_from(values[at].len()).unwrap_or(u32::MAX),
-            cpu_us_per_op: median(&series[at].iter().map(|round| round.cpu_us_per_op).collect::<Vec<_>>()),
+            cpu_us_per_op: median(&taken().map(|round| round.cpu_us_per_op).collect::<Vec<_>>()),
             accel: accel(it),
             vms: it.subject.vms,
             ranks: setting.ranks,
             load,
-            line_us: median(&series[at].iter().filter_map(|round| round.line_us).collect::<Vec<_>>()),
-        }
+            ..Record::default()
+        };
+        let record = record.with_values(&all(at)).with_lines(&lines);
+        Some(match peer {
+            Some(peer) => record.with_ratios(family(peer), &pairs(&values[at], &values[peer])),
+            None => record,
+        })
     };
     let peers: Vec<usize> = (0..measured.len()).filter(|at| !measured[*at].subject.is_isthmus()).collect();
     // A slower way than the best is no peer, only a record.
     let compared: Vec<usize> = peers.iter().copied().filter(|at| best_of(family(*at)) == Some(*at)).collect();
     let mut records = Vec::new();
     for at in (0..measured.len()).filter(|at| measured[*at].subject.is_isthmus()) {
-        records.extend(compared.iter().map(|peer| record(at, measured[at].subject.name, Some(*peer))));
+        records.extend(compared.iter().filter_map(|peer| record(at, measured[at].subject.name, Some(*peer))));
     }
     for at in peers {
         let own = measured[at].subject.name;
         if compared.contains(&at) {
-            records.push(record(at, family(at), None));
+            records.extend(record(at, family(at), None));
         }
         if own != family(at) {
-            records.push(record(at, own, None));
+            records.extend(record(at, own, None));
         }
     }
     records
@@ -331,31 +379,21 @@ fn startup_records(measured: &[Measured], setting: &Setting, load: Option<f64>) 
         let init: Vec<f64> = it.rounds.iter().map(|round| round.output.start.init_s).collect();
         let boot: Vec<f64> = it.rounds.iter().filter_map(|round| round.run.boot_s).collect();
         for (metric, values) in [("init_s", init), ("boot_s", boot)] {
-            let Some(value) = median(&values) else { continue };
-            if metric == "boot_s" && it.subject.vms == 0 {
+            if values.is_empty() || (metric == "boot_s" && it.subject.vms == 0) {
                 continue;
             }
-            records.push(Record {
+            let record = Record {
                 benchmark: "startup".into(),
                 subject: it.subject.name.into(),
-                peer: None,
-                ratio: None,
                 mpi: Some(mpi_name(&setting.mpi)),
-                path: None,
-                bytes: None,
-                depth: None,
                 metric: metric.into(),
-                value,
-                min: values.iter().copied().fold(f64::INFINITY, f64::min),
-                max: values.iter().copied().fold(f64::NEG_INFINITY, f64::max),
-                reps: u32::try_from(values.len()).unwrap_or(u32::MAX),
-                cpu_us_per_op: None,
                 accel: accel(it),
                 vms: it.subject.vms,
                 ranks: setting.ranks,
                 load,
-                line_us: None,
-            });
+                ..Record::default()
+            };
+            records.push(record.with_values(&values));
         }
     }
     records
@@ -364,6 +402,9 @@ fn startup_records(measured: &[Measured], setting: &Setting, load: Option<f64>) 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::placement::Choice;
+
+    const SCALE: Scale = Scale { near_below: 0.1, far_from: 0.15, busy_from: 1.5 };
 
     fn plan() -> Plan {
         Plan {
@@ -372,7 +413,7 @@ mod tests {
             multiple: false,
             peers: Peers::USUAL,
             mpi: None,
-            rounds: 2,
+            policy: Policy { choice: Choice::Any, rounds: 2, patience: Duration::ZERO },
             reps: 1,
             budget_ms: 10,
             blocks: vec![Block::Latency(8)],
@@ -383,27 +424,75 @@ mod tests {
     fn setting() -> Setting {
         let mpi =
             Mpi { flavour: mpi::Flavour::Mpich, version: "5.0.2".into(), launcher: "/m/bin/mpirun".into() };
-        Setting { isthmus: "/isthmus".into(), mpi, ranks: 2, vms: 0, multiple: false, run_args: Vec::new() }
+        Setting {
+            isthmus: "/isthmus".into(),
+            mpi,
+            ranks: 2,
+            vms: 0,
+            multiple: false,
+            run_args: Vec::new(),
+            pair: None,
+        }
     }
 
     fn round(value: f64, network: u64, region: u64) -> Round {
+        placed_round(value, network, region, [0.1, 0.3])
+    }
+
+    fn placed_round(value: f64, network: u64, region: u64, [before, after]: [f64; 2]) -> Round {
         let text = format!(
             "{{\"isthmus_bench\":1,\"kind\":\"start\",\"mpi\":\"x\",\"hosts\":[\"a\",\"a\"],\"init_s\":0.5}}\n\
              {{\"isthmus_bench\":1,\"kind\":\"block\",\"benchmark\":\"latency\",\"metric\":\"latency_us\",\"bytes\":8,\
-             \"value\":{value},\"messages\":100,\"cpu_us_per_op\":1.0,\"line_us\":[0.1,0.3],\"payload_bytes\":800,\
+             \"value\":{value},\"messages\":100,\"cpu_us_per_op\":1.0,\"line_us\":[{before},{after}],\"payload_bytes\":800,\
              \"region_bytes\":{region},\"region_messages\":100,\"net_bytes\":0,\"loopback_bytes\":{network},\
              \"cma_bytes\":0}}\n"
         );
-        Round { output: program::read(&text, 1).unwrap(), run: RunStats::default() }
+        Round { output: program::read(&text, 1).unwrap(), run: RunStats::default(), lines: None }
     }
 
     fn measure(rounds: [[Round; 2]; 4]) -> Vec<Record> {
-        let measured: Vec<Measured> = subject::subjects(&setting(), Peers::USUAL)
+        sieved(&measured(rounds), Sieve::Any)
+    }
+
+    fn measured<const N: usize>(rounds: [[Round; N]; 4]) -> Vec<Measured> {
+        subject::subjects(&setting(), Peers::USUAL)
             .into_iter()
             .zip(rounds)
             .map(|(subject, rounds)| Measured { subject, rounds: rounds.into() })
-            .collect();
-        block_records(&measured, 0, &plan(), &setting(), Some(0.5))
+            .collect()
+    }
+
+    fn sieved(measured: &[Measured], sieve: Sieve) -> Vec<Record> {
+        block_records(measured, 0, &plan(), &setting(), Some(0.5), (&SCALE, sieve))
+    }
+
+    #[test]
+    fn rounds_are_sorted_by_the_lines_beside_their_blocks() {
+        let (near, far, mixed) = ([0.05, 0.06], [0.2, 0.3], [0.05, 0.3]);
+        let of = |value, lines| placed_round(value, 0, 900, lines);
+        let peer = |value, lines| placed_round(value, 2000, 0, lines);
+        let all = measured([
+            [of(1.0, near), of(3.0, far), of(9.0, mixed), of(4.0, far)],
+            [peer(10.0, near), peer(10.0, far), peer(10.0, far), peer(10.0, far)],
+            [peer(20.0, near), peer(20.0, far), peer(20.0, far), peer(20.0, far)],
+            [of(2.0, near), of(2.0, near), of(2.0, far), of(2.0, far)],
+        ]);
+        // Of four rounds, one is near for all; two are far for isthmus and TCP, and one of those for shared memory, too.
+        assert_eq!(least(&all, &plan(), &SCALE, Placement::Near), 1);
+        assert_eq!(least(&all, &plan(), &SCALE, Placement::Far), 1);
+        let far = sieved(&all, Sieve::Of(Placement::Far));
+        let brief = |r: &Record| (r.peer.clone().unwrap_or_default(), r.value, r.ratio, r.rounds);
+        assert_eq!(brief(&far[0]), ("tcp".into(), 3.5, Some(0.35), 2));
+        assert_eq!(brief(&far[1]), ("mpich-shm".into(), 3.5, Some(2.0), 1));
+        assert!(
+            far.iter().all(|r| r.placement.as_deref() == Some("far") && r.line_us == Some(0.25)),
+            "{far:?}"
+        );
+        let near = sieved(&all, Sieve::Of(Placement::Near));
+        assert_eq!(
+            (near[1].ratio, near[1].line_before_us, near[1].line_after_us),
+            (Some(0.5), Some(0.05), Some(0.06))
+        );
     }
 
     #[test]

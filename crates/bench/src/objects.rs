@@ -12,7 +12,8 @@ use serde_json::Value;
 
 use crate::error::{Error, Result};
 use crate::job::Launch;
-use crate::promise::{Promise, Row, Verdict, at_least, at_most, below};
+use crate::placement::{self, Placement, Policy, Scale, Search, Sieve};
+use crate::promise::{Figure, Promise, Row, Verdict, at_least, at_most, below};
 use crate::rank::{self, Sample, Start, What};
 use crate::record::Record;
 use crate::{stats, subject, table, waits};
@@ -46,8 +47,8 @@ pub struct Plan {
     pub what: What,
     /// Where, one after the other.
     pub places: Vec<Place>,
-    /// Repetitions in each place.
-    pub reps: u32,
+    /// How many rounds of which placement in each place; a repetition of all blocks is a round.
+    pub policy: Policy,
     /// How long each block shall take.
     pub budget_ms: u64,
     /// The MPI whose launcher starts the processes.
@@ -65,6 +66,8 @@ pub struct Done {
     pub rows: Vec<Row>,
     /// Places that could not be measured, and why.
     pub left_out: Vec<String>,
+    /// Placements that were looked for and not seen, and what else must be known of them.
+    pub placed: Vec<String>,
 }
 
 /// Two subjects that are compared.
@@ -131,6 +134,8 @@ struct Wanted {
     processes: u32,
     vms: u32,
     promise: Promise,
+    /// Whether counters prove which way it went; nothing counts what passes at a barrier.
+    is_counted: bool,
 }
 
 /// How often each of those must have slept in a round who are said to sleep.
@@ -151,6 +156,7 @@ fn wanted(what: What) -> Vec<Wanted> {
         processes,
         vms,
         promise,
+        is_counted: false,
     };
     // What is promised of sleepers is judged where they sleep.
     let asleep = |what, peer, place, promise| Wanted {
@@ -232,6 +238,7 @@ fn wanted(what: What) -> Vec<Wanted> {
                 bytes: Some(bytes),
                 metric: "latency_us",
                 benchmark: "wait",
+                is_counted: true,
                 ..barrier(what, "isthmus-sread", "isthmus-spin", (2, 0), at_most(1.5, 1.1))
             })
             .into(),
@@ -246,6 +253,7 @@ fn wanted(what: What) -> Vec<Wanted> {
                 processes,
                 vms,
                 promise,
+                is_counted: true,
             };
             vec![
                 channel("64 B : Unix-domain socket that blocks", "unix", (2, 0), at_most(0.1, 0.05)),
@@ -269,6 +277,7 @@ fn late(processes: u32, vms: u32) -> Wanted {
         processes,
         vms,
         promise: below(0.02, 0.01),
+        is_counted: false,
     }
 }
 
@@ -283,6 +292,7 @@ fn counters(subject: &'static str) -> Vec<Wanted> {
         processes,
         vms: 0,
         promise,
+        is_counted: true,
     };
     let is_word = subject == "isthmus-word";
     let name = |word, items| if is_word { word } else { items };
@@ -347,9 +357,17 @@ fn parse(text: &str, stats: Option<Value>) -> Result<Output> {
     Ok(Output { start, samples, accel: accel.unwrap_or_else(|| "native".into()) })
 }
 
-fn launch(plan: &Plan, place: Place, progress: &mut dyn FnMut(&str)) -> Result<Output> {
+/// Repetitions of one launch at most: then the processes may be put elsewhere.
+const REPS: u32 = 7;
+
+fn launch(plan: &Plan, place: Place, search: &Search, progress: &mut dyn FnMut(&str)) -> Result<Output> {
+    let reps = plan.policy.rounds.min(REPS);
     if plan.what == What::Wait {
-        let (samples, absent) = waits::run(plan)?;
+        // Its processes come and go with each provider: the line is timed around all of them.
+        let before = search.line();
+        let (mut samples, absent) = waits::run(plan, reps)?;
+        let lines = before.zip(search.line()).map(|(before, after)| [before, after]);
+        samples.iter_mut().for_each(|sample| sample.line_us = lines);
         if !absent.is_empty() {
             progress(&format!("left out, since this libfabric has no such provider: {}", absent.join(", ")));
         }
@@ -383,10 +401,14 @@ fn launch(plan: &Plan, place: Place, progress: &mut dyn FnMut(&str)) -> Result<O
     let of_rank = rank::Plan {
         what: plan.what,
         parties: place.processes,
-        reps: plan.reps,
+        reps,
         budget_ms: plan.budget_ms,
         folder: (place.vms == 0).then(|| PathBuf::from(folder.path())),
         wire,
+        on: search
+            .pair
+            .filter(|_| place.processes == 2 && place.vms == 0)
+            .map_or_else(Vec::new, |(a, b)| vec![a, b]),
     };
     args.extend(["--".into(), exe.clone().into()]);
     args.extend(of_rank.args());
@@ -417,94 +439,131 @@ fn group(samples: &[Sample]) -> Grouped<'_> {
     groups
 }
 
-fn values(samples: &[&Sample]) -> Vec<f64> {
-    samples.iter().map(|sample| sample.value).collect()
+/// The rounds of one subject that a sieve takes; what it leaves out is none, so that rounds stay side by side.
+fn values(samples: &[&Sample], scale: &Scale, sieve: Sieve) -> Vec<Option<f64>> {
+    samples.iter().map(|sample| sieve.takes(scale, sample.line_us).then_some(sample.value)).collect()
 }
 
-fn records(output: &Output, plan: &Plan, place: Place, load: Option<f64>) -> Vec<Record> {
+/// The rounds of the best of `peers`; all metrics with several peers are times. None if one of them was not measured.
+fn best_of(
+    pair: &Pair,
+    of: impl Fn(&str) -> Option<Vec<Option<f64>>>,
+    rounds: usize,
+) -> Option<Vec<Option<f64>>> {
+    let peers: Vec<Vec<Option<f64>>> = pair.peers.iter().filter_map(|peer| of(peer)).collect();
+    if peers.len() < pair.peers.len() {
+        return None;
+    }
+    let best = |round: usize| {
+        let all: Option<Vec<f64>> = peers.iter().map(|peer| peer.get(round).copied().flatten()).collect();
+        all.map(|all| all.into_iter().fold(f64::INFINITY, f64::min))
+    };
+    Some((0..rounds).map(best).collect())
+}
+
+/// In how many rounds both of a pair have a placement, of the pair that has it least often.
+fn least(samples: &[Sample], scale: &Scale, placement: Placement) -> u32 {
+    let sieve = Sieve::Of(placement);
+    let mut least = None;
+    for ((benchmark, metric, _), subjects) in group(samples) {
+        let of = |name: &str| {
+            let found = subjects.iter().find(|(subject, _)| *subject == name);
+            found.map(|(_, all)| values(all, scale, sieve))
+        };
+        for pair in PAIRS.iter().filter(|pair| (pair.benchmark, pair.metric) == (benchmark, metric)) {
+            let Some(ours) = of(pair.subject) else { continue };
+            let Some(best) = best_of(pair, of, ours.len()) else { continue };
+            let count = stats::pairs(&ours, &best).len();
+            least = Some(least.map_or(count, |least: usize| least.min(count)));
+        }
+    }
+    u32::try_from(least.unwrap_or(0)).unwrap_or(u32::MAX)
+}
+
+/// What all records of a place share.
+struct Here<'a> {
+    place: Place,
+    accel: &'a str,
+    load: Option<f64>,
+    scale: Scale,
+    sieve: Sieve,
+}
+
+fn records(samples: &[Sample], here: &Here<'_>) -> Vec<Record> {
     let mut records = Vec::new();
-    let line_us = output
-        .samples
-        .iter()
-        .filter(|sample| sample.subject == "pingpong")
-        .map(|sample| if sample.metric == "round_us" { sample.value / 2.0 } else { sample.value })
-        .collect::<Vec<f64>>();
-    let line_us = stats::median(&line_us);
-    for ((benchmark, metric, bytes), subjects) in group(&output.samples) {
-        let of =
-            |name: &str| subjects.iter().find(|(subject, _)| *subject == name).map(|(_, all)| values(all));
+    let Here { place, scale, sieve, .. } = here;
+    for ((benchmark, metric, bytes), subjects) in group(samples) {
+        let of = |name: &str| {
+            let found = subjects.iter().find(|(subject, _)| *subject == name);
+            found.map(|(_, all)| values(all, scale, *sieve))
+        };
         for (subject, samples) in &subjects {
-            let all = values(samples);
-            let Some(value) = stats::median(&all) else { continue };
-            let cpu: Vec<f64> = samples.iter().filter_map(|sample| sample.cpu_us_per_op).collect();
-            let same = samples.iter().all(|sample| sample.path == samples[0].path);
+            let all = values(samples, scale, *sieve);
+            let taken: Vec<&&Sample> =
+                samples.iter().filter(|sample| sieve.takes(scale, sample.line_us)).collect();
+            let Some(first) = taken.first() else { continue };
+            let cpu: Vec<f64> = taken.iter().filter_map(|sample| sample.cpu_us_per_op).collect();
+            let same = taken.iter().all(|sample| sample.path == first.path);
             let record = Record {
                 benchmark: benchmark.into(),
                 subject: (*subject).into(),
-                peer: None,
-                ratio: None,
-                mpi: None,
-                path: if same { samples[0].path.clone() } else { None },
+                placement: Some(sieve.name().into()),
+                path: if same { first.path.clone() } else { None },
                 bytes,
-                depth: None,
                 metric: metric.into(),
-                value,
-                min: all.iter().copied().fold(f64::INFINITY, f64::min),
-                max: all.iter().copied().fold(0.0, f64::max),
-                reps: plan.reps,
                 cpu_us_per_op: stats::median(&cpu),
-                accel: output.accel.clone(),
+                accel: here.accel.into(),
                 vms: place.vms,
                 ranks: place.processes,
-                load,
-                line_us,
+                load: here.load,
+                ..Record::default()
             };
+            let lines: Vec<[f64; 2]> = taken.iter().filter_map(|sample| sample.line_us).collect();
+            let record =
+                record.with_values(&all.iter().flatten().copied().collect::<Vec<f64>>()).with_lines(&lines);
             records.push(record.clone());
-            for pair in &PAIRS {
-                if (pair.benchmark, pair.metric, pair.subject) != (benchmark, metric, *subject) {
-                    continue;
-                }
-                let peers: Vec<Vec<f64>> = pair.peers.iter().filter_map(|peer| of(peer)).collect();
-                if peers.len() < pair.peers.len() {
-                    continue;
-                }
-                // All metrics with several peers are times.
-                let best: Vec<f64> = (0..all.len())
-                    .map(|rep| {
-                        peers.iter().filter_map(|peer| peer.get(rep)).copied().fold(f64::INFINITY, f64::min)
-                    })
-                    .collect();
+            let compared =
+                |pair: &&Pair| (pair.benchmark, pair.metric, pair.subject) == (benchmark, metric, *subject);
+            for pair in PAIRS.iter().filter(compared) {
+                let Some(best) = best_of(pair, of, all.len()) else { continue };
                 let peer = match pair.peers {
                     [one] => (*one).to_owned(),
                     several => format!("best of {}", several.join(", ")),
                 };
-                let ratio = stats::paired_ratio(&all, &best);
-                records.push(Record { peer: Some(peer), ratio, ..record.clone() });
+                records.push(record.clone().with_ratios(&peer, &stats::pairs(&all, &best)));
             }
         }
     }
     records
 }
 
-/// What a promise comes to with these records.
-fn row(wanted: &Wanted, records: &[Record]) -> Row {
+/// What a promise comes to with these records, of one placement.
+fn row(wanted: &Wanted, records: &mut [Record], sieve: Sieve) -> Row {
     let place = Place { processes: wanted.processes, vms: wanted.vms };
-    let found = records.iter().find(|record| {
+    let what = format!("{}, {}", wanted.what, place.name());
+    let missing = Row {
+        placement: Some(sieve.name().into()),
+        ..Row::missing(&what, None, wanted.promise, "this place was not measured")
+    };
+    let Some(at) = records.iter().position(|record| {
         record.benchmark == wanted.benchmark
             && record.metric == wanted.metric
             && record.subject == wanted.subject
             && record.peer.as_deref() == wanted.peer
             && record.bytes == wanted.bytes
+            && record.placement.as_deref() == Some(sieve.name())
             && (record.ranks, record.vms) == (wanted.processes, wanted.vms)
-    });
-    let what = format!("{}, {}", wanted.what, place.name());
-    let figure =
-        found.and_then(|record| if wanted.peer.is_some() { record.ratio } else { Some(record.value) });
-    let (Some(record), Some(figure)) = (found, figure) else {
-        let said = "this place was not measured".into();
-        let promise = wanted.promise;
-        return Row { what, mpi: None, promise, measured: None, said, verdict: Verdict::NotMeasured };
+    }) else {
+        return missing;
     };
+    let record = &records[at];
+    if wanted.peer.is_some() && record.ratio.is_none() {
+        return Row {
+            said: "no round has both in this placement".into(),
+            verdict: Verdict::NotSeen,
+            ..missing
+        };
+    }
     let amount = |record: &Record| {
         let (value, unit) = table::amount(record.value, &record.metric);
         format!("{value} {unit}").trim_end().to_owned()
@@ -513,8 +572,8 @@ fn row(wanted: &Wanted, records: &[Record]) -> Row {
         records.iter().find(|other| {
             other.peer.is_none()
                 && Some(other.subject.as_str()) == name
-                && (other.benchmark.as_str(), other.metric.as_str(), other.bytes)
-                    == (&record.benchmark, metric, record.bytes)
+                && (other.benchmark.as_str(), other.metric.as_str(), other.bytes, &other.placement)
+                    == (&record.benchmark, metric, record.bytes, &record.placement)
                 && (other.ranks, other.vms) == (record.ranks, record.vms)
         })
     };
@@ -530,16 +589,18 @@ fn row(wanted: &Wanted, records: &[Record]) -> Row {
         (None, Some(best)) => format!("{} : {} {}{accel}", amount(record), amount(best), best.subject),
         (None, None) => format!("{}{accel}", amount(record)),
     };
-    let mut proved =
-        record.path.as_deref() == Some("region") && theirs.is_none_or(|theirs| theirs.path.is_some());
+    let mut is_proved = !wanted.is_counted || record.path.as_deref() == Some("region");
     if record.benchmark == "barrier_sleep" {
         let slept = |name: Option<&str>| beside(name, "sleeps_per_round").map_or(0.0, |sleeps| sleeps.value);
         let (ours, theirs) = (slept(Some(&record.subject)), slept(wanted.peer));
         said += &format!("; {ours:.2} : {theirs:.2} sleeps a round");
-        proved &= ours >= ASLEEP * f64::from(wanted.processes - 1);
+        is_proved &= ours >= ASLEEP * f64::from(wanted.processes - 1);
     }
-    let verdict = if proved { wanted.promise.verdict(figure) } else { Verdict::Unproved };
-    Row { what, mpi: None, promise: wanted.promise, measured: Some(figure), said, verdict }
+    let figure = Figure::of(record);
+    let verdict = if is_proved { wanted.promise.judge(&figure, sieve) } else { Verdict::Unproved };
+    let row = Row { figure: Some(figure), said, verdict, ..missing };
+    records[at].promise = Some(row.judged());
+    row
 }
 
 /// Runs `plan`, telling `progress` what is going on.
@@ -550,34 +611,73 @@ pub fn run(plan: &Plan, progress: &mut dyn FnMut(&str)) -> Result<Done> {
     let mut done = Done::default();
     let mut last = None;
     for place in &plan.places {
-        progress(&format!("{}: {} repetitions", place.name(), plan.reps));
-        let load = stats::load();
-        match launch(plan, *place, progress) {
-            Ok(output) => {
-                let hosts: std::collections::BTreeSet<&String> = output.start.hosts.iter().collect();
-                if place.vms > 0 && hosts.len() != place.vms as usize {
-                    let what = format!("the processes are on {hosts:?}, not in {} VMs", place.vms);
-                    return Err(Error::Output { subject: "isthmus".into(), what });
-                }
-                done.records.extend(records(&output, plan, *place, load));
+        match measure(plan, *place, progress) {
+            Ok((records, rows, placed)) => {
+                done.records.extend(records);
+                done.rows.extend(rows);
+                done.placed.extend(placed);
             }
             Err(error @ Error::Interrupted { .. }) => return Err(error),
             Err(error) => {
                 progress(&format!("{} are left out: {}", place.name(), error.chain()));
                 done.left_out.push(format!("{}: {}", place.name(), error.chain()));
+                for wanted in wanted(plan.what).iter().filter(|wanted| wanted.is_at(*place)) {
+                    done.rows.push(row(wanted, &mut [], Sieve::Any));
+                }
                 last = Some(error);
             }
         }
     }
-    if let (true, Some(error)) = (done.records.is_empty(), last) {
-        return Err(error);
+    match (done.records.is_empty(), last) {
+        (true, Some(error)) => Err(error),
+        _ => Ok(done),
     }
-    done.rows = wanted(plan.what)
-        .iter()
-        .filter(|wanted| plan.places.contains(&Place { processes: wanted.processes, vms: wanted.vms }))
-        .map(|wanted| row(wanted, &done.records))
-        .collect();
-    Ok(done)
+}
+
+impl Wanted {
+    fn is_at(&self, place: Place) -> bool {
+        (self.processes, self.vms) == (place.processes, place.vms)
+    }
+}
+
+/// One place: launches until both placements have their rounds.
+fn measure(
+    plan: &Plan,
+    place: Place,
+    progress: &mut dyn FnMut(&str),
+) -> Result<(Vec<Record>, Vec<Row>, Vec<String>)> {
+    progress(&format!("{}: {} rounds", place.name(), plan.policy.rounds));
+    let load = stats::load();
+    let mut search = Search::new(plan.policy, place.processes == 2 && place.vms == 0);
+    let scale = search.scale;
+    let mut samples: Vec<Sample> = Vec::new();
+    let mut accel = "native".to_owned();
+    while search.go_on(|placement| least(&samples, &scale, placement), progress)? {
+        let output = launch(plan, place, &search, progress)?;
+        let hosts: std::collections::BTreeSet<&String> = output.start.hosts.iter().collect();
+        if place.vms > 0 && hosts.len() != place.vms as usize {
+            let what = format!("the processes are on {hosts:?}, not in {} VMs", place.vms);
+            return Err(Error::Output { subject: "isthmus".into(), what });
+        }
+        search.also(plan.policy.rounds.min(REPS) - 1);
+        samples.extend(output.samples);
+        accel = output.accel;
+        let counts = search.counts(|placement| least(&samples, &scale, placement));
+        progress(&format!("{}: rounds: {counts}", place.name()));
+    }
+    let (sieves, not_seen) = search.rows(|placement| least(&samples, &scale, placement));
+    let placed = placement::said(&sieves, &not_seen, &plan.policy);
+    let placed = placed.into_iter().map(|said| format!("{}: {said}", place.name())).collect();
+    let (mut all, mut rows) = (Vec::new(), Vec::new());
+    for sieve in sieves {
+        let mut records = records(&samples, &Here { place, accel: &accel, load, scale, sieve });
+        let wanted = wanted(plan.what);
+        rows.extend(
+            wanted.iter().filter(|wanted| wanted.is_at(place)).map(|it| row(it, &mut records, sieve)),
+        );
+        all.extend(records);
+    }
+    Ok((all, rows, placed))
 }
 
 /// Names of subjects in the order in which tables have them.
@@ -605,6 +705,14 @@ const ORDER: [&str; 21] = [
     "tcp-spin",
 ];
 
+/// What makes a row of the table: processes, VMs, placement, benchmark, metric, bytes.
+type Key<'a> = (u32, u32, Option<&'a str>, &'a str, &'a str, Option<u64>);
+
+fn key(record: &Record) -> Key<'_> {
+    let (ranks, vms, placement) = (record.ranks, record.vms, record.placement.as_deref());
+    (ranks, vms, placement, &record.benchmark, &record.metric, record.bytes)
+}
+
 /// The measurements as the paper has them: a column for each subject, and for each place two rows or more.
 pub fn grid(what: What, records: &[Record]) -> Vec<Vec<String>> {
     let shown = |record: &&Record| record.peer.is_none();
@@ -615,36 +723,37 @@ pub fn grid(what: What, records: &[Record]) -> Vec<Vec<String>> {
         }
     }
     subjects.sort_by_key(|name| ORDER.iter().position(|other| other == name).unwrap_or(ORDER.len()));
-    let mut head = vec!["place".to_owned(), String::new()];
+    let mut head = vec!["place".to_owned(), "line".to_owned(), String::new()];
     head.extend(subjects.iter().map(|name| (*name).to_owned()));
     let mut grid = vec![head];
-    let mut rows: Vec<(u32, u32, &str, &str, Option<u64>)> = Vec::new();
+    let mut rows: Vec<Key<'_>> = Vec::new();
     for record in records.iter().filter(shown) {
-        let key = (record.ranks, record.vms, record.benchmark.as_str(), record.metric.as_str(), record.bytes);
+        let key = key(record);
         if !rows.contains(&key) {
             rows.push(key);
         }
     }
-    for (ranks, vms, benchmark, metric, bytes) in rows {
+    for row in rows {
+        let (ranks, vms, _, benchmark, metric, bytes) = row;
         let of = |name: &str| {
-            records.iter().filter(shown).find(|record| {
-                (record.ranks, record.vms, record.benchmark.as_str(), record.metric.as_str(), record.bytes)
-                    == (ranks, vms, benchmark, metric, bytes)
-                    && record.subject == name
-            })
+            records.iter().filter(shown).find(|record| key(record) == row && record.subject == name)
         };
+        let line = records.iter().filter(shown).find(|record| key(record) == row).map(table::line);
         let place = Place { processes: ranks, vms }.name();
         let cells = |label: String, show: &dyn Fn(&Record) -> String| {
-            let mut row = vec![place.clone(), label];
+            let mut row = vec![place.clone(), line.clone().unwrap_or_default(), label];
             row.extend(subjects.iter().map(|name| of(name).map_or_else(|| "-".into(), show)));
             row
         };
         let amount = |record: &Record| {
             let (value, unit) = table::amount(record.value, &record.metric);
-            let path = match &record.path {
-                None => " (unproved)",
-                Some(_) => "",
+            // Nothing counts barriers, bare lines and Unix-domain sockets.
+            let is_counted = match what {
+                What::Ivc => matches!(record.subject.as_str(), "isthmus" | "tcp" | "tcp-spin"),
+                What::Wait => record.subject.starts_with("isthmus"),
+                What::Barrier | What::Counter => false,
             };
+            let path = if is_counted && record.path.is_none() { " (unproved)" } else { "" };
             format!("{value} {unit}").trim_end().to_owned() + path
         };
         match (what, metric) {
@@ -711,11 +820,12 @@ mod tests {
             bytes: None,
             value,
             cpu_us_per_op: Some(1.0),
-            path: Some("region".into()),
+            path: None,
+            line_us: Some([0.2, 0.3]),
         }
     }
 
-    fn output() -> Output {
+    fn samples() -> Vec<Sample> {
         let mut samples = Vec::new();
         for rep in [1.0, 2.0, 4.0] {
             samples.extend([
@@ -726,24 +836,20 @@ mod tests {
                 sample("isthmus-hybrid", 2.4 * rep),
             ]);
         }
-        let start = Start { hosts: vec!["vm1".into(), "vm2".into()], processors: 1 };
-        Output { start, samples, accel: "tcg".into() }
+        samples
     }
 
-    fn plan() -> Plan {
-        Plan {
-            what: What::Barrier,
-            places: vec![Place { processes: 2, vms: 2 }],
-            reps: 3,
-            budget_ms: 1,
-            mpi: None,
-            accel: None,
-        }
+    const SCALE: Scale = Scale { near_below: 0.1, far_from: 0.15, busy_from: 1.5 };
+    const FAR: Sieve = Sieve::Of(Placement::Far);
+
+    fn of_two_vms(samples: &[Sample], sieve: Sieve) -> Vec<Record> {
+        let place = Place { processes: 2, vms: 2 };
+        records(samples, &Here { place, accel: "tcg", load: None, scale: SCALE, sieve })
     }
 
     #[test]
     fn ratios_are_formed_within_repetitions_and_against_the_better_peer() {
-        let records = records(&output(), &plan(), Place { processes: 2, vms: 2 }, None);
+        let records = of_two_vms(&samples(), FAR);
         let ratio = |subject: &str, peer: &str| {
             let found = records.iter().find(|r| r.subject == subject && r.peer.as_deref() == Some(peer));
             found.and_then(|r| r.ratio)
@@ -751,20 +857,37 @@ mod tests {
         assert_eq!(ratio("isthmus-spin", "pingpong"), Some(0.5));
         assert_eq!(ratio("isthmus-hybrid", BEST), Some(1.2));
         assert_eq!(ratio("isthmus-block", "pthread"), None, "nobody measured that");
-        let line = records.iter().find_map(|r| r.line_us);
-        assert_eq!(line, Some(1.0));
+        assert!(records.iter().all(|r| r.line_us == Some(0.25) && r.placement.as_deref() == Some("far")));
+        assert!(records.iter().all(|r| r.path.is_none()), "nothing counts what passes at a barrier");
+    }
+
+    #[test]
+    fn rounds_of_another_placement_are_left_out() {
+        let mut samples = samples();
+        samples[5].line_us = Some([0.2, 0.05]);
+        samples[10].line_us = Some([0.05, 0.05]);
+        // The second pingpong is mixed and the third near, so one pair is left.
+        let far = of_two_vms(&samples, FAR);
+        let pair = far.iter().find(|r| r.peer.as_deref() == Some("pingpong")).unwrap();
+        assert_eq!((pair.ratio, pair.rounds), (Some(0.5), 1));
+        assert_eq!(least(&samples, &SCALE, Placement::Far), 1);
+        assert_eq!(least(&samples, &SCALE, Placement::Near), 0);
     }
 
     #[test]
     fn promises_come_to_what_was_measured() {
-        let records = records(&output(), &plan(), Place { processes: 2, vms: 2 }, None);
         let wanted = wanted(What::Barrier);
-        let spin = row(&wanted[0], &records);
-        assert_eq!((spin.measured, spin.verdict), (Some(0.5), Verdict::Aim));
+        let many: Vec<Sample> = std::iter::repeat_n(samples(), 3).flatten().collect();
+        let mut far = of_two_vms(&many, FAR);
+        let spin = row(&wanted[0], &mut far, FAR);
+        assert_eq!((spin.figure.map(|figure| figure.value), spin.verdict), (Some(0.5), Verdict::Aim));
         assert!(spin.said.ends_with(", TCG"), "{}", spin.said);
-        assert_eq!(row(&wanted[1], &records).verdict, Verdict::NotMeasured);
-        let unproved: Vec<Record> = records.iter().cloned().map(|r| Record { path: None, ..r }).collect();
-        assert_eq!(row(&wanted[0], &unproved).verdict, Verdict::Unproved);
+        assert_eq!(far.iter().filter(|r| r.promise.is_some()).count(), 1, "its record says so, too");
+        assert_eq!(row(&wanted[1], &mut far, FAR).verdict, Verdict::NotMeasured);
+        let mut few = of_two_vms(&samples(), FAR);
+        assert_eq!(row(&wanted[0], &mut few, FAR).verdict, Verdict::Undecided, "three rounds of seven");
+        let counter = Wanted { is_counted: true, ..self::wanted(What::Barrier).remove(0) };
+        assert_eq!(row(&counter, &mut far, FAR).verdict, Verdict::Unproved);
     }
 
     #[test]
@@ -781,25 +904,25 @@ mod tests {
                 of("pthread", "beyond_work_us", 60.0),
                 of("pthread", "sleeps_per_round", 1.0),
             ];
-            let output = Output { samples, accel: "native".into(), ..output() };
+            let samples: Vec<Sample> = std::iter::repeat_n(samples, 21).flatten().collect();
             let place = Place { processes: 2, vms: 0 };
-            let records = records(&output, &Plan { places: vec![place], ..plan() }, place, None);
+            let here = Here { place, accel: "native", load: None, scale: SCALE, sieve: FAR };
+            let mut records = records(&samples, &here);
             let wanted = wanted(What::Barrier);
-            row(wanted.iter().find(|it| it.peer == Some("pthread")).unwrap(), &records)
+            row(wanted.iter().find(|it| it.peer == Some("pthread")).unwrap(), &mut records, FAR)
         };
         let slept = round(0.97);
-        assert_eq!((slept.measured, slept.verdict), (Some(0.5), Verdict::Aim));
+        assert_eq!((slept.figure.map(|figure| figure.value), slept.verdict), (Some(0.5), Verdict::Aim));
         assert!(slept.said.ends_with("30.0 us : 60.0 us; 0.97 : 1.00 sleeps a round"), "{}", slept.said);
         assert_eq!(round(0.5).verdict, Verdict::Unproved);
     }
 
     #[test]
     fn the_table_has_a_column_for_each_subject() {
-        let records = records(&output(), &plan(), Place { processes: 2, vms: 2 }, None);
-        let grid = grid(What::Barrier, &records);
+        let grid = grid(What::Barrier, &of_two_vms(&samples(), FAR));
         assert_eq!(grid.len(), 3);
-        assert_eq!(grid[0][2..4], ["isthmus-spin", "isthmus-block"]);
-        assert_eq!(grid[2][2], "1.00e6");
+        assert_eq!(grid[0][3..5], ["isthmus-spin", "isthmus-block"]);
+        assert_eq!((grid[2][1].as_str(), grid[2][3].as_str()), ("far 0.250", "1.00e6"));
     }
 
     #[test]

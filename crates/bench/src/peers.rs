@@ -6,13 +6,13 @@
 use std::path::Path;
 
 use isthmus_run::mpi::{self as launchers, Flavour, Mpi};
-use serde::Serialize;
 
 use crate::error::{Error, Result};
 use crate::mpi::{Comparison, mpi_name};
+use crate::placement::Policy;
 use crate::program::Block;
-use crate::promise::{Promise, Row, Side, Verdict, at_least, at_most};
-use crate::record::Record;
+use crate::promise::{Figure, Promise, Row, Side, Verdict, at_least, at_most};
+use crate::record::{self, Record};
 use crate::subject::Peers;
 use crate::{lane, memory, mpi, program, promise, table};
 
@@ -21,8 +21,10 @@ use crate::{lane, memory, mpi, program, promise, table};
 pub struct Plan {
     /// Directories or names of MPIs; none stands for the one on the PATH.
     pub mpis: Vec<String>,
-    /// How many times each subject is launched.
-    pub rounds: u32,
+    /// How many rounds of which placement natively, for each of its tables.
+    pub policy: Policy,
+    /// How many rounds with VMs, which take long to boot.
+    pub rounds_vms: u32,
     /// Fewer repetitions, and fewer ranks where there are many.
     pub quick: bool,
     /// Whether between two VMs, too.
@@ -34,20 +36,19 @@ pub struct Plan {
 }
 
 /// The whole table.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Default)]
 pub struct Table {
     /// Its rows.
     pub rows: Vec<Row>,
-    /// All that was measured for it.
+    /// All that was measured for it; what a row is about has its promise.
     pub records: Vec<Record>,
+    /// Placements that were looked for and not seen, with the table that looked for them.
+    pub placed: Vec<String>,
     /// What curves are drawn from.
-    #[serde(skip)]
     pub curves: Vec<Comparison>,
     /// Whether curves that were asked for are missing.
-    #[serde(skip)]
     pub no_curves: bool,
     /// MPIs of which something is promised and that nobody named.
-    #[serde(skip)]
     pub other_mpis: Vec<&'static str>,
 }
 
@@ -72,34 +73,31 @@ impl Wanted {
     }
 
     fn missing(&self, mpi: Option<&str>, why: &str) -> Row {
-        Row {
-            what: self.what.clone(),
-            mpi: mpi.map(Into::into),
-            promise: self.promise,
-            measured: None,
-            said: why.into(),
-            verdict: Verdict::NotMeasured,
-        }
+        Row::missing(&self.what, mpi, self.promise, why)
     }
 
-    /// The row that `records` of one comparison give.
-    fn row(&self, records: &[Record]) -> Row {
-        let mpi = records.iter().find_map(|record| record.mpi.as_deref());
-        let of_row =
-            |record: &&Record| record.benchmark == self.benchmark && record.bytes == Some(self.bytes);
+    /// The row that `records` of one comparison give for one placement; the record it is about gets the promise.
+    fn row(&self, records: &mut [Record], placement: Option<&str>) -> Row {
+        let mpi = records.iter().find_map(|record| record.mpi.clone());
+        let of_row = |record: &&Record| {
+            record.benchmark == self.benchmark
+                && record.bytes == Some(self.bytes)
+                && record.placement.as_deref() == placement
+        };
         let value = |name: &str| {
             records.iter().filter(of_row).find(|record| record.subject == name && record.peer.is_none())
         };
         // All ratios of which the best peer is asked for are of metrics that count upwards.
-        let best = records
-            .iter()
-            .filter(of_row)
-            .filter(|record| record.subject == "isthmus" && record.ratio.is_some())
-            .filter(|record| self.peer.is_none_or(|peer| record.peer.as_deref() == Some(peer)))
-            .min_by(|a, b| a.ratio.unwrap_or(0.0).total_cmp(&b.ratio.unwrap_or(0.0)));
-        let Some((ours, ratio)) = best.and_then(|record| Some((record, record.ratio?))) else {
-            return self.missing(mpi, "nothing to compare with");
-        };
+        let ratio = |at: &usize| records[*at].ratio.unwrap_or(0.0);
+        let best = (0..records.len())
+            .filter(|at| of_row(&&records[*at]))
+            .filter(|at| records[*at].subject == "isthmus" && records[*at].ratio.is_some())
+            .filter(|at| self.peer.is_none_or(|peer| records[*at].peer.as_deref() == Some(peer)))
+            .min_by(|a, b| ratio(a).total_cmp(&ratio(b)));
+        let missing =
+            |why: &str| Row { placement: placement.map(Into::into), ..self.missing(mpi.as_deref(), why) };
+        let Some(at) = best else { return missing("nothing to compare with") };
+        let ours = &records[at];
         let peer = ours.peer.as_deref().unwrap_or_default();
         let amount = |value: f64| {
             let (value, unit) = table::amount(value, &ours.metric);
@@ -128,21 +126,25 @@ impl Wanted {
             let ways = [ours.path.as_deref(), peer_way.and_then(|(way, _)| way)];
             format!("{said}; ways: {}", ways.map(|way| way.unwrap_or("unknown")).join(", "))
         };
-        Row {
-            what: self.what.clone(),
-            mpi: mpi.map(Into::into),
-            promise: self.promise,
-            measured: Some(ratio),
-            said,
-            verdict: if proved { self.promise.verdict(ratio) } else { Verdict::Unproved },
-        }
+        let figure = Figure::of(ours);
+        let verdict = match (proved, placement) {
+            (false, _) => Verdict::Unproved,
+            (true, Some("near")) => Verdict::Beside,
+            (true, Some("mixed")) => Verdict::Undecided,
+            (true, _) => self.promise.verdict(&figure),
+        };
+        let row = Row { figure: Some(figure), said, verdict, ..missing("") };
+        records[at].promise = Some(row.judged());
+        row
     }
 }
 
 /// The same of buffers that nobody touches, where that was measured beside it.
 fn untouched(wanted: &Wanted, ours: &Record, records: &[Record]) -> String {
     let name = format!("{}_untouched", wanted.benchmark);
-    let of_row = |record: &&Record| record.benchmark == name && record.bytes == Some(wanted.bytes);
+    let of_row = |record: &&Record| {
+        record.benchmark == name && record.bytes == Some(wanted.bytes) && record.placement == ours.placement
+    };
     let found = |subject: &str, peer: Option<&str>| {
         let mut of_it = records.iter().filter(of_row);
         of_it.find(|record| record.subject == subject && record.peer.as_deref() == peer)
@@ -247,8 +249,7 @@ pub fn run(plan: &Plan, progress: &mut dyn FnMut(&str)) -> Result<Table> {
     if !named(|flavour| flavour == Flavour::Mpich) {
         other_mpis.push("MPICH");
     }
-    let mut table =
-        Table { rows: Vec::new(), records: Vec::new(), curves: Vec::new(), no_curves: false, other_mpis };
+    let mut table = Table { other_mpis, ..Table::default() };
     lanes(plan, &mpis[0].0, &mut table, progress);
     for (mpi, _) in &mpis {
         pairs(plan, mpi, &mut table, progress);
@@ -272,6 +273,13 @@ pub fn run(plan: &Plan, progress: &mut dyn FnMut(&str)) -> Result<Table> {
     Ok(table)
 }
 
+impl Plan {
+    fn policy(&self, vms: u32) -> Policy {
+        let rounds = if vms == 0 { self.policy.rounds } else { self.rounds_vms };
+        Policy { rounds, ..self.policy }
+    }
+}
+
 /// A comparison of `mpi`'s paths without blocks yet.
 fn comparison(plan: &Plan, mpi: &Mpi, ranks: u32, vms: u32, peers: Peers) -> mpi::Plan {
     mpi::Plan {
@@ -281,30 +289,42 @@ fn comparison(plan: &Plan, mpi: &Mpi, ranks: u32, vms: u32, peers: Peers) -> mpi
         peers,
         // The launcher's own directory: what was found once shall not be found otherwise now.
         mpi: mpi.launcher.parent().map(|dir| dir.to_string_lossy().into_owned()),
-        rounds: plan.rounds,
-        reps: if plan.quick { 1 } else { 3 },
+        policy: plan.policy(vms),
+        // Many short launches say more than a few long ones; VMs take long to boot.
+        reps: if plan.quick || vms == 0 { 1 } else { 3 },
         budget_ms: 100,
         blocks: Vec::new(),
         run_args: plan.accel.iter().flat_map(|accel| ["--accel".into(), accel.clone()]).collect(),
     }
 }
 
-/// Adds the rows that `wanted` finds in `done`, and what it was made of.
-fn add(table: &mut Table, wanted: &[Wanted], mpi: Option<&str>, done: Result<Comparison>) {
+/// Adds the rows that `wanted` finds in `done`, for each placement that was seen, and what it was made of.
+fn add(table: &mut Table, name: &str, wanted: &[Wanted], mpi: Option<&str>, done: Result<Comparison>) {
     match done {
-        Ok(done) => {
-            table.rows.extend(wanted.iter().map(|it| {
-                let mut row = it.row(&done.records);
-                if row.verdict == Verdict::NotMeasured && !done.left_out.is_empty() {
-                    row.said = done.left_out.join("; ");
+        Ok(mut done) => {
+            let placements = record::placements(&done.records).into_iter().flatten().collect::<Vec<String>>();
+            for it in wanted {
+                for placement in &placements {
+                    let mut row = it.row(&mut done.records, Some(placement));
+                    if row.verdict == Verdict::NotMeasured {
+                        if done.left_out.is_empty() {
+                            row.verdict = Verdict::NotSeen;
+                        } else {
+                            row.said = done.left_out.join("; ");
+                        }
+                        table.records.push(Record::of_missing(&row));
+                    }
+                    table.rows.push(row);
                 }
-                row
-            }));
+            }
+            table.placed.extend(done.placed.iter().map(|said| format!("{name}: {said}")));
             table.records.extend(done.records);
         }
         Err(error) => {
             let why = error.chain();
-            table.rows.extend(wanted.iter().map(|it| it.missing(mpi, &why)));
+            let rows: Vec<Row> = wanted.iter().map(|it| it.missing(mpi, &why)).collect();
+            table.records.extend(rows.iter().map(Record::of_missing));
+            table.rows.extend(rows);
         }
     }
 }
@@ -316,14 +336,18 @@ fn lanes(plan: &Plan, mpi: &Mpi, table: &mut Table, progress: &mut dyn FnMut(&st
         let lane = lane::Plan {
             vms,
             mpi: mpi.launcher.parent().map(|dir| dir.to_string_lossy().into_owned()),
-            reps: plan.rounds,
+            policy: plan.policy(vms),
             quick: plan.quick,
             accel: plan.accel.clone(),
         };
         let what = format!("lane latency 8 B, {place} : half a round of a bare line");
         let wanted = Wanted::new(what, at_most(1.2, 1.05), ("latency", 8), Some("pingpong"));
-        let done = lane::run(&lane).map(|records| Comparison { records, ..Comparison::default() });
-        add(table, &[wanted], None, done);
+        let done = lane::run(&lane, progress).map(|done| Comparison {
+            records: done.records,
+            placed: done.placed,
+            ..Comparison::default()
+        });
+        add(table, &format!("lanes, {place}"), &[wanted], None, done);
     }
 }
 
@@ -332,33 +356,51 @@ fn pairs(plan: &Plan, mpi: &Mpi, table: &mut Table, progress: &mut dyn FnMut(&st
     if pair_promises(mpi.flavour).is_empty() {
         return;
     }
-    let mut pair = comparison(plan, mpi, 2, 0, Peers { tcp: false, shared: true, two_copy });
+    // Nothing is promised beside TCP: it is for those who read the whole.
+    let mut pair = comparison(plan, mpi, 2, 0, Peers { tcp: !plan.quick, shared: true, two_copy });
     pair.blocks.extend([Block::Latency(8), Block::Latency(1024), Block::Rate(8, 64)]);
     if two_copy {
         pair.blocks.extend(LONG.map(Block::PingPong));
         pair.blocks.extend(LONG.map(|bytes| Block::Window(bytes, 8)));
         pair.blocks.extend(LONG.map(Block::PingPongUntouched));
         pair.blocks.extend(LONG.map(|bytes| Block::WindowUntouched(bytes, 8)));
+    } else if !plan.quick {
+        pair.blocks.extend([Block::PingPong(1 << 20), Block::Window(65536, 8), Block::Window(1 << 20, 8)]);
+        pair.blocks.extend([Block::WindowUntouched(65536, 8), Block::WindowUntouched(1 << 20, 8)]);
     }
     let done = mpi::run(&pair, progress);
-    add(table, &pair_promises(mpi.flavour), Some(&mpi_name(mpi)), done);
+    add(
+        table,
+        &format!("{}, native", mpi_name(mpi)),
+        &pair_promises(mpi.flavour),
+        Some(&mpi_name(mpi)),
+        done,
+    );
 }
 
 fn collectives(plan: &Plan, mpi: &Mpi, table: &mut Table, progress: &mut dyn FnMut(&str)) {
-    let mut four = comparison(plan, mpi, 4, 0, Peers::USUAL);
-    four.blocks.extend([Block::Barrier, Block::Allreduce(8)]);
+    // On two processors four ranks; on more of them as many that each has to share its own, too.
+    let ranks = (2 * crate::subject::processors()).clamp(4, 16);
+    let mut crowd = comparison(plan, mpi, ranks, 0, Peers::USUAL);
+    crowd.blocks.extend([Block::Barrier, Block::Allreduce(8)]);
     for multiple in [false, true] {
-        four.multiple = multiple;
-        let done = mpi::run(&four, progress);
-        add(table, &collective_promises(four.ranks, multiple), Some(&mpi_name(mpi)), done);
+        crowd.multiple = multiple;
+        let done = mpi::run(&crowd, progress);
+        let level = if multiple { ", MPI_THREAD_MULTIPLE" } else { "" };
+        let name = format!("{}, {ranks} ranks{level}", mpi_name(mpi));
+        add(table, &name, &collective_promises(crowd.ranks, multiple), Some(&mpi_name(mpi)), done);
     }
 }
 
 fn between_vms(plan: &Plan, mpi: &Mpi, table: &mut Table, progress: &mut dyn FnMut(&str)) {
-    let mut pair = comparison(plan, mpi, 2, 2, Peers { tcp: false, ..Peers::USUAL });
+    let mut pair = comparison(plan, mpi, 2, 2, Peers { tcp: !plan.quick, ..Peers::USUAL });
     pair.blocks.push(Block::Latency(8));
+    if !plan.quick {
+        pair.blocks.extend([Block::Latency(1024), Block::PingPong(1 << 20), Block::Window(1 << 20, 8)]);
+        pair.blocks.push(Block::WindowUntouched(1 << 20, 8));
+    }
     let done = mpi::run(&pair, progress);
-    add(table, &vm_promises(mpi.flavour), Some(&mpi_name(mpi)), done);
+    add(table, &format!("{}, 2 VMs", mpi_name(mpi)), &vm_promises(mpi.flavour), Some(&mpi_name(mpi)), done);
 }
 
 /// Whether the MPI's own shared memory can be told to copy twice.
@@ -402,23 +444,21 @@ fn memories(
         let whom = neighbours.map_or_else(|| "all".into(), |count| format!("{count} neighbours"));
         progress(&format!("memory of {ranks} ranks, each talking to {whom}"));
         let promise = Promise { side: Side::Under, required, aim: required / 2.0 };
-        let mut row = Row {
-            what: format!("memory for each of {ranks} ranks, talking to {whom}"),
-            mpi: Some(mpi_name(mpi)),
-            promise,
-            measured: None,
-            said: String::new(),
-            verdict: Verdict::NotMeasured,
-        };
+        let what = format!("memory for each of {ranks} ranks, talking to {whom}");
+        let mut row = Row::missing(&what, Some(&mpi_name(mpi)), promise, "");
         match memory::run(&memory::Plan { ranks, neighbours }, isthmus, mpi, program) {
             Ok(record) => {
-                // The promise is to each of them, not to their mean.
-                row.measured = Some(record.max);
-                row.verdict = promise.verdict(record.max);
+                // The promise is to each of them, not to their mean. What a rank is granted does not change with the round.
+                let figure = Figure::exact(record.max);
+                row.figure = Some(figure);
+                row.verdict = promise.verdict(&figure);
                 row.said = format!("mean {:.2} MB, greatest {:.2} MB", record.value, record.max);
-                table.records.push(record);
+                table.records.push(Record { promise: Some(row.judged()), ..record });
             }
-            Err(error) => row.said = error.chain(),
+            Err(error) => {
+                row.said = error.chain();
+                table.records.push(Record::of_missing(&row));
+            }
         }
         table.rows.push(row);
     }
@@ -438,6 +478,9 @@ impl Table {
     /// What is said below it: how many rows came to what, and why some have no figure.
     pub fn summary(&self) -> String {
         let mut text = promise::summary(&self.rows);
+        for said in &self.placed {
+            text += &format!("{said}\n");
+        }
         for mpi in &self.other_mpis {
             text += &format!("What is promised of {mpi} is not in this table: name one, too, with --mpi.\n");
         }
@@ -447,16 +490,6 @@ impl Table {
     /// For people.
     pub fn text(&self) -> String {
         format!("{}\n{}", table::columns(&self.grid()), self.summary())
-    }
-
-    /// As JSON: an object of `rows` and `records`, of which the latter have the shape of every benchmark's.
-    ///
-    /// # Errors
-    /// [`Error::Io`].
-    pub fn write(&self, path: &Path) -> Result<()> {
-        let text = serde_json::to_string(self)
-            .map_err(|error| Error::Io { what: "turn the table into JSON".into(), source: error.into() })?;
-        std::fs::write(path, text + "\n").map_err(Error::io(format!("write {}", path.display())))
     }
 }
 
@@ -470,21 +503,18 @@ mod tests {
             subject: subject.into(),
             peer: peer.map(Into::into),
             ratio,
+            low: ratio.map(|ratio| ratio * 0.97),
+            high: ratio.map(|ratio| ratio * 1.03),
+            rounds: 21,
+            placement: Some("far".into()),
             mpi: Some("MPICH 5".into()),
             path: Some(path.into()),
             bytes: Some(0),
-            depth: None,
             metric: "loops_per_s".into(),
             value,
-            min: value,
-            max: value,
-            reps: 1,
-            cpu_us_per_op: None,
             accel: "native".into(),
-            vms: 0,
             ranks: 4,
-            load: None,
-            line_us: None,
+            ..Record::default()
         }
     }
 
@@ -499,27 +529,42 @@ mod tests {
 
     #[test]
     fn the_best_peer_is_the_one_that_counts() {
-        let row = collective_promises(4, false)[0].row(&records("shm"));
-        assert_eq!((row.measured, row.verdict), (Some(0.6), Verdict::Pass));
+        let mut records = records("shm");
+        let row = collective_promises(4, false)[0].row(&mut records, Some("far"));
+        assert_eq!((row.figure.map(|it| it.value), row.verdict), (Some(0.6), Verdict::Holds));
         assert_eq!(row.said, "900 /s : 1500 /s mpich-shm");
+        let promised: Vec<_> = records.iter().filter_map(|record| record.promise.as_ref()).collect();
+        assert_eq!((promised.len(), promised[0].verdict), (1, Verdict::Holds));
+        assert_eq!(records[1].promise.as_ref(), Some(promised[0]).cloned().as_ref());
+    }
+
+    #[test]
+    fn near_rows_stand_beside_far_ones_and_what_was_not_seen_is_said() {
+        let mut both = records("shm");
+        both.extend(records("shm").into_iter().map(|r| Record { placement: Some("near".into()), ..r }));
+        let mut table = Table::default();
+        let placed = vec!["near: not seen within 1200 s".to_owned()];
+        let done = Comparison { records: both, placed, ..Comparison::default() };
+        add(&mut table, "MPICH 5, 4 ranks", &collective_promises(4, false)[..1], None, Ok(done));
+        let brief: Vec<_> = table.rows.iter().map(|row| (row.placement.as_deref(), row.verdict)).collect();
+        assert_eq!(brief, [(Some("far"), Verdict::Holds), (Some("near"), Verdict::Beside)]);
+        assert!(table.text().contains("MPICH 5, 4 ranks: near: not seen"), "{}", table.text());
+        assert!(table.is_whole(), "what was not seen is no failure");
     }
 
     #[test]
     fn a_figure_of_another_way_proves_nothing() {
-        let row = collective_promises(4, false)[0].row(&records("mixed"));
-        assert_eq!((row.measured, row.verdict), (Some(0.6), Verdict::Unproved));
+        let row = collective_promises(4, false)[0].row(&mut records("mixed"), Some("far"));
+        assert_eq!((row.figure.map(|it| it.value), row.verdict), (Some(0.6), Verdict::Unproved));
         assert!(row.said.ends_with("ways: region, mixed"), "{}", row.said);
     }
 
     #[test]
     fn what_was_not_measured_is_said_below_the_table() {
-        let missing = collective_promises(4, false)[1].row(&records("shm"));
+        let missing = collective_promises(4, false)[1].row(&mut records("shm"), Some("far"));
         assert_eq!(missing.verdict, Verdict::NotMeasured);
         let again = Row { what: "another row".into(), ..missing.clone() };
-        let rows = vec![missing, again];
-        let text =
-            Table { rows, records: Vec::new(), curves: Vec::new(), no_curves: false, other_mpis: Vec::new() }
-                .text();
+        let text = Table { rows: vec![missing, again], ..Table::default() }.text();
         assert!(text.contains("2 were not measured"), "{text}");
         assert!(text.contains("not measured: allreduce"), "{text}");
         assert_eq!(text.matches("not measured: ").count(), 1, "{text}");
@@ -528,35 +573,22 @@ mod tests {
 
     #[test]
     fn promises_of_an_mpi_that_nobody_named_are_told() {
-        let table = |other_mpis| Table {
-            rows: Vec::new(),
-            records: Vec::new(),
-            curves: Vec::new(),
-            no_curves: false,
-            other_mpis,
-        };
+        let table = |other_mpis| Table { other_mpis, ..Table::default() };
         assert!(table(vec!["MPICH"]).summary().contains("promised of MPICH is not in this table"));
         assert!(!table(Vec::new()).summary().contains("--mpi"));
     }
 
     #[test]
     fn a_peer_that_was_left_out_leaves_its_reason() {
-        let none = || Table {
-            rows: Vec::new(),
-            records: Vec::new(),
-            curves: Vec::new(),
-            no_curves: false,
-            other_mpis: Vec::new(),
-        };
         let done = |records, left_out: &[&str]| {
             let left_out = left_out.iter().map(|why| (*why).to_owned()).collect();
             Ok(Comparison { records, left_out, ..Comparison::default() })
         };
-        let mut table = none();
-        add(&mut table, &collective_promises(4, false)[..1], None, done(records("shm"), &[]));
+        let mut table = Table::default();
+        add(&mut table, "x", &collective_promises(4, false)[..1], None, done(records("shm"), &[]));
         assert!(table.is_whole());
         let alone = vec![record("isthmus", None, None, 900.0, "region")];
-        add(&mut table, &collective_promises(4, false)[..1], None, done(alone, &["tcp: no tap"]));
+        add(&mut table, "x", &collective_promises(4, false)[..1], None, done(alone, &["tcp: no tap"]));
         assert_eq!(
             (table.rows[1].verdict, table.rows[1].said.as_str()),
             (Verdict::NotMeasured, "tcp: no tap")

@@ -1,9 +1,13 @@
 //! What is promised of a figure, and what became of it.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
+
+use crate::placement::{Placement, Sieve};
+use crate::record::Record;
+use crate::stats::Interval;
 
 /// On which side of a bound a figure should be.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Side {
     /// This or less.
@@ -17,7 +21,7 @@ pub enum Side {
 }
 
 /// What is promised of a figure: a ratio, or megabytes for each rank.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Promise {
     /// The side.
     pub side: Side,
@@ -28,17 +32,26 @@ pub struct Promise {
 }
 
 /// What became of a promise.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+///
+/// A figure *holds* a bound where all of its interval is on the bound's good side, and is *short* of it where all of the interval is
+/// beyond; otherwise, or where there were too few rounds to say, nothing is decided.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Verdict {
-    /// As good as we would like it.
+    /// Holds what we aim at.
     Aim,
-    /// As good as it must be.
-    Pass,
-    /// Not as good.
+    /// Holds what is required.
+    Holds,
+    /// The interval has the bound in it, or there were too few rounds.
+    Undecided,
+    /// Wholly beyond what is required.
     Short,
+    /// Stands beside a row that is judged: its processors share a core.
+    Beside,
     /// The messages went another way, or it is not known which.
     Unproved,
+    /// The machine's processors were never placed so.
+    NotSeen,
     /// There is no figure.
     NotMeasured,
 }
@@ -47,30 +60,112 @@ impl Verdict {
     /// As people read it.
     pub fn text(self) -> &'static str {
         match self {
-            Self::Aim => "pass, aim reached",
-            Self::Pass => "pass",
+            Self::Aim => "holds, aim reached",
+            Self::Holds => "holds",
+            Self::Undecided => "undecided",
             Self::Short => "SHORT",
+            Self::Beside => "",
             Self::Unproved => "unproved",
+            Self::NotSeen => "not seen",
             Self::NotMeasured => "not measured",
         }
     }
 }
 
+/// Rounds without which nothing is decided.
+pub const ROUNDS: u32 = 21;
+/// The same with VMs, which take long to boot.
+pub const ROUNDS_VMS: u32 = 7;
+
+/// A figure with what it takes to judge it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Figure {
+    /// The median.
+    pub value: f64,
+    /// Where it lies; none where a single count is the figure, which is judged as it is.
+    pub interval: Option<Interval>,
+    /// Of how many rounds.
+    pub rounds: u32,
+    /// How many there must be.
+    pub needed: u32,
+}
+
+impl Figure {
+    /// A count that is the same each time.
+    pub const fn exact(value: f64) -> Self {
+        Self { value, interval: None, rounds: 1, needed: 1 }
+    }
+
+    /// What a record says of its ratio, or of its value where it has no peer.
+    pub fn of(record: &Record) -> Self {
+        let interval = record.low.zip(record.high).map(|(low, high)| Interval { low, high });
+        let needed = if record.vms == 0 { ROUNDS } else { ROUNDS_VMS };
+        Self { value: record.ratio.unwrap_or(record.value), interval, rounds: record.rounds, needed }
+    }
+}
+
 /// One promise beside its figure.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug)]
 pub struct Row {
     /// What is promised.
     pub what: String,
     /// With which MPI, where it is one's.
     pub mpi: Option<String>,
+    /// How the processors were placed, where that is told apart.
+    pub placement: Option<String>,
     /// The promise.
     pub promise: Promise,
     /// The figure that it is about.
-    pub measured: Option<f64>,
+    pub figure: Option<Figure>,
     /// Where it comes from, or why there is none.
     pub said: String,
     /// What became of it.
     pub verdict: Verdict,
+}
+
+/// The same in a record.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Judged {
+    /// What is promised.
+    pub what: String,
+    /// On which side of the bounds the figure should be.
+    pub side: Side,
+    /// What is required.
+    pub required: f64,
+    /// What we aim at.
+    pub aim: f64,
+    /// What became of it.
+    pub verdict: Verdict,
+    /// Both figures as people read them, or why there is none.
+    pub said: String,
+}
+
+impl Row {
+    /// A row without a figure.
+    pub fn missing(what: &str, mpi: Option<&str>, promise: Promise, why: &str) -> Self {
+        Self {
+            what: what.into(),
+            mpi: mpi.map(Into::into),
+            placement: None,
+            promise,
+            figure: None,
+            said: why.into(),
+            verdict: Verdict::NotMeasured,
+        }
+    }
+
+    /// What a record of it has.
+    pub fn judged(&self) -> Judged {
+        let Promise { side, required, aim } = self.promise;
+        Judged {
+            what: self.what.clone(),
+            side,
+            required,
+            aim,
+            verdict: self.verdict,
+            said: self.said.clone(),
+        }
+    }
 }
 
 /// A bound from above or below, and the one that we would like to keep.
@@ -105,13 +200,30 @@ impl Promise {
     }
 
     /// What becomes of it with this figure.
-    pub fn verdict(&self, figure: f64) -> Verdict {
-        if self.holds(figure, self.aim) {
+    pub fn verdict(&self, figure: &Figure) -> Verdict {
+        if figure.rounds < figure.needed {
+            return Verdict::Undecided;
+        }
+        let Interval { low, high } =
+            figure.interval.unwrap_or(Interval { low: figure.value, high: figure.value });
+        let (worst, best) = if self.side == Side::AtLeast { (low, high) } else { (high, low) };
+        if self.holds(worst, self.aim) {
             Verdict::Aim
-        } else if self.holds(figure, self.required) {
-            Verdict::Pass
+        } else if self.holds(worst, self.required) {
+            Verdict::Holds
+        } else if self.holds(best, self.required) {
+            Verdict::Undecided
         } else {
             Verdict::Short
+        }
+    }
+
+    /// What becomes of it with a figure of rounds that were sorted so.
+    pub fn judge(&self, figure: &Figure, sieve: Sieve) -> Verdict {
+        match sieve {
+            Sieve::Of(Placement::Near) => Verdict::Beside,
+            Sieve::Mixed => Verdict::Undecided,
+            Sieve::Of(Placement::Far) | Sieve::Any => self.verdict(figure),
         }
     }
 
@@ -128,21 +240,34 @@ impl Promise {
 
 /// The cells of a table of promises, a row of headings first.
 pub fn grid(rows: &[Row]) -> Vec<Vec<String>> {
-    let head = ["what", "MPI", "measured", "figure", "required", "aim", "verdict"];
+    let head =
+        ["what", "MPI", "line", "measured", "figure", "95 % of it", "rounds", "required", "aim", "verdict"];
     let mut grid = vec![head.map(str::to_owned).to_vec()];
     for row in rows {
-        let figure = match (row.measured, row.promise.side) {
-            (None, _) => "-".into(),
-            (Some(megabytes), Side::Under) => format!("{megabytes:.2} MB"),
-            (Some(figure), Side::Below) => format!("{figure:.3}"),
-            (Some(ratio), _) => format!("{ratio:.2}x"),
+        let side = row.promise.side;
+        let show = |figure: f64| match side {
+            Side::Under => format!("{figure:.2} MB"),
+            Side::Below => format!("{figure:.3}"),
+            Side::AtMost | Side::AtLeast => format!("{figure:.2}x"),
         };
-        let said = if row.verdict == Verdict::NotMeasured { String::new() } else { row.said.clone() };
+        let interval = row.figure.and_then(|figure| figure.interval);
+        let has_none = matches!(row.verdict, Verdict::NotMeasured | Verdict::NotSeen);
+        let rounds = row.figure.map_or_else(String::new, |figure| match row.verdict {
+            Verdict::Undecided if figure.rounds < figure.needed => {
+                format!("{} of {}", figure.rounds, figure.needed)
+            }
+            _ => figure.rounds.to_string(),
+        });
         grid.push(vec![
             row.what.clone(),
             row.mpi.clone().unwrap_or_default(),
-            said,
-            figure,
+            row.placement.clone().unwrap_or_default(),
+            if has_none { String::new() } else { row.said.clone() },
+            row.figure.map_or_else(|| "-".into(), |figure| show(figure.value)),
+            interval.map_or_else(String::new, |it| {
+                format!("{} to {}", show(it.low).trim_end_matches(" MB").trim_end_matches('x'), show(it.high))
+            }),
+            rounds,
             row.promise.words(row.promise.required),
             row.promise.words(row.promise.aim),
             row.verdict.text().into(),
@@ -162,14 +287,29 @@ pub fn short_grid(rows: &[Row]) -> Vec<Vec<String>> {
 pub fn summary(rows: &[Row]) -> String {
     let count = |verdict| rows.iter().filter(|row| row.verdict == verdict).count();
     let mut text = format!(
-        "{} rows: {} reach the aim, {} pass, {} fall short, {} are unproved, {} were not measured.\n",
+        "{} rows: {} reach the aim, {} hold, {} are undecided, {} fall short, {} stand beside, {} are unproved, {} were not \
+         seen, {} were not measured.\n",
         rows.len(),
         count(Verdict::Aim),
-        count(Verdict::Pass),
+        count(Verdict::Holds),
+        count(Verdict::Undecided),
         count(Verdict::Short),
+        count(Verdict::Beside),
         count(Verdict::Unproved),
+        count(Verdict::NotSeen),
         count(Verdict::NotMeasured)
     );
+    if rows.iter().any(|row| row.figure.is_some_and(|figure| figure.interval.is_some())) {
+        text.push_str(&format!(
+            "holds, SHORT: the 95 % interval of the median lies wholly on the good side of what is required, wholly beyond it; \
+             undecided: the bound is in it, or there were fewer than {ROUNDS} rounds ({ROUNDS_VMS} with VMs).\n"
+        ));
+    }
+    if rows.iter().any(|row| row.verdict == Verdict::Beside) {
+        text.push_str(
+            "Promises are about far processors, on two cores; near ones, on one core, stand beside.\n",
+        );
+    }
     // One launch serves several rows, and its failure is told once.
     let mut reasons: Vec<(&str, Vec<String>)> = Vec::new();
     for row in rows.iter().filter(|row| row.verdict == Verdict::NotMeasured) {
@@ -188,15 +328,58 @@ pub fn summary(rows: &[Row]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::stats::{interval, median};
+
+    fn of(values: &[f64], needed: u32) -> Figure {
+        Figure {
+            value: median(values).unwrap(),
+            interval: interval(values),
+            rounds: u32::try_from(values.len()).unwrap(),
+            needed,
+        }
+    }
 
     #[test]
-    fn bounds_are_kept_on_their_own_side() {
-        assert_eq!(at_most(1.0, 0.85).verdict(0.85), Verdict::Aim);
-        assert_eq!(at_most(1.0, 0.85).verdict(1.0), Verdict::Pass);
-        assert_eq!(at_most(1.0, 0.85).verdict(1.01), Verdict::Short);
-        assert_eq!(at_least(0.5, 1.5).verdict(0.49), Verdict::Short);
-        assert_eq!(at_least(0.5, 1.5).verdict(1.6), Verdict::Aim);
+    fn a_count_is_judged_as_it_is() {
+        let verdict = |promise: Promise, figure| promise.verdict(&Figure::exact(figure));
+        assert_eq!(verdict(at_most(1.0, 0.85), 0.85), Verdict::Aim);
+        assert_eq!(verdict(at_most(1.0, 0.85), 1.0), Verdict::Holds);
+        assert_eq!(verdict(at_most(1.0, 0.85), 1.01), Verdict::Short);
+        assert_eq!(verdict(at_least(0.5, 1.5), 0.49), Verdict::Short);
+        assert_eq!(verdict(at_least(0.5, 1.5), 1.6), Verdict::Aim);
         let under = Promise { side: Side::Under, required: 2.0, aim: 1.0 };
-        assert_eq!((under.verdict(2.0), under.verdict(1.0)), (Verdict::Short, Verdict::Pass));
+        assert_eq!((verdict(under, 2.0), verdict(under, 1.0)), (Verdict::Short, Verdict::Holds));
+    }
+
+    #[test]
+    fn a_median_of_seven_that_straddles_the_bar_is_not_short() {
+        // The median is beyond 1.0, three of seven rounds are not: the next seven may say otherwise.
+        let seven = [0.93, 0.96, 0.99, 1.02, 1.05, 1.08, 1.12];
+        let bar = at_most(1.0, 0.8);
+        assert!(of(&seven, 7).value > 1.0);
+        assert_eq!(bar.verdict(&of(&seven, 7)), Verdict::Undecided);
+        // Nor does its mirror hold.
+        let mirror = seven.map(|ratio| 2.0 - ratio);
+        assert!(of(&mirror, 7).value < 1.0);
+        assert_eq!(bar.verdict(&of(&mirror, 7)), Verdict::Undecided);
+    }
+
+    #[test]
+    fn what_is_wholly_on_one_side_is_decided_from_both_sides() {
+        let beyond: Vec<f64> = (0..21).map(|i| 1.1 + f64::from(i) / 100.0).collect();
+        assert_eq!(at_most(1.0, 0.8).verdict(&of(&beyond, 21)), Verdict::Short);
+        assert_eq!(at_most(1.5, 1.4).verdict(&of(&beyond, 21)), Verdict::Aim);
+        assert_eq!(at_least(1.0, 1.2).verdict(&of(&beyond, 21)), Verdict::Holds);
+        assert_eq!(at_least(1.5, 2.0).verdict(&of(&beyond, 21)), Verdict::Short);
+        // A few stray rounds do not undo it.
+        let mut stray = beyond.clone();
+        stray[..3].fill(0.5);
+        assert_eq!(at_most(1.0, 0.8).verdict(&of(&stray, 21)), Verdict::Short);
+    }
+
+    #[test]
+    fn too_few_rounds_decide_nothing() {
+        assert_eq!(at_most(1.0, 0.8).verdict(&of(&[3.0; 20], 21)), Verdict::Undecided);
+        assert_eq!(at_most(1.0, 0.8).verdict(&of(&[3.0; 21], 21)), Verdict::Short);
     }
 }

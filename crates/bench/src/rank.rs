@@ -54,6 +54,9 @@ pub struct Plan {
     /// The first two VMs are joined by a virtio-serial port.
     #[arg(long)]
     pub wire: bool,
+    /// The processors of the first processes; otherwise each has its number's.
+    #[arg(long, value_delimiter = ',')]
+    pub on: Vec<usize>,
 }
 
 impl Plan {
@@ -73,6 +76,10 @@ impl Plan {
         }
         if self.wire {
             args.push("--wire".into());
+        }
+        if !self.on.is_empty() {
+            let on: Vec<String> = self.on.iter().map(ToString::to_string).collect();
+            args.extend(["--on".into(), on.join(",").into()]);
         }
         args
     }
@@ -102,8 +109,11 @@ pub struct Sample {
     pub value: f64,
     /// Processor time of all processes for one operation.
     pub cpu_us_per_op: Option<f64>,
-    /// Which way it went, as far as something that was counted or seen proves it.
+    /// Which way it went, where something that is counted proves it.
     pub path: Option<String>,
+    /// Half a round of a bare line between the first two processes before and after it, where they have processors of their own.
+    #[serde(default)]
+    pub line_us: Option<[f64; 2]>,
 }
 
 impl Sample {
@@ -116,6 +126,7 @@ impl Sample {
             value,
             cpu_us_per_op: None,
             path: None,
+            line_us: None,
         }
     }
 }
@@ -143,11 +154,16 @@ const FAILED: u64 = 16;
 const TALLY: u64 = 24;
 const MEMBER: u64 = 32;
 const SHARE: u64 = 40;
+/// The one processor that it keeps to, and 1; 0 where it may use several.
+const PROCESSOR: u64 = 48;
 
 /// Most processes: what the board has lines for.
 pub const MOST_PARTIES: u32 = 64;
 /// Most rounds of a block.
 const MOST_ROUNDS: u64 = 20_000_000;
+/// Rounds of a batch of the line beside a block, and batches of which the median counts.
+const LINE_ROUNDS: u64 = 500;
+const LINE_BATCHES: u32 = 7;
 
 /// The whole of one of the processes; gives its exit status.
 pub fn main(args: &[OsString]) -> i32 {
@@ -188,9 +204,13 @@ struct Meeting {
     parties: u32,
     /// Whether the processor's hint for those that spin is worth while here: it is dear under emulation.
     pause: bool,
+    /// Whether the first two have processors of their own, so that a line between them means something.
+    apart: bool,
     budget: Duration,
     /// Rounds of each block that was measured before.
     rounds: HashMap<String, u64>,
+    /// The bare line before and after the block that was timed last.
+    lines: Option<[f64; 2]>,
 }
 
 /// How long a block took.
@@ -215,8 +235,12 @@ fn real(count: u64) -> f64 {
     count as f64
 }
 
-/// Keeps the process on one processor: its number's, among those it may use.
-fn pin(index: u32) {
+/// Keeps the process on one processor: its number's, among those it may use, or of the pair that was chosen.
+fn pin(index: u32, on: &[usize]) {
+    if let Some(cpu) = on.get(index as usize) {
+        crate::placement::pin(*cpu);
+        return;
+    }
     let Ok(allowed) = rustix::thread::sched_getaffinity(None) else { return };
     let all: Vec<usize> = (0..rustix::thread::CpuSet::MAX_CPU).filter(|cpu| allowed.is_set(*cpu)).collect();
     if let Some(cpu) = all.get(index as usize % all.len().max(1)) {
@@ -237,7 +261,7 @@ impl Meeting {
             return Err(Error::Rank { what: format!("more than {} processes came", plan.parties) });
         }
         let processors = crate::subject::processors();
-        pin(index);
+        pin(index, &plan.on);
         let control = here
             .named("bench control")
             .barrier(Parameters::new(plan.parties, Waiting::Hybrid))
@@ -251,12 +275,24 @@ impl Meeting {
             index,
             parties: plan.parties,
             pause: true,
+            apart: false,
             budget: Duration::from_millis(plan.budget_ms),
             rounds: HashMap::new(),
+            lines: None,
         };
         meeting.own(MEMBER)?.store(member.index.into());
+        let own = match crate::placement::processors()[..] {
+            [cpu] => cpu as u64 + 1,
+            _ => 0,
+        };
+        meeting.own(PROCESSOR)?.store(own);
         meeting.sync()?;
-        let hosts = (0..plan.parties).map(|rank| meeting.host_of(rank)).collect::<Result<_>>()?;
+        let hosts = (0..plan.parties).map(|rank| meeting.host_of(rank)).collect::<Result<Vec<String>>>()?;
+        // Each VM has a processor of its own; on one host both must keep to one, not the same.
+        let of_first = meeting.of_rank(0, PROCESSOR)?.load();
+        let of_second = meeting.of_rank(1.min(plan.parties - 1), PROCESSOR)?.load();
+        meeting.apart = plan.parties >= 2
+            && (hosts[0] != hosts[1] || (of_first != 0 && of_second != 0 && of_first != of_second));
         meeting.print(&Start { hosts, processors })?;
         if plan.parties == 2 {
             // The better hint for this machine; both must take the same, and the first one's opinion counts.
@@ -302,6 +338,11 @@ impl Meeting {
             println!("{text}");
         }
         Ok(())
+    }
+
+    /// Prints what came of the block that was timed last, with its lines.
+    fn tell(&self, sample: &Sample) -> Result<()> {
+        self.print(&Sample { line_us: self.lines, ..sample.clone() })
     }
 
     /// Waits for all.
@@ -353,10 +394,12 @@ impl Meeting {
                 rounds
             }
         };
+        let before = self.beside()?;
         self.sync()?;
         let (cpu, begun) = (cpu_time(), Instant::now());
         op(rounds)?;
         let (took, cpu) = (begun.elapsed(), cpu_time().saturating_sub(cpu));
+        self.after(before)?;
         self.own(CPU_NS)?.store(nanos(cpu));
         self.sync()?;
         let all = self.sum(CPU_NS)?;
@@ -366,6 +409,54 @@ impl Meeting {
             cpu_us: real(all) / 1e3 / real(rounds),
             rounds,
         })
+    }
+
+    /// Half a round of a bare line between the first two processes, in microseconds; the others wait. Nothing where the two share
+    /// a processor.
+    fn beside(&mut self) -> Result<Option<f64>> {
+        self.sync()?;
+        let mut found = None;
+        if self.index < 2 && self.apart {
+            let first = self.is_first();
+            let line = |rank: u32| self.word(LINES + u64::from(rank) * 64);
+            let (mine, theirs) = (line(self.index)?, line(1 - self.index)?);
+            let mut turn = mine.load();
+            let mut batches = Vec::new();
+            for _ in 0..LINE_BATCHES {
+                let begun = Instant::now();
+                for _ in 0..LINE_ROUNDS {
+                    turn += 1;
+                    if first {
+                        mine.store(turn);
+                    }
+                    let mut looks = 0_u32;
+                    while theirs.load() != turn {
+                        if self.pause {
+                            std::hint::spin_loop();
+                        }
+                        looks = looks.wrapping_add(1);
+                        // Whoever else is on these processors shall not keep the other from its turn.
+                        if looks.is_multiple_of(1 << 16) {
+                            std::thread::yield_now();
+                        }
+                    }
+                    if !first {
+                        mine.store(turn);
+                    }
+                }
+                batches.push(begun.elapsed().as_secs_f64() * 5e5 / real(LINE_ROUNDS));
+            }
+            found = crate::stats::median(&batches);
+        }
+        self.sync()?;
+        Ok(found)
+    }
+
+    /// Keeps the line before a block, and times the one after it.
+    fn after(&mut self, before: Option<f64>) -> Result<()> {
+        let after = self.beside()?;
+        self.lines = before.zip(after).map(|(before, after)| [before, after]);
+        Ok(())
     }
 
     /// A round of the bare ping-pong over two lines, one written by each of two processes.

@@ -3,8 +3,9 @@
 use crate::error::{Error, Result};
 use crate::mpi::{Comparison, Plan};
 use crate::program::Block;
-use crate::record::Record;
-use crate::{fluid, objects, promise, subject, table};
+use crate::rank::What;
+use crate::record::{self, Record};
+use crate::{fluid, lane, objects, promise, subject, table};
 
 /// A comparison of an MPI's paths.
 pub fn comparison(plan: &Plan, done: &Comparison) {
@@ -18,20 +19,29 @@ pub fn comparison(plan: &Plan, done: &Comparison) {
         "{}, {} ranks {place}, medians of {} rounds; load before: {}",
         first.mpi.as_deref().unwrap_or("MPI"),
         plan.ranks,
-        plan.rounds,
+        rounds(&done.records),
         load(first)
     );
     isthmus_region::say!(
-        "In brackets the way that counters prove. Ratios are medians over rounds, not quotients of the columns."
+        "In brackets the way that counters prove. Ratios are medians over rounds, not quotients of the columns; in brackets \
+         behind them where these medians lie, with 95 %."
     );
+    explain(&done.records);
     isthmus_region::say!();
     isthmus_region::print::to_stdout(&table::render(&done.records));
     isthmus_region::say!();
-    if let Some(lines) = table::lines(&done.records) {
-        isthmus_region::say!("{lines}");
+    for placement in record::placements(&done.records).into_iter().flatten() {
+        let records = record::placed(&done.records, Some(&placement));
+        let head = if placement == "any" { String::new() } else { format!("{placement}: ") };
+        if let Some(lines) = table::lines(&records) {
+            isthmus_region::say!("{head}{lines}");
+        }
+        if let Some(text) = matches(&records) {
+            isthmus_region::say!("{head}{text}");
+        }
     }
-    if let Some(text) = matches(&done.records) {
-        isthmus_region::say!("{text}");
+    for said in &done.placed {
+        isthmus_region::say!("{said}");
     }
     if plan.blocks.contains(&Block::Barrier) {
         isthmus_region::say!("{}", crowd(plan, done));
@@ -47,6 +57,27 @@ pub fn comparison(plan: &Plan, done: &Comparison) {
     }
     for what in &done.left_out {
         isthmus_region::say!("left out: {what}");
+    }
+}
+
+/// How many rounds ratios are made of: `21`, or `4 to 21`.
+fn rounds(records: &[Record]) -> String {
+    let all = || records.iter().filter(|record| record.ratio.is_some()).map(|record| record.rounds);
+    match (all().min(), all().max()) {
+        (Some(least), Some(most)) if least < most => format!("{least} to {most}"),
+        (Some(least), _) => least.to_string(),
+        _ => "no".into(),
+    }
+}
+
+/// What near and far mean, where they are told apart.
+fn explain(records: &[Record]) {
+    let sorted = |record: &Record| matches!(record.placement.as_deref(), Some("near" | "far"));
+    if records.iter().any(sorted) {
+        isthmus_region::say!(
+            "near, far: rounds with both processors on one core, on two; beside it half a round of a bare cache line, in us, \
+             which agreed before and after each block."
+        );
     }
 }
 
@@ -106,39 +137,41 @@ fn crowd(plan: &Plan, done: &Comparison) -> String {
 ///
 /// # Errors
 /// If nothing was measured.
-pub fn lane(records: &[Record]) -> Result<()> {
+pub fn lane(done: &lane::Done) -> Result<()> {
+    let records = &done.records;
     let first = records.first().ok_or_else(|| Error::Lane { what: "find any block in the output".into() })?;
     isthmus_region::say!();
     isthmus_region::say!(
-        "2 processes ({}, {} VMs), medians of {}; load before: {}",
+        "2 processes ({}, {} VMs), medians of {} rounds; load before: {}",
         first.accel,
         first.vms,
-        first.reps,
+        rounds(records),
         load(first)
     );
     isthmus_region::say!(
-        "line: half a round of one bare cache line, timed just before in the same processes."
+        "line: half a round of one bare cache line, in us, timed before and after each block in the same processes."
     );
+    explain(records);
     isthmus_region::say!();
-    isthmus_region::say!(
-        "{:<10} {:>9} {:>12} {:>10} {:>12}  path",
-        "benchmark",
-        "bytes",
-        "median",
-        "line us",
-        "x bare line"
-    );
+    let head = ["benchmark", "bytes", "line", "median", "x bare line", "95 % of it", "rounds", "path"];
+    let mut grid = vec![head.map(str::to_owned).to_vec()];
     for record in records {
         let (value, unit) = table::amount(record.value, &record.metric);
-        isthmus_region::say!(
-            "{:<10} {:>9} {:>12} {:>10.3} {:>12}  {}",
-            record.benchmark,
-            record.bytes.unwrap_or(0),
+        let interval = record.ratio.and(record.low.zip(record.high));
+        grid.push(vec![
+            record.benchmark.clone(),
+            record.bytes.unwrap_or(0).to_string(),
+            table::line(record),
             format!("{value} {unit}"),
-            record.line_us.unwrap_or(0.0),
             record.ratio.map_or_else(|| "-".into(), |r| format!("{r:.2}")),
-            record.path.as_deref().unwrap_or("unknown"),
-        );
+            interval.map_or_else(String::new, |(low, high)| format!("{low:.2} to {high:.2}")),
+            record.rounds.to_string(),
+            record.path.clone().unwrap_or_else(|| "unknown".into()),
+        ]);
+    }
+    isthmus_region::print::to_stdout(&table::columns(&grid));
+    for said in &done.placed {
+        isthmus_region::say!("{said}");
     }
     Ok(())
 }
@@ -147,11 +180,15 @@ pub fn lane(records: &[Record]) -> Result<()> {
 pub fn objects(plan: &objects::Plan, done: &objects::Done) {
     isthmus_region::say!();
     isthmus_region::say!(
-        "Medians of {} repetitions, of ratios within a repetition; load before: {}; {} processors here.",
-        plan.reps,
+        "Medians of {} rounds, of ratios within a round; load before: {}; {} processors here.",
+        rounds(&done.records),
         done.records.first().map_or_else(|| "unknown".into(), load),
         subject::processors()
     );
+    explain(&done.records);
+    if plan.what == What::Barrier {
+        isthmus_region::say!("Nothing counts what passes at a barrier: no way is claimed for these.");
+    }
     if let Some(record) = done.records.iter().find(|record| record.vms > 0) {
         isthmus_region::say!("Figures of VMs are under {}.", record.accel.to_uppercase());
     }
@@ -162,6 +199,9 @@ pub fn objects(plan: &objects::Plan, done: &objects::Done) {
     isthmus_region::print::to_stdout(&table::columns(&objects::grid(plan.what, &done.records)));
     isthmus_region::say!();
     promises(&done.rows);
+    for said in &done.placed {
+        isthmus_region::say!("{said}");
+    }
     for what in &done.left_out {
         isthmus_region::say!("left out: {what}");
     }
@@ -174,13 +214,17 @@ pub fn fluid(plan: &fluid::Plan, done: &fluid::Done) {
         "{} particles, {} steps, medians of {} rounds, of ratios within a round; load before: {}. All computed the same.",
         table::thousands(plan.particles),
         plan.steps,
-        plan.rounds,
+        rounds(&done.records),
         done.records.first().map_or_else(|| "unknown".into(), load)
     );
     isthmus_region::say!();
+    explain(&done.records);
     isthmus_region::print::to_stdout(&table::columns(&fluid::grid(&done.records)));
     isthmus_region::say!();
     promises(&done.rows);
+    for said in &done.placed {
+        isthmus_region::say!("{said}");
+    }
 }
 
 fn promises(rows: &[promise::Row]) {

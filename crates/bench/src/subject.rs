@@ -26,6 +26,8 @@ pub struct Setting {
     pub multiple: bool,
     /// Further arguments for `isthmus run`, the same for every subject in VMs.
     pub run_args: Vec<String>,
+    /// The processors of two ranks on this host, as `0,3`; otherwise the first that they may use.
+    pub pair: Option<String>,
 }
 
 /// Whom isthmus is compared with.
@@ -98,7 +100,8 @@ impl Subject {
 
     /// Its command line, for `program` with `args`; statistics of the run go to `stats`.
     pub fn launch(&self, setting: &Setting, program: &Path, args: &[String], stats: &Path) -> Launch {
-        let mut env = vec![("ISTHMUS_BENCH_PIN", "1")];
+        let pair = setting.pair.as_deref().filter(|_| setting.vms == 0);
+        let mut env = vec![("ISTHMUS_BENCH_PIN", pair.unwrap_or("1"))];
         // The program binds its own main thread; a launcher's binding would hold helper threads there too. Open MPI refuses
         // more ranks than processors until it is told; that its ranks must then yield it knows itself.
         let crowd = self.via == Via::Launcher && setting.ranks > processors();
@@ -331,8 +334,8 @@ pub fn chosen(records: &[Record], peer: &str) -> Vec<String> {
 /// The way that stands in `record` under its peer's name.
 pub fn way<'a>(records: &'a [Record], record: &Record) -> Option<&'a str> {
     let of_row = |other: &&Record| {
-        (&other.benchmark, other.bytes, other.depth, &other.metric)
-            == (&record.benchmark, record.bytes, record.depth, &record.metric)
+        (&other.benchmark, other.bytes, other.depth, &other.metric, &other.placement)
+            == (&record.benchmark, record.bytes, record.depth, &record.metric, &record.placement)
     };
     let same =
         |other: &&Record| (other.value, other.min, other.max) == (record.value, record.min, record.max);
@@ -354,6 +357,7 @@ mod tests {
             vms,
             multiple: false,
             run_args: vec!["--accel".into(), "tcg".into()],
+            pair: None,
         }
     }
 

@@ -38,11 +38,26 @@ pub fn size(bytes: u64) -> String {
     }
 }
 
-/// `ratio` in words: `312x lower`, `1.05x higher`.
-fn in_words(ratio: f64) -> String {
-    let (factor, word) = if ratio < 1.0 { (1.0 / ratio, "lower") } else { (ratio, "higher") };
-    let digits = if factor >= 10.0 { 0 } else { 2 };
-    format!("{factor:.digits$}x {word}")
+/// How the processors of a record were placed, and its line: `far 0.258`.
+pub fn line(record: &Record) -> String {
+    let placement = record.placement.as_deref().unwrap_or_default();
+    let line = record.line_us.map_or_else(String::new, |line| format!(" {line:.3}"));
+    format!("{placement}{line}").trim().to_owned()
+}
+
+/// A ratio in words: `312x lower`, `1.05x higher`, and the interval of its factor where there is one: `(1.02 to 1.08)`.
+fn in_words(record: &Record) -> Option<String> {
+    let ratio = record.ratio?;
+    let is_lower = ratio < 1.0;
+    let factor = |ratio: f64| if is_lower { 1.0 / ratio } else { ratio };
+    let digits = |factor: f64| if factor >= 10.0 { 0 } else { 2 };
+    let mut text =
+        format!("{:.*}x {}", digits(factor(ratio)), factor(ratio), if is_lower { "lower" } else { "higher" });
+    if let (Some(low), Some(high)) = (record.low, record.high) {
+        let (low, high) = if is_lower { (factor(high), factor(low)) } else { (low, high) };
+        let _ = write!(text, " ({low:.*} to {high:.*})", digits(low), digits(high));
+    }
+    Some(text)
 }
 
 fn benchmark(name: &str) -> &str {
@@ -89,15 +104,22 @@ pub fn render(records: &[Record]) -> String {
     columns(&grid(records))
 }
 
+/// What makes a row: benchmark, bytes, metric, depth, placement.
+type Key<'a> = (&'a str, Option<u64>, &'a str, Option<u32>, Option<&'a str>);
+
+fn key(record: &Record) -> Key<'_> {
+    (&record.benchmark, record.bytes, &record.metric, record.depth, record.placement.as_deref())
+}
+
 /// The cells of that table, a row of headings first.
 pub fn grid(records: &[Record]) -> Vec<Vec<String>> {
     let mut subjects: Vec<&str> = Vec::new();
-    let mut rows: Vec<(&str, Option<u64>, &str, Option<u32>)> = Vec::new();
+    let mut rows: Vec<Key<'_>> = Vec::new();
     for record in records.iter().filter(has_column) {
         if !subjects.contains(&record.subject.as_str()) {
             subjects.push(&record.subject);
         }
-        let row = (record.benchmark.as_str(), record.bytes, record.metric.as_str(), record.depth);
+        let row = key(record);
         if !rows.contains(&row) {
             rows.push(row);
         }
@@ -113,17 +135,16 @@ pub fn grid(records: &[Record]) -> Vec<Vec<String>> {
     });
 
     let mut grid: Vec<Vec<String>> = Vec::new();
-    let mut head = vec![String::new(), String::new()];
+    let mut head = vec![String::new(), String::new(), "line".to_owned()];
     head.extend(subjects.iter().map(|subject| (*subject).to_owned()));
     head.extend(compared.iter().map(|(subject, peer)| format!("{subject} : {peer}")));
     grid.push(head);
     for row in &rows {
-        let of_row = |record: &&Record| {
-            (record.benchmark.as_str(), record.bytes, record.metric.as_str(), record.depth) == *row
-        };
+        let of_row = |record: &&Record| key(record) == *row;
+        let line = records.iter().find(of_row).map(line).unwrap_or_default();
         let what =
             if row.0 == "startup" { row.2.trim_end_matches("_s").to_owned() } else { label(row.0, row.3) };
-        let mut cells = vec![what, row.1.filter(|bytes| *bytes > 0).map(size).unwrap_or_default()];
+        let mut cells = vec![what, row.1.filter(|bytes| *bytes > 0).map(size).unwrap_or_default(), line];
         for subject in &subjects {
             let record = records.iter().filter(of_row).find(|record| record.subject == *subject);
             cells.push(record.map_or_else(
@@ -143,7 +164,7 @@ pub fn grid(records: &[Record]) -> Vec<Vec<String>> {
                 .iter()
                 .filter(of_row)
                 .find(|record| record.subject == *subject && record.peer.as_deref() == Some(*peer));
-            cells.push(record.and_then(|record| record.ratio).map_or_else(String::new, in_words));
+            cells.push(record.and_then(in_words).unwrap_or_default());
         }
         grid.push(cells);
     }
@@ -220,22 +241,30 @@ mod tests {
             subject: subject.into(),
             peer: peer.map(Into::into),
             ratio,
-            mpi: None,
             path: path.map(Into::into),
             bytes: Some(8),
-            depth: None,
             metric: "latency_us".into(),
             value,
-            min: value,
-            max: value,
-            reps: 1,
-            cpu_us_per_op: None,
             accel: "tcg".into(),
             vms: 2,
             ranks: 2,
-            load: None,
-            line_us: None,
+            ..Record::default()
         }
+    }
+
+    #[test]
+    fn ratios_have_their_intervals_and_rows_their_placement() {
+        let far = Record {
+            low: Some(0.25),
+            high: Some(0.5),
+            placement: Some("far".into()),
+            line_us: Some(0.2584),
+            ..record("isthmus", Some("tcp"), Some(0.4), 2.0, Some("region"))
+        };
+        let near = Record { placement: Some("near".into()), ..far.clone() };
+        let text = render(&[far, near]);
+        assert_eq!(text.matches("2.50x lower (2.00 to 4.00)").count(), 2, "{text}");
+        assert!(text.contains("far 0.258") && text.contains("near 0.258"), "{text}");
     }
 
     #[test]

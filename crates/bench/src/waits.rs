@@ -59,7 +59,7 @@ fn compile() -> Result<PathBuf> {
 ///
 /// # Errors
 /// If the program cannot be compiled (it takes libfabric's headers) or does not do its part.
-pub fn run(plan: &Plan) -> Result<(Vec<Sample>, Vec<String>)> {
+pub fn run(plan: &Plan, reps: u32) -> Result<(Vec<Sample>, Vec<String>)> {
     let program = compile()?;
     let exe = std::env::current_exe().map_err(Error::io("find this program"))?;
     // One rank, which makes the second process itself: they need no MPI, only what its ranks have in their environment.
@@ -67,12 +67,7 @@ pub fn run(plan: &Plan) -> Result<(Vec<Sample>, Vec<String>)> {
     if let Some(mpi) = &plan.mpi {
         args.extend(["--mpi".into(), mpi.into()]);
     }
-    args.extend([
-        "--".into(),
-        program.into(),
-        plan.reps.to_string().into(),
-        plan.budget_ms.to_string().into(),
-    ]);
+    args.extend(["--".into(), program.into(), reps.to_string().into(), plan.budget_ms.to_string().into()]);
     args.extend(SIZES.map(|bytes| bytes.to_string().into()));
     read(&Launch { program: exe, args, env: Vec::new() }.run("waits", LIMIT)?)
 }
@@ -96,11 +91,9 @@ fn read(text: &str) -> Result<(Vec<Sample>, Vec<String>)> {
             bytes: Some(block.bytes),
             value,
             cpu_us_per_op: Some(block.cpu_us_per_op),
-            // Of libfabric's own nothing is counted, and it has only one way.
-            path: match block.subject.starts_with("shm") {
-                true => Some("shm".into()),
-                false => whole.then(|| "region".into()),
-            },
+            // Nothing counts libfabric's own.
+            path: (whole && !block.subject.starts_with("shm")).then(|| "region".into()),
+            line_us: None,
         };
         samples.push(sample("latency_us", block.latency_us));
         samples.push(sample("sleeps_per_round", block.sleeps_per_round));

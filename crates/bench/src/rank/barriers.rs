@@ -184,9 +184,8 @@ pub(super) fn run(meeting: &mut Meeting, plan: &Plan) -> Result<()> {
     for _ in 0..plan.reps {
         if plan.parties == 2 {
             let line = meeting.line("bare")?;
-            meeting.print(&Sample {
+            meeting.tell(&Sample {
                 cpu_us_per_op: Some(line.cpu_us),
-                path: Some("region".into()),
                 ..Sample::new("barrier", "pingpong", "round_us", line.us)
             })?;
         }
@@ -206,18 +205,16 @@ pub(super) fn run(meeting: &mut Meeting, plan: &Plan) -> Result<()> {
                 if let Barrier::Naive { sense, .. } = barrier {
                     senses = *sense;
                 }
-                let path = if *name == "pthread" { "kernel" } else { "region" };
-                meeting.print(&Sample {
+                // Nothing counts what passes at a barrier, so no way is claimed.
+                meeting.tell(&Sample {
                     cpu_us_per_op: Some(timed.cpu_us),
-                    path: Some(path.into()),
                     ..Sample::new(if works { "barrier_work" } else { "barrier" }, name, "round_us", timed.us)
                 })?;
             }
         }
         for (name, barrier) in &mut barriers {
             if SLEEPERS.contains(name) {
-                let path = if *name == "pthread" { "kernel" } else { "region" };
-                asleep(meeting, name, path, &mut |rounds, work| barrier.rounds(naive, rounds, work))?;
+                asleep(meeting, name, &mut |rounds, work| barrier.rounds(naive, rounds, work))?;
             }
         }
         if let Some(port) = &mut port {
@@ -258,7 +255,7 @@ fn check(meeting: &mut Meeting, name: &str, barrier: &mut Barrier, naive: Naive<
 type Rounds<'a> = dyn FnMut(u64, &mut dyn FnMut()) -> Result<()> + 'a;
 
 /// Rounds in which all but one must sleep: `run` makes them.
-fn asleep(meeting: &mut Meeting, name: &str, path: &str, run: &mut Rounds<'_>) -> Result<()> {
+fn asleep(meeting: &mut Meeting, name: &str, run: &mut Rounds<'_>) -> Result<()> {
     let (index, parties) = (u64::from(meeting.index), u64::from(meeting.parties));
     let mut slept = 0;
     let timed = meeting.timed(&format!("{name} asleep"), &mut |rounds| {
@@ -276,22 +273,19 @@ fn asleep(meeting: &mut Meeting, name: &str, path: &str, run: &mut Rounds<'_>) -
     meeting.sync()?;
     let slept = real(meeting.sum(SHARE)?) / real(timed.rounds);
     meeting.sync()?;
-    let sample = |metric: &str, value: f64| Sample {
-        path: Some(path.into()),
-        ..Sample::new("barrier_sleep", name, metric, value)
-    };
-    meeting.print(&Sample {
+    let sample = |metric: &str, value: f64| Sample::new("barrier_sleep", name, metric, value);
+    meeting.tell(&Sample {
         cpu_us_per_op: Some(timed.cpu_us),
         ..sample("beyond_work_us", timed.us - real(LATE_WORK.0) / 1e3)
     })?;
-    meeting.print(&sample("sleeps_per_round", slept))
+    meeting.tell(&sample("sleeps_per_round", slept))
 }
 
 /// A byte there and back over the port, with the work of such a round: the first one's before it asks, the second one's before
 /// it answers.
 fn echo_asleep(meeting: &mut Meeting, port: &mut File) -> Result<()> {
     let (first, index) = (meeting.is_first(), meeting.index);
-    asleep(meeting, "virtio-serial", "virtio-serial", &mut |rounds, _| {
+    asleep(meeting, "virtio-serial", &mut |rounds, _| {
         for _ in 0..rounds {
             if first {
                 compute(LATE_WORK.0);
@@ -309,7 +303,7 @@ fn echo_asleep(meeting: &mut Meeting, port: &mut File) -> Result<()> {
 
 /// What a barrier would be if there were nothing but the port: each tells the other that it is there.
 fn exchange_asleep(meeting: &mut Meeting, port: &mut File) -> Result<()> {
-    asleep(meeting, "virtio-serial-both", "virtio-serial", &mut |rounds, work| {
+    asleep(meeting, "virtio-serial-both", &mut |rounds, work| {
         for _ in 0..rounds {
             work();
             tell(port)?;
@@ -347,9 +341,8 @@ fn echo(meeting: &mut Meeting, port: &mut File) -> Result<()> {
         }
         Ok(())
     })?;
-    meeting.print(&Sample {
+    meeting.tell(&Sample {
         cpu_us_per_op: Some(timed.cpu_us),
-        path: Some("virtio-serial".into()),
         ..Sample::new("barrier", "virtio-serial", "round_us", timed.us)
     })
 }
@@ -363,7 +356,7 @@ fn late(
     by: Duration,
     rounds: u64,
 ) -> Result<()> {
-    meeting.sync()?;
+    let line = meeting.beside()?;
     let (cpu, begun) = (super::cpu_time(), Instant::now());
     for _ in 0..rounds {
         if meeting.is_first() {
@@ -383,9 +376,7 @@ fn late(
     }
     meeting.sync()?;
     // The greatest of them: nobody shall burn his processor.
+    meeting.after(line)?;
     let share = shares.into_iter().fold(0.0, f64::max);
-    meeting.print(&Sample {
-        path: Some("region".into()),
-        ..Sample::new(benchmark, name, "sleeper_share", share)
-    })
+    meeting.tell(&Sample::new(benchmark, name, "sleeper_share", share))
 }

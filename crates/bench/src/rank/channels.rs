@@ -126,7 +126,7 @@ pub(super) fn run(meeting: &mut Meeting, plan: &Plan) -> Result<()> {
     };
     let mut sockets: Vec<(&str, &str, Box<dyn Way>)> = Vec::new();
     if let Some(folder) = &plan.folder {
-        // No counter of these: there is only one way that they can go.
+        // Nothing counts these.
         sockets.push(("unix", "unix", Box::new(Socket(unix(meeting, &folder.join("socket"))?))));
         let spinning = unix(meeting, &folder.join("spinning"))?;
         spinning.set_nonblocking(true).map_err(Error::io("make a socket that never sleeps"))?;
@@ -138,10 +138,7 @@ pub(super) fn run(meeting: &mut Meeting, plan: &Plan) -> Result<()> {
     sockets.push(("tcp-spin", "tcp", Box::new(Spinning(spinning))));
     for _ in 0..plan.reps {
         let line = meeting.line("bare")?;
-        meeting.print(&Sample {
-            path: Some("region".into()),
-            ..Sample::new("latency", "pingpong", "latency_us", line.us / 2.0)
-        })?;
+        meeting.tell(&Sample::new("latency", "pingpong", "latency_us", line.us / 2.0))?;
         for bytes in SIZES {
             let before = moved(&channel);
             let latency = latency(meeting, "isthmus", &mut channel, bytes)?;
@@ -149,7 +146,7 @@ pub(super) fn run(meeting: &mut Meeting, plan: &Plan) -> Result<()> {
             for (name, path, socket) in &mut sockets {
                 let before = network();
                 let latency = self::latency(meeting, name, socket.as_mut(), bytes)?;
-                let moved = if *path == "tcp" { network() - before } else { u64::MAX };
+                let moved = if *path == "tcp" { network() - before } else { 0 };
                 print(meeting, "latency", name, bytes, latency, (path, moved))?;
             }
         }
@@ -159,7 +156,7 @@ pub(super) fn run(meeting: &mut Meeting, plan: &Plan) -> Result<()> {
         for (name, path, socket) in &mut sockets {
             let before = network();
             let stream = self::stream(meeting, name, socket.as_mut())?;
-            let moved = if *path == "tcp" { network() - before } else { u64::MAX };
+            let moved = if *path == "tcp" { network() - before } else { 0 };
             print(meeting, "stream", name, WRITE, stream, (path, moved))?;
         }
     }
@@ -299,7 +296,7 @@ fn print(
     (path, moved): (&str, u64),
 ) -> Result<()> {
     let metric = if benchmark == "latency" { "latency_us" } else { "bandwidth_MBps" };
-    meeting.print(&Sample {
+    meeting.tell(&Sample {
         bytes: Some(bytes as u64),
         cpu_us_per_op: Some(figure.cpu_us),
         path: (moved >= figure.payload).then(|| path.to_owned()),

@@ -179,7 +179,7 @@ pub(super) fn run(meeting: &mut Meeting, plan: &Plan) -> Result<()> {
     for rep in 0..=plan.reps {
         for (contention, benchmark) in CONTENTIONS.into_iter().enumerate() {
             for kind in KINDS {
-                meeting.sync()?;
+                let line = meeting.beside()?;
                 let mut block = Block {
                     board: &board,
                     index: meeting.index as usize,
@@ -219,8 +219,9 @@ pub(super) fn run(meeting: &mut Meeting, plan: &Plan) -> Result<()> {
                         ),
                     });
                 }
+                meeting.after(line)?;
                 if rep > 0 {
-                    print(meeting, benchmark, kind, real(done) / took)?;
+                    print(meeting, benchmark, kind, real(done) / took, after.wrapping_sub(before) == done)?;
                 }
                 meeting.sync()?;
             }
@@ -229,20 +230,20 @@ pub(super) fn run(meeting: &mut Meeting, plan: &Plan) -> Result<()> {
     Ok(())
 }
 
-fn print(meeting: &Meeting, benchmark: &str, kind: &str, rate: f64) -> Result<()> {
+/// `found`: the region's words, which all processes see, have grown by as much as all of them counted.
+fn print(meeting: &Meeting, benchmark: &str, kind: &str, rate: f64, found: bool) -> Result<()> {
     let all = (0..meeting.parties)
         .map(|rank| Ok(meeting.of_rank(rank, DONE)?.load()))
         .collect::<Result<Vec<u64>>>()?;
     let done = all.iter().sum::<u64>().max(1);
     let sample = |metric: &str, value: f64| Sample {
-        // All increments were found in the region's words.
-        path: Some("region".into()),
+        path: found.then(|| "region".into()),
         ..Sample::new(benchmark, kind, metric, value)
     };
-    meeting.print(&sample("rate_Mps", rate))?;
+    meeting.tell(&sample("rate_Mps", rate))?;
     if kind != "spinlock" {
-        meeting.print(&sample("failures_per_increment", real(meeting.sum(FAILED)?) / real(done)))?;
+        meeting.tell(&sample("failures_per_increment", real(meeting.sum(FAILED)?) / real(done)))?;
     }
     let (least, most) = (all.iter().min().copied().unwrap_or(0), all.iter().max().copied().unwrap_or(1));
-    meeting.print(&sample("least_by_most", real(least) / real(most.max(1))))
+    meeting.tell(&sample("least_by_most", real(least) / real(most.max(1))))
 }

@@ -1,0 +1,517 @@
+//! Where the processors of a measurement were: the sorting of rounds by a bare cache line.
+//!
+//! The host of a virtual machine moves its processors about. For minutes two of them share a core, and a cache line goes from one
+//! to the other in 0.05 us; then they are on two cores, and it takes 0.2 to 0.4 us. Figures of the one and of the other are
+//! different figures. So a line is timed before and after each block, by the block's own processes or on their processors, and
+//! the block counts for the placement that both agree on. What lies between, or changed meanwhile, is measured again.
+
+use std::fs;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::error::{Error, Result};
+use crate::{job, stats};
+
+/// How two processors are placed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Placement {
+    /// On two cores. Promises are about these.
+    Far,
+    /// On one core.
+    Near,
+}
+
+impl Placement {
+    /// Both, the one that is judged first.
+    pub const BOTH: [Self; 2] = [Self::Far, Self::Near];
+
+    /// As records and people have it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Far => "far",
+            Self::Near => "near",
+        }
+    }
+}
+
+/// Which rounds are kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Choice {
+    /// Rounds with both processors on one core.
+    Near,
+    /// Rounds with the processors on two cores, which promises are about.
+    Far,
+    /// Both, as rows of their own.
+    Both,
+    /// As many rounds as asked for, without an order.
+    Any,
+}
+
+impl Choice {
+    /// The placements that are looked for; none where nothing is sorted.
+    pub fn wanted(self) -> &'static [Placement] {
+        match self {
+            Self::Near => &[Placement::Near],
+            Self::Far => &[Placement::Far],
+            Self::Both => &Placement::BOTH,
+            Self::Any => &[],
+        }
+    }
+}
+
+/// Which blocks are taken for a row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sieve {
+    /// Those of one placement.
+    Of(Placement),
+    /// All of them, since nobody asked for an order.
+    Any,
+    /// All of them, since none could be sorted.
+    Mixed,
+}
+
+impl Sieve {
+    /// As records have it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Of(placement) => placement.name(),
+            Self::Any => "any",
+            Self::Mixed => "mixed",
+        }
+    }
+
+    /// Whether a block with these lines, before and after it, belongs to it.
+    pub fn takes(self, scale: &Scale, lines: Option<[f64; 2]>) -> bool {
+        match self {
+            Self::Of(placement) => lines.and_then(|lines| scale.both(lines)) == Some(placement),
+            Self::Any | Self::Mixed => true,
+        }
+    }
+}
+
+/// Half a round of a bare line, in microseconds, below which two processors share a core, and from which on they do not.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Scale {
+    /// Less is near.
+    pub near_below: f64,
+    /// This or more is far.
+    pub far_from: f64,
+    /// More is no distance: other programs have the processors.
+    pub busy_from: f64,
+}
+
+/// No two cores of one machine are so far apart, emulated ones neither.
+const BUSY: f64 = 1.5;
+
+/// Where the processors are a virtual machine's, whose host says nothing about cores.
+const VIRTUAL: Scale = Scale { near_below: 0.1, far_from: 0.15, busy_from: BUSY };
+
+impl Scale {
+    /// Of this machine: as its topology has it, if that names processors of one core, and by experience if not.
+    pub fn here() -> Self {
+        let cpus = processors();
+        let siblings = |a: usize, b: usize| {
+            let list = format!("/sys/devices/system/cpu/cpu{a}/topology/thread_siblings_list");
+            fs::read_to_string(list).is_ok_and(|list| listed(&list).contains(&b))
+        };
+        let all = all_pairs(&cpus);
+        let near = all.iter().find(|(a, b)| siblings(*a, *b));
+        let far = all.iter().find(|(a, b)| !siblings(*a, *b));
+        if let (Some(near), Some(far)) = (near, far)
+            && let (Some(near), Some(far)) = (line(*near), line(*far))
+            && far >= near * 1.3
+        {
+            let between = (near * far).sqrt();
+            return Self { near_below: between, far_from: between, busy_from: BUSY };
+        }
+        let is_virtual = fs::read_to_string("/proc/cpuinfo").is_ok_and(|text| text.contains(" hypervisor"));
+        // On a machine of one's own without threads that share a core there is one placement only.
+        if is_virtual { VIRTUAL } else { Self { near_below: 0.0, far_from: 0.0, busy_from: BUSY } }
+    }
+
+    /// The placement that a line tells, if it does.
+    pub fn of(&self, line: f64) -> Option<Placement> {
+        if line < self.near_below {
+            Some(Placement::Near)
+        } else if (self.far_from..self.busy_from).contains(&line) {
+            Some(Placement::Far)
+        } else {
+            None
+        }
+    }
+
+    /// The placement that both lines tell, before and after a block.
+    pub fn both(&self, [before, after]: [f64; 2]) -> Option<Placement> {
+        self.of(before).filter(|placement| self.of(after) == Some(*placement))
+    }
+}
+
+/// A list of processors as /sys has it: `0,4-5`.
+fn listed(text: &str) -> Vec<usize> {
+    let range = |part: &str| {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        Some(first.trim().parse().ok()?..=last.trim().parse().ok()?)
+    };
+    text.split(',').filter_map(range).flatten().collect()
+}
+
+/// The processors that this process may use.
+pub fn processors() -> Vec<usize> {
+    let Ok(allowed) = rustix::thread::sched_getaffinity(None) else { return Vec::new() };
+    (0..rustix::thread::CpuSet::MAX_CPU).filter(|cpu| allowed.is_set(*cpu)).collect()
+}
+
+/// Keeps this thread on one processor.
+pub fn pin(cpu: usize) {
+    let mut set = rustix::thread::CpuSet::new();
+    set.set(cpu);
+    // Unpinned, the figures are only noisier.
+    let _ = rustix::thread::sched_setaffinity(None, &set);
+}
+
+/// Pairs of processors that are tried, so that a large machine's are not all.
+const MOST_PAIRS: usize = 28;
+
+fn all_pairs(cpus: &[usize]) -> Vec<(usize, usize)> {
+    let later = |at: usize| cpus[at + 1..].iter().map(move |b| (cpus[at], *b));
+    (0..cpus.len()).flat_map(later).take(MOST_PAIRS).collect()
+}
+
+/// Two words far enough apart that no prefetcher takes them for one.
+#[repr(align(4096))]
+#[derive(Default)]
+struct Lines {
+    first: AtomicU64,
+    second: Apart,
+}
+
+/// Half a page from the other one, whichever way the struct is laid out.
+#[repr(align(2048))]
+#[derive(Default)]
+struct Apart(AtomicU64);
+
+/// Rounds of a batch, and batches of which the median is the line.
+const ROUNDS: u64 = 1000;
+const BATCHES: usize = 7;
+/// How long a line may be timed: where other programs have the processors, it is not.
+const LIMIT: Duration = Duration::from_secs(1);
+
+/// Half a round of a bare line between two processors of this host, in microseconds: the median of a few batches, with or
+/// without the processor's hint, whatever is shorter.
+pub fn line((a, b): (usize, usize)) -> Option<f64> {
+    let lines = Lines::default();
+    let over = Instant::now() + LIMIT;
+    let half = |cpu: usize, first: bool| {
+        pin(cpu);
+        let (mine, theirs) =
+            if first { (&lines.first, &lines.second.0) } else { (&lines.second.0, &lines.first) };
+        let mut turn = 0;
+        let mut medians = Vec::new();
+        for with_pause in [false, true] {
+            let mut batches = Vec::new();
+            for _ in 0..BATCHES {
+                let begun = Instant::now();
+                for _ in 0..ROUNDS {
+                    turn += 1;
+                    if first {
+                        mine.store(turn, Ordering::Release);
+                    }
+                    let mut looks = 0_u32;
+                    while theirs.load(Ordering::Acquire) < turn {
+                        if with_pause {
+                            std::hint::spin_loop();
+                        }
+                        looks += 1;
+                        if looks.is_multiple_of(1 << 16) && Instant::now() >= over {
+                            // The other one stops at the same time, or sees this.
+                            mine.store(u64::MAX, Ordering::Release);
+                            return None;
+                        }
+                    }
+                    if !first {
+                        mine.store(turn, Ordering::Release);
+                    }
+                }
+                batches.push(begun.elapsed().as_secs_f64() * 5e5 / ROUNDS as f64);
+            }
+            medians.push(stats::median(&batches)?);
+        }
+        // The one that gave up left a number that no round has.
+        (theirs.load(Ordering::Acquire) != u64::MAX)
+            .then(|| medians.into_iter().fold(f64::INFINITY, f64::min))
+    };
+    thread::scope(|scope| {
+        let other = scope.spawn(|| half(b, false));
+        let this = scope.spawn(|| half(a, true));
+        let _ = other.join();
+        this.join().ok().flatten()
+    })
+}
+
+/// How long a table takes at most, and how many rounds it needs.
+#[derive(Clone, Copy, Debug)]
+pub struct Policy {
+    /// What is looked for.
+    pub choice: Choice,
+    /// How many rounds of each placement.
+    pub rounds: u32,
+    /// How long to go on for a placement that lacks rounds.
+    pub patience: Duration,
+}
+
+/// The rounds of one table, as they are made.
+#[derive(Debug)]
+pub struct Search {
+    policy: Policy,
+    /// What tells near from far.
+    pub scale: Scale,
+    /// The processors that the next round's pair of processes is put on.
+    pub pair: Option<(usize, usize)>,
+    /// Whether processes may be put on any pair; otherwise it is always the first two.
+    is_free: bool,
+    begun: Instant,
+    made: u32,
+}
+
+/// How often the host is asked where it has its processors while there is nothing to measure.
+const LOOK: Duration = Duration::from_secs(1);
+/// Milliseconds that all tables of this process have waited in vain: on a machine that never moves its processors, a benchmark of
+/// many tables waits as long as one.
+static WAITED_MS: AtomicU64 = AtomicU64::new(0);
+
+/// How often people are told that it still is.
+const TELL: Duration = Duration::from_secs(30);
+
+impl Search {
+    /// The beginning of one. `is_free`: the pair of processes may be put on any two processors.
+    pub fn new(policy: Policy, is_free: bool) -> Self {
+        let cpus = processors();
+        let pair = cpus.first().copied().zip(cpus.get(1).copied());
+        let scale = if policy.choice == Choice::Any { VIRTUAL } else { Scale::here() };
+        Self { policy, scale, pair, is_free, begun: Instant::now(), made: 0 }
+    }
+
+    /// The pair as a program of ours takes it: `0,3`.
+    pub fn pair_text(&self) -> Option<String> {
+        self.pair.map(|(a, b)| format!("{a},{b}"))
+    }
+
+    /// The line between the processors of the pair, now; nothing where nothing is sorted.
+    pub fn line(&self) -> Option<f64> {
+        if self.policy.choice == Choice::Any {
+            return None;
+        }
+        line(self.pair?)
+    }
+
+    /// Counts rounds that one launch made besides its first.
+    pub fn also(&mut self, more: u32) {
+        self.made += more;
+    }
+
+    /// The rounds made.
+    pub fn made(&self) -> u32 {
+        self.made
+    }
+
+    /// Placements that lack rounds, of which `have` says how many there are.
+    fn lacking(&self, have: impl Fn(Placement) -> u32) -> Vec<Placement> {
+        let wanted = self.policy.choice.wanted().iter();
+        wanted.copied().filter(|placement| have(*placement) < self.policy.rounds).collect()
+    }
+
+    /// Whether there is another round to make: it waits until the host has its processors where rounds are lacking, finds a pair
+    /// that is so placed, and tells `progress` what it waits for.
+    ///
+    /// # Errors
+    /// [`Error::Interrupted`].
+    pub fn go_on(&mut self, have: impl Fn(Placement) -> u32, progress: &mut dyn FnMut(&str)) -> Result<bool> {
+        if self.policy.choice == Choice::Any {
+            let is_left = self.made < self.policy.rounds;
+            self.made += u32::from(is_left);
+            return Ok(is_left);
+        }
+        let lacking = self.lacking(&have);
+        if lacking.is_empty() || processors().len() < 2 && self.made >= self.policy.rounds {
+            return Ok(false);
+        }
+        let mut told = Instant::now().checked_sub(TELL).unwrap_or_else(Instant::now);
+        loop {
+            job::check_signals()?;
+            let waited = Duration::from_millis(WAITED_MS.load(Ordering::Relaxed));
+            let is_over = self.begun.elapsed().max(waited) >= self.policy.patience;
+            // As many rounds as were asked for are made in any case: what cannot be sorted is shown unsorted.
+            if self.begun.elapsed() >= self.policy.patience && self.made >= self.policy.rounds {
+                return Ok(false);
+            }
+            let seen = self.look(&lacking);
+            if seen.is_err() && is_over && self.made >= self.policy.rounds {
+                return Ok(false);
+            }
+            if seen.is_ok() || self.made < self.policy.rounds && is_over {
+                self.made += 1;
+                return Ok(true);
+            }
+            if told.elapsed() >= TELL {
+                told = Instant::now();
+                let names: Vec<&str> = lacking.iter().map(|placement| placement.name()).collect();
+                progress(&format!(
+                    "{}; waiting for {}: {}; {:.0} of {:.0} s are over",
+                    self.counts(&have),
+                    names.join(" or "),
+                    seen.err().unwrap_or_default(),
+                    self.begun.elapsed().as_secs_f64(),
+                    self.policy.patience.as_secs_f64()
+                ));
+            }
+            thread::sleep(LOOK);
+            WAITED_MS.fetch_add(u64::try_from(LOOK.as_millis()).unwrap_or(0), Ordering::Relaxed);
+        }
+    }
+
+    /// Takes a pair of processors that is placed as one of `lacking`; otherwise says what there is.
+    fn look(&mut self, lacking: &[Placement]) -> std::result::Result<(), String> {
+        let cpus = processors();
+        let pairs = if self.is_free { all_pairs(&cpus) } else { self.pair.into_iter().collect() };
+        if pairs.is_empty() {
+            return Ok(());
+        }
+        let lines: Vec<_> = pairs.iter().filter_map(|pair| Some((*pair, line(*pair)?))).collect();
+        // The scarcer one first, which is the last that `go_on` names.
+        for placement in lacking.iter().rev() {
+            if let Some((pair, _)) = lines.iter().find(|(_, line)| self.scale.of(*line) == Some(*placement)) {
+                self.pair = Some(*pair);
+                return Ok(());
+            }
+        }
+        let all: Vec<String> = lines.iter().map(|(_, line)| format!("{line:.3}")).collect();
+        Err(format!("a bare line takes {} us now", all.join(", ")))
+    }
+
+    /// How many rounds there are of what, for people.
+    pub fn counts(&self, have: impl Fn(Placement) -> u32) -> String {
+        let wanted = self.policy.choice.wanted();
+        let said: Vec<String> = wanted
+            .iter()
+            .map(|placement| format!("{} {} of {}", placement.name(), have(*placement), self.policy.rounds))
+            .collect();
+        if said.is_empty() {
+            format!("round {} of {}", self.made, self.policy.rounds)
+        } else {
+            said.join(", ")
+        }
+    }
+
+    /// What rows are made of in the end, and the placements that were not seen.
+    pub fn rows(&self, have: impl Fn(Placement) -> u32) -> (Vec<Sieve>, Vec<Placement>) {
+        let wanted = self.policy.choice.wanted();
+        let (seen, not_seen): (Vec<Placement>, Vec<Placement>) =
+            wanted.iter().partition(|placement| have(**placement) > 0);
+        match (wanted.is_empty(), seen.is_empty()) {
+            (true, _) => (vec![Sieve::Any], Vec::new()),
+            (false, true) => (vec![Sieve::Mixed], not_seen),
+            _ => (seen.into_iter().map(Sieve::Of).collect(), not_seen),
+        }
+    }
+}
+
+/// What became of the placements, for people: which were not seen, and what is shown instead.
+pub fn said(sieves: &[Sieve], not_seen: &[Placement], policy: &Policy) -> Vec<String> {
+    let mut said: Vec<String> = not_seen
+        .iter()
+        .map(|placement| {
+            format!("{}: not seen within {:.0} s", placement.name(), policy.patience.as_secs_f64())
+        })
+        .collect();
+    if sieves.contains(&Sieve::Mixed) {
+        said.push(
+            "mixed: no block had the same line before and after it, so all rounds are shown together, and decide nothing; \
+             is the machine busy?"
+                .into(),
+        );
+    }
+    said
+}
+
+/// Whether a table could be sorted at all.
+///
+/// # Errors
+/// [`Error::Usage`] where a placement was asked for that needs two processors.
+pub fn check(choice: Choice) -> Result<()> {
+    if matches!(choice, Choice::Near | Choice::Far) && processors().len() < 2 {
+        let what = "--placement: this machine lets us use one processor; only `any` makes sense";
+        return Err(Error::Usage(what.into()));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_before_and_after_must_agree() {
+        assert_eq!(VIRTUAL.both([0.05, 0.06]), Some(Placement::Near));
+        assert_eq!(VIRTUAL.both([0.2, 0.4]), Some(Placement::Far));
+        assert_eq!(VIRTUAL.both([0.05, 0.3]), None);
+        assert_eq!(VIRTUAL.both([0.12, 0.12]), None);
+        assert_eq!(VIRTUAL.both([0.3, 17.0]), None, "somebody else had a processor");
+        let alone = Scale { near_below: 0.0, far_from: 0.0, busy_from: BUSY };
+        assert_eq!(alone.both([0.03, 0.02]), Some(Placement::Far), "cores of one's own are far");
+    }
+
+    #[test]
+    fn a_sieve_takes_what_it_is_for() {
+        let far = Sieve::Of(Placement::Far);
+        assert!(far.takes(&VIRTUAL, Some([0.3, 0.3])) && !far.takes(&VIRTUAL, Some([0.3, 0.05])));
+        assert!(!far.takes(&VIRTUAL, None), "a block without a line has no placement");
+        assert!(Sieve::Any.takes(&VIRTUAL, None) && Sieve::Mixed.takes(&VIRTUAL, Some([0.3, 0.05])));
+    }
+
+    #[test]
+    fn lists_of_processors_are_read() {
+        assert_eq!(listed("0,4-6\n"), [0, 4, 5, 6]);
+        assert_eq!(listed(""), [0_usize; 0]);
+        assert_eq!(all_pairs(&[0, 1, 3]), [(0, 1), (0, 3), (1, 3)]);
+    }
+
+    fn search(choice: Choice, rounds: u32) -> Search {
+        let policy = Policy { choice, rounds, patience: Duration::ZERO };
+        let mut search = Search::new(policy, true);
+        search.scale = VIRTUAL;
+        search
+    }
+
+    #[test]
+    fn a_search_without_patience_makes_the_rounds_it_was_asked_for_and_no_more() {
+        for choice in [Choice::Any, Choice::Both] {
+            let mut search = search(choice, 3);
+            let mut made = 0;
+            while search.go_on(|_| 0, &mut |_| ()).unwrap() {
+                made += 1;
+            }
+            assert_eq!(made, 3, "{choice:?}");
+        }
+    }
+
+    #[test]
+    fn a_search_ends_when_all_placements_have_their_rounds() {
+        let mut search = search(Choice::Both, 3);
+        assert!(!search.go_on(|_| 3, &mut |_| ()).unwrap());
+        assert_eq!(
+            search.lacking(|placement| if placement == Placement::Far { 3 } else { 2 }),
+            [Placement::Near]
+        );
+    }
+
+    #[test]
+    fn what_was_not_seen_is_said_and_what_was_not_sorted_is_mixed() {
+        let search = search(Choice::Both, 3);
+        let (rows, not_seen) = search.rows(|placement| u32::from(placement == Placement::Far));
+        assert_eq!((rows, not_seen), (vec![Sieve::Of(Placement::Far)], vec![Placement::Near]));
+        assert_eq!(search.rows(|_| 0).0, [Sieve::Mixed]);
+        let said = said(&[Sieve::Mixed], &Placement::BOTH, &search.policy);
+        assert!(said[0].starts_with("far: not seen") && said[2].starts_with("mixed:"), "{said:?}");
+    }
+}
