@@ -6,7 +6,7 @@
  *   among BYTES [FILE]   all pairs talk: sums, alltoall and messages of several lengths up to BYTES, with their contents
  *                  checked; then rank 0 says `checked`, and all go on until there is such a file
  *   long BYTES     rank 0 sends one message of so many bytes to rank 1, which sends it back, as MPI-4 does and by a derived type
- *   shout BYTES    each rank prints numbered lines of so many bytes in all
+ *   shout BYTES    each rank prints numbered lines of so many bytes in all, and nothing else is printed
  *   eat            the last rank fills memory until somebody stops it; the others wait for it
  *   spawn N [HOST]   the ranks start N more, there if a host is named, and all of them talk
  */
@@ -154,14 +154,17 @@ static void long_message(size_t bytes)
     free(buffer);
 }
 
-/* Lines of 100 bytes: the rank, a number, and letters that follow from both. */
+/* Lines of 100 letters, small ones of rank 0 and capitals of rank 1, so that the two can be told apart wherever a launcher mixes
+   them: the line's number in eight digits of 26, and letters that follow from it. */
 static void shout(size_t bytes)
 {
-    char line[101];
+    char line[100], first = rank == 0 ? 'a' : 'A';
     for (size_t number = 0; number < bytes / 100; number++) {
-        int head = snprintf(line, sizeof line, "rank %d line %zu ", rank, number);
-        for (int i = head; i < 99; i++)
-            line[i] = (char)('a' + (number + (size_t)i + 7 * (size_t)rank) % 26);
+        size_t rest = number;
+        for (int i = 7; i >= 0; i--, rest /= 26)
+            line[i] = (char)(first + rest % 26);
+        for (size_t i = 8; i < 99; i++)
+            line[i] = (char)(first + (number + i) % 26);
         line[99] = '\n';
         fwrite(line, 1, 100, stdout);
     }
@@ -230,6 +233,11 @@ int main(int argc, char **argv)
         return 0;
     }
     MPI_Allreduce(&rank, &sum, 1, MPI_INT, MPI_SUM, MPI_COMM_WORLD);
+    if (strcmp(mode, "shout") == 0) {
+        shout(number);
+        MPI_Finalize();
+        return 0;
+    }
     if (rank == 0) {
         puts("ready");
         fflush(stdout);
@@ -239,8 +247,6 @@ int main(int argc, char **argv)
         until(argc > 3 ? argv[3] : NULL);
     } else if (strcmp(mode, "long") == 0) {
         long_message(number);
-    } else if (strcmp(mode, "shout") == 0) {
-        shout(number);
     } else if (strcmp(mode, "eat") == 0) {
         eat();
     } else if (strcmp(mode, "spawn") == 0) {
