@@ -9,7 +9,7 @@ use std::time::Duration;
 use crate::boot::{self, Booted};
 use crate::control::{self, Changes, ToHost};
 use crate::wire::{CONTROL_PORT, EXEC_PORT, RELAY_PORT, WireError};
-use crate::{agent, exec, relay};
+use crate::{agent, exec, relay, shortage};
 
 /// How long the launcher's side may take to open a port.
 const HOST_LIMIT: Duration = Duration::from_secs(120);
@@ -58,6 +58,10 @@ pub fn serve(booted: &Booted) {
                 }),
             );
         });
+        let notes = teller.clone();
+        if let Err(e) = shortage::watch(move |text| notes.tell(ToHost::Note { text })) {
+            boot::console(&format!("isthmus: nobody will tell of a lack of memory: {e}"));
+        }
         let notes = teller.clone();
         match agent::of_boot_telling(booted, move |text| notes.tell(ToHost::Note { text })) {
             Ok(agent) => {

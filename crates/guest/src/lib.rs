@@ -11,6 +11,7 @@ pub mod install;
 mod names;
 pub mod processes;
 pub mod relay;
+pub mod shortage;
 pub mod wakes;
 pub mod wire;
 

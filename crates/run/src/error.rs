@@ -101,6 +101,16 @@ pub enum Error {
         /// What is known of it.
         why: String,
     },
+    /// A VM that was up ended before the job began.
+    #[error("VM {vm} was lost before the job began, while {others} had yet to come up: {why}")]
+    LostBefore {
+        /// Its host name.
+        vm: String,
+        /// The VMs that were waited for.
+        others: String,
+        /// What is known of it.
+        why: String,
+    },
     /// The launcher claims success, but a daemon of its ended badly.
     #[error(
         "the MPI's launcher ended with status 0, but its daemon in VM {vm} {how}, so its ranks there did not run to their end: what the launcher printed above says more; let it say all with {ask}"
@@ -179,7 +189,7 @@ impl Error {
             // What the caller can mend on the command line, or by going elsewhere first.
             Self::Usage(_) | Self::WorkingDirectory { .. } | Self::Writable { .. } => ExitCode::USAGE,
             Self::Timeout { .. } => ExitCode::TIMEOUT,
-            Self::LostVm { .. } => ExitCode::LOST_VM,
+            Self::LostVm { .. } | Self::LostBefore { .. } => ExitCode::LOST_VM,
             Self::Interrupted { signal } => crate::front::status_of_signal(*signal),
             Self::NoMpi { named: true, .. } => ExitCode::USAGE,
             Self::NoMpi { named: false, .. }

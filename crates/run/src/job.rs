@@ -380,6 +380,13 @@ fn wait_for_agents(
                 slow.goes_on(line(&waiting));
                 say(spec, || format!("{} is up after {:.1} s", names[vm], start.elapsed().as_secs_f64()));
             }
+            Ok(Event::Switch(switch::News::Lost { vm, why })) if !waiting.contains(&names[vm]) => {
+                return Err(Error::LostBefore {
+                    vm: names[vm].to_owned(),
+                    others: waiting.join(", "),
+                    why: with_console(&machines[vm], &why, false),
+                });
+            }
             Ok(Event::Switch(switch::News::Lost { vm, why })) => {
                 return Err(Error::Boot {
                     vm: names[vm].to_owned(),

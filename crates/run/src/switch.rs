@@ -338,9 +338,7 @@ impl Vm {
     fn ended(&self, port: &str, end: &std::result::Result<(), WireError>) {
         match end {
             Ok(()) | Err(WireError::Closed) => self.lose("its process ended".into()),
-            Err(WireError::Io(e)) if e.kind() == io::ErrorKind::UnexpectedEof => {
-                self.lose("its process ended".into());
-            }
+            Err(WireError::Io(e)) if is_end(e.kind()) => self.lose("its process ended".into()),
             Err(e) => self.lose(format!("its {port} port failed: {e}")),
         }
         for agent in std::mem::take(&mut *lock(&self.agents)).into_values() {
@@ -469,6 +467,12 @@ impl Vm {
         (&self.relay_waker).write_all(&[1]).map_err(|_| gone())?;
         answered.recv_timeout(LISTEN_LIMIT).unwrap_or_else(|_| Err(format!("{} does not answer", self.name)))
     }
+}
+
+/// How the end of QEMU is seen at one of its ports: by a read, by a read with something unread at its side, by a write.
+fn is_end(kind: io::ErrorKind) -> bool {
+    use io::ErrorKind::{BrokenPipe, ConnectionReset, UnexpectedEof};
+    matches!(kind, UnexpectedEof | ConnectionReset | BrokenPipe)
 }
 
 /// How a daemon ends whose agent went before it.
