@@ -420,7 +420,7 @@ impl Table {
     pub fn write(&self, path: &Path) -> Result<()> {
         let text = serde_json::to_string(self)
             .map_err(|error| Error::Io { what: "turn the table into JSON".into(), source: error.into() })?;
-        std::fs::write(path, text + "\n").map_err(Error::io(format!("write {}", path.display())))
+        isthmus_region::room::write(path, text + "\n").map_err(Error::io(format!("write {}", path.display())))
     }
 }
 

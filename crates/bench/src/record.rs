@@ -1,6 +1,5 @@
 //! One measurement as it is written with `--json`: every benchmark keeps this shape.
 
-use std::fs;
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
@@ -64,7 +63,7 @@ pub fn write(path: &Path, records: &[Record]) -> Result<()> {
         text.push_str(if at + 1 < records.len() { ",\n" } else { "\n" });
     }
     text.push_str("]\n");
-    fs::write(path, text).map_err(Error::io(format!("write {}", path.display())))
+    isthmus_region::room::write(path, text).map_err(Error::io(format!("write {}", path.display())))
 }
 
 #[cfg(test)]
