@@ -96,7 +96,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("records.json");
         write(&file, &[record.clone(), record.clone()]).unwrap();
-        let text = fs::read_to_string(&file).unwrap();
+        let text = std::fs::read_to_string(&file).unwrap();
         let read: Vec<serde_json::Map<String, serde_json::Value>> = serde_json::from_str(&text).unwrap();
         let mut keys: Vec<&str> = read[0].keys().map(String::as_str).collect();
         keys.sort_unstable();

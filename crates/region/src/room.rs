@@ -50,23 +50,21 @@ pub fn told(error: io::Error, path: &Path) -> io::Error {
 
 /// What to do about an error whose cause is one of this process's or user's limits, as the end of its line.
 pub fn limit_told(error: &(dyn std::error::Error + 'static)) -> String {
+    use rustix::io::Errno;
     use rustix::process::{Resource, getrlimit};
     let mut next = Some(error);
     while let Some(cause) = next {
         let most =
             |what| getrlimit(what).current.map_or_else(|| "so many".to_owned(), |most| most.to_string());
-        match cause
-            .downcast_ref::<io::Error>()
-            .and_then(io::Error::raw_os_error)
-            .map(rustix::io::Errno::from_raw_os_error)
-        {
-            Some(rustix::io::Errno::MFILE) => {
+        let of_io = || cause.downcast_ref::<io::Error>()?.raw_os_error().map(Errno::from_raw_os_error);
+        match cause.downcast_ref::<Errno>().copied().or_else(of_io) {
+            Some(Errno::MFILE) => {
                 return format!(
                     "; a process may have {} open here: raise the limit (ulimit -n)",
                     most(Resource::Nofile)
                 );
             }
-            Some(rustix::io::Errno::AGAIN) => {
+            Some(Errno::AGAIN) => {
                 return format!(
                     "; you may have {} processes and threads here: end some, or raise the limit (ulimit -u, or the container's)",
                     most(Resource::Nproc)
@@ -124,8 +122,10 @@ mod tests {
     fn limits_are_named() {
         let open = io::Error::from_raw_os_error(rustix::io::Errno::MFILE.raw_os_error());
         assert!(limit_told(&open).contains("ulimit -n"));
-        let outer = crate::Error::Memory { action: "map", bytes: 1, source: io::ErrorKind::NotFound.into() };
+        let outer = crate::Error::Memory { action: "map", bytes: 1, source: rustix::io::Errno::NOMEM };
         assert_eq!(limit_told(&outer), "");
+        let outer = crate::Error::Memory { action: "map", bytes: 1, source: rustix::io::Errno::MFILE };
+        assert!(limit_told(&outer).contains("ulimit -n"));
     }
 
     #[test]
