@@ -37,7 +37,7 @@ doc:
 
 scripts:
 	bash -n demo test .ci/run fuzz/run packaging/build-deb tests/ops/install scripts/install-deps scripts/install-mpi scripts/find-cargo tests/programs/run tests/api/run tests/api/deaths tests/api/kills tests/load/run tests/load/steady tests/load/unseen tests/programs/files tests/docs/install-deps
-	PYTHONPYCACHEPREFIX=build/pycache python3 -m py_compile tests/pages.py tests/docs/compare tests/api/pictures.py tests/faults/limits tests/faults/again tests/mpis/run tests/programs/packaged tests/mpi4py/run tests/mpi4py/worker.py tests/uid/run tests/programs/bench tests/run/ends tests/run/terminal tests/run/visit tests/ops/guest tests/watch/run tests/doctor/run tests/failures/cases.py tests/failures/disk tests/failures/downloads tests/failures/jobs
+	PYTHONPYCACHEPREFIX=build/pycache python3 -m py_compile tests/pages.py tests/docs/compare tests/api/pictures.py tests/faults/limits tests/faults/again tests/mpis/run tests/programs/packaged tests/mpi4py/run tests/mpi4py/worker.py tests/uid/run tests/programs/bench tests/run/ends tests/run/terminal tests/run/visit tests/ops/guest tests/watch/run tests/doctor/run tests/failures/cases.py tests/failures/disk tests/failures/downloads tests/failures/jobs tests/failures/quota
 	tests/docs/install-deps
 
 # What CI runs: all of the above and below that fits into 40 minutes.
