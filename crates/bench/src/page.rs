@@ -139,7 +139,7 @@ impl Page {
     /// # Errors
     /// [`Error::Io`].
     pub fn write(&self, path: &Path) -> Result<()> {
-        fs::write(path, self.text()).map_err(Error::io(format!("write {}", path.display())))
+        isthmus_region::room::write(path, self.text()).map_err(Error::io(format!("write {}", path.display())))
     }
 }
 

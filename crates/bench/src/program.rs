@@ -57,29 +57,45 @@ pub fn build(
         return Ok(program);
     }
     let build = dir.join(format!("{name}.build-{}", std::process::id()));
-    let cannot = |path: &Path| Error::io(format!("write {}", path.display()));
-    fs::create_dir_all(&build).map_err(cannot(&build))?;
+    let compiled = compile_in(&build, compiler, &name, &program, sources, flags);
+    // Also where it failed: nothing there is of use to anybody.
+    let removed = fs::remove_dir_all(&build);
+    compiled?;
+    removed.map_err(Error::io(format!("remove {}", build.display())))?;
+    Ok(program)
+}
+
+fn compile_in(
+    build: &Path,
+    compiler: &Path,
+    name: &str,
+    program: &Path,
+    sources: &[(&str, &str)],
+    flags: &[&str],
+) -> Result<()> {
+    let cannot = |path: &Path| {
+        let path = path.to_owned();
+        move |e| Error::io(format!("write {}", path.display()))(isthmus_vm::cache::told(e, &path))
+    };
+    fs::create_dir_all(build).map_err(cannot(build))?;
     for (file, text) in sources {
-        fs::write(build.join(file), text).map_err(cannot(&build))?;
+        fs::write(build.join(file), text).map_err(cannot(&build.join(file)))?;
     }
     let output = Command::new(compiler)
-        .current_dir(&build)
-        .args(["-o", &name])
+        .current_dir(build)
+        .args(["-o", name])
         .args(sources.iter().map(|(file, _)| file).filter(|file| file.ends_with(".c")))
         // Libraries among them come after what needs them.
         .args(flags)
         .stdin(Stdio::null())
         .output()
         .map_err(Error::io(format!("run {}", compiler.display())))?;
-    let compiled = if output.status.success() {
-        // Renamed into place, so that another benchmark at the same time never runs half a program.
-        fs::rename(build.join(&name), &program).map_err(cannot(&program))
-    } else {
-        let compiler = compiler.to_owned();
-        Err(Error::Compile { compiler, said: crate::job::tail(&String::from_utf8_lossy(&output.stderr), 12) })
-    };
-    fs::remove_dir_all(&build).map_err(Error::io(format!("remove {}", build.display())))?;
-    compiled.map(|()| program)
+    if !output.status.success() {
+        let said = crate::job::tail(&String::from_utf8_lossy(&output.stderr), 12);
+        return Err(Error::Compile { compiler: compiler.to_owned(), said });
+    }
+    // Renamed into place, so that another benchmark at the same time never runs half a program.
+    fs::rename(build.join(name), program).map_err(cannot(program))
 }
 
 /// One block of the program's plan.

@@ -199,7 +199,7 @@ pub fn write(path: &Path, records: &[Record]) -> Result<()> {
         text.push_str(if at + 1 < records.len() { ",\n" } else { "\n" });
     }
     text.push_str("]\n");
-    fs::write(path, text).map_err(Error::io(format!("write {}", path.display())))
+    isthmus_region::room::write(path, text).map_err(Error::io(format!("write {}", path.display())))
 }
 
 #[cfg(test)]
@@ -224,7 +224,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("records.json");
         write(&file, &[record.clone(), record.clone()]).unwrap();
-        let text = fs::read_to_string(&file).unwrap();
+        let text = std::fs::read_to_string(&file).unwrap();
         let read: Vec<serde_json::Map<String, serde_json::Value>> = serde_json::from_str(&text).unwrap();
         let mut keys: Vec<&str> = read[0].keys().map(String::as_str).collect();
         keys.sort_unstable();

@@ -86,6 +86,8 @@ fn main() {
     if isthmus_guest::boot::is_init() {
         isthmus_guest::init_main()
     }
+    // A file that grows past a limit is an error with words then, and no silent death. What we execute gets the default back.
+    let _ = signal_hook::flag::register(signal_hook::consts::SIGXFSZ, std::sync::Arc::default());
     let status = hidden::dispatch().unwrap_or_else(|| match parse().command {
         Command::Run(args) => args.run(),
         Command::Exec(args) => args.run(),

@@ -58,7 +58,11 @@ pub fn write(reader: &Reader, what: &str, path: &Path, replace: bool) -> Result<
 
 fn copy(reader: &Reader, file: &File, what: &str, path: &Path) -> Result<Written> {
     let unread = |source| Error::Read { what: what.to_owned(), source };
-    let unwritten = |source| Error::File { action: "write", path: path.to_path_buf(), source };
+    let unwritten = |e| Error::File {
+        action: "write",
+        path: path.to_path_buf(),
+        source: isthmus_region::room::told(e, path),
+    };
     file.set_len(reader.len()).map_err(unwritten)?;
     let mut data = 0;
     let mut buffer = vec![0; usize::try_from(BLOCK).unwrap_or(4096)];

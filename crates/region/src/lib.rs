@@ -40,6 +40,7 @@ pub mod pool;
 pub mod print;
 pub mod reader;
 pub mod registrations;
+pub mod room;
 pub mod source;
 pub mod text;
 pub mod value;

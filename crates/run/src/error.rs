@@ -209,6 +209,6 @@ impl Error {
 
     /// The text with its causes, on one line.
     pub fn line(&self) -> String {
-        isthmus_region::error::with_causes(self)
+        isthmus_region::error::with_causes(self) + &isthmus_region::room::limit_told(self)
     }
 }

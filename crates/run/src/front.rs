@@ -85,20 +85,24 @@ pub fn ignored_signals() -> u64 {
         .unwrap_or(0)
 }
 
+fn in_background(name: &str, work: impl FnOnce() + Send + 'static) -> Result<()> {
+    let started = thread::Builder::new().name(name.into()).spawn(work);
+    started.map(drop).map_err(|e| Error::io("cannot start a thread", e))
+}
+
 fn watch_signals(events: Sender<Event>) -> Result<()> {
     let ignored = ignored_signals();
     let wanted = [SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2, SIGTSTP, SIGCONT]
         .into_iter()
         .filter(|signal| ignored & (1 << (signal - 1)) == 0);
     let mut signals = Signals::new(wanted).map_err(|e| Error::io("cannot watch signals", e))?;
-    thread::spawn(move || {
+    in_background("signals", move || {
         for signal in signals.forever() {
             if events.send(Event::Signal(signal)).is_err() {
                 return;
             }
         }
-    });
-    Ok(())
+    })
 }
 
 fn carry_out(spec: &RunSpec) -> Result<(i32, Option<String>)> {
@@ -131,19 +135,18 @@ fn carry_out(spec: &RunSpec) -> Result<(i32, Option<String>)> {
 fn watch_processes(job: &UnixStream, mut guardian: Child, events: Sender<Event>) -> Result<()> {
     let job = job.try_clone().map_err(|e| Error::io("cannot duplicate a socket", e))?;
     let send = events.clone();
-    thread::spawn(move || {
+    in_background("job", move || {
         while let Ok(Some((message, _))) = pass::receive(&job) {
             if send.send(Event::Job(message)).is_err() {
                 return;
             }
         }
         let _ = send.send(Event::JobSilent);
-    });
-    thread::spawn(move || {
+    })?;
+    in_background("guardian", move || {
         let _ = guardian.wait();
         let _ = events.send(Event::GuardianGone);
-    });
-    Ok(())
+    })
 }
 
 /// Until the guardian has ended.

@@ -58,7 +58,7 @@ pub fn main() -> i32 {
     match guard() {
         Ok(()) => 0,
         Err(e) => {
-            tell!("guardian: {e}");
+            tell!("guardian: {e}{}", isthmus_region::room::limit_told(&e));
             1
         }
     }

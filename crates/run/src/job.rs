@@ -21,6 +21,7 @@ use std::time::{Duration, Instant};
 
 use isthmus_guest::exec::exec_as;
 use isthmus_guest::wire::Request;
+use isthmus_region::room;
 use isthmus_vm::slow::Slow;
 use rustix::process::{Pid, Signal, getpid, kill_process, kill_process_group, set_child_subreaper};
 
@@ -34,6 +35,7 @@ use crate::mpi::{self, Flavour, Host, Mpi};
 use crate::runs::Description;
 use crate::service::{self, Service, StartService};
 use crate::spec::{BOOT_LIMIT_S, ExitCode, Net, RunSpec};
+use crate::starting::Starting;
 use crate::stats::{self, Stats};
 use crate::switch::{self, Switch};
 use crate::{leash, named, pass, rsh, rundir, stuck, terminal, tree};
@@ -100,8 +102,12 @@ pub fn main(platform: &Platform) -> i32 {
     let (events_in, events) = mpsc::channel();
     let Ok(Some((spec, _))) = pass::receive::<RunSpec>(&front) else { return 1 };
     let _ = pass::send(&front, &FromJob::Hello { pid: getpid().as_raw_nonzero().get() }, &[]);
-    let watched = watch_guardian(guardian, &start).and_then(|()| watch_front(&front, &start, &events_in));
-    let outcome = watched.and_then(|()| carry_out(platform, &spec, &start, input, &events_in, &events));
+    let (Ok(told), Ok(over)) = (front.try_clone(), guardian.try_clone()) else { return 1 };
+    let starting = Starting::new(told, over);
+    let watched =
+        watch_guardian(guardian, &start).and_then(|()| watch_front(&front, &start, &events_in, &starting));
+    let outcome =
+        watched.and_then(|()| carry_out(platform, &spec, &start, input, &starting, &events_in, &events));
     let (code, line) = match outcome {
         Ok(code) => (code, None),
         Err(e) => (e.exit_code(), Some(e.line())),
@@ -134,13 +140,16 @@ fn watch_guardian(guardian: UnixStream, start: &Start) -> Result<()> {
         .map_err(|e| Error::io("cannot start a thread", e))
 }
 
-fn watch_front(front: &UnixStream, start: &Start, events: &Sender<Event>) -> Result<()> {
+fn watch_front(front: &UnixStream, start: &Start, events: &Sender<Event>, starting: &Starting) -> Result<()> {
     let front = front.try_clone().map_err(|e| Error::io("cannot duplicate a socket", e))?;
-    let (start, events) = (start.clone(), events.clone());
+    let (start, events, starting) = (start.clone(), events.clone(), starting.clone());
     thread::Builder::new()
         .name("front".into())
         .spawn(move || {
             while let Ok(Some((ToJob::Signal(signal), _))) = pass::receive(&front) {
+                if ends(signal) {
+                    starting.end(&Error::Interrupted { signal });
+                }
                 let _ = events.send(Event::Signal(signal));
             }
             abandon(&start)
@@ -177,6 +186,7 @@ fn carry_out(
     spec: &RunSpec,
     start: &Start,
     input: OwnedFd,
+    starting: &Starting,
     events_in: &Sender<Event>,
     events: &Receiver<Event>,
 ) -> Result<i32> {
@@ -190,7 +200,9 @@ fn carry_out(
     }
     let writable = writable_directories(spec)?;
     let begin = Instant::now();
-    let mut parts = start_parts(platform, spec, dir, &writable, events_in)?;
+    let late = timed_out(spec, "\nthe run was still being made ready".into());
+    let mut parts =
+        starting.busy(deadline, || late, || start_parts(platform, spec, dir, &writable, events_in))?;
     if let Some(switch) = &parts.switch {
         describe(spec, start, &parts.machines)?;
         let names: Vec<&str> = parts.machines.iter().map(|m| m.name.as_str()).collect();
@@ -203,6 +215,12 @@ fn carry_out(
     let mut child = start_launcher(spec, &mpi, dir, &parts, input)?;
     let outcome =
         follow(spec, mpi.flavour, &mut child, &mapped, events_in, events, deadline, &parts.machines);
+    if !matches!(outcome, Ok(0) | Err(Error::Timeout { .. } | Error::LostVm { .. })) {
+        // Before anything is removed.
+        for line in rundir::short_of_room(dir) {
+            tell!("{line}");
+        }
+    }
     let net_bytes = if spec.net == Net::Tap { stats::sent_over_network(&parts.machines) } else { None };
     if let (Ok(_), Some(switch)) = (&outcome, &parts.switch) {
         report_lost_files(switch, &parts.machines, events);
@@ -230,9 +248,9 @@ fn describe(spec: &RunSpec, start: &Start, machines: &[Machine]) -> Result<()> {
         directory: std::env::current_dir().map_err(|e| Error::io("cannot tell the working directory", e))?,
         command: words.join(" "),
     };
-    description
-        .write(&start.dir)
-        .map_err(|e| Error::io(format!("cannot write into {}", start.dir.display()), e))
+    description.write(&start.dir).map_err(|e| {
+        Error::io(format!("cannot write into {}", start.dir.display()), room::told(e, &start.dir))
+    })
 }
 
 fn say(spec: &RunSpec, text: impl FnOnce() -> String) {
@@ -446,7 +464,8 @@ fn next(events: &Receiver<Event>, deadline: Option<Instant>) -> std::result::Res
 }
 
 fn write_file(path: &Path, content: &str) -> Result<()> {
-    fs::write(path, content).map_err(|e| Error::io(format!("cannot write {}", path.display()), e))
+    fs::write(path, content)
+        .map_err(|e| Error::io(format!("cannot write {}", path.display()), room::told(e, path)))
 }
 
 /// Says so where the program was built with another MPI than it is launched with.

@@ -28,6 +28,7 @@
 //! | [`machines`], [`lost_files`] | what a run needs of its VMs; what is lost with them |
 //! | `stats` | what --stats tells of a run |
 //! | [`leash`] | processes that must not outlive the job |
+//! | `starting` | a run that is asked to end before its VMs are there |
 //! | [`rundir`], [`tree`], [`pass`] | the run's directories, its processes, descriptors over sockets |
 
 #![forbid(unsafe_code)]
@@ -49,6 +50,7 @@ pub mod runs;
 pub mod service;
 pub mod session;
 pub mod spec;
+mod starting;
 mod stats;
 mod stuck;
 pub mod switch;

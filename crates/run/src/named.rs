@@ -7,6 +7,7 @@ use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
+use isthmus_region::room;
 use rustix::fs::{Access, access};
 
 /// Whether `file` can be written, or made where it is; nothing is changed.
@@ -28,11 +29,13 @@ pub fn may_write(file: &Path) -> io::Result<()> {
     }
 }
 
-/// Writes a file, or into a pipe with a name if somebody reads it: nobody is waited for.
+/// Writes a file, or into a pipe with a name if somebody reads it: nobody is waited for. Nothing is left of a file that was
+/// not there before and does not become whole.
 ///
 /// # Errors
 /// Why not.
 pub fn write(file: &Path, text: &str) -> io::Result<()> {
+    let was_there = fs::symlink_metadata(file).is_ok();
     let flags = i32::try_from(rustix::fs::OFlags::NONBLOCK.bits()).unwrap_or(0);
     let mut options = fs::OpenOptions::new();
     options.write(true).create(true).truncate(true).custom_flags(flags);
@@ -40,9 +43,12 @@ pub fn write(file: &Path, text: &str) -> io::Result<()> {
         Some(code) if code == rustix::io::Errno::NXIO.raw_os_error() => {
             io::Error::new(io::ErrorKind::BrokenPipe, "nobody reads this pipe")
         }
-        _ => e,
+        _ => room::told(e, file),
     })?;
-    open.write_all(text.as_bytes())
+    open.write_all(text.as_bytes()).map_err(|e| {
+        room::give_up(&open, file, was_there);
+        room::told(e, file)
+    })
 }
 
 /// Whether a launcher finds the program that `word` names: at that path, or for a bare name on `path` or in the working

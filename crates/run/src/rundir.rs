@@ -8,6 +8,8 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::Duration;
 
+use isthmus_region::room;
+
 use crate::error::{Error, Result};
 
 /// Longest base directory: a UNIX socket's path has 107 bytes, and ours must fit below.
@@ -15,6 +17,14 @@ const MAX_BASE_BYTES: usize = 60;
 
 /// How the names of run directories begin.
 pub const PREFIX: &str = "isthmus-";
+
+/// Bytes left that are few for a run's files.
+const LITTLE: u64 = 1 << 20;
+/// The same for what MPIs share in memory: Open MPI asks for so much at once.
+const LITTLE_SHARED: u64 = 16 << 20;
+
+/// Open files that are few for a launcher.
+const FEW_FILES: u64 = 128;
 
 /// How often a removal is tried, and how long to wait between.
 const ATTEMPTS: u32 = 50;
@@ -54,9 +64,35 @@ pub fn make(dir: &Path) -> Result<()> {
         DirBuilder::new()
             .mode(0o700)
             .create(path)
-            .map_err(|e| Error::io(format!("cannot make {}", path.display()), e))?;
+            .map_err(|e| Error::io(format!("cannot make {}", path.display()), room::told(e, path)))?;
     }
     Ok(())
+}
+
+/// What is told of both directories, and of a limit, after a job that did not end well: launchers and ranks map files there, and
+/// where there is no room left for one, they die of it without a word.
+pub(crate) fn short_of_room(dir: &Path) -> Vec<String> {
+    let twin = shm_twin(dir);
+    let places = [
+        (dir, LITTLE, "make room there, or set XDG_RUNTIME_DIR to a directory of yours elsewhere"),
+        (&twin, LITTLE_SHARED, "make room there, or mount it larger (a container's --shm-size)"),
+    ];
+    let few = rustix::process::getrlimit(rustix::process::Resource::Nofile)
+        .current
+        .filter(|most| *most < FEW_FILES);
+    let few = few.map(|most| {
+        format!("a process may have only {most} files open here: if that is why the job failed, raise the limit (ulimit -n)")
+    });
+    let short = places.into_iter().filter_map(|(place, least, way_out)| {
+        let (bytes, mount) = room::left(place).filter(|(bytes, _)| *bytes < least)?;
+        Some(format!(
+            "the file system at {} has {} KiB left, and the MPI keeps files of the job there, in {}: if that is why it failed, {way_out}",
+            mount.display(),
+            bytes >> 10,
+            place.display()
+        ))
+    });
+    short.chain(few).collect()
 }
 
 /// Removes both directories and all that is in them; `keep` leaves the first.

@@ -57,8 +57,8 @@ pub trait StartService {
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Embedded;
 
-fn failed(e: &dyn std::error::Error) -> Error {
-    Error::Service(isthmus_region::error::with_causes(e))
+fn failed(e: &(dyn std::error::Error + 'static)) -> Error {
+    Error::Service(isthmus_region::error::with_causes(e) + &isthmus_region::room::limit_told(e))
 }
 
 impl StartService for Embedded {

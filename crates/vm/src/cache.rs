@@ -1,9 +1,11 @@
 //! The user's cache directory: kernels, initramfs images, the KVM verdict. Everything in it can be deleted at any time.
 
 use crate::error::{Error, Result};
+use isthmus_region::room;
 use rustix::fs::{FlockOperation, flock};
 use std::fs::{self, File, OpenOptions};
 use std::hash::{DefaultHasher, Hash, Hasher};
+use std::io::{self, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
@@ -17,6 +19,9 @@ pub fn dir() -> Result<PathBuf> {
     Ok(dir)
 }
 
+/// What helps where the cache cannot be written.
+pub const ELSEWHERE: &str = "set XDG_CACHE_HOME to a directory elsewhere";
+
 fn absolute(variable: &str) -> Option<PathBuf> {
     // The XDG rules say that a relative path is to be ignored.
     std::env::var_os(variable).map(PathBuf::from).filter(|path| path.is_absolute())
@@ -24,7 +29,20 @@ fn absolute(variable: &str) -> Option<PathBuf> {
 
 /// Creates a directory of the cache and its parents.
 pub fn make(dir: &Path) -> Result<()> {
-    fs::create_dir_all(dir).map_err(Error::io(format!("create the cache directory {}", dir.display())))
+    fs::create_dir_all(dir)
+        .map_err(|e| Error::io(format!("create the cache directory {}", dir.display()))(told(e, dir)))
+}
+
+/// As [`room::told`], with the way out that a cache has.
+pub fn told(error: io::Error, path: &Path) -> io::Error {
+    use io::ErrorKind::{PermissionDenied, QuotaExceeded, ReadOnlyFilesystem, StorageFull};
+    let kind = error.kind();
+    let told = room::told(error, path);
+    match kind {
+        StorageFull | QuotaExceeded => io::Error::new(kind, format!("{told}, or {ELSEWHERE}")),
+        ReadOnlyFilesystem | PermissionDenied => io::Error::new(kind, format!("{told}; {ELSEWHERE}")),
+        _ => told,
+    }
 }
 
 /// An exclusive lock on one part of the cache, held until dropped; the kernel drops it with a killed process.
@@ -40,7 +58,7 @@ pub fn lock(dir: &Path, name: &str) -> Result<Lock> {
         .truncate(false)
         .write(true)
         .open(&path)
-        .map_err(Error::io(format!("open {}", path.display())))?;
+        .map_err(|e| Error::io(format!("open {}", path.display()))(told(e, &path)))?;
     flock(&file, FlockOperation::LockExclusive)
         .map_err(|error| Error::io(format!("lock {}", path.display()))(error.into()))?;
     Ok(Lock { _file: file })
@@ -66,6 +84,19 @@ pub fn key_text(hasher: &DefaultHasher) -> String {
 /// Writes a file so that others see either nothing or all of it.
 pub fn write_atomically(path: &Path, content: &[u8]) -> Result<()> {
     let temporary = path.with_extension(format!("tmp{}", std::process::id()));
-    fs::write(&temporary, content).map_err(Error::io(format!("write {}", temporary.display())))?;
+    write(&temporary, content)?;
     fs::rename(&temporary, path).map_err(Error::io(format!("create {}", path.display())))
+}
+
+/// Writes a file to the disk itself: one that is renamed into its place must not lose its content where the machine stops.
+/// Nothing is left of one that could not be written.
+pub fn write(path: &Path, content: &[u8]) -> Result<()> {
+    File::create(path).and_then(|mut file| file.write_all(content).and_then(|()| file.sync_all())).map_err(
+        |e| {
+            let e = told(e, path);
+            // The error is what counts.
+            let _ = fs::remove_file(path);
+            Error::io(format!("write {}", path.display()))(e)
+        },
+    )
 }

@@ -145,8 +145,14 @@ mod tests {
         std::fs::write(&copy, small).unwrap();
         let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
         std::fs::set_permissions(&copy, mode).unwrap();
-        let status =
-            std::process::Command::new(&copy).arg("--list").stdout(std::process::Stdio::null()).status();
+        let run =
+            || std::process::Command::new(&copy).arg("--list").stdout(std::process::Stdio::null()).status();
+        let mut status = run();
+        // A process that another test has forked, and that has not executed its program yet, holds the file open for writing.
+        while status.as_ref().is_err_and(|e| e.kind() == std::io::ErrorKind::ExecutableFileBusy) {
+            std::thread::sleep(std::time::Duration::from_millis(5));
+            status = run();
+        }
         std::fs::remove_file(&copy).unwrap();
         assert!(status.unwrap().success());
     }

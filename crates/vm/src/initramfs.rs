@@ -52,12 +52,14 @@ pub fn base(kernel: &Kernel) -> Result<PathBuf> {
 pub fn for_vm(base: &Path, config: &BootConfig, out: &Path) -> Result<()> {
     let mut archive = cpio::Writer::new();
     archive.file(PATH, 0o600, &config.to_json());
-    fs::copy(base, out).map_err(Error::io(format!("copy {} to {}", base.display(), out.display())))?;
+    let told = |e| isthmus_region::room::told(e, out);
+    fs::copy(base, out)
+        .map_err(|e| Error::io(format!("copy {} to {}", base.display(), out.display()))(told(e)))?;
     fs::File::options()
         .append(true)
         .open(out)
         .and_then(|mut file| file.write_all(&archive.finish()))
-        .map_err(Error::io(format!("write {}", out.display())))
+        .map_err(|e| Error::io(format!("write {}", out.display()))(told(e)))
 }
 
 fn pack(exe: &Path, libraries: &BTreeSet<PathBuf>, modules: &Path) -> Result<Vec<u8>> {

@@ -10,6 +10,7 @@
 //! `apt-get download` as any user, with package lists of our own if the system has none.
 
 use crate::cache;
+use crate::download;
 use crate::error::{Error, Result};
 use crate::programs;
 use std::collections::{BTreeMap, BTreeSet};
@@ -156,43 +157,74 @@ fn download(kernels: &Path, progress: &mut dyn FnMut(&str)) -> Result<Kernel> {
     })?;
     let work = kernels.join(format!(".new-apt-{}", std::process::id()));
     cache::make(&work)?;
-    let result = download_in(&work, kernels, progress);
+    let result = download_in(&work, kernels, progress).map_err(|error| short_of_room(error, &work));
     // The .deb and its unpacked tree are hundreds of megabytes; the next run would remove them at the latest.
     let _ = fs::remove_dir_all(&work);
     result
 }
 
-fn download_in(work: &Path, kernels: &Path, progress: &mut dyn FnMut(&str)) -> Result<Kernel> {
-    let mut options = apt_options(work, false);
-    let mut package = resolve(&options)?;
-    if package.is_none() {
-        progress("fetching package lists into the cache (this system has none)");
-        options = apt_options(work, true);
-        for dir in ["state/lists/partial", "cache/archives/partial"] {
-            cache::make(&work.join(dir))?;
+/// Removes what this process has half done, for when it is ended in the middle of it.
+pub fn abandon() {
+    let Ok(kernels) = cache::dir().map(|dir| dir.join("kernels")) else { return };
+    let own = format!("-{}", std::process::id());
+    for entry in fs::read_dir(kernels).into_iter().flatten().flatten() {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        if name.starts_with(".new-") && name.ends_with(&own) {
+            // What is being written there this moment goes before the next download.
+            let _ = fs::remove_dir_all(entry.path());
         }
-        programs::output("apt-get", "apt", [options.clone(), words(&["-q", "update"])].concat())?;
-        package = resolve(&options)?;
     }
-    let package = package.ok_or_else(|| Error::NoKernel {
-        reason: format!("apt knows no package {META_PACKAGE} (is this Debian?)"),
-    })?;
-    progress(&format!("downloading {package} (about 70 MB, once)"));
-    let mut command = std::process::Command::new(programs::need("apt-get", "apt")?);
-    command
-        .args(&options)
-        .args(["-q", "download", &package])
-        .current_dir(work)
-        .env("LC_ALL", "C")
-        .stdin(std::process::Stdio::null());
-    let output = command.output().map_err(Error::io("run apt-get download"))?;
-    if !output.status.success() {
-        return Err(Error::ProgramFailed {
-            command: programs::describe(&command),
-            status: output.status.to_string(),
-            stderr: String::from_utf8_lossy(&output.stderr).trim().to_owned(),
-        });
+}
+
+/// Helper programs do not say which file system has no room.
+fn short_of_room(error: Error, work: &Path) -> Error {
+    const LITTLE: u64 = 8 << 20;
+    match isthmus_region::room::left(work) {
+        Some((bytes, mount)) if bytes < LITTLE && matches!(error, Error::ProgramFailed { .. }) => {
+            Error::NoKernel {
+                reason: format!(
+                    "{error}; the file system at {} has {} KiB left, and some 700 MB are needed for a moment: make room \
+                 there, or {}",
+                    mount.display(),
+                    bytes >> 10,
+                    cache::ELSEWHERE
+                ),
+            }
+        }
+        _ => error,
     }
+}
+
+fn download_in(work: &Path, kernels: &Path, progress: &mut dyn FnMut(&str)) -> Result<Kernel> {
+    let mut got = None;
+    let options = apt_options(work, false);
+    if let Some(package) = resolve(&options)? {
+        match download_package(&options, &package, work, progress) {
+            Ok(()) => got = Some(package),
+            // Lists that are months old name versions that the archive has no more.
+            Err(Error::ProgramFailed { stderr, .. }) if stderr.contains("404") => {
+                progress("the archive has no such version any more");
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    let package = match got {
+        Some(package) => package,
+        None => {
+            progress("fetching package lists into the cache (this system has none that serve)");
+            let options = apt_options(work, true);
+            for dir in ["state/lists/partial", "cache/archives/partial"] {
+                cache::make(&work.join(dir))?;
+            }
+            let update = [options.clone(), words(&["-q", "update"])].concat();
+            download::watched("the package lists", &update, work, progress)?;
+            let package = resolve(&options)?.ok_or_else(|| Error::NoKernel {
+                reason: format!("apt knows no package {META_PACKAGE} (is this Debian?)"),
+            })?;
+            download_package(&options, &package, work, progress)?;
+            package
+        }
+    };
     let deb = fs::read_dir(work)
         .map_err(Error::io("read the download directory"))?
         .flatten()
@@ -212,6 +244,17 @@ fn download_in(work: &Path, kernels: &Path, progress: &mut dyn FnMut(&str)) -> R
     make(kernels, &release, &release, &image, Some(&modules))
 }
 
+fn download_package(
+    options: &[OsString],
+    package: &str,
+    work: &Path,
+    progress: &mut dyn FnMut(&str),
+) -> Result<()> {
+    progress(&format!("downloading {package} (about 70 MB, once)"));
+    let arguments = [options, &words(&["-q", "download", package])].concat();
+    download::watched(package, &arguments, work, progress)
+}
+
 /// Debian 12 has them in /lib, Debian 13 in /usr/lib.
 fn module_tree(root: &Path, release: &str) -> Option<PathBuf> {
     ["lib/modules", "usr/lib/modules"]
@@ -228,6 +271,8 @@ fn words(words: &[&str]) -> Vec<OsString> {
 fn apt_options(work: &Path, private: bool) -> Vec<OsString> {
     // As root, apt would download as the user _apt, who may not write into root's cache, and warn about it.
     let mut options = vec!["APT::Sandbox::User=root".to_owned()];
+    // A connection that breaks off or stands still is made anew, and the file goes on where it was.
+    options.extend(["Retries=3", "http::Timeout=15", "https::Timeout=15"].map(|o| format!("Acquire::{o}")));
     if private {
         let work = work.display();
         options.push(format!("Dir::State={work}/state"));
@@ -305,9 +350,7 @@ fn make(kernels: &Path, name: &str, release: &str, image: &Path, modules: Option
         cache::make(&target_modules)?;
         let packed = fs::read(image).map_err(Error::io(format!("read {}", image.display())))?;
         let vmlinux = decompress_kernel(image, &packed)?;
-        let write = |path: PathBuf, data: &[u8]| {
-            fs::write(&path, data).map_err(Error::io(format!("write {}", path.display())))
-        };
+        let write = |path: PathBuf, data: &[u8]| cache::write(&path, data);
         write(new.join("vmlinux"), &vmlinux)?;
         write(new.join("release"), release.as_bytes())?;
         let mut order = String::new();

@@ -17,6 +17,7 @@ pub mod accel;
 pub mod boot_config;
 pub mod cache;
 pub mod cpio;
+mod download;
 pub mod elf;
 mod error;
 pub mod initramfs;

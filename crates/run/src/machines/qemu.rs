@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use isthmus_guest::wakes::WAKE_PORT;
 use isthmus_guest::wire::{CONTROL_PORT, EXEC_PORT, RELAY_PORT, WIRE_PORT};
 use isthmus_region::error::with_causes;
+use isthmus_region::room;
 use isthmus_vm::accel::{self, Choice};
 use isthmus_vm::boot_config::{BootConfig, GuestShare, HostEntry, Interface, InterfaceKind, ROOT_TAG};
 use isthmus_vm::qemu::{Ivshmem, Share, Tap, Vm, VmConfig};
@@ -96,7 +97,8 @@ impl Common {
         let name = &plan.names[index];
         let failed = |e: isthmus_vm::Error| boot(name, &e);
         let own = plan.dir.join(name);
-        std::fs::create_dir(&own).map_err(|e| Error::io(format!("cannot make {}", own.display()), e))?;
+        std::fs::create_dir(&own)
+            .map_err(|e| Error::io(format!("cannot make {}", own.display()), room::told(e, &own)))?;
         let mac = format!("52:54:00:69:{:02x}:{:02x}", (index >> 8) & 0xff, index & 0xff);
         let address = address(plan.spec.net, index);
         let kind = match plan.spec.net {

@@ -59,7 +59,15 @@ fn identify(launcher: &Path) -> Result<Mpi> {
         .map_err(|e| Error::io(format!("cannot run {} --version", launcher.display()), e))?;
     let text = String::from_utf8_lossy(&output.stdout);
     let Some((flavour, version)) = parse_version(&text) else {
-        let said = text.lines().next().unwrap_or("it printed nothing").trim().to_owned();
+        // One that fails says why on standard error: Open MPI without HOME, for instance.
+        let errors = String::from_utf8_lossy(&output.stderr);
+        let said = text.lines().chain(errors.lines()).map(str::trim).find(|line| !line.is_empty());
+        let said = match (said, output.status.success()) {
+            (Some(said), true) => said.to_owned(),
+            (said, _) => {
+                format!("--version ended with {}: {}", output.status, said.unwrap_or("it printed nothing"))
+            }
+        };
         return Err(Error::UnknownMpi { launcher: launcher.to_owned(), said });
     };
     Ok(Mpi { flavour, version, launcher: launcher.to_owned() })

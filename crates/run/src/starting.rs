@@ -1,0 +1,74 @@
+//! A run that is still being made ready when it is asked to end.
+//!
+//! The thread that starts VMs hears nobody meanwhile: it may be downloading a kernel, and QEMU must be started from there
+//! and nowhere else (see [`crate::leash`]). So who hears a signal, or that the time is over, ends the run in its place.
+
+use std::net::Shutdown;
+use std::os::unix::net::UnixStream;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::Instant;
+
+use crate::error::{Error, Result};
+use crate::front::FromJob;
+use crate::pass;
+
+/// Shared by all who may end the run.
+#[derive(Clone)]
+pub(crate) struct Starting(Arc<Mutex<State>>);
+
+struct State {
+    front: UnixStream,
+    guardian: UnixStream,
+    busy: bool,
+}
+
+impl Starting {
+    pub(crate) fn new(front: UnixStream, guardian: UnixStream) -> Self {
+        Self(Arc::new(Mutex::new(State { front, guardian, busy: false })))
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Does `work`, which a call of [`Self::end`], or `deadline` with `late`, may put an end to: then this never returns.
+    pub(crate) fn busy<T>(
+        &self,
+        deadline: Option<Instant>,
+        late: impl FnOnce() -> Error + Send + 'static,
+        work: impl FnOnce() -> Result<T>,
+    ) -> Result<T> {
+        self.state().busy = true;
+        if let Some(deadline) = deadline {
+            let other = self.clone();
+            thread::Builder::new()
+                .name("deadline".into())
+                .spawn(move || {
+                    thread::sleep(deadline.saturating_duration_since(Instant::now()));
+                    other.end(&late());
+                })
+                .map_err(|e| Error::io("cannot start a thread", e))?;
+        }
+        let done = work();
+        // Waits for ever where the run was ended meanwhile.
+        self.state().busy = false;
+        done
+    }
+
+    /// Ends the run with `error` if it is still being made ready: does not return then.
+    pub(crate) fn end(&self, error: &Error) {
+        let state = self.state();
+        if !state.busy {
+            return;
+        }
+        isthmus_vm::kernel::abandon();
+        let done = FromJob::Done { code: error.exit_code(), line: Some(error.line()) };
+        let _ = pass::send(&state.front, &done, &[]);
+        // As at every end of a job: the guardian does the rest, this process last. Nobody else gets the lock.
+        let _ = state.guardian.shutdown(Shutdown::Write);
+        loop {
+            thread::park();
+        }
+    }
+}
