@@ -544,7 +544,8 @@ impl Incoming {
             return Request::None;
         }
         if asked > read {
-            return Request::Later;
+            // An honest sender has published what it asks to be read.
+            return if self.arrived().is_some() { Request::Later } else { Request::None };
         }
         self.woken_at = asked;
         Request::Now

@@ -420,3 +420,70 @@ fn an_incarnation_that_never_holds_still_costs_no_memory() {
     let number = a.resolve(&late.address()).unwrap().0;
     assert!(number < 8, "{number} numbers of peers");
 }
+
+#[test]
+fn a_post_that_waits_for_room_is_not_ended_by_its_target_while_its_buffer_is_lent() {
+    for (code, expected) in [(0, Status::PeerGone), (1, Status::NoKey)] {
+        let world = World::new(2, 8 << 20);
+        let (mut a, mut b) = (world.patient_endpoint(0), world.endpoint(1));
+        let (to_b, to_a) = (a.resolve(&b.address()).unwrap(), b.resolve(&a.address()).unwrap());
+        let (mut short, mut long) = (vec![1; 8], vec![7; 1000]);
+        let (short, bufs) = ([buf(&mut short)], [buf(&mut long)]);
+        for tag in 0..64 {
+            assert_eq!(a.send(&message(to_b, tag, &short)), Ok(Posted::Done));
+        }
+        let last = isthmus_transport::Send { delivered: true, ..message(to_b, 99, &bufs) };
+        assert_eq!(a.send(&last), Ok(Posted::Pending));
+        assert!(b.push_raw(to_a, &[head(kind::DONE, 0, 0), FIRST, code, 0, 0, 0, 0, 0]));
+        let mut ends = polls(&mut a, 1000);
+        assert_eq!(ends.pop().map(|end| (end.ticket.context, end.status)), Some((1099, expected)), "{code}");
+        assert!(ends.is_empty() && a.backlog_bytes() == 0);
+        // The program has its buffer back: what comes now must not be what it writes.
+        long.fill(0xee);
+        let mut back = vec![0; 1000];
+        let into = [buf(&mut back)];
+        b.receive(&receive(any(99), &into)).unwrap();
+        for _ in 0..2000 {
+            b.progress();
+            a.progress();
+        }
+        assert!(b.pop().is_none_or(|end| end.status != Status::Ok), "it was sent all the same");
+        assert!(a.pop().is_none());
+    }
+}
+
+#[test]
+fn a_read_position_that_cannot_be_ends_the_post_that_meets_it() {
+    let world = World::new(2, 8 << 20);
+    let (mut a, b) = (world.patient_endpoint(0), world.endpoint(1));
+    let mut b = b;
+    let to_b = a.resolve(&b.address()).unwrap();
+    let mut out = vec![1; 8];
+    let bufs = [buf(&mut out)];
+    assert!(a.send(&message(to_b, 0, &bufs)).is_ok());
+    for _ in 0..600 {
+        b.progress();
+        a.progress();
+    }
+    // As many as the queue has before the next one waits.
+    let mut pending = 0;
+    for tag in 0..5000 {
+        pending += usize::from(a.send(&message(to_b, tag, &bufs)) == Ok(Posted::Pending));
+    }
+    assert!(pending > 4096);
+    // Where the receiver says how far it has read.
+    let (member, _) = world.attach(0);
+    let (_, theirs) = member.directory(1).unwrap();
+    let endpoints = member.region().shape().endpoints;
+    let block_at = theirs.endpoint(b.address().slot.local(endpoints)).unwrap().block;
+    let accepts = theirs.section().word("block", block_at + block::ACCEPTS).unwrap().get();
+    let read = theirs.section().word("read", accepts + 64 + isthmus_region::format::accept::READ).unwrap();
+    assert_eq!(read.get(), 1);
+    read.set(1 << 40);
+    let refused = a.send(&message(to_b, 1, &bufs));
+    let ends = polls(&mut a, 8000);
+    assert!(ends.iter().all(|end| end.status == Status::PeerGone));
+    let expected = pending + usize::from(refused == Ok(Posted::Pending));
+    assert_eq!((ends.len(), a.backlog_bytes()), (expected, 0), "{refused:?}");
+    std::mem::forget(b);
+}

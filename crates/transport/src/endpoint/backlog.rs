@@ -15,11 +15,12 @@ use isthmus_lockfree::slot::Message;
 use isthmus_region::counters::{Counter, LaneCounter};
 use isthmus_region::local::LocalBuf;
 
+use super::table::Operation;
 use super::{Because, Endpoint};
 use crate::lane::{Outgoing, Size};
 use crate::matching::Bufs;
 use crate::types::{Completion, PeerId, PostError};
-use crate::wire::{self, kind};
+use crate::wire::{self, flag, kind};
 
 /// Queued posts to one peer from which on the next one waits for its receiver for a moment.
 const LONG: usize = 4096;
@@ -50,6 +51,11 @@ impl Payload {
         Ok(Self::Copied(bytes.into()))
     }
 
+    /// Whether it is read from the caller's buffers when its message goes.
+    pub(super) fn is_lent(&self) -> bool {
+        matches!(self, Self::Lent(_))
+    }
+
     /// Its bytes, if it needs a place in the data ring.
     fn len(&self) -> Option<u64> {
         match self {
@@ -73,14 +79,28 @@ pub(super) struct Queued {
 }
 
 impl Queued {
+    /// The operation of ours that ends with `DONE`, if the payload is to be confirmed.
+    fn awaited(&self) -> Option<u64> {
+        match wire::kind_of(self.message[0]) {
+            kind::EAGER if wire::flags_of(self.message[0]) & flag::ACK != 0 => Some(self.message[5]),
+            kind::WRITE => Some(self.message[1]),
+            _ => None,
+        }
+    }
+
     /// Bytes that it takes of the process's memory.
     fn bytes(&self) -> u64 {
         Self::bytes_with(&self.payload)
     }
 
     fn bytes_with(payload: &Payload) -> u64 {
-        let copied = if let Payload::Copied(bytes) = payload { bytes.len() } else { 0 };
-        (size_of::<Self>() + copied) as u64
+        let further = match payload {
+            Payload::Copied(bytes) => bytes.len(),
+            Payload::Lent(Bufs::Many(bufs)) => size_of_val::<[LocalBuf]>(bufs),
+            _ => 0,
+        };
+        // A queue that has grown may be twice as long as what is in it; an operation waits beside most posts.
+        (2 * size_of::<Self>() + size_of::<Operation>() + further) as u64
     }
 }
 
@@ -164,6 +184,7 @@ impl Endpoint {
         crate::fault::step(crate::fault::Step::ReplyOwed);
         if !self.flush_replies(to) {
             self.mark_busy(to);
+            self.look_up();
         }
     }
 
@@ -182,6 +203,10 @@ impl Endpoint {
         self.tally.add(Counter::Stalls, 1);
         self.peers[to.0 as usize].sent.add(LaneCounter::Stalls, 1);
         self.wait_for_receiver(to);
+        if self.peers[to.0 as usize].gone {
+            // What the wait found of it has ended all that there was with it.
+            return Err(PostError::PeerGone);
+        }
         let payload = if bufs.is_empty() && copied { Ok(Payload::None) } else { Payload::of(bufs, copied) };
         let posts = &mut self.peers[to.0 as usize].backlog.posts;
         let most = self.config.backlog_bytes.saturating_sub(self.backlog_bytes);
@@ -211,6 +236,14 @@ impl Endpoint {
         self.backlog_bytes += post.bytes();
         self.peers[to.0 as usize].backlog.push_post(post);
         self.mark_busy(to);
+        self.look_up();
+    }
+
+    /// Wakes the threads that sleep here: what waits for room now was not asked for when they fell asleep.
+    fn look_up(&mut self) {
+        if self.asleep.is_some() {
+            self.rouse();
+        }
     }
 
     /// Waits for a moment where much is queued and the receiver takes it.
@@ -322,6 +355,12 @@ impl Endpoint {
             next.message[wire::offset_word(next.message[0])] = at;
         }
         let announced = out.push(&next.message, next.count);
+        if next.payload.is_lent()
+            && let Some(id) = next.awaited()
+            && let Some(Operation::Await { sending, .. }) = self.operations.get(id, to)
+        {
+            *sending = false;
+        }
         if is_post {
             let (len, counter) = match wire::kind_of(next.message[0]) {
                 kind::INLINE => (Some(wire::inline_len(next.message[0]) as u64), None),
@@ -337,8 +376,21 @@ impl Endpoint {
         if announced {
             self.announced(to);
         }
-        self.completions.extend(next.then);
+        if let Some(then) = next.then {
+            self.completions.push_back(then);
+            self.look_up();
+        }
         true
+    }
+
+    /// Forgets the post of operation `id`, which has ended before its message went.
+    pub(super) fn drop_post(&mut self, to: PeerId, id: u64) {
+        let backlog = &mut self.peers[to.0 as usize].backlog;
+        let Some(at) = backlog.posts.iter().position(|post| post.awaited() == Some(id)) else { return };
+        if let Some(post) = backlog.posts.remove(at) {
+            backlog.count -= 1;
+            self.backlog_bytes = self.backlog_bytes.saturating_sub(post.bytes());
+        }
     }
 
     /// Takes all that waits for a peer that is gone; gives the ends of posts.

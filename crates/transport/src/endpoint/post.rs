@@ -285,7 +285,8 @@ impl Endpoint {
         let payload = self.make_space(to, send.bufs, send.inject)?;
         let mut message = [wire::head(kind::EAGER, flags, 0), tag, data, len, 0, 0, 0, 0];
         if delivered {
-            message[5] = self.operations.insert(Operation::Await { to, then, sending: false });
+            let sending = payload.is_lent();
+            message[5] = self.operations.insert(Operation::Await { to, then, sending });
             self.queue(to, &message, 6, payload, None);
         } else {
             self.queue(to, &message, 5, payload, (!send.inject).then_some(then));
@@ -538,7 +539,8 @@ impl Endpoint {
         if len <= self.eager_bytes(rma.to) || rma.inject {
             let offset = ready.and_then(|()| self.stage(rma.to, rma.bufs, len));
             let staged = self.or_queued(offset, rma.to, rma.bufs, rma.inject)?;
-            let id = self.operations.insert(Operation::Await { to: rma.to, then, sending: false });
+            let sending = staged.as_ref().is_err_and(Payload::is_lent);
+            let id = self.operations.insert(Operation::Await { to: rma.to, then, sending });
             let at = staged.as_ref().copied().unwrap_or(0);
             let message = [wire::head(kind::WRITE, flags, 0), id, rma.key, rma.addr, len, at, data, 0];
             self.push_or_queue(staged.map(|_| ()), rma.to, &message, 7);

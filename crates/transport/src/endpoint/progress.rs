@@ -834,6 +834,7 @@ impl Endpoint {
             Some(Operation::Await { .. }) if status != Status::Ok => {
                 let id = Some(message[1]);
                 self.peers[source.0 as usize].pushes.retain(|push| push.awaited != id);
+                self.drop_post(source, message[1]);
             }
             Some(Operation::Offer { .. }) if status != Status::Ok => {}
             _ => return Err(Faulty),
@@ -1054,11 +1055,13 @@ impl Endpoint {
     /// Goes on with what waits for room and with the pipelines of one peer. The pipelines take few slots at a time, so they
     /// come before the posts, of which there may be many.
     pub(super) fn pump_peer(&mut self, to: PeerId) -> bool {
+        let replies = self.peers[to.0 as usize].backlog.count();
         if !self.flush_replies(to) {
-            return false;
+            return self.peers[to.0 as usize].backlog.count() < replies;
         }
         let mut moved = self.push_chunks(to);
         let before = self.peers[to.0 as usize].backlog.count();
+        moved |= before < replies;
         if before > 0 {
             self.flush_backlog(to);
             moved |= self.peers[to.0 as usize].backlog.count() < before;

@@ -153,6 +153,13 @@ impl Endpoint {
             let to = self.busy[k];
             self.look_for_accept(to);
             let peer = &mut self.peers[to.0 as usize];
+            // Behind the fence of the sleep word: what the receiver had read before it could see that is seen here, and what is
+            // asked for is ahead of it.
+            if peer.out.as_mut().is_some_and(|out| out.refresh().is_err()) {
+                // The look that decides finds it, too.
+                unasked = true;
+                continue;
+            }
             match peer.out.as_mut().map_or(Asked::No, Outgoing::ask_for_room) {
                 Asked::Before => {}
                 Asked::Now => self.announced(to),
