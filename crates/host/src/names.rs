@@ -293,6 +293,10 @@ impl Registry {
         let at =
             self.find(kind, name).ok_or_else(|| No(Code::NotFound, format!("there is no {}", what())))?;
         if let Some(object) = self.entries[at].object.as_mut() {
+            // Which user asks is an agent's word, and a root of any VM is none of the host's.
+            if kind == Kind::Endpoint && object.info.creator != Some(asker.party) {
+                return Err(No(Code::Denied, format!("{} is another process's", what())));
+            }
             let uid = asker.user.0;
             if uid != 0 && uid != object.info.owner.0 {
                 let text = format!(
@@ -511,5 +515,25 @@ mod tests {
         ] {
             assert_eq!(ask(name.clone(), slot, or_open), Some(Code::Denied), "{name} {slot} {or_open}");
         }
+        // A name goes with its process and is that process's to take back, whoever says that it is root.
+        let kept = NewObject {
+            kind: Kind::Endpoint,
+            name: endpoint::name_of(1, "kept"),
+            len: 1,
+            mode: 0o600,
+            ends_with_creator: false,
+            params: [16, 1, 0, 0],
+            or_open: false,
+        };
+        let wide = NewObject { len: 1 << 19, ends_with_creator: true, ..kept.clone() };
+        let another = Asker { party: Party::new(0, 2, 1), user: (0, 0) };
+        let unlink = Request::Unlink { kind: Kind::Endpoint, name: endpoint::name_of(1, "9228") };
+        for (asker, request) in
+            [(asker, Request::Create(kept)), (asker, Request::Create(wide)), (another, unlink.clone())]
+        {
+            let answer = registry.answer(asker, &request);
+            assert!(matches!(answer, Reply::Refused { code: Code::Denied, .. }), "{request:?}: {answer:?}");
+        }
+        assert!(matches!(registry.answer(asker, &unlink), Reply::Done));
     }
 }

@@ -128,8 +128,8 @@ impl Av {
                     log!(self.core(), INFO, AV, "no endpoint has the name {name} yet");
                     return Err(FI_EAGAIN);
                 };
-                self.table.write().unwrap_or_else(PoisonError::into_inner).settle(number, address);
-                Ok(address)
+                // Another thread may have been first.
+                Ok(self.table.write().unwrap_or_else(PoisonError::into_inner).settle(number, address))
             }
         }
     }
@@ -144,8 +144,14 @@ impl Av {
                 None => table.unknown().collect(),
             }
         };
-        // It may have a name here that was not used yet.
-        unknown.into_iter().find(|number| self.address(*number).as_ref() == Ok(address))
+        // It may have a name here that was not used yet; the other names stay as they are.
+        let stands_for = |number: &u64| match self.entry(*number)?.place {
+            Place::Name(name) => names::find(self.core(), &self.domain.member, &name),
+            Place::Endpoint(_) => None,
+        };
+        let number = unknown.into_iter().find(|number| stands_for(number).as_ref() == Some(address))?;
+        self.table.write().unwrap_or_else(PoisonError::into_inner).settle(number, *address);
+        Some(number)
     }
 
     fn add(&self, bytes: &[u8]) -> Result<u64, c_int> {
@@ -198,15 +204,17 @@ impl Av {
 }
 
 impl Table {
-    /// Notes which endpoint a number stands for.
-    fn settle(&mut self, number: u64, address: Address) {
+    /// Notes which endpoint a number stands for, unless that is known; gives what stands.
+    fn settle(&mut self, number: u64, address: Address) -> Address {
         let entry =
             usize::try_from(number).ok().and_then(|n| self.entries.get_mut(n)).and_then(Option::as_mut);
-        if let Some(entry) = entry.filter(|e| e.address.is_none()) {
+        let Some(entry) = entry else { return address };
+        if entry.address.is_none() {
             entry.address = Some(address);
             self.unknown -= 1;
             self.numbers.entry(address).or_insert(number);
         }
+        entry.address.unwrap_or(address)
     }
 
     /// Numbers of names for which no endpoint was found yet.

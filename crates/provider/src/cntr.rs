@@ -2,6 +2,7 @@
 
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
+use std::time::Instant;
 
 use isthmus_cabi::Poison;
 use isthmus_fabric_sys::*;
@@ -210,8 +211,8 @@ unsafe extern "C" fn wait(cntr: *mut fid_cntr, threshold: u64, timeout: c_int) -
         let failed_before = cntr.counts.lock().failed;
         loop {
             cntr.counts.lock().patience = Patience::FULL;
-            let (mut sum, mut spins) = (0, 0);
-            while wait::reads_on(spins, &cntr.endpoints) {
+            let (mut sum, mut spins, begun) = (0, 0, Instant::now());
+            while wait::reads_on(spins, begun, &cntr.endpoints) {
                 let (done, failed) = cntr.look();
                 if done >= threshold {
                     return 0;

@@ -10,6 +10,7 @@
 use std::collections::VecDeque;
 use std::ffi::{c_char, c_int, c_void};
 use std::sync::Arc;
+use std::time::Instant;
 
 use isthmus_cabi::Poison;
 use isthmus_fabric_sys as fi;
@@ -410,8 +411,8 @@ impl Cq {
         let until = wait::deadline(timeout);
         loop {
             self.queue.lock().patience = Patience::FULL;
-            let mut spins = 0;
-            while wait::reads_on(spins, &self.endpoints) {
+            let (mut spins, begun) = (0, Instant::now());
+            while wait::reads_on(spins, begun, &self.endpoints) {
                 let got = self.read(buf, count, sources);
                 if got != EAGAIN {
                     return got;

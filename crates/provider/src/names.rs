@@ -60,6 +60,9 @@ fn peer_of(member: &Member, node: &str, numeric: bool) -> Option<u32> {
             addresses(node)
         }
     };
+    if given.is_empty() {
+        return None;
+    }
     if given.iter().any(is_own) {
         return Some(own);
     }

@@ -30,6 +30,8 @@ const SPINS: u32 = 256;
 /// The same while a long message or an operation is under way, or one has just ended: the other side copies a piece of it in the
 /// time of some hundred reads, and a sleep and a wake-up for each piece cost more than all of them.
 const SPINS_MOVING: u32 = 4096;
+/// How long they may take: a call with a time limit is late by as much, and reads under emulation take longer.
+const LONGEST_SPIN: Duration = Duration::from_micros(500);
 /// Empty reads in a row after which the processor is offered to others, where there are enough of them.
 const POLLS: u32 = 2000;
 /// The same, where there are not.
@@ -67,11 +69,11 @@ fn timespec(time: Duration) -> Timespec {
     }
 }
 
-/// Whether a blocking call that has found nothing `spins` times reads on before it sleeps.
+/// Whether a blocking call that has found nothing `spins` times since `begun` reads on before it sleeps.
 #[inline]
-pub(crate) fn reads_on(spins: u32, endpoints: &Lock<Vec<Arc<Ep>>>) -> bool {
-    let has_transfers = || endpoints.lock().iter().any(|ep| ep.has_transfers());
-    spins < SPINS || (spins < SPINS_MOVING && (!spins.is_multiple_of(SPINS) || has_transfers()))
+pub(crate) fn reads_on(spins: u32, begun: Instant, endpoints: &Lock<Vec<Arc<Ep>>>) -> bool {
+    let moving = || begun.elapsed() < LONGEST_SPIN && endpoints.lock().iter().any(|ep| ep.has_transfers());
+    spins < SPINS || (spins < SPINS_MOVING && (!spins.is_multiple_of(SPINS) || moving()))
 }
 
 /// When a blocking call ends: `timeout` in milliseconds from now, negative for never.
@@ -255,8 +257,8 @@ impl Waiter {
         self.disarm();
         let all: Vec<Arc<Ep>> = endpoints.lock().clone();
         // The program sleeps at once, so what a blocking call does before its sleep is done here.
-        let mut spins = 0;
-        while reads_on(spins, endpoints) {
+        let (mut spins, begun) = (0, Instant::now());
+        while reads_on(spins, begun, endpoints) {
             for ep in &all {
                 ep.progress();
             }

@@ -434,13 +434,15 @@ pub mod endpoint {
         format!("{peer}:{service}")
     }
 
-    /// Whether processes of `peer` may make such an object: it names the peer, and an endpoint there.
+    /// Whether processes of `peer` may make such an object: it names the peer, and an endpoint there, and goes with its creator.
     pub fn may_make(region: &Region, peer: u32, new: &NewObject) -> bool {
         let service = new.name.strip_prefix(&name_of(peer, ""));
         let slot = u32::try_from(new.params[0]).ok().filter(|slot| *slot < region.shape().slots());
         service.is_some_and(|s| (1..=MAX_SERVICE).contains(&s.len()))
             && slot.is_some_and(|slot| GlobalSlot(slot).peer(region.shape().endpoints) == peer)
             && !new.or_open
+            && new.ends_with_creator
+            && new.len == 1
     }
 
     /// A name that this process has given to an endpoint of its own, until this is dropped.
