@@ -91,6 +91,11 @@ def nobody_left(limit=8):
     assert not marked(), f"processes are left: {marked()}"
 
 
+def is_root():
+    """Root of the machine, and not of a user name space alone."""
+    return os.geteuid() == 0 and pathlib.Path("/proc/self/uid_map").read_text().split()[2] == "4294967295"
+
+
 def in_mount_name_space():
     """Starts this script again where mounts are its own, as root of a user name space if it is not root's already; False
     where that is not allowed."""
