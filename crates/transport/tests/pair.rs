@@ -84,7 +84,7 @@ fn a_post_that_finds_no_room_is_counted_as_a_stall() {
     let count = |wanted| posted.iter().filter(|p| **p == wanted).count();
     let (done, queued, refused) =
         (count(Ok(Posted::Done)), count(Ok(Posted::Pending)), count(Err(PostError::Again)));
-    assert!(done == 64 && queued > 40 && refused > 700, "nobody reads: {done}, {queued}, {refused}");
+    assert!(done == 64 && queued > 20 && refused > 700, "nobody reads: {done}, {queued}, {refused}");
     for _ in 0..600 {
         a.progress();
     }
