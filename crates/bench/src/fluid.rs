@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use crate::error::{Error, Result};
 use crate::job::{Launch, tail};
-use crate::placement::{self, Placement, Policy, Scale, Search, Sieve};
+use crate::placement::{Placement, Policy, Scale, Search, Sieve};
 use crate::promise::{Figure, Row, Verdict, at_least};
 use crate::record::Record;
 use crate::{stats, subject, table};
@@ -223,7 +223,7 @@ pub fn run(plan: &Plan, progress: &mut dyn FnMut(&str)) -> Result<Done> {
         }
     }
     let (sieves, not_seen) = search.rows(|placement| least(&runs, &scale, placement));
-    let mut done = Done { placed: placement::said(&sieves, &not_seen, &plan.policy), ..Done::default() };
+    let mut done = Done { placed: search.said(&sieves, &not_seen), ..Done::default() };
     for sieve in sieves {
         let takes = |run: &Run| sieve.takes(&scale, run.lines);
         let rates = |at: usize| -> Vec<Option<f64>> {

@@ -107,7 +107,7 @@ pub fn run(plan: &Plan, progress: &mut dyn FnMut(&str)) -> Result<Done> {
         progress(&format!("rounds: {}", search.counts(|placement| least(&blocks, &scale, placement))));
     }
     let (sieves, not_seen) = search.rows(|placement| least(&blocks, &scale, placement));
-    let mut done = Done { records: Vec::new(), placed: placement::said(&sieves, &not_seen, &plan.policy) };
+    let mut done = Done { records: Vec::new(), placed: search.said(&sieves, &not_seen) };
     for sieve in sieves {
         for ((benchmark, bytes), blocks) in &blocks {
             let taken: Vec<&Block> =

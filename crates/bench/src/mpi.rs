@@ -9,7 +9,7 @@ use serde::Deserialize;
 
 use crate::error::{Error, Result};
 use crate::path;
-use crate::placement::{self, Placement, Policy, Scale, Search, Sieve};
+use crate::placement::{Placement, Policy, Scale, Search, Sieve};
 use crate::program::{self, Block, Output};
 use crate::record::Record;
 use crate::stats::{self, median, pairs};
@@ -209,7 +209,7 @@ pub fn run(plan: &Plan, progress: &mut dyn FnMut(&str)) -> Result<Comparison> {
     let have = |placement| least(&measured, plan, &scale, placement);
     progress(&format!("rounds: {}", search.counts(have)));
     let (sieves, not_seen) = search.rows(have);
-    let placed = placement::said(&sieves, &not_seen, &plan.policy);
+    let placed = search.said(&sieves, &not_seen);
     let lines = measured
         .iter()
         .map(|it| {

@@ -12,7 +12,7 @@ use serde_json::Value;
 
 use crate::error::{Error, Result};
 use crate::job::Launch;
-use crate::placement::{self, Placement, Policy, Scale, Search, Sieve};
+use crate::placement::{Placement, Policy, Scale, Search, Sieve};
 use crate::promise::{Figure, Promise, Row, Verdict, at_least, at_most, below};
 use crate::rank::{self, Sample, Start, What};
 use crate::record::Record;
@@ -666,7 +666,7 @@ fn measure(
         progress(&format!("{}: rounds: {counts}", place.name()));
     }
     let (sieves, not_seen) = search.rows(|placement| least(&samples, &scale, placement));
-    let placed = placement::said(&sieves, &not_seen, &plan.policy);
+    let placed = search.said(&sieves, &not_seen);
     let placed = placed.into_iter().map(|said| format!("{}: {said}", place.name())).collect();
     let (mut all, mut rows) = (Vec::new(), Vec::new());
     for sieve in sieves {
