@@ -363,11 +363,7 @@ const REPS: u32 = 7;
 fn launch(plan: &Plan, place: Place, search: &Search, progress: &mut dyn FnMut(&str)) -> Result<Output> {
     let reps = plan.policy.rounds.min(REPS);
     if plan.what == What::Wait {
-        // Its processes come and go with each provider: the line is timed around all of them.
-        let before = search.line();
-        let (mut samples, absent) = waits::run(plan, reps)?;
-        let lines = before.zip(search.line()).map(|(before, after)| [before, after]);
-        samples.iter_mut().for_each(|sample| sample.line_us = lines);
+        let (samples, absent) = waits::run(plan, reps, search.pair_text())?;
         if !absent.is_empty() {
             progress(&format!("left out, since this libfabric has no such provider: {}", absent.join(", ")));
         }
