@@ -130,8 +130,9 @@ impl Wanted {
         let verdict = match (proved, placement) {
             (false, _) => Verdict::Unproved,
             (true, Some("near")) => Verdict::Beside,
-            (true, Some("mixed")) => Verdict::Undecided,
-            (true, _) => self.promise.verdict(&figure),
+            (true, Some("far")) => self.promise.verdict(&figure),
+            // Promises are about processors on two cores: what was not sorted is of those and of others.
+            (true, _) => Verdict::Undecided,
         };
         let row = Row { figure: Some(figure), said, verdict, ..missing("") };
         records[at].promise = Some(row.judged());
@@ -550,6 +551,14 @@ mod tests {
         assert_eq!(brief, [(Some("far"), Verdict::Holds), (Some("near"), Verdict::Beside)]);
         assert!(table.text().contains("MPICH 5, 4 ranks: near: not seen"), "{}", table.text());
         assert!(table.is_whole(), "what was not seen is no failure");
+    }
+
+    #[test]
+    fn a_row_of_rounds_that_nobody_sorted_is_undecided() {
+        let mut any = records("shm");
+        any.iter_mut().for_each(|record| record.placement = Some("any".into()));
+        let row = collective_promises(4, false)[0].row(&mut any, Some("any"));
+        assert_eq!((row.figure.map(|it| it.value), row.verdict), (Some(0.6), Verdict::Undecided));
     }
 
     #[test]
