@@ -449,8 +449,8 @@ fn objects_in(common: &Common, what: Objects, places: Vec<Place>) -> Result<()> 
     let plan = objects::Plan {
         what,
         places,
-        // A repetition is a round, natively and in VMs.
         policy: common.policy(0)?,
+        rounds_vms: common.policy(2)?.rounds,
         budget_ms: if common.quick { 60 } else { 250 },
         mpi: common.mpi.clone(),
         accel: common.accel.clone(),

@@ -163,7 +163,7 @@ pub fn run(plan: &Plan, progress: &mut dyn FnMut(&str)) -> Result<Comparison> {
         .collect();
     let mut left_out: Vec<(&str, String)> = Vec::new();
     // Two ranks on this host go where they are told; VMs have the first processors.
-    let mut search = Search::new(plan.policy, plan.ranks == 2 && plan.vms == 0);
+    let mut search = Search::new(plan.policy, plan.ranks, plan.vms);
     let scale = search.scale;
     while search.go_on(|placement| least(&measured, plan, &scale, placement), progress)? {
         let round = search.made() - 1;

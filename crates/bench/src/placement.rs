@@ -174,6 +174,21 @@ fn has_hypervisor(cpuinfo: &str) -> bool {
         .any(|line| line.split(' ').any(|flag| flag == "hypervisor"))
 }
 
+/// Does something with this thread, and what it starts, kept to these two processors.
+pub fn kept_to<T>(pair: Option<(usize, usize)>, what: impl FnOnce() -> T) -> T {
+    let (Some((a, b)), Ok(before)) = (pair, rustix::thread::sched_getaffinity(None)) else { return what() };
+    let mut set = rustix::thread::CpuSet::new();
+    set.set(a);
+    set.set(b);
+    let is_kept = rustix::thread::sched_setaffinity(None, &set).is_ok();
+    let done = what();
+    if is_kept {
+        // These were allowed before.
+        let _ = rustix::thread::sched_setaffinity(None, &before);
+    }
+    done
+}
+
 /// The processors that this process may use.
 pub fn processors() -> Vec<usize> {
     let Ok(allowed) = rustix::thread::sched_getaffinity(None) else { return Vec::new() };
@@ -323,6 +338,8 @@ pub struct Search {
     is_free: bool,
     /// Placements that this machine can have at all.
     possible: Vec<Placement>,
+    /// More processes than the line is timed between, where the others may be anywhere.
+    is_crowd: bool,
     begun: Instant,
     made: u32,
 }
@@ -337,13 +354,18 @@ static WAITED_MS: AtomicU64 = AtomicU64::new(0);
 const TELL: Duration = Duration::from_secs(30);
 
 impl Search {
-    /// The beginning of one. `is_free`: the pair of processes may be put on any two processors.
-    pub fn new(policy: Policy, is_free: bool) -> Self {
+    /// The beginning of one for so many processes in so many VMs. Two processes of this host may be put on any two processors.
+    pub fn new(policy: Policy, processes: u32, vms: u32) -> Self {
         let cpus = processors();
+        let is_free = processes == 2 && vms == 0;
+        let all = possible(&pairs(None, true), is_virtual());
+        let is_crowd = policy.choice != Choice::Any && is_crowd(processes, cpus.len(), &all);
+        let choice = if is_crowd { Choice::Any } else { policy.choice };
+        let policy = Policy { choice, ..policy };
         let pair = cpus.first().copied().zip(cpus.get(1).copied());
         let scale = if policy.choice == Choice::Any { VIRTUAL } else { Scale::here() };
         let possible = possible(&pairs(pair, is_free), is_virtual());
-        Self { policy, scale, pair, is_free, possible, begun: Instant::now(), made: 0 }
+        Self { policy, scale, pair, is_free, possible, is_crowd, begun: Instant::now(), made: 0 }
     }
 
     /// The pair as a program of ours takes it: `0,3`.
@@ -359,9 +381,9 @@ impl Search {
         line(self.pair?)
     }
 
-    /// Counts rounds that one launch made besides its first.
-    pub fn also(&mut self, more: u32) {
-        self.made += more;
+    /// Whether rounds are sorted at all.
+    pub fn is_sorting(&self) -> bool {
+        self.policy.choice != Choice::Any
     }
 
     /// The rounds made.
@@ -396,6 +418,9 @@ impl Search {
     /// [`Error::Interrupted`]; [`Error::Usage`] where nothing that was asked for can be seen on this machine.
     pub fn go_on(&mut self, have: impl Fn(Placement) -> u32, progress: &mut dyn FnMut(&str)) -> Result<bool> {
         if self.policy.choice == Choice::Any {
+            if self.is_crowd && self.made == 0 {
+                progress(CROWD);
+            }
             let is_left = self.made < self.policy.rounds;
             self.made += u32::from(is_left);
             return Ok(is_left);
@@ -492,6 +517,7 @@ impl Search {
     /// What became of the placements, for people: which were not seen, and what is shown instead.
     pub fn said(&self, sieves: &[Sieve], not_seen: &[Placement]) -> Vec<String> {
         let mut said = self.never();
+        said.extend(self.is_crowd.then(|| CROWD.to_owned()));
         let waited_for = not_seen.iter().filter(|placement| self.possible.contains(placement));
         said.extend(waited_for.map(|placement| {
             format!("{}: not seen within {:.0} s", placement.name(), self.policy.patience.as_secs_f64())
@@ -506,6 +532,16 @@ impl Search {
         said
     }
 }
+
+/// Whether the line of two processors says nothing about where so many processes are: there are more of both, and the
+/// processors are not all placed alike.
+fn is_crowd(processes: u32, cpus: usize, possible: &[Placement]) -> bool {
+    processes > 2 && cpus > 2 && possible.len() > 1
+}
+
+/// What is said of these.
+const CROWD: &str = "any: these processes have more processors than the two between which a line is timed, so their rounds are not \
+                     sorted and decide nothing; `taskset -c 0,1` before the command keeps all to two";
 
 /// The pairs that a search may take: any, or the one that is given.
 fn pairs(pair: Option<(usize, usize)>, is_free: bool) -> Vec<Both> {
@@ -559,6 +595,15 @@ mod tests {
     }
 
     #[test]
+    fn a_thread_is_kept_to_a_pair_for_a_while() {
+        let all = processors();
+        let [first, .., last] = all[..] else { return };
+        assert_eq!(kept_to(Some((first, last)), processors), [first, last]);
+        assert_eq!(kept_to(None, processors), all);
+        assert_eq!(processors(), all);
+    }
+
+    #[test]
     fn siblings_far_behind_are_tried_and_do_not_crowd_out_the_others() {
         let cpus: Vec<usize> = (0..128).collect();
         let pairs = all_pairs(&cpus, |cpu| vec![cpu % 64, cpu % 64 + 64]);
@@ -591,9 +636,24 @@ mod tests {
         assert!(matches!(search.go_on(have, &mut |_| ()), Err(Error::Usage(_))));
     }
 
+    #[test]
+    fn processes_that_may_be_anywhere_are_not_sorted_by_the_line_of_two() {
+        assert!(is_crowd(4, 4, &Placement::BOTH));
+        assert!(!is_crowd(2, 4, &Placement::BOTH), "they are on the pair");
+        assert!(!is_crowd(8, 2, &Placement::BOTH), "there is no other pair");
+        assert!(!is_crowd(8, 64, &[Placement::Far]), "all are far");
+        let mut search = search(Choice::Any, 1);
+        search.is_crowd = true;
+        let mut told = Vec::new();
+        assert!(search.go_on(|_| 0, &mut |what| told.push(what.to_owned())).unwrap());
+        let (sieves, not_seen) = search.rows(|_| 0);
+        assert_eq!((sieves.as_slice(), &told), ([Sieve::Any].as_slice(), &search.said(&sieves, &not_seen)));
+        assert!(told[0].starts_with("any: "), "{told:?}");
+    }
+
     fn search(choice: Choice, rounds: u32) -> Search {
         let policy = Policy { choice, rounds, patience: Duration::ZERO };
-        let mut search = Search::new(policy, true);
+        let mut search = Search::new(policy, 2, 0);
         (search.scale, search.possible) = (VIRTUAL, Placement::BOTH.into());
         search
     }

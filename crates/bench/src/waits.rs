@@ -125,6 +125,7 @@ mod tests {
             what: crate::rank::What::Wait,
             places: Vec::new(),
             policy: Policy { choice: Choice::Far, rounds: 1, patience: Duration::ZERO },
+            rounds_vms: 1,
             budget_ms: 10,
             mpi: None,
             accel: None,
