@@ -501,7 +501,7 @@ fn bench_mpi(args: &MpiArgs) -> Result<()> {
     drawn?;
     args.common.say_where();
     args.curves.say_where();
-    Ok(())
+    whole(&done)
 }
 
 /// The blocks of `bench mpi`: those of its table, and those of curves over `sizes` among them, each once.
@@ -596,8 +596,14 @@ fn bench_collectives(args: &CollectivesArgs) -> Result<()> {
     let tell = &mut |what: &str| isthmus_region::tell!("{what}");
     let mut done = mpi::run(&plan, tell)?;
     // What an MPI takes for these depends on whether its threads may call it, too.
-    let multiple = mpi::run(&mpi::Plan { multiple: true, ..plan.clone() }, tell)?;
-    done.add(multiple, "MPI_THREAD_MULTIPLE");
+    match mpi::run(&mpi::Plan { multiple: true, ..plan.clone() }, tell) {
+        Ok(multiple) => done.add(multiple, "MPI_THREAD_MULTIPLE"),
+        Err(error @ Error::Interrupted { .. }) => return Err(error),
+        Err(error) => {
+            done.left_out.push(format!("MPI_THREAD_MULTIPLE: {}", error.chain()));
+            done.is_cut = true;
+        }
+    }
     finish(&plan, &args.common, &done)
 }
 
@@ -611,7 +617,12 @@ fn finish(plan: &mpi::Plan, common: &Common, done: &mpi::Comparison) -> Result<(
     show::comparison(plan, done);
     kept?;
     common.say_where();
-    Ok(())
+    whole(done)
+}
+
+/// What ended before its time has a table, and a status that says so.
+fn whole(done: &mpi::Comparison) -> Result<()> {
+    if done.is_cut { Err(Error::Incomplete) } else { Ok(()) }
 }
 
 #[cfg(test)]

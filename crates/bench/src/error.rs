@@ -39,7 +39,7 @@ pub enum Error {
         /// What failed, and why.
         what: String,
     },
-    /// Some rows of `bench peers` have no figure.
+    /// Something that was asked for has no figure, or fewer rounds than it should.
     #[error("not all could be measured; the table says what, and why")]
     Incomplete,
     /// Curves could not be drawn.

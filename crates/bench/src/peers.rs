@@ -46,6 +46,8 @@ pub struct Table {
     pub placed: Vec<String>,
     /// What curves are drawn from.
     pub curves: Vec<Comparison>,
+    /// Whether one of its comparisons ended before its time.
+    pub is_cut: bool,
     /// Whether curves that were asked for are missing.
     pub no_curves: bool,
     /// MPIs of which something is promised and that nobody named.
@@ -318,6 +320,10 @@ fn add(table: &mut Table, name: &str, wanted: &[Wanted], mpi: Option<&str>, done
                     table.rows.push(row);
                 }
             }
+            if done.is_cut {
+                table.is_cut = true;
+                table.placed.extend(done.left_out.iter().map(|why| format!("{name}: {why}")));
+            }
             table.placed.extend(done.placed.iter().map(|said| format!("{name}: {said}")));
             table.records.extend(done.records);
         }
@@ -423,6 +429,7 @@ fn curves(plan: &Plan, mpi: &Mpi, table: &mut Table, progress: &mut dyn FnMut(&s
         match mpi::run(&pair, progress) {
             Ok(done) => {
                 table.records.extend(done.records.iter().cloned());
+                table.is_cut |= done.is_cut;
                 table.curves.push(done);
             }
             Err(error) => {
@@ -468,7 +475,7 @@ fn memories(
 impl Table {
     /// Whether all was measured that was asked for, however it came out.
     pub fn is_whole(&self) -> bool {
-        !self.no_curves && self.rows.iter().all(|row| row.verdict != Verdict::NotMeasured)
+        !self.no_curves && !self.is_cut && self.rows.iter().all(|row| row.verdict != Verdict::NotMeasured)
     }
 
     /// Its cells, a row of headings first.
@@ -591,7 +598,7 @@ mod tests {
     fn a_peer_that_was_left_out_leaves_its_reason() {
         let done = |records, left_out: &[&str]| {
             let left_out = left_out.iter().map(|why| (*why).to_owned()).collect();
-            Ok(Comparison { records, left_out, ..Comparison::default() })
+            Ok::<_, Error>(Comparison { records, left_out, ..Comparison::default() })
         };
         let mut table = Table::default();
         add(&mut table, "x", &collective_promises(4, false)[..1], None, done(records("shm"), &[]));
@@ -603,5 +610,11 @@ mod tests {
             (Verdict::NotMeasured, "tcp: no tap")
         );
         assert!(!table.is_whole());
+
+        let mut table = Table::default();
+        let cut = Comparison { is_cut: true, ..done(records("shm"), &["tcp failed"]).unwrap() };
+        add(&mut table, "x", &collective_promises(4, false)[..1], None, Ok(cut));
+        assert_eq!(table.rows[0].verdict, Verdict::Holds, "what was measured stays");
+        assert!(!table.is_whole() && table.text().contains("x: tcp failed"), "{}", table.text());
     }
 }
