@@ -171,8 +171,9 @@ struct Sorting {
     /// Which rounds are kept: those with both processors on one core (near), on two (far), both as rows of their own, or any.
     ///
     /// A virtual machine's host moves its processors about, and figures of the one placement say nothing about the other. So a
-    /// bare cache line is timed before and after each block: half a round of 0.05 us is near, 0.15 us and more is far, and what
-    /// lies between or changed meanwhile is measured again. Two processes of this host are put on a pair of processors that is so placed.
+    /// bare cache line is timed before and after each block or launch: half a round of 0.05 us is near, 0.15 us and more is far, and what
+    /// lies between or changed meanwhile is measured again. Two processes of this host are put on a pair of processors that is so placed, and
+    /// more of them are kept to such a pair; with `any` they have all processors, and no promise is decided.
     #[arg(long, value_enum, default_value_t = Choice::Both, value_name = "PLACEMENT")]
     placement: Choice,
     /// For how many minutes each table goes on while a placement lacks rounds; then it is `not seen`, which is no failure.

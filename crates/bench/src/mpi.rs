@@ -9,7 +9,7 @@ use serde::Deserialize;
 
 use crate::error::{Error, Result};
 use crate::path;
-use crate::placement::{Placement, Policy, Scale, Search, Sieve};
+use crate::placement::{self, Placement, Policy, Scale, Search, Sieve};
 use crate::program::{self, Block, Output};
 use crate::record::Record;
 use crate::stats::{self, median, pairs};
@@ -188,15 +188,15 @@ pub fn run(plan: &Plan, progress: &mut dyn FnMut(&str)) -> Result<Comparison> {
     let stats_file = scratch.path().join("stats.json");
     let args = arguments(plan);
 
-    let mut measured: Vec<Measured> = subject::subjects(&setting, plan.peers)
-        .into_iter()
-        .map(|subject| Measured { subject, rounds: Vec::new() })
-        .collect();
-    let mut left_out: Vec<(&str, String)> = Vec::new();
-    let mut is_cut = false;
-    // Two ranks on this host go where they are told; VMs have the first processors.
+    // Two ranks on this host go where they are told, more of them to the same two processors; VMs have the first processors. What
+    // an MPI is told depends on how many processors its ranks have.
     let mut search = Search::new(plan.policy, plan.ranks, plan.vms);
     let scale = search.scale;
+    let subjects = placement::kept_to(search.kept(), || subject::subjects(&setting, plan.peers));
+    let mut measured: Vec<Measured> =
+        subjects.into_iter().map(|subject| Measured { subject, rounds: Vec::new() }).collect();
+    let mut left_out: Vec<(&str, String)> = Vec::new();
+    let mut is_cut = false;
     'rounds: while search.go_on(|placement| least(&measured, plan, &scale, placement), progress)? {
         let round = search.made() - 1;
         // Each round begins with another subject, so that none always runs after the same one.
@@ -210,7 +210,9 @@ pub fn run(plan: &Plan, progress: &mut dyn FnMut(&str)) -> Result<Comparison> {
             }
             let once = || {
                 let before = search.line();
-                let mut round = launch(&setting, &subject, plan, &program, &args, &stats_file)?;
+                let mut round = placement::kept_to(search.kept(), || {
+                    launch(&setting, &subject, plan, &program, &args, &stats_file)
+                })?;
                 round.lines = before.zip(search.line()).map(|(before, after)| [before, after]);
                 if plan.vms > 0 && search.is_sorting() {
                     round.take_hosts_lines();
@@ -254,12 +256,10 @@ pub fn run(plan: &Plan, progress: &mut dyn FnMut(&str)) -> Result<Comparison> {
     progress(&format!("rounds: {}", search.counts(have)));
     let (sieves, not_seen) = search.rows(have);
     let placed = search.said(&sieves, &not_seen);
-    let lines = measured
-        .iter()
-        .map(|it| {
-            (it.subject.name.into(), it.subject.launch(&setting, &program, &args, Path::new("STATS")).line())
-        })
-        .collect();
+    let line_of = |it: &Measured| it.subject.launch(&setting, &program, &args, Path::new("STATS")).line();
+    let lines = placement::kept_to(search.kept(), || {
+        measured.iter().map(|it| (it.subject.name.into(), line_of(it))).collect()
+    });
     let yields = measured
         .iter()
         .filter_map(|it| Some((it.subject.name.into(), it.rounds[0].output.start.yields?)))

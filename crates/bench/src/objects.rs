@@ -12,7 +12,7 @@ use serde_json::Value;
 
 use crate::error::{Error, Result};
 use crate::job::Launch;
-use crate::placement::{Placement, Policy, Scale, Search, Sieve};
+use crate::placement::{self, Placement, Policy, Scale, Search, Sieve};
 use crate::promise::{Figure, Promise, Row, Verdict, at_least, at_most, below};
 use crate::rank::{self, Sample, Start, What};
 use crate::record::Record;
@@ -651,7 +651,7 @@ fn measure(
     let mut samples: Vec<Sample> = Vec::new();
     let mut accel = "native".to_owned();
     while search.go_on(|placement| least(&samples, &scale, placement), progress)? {
-        let output = launch(plan, place, &search, progress)?;
+        let output = placement::kept_to(search.kept(), || launch(plan, place, &search, progress))?;
         let hosts: std::collections::BTreeSet<&String> = output.start.hosts.iter().collect();
         if place.vms > 0 && hosts.len() != place.vms as usize {
             let what = format!("the processes are on {hosts:?}, not in {} VMs", place.vms);

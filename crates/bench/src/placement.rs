@@ -338,8 +338,8 @@ pub struct Search {
     is_free: bool,
     /// Placements that this machine can have at all.
     possible: Vec<Placement>,
-    /// More processes than the line is timed between, where the others may be anywhere.
-    is_crowd: bool,
+    /// What becomes of more processes than the line is timed between.
+    crowd: Crowd,
     begun: Instant,
     made: u32,
 }
@@ -354,18 +354,17 @@ static WAITED_MS: AtomicU64 = AtomicU64::new(0);
 const TELL: Duration = Duration::from_secs(30);
 
 impl Search {
-    /// The beginning of one for so many processes in so many VMs. Two processes of this host may be put on any two processors.
+    /// The beginning of one for so many processes in so many VMs. Processes of this host may be put on any two processors.
     pub fn new(policy: Policy, processes: u32, vms: u32) -> Self {
         let cpus = processors();
-        let is_free = processes == 2 && vms == 0;
-        let all = possible(&pairs(None, true), is_virtual());
-        let is_crowd = policy.choice != Choice::Any && is_crowd(processes, cpus.len(), &all);
-        let choice = if is_crowd { Choice::Any } else { policy.choice };
+        let crowd = Crowd::here(policy.choice, processes, vms);
+        let is_free = processes == 2 && vms == 0 || crowd == Crowd::Kept;
+        let choice = if crowd == Crowd::Unsorted { Choice::Any } else { policy.choice };
         let policy = Policy { choice, ..policy };
         let pair = cpus.first().copied().zip(cpus.get(1).copied());
         let scale = if policy.choice == Choice::Any { VIRTUAL } else { Scale::here() };
         let possible = possible(&pairs(pair, is_free), is_virtual());
-        Self { policy, scale, pair, is_free, possible, is_crowd, begun: Instant::now(), made: 0 }
+        Self { policy, scale, pair, is_free, possible, crowd, begun: Instant::now(), made: 0 }
     }
 
     /// The pair as a program of ours takes it: `0,3`.
@@ -379,6 +378,11 @@ impl Search {
             return None;
         }
         line(self.pair?)
+    }
+
+    /// The two processors that more processes than two are kept to.
+    pub fn kept(&self) -> Option<(usize, usize)> {
+        self.pair.filter(|_| self.crowd == Crowd::Kept)
     }
 
     /// Whether rounds are sorted at all.
@@ -417,10 +421,10 @@ impl Search {
     /// # Errors
     /// [`Error::Interrupted`]; [`Error::Usage`] where nothing that was asked for can be seen on this machine.
     pub fn go_on(&mut self, have: impl Fn(Placement) -> u32, progress: &mut dyn FnMut(&str)) -> Result<bool> {
+        if let Some(said) = self.crowd.said().filter(|_| self.made == 0) {
+            progress(said);
+        }
         if self.policy.choice == Choice::Any {
-            if self.is_crowd && self.made == 0 {
-                progress(CROWD);
-            }
             let is_left = self.made < self.policy.rounds;
             self.made += u32::from(is_left);
             return Ok(is_left);
@@ -517,7 +521,7 @@ impl Search {
     /// What became of the placements, for people: which were not seen, and what is shown instead.
     pub fn said(&self, sieves: &[Sieve], not_seen: &[Placement]) -> Vec<String> {
         let mut said = self.never();
-        said.extend(self.is_crowd.then(|| CROWD.to_owned()));
+        said.extend(self.crowd.said().map(str::to_owned));
         let waited_for = not_seen.iter().filter(|placement| self.possible.contains(placement));
         said.extend(waited_for.map(|placement| {
             format!("{}: not seen within {:.0} s", placement.name(), self.policy.patience.as_secs_f64())
@@ -533,15 +537,47 @@ impl Search {
     }
 }
 
-/// Whether the line of two processors says nothing about where so many processes are: there are more of both, and the
-/// processors are not all placed alike.
-fn is_crowd(processes: u32, cpus: usize, possible: &[Placement]) -> bool {
-    processes > 2 && cpus > 2 && possible.len() > 1
+/// What becomes of more processes than the two between which a line is timed, where that line does not tell where the others are:
+/// there are more than two processors, and they are not all placed alike.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Crowd {
+    /// There is none.
+    No,
+    /// Its rounds are sorted, and it is kept to the two processors.
+    Kept,
+    /// It is in VMs, and its rounds are not sorted.
+    Unsorted,
 }
 
-/// What is said of these.
-const CROWD: &str = "any: these processes have more processors than the two between which a line is timed, so their rounds are not \
-                     sorted and decide nothing; `taskset -c 0,1` before the command keeps all to two";
+impl Crowd {
+    /// On this machine.
+    pub fn here(choice: Choice, processes: u32, vms: u32) -> Self {
+        let possible = possible(&pairs(None, true), is_virtual());
+        Self::of(choice, (processes, vms), processors().len(), &possible)
+    }
+
+    fn of(choice: Choice, (processes, vms): (u32, u32), cpus: usize, possible: &[Placement]) -> Self {
+        match (choice == Choice::Any || processes <= 2 || cpus <= 2 || possible.len() < 2, vms) {
+            (true, _) => Self::No,
+            (false, 0) => Self::Kept,
+            (false, _) => Self::Unsorted,
+        }
+    }
+
+    const fn said(self) -> Option<&'static str> {
+        match self {
+            Self::No => None,
+            Self::Kept => Some(
+                "more than two processes are kept to the two processors between which the line is timed; `--placement any` lets them \
+                 have all",
+            ),
+            Self::Unsorted => Some(
+                "any: more VMs than the two between whose processors a line is timed are not sorted, and decide nothing; `taskset -c \
+                 0,1` before the command keeps all to two",
+            ),
+        }
+    }
+}
 
 /// The pairs that a search may take: any, or the one that is given.
 fn pairs(pair: Option<(usize, usize)>, is_free: bool) -> Vec<Both> {
@@ -638,17 +674,22 @@ mod tests {
 
     #[test]
     fn processes_that_may_be_anywhere_are_not_sorted_by_the_line_of_two() {
-        assert!(is_crowd(4, 4, &Placement::BOTH));
-        assert!(!is_crowd(2, 4, &Placement::BOTH), "they are on the pair");
-        assert!(!is_crowd(8, 2, &Placement::BOTH), "there is no other pair");
-        assert!(!is_crowd(8, 64, &[Placement::Far]), "all are far");
-        let mut search = search(Choice::Any, 1);
-        search.is_crowd = true;
-        let mut told = Vec::new();
-        assert!(search.go_on(|_| 0, &mut |what| told.push(what.to_owned())).unwrap());
-        let (sieves, not_seen) = search.rows(|_| 0);
-        assert_eq!((sieves.as_slice(), &told), ([Sieve::Any].as_slice(), &search.said(&sieves, &not_seen)));
-        assert!(told[0].starts_with("any: "), "{told:?}");
+        let both = &Placement::BOTH;
+        let of = |place, cpus, possible| Crowd::of(Choice::Both, place, cpus, possible);
+        assert_eq!((of((4, 0), 4, both), of((4, 4), 4, both)), (Crowd::Kept, Crowd::Unsorted));
+        assert_eq!(of((2, 0), 4, both), Crowd::No, "they are on the pair");
+        assert_eq!(of((8, 0), 2, both), Crowd::No, "there is no other pair");
+        assert_eq!(of((8, 0), 64, &[Placement::Far]), Crowd::No, "all are far");
+        assert_eq!(Crowd::of(Choice::Any, (8, 0), 64, both), Crowd::No, "nothing is sorted");
+        for (crowd, choice) in [(Crowd::Kept, Choice::Both), (Crowd::Unsorted, Choice::Any)] {
+            let mut search = search(choice, 1);
+            search.crowd = crowd;
+            let mut told = Vec::new();
+            assert!(search.go_on(|_| 0, &mut |what| told.push(what.to_owned())).unwrap());
+            assert_eq!(search.said(&[], &[]), told);
+            assert_eq!(told.len(), 1);
+            assert_eq!(search.kept(), search.pair.filter(|_| crowd == Crowd::Kept));
+        }
     }
 
     fn search(choice: Choice, rounds: u32) -> Search {
