@@ -435,6 +435,10 @@ fn bench_lane(args: &LaneArgs) -> Result<()> {
     show::lane(&done)?;
     kept?;
     args.common.say_where();
+    if let Some(why) = &done.cut {
+        isthmus_region::say!("{why}");
+        return Err(Error::Incomplete);
+    }
     Ok(())
 }
 

@@ -84,6 +84,8 @@ pub struct Done {
     pub records: Vec<Record>,
     /// Placements that were looked for and not seen, and what else must be known of them.
     pub placed: Vec<String>,
+    /// Why there are fewer rounds than there should be.
+    pub cut: Option<String>,
 }
 
 type Blocks = BTreeMap<(String, u64), Vec<Block>>;
@@ -98,16 +100,27 @@ pub fn run(plan: &Plan, progress: &mut dyn FnMut(&str)) -> Result<Done> {
     let scale = search.scale;
     let mut blocks = Blocks::new();
     let mut accel = "native".to_owned();
+    let (mut launches, mut cut) = (0, None);
     while search.go_on(|placement| least(&blocks, &scale, placement), progress)? {
-        let (output, made_by) = launch(plan, &search)?;
-        for (key, more) in parse(&output)? {
+        let launched = launch(plan, &search).and_then(|(output, made_by)| Ok((parse(&output)?, made_by)));
+        let (of_launch, made_by) = match launched {
+            Ok(launched) => launched,
+            Err(error) => {
+                let why = error.after(launches)?;
+                progress(&why);
+                cut = Some(why);
+                break;
+            }
+        };
+        launches += 1;
+        for (key, more) in of_launch {
             blocks.entry(key).or_default().extend(more);
         }
         accel = made_by;
         progress(&format!("rounds: {}", search.counts(|placement| least(&blocks, &scale, placement))));
     }
     let (sieves, not_seen) = search.rows(|placement| least(&blocks, &scale, placement));
-    let mut done = Done { records: Vec::new(), placed: search.said(&sieves, &not_seen) };
+    let mut done = Done { records: Vec::new(), placed: search.said(&sieves, &not_seen), cut };
     for sieve in sieves {
         for ((benchmark, bytes), blocks) in &blocks {
             let taken: Vec<&Block> =

@@ -609,7 +609,8 @@ pub fn run(plan: &Plan, progress: &mut dyn FnMut(&str)) -> Result<Done> {
     let mut last = None;
     for place in &plan.places {
         match measure(plan, *place, progress) {
-            Ok((records, rows, placed)) => {
+            Ok((records, rows, placed, cut)) => {
+                done.left_out.extend(cut);
                 done.records.extend(records);
                 done.rows.extend(rows);
                 done.placed.extend(placed);
@@ -637,12 +638,11 @@ impl Wanted {
     }
 }
 
+/// Records, rows, what is said of placements, and why there are fewer rounds than there should be.
+type Measured = (Vec<Record>, Vec<Row>, Vec<String>, Option<String>);
+
 /// One place: launches until both placements have their rounds.
-fn measure(
-    plan: &Plan,
-    place: Place,
-    progress: &mut dyn FnMut(&str),
-) -> Result<(Vec<Record>, Vec<Row>, Vec<String>)> {
+fn measure(plan: &Plan, place: Place, progress: &mut dyn FnMut(&str)) -> Result<Measured> {
     let rounds = if place.vms == 0 { plan.policy.rounds } else { plan.rounds_vms };
     progress(&format!("{}: {rounds} rounds", place.name()));
     let load = stats::load();
@@ -650,8 +650,19 @@ fn measure(
     let scale = search.scale;
     let mut samples: Vec<Sample> = Vec::new();
     let mut accel = "native".to_owned();
+    let (mut launches, mut cut) = (0, None);
     while search.go_on(|placement| least(&samples, &scale, placement), progress)? {
-        let output = placement::kept_to(search.kept(), || launch(plan, place, &search, progress))?;
+        let launched = placement::kept_to(search.kept(), || launch(plan, place, &search, progress));
+        let output = match launched {
+            Ok(output) => output,
+            Err(error) => {
+                let why = format!("{}: {}", place.name(), error.after(launches)?);
+                progress(&why);
+                cut = Some(why);
+                break;
+            }
+        };
+        launches += 1;
         let hosts: std::collections::BTreeSet<&String> = output.start.hosts.iter().collect();
         if place.vms > 0 && hosts.len() != place.vms as usize {
             let what = format!("the processes are on {hosts:?}, not in {} VMs", place.vms);
@@ -674,7 +685,7 @@ fn measure(
         );
         all.extend(records);
     }
-    Ok((all, rows, placed))
+    Ok((all, rows, placed, cut))
 }
 
 /// Names of subjects in the order in which tables have them.

@@ -351,6 +351,8 @@ fn lanes(plan: &Plan, mpi: &Mpi, table: &mut Table, progress: &mut dyn FnMut(&st
         let done = lane::run(&lane, progress).map(|done| Comparison {
             records: done.records,
             placed: done.placed,
+            is_cut: done.cut.is_some(),
+            left_out: done.cut.into_iter().collect(),
             ..Comparison::default()
         });
         add(table, &format!("lanes, {place}"), &[wanted], None, done);
