@@ -171,8 +171,9 @@ struct Sorting {
     /// Which rounds are kept: those with both processors on one core (near), on two (far), both as rows of their own, or any.
     ///
     /// A virtual machine's host moves its processors about, and figures of the one placement say nothing about the other. So a
-    /// bare cache line is timed before and after each block: half a round of 0.05 us is near, 0.15 us and more is far, and what
-    /// lies between or changed meanwhile is measured again. Two processes of this host are put on a pair of processors that is so placed.
+    /// bare cache line is timed before and after each block or launch: half a round of 0.05 us is near, 0.15 us and more is far, and what
+    /// lies between or changed meanwhile is measured again. Two processes of this host are put on a pair of processors that is so placed, and
+    /// more of them are kept to such a pair; with `any` they have all processors, and no promise is decided.
     #[arg(long, value_enum, default_value_t = Choice::Both, value_name = "PLACEMENT")]
     placement: Choice,
     /// For how many minutes each table goes on while a placement lacks rounds; then it is `not seen`, which is no failure.
@@ -434,6 +435,10 @@ fn bench_lane(args: &LaneArgs) -> Result<()> {
     show::lane(&done)?;
     kept?;
     args.common.say_where();
+    if let Some(why) = &done.cut {
+        isthmus_region::say!("{why}");
+        return Err(Error::Incomplete);
+    }
     Ok(())
 }
 
@@ -449,8 +454,8 @@ fn objects_in(common: &Common, what: Objects, places: Vec<Place>) -> Result<()> 
     let plan = objects::Plan {
         what,
         places,
-        // A repetition is a round, natively and in VMs.
         policy: common.policy(0)?,
+        rounds_vms: common.policy(2)?.rounds,
         budget_ms: if common.quick { 60 } else { 250 },
         mpi: common.mpi.clone(),
         accel: common.accel.clone(),
@@ -501,7 +506,7 @@ fn bench_mpi(args: &MpiArgs) -> Result<()> {
     drawn?;
     args.common.say_where();
     args.curves.say_where();
-    Ok(())
+    whole(&done)
 }
 
 /// The blocks of `bench mpi`: those of its table, and those of curves over `sizes` among them, each once.
@@ -596,8 +601,14 @@ fn bench_collectives(args: &CollectivesArgs) -> Result<()> {
     let tell = &mut |what: &str| isthmus_region::tell!("{what}");
     let mut done = mpi::run(&plan, tell)?;
     // What an MPI takes for these depends on whether its threads may call it, too.
-    let multiple = mpi::run(&mpi::Plan { multiple: true, ..plan.clone() }, tell)?;
-    done.add(multiple, "MPI_THREAD_MULTIPLE");
+    match mpi::run(&mpi::Plan { multiple: true, ..plan.clone() }, tell) {
+        Ok(multiple) => done.add(multiple, "MPI_THREAD_MULTIPLE"),
+        Err(error @ Error::Interrupted { .. }) => return Err(error),
+        Err(error) => {
+            done.left_out.push(format!("MPI_THREAD_MULTIPLE: {}", error.chain()));
+            done.is_cut = true;
+        }
+    }
     finish(&plan, &args.common, &done)
 }
 
@@ -611,7 +622,12 @@ fn finish(plan: &mpi::Plan, common: &Common, done: &mpi::Comparison) -> Result<(
     show::comparison(plan, done);
     kept?;
     common.say_where();
-    Ok(())
+    whole(done)
+}
+
+/// What ended before its time has a table, and a status that says so.
+fn whole(done: &mpi::Comparison) -> Result<()> {
+    if done.is_cut { Err(Error::Incomplete) } else { Ok(()) }
 }
 
 #[cfg(test)]

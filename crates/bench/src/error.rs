@@ -39,7 +39,7 @@ pub enum Error {
         /// What failed, and why.
         what: String,
     },
-    /// Some rows of `bench peers` have no figure.
+    /// Something that was asked for has no figure, or fewer rounds than it should.
     #[error("not all could be measured; the table says what, and why")]
     Incomplete,
     /// Curves could not be drawn.
@@ -91,6 +91,18 @@ pub enum Error {
 }
 
 impl Error {
+    /// Why no more is measured, where `rounds` launches went well before: these are kept.
+    ///
+    /// # Errors
+    /// This one where none did, and where a signal asked for the end.
+    pub fn after(self, rounds: usize) -> Result<String> {
+        match self {
+            Self::Interrupted { .. } => Err(self),
+            _ if rounds == 0 => Err(self),
+            _ => Ok(format!("launch {} failed, and was the last: {}", rounds + 1, self.chain())),
+        }
+    }
+
     pub(crate) fn io(what: impl Into<String>) -> impl FnOnce(io::Error) -> Self {
         let what = what.into();
         move |source| Self::Io { what, source }
@@ -104,4 +116,18 @@ impl Error {
 
 fn after_colon(said: &str) -> String {
     if said.trim().is_empty() { String::new() } else { format!(":\n{}", said.trim_end()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_failure_after_something_went_well_is_outlived() {
+        let bad = || Error::Output { subject: "isthmus".into(), what: "nothing".into() };
+        assert!(matches!(bad().after(0), Err(Error::Output { .. })));
+        let why = bad().after(2).unwrap();
+        assert!(why.starts_with("launch 3 failed") && why.contains("nothing"), "{why}");
+        assert!(matches!(Error::Interrupted { signal: 2 }.after(9), Err(Error::Interrupted { .. })));
+    }
 }

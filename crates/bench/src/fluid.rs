@@ -198,8 +198,8 @@ pub fn run(plan: &Plan, progress: &mut dyn FnMut(&str)) -> Result<Done> {
     let load = stats::load();
     let places: Vec<_> = PLACES.into_iter().filter(|(_, _, vms)| plan.vms || *vms == 0).collect();
     let mut runs: Vec<Vec<Run>> = vec![Vec::new(); places.len()];
-    // The program does not choose its processors: the first two tell how they are placed.
-    let mut search = Search::new(plan.policy, false);
+    // The program does not choose its processors: where rounds are sorted, all it starts is kept to the two that are timed.
+    let mut search = Search::new(plan.policy, 2, 0);
     let scale = search.scale;
     while search.go_on(|placement| least(&runs, &scale, placement), progress)? {
         let round = search.made();
@@ -208,7 +208,8 @@ pub fn run(plan: &Plan, progress: &mut dyn FnMut(&str)) -> Result<Done> {
         for at in (0..places.len()).map(|at| (at + shift) % places.len()) {
             let (name, processes, vms) = places[at];
             let before = search.line();
-            let run = launch(plan, &program, processes, vms)?;
+            let pair = search.pair.filter(|_| search.is_sorting());
+            let run = placement::kept_to(pair, || launch(plan, &program, processes, vms))?;
             let run = Run { lines: before.zip(search.line()).map(|(before, after)| [before, after]), ..run };
             progress(&format!(
                 "round {round}: {name}: {:.1} steps per second, {:.1} % of them in barriers",
@@ -223,7 +224,7 @@ pub fn run(plan: &Plan, progress: &mut dyn FnMut(&str)) -> Result<Done> {
         }
     }
     let (sieves, not_seen) = search.rows(|placement| least(&runs, &scale, placement));
-    let mut done = Done { placed: placement::said(&sieves, &not_seen, &plan.policy), ..Done::default() };
+    let mut done = Done { placed: search.said(&sieves, &not_seen), ..Done::default() };
     for sieve in sieves {
         let takes = |run: &Run| sieve.takes(&scale, run.lines);
         let rates = |at: usize| -> Vec<Option<f64>> {

@@ -1,8 +1,8 @@
 //! `bench lane`: the transport's own latency and bandwidth beside a bare cache line, without any MPI.
 //!
-//! Two processes attach to one region, find each other in its endpoint tables, and take turns. In each repetition
+//! Two processes attach to one region, find each other in its endpoint tables, and take turns. In each round
 //! they time, one right after the other, a bare ping-pong over two lines of the region (one written by each side) and
-//! the endpoint's messages. Ratios are formed within a repetition, since the host moves processors about between them.
+//! the endpoint's messages. Ratios are formed within a round, since the host moves processors about between them.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -65,7 +65,7 @@ pub struct Plan {
     pub vms: u32,
     /// The MPI whose launcher starts the processes.
     pub mpi: Option<String>,
-    /// How many rounds of which placement; a repetition of all blocks is a round.
+    /// How many rounds of which placement; a launch is a round.
     pub policy: Policy,
     /// Fewer sizes and rounds.
     pub quick: bool,
@@ -73,8 +73,9 @@ pub struct Plan {
     pub accel: Option<String>,
 }
 
-/// Repetitions of one launch at most: then the processes may be put elsewhere.
-const REPS: u32 = 7;
+/// Repetitions of one launch. Those of one launch have much in common (where its memory is, what else ran just then), so each round
+/// has a launch of its own: an interval takes the rounds for independent.
+const REPS: u32 = 1;
 
 /// What was measured.
 #[derive(Clone, Debug, Default)]
@@ -83,6 +84,8 @@ pub struct Done {
     pub records: Vec<Record>,
     /// Placements that were looked for and not seen, and what else must be known of them.
     pub placed: Vec<String>,
+    /// Why there are fewer rounds than there should be.
+    pub cut: Option<String>,
 }
 
 type Blocks = BTreeMap<(String, u64), Vec<Block>>;
@@ -93,21 +96,31 @@ type Blocks = BTreeMap<(String, u64), Vec<Block>>;
 /// When they cannot be started, or do not do their part.
 pub fn run(plan: &Plan, progress: &mut dyn FnMut(&str)) -> Result<Done> {
     let load = stats::load();
-    let mut search = Search::new(plan.policy, plan.vms == 0);
+    let mut search = Search::new(plan.policy, 2, plan.vms);
     let scale = search.scale;
     let mut blocks = Blocks::new();
     let mut accel = "native".to_owned();
+    let (mut launches, mut cut) = (0, None);
     while search.go_on(|placement| least(&blocks, &scale, placement), progress)? {
-        let (output, made_by) = launch(plan, &search)?;
-        for (key, more) in parse(&output)? {
+        let launched = launch(plan, &search).and_then(|(output, made_by)| Ok((parse(&output)?, made_by)));
+        let (of_launch, made_by) = match launched {
+            Ok(launched) => launched,
+            Err(error) => {
+                let why = error.after(launches)?;
+                progress(&why);
+                cut = Some(why);
+                break;
+            }
+        };
+        launches += 1;
+        for (key, more) in of_launch {
             blocks.entry(key).or_default().extend(more);
         }
         accel = made_by;
-        search.also(plan.policy.rounds.min(REPS) - 1);
         progress(&format!("rounds: {}", search.counts(|placement| least(&blocks, &scale, placement))));
     }
     let (sieves, not_seen) = search.rows(|placement| least(&blocks, &scale, placement));
-    let mut done = Done { records: Vec::new(), placed: placement::said(&sieves, &not_seen, &plan.policy) };
+    let mut done = Done { records: Vec::new(), placed: search.said(&sieves, &not_seen), cut };
     for sieve in sieves {
         for ((benchmark, bytes), blocks) in &blocks {
             let taken: Vec<&Block> =
@@ -176,8 +189,7 @@ fn launch(plan: &Plan, search: &Search) -> Result<(String, String)> {
     if let Some(accel) = &plan.accel {
         args.extend(["--accel".into(), accel.into()]);
     }
-    let reps = plan.policy.rounds.min(REPS);
-    args.extend(["--".into(), exe.clone().into(), RANK_COMMAND.into(), reps.to_string().into()]);
+    args.extend(["--".into(), exe.clone().into(), RANK_COMMAND.into(), REPS.to_string().into()]);
     args.push(if plan.quick { "quick" } else { "full" }.into());
     if let Some(pair) = search.pair_text().filter(|_| plan.vms == 0) {
         args.push(pair.into());

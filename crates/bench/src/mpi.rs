@@ -59,6 +59,8 @@ pub struct Comparison {
     pub lines: Vec<(String, String)>,
     /// What was asked for and could not be measured, with the reason.
     pub left_out: Vec<String>,
+    /// Whether a launch failed after others had gone well: there are fewer rounds than there should be.
+    pub is_cut: bool,
     /// Placements that were looked for and not seen, and what else must be known of them.
     pub placed: Vec<String>,
     /// Of each subject whose MPI has a switch for it, whether its ranks yielded their processor while they waited.
@@ -72,6 +74,7 @@ impl Comparison {
         self.lines.extend(other.lines.into_iter().map(|(name, line)| (format!("{name}, {how}"), line)));
         self.placed.extend(other.placed.into_iter().map(|said| format!("{said} ({how})")));
         self.left_out.extend(other.left_out.into_iter().map(|why| format!("{why} ({how})")));
+        self.is_cut |= other.is_cut;
     }
 }
 
@@ -120,6 +123,12 @@ impl Round {
         })
     }
 
+    /// Has its blocks sorted by the host's line. Ranks that share memory time one themselves, in one VM as well, and ranks that
+    /// talk by TCP cannot: two rulers would sort the sides of one ratio, and what is emulated makes a guest's line longer.
+    fn take_hosts_lines(&mut self) {
+        self.output.samples.iter_mut().for_each(|sample| sample.line_us = self.lines);
+    }
+
     fn one_host(&self) -> bool {
         self.output.start.hosts.windows(2).all(|pair| pair[0] == pair[1])
     }
@@ -131,10 +140,32 @@ struct Measured {
     rounds: Vec<Round>,
 }
 
+/// What becomes of a comparison when a launch fails.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum After {
+    /// There is none.
+    Fail,
+    /// It goes on without that peer.
+    LeaveOut,
+    /// It ends there, and what was measured before is kept.
+    Stop,
+}
+
+impl After {
+    fn of(error: &Error, is_isthmus: bool, round: u32) -> Self {
+        match (error, is_isthmus, round) {
+            (Error::Interrupted { .. }, ..) | (_, true, 0) => Self::Fail,
+            (_, false, 0) => Self::LeaveOut,
+            _ => Self::Stop,
+        }
+    }
+}
+
 /// Runs `plan`, telling `progress` what is going on.
 ///
 /// # Errors
-/// Any of this crate's: a launch of isthmus that fails, or one of a peer that fails twice after its first round.
+/// Any of this crate's: a launch of isthmus that fails in the first round, or a signal. A launch that fails later ends the rounds:
+/// the comparison has what was measured before, and [`Comparison::is_cut`].
 pub fn run(plan: &Plan, progress: &mut dyn FnMut(&str)) -> Result<Comparison> {
     let mpi = mpi::find(plan.mpi.as_deref(), None).map_err(Error::Mpi)?;
     let isthmus = std::env::current_exe().map_err(Error::io("find the isthmus binary"))?;
@@ -157,15 +188,16 @@ pub fn run(plan: &Plan, progress: &mut dyn FnMut(&str)) -> Result<Comparison> {
     let stats_file = scratch.path().join("stats.json");
     let args = arguments(plan);
 
-    let mut measured: Vec<Measured> = subject::subjects(&setting, plan.peers)
-        .into_iter()
-        .map(|subject| Measured { subject, rounds: Vec::new() })
-        .collect();
-    let mut left_out: Vec<(&str, String)> = Vec::new();
-    // Two ranks on this host go where they are told; VMs have the first processors.
-    let mut search = Search::new(plan.policy, plan.ranks == 2 && plan.vms == 0);
+    // Two ranks on this host go where they are told, more of them to the same two processors; VMs have the first processors. What
+    // an MPI is told depends on how many processors its ranks have.
+    let mut search = Search::new(plan.policy, plan.ranks, plan.vms);
     let scale = search.scale;
-    while search.go_on(|placement| least(&measured, plan, &scale, placement), progress)? {
+    let subjects = placement::kept_to(search.kept(), || subject::subjects(&setting, plan.peers));
+    let mut measured: Vec<Measured> =
+        subjects.into_iter().map(|subject| Measured { subject, rounds: Vec::new() }).collect();
+    let mut left_out: Vec<(&str, String)> = Vec::new();
+    let mut is_cut = false;
+    'rounds: while search.go_on(|placement| least(&measured, plan, &scale, placement), progress)? {
         let round = search.made() - 1;
         // Each round begins with another subject, so that none always runs after the same one.
         let shift = round as usize % measured.len();
@@ -178,8 +210,13 @@ pub fn run(plan: &Plan, progress: &mut dyn FnMut(&str)) -> Result<Comparison> {
             }
             let once = || {
                 let before = search.line();
-                let mut round = launch(&setting, &subject, plan, &program, &args, &stats_file)?;
+                let mut round = placement::kept_to(search.kept(), || {
+                    launch(&setting, &subject, plan, &program, &args, &stats_file)
+                })?;
                 round.lines = before.zip(search.line()).map(|(before, after)| [before, after]);
+                if plan.vms > 0 && search.is_sorting() {
+                    round.take_hosts_lines();
+                }
                 Ok(round)
             };
             let outcome = match once() {
@@ -196,12 +233,21 @@ pub fn run(plan: &Plan, progress: &mut dyn FnMut(&str)) -> Result<Comparison> {
                     progress(&format!("round {}: {}", round + 1, summary(name, &it)));
                     measured[at].rounds.push(it);
                 }
-                Err(error @ Error::Interrupted { .. }) => return Err(error),
-                Err(error) if at > 0 && round == 0 => {
-                    progress(&format!("{name} is left out: {}", error.chain()));
-                    left_out.push((name, error.chain()));
-                }
-                Err(error) => return Err(error),
+                Err(error) => match After::of(&error, at == 0, round) {
+                    After::Fail => return Err(error),
+                    After::LeaveOut => {
+                        progress(&format!("{name} is left out: {}", error.chain()));
+                        left_out.push((name, error.chain()));
+                    }
+                    After::Stop => {
+                        let why =
+                            format!("failed in round {}, which was the last: {}", round + 1, error.chain());
+                        progress(&format!("{name} {why}"));
+                        left_out.push((name, why));
+                        is_cut = true;
+                        break 'rounds;
+                    }
+                },
             }
         }
     }
@@ -209,13 +255,11 @@ pub fn run(plan: &Plan, progress: &mut dyn FnMut(&str)) -> Result<Comparison> {
     let have = |placement| least(&measured, plan, &scale, placement);
     progress(&format!("rounds: {}", search.counts(have)));
     let (sieves, not_seen) = search.rows(have);
-    let placed = placement::said(&sieves, &not_seen, &plan.policy);
-    let lines = measured
-        .iter()
-        .map(|it| {
-            (it.subject.name.into(), it.subject.launch(&setting, &program, &args, Path::new("STATS")).line())
-        })
-        .collect();
+    let placed = search.said(&sieves, &not_seen);
+    let line_of = |it: &Measured| it.subject.launch(&setting, &program, &args, Path::new("STATS")).line();
+    let lines = placement::kept_to(search.kept(), || {
+        measured.iter().map(|it| (it.subject.name.into(), line_of(it))).collect()
+    });
     let yields = measured
         .iter()
         .filter_map(|it| Some((it.subject.name.into(), it.rounds[0].output.start.yields?)))
@@ -228,7 +272,7 @@ pub fn run(plan: &Plan, progress: &mut dyn FnMut(&str)) -> Result<Comparison> {
     }
     records.extend(startup_records(&measured, &setting, load));
     let left_out = left_out.into_iter().map(|(name, why)| format!("{name}: {why}")).collect();
-    Ok(Comparison { records, lines, left_out, placed, yields })
+    Ok(Comparison { records, lines, left_out, is_cut, placed, yields })
 }
 
 /// In how many rounds isthmus and a peer have a block of that placement, of the pair and block that have it least often.
@@ -454,7 +498,7 @@ mod tests {
         sieved(&measured(rounds), Sieve::Any)
     }
 
-    fn measured<const N: usize>(rounds: [[Round; N]; 4]) -> Vec<Measured> {
+    fn measured(rounds: [impl Into<Vec<Round>>; 4]) -> Vec<Measured> {
         subject::subjects(&setting(), Peers::USUAL)
             .into_iter()
             .zip(rounds)
@@ -493,6 +537,39 @@ mod tests {
             (near[1].ratio, near[1].line_before_us, near[1].line_after_us),
             (Some(0.5), Some(0.05), Some(0.06))
         );
+    }
+
+    #[test]
+    fn in_vms_the_hosts_line_sorts_all_subjects() {
+        let mut round = placed_round(1.0, 0, 900, [0.05, 0.06]);
+        round.lines = Some([0.2, 0.3]);
+        let far = Sieve::Of(Placement::Far);
+        assert!(round.block(0, 1, &SCALE, far).is_none());
+        round.take_hosts_lines();
+        assert_eq!(round.block(0, 1, &SCALE, far).map(|block| block.lines), Some(vec![[0.2, 0.3]]));
+        round.lines = None;
+        round.take_hosts_lines();
+        assert!(round.block(0, 1, &SCALE, far).is_none(), "a guest's line is no stand-in");
+    }
+
+    #[test]
+    fn a_launch_that_fails_late_keeps_what_was_measured_before() {
+        let bad = Error::Output { subject: "tcp".into(), what: "nothing".into() };
+        assert_eq!(After::of(&bad, true, 0), After::Fail);
+        assert_eq!(After::of(&bad, false, 0), After::LeaveOut);
+        assert_eq!((After::of(&bad, true, 1), After::of(&bad, false, 20)), (After::Stop, After::Stop));
+        assert_eq!(After::of(&Error::Interrupted { signal: 15 }, false, 20), After::Fail);
+        // The last round has the first subject's block alone.
+        let all = measured([
+            vec![round(1.0, 0, 900), round(1.0, 0, 900), round(1.0, 0, 900)],
+            vec![round(10.0, 2000, 0), round(10.0, 2000, 0)],
+            vec![round(20.0, 2000, 0), round(20.0, 2000, 0)],
+            vec![round(2.0, 0, 0), round(2.0, 0, 0)],
+        ]);
+        assert_eq!(sieved(&all, Sieve::Any)[0].rounds, 2);
+        let mut first = Comparison::default();
+        first.add(Comparison { is_cut: true, ..Comparison::default() }, "again");
+        assert!(first.is_cut);
     }
 
     #[test]

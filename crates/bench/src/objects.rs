@@ -2,7 +2,7 @@
 //! today, natively and between VMs.
 //!
 //! Each *place*, a number of processes in a number of VMs, is one launch of [`crate::rank`]'s processes; all subjects take turns
-//! in it. Ratios are formed within a repetition.
+//! in it. Ratios are formed within a launch, which is a round.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -47,8 +47,10 @@ pub struct Plan {
     pub what: What,
     /// Where, one after the other.
     pub places: Vec<Place>,
-    /// How many rounds of which placement in each place; a repetition of all blocks is a round.
+    /// How many rounds of which placement in each place of this host; a launch is a round.
     pub policy: Policy,
+    /// How many rounds in VMs.
+    pub rounds_vms: u32,
     /// How long each block shall take.
     pub budget_ms: u64,
     /// The MPI whose launcher starts the processes.
@@ -357,17 +359,12 @@ fn parse(text: &str, stats: Option<Value>) -> Result<Output> {
     Ok(Output { start, samples, accel: accel.unwrap_or_else(|| "native".into()) })
 }
 
-/// Repetitions of one launch at most: then the processes may be put elsewhere.
-const REPS: u32 = 7;
+/// Repetitions of one launch: each round has a launch of its own, since an interval takes the rounds for independent.
+const REPS: u32 = 1;
 
 fn launch(plan: &Plan, place: Place, search: &Search, progress: &mut dyn FnMut(&str)) -> Result<Output> {
-    let reps = plan.policy.rounds.min(REPS);
     if plan.what == What::Wait {
-        // Its processes come and go with each provider: the line is timed around all of them.
-        let before = search.line();
-        let (mut samples, absent) = waits::run(plan, reps)?;
-        let lines = before.zip(search.line()).map(|(before, after)| [before, after]);
-        samples.iter_mut().for_each(|sample| sample.line_us = lines);
+        let (samples, absent) = waits::run(plan, REPS, search.pair_text())?;
         if !absent.is_empty() {
             progress(&format!("left out, since this libfabric has no such provider: {}", absent.join(", ")));
         }
@@ -401,7 +398,7 @@ fn launch(plan: &Plan, place: Place, search: &Search, progress: &mut dyn FnMut(&
     let of_rank = rank::Plan {
         what: plan.what,
         parties: place.processes,
-        reps,
+        reps: REPS,
         budget_ms: plan.budget_ms,
         folder: (place.vms == 0).then(|| PathBuf::from(folder.path())),
         wire,
@@ -612,7 +609,8 @@ pub fn run(plan: &Plan, progress: &mut dyn FnMut(&str)) -> Result<Done> {
     let mut last = None;
     for place in &plan.places {
         match measure(plan, *place, progress) {
-            Ok((records, rows, placed)) => {
+            Ok((records, rows, placed, cut)) => {
+                done.left_out.extend(cut);
                 done.records.extend(records);
                 done.rows.extend(rows);
                 done.placed.extend(placed);
@@ -640,33 +638,43 @@ impl Wanted {
     }
 }
 
+/// Records, rows, what is said of placements, and why there are fewer rounds than there should be.
+type Measured = (Vec<Record>, Vec<Row>, Vec<String>, Option<String>);
+
 /// One place: launches until both placements have their rounds.
-fn measure(
-    plan: &Plan,
-    place: Place,
-    progress: &mut dyn FnMut(&str),
-) -> Result<(Vec<Record>, Vec<Row>, Vec<String>)> {
-    progress(&format!("{}: {} rounds", place.name(), plan.policy.rounds));
+fn measure(plan: &Plan, place: Place, progress: &mut dyn FnMut(&str)) -> Result<Measured> {
+    let rounds = if place.vms == 0 { plan.policy.rounds } else { plan.rounds_vms };
+    progress(&format!("{}: {rounds} rounds", place.name()));
     let load = stats::load();
-    let mut search = Search::new(plan.policy, place.processes == 2 && place.vms == 0);
+    let mut search = Search::new(Policy { rounds, ..plan.policy }, place.processes, place.vms);
     let scale = search.scale;
     let mut samples: Vec<Sample> = Vec::new();
     let mut accel = "native".to_owned();
+    let (mut launches, mut cut) = (0, None);
     while search.go_on(|placement| least(&samples, &scale, placement), progress)? {
-        let output = launch(plan, place, &search, progress)?;
+        let launched = placement::kept_to(search.kept(), || launch(plan, place, &search, progress));
+        let output = match launched {
+            Ok(output) => output,
+            Err(error) => {
+                let why = format!("{}: {}", place.name(), error.after(launches)?);
+                progress(&why);
+                cut = Some(why);
+                break;
+            }
+        };
+        launches += 1;
         let hosts: std::collections::BTreeSet<&String> = output.start.hosts.iter().collect();
         if place.vms > 0 && hosts.len() != place.vms as usize {
             let what = format!("the processes are on {hosts:?}, not in {} VMs", place.vms);
             return Err(Error::Output { subject: "isthmus".into(), what });
         }
-        search.also(plan.policy.rounds.min(REPS) - 1);
         samples.extend(output.samples);
         accel = output.accel;
         let counts = search.counts(|placement| least(&samples, &scale, placement));
         progress(&format!("{}: rounds: {counts}", place.name()));
     }
     let (sieves, not_seen) = search.rows(|placement| least(&samples, &scale, placement));
-    let placed = placement::said(&sieves, &not_seen, &plan.policy);
+    let placed = search.said(&sieves, &not_seen);
     let placed = placed.into_iter().map(|said| format!("{}: {said}", place.name())).collect();
     let (mut all, mut rows) = (Vec::new(), Vec::new());
     for sieve in sieves {
@@ -677,7 +685,7 @@ fn measure(
         );
         all.extend(records);
     }
-    Ok((all, rows, placed))
+    Ok((all, rows, placed, cut))
 }
 
 /// Names of subjects in the order in which tables have them.

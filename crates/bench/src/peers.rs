@@ -9,7 +9,7 @@ use isthmus_run::mpi::{self as launchers, Flavour, Mpi};
 
 use crate::error::{Error, Result};
 use crate::mpi::{Comparison, mpi_name};
-use crate::placement::Policy;
+use crate::placement::{Crowd, Policy};
 use crate::program::Block;
 use crate::promise::{Figure, Promise, Row, Side, Verdict, at_least, at_most};
 use crate::record::{self, Record};
@@ -46,6 +46,8 @@ pub struct Table {
     pub placed: Vec<String>,
     /// What curves are drawn from.
     pub curves: Vec<Comparison>,
+    /// Whether one of its comparisons ended before its time.
+    pub is_cut: bool,
     /// Whether curves that were asked for are missing.
     pub no_curves: bool,
     /// MPIs of which something is promised and that nobody named.
@@ -130,8 +132,9 @@ impl Wanted {
         let verdict = match (proved, placement) {
             (false, _) => Verdict::Unproved,
             (true, Some("near")) => Verdict::Beside,
-            (true, Some("mixed")) => Verdict::Undecided,
-            (true, _) => self.promise.verdict(&figure),
+            (true, Some("far")) => self.promise.verdict(&figure),
+            // Promises are about processors on two cores: what was not sorted is of those and of others.
+            (true, _) => Verdict::Undecided,
         };
         let row = Row { figure: Some(figure), said, verdict, ..missing("") };
         records[at].promise = Some(row.judged());
@@ -199,8 +202,7 @@ fn pair_promises(flavour: Flavour) -> Vec<Wanted> {
 }
 
 /// Of both thread levels: what an MPI takes for these calls depends on them.
-fn collective_promises(ranks: u32, multiple: bool) -> Vec<Wanted> {
-    let processors = crate::subject::processors();
+fn collective_promises((ranks, processors): (u32, u32), multiple: bool) -> Vec<Wanted> {
     let (benchmarks, level) = match multiple {
         false => (["barrier", "allreduce"], ""),
         true => (["barrier_multiple", "allreduce_multiple"], ", MPI_THREAD_MULTIPLE"),
@@ -317,6 +319,10 @@ fn add(table: &mut Table, name: &str, wanted: &[Wanted], mpi: Option<&str>, done
                     table.rows.push(row);
                 }
             }
+            if done.is_cut {
+                table.is_cut = true;
+                table.placed.extend(done.left_out.iter().map(|why| format!("{name}: {why}")));
+            }
             table.placed.extend(done.placed.iter().map(|said| format!("{name}: {said}")));
             table.records.extend(done.records);
         }
@@ -345,6 +351,8 @@ fn lanes(plan: &Plan, mpi: &Mpi, table: &mut Table, progress: &mut dyn FnMut(&st
         let done = lane::run(&lane, progress).map(|done| Comparison {
             records: done.records,
             placed: done.placed,
+            is_cut: done.cut.is_some(),
+            left_out: done.cut.into_iter().collect(),
             ..Comparison::default()
         });
         add(table, &format!("lanes, {place}"), &[wanted], None, done);
@@ -379,8 +387,11 @@ fn pairs(plan: &Plan, mpi: &Mpi, table: &mut Table, progress: &mut dyn FnMut(&st
 }
 
 fn collectives(plan: &Plan, mpi: &Mpi, table: &mut Table, progress: &mut dyn FnMut(&str)) {
-    // On two processors four ranks; on more of them as many that each has to share its own, too.
-    let ranks = (2 * crate::subject::processors()).clamp(4, 16);
+    // On two processors four ranks; on more of them as many that each has to share its own, too. Where they are sorted, they are
+    // kept to two.
+    let is_kept = Crowd::here(plan.policy.choice, 4, 0) == Crowd::Kept;
+    let processors = if is_kept { 2 } else { crate::subject::processors() };
+    let ranks = (2 * processors).clamp(4, 16);
     let mut crowd = comparison(plan, mpi, ranks, 0, Peers::USUAL);
     crowd.blocks.extend([Block::Barrier, Block::Allreduce(8)]);
     for multiple in [false, true] {
@@ -388,7 +399,7 @@ fn collectives(plan: &Plan, mpi: &Mpi, table: &mut Table, progress: &mut dyn FnM
         let done = mpi::run(&crowd, progress);
         let level = if multiple { ", MPI_THREAD_MULTIPLE" } else { "" };
         let name = format!("{}, {ranks} ranks{level}", mpi_name(mpi));
-        add(table, &name, &collective_promises(crowd.ranks, multiple), Some(&mpi_name(mpi)), done);
+        add(table, &name, &collective_promises((ranks, processors), multiple), Some(&mpi_name(mpi)), done);
     }
 }
 
@@ -422,6 +433,7 @@ fn curves(plan: &Plan, mpi: &Mpi, table: &mut Table, progress: &mut dyn FnMut(&s
         match mpi::run(&pair, progress) {
             Ok(done) => {
                 table.records.extend(done.records.iter().cloned());
+                table.is_cut |= done.is_cut;
                 table.curves.push(done);
             }
             Err(error) => {
@@ -467,7 +479,7 @@ fn memories(
 impl Table {
     /// Whether all was measured that was asked for, however it came out.
     pub fn is_whole(&self) -> bool {
-        !self.no_curves && self.rows.iter().all(|row| row.verdict != Verdict::NotMeasured)
+        !self.no_curves && !self.is_cut && self.rows.iter().all(|row| row.verdict != Verdict::NotMeasured)
     }
 
     /// Its cells, a row of headings first.
@@ -530,7 +542,7 @@ mod tests {
     #[test]
     fn the_best_peer_is_the_one_that_counts() {
         let mut records = records("shm");
-        let row = collective_promises(4, false)[0].row(&mut records, Some("far"));
+        let row = collective_promises((4, 2), false)[0].row(&mut records, Some("far"));
         assert_eq!((row.figure.map(|it| it.value), row.verdict), (Some(0.6), Verdict::Holds));
         assert_eq!(row.said, "900 /s : 1500 /s mpich-shm");
         let promised: Vec<_> = records.iter().filter_map(|record| record.promise.as_ref()).collect();
@@ -545,7 +557,7 @@ mod tests {
         let mut table = Table::default();
         let placed = vec!["near: not seen within 1200 s".to_owned()];
         let done = Comparison { records: both, placed, ..Comparison::default() };
-        add(&mut table, "MPICH 5, 4 ranks", &collective_promises(4, false)[..1], None, Ok(done));
+        add(&mut table, "MPICH 5, 4 ranks", &collective_promises((4, 2), false)[..1], None, Ok(done));
         let brief: Vec<_> = table.rows.iter().map(|row| (row.placement.as_deref(), row.verdict)).collect();
         assert_eq!(brief, [(Some("far"), Verdict::Holds), (Some("near"), Verdict::Beside)]);
         assert!(table.text().contains("MPICH 5, 4 ranks: near: not seen"), "{}", table.text());
@@ -553,15 +565,23 @@ mod tests {
     }
 
     #[test]
+    fn a_row_of_rounds_that_nobody_sorted_is_undecided() {
+        let mut any = records("shm");
+        any.iter_mut().for_each(|record| record.placement = Some("any".into()));
+        let row = collective_promises((4, 2), false)[0].row(&mut any, Some("any"));
+        assert_eq!((row.figure.map(|it| it.value), row.verdict), (Some(0.6), Verdict::Undecided));
+    }
+
+    #[test]
     fn a_figure_of_another_way_proves_nothing() {
-        let row = collective_promises(4, false)[0].row(&mut records("mixed"), Some("far"));
+        let row = collective_promises((4, 2), false)[0].row(&mut records("mixed"), Some("far"));
         assert_eq!((row.figure.map(|it| it.value), row.verdict), (Some(0.6), Verdict::Unproved));
         assert!(row.said.ends_with("ways: region, mixed"), "{}", row.said);
     }
 
     #[test]
     fn what_was_not_measured_is_said_below_the_table() {
-        let missing = collective_promises(4, false)[1].row(&mut records("shm"), Some("far"));
+        let missing = collective_promises((4, 2), false)[1].row(&mut records("shm"), Some("far"));
         assert_eq!(missing.verdict, Verdict::NotMeasured);
         let again = Row { what: "another row".into(), ..missing.clone() };
         let text = Table { rows: vec![missing, again], ..Table::default() }.text();
@@ -582,17 +602,23 @@ mod tests {
     fn a_peer_that_was_left_out_leaves_its_reason() {
         let done = |records, left_out: &[&str]| {
             let left_out = left_out.iter().map(|why| (*why).to_owned()).collect();
-            Ok(Comparison { records, left_out, ..Comparison::default() })
+            Ok::<_, Error>(Comparison { records, left_out, ..Comparison::default() })
         };
         let mut table = Table::default();
-        add(&mut table, "x", &collective_promises(4, false)[..1], None, done(records("shm"), &[]));
+        add(&mut table, "x", &collective_promises((4, 2), false)[..1], None, done(records("shm"), &[]));
         assert!(table.is_whole());
         let alone = vec![record("isthmus", None, None, 900.0, "region")];
-        add(&mut table, "x", &collective_promises(4, false)[..1], None, done(alone, &["tcp: no tap"]));
+        add(&mut table, "x", &collective_promises((4, 2), false)[..1], None, done(alone, &["tcp: no tap"]));
         assert_eq!(
             (table.rows[1].verdict, table.rows[1].said.as_str()),
             (Verdict::NotMeasured, "tcp: no tap")
         );
         assert!(!table.is_whole());
+
+        let mut table = Table::default();
+        let cut = Comparison { is_cut: true, ..done(records("shm"), &["tcp failed"]).unwrap() };
+        add(&mut table, "x", &collective_promises((4, 2), false)[..1], None, Ok(cut));
+        assert_eq!(table.rows[0].verdict, Verdict::Holds, "what was measured stays");
+        assert!(!table.is_whole() && table.text().contains("x: tcp failed"), "{}", table.text());
     }
 }

@@ -110,24 +110,23 @@ const VIRTUAL: Scale = Scale { near_below: 0.1, far_from: 0.15, busy_from: BUSY 
 impl Scale {
     /// Of this machine: as its topology has it, if that names processors of one core, and by experience if not.
     pub fn here() -> Self {
-        let cpus = processors();
-        let siblings = |a: usize, b: usize| {
-            let list = format!("/sys/devices/system/cpu/cpu{a}/topology/thread_siblings_list");
-            fs::read_to_string(list).is_ok_and(|list| listed(&list).contains(&b))
-        };
-        let all = all_pairs(&cpus);
-        let near = all.iter().find(|(a, b)| siblings(*a, *b));
-        let far = all.iter().find(|(a, b)| !siblings(*a, *b));
+        let pairs = all_pairs(&processors(), siblings);
+        let near = pairs.iter().find(|pair| pair.is_near);
+        let far = pairs.iter().find(|pair| !pair.is_near);
         if let (Some(near), Some(far)) = (near, far)
-            && let (Some(near), Some(far)) = (line(*near), line(*far))
+            && let (Some(near), Some(far)) = (line(near.cpus), line(far.cpus))
             && far >= near * 1.3
         {
             let between = (near * far).sqrt();
             return Self { near_below: between, far_from: between, busy_from: BUSY };
         }
-        let is_virtual = fs::read_to_string("/proc/cpuinfo").is_ok_and(|text| text.contains(" hypervisor"));
-        // On a machine of one's own without threads that share a core there is one placement only.
-        if is_virtual { VIRTUAL } else { Self { near_below: 0.0, far_from: 0.0, busy_from: BUSY } }
+        // On a machine of one's own without threads that share a core there is one placement only. Where there are such threads,
+        // and the lines did not tell them apart just now, experience has to do.
+        if is_virtual() || near.is_some() {
+            VIRTUAL
+        } else {
+            Self { near_below: 0.0, far_from: 0.0, busy_from: BUSY }
+        }
     }
 
     /// The placement that a line tells, if it does.
@@ -156,6 +155,40 @@ fn listed(text: &str) -> Vec<usize> {
     text.split(',').filter_map(range).flatten().collect()
 }
 
+/// The processors of the same core, as the system's topology has them.
+fn siblings(cpu: usize) -> Vec<usize> {
+    let list = format!("/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list");
+    fs::read_to_string(list).map_or_else(|_| Vec::new(), |list| listed(&list))
+}
+
+/// Whether the processors are a virtual machine's, whose host may move them whatever the topology says.
+fn is_virtual() -> bool {
+    fs::read_to_string("/proc/cpuinfo").is_ok_and(|text| has_hypervisor(&text))
+}
+
+/// Whether processors that are described so have the flag that a hypervisor sets.
+fn has_hypervisor(cpuinfo: &str) -> bool {
+    cpuinfo
+        .lines()
+        .filter(|line| line.starts_with("flags"))
+        .any(|line| line.split(' ').any(|flag| flag == "hypervisor"))
+}
+
+/// Does something with this thread, and what it starts, kept to these two processors.
+pub fn kept_to<T>(pair: Option<(usize, usize)>, what: impl FnOnce() -> T) -> T {
+    let (Some((a, b)), Ok(before)) = (pair, rustix::thread::sched_getaffinity(None)) else { return what() };
+    let mut set = rustix::thread::CpuSet::new();
+    set.set(a);
+    set.set(b);
+    let is_kept = rustix::thread::sched_setaffinity(None, &set).is_ok();
+    let done = what();
+    if is_kept {
+        // These were allowed before.
+        let _ = rustix::thread::sched_setaffinity(None, &before);
+    }
+    done
+}
+
 /// The processors that this process may use.
 pub fn processors() -> Vec<usize> {
     let Ok(allowed) = rustix::thread::sched_getaffinity(None) else { return Vec::new() };
@@ -173,9 +206,42 @@ pub fn pin(cpu: usize) {
 /// Pairs of processors that are tried, so that a large machine's are not all.
 const MOST_PAIRS: usize = 28;
 
-fn all_pairs(cpus: &[usize]) -> Vec<(usize, usize)> {
-    let later = |at: usize| cpus[at + 1..].iter().map(move |b| (cpus[at], *b));
-    (0..cpus.len()).flat_map(later).take(MOST_PAIRS).collect()
+/// Two processors, and whether the topology says that they are one core's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Both {
+    cpus: (usize, usize),
+    is_near: bool,
+}
+
+/// The pairs that are tried. Those of one core come first, and have half of the room at most: on a machine whose first processor
+/// has its sibling far behind, neither kind may crowd out the other.
+fn all_pairs(cpus: &[usize], siblings: impl Fn(usize) -> Vec<usize>) -> Vec<Both> {
+    let of_core: Vec<Vec<usize>> = cpus.iter().map(|cpu| siblings(*cpu)).collect();
+    let later = |at: usize| cpus[at + 1..].iter().map(move |b| (at, *b));
+    let pairs = |is_near: bool| {
+        let of_core = &of_core;
+        let fits = move |(at, b): &(usize, usize)| of_core[*at].contains(b) == is_near;
+        (0..cpus.len()).flat_map(later).filter(fits).map(move |(at, b)| Both { cpus: (cpus[at], b), is_near })
+    };
+    pairs(true).take(MOST_PAIRS / 2).chain(pairs(false)).take(MOST_PAIRS).collect()
+}
+
+/// The placements that these pairs can ever have. A virtual machine's can have any; otherwise the topology says which.
+fn possible(pairs: &[Both], is_virtual: bool) -> Vec<Placement> {
+    let can =
+        |placement: &Placement| pairs.iter().any(|pair| pair.is_near == (*placement == Placement::Near));
+    let all = Placement::BOTH.into_iter();
+    if is_virtual || pairs.is_empty() { all.collect() } else { all.filter(can).collect() }
+}
+
+/// Why a placement cannot be seen on a machine of one's own.
+fn why_never(placement: Placement, is_free: bool) -> &'static str {
+    match (placement, is_free) {
+        (Placement::Near, true) => "no two of the processors that we may use share a core",
+        (Placement::Near, false) => "the two processors that it is put on do not share a core",
+        (Placement::Far, true) => "all processors that we may use are of one core",
+        (Placement::Far, false) => "the two processors that it is put on are of one core",
+    }
 }
 
 /// Two words far enough apart that no prefetcher takes them for one.
@@ -270,6 +336,10 @@ pub struct Search {
     pub pair: Option<(usize, usize)>,
     /// Whether processes may be put on any pair; otherwise it is always the first two.
     is_free: bool,
+    /// Placements that this machine can have at all.
+    possible: Vec<Placement>,
+    /// What becomes of more processes than the line is timed between.
+    crowd: Crowd,
     begun: Instant,
     made: u32,
 }
@@ -284,12 +354,17 @@ static WAITED_MS: AtomicU64 = AtomicU64::new(0);
 const TELL: Duration = Duration::from_secs(30);
 
 impl Search {
-    /// The beginning of one. `is_free`: the pair of processes may be put on any two processors.
-    pub fn new(policy: Policy, is_free: bool) -> Self {
+    /// The beginning of one for so many processes in so many VMs. Processes of this host may be put on any two processors.
+    pub fn new(policy: Policy, processes: u32, vms: u32) -> Self {
         let cpus = processors();
+        let crowd = Crowd::here(policy.choice, processes, vms);
+        let is_free = processes == 2 && vms == 0 || crowd == Crowd::Kept;
+        let choice = if crowd == Crowd::Unsorted { Choice::Any } else { policy.choice };
+        let policy = Policy { choice, ..policy };
         let pair = cpus.first().copied().zip(cpus.get(1).copied());
         let scale = if policy.choice == Choice::Any { VIRTUAL } else { Scale::here() };
-        Self { policy, scale, pair, is_free, begun: Instant::now(), made: 0 }
+        let possible = possible(&pairs(pair, is_free), is_virtual());
+        Self { policy, scale, pair, is_free, possible, crowd, begun: Instant::now(), made: 0 }
     }
 
     /// The pair as a program of ours takes it: `0,3`.
@@ -305,9 +380,14 @@ impl Search {
         line(self.pair?)
     }
 
-    /// Counts rounds that one launch made besides its first.
-    pub fn also(&mut self, more: u32) {
-        self.made += more;
+    /// The two processors that more processes than two are kept to.
+    pub fn kept(&self) -> Option<(usize, usize)> {
+        self.pair.filter(|_| self.crowd == Crowd::Kept)
+    }
+
+    /// Whether rounds are sorted at all.
+    pub fn is_sorting(&self) -> bool {
+        self.policy.choice != Choice::Any
     }
 
     /// The rounds made.
@@ -315,22 +395,46 @@ impl Search {
         self.made
     }
 
-    /// Placements that lack rounds, of which `have` says how many there are.
+    /// Placements that lack rounds, of which `have` says how many there are. What cannot come is not waited for.
     fn lacking(&self, have: impl Fn(Placement) -> u32) -> Vec<Placement> {
         let wanted = self.policy.choice.wanted().iter();
-        wanted.copied().filter(|placement| have(*placement) < self.policy.rounds).collect()
+        let lacks = |placement: &Placement| {
+            self.possible.contains(placement) && have(*placement) < self.policy.rounds
+        };
+        wanted.copied().filter(lacks).collect()
+    }
+
+    /// Placements that are wanted and cannot be seen here, with the reason.
+    fn never(&self) -> Vec<String> {
+        let wanted = self.policy.choice.wanted().iter();
+        wanted
+            .filter(|placement| !self.possible.contains(placement))
+            .map(|placement| {
+                format!("{}: not seen: {}", placement.name(), why_never(*placement, self.is_free))
+            })
+            .collect()
     }
 
     /// Whether there is another round to make: it waits until the host has its processors where rounds are lacking, finds a pair
     /// that is so placed, and tells `progress` what it waits for.
     ///
     /// # Errors
-    /// [`Error::Interrupted`].
+    /// [`Error::Interrupted`]; [`Error::Usage`] where nothing that was asked for can be seen on this machine.
     pub fn go_on(&mut self, have: impl Fn(Placement) -> u32, progress: &mut dyn FnMut(&str)) -> Result<bool> {
+        if let Some(said) = self.crowd.said().filter(|_| self.made == 0) {
+            progress(said);
+        }
         if self.policy.choice == Choice::Any {
             let is_left = self.made < self.policy.rounds;
             self.made += u32::from(is_left);
             return Ok(is_left);
+        }
+        let never = self.never();
+        if self.made == 0 {
+            never.iter().for_each(|said| progress(said));
+            if never.len() == self.policy.choice.wanted().len() {
+                return Err(Error::Usage(format!("--placement: {}", never.join("; "))));
+            }
         }
         let lacking = self.lacking(&have);
         if lacking.is_empty() || processors().len() < 2 && self.made >= self.policy.rounds {
@@ -372,12 +476,11 @@ impl Search {
 
     /// Takes a pair of processors that is placed as one of `lacking`; otherwise says what there is.
     fn look(&mut self, lacking: &[Placement]) -> std::result::Result<(), String> {
-        let cpus = processors();
-        let pairs = if self.is_free { all_pairs(&cpus) } else { self.pair.into_iter().collect() };
+        let pairs = pairs(self.pair, self.is_free);
         if pairs.is_empty() {
             return Ok(());
         }
-        let lines: Vec<_> = pairs.iter().filter_map(|pair| Some((*pair, line(*pair)?))).collect();
+        let lines: Vec<_> = pairs.iter().filter_map(|pair| Some((pair.cpus, line(pair.cpus)?))).collect();
         // The scarcer one first, which is the last that `go_on` names.
         for placement in lacking.iter().rev() {
             if let Some((pair, _)) = lines.iter().find(|(_, line)| self.scale.of(*line) == Some(*placement)) {
@@ -414,24 +517,74 @@ impl Search {
             _ => (seen.into_iter().map(Sieve::Of).collect(), not_seen),
         }
     }
+
+    /// What became of the placements, for people: which were not seen, and what is shown instead.
+    pub fn said(&self, sieves: &[Sieve], not_seen: &[Placement]) -> Vec<String> {
+        let mut said = self.never();
+        said.extend(self.crowd.said().map(str::to_owned));
+        let waited_for = not_seen.iter().filter(|placement| self.possible.contains(placement));
+        said.extend(waited_for.map(|placement| {
+            format!("{}: not seen within {:.0} s", placement.name(), self.policy.patience.as_secs_f64())
+        }));
+        if sieves.contains(&Sieve::Mixed) {
+            said.push(
+                "mixed: no block had the same line before and after it, so all rounds are shown together, and decide nothing; \
+                 is the machine busy?"
+                    .into(),
+            );
+        }
+        said
+    }
 }
 
-/// What became of the placements, for people: which were not seen, and what is shown instead.
-pub fn said(sieves: &[Sieve], not_seen: &[Placement], policy: &Policy) -> Vec<String> {
-    let mut said: Vec<String> = not_seen
-        .iter()
-        .map(|placement| {
-            format!("{}: not seen within {:.0} s", placement.name(), policy.patience.as_secs_f64())
-        })
-        .collect();
-    if sieves.contains(&Sieve::Mixed) {
-        said.push(
-            "mixed: no block had the same line before and after it, so all rounds are shown together, and decide nothing; \
-             is the machine busy?"
-                .into(),
-        );
+/// What becomes of more processes than the two between which a line is timed, where that line does not tell where the others are:
+/// there are more than two processors, and they are not all placed alike.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Crowd {
+    /// There is none.
+    No,
+    /// Its rounds are sorted, and it is kept to the two processors.
+    Kept,
+    /// It is in VMs, and its rounds are not sorted.
+    Unsorted,
+}
+
+impl Crowd {
+    /// On this machine.
+    pub fn here(choice: Choice, processes: u32, vms: u32) -> Self {
+        let possible = possible(&pairs(None, true), is_virtual());
+        Self::of(choice, (processes, vms), processors().len(), &possible)
     }
-    said
+
+    fn of(choice: Choice, (processes, vms): (u32, u32), cpus: usize, possible: &[Placement]) -> Self {
+        match (choice == Choice::Any || processes <= 2 || cpus <= 2 || possible.len() < 2, vms) {
+            (true, _) => Self::No,
+            (false, 0) => Self::Kept,
+            (false, _) => Self::Unsorted,
+        }
+    }
+
+    const fn said(self) -> Option<&'static str> {
+        match self {
+            Self::No => None,
+            Self::Kept => Some(
+                "more than two processes are kept to the two processors between which the line is timed; `--placement any` lets them \
+                 have all",
+            ),
+            Self::Unsorted => Some(
+                "any: more VMs than the two between whose processors a line is timed are not sorted, and decide nothing; `taskset -c \
+                 0,1` before the command keeps all to two",
+            ),
+        }
+    }
+}
+
+/// The pairs that a search may take: any, or the one that is given.
+fn pairs(pair: Option<(usize, usize)>, is_free: bool) -> Vec<Both> {
+    if is_free {
+        return all_pairs(&processors(), siblings);
+    }
+    pair.map(|cpus| Both { cpus, is_near: siblings(cpus.0).contains(&cpus.1) }).into_iter().collect()
 }
 
 /// Whether a table could be sorted at all.
@@ -473,13 +626,76 @@ mod tests {
     fn lists_of_processors_are_read() {
         assert_eq!(listed("0,4-6\n"), [0, 4, 5, 6]);
         assert_eq!(listed(""), [0_usize; 0]);
-        assert_eq!(all_pairs(&[0, 1, 3]), [(0, 1), (0, 3), (1, 3)]);
+        let pairs: Vec<_> = all_pairs(&[0, 1, 3], |_| Vec::new()).iter().map(|pair| pair.cpus).collect();
+        assert_eq!(pairs, [(0, 1), (0, 3), (1, 3)]);
+    }
+
+    #[test]
+    fn a_thread_is_kept_to_a_pair_for_a_while() {
+        let all = processors();
+        let [first, .., last] = all[..] else { return };
+        assert_eq!(kept_to(Some((first, last)), processors), [first, last]);
+        assert_eq!(kept_to(None, processors), all);
+        assert_eq!(processors(), all);
+    }
+
+    #[test]
+    fn siblings_far_behind_are_tried_and_do_not_crowd_out_the_others() {
+        let cpus: Vec<usize> = (0..128).collect();
+        let pairs = all_pairs(&cpus, |cpu| vec![cpu % 64, cpu % 64 + 64]);
+        assert_eq!(pairs[0], Both { cpus: (0, 64), is_near: true });
+        assert_eq!(pairs.len(), MOST_PAIRS);
+        assert_eq!(pairs.iter().filter(|pair| pair.is_near).count(), MOST_PAIRS / 2);
+        assert!(pairs.contains(&Both { cpus: (0, 1), is_near: false }));
+    }
+
+    #[test]
+    fn a_placement_that_cannot_come_is_not_waited_for() {
+        let pair = |is_near| Both { cpus: (0, 1), is_near };
+        assert_eq!(possible(&[pair(false)], false), [Placement::Far]);
+        assert_eq!(possible(&[pair(true)], false), [Placement::Near]);
+        assert_eq!(possible(&[pair(true), pair(false)], false), Placement::BOTH);
+        assert_eq!(possible(&[pair(false)], true), Placement::BOTH, "a host moves its guests' processors");
+        assert!(has_hypervisor("model name\t: x\nflags\t\t: fpu hypervisor lahf_lm\n"));
+        assert!(!has_hypervisor("model name\t: a hypervisor of sorts\nflags\t\t: fpu lahf_lm\n"));
+
+        let mut search = search(Choice::Both, 3);
+        search.policy.patience = Duration::from_secs(3600);
+        search.possible = vec![Placement::Far];
+        let mut told = Vec::new();
+        let have = |placement| if placement == Placement::Far { 3 } else { 0 };
+        assert!(!search.go_on(have, &mut |what| told.push(what.to_owned())).unwrap());
+        assert_eq!(told, ["near: not seen: no two of the processors that we may use share a core"]);
+        let (sieves, not_seen) = search.rows(have);
+        assert_eq!(search.said(&sieves, &not_seen), told);
+        search.policy.choice = Choice::Near;
+        assert!(matches!(search.go_on(have, &mut |_| ()), Err(Error::Usage(_))));
+    }
+
+    #[test]
+    fn processes_that_may_be_anywhere_are_not_sorted_by_the_line_of_two() {
+        let both = &Placement::BOTH;
+        let of = |place, cpus, possible| Crowd::of(Choice::Both, place, cpus, possible);
+        assert_eq!((of((4, 0), 4, both), of((4, 4), 4, both)), (Crowd::Kept, Crowd::Unsorted));
+        assert_eq!(of((2, 0), 4, both), Crowd::No, "they are on the pair");
+        assert_eq!(of((8, 0), 2, both), Crowd::No, "there is no other pair");
+        assert_eq!(of((8, 0), 64, &[Placement::Far]), Crowd::No, "all are far");
+        assert_eq!(Crowd::of(Choice::Any, (8, 0), 64, both), Crowd::No, "nothing is sorted");
+        for (crowd, choice) in [(Crowd::Kept, Choice::Both), (Crowd::Unsorted, Choice::Any)] {
+            let mut search = search(choice, 1);
+            search.crowd = crowd;
+            let mut told = Vec::new();
+            assert!(search.go_on(|_| 0, &mut |what| told.push(what.to_owned())).unwrap());
+            assert_eq!(search.said(&[], &[]), told);
+            assert_eq!(told.len(), 1);
+            assert_eq!(search.kept(), search.pair.filter(|_| crowd == Crowd::Kept));
+        }
     }
 
     fn search(choice: Choice, rounds: u32) -> Search {
         let policy = Policy { choice, rounds, patience: Duration::ZERO };
-        let mut search = Search::new(policy, true);
-        search.scale = VIRTUAL;
+        let mut search = Search::new(policy, 2, 0);
+        (search.scale, search.possible) = (VIRTUAL, Placement::BOTH.into());
         search
     }
 
@@ -511,7 +727,7 @@ mod tests {
         let (rows, not_seen) = search.rows(|placement| u32::from(placement == Placement::Far));
         assert_eq!((rows, not_seen), (vec![Sieve::Of(Placement::Far)], vec![Placement::Near]));
         assert_eq!(search.rows(|_| 0).0, [Sieve::Mixed]);
-        let said = said(&[Sieve::Mixed], &Placement::BOTH, &search.policy);
+        let said = search.said(&[Sieve::Mixed], &Placement::BOTH);
         assert!(said[0].starts_with("far: not seen") && said[2].starts_with("mixed:"), "{said:?}");
     }
 }

@@ -34,7 +34,7 @@ pub struct Promise {
 /// What became of a promise.
 ///
 /// A figure *holds* a bound where all of its interval is on the bound's good side, and is *short* of it where all of the interval is
-/// beyond; otherwise, or where there were too few rounds to say, nothing is decided.
+/// beyond; otherwise, or where there were too few rounds to say or nobody sorted them, nothing is decided.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Verdict {
@@ -42,7 +42,7 @@ pub enum Verdict {
     Aim,
     /// Holds what is required.
     Holds,
-    /// The interval has the bound in it, or there were too few rounds.
+    /// The interval has the bound in it, or there were too few rounds, or they were not sorted by placement.
     Undecided,
     /// Wholly beyond what is required.
     Short,
@@ -218,12 +218,13 @@ impl Promise {
         }
     }
 
-    /// What becomes of it with a figure of rounds that were sorted so.
+    /// What becomes of it with a figure of rounds that were sorted so: promises are about processors on two cores, and what was
+    /// not sorted is of those and of others.
     pub fn judge(&self, figure: &Figure, sieve: Sieve) -> Verdict {
         match sieve {
             Sieve::Of(Placement::Near) => Verdict::Beside,
-            Sieve::Mixed => Verdict::Undecided,
-            Sieve::Of(Placement::Far) | Sieve::Any => self.verdict(figure),
+            Sieve::Mixed | Sieve::Any => Verdict::Undecided,
+            Sieve::Of(Placement::Far) => self.verdict(figure),
         }
     }
 
@@ -337,6 +338,16 @@ mod tests {
             rounds: u32::try_from(values.len()).unwrap(),
             needed,
         }
+    }
+
+    #[test]
+    fn what_was_not_sorted_decides_nothing() {
+        let interval = Some(Interval { low: 0.1, high: 0.2 });
+        let figure = Figure { value: 0.15, interval, rounds: 21, needed: 21 };
+        let of = |sieve| at_most(1.0, 0.5).judge(&figure, sieve);
+        assert_eq!(of(Sieve::Of(Placement::Far)), Verdict::Aim);
+        assert_eq!(of(Sieve::Of(Placement::Near)), Verdict::Beside);
+        assert_eq!((of(Sieve::Any), of(Sieve::Mixed)), (Verdict::Undecided, Verdict::Undecided));
     }
 
     #[test]

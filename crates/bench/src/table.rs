@@ -221,7 +221,7 @@ pub fn lines(records: &[Record]) -> Option<String> {
         .collect();
     let said = (!said.is_empty()).then(|| said.join(", "))?;
     Some(format!(
-        "Half a round of one bare cache line, timed between the blocks in the same processes: {said}."
+        "Half a round of one bare cache line, timed between the blocks in the same processes, or on their processors: {said}."
     ))
 }
 

@@ -41,6 +41,8 @@ struct Wait {
     cpu_us_per_op: f64,
     payload_bytes: u64,
     region_bytes: u64,
+    /// None where both processes share a processor.
+    line_us: Option<[f64; 2]>,
 }
 
 fn compile() -> Result<PathBuf> {
@@ -55,21 +57,29 @@ fn compile() -> Result<PathBuf> {
     })
 }
 
-/// Runs both processes of all ways, and reads what they print; tells which providers are not there.
+/// Runs both processes of all ways on a `pair` of processors, and reads what they print; tells which providers are not there.
 ///
 /// # Errors
 /// If the program cannot be compiled (it takes libfabric's headers) or does not do its part.
-pub fn run(plan: &Plan, reps: u32) -> Result<(Vec<Sample>, Vec<String>)> {
+pub fn run(plan: &Plan, reps: u32, pair: Option<String>) -> Result<(Vec<Sample>, Vec<String>)> {
     let program = compile()?;
     let exe = std::env::current_exe().map_err(Error::io("find this program"))?;
+    let args = arguments(plan, reps, pair.as_deref(), &program);
+    read(&Launch { program: exe, args, env: Vec::new() }.run("waits", LIMIT)?)
+}
+
+fn arguments(plan: &Plan, reps: u32, pair: Option<&str>, program: &Path) -> Vec<OsString> {
     // One rank, which makes the second process itself: they need no MPI, only what its ranks have in their environment.
     let mut args: Vec<OsString> = ["run", "--vms", "0", "-n", "1"].map(Into::into).into();
     if let Some(mpi) = &plan.mpi {
         args.extend(["--mpi".into(), mpi.into()]);
     }
+    if let Some(pair) = pair {
+        args.extend(["--env".into(), format!("ISTHMUS_BENCH_PIN={pair}").into()]);
+    }
     args.extend(["--".into(), program.into(), reps.to_string().into(), plan.budget_ms.to_string().into()]);
     args.extend(SIZES.map(|bytes| bytes.to_string().into()));
-    read(&Launch { program: exe, args, env: Vec::new() }.run("waits", LIMIT)?)
+    args
 }
 
 fn read(text: &str) -> Result<(Vec<Sample>, Vec<String>)> {
@@ -93,7 +103,7 @@ fn read(text: &str) -> Result<(Vec<Sample>, Vec<String>)> {
             cpu_us_per_op: Some(block.cpu_us_per_op),
             // Nothing counts libfabric's own.
             path: (whole && !block.subject.starts_with("shm")).then(|| "region".into()),
-            line_us: None,
+            line_us: block.line_us,
         };
         samples.push(sample("latency_us", block.latency_us));
         samples.push(sample("sleeps_per_round", block.sleeps_per_round));
@@ -107,13 +117,32 @@ fn read(text: &str) -> Result<(Vec<Sample>, Vec<String>)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::placement::{Choice, Policy};
+
+    #[test]
+    fn its_processes_run_where_the_search_looked() {
+        let plan = Plan {
+            what: crate::rank::What::Wait,
+            places: Vec::new(),
+            policy: Policy { choice: Choice::Far, rounds: 1, patience: Duration::ZERO },
+            rounds_vms: 1,
+            budget_ms: 10,
+            mpi: None,
+            accel: None,
+        };
+        let args = arguments(&plan, 1, Some("2,5"), Path::new("/waits"));
+        let at = args.iter().position(|arg| arg == "--env").unwrap();
+        assert_eq!(args[at + 1], "ISTHMUS_BENCH_PIN=2,5");
+        assert!(args[at + 2] == "--", "it is for the processes, not for isthmus run: {args:?}");
+    }
 
     #[test]
     fn blocks_are_read_and_proved_by_the_regions_bytes() {
         let line = |subject: &str, region: u64| {
             format!(
                 "{{\"isthmus_bench\":1,\"kind\":\"wait\",\"subject\":\"{subject}\",\"bytes\":8,\"latency_us\":1.5,\
-                 \"sleeps_per_round\":2,\"cpu_us_per_op\":1,\"payload_bytes\":80,\"region_bytes\":{region}}}\n"
+                 \"sleeps_per_round\":2,\"cpu_us_per_op\":1,\"payload_bytes\":80,\"region_bytes\":{region},\
+                 \"line_us\":[0.2,0.3]}}\n"
             )
         };
         let absent = "{\"isthmus_bench\":1,\"kind\":\"absent\",\"subject\":\"shm-spin\"}\n";
@@ -123,6 +152,7 @@ mod tests {
         let paths: Vec<_> = samples.iter().map(|sample| sample.path.as_deref()).collect();
         assert_eq!(paths, [Some("region"), Some("region"), None, None]);
         assert_eq!((samples[0].value, samples[1].value, absent), (1.5, 2.0, vec!["shm-spin".to_owned()]));
+        assert_eq!(samples[0].line_us, Some([0.2, 0.3]));
         assert!(read("x\n").is_err());
     }
 }

@@ -5,16 +5,20 @@
  * A tagged ping-pong between two processes that wait for their completions in two ways: reading the queue again and again
  * (fi_cq_read: "spin"), and asleep until something is there (fi_cq_sread of a queue with FI_WAIT_UNSPEC: "sread"); over the
  * provider of isthmus, and over libfabric's own for one host, shm. All take turns within a repetition, block after block.
- * The first process prints a line of JSON for each, with how often both went to sleep in a round, as the kernel counts it.
+ * The first process prints a line of JSON for each, with how often both went to sleep in a round, as the kernel counts it, and
+ * half a round of a bare cache line before and after it. ISTHMUS_BENCH_PIN=A,B names the processors of the two; otherwise they
+ * have the first two that are allowed.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <link.h>
 #include <sched.h>
+#include <stdatomic.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
@@ -308,10 +312,67 @@ static int ascending(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
+#define LINE_ROUNDS 1000
+#define LINE_BYTES 8192
+
+/* One word of each process, far enough apart that no prefetcher takes them for one; none until both have processors of their own. */
+static _Atomic uint64_t *my_word, *their_word;
+static uint64_t turn;
+
+static void line_open(char *shared)
+{
+    my_word = (_Atomic uint64_t *)(shared + rank * LINE_BYTES / 2);
+    their_word = (_Atomic uint64_t *)(shared + !rank * LINE_BYTES / 2);
+}
+
+/* Both count on, however long the other one takes, so that a batch that was too slow spoils no later one. */
+static double line_batch(int with_pause)
+{
+    double start = now_seconds();
+
+    for (int i = 0; i < LINE_ROUNDS; i++) {
+        turn++;
+        if (rank == 0)
+            atomic_store_explicit(my_word, turn, memory_order_release);
+        for (uint32_t looks = 1; atomic_load_explicit(their_word, memory_order_acquire) < turn; looks++) {
+            if (with_pause) {
+#if defined(__x86_64__)
+                __builtin_ia32_pause();
+#elif defined(__aarch64__)
+                __asm__ volatile("yield");
+#endif
+            }
+            /* Should somebody else have a processor, the other one gets its turn. */
+            if (looks % (1u << 20) == 0)
+                sched_yield();
+        }
+        if (rank == 1)
+            atomic_store_explicit(my_word, turn, memory_order_release);
+    }
+    return (now_seconds() - start) * 1e6 / LINE_ROUNDS / 2;
+}
+
+/* Half a round of a bare line in microseconds, with or without the processor's hint, whatever is shorter; less than 0 without. */
+static double line_us(void)
+{
+    double medians[2], us[BATCHES];
+
+    if (!my_word)
+        return -1;
+    meet();
+    for (int with_pause = 0; with_pause < 2; with_pause++) {
+        for (int i = 0; i < BATCHES; i++)
+            us[i] = line_batch(with_pause);
+        qsort(us, BATCHES, sizeof *us, ascending);
+        medians[with_pause] = us[BATCHES / 2];
+    }
+    return medians[0] < medians[1] ? medians[0] : medians[1];
+}
+
 static void block(struct way *w, char *out, char *in, size_t bytes, uint64_t *rounds, double budget)
 {
     struct tally before, after, mine, theirs;
-    double times[BATCHES];
+    double times[BATCHES], line[2];
 
     for (uint64_t tried = FEWEST_ROUNDS; *rounds == 0; tried *= 2) {
         double took = ping_pong(w, out, in, bytes, tried);
@@ -321,10 +382,12 @@ static void block(struct way *w, char *out, char *in, size_t bytes, uint64_t *ro
         /* The first one's clock decides. */
         *rounds = rank == 0 ? chosen : other;
     }
+    line[0] = line_us();
     tally_now(w, &before);
     for (int i = 0; i < BATCHES; i++)
         times[i] = ping_pong(w, out, in, bytes, *rounds);
     tally_now(w, &after);
+    line[1] = line_us();
     qsort(times, BATCHES, sizeof *times, ascending);
     mine.sleeps = after.sleeps - before.sleeps;
     mine.left = after.left - before.left;
@@ -336,29 +399,37 @@ static void block(struct way *w, char *out, char *in, size_t bytes, uint64_t *ro
     uint64_t left = mine.left + theirs.left, came = mine.came + theirs.came, all = *rounds * BATCHES;
 
     printf("{\"isthmus_bench\":1,\"kind\":\"wait\",\"subject\":\"%s\",\"bytes\":%zu,\"latency_us\":%.6g,\"sleeps_per_round\":%.6g,"
-           "\"cpu_us_per_op\":%.6g,\"payload_bytes\":%llu,\"region_bytes\":%llu}\n",
+           "\"cpu_us_per_op\":%.6g,\"payload_bytes\":%llu,\"region_bytes\":%llu,",
            w->name, bytes, times[BATCHES / 2] * 1e6 / (double)*rounds / 2, (double)(mine.sleeps + theirs.sleeps) / (double)all,
            (mine.cpu + theirs.cpu) * 1e6 / (double)all / 2, (unsigned long long)(all * 2 * bytes),
            (unsigned long long)(left < came ? left : came));
+    if (line[0] >= 0)
+        printf("\"line_us\":[%.6g,%.6g]}\n", line[0], line[1]);
+    else
+        printf("\"line_us\":null}\n");
     fflush(stdout);
 }
 
-static void pin(void)
+/* On one of the two processors that are asked for, or else of the first two allowed; 0 if it cannot be. */
+static int pin(void)
 {
+    const char *asked = getenv("ISTHMUS_BENCH_PIN");
     cpu_set_t allowed, mine;
-    int place = rank;
+    int place = rank, cpu[2];
 
-    if (sched_getaffinity(0, sizeof allowed, &allowed) != 0 || CPU_COUNT(&allowed) < 2)
-        return;
-    for (int cpu = 0; cpu < CPU_SETSIZE; cpu++) {
-        if (!CPU_ISSET(cpu, &allowed) || place-- > 0)
-            continue;
-        CPU_ZERO(&mine);
-        CPU_SET(cpu, &mine);
-        /* Unpinned, the figures are only noisier. */
-        (void)sched_setaffinity(0, sizeof mine, &mine);
-        return;
+    /* A launcher may have bound this rank to one core: what is asked for is not limited by that. */
+    if (asked) {
+        if (sscanf(asked, "%d,%d", &cpu[0], &cpu[1]) != 2 || cpu[0] == cpu[1] || cpu[rank] < 0 || cpu[rank] >= CPU_SETSIZE)
+            die("ISTHMUS_BENCH_PIN", "two processors are needed, as 0,1", 0);
+    } else {
+        if (sched_getaffinity(0, sizeof allowed, &allowed) != 0 || CPU_COUNT(&allowed) < 2)
+            return 0;
+        for (cpu[rank] = 0; !CPU_ISSET(cpu[rank], &allowed) || place-- > 0; cpu[rank]++)
+            ;
     }
+    CPU_ZERO(&mine);
+    CPU_SET(cpu[rank], &mine);
+    return sched_setaffinity(0, sizeof mine, &mine) == 0;
 }
 
 int main(int argc, char **argv)
@@ -366,7 +437,8 @@ int main(int argc, char **argv)
     int pair[2], reps, status = 0, sizes = 0;
     size_t bytes[MOST_SIZES], most = 0;
     double budget;
-    char *out, *in;
+    char *out, *in, *shared;
+    int have_own, others_have;
     pid_t child;
     void *library;
 
@@ -385,6 +457,7 @@ int main(int argc, char **argv)
     }
     /* Two providers are asked for, each by its name. */
     unsetenv("FI_PROVIDER");
+    shared = mmap(NULL, LINE_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     child = fork();
     if (child < 0)
         die("start", "a second process", 0);
@@ -403,7 +476,10 @@ int main(int argc, char **argv)
     *(void **)&lf.strerror = dlsym(library, "fi_strerror");
     if (!lf.getinfo || !lf.dupinfo || !lf.freeinfo || !lf.fabric || !lf.strerror)
         die("libfabric", "it lacks one of its own functions", 0);
-    pin();
+    have_own = pin();
+    exchange(&have_own, &others_have, sizeof have_own);
+    if (have_own && others_have && shared != MAP_FAILED)
+        line_open(shared);
     out = calloc(1, most);
     in = calloc(1, most);
     if (!out || !in)
