@@ -7,11 +7,12 @@
 //! into the run's directory. Whoever ends the run removes these files, once its processes are gone, unless somebody
 //! else has them mapped. A W that was never seen with a process of the run is somebody else's.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io::Write;
 use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -32,6 +33,8 @@ const PREFIXES: [&str; 2] = ["mpich_shm_", "mpich_vci_"];
 const LIST: &str = "mpich-files";
 /// How long somebody is looked for who has a new file. Its maker maps it within microseconds; others are other jobs'.
 const LOOK_FOR: Duration = Duration::from_millis(50);
+/// How long a job is not looked for again that was looked for in vain: another one makes a file for each of its ranks.
+const REST: Duration = Duration::from_secs(1);
 
 /// What was seen of a run.
 #[derive(Debug)]
@@ -56,16 +59,23 @@ impl Mapped {
     fn follow(&self, made: OwnedFd) {
         let mut buffer = [MaybeUninit::uninit(); 4096];
         let mut reader = inotify::Reader::new(made, &mut buffer);
+        let mut others = Others::default();
         while let Ok(event) = reader.next() {
             let Some(job) = event.file_name().and_then(|name| job_of(name.to_str().ok()?).map(str::to_owned))
             else {
                 continue;
             };
             let begin = Instant::now();
+            if others.rest(&job, begin) {
+                continue;
+            }
             while !self.knows(&job) && begin.elapsed() < LOOK_FOR {
                 let look = Instant::now();
                 self.look();
                 thread::sleep(look.elapsed().min(LOOK_FOR));
+            }
+            if !self.knows(&job) {
+                others.note(job, Instant::now());
             }
         }
     }
@@ -92,6 +102,23 @@ impl Mapped {
     }
 }
 
+/// Jobs that nobody of the run had a file of, and when that was seen.
+#[derive(Debug, Default)]
+struct Others(BTreeMap<String, Instant>);
+
+impl Others {
+    fn note(&mut self, job: String, now: Instant) {
+        // No more than one second's worth is kept.
+        self.0.retain(|_, then| now.saturating_duration_since(*then) < REST);
+        self.0.insert(job, now);
+    }
+
+    /// Whether `job` was looked for in vain a moment ago.
+    fn rest(&self, job: &str, now: Instant) -> bool {
+        self.0.get(job).is_some_and(|then| now.saturating_duration_since(*then) < REST)
+    }
+}
+
 fn watch_place() -> rustix::io::Result<OwnedFd> {
     let made = inotify::init(inotify::CreateFlags::CLOEXEC)?;
     inotify::add_watch(&made, PLACE, inotify::WatchFlags::CREATE)?;
@@ -108,19 +135,24 @@ fn job_of(name: &str) -> Option<&str> {
 
 /// The names of files in [`PLACE`] that process `pid` has mapped or open, those apart that have lost their names.
 fn names_of(pid: i32) -> Vec<String> {
-    let maps = fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_default();
-    let mut names: Vec<String> =
-        maps.lines().filter_map(|line| name_in_place(&line[line.find('/')?..])).collect();
+    let mut names = names_in(&fs::read(format!("/proc/{pid}/maps")).unwrap_or_default());
     let open = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
     names.extend(
         open.filter_map(|entry| fs::read_link(entry.path()).ok())
-            .filter_map(|to| name_in_place(to.to_str()?)),
+            .filter_map(|to| name_in_place(to.as_os_str().as_bytes())),
     );
     names
 }
 
-fn name_in_place(path: &str) -> Option<String> {
-    let name = path.strip_prefix(PLACE)?.strip_prefix('/')?;
+/// The same of a process's `maps`. Other files that it has mapped may have any bytes in their names.
+fn names_in(maps: &[u8]) -> Vec<String> {
+    let lines = maps.split(|byte| *byte == b'\n');
+    lines.filter_map(|line| name_in_place(&line[line.iter().position(|byte| *byte == b'/')?..])).collect()
+}
+
+fn name_in_place(path: &[u8]) -> Option<String> {
+    let name = path.strip_prefix(PLACE.as_bytes())?.strip_prefix(b"/")?;
+    let name = std::str::from_utf8(name).ok()?;
     (!name.contains('/') && !name.ends_with(" (deleted)")).then(|| name.to_owned())
 }
 
@@ -176,11 +208,32 @@ mod tests {
 
     #[test]
     fn only_files_that_have_a_name_there_count() {
-        assert_eq!(name_in_place("/dev/shm/mpich_shm_ab_0").as_deref(), Some("mpich_shm_ab_0"));
+        assert_eq!(name_in_place(b"/dev/shm/mpich_shm_ab_0").as_deref(), Some("mpich_shm_ab_0"));
         for path in ["/dev/shm/mpich_shm_ab_1 (deleted)", "/dev/shm/a/mpich_shm_ab_1", "/tmp/mpich_shm_ab_1"]
         {
-            assert_eq!(name_in_place(path), None, "{path}");
+            assert_eq!(name_in_place(path.as_bytes()), None, "{path}");
         }
+    }
+
+    #[test]
+    fn a_mapped_file_counts_beside_one_whose_name_is_not_utf8() {
+        let maps = b"7f00-7f01 r--p 00000000 08:01 1  /home/ann/caf\xe9/libx.so\n\
+            7f01-7f02 rw-s 00000000 00:15 2  /dev/shm/mpich_shm_ab_0\n\
+            7f02-7f03 rw-p 00000000 00:00 0  [stack]\n\
+            7f03-7f04 rw-s 00000000 00:15 3  /dev/shm/caf\xe9\n";
+        assert_eq!(names_in(maps), ["mpich_shm_ab_0"]);
+    }
+
+    #[test]
+    fn another_job_is_looked_for_once_a_second() {
+        let (mut others, begin) = (Others::default(), Instant::now());
+        let after = |ms| begin + Duration::from_millis(ms);
+        assert!(!others.rest("a", begin));
+        others.note("a".into(), begin);
+        assert!(others.rest("a", after(900)) && !others.rest("b", after(900)));
+        assert!(!others.rest("a", after(1000)));
+        others.note("b".into(), after(1500));
+        assert_eq!(others.0.keys().collect::<Vec<_>>(), ["b"]);
     }
 
     /// A number that no other test or job has at this moment.

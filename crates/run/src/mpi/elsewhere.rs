@@ -6,12 +6,15 @@
 use std::ffi::OsStr;
 use std::fmt;
 use std::fs;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use super::Flavour;
 
-/// How many entries of a directory are looked at.
+/// How many entries of a directory are looked at, of those whose names may be an MPI's.
 const ENTRIES: usize = 200;
+/// How many names of a directory are read: a distribution's directory of libraries has some thousands.
+const NAMES: usize = 20_000;
 /// How many MPIs are named.
 const NAMED: usize = 8;
 /// How far up from a directory a checkout may be that it is in.
@@ -98,12 +101,45 @@ pub(super) fn hint(ways: &[Way]) -> String {
     format!("; on this machine there are:{lines}")
 }
 
-/// Entries of `dir`, in order, but not those beyond many.
-fn entries(dir: &Path) -> Vec<PathBuf> {
-    let mut found: Vec<PathBuf> =
-        fs::read_dir(dir).into_iter().flatten().flatten().take(ENTRIES).map(|entry| entry.path()).collect();
+/// Entries of `dir` whose names are `wanted`, in order, but not those beyond many.
+fn entries_like(dir: &Path, wanted: impl Fn(&str) -> bool) -> Vec<PathBuf> {
+    let mut found: Vec<PathBuf> = fs::read_dir(dir)
+        .into_iter()
+        .flatten()
+        .flatten()
+        .take(NAMES)
+        .filter(|entry| entry.file_name().to_str().is_some_and(&wanted))
+        .map(|entry| entry.path())
+        .collect();
     found.sort();
+    found.truncate(ENTRIES);
     found
+}
+
+fn entries(dir: &Path) -> Vec<PathBuf> {
+    entries_like(dir, |_| true)
+}
+
+/// Entries that are called after an MPI.
+fn mpis_in(dir: &Path) -> Vec<PathBuf> {
+    entries_like(dir, |name| name.contains("mpi"))
+}
+
+/// Whether nobody but root and this user can put something into directory `path`, or another one in its place: otherwise it may
+/// be anybody's, as below /tmp.
+fn is_ours(path: &Path) -> bool {
+    let user = rustix::process::geteuid().as_raw();
+    let safe = |part: &Path| {
+        fs::symlink_metadata(part).is_ok_and(|meta| {
+            // In a sticky directory everybody makes files, and nobody replaces another's.
+            let is_sticky = part != path && meta.mode() & 0o1000 != 0;
+            let is_closed = meta.is_symlink() || meta.mode() & 0o002 == 0 || is_sticky;
+            [0, user].contains(&meta.uid()) && is_closed
+        })
+    };
+    // As it is written, and where links lead.
+    let real = fs::canonicalize(path).ok();
+    real.is_some_and(|real| path.ancestors().chain(real.ancestors()).all(safe))
 }
 
 fn name_of(path: &Path) -> &str {
@@ -147,17 +183,18 @@ impl Places {
         let mut found = self.named.clone();
         for start in &self.beside {
             for dir in start.ancestors().take(UP) {
-                found.extend(entries(&dir.join("build/mpi")));
-                found.extend([".venv", "venv"].map(|name| dir.join(name)));
+                let near = entries(&dir.join("build/mpi")).into_iter();
+                let near = near.chain([".venv", "venv"].map(|name| dir.join(name)));
+                // The directory of their programs is what would be put on the PATH.
+                found.extend(near.filter(|path| is_ours(&path.join("bin"))));
             }
         }
         let root = |path: &str| self.root.join(path);
         // Debian and its like; Fedora and its like; SUSE; Intel's own; by hand.
-        for libraries in entries(&root("usr/lib")).into_iter().chain([root("usr/lib"), root("usr/lib64")]) {
-            let wanted = |path: &PathBuf| name_of(path).contains("mpi");
-            if name_of(&libraries).contains("linux") || name_of(&libraries).starts_with("lib") {
-                found.extend(entries(&libraries).into_iter().filter(wanted));
-            }
+        let libraries = |name: &str| name.contains("linux") || name.starts_with("lib");
+        let places = entries_like(&root("usr/lib"), libraries).into_iter();
+        for place in places.chain([root("usr/lib"), root("usr/lib64")]) {
+            found.extend(mpis_in(&place));
         }
         found.extend(entries(&root("usr/lib64/mpi/gcc")));
         found.extend(entries(&root("opt/intel/oneapi/mpi")));
@@ -167,7 +204,9 @@ impl Places {
             [root("opt"), root("usr/local")].into_iter().chain(self.home.iter().map(|h| h.join("opt")))
         {
             for dir in entries(&base) {
-                found.extend(entries(&dir).into_iter().filter(|_| name_of(&dir).contains("mpi")));
+                if name_of(&dir).contains("mpi") {
+                    found.extend(entries(&dir));
+                }
                 found.push(dir);
             }
         }
@@ -176,7 +215,7 @@ impl Places {
             // By architecture and compiler, or, since Spack 1.0, by architecture.
             for architecture in entries(&home.join("spack/opt/spack")) {
                 for dir in entries(&architecture) {
-                    found.extend(entries(&dir).into_iter().filter(|path| name_of(path).contains("mpi")));
+                    found.extend(mpis_in(&dir));
                     found.push(dir);
                 }
             }
@@ -187,20 +226,19 @@ impl Places {
     /// Modules by the name of an MPI, each with its last version.
     fn module_names(&self) -> Vec<String> {
         let plain = |path: &Path| name_of(path).trim_end_matches(".lua").to_owned();
-        let visible = |path: &PathBuf| !name_of(path).starts_with('.');
+        let is_mpi =
+            |name: &str| MODULES.contains(&name.trim_end_matches(".lua").to_ascii_lowercase().as_str());
+        let visible = |name: &str| !name.starts_with('.') && !name.contains(char::is_control);
         let mut found = Vec::new();
-        for entry in self.modules.iter().flat_map(|dir| entries(dir)).filter(visible) {
+        for entry in self.modules.iter().flat_map(|dir| entries_like(dir, is_mpi)) {
             let name = plain(&entry);
-            if !MODULES.contains(&name.to_ascii_lowercase().as_str()) {
-                continue;
-            }
             if entry.is_file() {
                 found.push(name);
                 continue;
             }
-            let versions: Vec<String> = entries(&entry)
+            let versions: Vec<String> = entries_like(&entry, visible)
                 .iter()
-                .filter(|path| visible(path) && path.is_file())
+                .filter(|path| path.is_file())
                 .map(|path| format!("{name}/{}", plain(path)))
                 .collect();
             // Those of `mpi` are different MPIs, as on Fedora.
@@ -214,7 +252,9 @@ impl Places {
         let wanted = |flavour: &Flavour| flavours.is_none_or(|wanted| wanted.contains(flavour));
         let mut seen = Vec::new();
         let mut ways: Vec<Way> = Vec::new();
-        for dir in self.candidates() {
+        // A line that cannot be typed as it is shown, or does something to the terminal, helps nobody.
+        let printable = |dir: &PathBuf| dir.to_str().is_some_and(|text| !text.contains(char::is_control));
+        for dir in self.candidates().into_iter().filter(printable) {
             let Some(flavour) = flavour_of(&dir).filter(wanted) else { continue };
             // Links to one place are one MPI.
             let real = fs::canonicalize(&dir).unwrap_or_else(|_| dir.clone());
@@ -234,7 +274,7 @@ impl Places {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::os::unix::fs::symlink;
+    use std::os::unix::fs::{PermissionsExt, symlink};
 
     fn file(path: &Path) {
         fs::create_dir_all(path.parent().unwrap()).unwrap();
@@ -313,5 +353,63 @@ mod tests {
             fs::write(top.path().join(number.to_string()), "").unwrap();
         }
         assert_eq!(entries(top.path()).len(), ENTRIES);
+        let read = std::cell::Cell::new(0);
+        for number in 2 * ENTRIES..NAMES + ENTRIES {
+            fs::hard_link(top.path().join("0"), top.path().join(number.to_string())).unwrap();
+        }
+        let none = entries_like(top.path(), |_| {
+            read.set(read.get() + 1);
+            false
+        });
+        assert!(none.is_empty());
+        assert_eq!(read.get(), NAMES);
+    }
+
+    #[test]
+    fn an_mpi_among_many_libraries_is_found() {
+        let top = tempfile::tempdir().unwrap();
+        let libraries = top.path().join("usr/lib64");
+        for number in 0..5 * ENTRIES {
+            file(&libraries.join(format!("libx{number}.so")));
+        }
+        for name in ["bin/mpirun", "bin/orted"] {
+            file(&libraries.join("openmpi").join(name));
+        }
+        for number in 5 * ENTRIES..10 * ENTRIES {
+            file(&libraries.join(format!("libx{number}.so")));
+        }
+        let places = Places { root: top.path().to_owned(), ..Places::default() };
+        assert_eq!(places.find(None), [Way::Directory(libraries.join("openmpi"), Flavour::OpenMpi4)]);
+    }
+
+    #[test]
+    fn what_anybody_could_have_put_there_is_not_named() {
+        let top = tempfile::tempdir().unwrap();
+        let mode = |path: &Path, mode| fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+        let job = top.path().join("job");
+        fs::create_dir_all(&job).unwrap();
+        let mpi = top.path().join("build/mpi/x");
+        for name in ["bin/mpirun", "bin/prted", "../a\x1b[2Jb/bin/mpirun", "../a\x1b[2Jb/bin/prted"] {
+            file(&mpi.join(name));
+        }
+        let places = Places { root: top.path().join("empty"), beside: vec![job], ..Places::default() };
+        let found = [Way::Directory(mpi.clone(), Flavour::OpenMpi)];
+        assert_eq!(places.find(None), found);
+        for open in [mpi.join("bin"), mpi.clone(), top.path().join("build")] {
+            mode(&open, 0o777);
+            assert_eq!(places.find(None), [], "{}", open.display());
+            mode(&open, 0o755);
+        }
+        mode(&mpi.join("bin"), 0o1777);
+        assert_eq!(places.find(None), []);
+        mode(&mpi.join("bin"), 0o755);
+        // As /tmp is.
+        mode(top.path(), 0o1777);
+        assert_eq!(places.find(None), found);
+        // Only root can make another user's.
+        if rustix::process::geteuid().is_root() {
+            std::os::unix::fs::chown(top.path().join("build"), Some(12_345), None).unwrap();
+            assert_eq!(places.find(None), []);
+        }
     }
 }
