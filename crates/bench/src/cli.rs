@@ -493,7 +493,8 @@ fn bench_sph(args: &SphArgs) -> Result<()> {
 
 fn bench_mpi(args: &MpiArgs) -> Result<()> {
     check_pair(args.vms)?;
-    let peers = Peers { two_copy: args.two_copy, tcp: !args.no_tcp, ..Peers::USUAL };
+    let every_way = !args.common.quick;
+    let peers = Peers { two_copy: args.two_copy, tcp: !args.no_tcp, every_way, ..Peers::USUAL };
     let mut plan = args.common.plan(2, args.vms, peers)?;
     let sizes = args.curves.sizes(args.common.quick)?;
     plan.blocks = mpi_blocks(args.common.quick, args.two_copy, &sizes);

@@ -365,7 +365,7 @@ fn pairs(plan: &Plan, mpi: &Mpi, table: &mut Table, progress: &mut dyn FnMut(&st
         return;
     }
     // Nothing is promised beside TCP: it is for those who read the whole.
-    let mut pair = comparison(plan, mpi, 2, 0, Peers { tcp: !plan.quick, shared: true, two_copy });
+    let mut pair = comparison(plan, mpi, 2, 0, Peers { tcp: !plan.quick, two_copy, ..Peers::USUAL });
     pair.blocks.extend([Block::Latency(8), Block::Latency(1024), Block::Rate(8, 64)]);
     if two_copy {
         pair.blocks.extend(LONG.map(Block::PingPong));

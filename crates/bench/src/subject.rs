@@ -40,11 +40,13 @@ pub struct Peers {
     /// The same without the kernel's help (cross-memory attach), so that long messages are copied twice as ours are. Open
     /// MPI only.
     pub two_copy: bool,
+    /// All ways of Open MPI over TCP between VMs; else two of the four, which a first look is made with.
+    pub every_way: bool,
 }
 
 impl Peers {
     /// What most people choose from.
-    pub const USUAL: Self = Self { tcp: true, shared: true, two_copy: false };
+    pub const USUAL: Self = Self { tcp: true, shared: true, two_copy: false, every_way: true };
 }
 
 /// How a subject's ranks are started.
@@ -183,11 +185,14 @@ pub fn subjects(setting: &Setting, peers: Peers) -> Vec<Subject> {
     let mut all = vec![Subject { name: "isthmus", vms: setting.vms, via: Via::Region, env: Vec::new() }];
     let flavour = setting.mpi.flavour;
     if peers.tcp {
-        let ways = match flavour {
+        let mut ways = match flavour {
             Flavour::OpenMpi | Flavour::OpenMpi4 => openmpi_tcp(setting),
             Flavour::Mpich => mpich_tcp(setting),
             Flavour::Intel => intel_tcp(setting),
         };
+        if !peers.every_way && ways.len() > FIRST_LOOK.len() {
+            ways.retain(|way| FIRST_LOOK.contains(&way.name));
+        }
         all.extend(ways);
     }
     if peers.shared || peers.two_copy {
@@ -201,6 +206,9 @@ pub fn subjects(setting: &Setting, peers: Peers) -> Vec<Subject> {
     }
     all
 }
+
+/// The ways over TCP that are best most often, with short messages and with long ones.
+const FIRST_LOOK: [&str; 2] = ["tcp-btl+yield", "tcp-ofi"];
 
 type Env = Vec<(&'static str, &'static str)>;
 
@@ -395,10 +403,13 @@ mod tests {
                 .iter()
                 .all(|(name, line)| line.contains(without) == (name == "ompi-sm-nocma"))
         );
+        let few = Peers { every_way: false, ..Peers::USUAL };
+        let names: Vec<_> = subjects(&setting(Flavour::OpenMpi, 2), few).iter().map(|s| s.name).collect();
+        assert_eq!(names, ["isthmus", "tcp-btl+yield", "tcp-ofi", "ompi-sm"]);
         let setting = setting(Flavour::OpenMpi, 0);
         let names: Vec<_> = subjects(&setting, Peers::USUAL).iter().map(|s| s.name).collect();
         assert_eq!(names, ["isthmus", "tcp-btl", "tcp-ucx", "ompi-sm"]);
-        let two_copy = Peers { tcp: false, shared: false, two_copy: true };
+        let two_copy = Peers { tcp: false, shared: false, two_copy: true, every_way: true };
         let names: Vec<_> = subjects(&setting, two_copy).iter().map(|s| s.name).collect();
         assert_eq!(names, ["isthmus", "ompi-sm-nocma"]);
     }
