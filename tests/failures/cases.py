@@ -116,14 +116,29 @@ class Small:
 
     def __enter__(self):
         self.place.mkdir(exist_ok=True)
+        here = pathlib.Path.cwd()
+        below = self.place.resolve() in here.parents
+        checkout = os.open(here, os.O_PATH) if below else None
         subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={self.size}{self.options}", "none", self.place], check=True)
+        if below:
+            # A checkout below it, as of /tmp, stays in its place.
+            here.mkdir(parents=True)
+            subprocess.run(["mount", "--no-canonicalize", "--bind", f"/proc/{os.getpid()}/fd/{checkout}", here], check=True)
+            os.close(checkout)
+            os.chdir(here)
         return self.place
+
+    def foreign(self):
+        """What is there beside the checkout."""
+        return [name for name in os.listdir(self.place) if self.place / name not in pathlib.Path.cwd().parents]
 
     def grow(self, size):
         subprocess.run(["mount", "-o", f"remount,size={size}", self.place], check=True)
 
     def __exit__(self, *_):
+        here = os.getcwd()
         subprocess.run(["umount", "-l", self.place], check=True)
+        os.chdir(here)
 
 
 def fill(place):
