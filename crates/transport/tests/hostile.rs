@@ -453,7 +453,7 @@ fn a_post_that_waits_for_room_is_not_ended_by_its_target_while_its_buffer_is_len
 }
 
 #[test]
-fn a_read_position_that_cannot_be_ends_the_post_that_meets_it() {
+fn a_read_position_that_cannot_be_ends_all_that_waits_for_room() {
     let world = World::new(2, 8 << 20);
     let (mut a, b) = (world.patient_endpoint(0), world.endpoint(1));
     let mut b = b;
