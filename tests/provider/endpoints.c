@@ -242,6 +242,7 @@ static void close_beside_another(struct side *s)
 	fi_addr_t a;
 	bool told = false, gone = false;
 	double end = now() + SECONDS;
+	barrier(); /* the two of expose() */
 	barrier();
 	hear(name, 64);
 	EQUAL(fi_av_insert(s->av, name, 1, &a, 0, NULL), 1);
@@ -273,6 +274,7 @@ static void close_beside_another(struct side *s)
 			barrier();
 		told = true;
 	}
+	barrier(); /* the two of unexpose() */
 	barrier();
 }
 

@@ -59,12 +59,14 @@ static inline void tagged_sizes(struct side *s)
 		}
 }
 
-/* Memory that the other process may reach. */
+/* Memory that the other process may reach. Both call both functions; the key is there between them alone: what either
+   process does before and after finds it neither early nor late. */
 static struct fid_mr *window;
 static char *exposed;
 
 static inline void expose(struct side *s, uint64_t key, size_t len, uint64_t access)
 {
+	barrier();
 	exposed = calloc(1, len);
 	EQUAL(fi_mr_reg(s->domain, exposed, len, access, 0, key, 0, &window, NULL), 0);
 	EQUAL(fi_mr_key(window), key);
@@ -78,6 +80,7 @@ static inline void unexpose(void)
 	barrier();
 	EQUAL(fi_close(&window->fid), 0);
 	free(exposed);
+	barrier();
 }
 
 /* Memory in the region, which the other process reaches by itself. Its last word is a bell. */
