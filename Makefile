@@ -10,7 +10,7 @@ PROVIDER := $(TARGET)/lib/isthmus/libisthmus-fi.so
 
 export PATH := $(shell scripts/find-cargo):$(PATH)
 
-.PHONY: all check fmt clippy unit doc scripts programs test loom aarch64 replay fuzz vm-test bench install uninstall deb clean
+.PHONY: all check fmt clippy unit doc scripts commits programs test loom aarch64 replay fuzz vm-test bench install uninstall deb clean
 
 # Everything that users run.
 all:
@@ -20,7 +20,7 @@ all:
 	ln -sfn libisthmus.so.0 $(TARGET)/lib/libisthmus.so
 
 # Before every push.
-check: fmt clippy unit doc scripts
+check: fmt clippy unit doc scripts commits
 
 fmt:
 	cargo fmt --all -- --check
@@ -41,6 +41,10 @@ scripts:
 	$(SCRIPTS) 'FNR == 1 && /^\#!.*sh$$/ { print FILENAME } { nextfile }' {} + | xargs -n 1 bash -n
 	$(SCRIPTS) 'FNR == 1 && /^\#!.*python3/ { print FILENAME } { nextfile }' {} + | PYTHONPYCACHEPREFIX=build/pycache xargs python3 -m py_compile tests/pages.py
 	tests/docs/install-deps
+
+# Messages of commits.
+commits:
+	tests/docs/commits
 
 # What CI runs: all of the above and below that fits into 35 minutes.
 test:
