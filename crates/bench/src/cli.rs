@@ -168,7 +168,8 @@ struct Sorting {
     /// with fewer than 21 (7) a promise stays undecided.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     rounds: Option<u32>,
-    /// Which rounds are kept: those with both processors on one core (near), on two (far), both as rows of their own, or any.
+    /// Which rounds are kept: those with processors that share a core or a cache (near), that share none (far), both as rows of
+    /// their own, or any.
     ///
     /// A virtual machine's host moves its processors about, and figures of the one placement say nothing about the other. So a
     /// bare cache line is timed before and after each block or launch: half a round of 0.05 us is near, 0.15 us and more is far, and what

@@ -6,7 +6,7 @@
 //! what was asked for.
 //!
 //! Nor do figures mean anything without the place where they were measured: a virtual machine's host moves its processors
-//! between one core and two. Each block has a bare cache line before and after it, and its round counts for the placement that both
+//! between cores that share a cache and cores that share none. Each block has a bare cache line before and after it, and its round counts for the placement that both
 //! tell, *near* or *far* ([`placement`]). A promise holds, or is short, where the whole 95 % interval of the median of its rounds'
 //! ratios ([`stats::interval`]) is on one side of its bound, and is undecided otherwise ([`promise::Verdict`]).
 //!

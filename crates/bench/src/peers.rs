@@ -133,7 +133,7 @@ impl Wanted {
             (false, _) => Verdict::Unproved,
             (true, Some("near")) => Verdict::Beside,
             (true, Some("far")) => self.promise.verdict(&figure),
-            // Promises are about processors on two cores: what was not sorted is of those and of others.
+            // Promises are about processors that are far apart: what was not sorted is of those and of others.
             (true, _) => Verdict::Undecided,
         };
         let row = Row { figure: Some(figure), said, verdict, ..missing("") };

@@ -218,8 +218,8 @@ impl Promise {
         }
     }
 
-    /// What becomes of it with a figure of rounds that were sorted so: promises are about processors on two cores, and what was
-    /// not sorted is of those and of others.
+    /// What becomes of it with a figure of rounds that were sorted so: promises are about processors that are far apart, and what
+    /// was not sorted is of those and of others.
     pub fn judge(&self, figure: &Figure, sieve: Sieve) -> Verdict {
         match sieve {
             Sieve::Of(Placement::Near) => Verdict::Beside,
@@ -308,7 +308,7 @@ pub fn summary(rows: &[Row]) -> String {
     }
     if rows.iter().any(|row| row.verdict == Verdict::Beside) {
         text.push_str(
-            "Promises are about far processors, on two cores; near ones, on one core, stand beside.\n",
+            "Promises are about far processors; near ones, which share a core or a cache, stand beside.\n",
         );
     }
     // One launch serves several rows, and its failure is told once.

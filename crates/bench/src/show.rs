@@ -75,7 +75,7 @@ fn explain(records: &[Record]) {
     let sorted = |record: &Record| matches!(record.placement.as_deref(), Some("near" | "far"));
     if records.iter().any(sorted) {
         isthmus_region::say!(
-            "near, far: rounds with both processors on one core, on two; beside it half a round of a bare cache line, in us, \
+            "near, far: rounds on processors that share a core or a cache, and on such that do not; beside it half a round of a bare cache line, in us, \
              which agreed before and after each block."
         );
     }
