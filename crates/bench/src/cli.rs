@@ -489,6 +489,10 @@ fn bench_sph(args: &SphArgs) -> Result<()> {
     show::fluid(&plan, &done);
     kept?;
     args.common.say_where();
+    if let Some(why) = &done.cut {
+        isthmus_region::say!("{why}");
+        return Err(Error::Incomplete);
+    }
     Ok(())
 }
 

@@ -57,6 +57,8 @@ pub struct Done {
     pub rows: Vec<Row>,
     /// Placements that were looked for and not seen, and what else must be known of them.
     pub placed: Vec<String>,
+    /// Why there are fewer rounds than there should be.
+    pub cut: Option<String>,
 }
 
 /// One run, as it says itself.
@@ -197,34 +199,16 @@ pub fn run(plan: &Plan, progress: &mut dyn FnMut(&str)) -> Result<Done> {
     let program = compile()?;
     let load = stats::load();
     let places: Vec<_> = PLACES.into_iter().filter(|(_, _, vms)| plan.vms || *vms == 0).collect();
-    let mut runs: Vec<Vec<Run>> = vec![Vec::new(); places.len()];
     // The program does not choose its processors: where rounds are sorted, all it starts is kept to the two that are timed.
     let mut search = Search::new(plan.policy, 2, 0);
     let scale = search.scale;
-    while search.go_on(|placement| least(&runs, &scale, placement), progress)? {
-        let round = search.made();
-        // Each round begins with another place, so that none always runs after the same one.
-        let shift = (round - 1) as usize % places.len();
-        for at in (0..places.len()).map(|at| (at + shift) % places.len()) {
-            let (name, processes, vms) = places[at];
-            let before = search.line();
-            let pair = search.pair.filter(|_| search.is_sorting());
-            let run = placement::kept_to(pair, || launch(plan, &program, processes, vms))?;
-            let run = Run { lines: before.zip(search.line()).map(|(before, after)| [before, after]), ..run };
-            progress(&format!(
-                "round {round}: {name}: {:.1} steps per second, {:.1} % of them in barriers",
-                run.steps_per_s,
-                run.waiting * 100.0
-            ));
-            if let Some(other) = runs.iter().flatten().find(|other| other.checksum != run.checksum) {
-                let what = format!("{name} computed {}, and not {}", run.checksum, other.checksum);
-                return Err(Error::Output { subject: "sph".into(), what });
-            }
-            runs[at].push(run);
-        }
-    }
+    let mut go = |places: &[Place], at: usize, pair| {
+        let (_, processes, vms) = places[at];
+        placement::kept_to(pair, || launch(plan, &program, processes, vms))
+    };
+    let (runs, cut) = rounds(&places, &mut search, &mut go, progress)?;
     let (sieves, not_seen) = search.rows(|placement| least(&runs, &scale, placement));
-    let mut done = Done { placed: search.said(&sieves, &not_seen), ..Done::default() };
+    let mut done = Done { placed: search.said(&sieves, &not_seen), cut, ..Done::default() };
     for sieve in sieves {
         let takes = |run: &Run| sieve.takes(&scale, run.lines);
         let rates = |at: usize| -> Vec<Option<f64>> {
@@ -278,6 +262,60 @@ pub fn run(plan: &Plan, progress: &mut dyn FnMut(&str)) -> Result<Done> {
         done.records.extend(records);
     }
     Ok(done)
+}
+
+/// A place that runs are made in: its name, how many processes, in how many VMs.
+type Place = (&'static str, u32, u32);
+
+/// Makes a run in one of the places, kept to these processors.
+type Go<'a> = dyn FnMut(&[Place], usize, Option<(usize, usize)>) -> Result<Run> + 'a;
+
+/// Makes rounds of one run in each place with `go`, until there are enough of them. Gives the runs of each place and, where one
+/// failed after whole rounds, why there are no more.
+fn rounds(
+    places: &[Place],
+    search: &mut Search,
+    go: &mut Go<'_>,
+    progress: &mut dyn FnMut(&str),
+) -> Result<(Vec<Vec<Run>>, Option<String>)> {
+    let scale = search.scale;
+    let mut runs: Vec<Vec<Run>> = vec![Vec::new(); places.len()];
+    let mut launches = 0;
+    while search.go_on(|placement| least(&runs, &scale, placement), progress)? {
+        let round = search.made();
+        // Each round begins with another place, so that none always runs after the same one.
+        let shift = (round - 1) as usize % places.len();
+        let mut of_round: Vec<Option<Run>> = vec![None; places.len()];
+        for at in (0..places.len()).map(|at| (at + shift) % places.len()) {
+            let name = places[at].0;
+            let before = search.line();
+            let run = match go(places, at, search.pair.filter(|_| search.is_sorting())) {
+                Ok(run) => run,
+                // Places are compared within a round, so only whole ones count.
+                Err(error) if runs[0].is_empty() => return Err(error),
+                Err(error) => {
+                    let why = error.after(launches)?;
+                    progress(&why);
+                    return Ok((runs, Some(why)));
+                }
+            };
+            launches += 1;
+            let run = Run { lines: before.zip(search.line()).map(|(before, after)| [before, after]), ..run };
+            progress(&format!(
+                "round {round}: {name}: {:.1} steps per second, {:.1} % of them in barriers",
+                run.steps_per_s,
+                run.waiting * 100.0
+            ));
+            let others = runs.iter().flatten().chain(of_round.iter().flatten());
+            if let Some(other) = others.into_iter().find(|other| other.checksum != run.checksum) {
+                let what = format!("{name} computed {}, and not {}", run.checksum, other.checksum);
+                return Err(Error::Output { subject: "sph".into(), what });
+            }
+            of_round[at] = Some(run);
+        }
+        runs.iter_mut().zip(of_round).for_each(|(runs, run)| runs.extend(run));
+    }
+    Ok((runs, None))
 }
 
 /// How many rounds all places have of a placement.
@@ -351,6 +389,7 @@ pub fn grid(records: &[Record]) -> Vec<Vec<String>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::placement::Choice;
 
     const TEXT: &str = "65536 particles, 2 processes: 40 steps, 12.5 steps per second\n\
                         number 0 on vm1: 1.5 % of the time in barriers\nnumber 1 on vm2: 3.0 % of the time in barriers\n\
@@ -370,5 +409,30 @@ mod tests {
     fn what_breaks_off_is_refused() {
         assert!(read("", "tcg".into()).is_err());
         assert!(read(&TEXT[..TEXT.len() - 30], "tcg".into()).is_err());
+    }
+
+    /// Rounds of two places, of which the launch with this number fails.
+    fn failing(at_launch: usize) -> Result<(Vec<Vec<Run>>, Option<String>)> {
+        let policy = Policy { choice: Choice::Any, rounds: 3, patience: Duration::ZERO };
+        let mut launches = 0;
+        let mut go = |_: &[Place], _: usize, _: Option<(usize, usize)>| {
+            launches += 1;
+            match launches == at_launch {
+                true => Err(Error::Output { subject: "sph".into(), what: "it crashed".into() }),
+                false => read(TEXT, "native".into()),
+            }
+        };
+        let places = [("one", 1, 0), ("two", 2, 0)];
+        rounds(&places, &mut Search::new(policy, 2, 0), &mut go, &mut |_| ())
+    }
+
+    #[test]
+    fn whole_rounds_outlive_a_launch_that_fails() {
+        let (runs, cut) = failing(6).unwrap();
+        assert_eq!([runs[0].len(), runs[1].len()], [2, 2], "the third round is not whole");
+        assert!(cut.is_some_and(|why| why.starts_with("launch 6 failed") && why.contains("it crashed")));
+        let (runs, cut) = failing(7).unwrap();
+        assert_eq!(([runs[0].len(), runs[1].len()], cut), ([3, 3], None));
+        assert!(failing(2).is_err(), "nothing was measured");
     }
 }
