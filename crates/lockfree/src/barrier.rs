@@ -1,21 +1,22 @@
 //! Barriers: words from which it follows that all have arrived.
 //!
 //! **Exchange** (P9). Each participant has one word, its *progress*, which it alone writes and which only grows: a round
-//! of `n` participants takes `steps` steps, and whoever has done step `k` of round `r` says `r * steps + k + 1`. In step
+//! of `n` participants takes `steps` steps, and a participant that has done step `k` of round `r` writes `r * steps + k + 1`. In step
 //! `k` it waits for [`FAN`] - 1 others, at distances of `1, 2, ... FAN - 1` times `FAN` to the power of `k`; what they say
 //! covers all that they have waited for in earlier steps, so after the last step all have arrived. With up to
 //! [`FAN`] participants that is one step: each writes its own word and reads those of the others. There is no locked
 //! instruction, and no fence. Since words only grow, nothing is ever set back, and one that is ahead is as good as one
-//! that has just come. Who waits for the word of one that does not go on, since its time was up or it died on the way, looks
-//! at all words himself: once each says step 0 of the round, all have arrived, and the one who saw that may say the last step
-//! of the round. (The scheme is the dissemination barrier of Hensgen, Finkel and Manber, 1988, with a larger fan
+//! that has just come. A participant whose partner does not go on, since its time was up or it died on the way, polls
+//! all words itself: once each says step 0 of the round, all have arrived, and the participant that saw that may write the
+//! last step of the round. (The scheme is the dissemination barrier of Hensgen, Finkel and Manber, 1988, with a larger fan
 //! and counts in place of flags.)
 //!
-//! **Central** (P10). All add to one count; who completes a round says so in another word, at which the others wait.
+//! **Central** (P10). All add to one count; the participant that completes a round says so in another word, at which
+//! the others wait.
 //! Both only grow, too.
 //!
-//! **Seats and resets** (P20). Who takes part claims a seat. Once a barrier is broken and all claims are gone, one process
-//! makes its words new. A claim that comes meanwhile either finds the barrier broken, or is seen by whoever resets it.
+//! **Seats and resets** (P20). Each participant claims a seat. Once a barrier is broken and all claims are gone, one process
+//! makes its words new. A claim that comes meanwhile either finds the barrier broken, or is seen by the process that resets it.
 
 use crate::sync::{Word, full_fence};
 
@@ -52,13 +53,13 @@ pub fn has_reached(other: &Word, target: u64, steps: u64) -> bool {
     other.get().wrapping_sub(target) <= 2 * steps
 }
 
-/// Whether a word that is compared with `target` can be right: nobody is further ahead or behind than a round.
+/// Whether a word that is compared with `target` can be right: no participant is further ahead or behind than a round.
 pub fn is_plausible(other: &Word, target: u64, steps: u64) -> bool {
     let seen = other.peek();
     seen.wrapping_sub(target) <= 2 * steps || target.wrapping_sub(seen) <= 2 * steps
 }
 
-/// Claims a seat for `me`, if nobody has it (P20). Gives what the barrier is broken by since: if that is nothing the seat is
+/// Claims a seat for `me`, if it is free (P20). Gives what the barrier is broken by since: if that is nothing the seat is
 /// good, and what a reset wrote before is visible; else the claim is to be given back.
 pub fn sit_down(claim: &Word, me: u64, broken: &Word) -> Option<u64> {
     claim.replace(0, me).ok()?;
@@ -94,7 +95,7 @@ pub fn arrive(count: &Word, round: u64, parties: u64) -> Arrival {
     }
 }
 
-/// Lets all go on who wait for the end of `round` (P10, the writing end).
+/// Lets all waiters for the end of `round` go on (P10, the writing end).
 #[inline]
 pub fn open(gate: &Word, round: u64) {
     gate.set(round.wrapping_add(1));
@@ -113,7 +114,7 @@ mod tests {
     #[test]
     fn after_the_last_step_everybody_has_heard_of_everybody() {
         for parties in (1..40).chain([63, 64, 65, 100, 511, 512, 513]) {
-            // Who each participant knows of.
+            // Those of whose arrival each participant knows.
             let mut known: Vec<Vec<bool>> =
                 (0..parties).map(|i| (0..parties).map(|j| i == j).collect()).collect();
             for step in 0..steps(parties) {

@@ -1,8 +1,8 @@
 //! Commits of minitransactions: locks that survive their holder, and changes of one word that pass by them.
 //!
-//! Every committing thread has a *slot* in shared memory: who owns it, how far its transaction is (`state`), a redo log,
-//! and a `flight` word. A lock names the slot and the transaction that holds it, so whoever finds a lock of the dead can
-//! finish or undo what they were at:
+//! Every committing thread has a *slot* in shared memory: its owner, how far its transaction is (`state`), a redo log,
+//! and a `flight` word. A lock names the slot and the transaction that holds it, so a thread that finds the lock
+//! of a dead process can finish or undo that transaction:
 //!
 //! ```text
 //! several words:  log, state := locking      each lock: 0 -> token      full fence      no flight names my locks
@@ -11,12 +11,13 @@
 //! one read:       data   lock = 0?
 //! recovery:       owner: dead -> me   committed? then fence, data, state := done   each lock: token -> 0   state := idle
 //! ```
-//! - Who takes a lock, or finds one free after a read, sees all that was written under it, whole (P13).
+//! - A thread that takes a lock, or finds it free after a read, sees all that was written under it, whole (P13).
 //! - Between a change of one word and the locks stands a full fence on each side, as in [`crate::hold`]: the one-word change
-//!   sees the lock, or whoever took the lock sees the flight and waits until it is over (P14).
+//!   sees the lock, or the thread that took the lock sees the flight and waits until it is over (P14).
 //! - No data is written before `committed` stands, and no lock is free before `done` stands; so a log is replayed only while
 //!   all its locks are held, and nothing that came later is overwritten (P15).
-//! - A slot of the dead has one heir at a time: who exchanged its owner for himself. If he dies, he is the dead owner (P16).
+//! - A slot of a dead process has one heir at a time: the process whose compare-and-swap put itself in the owner's place. If it
+//!   dies, it is the dead owner (P16).
 //!
 //! # Source
 //! Ke, "Interprocess Communication Mechanisms with Inter-Virtual Machine Shared Memory" (2011), 3.1. There no holder of a
@@ -62,7 +63,7 @@ impl State {
         (clip(self.generation) << PHASE_BITS) | self.phase as u64
     }
 
-    /// Unpacks a word that anybody may have written.
+    /// Unpacks a word that any process may have written.
     #[inline]
     pub fn unpack(word: u64) -> Self {
         let phase = match word % (1 << PHASE_BITS) {
@@ -99,7 +100,7 @@ pub fn before_log() {
     release_fence();
 }
 
-/// The log is whole; locks may be taken now. The log is visible to whoever finds one of them taken (P15).
+/// The log is whole; locks may be taken now. The log is visible to a thread that finds one of them taken (P15).
 #[inline]
 pub fn begin(state: &Word, generation: u64) {
     state.set(State { generation, phase: Phase::Locking }.pack());
@@ -108,7 +109,7 @@ pub fn begin(state: &Word, generation: u64) {
 /// Takes a lock if it is free.
 ///
 /// # Ordering
-/// Acquire: all that was written under the lock is visible (P13). Release: so is the log to who finds the lock taken (P15).
+/// Acquire: all that was written under the lock is visible (P13). Release: so is the log to a thread that finds the lock taken (P15).
 ///
 /// # Errors
 /// The token of the holder.
@@ -129,10 +130,10 @@ pub fn in_flight(flight: &Word) -> Option<u64> {
     flight.get().checked_sub(1)
 }
 
-/// The transaction will be completed, whoever does it. Data is written after this, and not before (P15).
+/// The transaction will be completed, by its owner or by an heir. Data is written after this, and not before (P15).
 ///
 /// # Ordering
-/// The fence keeps the data's stores behind that of the state, and lets one who reads the data (acquire) see the locks
+/// The fence keeps the data's stores behind that of the state, and lets a reader of the data (acquire) see the locks
 /// taken ([`read`], P13).
 #[inline]
 pub fn commit(state: &Word, generation: u64) {
@@ -149,7 +150,7 @@ pub fn finish(state: &Word, generation: u64) {
 /// Frees a lock that the caller's own transaction holds, after [`finish`].
 ///
 /// # Ordering
-/// Release: who finds the lock free sees the data (P13), and who finds it free after a death finds `done` (P15).
+/// Release: a thread that finds the lock free sees the data (P13), and one that finds it free after a death finds `done` (P15).
 #[inline]
 pub fn free(lock: &Word) {
     lock.set(0);
@@ -185,7 +186,7 @@ pub fn read(data: &Word, lock: &Word) -> Result<u64, u64> {
     }
 }
 
-/// Claims what a dead owner left, or (with `dead` 0) a slot that nobody owns. One of those who try succeeds (P16).
+/// Claims what a dead owner left, or (with `dead` 0) a slot without an owner. One of those that try succeeds (P16).
 #[inline]
 pub fn claim(owner: &Word, dead: u64, heir: u64) -> bool {
     owner.replace(dead, heir).is_ok()
@@ -195,14 +196,14 @@ pub fn claim(owner: &Word, dead: u64, heir: u64) -> bool {
 /// again after this, and [`finish`] called.
 ///
 /// # Ordering
-/// The fence does for the heir's stores what that of [`commit`] did for the dead one's (P13).
+/// The fence does for the heir's stores what that of [`commit`] did for the dead owner's (P13).
 pub fn inherit(state: &Word) -> State {
     let state = State::unpack(state.get());
     release_fence();
     state
 }
 
-/// Frees a lock if that transaction holds it; for heirs, who do not know which of the locks were taken, or freed, already.
+/// Frees a lock if that transaction holds it; for heirs, which do not know which of the locks were taken, or freed, already.
 pub fn free_inherited(lock: &Word, token: u64) -> bool {
     lock.replace(token, 0).is_ok()
 }

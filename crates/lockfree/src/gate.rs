@@ -1,19 +1,19 @@
-//! Gates: how those who sleep at a word that many may change are not missed by those who change it.
+//! Gates: how sleepers at a word that many may change are not missed by the threads that change it.
 //!
 //! A gate is one line: the word itself, a count of the threads that sleep at it as at a futex, and a set of peers in which
-//! somebody sleeps with the help of a local service. Who is about to sleep says so in one of these and then looks at the
-//! word again; who changes the word then looks whether anybody sleeps. A full fence stands between the store and the
-//! load on each side, so at least one of them sees the other (P8):
+//! threads sleep with the help of a local service. A thread that is about to sleep says so in one of these and then reads
+//! the word again; one that changes the word then checks whether there are sleepers. A full fence stands between the store
+//! and the load on each side, so at least one of them sees the other (P8):
 //!
 //! ```text
 //! sleeper: count += 1, or set |= own peer       waker: word := new (release)
 //!          full fence                                  full fence
-//!          word still as it was? then sleep            count or set: anybody? then ring
+//!          word still as it was? then sleep            count or set: not 0? then ring
 //!          (futex: the kernel looks once more)
 //!          count -= 1
 //! ```
 //! A waker takes the set away as it rings, so a sleeper that goes on sleeping enters it again. A process that is killed
-//! in its sleep leaves its count behind: wakers then ring in vain, which costs time and no more.
+//! in its sleep leaves its count behind: wakers then ring without need, which costs time and no more.
 
 use crate::sync::{Line, full_fence};
 
@@ -30,16 +30,16 @@ pub fn bit(peer: u32) -> u64 {
     1 << peer.min(63)
 }
 
-/// Who sleeps at a gate.
+/// The sleepers at a gate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Sleepers {
     /// Threads that sleep at the futex; perhaps more than there are, never fewer.
     pub native: u64,
-    /// Peers in which others sleep, as bits.
+    /// Peers in which other threads sleep, as bits.
     pub peers: u64,
 }
 
-/// Says that the caller is about to sleep at the futex; it looks at the word after this.
+/// Says that the caller is about to sleep at the futex; it reads the word after this.
 #[inline]
 pub fn enter(line: &Line) {
     line.words[NATIVE].add(1);
@@ -52,14 +52,14 @@ pub fn leave(line: &Line) {
     line.words[NATIVE].add(u64::MAX);
 }
 
-/// Says that somebody of `peer` is about to sleep with the help of its service; it looks at the word after this.
+/// Says that a thread of `peer` is about to sleep with the help of its service; it reads the word after this.
 #[inline]
 pub fn enter_peer(line: &Line, peer: u32) {
     line.words[PEERS].insert(bit(peer));
     full_fence();
 }
 
-/// After the word was changed: who is to be rung. The set is the caller's now.
+/// After the word was changed: the sleepers to ring for. The set is the caller's now.
 #[inline]
 pub fn sleepers(line: &Line) -> Sleepers {
     full_fence();

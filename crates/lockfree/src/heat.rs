@@ -115,7 +115,7 @@ mod tests {
             assert_eq!(thermostat.heat(), Heat::Cooling);
             assert!(!thermostat.settled(&answer), "the sender does not know");
             assert!(must_announce(&heat, &answer, &mut answered));
-            assert_eq!(thermostat.heat(), Heat::Cooling, "nobody has looked for the answer");
+            assert_eq!(thermostat.heat(), Heat::Cooling, "the answer was not read yet");
             assert!(thermostat.settled(&answer));
             assert_eq!(thermostat.heat(), Heat::Cold);
         }

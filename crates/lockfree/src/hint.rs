@@ -1,6 +1,6 @@
 //! What the processor is told while a thread looks again and again. On processors it takes from 4 ns to 60 ns, keeps a
 //! line that another one is about to write from being asked for all the time, and leaves the core to the other thread that runs
-//! on it; under emulation it takes 300 ns and helps nobody. So it is measured, once per process.
+//! on it; under emulation it takes 300 ns and helps no thread. So it is measured, once per process.
 
 use std::hint::spin_loop;
 use std::sync::OnceLock;

@@ -1,14 +1,14 @@
-//! Holds: how an owner's memory is not given away while somebody is about to change it.
+//! Holds: how an owner's memory is not given away while another process is about to change it.
 //!
-//! Whoever changes memory of another process itself says so in its own *hold* word, and then looks whether the owner
-//! lives. Whoever takes the memory away publishes the owner's death, and then reads all hold words. A full fence stands
+//! A process that changes memory of another one itself says so in its own *hold* word, and then checks whether the owner
+//! lives. The service that takes the memory away publishes the owner's death, and then reads all hold words. A full fence stands
 //! between the store and the load on each side, so at least one of them sees the other (P7):
 //!
 //! ```text
 //! changes the memory: hold := owner            takes it away: owner's life := dead (release)
 //!                     full fence                              full fence
 //!                     owner alive? then change                any hold on the owner? then wait
-//!                     hold := nobody (release)                (acquire) else the memory is free
+//!                     hold := 0 (release)                     (acquire) else the memory is free
 //! ```
 
 use crate::sync::{Word, full_fence};

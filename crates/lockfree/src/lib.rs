@@ -6,14 +6,14 @@
 //! - [`activity`]: words that only count up and tell a receiver where to look (P3).
 //! - [`heat`]: the handshake by which a ring leaves and joins the set that is polled directly (P4).
 //! - [`life`]: a state and an incarnation in one word, and the check after a copy (P5).
-//! - [`hold`]: memory that somebody is about to change is not given away (P7).
+//! - [`hold`]: memory that another process is about to change is not given away (P7).
 //! - [`sleep`]: how a receiver that sleeps and a sender that rings cannot miss each other (P6).
 //! - [`gate`]: the same for a word that many change and many wait at (P8).
 //! - [`barrier`]: words from which it follows that all have arrived (P9, P10).
-//! - [`lock`]: locks that know their owner, and are taken over when he dies (P11).
-//! - [`readers`]: readers that are counted where nobody else counts, and a writer that finds them (P12).
+//! - [`lock`]: locks that know their owner, and are taken over when it dies (P11).
+//! - [`readers`]: readers that each process counts apart, and a writer that finds them (P12).
 //! - [`commit`]: minitransactions: locks that outlive their holders, and changes of one word beside them (P13 to P16).
-//! - [`stream`]: positions of a one-way ring of bytes, and who may still be reading it (P17 to P19).
+//! - [`stream`]: positions of a one-way ring of bytes, and whether it may still be read (P17 to P19).
 //! - [`hint`]: what the processor is told between two looks.
 //!
 //! The labels P1, P2 and so on name pairs of accesses; `docs/memory-ordering.md` lists them with their models. Nothing

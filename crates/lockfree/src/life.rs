@@ -6,7 +6,7 @@ use crate::sync::{Word, acquire_fence};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum State {
-    /// Nobody owns it.
+    /// It has no owner.
     Free = 0,
     /// Being set up: not to be used yet.
     Joining = 1,
@@ -32,7 +32,7 @@ impl Life {
         (self.incarnation << 8) | self.state as u64
     }
 
-    /// Unpacks a word that anybody may have written; an unknown state reads as dead.
+    /// Unpacks a word that any process may have written; an unknown state reads as dead.
     #[inline]
     pub fn unpack(word: u64) -> Self {
         let state = match word & 0xff {

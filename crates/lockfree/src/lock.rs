@@ -1,16 +1,16 @@
-//! Locks that know their owner, so that an owner's death is noticed, and whoever finds it takes the lock over (P11).
+//! Locks that know their owner, so that an owner's death is noticed, and the process that finds it takes the lock over (P11).
 //!
 //! A lock is one line, laid out as a gate ([`crate::gate`]): its first word is 0 or names the process that owns the lock.
 //! Taking it is one compare-and-swap from 0; giving it back is a store, after which the gate is looked at. Words that name
-//! a dead process, or nobody at all, are taken over by a compare-and-swap from that very value: one of those who try
-//! succeeds, and whoever is taken over once is not there to give back. (Who is dead, the services say: they publish a
-//! death with release once the process can do nothing any more, and who takes over has read that with acquire. So all that
-//! the dead one did is visible.)
+//! a dead process, or none at all, are taken over by a compare-and-swap from that very value: one of those that try
+//! succeeds, and an owner that was taken over gives nothing back any more. (The services say which processes are dead: they
+//! publish a death with release once the process can do nothing any more, and the process that takes over has read that with
+//! acquire. So all that the dead owner did is visible.)
 //!
 //! What the owner leaves behind is said by the *state*, which only owners write: when a lock was taken over, what it
 //! protects is suspect until an owner says that it is not, and lost for ever if an owner gives it back without.
 //!
-//! A waiter that has been overtaken too often puts its name into *heir*. Nobody else takes a lock that has one.
+//! A waiter that has been overtaken too often puts its name into *heir*. No other process takes a lock that has one.
 
 use crate::sync::{Line, Word};
 
@@ -32,9 +32,9 @@ const LOST: u64 = 2;
 pub enum Found {
     /// The last owner gave the lock back.
     Sound,
-    /// An owner died; nobody has said since that the data is sound.
+    /// An owner died; no owner has said since that the data is sound.
     Suspect,
-    /// An owner gave it back without saying that what a dead one left is sound.
+    /// An owner gave it back without saying that what a dead owner left is sound.
     Lost,
 }
 
@@ -57,7 +57,7 @@ pub fn found(line: &Line) -> Found {
     }
 }
 
-/// Takes a bare owned word, for `me`: nobody else does until [`let_go`], or until `me` is known to be dead.
+/// Takes a bare owned word, for `me`: no other process does until [`let_go`], or until `me` is known to be dead.
 ///
 /// # Errors
 /// The owner.
@@ -66,7 +66,7 @@ pub fn claim(word: &Word, me: u64) -> Result<(), u64> {
     word.replace(0, me)
 }
 
-/// Takes a bare owned word from `dead`; gives whether it was the caller who did.
+/// Takes a bare owned word from `dead`; gives whether the caller was the one that did.
 #[inline]
 pub fn inherit(word: &Word, dead: u64, me: u64) -> bool {
     word.replace(dead, me).is_ok()
@@ -82,10 +82,10 @@ pub fn let_go(word: &Word) {
 /// `is_heir` it may be taken although it is kept.
 ///
 /// # Errors
-/// Who has it.
+/// The owner.
 #[inline]
 pub fn take(line: &Line, me: u64, thread: u64, is_heir: bool) -> Result<Found, Refused> {
-    // Whoever is kept waiting by a hint that is old looks again.
+    // A waiter that an old hint has kept waiting polls again.
     let heir = line.words[HEIR].peek();
     if heir != 0 && !is_heir {
         return Err(match line.words[OWNER].peek() {
@@ -98,13 +98,13 @@ pub fn take(line: &Line, me: u64, thread: u64, is_heir: bool) -> Result<Found, R
     Ok(found(line))
 }
 
-/// Takes the lock from `dead`, for whom it is said that he is; none if somebody else was faster.
+/// Takes the lock from `dead`, which the services say is dead; none if another process was faster.
 pub fn take_over(line: &Line, dead: u64, me: u64, thread: u64) -> Option<Found> {
     if !inherit(&line.words[OWNER], dead, me) {
         return None;
     }
     line.words[THREAD].put(thread);
-    // Who dies here is taken over in turn, and this is done again.
+    // A process that dies here is taken over in turn, and this is done again.
     if found(line) == Found::Sound {
         line.words[STATE].put(SUSPECT);
     }
@@ -128,7 +128,7 @@ pub fn give_back(line: &Line) {
     let_go(&line.words[OWNER]);
 }
 
-/// Gives back, as one who took it over only to look: what is suspect stays so.
+/// Gives back what was taken over only to be inspected: what is suspect stays so.
 pub fn pass_on(line: &Line) {
     line.words[THREAD].put(0);
     let_go(&line.words[OWNER]);
@@ -169,7 +169,7 @@ mod tests {
     fn what_the_dead_leave_is_suspect_until_it_is_mended_and_lost_if_it_is_not() {
         let line = Line::new();
         assert_eq!(take(&line, 1, 1, false), Ok(Found::Sound));
-        assert_eq!(take_over(&line, 9, 2, 2), None, "of somebody who does not own it");
+        assert_eq!(take_over(&line, 9, 2, 2), None, "of a process that does not own it");
         assert_eq!(take_over(&line, 1, 2, 2), Some(Found::Suspect));
         pass_on(&line);
         assert_eq!(take(&line, 3, 3, false), Ok(Found::Suspect), "still");

@@ -1,7 +1,7 @@
 //! Readers of a lock, counted by process, and the writer that has to find them (P12).
 //!
-//! A reader adds to the count of its own process and then looks whether there is a writer; a writer takes the owner's
-//! word and then looks at all counts. A full fence stands between the two on each side, so at least one of them sees the
+//! A reader adds to the count of its own process and then checks whether there is a writer; a writer takes the owner's
+//! word and then reads all counts. A full fence stands between the two on each side, so at least one of them sees the
 //! other:
 //!
 //! ```text

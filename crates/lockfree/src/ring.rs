@@ -168,7 +168,7 @@ impl Consumer {
         self.read += 1;
     }
 
-    /// Asks for the line of a slot some way ahead, for who takes several messages in a row.
+    /// Asks for the line of a slot some way ahead, for a receiver that takes several messages in a row.
     #[inline(always)] // one instruction
     pub fn expect(&self, slots: &(impl Slots + ?Sized), ahead: u64) {
         slots.slot(self.read + ahead).expect();

@@ -43,7 +43,7 @@ pub fn announce_awake(sleep: &Word) {
     sleep.set(0);
 }
 
-/// Whether somebody sleeps there, for tools.
+/// Whether a thread sleeps there, for tools.
 pub fn is_asleep(sleep: &Word) -> bool {
     sleep.peek() != 0
 }
@@ -72,7 +72,7 @@ mod tests {
     fn each_sleep_is_rung_once_and_by_its_own_bell() {
         let (sleep, mut rung) = (Word::new(0), 0);
         assert!(!is_asleep(&sleep));
-        assert_eq!(who_to_ring(&sleep, &mut rung), None, "nobody has slept yet");
+        assert_eq!(who_to_ring(&sleep, &mut rung), None, "there was no sleep yet");
         for count in 1..9 {
             // The same bell again, so that only the count tells one sleep from the one before.
             let bell = if count < 5 { Bell::Futex } else { Bell::Service };

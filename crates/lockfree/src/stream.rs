@@ -12,7 +12,7 @@
 //!         bytes again
 //! ```
 //! How a reader sleeps without missing bytes, and a writer without missing room, is [`crate::sleep`] with
-//! [`crate::heat`]; how a ring that was offered is taken back, and nobody goes on reading it, is
+//! [`crate::heat`]; how a ring that was offered is taken back, and no reader goes on reading it, is
 //! [`publish_life`] (P19).
 
 use crate::ring::BadPosition;
@@ -143,7 +143,7 @@ impl Reader {
     }
 
     /// Whether the write position has changed since it was seen last: a look only.
-    #[inline(always)] // one load and a comparison, in the loop of who waits
+    #[inline(always)] // one load and a comparison, in the loop of a waiter
     pub fn is_current(&self, write: &Word) -> bool {
         write.peek() == self.write_seen
     }

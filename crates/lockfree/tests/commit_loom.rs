@@ -247,7 +247,7 @@ fn transactions_come_one_after_the_other() {
     });
 }
 
-/// P13: who reads single words never sees the second older than the first.
+/// P13: a reader of single words never sees the second older than the first.
 #[test]
 fn reads_of_one_word_see_nothing_half_done() {
     for order in [[0, 1], [1, 0]] {
@@ -264,7 +264,7 @@ fn reads_of_one_word_see_nothing_half_done() {
     }
 }
 
-/// P15: the owner dies before each of its steps; of two who find that out at once, one completes or undoes it, while a third
+/// P15: the owner dies before each of its steps; of two that find that out at once, one completes or undoes it, while a third
 /// reads; and the next transaction finds it all or not at all.
 #[test]
 fn what_the_dead_left_is_all_or_nothing() {
@@ -339,7 +339,7 @@ fn heirs_die_and_have_heirs() {
     }
 }
 
-/// P14: who dies in a change of one word leaves it made or not made, and is waited for by nobody.
+/// P14: a process that dies in a change of one word leaves it made or not made, and nothing waits for it.
 #[test]
 fn the_flight_of_the_dead_is_over() {
     for death in [1, 2] {
@@ -372,7 +372,7 @@ fn a_free_slot_has_one_taker() {
     });
 }
 
-/// P15: a lock that is free is the dead one's business no more: a change under it is not undone by the heir, although he
+/// P15: a lock that is free is not the dead owner's any more: a change under it is not undone by the heir, although it
 /// still finds the other lock taken.
 #[test]
 fn a_change_under_a_freed_lock_stays() {
@@ -404,7 +404,7 @@ fn a_change_under_a_freed_lock_stays() {
     });
 }
 
-/// P15: an heir frees the locks of the dead, and nobody else's.
+/// P15: an heir frees the locks of the dead process, and no others.
 #[test]
 fn an_heir_frees_nothing_of_others() {
     for death in [1, 2] {
@@ -424,7 +424,7 @@ fn an_heir_frees_nothing_of_others() {
     }
 }
 
-/// P13: who reads a word that an heir wrote, and knows of no death, sees the dead one's lock.
+/// P13: a reader of a word that an heir wrote, which knows of no death, sees the dead owner's lock.
 #[test]
 fn what_an_heir_writes_is_not_read_too_early() {
     model(|| {
@@ -444,7 +444,7 @@ fn what_an_heir_writes_is_not_read_too_early() {
     });
 }
 
-/// P15: while a lock is taken, its holder's slot is in the transaction that the lock names; who finds it otherwise finds the
+/// P15: while a lock is taken, its holder's slot is in the transaction that the lock names; a thread that finds it otherwise finds the
 /// lock freed.
 #[test]
 fn a_lock_names_a_transaction_that_goes_on() {

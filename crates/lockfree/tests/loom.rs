@@ -96,7 +96,7 @@ fn slot_is_reused_only_after_it_was_read() {
     });
 }
 
-/// P3: whoever sees the count sees the slot; a scan that misses it is followed by another change.
+/// P3: a receiver that sees the count sees the slot; a scan that misses it is followed by another change.
 #[test]
 fn no_announced_message_is_missed() {
     model(|| {
@@ -353,7 +353,7 @@ fn a_hot_ring_is_not_slept_over() {
     });
 }
 
-/// P7: memory that was taken from the dead is not changed any more by those who held it.
+/// P7: memory that was taken from a dead process is not changed any more by those that held it.
 #[test]
 fn held_memory_is_not_given_away() {
     model(|| {
@@ -379,7 +379,7 @@ fn held_memory_is_not_given_away() {
     });
 }
 
-/// P8: a word that was changed is seen by who goes to sleep at it, or who changed it sees the sleeper: at the futex, and
+/// P8: a word that was changed is seen by the thread that goes to sleep at it, or its changer sees the sleeper: at the futex, and
 /// in a peer.
 #[test]
 fn nobody_sleeps_at_a_gate_that_was_opened() {
@@ -398,7 +398,7 @@ fn nobody_sleeps_at_a_gate_that_was_opened() {
             let seen = gate::sleepers(&line);
             let rung = if native { seen.native > 0 } else { seen.peers & gate::bit(3) != 0 };
             let sleeps = sleeper.join().unwrap();
-            assert!(!sleeps || rung, "asleep, and nobody knows");
+            assert!(!sleeps || rung, "asleep, and not seen");
         });
     }
 }
@@ -417,7 +417,7 @@ fn a_set_of_sleepers_is_taken_once() {
         line.words[gate::WORD].add(1);
         let mine = gate::sleepers(&line).peers;
         let theirs = other.join().unwrap();
-        assert_eq!(mine | theirs, gate::bit(0), "somebody rings");
+        assert_eq!(mine | theirs, gate::bit(0), "one of them rings");
         assert_eq!(mine & theirs, 0, "and only once");
     });
 }

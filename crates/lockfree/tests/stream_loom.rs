@@ -43,7 +43,7 @@ impl Stream {
         let mut value = first;
         for (at, len) in pieces(position, len, self.capacity()) {
             for i in at..at + len {
-                // SAFETY: loom checks that nobody else is at it.
+                // SAFETY: loom checks that no other thread is at it.
                 self.bytes[i as usize].with_mut(|b| unsafe { *b = value });
                 value += 1;
             }
@@ -54,7 +54,7 @@ impl Stream {
         let mut value = first;
         for (at, len) in pieces(position, len, self.capacity()) {
             for i in at..at + len {
-                // SAFETY: loom checks that nobody writes it.
+                // SAFETY: loom checks that no thread writes it.
                 assert_eq!(self.bytes[i as usize].with(|b| unsafe { *b }), value);
                 value += 1;
             }

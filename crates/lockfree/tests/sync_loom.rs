@@ -21,7 +21,7 @@ fn model(f: impl Fn() + Sync + Send + 'static) {
 /// In the life of a process.
 const DEAD: u64 = 1;
 
-/// P9: who passes a round sees what the other did before it arrived, in two rounds; nobody is a round ahead.
+/// P9: a participant that passes a round sees what the other did before it arrived, in two rounds; none is a round ahead.
 #[test]
 fn exchange_of_two_lets_nobody_pass_early() {
     model(|| {
@@ -46,7 +46,7 @@ fn exchange_of_two_lets_nobody_pass_early() {
 }
 
 /// P9, several steps: the first of three arrives and goes no further. The second passes since it finds all words there, and says
-/// so; whoever reads no more than that passes, too, and sees what all did.
+/// so; a participant that reads no more than that passes, too, and sees what all did.
 #[test]
 fn who_passes_since_all_have_arrived_lets_others_pass() {
     static PASSED: std::sync::Mutex<[bool; 2]> = std::sync::Mutex::new([false; 2]);
@@ -81,7 +81,7 @@ fn who_passes_since_all_have_arrived_lets_others_pass() {
     assert_eq!(*PASSED.lock().unwrap(), [true, true], "either in some execution");
 }
 
-/// P10: the same for a count that three add to; one of them is the last in each round. Who finds a round not over yet does
+/// P10: the same for a count that three add to; one of them is the last in each round. A participant that finds a round not over yet does
 /// not come back, since two that spin would keep the third from running for ever.
 #[test]
 fn central_barrier_of_three_lets_nobody_pass_early() {
@@ -136,7 +136,7 @@ fn nobody_sleeps_at_a_barrier_that_all_have_reached() {
         });
         barrier::advance(&line.words[gate::WORD], 1);
         let rung = gate::sleepers(&line).native > 0;
-        assert!(!sleeper.join().unwrap() || rung, "asleep, and nobody knows");
+        assert!(!sleeper.join().unwrap() || rung, "asleep, and not seen");
     });
 }
 
@@ -169,7 +169,7 @@ fn a_lock_has_one_owner() {
     });
 }
 
-/// What a thread does that wants the lock of somebody who may die: takes it when it is free, or takes it over.
+/// What a thread does that wants the lock of a process that may die: takes it when it is free, or takes it over.
 fn acquire_from(line: &Line, life: &Word, me: u64) -> Found {
     loop {
         match lock::take(line, me, me, false) {
@@ -210,13 +210,13 @@ fn who_sits_down_is_seen_by_a_reset_or_finds_it_done() {
             assert_eq!(
                 before,
                 (shared[2].peek(), shared[3].peek()),
-                "nobody resets it under a seat that is good"
+                "it is not reset under a seat that is good"
             );
         }
     });
 }
 
-/// P11: the owner dies with its work half done. Of two who want the lock one takes it over, sees all that was done, and
+/// P11: the owner dies with its work half done. Of two that want the lock one takes it over, sees all that was done, and
 /// is the only one that has to mend it.
 #[test]
 fn a_lock_of_the_dead_is_taken_over_once() {
@@ -278,7 +278,7 @@ fn a_death_and_a_return_are_told_apart() {
     }
 }
 
-/// P11: whoever takes over and dies before it has said so is taken over in turn, and the next one is told.
+/// P11: a process that takes over and dies before it has said so is taken over in turn, and the next one is told.
 #[test]
 fn a_heir_that_dies_leaves_the_data_suspect() {
     model(|| {
@@ -296,7 +296,7 @@ fn a_heir_that_dies_leaves_the_data_suspect() {
                     break lock::take_over(&shared.0, 2, 3, 3);
                 }
                 Err(_) => thread::yield_now(),
-                Ok(_) => panic!("nobody gave it back"),
+                Ok(_) => panic!("it was not given back"),
             }
         };
         assert_eq!(found, Some(Found::Suspect));
@@ -306,8 +306,8 @@ fn a_heir_that_dies_leaves_the_data_suspect() {
     });
 }
 
-/// P8 with P11: who goes to sleep at a lock sees that it is free, or is rung; also the one that has it kept for itself,
-/// which must be seen by who decides how many are rung.
+/// P8 with P11: a thread that goes to sleep at a lock sees that it is free, or is rung; also the one that has it kept for itself,
+/// which must be seen by the thread that decides how many are rung.
 #[test]
 fn nobody_sleeps_at_a_lock_that_was_given_back() {
     model(|| {
@@ -327,7 +327,7 @@ fn nobody_sleeps_at_a_lock_that_was_given_back() {
         lock::give_back(&line);
         let rung = gate::sleepers(&line).native > 0;
         let knows = line.words[lock::HEIR].peek() == 2;
-        assert!(!sleeper.join().unwrap() || (rung && knows), "asleep, and nobody knows");
+        assert!(!sleeper.join().unwrap() || (rung && knows), "asleep, and not seen");
     });
 }
 

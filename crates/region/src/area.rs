@@ -1,7 +1,7 @@
 //! A process's allocator of the extents that its local service granted it.
 //!
 //! Sizes are rounded to powers of two from one cache line up; a freed block serves the next request of its size.
-//! Blocks are not zeroed when they are reused: whoever takes one clears what has to be clear.
+//! Blocks are not zeroed when they are reused: the code that takes one clears what has to be clear.
 
 use std::collections::HashMap;
 

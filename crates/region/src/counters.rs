@@ -92,7 +92,7 @@ pub struct Totals {
 }
 
 impl Totals {
-    /// Values in the format's order, as somebody read them.
+    /// Values in the format's order, as they were read.
     pub fn from_words(words: [u64; WORDS]) -> Self {
         Self { words }
     }
@@ -109,7 +109,7 @@ impl Totals {
         }
     }
 
-    /// Raises each value to that of another set, where that is larger: for those who look again and again, and meet
+    /// Raises each value to that of another set, where that is larger: for readers that come again and again, and meet
     /// counters of a process that is just being added to those of its peer.
     pub fn raise(&mut self, other: &Totals) {
         for (mine, theirs) in self.words.iter_mut().zip(other.words) {
@@ -157,7 +157,7 @@ pub struct LaneTotals {
 }
 
 impl LaneTotals {
-    /// Values in the format's order, as somebody read them.
+    /// Values in the format's order, as they were read.
     pub fn from_words(words: [u64; LANE_WORDS]) -> Self {
         Self { words }
     }

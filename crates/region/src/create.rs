@@ -6,7 +6,7 @@
 //!
 //! In huge pages it is the same: `fallocate` takes all of them from the kernel's pool, or fails. Nothing gives pages back
 //! while the region lives (sections are cut once, and what processes give back serves the next ones), so that their size
-//! matters to nobody but the kernel.
+//! matters to the kernel alone.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::process::{Command, Stdio};
@@ -173,7 +173,7 @@ pub fn fill_main(bytes: &str) -> u8 {
         eprintln!("{FILL_ARG}: not a size");
         return 2;
     };
-    // Without this right the kill may hit somebody else; nothing better can be done about it here.
+    // Without this right the kill may hit another process; nothing better can be done about it here.
     let _ = std::fs::write("/proc/self/oom_score_adj", "1000");
     match allocate(std::io::stdin(), bytes) {
         Ok(()) => 0,

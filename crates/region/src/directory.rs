@@ -1,6 +1,6 @@
 //! One peer's section: its directory, endpoint table, area table and activity words.
 //!
-//! The peer's local service is the writer of the first three ([`Writer`]); everybody reads ([`Directory`]).
+//! The peer's local service is the writer of the first three ([`Writer`]); all members read ([`Directory`]).
 
 use isthmus_lockfree::life::{Life, State};
 use isthmus_lockfree::sync::{Word, release_fence};
@@ -16,7 +16,7 @@ use crate::text::padded;
 /// Offset of the endpoint table.
 const TABLES: u64 = 4096;
 
-/// A peer's section as everybody reads it.
+/// A peer's section as all members read it.
 #[derive(Debug, Clone)]
 pub struct Directory {
     section: Section,
@@ -138,7 +138,7 @@ impl Directory {
         Ok(self.endpoint_table + u64::from(slot) * endpoint::BYTES)
     }
 
-    /// The line that holds an endpoint's life, for those who look at it again and again.
+    /// The line that holds an endpoint's life, for readers that poll it.
     ///
     /// # Errors
     /// [`Error::Invalid`] beyond the table.
@@ -174,7 +174,7 @@ impl Directory {
     /// [`Error::Invalid`] beyond the table.
     pub fn endpoint(&self, slot: u32) -> Result<EndpointInfo> {
         let line = self.endpoint_line(slot)?;
-        // A record that never holds still is somebody's mischief: its reader does not wait for it for ever.
+        // A record that never holds still is mischief: its reader gives up.
         for _ in 0..1000 {
             let seen = line.words[0].get();
             let info = EndpointInfo {
@@ -243,7 +243,7 @@ pub fn bury(section: &Section, shape: &Shape) -> Result<()> {
     }
     let generation = section.word("directory", directory::GENERATION)?;
     generation.set(generation.peek().wrapping_add(1));
-    // The zeroing comes after this for everybody (P5).
+    // Every reader sees the zeroing after this (P5).
     release_fence();
     Ok(())
 }
@@ -264,7 +264,7 @@ pub struct Writer {
 struct AreaSlot {
     lives: u64,
     extents: Vec<Extent>,
-    /// Its process is gone; its memory is not taken back while somebody is at it.
+    /// Its process is gone; its memory is not taken back while another process changes it.
     held: bool,
 }
 
@@ -317,7 +317,7 @@ impl Writer {
         })
     }
 
-    /// The section as everybody sees it.
+    /// The section as all members see it.
     pub fn directory(&self) -> &Directory {
         &self.directory
     }
@@ -395,7 +395,7 @@ impl Writer {
     /// [`Error::Full`] when all slots are in use; [`Error::OutOfBounds`] for a block that is not in the section.
     pub fn open_endpoint(&mut self, index: u32, block: u64, pid: u32) -> Result<(u32, u64)> {
         self.directory.section.line("block", block)?;
-        // The lowest free slot is taken, so that those who scan for senders have few to look at.
+        // The lowest free slot is taken, so that a scan for senders reads few of them.
         let slot = self
             .endpoints
             .iter()
@@ -490,7 +490,7 @@ impl Writer {
         (0_u32..).zip(&self.areas).filter(|(_, a)| a.held).map(|(index, _)| index).collect()
     }
 
-    /// Takes back the memory of a process that is gone, unless somebody is changing it; then this is to be tried again.
+    /// Takes back the memory of a process that is gone, unless another process is changing it; then this is to be retried.
     /// Gives whether it was taken back.
     ///
     /// # Errors

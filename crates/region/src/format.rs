@@ -38,7 +38,7 @@ pub struct Field {
     pub offset: u64,
     /// Size in bytes.
     pub bytes: u64,
-    /// Who writes it.
+    /// The writer.
     pub writer: &'static str,
     /// What it means.
     pub doc: &'static str,

@@ -1,8 +1,8 @@
-//! Who is changing whose memory right now (P7).
+//! Which processes are changing the memory of others right now (P7).
 //!
 //! A process that writes to another's area itself, or does atomic operations there, names that area in its endpoint's
-//! block while it does. A local service gives the memory of a dead process to nobody while any endpoint names its area;
-//! neither does the host service that of a whole peer. Such an operation is short; one that takes longer belongs to a
+//! block while it does. A local service does not give the memory of a dead process away while any endpoint names its area;
+//! nor does the host service that of a whole peer. Such an operation is short; one that takes longer belongs to a
 //! process that stands still, as in a machine that is paused, and it may go on at any time.
 
 use isthmus_lockfree::hold;
@@ -23,7 +23,7 @@ impl Owner {
         Self((u64::from(peer) << 32 | u64::from(area)).wrapping_add(1))
     }
 
-    /// Peer and area that a hold word names, of which nothing is checked; none if it names nobody.
+    /// Peer and area that a hold word names, of which nothing is checked; none if it names no area.
     pub fn named(word: u64) -> Option<(u32, u32)> {
         let word = word.checked_sub(1)?;
         Some((u32::try_from(word >> 32).ok()?, u32::try_from(word & 0xffff_ffff).ok()?))
@@ -43,7 +43,7 @@ impl Hold {
         Ok(Self(section.line("block", at + block::HOLD)?))
     }
 
-    /// Takes a hold on an area: nobody gets its memory until [`Hold::release`], if its owner is seen to live after this.
+    /// Takes a hold on an area: its memory is not given away until [`Hold::release`], if its owner is seen to live after this.
     #[inline]
     pub fn take(&self, owner: Owner) {
         hold::take(&self.0.words[0], owner.0);
@@ -61,7 +61,7 @@ impl Hold {
 pub fn are_on(region: &Region, peer: u32, area: Option<u32>) -> bool {
     hold::after_death();
     region.peers().iter().filter(|p| p.life.state == State::Active).any(|p| {
-        // What cannot be read belongs to nobody who keeps to the format.
+        // What cannot be read belongs to no process that keeps to the format.
         let Ok(section) = region.section(p) else { return false };
         let Ok(directory) = Directory::open(&section, region.shape(), p.life.incarnation) else {
             return false;

@@ -21,7 +21,7 @@ pub struct Pool {
     pub page_bytes: u64,
     /// Pages that the pool has.
     pub total: u64,
-    /// Pages that can be had now: free, not promised to anybody, or made when somebody asks for them.
+    /// Pages that can be had now: free and not promised to a mapping, or made when they are asked for.
     pub available: u64,
 }
 

@@ -7,17 +7,17 @@
 //! - [`create`]: making a region's memory and writing its header, as the host service does; [`huge`]: in huge pages.
 //! - [`membership`]: the peers of a region and their sections, as every member reads them.
 //! - [`directory`]: one peer's section: endpoints, areas, activity words; as its local service writes it and as
-//!   everybody reads it.
+//!   all members read it.
 //! - [`extent`]: the service's allocator of a section's heap; [`area`]: a process's allocator of what it was granted.
 //! - [`pool`]: a process's allocator of what its program uses itself; [`registrations`]: which of that others may reach
-//!   without messages; [`holds`]: who is at it.
+//!   without messages; [`holds`]: which are at it.
 //! - [`member`]: what a process holds once it has attached.
 //! - [`reader`]: a region that is only looked at, live or as a file.
 //! - [`local`]: memory that a caller lends us for the length of an operation.
 //! - [`objects`]: the table of named objects, which are pieces of the shared section.
 //! - [`party`]: a process, as words of shared memory name it; [`gate`]: waiting at a word that many may change.
 //! - [`value`]: plain values, copied in and out whole; [`text`]: names and sentences of a bounded length.
-//! - [`wake`]: sleeping on a word of the region, and waking who does.
+//! - [`wake`]: sleeping on a word of the region, and waking the sleepers.
 //! - [`counters`]: what went through the region, per process and per peer.
 
 pub mod area;

@@ -200,7 +200,7 @@ impl LocalBuf {
         bytes.reserve(self.len);
         let end = bytes.spare_capacity_mut();
         // SAFETY: `new`'s caller promised that the bytes may be read; there is room for as many, which was reserved above, and
-        // which nobody else knows of.
+        // which no other thread knows of.
         unsafe { std::ptr::copy_nonoverlapping(self.at.as_ptr(), end.as_mut_ptr().cast(), self.len) };
         let len = bytes.len() + self.len;
         // SAFETY: within the capacity, and all of it was written.

@@ -233,7 +233,7 @@ impl Section {
     /// Bytes as a buffer, for accesses that the views here do not have: atomic operations of a program's own kinds.
     ///
     /// # Safety
-    /// The buffer must not outlive the section. Whoever may reach these bytes at the same time must do so by copies or
+    /// The buffer must not outlive the section. All that may reach these bytes at the same time must do so by copies or
     /// by atomic accesses of the same size, as [`LocalBuf`]'s user does.
     ///
     /// # Errors
@@ -274,7 +274,7 @@ impl Section {
     pub fn zero(&self, what: &'static str, offset: u64, len: u64) -> Result<()> {
         let at = self.check(what, offset, len, 1)?;
         let size = usize::try_from(len).map_err(|_| Error::Invalid { what, value: len })?;
-        // SAFETY: the range was checked to lie inside the mapping; nobody holds references to plain bytes of it.
+        // SAFETY: the range was checked to lie inside the mapping; no reference to plain bytes of it exists.
         unsafe { std::ptr::write_bytes(at.as_ptr(), 0, size) };
         Ok(())
     }
@@ -340,7 +340,7 @@ pub struct Bytes {
     _map: Arc<Mapping>,
 }
 
-// SAFETY: access is by copy only; what a racing writer leaves is somebody's garbage data, never a broken invariant.
+// SAFETY: access is by copy only; what a racing writer leaves is garbage in its own data, never a broken invariant.
 unsafe impl Send for Bytes {}
 // SAFETY: as for Send.
 unsafe impl Sync for Bytes {}

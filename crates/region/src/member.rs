@@ -41,8 +41,8 @@ pub trait LocalService: Send + Sync {
     /// [`Error::Service`] when the service is gone or knows no such endpoint.
     fn close_endpoint(&self, slot: u32) -> Result<()>;
 
-    /// Has the endpoint with this global slot woken, wherever it is. Says nothing of whether that came about: who
-    /// sleeps looks up by itself now and then.
+    /// Has the endpoint with this global slot woken, wherever it is. Says nothing of whether that came about: a
+    /// sleeper wakes by itself now and then.
     fn wake(&self, slot: GlobalSlot) {
         let _ = slot;
     }
@@ -101,7 +101,7 @@ pub trait LocalService: Send + Sync {
         Err(no_names())
     }
 
-    /// An eventfd that is written when somebody rings at `place`, an offset in the region.
+    /// An eventfd that is written when a process rings at `place`, an offset in the region.
     ///
     /// # Errors
     /// [`Error::Service`] when the service is gone, or has none.
@@ -110,7 +110,7 @@ pub trait LocalService: Send + Sync {
         Err(Error::Service { action: "give an eventfd", reason: "this service has none".into() })
     }
 
-    /// Has those woken who wait at `place`, an offset in the region, in the peers that the bits name
+    /// Has the waiters at `place`, an offset in the region, woken in the peers that the bits name
     /// ([`isthmus_lockfree::gate::bit`]). Says nothing of whether that came about.
     fn ring(&self, peers: u64, place: u64) {
         let _ = (peers, place);
@@ -278,7 +278,7 @@ impl Member {
             Err(Error::Full { .. }) => {}
             other => return other,
         }
-        // Ask for a quarter of what there is already, within reason, so that asking stays rare and little is had in vain.
+        // Ask for a quarter of what there is already, within reason, so that asking stays rare and little of it stays unused.
         let wish = bytes.next_power_of_two().max((area.bytes() / 4).min(1 << 20)).max(64 << 10);
         let extent = self.service.grow(wish).or_else(|_| self.service.grow(bytes.next_power_of_two()))?;
         self.section.part("extent", extent.offset, extent.bytes)?;

@@ -1,4 +1,4 @@
-//! The host section: the region's header and its membership table, the one truth about who is alive.
+//! The host section: the region's header and its membership table, the one truth about which peers live.
 
 use std::sync::Arc;
 
@@ -205,7 +205,7 @@ impl Region {
         self.whole.part("peer table", PEER_TABLE_OFFSET + u64::from(index) * peer::BYTES, peer::BYTES)
     }
 
-    /// The line that holds a peer's life, for those who look at it again and again.
+    /// The line that holds a peer's life, for readers that poll it.
     ///
     /// # Errors
     /// [`Error::NoPeer`] beyond the table.
@@ -381,7 +381,7 @@ impl Writer {
         let entry = self.region.entry(index)?;
         let life = entry.word("peer", peer::LIFE)?;
         life.set(Life { incarnation: Life::unpack(life.peek()).incarnation, state }.pack());
-        // Whoever writes the dead peer's section from here on does so after the state (P5).
+        // Every later write to the dead peer's section comes after the state (P5).
         release_fence();
         self.changed();
         Ok(())

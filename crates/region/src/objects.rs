@@ -1,6 +1,6 @@
 //! Named objects: pieces of the shared section, which all members may write, and the table of their names.
 //!
-//! The host service alone writes the table; creation, and who may open what, goes through it. What an object's bytes mean
+//! The host service alone writes the table; creation, and the permission to open, go through it. What an object's bytes mean
 //! is its users' affair. They are zeros when it is made; its parameters stand in the table, where only the host
 //! service writes.
 
@@ -93,7 +93,7 @@ pub enum Access {
 }
 
 impl Access {
-    /// Whether a mode lets a user in who is (not) owner or of the group. Root may do all.
+    /// Whether a mode lets in a user that is (not) owner or of the group. Root may do all.
     pub fn is_granted(self, mode: u32, owner: (u32, u32), who: (u32, u32)) -> bool {
         let shift = match who {
             (0, _) => return true,
@@ -278,7 +278,7 @@ pub fn publish(region: &Region, info: &ObjectInfo) -> Result<()> {
     }
     let life = at.word("object", object::LIFE)?;
     life.set(Life { state: State::Joining, ..info.life }.pack());
-    // Nobody takes the old life together with the new words (P5).
+    // No reader takes the old life together with the new words (P5).
     release_fence();
     let put = |offset, value| at.word("object", offset).map(|w| w.put(value));
     let pair = |low: u32, high: u32| u64::from(low) | (u64::from(high) << 32);
@@ -401,7 +401,7 @@ impl Object {
         info.filter(|i| i.life.incarnation == self.0.grant.incarnation)
     }
 
-    /// Makes a segment smaller. Who has it open already keeps seeing its old bytes, which nobody else gets meanwhile.
+    /// Makes a segment smaller. A process that has it open already keeps seeing its old bytes, which are not given away meanwhile.
     ///
     /// # Errors
     /// As [`Object::create`].
@@ -420,8 +420,8 @@ impl Drop for Open {
 /// Names of endpoints, by which a process finds another's endpoint without having been told its address: a service's name
 /// at a peer, as a port at a host. Such an object's bytes are not used.
 ///
-/// Names are the table's, which the host service alone writes: it notes who made them, and takes none whose peer is not
-/// the asker's own. So nobody can be named by the processes of another peer.
+/// Names are the table's, which the host service alone writes: it notes their maker, and takes none whose peer is not
+/// the asker's own. So no process can be named by those of another peer.
 pub mod endpoint {
     use super::{Arc, Error, Kind, Member, NewObject, Region, Result, UNLINKED, object};
     use crate::format::GlobalSlot;
@@ -456,7 +456,7 @@ pub mod endpoint {
         /// Gives the service's name at this peer to an endpoint of this process.
         ///
         /// # Errors
-        /// [`Error::Object`]: somebody has the name, or there is no room for it; [`Error::Service`] without a service.
+        /// [`Error::Object`]: the name is taken, or there is no room for it; [`Error::Service`] without a service.
         pub fn give(member: &Arc<Member>, service: &str, slot: GlobalSlot, incarnation: u64) -> Result<Self> {
             let name = name_of(member.peer(), service);
             let new = NewObject {
@@ -517,7 +517,7 @@ pub mod endpoint {
         Ok(None)
     }
 
-    /// Whether a refusal says that somebody else has the name.
+    /// Whether a refusal says that the name is taken.
     pub fn is_taken(error: &Error) -> bool {
         matches!(error, Error::Object { problem: super::ObjectProblem::Exists, .. })
     }
@@ -532,7 +532,7 @@ pub mod call {
     /// Longest frame that goes this way.
     pub const MAX_FRAME: usize = 512;
 
-    /// Who asks what.
+    /// What was asked, and by which process.
     #[derive(Debug, Clone, PartialEq, Eq)]
     pub struct Call {
         /// Number of the question.

@@ -1,8 +1,8 @@
-//! Processes, as words of shared memory name them: who owns a lock, takes part in a barrier, or is in the middle of a
+//! Processes, as words of shared memory name them: the owner of a lock, a participant of a barrier, or one in the middle of a
 //! change.
 //!
-//! A name is good for this life of the process only. It is believed in nothing: whoever finds a word that names somebody
-//! asks the membership table and that peer's area table whether he lives.
+//! A name is good for this life of the process only. It is believed in nothing: a process that finds such a word
+//! reads in the membership table and that peer's area table whether the named one lives.
 
 use isthmus_lockfree::life::{Life, State};
 

@@ -11,7 +11,7 @@ const READER_GONE: i32 = 141;
 /// Exit status of one that could not write what it was asked for.
 const LOST: i32 = 125;
 
-/// Writes to standard error, in one piece. Where that cannot be written, nobody is left to be told.
+/// Writes to standard error, in one piece. Where that cannot be written, there is no reader left to tell.
 pub fn to_stderr(text: &str) {
     let _ = stderr().lock().write_all(text.as_bytes());
 }
@@ -30,7 +30,7 @@ pub fn to_stdout(text: &str) {
     }
 }
 
-/// Lines for standard error that may be read late or never: who gives them does not wait. A thread writes them; while it
+/// Lines for standard error that may be read late or never: the thread that gives them does not wait. A thread writes them; while it
 /// cannot, up to a thousand wait, and of what comes then only the number is told, later.
 #[derive(Debug)]
 pub struct Aside {

@@ -1,6 +1,6 @@
 //! What a domain lets others reach without messages: a table in its process's area, written by that process alone.
 //!
-//! An entry is a range of the area with a key, what is allowed there, and a generation. Whoever wants to use it copies
+//! An entry is a range of the area with a key, what is allowed there, and a generation. An initiator that wants to use it copies
 //! the entry, checks key, bounds and access against the copy, and looks at the entry's life again at each use: a
 //! generation never comes back. The table's version tells when a copy of the whole is out of date.
 
@@ -113,7 +113,7 @@ impl Table {
         Ok(number)
     }
 
-    /// Takes a range back. Whoever holds the process ([`crate::holds`]) may still be at it.
+    /// Takes a range back. A process that holds its owner ([`crate::holds`]) may still be at it.
     ///
     /// # Errors
     /// [`Error::Invalid`] for a number that was not given.
@@ -142,7 +142,7 @@ impl Drop for Table {
     }
 }
 
-/// A range that somebody published, as it was read.
+/// A published range, as it was read.
 #[derive(Debug, Clone)]
 pub struct Published {
     /// What the entry said.

@@ -1,4 +1,4 @@
-//! Sleeping on a word of the region, and waking who does, natively: a futex, which the kernel knows by the file and the
+//! Sleeping on a word of the region, and waking the sleepers, natively: a futex, which the kernel knows by the file and the
 //! offset, so that processes with different mappings meet there. In a device's BAR there is no such thing (`EFAULT`).
 
 use std::time::Duration;
@@ -8,7 +8,7 @@ use rustix::thread::futex::{self, Flags, Timespec};
 
 use crate::sync::Word;
 
-/// Sleeps until the word no longer has the value `seen`, somebody calls [`wake`], the time is up, or a signal comes.
+/// Sleeps until the word no longer has the value `seen`, [`wake`] is called, the time is up, or a signal comes.
 pub fn wait(word: &Word, seen: u64, limit: Duration) {
     let limit = Timespec {
         tv_sec: i64::try_from(limit.as_secs()).unwrap_or(i64::MAX),
@@ -20,13 +20,13 @@ pub fn wait(word: &Word, seen: u64, limit: Duration) {
     let _ = futex::wait(word.futex(), Flags::empty(), seen, Some(&limit));
 }
 
-/// Adds one to the word and wakes all who sleep on it.
+/// Adds one to the word and wakes all that sleep on it.
 pub fn wake(word: &Word) {
     word.add(1);
     let _ = futex::wake(word.futex(), Flags::empty(), i32::MAX as u32);
 }
 
-/// Wakes up to `count` of those who sleep on the word, which was changed already.
+/// Wakes up to `count` of the sleepers on the word, which was changed already.
 pub fn ring(word: &Word, count: u32) {
     let _ = futex::wake(word.futex(), Flags::empty(), count.min(i32::MAX as u32));
 }
