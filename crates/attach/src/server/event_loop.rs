@@ -1,0 +1,234 @@
+//! The server's thread: waits for clients, orders and deaths, and ends what has to end.
+
+use std::collections::HashMap;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, mpsc};
+use std::time::{Duration, Instant};
+
+use isthmus_region::directory;
+use isthmus_region::party::Party;
+use rustix::event::Timespec;
+use rustix::event::epoll::{self, EventData, EventFlags};
+use rustix::io::Errno;
+use rustix::net::{SocketFlags, SocketType};
+
+use super::client::{Client, NO_LOOK, is_dead, refuse};
+use super::{Config, Ending, Event, Observer, Order, Who, eventfd};
+use crate::bells::Bells;
+use crate::error::{Error, Result};
+use crate::protocol::Code;
+use crate::socket;
+
+/// How long a client may take from connecting to its `Hello`.
+const GREETING: Duration = Duration::from_secs(10);
+
+const LISTENER: u64 = 0;
+const BELL: u64 = 1;
+/// Keys of clients are even for the socket, odd for the pidfd, and never come back.
+const FIRST_CLIENT: u64 = 2;
+
+pub(super) struct Loop {
+    pub(super) config: Config,
+    pub(super) writer: directory::Writer,
+    observer: Observer,
+    pub(super) epoll: OwnedFd,
+    listener: OwnedFd,
+    pub(super) bell: Arc<OwnedFd>,
+    pub(super) orders: mpsc::Sender<Order>,
+    inbox: mpsc::Receiver<Order>,
+    pub(super) bells: Arc<Bells>,
+    pub(super) clients: HashMap<u64, Client>,
+    /// Processes whose attachment has ended and which live on, by their areas. They may still write there: nobody gets the
+    /// memory before they are dead.
+    pub(super) lingering: HashMap<u32, OwnedFd>,
+    /// Processes whose areas were not taken back yet, by these.
+    pub(super) parties: HashMap<u32, Party>,
+    next: u64,
+    deaf_until: Option<Instant>,
+}
+
+impl Loop {
+    /// Listens at the socket that `config` names.
+    pub(super) fn new(
+        config: Config,
+        writer: directory::Writer,
+        observer: Observer,
+        orders: mpsc::Sender<Order>,
+        inbox: mpsc::Receiver<Order>,
+    ) -> Result<Self> {
+        let listener = socket::listen(&config.path, SocketType::SEQPACKET, config.mode, config.group)?;
+        let bell = eventfd()?;
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)
+            .map_err(|source| Error::System { action: "create an epoll descriptor", source })?;
+        let watch = |fd: &OwnedFd, key| {
+            epoll::add(&epoll, fd, EventData::new_u64(key), EventFlags::IN)
+                .map_err(|source| Error::System { action: "watch a descriptor", source })
+        };
+        watch(&listener, LISTENER)?;
+        watch(&bell, BELL)?;
+        let bells = Arc::new(Bells::new(writer.directory()));
+        Ok(Self {
+            config,
+            writer,
+            observer,
+            epoll,
+            listener,
+            bell: Arc::new(bell),
+            orders,
+            inbox,
+            bells,
+            clients: HashMap::new(),
+            lingering: HashMap::new(),
+            parties: HashMap::new(),
+            next: FIRST_CLIENT,
+            deaf_until: None,
+        })
+    }
+
+    pub(super) fn run(mut self) {
+        let mut events = Vec::with_capacity(64);
+        loop {
+            events.clear();
+            // Only greetings, a listener that is out of descriptors, and memory that is still held need a look at the
+            // clock.
+            let tick = Timespec { tv_sec: 0, tv_nsec: 250_000_000 };
+            let hurry = self.deaf_until.is_some()
+                || self.clients.values().any(|c| c.attached.is_none())
+                || self.writer.held().iter().any(|area| !self.lingering.contains_key(area));
+            let timeout = hurry.then_some(&tick);
+            match epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), timeout) {
+                Ok(_) | Err(Errno::INTR) => {}
+                Err(e) => {
+                    return self.tell(&Event::Trouble { reason: format!("waiting for clients: {e}") });
+                }
+            }
+            for event in &events {
+                match event.data.u64() {
+                    LISTENER => self.accept(),
+                    BELL => {
+                        if self.obey() {
+                            return self.finish();
+                        }
+                    }
+                    key if key % 2 == 0 => self.hear(key),
+                    key => self.end(key - 1, Ending::Died),
+                }
+            }
+            self.sweep();
+        }
+    }
+
+    pub(super) fn tell(&self, event: &Event) {
+        (self.observer)(event);
+    }
+
+    /// Carries out orders; says whether to stop.
+    fn obey(&mut self) -> bool {
+        let mut count = [0_u8; 8];
+        let _ = rustix::io::read(&*self.bell, &mut count);
+        while let Ok(order) = self.inbox.try_recv() {
+            match order {
+                Order::Stop => return true,
+                Order::Answer { key, frame } => {
+                    if let Some(attached) = self.clients.get_mut(&key).and_then(|c| c.attached.as_mut()) {
+                        attached.asks = false;
+                    }
+                    self.answer(key, &frame);
+                }
+            }
+        }
+        false
+    }
+
+    fn finish(self) {
+        // The name goes first, so that nobody connects to a service that no longer listens.
+        let _ = rustix::fs::unlink(&self.config.path);
+    }
+
+    pub(super) fn watch(&self, fd: &OwnedFd, key: u64) -> rustix::io::Result<()> {
+        epoll::add(&self.epoll, fd, EventData::new_u64(key), EventFlags::IN)
+    }
+
+    fn accept(&mut self) {
+        let socket =
+            match rustix::net::accept_with(&self.listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
+                Ok(socket) => socket,
+                Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => return,
+                Err(e) => {
+                    // Out of descriptors: whoever waits goes on waiting, and the loop must not spin meanwhile.
+                    self.tell(&Event::Trouble { reason: format!("cannot accept a process: {e}") });
+                    let _ = epoll::delete(&self.epoll, &self.listener);
+                    self.deaf_until = Some(Instant::now() + Duration::from_secs(1));
+                    return;
+                }
+            };
+        let Ok(peer) = rustix::net::sockopt::socket_peercred(&socket) else { return };
+        let who = Who {
+            pid: u32::try_from(peer.pid.as_raw_nonzero().get()).unwrap_or(0),
+            uid: peer.uid.as_raw(),
+            name: String::new(),
+        };
+        if !self.config.allowed.lets_in(who.uid) {
+            let text = format!(
+                "user {} may not attach here; the service of user {} lets in others if it is started with --allow USER or --group GROUP",
+                who.uid,
+                rustix::process::getuid().as_raw()
+            );
+            refuse(&socket, 0, Code::NotAllowed, &text);
+            return self.tell(&Event::Refused { who, reason: text });
+        }
+        let key = self.next;
+        self.next += 2;
+        match self.watch(&socket, key) {
+            Ok(()) => {
+                let gid = peer.gid.as_raw();
+                let client = Client { socket, who, gid, since: Instant::now(), attached: None };
+                self.clients.insert(key, client);
+            }
+            Err(e) => self.tell(&Event::Trouble { reason: format!("cannot watch a process: {e}") }),
+        }
+    }
+
+    pub(super) fn publish_end(&mut self, area: u32) -> Vec<u32> {
+        self.writer.end_area(area).unwrap_or_else(|e| {
+            self.tell(&Event::Trouble { reason: format!("cannot end area {area}: {e}") });
+            Vec::new()
+        })
+    }
+
+    pub(super) fn take_back(&mut self, area: u32) {
+        match self.writer.take_back(area) {
+            Ok(true) => {
+                let party = self.parties.remove(&area);
+                if let (Some(names), Some(party)) = (&mut self.config.names, party) {
+                    names.gone(party);
+                }
+            }
+            Ok(false) => {}
+            Err(e) => self.tell(&Event::Trouble { reason: format!("cannot take back area {area}: {e}") }),
+        }
+    }
+
+    fn sweep(&mut self) {
+        let now = Instant::now();
+        for area in self.writer.held() {
+            match self.lingering.get(&area) {
+                Some(pidfd) if !is_dead(pidfd, NO_LOOK) => continue,
+                Some(pidfd) => {
+                    let _ = epoll::delete(&self.epoll, pidfd);
+                    self.lingering.remove(&area);
+                }
+                None => {}
+            }
+            self.take_back(area);
+        }
+        let late = |c: &Client| c.attached.is_none() && now.duration_since(c.since) > GREETING;
+        let late: Vec<u64> = self.clients.iter().filter(|(_, c)| late(c)).map(|(key, _)| *key).collect();
+        for key in late {
+            self.turn_away(key, 0, Code::BadFrame, "no Hello came");
+        }
+        if self.deaf_until.is_some_and(|until| now >= until) && self.watch(&self.listener, LISTENER).is_ok() {
+            self.deaf_until = None;
+        }
+    }
+}
