@@ -13,7 +13,7 @@ use isthmus_region::member::Member;
 use isthmus_region::membership::Region;
 use rustix::process::{Pid, PidfdFlags};
 
-use self::connection::Line;
+use self::connection::Connection;
 use self::service::Client;
 use crate::error::{Error, Result};
 use crate::protocol::{Observed, Reply, Request, VERSION, Welcome};
@@ -35,7 +35,7 @@ pub fn connect() -> Result<Arc<Member>> {
 /// # Errors
 /// [`Error::Connect`], [`Error::Refused`], [`Error::TimedOut`], [`Error::Gone`], or whatever is wrong with the region.
 pub fn connect_at(path: &Path) -> Result<Arc<Member>> {
-    let mut line = Line::open(path)?;
+    let mut connection = Connection::open(path)?;
     let pid = rustix::process::getpid();
     let pidfd = rustix::process::pidfd_open(pid, PidfdFlags::empty())
         .map_err(|source| Error::System { action: "open a pidfd of this process", source })?;
@@ -46,7 +46,7 @@ pub fn connect_at(path: &Path) -> Result<Arc<Member>> {
         pid: u32::try_from(pid.as_raw_nonzero().get()).unwrap_or(0),
         name: name.unwrap_or_default(),
     };
-    let (reply, fds) = line.ask(&hello, Some(&pidfd))?;
+    let (reply, fds) = connection.ask(&hello, Some(&pidfd))?;
     let welcome = match reply {
         Reply::Welcome(welcome) => welcome,
         Reply::Refused { code, text } => return Err(Error::Refused { code, text }),
@@ -55,31 +55,31 @@ pub fn connect_at(path: &Path) -> Result<Arc<Member>> {
     let [region, wake]: [OwnedFd; 2] =
         fds.try_into().map_err(|_| Error::BadFrame { what: "not the two descriptors of a Welcome" })?;
     let map = map(&region, &welcome)?;
-    let client = Client::new(line, path, pid, wake);
+    let client = Client::new(connection, path, pid, wake);
     Ok(Member::new(&map, welcome.peer, welcome.grant, Box::new(client))?)
 }
 
-/// A region as somebody sees it who only looks.
+/// A region as an observer gets it.
 #[derive(Debug)]
 pub struct View {
     /// The region's memory, for reading only.
     pub region: OwnedFd,
-    /// What the service says about it, for the looker to check.
+    /// What the service says about it, for the observer to check.
     pub said: Observed,
     /// The process that opened the service's socket.
     pub service: u32,
 }
 
-/// Asks the service that listens at `path` for a look at its region, within `patience`. The process gets no place in
-/// the region, and nothing of it is trusted or mapped here.
+/// Asks the service that listens at `path`, within `patience`, for a descriptor of its region to read from. The process gets
+/// no place in the region, and nothing of it is trusted or mapped here.
 ///
 /// # Errors
 /// [`Error::Connect`], [`Error::Refused`], [`Error::TimedOut`], [`Error::Gone`].
 pub fn observe_at(path: &Path, patience: Duration) -> Result<View> {
-    let mut line = Line::open_within(path, patience)?;
-    let service = rustix::net::sockopt::socket_peercred(&line.socket)
+    let mut connection = Connection::open_within(path, patience)?;
+    let service = rustix::net::sockopt::socket_peercred(&connection.socket)
         .map_err(|source| Error::System { action: "see whose the service is", source })?;
-    let (reply, fds) = line.ask(&Request::Observe { version: VERSION }, None)?;
+    let (reply, fds) = connection.ask(&Request::Observe { version: VERSION }, None)?;
     let said = match reply {
         Reply::Observed(said) => said,
         Reply::Refused { code, text } => return Err(Error::Refused { code, text }),
@@ -91,7 +91,7 @@ pub fn observe_at(path: &Path, patience: Duration) -> Result<View> {
     Ok(View { region, said, service })
 }
 
-/// Maps the region, after a look at its size: beyond a file's end a load is a signal, not an error.
+/// Maps the region after checking its size: a load beyond a file's end is a signal, not an error.
 fn map(fd: &OwnedFd, welcome: &Welcome) -> Result<Arc<Mapping>> {
     let stat = rustix::fs::fstat(fd)
         .map_err(|source| Error::System { action: "look at the region's descriptor", source })?;
@@ -106,8 +106,8 @@ fn map(fd: &OwnedFd, welcome: &Welcome) -> Result<Arc<Mapping>> {
     Ok(map)
 }
 
-/// The attachment that all users in this process share: the one there is while anybody holds it, else a new one. A
-/// forked child that asks gets one of its own.
+/// The attachment that all users in this process share: the present one while anything holds it, else a new one. A forked
+/// child that asks gets one of its own.
 ///
 /// # Errors
 /// As [`connect`].
@@ -115,7 +115,8 @@ pub fn shared() -> Result<Arc<Member>> {
     shared_at(None)
 }
 
-/// As [`shared`], where a new attachment is to the service that listens at `named`, if that is given.
+/// As [`shared`], but a new attachment is to the service that listens at `named`, if that is given. An attachment that exists
+/// is returned whatever `named` says.
 ///
 /// # Errors
 /// As [`connect_at`].

@@ -2,7 +2,9 @@
 //!
 //! A frame is one packet of a `SOCK_SEQPACKET` socket. All numbers are little-endian. Every frame starts with the same
 //! sixteen bytes: kind (4), length of the whole frame (4), sequence number (8). A reply carries the number of its
-//! request, so that an answer which comes after its asker gave up is not taken for the next one.
+//! request, so that a reply which comes after its request was given up is not taken for the next one's.
+//!
+//! This file says what is in the frames; `encoding` has their bytes.
 
 mod encoding;
 
@@ -42,20 +44,20 @@ pub enum Request {
         /// Offset of its block in the section.
         block: u64,
     },
-    /// An endpoint's end.
+    /// Ends an endpoint.
     CloseEndpoint {
         /// Its slot in the peer's endpoint table.
         slot: u32,
     },
-    /// The end of the attachment; there is no reply.
+    /// Ends the attachment. There is no reply.
     Detach,
-    /// In place of `Hello`: the region for reading, and no place in it. The service closes the connection after its
-    /// reply.
+    /// In place of `Hello`: a descriptor of the region for reading, without a place in it. The service closes the
+    /// connection after its reply.
     Observe {
         /// Version that the process speaks.
         version: u32,
     },
-    /// A message was announced to an endpoint that sleeps: it shall be woken. There is no reply.
+    /// Wakes an endpoint that sleeps, because a message was announced to it. There is no reply.
     Wake {
         /// Its slot in the region.
         slot: u32,
@@ -65,9 +67,9 @@ pub enum Request {
         /// Its slot in the peer's endpoint table.
         slot: u32,
     },
-    /// A named object is to be made.
+    /// Makes a named object.
     Create(NewObject),
-    /// A named object is to be opened.
+    /// Opens a named object.
     Open {
         /// What it must be.
         kind: Kind,
@@ -76,14 +78,14 @@ pub enum Request {
         /// What for.
         access: Access,
     },
-    /// An object that was opened is no longer used.
+    /// Closes an object that was opened.
     Close {
         /// Its index in the table.
         index: u32,
         /// Its incarnation.
         incarnation: u64,
     },
-    /// An object becomes smaller.
+    /// Makes an object smaller.
     Shrink {
         /// Its index in the table.
         index: u32,
@@ -92,19 +94,19 @@ pub enum Request {
         /// Bytes that it keeps.
         len: u64,
     },
-    /// A name is taken away.
+    /// Takes a name away.
     Unlink {
         /// What it names.
         kind: Kind,
         /// The name.
         name: String,
     },
-    /// An eventfd that is written when somebody rings at a place.
+    /// An eventfd that is written when a place is rung.
     Watch {
         /// Offset in the region.
         place: u64,
     },
-    /// Those who wait at a place are to be woken. There is no reply.
+    /// Wakes the waiters at a place. There is no reply.
     Ring {
         /// The peers in which they wait, as bits.
         peers: u64,
@@ -146,7 +148,7 @@ pub enum Reply {
     },
 }
 
-/// What an attached process needs to know.
+/// What an attached process is told.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Welcome {
     /// Version that the service speaks.
@@ -165,7 +167,7 @@ pub struct Welcome {
     pub host_name: String,
 }
 
-/// What an observer needs to know.
+/// What an observer is told.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Observed {
     /// Version that the service speaks.
@@ -192,7 +194,7 @@ pub enum Code {
     Full = 3,
     /// A value is wrong.
     Invalid = 4,
-    /// The frame is not of this protocol, or not in its turn; the connection is closed after this.
+    /// The frame is not of this protocol, or not allowed at this point; the connection is closed after this reply.
     BadFrame = 5,
     /// The service itself failed.
     Failed = 6,

@@ -1,14 +1,17 @@
 //! The local service's side: grants areas, publishes endpoints, and notices deaths.
 //!
 //! One thread owns everything: the listening socket, each client's socket and pidfd, and the writer of the peer's
-//! section. It never waits for a client: what a client does not read at once ends its attachment.
+//! section. It never blocks on a client: a reply that does not fit into the client's socket ends its attachment.
 //!
 //! ```text
 //!            accept            Hello + pidfd, Welcome            Detach, end of file, pidfd, bad frame, full socket
 //! (nothing) ────────► greeting ───────────────────────► attached ─────────────────────────────────────────► gone
-//!                        │ GREETING passed, refused
+//!                        │ GREETING is over, refused
 //!                        └────────────────────────────────────────────────────────────────────────────────► gone
 //! ```
+//!
+//! This file has what the embedding service configures and is told; `event_loop` is the thread, `client` one connection,
+//! `requests` what an attached process asks.
 
 mod client;
 mod event_loop;
@@ -61,9 +64,9 @@ pub struct Config {
     pub area_bytes: u64,
     /// Where wake-ups for other peers go.
     pub relay: Relay,
-    /// Who answers questions about named objects; nobody does if there is none.
+    /// What answers requests about named objects; without it they are refused.
     pub names: Option<Box<dyn Names>>,
-    /// Whether its thread runs before others ([`be_urgent`]): where all wake-ups go through it.
+    /// Whether its thread has the highest priority ([`be_urgent`]), as it should where all wake-ups go through it.
     pub is_urgent: bool,
 }
 
@@ -72,7 +75,7 @@ pub struct Config {
 pub enum Wakeup {
     /// An endpoint, by its slot in the region.
     Endpoint(GlobalSlot),
-    /// Those who wait at a place of the region, in the peers that the bits name.
+    /// The waiters at a place of the region, in the peers that the bits name.
     Gate {
         /// The peers, as bits.
         peers: u64,
@@ -81,31 +84,31 @@ pub enum Wakeup {
     },
 }
 
-/// Passes on wake-ups for other peers; called on the server's thread, so it must not wait.
+/// Passes on wake-ups for other peers, or drops them (the default). It is called on the server's thread and must not block.
 #[derive(Default)]
 pub struct Relay(Option<Box<dyn Fn(Wakeup) + Send>>);
 
 impl Relay {
-    /// One that goes somewhere.
+    /// A relay that calls `to`.
     pub fn new(to: impl Fn(Wakeup) + Send + 'static) -> Self {
         Self(Some(Box::new(to)))
     }
 }
 
-/// Answers questions about named objects.
+/// Answers requests about named objects.
 pub trait Names: Send + std::fmt::Debug {
-    /// Takes a question, which is one of `Create`, `Open`, `Close`, `Shrink` and `Unlink`. The answer may be given at once
-    /// or later, from any thread; this must not wait.
-    fn ask(&mut self, asker: Asker, question: Request, answer: Answer);
+    /// Takes a request, which is one of `Create`, `Open`, `Close`, `Shrink` and `Unlink`. The answer may be given at once
+    /// or later, from any thread; this must not block.
+    fn ask(&mut self, asker: Asker, request: Request, answer: Answer);
 
-    /// A process of this peer is dead, and so is all that it had open.
+    /// A process of this peer is dead; what it had open is open no more.
     fn gone(&mut self, party: Party);
 }
 
-/// Who asks.
+/// The process that asks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Asker {
-    /// The process.
+    /// Its identity.
     pub party: Party,
     /// Its user and group.
     pub user: (u32, u32),
@@ -121,7 +124,7 @@ pub struct Answer {
 }
 
 impl Answer {
-    /// Gives it. One whose asker is gone goes nowhere.
+    /// Sends the reply; if the asker is gone, it is dropped.
     pub fn give(self, reply: &Reply) {
         let frame = reply.encode(self.sequence);
         let _ = self.orders.send(Order::Answer { key: self.key, frame });
@@ -140,7 +143,7 @@ impl std::fmt::Debug for Relay {
 pub enum Allowed {
     /// These user ids, and root.
     Users(Vec<u32>),
-    /// Everybody who can reach the socket.
+    /// Every user that can reach the socket.
     Everybody,
 }
 
@@ -168,17 +171,17 @@ pub struct Who {
 /// How an attachment ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ending {
-    /// The process said so.
+    /// The process detached.
     Detached,
     /// The connection ended while the process lives: it executed another program or closed its descriptors.
     Closed,
-    /// The process died without a word.
+    /// The process died without detaching.
     Died,
     /// The service ended it: bad frames, or replies that were not read.
     Dropped,
 }
 
-/// What happens at the server, for a log and for whoever must name a process that died.
+/// What happens at the server, for logs and for naming a process that died.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Event {
     /// A process has attached.
@@ -194,7 +197,7 @@ pub enum Event {
         who: Who,
         /// Its area.
         area: u32,
-        /// How it went.
+        /// How its attachment ended.
         ending: Ending,
         /// Endpoints that went with it.
         endpoints: Vec<u32>,
@@ -206,7 +209,7 @@ pub enum Event {
         /// Why.
         reason: String,
     },
-    /// The server cannot go on with something; clients that are attached stay so.
+    /// The server cannot do something; attached clients stay attached.
     Trouble {
         /// What.
         reason: String,
@@ -222,7 +225,7 @@ impl std::fmt::Display for Event {
             Self::Gone { who, ending, .. } => {
                 let how = match ending {
                     Ending::Detached => "has detached",
-                    Ending::Closed => "has closed its connection without a word",
+                    Ending::Closed => "has closed its connection without detaching",
                     Ending::Died => "is dead",
                     Ending::Dropped => "was dropped: it does not keep to the attach protocol",
                 };
@@ -236,10 +239,10 @@ impl std::fmt::Display for Event {
     }
 }
 
-/// What is called with each event, on the server's thread: it must not wait.
+/// Called with each event, on the server's thread; it must not block.
 pub type Observer = Box<dyn Fn(&Event) + Send>;
 
-/// A running server. Dropping it ends it; attached processes go on without.
+/// A running server. Dropping it ends it; attached processes go on without it.
 #[derive(Debug)]
 pub struct Server {
     path: PathBuf,
@@ -256,7 +259,7 @@ enum Order {
     Answer { key: u64, frame: Vec<u8> },
 }
 
-/// Wakes those of the peer who sleep, from any thread, also after the server's end.
+/// Wakes sleepers of the peer, from any thread, also after the server's end.
 #[derive(Debug, Clone)]
 pub struct Waker(Arc<Bells>);
 
@@ -266,7 +269,7 @@ impl Waker {
         self.0.wake(slot);
     }
 
-    /// Wakes those of this peer who wait at a place of the region.
+    /// Wakes the waiters of this peer at a place of the region.
     pub fn ring(&self, place: u64) {
         self.0.ring(place);
     }
@@ -311,7 +314,7 @@ impl Server {
     }
 
     fn order(&self, order: Order) {
-        // A thread that is gone needs no orders.
+        // If the thread has ended, there is nothing left to order.
         let _ = self.orders.send(order);
         ring(&self.bell);
     }

@@ -1,4 +1,4 @@
-//! A connection to the service, on which one question at a time is asked.
+//! A connection to the service, with one request at a time under way.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
@@ -14,19 +14,19 @@ use crate::error::{Error, Result};
 use crate::protocol::{Reply, Request};
 use crate::socket;
 
-/// A connection on which one question at a time is asked.
+/// A connection with one request at a time under way.
 #[derive(Debug)]
-pub(super) struct Line {
+pub(super) struct Connection {
     pub(super) socket: Arc<OwnedFd>,
     sequence: u64,
     patience: Duration,
-    /// Number of a question about a named object that is not answered yet, and whose answer nobody waits for any more.
+    /// Number of a request about a named object that was given up and has no answer yet.
     unanswered: Option<u64>,
-    /// Objects, by index and incarnation, that are open and that nobody here knows of.
+    /// Objects, by index and incarnation, that such a request opened: no user of this process knows of them.
     to_close: Vec<(u32, u64)>,
 }
 
-impl Line {
+impl Connection {
     pub(super) fn open(path: &Path) -> Result<Self> {
         Self::open_within(path, PATIENCE)
     }
@@ -52,14 +52,14 @@ impl Line {
         self.send(request, fd)?;
         let answer = self.hear(self.sequence, deadline);
         if self.unanswered.is_none() {
-            // If that fails it is done before the next question about an object.
+            // If that fails, it is tried again before the next request about an object.
             let _ = self.close_one();
         }
         answer
     }
 
-    /// As [`Line::ask`], about a named object. The service takes one such question at a time: one that was given up, and what it
-    /// opened, is over with first.
+    /// As [`Connection::ask`], about a named object. The service takes one such request at a time, so one that was given up is
+    /// first waited for, and what it opened is closed.
     pub(super) fn ask_for_object(&mut self, request: &Request) -> Result<Reply> {
         let deadline = Instant::now() + self.patience;
         if let Err(e) = self.catch_up(deadline).and_then(|()| self.send(request, None)) {
@@ -75,7 +75,7 @@ impl Line {
         answer.map(|(reply, _)| reply)
     }
 
-    /// Waits until no question about an object is unanswered, and nothing is open that nobody knows of.
+    /// Waits for the answers to requests that were given up, and closes what they opened.
     fn catch_up(&mut self, deadline: Instant) -> Result<()> {
         while self.unanswered.is_some() || !self.to_close.is_empty() {
             match self.unanswered {
@@ -86,7 +86,7 @@ impl Line {
         Ok(())
     }
 
-    /// Sends the question that closes what is open and nobody knows of.
+    /// Asks to close one object of `to_close`, if there is any.
     fn close_one(&mut self) -> Result<()> {
         if let Some((index, incarnation)) = self.to_close.last().copied() {
             self.send(&Request::Close { index, incarnation }, None)?;
@@ -101,14 +101,14 @@ impl Line {
         self.sequence += 1;
         let fds: Vec<_> = fd.iter().map(|fd| fd.as_fd()).collect();
         match socket::send(&self.socket, &request.encode(self.sequence), &fds, SendFlags::empty()) {
-            // A service that refuses closes at once; what it said is still there to be read.
+            // A service that refuses closes its end at once; its refusal can still be read.
             Ok(()) | Err(Errno::PIPE | Errno::CONNRESET) => Ok(()),
             Err(Errno::AGAIN) => Err(Error::TimedOut { seconds: self.patience.as_secs() }),
             Err(source) => Err(Error::System { action: "ask the isthmus service", source }),
         }
     }
 
-    /// Waits for the answer to the question with this number.
+    /// Waits for the answer to the request with this number.
     fn hear(&mut self, number: u64, deadline: Instant) -> Result<(Reply, Vec<OwnedFd>)> {
         loop {
             self.wait(deadline)?;
@@ -130,7 +130,7 @@ impl Line {
                     self.to_close.push((grant.index, grant.incarnation));
                 }
             }
-            // An answer to a question that was given up belongs to nobody; a refusal of the line itself has number 0.
+            // Answers to requests that were given up are dropped. A refusal of the connection itself has number 0.
             if sequence == number || (sequence == 0 && matches!(reply, Reply::Refused { .. })) {
                 return Ok((reply, packet.fds));
             }
@@ -159,11 +159,11 @@ pub(super) mod tests {
 
     pub(in crate::client) const LONG: Duration = Duration::from_secs(60);
 
-    /// A service that answers when it is told to.
+    /// A service that answers when the test tells it to.
     pub(in crate::client) struct Slow(OwnedFd);
 
     impl Slow {
-        pub(in crate::client) fn question(&self) -> (u64, Request) {
+        pub(in crate::client) fn request(&self) -> (u64, Request) {
             Request::decode(&socket::receive(&self.0, RecvFlags::empty()).unwrap().frame).unwrap()
         }
 
@@ -171,23 +171,23 @@ pub(super) mod tests {
             socket::send(&self.0, &reply.encode(number), &[], SendFlags::empty()).unwrap();
         }
 
-        /// Answers a question that closes this object; any other one is a failure.
+        /// Answers a request to close this object; fails on any other request.
         fn close(&self, index: u32, incarnation: u64) {
-            let (number, question) = self.question();
-            assert_eq!(question, Request::Close { index, incarnation });
+            let (number, request) = self.request();
+            assert_eq!(request, Request::Close { index, incarnation });
             self.answer(number, &Reply::Done);
         }
     }
 
-    pub(in crate::client) fn line() -> (Slow, Line, tempfile::TempDir) {
+    pub(in crate::client) fn connection() -> (Slow, Connection, tempfile::TempDir) {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("socket");
         let listener = socket::listen(&path, rustix::net::SocketType::SEQPACKET, 0o600, None).unwrap();
-        let line = Line::open(&path).unwrap();
+        let connection = Connection::open(&path).unwrap();
         let slow = rustix::net::accept_with(&listener, SocketFlags::CLOEXEC).unwrap();
         let limit = rustix::net::sockopt::Timeout::Recv;
         rustix::net::sockopt::set_socket_timeout(&slow, limit, Some(LONG)).unwrap();
-        (Slow(slow), line, dir)
+        (Slow(slow), connection, dir)
     }
 
     fn open(name: &str) -> Request {
@@ -199,79 +199,79 @@ pub(super) mod tests {
         Reply::Object(ObjectGrant { index, incarnation, offset: 0, len: 64, params: [0; 4], is_new: false })
     }
 
-    /// Asks, and hears no answer.
-    fn give_up(slow: &Slow, line: &mut Line) -> u64 {
-        line.patience = Duration::from_millis(5);
-        assert!(matches!(line.ask_for_object(&open("late")), Err(Error::TimedOut { .. })));
-        line.patience = LONG;
-        let (number, question) = slow.question();
-        assert_eq!(question, open("late"));
+    /// Sends a request and gives it up without an answer.
+    fn give_up(slow: &Slow, connection: &mut Connection) -> u64 {
+        connection.patience = Duration::from_millis(5);
+        assert!(matches!(connection.ask_for_object(&open("late")), Err(Error::TimedOut { .. })));
+        connection.patience = LONG;
+        let (number, request) = slow.request();
+        assert_eq!(request, open("late"));
         number
     }
 
     #[test]
-    fn an_object_that_was_opened_too_late_is_closed_before_the_next_question() {
-        let (slow, mut line, _dir) = line();
-        // Answered before the next question, and while that waits to be asked.
+    fn an_object_that_was_opened_too_late_is_closed_before_the_next_request() {
+        let (slow, mut connection, _dir) = connection();
+        // Answered before the next request, and while that waits to be sent.
         for is_there in [true, false] {
-            let number = give_up(&slow, &mut line);
+            let number = give_up(&slow, &mut connection);
             if is_there {
                 slow.answer(number, &object(1));
             }
             std::thread::scope(|scope| {
-                let next = scope.spawn(|| line.ask_for_object(&open("next")).unwrap());
+                let next = scope.spawn(|| connection.ask_for_object(&open("next")).unwrap());
                 if !is_there {
                     slow.answer(number, &object(1));
                 }
                 slow.close(1, 11);
-                let (number, question) = slow.question();
-                assert_eq!(question, open("next"));
+                let (number, request) = slow.request();
+                assert_eq!(request, open("next"));
                 slow.answer(number, &object(2));
                 assert_eq!(next.join().unwrap(), object(2));
             });
         }
-        assert!(line.unanswered.is_none() && line.to_close.is_empty());
+        assert!(connection.unanswered.is_none() && connection.to_close.is_empty());
     }
 
     #[test]
-    fn what_cannot_be_closed_behind_an_unanswered_question_is_closed_later() {
-        let (slow, mut line, _dir) = line();
-        let late = give_up(&slow, &mut line);
-        line.patience = Duration::from_millis(5);
-        let closed = line.ask_for_object(&Request::Close { index: 7, incarnation: 17 });
+    fn what_cannot_be_closed_behind_an_unanswered_request_is_closed_later() {
+        let (slow, mut connection, _dir) = connection();
+        let late = give_up(&slow, &mut connection);
+        connection.patience = Duration::from_millis(5);
+        let closed = connection.ask_for_object(&Request::Close { index: 7, incarnation: 17 });
         assert!(matches!(closed, Err(Error::TimedOut { .. })));
-        line.patience = LONG;
+        connection.patience = LONG;
         slow.answer(late, &object(1));
         std::thread::scope(|scope| {
-            let next = scope.spawn(|| line.ask_for_object(&open("next")).unwrap());
+            let next = scope.spawn(|| connection.ask_for_object(&open("next")).unwrap());
             slow.close(1, 11);
             slow.close(7, 17);
-            let (number, _) = slow.question();
+            let (number, _) = slow.request();
             slow.answer(number, &object(2));
             assert_eq!(next.join().unwrap(), object(2));
         });
     }
 
     #[test]
-    fn an_answer_too_late_that_is_met_by_another_question_is_closed_after_it() {
-        let (slow, mut line, _dir) = line();
-        let late = give_up(&slow, &mut line);
+    fn an_object_whose_late_answer_comes_during_another_request_is_closed_after_it() {
+        let (slow, mut connection, _dir) = connection();
+        let late = give_up(&slow, &mut connection);
         std::thread::scope(|scope| {
-            let grow = scope.spawn(|| line.ask(&Request::Grow { bytes: 1 }, None).unwrap().0);
-            let (number, question) = slow.question();
-            assert_eq!(question, Request::Grow { bytes: 1 });
+            let grow = scope.spawn(|| connection.ask(&Request::Grow { bytes: 1 }, None).unwrap().0);
+            let (number, request) = slow.request();
+            assert_eq!(request, Request::Grow { bytes: 1 });
             slow.answer(late, &object(3));
             slow.answer(number, &Reply::Done);
             assert_eq!(grow.join().unwrap(), Reply::Done);
             slow.close(3, 13);
         });
-        // What opened nothing leaves nothing to close.
-        let late = give_up(&slow, &mut line);
+        // A request that opened nothing leaves nothing to close.
+        let late = give_up(&slow, &mut connection);
         slow.answer(late, &Reply::Refused { code: crate::protocol::Code::NotFound, text: "no".into() });
         std::thread::scope(|scope| {
-            let next = scope.spawn(|| line.ask_for_object(&open("next")).unwrap());
-            let (number, question) = slow.question();
-            assert_eq!(question, open("next"));
+            let next = scope.spawn(|| connection.ask_for_object(&open("next")).unwrap());
+            let (number, request) = slow.request();
+            assert_eq!(request, open("next"));
             slow.answer(number, &object(2));
             assert_eq!(next.join().unwrap(), object(2));
         });

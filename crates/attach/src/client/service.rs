@@ -12,7 +12,7 @@ use isthmus_region::objects::{Access, Kind, NewObject, ObjectGrant};
 use rustix::net::SendFlags;
 use rustix::process::Pid;
 
-use super::connection::Line;
+use super::connection::Connection;
 use crate::error::Error;
 use crate::protocol::{Code, Reply, Request};
 use crate::socket;
@@ -20,19 +20,19 @@ use crate::socket;
 /// The attach protocol as a member's local service.
 #[derive(Debug)]
 pub(super) struct Client {
-    line: Mutex<Line>,
-    /// The line's, for frames that have no answer: they wait for nobody's question. A packet is sent whole.
+    connection: Mutex<Connection>,
+    /// The connection's, for frames without an answer, which do not wait for other threads' requests. A packet is sent whole.
     socket: Arc<OwnedFd>,
     path: PathBuf,
     pid: Pid,
-    /// Held so that the service can ring as long as the process is attached.
+    /// The eventfd of the `Welcome`, kept open while the process is attached.
     _wake: OwnedFd,
 }
 
 impl Client {
-    pub(super) fn new(line: Line, path: &Path, pid: Pid, wake: OwnedFd) -> Self {
-        let socket = Arc::clone(&line.socket);
-        Self { line: Mutex::new(line), socket, path: path.to_path_buf(), pid, _wake: wake }
+    pub(super) fn new(connection: Connection, path: &Path, pid: Pid, wake: OwnedFd) -> Self {
+        let socket = Arc::clone(&connection.socket);
+        Self { connection: Mutex::new(connection), socket, path: path.to_path_buf(), pid, _wake: wake }
     }
 
     fn ask(&self, action: &'static str, request: &Request) -> isthmus_region::Result<Reply> {
@@ -45,10 +45,10 @@ impl Client {
         request: &Request,
     ) -> isthmus_region::Result<(Reply, Vec<OwnedFd>)> {
         self.refuse_forked(action)?;
-        self.ask_on(&mut self.line.lock().unwrap_or_else(PoisonError::into_inner), action, request)
+        self.ask_on(&mut self.connection.lock().unwrap_or_else(PoisonError::into_inner), action, request)
     }
 
-    /// Before the lock: in a forked child another thread of the parent may have left it locked.
+    /// Fails in a forked child. Called before the lock is taken, which another thread of the parent may have left locked.
     fn refuse_forked(&self, action: &'static str) -> isthmus_region::Result<()> {
         match rustix::process::getpid() == self.pid {
             true => Ok(()),
@@ -58,12 +58,12 @@ impl Client {
 
     fn ask_on(
         &self,
-        line: &mut Line,
+        connection: &mut Connection,
         action: &'static str,
         request: &Request,
     ) -> isthmus_region::Result<(Reply, Vec<OwnedFd>)> {
         let refused = |reason| isthmus_region::Error::Service { action, reason };
-        match line.ask(request, None) {
+        match connection.ask(request, None) {
             Ok((Reply::Refused { code: Code::Full, .. }, _)) => {
                 let bytes = if let Request::Grow { bytes } = request { *bytes } else { 0 };
                 Err(isthmus_region::Error::Full { bytes })
@@ -76,10 +76,10 @@ impl Client {
 }
 
 fn unexpected(action: &'static str) -> isthmus_region::Error {
-    isthmus_region::Error::Service { action, reason: "its answer belongs to another question".into() }
+    isthmus_region::Error::Service { action, reason: "its reply is not one to this request".into() }
 }
 
-/// What a refusal about an object means.
+/// The problem with an object that a refusal names, if it names one.
 fn problem_of(code: Code) -> Option<ObjectProblem> {
     match code {
         Code::NotFound => Some(ObjectProblem::NotFound),
@@ -96,8 +96,8 @@ impl Client {
     fn ask_for_object(&self, action: &'static str, request: &Request) -> isthmus_region::Result<Reply> {
         let refused = |reason| isthmus_region::Error::Service { action, reason };
         self.refuse_forked(action)?;
-        let mut line = self.line.lock().unwrap_or_else(PoisonError::into_inner);
-        match line.ask_for_object(request) {
+        let mut connection = self.connection.lock().unwrap_or_else(PoisonError::into_inner);
+        match connection.ask_for_object(request) {
             Ok(Reply::Refused { code, text }) => Err(match problem_of(code) {
                 Some(problem) => isthmus_region::Error::Object { problem, text },
                 None => refused(text),
@@ -135,7 +135,7 @@ impl LocalService for Client {
 
     fn wake(&self, slot: GlobalSlot) {
         if rustix::process::getpid() == self.pid {
-            // A service that is gone, or has no room for this, wakes nobody; the sleeper looks up by itself.
+            // If the service is gone or its socket full, the wake-up is lost; the sleeper wakes by its own timeout.
             let frame = Request::Wake { slot: slot.0 }.encode(0);
             let _ = socket::send(&self.socket, &frame, &[], SendFlags::DONTWAIT);
         }
@@ -192,16 +192,16 @@ impl LocalService for Client {
     fn watch(&self, place: u64) -> isthmus_region::Result<OwnedFd> {
         let action = "give an eventfd";
         self.refuse_forked(action)?;
-        // Who waits with a limit must not wait here for another thread's question: without an eventfd it sleeps by the clock.
-        let mut line = match self.line.try_lock() {
-            Ok(line) => line,
-            Err(TryLockError::Poisoned(line)) => line.into_inner(),
+        // A caller with a time limit must not wait here for another thread's request; without an eventfd it naps.
+        let mut connection = match self.connection.try_lock() {
+            Ok(connection) => connection,
+            Err(TryLockError::Poisoned(connection)) => connection.into_inner(),
             Err(TryLockError::WouldBlock) => {
                 let reason = "another thread asks the service just now".into();
                 return Err(isthmus_region::Error::Service { action, reason });
             }
         };
-        match self.ask_on(&mut line, action, &Request::Watch { place })? {
+        match self.ask_on(&mut connection, action, &Request::Watch { place })? {
             (Reply::Eventfd, fds) => fds.into_iter().next().ok_or_else(|| unexpected(action)),
             _ => Err(unexpected(action)),
         }
@@ -209,7 +209,7 @@ impl LocalService for Client {
 
     fn ring(&self, peers: u64, place: u64) {
         if rustix::process::getpid() == self.pid {
-            // As with `wake`: who is not rung looks up by himself.
+            // As in `wake`, a sleeper that is not rung wakes by its own timeout.
             let frame = Request::Ring { peers, place }.encode(0);
             let _ = socket::send(&self.socket, &frame, &[], SendFlags::DONTWAIT);
         }
@@ -220,24 +220,24 @@ impl Drop for Client {
     fn drop(&mut self) {
         // A forked child that drops its copy must not end the parent's attachment.
         if rustix::process::getpid() == self.pid {
-            let line = self.line.get_mut().unwrap_or_else(PoisonError::into_inner);
-            let _ = socket::send(&line.socket, &Request::Detach.encode(0), &[], SendFlags::DONTWAIT);
+            let connection = self.connection.get_mut().unwrap_or_else(PoisonError::into_inner);
+            let _ = socket::send(&connection.socket, &Request::Detach.encode(0), &[], SendFlags::DONTWAIT);
         }
     }
 }
 #[cfg(test)]
 mod tests {
-    use super::super::connection::tests::{LONG, line, object};
+    use super::super::connection::tests::{LONG, connection, object};
     use super::*;
 
     #[test]
-    fn a_sleeper_gets_no_eventfd_while_another_thread_asks_and_waits_for_nobody() {
-        let (slow, line, _dir) = line();
+    fn watch_fails_at_once_while_another_thread_waits_for_an_answer() {
+        let (slow, connection, _dir) = connection();
         let wake = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).unwrap();
-        let client = Client::new(line, Path::new(""), rustix::process::getpid(), wake);
+        let client = Client::new(connection, Path::new(""), rustix::process::getpid(), wake);
         std::thread::scope(|scope| {
             let asks = scope.spawn(|| client.open_object(Kind::Segment, "slow", Access::Write));
-            let (number, _) = slow.question();
+            let (number, _) = slow.request();
             let (said, hears) = std::sync::mpsc::channel();
             let client = &client;
             scope.spawn(move || said.send(client.watch(64).map(drop)));

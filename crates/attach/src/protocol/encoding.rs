@@ -161,7 +161,7 @@ fn open(frame: &[u8]) -> Result<(u32, u64, Take<'_>)> {
     Ok((kind, sequence, take))
 }
 
-/// The sequence number of a frame, if it is long enough to have one; for the reply to a frame that is wrong otherwise.
+/// The sequence number of a frame, or 0 if it is too short for one; for the reply to a frame that is otherwise wrong.
 pub fn sequence_of(frame: &[u8]) -> u64 {
     let mut take = Take(frame.get(8..HEADER).unwrap_or(&[]));
     take.u64().unwrap_or(0)
@@ -219,7 +219,7 @@ impl Request {
             kind::HELLO => {
                 let (version, pid) = (take.u32()?, take.u32()?);
                 let hello = Self::Hello { version, pid, name: take.name()? };
-                // A later version may say more; it is told which version is spoken here.
+                // A later version's Hello may be longer; it is answered with the version spoken here.
                 if version != VERSION {
                     return Ok((sequence, hello));
                 }
@@ -441,7 +441,7 @@ mod tests {
     }
 
     #[test]
-    fn frames_survive_the_journey() {
+    fn frames_are_decoded_to_what_was_encoded() {
         for (i, request) in (100_u64..).zip(requests()) {
             assert_eq!(Request::decode(&request.encode(i)).unwrap(), (i, request));
         }
@@ -451,7 +451,7 @@ mod tests {
     }
 
     #[test]
-    fn every_cut_or_prolonged_frame_is_refused() {
+    fn frames_of_a_wrong_length_are_refused() {
         let frames = requests().iter().map(|r| r.encode(1)).collect::<Vec<_>>();
         for frame in &frames {
             for len in 0..frame.len() {
@@ -467,7 +467,7 @@ mod tests {
     }
 
     #[test]
-    fn what_no_object_can_be_is_refused() {
+    fn unknown_kinds_and_names_that_are_not_text_are_refused() {
         let mut frame = Request::Open { kind: Kind::Once, name: "a".into(), access: Access::Write }.encode(1);
         frame[16] = 99;
         assert!(Request::decode(&frame).is_err(), "an unknown kind");

@@ -16,10 +16,10 @@ use crate::error::Error;
 use crate::protocol::{self, Code, Observed, Reply, Request, VERSION, Welcome};
 use crate::socket;
 
-/// How long the service looks at a pidfd after a connection ended, to tell a death from a mere close.
-const LAST_LOOK: Timespec = Timespec { tv_sec: 0, tv_nsec: 5_000_000 };
-/// A look at a pidfd that does not wait.
-pub(super) const NO_LOOK: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
+/// How long the service waits for a pidfd after a connection ended, to tell a death from a mere close.
+const DEATH_GRACE: Timespec = Timespec { tv_sec: 0, tv_nsec: 5_000_000 };
+/// Checks a pidfd without waiting.
+pub(super) const AT_ONCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
 
 /// One connection.
 pub(super) struct Client {
@@ -30,19 +30,20 @@ pub(super) struct Client {
     pub(super) attached: Option<Attached>,
 }
 
+/// What an attached client has beyond its connection.
 pub(super) struct Attached {
     pub(super) area: u32,
     pidfd: OwnedFd,
-    /// Held as long as the process may be rung.
+    /// The service's end of the eventfd in its `Welcome`, kept open while the process is attached.
     _wake: OwnedFd,
-    /// How this process stands in words of the shared section.
+    /// The process's identity in words of the region.
     pub(super) party: Party,
-    /// Whether a question of its about a named object is being answered.
+    /// Whether a request of this process about a named object has no answer yet.
     pub(super) asks: bool,
 }
 
 impl Loop {
-    /// One frame of a client; the next one makes the socket readable again, so that nobody keeps the others waiting.
+    /// Handles one frame of a client. If there are more, the socket stays readable, so the clients take turns.
     pub(super) fn hear(&mut self, key: u64) {
         // It may have ended earlier in this round.
         let Some(client) = self.clients.get(&key) else { return };
@@ -85,7 +86,7 @@ impl Loop {
         }
     }
 
-    /// Gives an observer what it came for, and lets it go.
+    /// Gives an observer a read-only descriptor of the region, and closes its connection.
     pub(super) fn show(&mut self, key: u64, sequence: u64, version: u32) {
         if version != VERSION {
             return self.turn_away(key, sequence, Code::Version, &other_version(version));
@@ -104,7 +105,7 @@ impl Loop {
             uuid: self.config.uuid,
             host_name: self.config.host_name.clone(),
         });
-        // What was sent stays to be read after the end. An observer that is gone already needs nothing.
+        // The reply can still be read after the service has closed its end. If the observer is gone, nothing is lost.
         if let Some(client) = self.clients.remove(&key) {
             let frame = reply.encode(sequence);
             let _ = socket::send(&client.socket, &frame, &[region.as_fd()], SendFlags::DONTWAIT);
@@ -144,7 +145,7 @@ impl Loop {
             let fds = [self.config.region.as_fd(), wake.as_fd()];
             let sent = socket::send(&client.socket, &welcome.encode(sequence), &fds, SendFlags::DONTWAIT);
             if let Err(source) = sent {
-                // Who has given up waiting, or cannot be told, never hears of its area, and keeps nothing of it.
+                // A client that has given up, or cannot be sent its Welcome, never learns of its area: take it back.
                 let _ = epoll::delete(&self.epoll, &pidfd);
                 return Err(system("send the region's descriptor")(source));
             }
@@ -165,29 +166,29 @@ impl Loop {
         }
     }
 
-    /// The end of a connection, whatever led to it: the death is published first, and then talked about.
+    /// Ends a connection, whatever led to it. The death is published before the event is.
     pub(super) fn end(&mut self, key: u64, ending: Ending) {
         let Some(client) = self.clients.remove(&key) else { return };
-        // Other descriptors of this socket may live on in a forked child; it shall see an end of file, too.
+        // A forked child may hold another descriptor of this connection; shut it down for that one, too.
         let _ = rustix::net::shutdown(&client.socket, rustix::net::Shutdown::Both);
         let _ = epoll::delete(&self.epoll, &client.socket);
         let Some(Attached { area, pidfd, .. }) = client.attached else { return };
         self.bells.forget(key);
         let endpoints = self.publish_end(area);
         let ending = match ending {
-            // A dying process closes its descriptors about a millisecond before its pidfd tells.
-            Ending::Closed if is_dead(&pidfd, LAST_LOOK) => Ending::Died,
+            // A dying process closes its descriptors about a millisecond before its pidfd becomes readable.
+            Ending::Closed if is_dead(&pidfd, DEATH_GRACE) => Ending::Died,
             other => other,
         };
         let done = match ending {
             Ending::Died | Ending::Detached => true,
-            Ending::Closed | Ending::Dropped => is_dead(&pidfd, NO_LOOK),
+            Ending::Closed | Ending::Dropped => is_dead(&pidfd, AT_ONCE),
         };
         if done {
             let _ = epoll::delete(&self.epoll, &pidfd);
             self.take_back(area);
         } else {
-            // Its pidfd stays watched, and brings us to `sweep`.
+            // Its pidfd stays watched; its death leads to `sweep`.
             self.lingering.insert(area, pidfd);
         }
         self.tell(&Event::Gone { who: client.who, area, ending, endpoints });
@@ -200,7 +201,7 @@ fn other_version(version: u32) -> String {
     )
 }
 
-/// The same memory behind a descriptor of its own that does not write.
+/// Opens the same memory anew, for reading only.
 fn read_only(region: &OwnedFd) -> rustix::io::Result<OwnedFd> {
     let path = format!("/proc/self/fd/{}", region.as_raw_fd());
     rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
@@ -214,19 +215,19 @@ pub(super) fn code_of(error: &isthmus_region::Error) -> Code {
     }
 }
 
-/// Says why, to a client that may not listen.
+/// Sends a refusal to a client that may not be reading.
 pub(super) fn refuse(socket: &OwnedFd, sequence: u64, code: Code, text: &str) {
     let frame = Reply::Refused { code, text: text.to_owned() }.encode(sequence);
     let _ = socket::send(socket, &frame, &[], SendFlags::DONTWAIT);
 }
 
-pub(super) fn is_dead(pidfd: &OwnedFd, look: Timespec) -> bool {
+pub(super) fn is_dead(pidfd: &OwnedFd, limit: Timespec) -> bool {
     let mut poll = [PollFd::new(pidfd, PollFlags::IN)];
-    matches!(rustix::event::poll(&mut poll, Some(&look)), Ok(1))
+    matches!(rustix::event::poll(&mut poll, Some(&limit)), Ok(1))
 }
 
-/// Whether a descriptor is a pidfd of the process at the other end, as far as the kernel tells: else a process could
-/// hand over the pidfd of one that lives for ever, and its own death went unnoticed while a child holds the socket.
+/// Checks that a descriptor is a pidfd of the process `pid` at the other end. Otherwise a process could hand over the
+/// pidfd of another one that never ends, and its own death would go unnoticed while a child holds the socket.
 fn check_pidfd(pidfd: &OwnedFd, pid: u32) -> std::result::Result<(), String> {
     let info = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", pidfd.as_raw_fd()))
         .map_err(|e| format!("the descriptor that came with Hello cannot be checked: {e}"))?;

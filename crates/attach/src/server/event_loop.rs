@@ -1,4 +1,4 @@
-//! The server's thread: waits for clients, orders and deaths, and ends what has to end.
+//! The server's thread: waits for clients, orders and deaths; accepts connections; takes back the areas of the dead.
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
@@ -12,7 +12,7 @@ use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::io::Errno;
 use rustix::net::{SocketFlags, SocketType};
 
-use super::client::{Client, NO_LOOK, is_dead, refuse};
+use super::client::{AT_ONCE, Client, is_dead, refuse};
 use super::{Config, Ending, Event, Observer, Order, Who, eventfd};
 use crate::bells::Bells;
 use crate::error::{Error, Result};
@@ -24,7 +24,7 @@ const GREETING: Duration = Duration::from_secs(10);
 
 const LISTENER: u64 = 0;
 const BELL: u64 = 1;
-/// Keys of clients are even for the socket, odd for the pidfd, and never come back.
+/// A client's key is even for its socket, the next number for its pidfd; keys are never used again.
 const FIRST_CLIENT: u64 = 2;
 
 pub(super) struct Loop {
@@ -38,12 +38,13 @@ pub(super) struct Loop {
     inbox: mpsc::Receiver<Order>,
     pub(super) bells: Arc<Bells>,
     pub(super) clients: HashMap<u64, Client>,
-    /// Processes whose attachment has ended and which live on, by their areas. They may still write there: nobody gets the
-    /// memory before they are dead.
+    /// Pidfds of processes that live on after their attachment, by area. They may still write there, so the memory is given
+    /// to no other process before they are dead.
     pub(super) lingering: HashMap<u32, OwnedFd>,
-    /// Processes whose areas were not taken back yet, by these.
+    /// Processes whose areas have not been taken back yet, by area.
     pub(super) parties: HashMap<u32, Party>,
     next: u64,
+    /// Until when the listener is not watched, because no descriptor was left for a connection.
     deaf_until: Option<Instant>,
 }
 
@@ -89,8 +90,8 @@ impl Loop {
         let mut events = Vec::with_capacity(64);
         loop {
             events.clear();
-            // Only greetings, a listener that is out of descriptors, and memory that is still held need a look at the
-            // clock.
+            // Only these need a timeout: clients that have not said Hello, a listener that is not watched, and areas of the
+            // dead that others' operations still hold.
             let tick = Timespec { tv_sec: 0, tv_nsec: 250_000_000 };
             let hurry = self.deaf_until.is_some()
                 || self.clients.values().any(|c| c.attached.is_none())
@@ -122,7 +123,7 @@ impl Loop {
         (self.observer)(event);
     }
 
-    /// Carries out orders; says whether to stop.
+    /// Carries out orders. Returns whether to stop.
     fn obey(&mut self) -> bool {
         let mut count = [0_u8; 8];
         let _ = rustix::io::read(&*self.bell, &mut count);
@@ -141,7 +142,7 @@ impl Loop {
     }
 
     fn finish(self) {
-        // The name goes first, so that nobody connects to a service that no longer listens.
+        // Before the listener is closed, so that nothing connects to a service that has ended.
         let _ = rustix::fs::unlink(&self.config.path);
     }
 
@@ -155,7 +156,7 @@ impl Loop {
                 Ok(socket) => socket,
                 Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => return,
                 Err(e) => {
-                    // Out of descriptors: whoever waits goes on waiting, and the loop must not spin meanwhile.
+                    // Out of descriptors. The connection stays queued; unwatch the listener, or the loop would spin.
                     self.tell(&Event::Trouble { reason: format!("cannot accept a process: {e}") });
                     let _ = epoll::delete(&self.epoll, &self.listener);
                     self.deaf_until = Some(Instant::now() + Duration::from_secs(1));
@@ -213,7 +214,7 @@ impl Loop {
         let now = Instant::now();
         for area in self.writer.held() {
             match self.lingering.get(&area) {
-                Some(pidfd) if !is_dead(pidfd, NO_LOOK) => continue,
+                Some(pidfd) if !is_dead(pidfd, AT_ONCE) => continue,
                 Some(pidfd) => {
                     let _ = epoll::delete(&self.epoll, pidfd);
                     self.lingering.remove(&area);

@@ -1,4 +1,4 @@
-//! What an attached process asks, and the answers.
+//! The requests of an attached process, and their replies.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use crate::bells::Bells;
 use crate::protocol::{Code, Reply, Request};
 use crate::socket;
 
-/// Eventfds for places of the region that one process may have.
+/// Most eventfds for places of the region that one process may have.
 const MOST_WATCHES: usize = 256;
 
 impl Loop {
@@ -46,25 +46,25 @@ impl Loop {
                 }
                 closed.map(|()| Reply::Done)
             }
-            (Some(_), Request::Wake { slot }) => return self.wake_anywhere(GlobalSlot(slot)),
-            (Some(_), Request::Ring { peers, place }) => return self.ring_anywhere(peers, place),
+            (Some(_), Request::Wake { slot }) => return self.wake_endpoint(GlobalSlot(slot)),
+            (Some(_), Request::Ring { peers, place }) => return self.ring_place(peers, place),
             (Some(_), Request::Watch { place }) => return self.give_watch(key, sequence, place),
             (
                 Some(_),
-                question @ (Request::Create(_)
+                request @ (Request::Create(_)
                 | Request::Open { .. }
                 | Request::Close { .. }
                 | Request::Shrink { .. }
                 | Request::Unlink { .. }),
-            ) => return self.ask_for_names(key, sequence, question),
+            ) => return self.ask_about_object(key, sequence, request),
             (Some(area), Request::Bell { slot }) => return self.give_bell(key, sequence, area, slot),
         };
         let reply = done.unwrap_or_else(|e| refusal(&e));
         self.answer(key, &reply.encode(sequence));
     }
 
-    /// Wakes an endpoint of any peer. One that does not exist wakes nobody.
-    fn wake_anywhere(&self, slot: GlobalSlot) {
+    /// Wakes an endpoint of any peer, if it exists.
+    fn wake_endpoint(&self, slot: GlobalSlot) {
         let endpoints = self.writer.directory().shape().endpoints;
         if slot.peer(endpoints) == self.config.peer {
             self.bells.wake(slot.local(endpoints));
@@ -73,13 +73,13 @@ impl Loop {
         }
     }
 
-    /// Wakes those who wait at a place, here and in other peers.
-    fn ring_anywhere(&self, peers: u64, place: u64) {
+    /// Wakes the waiters at a place, here and in other peers.
+    fn ring_place(&self, peers: u64, place: u64) {
         let here = gate::bit(self.config.peer);
         if peers & here != 0 {
             self.bells.ring(place);
         }
-        // The last bit stands for many.
+        // The last bit stands for all further peers, so it is passed on even if it stands for this one.
         let others = if here == gate::bit(u32::MAX) { peers } else { peers & !here };
         if others != 0
             && let Some(relay) = &self.config.relay.0
@@ -88,8 +88,8 @@ impl Loop {
         }
     }
 
-    /// Passes on a question about a named object.
-    fn ask_for_names(&mut self, key: u64, sequence: u64, question: Request) {
+    /// Passes on a request about a named object.
+    fn ask_about_object(&mut self, key: u64, sequence: u64, request: Request) {
         let asker = self
             .clients
             .get(&key)
@@ -98,14 +98,14 @@ impl Loop {
         if let Some(attached) = self.clients.get_mut(&key).and_then(|c| c.attached.as_mut())
             && std::mem::replace(&mut attached.asks, true)
         {
-            // Who does not wait for its answers shall not keep others waiting for theirs.
-            let text = "an earlier question of this process about a named object is not answered yet".into();
+            // One at a time, so that a process that does not wait for its answers cannot delay those of others.
+            let text = "an earlier request of this process about a named object is not answered yet".into();
             return self.answer(key, &Reply::Refused { code: Code::Failed, text }.encode(sequence));
         }
         let bell = Arc::clone(&self.bell);
         let answer = Answer { key, sequence, orders: self.orders.clone(), bell };
         match &mut self.config.names {
-            Some(names) => names.ask(asker, question, answer),
+            Some(names) => names.ask(asker, request, answer),
             None => answer.give(&Reply::Refused {
                 code: Code::Failed,
                 text: "this service looks after no named objects".into(),
@@ -113,7 +113,7 @@ impl Loop {
         }
     }
 
-    /// Makes an eventfd for a place of the region.
+    /// Gives the client an eventfd for a place of the region.
     fn give_watch(&mut self, key: u64, sequence: u64, place: u64) {
         let refused = |code, text: String| Reply::Refused { code, text }.encode(sequence);
         if !self.bells.is_place(place) {
@@ -131,7 +131,7 @@ impl Loop {
         self.hand_out(key, sequence, &watch, |bells, own| bells.add_place(place, key, own));
     }
 
-    /// Makes an eventfd for an endpoint of the client.
+    /// Gives the client an eventfd for one of its endpoints.
     fn give_bell(&mut self, key: u64, sequence: u64, area: u32, slot: u32) {
         if !self.writer.owns(area, slot) {
             let error = isthmus_region::Error::Invalid { what: "endpoint slot", value: slot.into() };
@@ -147,7 +147,7 @@ impl Loop {
         self.hand_out(key, sequence, &bell, |bells, own| bells.add_endpoint(slot, key, own));
     }
 
-    /// Sends a client an eventfd, which others can ring from before it has it.
+    /// Sends a client an eventfd. It can be rung before the client has it, so no wake-up is lost in between.
     fn hand_out(&mut self, key: u64, sequence: u64, fd: &OwnedFd, keep: impl FnOnce(&Bells, OwnedFd)) {
         let Some(client) = self.clients.get(&key) else { return };
         match fd.try_clone() {
@@ -163,12 +163,12 @@ impl Loop {
         }
     }
 
-    /// Sends an answer. A client that has not read so many that no more fit is not waiting for this one either.
+    /// Sends a reply. A client whose socket is full of unread replies is dropped.
     pub(super) fn answer(&mut self, key: u64, frame: &[u8]) {
         let Some(client) = self.clients.get(&key) else { return };
         match socket::send(&client.socket, frame, &[], SendFlags::DONTWAIT) {
             Ok(()) => {}
-            // It died, or closed, between its question and this answer.
+            // It died, or closed its end, between its request and this reply.
             Err(Errno::PIPE | Errno::CONNRESET) => self.end(key, Ending::Closed),
             Err(_) => self.end(key, Ending::Dropped),
         }
