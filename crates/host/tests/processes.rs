@@ -1,6 +1,6 @@
-//! Processes attach natively, work, and die: with real processes, since that is what it is about.
+//! Real processes attach natively, work, and die.
 //!
-//! A test starts this program again as the test `child`, which does what `ROLE` says.
+//! A test starts this program again as its other process: the test `child`, which does what `ROLE` says.
 
 #[path = "processes/objects.rs"]
 mod objects;
@@ -133,7 +133,7 @@ fn read_line() -> String {
     line.trim().to_owned()
 }
 
-/// A copy of this process's connection to the service, as a forked child would have one.
+/// A copy of this process's connection to the service, as a forked child has one.
 fn copy_of_socket() -> OwnedFd {
     let me = rustix::process::pidfd_open(rustix::process::getpid(), PidfdFlags::empty()).unwrap();
     let sockets = std::fs::read_dir("/proc/self/fd").unwrap().flatten();
@@ -167,7 +167,7 @@ fn child() {
             for _ in 0..3 {
                 scope.spawn(|| {
                     loop {
-                        // To a line that nobody waits at, and an endpoint that nobody has.
+                        // At a line without a waiter, and an endpoint slot that is free.
                         member.service().ring(u64::MAX, 4096);
                         member.service().wake(GlobalSlot(0));
                     }
@@ -190,7 +190,7 @@ fn child() {
     member.counters().add(Counter::TxBytes, 1000);
     open_endpoint(&member);
     println!("ready");
-    // Nobody waits for the holder: it shall outlive this process.
+    // No wait for the holder: it is to outlive this process.
     #[allow(clippy::zombie_processes)]
     if role == "forked" {
         let mut sleep = Command::new("sleep");
@@ -230,7 +230,7 @@ fn clients_are_heard_in_turn_however_much_one_has_to_say() {
     let (tell, stopped) = (Mutex::new(tell), Mutex::new(stopped));
     let attached = AtomicU32::new(0);
     let observe = move |event: &Event| match event {
-        // The third one holds up the thread that hears all of them.
+        // The third one stops the server's thread.
         Event::Process(Process::Attached { .. }) if attached.fetch_add(1, Ordering::SeqCst) == 2 => {
             let _ = stopped.lock().unwrap().recv();
         }
@@ -248,7 +248,7 @@ fn clients_are_heard_in_turn_however_much_one_has_to_say() {
     drop(little);
     stop.send(()).unwrap();
     let order = [(); 2].map(|()| gone.recv_timeout(Duration::from_secs(60)).unwrap());
-    assert_eq!(order, [areas[1], areas[0]], "who says little is heard first");
+    assert_eq!(order, [areas[1], areas[0]], "the client with one frame is served first");
 }
 
 #[test]
@@ -283,7 +283,7 @@ fn an_observer_sees_the_region_writes_nothing_and_leaves_no_trace() {
     let mut magic = [0; 8];
     reader.bytes("magic", 0, &mut magic).unwrap();
     assert_eq!((&magic, reader.is_memory()), (b"ISTHMUS1", true));
-    // Another version is told so, and who says nothing of Hello afterwards is not missed.
+    // Another version is refused, and a client that goes without a Hello causes no event.
     let socket = raw(service.attach_socket());
     send(&socket, &Request::Observe { version: 99 }.encode(1), &[], SendFlags::empty()).unwrap();
     let answer = Reply::decode(&receive(&socket, RecvFlags::empty()).unwrap().frame).unwrap();
@@ -407,7 +407,7 @@ fn own_pidfd() -> OwnedFd {
     rustix::process::pidfd_open(rustix::process::getpid(), PidfdFlags::empty()).unwrap()
 }
 
-/// What the service says last, and that it closes the connection then.
+/// The service's last refusal, after which it closes the connection.
 fn last_words(socket: &OwnedFd) -> (u64, Code, String) {
     let mut last = None;
     loop {
@@ -531,7 +531,7 @@ fn strangers_are_turned_away() {
     }
     let dir = tempfile::tempdir().unwrap();
     std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
-    // A folder that a stranger may enter, and a program that he may read.
+    // A folder that a stranger may enter, and a program that it may read.
     let program = dir.path().join("program");
     std::fs::copy(std::env::current_exe().unwrap(), &program).unwrap();
     let sockets = dir.path().join("sockets");

@@ -37,7 +37,7 @@ fn problem<T: std::fmt::Debug>(outcome: isthmus_region::Result<T>) -> ObjectProb
     }
 }
 
-/// Looks again until `holds`.
+/// Polls until `holds`.
 fn await_that(what: &str, holds: impl Fn() -> bool) {
     let deadline = Instant::now() + SOON;
     while !holds() {
@@ -63,9 +63,9 @@ fn a_named_segment_is_one_memory_for_all_until_its_name_and_users_are_gone() {
     let info = objects::objects(&region);
     assert_eq!((info.len(), info[0].name.as_str(), info[0].opens), (1, "a", 2));
     assert_eq!(info[0].creator, Some(one.party()));
-    // Another kind has names of its own.
+    // Each kind has names of its own.
     assert_eq!(problem(Object::open(&two, Kind::Mutex, "a", Access::Write)), ObjectProblem::NotFound);
-    // Smaller, not larger; those who have it keep what they see.
+    // Smaller, not larger; users that have it open keep what they have mapped.
     assert_eq!(problem(opened.shrink(10_001)), ObjectProblem::Invalid);
     assert_eq!(opened.shrink(5000).unwrap(), 5000);
     assert_eq!(Object::open(&one, Kind::Segment, "a", Access::Read).unwrap().section().len(), 5000);
@@ -91,14 +91,14 @@ fn a_named_segment_is_one_memory_for_all_until_its_name_and_users_are_gone() {
 }
 
 #[test]
-fn memory_serves_again_at_once_and_is_zero_whatever_was_written_beside_objects() {
+fn memory_is_used_again_at_once_and_is_zero_whatever_was_written_beside_objects() {
     const ALL: u64 = 4 << 20;
     let dir = tempfile::tempdir().unwrap();
     let (service, _events) = start(Config { shared_bytes: Some(ALL), ..config(dir.path()) });
     let member = isthmus_attach::connect_at(service.attach_socket()).unwrap();
     let shared = member.region().shared().unwrap();
     for round in 0..10 {
-        // Nothing keeps a member from writing where no object is.
+        // Nothing stops a member from writing where no object is.
         (0..ALL).step_by(4096).for_each(|at| shared.word("test", at).unwrap().put(u64::MAX));
         let small = segment(&member, "small", 5000, false).unwrap();
         assert_eq!(small.section().word("test", 0).unwrap().get(), 0, "round {round}");
@@ -126,7 +126,7 @@ fn what_cannot_be_an_object_is_refused_with_its_reason() {
     assert!(text.contains("--shared"), "{text}");
     member.service().unlink_object(Kind::Segment, "a").unwrap();
     drop(all);
-    // So many places, and no more.
+    // There are 64 places, and no more.
     let many: Vec<_> = (0..64).map(|i| segment(&member, &format!("s{i}"), 1, false).unwrap()).collect();
     assert_eq!(problem(segment(&member, "more", 1, false)), ObjectProblem::Full);
     let mut barrier = NewObject {
@@ -149,7 +149,7 @@ fn what_cannot_be_an_object_is_refused_with_its_reason() {
 }
 
 #[test]
-fn objects_of_the_dead_end_or_stay_as_was_asked() {
+fn objects_of_dead_processes_end_or_stay_as_their_creators_asked() {
     let dir = tempfile::tempdir().unwrap();
     let (service, _events) = start(config(dir.path()));
     let member = isthmus_attach::connect_at(service.attach_socket()).unwrap();
@@ -162,7 +162,7 @@ fn objects_of_the_dead_end_or_stay_as_was_asked() {
     assert_eq!(
         own.section().word("test", 0).unwrap().get(),
         2,
-        "and its memory is not, while somebody has it"
+        "and its memory is not, while a process has it open"
     );
     assert_eq!(problem(Object::open(&member, Kind::Segment, "own", Access::Read)), ObjectProblem::NotFound);
     let kept = Object::open(&member, Kind::Segment, "kept", Access::Read).unwrap();
@@ -170,7 +170,7 @@ fn objects_of_the_dead_end_or_stay_as_was_asked() {
 }
 
 #[test]
-fn who_sleeps_at_a_gate_is_woken_by_another_member() {
+fn a_sleeper_at_a_gate_is_woken_by_another_member() {
     let dir = tempfile::tempdir().unwrap();
     let (service, _events) = start(config(dir.path()));
     let one = isthmus_attach::connect_at(service.attach_socket()).unwrap();
@@ -201,7 +201,7 @@ fn who_sleeps_at_a_gate_is_woken_by_another_member() {
         scope.spawn(|| pass(&gate, &back, false));
         pass(&returns, &opener, true);
     });
-    // Of 400 sleeps that nobody rings for, each takes 50 ms.
+    // Without rings, each of these 400 sleeps takes 50 ms.
     assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
     // With an eventfd, as in a VM: rung through the service by place.
     let place = object.info().unwrap().offset + service.region().shape().host_bytes;
