@@ -1,8 +1,8 @@
-//! What travels through the virtio-serial ports between the launcher's side ("host") and a VM's agent ("guest").
+//! The protocol on the virtio-serial ports between the launcher's side ("host") and a VM's agent ("guest").
 //!
-//! A VM has three ports, so that one kind of traffic cannot stall another: [`EXEC_PORT`] starts processes and
-//! carries their standard streams, [`RELAY_PORT`] carries TCP connections, [`CONTROL_PORT`] the rest. All three,
-//! and the agents that connect to a run from the host, speak in the same frames:
+//! A VM has three ports, so that one kind of traffic cannot stall another: [`EXEC_PORT`] starts processes and carries their
+//! standard streams, [`RELAY_PORT`] carries TCP connections, [`CONTROL_PORT`] the rest. All three, and the remote shells that
+//! connect to a run from the host, use the same frames:
 //!
 //! ```text
 //!  offset  0        4      5         6           8        12
@@ -11,12 +11,12 @@
 //! ```
 //!
 //! Rules:
-//! - Both sides begin with [`Kind::Hello`]; anything else first is an error.
+//! - Both sides begin with [`Kind::Hello`]; any other first frame is an error.
 //! - A stream has channels (for a process: 0 in, 1 out, 2 err; for a connection: 0 from the guest, 1 from the
 //!   host). Each channel starts with [`WINDOW`] bytes of credit; a receiver gives back with [`Kind::Credit`] what
-//!   it has passed on. So what a side must keep is bounded, whatever the other one sends.
-//! - A frame whose length its kind does not allow, an unknown kind, or data beyond the credit ends the
-//!   connection (or the stream) with an error. It never makes the reader keep more.
+//!   it has passed on. So what a receiver must buffer is bounded, whatever the sender does.
+//! - A frame whose length its kind does not allow, or of an unknown kind, ends the connection with an error; data beyond the
+//!   credit ends the stream. Neither makes the receiver buffer more.
 
 pub mod mux;
 mod payload;
@@ -31,16 +31,16 @@ pub const EXEC_PORT: &str = "isthmus.exec";
 pub const RELAY_PORT: &str = "isthmus.relay";
 /// The port for everything else.
 pub const CONTROL_PORT: &str = "isthmus.control";
-/// A port of two VMs that are joined by it, for programs that measure how fast such a port is.
+/// A port that joins two VMs, for programs that measure how fast such a port is.
 pub const WIRE_PORT: &str = "isthmus.wire";
 
-/// Bytes that may be under way on one channel. All of a stream fits into a socket's buffer.
+/// Bytes that may be in flight on one channel. All of a stream fits into a socket's buffer.
 pub const WINDOW: usize = 64 << 10;
 /// Longest payload of a data frame.
 pub const MAX_DATA: usize = 16 << 10;
 /// Longest payload of any other frame but a request.
 const MAX_TEXT: usize = 1 << 20;
-/// Longest payload of a request: what execve(2) takes at most, and some.
+/// Longest payload of a request: more than execve(2) takes.
 const MAX_REQUEST: usize = 8 << 20;
 /// Bytes before the payload.
 pub const HEADER_BYTES: usize = 12;
@@ -54,13 +54,13 @@ pub const CHANNEL_OUT: u8 = 1;
 /// Standard error of a process.
 pub const CHANNEL_ERR: u8 = 2;
 
-/// What is wrong with what was read.
+/// Why a connection ended.
 #[derive(Debug, thiserror::Error)]
 pub enum WireError {
     /// The other side is gone.
     #[error("the other side closed the connection")]
     Closed,
-    /// A frame that no side may send.
+    /// A frame that neither side may send.
     #[error("a frame of kind {kind} with {len} bytes is not allowed here")]
     BadFrame {
         /// Its kind.
@@ -68,16 +68,16 @@ pub enum WireError {
         /// Its length.
         len: usize,
     },
-    /// The first frame is no hello of ours.
+    /// The first frame is not a hello of this version.
     #[error("the other side does not speak this version of the protocol; both must be the same isthmus")]
     BadHello,
-    /// A payload that cannot be read.
+    /// A payload that cannot be decoded.
     #[error("a {what} that cannot be read")]
     BadPayload {
         /// What it should have been.
         what: &'static str,
     },
-    /// Answers pile up that the other side does not read, whatever it asks for.
+    /// The other side sends requests and does not read the answers.
     #[error("the other side asks for answers and does not read them")]
     Unread,
     /// The port or socket failed.
@@ -89,13 +89,13 @@ pub enum WireError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Kind {
-    /// First of all, both ways.
+    /// The first frame, in both directions.
     Hello = 1,
     /// Start a process; the payload is a [`Request`]. From the host, which chooses the stream.
     Start = 2,
     /// Bytes of a channel.
     Data = 3,
-    /// The receiver of a channel has passed on as many bytes (u32).
+    /// The receiver of a channel has passed on this many bytes (u32).
     Credit = 4,
     /// No more bytes on a channel.
     End = 5,
@@ -117,9 +117,9 @@ pub enum Kind {
     Open = 13,
     /// A control message in JSON.
     Control = 14,
-    /// An agent names a VM and the ports that its command needs, in JSON. From an agent to the run.
+    /// A remote shell names a VM and the ports that its command needs, in JSON. To the run.
     Announce = 15,
-    /// Where those ports are in the VM, in JSON. From the run to an agent.
+    /// Where those ports are in the VM, in JSON. From the run to a remote shell.
     Announced = 16,
     /// The window of a process's terminal has another size; the payload is a [`Window`]. From the host.
     Resize = 17,
@@ -178,15 +178,15 @@ impl Frame {
         Self { kind, channel, stream, payload: payload.into() }
     }
 
-    /// The first frame of either side.
+    /// The hello of this version.
     pub fn hello() -> Self {
         Self::new(Kind::Hello, 0, HELLO)
     }
 
-    /// The frame as it travels.
+    /// The frame's bytes.
     ///
     /// # Panics
-    /// If the payload is longer than the kind allows, which no caller may build.
+    /// If the kind does not allow a payload of this length, which is a bug of the caller.
     pub fn bytes(&self) -> Vec<u8> {
         assert!(
             self.kind.allows(self.payload.len()),
@@ -271,12 +271,12 @@ impl Frame {
         bytes.map(u16::from_le_bytes).map_err(|_| WireError::BadPayload { what: "port" })
     }
 
-    /// The payload as text for people.
+    /// The payload as text.
     pub fn text(&self) -> String {
         String::from_utf8_lossy(&self.payload).into_owned()
     }
 
-    /// Fails unless this is a hello of ours.
+    /// Fails unless this is a hello of this version.
     ///
     /// # Errors
     /// [`WireError::BadHello`].
@@ -285,7 +285,7 @@ impl Frame {
     }
 }
 
-/// Puts frames together from bytes as they come.
+/// Assembles frames from bytes as they come.
 #[derive(Debug, Default)]
 pub struct Decoder {
     bytes: Vec<u8>,
@@ -305,7 +305,7 @@ impl Decoder {
     /// The next whole frame, if there is one.
     ///
     /// # Errors
-    /// [`WireError::BadFrame`]; nothing that follows can be understood.
+    /// [`WireError::BadFrame`]; then nothing that follows can be decoded.
     pub fn next_frame(&mut self) -> Result<Option<Frame>, WireError> {
         let rest = &self.bytes[self.read..];
         let Some(header) = rest.first_chunk::<HEADER_BYTES>() else { return Ok(None) };
@@ -323,7 +323,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn frames_survive_any_cut() {
+    fn frames_are_read_back_however_the_stream_is_cut() {
         let frames = [
             Frame::hello(),
             Frame::new(Kind::Start, 7, request().encode()),

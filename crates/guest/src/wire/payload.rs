@@ -1,4 +1,4 @@
-//! Payloads that are more than bytes or a number: the process to be started, the size of its terminal, its end.
+//! Payloads with fields: the request to start a process, the size of its terminal, its exit.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use super::WireError;
 
-/// A process to be started: everything that makes it run as its caller.
+/// A request to start a process: everything that makes it run as its caller.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Request {
     /// The program and its arguments.
@@ -45,7 +45,7 @@ pub struct Window {
 }
 
 impl Window {
-    /// The size as it travels.
+    /// The size as a payload.
     pub fn encode(self) -> [u8; 8] {
         let mut bytes = [0; 8];
         let fields = [self.rows, self.columns, self.width, self.height];
@@ -74,12 +74,12 @@ pub struct Limit {
     pub name: String,
     /// What is enforced.
     pub soft: Option<u64>,
-    /// Up to where the process may raise it.
+    /// The most to which the process may raise it.
     pub hard: Option<u64>,
 }
 
 impl Request {
-    /// The request as it travels.
+    /// The request as a payload.
     pub fn encode(&self) -> Vec<u8> {
         let mut out = Writer::default();
         out.list(&self.argv, |out, word| out.bytes(word.as_bytes()));
@@ -125,7 +125,7 @@ impl Writer {
     }
 
     fn count(&mut self, count: usize) {
-        // More than that does not fit into a frame, which the sender looks at.
+        // A list longer than u32::MAX does not fit into a frame, which the sender checks.
         self.u32(u32::try_from(count).unwrap_or(u32::MAX));
     }
 
@@ -165,12 +165,12 @@ impl<'a> Reader<'a> {
     }
 
     fn os_string(&mut self) -> Option<OsString> {
-        // What a system call would stop at, and a command builder refuse.
+        // A system call would stop at a zero byte, and `Command` refuses it.
         self.bytes().filter(|bytes| !bytes.contains(&0)).map(|bytes| OsString::from_vec(bytes.to_vec()))
     }
 
     fn list<T>(&mut self, each: impl Fn(&mut Self) -> Option<T>) -> Option<Vec<T>> {
-        // Not reserved ahead: the count is a claim.
+        // The count is a claim, so no memory is reserved for it.
         let count = self.u32()?;
         (0..count).map(|_| each(self)).collect()
     }
@@ -202,14 +202,14 @@ impl<'a> Reader<'a> {
 /// How a process ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Exit {
-    /// By itself, with this status.
+    /// With this status.
     Code(i32),
     /// By this signal.
     Signal(i32),
 }
 
 impl Exit {
-    /// The exit as it travels.
+    /// The exit as a payload.
     pub fn encode(self) -> [u8; 5] {
         let (kind, value) = match self {
             Self::Code(code) => (0, code),
@@ -260,7 +260,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn requests_are_read_back_and_every_cut_of_one_is_refused() {
+    fn requests_are_read_back_and_those_of_a_wrong_length_refused() {
         let bytes = request().encode();
         assert_eq!(Request::decode(&bytes).unwrap(), request());
         for len in 0..bytes.len() {
@@ -269,7 +269,7 @@ pub(super) mod tests {
         let mut longer = bytes.clone();
         longer.push(0);
         assert!(Request::decode(&longer).is_err());
-        // A count that is far beyond what follows.
+        // A count far beyond what follows.
         assert!(Request::decode(&u32::MAX.to_le_bytes()).is_err());
     }
 
