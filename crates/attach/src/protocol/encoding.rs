@@ -209,7 +209,7 @@ impl Request {
         }
     }
 
-    /// Sequence number and request of a frame that anybody may have sent.
+    /// Sequence number and request of a frame that any process may have sent.
     ///
     /// # Errors
     /// [`Error::BadFrame`].

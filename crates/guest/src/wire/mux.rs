@@ -141,11 +141,6 @@ impl Mux {
         self.sinks.retain(|key, _| key.0 != stream);
     }
 
-    /// Whether everything queued was written to the port.
-    pub fn is_flushed(&self) -> bool {
-        self.out.is_empty()
-    }
-
     /// Waits for an event on the connection, a stream, or a descriptor of the owner (which it polls for reading), and moves
     /// data of the streams as far as that goes.
     ///
