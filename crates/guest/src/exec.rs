@@ -81,7 +81,7 @@ impl Server<'_> {
             while self.woken.read(&mut drained).is_ok_and(|n| n > 0) {}
         }
         if let Some(frame) = frame {
-            self.obey(&frame);
+            self.handle(&frame);
         }
         while let Ok((stream, exit)) = self.ended.try_recv() {
             if let Some(session) = self.sessions.get_mut(&stream) {
@@ -92,7 +92,7 @@ impl Server<'_> {
         Ok(())
     }
 
-    fn obey(&mut self, frame: &Frame) {
+    fn handle(&mut self, frame: &Frame) {
         match frame.kind {
             Kind::Start => {
                 let started = Request::decode(&frame.payload)

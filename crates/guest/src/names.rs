@@ -169,14 +169,14 @@ impl Caller {
             }
             return no;
         }
-        self.hear(asker, until).unwrap_or_else(|no| no)
+        self.receive(asker, until).unwrap_or_else(|no| no)
     }
 
     /// Waits for the answer to a request that was given up, and closes what such requests opened.
     fn catch_up(&mut self, until: Instant) -> std::result::Result<(), Reply> {
         loop {
             if let Some(asker) = self.unanswered {
-                if let Reply::Object(ObjectGrant { index, incarnation, .. }) = self.hear(asker, until)? {
+                if let Reply::Object(ObjectGrant { index, incarnation, .. }) = self.receive(asker, until)? {
                     self.to_close.push((asker, Request::Close { index, incarnation }));
                 }
             } else if let Some((asker, close)) = self.to_close.pop() {
@@ -201,7 +201,7 @@ impl Caller {
     }
 
     /// Waits for the answer to the last request, which is `asker`'s.
-    fn hear(&mut self, asker: Asker, until: Instant) -> std::result::Result<Reply, Reply> {
+    fn receive(&mut self, asker: Asker, until: Instant) -> std::result::Result<Reply, Reply> {
         loop {
             match call::answered(&self.region, &self.peer, self.number) {
                 Ok(Some(frame)) => {

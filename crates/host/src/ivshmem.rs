@@ -135,7 +135,7 @@ struct Loop {
     links: HashMap<u64, Link>,
     next_key: u64,
     next_id: u16,
-    deaf_until: Option<Instant>,
+    unwatched_until: Option<Instant>,
 }
 
 impl Server {
@@ -176,7 +176,7 @@ impl Server {
             links: HashMap::new(),
             next_key: FIRST_LINK,
             next_id: HOST_ID + 1,
-            deaf_until: None,
+            unwatched_until: None,
         };
         let thread = std::thread::Builder::new()
             .name("isthmus-ivshmem".into())
@@ -224,7 +224,7 @@ impl Loop {
                         let _ = rustix::io::read(&*self.bell, &mut count);
                     }
                     key if key < FIRST_LINK => self.accept(key),
-                    key => self.hear(key),
+                    key => self.receive(key),
                 }
             }
             self.poll_members();
@@ -247,10 +247,11 @@ impl Loop {
     fn timeout(&self) -> Option<Duration> {
         let due = self.members().next_poll_in();
         // Room in a socket is an event; free descriptors, in flight or of our own, are not, so they are polled for.
-        let queued = self.links.values().any(|l| !l.queue.is_empty()) || self.deaf_until.is_some();
+        let queued = self.links.values().any(|l| !l.queue.is_empty()) || self.unwatched_until.is_some();
         due.into_iter().chain(queued.then_some(Duration::from_millis(100))).min()
     }
 
+    /// Polls the members and reports their changes.
     fn poll_members(&mut self) {
         let changes = self.members().poll();
         match changes {
@@ -281,7 +282,7 @@ impl Loop {
                 for listener in &self.listeners {
                     let _ = epoll::delete(&self.epoll, listener);
                 }
-                self.deaf_until = Some(Instant::now() + Duration::from_secs(1));
+                self.unwatched_until = Some(Instant::now() + Duration::from_secs(1));
                 return;
             }
         };
@@ -294,7 +295,7 @@ impl Loop {
     fn greet(&mut self, socket: OwnedFd, wanted: Option<u32>) -> std::result::Result<(), String> {
         // A VM that is restarted at once may connect before the end of its old connection was read.
         let keys: Vec<u64> = self.links.keys().copied().collect();
-        keys.into_iter().for_each(|key| self.hear(key));
+        keys.into_iter().for_each(|key| self.receive(key));
         let admitted = self.admit(&socket, wanted);
         let (member, id, vectors) = match admitted {
             Ok(admitted) => admitted,
@@ -330,13 +331,14 @@ impl Loop {
             self.send(other, own.iter().cloned());
         }
         if stands && watched.is_ok() {
-            self.mind(key);
+            self.watch_for_room(key);
         } else {
             self.end(key);
         }
         Ok(())
     }
 
+    /// Makes a VM of an allowed user a member. Returns its number, its id and its eventfds.
     fn admit(
         &mut self,
         socket: &OwnedFd,
@@ -358,18 +360,19 @@ impl Loop {
         Ok((member, id, vectors))
     }
 
+    /// Queues messages for a VM and sends what fits.
     fn send(&mut self, key: u64, messages: impl Iterator<Item = Message>) {
         let Some(link) = self.links.get_mut(&key) else { return };
         link.queue.extend(messages);
         if link.flush() {
-            self.mind(key);
+            self.watch_for_room(key);
         } else {
             self.end(key);
         }
     }
 
     /// Watches a socket for room exactly while messages wait for it.
-    fn mind(&self, key: u64) {
+    fn watch_for_room(&self, key: u64) {
         let Some(link) = self.links.get(&key) else { return };
         let mut flags = EventFlags::IN | EventFlags::RDHUP;
         if !link.queue.is_empty() {
@@ -378,14 +381,14 @@ impl Loop {
         let _ = epoll::modify(&self.epoll, &link.socket, EventData::new_u64(key), flags);
     }
 
-    fn hear(&mut self, key: u64) {
+    fn receive(&mut self, key: u64) {
         let Some(link) = self.links.get_mut(&key) else { return };
         // QEMU never sends anything: bytes, an end of file or an error end the connection.
         let ended = !matches!(socket::receive(&link.socket, RecvFlags::DONTWAIT), Err(Errno::AGAIN));
         if ended || !link.flush() {
             return self.end(key);
         }
-        self.mind(key);
+        self.watch_for_room(key);
     }
 
     /// Ends a VM's membership: published first, then announced to the other VMs.
@@ -404,14 +407,15 @@ impl Loop {
         }
     }
 
+    /// Tries again to send what did not fit, and watches the listeners again.
     fn sweep(&mut self) {
         let waiting: Vec<u64> =
             self.links.iter().filter(|(_, l)| !l.queue.is_empty()).map(|(key, _)| *key).collect();
         for key in waiting {
             self.send(key, std::iter::empty());
         }
-        if self.deaf_until.is_some_and(|until| Instant::now() >= until) {
-            self.deaf_until = None;
+        if self.unwatched_until.is_some_and(|until| Instant::now() >= until) {
+            self.unwatched_until = None;
             for (key, listener) in (FIRST_LISTENER..).zip(&self.listeners) {
                 let _ = epoll::add(&self.epoll, listener, EventData::new_u64(key), EventFlags::IN);
             }

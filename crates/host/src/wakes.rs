@@ -199,7 +199,7 @@ impl Relay {
             }
             // From the last, since `end` moves the last link to the place of the one that ends.
             for i in (0..sockets.len()).rev() {
-                if ready[i + 2] && !self.hear(i) {
+                if ready[i + 2] && !self.receive(i) {
                     self.end(i);
                 }
             }
@@ -222,7 +222,7 @@ impl Relay {
     }
 
     /// Handles what a link has received. Returns whether the link goes on.
-    fn hear(&mut self, index: usize) -> bool {
+    fn receive(&mut self, index: usize) -> bool {
         let Some(link) = self.links.get_mut(index) else { return false };
         let mut bytes = [0_u8; 512];
         match rustix::net::recv(&*link.socket, &mut bytes[..], RecvFlags::DONTWAIT) {

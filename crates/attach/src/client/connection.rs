@@ -50,7 +50,7 @@ impl Connection {
     pub(super) fn ask(&mut self, request: &Request, fd: Option<&OwnedFd>) -> Result<(Reply, Vec<OwnedFd>)> {
         let deadline = Instant::now() + self.patience;
         self.send(request, fd)?;
-        let answer = self.hear(self.sequence, deadline);
+        let answer = self.receive(self.sequence, deadline);
         if self.unanswered.is_none() {
             // If that fails, it is tried again before the next request about an object.
             let _ = self.close_one();
@@ -68,7 +68,7 @@ impl Connection {
             }
             return Err(e);
         }
-        let answer = self.hear(self.sequence, deadline);
+        let answer = self.receive(self.sequence, deadline);
         if let Err(Error::TimedOut { .. }) = answer {
             self.unanswered = Some(self.sequence);
         }
@@ -79,7 +79,7 @@ impl Connection {
     fn catch_up(&mut self, deadline: Instant) -> Result<()> {
         while self.unanswered.is_some() || !self.to_close.is_empty() {
             match self.unanswered {
-                Some(number) => drop(self.hear(number, deadline)?),
+                Some(number) => drop(self.receive(number, deadline)?),
                 None => self.close_one()?,
             }
         }
@@ -109,7 +109,7 @@ impl Connection {
     }
 
     /// Waits for the answer to the request with this number.
-    fn hear(&mut self, number: u64, deadline: Instant) -> Result<(Reply, Vec<OwnedFd>)> {
+    fn receive(&mut self, number: u64, deadline: Instant) -> Result<(Reply, Vec<OwnedFd>)> {
         loop {
             self.wait(deadline)?;
             let packet = match socket::receive(&self.socket, RecvFlags::DONTWAIT) {

@@ -44,7 +44,7 @@ pub(super) struct Attached {
 
 impl Loop {
     /// Handles one frame of a client. If there are more, the socket stays readable, so the clients take turns.
-    pub(super) fn hear(&mut self, key: u64) {
+    pub(super) fn receive(&mut self, key: u64) {
         // It may have ended earlier in this round.
         let Some(client) = self.clients.get(&key) else { return };
         let packet = match socket::receive(&client.socket, RecvFlags::DONTWAIT) {
@@ -67,6 +67,7 @@ impl Loop {
         }
     }
 
+    /// Answers a bad frame with a refusal, and ends the connection.
     pub(super) fn reject(&mut self, key: u64, sequence: u64, what: &str) {
         if let Some(client) = self.clients.get(&key) {
             refuse(&client.socket, sequence, Code::BadFrame, what);
@@ -87,7 +88,7 @@ impl Loop {
     }
 
     /// Gives an observer a read-only descriptor of the region, and closes its connection.
-    pub(super) fn show(&mut self, key: u64, sequence: u64, version: u32) {
+    pub(super) fn observe(&mut self, key: u64, sequence: u64, version: u32) {
         if version != VERSION {
             return self.turn_away(key, sequence, Code::Version, &other_version(version));
         }
@@ -112,6 +113,7 @@ impl Loop {
         }
     }
 
+    /// Handles a `Hello`: grants an area and sends the `Welcome`, or turns the client away.
     pub(super) fn greet(&mut self, key: u64, sequence: u64, version: u32, fds: Vec<OwnedFd>) {
         let Some(who) = self.clients.get(&key).map(|c| c.who.clone()) else { return };
         if version != VERSION {

@@ -45,7 +45,7 @@ pub(super) struct Loop {
     pub(super) parties: HashMap<u32, Party>,
     next: u64,
     /// Until when the listener is not watched, because no descriptor was left for a connection.
-    deaf_until: Option<Instant>,
+    unwatched_until: Option<Instant>,
 }
 
 impl Loop {
@@ -82,7 +82,7 @@ impl Loop {
             lingering: HashMap::new(),
             parties: HashMap::new(),
             next: FIRST_CLIENT,
-            deaf_until: None,
+            unwatched_until: None,
         })
     }
 
@@ -93,7 +93,7 @@ impl Loop {
             // Only these need a timeout: clients that have not said Hello, a listener that is not watched, and areas of the
             // dead that others' operations still hold.
             let tick = Timespec { tv_sec: 0, tv_nsec: 250_000_000 };
-            let hurry = self.deaf_until.is_some()
+            let hurry = self.unwatched_until.is_some()
                 || self.clients.values().any(|c| c.attached.is_none())
                 || self.writer.held().iter().any(|area| !self.lingering.contains_key(area));
             let timeout = hurry.then_some(&tick);
@@ -107,11 +107,11 @@ impl Loop {
                 match event.data.u64() {
                     LISTENER => self.accept(),
                     BELL => {
-                        if self.obey() {
+                        if self.take_orders() {
                             return self.finish();
                         }
                     }
-                    key if key % 2 == 0 => self.hear(key),
+                    key if key % 2 == 0 => self.receive(key),
                     key => self.end(key - 1, Ending::Died),
                 }
             }
@@ -119,12 +119,13 @@ impl Loop {
         }
     }
 
+    /// Calls the observer.
     pub(super) fn tell(&self, event: &Event) {
         (self.observer)(event);
     }
 
     /// Carries out orders. Returns whether to stop.
-    fn obey(&mut self) -> bool {
+    fn take_orders(&mut self) -> bool {
         let mut count = [0_u8; 8];
         let _ = rustix::io::read(&*self.bell, &mut count);
         while let Ok(order) = self.inbox.try_recv() {
@@ -146,10 +147,12 @@ impl Loop {
         let _ = rustix::fs::unlink(&self.config.path);
     }
 
+    /// Has the epoll descriptor report when `fd` is readable, as `key`.
     pub(super) fn watch(&self, fd: &OwnedFd, key: u64) -> rustix::io::Result<()> {
         epoll::add(&self.epoll, fd, EventData::new_u64(key), EventFlags::IN)
     }
 
+    /// Accepts a connection, or turns away a user that may not attach.
     fn accept(&mut self) {
         let socket =
             match rustix::net::accept_with(&self.listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
@@ -159,7 +162,7 @@ impl Loop {
                     // Out of descriptors. The connection stays queued; unwatch the listener, or the loop would spin.
                     self.tell(&Event::Trouble { reason: format!("cannot accept a process: {e}") });
                     let _ = epoll::delete(&self.epoll, &self.listener);
-                    self.deaf_until = Some(Instant::now() + Duration::from_secs(1));
+                    self.unwatched_until = Some(Instant::now() + Duration::from_secs(1));
                     return;
                 }
             };
@@ -190,6 +193,7 @@ impl Loop {
         }
     }
 
+    /// Publishes the end of an area and of its endpoints. Returns their slots.
     pub(super) fn publish_end(&mut self, area: u32) -> Vec<u32> {
         self.writer.end_area(area).unwrap_or_else(|e| {
             self.tell(&Event::Trouble { reason: format!("cannot end area {area}: {e}") });
@@ -197,6 +201,7 @@ impl Loop {
         })
     }
 
+    /// Takes back the memory of a dead process, unless an operation of another process still holds it; then `sweep` tries again.
     pub(super) fn take_back(&mut self, area: u32) {
         match self.writer.take_back(area) {
             Ok(true) => {
@@ -210,6 +215,7 @@ impl Loop {
         }
     }
 
+    /// Takes back what others no longer hold, turns away clients that sent no `Hello` in time, and watches the listener again.
     fn sweep(&mut self) {
         let now = Instant::now();
         for area in self.writer.held() {
@@ -228,8 +234,10 @@ impl Loop {
         for key in late {
             self.turn_away(key, 0, Code::BadFrame, "no Hello came");
         }
-        if self.deaf_until.is_some_and(|until| now >= until) && self.watch(&self.listener, LISTENER).is_ok() {
-            self.deaf_until = None;
+        if self.unwatched_until.is_some_and(|until| now >= until)
+            && self.watch(&self.listener, LISTENER).is_ok()
+        {
+            self.unwatched_until = None;
         }
     }
 }

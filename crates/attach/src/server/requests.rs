@@ -19,6 +19,7 @@ use crate::socket;
 const MOST_WATCHES: usize = 256;
 
 impl Loop {
+    /// Carries out a request and replies, if it has a reply.
     pub(super) fn serve(&mut self, key: u64, sequence: u64, request: Request, fds: Vec<OwnedFd>) {
         let Some(client) = self.clients.get_mut(&key) else { return };
         let pid = client.who.pid;
@@ -28,7 +29,7 @@ impl Loop {
                 client.who.name = name;
                 return self.greet(key, sequence, version, fds);
             }
-            (None, Request::Observe { version }) => return self.show(key, sequence, version),
+            (None, Request::Observe { version }) => return self.observe(key, sequence, version),
             (None, _) => return self.reject(key, sequence, "it came before Hello"),
             (Some(_), Request::Hello { .. } | Request::Observe { .. }) => {
                 return self.reject(key, sequence, "a second Hello");
