@@ -1,5 +1,5 @@
-//! Wakes the sleepers of a service's peer. All threads of the service share it: the thread that receives a wake-up rings at
-//! once, without waking another thread first.
+//! Wakes the sleepers of a service's peer. All threads of the service share it: the thread that receives a wake-up
+//! rings at once, without waking another thread first.
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
@@ -126,8 +126,8 @@ pub fn ring(fd: impl AsFd) {
     let _ = rustix::io::write(fd, &1_u64.to_ne_bytes());
 }
 
-/// Gives the calling thread the highest priority, where that is allowed, since processes sleep until it has passed on their
-/// wake-ups. Threads and processes that it starts inherit the priority.
+/// Gives the calling thread the highest priority, where that is allowed, since processes sleep until it has passed on
+/// their wake-ups. Threads and processes that it starts inherit the priority.
 pub fn be_urgent() {
     let _ = rustix::process::setpriority_process(None, -20);
 }

@@ -70,8 +70,8 @@ pub struct View {
     pub service: u32,
 }
 
-/// Asks the service that listens at `path`, within `patience`, for a descriptor of its region to read from. The process gets
-/// no place in the region, and nothing of it is trusted or mapped here.
+/// Asks the service that listens at `path`, within `patience`, for a descriptor of its region to read from. The
+/// process gets no place in the region, and nothing of it is trusted or mapped here.
 ///
 /// # Errors
 /// [`Error::Connect`], [`Error::Refused`], [`Error::TimedOut`], [`Error::Gone`].
@@ -106,8 +106,8 @@ fn map(fd: &OwnedFd, welcome: &Welcome) -> Result<Arc<Mapping>> {
     Ok(map)
 }
 
-/// The attachment that all users in this process share: the present one while anything holds it, else a new one. A forked
-/// child that asks gets one of its own.
+/// The attachment that all users in this process share: the present one while anything holds it, else a new one. A
+/// forked child that asks gets one of its own.
 ///
 /// # Errors
 /// As [`connect`].
@@ -115,8 +115,8 @@ pub fn shared() -> Result<Arc<Member>> {
     shared_at(None)
 }
 
-/// As [`shared`], but a new attachment is to the service that listens at `named`, if that is given. An attachment that exists
-/// is returned whatever `named` says.
+/// As [`shared`], but a new attachment is to the service that listens at `named`, if that is given. An attachment
+/// that exists is returned whatever `named` says.
 ///
 /// # Errors
 /// As [`connect_at`].

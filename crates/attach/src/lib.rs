@@ -8,7 +8,8 @@
 //! - [`deaths`]: names the process that died first, for both services.
 //! - [`notify`]: reports to systemd.
 //!
-//! There is no policy here: the service that embeds [`server::Server`] says which users may attach, and handles the events.
+//! There is no policy here: the service that embeds [`server::Server`] says which users may attach, and handles the
+//! events.
 
 #![forbid(unsafe_code)]
 

@@ -1,5 +1,5 @@
-//! The frames of wake-ups between a VM's agent and the host service: eight bytes each, in either direction, and eight more
-//! for a place.
+//! The frames of wake-ups between a VM's agent and the host service: eight bytes each, in either direction, and eight
+//! more for a place.
 
 use crate::error::{Error, Result};
 
@@ -31,7 +31,8 @@ pub enum Frame {
         /// Offset in the region.
         place: u64,
     },
-    /// From an agent: there is a request about named objects in its section. To an agent: the answer is in the host section.
+    /// From an agent: there is a request about named objects in its section. To an agent: the answer is in the host
+    /// section.
     Call {
         /// Number of the request, the lower half.
         number: u32,

@@ -10,8 +10,8 @@
 //!                        └────────────────────────────────────────────────────────────────────────────────► gone
 //! ```
 //!
-//! This file has what the embedding service configures and is told; `event_loop` is the thread, `client` one connection,
-//! `requests` what an attached process asks.
+//! This file has what the embedding service configures and is told; `event_loop` is the thread, `client` one
+//! connection, `requests` what an attached process asks.
 
 mod client;
 mod event_loop;
@@ -84,7 +84,8 @@ pub enum Wakeup {
     },
 }
 
-/// Passes on wake-ups for other peers, or drops them (the default). It is called on the server's thread and must not block.
+/// Passes on wake-ups for other peers, or drops them (the default). It is called on the server's thread and must not
+/// block.
 #[derive(Default)]
 pub struct Relay(Option<Box<dyn Fn(Wakeup) + Send>>);
 
@@ -97,8 +98,8 @@ impl Relay {
 
 /// Answers requests about named objects.
 pub trait Names: Send + std::fmt::Debug {
-    /// Takes a request, which is one of `Create`, `Open`, `Close`, `Shrink` and `Unlink`. The answer may be given at once
-    /// or later, from any thread; this must not block.
+    /// Takes a request, which is one of `Create`, `Open`, `Close`, `Shrink` and `Unlink`. The answer may be given at
+    /// once or later, from any thread; this must not block.
     fn ask(&mut self, asker: Asker, request: Request, answer: Answer);
 
     /// A process of this peer is dead; what it had open is open no more.

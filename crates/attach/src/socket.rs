@@ -56,8 +56,8 @@ pub fn places() -> String {
     format!("{named}, {SYSTEM_SOCKET} {}, {user}", state(Path::new(SYSTEM_SOCKET)))
 }
 
-/// Where a service that this user starts by hand listens, so that [`find_socket`] finds it: at `ISTHMUS_SOCKET`, else for
-/// root at `/run/isthmus/socket`, else at `$XDG_RUNTIME_DIR/isthmus/socket`. `None` without any of them.
+/// Where a service that this user starts by hand listens, so that [`find_socket`] finds it: at `ISTHMUS_SOCKET`, else
+/// for root at `/run/isthmus/socket`, else at `$XDG_RUNTIME_DIR/isthmus/socket`. `None` without any of them.
 pub fn own_socket() -> Option<PathBuf> {
     let named = std::env::var_os(SOCKET_VARIABLE).filter(|p| !p.is_empty());
     if named.is_some() {
@@ -166,8 +166,8 @@ pub struct Packet {
 /// Receives one packet.
 ///
 /// # Errors
-/// The system's answer; `MSGSIZE` for a packet or a set of descriptors that is longer than that of any frame, `MFILE` if the
-/// process may not have so many descriptors open.
+/// The system's answer; `MSGSIZE` for a packet or a set of descriptors that is longer than that of any frame, `MFILE`
+/// if the process may not have so many descriptors open.
 pub fn receive(socket: impl AsFd, flags: RecvFlags) -> rustix::io::Result<Packet> {
     let mut bytes = [0_u8; MAX_FRAME];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];

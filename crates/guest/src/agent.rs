@@ -1,10 +1,10 @@
 //! The agent: finds the region behind an ivshmem device, becomes a member's local service, and lets the VM's processes
 //! attach, so that none of them needs root.
 //!
-//! It needs root itself, to map the device. It tells the host service something only through its own section: the directory
-//! that it writes makes the member Active. If its member is Active already, an agent ran here before (this one was restarted,
-//! or the VM was reset under a running QEMU). Then it clears the directory's magic word, which asks the host service for a new
-//! life, with a zeroed section and numbers that were not used before.
+//! It needs root itself, to map the device. It tells the host service something only through its own section: the
+//! directory that it writes makes the member Active. If its member is Active already, an agent ran here before (this
+//! one was restarted, or the VM was reset under a running QEMU). Then it clears the directory's magic word, which
+//! asks the host service for a new life, with a zeroed section and numbers that were not used before.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -187,8 +187,8 @@ impl Agent {
         Self::serve(config, found, deadline, observer, port)
     }
 
-    /// As [`Agent::start`], for a region that the caller has found: its descriptor, and the ivshmem id by which the host
-    /// service knows this member. Needs neither root nor a VM.
+    /// As [`Agent::start`], for a region that the caller has found: its descriptor, and the ivshmem id by which the
+    /// host service knows this member. Needs neither root nor a VM.
     ///
     /// # Errors
     /// As [`Agent::start`].
@@ -284,8 +284,8 @@ impl Agent {
     }
 }
 
-/// The agent of a VM that isthmus booted, if it has a region: configured by `agent` in the launcher's config, with its messages
-/// on the console, where the launcher finds them.
+/// The agent of a VM that isthmus booted, if it has a region: configured by `agent` in the launcher's config, with
+/// its messages on the console, where the launcher finds them.
 ///
 /// # Errors
 /// As [`Agent::start`].
@@ -293,8 +293,8 @@ pub fn of_boot(booted: &boot::Booted) -> Result<Option<Agent>> {
     of_boot_telling(booted, |_| ())
 }
 
-/// As [`of_boot`]; the first process that dies with an endpoint open is also reported to `tell`, since a launcher may report
-/// only the consequences of that death.
+/// As [`of_boot`]; the first process that dies with an endpoint open is also reported to `tell`, since a launcher may
+/// report only the consequences of that death.
 ///
 /// # Errors
 /// As [`Agent::start`].
@@ -373,7 +373,8 @@ fn member(region: &Region, id: u32) -> Option<PeerInfo> {
     region.peers().into_iter().find(|p| p.ivshmem_id == Some(id) && lives(p))
 }
 
-/// Becomes the local service of the member with this ivshmem id: writes its directory, and waits until the member is Active.
+/// Becomes the local service of the member with this ivshmem id: writes its directory, and waits until the member is
+/// Active.
 fn join(
     region: &Region,
     id: u32,

@@ -11,9 +11,9 @@
 //! | `/tmp`, `/var` | part of the overlay: what the host has there can be read |
 //! | `/etc/hosts`, `/etc/hostname` | the host's, with the names of this run's VMs |
 //!
-//! This needs no other program: modules, mounts and addresses are system calls, so the initramfs holds this program alone.
-//! The agent's main loop gets a [`Booted`] and runs as process 1; when it returns, panics or fails, the machine powers off,
-//! since a VM without its agent is useless.
+//! This needs no other program: modules, mounts and addresses are system calls, so the initramfs holds this program
+//! alone. The agent's main loop gets a [`Booted`] and runs as process 1; when it returns, panics or fails, the
+//! machine powers off, since a VM without its agent is useless.
 //!
 //! Nothing here depends on a kernel version, except that the modules named by `isthmus-vm` must exist.
 
@@ -52,8 +52,8 @@ pub fn is_init() -> bool {
 pub struct Booted {
     /// The launcher's config for this VM.
     pub config: BootConfig,
-    /// The device of each virtio-serial port of the config, by its name. Reads return 0 until the host has connected: see
-    /// [`wait_for_host`].
+    /// The device of each virtio-serial port of the config, by its name. Reads return 0 until the host has connected:
+    /// see [`wait_for_host`].
     pub ports: BTreeMap<String, PathBuf>,
     /// The region's device, if the config asked for it.
     pub ivshmem: Option<IvshmemDevice>,
@@ -139,8 +139,8 @@ pub fn console(text: &str) {
     let _ = writeln!(io::stderr(), "{text}");
 }
 
-/// Mounts memory of the VM's own over `path`, which may be in a directory that is shared with the host, so that sockets can
-/// be bound there.
+/// Mounts memory of the VM's own over `path`, which may be in a directory that is shared with the host, so that
+/// sockets can be bound there.
 ///
 /// # Errors
 /// Those of making the directory and of mount(2).

@@ -1,10 +1,10 @@
-//! Execution in a guest: starts processes for the launcher's side, carries their standard streams and signals, and reports
-//! how they ended.
+//! Execution in a guest: starts processes for the launcher's side, carries their standard streams and signals, and
+//! reports how they ended.
 //!
-//! Each such process and all its descendants are a *session*: they are in a control group of their own (or, without control
-//! groups, are found by their ancestors and their session number). A session ends when its first process does, when the
-//! launcher's side closes its stream, or when the connection ends; then everything in it is killed, also processes that have
-//! made a session of their own.
+//! Each such process and all its descendants are a *session*: they are in a control group of their own (or, without
+//! control groups, are found by their ancestors and their session number). A session ends when its first process
+//! does, when the launcher's side closes its stream, or when the connection ends; then everything in it is killed,
+//! including processes that have made a session of their own.
 //!
 //! The process runs as its caller: this program is started again as [`exec_as`], which has one thread, so that
 //! ids, groups, limits and mask can be set before it becomes the real program.
@@ -33,8 +33,8 @@ const TICK: Timespec = Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
 /// How the processes of a session are found.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
-    /// A directory of a cgroup v2 hierarchy in which each session gets a group; without one, a session's processes are found
-    /// in `/proc`.
+    /// A directory of a cgroup v2 hierarchy in which each session gets a group; without one, a session's processes
+    /// are found in `/proc`.
     pub cgroup: Option<PathBuf>,
 }
 

@@ -9,8 +9,8 @@
 //! | the group `isthmus` | its members may attach |
 //! | `PREFIX/lib/isthmus/guest-installed` | the record: which of these were not there before |
 //!
-//! The record is written first, and `uninstall` removes only what is in it. So files of others stay, and an installation that
-//! failed halfway can be undone.
+//! The record is written first, and `uninstall` removes only what is in it. So files of others stay, and an
+//! installation that failed halfway can be undone.
 
 use std::fs;
 use std::io;

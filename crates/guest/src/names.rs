@@ -1,7 +1,9 @@
-//! Passes on the requests of this VM's processes about named objects. One after the other, they go to the host service through
-//! the VM's own section; the answers come back through the host section ([`isthmus_region::objects::call`]).
+//! Passes on the requests of this VM's processes about named objects. One after the other, they go to the host
+//! service through the VM's own section; the answers come back through the host section
+//! ([`isthmus_region::objects::call`]).
 //!
-//! The wake-up port makes that quick. Without it, the host service finds a request when it polls its members, twice a second.
+//! The wake-up port makes that quick. Without it, the host service finds a request when it polls its members, twice a
+//! second.
 
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
@@ -152,8 +154,8 @@ impl Caller {
         }
     }
 
-    /// Sends a request and waits for the answer. There is one place for requests, so a request that was given up is first waited
-    /// for, and what it opened is closed.
+    /// Sends a request and waits for the answer. There is one place for requests, so a request that was given up is
+    /// first waited for, and what it opened is closed.
     fn ask(&mut self, asker: Asker, request: &Request, until: Instant) -> Reply {
         let answered = self.catch_up(until).and_then(|()| {
             if Instant::now() >= until {

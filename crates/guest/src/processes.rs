@@ -13,12 +13,13 @@ pub struct Process {
     pub parent: i32,
     /// The session it is in.
     pub session: i32,
-    /// Whether all its threads have ended and its parent has not waited for it. (The kernel's state is the first thread's.)
+    /// Whether all its threads have ended and its parent has not waited for it. (The kernel's state is the first
+    /// thread's.)
     pub zombie: bool,
 }
 
-/// Parses `/proc/PID/stat`. The name in it may hold anything, blanks and brackets included, so the fields are counted from the
-/// last bracket.
+/// Parses `/proc/PID/stat`. The name in it may hold anything, blanks and brackets included, so the fields are counted
+/// from the last bracket.
 fn parse_stat(stat: &str) -> Option<Process> {
     let pid = stat.split(' ').next()?.parse().ok()?;
     let mut fields = stat.get(stat.rfind(')')? + 1..)?.split_ascii_whitespace();
@@ -67,7 +68,8 @@ pub fn processor_ticks(pid: i32) -> Option<u64> {
     Some(fields.next()?.parse::<u64>().ok()?.wrapping_add(fields.next()?.parse().ok()?))
 }
 
-/// Children of a process, including those that have ended; none if the kernel does not list them (`CONFIG_PROC_CHILDREN`).
+/// Children of a process, including those that have ended; none if the kernel does not list them
+/// (`CONFIG_PROC_CHILDREN`).
 pub fn children(pid: i32) -> Vec<i32> {
     let Ok(threads) = fs::read_dir(format!("/proc/{pid}/task")) else { return Vec::new() };
     let lists =

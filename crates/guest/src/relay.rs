@@ -1,8 +1,8 @@
 //! TCP without a network: connections that a guest's processes make to their launcher, carried as streams.
 //!
 //! The launcher's side names a port ([`Kind::Listen`]). From then on, connections to it at this guest's own address are
-//! accepted and carried, and the launcher's side connects them to the launcher. Only named ports are listened at, so a process
-//! can reach nothing else.
+//! accepted and carried, and the launcher's side connects them to the launcher. Only named ports are listened at, so
+//! a process can reach nothing else.
 
 use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddrV4, TcpListener, TcpStream};
@@ -105,7 +105,8 @@ impl Relay {
     }
 }
 
-/// Carries `connection` as `stream`: what is read from it goes to channel `from`, what comes on channel `to` is written to it.
+/// Carries `connection` as `stream`: what is read from it goes to channel `from`, what comes on channel `to` is
+/// written to it.
 ///
 /// # Errors
 /// If the connection cannot be prepared.

@@ -1,5 +1,5 @@
-//! Reports when the kernel has killed a process of this VM because memory was used up. Launchers name the signal and not the
-//! cause, which is only in the kernel's log, and that is gone with the VM.
+//! Reports when the kernel has killed a process of this VM because memory was used up. Launchers name the signal and
+//! not the cause, which is only in the kernel's log, and that is gone with the VM.
 
 use std::fs::{self, File};
 use std::io::Read;
@@ -62,7 +62,8 @@ fn deaths(mut log: impl Read) -> impl Iterator<Item = Death> {
     let mut record = [0; RECORD_BYTES];
     std::iter::from_fn(move || {
         loop {
-            // One read gives one record. It fails with EPIPE if records were overwritten; the next read goes on behind them.
+            // One read gives one record. It fails with EPIPE if records were overwritten; the next read goes on
+            // behind them.
             match log.read(&mut record) {
                 Ok(0) => return None,
                 Ok(len) => {

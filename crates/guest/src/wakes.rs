@@ -1,5 +1,6 @@
-//! The agent's end of the relay of wake-ups: a virtio-serial port over which the host service rings this VM's sleepers, and
-//! the agent those of other peers. Nothing depends on it: without the port, sleepers wake by their timeouts.
+//! The agent's end of the relay of wake-ups: a virtio-serial port over which the host service rings this VM's
+//! sleepers, and the agent those of other peers. Nothing depends on it: without the port, sleepers wake by their
+//! timeouts.
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
@@ -67,9 +68,9 @@ impl Port {
         let _ = rustix::io::write(&*self.0, frame);
     }
 
-    /// Rings this VM's endpoints and gates when the host service says so, on a thread of its own, until the program ends. `id`
-    /// is the VM's ivshmem id, `endpoints` the region's number of endpoint slots of each peer. `answered` is called when the
-    /// host service has answered a request.
+    /// Rings this VM's endpoints and gates when the host service says so, on a thread of its own, until the program
+    /// ends. `id` is the VM's ivshmem id, `endpoints` the region's number of endpoint slots of each peer. `answered`
+    /// is called when the host service has answered a request.
     pub fn serve(
         self,
         id: u32,

@@ -1,8 +1,8 @@
 //! The protocol on the virtio-serial ports between the launcher's side ("host") and a VM's agent ("guest").
 //!
-//! A VM has three ports, so that one kind of traffic cannot stall another: [`EXEC_PORT`] starts processes and carries their
-//! standard streams, [`RELAY_PORT`] carries TCP connections, [`CONTROL_PORT`] the rest. All three, and the remote shells that
-//! connect to a run from the host, use the same frames:
+//! A VM has three ports, so that one kind of traffic cannot stall another: [`EXEC_PORT`] starts processes and carries
+//! their standard streams, [`RELAY_PORT`] carries TCP connections, [`CONTROL_PORT`] the rest. All three, and the
+//! remote shells that connect to a run from the host, use the same frames:
 //!
 //! ```text
 //!  offset  0        4      5         6           8        12
@@ -15,8 +15,8 @@
 //! - A stream has channels (for a process: 0 in, 1 out, 2 err; for a connection: 0 from the guest, 1 from the
 //!   host). Each channel starts with [`WINDOW`] bytes of credit; a receiver gives back with [`Kind::Credit`] what
 //!   it has passed on. So what a receiver must buffer is bounded, whatever the sender does.
-//! - A frame whose length its kind does not allow, or of an unknown kind, ends the connection with an error; data beyond the
-//!   credit ends the stream. Neither makes the receiver buffer more.
+//! - A frame of an unknown kind, or of a length that its kind does not allow, ends the connection with an error; data
+//!   beyond the credit ends the stream. Neither makes the receiver buffer more.
 
 pub mod mux;
 mod payload;

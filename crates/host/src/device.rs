@@ -5,8 +5,8 @@ use std::path::PathBuf;
 
 /// QEMU's window for a device's memory has at least this size, so that every region fits some.
 const LEAST_WINDOW: u64 = 1 << 30;
-/// The PCI controller's index in libvirt's XML: just beyond those that virt-install makes, since libvirt fills gaps with root
-/// ports.
+/// The PCI controller's index in libvirt's XML: just beyond those that virt-install makes, since libvirt fills gaps
+/// with root ports.
 const LIBVIRT_INDEX: u32 = 16;
 
 /// The device by which a VM joins a region.
@@ -63,8 +63,8 @@ impl Device {
         )
     }
 
-    /// The element for the end of libvirt's `<domain>`, which gives the root port its window; libvirt has no element of its
-    /// own for that.
+    /// The element for the end of libvirt's `<domain>`, which gives the root port its window; libvirt has no element
+    /// of its own for that.
     pub fn libvirt_override(&self) -> String {
         format!(
             "<override xmlns='http://libvirt.org/schemas/domain/qemu/1.0'>\n  \

@@ -18,8 +18,8 @@ pub type BesideResult<T> = std::result::Result<T, Box<dyn std::error::Error + Se
 /// The options of `isthmus host`.
 #[derive(Debug, Clone, Default)]
 pub struct Options {
-    /// Where processes of the host attach; by default [`socket::own_socket`], which they find by themselves. VMs connect at the
-    /// same path with `.ivshmem` appended.
+    /// Where processes of the host attach; by default [`socket::own_socket`], which they find by themselves. VMs
+    /// connect at the same path with `.ivshmem` appended.
     pub socket: Option<PathBuf>,
     /// How many VMs may join.
     pub vms: u32,
@@ -105,9 +105,9 @@ pub fn wake_socket(attach: &Path) -> PathBuf {
     path.into()
 }
 
-/// Serves until the process gets INT, TERM or HUP, and then removes the sockets. Prints instructions to standard output and a
-/// line for each event to standard error. Tells systemd when the sockets take connections, and when the service ends. `beside`
-/// starts what is to live as long as the service.
+/// Serves until the process gets INT, TERM or HUP, and then removes the sockets. Prints instructions to standard
+/// output and a line for each event to standard error. Tells systemd when the sockets take connections, and when the
+/// service ends. `beside` starts what is to live as long as the service.
 ///
 /// # Errors
 /// Any of [`Service::start`]; [`Error::Beside`].

@@ -6,7 +6,8 @@
 //!
 //! 1. A client that got half a greeting spins for ever, and a silent server freezes its VM. So the whole greeting is
 //!    queued at once after accept, and a client that cannot be let in is sent a protocol version that it refuses.
-//! 2. An id that is used again makes QEMU write to freed memory. So ids only grow, and after 65535 joins no VM is let in.
+//! 2. An id that is used again makes QEMU write to freed memory. So ids only grow, and no VM is let in after 65535
+//!    joins.
 //! 3. A second greeting on one connection would be taken for messages about other VMs. So a greeting is sent once.
 //! 4. QEMU may not read for a while (it is stopped, or loading). So nothing blocks: what does not fit is queued.
 //!

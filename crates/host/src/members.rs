@@ -12,9 +12,9 @@
 //! ```
 //!
 //! A VM can tell the host service something only through its own section, so the service polls that: a member is Active
-//! once its directory carries its incarnation. An agent that finds its member Active already (the agent was restarted, or the
-//! VM was reset under a running QEMU) clears the directory's magic word. This service then ends the old life and zeroes the
-//! section, and the guest joins anew, so that no number of the old life is used again.
+//! once its directory carries its incarnation. An agent that finds its member Active already (the agent was
+//! restarted, or the VM was reset under a running QEMU) clears the directory's magic word. This service then ends the
+//! old life and zeroes the section, and the guest joins anew, so that no number of the old life is used again.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -66,8 +66,8 @@ struct Slot {
     retired: Totals,
 }
 
-/// Waits until no process changes memory of a member's former life any more, which takes a moment. Gives up on a process that
-/// has stopped in the middle of it.
+/// Waits until no process changes memory of a member's former life any more, which takes a moment. Gives up on a
+/// process that has stopped in the middle of it.
 fn wait_for_holds(region: &Region, index: u32, name: &str) -> Result<()> {
     let until = Instant::now() + HOLDS;
     while isthmus_region::holds::are_on(region, index, None) {

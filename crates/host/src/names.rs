@@ -7,8 +7,8 @@
 //! ```
 //! A process of the host asks through its attach server. A VM's agent asks for its processes through its section
 //! ([`isthmus_region::objects::call`]), and is believed which process asks, as all members of a region trust each other
-//! (`docs/threat-model.md`). Memory is given back only once no process can write there any more, and zeroed before it becomes
-//! another object.
+//! (`docs/threat-model.md`). Memory is given back only once no process can write there any more, and zeroed before it
+//! becomes another object.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -43,8 +43,8 @@ pub struct Registry {
     quota: Option<u64>,
     /// The number of each peer's last request.
     heard: HashMap<u32, u64>,
-    /// The incarnation with which each VM was connected. Its agent may have begun other lives since; processes of earlier ones
-    /// may live on, and write, as long as the VM does.
+    /// The incarnation with which each VM was connected. Its agent may have begun other lives since; processes of
+    /// earlier ones may live on, and write, as long as the VM does.
     since: HashMap<u32, u64>,
     swept: Option<Instant>,
 }
@@ -326,8 +326,8 @@ impl Registry {
         }
     }
 
-    /// Takes an object's name away if it ends with its creator and that is dead; ends an object without a name that no process
-    /// has open.
+    /// Takes an object's name away if it ends with its creator and that is dead; ends an object without a name that
+    /// no process has open.
     fn end_if_over(&mut self, at: usize) {
         let Some(object) = self.entries[at].object.as_mut() else { return };
         let info = &mut object.info;
@@ -417,8 +417,8 @@ impl Registry {
     }
 }
 
-/// Whether a process is attached to a former agent of its VM. Whether it lives cannot be known; it counts as alive until the
-/// VM is gone.
+/// Whether a process is attached to a former agent of its VM. Whether it lives cannot be known; it counts as alive
+/// until the VM is gone.
 fn is_of_a_former_life(party: Party, region: &Region, since: &HashMap<u32, u64>) -> bool {
     let Some(since) = since.get(&party.peer()) else { return false };
     let Ok(Some(info)) = region.peer(party.peer()) else { return false };
@@ -521,7 +521,7 @@ mod tests {
         ] {
             assert_eq!(ask(name.clone(), slot, or_open), Some(Code::Denied), "{name} {slot} {or_open}");
         }
-        // A name ends with its process, and only that process may take it away, also from a process that claims to be root.
+        // A name ends with its process. Only that process may take it away, not one that claims to be root.
         let kept = NewObject {
             kind: Kind::Endpoint,
             name: endpoint::name_of(1, "kept"),

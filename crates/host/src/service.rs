@@ -38,8 +38,8 @@ pub struct Config {
     pub attach_socket: Option<PathBuf>,
     /// Where any VM's device connects; `ivshmem` in the folder by default.
     pub ivshmem_socket: Option<PathBuf>,
-    /// Whether each VM also gets a socket of its own, `ivshmem-NAME` in the folder. A VM that connects there gets its own
-    /// place; one at the common socket gets the first free place.
+    /// Whether each VM also gets a socket of its own, `ivshmem-NAME` in the folder. A VM that connects there gets its
+    /// own place; one at the common socket gets the first free place.
     pub socket_per_vm: bool,
     /// Where the port for wake-ups of any VM connects; `wake` in the folder by default.
     pub wake_socket: Option<PathBuf>,
@@ -194,7 +194,8 @@ pub type Observer = Arc<dyn Fn(&Event) + Send + Sync>;
 /// A running service. Dropping it ends it and removes its sockets; members go on exchanging messages.
 #[derive(Debug)]
 pub struct Service {
-    // Ended in this order: first no new members, then no new processes, then the region says that the service has ended.
+    // Ended in this order: first no new members, then no new processes, then the region says that the service has
+    // ended.
     ivshmem: Option<ivshmem::Server>,
     attach: Option<server::Server>,
     wakes: Option<Wakes>,

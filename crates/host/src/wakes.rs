@@ -1,12 +1,12 @@
 //! The relay of wake-ups between the host and its VMs.
 //!
-//! A message between two peers needs no service, but a receiver that sleeps in a VM has to be woken by its agent. So each VM
-//! has a virtio-serial port for wake-ups, whose other end QEMU connects to one socket here. It carries frames of eight bytes
-//! in both directions (`docs/attach-protocol.md`, *Wake-ups between peers*).
+//! A message between two peers needs no service, but a receiver that sleeps in a VM has to be woken by its agent. So
+//! each VM has a virtio-serial port for wake-ups, whose other end QEMU connects to one socket here. It carries frames
+//! of eight bytes in both directions (`docs/attach-protocol.md`, *Wake-ups between peers*).
 //!
-//! Nothing depends on a wake-up, since every sleep has a time limit. So nothing here blocks, and what does not fit into a
-//! socket is dropped. For the same reason a VM is believed when it says which one it is: all that a lie can do is to take
-//! another VM's wake-ups, and to wake others for nothing.
+//! Nothing depends on a wake-up, since every sleep has a time limit. So nothing here blocks, and what does not fit
+//! into a socket is dropped. For the same reason a VM is believed when it says which one it is: all that a lie can do
+//! is to take another VM's wake-ups, and to wake others for nothing.
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;

@@ -1,8 +1,8 @@
 //! Real VMs join a region, and an ordinary user's processes in them attach: run with `ISTHMUS_TEST_VM=1`, and QEMU
 //! installed.
 //!
-//! This program is also the guests' first process, with the agent and a port for questions, and the ordinary user's process.
-//! So it has a `main` of its own and no test harness.
+//! This program is also the guests' first process, with the agent and a port for questions, and the ordinary user's
+//! process. So it has a `main` of its own and no test harness.
 
 mod machine;
 

@@ -210,7 +210,7 @@ fn child() {
 }
 
 #[test]
-fn a_process_that_floods_its_service_keeps_nobody_waiting() {
+fn a_process_that_floods_its_service_does_not_block_others() {
     let dir = tempfile::tempdir().unwrap();
     let (service, _events) = start(config(dir.path()));
     let _floods = [(); 2].map(|()| Other::start("flood", service.attach_socket()));
@@ -223,7 +223,7 @@ fn a_process_that_floods_its_service_keeps_nobody_waiting() {
 }
 
 #[test]
-fn clients_are_heard_in_turn_however_much_one_has_to_say() {
+fn clients_are_served_in_turn_however_many_frames_one_sends() {
     let dir = tempfile::tempdir().unwrap();
     let (tell, gone) = channel();
     let (stop, stopped) = channel::<()>();
@@ -324,7 +324,7 @@ fn exec_and_exit_end_an_attachment() {
 }
 
 #[test]
-fn memory_of_a_process_that_runs_on_is_given_to_nobody() {
+fn memory_of_a_process_that_runs_on_is_given_to_no_other() {
     let dir = tempfile::tempdir().unwrap();
     let (service, events) = start(config(dir.path()));
     let member = isthmus_attach::connect_at(service.attach_socket()).unwrap();
@@ -485,7 +485,7 @@ fn garbage_gets_an_error_and_a_closed_connection() {
 }
 
 #[test]
-fn a_client_that_does_not_read_keeps_nobody_waiting() {
+fn a_client_that_does_not_read_does_not_block_others() {
     let dir = tempfile::tempdir().unwrap();
     let (service, events) = start(config(dir.path()));
     let socket = raw(service.attach_socket());

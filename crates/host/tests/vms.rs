@@ -1,5 +1,5 @@
-//! VMs as the host service sees them: a client that reads messages as QEMU does, and the guest's agent on the region that it
-//! received.
+//! VMs as the host service sees them: a client that reads messages as QEMU does, and the guest's agent on the region
+//! that it received.
 
 use std::collections::BTreeMap;
 use std::io::IoSliceMut;
@@ -201,7 +201,7 @@ fn garbage_from_a_client_ends_that_client_alone() {
 }
 
 #[test]
-fn a_client_that_does_not_read_keeps_nobody_waiting() {
+fn a_client_that_does_not_read_does_not_block_others() {
     let dir = tempfile::tempdir().unwrap();
     let (service, _events) = start(dir.path(), &["deaf", "busy"]);
     let deaf = Qemu::plug(service.ivshmem_socket_of("deaf").unwrap());

@@ -58,8 +58,8 @@ impl Connection {
         answer
     }
 
-    /// As [`Connection::ask`], about a named object. The service takes one such request at a time, so one that was given up is
-    /// first waited for, and what it opened is closed.
+    /// As [`Connection::ask`], about a named object. The service takes one such request at a time, so one that was
+    /// given up is first waited for, and what it opened is closed.
     pub(super) fn ask_for_object(&mut self, request: &Request) -> Result<Reply> {
         let deadline = Instant::now() + self.patience;
         if let Err(e) = self.catch_up(deadline).and_then(|()| self.send(request, None)) {

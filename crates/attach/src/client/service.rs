@@ -21,7 +21,8 @@ use crate::socket;
 #[derive(Debug)]
 pub(super) struct Client {
     connection: Mutex<Connection>,
-    /// The connection's, for frames without an answer, which do not wait for other threads' requests. A packet is sent whole.
+    /// The connection's, for frames without an answer, which do not wait for other threads' requests. A packet is
+    /// sent whole.
     socket: Arc<OwnedFd>,
     path: PathBuf,
     pid: Pid,
@@ -48,7 +49,8 @@ impl Client {
         self.ask_on(&mut self.connection.lock().unwrap_or_else(PoisonError::into_inner), action, request)
     }
 
-    /// Fails in a forked child. Called before the lock is taken, which another thread of the parent may have left locked.
+    /// Fails in a forked child. Called before the lock is taken, which another thread of the parent may have left
+    /// locked.
     fn refuse_forked(&self, action: &'static str) -> isthmus_region::Result<()> {
         match rustix::process::getpid() == self.pid {
             true => Ok(()),

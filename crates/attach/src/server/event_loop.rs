@@ -38,8 +38,8 @@ pub(super) struct Loop {
     inbox: mpsc::Receiver<Order>,
     pub(super) bells: Arc<Bells>,
     pub(super) clients: HashMap<u64, Client>,
-    /// Pidfds of processes that live on after their attachment, by area. They may still write there, so the memory is given
-    /// to no other process before they are dead.
+    /// Pidfds of processes that live on after their attachment, by area. They may still write there, so the memory is
+    /// given to no other process before they are dead.
     pub(super) lingering: HashMap<u32, OwnedFd>,
     /// Processes whose areas have not been taken back yet, by area.
     pub(super) parties: HashMap<u32, Party>,
@@ -90,8 +90,8 @@ impl Loop {
         let mut events = Vec::with_capacity(64);
         loop {
             events.clear();
-            // Only these need a timeout: clients that have not said Hello, a listener that is not watched, and areas of the
-            // dead that others' operations still hold.
+            // Only these need a timeout: clients that have not said Hello, a listener that is not watched, and areas
+            // of the dead that others' operations still hold.
             let tick = Timespec { tv_sec: 0, tv_nsec: 250_000_000 };
             let hurry = self.unwatched_until.is_some()
                 || self.clients.values().any(|c| c.attached.is_none())
@@ -201,7 +201,8 @@ impl Loop {
         })
     }
 
-    /// Takes back the memory of a dead process, unless an operation of another process still holds it; then `sweep` tries again.
+    /// Takes back the memory of a dead process, unless an operation of another process still holds it; then `sweep`
+    /// tries again.
     pub(super) fn take_back(&mut self, area: u32) {
         match self.writer.take_back(area) {
             Ok(true) => {
@@ -215,7 +216,8 @@ impl Loop {
         }
     }
 
-    /// Takes back what others no longer hold, turns away clients that sent no `Hello` in time, and watches the listener again.
+    /// Takes back what others no longer hold, turns away clients that sent no `Hello` in time, and watches the
+    /// listener again.
     fn sweep(&mut self) {
         let now = Instant::now();
         for area in self.writer.held() {

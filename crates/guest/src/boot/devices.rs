@@ -49,8 +49,9 @@ pub(super) fn ports(names: &[String]) -> Result<BTreeMap<String, PathBuf>> {
 
 /// Waits until the host's side of a virtio-serial port is open. Returns false if `limit` has passed.
 ///
-/// Until then reads return 0, as they do after the host has closed it: an agent that took that for the end would leave before
-/// its launcher came. The kernel shows a missing host by POLLHUP alone, whose end is no event to wait for, so this polls.
+/// Until then reads return 0, as they do after the host has closed it: an agent that took that for the end would
+/// leave before its launcher came. The kernel shows a missing host by POLLHUP alone, whose end is no event to wait
+/// for, so this polls.
 pub fn wait_for_host(port: impl AsFd, limit: Duration) -> bool {
     let deadline = Instant::now() + limit;
     loop {

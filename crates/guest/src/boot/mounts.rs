@@ -122,8 +122,8 @@ fn write_names(config: &BootConfig) -> Result<()> {
     replace(&etc.join("hostname"), &format!("{}\n", config.name))
 }
 
-/// Replaces a file by a new one. Writing to it may fail: in containers these files are often mount points, whose copy in the
-/// lower directory cannot be written.
+/// Replaces a file by a new one. Writing to it may fail: in containers these files are often mount points, whose copy
+/// in the lower directory cannot be written.
 fn replace(path: &PathBuf, content: &str) -> Result<()> {
     match fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => {
@@ -149,8 +149,8 @@ fn directory(path: &Path, mode: u32) -> Result<()> {
         .map_err(cannot(format!("set the mode of {}", path.display())))
 }
 
-/// Mounts memory of the VM's own over a folder, so that sockets can be bound there: the folder may be in a share, which cannot
-/// hold sockets, and statfs(2) does not show that, since it reports the host's file system.
+/// Mounts memory of the VM's own over a folder, so that sockets can be bound there: the folder may be in a share,
+/// which cannot hold sockets, and statfs(2) does not show that, since it reports the host's file system.
 pub(super) fn private_folder(path: &Path) -> Result<()> {
     fs::create_dir_all(path).map_err(cannot(format!("make {}", path.display())))?;
     attach("tmpfs", path, "tmpfs", MountFlags::NOSUID | MountFlags::NODEV, "mode=0755")

@@ -1,8 +1,8 @@
 //! Process 1 inherits every orphan and must wait for it, or the process table fills up.
 //!
-//! It must not take the exit status of the agent's own children from the threads that wait for them, and no system call waits
-//! for "any child but these". So children that the agent may wait for late are registered with [`own`]; any other process that
-//! is dead at two checks in a row is an orphan, and is reaped.
+//! It must not take the exit status of the agent's own children from the threads that wait for them, and no system
+//! call waits for "any child but these". So children that the agent may wait for late are registered with [`own`];
+//! any other process that is dead at two checks in a row is an orphan, and is reaped.
 
 use rustix::process::{Pid, WaitId, WaitIdOptions, WaitOptions};
 use std::collections::BTreeSet;

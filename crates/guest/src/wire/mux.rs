@@ -1,8 +1,8 @@
 //! Many byte streams over one connection: descriptors on this side, frames on the other.
 //!
-//! What is read from a *source* is sent; what is received is written to a *sink*. The mux handles data, credit and ends; every
-//! other frame is for its owner. Nothing here blocks: a descriptor is read or written only when poll(2) says so, and then no
-//! more than it takes without blocking.
+//! What is read from a *source* is sent; what is received is written to a *sink*. The mux handles data, credit and
+//! ends; every other frame is for its owner. Nothing here blocks: a descriptor is read or written only when poll(2)
+//! says so, and then no more than it takes without blocking.
 
 use std::collections::BTreeMap;
 use std::collections::VecDeque;
@@ -20,8 +20,8 @@ pub type Key = (u32, u8);
 
 /// While more than this waits to be sent, no source is read.
 const OUT_MARK: usize = 4 * MAX_DATA;
-/// With more than this waiting, the connection is ended: sources stop long before, so these are answers to a side that sends
-/// requests and does not read.
+/// With more than this waiting, the connection is ended: sources stop long before, so these are answers to a side
+/// that sends requests and does not read.
 const OUT_LIMIT: usize = 4 << 20;
 /// What a pipe takes without blocking when poll(2) says that it takes anything (pipe(7)).
 const SURE_BYTES: usize = 4096;
@@ -58,14 +58,15 @@ pub struct Mux {
 /// What one [`Mux::wait`] brought.
 #[derive(Debug, Default)]
 pub struct Turn {
-    /// A frame for the owner. What follows it is handled in the next turn, so that the owner can first add the streams that the
-    /// frame opens.
+    /// A frame for the owner. What follows it is handled in the next turn, so that the owner can first add the
+    /// streams that the frame opens.
     pub frame: Option<Frame>,
     /// The owner's descriptors that are ready, by index.
     pub ready: Vec<usize>,
 }
 
-/// Makes `fd` non-blocking. It must be this process's own end of a pipe or socket, since the flag is shared with all copies.
+/// Makes `fd` non-blocking. It must be this process's own end of a pipe or socket, since the flag is shared with all
+/// copies.
 ///
 /// # Errors
 /// Those of fcntl(2).
@@ -141,8 +142,8 @@ impl Mux {
         self.sinks.retain(|key, _| key.0 != stream);
     }
 
-    /// Waits for an event on the connection, a stream, or a descriptor of the owner (which it polls for reading), and moves
-    /// data of the streams as far as that goes.
+    /// Waits for an event on the connection, a stream, or a descriptor of the owner (which it polls for reading), and
+    /// moves data of the streams as far as that goes.
     ///
     /// # Errors
     /// [`WireError::Closed`] when the other side is gone; any other error ends the connection as well.
@@ -328,7 +329,8 @@ impl Mux {
         if self.sinks.get(&key).is_some_and(done)
             && let Some(fd) = self.sinks.remove(&key).and_then(|sink| sink.fd)
         {
-            // A socket may be shared with a source, so closing it would not do. For a pipe this fails, and closing it does.
+            // A socket may be shared with a source, so closing it would not do. For a pipe this fails, and closing it
+            // does.
             let _ = rustix::net::shutdown(&fd, rustix::net::Shutdown::Write);
         }
     }
