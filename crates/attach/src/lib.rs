@@ -3,7 +3,7 @@
 //! - [`protocol`]: the frames, byte for byte; `docs/attach-protocol.md` says the same in prose.
 //! - [`socket`]: frames with descriptors over a UNIX socket, and where that is.
 //! - [`ring`]: the frames of wake-ups between a VM's agent and the host service.
-//! - [`client`]: the process's side: [`connect`] gives a [`isthmus_region::member::Member`].
+//! - [`client`]: the process's side: [`connect`] returns a [`isthmus_region::member::Member`].
 //! - [`server`]: the local service's side, the same in the host service and in the guest agent.
 //! - [`deaths`]: names the process that died first, for both services.
 //! - [`notify`]: reports to systemd.

@@ -6,7 +6,7 @@
 //! ```text
 //!            accept            Hello + pidfd, Welcome            Detach, end of file, pidfd, bad frame, full socket
 //! (nothing) ────────► greeting ───────────────────────► attached ─────────────────────────────────────────► gone
-//!                        │ GREETING is over, refused
+//!                        │ no Hello within GREETING, or refused
 //!                        └────────────────────────────────────────────────────────────────────────────────► gone
 //! ```
 //!
@@ -210,7 +210,7 @@ pub enum Event {
         /// Why.
         reason: String,
     },
-    /// The server cannot do something; attached clients stay attached.
+    /// Something failed in the server; attached clients stay attached.
     Trouble {
         /// What.
         reason: String,

@@ -1,4 +1,4 @@
-//! Frames with descriptors over a UNIX socket, and where the socket lies.
+//! Frames with descriptors over a UNIX socket, and where that is.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;

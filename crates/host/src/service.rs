@@ -163,7 +163,7 @@ pub enum Event {
         /// Why.
         reason: String,
     },
-    /// The service cannot do something.
+    /// Something failed in the service.
     Trouble {
         /// What.
         reason: String,

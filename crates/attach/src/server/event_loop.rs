@@ -147,7 +147,7 @@ impl Loop {
         let _ = rustix::fs::unlink(&self.config.path);
     }
 
-    /// Has the epoll descriptor report when `fd` is readable, as `key`.
+    /// Watches `fd` for reading; its events carry `key`.
     pub(super) fn watch(&self, fd: &OwnedFd, key: u64) -> rustix::io::Result<()> {
         epoll::add(&self.epoll, fd, EventData::new_u64(key), EventFlags::IN)
     }

@@ -1,5 +1,5 @@
-//! Running as another user: this program, started again, takes the caller's ids, limits and environment, and then
-//! becomes the real program. It has one thread, so setting ids for the thread sets them for the process.
+//! Running as another user: this program, started again, takes the caller's ids, groups, limits, mask and directory,
+//! and then becomes the real program. It has one thread, so setting ids for the thread sets them for the process.
 
 use std::ffi::{OsStr, OsString};
 use std::io;
