@@ -1,5 +1,5 @@
-//! The ends of a service at which sleepers of its peer are woken, for all its threads: who hears that somebody is to be woken
-//! does it at once, and no other thread has to be woken for that first.
+//! Wakes the sleepers of a service's peer. All threads of the service share it: the thread that receives a wake-up
+//! rings at once, without waking another thread first.
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
@@ -9,7 +9,7 @@ use isthmus_region::directory::Directory;
 use isthmus_region::membership::Region;
 use isthmus_region::{LINE_BYTES, wake};
 
-/// Eventfds of one endpoint. A process needs one; two of its threads may ask for it at once.
+/// Most eventfds of one endpoint. A process needs one; several of its threads may ask at once.
 const MOST_OF_ONE: usize = 8;
 
 /// A client's number.
@@ -23,12 +23,13 @@ struct Table {
     places: HashMap<u64, Vec<(Key, OwnedFd)>>,
 }
 
+/// The futexes and eventfds of a peer's sleepers.
 #[derive(Debug)]
 pub(crate) struct Bells {
     directory: Directory,
-    /// The region as it was when this began.
+    /// Without it no place can be rung.
     region: Option<Region>,
-    /// Whether anybody can sleep at a futex of the region here.
+    /// Whether processes of this peer can sleep on a futex in the region.
     has_futexes: bool,
     table: Mutex<Table>,
 }
@@ -48,14 +49,14 @@ impl Bells {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether there is such a place for a gate.
+    /// Whether a gate can be at `place`.
     pub(crate) fn is_place(&self, place: u64) -> bool {
         let line = LINE_BYTES as u64;
         place.is_multiple_of(line)
             && self.region.as_ref().is_some_and(|r| r.part("gate", place, line).is_ok())
     }
 
-    /// Wakes the endpoint in that slot of the peer's table, whichever way it sleeps.
+    /// Wakes the endpoint in that slot of the peer's table, on its futex and its eventfds.
     pub(crate) fn wake(&self, slot: u32) {
         if let Ok(line) = self.directory.wake_line(slot) {
             line.words[0].add(1);
@@ -68,7 +69,7 @@ impl Bells {
         }
     }
 
-    /// Wakes those of this peer who wait at a place, whichever way they sleep.
+    /// Wakes the waiters of this peer at a place, on their futex and their eventfds.
     pub(crate) fn ring(&self, place: u64) {
         if self.has_futexes
             && let Some(region) = &self.region
@@ -85,7 +86,7 @@ impl Bells {
     pub(crate) fn add_endpoint(&self, slot: u32, key: Key, bell: OwnedFd) {
         let mut table = self.table();
         let bells = table.endpoints.entry(slot).or_default();
-        // Of the endpoint that had the slot before.
+        // Those of another client are of the endpoint that had the slot before.
         bells.retain(|(owner, _)| *owner == key);
         if bells.len() == MOST_OF_ONE {
             bells.remove(0);
@@ -101,12 +102,12 @@ impl Bells {
         self.table().places.entry(place).or_default().push((key, bell));
     }
 
-    /// How many places a client has, those that it has several times counted so.
+    /// How many eventfds for places a client has.
     pub(crate) fn places_of(&self, key: Key) -> usize {
         self.table().places.values().flatten().filter(|(owner, _)| *owner == key).count()
     }
 
-    /// A client is gone.
+    /// Removes all eventfds of a client that is gone.
     pub(crate) fn forget(&self, key: Key) {
         let mut table = self.table();
         table.endpoints.retain(|_, bells| {
@@ -120,13 +121,13 @@ impl Bells {
     }
 }
 
-/// Adds one to an eventfd. It cannot fail but for a counter that is full, which wakes as well.
+/// Adds one to an eventfd. That can fail only if its counter is full, and then its sleeper is being woken already.
 pub fn ring(fd: impl AsFd) {
     let _ = rustix::io::write(fd, &1_u64.to_ne_bytes());
 }
 
-/// Has the calling thread run before others as soon as there is something for it to do, where that is allowed: somebody sleeps
-/// until it has passed a wake-up on. Threads and processes that it starts would inherit that.
+/// Gives the calling thread the highest priority, where that is allowed, since processes sleep until it has passed on
+/// their wake-ups. Threads and processes that it starts inherit the priority.
 pub fn be_urgent() {
     let _ = rustix::process::setpriority_process(None, -20);
 }

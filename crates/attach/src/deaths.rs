@@ -1,4 +1,4 @@
-//! Naming the process that died first in the middle of its work: the one that people look for when a job has ended badly.
+//! Names the process that died first with an endpoint open: the one to look at when a job has failed.
 
 use std::collections::HashMap;
 use std::fs;
@@ -10,7 +10,7 @@ use crate::server::{Ending, Event};
 /// Variables in which launchers tell a process its rank.
 const RANK_VARIABLES: [&str; 3] = ["OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK"];
 
-/// Hears of all processes, and has one thing to say.
+/// Watches the events of all processes and reports one death.
 #[derive(Debug, Default)]
 pub struct Deaths {
     state: Mutex<State>,
@@ -18,18 +18,18 @@ pub struct Deaths {
 
 #[derive(Debug, Default)]
 struct State {
-    /// By process.
+    /// Ranks by process.
     ranks: HashMap<u32, u32>,
     told: bool,
 }
 
 impl Deaths {
-    /// What to say of `event`: something once, when a process has died with an endpoint open.
+    /// A report of `event` if it is the first death of a process with an endpoint open.
     pub fn hear(&self, event: &Event) -> Option<String> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         match event {
             Event::Attached { who, .. } => {
-                // Once it is dead, its environment is gone.
+                // Now, since its environment is gone once it is dead.
                 if let Some(rank) = rank_of(who.pid) {
                     state.ranks.insert(who.pid, rank);
                 }
@@ -38,7 +38,7 @@ impl Deaths {
             Event::Gone { who, ending, endpoints, .. } => {
                 let rank =
                     state.ranks.remove(&who.pid).map_or(String::new(), |rank| format!("rank {rank}, "));
-                // The end of its connection is often seen before its own.
+                // The end of a process's connection is often seen before its death.
                 let died = matches!(ending, Ending::Died | Ending::Closed) && !endpoints.is_empty();
                 let how = match ending {
                     Ending::Died => {
@@ -76,7 +76,7 @@ mod tests {
     use crate::server::Who;
 
     #[test]
-    fn the_first_death_with_an_endpoint_is_told_and_no_other_end() {
+    fn only_the_first_death_with_an_endpoint_is_reported() {
         let deaths = Deaths::default();
         let who = |pid| Who { pid, uid: 0, name: "prog".into() };
         let gone = |pid, ending, endpoints: &[u32]| Event::Gone {
@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn launchers_tell_ranks_in_variables_of_their_own() {
+    fn ranks_are_found_in_the_variables_of_each_launcher() {
         assert_eq!(rank_in(b"A=b\0PMI_RANK=3\0\xff=\0"), Some(3));
         assert_eq!(rank_in(b"PMIX_RANK=5\0OMPI_COMM_WORLD_RANK=1\0"), Some(1));
         assert_eq!(rank_in(b"PMI_RANKS=3\0PMI_RANK=x"), None);

@@ -10,7 +10,7 @@ use crate::protocol::Code;
 /// This crate's result.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// What helps where the socket at `path` cannot be connected to.
+/// What a user can do when `connect` to the socket at `path` fails with `answer`.
 fn remedy(path: &Path, answer: Errno) -> String {
     match (answer, std::fs::metadata(path)) {
         (Errno::ACCESS | Errno::PERM, Ok(socket)) if socket.mode() & 0o060 == 0o060 => {
@@ -46,18 +46,18 @@ fn group_name(group: u32) -> Option<String> {
     })
 }
 
-/// Why a process could not attach, or a service not serve.
+/// Why a process cannot attach, or a service cannot run.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// There is no service to be found.
+    /// No service was found.
     #[error(
         "no isthmus service found: {tried}; start the program with `isthmus run`, or start `isthmus host` (in a VM: `isthmus guest`), or set ISTHMUS_SOCKET"
     )]
     NoSocket {
-        /// The places looked at.
+        /// The places that were tried.
         tried: String,
     },
-    /// The socket is there but nobody answers.
+    /// The socket cannot be connected to.
     #[error("cannot reach the isthmus service at {}{}", path.display(), remedy(path, *source))]
     Connect {
         /// The socket.
@@ -66,7 +66,7 @@ pub enum Error {
         #[source]
         source: rustix::io::Errno,
     },
-    /// A socket could not be made.
+    /// A socket cannot be made.
     #[error("cannot {action} the socket {}", path.display())]
     Socket {
         /// What was attempted.
@@ -83,7 +83,7 @@ pub enum Error {
         /// The socket.
         path: PathBuf,
     },
-    /// A system call failed that should not.
+    /// A system call failed unexpectedly.
     #[error("cannot {action}")]
     System {
         /// What was attempted.
@@ -100,7 +100,7 @@ pub enum Error {
         /// The reason in words.
         text: String,
     },
-    /// No answer came.
+    /// No answer came in time.
     #[error("the isthmus service did not answer within {seconds} s; it is stopped or overloaded")]
     TimedOut {
         /// Seconds waited.
@@ -120,7 +120,7 @@ pub enum Error {
         /// What is wrong with it.
         what: &'static str,
     },
-    /// Something about the region itself.
+    /// An error of the region itself.
     #[error(transparent)]
     Region(#[from] isthmus_region::Error),
 }
@@ -130,7 +130,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_socket_that_cannot_be_reached_says_who_may_and_what_helps() {
+    fn the_error_of_connect_says_which_users_may_attach_and_what_helps() {
         use std::os::unix::fs::PermissionsExt;
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("socket");

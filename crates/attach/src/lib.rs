@@ -1,15 +1,15 @@
 //! The attach protocol: how a process reaches its local service and receives its part of the region.
 //!
 //! - [`protocol`]: the frames, byte for byte; `docs/attach-protocol.md` says the same in prose.
-//! - [`socket`]: frames with descriptors over a UNIX socket; where the socket lies.
+//! - [`socket`]: frames with descriptors over a UNIX socket, and where that is.
 //! - [`ring`]: the frames of wake-ups between a VM's agent and the host service.
-//! - [`client`]: the process's side: [`connect`] gives a [`isthmus_region::member::Member`].
+//! - [`client`]: the process's side: [`connect`] returns a [`isthmus_region::member::Member`].
 //! - [`server`]: the local service's side, the same in the host service and in the guest agent.
-//! - [`deaths`]: which process died first, for both services.
-//! - [`notify`]: telling systemd that a service is ready.
+//! - [`deaths`]: names the process that died first, for both services.
+//! - [`notify`]: reports to systemd.
 //!
-//! There is no policy here: who may attach, and what becomes of the events, is told by the service that embeds
-//! [`server::Server`].
+//! There is no policy here: the service that embeds [`server::Server`] says which users may attach, and handles the
+//! events.
 
 #![forbid(unsafe_code)]
 

@@ -1,5 +1,5 @@
-//! Telling systemd how a service is (sd_notify(3)): a datagram to the socket that it names. Without such a socket nothing
-//! is said, and nothing of it can fail the service.
+//! Reports a service's state to systemd (sd_notify(3)): a datagram to the socket that it names. Without such a socket
+//! nothing is sent; a failure is ignored.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -19,21 +19,21 @@ pub fn status(status: &str) {
     tell(&format!("STATUS={status}"));
 }
 
-/// The service has begun to end.
+/// The service is ending.
 pub fn stopping() {
     tell("STOPPING=1");
 }
 
 fn tell(state: &str) {
     if let Some(name) = std::env::var_os(VARIABLE).filter(|name| !name.is_empty()) {
-        // Whoever started us and does not listen any more has nothing to be told.
+        // The parent stopped listening; nothing to report.
         let _ = send(&name, state);
     }
 }
 
 fn send(name: &OsStr, state: &str) -> rustix::io::Result<()> {
     let address = match name.as_bytes() {
-        // A name that is in no file system.
+        // An abstract name (unix(7)).
         [b'@', rest @ ..] => SocketAddrUnix::new_abstract_name(rest)?,
         path => SocketAddrUnix::new(path)?,
     };

@@ -1,5 +1,5 @@
-//! The frames of wake-ups between a VM's agent and the host service: eight bytes each, in either direction, and eight more
-//! for those that name a place.
+//! The frames of wake-ups between a VM's agent and the host service: eight bytes each, in either direction, and eight
+//! more for a place.
 
 use crate::error::{Error, Result};
 
@@ -11,7 +11,7 @@ const WAKE: u32 = u32::from_le_bytes(*b"ring");
 const RING: u32 = u32::from_le_bytes(*b"gate");
 const CALL: u32 = u32::from_le_bytes(*b"call");
 
-/// One of them.
+/// A frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Frame {
     /// From an agent, first: the ivshmem id of its VM.
@@ -19,21 +19,22 @@ pub enum Frame {
         /// The id.
         id: u32,
     },
-    /// An endpoint is to be woken.
+    /// Wake an endpoint.
     Wake {
         /// Its slot in the region.
         slot: u32,
     },
-    /// Those who wait at a place are to be woken.
+    /// Wake the waiters at a place.
     Ring {
         /// The peer in which they wait.
         peer: u32,
         /// Offset in the region.
         place: u64,
     },
-    /// From an agent: a question about named objects stands in its section. To it: the answer stands in the host's.
+    /// From an agent: there is a request about named objects in its section. To an agent: the answer is in the host
+    /// section.
     Call {
-        /// Number of the question, the lower half.
+        /// Number of the request, the lower half.
         number: u32,
     },
 }
@@ -68,10 +69,10 @@ pub fn call(number: u32) -> [u8; BYTES] {
     frame(CALL, number)
 }
 
-/// Takes all whole frames from the front of what has come.
+/// Takes all whole frames from the front of what was received.
 ///
 /// # Errors
-/// [`Error::BadFrame`]: the stream is not of these frames, or is out of step.
+/// [`Error::BadFrame`] if the stream is not of these frames, or is out of step.
 pub fn take(bytes: &mut Vec<u8>) -> Result<Vec<Frame>> {
     let word = |b: &[u8]| u32::from_le_bytes([b[0], b[1], b[2], b[3]]);
     let (mut frames, mut at) = (Vec::new(), 0);
@@ -100,7 +101,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn frames_come_back_whatever_the_pieces() {
+    fn frames_are_found_however_the_stream_is_cut() {
         let mut stream = Vec::new();
         let sent = [&hello(7)[..], &wake(0), &ring(3, u64::MAX - 1), &call(9), &wake(u32::MAX)].concat();
         let mut found = Vec::new();

@@ -1,4 +1,4 @@
-//! Frames with descriptors over a UNIX socket, and where the socket lies.
+//! Frames with descriptors over a UNIX socket, and where that is.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -35,7 +35,7 @@ pub fn find_socket() -> Result<PathBuf> {
     found.ok_or_else(|| Error::NoSocket { tried: self::places() })
 }
 
-/// The places at which [`find_socket`] looks, and what is there, for people.
+/// The places that [`find_socket`] tries, and what is there, as text for people.
 pub fn places() -> String {
     let named = std::env::var_os(SOCKET_VARIABLE).filter(|p| !p.is_empty());
     let state = |path: &Path| match path.try_exists() {
@@ -56,8 +56,8 @@ pub fn places() -> String {
     format!("{named}, {SYSTEM_SOCKET} {}, {user}", state(Path::new(SYSTEM_SOCKET)))
 }
 
-/// Where a service that this user starts by hand listens, so that [`find_socket`] finds it: at `ISTHMUS_SOCKET`, else for
-/// root at `/run/isthmus/socket`, else at `$XDG_RUNTIME_DIR/isthmus/socket`. `None` without any of them.
+/// Where a service that this user starts by hand listens, so that [`find_socket`] finds it: at `ISTHMUS_SOCKET`, else
+/// for root at `/run/isthmus/socket`, else at `$XDG_RUNTIME_DIR/isthmus/socket`. `None` without any of them.
 pub fn own_socket() -> Option<PathBuf> {
     let named = std::env::var_os(SOCKET_VARIABLE).filter(|p| !p.is_empty());
     if named.is_some() {
@@ -80,7 +80,7 @@ pub(crate) fn packet_socket(flags: SocketFlags) -> rustix::io::Result<OwnedFd> {
 /// there is removed.
 ///
 /// # Errors
-/// [`Error::InUse`] when somebody answers at `path`; [`Error::Socket`].
+/// [`Error::InUse`] if a process listens at `path`; [`Error::Socket`].
 pub fn listen(path: &Path, kind: SocketType, mode: u32, group: Option<u32>) -> Result<OwnedFd> {
     let failed = |action| move |source| Error::Socket { action, path: path.to_path_buf(), source };
     let address = SocketAddrUnix::new(path).map_err(failed("name"))?;
@@ -101,10 +101,10 @@ pub fn listen(path: &Path, kind: SocketType, mode: u32, group: Option<u32>) -> R
     Ok(socket)
 }
 
-/// Makes sure that nobody listens at `path`, and removes a socket that a dead service left there.
+/// Makes sure that no process listens at `path`, and removes a socket that a dead service left there.
 ///
 /// # Errors
-/// [`Error::InUse`] when somebody answers; [`Error::Socket`] when something else lies there.
+/// [`Error::InUse`] if a process listens there; [`Error::Socket`] if there is something else.
 pub fn check_free(path: &Path) -> Result<()> {
     let failed = |action| move |source| Error::Socket { action, path: path.to_path_buf(), source };
     if path.symlink_metadata().is_err() {
@@ -113,9 +113,9 @@ pub fn check_free(path: &Path) -> Result<()> {
     let address = SocketAddrUnix::new(path).map_err(failed("name"))?;
     let probe = packet_socket(SocketFlags::NONBLOCK).map_err(failed("create"))?;
     match rustix::net::connect(&probe, &address) {
-        // A listener of another kind of socket is somebody's, too.
+        // PROTOTYPE: a process listens there with another kind of socket.
         Ok(()) | Err(Errno::AGAIN | Errno::PROTOTYPE) => Err(Error::InUse { path: path.to_path_buf() }),
-        // Only a socket without an owner is removed, never some other file.
+        // Only a socket without a listener is removed, never another file.
         Err(Errno::CONNREFUSED) if is_socket(path) => {
             rustix::fs::unlink(path).map_err(failed("remove the stale"))
         }
@@ -154,7 +154,7 @@ pub fn send(
     }
 }
 
-/// A packet that was received; no bytes and no descriptors means the end of the connection.
+/// A received packet. Without bytes and descriptors it is the end of the connection.
 #[derive(Debug, Default)]
 pub struct Packet {
     /// Its bytes.
@@ -166,8 +166,8 @@ pub struct Packet {
 /// Receives one packet.
 ///
 /// # Errors
-/// The system's answer; `MSGSIZE` for a packet or a set of descriptors that is longer than any frame has, `MFILE` where the
-/// process may not have so many open.
+/// The system's answer; `MSGSIZE` for a packet or a set of descriptors that is longer than that of any frame, `MFILE`
+/// if the process may not have so many descriptors open.
 pub fn receive(socket: impl AsFd, flags: RecvFlags) -> rustix::io::Result<Packet> {
     let mut bytes = [0_u8; MAX_FRAME];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
@@ -185,7 +185,7 @@ pub fn receive(socket: impl AsFd, flags: RecvFlags) -> rustix::io::Result<Packet
             fds.extend(received);
         }
     }
-    // Descriptors for which there was no place in the process are cut off, too, and without a word.
+    // The kernel also cuts off descriptors beyond the process's limit, and says CTRUNC then, too.
     if got.flags.contains(ReturnFlags::CTRUNC) && fds.len() < MAX_FDS {
         return Err(Errno::MFILE);
     }

@@ -1,10 +1,10 @@
-//! The guest's service: finds the region behind an ivshmem device, becomes a member's local service, and lets the VM's
-//! processes attach, so that none of them needs root.
+//! The agent: finds the region behind an ivshmem device, becomes a member's local service, and lets the VM's processes
+//! attach, so that none of them needs root.
 //!
-//! It needs root itself, to map the device. What it tells the host service, it tells through its own section: the
-//! directory that it writes makes the member Active. If its member is Active already, a service ran here before (this
-//! one was restarted, or the VM was reset under a running QEMU): clearing the directory's magic word asks the host
-//! service for a new life, with a zeroed section and numbers that never were before.
+//! It needs root itself, to map the device. It tells the host service something only through its own section: the
+//! directory that it writes makes the member Active. If its member is Active already, an agent ran here before (this
+//! one was restarted, or the VM was reset under a running QEMU). Then it clears the directory's magic word, which
+//! asks the host service for a new life, with a zeroed section and numbers that were not used before.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -24,7 +24,7 @@ use isthmus_region::source::Ivshmem;
 use crate::names::Forwarder;
 use crate::{boot, wakes};
 
-/// Between two looks at the region while waiting for the host service.
+/// Between two polls of the region while waiting for the host service.
 const PAUSE: Duration = Duration::from_millis(2);
 
 /// What the agent is started with.
@@ -53,7 +53,7 @@ impl Default for Config {
         Self {
             socket: isthmus_attach::socket::SYSTEM_SOCKET.into(),
             allowed: Allowed::Users(Vec::new()),
-            // Who may attach is decided by user id; the file shall not be a second, different answer.
+            // Users are checked by their ids; the socket's mode must not be a second, different rule.
             mode: 0o666,
             group: None,
             device: None,
@@ -98,7 +98,7 @@ pub enum Error {
         /// What is wrong, after a colon, if it is known.
         why: String,
     },
-    /// The region does not know this VM.
+    /// The region has no member for this VM.
     #[error(
         "the region has no member with this VM's ivshmem id {id}: the host service has ended, or has given the place to another VM; connect the device anew"
     )]
@@ -106,14 +106,14 @@ pub enum Error {
         /// The id that the device shows.
         id: u32,
     },
-    /// The host service does not answer.
+    /// The host service does not respond.
     #[error(
         "the host service did not {what} within {seconds} s; is it still running? A region outlives its service, but takes no new members then"
     )]
     NoAnswer {
         /// What it should do.
         what: &'static str,
-        /// How long it was waited for.
+        /// How long the agent waited.
         seconds: u64,
     },
     /// The life of this member ended while the agent ran.
@@ -138,10 +138,10 @@ pub enum Error {
         #[source]
         source: std::io::Error,
     },
-    /// Something about the region.
+    /// An error of the region.
     #[error(transparent)]
     Region(#[from] isthmus_region::Error),
-    /// Something about the attach service.
+    /// An error of the attach service.
     #[error(transparent)]
     Attach(#[from] isthmus_attach::Error),
 }
@@ -158,7 +158,7 @@ struct Found {
     id: u32,
 }
 
-/// A running agent. Dropping it ends the service; attached processes go on without.
+/// A running agent. Dropping it ends the service; attached processes go on without it.
 #[derive(Debug)]
 pub struct Agent {
     server: server::Server,
@@ -178,7 +178,8 @@ impl Agent {
         let port = path.and_then(|path| match wakes::Port::open(&path) {
             Ok(port) => Some(port),
             Err(e) => {
-                let reason = format!("cannot open {}, so nobody here is woken early: {e}", path.display());
+                let reason =
+                    format!("cannot open {}, so wake-ups from outside this VM are lost: {e}", path.display());
                 observer(&server::Event::Trouble { reason });
                 None
             }
@@ -186,7 +187,7 @@ impl Agent {
         Self::serve(config, found, deadline, observer, port)
     }
 
-    /// As [`Agent::start`], for a region that somebody else has found: its descriptor, and the ivshmem id by which the
+    /// As [`Agent::start`], for a region that the caller has found: its descriptor, and the ivshmem id by which the
     /// host service knows this member. Needs neither root nor a VM.
     ///
     /// # Errors
@@ -213,7 +214,7 @@ impl Agent {
         if let Some(path) = folder {
             make_folder(path)?;
         }
-        // Before this life ends that of a service which runs already.
+        // Before joining, which would end the life of an agent that runs already.
         isthmus_attach::socket::check_free(&config.socket)?;
         let Found { fd, map, region, id } = found;
         let patience = config.patience;
@@ -264,7 +265,7 @@ impl Agent {
         self.server.directory()
     }
 
-    /// Whether the VM still is the member that it was at the start, for who looks now and then.
+    /// Checks that the VM is still the member that it was at the start.
     ///
     /// # Errors
     /// [`Error::Ended`].
@@ -283,8 +284,8 @@ impl Agent {
     }
 }
 
-/// The agent of a VM that isthmus booted, if it has a region: told by `agent` in the launcher's config, and with its
-/// messages on the console, where the launcher finds them.
+/// The agent of a VM that isthmus booted, if it has a region: configured by `agent` in the launcher's config, with
+/// its messages on the console, where the launcher finds them.
 ///
 /// # Errors
 /// As [`Agent::start`].
@@ -292,8 +293,8 @@ pub fn of_boot(booted: &boot::Booted) -> Result<Option<Agent>> {
     of_boot_telling(booted, |_| ())
 }
 
-/// As [`of_boot`]; the first process that dies with endpoints open is also told to `tell`, since a launcher may well
-/// report what came of it and never name it.
+/// As [`of_boot`]; the first process that dies with an endpoint open is also reported to `tell`, since a launcher may
+/// report only the consequences of that death.
 ///
 /// # Errors
 /// As [`Agent::start`].
@@ -338,7 +339,7 @@ fn find(config: &Config, deadline: Instant) -> Result<Found> {
             }
             match open(&device) {
                 Ok(found) => return Ok(found),
-                // Its magic word is written last, so this will not get better.
+                // The magic word is written last, so waiting will not help.
                 Err(e @ Error::Region(RegionError::Version { .. } | RegionError::Layout { .. })) => {
                     return Err(e);
                 }
@@ -372,7 +373,8 @@ fn member(region: &Region, id: u32) -> Option<PeerInfo> {
     region.peers().into_iter().find(|p| p.ivshmem_id == Some(id) && lives(p))
 }
 
-/// Becomes the local service of the member with this ivshmem id: writes its directory and waits until it is Active.
+/// Becomes the local service of the member with this ivshmem id: writes its directory, and waits until the member is
+/// Active.
 fn join(
     region: &Region,
     id: u32,
@@ -381,9 +383,9 @@ fn join(
 ) -> Result<(PeerInfo, directory::Writer)> {
     let mut asked_of = None;
     let late = |what| Error::NoAnswer { what, seconds: patience.as_secs() };
-    // QEMU shows the id before the host service has entered it, by a moment.
     let mut ready: Option<(u64, directory::Writer)> = None;
     loop {
+        // QEMU shows the id a moment before the host service has entered it into the table.
         let Some(peer) = member(region, id) else {
             if Instant::now() >= deadline {
                 return Err(Error::NoMember { id });
@@ -442,7 +444,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_device_is_refused_with_what_is_wrong() {
+    fn a_wrong_device_is_refused_with_the_reason() {
         use isthmus_region::membership::{Shape, Writer};
         let dir = tempfile::tempdir().unwrap();
         let bytes = 1 << 20;
@@ -454,7 +456,7 @@ mod tests {
         let shape = Shape::new(bytes, [1, 2], 2, 4).unwrap();
         Writer::create(&map, &shape, 1).unwrap();
         let found = open(&good).unwrap();
-        assert!(member(&found.region, found.id).is_none(), "a region that does not know this VM");
+        assert!(member(&found.region, found.id).is_none(), "a region without a member for this VM");
         let whole = map.whole();
         let version = whole.word("header", 8).unwrap();
         let was = version.get();
@@ -468,7 +470,7 @@ mod tests {
     }
 
     #[test]
-    fn settings_of_the_launcher_are_taken() {
+    fn the_launchers_settings_are_used() {
         let config = Config::with(&serde_json::json!({"socket": "/x/y", "users": [1000, 7]}));
         assert_eq!(config.socket, Path::new("/x/y"));
         assert_eq!(config.allowed, Allowed::Users(vec![1000, 7]));

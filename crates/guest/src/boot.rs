@@ -1,6 +1,6 @@
-//! The first process of a VM that isthmus boots: from the kernel's hand-over to a guest that looks like the host.
+//! The first process of a VM that isthmus boots: from the kernel to a guest that looks like the host.
 //!
-//! What it leaves behind, and what programs in the guest then see:
+//! What programs in the guest see:
 //!
 //! | path | what |
 //! |---|---|
@@ -11,9 +11,9 @@
 //! | `/tmp`, `/var` | part of the overlay: what the host has there can be read |
 //! | `/etc/hosts`, `/etc/hostname` | the host's, with the names of this run's VMs |
 //!
-//! No program is needed for any of it: modules, mounts and addresses are system calls, so the initramfs holds nothing
-//! but this program. The agent's main loop gets a [`Booted`] and runs as process 1; when it returns, panics or fails,
-//! the machine powers off, since a VM without its agent serves nobody.
+//! This needs no other program: modules, mounts and addresses are system calls, so the initramfs holds this program
+//! alone. The agent's main loop gets a [`Booted`] and runs as process 1; when it returns, panics or fails, the
+//! machine powers off, since a VM without its agent is useless.
 //!
 //! Nothing here depends on a kernel version, except that the modules named by `isthmus-vm` must exist.
 
@@ -39,7 +39,7 @@ use std::time::{Duration, Instant};
 /// How long an interface may take to get its link.
 const RUNNING_LIMIT: Duration = Duration::from_secs(5);
 
-/// Whether this process is the first one of a VM that isthmus booted; then it should call `init_main` at once.
+/// Whether this process is the first of a VM that isthmus booted. Then it must call `init_main` at once.
 pub fn is_init() -> bool {
     let named_init = || {
         let name = std::env::args_os().next()?;
@@ -50,10 +50,10 @@ pub fn is_init() -> bool {
 
 /// A guest that is ready for its agent.
 pub struct Booted {
-    /// What the launcher said about this VM.
+    /// The launcher's config for this VM.
     pub config: BootConfig,
-    /// The device of each virtio-serial port of the config, by its name. Reads return 0 as long as the host has not
-    /// connected: see [`wait_for_host`].
+    /// The device of each virtio-serial port of the config, by its name. Reads return 0 until the host has connected:
+    /// see [`wait_for_host`].
     pub ports: BTreeMap<String, PathBuf>,
     /// The region's device, if the config asked for it.
     pub ivshmem: Option<IvshmemDevice>,
@@ -92,7 +92,7 @@ pub enum BootError {
     NoDevice {
         /// Which one.
         what: String,
-        /// How long it was waited for.
+        /// How long the boot waited for it.
         seconds: u64,
     },
 }
@@ -105,7 +105,7 @@ pub(crate) fn cannot<E: Into<io::Error>>(what: impl Into<String>) -> impl FnOnce
     move |source| BootError::Io { what, source: source.into() }
 }
 
-/// Boots, runs `main` with the result, and powers off when it is done, whichever way.
+/// Boots, runs `main` with the result, and powers off when it returns, fails or panics.
 pub fn run(main: impl FnOnce(Booted)) -> ! {
     let outcome = catch_unwind(AssertUnwindSafe(|| {
         let booted = boot()?;
@@ -133,17 +133,17 @@ pub fn power_off() -> ! {
     std::process::exit(1)
 }
 
-/// Says something on the console, where the launcher finds it in the VM's log. Never fails.
+/// Writes a line to the console, where the launcher finds it in the VM's log. Never fails.
 pub fn console(text: &str) {
-    // If even that cannot be written, there is nobody left to tell.
+    // If this fails, there is no other place to report it.
     let _ = writeln!(io::stderr(), "{text}");
 }
 
-/// Lays memory of the VM's own over `path`, which may lie in a directory that is shared with the host, so that sockets
-/// can be bound there.
+/// Mounts memory of the VM's own over `path`, which may be in a directory that is shared with the host, so that
+/// sockets can be bound there.
 ///
 /// # Errors
-/// Whatever making or mounting it fails with.
+/// Those of making the directory and of mount(2).
 pub fn private_folder(path: &Path) -> Result<()> {
     mounts::private_folder(path)
 }
@@ -162,7 +162,7 @@ fn boot() -> Result<Booted> {
     step("the network");
     let ports = devices::ports(&config.ports)?;
     if let Some(wire) = ports.get(crate::wire::WIRE_PORT) {
-        // It is the job's, whoever runs that.
+        // For the job's processes, of whichever user.
         std::fs::set_permissions(wire, std::os::unix::fs::PermissionsExt::from_mode(0o666))
             .map_err(cannot(format!("let the job use {}", wire.display())))?;
     }
@@ -175,7 +175,7 @@ fn boot() -> Result<Booted> {
     Ok(Booted { config, ports, ivshmem, upper })
 }
 
-/// Brings up the processors that the kernel was told to leave: see `isthmus-vm`'s kernel arguments.
+/// Brings up the processors that the kernel was told to leave offline: see `isthmus-vm`'s kernel arguments.
 fn processors() -> Result<()> {
     for number in 1.. {
         let online = format!("/sys/devices/system/cpu/cpu{number}/online");
@@ -191,7 +191,7 @@ fn processors() -> Result<()> {
     Ok(())
 }
 
-/// Sets the network up; gives the names of the interfaces that have a link.
+/// Sets the network up. Returns the names of the interfaces that have a link.
 fn network(config: &BootConfig) -> Result<Vec<String>> {
     let mut netlink = netlink::Netlink::open()?;
     netlink.up("lo")?;
@@ -210,8 +210,8 @@ fn network(config: &BootConfig) -> Result<Vec<String>> {
     Ok(linked)
 }
 
-/// Waits until the kernel calls an interface running, which it does up to a second after the interface is up. Until
-/// then libraries that look for interfaces, as libfabric and UCX do when a rank starts, pass it over.
+/// Waits until the kernel calls an interface running, which is up to a second after the interface is up. Until then,
+/// libraries that enumerate interfaces, as libfabric and UCX do when a rank starts, skip it.
 fn wait_until_running(name: &str) {
     let state = format!("/sys/class/net/{name}/operstate");
     let end = Instant::now() + RUNNING_LIMIT;
@@ -226,7 +226,7 @@ fn wait_until_running(name: &str) {
     console(&format!("isthmus: {name} has no link after {} s", RUNNING_LIMIT.as_secs()));
 }
 
-/// Says on the console what was done by when, so that a boot that goes no further says where it stands.
+/// Writes to the console what is done, and when, so that a boot that hangs shows where.
 pub fn step(what: &str) {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
     let hundredths = now.tv_nsec / 10_000_000;

@@ -1,4 +1,4 @@
-//! What a VM that isthmus booted does once it is up: serves its three ports until the launcher's side is gone.
+//! Serves the three ports of a VM that isthmus booted, until the launcher's side closes one.
 
 use std::fs::File;
 use std::net::Ipv4Addr;
@@ -18,7 +18,7 @@ const HOST_LIMIT: Duration = Duration::from_secs(120);
 fn open(path: &Path) -> Result<OwnedFd, WireError> {
     let port = File::options().read(true).write(true).open(path)?;
     if !boot::wait_for_host(&port, HOST_LIMIT) {
-        boot::step(&format!("nobody opened {} on the host", path.display()));
+        boot::step(&format!("no process opened {} on the host", path.display()));
         return Err(WireError::Closed);
     }
     Ok(port.into())
@@ -29,7 +29,7 @@ pub fn serve(booted: &Booted) {
     let missing =
         [EXEC_PORT, RELAY_PORT, CONTROL_PORT].iter().find(|name| !booted.ports.contains_key(**name));
     if let Some(name) = missing {
-        return boot::console(&format!("isthmus: this VM has no port {name}, so nobody can use it"));
+        return boot::console(&format!("isthmus: this VM has no port {name}, so it cannot be used"));
     }
     let (control, teller) = match control::new() {
         Ok(both) => both,
@@ -40,7 +40,7 @@ pub fn serve(booted: &Booted) {
     let options = exec::Options { cgroup };
     let address = booted.config.interfaces.first().map_or(Ipv4Addr::LOCALHOST, |interface| interface.address);
     std::thread::scope(|scope| {
-        // Each port's end is the VM's: whoever comes to it first powers off.
+        // The end of any port is the end of the VM: `end` powers off.
         scope.spawn(|| {
             end(EXEC_PORT, open(&booted.ports[EXEC_PORT]).and_then(|port| exec::serve(port, &options)))
         });
@@ -60,14 +60,14 @@ pub fn serve(booted: &Booted) {
         });
         let notes = teller.clone();
         if let Err(e) = shortage::watch(move |text| notes.tell(ToHost::Note { text })) {
-            boot::console(&format!("isthmus: nobody will tell of a lack of memory: {e}"));
+            boot::console(&format!("isthmus: a lack of memory will not be reported: {e}"));
         }
         let notes = teller.clone();
         match agent::of_boot_telling(booted, move |text| notes.tell(ToHost::Note { text })) {
             Ok(agent) => {
                 boot::step("the region, if any");
                 teller.tell(ToHost::Ready);
-                // It serves for as long as it is held.
+                // Dropping it would end it.
                 std::mem::forget(agent);
             }
             Err(error) => {
@@ -80,7 +80,7 @@ pub fn serve(booted: &Booted) {
     });
 }
 
-/// A port has ended: the launcher's side is gone, or cannot be talked to. Either way nobody needs this VM.
+/// A port has ended: the launcher's side is gone, or has broken the protocol. Either way this VM is of no more use.
 fn end(port: &str, outcome: Result<(), WireError>) {
     match outcome {
         Ok(()) | Err(WireError::Closed) => {}

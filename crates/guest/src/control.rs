@@ -1,6 +1,6 @@
-//! The control port: what the launcher's side asks of a guest, and what a guest tells it unasked.
+//! The control port: the launcher's requests to a guest, and the guest's messages to the launcher.
 //!
-//! Messages are JSON in [`Kind::Control`] frames. There are few of them, and none carries data of programs.
+//! Messages are JSON in [`Kind::Control`] frames. They are few, and carry no data of programs.
 
 use std::io::{Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
@@ -30,12 +30,12 @@ pub enum ToGuest {
 pub enum ToHost {
     /// Everything is up: processes can be started, and attach.
     Ready,
-    /// Something is wrong that makes the VM useless.
+    /// Something makes the VM useless.
     Broken {
         /// What.
         why: String,
     },
-    /// Something worth a line, if anybody wants to know.
+    /// Something that may be worth a line to the user.
     Note {
         /// The line.
         text: String,
@@ -47,9 +47,9 @@ pub enum ToHost {
 /// Files that ranks wrote and that vanish with the VM.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Changes {
-    /// Path and size of each, at most a thousand.
+    /// Path and size of each, at most 1000.
     pub files: Vec<(PathBuf, u64)>,
-    /// How many there are beyond those.
+    /// How many more there are.
     pub more: u64,
     /// Why the list could not be made.
     pub error: Option<String>,
@@ -69,7 +69,7 @@ impl Changes {
     }
 }
 
-/// Tells the launcher's side something, from any thread.
+/// Sends messages to the launcher's side, from any thread.
 #[derive(Clone, Debug)]
 pub struct Teller {
     messages: Sender<ToHost>,
@@ -77,7 +77,7 @@ pub struct Teller {
 }
 
 impl Teller {
-    /// Sends a message. If nobody serves the port any more it is lost, as is whoever would have read it.
+    /// Sends a message. If the port has ended, the message is lost.
     pub fn tell(&self, message: ToHost) {
         let _ = self.messages.send(message);
         let _ = (&*self.waker).write(&[1]);
@@ -91,7 +91,7 @@ pub struct Control {
     woken: UnixStream,
 }
 
-/// A control port that is not connected yet, and what to tell things through.
+/// A control port that is not connected yet, and what sends messages through it.
 ///
 /// # Errors
 /// If there are no more descriptors.
@@ -107,7 +107,7 @@ impl Control {
     /// Serves one connection until it ends, answering with what `changes` says.
     ///
     /// # Errors
-    /// [`WireError::Closed`] when the other side is gone, which is how it always ends; or what is wrong with it.
+    /// [`WireError::Closed`] when the other side is gone, which is the normal end; otherwise what is wrong with it.
     pub fn serve(&mut self, port: OwnedFd, changes: impl Fn() -> Changes) -> Result<(), WireError> {
         let mut mux = Mux::new(port)?;
         loop {
@@ -145,7 +145,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn questions_are_answered_and_news_told() {
+    fn requests_are_answered_and_messages_sent() {
         let (mut host, guest) = UnixStream::pair().unwrap();
         let (mut control, teller) = new().unwrap();
         teller.tell(ToHost::Ready);

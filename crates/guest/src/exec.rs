@@ -1,10 +1,10 @@
-//! Execution in a guest: starts what the launcher's side asks for, carries standard streams and signals, and tells
-//! how it ended.
+//! Execution in a guest: starts processes for the launcher's side, carries their standard streams and signals, and
+//! reports how they ended.
 //!
-//! Every process that is asked for is a *session*: it and all that comes of it are in a control group of their own
-//! (or, where there is none, are found by their ancestors and their session number). A session ends when its first
-//! process does, when the launcher's side closes its stream, or when the whole connection goes; then everything in
-//! it is killed, whatever it did to get away.
+//! Each such process and all its descendants are a *session*: they are in a control group of their own (or, without
+//! control groups, are found by their ancestors and their session number). A session ends when its first process
+//! does, when the launcher's side closes its stream, or when the connection ends; then everything in it is killed,
+//! including processes that have made a session of their own.
 //!
 //! The process runs as its caller: this program is started again as [`exec_as`], which has one thread, so that
 //! ids, groups, limits and mask can be set before it becomes the real program.
@@ -27,14 +27,14 @@ use session::{Session, Streams};
 
 /// Most sessions at a time. A launcher needs one per VM, and one more for each spawn.
 const MAX_SESSIONS: usize = 1024;
-/// How often sessions that are ending are looked after.
+/// How often sessions that are ending are checked.
 const TICK: Timespec = Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
 
-/// How sessions are held together.
+/// How the processes of a session are found.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
-    /// A directory of a cgroup v2 hierarchy in which each session gets a group; without one, sessions are told
-    /// apart through `/proc`.
+    /// A directory of a cgroup v2 hierarchy in which each session gets a group; without one, a session's processes
+    /// are found in `/proc`.
     pub cgroup: Option<PathBuf>,
 }
 
@@ -43,16 +43,17 @@ struct Server<'a> {
     options: &'a Options,
     sessions: BTreeMap<u32, Session>,
     ended: Receiver<(u32, Exit)>,
-    /// What the threads that wait for processes use, and what wakes this one.
+    /// For the threads that wait for processes: sends `ended`.
     report: Sender<(u32, Exit)>,
+    /// For the same threads: makes `woken` readable, which ends this thread's wait.
     waker: UnixStream,
     woken: UnixStream,
 }
 
-/// Serves one connection until it ends; then everything that it started has ended too.
+/// Serves one connection until it ends, and then kills everything that it started.
 ///
 /// # Errors
-/// [`WireError::Closed`] when the other side is gone, which is how it always ends; or what is wrong with it.
+/// [`WireError::Closed`] when the other side is gone, which is the normal end; otherwise what is wrong with it.
 pub fn serve(port: OwnedFd, options: &Options) -> Result<(), WireError> {
     let (waker, woken) = UnixStream::pair()?;
     set_nonblocking(&woken)?;
@@ -80,7 +81,7 @@ impl Server<'_> {
             while self.woken.read(&mut drained).is_ok_and(|n| n > 0) {}
         }
         if let Some(frame) = frame {
-            self.obey(&frame);
+            self.handle(&frame);
         }
         while let Ok((stream, exit)) = self.ended.try_recv() {
             if let Some(session) = self.sessions.get_mut(&stream) {
@@ -91,7 +92,7 @@ impl Server<'_> {
         Ok(())
     }
 
-    fn obey(&mut self, frame: &Frame) {
+    fn handle(&mut self, frame: &Frame) {
         match frame.kind {
             Kind::Start => {
                 let started = Request::decode(&frame.payload)
@@ -119,7 +120,7 @@ impl Server<'_> {
                     session.kill();
                 }
             }
-            // Nothing else is for this port; saying so is all there is to do.
+            // No other frame is for this port.
             _ => self.mux.send(&Frame::new(Kind::Refused, frame.stream, *b"not a frame for the exec port")),
         }
     }
@@ -153,14 +154,14 @@ impl Server<'_> {
         std::thread::spawn(move || {
             let exit = session::exit_of(child.wait());
             drop(owned);
-            // Both fail only if the server is gone.
+            // Both fail only if the connection has ended.
             let _ = report.send((stream, exit));
             let _ = (&waker).write(&[1]);
         });
         Ok(())
     }
 
-    /// Reports sessions that have ended and whose output has gone out.
+    /// Reports sessions that have ended and whose output was sent.
     fn finish(&mut self) {
         let done: Vec<u32> = self
             .sessions
@@ -179,10 +180,10 @@ impl Server<'_> {
     }
 }
 
-/// Mounts the cgroup v2 hierarchy if nobody has, and makes a group in it for sessions.
+/// Mounts the cgroup v2 hierarchy if it is not mounted, and makes a group in it for sessions.
 ///
 /// # Errors
-/// Those of mount(2) and mkdir(2): then sessions do without.
+/// Those of mount(2) and mkdir(2). Sessions can do without the group.
 pub fn cgroup() -> io::Result<PathBuf> {
     let root = PathBuf::from("/sys/fs/cgroup");
     if !root.join("cgroup.procs").exists() {
@@ -199,10 +200,10 @@ pub fn cgroup() -> io::Result<PathBuf> {
 mod tests {
     use super::*;
 
-    // What starts processes is tested where there is a program that can be started again: in isthmus-run.
+    // Starting processes is tested in isthmus-run, which has a program that can be started again.
 
     #[test]
-    fn what_is_no_request_is_refused_and_the_next_one_is_looked_at() {
+    fn a_bad_request_is_refused_and_the_next_one_is_read() {
         let (mut ours, theirs) = UnixStream::pair().unwrap();
         let server = std::thread::spawn(move || serve(theirs.into(), &Options::default()));
         assert!(Frame::read_from(&mut ours).unwrap().check_hello().is_ok());
@@ -212,7 +213,7 @@ mod tests {
         let refused = Frame::read_from(&mut ours).unwrap();
         assert_eq!((refused.kind, refused.stream), (Kind::Refused, 5));
         assert_eq!(Frame::read_from(&mut ours).unwrap().stream, 6);
-        // A signal for nobody, then a frame that nobody may send.
+        // A signal for no session, then a frame that is not allowed.
         Frame::new(Kind::Signal, 9, 15_u32.to_le_bytes()).write_to(&mut ours).unwrap();
         ours.write_all(&[0xff; 12]).unwrap();
         assert!(matches!(server.join().unwrap(), Err(WireError::BadFrame { .. })));

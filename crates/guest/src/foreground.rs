@@ -9,13 +9,12 @@ use isthmus_region::source::Ivshmem;
 use crate::agent::{Agent, Config, Error, Result};
 use crate::wakes;
 
-/// How long to wait for the port for wake-ups, which a VM need not have.
+/// How long to wait for the wake-up port, which a VM need not have.
 const PORT_PATIENCE: Duration = Duration::from_secs(2);
-/// Between two looks at whether the VM is still a member.
-const LOOK: Duration = Duration::from_millis(200);
+/// Between two checks that the VM is still a member.
+const CHECK: Duration = Duration::from_millis(200);
 
-/// The port for wake-ups. While a VM boots, its driver may come a moment later than the region's device, by whose
-/// appearance we are started.
+/// The wake-up port. While a VM boots, it may appear a moment after the region's device, which starts this program.
 fn wake_port() -> Option<PathBuf> {
     let deadline = Instant::now() + PORT_PATIENCE;
     loop {
@@ -23,15 +22,14 @@ fn wake_port() -> Option<PathBuf> {
         if found.is_some() || Instant::now() >= deadline {
             return found;
         }
-        std::thread::sleep(LOOK / 4);
+        std::thread::sleep(CHECK / 4);
     }
 }
 
-/// Serves until the process is told to end by INT, TERM or HUP, with one line on standard error for each thing that
-/// happens.
+/// Serves until the process gets INT, TERM or HUP, with a line on standard error for each event.
 ///
 /// # Errors
-/// Any of the agent's; [`Error::Ended`] when the membership ended by itself.
+/// Any of the agent's; [`Error::Ended`] if the membership ends.
 pub fn run(config: &Config) -> Result<()> {
     use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
     if Ivshmem::find().is_empty() {
@@ -45,7 +43,7 @@ pub fn run(config: &Config) -> Result<()> {
         config.wake_port = wake_port();
     }
     let agent = Agent::start(&config, Box::new(|event| isthmus_region::tell!("isthmus: {event}")))?;
-    // Only now: while it waits, which may take its whole patience, there is nothing to be tidied up, and a signal ends it.
+    // Only now: until here there is nothing to clean up, and a signal is to end the process at once.
     let mut signals = signal_hook::iterator::Signals::new([SIGINT, SIGTERM, SIGHUP])
         .map_err(|source| Error::Signals { source })?;
     let peer = agent.peer();
@@ -57,7 +55,7 @@ pub fn run(config: &Config) -> Result<()> {
     );
     notify::ready(&format!("member {} ('{}') of the region", peer.index, peer.name));
     while signals.pending().next().is_none() {
-        std::thread::sleep(LOOK);
+        std::thread::sleep(CHECK);
         agent.check()?;
     }
     notify::stopping();

@@ -1,16 +1,16 @@
-//! Installing the agent in a VM that has no package of it: `isthmus guest install` and `uninstall`.
+//! Installs and removes the agent in a VM without a package of it: `isthmus guest install` and `uninstall`.
 //!
-//! What is put in place, and taken away again:
+//! What is installed:
 //!
 //! | | |
 //! |---|---|
-//! | `PREFIX/bin/isthmus`, `PREFIX/lib/isthmus/libisthmus-fi.so` | this program and the provider beside it, unless they are there |
+//! | `PREFIX/bin/isthmus`, `PREFIX/lib/isthmus/libisthmus-fi.so` | this program and the provider, unless they run from there |
 //! | `/etc/systemd/system/isthmus-guest.service`, `/etc/udev/rules.d/60-isthmus.rules` | the agent's unit, and what starts it |
-//! | the group `isthmus` | whose members may attach |
-//! | `PREFIX/lib/isthmus/guest-installed` | what of all this was not there before |
+//! | the group `isthmus` | its members may attach |
+//! | `PREFIX/lib/isthmus/guest-installed` | the record: which of these were not there before |
 //!
-//! The last one is written first and is all that `uninstall` goes by, so nothing is removed that was somebody else's,
-//! and an installation that broke off can be undone.
+//! The record is written first, and `uninstall` removes only what is in it. So files of others stay, and an
+//! installation that failed halfway can be undone.
 
 use std::fs;
 use std::io;
@@ -18,9 +18,9 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// The agent's unit, with a word in place of the program's folder.
+/// The agent's unit, with a placeholder for the program's folder.
 const UNIT: &str = include_str!("../../../packaging/isthmus-guest.service.in");
-/// What starts it when the device appears.
+/// The rule that starts the unit when the device appears.
 const RULE: &str = include_str!("../../../packaging/60-isthmus.rules");
 const UNIT_NAME: &str = "isthmus-guest.service";
 const UNIT_FILE: &str = "etc/systemd/system/isthmus-guest.service";
@@ -39,16 +39,16 @@ pub struct Plan {
     pub prefix: PathBuf,
     /// The program.
     pub program: PathBuf,
-    /// The provider, if it is at hand.
+    /// The provider, if it was found.
     pub provider: Option<PathBuf>,
-    /// Say what would be done and do nothing.
+    /// Report the steps, and do nothing.
     pub dry_run: bool,
 }
 
-/// Why it cannot be installed or removed.
+/// Why the agent cannot be installed or removed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// Only root may.
+    /// The user is not root.
     #[error("this needs root; try it with sudo, or with --dry-run")]
     NotRoot,
     /// A package is there already.
@@ -95,7 +95,7 @@ fn failed(what: impl Into<String>) -> impl FnOnce(io::Error) -> Error {
     move |source| Error::Io { what, source }
 }
 
-/// One thing that is done.
+/// A step of the installation.
 enum Step {
     Copy { from: PathBuf, to: PathBuf },
     Write { to: PathBuf, text: String },
@@ -103,8 +103,8 @@ enum Step {
     Run(&'static [&'static str]),
 }
 
-/// After files have changed: systemd and udev look again, and a device that is there starts the agent.
-const LOOK_AGAIN: [&[&str]; 3] = [
+/// After files have changed: makes systemd and udev read them, and start the agent if the device is there.
+const RELOAD: [&[&str]; 3] = [
     &["systemctl", "daemon-reload"],
     &["udevadm", "control", "--reload"],
     &["udevadm", "trigger", "--subsystem-match=pci", "--attr-match=vendor=0x1af4"],
@@ -120,7 +120,7 @@ impl Plan {
         self.below_root(self.prefix.join("lib/isthmus/guest-installed"))
     }
 
-    /// Whether the system below the root is the one that runs.
+    /// Whether the system below the root is the running one.
     fn runs(&self) -> bool {
         self.root == Path::new("/") && Path::new("/run/systemd/system").is_dir()
     }
@@ -153,15 +153,15 @@ impl Plan {
             steps.push(Step::Group);
         }
         if self.runs() {
-            steps.extend(LOOK_AGAIN.map(Step::Run));
+            steps.extend(RELOAD.map(Step::Run));
         }
         Ok(steps)
     }
 
-    /// Installs, telling `say` each step before it is done.
+    /// Installs, and calls `say` with each step before it is done.
     ///
     /// # Errors
-    /// Any of [`Error`] but `NotInstalled`; what was done until then is undone by [`Plan::uninstall`].
+    /// Any of [`Error`] but `NotInstalled`; [`Plan::uninstall`] undoes the steps that were done.
     pub fn install(&self, say: &mut dyn FnMut(String)) -> Result<()> {
         self.check()?;
         for place in PACKAGED {
@@ -198,7 +198,7 @@ impl Plan {
         }
     }
 
-    /// What is to be undone: the new things, and those of an installation before.
+    /// Writes what is to be undone: what these steps make, and what an earlier installation has made.
     fn write_record(&self, steps: &[Step]) -> Result<()> {
         let path = self.record();
         let mut lines: Vec<String> =
@@ -242,7 +242,7 @@ impl Plan {
         words
     }
 
-    /// Removes what [`Plan::install`] put in place, telling `say` each step before it is done.
+    /// Removes what [`Plan::install`] made, and calls `say` with each step before it is done.
     ///
     /// # Errors
     /// [`Error::NotRoot`], [`Error::NotInstalled`], [`Error::Io`], [`Error::Command`].
@@ -274,12 +274,12 @@ impl Plan {
         }
         step(format!("remove {}", record.display()), &|| {
             remove(&record)?;
-            // If somebody keeps something else there, the folder stays.
+            // Fails, as it should, if other files are in the folder.
             let _ = record.parent().map(fs::remove_dir);
             Ok(())
         })?;
         if self.runs() {
-            for words in &LOOK_AGAIN[..2] {
+            for words in &RELOAD[..2] {
                 let words: Vec<String> = words.iter().map(|word| (*word).to_owned()).collect();
                 step(format!("run {}", words.join(" ")), &|| run(&words))?;
             }
@@ -296,7 +296,7 @@ fn same_file(a: &Path, b: &Path) -> bool {
     matches!((fs::canonicalize(a), fs::canonicalize(b)), (Ok(a), Ok(b)) if a == b)
 }
 
-/// Writes a file whole or not at all: a program that runs cannot be written to, but replaced.
+/// Writes a new file and puts it in place of the old: a running program can be replaced, but not written to.
 fn write(to: &Path, bytes: &[u8], mode: u32) -> Result<()> {
     let cannot = || format!("write {}", to.display());
     if let Some(folder) = to.parent() {
@@ -336,7 +336,7 @@ mod tests {
         for folder in ["etc/systemd/system", "etc/udev/rules.d"] {
             fs::create_dir_all(root.join(folder)).unwrap();
         }
-        // With the group there, no program of the system is needed.
+        // The group is there already, so that no program of the system is run.
         fs::write(root.join("etc/group"), "root:x:0:\nisthmus:x:990:\n").unwrap();
         fs::write(root.join("program"), "p").unwrap();
         Plan {
@@ -360,7 +360,7 @@ mod tests {
         found
     }
 
-    /// Whether this may install; if not, that is said in a line that `./test` counts.
+    /// Whether this process may install. If not, prints a line that `./test` counts.
     fn may_install() -> bool {
         let may = rustix::process::geteuid().is_root();
         if !may {
@@ -386,7 +386,7 @@ mod tests {
         let unit = fs::read_to_string(dir.path().join(UNIT_FILE)).unwrap();
         assert!(unit.contains("\nExecStart=/usr/local/bin/isthmus guest "), "{unit}");
         assert_eq!(fs::read(dir.path().join("usr/local/bin/isthmus")).unwrap(), b"p");
-        // Twice is as good as once.
+        // Installing twice is the same as once.
         plan.install(&mut |_| ()).unwrap();
         plan.uninstall(&mut |_| ()).unwrap();
         assert_eq!(files(dir.path()), before);
@@ -394,7 +394,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_of_somebody_elses_stays() {
+    fn files_of_others_stay() {
         if !may_install() {
             return;
         }

@@ -1,7 +1,8 @@
-//! Questions of this VM's processes about named objects: one after the other, they go to the host service through the VM's own
-//! section, and its answers come back through the host's ([`isthmus_region::objects::call`]).
+//! Passes on the requests of this VM's processes about named objects. One after the other, they go to the host
+//! service through the VM's own section; the answers come back through the host section
+//! ([`isthmus_region::objects::call`]).
 //!
-//! The port for wake-ups makes that quick. Without it, the host service finds a question as it looks at its members twice a
+//! The wake-up port makes that quick. Without it, the host service finds a request when it polls its members, twice a
 //! second.
 
 use std::sync::mpsc;
@@ -17,17 +18,17 @@ use isthmus_region::party::Party;
 
 use crate::wakes::Port;
 
-/// Between two looks for an answer that nobody rings for.
+/// Between two polls for an answer, in case its ring is lost or there is no port.
 const PAUSE: Duration = Duration::from_millis(5);
-/// Between two looks for an answer that nobody waits for any more.
+/// Between two polls for the answer to a request that was given up.
 const SELDOM: Duration = Duration::from_millis(250);
-/// How long after a question came an answer is waited for; a process waits a little longer for ours.
+/// How long to wait for the answer to a request, from when it came; a little less than the process waits for ours.
 const PATIENCE: Duration = Duration::from_secs(8);
 
-/// Passes on questions.
+/// Passes on requests.
 #[derive(Debug)]
 pub(crate) struct Forwarder {
-    questions: mpsc::Sender<Order>,
+    orders: mpsc::Sender<Order>,
 }
 
 #[derive(Debug)]
@@ -37,22 +38,22 @@ enum Order {
     Look,
 }
 
-/// A question, where its answer goes, and until when that is waited for.
+/// A request, where its answer goes, and how long to wait for that.
 #[derive(Debug)]
 struct Asked {
     asker: Asker,
-    question: Request,
+    request: Request,
     answer: Answer,
     until: Instant,
 }
 
-/// Says that the host service has answered, from any thread.
+/// Tells the thread that the host service has answered, from any thread.
 #[derive(Debug, Clone)]
 pub(crate) struct Bell(mpsc::Sender<Order>);
 
 impl Bell {
     pub(crate) fn ring(&self) {
-        // A thread that is gone waits for nothing.
+        // Fails if the thread has ended, and then it waits for nothing.
         let _ = self.0.send(Order::Look);
     }
 }
@@ -65,26 +66,25 @@ impl Forwarder {
         section: Section,
         port: Option<Port>,
     ) -> (Self, Bell) {
-        let (questions, inbox) = mpsc::channel();
-        let bell = Bell(questions.clone());
+        let (orders, inbox) = mpsc::channel();
+        let bell = Bell(orders.clone());
         let body = move || {
-            let mut line = Line::new(region, peer, section, port, inbox);
-            while let Some(Asked { asker, question, answer, until }) = line.next() {
-                let reply = line.ask(asker, &question, until);
+            let mut caller = Caller::new(region, peer, section, port, inbox);
+            while let Some(Asked { asker, request, answer, until }) = caller.next() {
+                let reply = caller.ask(asker, &request, until);
                 answer.give(&reply);
             }
         };
-        // Without the thread nobody takes the questions, and they are refused.
+        // Without the thread, `ask` finds no receiver and refuses the requests.
         let _ = std::thread::Builder::new().name("isthmus-names".into()).spawn(body);
-        (Self { questions }, bell)
+        (Self { orders }, bell)
     }
 }
 
 impl Names for Forwarder {
-    fn ask(&mut self, asker: Asker, question: Request, answer: Answer) {
-        let asked = Asked { asker, question, answer, until: Instant::now() + PATIENCE };
-        if let Err(mpsc::SendError(Order::Ask(Asked { answer, .. }))) = self.questions.send(Order::Ask(asked))
-        {
+    fn ask(&mut self, asker: Asker, request: Request, answer: Answer) {
+        let asked = Asked { asker, request, answer, until: Instant::now() + PATIENCE };
+        if let Err(mpsc::SendError(Order::Ask(Asked { answer, .. }))) = self.orders.send(Order::Ask(asked)) {
             answer.give(&failed("the agent of this VM has no thread that asks the host service"));
         }
     }
@@ -98,22 +98,23 @@ fn failed(text: &str) -> Reply {
     Reply::Refused { code: Code::Failed, text: text.into() }
 }
 
-struct Line {
+/// The thread's state: the host service takes one request of this VM at a time.
+struct Caller {
     region: Region,
     peer: PeerInfo,
     section: Section,
     port: Option<Port>,
     inbox: mpsc::Receiver<Order>,
     number: u64,
-    /// What came while an answer was waited for.
+    /// Requests that came while this waited for an answer.
     waiting: Vec<Asked>,
-    /// Whose question the last one was, if it is not answered yet and nobody waits for that any more.
+    /// The process of the last request, if that has no answer yet.
     unanswered: Option<Asker>,
-    /// What such questions opened, and the processes that know nothing of it.
+    /// Requests that close what given-up requests opened, with the processes for which they opened it.
     to_close: Vec<(Asker, Request)>,
 }
 
-impl Line {
+impl Caller {
     fn new(
         region: Region,
         peer: PeerInfo,
@@ -153,31 +154,31 @@ impl Line {
         }
     }
 
-    /// Asks, and waits for the answer. The place for questions is one: what stands there is answered before anything else does,
-    /// and what it opened for somebody who has given up is closed.
-    fn ask(&mut self, asker: Asker, question: &Request, until: Instant) -> Reply {
+    /// Sends a request and waits for the answer. There is one place for requests, so a request that was given up is
+    /// first waited for, and what it opened is closed.
+    fn ask(&mut self, asker: Asker, request: &Request, until: Instant) -> Reply {
         let answered = self.catch_up(until).and_then(|()| {
             if Instant::now() >= until {
-                // Its asker would not hear of it.
+                // The process has given it up.
                 return Err(silent());
             }
-            self.put(asker, question)
+            self.put(asker, request)
         });
         if let Err(no) = answered {
-            if matches!(question, Request::Close { .. }) {
-                // Nobody asks for that again.
-                self.to_close.push((asker, question.clone()));
+            if matches!(request, Request::Close { .. }) {
+                // The process will not repeat it.
+                self.to_close.push((asker, request.clone()));
             }
             return no;
         }
-        self.hear(asker, until).unwrap_or_else(|no| no)
+        self.receive(asker, until).unwrap_or_else(|no| no)
     }
 
-    /// Waits until nothing is left of questions that were given up.
+    /// Waits for the answer to a request that was given up, and closes what such requests opened.
     fn catch_up(&mut self, until: Instant) -> std::result::Result<(), Reply> {
         loop {
             if let Some(asker) = self.unanswered {
-                if let Reply::Object(ObjectGrant { index, incarnation, .. }) = self.hear(asker, until)? {
+                if let Reply::Object(ObjectGrant { index, incarnation, .. }) = self.receive(asker, until)? {
                     self.to_close.push((asker, Request::Close { index, incarnation }));
                 }
             } else if let Some((asker, close)) = self.to_close.pop() {
@@ -189,10 +190,10 @@ impl Line {
         }
     }
 
-    /// Writes a question where the host service looks for it.
-    fn put(&mut self, asker: Asker, question: &Request) -> std::result::Result<(), Reply> {
+    /// Writes a request where the host service polls for it.
+    fn put(&mut self, asker: Asker, request: &Request) -> std::result::Result<(), Reply> {
         self.number += 1;
-        let frame = question.encode(self.number);
+        let frame = request.encode(self.number);
         let call = Call { number: self.number, party: asker.party.word(), user: asker.user, frame };
         call::ask(&self.section, &call).map_err(|e| failed(&e.to_string()))?;
         if let Some(port) = &self.port {
@@ -201,8 +202,8 @@ impl Line {
         Ok(())
     }
 
-    /// Waits for the answer to the question that stands there, which is of this process.
-    fn hear(&mut self, asker: Asker, until: Instant) -> std::result::Result<Reply, Reply> {
+    /// Waits for the answer to the last request, which is `asker`'s.
+    fn receive(&mut self, asker: Asker, until: Instant) -> std::result::Result<Reply, Reply> {
         loop {
             match call::answered(&self.region, &self.peer, self.number) {
                 Ok(Some(frame)) => {
@@ -242,8 +243,8 @@ mod tests {
     const BYTES: u64 = 4 << 20;
     const LONG: Duration = Duration::from_secs(60);
 
-    /// The host service's side, which answers when it is told to, and a line to it.
-    fn line() -> (Region, Section, mpsc::Sender<Order>, Line) {
+    /// The host service's side, which answers when the test tells it to, and a caller.
+    fn caller() -> (Region, Section, mpsc::Sender<Order>, Caller) {
         let fd = isthmus_region::create::memory(BYTES).unwrap();
         let map = Mapping::map(fd.as_fd(), BYTES).unwrap();
         let shape = Shape::new(BYTES, [1, 2], 2, 16).unwrap().with_shared(1 << 20, 8).unwrap();
@@ -254,8 +255,8 @@ mod tests {
         let peer = region.peer(1).unwrap().unwrap();
         let section = region.section(&peer).unwrap();
         let (orders, inbox) = mpsc::channel();
-        let line = Line::new(region.clone(), peer, section.clone(), None, inbox);
-        (region, section, orders, line)
+        let caller = Caller::new(region.clone(), peer, section.clone(), None, inbox);
+        (region, section, orders, caller)
     }
 
     fn asker(area: u32) -> Asker {
@@ -271,7 +272,7 @@ mod tests {
         Reply::Object(ObjectGrant { index, incarnation, offset: 0, len: 64, params: [0; 4], is_new: false })
     }
 
-    /// Waits for question `number`; gives who asks what.
+    /// Waits for request `number`. Returns the process and the request.
     fn heard(section: &Section, number: u64) -> (u64, Request) {
         let begun = Instant::now();
         loop {
@@ -279,22 +280,22 @@ mod tests {
                 assert_eq!(call.number, number);
                 return (call.party, Request::decode(&call.frame).unwrap().1);
             }
-            assert!(begun.elapsed() < LONG, "question {number} is not asked");
+            assert!(begun.elapsed() < LONG, "request {number} is not sent");
             std::thread::sleep(Duration::from_millis(1));
         }
     }
 
     #[test]
-    fn what_is_opened_for_one_that_gave_up_is_closed_and_no_question_takes_the_place_of_another() {
-        let (region, section, orders, mut line) = line();
+    fn what_a_given_up_request_opened_is_closed_and_no_request_replaces_another() {
+        let (region, section, orders, mut caller) = caller();
         let answer = |number, reply: Reply| call::answer(&region, 1, number, &reply.encode(number)).unwrap();
-        assert_eq!(line.ask(asker(1), &open("late"), Instant::now() + Duration::from_millis(20)), silent());
+        assert_eq!(caller.ask(asker(1), &open("late"), Instant::now() + Duration::from_millis(20)), silent());
         assert_eq!(heard(&section, 1), (asker(1).party.word(), open("late")));
-        // The first is not answered yet: the second is not asked, and neither is one that came too long ago.
-        assert_eq!(line.ask(asker(2), &open("b"), Instant::now() + Duration::from_millis(20)), silent());
+        // The first has no answer yet, so the second is not sent.
+        assert_eq!(caller.ask(asker(2), &open("b"), Instant::now() + Duration::from_millis(20)), silent());
         assert_eq!(heard(&section, 1).1, open("late"));
         std::thread::scope(|scope| {
-            let next = scope.spawn(|| line.ask(asker(2), &open("c"), Instant::now() + LONG));
+            let next = scope.spawn(|| caller.ask(asker(2), &open("c"), Instant::now() + LONG));
             answer(1, object(1));
             let close = Request::Close { index: 1, incarnation: 11 };
             assert_eq!(heard(&section, 2), (asker(1).party.word(), close));
@@ -303,12 +304,12 @@ mod tests {
             answer(3, object(2));
             assert_eq!(next.join().unwrap(), object(2));
         });
-        assert_eq!(line.ask(asker(2), &open("d"), Instant::now()), silent());
-        assert_eq!(heard(&section, 3).1, open("c"), "it was too old to be asked");
-        // Also when nobody asks anything.
-        assert_eq!(line.ask(asker(1), &open("e"), Instant::now() + Duration::from_millis(20)), silent());
+        assert_eq!(caller.ask(asker(2), &open("d"), Instant::now()), silent());
+        assert_eq!(heard(&section, 3).1, open("c"), "it was too old to be sent");
+        // Also while there are no requests.
+        assert_eq!(caller.ask(asker(1), &open("e"), Instant::now() + Duration::from_millis(20)), silent());
         std::thread::scope(|scope| {
-            let idle = scope.spawn(|| line.next().is_none());
+            let idle = scope.spawn(|| caller.next().is_none());
             answer(4, object(4));
             let close = Request::Close { index: 4, incarnation: 14 };
             assert_eq!(heard(&section, 5), (asker(1).party.word(), close));

@@ -1,4 +1,4 @@
-//! What `/proc` says of the processes there are.
+//! Reads processes from `/proc`.
 
 use std::{fs, io};
 
@@ -13,12 +13,13 @@ pub struct Process {
     pub parent: i32,
     /// The session it is in.
     pub session: i32,
-    /// Whether all of it has ended and nobody has asked how. The kernel says so of the first thread alone.
+    /// Whether all its threads have ended and its parent has not waited for it. (The kernel's state is the first
+    /// thread's.)
     pub zombie: bool,
 }
 
-/// Reads one line of `/proc/PID/stat`. The name in it may hold anything, blanks and brackets included, so the fields
-/// are counted from its last bracket.
+/// Parses `/proc/PID/stat`. The name in it may hold anything, blanks and brackets included, so the fields are counted
+/// from the last bracket.
 fn parse_stat(stat: &str) -> Option<Process> {
     let pid = stat.split(' ').next()?.parse().ok()?;
     let mut fields = stat.get(stat.rfind(')')? + 1..)?.split_ascii_whitespace();
@@ -33,7 +34,7 @@ fn parse_stat(stat: &str) -> Option<Process> {
 /// All processes; those that end meanwhile may be missing.
 ///
 /// # Errors
-/// What opening or reading `/proc` gave, as when there is no descriptor left.
+/// Those of opening and reading `/proc`, as when no descriptor is left.
 pub fn all() -> io::Result<Vec<Process>> {
     let mut found = Vec::new();
     for entry in fs::read_dir("/proc")? {
@@ -45,7 +46,7 @@ pub fn all() -> io::Result<Vec<Process>> {
             Ok(stat) => found.extend(parse_stat(&String::from_utf8_lossy(&stat))),
             // It has ended since.
             Err(e) if matches!(Errno::from_io_error(&e), Some(Errno::NOENT | Errno::SRCH)) => {}
-            // It is not ours to see.
+            // This user may not read it.
             Err(e) if matches!(Errno::from_io_error(&e), Some(Errno::ACCESS | Errno::PERM)) => {}
             Err(e) => return Err(e),
         }
@@ -53,7 +54,7 @@ pub fn all() -> io::Result<Vec<Process>> {
     Ok(found)
 }
 
-/// One of them.
+/// One process.
 pub fn one(pid: i32) -> Option<Process> {
     parse_stat(&String::from_utf8_lossy(&fs::read(format!("/proc/{pid}/stat")).ok()?))
 }
@@ -67,7 +68,8 @@ pub fn processor_ticks(pid: i32) -> Option<u64> {
     Some(fields.next()?.parse::<u64>().ok()?.wrapping_add(fields.next()?.parse().ok()?))
 }
 
-/// Children of a process, those that have ended included, where the kernel tells (`CONFIG_PROC_CHILDREN`).
+/// Children of a process, including those that have ended; none if the kernel does not list them
+/// (`CONFIG_PROC_CHILDREN`).
 pub fn children(pid: i32) -> Vec<i32> {
     let Ok(threads) = fs::read_dir(format!("/proc/{pid}/task")) else { return Vec::new() };
     let lists =
@@ -83,7 +85,7 @@ pub fn below(all: &[Process], roots: &[i32]) -> Vec<Process> {
     let mut queue = roots.to_vec();
     while let Some(parent) = queue.pop() {
         for process in all.iter().filter(|process| process.parent == parent) {
-            // A number can be used again while we look; nothing is taken twice.
+            // A number may be used again while `/proc` is read; no process is taken twice.
             if !roots.contains(&process.pid) && !found.iter().any(|seen| seen.pid == process.pid) {
                 found.push(*process);
                 queue.push(process.pid);
@@ -98,7 +100,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_with_brackets_and_blanks_does_not_confuse() {
+    fn names_with_brackets_and_blanks_are_parsed() {
         let process = parse_stat("12 (a) S 9 (b)) Z 7 12 11 0").unwrap();
         assert_eq!(process, Process { pid: 12, parent: 7, session: 11, zombie: true });
         let first_thread_ended = "12 (a) Z 7 12 11 0 -1 4 0 0 0 0 0 0 0 0 20 0 2 0";
@@ -110,13 +112,13 @@ mod tests {
     }
 
     #[test]
-    fn grandchildren_are_below_and_strangers_are_not() {
+    fn grandchildren_are_below_and_unrelated_processes_are_not() {
         let process = |pid, parent| Process { pid, parent, session: 1, zombie: false };
         let all = [process(1, 0), process(2, 1), process(3, 2), process(4, 1), process(5, 3)];
         let mut pids: Vec<i32> = below(&all, &[2]).iter().map(|p| p.pid).collect();
         pids.sort_unstable();
         assert_eq!(pids, [3, 5]);
-        // A loop, as re-used numbers can show one.
+        // A loop, as numbers that were used again can make one.
         assert_eq!(below(&[process(2, 3), process(3, 2)], &[2]).len(), 1);
     }
 }

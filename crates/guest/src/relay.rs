@@ -1,8 +1,8 @@
 //! TCP without a network: connections that a guest's processes make to their launcher, carried as streams.
 //!
-//! The launcher's side names a port ([`Kind::Listen`]); from then on connections to it at this guest's own address
-//! are accepted and carried, and the other side connects them to where they belong. Only what was named is
-//! listened at, so there is nothing else that a process could reach.
+//! The launcher's side names a port ([`Kind::Listen`]). From then on, connections to it at this guest's own address are
+//! accepted and carried, and the launcher's side connects them to the launcher. Only named ports are listened at, so
+//! a process can reach nothing else.
 
 use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddrV4, TcpListener, TcpStream};
@@ -19,7 +19,7 @@ const MAX_PORTS: usize = 256;
 struct Relay {
     mux: Mux,
     address: Ipv4Addr,
-    /// By the port as it was named.
+    /// By the port that was named.
     listeners: BTreeMap<u16, TcpListener>,
     streams: Vec<u32>,
     next_stream: u32,
@@ -28,7 +28,7 @@ struct Relay {
 /// Serves one connection until it ends, listening at `address`. Then everything that it carried is closed.
 ///
 /// # Errors
-/// [`WireError::Closed`] when the other side is gone, which is how it always ends; or what is wrong with it.
+/// [`WireError::Closed`] when the other side is gone, which is the normal end; otherwise what is wrong with it.
 pub fn serve(port: OwnedFd, address: Ipv4Addr) -> Result<(), WireError> {
     let mut relay = Relay {
         mux: Mux::new(port)?,
@@ -69,7 +69,7 @@ impl Relay {
         let bound = match self.listeners.get(&port) {
             Some(listener) => Ok(listener.local_addr()),
             None if self.listeners.len() >= MAX_PORTS => Err("too many ports are relayed already".to_owned()),
-            // A process of the guest may have taken that number; any other does as well, since we say which.
+            // If a process of the guest listens at that number, take any other; the answer says which.
             None => TcpListener::bind(SocketAddrV4::new(self.address, port))
                 .or_else(|_| TcpListener::bind(SocketAddrV4::new(self.address, 0)))
                 .and_then(|listener| {
@@ -105,16 +105,17 @@ impl Relay {
     }
 }
 
-/// Carries `connection` as `stream`: what it says on channel `says`, what it shall hear on channel `hears`.
+/// Carries `connection` as `stream`: what is read from it goes to channel `from`, what comes on channel `to` is
+/// written to it.
 ///
 /// # Errors
 /// If the connection cannot be prepared.
-pub fn carry(mux: &mut Mux, stream: u32, connection: TcpStream, says: u8, hears: u8) -> std::io::Result<()> {
+pub fn carry(mux: &mut Mux, stream: u32, connection: TcpStream, from: u8, to: u8) -> std::io::Result<()> {
     connection.set_nodelay(true)?;
     let sink = connection.try_clone()?;
     set_nonblocking(&sink)?;
-    mux.add_source((stream, says), connection.into());
-    mux.add_sink((stream, hears), sink.into());
+    mux.add_source((stream, from), connection.into());
+    mux.add_sink((stream, to), sink.into());
     Ok(())
 }
 
@@ -125,7 +126,7 @@ mod tests {
     use std::os::unix::net::UnixStream;
 
     #[test]
-    fn a_connection_to_a_named_port_is_told_and_its_bytes_carried() {
+    fn a_connection_to_a_named_port_is_announced_and_its_bytes_carried() {
         let (mut host, guest) = UnixStream::pair().unwrap();
         let server = std::thread::spawn(move || serve(guest.into(), Ipv4Addr::LOCALHOST));
         Frame::read_from(&mut host).unwrap().check_hello().unwrap();
@@ -144,7 +145,7 @@ mod tests {
         let mut answer = [0; 4];
         connection.read_exact(&mut answer).unwrap();
         assert_eq!(&answer, b"back");
-        // The end of the port closes what it carried at once.
+        // The end of the port closes its connections at once.
         drop(host);
         assert!(matches!(connection.read(&mut answer), Ok(0) | Err(_)));
         assert!(matches!(server.join().unwrap(), Err(WireError::Closed)));

@@ -1,5 +1,5 @@
-//! Tells when the kernel has killed a process of this VM because memory was used up. Launchers name the signal and not the
-//! cause, and the kernel tells its log alone, which goes with the VM.
+//! Reports when the kernel has killed a process of this VM because memory was used up. Launchers name the signal and
+//! not the cause, which is only in the kernel's log, and that is gone with the VM.
 
 use std::fs::{self, File};
 use std::io::Read;
@@ -7,8 +7,8 @@ use std::thread;
 
 /// Longest record of the kernel's log (`CONSOLE_EXT_LOG_MAX`).
 const RECORD_BYTES: usize = 8192;
-/// Most deaths that are told: where memory stays short, they go on.
-const TOLD: usize = 8;
+/// Most deaths that are reported, since they go on while memory is short.
+const MOST_REPORTED: usize = 8;
 
 /// Watches the kernel's log from now on, in a thread that ends with this process.
 ///
@@ -17,7 +17,7 @@ const TOLD: usize = 8;
 pub fn watch(tell: impl Fn(String) + Send + 'static) -> std::io::Result<()> {
     let log = File::open("/dev/kmsg")?;
     thread::Builder::new().name("shortage".into()).spawn(move || {
-        deaths(&log).take(TOLD).for_each(|death| tell(death.text(memory_kib())));
+        deaths(&log).take(MOST_REPORTED).for_each(|death| tell(death.text(memory_kib())));
     })?;
     Ok(())
 }
@@ -32,7 +32,7 @@ struct Death {
 }
 
 impl Death {
-    /// What a record of the kernel's log says of one: `3,812,4711,-;Out of memory: Killed process 90 (name)
+    /// The death in a record of the kernel's log, if it is one: `3,812,4711,-;Out of memory: Killed process 90 (name)
     /// total-vm:..., anon-rss:...kB, ...`. A name may hold anything, brackets included.
     fn of(record: &str) -> Option<Self> {
         let (_, rest) = record.split_once(";Out of memory: Killed process ")?;
@@ -57,12 +57,13 @@ impl Death {
     }
 }
 
-/// All deaths that the log tells; waits for more at its end.
+/// All deaths in the log; waits for more at its end.
 fn deaths(mut log: impl Read) -> impl Iterator<Item = Death> {
     let mut record = [0; RECORD_BYTES];
     std::iter::from_fn(move || {
         loop {
-            // One read gives one record. Where the log has gone round meanwhile, the next read goes on with what there is.
+            // One read gives one record. It fails with EPIPE if records were overwritten; the next read goes on
+            // behind them.
             match log.read(&mut record) {
                 Ok(0) => return None,
                 Ok(len) => {
@@ -95,7 +96,7 @@ mod tests {
                           anon-rss:195072kB, file-rss:4kB, shmem-rss:0kB, UID:0 pgtables:456kB oom_score_adj:0\n";
 
     #[test]
-    fn a_death_is_told_with_its_cause_and_what_helps() {
+    fn a_death_is_reported_with_its_cause_and_remedy() {
         let death = Death::of(RECORD).unwrap();
         assert_eq!(death, Death { pid: 90, name: "a) (b".into(), held_kib: Some(195_072) });
         assert_eq!(

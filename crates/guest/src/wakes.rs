@@ -1,5 +1,6 @@
-//! The agent's end of the relay of wake-ups: a virtio-serial port over which the host service rings this VM's endpoints,
-//! and over which those of others are rung. Nothing depends on it: without the port, sleepers look up by themselves.
+//! The agent's end of the relay of wake-ups: a virtio-serial port over which the host service rings this VM's
+//! sleepers, and the agent those of other peers. Nothing depends on it: without the port, sleepers wake by their
+//! timeouts.
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
@@ -16,7 +17,7 @@ use rustix::io::Errno;
 
 /// The port's name.
 pub const WAKE_PORT: &str = "isthmus.wake";
-/// Between two looks at a port whose other side is closed, for which there is no event to wait for.
+/// Between two polls of a port whose other side is closed, since its opening is no event to wait for.
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// The port, opened.
@@ -44,7 +45,7 @@ impl Port {
         Some(Path::new("/dev").join(found.file_name()?))
     }
 
-    /// What passes on wake-ups for others.
+    /// Passes on wake-ups for other peers.
     pub fn relay(&self) -> Relay {
         let port = self.clone();
         Relay::new(move |wakeup| match wakeup {
@@ -57,19 +58,19 @@ impl Port {
         })
     }
 
-    /// Tells the host service that a question stands in this VM's section.
+    /// Tells the host service that there is a request in this VM's section.
     pub(crate) fn call(&self, number: u64) {
         self.write(&ring::call(u32::try_from(number & 0xffff_ffff).unwrap_or(0)));
     }
 
-    /// What does not fit is dropped: a port takes a buffer as a whole.
+    /// Writes a frame, or drops it if the port is full: a port takes a buffer as a whole.
     fn write(&self, frame: &[u8]) {
         let _ = rustix::io::write(&*self.0, frame);
     }
 
-    /// Rings this VM's endpoints and gates when told to, on a thread of its own, for as long as the program runs. `id` is the
-    /// VM's ivshmem id, `endpoints` the region's number of slots for each peer; `answered` is called when the host service
-    /// says that it has answered a question.
+    /// Rings this VM's endpoints and gates when the host service says so, on a thread of its own, until the program
+    /// ends. `id` is the VM's ivshmem id, `endpoints` the region's number of endpoint slots of each peer. `answered`
+    /// is called when the host service has answered a request.
     pub fn serve(
         self,
         id: u32,
@@ -91,7 +92,7 @@ impl Port {
                     Err(_) => return,
                 };
                 if ready.contains(PollFlags::HUP) {
-                    // The host's side is not there yet, or no more: it is told anew who we are.
+                    // The host's side is closed: once it opens, it needs a new Hello.
                     greeted = false;
                     stream.clear();
                     std::thread::sleep(PAUSE);
@@ -122,7 +123,7 @@ impl Port {
                             }
                         }
                     }
-                    // Out of step: from the next frame's start on, wherever that is.
+                    // Out of step: drop what came, and hope for a frame's start next.
                     Err(_) => stream.clear(),
                 }
             }

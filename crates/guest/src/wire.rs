@@ -1,8 +1,8 @@
-//! What travels through the virtio-serial ports between the launcher's side ("host") and a VM's agent ("guest").
+//! The protocol on the virtio-serial ports between the launcher's side ("host") and a VM's agent ("guest").
 //!
-//! A VM has three ports, so that one kind of traffic cannot stall another: [`EXEC_PORT`] starts processes and
-//! carries their standard streams, [`RELAY_PORT`] carries TCP connections, [`CONTROL_PORT`] the rest. All three,
-//! and the agents that connect to a run from the host, speak in the same frames:
+//! A VM has three ports, so that one kind of traffic cannot stall another: [`EXEC_PORT`] starts processes and carries
+//! their standard streams, [`RELAY_PORT`] carries TCP connections, [`CONTROL_PORT`] the rest. All three, and the
+//! remote shells that connect to a run from the host, use the same frames:
 //!
 //! ```text
 //!  offset  0        4      5         6           8        12
@@ -11,19 +11,19 @@
 //! ```
 //!
 //! Rules:
-//! - Both sides begin with [`Kind::Hello`]; anything else first is an error.
+//! - Both sides begin with [`Kind::Hello`]; any other first frame is an error.
 //! - A stream has channels (for a process: 0 in, 1 out, 2 err; for a connection: 0 from the guest, 1 from the
 //!   host). Each channel starts with [`WINDOW`] bytes of credit; a receiver gives back with [`Kind::Credit`] what
-//!   it has passed on. So what a side must keep is bounded, whatever the other one sends.
-//! - A frame whose length its kind does not allow, an unknown kind, or data beyond the credit ends the
-//!   connection (or the stream) with an error. It never makes the reader keep more.
+//!   it has passed on. So what a receiver must buffer is bounded, whatever the sender does.
+//! - A frame of an unknown kind, or of a length that its kind does not allow, ends the connection with an error; data
+//!   beyond the credit ends the stream. Neither makes the receiver buffer more.
 
 pub mod mux;
+mod payload;
 
-use std::ffi::OsString;
 use std::io::{self, Read, Write};
-use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::path::PathBuf;
+
+pub use self::payload::{Exit, Limit, Request, Window};
 
 /// The port for execution.
 pub const EXEC_PORT: &str = "isthmus.exec";
@@ -31,16 +31,16 @@ pub const EXEC_PORT: &str = "isthmus.exec";
 pub const RELAY_PORT: &str = "isthmus.relay";
 /// The port for everything else.
 pub const CONTROL_PORT: &str = "isthmus.control";
-/// A port of two VMs that are joined by it, for programs that measure how fast such a port is.
+/// A port that joins two VMs, for programs that measure how fast such a port is.
 pub const WIRE_PORT: &str = "isthmus.wire";
 
-/// Bytes that may be under way on one channel. All of a stream fits into a socket's buffer.
+/// Bytes that may be in flight on one channel. All of a stream fits into a socket's buffer.
 pub const WINDOW: usize = 64 << 10;
 /// Longest payload of a data frame.
 pub const MAX_DATA: usize = 16 << 10;
 /// Longest payload of any other frame but a request.
 const MAX_TEXT: usize = 1 << 20;
-/// Longest payload of a request: what execve(2) takes at most, and some.
+/// Longest payload of a request: more than execve(2) takes.
 const MAX_REQUEST: usize = 8 << 20;
 /// Bytes before the payload.
 pub const HEADER_BYTES: usize = 12;
@@ -54,13 +54,13 @@ pub const CHANNEL_OUT: u8 = 1;
 /// Standard error of a process.
 pub const CHANNEL_ERR: u8 = 2;
 
-/// What is wrong with what was read.
+/// Why a connection ended.
 #[derive(Debug, thiserror::Error)]
 pub enum WireError {
     /// The other side is gone.
     #[error("the other side closed the connection")]
     Closed,
-    /// A frame that no side may send.
+    /// A frame that neither side may send.
     #[error("a frame of kind {kind} with {len} bytes is not allowed here")]
     BadFrame {
         /// Its kind.
@@ -68,16 +68,16 @@ pub enum WireError {
         /// Its length.
         len: usize,
     },
-    /// The first frame is no hello of ours.
+    /// The first frame is not a hello of this version.
     #[error("the other side does not speak this version of the protocol; both must be the same isthmus")]
     BadHello,
-    /// A payload that cannot be read.
+    /// A payload that cannot be decoded.
     #[error("a {what} that cannot be read")]
     BadPayload {
         /// What it should have been.
         what: &'static str,
     },
-    /// Answers pile up that the other side does not read, whatever it asks for.
+    /// The other side sends requests and does not read the answers.
     #[error("the other side asks for answers and does not read them")]
     Unread,
     /// The port or socket failed.
@@ -89,13 +89,13 @@ pub enum WireError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Kind {
-    /// First of all, both ways.
+    /// The first frame, in both directions.
     Hello = 1,
     /// Start a process; the payload is a [`Request`]. From the host, which chooses the stream.
     Start = 2,
     /// Bytes of a channel.
     Data = 3,
-    /// The receiver of a channel has passed on as many bytes (u32).
+    /// The receiver of a channel has passed on this many bytes (u32).
     Credit = 4,
     /// No more bytes on a channel.
     End = 5,
@@ -117,9 +117,9 @@ pub enum Kind {
     Open = 13,
     /// A control message in JSON.
     Control = 14,
-    /// An agent names a VM and the ports that its command needs, in JSON. From an agent to the run.
+    /// A remote shell names a VM and the ports that its command needs, in JSON. To the run.
     Announce = 15,
-    /// Where those ports are in the VM, in JSON. From the run to an agent.
+    /// Where those ports are in the VM, in JSON. From the run to a remote shell.
     Announced = 16,
     /// The window of a process's terminal has another size; the payload is a [`Window`]. From the host.
     Resize = 17,
@@ -178,15 +178,15 @@ impl Frame {
         Self { kind, channel, stream, payload: payload.into() }
     }
 
-    /// The first frame of either side.
+    /// The hello of this version.
     pub fn hello() -> Self {
         Self::new(Kind::Hello, 0, HELLO)
     }
 
-    /// The frame as it travels.
+    /// The frame's bytes.
     ///
     /// # Panics
-    /// If the payload is longer than the kind allows, which no caller may build.
+    /// If the kind does not allow a payload of this length, which is a bug of the caller.
     pub fn bytes(&self) -> Vec<u8> {
         assert!(
             self.kind.allows(self.payload.len()),
@@ -271,12 +271,12 @@ impl Frame {
         bytes.map(u16::from_le_bytes).map_err(|_| WireError::BadPayload { what: "port" })
     }
 
-    /// The payload as text for people.
+    /// The payload as text.
     pub fn text(&self) -> String {
         String::from_utf8_lossy(&self.payload).into_owned()
     }
 
-    /// Fails unless this is a hello of ours.
+    /// Fails unless this is a hello of this version.
     ///
     /// # Errors
     /// [`WireError::BadHello`].
@@ -285,7 +285,7 @@ impl Frame {
     }
 }
 
-/// Puts frames together from bytes as they come.
+/// Assembles frames from bytes as they come.
 #[derive(Debug, Default)]
 pub struct Decoder {
     bytes: Vec<u8>,
@@ -305,7 +305,7 @@ impl Decoder {
     /// The next whole frame, if there is one.
     ///
     /// # Errors
-    /// [`WireError::BadFrame`]; nothing that follows can be understood.
+    /// [`WireError::BadFrame`]; then nothing that follows can be decoded.
     pub fn next_frame(&mut self) -> Result<Option<Frame>, WireError> {
         let rest = &self.bytes[self.read..];
         let Some(header) = rest.first_chunk::<HEADER_BYTES>() else { return Ok(None) };
@@ -317,261 +317,13 @@ impl Decoder {
     }
 }
 
-/// A process to be started: everything that makes it run as its caller.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Request {
-    /// The program and its arguments.
-    pub argv: Vec<OsString>,
-    /// Its whole environment.
-    pub env: Vec<(OsString, OsString)>,
-    /// Its working directory.
-    pub cwd: PathBuf,
-    /// File mode creation mask.
-    pub umask: u32,
-    /// User, group and supplementary groups.
-    pub uid: u32,
-    /// See `uid`.
-    pub gid: u32,
-    /// See `uid`.
-    pub groups: Vec<u32>,
-    /// Resource limits by their name, soft and hard; `None` is unlimited.
-    pub limits: Vec<Limit>,
-    /// Directories to make first, by the caller, with mode 0700.
-    pub make_dirs: Vec<PathBuf>,
-    /// A terminal of its own, with a window of this size, in place of the three pipes.
-    pub terminal: Option<Window>,
-}
-
-/// The size of a terminal's window (ioctl_tty(2)).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Window {
-    /// Lines.
-    pub rows: u16,
-    /// Characters in a line.
-    pub columns: u16,
-    /// Its width in pixels, or 0.
-    pub width: u16,
-    /// Its height in pixels, or 0.
-    pub height: u16,
-}
-
-impl Window {
-    /// The size as it travels.
-    pub fn encode(self) -> [u8; 8] {
-        let mut bytes = [0; 8];
-        let fields = [self.rows, self.columns, self.width, self.height];
-        for (place, field) in bytes.chunks_exact_mut(2).zip(fields) {
-            place.copy_from_slice(&field.to_le_bytes());
-        }
-        bytes
-    }
-
-    /// Reads a size.
-    ///
-    /// # Errors
-    /// [`WireError::BadPayload`] if it has another length.
-    pub fn decode(bytes: &[u8]) -> Result<Self, WireError> {
-        let [a, b, c, d, e, f, g, h] =
-            *<&[u8; 8]>::try_from(bytes).map_err(|_| WireError::BadPayload { what: "window" })?;
-        let field = |low, high| u16::from_le_bytes([low, high]);
-        Ok(Self { rows: field(a, b), columns: field(c, d), width: field(e, f), height: field(g, h) })
-    }
-}
-
-/// A resource limit.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Limit {
-    /// As `prlimit` calls it, in lower case: `nofile`.
-    pub name: String,
-    /// What is enforced.
-    pub soft: Option<u64>,
-    /// Up to where the process may raise it.
-    pub hard: Option<u64>,
-}
-
-impl Request {
-    /// The request as it travels.
-    pub fn encode(&self) -> Vec<u8> {
-        let mut out = Writer::default();
-        out.list(&self.argv, |out, word| out.bytes(word.as_bytes()));
-        out.list(&self.env, |out, (name, value)| {
-            out.bytes(name.as_bytes());
-            out.bytes(value.as_bytes());
-        });
-        out.bytes(self.cwd.as_os_str().as_bytes());
-        out.u32(self.umask);
-        out.u32(self.uid);
-        out.u32(self.gid);
-        out.list(&self.groups, |out, group| out.u32(*group));
-        out.list(&self.limits, |out, limit| {
-            out.bytes(limit.name.as_bytes());
-            out.u64(limit.soft.unwrap_or(u64::MAX));
-            out.u64(limit.hard.unwrap_or(u64::MAX));
-        });
-        out.list(&self.make_dirs, |out, dir| out.bytes(dir.as_os_str().as_bytes()));
-        out.list(self.terminal.as_slice(), |out, window| out.bytes(&window.encode()));
-        out.0
-    }
-
-    /// Reads a request.
-    ///
-    /// # Errors
-    /// [`WireError::BadPayload`].
-    pub fn decode(bytes: &[u8]) -> Result<Self, WireError> {
-        let mut reader = Reader(bytes);
-        reader.request().filter(|_| reader.0.is_empty()).ok_or(WireError::BadPayload { what: "request" })
-    }
-}
-
-#[derive(Default)]
-struct Writer(Vec<u8>);
-
-impl Writer {
-    fn u32(&mut self, value: u32) {
-        self.0.extend(value.to_le_bytes());
-    }
-
-    fn u64(&mut self, value: u64) {
-        self.0.extend(value.to_le_bytes());
-    }
-
-    fn count(&mut self, count: usize) {
-        // More than that does not fit into a frame, which the sender looks at.
-        self.u32(u32::try_from(count).unwrap_or(u32::MAX));
-    }
-
-    fn bytes(&mut self, bytes: &[u8]) {
-        self.count(bytes.len());
-        self.0.extend(bytes);
-    }
-
-    fn list<T>(&mut self, items: &[T], each: impl Fn(&mut Self, &T)) {
-        self.count(items.len());
-        for item in items {
-            each(self, item);
-        }
-    }
-}
-
-struct Reader<'a>(&'a [u8]);
-
-impl<'a> Reader<'a> {
-    fn u32(&mut self) -> Option<u32> {
-        let (value, rest) = self.0.split_first_chunk()?;
-        self.0 = rest;
-        Some(u32::from_le_bytes(*value))
-    }
-
-    fn u64(&mut self) -> Option<u64> {
-        let (value, rest) = self.0.split_first_chunk()?;
-        self.0 = rest;
-        Some(u64::from_le_bytes(*value))
-    }
-
-    fn bytes(&mut self) -> Option<&'a [u8]> {
-        let len = self.u32()? as usize;
-        let (bytes, rest) = self.0.split_at_checked(len)?;
-        self.0 = rest;
-        Some(bytes)
-    }
-
-    fn os_string(&mut self) -> Option<OsString> {
-        // What a system call would stop at, and a command builder refuse.
-        self.bytes().filter(|bytes| !bytes.contains(&0)).map(|bytes| OsString::from_vec(bytes.to_vec()))
-    }
-
-    fn list<T>(&mut self, each: impl Fn(&mut Self) -> Option<T>) -> Option<Vec<T>> {
-        // Not reserved ahead: the count is a claim.
-        let count = self.u32()?;
-        (0..count).map(|_| each(self)).collect()
-    }
-
-    fn request(&mut self) -> Option<Request> {
-        let limit = |value: u64| (value != u64::MAX).then_some(value);
-        Some(Request {
-            argv: self.list(Self::os_string)?,
-            env: self.list(|r| Some((r.os_string()?, r.os_string()?)))?,
-            cwd: self.os_string()?.into(),
-            umask: self.u32()?,
-            uid: self.u32()?,
-            gid: self.u32()?,
-            groups: self.list(Self::u32)?,
-            limits: self.list(|r| {
-                let name = String::from_utf8(r.bytes()?.to_vec()).ok()?;
-                Some(Limit { name, soft: limit(r.u64()?), hard: limit(r.u64()?) })
-            })?,
-            make_dirs: self.list(|r| r.os_string().map(PathBuf::from))?,
-            terminal: match self.list(|r| Window::decode(r.bytes()?).ok())?.as_slice() {
-                [] => None,
-                [window] => Some(*window),
-                _ => return None,
-            },
-        })
-    }
-}
-
-/// How a process ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Exit {
-    /// By itself, with this status.
-    Code(i32),
-    /// By this signal.
-    Signal(i32),
-}
-
-impl Exit {
-    /// The exit as it travels.
-    pub fn encode(self) -> [u8; 5] {
-        let (kind, value) = match self {
-            Self::Code(code) => (0, code),
-            Self::Signal(signal) => (1, signal),
-        };
-        let [a, b, c, d] = value.to_le_bytes();
-        [kind, a, b, c, d]
-    }
-
-    /// Reads an exit.
-    ///
-    /// # Errors
-    /// [`WireError::BadPayload`].
-    pub fn decode(bytes: &[u8]) -> Result<Self, WireError> {
-        let value = |rest: &[u8; 4]| i32::from_le_bytes(*rest);
-        match bytes.split_first_chunk() {
-            Some((rest, _)) if bytes.len() == 5 => {
-                let [kind, a, b, c] = *rest;
-                let value = value(&[a, b, c, bytes[4]]);
-                match kind {
-                    0 => Ok(Self::Code(value)),
-                    1 => Ok(Self::Signal(value)),
-                    _ => Err(WireError::BadPayload { what: "exit status" }),
-                }
-            }
-            _ => Err(WireError::BadPayload { what: "exit status" }),
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use super::payload::tests::request;
     use super::*;
 
-    fn request() -> Request {
-        Request {
-            argv: vec!["/bin/sh".into(), "-c".into(), OsString::from_vec(vec![0xff, 0x20])],
-            env: vec![("A".into(), "b=c".into())],
-            cwd: "/tmp".into(),
-            umask: 0o27,
-            uid: 1000,
-            gid: 100,
-            groups: vec![4, 27],
-            limits: vec![Limit { name: "nofile".into(), soft: Some(1024), hard: None }],
-            make_dirs: vec!["/dev/shm/x".into()],
-            terminal: Some(Window { rows: 24, columns: 80, width: 0, height: 600 }),
-        }
-    }
-
     #[test]
-    fn frames_survive_any_cut() {
+    fn frames_are_read_back_however_the_stream_is_cut() {
         let frames = [
             Frame::hello(),
             Frame::new(Kind::Start, 7, request().encode()),
@@ -618,28 +370,5 @@ mod tests {
             assert!(matches!(decoder.next_frame(), Err(WireError::BadFrame { .. })), "{bad:?}");
             assert!(matches!(Frame::read_from(bad.as_slice()), Err(WireError::BadFrame { .. })), "{bad:?}");
         }
-    }
-
-    #[test]
-    fn requests_are_read_back_and_every_cut_of_one_is_refused() {
-        let bytes = request().encode();
-        assert_eq!(Request::decode(&bytes).unwrap(), request());
-        for len in 0..bytes.len() {
-            assert!(Request::decode(&bytes[..len]).is_err());
-        }
-        let mut longer = bytes.clone();
-        longer.push(0);
-        assert!(Request::decode(&longer).is_err());
-        // A count that is far beyond what follows.
-        assert!(Request::decode(&u32::MAX.to_le_bytes()).is_err());
-    }
-
-    #[test]
-    fn every_exit_is_read_back() {
-        for exit in [Exit::Code(0), Exit::Code(-1), Exit::Signal(9)] {
-            assert_eq!(Exit::decode(&exit.encode()).unwrap(), exit);
-        }
-        assert!(Exit::decode(&[2, 0, 0, 0, 0]).is_err());
-        assert!(Exit::decode(&[0, 0]).is_err());
     }
 }

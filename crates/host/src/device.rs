@@ -1,12 +1,12 @@
-//! What a VM needs so that it can join: the device, as QEMU's options and as libvirt's XML, and what else to look after.
+//! What a VM needs to join: the device, as QEMU's options and as libvirt's XML, and the conditions around it.
 
 use std::fmt::Write as _;
 use std::path::PathBuf;
 
 /// QEMU's window for a device's memory has at least this size, so that every region fits some.
 const LEAST_WINDOW: u64 = 1 << 30;
-/// The PCI controller's index in libvirt's XML: just beyond those that virt-install makes, since libvirt fills a gap with
-/// root ports.
+/// The PCI controller's index in libvirt's XML: just beyond those that virt-install makes, since libvirt fills gaps
+/// with root ports.
 const LIBVIRT_INDEX: u32 = 16;
 
 /// The device by which a VM joins a region.
@@ -31,7 +31,7 @@ impl Device {
     /// The options for QEMU's command line, one a line.
     pub fn qemu(&self) -> String {
         let (window, vectors) = (self.window(), self.vectors);
-        // QEMU takes a comma in a value where it is written twice.
+        // A comma in a value is written twice for QEMU.
         let doubled = |path: &std::path::Path| path.display().to_string().replace(',', ",,");
         let (path, wake) = (doubled(&self.socket), doubled(&self.wake));
         format!(
@@ -63,8 +63,8 @@ impl Device {
         )
     }
 
-    /// The element for the end of libvirt's `<domain>`, which gives the root port its window; libvirt has no word of its
-    /// own for that.
+    /// The element for the end of libvirt's `<domain>`, which gives the root port its window; libvirt has no element
+    /// of its own for that.
     pub fn libvirt_override(&self) -> String {
         format!(
             "<override xmlns='http://libvirt.org/schemas/domain/qemu/1.0'>\n  \
@@ -78,7 +78,7 @@ impl Device {
         )
     }
 
-    /// What else such a VM needs, one sentence each.
+    /// What else such a VM needs, one item each.
     pub fn needs(&self) -> Vec<String> {
         vec![
             "machine type q35. The root port with its 64-bit window puts the region's memory above 4 GiB; below, \
@@ -98,7 +98,7 @@ impl Device {
         ]
     }
 
-    /// All of it, for people.
+    /// All of it as text for people.
     pub fn text(&self) -> String {
         let mut text = String::new();
         // Writing to a string cannot fail.
@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn odd_paths_are_written_as_each_side_reads_them() {
+    fn odd_paths_are_escaped_for_qemu_and_for_xml() {
         let odd = device("/a,b/it's&<", 1);
         assert!(odd.qemu().contains("path=/a,,b/it's&< "));
         assert!(odd.libvirt_devices().contains("path='/a,b/it&apos;s&amp;&lt;'"));

@@ -20,7 +20,7 @@ pub enum Error {
         /// Least bytes for them.
         needed: u64,
     },
-    /// Two VMs have one name, or a name cannot be used.
+    /// Two VMs have the same name, or a name cannot be used.
     #[error("'{name}' cannot be a VM's name: {reason}")]
     BadName {
         /// The name.
@@ -34,10 +34,10 @@ pub enum Error {
         /// The name.
         name: String,
     },
-    /// Every VM that was announced is connected already.
+    /// There is no free place for a VM.
     #[error("{reason}")]
     NoPlace {
-        /// Which place is taken, or that all are.
+        /// Why: its place is taken, all are, or its memory is still in use.
         reason: String,
     },
     /// A folder for sockets cannot be made.
@@ -49,7 +49,7 @@ pub enum Error {
         #[source]
         source: std::io::Error,
     },
-    /// The folder for the socket is not there, nor the one that it would be in.
+    /// Neither the folder for the socket nor its parent is there.
     #[error("no folder {} for the service's socket: make it, or name another with --socket", path.display())]
     MissingFolder {
         /// The folder.
@@ -67,7 +67,7 @@ pub enum Error {
         #[source]
         source: std::io::Error,
     },
-    /// A system call failed that should not.
+    /// A system call failed unexpectedly.
     #[error("cannot {action}")]
     System {
         /// What was attempted.
@@ -76,13 +76,13 @@ pub enum Error {
         #[source]
         source: rustix::io::Errno,
     },
-    /// What should run beside the service does not.
+    /// What should run beside the service could not be started.
     #[error(transparent)]
     Beside(Box<dyn std::error::Error + Send + Sync>),
-    /// Something about the region.
+    /// An error of the region.
     #[error(transparent)]
     Region(#[from] isthmus_region::Error),
-    /// Something about the attach service.
+    /// An error of the attach service.
     #[error(transparent)]
     Attach(#[from] isthmus_attach::Error),
 }

@@ -12,31 +12,32 @@ use isthmus_region::create::default_bytes_in;
 use crate::error::{Error, Result};
 use crate::service::{Config, Event, Service, Vm};
 
-/// What was started beside a service, or why it could not be.
+/// What was started beside a service, or why it cannot be.
 pub type BesideResult<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
-/// What `isthmus host` is told.
+/// The options of `isthmus host`.
 #[derive(Debug, Clone, Default)]
 pub struct Options {
-    /// Where processes of the host attach; by default where they look, see [`socket::own_socket`]. VMs connect at the same path with `.ivshmem` appended.
+    /// Where processes of the host attach; by default [`socket::own_socket`], which they find by themselves. VMs
+    /// connect at the same path with `.ivshmem` appended.
     pub socket: Option<PathBuf>,
     /// How many VMs may join.
     pub vms: u32,
     /// Their names, in the order in which they connect; `vm1`, `vm2` and so on where there are fewer names than VMs.
     pub names: Vec<String>,
-    /// Processes expected in all; they decide the region's size if it is not given.
+    /// Processes expected in all; without `region_bytes` they decide the region's size.
     pub ranks: Option<u32>,
     /// Bytes of the region.
     pub region_bytes: Option<u64>,
-    /// Bytes of each huge page that the region lies in, if it shall.
+    /// Bytes of each huge page, for a region in huge pages.
     pub huge_pages: Option<u64>,
-    /// Bytes of the region for named objects, if somebody says.
+    /// Bytes of the region for named objects; an eighth of it by default.
     pub shared_bytes: Option<u64>,
-    /// Most bytes of all named objects of one user.
+    /// Per-user quota of named objects, in bytes; unlimited by default.
     pub shared_quota: Option<u64>,
     /// Users that may attach and connect VMs, besides this one and root.
     pub users: Vec<u32>,
-    /// A group whose members may attach and connect VMs; its sockets are the group's, and nobody else is asked for.
+    /// A group whose members may attach and connect VMs. The sockets belong to it, and no other check is made.
     pub group: Option<u32>,
 }
 
@@ -67,12 +68,12 @@ impl Options {
         };
         config.vms = (0..self.vms).map(|i| Vm { name: name(i), ranks: each }).collect();
         if self.group.is_some() {
-            // The kernel asks for the group at every connection, so that is all there is to ask.
+            // The kernel checks the group at every connection; no other check is needed.
             config.group = self.group;
             config.mode = 0o660;
             config.allowed = Allowed::Everybody;
         } else if !self.users.is_empty() {
-            // Users are told apart by their ids when they connect; the file must let them come so far.
+            // Users are checked by their ids once they have connected, so the socket's mode must let them connect.
             config.mode = 0o666;
             let own = rustix::process::getuid().as_raw();
             config.allowed = Allowed::Users(self.users.iter().copied().chain([own]).collect());
@@ -81,7 +82,7 @@ impl Options {
     }
 }
 
-/// Where processes of the host attach: at `chosen`, or where they look by default.
+/// Where processes of the host attach: at `chosen`, or at [`socket::own_socket`].
 ///
 /// # Errors
 /// [`Error::NoFolder`] when there is no default place for the socket.
@@ -90,23 +91,23 @@ pub fn attach_socket(chosen: Option<&Path>) -> Result<PathBuf> {
     std::path::absolute(&path).map_err(|source| Error::Folder { path: path.clone(), source })
 }
 
-/// Where VMs connect to the service at whose `attach` socket processes do.
+/// Where VMs connect to the service that has this `attach` socket.
 pub fn ivshmem_socket(attach: &Path) -> PathBuf {
     let mut path = attach.as_os_str().to_owned();
     path.push(".ivshmem");
     path.into()
 }
 
-/// Where the ports for wake-ups of VMs connect to that service.
+/// Where the wake-up ports of VMs connect to that service.
 pub fn wake_socket(attach: &Path) -> PathBuf {
     let mut path = attach.as_os_str().to_owned();
     path.push(".wake");
     path.into()
 }
 
-/// Serves until the process is told to end by INT, TERM or HUP, and removes the sockets then. Standard output gets
-/// what to do with the service, standard error one line for each thing that happens. systemd is told when the sockets take
-/// connections, and when they end. `beside` starts what shall live as long as the service.
+/// Serves until the process gets INT, TERM or HUP, and then removes the sockets. Prints instructions to standard
+/// output and a line for each event to standard error. Tells systemd when the sockets take connections, and when the
+/// service ends. `beside` starts what is to live as long as the service.
 ///
 /// # Errors
 /// Any of [`Service::start`]; [`Error::Beside`].
@@ -115,7 +116,7 @@ pub fn run<T>(options: &Options, beside: impl FnOnce(&Service) -> BesideResult<T
     let mut signals = signal_hook::iterator::Signals::new([SIGINT, SIGTERM, SIGHUP])
         .map_err(|source| Error::Signals { source })?;
     let config = options.config()?;
-    // Nobody waits for a service because nobody reads what it says.
+    // On a thread of its own: the service must not block because standard error is not read.
     let lines = isthmus_region::print::Aside::start().map_err(|e| Error::System {
         action: "start a thread",
         source: rustix::io::Errno::from_io_error(&e).unwrap_or(rustix::io::Errno::IO),
@@ -123,7 +124,7 @@ pub fn run<T>(options: &Options, beside: impl FnOnce(&Service) -> BesideResult<T
     let service =
         Service::start(config, Arc::new(move |event: &Event| lines.tell(&format!("isthmus: {event}"))))?;
     let beside = beside(&service).map_err(Error::Beside)?;
-    // Whoever reads the instructions through a pipe gets them now; who does not is no reason to end.
+    // Flushed now for a reader at a pipe; a reader that is gone is no reason to end.
     let mut out = std::io::stdout();
     let _ = out.write_all(instructions(&service, options.vms).as_bytes()).and_then(|()| out.flush());
     let mib = service.region_bytes() >> 20;

@@ -2,15 +2,16 @@
 //!
 //! Source: QEMU, `docs/specs/ivshmem-spec.txt`, "Client-Server protocol". It is one-way: the server sends messages of
 //! eight bytes, a little-endian number, with at most one descriptor each; QEMU sends nothing, and its end of file is
-//! the VM's end. Four habits of QEMU shape what is done here:
+//! the VM's end. Four habits of QEMU shape this server:
 //!
-//! 1. A client that was greeted by halves spins for ever, a silent server freezes its VM. So the whole greeting is
-//!    queued at once after accept, and a client that cannot be let in is told a protocol version that it refuses.
-//! 2. An id that comes back makes QEMU write to freed memory. So ids only grow, and after 65535 joins no more come.
-//! 3. A second greeting on one connection would be taken for news. So nothing is said twice.
-//! 4. QEMU may not read for a while (it is stopped, or loading). So nothing waits: what does not fit is queued.
+//! 1. A client that got half a greeting spins for ever, and a silent server freezes its VM. So the whole greeting is
+//!    queued at once after accept, and a client that cannot be let in is sent a protocol version that it refuses.
+//! 2. An id that is used again makes QEMU write to freed memory. So ids only grow, and no VM is let in after 65535
+//!    joins.
+//! 3. A second greeting on one connection would be taken for messages about other VMs. So a greeting is sent once.
+//! 4. QEMU may not read for a while (it is stopped, or loading). So nothing blocks: what does not fit is queued.
 //!
-//! The host takes part as peer 0, with an eventfd of its own, so that guests can ring it.
+//! The host takes part as ivshmem peer 0, with an eventfd of its own, so that guests can ring it.
 
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::{AsFd, OwnedFd};
@@ -33,19 +34,19 @@ use crate::service::{Event, Observer};
 
 /// Version of the protocol.
 const PROTOCOL: i64 = 0;
-/// A version that no QEMU speaks: it gives up with a message instead of waiting.
+/// A version that no QEMU speaks: QEMU gives up with a message instead of waiting.
 const REFUSAL: i64 = -1;
 /// The message that brings the shared memory.
 const SHARED_MEMORY: i64 = -1;
 /// The host's id.
 const HOST_ID: u16 = 0;
-/// Messages that a client may leave unread; more than a region of the largest size ever needs at once.
+/// Messages that a client may leave unread; more than even the largest region needs at once.
 const MOST_QUEUED: usize = 1 << 17;
 
 /// What the server is started with.
 #[derive(Debug)]
 pub struct Config {
-    /// Sockets, each with the member that connects there; nothing stands for the first free place.
+    /// Sockets, each with the member that connects there; `None` is the first free place.
     pub sockets: Vec<(PathBuf, Option<u32>)>,
     /// Users whose QEMU may connect.
     pub allowed: Allowed,
@@ -59,7 +60,7 @@ pub struct Config {
     pub vectors: u16,
 }
 
-/// A running server. Dropping it ends it; VMs go on, without news of each other.
+/// A running server. Dropping it ends it; VMs go on, but no longer learn of each other's joining and end.
 #[derive(Debug)]
 pub struct Server {
     bell: Arc<OwnedFd>,
@@ -94,12 +95,12 @@ struct Link {
 }
 
 impl Link {
-    /// The messages that tell others of this VM.
-    fn news(&self) -> impl Iterator<Item = Message> + '_ {
+    /// The messages that announce this VM to others.
+    fn announcement(&self) -> impl Iterator<Item = Message> + '_ {
         self.vectors.iter().map(|fd| Message::with(i64::from(self.id), fd))
     }
 
-    /// Sends what fits; says whether the connection still stands.
+    /// Sends what fits. Returns whether the connection is still good.
     fn flush(&mut self) -> bool {
         while let Some(message) = self.queue.front() {
             let fds: Vec<_> = message.fd.iter().map(|fd| fd.as_fd()).collect();
@@ -107,7 +108,7 @@ impl Link {
                 Ok(()) => {
                     self.queue.pop_front();
                 }
-                // Too many descriptors in flight is cured by the client's reading, too.
+                // Too many descriptors in flight, too, ends when the client reads.
                 Err(Errno::AGAIN | Errno::TOOMANYREFS | Errno::NOBUFS) => {
                     return self.queue.len() <= MOST_QUEUED;
                 }
@@ -120,7 +121,7 @@ impl Link {
 
 const BELL: u64 = 0;
 const FIRST_LISTENER: u64 = 1;
-/// Keys of connections never come back.
+/// Keys of connections are never used again.
 const FIRST_LINK: u64 = 1 << 32;
 
 struct Loop {
@@ -135,7 +136,7 @@ struct Loop {
     links: HashMap<u64, Link>,
     next_key: u64,
     next_id: u16,
-    deaf_until: Option<Instant>,
+    unwatched_until: Option<Instant>,
 }
 
 impl Server {
@@ -176,7 +177,7 @@ impl Server {
             links: HashMap::new(),
             next_key: FIRST_LINK,
             next_id: HOST_ID + 1,
-            deaf_until: None,
+            unwatched_until: None,
         };
         let thread = std::thread::Builder::new()
             .name("isthmus-ivshmem".into())
@@ -224,13 +225,13 @@ impl Loop {
                         let _ = rustix::io::read(&*self.bell, &mut count);
                     }
                     key if key < FIRST_LINK => self.accept(key),
-                    key => self.hear(key),
+                    key => self.receive(key),
                 }
             }
-            self.look();
+            self.poll_members();
             self.sweep();
         }
-        // The names go first, so that nobody connects to a server that no longer listens.
+        // Before the listeners are closed, so that nothing connects to a server that has ended.
         for (path, _) in &self.config.sockets {
             let _ = rustix::fs::unlink(path);
         }
@@ -245,14 +246,15 @@ impl Loop {
     }
 
     fn timeout(&self) -> Option<Duration> {
-        let look = self.members().look_again_in();
-        // A full socket wakes us; a full table of descriptors in flight, or of our own, has to be looked at.
-        let queued = self.links.values().any(|l| !l.queue.is_empty()) || self.deaf_until.is_some();
-        look.into_iter().chain(queued.then_some(Duration::from_millis(100))).min()
+        let due = self.members().next_poll_in();
+        // Room in a socket is an event; free descriptors, in flight or of our own, are not, so they are polled for.
+        let queued = self.links.values().any(|l| !l.queue.is_empty()) || self.unwatched_until.is_some();
+        due.into_iter().chain(queued.then_some(Duration::from_millis(100))).min()
     }
 
-    fn look(&mut self) {
-        let changes = self.members().look();
+    /// Polls the members and reports their changes.
+    fn poll_members(&mut self) {
+        let changes = self.members().poll();
         match changes {
             Ok(changes) => {
                 for change in changes {
@@ -264,7 +266,7 @@ impl Loop {
                     });
                 }
             }
-            Err(e) => self.tell(&Event::Trouble { reason: format!("looking after members: {e}") }),
+            Err(e) => self.tell(&Event::Trouble { reason: format!("checking the members: {e}") }),
         }
     }
 
@@ -281,7 +283,7 @@ impl Loop {
                 for listener in &self.listeners {
                     let _ = epoll::delete(&self.epoll, listener);
                 }
-                self.deaf_until = Some(Instant::now() + Duration::from_secs(1));
+                self.unwatched_until = Some(Instant::now() + Duration::from_secs(1));
                 return;
             }
         };
@@ -292,9 +294,9 @@ impl Loop {
 
     /// Lets a VM in, or tells QEMU to give up and gives the reason.
     fn greet(&mut self, socket: OwnedFd, wanted: Option<u32>) -> std::result::Result<(), String> {
-        // A VM that is started again at once may come in before the end of its former self was looked at.
+        // A VM that is restarted at once may connect before the end of its old connection was read.
         let keys: Vec<u64> = self.links.keys().copied().collect();
-        keys.into_iter().for_each(|key| self.hear(key));
+        keys.into_iter().for_each(|key| self.receive(key));
         let admitted = self.admit(&socket, wanted);
         let (member, id, vectors) = match admitted {
             Ok(admitted) => admitted,
@@ -309,9 +311,9 @@ impl Loop {
         link.queue.push_back(Message::with(SHARED_MEMORY, &self.region));
         link.queue.push_back(Message::with(HOST_ID.into(), &self.bell));
         for other in self.links.values() {
-            link.queue.extend(other.news());
+            link.queue.extend(other.announcement());
         }
-        let own: Vec<_> = link.news().collect();
+        let own: Vec<_> = link.announcement().collect();
         link.queue.extend(own.iter().cloned());
         let key = self.next_key;
         self.next_key += 1;
@@ -330,13 +332,14 @@ impl Loop {
             self.send(other, own.iter().cloned());
         }
         if stands && watched.is_ok() {
-            self.mind(key);
+            self.watch_for_room(key);
         } else {
             self.end(key);
         }
         Ok(())
     }
 
+    /// Makes a VM of an allowed user a member. Returns its number, its id and its eventfds.
     fn admit(
         &mut self,
         socket: &OwnedFd,
@@ -358,18 +361,19 @@ impl Loop {
         Ok((member, id, vectors))
     }
 
+    /// Queues messages for a VM and sends what fits.
     fn send(&mut self, key: u64, messages: impl Iterator<Item = Message>) {
         let Some(link) = self.links.get_mut(&key) else { return };
         link.queue.extend(messages);
         if link.flush() {
-            self.mind(key);
+            self.watch_for_room(key);
         } else {
             self.end(key);
         }
     }
 
-    /// Watches for room in a socket exactly while something waits for it.
-    fn mind(&self, key: u64) {
+    /// Watches a socket for room exactly while messages wait for it.
+    fn watch_for_room(&self, key: u64) {
         let Some(link) = self.links.get(&key) else { return };
         let mut flags = EventFlags::IN | EventFlags::RDHUP;
         if !link.queue.is_empty() {
@@ -378,17 +382,17 @@ impl Loop {
         let _ = epoll::modify(&self.epoll, &link.socket, EventData::new_u64(key), flags);
     }
 
-    fn hear(&mut self, key: u64) {
+    fn receive(&mut self, key: u64) {
         let Some(link) = self.links.get_mut(&key) else { return };
-        // QEMU never says anything, so whatever is not QEMU, or no longer there, ends here.
+        // QEMU never sends anything: bytes, an end of file or an error end the connection.
         let ended = !matches!(socket::receive(&link.socket, RecvFlags::DONTWAIT), Err(Errno::AGAIN));
         if ended || !link.flush() {
             return self.end(key);
         }
-        self.mind(key);
+        self.watch_for_room(key);
     }
 
-    /// A VM's end: published first, then told to the others.
+    /// Ends a VM's membership: published first, then announced to the other VMs.
     fn end(&mut self, key: u64) {
         let Some(link) = self.links.remove(&key) else { return };
         let removed = self.members().remove(link.member);
@@ -404,14 +408,15 @@ impl Loop {
         }
     }
 
+    /// Tries again to send what did not fit, and watches the listeners again.
     fn sweep(&mut self) {
         let waiting: Vec<u64> =
             self.links.iter().filter(|(_, l)| !l.queue.is_empty()).map(|(key, _)| *key).collect();
         for key in waiting {
             self.send(key, std::iter::empty());
         }
-        if self.deaf_until.is_some_and(|until| Instant::now() >= until) {
-            self.deaf_until = None;
+        if self.unwatched_until.is_some_and(|until| Instant::now() >= until) {
+            self.unwatched_until = None;
             for (key, listener) in (FIRST_LISTENER..).zip(&self.listeners) {
                 let _ = epoll::add(&self.epoll, listener, EventData::new_u64(key), EventFlags::IN);
             }

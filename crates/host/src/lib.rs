@@ -1,4 +1,4 @@
-//! The host service: it makes a region, says who is a member, and lets processes and VMs in.
+//! The host service: makes a region, keeps its membership table, and lets processes and VMs in.
 //!
 //! - [`service`]: the service as a whole, embedded by `isthmus run` and by `isthmus host`.
 //! - [`members`]: the membership table and the sections behind it; the one place that writes the host section.
@@ -6,7 +6,7 @@
 //! - [`names`]: named objects, which are pieces of the shared section; the one place that writes their table.
 //! - [`plan`]: how a region is cut into sections.
 //! - [`stats`]: what went through the region, by peer.
-//! - [`device`]: what a VM needs so that it can join.
+//! - [`device`]: what a VM needs to join.
 //! - `wakes`: the relay of wake-ups between the host and its VMs.
 //! - [`foreground`]: the service as a program of its own.
 

@@ -1,20 +1,20 @@
 //! The membership table and the sections behind it. The one place that writes the host section.
 //!
-//! A VM's place passes through these states; every way round has a new incarnation:
+//! A VM's place passes through these states; each pass has a new incarnation:
 //!
 //! ```text
-//!          QEMU connects           the guest's service has          QEMU is gone
+//!          QEMU connects           the agent has                    QEMU is gone
 //!  Free ───────────────► Joining ──────────────────────► Active ──────────────────► Dead
 //!                           ▲      written its directory   │                         │
 //!                           │                              │ its directory is gone   │ QEMU connects;
-//!                           ├──────────────────────────────┘ (service started anew)  │ section zeroed
+//!                           ├──────────────────────────────┘ (agent started anew)    │ section zeroed
 //!                           └────────────────────────────────────────────────────────┘
 //! ```
 //!
-//! A VM cannot tell the host service anything but through its own section, so the service looks there: a member is
-//! Active once its directory carries its incarnation. A guest's service that finds its member Active already (it was
-//! restarted, or the VM was reset under a running QEMU) clears the directory's magic word; the old life is then ended
-//! here, the section zeroed, and the guest joins anew, so that no number of the former life comes back.
+//! A VM can tell the host service something only through its own section, so the service polls that: a member is Active
+//! once its directory carries its incarnation. An agent that finds its member Active already (the agent was
+//! restarted, or the VM was reset under a running QEMU) clears the directory's magic word. This service then ends the
+//! old life and zeroes the section, and the guest joins anew, so that no number of the old life is used again.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -29,19 +29,19 @@ use crate::error::{Error, Result};
 use crate::names;
 use crate::plan::Place;
 
-/// How long to wait for operations on the memory of a member that is gone.
+/// How long to wait for operations of others on the memory of a member that is gone.
 const HOLDS: Duration = Duration::from_millis(500);
-/// A guest's service may not make us zero its section more often than this.
+/// An agent cannot make this service zero its section more often than this.
 const LEAST_LIFE: Duration = Duration::from_millis(500);
-/// For so long after a VM connected, its directory is looked for often.
+/// While a VM has been connected for less than this, its directory is polled often.
 const BOOT: Duration = Duration::from_secs(60);
 
-/// What [`Members::look`] found.
+/// What [`Members::poll`] found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Change {
-    /// The member's local service is ready.
+    /// The member's agent is ready.
     Active(u32),
-    /// The member's local service begins a new life.
+    /// The member's agent begins a new life.
     Again(u32),
 }
 
@@ -50,7 +50,7 @@ pub enum Change {
 pub struct Members {
     writer: Writer,
     slots: Vec<Slot>,
-    /// Named objects: who holds them is looked after here.
+    /// Named objects, whose holders are checked together with the members.
     names: Option<names::Shared>,
 }
 
@@ -58,16 +58,16 @@ pub struct Members {
 struct Slot {
     name: String,
     place: Place,
-    /// Since when the present life lasts; nothing for a place that is free.
+    /// When the present life began; `None` if the place is free.
     since: Option<Instant>,
-    /// Whether its memory may hold something.
+    /// Whether its memory may not be zero.
     used: bool,
     /// Counters of former lives.
     retired: Totals,
 }
 
-/// Waits until nobody changes memory of a member's former life any more, which takes a moment; but not for a process that
-/// stands still.
+/// Waits until no process changes memory of a member's former life any more, which takes a moment. Gives up on a
+/// process that has stopped in the middle of it.
 fn wait_for_holds(region: &Region, index: u32, name: &str) -> Result<()> {
     let until = Instant::now() + HOLDS;
     while isthmus_region::holds::are_on(region, index, None) {
@@ -93,12 +93,12 @@ impl Members {
         Ok(Self { writer, slots: members.into_iter().map(slot).collect(), names: None })
     }
 
-    /// From now on, also looks after named objects.
+    /// Connects the registry of named objects.
     pub fn set_names(&mut self, names: names::Shared) {
         self.names = Some(names);
     }
 
-    /// The region as everybody reads it.
+    /// The region as its members read it.
     pub fn region(&self) -> &Region {
         self.writer.region()
     }
@@ -177,7 +177,7 @@ impl Members {
         Ok(self.region().section(&self.info(index)?)?)
     }
 
-    /// Publishes that a member is gone, and keeps what it counted.
+    /// Publishes that a member is gone, and keeps the sums of its counters.
     ///
     /// # Errors
     /// [`Error::Region`].
@@ -191,7 +191,7 @@ impl Members {
         Ok(())
     }
 
-    /// What a member's present life has counted. A section may hold anything; what cannot be read counts nothing.
+    /// The counters of a member's present life. A section may hold anything; what cannot be read counts as zero.
     fn totals(&self, index: u32) -> Totals {
         let read = || {
             let info = self.info(index)?;
@@ -202,11 +202,11 @@ impl Members {
         read().unwrap_or_default()
     }
 
-    /// Looks whether VMs that join are ready, and whether any begins anew.
+    /// Checks whether VMs that join are ready, and whether any begins a new life.
     ///
     /// # Errors
     /// [`Error::Region`].
-    pub fn look(&mut self) -> Result<Vec<Change>> {
+    pub fn poll(&mut self) -> Result<Vec<Change>> {
         let mut changes = Vec::new();
         for index in 1..u32::try_from(self.slots.len()).unwrap_or(0) {
             let Some(since) = self.slots[index as usize].since else { continue };
@@ -227,7 +227,7 @@ impl Members {
             }
         }
         if let Some(names) = &self.names {
-            // Questions of VMs that cannot ring, and processes of theirs that are gone.
+            // Requests of VMs without a port for wake-ups, and VMs' processes that are gone.
             let vms = 1..u32::try_from(self.slots.len()).unwrap_or(0);
             names.with(|r| {
                 for index in vms {
@@ -239,8 +239,8 @@ impl Members {
         Ok(changes)
     }
 
-    /// How long until [`Members::look`] is worth its while: short while a VM boots, nothing where there is no VM.
-    pub fn look_again_in(&self) -> Option<Duration> {
+    /// How long until [`Members::poll`] is due again: soon while a VM boots; never if there is no VM.
+    pub fn next_poll_in(&self) -> Option<Duration> {
         let vms = self.slots.iter().zip(0_u32..).skip(1);
         vms.filter_map(|(slot, index)| {
             let since = slot.since?;
@@ -254,7 +254,7 @@ impl Members {
         .min()
     }
 
-    /// All members that there are or were.
+    /// All members, present and past.
     pub fn peers(&self) -> Vec<PeerInfo> {
         self.region().peers()
     }
@@ -272,7 +272,7 @@ impl Members {
         .collect()
     }
 
-    /// Tells members that the service ends.
+    /// Publishes that the service ends.
     pub fn end(&mut self) {
         self.writer.end();
     }

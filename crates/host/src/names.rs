@@ -1,13 +1,13 @@
-//! Named objects: who may make and open which, and where they lie. The one writer of the object table.
+//! Named objects: which processes may make and open them, and where they are. The one writer of the object table.
 //!
 //! ```text
 //!          Create               Unlink                          closed by all, or all are dead
 //! (nothing) ─────► named, open ───────► nameless, open ──────────────────────────────────────► memory given back
-//!                      │  closed by all: stays, unless it ends with its creator, who is dead
+//!                      │  closed by all: stays, unless it ends with its creator and that is dead
 //! ```
-//! A process of the host asks through the attach server of its own; a VM's agent asks for its processes through its section
-//! ([`isthmus_region::objects::call`]), and is believed when it says for whom, as all of a region's members trust each
-//! other (`docs/threat-model.md`). Memory is given back only when nobody can write there any more, and it is zeroed before it
+//! A process of the host asks through its attach server. A VM's agent asks for its processes through its section
+//! ([`isthmus_region::objects::call`]), and is believed which process asks, as all members of a region trust each other
+//! (`docs/threat-model.md`). Memory is given back only once no process can write there any more, and zeroed before it
 //! becomes another object.
 
 use std::collections::HashMap;
@@ -26,9 +26,9 @@ use isthmus_region::party::Party;
 use isthmus_region::pool::Pool;
 use isthmus_region::text::cut;
 
-/// Memory of objects begins at multiples of this, so that each can be mapped by itself.
+/// Memory of objects is aligned to this, so that each object can be mapped by itself.
 const PAGE: u64 = 4096;
-/// Between two looks at who holds what, where somebody asks.
+/// Requests check for dead holders at most this often.
 const SWEEP: Duration = Duration::from_millis(50);
 /// Longest text of a refusal, so that it fits into a reply through the region.
 const MOST_TEXT: usize = 400;
@@ -39,12 +39,12 @@ pub struct Registry {
     region: Region,
     free: Pool,
     entries: Vec<Entry>,
-    /// Most bytes of all objects of one user together, if that is limited; root's are not.
+    /// Per-user quota in bytes; root is exempt.
     quota: Option<u64>,
-    /// Numbers of the last questions of each peer.
+    /// The number of each peer's last request.
     heard: HashMap<u32, u64>,
-    /// With which incarnation each VM was connected. Its agent may have begun other lives since; processes of the earlier
-    /// ones may live on, and write, as long as the VM does.
+    /// The incarnation with which each VM was connected. Its agent may have begun other lives since; processes of
+    /// earlier ones may live on, and write, as long as the VM does.
     since: HashMap<u32, u64>,
     swept: Option<Instant>,
 }
@@ -59,14 +59,14 @@ struct Entry {
 struct Object {
     info: ObjectInfo,
     extent: Extent,
-    /// How often each process has it open.
+    /// The processes that have it open, and how often.
     holders: HashMap<Party, u32>,
 }
 
-/// A refusal.
-struct No(Code, String);
+/// Why a request is refused.
+struct Refusal(Code, String);
 
-type Answered = std::result::Result<Reply, No>;
+type Answered = std::result::Result<Reply, Refusal>;
 
 impl Registry {
     /// A registry of a fresh region.
@@ -80,17 +80,17 @@ impl Registry {
         Self { region, free, entries, quota, heard: HashMap::new(), since: HashMap::new(), swept: None }
     }
 
-    /// Answers one question.
-    pub fn answer(&mut self, asker: Asker, question: &Request) -> Reply {
-        let answered = match question {
+    /// Answers one request.
+    pub fn answer(&mut self, asker: Asker, request: &Request) -> Reply {
+        let answered = match request {
             Request::Create(new) => self.create(asker, new),
             Request::Open { kind, name, access } => self.open(asker, *kind, name, *access),
             Request::Close { index, incarnation } => self.close(asker, *index, *incarnation),
             Request::Shrink { index, incarnation, len } => self.shrink(asker, *index, *incarnation, *len),
             Request::Unlink { kind, name } => self.unlink(asker, *kind, name),
-            _ => Err(No(Code::Invalid, "this is no question about a named object".into())),
+            _ => Err(Refusal(Code::Invalid, "this is no request about a named object".into())),
         };
-        answered.unwrap_or_else(|No(code, mut text)| {
+        answered.unwrap_or_else(|Refusal(code, mut text)| {
             text.truncate(cut(&text, MOST_TEXT).len());
             Reply::Refused { code, text }
         })
@@ -113,32 +113,35 @@ impl Registry {
                 new.name,
                 new.name.len()
             );
-            return Err(No(Code::Invalid, text));
+            return Err(Refusal(Code::Invalid, text));
         }
         if new.len == 0 {
-            return Err(No(Code::Invalid, format!("{} must have at least one byte", what())));
+            return Err(Refusal(Code::Invalid, format!("{} must have at least one byte", what())));
         }
         if new.kind == Kind::Endpoint && !objects::endpoint::may_make(&self.region, asker.party.peer(), new) {
             let text = format!(
                 "no {}: it must name an endpoint of its maker's own host or VM, and a service there",
                 what()
             );
-            return Err(No(Code::Denied, text));
+            return Err(Refusal(Code::Denied, text));
         }
         self.sweep_now_and_then();
         if new.kind == Kind::Endpoint && self.find(new.kind, &new.name).is_some() {
-            // A program that is started again at once is not refused for what the last one left.
+            // So that a program that is restarted at once is not refused for its former process's endpoint.
             self.sweep();
         }
         if let Some(at) = self.find(new.kind, &new.name) {
             if !new.or_open {
-                return Err(No(Code::Exists, format!("there is {} {} already", article(new.kind), what())));
+                return Err(Refusal(
+                    Code::Exists,
+                    format!("there is {} {} already", article(new.kind), what()),
+                ));
             }
             let same = self.entries[at].object.as_ref().is_some_and(|o| o.info.params == new.params);
             if !same {
                 let text =
                     format!("there is {} {} already, made with other parameters", article(new.kind), what());
-                return Err(No(Code::Exists, text));
+                return Err(Refusal(Code::Exists, text));
             }
             return self.open(asker, new.kind, &new.name, Access::Write);
         }
@@ -150,14 +153,14 @@ impl Registry {
                 what(),
                 asker.user.0
             );
-            return Err(No(Code::Full, text));
+            return Err(Refusal(Code::Full, text));
         }
         let Some(place) = self.entries.iter().position(|e| e.object.is_none()) else {
             let text = match self.entries.len() {
                 0 => format!("no {}: the service has no room for named objects (--shared)", what()),
                 all => format!("no {}: all {all} places for named objects are taken", what()),
             };
-            return Err(No(Code::Full, text));
+            return Err(Refusal(Code::Full, text));
         };
         let Some(offset) = self.free.take(bytes, PAGE) else {
             let all = self.region.shape().shared_bytes;
@@ -165,10 +168,10 @@ impl Registry {
                 "no {} of {bytes} bytes: the shared section's {all} bytes have no such piece left; the service can be started with more (--shared)",
                 what()
             );
-            return Err(No(Code::Full, text));
+            return Err(Refusal(Code::Full, text));
         };
         let extent = Extent { offset, bytes };
-        let failed = |e: isthmus_region::Error| No(Code::Failed, e.to_string());
+        let failed = |e: isthmus_region::Error| Refusal(Code::Failed, e.to_string());
         let begun = self.region.shared().and_then(|s| s.zero("object", offset, bytes)).map_err(failed);
         let index = u32::try_from(place).unwrap_or(u32::MAX);
         let entry = &mut self.entries[place];
@@ -207,10 +210,11 @@ impl Registry {
     fn open(&mut self, asker: Asker, kind: Kind, name: &str, access: Access) -> Answered {
         self.sweep_now_and_then();
         let what = || format!("{} '{name}'", kind.name());
-        let at =
-            self.find(kind, name).ok_or_else(|| No(Code::NotFound, format!("there is no {}", what())))?;
+        let at = self
+            .find(kind, name)
+            .ok_or_else(|| Refusal(Code::NotFound, format!("there is no {}", what())))?;
         let Some(object) = self.entries[at].object.as_mut() else {
-            return Err(No(Code::NotFound, format!("there is no {}", what())));
+            return Err(Refusal(Code::NotFound, format!("there is no {}", what())));
         };
         let info = &mut object.info;
         if !access.is_granted(info.mode, info.owner, asker.user) {
@@ -222,7 +226,7 @@ impl Registry {
                 info.owner.0,
                 info.mode
             );
-            return Err(No(Code::Denied, text));
+            return Err(Refusal(Code::Denied, text));
         }
         *object.holders.entry(asker.party).or_default() += 1;
         info.opens = object.holders.len() as u64;
@@ -232,12 +236,12 @@ impl Registry {
     }
 
     /// The place of an object that the asker has open.
-    fn held(&self, asker: Asker, index: u32, incarnation: u64) -> std::result::Result<usize, No> {
+    fn held(&self, asker: Asker, index: u32, incarnation: u64) -> std::result::Result<usize, Refusal> {
         let at = usize::try_from(index).unwrap_or(usize::MAX);
         let object = self.entries.get(at).and_then(|e| e.object.as_ref());
         let object = object.filter(|o| o.info.life.incarnation == incarnation);
         let held = object.is_some_and(|o| o.holders.contains_key(&asker.party));
-        held.then_some(at).ok_or_else(|| No(Code::NotFound, format!("object {index} is not open here")))
+        held.then_some(at).ok_or_else(|| Refusal(Code::NotFound, format!("object {index} is not open here")))
     }
 
     fn close(&mut self, asker: Asker, index: u32, incarnation: u64) -> Answered {
@@ -259,10 +263,10 @@ impl Registry {
     fn shrink(&mut self, asker: Asker, index: u32, incarnation: u64, len: u64) -> Answered {
         let at = self.held(asker, index, incarnation)?;
         let Some(object) = self.entries[at].object.as_mut() else {
-            return Err(No(Code::NotFound, format!("object {index} is not open here")));
+            return Err(Refusal(Code::NotFound, format!("object {index} is not open here")));
         };
         let info = &mut object.info;
-        let refused = |code, text: String| Err(No(code, text));
+        let refused = |code, text: String| Err(Refusal(code, text));
         if info.kind != Kind::Segment as u32 {
             return refused(
                 Code::Invalid,
@@ -282,7 +286,7 @@ impl Registry {
             );
             return refused(Code::Invalid, text);
         }
-        // What is cut off is nobody's, but others may have it mapped: it comes back with the rest.
+        // Others may have what was cut off mapped, so its memory is given back with the rest.
         info.len = len;
         self.publish(at);
         Ok(Reply::Len(len))
@@ -290,12 +294,13 @@ impl Registry {
 
     fn unlink(&mut self, asker: Asker, kind: Kind, name: &str) -> Answered {
         let what = || format!("{} '{name}'", kind.name());
-        let at =
-            self.find(kind, name).ok_or_else(|| No(Code::NotFound, format!("there is no {}", what())))?;
+        let at = self
+            .find(kind, name)
+            .ok_or_else(|| Refusal(Code::NotFound, format!("there is no {}", what())))?;
         if let Some(object) = self.entries[at].object.as_mut() {
-            // Which user asks is an agent's word, and a root of any VM is none of the host's.
+            // By process, not by user: a VM's agent says which user asks, and root of a VM is not root of the host.
             if kind == Kind::Endpoint && object.info.creator != Some(asker.party) {
-                return Err(No(Code::Denied, format!("{} is another process's", what())));
+                return Err(Refusal(Code::Denied, format!("{} is another process's", what())));
             }
             let uid = asker.user.0;
             if uid != 0 && uid != object.info.owner.0 {
@@ -304,7 +309,7 @@ impl Registry {
                     what(),
                     object.info.owner.0
                 );
-                return Err(No(Code::Denied, text));
+                return Err(Refusal(Code::Denied, text));
             }
             object.info.flags |= UNLINKED;
         }
@@ -313,15 +318,16 @@ impl Registry {
         Ok(Reply::Done)
     }
 
-    /// Writes an entry anew. The life's number stays, so who has it open goes on.
+    /// Writes an entry anew. Its incarnation stays, so processes that have it open go on.
     fn publish(&self, at: usize) {
         if let Some(object) = self.entries[at].object.as_ref() {
-            // It was written there once already.
+            // This cannot fail: the entry was written before.
             let _ = objects::publish(&self.region, &object.info);
         }
     }
 
-    /// Ends an object that nobody has open and that has no name, or whose creator it should not outlive.
+    /// Takes an object's name away if it ends with its creator and that is dead; ends an object without a name that
+    /// no process has open.
     fn end_if_over(&mut self, at: usize) {
         let Some(object) = self.entries[at].object.as_mut() else { return };
         let info = &mut object.info;
@@ -339,7 +345,7 @@ impl Registry {
         }
     }
 
-    /// A process is dead: what it had open is open no more.
+    /// A process is dead: closes what it had open.
     pub fn gone(&mut self, party: Party) {
         for at in 0..self.entries.len() {
             let Some(object) = self.entries[at].object.as_mut() else { continue };
@@ -357,14 +363,14 @@ impl Registry {
         self.since.insert(peer, incarnation);
     }
 
-    /// As [`Registry::sweep`], unless that was done a moment ago.
+    /// As [`Registry::sweep`], at most once per [`SWEEP`].
     fn sweep_now_and_then(&mut self) {
         if self.swept.is_none_or(|at| at.elapsed() >= SWEEP) {
             self.sweep();
         }
     }
 
-    /// Looks which holders are dead.
+    /// Closes what dead processes had open.
     pub fn sweep(&mut self) {
         self.swept = Some(Instant::now());
         for at in 0..self.entries.len() {
@@ -382,7 +388,7 @@ impl Registry {
         }
     }
 
-    /// Answers the question that stands in a VM's section, if it is a new one; gives its number then.
+    /// Answers the request in a VM's section, if it is a new one. Returns its number.
     pub fn hear(&mut self, peer: u32) -> Option<u64> {
         let info = self.region.peer(peer).ok()??;
         if !info.is_vm || info.life.state != State::Active {
@@ -395,23 +401,23 @@ impl Registry {
         let refused = |text: &str| Reply::Refused { code: Code::Invalid, text: text.into() };
         let party = Party::named(call.party).filter(|p| p.peer() == peer && p.is_alive(&self.region));
         let reply = match (party, Request::decode(&call.frame)) {
-            (Some(party), Ok((_, question))) => self.answer(Asker { party, user: call.user }, &question),
+            (Some(party), Ok((_, request))) => self.answer(Asker { party, user: call.user }, &request),
             (None, _) => refused("the process that asks is no member"),
-            (_, Err(_)) => refused("the question cannot be read"),
+            (_, Err(_)) => refused("the request cannot be read"),
         };
-        // It was cut to what fits.
+        // This cannot fail for its length: texts are cut to what fits.
         let _ = call::answer(&self.region, peer, call.number, &reply.encode(call.number));
         Some(call.number)
     }
 
-    /// A peer begins a new life: so do the numbers of its questions.
+    /// A peer begins a new life, and numbers its requests from the start.
     pub fn forget(&mut self, peer: u32) {
         self.heard.remove(&peer);
         let _ = call::answer(&self.region, peer, 0, &[]);
     }
 }
 
-/// Whether a process attached to an agent that its VM had before the present one. Nobody knows whether it lives; it may
+/// Whether a process is attached to a former agent of its VM. Whether it lives cannot be known; it counts as alive
 /// until the VM is gone.
 fn is_of_a_former_life(party: Party, region: &Region, since: &HashMap<u32, u64>) -> bool {
     let Some(since) = since.get(&party.peer()) else { return false };
@@ -438,25 +444,25 @@ fn grant(info: &ObjectInfo, is_new: bool) -> ObjectGrant {
     }
 }
 
-/// The registry, as the attach server of the host's own processes and the relay of the VMs share it.
+/// The registry, shared by the attach server of the host's own processes and the relay of the VMs.
 #[derive(Debug, Clone)]
 pub struct Shared(Arc<Mutex<Registry>>);
 
 impl Shared {
-    /// A shared one.
+    /// Makes a registry shared.
     pub fn new(registry: Registry) -> Self {
         Self(Arc::new(Mutex::new(registry)))
     }
 
-    /// Calls a function with the registry.
+    /// Calls `call` with the registry locked.
     pub fn with<T>(&self, call: impl FnOnce(&mut Registry) -> T) -> T {
         call(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
 impl Names for Shared {
-    fn ask(&mut self, asker: Asker, question: Request, answer: Answer) {
-        let reply = self.with(|r| r.answer(asker, &question));
+    fn ask(&mut self, asker: Asker, request: Request, answer: Answer) {
+        let reply = self.with(|r| r.answer(asker, &request));
         answer.give(&reply);
     }
 
@@ -515,7 +521,7 @@ mod tests {
         ] {
             assert_eq!(ask(name.clone(), slot, or_open), Some(Code::Denied), "{name} {slot} {or_open}");
         }
-        // A name goes with its process and is that process's to take back, whoever says that it is root.
+        // A name ends with its process. Only that process may take it away, not one that claims to be root.
         let kept = NewObject {
             kind: Kind::Endpoint,
             name: endpoint::name_of(1, "kept"),

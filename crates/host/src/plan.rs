@@ -1,7 +1,7 @@
 //! How a region is cut into sections: the host section, the host's own processes, then one section for each VM.
 //!
-//! Every member gets what its tables need and an even start, and the rest is shared out by weight, which is the number
-//! of processes expected there.
+//! Every member gets what its tables and a small heap need. The rest is divided by weight: the number of processes
+//! expected there.
 
 use isthmus_region::directory::least_section_bytes;
 use isthmus_region::format::SECTION_ALIGN;
@@ -18,7 +18,7 @@ pub struct Place {
     pub bytes: u64,
 }
 
-/// Places of as many members as there are weights, side by side and filling the region.
+/// A place for each weight, side by side, which together fill the region.
 ///
 /// # Errors
 /// [`Error::TooSmall`].

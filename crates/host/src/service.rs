@@ -32,27 +32,26 @@ const ENDPOINTS_PER_PROCESS: u32 = 8;
 /// What the service is started with.
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// Folder for the sockets; made, for this user only, if it is not there, and removed in the end then.
+    /// Folder for the sockets. If it is not there it is made, for this user only, and removed at the end.
     pub dir: PathBuf,
     /// Where processes of the host attach; `socket` in the folder by default.
     pub attach_socket: Option<PathBuf>,
     /// Where any VM's device connects; `ivshmem` in the folder by default.
     pub ivshmem_socket: Option<PathBuf>,
-    /// Whether each VM also gets a socket of its own, `ivshmem-NAME` in the folder: who connects there is known by
-    /// name, where the common socket gives the first free place.
+    /// Whether each VM also gets a socket of its own, `ivshmem-NAME` in the folder. A VM that connects there gets its
+    /// own place; one at the common socket gets the first free place.
     pub socket_per_vm: bool,
     /// Where the port for wake-ups of any VM connects; `wake` in the folder by default.
     pub wake_socket: Option<PathBuf>,
     /// Bytes of the region, a power of two.
     pub region_bytes: u64,
-    /// Bytes of each huge page that the region lies in; none by default: pages of the usual size.
+    /// Bytes of each huge page that the region is in; by default it is in normal pages.
     pub huge_pages: Option<u64>,
-    /// Bytes of the shared section, where named objects lie; an eighth of the region by default.
+    /// Bytes of the shared section, where named objects are; an eighth of the region by default.
     pub shared_bytes: Option<u64>,
-    /// Most bytes of all named objects of one user; as many as there are by default. Does not bind root.
+    /// Per-user quota of named objects, in bytes; unlimited by default; root is exempt.
     pub shared_quota: Option<u64>,
-    /// Endpoint slots of each peer; [`ENDPOINTS`] by default. There are more where the processes that are expected ask
-    /// for it.
+    /// Endpoint slots of each peer, at least; [`ENDPOINTS`] by default. The expected processes may need more.
     pub endpoints: u32,
     /// Name of the host, as members see it.
     pub host_name: String,
@@ -108,19 +107,19 @@ impl Config {
     }
 }
 
-/// Endpoint slots that every member needs for the one with the most processes.
+/// Endpoint slots of each peer: enough for the one with the most processes.
 fn endpoints_for(config: &Config) -> u32 {
     let most = config.vms.iter().map(|vm| vm.ranks).chain([config.host_ranks]).max().unwrap_or(1);
     let slots = most.saturating_mul(ENDPOINTS_PER_PROCESS).max(ENDPOINTS);
     slots.checked_next_power_of_two().unwrap_or(MAX_ENDPOINTS).min(MAX_ENDPOINTS)
 }
 
-/// Bytes of the shared section of a region, where nobody says.
+/// Bytes of the shared section of a region by default.
 pub fn default_shared_bytes(region_bytes: u64) -> u64 {
     region_bytes / 8
 }
 
-/// Places for named objects: enough for many small ones, and no more than a little part of a small region.
+/// Places for named objects: enough for many small ones, and only a small part of a small region.
 fn objects_for(shared_bytes: u64) -> u32 {
     match shared_bytes {
         0 => 0,
@@ -131,7 +130,7 @@ fn objects_for(shared_bytes: u64) -> u32 {
 /// What happens at the service.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Event {
-    /// A process of the host attached, went, or was turned away.
+    /// A process of the host attached, is gone, or was turned away.
     Process(server::Event),
     /// A VM's QEMU has connected.
     VmConnected {
@@ -142,12 +141,12 @@ pub enum Event {
         /// Its ivshmem id.
         id: u16,
     },
-    /// The service in a VM has written its directory; programs may attach there.
+    /// The agent in a VM has written its directory; processes can attach there.
     VmReady {
         /// The VM.
         name: String,
     },
-    /// The service in a VM begins a new life.
+    /// The agent in a VM begins a new life.
     VmAgain {
         /// The VM.
         name: String,
@@ -164,7 +163,7 @@ pub enum Event {
         /// Why.
         reason: String,
     },
-    /// The service cannot go on with something.
+    /// Something failed in the service.
     Trouble {
         /// What.
         reason: String,
@@ -189,13 +188,14 @@ impl std::fmt::Display for Event {
     }
 }
 
-/// What is called with each event, on a thread of the service: it must not wait, nor call the service.
+/// Called with each event, on a thread of the service; it must neither block nor call the service.
 pub type Observer = Arc<dyn Fn(&Event) + Send + Sync>;
 
 /// A running service. Dropping it ends it and removes its sockets; members go on exchanging messages.
 #[derive(Debug)]
 pub struct Service {
-    // In this order they end: no new members, no new processes, then the last word in the region.
+    // Ended in this order: first no new members, then no new processes, then the region says that the service has
+    // ended.
     ivshmem: Option<ivshmem::Server>,
     attach: Option<server::Server>,
     wakes: Option<Wakes>,
@@ -207,17 +207,17 @@ pub struct Service {
     region: OwnedFd,
     region_bytes: u64,
     vectors: u16,
-    /// The last of all to go.
+    /// Dropped last.
     _made: Option<MadeFolder>,
 }
 
-/// A folder that this service has made, and that goes with it.
+/// A folder that this service has made and removes at its end.
 #[derive(Debug)]
 struct MadeFolder(PathBuf);
 
 impl Drop for MadeFolder {
     fn drop(&mut self) {
-        // Not with what others have put there.
+        // Fails, as it should, if others have put something there.
         let _ = std::fs::remove_dir(&self.0);
     }
 }
@@ -226,8 +226,8 @@ impl Service {
     /// Makes a region and serves it; when this returns, all sockets take connections.
     ///
     /// # Errors
-    /// [`Error::Region`] when the memory cannot be had, [`Error::TooSmall`], [`Error::BadName`], [`Error::Folder`], [`Error::MissingFolder`],
-    /// [`Error::Attach`] for a socket that cannot be made.
+    /// [`Error::Region`] when the memory cannot be had, [`Error::TooSmall`], [`Error::BadName`], [`Error::Folder`],
+    /// [`Error::MissingFolder`], [`Error::Attach`] for a socket that cannot be made.
     pub fn start(config: Config, observer: Observer) -> Result<Self> {
         check_names(&config)?;
         let peers = u32::try_from(config.vms.len() + 1).unwrap_or(u32::MAX);
@@ -241,7 +241,7 @@ impl Service {
             Some(bytes) => {
                 with(bytes).map_err(Error::from).and_then(|s| Ok((s, plan::places(&s, &weights)?)))?
             }
-            // A region that is only just large enough for its members has no named objects, if nobody asks for them.
+            // By default, a region that is only just large enough for its members has no named objects.
             None => match with(default_shared_bytes(config.region_bytes)) {
                 Ok(shape) if let Ok(places) = plan::places(&shape, &weights) => (shape, places),
                 _ => (bare, plan::places(&bare, &weights)?),
@@ -258,7 +258,7 @@ impl Service {
         members.set_names(names.clone());
         let members = Arc::new(Mutex::new(members));
 
-        // Not before: a service that ends meanwhile takes the folder with it that it has made.
+        // Not earlier: if starting fails after this, the folder is removed again.
         let made = make_folder(&config.dir)?.then(|| MadeFolder(config.dir.clone()));
         let attach_socket = config.attach_socket.unwrap_or_else(|| config.dir.join("socket"));
         let ivshmem_socket = config.ivshmem_socket.unwrap_or_else(|| config.dir.join("ivshmem"));
@@ -366,7 +366,7 @@ impl Service {
         found.map(|(_, path)| path.as_path()).ok_or_else(|| Error::NoVm { name: name.to_owned() })
     }
 
-    /// The region's descriptor, for whoever maps it in this process.
+    /// The region's descriptor, to map it in this process.
     pub fn region_fd(&self) -> &OwnedFd {
         &self.region
     }
@@ -386,7 +386,7 @@ impl Service {
         self.members_lock().peers()
     }
 
-    /// Whether programs can attach in the VM with this name.
+    /// Whether processes can attach in the VM with this name.
     pub fn is_ready(&self, name: &str) -> bool {
         self.members().iter().any(|p| p.is_vm && p.name == name && p.life.state == State::Active)
     }
@@ -436,7 +436,7 @@ fn check_names(config: &Config) -> Result<()> {
     Ok(())
 }
 
-/// Whether [`make_folder`] can do its work later.
+/// Checks that [`make_folder`] can make the folder later.
 fn check_folder(path: &Path) -> Result<()> {
     let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
     if path.is_dir() || parent.is_none_or(Path::is_dir) {
@@ -446,7 +446,7 @@ fn check_folder(path: &Path) -> Result<()> {
     }
 }
 
-/// Makes the folder where the one that it is in is there: more than that is a name that is misspelt. Gives whether it was made.
+/// Makes the folder, but not its parent: a missing parent is probably a misspelt path. Returns whether it was made.
 fn make_folder(path: &Path) -> Result<bool> {
     use std::os::unix::fs::DirBuilderExt;
     match std::fs::DirBuilder::new().mode(0o700).create(path) {
@@ -483,7 +483,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn there_are_endpoints_for_all_processes_that_are_expected() {
+    fn there_are_endpoint_slots_for_all_expected_processes() {
         let mut config = Config::new("/nowhere", 64 << 20);
         assert_eq!(endpoints_for(&config), ENDPOINTS);
         config.vms = vec![Vm { name: "a".into(), ranks: 100 }, Vm { name: "b".into(), ranks: 2 }];

@@ -1,4 +1,4 @@
-//! What went through the region, by peer: sums of what the processes themselves have counted.
+//! What went through the region, by peer: sums of the processes' own counters.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,7 @@ pub type Named = BTreeMap<String, u64>;
 /// Counters of a region.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct Stats {
-    /// Each peer's, by its name: of processes that run and of those that are gone, also where the peer is gone.
+    /// Each peer's, by its name: of its present and former processes, also if the peer itself is gone.
     pub peers: BTreeMap<String, Named>,
     /// The sum of all peers.
     pub sum: Named,

@@ -1,12 +1,12 @@
 //! The relay of wake-ups between the host and its VMs.
 //!
-//! A message between two peers needs nobody's help, but a receiver that sleeps in a VM has to be woken by its agent. So
-//! each VM has a virtio-serial port for wake-ups, whose other end QEMU connects to one socket here. What goes over it in
-//! either direction are frames of eight bytes (`docs/attach-protocol.md`, *Wake-ups between peers*).
+//! A message between two peers needs no service, but a receiver that sleeps in a VM has to be woken by its agent. So
+//! each VM has a virtio-serial port for wake-ups, whose other end QEMU connects to one socket here. It carries frames
+//! of eight bytes in both directions (`docs/attach-protocol.md`, *Wake-ups between peers*).
 //!
-//! Nothing depends on a wake-up: who sleeps looks up by itself now and then. So nothing here waits, and what does not
-//! fit into a socket is dropped. For the same reason a VM is believed when it says which one it is; the worst that it can
-//! do is to be rung for others, and to have others rung in vain.
+//! Nothing depends on a wake-up, since every sleep has a time limit. So nothing here blocks, and what does not fit
+//! into a socket is dropped. For the same reason a VM is believed when it says which one it is: all that a lie can do
+//! is to take another VM's wake-ups, and to wake others for nothing.
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
@@ -36,11 +36,11 @@ type Routes = HashMap<u32, Arc<OwnedFd>>;
 #[derive(Clone)]
 pub(crate) struct Router {
     region: Region,
-    /// Of the host's own processes.
+    /// Wakes the host's own processes.
     waker: Arc<OnceLock<Waker>>,
     /// Connections to VMs, by member.
     routes: Arc<Mutex<Routes>>,
-    /// Who answers the VMs' questions about named objects.
+    /// Answers the VMs' requests about named objects.
     names: names::Shared,
 }
 
@@ -49,7 +49,7 @@ impl Router {
         Self { region, waker: Arc::default(), routes: Arc::default(), names }
     }
 
-    /// Who wakes the host's own processes.
+    /// Sets what wakes the host's own processes.
     pub(crate) fn set_waker(&self, waker: Waker) {
         let _ = self.waker.set(waker);
     }
@@ -58,7 +58,7 @@ impl Router {
         self.routes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Has an endpoint woken.
+    /// Wakes an endpoint of any peer.
     pub(crate) fn wake(&self, slot: GlobalSlot) {
         let endpoints = self.region.shape().endpoints;
         match slot.peer(endpoints) {
@@ -78,14 +78,14 @@ impl Router {
         }
     }
 
-    /// Has those woken who wait at a place of the region, in the peers that the bits name.
+    /// Wakes the waiters at a place of the region, in the peers that the bits name.
     pub(crate) fn ring(&self, peers: u64, place: u64) {
         for peer in (0..64).filter(|peer| peers & gate_bits::bit(*peer) != 0) {
             self.ring_peer(peer, place);
         }
     }
 
-    /// The same for one bit: the last one stands for many.
+    /// As [`Router::ring`], for the bit of `peer`. The last bit stands for many peers, which are all rung.
     fn ring_peer(&self, peer: u32, place: u64) {
         if peer == 0 {
             if let Some(waker) = self.waker.get() {
@@ -100,7 +100,7 @@ impl Router {
         }
     }
 
-    /// Answers what a VM asks about named objects, and tells it so.
+    /// Answers a VM's request about named objects, and tells the VM so.
     fn call(&self, member: u32) {
         let number = self.names.with(|r| r.hear(member));
         if let Some(number) = number {
@@ -163,7 +163,7 @@ impl Drop for Wakes {
 struct Link {
     socket: Arc<OwnedFd>,
     member: Option<u32>,
-    /// The beginning of a frame.
+    /// Received bytes that are not a whole frame yet.
     part: Vec<u8>,
 }
 
@@ -197,9 +197,9 @@ impl Relay {
             if ready[0] {
                 return;
             }
-            // From the last, so that what ends does not move those that come.
+            // From the last, since `end` moves the last link to the place of the one that ends.
             for i in (0..sockets.len()).rev() {
-                if ready[i + 2] && !self.hear(i) {
+                if ready[i + 2] && !self.receive(i) {
                     self.end(i);
                 }
             }
@@ -212,7 +212,7 @@ impl Relay {
     fn accept(&mut self) {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let Ok(socket) = rustix::net::accept_with(&self.listener, flags) else {
-            // Out of descriptors, perhaps: not at once again.
+            // Perhaps out of descriptors: pause, or the loop would spin.
             return std::thread::sleep(std::time::Duration::from_millis(20));
         };
         let uid = rustix::net::sockopt::socket_peercred(&socket).map(|peer| peer.uid.as_raw());
@@ -221,8 +221,8 @@ impl Relay {
         }
     }
 
-    /// Takes what has come over a link; gives whether it goes on.
-    fn hear(&mut self, index: usize) -> bool {
+    /// Handles what a link has received. Returns whether the link goes on.
+    fn receive(&mut self, index: usize) -> bool {
         let Some(link) = self.links.get_mut(index) else { return false };
         let mut bytes = [0_u8; 512];
         match rustix::net::recv(&*link.socket, &mut bytes[..], RecvFlags::DONTWAIT) {
@@ -255,7 +255,7 @@ impl Relay {
 
     fn end(&mut self, index: usize) {
         let link = self.links.swap_remove(index);
-        // Whatever it said that it was.
+        // Under whichever member it has registered.
         self.router.routes().retain(|_, s| !Arc::ptr_eq(s, &link.socket));
     }
 }

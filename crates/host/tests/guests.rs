@@ -45,7 +45,7 @@ fn main() {
     }
 }
 
-/// The guest's side: starts the agent, and hands each line to an ordinary user's process and its answer back.
+/// The guest's side: starts the agent, passes each line to an ordinary user's process, and its answer back.
 fn answer(booted: Booted) {
     let _agent = agent::of_boot(&booted).unwrap();
     let port = fs::File::options().read(true).write(true).open(&booted.ports[PORT]).unwrap();

@@ -1,6 +1,9 @@
-//! Processes attach natively, work, and die: with real processes, since that is what it is about.
+//! Real processes attach natively, work, and die.
 //!
-//! A test starts this program again as the test `child`, which does what `ROLE` says.
+//! A test starts this program again as its other process: the test `child`, which does what `ROLE` says.
+
+#[path = "processes/objects.rs"]
+mod objects;
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::fd::{AsFd, OwnedFd};
@@ -17,13 +20,12 @@ use isthmus_attach::socket::{receive, send};
 use isthmus_host::{Config, Event, Service};
 use isthmus_region::Error as RegionError;
 use isthmus_region::counters::Counter;
-use isthmus_region::error::ObjectProblem;
 use isthmus_region::format::GlobalSlot;
-use isthmus_region::gate::Gate;
 use isthmus_region::member::Member;
-use isthmus_region::objects::{self, Access, Kind, NewObject, Object, UNLINKED};
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
 use rustix::process::{PidfdFlags, PidfdGetfdFlags, Signal};
+
+use self::objects::segment;
 
 const REGION: u64 = 16 << 20;
 const SOON: Duration = Duration::from_secs(1);
@@ -131,7 +133,7 @@ fn read_line() -> String {
     line.trim().to_owned()
 }
 
-/// A copy of this process's connection to the service, as a forked child would have one.
+/// A copy of this process's connection to the service, as a forked child has one.
 fn copy_of_socket() -> OwnedFd {
     let me = rustix::process::pidfd_open(rustix::process::getpid(), PidfdFlags::empty()).unwrap();
     let sockets = std::fs::read_dir("/proc/self/fd").unwrap().flatten();
@@ -165,7 +167,7 @@ fn child() {
             for _ in 0..3 {
                 scope.spawn(|| {
                     loop {
-                        // To a line that nobody waits at, and an endpoint that nobody has.
+                        // At a line without a waiter, and an endpoint slot that is free.
                         member.service().ring(u64::MAX, 4096);
                         member.service().wake(GlobalSlot(0));
                     }
@@ -188,7 +190,7 @@ fn child() {
     member.counters().add(Counter::TxBytes, 1000);
     open_endpoint(&member);
     println!("ready");
-    // Nobody waits for the holder: it shall outlive this process.
+    // No wait for the holder: it is to outlive this process.
     #[allow(clippy::zombie_processes)]
     if role == "forked" {
         let mut sleep = Command::new("sleep");
@@ -208,7 +210,7 @@ fn child() {
 }
 
 #[test]
-fn a_process_that_floods_its_service_keeps_nobody_waiting() {
+fn a_process_that_floods_its_service_does_not_block_others() {
     let dir = tempfile::tempdir().unwrap();
     let (service, _events) = start(config(dir.path()));
     let _floods = [(); 2].map(|()| Other::start("flood", service.attach_socket()));
@@ -221,14 +223,14 @@ fn a_process_that_floods_its_service_keeps_nobody_waiting() {
 }
 
 #[test]
-fn clients_are_heard_in_turn_however_much_one_has_to_say() {
+fn clients_are_served_in_turn_however_many_frames_one_sends() {
     let dir = tempfile::tempdir().unwrap();
     let (tell, gone) = channel();
     let (stop, stopped) = channel::<()>();
     let (tell, stopped) = (Mutex::new(tell), Mutex::new(stopped));
     let attached = AtomicU32::new(0);
     let observe = move |event: &Event| match event {
-        // The third one holds up the thread that hears all of them.
+        // The third one stops the server's thread.
         Event::Process(Process::Attached { .. }) if attached.fetch_add(1, Ordering::SeqCst) == 2 => {
             let _ = stopped.lock().unwrap().recv();
         }
@@ -246,7 +248,7 @@ fn clients_are_heard_in_turn_however_much_one_has_to_say() {
     drop(little);
     stop.send(()).unwrap();
     let order = [(); 2].map(|()| gone.recv_timeout(Duration::from_secs(60)).unwrap());
-    assert_eq!(order, [areas[1], areas[0]], "who says little is heard first");
+    assert_eq!(order, [areas[1], areas[0]], "the client with one frame is served first");
 }
 
 #[test]
@@ -281,7 +283,7 @@ fn an_observer_sees_the_region_writes_nothing_and_leaves_no_trace() {
     let mut magic = [0; 8];
     reader.bytes("magic", 0, &mut magic).unwrap();
     assert_eq!((&magic, reader.is_memory()), (b"ISTHMUS1", true));
-    // Another version is told so, and who says nothing of Hello afterwards is not missed.
+    // Another version is refused, and a client that goes without a Hello causes no event.
     let socket = raw(service.attach_socket());
     send(&socket, &Request::Observe { version: 99 }.encode(1), &[], SendFlags::empty()).unwrap();
     let answer = Reply::decode(&receive(&socket, RecvFlags::empty()).unwrap().frame).unwrap();
@@ -322,7 +324,7 @@ fn exec_and_exit_end_an_attachment() {
 }
 
 #[test]
-fn memory_of_a_process_that_runs_on_is_given_to_nobody() {
+fn memory_of_a_process_that_runs_on_is_given_to_no_other() {
     let dir = tempfile::tempdir().unwrap();
     let (service, events) = start(config(dir.path()));
     let member = isthmus_attach::connect_at(service.attach_socket()).unwrap();
@@ -405,7 +407,7 @@ fn own_pidfd() -> OwnedFd {
     rustix::process::pidfd_open(rustix::process::getpid(), PidfdFlags::empty()).unwrap()
 }
 
-/// What the service says last, and that it closes the connection then.
+/// The service's last refusal, after which it closes the connection.
 fn last_words(socket: &OwnedFd) -> (u64, Code, String) {
     let mut last = None;
     loop {
@@ -483,7 +485,7 @@ fn garbage_gets_an_error_and_a_closed_connection() {
 }
 
 #[test]
-fn a_client_that_does_not_read_keeps_nobody_waiting() {
+fn a_client_that_does_not_read_does_not_block_others() {
     let dir = tempfile::tempdir().unwrap();
     let (service, events) = start(config(dir.path()));
     let socket = raw(service.attach_socket());
@@ -529,7 +531,7 @@ fn strangers_are_turned_away() {
     }
     let dir = tempfile::tempdir().unwrap();
     std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
-    // A folder that a stranger may enter, and a program that he may read.
+    // A folder that a stranger may enter, and a program that it may read.
     let program = dir.path().join("program");
     std::fs::copy(std::env::current_exe().unwrap(), &program).unwrap();
     let sockets = dir.path().join("sockets");
@@ -543,202 +545,4 @@ fn strangers_are_turned_away() {
     let answer = other.await_line("answer ");
     assert!(answer.contains("user 65534 may not attach here"), "{answer}");
     assert!(await_event(&events, refused).contains("65534"));
-}
-
-fn segment(member: &Arc<Member>, name: &str, len: u64, ends: bool) -> isthmus_region::Result<Object> {
-    let new = NewObject {
-        kind: Kind::Segment,
-        name: name.into(),
-        len,
-        mode: 0o640,
-        ends_with_creator: ends,
-        params: [0; 4],
-        or_open: false,
-    };
-    Object::create(member, &new)
-}
-
-fn problem<T: std::fmt::Debug>(outcome: isthmus_region::Result<T>) -> ObjectProblem {
-    match outcome.unwrap_err() {
-        RegionError::Object { problem, .. } => problem,
-        other => panic!("another error: {other}"),
-    }
-}
-
-/// Looks again until `holds`.
-fn await_that(what: &str, holds: impl Fn() -> bool) {
-    let deadline = Instant::now() + SOON;
-    while !holds() {
-        assert!(Instant::now() < deadline, "{what}");
-        std::thread::sleep(Duration::from_millis(1));
-    }
-}
-
-#[test]
-fn a_named_segment_is_one_memory_for_all_until_its_name_and_users_are_gone() {
-    let dir = tempfile::tempdir().unwrap();
-    let (service, _events) = start(config(dir.path()));
-    let one = isthmus_attach::connect_at(service.attach_socket()).unwrap();
-    let two = isthmus_attach::connect_at(service.attach_socket()).unwrap();
-    let region = service.region();
-    assert_eq!(problem(Object::open(&two, Kind::Segment, "a", Access::Read)), ObjectProblem::NotFound);
-    let made = segment(&one, "a", 10_000, false).unwrap();
-    assert!(made.is_new() && made.section().len() == 10_000);
-    assert_eq!(problem(segment(&two, "a", 10_000, false)), ObjectProblem::Exists);
-    let opened = Object::open(&two, Kind::Segment, "a", Access::Write).unwrap();
-    opened.section().fill_bytes("test", 9_990, b"0123456789").unwrap();
-    assert_eq!(made.section().bytes("test", 0, 10_000).unwrap().to_vec(9_990, 10).unwrap(), b"0123456789");
-    let info = objects::objects(&region);
-    assert_eq!((info.len(), info[0].name.as_str(), info[0].opens), (1, "a", 2));
-    assert_eq!(info[0].creator, Some(one.party()));
-    // Another kind has names of its own.
-    assert_eq!(problem(Object::open(&two, Kind::Mutex, "a", Access::Write)), ObjectProblem::NotFound);
-    // Smaller, not larger; those who have it keep what they see.
-    assert_eq!(problem(opened.shrink(10_001)), ObjectProblem::Invalid);
-    assert_eq!(opened.shrink(5000).unwrap(), 5000);
-    assert_eq!(Object::open(&one, Kind::Segment, "a", Access::Read).unwrap().section().len(), 5000);
-    // The name goes, the memory stays, and a new one of that name is another.
-    one.service().unlink_object(Kind::Segment, "a").unwrap();
-    assert_eq!(problem(Object::open(&two, Kind::Segment, "a", Access::Read)), ObjectProblem::NotFound);
-    let other = segment(&two, "a", 8, false).unwrap();
-    other.section().word("test", 0).unwrap().set(7);
-    assert_eq!(made.section().word("test", 0).unwrap().get(), 0);
-    let old = made.info().unwrap();
-    drop((made, opened));
-    await_that("the old one ends", || !objects::is_there(&region, old.index, old.life.incarnation));
-    // Closed by all, and still there under its name.
-    drop(other);
-    let again = Object::open(&one, Kind::Segment, "a", Access::Read).unwrap();
-    assert_eq!(again.section().word("test", 0).unwrap().get(), 7);
-    // Its memory is zeroed before it serves again.
-    one.service().unlink_object(Kind::Segment, "a").unwrap();
-    drop(again);
-    let fresh = segment(&one, "b", 1 << 20, false).unwrap();
-    let bytes = fresh.section().bytes("test", 0, 1 << 20).unwrap().to_vec(0, 1 << 20).unwrap();
-    assert!(bytes.iter().all(|b| *b == 0));
-}
-
-#[test]
-fn memory_serves_again_at_once_and_is_zero_whatever_was_written_beside_objects() {
-    const ALL: u64 = 4 << 20;
-    let dir = tempfile::tempdir().unwrap();
-    let (service, _events) = start(Config { shared_bytes: Some(ALL), ..config(dir.path()) });
-    let member = isthmus_attach::connect_at(service.attach_socket()).unwrap();
-    let shared = member.region().shared().unwrap();
-    for round in 0..10 {
-        // Nothing keeps a member from writing where no object is.
-        (0..ALL).step_by(4096).for_each(|at| shared.word("test", at).unwrap().put(u64::MAX));
-        let small = segment(&member, "small", 5000, false).unwrap();
-        assert_eq!(small.section().word("test", 0).unwrap().get(), 0, "round {round}");
-        member.service().unlink_object(Kind::Segment, "small").unwrap();
-        drop(small);
-        let name = format!("whole {round}");
-        let whole = segment(&member, &name, ALL, false).unwrap_or_else(|e| panic!("round {round}: {e}"));
-        let bytes = whole.section().bytes("test", 0, ALL).unwrap();
-        assert!(bytes.to_vec(0, ALL).unwrap().iter().all(|b| *b == 0), "round {round}");
-        member.service().unlink_object(Kind::Segment, &name).unwrap();
-    }
-}
-
-#[test]
-fn what_cannot_be_an_object_is_refused_with_its_reason() {
-    let dir = tempfile::tempdir().unwrap();
-    let (service, _events) = start(Config { shared_bytes: Some(1 << 20), ..config(dir.path()) });
-    let member = isthmus_attach::connect_at(service.attach_socket()).unwrap();
-    assert_eq!(problem(segment(&member, "", 8, false)), ObjectProblem::Invalid);
-    assert_eq!(problem(segment(&member, "a", 0, false)), ObjectProblem::Invalid);
-    assert_eq!(problem(segment(&member, "a", u64::MAX, false)), ObjectProblem::Full);
-    assert_eq!(problem(segment(&member, "a", (1 << 20) + 1, false)), ObjectProblem::Full);
-    let all = segment(&member, "a", 1 << 20, false).unwrap();
-    let text = segment(&member, "b", 1, false).unwrap_err().to_string();
-    assert!(text.contains("--shared"), "{text}");
-    member.service().unlink_object(Kind::Segment, "a").unwrap();
-    drop(all);
-    // So many places, and no more.
-    let many: Vec<_> = (0..64).map(|i| segment(&member, &format!("s{i}"), 1, false).unwrap()).collect();
-    assert_eq!(problem(segment(&member, "more", 1, false)), ObjectProblem::Full);
-    let mut barrier = NewObject {
-        kind: Kind::Barrier,
-        name: "b".into(),
-        len: 64,
-        mode: 0o600,
-        ends_with_creator: false,
-        params: [2, 0, 0, 0],
-        or_open: true,
-    };
-    drop(many);
-    member.service().unlink_object(Kind::Segment, "s0").unwrap();
-    assert!(Object::create(&member, &barrier).unwrap().is_new());
-    let again = Object::create(&member, &barrier).unwrap();
-    assert!(!again.is_new() && again.params() == [2, 0, 0, 0]);
-    barrier.params[0] = 3;
-    assert_eq!(problem(Object::create(&member, &barrier)), ObjectProblem::Exists);
-    assert_eq!(problem(again.shrink(8)), ObjectProblem::Invalid);
-}
-
-#[test]
-fn objects_of_the_dead_end_or_stay_as_was_asked() {
-    let dir = tempfile::tempdir().unwrap();
-    let (service, _events) = start(config(dir.path()));
-    let member = isthmus_attach::connect_at(service.attach_socket()).unwrap();
-    let mut other = Other::start("holder", service.attach_socket());
-    let own = Object::open(&member, Kind::Segment, "own", Access::Write).unwrap();
-    other.child.kill().unwrap();
-    other.child.wait().unwrap();
-    let flags = || own.info().map(|i| (i.flags & UNLINKED, i.opens));
-    await_that("its name is gone with its creator", || flags() == Some((UNLINKED, 1)));
-    assert_eq!(
-        own.section().word("test", 0).unwrap().get(),
-        2,
-        "and its memory is not, while somebody has it"
-    );
-    assert_eq!(problem(Object::open(&member, Kind::Segment, "own", Access::Read)), ObjectProblem::NotFound);
-    let kept = Object::open(&member, Kind::Segment, "kept", Access::Read).unwrap();
-    assert_eq!((kept.section().word("test", 0).unwrap().get(), kept.info().unwrap().opens), (1, 1));
-}
-
-#[test]
-fn who_sleeps_at_a_gate_is_woken_by_another_member() {
-    let dir = tempfile::tempdir().unwrap();
-    let (service, _events) = start(config(dir.path()));
-    let one = isthmus_attach::connect_at(service.attach_socket()).unwrap();
-    let two = isthmus_attach::connect_at(service.attach_socket()).unwrap();
-    let object = segment(&one, "gate", 4096, false).unwrap();
-    let far = Object::open(&two, Kind::Segment, "gate", Access::Write).unwrap();
-    let gate = Gate::new(&one, object.section(), 0).unwrap();
-    let opener = Gate::new(&two, far.section(), 0).unwrap();
-    let back = Gate::new(&one, object.section(), 64).unwrap();
-    let returns = Gate::new(&two, far.section(), 64).unwrap();
-    let begun = Instant::now();
-    let pass = |from: &Gate, to: &Gate, first: bool| {
-        for round in 1..=200 {
-            if first {
-                to.word().set(round);
-                to.ring(1);
-            }
-            while from.word().get() < round {
-                from.sleep(round - 1, Duration::from_secs(5));
-            }
-            if !first {
-                to.word().set(round);
-                to.ring(1);
-            }
-        }
-    };
-    std::thread::scope(|scope| {
-        scope.spawn(|| pass(&gate, &back, false));
-        pass(&returns, &opener, true);
-    });
-    // Of 400 sleeps that nobody rings for, each takes 50 ms.
-    assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
-    // With an eventfd, as in a VM: rung through the service by place.
-    let place = object.info().unwrap().offset + service.region().shape().host_bytes;
-    let watch = one.service().watch(place).unwrap();
-    two.service().ring(1, place);
-    let mut poll = [rustix::event::PollFd::new(&watch, rustix::event::PollFlags::IN)];
-    let patience = rustix::event::Timespec { tv_sec: 2, tv_nsec: 0 };
-    assert_eq!(rustix::event::poll(&mut poll, Some(&patience)), Ok(1));
-    assert!(one.service().watch(place + 8).is_err(), "no line");
-    assert!(one.service().watch(1 << 50).is_err(), "no place of the region");
-    two.service().ring(u64::MAX, 1 << 50);
 }

@@ -1,5 +1,5 @@
-//! Users of the C face on the host and in two VMs, killed at random; at last one of the VMs is. Run by `tests/api/kills`,
-//! which compiles the program for it; tests/api/kills.c says what must hold.
+//! Users of the C face on the host and in two VMs, killed at random; at the end one of the VMs is killed. Run by
+//! `tests/api/kills`, which compiles the program for it; tests/api/kills.c says what must hold.
 //!
 //! This program is also the guests' first process, with the agent.
 
@@ -42,7 +42,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// The guest's side: starts the agent, runs the command as the user that it is told, and says what that says.
+/// The guest's side: starts the agent, runs the command as the user that the config names, with its output to the port.
 fn guest(booted: Booted) {
     let _agent = agent::of_boot(&booted).unwrap();
     let mut port = std::fs::File::options().read(true).write(true).open(&booted.ports[PORT]).unwrap();
@@ -64,20 +64,20 @@ fn guest(booted: Booted) {
     }
 }
 
-/// Hands on each line, said by whom, until one says that all is well or that it ended.
+/// Sends each line to `to`, with the name of its `source`, and `ended` after the last.
 fn listen(
-    who: &'static str,
+    source: &'static str,
     from: impl std::io::Read + Send + 'static,
     to: mpsc::Sender<(&'static str, String)>,
 ) {
     std::thread::spawn(move || {
         for line in BufReader::new(from).lines() {
             let Ok(line) = line else { break };
-            if to.send((who, line.trim().to_owned())).is_err() {
+            if to.send((source, line.trim().to_owned())).is_err() {
                 break;
             }
         }
-        let _ = to.send((who, "ended".into()));
+        let _ = to.send((source, "ended".into()));
     });
 }
 
@@ -131,26 +131,26 @@ fn host(words: &[String]) -> Outcome {
     listen("host", first.0.stdout.take().ok_or("no standard output")?, to);
     let mut well = BTreeSet::new();
     loop {
-        let (who, line) = said.recv_timeout(LIMIT).map_err(|_| "nobody says anything any more")?;
-        println!("{who}: {line}");
+        let (source, line) = said.recv_timeout(LIMIT).map_err(|_| "no output came in time")?;
+        println!("{source}: {line}");
         if line.starts_with("first place") {
             for port in &mut ports {
                 writeln!(port, "start")?;
             }
         }
         if line.ends_with("all as it should be") {
-            well.insert(who);
+            well.insert(source);
             if well.len() == 2 {
                 break;
             }
         }
         // Once the second VM is killed, its port ends.
-        let is_over = line.starts_with("ended: ") || line == "ended" && who != NAMES[1];
-        if is_over && !well.contains(who) {
+        let is_over = line.starts_with("ended: ") || line == "ended" && source != NAMES[1];
+        if is_over && !well.contains(source) {
             for vm in &vms {
                 println!("{}: {}", vm.name(), vm.console_tail(30).join("\n"));
             }
-            return Err(format!("{who} ended before all was done").into());
+            return Err(format!("{source} ended before all was done").into());
         }
     }
     if !first.0.wait()?.success() {

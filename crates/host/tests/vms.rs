@@ -1,4 +1,5 @@
-//! VMs as the host service sees them: a client that reads messages as QEMU does, and the guest's agent on what it got.
+//! VMs as the host service sees them: a client that reads messages as QEMU does, and the guest's agent on the region
+//! that it received.
 
 use std::collections::BTreeMap;
 use std::io::IoSliceMut;
@@ -51,7 +52,7 @@ struct Qemu {
     socket: OwnedFd,
     id: u32,
     region: OwnedFd,
-    /// Each peer's eventfds, as far as they were announced.
+    /// The eventfds of each peer that were announced so far.
     peers: BTreeMap<i64, Vec<OwnedFd>>,
 }
 
@@ -63,7 +64,7 @@ impl Qemu {
         socket
     }
 
-    /// A message; nothing at the end of the connection.
+    /// A message, or `None` at the end of the connection.
     fn message(socket: &OwnedFd) -> Option<(i64, Option<OwnedFd>)> {
         let mut poll = [rustix::event::PollFd::new(socket, rustix::event::PollFlags::IN)];
         let patience = rustix::event::Timespec { tv_sec: 2, tv_nsec: 0 };
@@ -98,17 +99,17 @@ impl Qemu {
         let id = u32::try_from(id).unwrap();
         let mut qemu = Self { region: region.unwrap(), id, peers: BTreeMap::new(), socket };
         while qemu.peers.get(&i64::from(id)).is_none_or(|own| own.len() < 2) {
-            qemu.news();
+            qemu.learn();
         }
         qemu
     }
 
-    /// Takes in one message about a peer.
-    fn news(&mut self) -> i64 {
+    /// Receives one message about a peer. Returns the peer if it is gone, otherwise -1.
+    fn learn(&mut self) -> i64 {
         match Self::message(&self.socket).unwrap() {
             (peer, Some(fd)) => self.peers.entry(peer).or_default().push(fd),
             (peer, None) => {
-                self.peers.remove(&peer).expect("who leaves was there");
+                self.peers.remove(&peer).expect("a peer that leaves was announced");
                 return peer;
             }
         }
@@ -134,15 +135,15 @@ fn open_endpoint(member: &Member) -> (u32, u64) {
 }
 
 #[test]
-fn vms_hear_of_each_other() {
+fn vms_learn_of_each_others_joining_and_end() {
     let dir = tempfile::tempdir().unwrap();
     let (service, _events) = start(dir.path(), &["red", "blue"]);
     let mut red = Qemu::connect(service.ivshmem_socket_of("red").unwrap());
     assert_eq!(red.peers[&0].len(), 1, "the host can be rung");
     let blue = Qemu::connect(service.ivshmem_socket_of("blue").unwrap());
     assert_eq!(blue.peers[&i64::from(red.id)].len(), 2);
-    red.news();
-    red.news();
+    red.learn();
+    red.learn();
     // The eventfds are the same at both ends.
     rustix::io::write(&red.peers[&i64::from(blue.id)][1], &5_u64.to_ne_bytes()).unwrap();
     let mut count = [0; 8];
@@ -150,15 +151,15 @@ fn vms_hear_of_each_other() {
     assert_eq!(u64::from_ne_bytes(count), 5);
     let mut ids = vec![red.id, blue.id];
     drop(blue);
-    assert_eq!(red.news(), i64::from(ids[1]), "who leaves is named once, without a descriptor");
+    assert_eq!(red.learn(), i64::from(ids[1]), "a peer that leaves is named once, without a descriptor");
     for _ in 0..20 {
         let again = Qemu::connect(service.ivshmem_socket_of("blue").unwrap());
-        assert!(!ids.contains(&again.id), "an id never comes back");
+        assert!(!ids.contains(&again.id), "an id is never used again");
         ids.push(again.id);
-        red.news();
-        red.news();
+        red.learn();
+        red.learn();
         drop(again);
-        assert_eq!(red.news(), i64::from(*ids.last().unwrap()));
+        assert_eq!(red.learn(), i64::from(*ids.last().unwrap()));
     }
     let known: Vec<i64> = red.peers.keys().copied().collect();
     assert_eq!(known, [0, i64::from(red.id)]);
@@ -183,39 +184,39 @@ fn the_common_socket_gives_places_in_order_and_refuses_so_that_qemu_gives_up() {
 }
 
 #[test]
-fn garbage_from_a_client_ends_it_and_nobody_else() {
+fn garbage_from_a_client_ends_that_client_alone() {
     let dir = tempfile::tempdir().unwrap();
     let (service, events) = start(dir.path(), &["red", "blue"]);
     let mut red = Qemu::connect(service.ivshmem_socket_of("red").unwrap());
     let blue = Qemu::connect(service.ivshmem_socket_of("blue").unwrap());
-    red.news();
-    red.news();
+    red.learn();
+    red.learn();
     rustix::io::write(&blue.socket, b"garbage").unwrap();
-    assert_eq!(red.news(), i64::from(blue.id));
+    assert_eq!(red.learn(), i64::from(blue.id));
     await_event(&events, |e| matches!(e, Event::VmGone { member: 2, .. }));
-    // Connected and gone before a word is read.
+    // Connected, and gone before it has read anything.
     drop(Qemu::plug(service.ivshmem_socket_of("blue").unwrap()));
     await_event(&events, |e| matches!(e, Event::VmGone { member: 2, .. }));
     Qemu::connect(service.ivshmem_socket_of("blue").unwrap());
 }
 
 #[test]
-fn a_client_that_does_not_read_keeps_nobody_waiting() {
+fn a_client_that_does_not_read_does_not_block_others() {
     let dir = tempfile::tempdir().unwrap();
     let (service, _events) = start(dir.path(), &["deaf", "busy"]);
     let deaf = Qemu::plug(service.ivshmem_socket_of("deaf").unwrap());
     let path = service.ivshmem_socket_of("busy").unwrap();
-    // Far more than the socket of the deaf one holds.
+    // Far more messages than the socket of the deaf client holds.
     let rounds = 150;
     for _ in 0..rounds {
         Qemu::connect(path);
     }
     // It gets all of it once it reads: the greeting, and three messages for each round.
-    let (mut greeting, mut news) = (0, 0);
-    while news < 3 * rounds {
+    let (mut greeting, mut others) = (0, 0);
+    while others < 3 * rounds {
         match Qemu::message(&deaf).unwrap() {
             (0 | 1, _) | (-1, _) => greeting += 1,
-            _ => news += 1,
+            _ => others += 1,
         }
     }
     assert_eq!(greeting, 6);
@@ -228,7 +229,7 @@ fn a_vm_joins_works_and_dies() {
     let host = isthmus_attach::connect_at(service.attach_socket()).unwrap();
     let red = Qemu::connect(service.ivshmem_socket_of("red").unwrap());
     assert!(!service.is_ready("red"));
-    assert!(host.directory(1).is_err(), "nothing to be seen before its service is ready");
+    assert!(host.directory(1).is_err(), "nothing is visible before its agent is ready");
     let agent = red.boot(&dir.path().join("red")).unwrap();
     assert!(service.is_ready("red"));
     let rank = isthmus_attach::connect_at(agent.socket()).unwrap();
@@ -239,7 +240,7 @@ fn a_vm_joins_works_and_dies() {
     assert!(directory.endpoint(slot).unwrap().life.is_active(incarnation));
     assert_eq!(service.stats().peers["red"]["tx_bytes"], 7);
 
-    // The VM dies: nobody in it says anything.
+    // The VM dies, and nothing in it detaches.
     drop(red);
     await_event(&events, |e| *e == Event::VmGone { name: "red".into(), member: 1 });
     assert_eq!(service.members()[1].life.state, State::Dead);
@@ -249,7 +250,7 @@ fn a_vm_joins_works_and_dies() {
     assert!(matches!(agent.check(), Err(agent::Error::Ended { .. })));
     drop((agent, rank));
 
-    // It comes back with another incarnation and an empty section.
+    // It is started again, with another incarnation and an empty section.
     let red = Qemu::connect(service.ivshmem_socket_of("red").unwrap());
     let agent = red.boot(&dir.path().join("red")).unwrap();
     let (again, directory) = host.directory(1).unwrap();
@@ -321,7 +322,7 @@ fn processes_of_vms_share_named_objects_with_those_of_the_host() {
     let in_red = isthmus_attach::connect_at(&at_red).unwrap();
     let in_blue = isthmus_attach::connect_at(&at_blue).unwrap();
     let on_host = isthmus_attach::connect_at(service.attach_socket()).unwrap();
-    // Without a port that rings, it takes as long as the service looks.
+    // Without a wake-up port, each request waits until the host service polls.
     let made = Object::create(&in_red, &mutex("m")).unwrap();
     assert!(made.is_new() && made.params() == [5, 6, 7, 8]);
     let [there, here] =
@@ -333,14 +334,14 @@ fn processes_of_vms_share_named_objects_with_those_of_the_host() {
     assert_eq!(here.info().unwrap().opens, 3);
     let refusal = Object::create(&in_blue, &mutex("m")).unwrap_err();
     assert!(matches!(refusal, isthmus_region::Error::Object { problem: ObjectProblem::Exists, .. }));
-    // Two at once in one VM wait for each other, no longer.
+    // Requests of one VM at the same time wait for one another, and no longer.
     std::thread::scope(|scope| {
         for name in ["x", "y", "z"] {
             let member = &in_blue;
             scope.spawn(move || assert!(Object::create(member, &mutex(name)).unwrap().is_new()));
         }
     });
-    // A VM that is gone holds nothing any more.
+    // A VM that is gone has nothing open.
     in_blue.service().unlink_object(Kind::Mutex, "m").unwrap();
     drop((there, agent_of_blue));
     drop(blue);
@@ -355,7 +356,7 @@ fn processes_of_vms_share_named_objects_with_those_of_the_host() {
 
 /// The processes of a VM live on, and may write, when its agent is started anew.
 #[test]
-fn memory_is_kept_from_others_while_a_vm_lives_whose_agent_was_started_anew() {
+fn memory_is_given_to_no_other_object_while_a_vm_lives_whose_agent_was_started_anew() {
     let dir = tempfile::tempdir().unwrap();
     let (service, events) = start(dir.path(), &["red"]);
     let red = Qemu::connect(service.ivshmem_socket_of("red").unwrap());
@@ -374,7 +375,7 @@ fn memory_is_kept_from_others_while_a_vm_lives_whose_agent_was_started_anew() {
     let other = isthmus_attach::connect_at(&second).unwrap();
     let until = Instant::now() + Duration::from_millis(1500);
     while Instant::now() < until {
-        // Whatever makes the service look at who is there.
+        // Makes the service check for dead holders.
         let _ = Object::open(&other, Kind::Mutex, "none", Access::Read);
         assert!(is_there(), "its memory is given to others while it may be written to");
     }

@@ -1,11 +1,11 @@
-//! Lists what was written into the overlay and vanishes with the VM.
+//! Lists the files that were written into the overlay and vanish with the VM.
 
 use rustix::fd::{AsFd, AsRawFd};
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// What the boot writes itself.
+/// Files that the boot itself writes.
 const OURS: [&str; 2] = ["/etc/hosts", "/etc/hostname"];
 
 /// A file in the overlay.
@@ -32,7 +32,7 @@ pub(super) fn in_upper(upper: &impl AsFd) -> io::Result<Vec<Change>> {
 
 fn visit(entry: &fs::DirEntry, parent: &Path, found: &mut Vec<Change>) {
     let path = parent.join(entry.file_name());
-    // Of the entry itself, links not followed: whiteouts (devices), links and sockets fall through.
+    // The entry's own metadata, without following links: whiteouts (devices), links and sockets are left out.
     let Ok(meta) = entry.metadata() else { return };
     if meta.is_file() {
         found.push(Change { path, bytes: meta.len() });

@@ -1,4 +1,4 @@
-//! Finds the devices that the launcher announced. There is no udev in the guest: sysfs is asked.
+//! Finds the devices that the launcher announced, in sysfs, since the guest has no udev.
 
 use super::{BootError, Result, cannot};
 use rustix::event::{PollFd, PollFlags, Timespec};
@@ -47,10 +47,11 @@ pub(super) fn ports(names: &[String]) -> Result<BTreeMap<String, PathBuf>> {
     }
 }
 
-/// Waits until the host's side of a virtio-serial port is open, or `limit` has passed; says which.
+/// Waits until the host's side of a virtio-serial port is open. Returns false if `limit` has passed.
 ///
 /// Until then reads return 0, as they do after the host has closed it: an agent that took that for the end would
-/// leave before its launcher came. The kernel tells it by POLLHUP alone, for which there is no event to wait for.
+/// leave before its launcher came. The kernel shows a missing host by POLLHUP alone, whose end is no event to wait
+/// for, so this polls.
 pub fn wait_for_host(port: impl AsFd, limit: Duration) -> bool {
     let deadline = Instant::now() + limit;
     loop {
@@ -83,8 +84,7 @@ pub(super) fn ivshmem() -> Result<IvshmemDevice> {
         .ok_or_else(|| absent("the ivshmem device".to_owned()))?;
     let enable = sysfs.join("enable");
     let state = fs::read_to_string(&enable).map_err(cannot(format!("read {}", enable.display())))?;
-    // A device that was there at power-on is enabled by the firmware's work; under a direct kernel start or after
-    // hot-plug it may not be.
+    // Firmware enables a device that is there at power-on; after a direct kernel start or hot-plug it may be disabled.
     if state.trim() == "0" {
         fs::write(&enable, "1").map_err(cannot("switch the ivshmem device on"))?;
     }
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn the_region_is_told_from_virtio_devices_of_the_same_vendor() {
+    fn the_ivshmem_device_is_told_from_virtio_devices_of_the_same_vendor() {
         let devices = tree(&[
             ("0000:00:01.0/vendor", "0x1af4\n"),
             ("0000:00:01.0/device", "0x1009\n"),

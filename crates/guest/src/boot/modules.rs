@@ -1,4 +1,4 @@
-//! Loads the kernel modules that the launcher put into the initramfs, in the order it found for them.
+//! Loads the kernel modules that the launcher put into the initramfs, in the order of its list.
 
 use super::{Result, cannot};
 use isthmus_vm::boot_config::MODULES;

@@ -36,7 +36,7 @@ pub(super) fn root(config: &BootConfig) -> Result<OwnedFd> {
         "overlay",
         "/new",
         "overlay",
-        // No set-uid program: what runs here has the caller's rights and no others.
+        // No set-uid programs: processes here have the caller's rights and no others.
         MountFlags::NOSUID,
         // Nothing in it outlives the VM, so nothing needs to reach a disk.
         "lowerdir=/lower,upperdir=/rw/upper,workdir=/rw/work,volatile",
@@ -67,7 +67,7 @@ fn kernel_file_systems() -> Result<()> {
         MountFlags::NOSUID | MountFlags::NOEXEC,
         "gid=5,mode=0620,ptmxmode=0666",
     )?;
-    // Where MPI libraries keep the memory that processes of one VM share: all of the VM's memory, if they ask for it.
+    // Where MPI libraries put the memory that processes of one VM share: up to nearly all of the VM's memory.
     attach("tmpfs", "/new/dev/shm", "tmpfs", MountFlags::NOSUID | MountFlags::NODEV, "mode=1777,size=90%")?;
     let links = [
         ("fd", "/proc/self/fd"),
@@ -89,7 +89,7 @@ fn mount_share(share: &GuestShare) -> Result<()> {
     if !target.is_dir() {
         directory(&target, 0o755)?;
     }
-    // Nothing is cached, so that what one VM has written the others read.
+    // Nothing is cached, so that the others read what one VM has written.
     let options = share.options.as_deref().unwrap_or("cache=none");
     nine_p(&share.tag, &target, options, share.read_only)
 }
@@ -103,7 +103,7 @@ fn nine_p(tag: &str, target: impl AsRef<Path>, options: &str, read_only: bool) -
     attach(tag, target, "9p", flags, &options)
 }
 
-/// Adds the VMs' names to the host's own files. The overlay keeps the host's copies as they are.
+/// Adds the VMs' names to the host's files, in the overlay; the host's copies stay as they are.
 fn write_names(config: &BootConfig) -> Result<()> {
     let etc = Path::new("/new/etc");
     let mut hosts =
@@ -115,15 +115,15 @@ fn write_names(config: &BootConfig) -> Result<()> {
         hosts.push_str(&format!("{} {}\n", host.address, host.name));
     }
     if !config.hosts.iter().any(|host| host.name == config.name) {
-        // As Debian does it: programs look up the name of their own host.
+        // As Debian does, since programs resolve the name of their own host.
         hosts.push_str(&format!("127.0.1.1 {}\n", config.name));
     }
     replace(&etc.join("hosts"), &hosts)?;
     replace(&etc.join("hostname"), &format!("{}\n", config.name))
 }
 
-/// Replaces a file. In containers these are often mount points whose copy in the lower directory cannot be written
-/// to, so it is a new file, not new content.
+/// Replaces a file by a new one. Writing to it may fail: in containers these files are often mount points, whose copy
+/// in the lower directory cannot be written.
 fn replace(path: &PathBuf, content: &str) -> Result<()> {
     match fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => {
@@ -144,13 +144,13 @@ fn move_root() -> Result<()> {
 fn directory(path: &Path, mode: u32) -> Result<()> {
     let made = fs::DirBuilder::new().recursive(true).mode(mode).create(path);
     made.map_err(cannot(format!("make the directory {}", path.display())))?;
-    // The mode above is cut by the umask.
+    // The umask has reduced the mode above.
     rustix::fs::chmod(path, Mode::from_raw_mode(mode))
         .map_err(cannot(format!("set the mode of {}", path.display())))
 }
 
-/// Lays memory of the VM's own over a folder, so that sockets can be bound there: it may lie in a share, which holds no
-/// sockets, and statfs(2) of a share answers as the host's file system does.
+/// Mounts memory of the VM's own over a folder, so that sockets can be bound there: the folder may be in a share,
+/// which cannot hold sockets, and statfs(2) does not show that, since it reports the host's file system.
 pub(super) fn private_folder(path: &Path) -> Result<()> {
     fs::create_dir_all(path).map_err(cannot(format!("make {}", path.display())))?;
     attach("tmpfs", path, "tmpfs", MountFlags::NOSUID | MountFlags::NODEV, "mode=0755")

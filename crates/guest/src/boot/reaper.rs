@@ -1,8 +1,8 @@
 //! Process 1 inherits every orphan and must wait for it, or the process table fills up.
 //!
-//! It must not take the exit status of the agent's own children from those who wait for them, and the standard
-//! library has no way to ask "any child but mine". So: children that the agent waits for late are registered with
-//! [`own`]; any other process that has been dead over two looks is nobody's, and is reaped.
+//! It must not take the exit status of the agent's own children from the threads that wait for them, and no system
+//! call waits for "any child but these". So children that the agent may wait for late are registered with [`own`];
+//! any other process that is dead at two checks in a row is an orphan, and is reaped.
 
 use rustix::process::{Pid, WaitId, WaitIdOptions, WaitOptions};
 use std::collections::BTreeSet;
@@ -10,18 +10,18 @@ use std::fs;
 use std::sync::Mutex;
 use std::time::Duration;
 
-/// Between two looks. Whoever waits for a child of his own does it well within this.
+/// Between two checks. Threads that wait for a child without [`own`] do so well within this time.
 const PAUSE: Duration = Duration::from_secs(2);
 
 static OWNED: Mutex<BTreeSet<u32>> = Mutex::new(BTreeSet::new());
 
-/// Keeps the reaper's hands off this child until the value is dropped. Take it right after the spawn.
+/// Keeps the reaper from a child until this is dropped. Take it right after the spawn.
 #[must_use]
 pub struct Owned {
     pid: u32,
 }
 
-/// Says that someone will wait for this child, however late.
+/// Registers a child that its parent will wait for, however late.
 pub fn own(pid: u32) -> Owned {
     owned().insert(pid);
     Owned { pid }
@@ -38,7 +38,7 @@ fn owned() -> std::sync::MutexGuard<'static, BTreeSet<u32>> {
     OWNED.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
-/// Starts the thread that looks for orphans.
+/// Starts the thread that reaps orphans.
 pub(super) fn start() {
     std::thread::spawn(|| {
         let mut before = BTreeSet::new();
@@ -49,9 +49,9 @@ pub(super) fn start() {
     });
 }
 
-/// Reaps the dead that were dead already at the last look, and returns those of this one.
+/// Reaps the children that were dead at the last check, too. Returns those that are dead now.
 fn reap(before: &BTreeSet<u32>) -> BTreeSet<u32> {
-    // One cheap call as long as nobody is dead.
+    // One cheap call while no child is dead.
     let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
     if !matches!(rustix::process::waitid(WaitId::All, options), Ok(Some(_))) {
         return BTreeSet::new();
@@ -60,7 +60,7 @@ fn reap(before: &BTreeSet<u32>) -> BTreeSet<u32> {
     let owned = owned().clone();
     for &pid in dead.intersection(before).filter(|pid| !owned.contains(pid)) {
         let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
-        // Someone may have waited for it just now.
+        // Fails if another thread has waited for it just now.
         let _ = rustix::process::waitpid(pid, WaitOptions::NOHANG);
     }
     dead
@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn the_dead_are_reaped_at_the_second_look_unless_owned() {
+    fn dead_children_are_reaped_at_the_second_check_unless_owned() {
         let mut child = std::process::Command::new("true").spawn().unwrap();
         let owned = own(child.id());
         let pid = child.id();

@@ -1,5 +1,5 @@
-//! Becoming somebody else: this program, started again, sets what makes a process its caller's and then becomes the
-//! real program. It has one thread, so setting ids by thread is setting them for the process.
+//! Running as another user: this program, started again, takes the caller's ids, groups, limits, mask and directory,
+//! and then becomes the real program. It has one thread, so setting ids for the thread sets them for the process.
 
 use std::ffi::{OsStr, OsString};
 use std::io;
@@ -19,9 +19,9 @@ use crate::wire::{Limit, Request};
 
 /// The hidden subcommand that runs [`main`].
 pub const EXEC_AS_COMMAND: &str = "exec-as";
-/// The argument that says that standard input is to be the session's terminal.
+/// The argument that makes standard input the session's terminal.
 const TERMINAL: &str = "terminal";
-/// The limits that travel, by name.
+/// The limits that are passed on, by name.
 const RESOURCES: [(&str, Resource); 15] = [
     ("cpu", Resource::Cpu),
     ("fsize", Resource::Fsize),
@@ -56,7 +56,7 @@ fn joined<T: ToString>(items: impl IntoIterator<Item = T>) -> String {
     items.join(",")
 }
 
-/// The command that does what `request` says, in the control group `cgroup`.
+/// The command that carries out `request`, in the control group `cgroup`.
 pub fn command(request: &Request, cgroup: Option<&Path>) -> Command {
     let mut command = Command::new("/proc/self/exe");
     command.arg0("isthmus").arg(EXEC_AS_COMMAND);
@@ -122,7 +122,7 @@ fn become_it(args: &[OsString]) -> Result<Never, Failure> {
         let procs = Path::new(cgroup).join("cgroup.procs");
         std::fs::write(&procs, "0").map_err(failed(format!("cannot enter {}", procs.display())))?;
     }
-    // One that leads a group already cannot make a session; then it is in one of its own anyway.
+    // Fails for a leader of a process group, which is in a session of its own already.
     let _ = setsid();
     if terminal == TERMINAL {
         ioctl_tiocsctty(io::stdin()).map_err(failed("cannot take the terminal"))?;
@@ -141,8 +141,7 @@ fn become_it(args: &[OsString]) -> Result<Never, Failure> {
     Err(Failure { what: format!("cannot run {}", program.to_string_lossy()), why })
 }
 
-/// Sets `name=soft:hard`; a hard limit that this system does not allow is left as high as it is. `None` if it is no
-/// limit at all.
+/// Sets `name=soft:hard`. A hard limit that this system does not allow is left as it is. `None` if `text` is no limit.
 fn set_limit(text: &str) -> Option<()> {
     let (name, values) = text.split_once('=')?;
     let (soft, hard) = values.split_once(':')?;
@@ -164,7 +163,7 @@ fn set_ids(uid: u32, gid: u32, groups: &[u32]) -> Result<(), Failure> {
         groups
     };
     let current = getgroups().map_err(failed("cannot tell the groups"))?;
-    // What holds already is not set: it may not be allowed, and need not be.
+    // What is right already is not set, since without root that may not be allowed.
     if sorted(current.iter().map(|group| group.as_raw()).collect()) != sorted(groups.to_vec()) {
         let groups: Vec<Gid> = groups.iter().map(|group| Gid::from_raw(*group)).collect();
         set_thread_groups(&groups).map_err(failed("cannot set the supplementary groups"))?;
@@ -180,7 +179,7 @@ fn set_ids(uid: u32, gid: u32, groups: &[u32]) -> Result<(), Failure> {
     Ok(())
 }
 
-/// What makes a process this one's twin, but for its program and arguments.
+/// A request for a process with the ids, limits, environment and directories of this one.
 ///
 /// # Errors
 /// Those of getgroups(2) and getcwd(2).
@@ -210,7 +209,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_limit_is_read_and_rubbish_is_not() {
+    fn limits_are_read_and_rubbish_is_refused() {
         let soft = getrlimit(Resource::Core).maximum;
         let text = soft.map_or_else(|| "-".to_owned(), |value| value.to_string());
         assert!(set_limit(&format!("core=0:{text}")).is_some());
@@ -221,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn arguments_that_are_none_are_refused() {
+    fn missing_and_malformed_arguments_are_refused() {
         assert_eq!(main(&[]), 126);
         let args: Vec<OsString> =
             ["", "x", "0", "", "22", "/", "", "", "0", "true"].map(OsString::from).into();

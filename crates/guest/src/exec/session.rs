@@ -1,4 +1,4 @@
-//! One process that was asked for, and everything that comes of it.
+//! A session: one process that was asked for, and all its descendants.
 
 use std::fs;
 use std::io;
@@ -20,14 +20,14 @@ use crate::wire::{Exit, Request, Window};
 /// How long output may keep coming after everything in a session was killed.
 const OUTPUT_GRACE: Duration = Duration::from_secs(2);
 
-/// The ends of a process's standard streams that are ours.
+/// Our ends of a process's standard streams.
 pub(super) enum Streams {
     Pipes {
         stdin: OwnedFd,
         stdout: OwnedFd,
         stderr: OwnedFd,
     },
-    /// What the process reads and what it writes go through one terminal.
+    /// One terminal for both directions.
     Terminal {
         master: OwnedFd,
     },
@@ -39,11 +39,11 @@ pub(super) struct Session {
     cgroup: Option<PathBuf>,
     exit: Option<(Exit, Instant)>,
     killed: bool,
-    /// The terminal's other end, to set its size by.
+    /// The terminal's master, to set its size.
     terminal: Option<OwnedFd>,
 }
 
-/// A new terminal, of `request`'s user: our end and the process's.
+/// A new terminal that belongs to `request`'s user: our end, and the process's.
 fn terminal(request: &Request, window: Window) -> io::Result<(OwnedFd, OwnedFd)> {
     let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC)?;
     grantpt(&master)?;
@@ -51,7 +51,7 @@ fn terminal(request: &Request, window: Window) -> io::Result<(OwnedFd, OwnedFd)>
     let name = ptsname(&master, Vec::new())?;
     let flags = OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC;
     let slave = rustix::fs::open(name, flags, Mode::empty())?;
-    // Programs open it anew, as /dev/tty or by its name. Without root, it is the user's already.
+    // Programs open it anew, as /dev/tty or by its name. Fails without root, and then it is the user's already.
     let _ = rustix::fs::fchown(&slave, Some(Uid::from_raw(request.uid)), None);
     set_window(&master, window)?;
     Ok((master, slave))
@@ -65,7 +65,7 @@ fn set_window(terminal: &OwnedFd, window: Window) -> io::Result<()> {
     )?)
 }
 
-/// How a process ended, or that it could not be told.
+/// How a process ended; status 255 if that is unknown.
 pub(super) fn exit_of(status: io::Result<ExitStatus>) -> Exit {
     match status {
         Ok(status) => match (status.code(), status.signal()) {
@@ -124,18 +124,18 @@ impl Session {
         Ok((Self { first, cgroup, exit: None, killed: false, terminal }, streams, child))
     }
 
-    /// Gives the session's terminal, if it has one, another size; the kernel tells its processes.
+    /// Sets the size of the session's terminal, if it has one; the kernel signals that to its processes.
     pub(super) fn resize(&self, window: Window) {
         if let Some(terminal) = &self.terminal {
             let _ = set_window(terminal, window);
         }
     }
 
-    /// Sends a signal to the first process and those that stayed in its group.
+    /// Sends a signal to the first process and its process group.
     pub(super) fn signal(&self, signal: u32) {
         let signal = i32::try_from(signal).ok().and_then(Signal::from_named_raw);
         if let (Some(signal), None) = (signal, self.exit) {
-            // Until it has made its session, the group does not exist.
+            // The group does not exist before the process has made its session.
             if kill_process_group(self.first, signal).is_err() {
                 let _ = kill_process(self.first, signal);
             }
@@ -151,16 +151,16 @@ impl Session {
             return;
         }
         let first = self.first.as_raw_nonzero().get();
-        // What forks while we look is found the next time.
+        // Processes that fork meanwhile are found in the next round.
         for _ in 0..50 {
-            // What cannot be seen now may be the next time.
+            // A failure to read `/proc` may be gone in the next round.
             let Ok(all) = processes::all() else { continue };
             let mut roots: Vec<i32> = all.iter().filter(|p| p.session == first).map(|p| p.pid).collect();
             roots.push(first);
             let mut members = processes::below(&all, &roots);
             members.extend(all.iter().filter(|p| roots.contains(&p.pid)));
             members.retain(|p| !p.zombie);
-            // Once the first is reaped its number may be another's.
+            // Once the first process is reaped, its number may be another process's.
             if self.exit.is_some() {
                 members.retain(|p| p.pid != first);
             }
@@ -175,7 +175,7 @@ impl Session {
         }
     }
 
-    /// The first process has ended, so the session does.
+    /// Ends the session, since its first process has ended.
     pub(super) fn first_ended(&mut self, exit: Exit) {
         self.exit = Some((exit, Instant::now()));
         self.kill();
@@ -185,7 +185,7 @@ impl Session {
         self.exit.is_some()
     }
 
-    /// Whether all is said: it has ended, and its output too, or has had time enough.
+    /// Whether the session and its output have ended, or the output has had time enough.
     pub(super) fn is_over(&self, output_open: bool) -> bool {
         self.exit.is_some_and(|(_, since)| !output_open || since.elapsed() > OUTPUT_GRACE)
     }
@@ -201,7 +201,7 @@ impl Drop for Session {
             self.kill();
         }
         if let Some(group) = &self.cgroup {
-            // What was killed takes a moment to leave; an empty group left behind costs nothing.
+            // Fails while killed processes are still leaving; an empty group left behind costs nothing.
             let _ = fs::remove_dir(group);
         }
     }

@@ -1,8 +1,8 @@
 //! Many byte streams over one connection: descriptors on this side, frames on the other.
 //!
-//! A *source* is a descriptor that is read and sent, a *sink* one that what was received is written to. The mux
-//! looks after data, credit and ends; every other frame is its owner's. Nothing here blocks: a descriptor is read
-//! or written only when poll(2) says so, and then no more than surely goes without waiting.
+//! What is read from a *source* is sent; what is received is written to a *sink*. The mux handles data, credit and
+//! ends; every other frame is for its owner. Nothing here blocks: a descriptor is read or written only when poll(2)
+//! says so, and then no more than it takes without blocking.
 
 use std::collections::BTreeMap;
 use std::collections::VecDeque;
@@ -20,8 +20,8 @@ pub type Key = (u32, u8);
 
 /// While more than this waits to be sent, no source is read.
 const OUT_MARK: usize = 4 * MAX_DATA;
-/// With more than this waiting, the other side is given up: sources stop long before, so these are answers to questions
-/// of one that does not read.
+/// With more than this waiting, the connection is ended: sources stop long before, so these are answers to a side
+/// that sends requests and does not read.
 const OUT_LIMIT: usize = 4 << 20;
 /// What a pipe takes without blocking when poll(2) says that it takes anything (pipe(7)).
 const SURE_BYTES: usize = 4096;
@@ -34,13 +34,13 @@ struct Source {
 
 #[derive(Debug)]
 struct Sink {
-    /// `None` once nobody reads there any more; what comes is then dropped.
+    /// `None` once its reader is gone; what comes is then dropped.
     fd: Option<OwnedFd>,
     waiting: VecDeque<u8>,
     ending: bool,
     /// Bytes that the sender may still send.
     granted: usize,
-    /// Bytes that were passed on and not given back yet.
+    /// Bytes that were passed on and not given back as credit yet.
     owed: usize,
 }
 
@@ -58,15 +58,15 @@ pub struct Mux {
 /// What one [`Mux::wait`] brought.
 #[derive(Debug, Default)]
 pub struct Turn {
-    /// A frame for the owner. What follows it on the connection is looked at in the next turn, so that the owner can
-    /// first add the streams that it speaks of.
+    /// A frame for the owner. What follows it is handled in the next turn, so that the owner can first add the
+    /// streams that the frame opens.
     pub frame: Option<Frame>,
-    /// Which of the owner's descriptors have something.
+    /// The owner's descriptors that are ready, by index.
     pub ready: Vec<usize>,
 }
 
-/// Makes `fd` answer at once instead of waiting. It must be this process's own end of a pipe or socket: others who
-/// share it would be surprised.
+/// Makes `fd` non-blocking. It must be this process's own end of a pipe or socket, since the flag is shared with all
+/// copies.
 ///
 /// # Errors
 /// Those of fcntl(2).
@@ -76,7 +76,7 @@ pub fn set_nonblocking(fd: impl AsFd) -> io::Result<()> {
 }
 
 impl Mux {
-    /// A mux over `port`, which says hello.
+    /// A mux over `port`, which sends its hello.
     ///
     /// # Errors
     /// If the port cannot be made non-blocking.
@@ -94,7 +94,7 @@ impl Mux {
         Ok(mux)
     }
 
-    /// A mux over `port`, on which both sides have said hello.
+    /// A mux over `port`, on which both sides have sent their hello.
     ///
     /// # Errors
     /// If the port cannot be made non-blocking.
@@ -105,7 +105,7 @@ impl Mux {
         Ok(mux)
     }
 
-    /// Whether the other side has said hello.
+    /// Whether the other side's hello was received.
     pub fn greeted(&self) -> bool {
         self.greeted
     }
@@ -115,40 +115,35 @@ impl Mux {
         self.out.extend(frame.bytes());
     }
 
-    /// Reads `fd` and sends it as `key`.
+    /// Sends what is read from `fd` on channel `key`.
     pub fn add_source(&mut self, key: Key, fd: OwnedFd) {
         self.sources.insert(key, Source { fd, credit: WINDOW });
     }
 
-    /// Writes what comes for `key` to `fd`.
+    /// Writes what is received on channel `key` to `fd`.
     pub fn add_sink(&mut self, key: Key, fd: OwnedFd) {
         let sink = Sink { fd: Some(fd), waiting: VecDeque::new(), ending: false, granted: WINDOW, owed: 0 };
         self.sinks.insert(key, sink);
     }
 
-    /// Whether a channel still brings or takes anything.
+    /// Whether a channel is open, as a source or a sink.
     pub fn has(&self, key: Key) -> bool {
         self.sources.contains_key(&key) || self.sinks.contains_key(&key)
     }
 
-    /// Whether anything waits to be written for a channel.
+    /// Whether received bytes of a channel wait to be written.
     pub fn has_waiting(&self, key: Key) -> bool {
         self.sinks.get(&key).is_some_and(|sink| !sink.waiting.is_empty())
     }
 
-    /// Lets go of all channels of a stream at once.
+    /// Drops all channels of a stream at once.
     pub fn drop_stream(&mut self, stream: u32) {
         self.sources.retain(|key, _| key.0 != stream);
         self.sinks.retain(|key, _| key.0 != stream);
     }
 
-    /// Whether all that was queued has gone out.
-    pub fn is_flushed(&self) -> bool {
-        self.out.is_empty()
-    }
-
-    /// Waits until something happens, on the connection, a stream or a descriptor of the owner's (which are looked
-    /// at for reading), and does what can be done for the streams.
+    /// Waits for an event on the connection, a stream, or a descriptor of the owner (which it polls for reading), and
+    /// moves data of the streams as far as that goes.
     ///
     /// # Errors
     /// [`WireError::Closed`] when the other side is gone; any other error ends the connection as well.
@@ -157,7 +152,7 @@ impl Mux {
             return Err(WireError::Unread);
         }
         if let Some(frame) = self.take_frames()? {
-            // The owner's descriptors can wait for a turn: there are only so many frames in a read.
+            // The owner's descriptors wait for a later turn; the number of frames in one read is bounded.
             self.flush()?;
             return Ok(Turn { frame: Some(frame), ready: Vec::new() });
         }
@@ -191,7 +186,7 @@ impl Mux {
         let (sources, sinks) = rest.split_at(readable.len());
         let mut turn = Turn::default();
         turn.ready.extend(owned.iter().enumerate().filter(|(_, e)| !e.is_empty()).map(|(i, _)| i));
-        // A port whose other side is gone shows HUP, perhaps with IN and a read of nothing.
+        // A port whose other side is gone shows HUP, perhaps with IN, and then a read gives 0 bytes.
         if port.intersects(PollFlags::HUP | PollFlags::ERR | PollFlags::NVAL) && !port.contains(PollFlags::IN)
         {
             return Err(WireError::Closed);
@@ -238,7 +233,7 @@ impl Mux {
         Ok(())
     }
 
-    /// Does what the frames that have come say, up to and including the first one for the owner.
+    /// Handles received frames up to the first one for the owner, which is returned.
     fn take_frames(&mut self) -> Result<Option<Frame>, WireError> {
         while let Some(frame) = self.decoder.next_frame()? {
             if !self.greeted {
@@ -251,7 +246,7 @@ impl Mux {
                 Kind::Credit => {
                     let more = frame.number()? as usize;
                     if let Some(source) = self.sources.get_mut(&(frame.stream, frame.channel)) {
-                        // Never more than there can be: a wrong figure must not let us run ahead.
+                        // At most a window: a wrong figure must not make this side send more.
                         source.credit = source.credit.saturating_add(more).min(WINDOW);
                     }
                 }
@@ -273,7 +268,7 @@ impl Mux {
         let key = (frame.stream, frame.channel);
         let Some(sink) = self.sinks.get_mut(&key) else { return };
         let Some(granted) = sink.granted.checked_sub(frame.payload.len()) else {
-            // More than it was allowed: the stream cannot be trusted any further.
+            // More than its credit: end the stream.
             self.drop_stream(frame.stream);
             self.send(&Frame::new(Kind::Refused, frame.stream, *b"data beyond the credit"));
             return;
@@ -290,7 +285,7 @@ impl Mux {
         let len = source.credit.min(MAX_DATA);
         match rustix::io::read(&source.fd, &mut buffer[..len]) {
             Err(Errno::AGAIN | Errno::INTR) => {}
-            // A terminal or socket that fails has nothing more to say; that is all the other side needs to know.
+            // A terminal or socket that fails has no more data, which is all that the other side needs to know.
             Ok(0) | Err(_) => {
                 self.sources.remove(&key);
                 self.send(&Frame::of_channel(Kind::End, key.0, key.1, []));
@@ -328,13 +323,14 @@ impl Mux {
         self.settle(key);
     }
 
-    /// Ends a sink that has written all there was.
+    /// Ends a sink that is ending and has written everything.
     fn settle(&mut self, key: Key) {
         let done = |sink: &Sink| sink.ending && sink.waiting.is_empty();
         if self.sinks.get(&key).is_some_and(done)
             && let Some(fd) = self.sinks.remove(&key).and_then(|sink| sink.fd)
         {
-            // A socket may be shared with a source; for a pipe this fails, and closing it is enough.
+            // A socket may be shared with a source, so closing it would not do. For a pipe this fails, and closing it
+            // does.
             let _ = rustix::net::shutdown(&fd, rustix::net::Shutdown::Write);
         }
     }
@@ -384,7 +380,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reader_that_does_not_read_stops_its_own_channel_only() {
+    fn a_reader_that_does_not_read_stops_only_its_own_channel() {
         let (mut a, mut b) = pair();
         let (slow_source, mut slow_feed) = io::pipe().unwrap();
         let (_slow_drain, slow_sink) = io::pipe().unwrap();
@@ -462,7 +458,7 @@ mod tests {
     }
 
     #[test]
-    fn who_asks_and_does_not_read_is_given_up() {
+    fn a_side_that_sends_requests_and_does_not_read_is_cut_off() {
         let (mut liar, end) = UnixStream::pair().unwrap();
         let mut mux = Mux::new(end.into()).unwrap();
         Frame::hello().write_to(&mut liar).unwrap();
@@ -493,7 +489,7 @@ mod tests {
     }
 
     #[test]
-    fn the_end_of_the_connection_is_told() {
+    fn the_end_of_the_connection_is_reported() {
         let (mut a, b) = pair();
         a.wait(&[], Some(&TICK)).unwrap();
         drop(b);

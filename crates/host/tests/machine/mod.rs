@@ -1,4 +1,4 @@
-//! VMs whose first process is the test itself, with an agent and a port for what the test has to say.
+//! VMs whose first process is the test itself, with an agent and a port for the test's own messages.
 #![allow(dead_code, unreachable_pub)] // each test uses a part of it
 
 use std::collections::BTreeMap;
@@ -19,7 +19,7 @@ use isthmus_vm::qemu::{Ivshmem, Share, Vm, VmConfig};
 
 pub type Outcome<T = ()> = Result<T, Box<dyn Error>>;
 
-/// The port for what the test says.
+/// The port for the test's own messages.
 pub const PORT: &str = "test";
 
 /// What all VMs of a test begin with.
@@ -37,7 +37,7 @@ impl Guests {
         Ok(Self { kernel, base, accel })
     }
 
-    /// Starts a VM of the service's, in a folder of `dir`.
+    /// Starts a VM of the service, with its files in a folder of `dir`.
     pub fn start(
         &self,
         service: &Service,

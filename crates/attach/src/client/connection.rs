@@ -1,0 +1,279 @@
+//! A connection to the service, with one request at a time under way.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, SendFlags, SocketAddrUnix, SocketFlags};
+
+use super::PATIENCE;
+use crate::error::{Error, Result};
+use crate::protocol::{Reply, Request};
+use crate::socket;
+
+/// A connection with one request at a time under way.
+#[derive(Debug)]
+pub(super) struct Connection {
+    pub(super) socket: Arc<OwnedFd>,
+    sequence: u64,
+    patience: Duration,
+    /// Number of a request about a named object that was given up and has no answer yet.
+    unanswered: Option<u64>,
+    /// Objects, by index and incarnation, that such a request opened: no user of this process knows of them.
+    to_close: Vec<(u32, u64)>,
+}
+
+impl Connection {
+    pub(super) fn open(path: &Path) -> Result<Self> {
+        Self::open_within(path, PATIENCE)
+    }
+
+    pub(super) fn open_within(path: &Path, patience: Duration) -> Result<Self> {
+        let failed = |source| Error::Connect { path: path.to_path_buf(), source };
+        let address = SocketAddrUnix::new(path).map_err(failed)?;
+        let socket = socket::packet_socket(SocketFlags::empty()).map_err(failed)?;
+        // Also bounds `connect`, when the queue of a service that does not accept is full.
+        rustix::net::sockopt::set_socket_timeout(
+            &socket,
+            rustix::net::sockopt::Timeout::Send,
+            Some(patience),
+        )
+        .map_err(failed)?;
+        rustix::net::connect(&socket, &address).map_err(failed)?;
+        Ok(Self { socket: Arc::new(socket), sequence: 0, patience, unanswered: None, to_close: Vec::new() })
+    }
+
+    /// Sends a request and waits for its reply.
+    pub(super) fn ask(&mut self, request: &Request, fd: Option<&OwnedFd>) -> Result<(Reply, Vec<OwnedFd>)> {
+        let deadline = Instant::now() + self.patience;
+        self.send(request, fd)?;
+        let answer = self.receive(self.sequence, deadline);
+        if self.unanswered.is_none() {
+            // If that fails, it is tried again before the next request about an object.
+            let _ = self.close_one();
+        }
+        answer
+    }
+
+    /// As [`Connection::ask`], about a named object. The service takes one such request at a time, so one that was
+    /// given up is first waited for, and what it opened is closed.
+    pub(super) fn ask_for_object(&mut self, request: &Request) -> Result<Reply> {
+        let deadline = Instant::now() + self.patience;
+        if let Err(e) = self.catch_up(deadline).and_then(|()| self.send(request, None)) {
+            if let Request::Close { index, incarnation } = request {
+                self.to_close.push((*index, *incarnation));
+            }
+            return Err(e);
+        }
+        let answer = self.receive(self.sequence, deadline);
+        if let Err(Error::TimedOut { .. }) = answer {
+            self.unanswered = Some(self.sequence);
+        }
+        answer.map(|(reply, _)| reply)
+    }
+
+    /// Waits for the answers to requests that were given up, and closes what they opened.
+    fn catch_up(&mut self, deadline: Instant) -> Result<()> {
+        while self.unanswered.is_some() || !self.to_close.is_empty() {
+            match self.unanswered {
+                Some(number) => drop(self.receive(number, deadline)?),
+                None => self.close_one()?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Asks to close one object of `to_close`, if there is any.
+    fn close_one(&mut self) -> Result<()> {
+        if let Some((index, incarnation)) = self.to_close.last().copied() {
+            self.send(&Request::Close { index, incarnation }, None)?;
+            self.to_close.pop();
+            self.unanswered = Some(self.sequence);
+        }
+        Ok(())
+    }
+
+    /// Sends a request with the next number.
+    fn send(&mut self, request: &Request, fd: Option<&OwnedFd>) -> Result<()> {
+        self.sequence += 1;
+        let fds: Vec<_> = fd.iter().map(|fd| fd.as_fd()).collect();
+        match socket::send(&self.socket, &request.encode(self.sequence), &fds, SendFlags::empty()) {
+            // A service that refuses closes its end at once; its refusal can still be read.
+            Ok(()) | Err(Errno::PIPE | Errno::CONNRESET) => Ok(()),
+            Err(Errno::AGAIN) => Err(Error::TimedOut { seconds: self.patience.as_secs() }),
+            Err(source) => Err(Error::System { action: "ask the isthmus service", source }),
+        }
+    }
+
+    /// Waits for the answer to the request with this number.
+    fn receive(&mut self, number: u64, deadline: Instant) -> Result<(Reply, Vec<OwnedFd>)> {
+        loop {
+            self.wait(deadline)?;
+            let packet = match socket::receive(&self.socket, RecvFlags::DONTWAIT) {
+                Ok(packet) => packet,
+                // A reset is reported once, ahead of what the service said before it closed.
+                Err(Errno::AGAIN | Errno::CONNRESET) => continue,
+                Err(source) => {
+                    return Err(Error::System { action: "hear the isthmus service", source });
+                }
+            };
+            if packet.frame.is_empty() {
+                return Err(Error::Gone);
+            }
+            let (sequence, reply) = Reply::decode(&packet.frame)?;
+            if self.unanswered == Some(sequence) {
+                self.unanswered = None;
+                if let Reply::Object(grant) = &reply {
+                    self.to_close.push((grant.index, grant.incarnation));
+                }
+            }
+            // Answers to requests that were given up are dropped. A refusal of the connection itself has number 0.
+            if sequence == number || (sequence == 0 && matches!(reply, Reply::Refused { .. })) {
+                return Ok((reply, packet.fds));
+            }
+        }
+    }
+
+    fn wait(&self, deadline: Instant) -> Result<()> {
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            let timeout = Timespec::try_from(left).unwrap_or_default();
+            let mut poll = [PollFd::new(&self.socket, PollFlags::IN)];
+            match rustix::event::poll(&mut poll, Some(&timeout)) {
+                Ok(0) if left.is_zero() => return Err(Error::TimedOut { seconds: self.patience.as_secs() }),
+                Ok(0) | Err(Errno::INTR) => {}
+                Ok(_) => return Ok(()),
+                Err(source) => return Err(Error::System { action: "wait for the isthmus service", source }),
+            }
+        }
+    }
+}
+#[cfg(test)]
+pub(super) mod tests {
+    use isthmus_region::objects::{Access, Kind, ObjectGrant};
+
+    use super::*;
+
+    pub(in crate::client) const LONG: Duration = Duration::from_secs(60);
+
+    /// A service that answers when the test tells it to.
+    pub(in crate::client) struct Slow(OwnedFd);
+
+    impl Slow {
+        pub(in crate::client) fn request(&self) -> (u64, Request) {
+            Request::decode(&socket::receive(&self.0, RecvFlags::empty()).unwrap().frame).unwrap()
+        }
+
+        pub(in crate::client) fn answer(&self, number: u64, reply: &Reply) {
+            socket::send(&self.0, &reply.encode(number), &[], SendFlags::empty()).unwrap();
+        }
+
+        /// Answers a request to close this object; fails on any other request.
+        fn close(&self, index: u32, incarnation: u64) {
+            let (number, request) = self.request();
+            assert_eq!(request, Request::Close { index, incarnation });
+            self.answer(number, &Reply::Done);
+        }
+    }
+
+    pub(in crate::client) fn connection() -> (Slow, Connection, tempfile::TempDir) {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("socket");
+        let listener = socket::listen(&path, rustix::net::SocketType::SEQPACKET, 0o600, None).unwrap();
+        let connection = Connection::open(&path).unwrap();
+        let slow = rustix::net::accept_with(&listener, SocketFlags::CLOEXEC).unwrap();
+        let limit = rustix::net::sockopt::Timeout::Recv;
+        rustix::net::sockopt::set_socket_timeout(&slow, limit, Some(LONG)).unwrap();
+        (Slow(slow), connection, dir)
+    }
+
+    fn open(name: &str) -> Request {
+        Request::Open { kind: Kind::Segment, name: name.into(), access: Access::Write }
+    }
+
+    pub(in crate::client) fn object(index: u32) -> Reply {
+        let incarnation = 10 + u64::from(index);
+        Reply::Object(ObjectGrant { index, incarnation, offset: 0, len: 64, params: [0; 4], is_new: false })
+    }
+
+    /// Sends a request and gives it up without an answer.
+    fn give_up(slow: &Slow, connection: &mut Connection) -> u64 {
+        connection.patience = Duration::from_millis(5);
+        assert!(matches!(connection.ask_for_object(&open("late")), Err(Error::TimedOut { .. })));
+        connection.patience = LONG;
+        let (number, request) = slow.request();
+        assert_eq!(request, open("late"));
+        number
+    }
+
+    #[test]
+    fn an_object_that_was_opened_too_late_is_closed_before_the_next_request() {
+        let (slow, mut connection, _dir) = connection();
+        // Answered before the next request, and while that waits to be sent.
+        for is_there in [true, false] {
+            let number = give_up(&slow, &mut connection);
+            if is_there {
+                slow.answer(number, &object(1));
+            }
+            std::thread::scope(|scope| {
+                let next = scope.spawn(|| connection.ask_for_object(&open("next")).unwrap());
+                if !is_there {
+                    slow.answer(number, &object(1));
+                }
+                slow.close(1, 11);
+                let (number, request) = slow.request();
+                assert_eq!(request, open("next"));
+                slow.answer(number, &object(2));
+                assert_eq!(next.join().unwrap(), object(2));
+            });
+        }
+        assert!(connection.unanswered.is_none() && connection.to_close.is_empty());
+    }
+
+    #[test]
+    fn what_cannot_be_closed_behind_an_unanswered_request_is_closed_later() {
+        let (slow, mut connection, _dir) = connection();
+        let late = give_up(&slow, &mut connection);
+        connection.patience = Duration::from_millis(5);
+        let closed = connection.ask_for_object(&Request::Close { index: 7, incarnation: 17 });
+        assert!(matches!(closed, Err(Error::TimedOut { .. })));
+        connection.patience = LONG;
+        slow.answer(late, &object(1));
+        std::thread::scope(|scope| {
+            let next = scope.spawn(|| connection.ask_for_object(&open("next")).unwrap());
+            slow.close(1, 11);
+            slow.close(7, 17);
+            let (number, _) = slow.request();
+            slow.answer(number, &object(2));
+            assert_eq!(next.join().unwrap(), object(2));
+        });
+    }
+
+    #[test]
+    fn an_object_whose_late_answer_comes_during_another_request_is_closed_after_it() {
+        let (slow, mut connection, _dir) = connection();
+        let late = give_up(&slow, &mut connection);
+        std::thread::scope(|scope| {
+            let grow = scope.spawn(|| connection.ask(&Request::Grow { bytes: 1 }, None).unwrap().0);
+            let (number, request) = slow.request();
+            assert_eq!(request, Request::Grow { bytes: 1 });
+            slow.answer(late, &object(3));
+            slow.answer(number, &Reply::Done);
+            assert_eq!(grow.join().unwrap(), Reply::Done);
+            slow.close(3, 13);
+        });
+        // A request that opened nothing leaves nothing to close.
+        let late = give_up(&slow, &mut connection);
+        slow.answer(late, &Reply::Refused { code: crate::protocol::Code::NotFound, text: "no".into() });
+        std::thread::scope(|scope| {
+            let next = scope.spawn(|| connection.ask_for_object(&open("next")).unwrap());
+            let (number, request) = slow.request();
+            assert_eq!(request, open("next"));
+            slow.answer(number, &object(2));
+            assert_eq!(next.join().unwrap(), object(2));
+        });
+    }
+}

@@ -1,0 +1,252 @@
+//! The attach protocol as a member's local service.
+
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError, TryLockError};
+
+use isthmus_region::error::{ObjectProblem, with_causes};
+use isthmus_region::extent::Extent;
+use isthmus_region::format::GlobalSlot;
+use isthmus_region::member::LocalService;
+use isthmus_region::objects::{Access, Kind, NewObject, ObjectGrant};
+use rustix::net::SendFlags;
+use rustix::process::Pid;
+
+use super::connection::Connection;
+use crate::error::Error;
+use crate::protocol::{Code, Reply, Request};
+use crate::socket;
+
+/// The attach protocol as a member's local service.
+#[derive(Debug)]
+pub(super) struct Client {
+    connection: Mutex<Connection>,
+    /// The connection's, for frames without an answer, which do not wait for other threads' requests. A packet is
+    /// sent whole.
+    socket: Arc<OwnedFd>,
+    path: PathBuf,
+    pid: Pid,
+    /// The eventfd of the `Welcome`, kept open while the process is attached.
+    _wake: OwnedFd,
+}
+
+impl Client {
+    pub(super) fn new(connection: Connection, path: &Path, pid: Pid, wake: OwnedFd) -> Self {
+        let socket = Arc::clone(&connection.socket);
+        Self { connection: Mutex::new(connection), socket, path: path.to_path_buf(), pid, _wake: wake }
+    }
+
+    fn ask(&self, action: &'static str, request: &Request) -> isthmus_region::Result<Reply> {
+        self.ask_with(action, request).map(|(reply, _)| reply)
+    }
+
+    fn ask_with(
+        &self,
+        action: &'static str,
+        request: &Request,
+    ) -> isthmus_region::Result<(Reply, Vec<OwnedFd>)> {
+        self.refuse_forked(action)?;
+        self.ask_on(&mut self.connection.lock().unwrap_or_else(PoisonError::into_inner), action, request)
+    }
+
+    /// Fails in a forked child. Called before the lock is taken, which another thread of the parent may have left
+    /// locked.
+    fn refuse_forked(&self, action: &'static str) -> isthmus_region::Result<()> {
+        match rustix::process::getpid() == self.pid {
+            true => Ok(()),
+            false => Err(isthmus_region::Error::Service { action, reason: Error::Forked.to_string() }),
+        }
+    }
+
+    fn ask_on(
+        &self,
+        connection: &mut Connection,
+        action: &'static str,
+        request: &Request,
+    ) -> isthmus_region::Result<(Reply, Vec<OwnedFd>)> {
+        let refused = |reason| isthmus_region::Error::Service { action, reason };
+        match connection.ask(request, None) {
+            Ok((Reply::Refused { code: Code::Full, .. }, _)) => {
+                let bytes = if let Request::Grow { bytes } = request { *bytes } else { 0 };
+                Err(isthmus_region::Error::Full { bytes })
+            }
+            Ok((Reply::Refused { text, .. }, _)) => Err(refused(text)),
+            Ok(answer) => Ok(answer),
+            Err(e) => Err(refused(format!("{} ({})", with_causes(&e), self.path.display()))),
+        }
+    }
+}
+
+fn unexpected(action: &'static str) -> isthmus_region::Error {
+    isthmus_region::Error::Service { action, reason: "its reply is not one to this request".into() }
+}
+
+/// The problem with an object that a refusal names, if it names one.
+fn problem_of(code: Code) -> Option<ObjectProblem> {
+    match code {
+        Code::NotFound => Some(ObjectProblem::NotFound),
+        Code::Exists => Some(ObjectProblem::Exists),
+        Code::Denied => Some(ObjectProblem::Denied),
+        Code::Full => Some(ObjectProblem::Full),
+        Code::Invalid => Some(ObjectProblem::Invalid),
+        Code::Version | Code::NotAllowed | Code::BadFrame | Code::Failed => None,
+    }
+}
+
+impl Client {
+    /// As `ask`, where a refusal is about an object.
+    fn ask_for_object(&self, action: &'static str, request: &Request) -> isthmus_region::Result<Reply> {
+        let refused = |reason| isthmus_region::Error::Service { action, reason };
+        self.refuse_forked(action)?;
+        let mut connection = self.connection.lock().unwrap_or_else(PoisonError::into_inner);
+        match connection.ask_for_object(request) {
+            Ok(Reply::Refused { code, text }) => Err(match problem_of(code) {
+                Some(problem) => isthmus_region::Error::Object { problem, text },
+                None => refused(text),
+            }),
+            Ok(reply) => Ok(reply),
+            Err(e) => Err(refused(format!("{} ({})", with_causes(&e), self.path.display()))),
+        }
+    }
+}
+
+impl LocalService for Client {
+    fn grow(&self, bytes: u64) -> isthmus_region::Result<Extent> {
+        let action = "grant more memory";
+        match self.ask(action, &Request::Grow { bytes })? {
+            Reply::Extent(extent) => Ok(extent),
+            _ => Err(unexpected(action)),
+        }
+    }
+
+    fn open_endpoint(&self, block: u64) -> isthmus_region::Result<(u32, u64)> {
+        let action = "open an endpoint";
+        match self.ask(action, &Request::OpenEndpoint { block })? {
+            Reply::Endpoint { slot, incarnation } => Ok((slot, incarnation)),
+            _ => Err(unexpected(action)),
+        }
+    }
+
+    fn close_endpoint(&self, slot: u32) -> isthmus_region::Result<()> {
+        let action = "close an endpoint";
+        match self.ask(action, &Request::CloseEndpoint { slot })? {
+            Reply::Done => Ok(()),
+            _ => Err(unexpected(action)),
+        }
+    }
+
+    fn wake(&self, slot: GlobalSlot) {
+        if rustix::process::getpid() == self.pid {
+            // If the service is gone or its socket full, the wake-up is lost; the sleeper wakes by its own timeout.
+            let frame = Request::Wake { slot: slot.0 }.encode(0);
+            let _ = socket::send(&self.socket, &frame, &[], SendFlags::DONTWAIT);
+        }
+    }
+
+    fn bell(&self, slot: u32) -> isthmus_region::Result<OwnedFd> {
+        let action = "give an eventfd";
+        match self.ask_with(action, &Request::Bell { slot })? {
+            (Reply::Eventfd, fds) => fds.into_iter().next().ok_or_else(|| unexpected(action)),
+            _ => Err(unexpected(action)),
+        }
+    }
+
+    fn create_object(&self, new: &NewObject) -> isthmus_region::Result<ObjectGrant> {
+        let action = "make a named object";
+        match self.ask_for_object(action, &Request::Create(new.clone()))? {
+            Reply::Object(grant) => Ok(grant),
+            _ => Err(unexpected(action)),
+        }
+    }
+
+    fn open_object(&self, kind: Kind, name: &str, access: Access) -> isthmus_region::Result<ObjectGrant> {
+        let action = "open a named object";
+        match self.ask_for_object(action, &Request::Open { kind, name: name.into(), access })? {
+            Reply::Object(grant) => Ok(grant),
+            _ => Err(unexpected(action)),
+        }
+    }
+
+    fn close_object(&self, index: u32, incarnation: u64) -> isthmus_region::Result<()> {
+        let action = "close a named object";
+        match self.ask_for_object(action, &Request::Close { index, incarnation })? {
+            Reply::Done => Ok(()),
+            _ => Err(unexpected(action)),
+        }
+    }
+
+    fn shrink_object(&self, index: u32, incarnation: u64, len: u64) -> isthmus_region::Result<u64> {
+        let action = "make a named object smaller";
+        match self.ask_for_object(action, &Request::Shrink { index, incarnation, len })? {
+            Reply::Len(len) => Ok(len),
+            _ => Err(unexpected(action)),
+        }
+    }
+
+    fn unlink_object(&self, kind: Kind, name: &str) -> isthmus_region::Result<()> {
+        let action = "take a name away";
+        match self.ask_for_object(action, &Request::Unlink { kind, name: name.into() })? {
+            Reply::Done => Ok(()),
+            _ => Err(unexpected(action)),
+        }
+    }
+
+    fn watch(&self, place: u64) -> isthmus_region::Result<OwnedFd> {
+        let action = "give an eventfd";
+        self.refuse_forked(action)?;
+        // A caller with a time limit must not wait here for another thread's request; without an eventfd it naps.
+        let mut connection = match self.connection.try_lock() {
+            Ok(connection) => connection,
+            Err(TryLockError::Poisoned(connection)) => connection.into_inner(),
+            Err(TryLockError::WouldBlock) => {
+                let reason = "another thread asks the service just now".into();
+                return Err(isthmus_region::Error::Service { action, reason });
+            }
+        };
+        match self.ask_on(&mut connection, action, &Request::Watch { place })? {
+            (Reply::Eventfd, fds) => fds.into_iter().next().ok_or_else(|| unexpected(action)),
+            _ => Err(unexpected(action)),
+        }
+    }
+
+    fn ring(&self, peers: u64, place: u64) {
+        if rustix::process::getpid() == self.pid {
+            // As in `wake`, a sleeper that is not rung wakes by its own timeout.
+            let frame = Request::Ring { peers, place }.encode(0);
+            let _ = socket::send(&self.socket, &frame, &[], SendFlags::DONTWAIT);
+        }
+    }
+}
+
+impl Drop for Client {
+    fn drop(&mut self) {
+        // A forked child that drops its copy must not end the parent's attachment.
+        if rustix::process::getpid() == self.pid {
+            let connection = self.connection.get_mut().unwrap_or_else(PoisonError::into_inner);
+            let _ = socket::send(&connection.socket, &Request::Detach.encode(0), &[], SendFlags::DONTWAIT);
+        }
+    }
+}
+#[cfg(test)]
+mod tests {
+    use super::super::connection::tests::{LONG, connection, object};
+    use super::*;
+
+    #[test]
+    fn watch_fails_at_once_while_another_thread_waits_for_an_answer() {
+        let (slow, connection, _dir) = connection();
+        let wake = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).unwrap();
+        let client = Client::new(connection, Path::new(""), rustix::process::getpid(), wake);
+        std::thread::scope(|scope| {
+            let asks = scope.spawn(|| client.open_object(Kind::Segment, "slow", Access::Write));
+            let (number, _) = slow.request();
+            let (said, hears) = std::sync::mpsc::channel();
+            let client = &client;
+            scope.spawn(move || said.send(client.watch(64).map(drop)));
+            let watched = hears.recv_timeout(LONG / 12);
+            slow.answer(number, &object(1));
+            assert!(asks.join().unwrap().is_ok());
+            assert!(matches!(watched, Ok(Err(_))), "{watched:?}");
+        });
+    }
+}

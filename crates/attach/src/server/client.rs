@@ -1,0 +1,244 @@
+//! One connection: from its greeting to its end.
+
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::time::Instant;
+
+use isthmus_region::party::Party;
+use rustix::event::epoll;
+use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, SendFlags};
+
+use super::event_loop::Loop;
+use super::{Ending, Event, Who, eventfd};
+use crate::error::Error;
+use crate::protocol::{self, Code, Observed, Reply, Request, VERSION, Welcome};
+use crate::socket;
+
+/// How long the service waits for a pidfd after a connection ended, to tell a death from a mere close.
+const DEATH_GRACE: Timespec = Timespec { tv_sec: 0, tv_nsec: 5_000_000 };
+/// Checks a pidfd without waiting.
+pub(super) const AT_ONCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
+
+/// One connection.
+pub(super) struct Client {
+    pub(super) socket: OwnedFd,
+    pub(super) who: Who,
+    pub(super) gid: u32,
+    pub(super) since: Instant,
+    pub(super) attached: Option<Attached>,
+}
+
+/// What an attached client has beyond its connection.
+pub(super) struct Attached {
+    pub(super) area: u32,
+    pidfd: OwnedFd,
+    /// The service's end of the eventfd in its `Welcome`, kept open while the process is attached.
+    _wake: OwnedFd,
+    /// The process's identity in words of the region.
+    pub(super) party: Party,
+    /// Whether a request of this process about a named object has no answer yet.
+    pub(super) asks: bool,
+}
+
+impl Loop {
+    /// Handles one frame of a client. If there are more, the socket stays readable, so the clients take turns.
+    pub(super) fn receive(&mut self, key: u64) {
+        // It may have ended earlier in this round.
+        let Some(client) = self.clients.get(&key) else { return };
+        let packet = match socket::receive(&client.socket, RecvFlags::DONTWAIT) {
+            Ok(packet) if packet.frame.is_empty() => return self.end(key, Ending::Closed),
+            Ok(packet) => packet,
+            Err(Errno::AGAIN) => return,
+            Err(Errno::MSGSIZE) => return self.reject(key, 0, "it is too long"),
+            Err(Errno::MFILE) if client.attached.is_none() => {
+                let text = "the service may not open more descriptors (its ulimit -n)";
+                return self.turn_away(key, 0, Code::Full, text);
+            }
+            Err(_) => return self.end(key, Ending::Closed),
+        };
+        match Request::decode(&packet.frame) {
+            Ok((sequence, request)) => self.serve(key, sequence, request, packet.fds),
+            Err(Error::BadFrame { what }) => {
+                self.reject(key, protocol::sequence_of(&packet.frame), what);
+            }
+            Err(_) => self.reject(key, protocol::sequence_of(&packet.frame), "it cannot be read"),
+        }
+    }
+
+    /// Answers a bad frame with a refusal, and ends the connection.
+    pub(super) fn reject(&mut self, key: u64, sequence: u64, what: &str) {
+        if let Some(client) = self.clients.get(&key) {
+            refuse(&client.socket, sequence, Code::BadFrame, what);
+            if client.attached.is_none() {
+                let reason = format!("a frame that is not of the attach protocol: {what}");
+                self.tell(&Event::Refused { who: client.who.clone(), reason });
+            }
+        }
+        self.end(key, Ending::Dropped);
+    }
+
+    /// Turns away a client that has said `Hello`.
+    pub(super) fn turn_away(&mut self, key: u64, sequence: u64, code: Code, text: &str) {
+        if let Some(client) = self.clients.remove(&key) {
+            refuse(&client.socket, sequence, code, text);
+            self.tell(&Event::Refused { who: client.who, reason: text.to_owned() });
+        }
+    }
+
+    /// Gives an observer a read-only descriptor of the region, and closes its connection.
+    pub(super) fn observe(&mut self, key: u64, sequence: u64, version: u32) {
+        if version != VERSION {
+            return self.turn_away(key, sequence, Code::Version, &other_version(version));
+        }
+        let region = match read_only(&self.config.region) {
+            Ok(region) => region,
+            Err(e) => {
+                let text = format!("cannot open the region for reading: {e}");
+                return self.turn_away(key, sequence, Code::Failed, &text);
+            }
+        };
+        let reply = Reply::Observed(Observed {
+            version: VERSION,
+            peer: self.config.peer,
+            region_bytes: self.config.region_bytes,
+            uuid: self.config.uuid,
+            host_name: self.config.host_name.clone(),
+        });
+        // The reply can still be read after the service has closed its end. If the observer is gone, nothing is lost.
+        if let Some(client) = self.clients.remove(&key) {
+            let frame = reply.encode(sequence);
+            let _ = socket::send(&client.socket, &frame, &[region.as_fd()], SendFlags::DONTWAIT);
+        }
+    }
+
+    /// Handles a `Hello`: grants an area and sends the `Welcome`, or turns the client away.
+    pub(super) fn greet(&mut self, key: u64, sequence: u64, version: u32, fds: Vec<OwnedFd>) {
+        let Some(who) = self.clients.get(&key).map(|c| c.who.clone()) else { return };
+        if version != VERSION {
+            return self.turn_away(key, sequence, Code::Version, &other_version(version));
+        }
+        let Ok([pidfd]) = <[OwnedFd; 1]>::try_from(fds) else {
+            return self.turn_away(key, sequence, Code::Invalid, "a Hello comes with one pidfd");
+        };
+        if let Err(text) = check_pidfd(&pidfd, who.pid) {
+            return self.turn_away(key, sequence, Code::NotAllowed, &text);
+        }
+        let grant = match self.writer.open_area(self.config.area_bytes, who.pid, &who.name) {
+            Ok(grant) => grant,
+            Err(e) => return self.turn_away(key, sequence, code_of(&e), &e.to_string()),
+        };
+        let welcome = Reply::Welcome(Welcome {
+            version: VERSION,
+            peer: self.config.peer,
+            incarnation: self.config.incarnation,
+            region_bytes: self.config.region_bytes,
+            uuid: self.config.uuid,
+            grant,
+            host_name: self.config.host_name.clone(),
+        });
+        let area = grant.area;
+        let begun = eventfd().and_then(|wake| {
+            let system = |action| move |source| Error::System { action, source };
+            self.watch(&pidfd, key + 1).map_err(system("watch a pidfd"))?;
+            let client =
+                self.clients.get_mut(&key).ok_or(Error::BadFrame { what: "a client that is gone" })?;
+            let fds = [self.config.region.as_fd(), wake.as_fd()];
+            let sent = socket::send(&client.socket, &welcome.encode(sequence), &fds, SendFlags::DONTWAIT);
+            if let Err(source) = sent {
+                // A client that has given up, or cannot be sent its Welcome, never learns of its area: take it back.
+                let _ = epoll::delete(&self.epoll, &pidfd);
+                return Err(system("send the region's descriptor")(source));
+            }
+            let party = Party::new(self.config.peer, area, grant.incarnation);
+            self.parties.insert(area, party);
+            client.attached = Some(Attached { area, pidfd, _wake: wake, party, asks: false });
+            Ok(())
+        });
+        match begun {
+            Ok(()) => self.tell(&Event::Attached { who, area }),
+            Err(e) => {
+                self.publish_end(area);
+                self.take_back(area);
+                let cause =
+                    std::error::Error::source(&e).map_or_else(String::new, |cause| format!(": {cause}"));
+                self.turn_away(key, sequence, Code::Failed, &format!("{e}{cause}"));
+            }
+        }
+    }
+
+    /// Ends a connection, whatever led to it. The death is published before the event is.
+    pub(super) fn end(&mut self, key: u64, ending: Ending) {
+        let Some(client) = self.clients.remove(&key) else { return };
+        // A forked child may hold another descriptor of this connection; shut it down for that one, too.
+        let _ = rustix::net::shutdown(&client.socket, rustix::net::Shutdown::Both);
+        let _ = epoll::delete(&self.epoll, &client.socket);
+        let Some(Attached { area, pidfd, .. }) = client.attached else { return };
+        self.bells.forget(key);
+        let endpoints = self.publish_end(area);
+        let ending = match ending {
+            // A dying process closes its descriptors about a millisecond before its pidfd becomes readable.
+            Ending::Closed if is_dead(&pidfd, DEATH_GRACE) => Ending::Died,
+            other => other,
+        };
+        let done = match ending {
+            Ending::Died | Ending::Detached => true,
+            Ending::Closed | Ending::Dropped => is_dead(&pidfd, AT_ONCE),
+        };
+        if done {
+            let _ = epoll::delete(&self.epoll, &pidfd);
+            self.take_back(area);
+        } else {
+            // Its pidfd stays watched; its death leads to `sweep`.
+            self.lingering.insert(area, pidfd);
+        }
+        self.tell(&Event::Gone { who: client.who, area, ending, endpoints });
+    }
+}
+
+fn other_version(version: u32) -> String {
+    format!(
+        "the service speaks version {VERSION} of the attach protocol, the process version {version}; use one isthmus version for both"
+    )
+}
+
+/// Opens the same memory anew, for reading only.
+fn read_only(region: &OwnedFd) -> rustix::io::Result<OwnedFd> {
+    let path = format!("/proc/self/fd/{}", region.as_raw_fd());
+    rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
+}
+
+pub(super) fn code_of(error: &isthmus_region::Error) -> Code {
+    match error {
+        isthmus_region::Error::Full { .. } => Code::Full,
+        isthmus_region::Error::OutOfBounds { .. } | isthmus_region::Error::Invalid { .. } => Code::Invalid,
+        _ => Code::Failed,
+    }
+}
+
+/// Sends a refusal to a client that may not be reading.
+pub(super) fn refuse(socket: &OwnedFd, sequence: u64, code: Code, text: &str) {
+    let frame = Reply::Refused { code, text: text.to_owned() }.encode(sequence);
+    let _ = socket::send(socket, &frame, &[], SendFlags::DONTWAIT);
+}
+
+pub(super) fn is_dead(pidfd: &OwnedFd, limit: Timespec) -> bool {
+    let mut poll = [PollFd::new(pidfd, PollFlags::IN)];
+    matches!(rustix::event::poll(&mut poll, Some(&limit)), Ok(1))
+}
+
+/// Checks that a descriptor is a pidfd of the process `pid` at the other end. Otherwise a process could hand over the
+/// pidfd of another one that never ends, and its own death would go unnoticed while a child holds the socket.
+fn check_pidfd(pidfd: &OwnedFd, pid: u32) -> std::result::Result<(), String> {
+    let info = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", pidfd.as_raw_fd()))
+        .map_err(|e| format!("the descriptor that came with Hello cannot be checked: {e}"))?;
+    let named = info.lines().find_map(|l| l.strip_prefix("Pid:")).map(str::trim);
+    match named {
+        None => Err("the descriptor that came with Hello is not a pidfd".into()),
+        Some(named) if named.parse() == Ok(pid) => Ok(()),
+        Some(named) => {
+            Err(format!("the pidfd that came with Hello is of process {named}, but process {pid} sent it"))
+        }
+    }
+}

@@ -1,0 +1,245 @@
+//! The server's thread: waits for clients, orders and deaths; accepts connections; takes back the areas of the dead.
+
+use std::collections::HashMap;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, mpsc};
+use std::time::{Duration, Instant};
+
+use isthmus_region::directory;
+use isthmus_region::party::Party;
+use rustix::event::Timespec;
+use rustix::event::epoll::{self, EventData, EventFlags};
+use rustix::io::Errno;
+use rustix::net::{SocketFlags, SocketType};
+
+use super::client::{AT_ONCE, Client, is_dead, refuse};
+use super::{Config, Ending, Event, Observer, Order, Who, eventfd};
+use crate::bells::Bells;
+use crate::error::{Error, Result};
+use crate::protocol::Code;
+use crate::socket;
+
+/// How long a client may take from connecting to its `Hello`.
+const GREETING: Duration = Duration::from_secs(10);
+
+const LISTENER: u64 = 0;
+const BELL: u64 = 1;
+/// A client's key is even for its socket, the next number for its pidfd; keys are never used again.
+const FIRST_CLIENT: u64 = 2;
+
+pub(super) struct Loop {
+    pub(super) config: Config,
+    pub(super) writer: directory::Writer,
+    observer: Observer,
+    pub(super) epoll: OwnedFd,
+    listener: OwnedFd,
+    pub(super) bell: Arc<OwnedFd>,
+    pub(super) orders: mpsc::Sender<Order>,
+    inbox: mpsc::Receiver<Order>,
+    pub(super) bells: Arc<Bells>,
+    pub(super) clients: HashMap<u64, Client>,
+    /// Pidfds of processes that live on after their attachment, by area. They may still write there, so the memory is
+    /// given to no other process before they are dead.
+    pub(super) lingering: HashMap<u32, OwnedFd>,
+    /// Processes whose areas have not been taken back yet, by area.
+    pub(super) parties: HashMap<u32, Party>,
+    next: u64,
+    /// Until when the listener is not watched, because no descriptor was left for a connection.
+    unwatched_until: Option<Instant>,
+}
+
+impl Loop {
+    /// Listens at the socket that `config` names.
+    pub(super) fn new(
+        config: Config,
+        writer: directory::Writer,
+        observer: Observer,
+        orders: mpsc::Sender<Order>,
+        inbox: mpsc::Receiver<Order>,
+    ) -> Result<Self> {
+        let listener = socket::listen(&config.path, SocketType::SEQPACKET, config.mode, config.group)?;
+        let bell = eventfd()?;
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)
+            .map_err(|source| Error::System { action: "create an epoll descriptor", source })?;
+        let watch = |fd: &OwnedFd, key| {
+            epoll::add(&epoll, fd, EventData::new_u64(key), EventFlags::IN)
+                .map_err(|source| Error::System { action: "watch a descriptor", source })
+        };
+        watch(&listener, LISTENER)?;
+        watch(&bell, BELL)?;
+        let bells = Arc::new(Bells::new(writer.directory()));
+        Ok(Self {
+            config,
+            writer,
+            observer,
+            epoll,
+            listener,
+            bell: Arc::new(bell),
+            orders,
+            inbox,
+            bells,
+            clients: HashMap::new(),
+            lingering: HashMap::new(),
+            parties: HashMap::new(),
+            next: FIRST_CLIENT,
+            unwatched_until: None,
+        })
+    }
+
+    pub(super) fn run(mut self) {
+        let mut events = Vec::with_capacity(64);
+        loop {
+            events.clear();
+            // Only these need a timeout: clients that have not said Hello, a listener that is not watched, and areas
+            // of the dead that others' operations still hold.
+            let tick = Timespec { tv_sec: 0, tv_nsec: 250_000_000 };
+            let hurry = self.unwatched_until.is_some()
+                || self.clients.values().any(|c| c.attached.is_none())
+                || self.writer.held().iter().any(|area| !self.lingering.contains_key(area));
+            let timeout = hurry.then_some(&tick);
+            match epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), timeout) {
+                Ok(_) | Err(Errno::INTR) => {}
+                Err(e) => {
+                    return self.tell(&Event::Trouble { reason: format!("waiting for clients: {e}") });
+                }
+            }
+            for event in &events {
+                match event.data.u64() {
+                    LISTENER => self.accept(),
+                    BELL => {
+                        if self.take_orders() {
+                            return self.finish();
+                        }
+                    }
+                    key if key % 2 == 0 => self.receive(key),
+                    key => self.end(key - 1, Ending::Died),
+                }
+            }
+            self.sweep();
+        }
+    }
+
+    /// Calls the observer.
+    pub(super) fn tell(&self, event: &Event) {
+        (self.observer)(event);
+    }
+
+    /// Carries out orders. Returns whether to stop.
+    fn take_orders(&mut self) -> bool {
+        let mut count = [0_u8; 8];
+        let _ = rustix::io::read(&*self.bell, &mut count);
+        while let Ok(order) = self.inbox.try_recv() {
+            match order {
+                Order::Stop => return true,
+                Order::Answer { key, frame } => {
+                    if let Some(attached) = self.clients.get_mut(&key).and_then(|c| c.attached.as_mut()) {
+                        attached.asks = false;
+                    }
+                    self.answer(key, &frame);
+                }
+            }
+        }
+        false
+    }
+
+    fn finish(self) {
+        // Before the listener is closed, so that nothing connects to a service that has ended.
+        let _ = rustix::fs::unlink(&self.config.path);
+    }
+
+    /// Watches `fd` for reading; its events carry `key`.
+    pub(super) fn watch(&self, fd: &OwnedFd, key: u64) -> rustix::io::Result<()> {
+        epoll::add(&self.epoll, fd, EventData::new_u64(key), EventFlags::IN)
+    }
+
+    /// Accepts a connection, or turns away a user that may not attach.
+    fn accept(&mut self) {
+        let socket =
+            match rustix::net::accept_with(&self.listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
+                Ok(socket) => socket,
+                Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => return,
+                Err(e) => {
+                    // Out of descriptors. The connection stays queued; unwatch the listener, or the loop would spin.
+                    self.tell(&Event::Trouble { reason: format!("cannot accept a process: {e}") });
+                    let _ = epoll::delete(&self.epoll, &self.listener);
+                    self.unwatched_until = Some(Instant::now() + Duration::from_secs(1));
+                    return;
+                }
+            };
+        let Ok(peer) = rustix::net::sockopt::socket_peercred(&socket) else { return };
+        let who = Who {
+            pid: u32::try_from(peer.pid.as_raw_nonzero().get()).unwrap_or(0),
+            uid: peer.uid.as_raw(),
+            name: String::new(),
+        };
+        if !self.config.allowed.lets_in(who.uid) {
+            let text = format!(
+                "user {} may not attach here; the service of user {} lets in others if it is started with --allow USER or --group GROUP",
+                who.uid,
+                rustix::process::getuid().as_raw()
+            );
+            refuse(&socket, 0, Code::NotAllowed, &text);
+            return self.tell(&Event::Refused { who, reason: text });
+        }
+        let key = self.next;
+        self.next += 2;
+        match self.watch(&socket, key) {
+            Ok(()) => {
+                let gid = peer.gid.as_raw();
+                let client = Client { socket, who, gid, since: Instant::now(), attached: None };
+                self.clients.insert(key, client);
+            }
+            Err(e) => self.tell(&Event::Trouble { reason: format!("cannot watch a process: {e}") }),
+        }
+    }
+
+    /// Publishes the end of an area and of its endpoints. Returns their slots.
+    pub(super) fn publish_end(&mut self, area: u32) -> Vec<u32> {
+        self.writer.end_area(area).unwrap_or_else(|e| {
+            self.tell(&Event::Trouble { reason: format!("cannot end area {area}: {e}") });
+            Vec::new()
+        })
+    }
+
+    /// Takes back the memory of a dead process, unless an operation of another process still holds it; then `sweep`
+    /// tries again.
+    pub(super) fn take_back(&mut self, area: u32) {
+        match self.writer.take_back(area) {
+            Ok(true) => {
+                let party = self.parties.remove(&area);
+                if let (Some(names), Some(party)) = (&mut self.config.names, party) {
+                    names.gone(party);
+                }
+            }
+            Ok(false) => {}
+            Err(e) => self.tell(&Event::Trouble { reason: format!("cannot take back area {area}: {e}") }),
+        }
+    }
+
+    /// Takes back what others no longer hold, turns away clients that sent no `Hello` in time, and watches the
+    /// listener again.
+    fn sweep(&mut self) {
+        let now = Instant::now();
+        for area in self.writer.held() {
+            match self.lingering.get(&area) {
+                Some(pidfd) if !is_dead(pidfd, AT_ONCE) => continue,
+                Some(pidfd) => {
+                    let _ = epoll::delete(&self.epoll, pidfd);
+                    self.lingering.remove(&area);
+                }
+                None => {}
+            }
+            self.take_back(area);
+        }
+        let late = |c: &Client| c.attached.is_none() && now.duration_since(c.since) > GREETING;
+        let late: Vec<u64> = self.clients.iter().filter(|(_, c)| late(c)).map(|(key, _)| *key).collect();
+        for key in late {
+            self.turn_away(key, 0, Code::BadFrame, "no Hello came");
+        }
+        if self.unwatched_until.is_some_and(|until| now >= until)
+            && self.watch(&self.listener, LISTENER).is_ok()
+        {
+            self.unwatched_until = None;
+        }
+    }
+}

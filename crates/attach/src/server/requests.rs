@@ -1,0 +1,181 @@
+//! The requests of an attached process, and their replies.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+
+use isthmus_region::format::GlobalSlot;
+use isthmus_region::gate_bits as gate;
+use rustix::io::Errno;
+use rustix::net::SendFlags;
+
+use super::client::code_of;
+use super::event_loop::Loop;
+use super::{Answer, Asker, Ending, Wakeup, eventfd};
+use crate::bells::Bells;
+use crate::protocol::{Code, Reply, Request};
+use crate::socket;
+
+/// Most eventfds for places of the region that one process may have.
+const MOST_WATCHES: usize = 256;
+
+impl Loop {
+    /// Carries out a request and replies, if it has a reply.
+    pub(super) fn serve(&mut self, key: u64, sequence: u64, request: Request, fds: Vec<OwnedFd>) {
+        let Some(client) = self.clients.get_mut(&key) else { return };
+        let pid = client.who.pid;
+        let area = client.attached.as_ref().map(|a| a.area);
+        let done = match (area, request) {
+            (None, Request::Hello { version, name, .. }) => {
+                client.who.name = name;
+                return self.greet(key, sequence, version, fds);
+            }
+            (None, Request::Observe { version }) => return self.observe(key, sequence, version),
+            (None, _) => return self.reject(key, sequence, "it came before Hello"),
+            (Some(_), Request::Hello { .. } | Request::Observe { .. }) => {
+                return self.reject(key, sequence, "a second Hello");
+            }
+            (Some(_), Request::Detach) => return self.end(key, Ending::Detached),
+            (Some(area), Request::Grow { bytes }) => self.writer.grow_area(area, bytes).map(Reply::Extent),
+            (Some(area), Request::OpenEndpoint { block }) => self
+                .writer
+                .open_endpoint(area, block, pid)
+                .map(|(slot, incarnation)| Reply::Endpoint { slot, incarnation }),
+            (Some(area), Request::CloseEndpoint { slot }) => {
+                let closed = self.writer.close_endpoint(area, slot);
+                if closed.is_ok() {
+                    self.bells.remove_endpoint(slot);
+                }
+                closed.map(|()| Reply::Done)
+            }
+            (Some(_), Request::Wake { slot }) => return self.wake_endpoint(GlobalSlot(slot)),
+            (Some(_), Request::Ring { peers, place }) => return self.ring_place(peers, place),
+            (Some(_), Request::Watch { place }) => return self.give_watch(key, sequence, place),
+            (
+                Some(_),
+                request @ (Request::Create(_)
+                | Request::Open { .. }
+                | Request::Close { .. }
+                | Request::Shrink { .. }
+                | Request::Unlink { .. }),
+            ) => return self.ask_about_object(key, sequence, request),
+            (Some(area), Request::Bell { slot }) => return self.give_bell(key, sequence, area, slot),
+        };
+        let reply = done.unwrap_or_else(|e| refusal(&e));
+        self.answer(key, &reply.encode(sequence));
+    }
+
+    /// Wakes an endpoint of any peer, if it exists.
+    fn wake_endpoint(&self, slot: GlobalSlot) {
+        let endpoints = self.writer.directory().shape().endpoints;
+        if slot.peer(endpoints) == self.config.peer {
+            self.bells.wake(slot.local(endpoints));
+        } else if let Some(relay) = &self.config.relay.0 {
+            relay(Wakeup::Endpoint(slot));
+        }
+    }
+
+    /// Wakes the waiters at a place, here and in other peers.
+    fn ring_place(&self, peers: u64, place: u64) {
+        let here = gate::bit(self.config.peer);
+        if peers & here != 0 {
+            self.bells.ring(place);
+        }
+        // The last bit stands for all further peers, so it is passed on even if it stands for this one.
+        let others = if here == gate::bit(u32::MAX) { peers } else { peers & !here };
+        if others != 0
+            && let Some(relay) = &self.config.relay.0
+        {
+            relay(Wakeup::Gate { peers: others, place });
+        }
+    }
+
+    /// Passes on a request about a named object.
+    fn ask_about_object(&mut self, key: u64, sequence: u64, request: Request) {
+        let asker = self
+            .clients
+            .get(&key)
+            .and_then(|c| Some(Asker { party: c.attached.as_ref()?.party, user: (c.who.uid, c.gid) }));
+        let Some(asker) = asker else { return };
+        if let Some(attached) = self.clients.get_mut(&key).and_then(|c| c.attached.as_mut())
+            && std::mem::replace(&mut attached.asks, true)
+        {
+            // One at a time, so that a process that does not wait for its answers cannot delay those of others.
+            let text = "an earlier request of this process about a named object is not answered yet".into();
+            return self.answer(key, &Reply::Refused { code: Code::Failed, text }.encode(sequence));
+        }
+        let bell = Arc::clone(&self.bell);
+        let answer = Answer { key, sequence, orders: self.orders.clone(), bell };
+        match &mut self.config.names {
+            Some(names) => names.ask(asker, request, answer),
+            None => answer.give(&Reply::Refused {
+                code: Code::Failed,
+                text: "this service looks after no named objects".into(),
+            }),
+        }
+    }
+
+    /// Gives the client an eventfd for a place of the region.
+    fn give_watch(&mut self, key: u64, sequence: u64, place: u64) {
+        let refused = |code, text: String| Reply::Refused { code, text }.encode(sequence);
+        if !self.bells.is_place(place) {
+            let text = format!("offset {place} is no line of the region");
+            return self.answer(key, &refused(Code::Invalid, text));
+        }
+        if self.bells.places_of(key) >= MOST_WATCHES {
+            let text = format!("this process has {MOST_WATCHES} eventfds for places already");
+            return self.answer(key, &refused(Code::Full, text));
+        }
+        let watch = match eventfd() {
+            Ok(watch) => watch,
+            Err(e) => return self.answer(key, &refused(Code::Failed, e.to_string())),
+        };
+        self.hand_out(key, sequence, &watch, |bells, own| bells.add_place(place, key, own));
+    }
+
+    /// Gives the client an eventfd for one of its endpoints.
+    fn give_bell(&mut self, key: u64, sequence: u64, area: u32, slot: u32) {
+        if !self.writer.owns(area, slot) {
+            let error = isthmus_region::Error::Invalid { what: "endpoint slot", value: slot.into() };
+            return self.answer(key, &refusal(&error).encode(sequence));
+        }
+        let bell = match eventfd() {
+            Ok(bell) => bell,
+            Err(e) => {
+                let reply = Reply::Refused { code: Code::Failed, text: e.to_string() };
+                return self.answer(key, &reply.encode(sequence));
+            }
+        };
+        self.hand_out(key, sequence, &bell, |bells, own| bells.add_endpoint(slot, key, own));
+    }
+
+    /// Sends a client an eventfd. It can be rung before the client has it, so no wake-up is lost in between.
+    fn hand_out(&mut self, key: u64, sequence: u64, fd: &OwnedFd, keep: impl FnOnce(&Bells, OwnedFd)) {
+        let Some(client) = self.clients.get(&key) else { return };
+        match fd.try_clone() {
+            Ok(own) => keep(&self.bells, own),
+            Err(e) => {
+                let reply = Reply::Refused { code: Code::Failed, text: e.to_string() };
+                return self.answer(key, &reply.encode(sequence));
+            }
+        }
+        let frame = Reply::Eventfd.encode(sequence);
+        if socket::send(&client.socket, &frame, &[fd.as_fd()], SendFlags::DONTWAIT).is_err() {
+            self.end(key, Ending::Dropped);
+        }
+    }
+
+    /// Sends a reply. A client whose socket is full of unread replies is dropped.
+    pub(super) fn answer(&mut self, key: u64, frame: &[u8]) {
+        let Some(client) = self.clients.get(&key) else { return };
+        match socket::send(&client.socket, frame, &[], SendFlags::DONTWAIT) {
+            Ok(()) => {}
+            // It died, or closed its end, between its request and this reply.
+            Err(Errno::PIPE | Errno::CONNRESET) => self.end(key, Ending::Closed),
+            Err(_) => self.end(key, Ending::Dropped),
+        }
+    }
+}
+
+fn refusal(error: &isthmus_region::Error) -> Reply {
+    Reply::Refused { code: code_of(error), text: error.to_string() }
+}
