@@ -17,17 +17,12 @@ use isthmus_lockfree::{sleep, stream};
 use isthmus_region::mapping::LineRef;
 use isthmus_region::{Bytes, Section};
 
-use crate::channel::{Channel, Link, STOPPED};
+use crate::channel::Channel;
 use crate::context::{BACKLOG, Known, Lingering, Shared, State, VERSION};
 use crate::error::{Error, Result, region};
+use crate::link::{Link, STOPPED};
 use crate::peer::{Address, Peer};
 use crate::table::{Claim, End, at, claims};
-
-/// A connection that waits to be accepted.
-pub(crate) struct Offer {
-    pub(crate) peer: Peer,
-    pub(crate) claim: Claim,
-}
 
 /// A connection that was asked for, until the other side has answered. Dropping it takes the offer back.
 pub struct Connecting {

@@ -45,14 +45,17 @@ mod connect;
 mod context;
 mod error;
 mod event;
+mod link;
 mod peer;
+mod piece;
 mod table;
 mod wait;
 
-pub use channel::{Channel, Interest, ReadHalf, ReadPiece, WriteHalf, WritePiece};
+pub use channel::{Channel, Interest, ReadHalf, WriteHalf};
 pub use config::{Config, LEAST_RING_BYTES, LEAST_SEGMENT_BYTES, MOST_RING_BYTES};
 pub use connect::Connecting;
 pub use context::Context;
 pub use error::{Error, Result};
 pub use event::{Callbacks, ChannelId, Event, OnGone, OnReachable, OnSuspended};
 pub use peer::{Address, Peer};
+pub use piece::{ReadPiece, WritePiece};

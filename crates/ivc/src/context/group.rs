@@ -1,0 +1,180 @@
+//! The group: which members of it live, found in the directories of the region's peers.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use isthmus_lockfree::activity::Seen;
+use isthmus_lockfree::life::{State as Living, unchanged};
+use isthmus_region::Section;
+use isthmus_region::directory::{Directory, EndpointInfo};
+use isthmus_region::format::{GlobalSlot, KIND_CHANNELS, block};
+use isthmus_region::mapping::LineRef;
+
+use super::{CLIENT, KIND, MAGIC, Shared, State};
+use crate::event::Event;
+use crate::peer::{Address, Peer};
+
+/// A member VM, or the host: what it has for us.
+pub(super) struct Quarter {
+    pub(super) index: u32,
+    incarnation: u64,
+    host: Arc<str>,
+    directory: Directory,
+    generation_seen: Option<u64>,
+    pub(super) activity: LineRef,
+    pub(super) seen: Seen,
+    /// Endpoints that are none of ours: their incarnation, by slot.
+    strangers: HashMap<u32, u64>,
+}
+
+/// Another member of the group.
+pub(crate) struct Known {
+    pub(crate) peer: Peer,
+    pub(crate) life: LineRef,
+    pub(crate) alive: u64,
+    pub(crate) section: Section,
+    pub(crate) block: LineRef,
+    pub(crate) facts: LineRef,
+    pub(super) version_seen: Option<u64>,
+    /// Offers that were queued, taken or refused: number and generation.
+    pub(super) handled: HashMap<u32, u64>,
+    pub(super) rung: u64,
+}
+
+impl Known {
+    pub(crate) fn lives(&self) -> bool {
+        self.life.words[0].peek() == self.alive
+    }
+}
+
+impl Shared {
+    /// Looks for members that join or leave.
+    pub(super) fn look_at_group(&self, state: &mut State) {
+        let generation = self.member.region().generation();
+        let mut changed = false;
+        if state.region_seen != Some(generation) || state.retry {
+            state.region_seen = Some(generation);
+            self.look_at_members(state);
+            changed = true;
+        }
+        for q in 0..state.quarters.len() {
+            let generation = Some(state.quarters[q].directory.generation());
+            if state.quarters[q].generation_seen != generation {
+                state.quarters[q].generation_seen = generation;
+                self.scan(state, q);
+                changed = true;
+            }
+        }
+        if changed {
+            self.crowded.put(self.member.is_crowded().into());
+        }
+    }
+
+    pub(super) fn slots_of(&self, index: u32) -> std::ops::Range<u32> {
+        let shape = self.member.region().shape();
+        let first = shape.slot(index, 0).0;
+        first..first + shape.endpoints
+    }
+
+    pub(super) fn local_of(&self, slot: u32) -> u32 {
+        GlobalSlot(slot).local(self.member.region().shape().endpoints)
+    }
+
+    fn look_at_members(&self, state: &mut State) {
+        state.retry = false;
+        for info in self.member.region().peers() {
+            let active = info.life.state == Living::Active;
+            if let Some(at) = state.quarters.iter().position(|q| q.index == info.index) {
+                if active && state.quarters[at].incarnation == info.life.incarnation {
+                    continue;
+                }
+                state.quarters.swap_remove(at);
+                let slots: Vec<u32> = state.known.range(self.slots_of(info.index)).map(|(s, _)| *s).collect();
+                slots.into_iter().for_each(|slot| self.lose(state, slot, false));
+            }
+            if !active {
+                continue;
+            }
+            // The peer's own service may not have written its directory yet.
+            let found = self.member.directory(info.index);
+            match found.and_then(|(i, d)| Ok((i, d.activity(self.address.slot)?, d))) {
+                Ok((incarnation, activity, directory)) => state.quarters.push(Quarter {
+                    index: info.index,
+                    incarnation,
+                    host: info.name.into(),
+                    directory,
+                    generation_seen: None,
+                    activity,
+                    seen: Seen::new(),
+                    strangers: HashMap::new(),
+                }),
+                Err(_) => state.retry = true,
+            }
+        }
+    }
+
+    /// Looks through the endpoints of a member.
+    fn scan(&self, state: &mut State, q: usize) {
+        let (index, directory) = (state.quarters[q].index, state.quarters[q].directory.clone());
+        let shape = *self.member.region().shape();
+        for local in 0..directory.endpoints_high() {
+            let slot = shape.slot(index, local).0;
+            if slot == self.address.slot {
+                continue;
+            }
+            let Ok(info) = directory.endpoint(local) else { continue };
+            if let Some(known) = state.known.get(&slot) {
+                if info.life.is_active(known.peer.address.incarnation) {
+                    continue;
+                }
+                let left = info.life.incarnation == known.peer.address.incarnation;
+                self.lose(state, slot, left && info.life.state == Living::Free);
+            }
+            if info.life.state != Living::Active
+                || state.quarters[q].strangers.get(&local) == Some(&info.life.incarnation)
+            {
+                continue;
+            }
+            match self.meet(&state.quarters[q], slot, local, &info) {
+                Some(known) => {
+                    state.tell(Event::Joined(known.peer.clone()));
+                    state.known.insert(slot, known);
+                    self.look_for_offers(state, slot);
+                }
+                None => drop(state.quarters[q].strangers.insert(local, info.life.incarnation)),
+            }
+        }
+    }
+
+    /// A context that is met for the first time, if it is of this group.
+    fn meet(&self, quarter: &Quarter, slot: u32, local: u32, info: &EndpointInfo) -> Option<Known> {
+        let directory = &quarter.directory;
+        let life = directory.endpoint_line(local).ok()?;
+        let section = directory.section();
+        let block = section.line("block", info.block).ok()?;
+        let facts = section.line("block", info.block.checked_add(block::HOLD)?).ok()?;
+        let [kind, magic, client] = [KIND, MAGIC, CLIENT].map(|word| facts.words[word].get());
+        let alive = info.life.pack();
+        if kind != KIND_CHANNELS || magic != self.magic || !unchanged(&life.words[0], alive) {
+            return None;
+        }
+        let address = Address { slot, incarnation: info.life.incarnation };
+        Some(Known {
+            peer: Peer { client, host: Arc::clone(&quarter.host), address },
+            life,
+            alive,
+            section: section.clone(),
+            block,
+            facts,
+            version_seen: None,
+            handled: HashMap::new(),
+            rung: 0,
+        })
+    }
+
+    fn lose(&self, state: &mut State, slot: u32, in_order: bool) {
+        let Some(known) = state.known.remove(&slot) else { return };
+        state.offers.retain(|offer| offer.peer.address != known.peer.address);
+        state.tell(Event::Left { peer: known.peer, in_order });
+    }
+}

@@ -1,0 +1,143 @@
+//! How threads of a context sleep until something happens to it, and how it wakes those of other contexts.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use isthmus_lockfree::activity;
+use isthmus_lockfree::sleep::{self, Bell};
+use isthmus_region::format::GlobalSlot;
+use isthmus_region::wake;
+
+use super::{SLEEP, Shared, State, VERSION};
+use crate::wait::{self, lock};
+
+/// Threads that sleep until something happens to the context.
+#[derive(Default)]
+pub(super) struct Naps {
+    count: u64,
+    sleepers: u32,
+    /// A program polls the descriptor.
+    armed: bool,
+}
+
+impl Shared {
+    /// Says that a program is about to poll the descriptor.
+    pub(super) fn arm(&self) {
+        let mut naps = lock(&self.naps);
+        naps.armed = true;
+        naps.count += 1;
+        sleep::announce_sleep(&self.block.words[SLEEP], naps.count, Bell::Service);
+    }
+
+    /// Takes that back.
+    pub(super) fn disarm(&self) {
+        let mut naps = lock(&self.naps);
+        naps.armed = false;
+        if naps.sleepers == 0 {
+            sleep::announce_awake(&self.block.words[SLEEP]);
+        }
+    }
+
+    /// Tells a member of the group that one of our ends changed, and wakes it if it sleeps.
+    pub(crate) fn announce(&self, state: &mut State, slot: u32) {
+        let version = &self.block.words[VERSION];
+        version.set(version.peek().wrapping_add(1));
+        if let Ok((_, own)) = self.member.directory(self.member.peer())
+            && let Ok(line) = own.activity(slot)
+        {
+            activity::announce(&line, self.local);
+        }
+        if let Some(known) = state.known.get_mut(&slot)
+            && let Some(bell) = sleep::who_to_ring(&known.block.words[SLEEP], &mut known.rung)
+        {
+            self.ring(slot, bell);
+        }
+    }
+
+    /// Wakes a member of the group, if it sleeps until something happens to it.
+    pub(crate) fn ring_context(&self, slot: u32) {
+        let mut state = lock(&self.state);
+        if let Some(known) = state.known.get_mut(&slot)
+            && let Some(bell) = sleep::who_to_ring(&known.block.words[SLEEP], &mut known.rung)
+        {
+            self.ring(slot, bell);
+        }
+    }
+
+    /// Wakes whoever of the group sleeps: we have come, or go.
+    pub(super) fn tell_all(&self, state: &mut State) {
+        for (slot, known) in &mut state.known {
+            if let Some(bell) = sleep::who_to_ring(&known.block.words[SLEEP], &mut known.rung) {
+                self.ring(*slot, bell);
+            }
+        }
+    }
+
+    /// Rings the bell of another context.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn ring(&self, slot: u32, bell: Bell) {
+        let slot = GlobalSlot(slot);
+        let endpoints = self.member.region().shape().endpoints;
+        let neighbour = slot.peer(endpoints) == self.member.peer() && self.member.has_futexes();
+        if bell == Bell::Futex && neighbour {
+            let line = self.member.directory(self.member.peer());
+            if let Ok(line) = line.and_then(|(_, d)| d.wake_line(slot.local(endpoints))) {
+                wake::wake(&line.words[0]);
+            }
+        } else {
+            self.member.service().wake(slot);
+        }
+    }
+
+    /// Waits until `done` says so, looking whenever something may have happened: at most `limit`, or for ever. Gives
+    /// whether it did.
+    pub(crate) fn wait_for(
+        self: &Arc<Self>,
+        limit: Option<Duration>,
+        mut done: impl FnMut(&Arc<Self>, &mut State) -> bool,
+    ) -> bool {
+        let deadline = wait::deadline(limit);
+        let mut check = || {
+            let links = self.progress();
+            let mut state = lock(&self.state);
+            self.look(&mut state);
+            let is_done = done(self, &mut state);
+            drop(state);
+            drop(links);
+            is_done
+        };
+        // A look costs more than one at a single word.
+        for _ in 0..4 {
+            if check() {
+                return true;
+            }
+            std::thread::yield_now();
+        }
+        loop {
+            let seen = self.sleeper.seen();
+            {
+                let mut naps = lock(&self.naps);
+                naps.count += 1;
+                naps.sleepers += 1;
+                let bell = if naps.armed { Bell::Service } else { self.sleeper.mode() };
+                sleep::announce_sleep(&self.block.words[SLEEP], naps.count, bell);
+            }
+            let found = check();
+            let left = wait::left(deadline);
+            if !found && !left.is_zero() {
+                self.sleeper.sleep(seen, left);
+            }
+            {
+                let mut naps = lock(&self.naps);
+                naps.sleepers -= 1;
+                if naps.sleepers == 0 && !naps.armed {
+                    sleep::announce_awake(&self.block.words[SLEEP]);
+                }
+            }
+            if found || left.is_zero() {
+                return found;
+            }
+        }
+    }
+}

@@ -1,0 +1,226 @@
+//! A channel's link: the lines of both ends, what both directions keep, and how either ends.
+//!
+//! What the two directions keep is behind a lock of its own each, so that any thread may read and any may write; it is
+//! not contended as long as one reads and one writes. Neither lock is held while somebody sleeps.
+
+mod reader;
+mod suspend;
+mod writer;
+
+use std::sync::{Arc, Mutex};
+
+use isthmus_lockfree::life::{Life, State as Living};
+use isthmus_lockfree::ring::BadPosition;
+use isthmus_lockfree::sleep;
+use isthmus_lockfree::stream;
+use isthmus_lockfree::sync::Word;
+use isthmus_region::Bytes;
+use isthmus_region::mapping::LineRef;
+
+use crate::channel::Interest;
+use crate::context::{Lingering, Shared};
+use crate::error::Error;
+use crate::event::{ChannelId, Event};
+use crate::peer::Peer;
+use crate::table::{Claim, End, at};
+use crate::wait::lock;
+
+use reader::Reader;
+use writer::Writer;
+
+/// `channel::STOPPED`: nothing is read any more.
+pub(crate) const STOPPED: u64 = 1;
+/// `channel::STOPPED`: nothing is to be written, since the channel is being suspended.
+const SUSPENDING: u64 = 2;
+
+/// How a direction ended for us.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Ended {
+    End,
+    Closed,
+    Died,
+    Faulty(&'static str, BadPosition),
+    Suspended,
+}
+
+/// The two sides' lines, and what both directions of a channel share.
+pub(crate) struct Link {
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) id: ChannelId,
+    pub(crate) peer: Peer,
+    number: u32,
+    own_life: u64,
+    own: End,
+    pub(crate) other: End,
+    other_life: u64,
+    pub(crate) ring: Bytes,
+    ring_at: u64,
+    pub(crate) other_ring: Bytes,
+    segment: u64,
+    /// The other context's endpoint record, and what it says while that lives.
+    life: LineRef,
+    alive: u64,
+    /// Not 0 once something happened here that both directions are to notice.
+    alarm: Word,
+    pub(crate) reader: Mutex<Reader>,
+    pub(crate) writer: Mutex<Writer>,
+    pub(crate) state: Mutex<Watched>,
+}
+
+#[derive(Default)]
+pub(crate) struct Watched {
+    pub(crate) interest: Interest,
+    told: bool,
+    pausing: bool,
+    handed_over: bool,
+}
+
+/// Offsets are checked by [`Bytes`]; a length of the program's fits a usize.
+#[inline(always)]
+pub(crate) fn size(len: u64) -> usize {
+    #[allow(clippy::cast_possible_truncation)]
+    {
+        len as usize
+    }
+}
+
+impl Link {
+    pub(crate) fn new(
+        shared: &Arc<Shared>,
+        peer: Peer,
+        own: (u32, End, u64),
+        ring: (Bytes, u64),
+        claim: &Claim,
+        other_ring: Bytes,
+        life: (LineRef, u64),
+    ) -> Arc<Self> {
+        let own_bytes = ring.0.len();
+        Arc::new(Self {
+            shared: Arc::clone(shared),
+            id: shared.next_channel(),
+            peer,
+            number: own.0,
+            own_life: own.2,
+            own: own.1,
+            other: claim.end.clone(),
+            other_life: claim.life,
+            ring: ring.0,
+            ring_at: ring.1,
+            other_ring,
+            segment: claim.segment_bytes,
+            life: life.0,
+            alive: life.1,
+            alarm: Word::new(0),
+            reader: Mutex::new(Reader::new(claim.ring_bytes)),
+            writer: Mutex::new(Writer::new(own_bytes)),
+            state: Mutex::default(),
+        })
+    }
+
+    pub(crate) fn error(&self, ended: Ended) -> Error {
+        let peer = self.peer.clone();
+        match ended {
+            Ended::End => Error::End { peer },
+            Ended::Closed => Error::Closed { peer },
+            Ended::Died => Error::PeerDied { peer },
+            Ended::Suspended => Error::Suspended { peer },
+            Ended::Faulty(what, BadPosition { found, low, high }) => {
+                Error::Faulty { peer, what, found, low, high }
+            }
+        }
+    }
+
+    #[inline]
+    fn is_alive(&self) -> bool {
+        self.life.words[0].peek() == self.alive
+    }
+
+    /// Whether the other context's end was closed in good order, once it is no longer alive.
+    fn took_leave(&self) -> bool {
+        let life = Life::unpack(self.life.words[0].get());
+        life.state == Living::Free && life.incarnation == Life::unpack(self.alive).incarnation
+    }
+
+    /// Rings the other side, if it says in `word` that it sleeps.
+    #[inline]
+    fn ring_for(&self, word: &Word, rung: &mut u64) {
+        if let Some(bell) = sleep::who_to_ring(word, rung) {
+            self.shared.ring(self.peer.address.slot, bell);
+        }
+    }
+
+    /// Wakes whoever of the other side sleeps at this channel.
+    fn ring_both(&self) {
+        for word in [self.other.reader(at::SLEEP), self.other.writer(at::ROOM)] {
+            // A ring too many wakes somebody for nothing; this is not what happens often.
+            self.ring_for(word, &mut 0);
+        }
+    }
+
+    /// Looks after the channel for a context that makes progress: whether its other side is gone or asks to suspend.
+    pub(crate) fn look_after(&self) {
+        let gone = !self.is_alive();
+        if gone && !std::mem::replace(&mut lock(&self.state).told, true) {
+            // First what the end of the stream says, which outlasts its writer here.
+            let _ = self.look(&mut lock(&self.reader));
+            self.shared.tell(Event::Gone { channel: self.id, peer: self.peer.clone() });
+            self.shared.sleeper.rouse();
+        }
+        if gone {
+            return;
+        }
+        if self.other.writer(at::END).peek() != 0 {
+            let mut core = lock(&self.reader);
+            if core.positions.available() == 0 {
+                let _ = self.look(&mut core);
+            }
+        }
+        let paused = self.other.writer(at::PAUSED).peek() != 0;
+        if self.other.reader(at::STOPPED).peek() == SUSPENDING || paused {
+            self.pause();
+        }
+        if paused && lock(&self.state).pausing {
+            self.hand_over();
+        }
+    }
+
+    /// Gets ready for a poll; gives whether there is something to do already.
+    pub(crate) fn arm(&self) -> bool {
+        let interest = lock(&self.state).interest;
+        let mut ready = false;
+        if interest.read {
+            ready |= self.arm_reader();
+        }
+        if interest.write {
+            ready |= self.arm_writer();
+        }
+        ready
+    }
+}
+
+impl Drop for Link {
+    fn drop(&mut self) {
+        if !self.shared.is_ours() {
+            return;
+        }
+        self.shut_write();
+        self.stop_reading();
+        let dead = Life { state: Living::Dead, ..Life::unpack(self.own_life) }.pack();
+        // From here on the other's ring is not read; the other's life is looked at after the fence (P19).
+        stream::publish_life(self.own.life(), dead);
+        let last = lock(&self.writer).positions.written();
+        let lingering = Lingering {
+            number: self.number,
+            ring: Some((self.ring_at, self.ring.len())),
+            last,
+            partner: self.other.clone(),
+            partner_life: self.other_life,
+            life: self.life.clone(),
+            alive: self.alive,
+            refused: false,
+        };
+        let mut state = self.shared.state();
+        self.shared.let_go(&mut state, lingering);
+        self.shared.announce(&mut state, self.peer.address.slot);
+    }
+}

@@ -1,0 +1,72 @@
+//! Suspending a channel, as before a migration: both sides stop writing, and hand over what was not read.
+
+use super::writer::Writer;
+use super::{Ended, Link, SUSPENDING, size};
+use crate::event::Event;
+use crate::table::at;
+use crate::wait::lock;
+
+impl Link {
+    pub(super) fn pause_writing(&self, core: &mut Writer) {
+        if !core.paused {
+            core.paused = true;
+            core.reserved = 0;
+            core.ended.get_or_insert(Ended::Suspended);
+            self.own.writer(at::PAUSED).set(core.positions.written() + 1);
+            lock(&self.state).pausing = true;
+        }
+    }
+
+    /// Stops writing, and asks the other side to stop.
+    pub(crate) fn pause(&self) {
+        self.pause_writing(&mut lock(&self.writer));
+        let stopped = self.own.reader(at::STOPPED);
+        {
+            let _core = lock(&self.reader);
+            if stopped.peek() == 0 {
+                stopped.set(SUSPENDING);
+            }
+        }
+        self.ring_both();
+        self.shared.ring_context(self.peer.address.slot);
+    }
+
+    /// Whether the other side writes no more.
+    pub(crate) fn is_settled(&self) -> bool {
+        let silent = [at::PAUSED, at::END].iter().any(|w| self.other.writer(*w).get() != 0);
+        silent || !self.is_alive() || lock(&self.state).handed_over
+    }
+
+    /// Takes all that has come, tells the program, and ends both directions.
+    pub(crate) fn hand_over(&self) {
+        if std::mem::replace(&mut lock(&self.state).handed_over, true) {
+            return;
+        }
+        let mut unread = Vec::new();
+        {
+            let mut core = lock(&self.reader);
+            // What was written before the pause is visible: the caller has seen it (P17). No more than a ring full.
+            while core.ended.is_none() {
+                let start = unread.len();
+                let Ok(()) = self.look(&mut core) else { break };
+                let len = core.positions.available();
+                if len == 0 || unread.len() >= size(core.positions.capacity()) {
+                    break;
+                }
+                unread.resize(start + size(len), 0);
+                let target = &mut unread[start..];
+                let got = self.read_with(&mut core, len, |from, to, len| {
+                    // In bounds: the ring's length is the capacity, and the target was made for it.
+                    let _ = self.other_ring.get(from, &mut target[size(to)..size(to + len)]);
+                });
+                unread.truncate(start + size(got.unwrap_or(0)));
+            }
+            if core.ended.is_none() {
+                core.ended = Some(Ended::Suspended);
+            }
+        }
+        self.alarm.set(1);
+        self.shared.sleeper.rouse();
+        self.shared.tell(Event::Suspended { channel: self.id, peer: self.peer.clone(), unread });
+    }
+}
