@@ -62,7 +62,7 @@ impl Channel {
 
     /// Bytes of the rings: of the one that is written here, and of the one that is read.
     pub fn ring_bytes(&self) -> (usize, usize) {
-        (size(self.link.ring.len()), size(self.link.other_ring.len()))
+        (size(self.link.ring.len()), size(self.link.partner_ring.len()))
     }
 
     /// Bytes that this side has read and written since the channel began: the positions of both rings.
@@ -85,7 +85,7 @@ impl Channel {
         let mut core = lock(&link.reader);
         let got = link.read_with(&mut core, into.len() as u64, |from, to, len| {
             // In bounds: pieces of a ring that is as long as the capacity.
-            let _ = link.other_ring.get(from, &mut into[size(to)..size(to + len)]);
+            let _ = link.partner_ring.get(from, &mut into[size(to)..size(to + len)]);
         })?;
         Ok(size(got))
     }
@@ -98,7 +98,7 @@ impl Channel {
         let link = &*self.link;
         let mut core = lock(&link.reader);
         let got = link.read_with(&mut core, into.len() as u64, |from, to, len| {
-            let _ = link.other_ring.drain(from, into.part(size(to), size(len)));
+            let _ = link.partner_ring.drain(from, into.part(size(to), size(len)));
         })?;
         Ok(size(got))
     }
@@ -308,10 +308,10 @@ impl Channel {
         let mut core = lock(&link.reader);
         let most = most as u64;
         if core.positions.available() < most || core.ended.is_some() {
-            link.look(&mut core)?;
+            link.poll(&mut core)?;
         }
         let len = core.positions.available().min(most);
-        let bytes = &link.other_ring;
+        let bytes = &link.partner_ring;
         let all = pieces(core.positions.read(), len, core.positions.capacity());
         Ok(all.map(|(at, len)| ReadPiece { bytes, at, len }))
     }
@@ -333,7 +333,7 @@ impl Channel {
             return Err(Error::Invalid { what: "bytes to release", value, allowed });
         }
         if value > 0 {
-            link.took(&mut core, value)?;
+            link.consume(&mut core, value)?;
         }
         Ok(())
     }
@@ -357,10 +357,10 @@ impl Channel {
         let deadline = wait::deadline(limit);
         let mut tries = 0;
         loop {
-            if self.link.unread_there()? == 0 {
+            if self.link.unread()? == 0 {
                 return Ok(());
             }
-            if self.link.other.reader(at::STOPPED).get() == STOPPED {
+            if self.link.partner.reader(at::STOPPED).get() == STOPPED {
                 return Err(self.link.error(Ended::Closed));
             }
             let left = wait::left(deadline);

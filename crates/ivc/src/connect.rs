@@ -34,11 +34,11 @@ pub struct Connecting {
     block: LineRef,
     version_seen: Option<u64>,
     /// None once it was answered or given up.
-    offer: Option<Made>,
+    offer: Option<OwnEnd>,
 }
 
 /// The own end.
-struct Made {
+struct OwnEnd {
     number: u32,
     end: End,
     life: u64,
@@ -58,7 +58,7 @@ impl Connecting {
             return Err(Error::Oneself);
         }
         let mut state = shared.state();
-        shared.look(&mut state);
+        shared.refresh(&mut state);
         let known = state.known.get(&to.slot).filter(|k| k.peer.address == to && k.lives());
         let Some(Known { peer, life, alive, section, block, facts, .. }) = known else {
             return Err(Error::NoPeer { address: to });
@@ -84,7 +84,7 @@ impl Connecting {
         let ring = shared.member.section().bytes("ring", ring_at, shared.config.ring_bytes);
         let ring = ring.map_err(region("find a channel's ring"))?;
         stream::publish_life(end.life(), life);
-        connecting.offer = Some(Made { number, end, life, ring, ring_at });
+        connecting.offer = Some(OwnEnd { number, end, life, ring, ring_at });
         shared.announce(&mut state, to.slot);
         drop(state);
         Ok(connecting)
@@ -103,7 +103,7 @@ impl Connecting {
     pub fn poll(&mut self) -> Result<Option<Channel>> {
         let shared = Arc::clone(&self.shared);
         let mut state = shared.state();
-        shared.look(&mut state);
+        shared.refresh(&mut state);
         self.poll_within(&mut state)
     }
 
@@ -146,7 +146,7 @@ impl Connecting {
             self.withdraw(state);
             return Err(Error::Refused { peer: self.peer.clone() });
         }
-        let Some(other_ring) = Shared::ring_of(&self.section, &claim) else {
+        let Some(partner_ring) = Shared::ring_of(&self.section, &claim) else {
             self.withdraw(state);
             let (found, high) = (claim.ring, self.section.len().saturating_sub(claim.ring_bytes));
             return Err(Error::Faulty { peer: self.peer.clone(), what: "channel.RING", found, low: 0, high });
@@ -158,7 +158,7 @@ impl Connecting {
             (made.number, made.end, made.life),
             (made.ring, made.ring_at),
             &claim,
-            other_ring,
+            partner_ring,
             (self.life.clone(), self.alive),
         );
         state.links.push(Arc::downgrade(&link));

@@ -27,9 +27,9 @@ use crate::wait::{self, Sleeper, lock};
 pub(crate) use group::Known;
 pub(crate) use offers::Lingering;
 
-use group::Quarter;
+use group::RegionPeer;
 use offers::Offer;
-use sleep::Naps;
+use sleep::Sleeping;
 
 /// Events that are kept for a program that does not ask for them.
 const MOST_EVENTS: usize = 4096;
@@ -82,7 +82,7 @@ pub(crate) struct Shared {
     block: LineRef,
     facts: LineRef,
     pub(crate) sleeper: Sleeper,
-    naps: Mutex<Naps>,
+    sleeping: Mutex<Sleeping>,
     state: Mutex<State>,
     callbacks: Mutex<Callbacks>,
     /// Whether more processes run than there are processors.
@@ -97,7 +97,7 @@ pub(crate) struct Shared {
 #[derive(Default)]
 pub(crate) struct State {
     pub(crate) table: Table,
-    quarters: Vec<Quarter>,
+    peers: Vec<RegionPeer>,
     region_seen: Option<u64>,
     retry: bool,
     /// The group but for ourselves, by slot.
@@ -151,7 +151,7 @@ impl Context {
             block,
             facts,
             sleeper: Sleeper::new(member, local, config.by_service)?,
-            naps: Mutex::default(),
+            sleeping: Mutex::default(),
             state: Mutex::default(),
             callbacks: Mutex::default(),
             crowded: Word::new(0),
@@ -160,10 +160,10 @@ impl Context {
         });
         {
             let mut state = lock(&shared.state);
-            shared.look(&mut state);
+            shared.refresh(&mut state);
             // Those who were there before are no news to us, but we are to them.
             state.events.clear();
-            shared.tell_all(&mut state);
+            shared.ring_group(&mut state);
         }
         Ok(Self { shared })
     }
@@ -189,7 +189,7 @@ impl Context {
     /// The dissertation's `ivc_get_hosts`, 6.1.2.
     pub fn peers(&self) -> Vec<Peer> {
         let mut state = lock(&self.shared.state);
-        self.shared.look(&mut state);
+        self.shared.refresh(&mut state);
         state.known.values().filter(|k| k.lives()).map(|k| k.peer.clone()).collect()
     }
 
@@ -241,7 +241,7 @@ impl Context {
     /// [`Error::Region`]: no memory for the channel's ring is left. The connection goes on waiting.
     pub fn try_accept(&self) -> Result<Option<Channel>> {
         let mut state = lock(&self.shared.state);
-        self.shared.look(&mut state);
+        self.shared.refresh(&mut state);
         self.shared.accept_one(&mut state)
     }
 
@@ -326,7 +326,7 @@ impl Context {
     /// each poll. The descriptor also becomes readable now and then without cause, since deaths are seen only by looking.
     pub fn arm(&self) -> bool {
         let shared = &self.shared;
-        shared.sleeper.quiet();
+        shared.sleeper.clear();
         shared.arm();
         // The look that decides.
         let links = shared.progress();
@@ -386,7 +386,7 @@ impl Context {
             let mut state = lock(&shared.state);
             state.suspended = false;
             shared.facts.words[BACKLOG].set(shared.config.backlog.into());
-            shared.look(&mut state);
+            shared.refresh(&mut state);
             let peers: Vec<Peer> = state.known.values().map(|k| k.peer.clone()).collect();
             peers.into_iter().for_each(|peer| state.tell(Event::Joined(peer)));
         }
@@ -402,7 +402,7 @@ impl Drop for Context {
         let mut state = lock(&self.shared.state);
         // Nobody will accept any more; channels that are still held go on.
         self.shared.facts.words[BACKLOG].set(0);
-        self.shared.look(&mut state);
+        self.shared.refresh(&mut state);
         for offer in std::mem::take(&mut state.offers) {
             self.shared.refuse(&mut state, &offer.peer.address, &offer.claim);
         }
@@ -452,17 +452,17 @@ impl Shared {
     fn progress(&self) -> Vec<Arc<Link>> {
         {
             let mut state = lock(&self.state);
-            self.look(&mut state);
+            self.refresh(&mut state);
         }
         let links = self.links();
-        links.iter().for_each(|link| link.look_after());
+        links.iter().for_each(|link| link.progress());
         links
     }
 
     /// Looks for members that join or leave, for offers, and for ends that can be given back.
-    pub(crate) fn look(&self, state: &mut State) {
-        self.look_at_group(state);
-        self.look_at_activity(state);
+    pub(crate) fn refresh(&self, state: &mut State) {
+        self.refresh_group(state);
+        self.poll_activity(state);
         self.settle(state);
     }
 }
@@ -477,7 +477,7 @@ impl Drop for Shared {
         let mut tries = 0;
         let mut read_at = None;
         loop {
-            self.look(&mut state);
+            self.refresh(&mut state);
             let unread = state.lingering.iter().any(|l| l.ring.is_some());
             if !unread && read_at.is_none() {
                 read_at = Some(Instant::now());
@@ -501,7 +501,7 @@ impl Drop for Shared {
         if self.member.service().close_endpoint(self.local).is_err() {
             return;
         }
-        self.tell_all(&mut state);
+        self.ring_group(&mut state);
         for lingering in std::mem::take(&mut state.lingering) {
             if let Some((at, bytes)) = lingering.ring {
                 self.member.give(at, bytes);

@@ -51,11 +51,11 @@ pub(crate) struct Link {
     number: u32,
     own_life: u64,
     own: End,
-    pub(crate) other: End,
-    other_life: u64,
+    pub(crate) partner: End,
+    partner_life: u64,
     pub(crate) ring: Bytes,
     ring_at: u64,
-    pub(crate) other_ring: Bytes,
+    pub(crate) partner_ring: Bytes,
     segment: u64,
     /// The other context's endpoint record, and what it says while that lives.
     life: LineRef,
@@ -91,7 +91,7 @@ impl Link {
         own: (u32, End, u64),
         ring: (Bytes, u64),
         claim: &Claim,
-        other_ring: Bytes,
+        partner_ring: Bytes,
         life: (LineRef, u64),
     ) -> Arc<Self> {
         let own_bytes = ring.0.len();
@@ -102,11 +102,11 @@ impl Link {
             number: own.0,
             own_life: own.2,
             own: own.1,
-            other: claim.end.clone(),
-            other_life: claim.life,
+            partner: claim.end.clone(),
+            partner_life: claim.life,
             ring: ring.0,
             ring_at: ring.1,
-            other_ring,
+            partner_ring,
             segment: claim.segment_bytes,
             life: life.0,
             alive: life.1,
@@ -136,7 +136,7 @@ impl Link {
     }
 
     /// Whether the other context's end was closed in good order, once it is no longer alive.
-    fn took_leave(&self) -> bool {
+    fn left_in_order(&self) -> bool {
         let life = Life::unpack(self.life.words[0].get());
         life.state == Living::Free && life.incarnation == Life::unpack(self.alive).incarnation
     }
@@ -151,32 +151,32 @@ impl Link {
 
     /// Wakes whoever of the other side sleeps at this channel.
     fn ring_both(&self) {
-        for word in [self.other.reader(at::SLEEP), self.other.writer(at::ROOM)] {
+        for word in [self.partner.reader(at::SLEEP), self.partner.writer(at::ROOM)] {
             // A ring too many wakes somebody for nothing; this is not what happens often.
             self.ring_for(word, &mut 0);
         }
     }
 
     /// Looks after the channel for a context that makes progress: whether its other side is gone or asks to suspend.
-    pub(crate) fn look_after(&self) {
+    pub(crate) fn progress(&self) {
         let gone = !self.is_alive();
         if gone && !std::mem::replace(&mut lock(&self.state).told, true) {
             // First what the end of the stream says, which outlasts its writer here.
-            let _ = self.look(&mut lock(&self.reader));
+            let _ = self.poll(&mut lock(&self.reader));
             self.shared.tell(Event::Gone { channel: self.id, peer: self.peer.clone() });
-            self.shared.sleeper.rouse();
+            self.shared.sleeper.wake_all();
         }
         if gone {
             return;
         }
-        if self.other.writer(at::END).peek() != 0 {
+        if self.partner.writer(at::END).peek() != 0 {
             let mut core = lock(&self.reader);
             if core.positions.available() == 0 {
-                let _ = self.look(&mut core);
+                let _ = self.poll(&mut core);
             }
         }
-        let paused = self.other.writer(at::PAUSED).peek() != 0;
-        if self.other.reader(at::STOPPED).peek() == SUSPENDING || paused {
+        let paused = self.partner.writer(at::PAUSED).peek() != 0;
+        if self.partner.reader(at::STOPPED).peek() == SUSPENDING || paused {
             self.pause();
         }
         if paused && lock(&self.state).pausing {
@@ -213,8 +213,8 @@ impl Drop for Link {
             number: self.number,
             ring: Some((self.ring_at, self.ring.len())),
             last,
-            partner: self.other.clone(),
-            partner_life: self.other_life,
+            partner: self.partner.clone(),
+            partner_life: self.partner_life,
             life: self.life.clone(),
             alive: self.alive,
             refused: false,

@@ -118,14 +118,14 @@ impl Table {
     }
 
     /// Offset in the section of an entry.
-    fn place(&self, number: u32) -> Option<u64> {
+    fn offset_of(&self, number: u32) -> Option<u64> {
         let number = u64::from(number);
         let chunk = self.chunks.get(usize::try_from(number / CHANNEL_ENTRIES).ok()?)?;
         Some(chunk + chunk::BYTES + number % CHANNEL_ENTRIES * channel::BYTES)
     }
 
     pub(crate) fn end(&self, member: &Member, number: u32) -> isthmus_region::Result<End> {
-        let offset = self.place(number).unwrap_or(u64::MAX);
+        let offset = self.offset_of(number).unwrap_or(u64::MAX);
         End::at(member.section(), offset)
     }
 

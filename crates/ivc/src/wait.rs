@@ -27,9 +27,9 @@ const LONGEST_UNRUNG: Duration = Duration::from_millis(1);
 /// Sleeps of who may not be rung for what came just before: the first, and the longest; they double.
 const UNSURE: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(64));
 /// Looks before the processor is offered, and the same where more processes run than there are processors.
-const LOOKS: (u32, u32) = (2000, 100);
+const POLLS: (u32, u32) = (2000, 100);
 /// Offers before a sleep.
-const OFFERS: u32 = 8;
+const YIELDS: u32 = 8;
 
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     // What is behind these locks is changed in steps that each leave it whole.
@@ -53,8 +53,8 @@ pub(crate) fn unsure(tries: u32) -> Duration {
 
 /// Looks for a while, then offers the processor between looks. Gives whether `news` said yes.
 pub(crate) fn spin(crowded: bool, mut news: impl FnMut() -> bool) -> bool {
-    let looks = if crowded { LOOKS.1 } else { LOOKS.0 };
-    for i in 0..looks {
+    let polls = if crowded { POLLS.1 } else { POLLS.0 };
+    for i in 0..polls {
         if news() {
             return true;
         }
@@ -62,7 +62,7 @@ pub(crate) fn spin(crowded: bool, mut news: impl FnMut() -> bool) -> bool {
             std::hint::spin_loop();
         }
     }
-    for _ in 0..OFFERS {
+    for _ in 0..YIELDS {
         std::thread::yield_now();
         if news() {
             return true;
@@ -162,7 +162,7 @@ impl Sleeper {
     }
 
     /// Wakes all own threads that sleep, and whoever polls: something has come that another thread found.
-    pub(crate) fn rouse(&self) {
+    pub(crate) fn wake_all(&self) {
         wake::wake(&self.wake.words[0]);
         self.rung.notify_all();
         if let Some(descriptor) = self.descriptor.get() {
@@ -208,7 +208,7 @@ impl Sleeper {
     }
 
     /// Makes the descriptor unreadable, until somebody rings or it is time to look for deaths.
-    pub(crate) fn quiet(&self) {
+    pub(crate) fn clear(&self) {
         let Some(descriptor) = self.descriptor.get() else { return };
         for fd in
             [self.bell().map(AsFd::as_fd), Some(descriptor.relay.as_fd()), Some(descriptor.timer.as_fd())]

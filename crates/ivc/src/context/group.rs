@@ -15,7 +15,7 @@ use crate::event::Event;
 use crate::peer::{Address, Peer};
 
 /// A member VM, or the host: what it has for us.
-pub(super) struct Quarter {
+pub(super) struct RegionPeer {
     pub(super) index: u32,
     incarnation: u64,
     host: Arc<str>,
@@ -49,19 +49,19 @@ impl Known {
 
 impl Shared {
     /// Looks for members that join or leave.
-    pub(super) fn look_at_group(&self, state: &mut State) {
+    pub(super) fn refresh_group(&self, state: &mut State) {
         let generation = self.member.region().generation();
         let mut changed = false;
         if state.region_seen != Some(generation) || state.retry {
             state.region_seen = Some(generation);
-            self.look_at_members(state);
+            self.refresh_peers(state);
             changed = true;
         }
-        for q in 0..state.quarters.len() {
-            let generation = Some(state.quarters[q].directory.generation());
-            if state.quarters[q].generation_seen != generation {
-                state.quarters[q].generation_seen = generation;
-                self.scan(state, q);
+        for p in 0..state.peers.len() {
+            let generation = Some(state.peers[p].directory.generation());
+            if state.peers[p].generation_seen != generation {
+                state.peers[p].generation_seen = generation;
+                self.scan(state, p);
                 changed = true;
             }
         }
@@ -80,15 +80,15 @@ impl Shared {
         GlobalSlot(slot).local(self.member.region().shape().endpoints)
     }
 
-    fn look_at_members(&self, state: &mut State) {
+    fn refresh_peers(&self, state: &mut State) {
         state.retry = false;
         for info in self.member.region().peers() {
             let active = info.life.state == Living::Active;
-            if let Some(at) = state.quarters.iter().position(|q| q.index == info.index) {
-                if active && state.quarters[at].incarnation == info.life.incarnation {
+            if let Some(at) = state.peers.iter().position(|p| p.index == info.index) {
+                if active && state.peers[at].incarnation == info.life.incarnation {
                     continue;
                 }
-                state.quarters.swap_remove(at);
+                state.peers.swap_remove(at);
                 let slots: Vec<u32> = state.known.range(self.slots_of(info.index)).map(|(s, _)| *s).collect();
                 slots.into_iter().for_each(|slot| self.lose(state, slot, false));
             }
@@ -98,7 +98,7 @@ impl Shared {
             // The peer's own service may not have written its directory yet.
             let found = self.member.directory(info.index);
             match found.and_then(|(i, d)| Ok((i, d.activity(self.address.slot)?, d))) {
-                Ok((incarnation, activity, directory)) => state.quarters.push(Quarter {
+                Ok((incarnation, activity, directory)) => state.peers.push(RegionPeer {
                     index: info.index,
                     incarnation,
                     host: info.name.into(),
@@ -114,8 +114,8 @@ impl Shared {
     }
 
     /// Looks through the endpoints of a member.
-    fn scan(&self, state: &mut State, q: usize) {
-        let (index, directory) = (state.quarters[q].index, state.quarters[q].directory.clone());
+    fn scan(&self, state: &mut State, p: usize) {
+        let (index, directory) = (state.peers[p].index, state.peers[p].directory.clone());
         let shape = *self.member.region().shape();
         for local in 0..directory.endpoints_high() {
             let slot = shape.slot(index, local).0;
@@ -131,24 +131,24 @@ impl Shared {
                 self.lose(state, slot, left && info.life.state == Living::Free);
             }
             if info.life.state != Living::Active
-                || state.quarters[q].strangers.get(&local) == Some(&info.life.incarnation)
+                || state.peers[p].strangers.get(&local) == Some(&info.life.incarnation)
             {
                 continue;
             }
-            match self.meet(&state.quarters[q], slot, local, &info) {
+            match self.meet(&state.peers[p], slot, local, &info) {
                 Some(known) => {
                     state.tell(Event::Joined(known.peer.clone()));
                     state.known.insert(slot, known);
-                    self.look_for_offers(state, slot);
+                    self.find_offers(state, slot);
                 }
-                None => drop(state.quarters[q].strangers.insert(local, info.life.incarnation)),
+                None => drop(state.peers[p].strangers.insert(local, info.life.incarnation)),
             }
         }
     }
 
     /// A context that is met for the first time, if it is of this group.
-    fn meet(&self, quarter: &Quarter, slot: u32, local: u32, info: &EndpointInfo) -> Option<Known> {
-        let directory = &quarter.directory;
+    fn meet(&self, peer: &RegionPeer, slot: u32, local: u32, info: &EndpointInfo) -> Option<Known> {
+        let directory = &peer.directory;
         let life = directory.endpoint_line(local).ok()?;
         let section = directory.section();
         let block = section.line("block", info.block).ok()?;
@@ -160,7 +160,7 @@ impl Shared {
         }
         let address = Address { slot, incarnation: info.life.incarnation };
         Some(Known {
-            peer: Peer { client, host: Arc::clone(&quarter.host), address },
+            peer: Peer { client, host: Arc::clone(&peer.host), address },
             life,
             alive,
             section: section.clone(),

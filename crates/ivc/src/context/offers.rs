@@ -52,21 +52,21 @@ impl Lingering {
 
 impl Shared {
     /// Looks for offers of members that have announced something.
-    pub(super) fn look_at_activity(&self, state: &mut State) {
-        for q in 0..state.quarters.len() {
-            let quarter = &mut state.quarters[q];
-            let groups = quarter.seen.changed(&quarter.activity);
+    pub(super) fn poll_activity(&self, state: &mut State) {
+        for p in 0..state.peers.len() {
+            let peer = &mut state.peers[p];
+            let groups = peer.seen.changed(&peer.activity);
             if groups == 0 {
                 continue;
             }
-            let slots = self.slots_of(quarter.index);
+            let slots = self.slots_of(peer.index);
             let senders: Vec<u32> = state
                 .known
                 .range(slots)
                 .map(|(slot, _)| *slot)
                 .filter(|slot| groups & (1 << activity::group(self.local_of(*slot))) != 0)
                 .collect();
-            senders.into_iter().for_each(|slot| self.look_for_offers(state, slot));
+            senders.into_iter().for_each(|slot| self.find_offers(state, slot));
         }
     }
 
@@ -93,7 +93,7 @@ impl Shared {
     }
 
     /// Looks for new offers of a member.
-    pub(super) fn look_for_offers(&self, state: &mut State, slot: u32) {
+    pub(super) fn find_offers(&self, state: &mut State, slot: u32) {
         let Some(known) = state.known.get_mut(&slot) else { return };
         let version = known.block.words[VERSION].get();
         if known.version_seen == Some(version) {
@@ -143,7 +143,7 @@ impl Shared {
 
     /// Takes a place for an own end. Where there is none, that of the oldest refusal is taken: who was refused has had time to
     /// read that, or waits until his time is up.
-    fn place(&self, state: &mut State) -> isthmus_region::Result<u32> {
+    fn take_entry(&self, state: &mut State) -> isthmus_region::Result<u32> {
         state.table.take(&self.member, self.block_at).or_else(|full| {
             let oldest = state.lingering.iter().position(|l| l.refused).ok_or(full)?;
             Ok(state.lingering.remove(oldest).number)
@@ -160,7 +160,7 @@ impl Shared {
         let failed = region("take memory for a channel");
         let bytes = self.config.ring_bytes;
         let ring = self.member.take(bytes).map_err(&failed)?;
-        let number = match self.place(state) {
+        let number = match self.take_entry(state) {
             Ok(number) => number,
             Err(source) => {
                 self.member.give(ring, bytes);
@@ -176,7 +176,7 @@ impl Shared {
 
     fn accept_offer(self: &Arc<Self>, state: &mut State, offer: &Offer) -> Result<Option<Channel>> {
         let Some(known) = state.known.get(&offer.peer.address.slot) else { return Ok(None) };
-        let Some(other_ring) = Self::ring_of(&known.section, &offer.claim) else {
+        let Some(partner_ring) = Self::ring_of(&known.section, &offer.claim) else {
             // It makes no sense; its sender waits in vain.
             return Ok(None);
         };
@@ -199,7 +199,7 @@ impl Shared {
             (number, end, life),
             (ring, ring_at),
             &offer.claim,
-            other_ring,
+            partner_ring,
             (life_line, alive),
         );
         state.links.push(Arc::downgrade(&link));
@@ -211,7 +211,7 @@ impl Shared {
     pub(super) fn refuse(&self, state: &mut State, to: &Address, claim: &Claim) {
         let Some(known) = state.known.get(&to.slot) else { return };
         let (life, alive) = (known.life.clone(), known.alive);
-        let Ok(number) = self.place(state) else { return };
+        let Ok(number) = self.take_entry(state) else { return };
         let Ok(end) = state.table.end(&self.member, number) else { return };
         let answers = Some((claim.number, claim.generation()));
         let terms = Terms { to: *to, ring: 0, ring_bytes: 0, segment_bytes: 0, answers, refused: true };
@@ -234,6 +234,6 @@ impl Shared {
     /// Takes over an end that was closed. `partner` is none if nobody can have seen it.
     pub(crate) fn let_go(&self, state: &mut State, lingering: Lingering) {
         state.lingering.push(lingering);
-        self.look(state);
+        self.refresh(state);
     }
 }

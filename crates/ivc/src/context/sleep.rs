@@ -13,7 +13,7 @@ use crate::wait::{self, lock};
 
 /// Threads that sleep until something happens to the context.
 #[derive(Default)]
-pub(super) struct Naps {
+pub(super) struct Sleeping {
     count: u64,
     sleepers: u32,
     /// A program polls the descriptor.
@@ -23,17 +23,17 @@ pub(super) struct Naps {
 impl Shared {
     /// Says that a program is about to poll the descriptor.
     pub(super) fn arm(&self) {
-        let mut naps = lock(&self.naps);
-        naps.armed = true;
-        naps.count += 1;
-        sleep::announce_sleep(&self.block.words[SLEEP], naps.count, Bell::Service);
+        let mut sleeping = lock(&self.sleeping);
+        sleeping.armed = true;
+        sleeping.count += 1;
+        sleep::announce_sleep(&self.block.words[SLEEP], sleeping.count, Bell::Service);
     }
 
     /// Takes that back.
     pub(super) fn disarm(&self) {
-        let mut naps = lock(&self.naps);
-        naps.armed = false;
-        if naps.sleepers == 0 {
+        let mut sleeping = lock(&self.sleeping);
+        sleeping.armed = false;
+        if sleeping.sleepers == 0 {
             sleep::announce_awake(&self.block.words[SLEEP]);
         }
     }
@@ -65,7 +65,7 @@ impl Shared {
     }
 
     /// Wakes whoever of the group sleeps: we have come, or go.
-    pub(super) fn tell_all(&self, state: &mut State) {
+    pub(super) fn ring_group(&self, state: &mut State) {
         for (slot, known) in &mut state.known {
             if let Some(bell) = sleep::who_to_ring(&known.block.words[SLEEP], &mut known.rung) {
                 self.ring(*slot, bell);
@@ -101,7 +101,7 @@ impl Shared {
         let mut check = || {
             let links = self.progress();
             let mut state = lock(&self.state);
-            self.look(&mut state);
+            self.refresh(&mut state);
             let is_done = done(self, &mut state);
             drop(state);
             drop(links);
@@ -117,11 +117,11 @@ impl Shared {
         loop {
             let seen = self.sleeper.seen();
             {
-                let mut naps = lock(&self.naps);
-                naps.count += 1;
-                naps.sleepers += 1;
-                let bell = if naps.armed { Bell::Service } else { self.sleeper.mode() };
-                sleep::announce_sleep(&self.block.words[SLEEP], naps.count, bell);
+                let mut sleeping = lock(&self.sleeping);
+                sleeping.count += 1;
+                sleeping.sleepers += 1;
+                let bell = if sleeping.armed { Bell::Service } else { self.sleeper.mode() };
+                sleep::announce_sleep(&self.block.words[SLEEP], sleeping.count, bell);
             }
             let found = check();
             let left = wait::left(deadline);
@@ -129,9 +129,9 @@ impl Shared {
                 self.sleeper.sleep(seen, left);
             }
             {
-                let mut naps = lock(&self.naps);
-                naps.sleepers -= 1;
-                if naps.sleepers == 0 && !naps.armed {
+                let mut sleeping = lock(&self.sleeping);
+                sleeping.sleepers -= 1;
+                if sleeping.sleepers == 0 && !sleeping.armed {
                     sleep::announce_awake(&self.block.words[SLEEP]);
                 }
             }

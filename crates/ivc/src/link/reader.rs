@@ -60,33 +60,33 @@ impl Link {
     /// The other context is gone: everything up to `sure` was its own.
     #[cold]
     fn lose(&self, core: &mut Reader) -> Error {
-        let all = core.positions.read() == core.sure && self.took_leave();
+        let all = core.positions.read() == core.sure && self.left_in_order();
         self.end_reading(core, if all { Ended::End } else { Ended::Died })
     }
 
     /// Looks what has come. What is an error then is one for ever; it comes after all bytes.
-    pub(crate) fn look(&self, core: &mut Reader) -> Result<()> {
+    pub(crate) fn poll(&self, core: &mut Reader) -> Result<()> {
         if let Some(ended) = core.ended {
             return Err(self.error(ended));
         }
-        if let Err(bad) = core.positions.refresh(self.other.writer(at::WRITE)) {
+        if let Err(bad) = core.positions.refresh(self.partner.writer(at::WRITE)) {
             if !unchanged(&self.life.words[0], self.alive) {
                 return Err(self.lose(core));
             }
             return Err(self.end_reading(core, Ended::Faulty("channel.WRITE", bad)));
         }
         if core.positions.available() == 0 {
-            return self.look_for_end(core);
+            return self.poll_end(core);
         }
         Ok(())
     }
 
     /// Nothing is there: whether nothing will come.
-    fn look_for_end(&self, core: &mut Reader) -> Result<()> {
-        let (end, paused) = (self.other.writer(at::END).get(), self.other.writer(at::PAUSED).get());
+    fn poll_end(&self, core: &mut Reader) -> Result<()> {
+        let (end, paused) = (self.partner.writer(at::END).get(), self.partner.writer(at::PAUSED).get());
         if end != 0 || paused != 0 {
             // What was written before that is visible now (P17).
-            if let Err(bad) = core.positions.refresh(self.other.writer(at::WRITE)) {
+            if let Err(bad) = core.positions.refresh(self.partner.writer(at::WRITE)) {
                 if !unchanged(&self.life.words[0], self.alive) {
                     return Err(self.lose(core));
                 }
@@ -120,7 +120,7 @@ impl Link {
         mut put: impl FnMut(u64, u64, u64),
     ) -> Result<u64> {
         if core.positions.available() < want || core.ended.is_some() {
-            self.look(core)?;
+            self.poll(core)?;
         }
         let len = core.positions.available().min(want);
         if len == 0 {
@@ -132,13 +132,13 @@ impl Link {
         if second.1 > 0 {
             put(second.0, first.1, second.1);
         }
-        self.took(core, len)?;
+        self.consume(core, len)?;
         Ok(len)
     }
 
     /// Counts bytes as read, if they were the other's own.
     #[inline]
-    pub(crate) fn took(&self, core: &mut Reader, len: u64) -> Result<()> {
+    pub(crate) fn consume(&self, core: &mut Reader, len: u64) -> Result<()> {
         if !unchanged(&self.life.words[0], self.alive) {
             return Err(self.lose(core));
         }
@@ -153,7 +153,7 @@ impl Link {
         }
         if core.positions.release(self.own.read(), self.segment) {
             // A writer that sleeps said so in the line that was just read, or has filled the ring.
-            let room = self.other.writer(at::ROOM);
+            let room = self.partner.writer(at::ROOM);
             if held * 2 >= core.positions.capacity() || room.peek() != 0 {
                 self.ring_for(room, &mut core.rung);
             }
@@ -176,12 +176,13 @@ impl Link {
             }
             core.positions.write_seen()
         };
-        let news = || {
-            let [write, end, paused] = [at::WRITE, at::END, at::PAUSED].map(|w| self.other.writer(w).peek());
+        let changed = || {
+            let [write, end, paused] =
+                [at::WRITE, at::END, at::PAUSED].map(|w| self.partner.writer(w).peek());
             write != seen || end != 0 || paused != 0 || self.alarm.peek() != 0 || !self.is_alive()
         };
         // Whatever it is, the look tells.
-        if wait::spin(self.shared.is_crowded(), news) {
+        if wait::spin(self.shared.is_crowded(), changed) {
             return true;
         }
         let mut tries = 0;
@@ -195,9 +196,9 @@ impl Link {
                 core.sleeps += 1;
                 let bell = if core.armed { Bell::Service } else { self.shared.sleeper.mode() };
                 sleep::announce_sleep(self.own.reader(at::SLEEP), core.sleeps, bell);
-                let settled = core.thermostat.settled(self.other.writer(at::ANSWER));
+                let settled = core.thermostat.settled(self.partner.writer(at::ANSWER));
                 // The look that decides.
-                if self.look(&mut core).is_err() || core.positions.available() > 0 || limit.is_zero() {
+                if self.poll(&mut core).is_err() || core.positions.available() > 0 || limit.is_zero() {
                     if core.sleepers == 0 && !core.armed {
                         sleep::announce_awake(self.own.reader(at::SLEEP));
                     }
@@ -236,7 +237,7 @@ impl Link {
         core.thermostat.cool(self.own.reader(at::HEAT));
         core.sleeps += 1;
         sleep::announce_sleep(self.own.reader(at::SLEEP), core.sleeps, Bell::Service);
-        let ended = core.ended.is_none() && self.look(&mut core).is_err();
+        let ended = core.ended.is_none() && self.poll(&mut core).is_err();
         ended || core.positions.available() > 0
     }
 }

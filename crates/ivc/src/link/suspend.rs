@@ -33,7 +33,7 @@ impl Link {
 
     /// Whether the other side writes no more.
     pub(crate) fn is_settled(&self) -> bool {
-        let silent = [at::PAUSED, at::END].iter().any(|w| self.other.writer(*w).get() != 0);
+        let silent = [at::PAUSED, at::END].iter().any(|w| self.partner.writer(*w).get() != 0);
         silent || !self.is_alive() || lock(&self.state).handed_over
     }
 
@@ -48,7 +48,7 @@ impl Link {
             // What was written before the pause is visible: the caller has seen it (P17). No more than a ring full.
             while core.ended.is_none() {
                 let start = unread.len();
-                let Ok(()) = self.look(&mut core) else { break };
+                let Ok(()) = self.poll(&mut core) else { break };
                 let len = core.positions.available();
                 if len == 0 || unread.len() >= size(core.positions.capacity()) {
                     break;
@@ -57,7 +57,7 @@ impl Link {
                 let target = &mut unread[start..];
                 let got = self.read_with(&mut core, len, |from, to, len| {
                     // In bounds: the ring's length is the capacity, and the target was made for it.
-                    let _ = self.other_ring.get(from, &mut target[size(to)..size(to + len)]);
+                    let _ = self.partner_ring.get(from, &mut target[size(to)..size(to + len)]);
                 });
                 unread.truncate(start + size(got.unwrap_or(0)));
             }
@@ -66,7 +66,7 @@ impl Link {
             }
         }
         self.alarm.set(1);
-        self.shared.sleeper.rouse();
+        self.shared.sleeper.wake_all();
         self.shared.tell(Event::Suspended { channel: self.id, peer: self.peer.clone(), unread });
     }
 }

@@ -51,17 +51,17 @@ impl Link {
         if let Some(ended) = core.ended {
             return if ended == Ended::Suspended { Ok(false) } else { Err(self.error(ended)) };
         }
-        let stopped = self.other.reader(at::STOPPED).peek();
+        let stopped = self.partner.reader(at::STOPPED).peek();
         if self.is_alive() && stopped == 0 && self.alarm.peek() == 0 {
             return Ok(true);
         }
-        self.look_why(core, stopped)
+        self.check_stopped(core, stopped)
     }
 
     #[cold]
-    fn look_why(&self, core: &mut Writer, stopped: u64) -> Result<bool> {
+    fn check_stopped(&self, core: &mut Writer, stopped: u64) -> Result<bool> {
         if !unchanged(&self.life.words[0], self.alive) {
-            let ended = if self.took_leave() { Ended::Closed } else { Ended::Died };
+            let ended = if self.left_in_order() { Ended::Closed } else { Ended::Died };
             core.ended = Some(ended);
             return Err(self.error(ended));
         }
@@ -95,7 +95,7 @@ impl Link {
         {
             let dead = !unchanged(&self.life.words[0], self.alive);
             let ended = match dead {
-                true if self.took_leave() => Ended::Closed,
+                true if self.left_in_order() => Ended::Closed,
                 true => Ended::Died,
                 false => Ended::Faulty("channel.READ", bad),
             };
@@ -108,7 +108,7 @@ impl Link {
     /// How far the other side has read of our ring.
     #[inline]
     fn own_read_position(&self) -> &Word {
-        self.other.read()
+        self.partner.read()
     }
 
     /// Writes up to `want` bytes; `get` is given a place in the ring, an offset in the source and a length.
@@ -142,10 +142,10 @@ impl Link {
     pub(crate) fn publish(&self, core: &mut Writer, len: u64) {
         core.reserved = 0;
         let announce =
-            must_announce(self.other.reader(at::HEAT), self.own.writer(at::ANSWER), &mut core.answered);
+            must_announce(self.partner.reader(at::HEAT), self.own.writer(at::ANSWER), &mut core.answered);
         core.positions.publish(self.own.writer(at::WRITE), len);
         if announce {
-            self.ring_for(self.other.reader(at::SLEEP), &mut core.rung);
+            self.ring_for(self.partner.reader(at::SLEEP), &mut core.rung);
         }
         if core.armed {
             core.armed = false;
@@ -170,10 +170,10 @@ impl Link {
             }
             core.positions.read_seen()
         };
-        let (word, stopped) = (self.own_read_position(), self.other.reader(at::STOPPED));
-        let news =
+        let (word, stopped) = (self.own_read_position(), self.partner.reader(at::STOPPED));
+        let changed =
             || word.peek() != read || stopped.peek() != 0 || self.alarm.peek() != 0 || !self.is_alive();
-        wait::spin(self.shared.is_crowded(), news);
+        wait::spin(self.shared.is_crowded(), changed);
         let mut tries = 0;
         loop {
             let rings = self.shared.sleeper.seen();
@@ -224,14 +224,14 @@ impl Link {
     }
 
     /// Bytes that the other side has not read yet, as far as it has said.
-    pub(crate) fn unread_there(&self) -> Result<u64> {
+    pub(crate) fn unread(&self) -> Result<u64> {
         let mut core = lock(&self.writer);
         let written = core.positions.written();
         if core.positions.read_seen() == written {
             return Ok(0);
         }
         if !unchanged(&self.life.words[0], self.alive) {
-            let ended = if self.took_leave() { Ended::Closed } else { Ended::Died };
+            let ended = if self.left_in_order() { Ended::Closed } else { Ended::Died };
             return Err(self.error(ended));
         }
         let capacity = self.ring.len();
