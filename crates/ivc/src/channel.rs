@@ -1,4 +1,4 @@
-//! A channel: a byte stream each way.
+//! A channel, as programs use it: reading, writing, waiting, and working in the rings in place.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::sync::Arc;
@@ -15,10 +15,10 @@ use crate::piece::{ReadPiece, WritePiece};
 use crate::table::at;
 use crate::wait::{self, lock};
 
-/// What a program that polls wants to know of a channel ([`Channel::watch`]).
+/// What a program that polls its context's descriptor waits for on a channel ([`Channel::watch`]).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Interest {
-    /// Bytes to be read, or the end of the stream.
+    /// Bytes, or the end of the stream.
     pub read: bool,
     /// Room to write.
     pub write: bool,
@@ -26,9 +26,9 @@ pub struct Interest {
 
 /// A byte stream to another member of the group, and one from it.
 ///
-/// Any thread may use it at any time; one that reads and one that writes do not hinder each other. Dropping it closes it:
-/// what was written is still delivered (see [`crate::Context`] for the end of a process), then the other side reads the
-/// end of the stream, and what it writes from then on is refused.
+/// The context at its other end is the *partner*. Any thread may use a channel at any time; one that reads and one that
+/// writes do not hinder each other. Dropping it closes it: what was written is still delivered (see [`crate::Context`] for
+/// the end of a process), then the partner reads the end of the stream, and what it writes from then on is refused.
 ///
 /// # Source
 /// The dissertation's `ivc_write` and `ivc_read`, 6.1.2.
@@ -50,17 +50,17 @@ impl Channel {
         Self { link }
     }
 
-    /// Names the channel in events of its context.
+    /// The channel's name in events of its context.
     pub fn id(&self) -> ChannelId {
         self.link.id
     }
 
-    /// The other side.
+    /// The partner: the member of the group at the other end.
     pub fn peer(&self) -> &Peer {
         &self.link.peer
     }
 
-    /// Bytes of the rings: of the one that is written here, and of the one that is read.
+    /// Bytes of both rings: of the own, which is written here, and of the partner's, which is read.
     pub fn ring_bytes(&self) -> (usize, usize) {
         (size(self.link.ring.len()), size(self.link.partner_ring.len()))
     }
@@ -71,10 +71,11 @@ impl Channel {
         (read, lock(&self.link.writer).positions.written())
     }
 
-    /// Reads what has come, at most `into.len()` bytes, without waiting. 0: nothing is there now (or `into` is empty).
+    /// Reads what has come, at most `into.len()` bytes, without waiting. Returns 0 if nothing is there now (or `into` is
+    /// empty).
     ///
     /// # Ordering
-    /// Bytes come in the order in which they were written; what the writer did before is visible (P17).
+    /// Bytes come in the order in which they were written; what the writer did before it wrote them is visible (P17).
     ///
     /// # Errors
     /// After all bytes: [`Error::End`], [`Error::PeerDied`], [`Error::Suspended`]. At once: [`Error::Faulty`], and
@@ -84,13 +85,13 @@ impl Channel {
         let link = &*self.link;
         let mut core = lock(&link.reader);
         let got = link.read_with(&mut core, into.len() as u64, |from, to, len| {
-            // In bounds: pieces of a ring that is as long as the capacity.
+            // Cannot fail: `pieces` gives parts of a ring as long as the capacity.
             let _ = link.partner_ring.get(from, &mut into[size(to)..size(to + len)]);
         })?;
         Ok(size(got))
     }
 
-    /// As [`Channel::read`], into a buffer that is known by its address.
+    /// As [`Channel::read`], into a buffer given by its address.
     ///
     /// # Errors
     /// As [`Channel::read`].
@@ -124,24 +125,24 @@ impl Channel {
         Ok(done)
     }
 
-    /// Writes as much of `from` as there is room for, without waiting. 0: there is no room now, or the channel is
+    /// Writes as much of `from` as there is room for, without waiting. Returns 0 if there is no room now, or the channel is
     /// suspended (or `from` is empty).
     ///
     /// # Errors
-    /// [`Error::Closed`]: writing was shut down here, or the other side reads no more. [`Error::PeerDied`],
+    /// [`Error::Closed`]: writing was shut down here, or the partner reads no more. [`Error::PeerDied`],
     /// [`Error::Faulty`].
     #[inline]
     pub fn write(&self, from: &[u8]) -> Result<usize> {
         let link = &*self.link;
         let mut core = lock(&link.writer);
         let put = link.write_with(&mut core, from.len() as u64, |to, at, len| {
-            // In bounds, as in `read`.
+            // Cannot fail, as in `read`.
             let _ = link.ring.put(to, &from[size(at)..size(at + len)]);
         })?;
         Ok(size(put))
     }
 
-    /// As [`Channel::write`], from a buffer that is known by its address.
+    /// As [`Channel::write`], from a buffer given by its address.
     ///
     /// # Errors
     /// As [`Channel::write`].
@@ -175,7 +176,7 @@ impl Channel {
         Ok(done)
     }
 
-    /// Reads at least one byte, waiting for it at most `limit` or for ever: polls, then offers the processor, then sleeps.
+    /// Reads at least one byte, waiting at most `limit`, or for ever: spins, then yields, then sleeps.
     ///
     /// # Errors
     /// [`Error::TimedOut`], and as [`Channel::read`].
@@ -196,8 +197,8 @@ impl Channel {
     /// Fills all of `into`, waiting at most `limit` in all, or for ever.
     ///
     /// # Errors
-    /// [`Error::TimedOut`] with the count of bytes that were read, which are in `into`; as [`Channel::read`], where
-    /// bytes that came before are in `into`, but not counted.
+    /// [`Error::TimedOut`] with the count of bytes that were read, which are in `into`; as [`Channel::read`], whose errors
+    /// have no such count: bytes that came before are in `into`.
     pub fn read_exact(&self, into: &mut [u8], limit: Option<Duration>) -> Result<()> {
         let mut done = self.read(into)?;
         if done == into.len() {
@@ -213,7 +214,7 @@ impl Channel {
         Ok(())
     }
 
-    /// Writes all of `from`, waiting for room at most `limit` in all, or for ever. Longer than the ring will do.
+    /// Writes all of `from`, waiting for room at most `limit` in all, or for ever. `from` may be longer than the ring.
     ///
     /// # Errors
     /// [`Error::TimedOut`] with the count of bytes that were written; as [`Channel::write`], and [`Error::Suspended`].
@@ -235,7 +236,7 @@ impl Channel {
         Ok(())
     }
 
-    /// Waits until there is something to be read, or reading has ended: at most `limit`, or for ever.
+    /// Waits until there are bytes to read, or reading has ended: at most `limit`, or for ever.
     ///
     /// # Errors
     /// [`Error::TimedOut`].
@@ -257,9 +258,9 @@ impl Channel {
         }
     }
 
-    /// Up to `most` bytes of the own ring to be written in place, in the order of the stream: two pieces where the ring's
-    /// end lies between them, both empty where there is no room. Nothing is published before [`Channel::commit`]; another
-    /// write or reservation takes this one's place.
+    /// Returns up to `most` bytes of the own ring to be written in place, in the order of the stream: two pieces if the
+    /// ring's end lies between them, both empty if there is no room. Nothing is published before [`Channel::commit`];
+    /// another write or reservation replaces this one.
     ///
     /// # Errors
     /// As [`Channel::write`].
@@ -279,7 +280,7 @@ impl Channel {
     /// Publishes the first `len` bytes of what [`Channel::reserve`] gave, as [`Channel::write`] would.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for more than were reserved; else as [`Channel::write`], and [`Error::Suspended`]. Nothing is
+    /// [`Error::Invalid`] for more than were reserved; otherwise as [`Channel::write`], and [`Error::Suspended`]. Nothing is
     /// published then.
     pub fn commit(&self, len: usize) -> Result<()> {
         let link = &*self.link;
@@ -298,8 +299,8 @@ impl Channel {
         Ok(())
     }
 
-    /// Up to `most` bytes that have come, where they are: two pieces where the ring's end lies between them, both empty
-    /// where nothing is there. They stay until [`Channel::release`] or a read.
+    /// Returns up to `most` bytes that have come, in the ring: two pieces if the ring's end lies between them, both empty if
+    /// nothing is there. They stay until [`Channel::release`] or a read.
     ///
     /// # Errors
     /// As [`Channel::read`].
@@ -316,11 +317,11 @@ impl Channel {
         Ok(all.map(|(at, len)| ReadPiece { bytes, at, len }))
     }
 
-    /// Gives the first `len` bytes that [`Channel::peek`] showed back to the writer. Only when this succeeds were they the
-    /// other side's: a program that acts on what it saw in place acts after this.
+    /// Gives the first `len` bytes that [`Channel::peek`] showed back to the writer. Only if this succeeds were they the
+    /// partner's own: a program that acts on what it saw in place acts after this.
     ///
     /// # Errors
-    /// [`Error::PeerDied`] and the like: what was seen may be anything. [`Error::Invalid`] for more than there is.
+    /// [`Error::PeerDied`] and the like: what was seen may be anything. [`Error::Invalid`] for more than there are.
     pub fn release(&self, len: usize) -> Result<()> {
         let link = &*self.link;
         let mut core = lock(&link.reader);
@@ -338,21 +339,21 @@ impl Channel {
         Ok(())
     }
 
-    /// What [`crate::Context::arm`] is to look at, and its descriptor to tell of, of this channel. Nothing at first.
+    /// Sets what [`crate::Context::arm`] checks on this channel and its descriptor reports. Nothing at first.
     pub fn watch(&self, interest: Interest) {
         lock(&self.link.state).interest = interest;
     }
 
-    /// Shuts the own direction down: the other side reads what was written, and then the end of the stream. Reading goes
-    /// on here.
+    /// Shuts the own direction down: the partner reads what was written, and then the end of the stream. Reading here goes
+    /// on.
     pub fn shutdown_write(&self) {
         self.link.shut_write();
     }
 
-    /// Waits until the other side has read everything that was written: at most `limit`, or for ever.
+    /// Waits until the partner has read everything that was written: at most `limit`, or for ever.
     ///
     /// # Errors
-    /// [`Error::TimedOut`]; [`Error::PeerDied`] or [`Error::Closed`]: it never will.
+    /// [`Error::TimedOut`]; [`Error::PeerDied`] or [`Error::Closed`] if it never will.
     pub fn flush(&self, limit: Option<Duration>) -> Result<()> {
         let deadline = wait::deadline(limit);
         let mut tries = 0;
@@ -367,7 +368,7 @@ impl Channel {
             if left.is_zero() {
                 return Err(timed_out("waiting for the other side to read", limit, 0));
             }
-            // Seldom, and nobody's latency: no bell for it.
+            // Flushing is rare and its latency uncritical, so the reader rings no bell for it.
             std::thread::sleep(Duration::from_micros(20).saturating_mul(1 << u32::min(tries, 6)).min(left));
             tries += 1;
         }
@@ -376,7 +377,8 @@ impl Channel {
     /// Closes the channel, as dropping it does.
     pub fn close(self) {}
 
-    /// The two directions, for a thread each. The channel is closed once both are dropped; each closes its direction.
+    /// Splits the channel into its two directions, one for a thread each. Dropping one closes that direction; the channel
+    /// is closed once both are dropped.
     pub fn split(self) -> (ReadHalf, WriteHalf) {
         let other = Channel { link: Arc::clone(&self.link) };
         (ReadHalf { channel: self }, WriteHalf { channel: other })
@@ -387,13 +389,13 @@ fn timed_out(action: &'static str, limit: Option<Duration>, moved: usize) -> Err
     Error::TimedOut { action, limit: limit.unwrap_or(Duration::MAX), moved }
 }
 
-/// The direction that is read. Dropping it refuses what the other side writes from then on.
+/// The direction that is read. Dropping it refuses what the partner writes from then on.
 #[derive(Debug)]
 pub struct ReadHalf {
     channel: Channel,
 }
 
-/// The direction that is written. Dropping it ends the stream behind what was written.
+/// The direction that is written. Dropping it ends the stream after what was written.
 #[derive(Debug)]
 pub struct WriteHalf {
     channel: Channel,
@@ -418,7 +420,7 @@ impl Drop for WriteHalf {
 }
 
 impl ReadHalf {
-    /// The channel, whose functions that read are this half's business.
+    /// The channel, for those of its functions that read.
     pub fn channel(&self) -> &Channel {
         &self.channel
     }
@@ -426,7 +428,7 @@ impl ReadHalf {
     /// As [`Channel::read`].
     ///
     /// # Errors
-    /// As there.
+    /// As [`Channel::read`].
     #[inline]
     pub fn read(&mut self, into: &mut [u8]) -> Result<usize> {
         self.channel.read(into)
@@ -435,7 +437,7 @@ impl ReadHalf {
     /// As [`Channel::read_some`].
     ///
     /// # Errors
-    /// As there.
+    /// As [`Channel::read_some`].
     pub fn read_some(&mut self, into: &mut [u8], limit: Option<Duration>) -> Result<usize> {
         self.channel.read_some(into, limit)
     }
@@ -443,14 +445,14 @@ impl ReadHalf {
     /// As [`Channel::read_exact`].
     ///
     /// # Errors
-    /// As there.
+    /// As [`Channel::read_exact`].
     pub fn read_exact(&mut self, into: &mut [u8], limit: Option<Duration>) -> Result<()> {
         self.channel.read_exact(into, limit)
     }
 }
 
 impl WriteHalf {
-    /// The channel, whose functions that write are this half's business.
+    /// The channel, for those of its functions that write.
     pub fn channel(&self) -> &Channel {
         &self.channel
     }
@@ -458,7 +460,7 @@ impl WriteHalf {
     /// As [`Channel::write`].
     ///
     /// # Errors
-    /// As there.
+    /// As [`Channel::write`].
     #[inline]
     pub fn write(&mut self, from: &[u8]) -> Result<usize> {
         self.channel.write(from)
@@ -467,7 +469,7 @@ impl WriteHalf {
     /// As [`Channel::write_all`].
     ///
     /// # Errors
-    /// As there.
+    /// As [`Channel::write_all`].
     pub fn write_all(&mut self, from: &[u8], limit: Option<Duration>) -> Result<()> {
         self.channel.write_all(from, limit)
     }

@@ -1,4 +1,4 @@
-//! Setting up channels: offers, and what becomes of them.
+//! Connecting: a member's offer, and what becomes of it.
 //!
 //! ```text
 //! connects                                   accepts
@@ -6,8 +6,8 @@
 //!                                   ◄──────    end: answer to that offer, my ring
 //!   reads and writes                           reads and writes
 //! ```
-//! Each side writes its own end only. An offer that is given up (time-out, drop) is closed like a channel; the fence of
-//! P19 makes sure that a side that answers at that moment knows, or is known.
+//! Each side writes its own end only. An offer that is given up (time-out, drop) is closed like a channel. If it is answered
+//! at that moment, the fences of P19 make sure that at least one side sees what the other did.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,7 +24,7 @@ use crate::link::{Link, STOPPED};
 use crate::peer::{Address, Peer};
 use crate::table::{Claim, End, at, claims};
 
-/// A connection that was asked for, until the other side has answered. Dropping it takes the offer back.
+/// A connection that was offered, until the member has answered. Dropping it withdraws the offer.
 pub struct Connecting {
     shared: Arc<Shared>,
     peer: Peer,
@@ -33,11 +33,11 @@ pub struct Connecting {
     section: Section,
     block: LineRef,
     version_seen: Option<u64>,
-    /// None once it was answered or given up.
+    /// The own end; none once the offer was answered or withdrawn.
     offer: Option<OwnEnd>,
 }
 
-/// The own end.
+/// The end that makes the offer.
 struct OwnEnd {
     number: u32,
     end: End,
@@ -90,13 +90,13 @@ impl Connecting {
         Ok(connecting)
     }
 
-    /// Who was asked.
+    /// The member that was asked.
     pub fn peer(&self) -> &Peer {
         &self.peer
     }
 
-    /// The channel, if the other side has accepted by now. After that, and after an error, there is nothing more to come:
-    /// further calls give [`Error::NoPeer`].
+    /// Returns the channel, if the member has accepted by now. After that, and after an error, further calls return
+    /// [`Error::NoPeer`].
     ///
     /// # Errors
     /// [`Error::Refused`], [`Error::PeerDied`], [`Error::Faulty`].
@@ -107,7 +107,7 @@ impl Connecting {
         self.poll_within(&mut state)
     }
 
-    /// Waits for the answer, at most `limit` or for ever. If the time is up the offer stands, until this is dropped.
+    /// Waits for the answer, at most `limit` or for ever. After a time-out the offer stands, until this is dropped.
     ///
     /// # Errors
     /// [`Error::TimedOut`], and as [`Connecting::poll`].
@@ -165,7 +165,7 @@ impl Connecting {
         Ok(Some(Channel::new(link)))
     }
 
-    /// The other side's end that answers ours.
+    /// The member's end that answers the offer.
     fn find_answer(&self) -> Option<Claim> {
         let made = self.offer.as_ref()?;
         let key = Some((made.number, Life::unpack(made.life).incarnation));
@@ -175,12 +175,12 @@ impl Connecting {
     fn withdraw(&mut self, state: &mut State) {
         let answer = {
             let Some(made) = &self.offer else { return };
-            // Whoever has accepted already finds a channel that is closed.
+            // A member that has accepted already gets a channel that is closed.
             made.end.writer(at::END).set(1);
             made.end.reader(at::STOPPED).set(STOPPED);
             let dead = Life { state: Living::Dead, ..Life::unpack(made.life) }.pack();
             stream::publish_life(made.end.life(), dead);
-            // After the fence: whoever answers from here on sees that there is no offer (P19).
+            // After the fence: a member that answers from here on sees that the offer is gone (P19).
             self.find_answer()
         };
         let Some(made) = self.offer.take() else { return };
@@ -215,7 +215,7 @@ impl Connecting {
 
 impl Drop for Connecting {
     fn drop(&mut self) {
-        // One that failed to begin is dropped under the lock.
+        // If `begin` failed, this is dropped under the lock, without an offer.
         if self.offer.is_none() || !self.shared.is_ours() {
             return;
         }

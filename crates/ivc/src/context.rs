@@ -1,4 +1,4 @@
-//! A context: a process's membership of a group, and what all of its channels share.
+//! A context, as programs use it: a process's membership of a group, and what all of its channels share.
 
 mod group;
 mod offers;
@@ -31,15 +31,15 @@ use group::RegionPeer;
 use offers::Offer;
 use sleep::Sleeping;
 
-/// Events that are kept for a program that does not ask for them.
+/// Most events that are kept for a program that does not ask for them.
 const MOST_EVENTS: usize = 4096;
-/// How long a context that ends waits for the other sides to notice, once they have read everything.
+/// How long a context that ends waits for its partners to see that, once they have read everything.
 const GRACE: Duration = Duration::from_millis(50);
 
 /// Indices of words in the first line of a block.
 pub(crate) const SLEEP: usize = 4;
 pub(crate) const VERSION: usize = 7;
-/// Indices of words in the second.
+/// Indices of words in the second line.
 const KIND: usize = 1;
 const MAGIC: usize = 2;
 const CLIENT: usize = 3;
@@ -48,10 +48,10 @@ pub(crate) const BACKLOG: usize = 4;
 /// A process's membership of a group.
 ///
 /// All contexts of a region with the same magic id form a group, wherever they are: in VMs, on the host, several in one
-/// process. Groups do not see each other. A context may be used by any number of threads at once. Dropping it ends the
-/// membership once its channels are dropped, too, and then waits up to [`Config::linger`] until what was written has been
-/// read: a process that ends without that (`std::process::exit`) takes unread bytes with it. A forked child must not use
-/// its parent's contexts and channels; it may drop them.
+/// process. Groups do not see each other. Any number of threads may use a context at once. Dropping it ends the membership
+/// once its channels are dropped, too; the last drop waits up to [`Config::linger`] until what was written has been read.
+/// A process that ends without that (`std::process::exit`) takes unread bytes with it. A forked child must not use its
+/// parent's contexts and channels; it may drop them.
 ///
 /// # Source
 /// The dissertation's `ivc_register`, 6.1.2.
@@ -87,20 +87,20 @@ pub(crate) struct Shared {
     callbacks: Mutex<Callbacks>,
     /// Whether more processes run than there are processors.
     crowded: Word,
-    /// Channels so far.
+    /// Number of channels so far.
     channels: Word,
-    /// The process that registered. A forked child has copies of all this, and no mapping behind them.
+    /// The process that registered. A forked child has copies of all this without the mapping.
     owner: rustix::process::Pid,
 }
 
-/// What is behind the lock.
+/// What the context's lock protects.
 #[derive(Default)]
 pub(crate) struct State {
     pub(crate) table: Table,
     peers: Vec<RegionPeer>,
     region_seen: Option<u64>,
     retry: bool,
-    /// The group but for ourselves, by slot.
+    /// The other members of the group, by slot.
     pub(crate) known: BTreeMap<u32, Known>,
     pub(crate) offers: VecDeque<Offer>,
     pub(crate) links: Vec<Weak<Link>>,
@@ -110,10 +110,10 @@ pub(crate) struct State {
 }
 
 impl Context {
-    /// Joins the group of `magic`, with a client id of the program's choice, as [`Config::default`] says.
+    /// Joins the group of `magic`, with a client id of the program's choice and the sizes of [`Config::default`].
     ///
     /// # Errors
-    /// [`Error::Region`]: no memory or slot is left, or the service is gone.
+    /// [`Error::Region`] if no memory or slot is left, or the service is gone.
     pub fn register(member: &Arc<Member>, magic: u64, client: u64) -> Result<Self> {
         Self::register_with(member, magic, client, Config::default())
     }
@@ -121,7 +121,7 @@ impl Context {
     /// As [`Context::register`], with sizes and limits of the program's choice.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for sizes that cannot be; [`Error::Region`].
+    /// [`Error::Invalid`] for sizes that are not possible; [`Error::Region`].
     pub fn register_with(member: &Arc<Member>, magic: u64, client: u64, config: Config) -> Result<Self> {
         config.check()?;
         let failed = region("take memory for a context");
@@ -161,14 +161,14 @@ impl Context {
         {
             let mut state = lock(&shared.state);
             shared.refresh(&mut state);
-            // Those who were there before are no news to us, but we are to them.
+            // Members that were there before are no events here; they are rung to find this one.
             state.events.clear();
             shared.ring_group(&mut state);
         }
         Ok(Self { shared })
     }
 
-    /// Where this context is, for others to connect to.
+    /// Where this context is: other members connect to this.
     pub fn address(&self) -> Address {
         self.shared.address
     }
@@ -193,7 +193,7 @@ impl Context {
         state.known.values().filter(|k| k.lives()).map(|k| k.peer.clone()).collect()
     }
 
-    /// Waits until at least `count` other members of the group live: at most `limit`, or for ever. Gives all that do, as
+    /// Waits until at least `count` other members of the group live: at most `limit`, or for ever. Returns all that do, as
     /// [`Context::peers`].
     ///
     /// # Errors
@@ -209,7 +209,7 @@ impl Context {
         if in_time { Ok(found) } else { Err(late) }
     }
 
-    /// Changes how many connections may wait to be accepted. What waits already stays.
+    /// Changes how many connections may wait to be accepted. Those that wait already stay.
     pub fn set_backlog(&self, backlog: u32) {
         let state = lock(&self.shared.state);
         if !state.suspended {
@@ -227,7 +227,7 @@ impl Context {
         connecting.wait(limit)
     }
 
-    /// Begins to connect. The other side is asked when this returns; [`Connecting::poll`] tells what it said.
+    /// Begins to connect. When this returns the offer is made; [`Connecting::poll`] returns the answer.
     ///
     /// # Errors
     /// As [`Context::connect`].
@@ -238,14 +238,14 @@ impl Context {
     /// Accepts the oldest connection that waits, if there is one.
     ///
     /// # Errors
-    /// [`Error::Region`]: no memory for the channel's ring is left. The connection goes on waiting.
+    /// [`Error::Region`] if no memory for the channel's ring is left. The connection goes on waiting.
     pub fn try_accept(&self) -> Result<Option<Channel>> {
         let mut state = lock(&self.shared.state);
         self.shared.refresh(&mut state);
         self.shared.accept_one(&mut state)
     }
 
-    /// Accepts a connection, waiting for it: at most `limit`, or for ever.
+    /// Accepts a connection, waiting for one: at most `limit`, or for ever.
     ///
     /// # Errors
     /// [`Error::TimedOut`], [`Error::Region`].
@@ -269,16 +269,16 @@ impl Context {
         }
     }
 
-    /// Looks after the group and all channels, calls the call-backs for what happened, and keeps other events for
-    /// [`Context::events`]. Bounded; to be called now and then by programs that rely on call-backs. Other calls look, too,
-    /// but call nothing back.
+    /// Checks the group and all channels, calls the call-backs for what happened, and keeps other events for
+    /// [`Context::events`]. Does not wait. Programs that rely on call-backs call this now and then: other functions check,
+    /// too, but call nothing back.
     pub fn progress(&self) {
         self.shared.progress();
         self.dispatch();
     }
 
     fn dispatch(&self) {
-        // A call-back that calls us again finds this locked, and its events wait for the next call.
+        // A call-back that calls this context again finds the lock held; the events of that call wait for the next one.
         let Ok(mut callbacks) = self.shared.callbacks.try_lock() else { return };
         let events: Vec<Event> = lock(&self.shared.state).events.drain(..).collect();
         let rest = callbacks.call(events);
@@ -288,14 +288,14 @@ impl Context {
         }
     }
 
-    /// What has happened since this was last asked, oldest first. The oldest are dropped when more than 4096 wait;
-    /// [`Context::peers`] has the truth.
+    /// Returns what has happened since the last call, oldest first. Of more than 4096 events that wait, the oldest are
+    /// dropped; [`Context::peers`] is always right.
     pub fn events(&self) -> Vec<Event> {
         self.progress();
         lock(&self.shared.state).events.drain(..).collect()
     }
 
-    /// Waits until there is an event, at most `limit` or for ever, and gives what there is.
+    /// Waits until there is an event, at most `limit` or for ever, and returns what there is.
     pub fn wait_events(&self, limit: Option<Duration>) -> Vec<Event> {
         let deadline = wait::deadline(limit);
         loop {
@@ -307,13 +307,13 @@ impl Context {
         }
     }
 
-    /// Sets the call-backs, in place of those set before. Not to be called from a call-back.
+    /// Sets the call-backs, in place of those set before. Must not be called from a call-back.
     pub fn set_callbacks(&self, callbacks: Callbacks) {
         *lock(&self.shared.callbacks) = callbacks;
     }
 
     /// A descriptor for `poll(2)`, `epoll` and the like: readable when something may have happened since the last
-    /// [`Context::arm`]. Valid as long as the context; never read or written by the program.
+    /// [`Context::arm`]. Valid as long as the context; the program must not read or write it.
     ///
     /// # Errors
     /// [`Error::Region`], [`Error::System`].
@@ -321,14 +321,14 @@ impl Context {
         self.shared.sleeper.descriptor()
     }
 
-    /// Gets ready to poll the descriptor. Gives whether the program may: if not, there is something to be done already (a
-    /// connection waits, an event, bytes or room on a channel that is watched, [`Channel::watch`]). To be called before
-    /// each poll. The descriptor also becomes readable now and then without cause, since deaths are seen only by looking.
+    /// Prepares for a poll of the descriptor; to be called before each. Returns whether the program may poll: if not, there
+    /// is something to do already (a connection that waits, an event, bytes or room on a channel that is watched,
+    /// [`Channel::watch`]). The descriptor also becomes readable now and then without cause, since a death rings no bell.
     pub fn arm(&self) -> bool {
         let shared = &self.shared;
         shared.sleeper.clear();
         shared.arm();
-        // The look that decides.
+        // The check that decides, after the poll was announced.
         let links = shared.progress();
         self.dispatch();
         let mut ready = links.iter().filter(|link| link.arm()).count() > 0;
@@ -343,11 +343,11 @@ impl Context {
         !ready
     }
 
-    /// Stops all channels, as before a migration: nothing is written to them any more (every write returns 0), the other
-    /// sides are asked to stop, too, and when each has, or after `limit`, its unread bytes are handed over in an
-    /// [`Event::Suspended`], or to the call-back. Connections are no longer accepted until [`Context::resume`]. The
-    /// channels stay suspended for ever: new ones are connected where the peers can be reached again. Gives how many
-    /// channels did not answer in time; what they write after that is not delivered.
+    /// Stops all channels, as before a migration. Nothing is written to them any more (every write returns 0), and the
+    /// partners are asked to stop, too. When a partner has stopped, or after `limit`, its channel's unread bytes are handed
+    /// over in an [`Event::Suspended`], or to the call-back. No connections are accepted until [`Context::resume`]. The
+    /// channels stay suspended for ever: connect new ones once the members can be reached again. Returns the number of
+    /// channels whose partner did not stop in time; what it writes after that is not delivered.
     ///
     /// # Source
     /// Steps 2 to 4 of the dissertation's figure 6.5.
@@ -378,8 +378,8 @@ impl Context {
         silent
     }
 
-    /// After [`Context::suspend`]: accepts connections again, and tells of all members of the group that can be reached as
-    /// if they had just joined.
+    /// After [`Context::suspend`]: accepts connections again, and reports all members of the group that can be reached as if
+    /// they had just joined.
     pub fn resume(&self) {
         let shared = &self.shared;
         {
@@ -400,7 +400,7 @@ impl Drop for Context {
             return;
         }
         let mut state = lock(&self.shared.state);
-        // Nobody will accept any more; channels that are still held go on.
+        // Nothing is accepted from now on; channels that the program still holds go on.
         self.shared.facts.words[BACKLOG].set(0);
         self.shared.refresh(&mut state);
         for offer in std::mem::take(&mut state.offers) {
@@ -423,7 +423,7 @@ impl Shared {
         lock(&self.state)
     }
 
-    /// Whether this is the process that registered: in a forked child, dropping its copies must touch nothing.
+    /// Whether this is the process that registered: a forked child that drops its copies must touch nothing.
     pub(crate) fn is_ours(&self) -> bool {
         rustix::process::getpid() == self.owner
     }
@@ -441,14 +441,15 @@ impl Shared {
         self.channels.add(1) + 1
     }
 
-    /// All channels there are. Never to be dropped under the lock: the last holder of a channel closes it.
+    /// All channels. The caller must not drop them under the lock: dropping the last handle of a channel closes it, which
+    /// takes the lock.
     fn links(&self) -> Vec<Arc<Link>> {
         let mut state = lock(&self.state);
         state.links.retain(|link| link.strong_count() > 0);
         state.links.iter().filter_map(Weak::upgrade).collect()
     }
 
-    /// Looks after everything; gives the channels.
+    /// Checks the group and all channels; returns the channels.
     fn progress(&self) -> Vec<Arc<Link>> {
         {
             let mut state = lock(&self.state);
@@ -459,7 +460,7 @@ impl Shared {
         links
     }
 
-    /// Looks for members that join or leave, for offers, and for ends that can be given back.
+    /// Finds members that joined or left, new offers, and ends that can be given back.
     pub(crate) fn refresh(&self, state: &mut State) {
         self.refresh_group(state);
         self.poll_activity(state);
@@ -483,7 +484,7 @@ impl Drop for Shared {
                 read_at = Some(Instant::now());
             }
             let patient = match read_at {
-                // Everything was read; the others shall see that it ends, too.
+                // Everything was read; the partners get time to see the end, too.
                 Some(at) => at.elapsed() < GRACE.min(self.config.linger),
                 None => begun.elapsed() < self.config.linger,
             };
@@ -494,8 +495,8 @@ impl Drop for Shared {
             tries += 1;
         }
         if read_at.is_none() && !state.lingering.is_empty() {
-            // Somebody has not read everything. To leave in good order now would look like the end of the stream; so the
-            // end of the attachment says it, and all memory stays as it is until then.
+            // A partner has not read everything. If the endpoint were closed in good order now, the partner would take
+            // that for the end of the stream. So it stays open, with all memory, until the end of the attachment.
             return;
         }
         if self.member.service().close_endpoint(self.local).is_err() {

@@ -1,7 +1,7 @@
 //! A channel's link: the lines of both ends, what both directions keep, and how either ends.
 //!
-//! What the two directions keep is behind a lock of its own each, so that any thread may read and any may write; it is
-//! not contended as long as one reads and one writes. Neither lock is held while somebody sleeps.
+//! Each direction has a lock of its own, so any thread may read and any may write; neither lock is contended while one
+//! thread reads and one writes. No thread sleeps while it holds one. A thread that takes both takes the writer's first.
 
 mod reader;
 mod suspend;
@@ -28,12 +28,12 @@ use crate::wait::lock;
 use reader::Reader;
 use writer::Writer;
 
-/// `channel::STOPPED`: nothing is read any more.
+/// A value of `channel::STOPPED`: its side reads no more.
 pub(crate) const STOPPED: u64 = 1;
-/// `channel::STOPPED`: nothing is to be written, since the channel is being suspended.
+/// A value of `channel::STOPPED`: its side suspends the channel, and its partner is to stop writing.
 const SUSPENDING: u64 = 2;
 
-/// How a direction ended for us.
+/// How a direction ended on this side.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Ended {
     End,
@@ -43,7 +43,7 @@ pub(crate) enum Ended {
     Suspended,
 }
 
-/// The two sides' lines, and what both directions of a channel share.
+/// The lines of both ends, and what both directions of a channel share.
 pub(crate) struct Link {
     pub(crate) shared: Arc<Shared>,
     pub(crate) id: ChannelId,
@@ -57,10 +57,10 @@ pub(crate) struct Link {
     ring_at: u64,
     pub(crate) partner_ring: Bytes,
     segment: u64,
-    /// The other context's endpoint record, and what it says while that lives.
+    /// The life word of the partner's endpoint record, and its value while the partner lives.
     life: LineRef,
     alive: u64,
-    /// Not 0 once something happened here that both directions are to notice.
+    /// Not 0 once an event on this side ends both directions: the next read or write finds out which.
     alarm: Word,
     pub(crate) reader: Mutex<Reader>,
     pub(crate) writer: Mutex<Writer>,
@@ -75,7 +75,7 @@ pub(crate) struct Watched {
     handed_over: bool,
 }
 
-/// Offsets are checked by [`Bytes`]; a length of the program's fits a usize.
+/// A length or offset as a usize: [`Bytes`] checks offsets, and a length that the program gave was a usize.
 #[inline(always)]
 pub(crate) fn size(len: u64) -> usize {
     #[allow(clippy::cast_possible_truncation)]
@@ -135,13 +135,13 @@ impl Link {
         self.life.words[0].peek() == self.alive
     }
 
-    /// Whether the other context's end was closed in good order, once it is no longer alive.
+    /// For a partner that no longer lives: whether its endpoint was closed in good order.
     fn left_in_order(&self) -> bool {
         let life = Life::unpack(self.life.words[0].get());
         life.state == Living::Free && life.incarnation == Life::unpack(self.alive).incarnation
     }
 
-    /// Rings the other side, if it says in `word` that it sleeps.
+    /// Rings the partner, if `word` says that it sleeps.
     #[inline]
     fn ring_for(&self, word: &Word, rung: &mut u64) {
         if let Some(bell) = sleep::who_to_ring(word, rung) {
@@ -149,19 +149,19 @@ impl Link {
         }
     }
 
-    /// Wakes whoever of the other side sleeps at this channel.
+    /// Wakes the threads of the partner that sleep at this channel.
     fn ring_both(&self) {
         for word in [self.partner.reader(at::SLEEP), self.partner.writer(at::ROOM)] {
-            // A ring too many wakes somebody for nothing; this is not what happens often.
+            // This may ring twice for one sleep; that costs a wake-up for nothing, and this function is called seldom.
             self.ring_for(word, &mut 0);
         }
     }
 
-    /// Looks after the channel for a context that makes progress: whether its other side is gone or asks to suspend.
+    /// The channel's part of its context's progress: checks whether the partner is gone or asks to suspend.
     pub(crate) fn progress(&self) {
         let gone = !self.is_alive();
         if gone && !std::mem::replace(&mut lock(&self.state).told, true) {
-            // First what the end of the stream says, which outlasts its writer here.
+            // First: an end of the stream that the partner wrote counts, though the partner is gone.
             let _ = self.poll(&mut lock(&self.reader));
             self.shared.tell(Event::Gone { channel: self.id, peer: self.peer.clone() });
             self.shared.sleeper.wake_all();
@@ -184,7 +184,7 @@ impl Link {
         }
     }
 
-    /// Gets ready for a poll; gives whether there is something to do already.
+    /// Prepares for a poll of the context's descriptor; returns whether there is something to do already.
     pub(crate) fn arm(&self) -> bool {
         let interest = lock(&self.state).interest;
         let mut ready = false;
@@ -206,7 +206,7 @@ impl Drop for Link {
         self.shut_write();
         self.stop_reading();
         let dead = Life { state: Living::Dead, ..Life::unpack(self.own_life) }.pack();
-        // From here on the other's ring is not read; the other's life is looked at after the fence (P19).
+        // From here on the partner's ring is not read; `let_go` reads the partner's life after the fence (P19).
         stream::publish_life(self.own.life(), dead);
         let last = lock(&self.writer).positions.written();
         let lingering = Lingering {

@@ -1,4 +1,5 @@
-//! The group: which members of it live, found in the directories of the region's peers.
+//! The group: which of its members live. They are found in the directories of the region's peers, whose generations say
+//! when to read them again.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -14,7 +15,7 @@ use super::{CLIENT, KIND, MAGIC, Shared, State};
 use crate::event::Event;
 use crate::peer::{Address, Peer};
 
-/// A member VM, or the host: what it has for us.
+/// A peer of the region (a VM, or the host), and what of it was read so far.
 pub(super) struct RegionPeer {
     pub(super) index: u32,
     incarnation: u64,
@@ -23,7 +24,7 @@ pub(super) struct RegionPeer {
     generation_seen: Option<u64>,
     pub(super) activity: LineRef,
     pub(super) seen: Seen,
-    /// Endpoints that are none of ours: their incarnation, by slot.
+    /// Endpoints that are no members of this group: their incarnations, by slot.
     strangers: HashMap<u32, u64>,
 }
 
@@ -36,7 +37,7 @@ pub(crate) struct Known {
     pub(crate) block: LineRef,
     pub(crate) facts: LineRef,
     pub(super) version_seen: Option<u64>,
-    /// Offers that were queued, taken or refused: number and generation.
+    /// Offers that were queued, accepted or refused: generations, by number.
     pub(super) handled: HashMap<u32, u64>,
     pub(super) rung: u64,
 }
@@ -48,7 +49,7 @@ impl Known {
 }
 
 impl Shared {
-    /// Looks for members that join or leave.
+    /// Finds members that joined or left.
     pub(super) fn refresh_group(&self, state: &mut State) {
         let generation = self.member.region().generation();
         let mut changed = false;
@@ -95,7 +96,7 @@ impl Shared {
             if !active {
                 continue;
             }
-            // The peer's own service may not have written its directory yet.
+            // The peer's service may not have written its directory yet.
             let found = self.member.directory(info.index);
             match found.and_then(|(i, d)| Ok((i, d.activity(self.address.slot)?, d))) {
                 Ok((incarnation, activity, directory)) => state.peers.push(RegionPeer {
@@ -113,7 +114,7 @@ impl Shared {
         }
     }
 
-    /// Looks through the endpoints of a member.
+    /// Reads the endpoint table of a peer.
     fn scan(&self, state: &mut State, p: usize) {
         let (index, directory) = (state.peers[p].index, state.peers[p].directory.clone());
         let shape = *self.member.region().shape();
@@ -146,7 +147,7 @@ impl Shared {
         }
     }
 
-    /// A context that is met for the first time, if it is of this group.
+    /// The member at an endpoint that was not there before, if it is a context of this group.
     fn meet(&self, peer: &RegionPeer, slot: u32, local: u32, info: &EndpointInfo) -> Option<Known> {
         let directory = &peer.directory;
         let life = directory.endpoint_line(local).ok()?;

@@ -1,4 +1,4 @@
-//! Connections from others: their offers, our answers, and own ends that are closed and still seen.
+//! Connections that others offer: accepting or refusing them, and own ends that are closed but may still be read.
 
 use std::sync::Arc;
 
@@ -23,10 +23,10 @@ pub(crate) struct Offer {
     pub(crate) claim: Claim,
 }
 
-/// An own end that is closed, while the other side may still be looking at it.
+/// An own end that is closed, while its partner may still read it.
 pub(crate) struct Lingering {
     pub(crate) number: u32,
-    /// The ring: offset and bytes, until it has been read; and where it ends.
+    /// The ring, until it was read: offset and bytes. `last` is the read position then.
     pub(crate) ring: Option<(u64, u64)>,
     pub(crate) last: u64,
     pub(crate) partner: End,
@@ -38,7 +38,7 @@ pub(crate) struct Lingering {
 }
 
 impl Lingering {
-    /// Gives back what nobody looks at any more; says whether that is all.
+    /// Gives back what the partner reads no more; returns whether that is all.
     fn settle(&mut self, member: &Member) -> bool {
         let gone = self.life.words[0].get() != self.alive || self.partner.life().get() != self.partner_life;
         if (gone || self.partner.read().get() == self.last)
@@ -51,7 +51,7 @@ impl Lingering {
 }
 
 impl Shared {
-    /// Looks for offers of members that have announced something.
+    /// Reads the tables of members that have announced something.
     pub(super) fn poll_activity(&self, state: &mut State) {
         for p in 0..state.peers.len() {
             let peer = &mut state.peers[p];
@@ -70,7 +70,7 @@ impl Shared {
         }
     }
 
-    /// Gives back ends that nobody looks at any more.
+    /// Gives back ends that no partner reads any more.
     pub(super) fn settle(&self, state: &mut State) {
         let member = &self.member;
         let table = &mut state.table;
@@ -92,7 +92,7 @@ impl Shared {
         });
     }
 
-    /// Looks for new offers of a member.
+    /// Finds new offers of a member: queues them, or refuses those beyond the backlog.
     pub(super) fn find_offers(&self, state: &mut State, slot: u32) {
         let Some(known) = state.known.get_mut(&slot) else { return };
         let version = known.block.words[VERSION].get();
@@ -120,7 +120,7 @@ impl Shared {
         }
     }
 
-    /// Takes the oldest offer and answers it.
+    /// Accepts the oldest offer that still stands.
     pub(super) fn accept_one(self: &Arc<Self>, state: &mut State) -> Result<Option<Channel>> {
         self.prune(state);
         while let Some(offer) = state.offers.pop_front() {
@@ -141,8 +141,8 @@ impl Shared {
         section.bytes("ring", claim.ring, claim.ring_bytes).ok()
     }
 
-    /// Takes a place for an own end. Where there is none, that of the oldest refusal is taken: who was refused has had time to
-    /// read that, or waits until his time is up.
+    /// Takes an entry of the table for an own end. If there is none, takes that of the oldest refusal: its partner has had
+    /// time to read it, or gets a time-out instead.
     fn take_entry(&self, state: &mut State) -> isthmus_region::Result<u32> {
         state.table.take(&self.member, self.block_at).or_else(|full| {
             let oldest = state.lingering.iter().position(|l| l.refused).ok_or(full)?;
@@ -150,7 +150,7 @@ impl Shared {
         })
     }
 
-    /// Writes an own end; gives it with its number, its life and its ring. It does not live yet.
+    /// Writes an own end; returns its number, the end, the life that the caller publishes, and its ring.
     pub(crate) fn describe(
         &self,
         state: &mut State,
@@ -177,14 +177,14 @@ impl Shared {
     fn accept_offer(self: &Arc<Self>, state: &mut State, offer: &Offer) -> Result<Option<Channel>> {
         let Some(known) = state.known.get(&offer.peer.address.slot) else { return Ok(None) };
         let Some(partner_ring) = Self::ring_of(&known.section, &offer.claim) else {
-            // It makes no sense; its sender waits in vain.
+            // The claim cannot be right. It gets no answer, so its sender's time-out has to do.
             return Ok(None);
         };
         let (life_line, alive) = (known.life.clone(), known.alive);
         let answers = Some((offer.claim.number, offer.claim.generation()));
         let (number, end, life, ring_at) = self.describe(state, offer.peer.address, answers)?;
         stream::publish_life(end.life(), life);
-        // After the fence: an offer that is withdrawn now knows of us (P19).
+        // After the fence: a member that withdraws its offer from here on finds this answer (P19).
         if offer.claim.end.life().get() != offer.claim.life {
             end.life().set(Life { state: Living::Dead, ..Life::unpack(life) }.pack());
             state.table.give(number);
@@ -207,7 +207,7 @@ impl Shared {
         Ok(Some(Channel::new(link)))
     }
 
-    /// Answers an offer with no. Where there is no memory even for that, its sender's time-out has to do.
+    /// Refuses an offer. Without memory for the refusal, its sender's time-out has to do.
     pub(super) fn refuse(&self, state: &mut State, to: &Address, claim: &Claim) {
         let Some(known) = state.known.get(&to.slot) else { return };
         let (life, alive) = (known.life.clone(), known.alive);
@@ -216,7 +216,7 @@ impl Shared {
         let answers = Some((claim.number, claim.generation()));
         let terms = Terms { to: *to, ring: 0, ring_bytes: 0, segment_bytes: 0, answers, refused: true };
         let own = Table::describe(&end, &terms);
-        // It is closed from the start, so that who gives up his offer need not wait for us to take this back.
+        // Closed from the start, so that a member that withdraws its offer need not wait until this is given back.
         stream::publish_life(end.life(), Life { state: Living::Dead, ..Life::unpack(own) }.pack());
         state.lingering.push(Lingering {
             number,
@@ -231,7 +231,7 @@ impl Shared {
         self.announce(state, to.slot);
     }
 
-    /// Takes over an end that was closed. `partner` is none if nobody can have seen it.
+    /// Keeps an end that was closed until its partner reads it no more.
     pub(crate) fn let_go(&self, state: &mut State, lingering: Lingering) {
         state.lingering.push(lingering);
         self.refresh(state);

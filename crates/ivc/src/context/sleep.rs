@@ -1,4 +1,4 @@
-//! How threads of a context sleep until something happens to it, and how it wakes those of other contexts.
+//! How threads sleep until something happens to their context, and how a context wakes those of others.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,17 +11,17 @@ use isthmus_region::wake;
 use super::{SLEEP, Shared, State, VERSION};
 use crate::wait::{self, lock};
 
-/// Threads that sleep until something happens to the context.
+/// The threads of this context that sleep until something happens to it.
 #[derive(Default)]
 pub(super) struct Sleeping {
     count: u64,
     sleepers: u32,
-    /// A program polls the descriptor.
+    /// Whether the program may be polling the descriptor.
     armed: bool,
 }
 
 impl Shared {
-    /// Says that a program is about to poll the descriptor.
+    /// Announces that the program is about to poll the descriptor.
     pub(super) fn arm(&self) {
         let mut sleeping = lock(&self.sleeping);
         sleeping.armed = true;
@@ -29,7 +29,7 @@ impl Shared {
         sleep::announce_sleep(&self.block.words[SLEEP], sleeping.count, Bell::Service);
     }
 
-    /// Takes that back.
+    /// Takes that back: the program was told not to poll.
     pub(super) fn disarm(&self) {
         let mut sleeping = lock(&self.sleeping);
         sleeping.armed = false;
@@ -38,7 +38,7 @@ impl Shared {
         }
     }
 
-    /// Tells a member of the group that one of our ends changed, and wakes it if it sleeps.
+    /// Announces to a member of the group that one of the own ends changed, and rings it if it sleeps.
     pub(crate) fn announce(&self, state: &mut State, slot: u32) {
         let version = &self.block.words[VERSION];
         version.set(version.peek().wrapping_add(1));
@@ -54,7 +54,7 @@ impl Shared {
         }
     }
 
-    /// Wakes a member of the group, if it sleeps until something happens to it.
+    /// Rings a member of the group, if it sleeps until something happens to its context.
     pub(crate) fn ring_context(&self, slot: u32) {
         let mut state = lock(&self.state);
         if let Some(known) = state.known.get_mut(&slot)
@@ -64,7 +64,7 @@ impl Shared {
         }
     }
 
-    /// Wakes whoever of the group sleeps: we have come, or go.
+    /// Rings all members of the group that sleep: this one has joined, or leaves.
     pub(super) fn ring_group(&self, state: &mut State) {
         for (slot, known) in &mut state.known {
             if let Some(bell) = sleep::who_to_ring(&known.block.words[SLEEP], &mut known.rung) {
@@ -73,7 +73,7 @@ impl Shared {
         }
     }
 
-    /// Rings the bell of another context.
+    /// Rings the bell of another context: its futex where that can be reached, otherwise by the service.
     #[cold]
     #[inline(never)]
     pub(crate) fn ring(&self, slot: u32, bell: Bell) {
@@ -90,7 +90,7 @@ impl Shared {
         }
     }
 
-    /// Waits until `done` says so, looking whenever something may have happened: at most `limit`, or for ever. Gives
+    /// Waits until `done` returns true, at most `limit`, or for ever; calls it whenever something may have happened. Returns
     /// whether it did.
     pub(crate) fn wait_for(
         self: &Arc<Self>,
@@ -107,7 +107,7 @@ impl Shared {
             drop(links);
             is_done
         };
-        // A look costs more than one at a single word.
+        // Few, since such a check costs more than a poll of one word.
         for _ in 0..4 {
             if check() {
                 return true;

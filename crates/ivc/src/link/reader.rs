@@ -1,4 +1,4 @@
-//! The direction that is read.
+//! The direction that is read: polling for bytes, the end of the stream, and waiting for either.
 
 use std::time::Instant;
 
@@ -13,19 +13,19 @@ use crate::error::{Error, Result};
 use crate::table::at;
 use crate::wait::{self, lock};
 
-/// Reads in a row that found something, after which the writer is told that it need not look whether we sleep.
+/// Reads in a row that found bytes, after which the writer is told that it need not check whether this side sleeps.
 const WARM: u32 = 4;
 
 pub(crate) struct Reader {
     pub(crate) positions: stream::Reader,
-    /// The write position up to which the bytes are known to be the other's own (P5).
+    /// The write position up to which the bytes are known to be the partner's own (P5).
     sure: u64,
     thermostat: Thermostat,
     streak: u32,
     sleeps: u64,
     sleepers: u32,
     armed: bool,
-    /// The other's wait for room that it was rung for.
+    /// The partner's wait for room that it was last rung for.
     rung: u64,
     pub(crate) ended: Option<Ended>,
 }
@@ -47,7 +47,7 @@ impl Reader {
 }
 
 impl Link {
-    /// Ends reading.
+    /// Records why reading has ended.
     #[cold]
     fn end_reading(&self, core: &mut Reader, ended: Ended) -> Error {
         core.ended = Some(ended);
@@ -57,14 +57,14 @@ impl Link {
         self.error(ended)
     }
 
-    /// The other context is gone: everything up to `sure` was its own.
+    /// Ends reading since the partner is gone: bytes up to `sure` were its own.
     #[cold]
     fn lose(&self, core: &mut Reader) -> Error {
         let all = core.positions.read() == core.sure && self.left_in_order();
         self.end_reading(core, if all { Ended::End } else { Ended::Died })
     }
 
-    /// Looks what has come. What is an error then is one for ever; it comes after all bytes.
+    /// Polls the write position. An error is for ever, and comes after all bytes.
     pub(crate) fn poll(&self, core: &mut Reader) -> Result<()> {
         if let Some(ended) = core.ended {
             return Err(self.error(ended));
@@ -81,11 +81,11 @@ impl Link {
         Ok(())
     }
 
-    /// Nothing is there: whether nothing will come.
+    /// With no bytes there: polls whether the stream has ended, and checks whether the partner lives.
     fn poll_end(&self, core: &mut Reader) -> Result<()> {
         let (end, paused) = (self.partner.writer(at::END).get(), self.partner.writer(at::PAUSED).get());
         if end != 0 || paused != 0 {
-            // What was written before that is visible now (P17).
+            // All bytes written before the end or the pause are visible now (P17).
             if let Err(bad) = core.positions.refresh(self.partner.writer(at::WRITE)) {
                 if !unchanged(&self.life.words[0], self.alive) {
                     return Err(self.lose(core));
@@ -111,7 +111,7 @@ impl Link {
         Err(self.end_reading(core, Ended::End))
     }
 
-    /// Reads up to `want` bytes; `put` is given a place in the ring, an offset in the target and a length.
+    /// Reads up to `want` bytes; `put` gets a place in the ring, an offset in the target and a length.
     #[inline]
     pub(crate) fn read_with(
         &self,
@@ -136,7 +136,7 @@ impl Link {
         Ok(len)
     }
 
-    /// Counts bytes as read, if they were the other's own.
+    /// Counts `len` bytes as read, if they were the partner's own.
     #[inline]
     pub(crate) fn consume(&self, core: &mut Reader, len: u64) -> Result<()> {
         if !unchanged(&self.life.words[0], self.alive) {
@@ -152,7 +152,8 @@ impl Link {
             }
         }
         if core.positions.release(self.own.read(), self.segment) {
-            // A writer that sleeps said so in the line that was just read, or has filled the ring.
+            // A writer that sleeps for room has said so in the line of the write position, which was just read, or has
+            // filled the ring.
             let room = self.partner.writer(at::ROOM);
             if held * 2 >= core.positions.capacity() || room.peek() != 0 {
                 self.ring_for(room, &mut core.rung);
@@ -167,7 +168,7 @@ impl Link {
         Ok(())
     }
 
-    /// Waits until something can be read or reading has ended. Gives whether that came about in time.
+    /// Waits until there are bytes, or reading has ended. Returns whether either happened in time.
     pub(crate) fn wait_readable(&self, deadline: Option<Instant>) -> bool {
         let seen = {
             let core = lock(&self.reader);
@@ -181,7 +182,7 @@ impl Link {
                 [at::WRITE, at::END, at::PAUSED].map(|w| self.partner.writer(w).peek());
             write != seen || end != 0 || paused != 0 || self.alarm.peek() != 0 || !self.is_alive()
         };
-        // Whatever it is, the look tells.
+        // The caller's next poll finds out what changed.
         if wait::spin(self.shared.is_crowded(), changed) {
             return true;
         }
@@ -197,7 +198,7 @@ impl Link {
                 let bell = if core.armed { Bell::Service } else { self.shared.sleeper.mode() };
                 sleep::announce_sleep(self.own.reader(at::SLEEP), core.sleeps, bell);
                 let settled = core.thermostat.settled(self.partner.writer(at::ANSWER));
-                // The look that decides.
+                // The poll that decides, after the sleep was announced.
                 if self.poll(&mut core).is_err() || core.positions.available() > 0 || limit.is_zero() {
                     if core.sleepers == 0 && !core.armed {
                         sleep::announce_awake(self.own.reader(at::SLEEP));
@@ -219,7 +220,7 @@ impl Link {
         }
     }
 
-    /// Reads no more: the other side's writes are refused from here on.
+    /// Ends reading: the partner's writes are refused from here on.
     pub(crate) fn stop_reading(&self) {
         {
             let mut core = lock(&self.reader);
@@ -229,7 +230,7 @@ impl Link {
         self.ring_both();
     }
 
-    /// Gets ready for a poll; gives whether there is something to read already, or a new end.
+    /// Prepares for a poll of the descriptor; returns whether there are bytes already, or reading has ended just now.
     pub(super) fn arm_reader(&self) -> bool {
         let mut core = lock(&self.reader);
         core.armed = true;

@@ -1,4 +1,4 @@
-//! Suspending a channel, as before a migration: both sides stop writing, and hand over what was not read.
+//! Suspending a channel, as before a migration: both sides stop writing and hand over what they have not read.
 
 use super::writer::Writer;
 use super::{Ended, Link, SUSPENDING, size};
@@ -17,7 +17,7 @@ impl Link {
         }
     }
 
-    /// Stops writing, and asks the other side to stop.
+    /// Stops writing, and asks the partner to stop.
     pub(crate) fn pause(&self) {
         self.pause_writing(&mut lock(&self.writer));
         let stopped = self.own.reader(at::STOPPED);
@@ -31,13 +31,13 @@ impl Link {
         self.shared.ring_context(self.peer.address.slot);
     }
 
-    /// Whether the other side writes no more.
+    /// Whether the partner writes no more.
     pub(crate) fn is_settled(&self) -> bool {
         let silent = [at::PAUSED, at::END].iter().any(|w| self.partner.writer(*w).get() != 0);
         silent || !self.is_alive() || lock(&self.state).handed_over
     }
 
-    /// Takes all that has come, tells the program, and ends both directions.
+    /// Takes all unread bytes, hands them to the program, and ends both directions.
     pub(crate) fn hand_over(&self) {
         if std::mem::replace(&mut lock(&self.state).handed_over, true) {
             return;
@@ -45,7 +45,7 @@ impl Link {
         let mut unread = Vec::new();
         {
             let mut core = lock(&self.reader);
-            // What was written before the pause is visible: the caller has seen it (P17). No more than a ring full.
+            // The caller has seen the pause, so what was written before it is visible (P17): a ring full at most.
             while core.ended.is_none() {
                 let start = unread.len();
                 let Ok(()) = self.poll(&mut core) else { break };
@@ -56,7 +56,7 @@ impl Link {
                 unread.resize(start + size(len), 0);
                 let target = &mut unread[start..];
                 let got = self.read_with(&mut core, len, |from, to, len| {
-                    // In bounds: the ring's length is the capacity, and the target was made for it.
+                    // Cannot fail: the ring is as long as the capacity, and the target has room for `len` bytes.
                     let _ = self.partner_ring.get(from, &mut target[size(to)..size(to + len)]);
                 });
                 unread.truncate(start + size(got.unwrap_or(0)));

@@ -1,4 +1,4 @@
-//! The direction that is written.
+//! The direction that is written: whether it may be, room, publishing, and waiting for room.
 
 use std::time::Instant;
 
@@ -13,7 +13,7 @@ use crate::error::Result;
 use crate::table::at;
 use crate::wait::{self, lock};
 
-/// A long write is published in so many parts of a ring, so that the reader begins before the writer has ended.
+/// A long write is published in pieces of this part of the ring, so that the reader begins before the writer has ended.
 const PARTS: u64 = 4;
 
 pub(crate) struct Writer {
@@ -45,7 +45,7 @@ impl Writer {
 }
 
 impl Link {
-    /// What keeps from writing for ever, or from now on.
+    /// Whether writing is possible: false while suspended, an error if it never will be again.
     #[inline]
     pub(crate) fn may_write(&self, core: &mut Writer) -> Result<bool> {
         if let Some(ended) = core.ended {
@@ -83,11 +83,11 @@ impl Link {
     }
 
     fn reading_ended(&self) -> Option<Ended> {
-        // Never the other way round: who reads takes no lock of who writes.
+        // The writer's lock is held: it is taken before the reader's, never after.
         lock(&self.reader).ended
     }
 
-    /// Looks for room, if there is less than `wanted` by what is known.
+    /// Returns the room that there is; reads the partner's position only if less than `wanted` is known of.
     #[inline]
     pub(crate) fn make_room(&self, core: &mut Writer, wanted: u64) -> Result<u64> {
         if core.positions.room() < wanted
@@ -105,13 +105,13 @@ impl Link {
         Ok(core.positions.room())
     }
 
-    /// How far the other side has read of our ring.
+    /// How far the partner has read of the own ring.
     #[inline]
     fn own_read_position(&self) -> &Word {
         self.partner.read()
     }
 
-    /// Writes up to `want` bytes; `get` is given a place in the ring, an offset in the source and a length.
+    /// Writes up to `want` bytes; `get` gets a place in the ring, an offset in the source and a length.
     #[inline]
     pub(crate) fn write_with(
         &self,
@@ -155,8 +155,8 @@ impl Link {
         }
     }
 
-    /// Waits until `wanted` bytes can be written (at most the whole ring) or writing has ended. Gives whether that came
-    /// about in time.
+    /// Waits until `wanted` bytes can be written (at most the whole ring), or writing has ended. Returns whether either
+    /// happened in time.
     pub(crate) fn wait_writable(&self, wanted: u64, deadline: Option<Instant>) -> bool {
         let wanted = wanted.clamp(1, self.ring.len());
         let ready = |core: &mut Writer| {
@@ -183,7 +183,7 @@ impl Link {
                 core.sleeps += 1;
                 let bell = if core.armed { Bell::Service } else { self.shared.sleeper.mode() };
                 sleep::announce_sleep(self.own.writer(at::ROOM), core.sleeps, bell);
-                // The look that decides.
+                // The check that decides, after the sleep was announced.
                 let found = ready(&mut core);
                 if found || limit.is_zero() {
                     if core.sleepers == 0 && !core.armed {
@@ -191,7 +191,7 @@ impl Link {
                     }
                     return found;
                 }
-                // A reader looks whether we sleep where the ring was half full.
+                // A reader is sure to check whether this side sleeps only if the ring was at least half full.
                 if core.positions.room() * 2 > core.positions.capacity() {
                     limit = limit.min(wait::unsure(tries));
                     tries += 1;
@@ -207,7 +207,7 @@ impl Link {
         }
     }
 
-    /// Ends the own stream behind what was written.
+    /// Ends the own stream after what was written.
     pub(crate) fn shut_write(&self) {
         {
             let mut core = lock(&self.writer);
@@ -215,7 +215,7 @@ impl Link {
                 core.ended = Some(Ended::Closed);
             }
             let end = self.own.writer(at::END);
-            // A stream that was suspended breaks off instead of ending.
+            // A suspended stream has no end: it breaks off.
             if end.peek() == 0 && !core.paused {
                 end.set(core.positions.written() + 1);
             }
@@ -223,7 +223,7 @@ impl Link {
         self.ring_both();
     }
 
-    /// Bytes that the other side has not read yet, as far as it has said.
+    /// Bytes that the partner has not read yet, as far as it has published.
     pub(crate) fn unread(&self) -> Result<u64> {
         let mut core = lock(&self.writer);
         let written = core.positions.written();
@@ -239,7 +239,7 @@ impl Link {
         Ok(written - core.positions.read_seen())
     }
 
-    /// Gets ready for a poll; gives whether there is room already, or a new end.
+    /// Prepares for a poll of the descriptor; returns whether there is room already, or writing has ended just now.
     pub(super) fn arm_writer(&self) -> bool {
         let mut core = lock(&self.writer);
         core.armed = true;
