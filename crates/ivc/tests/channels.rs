@@ -94,7 +94,7 @@ fn send_all(channel: &Channel, total: u64, most: u64, seed: u64) {
     }
 }
 
-/// Reads until the end of the stream and checks every byte; gives their count.
+/// Reads until the end of the stream and checks every byte; returns their count.
 fn receive_all(channel: &Channel, most: u64, seed: u64) -> u64 {
     let mut random = Random(seed.wrapping_mul(31) | 1);
     let mut got = 0;
@@ -196,7 +196,7 @@ fn programs_work_in_the_ring_itself() {
     let world = World::new();
     let (a, b) = (world.context(1), world.context(2));
     let (here, there) = pair(&a, &b);
-    // To where the ring's end is between two pieces.
+    // Move on to where the ring's end lies between two pieces.
     here.write_all(&[1; 60 << 10], SOON).unwrap();
     there.read_exact(&mut vec![0; 60 << 10], SOON).unwrap();
     let room = here.reserve(8 << 10).unwrap();
@@ -259,7 +259,7 @@ fn groups_do_not_see_each_other() {
 }
 
 #[test]
-fn joins_and_leaves_are_told() {
+fn joins_and_leaves_are_reported() {
     let world = World::new();
     let (a, b) = (world.context(1), world.context(2));
     assert_eq!(a.events().len(), 1, "it came later");
@@ -287,7 +287,7 @@ fn joins_and_leaves_are_told() {
     }
     assert!(matches!(a.connect(address, SOON), Err(Error::NoPeer { .. })));
     assert!(a.wait_events(Some(Duration::from_millis(10))).is_empty());
-    // By call-backs, which have the events to themselves.
+    // Through call-backs, which take the events from the queue.
     let (send, calls) = std::sync::mpsc::channel();
     let gone = send.clone();
     a.set_callbacks(Callbacks {
@@ -311,7 +311,7 @@ fn joins_and_leaves_are_told() {
 }
 
 #[test]
-fn who_is_not_accepted_is_told() {
+fn a_refused_connection_is_reported() {
     let world = World::new();
     let a = world.context(1);
     let deaf = world.context_with(2, Config { backlog: 0, ..Config::default() });
@@ -326,7 +326,7 @@ fn who_is_not_accepted_is_told() {
     for answer in &answers[2..] {
         assert!(matches!(answer, Err(Error::Refused { .. })), "{answer:?}");
     }
-    // There is room again; and who gives up is not accepted.
+    // There is room again. An offer that was given up is not accepted.
     let again = a.begin_connect(busy.address()).unwrap();
     drop(waiting);
     drop(again);
@@ -336,7 +336,7 @@ fn who_is_not_accepted_is_told() {
     assert!(matches!(error, Error::TimedOut { .. }), "{error}");
     let error = busy.accept(Some(Duration::from_millis(30))).unwrap_err();
     assert!(matches!(error, Error::TimedOut { .. }), "{error}");
-    // Who leaves refuses those that wait.
+    // A context that leaves refuses the connections that wait.
     let mut connecting = a.begin_connect(busy.address()).unwrap();
     assert!(busy.peers().len() > 1);
     drop(busy);
@@ -345,7 +345,7 @@ fn who_is_not_accepted_is_told() {
 }
 
 #[test]
-fn who_is_refused_and_gives_up_has_nothing_left_to_wait_for() {
+fn giving_up_after_a_refusal_leaves_nothing_to_wait_for() {
     let world = World::new();
     let patient = Config { linger: Duration::from_secs(3600), ..Config::default() };
     let a = world.context_with(1, patient);
@@ -356,7 +356,7 @@ fn who_is_refused_and_gives_up_has_nothing_left_to_wait_for() {
         assert!(matches!(refused.poll(), Err(Error::Refused { .. })));
     }
     drop(asked);
-    // Not for the other one to use these places again, which it may never do.
+    // It does not wait until the other context uses these entries again, which it may never do.
     let (done, is_done) = std::sync::mpsc::channel();
     std::thread::spawn(move || {
         drop(a);
@@ -440,7 +440,7 @@ fn what_was_written_before_a_close_is_delivered() {
 }
 
 #[test]
-fn who_is_quick_to_close_is_heard_all_the_same() {
+fn a_channel_that_is_closed_at_once_is_delivered() {
     let world = World::new();
     let (a, b) = (world.context(1), world.context(2));
     for len in [0, 5, 60_000] {
@@ -454,7 +454,7 @@ fn who_is_quick_to_close_is_heard_all_the_same() {
         assert_eq!(receive_all(&here, 1000, 6), len as u64);
         assert!(matches!(here.write(b"x"), Err(Error::Closed { .. })));
     }
-    // One that gives up meanwhile leaves nothing behind.
+    // A connection that is given up meanwhile leaves nothing behind.
     for _ in 0..300 {
         let connecting = a.begin_connect(b.address()).unwrap();
         drop(b.accept(SOON).unwrap());
@@ -464,7 +464,7 @@ fn who_is_quick_to_close_is_heard_all_the_same() {
 }
 
 #[test]
-fn who_accepts_an_offer_that_is_given_up_then_reads_its_end() {
+fn accepting_an_offer_that_is_given_up_gives_an_ended_channel() {
     let world = World::new();
     let (a, b) = (world.context(1), world.context(2));
     let member = world.member();
@@ -489,7 +489,7 @@ fn who_accepts_an_offer_that_is_given_up_then_reads_its_end() {
             let end = reader.join().unwrap();
             assert!(matches!(end, Err(Error::End { .. })), "{end:?}");
         });
-        // Who sleeps is rung, and does not only look by itself some time later.
+        // A sleeper is rung: it does not only find the end when its sleep is over.
         assert_eq!(rings() > before, asleep);
         assert!(matches!(there.write(b"x"), Err(Error::Closed { .. })));
     }
@@ -508,7 +508,7 @@ fn each_direction_ends_by_itself() {
     assert!(matches!(there.read_some(&mut bytes, SOON), Err(Error::End { .. })));
     there.write_all(b"answer", SOON).unwrap();
     here.read_exact(&mut bytes[..6], SOON).unwrap();
-    // Halves: a reader that goes refuses, a writer that goes ends.
+    // Halves: dropping the reader refuses writes, dropping the writer ends the stream.
     let (reader, mut writer) = there.split();
     drop(reader);
     writer.write_all(b"still", SOON).unwrap();
@@ -548,8 +548,8 @@ fn sleepers_are_woken() {
             }
             let used = reader.join().unwrap();
             assert!(used < Duration::from_millis(300), "a sleeper of more than a second took {used:?}");
-            // It is woken by what is written: by itself it would look 35 ms later, or more with a service. The first rounds are
-            // those of a writer that has not said yet that it rings. What else the machine does only adds.
+            // The write wakes it: by itself it would wake 35 ms later, or more with a service. In the first rounds the writer
+            // has not said yet that it rings. A busy machine makes rounds longer, never shorter, so the quickest one counts.
             const ROUNDS: usize = 12;
             let reader = scope.spawn(|| {
                 let read = |_| {
@@ -575,7 +575,7 @@ fn sleepers_are_woken() {
             std::thread::sleep(Duration::from_millis(100));
             there.read_exact(&mut [0; 40_000], SOON).unwrap();
             writer.join().unwrap();
-            // Who waits for a connection, and for its acceptance.
+            // A wait for a connection, and one for its acceptance.
             let accepting = scope.spawn(|| a.accept(SOON).unwrap());
             std::thread::sleep(Duration::from_millis(100));
             let channel = b.connect(a.address(), SOON).unwrap();
@@ -590,7 +590,7 @@ fn cpu_time() -> Duration {
     Duration::new(time.tv_sec.try_into().unwrap(), time.tv_nsec.try_into().unwrap())
 }
 
-/// Polls a descriptor; gives whether it became readable.
+/// Polls a descriptor; returns whether it became readable.
 fn poll(context: &Context, limit: Duration) -> bool {
     let fd = context.descriptor().unwrap();
     let limit = rustix::event::Timespec::try_from(limit).unwrap();
@@ -662,7 +662,7 @@ fn a_program_polls_one_descriptor() {
             });
             poll_until(&a, || here.write(&[2; 64]).unwrap() > 0);
             here.watch(Interest::default());
-            // Events, and a death that nobody rings for.
+            // Events, and a death, which rings no bell.
             scope.spawn(|| {
                 let other = world.context(9);
                 std::thread::sleep(Duration::from_millis(200));
@@ -702,7 +702,7 @@ fn a_suspended_channel_hands_its_unread_bytes_over() {
                 }
             }
         });
-        assert_eq!(a.suspend(Duration::from_secs(20)), 0, "the other side answers");
+        assert_eq!(a.suspend(Duration::from_secs(20)), 0, "the partner answers");
         assert_eq!(other.join().unwrap(), (there.id(), b"to there".to_vec()));
     });
     assert_eq!(calls.try_recv().unwrap(), (here.id(), b" here".to_vec()));
@@ -720,7 +720,7 @@ fn a_suspended_channel_hands_its_unread_bytes_over() {
     let (here, there) = pair(&a, &b);
     here.write_all(b"anew", SOON).unwrap();
     there.read_exact(&mut [0; 4], SOON).unwrap();
-    // One that does not answer: what is there is handed over all the same, and a reader that sleeps wakes up.
+    // A partner that does not answer: what has arrived is handed over all the same, and a sleeping reader wakes.
     there.write_all(b"rest", SOON).unwrap();
     assert_eq!(a.suspend(Duration::from_millis(20)), 1);
     assert_eq!(calls.try_recv().unwrap(), (here.id(), b"rest".to_vec()));

@@ -1,6 +1,6 @@
 //! A service, and attachments to it.
 
-// Each test program uses a part of it.
+// Each test program uses a part of this module.
 #![allow(dead_code, unreachable_pub)]
 
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use isthmus_ivc::{Channel, Config, Context};
 use isthmus_region::member::Member;
 
 pub const REGION: u64 = 16 << 20;
-/// For what comes at once, on a machine that is busy with other things.
+/// A time limit for what happens at once, on a machine that is busy with other things.
 pub const SOON: Option<Duration> = Some(Duration::from_secs(30));
 pub const MAGIC: u64 = 0x1234;
 
@@ -56,7 +56,7 @@ pub fn pair(from: &Context, to: &Context) -> (Channel, Channel) {
     (connecting.wait(SOON).unwrap(), there)
 }
 
-/// Waits until it holds.
+/// Waits until `holds` returns true.
 pub fn await_that(what: &str, mut holds: impl FnMut() -> bool) {
     let begun = Instant::now();
     while !holds() {
@@ -65,7 +65,7 @@ pub fn await_that(what: &str, mut holds: impl FnMut() -> bool) {
     }
 }
 
-/// Bytes that tell where in a stream they are.
+/// Bytes that depend on their place in a stream.
 pub fn byte_at(position: u64, seed: u64) -> u8 {
     let x = (position ^ seed.rotate_left(32)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     (x >> 56) as u8
