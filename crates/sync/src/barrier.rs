@@ -273,7 +273,7 @@ impl Shared {
     }
 
     /// Its word alone.
-    fn how_far(&self, index: u32) -> Result<&Word> {
+    fn progress_word(&self, index: u32) -> Result<&Word> {
         self.section.word("progress", self.line_of_progress(index)).map_err(Error::memory("a barrier"))
     }
 
@@ -400,7 +400,7 @@ pub struct Seat {
 }
 
 /// Looks of the short way at each of the others.
-const LOOKS: u32 = 64;
+const POLLS: u32 = 64;
 
 impl Seat {
     fn new(barrier: &Barrier, index: u32) -> Result<Self> {
@@ -460,10 +460,10 @@ impl Seat {
             }
             for (_, gate) in self.partners.first().map_or(&[][..], |first| first) {
                 let word = gate.word();
-                let mut looks = 0;
+                let mut polls = 0;
                 while !barrier::has_reached(word, target, 1) {
-                    looks += 1;
-                    if looks > LOOKS {
+                    polls += 1;
+                    if polls > POLLS {
                         return self.go_on();
                     }
                     if self.hints {
@@ -566,7 +566,7 @@ impl Seat {
         let arrival = self.round * self.steps + 1;
         let target = arrival + step;
         let ready = || barrier::has_reached(gate.word(), target, self.steps);
-        let look = || {
+        let check = || {
             // Before the looks at who has arrived: who broke it may have got through this round.
             let broken = shared.check_broken();
             let dead = if step == 0 {
@@ -577,7 +577,9 @@ impl Seat {
                     return Ok(true);
                 }
                 let arrived = |index| {
-                    shared.how_far(index).is_ok_and(|word| barrier::has_reached(word, arrival, self.steps))
+                    shared
+                        .progress_word(index)
+                        .is_ok_and(|word| barrier::has_reached(word, arrival, self.steps))
                 };
                 shared.dead_seat(|index| !arrived(index))?
             };
@@ -589,14 +591,14 @@ impl Seat {
             }
             if ready() { Ok(false) } else { broken.map(|()| false) }
         };
-        self.await_word(ready, look, gate, deadline)
+        self.await_word(ready, check, gate, deadline)
     }
 
     /// Whether the words of all participants are at `arrival` or further (P9).
     fn all_have_arrived(&self, arrival: u64) -> Result<bool> {
         let shared = &*self.barrier.0;
         for index in self.arrived.peek()..shared.parameters.parties.into() {
-            let word = shared.how_far(u32::try_from(index).unwrap_or(u32::MAX))?;
+            let word = shared.progress_word(u32::try_from(index).unwrap_or(u32::MAX))?;
             if !barrier::has_reached(word, arrival, self.steps) {
                 return Ok(false);
             }
@@ -631,11 +633,12 @@ impl Seat {
         }
         let gate = &shared.gate;
         let ready = || barrier::is_open(gate.word(), round);
-        let look = || {
+        let check = || {
             // Before the look at the gate: who broke it may have got through this round.
             let broken = shared.check_broken();
-            let arrived =
-                |index: u32| shared.how_far(index).is_ok_and(|word| word.get() == round.wrapping_add(1));
+            let arrived = |index: u32| {
+                shared.progress_word(index).is_ok_and(|word| word.get() == round.wrapping_add(1))
+            };
             let dead = shared.dead_seat(|index| !arrived(index))?;
             let seen = gate.word().get();
             if seen == round.wrapping_add(1) {
@@ -649,7 +652,7 @@ impl Seat {
             }
             broken.map(|()| false)
         };
-        self.await_word(ready, look, gate, deadline)?;
+        self.await_word(ready, check, gate, deadline)?;
         Ok(false)
     }
 
@@ -657,11 +660,11 @@ impl Seat {
     fn await_word(
         &self,
         ready: impl Fn() -> bool,
-        look: impl Fn() -> Result<bool>,
+        check: impl Fn() -> Result<bool>,
         gate: &Gate,
         deadline: Option<Instant>,
     ) -> Result<Ended> {
-        if self.learned.is_old() {
+        if self.learned.must_recheck() {
             self.learned.set_scarce(self.barrier.0.is_scarce());
         }
         let sleep = |limit| {
@@ -671,7 +674,7 @@ impl Seat {
             }
         };
         let wait = Wait { how: self.barrier.0.parameters.waiting, learned: &self.learned, deadline };
-        match wait.until(&ready, look, sleep)? {
+        match wait.until(&ready, check, sleep)? {
             Ended::TimedOut => Err(Error::TimedOut),
             ended => Ok(ended),
         }

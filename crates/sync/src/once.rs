@@ -97,10 +97,10 @@ impl Once {
 
     fn await_other(&self, other: u64, deadline: Option<Instant>) -> Result<()> {
         let ready = || self.gate.word().peek() != other;
-        let look = || Ok(!self.is_alive(other));
+        let check = || Ok(!self.is_alive(other));
         let sleep = |limit| self.gate.sleep(other, limit);
         let wait = Wait { how: Waiting::Hybrid, learned: &self.learned, deadline };
-        match wait.until(ready, look, sleep)? {
+        match wait.until(ready, check, sleep)? {
             Ended::TimedOut => Err(Error::TimedOut),
             Ended::Ready | Ended::Stopped => Ok(()),
         }

@@ -120,7 +120,7 @@ impl RawLock {
         if self.is_mine() {
             return Err(Error::Deadlock);
         }
-        if self.learned.is_old() {
+        if self.learned.must_recheck() {
             self.learned.set_scarce(self.member.is_crowded());
         }
         let mut heir = false;
@@ -159,7 +159,7 @@ impl RawLock {
             }
             let is_heir = *heir;
             let ready = || owner.peek() == 0 && (is_heir || kept.peek() == 0);
-            let look = || {
+            let check = || {
                 match (owner.peek(), kept.peek()) {
                     (0, heir) if heir != 0 && !is_heir => {
                         let since = match waits_for {
@@ -183,7 +183,7 @@ impl RawLock {
                 }
             };
             let wait = Wait { how: Waiting::Hybrid, learned: &self.learned, deadline };
-            if wait.until(ready, look, sleep)? == Ended::TimedOut {
+            if wait.until(ready, check, sleep)? == Ended::TimedOut {
                 // A wake-up that was meant for this thread must not be lost: who gives up has looked once more.
                 return self.try_lock().map_err(|_| Error::TimedOut);
             }

@@ -239,7 +239,7 @@ impl RwLock {
         let owner = self.writer.owner();
         for _ in 0..PATIENCE {
             let ready = || owner.peek() == 0;
-            let look = || {
+            let check = || {
                 let seen = owner.get();
                 Ok(seen != 0 && !self.writer.is_alive(seen) && owner.get() == seen)
             };
@@ -248,7 +248,7 @@ impl RwLock {
                 seen => self.writer.gate().sleep(seen, limit),
             };
             let wait = Wait { how: Waiting::Hybrid, learned: self.writer.learned(), deadline };
-            match wait.until(ready, look, sleep)? {
+            match wait.until(ready, check, sleep)? {
                 Ended::Stopped => return Err(Error::OwnerDied),
                 Ended::TimedOut => return Err(Error::TimedOut),
                 Ended::Ready if self.enter()? => return Ok(self.read_guard()),
@@ -365,7 +365,7 @@ impl RwLock {
             return Ok(());
         }
         let ready = || readers::count(gate.word()) == 0;
-        let look = || match readers::count(gate.word()) {
+        let check = || match readers::count(gate.word()) {
             count if count > readers::MOST => {
                 Err(Error::Corrupt { what: "a count of readers", value: count })
             }
@@ -376,7 +376,7 @@ impl RwLock {
             seen => gate.sleep(seen, limit),
         };
         let wait = Wait { how: Waiting::Hybrid, learned: self.writer.learned(), deadline };
-        match wait.until(ready, look, sleep)? {
+        match wait.until(ready, check, sleep)? {
             Ended::Ready | Ended::Stopped => Ok(()),
             Ended::TimedOut => Err(Error::TimedOut),
         }

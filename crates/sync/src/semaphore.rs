@@ -120,7 +120,7 @@ impl Semaphore {
                 Err(Error::WouldBlock) => {}
                 other => return other,
             }
-            if self.learned.is_old() {
+            if self.learned.must_recheck() {
                 self.learned.set_scarce(self.member.is_crowded());
             }
             let ready = || self.gate.word().peek() != SET;

@@ -44,7 +44,7 @@ const SPINS: u32 = 1000;
 /// The same where processors are scarce.
 const FEW_SPINS: u32 = 16;
 /// Such pauses between two looks at who lives, of a thread that spins.
-const LOOK_EVERY: u64 = 4;
+const CHECK_EVERY: u64 = 4;
 /// Time from one offer that nobody took up to the next, of a thread that spins; it grows, where processors are scarce only after
 /// [`PATIENCE`].
 const SHORTEST_GAP: Duration = Duration::from_micros(2);
@@ -65,7 +65,7 @@ const BRIEF: Duration = Duration::from_micros(10);
 /// The shortest look that is worth it.
 const SHORTEST_NS: u64 = 500;
 /// Most offers in one wait that may end in sleep.
-const MOST_OFFERS: u64 = 16;
+const MOST_YIELDS: u64 = 16;
 /// An offer that takes longer went to somebody who works, not to one who waits.
 const SLICE: Duration = Duration::from_micros(200);
 /// For so much of its time there is one wait without an offer after that: it then costs each of them as little.
@@ -75,7 +75,7 @@ const PAUSE_NS: u64 = 2000;
 const TRY_EVERY: u64 = 32;
 const TRY_AT_LEAST_EVERY: u64 = 256;
 /// Waits after which it is looked anew whether processors are scarce.
-const LOOK_AROUND: u64 = 4096;
+const RECHECK_EVERY: u64 = 4096;
 /// No limit, as a number.
 const LONG: Duration = Duration::from_secs(3600);
 
@@ -105,7 +105,7 @@ pub(crate) struct Learned {
     until_try: Word,
     try_every: Word,
     /// How many offers pay; 0 during a pause.
-    offers: Word,
+    yields: Word,
     /// Waits left of a pause.
     pause: Word,
     /// Grows with offers that were taken up.
@@ -113,7 +113,7 @@ pub(crate) struct Learned {
     /// The shortest offer, which nobody took up.
     idle_ns: Word,
     /// How long offers took since the last nap.
-    offered_ns: Word,
+    yielded_ns: Word,
     /// Whether there are more participants than processors.
     scarce: Word,
     /// Waits that were not over at once.
@@ -130,11 +130,11 @@ impl Learned {
             spin_ns: Word::new(nanos(longest)),
             until_try: Word::new(TRY_EVERY),
             try_every: Word::new(TRY_EVERY),
-            offers: Word::new(2),
+            yields: Word::new(2),
             pause: Word::new(0),
             crowd: Word::new(0),
             idle_ns: Word::new(u64::MAX),
-            offered_ns: Word::new(0),
+            yielded_ns: Word::new(0),
             scarce: Word::new(0),
             waits: Word::new(0),
             hints: hint::is_cheap(),
@@ -147,25 +147,25 @@ impl Learned {
     }
 
     /// Whether it is time to look again whether processors are scarce; who is told so does it, and nobody else for long.
-    pub(crate) fn is_old(&self) -> bool {
-        let is_old = self.waits.peek().is_multiple_of(LOOK_AROUND);
-        if is_old {
+    pub(crate) fn must_recheck(&self) -> bool {
+        let is_due = self.waits.peek().is_multiple_of(RECHECK_EVERY);
+        if is_due {
             self.waits.bump(1);
         }
-        is_old
+        is_due
     }
 
     fn is_crowded(&self) -> bool {
-        self.scarce.peek() != 0 || self.is_taken()
+        self.scarce.peek() != 0 || self.yields_are_used()
     }
 
     /// Whether offers were taken up lately.
-    fn is_taken(&self) -> bool {
+    fn yields_are_used(&self) -> bool {
         self.crowd.peek() >= 8
     }
 
     /// Offers the processor to others; gives how long this took, and whether one of them had it.
-    fn offer(&self) -> (Duration, bool) {
+    fn yield_now(&self) -> (Duration, bool) {
         let begun = Instant::now();
         std::thread::yield_now();
         let took = begun.elapsed();
@@ -174,17 +174,17 @@ impl Learned {
             self.idle_ns.put(ns);
         }
         let crowd = self.crowd.peek();
-        self.offered_ns.put(self.offered_ns.peek().saturating_add(ns));
-        let taken_up = ns > idle.saturating_mul(3).saturating_add(1000);
-        match taken_up {
+        self.yielded_ns.put(self.yielded_ns.peek().saturating_add(ns));
+        let was_used = ns > idle.saturating_mul(3).saturating_add(1000);
+        match was_used {
             true => self.crowd.put((crowd + 4).min(64)),
             false => self.crowd.put(crowd.saturating_sub(1)),
         }
-        (took, taken_up)
+        (took, was_used)
     }
 
     /// Whether a long look is to be tried now.
-    fn tries(&self) -> bool {
+    fn tries_long_spin(&self) -> bool {
         let left = self.until_try.peek();
         let every = self.try_every.peek();
         self.until_try.put(if left == 0 { every } else { left - 1 });
@@ -206,9 +206,9 @@ impl Learned {
         self.spin_ns.put(if next < SHORTEST_NS { 0 } else { next });
     }
 
-    fn offers_for_now(&self) -> u64 {
+    fn yields_for_now(&self) -> u64 {
         match self.pause.peek() {
-            0 => self.offers.peek(),
+            0 => self.yields.peek(),
             left => {
                 self.pause.put(left - 1);
                 0
@@ -238,7 +238,7 @@ impl Wait<'_> {
     pub(crate) fn until(
         &self,
         mut ready: impl FnMut() -> bool,
-        look: impl FnMut() -> Result<bool>,
+        check: impl FnMut() -> Result<bool>,
         sleep: impl FnMut(Duration),
     ) -> Result<Ended> {
         for _ in 0..QUICK {
@@ -251,8 +251,8 @@ impl Wait<'_> {
         }
         self.learned.waits.bump(1);
         match self.how {
-            Waiting::Spin => self.spin(ready, look),
-            Waiting::Block | Waiting::Hybrid => self.sleep_at_last(ready, look, sleep),
+            Waiting::Spin => self.spin(ready, check),
+            Waiting::Block | Waiting::Hybrid => self.sleep_at_last(ready, check, sleep),
         }
     }
 
@@ -262,10 +262,14 @@ impl Wait<'_> {
     }
 
     #[cold]
-    fn spin(&self, mut ready: impl FnMut() -> bool, mut look: impl FnMut() -> Result<bool>) -> Result<Ended> {
+    fn spin(
+        &self,
+        mut ready: impl FnMut() -> bool,
+        mut check: impl FnMut() -> Result<bool>,
+    ) -> Result<Ended> {
         let learned = self.learned;
         let begun = Instant::now();
-        let (mut next_offer, mut gap, mut naps) = (begun, Duration::ZERO, 0);
+        let (mut next_yield, mut gap, mut naps) = (begun, Duration::ZERO, 0);
         let mut turn = 0_u64;
         loop {
             turn += 1;
@@ -279,30 +283,30 @@ impl Wait<'_> {
             let now = Instant::now();
             let left = self.deadline.map_or(LONG, |at| at.saturating_duration_since(now));
             // At the end, too: who only ever polls has to be told.
-            if (left.is_zero() || turn.is_multiple_of(LOOK_EVERY)) && look()? {
+            if (left.is_zero() || turn.is_multiple_of(CHECK_EVERY)) && check()? {
                 return Ok(Ended::Stopped);
             }
             if left.is_zero() {
                 return Ok(if ready() { Ended::Ready } else { Ended::TimedOut });
             }
             let is_late = now.duration_since(begun) >= PATIENCE;
-            let is_tired = learned.offered_ns.peek() >= nanos(TIRED);
-            if (is_late || is_tired) && learned.is_taken() && naps < NAPS {
+            let is_tired = learned.yielded_ns.peek() >= nanos(TIRED);
+            if (is_late || is_tired) && learned.yields_are_used() && naps < NAPS {
                 std::thread::sleep(NAP.min(left));
-                learned.offered_ns.put(0);
+                learned.yielded_ns.put(0);
                 naps += 1;
-            } else if now >= next_offer {
-                let (took, taken_up) = learned.offer();
-                if !taken_up {
+            } else if now >= next_yield {
+                let (took, was_used) = learned.yield_now();
+                if !was_used {
                     // So much rarer are they while there are naps.
                     learned.crowd.put(learned.crowd.peek().saturating_sub(naps));
                 }
                 naps = 0;
-                gap = match taken_up || crowded && !is_late {
+                gap = match was_used || crowded && !is_late {
                     true => Duration::ZERO,
                     false => (gap * 2).clamp(SHORTEST_GAP, LONGEST_GAP),
                 };
-                next_offer = now + took + gap;
+                next_yield = now + took + gap;
             }
         }
     }
@@ -311,14 +315,14 @@ impl Wait<'_> {
     fn sleep_at_last(
         &self,
         mut ready: impl FnMut() -> bool,
-        mut look: impl FnMut() -> Result<bool>,
+        mut check: impl FnMut() -> Result<bool>,
         mut sleep: impl FnMut(Duration),
     ) -> Result<Ended> {
         let learned = self.learned;
         let crowded = learned.is_crowded();
         if !crowded {
             let most = if self.how == Waiting::Block { learned.longest.min(BRIEF) } else { learned.longest };
-            let longest = match learned.tries() {
+            let longest = match learned.tries_long_spin() {
                 true => learned.longest,
                 false => Duration::from_nanos(learned.spin_ns.peek()).min(most),
             };
@@ -340,11 +344,11 @@ impl Wait<'_> {
                 }
             }
         }
-        if self.how == Waiting::Hybrid && self.offers_end_it(&mut ready) {
+        if self.how == Waiting::Hybrid && self.yields_end_it(&mut ready) {
             return Ok(Ended::Ready);
         }
         loop {
-            if look()? {
+            if check()? {
                 return Ok(Ended::Stopped);
             }
             if ready() {
@@ -366,25 +370,25 @@ impl Wait<'_> {
         Ok(Ended::Ready)
     }
 
-    fn offers_end_it(&self, ready: &mut impl FnMut() -> bool) -> bool {
+    fn yields_end_it(&self, ready: &mut impl FnMut() -> bool) -> bool {
         let learned = self.learned;
-        let most = learned.offers_for_now();
+        let most = learned.yields_for_now();
         for _ in 0..most {
             if self.left().is_zero() {
                 return false;
             }
-            let (took, _) = learned.offer();
+            let (took, _) = learned.yield_now();
             if ready() {
-                learned.offers.put((most * 2).min(MOST_OFFERS));
+                learned.yields.put((most * 2).min(MOST_YIELDS));
                 return true;
             }
             if took > SLICE {
                 learned.pause.put(nanos(took) / PAUSE_NS);
-                learned.offers.put(1);
+                learned.yields.put(1);
                 return false;
             }
         }
-        learned.offers.put((most / 2).max(1));
+        learned.yields.put((most / 2).max(1));
         false
     }
 }
@@ -401,7 +405,7 @@ mod tests {
         learned
     }
 
-    fn has_offered(learned: &Learned) -> bool {
+    fn has_yielded(learned: &Learned) -> bool {
         learned.idle_ns.peek() != u64::MAX
     }
 
@@ -409,18 +413,18 @@ mod tests {
     fn what_came_during_a_nap_is_seen_before_the_processor_is_offered() {
         for deadline in [NO_LIMIT, deadline(Some(Duration::from_secs(60)))] {
             let learned = crowded();
-            learned.offered_ns.put(nanos(TIRED));
-            let mut looks = 0;
+            learned.yielded_ns.put(nanos(TIRED));
+            let mut polls = 0;
             // The nap comes after so many.
             let ready = || {
-                looks += 1;
-                looks > QUICK + FEW_SPINS
+                polls += 1;
+                polls > QUICK + FEW_SPINS
             };
             let wait = Wait { how: Waiting::Spin, learned: &learned, deadline };
             let ended = wait.until(ready, || Ok(false), |_| ()).unwrap();
             assert_eq!(ended, Ended::Ready);
-            assert!(!has_offered(&learned));
-            assert_eq!(learned.offered_ns.peek(), 0, "there was a nap");
+            assert!(!has_yielded(&learned));
+            assert_eq!(learned.yielded_ns.peek(), 0, "there was a nap");
         }
     }
 
@@ -430,16 +434,16 @@ mod tests {
         let mut naps = 0;
         for _ in 0..100 {
             // Over after the first offer or nap.
-            let mut looks = 0;
+            let mut polls = 0;
             let ready = || {
-                looks += 1;
-                looks > QUICK + FEW_SPINS
+                polls += 1;
+                polls > QUICK + FEW_SPINS
             };
             let wait = Wait { how: Waiting::Spin, learned: &learned, deadline: NO_LIMIT };
             wait.until(ready, || Ok(false), |_| ()).unwrap();
-            naps += u32::from(learned.offered_ns.peek() == 0);
+            naps += u32::from(learned.yielded_ns.peek() == 0);
             // As if the offer had been taken up for so long.
-            learned.offered_ns.bump(nanos(PATIENCE));
+            learned.yielded_ns.bump(nanos(PATIENCE));
             learned.crowd.put(64);
         }
         assert!((5..50).contains(&naps), "{naps}");
@@ -448,9 +452,9 @@ mod tests {
     #[test]
     fn naps_are_followed_by_an_offer_now_and_then() {
         let learned = crowded();
-        learned.offered_ns.put(nanos(TIRED));
+        learned.yielded_ns.put(nanos(TIRED));
         let begun = Instant::now();
-        let ready = || has_offered(&learned) && begun.elapsed() > PATIENCE;
+        let ready = || has_yielded(&learned) && begun.elapsed() > PATIENCE;
         let wait = Wait { how: Waiting::Spin, learned: &learned, deadline: NO_LIMIT };
         assert_eq!(wait.until(ready, || Ok(false), |_| ()).unwrap(), Ended::Ready);
     }
@@ -459,18 +463,18 @@ mod tests {
     fn who_only_polls_is_told_how_things_are_and_offers_and_sleeps_never() {
         for how in [Waiting::Spin, Waiting::Block, Waiting::Hybrid] {
             let learned = Learned::new(true);
-            let mut looks = 0;
-            let look = || {
-                looks += 1;
-                Ok(looks == 3)
+            let mut checks = 0;
+            let check = || {
+                checks += 1;
+                Ok(checks == 3)
             };
-            let mut look = look;
+            let mut check = check;
             let mut poll = || {
                 let wait = Wait { how, learned: &learned, deadline: Some(Instant::now()) };
-                wait.until(|| false, &mut look, |_| panic!("asleep")).unwrap()
+                wait.until(|| false, &mut check, |_| panic!("asleep")).unwrap()
             };
             assert_eq!([poll(), poll(), poll()], [Ended::TimedOut, Ended::TimedOut, Ended::Stopped]);
-            assert!(!has_offered(&learned), "{how:?}");
+            assert!(!has_yielded(&learned), "{how:?}");
             assert_eq!(learned.spin_ns.peek(), nanos(LONGEST_SPIN), "nothing is learned from that");
         }
     }
@@ -478,11 +482,11 @@ mod tests {
     #[test]
     fn it_is_looked_around_once_and_again_after_many_waits() {
         let learned = Learned::new(true);
-        assert!(learned.is_old());
-        for _ in 1..LOOK_AROUND {
-            assert!(!learned.is_old() && !learned.is_old());
+        assert!(learned.must_recheck());
+        for _ in 1..RECHECK_EVERY {
+            assert!(!learned.must_recheck() && !learned.must_recheck());
             learned.waits.bump(1);
         }
-        assert!(learned.is_old() && !learned.is_old());
+        assert!(learned.must_recheck() && !learned.must_recheck());
     }
 }

@@ -180,12 +180,12 @@ impl Committer {
     #[cold]
     pub(super) fn wait_for(&self, lock: u64, token: u64, wait: &mut Wait) -> Result<bool> {
         let goes_on = wait.round();
-        let is_over = (!goes_on || wait.is_time_to_look()) && self.look_at_holder(lock, token)?;
+        let is_over = (!goes_on || wait.is_time_to_check()) && self.check_holder(lock, token)?;
         Ok(goes_on || is_over && wait.may_try_once_more())
     }
 
     /// Whether a lock's holder was dead and is cleared up now, or has freed it.
-    fn look_at_holder(&self, lock: u64, token: u64) -> Result<bool> {
+    fn check_holder(&self, lock: u64, token: u64) -> Result<bool> {
         let machinery = &self.shared.machinery;
         let lock = machinery.lock(lock)?;
         let damage = Error::Corrupt { what: "a lock", value: token };

@@ -40,8 +40,8 @@ const TURN: u32 = 64;
 const ROOM_MIN: u32 = 500;
 const ROOM_MAX: u32 = 16_000;
 /// Changes without a wait after one that was in vain, at first and at most.
-const VAIN_MIN: u32 = 1 << 12;
-const VAIN_MAX: u32 = 1 << 17;
+const LONG_TURN_MIN: u32 = 1 << 12;
+const LONG_TURN_MAX: u32 = 1 << 17;
 /// Waits that are longer give the processor away, where there may be others for it.
 const LONG: u32 = 4_000;
 
@@ -55,7 +55,7 @@ pub(crate) struct Backoff {
     /// Around how long it makes room, in nanoseconds.
     room: u32,
     /// How many changes it makes after it made room in vain.
-    vain: u32,
+    long_turn: u32,
     random: u64,
 }
 
@@ -63,7 +63,7 @@ impl Backoff {
     /// `seed` differs from thread to thread.
     pub(crate) fn new(seed: u64) -> Self {
         let random = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-        Self { level: 0, left: TURN, room: ROOM_MIN, vain: VAIN_MIN, random }
+        Self { level: 0, left: TURN, room: ROOM_MIN, long_turn: LONG_TURN_MIN, random }
     }
 
     /// From `low` to below `2 * low`.
@@ -100,11 +100,11 @@ impl Backoff {
         if was_used {
             self.left = TURN;
             self.room = (self.room * 2).min(ROOM_MAX);
-            self.vain = VAIN_MIN;
+            self.long_turn = LONG_TURN_MIN;
         } else {
-            self.left = self.vain;
+            self.left = self.long_turn;
             self.room = (self.room * 2).min(ROOM_MAX);
-            self.vain = (self.vain * 2).min(VAIN_MAX);
+            self.long_turn = (self.long_turn * 2).min(LONG_TURN_MAX);
         }
     }
 
@@ -179,7 +179,7 @@ impl Wait {
     }
 
     /// Whether it is time to see if the others live: not at first, and then every few rounds.
-    pub(crate) fn is_time_to_look(&self) -> bool {
+    pub(crate) fn is_time_to_check(&self) -> bool {
         self.rounds >= SPINS && self.rounds.is_multiple_of(8)
     }
 }
@@ -226,10 +226,10 @@ mod tests {
         assert!(backoff.met());
         backoff.made_room(false);
         assert_eq!(backoff.room, 4 * ROOM_MIN, "it was too short, or nobody is there");
-        (1..VAIN_MIN).for_each(|_| backoff.succeeded());
+        (1..LONG_TURN_MIN).for_each(|_| backoff.succeeded());
         assert!(!backoff.met());
         backoff.succeeded();
-        assert!(backoff.met() && backoff.vain == 2 * VAIN_MIN);
+        assert!(backoff.met() && backoff.long_turn == 2 * LONG_TURN_MIN);
     }
 
     #[test]

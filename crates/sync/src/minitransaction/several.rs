@@ -179,7 +179,7 @@ impl Committer {
                 let flight = machinery.flight(slot)?;
                 while commit::in_flight(flight).is_some_and(|lock| self.locks.binary_search(&lock).is_ok()) {
                     let goes_on = wait.round();
-                    if !goes_on || wait.is_time_to_look() {
+                    if !goes_on || wait.is_time_to_check() {
                         let owner = machinery.owner(slot)?.get();
                         if owner == 0 || !self.shared.is_alive(owner) {
                             // The dead change nothing any more. Cleared up, so that nobody looks again; if that cannot be, it
