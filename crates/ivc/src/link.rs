@@ -48,14 +48,17 @@ pub(crate) struct Link {
     pub(crate) shared: Arc<Shared>,
     pub(crate) id: ChannelId,
     pub(crate) peer: Peer,
+    /// The own end: its number in the table, and its life word's value while it is open.
     number: u32,
     own_life: u64,
     own: End,
     pub(crate) partner: End,
     partner_life: u64,
+    /// The own ring, which this side writes, and its offset in the section.
     pub(crate) ring: Bytes,
     ring_at: u64,
     pub(crate) partner_ring: Bytes,
+    /// Bytes of a segment of the partner's ring: room is given back once the end of one was read.
     segment: u64,
     /// The life word of the partner's endpoint record, and its value while the partner lives.
     life: LineRef,
@@ -67,11 +70,15 @@ pub(crate) struct Link {
     pub(crate) state: Mutex<Watched>,
 }
 
+/// What belongs to neither direction.
 #[derive(Default)]
 pub(crate) struct Watched {
     pub(crate) interest: Interest,
+    /// Whether the program was told that the partner is gone.
     told: bool,
+    /// Whether this side has stopped writing to suspend the channel.
     pausing: bool,
+    /// Whether the unread bytes were handed over.
     handed_over: bool,
 }
 

@@ -21,9 +21,12 @@ pub(crate) struct Reader {
     /// The write position up to which the bytes are known to be the partner's own (P5).
     sure: u64,
     thermostat: Thermostat,
+    /// Reads in a row that found bytes.
     streak: u32,
+    /// Sleeps that were announced so far, and threads that sleep now.
     sleeps: u64,
     sleepers: u32,
+    /// Whether the program may be polling the descriptor.
     armed: bool,
     /// The partner's wait for room that it was last rung for.
     rung: u64,

@@ -13,16 +13,20 @@ use crate::error::Result;
 use crate::table::at;
 use crate::wait::{self, lock};
 
-/// A long write is published in pieces of this part of the ring, so that the reader begins before the writer has ended.
+/// A long write is published in pieces of one `PARTS`th of the ring, so that the reader begins before the writer has ended.
 const PARTS: u64 = 4;
 
 pub(crate) struct Writer {
     pub(crate) positions: stream::Writer,
+    /// The reader's heat that was last answered, and its sleep that was last rung for.
     answered: u64,
     rung: u64,
+    /// Sleeps that were announced so far, and threads that sleep now.
     sleeps: u64,
     sleepers: u32,
+    /// Whether the program may be polling the descriptor.
     armed: bool,
+    /// Bytes that the last reservation gave and no commit has used.
     pub(crate) reserved: u64,
     pub(crate) ended: Option<Ended>,
     pub(super) paused: bool,
@@ -58,6 +62,7 @@ impl Link {
         self.check_stopped(core, stopped)
     }
 
+    /// [`Link::may_write`], if one of the words that it polls says that there may be a reason not to.
     #[cold]
     fn check_stopped(&self, core: &mut Writer, stopped: u64) -> Result<bool> {
         if !unchanged(&self.life.words[0], self.alive) {
