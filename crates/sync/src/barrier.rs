@@ -8,7 +8,7 @@
 //! arrived does this round no harm, and breaks the next. (If it dies between its count and the word that says so, some may
 //! get through the round and others not; none gets through before all have arrived.) A seat that is given up in the middle
 //! of a round, and a call of [`Barrier::give_up`], break the barrier, too, for participants that have to wait; one that
-//! finds that all have arrived already gets through, and fails in the next round.
+//! finds that all have arrived already gets through, and fails once it has to wait.
 //!
 //! **After a break** the seats are of no use any more. Each participant drops its own; once no living process holds one,
 //! [`Barrier::reset`] makes the barrier new, and participants join again.
