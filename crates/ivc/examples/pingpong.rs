@@ -1,5 +1,5 @@
-//! Round trips of 64 bytes between two processes, and streams: through a channel, and through a Unix-domain socket. For sanity only:
-//! `isthmus bench` is what measures.
+//! Round trips of 64 bytes between two processes, and streams: through a channel, and through a Unix-domain socket. For a quick
+//! check only: `isthmus bench` measures.
 //!
 //! `cargo run --release -p isthmus-ivc --example pingpong [ROUNDS]`
 
@@ -103,8 +103,7 @@ fn echo(dir: &Path, rounds: u32) -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-/// Nanoseconds a round, of a part in ten of short stretches: on a machine that does other things, too, those are the ones
-/// in which it did not.
+/// Nanoseconds per round: the tenth percentile of many short stretches, which on a busy machine is an undisturbed one.
 fn time(rounds: u32, mut round: impl FnMut()) -> f64 {
     const STRETCH: u32 = 200;
     (0..WARM).for_each(|_| round());

@@ -11,23 +11,23 @@ pub const MOST_RING_BYTES: u64 = 1 << 30;
 /// The smallest segment: a cache line.
 pub const LEAST_SEGMENT_BYTES: u64 = 64;
 
-/// What a context is to be like. Each side chooses for the ring that it writes.
+/// Sizes and limits of a context. Each side of a channel chooses those of the ring that it writes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Config {
-    /// Bytes of the ring of each channel that this context writes, in the region: a power of two from 256 to 2^30. 64 KiB
-    /// unless told otherwise, as in the dissertation.
+    /// Bytes of the ring that this context writes for each channel, in the region: a power of two from 256 to 2^30. The
+    /// default is 64 KiB, as in the dissertation.
     pub ring_bytes: u64,
-    /// Bytes of a segment, a power of two from 64 to a quarter of the ring: the other side gives room back once it has read
-    /// across the end of a segment (or everything), so that a reader of single bytes does not have its writer look at each.
-    /// 64 unless told otherwise. Unlike in the dissertation, a write that does not fill its last segment leaves nothing
-    /// unused.
+    /// Bytes of a segment, a power of two from 64 to a quarter of the ring. The reader gives room back once it has read
+    /// across the end of a segment (or everything), so that reading single bytes does not take the position's line from the
+    /// writer for each. The default is 64. Unlike in the dissertation, a write that does not fill its last segment leaves
+    /// nothing unused.
     pub segment_bytes: u64,
-    /// How many connections may wait to be accepted; what comes beyond is refused. 0 refuses all.
+    /// How many connections may wait to be accepted; further ones are refused. 0 refuses all.
     pub backlog: u32,
-    /// How long the last handle's end waits for what was written to be read.
+    /// How long dropping the last handle waits until what was written has been read.
     pub linger: Duration,
-    /// Have threads that sleep woken by the local service even where they could sleep on futexes: as it is in VMs, for
-    /// tests of that.
+    /// Whether the local service wakes threads that sleep even where they could sleep on futexes. For tests: so it is in
+    /// VMs.
     pub by_service: bool,
 }
 
@@ -70,7 +70,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_that_cannot_be_are_refused() {
+    fn impossible_sizes_are_refused() {
         let usual = Config::default();
         usual.check().unwrap();
         for (ring_bytes, segment_bytes) in

@@ -1,4 +1,4 @@
-//! Setting up channels: offers, and what becomes of them.
+//! Connecting: a member's offer, and what becomes of it.
 //!
 //! ```text
 //! connects                                   accepts
@@ -6,8 +6,8 @@
 //!                                   ◄──────    end: answer to that offer, my ring
 //!   reads and writes                           reads and writes
 //! ```
-//! Each side writes its own end only. An offer that is given up (time-out, drop) is closed like a channel; the fence of
-//! P19 makes sure that a side that answers at that moment knows, or is known.
+//! Each side writes its own end only. An offer that is given up (time-out, drop) is closed like a channel. If it is answered
+//! at that moment, the fences of P19 make sure that at least one side sees what the other did.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,19 +17,14 @@ use isthmus_lockfree::{sleep, stream};
 use isthmus_region::mapping::LineRef;
 use isthmus_region::{Bytes, Section};
 
-use crate::channel::{Channel, Link, STOPPED};
+use crate::channel::Channel;
 use crate::context::{BACKLOG, Known, Lingering, Shared, State, VERSION};
 use crate::error::{Error, Result, region};
+use crate::link::{Link, STOPPED};
 use crate::peer::{Address, Peer};
 use crate::table::{Claim, End, at, claims};
 
-/// A connection that waits to be accepted.
-pub(crate) struct Offer {
-    pub(crate) peer: Peer,
-    pub(crate) claim: Claim,
-}
-
-/// A connection that was asked for, until the other side has answered. Dropping it takes the offer back.
+/// A connection that was offered, until the member has answered. Dropping it withdraws the offer.
 pub struct Connecting {
     shared: Arc<Shared>,
     peer: Peer,
@@ -38,12 +33,12 @@ pub struct Connecting {
     section: Section,
     block: LineRef,
     version_seen: Option<u64>,
-    /// None once it was answered or given up.
-    offer: Option<Made>,
+    /// The own end; none once the offer was answered or withdrawn.
+    offer: Option<OwnEnd>,
 }
 
-/// The own end.
-struct Made {
+/// The end that makes the offer.
+struct OwnEnd {
     number: u32,
     end: End,
     life: u64,
@@ -63,7 +58,7 @@ impl Connecting {
             return Err(Error::Oneself);
         }
         let mut state = shared.state();
-        shared.look(&mut state);
+        shared.refresh(&mut state);
         let known = state.known.get(&to.slot).filter(|k| k.peer.address == to && k.lives());
         let Some(Known { peer, life, alive, section, block, facts, .. }) = known else {
             return Err(Error::NoPeer { address: to });
@@ -89,30 +84,30 @@ impl Connecting {
         let ring = shared.member.section().bytes("ring", ring_at, shared.config.ring_bytes);
         let ring = ring.map_err(region("find a channel's ring"))?;
         stream::publish_life(end.life(), life);
-        connecting.offer = Some(Made { number, end, life, ring, ring_at });
+        connecting.offer = Some(OwnEnd { number, end, life, ring, ring_at });
         shared.announce(&mut state, to.slot);
         drop(state);
         Ok(connecting)
     }
 
-    /// Who was asked.
+    /// The member that was asked.
     pub fn peer(&self) -> &Peer {
         &self.peer
     }
 
-    /// The channel, if the other side has accepted by now. After that, and after an error, there is nothing more to come:
-    /// further calls give [`Error::NoPeer`].
+    /// Returns the channel, if the member has accepted by now. After that, and after an error, further calls return
+    /// [`Error::NoPeer`].
     ///
     /// # Errors
     /// [`Error::Refused`], [`Error::PeerDied`], [`Error::Faulty`].
     pub fn poll(&mut self) -> Result<Option<Channel>> {
         let shared = Arc::clone(&self.shared);
         let mut state = shared.state();
-        shared.look(&mut state);
+        shared.refresh(&mut state);
         self.poll_within(&mut state)
     }
 
-    /// Waits for the answer, at most `limit` or for ever. If the time is up the offer stands, until this is dropped.
+    /// Waits for the answer, at most `limit` or for ever. After a time-out the offer stands, until this is dropped.
     ///
     /// # Errors
     /// [`Error::TimedOut`], and as [`Connecting::poll`].
@@ -151,7 +146,7 @@ impl Connecting {
             self.withdraw(state);
             return Err(Error::Refused { peer: self.peer.clone() });
         }
-        let Some(other_ring) = Shared::ring_of(&self.section, &claim) else {
+        let Some(partner_ring) = Shared::ring_of(&self.section, &claim) else {
             self.withdraw(state);
             let (found, high) = (claim.ring, self.section.len().saturating_sub(claim.ring_bytes));
             return Err(Error::Faulty { peer: self.peer.clone(), what: "channel.RING", found, low: 0, high });
@@ -163,14 +158,14 @@ impl Connecting {
             (made.number, made.end, made.life),
             (made.ring, made.ring_at),
             &claim,
-            other_ring,
+            partner_ring,
             (self.life.clone(), self.alive),
         );
         state.links.push(Arc::downgrade(&link));
         Ok(Some(Channel::new(link)))
     }
 
-    /// The other side's end that answers ours.
+    /// The member's end that answers the offer.
     fn find_answer(&self) -> Option<Claim> {
         let made = self.offer.as_ref()?;
         let key = Some((made.number, Life::unpack(made.life).incarnation));
@@ -180,12 +175,12 @@ impl Connecting {
     fn withdraw(&mut self, state: &mut State) {
         let answer = {
             let Some(made) = &self.offer else { return };
-            // Whoever has accepted already finds a channel that is closed.
+            // A member that has accepted already gets a channel that is closed.
             made.end.writer(at::END).set(1);
             made.end.reader(at::STOPPED).set(STOPPED);
             let dead = Life { state: Living::Dead, ..Life::unpack(made.life) }.pack();
             stream::publish_life(made.end.life(), dead);
-            // After the fence: whoever answers from here on sees that there is no offer (P19).
+            // After the fence: a member that answers from here on sees that the offer is gone (P19).
             self.find_answer()
         };
         let Some(made) = self.offer.take() else { return };
@@ -220,7 +215,7 @@ impl Connecting {
 
 impl Drop for Connecting {
     fn drop(&mut self) {
-        // One that failed to begin is dropped under the lock.
+        // If `begin` failed, this is dropped under the lock, without an offer.
         if self.offer.is_none() || !self.shared.is_ours() {
             return;
         }

@@ -7,7 +7,7 @@ use crate::peer::Peer;
 /// This crate's result.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// An error, and what it ends: [`Error::is_final`] tells those after which a channel is of no more use in that direction.
+/// Why a function failed. After some errors a channel is of no more use in that direction: [`Error::is_final`].
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The region or the local service refused.
@@ -28,7 +28,7 @@ pub enum Error {
         #[source]
         source: rustix::io::Errno,
     },
-    /// A size or count that cannot be.
+    /// A size or count is not possible.
     #[error("{what}: {value} is not possible; {allowed}")]
     Invalid {
         /// What it is the value of.
@@ -47,13 +47,13 @@ pub enum Error {
     /// The address is that of the connecting context.
     #[error("a context cannot connect to itself")]
     Oneself,
-    /// The other context accepts no connections, or as many wait there as it lets wait.
+    /// The member accepts no connections, or as many wait there as its backlog allows.
     #[error("{peer} refuses: it accepts no connections, or too many wait there to be accepted")]
     Refused {
         /// The context that was asked.
         peer: Peer,
     },
-    /// The time was up. Nothing is lost: what was moved is counted, and the call may be repeated for the rest.
+    /// The time is up. Nothing is lost: the bytes that were moved are counted, and the call may be repeated for the rest.
     #[error("{action} took longer than {limit:?}{}", if *moved > 0 { format!("; {moved} bytes were moved") } else { String::new() })]
     TimedOut {
         /// What was waited for.
@@ -63,32 +63,32 @@ pub enum Error {
         /// Bytes that were moved before.
         moved: usize,
     },
-    /// Everything was read, and no more will come: the other side closed the channel or its direction.
+    /// Everything was read, and no more will come: the partner closed the channel or its direction.
     #[error("end of the stream from {peer}")]
     End {
-        /// The other side.
+        /// The partner.
         peer: Peer,
     },
-    /// Nothing can be written any more: this side has shut its direction down, or the other has closed the channel. Or
-    /// nothing is read any more, since this side said so.
+    /// Nothing can be written any more: this side has shut its direction down, or the partner has closed the channel. Or
+    /// nothing can be read any more, since this side has stopped reading.
     #[error("the channel to {peer} is closed in this direction")]
     Closed {
-        /// The other side.
+        /// The partner.
         peer: Peer,
     },
-    /// The other side's process, or its VM, is gone without having closed the channel. All that is certain to be its
-    /// own was delivered.
+    /// The partner's process, or its VM, is gone without having closed the channel. All bytes that are certain to be its
+    /// own were delivered.
     #[error("{peer} is gone")]
     PeerDied {
-        /// The other side.
+        /// The partner.
         peer: Peer,
     },
-    /// The other side wrote what no member that keeps to the format writes. The channel is not used any more.
+    /// The partner wrote what no member that keeps to the format writes. The channel is not used any more.
     #[error(
         "{peer} broke the protocol: {what} is {found}, which must be from {low} to {high}; its channel is dead"
     )]
     Faulty {
-        /// The other side.
+        /// The partner.
         peer: Peer,
         /// The field.
         what: &'static str,
@@ -102,13 +102,13 @@ pub enum Error {
     /// The channel was suspended for a migration, and its unread bytes were handed over.
     #[error("the channel to {peer} is suspended; connect anew once the peer can be reached again")]
     Suspended {
-        /// The other side.
+        /// The partner.
         peer: Peer,
     },
 }
 
 impl Error {
-    /// Whether the same call will give the same answer for ever.
+    /// Whether the same call will fail with this error for ever.
     pub fn is_final(&self) -> bool {
         matches!(
             self,
@@ -121,7 +121,7 @@ impl Error {
     }
 }
 
-/// A region's error with what was attempted.
+/// Wraps a region's error with what was attempted.
 pub(crate) fn region(action: &'static str) -> impl Fn(isthmus_region::Error) -> Error {
     move |source| Error::Region { action, source }
 }

@@ -1,8 +1,8 @@
-//! What a context tells its program without being asked.
+//! Events: what a context reports to its program.
 
 use crate::peer::Peer;
 
-/// Names a channel of a context in events: [`crate::Channel::id`]. Never used again by the same context.
+/// The name of a channel in events of its context: [`crate::Channel::id`]. No context uses one twice.
 pub type ChannelId = u64;
 
 /// Something that happened to a group or a channel.
@@ -12,27 +12,26 @@ pub enum Event {
     Joined(Peer),
     /// A member has left the group or died.
     Left {
-        /// Who.
+        /// The member.
         peer: Peer,
-        /// Whether it is known to have left in good order. A process that died did not; of one whose place was taken by
-        /// another meanwhile it is not known.
+        /// Whether it is known to have left in good order. A process that died did not; if its endpoint was given to
+        /// another meanwhile, it is not known.
         in_order: bool,
     },
-    /// A channel is no longer available since one of its sides is about to migrate. Nothing more is written to it by
-    /// either side.
+    /// A channel is no longer available since one of its sides is about to migrate. Neither side writes to it any more.
     Suspended {
-        /// Which.
+        /// The channel.
         channel: ChannelId,
-        /// Its other side.
+        /// Its partner.
         peer: Peer,
-        /// All that had arrived and was not read.
+        /// All bytes that had arrived and were not read.
         unread: Vec<u8>,
     },
-    /// The other side of a channel is gone.
+    /// The partner of a channel is gone.
     Gone {
-        /// Which.
+        /// The channel.
         channel: ChannelId,
-        /// Its other side.
+        /// Its partner.
         peer: Peer,
     },
 }
@@ -51,11 +50,11 @@ pub type OnReachable = Box<dyn FnMut(&[Peer]) + Send>;
 /// The dissertation's call-backs for migration, 6.1.3.
 #[derive(Default)]
 pub struct Callbacks {
-    /// A channel is no longer available; with all bytes that had arrived and were not read.
+    /// A channel is no longer available; gets all bytes that had arrived and were not read.
     pub on_suspended: Option<OnSuspended>,
-    /// A channel's other side is gone.
+    /// A channel's partner is gone.
     pub on_gone: Option<OnGone>,
-    /// These members can be reached now and could not before.
+    /// Members can be reached that could not before.
     pub on_reachable: Option<OnReachable>,
 }
 
@@ -70,7 +69,7 @@ impl std::fmt::Debug for Callbacks {
 }
 
 impl Callbacks {
-    /// Calls what there is for each event; gives back those that there is nothing for.
+    /// Calls the call-back of each event; returns the events that have none.
     pub(crate) fn call(&mut self, events: Vec<Event>) -> Vec<Event> {
         let mut rest = Vec::new();
         let mut reachable = Vec::new();

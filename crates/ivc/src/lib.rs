@@ -3,21 +3,21 @@
 //! A process registers a [`Context`] with the *magic id* of its job and a *client id* of its choice. All contexts with one
 //! magic id form a group: each lists the others ([`Context::peers`]), is told of those that join and leave
 //! ([`Context::events`]), connects to them ([`Context::connect`]) and accepts their connections ([`Context::accept`]). A
-//! [`Channel`] is a byte stream each way, through a ring in the writer's memory:
+//! [`Channel`] between two members, each the other's *partner*, is a byte stream each way, through a ring in the writer's
+//! memory:
 //!
 //! ```text
-//!           own area                    the other's area
+//!           own area                    partner's area
 //! write ──► ring, write position ─────► read
 //! read ◄─────────────────────────────── ring, write position
 //!           read position ────────────► (room)
 //! ```
-//! Reads and writes never wait unless asked to, and return how many bytes they moved. Nothing is copied but from the
-//! program's memory to the ring and from the ring to the program's memory, and with [`Channel::reserve`] and
-//! [`Channel::peek`] programs work in the ring itself. A message of 64 bytes costs two cache lines: its own, and that of
-//! the write position.
+//! Reads and writes never wait unless asked to, and return how many bytes they moved. Bytes are copied once into the ring
+//! and once out of it; with [`Channel::reserve`] and [`Channel::peek`] programs work in the ring itself. A message of 64
+//! bytes costs two cache lines: its own, and that of the write position.
 //!
-//! What is read of others is believed only after a check; one that breaks the protocol, or dies, ends its own channels and
-//! nothing else. Every word has one writer, so nothing here needs an atomic read-modify-write between VMs.
+//! What is read from other members is checked before it is used; a member that breaks the protocol, or dies, ends its own
+//! channels and nothing else. Every word has one writer, so nothing here needs an atomic read-modify-write between VMs.
 //!
 //! Programs get a context by `isthmus::Attachment::register`; without that crate:
 //!
@@ -45,14 +45,17 @@ mod connect;
 mod context;
 mod error;
 mod event;
+mod link;
 mod peer;
+mod piece;
 mod table;
 mod wait;
 
-pub use channel::{Channel, Interest, ReadHalf, ReadPiece, WriteHalf, WritePiece};
+pub use channel::{Channel, Interest, ReadHalf, WriteHalf};
 pub use config::{Config, LEAST_RING_BYTES, LEAST_SEGMENT_BYTES, MOST_RING_BYTES};
 pub use connect::Connecting;
 pub use context::Context;
 pub use error::{Error, Result};
 pub use event::{Callbacks, ChannelId, Event, OnGone, OnReachable, OnSuspended};
 pub use peer::{Address, Peer};
+pub use piece::{ReadPiece, WritePiece};

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use isthmus_region::format::GlobalSlot;
 
-/// Where a context is: good for one life of it in one region, and comparable by value.
+/// Where a context is: valid for this context's life, in its region, and comparable by value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Address {
     pub(crate) slot: u32,
@@ -28,7 +28,7 @@ impl Address {
         bytes
     }
 
-    /// The address that [`Address::to_bytes`] gave. Bytes that are none make an address that nobody has.
+    /// The address whose [`Address::to_bytes`] these are. Other bytes make an address that no context has.
     pub fn from_bytes(bytes: [u8; Self::BYTES]) -> Self {
         let [slot, incarnation] = [0, 8].map(|at| {
             let mut word = [0; 8];
@@ -48,7 +48,7 @@ impl fmt::Display for Address {
 /// A member of the group.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Peer {
-    /// The id that its program chose. Nothing keeps two members from choosing the same.
+    /// The id that its program chose. Two members may have chosen the same.
     pub client: u64,
     /// The name of the VM that it is in, or of the host.
     pub host: Arc<str>,

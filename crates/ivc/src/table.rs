@@ -1,4 +1,4 @@
-//! Ends of channels in the region: the own ones, and what others claim of theirs.
+//! Ends of channels in the region: the own ones, and what members of the group claim of theirs.
 
 use isthmus_lockfree::life::{Life, State, unchanged};
 use isthmus_lockfree::sync::{Word, release_fence};
@@ -25,7 +25,7 @@ pub(crate) mod at {
     pub(crate) const STOPPED: usize = 2;
 }
 
-/// The lines of an end, own or not.
+/// The lines of an end, own or a partner's.
 #[derive(Debug, Clone)]
 pub(crate) struct End {
     ident: LineRef,
@@ -69,7 +69,7 @@ impl End {
     }
 }
 
-/// What is written into an end before it lives.
+/// What is written into an end before its life is published.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Terms {
     pub(crate) to: Address,
@@ -112,29 +112,29 @@ impl Table {
         self.free.pop().ok_or(isthmus_region::Error::Full { bytes: CHUNK_BYTES })
     }
 
-    /// An entry that nobody looks at any more.
+    /// Gives back an entry that no partner reads any more.
     pub(crate) fn give(&mut self, number: u32) {
         self.free.push(number);
     }
 
     /// Offset in the section of an entry.
-    fn place(&self, number: u32) -> Option<u64> {
+    fn offset_of(&self, number: u32) -> Option<u64> {
         let number = u64::from(number);
         let chunk = self.chunks.get(usize::try_from(number / CHANNEL_ENTRIES).ok()?)?;
         Some(chunk + chunk::BYTES + number % CHANNEL_ENTRIES * channel::BYTES)
     }
 
     pub(crate) fn end(&self, member: &Member, number: u32) -> isthmus_region::Result<End> {
-        let offset = self.place(number).unwrap_or(u64::MAX);
+        let offset = self.offset_of(number).unwrap_or(u64::MAX);
         End::at(member.section(), offset)
     }
 
-    /// Writes the terms of a fresh end; gives the life that it is to have, which the caller publishes.
+    /// Writes the terms of a fresh end; returns its life, which the caller publishes.
     pub(crate) fn describe(end: &End, terms: &Terms) -> u64 {
         let former = Life::unpack(end.life().peek()).incarnation;
         let generation = former + 1;
         end.life().put(Life { incarnation: former, state: State::Free }.pack());
-        // Who sees any of this sees that the entry is no longer its former end's before (P5).
+        // A reader that sees any of the new terms sees first that the entry is no longer its former end's (P5).
         release_fence();
         for line in [&end.write, &end.state, &end.read] {
             line.words.iter().for_each(|w| w.put(0));
@@ -156,7 +156,7 @@ impl Table {
         Life { incarnation: generation, state: State::Active }.pack()
     }
 
-    /// Gives all memory back, once nobody sees the context any more.
+    /// Gives all memory back, once no member sees the context any more.
     pub(crate) fn give_back(&mut self, member: &Member) {
         for offset in std::mem::take(&mut self.chunks) {
             member.give(offset, CHUNK_BYTES);
@@ -165,16 +165,16 @@ impl Table {
     }
 }
 
-/// What somebody else's end claims, read once; sizes are checked, the ring's place is not.
+/// What an end of another context claims, read once. Sizes are checked, the ring's place is not.
 #[derive(Debug, Clone)]
 pub(crate) struct Claim {
     pub(crate) number: u32,
-    /// The life word that the end has, or had, while it is open.
+    /// The value of the end's life word while it is open.
     pub(crate) life: u64,
     pub(crate) ring: u64,
     pub(crate) ring_bytes: u64,
     pub(crate) segment_bytes: u64,
-    /// Number and generation of the end that it answers; none of an offer.
+    /// Number and generation of the end that it answers; none for an offer.
     pub(crate) answers: Option<(u32, u64)>,
     pub(crate) refused: bool,
     pub(crate) end: End,
@@ -186,8 +186,8 @@ impl Claim {
     }
 
     /// What entry `number` at `offset` claims, if it is an end to `us`: an offer that stands, or an answer, which may be
-    /// closed already by a side that had little to say. An entry that becomes another end's while it is read claims
-    /// nothing: the version changes after that (P5).
+    /// closed again already. An entry that is given to another end while it is read claims nothing; the version of the
+    /// table changes after that (P5).
     fn read(section: &Section, number: u32, offset: u64, us: Address) -> Option<Self> {
         let end = End::at(section, offset).ok()?;
         let words = &end.ident.words;
@@ -225,8 +225,8 @@ impl Claim {
     }
 }
 
-/// All ends to `us` in the table of the context whose block's first line is `block`. The chain is followed only so far, and
-/// to no chunk twice.
+/// All ends to `us` in the table of the context whose block's first line is `block`. The chain is followed for
+/// [`MOST_CHANNEL_CHUNKS`] at most, and to no chunk twice.
 pub(crate) fn claims(section: &Section, block: &LineRef, us: Address) -> Vec<Claim> {
     let mut found = Vec::new();
     let mut offset = block.words[6].get();

@@ -1,9 +1,9 @@
-//! Waiting: look, offer the processor, sleep.
+//! Waiting: spin, yield, sleep.
 //!
 //! Everything that a context waits for rings one bell, that of its endpoint: natively a futex in its record, in a VM an
-//! eventfd that the agent writes. Whoever sleeps says so in a word of his own (P6), of which there is one for offers,
-//! answers and members, and for each channel one for bytes and one for room. No sleep is longer than a bound, since
-//! deaths, and members that leave, are seen only by looking.
+//! eventfd that the agent writes. A context that sleeps announces it in a word that it alone writes (P6): one for offers,
+//! answers and members, and for each channel one for bytes and one for room. Each sleep has a bound, since a death rings
+//! no bell.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -18,43 +18,43 @@ use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags};
 
 use crate::error::{Error, Result, region};
 
-/// The longest sleep natively: so late at most is a death seen.
+/// The longest sleep natively, and so the longest time until a death is seen.
 const LONGEST: Duration = Duration::from_millis(50);
-/// The longest where a service rings.
+/// The longest sleep where a service rings.
 const LONGEST_BY_SERVICE: Duration = Duration::from_millis(250);
-/// The longest where nobody can ring.
+/// The longest sleep where nothing rings.
 const LONGEST_UNRUNG: Duration = Duration::from_millis(1);
-/// Sleeps of who may not be rung for what came just before: the first, and the longest; they double.
+/// Sleeps of a thread that may not be rung for what came just before: the first, and the longest. They double.
 const UNSURE: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(64));
-/// Looks before the processor is offered, and the same where more processes run than there are processors.
-const LOOKS: (u32, u32) = (2000, 100);
-/// Offers before a sleep.
-const OFFERS: u32 = 8;
+/// Polls before the first yield; the same where more processes run than there are processors.
+const POLLS: (u32, u32) = (2000, 100);
+/// Yields before a sleep.
+const YIELDS: u32 = 8;
 
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // What is behind these locks is changed in steps that each leave it whole.
+    // A panic leaves what these locks protect whole: it is changed in steps that each do.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A time-out as a point in time; none is for ever.
+/// A time-out as a point in time; `None` is for ever.
 pub(crate) fn deadline(limit: Option<Duration>) -> Option<Instant> {
     limit.and_then(|limit| Instant::now().checked_add(limit))
 }
 
-/// What is left until then; zero if nothing is.
+/// The time left until then.
 pub(crate) fn left(deadline: Option<Instant>) -> Duration {
     deadline.map_or(Duration::MAX, |d| d.saturating_duration_since(Instant::now()))
 }
 
-/// How long who is not sure to be rung sleeps for the `tries`th time.
+/// How long a thread that may not be rung sleeps for the `tries`th time.
 pub(crate) fn unsure(tries: u32) -> Duration {
     UNSURE.0.saturating_mul(1 << tries.min(16)).min(UNSURE.1)
 }
 
-/// Looks for a while, then offers the processor between looks. Gives whether `news` said yes.
+/// Polls `news` for a while, then yields between polls. Returns whether it returned true.
 pub(crate) fn spin(crowded: bool, mut news: impl FnMut() -> bool) -> bool {
-    let looks = if crowded { LOOKS.1 } else { LOOKS.0 };
-    for i in 0..looks {
+    let polls = if crowded { POLLS.1 } else { POLLS.0 };
+    for i in 0..polls {
         if news() {
             return true;
         }
@@ -62,7 +62,7 @@ pub(crate) fn spin(crowded: bool, mut news: impl FnMut() -> bool) -> bool {
             std::hint::spin_loop();
         }
     }
-    for _ in 0..OFFERS {
+    for _ in 0..YIELDS {
         std::thread::yield_now();
         if news() {
             return true;
@@ -71,24 +71,24 @@ pub(crate) fn spin(crowded: bool, mut news: impl FnMut() -> bool) -> bool {
     false
 }
 
-/// The bell of a context's endpoint, from its own side.
+/// The bell of a context's endpoint, for its own threads.
 pub(crate) struct Sleeper {
     member: Arc<Member>,
     local: u32,
     has_futexes: bool,
     wake: LineRef,
-    /// The eventfd; the service knows one for each endpoint. None if it gives none.
+    /// The eventfd of this endpoint; none if the service gives none.
     bell: OnceLock<Option<OwnedFd>>,
-    /// Whether a thread waits at the eventfd; the others wait for that one.
+    /// Whether a thread sleeps at the eventfd; the others sleep at `rung` until it wakes them.
     at_bell: Mutex<bool>,
     rung: Condvar,
     descriptor: OnceLock<Descriptor>,
 }
 
-/// What programs poll.
+/// The descriptor that programs poll.
 struct Descriptor {
     epoll: OwnedFd,
-    /// Written by own threads that took a ring which was perhaps for the program.
+    /// Written by own threads that consumed a ring which may have been for the program.
     relay: OwnedFd,
     timer: OwnedFd,
 }
@@ -108,12 +108,12 @@ impl Sleeper {
         })
     }
 
-    /// How own threads are woken.
+    /// The bell that wakes own threads.
     pub(crate) fn mode(&self) -> Bell {
         if self.has_futexes { Bell::Futex } else { Bell::Service }
     }
 
-    /// Rings so far; to be read before the look that decides.
+    /// Number of rings so far; to be read before the check that decides.
     #[inline]
     pub(crate) fn seen(&self) -> u64 {
         self.wake.words[0].get()
@@ -134,7 +134,7 @@ impl Sleeper {
         self.bell.get_or_init(|| self.member.service().bell(self.local).ok()).as_ref()
     }
 
-    /// Sleeps until somebody rings after `seen` was read, `limit` is up, or for no reason.
+    /// Sleeps until a ring after `seen` was read, or until `limit` is up. May return for no reason.
     pub(crate) fn sleep(&self, seen: u64, limit: Duration) {
         let limit = limit.min(self.longest());
         if self.has_futexes {
@@ -161,8 +161,8 @@ impl Sleeper {
         self.rung.notify_all();
     }
 
-    /// Wakes all own threads that sleep, and whoever polls: something has come that another thread found.
-    pub(crate) fn rouse(&self) {
+    /// Wakes all own threads that sleep, and a program that polls: this thread found something for them.
+    pub(crate) fn wake_all(&self) {
         wake::wake(&self.wake.words[0]);
         self.rung.notify_all();
         if let Some(descriptor) = self.descriptor.get() {
@@ -176,7 +176,7 @@ impl Sleeper {
             return Ok(descriptor.epoll.as_fd());
         }
         if self.bell().is_none() {
-            // Asked again for the reason.
+            // Asked again, for the reason.
             let refused = self.member.service().bell(self.local).err();
             let source = refused.unwrap_or(isthmus_region::Error::Service {
                 action: "give an eventfd",
@@ -207,8 +207,8 @@ impl Sleeper {
         Ok(Descriptor { epoll, relay, timer })
     }
 
-    /// Makes the descriptor unreadable, until somebody rings or it is time to look for deaths.
-    pub(crate) fn quiet(&self) {
+    /// Makes the descriptor unreadable until the next ring, or until it is time to check for deaths.
+    pub(crate) fn clear(&self) {
         let Some(descriptor) = self.descriptor.get() else { return };
         for fd in
             [self.bell().map(AsFd::as_fd), Some(descriptor.relay.as_fd()), Some(descriptor.timer.as_fd())]

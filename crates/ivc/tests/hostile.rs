@@ -1,4 +1,4 @@
-//! A member that writes anything into its own area: it is named, its own channels die, and nothing else happens.
+//! A member that writes anything into its own area: errors name it, its own channels die, and nothing else happens.
 
 mod common;
 
@@ -14,7 +14,7 @@ use isthmus_region::sync::Word;
 
 const RING: u64 = 4096;
 
-/// One that breaks the protocol: a context, and its memory.
+/// A member that breaks the protocol: a context, and its memory.
 struct Bad {
     member: Arc<Member>,
     context: Context,
@@ -36,13 +36,13 @@ impl Bad {
         self.member.section().word("bad", at).unwrap()
     }
 
-    /// A field of its end with this number.
+    /// A field of the end with this number.
     fn end(&self, number: u64, field: u64) -> &Word {
         let chunk = self.word(self.block + block::CHANNELS).get();
         self.word(chunk + 64 + number * channel::BYTES + field)
     }
 
-    /// Tells others to look at its ends again.
+    /// Changes the version, so that others read its ends again.
     fn changed(&self) {
         self.word(self.block + block::CHANNELS_VERSION).add(1);
     }
@@ -56,7 +56,7 @@ fn works(here: &Channel, there: &Channel) {
 }
 
 #[test]
-fn positions_that_cannot_be_end_that_channel_alone() {
+fn impossible_positions_end_that_channel_alone() {
     let world = World::new();
     let (a, b) = (world.context(1), world.context(2));
     let (here, there) = pair(&a, &b);
@@ -95,7 +95,7 @@ fn positions_that_cannot_be_end_that_channel_alone() {
 }
 
 #[test]
-fn other_words_that_cannot_be_do_no_harm() {
+fn other_impossible_words_do_no_harm() {
     let world = World::new();
     let (a, b) = (world.context(1), world.context(2));
     let (here, there) = pair(&a, &b);
@@ -131,7 +131,7 @@ fn other_words_that_cannot_be_do_no_harm() {
 }
 
 #[test]
-fn offers_and_answers_that_cannot_be_are_refused() {
+fn impossible_offers_and_answers_are_refused() {
     let world = World::new();
     let (a, b) = (world.context(1), world.context(2));
     for (field, value) in [
@@ -149,7 +149,7 @@ fn offers_and_answers_that_cannot_be_are_refused() {
         assert!(a.try_accept().unwrap().is_none(), "{field} of {value:#x}");
         let (here, there) = pair(&a, &b);
         works(&here, &there);
-        // The same as an answer. It is there when the other looks for the first time.
+        // The same as an answer, which is there when the other context reads the table for the first time.
         let mut connecting = a.begin_connect(bad.context.address()).unwrap();
         let of_bad = bad.context.accept(SOON).unwrap();
         bad.end(1, field).set(value);
@@ -159,7 +159,7 @@ fn offers_and_answers_that_cannot_be_are_refused() {
         }
         drop(of_bad);
     }
-    // Tables tied to loops, and such as lead out of the section.
+    // Tables whose chunks form a loop, or lead out of the section.
     for value in [None, Some(u64::MAX), Some(7), Some(0), Some(64)] {
         let bad = Bad::new(&world);
         let _offer = bad.context.begin_connect(a.address()).unwrap();
@@ -180,7 +180,7 @@ fn refused_offers_that_stand_for_ever_leave_room_for_others() {
     let world = World::with(32 << 20, |config| config);
     let a = world.context_with(1, Config { backlog: 1, ring_bytes: RING, ..Config::default() });
     let others = [2, 3].map(|client| world.context(client));
-    // All places that a context has, and one of another: the first waits to be accepted, the others are refused.
+    // All entries of one context, and one of another: the first waits to be accepted, the others are refused.
     let small = Config { ring_bytes: 256, ..Config::default() };
     let bad = [4, 5].map(|client| world.context_with(client, small));
     let most = MOST_CHANNEL_CHUNKS * CHANNEL_ENTRIES;
@@ -190,7 +190,7 @@ fn refused_offers_that_stand_for_ever_leave_room_for_others() {
     let error = bad[0].begin_connect(a.address()).unwrap_err();
     assert!(matches!(error, Error::Region { .. }), "{error}");
     a.progress();
-    // It connects, accepts, and refuses; who was refused last can still read that.
+    // It connects, accepts, and refuses; the last refusal can still be read.
     let (here, there) = pair(&a, &others[0]);
     works(&here, &there);
     let first = a.accept(SOON).unwrap();
@@ -206,14 +206,14 @@ fn refused_offers_that_stand_for_ever_leave_room_for_others() {
 }
 
 #[test]
-fn whatever_one_writes_others_go_on() {
+fn whatever_one_member_writes_others_go_on() {
     let world = World::new();
     let (a, b) = (world.context(1), world.context(2));
     let (here, there) = pair(&a, &b);
     let done = AtomicBool::new(false);
     let mut random = Random(0xbad_5eed);
     std::thread::scope(|scope| {
-        // Two honest ones, which share their contexts with what goes on.
+        // Two honest members, whose contexts deal with the bad one as well.
         scope.spawn(|| {
             let (mut sent, mut bytes) = (0, [0; 700]);
             while !done.load(Ordering::Relaxed) {
@@ -247,7 +247,7 @@ fn whatever_one_writes_others_go_on() {
                 };
                 match random.below(3) {
                     0 => bad.word(bad.block + 8 * random.below(16)).set(value),
-                    // Not its LANES_VERSION and the like, which its own library uses, but whatever its table has become.
+                    // Any word of its table, but not LANES_VERSION and the like, which its own library uses.
                     _ => {
                         let chunk = bad.word(bad.block + block::CHANNELS).get();
                         let at = chunk.wrapping_add(64 + 8 * random.below(64)) & !7;

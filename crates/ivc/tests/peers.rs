@@ -1,4 +1,4 @@
-//! Contexts of several peers, as of VMs and the host: a region in this process with stand-ins for the local services.
+//! Contexts of several peers, like VMs and the host: a region in this process, with stand-ins for the local services.
 
 mod common;
 
@@ -25,7 +25,7 @@ struct Region {
     services: Vec<Arc<Mutex<Writer>>>,
 }
 
-/// The service of one peer, for one process; it wakes whoever it is asked to wake, as services with a relay do.
+/// The service of one peer, for one process. It wakes any endpoint of the region, as services with a relay do.
 struct Stub {
     services: Vec<Arc<Mutex<Writer>>>,
     peer: usize,
@@ -80,7 +80,7 @@ impl Region {
         writer
     }
 
-    /// A peer dies, as the host service tells it.
+    /// A peer dies, as the host service publishes it.
     fn kill(&mut self, index: u32) {
         self.host.set_state(index, State::Dead).unwrap();
         let info = self.host.region().peer(index).unwrap().unwrap();
@@ -157,6 +157,6 @@ fn a_vm_that_dies_takes_its_channels_along_and_may_come_back() {
     let (here, there) = pair(&again, &a);
     here.write_all(b"x", SOON).unwrap();
     there.read_exact(&mut [0], SOON).unwrap();
-    // The former life ended with its VM: nobody drops what it held.
+    // The former life ended with its VM, so its handles are never dropped.
     std::mem::forget((b, old));
 }

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use common::{MAGIC, Random, SOON, World, await_that, check, fill};
 use isthmus_ivc::{Address, Channel, Config, Context, Error, Event};
 
-/// What `include/isthmus.h` promises: a death is told within this time.
+/// What `include/isthmus.h` promises: a death is reported within this time.
 const TOLD: Duration = Duration::from_secs(5);
 
 fn start(role: &str, socket: &Path) -> Child {
@@ -24,7 +24,7 @@ fn start(role: &str, socket: &Path) -> Child {
         .unwrap()
 }
 
-/// Times that a process is killed: `KILLS` of them.
+/// How many times a process is killed: `KILLS`.
 fn kills() -> u64 {
     std::env::var("KILLS").ok().and_then(|k| k.parse().ok()).unwrap_or(200)
 }
@@ -53,7 +53,7 @@ fn child() {
             let mut bytes = [0; 3000];
             while channel.read_some(&mut bytes, None).is_ok() {}
         }
-        // Says all, and ends as programs do.
+        // Writes everything, and ends as programs do.
         "leaver" => {
             let mut bytes = vec![0; 50_000];
             fill(&mut bytes, 0, seed_of(me));
@@ -125,7 +125,7 @@ fn two_processes_talk() {
 }
 
 #[test]
-fn a_process_that_ends_well_has_said_everything() {
+fn what_a_process_wrote_before_it_ended_is_delivered() {
     let world = World::new();
     let context = context(&world);
     for i in 0..10 {
@@ -220,7 +220,7 @@ fn a_process_that_is_killed_while_it_connects_leaves_nothing() {
             match channel.read_exact(&mut bytes, SOON) {
                 Ok(()) => assert_eq!(bytes, [9; 100]),
                 Err(Error::PeerDied { .. }) => continue,
-                // One of those whose offer was given up while it was accepted.
+                // The offer was given up while it was accepted.
                 Err(Error::End { .. }) => continue,
                 Err(e) => panic!("{e}"),
             }

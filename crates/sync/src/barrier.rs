@@ -1,30 +1,31 @@
 //! Barriers: each of a known number of participants waits until all have arrived.
 //!
 //! A participant is a *seat*, claimed by [`Barrier::join`] in the name of its process; a process may have several, one for
-//! each thread that takes part. An empty seat is waited for: who joins late only holds the others up. A seat whose process
-//! has died before it arrived *breaks* the barrier, for this round and for all later ones: every other participant gets
-//! [`Error::Broken`], those that wait now and those that come. A participant that dies after it arrived does no harm to
-//! this round: it breaks the next one. (If it dies between its count and the word that says so, some may get through the round
-//! and others not; none gets through before all have come.) A seat that is given up in the middle of a round and a call of
-//! [`Barrier::give_up`] break the barrier, too, for those that have to wait; who finds that all have arrived already gets
-//! through, and has to wait in the next round.
+//! each thread that takes part. An empty seat is waited for: a participant that joins late only holds the others up.
+//!
+//! **Breaking.** A seat whose process dies before it arrives *breaks* the barrier, for this round and all later ones: every
+//! other participant gets [`Error::Broken`], those that wait now and those that come. A participant that dies after it
+//! arrived does this round no harm, and breaks the next. (If it dies between its count and the word that says so, some may
+//! get through the round and others not; none gets through before all have arrived.) A seat that is given up in the middle
+//! of a round, and a call of [`Barrier::give_up`], break the barrier, too, for participants that have to wait; one that
+//! finds that all have arrived already gets through, and fails once it has to wait.
 //!
 //! **After a break** the seats are of no use any more. Each participant drops its own; once no living process holds one,
-//! [`Barrier::reset`] makes the barrier new, and those that want to go on join again.
+//! [`Barrier::reset`] makes the barrier new, and participants join again.
 //!
-//! **Leaving** between two rounds is dropping the seat. The others then wait for whoever takes it, who continues with the
-//! same round.
+//! **Leaving** between two rounds is dropping the seat. The others then wait for the next participant that takes it, which
+//! continues with the same round.
 //!
-//! **Time-outs** break nothing. A participant whose time was up has arrived all the same: the others get through that round
-//! without its doing anything more, and its next wait goes on with it.
+//! **Time-outs** break nothing. A participant whose time is up has arrived all the same: the others get through that round
+//! without it, and its next wait continues that round.
 //!
 //! # Layout
 //! ```text
-//! line 0    broken: 0, or the dead process, or all ones · parameters · who is resetting
+//! line 0    broken: 0, or the dead process, or all ones · parameters · the process that resets
 //! line 1    arrivals, counted (central)
 //! line 2    gate: rounds that have ended (central)
 //! line 3..  seats: the process of each, eight to a line
-//! then      a line for each seat, a gate: how far it has come; its participant alone writes it, but for sleepers
+//! then      a line for each seat, a gate: its progress, which its participant alone writes; words of sleepers
 //! ```
 
 use std::sync::Arc;
@@ -54,41 +55,41 @@ const BROKEN: usize = 0;
 const SHAPE: usize = 1;
 const RESETTER: usize = 2;
 
-/// In the word of the parameters: they are there.
+/// Set in the word of the parameters once they are there.
 const SHAPED: u64 = 1 << 63;
-/// How long one who lives may be at a reset: he was stopped, or the word is garbage. So long a join takes at most, too.
+/// How long a living process may reset: after that it was stopped, or the word is garbage. A join takes no longer, either.
 const RESETTING: Duration = Duration::from_secs(1);
-/// A pause of those who wait for him.
+/// A nap of those that wait for it.
 const MOMENT: Duration = Duration::from_micros(100);
-/// In the word that says who broke it: nobody died.
+/// In the word of the break: no process died.
 const GIVEN_UP: u64 = u64::MAX;
 
-/// How arrivals are told.
+/// How participants learn of arrivals.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Algorithm {
-    /// Chosen by the number of participants and how they wait: [`Algorithm::Scaling`] for those that spin, and wherever
-    /// there are two; [`Algorithm::Central`] for more that sleep, since one wake-up is enough there.
+    /// Chosen by the number of participants and how they wait: [`Algorithm::Scaling`] if they spin, and for two;
+    /// [`Algorithm::Central`] for more that sleep, since one wake-up is enough there.
     Auto,
-    /// One count that all add to, and one word that all wait at.
+    /// All add to one count, and wait for one word.
     Central,
-    /// Each writes a word of its own and reads those of up to seven others, in as many steps as it takes: one up to 8
-    /// participants, two up to 64. No locked instruction.
+    /// Each writes a word of its own and reads those of up to seven others, in one step for up to 8 participants, two for up
+    /// to 64, and so on. No locked instruction.
     Scaling,
 }
 
-/// What a barrier is made with; all its users open it with the same.
+/// The parameters of a barrier; all its users open it with the same ones.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Parameters {
     /// Number of participants, 1 to [`MOST_PARTIES`].
     pub parties: u32,
     /// How they wait.
     pub waiting: Waiting,
-    /// How they tell each other.
+    /// How they learn of arrivals.
     pub algorithm: Algorithm,
 }
 
 impl Parameters {
-    /// For so many participants that wait in this way.
+    /// Parameters for this many participants that wait in this way.
     pub fn new(parties: u32, waiting: Waiting) -> Self {
         Self { parties, waiting, algorithm: Algorithm::Auto }
     }
@@ -121,7 +122,7 @@ fn lines_of_seats(parties: u32) -> u64 {
     SEATS + (u64::from(parties) * 8).next_multiple_of(LINE)
 }
 
-/// What the word says that names who broke the barrier.
+/// What the word of the break says.
 fn not_broken(word: u64) -> Result<()> {
     match word {
         0 => Ok(()),
@@ -144,7 +145,7 @@ struct Shared {
 pub struct Barrier(Arc<Shared>);
 
 impl Barrier {
-    /// Opens the barrier in `section`, which must be zeroed if nobody has opened it yet.
+    /// Opens the barrier in `section`, which must be zeroed before it is opened for the first time.
     ///
     /// # Errors
     /// [`Error::BadParameter`]; [`Error::Memory`] if the section is smaller than [`Parameters::bytes`] or misaligned;
@@ -181,8 +182,8 @@ impl Barrier {
     /// Takes a seat for one thread of this process.
     ///
     /// # Errors
-    /// [`Error::Full`] if all seats are taken by the living; [`Error::Broken`], also if one is taken by the dead and there
-    /// is no other; [`Error::InUse`] if another process is busy with the barrier, or stands still while it resets it, for a second;
+    /// [`Error::Full`] if living processes have all seats; [`Error::Broken`], also if the only seats left are those of dead
+    /// processes; [`Error::InUse`] if another process keeps the barrier busy for a second, or is stopped while it resets it;
     /// [`Error::Corrupt`].
     pub fn join(&self) -> Result<Seat> {
         let shared = &self.0;
@@ -195,7 +196,7 @@ impl Barrier {
                 if claim.peek() == 0
                     && let Some(broken) = barrier::sit_down(claim, me, &shared.head.words[BROKEN])
                 {
-                    // If it was reset, all that the seat begins with is new only now.
+                    // Only now read where the seat begins: a reset before this changed it.
                     let seat = not_broken(broken).and_then(|()| Seat::new(self, index));
                     if seat.is_err() {
                         lock::inherit(claim, me, 0);
@@ -206,7 +207,7 @@ impl Barrier {
             if shared.dead_seat(|_| true)?.is_none() {
                 return Err(Error::Full { what: "the barrier", places: self.parties().into() });
             }
-            // Not while it is reset: it would be broken for a death that is over.
+            // Alone, so that no reset is under way: else this would break the new barrier for an old death.
             shared.alone(until, || match shared.dead_seat(|_| true)? {
                 Some(dead) => Err(shared.break_up(dead)),
                 None => Ok(()),
@@ -214,21 +215,21 @@ impl Barrier {
         }
     }
 
-    /// Breaks the barrier for all participants, as if one had died. Waits that are over at once do not notice.
+    /// Breaks the barrier for all participants, as if one had died. A wait that is over at once does not notice.
     pub fn give_up(&self) {
         self.0.break_up(GIVEN_UP);
     }
 
-    /// Whether the barrier is broken, as far as somebody has noticed.
+    /// Whether the barrier is broken. A death that no participant has noticed yet has not broken it.
     pub fn is_broken(&self) -> bool {
         self.0.check_broken().is_err()
     }
 
-    /// Makes a broken barrier new, with all seats empty. Does nothing to one that is not broken. Any process may call
-    /// this, several at once, too; one of them does it.
+    /// Makes a broken barrier new, with all seats empty. Does nothing to a barrier that is not broken. Any process may call
+    /// this, also several at once; one of them does it.
     ///
     /// # Errors
-    /// [`Error::InUse`] as long as a process has a seat that lives, or whose death is not known yet: it may be tried again.
+    /// [`Error::InUse`] as long as a process has a seat that lives, or whose death is not known yet: try again later.
     /// [`Error::Corrupt`].
     pub fn reset(&self) -> Result<()> {
         self.0.alone(Instant::now() + RESETTING, || self.0.reset())
@@ -236,7 +237,7 @@ impl Barrier {
 }
 
 impl Shared {
-    /// Does something while nobody else resets the barrier, which takes a moment; not if `until` has passed.
+    /// Does `work` while no other process resets the barrier; fails if that takes until after `until`.
     fn alone<T>(&self, until: Instant, work: impl FnOnce() -> Result<T>) -> Result<T> {
         let in_use = || Error::InUse { what: "the barrier" };
         if Instant::now() > until {
@@ -244,7 +245,7 @@ impl Shared {
         }
         let me = self.member.party().word();
         let resetter = &self.head.words[RESETTER];
-        // Another thread of this process counts as alive, as it should.
+        // If the resetter is another thread of this process, it counts as alive, as it should.
         while let Err(other) = lock::claim(resetter, me) {
             if !self.is_alive(other) && lock::inherit(resetter, other, me) {
                 break;
@@ -272,8 +273,8 @@ impl Shared {
         Gate::new(&self.member, &self.section, at).map_err(Error::memory("a barrier"))
     }
 
-    /// Its word alone.
-    fn how_far(&self, index: u32) -> Result<&Word> {
+    /// The word of a seat's progress, without its gate.
+    fn progress_word(&self, index: u32) -> Result<&Word> {
         self.section.word("progress", self.line_of_progress(index)).map_err(Error::memory("a barrier"))
     }
 
@@ -292,7 +293,7 @@ impl Shared {
         not_broken(self.head.words[BROKEN].get())
     }
 
-    /// Breaks the barrier, if it is not broken yet; gives the error that everybody gets.
+    /// Breaks the barrier, if it is not broken yet; returns the error that all participants get.
     fn break_up(&self, reason: u64) -> Error {
         if self.head.words[BROKEN].replace(0, reason).is_ok() {
             self.gate.ring(u32::MAX);
@@ -308,7 +309,7 @@ impl Shared {
         Error::Corrupt { what, value }
     }
 
-    /// The first of the dead that have a seat which counts.
+    /// The first dead process with a seat for which `counts` returns true.
     fn dead_seat(&self, counts: impl Fn(u32) -> bool) -> Result<Option<u64>> {
         let mut alive = 0;
         for index in 0..self.parameters.parties {
@@ -319,7 +320,7 @@ impl Shared {
             if self.is_alive(word) {
                 alive = word;
             } else if counts(index) {
-                // Still so: it may have arrived just before it died.
+                // Asked again: it may have arrived just before it died.
                 return Ok(Some(word));
             }
         }
@@ -337,7 +338,7 @@ impl Shared {
                 return Err(Error::InUse { what: "the barrier" });
             }
         }
-        // Who joins from here on sees that it is broken, or that it is new.
+        // A process that joins from here on sees that the barrier is broken, or that it is new.
         let failed = Error::memory("a barrier");
         self.section.zero_words(COUNT, SEATS).map_err(&failed)?;
         self.section
@@ -362,7 +363,7 @@ impl Shared {
     }
 }
 
-/// Zeroing by words, where others may look at the same time.
+/// Zeroing by words, while others may read them.
 trait ZeroWords {
     fn zero_words(&self, from: u64, to: u64) -> isthmus_region::Result<()>;
 }
@@ -373,34 +374,34 @@ impl ZeroWords for Section {
     }
 }
 
-/// A participant's place at a barrier. One thread at a time uses it; it may be passed on to another.
+/// A participant's place at a barrier. One thread at a time uses it; it may be moved to another thread.
 ///
 /// Dropping it between two rounds leaves the barrier; dropping it after a time-out breaks it.
 #[derive(Debug)]
 pub struct Seat {
     barrier: Barrier,
     index: u32,
-    /// The round that comes next, or is under way.
+    /// The round that is under way, or comes next.
     round: u64,
     steps: u64,
-    /// How far this round has come; none between two rounds.
+    /// The step of this round; none between two rounds.
     step: Option<u64>,
     own: Gate,
-    /// Those that are waited for, by step.
+    /// The participants that are waited for, by step.
     partners: Vec<Vec<(u32, Gate)>>,
-    /// How many seats, from the first on, are known to have arrived in this round.
+    /// How many seats, counted from the first, are known to have arrived in this round.
     arrived: Word,
     learned: Learned,
     broken: bool,
-    /// The next round may take the short way: one step, and nothing is left of the last round.
+    /// Whether the next round may take the short way: it has one step, and the last round is over.
     is_short: bool,
-    /// Others may sleep.
+    /// Whether other participants may sleep.
     rings: bool,
     hints: bool,
 }
 
-/// Looks of the short way at each of the others.
-const LOOKS: u32 = 64;
+/// Polls of the short way, for each other participant.
+const POLLS: u32 = 64;
 
 impl Seat {
     fn new(barrier: &Barrier, index: u32) -> Result<Self> {
@@ -408,7 +409,7 @@ impl Seat {
         let (parties, steps, central) =
             (u64::from(shared.parameters.parties), shared.steps(), shared.parameters.is_central());
         let own = shared.progress(index)?;
-        // Where the last one on this seat has stopped, between two rounds.
+        // Where the last participant in this seat left off, between two rounds.
         let round = if central { shared.gate.word().get() } else { own.word().get() / steps };
         if round > u64::MAX / 2 / parties.max(steps) || own.word().get() > round * steps {
             return Err(shared.corrupt("a seat's progress", own.word().get()));
@@ -444,14 +445,14 @@ impl Seat {
         self.index
     }
 
-    /// Arrives, and waits until all have. One participant of each round gets `true`.
+    /// Arrives, and waits until all have. Exactly one participant of each round gets `true`.
     ///
     /// # Errors
     /// [`Error::Broken`], for this and every later wait; [`Error::Corrupt`], which breaks the barrier for the others.
     #[inline]
     pub fn wait(&mut self) -> Result<bool> {
         if self.is_short {
-            // What `exchange` does, where all goes well: nothing but the words themselves is looked at.
+            // The common case of `exchange`: reads nothing but the words of progress.
             let target = self.round + 1;
             let own = self.own.word();
             barrier::advance(own, target);
@@ -460,10 +461,10 @@ impl Seat {
             }
             for (_, gate) in self.partners.first().map_or(&[][..], |first| first) {
                 let word = gate.word();
-                let mut looks = 0;
+                let mut polls = 0;
                 while !barrier::has_reached(word, target, 1) {
-                    looks += 1;
-                    if looks > LOOKS {
+                    polls += 1;
+                    if polls > POLLS {
                         return self.go_on();
                     }
                     if self.hints {
@@ -484,10 +485,10 @@ impl Seat {
         self.wait_until(None)
     }
 
-    /// The same, for `limit` at most.
+    /// As [`Seat::wait`], for `limit` at most.
     ///
     /// # Errors
-    /// As [`Seat::wait`]; [`Error::TimedOut`], after which the next wait goes on with this round.
+    /// As [`Seat::wait`]; [`Error::TimedOut`], after which the next wait continues this round.
     pub fn wait_within(&mut self, limit: Duration) -> Result<bool> {
         self.wait_until(wait::deadline(Some(limit)))
     }
@@ -517,7 +518,7 @@ impl Seat {
         }
     }
 
-    /// Says how far this seat has come (P9).
+    /// Publishes this seat's progress (P9).
     #[inline]
     fn advance(&self, to: u64) {
         barrier::advance(self.own.word(), to);
@@ -539,7 +540,7 @@ impl Seat {
                 if !barrier::has_reached(gate.word(), begin + step + 1, self.steps)
                     && self.await_partner(*partner, gate, step, deadline)? == Ended::Stopped
                 {
-                    // All have arrived, though the partner did not get so far. Others wait for this seat's last word.
+                    // All have arrived, though the partner did not finish its steps. Others wait for this seat's last step.
                     self.advance(begin + self.steps);
                     return Ok(self.index == 0);
                 }
@@ -553,8 +554,8 @@ impl Seat {
         Ok(self.index == 0)
     }
 
-    /// Waits until a partner has done `step`, or ([`Ended::Stopped`]) until all have arrived: a partner whose time was up, or
-    /// that died after it arrived, goes no further.
+    /// Waits until a partner has done `step`, or ([`Ended::Stopped`]) until all have arrived: a partner whose time is up, or
+    /// that died after it arrived, does no further steps.
     fn await_partner(
         &self,
         partner: u32,
@@ -566,8 +567,8 @@ impl Seat {
         let arrival = self.round * self.steps + 1;
         let target = arrival + step;
         let ready = || barrier::has_reached(gate.word(), target, self.steps);
-        let look = || {
-            // Before the looks at who has arrived: who broke it may have got through this round.
+        let check = || {
+            // Read before the arrivals: the participant that broke it may have got through this round.
             let broken = shared.check_broken();
             let dead = if step == 0 {
                 let claim = shared.claim(partner)?.get();
@@ -577,7 +578,9 @@ impl Seat {
                     return Ok(true);
                 }
                 let arrived = |index| {
-                    shared.how_far(index).is_ok_and(|word| barrier::has_reached(word, arrival, self.steps))
+                    shared
+                        .progress_word(index)
+                        .is_ok_and(|word| barrier::has_reached(word, arrival, self.steps))
                 };
                 shared.dead_seat(|index| !arrived(index))?
             };
@@ -589,14 +592,14 @@ impl Seat {
             }
             if ready() { Ok(false) } else { broken.map(|()| false) }
         };
-        self.await_word(ready, look, gate, deadline)
+        self.await_word(ready, check, gate, deadline)
     }
 
     /// Whether the words of all participants are at `arrival` or further (P9).
     fn all_have_arrived(&self, arrival: u64) -> Result<bool> {
         let shared = &*self.barrier.0;
         for index in self.arrived.peek()..shared.parameters.parties.into() {
-            let word = shared.how_far(u32::try_from(index).unwrap_or(u32::MAX))?;
+            let word = shared.progress_word(u32::try_from(index).unwrap_or(u32::MAX))?;
             if !barrier::has_reached(word, arrival, self.steps) {
                 return Ok(false);
             }
@@ -616,7 +619,7 @@ impl Seat {
                     return Err(shared.corrupt("the count of arrivals", shared.count.words[0].peek()));
                 }
                 Arrival::Last => {
-                    // Somebody may have noticed a death in the middle of an arrival, and told others.
+                    // A participant may have noticed a death in the middle of an arrival, and broken the barrier.
                     shared.check_broken()?;
                     barrier::open(shared.gate.word(), round);
                     self.own.word().put(round + 1);
@@ -625,17 +628,18 @@ impl Seat {
                     }
                     return Ok(true);
                 }
-                // Tells only who finds this process dead that it had arrived.
+                // Read only by a participant that finds this process dead: it had arrived.
                 Arrival::Early => self.own.word().set(round + 1),
             }
         }
         let gate = &shared.gate;
         let ready = || barrier::is_open(gate.word(), round);
-        let look = || {
-            // Before the look at the gate: who broke it may have got through this round.
+        let check = || {
+            // Read before the gate: the participant that broke it may have got through this round.
             let broken = shared.check_broken();
-            let arrived =
-                |index: u32| shared.how_far(index).is_ok_and(|word| word.get() == round.wrapping_add(1));
+            let arrived = |index: u32| {
+                shared.progress_word(index).is_ok_and(|word| word.get() == round.wrapping_add(1))
+            };
             let dead = shared.dead_seat(|index| !arrived(index))?;
             let seen = gate.word().get();
             if seen == round.wrapping_add(1) {
@@ -649,7 +653,7 @@ impl Seat {
             }
             broken.map(|()| false)
         };
-        self.await_word(ready, look, gate, deadline)?;
+        self.await_word(ready, check, gate, deadline)?;
         Ok(false)
     }
 
@@ -657,11 +661,11 @@ impl Seat {
     fn await_word(
         &self,
         ready: impl Fn() -> bool,
-        look: impl Fn() -> Result<bool>,
+        check: impl Fn() -> Result<bool>,
         gate: &Gate,
         deadline: Option<Instant>,
     ) -> Result<Ended> {
-        if self.learned.is_old() {
+        if self.learned.must_recheck() {
             self.learned.set_scarce(self.barrier.0.is_scarce());
         }
         let sleep = |limit| {
@@ -671,7 +675,7 @@ impl Seat {
             }
         };
         let wait = Wait { how: self.barrier.0.parameters.waiting, learned: &self.learned, deadline };
-        match wait.until(&ready, look, sleep)? {
+        match wait.until(&ready, check, sleep)? {
             Ended::TimedOut => Err(Error::TimedOut),
             ended => Ok(ended),
         }

@@ -1,10 +1,8 @@
-//! A condition variable: waiting, with a [mutex](crate::mutex) given back meanwhile, until somebody says that something has
-//! changed.
+//! A condition variable: waiting for a notification, with a [mutex](crate::mutex) given back meanwhile.
 //!
-//! A wait may end for no reason, so its caller looks again at what it waits for. In particular, a notification that
-//! reaches a waiter which is killed, or whose notifier is killed in the middle of it, ends other waits within
-//! [`isthmus_region::gate::LONGEST`] (in a VM [`isthmus_region::gate::LONGEST_BY_SERVICE`]): no notification is lost for
-//! longer than that.
+//! A wait may end for no reason, so its caller checks its condition again. In particular, a notification whose waiter is
+//! killed, or whose notifier is killed in the middle of it, ends other waits within [`isthmus_region::gate::LONGEST`] (in a
+//! VM [`isthmus_region::gate::LONGEST_BY_SERVICE`]): no notification is lost for longer than that.
 //!
 //! # Layout
 //! One line, a gate: a count of notifications, two words of sleepers.
@@ -31,7 +29,7 @@ pub struct Condvar {
 }
 
 impl Condvar {
-    /// Opens the condition variable in `section`, which must be zeroed if nobody has opened it yet.
+    /// Opens the condition variable in `section`, which must be zeroed before it is opened for the first time.
     ///
     /// # Errors
     /// [`Error::Memory`] if the section is smaller than [`BYTES`] or misaligned.
@@ -47,8 +45,8 @@ impl Condvar {
         self.wait_until(guard, None).map(|(guard, _)| guard)
     }
 
-    /// The same, sleeping for `limit` at most; then the mutex is taken again, however long that takes. Gives whether there
-    /// was a notification.
+    /// As [`Condvar::wait`], sleeping for `limit` at most; then the mutex is taken again, however long that takes. Returns
+    /// whether there was a notification.
     ///
     /// # Errors
     /// As [`Condvar::wait`].
@@ -58,7 +56,7 @@ impl Condvar {
 
     fn wait_until<'a>(&self, guard: Guard<'a>, deadline: Option<Instant>) -> Result<(Guard<'a>, bool)> {
         let mutex = guard.mutex();
-        // Notifications that come after the mutex was given back are seen as a change of this.
+        // A notification after the mutex was given back changes this word.
         let seen = self.gate.word().get();
         drop(guard);
         let notified = loop {

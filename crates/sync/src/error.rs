@@ -33,7 +33,7 @@ pub enum Error {
         /// The object.
         what: &'static str,
     },
-    /// A shared word cannot be right: somebody has written where he should not.
+    /// A shared word has an impossible value: some process has written where it should not.
     #[error("{what} holds {value:#x}, which cannot be right: some process has overwritten the object")]
     Corrupt {
         /// The word.
@@ -55,7 +55,7 @@ pub enum Error {
         /// The process that died; none if a participant gave the barrier up.
         dead: Option<Party>,
     },
-    /// What was to be set back is in use by processes that live.
+    /// What was to be reset is in use by processes that live.
     #[error("{what} is still in use by processes that live")]
     InUse {
         /// The object.
@@ -64,19 +64,19 @@ pub enum Error {
     /// The time is up.
     #[error("the time was up before it came about")]
     TimedOut,
-    /// It could not be done at once, and the caller did not want to wait.
+    /// It could not be done at once, and the caller asked not to wait.
     #[error("it could not be done at once")]
     WouldBlock,
     /// The caller waits for itself.
     #[error("this thread owns the lock already and would wait for itself")]
     Deadlock,
-    /// Only the thread that owns a lock can give it back, or say that what it protects is sound.
+    /// Only the thread that owns a lock can give it back, or declare sound what it protects.
     #[error("this thread does not own the lock")]
     NotOwner,
-    /// The process that wrote last died while it did; the lock was not taken.
+    /// The last writer's process died while it wrote; the lock was not taken.
     #[error("a process died while it owned the lock: a writer has to take it and mend what it protects")]
     OwnerDied,
-    /// An owner died, and the next one gave the lock back without saying that it had mended what the lock protects.
+    /// An owner died, and the next one gave the lock back without declaring what it protects mended.
     #[error("the lock cannot be used any more: what it protects was left unmended after its owner's death")]
     NotRecoverable,
     /// The semaphore's value would be too large.

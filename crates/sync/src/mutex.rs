@@ -1,14 +1,14 @@
 //! A mutex that outlives its owners: robust, as POSIX calls it.
 //!
 //! When a process dies that owns the mutex, the next one that asks for it gets it, with [`Guard::owner_died`]: what the
-//! mutex protects may be half changed. It repairs that and says so with [`Guard::mend`]. If it gives the mutex
-//! back without, it is [`Error::NotRecoverable`] for everybody from then on.
+//! mutex protects may be half changed. The new owner repairs that and declares it with [`Guard::mend`]. If it gives the
+//! mutex back without, the mutex is [`Error::NotRecoverable`] for all from then on.
 //!
-//! Taking and giving back are one locked instruction each as long as nobody else wants it. A thread that has to wait looks
-//! for a while if that has paid lately, then sleeps. Whoever comes first after the mutex is free has it; a waiter that
-//! was overtaken four times has it kept for itself.
+//! Taking and giving back are one locked instruction each while no other thread wants the mutex. A thread that has to wait
+//! spins for a while if that has paid lately, then sleeps. The first thread to come once the mutex is free takes it; for a
+//! waiter that was overtaken four times it is kept.
 //!
-//! Natively a death is noticed within 50 ms of sleep, in a VM within 250 ms, and what the services need to publish it.
+//! A death is noticed within 50 ms of sleep natively, or 250 ms in a VM, plus the time that the services take to publish it.
 //!
 //! # Layout
 //! One line, a gate: the owner's process, two words of sleepers, state, heir, the owner's thread.
@@ -35,7 +35,7 @@ pub struct Mutex {
 }
 
 impl Mutex {
-    /// Opens the mutex in `section`, which must be zeroed if nobody has opened it yet.
+    /// Opens the mutex in `section`, which must be zeroed before it is opened for the first time.
     ///
     /// # Errors
     /// [`Error::Memory`] if the section is smaller than [`BYTES`] or misaligned.
@@ -68,7 +68,7 @@ impl Mutex {
         self.guard(self.raw.try_lock()?)
     }
 
-    /// Gives the mutex back that this thread took and whose guard it [kept](Guard::keep).
+    /// Gives back the mutex whose guard this thread [kept](Guard::keep).
     ///
     /// # Errors
     /// [`Error::NotOwner`].
@@ -96,7 +96,7 @@ impl Mutex {
         let guard = self.guard_of(found);
         match found {
             Found::Sound | Found::Suspect => Ok(guard),
-            // Dropping the guard gives it back, for the next one to find the same.
+            // Dropping the guard gives the mutex back; the next owner finds the same.
             Found::Lost => Err(Error::NotRecoverable),
         }
     }
@@ -117,12 +117,12 @@ pub struct Guard<'a> {
 }
 
 impl<'a> Guard<'a> {
-    /// Whether an owner died and nobody has mended since what the mutex protects.
+    /// Whether an owner died and no later one has mended what the mutex protects.
     pub fn owner_died(&self) -> bool {
         self.owner_died
     }
 
-    /// Says that what the mutex protects is sound again.
+    /// Declares what the mutex protects sound again.
     pub fn mend(&mut self) {
         self.mutex.raw.mend();
         self.owner_died = false;

@@ -1,7 +1,7 @@
-//! Something that is made once: by whoever comes first, and if that one dies, by the next.
+//! Something that is made once: by the first caller, and if it dies while it does, by the next.
 //!
 //! # Layout
-//! One line, a gate: 0, or the process that is at it, or all ones when it is done; two words of sleepers.
+//! One line, a gate: 0, or the process that makes it, or all ones when it is done; two words of sleepers.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -15,7 +15,7 @@ use isthmus_region::party::Party;
 use crate::error::{Error, Result};
 use crate::wait::{self, Ended, Learned, Wait, Waiting};
 
-/// Bytes of the section that it takes.
+/// Bytes of the section that a once takes.
 pub const BYTES: u64 = 64;
 
 /// It is done; names no process.
@@ -29,17 +29,17 @@ pub struct Once {
     learned: Learned,
 }
 
-/// What a caller of [`Once::begin`] is to do.
+/// What the caller of [`Once::begin`] is to do.
 #[derive(Debug)]
 pub enum Begun<'a> {
-    /// Nothing: it is done, and all that was done for it is visible.
+    /// Nothing: it is done, and what its maker wrote is visible.
     Done,
-    /// It.
+    /// Make it.
     Yours(Turn<'a>),
 }
 
 impl Once {
-    /// Opens it in `section`, which must be zeroed if nobody has opened it yet.
+    /// Opens it in `section`, which must be zeroed before it is opened for the first time.
     ///
     /// # Errors
     /// [`Error::Memory`] if the section is smaller than [`BYTES`] or misaligned.
@@ -54,10 +54,10 @@ impl Once {
         self.gate.word().get() == DONE
     }
 
-    /// Calls `make` unless it is done; waits for another thread that is at it. `make` is told whether a process died at it,
-    /// which may have left it half made. If it panics, the next one is called.
+    /// Calls `make` unless it is done; waits while another thread makes it. `make` gets whether a process died while it made
+    /// it, and may have left it half made. If `make` panics, it is the next caller's turn.
     ///
-    /// A `make` that needs it itself waits for ever.
+    /// A `make` that calls this on the same once waits for ever.
     pub fn call(&self, make: impl FnOnce(bool)) {
         // Without a limit there is no time-out.
         if let Ok(Begun::Yours(turn)) = self.begin(None) {
@@ -66,7 +66,7 @@ impl Once {
         }
     }
 
-    /// Says that it is done, or that it is the caller's turn; waits for another thread that is at it, for `limit` at most.
+    /// Returns whether it is done or the caller's turn; waits while another thread makes it, for `limit` at most.
     ///
     /// # Errors
     /// [`Error::TimedOut`].
@@ -97,31 +97,31 @@ impl Once {
 
     fn await_other(&self, other: u64, deadline: Option<Instant>) -> Result<()> {
         let ready = || self.gate.word().peek() != other;
-        let look = || Ok(!self.is_alive(other));
+        let check = || Ok(!self.is_alive(other));
         let sleep = |limit| self.gate.sleep(other, limit);
         let wait = Wait { how: Waiting::Hybrid, learned: &self.learned, deadline };
-        match wait.until(ready, look, sleep)? {
+        match wait.until(ready, check, sleep)? {
             Ended::TimedOut => Err(Error::TimedOut),
             Ended::Ready | Ended::Stopped => Ok(()),
         }
     }
 }
 
-/// The caller's turn to make it. Dropping this without [`Turn::finish`] leaves it to the next one.
+/// The caller's turn to make it. Dropping this without [`Turn::finish`] leaves it to the next caller.
 #[derive(Debug)]
-#[must_use = "it is left to the next one at once"]
+#[must_use = "it is left to the next caller at once"]
 pub struct Turn<'a> {
     once: &'a Once,
     taken_over: bool,
 }
 
 impl Turn<'_> {
-    /// Whether a process died at it.
+    /// Whether a process died while it made it.
     pub fn taken_over(&self) -> bool {
         self.taken_over
     }
 
-    /// Says that it is done.
+    /// Declares it done.
     pub fn finish(self) {
         self.once.gate.word().set(DONE);
         // The drop rings.

@@ -1,5 +1,4 @@
-//! The lock under [`crate::mutex`] and [`crate::rwlock`]: [`isthmus_lockfree::lock`] with its waiting, and the question who
-//! lives.
+//! The lock under [`crate::mutex`] and [`crate::rwlock`]: [`isthmus_lockfree::lock`] with waiting, and checks of who lives.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -14,12 +13,12 @@ use isthmus_region::party::Party;
 use crate::error::{Error, Result};
 use crate::wait::{Ended, Learned, Wait, Waiting};
 
-/// How often a waiter finds that somebody else was faster before the lock is kept for it.
+/// How often a waiter is overtaken before the lock is kept for it.
 const PATIENCE: u32 = 4;
-/// How long a lock is kept for a waiter that does not come: it was stopped, or the word is garbage.
+/// How long a lock is kept for a waiter that does not take it: that one was stopped, or the word is garbage.
 const KEPT: Duration = Duration::from_millis(100);
 
-/// The calling thread, among all that use an object. Threads are told apart by their number and the place of their process.
+/// The calling thread's name among all threads that use an object: the place of its process, and its number there.
 pub(crate) fn thread(party: Party) -> u64 {
     thread_local! {
         static ID: u64 = u64::try_from(rustix::thread::gettid().as_raw_nonzero().get()).unwrap_or(0);
@@ -35,7 +34,7 @@ pub(crate) struct RawLock {
     line: LineRef,
     gate: Gate,
     learned: Learned,
-    /// How many of those who sleep at a free lock are to be woken: all, where some of them cannot take it.
+    /// How many sleepers are woken when the lock is free: all of them, if some may not be able to take it.
     wake: u32,
 }
 
@@ -75,7 +74,7 @@ impl RawLock {
         &self.line.words[lock::OWNER]
     }
 
-    /// What is known of the protected data, as far as one sees who does not own the lock.
+    /// What is known of the protected data, as a thread sees it that does not own the lock.
     pub(crate) fn found(&self) -> Found {
         lock::found(&self.line)
     }
@@ -120,7 +119,7 @@ impl RawLock {
         if self.is_mine() {
             return Err(Error::Deadlock);
         }
-        if self.learned.is_old() {
+        if self.learned.must_recheck() {
             self.learned.set_scarce(self.member.is_crowded());
         }
         let mut heir = false;
@@ -128,7 +127,7 @@ impl RawLock {
         if heir {
             lock::keep_no_more(&self.line, self.party.word());
             if done.is_err() {
-                // Some may sleep because it was kept.
+                // Waiters may sleep because the lock was kept.
                 self.gate.ring(u32::MAX);
             }
         }
@@ -139,7 +138,7 @@ impl RawLock {
         let me = self.party.word();
         let (owner, kept) = (&self.line.words[lock::OWNER], &self.line.words[lock::HEIR]);
         let mut failed = 0;
-        // For whom the lock was found to be kept, free as it is, and since when.
+        // The heir for which the free lock was found kept, and since when.
         let mut waits_for: Option<(u64, Instant)> = None;
         loop {
             let is_heir = *heir;
@@ -159,7 +158,7 @@ impl RawLock {
             }
             let is_heir = *heir;
             let ready = || owner.peek() == 0 && (is_heir || kept.peek() == 0);
-            let look = || {
+            let check = || {
                 match (owner.peek(), kept.peek()) {
                     (0, heir) if heir != 0 && !is_heir => {
                         let since = match waits_for {
@@ -183,15 +182,16 @@ impl RawLock {
                 }
             };
             let wait = Wait { how: Waiting::Hybrid, learned: &self.learned, deadline };
-            if wait.until(ready, look, sleep)? == Ended::TimedOut {
-                // A wake-up that was meant for this thread must not be lost: who gives up has looked once more.
+            if wait.until(ready, check, sleep)? == Ended::TimedOut {
+                // This thread may have used up a wake-up, so it tries once more before it gives up.
                 return self.try_lock().map_err(|_| Error::TimedOut);
             }
         }
     }
 
-    /// Whether a thread that took the lock still has it. Another one has if the words say so; that they say nothing that
-    /// can be right is no reason to keep the lock for ever.
+    /// Whether this thread, which took the lock, still has it. It has not if the words name another thread of this process,
+    /// or none yet. If they name a thread of another process, which cannot be right, it has: otherwise the lock would stay
+    /// taken for ever.
     #[inline]
     fn is_still_mine(&self) -> bool {
         let (named, mine) = (self.line.words[lock::THREAD].peek(), thread(self.party));
@@ -208,7 +208,7 @@ impl RawLock {
         }
     }
 
-    /// Gives it back and leaves what is suspect as it is.
+    /// Gives the lock back without declaring suspect data lost.
     pub(crate) fn pass_on(&self) {
         if self.is_still_mine() {
             lock::pass_on(&self.line);
@@ -219,13 +219,13 @@ impl RawLock {
     #[inline]
     fn ring(&self) {
         self.gate.ring(self.wake);
-        // After the fence in there: who has the lock kept and sleeps may not be the one that was woken.
+        // After the fence in `ring`: the heir may sleep, and not be the one that was woken.
         if self.line.words[lock::HEIR].peek() != 0 {
             self.gate.ring(u32::MAX);
         }
     }
 
-    /// Says, as the owner, that the data is sound.
+    /// Declares the data sound, as the owner.
     pub(crate) fn mend(&self) {
         lock::mend(&self.line);
     }

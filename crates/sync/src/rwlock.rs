@@ -1,20 +1,20 @@
-//! A lock for many readers or one writer, of which neither holds up the others by dying.
+//! A lock for many readers or one writer. The death of either holds up no other.
 //!
 //! Readers are counted by process, each in a line of its own that the process has claimed, so reading in different
 //! processes does not disturb each other, and the readers of a process that died are left out. The number of such lines is
 //! a parameter: that many processes, or handles, use the lock at the same time.
 //!
 //! A writer that dies leaves its data suspect. Readers then get [`Error::OwnerDied`] and no lock; the next writer gets the
-//! lock, with [`WriteGuard::owner_died`], and says with [`WriteGuard::mend`] that it has mended the data, or else the
-//! lock is [`Error::NotRecoverable`] once it is given back.
+//! lock, with [`WriteGuard::owner_died`], mends the data and declares that with [`WriteGuard::mend`]. If it gives the lock
+//! back without, the lock is [`Error::NotRecoverable`].
 //!
 //! A writer keeps new readers out as soon as it waits for the old ones. So a thread that reads must not ask for the lock
-//! again, not even for reading. A reader that found writers there four times in a row queues up with them.
+//! again, not even for reading. A reader that finds a writer there four times in a row queues up with the writers.
 //!
 //! # Layout
 //! ```text
 //! line 0    the writers' lock, a gate (as a mutex)
-//! line 1    number of lines · who claims or leaves one
+//! line 1    number of lines · the process that claims or leaves one
 //! line 2..  a line for each process, a gate: readers, two words of sleepers, the process
 //! ```
 
@@ -43,17 +43,17 @@ const LINES: u64 = 2 * LINE;
 /// Words of the head.
 const SHAPE: usize = 0;
 const CLAIMER: usize = 1;
-/// In a process's line: which one it is.
+/// In a process's line: the process.
 const PROCESS: u64 = 3 * 8;
 
 /// How often a reader finds a writer before it queues up.
 const PATIENCE: u32 = 4;
-/// A pause of those who find somebody else at the claims.
+/// A nap of a process that finds another one claiming.
 const MOMENT: Duration = Duration::from_micros(200);
-/// How long one who lives may be at the claims, which takes him no time: he was stopped, or the word is garbage.
+/// How long a living process may take to claim, which takes no time: after that it was stopped, or the word is garbage.
 const CLAIMS: Duration = if cfg!(test) { Duration::from_millis(50) } else { Duration::from_secs(10) };
 
-/// Bytes of the section that a lock for so many processes takes.
+/// Bytes of the section that a lock for this many processes takes.
 pub fn bytes(processes: u32) -> u64 {
     LINES + u64::from(processes) * LINE
 }
@@ -72,14 +72,14 @@ pub struct RwLock {
 }
 
 impl RwLock {
-    /// Opens the lock in `section`, which must be zeroed if nobody has opened it yet. All open it with the same number of
-    /// `processes`.
+    /// Opens the lock in `section`, which must be zeroed before it is opened for the first time. All open it with the same
+    /// number of `processes`.
     ///
     /// # Errors
     /// [`Error::BadParameter`]; [`Error::Memory`] if the section is smaller than [`bytes`] says or misaligned;
     /// [`Error::Mismatch`]; [`Error::Full`] if as many handles are open as there may be, in processes that live;
-    /// [`Error::TimedOut`] if another process that lives opens or closes it for ten seconds: it was stopped, or somebody has
-    /// overwritten the lock.
+    /// [`Error::TimedOut`] if another living process opens or closes it for ten seconds: it was stopped, or the lock was
+    /// overwritten.
     pub fn open(member: &Arc<Member>, section: &Section, processes: u32) -> Result<Self> {
         if !(1..=MOST_PROCESSES).contains(&processes) {
             let (what, limits) = ("the number of processes", "there are 1 to 4096");
@@ -105,7 +105,7 @@ impl RwLock {
         }
         match this.while_claiming(|this| this.claim()) {
             Ok(Some(index)) => this.index = index,
-            // What was not claimed must not be left.
+            // Nothing was claimed, so dropping `this` must leave no line.
             other => {
                 this.processes = 0;
                 other?;
@@ -121,14 +121,14 @@ impl RwLock {
         self.section.word("reader", at).map_err(Error::memory("a reader-writer lock"))
     }
 
-    /// Claims a line nobody has, or somebody who is dead.
+    /// Claims a line that is free, or that of a dead process.
     fn claim(&self) -> Result<Option<u32>> {
         let me = self.writer.member().party().word();
         for (index, gate) in (0..self.processes).zip(&self.all) {
             let process = self.process(index)?;
             let word = process.get();
             if word == 0 || !self.writer.is_alive(word) {
-                // A writer that waits for the dead one's readers finds that they are dead, or none, or ours.
+                // A writer that waits for the dead process's readers finds them dead, or none, or this process's.
                 gate.word().set(0);
                 process.set(me);
                 return Ok(Some(index));
@@ -137,7 +137,7 @@ impl RwLock {
         Ok(None)
     }
 
-    /// Does something while nobody else claims or leaves a line.
+    /// Does `work` while no other process claims or leaves a line.
     fn while_claiming<T>(&self, work: impl FnOnce(&Self) -> Result<T>) -> Result<T> {
         let me = self.writer.member().party().word();
         let claimer = &self.head.words[CLAIMER];
@@ -169,7 +169,7 @@ impl RwLock {
         self.read_until(None)
     }
 
-    /// The same, waiting for `limit` at most.
+    /// As [`RwLock::read`], waiting for `limit` at most.
     ///
     /// # Errors
     /// As [`RwLock::read`], and [`Error::TimedOut`].
@@ -177,7 +177,7 @@ impl RwLock {
         self.read_until(wait::deadline(Some(limit)))
     }
 
-    /// Takes the lock for reading if no writer has it or waits for it.
+    /// Takes the lock for reading, if no writer has it or waits for it.
     ///
     /// # Errors
     /// As [`RwLock::read`], and [`Error::WouldBlock`].
@@ -185,7 +185,7 @@ impl RwLock {
         match self.enter()? {
             true => Ok(self.read_guard()),
             false if self.writer.is_alive(self.writer.owner().get()) => Err(Error::WouldBlock),
-            // A dead writer, or one that has just left.
+            // The writer is dead, or has just left.
             false => self.read_until(Some(Instant::now())).map_err(|error| match error {
                 Error::TimedOut | Error::Deadlock => Error::WouldBlock,
                 other => other,
@@ -205,7 +205,7 @@ impl RwLock {
         ReadGuard { lock: self, _of_this_thread: PhantomData }
     }
 
-    /// Counts this thread in, unless there is a writer; gives whether it is in (P12).
+    /// Counts this thread as a reader, unless there is a writer; returns whether it is counted (P12).
     #[inline]
     fn enter(&self) -> Result<bool> {
         readers::enter(self.own.word());
@@ -239,7 +239,7 @@ impl RwLock {
         let owner = self.writer.owner();
         for _ in 0..PATIENCE {
             let ready = || owner.peek() == 0;
-            let look = || {
+            let check = || {
                 let seen = owner.get();
                 Ok(seen != 0 && !self.writer.is_alive(seen) && owner.get() == seen)
             };
@@ -248,14 +248,14 @@ impl RwLock {
                 seen => self.writer.gate().sleep(seen, limit),
             };
             let wait = Wait { how: Waiting::Hybrid, learned: self.writer.learned(), deadline };
-            match wait.until(ready, look, sleep)? {
+            match wait.until(ready, check, sleep)? {
                 Ended::Stopped => return Err(Error::OwnerDied),
                 Ended::TimedOut => return Err(Error::TimedOut),
                 Ended::Ready if self.enter()? => return Ok(self.read_guard()),
                 Ended::Ready => {}
             }
         }
-        // As a writer that turns into a reader, without waiting for those that read.
+        // Take the writers' lock and turn it into a reader's, without waiting for other readers.
         match self.writer.lock(deadline)? {
             Found::Sound => {
                 readers::enter(self.own.word());
@@ -281,7 +281,7 @@ impl RwLock {
         self.write_until(None)
     }
 
-    /// The same, waiting for `limit` at most.
+    /// As [`RwLock::write`], waiting for `limit` at most.
     ///
     /// # Errors
     /// As [`RwLock::write`], and [`Error::TimedOut`].
@@ -289,7 +289,7 @@ impl RwLock {
         self.write_until(wait::deadline(Some(limit)))
     }
 
-    /// Takes the lock for writing if nobody has it.
+    /// Takes the lock for writing, if no writer and no reader has it.
     ///
     /// # Errors
     /// As [`RwLock::write`], and [`Error::WouldBlock`].
@@ -301,7 +301,7 @@ impl RwLock {
         })
     }
 
-    /// The guard of a writer's lock that this thread [kept](WriteGuard::keep).
+    /// The writer's guard that this thread [kept](WriteGuard::keep).
     ///
     /// # Errors
     /// [`Error::NotOwner`].
@@ -313,11 +313,11 @@ impl RwLock {
         Ok(WriteGuard { lock: self, owner_died, _of_this_thread: PhantomData })
     }
 
-    /// Gives the lock back that this thread took and whose guard it kept, for writing or for reading.
+    /// Gives back the lock whose guard this thread kept, for writing or for reading.
     ///
     /// # Errors
-    /// [`Error::NotOwner`] if this thread does not write and nobody reads by this handle. Readers are not told apart: that
-    /// it was this thread that read is for the caller to know.
+    /// [`Error::NotOwner`] if this thread does not write and no thread reads by this handle. The lock does not tell readers
+    /// apart: the caller must know that it is this thread that reads.
     pub fn unlock(&self) -> Result<()> {
         if self.writer.is_mine() {
             self.writer.unlock();
@@ -346,7 +346,7 @@ impl RwLock {
                 continue;
             }
             if let Err(error) = self.await_readers(index, gate, deadline) {
-                // Nothing was changed.
+                // Nothing was changed, so the data is as sound as it was.
                 self.writer.pass_on();
                 return Err(error);
             }
@@ -365,7 +365,7 @@ impl RwLock {
             return Ok(());
         }
         let ready = || readers::count(gate.word()) == 0;
-        let look = || match readers::count(gate.word()) {
+        let check = || match readers::count(gate.word()) {
             count if count > readers::MOST => {
                 Err(Error::Corrupt { what: "a count of readers", value: count })
             }
@@ -376,7 +376,7 @@ impl RwLock {
             seen => gate.sleep(seen, limit),
         };
         let wait = Wait { how: Waiting::Hybrid, learned: self.writer.learned(), deadline };
-        match wait.until(ready, look, sleep)? {
+        match wait.until(ready, check, sleep)? {
             Ended::Ready | Ended::Stopped => Ok(()),
             Ended::TimedOut => Err(Error::TimedOut),
         }
@@ -386,7 +386,7 @@ impl RwLock {
 impl Drop for RwLock {
     fn drop(&mut self) {
         if self.index < self.processes {
-            // Guards borrow the handle, so there are no readers left.
+            // Guards borrow the handle, so no readers are left.
             let _ = self.while_claiming(|this| this.process(this.index).map(|word| word.set(0)));
         }
     }
@@ -424,12 +424,12 @@ pub struct WriteGuard<'a> {
 }
 
 impl WriteGuard<'_> {
-    /// Whether a writer died and nobody has mended its data since.
+    /// Whether a writer died and no later one has mended the data.
     pub fn owner_died(&self) -> bool {
         self.owner_died
     }
 
-    /// Says that the data is sound again.
+    /// Declares the data sound again.
     pub fn mend(&mut self) {
         self.lock.writer.mend();
         self.owner_died = false;
@@ -454,7 +454,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_claim_that_names_a_living_process_is_not_waited_for_without_end() {
+    fn a_claim_of_a_living_process_is_waited_for_with_a_bound() {
         let dir = tempfile::tempdir().unwrap();
         let service = Service::start(Config::new(dir.path(), 16 << 20), Arc::new(|_| ())).unwrap();
         let member = isthmus_attach::connect_at(service.attach_socket()).unwrap();
@@ -464,7 +464,7 @@ mod tests {
         let lock = RwLock::open(&member, &section, 4).unwrap();
         lock.head.words[CLAIMER].set(member.party().word());
         assert!(matches!(RwLock::open(&member, &section, 4), Err(Error::TimedOut)));
-        assert!(lock.try_write().is_ok(), "who has it open goes on");
+        assert!(lock.try_write().is_ok(), "a handle that is open goes on");
         drop(lock);
         section.word("test", HEAD + CLAIMER as u64 * 8).unwrap().set(0);
         assert!(RwLock::open(&member, &section, 4).is_ok());

@@ -1,6 +1,6 @@
 //! A counting semaphore.
 //!
-//! Nobody owns what was taken from a semaphore: a process that dies gives nothing back. Where that matters, use a
+//! What is taken from a semaphore has no owner: a process that dies gives nothing back. Where that matters, use a
 //! [mutex](crate::mutex) and a [condition variable](crate::condvar).
 //!
 //! # Layout
@@ -21,7 +21,7 @@ pub const BYTES: u64 = 64;
 /// Largest value, that of POSIX.
 pub const MOST: u32 = i32::MAX as u32;
 
-/// The value is there.
+/// Set once the value is there.
 const SET: u64 = 1 << 63;
 
 /// A semaphore, as one process has opened it. Any thread may use it, several at once.
@@ -33,8 +33,8 @@ pub struct Semaphore {
 }
 
 impl Semaphore {
-    /// Opens the semaphore in `section`, which must be zeroed if nobody has opened it yet. Whoever is the first gives it its
-    /// `initial` value.
+    /// Opens the semaphore in `section`, which must be zeroed before it is opened for the first time. The first to
+    /// open it gives it its `initial` value.
     ///
     /// # Errors
     /// [`Error::BadParameter`] for a value above [`MOST`]; [`Error::Memory`] if the section is smaller than [`BYTES`] or
@@ -50,7 +50,7 @@ impl Semaphore {
         Ok(Self { member: Arc::clone(member), gate, learned })
     }
 
-    /// The value now. It may have changed when the caller looks at it.
+    /// The value now. It may have changed by the time the caller uses it.
     ///
     /// # Errors
     /// [`Error::Corrupt`].
@@ -106,7 +106,7 @@ impl Semaphore {
         self.wait_until(None)
     }
 
-    /// The same, waiting for `limit` at most.
+    /// As [`Semaphore::wait`], for `limit` at most.
     ///
     /// # Errors
     /// [`Error::TimedOut`]; [`Error::Corrupt`].
@@ -120,14 +120,14 @@ impl Semaphore {
                 Err(Error::WouldBlock) => {}
                 other => return other,
             }
-            if self.learned.is_old() {
+            if self.learned.must_recheck() {
                 self.learned.set_scarce(self.member.is_crowded());
             }
             let ready = || self.gate.word().peek() != SET;
             let sleep = |limit| self.gate.sleep(SET, limit);
             let wait = Wait { how: Waiting::Hybrid, learned: &self.learned, deadline };
             if wait.until(ready, || Ok(false), sleep)? == Ended::TimedOut {
-                // A wake-up that was meant for this thread must not be lost: who gives up has looked once more.
+                // This thread may have used up a wake-up, so it tries once more before it gives up.
                 return self.try_wait().map_err(|e| match e {
                     Error::WouldBlock => Error::TimedOut,
                     other => other,

@@ -1,19 +1,18 @@
-//! How a thread passes the time until a word of shared memory changes: by looking at it, by offering its processor to
-//! others, by sleeping, in this order and each only as long as it pays.
+//! How a thread waits until a word of shared memory changes: it spins, yields (`sched_yield`), and sleeps, in this order
+//! and each only as long as it pays.
 //!
 //! What pays is learned from the last waits, per object and process (per participant of a barrier):
-//! - Looking pays while the wait is shorter than going to sleep and being woken, about 20 microseconds natively. A look
-//!   that found what was waited for allows the next one to last longer, any other one makes it shorter; now and then a
-//!   long one is tried.
-//! - Where others wait for the processor it does not pay at all: what is waited for may need that very processor. That
-//!   there are such is known from the number of participants, and seen from how long an offer of the processor takes.
-//! - Offers pay while they end in what was waited for. An offer that costs a whole slice of time went to somebody who
-//!   has nothing to do with it; then there are none for as many waits as make up for it, since a sleeper is given a
-//!   processor sooner.
-//! - Offers without end do harm. Linux (6.6 and later, seen with 6.18) adds a slice of virtual time to a thread with each
-//!   `sched_yield`, and where little else but such threads run it has then let others that were ready to run wait for minutes,
-//!   among them processes that were killed and had still to die. So offers that nobody takes up become rare, and where they are
-//!   taken up there are naps: after a millisecond of one wait, and now and then between many short ones.
+//! - Spinning pays while the wait is shorter than going to sleep and being woken, about 20 microseconds natively. A spin
+//!   that ended the wait allows the next one to last longer, any other makes it shorter; now and then a long one is tried.
+//! - Where other threads wait for the processor, spinning does not pay: the event may need that very processor. That this
+//!   is so is known from the number of participants, and seen from how long a yield takes.
+//! - Yields pay while they end the wait. A yield that costs a whole time slice went to a thread that has nothing to do with
+//!   it. After that there are none for as many waits as make up for it, since the kernel gives a sleeper a processor
+//!   sooner.
+//! - Yielding without end does harm. Linux (6.6 and later, seen with 6.18) adds a slice of virtual time to a thread with
+//!   each `sched_yield`. Where little else but such threads ran, it has let other threads that were ready to run wait for
+//!   minutes, among them killed processes that had still to exit. So yields become rare where no other thread uses them,
+//!   and where one does there are naps: after a millisecond of one wait, and now and then between many short ones.
 
 use std::time::{Duration, Instant};
 
@@ -25,66 +24,66 @@ use crate::error::Result;
 /// How a waiting thread passes its time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Waiting {
-    /// It looks again and again, and now and then offers its processor to others; at once where there are more
-    /// participants than processors. For short waits with a processor for each participant. Where others take
-    /// the processor that it offers, it sleeps for about 100 microseconds at a time once a wait has lasted a millisecond.
+    /// It spins and now and then yields; at once where there are more participants than processors. For short waits with a
+    /// processor for each participant. Where other threads use its yields, it naps for about 100 microseconds at a time once
+    /// a wait has lasted a millisecond.
     Spin,
-    /// It sleeps, after a look of 10 microseconds at most, and of none where processors are scarce. Once in 32 to 256 waits it
-    /// looks for as long as being woken would take: who was woken just now is that much late, and so are those who wait for
-    /// him in turn, until one of them stays awake.
+    /// It sleeps, after spinning for 10 microseconds at most, and not at all where processors are scarce. Once in 32 to 256
+    /// waits it spins for as long as being woken would take: a participant that was just woken is that much late, and so
+    /// makes those late that wait for it, until one of them stays awake.
     Block,
-    /// It looks as long as that pays, then offers its processor a few times, then sleeps.
+    /// It spins as long as that pays, then yields a few times, then sleeps.
     Hybrid,
 }
 
-/// Looks before anything else is done.
+/// Polls before anything else is done.
 const QUICK: u32 = 64;
-/// Looks between two offers of a thread that spins.
+/// Polls between two yields of a thread that spins.
 const SPINS: u32 = 1000;
 /// The same where processors are scarce.
 const FEW_SPINS: u32 = 16;
-/// Such pauses between two looks at who lives, of a thread that spins.
-const LOOK_EVERY: u64 = 4;
-/// Time from one offer that nobody took up to the next, of a thread that spins; it grows, where processors are scarce only after
-/// [`PATIENCE`].
+/// Rounds of [`SPINS`] polls from one check to the next, of a thread that spins.
+const CHECK_EVERY: u64 = 4;
+/// Time from a yield that no other thread used to the next, of a thread that spins. It grows; where processors are scarce,
+/// only after [`PATIENCE`].
 const SHORTEST_GAP: Duration = Duration::from_micros(2);
 const LONGEST_GAP: Duration = Duration::from_micros(100);
-/// How long a thread that spins offers its processor in one wait before it takes naps, if others take it.
+/// How long a thread that spins yields in one wait before it naps, if other threads use the yields.
 const PATIENCE: Duration = Duration::from_millis(1);
-/// How long its offers take in all, in many short waits, before it takes one.
+/// How long its yields take in all, in many short waits, before it naps once.
 const TIRED: Duration = Duration::from_millis(10);
 const NAP: Duration = Duration::from_micros(100);
-/// Naps from one offer to the next, which tells whether others still take it.
+/// Naps from one yield to the next, which shows whether other threads still use it.
 const NAPS: u64 = 8;
-/// About what it costs to go to sleep at a futex and to be woken.
+/// About what it costs to sleep at a futex and to be woken.
 const LONGEST_SPIN: Duration = Duration::from_micros(20);
 /// The same through the services, between VMs.
 const LONGEST_SPIN_BY_SERVICE: Duration = Duration::from_micros(300);
-/// The longest look of those who rather sleep.
+/// The longest spin of [`Waiting::Block`].
 const BRIEF: Duration = Duration::from_micros(10);
-/// The shortest look that is worth it.
+/// The shortest spin that pays.
 const SHORTEST_NS: u64 = 500;
-/// Most offers in one wait that may end in sleep.
-const MOST_OFFERS: u64 = 16;
-/// An offer that takes longer went to somebody who works, not to one who waits.
+/// Most yields in one wait that may end in sleep.
+const MOST_YIELDS: u64 = 16;
+/// A yield that takes longer went to a thread that works, not to one that waits.
 const SLICE: Duration = Duration::from_micros(200);
-/// For so much of its time there is one wait without an offer after that: it then costs each of them as little.
+/// After such a yield, one wait does without yields for each [`PAUSE_NS`] that it took: its cost per wait is then that low.
 const PAUSE_NS: u64 = 2000;
-/// Waits after which a long look is tried, whatever the last ones brought: so many after one that paid, and twice as many
+/// Waits after which a long spin is tried, whatever the last ones brought: this many after one that paid, and twice as many
 /// after each that did not, up to a limit.
 const TRY_EVERY: u64 = 32;
 const TRY_AT_LEAST_EVERY: u64 = 256;
-/// Waits after which it is looked anew whether processors are scarce.
-const LOOK_AROUND: u64 = 4096;
+/// Waits from one check whether processors are scarce to the next.
+const RECHECK_EVERY: u64 = 4096;
 /// No limit, as a number.
 const LONG: Duration = Duration::from_secs(3600);
 
 /// Why a wait is over.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Ended {
-    /// What was waited for is there.
+    /// What was waited for has happened.
     Ready,
-    /// The look at the circumstances said so.
+    /// The check ended it.
     Stopped,
     /// The time is up.
     TimedOut,
@@ -95,30 +94,30 @@ pub(crate) fn deadline(limit: Option<Duration>) -> Option<Instant> {
     limit.and_then(|limit| Instant::now().checked_add(limit))
 }
 
-/// What earlier waits have taught. The words are this process's own; a lost update costs nothing.
+/// What was learned from earlier waits. The words are this process's own; a lost update does no harm.
 #[derive(Debug)]
 pub(crate) struct Learned {
     longest: Duration,
-    /// How long a look pays.
+    /// How long a spin pays.
     spin_ns: Word,
-    /// Waits until a long look is tried, and from one such to the next.
+    /// Waits until a long spin is tried, and from one such to the next.
     until_try: Word,
     try_every: Word,
-    /// How many offers pay; 0 during a pause.
-    offers: Word,
-    /// Waits left of a pause.
+    /// How many yields pay.
+    yields: Word,
+    /// Waits left without yields.
     pause: Word,
-    /// Grows with offers that were taken up.
+    /// Grows with each yield that another thread used, and shrinks with each other.
     crowd: Word,
-    /// The shortest offer, which nobody took up.
+    /// The shortest yield: no other thread used it.
     idle_ns: Word,
-    /// How long offers took since the last nap.
-    offered_ns: Word,
+    /// How long yields took since the last nap.
+    yielded_ns: Word,
     /// Whether there are more participants than processors.
     scarce: Word,
-    /// Waits that were not over at once.
+    /// Number of waits that were not over at once.
     waits: Word,
-    /// Whether a look is followed by a hint from the first one on.
+    /// Whether a hint follows each poll from the first one on.
     hints: bool,
 }
 
@@ -130,42 +129,43 @@ impl Learned {
             spin_ns: Word::new(nanos(longest)),
             until_try: Word::new(TRY_EVERY),
             try_every: Word::new(TRY_EVERY),
-            offers: Word::new(2),
+            yields: Word::new(2),
             pause: Word::new(0),
             crowd: Word::new(0),
             idle_ns: Word::new(u64::MAX),
-            offered_ns: Word::new(0),
+            yielded_ns: Word::new(0),
             scarce: Word::new(0),
             waits: Word::new(0),
             hints: hint::is_cheap(),
         }
     }
 
-    /// Says whether there are more participants than processors.
+    /// Records whether there are more participants than processors.
     pub(crate) fn set_scarce(&self, scarce: bool) {
         self.scarce.put(scarce.into());
     }
 
-    /// Whether it is time to look again whether processors are scarce; who is told so does it, and nobody else for long.
-    pub(crate) fn is_old(&self) -> bool {
-        let is_old = self.waits.peek().is_multiple_of(LOOK_AROUND);
-        if is_old {
+    /// Whether it is time to check again whether processors are scarce. A caller that gets true does so; others get false for
+    /// the next [`RECHECK_EVERY`] waits.
+    pub(crate) fn must_recheck(&self) -> bool {
+        let is_due = self.waits.peek().is_multiple_of(RECHECK_EVERY);
+        if is_due {
             self.waits.bump(1);
         }
-        is_old
+        is_due
     }
 
     fn is_crowded(&self) -> bool {
-        self.scarce.peek() != 0 || self.is_taken()
+        self.scarce.peek() != 0 || self.yields_are_used()
     }
 
-    /// Whether offers were taken up lately.
-    fn is_taken(&self) -> bool {
+    /// Whether other threads used yields lately.
+    fn yields_are_used(&self) -> bool {
         self.crowd.peek() >= 8
     }
 
-    /// Offers the processor to others; gives how long this took, and whether one of them had it.
-    fn offer(&self) -> (Duration, bool) {
+    /// Yields; returns how long this took, and whether another thread used it.
+    fn yield_now(&self) -> (Duration, bool) {
         let begun = Instant::now();
         std::thread::yield_now();
         let took = begun.elapsed();
@@ -174,17 +174,17 @@ impl Learned {
             self.idle_ns.put(ns);
         }
         let crowd = self.crowd.peek();
-        self.offered_ns.put(self.offered_ns.peek().saturating_add(ns));
-        let taken_up = ns > idle.saturating_mul(3).saturating_add(1000);
-        match taken_up {
+        self.yielded_ns.put(self.yielded_ns.peek().saturating_add(ns));
+        let was_used = ns > idle.saturating_mul(3).saturating_add(1000);
+        match was_used {
             true => self.crowd.put((crowd + 4).min(64)),
             false => self.crowd.put(crowd.saturating_sub(1)),
         }
-        (took, taken_up)
+        (took, was_used)
     }
 
-    /// Whether a long look is to be tried now.
-    fn tries(&self) -> bool {
+    /// Whether a long spin is to be tried now.
+    fn tries_long_spin(&self) -> bool {
         let left = self.until_try.peek();
         let every = self.try_every.peek();
         self.until_try.put(if left == 0 { every } else { left - 1 });
@@ -206,9 +206,9 @@ impl Learned {
         self.spin_ns.put(if next < SHORTEST_NS { 0 } else { next });
     }
 
-    fn offers_for_now(&self) -> u64 {
+    fn yields_for_now(&self) -> u64 {
         match self.pause.peek() {
-            0 => self.offers.peek(),
+            0 => self.yields.peek(),
             left => {
                 self.pause.put(left - 1);
                 0
@@ -229,16 +229,16 @@ pub(crate) struct Wait<'a> {
 }
 
 impl Wait<'_> {
-    /// Waits until `ready` says so. `look` has a look at the circumstances (who lives), now and then, and may end the wait;
-    /// `sleep` sleeps until what is waited for may have changed, not longer than it is told.
+    /// Waits until `ready` returns true. `check` is called now and then, reads the circumstances (who lives), and returns
+    /// whether to end the wait; `sleep` sleeps until the awaited word may have changed, for the time it gets at most.
     ///
     /// # Errors
-    /// Those of `look`.
+    /// Those of `check`.
     #[inline]
     pub(crate) fn until(
         &self,
         mut ready: impl FnMut() -> bool,
-        look: impl FnMut() -> Result<bool>,
+        check: impl FnMut() -> Result<bool>,
         sleep: impl FnMut(Duration),
     ) -> Result<Ended> {
         for _ in 0..QUICK {
@@ -251,21 +251,25 @@ impl Wait<'_> {
         }
         self.learned.waits.bump(1);
         match self.how {
-            Waiting::Spin => self.spin(ready, look),
-            Waiting::Block | Waiting::Hybrid => self.sleep_at_last(ready, look, sleep),
+            Waiting::Spin => self.spin(ready, check),
+            Waiting::Block | Waiting::Hybrid => self.sleep_at_last(ready, check, sleep),
         }
     }
 
-    /// What is left of the time; a look at the clock only if there is a limit.
+    /// The time left. Reads the clock only if there is a limit.
     fn left(&self) -> Duration {
         self.deadline.map_or(LONG, |at| at.saturating_duration_since(Instant::now()))
     }
 
     #[cold]
-    fn spin(&self, mut ready: impl FnMut() -> bool, mut look: impl FnMut() -> Result<bool>) -> Result<Ended> {
+    fn spin(
+        &self,
+        mut ready: impl FnMut() -> bool,
+        mut check: impl FnMut() -> Result<bool>,
+    ) -> Result<Ended> {
         let learned = self.learned;
         let begun = Instant::now();
-        let (mut next_offer, mut gap, mut naps) = (begun, Duration::ZERO, 0);
+        let (mut next_yield, mut gap, mut naps) = (begun, Duration::ZERO, 0);
         let mut turn = 0_u64;
         loop {
             turn += 1;
@@ -278,31 +282,31 @@ impl Wait<'_> {
             }
             let now = Instant::now();
             let left = self.deadline.map_or(LONG, |at| at.saturating_duration_since(now));
-            // At the end, too: who only ever polls has to be told.
-            if (left.is_zero() || turn.is_multiple_of(LOOK_EVERY)) && look()? {
+            // At the end, too: a caller that always gives a limit of 0 must learn of it.
+            if (left.is_zero() || turn.is_multiple_of(CHECK_EVERY)) && check()? {
                 return Ok(Ended::Stopped);
             }
             if left.is_zero() {
                 return Ok(if ready() { Ended::Ready } else { Ended::TimedOut });
             }
             let is_late = now.duration_since(begun) >= PATIENCE;
-            let is_tired = learned.offered_ns.peek() >= nanos(TIRED);
-            if (is_late || is_tired) && learned.is_taken() && naps < NAPS {
+            let is_tired = learned.yielded_ns.peek() >= nanos(TIRED);
+            if (is_late || is_tired) && learned.yields_are_used() && naps < NAPS {
                 std::thread::sleep(NAP.min(left));
-                learned.offered_ns.put(0);
+                learned.yielded_ns.put(0);
                 naps += 1;
-            } else if now >= next_offer {
-                let (took, taken_up) = learned.offer();
-                if !taken_up {
-                    // So much rarer are they while there are naps.
+            } else if now >= next_yield {
+                let (took, was_used) = learned.yield_now();
+                if !was_used {
+                    // There were `naps` fewer yields than there would have been without naps.
                     learned.crowd.put(learned.crowd.peek().saturating_sub(naps));
                 }
                 naps = 0;
-                gap = match taken_up || crowded && !is_late {
+                gap = match was_used || crowded && !is_late {
                     true => Duration::ZERO,
                     false => (gap * 2).clamp(SHORTEST_GAP, LONGEST_GAP),
                 };
-                next_offer = now + took + gap;
+                next_yield = now + took + gap;
             }
         }
     }
@@ -311,14 +315,14 @@ impl Wait<'_> {
     fn sleep_at_last(
         &self,
         mut ready: impl FnMut() -> bool,
-        mut look: impl FnMut() -> Result<bool>,
+        mut check: impl FnMut() -> Result<bool>,
         mut sleep: impl FnMut(Duration),
     ) -> Result<Ended> {
         let learned = self.learned;
         let crowded = learned.is_crowded();
         if !crowded {
             let most = if self.how == Waiting::Block { learned.longest.min(BRIEF) } else { learned.longest };
-            let longest = match learned.tries() {
+            let longest = match learned.tries_long_spin() {
                 true => learned.longest,
                 false => Duration::from_nanos(learned.spin_ns.peek()).min(most),
             };
@@ -334,17 +338,17 @@ impl Wait<'_> {
                         std::hint::spin_loop();
                     }
                 }
-                // Nothing is learned from one that had to be short.
+                // Nothing is learned from a spin that the limit cut short.
                 if longest <= left {
                     learned.spin_failed();
                 }
             }
         }
-        if self.how == Waiting::Hybrid && self.offers_end_it(&mut ready) {
+        if self.how == Waiting::Hybrid && self.yields_end_it(&mut ready) {
             return Ok(Ended::Ready);
         }
         loop {
-            if look()? {
+            if check()? {
                 return Ok(Ended::Stopped);
             }
             if ready() {
@@ -360,31 +364,31 @@ impl Wait<'_> {
             }
         }
         if crowded {
-            // Nobody offers here any more who could notice that the others are gone.
+            // No yield shows here any more that the other threads are gone.
             learned.crowd.put(learned.crowd.peek().saturating_sub(1));
         }
         Ok(Ended::Ready)
     }
 
-    fn offers_end_it(&self, ready: &mut impl FnMut() -> bool) -> bool {
+    fn yields_end_it(&self, ready: &mut impl FnMut() -> bool) -> bool {
         let learned = self.learned;
-        let most = learned.offers_for_now();
+        let most = learned.yields_for_now();
         for _ in 0..most {
             if self.left().is_zero() {
                 return false;
             }
-            let (took, _) = learned.offer();
+            let (took, _) = learned.yield_now();
             if ready() {
-                learned.offers.put((most * 2).min(MOST_OFFERS));
+                learned.yields.put((most * 2).min(MOST_YIELDS));
                 return true;
             }
             if took > SLICE {
                 learned.pause.put(nanos(took) / PAUSE_NS);
-                learned.offers.put(1);
+                learned.yields.put(1);
                 return false;
             }
         }
-        learned.offers.put((most / 2).max(1));
+        learned.yields.put((most / 2).max(1));
         false
     }
 }
@@ -401,88 +405,88 @@ mod tests {
         learned
     }
 
-    fn has_offered(learned: &Learned) -> bool {
+    fn has_yielded(learned: &Learned) -> bool {
         learned.idle_ns.peek() != u64::MAX
     }
 
     #[test]
-    fn what_came_during_a_nap_is_seen_before_the_processor_is_offered() {
+    fn what_came_during_a_nap_is_seen_before_a_yield() {
         for deadline in [NO_LIMIT, deadline(Some(Duration::from_secs(60)))] {
             let learned = crowded();
-            learned.offered_ns.put(nanos(TIRED));
-            let mut looks = 0;
-            // The nap comes after so many.
+            learned.yielded_ns.put(nanos(TIRED));
+            let mut polls = 0;
+            // The nap comes after this many.
             let ready = || {
-                looks += 1;
-                looks > QUICK + FEW_SPINS
+                polls += 1;
+                polls > QUICK + FEW_SPINS
             };
             let wait = Wait { how: Waiting::Spin, learned: &learned, deadline };
             let ended = wait.until(ready, || Ok(false), |_| ()).unwrap();
             assert_eq!(ended, Ended::Ready);
-            assert!(!has_offered(&learned));
-            assert_eq!(learned.offered_ns.peek(), 0, "there was a nap");
+            assert!(!has_yielded(&learned));
+            assert_eq!(learned.yielded_ns.peek(), 0, "there was a nap");
         }
     }
 
     #[test]
-    fn many_short_waits_have_a_nap_between_where_offers_are_taken_up() {
+    fn many_short_waits_have_naps_between_where_yields_are_used() {
         let learned = crowded();
         let mut naps = 0;
         for _ in 0..100 {
-            // Over after the first offer or nap.
-            let mut looks = 0;
+            // Over after the first yield or nap.
+            let mut polls = 0;
             let ready = || {
-                looks += 1;
-                looks > QUICK + FEW_SPINS
+                polls += 1;
+                polls > QUICK + FEW_SPINS
             };
             let wait = Wait { how: Waiting::Spin, learned: &learned, deadline: NO_LIMIT };
             wait.until(ready, || Ok(false), |_| ()).unwrap();
-            naps += u32::from(learned.offered_ns.peek() == 0);
-            // As if the offer had been taken up for so long.
-            learned.offered_ns.bump(nanos(PATIENCE));
+            naps += u32::from(learned.yielded_ns.peek() == 0);
+            // As if another thread had used the yield for this long.
+            learned.yielded_ns.bump(nanos(PATIENCE));
             learned.crowd.put(64);
         }
         assert!((5..50).contains(&naps), "{naps}");
     }
 
     #[test]
-    fn naps_are_followed_by_an_offer_now_and_then() {
+    fn naps_are_followed_by_a_yield_now_and_then() {
         let learned = crowded();
-        learned.offered_ns.put(nanos(TIRED));
+        learned.yielded_ns.put(nanos(TIRED));
         let begun = Instant::now();
-        let ready = || has_offered(&learned) && begun.elapsed() > PATIENCE;
+        let ready = || has_yielded(&learned) && begun.elapsed() > PATIENCE;
         let wait = Wait { how: Waiting::Spin, learned: &learned, deadline: NO_LIMIT };
         assert_eq!(wait.until(ready, || Ok(false), |_| ()).unwrap(), Ended::Ready);
     }
 
     #[test]
-    fn who_only_polls_is_told_how_things_are_and_offers_and_sleeps_never() {
+    fn a_wait_without_time_checks_and_neither_yields_nor_sleeps() {
         for how in [Waiting::Spin, Waiting::Block, Waiting::Hybrid] {
             let learned = Learned::new(true);
-            let mut looks = 0;
-            let look = || {
-                looks += 1;
-                Ok(looks == 3)
+            let mut checks = 0;
+            let check = || {
+                checks += 1;
+                Ok(checks == 3)
             };
-            let mut look = look;
+            let mut check = check;
             let mut poll = || {
                 let wait = Wait { how, learned: &learned, deadline: Some(Instant::now()) };
-                wait.until(|| false, &mut look, |_| panic!("asleep")).unwrap()
+                wait.until(|| false, &mut check, |_| panic!("asleep")).unwrap()
             };
             assert_eq!([poll(), poll(), poll()], [Ended::TimedOut, Ended::TimedOut, Ended::Stopped]);
-            assert!(!has_offered(&learned), "{how:?}");
+            assert!(!has_yielded(&learned), "{how:?}");
             assert_eq!(learned.spin_ns.peek(), nanos(LONGEST_SPIN), "nothing is learned from that");
         }
     }
 
     #[test]
-    fn it_is_looked_around_once_and_again_after_many_waits() {
+    fn scarcity_is_checked_once_and_again_after_many_waits() {
         let learned = Learned::new(true);
-        assert!(learned.is_old());
-        for _ in 1..LOOK_AROUND {
-            assert!(!learned.is_old() && !learned.is_old());
+        assert!(learned.must_recheck());
+        for _ in 1..RECHECK_EVERY {
+            assert!(!learned.must_recheck() && !learned.must_recheck());
             learned.waits.bump(1);
         }
-        assert!(learned.is_old() && !learned.is_old());
+        assert!(learned.must_recheck() && !learned.must_recheck());
     }
 }

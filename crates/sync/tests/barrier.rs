@@ -17,7 +17,7 @@ fn parameters(parties: u32, waiting: Waiting, algorithm: Algorithm) -> Parameter
     Parameters { parties, waiting, algorithm }
 }
 
-/// As words of a command line, and back.
+/// Parameters as words of a command line; [`from_args`] is the inverse.
 fn to_args(p: Parameters) -> String {
     let of = |waiting| WAYS.iter().position(|w| *w == waiting).unwrap();
     let algorithm = ALGORITHMS.iter().position(|a| *a == p.algorithm).unwrap();
@@ -29,7 +29,7 @@ fn from_args(args: &[String]) -> Parameters {
     parameters(u32::try_from(number(0)).unwrap(), WAYS[number(1)], ALGORITHMS[number(2)])
 }
 
-/// Rounds in which each participant counts in a word of its own, and none finds another that is not where it is.
+/// Rounds in which each participant counts in a word of its own, and finds the others in the same round or one further.
 fn rounds(barrier: &Barrier, counts: &[Word], rounds: u64) -> u64 {
     let mut seat = barrier.join().unwrap();
     let me = seat.index() as usize;
@@ -46,7 +46,7 @@ fn rounds(barrier: &Barrier, counts: &[Word], rounds: u64) -> u64 {
 }
 
 #[test]
-fn nobody_passes_before_all_have_arrived_and_one_is_told_so() {
+fn none_passes_before_all_have_arrived_and_one_is_told_so() {
     let world = World::new();
     for algorithm in ALGORITHMS {
         for waiting in WAYS {
@@ -89,7 +89,7 @@ fn seats_are_limited_left_and_taken_again_in_the_same_round() {
 }
 
 #[test]
-fn others_get_through_a_round_without_those_who_arrived_and_whose_time_was_up() {
+fn a_round_goes_on_without_participants_that_arrived_and_timed_out() {
     let world = World::new();
     for waiting in WAYS {
         for (algorithm, parties, polls) in [
@@ -103,7 +103,7 @@ fn others_get_through_a_round_without_those_who_arrived_and_whose_time_was_up() 
             let barrier = Barrier::open(&world.member, &section, parameters).unwrap();
             let mut seats: Vec<_> = (0..parties).map(|_| barrier.join().unwrap()).collect();
             for round in 0..3 {
-                // One of them has a limit that is up before the others come, and comes back after them.
+                // These have a limit that is up before the others arrive, and wait again after that.
                 for seat in &polls {
                     assert!(matches!(seats[*seat].wait_within(Duration::ZERO), Err(Error::TimedOut)));
                 }
@@ -115,12 +115,12 @@ fn others_get_through_a_round_without_those_who_arrived_and_whose_time_was_up() 
                         });
                     }
                 });
-                // All have come, so there is nothing to wait for.
+                // All have arrived, so there is nothing to wait for.
                 for seat in &polls {
                     seats[*seat].wait_within(Duration::ZERO).unwrap();
                 }
             }
-            // Places are left and taken between rounds as ever.
+            // Seats are left and taken between rounds as ever.
             drop(seats.swap_remove(1));
             seats.push(barrier.join().unwrap());
             std::thread::scope(|scope| {
@@ -135,7 +135,7 @@ fn others_get_through_a_round_without_those_who_arrived_and_whose_time_was_up() 
 }
 
 #[test]
-fn who_dies_after_it_arrived_breaks_the_next_round_and_not_this_one() {
+fn a_death_after_arrival_breaks_the_next_round_and_not_this_one() {
     let world = World::new();
     for (algorithm, parties) in [(Algorithm::Central, 3), (Algorithm::Central, 9), (Algorithm::Scaling, 9)] {
         for waiting in WAYS {
@@ -143,7 +143,7 @@ fn who_dies_after_it_arrived_breaks_the_next_round_and_not_this_one() {
             let (at, section) = world.piece(parameters.bytes());
             let barrier = Barrier::open(&world.member, &section, parameters).unwrap();
             let mut seats: Vec<_> = (0..3).map(|_| barrier.join().unwrap()).collect();
-            // The fourth, or the third.
+            // The other process takes the fourth seat, or of three the third.
             if parties == 3 {
                 seats.pop();
             }
@@ -151,7 +151,7 @@ fn who_dies_after_it_arrived_breaks_the_next_round_and_not_this_one() {
             other.await_line("arrived");
             seats.extend((seats.len() + 1..parties as usize).map(|_| barrier.join().unwrap()));
             other.kill();
-            // First those that wait, and then one that comes when the death is known.
+            // First participants that wait already, then one that arrives once the death is known.
             let last = seats.pop();
             std::thread::scope(|scope| {
                 for seat in &mut seats {
@@ -175,7 +175,7 @@ fn who_dies_after_it_arrived_breaks_the_next_round_and_not_this_one() {
 }
 
 #[test]
-fn who_only_polls_is_told_of_a_death() {
+fn a_wait_without_time_learns_of_a_death() {
     let world = World::new();
     for (algorithm, waiting) in ALGORITHMS.into_iter().flat_map(|a| WAYS.map(|w| (a, w))) {
         let parameters = parameters(2, waiting, algorithm);
@@ -197,7 +197,7 @@ fn who_only_polls_is_told_of_a_death() {
 }
 
 #[test]
-fn who_gives_up_in_the_middle_of_a_round_breaks_the_barrier_until_it_is_reset() {
+fn giving_up_in_the_middle_of_a_round_breaks_the_barrier_until_it_is_reset() {
     let world = World::new();
     for algorithm in [Algorithm::Central, Algorithm::Scaling] {
         let parameters = parameters(3, Waiting::Hybrid, algorithm);
@@ -263,7 +263,7 @@ fn garbage_in_any_word_is_an_error_or_harmless_and_never_a_hang() {
             std::thread::scope(|scope| {
                 for mut seat in seats {
                     scope.spawn(move || {
-                        // All come to an end: with an error, or with as many rounds as they want.
+                        // Each comes to an end: with an error, or after all its rounds.
                         for _ in 0..50 {
                             match seat.wait_within(LONG) {
                                 Ok(_) => {}
@@ -283,7 +283,7 @@ fn garbage_in_any_word_is_an_error_or_harmless_and_never_a_hang() {
 }
 
 #[test]
-fn who_joins_while_others_reset_gets_a_new_seat_or_none() {
+fn joining_during_a_reset_gives_a_new_seat_or_none() {
     let world = World::new();
     for (waiting, algorithm) in WAYS.into_iter().flat_map(|w| ALGORITHMS[1..].iter().map(move |a| (w, *a))) {
         let parameters = parameters(2, waiting, algorithm);
@@ -328,7 +328,7 @@ fn who_joins_while_others_reset_gets_a_new_seat_or_none() {
                                 Err(error) => panic!("{parameters:?}: {error}"),
                             }
                         }
-                        // Who has a seat keeps others from a reset, until all have seen this.
+                        // While a participant has a seat, no other can reset the barrier: so all see this.
                         barrier.give_up();
                     }
                     barrier.give_up();
@@ -368,7 +368,7 @@ fn child() {
             Err(error) => break error,
         }
     };
-    // Sticky, and soon.
+    // Every later wait fails, too, and at once.
     let again = seat.wait();
     assert!(matches!(again, Err(Error::Broken { .. })), "{again:?}");
     let kind = if matches!(error, Error::Broken { dead: Some(_) }) { "broken" } else { "other" };
@@ -394,7 +394,7 @@ fn processes_meet() {
     }
 }
 
-/// Processes that run rounds as fast as they can, and one of them killed: all others are told, by the same error.
+/// Processes run rounds as fast as they can, and one of them is killed: all others get the same error.
 fn kill_one(world: &World, parameters: Parameters, after: Duration) {
     let (at, section) = world.piece(parameters.bytes());
     let mut others: Vec<_> =

@@ -1,5 +1,5 @@
-//! Processes that use barriers and locks are killed at random moments and replaced. Nobody hangs, what the locks protect
-//! stays right, and those that live are told.
+//! Processes that use barriers and locks are killed at random moments and replaced. None hangs, what the locks protect
+//! stays right, and the living learn of each death.
 
 mod common;
 
@@ -16,9 +16,9 @@ const WORKERS: u32 = 4;
 const KILLS: u32 = 150;
 const TOTAL: u64 = 1000;
 
-/// Words of the tests' own, each in the first part of the memory.
+/// Indices of the tests' own words, at the start of the memory.
 const STOP: u64 = 0;
-/// What a mutex protects: two balances, who is in, and what they were before a change.
+/// What a mutex protects: two balances, whether a process is inside, and what the balances were before a change.
 const MONEY: u64 = 8;
 /// What a reader-writer lock protects: two words that are equal.
 const PAIR: u64 = 16;
@@ -26,7 +26,7 @@ const PAIR: u64 = 16;
 const DONE: u64 = 24;
 /// The round that each seat is in.
 const ROUND: u64 = 32;
-/// How late the worst news of a death was, in microseconds; when the last kill was.
+/// Offset of the objects, behind the words.
 const OBJECTS: u64 = 64 * 8;
 
 fn word(memory: &Section, index: u64) -> &Word {
@@ -53,7 +53,7 @@ impl Locks {
         Self { memory, mutex, rwlock }
     }
 
-    /// Moves money from one account to the other; the change is written down first.
+    /// Moves money from one account to the other; the old balances are written down first.
     fn transfer(&self, dice: &mut Dice) {
         let at = |i| word(&self.memory, MONEY + i);
         let mut guard = self.mutex.lock_within(LONG).unwrap();
@@ -66,7 +66,7 @@ impl Locks {
             at(2).put(0);
             guard.mend();
         }
-        assert_eq!(at(2).swap(1), 0, "somebody else is in");
+        assert_eq!(at(2).swap(1), 0, "another process is inside");
         let (a, b) = (at(0).peek(), at(1).peek());
         assert_eq!(a + b, TOTAL);
         at(3).put(a);
@@ -76,7 +76,7 @@ impl Locks {
         at(0).put(b + amount);
         at(1).set(a - amount);
         at(5).set(0);
-        assert_eq!(at(2).swap(0), 1, "somebody else was in");
+        assert_eq!(at(2).swap(0), 1, "another process was inside");
     }
 
     fn write(&self) {
@@ -178,7 +178,7 @@ fn workers(start: impl Fn(u32) -> Other) -> Vec<Other> {
     workers
 }
 
-/// Waits until each worker has done something more.
+/// Waits until each worker has made progress.
 fn await_progress(memory: &Section, workers: &mut [Other]) {
     let begun = Instant::now();
     let done = || (0..u64::from(WORKERS)).map(|i| word(memory, DONE + i).peek()).collect::<Vec<_>>();
@@ -244,7 +244,7 @@ fn barriers_break_and_are_made_new() {
         word(&memory, STOP).put(1);
         let part = memory.part("test", OBJECTS, parameters.bytes()).unwrap();
         let barrier = Barrier::open(&world.member, &part, parameters).unwrap();
-        // A death ends it for all.
+        // A death ends the round for all.
         all.pop().unwrap().kill();
         end(all);
         assert!(barrier.is_broken());

@@ -1,5 +1,5 @@
-//! Mutex, condition variable, semaphore, reader-writer lock and once: between threads, between processes, with deaths and
-//! with garbage.
+//! Mutex, condition variable, semaphore, reader-writer lock and once: between threads, between processes, with deaths, and
+//! with garbage in their memory.
 
 mod common;
 
@@ -14,7 +14,7 @@ use isthmus_sync::once::Begun;
 use isthmus_sync::{Condvar, Error, Mutex, Once, RwLock, Semaphore, rwlock};
 
 const MOMENT: Duration = Duration::from_millis(5);
-/// Processes of the reader-writer lock here.
+/// Lines of the reader-writer lock here.
 const PROCESSES: u32 = 6;
 
 /// All of the objects, and two words that belong together, in one piece of memory.
@@ -110,7 +110,7 @@ fn a_mutex_knows_its_owner() {
     });
     mutex.unlock().unwrap();
     assert!(matches!(mutex.unlock(), Err(Error::NotOwner)));
-    // A guard that outlived the lock takes it from nobody.
+    // Dropping a guard whose lock was given back already takes the lock from no other owner.
     let guard = mutex.lock().unwrap();
     mutex.unlock().unwrap();
     std::thread::scope(|scope| scope.spawn(|| mutex.lock().unwrap().keep()).join().unwrap());
@@ -124,7 +124,7 @@ fn a_waiter_gets_a_mutex_that_another_takes_again_at_once() {
     let done = Word::new(0);
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            // Gives it back for no longer than it takes to take it again.
+            // Gives the mutex back and takes it again at once.
             while done.peek() == 0 {
                 let _guard = objects.mutex.lock().unwrap();
                 std::thread::sleep(Duration::from_micros(500));
@@ -139,10 +139,10 @@ fn a_waiter_gets_a_mutex_that_another_takes_again_at_once() {
 }
 
 #[test]
-fn a_mutex_that_is_kept_for_one_who_never_comes_is_free_again() {
+fn a_mutex_kept_for_a_waiter_that_never_comes_is_free_again() {
     let (world, at, objects) = world();
     let section = piece(&world.member, at, 64);
-    // As a waiter does that was stopped, or garbage that looks like one.
+    // The heir word of a waiter that was stopped, or garbage that looks like one.
     section.word("test", 4 * 8).unwrap().set(world.member.party().word());
     assert!(matches!(objects.mutex.try_lock(), Err(Error::WouldBlock)));
     drop(objects.mutex.lock_within(LONG).unwrap());
@@ -243,7 +243,7 @@ fn readers_share_and_writers_do_not() {
         }
     });
     assert_eq!(objects.sum(), (1000, 1000));
-    // Without guards.
+    // With guards that are kept.
     assert!(matches!(lock.unlock(), Err(Error::NotOwner)));
     lock.read().unwrap().keep();
     assert!(matches!(lock.try_write(), Err(Error::WouldBlock)));
@@ -256,7 +256,7 @@ fn readers_share_and_writers_do_not() {
     });
     lock.unlock().unwrap();
     assert!(matches!(lock.kept(), Err(Error::NotOwner)));
-    // As many handles as there are lines, and a line again once a handle is gone.
+    // There are as many handles as lines, and dropping one frees a line.
     let (_, section) = world.piece(rwlock::bytes(2));
     let open = || RwLock::open(&world.member, &section, 2);
     let (first, _second) = (open().unwrap(), open().unwrap());
@@ -316,7 +316,7 @@ fn child() {
     read_line();
 }
 
-/// Another process that has done what its role says, and was killed then.
+/// Starts another process, waits until it has done what its role says, and kills it.
 fn killed(world: &World, role: &str, at: u64) {
     let mut other = world.other(role, at, "");
     other.await_line("ready");
@@ -333,7 +333,7 @@ fn the_next_owner_learns_of_a_death_and_mends_or_loses_the_mutex() {
     assert!(!guard.owner_died());
     drop(guard);
     assert!(!objects.mutex.lock().unwrap().owner_died());
-    // While others wait: one of them learns of it, and the others that it was not mended.
+    // While others wait: one of them learns of the death, and the other that the data was not mended.
     let mut owner = world.other("own mutex", at, "");
     owner.await_line("ready");
     let mut waiters: Vec<_> = (0..2).map(|_| world.other("wait for mutex", at, "")).collect();
@@ -369,7 +369,7 @@ fn try_lock_finds_a_dead_owner_too() {
 fn a_dead_reader_holds_up_no_writer() {
     let (world, at, objects) = world();
     for _ in 0..2 * PROCESSES {
-        // Each takes a line of one that is dead, once all have been used.
+        // Once all lines have been used, each takes that of a dead process.
         killed(&world, "read", at);
     }
     let mut other = world.other("read", at, "");
@@ -379,7 +379,7 @@ fn a_dead_reader_holds_up_no_writer() {
         let writer = scope.spawn(|| objects.rwlock.write_within(TOLD + MOMENT).unwrap().owner_died());
         std::thread::sleep(MOMENT);
         other.kill();
-        assert!(!writer.join().unwrap(), "readers change nothing");
+        assert!(!writer.join().unwrap(), "a dead reader leaves the data sound");
     });
     drop(objects.rwlock.read().unwrap());
 }
@@ -387,8 +387,8 @@ fn a_dead_reader_holds_up_no_writer() {
 #[test]
 fn a_reader_that_leaves_wakes_the_writer() {
     let (_world, _at, objects) = world();
-    // The writer sleeps for 50 ms at a time, so without a bell it would go on some 35 ms later. What else the machine does
-    // only adds, so the quickest time counts.
+    // The writer sleeps for 50 ms at a time, so without a bell it would go on some 35 ms later. A busy machine makes that
+    // longer, never shorter, so the quickest time counts.
     let quickest = (0..9).map(|_| {
         let guard = objects.rwlock.read().unwrap();
         std::thread::scope(|scope| {
@@ -407,7 +407,7 @@ fn a_reader_that_leaves_wakes_the_writer() {
 }
 
 #[test]
-fn a_dead_writer_is_told_to_readers_and_to_the_next_writer() {
+fn readers_and_the_next_writer_learn_of_a_dead_writer() {
     let (world, at, objects) = world();
     killed(&world, "write", at);
     for _ in 0..2 {
@@ -471,8 +471,8 @@ fn garbage_in_any_word_is_an_error_or_harmless_and_never_a_hang() {
         let begun = Instant::now();
         std::thread::scope(|scope| {
             for _ in 0..2 {
-                // Whatever comes of it, it comes to an end; a lock whose words name somebody who lives is held, and
-                // nothing more can be said of it.
+                // Each of these ends, with any result: a lock whose words name a living process counts as held, and is
+                // waited for.
                 scope.spawn(|| {
                     for _ in 0..20 {
                         let _ = objects.mutex.lock_within(LONG).map(|mut guard| guard.mend());
@@ -488,7 +488,7 @@ fn garbage_in_any_word_is_an_error_or_harmless_and_never_a_hang() {
                     }
                 });
             }
-            // Not what could be right: so many readers, or the name of somebody who lives.
+            // No value that could be right: a possible count of readers, or the name of a living process.
             let value = [u64::MAX, 1 << 63, 12345 << 32, dice.below(1 << 31) << 24][dice.below(4) as usize];
             section.word("test", word * 8).unwrap().set(value);
         });

@@ -1,4 +1,4 @@
-//! Minitransactions between threads and between processes: outcomes, what is seen of what is half done, errors, damage.
+//! Minitransactions between threads and between processes: outcomes, isolation, errors, damage.
 
 mod mini;
 use mini::*;
@@ -18,7 +18,7 @@ fn all_kinds_of_items_together() {
     let mut own = space.committer().unwrap();
     let mut t = Minitransaction::new();
     assert_eq!(own.commit(&mut t).unwrap(), Outcome::Committed, "nothing is always so");
-    // Unaligned, over lines, overlapping: reads see what was before, the later write stays.
+    // Unaligned, across lines, overlapping: reads see the bytes from before, the later write stays.
     let before = t.read(N, S, 60, 10);
     t.compare(N, S, 61, &[0; 100]);
     t.write(N, S, 60, &[1, 2, 3, 4, 5, 6, 7, 8]);
@@ -67,7 +67,7 @@ fn words_that_were_found_once() {
     assert_eq!(own.exchange(&place, 0, 6).unwrap(), Exchange::CompareFailed(5));
     assert_eq!(own.load(&place).unwrap(), Some(5));
     assert_eq!(load(&mut own, 640), 5);
-    // By committers of the space's own.
+    // With the space's own committers.
     assert_eq!(space.load(&place).unwrap(), Some(5));
     assert_eq!(space.exchange(&place, 4, 6).unwrap(), Exchange::CompareFailed(5));
     std::thread::scope(|scope| {
@@ -113,7 +113,7 @@ fn one_transaction_works_on_several_nodes_of_this_host() {
     t.clear();
     t.write(Node(5), SegmentId(77), 0, &[3]);
     assert!(matches!(own.commit(&mut t), Err(Error::NoSegment { .. })));
-    // A finder makes both of them known, for good.
+    // A finder makes both of them known from then on.
     let found = half(0);
     space.set_finder(move |node, segment| match node == Node(5) && segment == SegmentId(77) {
         true => Found::Here(found.clone()),
@@ -129,7 +129,7 @@ fn one_transaction_works_on_several_nodes_of_this_host() {
 }
 
 #[test]
-fn what_cannot_be_is_an_error_and_changes_nothing() {
+fn impossible_items_are_errors_and_change_nothing() {
     let world = World::new(SMALL);
     let space = world.space();
     let mut own = space.committer().unwrap();
@@ -181,7 +181,7 @@ fn a_lock_that_is_held_for_too_long_fails_the_commit() {
     let space = world.space();
     let mut own = space.committer().unwrap();
     let other = space.committer().unwrap();
-    // As the other committer would hold all locks, at its first transaction.
+    // What the words are while the other committer holds all locks, in its first transaction.
     let [_, state, ..] = world.slot(1);
     let machinery = world.machinery();
     machinery.word("state", state).unwrap().set((1 << 2) | 1);
@@ -275,7 +275,7 @@ fn total(own: &mut Committer) -> Option<u64> {
 }
 
 #[test]
-fn the_bank_has_all_its_money_whoever_is_killed() {
+fn the_bank_has_all_its_money_whichever_process_is_killed() {
     const KILLS: u32 = 300;
     let world = World::new(SMALL);
     (0..ACCOUNTS).for_each(|i| world.set(account(i), RICH));
@@ -296,7 +296,7 @@ fn the_bank_has_all_its_money_whoever_is_killed() {
         random ^= random << 17;
         std::thread::sleep(std::time::Duration::from_micros(random % 4000));
         others[kills as usize % 3].kill();
-        // While nobody has said that it is dead.
+        // The death is not published yet.
         let looked = std::time::Instant::now();
         assert_eq!(
             total(&mut own).expect("no lock is held for long"),
@@ -309,14 +309,14 @@ fn the_bank_has_all_its_money_whoever_is_killed() {
     }
     others.iter_mut().for_each(Other::kill);
     assert!(kills > 20, "{kills} kills");
-    // What is promised of deaths.
+    // `include/isthmus.h` promises that deaths are seen within this time.
     let deadline = std::time::Instant::now() + std::time::Duration::from_secs(5);
     while (0..8)
         .filter(|slot| world.machinery().word("owner", world.slot(*slot)[0]).unwrap().get() != 0)
         .count()
         > 1
     {
-        assert!(std::time::Instant::now() < deadline, "slots of the dead stay taken");
+        assert!(std::time::Instant::now() < deadline, "slots of dead processes stay taken");
         space.recover().unwrap();
     }
     world.assert_unlocked();
@@ -375,7 +375,7 @@ fn no_increment_is_lost_between_processes_and_threads() {
     world.assert_unlocked();
 }
 
-/// Two words change together; who reads them one after the other sees the second at least as new as the first.
+/// Two words change together; a thread that reads one after the other sees the second at least as new as the first.
 #[test]
 fn reads_of_one_word_see_nothing_half_done() {
     let world = World::new(SMALL);
@@ -430,8 +430,8 @@ fn threads_find_committers_of_the_space() {
     );
 }
 
-/// Whatever stands in the machinery, a commit ends, without a panic, with an outcome or an error; and nothing outside of
-/// machinery and segment changes.
+/// Whatever the machinery holds, a commit ends with an outcome or an error and without a panic, and changes nothing outside of
+/// machinery and segment.
 #[test]
 fn garbage_in_the_machinery_gives_errors() {
     let world = World::new(SMALL);
@@ -456,7 +456,7 @@ fn garbage_in_the_machinery_gives_errors() {
     for round in 0..400 {
         let mut own = space.committer();
         for word in 0..SMALL.bytes() / 8 {
-            // The mark stays in its place, and the own slot's owner: that is somebody who lives.
+            // Not the mark. The owner of the own slot is a process that lives.
             if word > 0 && (round % 3 == 0 || next() % 4 == 0) {
                 let r = next();
                 machinery.word("garbage", word * 8).unwrap().put(tokens(r));

@@ -1,4 +1,4 @@
-//! A process is killed at each step of a commit and of a recovery: the others find all of it or nothing, and go on.
+//! A process is killed at each step of a commit and of a recovery: the others find all of its writes or none, and go on.
 
 mod mini;
 use mini::*;
@@ -14,10 +14,10 @@ use isthmus_sync::minitransaction::{Committer, Error, Found, Minitransaction, Ou
 use rustix::process::{Signal, getpid, kill_process};
 
 const SHAPE: Shape = Shape { slots: 16, locks: 64, log_bytes: 1024 };
-/// Words in three lines, the second of which single changes go to as well.
+/// Words in three lines. [`ALONE`], the second, is also changed alone.
 const WORDS: [u64; 3] = [0, 640, 1280];
 const ALONE: u64 = 640;
-/// What `include/isthmus.h` promises of deaths; a recovery takes less.
+/// The time within which deaths are seen, as `include/isthmus.h` promises; a recovery takes less.
 const SOON: Duration = Duration::from_secs(5);
 
 /// Adds one to all three words.
@@ -56,7 +56,7 @@ fn child() {
         "several" => add_to_all(&mut space.committer().unwrap()),
         "one" => drop(add(&mut space.committer().unwrap(), ALONE, 1)),
         "named" => write_around_the_cut(&mut space.committer().unwrap()),
-        // A death is published a moment after it happened.
+        // Repeated, since a death is published a moment after it happened.
         _ => while space.recover().unwrap() == 0 {},
     }
     disarm();
@@ -65,7 +65,7 @@ fn child() {
     std::io::stdin().read_line(&mut String::new()).unwrap();
 }
 
-/// Has a process do `work` until it is killed at a step, or has done it; gives whether it was killed.
+/// Makes a process do `work` until it is killed at a step, or has done it; returns whether it was killed.
 fn die(world: &World, work: &str, at: Step, passes: u32) -> bool {
     let mut other = world.child(&format!("{work} {at:?} {passes}"));
     other.await_line("ready");
@@ -75,12 +75,12 @@ fn die(world: &World, work: &str, at: Step, passes: u32) -> bool {
     is_dead
 }
 
-/// The survivors find all or nothing, with locks that they can take.
+/// Checks that survivors find all or nothing, and locks that they can take.
 fn check(world: &World, told: &str, expected: Option<u64>) {
     let space = world.space();
     let begun = Instant::now();
     let mut own = space.committer().unwrap();
-    // One of them comes by itself, the next with all three.
+    // One change of a single word, then one of all three.
     add(&mut own, ALONE, 1);
     let mut t = Minitransaction::new();
     let reads = WORDS.map(|at| t.read(N, S, at, 8));
@@ -92,7 +92,7 @@ fn check(world: &World, told: &str, expected: Option<u64>) {
     }
     add_to_all(&mut own);
     assert!(begun.elapsed() < SOON, "{told}");
-    // Whoever was killed holds nothing and is nobody's business any more.
+    // The killed process holds nothing, and its slot is recovered.
     let deadline = Instant::now() + SOON;
     loop {
         space.recover().unwrap();
@@ -101,13 +101,13 @@ fn check(world: &World, told: &str, expected: Option<u64>) {
         if owners.count() == 1 {
             break;
         }
-        assert!(Instant::now() < deadline, "a slot of the dead stays taken: {told}");
+        assert!(Instant::now() < deadline, "a slot of a dead process stays taken: {told}");
         std::thread::sleep(Duration::from_millis(2));
     }
     world.assert_unlocked();
 }
 
-/// From where on a killed commit is completed.
+/// Whether a commit that is killed at this step is completed.
 fn is_decided(at: Step) -> bool {
     let place = |step| Step::SEVERAL.iter().position(|s| *s == step);
     place(at) >= place(Step::Committed)
@@ -121,7 +121,7 @@ fn a_commit_that_is_killed_at_any_step_is_all_or_nothing() {
             let is_dead = die(&world, "several", at, passes);
             check(&world, &format!("{at:?} {passes}"), Some(u64::from(!is_dead || is_decided(at))));
             if !is_dead {
-                // There are three locks and three words; all else comes once.
+                // There are three locks and three words; all other steps come once.
                 let often = matches!(at, Step::Locked | Step::Wrote | Step::Freed);
                 assert_eq!(passes, if often { 3 } else { 1 }, "{at:?}");
                 break;
@@ -135,7 +135,7 @@ fn a_change_of_one_word_that_is_killed_at_any_step_is_made_or_not() {
     for at in Step::ONE {
         let world = World::new(SHAPE);
         assert!(die(&world, "one", at, 0), "{at:?}");
-        // In the way of nobody who takes the lock.
+        // Its flight does not hold up a transaction that takes the lock.
         let space = world.space();
         let mut own = space.committer().unwrap();
         let mut t = Minitransaction::new();
@@ -149,7 +149,7 @@ fn a_change_of_one_word_that_is_killed_at_any_step_is_made_or_not() {
 }
 
 #[test]
-fn heirs_that_are_killed_at_any_step_have_heirs() {
+fn a_recovery_that_is_killed_at_any_step_is_recovered() {
     for died in [Step::LogHalf, Step::AllLocked, Step::Committed, Step::Wrote, Step::Finished, Step::Freed] {
         for at in Step::RECOVERY {
             for passes in 0..3 {
@@ -175,7 +175,7 @@ fn heirs_that_are_killed_at_any_step_have_heirs() {
 }
 
 #[test]
-fn who_does_not_know_a_segment_leaves_the_log_to_others() {
+fn a_process_that_lacks_a_segment_leaves_the_log_to_others() {
     let world = World::new(SHAPE);
     assert!(die(&world, "several", Step::Committed, 0));
     let stranger = Space::open(&world.member, &world.machinery(), SHAPE).unwrap();
@@ -191,7 +191,7 @@ fn who_does_not_know_a_segment_leaves_the_log_to_others() {
 }
 
 #[test]
-fn a_log_that_names_a_segment_which_is_no_more_is_in_nobodys_way() {
+fn a_log_that_names_a_segment_which_is_gone_holds_up_no_other() {
     let world = World::new(SHAPE);
     assert!(die(&world, "several", Step::Committed, 0));
     let heir = Space::open(&world.member, &world.machinery(), SHAPE).unwrap();
@@ -200,12 +200,12 @@ fn a_log_that_names_a_segment_which_is_no_more_is_in_nobodys_way() {
     while heir.recover().unwrap() == 0 {
         assert!(Instant::now() < deadline);
     }
-    // Nothing of it is written, and all its locks are free.
+    // Nothing of the log is written, and all its locks are free.
     assert!(WORDS.iter().all(|at| world.word(*at) == 0));
     world.assert_unlocked();
 }
 
-/// A segment that has a name, so that it can be made smaller, and where it is cut off.
+/// A named segment, since only those can be made smaller, and where it is cut off.
 const NAMED: &str = "cut";
 const CUT: u64 = 32;
 
@@ -213,7 +213,7 @@ fn named_segment(member: &Arc<Member>) -> Object {
     Object::open(member, Kind::Segment, NAMED, Access::Write).unwrap()
 }
 
-/// Has the space's segment be that one, as long as it is now.
+/// Registers the named segment in place of the space's own, as long as it is now.
 fn with_named(space: &Space) -> Object {
     let object = named_segment(space.member());
     assert!(space.unregister(N, S));
@@ -221,7 +221,7 @@ fn with_named(space: &Space) -> Object {
     object
 }
 
-/// Writes before the cut, over it, and behind it.
+/// Writes before the cut, across it, and behind it.
 fn write_around_the_cut(own: &mut Committer) {
     let mut t = Minitransaction::new();
     t.write(N, S, 0, &[1; 8]);
@@ -231,7 +231,7 @@ fn write_around_the_cut(own: &mut Committer) {
 }
 
 #[test]
-fn what_was_cut_off_since_is_left_out_of_a_log_and_what_never_was_there_is_damage() {
+fn writes_to_what_was_cut_off_are_left_out_and_others_outside_are_damage() {
     let world = World::new(SHAPE);
     let new = NewObject {
         kind: Kind::Segment,
@@ -257,7 +257,7 @@ fn what_was_cut_off_since_is_left_out_of_a_log_and_what_never_was_there_is_damag
             }
         }
     };
-    // The log: three locks, then the first write's segment and offset. No segment of the shared section reaches so far.
+    // The log: three locks, then the first write's segment and offset. No segment of the shared section reaches this far.
     let at =
         (0..16).map(|slot| world.slot(slot)).find(|s| world.machinery().word("w", s[0]).unwrap().get() != 0);
     let log = at.unwrap()[3];
@@ -279,15 +279,15 @@ fn what_was_cut_off_since_is_left_out_of_a_log_and_what_never_was_there_is_damag
     let byte = |at| whole.section().get::<u8>(at).unwrap();
     let is = |range: std::ops::Range<u64>, value| range.into_iter().all(|at| byte(at) == value);
     assert!(is(0..8, 1) && is(8..CUT - 12, 0) && is(CUT - 12..CUT, 2) && is(CUT..4096, 0));
-    // Those locks are everybody's again.
+    // The locks are free again.
     let mut t = Minitransaction::new();
     t.write(N, S, 0, &[4; 16]);
     assert_eq!(space.commit(&mut t).unwrap(), Outcome::Committed);
 }
 
 #[test]
-fn a_commit_that_a_panic_ends_is_settled_as_its_committer_goes() {
-    // Its process lives on, so nobody else could.
+fn a_commit_that_a_panic_ends_is_settled_when_its_committer_is_dropped() {
+    // Its process lives on, so no other could recover the slot.
     let panics = |space: &Space, at: Step, work: fn(&mut Committer)| {
         let ended = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
             let mut own = space.committer().unwrap();
@@ -315,7 +315,7 @@ fn a_commit_that_a_panic_ends_is_settled_as_its_committer_goes() {
         });
         let made = u64::from(matches!(at, Step::Changed | Step::Withdrawn));
         assert_eq!(world.word(ALONE), made, "{at:?}");
-        // Nobody waits for its flight, which is looked for in the slots of those alone that fly.
+        // No flight is left over. Flights are read only in slots that change single words, so one is changed first.
         let mut next = space.committer().unwrap();
         add(&mut next, ALONE, 1);
         let mut other = space.committer().unwrap();
@@ -327,10 +327,10 @@ fn a_commit_that_a_panic_ends_is_settled_as_its_committer_goes() {
 }
 
 static REACHED: [AtomicBool; 2] = [const { AtomicBool::new(false) }; 2];
-/// The change of one word is over.
+/// Whether the change of one word is over.
 static OVER: AtomicBool = AtomicBool::new(false);
 
-/// Stays at a step until the other thread has come to its own, or cannot come there, which takes some time to believe.
+/// Stays at a step until the other thread has reached its own; or for 300 ms, if it cannot reach that.
 fn meet(own: usize) {
     let begun = Instant::now();
     REACHED[own].store(true, Ordering::SeqCst);
@@ -339,11 +339,11 @@ fn meet(own: usize) {
     }
 }
 
-/// One changes a word under a lock after it found it right, another one the word alone: whichever of them is stopped where
-/// the other comes in between, one of them fails.
+/// One thread compares and changes a word under its lock, another one changes the word alone. Whichever of them is stopped
+/// where the other could come in between, one of them fails.
 #[test]
 fn a_change_of_one_word_and_a_transaction_exclude_each_other() {
-    // The second begins only when the first is where it is stopped.
+    // The second begins only once the first has stopped at its step.
     for (at, one_first) in
         [(Step::Unlocked, true), (Step::Announced, true), (Step::Matched, true), (Step::Matched, false)]
     {
@@ -371,8 +371,8 @@ fn a_change_of_one_word_and_a_transaction_exclude_each_other() {
                 await_other(!one_first, 1);
                 arm(Step::Compared, 0, |_| {
                     meet(1);
-                    // Between the compare and the writes for as long as the other one takes where nothing holds it up. Where
-                    // the lock does, as it should, this is what it waits for.
+                    // Stay between the compare and the writes for longer than the other thread takes if nothing holds it up.
+                    // If the lock holds it up, as it should, it waits until this is over.
                     let begun = Instant::now();
                     while !OVER.load(Ordering::SeqCst) && begun.elapsed() < Duration::from_millis(500) {
                         std::thread::sleep(Duration::from_millis(1));

@@ -1,17 +1,18 @@
 //! A service, and attachments to it.
 
-// Each test program uses a part of it.
+// Each test program uses a part of this module.
 #![allow(dead_code, unreachable_pub)]
 
+use std::io::IoSliceMut;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use isthmus_host::{Config as HostConfig, Service};
-use isthmus_ivc::{Channel, Config, Context};
+use isthmus_ivc::{Channel, Config, Context, Error};
 use isthmus_region::member::Member;
 
 pub const REGION: u64 = 16 << 20;
-/// For what comes at once, on a machine that is busy with other things.
+/// A time limit for what happens at once, on a machine that is busy with other things.
 pub const SOON: Option<Duration> = Some(Duration::from_secs(30));
 pub const MAGIC: u64 = 0x1234;
 
@@ -56,7 +57,7 @@ pub fn pair(from: &Context, to: &Context) -> (Channel, Channel) {
     (connecting.wait(SOON).unwrap(), there)
 }
 
-/// Waits until it holds.
+/// Waits until `holds` returns true.
 pub fn await_that(what: &str, mut holds: impl FnMut() -> bool) {
     let begun = Instant::now();
     while !holds() {
@@ -65,7 +66,7 @@ pub fn await_that(what: &str, mut holds: impl FnMut() -> bool) {
     }
 }
 
-/// Bytes that tell where in a stream they are.
+/// Bytes that depend on their place in a stream.
 pub fn byte_at(position: u64, seed: u64) -> u8 {
     let x = (position ^ seed.rotate_left(32)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     (x >> 56) as u8
@@ -80,6 +81,41 @@ pub fn fill(bytes: &mut [u8], from: u64, seed: u64) {
 pub fn check(bytes: &[u8], from: u64, seed: u64) {
     for (i, b) in (from..).zip(bytes) {
         assert_eq!(*b, byte_at(i, seed), "byte {i}");
+    }
+}
+
+/// Reads until the end of the stream and checks every byte; returns their count.
+pub fn receive_all(channel: &Channel, most: u64, seed: u64) -> u64 {
+    let mut random = Random(seed.wrapping_mul(31) | 1);
+    let mut got = 0;
+    let mut bytes = vec![0; usize::try_from(most).unwrap()];
+    loop {
+        let len = usize::try_from(1 + random.below(most)).unwrap();
+        let bytes = &mut bytes[..len];
+        let count = match random.below(3) {
+            0 => channel.read_some(bytes, SOON),
+            1 => {
+                let (first, second) = bytes.split_at_mut(len / 2);
+                let mut slices = [IoSliceMut::new(first), IoSliceMut::new(second)];
+                channel.read_vectored(&mut slices)
+            }
+            _ => channel.peek(len).and_then(|pieces| {
+                let mut count = 0;
+                for piece in &pieces {
+                    count += piece.copy_to(0, &mut bytes[count..]);
+                }
+                channel.release(count).map(|()| count)
+            }),
+        };
+        match count {
+            Ok(0) => channel.wait_readable(SOON).unwrap(),
+            Ok(count) => {
+                check(&bytes[..count], got, seed);
+                got += count as u64;
+            }
+            Err(Error::End { .. }) => return got,
+            Err(e) => panic!("{e} after {got} bytes"),
+        }
     }
 }
 

@@ -21,21 +21,21 @@ pub struct Committer {
     /// The line of its flight word.
     pub(super) flight: LineRef,
     pub(super) generation: u64,
-    /// A log is begun and its locks are not all free: only while a commit goes on.
+    /// Whether a log is begun and its locks are not all free: only while a commit goes on.
     pub(super) is_busy: bool,
-    /// The slot is in the set of those that change single words.
+    /// Whether the slot is in the set of those that change single words.
     pub(super) is_flyer: bool,
     pub(super) segments: Vec<Segment>,
     pub(super) version: u64,
     /// Where the last segment was found.
     last: usize,
     pub(super) backoff: Backoff,
-    /// What this thread knows of the words that it looked at lately.
+    /// What this thread knows of the words that it read lately.
     pub(super) memories: Memories,
-    /// Failures until it is counted again how many committers there are.
+    /// Failures until the committers are counted again.
     recount: u32,
     is_crowded: bool,
-    /// Other committers that change words, then.
+    /// Other committers that change words, by the last count.
     others: u32,
     processors: u64,
     /// Scratch: the locks of a transaction, and the segment of each of its items.
@@ -53,7 +53,7 @@ impl Committer {
     pub(super) fn open(shared: &Arc<Shared>) -> Result<Self> {
         let me = shared.member().party().word();
         let slots = shared.machinery.slots();
-        // First one that nobody has, then what the dead have left.
+        // First a free slot, then one of a dead process.
         let mut damage = None;
         let mut find = |clear: bool| -> Result<Option<u64>> {
             for slot in 0..slots {
@@ -103,16 +103,16 @@ impl Committer {
         })
     }
 
-    /// Commits: all items at once, or nothing. It waits for others for no longer than the space's patience, and for a
+    /// Commits: all items at once, or nothing. Waits for locks of others for no longer than the space's patience, and for a
     /// contended word for about 0.1 ms at most.
     ///
     /// # Ordering
-    /// Strictly serialisable. Who sees a write of this minitransaction, by another one, sees all that this thread did before.
+    /// Strictly serialisable. A thread whose minitransaction sees a write of this one sees all that this thread did before.
     ///
     /// # Errors
     /// [`Error::NotReachable`], [`Error::NoSegment`], [`Error::OutOfBounds`], [`Error::TooLarge`] for what is asked for;
-    /// [`Error::Corrupt`] for what was found. [`Error::NoSegment`] and [`Error::NotReachable`] also where the log of a dead
-    /// process is in the way, which names a segment that is not known here. Nothing was written.
+    /// [`Error::Corrupt`] for what was found. [`Error::NoSegment`] and [`Error::NotReachable`] also if a lock is held by a
+    /// dead process whose log names a segment that is not known here. Nothing was written.
     ///
     /// # Source
     /// Paper section 3.1, figure 3.2.
@@ -126,7 +126,7 @@ impl Committer {
         }
     }
 
-    /// Where in the own list the segment of that name is.
+    /// Index of the segment of that name in the own list.
     #[inline]
     pub(super) fn segment(&mut self, name: u64) -> Result<usize> {
         if self.version == self.shared.version()
@@ -147,7 +147,7 @@ impl Committer {
             None => {
                 self.shared.find(name)?;
                 (self.version, self.segments) = self.shared.snapshot();
-                // Taken back in this moment: as if it had been before.
+                // Unregistered at this moment: as if it had been before.
                 place(&self.segments).ok_or_else(|| {
                     let (node, segment) = super::items::named(name);
                     Error::NoSegment { node, segment }
@@ -158,7 +158,7 @@ impl Committer {
         Ok(found)
     }
 
-    /// Somebody else had changed a word: waits a moment, for longer the more often that happened.
+    /// Another thread had changed a word: waits for a moment, longer the more often that happened.
     #[cold]
     pub(super) fn back_off(&mut self) -> Result<()> {
         if self.recount == 0 {
@@ -175,17 +175,17 @@ impl Committer {
         Ok(())
     }
 
-    /// A lock is taken: lets some time pass, and clears up if its holder is dead. Gives whether to try again: after the end of the
-    /// patience once, where the holder is another one by now.
+    /// A lock is taken: lets some time pass, and recovers the holder's slot if the holder is dead. Returns whether to try
+    /// again: after the end of the patience once, if the holder is another one by now.
     #[cold]
     pub(super) fn wait_for(&self, lock: u64, token: u64, wait: &mut Wait) -> Result<bool> {
         let goes_on = wait.round();
-        let is_over = (!goes_on || wait.is_time_to_look()) && self.look_at_holder(lock, token)?;
+        let is_over = (!goes_on || wait.is_time_to_check()) && self.check_holder(lock, token)?;
         Ok(goes_on || is_over && wait.may_try_once_more())
     }
 
-    /// Whether a lock's holder was dead and is cleared up now, or has freed it.
-    fn look_at_holder(&self, lock: u64, token: u64) -> Result<bool> {
+    /// Whether the lock was freed: by its holder, or here since the holder is dead.
+    fn check_holder(&self, lock: u64, token: u64) -> Result<bool> {
         let machinery = &self.shared.machinery;
         let lock = machinery.lock(lock)?;
         let damage = Error::Corrupt { what: "a lock", value: token };
@@ -193,8 +193,8 @@ impl Committer {
         else {
             return if lock.get() == token { Err(damage) } else { Ok(true) };
         };
-        // While the lock is held its slot has an owner and is in that very transaction. If it looks otherwise, the lock
-        // was freed meanwhile; who sees the newer state or owner sees that, too (P15).
+        // While the lock is held, its slot has an owner and is in that very transaction. Otherwise the lock was freed
+        // meanwhile; a thread that sees the newer state or owner sees that, too (P15).
         let state = State::unpack(machinery.state(slot)?.get());
         let owner = machinery.owner(slot)?.get();
         if owner == 0 || state.phase == Phase::Idle || state.generation != generation {
@@ -210,7 +210,7 @@ impl Committer {
 
 impl Drop for Committer {
     fn drop(&mut self) {
-        // A commit that was left by a panic is settled as one of the dead. A slot that cannot be settled stays taken.
+        // A commit that a panic ended is settled like that of a dead process. A slot that cannot be settled stays taken.
         let machinery = &self.shared.machinery;
         if self.is_busy && self.shared.settle(self.slot).is_err() {
             return;
@@ -250,7 +250,7 @@ mod tests {
         for patience in [0, 1] {
             let mut wait = Wait::new(Duration::from_millis(patience));
             let mut token = 0;
-            // Whenever somebody looks, the lock is another one's than a moment ago.
+            // At each check the holder is another one than a moment ago.
             let mut goes_on = || {
                 token += 1;
                 lock.set(commit::token(7, token + 1));

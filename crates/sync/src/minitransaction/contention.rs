@@ -1,24 +1,23 @@
-//! Waiting: for others to be done, and so that others can be.
+//! Waiting for locks of others, and making room for others that change the same word.
 //!
-//! Two kinds. Who finds a lock taken has to wait for its holder, and does so until that is over ([`Wait`]): first on the
-//! processor, then giving it away, then asleep.
+//! A thread that finds a lock taken waits for its holder ([`Wait`]): it spins, then yields, then sleeps.
 //!
-//! Who fails to change a word since another changed it first has nobody to wait for, and could try again at once. But each
-//! try takes the word's line from whoever has it, so that all are slower the more they try, and most tries fail. Whoever has
-//! the line makes a change in some ten nanoseconds, and to get it from another processor takes a hundred; so it is best that
-//! one makes many changes while the others leave it alone, and that they take turns. [`Backoff`] does that without any shared
-//! word:
-//! - Who *fails* and has had its turn, that is [`TURN`] changes at least since it last waited, leaves the word to the others
-//!   for a random time of some 10 microseconds.
-//! - Who *fails* before that waits for a random time around its level, which doubles with each failure and shrinks by a
-//!   16th with each success. It has a bound that grows with the number of those who change words, so that somebody comes
-//!   every few microseconds, however many there are; among few it is below the time that others make room for. So who has
-//!   had no turn gets one, and nobody keeps the word by being quicker. As the level has an effect only after a failure,
-//!   threads that meet nobody wait for nobody, however high it was.
-//! - Who *meets* somebody, that is finds a word changed that it wrote last, and comes back to write it again, has had its
-//!   turn if that was longer than [`TURN`] changes: it waits for a random time, in which the other one has his. If it then
-//!   finds that nobody made use of that, this was no contention but two programs that answer each other; then it
-//!   does not wait again for long, and for twice as long each time.
+//! A thread that fails to change a word, since another changed it first, has nothing to wait for and could try again at
+//! once. But each try takes the word's line from the processor that has it, so the more threads try, the slower all are, and
+//! most tries fail. The processor that has the line makes a change in some ten nanoseconds; getting the line from another
+//! takes a hundred. So it is best that one thread makes many changes while the others leave the line alone, and that they
+//! take turns. [`Backoff`] does that without any shared word:
+//! - A thread that *fails* after its turn, that is at least [`TURN`] changes since it last waited, leaves the word to the
+//!   others for a random time of some 10 microseconds.
+//! - A thread that *fails* before that waits for a random time around its level, which doubles with each failure and shrinks
+//!   by a 16th with each success. The level has a bound that grows with the number of committers that change words, so that
+//!   one of them tries every few microseconds, however many there are; among few committers the bound is below the time for
+//!   which a thread makes room. So a thread that had no turn gets one, and none keeps the word by being quicker. The level
+//!   has an effect only after a failure, so threads that meet no other never wait, however high it was.
+//! - A thread that *meets* another, that is comes back to write a word and finds that another thread has changed it since it
+//!   wrote it last, has had its turn if that was longer than [`TURN`] changes. It then waits for a random time, in which the
+//!   other has its turn. If it finds after that that no thread used the time, this was no contention but two programs that
+//!   answer each other; then it does not wait again for many changes, and for twice as many each time.
 //!
 //! No clock is read while spinning: hints are counted, and what one takes is measured once per process.
 
@@ -29,33 +28,33 @@ use isthmus_lockfree::hint::spin;
 
 /// The level after the first failure, in nanoseconds.
 const LEVEL_MIN: u32 = 250;
-/// What each of the others adds to the highest level, and the most that it can be.
+/// What each other committer adds to the level's bound, and the highest bound.
 const LEVEL_EACH: u32 = 4_000;
 const LEVEL_MAX: u32 = 100_000;
-/// A success takes this part of the level away: one by 2^.
+/// A success takes a 2^FALLth of the level away.
 const FALL: u32 = 4;
-/// Changes that a turn has at least.
+/// Least changes of a turn.
 const TURN: u32 = 64;
-/// The shortest and the longest wait for another one's turn, in nanoseconds.
+/// The shortest and the longest time to make room for, in nanoseconds.
 const ROOM_MIN: u32 = 500;
 const ROOM_MAX: u32 = 16_000;
-/// Changes without a wait after one that was in vain, at first and at most.
-const VAIN_MIN: u32 = 1 << 12;
-const VAIN_MAX: u32 = 1 << 17;
-/// Waits that are longer give the processor away, where there may be others for it.
+/// Changes of the turn after room was made and not used: the first time, and at most.
+const LONG_TURN_MIN: u32 = 1 << 12;
+const LONG_TURN_MAX: u32 = 1 << 17;
+/// A longer wait sleeps, where other committers may need the processor.
 const LONG: u32 = 4_000;
 
-/// A thread's memory of how much it was in others' way lately.
+/// What a thread remembers of lately being in the way of others, and others in its.
 #[derive(Debug)]
 pub(crate) struct Backoff {
-    /// Around how long a failure is waited after, in nanoseconds.
+    /// Around how long to wait after a failure, in nanoseconds.
     level: u32,
-    /// Changes of this turn that are left, before it makes room.
+    /// Changes left of this turn, before the thread makes room.
     left: u32,
-    /// Around how long it makes room, in nanoseconds.
+    /// Around how long to make room for, in nanoseconds.
     room: u32,
-    /// How many changes it makes after it made room in vain.
-    vain: u32,
+    /// Changes of the next turn, if room was made and not used.
+    long_turn: u32,
     random: u64,
 }
 
@@ -63,7 +62,7 @@ impl Backoff {
     /// `seed` differs from thread to thread.
     pub(crate) fn new(seed: u64) -> Self {
         let random = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-        Self { level: 0, left: TURN, room: ROOM_MIN, vain: VAIN_MIN, random }
+        Self { level: 0, left: TURN, room: ROOM_MIN, long_turn: LONG_TURN_MIN, random }
     }
 
     /// From `low` to below `2 * low`.
@@ -83,8 +82,8 @@ impl Backoff {
         self.left = self.left.saturating_sub(1);
     }
 
-    /// Somebody else changed a word that this thread wrote last. Makes room for him, if this turn was long enough; gives
-    /// whether.
+    /// Another thread changed a word that this thread wrote last. Makes room for it, if this turn was long enough; returns
+    /// whether it did.
     #[cold]
     pub(crate) fn met(&mut self) -> bool {
         if self.left > 0 {
@@ -95,20 +94,20 @@ impl Backoff {
         true
     }
 
-    /// After making room: whether somebody used it.
+    /// Records whether another thread used the room that was made.
     pub(crate) fn made_room(&mut self, was_used: bool) {
         if was_used {
             self.left = TURN;
             self.room = (self.room * 2).min(ROOM_MAX);
-            self.vain = VAIN_MIN;
+            self.long_turn = LONG_TURN_MIN;
         } else {
-            self.left = self.vain;
+            self.left = self.long_turn;
             self.room = (self.room * 2).min(ROOM_MAX);
-            self.vain = (self.vain * 2).min(VAIN_MAX);
+            self.long_turn = (self.long_turn * 2).min(LONG_TURN_MAX);
         }
     }
 
-    /// One of `others` had changed the word: waits. `crowded`: there are more committers than processors.
+    /// One of `others` had changed the word: waits. `crowded` is whether there are more committers than processors.
     #[cold]
     pub(crate) fn failed(&mut self, others: u32, crowded: bool) {
         let wait = if self.left == 0 {
@@ -126,20 +125,20 @@ impl Backoff {
     }
 }
 
-/// One wait for others, from the first look on.
+/// One wait for others, from the first check on.
 #[derive(Debug)]
 pub(crate) struct Wait {
     patience: Duration,
     rounds: u32,
     begun: Option<Instant>,
     slept: bool,
-    /// The try that there is after the patience's end was had.
+    /// Whether the one try after the end of the patience was made.
     is_over: bool,
 }
 
-/// Rounds on the processor: about 16 us in all.
+/// Rounds that spin: about 16 us in all.
 const SPINS: u32 = 64;
-/// Then rounds that give it away, before those that sleep.
+/// Rounds that yield, after those and before the ones that sleep.
 const YIELDS: u32 = 64;
 
 impl Wait {
@@ -147,7 +146,7 @@ impl Wait {
         Self { patience, rounds: 0, begun: None, slept: false, is_over: false }
     }
 
-    /// Lets some time pass. Gives whether the patience is not at its end.
+    /// Lets some time pass. Returns whether some of the patience is left.
     #[cold]
     pub(crate) fn round(&mut self) -> bool {
         self.rounds = self.rounds.saturating_add(1);
@@ -167,19 +166,19 @@ impl Wait {
         begun.elapsed() < self.patience
     }
 
-    /// Whether there may be another try although the patience is at its end: once for each lock, since a lock that changes all the
-    /// time would have no end.
+    /// Whether there may be another try after the end of the patience: once for each lock, since a lock that changes hands
+    /// all the time would have no end.
     pub(crate) fn may_try_once_more(&mut self) -> bool {
         !std::mem::replace(&mut self.is_over, true)
     }
 
-    /// A lock was taken: the next one is another matter.
+    /// A lock was taken: the next one may have a try of its own after the end.
     pub(crate) fn next_lock(&mut self) {
         self.is_over = false;
     }
 
-    /// Whether it is time to see if the others live: not at first, and then every few rounds.
-    pub(crate) fn is_time_to_look(&self) -> bool {
+    /// Whether it is time to check if the holder lives: not at first, and then every few rounds.
+    pub(crate) fn is_time_to_check(&self) -> bool {
         self.rounds >= SPINS && self.rounds.is_multiple_of(8)
     }
 }
@@ -205,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn who_fails_after_a_turn_makes_room_and_keeps_its_level() {
+    fn a_failure_after_a_turn_makes_room_and_keeps_the_level() {
         let mut backoff = Backoff::new(7);
         (0..TURN).for_each(|_| backoff.succeeded());
         backoff.failed(1, false);
@@ -215,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn room_is_made_after_a_turn_and_not_in_vain() {
+    fn room_is_made_after_a_turn_and_less_often_if_unused() {
         let mut backoff = Backoff::new(7);
         assert!(!backoff.met(), "the first turn is not over");
         (0..TURN).for_each(|_| backoff.succeeded());
@@ -225,11 +224,11 @@ mod tests {
         (0..TURN).for_each(|_| backoff.succeeded());
         assert!(backoff.met());
         backoff.made_room(false);
-        assert_eq!(backoff.room, 4 * ROOM_MIN, "it was too short, or nobody is there");
-        (1..VAIN_MIN).for_each(|_| backoff.succeeded());
+        assert_eq!(backoff.room, 4 * ROOM_MIN, "it was too short, or no other thread is there");
+        (1..LONG_TURN_MIN).for_each(|_| backoff.succeeded());
         assert!(!backoff.met());
         backoff.succeeded();
-        assert!(backoff.met() && backoff.vain == 2 * VAIN_MIN);
+        assert!(backoff.met() && backoff.long_turn == 2 * LONG_TURN_MIN);
     }
 
     #[test]

@@ -24,7 +24,7 @@ pub enum Error {
         /// The segment.
         segment: SegmentId,
     },
-    /// The name is taken by other bytes.
+    /// The name is in use for other bytes.
     #[error("segment {segment} of memory node {node} is registered already")]
     Registered {
         /// The node.
@@ -70,7 +70,7 @@ pub enum Error {
         /// Slots of the machinery.
         slots: u32,
     },
-    /// Numbers that no machinery can have.
+    /// The shape is not possible.
     #[error(
         "a machinery of {slots} slots, {locks} locks and {log_bytes} bytes of log: slots go up to 512, locks are a power of two up to 2^20, the log a multiple of 64 bytes up to 2^20"
     )]
@@ -90,7 +90,7 @@ pub enum Error {
         /// Bytes of the section.
         found: u64,
     },
-    /// Somebody opened the same machinery with other numbers.
+    /// Others opened the same machinery with another shape.
     #[error(
         "the machinery was opened with another shape (its mark is {found:#018x}, here {expected:#018x}): all users must ask for the same"
     )]
@@ -100,8 +100,8 @@ pub enum Error {
         /// Mark of the shape asked for.
         expected: u64,
     },
-    /// The machinery holds what none of its users writes. Those who meet the same place get the same error; the space is to
-    /// be made anew.
+    /// The machinery holds what none of its users writes. All that find the same place get this error; the space must be
+    /// made anew.
     #[error("the minitransaction machinery is damaged: {what} is {value:#x}")]
     Corrupt {
         /// The word.

@@ -1,8 +1,8 @@
-//! Where a process may be stopped for ever, for tests of what the others then find.
+//! Steps at which tests stop a process for ever, to see what the others find.
 //!
 //! Each [`Step`] is a place at which a commit or a recovery has just changed something. In a build with the feature `fault`,
-//! a thread that has called `arm` runs what it named there when it comes to that place; that ends the process, or unwinds. In
-//! every other build this is nothing at all.
+//! a thread that has called `arm` with a step calls the given function when it comes there, which ends the process or
+//! unwinds. In every other build a step is no code at all.
 
 /// A place at which a process may be stopped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -29,7 +29,7 @@ pub enum Step {
     Wrote,
     /// All words are written.
     AllWritten,
-    /// The state says so.
+    /// The state says that it is finished.
     Finished,
     /// A lock was freed.
     Freed,
@@ -45,21 +45,21 @@ pub enum Step {
     Changed,
     /// The change is no longer announced.
     Withdrawn,
-    /// A dead one's slot is claimed.
+    /// A dead process's slot is claimed.
     Claimed,
-    /// A word of his was written.
+    /// A word of its log was written.
     Rewrote,
-    /// All are.
+    /// All words of its log are written.
     Replayed,
-    /// The state says so.
+    /// The state says that they are.
     ReplayTold,
-    /// A lock of his was freed.
+    /// A lock of the dead process was freed.
     FreedInherited,
-    /// All his locks are free.
+    /// All its locks are free.
     AllInherited,
-    /// His slot is idle.
+    /// Its slot is idle.
     Settled,
-    /// His slot belongs to nobody.
+    /// Its slot is free.
     GivenUp,
 }
 
@@ -111,7 +111,7 @@ mod armed {
 
     use super::Step;
 
-    /// Where, after how many passes, and what is run there.
+    /// A step, how many times to pass it, and the function to call there.
     type Armed = (Step, u32, fn(Step));
 
     thread_local! {
@@ -129,12 +129,12 @@ mod armed {
         }
     }
 
-    /// Has this thread call `stop` when it comes to `at` after passing it `passes` times.
+    /// Makes this thread call `stop` when it comes to `at`, after it has passed it `passes` times.
     pub fn arm(at: Step, passes: u32, stop: fn(Step)) {
         ARMED.set(Some((at, passes, stop)));
     }
 
-    /// Forgets that; gives whether it was still to come.
+    /// Takes that back; returns whether it was still to come.
     pub fn disarm() -> bool {
         ARMED.take().is_some()
     }

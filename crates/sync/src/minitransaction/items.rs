@@ -4,12 +4,12 @@ use std::fmt;
 
 use isthmus_region::value::Value;
 
-/// Where a segment's memory is: a number that the users of a space agree on.
+/// Where a segment's memory is. The number is one that the users of a space agree on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Node(pub u32);
 
 impl Node {
-    /// What programs with a single node call it.
+    /// The node of programs that have only one.
     pub const LOCAL: Self = Self(0);
 }
 
@@ -19,7 +19,7 @@ impl fmt::Display for Node {
     }
 }
 
-/// The name of a segment on its node: a number that the users of a space agree on.
+/// The name of a segment on its node. The number is one that the users of a space agree on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SegmentId(pub u32);
 
@@ -29,7 +29,7 @@ impl fmt::Display for SegmentId {
     }
 }
 
-/// Node and segment in one word, as locks are chosen by it and logs hold it.
+/// Node and segment in one word: logs hold it, and locks are chosen by it.
 #[inline]
 pub(crate) fn name(node: Node, segment: SegmentId) -> u64 {
     (u64::from(node.0) << 32) | u64::from(segment.0)
@@ -47,8 +47,7 @@ pub enum Outcome {
     Committed,
     /// A compare was not equal: nothing is written, all reads are filled.
     CompareFailed,
-    /// Others were in the way for longer than the space's patience: nothing is written, no read is filled. Trying again is
-    /// right.
+    /// Others held locks for longer than the space's patience: nothing is written, no read is filled. Try again.
     LockFailed,
 }
 
@@ -67,7 +66,7 @@ pub(crate) struct Item {
     /// In bytes, in the segment.
     pub(crate) offset: u64,
     pub(crate) len: usize,
-    /// Where its bytes are in the minitransaction's own, in words.
+    /// Index of its bytes in the minitransaction's data, in words.
     pub(crate) at: usize,
 }
 
@@ -89,11 +88,11 @@ impl Item {
     }
 }
 
-/// A read item of a minitransaction: what [`Minitransaction::bytes`] finds its result by.
+/// A read item of a minitransaction, for [`Minitransaction::bytes`] to find its result by.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Read(usize);
 
-/// All items of a minitransaction that lies in one aligned word, in one: what it compares and writes of that word, as masks.
+/// All items of a minitransaction that lies in one aligned word: what it compares and writes of that word, as masks.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct One {
     pub(crate) name: u64,
@@ -101,7 +100,7 @@ pub(crate) struct One {
     pub(crate) offset: u64,
     /// Bits that are compared, and with what.
     pub(crate) compare: (u64, u64),
-    /// Two compares contradict each other.
+    /// Whether two compares contradict each other.
     pub(crate) never: bool,
     /// Bits that are written, and what.
     pub(crate) write: (u64, u64),
@@ -128,12 +127,11 @@ pub(crate) enum Extent {
     Several,
 }
 
-/// A list of items. It can be committed any number of times, by any committer, and be cleared and filled again, which keeps
-/// its memory.
+/// A list of items. Any committer can commit it, any number of times. Clearing it keeps its memory.
 #[derive(Debug, Clone)]
 pub struct Minitransaction {
     pub(crate) items: Vec<Item>,
-    /// What is compared, written and read: each item has whole words, so that the short ones need no copying.
+    /// The bytes that are compared, written and read. Each item has whole words, so that short ones need no copying.
     pub(crate) data: Vec<[u8; 8]>,
     pub(crate) extent: Extent,
     pub(crate) one: One,
@@ -147,7 +145,7 @@ impl Default for Minitransaction {
 }
 
 impl Minitransaction {
-    /// One without items, which commits.
+    /// A minitransaction without items; it commits.
     pub fn new() -> Self {
         let (items, data) = (Vec::new(), Vec::new());
         Self { items, data, extent: Extent::Nothing, one: One::default(), is_filled: false }
@@ -162,7 +160,7 @@ impl Minitransaction {
         self.is_filled = false;
     }
 
-    /// Reads `len` bytes at `offset` of a segment, as they are before the writes. The result has room here from now on.
+    /// Reads `len` bytes at `offset` of a segment, as they are before the writes. This makes room for the result.
     #[inline]
     pub fn read(&mut self, node: Node, segment: SegmentId, offset: u64, len: usize) -> Read {
         self.fold(Kind::Read, name(node, segment), offset, len, 0);
@@ -175,7 +173,7 @@ impl Minitransaction {
         Read(self.items.len() - 1)
     }
 
-    /// Nothing is written unless the bytes at `offset` of a segment are these, before the writes.
+    /// Compares: nothing is written unless the bytes at `offset` of a segment are these, before the writes.
     #[inline]
     pub fn compare(&mut self, node: Node, segment: SegmentId, offset: u64, bytes: &[u8]) {
         self.push(Kind::Compare, name(node, segment), offset, bytes);
@@ -199,13 +197,13 @@ impl Minitransaction {
         self.push_value(Kind::Write, name(node, segment), offset, value);
     }
 
-    /// [`Minitransaction::bytes`] as a value, of a read of just as many bytes.
+    /// [`Minitransaction::bytes`] as a value, if the read was of as many bytes as the value has.
     #[inline]
     pub fn value<T: Value>(&self, read: Read) -> Option<T> {
         self.bytes(read).filter(|bytes| bytes.len() == T::BYTES).map(T::take)
     }
 
-    /// What a read item of this minitransaction found at the last commit; `None` if that filled none, or was none.
+    /// What a read item of this minitransaction found at the last commit; `None` if there was none, or it filled no reads.
     #[inline]
     pub fn bytes(&self, read: Read) -> Option<&[u8]> {
         Some(self.read_item(read)?.bytes(&self.data))
@@ -216,11 +214,11 @@ impl Minitransaction {
         self.items.get(read.0).filter(|item| self.is_filled && item.kind == Kind::Read)
     }
 
-    /// The same as a little-endian number, of a read of up to 8 bytes.
+    /// [`Minitransaction::bytes`] as a little-endian number, of a read of up to 8 bytes.
     #[inline]
     pub fn number(&self, read: Read) -> Option<u64> {
         let item = self.read_item(read).filter(|item| item.len <= 8)?;
-        // What is beyond the item's bytes in its word was never filled.
+        // The rest of the item's word was never filled, so it is 0.
         self.data.get(item.at).map(|word| u64::from_le_bytes(*word))
     }
 
@@ -248,7 +246,7 @@ impl Minitransaction {
         self.items.push(Item { kind, name, offset, len: T::BYTES, at });
     }
 
-    /// Adds an item to what all of them are in one word, as long as they lie in one. `value` is its bytes.
+    /// Adds an item to the masks of [`One`], as long as all items lie in one word. `value` is its bytes.
     #[inline]
     fn fold(&mut self, kind: Kind, name: u64, offset: u64, len: usize, value: u64) {
         self.is_filled = false;

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! 0      mark of the shape, written once (exchanged against 0)
-//! 64     8 words: bit of each slot that changes single words (set and cleared by the slot's owner and heirs)
+//! 64     8 words: a bit for each slot that changes single words (set and cleared by the slot's owner and heirs)
 //! 128    locks: a line each, whose first word is 0 or a token (isthmus_lockfree::commit)
 //! then   slots, each: a line with owner (a party) and state; a line with the flight; the log
 //! ```
@@ -21,16 +21,16 @@ use super::error::{Error, Result};
 const LINE: u64 = LINE_BYTES as u64;
 const FLYERS: u64 = LINE;
 const LOCKS: u64 = 2 * LINE;
-/// Words of the set of flyers.
+/// Words of the set of slots that change single words.
 const FLYER_WORDS: u64 = 8;
 const SLOTS_MAX: u32 = 64 * FLYER_WORDS as u32;
-/// In a slot.
+/// Offsets in a slot.
 const OWNER: u64 = 0;
 const STATE: u64 = 8;
 const FLIGHT: u64 = LINE;
 const LOG: u64 = 2 * LINE;
 
-/// How large a machinery is. All who share one must ask for the same.
+/// The size of a machinery. All its users must ask for the same.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Shape {
     /// Threads that can commit at the same time, over all processes; at most 512.
@@ -51,7 +51,7 @@ impl Default for Shape {
 }
 
 impl Shape {
-    /// Bytes that the machinery takes: the section that [`super::Space::open`] gets must have as many.
+    /// Bytes that the machinery takes: the least length of the section for [`super::Space::open`].
     pub fn bytes(self) -> u64 {
         LOCKS + u64::from(self.locks) * LINE + u64::from(self.slots) * self.slot_bytes()
     }
@@ -60,7 +60,7 @@ impl Shape {
         LOG + u64::from(self.log_bytes)
     }
 
-    /// Whether there can be such a one.
+    /// Whether a machinery of this shape is possible.
     pub fn is_sound(self) -> bool {
         (1..=SLOTS_MAX).contains(&self.slots)
             && self.locks.is_power_of_two()
@@ -69,7 +69,7 @@ impl Shape {
             && (LINE_BYTES as u32..=1 << 20).contains(&self.log_bytes)
     }
 
-    /// What stands in the machinery's first word: a layout version and the numbers.
+    /// The machinery's first word: a layout version and the shape's numbers.
     fn mark(self) -> u64 {
         (1 << 60)
             | (u64::from(self.slots) << 48)
@@ -96,7 +96,7 @@ impl Machinery {
         if section.len() < shape.bytes() {
             return Err(Error::TooSmall { needed: shape.bytes(), found: section.len() });
         }
-        // Lines are lines only in a section that begins with one.
+        // Fails unless the section begins at a line's address: all other lines are found from there.
         section.line("machinery", 0)?;
         let (mark, expected) = (section.word("machinery", 0)?, shape.mark());
         match mark.replace(0, expected) {
@@ -121,10 +121,10 @@ impl Machinery {
         u64::from(self.shape.log_bytes) / 8
     }
 
-    /// The lock of 64 bytes of a segment, by its index.
+    /// Index of the lock of line `line` (64 bytes) of a segment.
     #[inline]
     pub(crate) fn lock_of(&self, name: u64, line: u64) -> u64 {
-        // Neighbouring lines of a segment get different locks; segments begin at places far from each other.
+        // Neighbouring lines of a segment get different locks; those of different segments begin far from each other.
         let from = (name ^ (name >> 29)).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 20;
         from.wrapping_add(line) & u64::from(self.shape.locks - 1)
     }
@@ -138,7 +138,7 @@ impl Machinery {
         Ok(self.section.word("lock", LOCKS + index * LINE)?)
     }
 
-    /// The line of a lock, to be kept.
+    /// The line of a lock, for callers that keep it.
     pub(crate) fn lock_line(&self, index: u64) -> Result<LineRef> {
         self.lock(index)?;
         Ok(self.section.line("lock", LOCKS + index * LINE)?)
@@ -181,13 +181,13 @@ impl Machinery {
         Ok(self.section.word("log", self.slot(slot)? + LOG + index * 8)?)
     }
 
-    /// The word that has the slot's bit in the set of those that change single words, and the bit.
+    /// The word with the slot's bit in the set of slots that change single words, and the bit.
     pub(crate) fn flyer(&self, slot: u64) -> Result<(&Word, u64)> {
         self.slot(slot)?;
         Ok((self.section.word("flyers", FLYERS + slot / 64 * 8)?, 1 << (slot % 64)))
     }
 
-    /// The slots that change single words, as sets of 64 with the first one's number.
+    /// The slots that change single words, as sets of 64, each with the number of its first slot.
     pub(crate) fn flyers(&self) -> impl Iterator<Item = Result<(u64, u64)>> {
         (0..self.slots().div_ceil(64)).map(|i| {
             let set = self.section.word("flyers", FLYERS + i * 8)?.get();

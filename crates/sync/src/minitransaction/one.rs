@@ -12,7 +12,7 @@ use super::fault::{Step, step};
 use super::items::{Minitransaction, One, Outcome};
 
 /// An aligned word of 8 bytes of a segment, found once: for loops that change the same words again and again
-/// ([`Committer::load`], [`Committer::exchange`]). It keeps the segment's memory mapped, also when its name is taken back.
+/// ([`Committer::load`], [`Committer::exchange`]). It keeps the segment's memory mapped, also once that is unregistered.
 #[derive(Debug, Clone)]
 pub struct Place {
     /// The word alone.
@@ -20,7 +20,7 @@ pub struct Place {
     pub(super) lock: LineRef,
     /// Index of the lock.
     pub(super) index: u64,
-    /// Stands for node, segment and offset in what a thread remembers.
+    /// Stands for node, segment and offset in a thread's [`Memory`].
     pub(super) key: u64,
 }
 
@@ -31,18 +31,18 @@ impl Place {
     }
 }
 
-/// How [`Committer::exchange`] ended: as [`Outcome`], with what was there instead.
+/// How [`Committer::exchange`] ended: as [`Outcome`], with the value that was there instead.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Exchange {
     /// The word had the old value, and has the new one.
     Committed,
     /// The word had this value.
     CompareFailed(u64),
-    /// Others were in the way for too long.
+    /// Others held the lock for too long.
     LockFailed,
 }
 
-/// What a thread last knew of a word, so that it can tell apart why the word is different now.
+/// What a thread last knew of a word, so that it can tell why the word is different now.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Memory {
     key: u64,
@@ -55,42 +55,42 @@ enum How {
     #[default]
     Read,
     Wrote,
-    /// A compare with it failed.
+    /// A compare failed and found this value.
     Failed,
 }
 
-/// Words that a thread remembers; older ones make room.
+/// Words that a thread remembers; a newer one replaces an older one.
 pub(super) type Memories = [Memory; 16];
 
 #[inline]
 fn memory(memories: &mut Memories, key: u64) -> &mut Memory {
-    // Words side by side have different places, and so have those of lines side by side.
+    // Words side by side get different places, and so do words of lines side by side.
     #[allow(clippy::cast_possible_truncation)] // below 16
     let at = ((key ^ (key >> 3)) % 16) as usize;
     &mut memories[at]
 }
 
-/// What stands for a word in [`Memory`]; that two have the same costs a wrong guess and no more.
+/// Stands for a word in [`Memory`]. If two words have the same key, that costs a wrong guess and no more.
 #[inline]
 pub(super) fn key(name: u64, offset: u64) -> u64 {
     name.wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(offset / 8)
 }
 
 enum Tried {
-    /// The word was this and matched, and the change, if there is one, is made.
+    /// The word had this value, which matched, and the change, if there is one, is made.
     Made(u64),
-    /// The word is this, which does not match.
+    /// The word has this value, which does not match.
     Differs(u64),
-    /// Somebody changed the word in between.
+    /// Another thread changed the word in between.
     Raced,
     /// The lock has this token.
     Locked(u64),
 }
 
-/// Exchanges that fail before a change of a part of a word, which others change in other parts, makes room for others.
+/// Exchanges of a part of a word that fail, since other threads change other parts, before this one backs off.
 const RACES: u32 = 4;
 
-/// Looks, and changes the word if it matches. `flight` is the own one.
+/// Reads the word, and changes it if it matches. `flight` is the own slot's.
 #[inline(always)] // with what is known of the change, little of it is left
 fn try_once(data: &Word, lock: &Word, index: u64, flight: &Word, one: &One) -> Tried {
     let value = match commit::read(data, lock) {
@@ -123,8 +123,8 @@ fn try_once(data: &Word, lock: &Word, index: u64, flight: &Word, one: &One) -> T
     tried
 }
 
-/// Remembers that all went well with a word. Not so where another one changed it since this thread did, and this thread is
-/// about to do so again: there they could take turns.
+/// Remembers a word that was read or changed. Returns whether there was no contention: false if this thread reads a word that
+/// another has changed since this thread did, perhaps to change it again. Then the two had better take turns.
 #[inline(always)] // as above
 fn is_quiet(memories: &mut Memories, backoff: &mut Backoff, key: u64, one: &One, before: u64) -> bool {
     let memory = memory(memories, key);
@@ -145,7 +145,7 @@ impl Committer {
         let segment = self.segment(t.one.name)?;
         let segment = &self.segments[segment];
         let Ok(data) = segment.section.word("segment", t.one.offset) else {
-            // Segments are whole words, so if any byte is outside the word is.
+            // Segments are whole words, so if any byte is outside, the word is.
             segment.check(t.one.offset, 8)?;
             return Err(Error::BadSegment { len: segment.section.len() });
         };
@@ -223,7 +223,7 @@ impl Committer {
         })
     }
 
-    /// Before the first change of a single word: others look at this slot's flight from now on (P14).
+    /// Before the first change of a single word: from now on others read this slot's flight (P14).
     #[inline]
     fn fly(&mut self, written: u64) -> Result<()> {
         if written != 0 && !self.is_flyer {
@@ -234,7 +234,7 @@ impl Committer {
         Ok(())
     }
 
-    /// All that does not go well at once.
+    /// The rest of a load or change that did not succeed at once.
     #[cold]
     fn try_on(&mut self, place: &Place, one: &One, first: Tried) -> Result<(Outcome, u64)> {
         let data = place.data()?;
@@ -249,7 +249,7 @@ impl Committer {
                     if one.write.0 != 0 {
                         is_quiet(&mut self.memories, &mut self.backoff, place.key, one, before);
                     } else if !has_waited && self.backoff.met() {
-                        // The program gets what is there after the wait, and finds it unchanged when it writes.
+                        // The program gets the value after the wait, and will find it unchanged when it writes.
                         has_waited = true;
                         tried = try_once(data, lock, place.index, &self.flight.words[0], one);
                         let is_other = !matches!(tried, Tried::Made(after) if after == before);
@@ -267,11 +267,11 @@ impl Committer {
                     if !was_beaten || has_waited {
                         return Ok((Outcome::CompareFailed, value));
                     }
-                    // Looked at again after the wait: the program gets what is there now, and can go on from that.
+                    // Read again after the wait: the program gets the value that is there now, and can go on from that.
                     self.back_off()?;
                     has_waited = true;
-                    // The line is fetched as for a change, which leaves it unchanged: a look would only borrow it, and
-                    // whoever has it would have made the next change before the program's own.
+                    // Fetch the line for writing, without a change: a read would only share it, and the processor that has
+                    // it would make its next change before the program's own.
                     if one.write.0 != 0 {
                         data.add(0);
                     }

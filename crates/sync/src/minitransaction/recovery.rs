@@ -1,7 +1,8 @@
-//! Completing and undoing what the dead were at.
+//! Completing or undoing the commits of dead processes.
 //!
-//! A slot's log is looked at before the slot is claimed, so that who cannot complete it (a segment is unknown here) leaves it
-//! to others; and again after, since only the claim makes sure that nobody else is at it. A log of the dead changes no more.
+//! A slot's log is read before the slot is claimed, so that a process that cannot complete it (a segment is unknown here)
+//! leaves it to others; and again after, since only the claim makes sure that no other process recovers the slot. The log of
+//! a dead process changes no more.
 
 use isthmus_lockfree::commit::{self, Phase, State};
 use isthmus_region::party::Party;
@@ -19,12 +20,12 @@ pub(crate) struct Redo {
 }
 
 impl Shared {
-    /// Whether the owner word of a slot names somebody who lives.
+    /// Whether the owner word of a slot names a process that lives.
     pub(crate) fn is_alive(&self, owner: u64) -> bool {
         Party::named(owner).is_some_and(|party| self.member().is_alive(party))
     }
 
-    /// Clears up a slot if its owner is dead; gives whether it is free now and was not before.
+    /// Recovers a slot if its owner is dead; returns whether it is free now and was not before.
     pub(crate) fn recover(&self, slot: u64) -> Result<bool> {
         let owner = self.machinery.owner(slot)?;
         let dead = owner.get();
@@ -43,14 +44,14 @@ impl Shared {
                 Ok(true)
             }
             Err(e) => {
-                // As it was found: somebody else may know more.
+                // Leave it as it was found: another process may know the segment.
                 owner.set(dead);
                 Err(e)
             }
         }
     }
 
-    /// Completes or undoes what a slot was at, which the caller owns, and leaves it idle.
+    /// Completes or undoes the commit of a slot that the caller owns, and leaves the slot idle.
     pub(crate) fn settle(&self, slot: u64) -> Result<()> {
         let state = self.machinery.state(slot)?;
         let found = commit::inherit(state);
@@ -78,8 +79,8 @@ impl Shared {
         Ok(())
     }
 
-    /// What a slot's log says, as far as its state makes it count: the locks that it may hold, and what is to be written if
-    /// it is committed.
+    /// What a slot's log says, as far as its state makes it valid: the locks that it may hold, and the writes if it is
+    /// committed.
     fn log_of(&self, slot: u64) -> Result<(Vec<u64>, Vec<Redo>)> {
         let State { phase, .. } = State::unpack(self.machinery.state(slot)?.get());
         let mut at = 0;
@@ -93,7 +94,8 @@ impl Shared {
         let counts = next()?;
         let (locks, writes) = (counts & 0xffff_ffff, counts >> 32);
         if phase != Phase::Committed {
-            // The next log may be half written over this one, whose locks are all free then: what is no lock is none of them.
+            // The next log may be half written over this one, whose locks are all free then: words that are no index of a
+            // lock can be left out.
             let there = locks.min(self.machinery.log_words() - 1);
             let mut found = (0..there).map(|_| next()).collect::<Result<Vec<u64>>>()?;
             found.retain(|index| self.machinery.lock(*index).is_ok());
@@ -113,7 +115,7 @@ impl Shared {
             }
             let segment = match self.find(name) {
                 Ok(segment) => segment,
-                // With the dead one, its segment may have gone: the rest is completed.
+                // The segment may have gone with the dead process: the rest is completed.
                 Err(Error::NoSegment { .. } | Error::NotReachable { .. }) if self.is_gone(name) => {
                     for _ in 0..len.div_ceil(8) {
                         next()?;
@@ -129,7 +131,7 @@ impl Shared {
             for _ in 0..len.div_ceil(8) {
                 bytes.extend_from_slice(&next()?.to_le_bytes());
             }
-            // What was cut off since is nobody's.
+            // What was cut off the segment since is not written.
             let here = len.min(segment.section.len().saturating_sub(offset));
             bytes.truncate(usize::try_from(here).unwrap_or(0));
             redo.push(Redo { segment, offset, bytes });
@@ -137,7 +139,7 @@ impl Shared {
         Ok((found, redo))
     }
 
-    /// Whether a segment may have had these bytes before it was made smaller, which only one of the shared section can be: it
+    /// Whether a segment may have had these bytes before it was made smaller. Only a segment of the shared section can be: it
     /// lies there in one piece, and begins where it always did.
     fn can_be_cut_off(&self, segment: &Segment, offset: u64, len: u64) -> bool {
         let Ok(shared) = self.member().region().shared() else { return false };
@@ -147,7 +149,7 @@ impl Shared {
     }
 }
 
-/// Writes bytes word by word; the bytes beside them in their words stay, since whoever changes those holds the same lock.
+/// Writes bytes word by word. The other bytes of the words are safe: changing them takes the same lock.
 pub(crate) fn write_bytes(segment: &Segment, offset: u64, bytes: &[u8], each: Step) -> Result<()> {
     let mut offset = offset;
     let mut bytes = bytes;

@@ -36,9 +36,9 @@ impl Committer {
         outcome
     }
 
-    /// Finds segments and locks of all items, and sees that they are inside.
+    /// Finds segments and locks of all items, and checks that the items are inside.
     fn plan(&mut self, t: &Minitransaction) -> Result<()> {
-        // What is found is a place in a list, which may be another one for a later item.
+        // What is found are indices in a list, which a later item may have replaced.
         loop {
             let version = self.version;
             self.plan_once(t)?;
@@ -61,7 +61,7 @@ impl Committer {
                 continue;
             }
             let (first, last) = (item.offset / 64, (item.offset + len - 1) / 64);
-            // What is longer than the table takes all of it.
+            // An item with more lines than the table has locks takes all locks.
             let last = last.min(first + u64::from(self.shared.machinery.shape().locks));
             for line in first..=last {
                 let lock = self.shared.machinery.lock_of(item.name, line);
@@ -109,7 +109,7 @@ impl Committer {
         Ok(())
     }
 
-    /// Takes the locks, and does what is to be done under them. `held` of them are held at the end.
+    /// Takes the locks, and compares, reads and writes under them. `held` is how many are held at the end.
     fn under_locks(&self, t: &mut Minitransaction, held: &mut usize) -> Result<Outcome> {
         let machinery = &self.shared.machinery;
         let token = commit::token(self.slot, self.generation);
@@ -167,8 +167,8 @@ impl Committer {
         Ok(Outcome::Committed)
     }
 
-    /// Waits until nobody who lives changes a word under one of the locks, all of which are taken. Gives whether that came
-    /// about.
+    /// With all locks taken: waits until no living process changes a single word under one of them. Returns whether that
+    /// happened in time.
     fn flights_are_over(&self, wait: &mut Wait) -> Result<bool> {
         let machinery = &self.shared.machinery;
         for set in machinery.flyers() {
@@ -179,11 +179,11 @@ impl Committer {
                 let flight = machinery.flight(slot)?;
                 while commit::in_flight(flight).is_some_and(|lock| self.locks.binary_search(&lock).is_ok()) {
                     let goes_on = wait.round();
-                    if !goes_on || wait.is_time_to_look() {
+                    if !goes_on || wait.is_time_to_check() {
                         let owner = machinery.owner(slot)?.get();
                         if owner == 0 || !self.shared.is_alive(owner) {
-                            // The dead change nothing any more. Cleared up, so that nobody looks again; if that cannot be, it
-                            // does not matter here.
+                            // A dead process changes nothing any more. Recover its slot, so that others need not check it; a
+                            // failure of that does not matter here.
                             let _ = self.shared.recover(slot);
                             break;
                         }

@@ -14,11 +14,11 @@ use super::items::{Minitransaction, Node, Outcome, SegmentId, name, named};
 use super::machinery::{Machinery, Shape};
 use super::one::{Exchange, Place, key};
 
-/// How long a commit waits for others before it ends as [`Outcome::LockFailed`], unless told otherwise. It outlasts the time
-/// slices of a crowded machine, and on a machine of its own the discovery of a death.
+/// How long a commit waits for locks before it ends as [`Outcome::LockFailed`], by default. It is longer than the time slices
+/// of a crowded machine, and on an idle one long enough to see a death.
 pub const PATIENCE: Duration = Duration::from_millis(200);
 
-/// Threads that [`Space::commit`] and the like serve without one waiting for another.
+/// Threads that can be in [`Space::commit`] and the like without waiting for each other.
 const POOLED: usize = 16;
 
 type Finder = Box<dyn Fn(Node, SegmentId) -> Found + Send + Sync>;
@@ -47,7 +47,7 @@ pub(crate) struct Shared {
     member: Arc<Member>,
     pub(crate) machinery: Machinery,
     segments: Mutex<Vec<Segment>>,
-    /// How often the segments changed: so committers know whether what they have copied is still right.
+    /// How often the segments changed. Committers compare it to see whether their copy is current.
     version: Word,
     finder: RwLock<Option<Finder>>,
     patience_ns: Word,
@@ -58,14 +58,14 @@ pub(crate) struct Shared {
 pub enum Found {
     /// These are its bytes.
     Here(Section),
-    /// It is no more, and nobody has it open: its name will not come back. Or it was made so small that no word of it is left.
+    /// It is gone, and no process has it open: its name will not come back. Or it was made so small that no word is left.
     Gone,
     /// Nothing is known of it here.
     Unknown,
 }
 
 /// What one process knows of a machinery and its segments. All its threads may use it at once. Committers keep what they
-/// need of it, and the attachment, when it is dropped.
+/// need of it, and the attachment, once it is dropped.
 pub struct Space {
     shared: Arc<Shared>,
     pool: [Mutex<Option<Committer>>; POOLED],
@@ -78,11 +78,11 @@ impl fmt::Debug for Space {
 }
 
 impl Space {
-    /// Opens the machinery in `section`, which all users share and which was zeroed before the first of them came; it begins
-    /// at a multiple of 64 bytes and has [`Shape::bytes`].
+    /// Opens the machinery in `section`, which all users share. It must be zeroed before it is opened for the first time,
+    /// begin at a multiple of 64 bytes and have [`Shape::bytes`].
     ///
     /// # Errors
-    /// [`Error::BadShape`], [`Error::TooSmall`], [`Error::OtherShape`] if others asked for another one, [`Error::Region`].
+    /// [`Error::BadShape`], [`Error::TooSmall`], [`Error::OtherShape`] if others opened it with another one, [`Error::Region`].
     pub fn open(member: &Arc<Member>, section: &Section, shape: Shape) -> Result<Self> {
         let shared = Arc::new(Shared {
             member: Arc::clone(member),
@@ -114,8 +114,8 @@ impl Space {
         self.shared.register(node, segment, section)
     }
 
-    /// Takes a name back; gives whether it was there. A commit that goes on at this moment may still use it, and each
-    /// committer keeps the memory mapped until its next commit.
+    /// Takes a name back; returns whether it was there. A commit that is under way may still use the segment, and each
+    /// committer keeps its memory mapped until its next commit.
     pub fn unregister(&self, node: Node, segment: SegmentId) -> bool {
         let mut segments = self.shared.segments();
         let before = segments.len();
@@ -127,20 +127,20 @@ impl Space {
         true
     }
 
-    /// Who is asked for a segment that is named by an item, or by the log of a dead process, and is not registered here. What
-    /// he gives is registered.
+    /// Sets the function that finds a segment that an item, or the log of a dead process, names and that is not registered
+    /// here. What it finds is registered.
     pub fn set_finder(&self, find: impl Fn(Node, SegmentId) -> Found + Send + Sync + 'static) {
         *self.shared.finder.write().unwrap_or_else(PoisonError::into_inner) = Some(Box::new(find));
     }
 
-    /// How long a commit of this process waits for others before it ends as [`Outcome::LockFailed`]: [`PATIENCE`] at first.
-    /// Zero tries once. A commit that finds nobody in its way never waits.
+    /// Sets how long a commit of this process waits for locks before it ends as [`Outcome::LockFailed`]: [`PATIENCE`] by
+    /// default. Zero tries once. A commit that finds its locks free never waits.
     pub fn set_patience(&self, patience: Duration) {
         self.shared.patience_ns.put(nanoseconds(patience));
     }
 
-    /// A committer for the calling thread, or any other that it is given to. Takes one of the machinery's slots until it is
-    /// dropped; those of dead processes are cleared up and used.
+    /// A committer, for one thread at a time. Takes one of the machinery's slots until it is dropped; if none is free, that of
+    /// a dead process is recovered.
     ///
     /// # Errors
     /// [`Error::NoSlot`]; [`Error::Corrupt`].
@@ -161,8 +161,8 @@ impl Space {
         self.shared.place(&found, offset)
     }
 
-    /// Commits with one of the space's own committers, which are kept: for programs that cannot keep one for each thread. A
-    /// thread finds its own again; more than 16 threads share.
+    /// Commits with one of the space's own committers: for programs that cannot keep one for each thread. A thread gets the
+    /// same one each time; more than 16 threads share.
     ///
     /// # Errors
     /// As [`Space::committer`] and [`Committer::commit`].
@@ -198,11 +198,11 @@ impl Space {
         act(committer)
     }
 
-    /// Clears up after all dead processes that are found now: completes or undoes what they were at. Commits do so by
-    /// themselves where they meet it. Gives the number of slots that were set free.
+    /// Recovers the slots of all processes that are dead now: completes or undoes their commits. Commits do so by themselves
+    /// for slots whose locks they need. Returns the number of slots that were freed.
     ///
     /// # Errors
-    /// [`Error::Corrupt`]; [`Error::NoSegment`] or [`Error::NotReachable`] when a log names what is not registered here.
+    /// [`Error::Corrupt`]; [`Error::NoSegment`] or [`Error::NotReachable`] if a log names what is not registered here.
     pub fn recover(&self) -> Result<u32> {
         let mut freed = 0;
         for slot in 0..self.shared.machinery.slots() {
@@ -257,20 +257,20 @@ impl Shared {
         })
     }
 
-    /// All segments, and the version that they are.
+    /// All segments, and their version.
     pub(crate) fn snapshot(&self) -> (u64, Vec<Segment>) {
         let segments = self.segments();
         (self.version.peek(), segments.clone())
     }
 
-    /// Whether a segment that is not known here is no more: then nobody misses what was to be written there.
+    /// Whether a segment that is not known here is gone for good: then writes to it can be left out.
     pub(crate) fn is_gone(&self, name: u64) -> bool {
         let (node, segment) = named(name);
         let finder = self.finder.read().unwrap_or_else(PoisonError::into_inner);
         finder.as_ref().is_some_and(|find| matches!(find(node, segment), Found::Gone))
     }
 
-    /// The segment of that name, if need be with the finder's help.
+    /// The segment of that name; asks the finder if it is not registered.
     pub(crate) fn find(&self, name: u64) -> Result<Segment> {
         let (node, segment) = named(name);
         if let Some(found) = self.segments().iter().find(|s| s.name == name) {

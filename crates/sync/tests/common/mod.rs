@@ -1,4 +1,4 @@
-//! A service, members of its region, and other processes: this program again, as the test `child` in the role given.
+//! A service, members of its region, and other processes: this program again, as the test `child`, in a given role.
 #![allow(dead_code, unreachable_pub)] // each test uses a part of it
 
 use std::io::{BufRead, BufReader, Write};
@@ -11,10 +11,9 @@ use isthmus_host::{Config, Service};
 use isthmus_region::Section;
 use isthmus_region::member::Member;
 
-/// Longer than anything takes, on a machine with much else to do.
+/// Longer than anything takes, even on a busy machine.
 pub const LONG: Duration = Duration::from_secs(60);
-/// What `include/isthmus.h` promises: whoever waits for a process learns within this time of its end.
-#[allow(dead_code)] // not all tests are about deaths
+/// What `include/isthmus.h` promises: a thread that waits for a process learns of its end within this time.
 pub const TOLD: Duration = Duration::from_secs(5);
 
 /// A service and this process's place in its region.
@@ -44,13 +43,13 @@ impl World {
         (at, piece(&self.member, at, bytes))
     }
 
-    /// Another process, in a role, with what it has to know.
+    /// Starts another process in a role, with the place of its memory and arguments.
     pub fn other(&self, role: &str, at: u64, args: &str) -> Other {
         Other::start(role, self.socket(), at, args)
     }
 }
 
-/// What [`World::piece`] gave, in any process of the host.
+/// The piece that [`World::piece`] returned, in any process of the host.
 pub fn piece(member: &Arc<Member>, at: u64, bytes: u64) -> Section {
     member.section().part("test", at, bytes).unwrap()
 }
@@ -106,7 +105,7 @@ impl Drop for Other {
     }
 }
 
-/// What an other process was told: its member, its role, where the memory is, further words.
+/// What a process is to do: its member, its role, where its memory is, further arguments.
 pub struct Told {
     pub member: Arc<Member>,
     pub role: String,
@@ -114,11 +113,10 @@ pub struct Told {
     pub args: Vec<String>,
 }
 
-/// In another process: what it was told; none in the program that runs the tests.
+/// What this process is to do; none in the program that runs the tests.
 pub fn told() -> Option<Told> {
     let role = std::env::var("ROLE").ok()?;
     let socket = std::env::var_os("ISTHMUS_SOCKET")?;
-    // A member may be refused while the dead are cleared away.
     let member = isthmus_attach::connect_at(Path::new(&socket)).unwrap();
     let at = std::env::var("AT").ok()?.parse().ok()?;
     let args = std::env::var("ARGS").ok()?.split_whitespace().map(str::to_owned).collect();

@@ -17,7 +17,7 @@ pub const N: Node = Node::LOCAL;
 pub const S: SegmentId = SegmentId(1);
 pub const SEGMENT: u64 = 64 << 10;
 
-/// Who lends the memory, and lives as long as the test.
+/// A service and the member that lends the memory. It lives as long as the test.
 pub struct World {
     pub member: Arc<Member>,
     pub service: Service,
@@ -61,7 +61,7 @@ impl World {
         open(&self.member, self.shape, self.at)
     }
 
-    /// The space as another member sees it, who dies when it and its committers are gone.
+    /// The space as another member sees it, which dies when the space and its committers are dropped.
     pub fn other(&self) -> Space {
         open(&self.attach(), self.shape, self.at)
     }
@@ -74,7 +74,7 @@ impl World {
         self.segment().word("test", offset).unwrap().set(value);
     }
 
-    /// No lock is held by anybody.
+    /// Checks that no lock is held.
     pub fn assert_unlocked(&self) {
         let machinery = self.machinery();
         for lock in 0..u64::from(self.shape.locks) {
@@ -88,13 +88,13 @@ impl World {
         [at, at + 8, at + 64, at + 128]
     }
 
-    /// A child of the test that does what `role` says.
+    /// Starts a child of the test that does what `role` says.
     pub fn child(&self, role: &str) -> Other {
         Other::start(role, &self.socket(), &format!("{},{}", self.at.0, self.at.1))
     }
 }
 
-/// The space in a member's own peer, which is the host here.
+/// Opens the space as a member; all members here are of the host.
 pub fn open(member: &Arc<Member>, shape: Shape, at: (u64, u64)) -> Space {
     let part = |at, bytes| member.section().part("test", at, bytes).unwrap();
     let space = Space::open(member, &part(at.0, shape.bytes()), shape).unwrap();
@@ -131,7 +131,7 @@ pub fn exchange(committer: &mut Committer, offset: u64, old: u64, new: u64) -> O
     committer.commit(&mut t).unwrap()
 }
 
-/// Adds to a word; gives how many tries failed.
+/// Adds to a word; returns how many tries failed.
 pub fn add(committer: &mut Committer, offset: u64, by: u64) -> u64 {
     let mut failures = 0;
     loop {
