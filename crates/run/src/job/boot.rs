@@ -1,0 +1,213 @@
+//! Before the launcher: what the VMs may write, the service, the VMs, the switch, and the wait for their agents.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
+use std::time::{Duration, Instant};
+
+use isthmus_region::room;
+use isthmus_vm::slow::Slow;
+
+use super::{Event, Platform, ends, guest_ranks, next, say, timed_out, with_console};
+use crate::error::{Error, Result, tell};
+use crate::guardian::Start;
+use crate::machines::{Machine, Network, Plan};
+use crate::runs::Description;
+use crate::service::{self, Service};
+use crate::spec::{BOOT_LIMIT_S, RunSpec};
+use crate::stats;
+use crate::switch::{self, Switch};
+
+/// Everything of a run that lives while its launcher does. Fields are dropped in this order: VMs before the
+/// service that they are connected to.
+pub(super) struct Parts {
+    pub(super) switch: Option<Switch>,
+    pub(super) machines: Vec<Machine>,
+    /// Where the launcher runs, if not in the caller's network.
+    pub(super) network: Option<Network>,
+    pub(super) service: Option<Box<dyn Service>>,
+    /// Virtual CPUs of each VM.
+    pub(super) cpus: u32,
+}
+
+/// Tells those who look for runs what this one is.
+pub(super) fn describe(spec: &RunSpec, start: &Start, machines: &[Machine]) -> Result<()> {
+    let words: Vec<_> = spec.command.iter().map(|word| word.to_string_lossy()).collect();
+    let description = Description {
+        pid: start.front,
+        vms: machines.iter().map(|machine| machine.name.clone()).collect(),
+        directory: std::env::current_dir().map_err(|e| Error::io("cannot tell the working directory", e))?,
+        command: words.join(" "),
+    };
+    description.write(&start.dir).map_err(|e| {
+        Error::io(format!("cannot write into {}", start.dir.display()), room::told(e, &start.dir))
+    })
+}
+
+/// The directories that the VMs may write.
+pub(super) fn writable_directories(spec: &RunSpec) -> Result<Vec<PathBuf>> {
+    if spec.vms == 0 {
+        return Ok(Vec::new());
+    }
+    let may_write = |dir: &Path| rustix::fs::access(dir, rustix::fs::Access::WRITE_OK).is_ok();
+    let mut writable = Vec::new();
+    for dir in &spec.writable {
+        let failed = |why: String| Error::Writable { directory: dir.clone(), why };
+        let real = fs::canonicalize(dir).map_err(|e| failed(e.to_string()))?;
+        if !real.is_dir() {
+            return Err(failed("not a directory".into()));
+        }
+        if real == Path::new("/") {
+            return Err(failed("the whole file system cannot be shared writable".into()));
+        }
+        if !may_write(&real) {
+            return Err(failed("you may not write there yourself".into()));
+        }
+        writable.push(real);
+    }
+    if !spec.read_only {
+        let directory =
+            std::env::current_dir().map_err(|e| Error::io("cannot tell the working directory", e))?;
+        let fault = if directory == Path::new("/") {
+            Some("is the root of the file system and cannot be shared writable")
+        } else if !may_write(&directory) {
+            Some("is not writable by you, so what ranks write there would be lost")
+        } else {
+            None
+        };
+        match fault {
+            None => writable.insert(0, directory),
+            // Whoever names a place for the results knows about the working directory.
+            Some(_) if !writable.is_empty() => {}
+            Some(why) => return Err(Error::WorkingDirectory { directory, why }),
+        }
+    }
+    // A directory inside another one is that one's already.
+    writable.sort();
+    writable.dedup_by(|inner, outer| inner.starts_with(outer));
+    Ok(writable)
+}
+
+/// Names the VMs that are booted for nothing.
+fn tell_of_idle(spec: &RunSpec, names: &[String]) {
+    let Some(ranks @ 1..) = guest_ranks(spec) else { return };
+    let slots = spec.slots(Some(ranks));
+    let idle: Vec<&str> =
+        names.iter().zip(slots).filter(|(_, n)| *n == 0).map(|(name, _)| name.as_str()).collect();
+    if !idle.is_empty() {
+        tell!("with {ranks} of the ranks for {} VMs, none runs in {}", spec.vms, idle.join(", "));
+    }
+}
+
+pub(super) fn start_parts(
+    platform: &Platform,
+    spec: &RunSpec,
+    dir: &Path,
+    writable: &[PathBuf],
+    events: &Sender<Event>,
+) -> Result<Parts> {
+    let names: Vec<String> = (0..spec.vms).map(|vm| format!("vm{vm}")).collect();
+    let ranks = spec.ranks.or_else(|| guest_ranks(spec));
+    tell_of_idle(spec, &names);
+    let slots = spec.slots(guest_ranks(spec));
+    let places = spec.host_ranks.saturating_add(slots.iter().fold(0, |sum, n| sum.saturating_add(*n)));
+    let config = service::Config {
+        dir: dir.to_owned(),
+        region_bytes: spec
+            .region_bytes
+            .unwrap_or_else(|| service::default_region_bytes(ranks, places, spec.huge_pages)),
+        huge_pages: spec.huge_pages,
+        shared_bytes: spec.shared_bytes,
+        host_ranks: if spec.vms == 0 { ranks.unwrap_or(1) } else { spec.host_ranks },
+        vms: names.iter().cloned().zip(slots).collect(),
+    };
+    let slow = Slow::start("isthmus: making the region");
+    let notes = events.clone();
+    let note = move |text| {
+        let _ = notes.send(Event::Switch(switch::News::Note { text }));
+    };
+    let service = platform.service.start(&config, spec.verbose, Box::new(note))?;
+    drop(slow);
+    // At least one, also where all ranks are on the host.
+    let cpus = spec.cpus.unwrap_or_else(|| spec.slots(guest_ranks(spec)).into_iter().fold(1, u32::max));
+    let mut parts = Parts { switch: None, machines: Vec::new(), network: None, service, cpus };
+    if spec.vms == 0 {
+        return Ok(parts);
+    }
+    let plan = Plan { spec, dir, names: &names, cpus, writable, service: parts.service.as_deref() };
+    let started = platform.machines.start(&plan)?;
+    (parts.machines, parts.network) = (started.machines, started.network);
+    let ports = parts
+        .machines
+        .iter()
+        .map(|machine| switch::Ports::of(machine).map_err(|e| Error::io("cannot use the ports of a VM", e)))
+        .collect::<Result<Vec<_>>>()?;
+    let events = events.clone();
+    let report = move |news| {
+        let _ = events.send(Event::Switch(news));
+    };
+    parts.switch = Some(Switch::start(dir, ports, parts.network.as_ref().map(|n| n.host), report)?);
+    Ok(parts)
+}
+
+/// Waits until every VM's agent has said hello.
+pub(super) fn wait_for_agents(
+    _switch: &Switch,
+    names: &[&str],
+    events: &Receiver<Event>,
+    deadline: Option<Instant>,
+    spec: &RunSpec,
+    machines: &[Machine],
+) -> Result<()> {
+    let start = Instant::now();
+    let how = match stats::accelerator(machines) {
+        Some("tcg") => " under emulation (no KVM)",
+        _ => "",
+    };
+    let line = |waiting: &[&str]| format!("isthmus: waiting for {} to boot{how}", waiting.join(", "));
+    let slow = Slow::start(line(names));
+    let mut waiting: Vec<&str> = names.to_vec();
+    let limit = spec.boot_timeout_s.unwrap_or(BOOT_LIMIT_S);
+    let up_by = start + Duration::try_from_secs_f64(limit).unwrap_or(Duration::MAX / 4);
+    while let Some(first) = waiting.first().copied() {
+        match next(events, Some(deadline.map_or(up_by, |d| d.min(up_by)))) {
+            Ok(Event::Switch(switch::News::Up { vm })) => {
+                waiting.retain(|name| *name != names[vm]);
+                slow.goes_on(line(&waiting));
+                say(spec, || format!("{} is up after {:.1} s", names[vm], start.elapsed().as_secs_f64()));
+            }
+            Ok(Event::Switch(switch::News::Lost { vm, why })) if !waiting.contains(&names[vm]) => {
+                return Err(Error::LostBefore {
+                    vm: names[vm].to_owned(),
+                    others: waiting.join(", "),
+                    why: with_console(&machines[vm], &why, false),
+                });
+            }
+            Ok(Event::Switch(switch::News::Lost { vm, why })) => {
+                return Err(Error::Boot {
+                    vm: names[vm].to_owned(),
+                    why: with_console(&machines[vm], &why, true),
+                });
+            }
+            Ok(Event::Signal(signal)) if ends(signal) => return Err(Error::Interrupted { signal }),
+            Ok(_) => {}
+            Err(RecvTimeoutError::Timeout) => {
+                let of = |name: &str, why: String| {
+                    let machine = names.iter().zip(machines).find(|(other, _)| **other == name);
+                    machine.map_or(why.clone(), |(_, machine)| with_console(machine, &why, true))
+                };
+                if deadline.is_none_or(|d| up_by < d) {
+                    let why = of(first, format!("it did not come up within {limit} s (--boot-timeout)"));
+                    return Err(Error::Boot { vm: first.to_owned(), why });
+                }
+                let each =
+                    waiting.iter().map(|name| of(name, format!("\n{name} was still booting"))).collect();
+                return Err(timed_out(spec, each));
+            }
+            Err(RecvTimeoutError::Disconnected) => {
+                return Err(Error::Broken("the job's threads ended".into()));
+            }
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,229 @@
+//! The MPI's launcher: whether it will start, its environment and command line, its signals, its end.
+
+use std::fs;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::symlink;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Child, Stdio};
+use std::sync::mpsc::{Receiver, Sender};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use isthmus_guest::exec::exec_as;
+use isthmus_guest::wire::Request;
+use isthmus_region::room;
+use rustix::process::{Pid, Signal, kill_process, kill_process_group};
+
+use super::boot::Parts;
+use super::{Event, guest_ranks, next, say};
+use crate::error::{Error, Result, tell};
+use crate::front::status_of_signal;
+use crate::mpi::{self, Flavour, Host, Mpi};
+use crate::spec::{ExitCode, RunSpec};
+use crate::{leash, named, rsh, rundir};
+
+/// How long a launcher may take to end after it was asked to.
+const LAUNCHER_GRACE: Duration = Duration::from_secs(3);
+
+/// How the launcher ended.
+#[derive(Clone, Copy)]
+pub(crate) struct LauncherEnd {
+    pub(super) status: i32,
+    signal: Option<i32>,
+}
+
+impl LauncherEnd {
+    /// Names the cause when something killed the launcher; a signal that ends a job on request needs no comment.
+    pub(super) fn tell(self) {
+        let asked = [Signal::INT, Signal::TERM, Signal::HUP];
+        if let Some(signal) = self.signal.filter(|signal| !asked.iter().any(|s| s.as_raw() == *signal)) {
+            tell!("the MPI's launcher was killed by signal {signal}; the job ends with it");
+        }
+    }
+}
+
+/// Whether Open MPI's launcher will start, as far as that depends on who the user is: told before VMs are booted for it.
+pub(super) fn may_be_root(spec: &RunSpec) -> bool {
+    let told = |name: &str| {
+        [name.to_owned(), format!("{name}_CONFIRM")].iter().all(|name| std::env::var_os(name).is_some())
+    };
+    !rustix::process::geteuid().is_root()
+        || told("OMPI_ALLOW_RUN_AS_ROOT")
+        || told("PRTE_ALLOW_RUN_AS_ROOT")
+        || spec.mpi_args.iter().chain(&spec.command).any(|word| word == "--allow-run-as-root")
+}
+
+fn write_file(path: &Path, content: &str) -> Result<()> {
+    fs::write(path, content)
+        .map_err(|e| Error::io(format!("cannot write {}", path.display()), room::told(e, path)))
+}
+
+/// Says so where the program was built with another MPI than it is launched with.
+pub(super) fn warn_of_other_mpi(spec: &RunSpec, mpi: &Mpi) {
+    let Some(program) = spec.ranks.and(spec.command.first()) else { return };
+    let is_open_mpi = matches!(mpi.flavour, Flavour::OpenMpi | Flavour::OpenMpi4);
+    if let Some(whose) = named::other_mpi(program, &spec.path(), is_open_mpi) {
+        // Where several MPIs share a directory they tell their programs apart by what follows the name.
+        let name = mpi.launcher.file_name().unwrap_or_default().to_string_lossy();
+        let suffix = name.split_once('.').map(|(_, suffix)| format!(".{suffix}")).unwrap_or_default();
+        let compiler = mpi.launcher.with_file_name(format!("mpicc{suffix}"));
+        tell!(
+            "{} was built with {whose}, and {} is not of it: its ranks will not find each other; build it with {}, or name its MPI with --mpi",
+            Path::new(program).display(),
+            mpi.launcher.display(),
+            compiler.display()
+        );
+    }
+}
+
+pub(super) fn start_launcher(
+    spec: &RunSpec,
+    mpi: &Mpi,
+    dir: &Path,
+    parts: &Parts,
+    input: OwnedFd,
+) -> Result<Child> {
+    let mut hosts = Vec::new();
+    let here = thread::available_parallelism().map_or(1, |n| u32::try_from(n.get()).unwrap_or(u32::MAX));
+    if spec.vms == 0 {
+        // The short form has as many places as ranks, whatever the number of processors.
+        hosts.extend(spec.ranks.map(|slots| Host { name: "localhost".into(), slots }));
+    } else {
+        if spec.host_ranks > 0 {
+            hosts.push(Host { name: "localhost".into(), slots: spec.host_ranks });
+        }
+        let slots = spec.slots(guest_ranks(spec));
+        hosts.extend(
+            parts
+                .machines
+                .iter()
+                .zip(slots)
+                .filter(|(_, slots)| *slots > 0)
+                .map(|(machine, slots)| Host { name: machine.name.clone(), slots }),
+        );
+    }
+    let crowded =
+        hosts.iter().any(|host| host.slots > if host.name == "localhost" { here } else { parts.cpus });
+    let prefix = parts.network.as_ref().map(|network| network.prefix.as_slice()).unwrap_or_default();
+    let mut command = leash::command_in(prefix, &mpi.launcher)
+        .map_err(|e| Error::io("cannot tell where this program is", e))?;
+    let host_file = dir.join("hosts");
+    if !hosts.is_empty() {
+        write_file(&host_file, &mpi::host_file(mpi.flavour, &hosts, spec.map))?;
+    }
+    let host_file = (!hosts.is_empty()).then_some(host_file.as_path());
+    let agent = dir.join(rsh::AGENT_NAME);
+    if spec.vms > 0 {
+        let program =
+            std::env::current_exe().map_err(|e| Error::io("cannot tell where this program is", e))?;
+        symlink(program, &agent).map_err(|e| Error::io(format!("cannot make {}", agent.display()), e))?;
+    }
+    let needs_alias = spec.vms > 0 && parts.network.is_none() && mpi.flavour == Flavour::OpenMpi;
+    let alias = if needs_alias { mpi::alias_prefix() } else { None };
+    let placement = mpi::Placement {
+        dir,
+        agent: (spec.vms > 0).then_some(agent.as_path()),
+        hosts: host_file,
+        host_count: hosts.len(),
+        map: spec.map,
+        mixed: spec.vms > 0 && spec.host_ranks > 0,
+        crowded,
+        alias: alias.as_deref(),
+    };
+    command.envs(mpi::home(mpi)).envs(mpi::launcher(mpi.flavour, &placement));
+    if let Some(service) = parts.service.as_ref().filter(|_| !spec.native_transport) {
+        let through_region = spec.sends_all_through_region(mpi.flavour);
+        command.envs(mpi::transport(mpi.flavour, &mpi::provider_directory()?, through_region));
+        command.env("ISTHMUS_SOCKET", service.attach_socket());
+    }
+    if spec.vms > 0 {
+        write_file(&rundir::shm_twin(dir).join(mpi::HINTS_NAME), mpi::HINTS)?;
+        command.envs(mpi::files(mpi.flavour, dir));
+    }
+    command.env(rsh::RUN_VARIABLE, dir);
+    for variable in &spec.env {
+        set_variable(&mut command, variable);
+    }
+    if let Some(switch) = &parts.switch {
+        switch.admit_visitors(twin(&command, dir)?);
+    }
+    let arguments = mpi::arguments(spec, mpi.flavour, host_file);
+    command.args(&arguments).stdin(Stdio::from(input)).process_group(0);
+    say(spec, || {
+        let words: Vec<_> = arguments.iter().map(|w| w.to_string_lossy().into_owned()).collect();
+        format!("{} {}", mpi.launcher.display(), words.join(" "))
+    });
+    command.spawn().map_err(|e| Error::io(format!("cannot start {}", mpi.launcher.display()), e))
+}
+
+/// What the processes of visitors have in common with the launcher that `command` is, and so with the ranks.
+fn twin(command: &std::process::Command, dir: &Path) -> Result<Request> {
+    let mut twin =
+        exec_as::own_request(Vec::new()).map_err(|e| Error::io("cannot tell what this process is", e))?;
+    for (name, value) in command.get_envs() {
+        twin.env.retain(|(known, _)| known != name);
+        if let Some(value) = value.filter(|_| rsh::for_guests(name)) {
+            twin.env.push((name.to_owned(), value.to_owned()));
+        }
+    }
+    twin.make_dirs.push(rundir::shm_twin(dir));
+    Ok(twin)
+}
+
+/// `NAME=VALUE` sets; `NAME` alone is passed on, which it is anyway wherever we start the processes.
+fn set_variable(command: &mut std::process::Command, variable: &std::ffi::OsStr) {
+    use std::os::unix::ffi::OsStrExt;
+    let bytes = variable.as_bytes();
+    if let Some(at) = bytes.iter().position(|b| *b == b'=') {
+        command.env(std::ffi::OsStr::from_bytes(&bytes[..at]), std::ffi::OsStr::from_bytes(&bytes[at + 1..]));
+    }
+}
+
+pub(super) fn signal_launcher(pid: Pid, flavour: Flavour, signal: i32) {
+    if let Some(signal) = Signal::from_named_raw(signal) {
+        // Intel's mpirun is a script, which waits for its Hydra before it looks at a signal: both are in the launcher's group.
+        let _ = match flavour {
+            Flavour::Intel => kill_process_group(pid, signal),
+            Flavour::OpenMpi | Flavour::OpenMpi4 | Flavour::Mpich => kill_process(pid, signal),
+        };
+    }
+}
+
+/// Waits for the process itself, so that its end is told with its status. The [`Child`] is not used for it:
+/// it cannot be waited for by one thread and signalled by another.
+pub(super) fn watch_launcher(pid: Pid, events: &Sender<Event>) -> Result<()> {
+    let events = events.clone();
+    thread::Builder::new()
+        .name("launcher".into())
+        .spawn(move || {
+            let end = loop {
+                match rustix::process::waitpid(Some(pid), rustix::process::WaitOptions::empty()) {
+                    Ok(Some((_, status))) => {
+                        let signal = status.terminating_signal();
+                        if let Some(status) = status.exit_status().or(signal.map(status_of_signal)) {
+                            break LauncherEnd { status, signal };
+                        }
+                    }
+                    Ok(None) | Err(rustix::io::Errno::INTR) => {}
+                    Err(_) => break LauncherEnd { status: ExitCode::FAILURE, signal: None },
+                }
+            };
+            let _ = events.send(Event::Launcher(end));
+        })
+        .map(drop)
+        .map_err(|e| Error::io("cannot start a thread", e))
+}
+
+/// Asks the launcher to end, and gives it a little time to do it well; whatever is left is the guardian's.
+pub(super) fn end_launcher(pid: Pid, flavour: Flavour, events: &Receiver<Event>) {
+    signal_launcher(pid, flavour, signal_hook::consts::SIGTERM);
+    // A stopped launcher would not hear of it.
+    signal_launcher(pid, flavour, signal_hook::consts::SIGCONT);
+    let deadline = Instant::now() + LAUNCHER_GRACE;
+    while let Ok(event) = next(events, Some(deadline)) {
+        if matches!(event, Event::Launcher(_)) {
+            return;
+        }
+    }
+}

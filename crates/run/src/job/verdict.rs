@@ -1,0 +1,235 @@
+//! From the launcher's start to its end: what ends the job, and what its status is worth.
+
+use std::collections::BTreeSet;
+use std::process::Child;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::process::Pid;
+
+use super::launcher::{end_launcher, signal_launcher, watch_launcher};
+use super::{Event, ends, guest_ranks, next, timed_out, with_console};
+use crate::error::{Error, Result, tell};
+use crate::lost_files::LostFiles;
+use crate::machines::Machine;
+use crate::mapped::Mapped;
+use crate::mpi::Flavour;
+use crate::spec::RunSpec;
+use crate::switch::{self, Switch};
+use crate::{stuck, tree};
+
+/// After a launcher's end, how long to wait for word that a VM's end was the reason.
+const VM_NEWS: Duration = Duration::from_millis(300);
+/// After a launcher's end with status 0, how long its daemons may take to end, too.
+const DAEMON_GRACE: Duration = Duration::from_secs(2);
+/// How long the VMs may take to list what they hold.
+const CHANGES_LIMIT: Duration = Duration::from_secs(5);
+/// How often adopted orphans are reaped.
+const ORPHANS_EVERY: Duration = Duration::from_secs(5);
+
+/// Waits for the launcher's end, handing it signals meanwhile.
+#[allow(clippy::too_many_arguments)]
+pub(super) fn follow(
+    spec: &RunSpec,
+    flavour: Flavour,
+    child: &mut Child,
+    mapped: &Arc<Mapped>,
+    events_in: &Sender<Event>,
+    events: &Receiver<Event>,
+    deadline: Option<Instant>,
+    machines: &[Machine],
+) -> Result<i32> {
+    let pid = Pid::from_child(child);
+    watch_launcher(pid, events_in)?;
+    let stuck = events_in.clone();
+    if flavour == Flavour::OpenMpi4 {
+        stuck::watch(pid, move |child| {
+            let _ = stuck.send(Event::Stuck(child));
+        });
+    }
+    let claimed: Vec<Pid> = machines.iter().map(|m| m.pid).chain([pid]).collect();
+    let looker = Arc::clone(mapped);
+    let _ = thread::Builder::new().name("orphans".into()).spawn(move || {
+        let mut seen = Vec::new();
+        loop {
+            thread::sleep(ORPHANS_EVERY);
+            tree::reap_orphans(&claimed, &mut seen);
+            looker.look();
+        }
+    });
+    let mut daemons = Daemons::default();
+    loop {
+        match next(events, deadline) {
+            Ok(Event::Signal(signal)) => {
+                daemons.asked |= ends(signal);
+                if ends(signal) {
+                    mapped.look();
+                }
+                signal_launcher(pid, flavour, signal);
+            }
+            Ok(Event::Launcher(end)) => {
+                end.tell();
+                daemons.wait(end.status, events, machines)?;
+                // A full line may ask the launcher for its version only.
+                let expected = spec.ranks.is_some() && guest_ranks(spec) > Some(0) && !machines.is_empty();
+                return if end.status == 0 {
+                    daemons.judge(expected, flavour, machines)
+                } else {
+                    Ok(end.status)
+                };
+            }
+            Ok(Event::Stuck(child)) => {
+                mapped.look();
+                // What the service has said of ranks is the cause.
+                while let Ok(event) = events.try_recv() {
+                    if let Event::Switch(news) = event {
+                        daemons.hear(news);
+                    }
+                }
+                // It hears no signal; whatever is left is the guardian's.
+                return Err(Error::Stuck { child });
+            }
+            Ok(Event::Switch(switch::News::Lost { vm, why })) => {
+                let error = lost(&machines[vm], &why);
+                // mpirun would end by itself, with status 0, but its other ranks might not.
+                end_launcher(pid, flavour, events);
+                return Err(error);
+            }
+            Ok(Event::Switch(news)) => {
+                if matches!(news, switch::News::Note { .. }) {
+                    // One has died; the others are about to.
+                    mapped.look();
+                }
+                daemons.hear(news);
+            }
+            Err(RecvTimeoutError::Timeout) => {
+                mapped.look();
+                end_launcher(pid, flavour, events);
+                return Err(timed_out(spec, String::new()));
+            }
+            Err(RecvTimeoutError::Disconnected) => {
+                return Err(Error::Broken("the job's threads ended".into()));
+            }
+        }
+    }
+}
+
+fn lost(machine: &Machine, why: &str) -> Error {
+    Error::LostVm { vm: machine.name.clone(), why: with_console(machine, why, false) }
+}
+
+/// What is known of the launcher's daemons in the VMs.
+#[derive(Default)]
+struct Daemons {
+    /// VM and stream of each that runs.
+    running: BTreeSet<(usize, u32)>,
+    started: bool,
+    /// The first that ended badly by itself, or the last to lose its agent; and how.
+    bad: Option<(usize, String)>,
+    /// Whether a signal has asked for the end, so that deaths are no news.
+    asked: bool,
+    /// Why the first agent was turned away.
+    turned_away: Option<String>,
+}
+
+impl Daemons {
+    fn hear(&mut self, news: switch::News) {
+        match news {
+            switch::News::Started { vm, stream } => {
+                self.started = true;
+                self.running.insert((vm, stream));
+            }
+            switch::News::Ended { vm, stream, bad } => {
+                self.running.remove(&(vm, stream));
+                // A launcher that loses one daemon kills the agents of the others: that is not the cause.
+                let better =
+                    bad.is_some() && self.bad.as_ref().is_none_or(|(_, how)| how == switch::LEFT_BEHIND);
+                if let (true, Some(how)) = (better, bad) {
+                    self.bad = Some((vm, how));
+                }
+            }
+            switch::News::TurnedAway { why } => {
+                self.turned_away.get_or_insert(why);
+            }
+            switch::News::Note { text } => {
+                if !self.asked {
+                    tell!("{text}");
+                }
+            }
+            switch::News::Up { .. } | switch::News::Lost { .. } | switch::News::Changes { .. } => {}
+        }
+    }
+
+    /// The launcher has ended, perhaps because it lost a VM or a daemon, and then with status 0: gives that news a
+    /// little time to come.
+    fn wait(&mut self, status: i32, events: &Receiver<Event>, machines: &[Machine]) -> Result<()> {
+        if machines.is_empty() {
+            // What the service has said of ranks is the cause of a bad end.
+            while let Ok(event) = events.try_recv() {
+                if let Event::Switch(news) = event {
+                    self.hear(news);
+                }
+            }
+            return Ok(());
+        }
+        let deadline = Instant::now() + if status == 0 { DAEMON_GRACE } else { VM_NEWS };
+        // Where all have ended in good order, no VM was lost before.
+        while status != 0 || self.bad.is_some() || !self.running.is_empty() || !self.started {
+            // The VM may be what took a daemon away.
+            let until = if status == 0 && self.running.is_empty() {
+                deadline.min(Instant::now() + VM_NEWS)
+            } else {
+                deadline
+            };
+            match next(events, Some(until)) {
+                Ok(Event::Switch(switch::News::Lost { vm, why })) => return Err(lost(&machines[vm], &why)),
+                Ok(Event::Switch(news)) => self.hear(news),
+                Ok(_) => {}
+                Err(_) => break,
+            }
+        }
+        Ok(())
+    }
+
+    /// What a launcher's status 0 is worth. Where a signal asked for the end, daemons end as they like: what the launcher
+    /// makes of that counts.
+    fn judge(self, expected: bool, flavour: Flavour, machines: &[Machine]) -> Result<i32> {
+        let ask = match flavour {
+            Flavour::OpenMpi | Flavour::OpenMpi4 => "--mpi-arg --debug-daemons",
+            Flavour::Mpich | Flavour::Intel => "--mpi-arg -verbose",
+        };
+        match self.bad {
+            _ if self.asked => Ok(0),
+            Some((vm, how)) => Err(Error::Daemon { vm: machines[vm].name.clone(), how, ask }),
+            None if expected && !self.started => {
+                let why = self.turned_away.map(|why| format!(": {why}")).unwrap_or_default();
+                Err(Error::NothingRan { why, ask })
+            }
+            None => Ok(0),
+        }
+    }
+}
+
+/// Asks the agents which files vanish with their VMs, and prints that.
+pub(super) fn report_lost_files(switch: &Switch, machines: &[Machine], events: &Receiver<Event>) {
+    (0..machines.len()).for_each(|vm| switch.ask_changes(vm));
+    let deadline = Instant::now() + CHANGES_LIMIT;
+    let mut missing = machines.len();
+    let mut lost = LostFiles::default();
+    while missing > 0 {
+        match next(events, Some(deadline)) {
+            Ok(Event::Switch(switch::News::Changes { vm, changes })) => {
+                missing -= 1;
+                lost.add(&machines[vm].name, changes);
+            }
+            Ok(Event::Switch(switch::News::Lost { .. })) => missing -= 1,
+            Ok(_) => {}
+            Err(_) => break,
+        }
+    }
+    for line in lost.lines() {
+        tell!("{line}");
+    }
+}
