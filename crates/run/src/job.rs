@@ -12,15 +12,15 @@ use std::io::Read;
 use std::net::Shutdown;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
+use std::path::Path;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::process::{getpid, set_child_subreaper};
 
-use self::boot::{describe, start_parts, wait_for_agents, writable_directories};
-use self::launcher::{LauncherEnd, may_be_root, start_launcher, warn_of_other_mpi};
-use self::verdict::{follow, report_lost_files};
+use self::boot::writable_directories;
+use self::launcher::{LauncherEnd, may_be_root, warn_of_other_mpi};
 use crate::error::{Error, Result, tell};
 use crate::front::{FromJob, ToJob};
 use crate::guardian::{self, Start};
@@ -43,7 +43,7 @@ pub struct Platform {
 }
 
 /// What the job waits for.
-pub(crate) enum Event {
+enum Event {
     /// The front sends the launcher a signal.
     Signal(i32),
     /// The launcher ended, with this status.
@@ -52,6 +52,19 @@ pub(crate) enum Event {
     Stuck(i32),
     /// News of the switch.
     Switch(switch::News),
+}
+
+/// A run while its job lasts: what was asked for, and the events that the job waits for.
+struct Run<'a> {
+    platform: &'a Platform,
+    spec: RunSpec,
+    start: Start,
+    starting: Starting,
+    /// When the run has lasted as long as it may.
+    deadline: Option<Instant>,
+    /// For the threads that see an event.
+    sender: Sender<Event>,
+    events: Receiver<Event>,
 }
 
 /// The job's whole life. Returns its exit status, which nobody reads.
@@ -65,15 +78,15 @@ pub fn main(platform: &Platform) -> i32 {
         return 1;
     }
     let Ok(ending) = guardian.try_clone() else { return 1 };
-    let (events_in, events) = mpsc::channel();
+    let (sender, events) = mpsc::channel();
     let Ok(Some((spec, _))) = pass::receive::<RunSpec>(&front) else { return 1 };
     let _ = pass::send(&front, &FromJob::Hello { pid: getpid().as_raw_nonzero().get() }, &[]);
     let (Ok(told), Ok(over)) = (front.try_clone(), guardian.try_clone()) else { return 1 };
     let starting = Starting::new(told, over);
-    let watched =
-        watch_guardian(guardian, &start).and_then(|()| watch_front(&front, &start, &events_in, &starting));
-    let outcome =
-        watched.and_then(|()| carry_out(platform, &spec, &start, input, &starting, &events_in, &events));
+    let deadline = spec.timeout_s.map(|s| Instant::now() + Duration::from_secs_f64(s));
+    let run = Run { platform, spec, start, starting, deadline, sender, events };
+    let watched = run.watch_guardian(guardian).and_then(|()| run.watch_front(&front));
+    let outcome = watched.and_then(|()| run.carry_out(input));
     let (code, line) = match outcome {
         Ok(code) => (code, None),
         Err(e) => (e.exit_code(), Some(e.line())),
@@ -93,25 +106,29 @@ fn abandon(start: &Start) -> ! {
     std::process::exit(ExitCode::FAILURE)
 }
 
-fn watch_guardian(guardian: UnixStream, start: &Start) -> Result<()> {
-    let start = start.clone();
-    let mut guardian = guardian;
-    thread::Builder::new()
-        .name("guardian".into())
-        .spawn(move || {
+/// Starts a thread, which is not joined.
+fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> Result<()> {
+    let started = thread::Builder::new().name(name.into()).spawn(work);
+    started.map(drop).map_err(|e| Error::io("cannot start a thread", e))
+}
+
+impl Run<'_> {
+    fn dir(&self) -> &Path {
+        &self.start.dir
+    }
+
+    fn watch_guardian(&self, mut guardian: UnixStream) -> Result<()> {
+        let start = self.start.clone();
+        spawn("guardian", move || {
             let _ = guardian.read(&mut [0]);
             abandon(&start)
         })
-        .map(drop)
-        .map_err(|e| Error::io("cannot start a thread", e))
-}
+    }
 
-fn watch_front(front: &UnixStream, start: &Start, events: &Sender<Event>, starting: &Starting) -> Result<()> {
-    let front = front.try_clone().map_err(|e| Error::io("cannot duplicate a socket", e))?;
-    let (start, events, starting) = (start.clone(), events.clone(), starting.clone());
-    thread::Builder::new()
-        .name("front".into())
-        .spawn(move || {
+    fn watch_front(&self, front: &UnixStream) -> Result<()> {
+        let front = front.try_clone().map_err(|e| Error::io("cannot duplicate a socket", e))?;
+        let (start, events, starting) = (self.start.clone(), self.sender.clone(), self.starting.clone());
+        spawn("front", move || {
             while let Ok(Some((ToJob::Signal(signal), _))) = pass::receive(&front) {
                 if ends(signal) {
                     starting.end(&Error::Interrupted { signal });
@@ -120,88 +137,77 @@ fn watch_front(front: &UnixStream, start: &Start, events: &Sender<Event>, starti
             }
             abandon(&start)
         })
-        .map(drop)
-        .map_err(|e| Error::io("cannot start a thread", e))
-}
+    }
 
-fn carry_out(
-    platform: &Platform,
-    spec: &RunSpec,
-    start: &Start,
-    input: OwnedFd,
-    starting: &Starting,
-    events_in: &Sender<Event>,
-    events: &Receiver<Event>,
-) -> Result<i32> {
-    let dir = start.dir.as_path();
-    let deadline = spec.timeout_s.map(|s| Instant::now() + Duration::from_secs_f64(s));
-    let line = spec.is_launcher_line().then(|| spec.command[0].as_os_str());
-    let mpi = mpi::find(spec.mpi.as_deref(), line)?;
-    say(spec, || format!("{} {} at {}", mpi.flavour.name(), mpi.version, mpi.launcher.display()));
-    if mpi.flavour.is_open_mpi() && !may_be_root(spec) {
-        return Err(Error::Root { launcher: mpi.launcher });
-    }
-    let writable = writable_directories(spec)?;
-    let begin = Instant::now();
-    let late = timed_out(spec, "\nthe run was still being made ready".into());
-    let mut parts =
-        starting.busy(deadline, || late, || start_parts(platform, spec, dir, &writable, events_in))?;
-    if let Some(switch) = &parts.switch {
-        describe(spec, start, &parts.machines)?;
-        let names: Vec<&str> = parts.machines.iter().map(|m| m.name.as_str()).collect();
-        wait_for_agents(switch, &names, events, deadline, spec, &parts.machines)?;
-    }
-    let boot_s = begin.elapsed().as_secs_f64();
-    let accel = stats::accelerator(&parts.machines);
-    warn_of_other_mpi(spec, &mpi);
-    let mapped = Mapped::watch(dir);
-    let mut child = start_launcher(spec, &mpi, dir, &parts, input)?;
-    let outcome =
-        follow(spec, mpi.flavour, &mut child, &mapped, events_in, events, deadline, &parts.machines);
-    if !matches!(outcome, Ok(0) | Err(Error::Timeout { .. } | Error::LostVm { .. })) {
-        // Before anything is removed.
-        for line in rundir::short_of_room(dir) {
-            tell!("{line}");
+    fn carry_out(&self, input: OwnedFd) -> Result<i32> {
+        let spec = &self.spec;
+        let line = spec.is_launcher_line().then(|| spec.command[0].as_os_str());
+        let mpi = mpi::find(spec.mpi.as_deref(), line)?;
+        self.say(|| format!("{} {} at {}", mpi.flavour.name(), mpi.version, mpi.launcher.display()));
+        if mpi.flavour.is_open_mpi() && !may_be_root(spec) {
+            return Err(Error::Root { launcher: mpi.launcher });
         }
-    }
-    let net_bytes = if spec.net == Net::Tap { stats::sent_over_network(&parts.machines) } else { None };
-    if let (Ok(_), Some(switch)) = (&outcome, &parts.switch) {
-        report_lost_files(switch, &parts.machines, events);
-    }
-    if let Some(service) = &parts.service {
-        say(spec, || service.counters());
-        if let Some(file) = &spec.stats {
-            // The job has ended as it has, whatever becomes of its figures.
-            let around = Stats { accel, boot_s, net_bytes };
-            if let Err(e) = around.write(file, &service.counters()) {
-                tell!("{}", e.line());
+        let writable = writable_directories(spec)?;
+        let begin = Instant::now();
+        let late = self.timed_out("\nthe run was still being made ready".into());
+        let mut parts = self.starting.busy(self.deadline, || late, || self.start_parts(&writable))?;
+        if parts.switch.is_some() {
+            self.describe(&parts.machines)?;
+            self.wait_for_agents(&parts.machines)?;
+        }
+        let boot_s = begin.elapsed().as_secs_f64();
+        let accel = stats::accelerator(&parts.machines);
+        warn_of_other_mpi(spec, &mpi);
+        let mapped = Mapped::watch(self.dir());
+        let launcher = self.start_launcher(&mpi, &parts, input)?;
+        let outcome = self.follow(&launcher, &parts.machines, &mapped);
+        if !matches!(outcome, Ok(0) | Err(Error::Timeout { .. } | Error::LostVm { .. })) {
+            // Before anything is removed.
+            for line in rundir::short_of_room(self.dir()) {
+                tell!("{line}");
             }
         }
+        let net_bytes = if spec.net == Net::Tap { stats::sent_over_network(&parts.machines) } else { None };
+        if let (Ok(_), Some(switch)) = (&outcome, &parts.switch) {
+            self.report_lost_files(switch, &parts.machines);
+        }
+        if let Some(service) = &parts.service {
+            self.say(|| service.counters());
+            if let Some(file) = &spec.stats {
+                // The job has ended as it has, whatever becomes of its figures.
+                let around = Stats { accel, boot_s, net_bytes };
+                if let Err(e) = around.write(file, &service.counters()) {
+                    tell!("{}", e.line());
+                }
+            }
+        }
+        parts.switch = None;
+        outcome
     }
-    parts.switch = None;
-    outcome
-}
 
-fn say(spec: &RunSpec, text: impl FnOnce() -> String) {
-    if spec.verbose {
-        tell!("{}", text());
+    /// Says what is done, if the user asked for that.
+    fn say(&self, text: impl FnOnce() -> String) {
+        if self.spec.verbose {
+            tell!("{}", text());
+        }
     }
-}
 
-/// How many ranks run in VMs; `None` where the line leaves it open.
-fn guest_ranks(spec: &RunSpec) -> Option<u32> {
-    let ranks =
-        spec.ranks.or_else(|| spec.is_launcher_line().then(|| mpi::ranks_of_line(&spec.command)).flatten());
-    ranks.map(|ranks| ranks.saturating_sub(spec.host_ranks))
+    fn timed_out(&self, meanwhile: String) -> Error {
+        Error::Timeout { seconds: self.spec.timeout_s.unwrap_or_default(), meanwhile }
+    }
+
+    /// The next event, or a time-out at `until`.
+    fn next(&self, until: Option<Instant>) -> std::result::Result<Event, RecvTimeoutError> {
+        match until {
+            None => self.events.recv().map_err(|_| RecvTimeoutError::Disconnected),
+            Some(until) => self.events.recv_timeout(until.saturating_duration_since(Instant::now())),
+        }
+    }
 }
 
 fn ends(signal: i32) -> bool {
     use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
     matches!(signal, SIGINT | SIGTERM | SIGHUP)
-}
-
-fn timed_out(spec: &RunSpec, meanwhile: String) -> Error {
-    Error::Timeout { seconds: spec.timeout_s.unwrap_or_default(), meanwhile }
 }
 
 fn with_console(machine: &Machine, why: &str, booting: bool) -> String {
@@ -214,12 +220,5 @@ fn with_console(machine: &Machine, why: &str, booting: bool) -> String {
         why.to_owned()
     } else {
         format!("{why}; its console ended with:\n{}", lines.join("\n"))
-    }
-}
-
-fn next(events: &Receiver<Event>, deadline: Option<Instant>) -> std::result::Result<Event, RecvTimeoutError> {
-    match deadline {
-        None => events.recv().map_err(|_| RecvTimeoutError::Disconnected),
-        Some(deadline) => events.recv_timeout(deadline.saturating_duration_since(Instant::now())),
     }
 }

@@ -259,6 +259,14 @@ impl RunSpec {
         self.through_region.unwrap_or(self.vms == 0 && !flavour.is_open_mpi())
     }
 
+    /// How many ranks run in VMs; `None` where the line leaves it open.
+    pub(crate) fn guest_ranks(&self) -> Option<u32> {
+        let ranks = self
+            .ranks
+            .or_else(|| self.is_launcher_line().then(|| mpi::ranks_of_line(&self.command)).flatten());
+        ranks.map(|ranks| ranks.saturating_sub(self.host_ranks))
+    }
+
     /// How many ranks each VM takes: the first ones one more where it does not divide, whatever the map.
     ///
     /// `guest_ranks` is the number of ranks that do not run on the host; `None` if a launcher line does not

@@ -2,15 +2,14 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
+use std::sync::mpsc::RecvTimeoutError;
 use std::time::{Duration, Instant};
 
 use isthmus_region::room;
 use isthmus_vm::slow::Slow;
 
-use super::{Event, Platform, ends, guest_ranks, next, say, timed_out, with_console};
+use super::{Event, Run, ends, with_console};
 use crate::error::{Error, Result, tell};
-use crate::guardian::Start;
 use crate::machines::{Machine, Network, Plan};
 use crate::runs::Description;
 use crate::service::{self, Service};
@@ -30,18 +29,129 @@ pub(super) struct Parts {
     pub(super) cpus: u32,
 }
 
-/// Tells those who look for runs what this one is.
-pub(super) fn describe(spec: &RunSpec, start: &Start, machines: &[Machine]) -> Result<()> {
-    let words: Vec<_> = spec.command.iter().map(|word| word.to_string_lossy()).collect();
-    let description = Description {
-        pid: start.front,
-        vms: machines.iter().map(|machine| machine.name.clone()).collect(),
-        directory: std::env::current_dir().map_err(|e| Error::io("cannot tell the working directory", e))?,
-        command: words.join(" "),
-    };
-    description.write(&start.dir).map_err(|e| {
-        Error::io(format!("cannot write into {}", start.dir.display()), room::told(e, &start.dir))
-    })
+impl Run<'_> {
+    /// Tells those who look for runs what this one is.
+    pub(super) fn describe(&self, machines: &[Machine]) -> Result<()> {
+        let words: Vec<_> = self.spec.command.iter().map(|word| word.to_string_lossy()).collect();
+        let description = Description {
+            pid: self.start.front,
+            vms: machines.iter().map(|machine| machine.name.clone()).collect(),
+            directory: std::env::current_dir()
+                .map_err(|e| Error::io("cannot tell the working directory", e))?,
+            command: words.join(" "),
+        };
+        let dir = self.dir();
+        description
+            .write(dir)
+            .map_err(|e| Error::io(format!("cannot write into {}", dir.display()), room::told(e, dir)))
+    }
+
+    pub(super) fn start_parts(&self, writable: &[PathBuf]) -> Result<Parts> {
+        let (spec, dir) = (&self.spec, self.dir());
+        let names: Vec<String> = (0..spec.vms).map(|vm| format!("vm{vm}")).collect();
+        let guest_ranks = spec.guest_ranks();
+        let ranks = spec.ranks.or(guest_ranks);
+        tell_of_idle(spec, &names);
+        let slots = spec.slots(guest_ranks);
+        // At least one, also where all ranks are on the host.
+        let cpus = spec.cpus.unwrap_or_else(|| slots.iter().copied().fold(1, u32::max));
+        let places = spec.host_ranks.saturating_add(slots.iter().fold(0, |sum, n| sum.saturating_add(*n)));
+        let config = service::Config {
+            dir: dir.to_owned(),
+            region_bytes: spec
+                .region_bytes
+                .unwrap_or_else(|| service::default_region_bytes(ranks, places, spec.huge_pages)),
+            huge_pages: spec.huge_pages,
+            shared_bytes: spec.shared_bytes,
+            host_ranks: if spec.vms == 0 { ranks.unwrap_or(1) } else { spec.host_ranks },
+            vms: names.iter().cloned().zip(slots).collect(),
+        };
+        let slow = Slow::start("isthmus: making the region");
+        let notes = self.sender.clone();
+        let note = move |text| {
+            let _ = notes.send(Event::Switch(switch::News::Note { text }));
+        };
+        let service = self.platform.service.start(&config, spec.verbose, Box::new(note))?;
+        drop(slow);
+        let mut parts = Parts { switch: None, machines: Vec::new(), network: None, service, cpus };
+        if spec.vms == 0 {
+            return Ok(parts);
+        }
+        let plan = Plan { spec, dir, names: &names, cpus, writable, service: parts.service.as_deref() };
+        let started = self.platform.machines.start(&plan)?;
+        (parts.machines, parts.network) = (started.machines, started.network);
+        let ports = parts
+            .machines
+            .iter()
+            .map(|machine| {
+                switch::Ports::of(machine).map_err(|e| Error::io("cannot use the ports of a VM", e))
+            })
+            .collect::<Result<Vec<_>>>()?;
+        let events = self.sender.clone();
+        let report = move |news| {
+            let _ = events.send(Event::Switch(news));
+        };
+        parts.switch = Some(Switch::start(dir, ports, parts.network.as_ref().map(|n| n.host), report)?);
+        Ok(parts)
+    }
+
+    /// Waits until every VM's agent has said hello.
+    pub(super) fn wait_for_agents(&self, machines: &[Machine]) -> Result<()> {
+        let start = Instant::now();
+        let how = match stats::accelerator(machines) {
+            Some("tcg") => " under emulation (no KVM)",
+            _ => "",
+        };
+        let line = |waiting: &[usize]| {
+            let names: Vec<&str> = waiting.iter().map(|vm| machines[*vm].name.as_str()).collect();
+            format!("isthmus: waiting for {} to boot{how}", names.join(", "))
+        };
+        let mut waiting: Vec<usize> = (0..machines.len()).collect();
+        let slow = Slow::start(line(&waiting));
+        let limit = self.spec.boot_timeout_s.unwrap_or(BOOT_LIMIT_S);
+        let up_by = start + Duration::try_from_secs_f64(limit).unwrap_or(Duration::MAX / 4);
+        while let Some(first) = waiting.first().map(|vm| &machines[*vm]) {
+            match self.next(Some(self.deadline.map_or(up_by, |d| d.min(up_by)))) {
+                Ok(Event::Switch(switch::News::Up { vm })) => {
+                    waiting.retain(|other| *other != vm);
+                    slow.goes_on(line(&waiting));
+                    let seconds = start.elapsed().as_secs_f64();
+                    self.say(|| format!("{} is up after {seconds:.1} s", machines[vm].name));
+                }
+                Ok(Event::Switch(switch::News::Lost { vm, why })) if !waiting.contains(&vm) => {
+                    let others: Vec<&str> = waiting.iter().map(|vm| machines[*vm].name.as_str()).collect();
+                    return Err(Error::LostBefore {
+                        vm: machines[vm].name.clone(),
+                        others: others.join(", "),
+                        why: with_console(&machines[vm], &why, false),
+                    });
+                }
+                Ok(Event::Switch(switch::News::Lost { vm, why })) => {
+                    return Err(Error::Boot {
+                        vm: machines[vm].name.clone(),
+                        why: with_console(&machines[vm], &why, true),
+                    });
+                }
+                Ok(Event::Signal(signal)) if ends(signal) => return Err(Error::Interrupted { signal }),
+                Ok(_) => {}
+                Err(RecvTimeoutError::Timeout) if self.deadline.is_none_or(|d| up_by < d) => {
+                    let why = format!("it did not come up within {limit} s (--boot-timeout)");
+                    return Err(Error::Boot { vm: first.name.clone(), why: with_console(first, &why, true) });
+                }
+                Err(RecvTimeoutError::Timeout) => {
+                    let booting = waiting.iter().map(|vm| &machines[*vm]);
+                    let each = booting
+                        .map(|vm| with_console(vm, &format!("\n{} was still booting", vm.name), true))
+                        .collect();
+                    return Err(self.timed_out(each));
+                }
+                Err(RecvTimeoutError::Disconnected) => {
+                    return Err(Error::Broken("the job's threads ended".into()));
+                }
+            }
+        }
+        Ok(())
+    }
 }
 
 /// The directories that the VMs may write.
@@ -90,124 +200,11 @@ pub(super) fn writable_directories(spec: &RunSpec) -> Result<Vec<PathBuf>> {
 
 /// Names the VMs that are booted for nothing.
 fn tell_of_idle(spec: &RunSpec, names: &[String]) {
-    let Some(ranks @ 1..) = guest_ranks(spec) else { return };
+    let Some(ranks @ 1..) = spec.guest_ranks() else { return };
     let slots = spec.slots(Some(ranks));
     let idle: Vec<&str> =
         names.iter().zip(slots).filter(|(_, n)| *n == 0).map(|(name, _)| name.as_str()).collect();
     if !idle.is_empty() {
         tell!("with {ranks} of the ranks for {} VMs, none runs in {}", spec.vms, idle.join(", "));
     }
-}
-
-pub(super) fn start_parts(
-    platform: &Platform,
-    spec: &RunSpec,
-    dir: &Path,
-    writable: &[PathBuf],
-    events: &Sender<Event>,
-) -> Result<Parts> {
-    let names: Vec<String> = (0..spec.vms).map(|vm| format!("vm{vm}")).collect();
-    let ranks = spec.ranks.or_else(|| guest_ranks(spec));
-    tell_of_idle(spec, &names);
-    let slots = spec.slots(guest_ranks(spec));
-    let places = spec.host_ranks.saturating_add(slots.iter().fold(0, |sum, n| sum.saturating_add(*n)));
-    let config = service::Config {
-        dir: dir.to_owned(),
-        region_bytes: spec
-            .region_bytes
-            .unwrap_or_else(|| service::default_region_bytes(ranks, places, spec.huge_pages)),
-        huge_pages: spec.huge_pages,
-        shared_bytes: spec.shared_bytes,
-        host_ranks: if spec.vms == 0 { ranks.unwrap_or(1) } else { spec.host_ranks },
-        vms: names.iter().cloned().zip(slots).collect(),
-    };
-    let slow = Slow::start("isthmus: making the region");
-    let notes = events.clone();
-    let note = move |text| {
-        let _ = notes.send(Event::Switch(switch::News::Note { text }));
-    };
-    let service = platform.service.start(&config, spec.verbose, Box::new(note))?;
-    drop(slow);
-    // At least one, also where all ranks are on the host.
-    let cpus = spec.cpus.unwrap_or_else(|| spec.slots(guest_ranks(spec)).into_iter().fold(1, u32::max));
-    let mut parts = Parts { switch: None, machines: Vec::new(), network: None, service, cpus };
-    if spec.vms == 0 {
-        return Ok(parts);
-    }
-    let plan = Plan { spec, dir, names: &names, cpus, writable, service: parts.service.as_deref() };
-    let started = platform.machines.start(&plan)?;
-    (parts.machines, parts.network) = (started.machines, started.network);
-    let ports = parts
-        .machines
-        .iter()
-        .map(|machine| switch::Ports::of(machine).map_err(|e| Error::io("cannot use the ports of a VM", e)))
-        .collect::<Result<Vec<_>>>()?;
-    let events = events.clone();
-    let report = move |news| {
-        let _ = events.send(Event::Switch(news));
-    };
-    parts.switch = Some(Switch::start(dir, ports, parts.network.as_ref().map(|n| n.host), report)?);
-    Ok(parts)
-}
-
-/// Waits until every VM's agent has said hello.
-pub(super) fn wait_for_agents(
-    _switch: &Switch,
-    names: &[&str],
-    events: &Receiver<Event>,
-    deadline: Option<Instant>,
-    spec: &RunSpec,
-    machines: &[Machine],
-) -> Result<()> {
-    let start = Instant::now();
-    let how = match stats::accelerator(machines) {
-        Some("tcg") => " under emulation (no KVM)",
-        _ => "",
-    };
-    let line = |waiting: &[&str]| format!("isthmus: waiting for {} to boot{how}", waiting.join(", "));
-    let slow = Slow::start(line(names));
-    let mut waiting: Vec<&str> = names.to_vec();
-    let limit = spec.boot_timeout_s.unwrap_or(BOOT_LIMIT_S);
-    let up_by = start + Duration::try_from_secs_f64(limit).unwrap_or(Duration::MAX / 4);
-    while let Some(first) = waiting.first().copied() {
-        match next(events, Some(deadline.map_or(up_by, |d| d.min(up_by)))) {
-            Ok(Event::Switch(switch::News::Up { vm })) => {
-                waiting.retain(|name| *name != names[vm]);
-                slow.goes_on(line(&waiting));
-                say(spec, || format!("{} is up after {:.1} s", names[vm], start.elapsed().as_secs_f64()));
-            }
-            Ok(Event::Switch(switch::News::Lost { vm, why })) if !waiting.contains(&names[vm]) => {
-                return Err(Error::LostBefore {
-                    vm: names[vm].to_owned(),
-                    others: waiting.join(", "),
-                    why: with_console(&machines[vm], &why, false),
-                });
-            }
-            Ok(Event::Switch(switch::News::Lost { vm, why })) => {
-                return Err(Error::Boot {
-                    vm: names[vm].to_owned(),
-                    why: with_console(&machines[vm], &why, true),
-                });
-            }
-            Ok(Event::Signal(signal)) if ends(signal) => return Err(Error::Interrupted { signal }),
-            Ok(_) => {}
-            Err(RecvTimeoutError::Timeout) => {
-                let of = |name: &str, why: String| {
-                    let machine = names.iter().zip(machines).find(|(other, _)| **other == name);
-                    machine.map_or(why.clone(), |(_, machine)| with_console(machine, &why, true))
-                };
-                if deadline.is_none_or(|d| up_by < d) {
-                    let why = of(first, format!("it did not come up within {limit} s (--boot-timeout)"));
-                    return Err(Error::Boot { vm: first.to_owned(), why });
-                }
-                let each =
-                    waiting.iter().map(|name| of(name, format!("\n{name} was still booting"))).collect();
-                return Err(timed_out(spec, each));
-            }
-            Err(RecvTimeoutError::Disconnected) => {
-                return Err(Error::Broken("the job's threads ended".into()));
-            }
-        }
-    }
-    Ok(())
 }

@@ -5,8 +5,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::symlink;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::{Child, Stdio};
-use std::sync::mpsc::{Receiver, Sender};
+use std::process::Stdio;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -16,7 +15,7 @@ use isthmus_region::room;
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 
 use super::boot::Parts;
-use super::{Event, guest_ranks, next, say};
+use super::{Event, Run, spawn};
 use crate::error::{Error, Result, tell};
 use crate::front::status_of_signal;
 use crate::mpi::{self, Flavour, Host, Mpi};
@@ -28,7 +27,7 @@ const LAUNCHER_GRACE: Duration = Duration::from_secs(3);
 
 /// How the launcher ended.
 #[derive(Clone, Copy)]
-pub(crate) struct LauncherEnd {
+pub(super) struct LauncherEnd {
     pub(super) status: i32,
     signal: Option<i32>,
 }
@@ -77,84 +76,140 @@ pub(super) fn warn_of_other_mpi(spec: &RunSpec, mpi: &Mpi) {
     }
 }
 
-pub(super) fn start_launcher(
-    spec: &RunSpec,
-    mpi: &Mpi,
-    dir: &Path,
-    parts: &Parts,
-    input: OwnedFd,
-) -> Result<Child> {
-    let mut hosts = Vec::new();
-    let here = thread::available_parallelism().map_or(1, |n| u32::try_from(n.get()).unwrap_or(u32::MAX));
-    if spec.vms == 0 {
-        // The short form has as many places as ranks, whatever the number of processors.
-        hosts.extend(spec.ranks.map(|slots| Host { name: "localhost".into(), slots }));
-    } else {
-        if spec.host_ranks > 0 {
-            hosts.push(Host { name: "localhost".into(), slots: spec.host_ranks });
+/// A launcher that runs, or has run.
+#[derive(Clone, Copy)]
+pub(super) struct Launcher {
+    pub(super) pid: Pid,
+    pub(super) flavour: Flavour,
+}
+
+impl Launcher {
+    pub(super) fn signal(self, signal: i32) {
+        if let Some(signal) = Signal::from_named_raw(signal) {
+            // Intel's mpirun is a script, which waits for its Hydra before it looks at a signal: both are in the launcher's group.
+            let _ = match self.flavour {
+                Flavour::Intel => kill_process_group(self.pid, signal),
+                Flavour::OpenMpi | Flavour::OpenMpi4 | Flavour::Mpich => kill_process(self.pid, signal),
+            };
         }
-        let slots = spec.slots(guest_ranks(spec));
-        hosts.extend(
-            parts
-                .machines
-                .iter()
-                .zip(slots)
-                .filter(|(_, slots)| *slots > 0)
-                .map(|(machine, slots)| Host { name: machine.name.clone(), slots }),
-        );
     }
-    let crowded =
-        hosts.iter().any(|host| host.slots > if host.name == "localhost" { here } else { parts.cpus });
-    let prefix = parts.network.as_ref().map(|network| network.prefix.as_slice()).unwrap_or_default();
-    let mut command = leash::command_in(prefix, &mpi.launcher)
-        .map_err(|e| Error::io("cannot tell where this program is", e))?;
-    let host_file = dir.join("hosts");
-    if !hosts.is_empty() {
-        write_file(&host_file, &mpi::host_file(mpi.flavour, &hosts, spec.map))?;
+
+    /// Waits for the process itself, so that its end is told with its status. The [`Child`] is not used for it:
+    /// it cannot be waited for by one thread and signalled by another.
+    ///
+    /// [`Child`]: std::process::Child
+    pub(super) fn watch(self, run: &Run<'_>) -> Result<()> {
+        let events = run.sender.clone();
+        spawn("launcher", move || {
+            let end = loop {
+                match rustix::process::waitpid(Some(self.pid), rustix::process::WaitOptions::empty()) {
+                    Ok(Some((_, status))) => {
+                        let signal = status.terminating_signal();
+                        if let Some(status) = status.exit_status().or(signal.map(status_of_signal)) {
+                            break LauncherEnd { status, signal };
+                        }
+                    }
+                    Ok(None) | Err(rustix::io::Errno::INTR) => {}
+                    Err(_) => break LauncherEnd { status: ExitCode::FAILURE, signal: None },
+                }
+            };
+            let _ = events.send(Event::Launcher(end));
+        })
     }
-    let host_file = (!hosts.is_empty()).then_some(host_file.as_path());
-    let agent = dir.join(rsh::AGENT_NAME);
-    if spec.vms > 0 {
-        let program =
-            std::env::current_exe().map_err(|e| Error::io("cannot tell where this program is", e))?;
-        symlink(program, &agent).map_err(|e| Error::io(format!("cannot make {}", agent.display()), e))?;
+
+    /// Asks the launcher to end, and gives it a little time to do it well; whatever is left is the guardian's.
+    pub(super) fn end(self, run: &Run<'_>) {
+        self.signal(signal_hook::consts::SIGTERM);
+        // A stopped launcher would not hear of it.
+        self.signal(signal_hook::consts::SIGCONT);
+        let deadline = Instant::now() + LAUNCHER_GRACE;
+        while let Ok(event) = run.next(Some(deadline)) {
+            if matches!(event, Event::Launcher(_)) {
+                return;
+            }
+        }
     }
-    let needs_alias = spec.vms > 0 && parts.network.is_none() && mpi.flavour == Flavour::OpenMpi;
-    let alias = if needs_alias { mpi::alias_prefix() } else { None };
-    let placement = mpi::Placement {
-        dir,
-        agent: (spec.vms > 0).then_some(agent.as_path()),
-        hosts: host_file,
-        host_count: hosts.len(),
-        map: spec.map,
-        mixed: spec.vms > 0 && spec.host_ranks > 0,
-        crowded,
-        alias: alias.as_deref(),
-    };
-    command.envs(mpi::home(mpi)).envs(mpi::launcher(mpi.flavour, &placement));
-    if let Some(service) = parts.service.as_ref().filter(|_| !spec.native_transport) {
-        let through_region = spec.sends_all_through_region(mpi.flavour);
-        command.envs(mpi::transport(mpi.flavour, &mpi::provider_directory()?, through_region));
-        command.env("ISTHMUS_SOCKET", service.attach_socket());
+}
+
+impl Run<'_> {
+    /// The launcher's hosts and their places; none where it is left to find its own.
+    fn hosts(&self, parts: &Parts) -> Vec<Host> {
+        let spec = &self.spec;
+        let here = |slots| Host { name: "localhost".into(), slots };
+        if spec.vms == 0 {
+            // The short form has as many places as ranks, whatever the number of processors.
+            return spec.ranks.map(here).into_iter().collect();
+        }
+        let vms = parts.machines.iter().zip(spec.slots(spec.guest_ranks()));
+        (spec.host_ranks > 0)
+            .then(|| here(spec.host_ranks))
+            .into_iter()
+            .chain(
+                vms.map(|(machine, slots)| Host { name: machine.name.clone(), slots })
+                    .filter(|vm| vm.slots > 0),
+            )
+            .collect()
     }
-    if spec.vms > 0 {
-        write_file(&rundir::shm_twin(dir).join(mpi::HINTS_NAME), mpi::HINTS)?;
-        command.envs(mpi::files(mpi.flavour, dir));
+
+    pub(super) fn start_launcher(&self, mpi: &Mpi, parts: &Parts, input: OwnedFd) -> Result<Launcher> {
+        let (spec, dir) = (&self.spec, self.dir());
+        let hosts = self.hosts(parts);
+        let here = thread::available_parallelism().map_or(1, |n| u32::try_from(n.get()).unwrap_or(u32::MAX));
+        let crowded =
+            hosts.iter().any(|host| host.slots > if host.name == "localhost" { here } else { parts.cpus });
+        let prefix = parts.network.as_ref().map(|network| network.prefix.as_slice()).unwrap_or_default();
+        let mut command = leash::command_in(prefix, &mpi.launcher)
+            .map_err(|e| Error::io("cannot tell where this program is", e))?;
+        let host_file = dir.join("hosts");
+        if !hosts.is_empty() {
+            write_file(&host_file, &mpi::host_file(mpi.flavour, &hosts, spec.map))?;
+        }
+        let host_file = (!hosts.is_empty()).then_some(host_file.as_path());
+        let agent = dir.join(rsh::AGENT_NAME);
+        if spec.vms > 0 {
+            let program =
+                std::env::current_exe().map_err(|e| Error::io("cannot tell where this program is", e))?;
+            symlink(program, &agent).map_err(|e| Error::io(format!("cannot make {}", agent.display()), e))?;
+        }
+        let needs_alias = spec.vms > 0 && parts.network.is_none() && mpi.flavour == Flavour::OpenMpi;
+        let alias = if needs_alias { mpi::alias_prefix() } else { None };
+        let placement = mpi::Placement {
+            dir,
+            agent: (spec.vms > 0).then_some(agent.as_path()),
+            hosts: host_file,
+            host_count: hosts.len(),
+            map: spec.map,
+            mixed: spec.vms > 0 && spec.host_ranks > 0,
+            crowded,
+            alias: alias.as_deref(),
+        };
+        command.envs(mpi::home(mpi)).envs(mpi::launcher(mpi.flavour, &placement));
+        if let Some(service) = parts.service.as_ref().filter(|_| !spec.native_transport) {
+            let through_region = spec.sends_all_through_region(mpi.flavour);
+            command.envs(mpi::transport(mpi.flavour, &mpi::provider_directory()?, through_region));
+            command.env("ISTHMUS_SOCKET", service.attach_socket());
+        }
+        if spec.vms > 0 {
+            write_file(&rundir::shm_twin(dir).join(mpi::HINTS_NAME), mpi::HINTS)?;
+            command.envs(mpi::files(mpi.flavour, dir));
+        }
+        command.env(rsh::RUN_VARIABLE, dir);
+        for variable in &spec.env {
+            set_variable(&mut command, variable);
+        }
+        if let Some(switch) = &parts.switch {
+            switch.admit_visitors(twin(&command, dir)?);
+        }
+        let arguments = mpi::arguments(spec, mpi.flavour, host_file);
+        command.args(&arguments).stdin(Stdio::from(input)).process_group(0);
+        self.say(|| {
+            let words: Vec<_> = arguments.iter().map(|w| w.to_string_lossy().into_owned()).collect();
+            format!("{} {}", mpi.launcher.display(), words.join(" "))
+        });
+        let child =
+            command.spawn().map_err(|e| Error::io(format!("cannot start {}", mpi.launcher.display()), e))?;
+        Ok(Launcher { pid: Pid::from_child(&child), flavour: mpi.flavour })
     }
-    command.env(rsh::RUN_VARIABLE, dir);
-    for variable in &spec.env {
-        set_variable(&mut command, variable);
-    }
-    if let Some(switch) = &parts.switch {
-        switch.admit_visitors(twin(&command, dir)?);
-    }
-    let arguments = mpi::arguments(spec, mpi.flavour, host_file);
-    command.args(&arguments).stdin(Stdio::from(input)).process_group(0);
-    say(spec, || {
-        let words: Vec<_> = arguments.iter().map(|w| w.to_string_lossy().into_owned()).collect();
-        format!("{} {}", mpi.launcher.display(), words.join(" "))
-    });
-    command.spawn().map_err(|e| Error::io(format!("cannot start {}", mpi.launcher.display()), e))
 }
 
 /// What the processes of visitors have in common with the launcher that `command` is, and so with the ranks.
@@ -177,53 +232,5 @@ fn set_variable(command: &mut std::process::Command, variable: &std::ffi::OsStr)
     let bytes = variable.as_bytes();
     if let Some(at) = bytes.iter().position(|b| *b == b'=') {
         command.env(std::ffi::OsStr::from_bytes(&bytes[..at]), std::ffi::OsStr::from_bytes(&bytes[at + 1..]));
-    }
-}
-
-pub(super) fn signal_launcher(pid: Pid, flavour: Flavour, signal: i32) {
-    if let Some(signal) = Signal::from_named_raw(signal) {
-        // Intel's mpirun is a script, which waits for its Hydra before it looks at a signal: both are in the launcher's group.
-        let _ = match flavour {
-            Flavour::Intel => kill_process_group(pid, signal),
-            Flavour::OpenMpi | Flavour::OpenMpi4 | Flavour::Mpich => kill_process(pid, signal),
-        };
-    }
-}
-
-/// Waits for the process itself, so that its end is told with its status. The [`Child`] is not used for it:
-/// it cannot be waited for by one thread and signalled by another.
-pub(super) fn watch_launcher(pid: Pid, events: &Sender<Event>) -> Result<()> {
-    let events = events.clone();
-    thread::Builder::new()
-        .name("launcher".into())
-        .spawn(move || {
-            let end = loop {
-                match rustix::process::waitpid(Some(pid), rustix::process::WaitOptions::empty()) {
-                    Ok(Some((_, status))) => {
-                        let signal = status.terminating_signal();
-                        if let Some(status) = status.exit_status().or(signal.map(status_of_signal)) {
-                            break LauncherEnd { status, signal };
-                        }
-                    }
-                    Ok(None) | Err(rustix::io::Errno::INTR) => {}
-                    Err(_) => break LauncherEnd { status: ExitCode::FAILURE, signal: None },
-                }
-            };
-            let _ = events.send(Event::Launcher(end));
-        })
-        .map(drop)
-        .map_err(|e| Error::io("cannot start a thread", e))
-}
-
-/// Asks the launcher to end, and gives it a little time to do it well; whatever is left is the guardian's.
-pub(super) fn end_launcher(pid: Pid, flavour: Flavour, events: &Receiver<Event>) {
-    signal_launcher(pid, flavour, signal_hook::consts::SIGTERM);
-    // A stopped launcher would not hear of it.
-    signal_launcher(pid, flavour, signal_hook::consts::SIGCONT);
-    let deadline = Instant::now() + LAUNCHER_GRACE;
-    while let Ok(event) = next(events, Some(deadline)) {
-        if matches!(event, Event::Launcher(_)) {
-            return;
-        }
     }
 }

@@ -1,22 +1,20 @@
 //! From the launcher's start to its end: what ends the job, and what its status is worth.
 
 use std::collections::BTreeSet;
-use std::process::Child;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
+use std::sync::mpsc::RecvTimeoutError;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::process::Pid;
 
-use super::launcher::{end_launcher, signal_launcher, watch_launcher};
-use super::{Event, ends, guest_ranks, next, timed_out, with_console};
+use super::launcher::Launcher;
+use super::{Event, Run, ends, with_console};
 use crate::error::{Error, Result, tell};
 use crate::lost_files::LostFiles;
 use crate::machines::Machine;
 use crate::mapped::Mapped;
 use crate::mpi::Flavour;
-use crate::spec::RunSpec;
 use crate::switch::{self, Switch};
 use crate::{stuck, tree};
 
@@ -29,89 +27,105 @@ const CHANGES_LIMIT: Duration = Duration::from_secs(5);
 /// How often adopted orphans are reaped.
 const ORPHANS_EVERY: Duration = Duration::from_secs(5);
 
-/// Waits for the launcher's end, handing it signals meanwhile.
-#[allow(clippy::too_many_arguments)]
-pub(super) fn follow(
-    spec: &RunSpec,
-    flavour: Flavour,
-    child: &mut Child,
-    mapped: &Arc<Mapped>,
-    events_in: &Sender<Event>,
-    events: &Receiver<Event>,
-    deadline: Option<Instant>,
-    machines: &[Machine],
-) -> Result<i32> {
-    let pid = Pid::from_child(child);
-    watch_launcher(pid, events_in)?;
-    let stuck = events_in.clone();
-    if flavour == Flavour::OpenMpi4 {
-        stuck::watch(pid, move |child| {
-            let _ = stuck.send(Event::Stuck(child));
-        });
-    }
-    let claimed: Vec<Pid> = machines.iter().map(|m| m.pid).chain([pid]).collect();
-    let looker = Arc::clone(mapped);
-    let _ = thread::Builder::new().name("orphans".into()).spawn(move || {
-        let mut seen = Vec::new();
-        loop {
-            thread::sleep(ORPHANS_EVERY);
-            tree::reap_orphans(&claimed, &mut seen);
-            looker.look();
+impl Run<'_> {
+    /// Waits for the launcher's end, handing it signals meanwhile.
+    pub(super) fn follow(
+        &self,
+        launcher: &Launcher,
+        machines: &[Machine],
+        mapped: &Arc<Mapped>,
+    ) -> Result<i32> {
+        let Launcher { pid, flavour } = *launcher;
+        launcher.watch(self)?;
+        let stuck = self.sender.clone();
+        if flavour == Flavour::OpenMpi4 {
+            stuck::watch(pid, move |child| {
+                let _ = stuck.send(Event::Stuck(child));
+            });
         }
-    });
-    let mut daemons = Daemons::default();
-    loop {
-        match next(events, deadline) {
-            Ok(Event::Signal(signal)) => {
-                daemons.asked |= ends(signal);
-                if ends(signal) {
-                    mapped.look();
-                }
-                signal_launcher(pid, flavour, signal);
+        let claimed: Vec<Pid> = machines.iter().map(|m| m.pid).chain([pid]).collect();
+        let looker = Arc::clone(mapped);
+        let _ = thread::Builder::new().name("orphans".into()).spawn(move || {
+            let mut seen = Vec::new();
+            loop {
+                thread::sleep(ORPHANS_EVERY);
+                tree::reap_orphans(&claimed, &mut seen);
+                looker.look();
             }
-            Ok(Event::Launcher(end)) => {
-                end.tell();
-                daemons.wait(end.status, events, machines)?;
-                // A full line may ask the launcher for its version only.
-                let expected = spec.ranks.is_some() && guest_ranks(spec) > Some(0) && !machines.is_empty();
-                return if end.status == 0 {
-                    daemons.judge(expected, flavour, machines)
-                } else {
-                    Ok(end.status)
-                };
-            }
-            Ok(Event::Stuck(child)) => {
-                mapped.look();
-                // What the service has said of ranks is the cause.
-                while let Ok(event) = events.try_recv() {
-                    if let Event::Switch(news) = event {
-                        daemons.hear(news);
+        });
+        let mut daemons = Daemons::default();
+        loop {
+            match self.next(self.deadline) {
+                Ok(Event::Signal(signal)) => {
+                    daemons.asked |= ends(signal);
+                    if ends(signal) {
+                        mapped.look();
                     }
+                    launcher.signal(signal);
                 }
-                // It hears no signal; whatever is left is the guardian's.
-                return Err(Error::Stuck { child });
-            }
-            Ok(Event::Switch(switch::News::Lost { vm, why })) => {
-                let error = lost(&machines[vm], &why);
-                // mpirun would end by itself, with status 0, but its other ranks might not.
-                end_launcher(pid, flavour, events);
-                return Err(error);
-            }
-            Ok(Event::Switch(news)) => {
-                if matches!(news, switch::News::Note { .. }) {
-                    // One has died; the others are about to.
+                Ok(Event::Launcher(end)) => {
+                    end.tell();
+                    daemons.wait(end.status, self, machines)?;
+                    // A full line may ask the launcher for its version only.
+                    let expected = self.spec.ranks.is_some()
+                        && self.spec.guest_ranks() > Some(0)
+                        && !machines.is_empty();
+                    return if end.status == 0 {
+                        daemons.judge(expected, flavour, machines)
+                    } else {
+                        Ok(end.status)
+                    };
+                }
+                Ok(Event::Stuck(child)) => {
                     mapped.look();
+                    daemons.hear_all(self);
+                    // It hears no signal; whatever is left is the guardian's.
+                    return Err(Error::Stuck { child });
                 }
-                daemons.hear(news);
+                Ok(Event::Switch(switch::News::Lost { vm, why })) => {
+                    let error = lost(&machines[vm], &why);
+                    // mpirun would end by itself, with status 0, but its other ranks might not.
+                    launcher.end(self);
+                    return Err(error);
+                }
+                Ok(Event::Switch(news)) => {
+                    if matches!(news, switch::News::Note { .. }) {
+                        // One has died; the others are about to.
+                        mapped.look();
+                    }
+                    daemons.hear(news);
+                }
+                Err(RecvTimeoutError::Timeout) => {
+                    mapped.look();
+                    launcher.end(self);
+                    return Err(self.timed_out(String::new()));
+                }
+                Err(RecvTimeoutError::Disconnected) => {
+                    return Err(Error::Broken("the job's threads ended".into()));
+                }
             }
-            Err(RecvTimeoutError::Timeout) => {
-                mapped.look();
-                end_launcher(pid, flavour, events);
-                return Err(timed_out(spec, String::new()));
+        }
+    }
+
+    /// Asks the agents which files vanish with their VMs, and prints that.
+    pub(super) fn report_lost_files(&self, switch: &Switch, machines: &[Machine]) {
+        (0..machines.len()).for_each(|vm| switch.ask_changes(vm));
+        let deadline = Instant::now() + CHANGES_LIMIT;
+        let mut missing = machines.len();
+        let mut lost = LostFiles::default();
+        while missing > 0 {
+            match self.next(Some(deadline)) {
+                Ok(Event::Switch(switch::News::Changes { vm, changes })) => {
+                    missing -= 1;
+                    lost.add(&machines[vm].name, changes);
+                }
+                Ok(Event::Switch(switch::News::Lost { .. })) => missing -= 1,
+                Ok(_) => {}
+                Err(_) => break,
             }
-            Err(RecvTimeoutError::Disconnected) => {
-                return Err(Error::Broken("the job's threads ended".into()));
-            }
+        }
+        for line in lost.lines() {
+            tell!("{line}");
         }
     }
 }
@@ -162,16 +176,20 @@ impl Daemons {
         }
     }
 
+    /// Hears what has been said so far: what the service says of ranks is the cause of a bad end.
+    fn hear_all(&mut self, run: &Run<'_>) {
+        while let Ok(event) = run.events.try_recv() {
+            if let Event::Switch(news) = event {
+                self.hear(news);
+            }
+        }
+    }
+
     /// The launcher has ended, perhaps because it lost a VM or a daemon, and then with status 0: gives that news a
     /// little time to come.
-    fn wait(&mut self, status: i32, events: &Receiver<Event>, machines: &[Machine]) -> Result<()> {
+    fn wait(&mut self, status: i32, run: &Run<'_>, machines: &[Machine]) -> Result<()> {
         if machines.is_empty() {
-            // What the service has said of ranks is the cause of a bad end.
-            while let Ok(event) = events.try_recv() {
-                if let Event::Switch(news) = event {
-                    self.hear(news);
-                }
-            }
+            self.hear_all(run);
             return Ok(());
         }
         let deadline = Instant::now() + if status == 0 { DAEMON_GRACE } else { VM_NEWS };
@@ -183,7 +201,7 @@ impl Daemons {
             } else {
                 deadline
             };
-            match next(events, Some(until)) {
+            match run.next(Some(until)) {
                 Ok(Event::Switch(switch::News::Lost { vm, why })) => return Err(lost(&machines[vm], &why)),
                 Ok(Event::Switch(news)) => self.hear(news),
                 Ok(_) => {}
@@ -209,27 +227,5 @@ impl Daemons {
             }
             None => Ok(0),
         }
-    }
-}
-
-/// Asks the agents which files vanish with their VMs, and prints that.
-pub(super) fn report_lost_files(switch: &Switch, machines: &[Machine], events: &Receiver<Event>) {
-    (0..machines.len()).for_each(|vm| switch.ask_changes(vm));
-    let deadline = Instant::now() + CHANGES_LIMIT;
-    let mut missing = machines.len();
-    let mut lost = LostFiles::default();
-    while missing > 0 {
-        match next(events, Some(deadline)) {
-            Ok(Event::Switch(switch::News::Changes { vm, changes })) => {
-                missing -= 1;
-                lost.add(&machines[vm].name, changes);
-            }
-            Ok(Event::Switch(switch::News::Lost { .. })) => missing -= 1,
-            Ok(_) => {}
-            Err(_) => break,
-        }
-    }
-    for line in lost.lines() {
-        tell!("{line}");
     }
 }
