@@ -20,7 +20,7 @@ pub(crate) fn dispatch() -> Option<i32> {
     }
     let args: Vec<OsString> = std::env::args_os().collect();
     let name = args.first().map(Path::new).and_then(Path::file_name);
-    if name == Some(OsStr::new(rsh::AGENT_NAME)) {
+    if name == Some(OsStr::new(rsh::REMOTE_SHELL_NAME)) {
         return Some(rsh::main(&args));
     }
     match args.get(1)?.to_str()? {

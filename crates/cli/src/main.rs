@@ -1,6 +1,6 @@
 //! The one binary, `isthmus`: flags, output, exit status; no work of its own.
 //!
-//! The same file is also the first process of a VM, the guardian and the job of a run, and the agent that an
+//! The same file is also the first process of a VM, the guardian and the job of a run, and the remote shell that an
 //! MPI's launcher starts in place of ssh. Those are told apart by name or first argument before any flag is
 //! parsed; they are not commands for people, so the help does not know them.
 

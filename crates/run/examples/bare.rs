@@ -141,7 +141,7 @@ fn main() {
     let args: Vec<OsString> = std::env::args_os().collect();
     let platform = || job::Platform { machines: Box::new(StandIns), service: Box::new(NoService) };
     let status = match args[1].to_str().unwrap_or_default() {
-        _ if Path::new(&args[0]).ends_with(rsh::AGENT_NAME) => rsh::main(&args),
+        _ if Path::new(&args[0]).ends_with(rsh::REMOTE_SHELL_NAME) => rsh::main(&args),
         guardian::GUARDIAN_COMMAND => guardian::main(),
         guardian::JOB_COMMAND => job::main(&platform()),
         leash::LEASH_COMMAND => leash::main(&args[2..]),

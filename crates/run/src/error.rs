@@ -125,10 +125,10 @@ pub enum Error {
     },
     /// The launcher claims success, but has started nothing.
     #[error(
-        "the MPI's launcher ended with status 0, but no rank was started in a VM{why}: see that nothing on its line or in its own configuration chooses other hosts or another agent; let it say all with {ask}"
+        "the MPI's launcher ended with status 0, but no rank was started in a VM{why}: see that nothing on its line or in its own configuration chooses other hosts or another remote shell; let it say all with {ask}"
     )]
     NothingRan {
-        /// Why an agent was turned away, after a colon, if one was.
+        /// Why a remote shell was turned away, after a colon, if one was.
         why: String,
         /// What makes the launcher talk.
         ask: &'static str,

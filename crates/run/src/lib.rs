@@ -1,4 +1,4 @@
-//! One job: its VMs, the launcher of its MPI, guardian, rsh agent, relay, standard I/O, exit status.
+//! One job: its VMs, the launcher of its MPI, guardian, remote shell, relay, standard I/O, exit status.
 //!
 //! This is the only place that knows how an MPI is started. A run is three processes of the one binary, each
 //! the child of the one before and each a subreaper, so that whichever two of them are killed, in whatever
@@ -7,7 +7,7 @@
 //! ```text
 //!  isthmus run      front:    the caller's own child; standard input of a terminal, signals, exit status
 //!    └ guardian     guardian: made before anything else; ends and removes what is left of the run
-//!        └ job      job:      the host service, the VMs, the switch between agents and VMs
+//!        └ job      job:      the host service, the VMs, the switch between remote shells and VMs
 //!            ├ mpirun  └ isthmus-rsh (rsh): one per host name, started by the MPI itself
 //!            └ qemu ...
 //! ```
@@ -19,11 +19,11 @@
 //! | [`named`] | files that the command line names, looked at before the work |
 //! | `mapped` | files that killed ranks would leave in /dev/shm |
 //! | [`mpi`] | finding an MPI, its environment, its launcher line |
-//! | [`rsh`] | the agent that an MPI's launcher starts in place of ssh |
+//! | [`rsh`] | the remote shell: what an MPI's launcher starts in place of ssh |
 //! | [`runs`], [`visit`] | the runs of a user; commands in their VMs beside the job |
 //! | `terminal` | reading the caller's terminal, if in its foreground |
-//! | [`session`] | what agent and visitor have in common: standing for a process in a VM |
-//! | [`switch`] | frames between agents and VMs; the host side of the relay |
+//! | [`session`] | what remote shell and visitor have in common: standing for a process in a VM |
+//! | [`switch`] | frames between remote shells, visitors and VMs; the host side of the relay |
 //! | [`service`] | what a run needs of the host service |
 //! | [`machines`], [`lost_files`] | what a run needs of its VMs; what is lost with them |
 //! | `stats` | what --stats tells of a run |

@@ -1,7 +1,7 @@
 //! Finding an MPI, its environment, its launcher line.
 //!
 //! Everything that a launcher must know of us goes through its environment and a host file: PRRTE and Hydra
-//! read their agent, their host list and the MPI's own settings from there as well as from their command
+//! read their remote shell, their host list and the MPI's own settings from there as well as from their command
 //! line. So a full launcher line is executed exactly as it was written, with any number of application
 //! contexts, and what the user writes on it wins. Intel's Hydra alone gets its host list in front of the line.
 

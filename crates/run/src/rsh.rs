@@ -1,8 +1,7 @@
-//! The rsh agent: what an MPI's launcher starts in place of ssh, once per host name.
+//! The remote shell: what an MPI's launcher starts in place of ssh, once per host name.
 //!
-//! PRRTE and ORTE call it `AGENT HOST COMMAND...`, Hydra `AGENT -x HOST COMMAND...`, Intel's `AGENT -q -x HOST
-//! COMMAND...`. The command starts the MPI's daemon,
-//! which connects back to the launcher. A VM has no network, so the ports that the command names are announced to
+//! PRRTE and ORTE call it `NAME HOST COMMAND...`, Hydra `NAME -x HOST COMMAND...`, Intel's `NAME -q -x HOST COMMAND...`.
+//! (Their settings call it the rsh or ssh agent.) The command starts the MPI's daemon, which connects back to the launcher. A VM has no network, so the ports that the command names are announced to
 //! the run, which has the VM's relay listen for them, and the command is rewritten to the VM's own address. The
 //! daemon must stay in the foreground, since this process stands for it: its output, its signals, its status.
 
@@ -20,10 +19,10 @@ use crate::error::tell;
 use crate::mpi::{self, STRIP_VARIABLE};
 use crate::rundir;
 use crate::session::{self, End, Manner};
-use crate::switch::{AGENT_SOCKET, AGENT_STREAM, Announce, Announced};
+use crate::switch::{AGENT_SOCKET, Announce, Announced, CLIENT_STREAM};
 
-/// The agent's name in the run's directory, by which this program knows its part.
-pub const AGENT_NAME: &str = "isthmus-rsh";
+/// The remote shell's name in the run's directory: a program called by it is the remote shell.
+pub const REMOTE_SHELL_NAME: &str = "isthmus-rsh";
 /// The hidden subcommand that is the same.
 pub const RSH_COMMAND: &str = "rsh";
 /// The variable that names the run's directory.
@@ -44,7 +43,7 @@ pub fn main(args: &[OsString]) -> i32 {
     match carry_out(args) {
         Ok(status) => status,
         Err(why) => {
-            tell!("{}: {why}", AGENT_NAME);
+            tell!("{}: {why}", REMOTE_SHELL_NAME);
             FAILED
         }
     }
@@ -167,7 +166,7 @@ fn rewrite(command: &str, named: &[Named], announced: &Announced) -> Result<Stri
 }
 
 /// Settings that a launcher repeats on its daemon's command line and that hold for its own host only: a name that PRRTE
-/// gives itself, and ORTE's way to start daemons, which a daemon refuses to begin with where the agent is no file.
+/// gives itself, and ORTE's way to start daemons, which a daemon refuses to begin with where the remote shell is no file.
 const REPEATED: [&str; 3] = ["--prtemca prte_strip_prefix", "-mca plm", "-mca plm_rsh_agent"];
 
 /// `command` without `words` and the quoted value behind them.
@@ -204,7 +203,7 @@ fn carry_out(args: &[OsString]) -> Result<i32, String> {
     if !Frame::fits(Kind::Start, request.len()) {
         return Err("the environment and command are too long".into());
     }
-    let start = Frame::new(Kind::Start, AGENT_STREAM, request);
+    let start = Frame::new(Kind::Start, CLIENT_STREAM, request);
     match session::follow(run, &start, Manner::default()).map_err(|e| e.to_string())? {
         End::Exited(status) => Ok(status),
         // The run names a lost VM itself, once.

@@ -1,6 +1,6 @@
 //! The runs of a user on this machine: what each says of itself in its directory, and finding the one that is meant.
 //!
-//! A run that has VMs writes [`FILE`] into its directory once their ports are served. A directory whose agent socket
+//! A run that has VMs writes [`FILE`] into its directory once their ports are served. A directory whose switch's socket
 //! nobody answers at is what a killed or kept run left, and is passed over.
 
 use std::fs;

@@ -1,6 +1,6 @@
 //! Standing for a process in a VM: its standard streams, its terminal, its signals, its end.
 //!
-//! Two programs do so: the agent that an MPI's launcher starts in place of ssh ([`crate::rsh`]), and the visitor that a
+//! Two programs do so: the remote shell that an MPI's launcher starts ([`crate::rsh`]), and the visitor that a
 //! user starts ([`crate::visit`]).
 
 use std::io::{self, Read};
@@ -16,7 +16,7 @@ use rustix::termios::{OptionalActions, Termios, tcgetattr, tcgetwinsize, tcsetat
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGWINCH};
 
 use crate::front::status_of_signal;
-use crate::switch::AGENT_STREAM;
+use crate::switch::CLIENT_STREAM;
 use crate::terminal;
 
 /// Two signals closer than this are one: `timeout` signals a process and its group at once.
@@ -120,9 +120,9 @@ pub fn follow(run: UnixStream, start: &Frame, manner: Manner) -> io::Result<End>
     let copy = |fd: &dyn AsFd| -> io::Result<OwnedFd> { fd.as_fd().try_clone_to_owned() };
     // Without a terminal of its own, the process leaves ours to whoever is in its foreground.
     let input = if manner.terminal { copy(&io::stdin())? } else { terminal::input()? };
-    mux.add_source((AGENT_STREAM, CHANNEL_IN), input);
-    mux.add_sink((AGENT_STREAM, CHANNEL_OUT), copy(&io::stdout())?);
-    mux.add_sink((AGENT_STREAM, CHANNEL_ERR), copy(&io::stderr())?);
+    mux.add_source((CLIENT_STREAM, CHANNEL_IN), input);
+    mux.add_sink((CLIENT_STREAM, CHANNEL_OUT), copy(&io::stdout())?);
+    mux.add_sink((CLIENT_STREAM, CHANNEL_ERR), copy(&io::stderr())?);
     let end = carry(&mut mux, &signals, manner);
     drop(raw);
     end
@@ -133,7 +133,7 @@ fn carry(mux: &mut Mux, signals: &Signals, manner: Manner) -> io::Result<End> {
     let mut asked: Option<Instant> = None;
     loop {
         if let Some(status) = exit
-            && [CHANNEL_OUT, CHANNEL_ERR].iter().all(|channel| !mux.has_waiting((AGENT_STREAM, *channel)))
+            && [CHANNEL_OUT, CHANNEL_ERR].iter().all(|channel| !mux.has_waiting((CLIENT_STREAM, *channel)))
         {
             return Ok(End::Exited(status));
         }
@@ -146,7 +146,7 @@ fn carry(mux: &mut Mux, signals: &Signals, manner: Manner) -> io::Result<End> {
         for signal in if turn.ready.is_empty() { Vec::new() } else { signals.take() } {
             if signal == SIGWINCH {
                 if let Some(window) = window() {
-                    mux.send(&Frame::new(Kind::Resize, AGENT_STREAM, window.encode()));
+                    mux.send(&Frame::new(Kind::Resize, CLIENT_STREAM, window.encode()));
                 }
                 continue;
             }
@@ -157,7 +157,7 @@ fn carry(mux: &mut Mux, signals: &Signals, manner: Manner) -> io::Result<End> {
                     None => asked = Some(Instant::now()),
                 }
             }
-            mux.send(&Frame::new(Kind::Signal, AGENT_STREAM, signal.to_le_bytes()));
+            mux.send(&Frame::new(Kind::Signal, CLIENT_STREAM, signal.to_le_bytes()));
         }
         let Some(frame) = turn.frame else { continue };
         match frame.kind {

@@ -1,14 +1,16 @@
-//! Frames between agents and VMs, and the host side of the relay.
+//! Frames between the switch's clients and VMs, and the host side of the relay.
 //!
 //! ```text
-//!  isthmus-rsh ──socket "agents"──► one thread per agent ──┐ streams get numbers of their own
+//!  isthmus-rsh ──socket "agents"──► one thread per client ─┐ streams get numbers of their own
 //!  isthmus exec ─────────────────►                         ├──► exec port of a VM
 //!  mpirun ◄──TCP── relay thread of a VM ◄─────────────────────── relay port of a VM
 //!  job    ◄──news── control thread of a VM ◄──────────────────── control port of a VM
 //! ```
 //!
+//! A *client* stands for one process in a VM: a remote shell for a daemon of the MPI, or a visitor for a command of a user.
+//!
 //! A VM's threads end with its ports, and then all of its streams are closed at once, so that a launcher
-//! notices. Nothing a VM sends makes this side keep more than its agents allow by credit; a VM that breaks the
+//! notices. Nothing a VM sends makes this side keep more than its clients allow by credit; a VM that breaks the
 //! rules is lost to the run.
 
 use std::collections::BTreeMap;
@@ -32,7 +34,7 @@ use serde::{Deserialize, Serialize};
 use crate::error::{Error, Result, tell};
 use crate::machines::Machine;
 
-/// The socket in the run's directory at which agents report.
+/// The socket in the run's directory at which clients connect.
 pub const AGENT_SOCKET: &str = "agents";
 /// How long the launcher may take to accept a relayed connection.
 const CONNECT_LIMIT: Duration = Duration::from_secs(2);
@@ -40,20 +42,20 @@ const CONNECT_LIMIT: Duration = Duration::from_secs(2);
 const LISTEN_LIMIT: Duration = Duration::from_secs(10);
 /// How long a visitor waits for the run to have started its job.
 const JOB_LIMIT: Duration = Duration::from_secs(120);
-/// How long to leave agents waiting when there are no descriptors for them.
+/// How long to leave clients waiting when there are no descriptors for them.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
-/// How long an agent may take to read what it has credit for.
-const AGENT_LIMIT: Duration = Duration::from_secs(10);
+/// How long a client may take to read what it has credit for.
+const CLIENT_LIMIT: Duration = Duration::from_secs(10);
 
-/// What an agent says first.
+/// What a client says first.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Announce {
     /// The host name that it was given.
     pub host: String,
     /// The ports that its command will connect to, and where they really are.
     pub ports: Vec<(u16, Vec<SocketAddr>)>,
-    /// Not an agent of the MPI, but somebody with a command of their own: what it starts is no news, and is started as
-    /// the job itself was.
+    /// A user's command rather than a remote shell of the MPI: it is started as the job itself was, and its processes do
+    /// not affect the run's exit status.
     #[serde(default)]
     pub visitor: bool,
 }
@@ -94,7 +96,7 @@ pub enum News {
         /// The line, with the VM's name.
         text: String,
     },
-    /// A process that an agent asked for, which is to say a daemon of the MPI, is to be started.
+    /// A process that a remote shell asked for, that is, a daemon of the MPI, is to be started.
     Started {
         /// In which VM.
         vm: usize,
@@ -110,7 +112,7 @@ pub enum News {
         /// How it ended if not with status 0, to be read after "its daemon in VMx".
         bad: Option<String>,
     },
-    /// An agent was turned away.
+    /// A remote shell was turned away.
     TurnedAway {
         /// Why.
         why: String,
@@ -145,7 +147,7 @@ impl Ports {
 
 type Report = Arc<dyn Fn(News) + Send + Sync>;
 
-/// A relayed port that an agent asks for.
+/// A relayed port that a client asks for.
 struct Wanted {
     port: u16,
     targets: Vec<SocketAddr>,
@@ -153,7 +155,7 @@ struct Wanted {
 }
 
 /// One that has a process in a VM.
-struct Agent {
+struct Client {
     socket: Mutex<UnixStream>,
     visitor: bool,
 }
@@ -189,8 +191,8 @@ struct Vm {
     address: Ipv4Addr,
     exec: Mutex<UnixStream>,
     control: Mutex<UnixStream>,
-    /// The agents, by their stream in this VM.
-    agents: Mutex<BTreeMap<u32, Arc<Agent>>>,
+    /// The clients, by their stream in this VM.
+    clients: Mutex<BTreeMap<u32, Arc<Client>>>,
     next_stream: AtomicU32,
     wanted: Mutex<Sender<Wanted>>,
     relay_waker: UnixStream,
@@ -200,7 +202,7 @@ struct Vm {
     report: Report,
 }
 
-/// The switch of a run. When it is dropped no more agents come in; the threads of a VM end with its ports.
+/// The switch of a run. When it is dropped no more clients come in; the threads of a VM end with its ports.
 pub struct Switch {
     vms: Vec<Arc<Vm>>,
     twin: Arc<Twin>,
@@ -216,8 +218,8 @@ impl Drop for Switch {
     }
 }
 
-/// Takes agents in until the switch is dropped.
-fn take_agents(
+/// Takes clients in until the switch is dropped.
+fn take_clients(
     listener: &UnixListener,
     stop: &AtomicBool,
     vms: &[Arc<Vm>],
@@ -226,12 +228,12 @@ fn take_agents(
 ) {
     while !stop.load(Ordering::SeqCst) {
         match listener.accept() {
-            Ok((agent, _)) => {
+            Ok((client, _)) => {
                 let (vms, twin) = (vms.to_vec(), Arc::clone(twin));
-                // An agent that no thread can be had for sees its connection closed.
-                let _ = spawn("agent".into(), move || serve_agent(agent, &vms, direct, &twin));
+                // A client that no thread can be had for sees its connection closed.
+                let _ = spawn("client".into(), move || serve_client(client, &vms, direct, &twin));
             }
-            // Out of descriptors, which lasts a while: agents wait, and the processor is left to others meanwhile.
+            // Out of descriptors, which lasts a while: clients wait, and the processor is left to others meanwhile.
             Err(_) => thread::sleep(ACCEPT_PAUSE),
         }
     }
@@ -247,7 +249,7 @@ fn spawn(name: String, body: impl FnOnce() + Send + 'static) -> Result<()> {
 }
 
 impl Switch {
-    /// Starts switching between the agents that connect in `dir` and the VMs behind `ports`. What happens to the
+    /// Starts switching between the clients that connect in `dir` and the VMs behind `ports`. What happens to the
     /// VMs is told to `report`. Where the VMs reach the launcher by themselves, at address `direct`, nothing is relayed.
     ///
     /// # Errors
@@ -271,7 +273,7 @@ impl Switch {
         let stop = Arc::new(AtomicBool::new(false));
         let (known, stopped, own_twin) = (vms.clone(), Arc::clone(&stop), Arc::clone(&twin));
         let own = listener.try_clone().map_err(|e| Error::io("cannot copy a descriptor", e))?;
-        spawn("agents".into(), move || take_agents(&own, &stopped, &known, direct, &own_twin))?;
+        spawn("clients".into(), move || take_clients(&own, &stopped, &known, direct, &own_twin))?;
         Ok(Self { vms, twin, listener, stop })
     }
 
@@ -301,7 +303,7 @@ impl Vm {
             address,
             exec: Mutex::new(exec.try_clone().map_err(failed)?),
             control: Mutex::new(control.try_clone().map_err(failed)?),
-            agents: Mutex::new(BTreeMap::new()),
+            clients: Mutex::new(BTreeMap::new()),
             next_stream: AtomicU32::new(1),
             wanted: Mutex::new(wanted),
             relay_waker,
@@ -334,19 +336,19 @@ impl Vm {
         }
     }
 
-    /// A port has ended, so the VM is lost: its agents must not wait for it.
+    /// A port has ended, so the VM is lost: its clients must not wait for it.
     fn ended(&self, port: &str, end: &std::result::Result<(), WireError>) {
         match end {
             Ok(()) | Err(WireError::Closed) => self.lose("its process ended".into()),
             Err(WireError::Io(e)) if is_end(e.kind()) => self.lose("its process ended".into()),
             Err(e) => self.lose(format!("its {port} port failed: {e}")),
         }
-        for agent in std::mem::take(&mut *lock(&self.agents)).into_values() {
-            let _ = lock(&agent.socket).shutdown(Shutdown::Both);
+        for client in std::mem::take(&mut *lock(&self.clients)).into_values() {
+            let _ = lock(&client.socket).shutdown(Shutdown::Both);
         }
     }
 
-    /// Frames from the VM's processes to their agents.
+    /// Frames from the VM's processes to their clients.
     fn switch_exec(&self, mut port: UnixStream) -> std::result::Result<(), WireError> {
         Frame::hello().write_to(&*lock(&self.exec))?;
         Frame::read_from(&mut port)?.check_hello()?;
@@ -354,19 +356,19 @@ impl Vm {
         loop {
             let mut frame = Frame::read_from(&mut port)?;
             let last = matches!(frame.kind, Kind::Exited | Kind::Refused);
-            let agent = {
-                let mut agents = lock(&self.agents);
-                if last { agents.remove(&frame.stream) } else { agents.get(&frame.stream).cloned() }
+            let client = {
+                let mut clients = lock(&self.clients);
+                if last { clients.remove(&frame.stream) } else { clients.get(&frame.stream).cloned() }
             };
-            if last && agent.as_ref().is_some_and(|agent| !agent.visitor) {
+            if last && client.as_ref().is_some_and(|client| !client.visitor) {
                 (self.report)(News::Ended { vm: self.index, stream: frame.stream, bad: bad_end(&frame) });
             }
             // Whoever it was for may have gone.
-            let Some(agent) = agent else { continue };
-            let stream = std::mem::replace(&mut frame.stream, AGENT_STREAM);
-            if frame.write_to(&*lock(&agent.socket)).is_err() {
-                lock(&self.agents).remove(&stream);
-                let _ = lock(&agent.socket).shutdown(Shutdown::Both);
+            let Some(client) = client else { continue };
+            let stream = std::mem::replace(&mut frame.stream, CLIENT_STREAM);
+            if frame.write_to(&*lock(&client.socket)).is_err() {
+                lock(&self.clients).remove(&stream);
+                let _ = lock(&client.socket).shutdown(Shutdown::Both);
             }
         }
     }
@@ -475,11 +477,11 @@ fn is_end(kind: io::ErrorKind) -> bool {
     matches!(kind, UnexpectedEof | ConnectionReset | BrokenPipe)
 }
 
-/// How a daemon ends whose agent went before it.
-pub const LEFT_BEHIND: &str = "lost its agent, which went before it";
+/// How a daemon ends whose remote shell ended before it.
+pub const LEFT_BEHIND: &str = "lost its remote shell, which ended before it";
 
-/// The stream by which an agent knows its only process.
-pub const AGENT_STREAM: u32 = 1;
+/// The stream by which a client knows its only process.
+pub const CLIENT_STREAM: u32 = 1;
 
 fn connect(targets: &[SocketAddr]) -> io::Result<TcpStream> {
     let mut last = io::Error::from(io::ErrorKind::AddrNotAvailable);
@@ -492,20 +494,20 @@ fn connect(targets: &[SocketAddr]) -> io::Result<TcpStream> {
     Err(last)
 }
 
-/// One agent, from its first word to its last.
-fn serve_agent(agent: UnixStream, vms: &[Arc<Vm>], direct: Option<Ipv4Addr>, twin: &Twin) {
+/// One client, from its first word to its last.
+fn serve_client(client: UnixStream, vms: &[Arc<Vm>], direct: Option<Ipv4Addr>, twin: &Twin) {
     let refuse = |why: String| {
-        let _ = Frame::new(Kind::Refused, AGENT_STREAM, why).write_to(&agent);
+        let _ = Frame::new(Kind::Refused, CLIENT_STREAM, why).write_to(&client);
     };
-    let announce = match announcement(&agent) {
+    let announce = match announcement(&client) {
         Ok(announce) => announce,
         // Somebody who only looks whether the run is there, or of another version.
         Err(why) => return refuse(why),
     };
     let visitor = announce.visitor;
-    match introduce(&agent, announce, vms, direct) {
+    match introduce(&client, announce, vms, direct) {
         Ok(vm) => {
-            if let Err(e) = switch_agent(&agent, &vm, visitor.then_some(twin)) {
+            if let Err(e) = switch_client(&client, &vm, visitor.then_some(twin)) {
                 refuse(e);
             }
         }
@@ -529,23 +531,23 @@ fn bad_end(frame: &Frame) -> Option<String> {
     }
 }
 
-/// The agent says hello, and which VM it wants.
-fn announcement(agent: &UnixStream) -> std::result::Result<Announce, String> {
+/// The client says hello, and which VM it wants.
+fn announcement(client: &UnixStream) -> std::result::Result<Announce, String> {
     let text = |e: WireError| e.to_string();
-    // A VM's output must not wait for long for an agent that does not read.
-    agent.set_write_timeout(Some(AGENT_LIMIT)).map_err(|e| e.to_string())?;
-    Frame::hello().write_to(agent).map_err(text)?;
-    Frame::read_from(agent).and_then(|frame| frame.check_hello()).map_err(text)?;
-    let frame = Frame::read_from(agent).map_err(text)?;
+    // A VM's output must not wait for long for a client that does not read.
+    client.set_write_timeout(Some(CLIENT_LIMIT)).map_err(|e| e.to_string())?;
+    Frame::hello().write_to(client).map_err(text)?;
+    Frame::read_from(client).and_then(|frame| frame.check_hello()).map_err(text)?;
+    let frame = Frame::read_from(client).map_err(text)?;
     match frame.kind {
         Kind::Announce => serde_json::from_slice(&frame.payload).map_err(|e| e.to_string()),
-        _ => Err("an agent begins with an announcement".into()),
+        _ => Err("a client begins with an announcement".into()),
     }
 }
 
-/// The agent is told where its ports are in the VM that it wants.
+/// Tells the client where its ports are in the VM that it wants.
 fn introduce(
-    agent: &UnixStream,
+    client: &UnixStream,
     announce: Announce,
     vms: &[Arc<Vm>],
     direct: Option<Ipv4Addr>,
@@ -564,24 +566,24 @@ fn introduce(
         .collect::<std::result::Result<_, _>>()?;
     let answer = serde_json::to_vec(&Announced { address: direct.unwrap_or(vm.address), ports })
         .map_err(|e| e.to_string())?;
-    Frame::new(Kind::Announced, 0, answer).write_to(agent).map_err(|e| e.to_string())?;
+    Frame::new(Kind::Announced, 0, answer).write_to(client).map_err(|e| e.to_string())?;
     Ok(Arc::clone(vm))
 }
 
-/// Frames from an agent to its process, until either is gone. `twin` is for visitors.
-fn switch_agent(mut agent: &UnixStream, vm: &Vm, twin: Option<&Twin>) -> std::result::Result<(), String> {
-    let writer = agent.try_clone().map_err(|e| e.to_string())?;
+/// Frames from a client to its process, until either is gone. `twin` is for visitors.
+fn switch_client(mut client: &UnixStream, vm: &Vm, twin: Option<&Twin>) -> std::result::Result<(), String> {
+    let writer = client.try_clone().map_err(|e| e.to_string())?;
     // Relaxed: only that no two are the same matters.
     let stream = vm.next_stream.fetch_add(1, Ordering::Relaxed);
     let visitor = twin.is_some();
-    lock(&vm.agents).insert(stream, Arc::new(Agent { socket: Mutex::new(writer), visitor }));
-    // Relaxed: `lose` comes before the agents are let go, and the lock orders that.
+    lock(&vm.clients).insert(stream, Arc::new(Client { socket: Mutex::new(writer), visitor }));
+    // Relaxed: `lose` comes before the clients are let go, and the lock orders that.
     if vm.lost.load(Ordering::Relaxed) {
-        lock(&vm.agents).remove(&stream);
+        lock(&vm.clients).remove(&stream);
         return Err(format!("{} is gone", vm.name));
     }
     let mut refused = None;
-    while let Ok(mut frame) = Frame::read_from(&mut agent) {
+    while let Ok(mut frame) = Frame::read_from(&mut client) {
         match (frame.kind, twin) {
             (Kind::Start, None) => (vm.report)(News::Started { vm: vm.index, stream }),
             (Kind::Start, Some(twin)) => match like_the_job(&frame, twin) {
@@ -608,8 +610,8 @@ fn switch_agent(mut agent: &UnixStream, vm: &Vm, twin: Option<&Twin>) -> std::re
             break;
         }
     }
-    // Still there: the agent went before its process did.
-    if lock(&vm.agents).remove(&stream).is_some() {
+    // Still there: the client ended before its process did.
+    if lock(&vm.clients).remove(&stream).is_some() {
         if !visitor {
             let bad = Some(LEFT_BEHIND.to_owned());
             (vm.report)(News::Ended { vm: vm.index, stream, bad });

@@ -1,6 +1,6 @@
 //! Visitors: `isthmus exec` and `isthmus shell`, which run a command in a VM of a run beside its job.
 //!
-//! A visitor connects to the run's agent socket as an MPI's agents do, but says that it is none, so that what it starts
+//! A visitor connects to the run's switch as remote shells do, but says that it is a visitor, so that what it starts
 //! counts for nothing when the job's end is judged. It sends only the command; everything else that makes a process
 //! the job's twin (user, groups, limits, environment, working directory) is added by the run itself.
 
@@ -14,7 +14,7 @@ use crate::error::{Error, Result};
 use crate::front::status_of_signal;
 use crate::runs;
 use crate::session::{self, End, Manner};
-use crate::switch::{AGENT_SOCKET, AGENT_STREAM, Announce};
+use crate::switch::{AGENT_SOCKET, Announce, CLIENT_STREAM};
 
 /// What a terminal's programs must know of it, which is ours and not the job's.
 const OF_THE_TERMINAL: [&str; 2] = ["TERM", "COLORTERM"];
@@ -63,7 +63,7 @@ pub fn run(visit: &Visit) -> Result<i32> {
         return Err(failed("the command is too long".into()));
     }
     let manner = Manner { terminal: window.is_some(), impatient: true };
-    let start = Frame::new(Kind::Start, AGENT_STREAM, request);
+    let start = Frame::new(Kind::Start, CLIENT_STREAM, request);
     match session::follow(connection, &start, manner).map_err(|e: io::Error| failed(e.to_string()))? {
         End::Exited(status) => Ok(status),
         End::Gone => Err(failed("the run has ended, and the command with it".into())),

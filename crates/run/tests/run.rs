@@ -1,5 +1,5 @@
 //! Whole runs, with real launchers: natively, and with stand-ins for VMs (see `examples/bare.rs`), so that PRRTE's and
-//! Hydra's daemons really start through the agent.
+//! Hydra's daemons really start through the remote shell.
 //!
 //! The MPIs are those of `ISTHMUS_TEST_MPI` (directories, with colons between) or of `build/mpi`; without any, and for
 //! stand-ins without root, a test says `skipped:` and why; in CI it fails.
@@ -369,7 +369,7 @@ fn whoever_is_killed_nothing_stays_behind() {
 }
 
 #[test]
-fn daemons_are_started_through_the_agent() {
+fn daemons_are_started_through_the_remote_shell() {
     if !may_stand_in() {
         return;
     }
@@ -390,7 +390,7 @@ fn daemons_are_started_through_the_agent() {
         }
         assert_eq!(ended.stderr.lines().filter(|line| *line == "to-err").count(), 3);
         assert!(ended.stderr.contains("vm1:/srv/result (5 bytes)"), "{}", ended.stderr);
-        run.assert_nothing_left("through the agent");
+        run.assert_nothing_left("through the remote shell");
     }
 }
 
@@ -482,7 +482,7 @@ fn a_host_without_a_network_is_host_enough() {
     }
 }
 
-/// An MPI whose launcher is `script`, which finds the agent in `$agent`.
+/// An MPI whose launcher is `script`, which finds the remote shell in `$shell`.
 fn launcher(script: &str) -> tempfile::TempDir {
     use std::os::unix::fs::PermissionsExt;
     let dir = tempfile::tempdir().unwrap();
@@ -490,7 +490,7 @@ fn launcher(script: &str) -> tempfile::TempDir {
     fs::create_dir(path.parent().unwrap()).unwrap();
     let text = format!(
         "#!/bin/sh\n[ \"$1\" = --version ] && {{ echo 'mpirun (Open MPI) 5.0.11'; exit; }}\n\
-         agent=$PRTE_MCA_plm_ssh_agent\n{script}\n"
+         shell=$PRTE_MCA_plm_ssh_agent\n{script}\n"
     );
     fs::write(&path, text).unwrap();
     fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
@@ -503,22 +503,26 @@ fn a_launcher_that_claims_success_is_not_believed_where_a_daemon_failed() {
         return;
     }
     for (script, status, says) in [
-        ("$agent vm0 exit 0; exit 0", 0, ""),
-        ("$agent vm0 exit 3; exit 5", 5, ""),
-        ("$agent vm0 exit 3; exit 0", 125, "its daemon in VM vm0 ended with status 3"),
-        ("$agent vm1 'kill -11 $$'; exit 0", 125, "its daemon in VM vm1 was killed by signal 11"),
-        ("$agent vm1 sleep 100 & sleep 1; kill -9 $!; exit 0", 125, "its daemon in VM vm1 lost its agent"),
+        ("$shell vm0 exit 0; exit 0", 0, ""),
+        ("$shell vm0 exit 3; exit 5", 5, ""),
+        ("$shell vm0 exit 3; exit 0", 125, "its daemon in VM vm0 ended with status 3"),
+        ("$shell vm1 'kill -11 $$'; exit 0", 125, "its daemon in VM vm1 was killed by signal 11"),
         (
-            "$agent vm0 'sleep 0.3; exit 3' & sleep 0.1; exit 0",
+            "$shell vm1 sleep 100 & sleep 1; kill -9 $!; exit 0",
+            125,
+            "its daemon in VM vm1 lost its remote shell",
+        ),
+        (
+            "$shell vm0 'sleep 0.3; exit 3' & sleep 0.1; exit 0",
             125,
             "its daemon in VM vm0 ended with status 3",
         ),
         (
-            "$agent vm1 sleep 100 & first=$!; $agent vm0 'sleep 1; exit 3' & sleep 0.7; kill -9 $first; wait; exit 0",
+            "$shell vm1 sleep 100 & first=$!; $shell vm0 'sleep 1; exit 3' & sleep 0.7; kill -9 $first; wait; exit 0",
             125,
             "its daemon in VM vm0 ended with status 3",
         ),
-        ("$agent nowhere true; exit 0", 125, "no host called nowhere"),
+        ("$shell nowhere true; exit 0", 125, "no host called nowhere"),
         ("exit 0", 125, "no rank was started"),
     ] {
         let mpi = launcher(script);

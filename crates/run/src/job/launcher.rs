@@ -165,17 +165,18 @@ impl Run<'_> {
             write_file(&host_file, &mpi::host_file(mpi.flavour, &hosts, spec.map))?;
         }
         let host_file = (!hosts.is_empty()).then_some(host_file.as_path());
-        let agent = dir.join(rsh::AGENT_NAME);
+        let remote_shell = dir.join(rsh::REMOTE_SHELL_NAME);
         if spec.vms > 0 {
             let program =
                 std::env::current_exe().map_err(|e| Error::io("cannot tell where this program is", e))?;
-            symlink(program, &agent).map_err(|e| Error::io(format!("cannot make {}", agent.display()), e))?;
+            symlink(program, &remote_shell)
+                .map_err(|e| Error::io(format!("cannot make {}", remote_shell.display()), e))?;
         }
         let needs_alias = spec.vms > 0 && parts.network.is_none() && mpi.flavour == Flavour::OpenMpi;
         let alias = if needs_alias { mpi::alias_prefix() } else { None };
         let placement = mpi::Placement {
             dir,
-            agent: (spec.vms > 0).then_some(agent.as_path()),
+            remote_shell: (spec.vms > 0).then_some(remote_shell.as_path()),
             hosts: host_file,
             host_count: hosts.len(),
             map: spec.map,

@@ -140,11 +140,11 @@ struct Daemons {
     /// VM and stream of each that runs.
     running: BTreeSet<(usize, u32)>,
     started: bool,
-    /// The first that ended badly by itself, or the last to lose its agent; and how.
+    /// The first that ended badly by itself, or the last to lose its remote shell; and how.
     bad: Option<(usize, String)>,
     /// Whether a signal has asked for the end, so that deaths are no news.
     asked: bool,
-    /// Why the first agent was turned away.
+    /// Why the first remote shell was turned away.
     turned_away: Option<String>,
 }
 
@@ -157,7 +157,7 @@ impl Daemons {
             }
             switch::News::Ended { vm, stream, bad } => {
                 self.running.remove(&(vm, stream));
-                // A launcher that loses one daemon kills the agents of the others: that is not the cause.
+                // A launcher that loses one daemon kills the remote shells of the others: that is not the cause.
                 let better =
                     bad.is_some() && self.bad.as_ref().is_none_or(|(_, how)| how == switch::LEFT_BEHIND);
                 if let (true, Some(how)) = (better, bad) {

@@ -155,8 +155,8 @@ pub fn files(flavour: Flavour, dir: &Path) -> Environment {
 pub struct Placement<'a> {
     /// The run's directory.
     pub dir: &'a Path,
-    /// Our rsh agent; `None` where everything runs on this host.
-    pub agent: Option<&'a Path>,
+    /// Our remote shell; `None` where everything runs on this host.
+    pub remote_shell: Option<&'a Path>,
     /// The host file; `None` where everything runs on this host and the line says how many.
     pub hosts: Option<&'a Path>,
     /// How many lines it has.
@@ -171,7 +171,7 @@ pub struct Placement<'a> {
     pub alias: Option<&'a str>,
 }
 
-/// What the launcher needs set: its agent and host list, and where it may leave files.
+/// What the launcher needs set: its remote shell and host list, and where it may leave files.
 pub fn launcher(flavour: Flavour, place: &Placement) -> Environment {
     match flavour {
         Flavour::OpenMpi => prrte(place),
@@ -198,7 +198,7 @@ fn by_node(own: Option<&str>) -> Option<String> {
 /// Whether the launcher is to start more ranks than it may think that there are places. The host file has a place for each
 /// rank of the short form, but on the host itself an allocation (Slurm's and the like) counts for more than that file.
 fn may_oversubscribe(place: &Placement) -> bool {
-    place.crowded && place.agent.is_none()
+    place.crowded && place.remote_shell.is_none()
 }
 
 /// PRRTE's mapping policy; `None` to leave it as it is.
@@ -225,9 +225,9 @@ fn unless_set(name: &str, value: &str) -> Option<(OsString, OsString)> {
 
 fn prrte(place: &Placement) -> Environment {
     let mut env = Environment::new();
-    if let Some(agent) = place.agent {
-        env.push(variable("PRTE_MCA_plm_ssh_agent", agent));
-        // Daemons that start daemons would look for our agent in a VM.
+    if let Some(shell) = place.remote_shell {
+        env.push(variable("PRTE_MCA_plm_ssh_agent", shell));
+        // Daemons that start daemons would look for our remote shell in a VM.
         env.push(variable("PRTE_MCA_plm_ssh_no_tree_spawn", "1"));
         // Its daemons map files there, which a directory that is shared with the host does not allow.
         env.push(variable("PRTE_MCA_prte_remote_tmpdir_base", "/dev/shm"));
@@ -260,8 +260,8 @@ fn prrte(place: &Placement) -> Environment {
 /// ORTE is PRRTE's forebear: the same settings under older names.
 fn orte(place: &Placement) -> Environment {
     let mut env = Environment::new();
-    if let Some(agent) = place.agent {
-        env.push(variable("OMPI_MCA_plm_rsh_agent", agent));
+    if let Some(shell) = place.remote_shell {
+        env.push(variable("OMPI_MCA_plm_rsh_agent", shell));
         env.push(variable("OMPI_MCA_plm_rsh_no_tree_spawn", "1"));
         // Messages of daemons would go through other daemons from this number on, which no relay carries.
         env.push(variable("OMPI_MCA_routed_radix_children", (place.host_count + 1).to_string()));
@@ -295,9 +295,9 @@ fn orte(place: &Placement) -> Environment {
 
 fn hydra(place: &Placement) -> Environment {
     let mut env = Environment::new();
-    if let Some(agent) = place.agent {
+    if let Some(shell) = place.remote_shell {
         env.push(variable("HYDRA_LAUNCHER", "ssh"));
-        env.push(variable("HYDRA_LAUNCHER_EXEC", agent));
+        env.push(variable("HYDRA_LAUNCHER_EXEC", shell));
     }
     if let Some(hosts) = place.hosts {
         env.push(variable("HYDRA_HOST_FILE", hosts));
@@ -308,10 +308,10 @@ fn hydra(place: &Placement) -> Environment {
 /// Its host file is an argument: see [`super::arguments`].
 fn intel_hydra(place: &Placement) -> Environment {
     let mut env = Environment::new();
-    if let Some(agent) = place.agent {
+    if let Some(shell) = place.remote_shell {
         env.push(variable("I_MPI_HYDRA_BOOTSTRAP", "ssh"));
-        env.push(variable("I_MPI_HYDRA_BOOTSTRAP_EXEC", agent));
-        // Proxies that start proxies would look for our agent in a VM.
+        env.push(variable("I_MPI_HYDRA_BOOTSTRAP_EXEC", shell));
+        // Proxies that start proxies would look for our remote shell in a VM.
         env.push(variable("I_MPI_HYDRA_BRANCH_COUNT", (place.host_count + 1).to_string()));
     }
     if place.crowded {
@@ -344,10 +344,10 @@ mod tests {
 
     #[test]
     fn more_ranks_than_processors_are_no_mistake_on_the_host() {
-        let of = |map, crowded, agent, own| {
+        let of = |map, crowded, remote_shell, own| {
             let place = Placement {
                 dir: Path::new("/d"),
-                agent,
+                remote_shell,
                 hosts: None,
                 host_count: 1,
                 map,
@@ -370,7 +370,7 @@ mod tests {
     fn no_launcher_forks_ranks_in_threads() {
         let place = Placement {
             dir: Path::new("/d"),
-            agent: None,
+            remote_shell: None,
             hosts: None,
             host_count: 1,
             map: Map::Block,
