@@ -4,7 +4,9 @@ use std::io::Write;
 use std::path::PathBuf;
 
 use isthmus_host::foreground::{self, Options};
+use isthmus_run::RegionOptions;
 
+use crate::region_args::RegionArgs;
 use crate::{metrics, report, size, user};
 
 /// Serve a region to processes of this host and to VMs that you start yourself
@@ -36,15 +38,8 @@ pub(crate) struct Args {
     /// Processes expected on the host and in all VMs; they decide the region's default size
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65536))]
     ranks: Option<u32>,
-    /// Size of the region; by default 64M and 16M per rank, rounded up to a power of two
-    #[arg(long, value_name = "SIZE", value_parser = size::parse_region)]
-    region_size: Option<u64>,
-    /// Take the region from the kernel's huge pages of this size (2M, 1G), or do not start; `no`: from ordinary pages
-    #[arg(long, value_name = "SIZE", default_value = "no", value_parser = size::parse_huge_pages)]
-    huge_pages: size::HugePages,
-    /// Bytes of the region for named objects (segments, barriers, locks), which all members write; by default an eighth
-    #[arg(long, value_name = "SIZE", value_parser = size::parse_or_none)]
-    shared: Option<u64>,
+    #[command(flatten)]
+    region: RegionArgs,
     /// Most bytes of all named objects of one user together; root may have more
     #[arg(long, value_name = "SIZE", value_parser = size::parse)]
     shared_quota: Option<u64>,
@@ -73,14 +68,15 @@ impl Args {
             );
             return report::USAGE;
         }
+        let region = RegionOptions::from(self.region);
         let options = Options {
             socket: self.socket,
             vms: self.vms,
             names: self.names,
             ranks: self.ranks,
-            region_bytes: self.region_size,
-            huge_pages: self.huge_pages.0,
-            shared_bytes: self.shared,
+            region_bytes: region.bytes,
+            huge_pages: region.huge_pages,
+            shared_bytes: region.shared_bytes,
             shared_quota: self.shared_quota,
             users: self.users,
             group: self.group,

@@ -17,6 +17,7 @@ mod hidden;
 mod host;
 mod metrics;
 mod region;
+mod region_args;
 mod report;
 mod run;
 mod size;

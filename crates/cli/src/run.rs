@@ -4,8 +4,9 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::ValueEnum;
-use isthmus_run::{Accelerator, Map, Net, RunSpec, front};
+use isthmus_run::{Accelerator, Map, Net, RunSpec, VmOptions, front};
 
+use crate::region_args::RegionArgs;
 use crate::size;
 
 /// Boot VMs and run an MPI job across them
@@ -73,15 +74,8 @@ pub(crate) struct Args {
     /// Memory per VM, for instance 1G
     #[arg(long, value_name = "SIZE", value_parser = size::parse)]
     memory: Option<u64>,
-    /// Size of the region; by default 64M and 16M per rank, rounded up to a power of two
-    #[arg(long, value_name = "SIZE", value_parser = size::parse_region)]
-    region_size: Option<u64>,
-    /// Take the region from the kernel's huge pages of this size (2M, 1G), or do not run; `no`: from ordinary pages
-    #[arg(long, value_name = "SIZE", default_value = "no", value_parser = size::parse_huge_pages)]
-    huge_pages: size::HugePages,
-    /// Bytes of the region for named objects (segments, barriers, locks), which all ranks write; by default an eighth
-    #[arg(long, value_name = "SIZE", value_parser = size::parse_or_none)]
-    shared: Option<u64>,
+    #[command(flatten)]
+    region: RegionArgs,
     /// Hardware virtualisation or emulation; auto takes KVM where it really works
     #[arg(long, value_enum, default_value_t = AcceleratorArg::Auto)]
     accel: AcceleratorArg,
@@ -169,30 +163,30 @@ impl Args {
             native_transport: self.transport == TransportArg::Native,
             stats: self.stats,
             env: self.env,
-            pin: self.pin,
-            cpus: self.cpus,
-            memory_bytes: self.memory,
-            region_bytes: self.region_size,
-            huge_pages: self.huge_pages.0,
-            shared_bytes: self.shared,
-            accel: match self.accel {
-                AcceleratorArg::Auto => Accelerator::Auto,
-                AcceleratorArg::Kvm => Accelerator::Kvm,
-                AcceleratorArg::Tcg => Accelerator::Tcg,
+            region: self.region.into(),
+            vm: VmOptions {
+                cpus: self.cpus,
+                memory_bytes: self.memory,
+                pin: self.pin,
+                accel: match self.accel {
+                    AcceleratorArg::Auto => Accelerator::Auto,
+                    AcceleratorArg::Kvm => Accelerator::Kvm,
+                    AcceleratorArg::Tcg => Accelerator::Tcg,
+                },
+                kernel: self.kernel,
+                read_only: self.read_only,
+                writable: self.writable,
+                net: match self.net {
+                    NetArg::None => Net::None,
+                    NetArg::Tap => Net::Tap,
+                },
+                wire: self.wire,
+                console: self.console,
+                boot_timeout_s: self.boot_timeout,
             },
-            kernel: self.kernel,
-            read_only: self.read_only,
-            writable: self.writable,
-            net: match self.net {
-                NetArg::None => Net::None,
-                NetArg::Tap => Net::Tap,
-            },
-            wire: self.wire,
             keep: self.keep,
             verbose: self.verbose,
-            console: self.console,
             timeout_s: self.timeout,
-            boot_timeout_s: self.boot_timeout,
             command: self.command,
         }
     }

@@ -83,7 +83,7 @@ impl StartMachines for StandIns {
             });
         }
         // Stand-ins are not on it; but what is in it can be seen.
-        let network = (plan.spec.net == Net::Tap).then(|| Network {
+        let network = (plan.spec.vm.net == Net::Tap).then(|| Network {
             prefix: ["unshare", "--net", "sh", "-c", "ip link set lo up; exec \"$@\"", "sh"]
                 .map(Into::into)
                 .into(),

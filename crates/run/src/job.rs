@@ -167,7 +167,8 @@ impl Run<'_> {
                 tell!("{line}");
             }
         }
-        let net_bytes = if spec.net == Net::Tap { stats::sent_over_network(&parts.machines) } else { None };
+        let net_bytes =
+            if spec.vm.net == Net::Tap { stats::sent_over_network(&parts.machines) } else { None };
         if let (Ok(_), Some(switch)) = (&outcome, &parts.switch) {
             self.report_lost_files(switch, &parts.machines);
         }

@@ -59,4 +59,4 @@ pub mod tree;
 pub mod visit;
 
 pub use error::{Error, Result};
-pub use spec::{Accelerator, ExitCode, Map, Net, RunSpec};
+pub use spec::{Accelerator, ExitCode, Map, Net, RegionOptions, RunSpec, VmOptions};

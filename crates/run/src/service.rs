@@ -4,20 +4,20 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use isthmus_attach::deaths::Deaths;
+use isthmus_region::create::default_bytes_in;
 
 use crate::error::{Error, Result, tell};
+use crate::spec::RegionOptions;
 
 /// What the service is started with.
 #[derive(Clone, Debug)]
 pub struct Config {
     /// The run's directory; the service's sockets go there.
     pub dir: PathBuf,
-    /// Bytes of the region; a power of two.
-    pub region_bytes: u64,
-    /// Bytes of each huge page that the region lies in, if it shall.
-    pub huge_pages: Option<u64>,
-    /// Bytes of the region for named objects, if somebody says.
-    pub shared_bytes: Option<u64>,
+    /// What is asked of the region.
+    pub region: RegionOptions,
+    /// Ranks that the region is made for where its size was not asked for.
+    pub region_ranks: u32,
     /// Processes expected on the host.
     pub host_ranks: u32,
     /// The host names of the VMs that will join, in order, and the processes expected there.
@@ -63,9 +63,11 @@ fn failed(e: &(dyn std::error::Error + 'static)) -> Error {
 
 impl StartService for Embedded {
     fn start(&self, config: &Config, verbose: bool, note: Note) -> Result<Option<Box<dyn Service>>> {
-        let mut host = isthmus_host::Config::new(&config.dir, config.region_bytes);
-        host.huge_pages = config.huge_pages;
-        host.shared_bytes = config.shared_bytes;
+        let RegionOptions { bytes, huge_pages, shared_bytes } = config.region;
+        let bytes = bytes.unwrap_or_else(|| default_bytes_in(config.region_ranks, huge_pages));
+        let mut host = isthmus_host::Config::new(&config.dir, bytes);
+        host.huge_pages = huge_pages;
+        host.shared_bytes = shared_bytes;
         host.host_ranks = config.host_ranks;
         host.vms = config
             .vms
@@ -114,7 +116,7 @@ impl Service for isthmus_host::Service {
 /// Ranks that a region is made for when their number is not known.
 const RANKS: u32 = 16;
 
-/// Bytes of a region that was not asked for by size: for the ranks, or for all that have a place where their number is not known.
-pub fn default_region_bytes(ranks: Option<u32>, places: u32, huge_pages: Option<u64>) -> u64 {
-    isthmus_region::create::default_bytes_in(ranks.unwrap_or(RANKS.max(places)), huge_pages)
+/// Ranks that a region is made for where its size was not asked for: all, or all places where their number is not known.
+pub fn region_ranks(ranks: Option<u32>, places: u32) -> u32 {
+    ranks.unwrap_or(RANKS.max(places))
 }

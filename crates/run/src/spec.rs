@@ -66,6 +66,46 @@ pub enum Map {
 /// Many times what a boot takes under emulation on a busy machine.
 pub const BOOT_LIMIT_S: f64 = 120.0;
 
+/// What is asked of a run's region.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct RegionOptions {
+    /// Its bytes, a power of two; by default what the ranks need.
+    pub bytes: Option<u64>,
+    /// Bytes of each huge page that it lies in; by default it lies in pages of the usual size.
+    pub huge_pages: Option<u64>,
+    /// Bytes of it for named objects; by default an eighth.
+    pub shared_bytes: Option<u64>,
+}
+
+/// What is asked of a run's VMs, each of them or all together.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct VmOptions {
+    /// Virtual CPUs; by default one for each rank of the fullest VM.
+    pub cpus: Option<u32>,
+    /// Bytes of memory.
+    pub memory_bytes: Option<u64>,
+    /// Bind each virtual CPU to a processor of its own.
+    pub pin: bool,
+    /// Accelerator for QEMU.
+    pub accel: Accelerator,
+    /// Kernel image to boot instead of the packaged one.
+    pub kernel: Option<PathBuf>,
+    /// Share the working directory read-only.
+    pub read_only: bool,
+    /// Directories that they may write besides the working directory.
+    pub writable: Vec<PathBuf>,
+    /// Their network.
+    pub net: Net,
+    /// Join the first two by a virtio-serial port of each, `isthmus.wire`: for measuring beside it.
+    pub wire: bool,
+    /// Where their consoles are kept.
+    pub console: Option<PathBuf>,
+    /// Seconds that one may take until it is up; by default [`BOOT_LIMIT_S`].
+    pub boot_timeout_s: Option<f64>,
+}
+
 /// One run, as asked for.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
@@ -92,40 +132,16 @@ pub struct RunSpec {
     pub stats: Option<PathBuf>,
     /// `NAME=VALUE`, or `NAME` for a variable that is passed on.
     pub env: Vec<OsString>,
-    /// Bind each virtual CPU to a processor of its own.
-    pub pin: bool,
-    /// Virtual CPUs per VM.
-    pub cpus: Option<u32>,
-    /// Bytes of memory per VM.
-    pub memory_bytes: Option<u64>,
-    /// Bytes of the region.
-    pub region_bytes: Option<u64>,
-    /// Bytes of each huge page that the region lies in, if it shall.
-    pub huge_pages: Option<u64>,
-    /// Bytes of the region for named objects.
-    pub shared_bytes: Option<u64>,
-    /// Accelerator for QEMU.
-    pub accel: Accelerator,
-    /// Kernel image to boot instead of the packaged one.
-    pub kernel: Option<PathBuf>,
-    /// Share the working directory read-only.
-    pub read_only: bool,
-    /// Directories that the VMs may write besides the working directory.
-    pub writable: Vec<PathBuf>,
-    /// Network of the VMs.
-    pub net: Net,
-    /// Join the first two VMs by a virtio-serial port of each, `isthmus.wire`: for measuring beside it.
-    pub wire: bool,
+    /// What is asked of the region.
+    pub region: RegionOptions,
+    /// What is asked of the VMs.
+    pub vm: VmOptions,
     /// Leave the run directory behind.
     pub keep: bool,
     /// Say what is done.
     pub verbose: bool,
-    /// Where the consoles of the VMs are kept.
-    pub console: Option<PathBuf>,
     /// Seconds after which the run is ended.
     pub timeout_s: Option<f64>,
-    /// Seconds that a VM may take until it is up; by default [`BOOT_LIMIT_S`].
-    pub boot_timeout_s: Option<f64>,
     /// The program with its arguments, or a full launcher line.
     pub command: Vec<OsString>,
 }
@@ -192,16 +208,16 @@ impl RunSpec {
         if self.timeout_s.is_some_and(|s| !s.is_finite() || s <= 0.0) {
             return usage("--timeout takes seconds greater than 0".into());
         }
-        if self.boot_timeout_s.is_some_and(|s| !s.is_finite() || s <= 0.0) {
+        if self.vm.boot_timeout_s.is_some_and(|s| !s.is_finite() || s <= 0.0) {
             return usage("--boot-timeout takes seconds greater than 0".into());
         }
-        if self.cpus == Some(0) {
+        if self.vm.cpus == Some(0) {
             return usage("--cpus 0: a VM has at least one".into());
         }
-        if self.memory_bytes.is_some_and(|bytes| bytes < LEAST_MEMORY) {
+        if self.vm.memory_bytes.is_some_and(|bytes| bytes < LEAST_MEMORY) {
             return usage("--memory: a VM has at least 64M".into());
         }
-        if let Some(kernel) = &self.kernel
+        if let Some(kernel) = &self.vm.kernel
             && self.vms > 0
             && let Err(e) = std::fs::File::open(kernel)
         {
@@ -310,6 +326,7 @@ mod tests {
 
     #[test]
     fn contradictions_are_usage_errors() {
+        let vm = |vm| RunSpec { vm, ..spec(1, Some(3), &["true"]) };
         for bad in [
             spec(1, Some(1), &[]),
             spec(1, None, &["./prog"]),
@@ -318,10 +335,10 @@ mod tests {
             RunSpec { host_ranks: 3, ..spec(1, Some(2), &["true"]) },
             RunSpec { ppn: Some(1), ..spec(2, Some(3), &["true"]) },
             RunSpec { timeout_s: Some(-1.0), ..spec(2, Some(3), &["true"]) },
-            RunSpec { boot_timeout_s: Some(0.0), ..spec(2, Some(3), &["true"]) },
+            vm(VmOptions { boot_timeout_s: Some(0.0), ..VmOptions::default() }),
             RunSpec { env: vec!["=x".into()], ..spec(2, Some(3), &["true"]) },
-            RunSpec { memory_bytes: Some(1), ..spec(1, Some(3), &["true"]) },
-            RunSpec { kernel: Some("/none/of/these".into()), ..spec(1, Some(3), &["true"]) },
+            vm(VmOptions { memory_bytes: Some(1), ..VmOptions::default() }),
+            vm(VmOptions { kernel: Some("/none/of/these".into()), ..VmOptions::default() }),
             RunSpec { stats: Some("/none/of/these/x".into()), ..spec(2, Some(3), &["true"]) },
             RunSpec { env: vec!["PATH=/none/of/these".into()], ..spec(2, Some(4), &["true"]) },
             spec(2, Some(4), &["./no-such-program"]),

@@ -14,7 +14,7 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use isthmus_guest::processes;
-use isthmus_run::{Net, RunSpec, rundir, runs, tree};
+use isthmus_run::{Net, RunSpec, VmOptions, rundir, runs, tree};
 use rustix::process::{Pid, Signal, kill_process};
 
 const PROMPT: Duration = Duration::from_secs(5);
@@ -560,7 +560,8 @@ fn with_a_network_the_launcher_and_the_ranks_on_the_host_are_in_it() {
     let here = fs::read_link("/proc/self/ns/net").unwrap().to_string_lossy().into_owned();
     for mpi in mpis() {
         for net in [Net::None, Net::Tap] {
-            let spec = RunSpec { vms: 1, host_ranks: 2, net, ..native(2) };
+            let vm = VmOptions { net, ..VmOptions::default() };
+            let spec = RunSpec { vms: 1, host_ranks: 2, vm, ..native(2) };
             let script = "echo $(readlink /proc/self/ns/net) $(readlink /proc/$PPID/ns/net)";
             let mut run = Run::start(&mpi, spec, &["sh", "-c", script]);
             let ended = run.finish();
@@ -573,7 +574,8 @@ fn with_a_network_the_launcher_and_the_ranks_on_the_host_are_in_it() {
             }
             run.assert_nothing_left("in a network");
         }
-        kill(&mpi, &RunSpec { vms: 1, host_ranks: 2, net: Net::Tap, ..native(2) }, &["front", "guardian"]);
+        let vm = VmOptions { net: Net::Tap, ..VmOptions::default() };
+        kill(&mpi, &RunSpec { vms: 1, host_ranks: 2, vm, ..native(2) }, &["front", "guardian"]);
     }
 }
 

@@ -54,15 +54,12 @@ impl Run<'_> {
         tell_of_idle(spec, &names);
         let slots = spec.slots(guest_ranks);
         // At least one, also where all ranks are on the host.
-        let cpus = spec.cpus.unwrap_or_else(|| slots.iter().copied().fold(1, u32::max));
+        let cpus = spec.vm.cpus.unwrap_or_else(|| slots.iter().copied().fold(1, u32::max));
         let places = spec.host_ranks.saturating_add(slots.iter().fold(0, |sum, n| sum.saturating_add(*n)));
         let config = service::Config {
             dir: dir.to_owned(),
-            region_bytes: spec
-                .region_bytes
-                .unwrap_or_else(|| service::default_region_bytes(ranks, places, spec.huge_pages)),
-            huge_pages: spec.huge_pages,
-            shared_bytes: spec.shared_bytes,
+            region: spec.region,
+            region_ranks: service::region_ranks(ranks, places),
             host_ranks: if spec.vms == 0 { ranks.unwrap_or(1) } else { spec.host_ranks },
             vms: names.iter().cloned().zip(slots).collect(),
         };
@@ -108,7 +105,7 @@ impl Run<'_> {
         };
         let mut waiting: Vec<usize> = (0..machines.len()).collect();
         let slow = Slow::start(line(&waiting));
-        let limit = self.spec.boot_timeout_s.unwrap_or(BOOT_LIMIT_S);
+        let limit = self.spec.vm.boot_timeout_s.unwrap_or(BOOT_LIMIT_S);
         let up_by = start + Duration::try_from_secs_f64(limit).unwrap_or(Duration::MAX / 4);
         while let Some(first) = waiting.first().map(|vm| &machines[*vm]) {
             match self.next(Some(self.deadline.map_or(up_by, |d| d.min(up_by)))) {
@@ -161,7 +158,7 @@ pub(super) fn writable_directories(spec: &RunSpec) -> Result<Vec<PathBuf>> {
     }
     let may_write = |dir: &Path| rustix::fs::access(dir, rustix::fs::Access::WRITE_OK).is_ok();
     let mut writable = Vec::new();
-    for dir in &spec.writable {
+    for dir in &spec.vm.writable {
         let failed = |why: String| Error::Writable { directory: dir.clone(), why };
         let real = fs::canonicalize(dir).map_err(|e| failed(e.to_string()))?;
         if !real.is_dir() {
@@ -175,7 +172,7 @@ pub(super) fn writable_directories(spec: &RunSpec) -> Result<Vec<PathBuf>> {
         }
         writable.push(real);
     }
-    if !spec.read_only {
+    if !spec.vm.read_only {
         let directory =
             std::env::current_dir().map_err(|e| Error::io("cannot tell the working directory", e))?;
         let fault = if directory == Path::new("/") {

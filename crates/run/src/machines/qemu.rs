@@ -60,9 +60,9 @@ impl Common {
         let failed = |e: isthmus_vm::Error| boot(&plan.names.join(", "), &e);
         let slow = Slow::start("isthmus: getting the guests' kernel ready");
         let kernel =
-            kernel::find(plan.spec.kernel.as_deref(), &mut |line| tell!("{line}")).map_err(failed)?;
+            kernel::find(plan.spec.vm.kernel.as_deref(), &mut |line| tell!("{line}")).map_err(failed)?;
         drop(slow);
-        let choice = match plan.spec.accel {
+        let choice = match plan.spec.vm.accel {
             Accelerator::Auto => Choice::Auto,
             Accelerator::Kvm => Choice::Kvm,
             Accelerator::Tcg => Choice::Tcg,
@@ -80,7 +80,7 @@ impl Common {
             Slow::start("isthmus: making the guests' first file system (once for each kernel and build)");
         let base = initramfs::base(&kernel).map_err(failed)?;
         drop(slow);
-        let netns = match plan.spec.net {
+        let netns = match plan.spec.vm.net {
             Net::None => None,
             Net::Tap => Some(Arc::new(Netns::create(&tap::Plan::new(plan.names.len())).map_err(failed)?)),
         };
@@ -88,7 +88,7 @@ impl Common {
             .names
             .iter()
             .enumerate()
-            .map(|(index, name)| HostEntry { address: address(plan.spec.net, index), name: name.clone() })
+            .map(|(index, name)| HostEntry { address: address(plan.spec.vm.net, index), name: name.clone() })
             .collect();
         Ok(Self { accel: decision.accel, kernel, base, netns, hosts })
     }
@@ -100,8 +100,8 @@ impl Common {
         std::fs::create_dir(&own)
             .map_err(|e| Error::io(format!("cannot make {}", own.display()), room::told(e, &own)))?;
         let mac = format!("52:54:00:69:{:02x}:{:02x}", (index >> 8) & 0xff, index & 0xff);
-        let address = address(plan.spec.net, index);
-        let kind = match plan.spec.net {
+        let address = address(plan.spec.vm.net, index);
+        let kind = match plan.spec.vm.net {
             Net::None => InterfaceKind::Dummy,
             Net::Tap => InterfaceKind::VirtioNet { mac: mac.clone() },
         };
@@ -137,7 +137,7 @@ impl Common {
         };
         let image = own.join("initramfs");
         initramfs::for_vm(&self.base, &config, &image).map_err(failed)?;
-        let console = match &plan.spec.console {
+        let console = match &plan.spec.vm.console {
             None => own.join("console"),
             Some(dir) => {
                 std::fs::create_dir_all(dir)
@@ -185,7 +185,7 @@ impl Common {
         Vm::start(&VmConfig {
             name: name.clone(),
             vcpus: plan.cpus,
-            memory_mib: plan.spec.memory_bytes.unwrap_or(MEMORY_BYTES).div_ceil(1 << 20),
+            memory_mib: plan.spec.vm.memory_bytes.unwrap_or(MEMORY_BYTES).div_ceil(1 << 20),
             accel: self.accel,
             kernel: self.kernel.vmlinux.clone(),
             initramfs: image,
@@ -205,7 +205,7 @@ impl Common {
 
 /// The socket of the wire between the first two VMs, for one of them.
 fn wire_of(plan: &Plan<'_>, index: usize) -> Option<PathBuf> {
-    (plan.spec.wire && plan.names.len() > 1 && index < 2).then(|| plan.dir.join("wire"))
+    (plan.spec.vm.wire && plan.names.len() > 1 && index < 2).then(|| plan.dir.join("wire"))
 }
 
 /// The host's processors for the virtual ones of VM number `index`: one after the other, of those we may use.
@@ -293,12 +293,12 @@ impl StartMachines for Qemu {
                 connect(&vm, &own, RELAY_PORT)?,
                 connect(&vm, &own, CONTROL_PORT)?,
             );
-            if plan.spec.pin {
+            if plan.spec.vm.pin {
                 let vm = vm.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
                 vm.pin(&processors(index, plan.cpus)).map_err(|e| boot(&name, &e))?;
             }
             machines.push(Machine {
-                address: address(plan.spec.net, index),
+                address: address(plan.spec.vm.net, index),
                 exec: sockets.0,
                 relay: sockets.1,
                 control: sockets.2,

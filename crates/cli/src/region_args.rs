@@ -1,0 +1,24 @@
+//! What `isthmus run` and `isthmus host` are told about the region that they make.
+
+use isthmus_run::RegionOptions;
+
+use crate::size;
+
+#[derive(clap::Args)]
+pub(crate) struct RegionArgs {
+    /// Size of the region; by default 64M and 16M per rank, rounded up to a power of two
+    #[arg(long, value_name = "SIZE", value_parser = size::parse_region)]
+    region_size: Option<u64>,
+    /// Take the region from the kernel's huge pages of this size (2M, 1G), or do not start; `no`: from ordinary pages
+    #[arg(long, value_name = "SIZE", default_value = "no", value_parser = size::parse_huge_pages)]
+    huge_pages: size::HugePages,
+    /// Bytes of the region for named objects (segments, barriers, locks), which all processes write; by default an eighth
+    #[arg(long, value_name = "SIZE", value_parser = size::parse_or_none)]
+    shared: Option<u64>,
+}
+
+impl From<RegionArgs> for RegionOptions {
+    fn from(args: RegionArgs) -> Self {
+        Self { bytes: args.region_size, huge_pages: args.huge_pages.0, shared_bytes: args.shared }
+    }
+}
