@@ -18,26 +18,26 @@ pub unsafe extern "C" fn isthmus_attach(socket: *const c_char, here: *mut *mut H
         let attached = if socket.is_null() {
             Attachment::open()?
         } else {
-            // SAFETY: not null; the caller vouches for the string.
+            // SAFETY: checked for null; by this function's contract, `socket` is a string that ends in a zero.
             let path = unsafe { text(socket) };
             Attachment::at(path.ok_or_else(|| Failure::invalid("the socket's path is not UTF-8"))?)?
         };
-        // SAFETY: the caller vouches for the place.
+        // SAFETY: by this function's contract, `here` is null or a place for a pointer.
         unsafe { hand_over(here, attached) }
     })
 }
 
-/// Writes a handle to where C wants it.
+/// Makes a handle of `object` and writes it to where C wants it.
 ///
 /// # Safety
 /// `place` is null or good for writing a pointer.
 pub(crate) unsafe fn hand_over<T>(place: *mut *mut Handle<T>, object: T) -> Result<(), Failure> {
     let handle = Handle::new(object);
-    // SAFETY: the caller vouches for it.
+    // SAFETY: by this function's contract, `place` is null or a place for a pointer.
     if unsafe { put(place, handle) } {
         return Ok(());
     }
-    // SAFETY: nobody else has it.
+    // SAFETY: `Handle::new` made it above, and the place for it was not written, so C does not have it.
     unsafe { Handle::close(handle) };
     Err(Failure::invalid("the place for the object is NULL"))
 }
@@ -48,7 +48,7 @@ pub(crate) unsafe fn hand_over<T>(place: *mut *mut Handle<T>, object: T) -> Resu
 /// `here` is null, or came from `isthmus_attach` and is not used any more.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn isthmus_detach(here: *mut Handle<Attachment>) {
-    // SAFETY: the caller vouches for it.
+    // SAFETY: by this function's contract, `here` is null or an open handle, and nobody uses it after this call.
     unsafe { Handle::close(here) };
 }
 
@@ -58,8 +58,8 @@ pub unsafe extern "C" fn isthmus_detach(here: *mut Handle<Attachment>) {
 /// `here` is null, or an attachment that was not ended.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn isthmus_member(here: *const Handle<Attachment>) -> u32 {
-    // SAFETY: the caller vouches for it.
-    unsafe { Handle::look(here, u32::MAX, |a| a.member().map_or(u32::MAX, |m| m.index)) }
+    // SAFETY: by this function's contract, `here` is null or an open handle.
+    unsafe { Handle::ask(here, u32::MAX, |a| a.member().map_or(u32::MAX, |m| m.index)) }
 }
 
 /// Host name of a member.
@@ -80,12 +80,13 @@ pub unsafe extern "C" fn isthmus_member_name(
             return Err(Failure::invalid("there is no room for a name"));
         }
         let len = found.name.len().min(bytes - 1);
-        // SAFETY: the caller vouches for the room, and a string of ours does not lie there.
+        // SAFETY: checked for null, and len < bytes: by this function's contract, `name` has room for `bytes` bytes.
+        // The name is memory of our own, which C was not given.
         unsafe { std::ptr::copy_nonoverlapping(found.name.as_ptr().cast(), name, len) };
-        // SAFETY: len < bytes.
+        // SAFETY: as above, and len < bytes.
         unsafe { name.wrapping_add(len).write(0) };
         Ok(())
     };
-    // SAFETY: the caller vouches for it.
+    // SAFETY: by this function's contract, `here` is null or an open handle.
     unsafe { Handle::run(here, body) }
 }

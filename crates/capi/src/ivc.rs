@@ -68,7 +68,7 @@ pub struct CEvent {
     unread_bytes: usize,
 }
 
-/// What hears of each event.
+/// What is called for each event.
 pub type Each = unsafe extern "C" fn(event: *const CEvent, arg: *mut c_void);
 
 fn count(bytes: usize) -> i64 {
@@ -83,7 +83,7 @@ unsafe fn buffer(at: *mut c_void, len: usize) -> Result<LocalBuf, Failure> {
     if len > MOST_BYTES || (at.is_null() && len > 0) {
         return Err(Failure::invalid("the buffer is NULL, or longer than any"));
     }
-    // SAFETY: the caller vouches for it.
+    // SAFETY: checked for null; by this function's contract, `at` is `len` bytes to read, or to write, during the call.
     Ok(unsafe { LocalBuf::new(at.cast(), len) })
 }
 
@@ -100,7 +100,7 @@ unsafe fn moving(
         moved = body(channel)?;
         Ok(())
     };
-    // SAFETY: the caller vouches for it.
+    // SAFETY: by this function's contract, `channel` is null or an open handle.
     match unsafe { Handle::run(channel, body) } {
         0 => count(moved),
         failed => failed.into(),
@@ -121,7 +121,7 @@ pub unsafe extern "C" fn isthmus_ivc_register(
 ) -> c_int {
     let body = |attached: &Attachment| {
         let mut config = Config::default();
-        // SAFETY: the caller vouches for it.
+        // SAFETY: by this function's contract, `options` is null or options, which nobody writes during the call.
         if let Some(options) = unsafe { object(options) } {
             let given = |value: u64, usual: u64| if value == 0 { usual } else { value };
             config.ring_bytes = given(options.ring_bytes, config.ring_bytes);
@@ -132,10 +132,10 @@ pub unsafe extern "C" fn isthmus_ivc_register(
             }
         }
         let context = attached.register_with(magic, client, config)?;
-        // SAFETY: the caller vouches for the place.
+        // SAFETY: by this function's contract, `ivc` is null or a place for a pointer.
         unsafe { hand_over(ivc, context) }
     };
-    // SAFETY: the caller vouches for it.
+    // SAFETY: by this function's contract, `here` is null or an open handle.
     unsafe { Handle::run(here, body) }
 }
 
@@ -145,7 +145,7 @@ pub unsafe extern "C" fn isthmus_ivc_register(
 /// `ivc` is null, or came from `isthmus_ivc_register` and is not used any more.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn isthmus_ivc_close(ivc: *mut Handle<Context>) {
-    // SAFETY: the caller vouches for it.
+    // SAFETY: by this function's contract, `ivc` is null or an open handle, and nobody uses it after this call.
     unsafe { Handle::close(ivc) };
 }
 
@@ -166,13 +166,13 @@ pub unsafe extern "C" fn isthmus_ivc_peers(
         }
         let all = context.peers();
         for (i, peer) in all.iter().enumerate().take(most) {
-            // SAFETY: i < most; the caller vouches for the place.
+            // SAFETY: by this function's contract, `peers` has room for `most` peers, and i < most.
             unsafe { put(peers.wrapping_add(i), CPeer::new(peer)) };
         }
         found = c_int::try_from(all.len()).unwrap_or(c_int::MAX);
         Ok(())
     };
-    // SAFETY: the caller vouches for it.
+    // SAFETY: by this function's contract, `ivc` is null or an open handle.
     match unsafe { Handle::run(ivc, body) } {
         0 => found,
         failed => failed,
@@ -191,13 +191,13 @@ pub unsafe extern "C" fn isthmus_ivc_connect(
     channel: *mut *mut Handle<Channel>,
 ) -> c_int {
     let body = |context: &Context| {
-        // SAFETY: the caller vouches for it.
+        // SAFETY: by this function's contract, `peer` is null or a peer, which nobody writes during the call.
         let peer = unsafe { object(peer) }.ok_or_else(|| Failure::invalid("the peer is NULL"))?;
         let connected = context.connect(Address::from_bytes(peer.address), limit(timeout_ns))?;
-        // SAFETY: the caller vouches for the place.
+        // SAFETY: by this function's contract, `channel` is null or a place for a pointer.
         unsafe { hand_over(channel, connected) }
     };
-    // SAFETY: the caller vouches for it.
+    // SAFETY: by this function's contract, `ivc` is null or an open handle.
     unsafe { Handle::run(ivc, body) }
 }
 
@@ -216,10 +216,10 @@ pub unsafe extern "C" fn isthmus_ivc_accept(
             0 => context.try_accept()?.ok_or(isthmus::sync::Error::WouldBlock)?,
             _ => context.accept(limit(timeout_ns))?,
         };
-        // SAFETY: the caller vouches for the place.
+        // SAFETY: by this function's contract, `channel` is null or a place for a pointer.
         unsafe { hand_over(channel, accepted) }
     };
-    // SAFETY: the caller vouches for it.
+    // SAFETY: by this function's contract, `ivc` is null or an open handle.
     unsafe { Handle::run(ivc, body) }
 }
 
@@ -234,7 +234,7 @@ pub unsafe extern "C" fn isthmus_ivc_descriptor(ivc: *const Handle<Context>) -> 
         fd = context.descriptor()?.as_raw_fd();
         Ok(())
     };
-    // SAFETY: the caller vouches for it.
+    // SAFETY: by this function's contract, `ivc` is null or an open handle.
     match unsafe { Handle::run(ivc, body) } {
         0 => fd,
         failed => failed,
@@ -252,7 +252,7 @@ pub unsafe extern "C" fn isthmus_ivc_arm(ivc: *const Handle<Context>) -> c_int {
         may = context.arm();
         Ok(())
     };
-    // SAFETY: the caller vouches for it.
+    // SAFETY: by this function's contract, `ivc` is null or an open handle.
     match unsafe { Handle::run(ivc, body) } {
         0 => may.into(),
         failed => failed,
@@ -296,13 +296,14 @@ pub unsafe extern "C" fn isthmus_ivc_events(
                 unread: unread.as_ptr().cast(),
                 unread_bytes: unread.len(),
             };
-            // SAFETY: the caller vouches for the function; the structure lives as long as the call.
+            // SAFETY: by this function's contract, `each` may be called with `arg`; `event` and its bytes live as long
+            // as the call.
             unsafe { each(&raw const event, arg) };
         }
         told = c_int::try_from(events.len()).unwrap_or(c_int::MAX);
         Ok(())
     };
-    // SAFETY: the caller vouches for it.
+    // SAFETY: by this function's contract, `ivc` is null or an open handle.
     match unsafe { Handle::run(ivc, body) } {
         0 => told,
         failed => failed,
@@ -321,7 +322,7 @@ pub unsafe extern "C" fn isthmus_ivc_suspend(ivc: *const Handle<Context>, timeou
         left = c_int::try_from(context.suspend(patience)).unwrap_or(c_int::MAX);
         Ok(())
     };
-    // SAFETY: the caller vouches for it.
+    // SAFETY: by this function's contract, `ivc` is null or an open handle.
     match unsafe { Handle::run(ivc, body) } {
         0 => left,
         failed => failed,
@@ -338,22 +339,22 @@ pub unsafe extern "C" fn isthmus_ivc_resume(ivc: *const Handle<Context>) -> c_in
         context.resume();
         Ok(())
     };
-    // SAFETY: the caller vouches for it.
+    // SAFETY: by this function's contract, `ivc` is null or an open handle.
     unsafe { Handle::run(ivc, body) }
 }
 
-/// The other side of a channel.
+/// The partner of a channel.
 ///
 /// # Safety
 /// `channel` is null or a channel; `peer` is null or good for writing.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn isthmus_channel_peer(channel: *const Handle<Channel>, peer: *mut CPeer) -> c_int {
     let body = |channel: &Channel| {
-        // SAFETY: the caller vouches for the place.
+        // SAFETY: by this function's contract, `peer` is null or a place for a peer.
         let there = unsafe { put(peer, CPeer::new(channel.peer())) };
         if there { Ok(()) } else { Err(Failure::invalid("there is no place for the peer")) }
     };
-    // SAFETY: the caller vouches for it.
+    // SAFETY: by this function's contract, `channel` is null or an open handle.
     unsafe { Handle::run(channel, body) }
 }
 
@@ -363,8 +364,8 @@ pub unsafe extern "C" fn isthmus_channel_peer(channel: *const Handle<Channel>, p
 /// `channel` is null or a channel.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn isthmus_channel_id(channel: *const Handle<Channel>) -> u64 {
-    // SAFETY: the caller vouches for it.
-    unsafe { Handle::look(channel, 0, Channel::id) }
+    // SAFETY: by this function's contract, `channel` is null or an open handle.
+    unsafe { Handle::ask(channel, 0, Channel::id) }
 }
 
 /// Reads what is there.
@@ -377,9 +378,9 @@ pub unsafe extern "C" fn isthmus_channel_read(
     into: *mut c_void,
     len: usize,
 ) -> i64 {
-    // SAFETY: the caller vouches for it.
+    // SAFETY: by this function's contract, `into` is null or good for writing `len` bytes.
     let body = |channel: &Channel| Ok(channel.read_buf(unsafe { buffer(into, len) }?)?);
-    // SAFETY: the caller vouches for it.
+    // SAFETY: by this function's contract, `channel` is null or an open handle.
     unsafe { moving(channel, body) }
 }
 
@@ -393,20 +394,23 @@ pub unsafe extern "C" fn isthmus_channel_write(
     from: *const c_void,
     len: usize,
 ) -> i64 {
-    // SAFETY: the caller vouches for it; it is only read from.
+    // SAFETY: by this function's contract, `from` is null or good for reading `len` bytes, and nothing writes through it.
     let body = |channel: &Channel| Ok(channel.write_buf(unsafe { buffer(from.cast_mut(), len) }?)?);
-    // SAFETY: the caller vouches for it.
+    // SAFETY: by this function's contract, `channel` is null or an open handle.
     unsafe { moving(channel, body) }
 }
 
-/// Goes through the pieces of a vectored call until one is not done whole.
-fn vectored(
+/// Runs `one` on each of the pieces of a vectored call until one is not done whole.
+///
+/// # Safety
+/// Each piece is null or good for reading, and for writing where it is read into, during the call.
+unsafe fn vectored(
     pieces: &[Piece],
     mut one: impl FnMut(LocalBuf) -> Result<usize, Failure>,
 ) -> Result<usize, Failure> {
     let mut done = 0;
     for piece in pieces {
-        // SAFETY: whoever called the C function vouches for each piece.
+        // SAFETY: by this function's contract, each piece is null or good for its bytes.
         let outcome = unsafe { buffer(piece.base, piece.len) }.and_then(&mut one);
         match outcome {
             Ok(moved) => {
@@ -428,7 +432,7 @@ fn vectored(
 /// `pieces` is null or good for reading `count` of them.
 unsafe fn given<'a>(pieces: *const Piece, count: c_int) -> Result<&'a [Piece], Failure> {
     let count = usize::try_from(count).map_err(|_| Failure::invalid("a negative number of pieces"))?;
-    // SAFETY: the caller vouches for it.
+    // SAFETY: by this function's contract, `pieces` is null or `count` pieces, which nobody writes during the call.
     unsafe { slice(pieces, count, MOST_PIECES) }
         .ok_or_else(|| Failure::invalid("the pieces are NULL, or more than 1024"))
 }
@@ -444,11 +448,12 @@ pub unsafe extern "C" fn isthmus_channel_readv(
     count: c_int,
 ) -> i64 {
     let body = |channel: &Channel| {
-        // SAFETY: the caller vouches for it.
+        // SAFETY: by this function's contract, `pieces` is null or `count` pieces, which nobody writes during the call.
         let pieces = unsafe { given(pieces, count) }?;
-        vectored(pieces, |buf| Ok(channel.read_buf(buf)?))
+        // SAFETY: by this function's contract, the pieces are null or good for writing their bytes.
+        unsafe { vectored(pieces, |buf| Ok(channel.read_buf(buf)?)) }
     };
-    // SAFETY: the caller vouches for it.
+    // SAFETY: by this function's contract, `channel` is null or an open handle.
     unsafe { moving(channel, body) }
 }
 
@@ -463,11 +468,12 @@ pub unsafe extern "C" fn isthmus_channel_writev(
     count: c_int,
 ) -> i64 {
     let body = |channel: &Channel| {
-        // SAFETY: the caller vouches for it.
+        // SAFETY: by this function's contract, `pieces` is null or `count` pieces, which nobody writes during the call.
         let pieces = unsafe { given(pieces, count) }?;
-        vectored(pieces, |buf| Ok(channel.write_buf(buf)?))
+        // SAFETY: by this function's contract, the pieces are null or good for reading their bytes.
+        unsafe { vectored(pieces, |buf| Ok(channel.write_buf(buf)?)) }
     };
-    // SAFETY: the caller vouches for it.
+    // SAFETY: by this function's contract, `channel` is null or an open handle.
     unsafe { moving(channel, body) }
 }
 
@@ -479,7 +485,7 @@ fn left(deadline: Option<Instant>) -> Option<Duration> {
     deadline.map(|at| at.saturating_duration_since(Instant::now()))
 }
 
-/// What a wait for the rest of some bytes brought, told of the whole.
+/// The outcome of a wait for the rest of some bytes, stated for all of them.
 fn of_all(waited: isthmus::ivc::Result<()>, done: usize, timeout_ns: u64) -> isthmus::ivc::Result<()> {
     waited.map_err(|error| match error {
         IvcError::TimedOut { action, .. } => {
@@ -501,7 +507,7 @@ pub unsafe extern "C" fn isthmus_channel_read_all(
     timeout_ns: u64,
 ) -> c_int {
     let body = |channel: &Channel| {
-        // SAFETY: the caller vouches for it.
+        // SAFETY: by this function's contract, `into` is null or good for writing `len` bytes.
         let into = unsafe { buffer(into, len) }?;
         let deadline = deadline(timeout_ns);
         let mut done = 0;
@@ -513,7 +519,7 @@ pub unsafe extern "C" fn isthmus_channel_read_all(
         }
         Ok(())
     };
-    // SAFETY: the caller vouches for it.
+    // SAFETY: by this function's contract, `channel` is null or an open handle.
     unsafe { Handle::run(channel, body) }
 }
 
@@ -529,7 +535,8 @@ pub unsafe extern "C" fn isthmus_channel_write_all(
     timeout_ns: u64,
 ) -> c_int {
     let body = |channel: &Channel| {
-        // SAFETY: the caller vouches for it; it is only read from.
+        // SAFETY: by this function's contract, `from` is null or good for reading `len` bytes, and nothing writes
+        // through it.
         let from = unsafe { buffer(from.cast_mut(), len) }?;
         let deadline = deadline(timeout_ns);
         let mut done = 0;
@@ -541,7 +548,7 @@ pub unsafe extern "C" fn isthmus_channel_write_all(
         }
         Ok(())
     };
-    // SAFETY: the caller vouches for it.
+    // SAFETY: by this function's contract, `channel` is null or an open handle.
     unsafe { Handle::run(channel, body) }
 }
 
@@ -552,7 +559,7 @@ pub unsafe extern "C" fn isthmus_channel_write_all(
 unsafe fn show(pieces: *mut Piece, found: [(u64, usize); 2]) -> Result<usize, Failure> {
     for (i, (address, len)) in found.into_iter().enumerate() {
         let base = std::ptr::with_exposed_provenance_mut(usize::try_from(address).unwrap_or(0));
-        // SAFETY: the caller vouches for both places.
+        // SAFETY: by this function's contract, `pieces` is null or a place for two pieces, and i < 2.
         if !unsafe { put(pieces.wrapping_add(i), Piece { base, len }) } {
             return Err(Failure::invalid("there is no place for the pieces"));
         }
@@ -572,10 +579,10 @@ pub unsafe extern "C" fn isthmus_channel_reserve(
 ) -> i64 {
     let body = |channel: &Channel| {
         let found = channel.reserve(most)?.map(|piece| (piece.address(), piece.len()));
-        // SAFETY: the caller vouches for it.
+        // SAFETY: by this function's contract, `pieces` is null or a place for two pieces.
         unsafe { show(pieces, found) }
     };
-    // SAFETY: the caller vouches for it.
+    // SAFETY: by this function's contract, `channel` is null or an open handle.
     unsafe { moving(channel, body) }
 }
 
@@ -585,7 +592,7 @@ pub unsafe extern "C" fn isthmus_channel_reserve(
 /// `channel` is null or a channel.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn isthmus_channel_commit(channel: *mut Handle<Channel>, len: usize) -> c_int {
-    // SAFETY: the caller vouches for it.
+    // SAFETY: by this function's contract, `channel` is null or an open handle.
     unsafe { Handle::run(channel, |c| Ok(c.commit(len)?)) }
 }
 
@@ -601,10 +608,10 @@ pub unsafe extern "C" fn isthmus_channel_peek(
 ) -> i64 {
     let body = |channel: &Channel| {
         let found = channel.peek(most)?.map(|piece| (piece.address(), piece.len()));
-        // SAFETY: the caller vouches for it.
+        // SAFETY: by this function's contract, `pieces` is null or a place for two pieces.
         unsafe { show(pieces, found) }
     };
-    // SAFETY: the caller vouches for it.
+    // SAFETY: by this function's contract, `channel` is null or an open handle.
     unsafe { moving(channel, body) }
 }
 
@@ -614,7 +621,7 @@ pub unsafe extern "C" fn isthmus_channel_peek(
 /// `channel` is null or a channel.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn isthmus_channel_release(channel: *mut Handle<Channel>, len: usize) -> c_int {
-    // SAFETY: the caller vouches for it.
+    // SAFETY: by this function's contract, `channel` is null or an open handle.
     unsafe { Handle::run(channel, |c| Ok(c.release(len)?)) }
 }
 
@@ -632,7 +639,7 @@ pub unsafe extern "C" fn isthmus_channel_watch(
         channel.watch(Interest { read: read != 0, write: write != 0 });
         Ok(())
     };
-    // SAFETY: the caller vouches for it.
+    // SAFETY: by this function's contract, `channel` is null or an open handle.
     unsafe { Handle::run(channel, body) }
 }
 
@@ -646,17 +653,17 @@ pub unsafe extern "C" fn isthmus_channel_shutdown(channel: *mut Handle<Channel>)
         channel.shutdown_write();
         Ok(())
     };
-    // SAFETY: the caller vouches for it.
+    // SAFETY: by this function's contract, `channel` is null or an open handle.
     unsafe { Handle::run(channel, body) }
 }
 
-/// Waits until all was read there.
+/// Waits until the partner has read everything.
 ///
 /// # Safety
 /// `channel` is null or a channel.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn isthmus_channel_flush(channel: *mut Handle<Channel>, timeout_ns: u64) -> c_int {
-    // SAFETY: the caller vouches for it.
+    // SAFETY: by this function's contract, `channel` is null or an open handle.
     unsafe { Handle::run(channel, |c| Ok(c.flush(limit(timeout_ns))?)) }
 }
 
@@ -666,6 +673,6 @@ pub unsafe extern "C" fn isthmus_channel_flush(channel: *mut Handle<Channel>, ti
 /// `channel` is null, or came from `isthmus_ivc_connect` or `isthmus_ivc_accept` and is not used any more.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn isthmus_channel_close(channel: *mut Handle<Channel>) {
-    // SAFETY: the caller vouches for it.
+    // SAFETY: by this function's contract, `channel` is null or an open handle, and nobody uses it after this call.
     unsafe { Handle::close(channel) };
 }

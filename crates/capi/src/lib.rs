@@ -1,7 +1,9 @@
 //! libisthmus.so: the C face, `include/isthmus.h`. Thin over the crate `isthmus`, a function for each call.
 //!
-//! Every body runs inside [`isthmus_cabi::guard`]. Pointers that come from C are looked at before they are used. An object is
-//! a box whose pointer C holds; the functions that close one take the box back.
+//! Every body runs inside [`isthmus_cabi::guard`]. Pointers that come from C are checked for null and alignment before
+//! they are used; what else must hold of them is each function's contract with C, its *Safety* section. An object is a
+//! box whose pointer C holds, a *handle*. It is open from the call that made it to the one that closes it, which takes
+//! the box back. An open handle may be used by several threads at once.
 
 pub mod attachment;
 pub mod errno;
@@ -36,19 +38,20 @@ impl<T> Handle<T> {
     /// # Safety
     /// `at` is null, or came from [`Handle::new`] and was not closed.
     unsafe fn run(at: *const Self, body: impl FnOnce(&T) -> Result<(), errno::Failure>) -> c_int {
-        // SAFETY: the caller vouches for it.
+        // SAFETY: by this function's contract, `at` is null or a box of `new`, which is only ever shared, and not
+        // freed during the call.
         match unsafe { isthmus_cabi::object(at) } {
             Some(handle) => errno::answer(&handle.poison, || body(&handle.object)),
             None => errno::fail(errno::Failure::invalid("the object is NULL")),
         }
     }
 
-    /// Looks at the object behind a pointer; `otherwise` for null.
+    /// Asks the object behind a pointer for a value; `otherwise` for null, or if it panics.
     ///
     /// # Safety
     /// As [`Handle::run`].
-    unsafe fn look<R>(at: *const Self, otherwise: R, body: impl FnOnce(&T) -> R) -> R {
-        // SAFETY: the caller vouches for it.
+    unsafe fn ask<R>(at: *const Self, otherwise: R, body: impl FnOnce(&T) -> R) -> R {
+        // SAFETY: as in `run`.
         match unsafe { isthmus_cabi::object(at) } {
             Some(handle) => {
                 let mut answer = otherwise;
@@ -71,7 +74,7 @@ impl<T> Handle<T> {
         if at.is_null() {
             return;
         }
-        // SAFETY: it came from `new`, and this is its only end.
+        // SAFETY: by this function's contract, `at` is a box of `new`, which nobody uses any more and nothing has freed.
         let handle = unsafe { Box::from_raw(at) };
         errno::answer(&Poison::new(), || {
             drop(handle);

@@ -19,7 +19,7 @@ const TRANSIENT: c_uint = 8;
 /// # Safety
 /// `name` is null or a string.
 pub(crate) unsafe fn named<'a>(name: *const c_char) -> Result<&'a str, Failure> {
-    // SAFETY: the caller vouches for it.
+    // SAFETY: by this function's contract, `name` is null or a string that ends in a zero.
     unsafe { text(name) }.ok_or_else(|| Failure::invalid("the name is NULL, or not UTF-8"))
 }
 
@@ -46,7 +46,7 @@ pub unsafe extern "C" fn isthmus_segment_open(
         if flags & READ != 0 && flags & CREATE != 0 {
             return Err(Failure::invalid("ISTHMUS_READ does not go with ISTHMUS_CREATE"));
         }
-        // SAFETY: the caller vouches for it.
+        // SAFETY: by this function's contract, `name` is null or a string that ends in a zero.
         let name = unsafe { named(name) }?;
         let mut options = attached.segment(name).mode(mode);
         if flags & TRANSIENT != 0 {
@@ -58,10 +58,10 @@ pub unsafe extern "C" fn isthmus_segment_open(
             CREATE => options.or_create(len as u64),
             _ => options.create(len as u64),
         }?;
-        // SAFETY: the caller vouches for the place.
+        // SAFETY: by this function's contract, `segment` is null or a place for a pointer.
         unsafe { hand_over(segment, opened) }
     };
-    // SAFETY: the caller vouches for it.
+    // SAFETY: by this function's contract, `here` is null or an open handle.
     unsafe { Handle::run(here, body) }
 }
 
@@ -71,8 +71,8 @@ pub unsafe extern "C" fn isthmus_segment_open(
 /// `segment` is null, or a segment that was not closed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn isthmus_segment_data(segment: *const Handle<Segment>) -> *mut c_void {
-    // SAFETY: the caller vouches for it.
-    unsafe { Handle::look(segment, std::ptr::null_mut(), |s| s.address().map_or(std::ptr::null_mut(), at)) }
+    // SAFETY: by this function's contract, `segment` is null or an open handle.
+    unsafe { Handle::ask(segment, std::ptr::null_mut(), |s| s.address().map_or(std::ptr::null_mut(), at)) }
 }
 
 /// The pointer with an address that is mapped as long as its segment is open.
@@ -86,8 +86,8 @@ fn at(address: u64) -> *mut c_void {
 /// `segment` is null, or a segment that was not closed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn isthmus_segment_len(segment: *const Handle<Segment>) -> usize {
-    // SAFETY: the caller vouches for it.
-    unsafe { Handle::look(segment, 0, |s| usize::try_from(s.len()).unwrap_or(0)) }
+    // SAFETY: by this function's contract, `segment` is null or an open handle.
+    unsafe { Handle::ask(segment, 0, |s| usize::try_from(s.len()).unwrap_or(0)) }
 }
 
 /// Makes a segment smaller.
@@ -96,7 +96,7 @@ pub unsafe extern "C" fn isthmus_segment_len(segment: *const Handle<Segment>) ->
 /// `segment` is null, or a segment that was not closed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn isthmus_segment_shrink(segment: *mut Handle<Segment>, len: usize) -> c_int {
-    // SAFETY: the caller vouches for it.
+    // SAFETY: by this function's contract, `segment` is null or an open handle.
     unsafe { Handle::run(segment, |s| Ok(s.shrink(len as u64).map(drop)?)) }
 }
 
@@ -106,7 +106,7 @@ pub unsafe extern "C" fn isthmus_segment_shrink(segment: *mut Handle<Segment>, l
 /// `segment` is null, or came from `isthmus_segment_open` and is not used any more.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn isthmus_segment_close(segment: *mut Handle<Segment>) {
-    // SAFETY: the caller vouches for it.
+    // SAFETY: by this function's contract, `segment` is null or an open handle, and nobody uses it after this call.
     unsafe { Handle::close(segment) };
 }
 
@@ -120,11 +120,11 @@ pub unsafe extern "C" fn isthmus_segment_unlink(
     name: *const c_char,
 ) -> c_int {
     let body = |attached: &Attachment| {
-        // SAFETY: the caller vouches for it.
+        // SAFETY: by this function's contract, `name` is null or a string that ends in a zero.
         let name = unsafe { named(name) }?;
         Ok(attached.unlink(isthmus::Kind::Segment, name)?)
     };
-    // SAFETY: the caller vouches for it.
+    // SAFETY: by this function's contract, `here` is null or an open handle.
     unsafe { Handle::run(here, body) }
 }
 
@@ -141,7 +141,7 @@ pub struct Info {
     unlinked: c_int,
 }
 
-/// What hears of each segment.
+/// What is called for each segment.
 pub type Each = unsafe extern "C" fn(info: *const Info, arg: *mut c_void) -> c_int;
 
 /// Lists segments.
@@ -168,7 +168,8 @@ pub unsafe extern "C" fn isthmus_segment_list(
                 opens: object.opens,
                 unlinked: c_int::from(object.flags & isthmus::UNLINKED != 0),
             };
-            // SAFETY: the caller vouches for the function; the structure lives as long as the call.
+            // SAFETY: by this function's contract, `each` may be called with `arg`; `info` and its name live as long
+            // as the call.
             said = unsafe { each(&raw const info, arg) };
             if said != 0 {
                 break;
@@ -176,7 +177,7 @@ pub unsafe extern "C" fn isthmus_segment_list(
         }
         Ok(())
     };
-    // SAFETY: the caller vouches for it.
+    // SAFETY: by this function's contract, `here` is null or an open handle.
     match unsafe { Handle::run(here, body) } {
         0 => said,
         failed => failed,

@@ -68,18 +68,18 @@ pub unsafe extern "C" fn isthmus_space_open(
     let body = |attached: &Attachment| {
         let usual = Shape::default();
         let given = |value: u32, usual: u32| if value == 0 { usual } else { value };
-        // SAFETY: the caller vouches for it.
+        // SAFETY: by this function's contract, `shape` is null or a shape, which nobody writes during the call.
         let shape = unsafe { object(shape) }.map_or(usual, |s| Shape {
             slots: given(s.slots, usual.slots),
             locks: given(s.locks, usual.locks),
             log_bytes: given(s.log_bytes, usual.log_bytes),
         });
-        // SAFETY: the caller vouches for it.
+        // SAFETY: by this function's contract, `called` is null or a string that ends in a zero.
         let opened = unsafe { name(attached, called, mode) }?.space(shape)?;
-        // SAFETY: the caller vouches for the place.
+        // SAFETY: by this function's contract, `space` is null or a place for a pointer.
         unsafe { hand_over(space, opened) }
     };
-    // SAFETY: the caller vouches for it.
+    // SAFETY: by this function's contract, `here` is null or an open handle.
     unsafe { Handle::run(here, body) }
 }
 
@@ -94,14 +94,14 @@ pub unsafe extern "C" fn isthmus_space_add(
     id: *mut u32,
 ) -> c_int {
     let body = |space: &Space| {
-        // SAFETY: the caller vouches for it.
+        // SAFETY: by this function's contract, `segment` is null or an open handle.
         let segment = unsafe { object(segment) }.ok_or_else(|| Failure::invalid("the segment is NULL"))?;
         let number = space.add(segment.object())?;
-        // SAFETY: the caller vouches for the place.
+        // SAFETY: by this function's contract, `id` is null or a place for a number.
         let there = unsafe { put(id, number.0) };
         if there { Ok(()) } else { Err(Failure::invalid("there is no place for the number")) }
     };
-    // SAFETY: the caller vouches for it.
+    // SAFETY: by this function's contract, `space` is null or an open handle.
     unsafe { Handle::run(space, body) }
 }
 
@@ -111,7 +111,7 @@ pub unsafe extern "C" fn isthmus_space_add(
 /// `space` is null, or came from `isthmus_space_open` and is not used any more.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn isthmus_space_close(space: *mut Handle<Space>) {
-    // SAFETY: the caller vouches for it.
+    // SAFETY: by this function's contract, `space` is null or an open handle, and nobody uses it after this call.
     unsafe { Handle::close(space) };
 }
 
@@ -124,7 +124,7 @@ pub unsafe extern "C" fn isthmus_space_unlink(
     here: *const Handle<Attachment>,
     called: *const c_char,
 ) -> c_int {
-    // SAFETY: the caller vouches for it.
+    // SAFETY: by this function's contract, `here` is null or an open handle, `called` null or a string that ends in a zero.
     unsafe { unlink(here, Kind::Space, called) }
 }
 
@@ -139,10 +139,10 @@ pub unsafe extern "C" fn isthmus_transaction_new(
 ) -> c_int {
     let body = |space: &Space| {
         let items = Mutex::new((Minitransaction::new(), Vec::new()));
-        // SAFETY: the caller vouches for the place.
+        // SAFETY: by this function's contract, `transaction` is null or a place for a pointer.
         unsafe { hand_over(transaction, Transaction { space: space.clone(), items }) }
     };
-    // SAFETY: the caller vouches for it.
+    // SAFETY: by this function's contract, `space` is null or an open handle.
     unsafe { Handle::run(space, body) }
 }
 
@@ -159,7 +159,7 @@ unsafe fn with(
         let (items, reads) = &mut *items;
         body(&transaction.space, items, reads)
     };
-    // SAFETY: the caller vouches for it.
+    // SAFETY: by this function's contract, `transaction` is null or an open handle.
     unsafe { Handle::run(transaction, body) }
 }
 
@@ -174,7 +174,7 @@ pub unsafe extern "C" fn isthmus_transaction_clear(transaction: *mut Handle<Tran
         reads.clear();
         Ok(())
     };
-    // SAFETY: the caller vouches for it.
+    // SAFETY: by this function's contract, `transaction` is null or an open handle.
     unsafe { with(transaction, body) }
 }
 
@@ -201,7 +201,7 @@ pub unsafe extern "C" fn isthmus_transaction_read(
         reads.push(Into { read, at: into.cast(), len });
         Ok(())
     };
-    // SAFETY: the caller vouches for it.
+    // SAFETY: by this function's contract, `transaction` is null or an open handle.
     unsafe { with(transaction, body) }
 }
 
@@ -210,7 +210,7 @@ pub unsafe extern "C" fn isthmus_transaction_read(
 /// # Safety
 /// `bytes` is null or good for reading `len` bytes.
 unsafe fn item<'a>(bytes: *const c_void, len: usize) -> Result<&'a [u8], Failure> {
-    // SAFETY: the caller vouches for it.
+    // SAFETY: by this function's contract, `bytes` is null or `len` bytes, which nobody writes while they are in use.
     unsafe { slice(bytes.cast::<u8>(), len, MOST_BYTES) }
         .ok_or_else(|| Failure::invalid("the bytes are NULL, or more than any item has"))
 }
@@ -229,11 +229,11 @@ pub unsafe extern "C" fn isthmus_transaction_compare(
     len: usize,
 ) -> c_int {
     let body = |_: &Space, items: &mut Minitransaction, _: &mut Vec<Into>| {
-        // SAFETY: the caller vouches for it.
+        // SAFETY: by this function's contract, `bytes` is null or `len` bytes, which nobody writes during the call.
         items.compare(Node(node), SegmentId(segment), offset, unsafe { item(bytes, len) }?);
         Ok(())
     };
-    // SAFETY: the caller vouches for it.
+    // SAFETY: by this function's contract, `transaction` is null or an open handle.
     unsafe { with(transaction, body) }
 }
 
@@ -251,11 +251,11 @@ pub unsafe extern "C" fn isthmus_transaction_write(
     len: usize,
 ) -> c_int {
     let body = |_: &Space, items: &mut Minitransaction, _: &mut Vec<Into>| {
-        // SAFETY: the caller vouches for it.
+        // SAFETY: by this function's contract, `bytes` is null or `len` bytes, which nobody writes during the call.
         items.write(Node(node), SegmentId(segment), offset, unsafe { item(bytes, len) }?);
         Ok(())
     };
-    // SAFETY: the caller vouches for it.
+    // SAFETY: by this function's contract, `transaction` is null or an open handle.
     unsafe { with(transaction, body) }
 }
 
@@ -275,13 +275,14 @@ pub unsafe extern "C" fn isthmus_transaction_commit(transaction: *mut Handle<Tra
         for into in reads.iter() {
             if let Some(bytes) = items.bytes(into.read) {
                 let len = bytes.len().min(into.len);
-                // SAFETY: the caller vouches for the place, of `into.len` bytes; the items' bytes are ours.
+                // SAFETY: by the contract of `isthmus_transaction_read`, which checked it for null, `into.at` has room for
+                // `into.len` bytes until the last commit; the bytes of an item are our own memory.
                 unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), into.at, len) };
             }
         }
         Ok(())
     };
-    // SAFETY: the caller vouches for it.
+    // SAFETY: by this function's contract, `transaction` is null or an open handle.
     match unsafe { with(transaction, body) } {
         0 => outcome,
         failed => failed,
@@ -294,7 +295,7 @@ pub unsafe extern "C" fn isthmus_transaction_commit(transaction: *mut Handle<Tra
 /// `transaction` is null, or came from `isthmus_transaction_new` and is not used any more.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn isthmus_transaction_free(transaction: *mut Handle<Transaction>) {
-    // SAFETY: the caller vouches for it.
+    // SAFETY: by this function's contract, `transaction` is null or an open handle, and nobody uses it after this call.
     unsafe { Handle::close(transaction) };
 }
 
@@ -312,10 +313,10 @@ pub unsafe extern "C" fn isthmus_word_find(
 ) -> c_int {
     let body = |space: &Space| {
         let place = space.place(Node(node), SegmentId(segment), offset)?;
-        // SAFETY: the caller vouches for the place.
+        // SAFETY: by this function's contract, `word` is null or a place for a pointer.
         unsafe { hand_over(word, Word { space: space.clone(), place }) }
     };
-    // SAFETY: the caller vouches for it.
+    // SAFETY: by this function's contract, `space` is null or an open handle.
     unsafe { Handle::run(space, body) }
 }
 
@@ -332,14 +333,14 @@ pub unsafe extern "C" fn isthmus_word_load(word: *const Handle<Word>, value: *mu
         }
         match word.space.load(&word.place)? {
             Some(found) => {
-                // SAFETY: the caller vouches for the place.
+                // SAFETY: checked for null; by this function's contract, `value` is a place for a number.
                 unsafe { put(value, found) };
             }
             None => outcome = LOCK_FAILED,
         }
         Ok(())
     };
-    // SAFETY: the caller vouches for it.
+    // SAFETY: by this function's contract, `word` is null or an open handle.
     match unsafe { Handle::run(word, body) } {
         0 => outcome,
         failed => failed,
@@ -354,20 +355,21 @@ pub unsafe extern "C" fn isthmus_word_load(word: *const Handle<Word>, value: *mu
 pub unsafe extern "C" fn isthmus_word_exchange(word: *mut Handle<Word>, old: *mut u64, value: u64) -> c_int {
     let mut outcome = COMMITTED;
     let body = |word: &Word| {
-        // SAFETY: the caller vouches for it.
+        // SAFETY: by this function's contract, `old` is null or a number, which nobody else writes during the call.
         let expected = *unsafe { object(old) }.ok_or_else(|| Failure::invalid("the old value is NULL"))?;
         match word.space.exchange(&word.place, expected, value)? {
             Exchange::Committed => {}
             Exchange::CompareFailed(found) => {
                 outcome = COMPARE_FAILED;
-                // SAFETY: the caller vouches for the place.
+                // SAFETY: by this function's contract, `old` is a place for a number, and the reference to it is not
+                // used any more.
                 unsafe { put(old, found) };
             }
             Exchange::LockFailed => outcome = LOCK_FAILED,
         }
         Ok(())
     };
-    // SAFETY: the caller vouches for it.
+    // SAFETY: by this function's contract, `word` is null or an open handle.
     match unsafe { Handle::run(word, body) } {
         0 => outcome,
         failed => failed,
@@ -380,6 +382,6 @@ pub unsafe extern "C" fn isthmus_word_exchange(word: *mut Handle<Word>, old: *mu
 /// `word` is null, or came from `isthmus_word_find` and is not used any more.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn isthmus_word_free(word: *mut Handle<Word>) {
-    // SAFETY: the caller vouches for it.
+    // SAFETY: by this function's contract, `word` is null or an open handle, and nobody uses it after this call.
     unsafe { Handle::close(word) };
 }

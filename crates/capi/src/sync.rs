@@ -27,7 +27,7 @@ pub type Seat = std::sync::Mutex<Participant>;
 /// # Safety
 /// `name` is null or a string.
 pub(crate) unsafe fn name(here: &Attachment, name: *const c_char, mode: c_uint) -> Result<Named, Failure> {
-    // SAFETY: the caller vouches for it.
+    // SAFETY: by this function's contract, `name` is null or a string that ends in a zero.
     Ok(here.named(unsafe { named(name) }?).mode(mode))
 }
 
@@ -40,9 +40,9 @@ pub(crate) fn limit(timeout_ns: u64) -> Option<Duration> {
 /// # Safety
 /// `here` is null or an attachment; `name` is null or a string.
 pub(crate) unsafe fn unlink(here: *const Handle<Attachment>, kind: Kind, name: *const c_char) -> c_int {
-    // SAFETY: the caller vouches for it.
+    // SAFETY: by this function's contract, `name` is null or a string that ends in a zero.
     let body = |attached: &Attachment| Ok(attached.unlink(kind, unsafe { named(name) }?)?);
-    // SAFETY: the caller vouches for it.
+    // SAFETY: by this function's contract, `here` is null or an open handle.
     unsafe { Handle::run(here, body) }
 }
 
@@ -60,12 +60,12 @@ pub unsafe extern "C" fn isthmus_barrier_join(
     seat: *mut *mut Handle<Seat>,
 ) -> c_int {
     let body = |attached: &Attachment| {
-        // SAFETY: the caller vouches for it.
+        // SAFETY: by this function's contract, `called` is null or a string that ends in a zero.
         let barrier = unsafe { barrier(attached, called, parties, waiting, mode) }?;
-        // SAFETY: the caller vouches for the place.
+        // SAFETY: by this function's contract, `seat` is null or a place for a pointer.
         unsafe { hand_over(seat, Seat::new(barrier.participate()?)) }
     };
-    // SAFETY: the caller vouches for it.
+    // SAFETY: by this function's contract, `here` is null or an open handle.
     unsafe { Handle::run(here, body) }
 }
 
@@ -86,7 +86,7 @@ unsafe fn barrier(
         3 => Waiting::Hybrid,
         _ => return Err(Failure::invalid("waiting is ISTHMUS_SPIN, ISTHMUS_BLOCK or ISTHMUS_HYBRID")),
     };
-    // SAFETY: the caller vouches for it.
+    // SAFETY: by this function's contract, `called` is null or a string that ends in a zero.
     let name = unsafe { name(here, called, mode) }?;
     Ok(name.barrier(Parameters::new(parties, waiting))?)
 }
@@ -104,11 +104,11 @@ pub unsafe extern "C" fn isthmus_barrier_reset(
     mode: c_uint,
 ) -> c_int {
     let body = |attached: &Attachment| {
-        // SAFETY: the caller vouches for it.
+        // SAFETY: by this function's contract, `called` is null or a string that ends in a zero.
         let barrier = unsafe { barrier(attached, called, parties, waiting, mode) }?;
         Ok(barrier.reset()?)
     };
-    // SAFETY: the caller vouches for it.
+    // SAFETY: by this function's contract, `here` is null or an open handle.
     unsafe { Handle::run(here, body) }
 }
 
@@ -133,7 +133,7 @@ pub unsafe extern "C" fn isthmus_barrier_wait(seat: *mut Handle<Seat>, timeout_n
         }?;
         Ok(())
     };
-    // SAFETY: the caller vouches for it.
+    // SAFETY: by this function's contract, `seat` is null or an open handle.
     match unsafe { Handle::run(seat, body) } {
         0 => c_int::from(serial),
         failed => failed,
@@ -146,7 +146,7 @@ pub unsafe extern "C" fn isthmus_barrier_wait(seat: *mut Handle<Seat>, timeout_n
 /// `seat` is null, or came from `isthmus_barrier_join` and is not used any more.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn isthmus_barrier_leave(seat: *mut Handle<Seat>) {
-    // SAFETY: the caller vouches for it.
+    // SAFETY: by this function's contract, `seat` is null or an open handle, and nobody uses it after this call.
     unsafe { Handle::close(seat) };
 }
 
@@ -159,7 +159,7 @@ pub unsafe extern "C" fn isthmus_barrier_unlink(
     here: *const Handle<Attachment>,
     called: *const c_char,
 ) -> c_int {
-    // SAFETY: the caller vouches for it.
+    // SAFETY: by this function's contract, `here` is null or an open handle, `called` null or a string that ends in a zero.
     unsafe { unlink(here, Kind::Barrier, called) }
 }
 
@@ -175,12 +175,12 @@ pub unsafe extern "C" fn isthmus_mutex_open(
     mutex: *mut *mut Handle<Mutex>,
 ) -> c_int {
     let body = |attached: &Attachment| {
-        // SAFETY: the caller vouches for it.
+        // SAFETY: by this function's contract, `called` is null or a string that ends in a zero.
         let opened = unsafe { name(attached, called, mode) }?.mutex()?;
-        // SAFETY: the caller vouches for the place.
+        // SAFETY: by this function's contract, `mutex` is null or a place for a pointer.
         unsafe { hand_over(mutex, opened) }
     };
-    // SAFETY: the caller vouches for it.
+    // SAFETY: by this function's contract, `here` is null or an open handle.
     unsafe { Handle::run(here, body) }
 }
 
@@ -201,7 +201,7 @@ pub unsafe extern "C" fn isthmus_mutex_lock(mutex: *mut Handle<Mutex>, timeout_n
         guard.keep();
         Ok(())
     };
-    // SAFETY: the caller vouches for it.
+    // SAFETY: by this function's contract, `mutex` is null or an open handle.
     match unsafe { Handle::run(mutex, body) } {
         0 => answer,
         failed => failed,
@@ -220,7 +220,7 @@ pub unsafe extern "C" fn isthmus_mutex_mend(mutex: *mut Handle<Mutex>) -> c_int 
         guard.keep();
         Ok(())
     };
-    // SAFETY: the caller vouches for it.
+    // SAFETY: by this function's contract, `mutex` is null or an open handle.
     unsafe { Handle::run(mutex, body) }
 }
 
@@ -230,7 +230,7 @@ pub unsafe extern "C" fn isthmus_mutex_mend(mutex: *mut Handle<Mutex>) -> c_int 
 /// `mutex` is null, or a mutex that was not closed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn isthmus_mutex_unlock(mutex: *mut Handle<Mutex>) -> c_int {
-    // SAFETY: the caller vouches for it.
+    // SAFETY: by this function's contract, `mutex` is null or an open handle.
     unsafe { Handle::run(mutex, |m| Ok(m.unlock()?)) }
 }
 
@@ -240,7 +240,7 @@ pub unsafe extern "C" fn isthmus_mutex_unlock(mutex: *mut Handle<Mutex>) -> c_in
 /// `mutex` is null, or came from `isthmus_mutex_open` and is not used any more.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn isthmus_mutex_close(mutex: *mut Handle<Mutex>) {
-    // SAFETY: the caller vouches for it.
+    // SAFETY: by this function's contract, `mutex` is null or an open handle, and nobody uses it after this call.
     unsafe { Handle::close(mutex) };
 }
 
@@ -253,7 +253,7 @@ pub unsafe extern "C" fn isthmus_mutex_unlink(
     here: *const Handle<Attachment>,
     called: *const c_char,
 ) -> c_int {
-    // SAFETY: the caller vouches for it.
+    // SAFETY: by this function's contract, `here` is null or an open handle, `called` null or a string that ends in a zero.
     unsafe { unlink(here, Kind::Mutex, called) }
 }
 
@@ -269,12 +269,12 @@ pub unsafe extern "C" fn isthmus_condition_open(
     condition: *mut *mut Handle<Condvar>,
 ) -> c_int {
     let body = |attached: &Attachment| {
-        // SAFETY: the caller vouches for it.
+        // SAFETY: by this function's contract, `called` is null or a string that ends in a zero.
         let opened = unsafe { name(attached, called, mode) }?.condvar()?;
-        // SAFETY: the caller vouches for the place.
+        // SAFETY: by this function's contract, `condition` is null or a place for a pointer.
         unsafe { hand_over(condition, opened) }
     };
-    // SAFETY: the caller vouches for it.
+    // SAFETY: by this function's contract, `here` is null or an open handle.
     unsafe { Handle::run(here, body) }
 }
 
@@ -300,10 +300,10 @@ pub unsafe extern "C" fn isthmus_condition_wait(
             guard.keep();
             if notified { Ok(()) } else { Err(isthmus::sync::Error::TimedOut.into()) }
         };
-        // SAFETY: the caller vouches for it.
+        // SAFETY: by this function's contract, `mutex` is null or an open handle.
         given(unsafe { Handle::run(mutex, body) })
     };
-    // SAFETY: the caller vouches for it.
+    // SAFETY: by this function's contract, `condition` is null or an open handle.
     match unsafe { Handle::run(condition, body) } {
         0 => answer,
         failed => failed,
@@ -324,7 +324,7 @@ pub unsafe extern "C" fn isthmus_condition_notify(condition: *mut Handle<Condvar
         }
         Ok(())
     };
-    // SAFETY: the caller vouches for it.
+    // SAFETY: by this function's contract, `condition` is null or an open handle.
     unsafe { Handle::run(condition, body) }
 }
 
@@ -334,7 +334,7 @@ pub unsafe extern "C" fn isthmus_condition_notify(condition: *mut Handle<Condvar
 /// `condition` is null, or came from `isthmus_condition_open` and is not used any more.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn isthmus_condition_close(condition: *mut Handle<Condvar>) {
-    // SAFETY: the caller vouches for it.
+    // SAFETY: by this function's contract, `condition` is null or an open handle, and nobody uses it after this call.
     unsafe { Handle::close(condition) };
 }
 
@@ -347,7 +347,7 @@ pub unsafe extern "C" fn isthmus_condition_unlink(
     here: *const Handle<Attachment>,
     called: *const c_char,
 ) -> c_int {
-    // SAFETY: the caller vouches for it.
+    // SAFETY: by this function's contract, `here` is null or an open handle, `called` null or a string that ends in a zero.
     unsafe { unlink(here, Kind::Condition, called) }
 }
 
@@ -364,12 +364,12 @@ pub unsafe extern "C" fn isthmus_semaphore_open(
     semaphore: *mut *mut Handle<Semaphore>,
 ) -> c_int {
     let body = |attached: &Attachment| {
-        // SAFETY: the caller vouches for it.
+        // SAFETY: by this function's contract, `called` is null or a string that ends in a zero.
         let opened = unsafe { name(attached, called, mode) }?.semaphore(initial)?;
-        // SAFETY: the caller vouches for the place.
+        // SAFETY: by this function's contract, `semaphore` is null or a place for a pointer.
         unsafe { hand_over(semaphore, opened) }
     };
-    // SAFETY: the caller vouches for it.
+    // SAFETY: by this function's contract, `here` is null or an open handle.
     unsafe { Handle::run(here, body) }
 }
 
@@ -387,7 +387,7 @@ pub unsafe extern "C" fn isthmus_semaphore_wait(semaphore: *mut Handle<Semaphore
         }?;
         Ok(())
     };
-    // SAFETY: the caller vouches for it.
+    // SAFETY: by this function's contract, `semaphore` is null or an open handle.
     unsafe { Handle::run(semaphore, body) }
 }
 
@@ -397,7 +397,7 @@ pub unsafe extern "C" fn isthmus_semaphore_wait(semaphore: *mut Handle<Semaphore
 /// `semaphore` is null, or was not closed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn isthmus_semaphore_post(semaphore: *mut Handle<Semaphore>) -> c_int {
-    // SAFETY: the caller vouches for it.
+    // SAFETY: by this function's contract, `semaphore` is null or an open handle.
     unsafe { Handle::run(semaphore, |s| Ok(s.post()?)) }
 }
 
@@ -412,14 +412,14 @@ pub unsafe extern "C" fn isthmus_semaphore_value(
 ) -> c_int {
     let body = |semaphore: &Semaphore| {
         let now = semaphore.value()?;
-        // SAFETY: the caller vouches for the place.
+        // SAFETY: by this function's contract, `value` is null or a place for a number.
         if unsafe { put(value, now) } {
             Ok(())
         } else {
             Err(Failure::invalid("there is no place for the value"))
         }
     };
-    // SAFETY: the caller vouches for it.
+    // SAFETY: by this function's contract, `semaphore` is null or an open handle.
     unsafe { Handle::run(semaphore, body) }
 }
 
@@ -429,7 +429,7 @@ pub unsafe extern "C" fn isthmus_semaphore_value(
 /// `semaphore` is null, or came from `isthmus_semaphore_open` and is not used any more.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn isthmus_semaphore_close(semaphore: *mut Handle<Semaphore>) {
-    // SAFETY: the caller vouches for it.
+    // SAFETY: by this function's contract, `semaphore` is null or an open handle, and nobody uses it after this call.
     unsafe { Handle::close(semaphore) };
 }
 
@@ -442,7 +442,7 @@ pub unsafe extern "C" fn isthmus_semaphore_unlink(
     here: *const Handle<Attachment>,
     called: *const c_char,
 ) -> c_int {
-    // SAFETY: the caller vouches for it.
+    // SAFETY: by this function's contract, `here` is null or an open handle, `called` null or a string that ends in a zero.
     unsafe { unlink(here, Kind::Semaphore, called) }
 }
 
@@ -459,12 +459,12 @@ pub unsafe extern "C" fn isthmus_rwlock_open(
     lock: *mut *mut Handle<RwLock>,
 ) -> c_int {
     let body = |attached: &Attachment| {
-        // SAFETY: the caller vouches for it.
+        // SAFETY: by this function's contract, `called` is null or a string that ends in a zero.
         let opened = unsafe { name(attached, called, mode) }?.rwlock(opens)?;
-        // SAFETY: the caller vouches for the place.
+        // SAFETY: by this function's contract, `lock` is null or a place for a pointer.
         unsafe { hand_over(lock, opened) }
     };
-    // SAFETY: the caller vouches for it.
+    // SAFETY: by this function's contract, `here` is null or an open handle.
     unsafe { Handle::run(here, body) }
 }
 
@@ -483,7 +483,7 @@ pub unsafe extern "C" fn isthmus_rwlock_read(lock: *mut Handle<RwLock>, timeout_
         .keep();
         Ok(())
     };
-    // SAFETY: the caller vouches for it.
+    // SAFETY: by this function's contract, `lock` is null or an open handle.
     unsafe { Handle::run(lock, body) }
 }
 
@@ -504,7 +504,7 @@ pub unsafe extern "C" fn isthmus_rwlock_write(lock: *mut Handle<RwLock>, timeout
         guard.keep();
         Ok(())
     };
-    // SAFETY: the caller vouches for it.
+    // SAFETY: by this function's contract, `lock` is null or an open handle.
     match unsafe { Handle::run(lock, body) } {
         0 => answer,
         failed => failed,
@@ -523,7 +523,7 @@ pub unsafe extern "C" fn isthmus_rwlock_mend(lock: *mut Handle<RwLock>) -> c_int
         guard.keep();
         Ok(())
     };
-    // SAFETY: the caller vouches for it.
+    // SAFETY: by this function's contract, `lock` is null or an open handle.
     unsafe { Handle::run(lock, body) }
 }
 
@@ -533,7 +533,7 @@ pub unsafe extern "C" fn isthmus_rwlock_mend(lock: *mut Handle<RwLock>) -> c_int
 /// `lock` is null, or was not closed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn isthmus_rwlock_unlock(lock: *mut Handle<RwLock>) -> c_int {
-    // SAFETY: the caller vouches for it.
+    // SAFETY: by this function's contract, `lock` is null or an open handle.
     unsafe { Handle::run(lock, |l| Ok(l.unlock()?)) }
 }
 
@@ -543,7 +543,7 @@ pub unsafe extern "C" fn isthmus_rwlock_unlock(lock: *mut Handle<RwLock>) -> c_i
 /// `lock` is null, or came from `isthmus_rwlock_open` and is not used any more.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn isthmus_rwlock_close(lock: *mut Handle<RwLock>) {
-    // SAFETY: the caller vouches for it.
+    // SAFETY: by this function's contract, `lock` is null or an open handle, and nobody uses it after this call.
     unsafe { Handle::close(lock) };
 }
 
@@ -556,7 +556,7 @@ pub unsafe extern "C" fn isthmus_rwlock_unlink(
     here: *const Handle<Attachment>,
     called: *const c_char,
 ) -> c_int {
-    // SAFETY: the caller vouches for it.
+    // SAFETY: by this function's contract, `here` is null or an open handle, `called` null or a string that ends in a zero.
     unsafe { unlink(here, Kind::RwLock, called) }
 }
 
@@ -566,7 +566,8 @@ pub type Make = unsafe extern "C" fn(taken_over: c_int, arg: *mut c_void) -> c_i
 /// Has something made once.
 ///
 /// # Safety
-/// `here` is null or an attachment; `called` is null or a string; `make` is null or a function that may be called with `arg`.
+/// `here` is null or an attachment; `called` is null or a string; `make` is null or a function that may be called with
+/// `arg`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn isthmus_once(
     here: *const Handle<Attachment>,
@@ -578,10 +579,10 @@ pub unsafe extern "C" fn isthmus_once(
     let mut answer = 0;
     let body = |attached: &Attachment| {
         let make = make.ok_or_else(|| Failure::invalid("there is no function to call"))?;
-        // SAFETY: the caller vouches for it.
+        // SAFETY: by this function's contract, `called` is null or a string that ends in a zero.
         let once = unsafe { name(attached, called, mode) }?.once()?;
         if let Begun::Yours(turn) = once.begin(None)? {
-            // SAFETY: the caller vouches for the function.
+            // SAFETY: by this function's contract, `make` may be called with `arg`.
             answer = unsafe { make(c_int::from(turn.taken_over()), arg) };
             if answer == 0 {
                 turn.finish();
@@ -589,7 +590,7 @@ pub unsafe extern "C" fn isthmus_once(
         }
         Ok(())
     };
-    // SAFETY: the caller vouches for it.
+    // SAFETY: by this function's contract, `here` is null or an open handle.
     match unsafe { Handle::run(here, body) } {
         0 => answer,
         failed => failed,
@@ -605,6 +606,6 @@ pub unsafe extern "C" fn isthmus_once_unlink(
     here: *const Handle<Attachment>,
     called: *const c_char,
 ) -> c_int {
-    // SAFETY: the caller vouches for it.
+    // SAFETY: by this function's contract, `here` is null or an open handle, `called` null or a string that ends in a zero.
     unsafe { unlink(here, Kind::Once, called) }
 }
