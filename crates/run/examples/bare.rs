@@ -82,7 +82,7 @@ impl StartMachines for StandIns {
                 keep: Box::new(StandIn(child)),
             });
         }
-        // Stand-ins are not on it; but what is in it can be seen.
+        // Stand-ins are not on it, but a program can see whether it runs there.
         let network = (plan.spec.vm.net == Net::Tap).then(|| Network {
             prefix: ["unshare", "--net", "sh", "-c", "ip link set lo up; exec \"$@\"", "sh"]
                 .map(Into::into)
@@ -97,7 +97,7 @@ fn stand_in() -> i32 {
     let socket = pass::take_stdin_socket().expect("a socket");
     let ((name, address), fds) =
         pass::receive::<Identity>(&socket).expect("an identity").expect("an identity");
-    // What one leaves in /tmp must not be found by the next: Open MPI goes by process numbers, which are the same.
+    // A stand-in must not find what another left in /tmp: Open MPI names files by process numbers, which are the same.
     // A source tree that is itself in /tmp must stay where it is, since the ranks work there.
     let top = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
     let set_up = format!(

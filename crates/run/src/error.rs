@@ -15,7 +15,7 @@ pub(crate) use tell;
 
 /// What the macro does.
 pub(crate) fn tell_line(line: &str) {
-    // Nobody is left to be told where it cannot be written.
+    // If standard error is closed, there is no other place to report to.
     let _ = io::stderr().lock().write_all(format!("isthmus: {line}\n").as_bytes());
 }
 
@@ -28,19 +28,19 @@ pub enum Error {
     /// The command line made no sense.
     #[error("{0}")]
     Usage(String),
-    /// No MPI where it was looked for.
+    /// No MPI was found.
     #[error(
         "no MPI found: {looked}; give --mpi DIR (the directory that holds bin/mpirun) or put its bin directory on the PATH{elsewhere}"
     )]
     NoMpi {
-        /// Where it was looked for.
+        /// What was searched, and for what.
         looked: String,
         /// Whether the command line named it.
         named: bool,
         /// The MPIs that are elsewhere, each with the line that would use it.
         elsewhere: String,
     },
-    /// A launcher that we do not know how to start ranks with.
+    /// A launcher that isthmus cannot start ranks with.
     #[error("{}: not a launcher that isthmus knows ({said}); it knows Open MPI 5 and MPICH 4 and 5", .launcher.display())]
     UnknownMpi {
         /// The launcher.
@@ -77,7 +77,7 @@ pub enum Error {
         "libisthmus-fi.so not found (looked in {looked}); build it with `cargo build --release`, or name its directory in ISTHMUS_PROVIDER_PATH"
     )]
     NoProvider {
-        /// The directories that were looked in.
+        /// The directories that were searched.
         looked: String,
     },
     /// The host service did not start.
@@ -111,7 +111,7 @@ pub enum Error {
         /// What is known of it.
         why: String,
     },
-    /// The launcher claims success, but a daemon of its ended badly.
+    /// The launcher claims success, but one of its daemons failed.
     #[error(
         "the MPI's launcher ended with status 0, but its daemon in VM {vm} {how}, so its ranks there did not run to their end: what the launcher printed above says more; let it say all with {ask}"
     )]
@@ -141,7 +141,7 @@ pub enum Error {
         /// What it waited for where it had not begun, each in lines of its own.
         meanwhile: String,
     },
-    /// The launcher waits for itself.
+    /// The launcher has deadlocked.
     #[error(
         "the MPI's launcher hangs: process {child} of its own has ended, and it sleeps on a lock of its own instead of asking how; the run was ended. Open MPI 4.1's does that now and then where a rank dies while it starts: see above why the rank ended"
     )]
@@ -186,7 +186,7 @@ impl Error {
     /// The exit status that this error means.
     pub fn exit_code(&self) -> i32 {
         match self {
-            // What the caller can mend on the command line, or by going elsewhere first.
+            // What the caller can correct on the command line, or by changing the directory first.
             Self::Usage(_) | Self::WorkingDirectory { .. } | Self::Writable { .. } => ExitCode::USAGE,
             Self::Timeout { .. } => ExitCode::TIMEOUT,
             Self::LostVm { .. } | Self::LostBefore { .. } => ExitCode::LOST_VM,

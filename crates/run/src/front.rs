@@ -1,6 +1,6 @@
 //! The front: the process that the caller started.
 //!
-//! It starts the guardian, hands signals to the job, copies a terminal's input, and ends with the job's
+//! It starts the guardian, passes signals on to the job, copies a terminal's input, and ends with the job's
 //! status when everything is gone. Guardian, job and launcher are in process groups of their own, so a key
 //! pressed at a terminal reaches the launcher once, through here.
 
@@ -23,7 +23,7 @@ use crate::{pass, rundir, terminal};
 
 /// Two interrupts closer than this are one: `timeout -s INT` signals a process and its group at once.
 const SAME_INTERRUPT: Duration = Duration::from_millis(150);
-/// How long the job's last word is waited for once everything has ended.
+/// How long to wait for the job's last message once everything has ended.
 const LATE: Duration = Duration::from_secs(1);
 
 /// From the front to the job, after the [`RunSpec`].
@@ -36,9 +36,9 @@ pub enum ToJob {
 /// From the job to the front.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum FromJob {
-    /// First of all: who the job is.
+    /// First of all: the job's process.
     Hello {
-        /// Its process.
+        /// Its number.
         pid: i32,
     },
     /// The run is over.
@@ -106,7 +106,7 @@ fn watch_signals(events: Sender<Event>) -> Result<()> {
 }
 
 fn carry_out(spec: &RunSpec) -> Result<(i32, Option<String>)> {
-    // If the guardian dies, what it guarded comes to us.
+    // If the guardian dies, this process adopts what was below it.
     set_child_subreaper(Some(getpid())).map_err(|e| Error::io("cannot become a subreaper", e))?;
     let (send, events) = mpsc::channel();
     watch_signals(send.clone())?;
@@ -117,12 +117,12 @@ fn carry_out(spec: &RunSpec) -> Result<(i32, Option<String>)> {
         guardian::spawn(guardian::GUARDIAN_COMMAND, &start, &[job_end.as_fd(), input.as_fd()])
             .map_err(|e| Error::io("cannot start the guardian", e))?;
     drop((job_end, input));
-    // A job that is gone already says so by its end of stream.
+    // A job that has ended already shows that by the end of its stream.
     let _ = pass::send(&job, spec, &[]);
     watch_processes(&job, child, send)?;
     let mut job_pid = None;
     let outcome = follow(&job, guardian, &events, &mut job_pid);
-    // A guardian that was killed has left this to us; else there is nothing to do.
+    // If the guardian was killed, this process clears up; otherwise there is nothing to do.
     for line in guardian::clear(&start, job_pid) {
         tell!("{line}");
     }
@@ -174,7 +174,7 @@ fn follow(
                     SIGINT => match interrupted {
                         Some(first) if first.elapsed() < SAME_INTERRUPT => continue,
                         Some(_) => {
-                            // Letting go of the guardian makes it end everything.
+                            // The guardian ends everything when this socket is closed.
                             guardian = None;
                             done.get_or_insert((
                                 130,
@@ -184,7 +184,7 @@ fn follow(
                         }
                         None => interrupted = Some(Instant::now()),
                     },
-                    // A second one would make a launcher skip its own tidying up.
+                    // A second one would make a launcher skip its own clearing up.
                     SIGTERM | SIGHUP if ending => continue,
                     SIGTERM | SIGHUP => ending = true,
                     _ => {}
@@ -200,7 +200,7 @@ fn follow(
     done.ok_or_else(|| {
         Error::Broken("the run was killed from outside; everything that it had started was ended".into())
     })
-    // The job's end was sent before the guardian's, and may be read after it, by another thread.
+    // The job's last message came before the guardian's end, but another thread reads it, perhaps later.
     .or_else(|broken| {
         let until = Instant::now() + LATE;
         while !silent && let Ok(event) = events.recv_timeout(until.saturating_duration_since(Instant::now()))

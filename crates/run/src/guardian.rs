@@ -1,7 +1,7 @@
 //! The guardian: made before anything else, subreaper of all that the run starts.
 //!
-//! It holds a socket to the front and one to the job. Whichever ends, it ends whatever is left below itself
-//! and removes the run's directories. It does nothing else, so there is nothing that it could fail at.
+//! It holds a socket to the front and one to the job. When either closes, it ends all processes below itself and
+//! removes the run's directories. It does nothing else, so there is little that can fail.
 
 use std::io::{self, Read};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -22,7 +22,7 @@ use crate::{mapped, pass, rundir, terminal, tree};
 pub const GUARDIAN_COMMAND: &str = "guardian";
 /// The hidden subcommand that runs the job.
 pub const JOB_COMMAND: &str = "job";
-/// How long processes may take to die of SIGKILL: some wait for a disk first.
+/// How long processes may take to die of SIGKILL: a process that waits for a disk dies only after that.
 pub const KILL_LIMIT: Duration = Duration::from_secs(20);
 
 /// What guardian and job are started with. With it come two descriptors: the job's socket to the front, and
@@ -52,7 +52,7 @@ pub(crate) fn spawn(
     Ok((child, ours))
 }
 
-/// The guardian's whole life. Returns its exit status, which nobody reads.
+/// The guardian's whole life. Returns an exit status, which is not read.
 pub fn main() -> i32 {
     terminal::let_stop();
     match guard() {
@@ -81,8 +81,8 @@ fn guard() -> io::Result<()> {
 }
 
 /// Ends everything below this process and removes the run's directories. Front, guardian and job all do this when
-/// something is wrong, and the job, which watches both others, is ended last of all: so it is done even if the other
-/// two are killed on the way. Returns what is worth a line.
+/// another one is gone, and the job, which watches both others, is ended last: so it is done even if two of them are
+/// killed meanwhile. Returns lines for the user.
 pub(crate) fn clear(start: &Start, job: Option<Pid>) -> Vec<String> {
     let mut lines = Vec::new();
     match tree::kill_descendants(job, KILL_LIMIT) {
@@ -107,8 +107,9 @@ fn watch(front: &UnixStream, start: &Start, fds: Vec<OwnedFd>, job: &mut Option<
     let borrowed: Vec<BorrowedFd<'_>> = fds.iter().map(AsFd::as_fd).collect();
     let (child, job_socket) = spawn(JOB_COMMAND, start, &borrowed)?;
     *job = Some(Pid::from_child(&child));
+    // The job has its own copies; with these, its socket to the front and the caller's input would stay open when it ends.
+    // Standard output and error are for messages only.
     drop(fds);
-    // The front's end of the caller's input is ours no longer; its other two are for messages only.
     let (woken, waker) = UnixStream::pair()?;
     signal_hook::low_level::pipe::register(signal_hook::consts::SIGCHLD, waker)?;
     woken.set_nonblocking(true)?;

@@ -46,9 +46,9 @@ pub struct Platform {
 enum Event {
     /// The front sends the launcher a signal.
     Signal(i32),
-    /// The launcher ended, with this status.
+    /// The launcher ended.
     Launcher(LauncherEnd),
-    /// The launcher will never end: it does not ask for this child of its own.
+    /// The launcher will never end: it does not reap this child of its own.
     Stuck(i32),
     /// News of the switch.
     Switch(switch::News),
@@ -67,7 +67,7 @@ struct Run<'a> {
     events: Receiver<Event>,
 }
 
-/// The job's whole life. Returns its exit status, which nobody reads.
+/// The job's whole life. Returns an exit status, which is not read.
 pub fn main(platform: &Platform) -> i32 {
     terminal::let_stop();
     let Ok(guardian) = pass::take_stdin_socket() else { return 1 };
@@ -92,15 +92,15 @@ pub fn main(platform: &Platform) -> i32 {
         Err(e) => (e.exit_code(), Some(e.line())),
     };
     let _ = pass::send(&front, &FromJob::Done { code, line }, &[]);
-    // The guardian takes this for the end, clears up, and ends this process last. Until then it must be there: if
-    // both others are killed now, its threads do what is left to do.
+    // The guardian takes this for the end, clears up, and ends this process last. Until then this process must live: if
+    // front and guardian are killed now, its threads do what is left to do.
     let _ = ending.shutdown(Shutdown::Write);
     loop {
         thread::park();
     }
 }
 
-/// Guardian or front are gone: end everything, since the other may be gone too.
+/// Ends everything, since guardian or front has ended and the other one may have, too.
 fn abandon(start: &Start) -> ! {
     guardian::clear(start, None);
     std::process::exit(ExitCode::FAILURE)
@@ -175,7 +175,7 @@ impl Run<'_> {
         if let Some(service) = &parts.service {
             self.say(|| service.counters());
             if let Some(file) = &spec.stats {
-                // The job has ended as it has, whatever becomes of its figures.
+                // Figures that cannot be written do not change the job's outcome.
                 let around = Stats { accel, boot_s, net_bytes };
                 if let Err(e) = around.write(file, &service.counters()) {
                     tell!("{}", e.line());

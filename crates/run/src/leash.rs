@@ -1,6 +1,5 @@
-//! A process that must not outlive the one that started it: this program, started again, asks the kernel for
-//! a kill on its parent's death and becomes the real program. It is the last net, for when front, guardian
-//! and job all die at once.
+//! A leash: a process must not outlive the one that started it. This program, started again, asks the kernel to be killed
+//! on its parent's death, and executes the real program. It is the last resort if front, guardian and job all die at once.
 
 use std::ffi::OsString;
 use std::io;
@@ -22,15 +21,15 @@ pub fn words() -> Vec<OsString> {
     vec!["/proc/self/exe".into(), LEASH_COMMAND.into(), parent.into()]
 }
 
-/// As [`command`], where `prefix` begins a line that becomes the program elsewhere. The leash comes after it: who enters
-/// a user name space loses it.
+/// As [`command`], after the words of `prefix`, which run a program elsewhere. The leash comes after the prefix: a process
+/// that enters a user name space loses it.
 ///
 /// # Errors
 /// If this program cannot be found any more.
 pub fn command_in(prefix: &[OsString], program: &Path) -> io::Result<Command> {
     let [first, rest @ ..] = prefix else { return Ok(command(program)) };
     let mut leash = words();
-    // After the prefix that would be another program.
+    // After the prefix, /proc/self/exe would be another program.
     leash[0] = std::env::current_exe()?.into();
     let mut command = Command::new(first);
     command.args(rest).args(leash).arg(program);

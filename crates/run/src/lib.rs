@@ -1,8 +1,8 @@
 //! One job: its VMs, the launcher of its MPI, guardian, remote shell, relay, standard I/O, exit status.
 //!
 //! This is the only place that knows how an MPI is started. A run is three processes of the one binary, each
-//! the child of the one before and each a subreaper, so that whichever two of them are killed, in whatever
-//! order, the third finds everything that was started below itself and ends it:
+//! the child of the one before and each a subreaper, so that if any two of them are killed, in any order, the third
+//! finds everything that was started below itself and ends it:
 //!
 //! ```text
 //!  isthmus run      front:    the caller's own child; standard input of a terminal, signals, exit status
@@ -16,19 +16,20 @@
 //! |---|---|
 //! | [`spec`] | what was asked for, and the exit codes |
 //! | [`front`], [`guardian`], [`job`] | the three processes |
-//! | [`named`] | files that the command line names, looked at before the work |
+//! | [`named`] | checks of files that the command line names, before the work |
 //! | `mapped` | files that killed ranks would leave in /dev/shm |
 //! | [`mpi`] | finding an MPI, its environment, its launcher line |
 //! | [`rsh`] | the remote shell: what an MPI's launcher starts in place of ssh |
 //! | [`runs`], [`visit`] | the runs of a user; commands in their VMs beside the job |
 //! | `terminal` | reading the caller's terminal, if in its foreground |
-//! | [`session`] | what remote shell and visitor have in common: standing for a process in a VM |
+//! | [`session`] | what remote shell and visitor share: standing for a process in a VM |
 //! | [`switch`] | frames between remote shells, visitors and VMs; the host side of the relay |
 //! | [`service`] | what a run needs of the host service |
 //! | [`machines`], [`lost_files`] | what a run needs of its VMs; what is lost with them |
-//! | `stats` | what --stats tells of a run |
+//! | `stuck` | a launcher that has deadlocked |
+//! | `stats` | what --stats reports of a run |
 //! | [`leash`] | processes that must not outlive the job |
-//! | `starting` | a run that is asked to end before its VMs are there |
+//! | `starting` | ending a run whose VMs are still being started |
 //! | [`rundir`], [`tree`], [`pass`] | the run's directories, its processes, descriptors over sockets |
 
 #![forbid(unsafe_code)]

@@ -1,5 +1,4 @@
-//! Files that ranks wrote into a VM's own part of the file system, and that vanish with it: said at the end, so
-//! that nobody looks for them in vain.
+//! Files that ranks wrote into a VM's own part of the file system and that vanish with it: listed when the run ends.
 
 use std::path::{Path, PathBuf};
 
@@ -7,7 +6,7 @@ use isthmus_guest::control::Changes;
 
 /// Most lines that name a file.
 const MAX_LINES: usize = 20;
-/// Where programs leave things that nobody expects to stay.
+/// Where programs leave files that are not expected to stay.
 const SCRATCH: [&str; 4] = ["/tmp", "/run", "/var", "/dev"];
 
 /// What was lost in all VMs of a run.
@@ -44,7 +43,7 @@ impl LostFiles {
         );
     }
 
-    /// What to print, without a word if nothing that matters was lost.
+    /// The lines to print; none if nothing that matters was lost.
     pub fn lines(&self) -> Vec<String> {
         let mut lines = self.errors.clone();
         if self.named.is_empty() && self.more == 0 {
@@ -81,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn scratch_alone_is_not_worth_a_word() {
+    fn scratch_files_alone_are_not_reported() {
         let mut lost = LostFiles::default();
         lost.add("vm0", changes(&["/tmp/a", "/var/log/b", "/home/u/prte.host.1/c"]));
         assert!(lost.lines().is_empty());

@@ -17,7 +17,7 @@ pub use qemu::{MEMORY_BYTES, Qemu};
 
 /// Lines of the console that tell why a VM was lost.
 pub const CONSOLE_LINES: usize = 12;
-/// At least as many as a guest says of its boot, which tells nothing of its end.
+/// Lines kept in addition: at least as many as a guest prints while it boots, which do not explain its end.
 const BOOT_STEPS: usize = 12;
 
 /// What the VMs are started with.
@@ -53,14 +53,14 @@ pub struct Machine {
     pub pid: Pid,
     /// The last lines of its console, for when it is lost.
     pub console: Box<dyn Fn() -> Vec<String> + Send>,
-    /// Kept as long as the VM shall live.
+    /// Dropped to end the VM.
     pub keep: Box<dyn Send>,
 }
 
 /// A network of the VMs that the launcher and the ranks on the host share.
 #[derive(Clone, Debug)]
 pub struct Network {
-    /// What to put before a program's own words to have it run there.
+    /// Words to put before a program's own to run it there.
     pub prefix: Vec<OsString>,
     /// The host's address there.
     pub host: Ipv4Addr,

@@ -1,11 +1,12 @@
-//! Files in /dev/shm that MPICH's ranks make under names of MPICH's choice, and leave there when they do not come to their
+//! Files in /dev/shm that MPICH's ranks make under names of MPICH's choice, and leave there if they do not reach
 //! MPI_Finalize: after an MPI_Abort, an exit, a kill.
 //!
-//! Their names are `mpich_shm_W_N` and `mpich_vci_W_N`, where W is a number of the job's, made of what its launcher draws, and N that
-//! of a rank or host. Whose a W is can be seen as long as one of its ranks has a file of it mapped or open. So whenever such
-//! a file comes into being, and before ranks are told to end, the run's processes are looked at, and what they have is written
-//! into the run's directory. Whoever ends the run removes these files, once its processes are gone, unless somebody
-//! else has them mapped. A W that was never seen with a process of the run is somebody else's.
+//! Their names are `mpich_shm_W_N` and `mpich_vci_W_N`, where W is the job's number, which comes from random bits of its
+//! launcher, and N is the number of a rank or host. Which job a W belongs to can be seen as long as one of its ranks has
+//! a file of it mapped or open. So whenever such a file appears, and before ranks are told to end, the run's processes
+//! are scanned, and each W that they have is written into the run's directory. The process that ends the run removes
+//! these files, once the run's processes are gone, unless another process has them mapped. A W that was never seen with
+//! a process of the run belongs to another job.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -25,15 +26,16 @@ use rustix::process::{Pid, getpid};
 
 use crate::tree;
 
-/// MPICH takes no other place for them.
+/// MPICH always puts them here.
 const PLACE: &str = "/dev/shm";
 /// How the names begin.
 const PREFIXES: [&str; 2] = ["mpich_shm_", "mpich_vci_"];
 /// The file in the run's directory that holds what was seen, a W in each line.
 const LIST: &str = "mpich-files";
-/// How long somebody is looked for who has a new file. Its maker maps it within microseconds; others are other jobs'.
-const LOOK_FOR: Duration = Duration::from_millis(50);
-/// How long a job is not looked for again that was looked for in vain: another one makes a file for each of its ranks.
+/// How long the run is scanned for a process that has a new file. The file's maker maps it within microseconds; if no
+/// process of the run has it by then, it is another job's.
+const SCAN_FOR: Duration = Duration::from_millis(50);
+/// How long a job that was not found in the run is not scanned for again: it makes a file for each of its ranks.
 const REST: Duration = Duration::from_secs(1);
 
 /// What was seen of a run.
@@ -48,14 +50,14 @@ impl Mapped {
     pub(crate) fn watch(dir: &Path) -> Arc<Self> {
         let mapped = Arc::new(Self { list: dir.join(LIST), seen: Mutex::default() });
         let me = Arc::clone(&mapped);
-        // Without a watch it is only looked before ranks are told to end.
+        // Without a watch, the run is scanned only before ranks are told to end.
         if let Ok(made) = watch_place() {
             let _ = thread::Builder::new().name("mapped".into()).spawn(move || me.follow(made));
         }
         mapped
     }
 
-    /// Looks whenever a file is made.
+    /// Scans whenever a file is made.
     fn follow(&self, made: OwnedFd) {
         let mut buffer = [MaybeUninit::uninit(); 4096];
         let mut reader = inotify::Reader::new(made, &mut buffer);
@@ -69,10 +71,10 @@ impl Mapped {
             if others.rest(&job, begin) {
                 continue;
             }
-            while !self.knows(&job) && begin.elapsed() < LOOK_FOR {
-                let look = Instant::now();
-                self.look();
-                thread::sleep(look.elapsed().min(LOOK_FOR));
+            while !self.knows(&job) && begin.elapsed() < SCAN_FOR {
+                let start = Instant::now();
+                self.scan();
+                thread::sleep(start.elapsed().min(SCAN_FOR));
             }
             if !self.knows(&job) {
                 others.note(job, Instant::now());
@@ -84,8 +86,8 @@ impl Mapped {
         self.seen.lock().unwrap_or_else(PoisonError::into_inner).contains(job)
     }
 
-    /// Notes what the processes below this one have.
-    pub(crate) fn look(&self) {
+    /// Notes the jobs whose files the processes below this one have.
+    pub(crate) fn scan(&self) {
         let below = tree::descendants(getpid()).unwrap_or_default();
         let found: BTreeSet<String> =
             below.iter().flat_map(|pid| jobs_of(pid.as_raw_nonzero().get())).collect();
@@ -95,25 +97,25 @@ impl Mapped {
                 continue;
             }
             let list = fs::OpenOptions::new().append(true).create(true).open(&self.list);
-            // What cannot be written down stays behind, as it does without us.
+            // The files of a job that cannot be written down stay behind, as without isthmus.
             let _ = list.and_then(|mut list| writeln!(list, "{job}"));
             seen.insert(job);
         }
     }
 }
 
-/// Jobs that nobody of the run had a file of, and when that was seen.
+/// Jobs of which no process of the run had a file, and when that was seen.
 #[derive(Debug, Default)]
 struct Others(BTreeMap<String, Instant>);
 
 impl Others {
     fn note(&mut self, job: String, now: Instant) {
-        // No more than one second's worth is kept.
+        // Older notes have no effect any more.
         self.0.retain(|_, then| now.saturating_duration_since(*then) < REST);
         self.0.insert(job, now);
     }
 
-    /// Whether `job` was looked for in vain a moment ago.
+    /// Whether a scan for `job` found nothing a moment ago.
     fn rest(&self, job: &str, now: Instant) -> bool {
         self.0.get(job).is_some_and(|then| now.saturating_duration_since(*then) < REST)
     }
@@ -125,7 +127,7 @@ fn watch_place() -> rustix::io::Result<OwnedFd> {
     Ok(made)
 }
 
-/// The W in a name of MPICH's. Versions before 5 draw all that follows the prefix, for each file anew.
+/// The W in a name of MPICH's. In versions before 5, all that follows the prefix is random and differs for each file.
 fn job_of(name: &str) -> Option<&str> {
     let rest = PREFIXES.iter().find_map(|prefix| name.strip_prefix(prefix))?;
     let (job, number) = rest.split_once('_').unwrap_or((rest, "0"));
@@ -133,7 +135,7 @@ fn job_of(name: &str) -> Option<&str> {
     (plain(job) && plain(number)).then_some(job)
 }
 
-/// The names of files in [`PLACE`] that process `pid` has mapped or open, those apart that have lost their names.
+/// The names of files in [`PLACE`] that process `pid` has mapped or open, without those that were removed.
 fn names_of(pid: i32) -> Vec<String> {
     let mut names = names_in(&fs::read(format!("/proc/{pid}/maps")).unwrap_or_default());
     let open = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
@@ -144,7 +146,7 @@ fn names_of(pid: i32) -> Vec<String> {
     names
 }
 
-/// The same of a process's `maps`. Other files that it has mapped may have any bytes in their names.
+/// The same of the text of a process's `maps`. The names of other mapped files may have any bytes.
 fn names_in(maps: &[u8]) -> Vec<String> {
     let lines = maps.split(|byte| *byte == b'\n');
     lines.filter_map(|line| name_in_place(&line[line.iter().position(|byte| *byte == b'/')?..])).collect()
@@ -160,7 +162,7 @@ fn jobs_of(pid: i32) -> Vec<String> {
     names_of(pid).iter().filter_map(|name| job_of(name)).map(str::to_owned).collect()
 }
 
-/// Removes what the run in `dir` has left. Its processes have ended; `own` are those that cannot be ended.
+/// Removes what the run in `dir` has left. Its processes have ended, except `own`, which cannot be ended.
 pub(crate) fn remove(dir: &Path, own: &[Pid]) {
     let Ok(list) = fs::read_to_string(dir.join(LIST)) else { return };
     let jobs: BTreeSet<&str> = list.lines().collect();
@@ -177,7 +179,8 @@ pub(crate) fn remove(dir: &Path, own: &[Pid]) {
     if left.is_empty() {
         return;
     }
-    // Most often there is nobody: the number is 32 bits wide. What cannot be looked at is another user's, as its files are.
+    // Another job with the same number is unlikely: the number has 32 bits. Processes that cannot be read are another
+    // user's, as their files are.
     let used: BTreeSet<String> = processes::all()
         .unwrap_or_default()
         .iter()
@@ -225,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn another_job_is_looked_for_once_a_second() {
+    fn another_job_is_scanned_for_once_a_second() {
         let (mut others, begin) = (Others::default(), Instant::now());
         let after = |ms| begin + Duration::from_millis(ms);
         assert!(!others.rest("a", begin));
@@ -248,9 +251,9 @@ mod tests {
         let mapped = Mapped::watch(dir.path());
         let (own, other) = (number(), format!("{}0", &number()[..7.min(number().len())]));
         let path = |job: &str, rank: u32| Path::new(PLACE).join(format!("mpich_shm_{job}_{rank}"));
-        // Nobody of the run ever had this one, as another job's.
+        // Another job's: no process of the run ever had it.
         fs::write(path(&other, 0), "").unwrap();
-        // A process of the run has one for a moment, and a second file is known by the first.
+        // A process of the run has the first file open; the second is known by its number.
         let script =
             format!("exec 3>{}; : >{}; exec sleep 60", path(&own, 0).display(), path(&own, 1).display());
         let mut rank = std::process::Command::new("sh").args(["-c", &script]).spawn().unwrap();
@@ -259,7 +262,7 @@ mod tests {
             assert!(begin.elapsed() < Duration::from_secs(20), "the run's own file was not seen");
             thread::sleep(Duration::from_millis(5));
         }
-        // Still in somebody's use.
+        // Still in use.
         remove(dir.path(), &[]);
         assert!(path(&own, 0).exists());
         rank.kill().unwrap();

@@ -1,6 +1,6 @@
 //! Finding an MPI, its environment, its launcher line.
 //!
-//! Everything that a launcher must know of us goes through its environment and a host file: PRRTE and Hydra
+//! Everything that a launcher must know of isthmus goes through its environment and a host file: PRRTE and Hydra
 //! read their remote shell, their host list and the MPI's own settings from there as well as from their command
 //! line. So a full launcher line is executed exactly as it was written, with any number of application
 //! contexts, and what the user writes on it wins. Intel's Hydra alone gets its host list in front of the line.
@@ -39,7 +39,7 @@ pub fn is_launcher_name(path: &Path) -> bool {
     path.file_name().and_then(OsStr::to_str).is_some_and(|name| LAUNCHER_NAMES.contains(&name))
 }
 
-/// The MPIs whose launchers we know.
+/// The MPIs whose launchers isthmus knows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Flavour {
     /// Open MPI 5: PRRTE.
@@ -77,7 +77,7 @@ impl Flavour {
         matches!(self, Self::OpenMpi | Self::OpenMpi4)
     }
 
-    /// The flavours that `name` may mean, the usual one first; `None` if it is no name of an MPI.
+    /// The flavours that `name` may mean, the usual one first; `None` if it is not the name of an MPI.
     pub fn named(name: &str) -> Option<&'static [Self]> {
         match name {
             "openmpi" | "ompi" => Some(&[Self::OpenMpi, Self::OpenMpi4]),
@@ -93,7 +93,7 @@ impl Flavour {
 /// A launcher that was found.
 #[derive(Clone, Debug)]
 pub struct Mpi {
-    /// Whose it is.
+    /// Which MPI it belongs to.
     pub flavour: Flavour,
     /// Its version as it says it.
     pub version: String,
@@ -137,8 +137,8 @@ fn dealt(hosts: &[Host]) -> Vec<Host> {
 /// The arguments of the launcher, itself excluded; `hosts` is the host file.
 pub fn arguments(spec: &RunSpec, flavour: Flavour, hosts: Option<&Path>) -> Vec<OsString> {
     let mut line = Vec::new();
-    // The one thing that Intel's Hydra takes from its command line only: the variable for a host file ignores how many
-    // ranks each host takes.
+    // Intel's Hydra takes this from its command line only: its variable for a host file ignores how many ranks each
+    // host takes.
     if let Some(hosts) = hosts.filter(|_| flavour == Flavour::Intel) {
         line.extend(["-machinefile".into(), hosts.into()]);
     }

@@ -1,5 +1,5 @@
-//! Files that a command line names, looked at before the work that they are for: minutes later is too late to say that one
-//! of them is not there.
+//! Checks of the files that a command line names, made before the work: an error about a missing file must not come
+//! minutes later.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -29,8 +29,8 @@ pub fn may_write(file: &Path) -> io::Result<()> {
     }
 }
 
-/// Writes a file, or into a pipe with a name if somebody reads it: nobody is waited for. Nothing is left of a file that was
-/// not there before and does not become whole.
+/// Writes a file, or into a named pipe, without waiting: a pipe without a reader is an error. A file that did not exist
+/// before and cannot be written whole is removed.
 ///
 /// # Errors
 /// Why not.
@@ -52,7 +52,7 @@ pub fn write(file: &Path, text: &str) -> io::Result<()> {
 }
 
 /// Whether a launcher finds the program that `word` names: at that path, or for a bare name on `path` or in the working
-/// directory, where some launchers look, too.
+/// directory, which some launchers search, too.
 ///
 /// # Errors
 /// What is wrong, in words.
@@ -79,18 +79,18 @@ pub fn is_program(word: &OsStr, path: &OsStr) -> Result<(), String> {
     }
 }
 
-/// Names by which programs ask the loader for their MPI, and whose they are.
+/// The libraries that programs of the MPIs are linked to, and the MPIs' names.
 const MPI_LIBRARIES: [(&[u8], &str); 3] = [
     (b"\0libmpi.so.40\0", "Open MPI"),
     (b"\0libmpi.so.12\0", "MPICH or Intel MPI"),
     // Debian's.
     (b"\0libmpich.so.12\0", "MPICH"),
 ];
-/// Larger programs are not looked into.
-const MOST_LOOKED_INTO: u64 = 64 << 20;
+/// Larger programs are not searched.
+const MOST_SEARCHED: u64 = 64 << 20;
 
-/// The MPI that the program needs that `word` names, if that is plain from its file, and another one's than the launcher's:
-/// each rank would be alone in a world of its own then, and nothing would fail.
+/// The MPI of the program that `word` names, if its file shows it and it is not the launcher's: then each rank would be
+/// alone in a world of its own, and nothing would fail.
 pub fn other_mpi(word: &OsStr, path: &OsStr, is_open_mpi: bool) -> Option<&'static str> {
     let file = if word.as_encoded_bytes().contains(&b'/') {
         word.into()
@@ -98,7 +98,7 @@ pub fn other_mpi(word: &OsStr, path: &OsStr, is_open_mpi: bool) -> Option<&'stat
         let mut places = std::env::split_paths(path).chain([".".into()]).map(|dir| dir.join(word));
         places.find(|file| file.is_file() && access(file, Access::EXEC_OK).is_ok())?
     };
-    if fs::metadata(&file).ok()?.len() > MOST_LOOKED_INTO {
+    if fs::metadata(&file).ok()?.len() > MOST_SEARCHED {
         return None;
     }
     let bytes = fs::read(file).ok().filter(|bytes| bytes.starts_with(b"\x7fELF"))?;
@@ -118,33 +118,33 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_program_of_another_mpi_is_told_from_one_of_this() {
+    fn a_program_of_another_mpi_is_recognised() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("program");
-        let look = |content: &[u8], is_open_mpi| {
+        let other = |content: &[u8], is_open_mpi| {
             fs::write(&file, content).unwrap();
             other_mpi(file.as_os_str(), OsStr::new(""), is_open_mpi)
         };
         let (open, mpich) = (b"\x7fELF\0libc.so.6\0libmpi.so.40\0", b"\x7fELF\0libmpi.so.12\0");
-        assert_eq!((look(open, true), look(mpich, false)), (None, None));
-        assert_eq!((look(open, false), look(mpich, true)), (Some("Open MPI"), Some("MPICH or Intel MPI")));
-        assert_eq!(look(b"\x7fELF\0libmpich.so.12\0", true), Some("MPICH"));
+        assert_eq!((other(open, true), other(mpich, false)), (None, None));
+        assert_eq!((other(open, false), other(mpich, true)), (Some("Open MPI"), Some("MPICH or Intel MPI")));
+        assert_eq!(other(b"\x7fELF\0libmpich.so.12\0", true), Some("MPICH"));
         // A script, one without an MPI, one that has both.
         let both = [open.as_slice(), mpich].concat();
         for content in [b"#! \0libmpi.so.40\0".as_slice(), b"\x7fELF\0libc.so.6\0", &both] {
-            assert_eq!((look(content, true), look(content, false)), (None, None));
+            assert_eq!((other(content, true), other(content, false)), (None, None));
         }
     }
 
     #[test]
-    fn a_pipe_that_nobody_reads_keeps_nobody() {
+    fn a_pipe_without_a_reader_is_not_waited_for() {
         let dir = tempfile::tempdir().unwrap();
         let pipe = dir.path().join("pipe");
         let mode = rustix::fs::Mode::from_raw_mode(0o600);
         rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, mode, 0).unwrap();
         let e = write(&pipe, "x").unwrap_err();
         assert_eq!(e.kind(), io::ErrorKind::BrokenPipe);
-        // Opened for both, so that this does not wait either.
+        // Opened for reading and writing, so that this open does not wait either.
         let mut reader = fs::OpenOptions::new().read(true).write(true).open(&pipe).unwrap();
         write(&pipe, "figures").unwrap();
         let mut read = [0; 7];
@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_written_is_known_before() {
+    fn a_file_that_cannot_be_written_is_known_before() {
         let dir = tempfile::tempdir().unwrap();
         may_write(&dir.path().join("new")).unwrap();
         assert!(!dir.path().join("new").exists());
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn programs_are_looked_for_where_launchers_do() {
+    fn programs_are_searched_where_launchers_do() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("prog");
         let path = dir.path().as_os_str();

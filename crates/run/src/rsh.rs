@@ -1,9 +1,10 @@
 //! The remote shell: what an MPI's launcher starts in place of ssh, once per host name.
 //!
 //! PRRTE and ORTE call it `NAME HOST COMMAND...`, Hydra `NAME -x HOST COMMAND...`, Intel's `NAME -q -x HOST COMMAND...`.
-//! (Their settings call it the rsh or ssh agent.) The command starts the MPI's daemon, which connects back to the launcher. A VM has no network, so the ports that the command names are announced to
-//! the run, which has the VM's relay listen for them, and the command is rewritten to the VM's own address. The
-//! daemon must stay in the foreground, since this process stands for it: its output, its signals, its status.
+//! (Their settings call it the rsh or ssh agent.) The command starts the MPI's daemon, which connects back to the
+//! launcher. A VM has no network, so the ports that the command names are announced to the run, which has the VM's relay
+//! listen for them, and the command is rewritten to the VM's own address. The daemon must stay in the foreground, since
+//! this process stands for it: its output, its signals, its status.
 
 use std::ffi::{OsStr, OsString};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -23,7 +24,7 @@ use crate::switch::{AGENT_SOCKET, Announce, Announced, CLIENT_STREAM};
 
 /// The remote shell's name in the run's directory: a program called by it is the remote shell.
 pub const REMOTE_SHELL_NAME: &str = "isthmus-rsh";
-/// The hidden subcommand that is the same.
+/// The hidden subcommand that does the same.
 pub const RSH_COMMAND: &str = "rsh";
 /// The variable that names the run's directory.
 pub const RUN_VARIABLE: &str = "ISTHMUS_RUN";
@@ -49,7 +50,7 @@ pub fn main(args: &[OsString]) -> i32 {
     }
 }
 
-/// The host and the command in what a launcher gave us.
+/// The host and the command in a launcher's arguments.
 fn parse(args: &[OsString]) -> Result<(String, String), String> {
     let text: Vec<String> = args
         .iter()
@@ -160,13 +161,13 @@ fn rewrite(command: &str, named: &[Named], announced: &Announced) -> Result<Stri
         from = span.end;
     }
     rewritten.push_str(&command[from..]);
-    // In the background it would be an orphan of the VM, and this process of no use.
+    // In the background the daemon would be an orphan in the VM, and this process could not stand for it.
     let foreground = rewritten.replace(" --daemonize", "");
     Ok(REPEATED.iter().fold(foreground, |command, words| without(&command, words)))
 }
 
 /// Settings that a launcher repeats on its daemon's command line and that hold for its own host only: a name that PRRTE
-/// gives itself, and ORTE's way to start daemons, which a daemon refuses to begin with where the remote shell is no file.
+/// gives itself, and ORTE's way to start daemons, with which a daemon refuses to start if the remote shell is not a file.
 const REPEATED: [&str; 3] = ["--prtemca prte_strip_prefix", "-mca plm", "-mca plm_rsh_agent"];
 
 /// `command` without `words` and the quoted value behind them.
@@ -206,7 +207,7 @@ fn carry_out(args: &[OsString]) -> Result<i32, String> {
     let start = Frame::new(Kind::Start, CLIENT_STREAM, request);
     match session::follow(run, &start, Manner::default()).map_err(|e| e.to_string())? {
         End::Exited(status) => Ok(status),
-        // The run names a lost VM itself, once.
+        // The run reports a lost VM itself, once.
         End::Gone | End::Abandoned { .. } => Ok(FAILED),
         End::Refused(why) => Err(format!("{host}: {why}")),
     }

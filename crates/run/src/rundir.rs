@@ -1,5 +1,6 @@
 //! The run's directories: one for sockets, files and the MPI's session, and its twin in `/dev/shm` for what
-//! an MPI maps. Both have mode 0700, both are made by the guardian and removed by whoever is left.
+//! an MPI maps. Both have mode 0700; the guardian makes them, and the run's last process
+//! removes them.
 
 use std::fs::{self, DirBuilder};
 use std::io::{self, Read};
@@ -12,18 +13,18 @@ use isthmus_region::room;
 
 use crate::error::{Error, Result};
 
-/// Longest base directory: a UNIX socket's path has 107 bytes, and ours must fit below.
+/// Longest base directory: a UNIX socket's path has at most 107 bytes, and those of the run's sockets must fit.
 const MAX_BASE_BYTES: usize = 60;
 
 /// How the names of run directories begin.
 pub const PREFIX: &str = "isthmus-";
 
-/// Bytes left that are few for a run's files.
+/// A file system with fewer bytes left is short of room for a run's files.
 const LITTLE: u64 = 1 << 20;
-/// The same for what MPIs share in memory: Open MPI asks for so much at once.
+/// The same for memory that MPIs share: Open MPI allocates so much at once.
 const LITTLE_SHARED: u64 = 16 << 20;
 
-/// Open files that are few for a launcher.
+/// A limit of open files below this is low for a launcher.
 const FEW_FILES: u64 = 128;
 
 /// How often a removal is tried, and how long to wait between.
@@ -69,8 +70,8 @@ pub fn make(dir: &Path) -> Result<()> {
     Ok(())
 }
 
-/// What is told of both directories, and of a limit, after a job that did not end well: launchers and ranks map files there, and
-/// where there is no room left for one, they die of it without a word.
+/// Lines about full directories and a low limit, after a job that failed: launchers and ranks map files there, and if there
+/// is no room left for one, they die without a message.
 pub(crate) fn short_of_room(dir: &Path) -> Vec<String> {
     let twin = shm_twin(dir);
     let places = [

@@ -1,7 +1,7 @@
-//! The runs of a user on this machine: what each says of itself in its directory, and finding the one that is meant.
+//! The runs of a user on this machine: their descriptions, and finding the one that a command means.
 //!
-//! A run that has VMs writes [`FILE`] into its directory once their ports are served. A directory whose switch's socket
-//! nobody answers at is what a killed or kept run left, and is passed over.
+//! A run that has VMs writes [`FILE`] into its directory once their ports are served. A directory in which no switch
+//! accepts connections was left by a run that was killed or kept, and is ignored.
 
 use std::fs;
 use std::io;
@@ -18,7 +18,7 @@ use crate::switch::AGENT_SOCKET;
 
 /// The file in a run's directory that says what the run is.
 pub const FILE: &str = "run.json";
-/// What a command line that is shown may take.
+/// How long a command line may be that is shown.
 const MAX_SHOWN: usize = 60;
 
 /// What a run says of itself.
@@ -106,7 +106,7 @@ pub fn find(named: Option<&str>, vm: Option<&str>) -> Result<(Run, String)> {
     let inside = std::env::var_os(RUN_VARIABLE).map(PathBuf::from);
     match named {
         Some(dir) if dir.contains('/') => {
-            // Whose it is does not matter to one who names it, and who may not enter cannot.
+            // Any owner will do: the user named the directory, and needs permission to enter it.
             let owner = fs::metadata(dir).map(|meta| meta.uid()).unwrap_or_default();
             let run = Run::in_dir(Path::new(dir), owner).ok_or_else(|| {
                 Error::Usage(format!("--run {dir}: no run with VMs is at work in that directory"))
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_fits_is_taken_and_others_are_listed() {
+    fn a_run_that_fits_is_taken_and_others_are_listed() {
         let runs = [run(10, &["vm0"]), run(20, &["vm0", "vm1"])];
         assert_eq!(choose(&runs, None, Some("vm1")).unwrap(), (runs[1].clone(), "vm1".into()));
         assert_eq!(choose(&runs, Some("10"), None).unwrap(), (runs[0].clone(), "vm0".into()));
@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_left_of_a_run_is_passed_over() {
+    fn the_remains_of_a_run_are_ignored() {
         let dir = tempfile::tempdir().unwrap();
         let me = rustix::process::geteuid().as_raw();
         run(10, &["vm0"]).is.write(dir.path()).unwrap();

@@ -1,4 +1,4 @@
-//! What a run needs of the host service, and nothing more of it.
+//! What a run needs of the host service, and no more.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -41,12 +41,12 @@ pub trait Service: Send {
     fn counters(&self) -> String;
 }
 
-/// Hears a line for people.
+/// Takes a line for the user.
 pub type Note = Box<dyn Fn(String) + Send + Sync>;
 
 /// Starts the service of a run.
 pub trait StartService {
-    /// Starts it; when this returns, its sockets take connections. `note` hears what people should know of its processes.
+    /// Starts it; when this returns, its sockets take connections. `note` gets what the user should know of its processes.
     ///
     /// # Errors
     /// [`Error::Service`].

@@ -29,22 +29,22 @@ pub enum End {
     Exited(i32),
     /// The connection to the run is gone, and the process with it.
     Gone,
-    /// It was not started, or the run ended the conversation, with this reason.
+    /// It was not started, or the run closed the connection, for this reason.
     Refused(String),
-    /// A second signal asked for the end, after the process had gone on despite the first.
+    /// A second signal asked for the end, after the process had ignored the first.
     Abandoned {
         /// The signal.
         signal: i32,
     },
 }
 
-/// The size of the window of the terminal that is our standard input.
+/// The size of the window of the terminal that is this process's standard input.
 pub fn window() -> Option<Window> {
     let size = tcgetwinsize(io::stdin()).ok()?;
     Some(Window { rows: size.ws_row, columns: size.ws_col, width: size.ws_xpixel, height: size.ws_ypixel })
 }
 
-/// Our standard input as a terminal that passes every key on. What it was before comes back on drop.
+/// Standard input as a terminal that passes every key on. Its former settings are restored on drop.
 struct Raw {
     before: Termios,
 }
@@ -89,7 +89,7 @@ impl Signals {
     fn take(&self) -> Vec<i32> {
         let mut drained = [0; 64];
         while (&self.woken).read(&mut drained).is_ok_and(|n| n > 0) {}
-        // Relaxed: the byte that woke us came after the flag was set, in the same thread's handler.
+        // Relaxed: the handler set the flag before it wrote the byte that woke this thread.
         let taken = self.came.iter().filter(|(_, flag)| flag.swap(false, Ordering::Relaxed));
         taken.map(|(signal, _)| *signal).collect()
     }
@@ -98,13 +98,13 @@ impl Signals {
 /// What a stand-in does beside carrying bytes and signals.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Manner {
-    /// The process has a terminal: ours passes every key on, and changes of its window are told.
+    /// The process has a terminal: this process's terminal passes every key on, and changes of its window are sent.
     pub terminal: bool,
-    /// A second INT, TERM or HUP ends the stand-in, and so the process, whatever that makes of signals.
+    /// A second INT, TERM or HUP ends the stand-in, and with it the process, even if that ignores signals.
     pub impatient: bool,
 }
 
-/// Starts the process that `start` asks for and stands for it until it ends. On `run` both sides have said hello.
+/// Starts the process that `start` asks for and stands for it until it ends. Hellos were exchanged on `run`.
 ///
 /// # Errors
 /// Those of the connection, and of this process's own streams.
@@ -118,7 +118,7 @@ pub fn follow(run: UnixStream, start: &Frame, manner: Manner) -> io::Result<End>
     let mut mux = Mux::greeted_already(run.into())?;
     mux.send(start);
     let copy = |fd: &dyn AsFd| -> io::Result<OwnedFd> { fd.as_fd().try_clone_to_owned() };
-    // Without a terminal of its own, the process leaves ours to whoever is in its foreground.
+    // A process without a terminal of its own reads this process's terminal from its foreground only.
     let input = if manner.terminal { copy(&io::stdin())? } else { terminal::input()? };
     mux.add_source((CLIENT_STREAM, CHANNEL_IN), input);
     mux.add_sink((CLIENT_STREAM, CHANNEL_OUT), copy(&io::stdout())?);

@@ -1,5 +1,5 @@
-//! What was asked for: everything that `isthmus run` was told, checked as far as it can be without doing
-//! anything. It travels as JSON from the front to the job.
+//! What was asked for: everything that `isthmus run` was told, and the checks that need no action. It is sent as JSON from
+//! the front to the job.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
@@ -11,7 +11,7 @@ use crate::error::{Error, Result};
 use crate::mpi::{self, Flavour};
 use crate::named;
 
-/// Exit statuses that are ours; all others are the launcher's own.
+/// Exit statuses of isthmus itself; all others are the launcher's.
 pub struct ExitCode;
 
 impl ExitCode {
@@ -63,7 +63,7 @@ pub enum Map {
     Cyclic,
 }
 
-/// Many times what a boot takes under emulation on a busy machine.
+/// Many times as long as a boot takes under emulation on a busy machine.
 pub const BOOT_LIMIT_S: f64 = 120.0;
 
 /// What is asked of a run's region.
@@ -98,7 +98,7 @@ pub struct VmOptions {
     pub writable: Vec<PathBuf>,
     /// Their network.
     pub net: Net,
-    /// Join the first two by a virtio-serial port of each, `isthmus.wire`: for measuring beside it.
+    /// Join the first two by a virtio-serial port of each, `isthmus.wire`, to compare with it.
     pub wire: bool,
     /// Where their consoles are kept.
     pub console: Option<PathBuf>,
@@ -126,7 +126,7 @@ pub struct RunSpec {
     pub mpi_args: Vec<OsString>,
     /// Whether the traffic between ranks of one host goes through the region, too; `None` as it is best for the MPI.
     pub through_region: Option<bool>,
-    /// Leave the MPI to its own transports: for measuring beside them.
+    /// Leave the MPI to its own transports, to compare with them.
     pub native_transport: bool,
     /// Where to write what the run counted, as JSON.
     pub stats: Option<PathBuf>,
@@ -234,7 +234,7 @@ impl RunSpec {
         {
             return usage(format!("--stats {}: {e}", file.display()));
         }
-        // There is a program `yes`, and it ends never.
+        // `yes` is a real program that never exits.
         if self.through_region == Some(true) && ["yes", "no"].iter().any(|word| first == word) {
             return usage(format!(
                 "--through-region {0}: the answer belongs to the option: --through-region={0}",
@@ -250,7 +250,7 @@ impl RunSpec {
         Ok(())
     }
 
-    /// Whether the launcher is told another directory to work or to look in.
+    /// Whether the launcher is told to work in, or to search, another directory.
     fn looks_elsewhere(&self) -> bool {
         let words = self.mpi_args.iter().map(|word| word.to_string_lossy());
         words.into_iter().any(|word| ["dir", "path", "-wd", "prefix"].iter().any(|part| word.contains(part)))
@@ -267,10 +267,10 @@ impl RunSpec {
         told.or_else(|| std::env::var_os("PATH")).unwrap_or_default()
     }
 
-    /// Whether ranks of one host shall send through the region what `flavour` could send through memory of its own.
+    /// Whether ranks of one host send through the region what `flavour` could send through memory of its own.
     ///
-    /// Natively there would be nothing else to send. An Open MPI's messages go through the region anyway; its windows stay
-    /// in its own memory, which is faster.
+    /// Natively, nothing would go through the region otherwise. Open MPI's messages go through it anyway; its windows stay in
+    /// its own memory, which is faster.
     pub fn sends_all_through_region(&self, flavour: Flavour) -> bool {
         self.through_region.unwrap_or(self.vms == 0 && !flavour.is_open_mpi())
     }
@@ -283,7 +283,7 @@ impl RunSpec {
         ranks.map(|ranks| ranks.saturating_sub(self.host_ranks))
     }
 
-    /// How many ranks each VM takes: the first ones one more where it does not divide, whatever the map.
+    /// How many ranks each VM takes, whatever the map: if they do not divide evenly, the first VMs take one more.
     ///
     /// `guest_ranks` is the number of ranks that do not run on the host; `None` if a launcher line does not
     /// say.

@@ -1,7 +1,7 @@
-//! A run that is still being made ready when it is asked to end.
+//! Ending a run whose VMs are still being started.
 //!
-//! The thread that starts VMs hears nobody meanwhile: it may be downloading a kernel, and QEMU must be started from there
-//! and nowhere else (see [`crate::leash`]). So who hears a signal, or that the time is over, ends the run in its place.
+//! The thread that starts VMs takes no events meanwhile: it may be downloading a kernel, and QEMU must be started from this
+//! thread (see [`crate::leash`]). So the thread that receives a signal, or sees the time-out, ends the run in its place.
 
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
@@ -13,7 +13,7 @@ use crate::error::{Error, Result};
 use crate::front::FromJob;
 use crate::pass;
 
-/// Shared by all who may end the run.
+/// Shared by all threads that may end the run.
 #[derive(Clone)]
 pub(crate) struct Starting(Arc<Mutex<State>>);
 
@@ -32,7 +32,8 @@ impl Starting {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Does `work`, which a call of [`Self::end`], or `deadline` with `late`, may put an end to: then this never returns.
+    /// Does `work`. If [`Self::end`] is called meanwhile, or `deadline` passes, which ends the run with `late`, this never
+    /// returns.
     pub(crate) fn busy<T>(
         &self,
         deadline: Option<Instant>,
@@ -51,12 +52,12 @@ impl Starting {
                 .map_err(|e| Error::io("cannot start a thread", e))?;
         }
         let done = work();
-        // Waits for ever where the run was ended meanwhile.
+        // Waits for ever if the run was ended meanwhile: `end` holds the lock.
         self.state().busy = false;
         done
     }
 
-    /// Ends the run with `error` if it is still being made ready: does not return then.
+    /// Ends the run with `error`, and does not return, if it is still being made ready.
     pub(crate) fn end(&self, error: &Error) {
         let state = self.state();
         if !state.busy {
@@ -65,7 +66,7 @@ impl Starting {
         isthmus_vm::kernel::abandon();
         let done = FromJob::Done { code: error.exit_code(), line: Some(error.line()) };
         let _ = pass::send(&state.front, &done, &[]);
-        // As at every end of a job: the guardian does the rest, this process last. Nobody else gets the lock.
+        // As at every end of a job, the guardian ends all processes, this one last. The lock is not released.
         let _ = state.guardian.shutdown(Shutdown::Write);
         loop {
             thread::park();

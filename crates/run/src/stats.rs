@@ -1,4 +1,4 @@
-//! What `--stats` tells of a run: the service's counters, and what is known beside them.
+//! What `--stats` reports of a run: the service's counters, and what is known beside them.
 
 use std::fs;
 use std::path::Path;
@@ -6,8 +6,8 @@ use std::path::Path;
 use crate::error::{Error, Result};
 use crate::machines::Machine;
 
-/// What the VMs have sent over their network so far, to whomever: bytes of Ethernet frames, the launcher's and the
-/// guests' own among them. QEMU is in that network's name space, where each VM's device counts what comes from it.
+/// What the VMs have sent over their network so far: bytes of Ethernet frames, the launcher's and the guests' own among
+/// them. QEMU is in that network's name space, where each VM's tap device counts what the VM sends.
 pub(crate) fn sent_over_network(machines: &[Machine]) -> Option<u64> {
     let pid = machines.first()?.pid.as_raw_nonzero();
     received_by_taps(&fs::read_to_string(format!("/proc/{pid}/net/dev")).ok()?)
@@ -23,11 +23,11 @@ fn received_by_taps(table: &str) -> Option<u64> {
 
 /// What is known of a run beside its service's counters.
 pub(crate) struct Stats {
-    /// How the VMs are run.
+    /// The VMs' accelerator.
     pub(crate) accel: Option<&'static str>,
     /// Seconds from the start of the service until every VM's agent had answered.
     pub(crate) boot_s: f64,
-    /// What the VMs sent over a network of theirs until the launcher's end.
+    /// Bytes that the VMs sent over their network until the launcher's end.
     pub(crate) net_bytes: Option<u64>,
 }
 
@@ -46,7 +46,7 @@ impl Stats {
     }
 }
 
-/// How the VMs are run, as their own command lines say; `None` without any.
+/// The VMs' accelerator, as QEMU's command line says; `None` without any.
 pub(crate) fn accelerator(machines: &[Machine]) -> Option<&'static str> {
     let pid = machines.first()?.pid.as_raw_nonzero();
     let line = fs::read(format!("/proc/{pid}/cmdline")).ok()?;

@@ -10,8 +10,8 @@
 //! A *client* stands for one process in a VM: a remote shell for a daemon of the MPI, or a visitor for a command of a user.
 //!
 //! A VM's threads end with its ports, and then all of its streams are closed at once, so that a launcher
-//! notices. Nothing a VM sends makes this side keep more than its clients allow by credit; a VM that breaks the
-//! rules is lost to the run.
+//! notices. Whatever a VM sends, the switch keeps no more of it than its clients' credit allows; a VM that breaks the
+//! protocol is lost to the run.
 
 use std::collections::BTreeMap;
 use std::io::{self, Read, Write};
@@ -60,7 +60,7 @@ pub struct Announce {
     pub visitor: bool,
 }
 
-/// What it is answered.
+/// The answer to [`Announce`].
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Announced {
     /// The address to use in the VM: its own, where the relay listens, or the launcher's.
@@ -154,7 +154,7 @@ struct Wanted {
     answer: Sender<std::result::Result<u16, String>>,
 }
 
-/// One that has a process in a VM.
+/// A client that has a process in a VM.
 struct Client {
     socket: Mutex<UnixStream>,
     visitor: bool,
@@ -213,7 +213,7 @@ pub struct Switch {
 impl Drop for Switch {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::SeqCst);
-        // Whoever waits in `accept` wakes up by this.
+        // This wakes the thread that waits in `accept`.
         let _ = rustix::net::shutdown(&self.listener, rustix::net::Shutdown::Both);
     }
 }
@@ -230,17 +230,17 @@ fn take_clients(
         match listener.accept() {
             Ok((client, _)) => {
                 let (vms, twin) = (vms.to_vec(), Arc::clone(twin));
-                // A client that no thread can be had for sees its connection closed.
+                // If no thread can be started, the client's connection is closed.
                 let _ = spawn("client".into(), move || serve_client(client, &vms, direct, &twin));
             }
-            // Out of descriptors, which lasts a while: clients wait, and the processor is left to others meanwhile.
+            // Out of descriptors, which lasts a while: let clients wait, without spinning.
             Err(_) => thread::sleep(ACCEPT_PAUSE),
         }
     }
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // What is kept behind these locks is whole between any two statements.
+    // What these locks protect is consistent between any two statements, so poison does not matter.
     mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
@@ -249,8 +249,8 @@ fn spawn(name: String, body: impl FnOnce() + Send + 'static) -> Result<()> {
 }
 
 impl Switch {
-    /// Starts switching between the clients that connect in `dir` and the VMs behind `ports`. What happens to the
-    /// VMs is told to `report`. Where the VMs reach the launcher by themselves, at address `direct`, nothing is relayed.
+    /// Starts switching between the clients that connect in `dir` and the VMs behind `ports`. News of the VMs goes to
+    /// `report`. If the VMs reach the launcher by themselves, at address `direct`, nothing is relayed.
     ///
     /// # Errors
     /// [`Error::Io`].
@@ -277,7 +277,7 @@ impl Switch {
         Ok(Self { vms, twin, listener, stop })
     }
 
-    /// From now on visitors may come; what they start is like `job` in all but its command.
+    /// Admits visitors from now on; what they start is like `job` in all but its command.
     pub fn admit_visitors(&self, job: Request) {
         *lock(&self.twin.request) = Some(job);
         self.twin.known.notify_all();
@@ -330,7 +330,7 @@ impl Vm {
     }
 
     fn lose(&self, why: String) {
-        // Relaxed: only who was first matters.
+        // Relaxed: only which call was first matters.
         if !self.lost.swap(true, Ordering::Relaxed) {
             (self.report)(News::Lost { vm: self.index, why });
         }
@@ -348,7 +348,7 @@ impl Vm {
         }
     }
 
-    /// Frames from the VM's processes to their clients.
+    /// Passes frames from the VM's processes to their clients.
     fn switch_exec(&self, mut port: UnixStream) -> std::result::Result<(), WireError> {
         Frame::hello().write_to(&*lock(&self.exec))?;
         Frame::read_from(&mut port)?.check_hello()?;
@@ -363,7 +363,7 @@ impl Vm {
             if last && client.as_ref().is_some_and(|client| !client.visitor) {
                 (self.report)(News::Ended { vm: self.index, stream: frame.stream, bad: bad_end(&frame) });
             }
-            // Whoever it was for may have gone.
+            // The client may have gone.
             let Some(client) = client else { continue };
             let stream = std::mem::replace(&mut frame.stream, CLIENT_STREAM);
             if frame.write_to(&*lock(&client.socket)).is_err() {
@@ -373,7 +373,7 @@ impl Vm {
         }
     }
 
-    /// Connections of the VM's processes to their launcher.
+    /// Carries connections of the VM's processes to their launcher.
     fn carry_connections(
         &self,
         port: UnixStream,
@@ -443,7 +443,7 @@ impl Vm {
         }
     }
 
-    /// What the guest says of itself.
+    /// Receives what the guest says of itself.
     fn hear(&self, mut port: UnixStream) -> std::result::Result<(), WireError> {
         Frame::hello().write_to(&*lock(&self.control))?;
         Frame::read_from(&mut port)?.check_hello()?;
@@ -471,7 +471,7 @@ impl Vm {
     }
 }
 
-/// How the end of QEMU is seen at one of its ports: by a read, by a read with something unread at its side, by a write.
+/// Whether an error at a port means that QEMU has ended: in a read, in a read while QEMU had data unread, in a write.
 fn is_end(kind: io::ErrorKind) -> bool {
     use io::ErrorKind::{BrokenPipe, ConnectionReset, UnexpectedEof};
     matches!(kind, UnexpectedEof | ConnectionReset | BrokenPipe)
@@ -494,14 +494,14 @@ fn connect(targets: &[SocketAddr]) -> io::Result<TcpStream> {
     Err(last)
 }
 
-/// One client, from its first word to its last.
+/// Serves one client until it ends.
 fn serve_client(client: UnixStream, vms: &[Arc<Vm>], direct: Option<Ipv4Addr>, twin: &Twin) {
     let refuse = |why: String| {
         let _ = Frame::new(Kind::Refused, CLIENT_STREAM, why).write_to(&client);
     };
     let announce = match announcement(&client) {
         Ok(announce) => announce,
-        // Somebody who only looks whether the run is there, or of another version.
+        // A process that only checks whether the run is alive, or one of another version.
         Err(why) => return refuse(why),
     };
     let visitor = announce.visitor;
@@ -520,7 +520,7 @@ fn serve_client(client: UnixStream, vms: &[Arc<Vm>], direct: Option<Ipv4Addr>, t
     }
 }
 
-/// What is wrong with the end that `frame` tells.
+/// What is wrong with the end that `frame` reports, if anything.
 fn bad_end(frame: &Frame) -> Option<String> {
     match (frame.kind, Exit::decode(&frame.payload)) {
         (Kind::Exited, Ok(Exit::Code(0))) => None,
@@ -531,10 +531,10 @@ fn bad_end(frame: &Frame) -> Option<String> {
     }
 }
 
-/// The client says hello, and which VM it wants.
+/// Receives the client's hello, and the VM that it wants.
 fn announcement(client: &UnixStream) -> std::result::Result<Announce, String> {
     let text = |e: WireError| e.to_string();
-    // A VM's output must not wait for long for a client that does not read.
+    // A VM's output must not wait long for a client that does not read.
     client.set_write_timeout(Some(CLIENT_LIMIT)).map_err(|e| e.to_string())?;
     Frame::hello().write_to(client).map_err(text)?;
     Frame::read_from(client).and_then(|frame| frame.check_hello()).map_err(text)?;
@@ -570,10 +570,10 @@ fn introduce(
     Ok(Arc::clone(vm))
 }
 
-/// Frames from a client to its process, until either is gone. `twin` is for visitors.
+/// Passes frames from a client to its process, until either is gone. `twin` is for visitors.
 fn switch_client(mut client: &UnixStream, vm: &Vm, twin: Option<&Twin>) -> std::result::Result<(), String> {
     let writer = client.try_clone().map_err(|e| e.to_string())?;
-    // Relaxed: only that no two are the same matters.
+    // Relaxed: it is enough that no two are the same.
     let stream = vm.next_stream.fetch_add(1, Ordering::Relaxed);
     let visitor = twin.is_some();
     lock(&vm.clients).insert(stream, Arc::new(Client { socket: Mutex::new(writer), visitor }));
@@ -621,7 +621,7 @@ fn switch_client(mut client: &UnixStream, vm: &Vm, twin: Option<&Twin>) -> std::
     refused.map_or(Ok(()), Err)
 }
 
-/// A visitor's request, with all that the job has beside its command.
+/// A visitor's request, completed with all that the job has but its command.
 fn like_the_job(start: &Frame, twin: &Twin) -> std::result::Result<Frame, String> {
     let asked = Request::decode(&start.payload).map_err(|e| e.to_string())?;
     let request = twin.of(asked)?.encode();

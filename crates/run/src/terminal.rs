@@ -1,9 +1,9 @@
 //! The terminal that the caller sits at: reading it without being stopped for it.
 //!
-//! Whoever reads a terminal from outside of its foreground process group gets SIGTTIN, and so does all of that group, which
-//! stands still then. A run in the background (`&`, below `timeout`, after Ctrl-Z and `bg`) shall go on instead, and
-//! read when it comes to the foreground. So the terminal is read from the foreground only, and with SIGTTIN blocked:
-//! where the foreground is lost between the look and the read, the read fails and nobody is stopped.
+//! A process that reads a terminal from outside of the foreground process group has SIGTTIN sent to its whole group, which
+//! stops. A run in the background (`&`, below `timeout`, after Ctrl-Z and `bg`) must go on instead, and read when it
+//! comes to the foreground. So the terminal is read from the foreground only, and with SIGTTIN blocked: if the
+//! foreground is lost between the check and the read, the read fails and no process is stopped.
 
 use std::io::{self, IsTerminal, Write};
 use std::os::fd::{AsFd, OwnedFd};
@@ -16,19 +16,19 @@ use rustix::io::Errno;
 use rustix::process::{getpgrp, getpid, kill_process};
 use rustix::termios::tcgetpgrp;
 
-/// How often a run in the background looks whether it is in the foreground again. A shell tells nobody.
-const LOOK_EVERY: Duration = Duration::from_millis(200);
+/// How often a run in the background checks whether it is in the foreground again. A shell does not notify it.
+const CHECK_EVERY: Duration = Duration::from_millis(200);
 
 /// The signals by which a terminal stops the processes at it.
 fn stops() -> SigSet {
     [Signal::SIGTSTP, Signal::SIGTTIN, Signal::SIGTTOU].into_iter().collect()
 }
 
-/// Does `action` while no terminal can stop this thread, nor a process that `action` starts, which begins its life so: it
-/// must call [`let_stop`].
+/// Does `action` while no terminal can stop this thread, nor a process that `action` starts, which inherits the blocked
+/// signals: it must call [`let_stop`].
 ///
-/// A child that shares its parent's memory until it is another program holds the parent up. If it were stopped at that
-/// time, in a process group of its own already, nobody would ever continue it.
+/// A child that shares its parent's memory until exec holds the parent up. If it were stopped at that time, when it
+/// already has a process group of its own, no process would ever continue it.
 pub(crate) fn unstopped<T>(action: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
     let before = stops().thread_swap_mask(SigmaskHow::SIG_BLOCK)?;
     let done = action();
@@ -36,10 +36,10 @@ pub(crate) fn unstopped<T>(action: impl FnOnce() -> io::Result<T>) -> io::Result
     done
 }
 
-/// Undoes what [`unstopped`] has done to this process, which has a process group of its own: what was meant for its
-/// parent's is forgotten. To be called while there is one thread.
+/// Undoes what [`unstopped`] has done to this process, and discards pending stop signals, which were meant for its parent's
+/// process group: this process has one of its own. To be called while there is one thread.
 pub(crate) fn let_stop() {
-    // A continuation takes away the stops that wait.
+    // SIGCONT discards pending stop signals.
     let _ = kill_process(getpid(), rustix::process::Signal::CONT);
     let _ = stops().thread_unblock();
 }
@@ -48,9 +48,9 @@ pub(crate) fn let_stop() {
 fn in_background() -> rustix::io::Result<bool> {
     match tcgetpgrp(io::stdin()) {
         Ok(foreground) => Ok(foreground != getpgrp()),
-        // A terminal, but not the one that governs this session: anybody may read it.
+        // A terminal, but not the controlling one: any process may read it.
         Err(Errno::NOTTY) => Ok(false),
-        // Nobody is in the foreground.
+        // No process group is in the foreground.
         Err(Errno::OPNOTSUPP) => Ok(true),
         // The session at the terminal has ended.
         Err(e) => Err(e),
@@ -67,13 +67,13 @@ fn copy_input(mut to: impl Write) {
     loop {
         match in_background() {
             Ok(true) => {
-                thread::sleep(LOOK_EVERY);
+                thread::sleep(CHECK_EVERY);
                 continue;
             }
             Ok(false) => {}
             Err(_) => return,
         }
-        // Whoever waits in a read when the foreground is lost takes the next one's input.
+        // A process that waits in a read when it loses the foreground takes input meant for the next one.
         match poll(&mut [PollFd::new(&stdin, PollFlags::IN)], None) {
             Err(Errno::INTR) => continue,
             Err(_) => return,

@@ -1,7 +1,7 @@
 //! The processes of a run: everything below a subreaper, found through `/proc` and ended.
 //!
-//! A process can fork between the look and the kill, so this looks again until nothing is left. Nothing can
-//! leave the tree: a subreaper adopts whatever loses its parent.
+//! A process can fork between the scan and the kill, so scans are repeated until nothing is left. No process can leave
+//! the tree: a subreaper adopts those that lose their parents.
 
 use std::io;
 use std::thread;
@@ -24,20 +24,20 @@ pub fn descendants(root: Pid) -> io::Result<Vec<Pid>> {
         .collect())
 }
 
-/// Reaps whatever children have ended. Only for processes that wait for no child of theirs in another way.
+/// Reaps all children that have ended. Only for processes that wait for no child of theirs in another way.
 pub fn reap() {
     while let Ok(Some(_)) = wait(WaitOptions::NOHANG) {}
 }
 
 /// Ends everything below this process but `spared`, and returns what could not be ended within `limit`.
 ///
-/// Children go before their parents: whoever is killed in the middle of this leaves what is left below a process of the
-/// run that lives and does the same.
+/// Children are killed before their parents: if this process is killed meanwhile, what is left is below another process
+/// of the run, which does the same.
 ///
 /// # Errors
-/// As [`descendants`], when that is so until the limit.
+/// As [`descendants`], if it fails until the limit.
 pub fn kill_descendants(spared: Option<Pid>, limit: Duration) -> io::Result<Vec<Pid>> {
-    let look = || {
+    let scan = || {
         reap();
         let mut left = descendants(getpid())?;
         left.retain(|pid| Some(*pid) != spared);
@@ -47,23 +47,23 @@ pub fn kill_descendants(spared: Option<Pid>, limit: Duration) -> io::Result<Vec<
         // It may have ended by itself since; one that may not be signalled is reported in the end.
         let _ = kill_process(pid, Signal::KILL);
     };
-    until_none(look, end, limit)
+    until_none(scan, end, limit)
 }
 
-/// Ends what `look` finds, the last first, until it has found nothing twice, and returns what is left at `limit`.
+/// Ends what `scan` finds, the last first, until it has found nothing twice, and returns what is left at `limit`.
 ///
-/// Twice, because the numbers are read one after the other. A process whose number is below its parent's, as it is
-/// once the system's numbers have begun anew, can be read before its parent ends and the parent after that: then it
-/// seems to be below nobody. The next look finds it where it was adopted.
+/// Twice, because process numbers are read in order. A process can have a lower number than its parent, once the
+/// system's numbers have wrapped. If its parent ends after the process was read and before the parent is, the process
+/// seems to be outside of the tree. The next scan finds it below the subreaper.
 fn until_none(
-    mut look: impl FnMut() -> io::Result<Vec<Pid>>,
+    mut scan: impl FnMut() -> io::Result<Vec<Pid>>,
     mut end: impl FnMut(Pid),
     limit: Duration,
 ) -> io::Result<Vec<Pid>> {
     let start = Instant::now();
     let mut empty = 0;
     loop {
-        let left = look();
+        let left = scan();
         left.iter().flatten().rev().for_each(|pid| end(*pid));
         empty = if left.as_ref().is_ok_and(Vec::is_empty) { empty + 1 } else { 0 };
         if empty == 2 || start.elapsed() > limit {
@@ -73,8 +73,8 @@ fn until_none(
     }
 }
 
-/// Children of this process that have ended, that nobody in `keep` claims, and that were already so when
-/// `seen` was filled: adopted orphans. Reaps them, and notes the new ones in `seen`.
+/// Reaps adopted orphans: children of this process that have ended, are not in `keep`, and had ended already when `seen`
+/// was filled. Notes those that have ended since in `seen`.
 pub fn reap_orphans(keep: &[Pid], seen: &mut Vec<i32>) {
     let me = getpid().as_raw_nonzero().get();
     let claimed = |pid: i32| keep.iter().any(|kept| kept.as_raw_nonzero().get() == pid);
@@ -92,10 +92,10 @@ mod tests {
     use std::process::Command;
 
     #[test]
-    fn what_one_look_missed_is_ended() {
+    fn a_process_that_one_scan_missed_is_ended() {
         let pid = |n| Pid::from_raw(n).unwrap();
         let failed = || Err(io::Error::from(io::ErrorKind::Other));
-        let mut looks = vec![
+        let mut scans = vec![
             Ok(vec![pid(7), pid(9)]),
             Ok(vec![]),
             Ok(vec![pid(8)]),
@@ -106,10 +106,10 @@ mod tests {
         ]
         .into_iter();
         let mut ended = Vec::new();
-        let left = until_none(|| looks.next().unwrap(), |pid| ended.push(pid), Duration::from_secs(60));
+        let left = until_none(|| scans.next().unwrap(), |pid| ended.push(pid), Duration::from_secs(60));
         assert_eq!((left.unwrap(), ended), (vec![], vec![pid(9), pid(7), pid(8)]));
-        assert!(looks.next().is_none());
-        // What does not end is told, and what cannot be seen.
+        assert!(scans.next().is_none());
+        // A process that does not end is returned, and a scan that fails is an error.
         assert_eq!(until_none(|| Ok(vec![pid(7)]), drop, Duration::ZERO).unwrap(), [pid(7)]);
         assert!(until_none(failed, drop, Duration::ZERO).is_err());
     }

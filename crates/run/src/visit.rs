@@ -1,8 +1,8 @@
 //! Visitors: `isthmus exec` and `isthmus shell`, which run a command in a VM of a run beside its job.
 //!
-//! A visitor connects to the run's switch as remote shells do, but says that it is a visitor, so that what it starts
-//! counts for nothing when the job's end is judged. It sends only the command; everything else that makes a process
-//! the job's twin (user, groups, limits, environment, working directory) is added by the run itself.
+//! A visitor connects to the run's switch as remote shells do, but says that it is a visitor, so that its
+//! processes do not affect the run's exit status. It sends only the command; the run itself adds everything else that makes
+//! a process the job's twin (user, groups, limits, environment, working directory).
 
 use std::ffi::OsString;
 use std::io;
@@ -16,26 +16,26 @@ use crate::runs;
 use crate::session::{self, End, Manner};
 use crate::switch::{AGENT_SOCKET, Announce, CLIENT_STREAM};
 
-/// What a terminal's programs must know of it, which is ours and not the job's.
+/// What programs must know of their terminal, which is the visitor's and not the job's.
 const OF_THE_TERMINAL: [&str; 2] = ["TERM", "COLORTERM"];
 
 /// What a visitor wants.
 #[derive(Clone, Debug)]
 pub struct Visit {
-    /// Which run, by its process number or its directory, where the VM's name does not say.
+    /// Which run, by its process number or its directory, if the VM's name does not decide that.
     pub run: Option<String>,
     /// The VM's host name, where there are several.
     pub vm: Option<String>,
     /// The command; the user's shell if it is empty.
     pub command: Vec<OsString>,
-    /// Give it a terminal, since we have one.
+    /// Give it a terminal.
     pub terminal: bool,
 }
 
 /// Runs the command and returns its exit status, as a shell would state it.
 ///
 /// # Errors
-/// [`Error::Usage`] where run or VM cannot be told, or there is no terminal; [`Error::Visit`].
+/// [`Error::Usage`] if run or VM are not clear, or there is no terminal; [`Error::Visit`].
 pub fn run(visit: &Visit) -> Result<i32> {
     let window = visit.terminal.then(session::window).flatten();
     if visit.terminal && window.is_none() {
@@ -72,7 +72,7 @@ pub fn run(visit: &Visit) -> Result<i32> {
     }
 }
 
-/// Says hello and which VM is meant.
+/// Says hello, and names the VM.
 fn introduce(run: &UnixStream, vm: &str) -> std::result::Result<(), String> {
     let text = |e: WireError| match e {
         WireError::Closed => "the run has just ended".to_owned(),

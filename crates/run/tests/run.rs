@@ -27,7 +27,7 @@ fn program() -> PathBuf {
     dir.join("examples/bare")
 }
 
-/// Tells that something is not tested, in a line that the harness does not swallow, and that does not follow one of its dots. In CI that is a failure.
+/// Prints that something is not tested, in a line of its own that the harness does not capture. In CI that is a failure.
 fn skip(why: &str) {
     assert!(std::env::var_os("CI").is_none(), "in CI nothing is skipped: {why}");
     let _ = std::io::Write::write_all(&mut std::io::stdout(), format!("\nskipped: {why}\n").as_bytes());
@@ -65,7 +65,7 @@ fn may_stand_in() -> bool {
         skip(&format!("no stand-ins for VMs without name spaces: {why}"));
         return false;
     }
-    // What is missing now could be there.
+    // Anything else that is missing could be installed.
     let bridge = said(&["-Urn", "ip", "link", "add", "x", "type", "bridge"]);
     assert!(bridge.is_none(), "stand-ins need `ip` and bridges: {}", bridge.unwrap_or_default());
     true
@@ -89,14 +89,14 @@ impl Run {
         Self::start_below(&[], mpi, spec, command)
     }
 
-    /// As [`Run::start`], where the words of `prefix` begin a line that becomes the run.
+    /// As [`Run::start`], with the words of `prefix` before the run's.
     fn start_below(prefix: &[&str], mpi: &Path, spec: RunSpec, command: &[&str]) -> Self {
         Self::start_with(prefix, mpi, spec, command, Stdio::null())
     }
 
     fn start_with(prefix: &[&str], mpi: &Path, spec: RunSpec, command: &[&str], input: Stdio) -> Self {
         let spec = RunSpec { mpi: Some(mpi.to_str().unwrap().into()), ..spec };
-        // Relaxed: only a number that is no other's.
+        // Relaxed: it is enough that no two are the same.
         let mark = format!("isthmus-test-{}-{}", std::process::id(), RUNS.fetch_add(1, Ordering::Relaxed));
         let home = tempfile::Builder::new().prefix("isthmus-t").tempdir_in("/tmp").unwrap();
         let mut words: Vec<OsString> = prefix.iter().map(OsString::from).collect();
@@ -161,7 +161,7 @@ impl Run {
         Ended { status, stdout: out.join().unwrap(), stderr }
     }
 
-    /// Processes that carry this run's mark, zombies apart.
+    /// Processes that carry this run's mark, without zombies.
     fn living(&self) -> Vec<i32> {
         marked_processes(&self.mark)
     }
@@ -196,7 +196,7 @@ fn marked_processes(mark: &str) -> Vec<i32> {
     processes::all().unwrap().iter().filter(|p| !p.zombie && marked(p.pid)).map(|p| p.pid).collect()
 }
 
-/// What the processes of a run do: their states, where in the kernel they wait, and the signals that wait for them.
+/// The processes of a run: their states, where in the kernel they wait, and their pending signals.
 fn states(mark: &str) -> String {
     let state = |pid: &i32| {
         let read = |name: &str| fs::read_to_string(format!("/proc/{pid}/{name}")).unwrap_or_default();
@@ -270,7 +270,7 @@ fn signals_reach_the_launcher_and_what_it_makes_of_them_is_its_own() {
         kill_process(run.pid(), Signal::USR1).unwrap();
         assert_eq!(run.finish().status, 7);
         for signal in [Signal::INT, Signal::TERM, Signal::HUP] {
-            // Hydra hands an interrupt to the ranks and no more: a shell would wait for its child.
+            // Hydra passes an interrupt on to the ranks only, and a shell would wait for its child.
             let mut run = Run::start(&mpi, native(2), &["sh", "-c", "echo ready; exec sleep 100"]);
             run.wait_for_line("ready");
             let start = Instant::now();
@@ -333,7 +333,7 @@ fn kill(mpi: &Path, spec: &RunSpec, victims: &[&str]) {
     }
     let mark = run.mark.clone();
     let (ends, end) = mpsc::channel::<()>();
-    // Who is still there when that is too late.
+    // What is still alive when the run should have ended.
     let late = std::thread::spawn(move || {
         end.recv_timeout(PROMPT).is_err_and(|e| e == mpsc::RecvTimeoutError::Timeout).then(|| states(&mark))
     });
@@ -348,7 +348,7 @@ fn kill(mpi: &Path, spec: &RunSpec, victims: &[&str]) {
 }
 
 #[test]
-fn whoever_is_killed_nothing_stays_behind() {
+fn whichever_process_is_killed_nothing_stays_behind() {
     let stand_in = may_stand_in();
     for mpi in mpis() {
         let specs = [Some(native(2)), stand_in.then(|| RunSpec { vms: 2, ..native(2) })];
@@ -585,7 +585,7 @@ fn standard_input_reaches_the_first_rank() {
         return;
     }
     for mpi in mpis() {
-        // Not more than a launcher takes to a rank on another host, and with no end: Open MPI tells none.
+        // No more than a launcher passes on to a rank on another host, and no end of file: Open MPI does not pass that on.
         let (read, mut write) = std::io::pipe().unwrap();
         let spec = RunSpec { vms: 2, timeout_s: Some(20.0), ..native(2) };
         let script = "[ ${PMI_RANK:-$OMPI_COMM_WORLD_RANK} = 0 ] && { read a; echo \"got $a\"; }; exit 0";
@@ -641,7 +641,7 @@ fn visitors_are_the_jobs_twins_and_leave_no_trace_in_it() {
         let nowhere = visit("vm1", "true");
         assert_eq!(nowhere.status.code(), Some(2));
         assert!(String::from_utf8_lossy(&nowhere.stderr).contains("no VM is called vm1"));
-        // The job's end is judged by its own daemons alone.
+        // Only the job's own daemons decide its exit status.
         assert_eq!(visit("vm0", "touch /dev/shm/let-go").status.code(), Some(0));
         let ended = run.finish();
         assert_eq!(ended.status, 0, "{}", ended.stderr);

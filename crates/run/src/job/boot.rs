@@ -30,7 +30,7 @@ pub(super) struct Parts {
 }
 
 impl Run<'_> {
-    /// Tells those who look for runs what this one is.
+    /// Writes the description by which other commands find this run.
     pub(super) fn describe(&self, machines: &[Machine]) -> Result<()> {
         let words: Vec<_> = self.spec.command.iter().map(|word| word.to_string_lossy()).collect();
         let description = Description {
@@ -53,7 +53,7 @@ impl Run<'_> {
         let ranks = spec.ranks.or(guest_ranks);
         tell_of_idle(spec, &names);
         let slots = spec.slots(guest_ranks);
-        // At least one, also where all ranks are on the host.
+        // At least one, also if all ranks are on the host.
         let cpus = spec.vm.cpus.unwrap_or_else(|| slots.iter().copied().fold(1, u32::max));
         let places = spec.host_ranks.saturating_add(slots.iter().fold(0, |sum, n| sum.saturating_add(*n)));
         let config = service::Config {
@@ -184,7 +184,7 @@ pub(super) fn writable_directories(spec: &RunSpec) -> Result<Vec<PathBuf>> {
         };
         match fault {
             None => writable.insert(0, directory),
-            // Whoever names a place for the results knows about the working directory.
+            // With --writable, the user has chosen where results go.
             Some(_) if !writable.is_empty() => {}
             Some(why) => return Err(Error::WorkingDirectory { directory, why }),
         }
@@ -195,7 +195,7 @@ pub(super) fn writable_directories(spec: &RunSpec) -> Result<Vec<PathBuf>> {
     Ok(writable)
 }
 
-/// Names the VMs that are booted for nothing.
+/// Prints the names of the VMs that will have no rank.
 fn tell_of_idle(spec: &RunSpec, names: &[String]) {
     let Some(ranks @ 1..) = spec.guest_ranks() else { return };
     let slots = spec.slots(Some(ranks));

@@ -33,7 +33,7 @@ pub(super) struct LauncherEnd {
 }
 
 impl LauncherEnd {
-    /// Names the cause when something killed the launcher; a signal that ends a job on request needs no comment.
+    /// Prints the signal that killed the launcher, except those that end a job on request.
     pub(super) fn tell(self) {
         let asked = [Signal::INT, Signal::TERM, Signal::HUP];
         if let Some(signal) = self.signal.filter(|signal| !asked.iter().any(|s| s.as_raw() == *signal)) {
@@ -42,7 +42,7 @@ impl LauncherEnd {
     }
 }
 
-/// Whether Open MPI's launcher will start, as far as that depends on who the user is: told before VMs are booted for it.
+/// Whether Open MPI's launcher will start for this user: it refuses root. Checked before VMs are booted for it.
 pub(super) fn may_be_root(spec: &RunSpec) -> bool {
     let told = |name: &str| {
         [name.to_owned(), format!("{name}_CONFIRM")].iter().all(|name| std::env::var_os(name).is_some())
@@ -58,12 +58,12 @@ fn write_file(path: &Path, content: &str) -> Result<()> {
         .map_err(|e| Error::io(format!("cannot write {}", path.display()), room::told(e, path)))
 }
 
-/// Says so where the program was built with another MPI than it is launched with.
+/// Warns if the program was built with another MPI than it is launched with.
 pub(super) fn warn_of_other_mpi(spec: &RunSpec, mpi: &Mpi) {
     let Some(program) = spec.ranks.and(spec.command.first()) else { return };
     let is_open_mpi = matches!(mpi.flavour, Flavour::OpenMpi | Flavour::OpenMpi4);
     if let Some(whose) = named::other_mpi(program, &spec.path(), is_open_mpi) {
-        // Where several MPIs share a directory they tell their programs apart by what follows the name.
+        // Where several MPIs share a directory, their programs differ in a suffix.
         let name = mpi.launcher.file_name().unwrap_or_default().to_string_lossy();
         let suffix = name.split_once('.').map(|(_, suffix)| format!(".{suffix}")).unwrap_or_default();
         let compiler = mpi.launcher.with_file_name(format!("mpicc{suffix}"));
@@ -86,7 +86,8 @@ pub(super) struct Launcher {
 impl Launcher {
     pub(super) fn signal(self, signal: i32) {
         if let Some(signal) = Signal::from_named_raw(signal) {
-            // Intel's mpirun is a script, which waits for its Hydra before it looks at a signal: both are in the launcher's group.
+            // Intel's mpirun is a script that handles a signal only after its Hydra has ended: both are in the
+            // launcher's group.
             let _ = match self.flavour {
                 Flavour::Intel => kill_process_group(self.pid, signal),
                 Flavour::OpenMpi | Flavour::OpenMpi4 | Flavour::Mpich => kill_process(self.pid, signal),
@@ -94,8 +95,8 @@ impl Launcher {
         }
     }
 
-    /// Waits for the process itself, so that its end is told with its status. The [`Child`] is not used for it:
-    /// it cannot be waited for by one thread and signalled by another.
+    /// Reports the launcher's end, from a thread of its own. It waits for the process rather than for the [`Child`], which
+    /// one thread cannot wait for while another one signals it.
     ///
     /// [`Child`]: std::process::Child
     pub(super) fn watch(self, run: &Run<'_>) -> Result<()> {
@@ -117,10 +118,10 @@ impl Launcher {
         })
     }
 
-    /// Asks the launcher to end, and gives it a little time to do it well; whatever is left is the guardian's.
+    /// Asks the launcher to end, and gives it a little time to do so; the guardian ends what is left.
     pub(super) fn end(self, run: &Run<'_>) {
         self.signal(signal_hook::consts::SIGTERM);
-        // A stopped launcher would not hear of it.
+        // A stopped launcher handles no signal.
         self.signal(signal_hook::consts::SIGCONT);
         let deadline = Instant::now() + LAUNCHER_GRACE;
         while let Ok(event) = run.next(Some(deadline)) {
@@ -213,7 +214,7 @@ impl Run<'_> {
     }
 }
 
-/// What the processes of visitors have in common with the launcher that `command` is, and so with the ranks.
+/// What visitors' processes have in common with the launcher that `command` starts, and so with the ranks.
 fn twin(command: &std::process::Command, dir: &Path) -> Result<Request> {
     let mut twin =
         exec_as::own_request(Vec::new()).map_err(|e| Error::io("cannot tell what this process is", e))?;
@@ -227,7 +228,7 @@ fn twin(command: &std::process::Command, dir: &Path) -> Result<Request> {
     Ok(twin)
 }
 
-/// `NAME=VALUE` sets; `NAME` alone is passed on, which it is anyway wherever we start the processes.
+/// `NAME=VALUE` sets a variable. `NAME` alone passes it on, which happens anyway.
 fn set_variable(command: &mut std::process::Command, variable: &std::ffi::OsStr) {
     use std::os::unix::ffi::OsStrExt;
     let bytes = variable.as_bytes();

@@ -1,4 +1,4 @@
-//! From the launcher's start to its end: what ends the job, and what its status is worth.
+//! From the launcher's start to its end: what ends the job, and whether a status of 0 is to be believed.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -18,17 +18,17 @@ use crate::mpi::Flavour;
 use crate::switch::{self, Switch};
 use crate::{stuck, tree};
 
-/// After a launcher's end, how long to wait for word that a VM's end was the reason.
+/// After the launcher's end, how long to wait for news that a VM's end was the reason.
 const VM_NEWS: Duration = Duration::from_millis(300);
-/// After a launcher's end with status 0, how long its daemons may take to end, too.
+/// After the launcher's end with status 0, how long its daemons may take to end, too.
 const DAEMON_GRACE: Duration = Duration::from_secs(2);
-/// How long the VMs may take to list what they hold.
+/// How long the VMs may take to list the files that vanish with them.
 const CHANGES_LIMIT: Duration = Duration::from_secs(5);
 /// How often adopted orphans are reaped.
 const ORPHANS_EVERY: Duration = Duration::from_secs(5);
 
 impl Run<'_> {
-    /// Waits for the launcher's end, handing it signals meanwhile.
+    /// Waits for the launcher's end, and passes signals on to it meanwhile.
     pub(super) fn follow(
         &self,
         launcher: &Launcher,
@@ -44,13 +44,13 @@ impl Run<'_> {
             });
         }
         let claimed: Vec<Pid> = machines.iter().map(|m| m.pid).chain([pid]).collect();
-        let looker = Arc::clone(mapped);
+        let scanner = Arc::clone(mapped);
         let _ = thread::Builder::new().name("orphans".into()).spawn(move || {
             let mut seen = Vec::new();
             loop {
                 thread::sleep(ORPHANS_EVERY);
                 tree::reap_orphans(&claimed, &mut seen);
-                looker.look();
+                scanner.scan();
             }
         });
         let mut daemons = Daemons::default();
@@ -59,7 +59,7 @@ impl Run<'_> {
                 Ok(Event::Signal(signal)) => {
                     daemons.asked |= ends(signal);
                     if ends(signal) {
-                        mapped.look();
+                        mapped.scan();
                     }
                     launcher.signal(signal);
                 }
@@ -77,9 +77,9 @@ impl Run<'_> {
                     };
                 }
                 Ok(Event::Stuck(child)) => {
-                    mapped.look();
+                    mapped.scan();
                     daemons.hear_all(self);
-                    // It hears no signal; whatever is left is the guardian's.
+                    // The launcher handles no signal; the guardian ends what is left.
                     return Err(Error::Stuck { child });
                 }
                 Ok(Event::Switch(switch::News::Lost { vm, why })) => {
@@ -90,13 +90,13 @@ impl Run<'_> {
                 }
                 Ok(Event::Switch(news)) => {
                     if matches!(news, switch::News::Note { .. }) {
-                        // One has died; the others are about to.
-                        mapped.look();
+                        // One rank has died; the others are about to.
+                        mapped.scan();
                     }
                     daemons.hear(news);
                 }
                 Err(RecvTimeoutError::Timeout) => {
-                    mapped.look();
+                    mapped.scan();
                     launcher.end(self);
                     return Err(self.timed_out(String::new()));
                 }
@@ -107,7 +107,7 @@ impl Run<'_> {
         }
     }
 
-    /// Asks the agents which files vanish with their VMs, and prints that.
+    /// Asks the agents which files vanish with their VMs, and prints a list.
     pub(super) fn report_lost_files(&self, switch: &Switch, machines: &[Machine]) {
         (0..machines.len()).for_each(|vm| switch.ask_changes(vm));
         let deadline = Instant::now() + CHANGES_LIMIT;
@@ -140,9 +140,9 @@ struct Daemons {
     /// VM and stream of each that runs.
     running: BTreeSet<(usize, u32)>,
     started: bool,
-    /// The first that ended badly by itself, or the last to lose its remote shell; and how.
+    /// The VM of the first that ended badly by itself, or of the last to lose its remote shell; and how it ended.
     bad: Option<(usize, String)>,
-    /// Whether a signal has asked for the end, so that deaths are no news.
+    /// Whether a signal has asked for the end, so that deaths are not reported.
     asked: bool,
     /// Why the first remote shell was turned away.
     turned_away: Option<String>,
@@ -176,7 +176,7 @@ impl Daemons {
         }
     }
 
-    /// Hears what has been said so far: what the service says of ranks is the cause of a bad end.
+    /// Takes in the news so far: a rank's death that the service reports is the cause of a bad end.
     fn hear_all(&mut self, run: &Run<'_>) {
         while let Ok(event) = run.events.try_recv() {
             if let Event::Switch(news) = event {
@@ -185,17 +185,17 @@ impl Daemons {
         }
     }
 
-    /// The launcher has ended, perhaps because it lost a VM or a daemon, and then with status 0: gives that news a
-    /// little time to come.
+    /// After the launcher's end: waits a little for news of the cause. A launcher that lost a VM or a daemon may end with
+    /// status 0.
     fn wait(&mut self, status: i32, run: &Run<'_>, machines: &[Machine]) -> Result<()> {
         if machines.is_empty() {
             self.hear_all(run);
             return Ok(());
         }
         let deadline = Instant::now() + if status == 0 { DAEMON_GRACE } else { VM_NEWS };
-        // Where all have ended in good order, no VM was lost before.
+        // If all daemons have ended in good order, no VM was lost before.
         while status != 0 || self.bad.is_some() || !self.running.is_empty() || !self.started {
-            // The VM may be what took a daemon away.
+            // A daemon may have ended because its VM did.
             let until = if status == 0 && self.running.is_empty() {
                 deadline.min(Instant::now() + VM_NEWS)
             } else {
@@ -211,8 +211,8 @@ impl Daemons {
         Ok(())
     }
 
-    /// What a launcher's status 0 is worth. Where a signal asked for the end, daemons end as they like: what the launcher
-    /// makes of that counts.
+    /// Whether to believe the launcher's status 0. After a signal that asked for the end it is believed, however the
+    /// daemons ended.
     fn judge(self, expected: bool, flavour: Flavour, machines: &[Machine]) -> Result<i32> {
         let ask = match flavour {
             Flavour::OpenMpi | Flavour::OpenMpi4 => "--mpi-arg --debug-daemons",

@@ -26,7 +26,7 @@ use crate::spec::{Accelerator, Net};
 
 /// Memory of a VM by default: enough for a few Python ranks, and booted in no more time than less.
 pub const MEMORY_BYTES: u64 = 1 << 30;
-/// How long QEMU may take to listen at its ports.
+/// How long QEMU may take until it listens at its ports.
 const PORT_LIMIT: Duration = Duration::from_secs(20);
 
 /// QEMU, through `isthmus-vm`.
@@ -172,7 +172,7 @@ impl Common {
             if index == 0 {
                 ports.push(wire);
             } else {
-                // Who calls must not come first.
+                // The VM that connects must not come before the one that listens.
                 let deadline = Instant::now() + PORT_LIMIT;
                 while !wire.1.exists() && Instant::now() < deadline {
                     std::thread::sleep(Duration::from_millis(5));
@@ -208,7 +208,7 @@ fn wire_of(plan: &Plan<'_>, index: usize) -> Option<PathBuf> {
     (plan.spec.vm.wire && plan.names.len() > 1 && index < 2).then(|| plan.dir.join("wire"))
 }
 
-/// The host's processors for the virtual ones of VM number `index`: one after the other, of those we may use.
+/// The host's processors for the virtual ones of VM number `index`, in order, of those that this process may use.
 fn processors(index: usize, cpus: u32) -> Vec<usize> {
     let Ok(allowed) = rustix::thread::sched_getaffinity(None) else { return Vec::new() };
     let all: Vec<usize> = (0..rustix::thread::CpuSet::MAX_CPU).filter(|cpu| allowed.is_set(*cpu)).collect();
@@ -220,7 +220,7 @@ fn processors(index: usize, cpus: u32) -> Vec<usize> {
     order
 }
 
-/// Where QEMU listens for `port`: short, since a socket's path is.
+/// Where QEMU listens for `port`: a short name, since a socket's path is limited.
 fn socket_of(own: &Path, port: &str) -> PathBuf {
     own.join(port.rsplit('.').next().unwrap_or(port))
 }
@@ -277,7 +277,8 @@ impl Drop for Keep {
 impl StartMachines for Qemu {
     fn start(&self, plan: &Plan<'_>) -> Result<Started> {
         let common = Common::new(plan)?;
-        // All are started before any is waited for. From this thread: the leash ends with the thread it came from.
+        // All are started before any is waited for; and from this thread, since a leashed process is killed when the
+        // thread that spawned it ends.
         let vms = (0..plan.names.len())
             .map(|index| common.start(plan, index).map(|vm| Arc::new(Mutex::new(vm))))
             .collect::<Result<Vec<_>>>()?;

@@ -1,7 +1,8 @@
-//! MPIs that are on this machine and not on the PATH, for a user whose MPI was not found.
+//! MPIs that are on this machine but not on the PATH, for the error text when no MPI was found.
 //!
-//! Nothing is executed and no tree is searched: what is looked at is where distributions, this checkout's scripts/install-mpi,
-//! module files, Spack, Conda and people by hand put an MPI. Whose it is, is told by the programs beside its launcher.
+//! Nothing is executed and no tree is searched: only the places are read where distributions, this checkout's
+//! scripts/install-mpi, module files, Spack, Conda and people by hand put an MPI. The programs beside a launcher show which
+//! MPI it belongs to.
 
 use std::ffi::OsStr;
 use std::fmt;
@@ -11,13 +12,13 @@ use std::path::{Path, PathBuf};
 
 use super::Flavour;
 
-/// How many entries of a directory are looked at, of those whose names may be an MPI's.
+/// How many entries of a directory are checked, of those whose names may be an MPI's.
 const ENTRIES: usize = 200;
 /// How many names of a directory are read: a distribution's directory of libraries has some thousands.
 const NAMES: usize = 20_000;
 /// How many MPIs are named.
 const NAMED: usize = 8;
-/// How far up from a directory a checkout may be that it is in.
+/// How many levels above a directory the checkout that holds it may begin.
 const UP: usize = 4;
 /// Names that module files of MPIs have, in small letters.
 const MODULES: [&str; 9] = [
@@ -32,7 +33,7 @@ const MODULES: [&str; 9] = [
     "intelmpi-oneapi",
 ];
 
-/// How an MPI is to be used that was found.
+/// How to use an MPI that was found.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Way {
     /// By the directory that holds `bin/mpirun`.
@@ -61,7 +62,7 @@ impl fmt::Display for Way {
     }
 }
 
-/// Where is looked.
+/// Where to search.
 #[derive(Clone, Debug, Default)]
 struct Places {
     /// The root of the file system.
@@ -75,7 +76,7 @@ struct Places {
     named: Vec<PathBuf>,
 }
 
-/// MPIs of `flavours` elsewhere than on the PATH; of all that we know without `flavours`.
+/// MPIs of `flavours` elsewhere than on the PATH; of all flavours if there are none.
 pub(super) fn elsewhere(flavours: Option<&[Flavour]>) -> Vec<Way> {
     let variable = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty());
     let program = std::env::current_exe().ok();
@@ -101,7 +102,7 @@ pub(super) fn hint(ways: &[Way]) -> String {
     format!("; on this machine there are:{lines}")
 }
 
-/// Entries of `dir` whose names are `wanted`, in order, but not those beyond many.
+/// Entries of `dir` whose names are `wanted`, in order, up to a limit.
 fn entries_like(dir: &Path, wanted: impl Fn(&str) -> bool) -> Vec<PathBuf> {
     let mut found: Vec<PathBuf> = fs::read_dir(dir)
         .into_iter()
@@ -120,24 +121,24 @@ fn entries(dir: &Path) -> Vec<PathBuf> {
     entries_like(dir, |_| true)
 }
 
-/// Entries that are called after an MPI.
+/// Entries that are named after an MPI.
 fn mpis_in(dir: &Path) -> Vec<PathBuf> {
     entries_like(dir, |name| name.contains("mpi"))
 }
 
-/// Whether nobody but root and this user can put something into directory `path`, or another one in its place: otherwise it may
-/// be anybody's, as below /tmp.
+/// Whether only root and this user can put something into directory `path`, or replace it: otherwise any user may have
+/// put a program there, as below /tmp.
 fn is_ours(path: &Path) -> bool {
     let user = rustix::process::geteuid().as_raw();
     let safe = |part: &Path| {
         fs::symlink_metadata(part).is_ok_and(|meta| {
-            // In a sticky directory everybody makes files, and nobody replaces another's.
+            // In a sticky directory every user makes files, and none replaces another's.
             let is_sticky = part != path && meta.mode() & 0o1000 != 0;
             let is_closed = meta.is_symlink() || meta.mode() & 0o002 == 0 || is_sticky;
             [0, user].contains(&meta.uid()) && is_closed
         })
     };
-    // As it is written, and where links lead.
+    // The path as written, and the path that links lead to.
     let real = fs::canonicalize(path).ok();
     real.is_some_and(|real| path.ancestors().chain(real.ancestors()).all(safe))
 }
@@ -146,18 +147,18 @@ fn name_of(path: &Path) -> &str {
     path.file_name().and_then(OsStr::to_str).unwrap_or_default()
 }
 
-/// Whose MPI is in `dir`, which holds `bin/mpirun` or `bin/mpiexec`.
+/// Which MPI is in `dir`, which holds `bin/mpirun` or `bin/mpiexec`.
 fn flavour_of(dir: &Path) -> Option<Flavour> {
     let bin = dir.join("bin");
     let launcher = ["mpirun", "mpiexec"].iter().map(|name| bin.join(name)).find(|path| path.is_file())?;
-    // What a link leads to may have its own programs beside it, and a telling name.
+    // The target of a link may have its own programs beside it, and a name that says more.
     let real = fs::canonicalize(launcher).ok()?;
     let there = |names: &[&str]| {
         names.iter().any(|name| {
             name_of(&real) == *name || bin.join(name).exists() || real.with_file_name(name).exists()
         })
     };
-    // Debian has several side by side in /usr/bin: the name that a link leads to is the better word.
+    // Debian has several side by side in /usr/bin: the name that a link leads to is the better evidence.
     match name_of(&real) {
         "orterun" => return Some(Flavour::OpenMpi4),
         "prterun" => return Some(Flavour::OpenMpi),
@@ -185,7 +186,7 @@ impl Places {
             for dir in start.ancestors().take(UP) {
                 let near = entries(&dir.join("build/mpi")).into_iter();
                 let near = near.chain([".venv", "venv"].map(|name| dir.join(name)));
-                // The directory of their programs is what would be put on the PATH.
+                // The PATH would have the directory of their programs.
                 found.extend(near.filter(|path| is_ours(&path.join("bin"))));
             }
         }
@@ -252,7 +253,7 @@ impl Places {
         let wanted = |flavour: &Flavour| flavours.is_none_or(|wanted| wanted.contains(flavour));
         let mut seen = Vec::new();
         let mut ways: Vec<Way> = Vec::new();
-        // A line that cannot be typed as it is shown, or does something to the terminal, helps nobody.
+        // A line that cannot be typed as shown, or that controls the terminal, is of no use.
         let printable = |dir: &PathBuf| dir.to_str().is_some_and(|text| !text.contains(char::is_control));
         for dir in self.candidates().into_iter().filter(printable) {
             let Some(flavour) = flavour_of(&dir).filter(wanted) else { continue };
@@ -295,7 +296,7 @@ mod tests {
             file(&root.join(dir).join("bin/mpirun"));
             file(&root.join(dir).join("bin").join(beside));
         }
-        // A link to the launcher that says whose it is, in a checkout.
+        // In a checkout, a link to the launcher whose name says which MPI it is.
         file(&root.join("usr/libexec/orterun"));
         let checkout = root.join("src/isthmus");
         fs::create_dir_all(checkout.join("build/mpi/openmpi4/bin")).unwrap();

@@ -1,4 +1,4 @@
-//! Finding the launcher of an MPI, and telling whose it is.
+//! Finding the launcher of an MPI, and which MPI it belongs to.
 
 use std::ffi::{OsStr, OsString};
 use std::fs;
@@ -10,7 +10,7 @@ use super::elsewhere::{elsewhere, hint};
 use super::{Flavour, Mpi};
 use crate::error::{Error, Result};
 
-/// Tells flavour and version from what `--version` printed.
+/// Flavour and version, from what `--version` printed.
 fn parse_version(text: &str) -> Option<(Flavour, String)> {
     for line in text.lines() {
         if let Some((_, version)) = line.split_once("(Open MPI)") {
@@ -36,7 +36,7 @@ fn parse_version(text: &str) -> Option<(Flavour, String)> {
     None
 }
 
-/// The caller's PATH with the launcher's own directory first: Intel's mpirun is a script that looks for its Hydra there.
+/// The caller's PATH with the launcher's own directory first: Intel's mpirun is a script that finds its Hydra there.
 pub(super) fn path_beside(launcher: &Path) -> OsString {
     let mut path = launcher.parent().unwrap_or(Path::new(".")).as_os_str().to_owned();
     if let Some(rest) = std::env::var_os("PATH").filter(|rest| !rest.is_empty()) {
@@ -59,7 +59,7 @@ fn identify(launcher: &Path) -> Result<Mpi> {
         .map_err(|e| Error::io(format!("cannot run {} --version", launcher.display()), e))?;
     let text = String::from_utf8_lossy(&output.stdout);
     let Some((flavour, version)) = parse_version(&text) else {
-        // One that fails says why on standard error: Open MPI without HOME, for instance.
+        // A launcher that fails says why on standard error: Open MPI without HOME, for instance.
         let errors = String::from_utf8_lossy(&output.stderr);
         let said = text.lines().chain(errors.lines()).map(str::trim).find(|line| !line.is_empty());
         let said = match (said, output.status.success()) {

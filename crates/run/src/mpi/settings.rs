@@ -12,7 +12,7 @@ use crate::spec::Map;
 /// Variables in the order in which they are set.
 pub type Environment = Vec<(OsString, OsString)>;
 
-/// What an MPI needs set so that its ranks use our provider, whoever starts them.
+/// What an MPI needs set so that its ranks use isthmus's provider, whatever starts them.
 ///
 /// `provider` is the directory of `libisthmus-fi.so`.
 pub fn transport(flavour: Flavour, provider: &Path, through_region: bool) -> Environment {
@@ -66,7 +66,7 @@ pub fn transport(flavour: Flavour, provider: &Path, through_region: bool) -> Env
 
 /// What an MPI needs set so that its launcher and its ranks find its own files; empty where they do anyway.
 ///
-/// Intel's from PyPI has nothing that tells its parts of each other, and without it takes the system's libfabric.
+/// Intel's from PyPI has no script that sets its paths, and would take the system's libfabric.
 pub fn home(mpi: &Mpi) -> Environment {
     let mut env = Environment::new();
     let bin = mpi.launcher.parent().and_then(Path::parent);
@@ -105,7 +105,7 @@ pub fn alias_prefix() -> Option<String> {
     if std::env::var_os(STRIP_VARIABLE).is_some() {
         return None;
     }
-    // Not /sys/class/net: that shows the network name space of whoever mounted it.
+    // Not /sys/class/net: that shows the network name space in which it was mounted.
     let routes = fs::read_to_string("/proc/self/net/route").ok()?;
     if has_network(&routes) {
         return None;
@@ -126,14 +126,14 @@ fn prefix_of(name: &str) -> Option<String> {
 
 /// The file of hints for ROMIO, in the run's twin directory, which is at one place on the host and in each VM.
 pub const HINTS_NAME: &str = "romio-hints";
-/// Its content. To write what is not contiguous, ROMIO reads a stretch of the file, changes it and writes it back under
+/// Its content. To write data that is not contiguous, ROMIO reads a stretch of the file, changes it and writes it back under
 /// a lock. Locks do not reach from one VM to another, so what another VM wrote meanwhile would be lost.
 pub const HINTS: &str = "romio_ds_write disable\n";
 
 /// What MPI-IO needs set where ranks of several VMs write to one file; a caller's own hints are left alone.
 pub fn files(flavour: Flavour, dir: &Path) -> Environment {
     let mut env = Environment::new();
-    // Open MPI has ROMIO, too, for those who ask for it.
+    // Open MPI has ROMIO, too, if asked for it.
     if std::env::var_os("ROMIO_HINTS").is_none() {
         env.push(variable("ROMIO_HINTS", rundir::shm_twin(dir).join(HINTS_NAME)));
     }
@@ -142,8 +142,8 @@ pub fn files(flavour: Flavour, dir: &Path) -> Environment {
         env.push(variable("OMPI_MCA_fbtl_posix_write_datasieving", "0"));
     }
     if flavour == Flavour::Intel {
-        // It takes every file system for NFS, whose driver knows no other way, unless asked to look; and shares are
-        // none that it knows.
+        // Unless told to check, it takes every file system for NFS, whose driver always takes this path; and it does not
+        // know the type of the shares.
         env.push(variable("I_MPI_FILESYSTEM", "on"));
         env.push(variable("I_MPI_FILESYSTEM_FORCE", "ufs"));
     }
@@ -155,7 +155,7 @@ pub fn files(flavour: Flavour, dir: &Path) -> Environment {
 pub struct Placement<'a> {
     /// The run's directory.
     pub dir: &'a Path,
-    /// Our remote shell; `None` where everything runs on this host.
+    /// The remote shell; `None` where everything runs on this host.
     pub remote_shell: Option<&'a Path>,
     /// The host file; `None` where everything runs on this host and the line says how many.
     pub hosts: Option<&'a Path>,
@@ -167,7 +167,7 @@ pub struct Placement<'a> {
     pub mixed: bool,
     /// Whether some host has fewer processors than ranks.
     pub crowded: bool,
-    /// That of [`alias_prefix`].
+    /// The result of [`alias_prefix`].
     pub alias: Option<&'a str>,
 }
 
@@ -195,8 +195,8 @@ fn by_node(own: Option<&str>) -> Option<String> {
     }
 }
 
-/// Whether the launcher is to start more ranks than it may think that there are places. The host file has a place for each
-/// rank of the short form, but on the host itself an allocation (Slurm's and the like) counts for more than that file.
+/// Whether the launcher may count fewer places than it is to start ranks. The host file has a place for each rank of the
+/// short form, but on the host itself an allocation (as Slurm's) takes precedence over that file.
 fn may_oversubscribe(place: &Placement) -> bool {
     place.crowded && place.remote_shell.is_none()
 }
@@ -211,14 +211,14 @@ fn policy(place: &Placement, own: Option<&str>) -> Option<String> {
     }
 }
 
-/// In how many threads besides its main one a launcher's daemon forks ranks.
+/// How many threads besides its main one a launcher's daemon uses to fork ranks.
 ///
-/// In threads of their own (PRRTE's daemons by default, ORTE's and both launchers themselves from 32 ranks on), a rank's end
-/// is heard of by another thread than its start. One that ends within milliseconds can have ended before it counts as started:
-/// the launcher then never hears of one of the two, and waits for it for ever. In one thread the start comes first.
+/// With such threads (PRRTE's daemons by default, ORTE's and both launchers themselves from 32 ranks on), one thread learns
+/// of a rank's start and another one of its end. The end of a rank that lives for milliseconds can come first: then the
+/// launcher misses one of the two events, and waits for it for ever. In one thread the start comes first.
 const FORKS_IN_THREADS: &str = "0";
 
-/// A setting of ours that gives way to the caller's own.
+/// A setting that gives way to the caller's own.
 fn unless_set(name: &str, value: &str) -> Option<(OsString, OsString)> {
     std::env::var_os(name).is_none().then(|| variable(name, value))
 }
@@ -227,7 +227,7 @@ fn prrte(place: &Placement) -> Environment {
     let mut env = Environment::new();
     if let Some(shell) = place.remote_shell {
         env.push(variable("PRTE_MCA_plm_ssh_agent", shell));
-        // Daemons that start daemons would look for our remote shell in a VM.
+        // Daemons that start daemons would need the remote shell in a VM.
         env.push(variable("PRTE_MCA_plm_ssh_no_tree_spawn", "1"));
         // Its daemons map files there, which a directory that is shared with the host does not allow.
         env.push(variable("PRTE_MCA_prte_remote_tmpdir_base", "/dev/shm"));
@@ -244,11 +244,11 @@ fn prrte(place: &Placement) -> Environment {
         env.push(variable(POLICY, policy));
     }
     if place.crowded {
-        // Its default binding would refuse, and ranks that share a processor must not spin for long.
+        // Its default binding would fail, and ranks that share a processor must not spin for long.
         env.push(variable("PRTE_MCA_hwloc_default_binding_policy", "none"));
         env.push(variable("OMPI_MCA_mpi_yield_when_idle", "1"));
     }
-    // A killed job leaves its session directory and its mapped files behind: let it be in ours.
+    // A killed job leaves its session directory and its mapped files behind: put them into the run's directories.
     let shm = rundir::shm_twin(place.dir);
     env.push(variable("PRTE_MCA_prte_local_tmpdir_base", place.dir));
     for component in ["btl_sm", "osc_sm", "osc_rdma"] {
@@ -263,7 +263,7 @@ fn orte(place: &Placement) -> Environment {
     if let Some(shell) = place.remote_shell {
         env.push(variable("OMPI_MCA_plm_rsh_agent", shell));
         env.push(variable("OMPI_MCA_plm_rsh_no_tree_spawn", "1"));
-        // Messages of daemons would go through other daemons from this number on, which no relay carries.
+        // From this number on, daemons would send messages through other daemons, and no relay carries those.
         env.push(variable("OMPI_MCA_routed_radix_children", (place.host_count + 1).to_string()));
     }
     if let Some(hosts) = place.hosts {
@@ -285,7 +285,7 @@ fn orte(place: &Placement) -> Environment {
         env.push(variable("OMPI_MCA_mpi_yield_when_idle", "1"));
     }
     let shm = rundir::shm_twin(place.dir);
-    // One for all hosts: it hands a single base on to its ranks, and those refuse a second one beside it.
+    // One for all hosts: ORTE passes a single base on to its ranks, which refuse a second one.
     env.push(variable("OMPI_MCA_orte_tmpdir_base", &shm));
     for component in ["btl_vader", "osc_sm", "osc_rdma"] {
         env.push(variable(&format!("OMPI_MCA_{component}_backing_directory"), &shm));
@@ -311,17 +311,17 @@ fn intel_hydra(place: &Placement) -> Environment {
     if let Some(shell) = place.remote_shell {
         env.push(variable("I_MPI_HYDRA_BOOTSTRAP", "ssh"));
         env.push(variable("I_MPI_HYDRA_BOOTSTRAP_EXEC", shell));
-        // Proxies that start proxies would look for our remote shell in a VM.
+        // Proxies that start proxies would need the remote shell in a VM.
         env.push(variable("I_MPI_HYDRA_BRANCH_COUNT", (place.host_count + 1).to_string()));
     }
     if place.crowded {
         env.push(variable("I_MPI_PIN", "off"));
     }
     if place.mixed {
-        // Each rank would choose its collectives' algorithms by its own processor, and a VM's is another than the host's.
+        // Each rank would choose its collectives' algorithms by its own processor, and a VM's differs from the host's.
         env.push(variable("I_MPI_PLATFORM", "generic"));
     }
-    // What it maps, where it ends with the run.
+    // The files that it maps go where they are removed with the run.
     env.push(variable("I_MPI_SHM_FILE_PREFIX_4K", rundir::shm_twin(place.dir)));
     env
 }
