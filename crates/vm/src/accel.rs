@@ -1,5 +1,5 @@
-//! Deciding whether KVM is usable. `/dev/kvm` alone proves nothing: there are hosts whose KVM module emulates in
-//! software, where a guest of QEMU's never gets to its first line.
+//! Deciding whether KVM is usable. `/dev/kvm` alone proves nothing: on hosts whose KVM module emulates in software, a
+//! guest of QEMU's never reaches its first instruction.
 
 use crate::cache;
 use crate::error::{Error, Result};
@@ -17,7 +17,7 @@ use std::time::Duration;
 pub enum Accel {
     /// On the processor itself.
     Kvm,
-    /// By QEMU's translator; slow, but everywhere.
+    /// By QEMU's translator: slow, but available everywhere.
     Tcg,
 }
 
@@ -79,7 +79,7 @@ pub enum Kvm {
     Works,
     /// It does not work, for this reason.
     Fails(String),
-    /// Nothing speaks against it, but there is no kernel at hand for the trial guest.
+    /// The cheap tests passed, but there is no kernel for the trial guest.
     Untried,
 }
 
@@ -94,7 +94,7 @@ pub fn examine(kernel: Option<&Path>) -> Kvm {
     }
 }
 
-/// Whether guests see the region uncached where they run under KVM.
+/// Whether guests under KVM see the region uncached.
 pub fn is_uncached_under_kvm() -> bool {
     warning_for(&cpuinfo()).is_some()
 }
@@ -108,17 +108,17 @@ fn cpuinfo() -> String {
 }
 
 fn warning_for(cpuinfo: &str) -> Option<String> {
-    // AMD's nested paging honours the guest's memory type, and without a driver of ours that is "uncached".
+    // AMD's nested paging honours the guest's memory type, which is "uncached" without a driver of isthmus's own.
     cpuinfo.contains("AuthenticAMD").then(|| {
         "on AMD processors with KVM, guests see the region uncached until the guest driver is used: expect it slow"
             .to_owned()
     })
 }
 
-/// What is said of a trial guest that did not run.
+/// Why KVM is not usable if the trial guest did not run.
 const SILENT: &str = "a trial guest under KVM printed nothing in 10 s";
 
-/// The cheap tests, which can only tell that it does not work.
+/// The cheap tests, which can show only that KVM does not work.
 fn presume() -> std::result::Result<(), String> {
     if !has_virtualization(&cpuinfo()) {
         return Err("the processor shows neither vmx nor svm".to_owned());
@@ -171,7 +171,7 @@ fn trial(kernel: &Path) -> bool {
         std::thread::spawn(move || {
             // The firmware writes nothing to the serial port, so the first byte is the kernel's.
             let count = stdout.read(&mut [0; 1]).unwrap_or(0);
-            // Nobody listens any more after the limit.
+            // After the limit, the receiver is gone.
             let _ = sender.send(count > 0);
         });
         receiver.recv_timeout(TRIAL_LIMIT).unwrap_or(false)
@@ -187,7 +187,7 @@ struct Verdict {
     works: bool,
 }
 
-/// What the verdict depends on: the host's kernel, its boot (nested virtualization may have been switched), QEMU.
+/// What the verdict depends on: the host's kernel, its boot (nested virtualization may have been switched on or off), QEMU.
 fn host_key() -> Option<String> {
     let read = |path: &str| fs::read_to_string(path).ok();
     let release = read("/proc/sys/kernel/osrelease")?;

@@ -1,7 +1,7 @@
 //! What the launcher tells a VM's first process: one JSON file, `/isthmus.json`, in the VM's initramfs.
 //!
-//! It lives here, at the side that writes it; `isthmus-guest` reads it. Both are always the same program, since that
-//! program packs itself into the initramfs, so the format needs no version.
+//! The format is defined here, where it is written; `isthmus-guest` reads it. The program packs itself into the initramfs, so
+//! writer and reader are always of one build, and the format needs no version.
 
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -10,7 +10,7 @@ use std::path::PathBuf;
 
 /// Where the file lies in the initramfs.
 pub const PATH: &str = "/isthmus.json";
-/// What lines on the console begin with that tell how far a boot has come.
+/// How lines on the console begin that report a boot's progress.
 pub const STEP: &str = "isthmus: booted: ";
 /// The directory of the modules in the initramfs.
 pub const MODULES: &str = "/modules";
@@ -40,7 +40,7 @@ pub struct BootConfig {
     /// Print how long each step of the boot took.
     #[serde(default)]
     pub verbose: bool,
-    /// Settings for the agent's other parts, by their names; the boot does not look at them.
+    /// Settings for the agent's other parts, by their names; the boot does not read them.
     #[serde(default)]
     pub extra: BTreeMap<String, serde_json::Value>,
 }
@@ -79,11 +79,11 @@ pub struct Interface {
     pub prefix: u8,
 }
 
-/// Which interface is meant.
+/// Which interface it is.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum InterfaceKind {
-    /// Leads nowhere; MPI launchers want one that is not the loopback.
+    /// Leads nowhere; MPI launchers need an interface that is not the loopback.
     Dummy,
     /// The virtio-net device with this hardware address.
     VirtioNet {

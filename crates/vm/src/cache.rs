@@ -19,11 +19,11 @@ pub fn dir() -> Result<PathBuf> {
     Ok(dir)
 }
 
-/// What helps where the cache cannot be written.
+/// The remedy if the cache cannot be written.
 pub const ELSEWHERE: &str = "set XDG_CACHE_HOME to a directory elsewhere";
 
 fn absolute(variable: &str) -> Option<PathBuf> {
-    // The XDG rules say that a relative path is to be ignored.
+    // By the XDG specification, a relative path is ignored.
     std::env::var_os(variable).map(PathBuf::from).filter(|path| path.is_absolute())
 }
 
@@ -33,7 +33,7 @@ pub fn make(dir: &Path) -> Result<()> {
         .map_err(|e| Error::io(format!("create the cache directory {}", dir.display()))(told(e, dir)))
 }
 
-/// As [`room::told`], with the way out that a cache has.
+/// As [`room::told`], with the remedy for a cache.
 pub fn told(error: io::Error, path: &Path) -> io::Error {
     use io::ErrorKind::{PermissionDenied, QuotaExceeded, ReadOnlyFilesystem, StorageFull};
     let kind = error.kind();
@@ -88,13 +88,13 @@ pub fn write_atomically(path: &Path, content: &[u8]) -> Result<()> {
     fs::rename(&temporary, path).map_err(Error::io(format!("create {}", path.display())))
 }
 
-/// Writes a file to the disk itself: one that is renamed into its place must not lose its content where the machine stops.
-/// Nothing is left of one that could not be written.
+/// Writes a file and syncs it to disk: a file that is renamed into place must not lose its content if the machine stops. A
+/// file that could not be written whole is removed.
 pub fn write(path: &Path, content: &[u8]) -> Result<()> {
     File::create(path).and_then(|mut file| file.write_all(content).and_then(|()| file.sync_all())).map_err(
         |e| {
             let e = told(e, path);
-            // The error is what counts.
+            // The error of the write is the one to report.
             let _ = fs::remove_file(path);
             Error::io(format!("write {}", path.display()))(e)
         },

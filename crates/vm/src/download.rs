@@ -1,4 +1,4 @@
-//! Running apt-get while it downloads: how far it is gets told, and one that stands still ends.
+//! Running apt-get while it downloads: progress is reported, and a download that stalls is ended.
 
 use crate::error::{Error, Result};
 use crate::programs;
@@ -11,19 +11,19 @@ use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// How often is looked.
+/// How often progress is checked.
 const EVERY: Duration = Duration::from_secs(1);
-/// How often is told how far it is.
-const TOLD_EVERY: u32 = 15;
-/// Where less than [`LEAST`] comes in so many looks, nothing comes that anybody would wait for: at that rate a kernel takes a day.
+/// Checks from one report to the next.
+const REPORT_EVERY: u32 = 15;
+/// A download that gets less than [`LEAST`] in so many checks has stalled: at that rate a kernel would take a day.
 const STILL: usize = 60;
-/// Bytes.
+/// In bytes.
 const LEAST: u64 = 64 << 10;
 
-/// Runs apt-get with `arguments` in `work`, where it writes. `what` is fetched.
+/// Runs apt-get with `arguments` in `work`, where it writes; `what` names the download in messages.
 ///
 /// # Errors
-/// [`Error::ProgramFailed`]; [`Error::NoKernel`] where the download stands still.
+/// [`Error::ProgramFailed`]; [`Error::NoKernel`] if the download stalls.
 pub(crate) fn watched(
     what: &str,
     arguments: &[OsString],
@@ -38,14 +38,14 @@ pub(crate) fn watched(
     let said = child.stderr.take().map(|mut pipe| {
         thread::spawn(move || {
             let mut said = Vec::new();
-            // What could be read is told.
+            // Whatever could be read goes into the error.
             let _ = pipe.read_to_end(&mut said);
             String::from_utf8_lossy(&said).trim().to_owned()
         })
     });
     let status = follow(&mut child, what, work, progress);
     if status.is_err() {
-        // It is ours, and not waited for yet; its helpers end with it.
+        // This child was not waited for yet, so its number is still its own; its helpers end with it.
         let _ = child.kill();
         let _ = child.wait();
     }
@@ -66,9 +66,9 @@ fn follow(
     let begin = Instant::now();
     let mut next = begin;
     let mut came = VecDeque::from([0]);
-    let mut looks: u32 = 0;
+    let mut checks: u32 = 0;
     loop {
-        // Looked at often, as short downloads should not take a second.
+        // Polled often, so that a short download does not take a second.
         next += EVERY;
         while Instant::now() < next {
             if let Some(status) = child.try_wait().map_err(Error::io("wait for apt-get"))? {
@@ -76,13 +76,13 @@ fn follow(
             }
             thread::sleep(EVERY / 20);
         }
-        looks += 1;
+        checks += 1;
         let bytes = size_of(work);
         came.push_back(bytes);
         let so_far = format!("{:.1} MB in {:.0} s", bytes as f64 / 1e6, begin.elapsed().as_secs_f64());
         if came.len() > STILL {
             let before = came.pop_front().unwrap_or(0);
-            // Lists that are unpacked when all have come are fewer bytes than before.
+            // Package lists are unpacked once all have come, and then there are fewer bytes than before.
             if bytes.abs_diff(before) < LEAST {
                 return Err(Error::NoKernel {
                     reason: format!(
@@ -91,7 +91,7 @@ fn follow(
                 });
             }
         }
-        if looks.is_multiple_of(TOLD_EVERY) {
+        if checks.is_multiple_of(REPORT_EVERY) {
             progress(&format!("downloading {what}: {so_far}"));
         }
     }

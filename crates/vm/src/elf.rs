@@ -16,7 +16,7 @@ const DT_SONAME: u64 = 14;
 pub struct Elf {
     /// The dynamic loader that the program asks for.
     pub interpreter: Option<String>,
-    /// The name under which others ask for this library.
+    /// The name by which programs ask the loader for this library.
     pub soname: Option<String>,
     /// The end of what is loaded; debug information and section tables lie behind it.
     pub loaded_bytes: usize,
@@ -134,7 +134,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn our_own_executable_is_understood_and_still_runs_when_stripped() {
+    fn this_executable_is_understood_and_still_runs_when_stripped() {
         let exe = std::env::current_exe().unwrap();
         let image = std::fs::read(&exe).unwrap();
         let elf = parse(&exe, &image).unwrap();
@@ -148,7 +148,7 @@ mod tests {
         let run =
             || std::process::Command::new(&copy).arg("--list").stdout(std::process::Stdio::null()).status();
         let mut status = run();
-        // A process that another test has forked, and that has not executed its program yet, holds the file open for writing.
+        // A child that another test has forked holds the file open for writing until it executes its program.
         while status.as_ref().is_err_and(|e| e.kind() == std::io::ErrorKind::ExecutableFileBusy) {
             std::thread::sleep(std::time::Duration::from_millis(5));
             status = run();

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 /// Shorthand for results of this crate.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// An error of the VM launcher. Each text names what was attempted and, where there is one, the way out.
+/// An error of the VM launcher. Each text names what was attempted and, if there is one, the remedy.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// A file or socket operation failed.
@@ -59,7 +59,7 @@ pub enum Error {
         path.display()
     )]
     NoModule {
-        /// Where modules were looked for.
+        /// The directory that was searched for modules.
         path: PathBuf,
         /// The module's name.
         module: String,
@@ -91,13 +91,13 @@ pub enum Error {
     Qmp {
         /// The command.
         command: String,
-        /// QEMU's text or ours.
+        /// QEMU's text, or this crate's.
         reason: String,
     },
     /// The network namespace could not be made.
     #[error("no private network: {reason}")]
     Network {
-        /// What failed and the way out.
+        /// What failed, and the remedy.
         reason: String,
     },
 }

@@ -19,7 +19,7 @@ use std::time::{Duration, SystemTime};
 
 /// Bumped when the content changes for the same input.
 const LAYOUT: u32 = 1;
-/// Images that were not used for so long go.
+/// Images that were not used for so long are removed.
 const KEEP: Duration = Duration::from_secs(7 * 24 * 3600);
 
 /// The common part for this program and `kernel`: from the cache, or built now. Returns the file's path.
@@ -36,7 +36,7 @@ pub fn base(kernel: &Kernel) -> Result<PathBuf> {
     cache::make(&dir)?;
     let path = dir.join(format!("{}.cpio", cache::key_text(&hasher)));
     if path.is_file() {
-        // Marks it as used. A cache that cannot be written still serves.
+        // Marks it as used. If the cache cannot be written, the image can still be used.
         if let Ok(file) = fs::File::options().append(true).open(&path) {
             let _ = file.set_modified(SystemTime::now());
         }
@@ -65,7 +65,7 @@ pub fn for_vm(base: &Path, config: &BootConfig, out: &Path) -> Result<()> {
 fn pack(exe: &Path, libraries: &BTreeSet<PathBuf>, modules: &Path) -> Result<Vec<u8>> {
     let read = |path: &Path| fs::read(path).map_err(Error::io(format!("read {}", path.display())));
     let mut files = Files::default();
-    // Without it, the kernel gives its first process no standard output to complain on.
+    // Without it, the kernel gives its first process no standard output for messages.
     files.directory("dev");
     files.archive.character_device("dev/console", 0o600, 5, 1);
     let program = read(exe)?;
@@ -74,7 +74,7 @@ fn pack(exe: &Path, libraries: &BTreeSet<PathBuf>, modules: &Path) -> Result<Vec
     for path in libraries {
         let image = read(path)?;
         let name = elf::parse(path, &image)?.soname;
-        // The loader looks for the name that the program was linked with, in the directory that it found it in.
+        // The loader searches for the name that the program was linked with, in the directory of this file.
         let name = match name {
             Some(name) => path.with_file_name(name),
             None => path.clone(),
@@ -110,7 +110,7 @@ struct Files {
 impl Default for Files {
     fn default() -> Self {
         let mut archive = cpio::Writer::new();
-        // Programs of an ordinary user must be able to pass through it.
+        // An ordinary user's programs need permission to search it.
         archive.directory(".", 0o755);
         Files { archive, directories: BTreeSet::new(), names: BTreeSet::new() }
     }

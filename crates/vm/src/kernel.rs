@@ -7,7 +7,7 @@
 //!
 //! It appears by one rename, so it is whole or absent, and a lock keeps two runs from fetching at once. The first
 //! source that works wins: the cache; a kernel of that package installed on this machine; the package, by
-//! `apt-get download` as any user, with package lists of our own if the system has none.
+//! `apt-get download` as any user, with package lists in the cache if the system has none.
 
 use crate::cache;
 use crate::download;
@@ -74,7 +74,7 @@ pub fn find(chosen: Option<&Path>, progress: &mut dyn FnMut(&str)) -> Result<Ker
         return Ok(kernel);
     }
     let _lock = cache::lock(&kernels, ".lock")?;
-    // Whoever held the lock may just have fetched it.
+    // The process that held the lock may have fetched it.
     if let Some(kernel) = newest_cached(&kernels) {
         return Ok(kernel);
     }
@@ -110,17 +110,17 @@ fn version_key(release: &str) -> Vec<u64> {
     release.split(|c: char| !c.is_ascii_digit()).filter_map(|number| number.parse().ok()).collect()
 }
 
-/// Removes what killed runs left half done. The caller holds the lock.
+/// Removes the unfinished files of killed runs. The caller holds the lock.
 fn clean_leftovers(kernels: &Path) {
     for entry in fs::read_dir(kernels).into_iter().flatten().flatten() {
         if entry.file_name().to_string_lossy().starts_with(".new-") {
-            // Only untidy if it fails: nothing ever reads these.
+            // A failure is harmless: nothing ever reads these.
             let _ = fs::remove_dir_all(entry.path());
         }
     }
 }
 
-/// A generic Debian kernel that this machine has installed anyway.
+/// A generic Debian kernel that is installed on this machine.
 fn installed(kernels: &Path, progress: &mut dyn FnMut(&str)) -> Result<Option<Kernel>> {
     let releases = fs::read_dir("/boot").into_iter().flatten().flatten();
     let mut releases: Vec<String> = releases
@@ -158,25 +158,25 @@ fn download(kernels: &Path, progress: &mut dyn FnMut(&str)) -> Result<Kernel> {
     let work = kernels.join(format!(".new-apt-{}", std::process::id()));
     cache::make(&work)?;
     let result = download_in(&work, kernels, progress).map_err(|error| short_of_room(error, &work));
-    // The .deb and its unpacked tree are hundreds of megabytes; the next run would remove them at the latest.
+    // The .deb and its unpacked tree are hundreds of megabytes. If this fails, the next run removes them.
     let _ = fs::remove_dir_all(&work);
     result
 }
 
-/// Removes what this process has half done, for when it is ended in the middle of it.
+/// Removes this process's unfinished files, before it is ended in the middle of a download.
 pub fn abandon() {
     let Ok(kernels) = cache::dir().map(|dir| dir.join("kernels")) else { return };
     let own = format!("-{}", std::process::id());
     for entry in fs::read_dir(kernels).into_iter().flatten().flatten() {
         let name = entry.file_name().to_string_lossy().into_owned();
         if name.starts_with(".new-") && name.ends_with(&own) {
-            // What is being written there this moment goes before the next download.
+            // Files that are being written at this moment are removed before the next download.
             let _ = fs::remove_dir_all(entry.path());
         }
     }
 }
 
-/// Helper programs do not say which file system has no room.
+/// Adds which file system has no room, since helper programs do not say that.
 fn short_of_room(error: Error, work: &Path) -> Error {
     const LITTLE: u64 = 8 << 20;
     match isthmus_region::room::left(work) {
@@ -201,7 +201,7 @@ fn download_in(work: &Path, kernels: &Path, progress: &mut dyn FnMut(&str)) -> R
     if let Some(package) = resolve(&options)? {
         match download_package(&options, &package, work, progress) {
             Ok(()) => got = Some(package),
-            // Lists that are months old name versions that the archive has no more.
+            // Old lists name versions that the archive no longer has.
             Err(Error::ProgramFailed { stderr, .. }) if stderr.contains("404") => {
                 progress("the archive has no such version any more");
             }
@@ -269,9 +269,9 @@ fn words(words: &[&str]) -> Vec<OsString> {
 
 /// With `private`, apt keeps its lists and caches below `work` and touches nothing of the system's.
 fn apt_options(work: &Path, private: bool) -> Vec<OsString> {
-    // As root, apt would download as the user _apt, who may not write into root's cache, and warn about it.
+    // As root, apt would download as the user _apt, which may not write into root's cache, and warn about it.
     let mut options = vec!["APT::Sandbox::User=root".to_owned()];
-    // A connection that breaks off or stands still is made anew, and the file goes on where it was.
+    // A connection that breaks or stalls is made again, and the download resumes.
     options.extend(["Retries=3", "http::Timeout=15", "https::Timeout=15"].map(|o| format!("Acquire::{o}")));
     if private {
         let work = work.display();
@@ -336,7 +336,7 @@ fn custom(path: &Path, kernels: &Path, progress: &mut dyn FnMut(&str)) -> Result
         near.join("../usr/lib/modules").join(&release),
         Path::new("/lib/modules").join(&release),
     ];
-    // A kernel with all of it built in needs no modules, so a missing directory is only an error if one is needed.
+    // A kernel may have everything built in, so a missing directory is an error only if a module is needed.
     let modules = candidates.into_iter().find(|dir| dir.is_dir());
     make(kernels, &name, &release, &path, modules.as_deref())
 }
@@ -416,7 +416,7 @@ fn add_module(
     let data = if packed.starts_with(b"\x7fELF") {
         packed
     } else {
-        // Debian 13 has .ko.xz. A guest can unpack them itself, but it does so at a tenth of our speed, at every boot.
+        // Debian 13 has .ko.xz. A guest could unpack them itself, but ten times slower, and at every boot.
         decompress(path, &packed)?
     };
     for dependency in dependencies(&data) {
@@ -473,7 +473,7 @@ enum Packing {
 }
 
 fn packing(data: &[u8]) -> Option<Packing> {
-    // The magic numbers that Linux's own scripts/extract-vmlinux looks for.
+    // The magic numbers of Linux's own scripts/extract-vmlinux.
     const MAGIC: [(&[u8], Packing); 7] = [
         (b"\x7fELF", Packing::None),
         (b"\xfd7zXZ\0", Packing::Xz),
@@ -530,7 +530,7 @@ fn payload(image: &[u8]) -> Option<&[u8]> {
     };
     let start = (setup_sectors + 1) * 512 + word(0x248)?;
     let payload = image.get(start..start.checked_add(word(0x24c)?)?)?;
-    // All but gzip are followed by the unpacked size, which the unpackers would take for rubbish after the data.
+    // All formats but gzip are followed by the unpacked size, which the unpackers would report as garbage after the data.
     if packing(payload)? == Packing::Gzip { Some(payload) } else { payload.get(..payload.len() - 4) }
 }
 
@@ -623,7 +623,7 @@ mod tests {
         write("failover.ko", "");
         let missing = select_modules(Some(&dir)).err().unwrap();
         assert!(missing.to_string().contains("overlay"));
-        // Built in is as good as present.
+        // A module that is built in counts as present.
         fs::write(dir.join("modules.builtin"), "kernel/fs/overlayfs/overlay.ko\n").unwrap();
         let chosen = select_modules(Some(&dir)).unwrap();
         fs::remove_dir_all(&dir).unwrap();

@@ -1,16 +1,16 @@
 //! QEMU: accelerator probe, kernel and initramfs, command line, QMP.
 //!
 //! Turns "two VMs, please" into running QEMU processes, and nothing else: what a region holds, how an MPI is started
-//! and who ends a run are other crates' business. A launcher goes through the modules in this order:
+//! and how a run ends are other crates' business. A launcher goes through the modules in this order:
 //!
 //! 1. [`kernel::find`] yields an uncompressed kernel and the few modules a guest needs, downloading them once;
 //! 2. [`accel::choose`] says whether KVM really works here;
 //! 3. [`initramfs::base`] packs this program as the guest's first process, and [`initramfs::for_vm`] adds the one
 //!    VM's [`boot_config::BootConfig`], which `isthmus-guest` reads on the other side;
 //! 4. [`qemu::VmConfig`] and [`qemu::Vm::start`] run it, [`qmp::Qmp`] talks to it;
-//! 5. [`tap::Netns`] is a private network for those who ask for one.
+//! 5. [`tap::Netns`] is a private network, if one is asked for.
 //!
-//! [`slow::Slow`] says what takes longer than a moment.
+//! [`slow::Slow`] reports steps that take longer than a moment.
 #![forbid(unsafe_code)]
 
 pub mod accel;

@@ -74,14 +74,14 @@ fn feed(mut child: std::process::Child, input: Option<&[u8]>) -> io::Result<Outp
     };
     let stdin = child.stdin.take();
     std::thread::scope(|scope| {
-        // A thread of its own, or a filter that answers while it reads would fill both pipes and wait for ever.
+        // In a thread of its own: a filter that writes while it reads would fill both pipes and block for ever.
         let writer = scope.spawn(move || match stdin {
             Some(mut stdin) => stdin.write_all(input),
             None => Ok(()),
         });
         let output = child.wait_with_output()?;
         match writer.join() {
-            // A filter may stop reading once it has what it wants; its exit status decides.
+            // A filter may stop reading early; its exit status decides.
             Ok(Err(error)) if error.kind() != io::ErrorKind::BrokenPipe => Err(error),
             _ => Ok(output),
         }

@@ -36,7 +36,7 @@ pub struct VmConfig {
     pub vcpus: u32,
     /// Memory in MiB.
     pub memory_mib: u64,
-    /// How it is run.
+    /// The accelerator.
     pub accel: Accel,
     /// The uncompressed kernel.
     pub kernel: PathBuf,
@@ -44,7 +44,7 @@ pub struct VmConfig {
     pub initramfs: PathBuf,
     /// virtio-serial ports: the name that the guest sees, and the UNIX socket that QEMU listens on.
     pub ports: Vec<(String, PathBuf)>,
-    /// virtio-serial ports whose UNIX socket somebody else listens on.
+    /// virtio-serial ports whose UNIX socket another process listens on.
     pub calling_ports: Vec<(String, PathBuf)>,
     /// Directories of the host, served over 9p. The host's root is one of them.
     pub shares: Vec<Share>,
@@ -97,7 +97,7 @@ impl VmConfig {
     /// The words of QEMU's command line, without the program itself.
     ///
     /// # Errors
-    /// [`Error::BadConfig`] for what QEMU would abort on or silently misread.
+    /// [`Error::BadConfig`] for settings that make QEMU abort, or that it would silently misread.
     pub fn arguments(&self) -> Result<Vec<OsString>> {
         self.check()?;
         let mut line = Line::default();
@@ -188,9 +188,9 @@ impl VmConfig {
         let mut words = vec![
             "console=ttyS0",
             "quiet",
-            // A panic ends QEMU at once (with -no-reboot) instead of leaving a VM that says nothing.
+            // A panic ends QEMU at once (with -no-reboot) instead of leaving a VM that hangs.
             "panic=-1",
-            // Nothing in a guest that lives for one job is worth the cost of the mitigations under emulation.
+            // A guest that lives for one job has nothing that justifies the cost of mitigations under emulation.
             "mitigations=off",
             "random.trust_cpu=on",
             "cryptomgr.notests",
@@ -200,8 +200,8 @@ impl VmConfig {
             // drops the counter. Under KVM the kernel's own choice is the right one.
             words.extend(["clocksource=tsc", "tsc=reliable", "no_timer_check"]);
             // The kernel patches its own code while it boots. QEMU (7.2) may keep a translation that another processor began
-            // just then: that one meets a breakpoint for ever which is no longer there. So there is one until the boot is done,
-            // and the guest's first process brings up the others.
+            // meanwhile, in which that processor hits a breakpoint that was removed, for ever. So there is one processor
+            // until the boot is done, and the guest's first process brings up the others.
             words.push("maxcpus=1");
         }
         let extra = self.extra_append.trim();
@@ -326,9 +326,9 @@ pub struct Vm {
 }
 
 impl Vm {
-    /// Starts QEMU, in a process group of its own: a Ctrl-C at the terminal is the launcher's to handle.
+    /// Starts QEMU, in a process group of its own: a Ctrl-C at the terminal must reach the launcher only.
     ///
-    /// Returns once the process exists; what QEMU objects to shows in [`Vm::exited`] and [`Vm::console_tail`].
+    /// Returns once the process exists; [`Vm::exited`] and [`Vm::console_tail`] show if QEMU fails.
     pub fn start(config: &VmConfig) -> Result<Vm> {
         let arguments = config.arguments()?;
         let qemu = program()?;
@@ -389,7 +389,7 @@ impl Vm {
         }
     }
 
-    /// The last lines of what QEMU and the guest's console said.
+    /// The last lines of QEMU's messages and the guest's console.
     pub fn console_tail(&self, lines: usize) -> Vec<String> {
         self.console.tail(lines)
     }
@@ -421,10 +421,10 @@ impl Vm {
         Ok(())
     }
 
-    /// Kills QEMU and reaps it. The guest notices nothing: what it had not written is lost.
+    /// Kills QEMU and reaps it. The guest gets no notice: what it has not written is lost.
     pub fn kill(&mut self) {
         if self.exited().is_none() {
-            // It can only fail because QEMU has just ended.
+            // This fails only if QEMU has ended.
             let _ = self.child.kill();
             self.ended = self.child.wait().ok();
         }
@@ -514,7 +514,7 @@ mod tests {
     }
 
     #[test]
-    fn what_qemu_would_abort_on_is_refused() {
+    fn settings_that_qemu_would_abort_on_are_refused() {
         let mut odd = config();
         odd.ivshmem.as_mut().unwrap().region_bytes = 3 << 20;
         assert!(odd.arguments().unwrap_err().to_string().contains("power of two"));

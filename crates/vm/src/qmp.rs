@@ -1,6 +1,6 @@
 //! A small client of QEMU's monitor (QMP, `docs/interop/qmp-spec.rst` of QEMU): JSON lines over a UNIX socket.
 //!
-//! Everything has a time limit: a QEMU that waits for an ivshmem server inside a command never answers.
+//! Everything has a time limit: while QEMU waits for an ivshmem server inside a command, it does not answer.
 
 use crate::error::{Error, Result};
 use serde_json::{Value, json};
@@ -23,7 +23,7 @@ pub struct Qmp {
 }
 
 impl Qmp {
-    /// Connects, waiting up to `timeout` for QEMU to make the socket, and leaves the greeting behind.
+    /// Connects, waiting up to `timeout` for QEMU to make the socket, and reads the greeting.
     pub fn connect(path: &Path, timeout: Duration) -> Result<Qmp> {
         let deadline = Instant::now() + timeout;
         let socket = loop {
@@ -50,7 +50,7 @@ impl Qmp {
         Ok(qmp)
     }
 
-    /// Runs a command and returns what it returned. `arguments` is an object, or null for none.
+    /// Runs a command and returns its result. `arguments` is an object, or null for none.
     ///
     /// # Errors
     /// [`Error::Qmp`] with QEMU's own description if it refused, or if it took more than [`ANSWER_TIMEOUT`].

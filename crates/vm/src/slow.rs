@@ -1,35 +1,35 @@
-//! Saying what goes on where it takes longer than a moment: lines on standard error, none for what is quick.
+//! Reports of steps that take longer than a moment: lines on standard error, none for a quick step.
 
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-/// How long something may take without a word.
+/// How long a step may take without a report.
 const FIRST: Duration = Duration::from_secs(2);
-/// How often is told that it still goes on.
+/// How often a step that goes on is reported again.
 const AGAIN: Duration = Duration::from_secs(15);
 
-/// Says what is done, from two seconds on until it is dropped.
+/// Reports a step, from two seconds on until this is dropped.
 #[derive(Debug)]
 pub struct Slow {
-    /// Its end is the thread's; both are there but for a drop.
+    /// The thread ends when the sender is dropped. None if no thread could be started, or during the drop.
     running: Option<(Sender<String>, JoinHandle<()>)>,
 }
 
 impl Slow {
-    /// `line` is what is done, as the beginning of a line.
+    /// `line` names the step; the time so far is appended to it.
     pub fn start(line: impl Into<String>) -> Self {
         Self::with(line.into(), [FIRST, AGAIN], |line| {
-            // In one piece: others print there, too.
+            // In one piece, since other processes print there, too.
             let line = format!("{line}\n");
             let _ = std::io::Write::write_all(&mut std::io::stderr(), line.as_bytes());
         })
     }
 
-    /// Something else is done now, or less of it: further lines say that.
+    /// Changes the line for further reports.
     pub fn goes_on(&self, line: impl Into<String>) {
         if let Some((words, _)) = &self.running {
-            // A thread that has ended has nothing to say any more.
+            // If the thread has ended, there are no further reports.
             let _ = words.send(line.into());
         }
     }
@@ -56,7 +56,7 @@ impl Slow {
                 }
             }
         };
-        // Without a thread there are no words, and all else is done.
+        // Without a thread there are no reports; the step itself goes on.
         let thread = thread::Builder::new().name("slow".into()).spawn(tell);
         Self { running: thread.ok().map(|thread| (words, thread)) }
     }
@@ -66,7 +66,7 @@ impl Drop for Slow {
     fn drop(&mut self) {
         if let Some((words, thread)) = self.running.take() {
             drop(words);
-            // It has no reason to panic, and nothing is lost if it did.
+            // A panic there would lose nothing but reports.
             let _ = thread.join();
         }
     }
@@ -79,7 +79,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_takes_long_is_told_and_then_again() {
+    fn only_a_long_step_is_reported_and_then_again() {
         let said = Arc::new(Mutex::new(Vec::new()));
         let begin = |first| {
             let said = Arc::clone(&said);

@@ -8,15 +8,15 @@
 //!   │   └── tap1 ── QEMU ── virtio-net of vm1  │
 //!   └──────────────────────────────────────────┘
 //! ```
-//! No device of the machine is touched and nothing is left behind: the kernel removes the namespace with its last
-//! process. Root makes just the namespace; anybody else makes it inside a user namespace in which he stays the same
-//! user (his uid is mapped to itself), so no privilege is needed.
+//! No device of the machine is changed and nothing is left behind: the kernel removes the namespace with its last
+//! process. Root makes only the network namespace. Any other user makes it inside a user namespace that maps the user's
+//! uid to itself, so no privilege is needed.
 //!
-//! What must see the network (QEMU, an MPI's launcher, ranks on the host) is started by [`Netns::command`], or by
-//! putting [`Netns::prefix`] before its words. In a user namespace, files of other owners appear as those of nobody,
-//! also to the guests whose QEMU is inside, and supplementary groups are all seen as 65534: the kernel lets a user
-//! map his own group only. [`Netns::keeps_groups`] says whether that changes anything for the caller. The kernel also
-//! lets nobody enter a network namespace without the user namespace that owns it. Without a tap network none of this
+//! Programs that must see the network (QEMU, an MPI's launcher, ranks on the host) are started by [`Netns::command`], or
+//! by putting [`Netns::prefix`] before their words. In a user namespace, files of other owners appear to belong to user
+//! `nobody`, also to guests whose QEMU is inside, and all supplementary groups appear as 65534: the kernel lets a user map
+//! the user's own group only. [`Netns::keeps_groups`] says whether that changes anything for the caller. A process can
+//! enter the network namespace only together with the user namespace that owns it. Without a tap network none of this
 //! applies.
 
 use crate::error::{Error, Result};
@@ -27,7 +27,7 @@ use std::io::{BufRead, BufReader, Read};
 use std::net::Ipv4Addr;
 use std::process::{Child, Command, Stdio};
 
-/// What the network shall look like.
+/// The addresses and devices of the network.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plan {
     /// The host's address on the bridge; the guests choose others with the same prefix.
@@ -75,7 +75,7 @@ impl Netns {
             command.args(["--net", "--", "/bin/sh", "-c", &script]);
             hold(command, own_users)
         };
-        // Root in a container may lack the right to make a namespace of its own, but have that to make both.
+        // In a container, root may lack the right to make a network namespace alone, but have the right to make both.
         match start(!root) {
             Err(_) if root => start(true),
             result => result,
@@ -124,7 +124,7 @@ impl Drop for Netns {
     }
 }
 
-/// Taps are made through a device that everybody may open on most systems, but not in all containers.
+/// Taps are made through a device that every user may open on most systems, but not in all containers.
 fn tun_is_open() -> Result<()> {
     const TUN: &str = "/dev/net/tun";
     match OpenOptions::new().read(true).write(true).open(TUN) {
@@ -140,12 +140,12 @@ fn tun_is_open() -> Result<()> {
 
 /// Starts the holder and waits until its devices are up.
 fn hold(mut command: Command, own_users: bool) -> Result<Netns> {
-    // It ends when its standard input does, that is with us, even if we are killed.
+    // It ends when its standard input does, so with this process, even if that is killed.
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).env("LC_ALL", "C");
     let mut holder = command.spawn().map_err(Error::io("run unshare"))?;
     let mut line = String::new();
     if let Some(stdout) = holder.stdout.take() {
-        // An error here leaves the line empty, which is the failure below.
+        // After an error the line is empty, which is reported below.
         let _ = BufReader::new(stdout).read_line(&mut line);
     }
     if line.trim() == "ready" {
@@ -153,11 +153,11 @@ fn hold(mut command: Command, own_users: bool) -> Result<Netns> {
     }
     let mut said = String::new();
     if let Some(mut stderr) = holder.stderr.take() {
-        // Better a part of the explanation than none.
+        // A part of the explanation is better than none.
         let _ = stderr.read_to_string(&mut said);
     }
     let mut failed = Netns { holder, own_users };
-    // Reaped here, so that its end is certain before the error is told.
+    // Reaped here, so that it has ended before the error is reported.
     let _ = failed.holder.wait();
     let said = said.trim();
     let hint = if said.contains("unshare") {
@@ -169,7 +169,7 @@ fn hold(mut command: Command, own_users: bool) -> Result<Netns> {
     Err(Error::Network { reason: format!("{said}{hint}") })
 }
 
-/// What the holder runs: makes the devices, says so, and waits for its standard input to end.
+/// The holder's script: makes the devices, prints a line, and waits for its standard input to end.
 fn script(plan: &Plan, ip: &str, uid: u32) -> String {
     let mut lines = vec![
         "set -e".to_owned(),
@@ -204,14 +204,14 @@ mod tests {
     fn programs_inside_are_the_same_user_and_see_only_the_bridge() {
         let netns = match Netns::create(&Plan::new(2)) {
             Ok(netns) => netns,
-            // Containers often forbid it, which is found out without us.
+            // Containers often forbid it; whether this one does is tested without this module.
             Err(error) => {
                 let has_all = ["unshare", "nsenter", "ip"].iter().all(|name| programs::find(name).is_some());
                 let makes = |args: &[&str]| {
                     Command::new("unshare").args(args).output().is_ok_and(|output| output.status.success())
                 };
                 let could = match has_all {
-                    // Of a device that the next user may not open, the error is about that.
+                    // A device that may not be opened is reason enough.
                     true => {
                         tun_is_open().is_ok()
                             && (makes(&["--net", "true"]) || makes(&["--user", "--net", "true"]))

@@ -99,7 +99,7 @@ fn region(booted: &Booted) -> String {
     format!("{} {} {}", device.region_bytes, if start >= 1 << 32 { "high" } else { "low" }, enabled.trim())
 }
 
-/// The least that QEMU's ivshmem-doorbell accepts as a server: one greeting per connection, then silence.
+/// The least that QEMU's ivshmem-doorbell accepts as a server: one greeting per connection, then nothing.
 /// Returns once it listens; the thread ends with this program.
 fn serve_region(socket: &Path, bytes: u64) -> Outcome {
     let memory = rustix::fs::memfd_create("region", rustix::fs::MemfdFlags::CLOEXEC)?;
@@ -283,7 +283,7 @@ fn one() -> Outcome {
     if fs::read_to_string(&file)? != "from the guest\n" || Path::new("/opt/made").exists() {
         return Err("files did not go where they should".into());
     }
-    // Programs are built in working directories: they must run from one, and belong to who makes them.
+    // Programs are built in working directories: they must run from one, and belong to the user that makes them.
     let program = bench.work.join("program");
     fs::copy("/bin/echo", &program)?;
     guest.expect(&format!("{} ran", program.display()), "ran")?;
@@ -334,7 +334,7 @@ fn several(count: u8) -> Outcome {
         let name = guest.vm.name().to_owned();
         guest.expect("hostname", &name)?;
     }
-    // What one has written and closed the other reads whole.
+    // What one guest has written and closed the other reads whole.
     let file = bench.work.join("shared");
     let count_bytes = format!("wc -c < {}", file.display());
     for bytes in ["1000", "300000"] {
