@@ -1,7 +1,7 @@
-//! Looking until what is wrong is told from what is only changing.
+//! Repeated surveys, which separate what is wrong from what is only changing.
 //!
-//! In memory that others write, a look can meet two halves of a change. What is really wrong is still wrong a little
-//! later, so a fault counts only if several looks meet it at the same place.
+//! In memory that other processes write, a survey can read a half-made change. What is really wrong is still wrong a little
+//! later, so a fault counts only if several surveys find it at the same place.
 
 use std::time::Duration;
 
@@ -9,9 +9,9 @@ use isthmus_region::reader::Reader;
 
 use crate::survey::{Depth, Look, look};
 
-/// Looks at memory, at most.
-const LOOKS: u32 = 5;
-/// Between two looks; doubled each time.
+/// Most surveys of memory.
+const SURVEYS: u32 = 5;
+/// The pause between two surveys; doubled each time.
 const PAUSE: Duration = Duration::from_millis(4);
 
 /// Checks a region as a whole.
@@ -21,7 +21,7 @@ const PAUSE: Duration = Duration::from_millis(4);
 pub fn check(reader: &Reader) -> isthmus_region::Result<Look> {
     let mut found = look(reader, Depth::Slots)?;
     let mut pause = PAUSE;
-    for _ in 1..LOOKS {
+    for _ in 1..SURVEYS {
         if found.faults.is_empty() || !reader.is_memory() {
             break;
         }

@@ -1,22 +1,21 @@
 //! Which bytes of a section belong to which structure: no byte belongs to two.
 //!
-//! This is also what bounds a walk over chains that anybody may have tied: whatever is visited is claimed first, so all
-//! that is visited together is no larger than the section.
+//! This also bounds a walk over chains, whose links any process may have written: each structure is claimed before it is
+//! visited, so all of them together are no larger than the section.
 
 use std::collections::BTreeMap;
 
-/// Ranges that are taken: start and end.
+/// Ranges that are claimed: start and end.
 #[derive(Debug, Default)]
 pub struct Claims {
     taken: BTreeMap<u64, u64>,
 }
 
 impl Claims {
-    /// Takes a range of at least one byte, whose end the caller has compared with the section's; gives the range that
-    /// is in its way otherwise.
+    /// Claims a range of at least one byte, whose end the caller has compared with the section's.
     ///
     /// # Errors
-    /// The start and end of what is taken already.
+    /// The start and end of a claimed range that overlaps.
     pub fn take(&mut self, start: u64, bytes: u64) -> Result<(), (u64, u64)> {
         if let Some(other) = self.in_the_way(start, bytes) {
             return Err(other);
@@ -25,7 +24,7 @@ impl Claims {
         Ok(())
     }
 
-    /// What is taken of a range, if anything: the last of it.
+    /// The last claimed range that overlaps a range, if any does.
     pub fn in_the_way(&self, start: u64, bytes: u64) -> Option<(u64, u64)> {
         let (s, e) = self.taken.range(..start.saturating_add(bytes)).next_back()?;
         (*e > start).then_some((*s, *e))
@@ -37,7 +36,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_byte_is_taken_twice() {
+    fn no_byte_is_claimed_twice() {
         let mut claims = Claims::default();
         assert_eq!(claims.take(100, 10), Ok(()));
         assert_eq!(claims.take(110, 10), Ok(()));

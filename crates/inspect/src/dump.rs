@@ -1,7 +1,7 @@
-//! `isthmus region dump`: a copy of a region in a file, for a look at it later or elsewhere.
+//! `isthmus region dump`: a copy of a region in a file, to be read later or elsewhere.
 //!
-//! Others write while it is copied, so what lies far apart is not of one moment. The tables are copied again until no
-//! membership and no directory changed meanwhile, as their generations tell.
+//! Members write while it is copied, so distant parts are not of one moment. The tables are copied again until neither the
+//! membership nor a directory has changed meanwhile, as their generations show.
 
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
@@ -15,7 +15,7 @@ use isthmus_region::reader::Reader;
 use crate::error::{Error, Result};
 use crate::survey::{Depth, look};
 
-/// Bytes that are copied at a time; blocks of zeros stay holes in the file.
+/// Bytes copied at a time; blocks of zeros stay holes in the file.
 const BLOCK: u64 = 64 << 10;
 /// Copies of the tables, at most.
 const TRIES: u32 = 8;
@@ -38,7 +38,7 @@ pub struct Written {
 pub fn write(reader: &Reader, what: &str, path: &Path, replace: bool) -> Result<Written> {
     let failed = |action| move |source| Error::File { action, path: path.to_path_buf(), source };
     if replace {
-        // Whoever holds the former file open keeps it.
+        // A process that has the former file open keeps it.
         match fs::remove_file(path) {
             Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(failed("replace")(e)),
             _ => {}
@@ -93,14 +93,14 @@ fn copy(reader: &Reader, file: &File, what: &str, path: &Path) -> Result<Written
     Ok(Written { bytes: reader.len(), data, consistent: false })
 }
 
-/// The generations of a region and its members, and where the tables are that they speak of.
+/// The generations of a region and its members, and where the tables are that they belong to.
 #[derive(PartialEq)]
 struct Generations {
     values: Vec<u64>,
     tables: Vec<(u64, u64)>,
 }
 
-/// Nothing, where this is no region that can be understood: it is copied as it is.
+/// Empty if the bytes are not a region that can be understood: they are copied as they are.
 fn generations(reader: &Reader) -> Generations {
     let mut found = Generations { values: Vec::new(), tables: Vec::new() };
     let word = |at| {

@@ -1,11 +1,11 @@
-//! What can go wrong while looking at a region.
+//! What can go wrong while a region is inspected.
 
 use std::path::PathBuf;
 
 /// This crate's result.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// Why there is nothing to be shown.
+/// Why nothing can be shown.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// No service answers.
@@ -19,9 +19,9 @@ pub enum Error {
     /// The run that was named does not answer.
     #[error("there is no run {run}; there are: {others}")]
     NoRun {
-        /// As it was named.
+        /// The name that was given.
         run: String,
-        /// Those that there are, each on a line, or that there is none.
+        /// The runs that do answer, a line for each, or that there is none.
         others: String,
     },
     /// More than one service answers.
@@ -30,7 +30,7 @@ pub enum Error {
         /// A line for each, with the option that chooses it.
         list: String,
     },
-    /// The service did not let us look.
+    /// The service did not let this process observe.
     #[error("cannot look at the region of the service at {}", path.display())]
     Observe {
         /// Its socket.
@@ -68,7 +68,7 @@ pub enum Error {
     /// What is there is not a region.
     #[error("{what} cannot be shown: {fault}; `isthmus region check` says more")]
     NotARegion {
-        /// What was looked at.
+        /// What was read.
         what: String,
         /// The first thing that is wrong.
         fault: String,
@@ -82,7 +82,7 @@ pub enum Error {
         #[source]
         source: std::io::Error,
     },
-    /// The address for metrics is not of this machine alone.
+    /// Other machines can reach the address for metrics.
     #[error(
         "{address} can be reached from other machines, which would see what runs here; choose a loopback address such as 127.0.0.1:9464, or add --metrics-remote"
     )]
@@ -90,7 +90,7 @@ pub enum Error {
         /// The address asked for.
         address: std::net::SocketAddr,
     },
-    /// No server can be had at the address.
+    /// The server could not be started at the address.
     #[error("cannot serve metrics at {address}")]
     Listen {
         /// The address asked for.
@@ -102,7 +102,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// Whether another command line would have helped, and nothing else.
+    /// Whether the command line is at fault.
     pub fn is_mistake(&self) -> bool {
         match self {
             Self::NoRun { .. } | Self::Several { .. } | Self::Exists { .. } | Self::Remote { .. } => true,

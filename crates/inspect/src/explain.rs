@@ -1,7 +1,7 @@
-//! `isthmus explain`: how messages, RMA and atomic operations of each pair of endpoints go, and why so.
+//! `isthmus explain`: how messages, RMA and atomic operations of each pair of endpoints go, and why.
 //!
-//! What a lane's descriptor and its accept entry say is told as it is found; what an endpoint decides by itself is told
-//! from the same constants that it uses.
+//! What a lane's descriptor and accept entry say is reported as found; what an endpoint decides by itself is derived from
+//! the constants that the endpoint uses.
 
 use std::collections::HashMap;
 use std::fmt::Write;
@@ -24,7 +24,7 @@ pub struct Pair {
     pub from: String,
     /// The receiver.
     pub to: String,
-    /// Which way messages take.
+    /// The path of messages.
     pub path: Choice,
     /// The lane, if one is open.
     pub lane: Option<Choice>,
@@ -36,7 +36,7 @@ pub struct Pair {
     pub rma: Choice,
     /// The same for atomic operations.
     pub atomics: Choice,
-    /// Slots that went through the lane, and those that wait in it.
+    /// Slots that went through the lane, and those that are in it.
     pub slots: Option<(u64, u64)>,
     /// Messages that were sent this way, and their bytes.
     pub sent: Option<(u64, u64)>,
@@ -197,7 +197,7 @@ fn notice(lane: &Lane, receiver: Option<&Endpoint>) -> Choice {
     }
 }
 
-/// What a receiver lets others reach.
+/// What a receiver lets initiators reach directly.
 fn reach<'a>(to: Option<(&'a Member, &Endpoint)>) -> Result<&'a Registrations, Choice> {
     let Some((member, endpoint)) = to else { return Err(choice("none", "the receiver is gone")) };
     match member.registrations_of(endpoint) {
@@ -309,7 +309,7 @@ fn length(len: u64) -> String {
     if text.ends_with(|c: char| c.is_ascii_digit()) { text + " B" } else { text }
 }
 
-/// How those wait who have nothing to do.
+/// How processes wait that have nothing to do.
 pub fn waiting(survey: &Survey) -> Choice {
     let with_endpoints = |m: &Member| {
         let mut areas: Vec<u32> = m.endpoints.iter().map(|e| e.area).collect();
@@ -324,12 +324,12 @@ pub fn waiting(survey: &Survey) -> Choice {
         0 => choice("unknown", "the service did not say how many processors the host has"),
         _ if all > processors => choice(
             "polls that find nothing yield, and then nap for 100 us at a time",
-            format!("there are {numbers}, so that who spins keeps another from its work"),
+            format!("there are {numbers}, so a process that spins keeps another one from its work"),
         ),
         _ => choice(
             "polls spin",
             format!(
-                "there are {numbers}; in a VM with fewer virtual CPUs than ranks they give way all the same"
+                "there are {numbers}; in a VM with fewer virtual CPUs than ranks they yield all the same"
             ),
         ),
     }
@@ -337,7 +337,7 @@ pub fn waiting(survey: &Survey) -> Choice {
 
 /// All of it, for programs.
 pub fn json(survey: &Survey, all: bool) -> serde_json::Value {
-    // Strings and numbers, which cannot fail to serialise.
+    // Strings and numbers, which always serialise.
     serde_json::json!({"waiting": waiting(survey), "pairs": pairs(survey, all)})
 }
 

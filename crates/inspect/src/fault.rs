@@ -54,7 +54,7 @@ impl fmt::Display for Place {
     }
 }
 
-/// One thing that is wrong.
+/// One fault.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Fault {
     /// The part of the region.
@@ -76,7 +76,7 @@ impl fmt::Display for Fault {
     }
 }
 
-/// The faults of a region, in the order in which they were met.
+/// The faults of a region, in the order in which they were found.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Faults {
     /// The first of them.
@@ -91,7 +91,7 @@ impl Faults {
         self.list.is_empty()
     }
 
-    /// Notes one.
+    /// Adds a fault.
     pub fn add(&mut self, fault: Fault) {
         if self.list.len() < MOST {
             self.list.push(fault);
@@ -100,7 +100,7 @@ impl Faults {
         }
     }
 
-    /// Keeps what `other` has at the same place, too.
+    /// Keeps the faults that `other` has at the same place, too.
     pub fn keep_common(&mut self, other: &Faults) {
         let seen =
             |fault: &Fault| other.list.iter().any(|o| o.offset == fault.offset && o.field == fault.field);
@@ -109,7 +109,7 @@ impl Faults {
     }
 }
 
-/// A number as people compare it: small ones plain, large ones in both notations.
+/// A number for people: a small one plain, a large one in decimal and hexadecimal.
 pub fn number(value: u64) -> String {
     if value < 100_000 { value.to_string() } else { format!("{value} ({value:#x})") }
 }

@@ -1,6 +1,6 @@
-//! A web server for one page, and no more than that takes: HTTP/1.1, one request a connection, `GET` and `HEAD`.
+//! A minimal web server for one page: HTTP/1.1, one request per connection, `GET` and `HEAD`.
 //!
-//! Nobody who connects can do harm by being slow, silent or greedy: requests, the time for one, and connections at once
+//! A slow, silent or greedy client does no harm: the length of a request, its time, and the number of connections at once
 //! are limited, and the server shares nothing with the service but the closure that makes the page.
 
 use std::io::{ErrorKind, Read, Write};
@@ -21,18 +21,18 @@ const PATH: &str = "/metrics";
 const MOST_REQUEST: usize = 8 << 10;
 /// Time for a whole request and its answer.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// Connections at once; more are told to come again.
+/// Connections at once; further ones are answered with 503.
 const MOST_CONNECTIONS: usize = 8;
 
-/// Makes the page. It is called on threads of the server, by one at a time or by several.
+/// Makes the page. It is called on threads of the server, perhaps on several at once.
 pub type Page = Arc<dyn Fn() -> Answer + Send + Sync>;
 
 /// What an answer consists of.
 #[derive(Debug, Clone)]
 pub struct Answer {
-    /// Of the content.
+    /// The type of the content.
     pub content_type: &'static str,
-    /// The content; or why there is none.
+    /// The content, or why there is none.
     pub content: std::result::Result<String, String>,
 }
 
@@ -45,7 +45,7 @@ pub struct Server {
 }
 
 impl Server {
-    /// Serves `page` at `address`, which must be one of this machine alone unless `remote`.
+    /// Serves `page` at `address`, which no other machine may be able to reach unless `remote`.
     ///
     /// # Errors
     /// [`Error::Remote`], [`Error::Listen`].
@@ -108,13 +108,13 @@ fn listen(listener: &TcpListener, stop: &OwnedFd, page: &Page) {
             {
                 continue;
             }
-            // Out of descriptors: whoever waits goes on waiting, and the loop must not spin meanwhile.
+            // Out of descriptors: clients go on waiting, and this loop must not spin meanwhile.
             Err(_) => {
                 std::thread::sleep(Duration::from_millis(200));
                 continue;
             }
         };
-        // Only this thread adds, so that no more than the limit are let in.
+        // Only this thread adds, so the limit is not exceeded.
         if busy.load(Ordering::SeqCst) >= MOST_CONNECTIONS {
             refuse(&stream);
             continue;
@@ -124,10 +124,10 @@ fn listen(listener: &TcpListener, stop: &OwnedFd, page: &Page) {
         let page = Arc::clone(page);
         let serve = move || {
             let _place = place;
-            // A client that went has nothing to be told.
+            // A client that has gone needs no answer.
             let _ = serve(stream, &page);
         };
-        // Without a thread the connection is dropped, and its place with it.
+        // Without a thread the connection is closed, and its place becomes free.
         let _ = std::thread::Builder::new().name("isthmus-metrics".into()).spawn(serve);
     }
 }
@@ -169,7 +169,7 @@ fn serve(mut stream: TcpStream, page: &Page) -> std::io::Result<()> {
         bytes.extend_from_slice(text.as_bytes());
     }
     send(&mut stream, &bytes, deadline)?;
-    // Bytes that were not read would turn the end of the connection into its reset, and the answer might be lost.
+    // Unread bytes would turn the close into a reset, and the answer might be lost.
     stream.shutdown(std::net::Shutdown::Write)?;
     let mut rest = [0; 1024];
     let mut left = MOST_REQUEST * 8;
@@ -193,7 +193,7 @@ fn wait(stream: &TcpStream, deadline: Instant) -> std::io::Result<()> {
     stream.set_write_timeout(Some(left))
 }
 
-/// The request's head; why not, as a status.
+/// The request's head, or the status that says why there is none.
 fn receive(
     stream: &mut TcpStream,
     deadline: Instant,
@@ -309,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn slow_and_silent_clients_keep_nobody_waiting() {
+    fn slow_and_silent_clients_hold_up_no_others() {
         let server = server();
         let mut held: Vec<TcpStream> =
             (0..MOST_CONNECTIONS - 1).map(|_| TcpStream::connect(server.address()).unwrap()).collect();
@@ -317,14 +317,14 @@ mod tests {
         std::thread::sleep(Duration::from_millis(50));
         assert!(ask(&server, "GET /metrics HTTP/1.1\r\n\r\n").ends_with("hello\n"));
         std::thread::sleep(Duration::from_millis(50));
-        // One more than are served at once is told so, at once.
+        // One above the limit is refused at once.
         held.push(TcpStream::connect(server.address()).unwrap());
         std::thread::sleep(Duration::from_millis(50));
         let mut more = TcpStream::connect(server.address()).unwrap();
         let mut answer = String::new();
         more.read_to_string(&mut answer).unwrap();
         assert!(answer.starts_with("HTTP/1.1 503 "), "{answer}");
-        // Their time runs out, or they go: then there is room again.
+        // Once their time runs out, or they disconnect, there is room again.
         drop(held);
         std::thread::sleep(Duration::from_millis(50));
         assert!(ask(&server, "GET /metrics HTTP/1.1\r\n\r\n").ends_with("hello\n"));
@@ -341,7 +341,7 @@ mod tests {
     }
 
     #[test]
-    fn other_machines_are_let_in_only_on_request() {
+    fn other_machines_may_connect_only_on_request() {
         let page: Page = Arc::new(|| Answer { content_type: "", content: Ok(String::new()) });
         assert!(matches!(Server::start("0.0.0.0:0", false, Arc::clone(&page)), Err(Error::Remote { .. })));
         assert!(Server::start("0.0.0.0:0", true, Arc::clone(&page)).is_ok());

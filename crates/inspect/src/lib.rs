@@ -1,14 +1,14 @@
-//! Looking at a region from outside: who is there, what goes through it, what is wrong with it.
+//! Inspecting a region from outside: its members, its traffic, its faults.
 //!
 //! - [`target`]: which region: a service that is found or named, a descriptor, a dump.
-//! - [`model`]: what a look at a region gives, as plain data.
-//! - [`survey`]: the look itself; [`fault`]: what it found to be wrong; [`claims`]: which bytes belong to whom.
-//! - [`check`]: looks until what is wrong is told from what is only changing.
-//! - [`ps`], [`top`], [`explain`], [`dump`]: what people and programs are shown.
+//! - [`model`]: the outcome of a survey, as plain data.
+//! - [`survey`]: one pass over a region; [`fault`]: what it found wrong; [`claims`]: which bytes belong to which structure.
+//! - [`check`]: repeated surveys, which separate what is wrong from what is only changing.
+//! - [`ps`], [`top`], [`explain`], [`dump`]: output for people and programs.
 //! - [`openmetrics`], [`http`]: the same for Prometheus.
 //!
-//! Nothing that is read is trusted: the region may have been written by anybody, and a dump may be any file. Every
-//! number is read once, compared with what it may be, and only then used; every walk is bounded by the bytes there are.
+//! Nothing that is read is trusted: any process may have written the region, and a dump may be any file. Every number is
+//! read once, checked, and only then used; every walk is bounded by the size of the region.
 
 #![forbid(unsafe_code)]
 

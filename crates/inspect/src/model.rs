@@ -1,4 +1,4 @@
-//! What a look at a region gives.
+//! The outcome of a survey of a region.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -6,7 +6,7 @@ use isthmus_region::counters::{Counter, LaneCounter, LaneTotals, Totals};
 use isthmus_region::life::{Life, State};
 use serde::{Serialize, Serializer};
 
-/// A region at one moment, or nearly: others write while it is read.
+/// A region at one moment, or nearly: members write while it is read.
 #[derive(Debug, Clone, Serialize)]
 pub struct Survey {
     /// The region itself.
@@ -28,7 +28,7 @@ pub struct Object {
     pub kind: &'static str,
     /// Name.
     pub name: String,
-    /// Whether its name is gone, and it ends with those who have it open.
+    /// Whether its name was removed: it ends when no process has it open any more.
     pub unlinked: bool,
     /// Offset in the region.
     pub offset: u64,
@@ -51,7 +51,7 @@ pub struct Region {
     pub bytes: u64,
     /// Counts changes of the membership.
     pub generation: u64,
-    /// What the host service says of itself: active, or dead once it has ended.
+    /// The state of the host service: active, or dead once it has ended.
     #[serde(serialize_with = "state")]
     pub service: State,
     /// Members that there is room for.
@@ -62,7 +62,7 @@ pub struct Region {
     pub shared_bytes: u64,
     /// Places for named objects.
     pub object_places: u32,
-    /// Processors that the host has for all of them; 0 if its service does not know.
+    /// The host's processors; 0 if its service does not know.
     pub processors: u64,
 }
 
@@ -90,14 +90,14 @@ pub struct Member {
     pub heap_bytes: u64,
     /// Bytes that they were granted.
     pub heap_used: u64,
-    /// What all processes of this life have counted, those that are gone included.
+    /// What all processes of this life have counted, including those that have ended.
     #[serde(serialize_with = "counters")]
     pub counters: Totals,
     /// Its processes.
     pub processes: Vec<Process>,
     /// Their endpoints.
     pub endpoints: Vec<Endpoint>,
-    /// Memory of theirs that others reach without messages.
+    /// Tables of their memory that initiators reach without messages.
     pub registrations: Vec<Registrations>,
 }
 
@@ -110,7 +110,7 @@ pub struct Process {
     pub incarnation: u64,
     /// Its process id where it runs.
     pub pid: u64,
-    /// Its program, as it gave it; of a long name the first 24 bytes.
+    /// Its program's name, as the process gave it; of a long name the first 24 bytes.
     pub program: String,
     /// Bytes of the region that it was granted.
     pub memory_bytes: u64,
@@ -139,11 +139,11 @@ pub struct Endpoint {
     pub polled_directly: usize,
     /// How it is woken, if it says that it sleeps: by its `futex`, or through its local `service`.
     pub asleep: Option<&'static str>,
-    /// The table of memory that others reach without messages, by its offset in the section.
+    /// The table of memory that initiators reach without messages, by its offset in the section.
     pub registrations: Option<u64>,
     /// Whose memory its process changes at this moment.
     pub holds: Option<Hold>,
-    /// What it says of incoming lanes.
+    /// Its accept entries for incoming lanes.
     #[serde(skip)]
     pub accepts: Vec<Accept>,
     /// Entries that its lane chunks have.
@@ -176,7 +176,7 @@ pub struct Group {
 pub struct Channel {
     /// Its number at its context.
     pub number: u64,
-    /// The other context's number in the region.
+    /// The partner's number in the region.
     pub to: u32,
     /// The life of it that the channel is to.
     pub to_incarnation: u64,
@@ -190,11 +190,11 @@ pub struct Channel {
     pub segment_bytes: u64,
     /// Bytes written since the start.
     pub written: u64,
-    /// Those of them that the other end has not given back; none without another end.
+    /// Those of them that the partner's end has not given back; none without such an end.
     pub unread: Option<u64>,
-    /// Bytes of the other end's ring that were read.
+    /// Bytes of the partner's ring that were read.
     pub read: u64,
-    /// How a reader of it that sleeps is woken.
+    /// How its reader is woken, if it sleeps.
     pub asleep: Option<&'static str>,
     /// The end that it answers: number and generation.
     #[serde(skip)]
@@ -204,7 +204,7 @@ pub struct Channel {
     pub generation: u64,
 }
 
-/// A domain's table of memory that others reach without messages.
+/// A domain's table of memory that initiators reach without messages.
 #[derive(Debug, Clone, Serialize)]
 pub struct Registrations {
     /// Offset in the section, by which endpoints name it.
@@ -223,7 +223,7 @@ impl Registrations {
     }
 }
 
-/// A registration that others reach without messages.
+/// A registration that initiators reach without messages.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub struct Range {
     /// Its key.
@@ -236,7 +236,7 @@ pub struct Range {
     pub access: u64,
 }
 
-/// Whose memory a process is changing.
+/// The owner of memory that a process is changing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct Hold {
     /// The owner's member.
@@ -360,10 +360,10 @@ impl Member {
     }
 }
 
-/// A text of somebody else's, for a terminal or a log: what does not show as itself, or changes how the rest shows, such
-/// as control characters and those that turn the direction of writing, becomes `?`.
+/// A foreign text, for a terminal or a log: characters that are not displayed as themselves, or that change how others are
+/// displayed, such as control characters and those that change the direction of writing, become `?`.
 pub fn printable(text: &str) -> String {
-    // Of what is not ASCII, exactly that is escaped.
+    // Outside of ASCII, exactly these are escaped.
     let shows = |c: char| if c.is_ascii() { !c.is_ascii_control() } else { c.escape_debug().len() == 1 };
     text.chars().map(|c| if shows(c) { c } else { '?' }).collect()
 }
@@ -420,7 +420,7 @@ pub const SHOWN: [(Counter, &str); 8] = [
     (Counter::Wakeups, "wakeups"),
 ];
 
-/// Whether a record is one of a life that lasts.
+/// Whether a record is of a life that lasts.
 pub(crate) fn lives(life: Life) -> bool {
     life.state == State::Active
 }
@@ -430,7 +430,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_shows_as_itself_is_printed() {
+    fn only_characters_displayed_as_themselves_are_printed() {
         assert_eq!(printable("mpi_bench 'ü漢' \"\\`"), "mpi_bench 'ü漢' \"\\`");
         assert_eq!(printable("a\u{1b}[2Jb\u{202e}c\u{200b}d\u{feff}"), "a?[2Jb?c?d?");
     }

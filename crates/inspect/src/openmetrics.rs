@@ -13,17 +13,17 @@ use isthmus_region::life::State;
 use crate::fault::Faults;
 use crate::model::{Endpoint, Lane, Member, Survey};
 
-/// What an answer says that it is.
+/// The type of an answer.
 pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-/// Most lanes that are listed: with more, an answer would be too long to be read every few seconds.
+/// Most lanes that are listed: more would make an answer too long to be fetched every few seconds.
 const MOST_LANES: usize = 4096;
 
 /// Makes the text, again and again.
 #[derive(Debug, Default)]
 pub struct Exporter {
-    /// The largest that was seen, by member and life: a counter never falls, although a process whose counters are just
-    /// being added to those of its member may be missed by a look.
+    /// The largest values seen, by member and life: a counter must never fall, but a survey may miss a process whose
+    /// counters are being added to its member's at that moment.
     highest: HashMap<(u32, u64), Totals>,
 }
 
@@ -36,7 +36,7 @@ impl Exporter {
             highest.raise(&member.counters);
             members.push((member, *highest));
         }
-        // Former lives are not asked for again.
+        // Former lives are not reported again.
         let lives: Vec<_> = survey.members.iter().map(|m| (m.index, m.incarnation)).collect();
         self.highest.retain(|key, _| lives.contains(key));
         render(survey, faults, &members)
@@ -115,11 +115,11 @@ fn render(survey: &Survey, faults: &Faults, members: &[(&Member, Totals)]) -> St
     out
 }
 
-/// Counters of lanes, by endpoints. An endpoint that comes after another in its place begins at 0 again.
+/// Counters of lanes, by endpoints. An endpoint that takes the place of another one begins at 0 again.
 fn lanes(out: &mut String, survey: &Survey) {
     let endpoints = survey.members.iter().flat_map(|m| m.endpoints.iter().map(move |e| (e.slot, m)));
     let members: HashMap<u32, &Member> = endpoints.collect();
-    // Lanes to the dead go; they and the next one's would have the same labels.
+    // Lanes to dead endpoints are left out: lanes to the next endpoint in such a place have the same labels.
     let living: Vec<(&Member, &Endpoint, &Lane)> =
         survey.lanes().filter(|(_, _, lane)| lane.receiver_lives).collect();
     let left_out = living.len().saturating_sub(MOST_LANES);
@@ -144,7 +144,7 @@ fn lanes(out: &mut String, survey: &Survey) {
     }
 }
 
-/// Names say what is counted, which fields of one table need not.
+/// The name of the metric for a field: it must say what is counted, which a field of one table need not.
 fn counter_name(field: &str) -> String {
     match field {
         "INLINE" | "EAGER" | "UNEXPECTED" | "ANNOUNCED" | "DISCARDED" => {

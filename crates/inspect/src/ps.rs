@@ -1,4 +1,4 @@
-//! `isthmus ps`: who is in the region, and what went through it.
+//! `isthmus ps`: the members of a region with their processes, and what went through it.
 
 use std::fmt::Write;
 
@@ -9,7 +9,7 @@ use crate::model::{Lane, SHOWN, SHOWN_OF_LANES, Survey, state_name};
 use crate::table::{Table, bytes, count};
 use crate::target::Target;
 
-/// Rows of a table of endpoints or lanes that are shown unasked.
+/// Most rows of a table of endpoints or lanes that is shown by default.
 const MOST_ROWS: usize = 40;
 
 /// For people. `all` shows every endpoint and lane, however many there are.
@@ -33,7 +33,7 @@ pub fn text(target: &Target, survey: &Survey, faults: &Faults, all: bool) -> Str
     let tables = [(endpoints(survey), "endpoints"), (lanes(survey), "lanes"), (channels(survey), "channels")];
     for (table, what) in tables {
         if table.is_empty() {
-            // Channels are for programs that know of them; who has none is not told.
+            // Channels are shown only where there are any: few programs use them.
             if what != "channels" {
                 let _ = writeln!(out, "no {what}\n");
             }
@@ -47,7 +47,7 @@ pub fn text(target: &Target, survey: &Survey, faults: &Faults, all: bool) -> Str
     out + "\n" + &note(faults)
 }
 
-/// What is said of a region that is not sound.
+/// A line about a region that is not sound.
 pub fn note(faults: &Faults) -> String {
     match faults.list.first() {
         None => String::new(),
@@ -60,7 +60,7 @@ pub fn note(faults: &Faults) -> String {
 
 /// For programs.
 pub fn json(target: &Target, survey: &Survey, faults: &Faults) -> serde_json::Value {
-    // Strings and numbers, which cannot fail to serialise.
+    // Strings and numbers, which always serialise.
     let mut value = serde_json::to_value(survey).unwrap_or_default();
     if let Some(map) = value.as_object_mut() {
         let service = target.service.as_ref();

@@ -1,10 +1,10 @@
-//! One look at a region: every structure of the format is read once, compared with what it may be, and handed on.
+//! A survey: one pass over a region, in which every structure of the format is read once, checked, and returned as data.
 //!
-//! The host section and the members' tables are read here, named objects in `objects`, what hangs off an endpoint in `chains`,
-//! off a context of IVC in `channels`, and what others reach without messages in `registrations`. Two kinds of rules are
-//! checked: what a single writer promises (offsets, sizes, states), always; and what holds between words of two
-//! writers (a lane's read position and its stamps), only in memory, since a dump of a region at work shows them as they
-//! were at two moments.
+//! The host section and the members' tables are read here, named objects in `objects`, an endpoint's chains in `chains`, a
+//! context's channels in `channels`, and memory that initiators reach without messages in `registrations`. Two kinds of
+//! rules are checked: what a single writer guarantees (offsets, sizes, states), always; and what holds between words of
+//! two writers (a lane's read position and its stamps), only in memory, since a dump of a region at work has words of
+//! different moments.
 
 mod chains;
 mod channels;
@@ -21,19 +21,19 @@ use crate::claims::Claims;
 use crate::fault::{Fault, Faults, Place, number};
 use crate::model::{Member, Region, Survey, padded, printable};
 
-/// How closely to look.
+/// How much to read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Depth {
-    /// What there is: tables, lanes, counters.
+    /// Tables, lanes, counters.
     Tables,
     /// Every slot of every ring, too.
     Slots,
 }
 
-/// What a look has found.
+/// What a survey has found.
 #[derive(Debug)]
 pub struct Look {
-    /// The region; none if its header gives no sense.
+    /// The region; none if its header makes no sense.
     pub survey: Option<Survey>,
     /// What is wrong with it.
     pub faults: Faults,
@@ -49,13 +49,13 @@ struct Walk<'a> {
     faults: Faults,
 }
 
-/// A region's error; kept apart from this crate's, since the caller knows what was looked at.
+/// An error of the region's; the caller, which knows what was read, makes this crate's error of it.
 type Result<T> = isthmus_region::Result<T>;
 
-/// Looks at a region.
+/// Surveys a region.
 ///
 /// # Errors
-/// The reader's, for what lies inside the bytes that it said there are: the system does not let us read.
+/// The reader's, if the system does not let this process read bytes that the reader said are there.
 pub fn look(reader: &Reader, depth: Depth) -> Result<Look> {
     let mut walk = Walk { reader, depth, faults: Faults::default() };
     let survey = walk.region()?;
@@ -87,7 +87,7 @@ impl Walk<'_> {
         self.faults.add(Fault { place: place.to_string(), field, offset, value, allowed });
     }
 
-    /// Notes a fault unless `holds`, and hands that on.
+    /// Notes a fault unless `holds`; returns `holds`.
     fn require(
         &mut self,
         holds: bool,
@@ -110,7 +110,7 @@ impl Walk<'_> {
         Ok(words)
     }
 
-    /// Checks a life word and gives what it says.
+    /// Checks a life word and decodes it.
     fn life(&mut self, place: Place, field: &'static str, offset: u64, word: u64) -> Life {
         let life = Life::unpack(word);
         let state = word & 0xff;
@@ -138,7 +138,7 @@ impl Walk<'_> {
             return Ok(Some(Survey { region, members: Vec::new(), objects: Vec::new() }));
         }
         let mut sections = Claims::default();
-        // Host section and shared section have been checked to lie in the region; nothing was taken before them.
+        // Host section and shared section were checked to lie in the region; nothing was claimed before them.
         let _ = sections.take(0, shape.first_section().clamp(1, self.reader.len()));
         let mut members = Vec::new();
         for index in 0..shape.peers {
@@ -286,7 +286,7 @@ impl Walk<'_> {
         Ok(Some((shape, region)))
     }
 
-    /// One entry of the peer table and, if it lives, what is behind it.
+    /// One entry of the peer table and, if the peer lives, its section.
     fn peer(&mut self, shape: &Shape, index: u32, sections: &mut Claims) -> Result<Option<Member>> {
         let at = PEER_TABLE + u64::from(index) * peer::BYTES;
         let place = Place::Peer(index);
@@ -325,7 +325,7 @@ impl Walk<'_> {
             endpoints: Vec::new(),
             registrations: Vec::new(),
         };
-        // The section of one that joins is being written, that of a dead one belongs to nobody.
+        // A joining peer's section is being written, and a dead peer's has no owner.
         if usable && life.state == State::Active {
             self.member(shape, &mut member)?;
         }
@@ -391,7 +391,7 @@ impl Walk<'_> {
         taken.is_ok()
     }
 
-    /// No two members that live have one name or one device.
+    /// Checks that no two members that live have the same name or device.
     fn names(&mut self, members: &[Member]) {
         let living: Vec<&Member> =
             members.iter().filter(|m| matches!(m.state, State::Joining | State::Active)).collect();

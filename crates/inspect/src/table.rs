@@ -10,7 +10,7 @@ pub struct Table {
 }
 
 impl Table {
-    /// A table with these headings; a heading that begins with `<` is of a column of text, without the sign.
+    /// A table with these headings; `<` at the beginning of a heading marks a column of text, and is not printed.
     pub fn new(headings: &[&'static str]) -> Self {
         Self { headings: headings.to_vec(), rows: Vec::new() }
     }
@@ -20,7 +20,7 @@ impl Table {
         self.rows.push(cells);
     }
 
-    /// Leaves out of the columns called `dispensable`, one after the other, as many as must go for lines of `most` characters.
+    /// Leaves out columns, in the order of `dispensable`, until lines have at most `most` characters.
     pub fn fit(&mut self, most: usize, dispensable: &[&str]) {
         for name in dispensable {
             if self.widths().iter().map(|width| width + 2).sum::<usize>() <= most + 2 {
@@ -94,7 +94,7 @@ fn scaled(value: u64, plain: u64, base: u64, suffixes: &[&str]) -> String {
     }
     let (whole, rest) = (value / unit, value % unit);
     let suffix = suffixes.get(power).copied().unwrap_or("");
-    // One digit behind the point where it says something.
+    // One decimal, if it is significant.
     let tenths = if unit > 1 { rest / (unit / 10).max(1) } else { 0 };
     if power > 0 && whole < 100 && tenths > 0 {
         format!("{whole}.{}{suffix}", tenths.min(9))
@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn columns_that_matter_least_go_first() {
+    fn columns_that_matter_least_are_left_out_first() {
         let mut table = Table::new(&["<name", "n", "<state", "more"]);
         table.row(["a", "100", "active", "1"].map(String::from).into());
         table.fit(23, &["state", "more"]);

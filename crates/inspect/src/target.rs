@@ -1,4 +1,4 @@
-//! Which region to look at: a service that is named or found, a descriptor, a dump.
+//! Which region to read: a service that is named or found, a descriptor, a dump.
 //!
 //! A service is found where programs find it (`ISTHMUS_SOCKET`, then the usual places) and, since each `isthmus run` has
 //! one of its own, in the directories of this user's runs.
@@ -21,9 +21,9 @@ use crate::survey::{Depth, look};
 
 /// How long a service may take to answer.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// How long one may take that was only found, and not named.
+/// The same for a service that was only found, and not named.
 const SHORT_PATIENCE: Duration = Duration::from_secs(1);
-/// Between two looks, when the first found something wrong that may only have been changing.
+/// The pause before a second survey, if the first found faults that may only have been changes.
 const PAUSE: Duration = Duration::from_millis(4);
 /// Most characters of a command line that are shown.
 const MOST_OF_A_LINE: usize = 70;
@@ -33,24 +33,24 @@ const MOST_OF_A_LINE: usize = 70;
 pub struct Service {
     /// Its socket.
     pub socket: PathBuf,
-    /// Its process; 0 where that cannot be seen from here.
+    /// Its process; 0 if that cannot be seen from here.
     pub pid: u32,
-    /// What the user started: the same, or the `isthmus run` above it.
+    /// What the user started: this process, or the `isthmus run` above it.
     pub front: u32,
 }
 
-/// A region to be looked at.
+/// A region to be read.
 #[derive(Debug)]
 pub struct Target {
     /// Its memory, or a file.
     pub reader: Reader,
     /// What it is, for messages.
     pub name: String,
-    /// Who serves it, if it was reached that way.
+    /// The service that it was reached through, if any.
     pub service: Option<Service>,
 }
 
-/// What the user said about which service is meant.
+/// How the user named a service.
 #[derive(Debug, Clone, Default)]
 pub struct Wanted {
     /// A socket.
@@ -60,7 +60,7 @@ pub struct Wanted {
 }
 
 impl Target {
-    /// The region of the service that is wanted, or of the one that runs.
+    /// The region of the service that is named, or of the only one that runs.
     ///
     /// # Errors
     /// [`Error::NoService`], [`Error::Several`], [`Error::Observe`], [`Error::Read`].
@@ -124,7 +124,7 @@ impl Target {
         Ok(Self { reader, name, service: Some(service) })
     }
 
-    /// What is at `path`: a dump, a descriptor of a live region under `/proc`, or a service's socket.
+    /// The region at `path`: a dump, a descriptor of a live region under `/proc`, or a service's socket.
     ///
     /// # Errors
     /// [`Error::File`], [`Error::Observe`], [`Error::Read`].
@@ -133,7 +133,7 @@ impl Target {
         if fs::metadata(path).map_err(failed("look at"))?.file_type().is_socket() {
             return Self::served(path, PATIENCE);
         }
-        // Not to wait for a writer, should it be a pipe.
+        // So that a pipe without a writer does not block.
         let flags = i32::try_from(rustix::fs::OFlags::NONBLOCK.bits()).unwrap_or(0);
         let file =
             fs::OpenOptions::new().read(true).custom_flags(flags).open(path).map_err(failed("open"))?;
@@ -142,7 +142,7 @@ impl Target {
         Ok(Self { reader, name, service: None })
     }
 
-    /// What there is, and what is wrong with it.
+    /// Surveys the region; a second time if there are faults.
     ///
     /// # Errors
     /// [`Error::NotARegion`], [`Error::Read`].
@@ -166,17 +166,17 @@ impl Target {
         Ok((survey, found.faults))
     }
 
-    /// Whether the service still runs, as far as that can be seen: one that was killed cannot say so in its region.
+    /// Whether the service still runs, as far as can be seen: a killed service cannot say so in its region.
     pub fn is_served(&self) -> bool {
         let Some(service) = &self.service else { return true };
         let state = fs::read_to_string(format!("/proc/{}/stat", service.pid));
-        // The state stands behind the name, which may hold brackets itself; Z is dead and not yet noticed by its parent.
+        // The state follows the name, which may contain brackets itself; Z is a zombie.
         let state =
             state.as_ref().ok().and_then(|s| s.rsplit_once(") ")).and_then(|(_, rest)| rest.chars().next());
         service.pid == 0 || state.is_some_and(|s| s != 'Z')
     }
 
-    /// The option that chooses this service, and what it is.
+    /// The option that chooses this service, and a description of it.
     fn choice(&self) -> String {
         let Some(service) = &self.service else { return self.name.clone() };
         let members =
@@ -185,7 +185,7 @@ impl Target {
         format!("--socket {}    {}; members: {members}", service.socket.display(), describe(service.front))
     }
 
-    /// The line that says what is looked at.
+    /// The line that names the region.
     pub fn headline(&self) -> String {
         match &self.service {
             Some(service) => format!("{} at {}", describe(service.front), service.socket.display()),
@@ -219,7 +219,7 @@ fn candidates() -> Vec<PathBuf> {
     }
     for folder in folders {
         for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
-            // What others put there is not believed to be a run; root may look at everybody's.
+            // A directory of another user is not taken for a run; root may read every user's.
             let owned =
                 entry.metadata().is_ok_and(|m| m.is_dir() && (m.uid() == me.as_raw() || me.is_root()));
             if owned && entry.file_name().to_str().is_some_and(is_run_directory) {
@@ -233,7 +233,8 @@ fn candidates() -> Vec<PathBuf> {
     found
 }
 
-/// What to say of the directory of a run that does not answer; mostly it was killed with all that would have removed it.
+/// A line about the directory of a run that does not answer: mostly all its processes were killed, which would have
+/// removed the directory.
 fn left_over(socket: &Path, error: &Error) -> Option<String> {
     let Error::Observe { source: isthmus_attach::Error::Connect { source: Errno::CONNREFUSED, .. }, .. } =
         error
@@ -246,7 +247,7 @@ fn left_over(socket: &Path, error: &Error) -> Option<String> {
         .then(|| format!("nobody listens in {}; if its run was killed, it can be removed", folder.display()))
 }
 
-/// Whether a directory is called as `isthmus run` calls its own.
+/// Whether a directory has a name like those of `isthmus run`.
 fn is_run_directory(name: &str) -> bool {
     name.strip_prefix("isthmus-")
         .is_some_and(|rest| rest.len() == 12 && rest.bytes().all(|b| b.is_ascii_hexdigit()))
@@ -262,7 +263,7 @@ fn command_line(pid: u32) -> Vec<String> {
 /// What the user started: the process itself, or the `isthmus run` that started it as its job.
 fn front(pid: u32) -> u32 {
     let words = command_line(pid);
-    // The job's parent is the guardian, whose parent is what the user started.
+    // The job's parent is the guardian, and the guardian's is what the user started.
     let above = (words.len() == 2 && words[1] == "job").then(|| parent(pid).and_then(parent)).flatten();
     above.filter(|front| command_line(*front).len() > 2).unwrap_or(pid)
 }
@@ -304,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn only_runs_of_ours_are_taken_for_runs() {
+    fn only_directories_of_this_user_are_taken_for_runs() {
         assert!(is_run_directory("isthmus-0123456789ab"));
         for other in ["isthmus", "isthmus-0123456789a", "isthmus-0123456789abc", "isthmus-0123456789ag", "x"]
         {
@@ -313,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_region_is_an_error_with_a_reason() {
+    fn a_file_that_is_no_region_is_an_error_with_a_reason() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("file");
         fs::write(&path, "hello").unwrap();

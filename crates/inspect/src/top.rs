@@ -1,7 +1,7 @@
 //! `isthmus top`: what goes through a region per second, again and again.
 //!
-//! On a terminal the table is drawn on the other screen, and whatever ends the program (a key, a signal, the end of the
-//! service, an error) gives the terminal back as it was. Elsewhere each table is printed after the one before.
+//! On a terminal the table is drawn on the alternate screen, and the terminal is restored however the program ends (by a
+//! key, a signal, the end of the service, an error). Elsewhere each table is printed below the one before.
 
 use std::collections::HashMap;
 use std::fmt::Write as _;
@@ -21,13 +21,13 @@ use crate::ps;
 use crate::table::{Table, bytes, count};
 use crate::target::Target;
 
-/// Rows and columns where the terminal does not say.
+/// Rows and columns, if the terminal does not say.
 const USUAL: (usize, usize) = (24, 80);
 
-/// Columns that a narrow screen has no room for, those first that change least.
+/// Columns that a narrow screen leaves out; those that change least first.
 const DISPENSABLE: [&str; 7] = ["of", "memory", "kind", "state", "wakeups", "sleeps", "stalls"];
 
-/// Lanes that are shown, at most.
+/// Most lanes that are shown.
 const MOST_LANES: usize = 20;
 
 /// What to do.
@@ -44,7 +44,7 @@ enum Event {
     Key(u8),
 }
 
-/// Shows tables until it is told to end, or the service has ended; gives why it ended, if not on request.
+/// Shows tables until it is told to end, or the service has ended; returns why, if it ended unasked.
 ///
 /// # Errors
 /// [`Error::System`]; what [`Target::survey`] says.
@@ -80,7 +80,7 @@ fn watch_signals(send: Sender<Event>) -> Result<()> {
     Ok(())
 }
 
-/// Standard output is gone when its reader is: there is nobody to show anything to.
+/// Prints `text`; false if standard output has no reader any more.
 fn print(text: &str) -> bool {
     let mut out = std::io::stdout().lock();
     out.write_all(text.as_bytes()).and_then(|()| out.flush()).is_ok()
@@ -149,7 +149,7 @@ fn wait(events: &Receiver<Event>, until: Instant) -> Wake {
     }
 }
 
-/// One look, and when it was.
+/// The counters of one survey, and its time.
 struct Sample {
     at: Instant,
     survey: Survey,
@@ -224,12 +224,12 @@ fn cell(heading: &str, value: u64) -> String {
     if heading == "bytes" { bytes(value) } else { count(value) }
 }
 
-/// A look may miss what is just being moved from a process to its member: then nothing was counted.
+/// A survey may miss counters that are being moved from a process to its member: the difference is then taken as 0.
 fn rate(before: u64, now: u64, seconds: f64) -> u64 {
     rounded(now.saturating_sub(before) as f64 / seconds)
 }
 
-/// A rate as a whole number; conversions from floating point saturate.
+/// A rate as a whole number; the conversion from floating point saturates.
 #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
 fn rounded(value: f64) -> u64 {
     value.round() as u64
@@ -308,8 +308,8 @@ fn lanes(before: &Sample, now: &Sample, seconds: f64) -> (Table, usize) {
     busiest(&headings, now.survey.lanes().map(row).collect(), MOST_LANES)
 }
 
-/// A table of rows with their traffic, `most` of them, and how many more there are. Who does most comes first; a sort
-/// that keeps the order of equals keeps the table still.
+/// A table of the `most` rows with most traffic, which come first, and how many more there are. The sort is stable, so that
+/// rows with equal traffic keep their places.
 fn busiest(headings: &[&'static str], mut rows: Vec<(u64, Vec<String>)>, most: usize) -> (Table, usize) {
     rows.sort_by_key(|(traffic, _)| std::cmp::Reverse(*traffic));
     let more = rows.len().saturating_sub(most);
@@ -321,7 +321,7 @@ fn busiest(headings: &[&'static str], mut rows: Vec<(u64, Vec<String>)>, most: u
 const ENTER: &str = "\x1b[?1049h\x1b[?25l";
 const LEAVE: &str = "\x1b[?25h\x1b[?1049l";
 
-/// A text as it is drawn over the one before: from the top, each line cut and cleared to its end, then the rest cleared.
+/// A text that is drawn over the one before: from the top, each line cut and cleared to its end, then the rest cleared.
 fn drawn(text: &str, (rows, columns): (usize, usize)) -> String {
     let mut out = String::from("\x1b[H");
     let lines: Vec<&str> = text.lines().collect();
@@ -353,7 +353,7 @@ struct Screen {
 impl Screen {
     fn enter() -> Result<Self> {
         let input = std::io::stdin();
-        // Keys count at once and are not shown; signals are made of them as before.
+        // Keys are read at once and not echoed; those that make signals still do.
         let saved = rustix::termios::tcgetattr(&input).ok();
         if let Some(mut quiet) = saved.clone() {
             quiet.local_modes.remove(LocalModes::ICANON | LocalModes::ECHO);
@@ -394,7 +394,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_drawn_fits_the_screen() {
+    fn the_drawn_table_fits_the_screen() {
         let text = (0..50).map(|i| format!("line {i} {}", "x".repeat(100))).collect::<Vec<_>>().join("\n");
         let drawn = drawn(&text, (10, 20));
         let lines: Vec<&str> = drawn.split("\r\n").collect();

@@ -1,5 +1,5 @@
-//! What a check finds: nothing in a sound region, the right thing in one where a field was changed, and in one of random
-//! bytes whatever it is, but never a panic and never a loop.
+//! What a check finds: nothing in a sound region, the right fault where a field was changed, and in random bytes anything,
+//! but never a panic and never an endless loop.
 
 mod common;
 
@@ -31,7 +31,7 @@ fn memory(bytes: &[u8]) -> (Reader, Section) {
     (Reader::new(fd).unwrap(), whole)
 }
 
-/// The same as a file, which is read in another way.
+/// The same as a file, which is read by other means.
 fn file(bytes: &[u8]) -> Reader {
     let mut file = tempfile::tempfile().unwrap();
     std::io::Write::write_all(&mut file, bytes).unwrap();
@@ -55,7 +55,7 @@ fn a_sound_region_is_shown_whole_and_without_fault() {
     assert_eq!(member.counters.get(Counter::RxBytes), 201 * 8 + 5 * 5000 + 3 * 300_000);
     assert!(member.heap_used > 0 && member.heap_used < member.heap_bytes);
     let first = &member.endpoints[0];
-    // Answers to pipelined messages go from 0 to 1 as well.
+    // Answers to pipelined messages go from 0 to 1, too.
     let to: Vec<u32> = first.lanes.iter().map(|l| l.to).collect();
     assert_eq!(to, [member.endpoints[1].slot]);
     let lane = &first.lanes[0];
@@ -264,7 +264,7 @@ fn a_hold_on_memory_of_a_process_that_is_gone_is_named_until_it_ends() {
     assert!(held.faults.is_empty(), "{:?}", held.faults);
     let holds = held.survey.unwrap().members[0].endpoints[0].holds.unwrap();
     assert_eq!((holds.member, holds.area), (0, second.area));
-    // Its process ends, as its service tells it.
+    // Its process ends, as its service says in the region.
     let region = Region::open(&Mapping::map(job.service.region_fd().as_fd(), REGION).unwrap()).unwrap();
     let (section, places) = (survey.members[0].section, isthmus_region::directory::places(region.shape()));
     let areas = section + places.areas + u64::from(second.area) * area::BYTES;
@@ -280,7 +280,7 @@ fn a_hold_on_memory_of_a_process_that_is_gone_is_named_until_it_ends() {
 }
 
 #[test]
-fn explain_says_what_of_a_target_is_reached_without_messages() {
+fn explain_says_which_memory_of_a_target_is_reached_without_messages() {
     let mut job = job(2);
     job.send(0, 1, 1, 8);
     let address = job.ends[1].address();
@@ -317,7 +317,7 @@ fn explain_says_what_of_a_target_is_reached_without_messages() {
     assert!(pair.rma.why.contains("none of the memory"), "{pair:?}");
 }
 
-/// A generator that repeats itself for a seed.
+/// A random generator that is determined by its seed.
 struct Random(u64);
 
 impl Random {
@@ -334,7 +334,7 @@ impl Random {
 }
 
 #[test]
-fn no_bytes_make_a_look_panic_or_loop() {
+fn no_bytes_make_a_survey_panic_or_loop() {
     let mut job = job(4);
     for (from, to) in [(0, 1), (1, 2), (2, 3), (3, 0), (0, 2)] {
         job.send(from, to, 70, 8);
@@ -351,7 +351,7 @@ fn no_bytes_make_a_look_panic_or_loop() {
     let mut rounds = 0;
     while rounds < 2000 && Instant::now() < limit {
         rounds += 1;
-        // A few words, most of them such as mean something; or a whole line of noise.
+        // A few words, most of them plausible; or a whole line of noise.
         let mut changed = Vec::new();
         for _ in 0..=random.below(4) {
             let at = match random.below(8) {
@@ -383,7 +383,7 @@ fn no_bytes_make_a_look_panic_or_loop() {
     }
     assert!(rounds > 200 && detected > rounds / 20, "{detected} of {rounds} were noticed");
     assert!(look(&reader, Depth::Slots).unwrap().faults.is_empty());
-    // All bytes at once, but for what says that it is a region at all.
+    // All bytes at once, except those that identify a region.
     for fill in 0..20 {
         for at in (64..REGION / 8).map(|i| i * 8) {
             let value = if fill < 10 { random.next() } else { random.next() % REGION / 64 * 64 };
@@ -396,7 +396,7 @@ fn no_bytes_make_a_look_panic_or_loop() {
 }
 
 #[test]
-fn a_file_that_was_cut_or_is_something_else_is_told() {
+fn a_file_that_was_cut_or_is_something_else_is_an_error() {
     let job = job(1);
     let bytes = job.bytes();
     for len in [0, 1, 127, 4096, 1 << 20, bytes.len() / 2, bytes.len() - 1] {
@@ -405,7 +405,7 @@ fn a_file_that_was_cut_or_is_something_else_is_told() {
     }
     let found = check(&file(&vec![b'x'; 2 << 20])).unwrap();
     assert_eq!(found.faults.list[0].field, "header.MAGIC");
-    // Cut while it is read: an error, not a signal.
+    // Cut while it is being read: an error, not a signal.
     let cut = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(cut.path(), &bytes).unwrap();
     let reader = Reader::new(std::fs::File::open(cut.path()).unwrap().into()).unwrap();

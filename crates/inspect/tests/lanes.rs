@@ -1,4 +1,4 @@
-//! Counters of lanes: each equals what was sent that way, also where lanes were closed and opened again.
+//! Counters of lanes: each equals what was sent that way, even if lanes were closed and opened again.
 
 mod common;
 
@@ -38,7 +38,7 @@ fn progress(job: &mut Job) {
     }
 }
 
-/// Lets every endpoint do what it does now and then.
+/// Lets every endpoint do its periodic work.
 fn settle(job: &mut Job) {
     for _ in 0..600 {
         progress(job);
@@ -98,7 +98,7 @@ fn each_lane_says_what_went_through_it() {
     assert_eq!((totals.get(Counter::TxMessages), totals.get(Counter::TxBytes)), (209, 26_600 + 900_000));
     let ways = [Counter::Inline, Counter::Eager, Counter::Rendezvous].map(|c| totals.get(c));
     assert_eq!(ways, [201, 5, 3]);
-    // And as Prometheus is told.
+    // And as Prometheus gets them.
     let text = Exporter::default().text(&live.survey.unwrap(), &live.faults);
     let slots = [0, 1].map(|i| job.ends[i].address().slot.0);
     let labels = format!("from=\"{}\",from_member=\"host\",to=\"{}\",to_member=\"host\"", slots[0], slots[1]);
@@ -110,10 +110,10 @@ fn each_lane_says_what_went_through_it() {
 }
 
 #[test]
-fn a_lane_says_how_often_it_was_full_whom_it_woke_and_what_rma_it_carried() {
+fn a_lane_counts_how_often_it_was_full_the_wakes_and_the_rma_that_it_carried() {
     let mut job = job(2);
     let word = LocalBuf::leaked(vec![0; 8]);
-    // Those that find no room are queued, and go as soon as there is some.
+    // Posts that find no room are queued, and sent as soon as there is some.
     let queued = (0..500).filter(|_| send_once(&mut job, 0, 1, word) == Ok(Posted::Pending)).count();
     assert!(queued > 400, "{queued}");
     settle(&mut job);

@@ -1,4 +1,4 @@
-//! What hangs off an endpoint: lane descriptors, accept entries, rings; and which of them belong together.
+//! An endpoint's chains: lane descriptors, accept entries, rings; and which of them belong together.
 
 use std::collections::{HashMap, HashSet};
 
@@ -17,10 +17,10 @@ use crate::model::{Accept, Endpoint, Lane, Survey};
 const MOST_SLOTS: u64 = 1 << 24;
 /// Slots that are read at a time.
 const BATCH: u64 = 64;
-/// Most faults that are reported of one ring.
+/// Most faults reported for one ring.
 const MOST_OF_A_RING: u32 = 4;
 
-/// Accept entry of the receiver beside the lane that it names: member, endpoint and lane in the survey.
+/// A receiver's accept entry, with the lane that it names: member, endpoint and lane in the survey.
 struct Link {
     lane: (usize, usize, usize),
     accept: Accept,
@@ -76,7 +76,7 @@ impl Walk<'_> {
         self.context(shape, within, endpoint, at, &words)
     }
 
-    /// Offsets in the section of a chain's chunks of `bytes`; `head` is where the chain begins and what is written there.
+    /// Offsets in the section of a chain's chunks of `bytes`; `head` is the place of the chain's first link, and its value.
     pub(super) fn chain(
         &mut self,
         within: &mut Within,
@@ -94,7 +94,7 @@ impl Walk<'_> {
             }) {
                 break;
             }
-            // A chain that comes back to itself, or to another's, ends here.
+            // A chain that leads back to itself, or into another one, ends here.
             if let Err(other) = within.parts.take(next, bytes) {
                 self.overlap(place, field, at, (next, bytes), other);
                 break;
@@ -121,7 +121,7 @@ impl Walk<'_> {
         if life.state != State::Active {
             return Ok(None);
         }
-        // A descriptor that was used for another lane meanwhile is that lane's, and seen at the next look.
+        // A descriptor that was reused meanwhile belongs to another lane, which the next survey sees.
         if self.words("lane", at + lane::LIFE, 1)?[0] != word(&words, lane::LIFE) {
             return Ok(None);
         }
@@ -220,7 +220,7 @@ impl Walk<'_> {
         Ok(known.then_some(accept))
     }
 
-    /// Brings lanes and their accept entries together, and looks into the rings.
+    /// Matches lanes with their accept entries, and reads the rings.
     pub(super) fn connect(&mut self, shape: &Shape, survey: &mut Survey) -> Result<()> {
         let mut places = HashMap::new();
         for (m, member) in survey.members.iter().enumerate() {
@@ -276,7 +276,7 @@ impl Walk<'_> {
                     let place = Place::Accept(member.index, endpoint.local, accept.number);
                     let Some(&(m, e)) = places.get(&accept.sender) else { continue };
                     let sender = &survey.members[m].endpoints[e];
-                    // What is left of a sender that is gone means nothing any more.
+                    // The entry for a sender that is gone has no meaning any more.
                     if sender.incarnation != accept.incarnation {
                         continue;
                     }
@@ -345,7 +345,7 @@ impl Walk<'_> {
         Ok(count)
     }
 
-    /// What holds for every slot by itself.
+    /// Checks what holds for every slot by itself.
     fn slots(&mut self, ring: u64, slots: u64, place: Place) -> Result<()> {
         let mut reported = 0;
         let mut index = 0;
@@ -387,7 +387,7 @@ impl Walk<'_> {
         Ok(())
     }
 
-    /// What holds between the receiver's read position and the sender's stamps, in memory.
+    /// Checks what holds between the receiver's read position and the sender's stamps, in memory.
     fn positions(&mut self, lane: &Lane, ring: u64, accept: &Accept, place: Place) -> Result<()> {
         let mut stamps = Vec::new();
         let mut index = 0;
@@ -397,7 +397,7 @@ impl Walk<'_> {
                 .extend(self.heads(ring, index, batch)?.iter().map(|h| h & 0xffff_ffff).filter(|s| *s != 0));
             index += batch;
         }
-        // The position moves on meanwhile, and the sender with it.
+        // The read position advances meanwhile, and so does the sender.
         let read = self.words("accept", accept.at + accept::READ, 1)?[0];
         let oldest = accept.read.wrapping_sub(lane.slots).wrapping_add(1);
         let span = read.wrapping_sub(accept.read).saturating_add(2 * lane.slots);

@@ -1,4 +1,4 @@
-//! What hangs off a context of IVC: its ends of channels, their rings, and which of them belong together.
+//! A context's channels: its ends, their rings, and which of them belong together.
 
 use std::collections::HashMap;
 
@@ -78,7 +78,7 @@ impl Walk<'_> {
         if life.state != State::Active {
             return Ok(None);
         }
-        // An entry that became another end meanwhile is that one's, and seen at the next look.
+        // An entry that was reused meanwhile belongs to another end, which the next survey sees.
         if self.words("channel", at + channel::LIFE, 1)?[0] != word(&words, channel::LIFE) {
             return Ok(None);
         }
@@ -164,8 +164,8 @@ impl Walk<'_> {
         Ok(known.then_some(end))
     }
 
-    /// Brings the two ends of each channel together. What holds between words of two writers is not checked: both go on
-    /// while they are read.
+    /// Matches the two ends of each channel. What holds between words of two writers is not checked, since both writers go
+    /// on meanwhile.
     pub(super) fn connect_channels(survey: &mut Survey) {
         let mut lives = HashMap::new();
         let mut reads = HashMap::new();

@@ -21,7 +21,7 @@ fn words_of(bytes: u64) -> usize {
     usize::try_from(bytes / 8).unwrap_or(1)
 }
 
-/// A section whose contents are being read, and which of its bytes were met.
+/// A section whose contents are being read, and the bytes of it that were found in use.
 pub(super) struct Within {
     pub(super) peer: u32,
     /// Offset of the section in the region.
@@ -32,10 +32,10 @@ pub(super) struct Within {
     pub(super) incarnation: u64,
     /// What lies in the heap.
     pub(super) parts: Claims,
-    /// First extents of areas, and whose they are.
+    /// First extents of areas, and the areas that own them.
     pub(super) extents: Claims,
     pub(super) owners: HashMap<u64, u32>,
-    /// What its processes let others reach.
+    /// What its processes let initiators reach.
     pub(super) windows: Vec<Window>,
 }
 
@@ -105,7 +105,7 @@ impl Walk<'_> {
         Ok(())
     }
 
-    /// Gives whether the section can be walked through.
+    /// Returns whether the section can be walked.
     fn directory(&mut self, shape: &Shape, within: &Within, member: &mut Member) -> Result<bool> {
         let words = self.words("directory", within.start, 64)?;
         let place = Place::Directory(within.peer);

@@ -1,7 +1,7 @@
-//! What others reach without messages: tables of registrations, and who is changing whose memory (P7).
+//! Memory that initiators reach without messages: tables of registrations, and holds on memory that is being changed (P7).
 //!
-//! A registration names memory that its process took of the region for the program. Several may name the same bytes, if
-//! they are one process's; none may name what a service or the transport keeps there, or another process's memory.
+//! A registration names memory that its process took from the region for the program. Several may name the same bytes, if
+//! they are of one process; none may name memory of a service, of the transport, or of another process.
 
 use std::collections::HashSet;
 
@@ -31,19 +31,19 @@ pub(super) struct Window {
 struct Uses {
     /// How often one was written.
     published: u64,
-    /// How many stand.
+    /// How many are in force.
     active: u64,
 }
 
 impl Uses {
-    /// The version of a table that was changed so often: each entry that does not stand was taken back, too.
+    /// The version of a table that was changed so often: each entry that is not in force was also withdrawn.
     fn version(&self) -> u64 {
         self.published.wrapping_mul(2).wrapping_sub(self.active)
     }
 }
 
 impl Walk<'_> {
-    /// The table that an endpoint names, unless it was met before: endpoints of one domain have one.
+    /// The table that an endpoint names, unless it was read before: the endpoints of a domain share one.
     pub(super) fn registrations(
         &mut self,
         within: &mut Within,
@@ -108,13 +108,13 @@ impl Walk<'_> {
         Ok((word(&words, registrations::FIRST), word(&words, registrations::VERSION)))
     }
 
-    /// Compares a table's version with what its entries say, if it stood still while they were read.
+    /// Compares a table's version with its entries, if it did not change while they were read.
     fn version(&mut self, place: Place, head: u64, before: u64, uses: &Uses) -> Result<()> {
         if !self.reader.is_memory() || self.head(head)?.1 != before {
             return Ok(());
         }
         let right = uses.version();
-        // A change may just be under way: the entry is written before the version.
+        // A change may be in progress: the entry is written before the version.
         let near = before.wrapping_sub(right).wrapping_add(1) <= 2;
         self.require(near, place, "registrations.VERSION", head + registrations::VERSION, before, || {
             format!("{right}, the changes that the table's entries tell of")
@@ -140,7 +140,7 @@ impl Walk<'_> {
                 "free (0) or active (2) in its lowest byte".into()
             });
         }
-        // An entry that was used for another range meanwhile is seen at the next look.
+        // An entry that was reused for another range meanwhile is seen by the next survey.
         let again = self.words("registration", at + registration::LIFE, 1)?[0];
         if !lives(life) || Life::unpack(again) != life {
             return Ok(None);
@@ -189,11 +189,11 @@ impl Walk<'_> {
         Ok(Some(range))
     }
 
-    /// Once all that a section holds is known: whether registrations name none of it.
+    /// Checks that registrations name no other contents of the section; called once those are known.
     pub(super) fn windows(&mut self, within: &Within) {
         let mut sorted: Vec<&Window> = within.windows.iter().collect();
         sorted.sort_by_key(|w| w.start);
-        // Of the windows so far, the one that ends last, and the one that does so of all other areas.
+        // Of the windows so far, the one that ends last, and the last one of any other area.
         let (mut last, mut other): (Option<&Window>, Option<&Window>) = (None, None);
         let end = |w: &Window| w.start + w.bytes;
         for window in sorted {
@@ -223,7 +223,7 @@ impl Walk<'_> {
         }
     }
 
-    /// Whom an endpoint's hold names.
+    /// The area that an endpoint's hold names.
     pub(super) fn hold(&mut self, shape: &Shape, place: Place, at: u64, word: u64) -> Option<Hold> {
         let (member, area) = Owner::named(word)?;
         let (peers, areas) = (shape.peers, shape.endpoints);
@@ -236,8 +236,8 @@ impl Walk<'_> {
         .then_some(Hold { member, area })
     }
 
-    /// Whether those live whose memory is held. In memory, where it can be looked at again: a hold is short, and its
-    /// owner may die in it.
+    /// Checks that the owners of held memory live. Only in memory, which can be surveyed again: a hold is short, and the
+    /// owner may die during it.
     pub(super) fn owners(&mut self, survey: &Survey) {
         if !self.reader.is_memory() {
             return;

@@ -21,13 +21,13 @@ pub const REGION: u64 = 4 << 20;
 pub struct Job {
     pub service: Service,
     pub ends: Vec<Endpoint>,
-    /// Of each, what others reach without messages: a range of [`WINDOW`] bytes with key 7, and its first half with key 8.
+    /// Of each, what initiators reach without messages: a range of [`WINDOW`] bytes with key 7, and its first half with key 8.
     pub tables: Vec<Table>,
     pub windows: Vec<u64>,
     pub dir: tempfile::TempDir,
 }
 
-/// Bytes of memory that each process lets others reach.
+/// Bytes of memory that each process lets initiators reach.
 pub const WINDOW: u64 = 8192;
 
 /// A table that names a window and its first half, and the window's offset.
@@ -36,7 +36,7 @@ fn published(member: &Arc<Member>) -> (Table, u64) {
     let offset = member.allocate(WINDOW, 64).unwrap();
     let range = Range { key: 7, offset, len: WINDOW, access: READ | WRITE | ATOMIC, base: 0 };
     table.publish(&range).unwrap();
-    // One that came and went, and one that came after it.
+    // A registration that is withdrawn, and one that is published after it.
     let number = table.publish(&Range { key: 9, ..range }).unwrap();
     table.withdraw(number).unwrap();
     table.publish(&Range { key: 8, len: WINDOW / 2, access: READ, ..range }).unwrap();
@@ -112,7 +112,7 @@ impl Job {
                 }
             }
         }
-        // Enough for what endpoints do now and then: telling counters, opening lanes to the end.
+        // Enough for an endpoint's periodic work: publishing counters, completing the opening of lanes.
         for _ in 0..2000 {
             self.ends[from].progress();
             self.ends[to].progress();
