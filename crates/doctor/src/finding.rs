@@ -12,7 +12,7 @@ use crate::Role;
 pub enum Level {
     /// All is well.
     Fine,
-    /// Something could be better, or matters to some only.
+    /// Something could be better, or matters in some cases only.
     Hint,
     /// It works, but slower than it could.
     Slow,
@@ -51,7 +51,7 @@ impl Finding {
         Self { check, level: Level::Fine, found: found.into(), fix: None }
     }
 
-    /// Something is not, and this helps.
+    /// Something is not well, and this helps.
     pub fn bad(check: &'static str, level: Level, found: impl Into<String>, fix: impl Into<String>) -> Self {
         Self { check, level, found: found.into(), fix: Some(fix.into()) }
     }
@@ -60,7 +60,7 @@ impl Finding {
 /// The outcome of all checks.
 #[derive(Debug, Clone, Serialize)]
 pub struct Report {
-    /// What the machine was taken for.
+    /// The role that the machine was checked for.
     pub role: Role,
     /// The worst level.
     pub worst: Level,
@@ -69,7 +69,7 @@ pub struct Report {
 }
 
 impl Report {
-    /// Sorts what was found.
+    /// Sorts findings into a report.
     pub fn new(role: Role, mut findings: Vec<Finding>) -> Self {
         findings.sort_by_key(|f| std::cmp::Reverse(f.level));
         let worst = findings.first().map_or(Level::Fine, |f| f.level);

@@ -97,7 +97,7 @@ fn accelerator(system: &System) -> Finding {
     Finding::fine(check, format!("{vendor}: the region is cached"))
 }
 
-/// With one virtual CPU for ever, QEMU's emulation leaves out what makes memory coherent between VMs.
+/// If a VM can never have more than one virtual CPU, QEMU's emulation leaves out what keeps memory coherent between VMs.
 fn processors(system: &System) -> Finding {
     let check = "virtual CPUs";
     let possible = system.read("/sys/devices/system/cpu/possible").unwrap_or_default();
@@ -143,7 +143,7 @@ mod tests {
     const AT: &str = "sys/bus/pci/devices/0000:01:00.0";
 
     #[test]
-    fn what_is_wrong_with_a_device_is_named() {
+    fn a_device_that_cannot_be_used_is_named_with_the_reason() {
         let (dir, system) = System::of(&[]);
         assert!(device(&system).found.contains("no ivshmem device"));
         let put = |name: &str, text: &str| {

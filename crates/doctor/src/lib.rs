@@ -5,9 +5,9 @@
 //! - [`limits`]: memory, files, `/dev/shm`, huge pages, the kernel, permissions; the same on hosts and in VMs.
 //! - [`vms`]: what a host needs for VMs: KVM, QEMU, a kernel for them.
 //! - [`guest`]: what a VM needs: the device, the right to map it, the agent.
-//! - [`mpis`]: MPIs, libfabrics, and whether our provider loads there.
+//! - [`mpis`]: MPIs, libfabrics, and whether isthmus's provider loads there.
 //!
-//! Checks change nothing. Where it can be tried whether something works, it is tried.
+//! Checks change nothing. A check tries whether a thing works, if it can.
 
 #![forbid(unsafe_code)]
 

@@ -9,19 +9,19 @@ use crate::Role;
 use crate::finding::{Finding, Level};
 use crate::system::{System, leading, mib};
 
-/// The oldest kernel that has what we need: pidfds of running processes.
+/// The oldest kernel that has what isthmus needs: pidfds of running processes.
 const LEAST_KERNEL: (u32, u32) = (5, 3);
 /// The oldest kernel that was tried.
 const TRIED_KERNEL: (u32, u32) = (6, 1);
-/// Ranks that the default region is reckoned for.
+/// Ranks that the size of the default region is computed for.
 const RANKS: u32 = 4;
-/// VMs that memory is reckoned for.
+/// VMs that memory is computed for.
 const VMS: u64 = 2;
-/// What an MPI may want in `/dev/shm` for its own purposes.
+/// What an MPI may use in `/dev/shm` itself.
 const SHM_WANTED: u64 = 256 << 20;
-/// What even a small job takes there.
+/// What even a small job uses there.
 const SHM_LEAST: u64 = 16 << 20;
-/// Descriptors that a launcher and a rank need, generously.
+/// More descriptors than a launcher or a rank needs.
 const FILES_WANTED: u64 = 256;
 
 /// Does the checks of this module.
@@ -77,7 +77,7 @@ fn group_limit(system: &System) -> Option<(String, u64)> {
             }
             _ => continue,
         };
-        // Each group above limits, too. In a container the own path may not be there, but its root is.
+        // The groups above it limit, too. In a container the path may not exist, but its root does.
         let mut path = path.trim_end_matches('/');
         loop {
             let file = format!("{base}{path}/{most}");
@@ -283,7 +283,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn kernels_are_told_by_their_version() {
+    fn old_kernels_are_known_by_their_version() {
         assert_eq!(kernel("5.2.99-generic").level, Level::Stops);
         assert!(kernel("5.10.0-28-amd64").found.contains("older than any"));
         assert_eq!(kernel("6.18.4").found, "Linux 6.18.4");
@@ -358,7 +358,7 @@ mod tests {
     }
 
     #[test]
-    fn this_machine_can_be_examined() {
+    fn this_machine_can_be_checked() {
         for role in [Role::Host, Role::Guest] {
             assert!(examine(&System::real(), role).iter().all(|f| !f.found.is_empty()));
         }

@@ -1,7 +1,7 @@
-//! MPIs, libfabrics, and whether our provider loads there.
+//! MPIs, libfabrics, and whether isthmus's provider loads there.
 //!
-//! Whether it does is tried: a small service is started, and a child loads the library and asks it what it offers. A
-//! library that crashes or hangs takes the child along, and nothing else.
+//! That is tried: a small service is started, and a child loads the library and asks it for its providers. A library that
+//! crashes or hangs takes only the child with it.
 
 use std::ffi::OsString;
 use std::io::Read;
@@ -46,12 +46,12 @@ pub fn examine() -> Vec<Finding> {
     findings
 }
 
-/// Every launcher on the PATH, and those that we know how to use.
+/// All launchers on the PATH, and those that isthmus can use.
 fn launchers() -> (Vec<Finding>, Vec<Mpi>) {
     let check = "MPI";
     let (mut findings, mut known, mut seen) = (Vec::new(), Vec::<Mpi>::new(), Vec::new());
     let path = std::env::var_os("PATH").unwrap_or_default();
-    // What mpirun of Open MPI calls in turn is not an MPI of its own.
+    // prterun, which Open MPI's mpirun calls, is not an MPI of its own.
     let names = || mpi::LAUNCHER_NAMES.iter().filter(|name| name.starts_with("mpi"));
     for dir in std::env::split_paths(&path) {
         for file in names().map(|name| dir.join(name)).filter(|f| f.is_file()) {
@@ -93,7 +93,7 @@ fn launchers() -> (Vec<Finding>, Vec<Mpi>) {
     (findings, known)
 }
 
-/// Files called as libfabric is: in MPIs, on the loader's path and where systems keep libraries.
+/// Files named as libfabric is: in MPIs, on the loader's path and in the system's directories of libraries.
 fn candidates(known: &[Mpi]) -> Vec<PathBuf> {
     let mut folders: Vec<PathBuf> = Vec::new();
     for mpi in known {
@@ -156,14 +156,14 @@ fn libfabrics(known: &[Mpi], provider: &Path) -> Vec<Finding> {
 /// A small service in a directory of its own.
 fn service() -> Result<(PathBuf, Service), String> {
     let dir = isthmus_run::rundir::choose().map_err(|e| e.to_string())?;
-    // Not called as those of runs are, so that nobody takes it for one.
+    // Named differently from the directories of runs, so that it is not taken for one.
     let dir = dir.with_file_name(format!("isthmus-doctor-{}", std::process::id()));
     let config = Config { endpoints: 16, ..Config::new(&dir, REGION) };
     let service = Service::start(config, Arc::new(|_| ())).map_err(|e| with_causes(&e))?;
     Ok((dir, service))
 }
 
-/// What the child answers.
+/// The child's answer.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Told {
     version: (u32, u32),
@@ -209,7 +209,7 @@ fn probe(library: &Path, provider: &Path, socket: &Path) -> Result<Told, String>
         .spawn()
         .map_err(|e| format!("cannot start a process to try it: {e}"))?;
     let ended = wait(&mut child);
-    // Both fit into a pipe, so that the child has not waited for this.
+    // Both fit into a pipe, so the child did not have to wait for a reader.
     let mut text = String::new();
     let _ = child.stdout.take().map(|mut out| out.read_to_string(&mut text));
     let mut said = String::new();
@@ -239,13 +239,13 @@ fn wait(child: &mut Child) -> bool {
     }
 }
 
-/// The child's whole life: asks the libfabric that is named and prints its answer. Gives the exit status.
+/// The child's whole life: asks the libfabric that is named and prints its answer. Returns the exit status.
 pub fn probe_main(args: &[OsString]) -> i32 {
     let Some(library) = args.first() else { return 2 };
     match load::ask(Path::new(library)) {
         Ok(load::Answer { version, providers, status }) => {
             let told = Told { version, providers, status };
-            // Numbers and strings, which cannot fail to serialise.
+            // Numbers and strings, which always serialise.
             println!("{}", serde_json::to_string(&told).unwrap_or_default());
             0
         }

@@ -20,7 +20,7 @@ impl System {
         Self { root: root.into() }
     }
 
-    /// A stand-in with these files; they are there for as long as their folder.
+    /// A stand-in with these files, which exist as long as their folder does.
     #[cfg(test)]
     pub(crate) fn of(files: &[(&str, &str)]) -> (tempfile::TempDir, Self) {
         let dir = tempfile::tempdir().unwrap();
@@ -38,7 +38,7 @@ impl System {
         self.root.join(name.trim_start_matches('/'))
     }
 
-    /// A small file's text without what ends it; nothing if it cannot be read.
+    /// A small file's text without white space at its end; none if it cannot be read.
     pub fn read(&self, name: &str) -> Option<String> {
         let bytes = fs::read(self.path(name)).ok()?;
         Some(String::from_utf8_lossy(&bytes).trim_end_matches(['\n', '\0', ' ']).to_owned())

@@ -11,7 +11,7 @@ use crate::system::System;
 
 /// The oldest QEMU that was tried.
 const TRIED_QEMU: (u32, u32) = (7, 2);
-/// Devices that a VM of ours has.
+/// Devices that each VM of isthmus's has.
 const DEVICES: [(&str, &str); 3] = [
     ("ivshmem-doorbell", "the region"),
     ("virtio-9p-pci", "the host's files"),
@@ -151,7 +151,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reasons_lead_to_what_helps() {
+    fn reasons_lead_to_remedies() {
         let dir = tempfile::tempdir().unwrap();
         let system = System::below(dir.path());
         assert!(kvm_fix(&system, "/dev/kvm cannot be opened: x").contains("modprobe"));
