@@ -39,7 +39,7 @@ impl Args {
     }
 
     fn print(&self) -> isthmus_run::Result<()> {
-        // A name says enough: that MPI need not be installed here. Where it is, it may say more.
+        // A name is enough: that MPI need not be installed here. If it is, its settings may differ.
         let found = mpi::find(self.mpi.as_deref(), None);
         let named = self.mpi.as_deref().and_then(mpi::Flavour::named).and_then(<[_]>::first);
         let (flavour, home) = match (found, named) {

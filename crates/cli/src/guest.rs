@@ -87,7 +87,7 @@ impl Args {
             ..Config::default()
         };
         if self.group.is_some() {
-            // The kernel asks for the group at every connection, so that is all there is to ask.
+            // The kernel checks the group at every connection, so no other check is needed.
             (config.group, config.mode, config.allowed) = (self.group, 0o660, Allowed::Everybody);
         }
         report::status(foreground::run(&config))
@@ -116,7 +116,7 @@ impl InstallArgs {
                 "isthmus: no libisthmus-fi.so beside this program; MPIs need one in PREFIX/lib/isthmus"
             );
         }
-        // Half an installation is worse than one that nobody reads about.
+        // If standard output is closed, the installation goes on: half of one would be worse.
         let say = &mut |line: String| drop(writeln!(std::io::stdout(), "{line}"));
         report::status(action(&plan, say))
     }

@@ -1,4 +1,4 @@
-//! What this program is when nobody typed its name.
+//! The parts of isthmus that it starts as processes itself.
 
 use std::ffi::{OsStr, OsString};
 use std::path::Path;
@@ -13,7 +13,7 @@ fn platform() -> job::Platform {
     job::Platform { machines: Box::new(machines::Qemu), service: Box::new(service::Embedded) }
 }
 
-/// Runs as one of the parts that isthmus starts itself as; `None` if this is a command of a user.
+/// Runs as one of the parts that isthmus starts itself; `None` if this is a user's command.
 pub(crate) fn dispatch() -> Option<i32> {
     if boot::is_init() {
         isthmus_guest::init_main();

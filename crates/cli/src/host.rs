@@ -85,7 +85,7 @@ impl Args {
         let outcome = foreground::run(&options, |service| {
             let Some(address) = metrics else { return Ok(None) };
             let server = metrics::start(service, &address, remote)?;
-            // A service whose words nobody reads goes on.
+            // If standard output is closed, the service goes on.
             let _ = writeln!(std::io::stdout(), "Prometheus finds counters at {}\n", server.url());
             Ok(Some(server))
         });

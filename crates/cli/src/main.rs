@@ -1,11 +1,11 @@
 //! The one binary, `isthmus`: flags, output, exit status; no work of its own.
 //!
 //! The same file is also the first process of a VM, the guardian and the job of a run, and the remote shell that an
-//! MPI's launcher starts in place of ssh. Those are told apart by name or first argument before any flag is
-//! parsed; they are not commands for people, so the help does not know them.
+//! MPI's launcher starts in place of ssh. Their names or first arguments are checked before any flag is
+//! parsed; they are not commands for people, so the help does not list them.
 
 #![forbid(unsafe_code)]
-// Flags are documented for a terminal: what is indented there is a command line, and no Rust.
+// Flags are documented for a terminal: indented lines are command lines, and not Rust.
 #![allow(rustdoc::invalid_rust_codeblocks)]
 
 mod completions;
@@ -66,14 +66,14 @@ fn command() -> clap::Command {
     help::reflow(Cli::command())
 }
 
-/// The command line, or its mistake told as all our errors are: "isthmus:" and status 2.
+/// The command line; a mistake is reported as all errors are, with "isthmus:", and is status 2.
 fn parse() -> Cli {
     let mut command = command();
     let matches = command.try_get_matches_from_mut(std::env::args_os());
     let parsed = matches.and_then(|found| Cli::from_arg_matches(&found).map_err(|e| e.format(&mut command)));
     parsed.unwrap_or_else(|mut e| {
         report::drop_far_suggestion(&mut e);
-        // Help and version are asked for, and no mistake.
+        // Help and version are not mistakes.
         if !e.use_stderr() || e.kind() == clap::error::ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
             e.exit();
         }
@@ -83,11 +83,12 @@ fn parse() -> Cli {
 }
 
 fn main() {
-    // In a VM that we booted, this program is the first process.
+    // In a VM that isthmus booted, this program is the first process.
     if isthmus_guest::boot::is_init() {
         isthmus_guest::init_main()
     }
-    // A file that grows past a limit is an error with words then, and no silent death. What we execute gets the default back.
+    // A write past a limit on file sizes is then an error with a text, and not a silent death. Programs that are executed get
+    // the default back.
     let _ = signal_hook::flag::register(signal_hook::consts::SIGXFSZ, std::sync::Arc::default());
     let status = hidden::dispatch().unwrap_or_else(|| match parse().command {
         Command::Run(args) => args.run(),

@@ -18,7 +18,7 @@ pub(crate) fn start(
 ) -> Result<Server, Box<dyn Error + Send + Sync>> {
     let region = service.region_fd().as_fd().try_clone_to_owned()?;
     let target = Target { reader: Reader::new(region)?, name: "the region".into(), service: None };
-    // One look at a time: a page is cheap, but nobody shall make the service's processor busy with many.
+    // One survey at a time: a page is cheap, but many clients must not keep the service's processor busy.
     let state = Mutex::new((target, Exporter::default()));
     let page = move || {
         let mut state = state.lock().unwrap_or_else(PoisonError::into_inner);

@@ -1,4 +1,4 @@
-//! How a command that failed says so: one line with the whole chain of causes and status 125; or status 2 for a mistake
+//! How failed commands report: one line with the whole chain of causes and status 125; or status 2 for a mistake
 //! on the command line.
 
 use std::error::Error;
@@ -11,7 +11,7 @@ const FAILED: i32 = 125;
 /// Exit status of a mistake on the command line.
 pub(crate) const USAGE: i32 = 2;
 
-/// Takes a command out of a mistake that is like the one asked for in the parser's eyes only.
+/// Drops the parser's suggestion of a command if it is not similar to the word that was given.
 pub(crate) fn drop_far_suggestion(mistake: &mut clap::Error) {
     let words = |value: Option<&ContextValue>| match value {
         Some(ContextValue::String(word)) => vec![word.clone()],
@@ -26,7 +26,7 @@ pub(crate) fn drop_far_suggestion(mistake: &mut clap::Error) {
     }
 }
 
-/// How many letters must be changed, added or taken away to make `b` of `a` (Levenshtein).
+/// How many letters must be changed, added or removed to turn `a` into `b` (Levenshtein).
 fn changes(a: &str, b: &str) -> usize {
     let mut row: Vec<usize> = (0..=b.chars().count()).collect();
     for (i, x) in a.chars().enumerate() {
@@ -40,7 +40,7 @@ fn changes(a: &str, b: &str) -> usize {
     row.last().copied().unwrap_or(0)
 }
 
-/// What the argument parser says, in our words.
+/// The argument parser's message, beginning as all errors do.
 pub(crate) fn mistake(said: &str) -> String {
     format!("isthmus: {}", said.strip_prefix("error: ").unwrap_or(said))
 }

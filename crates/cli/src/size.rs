@@ -16,7 +16,7 @@ pub(crate) fn parse(text: &str) -> Result<u64, String> {
     number.checked_mul(1 << factor_shift).filter(|bytes| *bytes > 0).ok_or_else(bad)
 }
 
-/// Reads a size that may be nothing at all.
+/// Reads a size that may be 0.
 pub(crate) fn parse_or_none(text: &str) -> Result<u64, String> {
     if text == "0" { Ok(0) } else { parse(text) }
 }
@@ -31,7 +31,7 @@ pub(crate) fn parse_region(text: &str) -> Result<u64, String> {
     Err(format!("a region's size is a power of two, and 1M at least: {next}M for instance"))
 }
 
-/// The size of the pages that a region lies in.
+/// The size of the huge pages that a region lies in, if any.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct HugePages(pub(crate) Option<u64>);
 
@@ -61,13 +61,13 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_a_size_where_it_may_be() {
+    fn zero_is_a_size_where_it_may_be() {
         assert_eq!((parse_or_none("0"), parse_or_none("1M")), (Ok(0), Ok(1 << 20)));
         assert!(parse_or_none("no").is_err());
     }
 
     #[test]
-    fn a_region_has_a_power_of_two() {
+    fn the_size_of_a_region_is_a_power_of_two() {
         assert_eq!(parse_region("128M"), Ok(128 << 20));
         assert!(parse_region("100M").unwrap_err().ends_with("128M for instance"));
         assert!(parse_region("4K").is_err() && parse_region("x").is_err());

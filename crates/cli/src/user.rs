@@ -1,6 +1,6 @@
 //! Users and groups as people write them: a name of `/etc/passwd` or `/etc/group`, or a number.
 
-/// Reads a user's name or number and gives the number.
+/// Reads a user's name or number and returns the number.
 pub(crate) fn parse(text: &str) -> Result<u32, String> {
     if let Ok(uid) = text.parse() {
         return Ok(uid);
@@ -9,7 +9,7 @@ pub(crate) fn parse(text: &str) -> Result<u32, String> {
     find(&passwd, text).ok_or_else(|| format!("no user `{text}` in /etc/passwd; give the user's number"))
 }
 
-/// Reads a group's name or number and gives the number.
+/// Reads a group's name or number and returns the number.
 pub(crate) fn parse_group(text: &str) -> Result<u32, String> {
     if let Ok(gid) = text.parse() {
         return Ok(gid);

@@ -52,7 +52,7 @@ impl Exec {
     pub(crate) fn run(self) -> i32 {
         let Self { run, tty, vm, command } = self;
         if command.is_empty() {
-            // Which VMs there are is more use than that one was not named.
+            // First, an error that lists the VMs: it is of more use than that no command was given.
             let found = runs::find(run.as_deref(), vm.as_deref());
             return told(found.and_then(|(_, vm)| {
                 Err(Error::Usage(format!("no command given for {vm}: isthmus exec {vm} -- COMMAND")))

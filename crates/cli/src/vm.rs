@@ -62,10 +62,10 @@ impl Args {
 
 impl DeviceArgs {
     fn print(self) -> isthmus_host::Result<()> {
-        // The service that a process would find, or where one would be started.
+        // The service that a process would find, or else the place where one would be started.
         let found = self.socket.or_else(|| isthmus_attach::find_socket().ok());
         let attach = foreground::attach_socket(found.as_deref())?;
-        // A service that is not there yet, or will not tell, need not stop anybody from writing the VM's definition.
+        // Without a service, or its answer, the VM's definition can be written all the same.
         let told = || client::observe_at(&attach, PATIENCE).ok().map(|view| view.said.region_bytes);
         let region_bytes = self.region_size.or_else(told).unwrap_or(0);
         let device = Device {

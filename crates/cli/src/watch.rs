@@ -89,7 +89,7 @@ fn interval(text: &str) -> std::result::Result<f64, String> {
     }
 }
 
-/// The exit status of a command that looks at a region, after its error was printed.
+/// The exit status of a command that inspects a region, after its error was printed.
 pub(crate) fn status(outcome: Result<()>) -> i32 {
     let mistake = outcome.as_ref().is_err_and(isthmus_inspect::Error::is_mistake);
     let status = report::status(outcome);
