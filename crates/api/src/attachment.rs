@@ -13,7 +13,8 @@ use crate::segment::SegmentOptions;
 
 pub use isthmus_region::objects::{Kind, ObjectInfo};
 
-/// A process's place in a region. Cheap to clone; the attachment ends with the last clone, and with all that was opened by it.
+/// A process's place in a region. Cheap to clone; the attachment ends with its last clone and the last object that was opened
+/// by it.
 #[derive(Debug, Clone)]
 pub struct Attachment(pub(crate) Arc<Attached>);
 
@@ -30,7 +31,7 @@ pub struct Member {
 
 impl Attachment {
     /// Attaches to the service of this host or VM: at `ISTHMUS_SOCKET`, else `/run/isthmus/socket`, else
-    /// `$XDG_RUNTIME_DIR/isthmus/socket`. Who is attached already gets the same attachment.
+    /// `$XDG_RUNTIME_DIR/isthmus/socket`. A process that is attached already gets the same attachment.
     ///
     /// # Errors
     /// [`crate::Error::Attach`], naming the socket and what helps.
@@ -61,26 +62,26 @@ impl Attachment {
         live.map(|p| Member { index: p.index, name: p.name, is_vm: p.is_vm }).collect()
     }
 
-    /// A segment by its name: to be opened or made by what this gives.
+    /// A segment by its name; the value returned opens or makes it.
     pub fn segment(&self, name: &str) -> SegmentOptions {
         SegmentOptions::new(self, name)
     }
 
-    /// All segments that there are, also those whose names are gone but which some process has open.
+    /// All segments, including those whose names were removed but which some process has open.
     pub fn segments(&self) -> Vec<ObjectInfo> {
         let all = objects::objects(self.0.region()).into_iter();
         all.filter(|o| o.kind == Kind::Segment as u32).collect()
     }
 
-    /// Becomes a member of the group of all that have the same `magic` id, with a `client` id for the others to know it by.
+    /// Registers a context, which joins the group of all contexts with the same `magic` id; they know it by its `client` id.
     ///
     /// # Errors
-    /// [`crate::Error::Ivc`] when the region or the service has no room for it.
+    /// [`crate::Error::Ivc`] if the region or the service has no room for it.
     pub fn register(&self, magic: u64, client: u64) -> Result<isthmus_ivc::Context> {
         Ok(isthmus_ivc::Context::register(&self.0, magic, client)?)
     }
 
-    /// As [`Attachment::register`], with sizes and limits of one's own.
+    /// As [`Attachment::register`], with sizes and limits of the caller's choice.
     ///
     /// # Errors
     /// As there; [`isthmus_ivc::Error::Invalid`] for sizes that cannot be.
@@ -93,15 +94,15 @@ impl Attachment {
         Ok(isthmus_ivc::Context::register_with(&self.0, magic, client, config)?)
     }
 
-    /// A name for something that synchronises: to be opened or made by what this gives.
+    /// A barrier, lock or the like by its name; the value returned opens or makes it.
     pub fn named(&self, name: &str) -> Named {
         Named::new(self, name)
     }
 
-    /// Takes a name away. The memory goes with the last process that has the object open.
+    /// Removes a name. The memory is freed when no process has the object open any more.
     ///
     /// # Errors
-    /// [`crate::Error::NotFound`]; [`crate::Error::Denied`] for somebody who is neither its owner nor root.
+    /// [`crate::Error::NotFound`]; [`crate::Error::Denied`] for a user that is neither its owner nor root.
     pub fn unlink(&self, kind: Kind, name: &str) -> Result<()> {
         objects::check_name(name)?;
         Ok(self.0.service().unlink_object(kind, name)?)

@@ -8,13 +8,13 @@ pub type Result<T> = std::result::Result<T, Error>;
 /// Why something could not be done.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// There is no service to attach to, or it does not let us in.
+    /// There is no service to attach to, or it refused this process.
     #[error(transparent)]
     Attach(isthmus_attach::Error),
     /// There is no object with that name and kind.
     #[error("{0}")]
     NotFound(String),
-    /// There is one already, or one with other parameters.
+    /// There is such an object already, or one with other parameters.
     #[error("{0}")]
     Exists(String),
     /// Its mode or its owner does not let this user do that.
@@ -32,7 +32,7 @@ pub enum Error {
         /// Its name.
         name: String,
     },
-    /// An offset or length that is not inside.
+    /// An offset or length that is not inside a segment.
     #[error("{len} bytes at offset {offset} are not inside the {limit} bytes of segment '{name}'")]
     OutOfBounds {
         /// The segment's name.
@@ -44,19 +44,19 @@ pub enum Error {
         /// Bytes of the segment.
         limit: u64,
     },
-    /// What synchronises could not do what it was asked.
+    /// A barrier, lock or the like could not do what was asked.
     #[error(transparent)]
     Sync(#[from] isthmus_sync::Error),
     /// A minitransaction, or its space, could not be used.
     #[error(transparent)]
     Transaction(#[from] isthmus_sync::minitransaction::Error),
-    /// A context or channel of IVC could not do what it was asked.
+    /// A context or channel of IVC could not do what was asked.
     #[error(transparent)]
     Ivc(#[from] isthmus_ivc::Error),
-    /// The service is gone, or cannot do that.
+    /// The service has ended, or cannot do that.
     #[error(transparent)]
     Service(isthmus_region::Error),
-    /// The region is not what it should be.
+    /// The region is corrupt, or cannot be used.
     #[error(transparent)]
     Region(isthmus_region::Error),
 }

@@ -1,8 +1,8 @@
 //! Shared memory between the virtual machines of one host, for programs written for it.
 //!
-//! A program attaches to the service of its host or VM, and meets others by name: in *segments*, which are bytes that all of
-//! them see, and at what synchronises: barriers, mutexes, condition variables, semaphores, reader-writer locks, minitransactions;
-//! and through *channels*, which are byte streams between two of a group.
+//! A program attaches to the service of its host or VM, and shares objects with other processes by name: *segments*, which are
+//! bytes that all of them see; barriers, mutexes, condition variables, semaphores, reader-writer locks and minitransactions,
+//! which synchronise them; and *channels*, which are byte streams between two contexts of a group.
 //!
 //! ```no_run
 //! # fn main() -> isthmus::Result<()> {
@@ -18,11 +18,11 @@
 //! # }
 //! ```
 //!
-//! `examples/rust` has programs, one idea a file.
+//! `examples/rust` has programs, one idea per file.
 //!
 //! Rules that hold for all of it:
 //! - Everything is Send and Sync, and may be used from several threads, unless it says otherwise.
-//! - Who dies holds nobody up: barriers break, locks go to the next owner, who is told.
+//! - A process that dies holds no other up: barriers break, and a lock goes to the next owner, which is told.
 //! - No Rust reference ever points into shared memory: bytes are copied, words are atomic.
 //! - A name belongs to a kind of object, and is the same for processes of the host and of all its VMs.
 //! - A forked child must attach for itself.

@@ -1,4 +1,4 @@
-//! What synchronises, by name: barriers, locks, semaphores.
+//! Barriers, locks and semaphores, by name.
 
 use std::ops::{Deref, DerefMut};
 
@@ -11,7 +11,7 @@ use crate::attachment::Attachment;
 use crate::error::{Error, Result};
 use crate::space::Space;
 
-/// A name under which something that synchronises is opened, or made where there is none. All who use it open it with the same
+/// A name by which a barrier, lock or the like is opened, or made if there is none. All processes must open it with the same
 /// parameters.
 #[derive(Debug, Clone)]
 pub struct Named {
@@ -21,9 +21,9 @@ pub struct Named {
     ends_with_creator: bool,
 }
 
-/// An object that this process has open; it works like what is in it.
+/// An object that this process has open; it dereferences to the object itself.
 ///
-/// Its name stays until it is unlinked ([`Attachment::unlink`]), its memory as long as some process has it open.
+/// Its name lasts until it is unlinked ([`Attachment::unlink`]), its memory as long as some process has it open.
 #[derive(Debug)]
 pub struct Held<T> {
     // Dropped in this order.
@@ -39,13 +39,13 @@ pub type Condvar = Held<isthmus_sync::Condvar>;
 pub type Semaphore = Held<isthmus_sync::Semaphore>;
 /// A reader-writer lock with a name.
 pub type RwLock = Held<isthmus_sync::RwLock>;
-/// Something that is made once, with a name.
+/// Something that is initialised once, with a name.
 pub type Once = Held<isthmus_sync::Once>;
 /// A barrier with a name.
 #[derive(Debug)]
 pub struct Barrier(Held<isthmus_sync::Barrier>);
 
-/// What gives out nothing that outlives it: guards borrow it.
+/// Types from which nothing can be had that outlives them: guards borrow them.
 pub trait Borrowed {}
 
 impl Borrowed for isthmus_sync::Mutex {}
@@ -78,7 +78,7 @@ impl Barrier {
     /// Takes a free seat, which keeps the barrier open.
     ///
     /// # Errors
-    /// [`Error::Sync`] when all seats are taken by processes that live.
+    /// [`Error::Sync`] if living processes have all seats.
     pub fn participate(&self) -> Result<Participant> {
         Ok(Participant { seat: self.0.inner.join()?, _object: self.0.object.clone() })
     }
@@ -98,12 +98,12 @@ impl Barrier {
         self.0.inner.is_broken()
     }
 
-    /// Breaks it, for all who wait now or later.
+    /// Breaks it, for all that wait now or later.
     pub fn give_up(&self) {
         self.0.inner.give_up();
     }
 
-    /// Makes a broken barrier new, once no living process has a seat any more.
+    /// Makes a broken barrier usable again, once no living process has a seat any more.
     ///
     /// # Errors
     /// [`Error::Sync`] while one has.
@@ -141,14 +141,14 @@ impl Named {
         Self { here: here.clone(), name: name.into(), mode: 0o600, ends_with_creator: false }
     }
 
-    /// Who may use it once it is made: those who may read and write, as of a file; `0o600` by default.
+    /// The mode of an object that is made, as of a file: users that may read and write may use it; `0o600` by default.
     #[must_use]
     pub fn mode(mut self, mode: u32) -> Self {
         self.mode = mode;
         self
     }
 
-    /// Has its name go with the process that makes it, however that ends.
+    /// Has its name removed when the process that makes it ends, in whatever way.
     #[must_use]
     pub fn ends_with_creator(mut self) -> Self {
         self.ends_with_creator = true;
@@ -230,7 +230,7 @@ impl Named {
         })
     }
 
-    /// A reader-writer lock that may be open so many times at once.
+    /// A reader-writer lock that may be open `opens` times at once.
     ///
     /// # Errors
     /// [`Error::Exists`] if there is one made for another number; [`Error::Denied`]; [`Error::Full`]; [`Error::Sync`] when it
@@ -262,7 +262,7 @@ impl Named {
         Ok(Space::new(held))
     }
 
-    /// Something that is made once.
+    /// Something that is initialised once.
     ///
     /// # Errors
     /// [`Error::Denied`]; [`Error::Full`].

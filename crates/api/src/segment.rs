@@ -1,4 +1,4 @@
-//! Named segments: bytes that all who open the same name see.
+//! Named segments: bytes that all processes see that open the same name.
 
 use isthmus_region::objects::{Access, Kind, NewObject, Object};
 use isthmus_region::value::Value;
@@ -6,7 +6,7 @@ use isthmus_region::value::Value;
 use crate::attachment::Attachment;
 use crate::error::{Error, Result};
 
-/// Bytes that are copied at once where values are turned into bytes and back.
+/// Bytes that are copied at once when values are converted to bytes and back.
 const CHUNK_BYTES: usize = 4096;
 
 /// How a segment is opened or made.
@@ -23,15 +23,15 @@ impl SegmentOptions {
         Self { here: here.clone(), name: name.into(), mode: 0o600, ends_with_creator: false }
     }
 
-    /// Who may read and write it once it is made, as of a file; `0o600` by default.
+    /// The mode of a segment that is made, as of a file; `0o600` by default.
     #[must_use]
     pub fn mode(mut self, mode: u32) -> Self {
         self.mode = mode;
         self
     }
 
-    /// Has its name go with the process that makes it, however that ends. By default it stays until it is unlinked, or the
-    /// region ends.
+    /// Has its name removed when the process that makes it ends, in whatever way. By default the name lasts until it is unlinked
+    /// or the region ends.
     #[must_use]
     pub fn ends_with_creator(mut self) -> Self {
         self.ends_with_creator = true;
@@ -60,7 +60,7 @@ impl SegmentOptions {
         self.made(len, false)
     }
 
-    /// Opens it, or makes it with `len` bytes where there is none. One that is there keeps its length, which may be another.
+    /// Opens it, or makes it with `len` bytes if there is none. An existing segment keeps its length, which may differ.
     ///
     /// # Errors
     /// As [`SegmentOptions::create`] and [`SegmentOptions::open`].
@@ -92,8 +92,8 @@ impl SegmentOptions {
 
 /// A segment that this process has open, until the last clone is dropped.
 ///
-/// Nothing orders what one process writes with what another reads but words ([`Segment::word`]) and what synchronises:
-/// copies are plain copies, and may see half of another's.
+/// Only words ([`Segment::word`]), locks and the like order one process's writes with another one's reads: copies are plain
+/// copies, and may see a half-written one.
 #[derive(Debug, Clone)]
 pub struct Segment {
     object: Object,
@@ -111,7 +111,7 @@ impl Segment {
         self.object.section().len()
     }
 
-    /// Whether there are none; there are always some.
+    /// Whether there are none: never, as a segment has at least one byte.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -230,7 +230,7 @@ impl Segment {
         Ok(Word(word))
     }
 
-    /// The address of its first byte in this process, for those who share memory with C.
+    /// The address of its first byte in this process, to share the memory with C.
     ///
     /// # Errors
     /// Never for a segment that is open.
@@ -238,8 +238,8 @@ impl Segment {
         Ok(self.object.section().address(0)?)
     }
 
-    /// Makes it smaller; gives what is left. Who has it open already keeps seeing what was there. A minitransaction that a
-    /// process died in may be completed by somebody who opened it later, and then only in what is left.
+    /// Makes it smaller; returns the new length. A process that has it open already still sees all of it. If a process died in a
+    /// minitransaction, a process that opened the segment later may complete it, and then only in what is left.
     ///
     /// # Errors
     /// [`Error::Invalid`] for none, or for more than it has; [`Error::Denied`].
@@ -275,22 +275,22 @@ impl Word<'_> {
         self.0.set(value);
     }
 
-    /// Adds to it and gives what was there, with acquire and release; wraps around.
+    /// Adds to it and returns the former value, with acquire and release; wraps around.
     #[inline]
     pub fn fetch_add(self, by: u64) -> u64 {
         self.0.add(by)
     }
 
-    /// Exchanges it and gives what was there, with acquire and release.
+    /// Exchanges it and returns the former value, with acquire and release.
     #[inline]
     pub fn swap(self, value: u64) -> u64 {
         self.0.swap(value)
     }
 
-    /// Stores `new` if `old` is there, with acquire and release.
+    /// Stores `new` if the value is `old`, with acquire and release.
     ///
     /// # Errors
-    /// What is there instead.
+    /// The value, if it is another one.
     #[inline]
     pub fn compare_exchange(self, old: u64, new: u64) -> std::result::Result<(), u64> {
         self.0.replace(old, new)

@@ -14,11 +14,11 @@ use crate::error::{Error, Result};
 use crate::named::Held;
 use crate::segment::Segment;
 
-/// Where minitransactions are made: locks and logs that all share who open the same name, and the segments that this
-/// process has put in. Cheap to clone.
+/// Where minitransactions are made: locks and logs, which all processes share that open the same name, and the segments that
+/// this process has added. Cheap to clone.
 ///
-/// Segments get their numbers from the region, so that they are the same for everybody. One that was not put in here but is
-/// named, by an item or by the log of a process that died, is opened by its name, if this user may write to it.
+/// A segment's number comes from the region, so it is the same for all processes. A segment that was not added here, but that
+/// an item or the log of a dead process names, is opened by its name if this user may write to it.
 #[derive(Debug, Clone)]
 pub struct Space(Arc<Inner>);
 
@@ -29,7 +29,7 @@ struct Inner {
     segments: Arc<Mutex<HashMap<SegmentId, Object>>>,
 }
 
-/// A committer of a space, which it keeps open: for one thread. As [`isthmus_sync::minitransaction::Committer`].
+/// A committer of a space, for one thread; it keeps the space open. As [`isthmus_sync::minitransaction::Committer`].
 #[derive(Debug)]
 pub struct Committer {
     // Dropped in this order.
@@ -78,17 +78,17 @@ impl Space {
             let index = segment.0 & ((1 << PLACE_BITS) - 1);
             let info = match objects::object(member.region(), index) {
                 Ok(Some(info)) if number(index, info.life.incarnation) == Some(segment) => info,
-                // Another one has its place, or nobody.
+                // Its place is free, or another segment's.
                 Ok(_) => return Found::Gone,
                 Err(_) => return Found::Unknown,
             };
-            // The service says whether that may be, and where it lies.
+            // The service says whether this user may, and where the segment lies.
             let opened = Object::open(&member, Kind::Segment, &info.name, Access::Write);
             let Ok(object) = opened else { return Found::Unknown };
             let (index, incarnation) = object.place();
             match words(&object) {
                 _ if number(index, incarnation) != Some(segment) => Found::Unknown,
-                // It has become that small since others put it in.
+                // It was made that small after it had been added.
                 Ok(section) if section.is_empty() => Found::Gone,
                 Ok(section) => {
                     known.lock().unwrap_or_else(PoisonError::into_inner).insert(segment, object);
@@ -110,9 +110,8 @@ impl Space {
         self.0.held.get().shape()
     }
 
-    /// Puts a segment in, and keeps it open as long as the space is: gives its number, by which items name it, with the node
-    /// [`Node::LOCAL`]. It is the same for all processes. What is left of it behind the last whole eight bytes is out of
-    /// reach.
+    /// Adds a segment, and keeps it open as long as the space is. Returns its number, by which items name it, with the node
+    /// [`Node::LOCAL`]; it is the same for all processes. Bytes after the last multiple of eight cannot be reached.
     ///
     /// # Errors
     /// [`Error::ReadOnly`]; [`Error::Transaction`] for a segment of fewer than 8 bytes.
@@ -183,7 +182,8 @@ impl Space {
         self.0.held.get().set_patience(patience);
     }
 
-    /// Completes or undoes now what dead processes were at, as commits do where they meet it. Gives how many there were.
+    /// Completes or undoes the minitransactions of dead processes now, as a commit does that meets one. Returns how many there
+    /// were.
     ///
     /// # Errors
     /// [`Error::Transaction`].

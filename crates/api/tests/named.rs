@@ -1,4 +1,4 @@
-//! What synchronises, by name, between attachments to a service of this process.
+//! Barriers, locks and the like, by name, between attachments to a service of this process.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,7 +14,7 @@ fn attached(dir: &std::path::Path) -> (Service, [Attachment; 2]) {
 }
 
 #[test]
-fn two_meet_at_a_barrier_by_its_name() {
+fn two_participants_meet_at_a_barrier_by_its_name() {
     let dir = tempfile::tempdir().unwrap();
     let (_service, [one, two]) = attached(dir.path());
     for waiting in [Waiting::Spin, Waiting::Block, Waiting::Hybrid] {
@@ -42,7 +42,7 @@ fn the_next_owner_learns_of_a_death() {
     let (_service, [one, two]) = attached(dir.path());
     let mutex = one.named("m").mutex().unwrap();
     let gone = two.named("m").mutex().unwrap();
-    // Taken by who detaches in the middle.
+    // Taken by an attachment that ends meanwhile.
     gone.lock().unwrap().keep();
     drop((gone, two));
     let mut guard = mutex.lock_within(Duration::from_secs(5)).unwrap();
@@ -75,7 +75,7 @@ fn each_kind_has_names_of_its_own_and_they_can_be_taken_away() {
     assert!(matches!(rwlock.try_write(), Err(sync::Error::WouldBlock)));
     drop(guard);
     drop(rwlock.try_write().unwrap());
-    // A notification over the name.
+    // A notification through the name.
     std::thread::scope(|scope| {
         let guard = mutex.lock().unwrap();
         scope.spawn(|| {
@@ -121,7 +121,7 @@ fn a_minitransaction_over_segments_is_made_by_all_or_none() {
                     t.write(Node::LOCAL, *id, 8, &(to + 1).to_le_bytes());
                     match space.commit(&mut t).unwrap() {
                         Outcome::Committed => committed += 1,
-                        // The other was quicker.
+                        // The other thread was quicker.
                         Outcome::CompareFailed => (),
                         outcome => panic!("{outcome:?}"),
                     }
@@ -137,7 +137,7 @@ fn a_minitransaction_over_segments_is_made_by_all_or_none() {
         [1000 - committed, committed],
         "each commit once, and no other"
     );
-    // One of two comparisons does not hold: neither word is written, and nobody else is in the way.
+    // One of two comparisons fails: neither word is written, and no other commit interferes.
     let mut t = Minitransaction::new();
     t.compare(Node::LOCAL, one.2, 0, &(1000 - committed).to_le_bytes());
     t.compare(Node::LOCAL, one.2, 8, &(committed + 1).to_le_bytes());
@@ -163,14 +163,14 @@ fn a_minitransaction_over_segments_is_made_by_all_or_none() {
 }
 
 #[test]
-fn a_segment_that_has_no_whole_word_left_is_none_of_a_space() {
+fn a_segment_that_has_no_whole_word_left_is_not_part_of_a_space() {
     use sync::minitransaction::{Error as Mini, Minitransaction, Node, Shape};
     let dir = tempfile::tempdir().unwrap();
     let (_service, [one, two]) = attached(dir.path());
     let segment = one.segment("short").create(64).unwrap();
     let id = one.named("bank").space(Shape::default()).unwrap().add(&segment).unwrap();
     segment.shrink(7).unwrap();
-    // So nothing of a log that names it is missed, and the rest of that is completed.
+    // So a log that names it is complete without it, and the rest of the log is carried out.
     let space = two.named("bank").space(Shape::default()).unwrap();
     let mut t = Minitransaction::new();
     t.write(Node::LOCAL, id, 0, &[1; 8]);

@@ -11,7 +11,7 @@ fn service(dir: &std::path::Path) -> Service {
 }
 
 #[test]
-fn what_one_writes_another_reads() {
+fn what_one_process_writes_another_reads() {
     let dir = tempfile::tempdir().unwrap();
     let service = service(dir.path());
     let [one, two] = [(); 2].map(|()| Attachment::at(service.attach_socket()).unwrap());
@@ -35,7 +35,7 @@ fn what_one_writes_another_reads() {
     assert_eq!(seen, [("board".to_owned(), 2)]);
     two.unlink(Kind::Segment, "board").unwrap();
     assert!(matches!(two.segment("board").open(), Err(Error::NotFound(_))));
-    assert_eq!(made.get::<f32>(10).unwrap(), 1.5, "it lives on with those who have it");
+    assert_eq!(made.get::<f32>(10).unwrap(), 1.5, "it lives on where it is open");
 }
 
 #[test]
