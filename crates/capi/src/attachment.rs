@@ -48,7 +48,7 @@ pub(crate) unsafe fn hand_over<T>(place: *mut *mut Handle<T>, object: T) -> Resu
 /// `here` is null, or came from `isthmus_attach` and is not used any more.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn isthmus_detach(here: *mut Handle<Attachment>) {
-    // SAFETY: by this function's contract, `here` is null or an open handle, and nobody uses it after this call.
+    // SAFETY: by this function's contract, `here` is null or an open handle, and this call is its last use.
     unsafe { Handle::close(here) };
 }
 

@@ -30,7 +30,7 @@ pub(crate) const EFAULTY: c_int = -21;
 pub(crate) const ESUSPENDED: c_int = -22;
 pub(crate) const ENOTREACHABLE: c_int = -23;
 
-/// A number and what was wrong.
+/// An error number and its text.
 #[derive(Debug)]
 pub(crate) struct Failure {
     number: c_int,
@@ -145,7 +145,7 @@ impl From<isthmus::sync::Error> for Failure {
     }
 }
 
-/// A number that a call inside this one has given, with the text that it left.
+/// The failure of a call inside this one: its number, with the text that it left.
 pub(crate) fn given(number: c_int) -> Result<(), Failure> {
     if number == 0 {
         return Ok(());
@@ -158,10 +158,10 @@ thread_local! {
     static LAST: RefCell<CString> = RefCell::default();
 }
 
-/// Keeps the text for `isthmus_error`, and gives the number.
+/// Keeps the text for `isthmus_error`, and returns the number.
 pub(crate) fn fail(failure: Failure) -> c_int {
     let text = CString::new(failure.text.replace('\0', " ")).unwrap_or_default();
-    // A thread that is ending has nobody who asks.
+    // A thread that is ending cannot ask for it any more.
     let _ = LAST.try_with(|last| *last.borrow_mut() = text);
     failure.number
 }
@@ -181,7 +181,7 @@ pub(crate) fn answer(poison: &Poison, body: impl FnOnce() -> Result<(), Failure>
         Some(Ok(())) => 0,
         Some(Err(failure)) => fail(failure),
         None if told.get() => EFAULT,
-        // Another thread's panic on this object was told, there.
+        // Another thread reported the panic on this object.
         None => fail(Failure::new(EFAULT, "a fault of the isthmus library")),
     }
 }
@@ -222,7 +222,7 @@ pub extern "C" fn isthmus_strerror(error: c_int) -> *const c_char {
 /// The text of this thread's last failure.
 #[unsafe(no_mangle)]
 pub extern "C" fn isthmus_error() -> *const c_char {
-    // Nothing else borrows it while C reads, and only this thread's next failure replaces it.
+    // Only this thread's next failure replaces it, so C may read it until then.
     LAST.try_with(|last| last.borrow().as_ptr()).unwrap_or(c"".as_ptr())
 }
 

@@ -87,7 +87,7 @@ unsafe fn buffer(at: *mut c_void, len: usize) -> Result<LocalBuf, Failure> {
     Ok(unsafe { LocalBuf::new(at.cast(), len) })
 }
 
-/// Runs a call that gives a number of bytes.
+/// Runs a call that returns a number of bytes.
 ///
 /// # Safety
 /// As [`Handle::run`].
@@ -121,7 +121,7 @@ pub unsafe extern "C" fn isthmus_ivc_register(
 ) -> c_int {
     let body = |attached: &Attachment| {
         let mut config = Config::default();
-        // SAFETY: by this function's contract, `options` is null or options, which nobody writes during the call.
+        // SAFETY: by this function's contract, `options` is null or options, which no thread writes during the call.
         if let Some(options) = unsafe { object(options) } {
             let given = |value: u64, usual: u64| if value == 0 { usual } else { value };
             config.ring_bytes = given(options.ring_bytes, config.ring_bytes);
@@ -145,7 +145,7 @@ pub unsafe extern "C" fn isthmus_ivc_register(
 /// `ivc` is null, or came from `isthmus_ivc_register` and is not used any more.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn isthmus_ivc_close(ivc: *mut Handle<Context>) {
-    // SAFETY: by this function's contract, `ivc` is null or an open handle, and nobody uses it after this call.
+    // SAFETY: by this function's contract, `ivc` is null or an open handle, and this call is its last use.
     unsafe { Handle::close(ivc) };
 }
 
@@ -191,7 +191,7 @@ pub unsafe extern "C" fn isthmus_ivc_connect(
     channel: *mut *mut Handle<Channel>,
 ) -> c_int {
     let body = |context: &Context| {
-        // SAFETY: by this function's contract, `peer` is null or a peer, which nobody writes during the call.
+        // SAFETY: by this function's contract, `peer` is null or a peer, which no thread writes during the call.
         let peer = unsafe { object(peer) }.ok_or_else(|| Failure::invalid("the peer is NULL"))?;
         let connected = context.connect(Address::from_bytes(peer.address), limit(timeout_ns))?;
         // SAFETY: by this function's contract, `channel` is null or a place for a pointer.
@@ -241,7 +241,7 @@ pub unsafe extern "C" fn isthmus_ivc_descriptor(ivc: *const Handle<Context>) -> 
     }
 }
 
-/// Gets ready to sleep on the descriptor.
+/// Prepares to sleep on the descriptor.
 ///
 /// # Safety
 /// `ivc` is null or a context.
@@ -259,7 +259,7 @@ pub unsafe extern "C" fn isthmus_ivc_arm(ivc: *const Handle<Context>) -> c_int {
     }
 }
 
-/// Tells what has happened.
+/// Calls a function for each event.
 ///
 /// # Safety
 /// `ivc` is null or a context; `each` is null or a function that may be called with `arg`.
@@ -432,7 +432,7 @@ unsafe fn vectored(
 /// `pieces` is null or good for reading `count` of them.
 unsafe fn given<'a>(pieces: *const Piece, count: c_int) -> Result<&'a [Piece], Failure> {
     let count = usize::try_from(count).map_err(|_| Failure::invalid("a negative number of pieces"))?;
-    // SAFETY: by this function's contract, `pieces` is null or `count` pieces, which nobody writes during the call.
+    // SAFETY: by this function's contract, `pieces` is null or `count` pieces, which no thread writes during the call.
     unsafe { slice(pieces, count, MOST_PIECES) }
         .ok_or_else(|| Failure::invalid("the pieces are NULL, or more than 1024"))
 }
@@ -448,7 +448,7 @@ pub unsafe extern "C" fn isthmus_channel_readv(
     count: c_int,
 ) -> i64 {
     let body = |channel: &Channel| {
-        // SAFETY: by this function's contract, `pieces` is null or `count` pieces, which nobody writes during the call.
+        // SAFETY: by this function's contract, `pieces` is null or `count` pieces, which no thread writes during the call.
         let pieces = unsafe { given(pieces, count) }?;
         // SAFETY: by this function's contract, the pieces are null or good for writing their bytes.
         unsafe { vectored(pieces, |buf| Ok(channel.read_buf(buf)?)) }
@@ -468,7 +468,7 @@ pub unsafe extern "C" fn isthmus_channel_writev(
     count: c_int,
 ) -> i64 {
     let body = |channel: &Channel| {
-        // SAFETY: by this function's contract, `pieces` is null or `count` pieces, which nobody writes during the call.
+        // SAFETY: by this function's contract, `pieces` is null or `count` pieces, which no thread writes during the call.
         let pieces = unsafe { given(pieces, count) }?;
         // SAFETY: by this function's contract, the pieces are null or good for reading their bytes.
         unsafe { vectored(pieces, |buf| Ok(channel.write_buf(buf)?)) }
@@ -552,7 +552,7 @@ pub unsafe extern "C" fn isthmus_channel_write_all(
     unsafe { Handle::run(channel, body) }
 }
 
-/// Writes two pieces to where C wants them; gives their bytes.
+/// Writes two pieces to where C wants them; returns the sum of their bytes.
 ///
 /// # Safety
 /// `pieces` is null or good for writing two pieces.
@@ -596,7 +596,7 @@ pub unsafe extern "C" fn isthmus_channel_commit(channel: *mut Handle<Channel>, l
     unsafe { Handle::run(channel, |c| Ok(c.commit(len)?)) }
 }
 
-/// Bytes that have come, in place.
+/// Bytes that have arrived, in place.
 ///
 /// # Safety
 /// `channel` is null or a channel; `pieces` is null or good for writing two pieces.
@@ -615,7 +615,7 @@ pub unsafe extern "C" fn isthmus_channel_peek(
     unsafe { moving(channel, body) }
 }
 
-/// Gives back what was read in place.
+/// Releases bytes that were read in place.
 ///
 /// # Safety
 /// `channel` is null or a channel.
@@ -625,7 +625,7 @@ pub unsafe extern "C" fn isthmus_channel_release(channel: *mut Handle<Channel>, 
     unsafe { Handle::run(channel, |c| Ok(c.release(len)?)) }
 }
 
-/// What the context's descriptor tells of this channel.
+/// Chooses what of this channel the context's descriptor reports.
 ///
 /// # Safety
 /// `channel` is null or a channel.
@@ -643,7 +643,7 @@ pub unsafe extern "C" fn isthmus_channel_watch(
     unsafe { Handle::run(channel, body) }
 }
 
-/// Shuts the own direction down.
+/// Shuts down this end's direction.
 ///
 /// # Safety
 /// `channel` is null or a channel.
@@ -673,6 +673,6 @@ pub unsafe extern "C" fn isthmus_channel_flush(channel: *mut Handle<Channel>, ti
 /// `channel` is null, or came from `isthmus_ivc_connect` or `isthmus_ivc_accept` and is not used any more.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn isthmus_channel_close(channel: *mut Handle<Channel>) {
-    // SAFETY: by this function's contract, `channel` is null or an open handle, and nobody uses it after this call.
+    // SAFETY: by this function's contract, `channel` is null or an open handle, and this call is its last use.
     unsafe { Handle::close(channel) };
 }

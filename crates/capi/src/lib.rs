@@ -74,7 +74,7 @@ impl<T> Handle<T> {
         if at.is_null() {
             return;
         }
-        // SAFETY: by this function's contract, `at` is a box of `new`, which nobody uses any more and nothing has freed.
+        // SAFETY: by this function's contract, `at` is a box of `new`, which is not freed yet and not used any more.
         let handle = unsafe { Box::from_raw(at) };
         errno::answer(&Poison::new(), || {
             drop(handle);

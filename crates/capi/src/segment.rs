@@ -106,11 +106,11 @@ pub unsafe extern "C" fn isthmus_segment_shrink(segment: *mut Handle<Segment>, l
 /// `segment` is null, or came from `isthmus_segment_open` and is not used any more.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn isthmus_segment_close(segment: *mut Handle<Segment>) {
-    // SAFETY: by this function's contract, `segment` is null or an open handle, and nobody uses it after this call.
+    // SAFETY: by this function's contract, `segment` is null or an open handle, and this call is its last use.
     unsafe { Handle::close(segment) };
 }
 
-/// Takes a segment's name away.
+/// Removes a segment's name.
 ///
 /// # Safety
 /// `here` is null or an attachment; `name` is null or a string.

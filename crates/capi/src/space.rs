@@ -26,7 +26,7 @@ pub struct CShape {
     log_bytes: u32,
 }
 
-/// A place for what a read item finds.
+/// Where to put the bytes of a read item.
 #[derive(Debug)]
 struct Into {
     read: Read,
@@ -41,7 +41,7 @@ pub struct Transaction {
     items: Mutex<(Minitransaction, Vec<Into>)>,
 }
 
-/// A word that was found once, and the space that it is of.
+/// A word that was found once, and its space.
 #[derive(Debug)]
 pub struct Word {
     space: Space,
@@ -68,7 +68,7 @@ pub unsafe extern "C" fn isthmus_space_open(
     let body = |attached: &Attachment| {
         let usual = Shape::default();
         let given = |value: u32, usual: u32| if value == 0 { usual } else { value };
-        // SAFETY: by this function's contract, `shape` is null or a shape, which nobody writes during the call.
+        // SAFETY: by this function's contract, `shape` is null or a shape, which no thread writes during the call.
         let shape = unsafe { object(shape) }.map_or(usual, |s| Shape {
             slots: given(s.slots, usual.slots),
             locks: given(s.locks, usual.locks),
@@ -83,7 +83,7 @@ pub unsafe extern "C" fn isthmus_space_open(
     unsafe { Handle::run(here, body) }
 }
 
-/// Puts a segment in.
+/// Adds a segment.
 ///
 /// # Safety
 /// `space` and `segment` are null, or were not closed; `id` is null or good for writing a number.
@@ -111,11 +111,11 @@ pub unsafe extern "C" fn isthmus_space_add(
 /// `space` is null, or came from `isthmus_space_open` and is not used any more.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn isthmus_space_close(space: *mut Handle<Space>) {
-    // SAFETY: by this function's contract, `space` is null or an open handle, and nobody uses it after this call.
+    // SAFETY: by this function's contract, `space` is null or an open handle, and this call is its last use.
     unsafe { Handle::close(space) };
 }
 
-/// Takes a space's name away.
+/// Removes a space's name.
 ///
 /// # Safety
 /// `here` is null or an attachment; `called` is null or a string.
@@ -163,7 +163,7 @@ unsafe fn with(
     unsafe { Handle::run(transaction, body) }
 }
 
-/// Takes all items out.
+/// Removes all items.
 ///
 /// # Safety
 /// `transaction` is null, or was not freed.
@@ -210,7 +210,7 @@ pub unsafe extern "C" fn isthmus_transaction_read(
 /// # Safety
 /// `bytes` is null or good for reading `len` bytes.
 unsafe fn item<'a>(bytes: *const c_void, len: usize) -> Result<&'a [u8], Failure> {
-    // SAFETY: by this function's contract, `bytes` is null or `len` bytes, which nobody writes while they are in use.
+    // SAFETY: by this function's contract, `bytes` is null or `len` bytes, which no thread writes while they are in use.
     unsafe { slice(bytes.cast::<u8>(), len, MOST_BYTES) }
         .ok_or_else(|| Failure::invalid("the bytes are NULL, or more than any item has"))
 }
@@ -229,7 +229,7 @@ pub unsafe extern "C" fn isthmus_transaction_compare(
     len: usize,
 ) -> c_int {
     let body = |_: &Space, items: &mut Minitransaction, _: &mut Vec<Into>| {
-        // SAFETY: by this function's contract, `bytes` is null or `len` bytes, which nobody writes during the call.
+        // SAFETY: by this function's contract, `bytes` is null or `len` bytes, which no thread writes during the call.
         items.compare(Node(node), SegmentId(segment), offset, unsafe { item(bytes, len) }?);
         Ok(())
     };
@@ -251,7 +251,7 @@ pub unsafe extern "C" fn isthmus_transaction_write(
     len: usize,
 ) -> c_int {
     let body = |_: &Space, items: &mut Minitransaction, _: &mut Vec<Into>| {
-        // SAFETY: by this function's contract, `bytes` is null or `len` bytes, which nobody writes during the call.
+        // SAFETY: by this function's contract, `bytes` is null or `len` bytes, which no thread writes during the call.
         items.write(Node(node), SegmentId(segment), offset, unsafe { item(bytes, len) }?);
         Ok(())
     };
@@ -295,7 +295,7 @@ pub unsafe extern "C" fn isthmus_transaction_commit(transaction: *mut Handle<Tra
 /// `transaction` is null, or came from `isthmus_transaction_new` and is not used any more.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn isthmus_transaction_free(transaction: *mut Handle<Transaction>) {
-    // SAFETY: by this function's contract, `transaction` is null or an open handle, and nobody uses it after this call.
+    // SAFETY: by this function's contract, `transaction` is null or an open handle, and this call is its last use.
     unsafe { Handle::close(transaction) };
 }
 
@@ -355,7 +355,7 @@ pub unsafe extern "C" fn isthmus_word_load(word: *const Handle<Word>, value: *mu
 pub unsafe extern "C" fn isthmus_word_exchange(word: *mut Handle<Word>, old: *mut u64, value: u64) -> c_int {
     let mut outcome = COMMITTED;
     let body = |word: &Word| {
-        // SAFETY: by this function's contract, `old` is null or a number, which nobody else writes during the call.
+        // SAFETY: by this function's contract, `old` is null or a number, which no other thread writes during the call.
         let expected = *unsafe { object(old) }.ok_or_else(|| Failure::invalid("the old value is NULL"))?;
         match word.space.exchange(&word.place, expected, value)? {
             Exchange::Committed => {}
@@ -382,6 +382,6 @@ pub unsafe extern "C" fn isthmus_word_exchange(word: *mut Handle<Word>, old: *mu
 /// `word` is null, or came from `isthmus_word_find` and is not used any more.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn isthmus_word_free(word: *mut Handle<Word>) {
-    // SAFETY: by this function's contract, `word` is null or an open handle, and nobody uses it after this call.
+    // SAFETY: by this function's contract, `word` is null or an open handle, and this call is its last use.
     unsafe { Handle::close(word) };
 }

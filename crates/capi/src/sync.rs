@@ -1,4 +1,4 @@
-//! Barriers, mutexes, condition variables, semaphores, reader-writer locks, and what is made once.
+//! Barriers, mutexes, condition variables, semaphores, reader-writer locks, and initialisation once.
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::sync::TryLockError;
@@ -16,7 +16,7 @@ use crate::errno::{Failure, given};
 use crate::segment::named;
 
 const FOREVER: u64 = u64::MAX;
-/// A lock was taken, and an earlier owner died with it.
+/// A lock was taken whose earlier owner died with it.
 const OWNER_DIED: c_int = 1;
 
 /// A barrier's participant, as C holds it.
@@ -35,7 +35,7 @@ pub(crate) fn limit(timeout_ns: u64) -> Option<Duration> {
     (timeout_ns != FOREVER).then(|| Duration::from_nanos(timeout_ns))
 }
 
-/// Takes a name away.
+/// Removes a name.
 ///
 /// # Safety
 /// `here` is null or an attachment; `name` is null or a string.
@@ -91,7 +91,7 @@ unsafe fn barrier(
     Ok(name.barrier(Parameters::new(parties, waiting))?)
 }
 
-/// Makes a broken barrier new.
+/// Makes a broken barrier usable again.
 ///
 /// # Safety
 /// `here` is null or an attachment; `called` is null or a string.
@@ -146,11 +146,11 @@ pub unsafe extern "C" fn isthmus_barrier_wait(seat: *mut Handle<Seat>, timeout_n
 /// `seat` is null, or came from `isthmus_barrier_join` and is not used any more.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn isthmus_barrier_leave(seat: *mut Handle<Seat>) {
-    // SAFETY: by this function's contract, `seat` is null or an open handle, and nobody uses it after this call.
+    // SAFETY: by this function's contract, `seat` is null or an open handle, and this call is its last use.
     unsafe { Handle::close(seat) };
 }
 
-/// Takes a barrier's name away.
+/// Removes a barrier's name.
 ///
 /// # Safety
 /// `here` is null or an attachment; `called` is null or a string.
@@ -184,7 +184,7 @@ pub unsafe extern "C" fn isthmus_mutex_open(
     unsafe { Handle::run(here, body) }
 }
 
-/// Takes a mutex.
+/// Locks a mutex.
 ///
 /// # Safety
 /// `mutex` is null, or a mutex that was not closed.
@@ -208,7 +208,7 @@ pub unsafe extern "C" fn isthmus_mutex_lock(mutex: *mut Handle<Mutex>, timeout_n
     }
 }
 
-/// Says that what a mutex protects is sound again.
+/// Declares what a mutex protects consistent again.
 ///
 /// # Safety
 /// `mutex` is null, or a mutex that was not closed.
@@ -224,7 +224,7 @@ pub unsafe extern "C" fn isthmus_mutex_mend(mutex: *mut Handle<Mutex>) -> c_int 
     unsafe { Handle::run(mutex, body) }
 }
 
-/// Gives a mutex back.
+/// Unlocks a mutex.
 ///
 /// # Safety
 /// `mutex` is null, or a mutex that was not closed.
@@ -240,11 +240,11 @@ pub unsafe extern "C" fn isthmus_mutex_unlock(mutex: *mut Handle<Mutex>) -> c_in
 /// `mutex` is null, or came from `isthmus_mutex_open` and is not used any more.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn isthmus_mutex_close(mutex: *mut Handle<Mutex>) {
-    // SAFETY: by this function's contract, `mutex` is null or an open handle, and nobody uses it after this call.
+    // SAFETY: by this function's contract, `mutex` is null or an open handle, and this call is its last use.
     unsafe { Handle::close(mutex) };
 }
 
-/// Takes a mutex's name away.
+/// Removes a mutex's name.
 ///
 /// # Safety
 /// `here` is null or an attachment; `called` is null or a string.
@@ -278,7 +278,7 @@ pub unsafe extern "C" fn isthmus_condition_open(
     unsafe { Handle::run(here, body) }
 }
 
-/// Gives a mutex back, waits, and takes it again.
+/// Unlocks a mutex, waits, and locks it again.
 ///
 /// # Safety
 /// `condition` and `mutex` are null, or were not closed.
@@ -310,7 +310,7 @@ pub unsafe extern "C" fn isthmus_condition_wait(
     }
 }
 
-/// Ends the waits of one thread or of all.
+/// Wakes one waiting thread, or all.
 ///
 /// # Safety
 /// `condition` is null, or was not closed.
@@ -334,11 +334,11 @@ pub unsafe extern "C" fn isthmus_condition_notify(condition: *mut Handle<Condvar
 /// `condition` is null, or came from `isthmus_condition_open` and is not used any more.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn isthmus_condition_close(condition: *mut Handle<Condvar>) {
-    // SAFETY: by this function's contract, `condition` is null or an open handle, and nobody uses it after this call.
+    // SAFETY: by this function's contract, `condition` is null or an open handle, and this call is its last use.
     unsafe { Handle::close(condition) };
 }
 
-/// Takes a condition variable's name away.
+/// Removes a condition variable's name.
 ///
 /// # Safety
 /// `here` is null or an attachment; `called` is null or a string.
@@ -373,7 +373,7 @@ pub unsafe extern "C" fn isthmus_semaphore_open(
     unsafe { Handle::run(here, body) }
 }
 
-/// Takes one from a semaphore.
+/// Decrements a semaphore, waiting while it is 0.
 ///
 /// # Safety
 /// `semaphore` is null, or was not closed.
@@ -391,7 +391,7 @@ pub unsafe extern "C" fn isthmus_semaphore_wait(semaphore: *mut Handle<Semaphore
     unsafe { Handle::run(semaphore, body) }
 }
 
-/// Adds one to a semaphore.
+/// Increments a semaphore.
 ///
 /// # Safety
 /// `semaphore` is null, or was not closed.
@@ -429,11 +429,11 @@ pub unsafe extern "C" fn isthmus_semaphore_value(
 /// `semaphore` is null, or came from `isthmus_semaphore_open` and is not used any more.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn isthmus_semaphore_close(semaphore: *mut Handle<Semaphore>) {
-    // SAFETY: by this function's contract, `semaphore` is null or an open handle, and nobody uses it after this call.
+    // SAFETY: by this function's contract, `semaphore` is null or an open handle, and this call is its last use.
     unsafe { Handle::close(semaphore) };
 }
 
-/// Takes a semaphore's name away.
+/// Removes a semaphore's name.
 ///
 /// # Safety
 /// `here` is null or an attachment; `called` is null or a string.
@@ -468,7 +468,7 @@ pub unsafe extern "C" fn isthmus_rwlock_open(
     unsafe { Handle::run(here, body) }
 }
 
-/// Takes a lock for reading.
+/// Locks for reading.
 ///
 /// # Safety
 /// `lock` is null, or was not closed.
@@ -487,7 +487,7 @@ pub unsafe extern "C" fn isthmus_rwlock_read(lock: *mut Handle<RwLock>, timeout_
     unsafe { Handle::run(lock, body) }
 }
 
-/// Takes a lock for writing.
+/// Locks for writing.
 ///
 /// # Safety
 /// `lock` is null, or was not closed.
@@ -511,7 +511,7 @@ pub unsafe extern "C" fn isthmus_rwlock_write(lock: *mut Handle<RwLock>, timeout
     }
 }
 
-/// Says that what a lock protects is sound again.
+/// Declares what a lock protects consistent again.
 ///
 /// # Safety
 /// `lock` is null, or was not closed.
@@ -527,7 +527,7 @@ pub unsafe extern "C" fn isthmus_rwlock_mend(lock: *mut Handle<RwLock>) -> c_int
     unsafe { Handle::run(lock, body) }
 }
 
-/// Gives a lock back, for reading or writing.
+/// Unlocks a lock, for reading or writing.
 ///
 /// # Safety
 /// `lock` is null, or was not closed.
@@ -543,11 +543,11 @@ pub unsafe extern "C" fn isthmus_rwlock_unlock(lock: *mut Handle<RwLock>) -> c_i
 /// `lock` is null, or came from `isthmus_rwlock_open` and is not used any more.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn isthmus_rwlock_close(lock: *mut Handle<RwLock>) {
-    // SAFETY: by this function's contract, `lock` is null or an open handle, and nobody uses it after this call.
+    // SAFETY: by this function's contract, `lock` is null or an open handle, and this call is its last use.
     unsafe { Handle::close(lock) };
 }
 
-/// Takes a lock's name away.
+/// Removes a lock's name.
 ///
 /// # Safety
 /// `here` is null or an attachment; `called` is null or a string.
@@ -560,10 +560,10 @@ pub unsafe extern "C" fn isthmus_rwlock_unlink(
     unsafe { unlink(here, Kind::RwLock, called) }
 }
 
-/// What is called to make something once.
+/// The function that initialises something once.
 pub type Make = unsafe extern "C" fn(taken_over: c_int, arg: *mut c_void) -> c_int;
 
-/// Has something made once.
+/// Has something initialised once.
 ///
 /// # Safety
 /// `here` is null or an attachment; `called` is null or a string; `make` is null or a function that may be called with
@@ -597,7 +597,7 @@ pub unsafe extern "C" fn isthmus_once(
     }
 }
 
-/// Takes the name of something made once away.
+/// Removes the name of something that is initialised once.
 ///
 /// # Safety
 /// `here` is null or an attachment; `called` is null or a string.
