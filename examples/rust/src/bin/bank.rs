@@ -1,5 +1,5 @@
 //! Bank transfers by minitransactions: processes on the host and in VMs move money between accounts, all at the same time and
-//! without a lock of their own, and the sum never changes, whoever is killed.
+//! without a lock of their own, and the sum never changes, whichever process is killed.
 //!
 //! ```sh
 //! isthmus run --vms 2 -n 4 -- target/release/bank 4
@@ -44,7 +44,7 @@ impl Bank {
     fn balances<const N: usize>(&mut self, of: [usize; N]) -> Result<[u64; N]> {
         let mut t = Minitransaction::new();
         let reads = of.map(|account| t.read(Node::LOCAL, self.accounts, place(account), 8));
-        // Others are in the way for long only where one of them was stopped in the middle.
+        // Other processes hold a lock for long only if one of them was stopped in the middle.
         while self.committer.commit(&mut t)? != Outcome::Committed {}
         Ok(reads.map(|read| t.number(read).unwrap_or_default()))
     }
@@ -74,7 +74,7 @@ fn random(seed: &mut u64, below: usize) -> usize {
 fn main() -> Result<()> {
     let Options { parties, transfers } = Options::parse();
     let here = Attachment::open()?;
-    // The accounts, and behind them a count of who has come.
+    // The accounts, and behind them a count of the processes that have come.
     let segment = here.segment("bank").or_create(place(ACCOUNTS + 8))?;
     let space = here.named("bank").space(Shape::default())?;
     let mut bank = Bank { accounts: space.add(&segment)?, committer: space.committer()? };
@@ -85,7 +85,7 @@ fn main() -> Result<()> {
         segment.set(0, [EACH; ACCOUNTS])?;
     }
     seat.wait()?;
-    // All are there: nobody needs to find them any more.
+    // All processes have them open, so their names are not needed any more.
     if me == 0 {
         for kind in [Kind::Segment, Kind::Space, Kind::Barrier] {
             here.unlink(kind, "bank")?;
@@ -105,7 +105,7 @@ fn main() -> Result<()> {
             Outcome::CompareFailed => failed += 1,
             Outcome::LockFailed => busy += 1,
         }
-        // Somebody looks into the books in the middle of it.
+        // An audit in the middle of the transfers.
         ensure!(done % 1000 != 0 || bank.sum()? == SUM, "money is lost");
     }
     seat.wait()?;

@@ -31,11 +31,11 @@ struct Options {
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
 enum How {
-    /// Looking all the time: for short waits, with a processor for each.
+    /// Spin: for short waits, with a processor for each process.
     Spin,
-    /// Asleep.
+    /// Sleep.
     Block,
-    /// Looking as long as that pays, then asleep.
+    /// Spin as long as that pays, then sleep.
     Hybrid,
 }
 
@@ -55,7 +55,7 @@ fn main() -> Result<()> {
     let mine = segment.word(LINE * u64::from(me))?;
 
     seat.wait()?;
-    // All are there: nobody needs to find them any more.
+    // All processes have them open, so their names are not needed any more.
     if me == 0 {
         here.unlink(Kind::Barrier, "barrier")?;
         here.unlink(Kind::Segment, "barrier")?;

@@ -1,12 +1,12 @@
-//! Group chat of processes on the host and in any number of VMs: everybody says something to everybody, over channels that are
-//! made as members of the group appear.
+//! Group chat of processes on the host and in any number of VMs: each says something to each other one, over channels that
+//! are made as members of the group appear.
 //!
 //! ```sh
 //! isthmus run --vms 3 -n 3 -- target/release/chat 3
 //! ```
 //!
-//! Whoever has the lower number connects, so that each pair has one channel. A line is a byte with its length, and its words; the
-//! C example says the same, so both may be in one group.
+//! The process with the lower number connects, so that each pair has one channel. A line is a byte with its length, and its
+//! words; the C example uses the same lines, so both may be in one group.
 #![forbid(unsafe_code)]
 
 use std::time::Duration;
@@ -16,7 +16,7 @@ use clap::Parser;
 use isthmus::ivc::{Channel, Error};
 use isthmus::{Attachment, Kind};
 
-/// All who take part know this number: the magic id.
+/// The magic id, which all processes of the chat know.
 const GROUP: u64 = 0x6368_6174;
 const PATIENCE: Option<Duration> = Some(Duration::from_secs(60));
 
@@ -50,11 +50,11 @@ fn hear(channel: &Channel) -> Result<String> {
 fn main() -> Result<()> {
     let parties = usize::try_from(Options::parse().parties)?;
     let here = Attachment::open()?;
-    // A number for this process: how many have come before.
+    // A number for this process: how many have come before it.
     let me = here.segment("chat").or_create(64)?.word(0)?.fetch_add(1);
     let group = here.register(GROUP, me)?;
 
-    // Everybody waits until all are there, and then has one channel to each.
+    // Each process waits until all are there, and then has one channel to each other one.
     let others = group.wait_peers(parties - 1, PATIENCE)?;
     if me == 0 {
         here.unlink(Kind::Segment, "chat")?;

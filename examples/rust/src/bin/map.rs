@@ -7,8 +7,8 @@
 //!
 //! The one idea: decide on what was read, and commit only if that is still so. A key may lie in any of the [`REACH`] slots from
 //! its home on; those are read at one moment, and a change of one of them compares them all. If anything there has changed
-//! meanwhile, nothing is written, and the operation begins anew. So no key is ever in two slots, and who is killed leaves no
-//! slot half written. The C example has the same map: both may work in one.
+//! meanwhile, nothing is written, and the operation begins anew. So no key is ever in two slots, and a process that is
+//! killed leaves no slot half written. The C example has the same map: both may work in one.
 #![forbid(unsafe_code)]
 
 use anyhow::{Context, Result, ensure};
@@ -29,7 +29,7 @@ const FREE: Slot = [0, 0];
 const SLOT_BYTES: u64 = Slot::BYTES as u64;
 
 // The segment. A new one is all zeros: an empty map.
-/// How many have come.
+/// How many processes have come.
 const CAME: u64 = SLOTS * SLOT_BYTES;
 /// For each process, how often it has inserted each key, less how often it has removed it.
 const HAS: u64 = CAME + 8;
@@ -71,7 +71,7 @@ impl Map {
         t.value(read).context("what was committed was read")
     }
 
-    /// Writes one of the slots of `key`, if all of them are what was read. Gives whether they were.
+    /// Writes one of the slots of `key`, if all of them are what was read. Returns whether they were.
     fn change(&mut self, key: u64, near: [Slot; REACH], at: usize, to: Slot) -> Result<bool> {
         let mut t = Minitransaction::new();
         t.compare_value(Node::LOCAL, self.segment, home(key), near);
@@ -87,7 +87,7 @@ impl Map {
         Ok(slot_with(&near, key).map(|at| near[at][1]))
     }
 
-    /// Inserts a key unless it is there. Gives whether it did.
+    /// Inserts a key unless it is there. Returns whether it did.
     fn insert(&mut self, key: u64, value: u64) -> Result<bool> {
         loop {
             let near = self.near(key)?;
@@ -101,7 +101,7 @@ impl Map {
         }
     }
 
-    /// Removes a key. Gives the value that it had.
+    /// Removes a key. Returns the value that it had.
     fn remove(&mut self, key: u64) -> Result<Option<u64>> {
         loop {
             let near = self.near(key)?;
@@ -113,9 +113,9 @@ impl Map {
     }
 }
 
-/// Does anything at all, in turns. Gives how often each key was inserted, less how often it was removed.
+/// Does all operations in turn. Returns how often each key was inserted, less how often it was removed.
 fn work(map: &mut Map, me: u64, parties: u32, operations: u32) -> Result<[i64; KEYS as usize + 1]> {
-    // A value names its key and the process that inserted it: so whoever finds it sees whether it is whole.
+    // A value names its key and the process that inserted it, so that a reader sees whether it is whole.
     let check = |key: u64, value: u64| {
         let is_whole = value / MOST == key && value % MOST < parties.into();
         ensure!(is_whole, "key {key} has the value {value}, which nobody has inserted");
@@ -173,7 +173,7 @@ fn main() -> Result<()> {
     let me = segment.word(CAME)?.fetch_add(1);
 
     seat.wait()?;
-    // All are there: nobody needs to find them any more.
+    // All processes have them open, so their names are not needed any more.
     if me == 0 {
         for kind in [Kind::Segment, Kind::Space, Kind::Barrier] {
             here.unlink(kind, "map")?;

@@ -13,7 +13,7 @@ use anyhow::{Result, ensure};
 use clap::Parser;
 use isthmus::Attachment;
 
-/// Who registers with the same number is in one group.
+/// Contexts that register with the same number are in one group.
 const GROUP: u64 = 0x7069_6e67;
 const PATIENCE: Option<Duration> = Some(Duration::from_secs(60));
 
@@ -32,7 +32,7 @@ fn main() -> Result<()> {
     let others = group.wait_peers(1, PATIENCE)?;
     ensure!(others.len() == 1, "two play already");
 
-    // Whoever has the lower address connects and begins.
+    // The process with the lower address connects and begins.
     let begins = group.address() < others[0].address;
     let channel =
         if begins { group.connect(others[0].address, PATIENCE)? } else { group.accept(PATIENCE)? };

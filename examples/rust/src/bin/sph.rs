@@ -18,9 +18,9 @@
 //! | densities | how many are near | density and pressure |
 //! | movement | forces from pressures around, then velocity and position | these three |
 //!
-//! The result is the same to the last bit, whoever computes, and the same as that of `examples/c/sph.c`, which works in the segment
-//! itself and draws pictures: particles of a cell are listed by number, so all sums have one order, and they use nothing but
-//! `+ - * /` and the square root, which are rounded alike everywhere.
+//! The result is the same to the last bit, however many processes compute, and the same as that of `examples/c/sph.c`, which
+//! works in the segment itself and draws pictures: particles of a cell are listed by number, so all sums have one order, and
+//! they use nothing but `+ - * /` and the square root, which are rounded alike everywhere.
 #![forbid(unsafe_code)]
 
 use std::env;
@@ -196,7 +196,8 @@ struct Meeting {
 }
 
 impl Meeting {
-    /// Publishes the own ones of `all`, which begin at `offset` of the segment, and reads those of the others once all have.
+    /// Publishes this process's part of `all`, which begins at `offset` of the segment, and reads the other parts once all have
+    /// published theirs.
     fn exchange<T: Value>(&mut self, offset: usize, all: &mut [T], mine: &Range<usize>) -> Result<()> {
         let place = |number: usize| (offset + number * T::BYTES) as u64;
         self.segment.set_all(place(mine.start), &all[mine.clone()])?;
@@ -242,7 +243,7 @@ impl World {
             let (motion, near) = (&self.motions[other], self.fluids[other]);
             let apart = difference(own.position, motion.position);
             let r2 = apart[0] * apart[0] + apart[1] * apart[1];
-            // Of two in the same place there is no direction away from each other; itself is one of them.
+            // Particles in the same place have no direction away from each other; a particle is also its own neighbour.
             if r2 >= plan.h * plan.h || r2 == 0.0 {
                 continue;
             }
@@ -262,7 +263,7 @@ impl World {
         ]
     }
 
-    /// What a wall's spring does not hold stops at the wall; there is none above.
+    /// A particle that a wall's spring does not hold stops at the wall; there is none above.
     fn moved(&self, number: usize) -> Motion {
         let (mut motion, density) = (self.motions[number], self.fluids[number].density);
         for (axis, most) in [BOX_WIDTH, f64::INFINITY].into_iter().enumerate() {
@@ -329,7 +330,7 @@ fn main() -> Result<()> {
     let mut seat = meeting.participate().context("another run has all its processes")?;
     let me = seat.index() as usize;
     seat.wait()?;
-    // All are there: nobody needs to find them any more.
+    // All processes have them open, so their names are not needed any more.
     if me == 0 {
         here.unlink(Kind::Segment, "sph")?;
         here.unlink(Kind::Barrier, "sph")?;

@@ -15,7 +15,7 @@ use isthmus::ivc::Channel;
 
 const GROUP: u64 = 0x7374_7265_616d;
 const PATIENCE: Option<Duration> = Some(Duration::from_secs(60));
-/// What is written or read at once: less than a ring, so that the other side is not kept waiting for the whole of it.
+/// Bytes written or read at once: less than a ring, so that the other process need not wait for a whole ring.
 const MOST: usize = 16 << 10;
 
 /// Streams numbers from one process to another.
@@ -67,7 +67,7 @@ fn consume(channel: &Channel, total: u64) -> Result<()> {
             }
             len += piece.len();
         }
-        // Only when this succeeds was it the producer's.
+        // The bytes were the producer's only if this succeeds.
         channel.release(len)?;
         ensure!(wrong == 0, "{wrong} numbers are wrong before number {place}");
     }
@@ -81,7 +81,7 @@ fn main() -> Result<()> {
     let others = group.wait_peers(1, PATIENCE)?;
     ensure!(others.len() == 1, "there is room for two");
 
-    // Whoever has the lower address connects and produces.
+    // The process with the lower address connects and produces.
     let is_producer = group.address() < others[0].address;
     let channel =
         if is_producer { group.connect(others[0].address, PATIENCE)? } else { group.accept(PATIENCE)? };
