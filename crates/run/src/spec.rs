@@ -205,11 +205,11 @@ impl RunSpec {
                 }
             }
         }
-        if self.timeout_s.is_some_and(|s| !s.is_finite() || s <= 0.0) {
-            return usage("--timeout takes seconds greater than 0".into());
+        if self.timeout_s.is_some_and(is_no_limit) {
+            return usage("--timeout takes seconds greater than 0, and 1e9 at most".into());
         }
-        if self.vm.boot_timeout_s.is_some_and(|s| !s.is_finite() || s <= 0.0) {
-            return usage("--boot-timeout takes seconds greater than 0".into());
+        if self.vm.boot_timeout_s.is_some_and(is_no_limit) {
+            return usage("--boot-timeout takes seconds greater than 0, and 1e9 at most".into());
         }
         if self.vm.cpus == Some(0) {
             return usage("--cpus 0: a VM has at least one".into());
@@ -297,6 +297,11 @@ impl RunSpec {
     }
 }
 
+/// Whether so many seconds are no limit that a clock can have: 0 and less, or more than some 30 years.
+fn is_no_limit(seconds: f64) -> bool {
+    !(seconds > 0.0 && seconds <= 1e9)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -335,6 +340,8 @@ mod tests {
             RunSpec { host_ranks: 3, ..spec(1, Some(2), &["true"]) },
             RunSpec { ppn: Some(1), ..spec(2, Some(3), &["true"]) },
             RunSpec { timeout_s: Some(-1.0), ..spec(2, Some(3), &["true"]) },
+            RunSpec { timeout_s: Some(1e300), ..spec(2, Some(3), &["true"]) },
+            RunSpec { timeout_s: Some(f64::NAN), ..spec(2, Some(3), &["true"]) },
             vm(VmOptions { boot_timeout_s: Some(0.0), ..VmOptions::default() }),
             RunSpec { env: vec!["=x".into()], ..spec(2, Some(3), &["true"]) },
             vm(VmOptions { memory_bytes: Some(1), ..VmOptions::default() }),
