@@ -1,0 +1,212 @@
+//! Where an endpoint's completions go: the queues and counters that are bound to it, and the entries made for them.
+
+use std::sync::Arc;
+
+use isthmus_fabric_sys::*;
+use isthmus_transport::{
+    Address, AtomicKind, Completion, Op, PeerId, ShortReceived, ShortSink, Sink, Status, Ticket,
+};
+
+use super::set;
+use crate::av::Av;
+use crate::cntr::Cntr;
+use crate::cq::{Cq, Destination, Entry, Fault};
+use crate::errno;
+
+/// [`Ticket::flags`]: the caller wants an entry for success.
+pub(super) const ENTRY: u64 = 1;
+/// [`Ticket::flags`]: a multi-receive.
+pub(super) const MULTI: u64 = 2;
+
+/// Where completions go.
+pub(super) struct Ends {
+    pub(super) wants_source: bool,
+    pub(super) av: Option<Arc<Av>>,
+    pub(super) tx: Side,
+    pub(super) rx: Side,
+    pub(super) sends: Option<Arc<Cntr>>,
+    pub(super) receives: Option<Arc<Cntr>>,
+    pub(super) reads: Option<Arc<Cntr>>,
+    pub(super) writes: Option<Arc<Cntr>>,
+    /// Numbers in the address vector by peer.
+    pub(super) numbers: Vec<fi_addr_t>,
+}
+
+/// Where completions of one direction go.
+#[derive(Default)]
+pub(super) struct Side {
+    pub(super) cq: Option<Arc<Cq>>,
+    pub(super) selective: bool,
+}
+
+/// Short messages on their way straight into a reader's arrays.
+pub(super) struct Straight<'a> {
+    pub(super) ends: &'a mut Ends,
+    pub(super) cq: &'a Cq,
+    pub(super) to: &'a mut Destination,
+}
+
+impl ShortSink for Straight<'_> {
+    #[inline(always)]
+    fn take(&mut self, got: &ShortReceived, from: &Address) {
+        if got.ticket.flags & ENTRY != 0 {
+            self.cq.place(&self.ends.entry(got, from), self.to);
+        }
+    }
+}
+
+impl Sink for Ends {
+    #[inline]
+    fn complete(&mut self, done: &Completion, source: Option<&Address>) {
+        match done.op {
+            // What nearly all completions are.
+            Op::Receive { tagged } if done.status == Status::Ok && !done.released => {
+                if let Some(counter) = &self.receives {
+                    counter.count(true);
+                }
+                if done.ticket.flags & ENTRY == 0 {
+                    return;
+                }
+                let number = self.number(done.source, source);
+                let Some(cq) = &self.rx.cq else { return };
+                let data = if done.data.is_some() { FI_REMOTE_CQ_DATA } else { 0 };
+                cq.push(Entry {
+                    context: done.ticket.context,
+                    flags: FI_RECV | message_flag(tagged) | data,
+                    len: done.len,
+                    buf: done.buf,
+                    data: done.data.unwrap_or(0),
+                    tag: done.tag,
+                    source: number,
+                    fault: None,
+                });
+            }
+            _ => self.complete_other(done, source),
+        }
+    }
+}
+
+impl Ends {
+    /// The number in the address vector of a peer that sent something.
+    #[inline]
+    fn number(&mut self, peer: Option<PeerId>, address: Option<&Address>) -> fi_addr_t {
+        let Some(peer) = peer else { return FI_ADDR_NOTAVAIL };
+        match self.numbers.get(peer.0 as usize) {
+            Some(number) if *number != FI_ADDR_NOTAVAIL => *number,
+            _ if self.wants_source => self.find(peer, address),
+            _ => FI_ADDR_NOTAVAIL,
+        }
+    }
+
+    /// The entry of a short message.
+    #[inline(always)]
+    fn entry(&mut self, got: &ShortReceived, from: &Address) -> Entry {
+        let data = if got.data.is_some() { FI_REMOTE_CQ_DATA } else { 0 };
+        Entry {
+            context: got.ticket.context,
+            flags: FI_RECV | message_flag(got.tagged) | data,
+            len: got.len as u64,
+            buf: got.buf,
+            data: got.data.unwrap_or(0),
+            tag: got.tag,
+            source: self.number(Some(got.source), Some(from)),
+            fault: None,
+        }
+    }
+
+    #[cold]
+    fn find(&mut self, peer: PeerId, address: Option<&Address>) -> fi_addr_t {
+        let found = address.and_then(|address| self.av.as_ref()?.number(address));
+        if let Some(number) = found {
+            set(&mut self.numbers, u64::from(peer.0), FI_ADDR_NOTAVAIL, number);
+        }
+        found.unwrap_or(FI_ADDR_NOTAVAIL)
+    }
+
+    /// A send that completed in its call.
+    #[inline]
+    pub(super) fn sent(&mut self, tagged: bool, ticket: Ticket) {
+        if let Some(counter) = &self.sends {
+            counter.count(true);
+        }
+        if let Some(cq) = &self.tx.cq
+            && ticket.flags & ENTRY != 0
+        {
+            cq.push(Entry {
+                context: ticket.context,
+                flags: FI_SEND | message_flag(tagged),
+                len: 0,
+                buf: 0,
+                data: 0,
+                tag: 0,
+                source: FI_ADDR_NOTAVAIL,
+                fault: None,
+            });
+        }
+    }
+
+    /// Counts a completion and makes an entry of it where one is wanted.
+    #[inline(never)]
+    fn complete_other(&mut self, done: &Completion, source: Option<&Address>) {
+        let ok = done.status == Status::Ok;
+        let mut flags = match done.op {
+            Op::Send { tagged } => FI_SEND | message_flag(tagged),
+            Op::Receive { tagged } | Op::Peek { tagged } => FI_RECV | message_flag(tagged),
+            Op::Read => FI_RMA | FI_READ,
+            Op::Write => FI_RMA | FI_WRITE,
+            Op::Atomic(AtomicKind::Plain) => FI_ATOMIC | FI_WRITE,
+            Op::Atomic(AtomicKind::Fetch | AtomicKind::Compare) => FI_ATOMIC | FI_READ,
+            Op::RemoteWrite => FI_RMA | FI_REMOTE_WRITE,
+        };
+        // A buffer that is given back without a message.
+        let bare = done.released && done.source.is_none() && ok;
+        let counter = match done.op {
+            Op::Send { .. } => &self.sends,
+            Op::Receive { .. } if !bare => &self.receives,
+            Op::Receive { .. } | Op::Peek { .. } | Op::RemoteWrite => &None,
+            Op::Read | Op::Atomic(AtomicKind::Fetch | AtomicKind::Compare) => &self.reads,
+            Op::Write | Op::Atomic(AtomicKind::Plain) => &self.writes,
+        };
+        if let Some(counter) = counter {
+            counter.count(ok);
+        }
+        let incoming = matches!(done.op, Op::Receive { .. } | Op::Peek { .. } | Op::RemoteWrite);
+        let always = done.op == Op::RemoteWrite || done.released || !ok;
+        if done.ticket.flags & ENTRY == 0 && !always {
+            return;
+        }
+        if done.data.is_some() && incoming {
+            flags |= FI_REMOTE_CQ_DATA;
+        }
+        if bare {
+            flags = FI_MULTI_RECV;
+        } else if done.released || (done.status == Status::Canceled && done.ticket.flags & MULTI != 0) {
+            flags |= FI_MULTI_RECV;
+        }
+        let fault = if ok {
+            None
+        } else {
+            let cut = if let Status::Truncated { cut } = done.status { cut } else { 0 };
+            Some(Box::new(Fault { error: errno::of_status(done.status), cut }))
+        };
+        let entry = Entry {
+            context: done.ticket.context,
+            flags,
+            len: done.len,
+            buf: done.buf,
+            data: done.data.unwrap_or(0),
+            tag: done.tag,
+            source: self.number(done.source, source),
+            fault,
+        };
+        let side = if incoming { &self.rx } else { &self.tx };
+        if let Some(cq) = &side.cq {
+            cq.push(entry);
+        }
+    }
+}
+
+#[inline]
+fn message_flag(tagged: bool) -> u64 {
+    if tagged { FI_TAGGED } else { FI_MSG }
+}

@@ -1,0 +1,421 @@
+//! The posts: what a call asks for, and how it is handed to the transport.
+
+use std::ffi::{c_int, c_void};
+
+use isthmus_fabric_sys::*;
+use isthmus_region::local::LocalBuf;
+use isthmus_transport::{
+    Atomic, AtomicKind, Endpoint, PeerId, PostError, Posted, Receive, Rma, Selector, Send, Ticket,
+};
+
+use super::completion::{ENTRY, MULTI};
+use super::{Ep, MOST_ADDRESSES, State, UNKNOWN, failed, set};
+use crate::core::log;
+use crate::{arithmetic, errno};
+
+/// Flags of sends that complete only when the message was taken, or matched.
+const DELIVERED: u64 = FI_DELIVERY_COMPLETE | FI_MATCH_COMPLETE | FI_COMMIT_COMPLETE;
+
+/// How a post is to complete.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct How {
+    pub(crate) context: *mut c_void,
+    /// Flags of the operation, the endpoint's own where the call has none.
+    pub(crate) flags: u64,
+    /// Whether success makes an entry.
+    entry: bool,
+}
+
+impl How {
+    fn ticket(self) -> Ticket {
+        let flags = if self.entry { ENTRY } else { 0 };
+        Ticket { context: self.context.expose_provenance() as u64, flags }
+    }
+
+    /// An inject call: no entry ever, and the buffer is the caller's on return.
+    pub(crate) fn inject() -> Self {
+        Self { context: std::ptr::null_mut(), flags: FI_INJECT, entry: false }
+    }
+}
+
+/// A message of one buffer, or what a receive takes into one.
+#[derive(Clone, Copy)]
+pub(crate) struct One {
+    /// Number in the address vector.
+    pub(crate) peer: fi_addr_t,
+    pub(crate) tagged: bool,
+    pub(crate) tag: u64,
+    pub(crate) buf: LocalBuf,
+}
+
+/// A message to be sent, or what a receive takes.
+pub(crate) struct Message<'a> {
+    /// Number in the address vector.
+    pub(crate) peer: fi_addr_t,
+    pub(crate) tagged: bool,
+    pub(crate) tag: u64,
+    pub(crate) data: Option<u64>,
+    pub(crate) bufs: &'a [LocalBuf],
+}
+
+/// A read or write.
+pub(crate) struct Remote<'a> {
+    pub(crate) peer: fi_addr_t,
+    pub(crate) key: u64,
+    pub(crate) addr: u64,
+    pub(crate) data: Option<u64>,
+    pub(crate) bufs: &'a [LocalBuf],
+}
+
+/// An atomic operation.
+pub(crate) struct RemoteAtomic<'a> {
+    pub(crate) peer: fi_addr_t,
+    pub(crate) key: u64,
+    pub(crate) addr: u64,
+    pub(crate) kind: AtomicKind,
+    pub(crate) datatype: u32,
+    pub(crate) op: u32,
+    pub(crate) count: usize,
+    pub(crate) operand: &'a [LocalBuf],
+    pub(crate) compare: &'a [LocalBuf],
+    pub(crate) result: &'a [LocalBuf],
+}
+
+impl Ep {
+    /// Runs a post, which waits for its turn, and again after progress if there was no room.
+    #[inline]
+    fn post(
+        &self,
+        is_bound: impl Fn(&State) -> bool,
+        mut post: impl FnMut(&mut State) -> Result<(), c_int>,
+    ) -> isize {
+        let mut state = self.state.lock();
+        if !is_bound(&state) || state.moving {
+            return failed(match (state.moving, state.enabled) {
+                (true, _) => FI_EIO,
+                (false, false) => FI_EOPBADSTATE,
+                (false, true) => FI_ENOCQ,
+            });
+        }
+        let mut again = true;
+        loop {
+            match post(&mut state) {
+                Ok(()) => return 0,
+                Err(FI_EAGAIN) if again => {
+                    again = false;
+                    state.advance();
+                }
+                Err(error) => return failed(error),
+            }
+        }
+    }
+
+    /// Sends one buffer with the endpoint's own flags: the short way for what is short and usual.
+    #[inline(always)]
+    pub(crate) fn send_one(&self, what: One, data: Option<u64>, context: *mut c_void) -> isize {
+        if let Some(mut state) = self.state.unlocked()
+            && state.may_send()
+            && !state.moving
+            && state.tx_flags & DELIVERED == 0
+            && let Some(to) = state.known(what.peer)
+            && let Some(transport) = &mut state.transport
+            && transport.send_at_once(to, what.tagged, what.tag, data, what.buf)
+        {
+            let ticket = state.tx_how(context).ticket();
+            state.ends.sent(what.tagged, ticket);
+            return 0;
+        }
+        self.send_one_otherwise(what, data, Some(context))
+    }
+
+    /// Injects one buffer.
+    #[inline(always)]
+    pub(crate) fn inject_one(&self, what: One, data: Option<u64>) -> isize {
+        if let Some(mut state) = self.state.unlocked()
+            && state.may_send()
+            && !state.moving
+            && let Some(to) = state.known(what.peer)
+            && let Some(transport) = &mut state.transport
+            && transport.send_at_once(to, what.tagged, what.tag, data, what.buf)
+        {
+            if let Some(counter) = &state.ends.sends {
+                counter.count(true);
+            }
+            return 0;
+        }
+        self.send_one_otherwise(what, data, None)
+    }
+
+    #[inline(never)]
+    fn send_one_otherwise(&self, what: One, data: Option<u64>, context: Option<*mut c_void>) -> isize {
+        let One { peer, tagged, tag, buf } = what;
+        let message = Message { peer, tagged, tag, data, bufs: &[buf] };
+        self.send(&message, |s| context.map_or_else(How::inject, |context| s.tx_how(context)))
+    }
+
+    /// Posts a receive of one buffer with the endpoint's own flags: the short way for the usual.
+    #[inline(always)]
+    pub(crate) fn receive_one(&self, what: One, ignore: u64, context: *mut c_void) -> isize {
+        if let Some(mut state) = self.state.unlocked()
+            && state.may_receive()
+            && !state.moving
+            && state.rx_flags & (FI_PEEK | FI_CLAIM | FI_DISCARD | FI_MULTI_RECV) == 0
+        {
+            let any = !state.directed || what.peer == FI_ADDR_UNSPEC;
+            let from = if any { None } else { state.known(what.peer) };
+            let ticket = state.rx_how(context).ticket();
+            let select = Selector { tagged: what.tagged, from, tag: what.tag, ignore };
+            if (any || from.is_some())
+                && let Some(transport) = &mut state.transport
+                && transport.receive_at_once(select, what.buf, ticket)
+            {
+                return 0;
+            }
+        }
+        self.receive_one_otherwise(what, ignore, context)
+    }
+
+    #[inline(never)]
+    fn receive_one_otherwise(&self, what: One, ignore: u64, context: *mut c_void) -> isize {
+        let One { peer, tagged, tag, buf } = what;
+        let message = Message { peer, tagged, tag, data: None, bufs: &[buf] };
+        self.receive(&message, ignore, |s| s.rx_how(context))
+    }
+
+    /// Sends a message.
+    #[inline]
+    pub(crate) fn send(&self, what: &Message<'_>, how: impl Fn(&State) -> How) -> isize {
+        self.post(State::may_send, |state| {
+            let how = how(state);
+            let to = state.peer(what.peer)?;
+            let inject = how.flags & FI_INJECT != 0;
+            let matched = how.flags & FI_MATCH_COMPLETE != 0;
+            let delivered = how.flags & DELIVERED != 0;
+            let ticket = how.ticket();
+            let send = Send {
+                to,
+                tagged: what.tagged,
+                tag: what.tag,
+                data: what.data,
+                bufs: what.bufs,
+                inject,
+                delivered,
+                ticket,
+            };
+            let transport = state.transport()?;
+            let posted = if matched { transport.send_until_matched(&send) } else { transport.send(&send) };
+            match posted.map_err(errno::of_post)? {
+                Posted::Pending => {}
+                Posted::Done => state.ends.sent(what.tagged, ticket),
+            }
+            Ok(())
+        })
+    }
+
+    /// Posts a receive, a peek, or a claim.
+    #[inline]
+    pub(crate) fn receive(&self, what: &Message<'_>, ignore: u64, how: impl Fn(&State) -> How) -> isize {
+        self.post(State::may_receive, |state| {
+            let how = how(state);
+            if how.flags & (FI_PEEK | FI_CLAIM | FI_DISCARD) != 0 {
+                return state.look(what, ignore, how);
+            }
+            let mut ticket = how.ticket();
+            let mut multi = None;
+            if how.flags & FI_MULTI_RECV != 0 {
+                ticket.flags |= MULTI;
+                multi = Some(state.min_multi_recv);
+            }
+            let select = state.select(what, ignore)?;
+            let receive = Receive { select, bufs: what.bufs, multi, ticket };
+            state.transport()?.receive(&receive).map_err(errno::of_post)
+        })
+    }
+
+    /// Reads or writes remote memory.
+    #[inline]
+    pub(crate) fn rma(&self, what: &Remote<'_>, write: bool, how: impl Fn(&State) -> How) -> isize {
+        self.post(if write { State::may_write } else { State::may_read }, |state| {
+            let how = how(state);
+            let to = state.peer(what.peer)?;
+            let inject = write && how.flags & FI_INJECT != 0;
+            let (key, addr, bufs, data) = (what.key, what.addr, what.bufs, what.data);
+            let rma = Rma { to, key, addr, bufs, data, inject, ticket: how.ticket() };
+            let transport = state.transport()?;
+            let posted = if write { transport.write(&rma) } else { transport.read(&rma) };
+            state.posted(posted)
+        })
+    }
+
+    /// Does an atomic operation on remote memory.
+    #[inline]
+    pub(crate) fn atomic(&self, what: &RemoteAtomic<'_>, how: impl Fn(&State) -> How) -> isize {
+        let Some(size) = arithmetic::valid(what.datatype, what.op, what.kind) else {
+            return failed(FI_EOPNOTSUPP);
+        };
+        let count = what.count;
+        let bytes = count.saturating_mul(size);
+        if bytes > arithmetic::MOST_BYTES {
+            return failed(FI_EMSGSIZE);
+        }
+        // The results say nothing about operands that a read does not have.
+        let operand = if what.op == FI_ATOMIC_READ { &[] } else { what.operand };
+        let total = |bufs: &[LocalBuf]| bufs.iter().map(|b| b.len()).sum::<usize>();
+        let fits = (operand.is_empty() && what.op == FI_ATOMIC_READ || total(operand) == bytes)
+            && (what.kind != AtomicKind::Compare || total(what.compare) == bytes)
+            && (what.kind == AtomicKind::Plain || total(what.result) == bytes);
+        if !fits {
+            return failed(FI_EINVAL);
+        }
+        let may = if what.kind == AtomicKind::Plain { State::may_write } else { State::may_read };
+        self.post(may, |state| {
+            let how = how(state);
+            let atomic = Atomic {
+                to: state.peer(what.peer)?,
+                key: what.key,
+                addr: what.addr,
+                kind: what.kind,
+                datatype: u8::try_from(what.datatype).map_err(|_| FI_EOPNOTSUPP)?,
+                op: u8::try_from(what.op).map_err(|_| FI_EOPNOTSUPP)?,
+                count: u32::try_from(count).map_err(|_| FI_EMSGSIZE)?,
+                size: u32::try_from(size).map_err(|_| FI_EMSGSIZE)?,
+                operand,
+                compare: what.compare,
+                result: what.result,
+                inject: how.flags & FI_INJECT != 0,
+                ticket: how.ticket(),
+            };
+            let posted = state.transport()?.atomic(&atomic);
+            state.posted(posted)
+        })
+    }
+}
+
+impl State {
+    /// How a call without flags completes, on the sending side.
+    #[inline]
+    pub(crate) fn tx_how(&self, context: *mut c_void) -> How {
+        self.tx_how_with(context, self.tx_flags)
+    }
+
+    /// How a call with flags of its own completes, on the sending side.
+    #[inline]
+    pub(crate) fn tx_how_with(&self, context: *mut c_void, flags: u64) -> How {
+        How { context, flags, entry: !self.ends.tx.selective || flags & FI_COMPLETION != 0 }
+    }
+
+    /// How a call without flags completes, on the receiving side.
+    #[inline]
+    pub(crate) fn rx_how(&self, context: *mut c_void) -> How {
+        self.rx_how_with(context, self.rx_flags)
+    }
+
+    /// How a call with flags of its own completes, on the receiving side.
+    #[inline]
+    pub(crate) fn rx_how_with(&self, context: *mut c_void, flags: u64) -> How {
+        How { context, flags, entry: !self.ends.rx.selective || flags & FI_COMPLETION != 0 }
+    }
+
+    #[inline]
+    fn transport(&mut self) -> Result<&mut Endpoint, c_int> {
+        self.transport.as_mut().ok_or(FI_EOPBADSTATE)
+    }
+
+    /// Ends a one-sided post: one that is over has its completion at once.
+    fn posted(&mut self, posted: Result<Posted, PostError>) -> Result<(), c_int> {
+        if posted.map_err(errno::of_post)? == Posted::Done {
+            self.drain();
+        }
+        Ok(())
+    }
+
+    /// Whether sends are taken.
+    #[inline]
+    fn may_send(&self) -> bool {
+        self.bound.sends
+    }
+
+    /// Whether what fetches is taken.
+    fn may_read(&self) -> bool {
+        self.bound.reads
+    }
+
+    /// Whether what only changes is taken.
+    fn may_write(&self) -> bool {
+        self.bound.writes
+    }
+
+    /// Whether receives are taken.
+    #[inline]
+    fn may_receive(&self) -> bool {
+        self.bound.receives
+    }
+
+    /// The transport's number of a peer that was used before.
+    #[inline]
+    fn known(&self, number: fi_addr_t) -> Option<PeerId> {
+        let peer = usize::try_from(number).ok().and_then(|n| self.peers.get(n)).copied();
+        peer.filter(|peer| *peer != UNKNOWN).map(PeerId)
+    }
+
+    /// The transport's number of a peer.
+    #[inline]
+    fn peer(&mut self, number: fi_addr_t) -> Result<PeerId, c_int> {
+        self.known(number).map_or_else(|| self.resolve(number), Ok)
+    }
+
+    /// The same of a peer that was not.
+    #[cold]
+    fn resolve(&mut self, number: fi_addr_t) -> Result<PeerId, c_int> {
+        if number >= MOST_ADDRESSES {
+            return Err(FI_EINVAL);
+        }
+        let address = self.ends.av.as_ref().ok_or(FI_EINVAL)?.address(number)?;
+        let peer = self.transport()?.resolve(&address).map_err(|e| {
+            log!(
+                self.core,
+                WARN,
+                EP_DATA,
+                "cannot use {address}: {}",
+                isthmus_region::error::with_causes(&e)
+            );
+            errno::of_transport(&e)
+        })?;
+        set(&mut self.peers, number, UNKNOWN, peer.0);
+        let place = u64::from(peer.0);
+        // Of an address that was inserted twice the first number stands.
+        if self.ends.numbers.get(peer.0 as usize).is_none_or(|n| *n == FI_ADDR_NOTAVAIL) {
+            set(&mut self.ends.numbers, place, FI_ADDR_NOTAVAIL, number);
+        }
+        Ok(peer)
+    }
+
+    #[inline]
+    fn select(&mut self, what: &Message<'_>, ignore: u64) -> Result<Selector, c_int> {
+        let any = !self.directed || what.peer == FI_ADDR_UNSPEC;
+        let from = if any { None } else { Some(self.peer(what.peer)?) };
+        Ok(Selector { tagged: what.tagged, from, tag: what.tag, ignore })
+    }
+
+    /// A receive with `FI_PEEK`, `FI_CLAIM` or `FI_DISCARD`.
+    #[cold]
+    fn look(&mut self, what: &Message<'_>, ignore: u64, how: How) -> Result<(), c_int> {
+        let ticket = how.ticket();
+        let has = |flag: u64| how.flags & flag != 0;
+        if has(FI_PEEK) {
+            // Whoever peeks waits for the answer, in whatever mode completions are.
+            let ticket = Ticket { flags: ticket.flags | ENTRY, ..ticket };
+            let select = self.select(what, ignore)?;
+            self.transport()?.peek(&select, has(FI_CLAIM), has(FI_DISCARD) && !has(FI_CLAIM), ticket);
+        } else if !has(FI_CLAIM) {
+            return Err(FI_EINVAL);
+        } else if has(FI_DISCARD) {
+            self.transport()?.discard_claimed(ticket.context, ticket).map_err(errno::of_post)?;
+        } else {
+            // The context alone says which message: callers give all kinds of addresses here.
+            self.transport()?.receive_claimed(ticket.context, what.bufs, ticket).map_err(errno::of_post)?;
+        }
+        self.drain();
+        Ok(())
+    }
+}
