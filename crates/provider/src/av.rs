@@ -21,8 +21,8 @@ use crate::core::{Core, log};
 use crate::domain::Domain;
 use crate::ep::Ep;
 use crate::lock::Lock;
-use crate::names;
 use crate::object::{self, Object};
+use crate::{names, unsupported};
 
 /// An address vector.
 #[repr(C)]
@@ -67,12 +67,12 @@ impl Object for Av {
     }
 }
 
-static FID_OPS: fi_ops = object::ops(close, object::no_bind, object::no_control);
+static FID_OPS: fi_ops = object::ops(close, unsupported::bind, unsupported::control);
 static OPS: fi_ops_av = fi_ops_av {
     size: size_of::<fi_ops_av>(),
     insert,
     insertsvc,
-    insertsym,
+    insertsym: unsupported::insertsym,
     remove,
     lookup,
     straddr,
@@ -302,19 +302,6 @@ unsafe extern "C" fn insertsvc(
     };
     // SAFETY: our vector.
     unsafe { object::call::<Av, _>(av, -FI_EIO, body) }
-}
-
-unsafe extern "C" fn insertsym(
-    _av: *mut fid_av,
-    _node: *const c_char,
-    _node_count: usize,
-    _service: *const c_char,
-    _service_count: usize,
-    _numbers: *mut fi_addr_t,
-    _flags: u64,
-    _context: *mut c_void,
-) -> c_int {
-    -FI_ENOSYS
 }
 
 unsafe extern "C" fn remove(av: *mut fid_av, numbers: *mut fi_addr_t, count: usize, _flags: u64) -> c_int {

@@ -13,6 +13,7 @@ use crate::domain::Domain;
 use crate::ep::Ep;
 use crate::lock::Lock;
 use crate::object::{self, Object};
+use crate::unsupported;
 use crate::wait::{self, Patience, Rest, Waiter};
 
 /// A counter.
@@ -49,7 +50,7 @@ impl Object for Cntr {
     }
 }
 
-static FID_OPS: fi_ops = object::ops(close, object::no_bind, control);
+static FID_OPS: fi_ops = object::ops(close, unsupported::bind, control);
 static OPS: fi_ops_cntr = fi_ops_cntr {
     size: size_of::<fi_ops_cntr>(),
     read,

@@ -22,6 +22,7 @@ use crate::domain::Domain;
 use crate::ep::Ep;
 use crate::lock::Lock;
 use crate::object::{self, Object};
+use crate::unsupported;
 use crate::wait::{self, Patience, Rest, Waiter};
 
 /// Completions that a queue has room for without allocating.
@@ -137,7 +138,7 @@ impl Object for Cq {
     }
 }
 
-static FID_OPS: fi_ops = object::ops(close, object::no_bind, control);
+static FID_OPS: fi_ops = object::ops(close, unsupported::bind, control);
 static OPS: fi_ops_cq = fi_ops_cq {
     size: size_of::<fi_ops_cq>(),
     read,

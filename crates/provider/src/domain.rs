@@ -19,7 +19,7 @@ use crate::lock::Lock;
 use crate::memory::{self, Store};
 use crate::mr::{self, Registrations};
 use crate::object::{self, Object};
-use crate::{arithmetic, attachment, errno};
+use crate::{arithmetic, attachment, errno, unsupported};
 
 /// A domain.
 #[repr(C)]
@@ -57,17 +57,17 @@ impl Object for Domain {
     }
 }
 
-static FID_OPS: fi_ops = object::ops_with(close, bind, object::no_control, memory::open_ops);
+static FID_OPS: fi_ops = object::ops_with(close, bind, unsupported::control, memory::open_ops);
 static OPS: fi_ops_domain = fi_ops_domain {
     size: size_of::<fi_ops_domain>(),
     av_open,
     cq_open,
     endpoint,
-    scalable_ep,
+    scalable_ep: unsupported::scalable_ep,
     cntr_open,
-    poll_open,
-    stx_ctx,
-    srx_ctx,
+    poll_open: unsupported::poll_open,
+    stx_ctx: unsupported::stx_ctx,
+    srx_ctx: unsupported::srx_ctx,
     query_atomic: Some(query_atomic),
     query_collective: None,
     endpoint2: Some(endpoint2),
@@ -229,41 +229,6 @@ unsafe extern "C" fn cntr_open(
 ) -> c_int {
     // SAFETY: our domain and the caller's place.
     unsafe { object::open::<Domain, Cntr>(domain, answer, |domain| Cntr::open(domain, attr, context)) }
-}
-
-unsafe extern "C" fn scalable_ep(
-    _domain: *mut fid_domain,
-    _info: *mut fi_info,
-    _answer: *mut *mut fid_ep,
-    _context: *mut c_void,
-) -> c_int {
-    -FI_ENOSYS
-}
-
-unsafe extern "C" fn poll_open(
-    _domain: *mut fid_domain,
-    _attr: *mut c_void,
-    _answer: *mut *mut c_void,
-) -> c_int {
-    -FI_ENOSYS
-}
-
-unsafe extern "C" fn stx_ctx(
-    _domain: *mut fid_domain,
-    _attr: *mut fi_tx_attr,
-    _answer: *mut *mut c_void,
-    _context: *mut c_void,
-) -> c_int {
-    -FI_ENOSYS
-}
-
-unsafe extern "C" fn srx_ctx(
-    _domain: *mut fid_domain,
-    _attr: *mut fi_rx_attr,
-    _answer: *mut *mut fid_ep,
-    _context: *mut c_void,
-) -> c_int {
-    -FI_ENOSYS
 }
 
 unsafe extern "C" fn query_atomic(

@@ -31,7 +31,7 @@ use crate::info::INJECT_BYTES;
 use crate::lock::Lock;
 use crate::mr::Reach;
 use crate::object::{self, Object};
-use crate::{arithmetic, atomic, errno, msg, rma, tagged};
+use crate::{arithmetic, atomic, errno, msg, rma, tagged, unsupported};
 
 /// What is left at least of a multi-receive buffer, until `FI_OPT_MIN_MULTI_RECV` says otherwise.
 const MIN_MULTI_RECV: u64 = 64;
@@ -108,21 +108,21 @@ static OPS: fi_ops_ep = fi_ops_ep {
     cancel,
     getopt,
     setopt,
-    tx_ctx,
-    rx_ctx,
-    rx_size_left: size_left,
-    tx_size_left: size_left,
+    tx_ctx: unsupported::tx_ctx,
+    rx_ctx: unsupported::rx_ctx,
+    rx_size_left: unsupported::size_left,
+    tx_size_left: unsupported::size_left,
 };
 static CM: fi_ops_cm = fi_ops_cm {
     size: size_of::<fi_ops_cm>(),
-    setname,
+    setname: unsupported::setname,
     getname,
-    getpeer,
-    connect,
-    listen,
-    accept,
-    reject,
-    shutdown,
+    getpeer: unsupported::getpeer,
+    connect: unsupported::connect,
+    listen: unsupported::listen,
+    accept: unsupported::accept,
+    reject: unsupported::reject,
+    shutdown: unsupported::shutdown,
     join: None,
 };
 
@@ -477,35 +477,6 @@ unsafe extern "C" fn setopt(
     unsafe { object::call::<Ep, _>(fid.cast(), -FI_EIO, body) }
 }
 
-unsafe extern "C" fn tx_ctx(
-    _sep: *mut fid_ep,
-    _index: c_int,
-    _attr: *mut fi_tx_attr,
-    _answer: *mut *mut fid_ep,
-    _context: *mut c_void,
-) -> c_int {
-    -FI_ENOSYS
-}
-
-unsafe extern "C" fn rx_ctx(
-    _sep: *mut fid_ep,
-    _index: c_int,
-    _attr: *mut fi_rx_attr,
-    _answer: *mut *mut fid_ep,
-    _context: *mut c_void,
-) -> c_int {
-    -FI_ENOSYS
-}
-
-unsafe extern "C" fn size_left(_ep: *mut fid_ep) -> isize {
-    // There is no fixed number; a post says -FI_EAGAIN when there is no room.
-    failed(FI_ENOSYS)
-}
-
-unsafe extern "C" fn setname(_fid: *mut fid, _addr: *mut c_void, _len: usize) -> c_int {
-    -FI_ENOSYS
-}
-
 unsafe extern "C" fn getname(fid: *mut fid, addr: *mut c_void, len: *mut usize) -> c_int {
     let body = |ep: &Ep| {
         let state = ep.state.lock();
@@ -522,38 +493,4 @@ unsafe extern "C" fn getname(fid: *mut fid, addr: *mut c_void, len: *mut usize) 
     };
     // SAFETY: our endpoint.
     unsafe { object::call::<Ep, _>(fid.cast(), -FI_EIO, body) }
-}
-
-unsafe extern "C" fn getpeer(_ep: *mut fid_ep, _addr: *mut c_void, _len: *mut usize) -> c_int {
-    -FI_ENOSYS
-}
-
-unsafe extern "C" fn connect(
-    _ep: *mut fid_ep,
-    _addr: *const c_void,
-    _param: *const c_void,
-    _len: usize,
-) -> c_int {
-    -FI_ENOSYS
-}
-
-unsafe extern "C" fn listen(_pep: *mut c_void) -> c_int {
-    -FI_ENOSYS
-}
-
-unsafe extern "C" fn accept(_ep: *mut fid_ep, _param: *const c_void, _len: usize) -> c_int {
-    -FI_ENOSYS
-}
-
-unsafe extern "C" fn reject(
-    _pep: *mut c_void,
-    _handle: *mut fid,
-    _param: *const c_void,
-    _len: usize,
-) -> c_int {
-    -FI_ENOSYS
-}
-
-unsafe extern "C" fn shutdown(_ep: *mut fid_ep, _flags: u64) -> c_int {
-    -FI_ENOSYS
 }

@@ -11,6 +11,7 @@ use isthmus_fabric_sys::*;
 use crate::core::Core;
 use crate::fabric::Fabric;
 use crate::object::{self, Object};
+use crate::unsupported;
 
 /// Events that a queue holds when the caller does not say how many.
 const DEFAULT_SIZE: usize = 256;
@@ -43,7 +44,7 @@ impl Object for Eq {
     }
 }
 
-static FID_OPS: fi_ops = object::ops(close, object::no_bind, object::no_control);
+static FID_OPS: fi_ops = object::ops(close, unsupported::bind, unsupported::control);
 static OPS: fi_ops_eq = fi_ops_eq { size: size_of::<fi_ops_eq>(), read, readerr, write, sread, strerror };
 
 impl Eq {

@@ -12,6 +12,7 @@ use crate::cq::Cq;
 use crate::domain::Domain;
 use crate::eq::Eq;
 use crate::object::{self, Object};
+use crate::unsupported;
 
 /// A fabric.
 #[repr(C)]
@@ -38,13 +39,13 @@ impl Object for Fabric {
     }
 }
 
-static FID_OPS: fi_ops = object::ops(close, object::no_bind, object::no_control);
+static FID_OPS: fi_ops = object::ops(close, unsupported::bind, unsupported::control);
 static OPS: fi_ops_fabric = fi_ops_fabric {
     size: size_of::<fi_ops_fabric>(),
     domain: open_domain,
-    passive_ep: no_passive_ep,
+    passive_ep: unsupported::passive_ep,
     eq_open: open_eq,
-    wait_open: no_wait_set,
+    wait_open: unsupported::wait_open,
     trywait,
     domain2: Some(open_domain2),
 };
@@ -118,23 +119,6 @@ unsafe extern "C" fn open_eq(
 ) -> c_int {
     // SAFETY: our fabric and the caller's place.
     unsafe { object::open::<Fabric, Eq>(fabric, answer, |fabric| Eq::open(fabric, attr, context)) }
-}
-
-unsafe extern "C" fn no_passive_ep(
-    _fabric: *mut fid_fabric,
-    _info: *mut fi_info,
-    _answer: *mut *mut c_void,
-    _context: *mut c_void,
-) -> c_int {
-    -FI_ENOSYS
-}
-
-unsafe extern "C" fn no_wait_set(
-    _fabric: *mut fid_fabric,
-    _attr: *mut c_void,
-    _answer: *mut *mut c_void,
-) -> c_int {
-    -FI_ENOSYS
 }
 
 /// Gets all of them ready for a blocking wait on their descriptors, or says that there is something to read.

@@ -5,7 +5,7 @@
 //! - `info`: `fi_getinfo`; `attachment`: this process's attachment to the local service.
 //! - `names`: nodes and services.
 //! - `object`: what all objects share; `lock`: a lock that is left out where threads are kept apart; `errno`: our errors
-//!   as libfabric's; `bufs`: the caller's buffers.
+//!   as libfabric's; `bufs`: the caller's buffers; `unsupported`: operations that we do not have.
 //!
 //! One module for each of libfabric's objects and operations, named like its manual page: `fabric`, `domain`, `av`,
 //! `cq`, `cntr`, `eq`, `mr`, `ep`, `msg`, `tagged`, `rma`, `atomic`. `memory` is what a program has of the region,
@@ -42,4 +42,5 @@ mod object;
 mod probe;
 mod rma;
 mod tagged;
+mod unsupported;
 mod wait;

@@ -10,6 +10,7 @@ use isthmus_cabi::{Poison, guard, object};
 use isthmus_fabric_sys::*;
 
 use crate::core::{Core, log};
+use crate::unsupported;
 
 /// An object that C holds.
 pub(crate) trait Object: Sized {
@@ -143,27 +144,6 @@ pub(crate) fn head(class: usize, context: *mut c_void, ops: &'static fi_ops) -> 
     fid { fclass: class, context, ops }
 }
 
-/// `fi_bind` on what takes nothing.
-pub(crate) unsafe extern "C" fn no_bind(_fid: *mut fid, _other: *mut fid, _flags: u64) -> c_int {
-    -FI_ENOSYS
-}
-
-/// `fi_control` on what has none.
-pub(crate) unsafe extern "C" fn no_control(_fid: *mut fid, _command: c_int, _arg: *mut c_void) -> c_int {
-    -FI_ENOSYS
-}
-
-/// `fi_open_ops`: we have no further operations.
-pub(crate) unsafe extern "C" fn no_ops_open(
-    _fid: *mut fid,
-    _name: *const c_char,
-    _flags: u64,
-    _ops: *mut *mut c_void,
-    _context: *mut c_void,
-) -> c_int {
-    -FI_ENOSYS
-}
-
 type OpsOpen = unsafe extern "C" fn(*mut fid, *const c_char, u64, *mut *mut c_void, *mut c_void) -> c_int;
 
 /// A table of the operations that every object has.
@@ -172,7 +152,7 @@ pub(crate) const fn ops(
     bind: unsafe extern "C" fn(*mut fid, *mut fid, u64) -> c_int,
     control: unsafe extern "C" fn(*mut fid, c_int, *mut c_void) -> c_int,
 ) -> fi_ops {
-    ops_with(close, bind, control, no_ops_open)
+    ops_with(close, bind, control, unsupported::ops_open)
 }
 
 /// The same for an object that has further operations.
