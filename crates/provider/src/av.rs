@@ -15,7 +15,7 @@ use std::sync::{Arc, PoisonError, RwLock, Weak};
 use isthmus_cabi::Poison;
 use isthmus_fabric_sys::*;
 use isthmus_transport::address::ADDRESS_BYTES;
-use isthmus_transport::{Address, Place};
+use isthmus_transport::{Address, PeerId, Place};
 
 use crate::core::{Core, log};
 use crate::domain::Domain;
@@ -222,6 +222,71 @@ impl Table {
         let of = |(i, e): (usize, &Option<Entry>)| e.is_some_and(|e| e.address.is_none()).then_some(i as u64);
         self.entries.iter().enumerate().filter_map(of)
     }
+}
+
+/// Most numbers that an endpoint uses, as a bound on its tables.
+pub(crate) const MOST_ADDRESSES: u64 = 1 << 26;
+/// A number that was not used yet.
+const UNKNOWN: u32 = u32::MAX;
+
+/// The remote endpoints that an endpoint's numbers stand for, by number.
+///
+/// Each is entered when it is used first, as are [`Numbers`], so that a message costs neither a lock nor a look into the
+/// vector's own table.
+#[derive(Default)]
+pub(crate) struct Remotes(Vec<u32>);
+
+impl Remotes {
+    /// The remote endpoint with a number that was used before.
+    #[inline]
+    pub(crate) fn known(&self, number: fi_addr_t) -> Option<PeerId> {
+        let remote = usize::try_from(number).ok().and_then(|n| self.0.get(n)).copied();
+        remote.filter(|remote| *remote != UNKNOWN).map(PeerId)
+    }
+
+    /// Enters what a number stands for.
+    pub(crate) fn set(&mut self, number: fi_addr_t, remote: PeerId) {
+        set(&mut self.0, number, UNKNOWN, remote.0);
+    }
+
+    /// Forgets a number; gives what it stood for.
+    pub(crate) fn forget(&mut self, number: fi_addr_t) -> Option<PeerId> {
+        let known = usize::try_from(number).ok().and_then(|n| self.0.get_mut(n));
+        known.map(|place| PeerId(std::mem::replace(place, UNKNOWN)))
+    }
+}
+
+/// The numbers that an endpoint's remote endpoints have, by remote endpoint.
+#[derive(Default)]
+pub(crate) struct Numbers(Vec<fi_addr_t>);
+
+impl Numbers {
+    /// The number of a remote endpoint; none or `FI_ADDR_NOTAVAIL` if it was not used before.
+    #[inline]
+    pub(crate) fn get(&self, remote: PeerId) -> Option<&fi_addr_t> {
+        self.0.get(remote.0 as usize)
+    }
+
+    /// Enters the number of a remote endpoint.
+    pub(crate) fn set(&mut self, remote: PeerId, number: fi_addr_t) {
+        set(&mut self.0, u64::from(remote.0), FI_ADDR_NOTAVAIL, number);
+    }
+
+    /// Forgets that a remote endpoint has this number.
+    pub(crate) fn forget(&mut self, remote: PeerId, number: fi_addr_t) {
+        if let Some(place) = self.0.get_mut(remote.0 as usize).filter(|n| **n == number) {
+            *place = FI_ADDR_NOTAVAIL;
+        }
+    }
+}
+
+/// Writes into a table that grows.
+fn set<T: Copy>(table: &mut Vec<T>, at: u64, empty: T, value: T) {
+    let Ok(at) = usize::try_from(at) else { return };
+    if table.len() <= at {
+        table.resize(at + 1, empty);
+    }
+    table[at] = value;
 }
 
 unsafe extern "C" fn close(fid: *mut fid) -> c_int {

@@ -22,7 +22,7 @@ use isthmus_transport::{Address, Config, Endpoint, Name, Place};
 use self::close::close;
 use self::completion::{Ends, Side};
 pub(crate) use self::post::{How, Message, One, Remote, RemoteAtomic};
-use crate::av::{self, Av};
+use crate::av::{self, Av, Numbers, Remotes};
 use crate::cntr::Cntr;
 use crate::core::{Core, log};
 use crate::cq::Cq;
@@ -35,10 +35,6 @@ use crate::{arithmetic, atomic, errno, msg, rma, tagged, unsupported};
 
 /// What is left at least of a multi-receive buffer, until `FI_OPT_MIN_MULTI_RECV` says otherwise.
 const MIN_MULTI_RECV: u64 = 64;
-/// A peer's number that is not known yet.
-const UNKNOWN: u32 = u32::MAX;
-/// Most addresses that are resolved in advance of their use, as a bound on the tables below.
-const MOST_ADDRESSES: u64 = 1 << 26;
 
 /// Which part of the machine's memory an endpoint's posts that wait for room may take, and what they may take at least.
 const MEMORY_PART: u64 = 16;
@@ -82,8 +78,7 @@ pub(crate) struct State {
     tx_flags: u64,
     rx_flags: u64,
     min_multi_recv: u64,
-    /// Peers by number in the address vector.
-    peers: Vec<u32>,
+    remotes: Remotes,
     ends: Ends,
 }
 
@@ -185,7 +180,7 @@ impl Ep {
             tx_flags: tx.map_or(0, |t| t.op_flags),
             rx_flags: rx.map_or(0, |r| r.op_flags),
             min_multi_recv: MIN_MULTI_RECV,
-            peers: Vec::new(),
+            remotes: Remotes::default(),
             ends: Ends {
                 wants_source: info.caps & FI_SOURCE != 0,
                 av: None,
@@ -195,7 +190,7 @@ impl Ep {
                 receives: None,
                 reads: None,
                 writes: None,
-                numbers: Vec::new(),
+                numbers: Numbers::default(),
             },
         };
         let state = Lock::new(domain.locks, state);
@@ -266,10 +261,8 @@ impl Ep {
     /// Forgets a number that was removed from the address vector.
     pub(crate) fn forget(&self, number: fi_addr_t) {
         let mut state = self.state.lock();
-        let known = usize::try_from(number).ok().and_then(|n| state.peers.get_mut(n));
-        let Some(peer) = known.map(|place| std::mem::replace(place, UNKNOWN)) else { return };
-        if let Some(place) = state.ends.numbers.get_mut(peer as usize).filter(|n| **n == number) {
-            *place = FI_ADDR_NOTAVAIL;
+        if let Some(remote) = state.remotes.forget(number) {
+            state.ends.numbers.forget(remote, number);
         }
     }
 
@@ -356,15 +349,6 @@ impl State {
         let ends = &mut self.ends;
         [&mut ends.sends, &mut ends.receives, &mut ends.reads, &mut ends.writes]
     }
-}
-
-/// Writes into a table that grows.
-fn set<T: Copy>(table: &mut Vec<T>, at: u64, empty: T, value: T) {
-    let Ok(at) = usize::try_from(at) else { return };
-    if table.len() <= at {
-        table.resize(at + 1, empty);
-    }
-    table[at] = value;
 }
 
 /// Runs a post on an endpoint.

@@ -7,8 +7,7 @@ use isthmus_transport::{
     Address, AtomicKind, Completion, Op, PeerId, ShortReceived, ShortSink, Sink, Status, Ticket,
 };
 
-use super::set;
-use crate::av::Av;
+use crate::av::{Av, Numbers};
 use crate::cntr::Cntr;
 use crate::cq::{Cq, Destination, Entry, Fault};
 use crate::errno;
@@ -20,6 +19,7 @@ pub(super) const MULTI: u64 = 2;
 
 /// Where completions go.
 pub(super) struct Ends {
+    /// Whether a sender without a number here is searched for in the address vector, for `FI_SOURCE`.
     pub(super) wants_source: bool,
     pub(super) av: Option<Arc<Av>>,
     pub(super) tx: Side,
@@ -28,8 +28,7 @@ pub(super) struct Ends {
     pub(super) receives: Option<Arc<Cntr>>,
     pub(super) reads: Option<Arc<Cntr>>,
     pub(super) writes: Option<Arc<Cntr>>,
-    /// Numbers in the address vector by peer.
-    pub(super) numbers: Vec<fi_addr_t>,
+    pub(super) numbers: Numbers,
 }
 
 /// Where completions of one direction go.
@@ -87,13 +86,13 @@ impl Sink for Ends {
 }
 
 impl Ends {
-    /// The number in the address vector of a peer that sent something.
+    /// The number of a remote endpoint that sent something.
     #[inline]
-    fn number(&mut self, peer: Option<PeerId>, address: Option<&Address>) -> fi_addr_t {
-        let Some(peer) = peer else { return FI_ADDR_NOTAVAIL };
-        match self.numbers.get(peer.0 as usize) {
+    fn number(&mut self, remote: Option<PeerId>, address: Option<&Address>) -> fi_addr_t {
+        let Some(remote) = remote else { return FI_ADDR_NOTAVAIL };
+        match self.numbers.get(remote) {
             Some(number) if *number != FI_ADDR_NOTAVAIL => *number,
-            _ if self.wants_source => self.find(peer, address),
+            _ if self.wants_source => self.find(remote, address),
             _ => FI_ADDR_NOTAVAIL,
         }
     }
@@ -115,10 +114,10 @@ impl Ends {
     }
 
     #[cold]
-    fn find(&mut self, peer: PeerId, address: Option<&Address>) -> fi_addr_t {
+    fn find(&mut self, remote: PeerId, address: Option<&Address>) -> fi_addr_t {
         let found = address.and_then(|address| self.av.as_ref()?.number(address));
         if let Some(number) = found {
-            set(&mut self.numbers, u64::from(peer.0), FI_ADDR_NOTAVAIL, number);
+            self.numbers.set(remote, number);
         }
         found.unwrap_or(FI_ADDR_NOTAVAIL)
     }

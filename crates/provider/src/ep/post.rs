@@ -9,7 +9,8 @@ use isthmus_transport::{
 };
 
 use super::completion::{ENTRY, MULTI};
-use super::{Ep, MOST_ADDRESSES, State, UNKNOWN, failed, set};
+use super::{Ep, State, failed};
+use crate::av::MOST_ADDRESSES;
 use crate::core::log;
 use crate::{arithmetic, errno};
 
@@ -117,7 +118,7 @@ impl Ep {
             && state.may_send()
             && !state.moving
             && state.tx_flags & DELIVERED == 0
-            && let Some(to) = state.known(what.peer)
+            && let Some(to) = state.remotes.known(what.peer)
             && let Some(transport) = &mut state.transport
             && transport.send_at_once(to, what.tagged, what.tag, data, what.buf)
         {
@@ -134,7 +135,7 @@ impl Ep {
         if let Some(mut state) = self.state.unlocked()
             && state.may_send()
             && !state.moving
-            && let Some(to) = state.known(what.peer)
+            && let Some(to) = state.remotes.known(what.peer)
             && let Some(transport) = &mut state.transport
             && transport.send_at_once(to, what.tagged, what.tag, data, what.buf)
         {
@@ -162,7 +163,7 @@ impl Ep {
             && state.rx_flags & (FI_PEEK | FI_CLAIM | FI_DISCARD | FI_MULTI_RECV) == 0
         {
             let any = !state.directed || what.peer == FI_ADDR_UNSPEC;
-            let from = if any { None } else { state.known(what.peer) };
+            let from = if any { None } else { state.remotes.known(what.peer) };
             let ticket = state.rx_how(context).ticket();
             let select = Selector { tagged: what.tagged, from, tag: what.tag, ignore };
             if (any || from.is_some())
@@ -351,17 +352,10 @@ impl State {
         self.bound.receives
     }
 
-    /// The transport's number of a peer that was used before.
-    #[inline]
-    fn known(&self, number: fi_addr_t) -> Option<PeerId> {
-        let peer = usize::try_from(number).ok().and_then(|n| self.peers.get(n)).copied();
-        peer.filter(|peer| *peer != UNKNOWN).map(PeerId)
-    }
-
     /// The transport's number of a peer.
     #[inline]
     fn peer(&mut self, number: fi_addr_t) -> Result<PeerId, c_int> {
-        self.known(number).map_or_else(|| self.resolve(number), Ok)
+        self.remotes.known(number).map_or_else(|| self.resolve(number), Ok)
     }
 
     /// The same of a peer that was not.
@@ -381,11 +375,10 @@ impl State {
             );
             errno::of_transport(&e)
         })?;
-        set(&mut self.peers, number, UNKNOWN, peer.0);
-        let place = u64::from(peer.0);
-        // Of an address that was inserted twice the first number stands.
-        if self.ends.numbers.get(peer.0 as usize).is_none_or(|n| *n == FI_ADDR_NOTAVAIL) {
-            set(&mut self.ends.numbers, place, FI_ADDR_NOTAVAIL, number);
+        self.remotes.set(number, peer);
+        // An address that was inserted twice goes back by its first number.
+        if self.ends.numbers.get(peer).is_none_or(|n| *n == FI_ADDR_NOTAVAIL) {
+            self.ends.numbers.set(peer, number);
         }
         Ok(peer)
     }
