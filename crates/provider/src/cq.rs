@@ -100,7 +100,7 @@ struct Lent<'a>(Option<&'a Cq>, usize);
 
 impl<'a> Lent<'a> {
     fn new(cq: &'a Cq, to: Destination) -> Self {
-        match cq.queue.unlocked() {
+        match cq.queue.without_lock() {
             Some(mut queue) if queue.ready.is_empty() => {
                 queue.open = Some(to);
                 Self(Some(cq), to.taken)
@@ -238,7 +238,7 @@ impl Cq {
     /// that ends, nothing is returned; what was taken until then is in `to`.
     #[inline(always)]
     fn read_short(&self, to: &mut Destination) -> Option<usize> {
-        let (endpoints, mut queue) = (self.endpoints.unlocked()?, self.queue.unlocked()?);
+        let (endpoints, mut queue) = (self.endpoints.without_lock()?, self.queue.without_lock()?);
         let [endpoint] = endpoints.as_slice() else { return None };
         if !queue.ready.is_empty() || queue.patience.ends() || to.buf.is_null() {
             return None;

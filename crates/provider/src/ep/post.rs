@@ -114,7 +114,7 @@ impl Ep {
     /// Sends one buffer with the endpoint's own flags: the short way for what is short and usual.
     #[inline(always)]
     pub(crate) fn send_one(&self, what: One, data: Option<u64>, context: *mut c_void) -> isize {
-        if let Some(mut state) = self.state.unlocked()
+        if let Some(mut state) = self.state.without_lock()
             && state.may_send()
             && !state.moving
             && state.tx_flags & DELIVERED == 0
@@ -132,7 +132,7 @@ impl Ep {
     /// Injects one buffer.
     #[inline(always)]
     pub(crate) fn inject_one(&self, what: One, data: Option<u64>) -> isize {
-        if let Some(mut state) = self.state.unlocked()
+        if let Some(mut state) = self.state.without_lock()
             && state.may_send()
             && !state.moving
             && let Some(to) = state.remotes.known(what.peer)
@@ -157,7 +157,7 @@ impl Ep {
     /// Posts a receive of one buffer with the endpoint's own flags: the short way for the usual.
     #[inline(always)]
     pub(crate) fn receive_one(&self, what: One, ignore: u64, context: *mut c_void) -> isize {
-        if let Some(mut state) = self.state.unlocked()
+        if let Some(mut state) = self.state.without_lock()
             && state.may_receive()
             && !state.moving
             && state.rx_flags & (FI_PEEK | FI_CLAIM | FI_DISCARD | FI_MULTI_RECV) == 0

@@ -16,7 +16,7 @@ impl Ep {
     /// where what is received makes entries in that queue and nothing else. They go to `to`, as long as there is room.
     #[inline(always)]
     pub(crate) fn poll_short(&self, cq: &Cq, wait: bool, to: &mut Destination) -> Short {
-        let Some(mut state) = self.state.unlocked() else { return Short::Other };
+        let Some(mut state) = self.state.without_lock() else { return Short::Other };
         if !std::ptr::eq(state.short, cq) || self.poison.is_set() {
             return Short::Other;
         }
