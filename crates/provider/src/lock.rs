@@ -17,8 +17,6 @@ pub(crate) struct Lock<T> {
 // SAFETY: with the mutex, as any mutex. Without it, the program promised FI_THREAD_DOMAIN: threads take turns, and it
 // orders their accesses, so the value is sent from one to the next.
 unsafe impl<T: Send> Sync for Lock<T> {}
-// SAFETY: it owns its value, which may be sent.
-unsafe impl<T: Send> Send for Lock<T> {}
 
 impl<T> Lock<T> {
     /// A value with a real lock if `real`, else one whose lock is left out.

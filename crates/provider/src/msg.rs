@@ -1,4 +1,5 @@
-//! Untagged messages, as in fi_msg(3). Multi-receives arrive here too: a flag of `fi_recvmsg`, or of the endpoint.
+//! Untagged messages, as in fi_msg(3). Multi-receives come this way: `FI_MULTI_RECV` is a flag of `fi_recvmsg`, or of the
+//! endpoint.
 
 use std::ffi::c_void;
 
@@ -39,9 +40,9 @@ unsafe extern "C" fn recv(
     peer: fi_addr_t,
     context: *mut c_void,
 ) -> isize {
-    // SAFETY: the caller lends the buffer until the operation completes.
+    // SAFETY: the program lends the buffer until the operation completes.
     let Some(buf) = (unsafe { one(buf, len) }) else { return EINVAL };
-    // SAFETY: our endpoint.
+    // SAFETY: fi_endpoint gave `ep` out, and the program has not closed it.
     unsafe { with(ep, |ep| ep.receive_one(single(peer, buf), 0, context)) }
 }
 
@@ -53,18 +54,18 @@ unsafe extern "C" fn recvv(
     peer: fi_addr_t,
     context: *mut c_void,
 ) -> isize {
-    // SAFETY: the caller lends the buffers until the operation completes.
+    // SAFETY: the program lends the array for this call, and its buffers until the operation completes.
     let Some(bufs) = (unsafe { Bufs::of(iov, count) }) else { return EINVAL };
-    // SAFETY: our endpoint.
+    // SAFETY: fi_endpoint gave `ep` out, and the program has not closed it.
     unsafe { with(ep, |ep| ep.receive(&message(peer, None, bufs.get()), 0, |s| s.rx_how(context))) }
 }
 
 unsafe extern "C" fn recvmsg(ep: *mut fid_ep, msg: *const fi_msg, flags: u64) -> isize {
-    // SAFETY: null or the caller's description.
+    // SAFETY: null, or a description that the program lends for this call.
     let Some(msg) = (unsafe { isthmus_cabi::object(msg) }) else { return EINVAL };
-    // SAFETY: the caller lends the buffers until the operation completes.
+    // SAFETY: the program lends the array for this call, and its buffers until the operation completes.
     let Some(bufs) = (unsafe { Bufs::of(msg.msg_iov, msg.iov_count) }) else { return EINVAL };
-    // SAFETY: our endpoint.
+    // SAFETY: fi_endpoint gave `ep` out, and the program has not closed it.
     unsafe {
         with(ep, |ep| {
             let how = |s: &State| s.rx_how_with(msg.context, flags);
@@ -81,9 +82,9 @@ unsafe extern "C" fn send(
     peer: fi_addr_t,
     context: *mut c_void,
 ) -> isize {
-    // SAFETY: the caller lends the buffer until the operation completes.
+    // SAFETY: the program lends the buffer until the operation completes.
     let Some(buf) = (unsafe { one(buf, len) }) else { return EINVAL };
-    // SAFETY: our endpoint.
+    // SAFETY: fi_endpoint gave `ep` out, and the program has not closed it.
     unsafe { with(ep, |ep| ep.send_one(single(peer, buf), None, context)) }
 }
 
@@ -95,19 +96,19 @@ unsafe extern "C" fn sendv(
     peer: fi_addr_t,
     context: *mut c_void,
 ) -> isize {
-    // SAFETY: the caller lends the buffers until the operation completes.
+    // SAFETY: the program lends the array for this call, and its buffers until the operation completes.
     let Some(bufs) = (unsafe { Bufs::of(iov, count) }) else { return EINVAL };
-    // SAFETY: our endpoint.
+    // SAFETY: fi_endpoint gave `ep` out, and the program has not closed it.
     unsafe { with(ep, |ep| ep.send(&message(peer, None, bufs.get()), |s| s.tx_how(context))) }
 }
 
 unsafe extern "C" fn sendmsg(ep: *mut fid_ep, msg: *const fi_msg, flags: u64) -> isize {
-    // SAFETY: null or the caller's description.
+    // SAFETY: null, or a description that the program lends for this call.
     let Some(msg) = (unsafe { isthmus_cabi::object(msg) }) else { return EINVAL };
-    // SAFETY: the caller lends the buffers until the operation completes.
+    // SAFETY: the program lends the array for this call, and its buffers until the operation completes.
     let Some(bufs) = (unsafe { Bufs::of(msg.msg_iov, msg.iov_count) }) else { return EINVAL };
     let data = (flags & FI_REMOTE_CQ_DATA != 0).then_some(msg.data);
-    // SAFETY: our endpoint.
+    // SAFETY: fi_endpoint gave `ep` out, and the program has not closed it.
     unsafe {
         with(ep, |ep| {
             let how = |s: &State| s.tx_how_with(msg.context, flags);
@@ -117,9 +118,9 @@ unsafe extern "C" fn sendmsg(ep: *mut fid_ep, msg: *const fi_msg, flags: u64) ->
 }
 
 unsafe extern "C" fn inject(ep: *mut fid_ep, buf: *const c_void, len: usize, peer: fi_addr_t) -> isize {
-    // SAFETY: the caller lends the buffer until the operation completes.
+    // SAFETY: the program lends the buffer for this call.
     let Some(buf) = (unsafe { one(buf, len) }) else { return EINVAL };
-    // SAFETY: our endpoint.
+    // SAFETY: fi_endpoint gave `ep` out, and the program has not closed it.
     unsafe { with(ep, |ep| ep.inject_one(single(peer, buf), None)) }
 }
 
@@ -132,9 +133,9 @@ unsafe extern "C" fn senddata(
     peer: fi_addr_t,
     context: *mut c_void,
 ) -> isize {
-    // SAFETY: the caller lends the buffer until the operation completes.
+    // SAFETY: the program lends the buffer until the operation completes.
     let Some(buf) = (unsafe { one(buf, len) }) else { return EINVAL };
-    // SAFETY: our endpoint.
+    // SAFETY: fi_endpoint gave `ep` out, and the program has not closed it.
     unsafe { with(ep, |ep| ep.send_one(single(peer, buf), Some(data), context)) }
 }
 
@@ -145,8 +146,8 @@ unsafe extern "C" fn injectdata(
     data: u64,
     peer: fi_addr_t,
 ) -> isize {
-    // SAFETY: the caller lends the buffer until the operation completes.
+    // SAFETY: the program lends the buffer for this call.
     let Some(buf) = (unsafe { one(buf, len) }) else { return EINVAL };
-    // SAFETY: our endpoint.
+    // SAFETY: fi_endpoint gave `ep` out, and the program has not closed it.
     unsafe { with(ep, |ep| ep.inject_one(single(peer, buf), Some(data))) }
 }

@@ -1,5 +1,5 @@
-//! One-sided reads and writes, as in fi_rma(3). An operation completes, and is counted, when it is visible at the
-//! target; that holds for injected ones too, which make no entry.
+//! Reads and writes of remote memory, as in fi_rma(3). An operation completes, and is counted, when it is visible at the
+//! target; so is an injected one, which makes no entry.
 
 use std::ffi::c_void;
 
@@ -23,12 +23,12 @@ pub(crate) static OPS: fi_ops_rma = fi_ops_rma {
 
 const EINVAL: isize = -(FI_EINVAL as isize);
 
-/// The remote side of a call with a message structure: exactly one part, as long as the local side.
+/// The address and key that a message structure names: exactly one part, as long as the local buffers. None otherwise.
 ///
 /// # Safety
-/// The caller's message.
+/// `msg.rma_iov` is null or has `msg.rma_iov_count` parts.
 unsafe fn remote(msg: &fi_msg_rma, len: usize) -> Option<(u64, u64)> {
-    // SAFETY: the caller vouches for the array.
+    // SAFETY: the caller vouches for the array and its count.
     let parts = unsafe { isthmus_cabi::slice(msg.rma_iov, msg.rma_iov_count, 1) }?;
     match parts {
         [part] if part.len == len => Some((part.addr, part.key)),
@@ -46,10 +46,10 @@ unsafe extern "C" fn read(
     key: u64,
     context: *mut c_void,
 ) -> isize {
-    // SAFETY: the caller lends the buffer until the operation completes.
+    // SAFETY: the program lends the buffer until the operation completes.
     let Some(buf) = (unsafe { one(buf, len) }) else { return EINVAL };
     let what = Remote { peer, key, addr, data: None, bufs: &[buf] };
-    // SAFETY: our endpoint.
+    // SAFETY: fi_endpoint gave `ep` out, and the program has not closed it.
     unsafe { with(ep, |ep| ep.rma(&what, false, |s| s.tx_how(context))) }
 }
 
@@ -63,35 +63,37 @@ unsafe extern "C" fn readv(
     key: u64,
     context: *mut c_void,
 ) -> isize {
-    // SAFETY: the caller lends the buffers until the operation completes.
+    // SAFETY: the program lends the array for this call, and its buffers until the operation completes.
     let Some(bufs) = (unsafe { Bufs::of(iov, count) }) else { return EINVAL };
     let what = Remote { peer, key, addr, data: None, bufs: bufs.get() };
-    // SAFETY: our endpoint.
+    // SAFETY: fi_endpoint gave `ep` out, and the program has not closed it.
     unsafe { with(ep, |ep| ep.rma(&what, false, |s| s.tx_how(context))) }
 }
 
 unsafe extern "C" fn readmsg(ep: *mut fid_ep, msg: *const fi_msg_rma, flags: u64) -> isize {
-    // SAFETY: passed on.
+    // SAFETY: fi_endpoint gave `ep` out, the program has not closed it, and `msg` is as fi_rma(3) asks.
     unsafe { message(ep, msg, flags, false) }
 }
 
 unsafe extern "C" fn writemsg(ep: *mut fid_ep, msg: *const fi_msg_rma, flags: u64) -> isize {
-    // SAFETY: passed on.
+    // SAFETY: fi_endpoint gave `ep` out, the program has not closed it, and `msg` is as fi_rma(3) asks.
     unsafe { message(ep, msg, flags, true) }
 }
 
+/// A call with a message structure.
+///
 /// # Safety
-/// Our endpoint and the caller's message.
+/// An endpoint of ours that is open, or null; a message as fi_rma(3) asks for it, or null.
 unsafe fn message(ep: *mut fid_ep, msg: *const fi_msg_rma, flags: u64, write: bool) -> isize {
-    // SAFETY: null or the caller's description.
+    // SAFETY: null, or a description that the program lends for this call.
     let Some(msg) = (unsafe { isthmus_cabi::object(msg) }) else { return EINVAL };
-    // SAFETY: the caller lends the buffers until the operation completes.
+    // SAFETY: the program lends the array for this call, and its buffers until the operation completes.
     let Some(bufs) = (unsafe { Bufs::of(msg.msg_iov, msg.iov_count) }) else { return EINVAL };
-    // SAFETY: the caller's message.
+    // SAFETY: the message names its remote parts and their count, by fi_rma(3).
     let Some((addr, key)) = (unsafe { remote(msg, bufs.len()) }) else { return EINVAL };
     let data = (write && flags & FI_REMOTE_CQ_DATA != 0).then_some(msg.data);
     let what = Remote { peer: msg.addr, key, addr, data, bufs: bufs.get() };
-    // SAFETY: our endpoint.
+    // SAFETY: fi_endpoint gave `ep` out, and the program has not closed it.
     unsafe { with(ep, |ep| ep.rma(&what, write, |s| s.tx_how_with(msg.context, flags))) }
 }
 
@@ -105,10 +107,10 @@ unsafe extern "C" fn write(
     key: u64,
     context: *mut c_void,
 ) -> isize {
-    // SAFETY: the caller lends the buffer until the operation completes.
+    // SAFETY: the program lends the buffer until the operation completes.
     let Some(buf) = (unsafe { one(buf, len) }) else { return EINVAL };
     let what = Remote { peer, key, addr, data: None, bufs: &[buf] };
-    // SAFETY: our endpoint.
+    // SAFETY: fi_endpoint gave `ep` out, and the program has not closed it.
     unsafe { with(ep, |ep| ep.rma(&what, true, |s| s.tx_how(context))) }
 }
 
@@ -122,10 +124,10 @@ unsafe extern "C" fn writev(
     key: u64,
     context: *mut c_void,
 ) -> isize {
-    // SAFETY: the caller lends the buffers until the operation completes.
+    // SAFETY: the program lends the array for this call, and its buffers until the operation completes.
     let Some(bufs) = (unsafe { Bufs::of(iov, count) }) else { return EINVAL };
     let what = Remote { peer, key, addr, data: None, bufs: bufs.get() };
-    // SAFETY: our endpoint.
+    // SAFETY: fi_endpoint gave `ep` out, and the program has not closed it.
     unsafe { with(ep, |ep| ep.rma(&what, true, |s| s.tx_how(context))) }
 }
 
@@ -137,10 +139,10 @@ unsafe extern "C" fn inject(
     addr: u64,
     key: u64,
 ) -> isize {
-    // SAFETY: the caller lends the buffer for this call.
+    // SAFETY: the program lends the buffer for this call.
     let Some(buf) = (unsafe { one(buf, len) }) else { return EINVAL };
     let what = Remote { peer, key, addr, data: None, bufs: &[buf] };
-    // SAFETY: our endpoint.
+    // SAFETY: fi_endpoint gave `ep` out, and the program has not closed it.
     unsafe { with(ep, |ep| ep.rma(&what, true, |_| How::inject())) }
 }
 
@@ -155,10 +157,10 @@ unsafe extern "C" fn writedata(
     key: u64,
     context: *mut c_void,
 ) -> isize {
-    // SAFETY: the caller lends the buffer until the operation completes.
+    // SAFETY: the program lends the buffer until the operation completes.
     let Some(buf) = (unsafe { one(buf, len) }) else { return EINVAL };
     let what = Remote { peer, key, addr, data: Some(data), bufs: &[buf] };
-    // SAFETY: our endpoint.
+    // SAFETY: fi_endpoint gave `ep` out, and the program has not closed it.
     unsafe { with(ep, |ep| ep.rma(&what, true, |s| s.tx_how(context))) }
 }
 
@@ -171,9 +173,9 @@ unsafe extern "C" fn injectdata(
     addr: u64,
     key: u64,
 ) -> isize {
-    // SAFETY: the caller lends the buffer for this call.
+    // SAFETY: the program lends the buffer for this call.
     let Some(buf) = (unsafe { one(buf, len) }) else { return EINVAL };
     let what = Remote { peer, key, addr, data: Some(data), bufs: &[buf] };
-    // SAFETY: our endpoint.
+    // SAFETY: fi_endpoint gave `ep` out, and the program has not closed it.
     unsafe { with(ep, |ep| ep.rma(&what, true, |_| How::inject())) }
 }

@@ -41,9 +41,9 @@ unsafe extern "C" fn recv(
     ignore: u64,
     context: *mut c_void,
 ) -> isize {
-    // SAFETY: the caller lends the buffer until the operation completes.
+    // SAFETY: the program lends the buffer until the operation completes.
     let Some(buf) = (unsafe { one(buf, len) }) else { return EINVAL };
-    // SAFETY: our endpoint.
+    // SAFETY: fi_endpoint gave `ep` out, and the program has not closed it.
     unsafe { with(ep, |ep| ep.receive_one(single(peer, tag, buf), ignore, context)) }
 }
 
@@ -57,18 +57,18 @@ unsafe extern "C" fn recvv(
     ignore: u64,
     context: *mut c_void,
 ) -> isize {
-    // SAFETY: the caller lends the buffers until the operation completes.
+    // SAFETY: the program lends the array for this call, and its buffers until the operation completes.
     let Some(bufs) = (unsafe { Bufs::of(iov, count) }) else { return EINVAL };
-    // SAFETY: our endpoint.
+    // SAFETY: fi_endpoint gave `ep` out, and the program has not closed it.
     unsafe { with(ep, |ep| ep.receive(&message(peer, tag, None, bufs.get()), ignore, |s| s.rx_how(context))) }
 }
 
 unsafe extern "C" fn recvmsg(ep: *mut fid_ep, msg: *const fi_msg_tagged, flags: u64) -> isize {
-    // SAFETY: null or the caller's description.
+    // SAFETY: null, or a description that the program lends for this call.
     let Some(msg) = (unsafe { isthmus_cabi::object(msg) }) else { return EINVAL };
-    // SAFETY: the caller lends the buffers until the operation completes.
+    // SAFETY: the program lends the array for this call, and its buffers until the operation completes.
     let Some(bufs) = (unsafe { Bufs::of(msg.msg_iov, msg.iov_count) }) else { return EINVAL };
-    // SAFETY: our endpoint.
+    // SAFETY: fi_endpoint gave `ep` out, and the program has not closed it.
     unsafe {
         with(ep, |ep| {
             let how = |s: &State| s.rx_how_with(msg.context, flags);
@@ -86,9 +86,9 @@ unsafe extern "C" fn send(
     tag: u64,
     context: *mut c_void,
 ) -> isize {
-    // SAFETY: the caller lends the buffer until the operation completes.
+    // SAFETY: the program lends the buffer until the operation completes.
     let Some(buf) = (unsafe { one(buf, len) }) else { return EINVAL };
-    // SAFETY: our endpoint.
+    // SAFETY: fi_endpoint gave `ep` out, and the program has not closed it.
     unsafe { with(ep, |ep| ep.send_one(single(peer, tag, buf), None, context)) }
 }
 
@@ -101,19 +101,19 @@ unsafe extern "C" fn sendv(
     tag: u64,
     context: *mut c_void,
 ) -> isize {
-    // SAFETY: the caller lends the buffers until the operation completes.
+    // SAFETY: the program lends the array for this call, and its buffers until the operation completes.
     let Some(bufs) = (unsafe { Bufs::of(iov, count) }) else { return EINVAL };
-    // SAFETY: our endpoint.
+    // SAFETY: fi_endpoint gave `ep` out, and the program has not closed it.
     unsafe { with(ep, |ep| ep.send(&message(peer, tag, None, bufs.get()), |s| s.tx_how(context))) }
 }
 
 unsafe extern "C" fn sendmsg(ep: *mut fid_ep, msg: *const fi_msg_tagged, flags: u64) -> isize {
-    // SAFETY: null or the caller's description.
+    // SAFETY: null, or a description that the program lends for this call.
     let Some(msg) = (unsafe { isthmus_cabi::object(msg) }) else { return EINVAL };
-    // SAFETY: the caller lends the buffers until the operation completes.
+    // SAFETY: the program lends the array for this call, and its buffers until the operation completes.
     let Some(bufs) = (unsafe { Bufs::of(msg.msg_iov, msg.iov_count) }) else { return EINVAL };
     let data = (flags & FI_REMOTE_CQ_DATA != 0).then_some(msg.data);
-    // SAFETY: our endpoint.
+    // SAFETY: fi_endpoint gave `ep` out, and the program has not closed it.
     unsafe {
         with(ep, |ep| {
             let how = |s: &State| s.tx_how_with(msg.context, flags);
@@ -129,9 +129,9 @@ unsafe extern "C" fn inject(
     peer: fi_addr_t,
     tag: u64,
 ) -> isize {
-    // SAFETY: the caller lends the buffer until the operation completes.
+    // SAFETY: the program lends the buffer for this call.
     let Some(buf) = (unsafe { one(buf, len) }) else { return EINVAL };
-    // SAFETY: our endpoint.
+    // SAFETY: fi_endpoint gave `ep` out, and the program has not closed it.
     unsafe { with(ep, |ep| ep.inject_one(single(peer, tag, buf), None)) }
 }
 
@@ -145,9 +145,9 @@ unsafe extern "C" fn senddata(
     tag: u64,
     context: *mut c_void,
 ) -> isize {
-    // SAFETY: the caller lends the buffer until the operation completes.
+    // SAFETY: the program lends the buffer until the operation completes.
     let Some(buf) = (unsafe { one(buf, len) }) else { return EINVAL };
-    // SAFETY: our endpoint.
+    // SAFETY: fi_endpoint gave `ep` out, and the program has not closed it.
     unsafe { with(ep, |ep| ep.send_one(single(peer, tag, buf), Some(data), context)) }
 }
 
@@ -159,8 +159,8 @@ unsafe extern "C" fn injectdata(
     peer: fi_addr_t,
     tag: u64,
 ) -> isize {
-    // SAFETY: the caller lends the buffer until the operation completes.
+    // SAFETY: the program lends the buffer for this call.
     let Some(buf) = (unsafe { one(buf, len) }) else { return EINVAL };
-    // SAFETY: our endpoint.
+    // SAFETY: fi_endpoint gave `ep` out, and the program has not closed it.
     unsafe { with(ep, |ep| ep.inject_one(single(peer, tag, buf), Some(data))) }
 }
