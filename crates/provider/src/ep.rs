@@ -1,9 +1,12 @@
 //! Endpoints, as in fi_endpoint(3): opening, binding, names and options.
 //!
-//! `post` has what posts end in, `progress` what moves an endpoint, `completion` what becomes of the transport's
-//! completions, `close` the end. [`crate::msg`], [`crate::tagged`], [`crate::rma`] and [`crate::atomic`] hold the calls
-//! that post. An endpoint's state is behind one lock; the order of locks is endpoint, then completion queue or counter,
-//! never the other way.
+//! - `post`: what the calls of [`crate::msg`], [`crate::tagged`], [`crate::rma`] and [`crate::atomic`] end in;
+//! - `progress`: what moves an endpoint, and its sleep;
+//! - `completion`: what becomes of the transport's completions;
+//! - `close`: its end.
+//!
+//! An endpoint's state is behind one lock. The order of locks is endpoint, then completion queue or counter, never the
+//! other way.
 
 mod close;
 mod completion;
@@ -20,8 +23,8 @@ use isthmus_region::objects::endpoint;
 use isthmus_transport::{Address, Config, Endpoint, Name, Place};
 
 use self::close::close;
-use self::completion::{Ends, Side};
-pub(crate) use self::post::{How, Message, One, Remote, RemoteAtomic};
+use self::completion::{Bindings, Side};
+pub(crate) use self::post::{How, Message, Remote, RemoteAtomic, Single};
 use crate::av::{self, Av, Numbers, Remotes};
 use crate::cntr::Cntr;
 use crate::core::{Core, log};
@@ -33,11 +36,12 @@ use crate::mr::Reach;
 use crate::object::{self, Object};
 use crate::{arithmetic, atomic, errno, msg, rma, tagged, unsupported};
 
-/// What is left at least of a multi-receive buffer, until `FI_OPT_MIN_MULTI_RECV` says otherwise.
+/// The default of `FI_OPT_MIN_MULTI_RECV`: with less room than this left, a multi-receive buffer is released.
 const MIN_MULTI_RECV: u64 = 64;
 
-/// Which part of the machine's memory an endpoint's posts that wait for room may take, and what they may take at least.
+/// An endpoint's posts that wait for room may take one part in this many of the machine's memory.
 const MEMORY_PART: u64 = 16;
+/// They may always take this many bytes.
 const LEAST_QUEUED: u64 = 64 << 20;
 
 /// An endpoint.
@@ -50,41 +54,43 @@ pub(crate) struct Ep {
     bell: OnceLock<OwnedFd>,
 }
 
-/// The kinds of operations for which a queue or a counter is bound.
+/// The kinds of operations that may be posted: those whose completion goes somewhere.
 #[derive(Debug, Default, Clone, Copy)]
-struct Bound {
+struct Postable {
     sends: bool,
     reads: bool,
     writes: bool,
     receives: bool,
 }
 
-/// Everything that changes.
+/// What of an endpoint changes.
 pub(crate) struct State {
     core: Option<&'static Core>,
+    /// None once it is closed.
     transport: Option<Endpoint>,
-    /// The service's name that it has, if it was opened under one.
+    /// The service's name under which it was opened, if any.
     name: Option<endpoint::Name>,
     enabled: bool,
-    /// Of which kinds of operations the end can be told.
-    bound: Bound,
-    /// Progress is under way; found by somebody who has the lock, it says that it ended in a panic.
+    postable: Postable,
+    /// Progress is under way. A thread that takes the lock and finds it set knows that progress ended in a panic.
     moving: bool,
-    /// Sleeps that were not ended yet.
+    /// Successes of [`Ep::fall_asleep`] without their [`Ep::wake_up`] yet.
     sleepers: u32,
-    /// The queue that receives complete to, if that is all they do: for [`Ep::poll_short`] to compare with.
+    /// The queue to which receives complete, if nothing counts them, else null. [`Ep::poll_short`] compares with it and
+    /// never follows it.
     short: *const Cq,
     directed: bool,
     tx_flags: u64,
     rx_flags: u64,
     min_multi_recv: u64,
     remotes: Remotes,
-    ends: Ends,
+    bindings: Bindings,
 }
 
-// SAFETY: the head is written when it is made and only read since; its pointers are C's.
+// SAFETY: the head is not written after `open`; its pointers are to static tables, and the program's own context, which
+// is not followed. `State::short` is compared only.
 unsafe impl std::marker::Send for Ep {}
-// SAFETY: as above; the state is behind its lock.
+// SAFETY: what changes is behind the state's lock or set once; the head and `State::short` as for Send.
 unsafe impl Sync for Ep {}
 
 impl Object for Ep {
@@ -131,16 +137,16 @@ impl Ep {
         info: *mut fi_info,
         context: *mut c_void,
     ) -> Result<Arc<Self>, c_int> {
-        // SAFETY: null or valid.
+        // SAFETY: null, or attributes that the program lends for this call, as `object` has it (here and for their parts).
         let info: &fi_info = unsafe { isthmus_cabi::object(info) }.ok_or(FI_EINVAL)?;
-        // SAFETY: null or valid.
+        // SAFETY: null or a part of `info`.
         let attr: Option<&fi_ep_attr> = unsafe { isthmus_cabi::object(info.ep_attr) };
         if attr.is_some_and(|a| !matches!(a.ep_type, FI_EP_UNSPEC | FI_EP_RDM)) || !domain.is_own() {
             return Err(FI_EINVAL);
         }
-        // SAFETY: null or valid.
+        // SAFETY: null or a part of `info`.
         let tx: Option<&fi_tx_attr> = unsafe { isthmus_cabi::object(info.tx_attr) };
-        // SAFETY: null or valid.
+        // SAFETY: null or a part of `info`.
         let rx: Option<&fi_rx_attr> = unsafe { isthmus_cabi::object(info.rx_attr) };
         let core = domain.core();
         let table = domain.store.table(&domain.member);
@@ -172,7 +178,7 @@ impl Ep {
             transport: Some(transport),
             name,
             enabled: false,
-            bound: Bound::default(),
+            postable: Postable::default(),
             moving: false,
             sleepers: 0,
             short: std::ptr::null(),
@@ -181,7 +187,7 @@ impl Ep {
             rx_flags: rx.map_or(0, |r| r.op_flags),
             min_multi_recv: MIN_MULTI_RECV,
             remotes: Remotes::default(),
-            ends: Ends {
+            bindings: Bindings {
                 wants_source: info.caps & FI_SOURCE != 0,
                 av: None,
                 tx: Side::default(),
@@ -200,24 +206,24 @@ impl Ep {
     }
 
     fn bind(this: &Arc<Self>, other: *mut fid, flags: u64) -> c_int {
-        // SAFETY: an object of the caller's.
+        // SAFETY: null, or an open object of the program's; all begin with this head.
         let Some(class) = (unsafe { isthmus_cabi::object(other) }).map(|f| f.fclass) else {
             return -FI_EINVAL;
         };
         let mut state = this.state.lock();
         match class {
             FI_CLASS_AV => {
-                // SAFETY: by its class an address vector, and ours if the domain is (checked next).
+                // SAFETY: an address vector by its class; ours, since fi_ep_bind asks for objects of one domain.
                 let Some(av) = (unsafe { object::share::<Av>(other.cast()) }) else { return -FI_EINVAL };
                 if !Arc::ptr_eq(&av.domain, &this.domain) {
                     return -FI_EINVAL;
                 }
                 av.enlist(this);
-                state.ends.av = Some(av);
+                state.bindings.av = Some(av);
                 0
             }
             FI_CLASS_CQ => {
-                // SAFETY: as above.
+                // SAFETY: a completion queue by its class; ours, since fi_ep_bind asks for objects of one domain.
                 let Some(cq) = (unsafe { object::share::<Cq>(other.cast()) }) else { return -FI_EINVAL };
                 if !Arc::ptr_eq(&cq.domain, &this.domain) || flags & (FI_TRANSMIT | FI_RECV) == 0 {
                     return -FI_EINVAL;
@@ -225,21 +231,21 @@ impl Ep {
                 let selective = flags & FI_SELECTIVE_COMPLETION != 0;
                 enlist(cq.endpoints(), this);
                 if flags & FI_TRANSMIT != 0 {
-                    state.ends.tx = Side { cq: Some(Arc::clone(&cq)), selective };
+                    state.bindings.tx = Side { cq: Some(Arc::clone(&cq)), selective };
                 }
                 if flags & FI_RECV != 0 {
-                    state.ends.rx = Side { cq: Some(cq), selective };
+                    state.bindings.rx = Side { cq: Some(cq), selective };
                 }
-                state.find_ends();
+                state.update_postable();
                 0
             }
             FI_CLASS_CNTR => {
-                // SAFETY: as above.
+                // SAFETY: a counter by its class; ours, since fi_ep_bind asks for objects of one domain.
                 let Some(cntr) = (unsafe { object::share::<Cntr>(other.cast()) }) else { return -FI_EINVAL };
                 if !Arc::ptr_eq(&cntr.domain, &this.domain) {
                     return -FI_EINVAL;
                 }
-                // What others do to our memory is not counted: that is FI_RMA_EVENT, which is not offered.
+                // Reads and writes that others do here are not counted: that is FI_RMA_EVENT, which is not supported.
                 if flags & (FI_REMOTE_READ | FI_REMOTE_WRITE) != 0 {
                     return -FI_ENOSYS;
                 }
@@ -249,10 +255,10 @@ impl Ep {
                         *place = Some(Arc::clone(&cntr));
                     }
                 }
-                state.find_ends();
+                state.update_postable();
                 0
             }
-            // No event of ours goes to an event queue.
+            // Nothing that an endpoint does is an event.
             FI_CLASS_EQ => 0,
             _ => -FI_ENOSYS,
         }
@@ -262,39 +268,39 @@ impl Ep {
     pub(crate) fn forget(&self, number: fi_addr_t) {
         let mut state = self.state.lock();
         if let Some(remote) = state.remotes.forget(number) {
-            state.ends.numbers.forget(remote, number);
+            state.bindings.numbers.forget(remote, number);
         }
     }
 
     fn enable(&self) -> c_int {
         let mut state = self.state.lock();
-        if state.ends.av.is_none() {
+        if state.bindings.av.is_none() {
             return -FI_ENOAV;
         }
         let counted = state.counters().into_iter().any(|c| c.is_some());
-        if state.ends.tx.cq.is_none() && state.ends.rx.cq.is_none() && !counted {
+        if state.bindings.tx.cq.is_none() && state.bindings.rx.cq.is_none() && !counted {
             return -FI_ENOCQ;
         }
         state.enabled = true;
-        state.find_ends();
+        state.update_postable();
         0
     }
 }
 
-/// Most bytes of memory for posts of an endpoint that wait for room: a part of the machine's, so that one that sends without end to
-/// a process that stands still does not take all of it. Beyond that posts are refused.
+/// How many bytes an endpoint's posts that wait for room may take; further ones are refused. A part of the machine's
+/// memory, so that a program that sends without end to a process that stands still does not take all of it.
 fn most_queued() -> u64 {
     let info = rustix::system::sysinfo();
     let memory = (info.totalram as u64).saturating_mul(info.mem_unit.into());
     (memory / MEMORY_PART).max(LEAST_QUEUED)
 }
 
-/// Gives an endpoint the name that `info` has as its source, if it has one.
+/// Gives an endpoint the name that `info` has as its source address, if it has one.
 fn own_name(domain: &Domain, info: &fi_info, address: &Address) -> Result<Option<endpoint::Name>, c_int> {
     if info.src_addr.is_null() {
         return Ok(None);
     }
-    // SAFETY: the caller vouches for `src_addrlen` bytes.
+    // SAFETY: null, or as many bytes as the program's `info` says.
     let bytes = unsafe { isthmus_cabi::slice(info.src_addr.cast::<u8>(), info.src_addrlen, 4096) };
     let Ok(name) = Name::from_bytes(bytes.ok_or(FI_EINVAL)?) else {
         log!(
@@ -329,42 +335,42 @@ fn enlist(endpoints: &Lock<Vec<Arc<Ep>>>, ep: &Arc<Ep>) {
 }
 
 impl State {
-    /// Sets what follows from what is bound.
-    fn find_ends(&mut self) {
-        let ends = &self.ends;
+    /// Derives from what is bound which operations may be posted, and whether receives have the short way.
+    fn update_postable(&mut self) {
+        let bindings = &self.bindings;
         let told = |side: &Option<Arc<Cq>>, counter: &Option<Arc<Cntr>>| {
             self.enabled && (side.is_some() || counter.is_some())
         };
-        self.bound = Bound {
-            sends: told(&ends.tx.cq, &ends.sends),
-            reads: told(&ends.tx.cq, &ends.reads),
-            writes: told(&ends.tx.cq, &ends.writes),
-            receives: told(&ends.rx.cq, &ends.receives),
+        self.postable = Postable {
+            sends: told(&bindings.tx.cq, &bindings.sends),
+            reads: told(&bindings.tx.cq, &bindings.reads),
+            writes: told(&bindings.tx.cq, &bindings.writes),
+            receives: told(&bindings.rx.cq, &bindings.receives),
         };
-        let cq = self.ends.rx.cq.as_ref().filter(|_| self.enabled && self.ends.receives.is_none());
+        let cq = self.bindings.rx.cq.as_ref().filter(|_| self.enabled && self.bindings.receives.is_none());
         self.short = cq.map_or(std::ptr::null(), Arc::as_ptr);
     }
 
     fn counters(&mut self) -> [&mut Option<Arc<Cntr>>; 4] {
-        let ends = &mut self.ends;
-        [&mut ends.sends, &mut ends.receives, &mut ends.reads, &mut ends.writes]
+        let bindings = &mut self.bindings;
+        [&mut bindings.sends, &mut bindings.receives, &mut bindings.reads, &mut bindings.writes]
     }
 }
 
-/// Runs a post on an endpoint.
+/// Runs a post on an endpoint, guarded.
 ///
 /// # Safety
-/// Our endpoint, or null.
+/// An endpoint of ours that is open, or null.
 #[inline]
 pub(crate) unsafe fn with(ep: *mut fid_ep, body: impl FnOnce(&Ep) -> isize) -> isize {
-    // SAFETY: passed on.
+    // SAFETY: `call` asks for the same.
     unsafe { object::call::<Ep, _>(ep, failed(FI_EIO), body) }
 }
 
 unsafe extern "C" fn bind(fid: *mut fid, other: *mut fid, flags: u64) -> c_int {
-    // SAFETY: our endpoint.
+    // SAFETY: fi_endpoint gave `fid` out, and the program has not closed it.
     let Some(ep) = (unsafe { object::share::<Ep>(fid.cast()) }) else { return -FI_EINVAL };
-    // SAFETY: as above.
+    // SAFETY: fi_endpoint gave `fid` out, and the program has not closed it.
     unsafe { object::call::<Ep, _>(fid.cast(), -FI_EIO, |_| Ep::bind(&ep, other, flags)) }
 }
 
@@ -374,16 +380,16 @@ unsafe extern "C" fn control(fid: *mut fid, command: c_int, arg: *mut c_void) ->
         FI_GETOPSFLAG | FI_SETOPSFLAG if arg.is_null() => -FI_EINVAL,
         FI_GETOPSFLAG => {
             let state = ep.state.lock();
-            // SAFETY: not null; a flags word, by the command.
+            // SAFETY: not null; the command has a word for flags there, by fi_control(3).
             let side = unsafe { arg.cast::<u64>().read() };
             let flags = if side & FI_TRANSMIT != 0 { state.tx_flags } else { state.rx_flags };
-            // SAFETY: as above.
+            // SAFETY: the same word, in which the program wants its answer.
             unsafe { arg.cast::<u64>().write(flags) };
             0
         }
         FI_SETOPSFLAG => {
             let mut state = ep.state.lock();
-            // SAFETY: as above.
+            // SAFETY: not null; the command has a word for flags there, by fi_control(3).
             let flags = unsafe { arg.cast::<u64>().read() };
             match flags & (FI_TRANSMIT | FI_RECV) {
                 FI_TRANSMIT => state.tx_flags = flags & !FI_TRANSMIT,
@@ -394,21 +400,21 @@ unsafe extern "C" fn control(fid: *mut fid, command: c_int, arg: *mut c_void) ->
         }
         _ => -FI_ENOSYS,
     };
-    // SAFETY: our endpoint.
+    // SAFETY: fi_endpoint gave `fid` out, and the program has not closed it.
     unsafe { object::call::<Ep, _>(fid.cast(), -FI_EIO, body) }
 }
 
 unsafe extern "C" fn cancel(fid: *mut fid, context: *mut c_void) -> isize {
     let body = |ep: &Ep| {
         let mut state = ep.state.lock();
-        // Whether or not anything matches, the answer comes as a completion or not at all.
+        // What is cancelled completes with an error; if nothing matches, nothing happens.
         if let Some(transport) = &mut state.transport {
             transport.cancel(context.expose_provenance() as u64);
         }
         state.drain();
         0
     };
-    // SAFETY: our endpoint.
+    // SAFETY: fi_endpoint gave `fid` out, and the program has not closed it.
     unsafe { with(fid.cast(), body) }
 }
 
@@ -423,19 +429,19 @@ unsafe extern "C" fn getopt(
         if level != FI_OPT_ENDPOINT || name != FI_OPT_MIN_MULTI_RECV {
             return -FI_ENOPROTOOPT;
         }
-        // SAFETY: null or the caller's length.
+        // SAFETY: null, or the length of the program's buffer.
         let Some(room) = (unsafe { isthmus_cabi::object(len) }).copied() else { return -FI_EINVAL };
         if value.is_null() || room < size_of::<usize>() {
             return -FI_ETOOSMALL;
         }
         let least = usize::try_from(ep.state.lock().min_multi_recv).unwrap_or(usize::MAX);
-        // SAFETY: not null, and long enough.
+        // SAFETY: not null, and as long as `room`, which is enough.
         unsafe { value.cast::<usize>().write_unaligned(least) };
-        // SAFETY: checked above.
+        // SAFETY: not null and aligned, or `object` would have given nothing; the program wants the length there.
         unsafe { len.write(size_of::<usize>()) };
         0
     };
-    // SAFETY: our endpoint.
+    // SAFETY: fi_endpoint gave `fid` out, and the program has not closed it.
     unsafe { object::call::<Ep, _>(fid.cast(), -FI_EIO, body) }
 }
 
@@ -453,11 +459,11 @@ unsafe extern "C" fn setopt(
         if value.is_null() || len != size_of::<usize>() {
             return -FI_EINVAL;
         }
-        // SAFETY: not null, and of this length.
+        // SAFETY: not null, and the program says that it has this length.
         ep.state.lock().min_multi_recv = unsafe { value.cast::<usize>().read_unaligned() } as u64;
         0
     };
-    // SAFETY: our endpoint.
+    // SAFETY: fi_endpoint gave `fid` out, and the program has not closed it.
     unsafe { object::call::<Ep, _>(fid.cast(), -FI_EIO, body) }
 }
 
@@ -468,13 +474,13 @@ unsafe extern "C" fn getname(fid: *mut fid, addr: *mut c_void, len: *mut usize) 
         if len.is_null() {
             return -FI_EINVAL;
         }
-        // SAFETY: the caller's buffer and its length.
+        // SAFETY: the program's buffer, and null or the place of its length.
         if unsafe { av::copy_name(&Place::Endpoint(transport.address()), addr, len) } {
             0
         } else {
             -FI_ETOOSMALL
         }
     };
-    // SAFETY: our endpoint.
+    // SAFETY: fi_endpoint gave `fid` out, and the program has not closed it.
     unsafe { object::call::<Ep, _>(fid.cast(), -FI_EIO, body) }
 }

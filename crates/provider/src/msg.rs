@@ -7,7 +7,7 @@ use isthmus_fabric_sys::*;
 use isthmus_region::local::LocalBuf;
 
 use crate::bufs::{Bufs, one};
-use crate::ep::{Message, One, State, with};
+use crate::ep::{Message, Single, State, with};
 
 pub(crate) static OPS: fi_ops_msg = fi_ops_msg {
     size: size_of::<fi_ops_msg>(),
@@ -28,8 +28,8 @@ fn message(peer: fi_addr_t, data: Option<u64>, bufs: &[LocalBuf]) -> Message<'_>
     Message { peer, tagged: false, tag: 0, data, bufs }
 }
 
-fn single(peer: fi_addr_t, buf: LocalBuf) -> One {
-    One { peer, tagged: false, tag: 0, buf }
+fn single(peer: fi_addr_t, buf: LocalBuf) -> Single {
+    Single { peer, tagged: false, tag: 0, buf }
 }
 
 unsafe extern "C" fn recv(

@@ -6,7 +6,7 @@ use isthmus_fabric_sys::*;
 use isthmus_region::local::LocalBuf;
 
 use crate::bufs::{Bufs, one};
-use crate::ep::{Message, One, State, with};
+use crate::ep::{Message, Single, State, with};
 
 pub(crate) static OPS: fi_ops_tagged = fi_ops_tagged {
     size: size_of::<fi_ops_tagged>(),
@@ -27,8 +27,8 @@ fn message(peer: fi_addr_t, tag: u64, data: Option<u64>, bufs: &[LocalBuf]) -> M
     Message { peer, tagged: true, tag, data, bufs }
 }
 
-fn single(peer: fi_addr_t, tag: u64, buf: LocalBuf) -> One {
-    One { peer, tagged: true, tag, buf }
+fn single(peer: fi_addr_t, tag: u64, buf: LocalBuf) -> Single {
+    Single { peer, tagged: true, tag, buf }
 }
 
 unsafe extern "C" fn recv(

@@ -1,4 +1,4 @@
-//! Closing an endpoint.
+//! Closing an endpoint: it leaves all that knows it, and waits until what it sent was taken.
 
 use std::ffi::c_int;
 use std::sync::{Arc, Weak};
@@ -15,27 +15,28 @@ pub(super) unsafe extern "C" fn close(fid: *mut fid) -> c_int {
         Ep::shut(ep);
         0
     };
-    // SAFETY: our endpoint, closed once.
+    // SAFETY: fi_endpoint gave `fid` out, and this is the one fi_close of it.
     unsafe { object::close::<Ep>(fid.cast(), last) }
 }
 
 impl Ep {
-    /// Takes the endpoint out of everything that knows it, and closes its transport.
+    /// Takes the endpoint out of everything that knows it, and closes its transport. Messages that live receivers do not
+    /// take within [`isthmus_transport::CLOSE_PATIENCE`] are lost.
     fn shut(this: &Arc<Self>) {
         let mut state = this.state.lock();
         let broken = state.moving;
         let transport = state.transport.take();
         let name = state.name.take();
-        let mut cqs = vec![state.ends.tx.cq.take(), state.ends.rx.cq.take()];
+        let mut cqs = vec![state.bindings.tx.cq.take(), state.bindings.rx.cq.take()];
         let mut counters: Vec<_> = state.counters().into_iter().map(Option::take).collect();
-        state.ends.av = None;
+        state.bindings.av = None;
         state.enabled = false;
-        state.find_ends();
+        state.update_postable();
         drop(state);
         if this.domain.is_own() {
             drop(name);
         } else {
-            // The parent's, which still has it.
+            // In a forked child: the name is the parent's, which still uses it.
             std::mem::forget(name);
         }
         for cq in cqs.drain(..).flatten() {
@@ -50,10 +51,10 @@ impl Ep {
             all.iter().filter_map(Weak::upgrade).collect()
         };
         match transport {
-            // What a panic left half changed is not moved any more, only taken out of the region.
+            // After a panic it may be half changed: it is taken out of the region, without progress.
             Some(transport) if this.domain.is_own() && (broken || this.poison.is_set()) => drop(transport),
             Some(transport) if this.domain.is_own() => {
-                // Waits until what was sent has been taken by those that live.
+                // Waits until live receivers have taken what was sent.
                 let mut closing = transport.begin_close(isthmus_transport::CLOSE_PATIENCE);
                 let waiting = loop {
                     let turn = this.domain.closing.lock();
@@ -62,8 +63,8 @@ impl Ep {
                     if let Some(waiting) = end {
                         break waiting;
                     }
-                    // What was sent to others of this domain is taken by nobody but this thread, and a broken one never
-                    // takes anything.
+                    // This thread alone makes the progress of this domain's other endpoints, which may be the receivers;
+                    // one that is broken takes nothing any more.
                     if others.iter().any(|other| other.progress() == Progress::Broken) {
                         return;
                     }
@@ -79,7 +80,7 @@ impl Ep {
                     );
                 }
             }
-            // In a forked child the region is not mapped.
+            // In a forked child the region is not mapped, so nothing may touch it.
             other => std::mem::forget(other),
         }
     }

@@ -12,13 +12,13 @@ use crate::cntr::Cntr;
 use crate::cq::{Cq, Destination, Entry, Fault};
 use crate::errno;
 
-/// [`Ticket::flags`]: the caller wants an entry for success.
+/// [`Ticket::flags`]: success makes an entry, too.
 pub(super) const ENTRY: u64 = 1;
-/// [`Ticket::flags`]: a multi-receive.
+/// [`Ticket::flags`]: it is a multi-receive.
 pub(super) const MULTI: u64 = 2;
 
-/// Where completions go.
-pub(super) struct Ends {
+/// What is bound to an endpoint.
+pub(super) struct Bindings {
     /// Whether a sender without a number here is searched for in the address vector, for `FI_SOURCE`.
     pub(super) wants_source: bool,
     pub(super) av: Option<Arc<Av>>,
@@ -31,34 +31,35 @@ pub(super) struct Ends {
     pub(super) numbers: Numbers,
 }
 
-/// Where completions of one direction go.
+/// The queue for the completions of one direction.
 #[derive(Default)]
 pub(super) struct Side {
     pub(super) cq: Option<Arc<Cq>>,
+    /// Success makes an entry only where `FI_COMPLETION` is set.
     pub(super) selective: bool,
 }
 
-/// Short messages on their way straight into a reader's arrays.
-pub(super) struct Straight<'a> {
-    pub(super) ends: &'a mut Ends,
+/// Takes short messages directly into the arrays of the `fi_cq_read` that polls.
+pub(super) struct ToReader<'a> {
+    pub(super) bindings: &'a mut Bindings,
     pub(super) cq: &'a Cq,
     pub(super) to: &'a mut Destination,
 }
 
-impl ShortSink for Straight<'_> {
+impl ShortSink for ToReader<'_> {
     #[inline(always)]
     fn take(&mut self, got: &ShortReceived, from: &Address) {
         if got.ticket.flags & ENTRY != 0 {
-            self.cq.place(&self.ends.entry(got, from), self.to);
+            self.cq.place(&self.bindings.entry(got, from), self.to);
         }
     }
 }
 
-impl Sink for Ends {
+impl Sink for Bindings {
     #[inline]
     fn complete(&mut self, done: &Completion, source: Option<&Address>) {
         match done.op {
-            // What nearly all completions are.
+            // Nearly all completions are these.
             Op::Receive { tagged } if done.status == Status::Ok && !done.released => {
                 if let Some(counter) = &self.receives {
                     counter.count(true);
@@ -85,7 +86,7 @@ impl Sink for Ends {
     }
 }
 
-impl Ends {
+impl Bindings {
     /// The number of a remote endpoint that sent something.
     #[inline]
     fn number(&mut self, remote: Option<PeerId>, address: Option<&Address>) -> fi_addr_t {
@@ -122,7 +123,7 @@ impl Ends {
         found.unwrap_or(FI_ADDR_NOTAVAIL)
     }
 
-    /// A send that completed in its call.
+    /// Completes a send in its call.
     #[inline]
     pub(super) fn sent(&mut self, tagged: bool, ticket: Ticket) {
         if let Some(counter) = &self.sends {
@@ -144,7 +145,7 @@ impl Ends {
         }
     }
 
-    /// Counts a completion and makes an entry of it where one is wanted.
+    /// Counts a completion of any kind, and makes an entry where one is wanted.
     #[inline(never)]
     fn complete_other(&mut self, done: &Completion, source: Option<&Address>) {
         let ok = done.status == Status::Ok;
@@ -157,7 +158,7 @@ impl Ends {
             Op::Atomic(AtomicKind::Fetch | AtomicKind::Compare) => FI_ATOMIC | FI_READ,
             Op::RemoteWrite => FI_RMA | FI_REMOTE_WRITE,
         };
-        // A buffer that is given back without a message.
+        // A multi-receive buffer that is released without a message.
         let bare = done.released && done.source.is_none() && ok;
         let counter = match done.op {
             Op::Send { .. } => &self.sends,

@@ -1,4 +1,6 @@
-//! The posts: what a call asks for, and how it is handed to the transport.
+//! Posts: what a call asks for, and how it is handed to the transport.
+//!
+//! Messages of one buffer have a short way, which is inlined into the call and taken where locks are left out.
 
 use std::ffi::{c_int, c_void};
 
@@ -14,16 +16,16 @@ use crate::av::MOST_ADDRESSES;
 use crate::core::log;
 use crate::{arithmetic, errno};
 
-/// Flags of sends that complete only when the message was taken, or matched.
+/// Flags of sends that complete only when the receiver has taken the message, or matched it.
 const DELIVERED: u64 = FI_DELIVERY_COMPLETE | FI_MATCH_COMPLETE | FI_COMMIT_COMPLETE;
 
-/// How a post is to complete.
+/// How a post completes.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct How {
     pub(crate) context: *mut c_void,
-    /// Flags of the operation, the endpoint's own where the call has none.
+    /// The call's flags, or the endpoint's where the call has none.
     pub(crate) flags: u64,
-    /// Whether success makes an entry.
+    /// Success makes an entry.
     entry: bool,
 }
 
@@ -33,15 +35,15 @@ impl How {
         Ticket { context: self.context.expose_provenance() as u64, flags }
     }
 
-    /// An inject call: no entry ever, and the buffer is the caller's on return.
+    /// An inject: no entry, and the buffer is the program's again on return.
     pub(crate) fn inject() -> Self {
         Self { context: std::ptr::null_mut(), flags: FI_INJECT, entry: false }
     }
 }
 
-/// A message of one buffer, or what a receive takes into one.
+/// A message of one buffer, or what a receive takes into one buffer.
 #[derive(Clone, Copy)]
-pub(crate) struct One {
+pub(crate) struct Single {
     /// Number in the address vector.
     pub(crate) peer: fi_addr_t,
     pub(crate) tagged: bool,
@@ -83,7 +85,7 @@ pub(crate) struct RemoteAtomic<'a> {
 }
 
 impl Ep {
-    /// Runs a post, which waits for its turn, and again after progress if there was no room.
+    /// Runs a post under the lock; if there is no room, once more after progress.
     #[inline]
     fn post(
         &self,
@@ -111,9 +113,9 @@ impl Ep {
         }
     }
 
-    /// Sends one buffer with the endpoint's own flags: the short way for what is short and usual.
+    /// Sends one buffer with the endpoint's flags: the short way, if the transport takes it at once.
     #[inline(always)]
-    pub(crate) fn send_one(&self, what: One, data: Option<u64>, context: *mut c_void) -> isize {
+    pub(crate) fn send_one(&self, what: Single, data: Option<u64>, context: *mut c_void) -> isize {
         if let Some(mut state) = self.state.without_lock()
             && state.may_send()
             && !state.moving
@@ -123,15 +125,15 @@ impl Ep {
             && transport.send_at_once(to, what.tagged, what.tag, data, what.buf)
         {
             let ticket = state.tx_how(context).ticket();
-            state.ends.sent(what.tagged, ticket);
+            state.bindings.sent(what.tagged, ticket);
             return 0;
         }
         self.send_one_otherwise(what, data, Some(context))
     }
 
-    /// Injects one buffer.
+    /// Injects one buffer: the short way, if the transport takes it at once.
     #[inline(always)]
-    pub(crate) fn inject_one(&self, what: One, data: Option<u64>) -> isize {
+    pub(crate) fn inject_one(&self, what: Single, data: Option<u64>) -> isize {
         if let Some(mut state) = self.state.without_lock()
             && state.may_send()
             && !state.moving
@@ -139,7 +141,7 @@ impl Ep {
             && let Some(transport) = &mut state.transport
             && transport.send_at_once(to, what.tagged, what.tag, data, what.buf)
         {
-            if let Some(counter) = &state.ends.sends {
+            if let Some(counter) = &state.bindings.sends {
                 counter.count(true);
             }
             return 0;
@@ -148,15 +150,15 @@ impl Ep {
     }
 
     #[inline(never)]
-    fn send_one_otherwise(&self, what: One, data: Option<u64>, context: Option<*mut c_void>) -> isize {
-        let One { peer, tagged, tag, buf } = what;
+    fn send_one_otherwise(&self, what: Single, data: Option<u64>, context: Option<*mut c_void>) -> isize {
+        let Single { peer, tagged, tag, buf } = what;
         let message = Message { peer, tagged, tag, data, bufs: &[buf] };
         self.send(&message, |s| context.map_or_else(How::inject, |context| s.tx_how(context)))
     }
 
-    /// Posts a receive of one buffer with the endpoint's own flags: the short way for the usual.
+    /// Posts a receive of one buffer with the endpoint's flags: the short way, if the transport takes it at once.
     #[inline(always)]
-    pub(crate) fn receive_one(&self, what: One, ignore: u64, context: *mut c_void) -> isize {
+    pub(crate) fn receive_one(&self, what: Single, ignore: u64, context: *mut c_void) -> isize {
         if let Some(mut state) = self.state.without_lock()
             && state.may_receive()
             && !state.moving
@@ -177,8 +179,8 @@ impl Ep {
     }
 
     #[inline(never)]
-    fn receive_one_otherwise(&self, what: One, ignore: u64, context: *mut c_void) -> isize {
-        let One { peer, tagged, tag, buf } = what;
+    fn receive_one_otherwise(&self, what: Single, ignore: u64, context: *mut c_void) -> isize {
+        let Single { peer, tagged, tag, buf } = what;
         let message = Message { peer, tagged, tag, data: None, bufs: &[buf] };
         self.receive(&message, ignore, |s| s.rx_how(context))
     }
@@ -207,19 +209,19 @@ impl Ep {
             let posted = if matched { transport.send_until_matched(&send) } else { transport.send(&send) };
             match posted.map_err(errno::of_post)? {
                 Posted::Pending => {}
-                Posted::Done => state.ends.sent(what.tagged, ticket),
+                Posted::Done => state.bindings.sent(what.tagged, ticket),
             }
             Ok(())
         })
     }
 
-    /// Posts a receive, a peek, or a claim.
+    /// Posts a receive, peeks, or claims.
     #[inline]
     pub(crate) fn receive(&self, what: &Message<'_>, ignore: u64, how: impl Fn(&State) -> How) -> isize {
         self.post(State::may_receive, |state| {
             let how = how(state);
             if how.flags & (FI_PEEK | FI_CLAIM | FI_DISCARD) != 0 {
-                return state.look(what, ignore, how);
+                return state.peek_or_claim(what, ignore, how);
             }
             let mut ticket = how.ticket();
             let mut multi = None;
@@ -259,7 +261,7 @@ impl Ep {
         if bytes > arithmetic::MOST_BYTES {
             return failed(FI_EMSGSIZE);
         }
-        // The results say nothing about operands that a read does not have.
+        // A read has no operand: one that is given is ignored.
         let operand = if what.op == FI_ATOMIC_READ { &[] } else { what.operand };
         let total = |bufs: &[LocalBuf]| bufs.iter().map(|b| b.len()).sum::<usize>();
         let fits = (operand.is_empty() && what.op == FI_ATOMIC_READ || total(operand) == bytes)
@@ -293,28 +295,28 @@ impl Ep {
 }
 
 impl State {
-    /// How a call without flags completes, on the sending side.
+    /// How a send, RMA or atomic operation without flags completes.
     #[inline]
     pub(crate) fn tx_how(&self, context: *mut c_void) -> How {
         self.tx_how_with(context, self.tx_flags)
     }
 
-    /// How a call with flags of its own completes, on the sending side.
+    /// How a send, RMA or atomic operation with flags completes.
     #[inline]
     pub(crate) fn tx_how_with(&self, context: *mut c_void, flags: u64) -> How {
-        How { context, flags, entry: !self.ends.tx.selective || flags & FI_COMPLETION != 0 }
+        How { context, flags, entry: !self.bindings.tx.selective || flags & FI_COMPLETION != 0 }
     }
 
-    /// How a call without flags completes, on the receiving side.
+    /// How a receive without flags completes.
     #[inline]
     pub(crate) fn rx_how(&self, context: *mut c_void) -> How {
         self.rx_how_with(context, self.rx_flags)
     }
 
-    /// How a call with flags of its own completes, on the receiving side.
+    /// How a receive with flags completes.
     #[inline]
     pub(crate) fn rx_how_with(&self, context: *mut c_void, flags: u64) -> How {
-        How { context, flags, entry: !self.ends.rx.selective || flags & FI_COMPLETION != 0 }
+        How { context, flags, entry: !self.bindings.rx.selective || flags & FI_COMPLETION != 0 }
     }
 
     #[inline]
@@ -322,7 +324,7 @@ impl State {
         self.transport.as_mut().ok_or(FI_EOPBADSTATE)
     }
 
-    /// Ends a one-sided post: one that is over has its completion at once.
+    /// Ends the post of an RMA or atomic operation: what is done already completes at once.
     fn posted(&mut self, posted: Result<Posted, PostError>) -> Result<(), c_int> {
         if posted.map_err(errno::of_post)? == Posted::Done {
             self.drain();
@@ -330,41 +332,41 @@ impl State {
         Ok(())
     }
 
-    /// Whether sends are taken.
+    /// Whether sends may be posted.
     #[inline]
     fn may_send(&self) -> bool {
-        self.bound.sends
+        self.postable.sends
     }
 
-    /// Whether what fetches is taken.
+    /// Whether operations that fetch may be posted.
     fn may_read(&self) -> bool {
-        self.bound.reads
+        self.postable.reads
     }
 
-    /// Whether what only changes is taken.
+    /// Whether operations that only change may be posted.
     fn may_write(&self) -> bool {
-        self.bound.writes
+        self.postable.writes
     }
 
-    /// Whether receives are taken.
+    /// Whether receives may be posted.
     #[inline]
     fn may_receive(&self) -> bool {
-        self.bound.receives
+        self.postable.receives
     }
 
-    /// The transport's number of a peer.
+    /// The remote endpoint with a number of the address vector.
     #[inline]
     fn peer(&mut self, number: fi_addr_t) -> Result<PeerId, c_int> {
         self.remotes.known(number).map_or_else(|| self.resolve(number), Ok)
     }
 
-    /// The same of a peer that was not.
+    /// The same for a number that is used for the first time.
     #[cold]
     fn resolve(&mut self, number: fi_addr_t) -> Result<PeerId, c_int> {
         if number >= MOST_ADDRESSES {
             return Err(FI_EINVAL);
         }
-        let address = self.ends.av.as_ref().ok_or(FI_EINVAL)?.address(number)?;
+        let address = self.bindings.av.as_ref().ok_or(FI_EINVAL)?.address(number)?;
         let peer = self.transport()?.resolve(&address).map_err(|e| {
             log!(
                 self.core,
@@ -377,8 +379,8 @@ impl State {
         })?;
         self.remotes.set(number, peer);
         // An address that was inserted twice goes back by its first number.
-        if self.ends.numbers.get(peer).is_none_or(|n| *n == FI_ADDR_NOTAVAIL) {
-            self.ends.numbers.set(peer, number);
+        if self.bindings.numbers.get(peer).is_none_or(|n| *n == FI_ADDR_NOTAVAIL) {
+            self.bindings.numbers.set(peer, number);
         }
         Ok(peer)
     }
@@ -392,11 +394,11 @@ impl State {
 
     /// A receive with `FI_PEEK`, `FI_CLAIM` or `FI_DISCARD`.
     #[cold]
-    fn look(&mut self, what: &Message<'_>, ignore: u64, how: How) -> Result<(), c_int> {
+    fn peek_or_claim(&mut self, what: &Message<'_>, ignore: u64, how: How) -> Result<(), c_int> {
         let ticket = how.ticket();
         let has = |flag: u64| how.flags & flag != 0;
         if has(FI_PEEK) {
-            // Whoever peeks waits for the answer, in whatever mode completions are.
+            // The program waits for the answer, so it makes an entry even where completions are selective.
             let ticket = Ticket { flags: ticket.flags | ENTRY, ..ticket };
             let select = self.select(what, ignore)?;
             self.transport()?.peek(&select, has(FI_CLAIM), has(FI_DISCARD) && !has(FI_CLAIM), ticket);
@@ -405,7 +407,7 @@ impl State {
         } else if has(FI_DISCARD) {
             self.transport()?.discard_claimed(ticket.context, ticket).map_err(errno::of_post)?;
         } else {
-            // The context alone says which message: callers give all kinds of addresses here.
+            // The context alone names the message: programs give any address here.
             self.transport()?.receive_claimed(ticket.context, what.bufs, ticket).map_err(errno::of_post)?;
         }
         self.drain();

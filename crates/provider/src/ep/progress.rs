@@ -5,31 +5,31 @@ use std::os::fd::OwnedFd;
 use isthmus_cabi::guard;
 use isthmus_transport::{Asleep, Bell, Endpoint, Short};
 
-use super::completion::Straight;
+use super::completion::ToReader;
 use super::{Ep, State};
 use crate::core::log;
 use crate::cq::{Cq, Destination, Progress};
 use crate::object::Object;
 
 impl Ep {
-    /// The short way of a poll for `cq`: short messages, or nothing; only where that can be told without a lock, and
-    /// where what is received makes entries in that queue and nothing else. They go to `to`, as long as there is room.
+    /// The short way of a poll for `cq`: takes short messages, whose entries go to `to` as long as that has room. Only
+    /// where locks are left out, and where receives make entries in that queue and do nothing else.
     #[inline(always)]
     pub(crate) fn poll_short(&self, cq: &Cq, wait: bool, to: &mut Destination) -> Short {
         let Some(mut state) = self.state.without_lock() else { return Short::Other };
         if !std::ptr::eq(state.short, cq) || self.poison.is_set() {
             return Short::Other;
         }
-        let State { transport, ends, moving, .. } = &mut *state;
+        let State { transport, bindings, moving, .. } = &mut *state;
         let Some(transport) = transport else { return Short::Other };
         *moving = true;
-        // Exactly those that make no entry leave room.
-        let found = transport.poll_short(to.room(), wait, &mut Straight { ends, cq, to });
+        // A message makes one entry at most, so each of as many as there is room for has a place.
+        let found = transport.poll_short(to.room(), wait, &mut ToReader { bindings, cq, to });
         *moving = false;
         found
     }
 
-    /// Moves everything, unless another thread is at it.
+    /// Moves everything, unless another thread is doing so.
     pub(crate) fn progress(&self) -> Progress {
         let body = || {
             let Some(mut state) = self.state.try_lock() else { return Progress::Elsewhere };
@@ -45,16 +45,16 @@ impl Ep {
         };
         let report =
             |said: &str| log!(self.core(), WARN, EP_DATA, "internal error, the endpoint is closed: {said}");
-        // Guarded by itself, so that a panic breaks this endpoint and not all others of a queue.
+        // A guard of its own, so that a panic breaks this endpoint, and not the queue with all its endpoints.
         guard(&self.poison, Progress::Broken, report, body)
     }
 
-    /// Returns when the progress that another thread was making has ended.
+    /// Returns when the progress that another thread is making has ended.
     pub(crate) fn await_progress(&self) {
         drop(self.state.lock());
     }
 
-    /// Whether any message can come or go without a lane being opened first.
+    /// Whether it has lanes, so that a message can come or go without opening one.
     pub(crate) fn has_lanes(&self) -> bool {
         self.state.try_lock().is_none_or(|s| s.transport.as_ref().is_none_or(Endpoint::has_lanes))
     }
@@ -69,22 +69,22 @@ impl Ep {
         self.state.try_lock().is_some_and(|s| s.transport.as_ref().is_some_and(Endpoint::is_crowded))
     }
 
-    /// Whether a message or an operation is under way with others, which may have an end soon.
+    /// Whether a long message or an operation is under way, which may complete soon.
     pub(crate) fn has_transfers(&self) -> bool {
         self.state.try_lock().is_some_and(|s| s.transport.as_ref().is_some_and(Endpoint::has_transfers))
     }
 
-    /// The eventfd that is written when the endpoint sleeps and is rung; made when it is needed first.
+    /// The eventfd that the service writes when the endpoint sleeps and is rung; made when it is needed first.
     pub(crate) fn bell(&self) -> Option<&OwnedFd> {
         if self.bell.get().is_none() {
             let made = self.state.lock().transport.as_ref()?.bell().ok()?;
-            // Another thread may be first, which is as well: the service rings all that it gave.
+            // If another thread was first, its eventfd is used: the service writes all that it gave.
             let _ = self.bell.set(made);
         }
         self.bell.get()
     }
 
-    /// Gets ready to sleep; nothing if there is something to do. Each success is followed by one [`Ep::wake_up`].
+    /// Gets ready to sleep; none if there is something to do. Each success must be followed by one [`Ep::wake_up`].
     pub(crate) fn fall_asleep(&self, bell: Bell) -> Option<Asleep> {
         let mut state = self.state.lock();
         if state.moving || self.poison.is_set() {
@@ -95,7 +95,8 @@ impl Ep {
         Some(asleep)
     }
 
-    /// Ends a sleep. While others sleep on this endpoint it goes on to be rung for them; whoever finds something wakes them.
+    /// Ends a sleep. While other threads sleep on this endpoint it goes on to be rung; the thread that finds something
+    /// wakes them.
     pub(crate) fn wake_up(&self) {
         let mut state = self.state.lock();
         state.sleepers = state.sleepers.saturating_sub(1);
@@ -108,12 +109,12 @@ impl Ep {
 }
 
 impl State {
-    /// Moves everything, and hands out what completed.
+    /// Moves everything, and hands what completed to its queues and counters.
     pub(super) fn advance(&mut self) {
         if let Some(transport) = &mut self.transport {
-            transport.progress_into(&mut self.ends);
-            while let Some(who) = transport.take_faulty() {
-                log!(self.core, WARN, EP_DATA, "{who} broke the protocol; it is treated as gone");
+            transport.progress_into(&mut self.bindings);
+            while let Some(remote) = transport.take_faulty() {
+                log!(self.core, WARN, EP_DATA, "{remote} broke the protocol; it is treated as gone");
             }
             if transport.take_shortage() {
                 log!(
@@ -136,10 +137,10 @@ impl State {
         }
     }
 
-    /// Hands out what completed.
+    /// Hands what completed to its queues and counters.
     pub(super) fn drain(&mut self) {
         if let Some(transport) = &mut self.transport {
-            transport.drain_into(&mut self.ends);
+            transport.drain_into(&mut self.bindings);
         }
     }
 }
