@@ -10,7 +10,7 @@ use isthmus_transport::AtomicKind;
 
 use crate::arithmetic;
 use crate::bufs::Bufs;
-use crate::ep::{Ep, How, RemoteAtomic, State, with};
+use crate::ep::{AtomicPost, Ep, How, State, with};
 
 pub(crate) static OPS: fi_ops_atomic = fi_ops_atomic {
     size: size_of::<fi_ops_atomic>(),
@@ -39,7 +39,7 @@ const NONE: Parts = (std::ptr::null(), 0);
 
 /// A posting call, whatever its form.
 struct Call {
-    peer: fi_addr_t,
+    remote: fi_addr_t,
     addr: u64,
     key: u64,
     kind: AtomicKind,
@@ -56,11 +56,11 @@ impl Call {
     /// A call of this kind on `count` elements at the target, with no buffers yet.
     fn new(
         kind: AtomicKind,
-        (peer, addr, key): (fi_addr_t, u64, u64),
+        (remote, addr, key): (fi_addr_t, u64, u64),
         (datatype, op): (u32, u32),
         count: usize,
     ) -> Self {
-        Self { peer, addr, key, kind, datatype, op, count, operand: NONE, compare: NONE, result: NONE }
+        Self { remote, addr, key, kind, datatype, op, count, operand: NONE, compare: NONE, result: NONE }
     }
 
     /// Posts it.
@@ -81,8 +81,8 @@ impl Call {
         else {
             return EINVAL;
         };
-        let what = RemoteAtomic {
-            peer: self.peer,
+        let what = AtomicPost {
+            remote: self.remote,
             key: self.key,
             addr: self.addr,
             kind: self.kind,
@@ -106,9 +106,9 @@ impl Call {
         let msg: &'a fi_msg_atomic = unsafe { isthmus_cabi::object(msg) }?;
         // SAFETY: the message names its remote parts and their count, for which the caller vouches.
         let parts = unsafe { isthmus_cabi::slice(msg.rma_iov, msg.rma_iov_count, 1) }?;
-        let [remote] = parts else { return None };
-        let at = (msg.addr, remote.addr, remote.key);
-        let call = Self::new(kind, at, (msg.datatype, msg.op), remote.count);
+        let [target] = parts else { return None };
+        let at = (msg.addr, target.addr, target.key);
+        let call = Self::new(kind, at, (msg.datatype, msg.op), target.count);
         Some((Self { operand: (msg.msg_iov, msg.iov_count), ..call }, msg))
     }
 }
@@ -142,7 +142,7 @@ unsafe extern "C" fn write(
     buf: *const c_void,
     count: usize,
     _desc: *mut c_void,
-    peer: fi_addr_t,
+    remote: fi_addr_t,
     addr: u64,
     key: u64,
     datatype: u32,
@@ -150,7 +150,7 @@ unsafe extern "C" fn write(
     context: *mut c_void,
 ) -> isize {
     let operand = part(buf, count);
-    let call = Call::new(AtomicKind::Plain, (peer, addr, key), (datatype, op), count);
+    let call = Call::new(AtomicKind::Plain, (remote, addr, key), (datatype, op), count);
     let call = Call { operand: (&raw const operand, 1), ..call };
     // SAFETY: fi_endpoint gave `ep` out, and it is open; the buffer is lent until the operation completes.
     unsafe { call.post(ep, default_how(context)) }
@@ -161,7 +161,7 @@ unsafe extern "C" fn writev(
     iov: *const fi_ioc,
     _desc: *mut *mut c_void,
     count: usize,
-    peer: fi_addr_t,
+    remote: fi_addr_t,
     addr: u64,
     key: u64,
     datatype: u32,
@@ -171,7 +171,7 @@ unsafe extern "C" fn writev(
     let operand = (iov, count);
     // SAFETY: the program lends an array of this count.
     let Some(count) = (unsafe { elements(operand) }) else { return EINVAL };
-    let call = Call::new(AtomicKind::Plain, (peer, addr, key), (datatype, op), count);
+    let call = Call::new(AtomicKind::Plain, (remote, addr, key), (datatype, op), count);
     let call = Call { operand, ..call };
     // SAFETY: fi_endpoint gave `ep` out, and it is open; the buffers are lent until the operation completes.
     unsafe { call.post(ep, default_how(context)) }
@@ -188,14 +188,14 @@ unsafe extern "C" fn inject(
     ep: *mut fid_ep,
     buf: *const c_void,
     count: usize,
-    peer: fi_addr_t,
+    remote: fi_addr_t,
     addr: u64,
     key: u64,
     datatype: u32,
     op: u32,
 ) -> isize {
     let operand = part(buf, count);
-    let call = Call::new(AtomicKind::Plain, (peer, addr, key), (datatype, op), count);
+    let call = Call::new(AtomicKind::Plain, (remote, addr, key), (datatype, op), count);
     let call = Call { operand: (&raw const operand, 1), ..call };
     // SAFETY: fi_endpoint gave `ep` out, and it is open; the buffer is lent for this call.
     unsafe { call.post(ep, |_| How::inject()) }
@@ -208,7 +208,7 @@ unsafe extern "C" fn readwrite(
     _desc: *mut c_void,
     result: *mut c_void,
     _result_desc: *mut c_void,
-    peer: fi_addr_t,
+    remote: fi_addr_t,
     addr: u64,
     key: u64,
     datatype: u32,
@@ -217,7 +217,7 @@ unsafe extern "C" fn readwrite(
 ) -> isize {
     let operand = part(buf, count);
     let result = part(result, count);
-    let call = Call::new(AtomicKind::Fetch, (peer, addr, key), (datatype, op), count);
+    let call = Call::new(AtomicKind::Fetch, (remote, addr, key), (datatype, op), count);
     let call = Call { operand: (&raw const operand, 1), result: (&raw const result, 1), ..call };
     // SAFETY: fi_endpoint gave `ep` out, and it is open; the buffers are lent until the operation completes.
     unsafe { call.post(ep, default_how(context)) }
@@ -231,7 +231,7 @@ unsafe extern "C" fn readwritev(
     resultv: *mut fi_ioc,
     _result_desc: *mut *mut c_void,
     result_count: usize,
-    peer: fi_addr_t,
+    remote: fi_addr_t,
     addr: u64,
     key: u64,
     datatype: u32,
@@ -242,7 +242,7 @@ unsafe extern "C" fn readwritev(
     // The results tell the number of elements, since a read may have no operand.
     // SAFETY: the program lends an array of this count.
     let Some(count) = (unsafe { elements(result) }) else { return EINVAL };
-    let call = Call::new(AtomicKind::Fetch, (peer, addr, key), (datatype, op), count);
+    let call = Call::new(AtomicKind::Fetch, (remote, addr, key), (datatype, op), count);
     let call = Call { operand, result, ..call };
     // SAFETY: fi_endpoint gave `ep` out, and it is open; the buffers are lent until the operation completes.
     unsafe { call.post(ep, default_how(context)) }
@@ -272,7 +272,7 @@ unsafe extern "C" fn compwrite(
     _compare_desc: *mut c_void,
     result: *mut c_void,
     _result_desc: *mut c_void,
-    peer: fi_addr_t,
+    remote: fi_addr_t,
     addr: u64,
     key: u64,
     datatype: u32,
@@ -282,7 +282,7 @@ unsafe extern "C" fn compwrite(
     let operand = part(buf, count);
     let compare = part(compare, count);
     let result = part(result, count);
-    let call = Call::new(AtomicKind::Compare, (peer, addr, key), (datatype, op), count);
+    let call = Call::new(AtomicKind::Compare, (remote, addr, key), (datatype, op), count);
     let call = Call {
         operand: (&raw const operand, 1),
         compare: (&raw const compare, 1),
@@ -304,7 +304,7 @@ unsafe extern "C" fn compwritev(
     resultv: *mut fi_ioc,
     _result_desc: *mut *mut c_void,
     result_count: usize,
-    peer: fi_addr_t,
+    remote: fi_addr_t,
     addr: u64,
     key: u64,
     datatype: u32,
@@ -316,7 +316,7 @@ unsafe extern "C" fn compwritev(
     let result = (resultv.cast_const(), result_count);
     // SAFETY: the program lends an array of this count.
     let Some(count) = (unsafe { elements(operand) }) else { return EINVAL };
-    let call = Call::new(AtomicKind::Compare, (peer, addr, key), (datatype, op), count);
+    let call = Call::new(AtomicKind::Compare, (remote, addr, key), (datatype, op), count);
     let call = Call { operand, compare, result, ..call };
     // SAFETY: fi_endpoint gave `ep` out, and it is open; the buffers are lent until the operation completes.
     unsafe { call.post(ep, default_how(context)) }

@@ -24,12 +24,12 @@ pub(crate) static OPS: fi_ops_msg = fi_ops_msg {
 
 const EINVAL: isize = -(FI_EINVAL as isize);
 
-fn message(peer: fi_addr_t, data: Option<u64>, bufs: &[LocalBuf]) -> Message<'_> {
-    Message { peer, tagged: false, tag: 0, data, bufs }
+fn message(remote: fi_addr_t, data: Option<u64>, bufs: &[LocalBuf]) -> Message<'_> {
+    Message { remote, tagged: false, tag: 0, data, bufs }
 }
 
-fn single(peer: fi_addr_t, buf: LocalBuf) -> Single {
-    Single { peer, tagged: false, tag: 0, buf }
+fn single(remote: fi_addr_t, buf: LocalBuf) -> Single {
+    Single { remote, tagged: false, tag: 0, buf }
 }
 
 unsafe extern "C" fn recv(
@@ -37,13 +37,13 @@ unsafe extern "C" fn recv(
     buf: *mut c_void,
     len: usize,
     _desc: *mut c_void,
-    peer: fi_addr_t,
+    remote: fi_addr_t,
     context: *mut c_void,
 ) -> isize {
     // SAFETY: the program lends the buffer until the operation completes.
     let Some(buf) = (unsafe { one(buf, len) }) else { return EINVAL };
     // SAFETY: fi_endpoint gave `ep` out, and the program has not closed it.
-    unsafe { with(ep, |ep| ep.receive_one(single(peer, buf), 0, context)) }
+    unsafe { with(ep, |ep| ep.receive_one(single(remote, buf), 0, context)) }
 }
 
 unsafe extern "C" fn recvv(
@@ -51,13 +51,13 @@ unsafe extern "C" fn recvv(
     iov: *const iovec,
     _desc: *mut *mut c_void,
     count: usize,
-    peer: fi_addr_t,
+    remote: fi_addr_t,
     context: *mut c_void,
 ) -> isize {
     // SAFETY: the program lends the array for this call, and its buffers until the operation completes.
     let Some(bufs) = (unsafe { Bufs::of(iov, count) }) else { return EINVAL };
     // SAFETY: fi_endpoint gave `ep` out, and the program has not closed it.
-    unsafe { with(ep, |ep| ep.receive(&message(peer, None, bufs.get()), 0, |s| s.rx_how(context))) }
+    unsafe { with(ep, |ep| ep.receive(&message(remote, None, bufs.get()), 0, |s| s.rx_how(context))) }
 }
 
 unsafe extern "C" fn recvmsg(ep: *mut fid_ep, msg: *const fi_msg, flags: u64) -> isize {
@@ -79,13 +79,13 @@ unsafe extern "C" fn send(
     buf: *const c_void,
     len: usize,
     _desc: *mut c_void,
-    peer: fi_addr_t,
+    remote: fi_addr_t,
     context: *mut c_void,
 ) -> isize {
     // SAFETY: the program lends the buffer until the operation completes.
     let Some(buf) = (unsafe { one(buf, len) }) else { return EINVAL };
     // SAFETY: fi_endpoint gave `ep` out, and the program has not closed it.
-    unsafe { with(ep, |ep| ep.send_one(single(peer, buf), None, context)) }
+    unsafe { with(ep, |ep| ep.send_one(single(remote, buf), None, context)) }
 }
 
 unsafe extern "C" fn sendv(
@@ -93,13 +93,13 @@ unsafe extern "C" fn sendv(
     iov: *const iovec,
     _desc: *mut *mut c_void,
     count: usize,
-    peer: fi_addr_t,
+    remote: fi_addr_t,
     context: *mut c_void,
 ) -> isize {
     // SAFETY: the program lends the array for this call, and its buffers until the operation completes.
     let Some(bufs) = (unsafe { Bufs::of(iov, count) }) else { return EINVAL };
     // SAFETY: fi_endpoint gave `ep` out, and the program has not closed it.
-    unsafe { with(ep, |ep| ep.send(&message(peer, None, bufs.get()), |s| s.tx_how(context))) }
+    unsafe { with(ep, |ep| ep.send(&message(remote, None, bufs.get()), |s| s.tx_how(context))) }
 }
 
 unsafe extern "C" fn sendmsg(ep: *mut fid_ep, msg: *const fi_msg, flags: u64) -> isize {
@@ -117,11 +117,11 @@ unsafe extern "C" fn sendmsg(ep: *mut fid_ep, msg: *const fi_msg, flags: u64) ->
     }
 }
 
-unsafe extern "C" fn inject(ep: *mut fid_ep, buf: *const c_void, len: usize, peer: fi_addr_t) -> isize {
+unsafe extern "C" fn inject(ep: *mut fid_ep, buf: *const c_void, len: usize, remote: fi_addr_t) -> isize {
     // SAFETY: the program lends the buffer for this call.
     let Some(buf) = (unsafe { one(buf, len) }) else { return EINVAL };
     // SAFETY: fi_endpoint gave `ep` out, and the program has not closed it.
-    unsafe { with(ep, |ep| ep.inject_one(single(peer, buf), None)) }
+    unsafe { with(ep, |ep| ep.inject_one(single(remote, buf), None)) }
 }
 
 unsafe extern "C" fn senddata(
@@ -130,13 +130,13 @@ unsafe extern "C" fn senddata(
     len: usize,
     _desc: *mut c_void,
     data: u64,
-    peer: fi_addr_t,
+    remote: fi_addr_t,
     context: *mut c_void,
 ) -> isize {
     // SAFETY: the program lends the buffer until the operation completes.
     let Some(buf) = (unsafe { one(buf, len) }) else { return EINVAL };
     // SAFETY: fi_endpoint gave `ep` out, and the program has not closed it.
-    unsafe { with(ep, |ep| ep.send_one(single(peer, buf), Some(data), context)) }
+    unsafe { with(ep, |ep| ep.send_one(single(remote, buf), Some(data), context)) }
 }
 
 unsafe extern "C" fn injectdata(
@@ -144,10 +144,10 @@ unsafe extern "C" fn injectdata(
     buf: *const c_void,
     len: usize,
     data: u64,
-    peer: fi_addr_t,
+    remote: fi_addr_t,
 ) -> isize {
     // SAFETY: the program lends the buffer for this call.
     let Some(buf) = (unsafe { one(buf, len) }) else { return EINVAL };
     // SAFETY: fi_endpoint gave `ep` out, and the program has not closed it.
-    unsafe { with(ep, |ep| ep.inject_one(single(peer, buf), Some(data))) }
+    unsafe { with(ep, |ep| ep.inject_one(single(remote, buf), Some(data))) }
 }

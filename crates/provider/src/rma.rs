@@ -6,7 +6,7 @@ use std::ffi::c_void;
 use isthmus_fabric_sys::*;
 
 use crate::bufs::{Bufs, one};
-use crate::ep::{How, Remote, with};
+use crate::ep::{How, RmaPost, with};
 
 pub(crate) static OPS: fi_ops_rma = fi_ops_rma {
     size: size_of::<fi_ops_rma>(),
@@ -27,7 +27,7 @@ const EINVAL: isize = -(FI_EINVAL as isize);
 ///
 /// # Safety
 /// `msg.rma_iov` is null or has `msg.rma_iov_count` parts.
-unsafe fn remote(msg: &fi_msg_rma, len: usize) -> Option<(u64, u64)> {
+unsafe fn rma_part(msg: &fi_msg_rma, len: usize) -> Option<(u64, u64)> {
     // SAFETY: the caller vouches for the array and its count.
     let parts = unsafe { isthmus_cabi::slice(msg.rma_iov, msg.rma_iov_count, 1) }?;
     match parts {
@@ -41,14 +41,14 @@ unsafe extern "C" fn read(
     buf: *mut c_void,
     len: usize,
     _desc: *mut c_void,
-    peer: fi_addr_t,
+    remote: fi_addr_t,
     addr: u64,
     key: u64,
     context: *mut c_void,
 ) -> isize {
     // SAFETY: the program lends the buffer until the operation completes.
     let Some(buf) = (unsafe { one(buf, len) }) else { return EINVAL };
-    let what = Remote { peer, key, addr, data: None, bufs: &[buf] };
+    let what = RmaPost { remote, key, addr, data: None, bufs: &[buf] };
     // SAFETY: fi_endpoint gave `ep` out, and the program has not closed it.
     unsafe { with(ep, |ep| ep.rma(&what, false, |s| s.tx_how(context))) }
 }
@@ -58,14 +58,14 @@ unsafe extern "C" fn readv(
     iov: *const iovec,
     _desc: *mut *mut c_void,
     count: usize,
-    peer: fi_addr_t,
+    remote: fi_addr_t,
     addr: u64,
     key: u64,
     context: *mut c_void,
 ) -> isize {
     // SAFETY: the program lends the array for this call, and its buffers until the operation completes.
     let Some(bufs) = (unsafe { Bufs::of(iov, count) }) else { return EINVAL };
-    let what = Remote { peer, key, addr, data: None, bufs: bufs.get() };
+    let what = RmaPost { remote, key, addr, data: None, bufs: bufs.get() };
     // SAFETY: fi_endpoint gave `ep` out, and the program has not closed it.
     unsafe { with(ep, |ep| ep.rma(&what, false, |s| s.tx_how(context))) }
 }
@@ -90,9 +90,9 @@ unsafe fn message(ep: *mut fid_ep, msg: *const fi_msg_rma, flags: u64, write: bo
     // SAFETY: the program lends the array for this call, and its buffers until the operation completes.
     let Some(bufs) = (unsafe { Bufs::of(msg.msg_iov, msg.iov_count) }) else { return EINVAL };
     // SAFETY: the message names its remote parts and their count, by fi_rma(3).
-    let Some((addr, key)) = (unsafe { remote(msg, bufs.len()) }) else { return EINVAL };
+    let Some((addr, key)) = (unsafe { rma_part(msg, bufs.len()) }) else { return EINVAL };
     let data = (write && flags & FI_REMOTE_CQ_DATA != 0).then_some(msg.data);
-    let what = Remote { peer: msg.addr, key, addr, data, bufs: bufs.get() };
+    let what = RmaPost { remote: msg.addr, key, addr, data, bufs: bufs.get() };
     // SAFETY: fi_endpoint gave `ep` out, and the program has not closed it.
     unsafe { with(ep, |ep| ep.rma(&what, write, |s| s.tx_how_with(msg.context, flags))) }
 }
@@ -102,14 +102,14 @@ unsafe extern "C" fn write(
     buf: *const c_void,
     len: usize,
     _desc: *mut c_void,
-    peer: fi_addr_t,
+    remote: fi_addr_t,
     addr: u64,
     key: u64,
     context: *mut c_void,
 ) -> isize {
     // SAFETY: the program lends the buffer until the operation completes.
     let Some(buf) = (unsafe { one(buf, len) }) else { return EINVAL };
-    let what = Remote { peer, key, addr, data: None, bufs: &[buf] };
+    let what = RmaPost { remote, key, addr, data: None, bufs: &[buf] };
     // SAFETY: fi_endpoint gave `ep` out, and the program has not closed it.
     unsafe { with(ep, |ep| ep.rma(&what, true, |s| s.tx_how(context))) }
 }
@@ -119,14 +119,14 @@ unsafe extern "C" fn writev(
     iov: *const iovec,
     _desc: *mut *mut c_void,
     count: usize,
-    peer: fi_addr_t,
+    remote: fi_addr_t,
     addr: u64,
     key: u64,
     context: *mut c_void,
 ) -> isize {
     // SAFETY: the program lends the array for this call, and its buffers until the operation completes.
     let Some(bufs) = (unsafe { Bufs::of(iov, count) }) else { return EINVAL };
-    let what = Remote { peer, key, addr, data: None, bufs: bufs.get() };
+    let what = RmaPost { remote, key, addr, data: None, bufs: bufs.get() };
     // SAFETY: fi_endpoint gave `ep` out, and the program has not closed it.
     unsafe { with(ep, |ep| ep.rma(&what, true, |s| s.tx_how(context))) }
 }
@@ -135,13 +135,13 @@ unsafe extern "C" fn inject(
     ep: *mut fid_ep,
     buf: *const c_void,
     len: usize,
-    peer: fi_addr_t,
+    remote: fi_addr_t,
     addr: u64,
     key: u64,
 ) -> isize {
     // SAFETY: the program lends the buffer for this call.
     let Some(buf) = (unsafe { one(buf, len) }) else { return EINVAL };
-    let what = Remote { peer, key, addr, data: None, bufs: &[buf] };
+    let what = RmaPost { remote, key, addr, data: None, bufs: &[buf] };
     // SAFETY: fi_endpoint gave `ep` out, and the program has not closed it.
     unsafe { with(ep, |ep| ep.rma(&what, true, |_| How::inject())) }
 }
@@ -152,14 +152,14 @@ unsafe extern "C" fn writedata(
     len: usize,
     _desc: *mut c_void,
     data: u64,
-    peer: fi_addr_t,
+    remote: fi_addr_t,
     addr: u64,
     key: u64,
     context: *mut c_void,
 ) -> isize {
     // SAFETY: the program lends the buffer until the operation completes.
     let Some(buf) = (unsafe { one(buf, len) }) else { return EINVAL };
-    let what = Remote { peer, key, addr, data: Some(data), bufs: &[buf] };
+    let what = RmaPost { remote, key, addr, data: Some(data), bufs: &[buf] };
     // SAFETY: fi_endpoint gave `ep` out, and the program has not closed it.
     unsafe { with(ep, |ep| ep.rma(&what, true, |s| s.tx_how(context))) }
 }
@@ -169,13 +169,13 @@ unsafe extern "C" fn injectdata(
     buf: *const c_void,
     len: usize,
     data: u64,
-    peer: fi_addr_t,
+    remote: fi_addr_t,
     addr: u64,
     key: u64,
 ) -> isize {
     // SAFETY: the program lends the buffer for this call.
     let Some(buf) = (unsafe { one(buf, len) }) else { return EINVAL };
-    let what = Remote { peer, key, addr, data: Some(data), bufs: &[buf] };
+    let what = RmaPost { remote, key, addr, data: Some(data), bufs: &[buf] };
     // SAFETY: fi_endpoint gave `ep` out, and the program has not closed it.
     unsafe { with(ep, |ep| ep.rma(&what, true, |_| How::inject())) }
 }

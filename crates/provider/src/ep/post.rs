@@ -45,7 +45,7 @@ impl How {
 #[derive(Clone, Copy)]
 pub(crate) struct Single {
     /// Number in the address vector.
-    pub(crate) peer: fi_addr_t,
+    pub(crate) remote: fi_addr_t,
     pub(crate) tagged: bool,
     pub(crate) tag: u64,
     pub(crate) buf: LocalBuf,
@@ -54,7 +54,7 @@ pub(crate) struct Single {
 /// A message to be sent, or what a receive takes.
 pub(crate) struct Message<'a> {
     /// Number in the address vector.
-    pub(crate) peer: fi_addr_t,
+    pub(crate) remote: fi_addr_t,
     pub(crate) tagged: bool,
     pub(crate) tag: u64,
     pub(crate) data: Option<u64>,
@@ -62,8 +62,8 @@ pub(crate) struct Message<'a> {
 }
 
 /// A read or write.
-pub(crate) struct Remote<'a> {
-    pub(crate) peer: fi_addr_t,
+pub(crate) struct RmaPost<'a> {
+    pub(crate) remote: fi_addr_t,
     pub(crate) key: u64,
     pub(crate) addr: u64,
     pub(crate) data: Option<u64>,
@@ -71,8 +71,8 @@ pub(crate) struct Remote<'a> {
 }
 
 /// An atomic operation.
-pub(crate) struct RemoteAtomic<'a> {
-    pub(crate) peer: fi_addr_t,
+pub(crate) struct AtomicPost<'a> {
+    pub(crate) remote: fi_addr_t,
     pub(crate) key: u64,
     pub(crate) addr: u64,
     pub(crate) kind: AtomicKind,
@@ -120,7 +120,7 @@ impl Ep {
             && state.may_send()
             && !state.moving
             && state.tx_flags & DELIVERED == 0
-            && let Some(to) = state.remotes.known(what.peer)
+            && let Some(to) = state.remotes.known(what.remote)
             && let Some(transport) = &mut state.transport
             && transport.send_at_once(to, what.tagged, what.tag, data, what.buf)
         {
@@ -137,7 +137,7 @@ impl Ep {
         if let Some(mut state) = self.state.without_lock()
             && state.may_send()
             && !state.moving
-            && let Some(to) = state.remotes.known(what.peer)
+            && let Some(to) = state.remotes.known(what.remote)
             && let Some(transport) = &mut state.transport
             && transport.send_at_once(to, what.tagged, what.tag, data, what.buf)
         {
@@ -151,8 +151,8 @@ impl Ep {
 
     #[inline(never)]
     fn send_one_otherwise(&self, what: Single, data: Option<u64>, context: Option<*mut c_void>) -> isize {
-        let Single { peer, tagged, tag, buf } = what;
-        let message = Message { peer, tagged, tag, data, bufs: &[buf] };
+        let Single { remote, tagged, tag, buf } = what;
+        let message = Message { remote, tagged, tag, data, bufs: &[buf] };
         self.send(&message, |s| context.map_or_else(How::inject, |context| s.tx_how(context)))
     }
 
@@ -164,8 +164,8 @@ impl Ep {
             && !state.moving
             && state.rx_flags & (FI_PEEK | FI_CLAIM | FI_DISCARD | FI_MULTI_RECV) == 0
         {
-            let any = !state.directed || what.peer == FI_ADDR_UNSPEC;
-            let from = if any { None } else { state.remotes.known(what.peer) };
+            let any = !state.directed || what.remote == FI_ADDR_UNSPEC;
+            let from = if any { None } else { state.remotes.known(what.remote) };
             let ticket = state.rx_how(context).ticket();
             let select = Selector { tagged: what.tagged, from, tag: what.tag, ignore };
             if (any || from.is_some())
@@ -180,8 +180,8 @@ impl Ep {
 
     #[inline(never)]
     fn receive_one_otherwise(&self, what: Single, ignore: u64, context: *mut c_void) -> isize {
-        let Single { peer, tagged, tag, buf } = what;
-        let message = Message { peer, tagged, tag, data: None, bufs: &[buf] };
+        let Single { remote, tagged, tag, buf } = what;
+        let message = Message { remote, tagged, tag, data: None, bufs: &[buf] };
         self.receive(&message, ignore, |s| s.rx_how(context))
     }
 
@@ -190,7 +190,7 @@ impl Ep {
     pub(crate) fn send(&self, what: &Message<'_>, how: impl Fn(&State) -> How) -> isize {
         self.post(State::may_send, |state| {
             let how = how(state);
-            let to = state.peer(what.peer)?;
+            let to = state.remote(what.remote)?;
             let inject = how.flags & FI_INJECT != 0;
             let matched = how.flags & FI_MATCH_COMPLETE != 0;
             let delivered = how.flags & DELIVERED != 0;
@@ -237,10 +237,10 @@ impl Ep {
 
     /// Reads or writes remote memory.
     #[inline]
-    pub(crate) fn rma(&self, what: &Remote<'_>, write: bool, how: impl Fn(&State) -> How) -> isize {
+    pub(crate) fn rma(&self, what: &RmaPost<'_>, write: bool, how: impl Fn(&State) -> How) -> isize {
         self.post(if write { State::may_write } else { State::may_read }, |state| {
             let how = how(state);
-            let to = state.peer(what.peer)?;
+            let to = state.remote(what.remote)?;
             let inject = write && how.flags & FI_INJECT != 0;
             let (key, addr, bufs, data) = (what.key, what.addr, what.bufs, what.data);
             let rma = Rma { to, key, addr, bufs, data, inject, ticket: how.ticket() };
@@ -252,7 +252,7 @@ impl Ep {
 
     /// Does an atomic operation on remote memory.
     #[inline]
-    pub(crate) fn atomic(&self, what: &RemoteAtomic<'_>, how: impl Fn(&State) -> How) -> isize {
+    pub(crate) fn atomic(&self, what: &AtomicPost<'_>, how: impl Fn(&State) -> How) -> isize {
         let Some(size) = arithmetic::valid(what.datatype, what.op, what.kind) else {
             return failed(FI_EOPNOTSUPP);
         };
@@ -274,7 +274,7 @@ impl Ep {
         self.post(may, |state| {
             let how = how(state);
             let atomic = Atomic {
-                to: state.peer(what.peer)?,
+                to: state.remote(what.remote)?,
                 key: what.key,
                 addr: what.addr,
                 kind: what.kind,
@@ -356,7 +356,7 @@ impl State {
 
     /// The remote endpoint with a number of the address vector.
     #[inline]
-    fn peer(&mut self, number: fi_addr_t) -> Result<PeerId, c_int> {
+    fn remote(&mut self, number: fi_addr_t) -> Result<PeerId, c_int> {
         self.remotes.known(number).map_or_else(|| self.resolve(number), Ok)
     }
 
@@ -367,7 +367,7 @@ impl State {
             return Err(FI_EINVAL);
         }
         let address = self.bindings.av.as_ref().ok_or(FI_EINVAL)?.address(number)?;
-        let peer = self.transport()?.resolve(&address).map_err(|e| {
+        let remote = self.transport()?.resolve(&address).map_err(|e| {
             log!(
                 self.core,
                 WARN,
@@ -377,18 +377,18 @@ impl State {
             );
             errno::of_transport(&e)
         })?;
-        self.remotes.set(number, peer);
+        self.remotes.set(number, remote);
         // An address that was inserted twice goes back by its first number.
-        if self.bindings.numbers.get(peer).is_none_or(|n| *n == FI_ADDR_NOTAVAIL) {
-            self.bindings.numbers.set(peer, number);
+        if self.bindings.numbers.get(remote).is_none_or(|n| *n == FI_ADDR_NOTAVAIL) {
+            self.bindings.numbers.set(remote, number);
         }
-        Ok(peer)
+        Ok(remote)
     }
 
     #[inline]
     fn select(&mut self, what: &Message<'_>, ignore: u64) -> Result<Selector, c_int> {
-        let any = !self.directed || what.peer == FI_ADDR_UNSPEC;
-        let from = if any { None } else { Some(self.peer(what.peer)?) };
+        let any = !self.directed || what.remote == FI_ADDR_UNSPEC;
+        let from = if any { None } else { Some(self.remote(what.remote)?) };
         Ok(Selector { tagged: what.tagged, from, tag: what.tag, ignore })
     }
 
