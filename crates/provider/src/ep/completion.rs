@@ -98,7 +98,8 @@ impl Bindings {
         }
     }
 
-    /// The entry of a short message.
+    /// The entry of a short message. `complete` and `complete_other` write theirs out, too: made by one function, the
+    /// machine code of the short way was another.
     #[inline(always)]
     fn entry(&mut self, got: &ShortReceived, from: &Address) -> Entry {
         let data = if got.data.is_some() { FI_REMOTE_CQ_DATA } else { 0 };
