@@ -249,7 +249,6 @@ ints!(int_i8 i8, int_u8 u8, int_i16 i16, int_u16 u16, int_i32 i32, int_u32 u32, 
 // The operations are defined by the equality of floats.
 macro_rules! floats {
     ($($name:ident $complex:ident $number:ty),*) => {$(
-        #[allow(clippy::float_cmp)]
         fn $name(op: u32, old: $number, with: $number, compare: $number) -> Option<$number> {
             match op {
                 FI_SUM => Some(old + with),
@@ -258,7 +257,6 @@ macro_rules! floats {
             }
         }
 
-        #[allow(clippy::float_cmp)]
         fn $complex(op: u32, old: &Raw, with: &Raw, compare: &Raw) -> Option<Raw> {
             const HALF: usize = size_of::<$number>();
             let take = |from: &Raw| {
