@@ -127,6 +127,7 @@ static CM: fi_ops_cm = fi_ops_cm {
     join: None,
 };
 
+/// An error as posting calls return it.
 fn failed(error: c_int) -> isize {
     -(error as isize)
 }
@@ -245,7 +246,7 @@ impl Ep {
                 if !Arc::ptr_eq(&cntr.domain, &this.domain) {
                     return -FI_EINVAL;
                 }
-                // Reads and writes that others do here are not counted: that is FI_RMA_EVENT, which is not supported.
+                // Reads and writes of initiators are not counted: that is FI_RMA_EVENT, which is not supported.
                 if flags & (FI_REMOTE_READ | FI_REMOTE_WRITE) != 0 {
                     return -FI_ENOSYS;
                 }
@@ -300,7 +301,7 @@ fn own_name(domain: &Domain, info: &fi_info, address: &Address) -> Result<Option
     if info.src_addr.is_null() {
         return Ok(None);
     }
-    // SAFETY: null, or as many bytes as the program's `info` says.
+    // SAFETY: not null, so as many bytes as the program's `info` says.
     let bytes = unsafe { isthmus_cabi::slice(info.src_addr.cast::<u8>(), info.src_addrlen, 4096) };
     let Ok(name) = Name::from_bytes(bytes.ok_or(FI_EINVAL)?) else {
         log!(

@@ -1,4 +1,4 @@
-//! Where an endpoint's completions go: the queues and counters that are bound to it, and the entries made for them.
+//! Where an endpoint's completions go: the queues and counters that are bound to it, and the entries they get.
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ pub(super) const ENTRY: u64 = 1;
 /// [`Ticket::flags`]: it is a multi-receive.
 pub(super) const MULTI: u64 = 2;
 
-/// What is bound to an endpoint.
+/// What is bound to an endpoint, and the numbers that its remote endpoints have in entries.
 pub(super) struct Bindings {
     /// Whether a sender without a number here is searched for in the address vector, for `FI_SOURCE`.
     pub(super) wants_source: bool,
@@ -207,6 +207,7 @@ impl Bindings {
     }
 }
 
+/// The flag that tells tagged from untagged messages.
 #[inline]
 fn message_flag(tagged: bool) -> u64 {
     if tagged { FI_TAGGED } else { FI_MSG }

@@ -61,8 +61,9 @@ pub(crate) struct Message<'a> {
     pub(crate) bufs: &'a [LocalBuf],
 }
 
-/// A read or write.
+/// A read or write of remote memory.
 pub(crate) struct RmaPost<'a> {
+    /// Number in the address vector.
     pub(crate) remote: fi_addr_t,
     pub(crate) key: u64,
     pub(crate) addr: u64,
@@ -70,14 +71,16 @@ pub(crate) struct RmaPost<'a> {
     pub(crate) bufs: &'a [LocalBuf],
 }
 
-/// An atomic operation.
+/// An atomic operation on remote memory.
 pub(crate) struct AtomicPost<'a> {
+    /// Number in the address vector.
     pub(crate) remote: fi_addr_t,
     pub(crate) key: u64,
     pub(crate) addr: u64,
     pub(crate) kind: AtomicKind,
     pub(crate) datatype: u32,
     pub(crate) op: u32,
+    /// Elements at the target.
     pub(crate) count: usize,
     pub(crate) operand: &'a [LocalBuf],
     pub(crate) compare: &'a [LocalBuf],
@@ -89,11 +92,11 @@ impl Ep {
     #[inline]
     fn post(
         &self,
-        is_bound: impl Fn(&State) -> bool,
+        may: impl Fn(&State) -> bool,
         mut post: impl FnMut(&mut State) -> Result<(), c_int>,
     ) -> isize {
         let mut state = self.state.lock();
-        if !is_bound(&state) || state.moving {
+        if !may(&state) || state.moving {
             return failed(match (state.moving, state.enabled) {
                 (true, _) => FI_EIO,
                 (false, false) => FI_EOPBADSTATE,
