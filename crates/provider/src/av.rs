@@ -58,7 +58,8 @@ unsafe impl Send for Av {}
 // SAFETY: what changes is behind locks; the head as for Send.
 unsafe impl Sync for Av {}
 
-impl Object for Av {
+// SAFETY: `repr(C)`, and the head is the first field.
+unsafe impl Object for Av {
     type Head = fid_av;
     fn poison(&self) -> &Poison {
         &self.poison

@@ -41,7 +41,8 @@ unsafe impl Send for Cntr {}
 // SAFETY: what changes is behind locks; the head as for Send.
 unsafe impl Sync for Cntr {}
 
-impl Object for Cntr {
+// SAFETY: `repr(C)`, and the head is the first field.
+unsafe impl Object for Cntr {
     type Head = fid_cntr;
     fn poison(&self) -> &Poison {
         &self.poison

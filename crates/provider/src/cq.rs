@@ -130,7 +130,8 @@ unsafe impl Send for Cq {}
 // SAFETY: what changes is behind locks; the head as for Send.
 unsafe impl Sync for Cq {}
 
-impl Object for Cq {
+// SAFETY: `repr(C)`, and the head is the first field.
+unsafe impl Object for Cq {
     type Head = fid_cq;
     fn poison(&self) -> &Poison {
         &self.poison

@@ -48,7 +48,8 @@ unsafe impl Send for Domain {}
 // SAFETY: what changes is behind locks, or within its own synchronised types; the head as for Send.
 unsafe impl Sync for Domain {}
 
-impl Object for Domain {
+// SAFETY: `repr(C)`, and the head is the first field.
+unsafe impl Object for Domain {
     type Head = fid_domain;
     fn poison(&self) -> &Poison {
         &self.poison

@@ -93,7 +93,8 @@ unsafe impl std::marker::Send for Ep {}
 // SAFETY: what changes is behind the state's lock or set once; the head and `State::short` as for Send.
 unsafe impl Sync for Ep {}
 
-impl Object for Ep {
+// SAFETY: `repr(C)`, and the head is the first field.
+unsafe impl Object for Ep {
     type Head = fid_ep;
     fn poison(&self) -> &Poison {
         &self.poison

@@ -35,7 +35,8 @@ unsafe impl Send for Eq {}
 // SAFETY: what changes is behind a lock; the head as for Send.
 unsafe impl Sync for Eq {}
 
-impl Object for Eq {
+// SAFETY: `repr(C)`, and the head is the first field.
+unsafe impl Object for Eq {
     type Head = fid_eq;
     fn poison(&self) -> &Poison {
         &self.poison

@@ -30,7 +30,8 @@ unsafe impl Send for Fabric {}
 // SAFETY: nothing in it changes; the head as for Send.
 unsafe impl Sync for Fabric {}
 
-impl Object for Fabric {
+// SAFETY: `repr(C)`, and the head is the first field.
+unsafe impl Object for Fabric {
     type Head = fid_fabric;
     fn poison(&self) -> &Poison {
         &self.poison

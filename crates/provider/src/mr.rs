@@ -244,7 +244,8 @@ unsafe impl Send for Mr {}
 // SAFETY: what changes is behind locks; the head as for Send.
 unsafe impl Sync for Mr {}
 
-impl Object for Mr {
+// SAFETY: `repr(C)`, and the head is the first field.
+unsafe impl Object for Mr {
     type Head = fid_mr;
     fn poison(&self) -> &Poison {
         &self.poison

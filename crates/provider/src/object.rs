@@ -20,8 +20,11 @@ use isthmus_fabric_sys::*;
 use crate::core::{Core, log};
 use crate::unsupported;
 
-/// An object that C holds; `repr(C)`, with its head as the first field.
-pub(crate) trait Object: Sized {
+/// An object that C holds.
+///
+/// # Safety
+/// The type must be `repr(C)`, with a `Head` as its first field: the pointer to one is used as that to the other.
+pub(crate) unsafe trait Object: Sized {
     /// libfabric's structure, with which the value begins.
     type Head;
 
