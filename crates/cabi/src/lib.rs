@@ -1,38 +1,39 @@
 //! Panic guard, pointer and string checks for the C edges.
 //!
-//! Every body of an `extern "C"` function runs inside [`guard`]: a panic must not cross into C. What C hands over is
-//! looked at before it is used, in release builds too: [`slice()`], [`text()`], [`object()`]. There are no domain types here.
+//! Every body of an `extern "C"` function runs inside [`guard`]: a panic must not cross into C. Pointers from C are
+//! checked before they are used, in release builds too: [`slice()`], [`object()`], [`put()`], [`text()`]. There are no
+//! domain types here.
 
 use std::ffi::{CStr, c_char};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Mutex, Once, OnceLock, PoisonError};
 use std::thread::ThreadId;
 
-/// Whether an object's code has panicked. Such an object may be half changed, so it refuses further calls.
+/// Whether a call on an object has panicked. Such an object may be half changed, so it refuses further calls.
 #[derive(Debug, Default)]
 pub struct Poison(OnceLock<()>);
 
 impl Poison {
-    /// An object in order.
+    /// Of an object on which no call has panicked.
     pub const fn new() -> Self {
         Self(OnceLock::new())
     }
 
-    /// Whether it panicked.
+    /// Whether a call has panicked.
     #[inline]
     pub fn is_set(&self) -> bool {
         self.0.get().is_some()
     }
 }
 
-/// Runs `body`. If it panics, or if an earlier call on the same object did, the answer is `broken`; the first time,
-/// `report` is given what the panic said and where.
+/// Runs `body`. Gives `broken` if it panics, or if an earlier call on the same object did; the first time, `report` gets
+/// the panic's message and place.
 #[inline]
 pub fn guard<R>(poison: &Poison, broken: R, report: impl FnOnce(&str), body: impl FnOnce() -> R) -> R {
     if poison.is_set() {
         return broken;
     }
-    // The object is not used any more after a panic, so whatever state it is in is not seen by anybody.
+    // Unwind safe: after a panic the object is not used any more, so no call sees the state that it is in.
     match catch_unwind(AssertUnwindSafe(body)) {
         Ok(answer) => answer,
         Err(payload) => {
@@ -55,19 +56,19 @@ fn caught(poison: &Poison, payload: Box<dyn std::any::Any + Send>, report: impl 
         text.or_else(|| payload.downcast_ref::<String>().cloned()).unwrap_or_else(|| "no message".to_owned())
     });
     if first {
-        // A report that panics too must not get out either.
+        // A panic of the report must not leave this function either.
         let _ = catch_unwind(AssertUnwindSafe(|| report(&said)));
     }
 }
 
-/// What each thread that is panicking has said; two may panic at once.
+/// Message and place of the panic of each thread that is panicking; several may at once.
 fn last_words() -> &'static Mutex<Vec<(ThreadId, String)>> {
     static LAST: Mutex<Vec<(ThreadId, String)>> = Mutex::new(Vec::new());
     &LAST
 }
 
-/// Makes panics keep message and place for [`guard`]'s report, instead of writing them to standard error, which
-/// belongs to the program that loaded us. Affects this library's own copy of the standard library only.
+/// Makes panics keep message and place for [`guard`]'s report, and not write them to standard error, which belongs to the
+/// program that loaded this library. It has a copy of the standard library of its own, and no other is affected.
 pub fn keep_quiet() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
@@ -75,18 +76,18 @@ pub fn keep_quiet() {
             let text = info.to_string();
             let thread = std::thread::current().id();
             let mut words = last_words().lock().unwrap_or_else(PoisonError::into_inner);
-            // A panic that nobody caught leaves its words behind; the next one of that thread replaces them.
+            // The entry of a panic that no guard caught stays until the thread panics again.
             words.retain(|(other, _)| *other != thread);
             words.push((thread, text));
         }));
     });
 }
 
-/// The `count` elements at `at`, or nothing when that cannot be: null with a count, misaligned, or more than `most`.
+/// The `count` elements at `at`; none for null with a count, a misaligned pointer, or more elements than `most`.
 ///
 /// # Safety
-/// A pointer that is neither null nor misaligned must point to `count` initialised elements that nobody changes while
-/// the slice is in use.
+/// A pointer that is neither null nor misaligned must point to `count` initialised elements that do not change while the
+/// slice is in use.
 #[inline]
 pub unsafe fn slice<'a, T>(at: *const T, count: usize, most: usize) -> Option<&'a [T]> {
     if count == 0 {
@@ -95,11 +96,11 @@ pub unsafe fn slice<'a, T>(at: *const T, count: usize, most: usize) -> Option<&'
     if at.is_null() || !at.is_aligned() || count > most {
         return None;
     }
-    // SAFETY: checked for null and alignment; the caller vouches for the rest.
+    // SAFETY: neither null nor misaligned, so the caller vouches for `count` elements that do not change.
     Some(unsafe { std::slice::from_raw_parts(at, count) })
 }
 
-/// The object at `at`, or nothing for a null or misaligned pointer.
+/// The object at `at`; none for a null or misaligned pointer.
 ///
 /// # Safety
 /// Any other pointer must point to an initialised `T` that lives for `'a` and is not changed other than through cells.
@@ -108,11 +109,11 @@ pub unsafe fn object<'a, T>(at: *const T) -> Option<&'a T> {
     if at.is_null() || !at.is_aligned() {
         return None;
     }
-    // SAFETY: checked for null and alignment; the caller vouches for the rest.
+    // SAFETY: neither null nor misaligned, so the caller vouches for a `T` that lives for `'a`.
     Some(unsafe { &*at })
 }
 
-/// Writes `value` to `at`; gives whether there was a place to write to.
+/// Writes `value` to `at`, unless that is null or misaligned; gives whether it was written.
 ///
 /// # Safety
 /// A pointer that is neither null nor misaligned must be good for writing a `T`.
@@ -121,12 +122,12 @@ pub unsafe fn put<T>(at: *mut T, value: T) -> bool {
     if at.is_null() || !at.is_aligned() {
         return false;
     }
-    // SAFETY: checked for null and alignment; the caller vouches for the rest.
+    // SAFETY: neither null nor misaligned, so good for writing, for which the caller vouches.
     unsafe { at.write(value) };
     true
 }
 
-/// A C string, or nothing for null and for what is not UTF-8.
+/// A C string; none for null, and for a string that is not UTF-8.
 ///
 /// # Safety
 /// Any other pointer must point to a string that ends in a zero and is not changed while it is in use.
@@ -134,7 +135,7 @@ pub unsafe fn text<'a>(at: *const c_char) -> Option<&'a str> {
     if at.is_null() {
         return None;
     }
-    // SAFETY: not null; the caller vouches for the rest.
+    // SAFETY: not null, so a string that ends in a zero and does not change, for which the caller vouches.
     unsafe { CStr::from_ptr(at) }.to_str().ok()
 }
 
@@ -167,9 +168,9 @@ mod tests {
         assert_eq!(unsafe { slice(words.as_ptr(), 3, 3) }, Some(&words[..]));
         // SAFETY: refused by count.
         assert_eq!(unsafe { slice(words.as_ptr(), 3, 2) }, None);
-        // SAFETY: null is refused with a count and fine without.
+        // SAFETY: null is refused with a count.
         assert_eq!(unsafe { slice(std::ptr::null::<u32>(), 1, 9) }, None);
-        // SAFETY: as above.
+        // SAFETY: an empty slice, for which null is fine.
         assert_eq!(unsafe { slice(std::ptr::null::<u32>(), 0, 9) }, Some(&[][..]));
         let odd = words.as_ptr().cast::<u8>().wrapping_add(1).cast::<u32>();
         // SAFETY: refused by alignment.

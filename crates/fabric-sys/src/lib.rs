@@ -1,9 +1,9 @@
 //! libfabric's declarations, for a provider that is loaded by any of its versions.
 //!
-//! One module per public header, with libfabric's own names, so that whoever knows the manual pages finds everything.
-//! Only what a provider touches is declared. Nothing here is linked: a provider must not carry an undefined libfabric
-//! symbol (it would bind to the oldest compatible version, or to none at all), so the few functions of the core that
-//! we call are function-pointer types in [`prov`]. [`load`] is for tools that ask some libfabric what it offers.
+//! One module per public header, with libfabric's own names, which are those of the manual pages. Only what the provider
+//! uses is declared. Nothing here is linked: a provider must not have an undefined symbol of libfabric (it would bind to
+//! the oldest compatible version, or to none at all), so the few functions of the core that ours calls are types of
+//! function pointers in [`prov`]. [`load`] is for tools that ask a libfabric what it offers.
 //!
 //! **Versions.** Structures that grew over time are declared at their newest size, 2.5, which is right for what we
 //! allocate; what a caller allocated may be shorter, and each such field says since when it exists. Structures are

@@ -1,6 +1,6 @@
-//! Asking a libfabric that somebody has what it offers: opened at run time, so that nothing is linked.
+//! Asking an installed libfabric what it offers. It is opened at run time, so that nothing is linked.
 //!
-//! For tools alone. A library that is loaded runs its own code in this process: ask in a process that may die of it.
+//! For tools alone. A library that is loaded runs its own code in this process: call this in a process that may die of it.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::path::Path;
@@ -8,7 +8,7 @@ use std::ptr;
 
 use crate::fabric::fi_info;
 
-/// Most offers that are looked at.
+/// How many offers are read at most.
 const MOST: usize = 256;
 
 /// What a libfabric answered.
@@ -54,7 +54,7 @@ pub fn ask(path: &Path) -> Result<Answer, String> {
     let freeinfo = symbol(library, c"fi_freeinfo")?;
     // SAFETY: libfabric declares fi_freeinfo so.
     let freeinfo = unsafe { std::mem::transmute::<*mut c_void, FreeInfo>(freeinfo) };
-    // SAFETY: it takes nothing.
+    // SAFETY: libfabric declares that fi_version takes no arguments, and any thread may call it.
     let version = unsafe { version() };
     let mut list: *mut fi_info = ptr::null_mut();
     // SAFETY: no hints, no names, and a place for the list; as fi_getinfo(3) allows.
@@ -91,12 +91,12 @@ fn symbol(library: *mut c_void, name: &CStr) -> Result<*mut c_void, String> {
 }
 
 fn loader_error() -> String {
-    // SAFETY: it takes nothing; the text lives until the next call of the loader in this thread.
+    // SAFETY: dlerror takes no arguments; the text lives until the next call of the loader in this thread.
     let text = unsafe { libc::dlerror() };
     if text.is_null() {
         return "the loader does not say why".into();
     }
-    // SAFETY: not null, and it ends in zero.
+    // SAFETY: not null, and the loader's texts end in a zero.
     unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
 }
 
@@ -105,7 +105,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_no_libfabric_is_told() {
+    fn a_file_that_is_no_libfabric_is_an_error() {
         assert!(ask(Path::new("/nowhere/libfabric.so.1")).unwrap_err().contains("/nowhere"));
         assert!(ask(Path::new("libc.so.6")).unwrap_err().contains("fi_version"));
     }

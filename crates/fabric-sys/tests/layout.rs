@@ -1,6 +1,6 @@
 //! Compares our declarations with the installed libfabric headers, by compiling a C program against them.
 //!
-//! Where no headers or no C compiler are installed only the sizes that were written down are checked.
+//! Without headers or a C compiler, only sizes that were written down are checked.
 
 use std::collections::HashMap;
 use std::fmt::Write as _;
@@ -61,7 +61,7 @@ struct Fact {
     value: u64,
 }
 
-/// Offsets of the named fields; `field = c_name` where C's name is a keyword of ours.
+/// Offsets of the named fields; `field = c_name` where C's name is a keyword of Rust.
 macro_rules! offsets {
     ($facts:ident: $($name:ident { $($field:ident $(= $c:ident)?),* $(,)? })*) => {$($(
         #[allow(unused_mut, unused_assignments)]
@@ -224,10 +224,10 @@ fn declarations_agree_with_the_installed_headers() {
         Err(e) => Some(format!("cannot run cc: {e}")),
     };
     if let Some(missing) = missing {
-        // Machines that only build may be without; those that test every change have what scripts/install-deps installs.
+        // A machine that only builds may lack them; one that tests every change has what scripts/install-deps installs.
         let must = std::env::var_os("CI").is_some_and(|v| !v.is_empty());
         assert!(!must, "needs a C compiler and libfabric's headers (Debian: libfabric-dev): {missing}");
-        // Past the harness, which keeps what a passing test prints and has a dot on the line already.
+        // Written past the test harness, which hides a passing test's output and has already begun the line.
         let line =
             format!("\nskipped: fabric-sys/tests/layout: no C compiler or libfabric headers: {missing}\n");
         std::io::Write::write_all(&mut std::io::stdout(), line.as_bytes()).unwrap();

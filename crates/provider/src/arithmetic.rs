@@ -1,14 +1,14 @@
-//! What atomic operations do to the elements of a registered region, at the target.
+//! What atomic operations do to the elements of registered memory, at the target.
 //!
 //! **Discipline.** Each element is changed atomically. Elements of 1, 2, 4 or 8 bytes at their natural alignment are
-//! changed with the processor's own compare-and-exchange, so they may also be changed by the program's own atomic
-//! instructions, and by other endpoints and domains of the process, at the same time. All others (complex numbers of 16
-//! bytes, long doubles, misaligned elements) are changed under one lock of the process, which the program cannot take:
-//! it must not change those itself while others may. Several elements of one call are not changed together.
+//! changed with the processor's compare-and-exchange, so the program's atomic instructions, and other endpoints and
+//! domains of the process, may change them at the same time. All others (complex numbers of 16 bytes, long doubles,
+//! misaligned elements) are changed under one lock of the process, which the program cannot take: it must not change
+//! those itself while initiators may. Several elements of one call are not changed together.
 //!
-//! The memory is the program's own, not a cell of ours, which is why the atomic accesses are written here. They are
-//! sequentially consistent: libfabric promises an order of atomics between a pair of endpoints, and nothing here is
-//! fast enough for a weaker one to show.
+//! The memory is the program's, and no cell of `lockfree`, so the atomic accesses are written here. They are sequentially
+//! consistent: libfabric promises an order of atomics between a pair of endpoints, and nothing here is so fast that a
+//! weaker one would show.
 
 use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
@@ -27,10 +27,10 @@ const LARGEST: usize = 32;
 
 type Raw = [u8; LARGEST];
 
-/// Whether the processor's atomic instructions hold for other virtual machines, too.
+/// Whether the processor's atomic instructions are atomic for other virtual machines, too.
 ///
-/// An emulator that runs a machine of one processor, and of no more to come, leaves them out: QEMU's TCG does, unless it
-/// was given `maxcpus` of at least 2.
+/// Not in an emulator that runs a machine of one processor without leave to add another: QEMU's TCG then leaves the locked
+/// instructions out, unless it was given `maxcpus` of at least 2.
 pub(crate) fn is_shared() -> bool {
     static SHARED: OnceLock<bool> = OnceLock::new();
     *SHARED.get_or_init(|| {
@@ -43,7 +43,7 @@ pub(crate) fn is_shared() -> bool {
 fn is_emulated() -> bool {
     use std::arch::x86_64::__cpuid;
     const HYPERVISOR: u32 = 1 << 31;
-    // The leaf exists in every processor of this architecture; the second one where the first says so.
+    // Leaf 1 exists in every processor of this architecture; the emulator's where leaf 1 says that there is a hypervisor.
     let emulator = || {
         let leaf = __cpuid(0x4000_0000);
         [leaf.ebx, leaf.ecx, leaf.edx].map(u32::to_le_bytes).concat() == b"TCGTCGTCGTCG"
@@ -53,7 +53,7 @@ fn is_emulated() -> bool {
 
 #[cfg(not(target_arch = "x86_64"))]
 fn is_emulated() -> bool {
-    // It cannot be found out so; a machine of one processor is taken for one that is emulated.
+    // No instruction tells; a machine of one processor is taken for an emulated one.
     true
 }
 
@@ -70,7 +70,7 @@ pub(crate) fn size(datatype: u32) -> Option<usize> {
     })
 }
 
-/// Bytes of an element, if this operation is had for it in a call of this kind.
+/// Bytes of an element, if this operation is supported for it in a call of this kind.
 pub(crate) fn valid(datatype: u32, op: u32, kind: AtomicKind) -> Option<usize> {
     let size = size(datatype)?;
     let kinds = match op {
@@ -94,7 +94,7 @@ pub(crate) fn valid(datatype: u32, op: u32, kind: AtomicKind) -> Option<usize> {
                 | FI_CSWAP
                 | FI_CSWAP_NE
         ),
-        // The language has no such numbers; they can only be moved.
+        // Rust has no such numbers; they can only be read and written.
         _ => matches!(op, FI_ATOMIC_READ | FI_ATOMIC_WRITE),
     };
     (kinds && ops).then_some(size)
@@ -103,7 +103,8 @@ pub(crate) fn valid(datatype: u32, op: u32, kind: AtomicKind) -> Option<usize> {
 /// Does an operation on `target`, and gives the elements' former values to `before` if there are results.
 ///
 /// # Errors
-/// [`Status::Unsupported`] for a pair that is not had, or lengths that do not fit each other: a peer may send anything.
+/// [`Status::Unsupported`] for an operation that is not supported, or lengths that do not fit each other: an initiator may
+/// send anything.
 pub(crate) fn apply(target: LocalBuf, what: &RemoteAtomic<'_>, before: &mut Vec<u8>) -> Result<(), Status> {
     let (datatype, op) = (u32::from(what.datatype), u32::from(what.op));
     let size = valid(datatype, op, what.kind).ok_or(Status::Unsupported)?;
@@ -111,7 +112,7 @@ pub(crate) fn apply(target: LocalBuf, what: &RemoteAtomic<'_>, before: &mut Vec<
     let bytes = count.checked_mul(size).ok_or(Status::Unsupported)?;
     let operands = if op == FI_ATOMIC_READ { 0 } else { bytes };
     let compares = if what.kind == AtomicKind::Compare { bytes } else { 0 };
-    // A read may come with operands that nobody looks at.
+    // A read may come with operands, which are ignored.
     let operand_fits = what.operand.len() == operands || op == FI_ATOMIC_READ;
     if target.len() != bytes || !operand_fits || what.compare.len() != compares {
         return Err(Status::Unsupported);
@@ -136,13 +137,13 @@ fn raw(bytes: Option<&[u8]>) -> Raw {
     raw
 }
 
-/// Replaces an element by what `change` makes of it; gives the former value. No change, no write.
+/// Replaces an element by what `change` makes of it, or leaves it for `None`; gives the former value.
 fn exchange(target: LocalBuf, change: impl Fn(&Raw) -> Option<Raw>) -> Raw {
     let at = std::ptr::with_exposed_provenance_mut::<u8>(usize::try_from(target.address()).unwrap_or(0));
     macro_rules! word {
         ($atomic:ty, $word:ty) => {{
-            // SAFETY: `find` granted these bytes, they are aligned (checked below), and all of them are changed by
-            // atomic accesses of this size only, or by the program, which said so by registering them.
+            // SAFETY: these bytes are registered (`find` or `atomic_there` checked it), and aligned (checked below). Others
+            // change them by atomic accesses of this size only, to which the program agreed by registering them.
             let cell = unsafe { <$atomic>::from_ptr(at.cast::<$word>()) };
             let mut old = cell.load(Ordering::SeqCst);
             loop {
@@ -207,7 +208,7 @@ fn step(datatype: u32, op: u32, old: &Raw, operand: &Raw, compare: &Raw) -> Opti
     }
 }
 
-/// What integers and floats have in common; the compare forms take `compare OP target`.
+/// The operations that integers and floats have in common; the compare forms mean `compare OP target`.
 macro_rules! common {
     ($op:expr, $old:expr, $with:expr, $compare:expr, $one:expr, $zero:expr) => {{
         let truth = |b: bool| Some(if b { $one } else { $zero });
@@ -245,10 +246,9 @@ macro_rules! ints {
 }
 ints!(int_i8 i8, int_u8 u8, int_i16 i16, int_u16 u16, int_i32 i32, int_u32 u32, int_i64 i64, int_u64 u64);
 
-// Equality of floats is what the operation is defined by.
+// The operations are defined by the equality of floats.
 macro_rules! floats {
     ($($name:ident $complex:ident $number:ty),*) => {$(
-        #[allow(clippy::float_cmp)]
         fn $name(op: u32, old: $number, with: $number, compare: $number) -> Option<$number> {
             match op {
                 FI_SUM => Some(old + with),
@@ -257,7 +257,6 @@ macro_rules! floats {
             }
         }
 
-        #[allow(clippy::float_cmp)]
         fn $complex(op: u32, old: &Raw, with: &Raw, compare: &Raw) -> Option<Raw> {
             const HALF: usize = size_of::<$number>();
             let take = |from: &Raw| {
@@ -311,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn sums_wrap_and_bring_back_what_was() {
+    fn sums_wrap_and_give_the_former_value() {
         let mut memory = [250u8, 1];
         assert_eq!(run(&mut memory, AtomicKind::Fetch, FI_UINT8, FI_SUM, &[10, 1], &[]), Ok(vec![250, 1]));
         assert_eq!(memory, [4, 2]);
@@ -369,7 +368,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_had_is_refused() {
+    fn what_is_not_supported_is_refused() {
         let refused = Err(Status::Unsupported);
         let mut memory = [0u8; 8];
         assert_eq!(run(&mut memory, AtomicKind::Plain, FI_UINT64, FI_CSWAP, &[0; 8], &[]), refused);

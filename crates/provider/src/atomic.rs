@@ -10,7 +10,7 @@ use isthmus_transport::AtomicKind;
 
 use crate::arithmetic;
 use crate::bufs::Bufs;
-use crate::ep::{Ep, How, RemoteAtomic, State, with};
+use crate::ep::{AtomicPost, Ep, How, State, with};
 
 pub(crate) static OPS: fi_ops_atomic = fi_ops_atomic {
     size: size_of::<fi_ops_atomic>(),
@@ -32,14 +32,14 @@ pub(crate) static OPS: fi_ops_atomic = fi_ops_atomic {
 const EINVAL: isize = -(FI_EINVAL as isize);
 const EOPNOTSUPP: isize = -(FI_EOPNOTSUPP as isize);
 
-/// Buffers of elements: how many parts, and where they are described.
+/// Buffers of elements: where the parts are described, and how many there are.
 type Parts = (*const fi_ioc, usize);
 
 const NONE: Parts = (std::ptr::null(), 0);
 
-/// A posting call.
+/// A posting call, whatever its form.
 struct Call {
-    peer: fi_addr_t,
+    remote: fi_addr_t,
     addr: u64,
     key: u64,
     kind: AtomicKind,
@@ -56,30 +56,33 @@ impl Call {
     /// A call of this kind on `count` elements at the target, with no buffers yet.
     fn new(
         kind: AtomicKind,
-        (peer, addr, key): (fi_addr_t, u64, u64),
+        (remote, addr, key): (fi_addr_t, u64, u64),
         (datatype, op): (u32, u32),
         count: usize,
     ) -> Self {
-        Self { peer, addr, key, kind, datatype, op, count, operand: NONE, compare: NONE, result: NONE }
+        Self { remote, addr, key, kind, datatype, op, count, operand: NONE, compare: NONE, result: NONE }
     }
 
+    /// Posts it.
+    ///
     /// # Safety
-    /// Our endpoint; parts that describe buffers lent until the operation completes.
+    /// `ep` is an endpoint of ours that is open, or null; the parts describe buffers that are lent until the operation
+    /// completes, an inject's for this call.
     unsafe fn post(&self, ep: *mut fid_ep, how: impl Fn(&State) -> How) -> isize {
         let Some(size) = arithmetic::valid(self.datatype, self.op, self.kind) else { return EOPNOTSUPP };
         let bufs = |(at, count): Parts| {
-            // SAFETY: the caller vouches for the parts.
+            // SAFETY: the caller vouches for the parts and for what they describe.
             unsafe { Bufs::elements(at, count, size) }
         };
-        // The operand of a read is not looked at, and may be null with a count.
+        // A read has no operand: what is given as one is ignored, and may be null with a count.
         let operand = if self.op == FI_ATOMIC_READ { NONE } else { self.operand };
         let (Some(operand), Some(compare), Some(result)) =
             (bufs(operand), bufs(self.compare), bufs(self.result))
         else {
             return EINVAL;
         };
-        let what = RemoteAtomic {
-            peer: self.peer,
+        let what = AtomicPost {
+            remote: self.remote,
             key: self.key,
             addr: self.addr,
             kind: self.kind,
@@ -90,22 +93,22 @@ impl Call {
             compare: compare.get(),
             result: result.get(),
         };
-        // SAFETY: our endpoint.
+        // SAFETY: the caller vouches for `ep`.
         unsafe { with(ep, |ep: &Ep| ep.atomic(&what, how)) }
     }
 
     /// The call that a message structure describes, without compare values and results.
     ///
     /// # Safety
-    /// Null or the caller's message.
+    /// `msg` is null or a message as fi_atomic(3) asks for it, which lives for `'a`.
     unsafe fn of<'a>(msg: *const fi_msg_atomic, kind: AtomicKind) -> Option<(Self, &'a fi_msg_atomic)> {
-        // SAFETY: passed on.
+        // SAFETY: the caller vouches for `msg`.
         let msg: &'a fi_msg_atomic = unsafe { isthmus_cabi::object(msg) }?;
-        // SAFETY: the caller vouches for the array.
+        // SAFETY: the message names its remote parts and their count, for which the caller vouches.
         let parts = unsafe { isthmus_cabi::slice(msg.rma_iov, msg.rma_iov_count, 1) }?;
-        let [remote] = parts else { return None };
-        let at = (msg.addr, remote.addr, remote.key);
-        let call = Self::new(kind, at, (msg.datatype, msg.op), remote.count);
+        let [target] = parts else { return None };
+        let at = (msg.addr, target.addr, target.key);
+        let call = Self::new(kind, at, (msg.datatype, msg.op), target.count);
         Some((Self { operand: (msg.msg_iov, msg.iov_count), ..call }, msg))
     }
 }
@@ -113,9 +116,9 @@ impl Call {
 /// Elements of several parts together.
 ///
 /// # Safety
-/// Null or `count` parts.
+/// The address is null, or that of as many parts as it says.
 unsafe fn elements(parts: Parts) -> Option<usize> {
-    // SAFETY: the caller vouches for the array.
+    // SAFETY: the caller vouches for the array and its count.
     let parts = unsafe { isthmus_cabi::slice(parts.0, parts.1, crate::info::IOV_LIMIT) }?;
     parts.iter().try_fold(0usize, |sum, part| sum.checked_add(part.count))
 }
@@ -139,7 +142,7 @@ unsafe extern "C" fn write(
     buf: *const c_void,
     count: usize,
     _desc: *mut c_void,
-    peer: fi_addr_t,
+    remote: fi_addr_t,
     addr: u64,
     key: u64,
     datatype: u32,
@@ -147,9 +150,9 @@ unsafe extern "C" fn write(
     context: *mut c_void,
 ) -> isize {
     let operand = part(buf, count);
-    let call = Call::new(AtomicKind::Plain, (peer, addr, key), (datatype, op), count);
+    let call = Call::new(AtomicKind::Plain, (remote, addr, key), (datatype, op), count);
     let call = Call { operand: (&raw const operand, 1), ..call };
-    // SAFETY: our endpoint and the caller's buffer.
+    // SAFETY: fi_endpoint gave `ep` out, and it is open; the buffer is lent until the operation completes.
     unsafe { call.post(ep, default_how(context)) }
 }
 
@@ -158,7 +161,7 @@ unsafe extern "C" fn writev(
     iov: *const fi_ioc,
     _desc: *mut *mut c_void,
     count: usize,
-    peer: fi_addr_t,
+    remote: fi_addr_t,
     addr: u64,
     key: u64,
     datatype: u32,
@@ -166,18 +169,18 @@ unsafe extern "C" fn writev(
     context: *mut c_void,
 ) -> isize {
     let operand = (iov, count);
-    // SAFETY: the caller's array.
+    // SAFETY: the program lends an array of this count.
     let Some(count) = (unsafe { elements(operand) }) else { return EINVAL };
-    let call = Call::new(AtomicKind::Plain, (peer, addr, key), (datatype, op), count);
+    let call = Call::new(AtomicKind::Plain, (remote, addr, key), (datatype, op), count);
     let call = Call { operand, ..call };
-    // SAFETY: our endpoint and the caller's buffers.
+    // SAFETY: fi_endpoint gave `ep` out, and it is open; the buffers are lent until the operation completes.
     unsafe { call.post(ep, default_how(context)) }
 }
 
 unsafe extern "C" fn writemsg(ep: *mut fid_ep, msg: *const fi_msg_atomic, flags: u64) -> isize {
-    // SAFETY: the caller's message.
+    // SAFETY: null, or a message that the program lends for this call, by fi_atomic(3).
     let Some((call, msg)) = (unsafe { Call::of(msg, AtomicKind::Plain) }) else { return EINVAL };
-    // SAFETY: our endpoint and the caller's buffers.
+    // SAFETY: fi_endpoint gave `ep` out, and it is open; the buffers are lent until the operation completes.
     unsafe { call.post(ep, how_with(msg.context, flags)) }
 }
 
@@ -185,16 +188,16 @@ unsafe extern "C" fn inject(
     ep: *mut fid_ep,
     buf: *const c_void,
     count: usize,
-    peer: fi_addr_t,
+    remote: fi_addr_t,
     addr: u64,
     key: u64,
     datatype: u32,
     op: u32,
 ) -> isize {
     let operand = part(buf, count);
-    let call = Call::new(AtomicKind::Plain, (peer, addr, key), (datatype, op), count);
+    let call = Call::new(AtomicKind::Plain, (remote, addr, key), (datatype, op), count);
     let call = Call { operand: (&raw const operand, 1), ..call };
-    // SAFETY: our endpoint and the caller's buffer.
+    // SAFETY: fi_endpoint gave `ep` out, and it is open; the buffer is lent for this call.
     unsafe { call.post(ep, |_| How::inject()) }
 }
 
@@ -205,7 +208,7 @@ unsafe extern "C" fn readwrite(
     _desc: *mut c_void,
     result: *mut c_void,
     _result_desc: *mut c_void,
-    peer: fi_addr_t,
+    remote: fi_addr_t,
     addr: u64,
     key: u64,
     datatype: u32,
@@ -214,9 +217,9 @@ unsafe extern "C" fn readwrite(
 ) -> isize {
     let operand = part(buf, count);
     let result = part(result, count);
-    let call = Call::new(AtomicKind::Fetch, (peer, addr, key), (datatype, op), count);
+    let call = Call::new(AtomicKind::Fetch, (remote, addr, key), (datatype, op), count);
     let call = Call { operand: (&raw const operand, 1), result: (&raw const result, 1), ..call };
-    // SAFETY: our endpoint and the caller's buffers.
+    // SAFETY: fi_endpoint gave `ep` out, and it is open; the buffers are lent until the operation completes.
     unsafe { call.post(ep, default_how(context)) }
 }
 
@@ -228,7 +231,7 @@ unsafe extern "C" fn readwritev(
     resultv: *mut fi_ioc,
     _result_desc: *mut *mut c_void,
     result_count: usize,
-    peer: fi_addr_t,
+    remote: fi_addr_t,
     addr: u64,
     key: u64,
     datatype: u32,
@@ -236,12 +239,12 @@ unsafe extern "C" fn readwritev(
     context: *mut c_void,
 ) -> isize {
     let (operand, result) = ((iov, count), (resultv.cast_const(), result_count));
-    // The results tell the number even of a read, which may have no operand.
-    // SAFETY: the caller's array.
+    // The results tell the number of elements, since a read may have no operand.
+    // SAFETY: the program lends an array of this count.
     let Some(count) = (unsafe { elements(result) }) else { return EINVAL };
-    let call = Call::new(AtomicKind::Fetch, (peer, addr, key), (datatype, op), count);
+    let call = Call::new(AtomicKind::Fetch, (remote, addr, key), (datatype, op), count);
     let call = Call { operand, result, ..call };
-    // SAFETY: our endpoint and the caller's buffers.
+    // SAFETY: fi_endpoint gave `ep` out, and it is open; the buffers are lent until the operation completes.
     unsafe { call.post(ep, default_how(context)) }
 }
 
@@ -253,10 +256,10 @@ unsafe extern "C" fn readwritemsg(
     result_count: usize,
     flags: u64,
 ) -> isize {
-    // SAFETY: the caller's message.
+    // SAFETY: null, or a message that the program lends for this call, by fi_atomic(3).
     let Some((call, msg)) = (unsafe { Call::of(msg, AtomicKind::Fetch) }) else { return EINVAL };
     let call = Call { result: (resultv, result_count), ..call };
-    // SAFETY: our endpoint and the caller's buffers.
+    // SAFETY: fi_endpoint gave `ep` out, and it is open; the buffers are lent until the operation completes.
     unsafe { call.post(ep, how_with(msg.context, flags)) }
 }
 
@@ -269,7 +272,7 @@ unsafe extern "C" fn compwrite(
     _compare_desc: *mut c_void,
     result: *mut c_void,
     _result_desc: *mut c_void,
-    peer: fi_addr_t,
+    remote: fi_addr_t,
     addr: u64,
     key: u64,
     datatype: u32,
@@ -279,14 +282,14 @@ unsafe extern "C" fn compwrite(
     let operand = part(buf, count);
     let compare = part(compare, count);
     let result = part(result, count);
-    let call = Call::new(AtomicKind::Compare, (peer, addr, key), (datatype, op), count);
+    let call = Call::new(AtomicKind::Compare, (remote, addr, key), (datatype, op), count);
     let call = Call {
         operand: (&raw const operand, 1),
         compare: (&raw const compare, 1),
         result: (&raw const result, 1),
         ..call
     };
-    // SAFETY: our endpoint and the caller's buffers.
+    // SAFETY: fi_endpoint gave `ep` out, and it is open; the buffers are lent until the operation completes.
     unsafe { call.post(ep, default_how(context)) }
 }
 
@@ -301,7 +304,7 @@ unsafe extern "C" fn compwritev(
     resultv: *mut fi_ioc,
     _result_desc: *mut *mut c_void,
     result_count: usize,
-    peer: fi_addr_t,
+    remote: fi_addr_t,
     addr: u64,
     key: u64,
     datatype: u32,
@@ -311,11 +314,11 @@ unsafe extern "C" fn compwritev(
     let operand = (iov, count);
     let compare = (comparev, compare_count);
     let result = (resultv.cast_const(), result_count);
-    // SAFETY: the caller's array.
+    // SAFETY: the program lends an array of this count.
     let Some(count) = (unsafe { elements(operand) }) else { return EINVAL };
-    let call = Call::new(AtomicKind::Compare, (peer, addr, key), (datatype, op), count);
+    let call = Call::new(AtomicKind::Compare, (remote, addr, key), (datatype, op), count);
     let call = Call { operand, compare, result, ..call };
-    // SAFETY: our endpoint and the caller's buffers.
+    // SAFETY: fi_endpoint gave `ep` out, and it is open; the buffers are lent until the operation completes.
     unsafe { call.post(ep, default_how(context)) }
 }
 
@@ -330,34 +333,34 @@ unsafe extern "C" fn compwritemsg(
     result_count: usize,
     flags: u64,
 ) -> isize {
-    // SAFETY: the caller's message.
+    // SAFETY: null, or a message that the program lends for this call, by fi_atomic(3).
     let Some((call, msg)) = (unsafe { Call::of(msg, AtomicKind::Compare) }) else { return EINVAL };
     let call = Call { compare: (comparev, compare_count), result: (resultv, result_count), ..call };
-    // SAFETY: our endpoint and the caller's buffers.
+    // SAFETY: fi_endpoint gave `ep` out, and it is open; the buffers are lent until the operation completes.
     unsafe { call.post(ep, how_with(msg.context, flags)) }
 }
 
-/// Whether a pair is had, and how many elements one call may have.
+/// Whether an operation is supported for a datatype, and with how many elements in one call.
 ///
 /// # Safety
 /// `count` is null or may be written.
 unsafe fn query(datatype: u32, op: u32, kind: AtomicKind, count: *mut usize) -> c_int {
     let Some(size) = arithmetic::valid(datatype, op, kind) else { return -FI_EOPNOTSUPP };
-    // SAFETY: passed on.
+    // SAFETY: the caller vouches for `count`.
     if unsafe { isthmus_cabi::put(count, arithmetic::MOST_BYTES / size) } { 0 } else { -FI_EINVAL }
 }
 
 unsafe extern "C" fn writevalid(_ep: *mut fid_ep, datatype: u32, op: u32, count: *mut usize) -> c_int {
-    // SAFETY: the caller's place.
+    // SAFETY: null, or the program's place for the number.
     unsafe { query(datatype, op, AtomicKind::Plain, count) }
 }
 
 unsafe extern "C" fn readwritevalid(_ep: *mut fid_ep, datatype: u32, op: u32, count: *mut usize) -> c_int {
-    // SAFETY: the caller's place.
+    // SAFETY: null, or the program's place for the number.
     unsafe { query(datatype, op, AtomicKind::Fetch, count) }
 }
 
 unsafe extern "C" fn compwritevalid(_ep: *mut fid_ep, datatype: u32, op: u32, count: *mut usize) -> c_int {
-    // SAFETY: the caller's place.
+    // SAFETY: null, or the program's place for the number.
     unsafe { query(datatype, op, AtomicKind::Compare, count) }
 }

@@ -1,8 +1,8 @@
-//! This process's attachment to the local service, as far as libfabric's life cycle goes.
+//! This process's attachment to the local service, from the first `fi_getinfo` to the last domain.
 //!
 //! `fi_getinfo` is called up to a dozen times and must be cheap: the first call attaches, which shows that there is a
 //! service and a usable region, and the answer is kept for the process. The attachment itself is held until a domain
-//! takes it over, or until libfabric goes. A forked child is another process and asks for itself.
+//! takes it over, or until libfabric is unloaded. A forked child is another process, and attaches itself.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -29,7 +29,8 @@ pub(crate) struct Here {
 
 static PROBE: Mutex<Option<Probe>> = Mutex::new(None);
 
-/// Where this process is, if there is a service that lets us in. Says why not only where somebody asked for us.
+/// Where this process is, if there is a service that lets it attach. The reason if not is a warning only where the user
+/// asked for this provider.
 pub(crate) fn probe(core: Option<&Core>) -> Option<Here> {
     let mut probe = PROBE.lock().unwrap_or_else(PoisonError::into_inner);
     let pid = std::process::id();
@@ -37,7 +38,7 @@ pub(crate) fn probe(core: Option<&Core>) -> Option<Here> {
         if known.pid == pid {
             return known.here.ok();
         }
-        // The parent's: its memory is not mapped here, and must not be unmapped either.
+        // The parent's: its memory is not mapped in a forked child, and must not be unmapped either.
         std::mem::forget(known.held.take());
     }
     let answer = shared();
@@ -48,7 +49,7 @@ pub(crate) fn probe(core: Option<&Core>) -> Option<Here> {
         } else if core.is_some_and(|c| c.logs(FI_LOG_WARN, FI_LOG_CORE)) {
             log!(core, WARN, CORE, "{text}");
         } else {
-            // Whoever asks for us by name must learn why we are not there; older cores log nothing by default.
+            // A user who names this provider must learn why it is missing; older cores log nothing by default.
             eprintln!("isthmus: {text}");
         }
     }
@@ -73,7 +74,7 @@ pub(crate) fn shared() -> Result<Arc<Member>, isthmus_attach::Error> {
     isthmus_attach::shared_at(crate::core::socket().as_deref())
 }
 
-/// Lets go of an attachment that no domain took.
+/// Drops an attachment that no domain took over.
 pub(crate) fn forget() {
     let mut probe = PROBE.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(known) = probe.take().filter(|p| p.pid != std::process::id()) {
@@ -81,7 +82,7 @@ pub(crate) fn forget() {
     }
 }
 
-/// Whether the user named us: by `FI_PROVIDER`, or by naming a service.
+/// Whether the user asked for this provider: by `FI_PROVIDER`, or by naming a service.
 fn asked_for(core: Option<&Core>) -> bool {
     let named = |filter: String| !filter.starts_with('^') && filter.split(',').any(|n| n.trim() == "isthmus");
     std::env::var_os("ISTHMUS_SOCKET").is_some_and(|v| !v.is_empty())

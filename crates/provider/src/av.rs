@@ -2,11 +2,11 @@
 //!
 //! Addresses are numbered 0, 1, 2, … in the order of their insertion, for both kinds of vector. The same address
 //! inserted twice gets two numbers, and a removed number is not given again: MPICH counts on consecutive numbers.
-//! Endpoints resolve an address at its first use, so inserting touches nothing shared. Removing tells the endpoints to
-//! forget the number.
+//! Endpoints resolve an address at its first use, so inserting touches nothing shared, and keep what they found
+//! ([`Remotes`], [`Numbers`]). Removing tells them to forget the number.
 //!
-//! A name of an endpoint ([`crate::names`]) may be inserted before anybody has it. It stands for the endpoint that had it when
-//! it was used first, until it is removed.
+//! A name of an endpoint ([`crate::names`]) may be inserted before an endpoint has it. It stands for the endpoint that
+//! had it when it was used first, until it is removed.
 
 use std::collections::HashMap;
 use std::ffi::{c_char, c_int, c_void};
@@ -15,14 +15,14 @@ use std::sync::{Arc, PoisonError, RwLock, Weak};
 use isthmus_cabi::Poison;
 use isthmus_fabric_sys::*;
 use isthmus_transport::address::ADDRESS_BYTES;
-use isthmus_transport::{Address, Place};
+use isthmus_transport::{Address, PeerId, Place};
 
 use crate::core::{Core, log};
 use crate::domain::Domain;
 use crate::ep::Ep;
 use crate::lock::Lock;
-use crate::names;
 use crate::object::{self, Object};
+use crate::{names, unsupported};
 
 /// An address vector.
 #[repr(C)]
@@ -31,16 +31,16 @@ pub(crate) struct Av {
     poison: Poison,
     pub(crate) domain: Arc<Domain>,
     table: RwLock<Table>,
-    /// The endpoints that are bound to it, as far as they are still there.
+    /// The endpoints that are bound to it; those that were closed leave at the next [`Av::enlist`].
     endpoints: Lock<Vec<Weak<Ep>>>,
 }
 
 #[derive(Default)]
 struct Table {
     entries: Vec<Option<Entry>>,
-    /// The first number of each address that is in the table.
+    /// The lowest number of each address in the table.
     numbers: HashMap<Address, u64>,
-    /// Names for which no endpoint was found yet.
+    /// How many entries are names for which no endpoint was found yet.
     unknown: usize,
 }
 
@@ -48,16 +48,18 @@ struct Table {
 struct Entry {
     /// What was inserted.
     place: Place,
-    /// The endpoint that it is, as far as that is known.
+    /// The endpoint that it stands for, once that is known.
     address: Option<Address>,
 }
 
-// SAFETY: the head is written when it is made and only read since; its pointers are C's.
+// SAFETY: the head is not written after `open`; its pointers are to static tables, and the program's own context, which
+// is not followed.
 unsafe impl Send for Av {}
-// SAFETY: as above.
+// SAFETY: what changes is behind locks; the head as for Send.
 unsafe impl Sync for Av {}
 
-impl Object for Av {
+// SAFETY: `repr(C)`, and the head is the first field.
+unsafe impl Object for Av {
     type Head = fid_av;
     fn poison(&self) -> &Poison {
         &self.poison
@@ -67,12 +69,12 @@ impl Object for Av {
     }
 }
 
-static FID_OPS: fi_ops = object::ops(close, object::no_bind, object::no_control);
+static FID_OPS: fi_ops = object::ops(close, unsupported::bind, unsupported::control);
 static OPS: fi_ops_av = fi_ops_av {
     size: size_of::<fi_ops_av>(),
     insert,
     insertsvc,
-    insertsym,
+    insertsym: unsupported::insertsym,
     remove,
     lookup,
     straddr,
@@ -88,10 +90,10 @@ impl Av {
         attr: *mut fi_av_attr,
         context: *mut c_void,
     ) -> Result<Arc<Self>, c_int> {
-        // SAFETY: null or valid.
+        // SAFETY: null, or attributes that the program lends for this call.
         let attr: Option<&fi_av_attr> = unsafe { isthmus_cabi::object(attr) };
         if let Some(attr) = attr {
-            // Neither insertion through an event queue, nor vectors that processes share.
+            // Not supported: insertion that reports to an event queue, and vectors that processes share.
             if attr.flags & FI_COMPLETION != 0 || !attr.name.is_null() {
                 return Err(FI_ENOSYS);
             }
@@ -105,7 +107,7 @@ impl Av {
         Ok(Arc::new(Self { head, poison: Poison::new(), domain, table: RwLock::default(), endpoints }))
     }
 
-    /// Notes an endpoint that was bound.
+    /// Adds an endpoint that was bound.
     pub(crate) fn enlist(&self, endpoint: &Arc<Ep>) {
         let mut endpoints = self.endpoints.lock();
         endpoints.retain(|e| e.strong_count() > 0);
@@ -117,7 +119,7 @@ impl Av {
         *table.entries.get(usize::try_from(number).ok()?)?
     }
 
-    /// The address with a number. `FI_EAGAIN`: it is a name that nobody has yet.
+    /// The address with a number. `FI_EAGAIN`: it is a name that no endpoint has yet.
     pub(crate) fn address(&self, number: u64) -> Result<Address, c_int> {
         let entry = self.entry(number).ok_or(FI_EINVAL)?;
         match (entry.address, entry.place) {
@@ -128,7 +130,7 @@ impl Av {
                     log!(self.core(), INFO, AV, "no endpoint has the name {name} yet");
                     return Err(FI_EAGAIN);
                 };
-                // Another thread may have been first.
+                // If another thread was first, what it found stands.
                 Ok(self.table.write().unwrap_or_else(PoisonError::into_inner).settle(number, address))
             }
         }
@@ -144,7 +146,7 @@ impl Av {
                 None => table.unknown().collect(),
             }
         };
-        // It may have a name here that was not used yet; the other names stay as they are.
+        // It may be known by a name that was not used yet. Names of other endpoints stay unresolved.
         let stands_for = |number: &u64| match self.entry(*number)?.place {
             Place::Name(name) => names::find(self.core(), &self.domain.member, &name),
             Place::Endpoint(_) => None,
@@ -187,7 +189,7 @@ impl Av {
         match entry.address {
             None => table.unknown -= 1,
             Some(address) if table.numbers.get(&address) == Some(&number) => {
-                // Inserted again meanwhile, it goes by the next number.
+                // If the address was inserted more than once, its next number takes over.
                 let next = table.entries.iter().position(|e| e.is_some_and(|e| e.address == Some(address)));
                 match next {
                     Some(next) => table.numbers.insert(address, next as u64),
@@ -204,7 +206,7 @@ impl Av {
 }
 
 impl Table {
-    /// Notes which endpoint a number stands for, unless that is known; gives what stands.
+    /// Sets which endpoint a number stands for, unless that is known already; gives what it stands for.
     fn settle(&mut self, number: u64, address: Address) -> Address {
         let entry =
             usize::try_from(number).ok().and_then(|n| self.entries.get_mut(n)).and_then(Option::as_mut);
@@ -217,15 +219,80 @@ impl Table {
         entry.address.unwrap_or(address)
     }
 
-    /// Numbers of names for which no endpoint was found yet.
+    /// The numbers of names for which no endpoint was found yet.
     fn unknown(&self) -> impl Iterator<Item = u64> {
         let of = |(i, e): (usize, &Option<Entry>)| e.is_some_and(|e| e.address.is_none()).then_some(i as u64);
         self.entries.iter().enumerate().filter_map(of)
     }
 }
 
+/// Most numbers that an endpoint uses, as a bound on its tables.
+pub(crate) const MOST_ADDRESSES: u64 = 1 << 26;
+/// A number that was not used yet.
+const UNKNOWN: u32 = u32::MAX;
+
+/// The remote endpoints that an endpoint's numbers stand for, by number.
+///
+/// Each is entered when it is used first, as are [`Numbers`], so that a message costs neither a lock nor a look into the
+/// vector's own table.
+#[derive(Default)]
+pub(crate) struct Remotes(Vec<u32>);
+
+impl Remotes {
+    /// The remote endpoint with a number that was used before.
+    #[inline]
+    pub(crate) fn known(&self, number: fi_addr_t) -> Option<PeerId> {
+        let remote = usize::try_from(number).ok().and_then(|n| self.0.get(n)).copied();
+        remote.filter(|remote| *remote != UNKNOWN).map(PeerId)
+    }
+
+    /// Enters what a number stands for.
+    pub(crate) fn set(&mut self, number: fi_addr_t, remote: PeerId) {
+        set(&mut self.0, number, UNKNOWN, remote.0);
+    }
+
+    /// Forgets a number; gives what it stood for.
+    pub(crate) fn forget(&mut self, number: fi_addr_t) -> Option<PeerId> {
+        let known = usize::try_from(number).ok().and_then(|n| self.0.get_mut(n));
+        known.map(|place| PeerId(std::mem::replace(place, UNKNOWN)))
+    }
+}
+
+/// The numbers that an endpoint's remote endpoints have, by remote endpoint.
+#[derive(Default)]
+pub(crate) struct Numbers(Vec<fi_addr_t>);
+
+impl Numbers {
+    /// The number of a remote endpoint; none or `FI_ADDR_NOTAVAIL` if it was not used before.
+    #[inline]
+    pub(crate) fn get(&self, remote: PeerId) -> Option<&fi_addr_t> {
+        self.0.get(remote.0 as usize)
+    }
+
+    /// Enters the number of a remote endpoint.
+    pub(crate) fn set(&mut self, remote: PeerId, number: fi_addr_t) {
+        set(&mut self.0, u64::from(remote.0), FI_ADDR_NOTAVAIL, number);
+    }
+
+    /// Forgets that a remote endpoint has this number.
+    pub(crate) fn forget(&mut self, remote: PeerId, number: fi_addr_t) {
+        if let Some(place) = self.0.get_mut(remote.0 as usize).filter(|n| **n == number) {
+            *place = FI_ADDR_NOTAVAIL;
+        }
+    }
+}
+
+/// Writes into a table that grows.
+fn set<T: Copy>(table: &mut Vec<T>, at: u64, empty: T, value: T) {
+    let Ok(at) = usize::try_from(at) else { return };
+    if table.len() <= at {
+        table.resize(at + 1, empty);
+    }
+    table[at] = value;
+}
+
 unsafe extern "C" fn close(fid: *mut fid) -> c_int {
-    // SAFETY: our vector, closed once.
+    // SAFETY: fi_av_open gave `fid` out, and this is the one fi_close of it.
     unsafe { object::close::<Av>(fid.cast(), object::unless_busy) }
 }
 
@@ -239,7 +306,7 @@ unsafe extern "C" fn insert(
 ) -> c_int {
     let body = |av: &Av| {
         let Some(bytes) = count.checked_mul(ADDRESS_BYTES) else { return -FI_EINVAL };
-        // SAFETY: the caller gives `count` addresses of our size.
+        // SAFETY: null, or `count` addresses of our size, by fi_av(3).
         let Some(all) = (unsafe { isthmus_cabi::slice(addr.cast::<u8>(), bytes, isize::MAX as usize) })
         else {
             return -FI_EINVAL;
@@ -255,21 +322,21 @@ unsafe extern "C" fn insert(
                 Err(error) => (FI_ADDR_NOTAVAIL, error),
             };
             if !numbers.is_null() {
-                // SAFETY: the caller's array has `count` places.
+                // SAFETY: not null, so the program's array of `count` places, of which this is one.
                 unsafe { numbers.wrapping_add(i).write(number) };
             }
             if !errors.is_null() {
-                // SAFETY: with this flag the context is an array of `count` places.
+                // SAFETY: with FI_SYNC_ERR the context is an array of `count` places, of which this is one.
                 unsafe { errors.wrapping_add(i).write(error) };
             }
         }
         inserted
     };
-    // SAFETY: our vector.
+    // SAFETY: fi_av_open gave `av` out, and the program has not closed it.
     unsafe { object::call::<Av, _>(av, -FI_EIO, body) }
 }
 
-/// Inserts a service by its name; 1, as it is one.
+/// Inserts a service by its name; gives 1, the number of addresses, or an error.
 unsafe extern "C" fn insertsvc(
     av: *mut fid_av,
     node: *const c_char,
@@ -279,9 +346,9 @@ unsafe extern "C" fn insertsvc(
     context: *mut c_void,
 ) -> c_int {
     let body = |av: &Av| {
-        // SAFETY: null or a C string.
+        // SAFETY: null, or a C string that the program lends for this call.
         let node = unsafe { isthmus_cabi::text(node) };
-        // SAFETY: as above.
+        // SAFETY: null, or a C string that the program lends for this call.
         let service = unsafe { isthmus_cabi::text(service) };
         let added = names::name(&av.domain.member, node, service, flags & FI_NUMERICHOST != 0)
             .map_err(|what| {
@@ -291,35 +358,22 @@ unsafe extern "C" fn insertsvc(
             .and_then(|name| av.add_place(Place::Name(name)));
         let (number, error) = added.map_or_else(|e| (FI_ADDR_NOTAVAIL, e), |number| (number, 0));
         if !numbers.is_null() {
-            // SAFETY: the caller's place for one number.
+            // SAFETY: not null, so the program's place for one number.
             unsafe { numbers.write(number) };
         }
         if flags & FI_SYNC_ERR != 0 && !context.is_null() {
-            // SAFETY: with this flag the context is an array of one place.
+            // SAFETY: with FI_SYNC_ERR the context is an array of one place.
             unsafe { context.cast::<c_int>().write(error) };
         }
         if error == 0 { 1 } else { -error }
     };
-    // SAFETY: our vector.
+    // SAFETY: fi_av_open gave `av` out, and the program has not closed it.
     unsafe { object::call::<Av, _>(av, -FI_EIO, body) }
-}
-
-unsafe extern "C" fn insertsym(
-    _av: *mut fid_av,
-    _node: *const c_char,
-    _node_count: usize,
-    _service: *const c_char,
-    _service_count: usize,
-    _numbers: *mut fi_addr_t,
-    _flags: u64,
-    _context: *mut c_void,
-) -> c_int {
-    -FI_ENOSYS
 }
 
 unsafe extern "C" fn remove(av: *mut fid_av, numbers: *mut fi_addr_t, count: usize, _flags: u64) -> c_int {
     let body = |av: &Av| {
-        // SAFETY: the caller gives `count` numbers.
+        // SAFETY: null, or `count` numbers of the program's.
         let Some(all) =
             (unsafe { isthmus_cabi::slice(numbers.cast_const(), count, isize::MAX as usize / 8) })
         else {
@@ -328,38 +382,38 @@ unsafe extern "C" fn remove(av: *mut fid_av, numbers: *mut fi_addr_t, count: usi
         let known = all.iter().filter(|n| av.drop_number(**n)).count();
         if known == count { 0 } else { -FI_EINVAL }
     };
-    // SAFETY: our vector.
+    // SAFETY: fi_av_open gave `av` out, and the program has not closed it.
     unsafe { object::call::<Av, _>(av, -FI_EIO, body) }
 }
 
 unsafe extern "C" fn lookup(av: *mut fid_av, number: fi_addr_t, addr: *mut c_void, len: *mut usize) -> c_int {
     let body = |av: &Av| {
         let Some(entry) = av.entry(number) else { return -FI_EINVAL };
-        // SAFETY: the caller's buffer and its length.
+        // SAFETY: the program's buffer, and null or the place of its length.
         unsafe { copy_name(&entry.place, addr, len) };
         0
     };
-    // SAFETY: our vector.
+    // SAFETY: fi_av_open gave `av` out, and the program has not closed it.
     unsafe { object::call::<Av, _>(av, -FI_EIO, body) }
 }
 
-/// Copies as much of an address as fits, and tells its length; gives whether all of it fitted.
+/// Copies as much of an address as fits, and writes its length to `len`; gives whether all of it fitted.
 ///
 /// # Safety
-/// `len` is null or tells how many bytes may be written to `at`.
+/// `len` is null, or the place of a length; `at` is null, or has room for as many bytes.
 pub(crate) unsafe fn copy_name(place: &Place, at: *mut c_void, len: *mut usize) -> bool {
     if len.is_null() || !len.is_aligned() {
         return false;
     }
-    // SAFETY: checked above; the caller vouches for the rest.
+    // SAFETY: not null and aligned (checked above); the caller vouches for a length there.
     let room = if at.is_null() { 0 } else { unsafe { len.read() } };
     let bytes = place.to_bytes();
     let count = room.min(bytes.len());
     if count > 0 {
-        // SAFETY: not null and room for `count`.
+        // SAFETY: not null, or `room` would be 0; `count` is at most `room`, and at most the address's length.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), at.cast::<u8>(), count) };
     }
-    // SAFETY: checked above.
+    // SAFETY: not null and aligned (checked above); the caller wants the length there.
     unsafe { len.write(bytes.len()) };
     count == bytes.len()
 }
@@ -371,35 +425,35 @@ unsafe extern "C" fn straddr(
     len: *mut usize,
 ) -> *const c_char {
     let made = std::panic::catch_unwind(|| {
-        // SAFETY: the caller gives an address of our size.
+        // SAFETY: null, or an address of our size, by fi_av(3).
         let bytes = unsafe { isthmus_cabi::slice(addr.cast::<u8>(), ADDRESS_BYTES, ADDRESS_BYTES) };
         match bytes.map(Place::from_bytes) {
             Some(Ok(place)) => place.to_string(),
             _ => "not an isthmus address".to_owned(),
         }
     });
-    // SAFETY: the caller's buffer and its length.
+    // SAFETY: the program's buffer, and null or the place of its length.
     unsafe { write_text(&made.unwrap_or_default(), buf, len) };
     buf
 }
 
-/// Writes a text and its zero as far as it fits, and how long it would have been.
+/// Writes as much of a text and its terminating zero as fits, and how long both are.
 ///
 /// # Safety
-/// `len` is null or tells how many bytes may be written to `buf`.
+/// `len` is null, or the place of a length; `buf` is null, or has room for as many bytes.
 unsafe fn write_text(text: &str, buf: *mut c_char, len: *mut usize) {
     if len.is_null() || !len.is_aligned() {
         return;
     }
-    // SAFETY: checked above; the caller vouches for the rest.
+    // SAFETY: not null and aligned (checked above); the caller vouches for a length there.
     let room = if buf.is_null() { 0 } else { unsafe { len.read() } };
     if room > 0 {
         let count = text.len().min(room - 1);
-        // SAFETY: room for `count` and one more.
+        // SAFETY: `buf` is not null, or `room` would be 0; it has room for `count` bytes and one more.
         unsafe { std::ptr::copy_nonoverlapping(text.as_ptr(), buf.cast::<u8>(), count) };
-        // SAFETY: as above.
+        // SAFETY: the byte behind the `count`, for which there is room.
         unsafe { buf.wrapping_add(count).write(0) };
     }
-    // SAFETY: checked above.
+    // SAFETY: not null and aligned (checked above); the caller wants the length there.
     unsafe { len.write(text.len() + 1) };
 }

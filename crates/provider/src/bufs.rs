@@ -1,7 +1,7 @@
-//! The caller's buffers, as libfabric's calls describe them.
+//! The program's buffers, as libfabric's calls describe them.
 //!
-//! Null with a length is refused; null without one is an empty buffer. Descriptors (`desc`) are not looked at: local
-//! memory needs no registration, and MPICH passes pointers to null there.
+//! Null with a length is refused; null without one is an empty buffer. Descriptors (`desc`) are ignored: local memory
+//! needs no registration, and MPICH passes pointers to null there.
 
 use std::ffi::c_void;
 
@@ -19,40 +19,42 @@ pub(crate) unsafe fn one(at: *const c_void, len: usize) -> Option<LocalBuf> {
     if (at.is_null() && len > 0) || len > MAX_MESSAGE_BYTES {
         return None;
     }
-    // SAFETY: the caller vouches for the bytes.
+    // SAFETY: the caller vouches for these bytes until the operation completes.
     Some(unsafe { LocalBuf::new(at.cast_mut().cast(), len) })
 }
 
-/// Several buffers.
+/// Several buffers, without the empty ones.
 pub(crate) struct Bufs {
     parts: [LocalBuf; IOV_LIMIT],
     count: usize,
 }
 
 impl Bufs {
+    /// The buffers of an array of `count` parts; none if one is refused, or if they are too many or too long.
+    ///
     /// # Safety
-    /// Null or `count` parts, each as for [`one`].
+    /// `iov` is null or has `count` parts, each as [`one`] asks.
     pub(crate) unsafe fn of(iov: *const iovec, count: usize) -> Option<Self> {
-        // SAFETY: the caller vouches for the array.
+        // SAFETY: the caller vouches for the array and its count.
         let parts = unsafe { isthmus_cabi::slice(iov, count, IOV_LIMIT) }?;
-        // SAFETY: the caller vouches for the bytes.
+        // SAFETY: the caller vouches for the bytes of each part.
         unsafe { Self::collect(parts.iter().map(|p| (p.iov_base.cast_const(), p.iov_len))) }
     }
 
-    /// Elements of `size` bytes.
+    /// The same for parts that count elements of `size` bytes.
     ///
     /// # Safety
-    /// As [`Bufs::of`].
+    /// `ioc` is null or has `count` parts, each as [`one`] asks.
     pub(crate) unsafe fn elements(ioc: *const fi_ioc, count: usize, size: usize) -> Option<Self> {
-        // SAFETY: the caller vouches for the array.
+        // SAFETY: the caller vouches for the array and its count.
         let parts = unsafe { isthmus_cabi::slice(ioc, count, IOV_LIMIT) }?;
         let parts = parts.iter().map(|p| (p.addr.cast_const(), p.count.saturating_mul(size)));
-        // SAFETY: the caller vouches for the bytes.
+        // SAFETY: the caller vouches for the bytes of each part.
         unsafe { Self::collect(parts) }
     }
 
     /// # Safety
-    /// As [`one`], for each part.
+    /// Each part is as [`one`] asks.
     unsafe fn collect(parts: impl Iterator<Item = (*const c_void, usize)>) -> Option<Self> {
         let mut bufs = Self { parts: [LocalBuf::EMPTY; IOV_LIMIT], count: 0 };
         let mut total = 0usize;
@@ -61,7 +63,7 @@ impl Bufs {
             if len == 0 {
                 continue;
             }
-            // SAFETY: the caller vouches for the bytes.
+            // SAFETY: the caller vouches for the bytes of each part.
             let part = unsafe { one(at, len) }?;
             *bufs.parts.get_mut(bufs.count)? = part;
             bufs.count += 1;
@@ -85,9 +87,9 @@ mod tests {
 
     #[test]
     fn null_with_a_length_and_too_many_parts_are_refused() {
-        // SAFETY: refused, or empty.
+        // SAFETY: refused, since it is null.
         assert!(unsafe { one(std::ptr::null(), 1) }.is_none());
-        // SAFETY: as above.
+        // SAFETY: empty.
         assert!(unsafe { one(std::ptr::null(), 0) }.is_some());
         let byte = 1u8;
         let part = iovec { iov_base: (&raw const byte).cast_mut().cast(), iov_len: 1 };

@@ -1,4 +1,4 @@
-//! Counters, as in fi_cntr(3). Reading one moves everything of the endpoints that are bound to it.
+//! Counters, as in fi_cntr(3). Reading one makes the progress of the endpoints that are bound to it.
 
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
@@ -13,6 +13,7 @@ use crate::domain::Domain;
 use crate::ep::Ep;
 use crate::lock::Lock;
 use crate::object::{self, Object};
+use crate::unsupported;
 use crate::wait::{self, Patience, Rest, Waiter};
 
 /// A counter.
@@ -29,17 +30,19 @@ pub(crate) struct Cntr {
 struct Counts {
     done: u64,
     failed: u64,
-    /// Sum of both when it was read last.
+    /// The sum of both when the counter was read last.
     seen: u64,
     patience: Patience,
 }
 
-// SAFETY: the head is written when it is made and only read since; its pointers are C's.
+// SAFETY: the head is not written after `open`; its pointers are to static tables, and the program's own context, which
+// is not followed.
 unsafe impl Send for Cntr {}
-// SAFETY: as above.
+// SAFETY: what changes is behind locks; the head as for Send.
 unsafe impl Sync for Cntr {}
 
-impl Object for Cntr {
+// SAFETY: `repr(C)`, and the head is the first field.
+unsafe impl Object for Cntr {
     type Head = fid_cntr;
     fn poison(&self) -> &Poison {
         &self.poison
@@ -49,7 +52,7 @@ impl Object for Cntr {
     }
 }
 
-static FID_OPS: fi_ops = object::ops(close, object::no_bind, control);
+static FID_OPS: fi_ops = object::ops(close, unsupported::bind, control);
 static OPS: fi_ops_cntr = fi_ops_cntr {
     size: size_of::<fi_ops_cntr>(),
     read,
@@ -67,7 +70,7 @@ impl Cntr {
         attr: *mut fi_cntr_attr,
         context: *mut c_void,
     ) -> Result<Arc<Self>, c_int> {
-        // SAFETY: null or valid.
+        // SAFETY: null, or attributes that the program lends for this call.
         let attr: Option<&fi_cntr_attr> = unsafe { isthmus_cabi::object(attr) };
         let (events, wait) = attr.map_or((FI_CNTR_EVENTS_COMP, FI_WAIT_NONE), |a| (a.events, a.wait_obj));
         if events != FI_CNTR_EVENTS_COMP {
@@ -103,7 +106,7 @@ impl Cntr {
         self.waiter.ring();
     }
 
-    /// `fi_trywait`: whether the caller may block on the descriptor now; nothing if there is none.
+    /// `fi_trywait`: whether the program may block on the descriptor now; none if the counter has no descriptor.
     pub(crate) fn arm(&self) -> Option<bool> {
         let before = self.sum();
         if progress(&self.endpoints) == Progress::Broken || self.sum() != before {
@@ -118,7 +121,7 @@ impl Cntr {
     }
 
     /// Both counts, after progress.
-    fn look(&self) -> (u64, u64) {
+    fn poll(&self) -> (u64, u64) {
         self.waiter.disarm();
         let progress = progress(&self.endpoints);
         let mut counts = self.counts.lock();
@@ -136,9 +139,9 @@ impl Cntr {
         match rest {
             Rest::None => return found,
             Rest::Nap => patience.nap(&self.endpoints),
-            Rest::Yield => patience.offer(),
+            Rest::Yield => patience.yield_now(),
         }
-        // Another thread may have had something meanwhile.
+        // Unless another thread has changed it meanwhile.
         let now = &mut self.counts.lock().patience;
         if *now == before {
             *now = patience;
@@ -148,60 +151,60 @@ impl Cntr {
 }
 
 unsafe extern "C" fn close(fid: *mut fid) -> c_int {
-    // SAFETY: our counter, closed once.
+    // SAFETY: fi_cntr_open gave `fid` out, and this is the one fi_close of it.
     unsafe { object::close::<Cntr>(fid.cast(), object::unless_busy) }
 }
 
 unsafe extern "C" fn control(fid: *mut fid, command: c_int, arg: *mut c_void) -> c_int {
     let body = |cntr: &Cntr| {
-        // SAFETY: as libfabric calls it.
+        // SAFETY: `arg` is null or has room for an int, by fi_cntr(3).
         unsafe { get_wait(&cntr.waiter, command, arg) }
     };
-    // SAFETY: our counter.
+    // SAFETY: fi_cntr_open gave `fid` out, and the program has not closed it.
     unsafe { object::call::<Cntr, _>(fid.cast(), -FI_EIO, body) }
 }
 
 unsafe extern "C" fn read(cntr: *mut fid_cntr) -> u64 {
-    // SAFETY: our counter.
-    unsafe { object::call::<Cntr, _>(cntr, 0, |cntr| cntr.look().0) }
+    // SAFETY: fi_cntr_open gave `cntr` out, and the program has not closed it.
+    unsafe { object::call::<Cntr, _>(cntr, 0, |cntr| cntr.poll().0) }
 }
 
 unsafe extern "C" fn readerr(cntr: *mut fid_cntr) -> u64 {
-    // SAFETY: our counter.
-    unsafe { object::call::<Cntr, _>(cntr, 0, |cntr| cntr.look().1) }
+    // SAFETY: fi_cntr_open gave `cntr` out, and the program has not closed it.
+    unsafe { object::call::<Cntr, _>(cntr, 0, |cntr| cntr.poll().1) }
 }
 
 /// Changes the counts.
 ///
 /// # Safety
-/// Our counter.
+/// A counter of ours that is open, or null.
 unsafe fn change(cntr: *mut fid_cntr, how: impl FnOnce(&mut Counts)) -> c_int {
     let body = |cntr: &Cntr| {
         how(&mut cntr.counts.lock());
         cntr.waiter.ring();
         0
     };
-    // SAFETY: passed on.
+    // SAFETY: `call` asks for the same.
     unsafe { object::call::<Cntr, _>(cntr, -FI_EIO, body) }
 }
 
 unsafe extern "C" fn add(cntr: *mut fid_cntr, value: u64) -> c_int {
-    // SAFETY: our counter.
+    // SAFETY: fi_cntr_open gave `cntr` out, and the program has not closed it.
     unsafe { change(cntr, |c| c.done = c.done.wrapping_add(value)) }
 }
 
 unsafe extern "C" fn set(cntr: *mut fid_cntr, value: u64) -> c_int {
-    // SAFETY: our counter.
+    // SAFETY: fi_cntr_open gave `cntr` out, and the program has not closed it.
     unsafe { change(cntr, |c| c.done = value) }
 }
 
 unsafe extern "C" fn adderr(cntr: *mut fid_cntr, value: u64) -> c_int {
-    // SAFETY: our counter.
+    // SAFETY: fi_cntr_open gave `cntr` out, and the program has not closed it.
     unsafe { change(cntr, |c| c.failed = c.failed.wrapping_add(value)) }
 }
 
 unsafe extern "C" fn seterr(cntr: *mut fid_cntr, value: u64) -> c_int {
-    // SAFETY: our counter.
+    // SAFETY: fi_cntr_open gave `cntr` out, and the program has not closed it.
     unsafe { change(cntr, |c| c.failed = value) }
 }
 
@@ -213,7 +216,7 @@ unsafe extern "C" fn wait(cntr: *mut fid_cntr, threshold: u64, timeout: c_int) -
             cntr.counts.lock().patience = Patience::FULL;
             let (mut sum, mut spins, begun) = (0, 0, Instant::now());
             while wait::reads_on(spins, begun, &cntr.endpoints) {
-                let (done, failed) = cntr.look();
+                let (done, failed) = cntr.poll();
                 if done >= threshold {
                     return 0;
                 }
@@ -233,6 +236,6 @@ unsafe extern "C" fn wait(cntr: *mut fid_cntr, threshold: u64, timeout: c_int) -
             cntr.waiter.sleep(&cntr.endpoints, left, || cntr.sum() != sum);
         }
     };
-    // SAFETY: our counter.
+    // SAFETY: fi_cntr_open gave `cntr` out, and the program has not closed it.
     unsafe { object::call::<Cntr, _>(cntr, -FI_EIO, body) }
 }

@@ -1,8 +1,9 @@
-//! The libfabric that loaded us, which we must not link: its log and its parameters, found by address.
+//! The libfabric that loaded the provider (the *core*): its log and its parameters, found by address, since a provider
+//! must not be linked with it.
 //!
 //! A process may hold several copies of libfabric (an MPI's own and the system's). All of them get the same mapping of
 //! this file, and each keeps what it knows of a provider in that provider's structure. So each core has a structure of
-//! its own here, and entry points of its own, which is how a call tells which core it comes from.
+//! its own here, and entry points of its own, which tell from which core a call comes.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::path::PathBuf;
@@ -15,19 +16,19 @@ use crate::{fabric, info};
 
 /// Our name, as `FI_PROVIDER` knows it.
 pub(crate) const NAME: &CStr = c"isthmus";
-/// The newest API that we claim to speak. A core shows a provider only to callers that ask for no more than this; what
-/// later versions add is optional for a provider, so this is higher than any of them.
+/// The newest API that the provider claims to support. A core shows a provider only to programs that ask for no newer
+/// one; what later versions add is optional for a provider, so this is higher than any of them.
 const API: u32 = fi::fi_version(2, 99);
-/// Our own version, major and minor.
+/// The provider's version, major and minor.
 pub(crate) const VERSION: u32 = fi::fi_version(0, 1);
-/// Our parameter: with the core's prefix it is `FI_ISTHMUS_SOCKET`, or a line of libfabric.conf.
+/// The provider's parameter: with the core's prefix it is `FI_ISTHMUS_SOCKET`, or a line of libfabric.conf.
 const SOCKET: &CStr = c"socket";
-/// Cores that a process may hold at once; more share the last place.
+/// How many cores a process may hold at once; further ones share the last place.
 const CORES: usize = 4;
 
 /// One libfabric.
 pub(crate) struct Core {
-    /// Where it is mapped, so that it is known again.
+    /// Where it is mapped, by which it is recognised.
     base: usize,
     provider: std::cell::UnsafeCell<fi::fi_provider>,
     log: Option<fi::fi_log_fn>,
@@ -39,7 +40,7 @@ pub(crate) struct Core {
 // SAFETY: the function pointers are the core's, which may be called from any thread; the structure in the cell is
 // written by the core alone, under its own lock, and never read here.
 unsafe impl Send for Core {}
-// SAFETY: as above.
+// SAFETY: as for Send; nothing else in it changes.
 unsafe impl Sync for Core {}
 
 static LIVE: [RwLock<Option<&'static Core>>; CORES] = [const { RwLock::new(None) }; CORES];
@@ -62,7 +63,7 @@ unsafe extern "C" fn getinfo_at<const PLACE: usize>(
     hints: *const fi::fi_info,
     answer: *mut *mut fi::fi_info,
 ) -> c_int {
-    // SAFETY: passed on as it came.
+    // SAFETY: the core calls this as fi_getinfo(3) says, which is what `getinfo` asks.
     unsafe { info::getinfo(core(PLACE), version, node, service, flags, hints, answer) }
 }
 
@@ -71,7 +72,7 @@ unsafe extern "C" fn fabric_at<const PLACE: usize>(
     answer: *mut *mut fi::fid_fabric,
     context: *mut c_void,
 ) -> c_int {
-    // SAFETY: passed on as it came.
+    // SAFETY: the core calls this as fi_fabric(3) says, which is what `open` asks.
     unsafe { fabric::open(core(PLACE), attr, answer, context) }
 }
 
@@ -106,14 +107,14 @@ pub(crate) fn register(caller: *const c_void) -> *mut fi::fi_provider {
         fabric: Some(fabric),
         cleanup: Some(cleanup),
     };
-    // Leaked: the core holds on to it until it is unloaded, and objects may log through it even later.
+    // Leaked: the core uses it until it is unloaded, and objects may log through it even later.
     let core: &'static Core =
         Box::leak(Box::new(Core { provider: std::cell::UnsafeCell::new(provider), ..found }));
     if let Some(define) = core.param_define {
         let help =
             c"Socket of the isthmus service (default: ISTHMUS_SOCKET, or where a service usually listens)";
-        // SAFETY: the core's function, which it lets providers call here, with its own structure and C strings; the help
-        // has no conversions. That it cannot be defined means that it is not found later.
+        // SAFETY: the core's function, which providers may call here, with the structure for this core and C strings; the
+        // help has no conversions. If it fails, the parameter is not found later.
         unsafe { define(core.provider.get(), SOCKET.as_ptr(), fi::FI_PARAM_STRING, help.as_ptr()) };
     }
     *LIVE[place].write().unwrap_or_else(PoisonError::into_inner) = Some(core);
@@ -128,14 +129,14 @@ pub(crate) fn socket() -> Option<PathBuf> {
     })
 }
 
-/// Looks for the core's functions: in the file that contains `caller`, then wherever a libfabric is loaded.
+/// Finds the core's functions: in the file that contains `caller`, else in a libfabric that is loaded.
 fn find(caller: *const c_void) -> Core {
     // SAFETY: plain data, for which zeros are a valid value.
     let mut place: libc::Dl_info = unsafe { std::mem::zeroed() };
-    // SAFETY: any address may be asked for; the answer goes to our own structure.
+    // SAFETY: dladdr takes any address, and writes to the structure above.
     let known = !caller.is_null() && unsafe { libc::dladdr(caller, &raw mut place) } != 0;
     let open = |name: *const c_char| {
-        // SAFETY: a string of the loader's, or a literal; nothing new is loaded.
+        // SAFETY: a C string, the loader's or a literal; with RTLD_NOLOAD no code is loaded or run.
         unsafe { libc::dlopen(name, libc::RTLD_LAZY | libc::RTLD_NOLOAD) }
     };
     let mut handle = if known { open(place.dli_fname) } else { null_mut() };
@@ -144,22 +145,22 @@ fn find(caller: *const c_void) -> Core {
     }
     let symbol =
         |name| if handle.is_null() { lookup(libc::RTLD_DEFAULT, name) } else { lookup(handle, name) };
-    // SAFETY: a null pointer is None; else it is libfabric's function of this name, whose type never changed.
+    // SAFETY: null is None; else it is libfabric's function of this name, whose type never changed.
     let log = unsafe { std::mem::transmute::<*mut c_void, Option<fi::fi_log_fn>>(symbol(c"fi_log")) };
-    // SAFETY: as above.
+    // SAFETY: null is None; else it is libfabric's function of this name, whose type never changed.
     let log_enabled = unsafe {
         std::mem::transmute::<*mut c_void, Option<fi::fi_log_enabled_fn>>(symbol(c"fi_log_enabled"))
     };
-    // SAFETY: as above.
+    // SAFETY: null is None; else it is libfabric's function of this name, whose type never changed.
     let param_get =
         unsafe { std::mem::transmute::<*mut c_void, Option<fi::fi_param_get_fn>>(symbol(c"fi_param_get")) };
-    // SAFETY: as above.
+    // SAFETY: null is None; else it is libfabric's function of this name, whose type never changed.
     let param_define = unsafe {
         std::mem::transmute::<*mut c_void, Option<fi::fi_param_define_fn>>(symbol(c"fi_param_define"))
     };
     if !handle.is_null() {
-        // The core outlives us without our help, and must be free to go when its user closes it.
-        // SAFETY: opened above.
+        // The core stays without this reference, and must go when its user closes it.
+        // SAFETY: the handle is from `open` above, and not used afterwards.
         unsafe { libc::dlclose(handle) };
     }
     let base = if known { place.dli_fbase as usize } else { 0 };
@@ -175,7 +176,7 @@ fn find(caller: *const c_void) -> Core {
     Core { base, provider: std::cell::UnsafeCell::new(provider), log, log_enabled, param_define, param_get }
 }
 
-/// A symbol's default, which is its newest, version.
+/// A symbol's default version, which is its newest; null if there is none.
 fn lookup(handle: *mut c_void, name: &CStr) -> *mut c_void {
     if handle.is_null() && libc::RTLD_DEFAULT != handle {
         return null_mut();
@@ -186,15 +187,16 @@ fn lookup(handle: *mut c_void, name: &CStr) -> *mut c_void {
 
 /// Keeps this file mapped until the process ends.
 ///
-/// Some MPIs unmap libfabric and us in `MPI_Finalize`. We leave no thread and no handler behind, but the language's
-/// runtime has thread-local values whose destructors run when a thread ends, and these are code of this file.
+/// Some MPIs unmap libfabric and its providers in `MPI_Finalize`. This one leaves no thread and no handler behind, but the
+/// runtime of the language has thread-local values whose destructors, code of this file, run when a thread ends.
 pub(crate) fn stay() {
     // SAFETY: plain data, for which zeros are a valid value.
     let mut place: libc::Dl_info = unsafe { std::mem::zeroed() };
     let here = stay as *const c_void;
-    // SAFETY: an address of our own; the answer goes to our own structure.
+    // SAFETY: dladdr takes any address, and writes to the structure above.
     if unsafe { libc::dladdr(here, &raw mut place) } != 0 {
-        // SAFETY: the loader's own name for this file; nothing new is loaded. The reference is kept on purpose.
+        // SAFETY: the loader's C string for this file; with RTLD_NOLOAD no code is loaded or run. The handle is not closed,
+        // so that the file stays.
         unsafe { libc::dlopen(place.dli_fname, libc::RTLD_LAZY | libc::RTLD_NOLOAD | libc::RTLD_NODELETE) };
     }
 }
@@ -203,7 +205,7 @@ impl Core {
     /// Whether a message of this level would be printed.
     pub(crate) fn logs(&self, level: c_int, subsys: c_int) -> bool {
         let Some(enabled) = self.log_enabled else { return false };
-        // SAFETY: the core's function, with the structure that this core was given.
+        // SAFETY: the core's function, with the structure that this core got from `register`.
         unsafe { enabled(self.provider.get(), level, subsys) != 0 }
     }
 
@@ -212,7 +214,7 @@ impl Core {
         let Some(log) = self.log else { return };
         let text = CString::new(text.replace('\0', " ")).unwrap_or_default();
         let line = c_int::try_from(line).unwrap_or(0);
-        // SAFETY: the core's function, with its own structure, C strings, and one argument for the one conversion.
+        // SAFETY: the core's function, with the structure that it got, C strings, and one argument for the one conversion.
         unsafe {
             log(self.provider.get(), level, subsys, place.as_ptr(), line, c"%s\n".as_ptr(), text.as_ptr());
         }
@@ -227,14 +229,14 @@ impl Core {
     fn parameter(&self, of: *mut fi::fi_provider, name: &CStr) -> Option<String> {
         let get = self.param_get?;
         let mut value: *const c_char = null_mut();
-        // SAFETY: the core's function, a structure that it was given or null, and a place for the text's address.
+        // SAFETY: the core's function, with the structure that it got or null, and a place for the text's address.
         let set = unsafe { get(of, name.as_ptr(), (&raw mut value).cast()) };
-        // SAFETY: null or a C string that the core keeps.
+        // SAFETY: null, or a C string that the core keeps for as long as it is loaded.
         if set == 0 { unsafe { isthmus_cabi::text(value) }.map(str::to_owned) } else { None }
     }
 }
 
-/// Logs through the given core, if there is one and it would print it: `log!(core, WARN, EP_CTRL, "...")`.
+/// Logs through the given core, if there is one that would print it: `log!(core, WARN, EP_CTRL, "...")`.
 macro_rules! log {
     ($core:expr, $level:ident, $subsys:ident, $($text:tt)+) => {
         if let Some(core) = $core {
@@ -251,7 +253,7 @@ macro_rules! log {
 }
 pub(crate) use log;
 
-/// What [`log!`] calls: the text is made only if somebody will read it.
+/// What [`log!`] calls. The text is made only if it will be printed.
 #[cold]
 pub(crate) fn log_at(
     core: &Core,
@@ -266,12 +268,12 @@ pub(crate) fn log_at(
     }
 }
 
-/// Levels, by the names that [`log!`] takes.
+/// The levels of [`log!`].
 pub(crate) mod levels {
     pub(crate) use isthmus_fabric_sys::{FI_LOG_INFO as INFO, FI_LOG_WARN as WARN};
 }
 
-/// Subsystems, by the names that [`log!`] takes.
+/// The subsystems of [`log!`].
 pub(crate) mod subsystems {
     pub(crate) use isthmus_fabric_sys::{
         FI_LOG_AV as AV, FI_LOG_CORE as CORE, FI_LOG_DOMAIN as DOMAIN, FI_LOG_EP_CTRL as EP_CTRL,

@@ -1,11 +1,12 @@
 //! Completion queues, as in fi_cq(3).
 //!
-//! Reading a queue moves everything of the endpoints that are bound to it, in all directions; there is no other
-//! progress. A queue grows as needed: its size is a hint only, and it is never overrun.
+//! Reading a queue makes the progress of the endpoints that are bound to it, in both directions; there is no other
+//! progress. A queue grows as needed: its size is a hint, and it is never overrun.
 //!
 //! A completion that failed stays at the queue's front, and reads answer `-FI_EAVAIL`, until `fi_cq_readerr` takes it.
 //!
-//! An empty read returns at once and makes no system call, except as [`crate::wait`] says, which also has what blocks.
+//! An empty read returns at once and makes no system call, except as [`crate::wait`] says, which also has the blocking
+//! calls.
 
 use std::collections::VecDeque;
 use std::ffi::{c_char, c_int, c_void};
@@ -22,6 +23,7 @@ use crate::domain::Domain;
 use crate::ep::Ep;
 use crate::lock::Lock;
 use crate::object::{self, Object};
+use crate::unsupported;
 use crate::wait::{self, Patience, Rest, Waiter};
 
 /// Completions that a queue has room for without allocating.
@@ -45,7 +47,7 @@ const _: () = assert!(size_of::<Entry>() == 64);
 const _: () = assert!(size_of::<fi_cq_entry>() == 8 && size_of::<fi_cq_msg_entry>() == 24);
 const _: () = assert!(size_of::<fi_cq_data_entry>() == 40 && size_of::<fi_cq_tagged_entry>() == 48);
 
-/// What is further known of a completion that failed.
+/// What a completion that failed has besides.
 pub(crate) struct Fault {
     /// A positive `FI_E*`.
     pub(crate) error: c_int,
@@ -69,11 +71,11 @@ struct Queue {
     ready: VecDeque<Entry>,
     patience: Patience,
     signaled: bool,
-    /// Where the read that is under way wants its entries; it saves them the way through `ready`.
+    /// The arrays of the read that is under way, into which entries go without passing through `ready`.
     open: Option<Destination>,
 }
 
-/// A caller's arrays, for as long as its call takes.
+/// The arrays of a read, for as long as the call takes.
 #[derive(Clone, Copy)]
 pub(crate) struct Destination {
     buf: *mut u8,
@@ -82,24 +84,24 @@ pub(crate) struct Destination {
     taken: usize,
 }
 
-// SAFETY: used under the queue's lock only, while the call that lent the arrays has not returned.
+// SAFETY: used only while the call that lent the arrays has not returned, by its thread or under the queue's lock.
 unsafe impl Send for Destination {}
 
 impl Destination {
-    /// Entries that there is room for.
+    /// How many entries there is room for.
     #[inline(always)]
     pub(crate) fn room(&self) -> usize {
         self.count - self.taken
     }
 }
 
-/// A caller's arrays, lent to the queue until this is dropped, however that comes about. Where locks are real nothing
-/// is lent: a second thread could read meanwhile, and would be given what comes later.
+/// The arrays of a read, lent to the queue until this is dropped, be it by a panic. Only where locks are left out: a
+/// second thread that read meanwhile would get later entries before the earlier ones.
 struct Lent<'a>(Option<&'a Cq>, usize);
 
 impl<'a> Lent<'a> {
     fn new(cq: &'a Cq, to: Destination) -> Self {
-        match cq.queue.unlocked() {
+        match cq.queue.without_lock() {
             Some(mut queue) if queue.ready.is_empty() => {
                 queue.open = Some(to);
                 Self(Some(cq), to.taken)
@@ -108,7 +110,7 @@ impl<'a> Lent<'a> {
         }
     }
 
-    /// Entries that are there.
+    /// How many entries the arrays hold.
     fn taken(&self) -> usize {
         self.0.and_then(|cq| cq.queue.lock().open.map(|to| to.taken)).unwrap_or(self.1)
     }
@@ -122,12 +124,14 @@ impl Drop for Lent<'_> {
     }
 }
 
-// SAFETY: the head is written when it is made and only read since; its pointers are C's.
+// SAFETY: the head is not written after `open`; its pointers are to static tables, and the program's own context, which
+// is not followed.
 unsafe impl Send for Cq {}
-// SAFETY: as above.
+// SAFETY: what changes is behind locks; the head as for Send.
 unsafe impl Sync for Cq {}
 
-impl Object for Cq {
+// SAFETY: `repr(C)`, and the head is the first field.
+unsafe impl Object for Cq {
     type Head = fid_cq;
     fn poison(&self) -> &Poison {
         &self.poison
@@ -137,7 +141,7 @@ impl Object for Cq {
     }
 }
 
-static FID_OPS: fi_ops = object::ops(close, object::no_bind, control);
+static FID_OPS: fi_ops = object::ops(close, unsupported::bind, control);
 static OPS: fi_ops_cq = fi_ops_cq {
     size: size_of::<fi_ops_cq>(),
     read,
@@ -158,7 +162,7 @@ impl Cq {
         attr: *mut fi_cq_attr,
         context: *mut c_void,
     ) -> Result<Arc<Self>, c_int> {
-        // SAFETY: null or valid.
+        // SAFETY: null, or attributes that the program lends for this call.
         let attr: Option<&fi_cq_attr> = unsafe { isthmus_cabi::object(attr) };
         let (format, wait) = attr.map_or((FI_CQ_FORMAT_UNSPEC, FI_WAIT_NONE), |a| (a.format, a.wait_obj));
         let entry_bytes = match format {
@@ -198,7 +202,7 @@ impl Cq {
         let queue = &mut *self.queue.lock();
         match &mut queue.open {
             Some(to) if to.taken < to.count && queue.ready.is_empty() && entry.fault.is_none() => {
-                // SAFETY: `taken` is below the count of the arrays that the running read was given.
+                // SAFETY: `taken` is below the count of the arrays of the read that is under way (`Lent`).
                 unsafe { self.copy(&entry, to) };
             }
             _ => {
@@ -208,7 +212,7 @@ impl Cq {
         }
     }
 
-    /// `fi_trywait`: whether the caller may block on the descriptor now; nothing if there is none.
+    /// `fi_trywait`: whether the program may block on the descriptor now; none if the queue has no descriptor.
     pub(crate) fn arm(&self) -> Option<bool> {
         if progress(&self.endpoints) == Progress::Broken || self.is_there() {
             return self.waiter.descriptor().map(|_| false);
@@ -216,7 +220,7 @@ impl Cq {
         self.waiter.arm(&self.endpoints, || self.is_there())
     }
 
-    /// Whether a read would find something without progress.
+    /// Whether a read would return something without progress.
     fn is_there(&self) -> bool {
         let queue = self.queue.lock();
         !queue.ready.is_empty() || queue.signaled
@@ -233,11 +237,11 @@ impl Cq {
         }
     }
 
-    /// The short way: one endpoint, no real locks, nothing kept, and short messages or nothing at all. Else, or when
-    /// that ends, nothing is returned; what was taken until then is in `to`.
+    /// The short way: one endpoint, locks left out, nothing in `ready`, and nothing to take but short messages. None if
+    /// it is not like that, or no longer; what was taken until then is in `to`.
     #[inline(always)]
     fn read_short(&self, to: &mut Destination) -> Option<usize> {
-        let (endpoints, mut queue) = (self.endpoints.unlocked()?, self.queue.unlocked()?);
+        let (endpoints, mut queue) = (self.endpoints.without_lock()?, self.queue.without_lock()?);
         let [endpoint] = endpoints.as_slice() else { return None };
         if !queue.ready.is_empty() || queue.patience.ends() || to.buf.is_null() {
             return None;
@@ -285,9 +289,9 @@ impl Cq {
                 drop(queue);
                 match rest {
                     Rest::Nap => patience.nap(&self.endpoints),
-                    _ => patience.offer(),
+                    _ => patience.yield_now(),
                 }
-                // Another thread may have had something meanwhile.
+                // Unless another thread has changed it meanwhile.
                 let now = &mut self.queue.lock().patience;
                 if *now == before {
                     *now = patience;
@@ -298,14 +302,14 @@ impl Cq {
         self.take_ready(&mut queue, to)
     }
 
-    /// Copies entries that were kept.
+    /// Copies entries from `ready`.
     #[inline(never)]
     fn take_ready(&self, queue: &mut Queue, mut to: Destination) -> isize {
         queue.patience = Patience::FULL;
         while to.taken < to.count {
             match queue.ready.front() {
                 Some(entry) if entry.fault.is_none() => {
-                    // SAFETY: `taken` is below the count of the arrays that this read was given.
+                    // SAFETY: `taken` is below the count of this read's arrays.
                     unsafe { self.copy(entry, &mut to) };
                 }
                 _ => break,
@@ -313,22 +317,24 @@ impl Cq {
             queue.ready.pop_front();
         }
         match to.taken {
-            // Nothing was asked for, or the first one failed.
+            // Nothing was asked for, or the first completion failed.
             0 if to.count == 0 => EAGAIN,
             0 => -(FI_EAVAIL as isize),
             taken => taken.cast_signed(),
         }
     }
 
-    /// Puts an entry into a reader's arrays, where there is room.
+    /// Copies an entry into the arrays of a read, if they have room.
     #[inline(always)]
     pub(crate) fn place(&self, entry: &Entry, to: &mut Destination) {
         if to.taken < to.count {
-            // SAFETY: `taken` is below the count of the arrays that the read was given.
+            // SAFETY: `taken` is below the count of the read's arrays, which the read still holds.
             unsafe { self.copy(entry, to) };
         }
     }
 
+    /// Copies an entry in the queue's format.
+    ///
     /// # Safety
     /// The arrays have room for an entry of the queue's format, and for a source, at `to.taken`.
     #[inline]
@@ -337,7 +343,7 @@ impl Cq {
         let at = to.buf.wrapping_add(to.taken * bytes).cast::<u64>();
         let words = [entry.context, entry.flags, entry.len, entry.buf, entry.data, entry.tag];
         let put = |i: usize| {
-            // SAFETY: word `i` is below `bytes`, for which the caller vouches; callers may align as they like.
+            // SAFETY: word `i` lies in the entry's `bytes`, for which the caller vouches; the array may be misaligned.
             unsafe { at.wrapping_add(i).write_unaligned(words[i]) };
         };
         // The formats are beginnings of each other: 8, 24, 40 or 48 bytes.
@@ -354,7 +360,7 @@ impl Cq {
             put(5);
         }
         if !to.sources.is_null() {
-            // SAFETY: the caller's array has a place for it.
+            // SAFETY: not null, and the caller vouches for a place at `taken`.
             unsafe { to.sources.wrapping_add(to.taken).write(entry.source) };
         }
         to.taken += 1;
@@ -372,12 +378,12 @@ impl Cq {
         let Some(entry) = queue.ready.pop_front() else { return EAGAIN };
         drop(queue);
         let fault = entry.fault.unwrap_or(Box::new(Fault { error: FI_EOTHER, cut: 0 }));
-        // Callers older than 1.20 have no room for the source, and those older than 1.5 give no buffer for further data;
-        // of that we have none in any case.
+        // Programs that ask for an API older than 1.20 have no room for the source; those older than 1.5 give no buffer
+        // for error data, of which there is none in any case.
         let api = self.domain.fabric.api;
         macro_rules! set {
             ($($field:ident = $value:expr),* $(,)?) => {$(
-                // SAFETY: the caller's structure has this member in its version.
+                // SAFETY: not null, and the program's structure has this member in the API version that it asked for.
                 unsafe { (&raw mut (*to).$field).write($value) };
             )*};
         }
@@ -392,9 +398,9 @@ impl Cq {
             err = fault.error,
             prov_errno = fault.error,
         }
-        // SAFETY: the caller's structure has this member in its version.
+        // SAFETY: not null, and the structure has this member in every version.
         let room = unsafe { &raw const (*to).err_data_size };
-        // SAFETY: as above.
+        // SAFETY: from API 1.5 on the program has set this member.
         let own_buffer = api >= fi::fi_version(1, 5) && unsafe { room.read() } != 0;
         if !own_buffer {
             set! { err_data = std::ptr::null_mut() }
@@ -406,7 +412,7 @@ impl Cq {
         1
     }
 
-    /// Reads until there is something, the time is up (`timeout` milliseconds, negative for ever), or a signal.
+    /// Reads until there is something, `timeout` milliseconds have passed (never, if negative), or a signal comes.
     fn wait(&self, buf: *mut c_void, count: usize, sources: *mut fi_addr_t, timeout: c_int) -> isize {
         let until = wait::deadline(timeout);
         loop {
@@ -436,7 +442,7 @@ fn keep(ready: &mut VecDeque<Entry>, entry: Entry) {
     ready.push_back(entry);
 }
 
-/// A caller's pointer that went through a completion as a number.
+/// The program's pointer, which went through a completion as a number.
 pub(crate) fn pointer(address: u64) -> *mut c_void {
     std::ptr::with_exposed_provenance_mut(usize::try_from(address).unwrap_or(0))
 }
@@ -446,13 +452,13 @@ pub(crate) fn pointer(address: u64) -> *mut c_void {
 pub(crate) enum Progress {
     /// It was made.
     Made,
-    /// Another thread is at it; waiting for its turn would only take the processor from it.
+    /// Another thread is making it; waiting for that thread would only take the processor from it.
     Elsewhere,
     /// An endpoint is broken.
     Broken,
 }
 
-/// Moves everything of these endpoints.
+/// Makes the progress of these endpoints.
 pub(crate) fn progress(endpoints: &Lock<Vec<Arc<Ep>>>) -> Progress {
     let Some(endpoints) = endpoints.try_lock() else { return Progress::Elsewhere };
     let mut result = Progress::Made;
@@ -470,7 +476,7 @@ pub(crate) fn is_crowded(endpoints: &Lock<Vec<Arc<Ep>>>) -> bool {
     endpoints.try_lock().is_some_and(|all| all.iter().any(|ep| ep.is_crowded()))
 }
 
-/// What a queue or counter with this wait object waits with.
+/// What threads wait with for a queue or counter with this wait object.
 pub(crate) fn waiter(wait: u32) -> Result<Waiter, c_int> {
     match wait {
         FI_WAIT_NONE | FI_WAIT_UNSPEC | FI_WAIT_YIELD => Ok(Waiter::default()),
@@ -493,27 +499,27 @@ pub(crate) unsafe fn get_wait(waiter: &Waiter, command: c_int, arg: *mut c_void)
     if arg.is_null() {
         return -FI_EINVAL;
     }
-    // SAFETY: not null; the caller's place for the answer.
+    // SAFETY: not null, so it has room for an int, for which the caller vouches.
     unsafe { arg.cast::<c_int>().write(value) };
     0
 }
 
 unsafe extern "C" fn control(fid: *mut fid, command: c_int, arg: *mut c_void) -> c_int {
     let body = |cq: &Cq| {
-        // SAFETY: as libfabric calls it.
+        // SAFETY: `arg` is null or has room for an int, by fi_cq(3).
         unsafe { get_wait(&cq.waiter, command, arg) }
     };
-    // SAFETY: our queue.
+    // SAFETY: fi_cq_open gave `fid` out, and the program has not closed it.
     unsafe { object::call::<Cq, _>(fid.cast(), -FI_EIO, body) }
 }
 
 unsafe extern "C" fn close(fid: *mut fid) -> c_int {
-    // SAFETY: our queue, closed once.
+    // SAFETY: fi_cq_open gave `fid` out, and this is the one fi_close of it.
     unsafe { object::close::<Cq>(fid.cast(), object::unless_busy) }
 }
 
 unsafe extern "C" fn read(cq: *mut fid_cq, buf: *mut c_void, count: usize) -> isize {
-    // SAFETY: our queue.
+    // SAFETY: fi_cq_open gave `cq` out, and the program has not closed it.
     unsafe { object::call::<Cq, _>(cq, EIO, |cq| cq.read(buf, count, std::ptr::null_mut())) }
 }
 
@@ -523,12 +529,12 @@ unsafe extern "C" fn readfrom(
     count: usize,
     sources: *mut fi_addr_t,
 ) -> isize {
-    // SAFETY: our queue.
+    // SAFETY: fi_cq_open gave `cq` out, and the program has not closed it.
     unsafe { object::call::<Cq, _>(cq, EIO, |cq| cq.read(buf, count, sources)) }
 }
 
 unsafe extern "C" fn readerr(cq: *mut fid_cq, buf: *mut fi_cq_err_entry, _flags: u64) -> isize {
-    // SAFETY: our queue.
+    // SAFETY: fi_cq_open gave `cq` out, and the program has not closed it.
     unsafe { object::call::<Cq, _>(cq, EIO, |cq| cq.read_error(buf)) }
 }
 
@@ -539,7 +545,7 @@ unsafe extern "C" fn sread(
     _condition: *const c_void,
     timeout: c_int,
 ) -> isize {
-    // SAFETY: our queue.
+    // SAFETY: fi_cq_open gave `cq` out, and the program has not closed it.
     unsafe { object::call::<Cq, _>(cq, EIO, |cq| cq.wait(buf, count, std::ptr::null_mut(), timeout)) }
 }
 
@@ -551,7 +557,7 @@ unsafe extern "C" fn sreadfrom(
     _condition: *const c_void,
     timeout: c_int,
 ) -> isize {
-    // SAFETY: our queue.
+    // SAFETY: fi_cq_open gave `cq` out, and the program has not closed it.
     unsafe { object::call::<Cq, _>(cq, EIO, |cq| cq.wait(buf, count, sources, timeout)) }
 }
 
@@ -561,7 +567,7 @@ unsafe extern "C" fn signal(cq: *mut fid_cq) -> c_int {
         cq.waiter.ring();
         0
     };
-    // SAFETY: our queue.
+    // SAFETY: fi_cq_open gave `cq` out, and the program has not closed it.
     unsafe { object::call::<Cq, _>(cq, -FI_EIO, body) }
 }
 
@@ -587,9 +593,9 @@ unsafe extern "C" fn strerror_at(
     let bytes = text.to_bytes_with_nul();
     if !buf.is_null() && len > 0 {
         let count = len.min(bytes.len());
-        // SAFETY: the caller's buffer of `len` bytes.
+        // SAFETY: not null, and `count` is at most the length of the program's buffer and of the text.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr().cast::<c_char>(), buf, count) };
-        // SAFETY: as above; a text that was cut ends here.
+        // SAFETY: `count` is at least 1, and the buffer has as many; a text that was cut ends here.
         unsafe { buf.wrapping_add(count - 1).write(0) };
     }
     text.as_ptr()

@@ -1,4 +1,4 @@
-//! Domains, as in fi_domain(3): what shares an attachment, a registration table, and a threading promise.
+//! Domains, as in fi_domain(3): objects that share an attachment, a table of registrations, and a promise on threads.
 
 use std::ffi::{c_int, c_void};
 use std::mem::ManuallyDrop;
@@ -19,7 +19,7 @@ use crate::lock::Lock;
 use crate::memory::{self, Store};
 use crate::mr::{self, Registrations};
 use crate::object::{self, Object};
-use crate::{arithmetic, attachment, errno};
+use crate::{arithmetic, attachment, errno, unsupported};
 
 /// A domain.
 #[repr(C)]
@@ -27,27 +27,29 @@ pub(crate) struct Domain {
     head: fid_domain,
     poison: Poison,
     pub(crate) fabric: Arc<Fabric>,
-    /// Kept when a forked child drops it: the region is not mapped there.
+    /// Not dropped in a forked child, where the region is not mapped.
     pub(crate) member: ManuallyDrop<Arc<Member>>,
     /// The process that opened it.
     pub(crate) pid: u32,
-    /// Whether threads may meet in it; see [`crate::lock`].
+    /// Whether several threads may use it at a time, so that its locks are real; see [`crate::lock`].
     pub(crate) locks: bool,
     pub(crate) registrations: Arc<Registrations>,
-    /// Memory of the region that the program has.
+    /// Memory of the region that the program uses itself.
     pub(crate) store: ManuallyDrop<Store>,
-    /// Its endpoints, as far as they are still there.
+    /// Its endpoints.
     pub(crate) endpoints: Lock<Vec<Weak<Ep>>>,
-    /// The turn to move an endpoint that is being closed, which is no longer among them.
+    /// Held while an endpoint that is being closed, and is no longer among them, makes progress.
     pub(crate) closing: Lock<()>,
 }
 
-// SAFETY: the head is written when it is made and only read since; its pointers are C's.
+// SAFETY: the head is not written after `open`; its pointers are to static tables, and the program's own context, which
+// is not followed.
 unsafe impl Send for Domain {}
-// SAFETY: as above.
+// SAFETY: what changes is behind locks, or within its own synchronised types; the head as for Send.
 unsafe impl Sync for Domain {}
 
-impl Object for Domain {
+// SAFETY: `repr(C)`, and the head is the first field.
+unsafe impl Object for Domain {
     type Head = fid_domain;
     fn poison(&self) -> &Poison {
         &self.poison
@@ -57,17 +59,17 @@ impl Object for Domain {
     }
 }
 
-static FID_OPS: fi_ops = object::ops_with(close, bind, object::no_control, memory::open_ops);
+static FID_OPS: fi_ops = object::ops_with(close, bind, unsupported::control, memory::open_ops);
 static OPS: fi_ops_domain = fi_ops_domain {
     size: size_of::<fi_ops_domain>(),
     av_open,
     cq_open,
     endpoint,
-    scalable_ep,
+    scalable_ep: unsupported::scalable_ep,
     cntr_open,
-    poll_open,
-    stx_ctx,
-    srx_ctx,
+    poll_open: unsupported::poll_open,
+    stx_ctx: unsupported::stx_ctx,
+    srx_ctx: unsupported::srx_ctx,
     query_atomic: Some(query_atomic),
     query_collective: None,
     endpoint2: Some(endpoint2),
@@ -79,9 +81,9 @@ impl Domain {
         info: *mut fi_info,
         context: *mut c_void,
     ) -> Result<Arc<Self>, c_int> {
-        // SAFETY: null or valid.
+        // SAFETY: null, or attributes that the program lends for this call.
         let info = unsafe { isthmus_cabi::object(info) }.ok_or(FI_EINVAL)?;
-        // SAFETY: null or valid; every version has this part.
+        // SAFETY: null or a part of `info`; `DomainHints` is what every version has.
         let attr: Option<&DomainHints> = unsafe { isthmus_cabi::object(info.domain_attr.cast()) };
         let (threading, mr_mode) = attr.map_or((FI_THREAD_SAFE, 0), |a| (a.threading, a.mr_mode));
         let member = attachment::take().map_err(|e| {
@@ -109,7 +111,7 @@ impl Domain {
         }))
     }
 
-    /// Returns when whatever its endpoints' progress was doing has been done.
+    /// Returns when the progress that its endpoints are making, in whatever thread, has ended.
     pub(crate) fn await_progress(&self) {
         let all: Vec<_> = self.endpoints.lock().iter().filter_map(Weak::upgrade).collect();
         for ep in all {
@@ -127,33 +129,33 @@ impl Domain {
 impl Drop for Domain {
     fn drop(&mut self) {
         if self.is_own() {
-            // Its table is in the region, too.
-            // SAFETY: dropped once, here, and not used afterwards.
+            // Before the attachment, since its table lies in the region.
+            // SAFETY: dropped here only, and nothing uses it afterwards.
             unsafe { ManuallyDrop::drop(&mut self.store) };
-            // SAFETY: dropped once, here, and not used afterwards.
+            // SAFETY: dropped here only, and nothing uses it afterwards.
             unsafe { ManuallyDrop::drop(&mut self.member) };
         }
     }
 }
 
-/// What a domain was opened with, and whatever shares it has to keep to.
+/// What a domain was opened with, and what is opened in it must keep to.
 pub(crate) struct Terms {
-    /// Threads may meet in it.
+    /// Several threads may use it at a time.
     pub(crate) locks: bool,
-    /// Addresses of RMA are the target's own.
+    /// RMA names memory by the target's addresses, and not by offsets.
     pub(crate) plain_addresses: bool,
-    /// Keys are ours to choose.
+    /// The provider chooses the keys.
     pub(crate) own_keys: bool,
 }
 
-/// The terms of a domain that a caller names; nothing if it is not one of ours.
+/// The terms of a domain that a program names; none if it is not one of ours.
 pub(crate) fn terms(domain: *mut fid_domain) -> Option<Terms> {
-    // SAFETY: a domain of some provider, whose structure all share.
+    // SAFETY: null, or an open domain of some provider; all have this structure.
     let head = unsafe { isthmus_cabi::object(domain) }?;
     if !std::ptr::eq(head.ops, &raw const OPS) {
         return None;
     }
-    // SAFETY: by its table our domain, which the caller has open.
+    // SAFETY: ours by its table of operations, and the program has it open.
     let ours = unsafe { object::share::<Domain>(domain) }?;
     let (plain_addresses, own_keys) = ours.registrations.modes();
     Some(Terms { locks: ours.locks, plain_addresses, own_keys })
@@ -164,14 +166,14 @@ unsafe extern "C" fn close(fid: *mut fid) -> c_int {
         0 if domain.is_own() && domain.store.is_in_use() => -FI_EBUSY,
         result => result,
     };
-    // SAFETY: our domain, closed once.
+    // SAFETY: fi_domain gave `fid` out, and this is the one fi_close of it.
     unsafe { object::close::<Domain>(fid.cast(), last) }
 }
 
 unsafe extern "C" fn bind(_fid: *mut fid, other: *mut fid, _flags: u64) -> c_int {
-    // SAFETY: an object of the caller's.
+    // SAFETY: null, or an open object of the program's; all begin with this head.
     match unsafe { isthmus_cabi::object(other) } {
-        // Nothing of ours completes through an event queue, so there is nothing to keep.
+        // Nothing of a domain completes through an event queue, so there is nothing to remember.
         Some(other) if other.fclass == FI_CLASS_EQ => 0,
         _ => -FI_EINVAL,
     }
@@ -183,7 +185,7 @@ unsafe extern "C" fn av_open(
     answer: *mut *mut fid_av,
     context: *mut c_void,
 ) -> c_int {
-    // SAFETY: our domain and the caller's place.
+    // SAFETY: fi_domain gave `domain` out, and it is open; `answer` is null or the program's place for the object.
     unsafe { object::open::<Domain, Av>(domain, answer, |domain| Av::open(domain, attr, context)) }
 }
 
@@ -193,7 +195,7 @@ unsafe extern "C" fn cq_open(
     answer: *mut *mut fid_cq,
     context: *mut c_void,
 ) -> c_int {
-    // SAFETY: our domain and the caller's place.
+    // SAFETY: fi_domain gave `domain` out, and it is open; `answer` is null or the program's place for the object.
     unsafe { object::open::<Domain, Cq>(domain, answer, |domain| Cq::open(domain, attr, context)) }
 }
 
@@ -203,7 +205,7 @@ unsafe extern "C" fn endpoint(
     answer: *mut *mut fid_ep,
     context: *mut c_void,
 ) -> c_int {
-    // SAFETY: our domain and the caller's place.
+    // SAFETY: fi_domain gave `domain` out, and it is open; `answer` is null or the program's place for the object.
     unsafe { object::open::<Domain, Ep>(domain, answer, |domain| Ep::open(domain, info, context)) }
 }
 
@@ -217,7 +219,7 @@ unsafe extern "C" fn endpoint2(
     if flags != 0 {
         return -FI_EBADFLAGS;
     }
-    // SAFETY: passed on.
+    // SAFETY: `endpoint` asks for the same of these arguments.
     unsafe { endpoint(domain, info, answer, context) }
 }
 
@@ -227,43 +229,8 @@ unsafe extern "C" fn cntr_open(
     answer: *mut *mut fid_cntr,
     context: *mut c_void,
 ) -> c_int {
-    // SAFETY: our domain and the caller's place.
+    // SAFETY: fi_domain gave `domain` out, and it is open; `answer` is null or the program's place for the object.
     unsafe { object::open::<Domain, Cntr>(domain, answer, |domain| Cntr::open(domain, attr, context)) }
-}
-
-unsafe extern "C" fn scalable_ep(
-    _domain: *mut fid_domain,
-    _info: *mut fi_info,
-    _answer: *mut *mut fid_ep,
-    _context: *mut c_void,
-) -> c_int {
-    -FI_ENOSYS
-}
-
-unsafe extern "C" fn poll_open(
-    _domain: *mut fid_domain,
-    _attr: *mut c_void,
-    _answer: *mut *mut c_void,
-) -> c_int {
-    -FI_ENOSYS
-}
-
-unsafe extern "C" fn stx_ctx(
-    _domain: *mut fid_domain,
-    _attr: *mut fi_tx_attr,
-    _answer: *mut *mut c_void,
-    _context: *mut c_void,
-) -> c_int {
-    -FI_ENOSYS
-}
-
-unsafe extern "C" fn srx_ctx(
-    _domain: *mut fid_domain,
-    _attr: *mut fi_rx_attr,
-    _answer: *mut *mut fid_ep,
-    _context: *mut c_void,
-) -> c_int {
-    -FI_ENOSYS
 }
 
 unsafe extern "C" fn query_atomic(
@@ -281,6 +248,6 @@ unsafe extern "C" fn query_atomic(
     };
     let Some(size) = arithmetic::valid(datatype, op, kind) else { return -FI_EOPNOTSUPP };
     let answer = fi_atomic_attr { count: arithmetic::MOST_BYTES / size, size };
-    // SAFETY: null or the caller's place for the answer.
+    // SAFETY: null, or the program's place for the answer.
     if unsafe { isthmus_cabi::put(attr, answer) } { 0 } else { -FI_EINVAL }
 }

@@ -1,9 +1,9 @@
 //! `fi_prov_ini`, the one symbol that libfabric looks for.
 //!
-//! The function must know who calls it, to find that core's functions, and C tells by nothing but the return address.
-//! So the symbol is a few instructions that pass it on. What is assumed: the core calls the symbol directly, as
-//! `ofi_reg_dl_prov` does in every version, so that the return address lies inside the core's code. Where that does not
-//! hold the core is looked for by its file name, as on architectures without a stub here.
+//! The function must know which core calls it, to find that core's functions, and in C only the return address tells.
+//! So the symbol is a few instructions that hand that to [`ini`]. This assumes that the core calls the symbol directly,
+//! as `ofi_reg_dl_prov` does in every version, so that the return address lies in the core's code. Where it does not,
+//! and on architectures without such instructions here, the core is found by its file name.
 
 use std::ffi::c_void;
 
@@ -33,8 +33,8 @@ extern "C" fn fi_prov_ini() -> *mut fi_provider {
     ini(std::ptr::null())
 }
 
-/// Gives a provider structure for the core that calls from `caller`. The core holds its lock: nothing of it may be
-/// called here but what declares parameters.
+/// Gives a provider structure for the core whose code contains `caller`. The core holds its lock: of its functions, only
+/// the one that declares parameters may be called here.
 extern "C" fn ini(caller: *const c_void) -> *mut fi_provider {
     let made = std::panic::catch_unwind(|| {
         isthmus_cabi::keep_quiet();

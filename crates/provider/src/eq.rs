@@ -1,4 +1,4 @@
-//! Event queues, as in fi_eq(3). We report no events of our own: what a program reads is what it wrote.
+//! Event queues, as in fi_eq(3). The provider reports no events: what a program reads is what it wrote.
 
 use std::collections::VecDeque;
 use std::ffi::{c_char, c_int, c_void};
@@ -11,10 +11,11 @@ use isthmus_fabric_sys::*;
 use crate::core::Core;
 use crate::fabric::Fabric;
 use crate::object::{self, Object};
+use crate::unsupported;
 
-/// Events that a queue holds when the caller does not say how many.
+/// How many events a queue holds if the program does not say.
 const DEFAULT_SIZE: usize = 256;
-/// Longest event that may be written.
+/// The length of the longest event that may be written.
 const EVENT_BYTES: usize = 4096;
 
 /// An event queue.
@@ -28,12 +29,14 @@ pub(crate) struct Eq {
     events: Mutex<VecDeque<(u32, Vec<u8>)>>,
 }
 
-// SAFETY: the head is written when it is made and only read since; its pointers are C's.
+// SAFETY: the head is not written after `open`; its pointers are to static tables, and the program's own context, which
+// is not followed.
 unsafe impl Send for Eq {}
-// SAFETY: as above.
+// SAFETY: what changes is behind a lock; the head as for Send.
 unsafe impl Sync for Eq {}
 
-impl Object for Eq {
+// SAFETY: `repr(C)`, and the head is the first field.
+unsafe impl Object for Eq {
     type Head = fid_eq;
     fn poison(&self) -> &Poison {
         &self.poison
@@ -43,7 +46,7 @@ impl Object for Eq {
     }
 }
 
-static FID_OPS: fi_ops = object::ops(close, object::no_bind, object::no_control);
+static FID_OPS: fi_ops = object::ops(close, unsupported::bind, unsupported::control);
 static OPS: fi_ops_eq = fi_ops_eq { size: size_of::<fi_ops_eq>(), read, readerr, write, sread, strerror };
 
 impl Eq {
@@ -52,7 +55,7 @@ impl Eq {
         attr: *mut fi_eq_attr,
         context: *mut c_void,
     ) -> Result<Arc<Self>, c_int> {
-        // SAFETY: null or valid.
+        // SAFETY: null, or attributes that the program lends for this call.
         let attr = unsafe { isthmus_cabi::object(attr) };
         let (flags, size, wait) =
             attr.map_or((0, 0, FI_WAIT_NONE), |a: &fi_eq_attr| (a.flags, a.size, a.wait_obj));
@@ -76,9 +79,9 @@ impl Eq {
         if buf.is_null() || len < bytes.len() {
             return -(FI_ETOOSMALL as isize);
         }
-        // SAFETY: null or the caller's place for the kind.
+        // SAFETY: null, or the program's place for the kind of event.
         unsafe { isthmus_cabi::put(event, *kind) };
-        // SAFETY: the caller's buffer, which is long enough.
+        // SAFETY: not null, and the program's buffer is at least as long as the event (checked above).
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), buf.cast::<u8>(), bytes.len()) };
         let count = bytes.len().cast_signed();
         if !peek {
@@ -89,7 +92,7 @@ impl Eq {
 }
 
 unsafe extern "C" fn close(fid: *mut fid) -> c_int {
-    // SAFETY: our queue, closed once.
+    // SAFETY: fi_eq_open gave `fid` out, and this is the one fi_close of it.
     unsafe { object::close::<Eq>(fid.cast(), object::unless_busy) }
 }
 
@@ -100,14 +103,14 @@ unsafe extern "C" fn read(
     len: usize,
     flags: u64,
 ) -> isize {
-    // SAFETY: our queue.
+    // SAFETY: fi_eq_open gave `eq` out, and the program has not closed it.
     unsafe {
         object::call::<Eq, _>(eq, -(FI_EIO as isize), |eq| eq.read(event, buf, len, flags & FI_PEEK != 0))
     }
 }
 
 unsafe extern "C" fn readerr(_eq: *mut fid_eq, _buf: *mut fi_eq_err_entry, _flags: u64) -> isize {
-    // Nothing of ours fails later than in its call.
+    // Nothing fails after its call has returned, so there are no such events.
     -(FI_EAGAIN as isize)
 }
 
@@ -119,7 +122,7 @@ unsafe extern "C" fn write(
     _flags: u64,
 ) -> isize {
     let body = |eq: &Eq| {
-        // SAFETY: the caller vouches for `len` bytes.
+        // SAFETY: null, or `len` bytes that the program lends for this call.
         let bytes = unsafe { isthmus_cabi::slice(buf.cast::<u8>(), len, EVENT_BYTES) };
         let (Some(bytes), true) = (bytes, eq.writable) else { return -(FI_EINVAL as isize) };
         let mut events = eq.events.lock().unwrap_or_else(PoisonError::into_inner);
@@ -129,7 +132,7 @@ unsafe extern "C" fn write(
         events.push_back((event, bytes.to_vec()));
         len.cast_signed()
     };
-    // SAFETY: our queue.
+    // SAFETY: fi_eq_open gave `eq` out, and the program has not closed it.
     unsafe { object::call::<Eq, _>(eq, -(FI_EIO as isize), body) }
 }
 
@@ -143,7 +146,7 @@ unsafe extern "C" fn sread(
 ) -> isize {
     let until = Instant::now() + Duration::from_millis(u64::try_from(timeout).unwrap_or(0));
     loop {
-        // SAFETY: passed on.
+        // SAFETY: fi_eq_open gave `eq` out, and the program has not closed it; the buffer is as `read` asks.
         let got = unsafe { read(eq, event, buf, len, flags) };
         if got != -(FI_EAGAIN as isize) || (timeout >= 0 && Instant::now() >= until) {
             return got;

@@ -1,4 +1,5 @@
-//! Our errors as libfabric's: exhaustive, so that a new variant does not compile until it is mapped here.
+//! The crates' errors as libfabric's. Every match is exhaustive, so that a new variant does not compile until it has its
+//! number here.
 
 use std::ffi::c_int;
 
@@ -7,7 +8,7 @@ use isthmus_fabric_sys::*;
 use isthmus_region::error::ObjectProblem;
 use isthmus_transport::{PostError, Status};
 
-/// A refused post.
+/// For a post that was refused.
 #[inline]
 pub(crate) fn of_post(error: PostError) -> c_int {
     match error {
@@ -19,7 +20,7 @@ pub(crate) fn of_post(error: PostError) -> c_int {
     }
 }
 
-/// An operation that failed, or 0.
+/// For an operation that has ended; 0 if it succeeded.
 pub(crate) fn of_status(status: Status) -> c_int {
     match status {
         Status::Ok => FI_SUCCESS,
@@ -33,7 +34,7 @@ pub(crate) fn of_status(status: Status) -> c_int {
     }
 }
 
-/// What went wrong with the region.
+/// For an error of the region.
 pub(crate) fn of_region(error: &isthmus_region::Error) -> c_int {
     use isthmus_region::Error;
     match error {
@@ -50,7 +51,7 @@ pub(crate) fn of_region(error: &isthmus_region::Error) -> c_int {
         Error::NoPeer { .. } => FI_ECONNRESET,
         Error::Service { .. } => FI_EIO,
         Error::Full { .. } => FI_ENOSPC,
-        // Of the names of endpoints, which are the only objects here.
+        // The only objects that the provider uses are the names of endpoints.
         Error::Object { problem, .. } => match problem {
             ObjectProblem::Full => FI_ENOSPC,
             ObjectProblem::Denied => FI_EACCES,
@@ -60,7 +61,7 @@ pub(crate) fn of_region(error: &isthmus_region::Error) -> c_int {
     }
 }
 
-/// What went wrong with an endpoint or an address.
+/// For an error of an endpoint or an address.
 pub(crate) fn of_transport(error: &isthmus_transport::Error) -> c_int {
     use isthmus_transport::Error;
     match error {
@@ -70,7 +71,7 @@ pub(crate) fn of_transport(error: &isthmus_transport::Error) -> c_int {
     }
 }
 
-/// What went wrong with the local service.
+/// For an error of the attachment.
 pub(crate) fn of_attach(error: &isthmus_attach::Error) -> c_int {
     use isthmus_attach::Error;
     match error {

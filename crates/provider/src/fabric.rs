@@ -12,6 +12,7 @@ use crate::cq::Cq;
 use crate::domain::Domain;
 use crate::eq::Eq;
 use crate::object::{self, Object};
+use crate::unsupported;
 
 /// A fabric.
 #[repr(C)]
@@ -19,16 +20,18 @@ pub(crate) struct Fabric {
     head: fid_fabric,
     poison: Poison,
     core: Option<&'static Core>,
-    /// The API version that the caller asked with, which decides about the layout of what it hands us.
+    /// The API version that the program asked for, which decides on the layout of the structures that it passes.
     pub(crate) api: u32,
 }
 
-// SAFETY: the head is written when it is made and only read since; its pointers are C's.
+// SAFETY: the head is not written after `open`; its pointers are to static tables, and the program's own context, which
+// is not followed.
 unsafe impl Send for Fabric {}
-// SAFETY: as above.
+// SAFETY: nothing in it changes; the head as for Send.
 unsafe impl Sync for Fabric {}
 
-impl Object for Fabric {
+// SAFETY: `repr(C)`, and the head is the first field.
+unsafe impl Object for Fabric {
     type Head = fid_fabric;
     fn poison(&self) -> &Poison {
         &self.poison
@@ -38,13 +41,13 @@ impl Object for Fabric {
     }
 }
 
-static FID_OPS: fi_ops = object::ops(close, object::no_bind, object::no_control);
+static FID_OPS: fi_ops = object::ops(close, unsupported::bind, unsupported::control);
 static OPS: fi_ops_fabric = fi_ops_fabric {
     size: size_of::<fi_ops_fabric>(),
     domain: open_domain,
-    passive_ep: no_passive_ep,
+    passive_ep: unsupported::passive_ep,
     eq_open: open_eq,
-    wait_open: no_wait_set,
+    wait_open: unsupported::wait_open,
     trywait,
     domain2: Some(open_domain2),
 };
@@ -52,7 +55,7 @@ static OPS: fi_ops_fabric = fi_ops_fabric {
 /// `fi_fabric`.
 ///
 /// # Safety
-/// As libfabric calls it.
+/// `attr` is null, or attributes that are lent for this call; `answer` is null or may be written.
 pub(crate) unsafe fn open(
     core: Option<&'static Core>,
     attr: *mut fi_fabric_attr,
@@ -62,27 +65,27 @@ pub(crate) unsafe fn open(
     static POISON: Poison = Poison::new();
     let report = |said: &str| log!(core, WARN, FABRIC, "internal error, fabrics are off from now on: {said}");
     guard(&POISON, -FI_EIO, report, || {
-        // SAFETY: null or valid.
+        // SAFETY: null, or lent for this call, for which the caller vouches.
         let (Some(attr), false) = (unsafe { isthmus_cabi::object(attr) }, answer.is_null()) else {
             return -FI_EINVAL;
         };
         let fid = object::head(FI_CLASS_FABRIC, context, &FID_OPS);
         let head = fid_fabric { fid, ops: &OPS, api_version: attr.api_version };
         let fabric = Arc::new(Fabric { head, poison: Poison::new(), core, api: attr.api_version });
-        // SAFETY: not null; the caller's place for the answer.
+        // SAFETY: not null, so it may be written, for which the caller vouches.
         unsafe { answer.write(object::give(fabric)) };
         0
     })
 }
 
-/// Whether a fabric that a caller names is one of ours.
+/// Whether a fabric that a program names is one of ours.
 pub(crate) fn is_ours(fabric: *mut fid_fabric) -> bool {
-    // SAFETY: a fabric of some provider, whose structure all share.
+    // SAFETY: null, or an open fabric of some provider; all have this structure.
     unsafe { isthmus_cabi::object(fabric) }.is_some_and(|f| std::ptr::eq(f.ops, &raw const OPS))
 }
 
 unsafe extern "C" fn close(fid: *mut fid) -> c_int {
-    // SAFETY: our fabric, closed once.
+    // SAFETY: fi_fabric gave `fid` out, and this is the one fi_close of it.
     unsafe { object::close::<Fabric>(fid.cast(), object::unless_busy) }
 }
 
@@ -92,7 +95,7 @@ unsafe extern "C" fn open_domain(
     answer: *mut *mut fid_domain,
     context: *mut c_void,
 ) -> c_int {
-    // SAFETY: our fabric and the caller's place.
+    // SAFETY: fi_fabric gave `fabric` out, and it is open; `answer` is null or the program's place for the object.
     unsafe { object::open::<Fabric, Domain>(fabric, answer, |fabric| Domain::open(fabric, info, context)) }
 }
 
@@ -106,7 +109,7 @@ unsafe extern "C" fn open_domain2(
     if flags != 0 {
         return -FI_EBADFLAGS;
     }
-    // SAFETY: passed on.
+    // SAFETY: `open_domain` asks for the same of these arguments.
     unsafe { open_domain(fabric, info, answer, context) }
 }
 
@@ -116,28 +119,11 @@ unsafe extern "C" fn open_eq(
     answer: *mut *mut fid_eq,
     context: *mut c_void,
 ) -> c_int {
-    // SAFETY: our fabric and the caller's place.
+    // SAFETY: fi_fabric gave `fabric` out, and it is open; `answer` is null or the program's place for the object.
     unsafe { object::open::<Fabric, Eq>(fabric, answer, |fabric| Eq::open(fabric, attr, context)) }
 }
 
-unsafe extern "C" fn no_passive_ep(
-    _fabric: *mut fid_fabric,
-    _info: *mut fi_info,
-    _answer: *mut *mut c_void,
-    _context: *mut c_void,
-) -> c_int {
-    -FI_ENOSYS
-}
-
-unsafe extern "C" fn no_wait_set(
-    _fabric: *mut fid_fabric,
-    _attr: *mut c_void,
-    _answer: *mut *mut c_void,
-) -> c_int {
-    -FI_ENOSYS
-}
-
-/// Gets all of them ready for a blocking wait on their descriptors, or says that there is something to read.
+/// Gets queues and counters ready for a blocking wait on their descriptors, or says that there is something to read.
 unsafe extern "C" fn trywait(fabric: *mut fid_fabric, fids: *mut *mut fid, count: c_int) -> c_int {
     let body = |_: &Fabric| {
         let count = usize::try_from(count).unwrap_or(0);
@@ -145,14 +131,14 @@ unsafe extern "C" fn trywait(fabric: *mut fid_fabric, fids: *mut *mut fid, count
             return -FI_EINVAL;
         }
         for i in 0..count {
-            // SAFETY: the caller's array has `count` places.
+            // SAFETY: not null, so the program's array of `count` places, of which this is one.
             let fid = unsafe { fids.wrapping_add(i).read() };
-            // SAFETY: null, or an object of the caller's.
+            // SAFETY: null, or an open object of the program's; all begin with this head.
             let class = unsafe { isthmus_cabi::object(fid) }.map(|f| f.fclass);
             let ready = match class {
-                // SAFETY: by its class a completion queue, and of a fabric of ours.
+                // SAFETY: a completion queue by its class; ours, since fi_trywait asks for objects of this fabric.
                 Some(FI_CLASS_CQ) => unsafe { object::call::<Cq, _>(fid.cast(), None, Cq::arm) },
-                // SAFETY: as above, a counter.
+                // SAFETY: a counter by its class; ours, since fi_trywait asks for objects of this fabric.
                 Some(FI_CLASS_CNTR) => unsafe { object::call::<Cntr, _>(fid.cast(), None, Cntr::arm) },
                 _ => return -FI_EINVAL,
             };
@@ -164,6 +150,6 @@ unsafe extern "C" fn trywait(fabric: *mut fid_fabric, fids: *mut *mut fid, count
         }
         0
     };
-    // SAFETY: our fabric.
+    // SAFETY: fi_fabric gave `fabric` out, and the program has not closed it.
     unsafe { object::call::<Fabric, _>(fabric, -FI_EIO, body) }
 }

@@ -1,11 +1,11 @@
-//! `fi_getinfo`: what we offer, held against what the caller wants.
+//! `fi_getinfo`: what the provider supports, compared with what the program wants.
 //!
-//! Every refusal is a plain `-FI_ENODATA`, never a warning: libfabric asks each provider for everything, and callers
+//! Every refusal is a plain `-FI_ENODATA`, never a warning: libfabric asks each provider for everything, and programs
 //! ask several times with hints that they expect to be refused. `FI_LOG_LEVEL=info` shows the attribute that did not
 //! fit.
 //!
-//! Members of hints that did not exist in libfabric 1.17 are not read. What we answer is allocated with libc, since the core frees it
-//! with libc, and at the newest size, which every core takes.
+//! Members of hints that did not exist in libfabric 1.17 are not read. The answer is allocated with libc, since the core
+//! frees it with libc, and has the newest size, which every core takes.
 
 use std::ffi::{CString, c_char, c_int, c_void};
 use std::ptr::null_mut;
@@ -19,18 +19,18 @@ use isthmus_transport::{Name, Place};
 use crate::core::{Core, VERSION, any, log};
 use crate::{attachment, domain, fabric, names};
 
-/// Longest message that may be injected; each endpoint's lanes have room for it.
+/// Length of the longest message that may be injected; each endpoint's lanes have room for it.
 pub(crate) const INJECT_BYTES: usize = 4096;
 /// Most parts of a message.
 pub(crate) const IOV_LIMIT: usize = 16;
-/// Longest message; far more than any machine's memory, and safe to add to.
+/// Length of the longest message: far more than any machine's memory, and sums of it do not overflow.
 pub(crate) const MAX_MESSAGE_BYTES: usize = 1 << 46;
-/// Operations that we say may be outstanding. There is no such limit; callers size their own tables by it.
+/// How many operations may be outstanding, as attributes say. There is no such limit; programs size their tables by it.
 const DEPTH: usize = 1024;
 const DEPTH_MAX: usize = 1 << 20;
-/// Objects of a kind that we say a domain may have.
+/// How many objects of a kind a domain may have, as attributes say.
 const OBJECTS: usize = 1 << 16;
-/// Our kind of address: 64 bytes that only we understand ([`Place`]).
+/// The format of addresses: the provider's own, 64 bytes ([`Place`]).
 const ADDR_FORMAT: u32 = FI_PROV_SPECIFIC | 0x1547;
 const PROTOCOL: u32 = FI_PROV_SPECIFIC | 0x1547;
 const PROTOCOL_VERSION: u32 = 1;
@@ -39,14 +39,14 @@ const TAG_FORMAT: u64 = 0xaaaa_aaaa_aaaa_aaaa;
 
 const MESSAGE_CAPS: u64 = FI_MSG | FI_TAGGED;
 const RMA_CAPS: u64 = FI_RMA | FI_ATOMIC;
-/// Given if hinted, or if nothing is hinted.
+/// Given if a hint names it, or if hints name none of these.
 const PRIMARY_CAPS: u64 = MESSAGE_CAPS | RMA_CAPS | FI_DIRECTED_RECV;
 /// Always given.
 const SECONDARY_CAPS: u64 = FI_MULTI_RECV | FI_LOCAL_COMM | FI_REMOTE_COMM;
 const TX_MODIFIERS: u64 = FI_SEND | FI_READ | FI_WRITE;
 const RX_MODIFIERS: u64 = FI_RECV | FI_REMOTE_READ | FI_REMOTE_WRITE;
 const MODIFIERS: u64 = TX_MODIFIERS | RX_MODIFIERS;
-/// Given only if hinted: it costs.
+/// Given only if a hint names it, since it costs.
 const COSTLY_CAPS: u64 = FI_SOURCE;
 const ALL_CAPS: u64 = PRIMARY_CAPS | SECONDARY_CAPS | MODIFIERS | COSTLY_CAPS;
 const DOMAIN_CAPS: u64 = FI_LOCAL_COMM | FI_REMOTE_COMM;
@@ -60,7 +60,7 @@ const TX_OP_FLAGS: u64 = FI_COMPLETION
     | FI_DELIVERY_COMPLETE
     | FI_MATCH_COMPLETE;
 const RX_OP_FLAGS: u64 = FI_COMPLETION | FI_MULTI_RECV;
-/// Internal to libfabric, the same in all versions: asks for a lower layer of a layered provider.
+/// A flag that is internal to libfabric, the same in all versions: the core asks for the lower layer of a layered provider.
 const CORE_PROV_ONLY: u64 = 1 << 59;
 
 static POISON: Poison = Poison::new();
@@ -68,7 +68,8 @@ static POISON: Poison = Poison::new();
 /// `fi_getinfo`.
 ///
 /// # Safety
-/// As libfabric calls it: strings and hints are null or valid, `answer` may be written.
+/// `node` and `service` are null or C strings; `hints` is null, or its members are null or valid, too; `answer` is null or
+/// may be written.
 pub(crate) unsafe fn getinfo(
     core: Option<&Core>,
     version: u32,
@@ -83,14 +84,14 @@ pub(crate) unsafe fn getinfo(
         if flags & CORE_PROV_ONLY != 0 {
             return -FI_ENODATA;
         }
-        // SAFETY: the core gives null or valid hints, whose members are null or valid too.
+        // SAFETY: the caller vouches for the hints and their members.
         let mut wanted = match unsafe { Wanted::read(hints) } {
             Some(wanted) => wanted,
             None => return -FI_EINVAL,
         };
-        // SAFETY: null or a C string.
+        // SAFETY: null or a C string, for which the caller vouches.
         let node = unsafe { text(node) }.filter(|n| !n.is_empty());
-        // SAFETY: as above.
+        // SAFETY: null or a C string, for which the caller vouches.
         let service = unsafe { text(service) }.filter(|s| !s.is_empty());
         let named = (node.is_some() || service.is_some()) && flags & FI_PROV_ATTR_ONLY == 0;
         wanted.leave_out(flags & FI_SOURCE != 0, named);
@@ -115,7 +116,7 @@ pub(crate) unsafe fn getinfo(
             log!(core, INFO, CORE, "refused for its {what}");
             return -FI_ENODATA;
         }
-        // An address without a service gives no name, but a caller finds one wherever it looks.
+        // An address without a service gives an endpoint no name, but programs expect that there is one.
         let source = wanted.source.or_else(|| Name::new(region, here.peer, ""));
         if source.is_some_and(|source| source.region != region || source.peer != here.peer) {
             log!(core, INFO, CORE, "refused for its source address, which is not this host's or VM's");
@@ -126,19 +127,19 @@ pub(crate) unsafe fn getinfo(
         if made.is_null() {
             return -FI_ENOMEM;
         }
-        // SAFETY: the core's place for the answer.
+        // SAFETY: null or may be written, for which the caller vouches.
         if unsafe { put(answer, made) } { 0 } else { -FI_EINVAL }
     })
 }
 
-/// A fabric is what can reach each other: a region.
+/// The name of a fabric. A fabric is whatever endpoints can reach each other: a region.
 fn fabric_name(region: [u64; 2]) -> String {
     format!("isthmus-{:08x}", region[0] >> 32)
 }
 
 const DOMAIN_NAME: &str = "region";
 
-/// Hints, as references and copies; `None` where there is no hint.
+/// The hints, as references and copies; `None` where there is no hint.
 #[derive(Default)]
 struct Wanted<'a> {
     caps: u64,
@@ -193,41 +194,43 @@ const _: () =
     assert!(std::mem::offset_of!(DomainHints, tclass) == std::mem::offset_of!(fi_domain_attr, tclass));
 
 impl<'a> Wanted<'a> {
+    /// Reads the hints; none if they are misaligned.
+    ///
     /// # Safety
-    /// Null, or valid hints with members that are null or valid.
+    /// `hints` is null, or its members are null or valid, too, for `'a`.
     unsafe fn read(hints: *const fi_info) -> Option<Self> {
         if hints.is_null() {
             return Some(Self::default());
         }
-        // SAFETY: not null, so valid.
+        // SAFETY: not null, so the caller vouches for it.
         let info: &'a fi_info = unsafe { object(hints) }?;
-        // SAFETY: null or valid.
+        // SAFETY: null or valid, as all members, for which the caller vouches.
         let fabric_attr: Option<&fi_fabric_attr> = unsafe { object(info.fabric_attr) };
-        // SAFETY: null or valid, and every version has this part.
+        // SAFETY: null or valid, as all members; `DomainHints` is what every version has.
         let domain: Option<&'a DomainHints> = unsafe { object(info.domain_attr.cast::<DomainHints>()) };
         let (mut dest, mut source) = (None, None);
         if !info.dest_addr.is_null() {
-            // SAFETY: the hints vouch for `dest_addrlen` bytes.
+            // SAFETY: not null, so `dest_addrlen` bytes, for which the caller vouches.
             let bytes = unsafe { isthmus_cabi::slice(info.dest_addr.cast::<u8>(), info.dest_addrlen, 4096) };
             dest = bytes.and_then(|bytes| Place::from_bytes(bytes).ok());
         }
         if !info.src_addr.is_null() {
-            // SAFETY: the hints vouch for `src_addrlen` bytes.
+            // SAFETY: not null, so `src_addrlen` bytes, for which the caller vouches.
             let bytes = unsafe { isthmus_cabi::slice(info.src_addr.cast::<u8>(), info.src_addrlen, 4096) };
             source = bytes.and_then(|bytes| Name::from_bytes(bytes).ok());
         }
         let name = |at: *mut c_char| -> Option<&'a str> {
-            // SAFETY: null or a C string.
+            // SAFETY: null or a C string, as all names among the members.
             unsafe { text(at) }
         };
         Some(Self {
             caps: info.caps,
             addr_format: info.addr_format,
-            // SAFETY: null or valid.
+            // SAFETY: null or valid, as all members.
             ep: unsafe { object(info.ep_attr) },
-            // SAFETY: null or valid.
+            // SAFETY: null or valid, as all members.
             tx: unsafe { object(info.tx_attr) },
-            // SAFETY: null or valid.
+            // SAFETY: null or valid, as all members.
             rx: unsafe { object(info.rx_attr) },
             domain,
             fabric: fabric_attr.map_or(null_mut(), |f| f.fabric),
@@ -240,8 +243,8 @@ impl<'a> Wanted<'a> {
         })
     }
 
-    /// Leaves out the addresses among the hints that are not looked at, as fi_getinfo(3) has it: that of the source where
-    /// node and service are the source's, and that of the destination where they are the destination's.
+    /// Drops the address among the hints that fi_getinfo(3) says is ignored: the source's where node and service name the
+    /// source, the destination's where they name the destination.
     fn leave_out(&mut self, is_source: bool, named: bool) {
         if is_source {
             (self.source, self.bad_source) = (None, false);
@@ -250,7 +253,7 @@ impl<'a> Wanted<'a> {
         }
     }
 
-    /// Takes node and service as the address that they stand for; or says what is wrong with them.
+    /// Takes the address that node and service stand for, or says what is wrong with them.
     fn resolve(&mut self, node: Option<&str>, service: Option<&str>, flags: u64) -> Result<(), String> {
         let member = attachment::shared().map_err(|e| format!("node and service: {e}"))?;
         let name = names::name(&member, node, service, flags & FI_NUMERICHOST != 0)?;
@@ -263,7 +266,7 @@ impl<'a> Wanted<'a> {
     }
 }
 
-/// What we answer, as far as it depends on the hints.
+/// The part of the answer that depends on the hints.
 struct Offer {
     caps: u64,
     tx_caps: u64,
@@ -290,7 +293,7 @@ fn check(fits: bool, what: Refused) -> Result<(), Refused> {
     if fits { Ok(()) } else { Err(what) }
 }
 
-/// The hint where it was given, else our own value.
+/// The hint where there is one, else the provider's value.
 fn or(hint: usize, own: usize) -> usize {
     if hint == 0 { own } else { hint }
 }
@@ -397,7 +400,7 @@ impl Offer {
         check(hint.data_progress <= FI_PROGRESS_CONTROL_UNIFIED, "data progress")?;
         check(hint.resource_mgmt <= FI_RM_ENABLED, "resource management")?;
         check(hint.av_type <= FI_AV_TABLE, "address vector type")?;
-        // The two old modes are no bits: one is asked for alone, and old callers know nothing else.
+        // The two old modes are values, not bits: a program asks for one alone, and old programs know no other.
         let knows_bits =
             version >= fi::fi_version(1, 5) && hint.mr_mode & (FI_MR_BASIC | FI_MR_SCALABLE) == 0;
         let old = matches!(hint.mr_mode, FI_MR_UNSPEC | FI_MR_BASIC | FI_MR_SCALABLE);
@@ -430,18 +433,18 @@ impl Offer {
             )?;
         }
         let echo = |hint: u32, own: u32| if hint == 0 { own } else { hint };
-        // Whatever the level, ours is at least as safe; callers compare for equality.
+        // Whatever the level, ours is at least as safe; programs compare for equality.
         self.threading = echo(hint.threading, threading);
-        // In 2.x the second is "progress", for both.
+        // In libfabric 2 the second is named `progress`, and stands for both.
         self.control_progress = echo(hint.control_progress, echo(hint.data_progress, FI_PROGRESS_MANUAL));
         self.data_progress = echo(hint.data_progress, FI_PROGRESS_MANUAL);
-        // Ours are managed in any case.
+        // Resources are managed whatever the hint says.
         self.resource_mgmt = echo(hint.resource_mgmt, FI_RM_ENABLED);
         self.av_type = hint.av_type;
         Ok(())
     }
 
-    /// The answer in libc's memory, or null when there is none.
+    /// The answer in libc's memory, or null if that has no room.
     fn allocate(&self, version: u32, wanted: &Wanted<'_>, region: [u64; 2]) -> *mut fi_info {
         let info: *mut fi_info = calloc();
         let tx: *mut fi_tx_attr = calloc();
@@ -467,31 +470,31 @@ impl Offer {
             (wanted.dest.is_some() && dest.is_null()) || (wanted.source.is_some() && source.is_null());
         if lacks || parts.iter().any(|p| p.is_null()) {
             for part in parts.into_iter().chain([dest, source]) {
-                // SAFETY: null, or allocated above and not handed out.
+                // SAFETY: null, or allocated by libc above and used nowhere else.
                 unsafe { libc::free(part) };
             }
             return null_mut();
         }
         let fill = [
-            // SAFETY: fresh memory of this type (here and below).
+            // SAFETY: not null (checked above), so memory from `calloc` for this type.
             unsafe { put(tx, self.tx()) },
-            // SAFETY: as above.
+            // SAFETY: not null (checked above), so memory from `calloc` for this type.
             unsafe { put(rx, self.rx()) },
-            // SAFETY: as above.
+            // SAFETY: not null (checked above), so memory from `calloc` for this type.
             unsafe { put(ep, self.ep()) },
-            // SAFETY: as above.
+            // SAFETY: not null (checked above), so memory from `calloc` for this type.
             unsafe { put(domain, self.domain_attr(version, wanted, domain_name)) },
         ];
         debug_assert!(fill.iter().all(|f| *f));
         let fabric_attr = fi_fabric_attr {
             fabric: wanted.fabric,
             name: fabric_name,
-            // The core fills it in, and would put a prefix before a name that is there.
+            // The core sets it, and would put a prefix before a name that is there.
             prov_name: null_mut(),
             prov_version: VERSION,
             api_version: version,
         };
-        // SAFETY: as above.
+        // SAFETY: not null (checked above), so memory from `calloc` for this type.
         unsafe { put(fabric, fabric_attr) };
         let whole = fi_info {
             next: null_mut(),
@@ -510,7 +513,7 @@ impl Offer {
             fabric_attr: fabric,
             nic: null_mut(),
         };
-        // SAFETY: as above.
+        // SAFETY: not null (checked above), so memory from `calloc` for this type.
         unsafe { put(info, whole) };
         info
     }
@@ -562,7 +565,7 @@ impl Offer {
     }
 
     fn domain_attr(&self, version: u32, wanted: &Wanted<'_>, name: *mut c_char) -> fi_domain_attr {
-        // From 2.5 on zero would mean nothing; all bits mean that there is no limit.
+        // Members since 2.5, where all bits mean that there is no limit.
         let counters = if version >= fi::fi_version(2, 5) { u64::MAX } else { 0 };
         fi_domain_attr {
             domain: wanted.domain.map_or(null_mut(), |d| d.domain),
@@ -618,7 +621,8 @@ fn caps(hint: u64) -> u64 {
     primary | SECONDARY_CAPS | modifiers | (hint & COSTLY_CAPS)
 }
 
-/// We need no mode bit. Callers of old versions, and callers that hint one of the two old modes alone, get an old mode.
+/// The mode of memory registration: no bit is needed. Programs that ask for an old API, or hint at one of the two old
+/// modes, get an old mode.
 fn mr_mode(version: u32, hint: c_int) -> c_int {
     match hint {
         FI_MR_BASIC => FI_MR_BASIC,
@@ -629,21 +633,21 @@ fn mr_mode(version: u32, hint: c_int) -> c_int {
 }
 
 fn calloc<T>() -> *mut T {
-    // SAFETY: any sizes may be asked for.
+    // SAFETY: calloc takes any sizes.
     unsafe { libc::calloc(1, size_of::<T>()) }.cast()
 }
 
 fn duplicate(text: &str) -> *mut c_char {
     let text = CString::new(text).unwrap_or_default();
-    // SAFETY: a C string.
+    // SAFETY: `text` is a C string.
     unsafe { libc::strdup(text.as_ptr()) }
 }
 
 fn duplicate_bytes(bytes: &[u8]) -> *mut c_void {
-    // SAFETY: any size may be asked for.
+    // SAFETY: malloc takes any size.
     let copy = unsafe { libc::malloc(bytes.len()) };
     if !copy.is_null() {
-        // SAFETY: fresh memory of this length.
+        // SAFETY: not null, so fresh memory of this length.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), copy.cast(), bytes.len()) };
     }
     copy
@@ -664,7 +668,7 @@ mod tests {
     }
 
     #[test]
-    fn old_memory_modes_are_for_old_callers() {
+    fn old_memory_modes_are_for_old_programs() {
         assert_eq!(mr_mode(0, FI_MR_UNSPEC), FI_MR_SCALABLE);
         assert_eq!(mr_mode(fi::fi_version(2, 5), FI_MR_UNSPEC), 0);
         assert_eq!(mr_mode(fi::fi_version(1, 5), FI_MR_BASIC), FI_MR_BASIC);

@@ -1,45 +1,43 @@
-//! A lock that is left out where the caller promised to keep threads apart.
+//! A lock that is left out where the program promised to keep threads apart.
 //!
-//! Under `FI_THREAD_DOMAIN` libfabric's contract is that one thread at a time uses a domain and all that belongs to it,
-//! so every lock of that domain is left out and costs nothing. With any other level the lock is real.
+//! Under `FI_THREAD_DOMAIN` one thread at a time uses a domain and all that belongs to it, by libfabric's contract, so
+//! every lock of that domain is left out and costs nothing. With any other level the lock is real.
 
 use std::cell::UnsafeCell;
 use std::mem::ManuallyDrop;
 use std::ops::{Deref, DerefMut};
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 
-/// A value of a domain.
+/// A value of a domain: at most one [`Guard`] of it is in use at a time.
 pub(crate) struct Lock<T> {
     mutex: Option<Mutex<()>>,
     value: UnsafeCell<T>,
 }
 
-// SAFETY: with the mutex as any mutex; without it, the caller promised that threads take turns (and orders their
-// accesses), which is sending the value from one to the next.
+// SAFETY: with the mutex, as any mutex. Without it, the program promised FI_THREAD_DOMAIN: threads take turns, and it
+// orders their accesses, so the value is sent from one to the next.
 unsafe impl<T: Send> Sync for Lock<T> {}
-// SAFETY: as above.
-unsafe impl<T: Send> Send for Lock<T> {}
 
 impl<T> Lock<T> {
-    /// A value that is locked if `real`.
+    /// A value with a real lock if `real`, else one whose lock is left out.
     pub(crate) fn new(real: bool, value: T) -> Self {
         Self { mutex: real.then(Mutex::default), value: UnsafeCell::new(value) }
     }
 
-    /// Waits for its turn. Must not be called again while the guard lives.
+    /// Locks it, waiting for the lock. The thread must not hold a guard of it already.
     #[inline]
     pub(crate) fn lock(&self) -> Guard<'_, T> {
         let held = self.mutex.as_ref().map(wait);
         Guard { value: self.value.get(), _held: held, _of: self }
     }
 
-    /// Takes its turn where no lock is needed for that.
+    /// Its guard where the lock is left out; none where the lock is real.
     #[inline]
-    pub(crate) fn unlocked(&self) -> Option<Guard<'_, T>> {
+    pub(crate) fn without_lock(&self) -> Option<Guard<'_, T>> {
         self.mutex.is_none().then(|| Guard { value: self.value.get(), _held: None, _of: self })
     }
 
-    /// Takes its turn if nobody else has it.
+    /// Locks it, unless another thread holds the lock.
     #[inline]
     pub(crate) fn try_lock(&self) -> Option<Guard<'_, T>> {
         let held = match &self.mutex {
@@ -50,7 +48,7 @@ impl<T> Lock<T> {
     }
 }
 
-// What a real lock needs is kept out of line, so that the way without one stays short.
+// What a real lock needs is out of line, so that the code without one stays short.
 
 #[inline(never)]
 fn wait(mutex: &Mutex<()>) -> Held<'_> {
@@ -67,7 +65,7 @@ fn try_wait(mutex: &Mutex<()>) -> Option<Held<'_>> {
     Some(Held(ManuallyDrop::new(guard)))
 }
 
-/// A real lock's turn.
+/// A real lock that is held.
 struct Held<'a>(ManuallyDrop<MutexGuard<'a, ()>>);
 
 impl Drop for Held<'_> {
@@ -75,14 +73,14 @@ impl Drop for Held<'_> {
     fn drop(&mut self) {
         #[inline(never)]
         fn give_back(guard: &mut ManuallyDrop<MutexGuard<'_, ()>>) {
-            // SAFETY: called once, by the drop of what holds it.
+            // SAFETY: only `Held::drop` calls this, so once, and nothing uses the guard afterwards.
             unsafe { ManuallyDrop::drop(guard) };
         }
         give_back(&mut self.0);
     }
 }
 
-/// The turn.
+/// Access to the value, until dropped.
 pub(crate) struct Guard<'a, T> {
     value: *mut T,
     _held: Option<Held<'a>>,
@@ -93,7 +91,7 @@ impl<T> Deref for Guard<'_, T> {
     type Target = T;
     #[inline]
     fn deref(&self) -> &T {
-        // SAFETY: the guard is the only one, by the mutex or by the caller's promise.
+        // SAFETY: no other guard is in use: the mutex is held, or the program promised FI_THREAD_DOMAIN.
         unsafe { &*self.value }
     }
 }
@@ -101,7 +99,7 @@ impl<T> Deref for Guard<'_, T> {
 impl<T> DerefMut for Guard<'_, T> {
     #[inline]
     fn deref_mut(&mut self) -> &mut T {
-        // SAFETY: as above.
+        // SAFETY: no other guard is in use, as in `deref`, and this one is borrowed mutably.
         unsafe { &mut *self.value }
     }
 }

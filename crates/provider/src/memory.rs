@@ -1,8 +1,8 @@
 //! Memory of the region that a program uses itself: `fi_open_ops(domain, "isthmus_memory", ...)`, as
 //! `include/isthmus_fi.h` declares it, and the table of what is registered within.
 //!
-//! A registration that lies in such memory is published, so that others reach it without us. Everything else is reached
-//! by messages, which is [`crate::mr`]'s business.
+//! A registration that lies in such memory is published, so that initiators reach it without this process. All other
+//! memory is reached by messages ([`crate::mr`]).
 
 use std::collections::HashMap;
 use std::ffi::{c_char, c_int, c_void};
@@ -19,7 +19,7 @@ use crate::{arithmetic, errno, object};
 
 /// The name for `fi_open_ops`.
 const NAME: &[u8] = b"isthmus_memory";
-/// How long a close waits for operations of others that are under way.
+/// How long a close waits for operations that initiators have begun.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// `struct isthmus_memory_ops`.
@@ -32,7 +32,7 @@ struct Ops {
 
 static OPS: Ops = Ops { size: size_of::<Ops>(), alloc, free };
 
-/// What of the region a domain's program has, and the table of what it lets others reach.
+/// The memory of the region that a domain's program uses, and the table of what it lets initiators reach.
 #[derive(Default)]
 pub(crate) struct Store {
     state: Mutex<State>,
@@ -60,7 +60,7 @@ pub(crate) struct Entry {
     number: u32,
     /// Address of the allocation that it lies in.
     block: u64,
-    /// No longer in the table; operations of others may still be under way.
+    /// No longer in the table; operations that initiators have begun may still be under way.
     withdrawn: bool,
 }
 
@@ -69,7 +69,7 @@ impl Store {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Where the table is; it is made for the first endpoint, whose block names it. None where the region has no room.
+    /// The table's offset. It is made for the first endpoint, whose block names it. None if the region has no room.
     pub(crate) fn table(&self, member: &Arc<Member>) -> Option<u64> {
         let mut state = self.state();
         if state.table.is_none() {
@@ -78,7 +78,7 @@ impl Store {
         state.table.as_ref().map(Table::offset)
     }
 
-    /// Whether the program still has some.
+    /// Whether the program still has memory of the region.
     pub(crate) fn is_in_use(&self) -> bool {
         !self.state().live.is_empty()
     }
@@ -111,8 +111,8 @@ impl Store {
         Ok(())
     }
 
-    /// Publishes a registration, if it lies in memory of the region and is of any use to others. `base` stands for its
-    /// first byte.
+    /// Publishes a registration, if it lies in memory of the region and allows initiators anything. Its first byte has the
+    /// address `base`.
     pub(crate) fn publish(
         &self,
         member: &Arc<Member>,
@@ -148,9 +148,8 @@ impl Store {
         Ok(Some(Entry { number, block, withdrawn: false }))
     }
 
-    /// Withdraws a registration. Operations that others had begun have ended when this returns, or it is an error: then
-    /// one of them stands still, the memory stays registered as far as [`Store::free`] is concerned, and this is to be
-    /// called again.
+    /// Withdraws a registration. On success, operations that initiators had begun have ended. After an error one of them
+    /// stands still: the memory stays registered, which [`Store::free`] respects, and this must be called again.
     pub(crate) fn withdraw(&self, member: &Member, entry: &mut Entry) -> Result<(), c_int> {
         if !entry.withdrawn {
             if let Some(table) = self.state().table.as_mut() {
@@ -175,7 +174,7 @@ impl Store {
 /// `fi_open_ops` on a domain.
 ///
 /// # Safety
-/// As libfabric calls it.
+/// `name` is null or a C string, and `ops` is null or may be written.
 pub(crate) unsafe extern "C" fn open_ops(
     _fid: *mut fid,
     name: *const c_char,
@@ -183,7 +182,7 @@ pub(crate) unsafe extern "C" fn open_ops(
     ops: *mut *mut c_void,
     _context: *mut c_void,
 ) -> c_int {
-    // SAFETY: null or a C string.
+    // SAFETY: null or a C string, for which the caller vouches.
     let asked = unsafe { isthmus_cabi::text(name) }.map(str::as_bytes);
     if asked != Some(NAME) {
         return -FI_ENOSYS;
@@ -191,9 +190,9 @@ pub(crate) unsafe extern "C" fn open_ops(
     if flags != 0 {
         return -FI_EBADFLAGS;
     }
-    // C gets no leave to write to it, but has no type that says so.
+    // C must not write to it, but its type there has no const.
     let table = (&raw const OPS).cast_mut().cast::<c_void>();
-    // SAFETY: null or the caller's place for the answer.
+    // SAFETY: null or may be written, for which the caller vouches.
     if unsafe { isthmus_cabi::put(ops, table) } { 0 } else { -FI_EINVAL }
 }
 
@@ -208,7 +207,7 @@ unsafe extern "C" fn alloc(
             return -FI_EINVAL;
         }
         match domain.store.alloc(&domain.member, bytes, align) {
-            // SAFETY: not null; the caller's place for the answer.
+            // SAFETY: not null, so the program's place for the address.
             Ok(at) => match unsafe { isthmus_cabi::put(address, crate::cq::pointer(at)) } {
                 true => 0,
                 false => -FI_EINVAL,
@@ -216,7 +215,7 @@ unsafe extern "C" fn alloc(
             Err(error) => -error,
         }
     };
-    // SAFETY: our domain.
+    // SAFETY: fi_domain gave `domain` out, and the program has not closed it.
     unsafe { object::call::<Domain, _>(domain, -FI_EIO, body) }
 }
 
@@ -230,7 +229,7 @@ unsafe extern "C" fn free(domain: *mut fid_domain, address: *mut c_void) -> c_in
             Err(error) => -error,
         }
     };
-    // SAFETY: our domain.
+    // SAFETY: fi_domain gave `domain` out, and the program has not closed it.
     unsafe { object::call::<Domain, _>(domain, -FI_EIO, body) }
 }
 
@@ -282,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_that_another_is_changing_stays_registered_however_often_it_is_closed() {
+    fn memory_that_another_process_is_changing_stays_registered_however_often_it_is_closed() {
         let [owner, other] = members();
         let store = Store::default();
         let at = store.alloc(&owner, 4096, 0).unwrap();

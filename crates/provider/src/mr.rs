@@ -1,15 +1,14 @@
-//! Memory registration, as in fi_mr(3): which memory others may reach, under which key.
+//! Memory registration, as in fi_mr(3): which memory remote endpoints may reach, under which key.
 //!
-//! Registering costs an entry in a table: nothing is pinned or copied. Keys are the caller's and addresses count from
-//! the start of the registration, unless the caller is of the old kind that wants keys from us and plain addresses
-//! (`FI_MR_BASIC`).
+//! Registering costs an entry in a table: nothing is pinned or copied. The program chooses keys, and addresses count from
+//! the start of the registration, unless it asked for `FI_MR_BASIC`: then the provider chooses keys, and addresses are the
+//! target's own.
 //!
-//! A registration that lies in memory of the region ([`crate::memory`]) is also published there, and reached by others
-//! without us.
+//! A registration that lies in memory of the region ([`crate::memory`]) is also published there, where initiators reach
+//! it without this process.
 //!
-//! A registration of null with length `SIZE_MAX` stands for the whole address space, as MPICH makes for dynamic
-//! windows. What is reached through it is validated at each access: a peer's wrong address must be an error there and
-//! no crash here.
+//! A registration of null with length `SIZE_MAX` stands for the whole address space; MPICH makes one for dynamic windows.
+//! Each access through it is validated: a wrong address must be an error for its initiator, and no crash here.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -29,11 +28,11 @@ use crate::domain::Domain;
 use crate::memory::Entry as Published;
 use crate::object::{self, Object};
 
-/// The memory that a domain's owner registered.
+/// The memory that is registered in a domain.
 pub(crate) struct Registrations {
     /// Addresses are the target's own, not offsets.
     plain_addresses: bool,
-    /// Keys are ours to choose.
+    /// The provider chooses the keys.
     own_keys: bool,
     table: RwLock<Table>,
 }
@@ -59,7 +58,7 @@ impl Registrations {
         Self { plain_addresses: bit(FI_MR_VIRT_ADDR), own_keys: bit(FI_MR_PROV_KEY), table }
     }
 
-    /// Whether addresses are the target's own, and whether keys are ours to choose.
+    /// Whether addresses are the target's own, and whether the provider chooses the keys.
     pub(crate) fn modes(&self) -> (bool, bool) {
         (self.plain_addresses, self.own_keys)
     }
@@ -86,11 +85,11 @@ impl Registrations {
     }
 }
 
-/// A domain's registrations as the transport looks at them.
+/// A domain's registrations as the transport sees them.
 pub(crate) struct Reach {
     pub(crate) core: Option<&'static Core>,
     pub(crate) registrations: Arc<Registrations>,
-    /// Where the table of what is published is.
+    /// The offset of the table of published registrations, if there is one.
     pub(crate) table: Option<u64>,
 }
 
@@ -111,7 +110,7 @@ impl Memory for Reach {
         what: &RemoteAtomic<'_>,
         before: &mut Vec<u8>,
     ) -> Result<(), Status> {
-        // SAFETY: used up before this returns; all do atomic accesses of one size to what is registered for them.
+        // SAFETY: not used after this returns; all accesses to what is registered for atomics are atomic, and of one size.
         let target = unsafe { section.lend("registration", offset, len) };
         arithmetic::apply(target.map_err(|_| Status::NoAccess)?, what, before)
     }
@@ -148,8 +147,8 @@ impl Memory for Reach {
             return Err(refused("no memory for this is mapped there, in spite"));
         }
         let at = std::ptr::with_exposed_provenance_mut::<u8>(start);
-        // SAFETY: the program registered these bytes for this access and keeps them so until it closes the region;
-        // bounds were checked above, and where it registered everything, so was the memory.
+        // SAFETY: the program registered these bytes for this access, and keeps them until it closes the registration.
+        // Bounds were checked above, and for a registration of everything, that memory is mapped there.
         Ok(unsafe { LocalBuf::new(at, count) })
     }
 
@@ -159,7 +158,7 @@ impl Memory for Reach {
 }
 
 impl Reach {
-    /// Tells what a peer asked for and does not get.
+    /// Logs what a remote endpoint asked for and does not get.
     #[cold]
     fn refused(&self, key: u64, addr: u64, len: u64, access: Access, why: &str) {
         let what = match access {
@@ -177,7 +176,7 @@ impl Reach {
     }
 }
 
-/// Whether memory is there for this access. Asking the kernel to bring it in answers just that, without a signal.
+/// Whether memory is mapped there for this access. Asking the kernel to fault it in answers that, without a signal.
 #[cold]
 fn is_mapped(start: u64, len: usize, access: Access) -> bool {
     const PAGE: u64 = 4096;
@@ -193,11 +192,11 @@ fn is_mapped(start: u64, len: usize, access: Access) -> bool {
         Access::Write | Access::Atomic => libc::MADV_POPULATE_WRITE,
     };
     let at = std::ptr::with_exposed_provenance_mut::<c_void>(at);
-    // SAFETY: the advice changes no contents, and any address may be given.
+    // SAFETY: the advice changes no contents, and for an address without memory the call fails.
     if unsafe { libc::madvise(at, bytes, advice) } == 0 {
         return true;
     }
-    // The same error stands for a wrong permission, for device memory, and for a kernel before 5.14.
+    // EINVAL is the answer for a wrong permission, for device memory, and of kernels before 5.14.
     std::io::Error::last_os_error().raw_os_error() == Some(libc::EINVAL)
         && std::fs::read_to_string("/proc/self/maps").is_ok_and(|maps| covers(&maps, start, end, access))
 }
@@ -229,22 +228,24 @@ fn covers(maps: &str, mut start: u64, end: u64, access: Access) -> bool {
     false
 }
 
-/// A registered memory region.
+/// A registration: libfabric's memory region.
 #[repr(C)]
 pub(crate) struct Mr {
     head: fid_mr,
     poison: Poison,
     domain: Arc<Domain>,
-    /// Where it is published, until it is withdrawn.
+    /// Its published entry, until that is withdrawn.
     published: Mutex<Option<Published>>,
 }
 
-// SAFETY: the head is written when it is made and only read since; its pointers are C's.
+// SAFETY: the head is not written after `open`; its pointers are to static tables, and the program's own context, which
+// is not followed.
 unsafe impl Send for Mr {}
-// SAFETY: as above.
+// SAFETY: what changes is behind locks; the head as for Send.
 unsafe impl Sync for Mr {}
 
-impl Object for Mr {
+// SAFETY: `repr(C)`, and the head is the first field.
+unsafe impl Object for Mr {
     type Head = fid_mr;
     fn poison(&self) -> &Poison {
         &self.poison
@@ -296,7 +297,7 @@ unsafe extern "C" fn close(fid: *mut fid) -> c_int {
         }
         mr.domain.registrations.remove(mr.head.key);
         log!(mr.core(), INFO, MR, "closed key {:#x}", mr.head.key);
-        // Another thread's progress may have found it just before; it is done with it once it has let its endpoint go.
+        // Progress in another thread may have found it just before, and may use it until it ends.
         mr.domain.await_progress();
         let mut published = mr.published.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(entry) = published.as_mut()
@@ -307,14 +308,14 @@ unsafe extern "C" fn close(fid: *mut fid) -> c_int {
         *published = None;
         0
     };
-    // SAFETY: our region, closed once.
+    // SAFETY: fi_mr_reg gave `fid` out, and this is the one fi_close of it.
     unsafe { object::close::<Mr>(fid.cast(), last) }
 }
 
 unsafe extern "C" fn bind(_fid: *mut fid, other: *mut fid, _flags: u64) -> c_int {
-    // SAFETY: an object of the caller's.
+    // SAFETY: null, or an open object of the program's; all begin with this head.
     match unsafe { isthmus_cabi::object(other) } {
-        // A registration serves all endpoints of its domain in any case.
+        // A registration serves all endpoints of its domain without being bound.
         Some(other) if other.fclass == FI_CLASS_EP => 0,
         _ => -FI_ENOSYS,
     }
@@ -340,7 +341,7 @@ unsafe extern "C" fn reg(
     }
     let part = iovec { iov_base: buf.cast_mut(), iov_len: len };
     let body = |domain| Mr::open(domain, part, access, requested_key, context);
-    // SAFETY: our domain and the caller's place.
+    // SAFETY: fi_domain gave `fid` out, and it is open; `answer` is null or the program's place for the object.
     unsafe { object::open::<Domain, Mr>(fid.cast(), answer, body) }
 }
 
@@ -355,12 +356,12 @@ unsafe extern "C" fn regv(
     answer: *mut *mut fid_mr,
     context: *mut c_void,
 ) -> c_int {
-    // SAFETY: the caller gives `count` parts.
+    // SAFETY: null, or `count` parts that the program lends for this call.
     let part = match unsafe { isthmus_cabi::slice(iov, count, 1) } {
         Some([part]) => *part,
         _ => return -FI_EINVAL,
     };
-    // SAFETY: passed on.
+    // SAFETY: `reg` asks for the same of these arguments.
     unsafe { reg(fid, part.iov_base, part.iov_len, access, offset, requested_key, flags, answer, context) }
 }
 
@@ -370,9 +371,9 @@ unsafe extern "C" fn regattr(
     flags: u64,
     answer: *mut *mut fid_mr,
 ) -> c_int {
-    // SAFETY: null or valid; newer versions only add to its end.
+    // SAFETY: null, or attributes that the program lends for this call; newer versions only add to their end.
     let Some(attr) = (unsafe { isthmus_cabi::object(attr) }) else { return -FI_EINVAL };
-    // SAFETY: passed on.
+    // SAFETY: `regv` asks for the same of these arguments.
     unsafe {
         regv(
             fid,
@@ -414,7 +415,7 @@ mod tests {
     }
 
     #[test]
-    fn old_callers_get_keys_and_give_plain_addresses() {
+    fn with_fi_mr_basic_keys_are_ours_and_addresses_the_targets() {
         let reach = table(FI_MR_BASIC);
         let region = Region { start: 0x1000, len: 64, access: FI_REMOTE_WRITE };
         let first = reach.registrations.add(region, 5).unwrap();
@@ -424,7 +425,7 @@ mod tests {
     }
 
     #[test]
-    fn the_whole_address_space_is_validated_when_it_is_used() {
+    fn the_whole_address_space_is_validated_at_each_access() {
         let reach = table(0);
         let region = Region { start: 0, len: u64::MAX, access: FI_REMOTE_READ | FI_REMOTE_WRITE };
         reach.registrations.add(region, 1).unwrap();

@@ -1,4 +1,5 @@
-//! Untagged messages, as in fi_msg(3). Multi-receives arrive here too: a flag of `fi_recvmsg`, or of the endpoint.
+//! Untagged messages, as in fi_msg(3). Multi-receives come this way: `FI_MULTI_RECV` is a flag of `fi_recvmsg`, or of the
+//! endpoint.
 
 use std::ffi::c_void;
 
@@ -6,7 +7,7 @@ use isthmus_fabric_sys::*;
 use isthmus_region::local::LocalBuf;
 
 use crate::bufs::{Bufs, one};
-use crate::ep::{Message, One, State, with};
+use crate::ep::{Message, Single, State, with};
 
 pub(crate) static OPS: fi_ops_msg = fi_ops_msg {
     size: size_of::<fi_ops_msg>(),
@@ -23,12 +24,12 @@ pub(crate) static OPS: fi_ops_msg = fi_ops_msg {
 
 const EINVAL: isize = -(FI_EINVAL as isize);
 
-fn message(peer: fi_addr_t, data: Option<u64>, bufs: &[LocalBuf]) -> Message<'_> {
-    Message { peer, tagged: false, tag: 0, data, bufs }
+fn message(remote: fi_addr_t, data: Option<u64>, bufs: &[LocalBuf]) -> Message<'_> {
+    Message { remote, tagged: false, tag: 0, data, bufs }
 }
 
-fn single(peer: fi_addr_t, buf: LocalBuf) -> One {
-    One { peer, tagged: false, tag: 0, buf }
+fn single(remote: fi_addr_t, buf: LocalBuf) -> Single {
+    Single { remote, tagged: false, tag: 0, buf }
 }
 
 unsafe extern "C" fn recv(
@@ -36,13 +37,13 @@ unsafe extern "C" fn recv(
     buf: *mut c_void,
     len: usize,
     _desc: *mut c_void,
-    peer: fi_addr_t,
+    remote: fi_addr_t,
     context: *mut c_void,
 ) -> isize {
-    // SAFETY: the caller lends the buffer until the operation completes.
+    // SAFETY: the program lends the buffer until the operation completes.
     let Some(buf) = (unsafe { one(buf, len) }) else { return EINVAL };
-    // SAFETY: our endpoint.
-    unsafe { with(ep, |ep| ep.receive_one(single(peer, buf), 0, context)) }
+    // SAFETY: fi_endpoint gave `ep` out, and the program has not closed it.
+    unsafe { with(ep, |ep| ep.receive_one(single(remote, buf), 0, context)) }
 }
 
 unsafe extern "C" fn recvv(
@@ -50,21 +51,21 @@ unsafe extern "C" fn recvv(
     iov: *const iovec,
     _desc: *mut *mut c_void,
     count: usize,
-    peer: fi_addr_t,
+    remote: fi_addr_t,
     context: *mut c_void,
 ) -> isize {
-    // SAFETY: the caller lends the buffers until the operation completes.
+    // SAFETY: the program lends the array for this call, and its buffers until the operation completes.
     let Some(bufs) = (unsafe { Bufs::of(iov, count) }) else { return EINVAL };
-    // SAFETY: our endpoint.
-    unsafe { with(ep, |ep| ep.receive(&message(peer, None, bufs.get()), 0, |s| s.rx_how(context))) }
+    // SAFETY: fi_endpoint gave `ep` out, and the program has not closed it.
+    unsafe { with(ep, |ep| ep.receive(&message(remote, None, bufs.get()), 0, |s| s.rx_how(context))) }
 }
 
 unsafe extern "C" fn recvmsg(ep: *mut fid_ep, msg: *const fi_msg, flags: u64) -> isize {
-    // SAFETY: null or the caller's description.
+    // SAFETY: null, or a description that the program lends for this call.
     let Some(msg) = (unsafe { isthmus_cabi::object(msg) }) else { return EINVAL };
-    // SAFETY: the caller lends the buffers until the operation completes.
+    // SAFETY: the program lends the array for this call, and its buffers until the operation completes.
     let Some(bufs) = (unsafe { Bufs::of(msg.msg_iov, msg.iov_count) }) else { return EINVAL };
-    // SAFETY: our endpoint.
+    // SAFETY: fi_endpoint gave `ep` out, and the program has not closed it.
     unsafe {
         with(ep, |ep| {
             let how = |s: &State| s.rx_how_with(msg.context, flags);
@@ -78,13 +79,13 @@ unsafe extern "C" fn send(
     buf: *const c_void,
     len: usize,
     _desc: *mut c_void,
-    peer: fi_addr_t,
+    remote: fi_addr_t,
     context: *mut c_void,
 ) -> isize {
-    // SAFETY: the caller lends the buffer until the operation completes.
+    // SAFETY: the program lends the buffer until the operation completes.
     let Some(buf) = (unsafe { one(buf, len) }) else { return EINVAL };
-    // SAFETY: our endpoint.
-    unsafe { with(ep, |ep| ep.send_one(single(peer, buf), None, context)) }
+    // SAFETY: fi_endpoint gave `ep` out, and the program has not closed it.
+    unsafe { with(ep, |ep| ep.send_one(single(remote, buf), None, context)) }
 }
 
 unsafe extern "C" fn sendv(
@@ -92,22 +93,22 @@ unsafe extern "C" fn sendv(
     iov: *const iovec,
     _desc: *mut *mut c_void,
     count: usize,
-    peer: fi_addr_t,
+    remote: fi_addr_t,
     context: *mut c_void,
 ) -> isize {
-    // SAFETY: the caller lends the buffers until the operation completes.
+    // SAFETY: the program lends the array for this call, and its buffers until the operation completes.
     let Some(bufs) = (unsafe { Bufs::of(iov, count) }) else { return EINVAL };
-    // SAFETY: our endpoint.
-    unsafe { with(ep, |ep| ep.send(&message(peer, None, bufs.get()), |s| s.tx_how(context))) }
+    // SAFETY: fi_endpoint gave `ep` out, and the program has not closed it.
+    unsafe { with(ep, |ep| ep.send(&message(remote, None, bufs.get()), |s| s.tx_how(context))) }
 }
 
 unsafe extern "C" fn sendmsg(ep: *mut fid_ep, msg: *const fi_msg, flags: u64) -> isize {
-    // SAFETY: null or the caller's description.
+    // SAFETY: null, or a description that the program lends for this call.
     let Some(msg) = (unsafe { isthmus_cabi::object(msg) }) else { return EINVAL };
-    // SAFETY: the caller lends the buffers until the operation completes.
+    // SAFETY: the program lends the array for this call, and its buffers until the operation completes.
     let Some(bufs) = (unsafe { Bufs::of(msg.msg_iov, msg.iov_count) }) else { return EINVAL };
     let data = (flags & FI_REMOTE_CQ_DATA != 0).then_some(msg.data);
-    // SAFETY: our endpoint.
+    // SAFETY: fi_endpoint gave `ep` out, and the program has not closed it.
     unsafe {
         with(ep, |ep| {
             let how = |s: &State| s.tx_how_with(msg.context, flags);
@@ -116,11 +117,11 @@ unsafe extern "C" fn sendmsg(ep: *mut fid_ep, msg: *const fi_msg, flags: u64) ->
     }
 }
 
-unsafe extern "C" fn inject(ep: *mut fid_ep, buf: *const c_void, len: usize, peer: fi_addr_t) -> isize {
-    // SAFETY: the caller lends the buffer until the operation completes.
+unsafe extern "C" fn inject(ep: *mut fid_ep, buf: *const c_void, len: usize, remote: fi_addr_t) -> isize {
+    // SAFETY: the program lends the buffer for this call.
     let Some(buf) = (unsafe { one(buf, len) }) else { return EINVAL };
-    // SAFETY: our endpoint.
-    unsafe { with(ep, |ep| ep.inject_one(single(peer, buf), None)) }
+    // SAFETY: fi_endpoint gave `ep` out, and the program has not closed it.
+    unsafe { with(ep, |ep| ep.inject_one(single(remote, buf), None)) }
 }
 
 unsafe extern "C" fn senddata(
@@ -129,13 +130,13 @@ unsafe extern "C" fn senddata(
     len: usize,
     _desc: *mut c_void,
     data: u64,
-    peer: fi_addr_t,
+    remote: fi_addr_t,
     context: *mut c_void,
 ) -> isize {
-    // SAFETY: the caller lends the buffer until the operation completes.
+    // SAFETY: the program lends the buffer until the operation completes.
     let Some(buf) = (unsafe { one(buf, len) }) else { return EINVAL };
-    // SAFETY: our endpoint.
-    unsafe { with(ep, |ep| ep.send_one(single(peer, buf), Some(data), context)) }
+    // SAFETY: fi_endpoint gave `ep` out, and the program has not closed it.
+    unsafe { with(ep, |ep| ep.send_one(single(remote, buf), Some(data), context)) }
 }
 
 unsafe extern "C" fn injectdata(
@@ -143,10 +144,10 @@ unsafe extern "C" fn injectdata(
     buf: *const c_void,
     len: usize,
     data: u64,
-    peer: fi_addr_t,
+    remote: fi_addr_t,
 ) -> isize {
-    // SAFETY: the caller lends the buffer until the operation completes.
+    // SAFETY: the program lends the buffer for this call.
     let Some(buf) = (unsafe { one(buf, len) }) else { return EINVAL };
-    // SAFETY: our endpoint.
-    unsafe { with(ep, |ep| ep.inject_one(single(peer, buf), Some(data))) }
+    // SAFETY: fi_endpoint gave `ep` out, and the program has not closed it.
+    unsafe { with(ep, |ep| ep.inject_one(single(remote, buf), Some(data))) }
 }

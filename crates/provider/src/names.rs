@@ -1,8 +1,8 @@
 //! Names of endpoints: the nodes and services of `fi_getinfo` and `fi_av_insertsvc`.
 //!
-//! A node is a member of the region: the host, or a VM, by its host name or one of its addresses. A service is a name that
-//! an endpoint there was given when it was opened ([`isthmus_region::objects::endpoint`]). What a caller gets for them is
-//! a [`Name`], which is looked up when an endpoint uses it first: the server may well come after its client.
+//! A node is a peer of the region, the host or a VM, by its host name or one of its addresses. A service is a name that an
+//! endpoint there was given when it was opened ([`isthmus_region::objects::endpoint`]). The program gets a [`Name`] for
+//! them, which is looked up when an endpoint uses it first: a server may start after its client.
 
 use std::net::{IpAddr, ToSocketAddrs, UdpSocket};
 
@@ -12,8 +12,8 @@ use isthmus_transport::{Address, Name};
 
 use crate::core::{Core, log};
 
-/// The name for a node, where null is this process's own, and a service, where null is none in particular; or what is
-/// wrong with them. A `numeric` node is not looked up by its name.
+/// The name for a node (without one, this process's own) and a service (without one, none in particular), or what is wrong
+/// with them. A `numeric` node must be an address.
 pub(crate) fn name(
     member: &Member,
     node: Option<&str>,
@@ -41,7 +41,7 @@ pub(crate) fn find(core: Option<&Core>, member: &Member, name: &Name) -> Option<
     }
 }
 
-/// The peer that a node names: this process's own if it could be that one.
+/// The peer that a node names; this process's own if several could be meant.
 fn peer_of(member: &Member, node: &str, numeric: bool) -> Option<u32> {
     let own = member.peer();
     let mut peers = member.region().peers();
@@ -66,7 +66,7 @@ fn peer_of(member: &Member, node: &str, numeric: bool) -> Option<u32> {
     if given.iter().any(is_own) {
         return Some(own);
     }
-    // Another member's own name may be known here, as the run's VMs are.
+    // This system may know the addresses of other peers by their names, as it does of a run's VMs.
     let others = peers.iter().filter(|p| p.index != own && !p.name.is_empty());
     let mut meant = others.filter(|p| addresses(&p.name).iter().any(|a| given.contains(a)));
     meant.next().map(|p| p.index)
@@ -85,7 +85,7 @@ fn addresses(host: &str) -> Vec<IpAddr> {
     (host, 0).to_socket_addrs().map(|all| all.map(|a| a.ip()).collect()).unwrap_or_default()
 }
 
-/// Whether an address is one of this system's own: those alone can be bound.
+/// Whether an address is this system's own; no other can be bound.
 fn is_own(address: &IpAddr) -> bool {
     UdpSocket::bind((*address, 0)).is_ok()
 }

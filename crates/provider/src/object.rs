@@ -1,7 +1,15 @@
-//! What all objects have in common: a head that C sees, an owner that is shared, a guard around every call.
+//! What all objects have in common: a head that C sees, an `Arc` that counts its users, a guard around every call.
 //!
 //! An object is an `Arc` whose value starts with libfabric's structure. C holds one count of it, from open to close;
-//! others are held by the objects that need it, and while there are any, closing it gives `-FI_EBUSY`.
+//! the objects that need it hold others, and while there are any, closing it gives `-FI_EBUSY`.
+//!
+//! # Safety
+//! The functions in libfabric's tables (`unsafe extern "C"`) have one contract, which the manual pages ask of the
+//! program, and on which the `SAFETY` comments of this crate rest:
+//! - An object's pointer is the one that its open call gave ([`give`]), and the program has not closed it. Since a table
+//!   hangs on the objects of one kind, a function of it is called with that kind. The one close is the last use.
+//! - Any other pointer is null, or good for what the manual page does with it, for the length or count beside it.
+//! - The program lends the buffers of an operation until that completes, those of an inject until it returns.
 
 use std::ffi::{c_char, c_int, c_void};
 use std::sync::Arc;
@@ -10,16 +18,20 @@ use isthmus_cabi::{Poison, guard, object};
 use isthmus_fabric_sys::*;
 
 use crate::core::{Core, log};
+use crate::unsupported;
 
 /// An object that C holds.
-pub(crate) trait Object: Sized {
-    /// libfabric's structure, which is the value's beginning.
+///
+/// # Safety
+/// The type must be `repr(C)`, with a `Head` as its first field: the pointer to one is used as that to the other.
+pub(crate) unsafe trait Object: Sized {
+    /// libfabric's structure, with which the value begins.
     type Head;
 
-    /// Whether its code panicked.
+    /// Whether a call on it has panicked.
     fn poison(&self) -> &Poison;
 
-    /// Where to log.
+    /// The libfabric to log through.
     fn core(&self) -> Option<&'static Core>;
 }
 
@@ -28,12 +40,12 @@ pub(crate) fn give<T: Object>(made: Arc<T>) -> *mut T::Head {
     Arc::into_raw(made).cast_mut().cast()
 }
 
-/// Takes C's count back. The caller must be the one close of this object.
+/// Takes C's count back, in the object's close.
 ///
 /// # Safety
-/// `head` was made by [`give`] for a `T`, and is not used again by C.
+/// `head` was made by [`give`] for a `T`, has not been taken back, and C does not use it again.
 pub(crate) unsafe fn take<T: Object>(head: *mut T::Head) -> Arc<T> {
-    // SAFETY: made by `Arc::into_raw` in `give`, whose count this is.
+    // SAFETY: `give` made it by `Arc::into_raw`, and the count that it left with C is taken here, once.
     unsafe { Arc::from_raw(head.cast::<T>()) }
 }
 
@@ -43,7 +55,7 @@ pub(crate) unsafe fn take<T: Object>(head: *mut T::Head) -> Arc<T> {
 /// Null, or made by [`give`] for a `T` that C has not closed.
 #[inline]
 pub(crate) unsafe fn of<'a, T: Object>(head: *const T::Head) -> Option<&'a T> {
-    // SAFETY: the head is the value's beginning, and alive while C may use it.
+    // SAFETY: null, or the value's beginning (`Object`), which C's count keeps alive until the close.
     unsafe { object(head.cast::<T>()) }
 }
 
@@ -52,16 +64,16 @@ pub(crate) unsafe fn of<'a, T: Object>(head: *const T::Head) -> Option<&'a T> {
 /// # Safety
 /// As [`of`].
 pub(crate) unsafe fn share<T: Object>(head: *const T::Head) -> Option<Arc<T>> {
-    // SAFETY: as `of`.
+    // SAFETY: `of` asks for the same.
     let here: &T = unsafe { of(head) }?;
     let at = std::ptr::from_ref(here);
-    // SAFETY: the pointer came from `Arc::into_raw`, and C's count keeps it alive.
+    // SAFETY: `give` made the pointer by `Arc::into_raw`, and C's count keeps the value alive.
     unsafe { Arc::increment_strong_count(at) };
-    // SAFETY: the count added above.
+    // SAFETY: made by `Arc::into_raw`; the count is the one added above.
     Some(unsafe { Arc::from_raw(at) })
 }
 
-/// Runs `body` on the object behind `head`, guarded; `broken` for a null pointer or an object that panicked.
+/// Runs `body` on the object behind `head`, guarded; gives `broken` for a null pointer, or if a call on it has panicked.
 ///
 /// # Safety
 /// As [`of`].
@@ -71,7 +83,7 @@ pub(crate) unsafe fn call<T: Object, R: Copy>(
     broken: R,
     body: impl FnOnce(&T) -> R,
 ) -> R {
-    // SAFETY: passed on.
+    // SAFETY: `of` asks for the same.
     match unsafe { of::<T>(head) } {
         Some(this) => guard(this.poison(), broken, |said| report(this.core(), said), || body(this)),
         None => broken,
@@ -87,7 +99,7 @@ pub(crate) unsafe fn open<T: Object, N: Object>(
     answer: *mut *mut N::Head,
     body: impl FnOnce(Arc<T>) -> Result<Arc<N>, c_int>,
 ) -> c_int {
-    // SAFETY: passed on.
+    // SAFETY: the caller vouches for `head` as `share` asks.
     let Some(this) = (unsafe { share::<T>(head) }) else { return -FI_EINVAL };
     if answer.is_null() {
         return -FI_EINVAL;
@@ -100,7 +112,7 @@ pub(crate) unsafe fn open<T: Object, N: Object>(
         |said| report(core, said),
         || match body(inner) {
             Ok(made) => {
-                // SAFETY: not null; the caller's place for the answer.
+                // SAFETY: not null, so it may be written, for which the caller vouches.
                 unsafe { answer.write(give(made)) };
                 0
             }
@@ -109,12 +121,12 @@ pub(crate) unsafe fn open<T: Object, N: Object>(
     )
 }
 
-/// Closes an object, unless others still need it; `last` runs before the count goes.
+/// Closes an object, unless `last` gives an error; that runs before C's count is dropped.
 ///
 /// # Safety
 /// As [`take`].
 pub(crate) unsafe fn close<T: Object>(head: *mut T::Head, last: impl FnOnce(&Arc<T>) -> c_int) -> c_int {
-    // SAFETY: passed on.
+    // SAFETY: `head` is not closed yet, since this is its close.
     let Some(this) = (unsafe { share::<T>(head) }) else { return -FI_EINVAL };
     let core = this.core();
     let result = guard(this.poison(), 0, |said| report(core, said), || last(&this));
@@ -122,14 +134,14 @@ pub(crate) unsafe fn close<T: Object>(head: *mut T::Head, last: impl FnOnce(&Arc
         return result;
     }
     drop(this);
-    // SAFETY: C gives it up.
+    // SAFETY: this is the object's close, which succeeds: C's last use.
     let own = unsafe { take::<T>(head) };
-    // Dropping it may run into the same broken state: nothing of that may reach C.
+    // After a panic its state may make the drop panic, too, which must not reach C.
     let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(move || drop(own)));
     0
 }
 
-/// `-FI_EBUSY` while others hold counts of an object besides C and the running close.
+/// `-FI_EBUSY` while an object has further counts than those of C and of the running close.
 pub(crate) fn unless_busy<T>(this: &Arc<T>) -> c_int {
     if Arc::strong_count(this) > 2 { -FI_EBUSY } else { 0 }
 }
@@ -143,27 +155,6 @@ pub(crate) fn head(class: usize, context: *mut c_void, ops: &'static fi_ops) -> 
     fid { fclass: class, context, ops }
 }
 
-/// `fi_bind` on what takes nothing.
-pub(crate) unsafe extern "C" fn no_bind(_fid: *mut fid, _other: *mut fid, _flags: u64) -> c_int {
-    -FI_ENOSYS
-}
-
-/// `fi_control` on what has none.
-pub(crate) unsafe extern "C" fn no_control(_fid: *mut fid, _command: c_int, _arg: *mut c_void) -> c_int {
-    -FI_ENOSYS
-}
-
-/// `fi_open_ops`: we have no further operations.
-pub(crate) unsafe extern "C" fn no_ops_open(
-    _fid: *mut fid,
-    _name: *const c_char,
-    _flags: u64,
-    _ops: *mut *mut c_void,
-    _context: *mut c_void,
-) -> c_int {
-    -FI_ENOSYS
-}
-
 type OpsOpen = unsafe extern "C" fn(*mut fid, *const c_char, u64, *mut *mut c_void, *mut c_void) -> c_int;
 
 /// A table of the operations that every object has.
@@ -172,10 +163,10 @@ pub(crate) const fn ops(
     bind: unsafe extern "C" fn(*mut fid, *mut fid, u64) -> c_int,
     control: unsafe extern "C" fn(*mut fid, c_int, *mut c_void) -> c_int,
 ) -> fi_ops {
-    ops_with(close, bind, control, no_ops_open)
+    ops_with(close, bind, control, unsupported::ops_open)
 }
 
-/// The same for an object that has further operations.
+/// The same for an object that has operations of its own (`fi_open_ops`).
 pub(crate) const fn ops_with(
     close: unsafe extern "C" fn(*mut fid) -> c_int,
     bind: unsafe extern "C" fn(*mut fid, *mut fid, u64) -> c_int,

@@ -1,7 +1,7 @@
-//! What a program that measures may ask of the provider that its MPI has loaded: a bare line that it shares with another
-//! process, and this process's counters. `isthmus bench mpi` finds these functions by name; no MPI calls them.
+//! Functions for benchmarks, in the provider that their MPI has loaded: a bare line that two processes share, and this
+//! process's counters. `isthmus bench mpi` finds them by name; no MPI calls them.
 //!
-//! They use the attachment that the process has, and keep it until the process ends, so what they gave stays mapped.
+//! They use the process's attachment, and keep it until the process ends, so that what they gave stays mapped.
 
 use std::ffi::c_int;
 use std::ptr::{null, null_mut};
@@ -15,10 +15,10 @@ use isthmus_region::member::Member;
 
 use crate::errno;
 
-/// Where a line is, for the other process: the region's identity, the index of the peer, the offset in its section.
+/// Where a line is, for the other process: the region's identity (two words), the peer's index, the offset in its section.
 type Place = [u64; 4];
 
-/// What is kept for the process that asked: its attachment, and a view of each line that it was given.
+/// What is kept until the process ends: its attachment, and a view of each line that was given.
 struct Held {
     pid: u32,
     member: Arc<Member>,
@@ -34,7 +34,7 @@ impl Held {
     }
 }
 
-/// Runs `body` with the process's attachment; an error and a panic are both an errno.
+/// Runs `body` with the process's attachment; errors and panics become an errno.
 fn with<R>(body: impl FnOnce(&mut Held) -> Result<R, c_int>) -> Result<R, c_int> {
     static POISON: Poison = Poison::new();
     static HELD: Mutex<Option<Held>> = Mutex::new(None);
@@ -54,8 +54,8 @@ fn with<R>(body: impl FnOnce(&mut Held) -> Result<R, c_int>) -> Result<R, c_int>
     })
 }
 
-/// Takes a zeroed line of this process's own memory, which only this process may write. Gives its first word, and at
-/// `place` what the other process needs to find it; null where there is no region.
+/// Takes a zeroed line of this process's memory in the region, which only this process may write. Gives its first word, and
+/// at `place` what the other process needs to find it; null where there is no region.
 ///
 /// # Safety
 /// `place` must be null or good for writing four words.
@@ -69,7 +69,7 @@ unsafe extern "C" fn isthmus_line_open(place: *mut Place) -> *mut u64 {
         let line = member.section().line("line", at).map_err(region)?;
         let [first, second] = member.region().shape().uuid;
         let here = [first, second, u64::from(member.peer()), at];
-        // SAFETY: null, or good for writing by the caller's promise.
+        // SAFETY: null, or good for writing, for which the caller vouches.
         if !unsafe { isthmus_cabi::put(place, here) } {
             return Err(FI_EINVAL);
         }
@@ -84,7 +84,7 @@ unsafe extern "C" fn isthmus_line_open(place: *mut Place) -> *mut u64 {
 /// `place` must be null or point to four words.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn isthmus_line_peer(place: *const Place) -> *const u64 {
-    // SAFETY: null, or four words by the caller's promise.
+    // SAFETY: null, or four words, for which the caller vouches.
     let Some(&[first, second, peer, at]) = (unsafe { isthmus_cabi::object(place) }) else { return null() };
     let found = with(|held| {
         let region = |e| errno::of_region(&e);
@@ -114,7 +114,7 @@ unsafe extern "C" fn isthmus_counters(out: *mut u64, count: usize) -> c_int {
         // Words that are not counters yet read as zero.
         let values = counters.named().map(|(_, value)| value).chain(std::iter::repeat(0));
         for (i, value) in values.take(count).enumerate() {
-            // SAFETY: null is refused, and i < count words are there by the caller's promise.
+            // SAFETY: null is refused, and word `i` is one of the `count` for which the caller vouches.
             if !unsafe { isthmus_cabi::put(out.wrapping_add(i), value) } {
                 return Err(FI_EINVAL);
             }

@@ -1,12 +1,12 @@
-//! One-sided reads and writes, as in fi_rma(3). An operation completes, and is counted, when it is visible at the
-//! target; that holds for injected ones too, which make no entry.
+//! Reads and writes of remote memory, as in fi_rma(3). An operation completes, and is counted, when it is visible at the
+//! target; so is an injected one, which makes no entry.
 
 use std::ffi::c_void;
 
 use isthmus_fabric_sys::*;
 
 use crate::bufs::{Bufs, one};
-use crate::ep::{How, Remote, with};
+use crate::ep::{How, RmaPost, with};
 
 pub(crate) static OPS: fi_ops_rma = fi_ops_rma {
     size: size_of::<fi_ops_rma>(),
@@ -23,12 +23,12 @@ pub(crate) static OPS: fi_ops_rma = fi_ops_rma {
 
 const EINVAL: isize = -(FI_EINVAL as isize);
 
-/// The remote side of a call with a message structure: exactly one part, as long as the local side.
+/// The address and key that a message structure names: exactly one part, as long as the local buffers. None otherwise.
 ///
 /// # Safety
-/// The caller's message.
-unsafe fn remote(msg: &fi_msg_rma, len: usize) -> Option<(u64, u64)> {
-    // SAFETY: the caller vouches for the array.
+/// `msg.rma_iov` is null or has `msg.rma_iov_count` parts.
+unsafe fn rma_part(msg: &fi_msg_rma, len: usize) -> Option<(u64, u64)> {
+    // SAFETY: the caller vouches for the array and its count.
     let parts = unsafe { isthmus_cabi::slice(msg.rma_iov, msg.rma_iov_count, 1) }?;
     match parts {
         [part] if part.len == len => Some((part.addr, part.key)),
@@ -41,15 +41,15 @@ unsafe extern "C" fn read(
     buf: *mut c_void,
     len: usize,
     _desc: *mut c_void,
-    peer: fi_addr_t,
+    remote: fi_addr_t,
     addr: u64,
     key: u64,
     context: *mut c_void,
 ) -> isize {
-    // SAFETY: the caller lends the buffer until the operation completes.
+    // SAFETY: the program lends the buffer until the operation completes.
     let Some(buf) = (unsafe { one(buf, len) }) else { return EINVAL };
-    let what = Remote { peer, key, addr, data: None, bufs: &[buf] };
-    // SAFETY: our endpoint.
+    let what = RmaPost { remote, key, addr, data: None, bufs: &[buf] };
+    // SAFETY: fi_endpoint gave `ep` out, and the program has not closed it.
     unsafe { with(ep, |ep| ep.rma(&what, false, |s| s.tx_how(context))) }
 }
 
@@ -58,40 +58,42 @@ unsafe extern "C" fn readv(
     iov: *const iovec,
     _desc: *mut *mut c_void,
     count: usize,
-    peer: fi_addr_t,
+    remote: fi_addr_t,
     addr: u64,
     key: u64,
     context: *mut c_void,
 ) -> isize {
-    // SAFETY: the caller lends the buffers until the operation completes.
+    // SAFETY: the program lends the array for this call, and its buffers until the operation completes.
     let Some(bufs) = (unsafe { Bufs::of(iov, count) }) else { return EINVAL };
-    let what = Remote { peer, key, addr, data: None, bufs: bufs.get() };
-    // SAFETY: our endpoint.
+    let what = RmaPost { remote, key, addr, data: None, bufs: bufs.get() };
+    // SAFETY: fi_endpoint gave `ep` out, and the program has not closed it.
     unsafe { with(ep, |ep| ep.rma(&what, false, |s| s.tx_how(context))) }
 }
 
 unsafe extern "C" fn readmsg(ep: *mut fid_ep, msg: *const fi_msg_rma, flags: u64) -> isize {
-    // SAFETY: passed on.
+    // SAFETY: fi_endpoint gave `ep` out, the program has not closed it, and `msg` is as fi_rma(3) asks.
     unsafe { message(ep, msg, flags, false) }
 }
 
 unsafe extern "C" fn writemsg(ep: *mut fid_ep, msg: *const fi_msg_rma, flags: u64) -> isize {
-    // SAFETY: passed on.
+    // SAFETY: fi_endpoint gave `ep` out, the program has not closed it, and `msg` is as fi_rma(3) asks.
     unsafe { message(ep, msg, flags, true) }
 }
 
+/// A call with a message structure.
+///
 /// # Safety
-/// Our endpoint and the caller's message.
+/// An endpoint of ours that is open, or null; a message as fi_rma(3) asks for it, or null.
 unsafe fn message(ep: *mut fid_ep, msg: *const fi_msg_rma, flags: u64, write: bool) -> isize {
-    // SAFETY: null or the caller's description.
+    // SAFETY: null, or a description that the program lends for this call.
     let Some(msg) = (unsafe { isthmus_cabi::object(msg) }) else { return EINVAL };
-    // SAFETY: the caller lends the buffers until the operation completes.
+    // SAFETY: the program lends the array for this call, and its buffers until the operation completes.
     let Some(bufs) = (unsafe { Bufs::of(msg.msg_iov, msg.iov_count) }) else { return EINVAL };
-    // SAFETY: the caller's message.
-    let Some((addr, key)) = (unsafe { remote(msg, bufs.len()) }) else { return EINVAL };
+    // SAFETY: the message names its remote parts and their count, by fi_rma(3).
+    let Some((addr, key)) = (unsafe { rma_part(msg, bufs.len()) }) else { return EINVAL };
     let data = (write && flags & FI_REMOTE_CQ_DATA != 0).then_some(msg.data);
-    let what = Remote { peer: msg.addr, key, addr, data, bufs: bufs.get() };
-    // SAFETY: our endpoint.
+    let what = RmaPost { remote: msg.addr, key, addr, data, bufs: bufs.get() };
+    // SAFETY: fi_endpoint gave `ep` out, and the program has not closed it.
     unsafe { with(ep, |ep| ep.rma(&what, write, |s| s.tx_how_with(msg.context, flags))) }
 }
 
@@ -100,15 +102,15 @@ unsafe extern "C" fn write(
     buf: *const c_void,
     len: usize,
     _desc: *mut c_void,
-    peer: fi_addr_t,
+    remote: fi_addr_t,
     addr: u64,
     key: u64,
     context: *mut c_void,
 ) -> isize {
-    // SAFETY: the caller lends the buffer until the operation completes.
+    // SAFETY: the program lends the buffer until the operation completes.
     let Some(buf) = (unsafe { one(buf, len) }) else { return EINVAL };
-    let what = Remote { peer, key, addr, data: None, bufs: &[buf] };
-    // SAFETY: our endpoint.
+    let what = RmaPost { remote, key, addr, data: None, bufs: &[buf] };
+    // SAFETY: fi_endpoint gave `ep` out, and the program has not closed it.
     unsafe { with(ep, |ep| ep.rma(&what, true, |s| s.tx_how(context))) }
 }
 
@@ -117,15 +119,15 @@ unsafe extern "C" fn writev(
     iov: *const iovec,
     _desc: *mut *mut c_void,
     count: usize,
-    peer: fi_addr_t,
+    remote: fi_addr_t,
     addr: u64,
     key: u64,
     context: *mut c_void,
 ) -> isize {
-    // SAFETY: the caller lends the buffers until the operation completes.
+    // SAFETY: the program lends the array for this call, and its buffers until the operation completes.
     let Some(bufs) = (unsafe { Bufs::of(iov, count) }) else { return EINVAL };
-    let what = Remote { peer, key, addr, data: None, bufs: bufs.get() };
-    // SAFETY: our endpoint.
+    let what = RmaPost { remote, key, addr, data: None, bufs: bufs.get() };
+    // SAFETY: fi_endpoint gave `ep` out, and the program has not closed it.
     unsafe { with(ep, |ep| ep.rma(&what, true, |s| s.tx_how(context))) }
 }
 
@@ -133,14 +135,14 @@ unsafe extern "C" fn inject(
     ep: *mut fid_ep,
     buf: *const c_void,
     len: usize,
-    peer: fi_addr_t,
+    remote: fi_addr_t,
     addr: u64,
     key: u64,
 ) -> isize {
-    // SAFETY: the caller lends the buffer for this call.
+    // SAFETY: the program lends the buffer for this call.
     let Some(buf) = (unsafe { one(buf, len) }) else { return EINVAL };
-    let what = Remote { peer, key, addr, data: None, bufs: &[buf] };
-    // SAFETY: our endpoint.
+    let what = RmaPost { remote, key, addr, data: None, bufs: &[buf] };
+    // SAFETY: fi_endpoint gave `ep` out, and the program has not closed it.
     unsafe { with(ep, |ep| ep.rma(&what, true, |_| How::inject())) }
 }
 
@@ -150,15 +152,15 @@ unsafe extern "C" fn writedata(
     len: usize,
     _desc: *mut c_void,
     data: u64,
-    peer: fi_addr_t,
+    remote: fi_addr_t,
     addr: u64,
     key: u64,
     context: *mut c_void,
 ) -> isize {
-    // SAFETY: the caller lends the buffer until the operation completes.
+    // SAFETY: the program lends the buffer until the operation completes.
     let Some(buf) = (unsafe { one(buf, len) }) else { return EINVAL };
-    let what = Remote { peer, key, addr, data: Some(data), bufs: &[buf] };
-    // SAFETY: our endpoint.
+    let what = RmaPost { remote, key, addr, data: Some(data), bufs: &[buf] };
+    // SAFETY: fi_endpoint gave `ep` out, and the program has not closed it.
     unsafe { with(ep, |ep| ep.rma(&what, true, |s| s.tx_how(context))) }
 }
 
@@ -167,13 +169,13 @@ unsafe extern "C" fn injectdata(
     buf: *const c_void,
     len: usize,
     data: u64,
-    peer: fi_addr_t,
+    remote: fi_addr_t,
     addr: u64,
     key: u64,
 ) -> isize {
-    // SAFETY: the caller lends the buffer for this call.
+    // SAFETY: the program lends the buffer for this call.
     let Some(buf) = (unsafe { one(buf, len) }) else { return EINVAL };
-    let what = Remote { peer, key, addr, data: Some(data), bufs: &[buf] };
-    // SAFETY: our endpoint.
+    let what = RmaPost { remote, key, addr, data: Some(data), bufs: &[buf] };
+    // SAFETY: fi_endpoint gave `ep` out, and the program has not closed it.
     unsafe { with(ep, |ep| ep.rma(&what, true, |_| How::inject())) }
 }

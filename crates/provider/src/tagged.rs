@@ -6,7 +6,7 @@ use isthmus_fabric_sys::*;
 use isthmus_region::local::LocalBuf;
 
 use crate::bufs::{Bufs, one};
-use crate::ep::{Message, One, State, with};
+use crate::ep::{Message, Single, State, with};
 
 pub(crate) static OPS: fi_ops_tagged = fi_ops_tagged {
     size: size_of::<fi_ops_tagged>(),
@@ -23,12 +23,12 @@ pub(crate) static OPS: fi_ops_tagged = fi_ops_tagged {
 
 const EINVAL: isize = -(FI_EINVAL as isize);
 
-fn message(peer: fi_addr_t, tag: u64, data: Option<u64>, bufs: &[LocalBuf]) -> Message<'_> {
-    Message { peer, tagged: true, tag, data, bufs }
+fn message(remote: fi_addr_t, tag: u64, data: Option<u64>, bufs: &[LocalBuf]) -> Message<'_> {
+    Message { remote, tagged: true, tag, data, bufs }
 }
 
-fn single(peer: fi_addr_t, tag: u64, buf: LocalBuf) -> One {
-    One { peer, tagged: true, tag, buf }
+fn single(remote: fi_addr_t, tag: u64, buf: LocalBuf) -> Single {
+    Single { remote, tagged: true, tag, buf }
 }
 
 unsafe extern "C" fn recv(
@@ -36,15 +36,15 @@ unsafe extern "C" fn recv(
     buf: *mut c_void,
     len: usize,
     _desc: *mut c_void,
-    peer: fi_addr_t,
+    remote: fi_addr_t,
     tag: u64,
     ignore: u64,
     context: *mut c_void,
 ) -> isize {
-    // SAFETY: the caller lends the buffer until the operation completes.
+    // SAFETY: the program lends the buffer until the operation completes.
     let Some(buf) = (unsafe { one(buf, len) }) else { return EINVAL };
-    // SAFETY: our endpoint.
-    unsafe { with(ep, |ep| ep.receive_one(single(peer, tag, buf), ignore, context)) }
+    // SAFETY: fi_endpoint gave `ep` out, and the program has not closed it.
+    unsafe { with(ep, |ep| ep.receive_one(single(remote, tag, buf), ignore, context)) }
 }
 
 unsafe extern "C" fn recvv(
@@ -52,23 +52,25 @@ unsafe extern "C" fn recvv(
     iov: *const iovec,
     _desc: *mut *mut c_void,
     count: usize,
-    peer: fi_addr_t,
+    remote: fi_addr_t,
     tag: u64,
     ignore: u64,
     context: *mut c_void,
 ) -> isize {
-    // SAFETY: the caller lends the buffers until the operation completes.
+    // SAFETY: the program lends the array for this call, and its buffers until the operation completes.
     let Some(bufs) = (unsafe { Bufs::of(iov, count) }) else { return EINVAL };
-    // SAFETY: our endpoint.
-    unsafe { with(ep, |ep| ep.receive(&message(peer, tag, None, bufs.get()), ignore, |s| s.rx_how(context))) }
+    // SAFETY: fi_endpoint gave `ep` out, and the program has not closed it.
+    unsafe {
+        with(ep, |ep| ep.receive(&message(remote, tag, None, bufs.get()), ignore, |s| s.rx_how(context)))
+    }
 }
 
 unsafe extern "C" fn recvmsg(ep: *mut fid_ep, msg: *const fi_msg_tagged, flags: u64) -> isize {
-    // SAFETY: null or the caller's description.
+    // SAFETY: null, or a description that the program lends for this call.
     let Some(msg) = (unsafe { isthmus_cabi::object(msg) }) else { return EINVAL };
-    // SAFETY: the caller lends the buffers until the operation completes.
+    // SAFETY: the program lends the array for this call, and its buffers until the operation completes.
     let Some(bufs) = (unsafe { Bufs::of(msg.msg_iov, msg.iov_count) }) else { return EINVAL };
-    // SAFETY: our endpoint.
+    // SAFETY: fi_endpoint gave `ep` out, and the program has not closed it.
     unsafe {
         with(ep, |ep| {
             let how = |s: &State| s.rx_how_with(msg.context, flags);
@@ -82,14 +84,14 @@ unsafe extern "C" fn send(
     buf: *const c_void,
     len: usize,
     _desc: *mut c_void,
-    peer: fi_addr_t,
+    remote: fi_addr_t,
     tag: u64,
     context: *mut c_void,
 ) -> isize {
-    // SAFETY: the caller lends the buffer until the operation completes.
+    // SAFETY: the program lends the buffer until the operation completes.
     let Some(buf) = (unsafe { one(buf, len) }) else { return EINVAL };
-    // SAFETY: our endpoint.
-    unsafe { with(ep, |ep| ep.send_one(single(peer, tag, buf), None, context)) }
+    // SAFETY: fi_endpoint gave `ep` out, and the program has not closed it.
+    unsafe { with(ep, |ep| ep.send_one(single(remote, tag, buf), None, context)) }
 }
 
 unsafe extern "C" fn sendv(
@@ -97,23 +99,23 @@ unsafe extern "C" fn sendv(
     iov: *const iovec,
     _desc: *mut *mut c_void,
     count: usize,
-    peer: fi_addr_t,
+    remote: fi_addr_t,
     tag: u64,
     context: *mut c_void,
 ) -> isize {
-    // SAFETY: the caller lends the buffers until the operation completes.
+    // SAFETY: the program lends the array for this call, and its buffers until the operation completes.
     let Some(bufs) = (unsafe { Bufs::of(iov, count) }) else { return EINVAL };
-    // SAFETY: our endpoint.
-    unsafe { with(ep, |ep| ep.send(&message(peer, tag, None, bufs.get()), |s| s.tx_how(context))) }
+    // SAFETY: fi_endpoint gave `ep` out, and the program has not closed it.
+    unsafe { with(ep, |ep| ep.send(&message(remote, tag, None, bufs.get()), |s| s.tx_how(context))) }
 }
 
 unsafe extern "C" fn sendmsg(ep: *mut fid_ep, msg: *const fi_msg_tagged, flags: u64) -> isize {
-    // SAFETY: null or the caller's description.
+    // SAFETY: null, or a description that the program lends for this call.
     let Some(msg) = (unsafe { isthmus_cabi::object(msg) }) else { return EINVAL };
-    // SAFETY: the caller lends the buffers until the operation completes.
+    // SAFETY: the program lends the array for this call, and its buffers until the operation completes.
     let Some(bufs) = (unsafe { Bufs::of(msg.msg_iov, msg.iov_count) }) else { return EINVAL };
     let data = (flags & FI_REMOTE_CQ_DATA != 0).then_some(msg.data);
-    // SAFETY: our endpoint.
+    // SAFETY: fi_endpoint gave `ep` out, and the program has not closed it.
     unsafe {
         with(ep, |ep| {
             let how = |s: &State| s.tx_how_with(msg.context, flags);
@@ -126,13 +128,13 @@ unsafe extern "C" fn inject(
     ep: *mut fid_ep,
     buf: *const c_void,
     len: usize,
-    peer: fi_addr_t,
+    remote: fi_addr_t,
     tag: u64,
 ) -> isize {
-    // SAFETY: the caller lends the buffer until the operation completes.
+    // SAFETY: the program lends the buffer for this call.
     let Some(buf) = (unsafe { one(buf, len) }) else { return EINVAL };
-    // SAFETY: our endpoint.
-    unsafe { with(ep, |ep| ep.inject_one(single(peer, tag, buf), None)) }
+    // SAFETY: fi_endpoint gave `ep` out, and the program has not closed it.
+    unsafe { with(ep, |ep| ep.inject_one(single(remote, tag, buf), None)) }
 }
 
 unsafe extern "C" fn senddata(
@@ -141,14 +143,14 @@ unsafe extern "C" fn senddata(
     len: usize,
     _desc: *mut c_void,
     data: u64,
-    peer: fi_addr_t,
+    remote: fi_addr_t,
     tag: u64,
     context: *mut c_void,
 ) -> isize {
-    // SAFETY: the caller lends the buffer until the operation completes.
+    // SAFETY: the program lends the buffer until the operation completes.
     let Some(buf) = (unsafe { one(buf, len) }) else { return EINVAL };
-    // SAFETY: our endpoint.
-    unsafe { with(ep, |ep| ep.send_one(single(peer, tag, buf), Some(data), context)) }
+    // SAFETY: fi_endpoint gave `ep` out, and the program has not closed it.
+    unsafe { with(ep, |ep| ep.send_one(single(remote, tag, buf), Some(data), context)) }
 }
 
 unsafe extern "C" fn injectdata(
@@ -156,11 +158,11 @@ unsafe extern "C" fn injectdata(
     buf: *const c_void,
     len: usize,
     data: u64,
-    peer: fi_addr_t,
+    remote: fi_addr_t,
     tag: u64,
 ) -> isize {
-    // SAFETY: the caller lends the buffer until the operation completes.
+    // SAFETY: the program lends the buffer for this call.
     let Some(buf) = (unsafe { one(buf, len) }) else { return EINVAL };
-    // SAFETY: our endpoint.
-    unsafe { with(ep, |ep| ep.inject_one(single(peer, tag, buf), Some(data))) }
+    // SAFETY: fi_endpoint gave `ep` out, and the program has not closed it.
+    unsafe { with(ep, |ep| ep.inject_one(single(remote, tag, buf), Some(data))) }
 }

@@ -1,15 +1,15 @@
-//! Waiting for completions: by blocking calls, by descriptors that can be polled, and between empty reads.
+//! Waiting for completions: in blocking calls, by descriptors for `poll`, and between empty reads.
 //!
-//! **Blocking.** A thread that has found nothing for a while lets its endpoints fall asleep, looks once more, and waits:
-//! on the one endpoint's futex where that is possible, else in `poll` on an epoll descriptor. That holds an eventfd of
-//! each endpoint, which the local service writes, one of our own for what other threads of the process add, and a timer,
-//! since an endpoint says how long it may sleep at most. The same descriptor is what `FI_GETWAIT` gives; `fi_trywait`
-//! then does all but the waiting.
+//! **Blocking.** A thread that has found nothing for a while lets its endpoints fall asleep, polls once more, and
+//! sleeps: on the endpoint's futex if there is only one, and it has a futex; else in `poll` on an epoll descriptor. That
+//! holds an eventfd of each endpoint, which the local service writes; one of our own, for what other threads of the
+//! process add; and a timer, since an endpoint bounds how long it may sleep. `FI_GETWAIT` gives the same descriptor;
+//! `fi_trywait` then does all but the waiting.
 //!
-//! **Polling.** MPIs never block: they read again and again. [`Patience`] counts empty reads. Where processors are
-//! enough it offers its own to others after [`POLLS`] of them, now and then, and goes on polling; where there are more processes than
-//! processors it does so soon, and then sleeps for at most [`NAP`] at a time, in such a way that a message wakes it. As long as
-//! nobody talks to it that way it only offers its processor, ever more rarely if nobody takes it.
+//! **Polling.** MPIs never block: they read again and again. [`Patience`] counts empty reads. Where there are enough
+//! processors it yields after [`POLLS`] of them, and now and then afterwards, and goes on polling. Where there are more
+//! processes than processors it yields much sooner, and then naps for at most [`NAP`] at a time; a message ends a nap.
+//! As long as no endpoint has a lane it yields in place of naps, ever more rarely if no other thread runs meanwhile.
 
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -25,37 +25,39 @@ use crate::cq::Progress;
 use crate::ep::Ep;
 use crate::lock::Lock;
 
-/// Empty reads before a blocking call goes to sleep.
+/// Empty reads before a blocking call sleeps.
 const SPINS: u32 = 256;
-/// The same while a long message or an operation is under way, or one has just ended: the other side copies a piece of it in the
-/// time of some hundred reads, and a sleep and a wake-up for each piece cost more than all of them.
+/// The same while a long message or an operation is under way, or one has just ended: the remote endpoint copies a piece
+/// of it in the time of some hundred reads, and a sleep and a wake-up for each piece cost more than all of them.
 const SPINS_MOVING: u32 = 4096;
-/// How long they may take: a call with a time limit is late by as much, and reads under emulation take longer.
+/// How long these may take: a call with a time limit returns late by as much, and reads take longer under emulation.
 const LONGEST_SPIN: Duration = Duration::from_micros(500);
-/// Empty reads in a row after which the processor is offered to others, where there are enough of them.
+/// Empty reads in a row before a yield, where there are enough processors.
 const POLLS: u32 = 2000;
-/// The same, where there are not.
+/// The same where there are more processes than processors.
 const FEW_POLLS: u32 = 200;
-/// Empty reads between two such offers, at first.
+/// Empty reads between two yields, at first.
 const FURTHER_POLLS: u32 = 64;
-/// How often that is doubled while nobody takes them up: Linux counts each as a whole slice of time that the thread has had, and
-/// who has had too many waits for a processor for long (`isthmus_sync` tells more where it waits).
-const RARER: u16 = 6;
-/// Offers before a nap.
-const OFFERS: u16 = 4;
+/// How often that is doubled while no other thread runs meanwhile: Linux charges each yield as a whole slice of time, and
+/// a thread that has used up too many of them waits long for a processor (`isthmus_sync` has more on it where it waits).
+const MOST_DOUBLINGS: u16 = 6;
+/// Yields before a nap.
+const YIELDS: u16 = 4;
 /// The longest nap between two reads.
 const NAP: Duration = Duration::from_micros(100);
-/// The same where no message can end it, as in a VM: the system rounds it up.
+/// A nap that no message can end, as in a VM; the system rounds it up.
 const BLIND_NAP: Duration = Duration::from_micros(20);
-/// An offer of the processor that took longer than this was taken up: somebody else needs it.
-const TAKEN_UP: Duration = Duration::from_micros(100);
-/// One that took longer than this went to somebody, if only to another one who polls.
+/// After a yield that took longer than this, another thread needs the processor.
+const LONG_YIELD: Duration = Duration::from_micros(100);
+/// In a yield that took longer than this another thread ran, if only one that polls, too.
 const SWITCHED: Duration = Duration::from_nanos(1500);
-/// So many in a row that went to nobody say that there is nobody; fewer cost ranks that share processors some of their barriers.
-const IN_VAIN: u16 = 256;
-/// How long to wait where there is nothing to wait on.
+/// As many yields in a row in which no other thread ran show that there is none. With fewer, some barriers of ranks that
+/// share processors took longer.
+const IDLE_YIELDS: u16 = 256;
+/// How long to sleep where there is nothing to wait on.
 const STOPGAP: Duration = Duration::from_millis(1);
 
+/// A bit of [`Waiter::watch`].
 const ARMED: u32 = 1 << 31;
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -69,7 +71,7 @@ fn timespec(time: Duration) -> Timespec {
     }
 }
 
-/// Whether a blocking call that has found nothing `spins` times since `begun` reads on before it sleeps.
+/// Whether a blocking call that has found nothing in `spins` reads since `begun` reads once more before it sleeps.
 #[inline]
 pub(crate) fn reads_on(spins: u32, begun: Instant, endpoints: &Lock<Vec<Arc<Ep>>>) -> bool {
     let moving = || begun.elapsed() < LONGEST_SPIN && endpoints.lock().iter().any(|ep| ep.has_transfers());
@@ -81,19 +83,19 @@ pub(crate) fn deadline(timeout: i32) -> Option<Instant> {
     u64::try_from(timeout).ok().map(|ms| Instant::now() + Duration::from_millis(ms))
 }
 
-/// The time until then; a day if there is no end.
+/// The time until then; a day if it is never.
 pub(crate) fn left(until: Option<Instant>) -> Duration {
     until.map_or(Duration::from_secs(86_400), |u| u.saturating_duration_since(Instant::now()))
 }
 
-/// What those wait with who wait for one queue or counter.
+/// What threads wait with for one queue or counter.
 #[derive(Default)]
 pub(crate) struct Waiter {
-    /// Threads that sleep, and [`ARMED`] while somebody may be polling the descriptor.
+    /// The number of threads that sleep, and [`ARMED`] while the program may be polling the descriptor.
     watch: AtomicU32,
     alarm: Mutex<Option<Alarm>>,
     pollable: OnceLock<Pollable>,
-    /// Endpoints that sleep for the descriptor's sake.
+    /// Endpoints that fell asleep when the descriptor was armed.
     armed: Mutex<Vec<Weak<Ep>>>,
 }
 
@@ -120,7 +122,7 @@ impl Pollable {
         Ok(Self { epoll, own, timer, known: Mutex::default() })
     }
 
-    /// Adds an endpoint's eventfd, once; gives whether it is there.
+    /// Adds an endpoint's eventfd, unless it was added before; gives whether it is there.
     fn add(&self, ep: &Arc<Ep>) -> bool {
         let Some(bell) = ep.bell() else { return false };
         let mut known = locked(&self.known);
@@ -135,7 +137,7 @@ impl Pollable {
         added
     }
 
-    /// Makes it unreadable until something new comes.
+    /// Makes it unreadable until something comes.
     fn drain(&self) {
         let mut count = [0_u8; 8];
         let _ = rustix::io::read(&self.own, &mut count);
@@ -158,19 +160,19 @@ impl Pollable {
 }
 
 impl Waiter {
-    /// One whose descriptor is there from the start, for `FI_WAIT_FD`.
+    /// A waiter that has its descriptor from the start, for `FI_WAIT_FD`.
     pub(crate) fn with_descriptor() -> rustix::io::Result<Self> {
         let waiter = Self::default();
         let _ = waiter.pollable.set(Pollable::new()?);
         Ok(waiter)
     }
 
-    /// The descriptor.
+    /// The descriptor, if it has one.
     pub(crate) fn descriptor(&self) -> Option<RawFd> {
         self.pollable.get().map(|p| p.epoll.as_raw_fd())
     }
 
-    /// Something was added to the queue or counter: wakes who waits for that.
+    /// Wakes the threads that wait: something was added to the queue or counter.
     #[inline]
     pub(crate) fn ring(&self) {
         if self.watch.load(Ordering::SeqCst) != 0 {
@@ -190,14 +192,14 @@ impl Waiter {
 
     fn pollable(&self) -> Option<&Pollable> {
         if self.pollable.get().is_none() {
-            // Another thread may be first, which is as well.
+            // If another thread is first, its descriptor is used.
             let _ = Pollable::new().map(|made| self.pollable.set(made));
         }
         self.pollable.get()
     }
 
-    /// Sleeps until something may have come for these endpoints, or `is_there` by another thread's doing, at most
-    /// `limit`. May return for no reason.
+    /// Sleeps until something may have come for these endpoints, or another thread has added something (`is_there`), and
+    /// for at most `limit`. May return for no reason.
     pub(crate) fn sleep(&self, endpoints: &Lock<Vec<Arc<Ep>>>, limit: Duration, is_there: impl Fn() -> bool) {
         let all: Vec<Arc<Ep>> = endpoints.lock().clone();
         self.watch.fetch_add(1, Ordering::SeqCst);
@@ -224,21 +226,21 @@ impl Waiter {
         if let Some(least) = Self::all_asleep(pollable, all) {
             if !is_there() {
                 let mut poll = [PollFd::new(&pollable.epoll, PollFlags::IN)];
-                // All of its outcomes mean the same: look again.
+                // Whatever it returns, the caller reads again.
                 let _ = rustix::event::poll(&mut poll, Some(&timespec(limit.min(least))));
             }
             all.iter().for_each(|ep| ep.wake_up());
         }
-        // Others may sleep by the same descriptors: the reads that follow find what was rung for, and ring again.
+        // Other threads may sleep on the same descriptors: the read that follows finds what was rung for, and rings again.
         pollable.drain();
     }
 
-    /// Lets all fall asleep, to be woken through the descriptor; gives how long that may last. If one of them has
-    /// something to do, all stay awake.
+    /// Lets all endpoints fall asleep, to be woken through the descriptor; gives how long that may last. If one of them
+    /// has something to do, all stay awake.
     fn all_asleep(pollable: &Pollable, all: &[Arc<Ep>]) -> Option<Duration> {
         let mut limit = Duration::MAX;
         for (i, ep) in all.iter().enumerate() {
-            // Without an eventfd nobody rings.
+            // Without its eventfd nothing would end the sleep.
             let most = if pollable.add(ep) { Duration::MAX } else { STOPGAP };
             match ep.fall_asleep(Bell::Service) {
                 Some(asleep) => limit = limit.min(asleep.limit).min(most),
@@ -251,12 +253,12 @@ impl Waiter {
         Some(limit)
     }
 
-    /// `fi_trywait`: gets ready for a `poll` of the descriptor. Gives whether the caller may go into it.
+    /// `fi_trywait`: gets ready for a `poll` of the descriptor. Gives whether the program may call it.
     pub(crate) fn arm(&self, endpoints: &Lock<Vec<Arc<Ep>>>, is_there: impl Fn() -> bool) -> Option<bool> {
         let pollable = self.pollable.get()?;
         self.disarm();
         let all: Vec<Arc<Ep>> = endpoints.lock().clone();
-        // The program sleeps at once, so what a blocking call does before its sleep is done here.
+        // The program will sleep at once, so the reads of a blocking call before its sleep are made here.
         let (mut spins, begun) = (0, Instant::now());
         while reads_on(spins, begun, endpoints) {
             for ep in &all {
@@ -278,7 +280,7 @@ impl Waiter {
         Some(quiet)
     }
 
-    /// The poll is over: whoever reads does not sleep.
+    /// Ends what [`Waiter::arm`] began: a program that reads has left its `poll`.
     #[inline]
     pub(crate) fn disarm(&self) {
         if self.watch.load(Ordering::Relaxed) & ARMED != 0 {
@@ -302,30 +304,31 @@ impl Waiter {
 pub(crate) enum Rest {
     /// Return.
     None,
-    /// Offer the processor to others.
+    /// Yield.
     Yield,
-    /// Sleep a little.
+    /// Nap.
     Nap,
 }
 
 /// Counts empty reads of one queue or counter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Patience {
-    /// Reads until it is time to do something.
+    /// Reads until the next rest.
     left: u32,
     stage: u16,
-    /// Reads that may still wait for a moment before they say that there is nothing.
+    /// Reads that may still wait for a moment before they return with nothing.
     spins: u16,
 }
 
-/// Stages: fresh, then either of these and up to [`OFFERS`] or [`RARER`] more; [`NAPS`] and up to [`IN_VAIN`] times as many more where
-/// offers take the place of naps.
+/// The stages begin at [`FRESH`]. Where processors are few, [`CROWDED`] and on count yields up to [`NAPS`]; from there on,
+/// yields in place of naps in which no other thread ran, [`IDLE_YIELDS`] for each doubling. Else [`ALONE`] and on count
+/// doublings.
 const FRESH: u16 = 0;
 const CROWDED: u16 = 1;
-const NAPS: u16 = CROWDED + OFFERS;
+const NAPS: u16 = CROWDED + YIELDS;
 const ALONE: u16 = 2000;
-/// Such reads after something was found. An answer often comes within them, and what a program does between two reads
-/// (MPICH gives up its processor each time) costs more. One that has other things to do than wait is held up this often.
+/// Reads that may wait for a moment, after something was found. An answer often comes within it, and what a program does
+/// between two reads costs more (MPICH yields each time). A program that has other things to do is held up this often.
 const MOMENTS: u16 = 2;
 
 impl Patience {
@@ -354,7 +357,7 @@ impl Patience {
 
     /// Counts an empty read.
     pub(crate) fn rest(&mut self, progress: Progress, is_crowded: impl Fn() -> bool) -> Rest {
-        // The thread that makes the progress may be the one that waits for a processor.
+        // The thread that makes the progress may be waiting for this one's processor.
         let by = if progress == Progress::Elsewhere { FURTHER_POLLS } else { 1 };
         self.left = self.left.saturating_sub(by);
         if self.left > 0 {
@@ -369,10 +372,10 @@ impl Patience {
             }
             alone @ ALONE.. => {
                 self.left = FURTHER_POLLS << (alone - ALONE);
-                self.stage = (alone + 1).min(ALONE + RARER);
+                self.stage = (alone + 1).min(ALONE + MOST_DOUBLINGS);
             }
             naps @ NAPS.. => {
-                self.left = FURTHER_POLLS << ((naps - NAPS) / IN_VAIN).min(RARER);
+                self.left = FURTHER_POLLS << ((naps - NAPS) / IDLE_YIELDS).min(MOST_DOUBLINGS);
                 return Rest::Nap;
             }
             _ => self.stage += 1,
@@ -380,35 +383,36 @@ impl Patience {
         Rest::Yield
     }
 
-    /// Offers the processor to others; notes whether anybody took it.
-    pub(crate) fn offer(&mut self) {
+    /// Yields, and notes whether another thread needs the processor.
+    pub(crate) fn yield_now(&mut self) {
         let begun = Instant::now();
         std::thread::yield_now();
-        self.was_offered(begun.elapsed());
+        self.yielded(begun.elapsed());
     }
 
-    fn was_offered(&mut self, took: Duration) {
-        if self.stage >= ALONE && took > TAKEN_UP {
+    fn yielded(&mut self, took: Duration) {
+        if self.stage >= ALONE && took > LONG_YIELD {
             (self.left, self.stage) = (FURTHER_POLLS, CROWDED);
         }
     }
 
-    /// Sleeps a little, where [`Patience::rest`] said so. As long as nobody talks over any of the endpoints, it only offers the
-    /// processor, and later the next time, if nobody took it: what the program waits for comes by another way, its own shared
-    /// memory for one, and would wait for the end of the nap, or for an offer to who sends it.
+    /// Naps, where [`Patience::rest`] said so. As long as none of the endpoints has a lane it yields instead, and later the
+    /// next time if no other thread ran: what the program waits for comes another way, by the MPI's own shared memory for
+    /// one, so no message would end the nap, and the process that sends it may need this processor.
     pub(crate) fn nap(&mut self, endpoints: &Lock<Vec<Arc<Ep>>>) {
         if endpoints.try_lock().is_some_and(|all| all.iter().all(|ep| !ep.has_lanes())) {
             let begun = Instant::now();
             std::thread::yield_now();
-            self.was_no_nap(begun.elapsed());
+            self.yielded_for_a_nap(begun.elapsed());
         } else {
             self.stage = NAPS;
             sleep_for_a_nap(endpoints);
         }
     }
 
-    fn was_no_nap(&mut self, took: Duration) {
-        self.stage = if took > SWITCHED { NAPS } else { (self.stage + 1).min(NAPS + RARER * IN_VAIN) };
+    fn yielded_for_a_nap(&mut self, took: Duration) {
+        self.stage =
+            if took > SWITCHED { NAPS } else { (self.stage + 1).min(NAPS + MOST_DOUBLINGS * IDLE_YIELDS) };
     }
 }
 
@@ -435,24 +439,24 @@ mod tests {
     }
 
     #[test]
-    fn enough_processors_are_never_napped_on() {
+    fn with_enough_processors_nothing_naps() {
         assert_eq!(rests(false, POLLS as usize - 1), []);
-        let growing = (FURTHER_POLLS << RARER) as usize;
+        let growing = (FURTHER_POLLS << MOST_DOUBLINGS) as usize;
         let rests = rests(false, POLLS as usize + growing + 100 * growing);
         assert!(rests.iter().all(|r| *r == Rest::Yield));
         assert!((100..=110).contains(&rests.len()), "{}", rests.len());
     }
 
     #[test]
-    fn as_long_as_nobody_talks_offers_that_nobody_takes_become_rarer() {
-        let growing = (FURTHER_POLLS << RARER) as usize;
+    fn without_lanes_yields_in_which_no_other_thread_runs_become_rarer() {
+        let growing = (FURTHER_POLLS << MOST_DOUBLINGS) as usize;
         for (took, least, most) in [(SWITCHED / 2, 1000, 1300), (SWITCHED * 2, 6400, 6600)] {
             let (mut patience, mut count) = (Patience::FULL, 0);
             for _ in 0..FEW_POLLS as usize + 2 * growing + 100 * growing {
                 match patience.rest(Progress::Made, || true) {
                     Rest::None => continue,
-                    Rest::Nap => patience.was_no_nap(took),
-                    Rest::Yield => patience.was_offered(took),
+                    Rest::Nap => patience.yielded_for_a_nap(took),
+                    Rest::Yield => patience.yielded(took),
                 }
                 count += 1;
             }
@@ -461,20 +465,25 @@ mod tests {
     }
 
     #[test]
-    fn an_offer_that_is_taken_up_is_followed_by_another_one_soon() {
-        let mut patience = Patience { left: FURTHER_POLLS << RARER, stage: ALONE + RARER, spins: 0 };
-        patience.was_offered(TAKEN_UP * 2);
+    fn a_long_yield_is_followed_by_another_one_soon() {
+        let mut patience =
+            Patience { left: FURTHER_POLLS << MOST_DOUBLINGS, stage: ALONE + MOST_DOUBLINGS, spins: 0 };
+        patience.yielded(LONG_YIELD * 2);
         assert_eq!((patience.left, patience.stage), (FURTHER_POLLS, CROWDED));
-        let mut patience = Patience { left: FURTHER_POLLS << RARER, stage: ALONE + RARER, spins: 0 };
-        patience.was_offered(TAKEN_UP / 2);
-        assert_eq!((patience.left, patience.stage), (FURTHER_POLLS << RARER, ALONE + RARER));
+        let mut patience =
+            Patience { left: FURTHER_POLLS << MOST_DOUBLINGS, stage: ALONE + MOST_DOUBLINGS, spins: 0 };
+        patience.yielded(LONG_YIELD / 2);
+        assert_eq!(
+            (patience.left, patience.stage),
+            (FURTHER_POLLS << MOST_DOUBLINGS, ALONE + MOST_DOUBLINGS)
+        );
     }
 
     #[test]
-    fn too_few_are_offered_first_and_napped_on_then() {
+    fn with_too_few_processors_yields_come_before_naps() {
         let rests = rests(true, FEW_POLLS as usize + 10 * FURTHER_POLLS as usize);
-        let offers = OFFERS as usize + 1;
-        assert!(rests[..offers].iter().all(|r| *r == Rest::Yield));
-        assert!(rests.len() > offers && rests[offers..].iter().all(|r| *r == Rest::Nap));
+        let yields = YIELDS as usize + 1;
+        assert!(rests[..yields].iter().all(|r| *r == Rest::Yield));
+        assert!(rests.len() > yields && rests[yields..].iter().all(|r| *r == Rest::Nap));
     }
 }
