@@ -25,6 +25,8 @@
 //!              CHUNK CHUNK CHUNK … ─────►   copied out while the next is copied in; DONE if `ACK`
 //! ```
 
+use isthmus_lockfree::slot::Slot;
+
 use crate::types::{AtomicKind, Status};
 
 /// Kinds of messages.
@@ -101,6 +103,43 @@ pub fn inline_len(head: u64) -> usize {
 
 /// Words of payload in one slot: 3 to 7.
 pub const INLINE_WORDS: usize = INLINE_BYTES / 8;
+
+/// An `INLINE` message in its slot. Each word is read when it is asked for.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Inline<'a> {
+    pub(crate) slot: &'a Slot,
+    /// Word 0.
+    pub(crate) head: u64,
+}
+
+impl Inline<'_> {
+    /// Bytes of payload, as the sender says.
+    #[inline(always)] // on the way of a short message, as all of these
+    pub(crate) fn len(self) -> usize {
+        inline_len(self.head)
+    }
+
+    #[inline(always)]
+    pub(crate) fn tagged(self) -> bool {
+        flags_of(self.head) & flag::TAGGED != 0
+    }
+
+    #[inline(always)]
+    pub(crate) fn tag(self) -> u64 {
+        self.slot.word(1)
+    }
+
+    #[inline(always)]
+    pub(crate) fn data(self) -> Option<u64> {
+        if flags_of(self.head) & flag::DATA != 0 { Some(self.slot.word(2)) } else { None }
+    }
+
+    /// Word `number` of the payload, from 0 on.
+    #[inline(always)]
+    pub(crate) fn payload(self, number: usize) -> u64 {
+        self.slot.word(3 + number)
+    }
+}
 
 /// The bytes of payload words.
 pub fn bytes(words: &[u64; INLINE_WORDS]) -> [u8; INLINE_BYTES] {

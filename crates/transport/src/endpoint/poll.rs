@@ -10,7 +10,7 @@ use crate::fault::{Step, step};
 use crate::lane::Incoming;
 use crate::matching::Matching;
 use crate::types::{Completion, PeerId, Ticket};
-use crate::wire::{self, INLINE_BYTES, flag, kind};
+use crate::wire::{self, INLINE_BYTES, Inline, kind};
 use Stop::Faulty;
 
 /// Why a message was not taken.
@@ -117,23 +117,22 @@ impl Moment {
 /// Takes the message at a lane's head if it is a short one for the oldest receive, which has room for it.
 #[inline(always)] // on the way of a short message
 fn take_short(lane: &mut Incoming, head: u64, peer: &Peer, matching: &mut Matching) -> Option<ShortReceived> {
-    let (source, slot) = (lane.peer, lane.next());
-    let (len, flags, tag) = (wire::inline_len(head), wire::flags_of(head), slot.word(1));
-    let tagged = flags & flag::TAGGED != 0;
+    let (source, message) = (lane.peer, Inline { slot: lane.next(), head });
+    let (len, tagged, tag) = (message.len(), message.tagged(), message.tag());
     let (buf, ticket) = matching.find_simple(tagged, source, tag)?;
     if wire::kind_of(head) != kind::INLINE || len > INLINE_BYTES || len > buf.len() {
         return None;
     }
-    let data = if flags & flag::DATA != 0 { Some(slot.word(2)) } else { None };
+    let data = message.data();
     // Copied out, checked (P5), and only then placed.
     if len <= 8 {
-        let word = slot.word(3);
+        let word = message.payload(0);
         if !peer.still_lives() {
             return None;
         }
         buf.write_words(&[word], len);
     } else {
-        let words = std::array::from_fn::<_, { wire::INLINE_WORDS }, _>(|i| slot.word(3 + i));
+        let words = std::array::from_fn::<_, { wire::INLINE_WORDS }, _>(|i| message.payload(i));
         if !peer.still_lives() {
             return None;
         }

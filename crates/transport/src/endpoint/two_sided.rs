@@ -12,7 +12,7 @@ use crate::fault::{Step, step};
 use crate::lane::Size;
 use crate::matching::{Arrived, Body, Bufs, Matching, Target, Waiting};
 use crate::types::{Completion, Op, PeerId, Status, Ticket};
-use crate::wire::{self, INLINE_BYTES, flag};
+use crate::wire::{self, INLINE_BYTES, Inline, flag};
 use Stop::Faulty;
 
 /// Payload bytes in the data ring from which they are given back at once, and not with the batch: the sender waits for
@@ -34,23 +34,22 @@ impl Endpoint {
     #[inline]
     pub(super) fn take_inline<S: Sink>(&mut self, lane: u32, head: u64, sink: &mut S) -> Result<(), Stop> {
         let Some(Some(incoming)) = self.incoming.get(lane as usize) else { return Err(Faulty) };
-        let (source, slot) = (incoming.peer, incoming.next());
-        let (len, flags) = (wire::inline_len(head), wire::flags_of(head));
+        let (source, message) = (incoming.peer, Inline { slot: incoming.next(), head });
+        let len = message.len();
         if len > INLINE_BYTES {
             return Err(Faulty);
         }
-        let tag = slot.word(1);
-        let data = (flags & flag::DATA != 0).then(|| slot.word(2));
+        let (tag, data) = (message.tag(), message.data());
         let mut payload = [0; wire::INLINE_WORDS];
         for (i, word) in payload.iter_mut().enumerate().take(len.div_ceil(8)) {
-            *word = slot.word(3 + i);
+            *word = message.payload(i);
         }
         let peer = &self.peers[source.0 as usize];
         if !peer.still_lives() {
             self.tally.add(Counter::Discarded, 1);
             return Ok(());
         }
-        let tagged = flags & flag::TAGGED != 0;
+        let tagged = message.tagged();
         let from = Origin { source, tag, data };
         if let Some((buf, ticket)) = self.matching.find_simple(tagged, source, tag) {
             self.matching.drop_oldest(tagged);
