@@ -516,11 +516,6 @@ impl Incoming {
         self.consumer.release_through(&self.read.words[0]);
     }
 
-    /// Messages consumed.
-    pub fn consumed(&self) -> u64 {
-        self.consumer.read()
-    }
-
     /// Makes the lane hot.
     pub fn warm(&mut self) {
         self.thermostat.warm(&self.heat.words[3]);
@@ -554,10 +549,5 @@ impl Incoming {
     /// How the sender is to be woken, if it sleeps.
     pub fn who_to_ring(&mut self) -> Option<Bell> {
         sleep::who_to_ring(&self.sleeper.as_ref()?.words[4], &mut self.rung)
-    }
-
-    /// The line that the sender describes the lane in.
-    pub fn descriptor(&self) -> &LineRef {
-        &self.descriptor
     }
 }

@@ -98,17 +98,6 @@ impl Bufs {
         });
         count
     }
-
-    /// Copies from `offset` into all of `into`, cut to what there is; gives the count.
-    pub fn gather(&self, offset: u64, into: &mut [u8]) -> u64 {
-        let mut count = 0;
-        let _ = self.pieces::<()>(offset, into.len() as u64, |at, piece| {
-            let at = usize::try_from(at).unwrap_or(0);
-            count += piece.read(&mut into[at..]) as u64;
-            Ok(())
-        });
-        count
-    }
 }
 
 /// Where a matched message goes.
