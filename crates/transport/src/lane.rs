@@ -358,7 +358,7 @@ impl Outgoing {
     }
 
     /// After an announcement: how the receiver is to be woken, if it sleeps.
-    pub fn who_to_ring(&mut self) -> Option<Bell> {
+    pub fn bell_to_ring(&mut self) -> Option<Bell> {
         let sleeper = self.sleeper.as_ref()?;
         sleep::who_to_ring(&sleeper.words[4], &mut self.rung)
     }
@@ -547,7 +547,7 @@ impl Incoming {
     }
 
     /// How the sender is to be woken, if it sleeps.
-    pub fn who_to_ring(&mut self) -> Option<Bell> {
+    pub fn bell_to_ring(&mut self) -> Option<Bell> {
         sleep::who_to_ring(&self.sleeper.as_ref()?.words[4], &mut self.rung)
     }
 }

@@ -25,7 +25,7 @@ use crate::wire::{self, flag, kind};
 /// Queued posts to one peer from which on the next one waits for its receiver for a moment.
 const LONG: usize = 4096;
 /// Looks of that moment, each a hint to the processor and a load.
-const LOOKS: u32 = 100;
+const POLLS: u32 = 100;
 /// Entries that an empty queue keeps memory for.
 const KEPT: usize = 64;
 
@@ -184,7 +184,7 @@ impl Endpoint {
         crate::fault::step(crate::fault::Step::ReplyOwed);
         if !self.flush_replies(to) {
             self.mark_busy(to);
-            self.look_up();
+            self.wake_sleepers();
         }
     }
 
@@ -236,13 +236,13 @@ impl Endpoint {
         self.backlog_bytes += post.bytes();
         self.peers[to.0 as usize].backlog.push_post(post);
         self.mark_busy(to);
-        self.look_up();
+        self.wake_sleepers();
     }
 
     /// Wakes the threads that sleep here: what waits for room now was not asked for when they fell asleep.
-    fn look_up(&mut self) {
+    fn wake_sleepers(&mut self) {
         if self.asleep.is_some() {
-            self.rouse();
+            self.wake_all();
         }
     }
 
@@ -254,7 +254,7 @@ impl Endpoint {
         if backlog.posts.len() < LONG || before.is_none() || backlog.stood_at == before {
             return;
         }
-        for _ in 0..LOOKS {
+        for _ in 0..POLLS {
             self.flush_backlog(to);
             if position(self) != before {
                 return;
@@ -313,7 +313,7 @@ impl Endpoint {
         };
         if !ready {
             if !out.is_accepted() {
-                self.look_for_accept(to);
+                self.check_accept(to);
             }
             return false;
         }
@@ -336,7 +336,7 @@ impl Endpoint {
                 }
                 Ok(None) => {
                     if !out.is_accepted() {
-                        self.look_for_accept(to);
+                        self.check_accept(to);
                     }
                     return false;
                 }
@@ -374,11 +374,11 @@ impl Endpoint {
             }
         }
         if announced {
-            self.announced(to);
+            self.ring_receiver(to);
         }
         if let Some(then) = next.then {
             self.completions.push_back(then);
-            self.look_up();
+            self.wake_sleepers();
         }
         true
     }

@@ -123,7 +123,7 @@ impl Closing {
     pub fn advance(&mut self) -> Option<usize> {
         let endpoint = &mut self.endpoint;
         endpoint.progress();
-        endpoint.look_for_accepts();
+        endpoint.check_accepts();
         if !endpoint.is_flushing() {
             return Some(0);
         }

@@ -15,7 +15,7 @@ const CUSHION: usize = 1 << 20;
 /// that was given back lies in pieces.
 const LAST: (usize, usize) = (16, 1 << 14);
 /// Tries that are left out after one that failed, since each asks the system in vain.
-const IN_VAIN: u32 = 16;
+const SKIPPED: u32 = 16;
 
 /// There is no memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -44,7 +44,7 @@ pub(super) struct Cushion {
     seen: bool,
     told: bool,
     /// Tries yet to be left out.
-    in_vain: u32,
+    to_skip: u32,
 }
 
 impl Cushion {
@@ -56,8 +56,8 @@ impl Cushion {
         is_awaited: impl FnOnce(&W) -> bool,
         mut take: impl FnMut(&mut W, bool) -> Result<T, E>,
     ) -> Result<T, NoMemoryLeft> {
-        if self.in_vain > 0 {
-            self.in_vain -= 1;
+        if self.to_skip > 0 {
+            self.to_skip -= 1;
         } else {
             let held = self.held.capacity() >= CUSHION || self.held.try_reserve_exact(CUSHION).is_ok();
             if held && let Ok(taken) = take(within, false) {
@@ -80,7 +80,7 @@ impl Cushion {
     /// Something that was kept has gone: it is worth a try again.
     #[inline]
     pub(super) fn try_again(&mut self) {
-        self.in_vain = 0;
+        self.to_skip = 0;
     }
 
     /// Takes memory for a moment: with `take`, if need be from the cushion.
@@ -97,7 +97,7 @@ impl Cushion {
     fn give_up(&mut self) {
         self.held = Vec::new();
         self.seen = true;
-        self.in_vain = IN_VAIN;
+        self.to_skip = SKIPPED;
     }
 
     /// Whether there was no memory, which is said once.
@@ -137,7 +137,7 @@ mod tests {
             assert_eq!(cushion.keep(&mut (), yes, |(), awaited| zeroed(u64::from(awaited))), Ok(vec![0]));
             left_out += 2;
         }
-        assert_eq!(left_out, IN_VAIN);
+        assert_eq!(left_out, SKIPPED);
         assert!(cushion.held.capacity() >= CUSHION && !cushion.take_shortage());
     }
 }

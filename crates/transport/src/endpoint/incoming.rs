@@ -97,7 +97,7 @@ impl Endpoint {
     }
 
     /// Looks again for lanes that could not be accepted for want of memory.
-    pub(super) fn look_for_lanes(&mut self) {
+    pub(super) fn retry_accepts(&mut self) {
         if std::mem::take(&mut self.retry_lanes) {
             for q in 0..self.quarters.len() {
                 self.visit(q, u8::MAX);
@@ -262,7 +262,7 @@ impl Endpoint {
         self.peers[lane.peer.0 as usize].is_kept |= lane.has_taken();
         self.hot.retain(|n| *n != number);
         self.cooling.retain(|n| *n != number);
-        self.askers.retain(|n| *n != number);
+        self.waiters.retain(|n| *n != number);
         for quarter in &mut self.quarters {
             for sender in quarter.senders.iter_mut().flatten() {
                 sender.lanes.retain(|n| *n != number);

@@ -54,7 +54,7 @@ use crate::types::{Completion, Error, Memory, PeerId, Result, Ticket};
 pub use close::{CLOSE_PATIENCE, Closing};
 use entries::Chunks;
 pub use outgoing::MANY_LANES;
-use poll::Moment;
+use poll::Spin;
 pub use poll::{Short, ShortReceived, ShortSink, Sink};
 pub use sleep::{Alarm, Asleep};
 use table::Table;
@@ -227,7 +227,7 @@ pub struct Endpoint {
     hot: Vec<u32>,
     cooling: Vec<u32>,
     /// Lanes whose senders sleep until more of them was read.
-    askers: Vec<u32>,
+    waiters: Vec<u32>,
     quarters: Vec<Quarter>,
     region_seen: u64,
     /// A peer was there whose directory could not be opened yet.
@@ -250,8 +250,8 @@ pub struct Endpoint {
     tally: Tally,
     ticks: u64,
     /// Ticks of the next look at the activity lines, and how far apart such looks are now.
-    next_look: u64,
-    look_every: u64,
+    next_activity: u64,
+    activity_every: u64,
     next_slow: u64,
     /// Until then a long message has just ended.
     recent_until: u64,
@@ -265,7 +265,7 @@ pub struct Endpoint {
     /// A post was refused since the last sleep.
     refused: bool,
     crowded: bool,
-    moment: Moment,
+    spin_plan: Spin,
     /// Lanes that are closed here and not let go by their receivers yet.
     closing: Vec<(PeerId, Outgoing)>,
     /// Peers that broke the protocol, until they were named.
@@ -325,7 +325,7 @@ impl Endpoint {
             incoming: Vec::new(),
             hot: Vec::new(),
             cooling: Vec::new(),
-            askers: Vec::new(),
+            waiters: Vec::new(),
             quarters: Vec::new(),
             region_seen: u64::MAX,
             retry_quarters: false,
@@ -343,8 +343,8 @@ impl Endpoint {
             backlog_bytes: 0,
             tally: Tally::default(),
             ticks: 0,
-            next_look: 0,
-            look_every: 1,
+            next_activity: 0,
+            activity_every: 1,
             next_slow: 0,
             recent_until: 0,
             open_lanes: 0,
@@ -354,7 +354,7 @@ impl Endpoint {
             naps: 0,
             refused: false,
             crowded: false,
-            moment: Moment::new(),
+            spin_plan: Spin::new(),
             closing: Vec::new(),
             faulty: Vec::new(),
             leaving: false,
@@ -362,7 +362,7 @@ impl Endpoint {
             closed: false,
         };
         endpoint.reserve_entries().map_err(failed("take memory for an endpoint's first lanes"))?;
-        endpoint.look_at_region();
+        endpoint.check_region();
         Ok(endpoint)
     }
 

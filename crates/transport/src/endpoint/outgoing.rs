@@ -114,7 +114,7 @@ impl Endpoint {
     }
 
     /// Looks whether a receiver has accepted our lane.
-    pub(super) fn look_for_accept(&mut self, to: PeerId) {
+    pub(super) fn check_accept(&mut self, to: PeerId) {
         let peer = &self.peers[to.0 as usize];
         let Some(out) = peer.out.as_ref().filter(|o| !o.is_accepted()) else { return };
         let Some((section, line)) = self.remote_block(&peer.address) else { return };
@@ -165,11 +165,11 @@ impl Endpoint {
     }
 
     /// Looks for answers to all lanes that have none, answers requests to cool, and collects chunks.
-    pub(super) fn look_for_accepts(&mut self) {
+    pub(super) fn check_accepts(&mut self) {
         for i in 0..self.peers.len() {
             let Some(out) = &mut self.peers[i].out else { continue };
             if !out.is_accepted() {
-                self.look_for_accept(PeerId(u32::try_from(i).unwrap_or(u32::MAX)));
+                self.check_accept(PeerId(u32::try_from(i).unwrap_or(u32::MAX)));
                 continue;
             }
             out.answer();

@@ -90,27 +90,27 @@ const EXPECT_AHEAD: u64 = 4;
 /// How long the hints between the looks of [`Endpoint::spin`] take, in nanoseconds; the looks themselves come on top, 1 to 2 ns for
 /// each hot lane. MPICH's answer takes 0.7 us where two hardware threads share a core; a
 /// wait for one that comes later costs it a system call.
-const MOMENT: u32 = 1500;
+const SPIN_NS: u32 = 1500;
 /// Its looks where hints are slow, as under emulation; 1 to 4 ns each on a processor.
-const BARE_LOOKS: u32 = 500;
+const POLLS_WITHOUT_HINT: u32 = 500;
 /// Most polls between two looks at the activity lines, while there are lanes that are polled directly. After a look
 /// that finds something the next poll looks again.
-const LOOK_EVERY: u64 = 8;
+const ACTIVITY_EVERY: u64 = 8;
 /// Polls between two rounds of what need not be done often.
 const SLOW_EVERY: u64 = 256;
 
 /// What [`Endpoint::spin`] does.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Moment {
-    looks: u32,
+pub(super) struct Spin {
+    polls: u32,
     /// Before each is a hint to the processor.
     hinted: bool,
 }
 
-impl Moment {
+impl Spin {
     pub(super) fn new() -> Self {
         let hinted = hint::is_cheap();
-        Self { looks: if hinted { hint::within(MOMENT) } else { BARE_LOOKS }, hinted }
+        Self { polls: if hinted { hint::within(SPIN_NS) } else { POLLS_WITHOUT_HINT }, hinted }
     }
 }
 
@@ -176,7 +176,7 @@ impl Endpoint {
     pub fn poll_short(&mut self, room: usize, wait: bool, sink: &mut impl ShortSink) -> Short {
         let ticks = self.ticks.wrapping_add(1);
         let other = !self.busy.is_empty() || !self.completions.is_empty() || self.hot.is_empty();
-        if other || (ticks >= self.next_look && !self.nothing_announced(ticks)) {
+        if other || (ticks >= self.next_activity && !self.is_activity_unchanged(ticks)) {
             return Short::Other;
         }
         self.ticks = ticks;
@@ -240,7 +240,7 @@ impl Endpoint {
         }
     }
 
-    /// Looks at the hot lanes again and again, for a [`MOMENT`], and nothing else. Gives whether something is
+    /// Looks at the hot lanes again and again, for a [`SPIN_NS`], and nothing else. Gives whether something is
     /// there. Not where processors are short, nor where the program waits for nothing: Open MPI 4 reads again at once after
     /// each message that it got, and would be held up before it sends the answer.
     #[inline(never)]
@@ -248,8 +248,8 @@ impl Endpoint {
         if self.crowded || !(self.matching.has_waiting() || self.operations.has_any()) {
             return false;
         }
-        let Moment { looks, hinted } = self.moment;
-        (0..looks).any(|_| {
+        let Spin { polls, hinted } = self.spin_plan;
+        (0..polls).any(|_| {
             // The first look was the poll's own.
             if hinted {
                 std::hint::spin_loop();
@@ -262,13 +262,13 @@ impl Endpoint {
 
     /// A look at the activity lines that finds nothing, if that is all there is to do now.
     #[inline(never)]
-    fn nothing_announced(&mut self, ticks: u64) -> bool {
+    fn is_activity_unchanged(&mut self, ticks: u64) -> bool {
         let quiet = ticks < self.next_slow
-            && self.askers.is_empty()
+            && self.waiters.is_empty()
             && self.quarters.iter().all(|q| q.seen.is_current(&q.activity));
         if quiet {
-            self.look_every = (2 * self.look_every).min(LOOK_EVERY);
-            self.next_look = ticks + self.look_every;
+            self.activity_every = (2 * self.activity_every).min(ACTIVITY_EVERY);
+            self.next_activity = ticks + self.activity_every;
         }
         quiet
     }
@@ -285,18 +285,18 @@ impl Endpoint {
             moved |= self.pump();
         }
         self.ticks = self.ticks.wrapping_add(1);
-        if self.ticks >= self.next_look || self.hot.is_empty() {
-            moved |= self.look();
+        if self.ticks >= self.next_activity || self.hot.is_empty() {
+            moved |= self.poll_activity();
         }
         if moved && self.asleep.is_some() {
-            self.rouse();
+            self.wake_all();
         }
         moved
     }
 
     /// Looks at the activity lines, and where they point.
     #[inline(never)]
-    fn look(&mut self) -> bool {
+    fn poll_activity(&mut self) -> bool {
         let mut moved = false;
         for q in 0..self.quarters.len() {
             let quarter = &mut self.quarters[q];
@@ -305,12 +305,12 @@ impl Endpoint {
                 moved |= self.visit(q, groups);
             }
         }
-        if !self.askers.is_empty() {
+        if !self.waiters.is_empty() {
             self.take_requests();
         }
-        let soon = moved || !self.askers.is_empty();
-        self.look_every = if soon { 1 } else { (2 * self.look_every).min(LOOK_EVERY) };
-        self.next_look = self.ticks + self.look_every;
+        let soon = moved || !self.waiters.is_empty();
+        self.activity_every = if soon { 1 } else { (2 * self.activity_every).min(ACTIVITY_EVERY) };
+        self.next_activity = self.ticks + self.activity_every;
         if self.ticks >= self.next_slow {
             self.next_slow = self.ticks + SLOW_EVERY;
             moved |= self.slow();
@@ -322,11 +322,11 @@ impl Endpoint {
     pub(super) fn slow(&mut self) -> bool {
         let there = |this: &Self| (this.completions.len(), this.hot.len(), this.busy.len());
         let before = there(self);
-        self.look_at_region();
-        self.look_for_lanes();
+        self.check_region();
+        self.retry_accepts();
         self.cool_down();
         self.finish_closing();
-        self.look_for_accepts();
+        self.check_accepts();
         self.settle();
         let after = there(self);
         after.0 > before.0 || after.1 > before.1 || after.2 > before.2

@@ -64,7 +64,7 @@ impl Endpoint {
             Ok(true) => Ok(()),
             Ok(false) => {
                 if !out.is_accepted() {
-                    self.look_for_accept(to);
+                    self.check_accept(to);
                 }
                 Err(PostError::Again)
             }
@@ -90,7 +90,7 @@ impl Endpoint {
         if let Some(out) = &mut self.peers[to.0 as usize].out
             && out.push(message, count)
         {
-            self.announced(to);
+            self.ring_receiver(to);
         }
         step(Step::Announced);
     }
@@ -173,7 +173,7 @@ impl Endpoint {
         out.publish(wire::head(kind::INLINE, flags_of(tagged, data), buf.len()), announced);
         out.count_bytes(buf.len() as u64);
         if announced {
-            self.announced(to);
+            self.ring_receiver(to);
         }
         true
     }
@@ -200,7 +200,7 @@ impl Endpoint {
 
     #[inline(always)] // a function each for the two that call it: the usual one has no question more than it had
     fn send_until(&mut self, send: &Send<'_>, delivered: bool, matched: bool) -> Result<Posted, PostError> {
-        self.next_look = 0;
+        self.next_activity = 0;
         if let Err(error) = self.ready(send.to) {
             return self.queue_send(error, send, delivered, matched);
         }
@@ -232,7 +232,7 @@ impl Endpoint {
         } else {
             let then = self.template(send.ticket, Op::Send { tagged: send.tagged }, len);
             let bufs = Bufs::new(send.bufs);
-            let offer = Operation::Offer { to: send.to, bufs, len, then, awaits_done: delivered };
+            let offer = Operation::Announced { to: send.to, bufs, len, then, awaits_done: delivered };
             let id = self.operations.insert(offer);
             if delivered {
                 flags |= flag::ACK;
@@ -274,7 +274,8 @@ impl Endpoint {
         if matched || (len > self.eager_bytes(to) && !send.inject) {
             let payload = self.make_space(to, &[], true)?;
             let bufs = Bufs::new(send.bufs);
-            let id = self.operations.insert(Operation::Offer { to, bufs, len, then, awaits_done: delivered });
+            let id =
+                self.operations.insert(Operation::Announced { to, bufs, len, then, awaits_done: delivered });
             let message = [wire::head(kind::READY, flags, 0), tag, data, len, id, 0, 0, 0];
             self.queue(to, &message, 5, payload, None);
             return Ok(Posted::Pending);
@@ -340,7 +341,7 @@ impl Endpoint {
         let target = Target::Plain(Bufs::new(receive.bufs));
         let waiting = Waiting { select, target, ticket: receive.ticket };
         // Who posts something else than a short message may wait for a peer that was not heard of for a while.
-        self.next_look = 0;
+        self.next_activity = 0;
         match (self.matching.take_arrived(&select), select.from) {
             (Some(arrived), _) => self.deliver_kept(waiting, arrived, Because::Posted),
             // It would wait in vain, as those did that were posted before the death.
@@ -398,7 +399,7 @@ impl Endpoint {
     /// aside for [`Endpoint::receive_claimed`] under `ticket.context`; with `discard` it is dropped. A completion with
     /// [`Op::Peek`] comes in any case.
     pub fn peek(&mut self, select: &Selector, claim: bool, discard: bool, ticket: Ticket) {
-        self.next_look = 0;
+        self.next_activity = 0;
         self.progress();
         let mut completion = self.template(ticket, Op::Peek { tagged: select.tagged }, 0);
         match self.matching.find_arrived(select) {
@@ -547,8 +548,13 @@ impl Endpoint {
         } else {
             let ready = self.or_queued(ready, rma.to, &[], true)?;
             let bufs = Bufs::new(rma.bufs);
-            let id =
-                self.operations.insert(Operation::Offer { to: rma.to, bufs, len, then, awaits_done: true });
+            let id = self.operations.insert(Operation::Announced {
+                to: rma.to,
+                bufs,
+                len,
+                then,
+                awaits_done: true,
+            });
             let message = [wire::head(kind::WRITE_READY, flags, 0), id, rma.key, rma.addr, len, 0, data, 0];
             self.push_or_queue(ready, rma.to, &message, 7);
         }

@@ -50,10 +50,11 @@ impl Endpoint {
     pub(super) fn take_clear(&mut self, source: PeerId, message: &Message) -> Result<(), Stop> {
         let (id, theirs, want) = (message[1], message[2], message[3]);
         // Looked at before it is taken: what a faulty peer names must be there for `lose` to end.
-        if !matches!(self.operations.get(id, source), Some(Operation::Offer { len, .. }) if want <= *len) {
+        if !matches!(self.operations.get(id, source), Some(Operation::Announced { len, .. }) if want <= *len)
+        {
             return Err(Faulty);
         }
-        let Some(Operation::Offer { to, bufs, then, awaits_done, .. }) = self.operations.take(id, source)
+        let Some(Operation::Announced { to, bufs, then, awaits_done, .. }) = self.operations.take(id, source)
         else {
             return Err(Faulty);
         };
@@ -152,11 +153,11 @@ impl Endpoint {
                 self.peers[source.0 as usize].pushes.retain(|push| push.awaited != id);
                 self.drop_post(source, message[1]);
             }
-            Some(Operation::Offer { .. }) if status != Status::Ok => {}
+            Some(Operation::Announced { .. }) if status != Status::Ok => {}
             _ => return Err(Faulty),
         }
         step(Step::DoneSeen);
-        if let Some(Operation::Await { mut then, .. } | Operation::Offer { mut then, .. }) =
+        if let Some(Operation::Await { mut then, .. } | Operation::Announced { mut then, .. }) =
             self.operations.take(message[1], source)
         {
             then.status = status;
@@ -226,7 +227,7 @@ impl Endpoint {
             let Some(chunk) = self.take_chunk_place(to) else { return moved };
             let peer = &mut self.peers[to.0 as usize];
             // With more messages behind it both sides copy at the same time anyway, and fewer pieces cost less.
-            let alone = peer.pushes.len() == 1 && !self.operations.has_offers();
+            let alone = peer.pushes.len() == 1 && !self.operations.has_announced();
             let (Some(out), Some(push)) = (&mut peer.out, peer.pushes.front_mut()) else { return moved };
             let piece = if alone { piece_of(push.len) } else { chunk.bytes };
             let len = (push.len - push.at).min(chunk.bytes).min(piece);
@@ -272,7 +273,7 @@ impl Endpoint {
                 self.completions.extend(done.then);
             }
             if announced {
-                self.announced(to);
+                self.ring_receiver(to);
             }
         }
     }
@@ -287,13 +288,13 @@ impl Endpoint {
         };
         if !room {
             if !out.is_accepted() {
-                self.look_for_accept(to);
+                self.check_accept(to);
             }
             return None;
         }
         if out.chunks_held() >= depth {
             if !out.is_accepted() {
-                self.look_for_accept(to);
+                self.check_accept(to);
             }
             let out = self.peers[to.0 as usize].out.as_mut()?;
             if out.refresh().is_err() {

@@ -143,11 +143,11 @@ impl Endpoint {
     }
 
     /// Looks for peers that joined, left or died, where the region says that something changed.
-    pub(super) fn look_at_region(&mut self) {
+    pub(super) fn check_region(&mut self) {
         let generation = self.member.region().generation();
         if generation != self.region_seen || self.retry_quarters {
             self.region_seen = generation;
-            self.look_at_peers();
+            self.check_peers();
             self.crowded = self.member.is_crowded();
         }
         let mut changed = false;
@@ -157,7 +157,7 @@ impl Endpoint {
                 changed = true;
                 self.quarters[q].generation_seen = generation;
                 let index = self.quarters[q].index;
-                self.look_for_dead(index);
+                self.lose_dead(index);
             }
         }
         if changed {
@@ -165,7 +165,7 @@ impl Endpoint {
         }
     }
 
-    fn look_at_peers(&mut self) {
+    fn check_peers(&mut self) {
         self.retry_quarters = false;
         let member = std::sync::Arc::clone(&self.member);
         for info in member.region().peers() {
@@ -176,7 +176,7 @@ impl Endpoint {
                     continue;
                 }
                 self.quarters.swap_remove(at);
-                self.look_for_dead(info.index);
+                self.lose_dead(info.index);
             }
             if !active {
                 self.lose_all(info.index);
@@ -202,7 +202,7 @@ impl Endpoint {
     }
 
     /// Ends everything with endpoints of a peer that are gone.
-    fn look_for_dead(&mut self, index: u32) {
+    fn lose_dead(&mut self, index: u32) {
         self.lose_of(index, |peer| !peer.lives());
     }
 
@@ -260,7 +260,7 @@ impl Endpoint {
         }
         for operation in self.operations.take_all(id) {
             match operation {
-                Operation::Offer { mut then, .. } | Operation::Await { mut then, .. } => {
+                Operation::Announced { mut then, .. } | Operation::Await { mut then, .. } => {
                     (then.status, then.source) = (Status::PeerGone, Some(id));
                     self.completions.push_back(then);
                 }

@@ -123,7 +123,7 @@ impl Endpoint {
         sleep::announce_sleep(&self.block.words[4], self.sleeps, bell);
         let unasked = self.ask_for_room();
         // The look that decides: at everything.
-        (self.next_look, self.next_slow) = (0, 0);
+        (self.next_activity, self.next_slow) = (0, 0);
         if self.progress() || !self.completions.is_empty() || !self.hot.is_empty() {
             sleep::announce_awake(&self.block.words[4]);
             self.naps = 0;
@@ -151,7 +151,7 @@ impl Endpoint {
         let mut unasked = false;
         for k in 0..self.busy.len() {
             let to = self.busy[k];
-            self.look_for_accept(to);
+            self.check_accept(to);
             let peer = &mut self.peers[to.0 as usize];
             // Behind the fence of the sleep word: what the receiver had read before it could see that is seen here, and what is
             // asked for is ahead of it.
@@ -162,7 +162,7 @@ impl Endpoint {
             }
             match peer.out.as_mut().map_or(Asked::No, Outgoing::ask_for_room) {
                 Asked::Before => {}
-                Asked::Now => self.announced(to),
+                Asked::Now => self.ring_receiver(to),
                 Asked::No => unasked = true,
             }
         }
@@ -173,14 +173,14 @@ impl Endpoint {
     pub fn wake_up(&mut self) {
         self.asleep = None;
         sleep::announce_awake(&self.block.words[4]);
-        self.next_look = 0;
+        self.next_activity = 0;
     }
 
     /// Ends all sleeps, and wakes the threads: something has come, and another thread found it; lanes are hot again, so
     /// the sleepers would not be rung.
     #[cold]
     #[inline(never)]
-    pub fn rouse(&mut self) {
+    pub fn wake_all(&mut self) {
         let bell = self.asleep;
         self.wake_up();
         wake::wake(&self.wake.words[0]);
@@ -192,11 +192,11 @@ impl Endpoint {
     /// A message was announced to `to`: rings, if it sleeps.
     #[cold]
     #[inline(never)]
-    pub(super) fn announced(&mut self, to: PeerId) {
+    pub(super) fn ring_receiver(&mut self, to: PeerId) {
         self.tally.add(Counter::Announced, 1);
         let Some(peer) = self.peers.get_mut(to.0 as usize) else { return };
         peer.sent.add(LaneCounter::Announced, 1);
-        let Some(bell) = peer.out.as_mut().and_then(crate::lane::Outgoing::who_to_ring) else { return };
+        let Some(bell) = peer.out.as_mut().and_then(crate::lane::Outgoing::bell_to_ring) else { return };
         let slot = peer.address.slot;
         self.ring(to, bell, slot);
     }
@@ -208,8 +208,8 @@ impl Endpoint {
             Request::None => {}
             Request::Now => self.wake_sender(number),
             Request::Later => {
-                if !self.askers.contains(&number) {
-                    self.askers.push(number);
+                if !self.waiters.contains(&number) {
+                    self.waiters.push(number);
                 }
             }
         }
@@ -218,7 +218,7 @@ impl Endpoint {
     /// The same for all that asked for more room than there was.
     #[cold]
     pub(super) fn take_requests(&mut self) {
-        for number in std::mem::take(&mut self.askers) {
+        for number in std::mem::take(&mut self.waiters) {
             self.take_request(number);
         }
     }
@@ -226,7 +226,7 @@ impl Endpoint {
     /// Wakes the sender of a lane, if it sleeps.
     pub(super) fn wake_sender(&mut self, number: u32) {
         let Some(Some(lane)) = self.incoming.get_mut(number as usize) else { return };
-        let (Some(bell), from) = (lane.who_to_ring(), lane.peer) else { return };
+        let (Some(bell), from) = (lane.bell_to_ring(), lane.peer) else { return };
         let Some(peer) = self.peers.get(from.0 as usize) else { return };
         let slot = peer.address.slot;
         self.ring(from, bell, slot);

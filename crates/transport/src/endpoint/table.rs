@@ -9,7 +9,7 @@ use crate::types::{Completion, Op, PeerId};
 #[derive(Debug)]
 pub(super) enum Operation {
     /// A message was announced; `CLEAR` is awaited.
-    Offer {
+    Announced {
         to: PeerId,
         bufs: Bufs,
         len: u64,
@@ -43,13 +43,13 @@ pub(super) enum Operation {
 impl Operation {
     /// Whether it is an operation of ours on the other side's memory.
     fn is_one_sided(&self) -> bool {
-        let (Self::Offer { then, .. } | Self::Await { then, .. } | Self::Incoming { then, .. }) = self;
+        let (Self::Announced { then, .. } | Self::Await { then, .. } | Self::Incoming { then, .. }) = self;
         matches!(then.op, Op::Read | Op::Write | Op::Atomic(_))
     }
 
     pub(super) fn peer(&self) -> PeerId {
         match self {
-            Self::Offer { to, .. } | Self::Await { to, .. } => *to,
+            Self::Announced { to, .. } | Self::Await { to, .. } => *to,
             Self::Incoming { from, .. } => *from,
         }
     }
@@ -62,7 +62,7 @@ pub(super) struct Table {
     /// Of each peer, how many are one-sided operations of ours.
     one_sided: Vec<u32>,
     /// Messages that were announced and not asked for yet, whoever to.
-    offers: usize,
+    announced: usize,
 }
 
 impl Table {
@@ -82,13 +82,13 @@ impl Table {
     }
 
     /// Whether announced messages wait to be asked for.
-    pub(super) fn has_offers(&self) -> bool {
-        self.offers > 0
+    pub(super) fn has_announced(&self) -> bool {
+        self.announced > 0
     }
 
     fn count(&mut self, operation: &Operation, came: bool) {
-        if matches!(operation, Operation::Offer { .. }) {
-            self.offers = if came { self.offers + 1 } else { self.offers.saturating_sub(1) };
+        if matches!(operation, Operation::Announced { .. }) {
+            self.announced = if came { self.announced + 1 } else { self.announced.saturating_sub(1) };
         }
         if !operation.is_one_sided() {
             return;
@@ -158,8 +158,8 @@ impl Table {
                 self.free.push(index);
             }
         }
-        self.offers -=
-            taken.iter().filter(|op| matches!(op, Operation::Offer { .. })).count().min(self.offers);
+        self.announced -=
+            taken.iter().filter(|op| matches!(op, Operation::Announced { .. })).count().min(self.announced);
         if let Some(count) = self.one_sided.get_mut(peer.0 as usize) {
             *count = 0;
         }
@@ -186,23 +186,23 @@ mod tests {
         }
     }
 
-    fn offer(to: PeerId) -> Operation {
-        Operation::Offer { to, bufs: Bufs::new(&[]), len: 1, then: then(), awaits_done: true }
+    fn announced(to: PeerId) -> Operation {
+        Operation::Announced { to, bufs: Bufs::new(&[]), len: 1, then: then(), awaits_done: true }
     }
 
     #[test]
     fn offers_are_counted_until_they_are_taken_up_or_their_peer_is_gone() {
         let (here, there) = (PeerId(0), PeerId(1));
         let mut table = Table::default();
-        let first = table.insert(offer(here));
-        table.insert(offer(there));
+        let first = table.insert(announced(here));
+        table.insert(announced(there));
         assert!(table.take(first, there).is_none(), "another peer's");
         assert!(table.take(first, here).is_some());
         table.put_back(first, Operation::Await { to: here, then: then(), sending: false });
-        assert!(table.has_offers());
+        assert!(table.has_announced());
         assert_eq!(table.take_all(there).len(), 1);
-        assert!(!table.has_offers());
+        assert!(!table.has_announced());
         assert_eq!(table.take_all(here).len(), 1);
-        assert!(!table.has_offers());
+        assert!(!table.has_announced());
     }
 }
