@@ -1,4 +1,4 @@
-//! The end of an endpoint.
+//! Closing an endpoint: what was sent still arrives, then its memory goes back to the process's area.
 
 use std::time::{Duration, Instant};
 
@@ -8,13 +8,13 @@ use super::entries::Chunks;
 use super::{Endpoint, Peer};
 use crate::fault::{Step, step};
 
-/// A good patience for [`Endpoint::close`]: a receiver may compute, be traced, or sit in a paused virtual machine.
+/// A usual patience for [`Endpoint::close`]: a receiver may compute, be traced, or be in a paused VM.
 pub const CLOSE_PATIENCE: Duration = Duration::from_secs(60);
-/// How long an endpoint that is being closed confirms what others send to it.
+/// How long an endpoint that is being closed still confirms messages.
 const CONFIRMING: Duration = Duration::from_secs(1);
 
 impl Endpoint {
-    /// Whether something sent has not been taken by its receiver yet (a close would wait for it).
+    /// Whether a receiver has not taken yet what was sent to it (a close would wait for it).
     pub fn is_flushing(&mut self) -> bool {
         let mut flushing = false;
         for peer in &mut self.peers {
@@ -26,10 +26,10 @@ impl Endpoint {
                 continue;
             }
             if let Some(out) = &mut peer.out {
-                // A faulty receiver is not waited for.
+                // A close does not wait for a faulty receiver.
                 if !out.is_drained().unwrap_or(true) {
                     flushing = true;
-                    // Not accepted yet: the answer shows where the read position is.
+                    // Not accepted yet: the read position is in the accept entry.
                     if !out.is_accepted() {
                         out.accepts_seen = None;
                     }
@@ -39,7 +39,7 @@ impl Endpoint {
         flushing
     }
 
-    /// A number that changes whenever a receiver takes something of what was sent.
+    /// A number that changes whenever a receiver takes something.
     fn moves(&self) -> u64 {
         let of = |p: &Peer| {
             let taken = p.out.as_ref().map_or(0, |out| out.written().wrapping_add(out.read_seen()));
@@ -49,7 +49,7 @@ impl Endpoint {
         self.peers.iter().filter(|p| !p.gone).map(of).fold(0, u64::wrapping_add)
     }
 
-    /// How many receivers have not taken yet what was sent to them.
+    /// Receivers that have not taken yet what was sent to them.
     fn waited_for(&mut self) -> usize {
         let waits = |p: &mut Peer| {
             let full = p.out.as_mut().is_some_and(|out| !out.is_drained().unwrap_or(true));
@@ -58,10 +58,11 @@ impl Endpoint {
         self.peers.iter_mut().filter_map(|p| waits(p).then_some(())).count()
     }
 
-    /// Closes the endpoint: what was sent still arrives, as long as its receivers live and take it. A receiver that
-    /// lives and takes nothing for as long as `patience` is not waited for any longer. Gives the number of those. Remote
-    /// reads, writes and atomics that come meanwhile are not done, and messages that come after the first second are not
-    /// confirmed; who waits for either learns that this endpoint is gone.
+    /// Closes the endpoint. What was sent still arrives, as long as its receivers live and take it. If none
+    /// of them has taken anything for `patience`, the close waits no longer; it returns the number of
+    /// receivers that live and have not taken all. Remote reads, writes and atomics that come meanwhile are
+    /// not done, and messages that come after the first second are not confirmed; a sender or initiator that
+    /// waits for either learns that this endpoint is gone.
     pub fn close(self, patience: Duration) -> usize {
         let mut closing = self.begin_close(patience);
         loop {
@@ -72,14 +73,14 @@ impl Endpoint {
         }
     }
 
-    /// As [`Endpoint::close`], but the caller does it bit by bit, for those who have something to do in between.
+    /// As [`Endpoint::close`], in steps, for a caller that has something else to do in between.
     pub fn begin_close(mut self, patience: Duration) -> Closing {
         self.leaving = true;
         let (moves, begin) = (self.moves(), Instant::now());
         Closing { endpoint: self, patience, rounds: 0, begin, moves, since: begin }
     }
 
-    /// Returns all memory to the process's area. The endpoint's record says by now that it is gone.
+    /// Returns all memory to the process's area. The endpoint's record must say that it is gone.
     pub(super) fn give_back_everything(&mut self) {
         for i in 0..self.peers.len() {
             if let Some(mut out) = self.peers[i].out.take() {
@@ -118,8 +119,8 @@ pub struct Closing {
 }
 
 impl Closing {
-    /// Moves everything that can be moved. Once there is nothing more to wait for, it gives the number of receivers that
-    /// live and have not taken what was sent.
+    /// Makes progress. Once there is nothing more to wait for, returns the number of receivers that live and
+    /// have not taken what was sent.
     pub fn advance(&mut self) -> Option<usize> {
         let endpoint = &mut self.endpoint;
         endpoint.progress();
@@ -141,7 +142,7 @@ impl Closing {
         None
     }
 
-    /// Offers the processor to others, between two of [`Closing::advance`].
+    /// Yields, between two calls of [`Closing::advance`]; naps once many have passed.
     pub fn rest(&self) {
         if self.rounds > 10_000 {
             std::thread::sleep(Duration::from_micros(50));
@@ -158,8 +159,9 @@ impl Drop for Endpoint {
         }
         self.closed = true;
         self.settle();
-        // The record first: after it, nobody takes what is in our memory for messages (P5). A service that is gone
-        // leaves the record to nobody: the process's own end is then all that tells, and nobody gets the memory before.
+        // The record first: once it is closed, no receiver takes what is in our memory for messages (P5). If
+        // the service is gone, the record stays as it is; then the memory must not serve others before the
+        // process ends.
         step(Step::Closing);
         let told = self.member.service().close_endpoint(self.local).is_ok();
         step(Step::Closed);

@@ -1,4 +1,5 @@
-//! Tables of lane descriptors and of accept entries, in the endpoint's own area.
+//! The endpoint's tables of lane descriptors and of accept entries, in its own area. A table is a chain of
+//! chunks of sixteen entries, and has a version that changes with each entry.
 
 use isthmus_region::format::{CHUNK_ENTRIES, GlobalSlot, block, chunk};
 
@@ -52,7 +53,8 @@ impl Endpoint {
         Ok(first)
     }
 
-    /// Takes the first chunk of both tables, so that a full region keeps no endpoint from its first lanes.
+    /// Takes the first chunk of both tables, so that every endpoint has entries for its first lanes even in a
+    /// full region.
     pub(super) fn reserve_entries(&mut self) -> isthmus_region::Result<()> {
         let first = self.take_entry(true)?;
         self.lanes.free.push(first);
@@ -67,7 +69,7 @@ impl Endpoint {
     }
 }
 
-/// What an accept entry is found by.
+/// The key under which a sender finds its accept entry.
 pub(super) fn accept_key(sender: GlobalSlot, number: u32) -> u64 {
     ((u64::from(sender.0) << 32) | u64::from(number)) + 1
 }

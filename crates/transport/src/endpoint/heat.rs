@@ -1,11 +1,11 @@
-//! Which lanes are hot: polled directly, and not announced by their senders.
+//! Hot lanes: polled directly, and not announced by their senders.
 
 use super::Endpoint;
 use super::poll::Keep;
 use crate::fault::{Step, step};
 
 impl Endpoint {
-    /// Makes a lane hot, cooling the one that was idle longest where there are too many.
+    /// Makes a lane hot; cools the one that was idle longest if there are too many.
     pub(super) fn warm(&mut self, number: u32) {
         if self.hot.contains(&number) {
             return;
@@ -33,7 +33,7 @@ impl Endpoint {
         }
     }
 
-    /// Looks at lanes whose senders have not answered yet that they announce again.
+    /// Polls lanes that were asked to cool, until their senders have answered that they announce again.
     pub(super) fn cool_down(&mut self) {
         let mut k = 0;
         while let Some(number) = self.cooling.get(k).copied() {
@@ -41,8 +41,9 @@ impl Endpoint {
                 Some(Some(lane)) => lane.settled(),
                 _ => true,
             };
-            // Also after the answer, once: what was published before it was not announced (P4).
-            // A sender that fills as fast as we empty must not keep us here: then the lane is looked at again next time.
+            // Once more after the answer, since what was published before it was not announced (P4). A sender
+            // that fills the lane as fast as we empty it must not keep us here: the lane is polled again next
+            // time.
             let drained = (0..64).any(|_| !self.poll(number, &mut Keep));
             if settled && drained && !self.is_left(number) && self.cooling.get(k) == Some(&number) {
                 self.cooling.remove(k);

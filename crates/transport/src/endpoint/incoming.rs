@@ -1,4 +1,4 @@
-//! Lanes from others: finding them, accepting them, forgetting them.
+//! Incoming lanes: finding them, accepting them, forgetting them.
 
 use isthmus_lockfree::life::{Life, State, unchanged};
 use isthmus_region::directory::Directory;
@@ -14,7 +14,7 @@ use crate::address::Address;
 use crate::fault::{Step, step};
 use crate::lane::Incoming;
 
-/// Lanes that are taken from one sender: the one that is open, and one that was closed while we looked.
+/// Most lanes of one sender: the one that is open, and one that was closed while the table was read.
 const MOST_LANES: usize = 2;
 
 /// What a lane descriptor claims; nothing is checked yet.
@@ -27,8 +27,9 @@ struct Claim {
 }
 
 impl Claim {
-    /// What descriptor `number` claims, if it is one of a lane to `slot` in its life `incarnation`. A descriptor that
-    /// becomes another lane's while it is read claims nothing: the version changes after that (P5).
+    /// What descriptor `number` claims, if it describes a lane to incarnation `incarnation` of `slot`. A
+    /// descriptor that becomes another lane's while it is read claims nothing; the table's version changes
+    /// after that (P5).
     fn read(number: u32, descriptor: LineRef, slot: GlobalSlot, incarnation: u64) -> Option<Self> {
         let words = &descriptor.words;
         let seen = words[0].get();
@@ -44,7 +45,7 @@ impl Claim {
 }
 
 impl Endpoint {
-    /// Follows an activity line: looks at the senders of quarter `q` in `groups`.
+    /// Follows an activity line: polls the lanes of the senders in `groups` of quarter `q`.
     pub(super) fn visit(&mut self, q: usize, groups: u8) -> bool {
         let mut moved = false;
         let high = self.quarters[q].directory.endpoints_high();
@@ -71,14 +72,15 @@ impl Endpoint {
         moved
     }
 
-    /// Takes all that a lane holds now: what is left behind would wait for the next announcement.
+    /// Takes all that a lane holds now: the rest would wait for the next announcement.
     fn drain(&mut self, number: u32) -> bool {
         let mut moved = false;
         let mut rounds = 0;
         while self.poll(number, &mut Keep) {
             moved = true;
             rounds += 1;
-            // A sender that fills as fast as we empty makes the lane hot, and is polled from there.
+            // A sender that fills the lane as fast as we empty it must not keep us here: the lane becomes
+            // hot.
             if rounds == 64 {
                 self.warm(number);
                 break;
@@ -90,13 +92,13 @@ impl Endpoint {
         moved
     }
 
-    /// Whether something is left on a lane: it may not be read on, since replies to its sender wait or there is no memory, and
-    /// must not be forgotten either, for a sender without room announces nothing.
+    /// Whether messages are left on a lane, since its sender is owed too many replies or there is no memory.
+    /// The lane must be polled on then: a sender without room announces nothing.
     pub(super) fn is_left(&self, number: u32) -> bool {
         matches!(self.incoming.get(number as usize), Some(Some(lane)) if lane.arrived().is_some())
     }
 
-    /// Looks again for lanes that could not be accepted for want of memory.
+    /// Tries again to accept lanes for which there was no memory.
     pub(super) fn retry_accepts(&mut self) {
         if std::mem::take(&mut self.retry_lanes) {
             for q in 0..self.quarters.len() {
@@ -105,7 +107,7 @@ impl Endpoint {
         }
     }
 
-    /// Makes sure that what is known of a sender is up to date; gives whether it lives.
+    /// Brings what is known of a sender up to date; returns whether it lives.
     fn know_sender(&mut self, q: usize, slot: u32) -> bool {
         let quarter = &mut self.quarters[q];
         let at = slot as usize;
@@ -118,7 +120,8 @@ impl Endpoint {
         if !known {
             let before = quarter.senders[at].take();
             quarter.senders[at] = new_sender(&quarter.directory, slot);
-            // Whose record says so is gone; that the directory has changed, too, is only its word.
+            // The record decides whether the former sender is gone; the directory's generation is only a
+            // hint.
             let place = GlobalSlot::new(quarter.index, slot, self.member.region().shape().endpoints).0;
             let id = before.and_then(|sender| self.by_address.get(&(place, sender.incarnation)).copied());
             if let Some(id) = id {
@@ -142,7 +145,7 @@ impl Endpoint {
         true
     }
 
-    /// Searches a sender's lane descriptors for lanes to us that are new, or closed.
+    /// Searches a sender's lane descriptors for new lanes to us, and for lanes that were closed.
     fn find_lanes(
         &mut self,
         q: usize,
@@ -169,7 +172,7 @@ impl Endpoint {
             base += 16;
             at = next;
         }
-        // Lanes that are no longer described were drained and closed.
+        // A lane that is no longer described was closed, which its sender does only once it is drained.
         let known: Vec<u32> =
             self.quarters[q].senders[slot as usize].as_ref().map_or_else(Vec::new, |s| s.lanes.clone());
         for number in known {
@@ -193,7 +196,7 @@ impl Endpoint {
         }
     }
 
-    /// Accepts a lane; one that makes no sense is left alone.
+    /// Accepts a lane; a claim that cannot be right is ignored.
     fn accept(&mut self, q: usize, slot: u32, section: &Section, claim: &Claim, peer: u32, incarnation: u64) {
         let (ring_at, slots) = claim.ring;
         let Ok(ring): Result<SlotRing, _> = section.ring("ring", ring_at, slots) else { return };
@@ -204,12 +207,13 @@ impl Endpoint {
         };
         let Ok(source) = self.meet(&address) else { return };
         if self.peers[source.0 as usize].gone {
-            // It broke the protocol and lives on, or died this moment.
+            // It is faulty and still runs, or has just died.
             self.spare(source);
             return;
         }
         let Ok(entry) = self.take_entry(false) else {
-            // No memory for the answer: the sender fills its ring once, and says no more. We try again by ourselves.
+            // No memory for the accept entry. The sender fills its ring once and announces nothing more, so
+            // trying again is up to us.
             self.retry_lanes = true;
             if self.shortage == Shortage::None {
                 self.shortage = Shortage::Seen;
@@ -252,7 +256,7 @@ impl Endpoint {
             sender.lanes.push(u32::try_from(number).unwrap_or(u32::MAX));
         }
         self.bump_version(false);
-        // It may sleep until it is accepted.
+        // The sender may sleep until the lane is accepted.
         self.wake_sender(u32::try_from(number).unwrap_or(u32::MAX));
     }
 
@@ -297,7 +301,7 @@ mod tests {
 
     use super::*;
 
-    /// A sender closes and opens lanes, to us and to others in turn, while we look.
+    /// A sender closes and opens lanes, to us and to others in turn, while we read its descriptor.
     #[test]
     fn a_descriptor_that_changes_hands_claims_nothing() {
         let fd = isthmus_region::create::memory(1 << 20).unwrap();

@@ -1,4 +1,4 @@
-//! Lanes to others: opening them, finding their answers, closing them.
+//! Outgoing lanes: opening them, finding their accept entries, closing them.
 
 use isthmus_lockfree::life::{Life, State};
 use isthmus_lockfree::sync::release_fence;
@@ -27,7 +27,7 @@ impl Endpoint {
         let size = if self.open_lanes >= MANY_LANES { Size::SMALL } else { Size::USUAL };
         let place = match Place::take(&self.member, size, false) {
             Ok(place) => place,
-            // The region is full: the reserve serves one peer after the other.
+            // The region is full: the reserve serves one remote endpoint after the other.
             Err(_) => match self.reserve.take() {
                 Some(reserve) => reserve,
                 None => {
@@ -46,7 +46,7 @@ impl Endpoint {
                 Ok(())
             }
             Err(_) => {
-                // No descriptor is free, and there is no room for more of them: the reserve alone does not help.
+                // No descriptor is free, and no memory for more of them: the reserve alone does not help.
                 self.give_place(place);
                 self.make_room();
                 Err(PostError::Again)
@@ -54,7 +54,7 @@ impl Endpoint {
         }
     }
 
-    /// Closes a lane in favour of another, in a full region.
+    /// Closes an idle lane in a full region, so that another can be opened.
     fn make_room(&mut self) {
         if self.closing.is_empty() {
             self.close_an_idle_lane();
@@ -85,7 +85,7 @@ impl Endpoint {
             Outgoing::new(number, place, ring, descriptor.clone(), counters, activity, self.local, sleeper);
         out.tell(&self.peers[to.0 as usize].totals());
         let words = &descriptor.words;
-        // Who sees any of this sees that the descriptor is no longer the lane's before (P5).
+        // A receiver that reads any word below also reads that the old lane is closed (P5).
         release_fence();
         words[1].put(address.slot.0.into());
         words[2].put(self.peers[to.0 as usize].address.incarnation);
@@ -113,7 +113,7 @@ impl Endpoint {
         Some((directory.section().clone(), line))
     }
 
-    /// Looks whether a receiver has accepted our lane.
+    /// Checks whether the receiver has accepted our lane.
     pub(super) fn check_accept(&mut self, to: PeerId) {
         let peer = &self.peers[to.0 as usize];
         let Some(out) = peer.out.as_ref().filter(|o| !o.is_accepted()) else { return };
@@ -133,8 +133,8 @@ impl Endpoint {
         }
     }
 
-    /// Searches a receiver's accept table. The number of chunks is bounded by what the region can hold, so that a
-    /// receiver that links them in a circle wastes little of our time.
+    /// Searches a receiver's accept table. The number of chunks is bounded by what the region can hold, in
+    /// case the receiver links them in a circle.
     fn find_accept(
         &self,
         section: &Section,
@@ -164,7 +164,7 @@ impl Endpoint {
         None
     }
 
-    /// Looks for answers to all lanes that have none, answers requests to cool, and collects chunks.
+    /// Checks whether lanes were accepted, answers requests to cool, and collects chunks.
     pub(super) fn check_accepts(&mut self) {
         for i in 0..self.peers.len() {
             let Some(out) = &mut self.peers[i].out else { continue };
@@ -183,7 +183,7 @@ impl Endpoint {
         }
     }
 
-    /// Gives up the lane that was idle longest, where the region has no room for another.
+    /// Closes the lane that was idle longest.
     fn close_an_idle_lane(&mut self) {
         let mut longest: Option<(u32, usize)> = None;
         for (i, peer) in self.peers.iter_mut().enumerate() {
@@ -221,7 +221,7 @@ impl Endpoint {
         self.closing.push((id, out));
     }
 
-    /// Takes back the memory of lanes whose receivers have let go.
+    /// Takes back the memory of closed lanes whose receivers have cleared their accept entries, or are gone.
     pub(super) fn finish_closing(&mut self) {
         let mut k = 0;
         while let Some((peer, out)) = self.closing.get(k) {

@@ -1,4 +1,7 @@
-//! Polling: hot lanes at each call, the activity lines now and then, everything else seldom.
+//! Polling: hot lanes in each call, the activity lines in some, everything else seldom. Nothing that arrives
+//! is trusted: every number is checked against our own tables, every offset against the sender's section, and
+//! after a payload has been copied out the sender's record is read once more (P5). A sender whose message
+//! cannot be right is *faulty*: it is treated as gone.
 
 use isthmus_lockfree::hint;
 use isthmus_region::counters::Counter;
@@ -17,7 +20,7 @@ use Stop::Faulty;
 pub(super) enum Stop {
     /// Its sender broke the protocol.
     Faulty,
-    /// This process has no memory for it. Nothing of it was done, and it stays in its lane.
+    /// This process has no memory for it. Nothing was done, and the message stays in its lane.
     NoMemory,
 }
 
@@ -63,7 +66,7 @@ pub struct ShortReceived {
     pub len: usize,
 }
 
-/// Who gets short messages.
+/// What takes short messages.
 pub trait ShortSink {
     /// Takes one, and its sender's address.
     fn take(&mut self, got: &ShortReceived, from: &Address);
@@ -72,7 +75,7 @@ pub trait ShortSink {
 /// What [`Endpoint::poll_short`] found.
 #[derive(Debug)]
 pub enum Short {
-    /// Nothing. That was one poll of the many, and the cheapest.
+    /// Nothing: the most frequent outcome, and the cheapest.
     Nothing,
     /// Messages, which are now received; no [`Completion`] will come.
     Received,
@@ -82,28 +85,28 @@ pub enum Short {
 
 /// Messages taken from one lane before the others get their turn.
 const BATCH: usize = 64;
-/// Replies that a peer asked for and that found no room, above which its lane is not read on.
+/// A lane is not read while its sender is owed more replies than this.
 const MOST_REPLIES: usize = 1024;
-/// Short messages after which their slots are given back, while more are there.
+/// Slots are given back after this many short messages, while more are there.
 const SHORT_BATCH: usize = 16;
 const EXPECT_AHEAD: u64 = 4;
-/// How long the hints between the looks of [`Endpoint::spin`] take, in nanoseconds; the looks themselves come on top, 1 to 2 ns for
-/// each hot lane. MPICH's answer takes 0.7 us where two hardware threads share a core; a
-/// wait for one that comes later costs it a system call.
+/// Time that the hints between the polls of [`Endpoint::spin`] take; the polls come on top, 1 to 2 ns for
+/// each hot lane. MPICH's answer takes 0.7 us where two hardware threads share a core; to wait for a later
+/// one costs it a system call.
 const SPIN_NS: u32 = 1500;
-/// Its looks where hints are slow, as under emulation; 1 to 4 ns each on a processor.
+/// Its polls where hints are slow, as under emulation; 1 to 4 ns each on a processor.
 const POLLS_WITHOUT_HINT: u32 = 500;
-/// Most polls between two looks at the activity lines, while there are lanes that are polled directly. After a look
-/// that finds something the next poll looks again.
+/// Most calls between two polls of the activity lines, while there are hot lanes. After a poll that finds
+/// something the next call polls them again.
 const ACTIVITY_EVERY: u64 = 8;
-/// Polls between two rounds of what need not be done often.
+/// Calls between two rounds of [`Endpoint::slow`].
 const SLOW_EVERY: u64 = 256;
 
-/// What [`Endpoint::spin`] does.
+/// How [`Endpoint::spin`] spins.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Spin {
     polls: u32,
-    /// Before each is a hint to the processor.
+    /// Before each poll is a hint to the processor.
     hinted: bool,
 }
 
@@ -144,8 +147,8 @@ fn take_short(lane: &mut Incoming, head: u64, peer: &Peer, matching: &mut Matchi
 }
 
 impl Endpoint {
-    /// Moves everything that can be moved, within bounds: incoming messages, pipelines, replies. Gives whether
-    /// anything happened. Completions are kept for [`Endpoint::pop`]. Makes no system call.
+    /// Moves everything that can be moved, within bounds: incoming messages, pipelines, replies. Returns
+    /// whether anything happened. Completions are kept for [`Endpoint::pop`]. Makes no system call.
     pub fn progress(&mut self) -> bool {
         self.advance(&mut Keep)
     }
@@ -160,7 +163,7 @@ impl Endpoint {
         moved
     }
 
-    /// Gives all completions that are there to `sink`.
+    /// Hands all completions that are there to `sink`.
     #[inline(never)]
     pub fn drain_into(&mut self, sink: &mut impl Sink) {
         while let Some(completion) = self.completions.pop_front() {
@@ -169,9 +172,9 @@ impl Endpoint {
         }
     }
 
-    /// The short way of a poll: takes up to `room` short messages of one lane, for each of which the oldest receive waits,
-    /// or finds that there is nothing. Whatever else there is to do it leaves to [`Endpoint::progress_into`], which it asks
-    /// for often enough. With `wait` it looks on for a moment where there is nothing.
+    /// The short way of a poll: takes up to `room` short messages of one lane, each for the oldest receive,
+    /// or finds nothing. It leaves all else to [`Endpoint::progress_into`], and says so often enough
+    /// ([`Short::Other`]). With `wait` it spins once where there is nothing.
     #[inline(always)] // on the way of a short message
     pub fn poll_short(&mut self, room: usize, wait: bool, sink: &mut impl ShortSink) -> Short {
         let ticks = self.ticks.wrapping_add(1);
@@ -208,8 +211,8 @@ impl Endpoint {
         }
     }
 
-    /// Takes up to `room` further short messages of a hot lane, and puts it behind the others, so that none is passed over
-    /// for long. Apart from the first message, whose way is then shorter.
+    /// Takes up to `room` further short messages of a hot lane, and moves the lane behind the others, so that
+    /// none starves. A function of its own, which keeps the way of the first message short.
     #[inline(never)]
     fn take_more(&mut self, number: u32, room: usize, sink: &mut impl ShortSink) {
         if let Some(Some(lane)) = self.incoming.get_mut(number as usize)
@@ -240,9 +243,9 @@ impl Endpoint {
         }
     }
 
-    /// Looks at the hot lanes again and again, for a [`SPIN_NS`], and nothing else. Gives whether something is
-    /// there. Not where processors are short, nor where the program waits for nothing: Open MPI 4 reads again at once after
-    /// each message that it got, and would be held up before it sends the answer.
+    /// Polls the hot lanes for [`SPIN_NS`]. Returns whether something is there. Not where processors are
+    /// short, nor where the program waits for nothing: Open MPI 4 reads its queue again at once after each
+    /// message, and would be delayed before it sends the answer.
     #[inline(never)]
     fn spin(&self) -> bool {
         if self.crowded || !(self.matching.has_waiting() || self.operations.has_any()) {
@@ -250,7 +253,7 @@ impl Endpoint {
         }
         let Spin { polls, hinted } = self.spin_plan;
         (0..polls).any(|_| {
-            // The first look was the poll's own.
+            // The caller has just polled them once.
             if hinted {
                 std::hint::spin_loop();
             }
@@ -260,7 +263,8 @@ impl Endpoint {
         })
     }
 
-    /// A look at the activity lines that finds nothing, if that is all there is to do now.
+    /// Whether there is nothing to do now: no activity line has changed, nobody waits for room, and
+    /// [`Endpoint::slow`] is not due.
     #[inline(never)]
     fn is_activity_unchanged(&mut self, ticks: u64) -> bool {
         let quiet = ticks < self.next_slow
@@ -294,7 +298,7 @@ impl Endpoint {
         moved
     }
 
-    /// Looks at the activity lines, and where they point.
+    /// Polls the activity lines, and visits the senders that they lead to.
     #[inline(never)]
     fn poll_activity(&mut self) -> bool {
         let mut moved = false;
@@ -318,7 +322,7 @@ impl Endpoint {
         moved
     }
 
-    /// What need not be done often. Gives whether there is more to take or to do than before.
+    /// What need not be done often. Returns whether there is more to take or to do than before.
     pub(super) fn slow(&mut self) -> bool {
         let there = |this: &Self| (this.completions.len(), this.hot.len(), this.busy.len());
         let before = there(self);
@@ -345,7 +349,7 @@ impl Endpoint {
         self.take_batch(number, source, head, sink)
     }
 
-    /// Takes messages, the first of which is known to be there. Gives whether anything was done.
+    /// Takes messages, the first of which is known to be there. Returns whether anything was done.
     #[inline]
     fn take_batch<S: Sink>(&mut self, number: u32, source: PeerId, first: u64, sink: &mut S) -> bool {
         let mut head = Some(first);
@@ -361,14 +365,14 @@ impl Endpoint {
             };
             match outcome {
                 Ok(()) => {}
-                // The sender finds no more room, until receives have taken what is kept here.
+                // The lane fills and its sender finds no room, until receives have taken what is kept.
                 Err(Stop::NoMemory) => break,
                 Err(Faulty) => {
                     self.lose_faulty(source);
                     return true;
                 }
             }
-            // What was taken may have ended the lane.
+            // The message may have ended the lane.
             let Some(Some(lane)) = self.incoming.get_mut(number as usize) else { return true };
             step(Step::MessageTaken);
             lane.advance();
@@ -388,7 +392,7 @@ impl Endpoint {
         self.peers[source.0 as usize].still_lives()
     }
 
-    /// Takes one message that is not the payload of a short or middling one.
+    /// Takes a message that is neither `INLINE` nor `EAGER`.
     #[inline(never)]
     fn take(&mut self, lane: u32, source: PeerId, head: u64) -> Result<(), Stop> {
         let Some(Some(incoming)) = self.incoming.get(lane as usize) else { return Err(Faulty) };
@@ -399,7 +403,8 @@ impl Endpoint {
             kind::CLEAR => self.take_clear(source, message),
             kind::CHUNK => self.take_chunk(lane, source, message),
             kind::DONE => self.take_done(source, message),
-            // Who asks an endpoint that is being closed hears of its end: answers would keep it here for ever.
+            // An endpoint that is being closed answers no requests, which could keep it open for ever. The
+            // initiator learns that it is gone.
             kind::READ | kind::WRITE | kind::WRITE_READY | kind::ATOMIC if self.leaving => Ok(()),
             kind::READ => self.take_read(source, message),
             kind::WRITE => self.take_write(lane, source, message, flags),

@@ -1,4 +1,4 @@
-//! Pipelined messages, both ends of them, and the replies of the protocol's own.
+//! Pipelined messages, both ends of them, and the protocol's replies.
 
 use isthmus_lockfree::slot::Message;
 use isthmus_region::counters::{Counter, LaneCounter};
@@ -12,9 +12,9 @@ use crate::types::{Access, Op, PeerId, Status};
 use crate::wire::{self, kind};
 use Stop::Faulty;
 
-/// Least bytes of a piece of a pipelined message.
+/// Smallest piece of a pipelined message, in bytes.
 const LEAST_PIECE: u64 = 16 << 10;
-/// Chunks that an endpoint takes of its area, at most: the depth of four lanes' pipelines.
+/// Most chunks that an endpoint takes from its area: the depth of four lanes' pipelines.
 const MOST_CHUNKS: u64 = 32;
 
 /// Where the next chunk of a pipelined message goes.
@@ -32,7 +32,7 @@ impl Endpoint {
         self.reply(to, message, 4, None, because);
     }
 
-    /// Tells that operation `id`, if there is one, has ended.
+    /// Tells the sender that its operation `id`, if there is one, has ended.
     pub(super) fn send_done(&mut self, to: PeerId, id: Option<u64>, status: Status, because: Because) {
         if let Some(id) = id {
             let message = [wire::head(kind::DONE, 0, 0), id, wire::status_code(status), 0, 0, 0, 0, 0];
@@ -40,7 +40,7 @@ impl Endpoint {
         }
     }
 
-    /// Answers a read or a fetching atomic: the bytes, or why there are none.
+    /// Answers a read or a fetching atomic with the bytes, or with the status that says why there are none.
     pub(super) fn send_result(&mut self, to: PeerId, id: u64, status: Status, payload: Option<Box<[u8]>>) {
         let len = payload.as_ref().map_or(0, |p| p.len() as u64);
         let message = [wire::head(kind::RESULT, 0, 0), id, wire::status_code(status), len, 0, 0, 0, 0];
@@ -49,7 +49,8 @@ impl Endpoint {
 
     pub(super) fn take_clear(&mut self, source: PeerId, message: &Message) -> Result<(), Stop> {
         let (id, theirs, want) = (message[1], message[2], message[3]);
-        // Looked at before it is taken: what a faulty peer names must be there for `lose` to end.
+        // Checked before it is taken: an operation that a faulty peer names must stay in the table for `lose`
+        // to end it.
         if !matches!(self.operations.get(id, source), Some(Operation::Announced { len, .. }) if want <= *len)
         {
             return Err(Faulty);
@@ -85,10 +86,11 @@ impl Endpoint {
         let Some(Operation::Incoming { dest, want, received, done, registered, .. }) =
             self.operations.get(id, source)
         else {
-            // The operation may be over, with its sender's death or our close; its chunks are nobody's.
+            // The operation may have ended, with its sender's death or our close; its late chunks are
+            // ignored.
             return Ok(());
         };
-        // Chunks come in order: the position is what was received so far, or somebody is lying.
+        // Chunks come in order: an honest sender's position is what was received so far.
         if at != *received || len == 0 || len > *want - *received {
             return Err(Faulty);
         }
@@ -121,7 +123,7 @@ impl Endpoint {
         if let Some(Some(incoming)) = self.incoming.get_mut(lane as usize) {
             incoming.release_through();
         }
-        // Without a fence it may be overlooked here; the announcement leads to it all the same.
+        // Without a fence a request may be overlooked here; its announcement leads to it later.
         self.take_request(lane);
         step(Step::ChunkReleased);
         Ok(())
@@ -135,7 +137,7 @@ impl Endpoint {
         self.recent_until = self.ticks + RECENT;
         self.send_done(source, done, Status::Ok, Because::Asked);
         match then.op {
-            // A write's arrival is told only where data came with it.
+            // A remote write completes here only if data came with it.
             Op::RemoteWrite if then.data.is_none() => {}
             _ => self.finish_receive(then, multi),
         }
@@ -143,9 +145,9 @@ impl Endpoint {
 
     pub(super) fn take_done(&mut self, source: PeerId, message: &Message) -> Result<(), Stop> {
         let status = wire::status_of(message[2]);
-        // Looked at before it is taken, as in `take_clear`. An offer ends here only as a write that was refused before
-        // its payload was asked for; a payload that is still being read from the caller's buffers, only as one that was
-        // refused meanwhile.
+        // Checked before it is taken, as in `take_clear`. An announced operation ends here only if it is a
+        // write that was refused before its payload was asked for; one whose payload is still being read from
+        // the caller's buffers, only if it was refused meanwhile.
         match self.operations.get(message[1], source) {
             Some(Operation::Await { sending: false, .. }) => {}
             Some(Operation::Await { .. }) if status != Status::Ok => {
@@ -175,7 +177,7 @@ impl Endpoint {
         }
     }
 
-    /// Goes on with what waits for room and with the pipelines of all busy peers.
+    /// Continues the replies, posts and pipelines of all busy peers.
     pub(super) fn pump(&mut self) -> bool {
         let mut moved = false;
         let mut k = 0;
@@ -192,8 +194,8 @@ impl Endpoint {
         moved
     }
 
-    /// Goes on with what waits for room and with the pipelines of one peer. The pipelines take few slots at a time, so they
-    /// come before the posts, of which there may be many.
+    /// Continues the replies, pipelines and posts of one peer, in that order. Pipelines take few slots at a
+    /// time, so they come before the posts, of which there may be many.
     pub(super) fn pump_peer(&mut self, to: PeerId) -> bool {
         let replies = self.peers[to.0 as usize].backlog.count();
         if !self.flush_replies(to) {
@@ -209,7 +211,7 @@ impl Endpoint {
         moved
     }
 
-    /// Goes on with one peer's pipelines: as many chunks as room and depth allow.
+    /// Sends as many chunks of one peer's pipelines as room and depth allow.
     fn push_chunks(&mut self, to: PeerId) -> bool {
         let mut moved = false;
         loop {
@@ -218,7 +220,7 @@ impl Endpoint {
                 return moved;
             }
             if !peer.lives() {
-                // `lose` ends the rest when the region says so.
+                // `lose` ends the rest once the region says that the peer is gone.
                 return moved;
             }
             if peer.out.is_none() && self.open_lane(to).is_err() {
@@ -226,7 +228,8 @@ impl Endpoint {
             }
             let Some(chunk) = self.take_chunk_place(to) else { return moved };
             let peer = &mut self.peers[to.0 as usize];
-            // With more messages behind it both sides copy at the same time anyway, and fewer pieces cost less.
+            // With more messages behind it, sender and receiver copy at the same time anyway, and larger
+            // pieces cost less.
             let alone = peer.pushes.len() == 1 && !self.operations.has_announced();
             let (Some(out), Some(push)) = (&mut peer.out, peer.pushes.front_mut()) else { return moved };
             let piece = if alone { piece_of(push.len) } else { chunk.bytes };
@@ -329,8 +332,8 @@ impl Endpoint {
     }
 }
 
-/// Bytes of one piece of a pipelined message: small ones in short messages, so that both sides copy at the same time for
-/// most of it.
+/// Bytes of one piece of a pipelined message: an eighth of it, so that sender and receiver copy at the same
+/// time for most of the message.
 fn piece_of(len: u64) -> u64 {
     (len / 8).next_multiple_of(4096).max(LEAST_PIECE)
 }

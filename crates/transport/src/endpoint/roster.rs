@@ -1,4 +1,5 @@
-//! The remote endpoints that an endpoint knows, and what ends with them.
+//! The remote endpoints that an endpoint knows, the peers of the region, and what ends when one of them is
+//! gone.
 
 use std::collections::VecDeque;
 
@@ -13,7 +14,7 @@ use crate::address::Address;
 use crate::matching::Target;
 use crate::types::{Error, Op, PeerId, Result, Status};
 
-/// Whether an endpoint's record says that it was closed in good order.
+/// Whether an endpoint's record says that it was closed, and did not die.
 pub(super) fn took_leave(word: u64, address: &Address) -> bool {
     let life = Life::unpack(word);
     life.state == State::Free && life.incarnation == address.incarnation
@@ -25,7 +26,7 @@ impl Peer {
         !self.gone && self.life.as_ref().is_some_and(|l| l.words[0].peek() == self.alive)
     }
 
-    /// Whether what was copied out of its memory was its own (P5).
+    /// Whether bytes that were copied out of its memory were its own (P5).
     #[inline]
     pub(super) fn still_lives(&self) -> bool {
         self.life.as_ref().is_some_and(|l| unchanged(&l.words[0], self.alive))
@@ -33,8 +34,8 @@ impl Peer {
 }
 
 impl Endpoint {
-    /// The number of an address; the same address has the same number. The remote side need not have been used
-    /// yet; if it is gone, posts to it say so.
+    /// The number of an address; the same address has the same number. If the remote endpoint is gone, posts
+    /// to it fail.
     ///
     /// # Errors
     /// [`Error::OtherRegion`].
@@ -44,7 +45,7 @@ impl Endpoint {
         Ok(id)
     }
 
-    /// The same for a sender, whose number may become another one's once it is gone.
+    /// As [`Endpoint::resolve`], for a sender: once it is gone, its number may be used again.
     pub(super) fn meet(&mut self, address: &Address) -> Result<PeerId> {
         if address.region != self.member.region().shape().uuid
             || address.slot.0 >= self.member.region().shape().slots()
@@ -63,7 +64,7 @@ impl Endpoint {
             .ok();
         let alive = Life { incarnation: address.incarnation, state: State::Active }.pack();
         let word = life.as_ref().map_or(0, |l| l.words[0].get());
-        // A context of IVC answers no lane: a post to it shall say so instead of waiting for ever.
+        // A context of IVC accepts no lane: posts to it fail instead of waiting for ever.
         let gone = word != alive || !self.takes_lanes(address);
         let peer = Peer {
             address: *address,
@@ -91,7 +92,7 @@ impl Endpoint {
         Ok(id)
     }
 
-    /// The number of a sender that is gone, and that nobody heard of.
+    /// A number for use again: that of a sender that is gone and was never reported to the program.
     fn take_spare(&mut self) -> Option<PeerId> {
         while let Some(id) = self.strangers.pop() {
             let peer = &mut self.peers[id.0 as usize];
@@ -104,7 +105,7 @@ impl Endpoint {
         None
     }
 
-    /// Remembers that the number of a peer that is gone may become another one's, unless somebody may know it.
+    /// Lets the number of a remote endpoint that is gone be used again, unless the program may know it.
     pub(super) fn spare(&mut self, id: PeerId) {
         let peer = &mut self.peers[id.0 as usize];
         if peer.gone && !peer.is_kept && !peer.is_spare {
@@ -113,7 +114,7 @@ impl Endpoint {
         }
     }
 
-    /// Whether the endpoint at an address is one with lanes.
+    /// Whether the endpoint at an address has lanes.
     fn takes_lanes(&self, address: &Address) -> bool {
         let endpoints = self.member.region().shape().endpoints;
         let Ok((_, directory)) = self.member.directory(address.slot.peer(endpoints)) else { return false };
@@ -128,21 +129,21 @@ impl Endpoint {
         self.peers.get(peer.0 as usize).map(|p| p.address)
     }
 
-    /// A peer that broke the protocol and was treated as gone since, each once: its process, as its service knows it,
-    /// and its address. For logs.
+    /// The process, as its service knows it, and the address of a faulty remote endpoint; each is returned
+    /// once. For logs.
     pub fn take_faulty(&mut self) -> Option<String> {
         let address = self.peers.get(self.faulty.pop()?.0 as usize)?.address;
         let endpoints = self.member.region().shape().endpoints;
         let index = address.slot.peer(endpoints);
         let info = self.member.region().peer(index).ok().flatten();
-        // What its own section says may be garbage, too.
+        // The section of a faulty endpoint may hold garbage, too.
         let pid = self.member.directory(index).and_then(|(_, d)| d.endpoint(address.slot.local(endpoints)));
         let process = pid.map_or_else(|_| "a process".to_owned(), |e| format!("process {}", e.pid));
         let name = info.map_or_else(|| format!("peer {index}"), |i| format!("'{}'", i.name));
         Some(format!("{process} of {name} ({address})"))
     }
 
-    /// Looks for peers that joined, left or died, where the region says that something changed.
+    /// Checks which peers and endpoints joined, left or died, if a generation says that something changed.
     pub(super) fn check_region(&mut self) {
         let generation = self.member.region().generation();
         if generation != self.region_seen || self.retry_quarters {
@@ -201,13 +202,13 @@ impl Endpoint {
         }
     }
 
-    /// Ends everything with endpoints of a peer that are gone.
+    /// Ends everything with those endpoints of a peer that are gone.
     fn lose_dead(&mut self, index: u32) {
         self.lose_of(index, |peer| !peer.lives());
     }
 
-    /// Ends everything with endpoints of a peer that is gone itself. Their records say so only a moment later, and nobody
-    /// looks at them then.
+    /// Ends everything with all endpoints of a peer that is gone. Their records say so only a moment later,
+    /// when they are no longer checked.
     fn lose_all(&mut self, index: u32) {
         self.lose_of(index, |_| true);
     }
@@ -217,7 +218,7 @@ impl Endpoint {
         for i in 0..self.peers.len() {
             let peer = &self.peers[i];
             if peer.address.slot.peer(endpoints) == index && !peer.gone && is_lost(peer) {
-                // One that was closed in good order has taken leave: nobody waits for it.
+                // An endpoint that was closed did not die: directed receives stay posted.
                 let word = peer.life.as_ref().map_or(0, |l| l.words[0].get());
                 let died = !took_leave(word, &peer.address);
                 self.lose(PeerId(u32::try_from(i).unwrap_or(u32::MAX)), died);
@@ -225,7 +226,7 @@ impl Endpoint {
         }
     }
 
-    /// Ends everything with a peer that broke the protocol, and remembers to name it.
+    /// Ends everything with a peer that broke the protocol, and notes it for [`Endpoint::take_faulty`].
     #[cold]
     pub(super) fn lose_faulty(&mut self, id: PeerId) {
         if !self.peers[id.0 as usize].gone {

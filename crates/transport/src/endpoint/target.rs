@@ -1,4 +1,5 @@
-//! RMA and atomics that come as messages.
+//! The target of RMA and atomics that come as messages: `READ`, `WRITE`, `WRITE_READY`, `ATOMIC`; and the
+//! initiator's `RESULT`.
 
 use isthmus_lockfree::slot::Message;
 use isthmus_region::counters::{Counter, LaneCounter};
@@ -50,7 +51,7 @@ impl Endpoint {
         Ok(())
     }
 
-    /// Counts what a read of the peer's makes us send.
+    /// Counts the bytes that answer a read.
     fn count_answer(&mut self, to: PeerId, len: u64) {
         self.tally.add(Counter::RmaBytes, len);
         self.peers[to.0 as usize].sent.add(LaneCounter::RmaBytes, len);
@@ -77,7 +78,8 @@ impl Endpoint {
         }
         let section = self.section_of(lane)?;
         section.holds("payload", offset, len).map_err(|_| Faulty)?;
-        // User memory is written only by what is certainly the sender's: copied out, checked, then placed.
+        // Only what is certainly the sender's reaches the program's memory: copied out, checked (P5), then
+        // placed.
         let mut bytes = self.cushion.borrow(|| zeroed(len))?;
         let copied = section.bytes("payload", offset, len).and_then(|b| b.get(0, &mut bytes));
         copied.map_err(|_| Faulty)?;
@@ -149,7 +151,7 @@ impl Endpoint {
         }
         let (operand, compare) = bytes.split_at(usize::try_from(operands).unwrap_or(0));
         let mut before = Vec::new();
-        // What gives values back reads them, too.
+        // An operation that returns values needs read access, too.
         let readable = match word.kind {
             AtomicKind::Plain => Ok(()),
             AtomicKind::Fetch | AtomicKind::Compare => {
@@ -186,7 +188,7 @@ impl Endpoint {
         else {
             return Ok(());
         };
-        // Messages and writes end by their chunks.
+        // Messages and writes end with their last chunk.
         if !matches!(then.op, Op::Read | Op::Atomic(_)) {
             return Err(Faulty);
         }

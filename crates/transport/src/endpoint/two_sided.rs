@@ -1,4 +1,4 @@
-//! Messages that arrive, and the receives that they go into.
+//! Messages that arrive: into their receives, or kept until those are posted.
 
 use isthmus_lockfree::slot::Message;
 use isthmus_region::counters::Counter;
@@ -15,13 +15,13 @@ use crate::types::{Completion, Op, PeerId, Status, Ticket};
 use crate::wire::{self, INLINE_BYTES, Inline, flag};
 use Stop::Faulty;
 
-/// Payload bytes in the data ring from which they are given back at once, and not with the batch: the sender waits for
-/// the room.
+/// Payloads from this many bytes on are given back at once, not with the batch: the sender waits for the
+/// room.
 const LARGE: u64 = 1024;
-/// Longest message that anybody may announce: what an address space holds.
+/// Longest message that may be announced: the size of an address space.
 const MOST_BYTES: u64 = 1 << 47;
 
-/// Whose message it is.
+/// What identifies a message.
 #[derive(Clone, Copy)]
 pub(super) struct Origin {
     pub(super) source: PeerId,
@@ -30,7 +30,7 @@ pub(super) struct Origin {
 }
 
 impl Endpoint {
-    /// Takes a short message.
+    /// Takes an `INLINE` message.
     #[inline]
     pub(super) fn take_inline<S: Sink>(&mut self, lane: u32, head: u64, sink: &mut S) -> Result<(), Stop> {
         let Some(Some(incoming)) = self.incoming.get(lane as usize) else { return Err(Faulty) };
@@ -68,7 +68,7 @@ impl Endpoint {
         Ok(())
     }
 
-    /// A short message for a receive that is not the first or has several buffers, or for none yet.
+    /// Takes a short message whose receive is not the oldest, has several buffers, or is not posted yet.
     #[inline(never)]
     fn take_inline_otherwise(
         &mut self,
@@ -100,20 +100,21 @@ impl Endpoint {
         Ok(())
     }
 
-    /// Takes a message whose payload is in the data ring.
+    /// Takes an `EAGER` message, whose payload is in the data ring.
     #[inline(never)]
     pub(super) fn take_eager<S: Sink>(&mut self, lane: u32, head: u64, sink: &mut S) -> Result<(), Stop> {
         let Some(Some(incoming)) = self.incoming.get(lane as usize) else { return Err(Faulty) };
         let (source, slot, section) = (incoming.peer, incoming.next(), &incoming.section);
         let (tag, len, offset) = (slot.word(1), slot.word(3), slot.word(4));
-        // Checked once for the whole payload; copying can then fail no more. Nobody has a larger data ring: what has no
-        // receive yet is copied, and a slot must not cost us a whole section.
+        // Checked once for the whole payload, so that copying cannot fail. No data ring is larger; without
+        // the limit a single slot could make us copy a whole section.
         if len > Size::USUAL.data_bytes {
             return Err(Faulty);
         }
         section.holds("payload", offset, len).map_err(|_| Faulty)?;
         let flags = wire::flags_of(head);
-        // Confirmations without end would keep an endpoint that is being closed here for ever.
+        // An endpoint that is being closed soon stops to confirm, since confirmations could keep it open for
+        // ever.
         let ack = (flags & flag::ACK != 0 && !self.deaf).then(|| slot.word(5));
         let data = (flags & flag::DATA != 0).then(|| slot.word(2));
         let tagged = flags & flag::TAGGED != 0;
@@ -129,7 +130,7 @@ impl Endpoint {
                 let fit = bufs.len().min(len);
                 let _ = bufs.pieces(0, fit, |done, piece| section.drain("payload", offset + done, piece));
                 if !peer.still_lives() {
-                    // What was copied may be anybody's: the receive waits on.
+                    // The copy may be another endpoint's bytes: the receive stays posted.
                     self.tally.add(Counter::Discarded, 1);
                     return Ok(());
                 }
@@ -147,7 +148,7 @@ impl Endpoint {
                 let _ = bufs.pieces(0, fit, |done, piece| section.drain("payload", offset + done, piece));
                 let mut done = received(waiting.ticket, tagged, from, bufs.address(), fit, len);
                 if !self.still_lives(source) {
-                    // The room is used up; the message is reported as lost with its sender.
+                    // Its place in the buffer is used up, so the message is reported as lost with its sender.
                     done.status = Status::PeerGone;
                 }
                 self.finish_receive(done, multi);
@@ -197,7 +198,7 @@ impl Endpoint {
         Ok(())
     }
 
-    /// Gives a message that was kept to a receive.
+    /// Delivers a kept message to a receive.
     pub(super) fn deliver_kept(&mut self, waiting: Waiting, arrived: Arrived, because: Because) {
         self.cushion.try_again();
         let Arrived { source, tag, data, body, .. } = arrived;
@@ -209,7 +210,7 @@ impl Endpoint {
         }
     }
 
-    /// Where a message of `len` bytes goes: the buffers, where in them, how much fits, and the multi-receive.
+    /// Where a message of `len` bytes goes: the buffers, how much fits, and the multi-receive.
     #[inline]
     fn place(&mut self, waiting: &Waiting, len: u64) -> (Bufs, u64, Option<u32>) {
         match &waiting.target {
@@ -308,8 +309,8 @@ impl Endpoint {
     }
 }
 
-/// Whether somebody may wait for a message of `source`, or for what comes behind it, even while there is no memory: something
-/// was begun with the sender, or nothing of it is kept that a program could take instead.
+/// True if an operation with `source` is pending, or no earlier message from it is kept. Then the program may
+/// be waiting for this message, or for what follows it in the lane, so it is kept even where memory is short.
 fn is_awaited(operations: &Table, matching: &Matching, source: PeerId) -> bool {
     operations.has_with(source) || !matching.has_arrived_from(source)
 }
@@ -337,7 +338,7 @@ pub(super) fn received(
     }
 }
 
-/// The release of a multi-receive without a message.
+/// The completion that releases a multi-receive without a message.
 pub(super) fn release_of(multi: &Multi) -> Completion {
     Completion {
         ticket: multi.ticket,
