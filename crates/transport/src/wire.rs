@@ -50,7 +50,7 @@ pub fn is_known(kind: u8) -> bool {
     (kind::INLINE..=kind::RESULT).contains(&kind)
 }
 
-/// Whether such a message is one that a program sent; the others are RMA's and the protocol's own.
+/// Whether a program sent the message; the other kinds are RMA and the protocol's replies.
 #[inline]
 pub fn is_programs(kind: u8) -> bool {
     kind <= kind::READY
@@ -159,7 +159,7 @@ pub fn words(bytes: &[u8; INLINE_BYTES]) -> [u64; INLINE_WORDS] {
     words
 }
 
-/// A status as it travels.
+/// The code of a status.
 pub fn status_code(status: Status) -> u64 {
     match status {
         Status::Ok => 0,
@@ -170,7 +170,7 @@ pub fn status_code(status: Status) -> u64 {
     }
 }
 
-/// A status that has travelled; what nobody sends counts as a faulty peer's.
+/// The status of a code; a code that no honest peer sends is [`Status::PeerGone`].
 pub fn status_of(code: u64) -> Status {
     match code {
         0 => Status::Ok,
@@ -181,7 +181,7 @@ pub fn status_of(code: u64) -> Status {
     }
 }
 
-/// What an `ATOMIC` message says in word 4.
+/// Word 4 of an `ATOMIC` message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AtomicWord {
     /// Elements.
@@ -205,7 +205,7 @@ impl AtomicWord {
         u64::from(self.count) | (u64::from(self.datatype) << 32) | (u64::from(self.op) << 40) | (kind << 48)
     }
 
-    /// Unpacks what anybody may have sent.
+    /// Unpacks a word that any peer may have sent.
     pub fn unpack(word: u64) -> Option<Self> {
         let bytes = word.to_le_bytes();
         let kind = match bytes[6] {

@@ -64,7 +64,7 @@ use tally::{Sent, Tally};
 const INJECT_BYTES: usize = 4096;
 /// Most operand bytes of an atomic operation, so that operands and compare values fit any data ring together.
 const ATOMIC_BYTES: usize = 2048;
-/// Choices for an endpoint. The defaults were found by measurement.
+/// Settings of an endpoint. The defaults were found by measurement.
 #[derive(Debug, Clone, Copy)]
 pub struct Config {
     /// Messages up to this many bytes go through the data ring, longer ones are pipelined.
@@ -75,7 +75,7 @@ pub struct Config {
     pub pipeline_depth: usize,
     /// Lanes polled directly.
     pub hot_lanes: usize,
-    /// Most bytes of this process's memory for posts that wait for room; beyond them posts are refused.
+    /// Most bytes of this process's memory for queued posts; beyond them posts are refused.
     pub backlog_bytes: u64,
 }
 
@@ -91,7 +91,7 @@ impl Default for Config {
     }
 }
 
-/// Whether a lane could ever not be accepted for want of memory.
+/// Whether a lane was ever not accepted for want of memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Shortage {
     None,
@@ -103,12 +103,12 @@ enum Shortage {
 #[derive(Debug)]
 struct Peer {
     address: Address,
-    /// The line of its endpoint record; none if its VM is gone.
+    /// The line of its endpoint record; none if its peer is gone.
     life: Option<LineRef>,
-    /// What the line says while it lives.
+    /// The record's first word while it lives.
     alive: u64,
     gone: bool,
-    /// It did not go in good order: who waits for it waits in vain.
+    /// It was not closed: directed receives for it fail.
     died: bool,
     out: Option<Outgoing>,
     sent: Sent,
@@ -120,24 +120,24 @@ struct Peer {
     is_busy: bool,
     /// What of its memory can be reached without messages.
     reach: direct::Reach,
-    /// Somebody may know its number: the program asked for it, it has sent something, or it is to be remembered as faulty.
+    /// The program may know its number: it resolved the address, or got a message from it; or it is faulty.
     is_kept: bool,
-    /// In `Endpoint::strangers`.
+    /// In `Endpoint::strangers`: its number may be used again.
     is_spare: bool,
 }
 
-/// What a reply is owed to.
+/// What made us owe a reply.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Because {
-    /// A message of the peer's. It must not make us owe it any number of them: its lane is not read on meanwhile.
+    /// A message. The number of such replies is bounded: a sender that is owed too many is not read.
     Asked,
-    /// A receive of our own for a message that was kept. Such replies are as many as we post, and must not keep us from
-    /// reading: if both sides waited so, neither would ever find room.
+    /// A receive of our own for a kept message. There are as many as we post, and they must not keep us from
+    /// reading the lane: if both endpoints stopped reading, neither would ever find room.
     Posted,
 }
 
-/// What a peer named when it asked to read or write our memory. It is looked up again for each piece: the program may end
-/// a registration, and free what was registered, however long the peer takes.
+/// The registration that an initiator named. It is looked up again for each piece, since the program may end
+/// it and free its memory while the initiator takes its time.
 #[derive(Debug, Clone, Copy)]
 struct Registered {
     key: u64,
@@ -145,7 +145,7 @@ struct Registered {
 }
 
 impl Registered {
-    /// The address of the byte at `at`. What was found with its whole length does not wrap.
+    /// The address of byte `at`. It does not wrap: `Memory::find` has accepted the whole length.
     fn at(self, at: u64) -> u64 {
         self.addr.wrapping_add(at)
     }
@@ -157,17 +157,18 @@ struct Push {
     /// The receiver's operation.
     id: u64,
     bufs: Bufs,
-    /// Where the bytes are registered, if they answer a read: `bufs` is then no longer ours to read once that has ended.
+    /// Where the bytes are registered, if they answer a read: `bufs` must not be read once the registration
+    /// has ended.
     registered: Option<Registered>,
     len: u64,
     at: u64,
-    /// Our own operation, which waits for `DONE`.
+    /// Our operation that waits for `DONE`.
     awaited: Option<u64>,
-    /// Comes when all bytes are out of `bufs`.
+    /// The completion, once all bytes are out of `bufs`.
     then: Option<Completion>,
 }
 
-/// An endpoint of another peer that may send to us.
+/// A remote endpoint that may send to us.
 #[derive(Debug)]
 struct Sender {
     incarnation: u64,
@@ -177,7 +178,7 @@ struct Sender {
     lanes: Vec<u32>,
 }
 
-/// One peer of the region, as far as it may send to us.
+/// One peer of the region, with those of its endpoints that may send to us.
 #[derive(Debug)]
 struct Quarter {
     index: u32,
@@ -201,7 +202,7 @@ struct Multi {
     inflight: u32,
     /// No longer posted.
     closed: bool,
-    /// Taken back by the caller while messages were still being placed.
+    /// Cancelled by the caller while messages were still being placed.
     canceled: bool,
 }
 
@@ -221,20 +222,20 @@ pub struct Endpoint {
     reserve: Option<Place>,
     peers: Vec<Peer>,
     by_address: HashMap<(u32, u64), PeerId>,
-    /// Senders that are gone, and of whom nobody has heard.
+    /// Senders that are gone and were never reported to the program; their numbers may be used again.
     strangers: Vec<PeerId>,
     incoming: Vec<Option<Incoming>>,
     hot: Vec<u32>,
     cooling: Vec<u32>,
-    /// Lanes whose senders sleep until more of them was read.
+    /// Lanes whose senders sleep until more of the lane was read.
     waiters: Vec<u32>,
     quarters: Vec<Quarter>,
     region_seen: u64,
     /// A peer was there whose directory could not be opened yet.
     retry_quarters: bool,
-    /// A lane was offered that could not be accepted yet.
+    /// A lane could not be accepted yet.
     retry_lanes: bool,
-    /// Whether that ever was so, and who asked was told.
+    /// Whether that was ever so, and was reported.
     shortage: Shortage,
     cushion: cushion::Cushion,
     matching: Matching,
@@ -249,11 +250,11 @@ pub struct Endpoint {
     backlog_bytes: u64,
     tally: Tally,
     ticks: u64,
-    /// Ticks of the next look at the activity lines, and how far apart such looks are now.
+    /// Tick of the next poll of the activity lines, and how many ticks apart such polls are now.
     next_activity: u64,
     activity_every: u64,
     next_slow: u64,
-    /// Until then a long message has just ended.
+    /// Until this tick a long message counts as just ended.
     recent_until: u64,
     open_lanes: usize,
     /// The line whose first word counts wake-ups of this endpoint.
@@ -266,13 +267,13 @@ pub struct Endpoint {
     refused: bool,
     crowded: bool,
     spin_plan: Spin,
-    /// Lanes that are closed here and not let go by their receivers yet.
+    /// Closed lanes whose receivers have not cleared their accept entries yet.
     closing: Vec<(PeerId, Outgoing)>,
-    /// Peers that broke the protocol, until they were named.
+    /// Faulty remote endpoints that [`Endpoint::take_faulty`] has not returned yet.
     faulty: Vec<PeerId>,
-    /// Being closed: what others ask for is no longer done.
+    /// Being closed: requests of others are no longer answered.
     leaving: bool,
-    /// Being closed for a while: what others send is no longer confirmed.
+    /// Being closed for a while: messages are no longer confirmed.
     deaf: bool,
     closed: bool,
 }
@@ -381,8 +382,7 @@ impl Endpoint {
         ATOMIC_BYTES
     }
 
-    /// Whether others wait to send to us since the section has no memory for us to receive it, which is said once. For
-    /// logs.
+    /// Whether senders wait because the section has no memory for more accept entries; true once. For logs.
     #[inline]
     pub fn take_shortage(&mut self) -> bool {
         let seen = self.shortage == Shortage::Seen;
@@ -392,8 +392,8 @@ impl Endpoint {
         seen
     }
 
-    /// Whether others wait to send to us since this process has no memory left for messages that nobody receives yet,
-    /// which is said once. For logs.
+    /// Whether senders wait because this process has no memory left for messages without a receive; true
+    /// once. For logs.
     #[inline]
     pub fn take_memory_shortage(&mut self) -> bool {
         self.cushion.take_shortage()
@@ -405,12 +405,12 @@ impl Endpoint {
         self.completions.pop_front()
     }
 
-    /// Whether there is a lane to or from anybody.
+    /// Whether there is a lane to or from any endpoint.
     pub fn has_lanes(&self) -> bool {
         self.open_lanes > 0 || self.incoming.iter().any(Option::is_some)
     }
 
-    /// Bytes of memory that posts take which wait for room.
+    /// Bytes of memory that queued posts take.
     pub fn backlog_bytes(&self) -> u64 {
         self.backlog_bytes
     }

@@ -1,5 +1,5 @@
-//! Operations that wait for the other side. Their numbers travel, and come back with a generation, so that a reply
-//! to an operation that is over finds nothing.
+//! Operations that wait for a remote endpoint. Their numbers travel with a generation, so that a reply to an
+//! operation that is over finds nothing.
 
 use super::Registered;
 use crate::matching::Bufs;
@@ -13,7 +13,7 @@ pub(super) enum Operation {
         to: PeerId,
         bufs: Bufs,
         len: u64,
-        /// What completes: when the bytes are out of `bufs`, or at `DONE` if `awaits_done`.
+        /// The completion: when the bytes are out of `bufs`, or at `DONE` if `awaits_done`.
         then: Completion,
         awaits_done: bool,
     },
@@ -21,7 +21,8 @@ pub(super) enum Operation {
     Await {
         to: PeerId,
         then: Completion,
-        /// The payload is still being read from the caller's buffers: too early for a `DONE` that says so.
+        /// The payload is still being read from the caller's buffers, so a `DONE` with success cannot be
+        /// right yet.
         sending: bool,
     },
     /// Payload is awaited, in chunks or in one `RESULT`.
@@ -33,15 +34,15 @@ pub(super) enum Operation {
         then: Completion,
         /// Of a multi-receive.
         multi: Option<u32>,
-        /// Tell the sender's operation when all is here.
+        /// The sender's operation that gets `DONE` at the end.
         done: Option<u64>,
-        /// Of a write to memory that was registered: where.
+        /// For a remote write: the registration that it goes to.
         registered: Option<Registered>,
     },
 }
 
 impl Operation {
-    /// Whether it is an operation of ours on the other side's memory.
+    /// Whether it is an operation of ours on remote memory.
     fn is_one_sided(&self) -> bool {
         let (Self::Announced { then, .. } | Self::Await { then, .. } | Self::Incoming { then, .. }) = self;
         matches!(then.op, Op::Read | Op::Write | Op::Atomic(_))
@@ -59,14 +60,14 @@ impl Operation {
 pub(super) struct Table {
     entries: Vec<(u32, Option<Operation>)>,
     free: Vec<u32>,
-    /// Of each peer, how many are one-sided operations of ours.
+    /// For each remote endpoint, our one-sided operations under way.
     one_sided: Vec<u32>,
-    /// Messages that were announced and not asked for yet, whoever to.
+    /// Messages to any receiver that were announced and not asked for yet.
     announced: usize,
 }
 
 impl Table {
-    /// How many one-sided operations of ours on a peer's memory are under way.
+    /// Our one-sided operations on a peer's memory that are under way.
     pub(super) fn one_sided(&self, peer: PeerId) -> u32 {
         self.one_sided.get(peer.0 as usize).copied().unwrap_or(0)
     }
@@ -76,7 +77,7 @@ impl Table {
         self.free.len() < self.entries.len()
     }
 
-    /// Whether any operation with a peer is under way. Looks at all.
+    /// Whether any operation with a peer is under way. Reads the whole table.
     pub(super) fn has_with(&self, peer: PeerId) -> bool {
         self.entries.iter().any(|entry| entry.1.as_ref().is_some_and(|op| op.peer() == peer))
     }
@@ -139,7 +140,7 @@ impl Table {
         Some(operation)
     }
 
-    /// Puts an operation under the number of one that was just taken.
+    /// Puts an operation under the number of the one that was just taken.
     pub(super) fn put_back(&mut self, id: u64, operation: Operation) {
         let (index, _) = Self::split(id);
         if self.free.last().is_some_and(|last| *last as usize == index) {
