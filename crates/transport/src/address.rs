@@ -185,7 +185,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn places_travel_as_they_are() {
+    fn addresses_survive_a_round_trip() {
         let address = Address { region: [1, 2], slot: GlobalSlot(3), incarnation: 4 };
         let places = [Place::Endpoint(address)]
             .into_iter()
@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_name_is_refused() {
+    fn invalid_names_are_refused() {
         let bytes = Name::new([1, 2], 7, "9228").unwrap().to_bytes();
         for (at, value) in [(0, 0), (28, 1), (32, 0xff), (33, 0)] {
             let mut other = bytes;

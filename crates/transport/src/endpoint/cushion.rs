@@ -113,7 +113,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_refused_gives_up_the_cushion_and_is_said_once() {
+    fn a_refused_allocation_frees_the_cushion_and_is_reported_once() {
         let (no, yes) = (|_: &()| false, |_: &()| true);
         let mut cushion = Cushion::default();
         assert_eq!(cushion.keep(&mut (), no, |(), _| zeroed(3)), Ok(vec![0; 3]));

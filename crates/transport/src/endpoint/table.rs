@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn offers_are_counted_until_they_are_taken_up_or_their_peer_is_gone() {
+    fn announced_operations_are_counted_until_taken_or_their_peer_is_gone() {
         let (here, there) = (PeerId(0), PeerId(1));
         let mut table = Table::default();
         let first = table.insert(announced(here));
