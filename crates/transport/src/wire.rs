@@ -29,9 +29,8 @@ use isthmus_lockfree::slot::Slot;
 
 use crate::types::{AtomicKind, Status};
 
-/// Kinds of messages.
+/// Kinds of messages; the table above describes them.
 pub mod kind {
-    #![allow(missing_docs)] // the module's table describes them
     pub const INLINE: u8 = 1;
     pub const EAGER: u8 = 2;
     pub const READY: u8 = 3;
