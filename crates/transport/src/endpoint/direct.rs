@@ -79,7 +79,7 @@ impl Endpoint {
             if !info.life.is_active(peer.address.incarnation) {
                 return None;
             }
-            // An endpoint whose area number is out of range cannot be held: it is reached by messages.
+            // Without a valid area number there is no area to hold: the endpoint is reached by messages.
             let area = u32::try_from(info.area).ok()?;
             let reader = Reader::open(directory.section(), info.block).ok().flatten();
             peer.reach = reader.map_or(Reach::None, |reader| {

@@ -30,7 +30,7 @@ impl Chunks {
 }
 
 impl Endpoint {
-    /// Takes a free entry of a table, adding a chunk where needed.
+    /// Takes a free entry, of lane descriptors (`lanes`) or of accept entries, adding a chunk if needed.
     pub(super) fn take_entry(&mut self, lanes: bool) -> isthmus_region::Result<u32> {
         let table = if lanes { &mut self.lanes } else { &mut self.accepts };
         if let Some(number) = table.free.pop() {
@@ -63,6 +63,7 @@ impl Endpoint {
         Ok(())
     }
 
+    /// Changes the version of a table, after one of its entries has changed.
     pub(super) fn bump_version(&self, lanes: bool) {
         let word = &self.block.words[if lanes { 1 } else { 3 }];
         word.set(word.peek().wrapping_add(1));

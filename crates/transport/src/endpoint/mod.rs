@@ -108,7 +108,7 @@ struct Peer {
     /// The record's first word while it lives.
     alive: u64,
     gone: bool,
-    /// It was not closed: directed receives for it fail.
+    /// It is gone and was not closed: directed receives from it fail.
     died: bool,
     out: Option<Outgoing>,
     sent: Sent,
@@ -231,11 +231,11 @@ pub struct Endpoint {
     waiters: Vec<u32>,
     quarters: Vec<Quarter>,
     region_seen: u64,
-    /// A peer was there whose directory could not be opened yet.
+    /// The directory of a peer could not be opened yet.
     retry_quarters: bool,
     /// A lane could not be accepted yet.
     retry_lanes: bool,
-    /// Whether that was ever so, and was reported.
+    /// Whether `retry_lanes` was ever set, and that was reported.
     shortage: Shortage,
     cushion: cushion::Cushion,
     matching: Matching,

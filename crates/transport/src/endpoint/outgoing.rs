@@ -62,6 +62,7 @@ impl Endpoint {
         self.finish_closing();
     }
 
+    /// Returns a lane's memory to the area, or to the reserve.
     pub(super) fn give_place(&mut self, place: Place) {
         if place.reserve {
             self.reserve = Some(place);

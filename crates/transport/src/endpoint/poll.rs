@@ -1,7 +1,8 @@
-//! Polling: hot lanes in each call, the activity lines in some, everything else seldom. Nothing that arrives
-//! is trusted: every number is checked against our own tables, every offset against the sender's section, and
-//! after a payload has been copied out the sender's record is read once more (P5). A sender whose message
-//! cannot be right is *faulty*: it is treated as gone.
+//! Polling: hot lanes in each call, the activity lines in some, everything else seldom.
+//!
+//! Nothing that arrives is trusted: every number is checked against our own tables, every offset against the
+//! sender's section, and after a payload has been copied out the sender's record is read once more (P5). A
+//! sender whose message cannot be right is *faulty*: it is treated as gone.
 
 use isthmus_lockfree::hint;
 use isthmus_region::counters::Counter;
@@ -89,6 +90,7 @@ const BATCH: usize = 64;
 const MOST_REPLIES: usize = 1024;
 /// Slots are given back after this many short messages, while more are there.
 const SHORT_BATCH: usize = 16;
+/// Slots ahead of the next one whose line is prefetched, while several messages are there.
 const EXPECT_AHEAD: u64 = 4;
 /// Time that the hints between the polls of [`Endpoint::spin`] take; the polls come on top, 1 to 2 ns for
 /// each hot lane. MPICH's answer takes 0.7 us where two hardware threads share a core; to wait for a later
@@ -277,6 +279,7 @@ impl Endpoint {
         quiet
     }
 
+    /// One round of progress: hot lanes, then what waits for room, then the activity lines if it is their turn.
     #[inline]
     fn advance<S: Sink>(&mut self, sink: &mut S) -> bool {
         let mut moved = false;

@@ -619,7 +619,7 @@ impl Endpoint {
         Ok(Posted::Pending)
     }
 
-    /// Pushes any message, for tests that play a hostile peer. Gives whether there was room.
+    /// Pushes any message, for tests that play a hostile peer. Returns whether there was room.
     #[doc(hidden)]
     pub fn push_raw(&mut self, to: PeerId, message: &Message) -> bool {
         let ready = self.ready(to).is_ok();

@@ -47,6 +47,7 @@ impl Endpoint {
         self.reply(to, message, 5, payload, Because::Asked);
     }
 
+    /// The receiver of an announced message asks for its bytes: begins its pipeline.
     pub(super) fn take_clear(&mut self, source: PeerId, message: &Message) -> Result<(), Stop> {
         let (id, theirs, want) = (message[1], message[2], message[3]);
         // Checked before it is taken: an operation that a faulty peer names must stay in the table for `lose`
@@ -79,6 +80,7 @@ impl Endpoint {
         Ok(())
     }
 
+    /// Takes the next bytes of a pipelined message, or of a read or write that is pipelined.
     pub(super) fn take_chunk(&mut self, lane: u32, source: PeerId, message: &Message) -> Result<(), Stop> {
         let (id, at, len, offset) = (message[1], message[2], message[3], message[4]);
         let Some(Some(incoming)) = self.incoming.get(lane as usize) else { return Err(Faulty) };
@@ -129,6 +131,7 @@ impl Endpoint {
         Ok(())
     }
 
+    /// Completes an operation whose bytes are all here.
     pub(super) fn finish_incoming(&mut self, id: u64, source: PeerId) {
         let Some(Operation::Incoming { then, multi, done, .. }) = self.operations.take(id, source) else {
             return;
@@ -143,6 +146,7 @@ impl Endpoint {
         }
     }
 
+    /// One of our operations has ended at the remote endpoint.
     pub(super) fn take_done(&mut self, source: PeerId, message: &Message) -> Result<(), Stop> {
         let status = wire::status_of(message[2]);
         // Checked before it is taken, as in `take_clear`. An announced operation ends here only if it is a
@@ -169,6 +173,7 @@ impl Endpoint {
         Ok(())
     }
 
+    /// Lists a remote endpoint as one for which replies, pipelines or posts wait.
     pub(super) fn mark_busy(&mut self, peer: PeerId) {
         let entry = &mut self.peers[peer.0 as usize];
         if !entry.is_busy {

@@ -166,6 +166,7 @@ impl Endpoint {
         }
     }
 
+    /// Updates the list of peers that may send to us.
     fn check_peers(&mut self) {
         self.retry_quarters = false;
         let member = std::sync::Arc::clone(&self.member);
@@ -213,6 +214,7 @@ impl Endpoint {
         self.lose_of(index, |_| true);
     }
 
+    /// Ends everything with those endpoints of a peer that `is_lost` selects.
     fn lose_of(&mut self, index: u32, is_lost: impl Fn(&Peer) -> bool) {
         let endpoints = self.member.region().shape().endpoints;
         for i in 0..self.peers.len() {

@@ -24,6 +24,7 @@ impl Endpoint {
         }
     }
 
+    /// Serves a read: the bytes go in the answer if they are few, else in a pipeline.
     pub(super) fn take_read(&mut self, source: PeerId, message: &Message) -> Result<(), Stop> {
         let (id, key, addr, len) = (message[1], message[2], message[3], message[4]);
         if !self.still_lives(source) {
@@ -57,6 +58,7 @@ impl Endpoint {
         self.peers[to.0 as usize].sent.add(LaneCounter::RmaBytes, len);
     }
 
+    /// The completion of a remote write.
     fn remote_write(&self, source: PeerId, data: Option<u64>, len: u64, buf: u64) -> Completion {
         let mut completion = self.template(Ticket::default(), Op::RemoteWrite, len);
         completion.data = data;
@@ -65,6 +67,7 @@ impl Endpoint {
         completion
     }
 
+    /// Serves a write whose bytes are in the data ring.
     pub(super) fn take_write(
         &mut self,
         lane: u32,
@@ -102,6 +105,7 @@ impl Endpoint {
         Ok(())
     }
 
+    /// Serves the announcement of a pipelined write.
     pub(super) fn take_write_ready(
         &mut self,
         source: PeerId,
@@ -133,6 +137,7 @@ impl Endpoint {
         Ok(())
     }
 
+    /// Serves an atomic operation.
     pub(super) fn take_atomic(&mut self, lane: u32, source: PeerId, message: &Message) -> Result<(), Stop> {
         let [_, id, key, addr, what, offset, lengths, size] = *message;
         let word = AtomicWord::unpack(what).ok_or(Faulty)?;
@@ -181,6 +186,7 @@ impl Endpoint {
         Ok(())
     }
 
+    /// Takes the answer to our read or atomic operation.
     pub(super) fn take_result(&mut self, lane: u32, source: PeerId, message: &Message) -> Result<(), Stop> {
         let [_, id, code, len, offset, ..] = *message;
         let section = self.section_of(lane)?;

@@ -178,6 +178,7 @@ impl Endpoint {
         Ok(())
     }
 
+    /// Takes the announcement of a pipelined message.
     pub(super) fn take_ready(&mut self, source: PeerId, message: &Message, flags: u8) -> Result<(), Stop> {
         let (tag, len, id) = (message[1], message[3], message[4]);
         if len > MOST_BYTES {
@@ -268,6 +269,7 @@ impl Endpoint {
         self.completions.push_back(completion);
     }
 
+    /// One message of a multi-receive will not come: releases the receive if it was the last.
     pub(super) fn end_multi_message(&mut self, multi: Option<u32>) {
         let Some(number) = multi else { return };
         let Some(m) = self.multis.get_mut(&number) else { return };
