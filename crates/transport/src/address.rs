@@ -1,5 +1,6 @@
-//! The 64 bytes by which an endpoint is known: fixed, opaque and location-independent to programs. Or those by which it
-//! will be known: a service's name at a peer, which stands for whatever endpoint has it when it is used.
+//! Addresses of 64 bytes: fixed, opaque and location-independent to programs. An address is that of an
+//! endpoint, or the name of a service at a peer, which stands for the endpoint that has the name when it is
+//! used.
 //!
 //! ```text
 //!  0  magic "isep" and version       8 bytes
@@ -31,9 +32,9 @@ const _: () = assert!(SERVICE_BYTES == MAX_SERVICE);
 pub struct Address {
     /// The region's identity.
     pub region: [u64; 2],
-    /// Where its record is.
+    /// The endpoint slot that holds its record.
     pub slot: GlobalSlot,
-    /// Which of the slot's lives.
+    /// Incarnation of the endpoint in that slot.
     pub incarnation: u64,
 }
 
@@ -78,8 +79,7 @@ pub struct Name {
 }
 
 impl Name {
-    /// The name of a service; none if it is too long or has a zero in it. An empty one stands for no service in
-    /// particular, and no endpoint has it.
+    /// The name of a service; none if it is too long or has a zero in it. No endpoint has the empty name.
     pub fn new(region: [u64; 2], peer: u32, service: &str) -> Option<Self> {
         let mut bytes = [0; SERVICE_BYTES];
         bytes
@@ -92,7 +92,7 @@ impl Name {
     /// The service.
     pub fn service(&self) -> &str {
         let end = self.service.iter().position(|b| *b == 0).unwrap_or(SERVICE_BYTES);
-        // It was checked when it was made.
+        // Valid UTF-8, which was checked when the name was made.
         std::str::from_utf8(&self.service[..end]).unwrap_or_default()
     }
 
@@ -129,7 +129,7 @@ impl std::fmt::Display for Name {
     }
 }
 
-/// What an address of 64 bytes may be.
+/// Either kind of address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Place {
     /// An endpoint.
@@ -139,7 +139,7 @@ pub enum Place {
 }
 
 impl Place {
-    /// What stands in the first 64 of `bytes`.
+    /// The address in the first 64 of `bytes`.
     ///
     /// # Errors
     /// [`Error::NotAnAddress`].
@@ -185,7 +185,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn places_travel_as_they_are() {
+    fn addresses_survive_a_round_trip() {
         let address = Address { region: [1, 2], slot: GlobalSlot(3), incarnation: 4 };
         let places = [Place::Endpoint(address)]
             .into_iter()
@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_name_is_refused() {
+    fn invalid_names_are_refused() {
         let bytes = Name::new([1, 2], 7, "9228").unwrap().to_bytes();
         for (at, value) in [(0, 0), (28, 1), (32, 0xff), (33, 0)] {
             let mut other = bytes;

@@ -1,17 +1,18 @@
-//! Where a process may be stopped for ever, for tests of what its peers see.
+//! Places where a test can stop a process for ever, to check what its peers see.
 //!
-//! Each [`Step`] is a place in a protocol at which something is half done. In a build with the feature `fault`, a test
-//! arms one with `die_at`; who gets there unwinds with `Dead`, and the test then forgets the endpoint, as the kernel
-//! forgets a process that was killed. In every other build `step` is nothing at all.
+//! Each [`Step`] is a place in a protocol at which something is half done. In a build with the feature
+//! `fault`, a test arms one with `die_at`; the thread that gets there unwinds with `Dead`, and the test then
+//! forgets the endpoint, as the kernel forgets a process that was killed. In every other build `step` is
+//! empty.
 
 /// A place at which a process may be stopped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Step {
     /// A lane has its memory, and no descriptor.
     LaneTaken,
-    /// The descriptor is written, and does not live yet.
+    /// The descriptor is written, and not active yet.
     LaneDescribed,
-    /// The descriptor lives, and the version does not say so.
+    /// The descriptor is active, and the version does not say so.
     LaneAlive,
     /// The lane is open, with nothing in it.
     LaneOpened,
@@ -21,7 +22,7 @@ pub enum Step {
     Unpublished,
     /// A slot is published and not announced.
     Published,
-    /// A slot is announced, where that was needed.
+    /// A slot is announced, if that was needed.
     Announced,
     /// A reply of the protocol's own is owed.
     ReplyOwed,
@@ -35,13 +36,13 @@ pub enum Step {
     LaneClosing,
     /// A lane's descriptor says that it is closed, and its receiver does not know.
     LaneClosed,
-    /// An accept entry is written, and does not live yet.
+    /// An accept entry is written, and has no key yet.
     AcceptWritten,
-    /// An accept entry lives, and the version does not say so.
+    /// An accept entry has its key, and the version does not say so.
     AcceptAlive,
-    /// A message is there, and is not looked at.
+    /// A message is there, and is not handled.
     MessageSeen,
-    /// A message is dealt with, and counts as unread.
+    /// A message is handled, and counts as unread.
     MessageTaken,
     /// Messages are read, and their slots are not given back.
     Unreleased,
@@ -137,7 +138,7 @@ mod armed {
         static ARMED: Cell<Option<(Step, u32)>> = const { Cell::new(None) };
     }
 
-    /// Who was stopped, and where.
+    /// A process was stopped, and where.
     #[derive(Debug, Clone, Copy, PartialEq, Eq)]
     pub struct Dead(pub Step);
 
@@ -152,11 +153,12 @@ mod armed {
         }
     }
 
-    /// Runs `body` as a process that is stopped when it comes to `at` after passing it `passes` times; what is left of
-    /// that is kept for the next call. What was used by `body` must be forgotten then, not dropped.
+    /// Runs `body` as a process that is stopped when it reaches `at` after passing it `passes` times;
+    /// `passes` is left at what remains of them. If it was stopped, what `body` used must be forgotten, not
+    /// dropped.
     ///
     /// # Errors
-    /// [`Dead`] when it was stopped.
+    /// [`Dead`] if it was stopped.
     pub fn die_at<T>(at: Step, passes: &mut u32, body: impl FnOnce() -> T) -> Result<T, Dead> {
         ARMED.set(Some((at, *passes)));
         let outcome = catch_unwind(AssertUnwindSafe(body));

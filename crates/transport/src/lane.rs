@@ -1,8 +1,8 @@
 //! A lane: a one-way ring between two endpoints, both ends of it.
 //!
-//! Ring and data ring lie in the sender's area; heat word and read position in the receiver's. The sender describes
-//! the lane in a *lane descriptor*, the receiver answers with an *accept entry* that it fills for that descriptor;
-//! until it has, the sender may fill the ring once and announces every message.
+//! Ring and data ring lie in the sender's area; heat word and read position in the receiver's. The sender
+//! describes the lane in a *lane descriptor*; the receiver answers with an *accept entry*. Until it has, the
+//! sender may fill the ring once, and announces every message.
 
 use std::collections::VecDeque;
 
@@ -48,7 +48,7 @@ impl Size {
 pub struct Place {
     /// Offset of the ring.
     pub ring: u64,
-    /// Offset of the data ring. A block of its own: blocks are powers of two, as both rings are.
+    /// Offset of the data ring, which is a block of its own: blocks are powers of two, as both rings are.
     pub data: u64,
     /// Sizes.
     pub size: Size,
@@ -72,7 +72,7 @@ impl Place {
         }
     }
 
-    /// Gives it back.
+    /// Gives the memory back.
     pub fn give(self, member: &Member) {
         member.give(self.ring, self.size.ring_bytes());
         member.give(self.data, self.size.data_bytes);
@@ -84,9 +84,9 @@ impl Place {
 pub enum Asked {
     /// There is nothing to ask for.
     No,
-    /// It knows, or sees it when it accepts the lane.
+    /// It knows, or will when it accepts the lane.
     Before,
-    /// It was told now, by an announcement.
+    /// It was told in this call, by an announcement.
     Now,
 }
 
@@ -97,14 +97,14 @@ pub struct Outgoing {
     pub number: u32,
     /// Its memory.
     pub place: Place,
-    /// Version of the receiver's accept table that was searched last without success.
+    /// Version of the receiver's accept table that was last searched without success.
     pub accepts_seen: Option<u64>,
     /// Slow ticks since the last message.
     pub idle: u32,
     ring: SlotRing,
     producer: Producer,
-    /// Payload bytes of messages that programs sent, and slots with other messages. Counted here, where the sender writes
-    /// anyway; how many messages there were follows from the write position.
+    /// Payload bytes of programs' messages, and slots with other messages. Counted here, where the sender
+    /// writes anyway; the number of programs' messages follows from the write position.
     bytes: u64,
     others: u64,
     descriptor: LineRef,
@@ -113,7 +113,7 @@ pub struct Outgoing {
     answered: u64,
     activity: LineRef,
     sender: u32,
-    /// The receiver's block, which says whether it sleeps, and the sleep that it was rung for.
+    /// The receiver's block, which says whether it sleeps, and the last sleep that was rung for.
     sleeper: Option<LineRef>,
     rung: u64,
     /// The read position at which the receiver was last asked to wake us.
@@ -173,7 +173,7 @@ impl Outgoing {
         self.accepted.is_some()
     }
 
-    /// The receiver's answer: the line with the heat word and the line with the read position.
+    /// The receiver's accept entry: the line with the heat word and the line with the read position.
     pub fn accept(&mut self, heat: LineRef, read: LineRef) {
         self.accepted = Some((heat, read));
     }
@@ -189,7 +189,7 @@ impl Outgoing {
         usize::try_from(position & (self.ring.capacity() - 1)).unwrap_or(0)
     }
 
-    /// Looks at the receiver's read position.
+    /// Reads the receiver's read position.
     ///
     /// # Errors
     /// [`BadPosition`]: the receiver is faulty.
@@ -204,7 +204,7 @@ impl Outgoing {
         Ok(())
     }
 
-    /// Whether a slot is free by what is known without looking.
+    /// Whether a slot is free, by the read position that was last read.
     #[inline]
     pub fn has_known_room(&self) -> bool {
         self.producer.has_room()
@@ -223,7 +223,8 @@ impl Outgoing {
         Ok(self.producer.has_room())
     }
 
-    /// Takes `len` bytes of the data ring for the message that is pushed next; gives their offset in the section.
+    /// Takes `len` bytes of the data ring for the message that is pushed next; returns their offset in the
+    /// section, or `None` if there is no room.
     ///
     /// # Errors
     /// [`BadPosition`].
@@ -243,7 +244,7 @@ impl Outgoing {
         Ok(Some(self.place.data + ((at + skip) & (bytes - 1))))
     }
 
-    /// Publishes a message; there must be room. Gives whether it had to be announced.
+    /// Publishes a message; there must be room. Returns whether it had to be announced.
     #[inline]
     pub fn push(&mut self, message: &Message, count: usize) -> bool {
         self.others += u64::from(!wire::is_programs(wire::kind_of(message[0])));
@@ -253,8 +254,8 @@ impl Outgoing {
         announce
     }
 
-    /// A program's message in two steps, without a copy of it: the slot for its payload words, and whether it will have
-    /// to be announced, for [`Outgoing::publish`]. There must be room.
+    /// First half of a program's message that is built in its slot: returns the slot, and whether the message
+    /// has to be announced, for [`Outgoing::publish`]. There must be room.
     #[inline(always)] // on the way of a short message
     pub fn begin_message(&mut self) -> (&Slot, bool) {
         let announce = self.begin();
@@ -268,7 +269,7 @@ impl Outgoing {
         self.published(announce);
     }
 
-    /// What comes before a message is published. Gives whether it has to be announced.
+    /// What comes before a message is published. Returns whether it has to be announced.
     #[inline(always)] // on the way of a short message
     fn begin(&mut self) -> bool {
         let announce = match &self.accepted {
@@ -281,7 +282,7 @@ impl Outgoing {
         announce
     }
 
-    /// What comes after.
+    /// What comes after a message was published.
     #[inline(always)] // on the way of a short message
     fn published(&mut self, announce: bool) {
         step(Step::Published);
@@ -291,7 +292,7 @@ impl Outgoing {
         }
     }
 
-    /// Remembers that the chunk at `offset` is free again once the receiver has passed the message pushed last.
+    /// The chunk at `offset` is in use until the receiver has passed the message that was pushed last.
     pub fn hold_chunk(&mut self, offset: u64) {
         self.chunks.push_back((self.producer.written(), offset));
     }
@@ -301,7 +302,7 @@ impl Outgoing {
         self.chunks.len()
     }
 
-    /// A chunk that the receiver has passed, by what is known without looking.
+    /// A chunk that the receiver has passed, by the read position that was last read.
     pub fn free_chunk(&mut self) -> Option<u64> {
         let (position, _) = self.chunks.front()?;
         if *position <= self.producer.read_seen() {
@@ -337,7 +338,7 @@ impl Outgoing {
         (self.producer.written() - self.others, self.bytes)
     }
 
-    /// Tells who looks at the region what was sent.
+    /// Writes what was sent to the descriptor's counters, for observers.
     pub fn tell(&self, totals: &LaneTotals) {
         totals.write(&self.counters);
     }
@@ -347,7 +348,7 @@ impl Outgoing {
         self.producer.written()
     }
 
-    /// Messages that the receiver has passed, by what is known without looking.
+    /// Messages that the receiver has passed, by the read position that was last read.
     pub fn read_seen(&self) -> u64 {
         self.producer.read_seen()
     }
@@ -358,7 +359,7 @@ impl Outgoing {
     }
 
     /// After an announcement: how the receiver is to be woken, if it sleeps.
-    pub fn who_to_ring(&mut self) -> Option<Bell> {
+    pub fn bell_to_ring(&mut self) -> Option<Bell> {
         let sleeper = self.sleeper.as_ref()?;
         sleep::who_to_ring(&sleeper.words[4], &mut self.rung)
     }
@@ -368,8 +369,9 @@ impl Outgoing {
         self.accepted.as_ref().is_none_or(|(entry, _)| entry.words[0].get() != key)
     }
 
-    /// Before a sleep for want of room: says at which read position the receiver is to wake us, if it is not known to it yet.
-    /// Nothing is asked where the receiver has passed everything, or has not accepted the lane: it wakes us when it does.
+    /// Before a sleep for want of room: tells the receiver at which read position it is to wake us, unless it
+    /// knows. Asks nothing if the receiver has passed everything, or has not accepted the lane: it wakes us
+    /// when it does.
     pub fn ask_for_room(&mut self) -> Asked {
         if self.accepted.is_none() {
             return Asked::Before;
@@ -378,7 +380,7 @@ impl Outgoing {
         if read == written {
             return Asked::No;
         }
-        // Half of what is in the way: room for some more, while the receiver still has something to do.
+        // Halfway: there is room again while the receiver still has something to do.
         let middle = match self.chunks.get(self.chunks.len() / 2) {
             Some((position, _)) => (*position).max(read + 1),
             None => read + (written - read).div_ceil(2),
@@ -400,14 +402,14 @@ impl Outgoing {
     }
 }
 
-/// What is to be done for a sender that may wait for room.
+/// What a receiver is to do for a sender that may wait for room.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Request {
     /// Nothing.
     None,
-    /// It is to be woken when more was read.
+    /// Wake it when more was read.
     Later,
-    /// It is to be woken now.
+    /// Wake it now.
     Now,
 }
 
@@ -428,20 +430,20 @@ pub struct Incoming {
     pub thermostat: Thermostat,
     /// The endpoint's tick at its last message.
     pub last: u64,
-    /// The read position at which the sender was last woken since it waited for room.
+    /// The read position of the last request for room that was served.
     woken_at: u64,
     ring: SlotRing,
     consumer: Consumer,
     descriptor: LineRef,
     heat: LineRef,
     read: LineRef,
-    /// The sender's block, which says whether it sleeps, and the sleep that it was rung for.
+    /// The sender's block, which says whether it sleeps, and the last sleep that was rung for.
     sleeper: Option<LineRef>,
     rung: u64,
 }
 
 impl Incoming {
-    /// A lane from the start.
+    /// A lane at its first message.
     #[allow(clippy::too_many_arguments)] // each is a part of the lane, and there is one caller
     pub fn new(
         peer: PeerId,
@@ -491,13 +493,13 @@ impl Incoming {
         self.consumer.next(&self.ring)
     }
 
-    /// Asks for the line of the message `ahead` after the next.
+    /// Prefetches the line of the message `ahead` after the next.
     #[inline(always)] // one instruction
     pub fn expect(&self, ahead: u64) {
         self.consumer.expect(&self.ring, ahead);
     }
 
-    /// Counts it as consumed.
+    /// Counts the next message as consumed.
     #[inline]
     pub fn advance(&mut self) {
         self.consumer.advance();
@@ -516,11 +518,6 @@ impl Incoming {
         self.consumer.release_through(&self.read.words[0]);
     }
 
-    /// Messages consumed.
-    pub fn consumed(&self) -> u64 {
-        self.consumer.read()
-    }
-
     /// Makes the lane hot.
     pub fn warm(&mut self) {
         self.thermostat.warm(&self.heat.words[3]);
@@ -536,7 +533,8 @@ impl Incoming {
         self.thermostat.settled(&self.descriptor.words[6])
     }
 
-    /// What is to be done for a sender that may wait for room. What no honest sender asks for is as if it asked for nothing.
+    /// What a receiver is to do for a sender that may wait for room. A request that no honest sender makes is
+    /// ignored.
     pub fn request(&mut self) -> Request {
         let asked = self.descriptor.words[7].get();
         let read = self.consumer.released();
@@ -544,7 +542,7 @@ impl Incoming {
             return Request::None;
         }
         if asked > read {
-            // An honest sender has published what it asks to be read.
+            // An honest sender asks only for messages that it has published.
             return if self.arrived().is_some() { Request::Later } else { Request::None };
         }
         self.woken_at = asked;
@@ -552,12 +550,7 @@ impl Incoming {
     }
 
     /// How the sender is to be woken, if it sleeps.
-    pub fn who_to_ring(&mut self) -> Option<Bell> {
+    pub fn bell_to_ring(&mut self) -> Option<Bell> {
         sleep::who_to_ring(&self.sleeper.as_ref()?.words[4], &mut self.rung)
-    }
-
-    /// The line that the sender describes the lane in.
-    pub fn descriptor(&self) -> &LineRef {
-        &self.descriptor
     }
 }

@@ -5,8 +5,8 @@
 //! - [`endpoint`]: the endpoint itself: posting, progress, completions.
 //! - [`lane`]: a one-way ring between two endpoints, both ends of it.
 //! - [`wire`]: the messages that travel in slots.
-//! - [`fault`]: where tests stop a process.
-//! - [`matching`]: posted receives and messages that came before theirs.
+//! - [`fault`]: places where tests stop a process.
+//! - [`matching`]: posted receives, and messages that arrived before their receive.
 //!
 //! Safe code only. Nothing here knows that a service, a VM or libfabric exists. One endpoint is used by one thread
 //! at a time (its methods take `&mut self`); different endpoints share nothing but the allocator of their process.

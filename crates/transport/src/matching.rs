@@ -1,8 +1,8 @@
-//! Posted receives, and messages that came before theirs.
+//! Posted receives, and messages that arrived before their receive.
 //!
-//! Tagged and untagged messages have a queue of each kind. A receive takes the earliest message that fits, a message
-//! the earliest receive; so the messages of one sender are matched in the order in which they were sent, since they
-//! arrive in that order. How the earliest one is found in a long queue is `queue`'s business.
+//! Tagged and untagged messages have a queue of each kind. A receive takes the earliest message that fits, a
+//! message the earliest receive; so the messages of one sender are matched in the order in which they were
+//! sent, since they arrive in that order. The module `queue` finds the earliest entry of a long queue.
 
 mod queue;
 
@@ -85,7 +85,7 @@ impl Bufs {
         Ok(())
     }
 
-    /// Copies `from` to `offset`, cut to what fits; gives the count.
+    /// Copies `from` to `offset`, cut to what fits; returns the count.
     pub fn scatter(&self, offset: u64, from: &[u8]) -> u64 {
         if let (Self::One(buf), 0) = (self, offset) {
             return buf.write(from) as u64;
@@ -94,17 +94,6 @@ impl Bufs {
         let _ = self.pieces::<()>(offset, from.len() as u64, |at, piece| {
             let at = usize::try_from(at).unwrap_or(0);
             count += piece.write(&from[at..]) as u64;
-            Ok(())
-        });
-        count
-    }
-
-    /// Copies from `offset` into all of `into`, cut to what there is; gives the count.
-    pub fn gather(&self, offset: u64, into: &mut [u8]) -> u64 {
-        let mut count = 0;
-        let _ = self.pieces::<()>(offset, into.len() as u64, |at, piece| {
-            let at = usize::try_from(at).unwrap_or(0);
-            count += piece.read(&mut into[at..]) as u64;
             Ok(())
         });
         count
@@ -127,7 +116,7 @@ pub struct Waiting {
     pub select: Selector,
     /// Where they go.
     pub target: Target,
-    /// The caller's.
+    /// The caller's ticket.
     pub ticket: Ticket,
 }
 
@@ -214,12 +203,12 @@ fn fits(select: &Selector, source: PeerId, tag: u64) -> bool {
     (select.tag ^ tag) & !select.ignore == 0 && select.from.is_none_or(|from| from == source)
 }
 
-/// Both queues of both kinds, and claimed messages.
+/// The queues of receives and of messages, tagged and untagged, and claimed messages.
 #[derive(Debug, Default)]
 pub struct Matching {
     waiting: [Queue<Waiting>; 2],
     arrived: [Queue<Arrived>; 2],
-    /// How many of those are of each sender.
+    /// How many messages of each sender are in `arrived`.
     arrived_from: Vec<u32>,
     claimed: HashMap<u64, Arrived>,
 }
@@ -231,7 +220,7 @@ impl Matching {
         self.waiting[usize::from(waiting.select.tagged)].push(waiting);
     }
 
-    /// The earliest receive for a message in the most frequent case: it is the oldest of all, with one buffer.
+    /// The receive for a message in the most frequent case: the oldest receive fits, and has one buffer.
     #[inline(always)] // on the way of a short message
     pub fn find_simple(&self, tagged: bool, source: PeerId, tag: u64) -> Option<(LocalBuf, Ticket)> {
         match self.waiting[usize::from(tagged)].front() {
@@ -290,7 +279,8 @@ impl Matching {
         }
     }
 
-    /// Keeps a message that no receive wants yet, and leaves none behind. What is `awaited` goes where there is hardly room.
+    /// Keeps a message without a receive; takes it out of `arrived`. With `awaited` it does with the least
+    /// memory.
     ///
     /// # Errors
     /// There is no memory for it; nothing was done.
@@ -342,8 +332,8 @@ impl Matching {
         Some(taken)
     }
 
-    /// Sets a message aside under a caller's context. A second one under the same context takes the first one's
-    /// place, which is then lost to the caller; it is given back.
+    /// Sets a message aside under a caller's context. A message that was there under the same context is
+    /// replaced, and returned.
     pub fn claim(&mut self, context: u64, arrived: Arrived) -> Option<Arrived> {
         self.claimed.insert(context, arrived)
     }
@@ -361,7 +351,7 @@ impl Matching {
         })
     }
 
-    /// Drops announced messages of a peer that is gone: their payload will never come. Whole messages stay.
+    /// Drops announced messages of a peer that is gone, whose payload will never come. Whole messages stay.
     pub fn forget(&mut self, source: PeerId) {
         let lost = |a: &Arrived| a.source == source && matches!(a.body, Body::Ready { .. });
         let mut left = 0;
@@ -377,7 +367,7 @@ impl Matching {
         self.claimed.retain(|_, a| !lost(a));
     }
 
-    /// Takes all receives that only a certain peer could serve.
+    /// Takes all receives that are directed to `source`.
     pub fn take_directed(&mut self, source: PeerId) -> Vec<Waiting> {
         self.waiting.iter_mut().flat_map(|queue| queue.take_all(|w| w.select.from == Some(source))).collect()
     }
@@ -387,7 +377,7 @@ impl Matching {
 mod tests {
     use super::*;
 
-    /// What must come out, found by looking at everything in order.
+    /// The expected matches, found by linear search.
     #[derive(Default)]
     struct Plain {
         waiting: Vec<Selector>,
@@ -410,7 +400,7 @@ mod tests {
         Waiting { select, target, ticket: Ticket { context, flags: 0 } }
     }
 
-    /// Long queues, many masks, cancels, deaths: always the same match as by looking at everything.
+    /// Long queues, many masks, cancels, deaths: always the same match as by linear search.
     #[test]
     fn long_queues_match_as_short_ones_do() {
         for seed in 1..40 {

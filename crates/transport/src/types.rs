@@ -3,13 +3,13 @@
 use isthmus_region::Section;
 use isthmus_region::local::LocalBuf;
 
-/// A remote endpoint as one of our endpoints numbers it: 0, 1, 2, … in the order of first use. One address has one
-/// number for the life of the endpoint; an endpoint that is opened anew has another address.
+/// A remote endpoint, as one of our endpoints numbers it: 0, 1, 2, … in the order of first use. One address
+/// has one number for the life of the endpoint; an endpoint that is opened anew has another address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PeerId(pub u32);
 
-/// What the caller wants back with a completion; opaque here. [`crate::Endpoint::cancel`] and claims find operations
-/// by `context`.
+/// What the caller gets back with a completion; opaque here. [`crate::Endpoint::cancel`] and claims find
+/// operations by `context`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Ticket {
     /// Usually a pointer of the caller's.
@@ -21,7 +21,7 @@ pub struct Ticket {
 /// A message to be sent.
 #[derive(Debug, Clone, Copy)]
 pub struct Send<'a> {
-    /// To whom.
+    /// The receiver.
     pub to: PeerId,
     /// Tagged and untagged messages never meet each other's receives.
     pub tagged: bool,
@@ -34,7 +34,7 @@ pub struct Send<'a> {
     /// The payload may be reused on return; at most [`crate::Endpoint::inject_bytes`] bytes. Completes later only if it
     /// is `delivered`, too.
     pub inject: bool,
-    /// Complete only when the message was matched, or buffered, by the receiver; else when `bufs` may be reused.
+    /// Completes only when the receiver has matched or kept the message; else when `bufs` may be reused.
     pub delivered: bool,
     /// Comes back in the completion.
     pub ticket: Ticket,
@@ -69,8 +69,8 @@ pub struct Receive<'a> {
     pub select: Selector,
     /// Where the payload goes. Must stay valid until completion.
     pub bufs: &'a [LocalBuf],
-    /// A multi-receive: takes messages one after the other into its one buffer until fewer than this many bytes are
-    /// left, and is released then. Each message gets a completion of its own.
+    /// A multi-receive: takes one message after the other into its one buffer, until fewer than this many
+    /// bytes are left, and is then released. Each message gets a completion of its own.
     pub multi: Option<u64>,
     /// Comes back in the completion.
     pub ticket: Ticket,
@@ -83,7 +83,7 @@ pub struct Rma<'a> {
     pub to: PeerId,
     /// Key of the registration.
     pub key: u64,
-    /// Where in it; the meaning is the registration's business (see [`Memory`]).
+    /// Where in it; the registration defines the meaning (see [`Memory`]).
     pub addr: u64,
     /// The local side, in order.
     pub bufs: &'a [LocalBuf],
@@ -96,14 +96,14 @@ pub struct Rma<'a> {
     pub ticket: Ticket,
 }
 
-/// Which results an atomic operation brings back.
+/// Which results an atomic operation returns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AtomicKind {
     /// None.
     Plain,
     /// The value before.
     Fetch,
-    /// The value before, of a compare-and-exchange or the like.
+    /// The value before, of an operation that compares, such as compare-and-swap.
     Compare,
 }
 
@@ -162,14 +162,14 @@ pub enum Op {
     Write,
     /// An atomic operation.
     Atomic(AtomicKind),
-    /// Somebody wrote to our memory with data attached; the ticket is empty.
+    /// A remote write with data to our memory; the ticket is empty.
     RemoteWrite,
 }
 
 /// How an operation ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Status {
-    /// As wished.
+    /// Success.
     Ok,
     /// The message was longer than the receive; `cut` bytes are lost, the rest is in place.
     Truncated {
@@ -180,7 +180,7 @@ pub enum Status {
     Canceled,
     /// A peek that found nothing.
     NoMessage,
-    /// The other side died, or is faulty.
+    /// The remote endpoint is gone, or faulty.
     PeerGone,
     /// The target knows no such key.
     NoKey,
@@ -205,7 +205,8 @@ pub struct Completion {
     pub tag: u64,
     /// The message's data.
     pub data: Option<u64>,
-    /// The sender (receives, peeks, remote writes); of what failed at its peer or with it, that peer.
+    /// The sender (receives, peeks, remote writes); for an operation that failed at a remote endpoint or with
+    /// it, that endpoint.
     pub source: Option<PeerId>,
     /// Address of the payload (receives).
     pub buf: u64,
@@ -217,13 +218,13 @@ pub struct Completion {
 /// Why a post was refused. Nothing of the operation was done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum PostError {
-    /// No room: make progress and try again.
+    /// No room: make progress and retry.
     #[error("no room now; make progress and try again")]
     Again,
     /// The remote endpoint is gone.
     #[error("the remote endpoint is gone")]
     PeerGone,
-    /// No peer has this number.
+    /// No remote endpoint has this number.
     #[error("no such peer")]
     NoPeer,
     /// Longer than the operation can be.
@@ -234,7 +235,7 @@ pub enum PostError {
     Invalid,
 }
 
-/// What a remote side may do with our memory.
+/// What an initiator does with our memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Access {
     /// Read it.
@@ -245,16 +246,17 @@ pub enum Access {
     Atomic,
 }
 
-/// Memory that this endpoint's owner registered for others. Implemented above; called from
-/// [`crate::Endpoint::progress`], and where it works on another's memory from the posts.
+/// Memory that the endpoint's owner registered for others. Implemented by the owner. Called from
+/// [`crate::Endpoint::progress`]; [`Memory::is_atomic_here`] and [`Memory::atomic_there`] from posts.
 pub trait Memory: std::marker::Send + Sync {
-    /// Offset in the own section of the table of what others may reach without messages, if there is one. Asked once.
+    /// Offset, in our section, of the table of memory that others may reach without messages, if there is
+    /// one. Called once.
     fn published(&self) -> Option<u64> {
         None
     }
 
-    /// Whether atomic operations on aligned elements of this many bytes are the processor's own here, so that several
-    /// processes may do them on the same memory.
+    /// Whether atomic operations on aligned elements of this many bytes are processor instructions here, so
+    /// that several processes may do them on the same memory.
     fn is_atomic_here(&self, element_bytes: u64) -> bool {
         let _ = element_bytes;
         false
@@ -279,14 +281,14 @@ pub trait Memory: std::marker::Send + Sync {
     /// The `len` bytes at `addr` of registration `key`, if `access` is allowed there.
     ///
     /// # Errors
-    /// [`Status::NoKey`] or [`Status::NoAccess`]; what the initiator gets.
+    /// [`Status::NoKey`] or [`Status::NoAccess`], which the initiator gets.
     fn find(&self, key: u64, addr: u64, len: u64, access: Access) -> std::result::Result<LocalBuf, Status>;
 
     /// Does an atomic operation on `target`, element by element, atomically with respect to all other calls of this
     /// function in the process. `before` gets the values before, if there is something to fetch.
     ///
     /// # Errors
-    /// [`Status::Unsupported`] for a datatype or operation that is not had, or for operands of a wrong length.
+    /// [`Status::Unsupported`] for an unknown datatype or operation, or for operands of a wrong length.
     fn atomic(
         &self,
         target: LocalBuf,
@@ -329,7 +331,7 @@ impl Memory for NoMemory {
 /// This crate's result.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// An endpoint that cannot be opened, or an address that cannot be used.
+/// Why an endpoint cannot be opened, or an address cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The region or the local service refused.

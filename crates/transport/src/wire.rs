@@ -25,11 +25,12 @@
 //!              CHUNK CHUNK CHUNK … ─────►   copied out while the next is copied in; DONE if `ACK`
 //! ```
 
+use isthmus_lockfree::slot::Slot;
+
 use crate::types::{AtomicKind, Status};
 
-/// Kinds of messages.
+/// Kinds of messages; the table above describes them.
 pub mod kind {
-    #![allow(missing_docs)] // the module's table describes them
     pub const INLINE: u8 = 1;
     pub const EAGER: u8 = 2;
     pub const READY: u8 = 3;
@@ -48,7 +49,7 @@ pub fn is_known(kind: u8) -> bool {
     (kind::INLINE..=kind::RESULT).contains(&kind)
 }
 
-/// Whether such a message is one that a program sent; the others are RMA's and the protocol's own.
+/// Whether a program sent the message; the other kinds are RMA and the protocol's replies.
 #[inline]
 pub fn is_programs(kind: u8) -> bool {
     kind <= kind::READY
@@ -102,6 +103,43 @@ pub fn inline_len(head: u64) -> usize {
 /// Words of payload in one slot: 3 to 7.
 pub const INLINE_WORDS: usize = INLINE_BYTES / 8;
 
+/// An `INLINE` message in its slot. Each word is read when it is asked for.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Inline<'a> {
+    pub(crate) slot: &'a Slot,
+    /// Word 0.
+    pub(crate) head: u64,
+}
+
+impl Inline<'_> {
+    /// Bytes of payload, as the sender says.
+    #[inline(always)] // on the way of a short message, as all of these
+    pub(crate) fn len(self) -> usize {
+        inline_len(self.head)
+    }
+
+    #[inline(always)]
+    pub(crate) fn tagged(self) -> bool {
+        flags_of(self.head) & flag::TAGGED != 0
+    }
+
+    #[inline(always)]
+    pub(crate) fn tag(self) -> u64 {
+        self.slot.word(1)
+    }
+
+    #[inline(always)]
+    pub(crate) fn data(self) -> Option<u64> {
+        if flags_of(self.head) & flag::DATA != 0 { Some(self.slot.word(2)) } else { None }
+    }
+
+    /// Word `number` of the payload, from 0 on.
+    #[inline(always)]
+    pub(crate) fn payload(self, number: usize) -> u64 {
+        self.slot.word(3 + number)
+    }
+}
+
 /// The bytes of payload words.
 pub fn bytes(words: &[u64; INLINE_WORDS]) -> [u8; INLINE_BYTES] {
     let mut bytes = [0; INLINE_BYTES];
@@ -120,7 +158,7 @@ pub fn words(bytes: &[u8; INLINE_BYTES]) -> [u64; INLINE_WORDS] {
     words
 }
 
-/// A status as it travels.
+/// The code of a status.
 pub fn status_code(status: Status) -> u64 {
     match status {
         Status::Ok => 0,
@@ -131,7 +169,7 @@ pub fn status_code(status: Status) -> u64 {
     }
 }
 
-/// A status that has travelled; what nobody sends counts as a faulty peer's.
+/// The status of a code; a code that no honest peer sends is [`Status::PeerGone`].
 pub fn status_of(code: u64) -> Status {
     match code {
         0 => Status::Ok,
@@ -142,7 +180,7 @@ pub fn status_of(code: u64) -> Status {
     }
 }
 
-/// What an `ATOMIC` message says in word 4.
+/// Word 4 of an `ATOMIC` message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AtomicWord {
     /// Elements.
@@ -166,7 +204,7 @@ impl AtomicWord {
         u64::from(self.count) | (u64::from(self.datatype) << 32) | (u64::from(self.op) << 40) | (kind << 48)
     }
 
-    /// Unpacks what anybody may have sent.
+    /// Unpacks a word that any peer may have sent.
     pub fn unpack(word: u64) -> Option<Self> {
         let bytes = word.to_le_bytes();
         let kind = match bytes[6] {

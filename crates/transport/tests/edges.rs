@@ -1,4 +1,4 @@
-//! What is seldom: a section that is full, a service that is gone, a peer that is gone for us and lives on.
+//! Rare states: a full section, a service that is gone, a faulty peer that still runs.
 
 mod common;
 use common::*;
@@ -21,7 +21,7 @@ fn process(world: &World, peer: u32) -> (Arc<Member>, Endpoint) {
     (member, end)
 }
 
-/// Takes all that is left of a process's section, for that process: the last block's place and bytes.
+/// Takes all memory that is left in a process's section; returns offset and bytes of the last large block.
 fn fill(member: &Member) -> (u64, u64) {
     let (mut bytes, mut last) = (4 << 20, (0, 0));
     while bytes >= 64 {
@@ -49,7 +49,8 @@ fn has_come(end: &mut Endpoint, tag: u64) -> bool {
 
 #[test]
 fn a_full_section_opens_the_lane_after_the_last_descriptor() {
-    // Sixteen descriptors, all of them in use, and no room for sixteen more: the reserve has a place and no descriptor.
+    // Sixteen descriptors, all in use, and no memory for sixteen more: the reserve has a place and no
+    // descriptor.
     for lanes in [16, 32] {
         let world = World::with_endpoints(2, 16 << 20, 64);
         let (member, mut a) = process(&world, 0);
@@ -74,7 +75,7 @@ fn a_full_section_opens_the_lane_after_the_last_descriptor() {
 }
 
 #[test]
-fn a_full_section_takes_first_lanes_and_gives_first_ones() {
+fn a_full_section_still_opens_and_accepts_first_lanes() {
     let world = World::new(2, 8 << 20);
     let ((from, mut a), (into, mut b)) = (process(&world, 0), process(&world, 1));
     fill(&from);
@@ -102,23 +103,23 @@ fn a_lane_that_found_no_room_is_accepted_once_there_is_some() {
     polls(&mut [&mut b], 2000);
     let came = |b: &mut Endpoint| (0..17).filter(|tag| has_come(b, *tag)).count();
     assert_eq!(came(&mut b), 16);
-    assert!(b.take_shortage() && !b.take_shortage(), "said once");
+    assert!(b.take_shortage() && !b.take_shortage(), "reported once");
     assert!(
         b.fall_asleep(Bell::Futex).is_some_and(|asleep| asleep.limit.as_millis() < 10),
-        "nobody will ring"
+        "nothing will ring"
     );
     b.wake_up();
     member.give(at, bytes);
     polls(&mut [&mut b], 2000);
-    assert_eq!(came(&mut b), 17, "without another word of its sender");
+    assert_eq!(came(&mut b), 17, "its sender has announced nothing more");
     assert!(!b.take_shortage());
 }
 
 #[test]
-fn who_broke_the_protocol_is_not_listened_to_again() {
+fn a_faulty_sender_is_not_read_again() {
     let world = World::new(2, 8 << 20);
     let (mut a, mut hostile) = (world.endpoint(0), world.endpoint(1));
-    // Another endpoint that is announced by the same counter, so that the first one's lanes are looked at again.
+    // Another endpoint that announces by the same counter, so that the hostile one's lanes are polled again.
     let mut others: Vec<Endpoint> = (0..8).map(|_| world.endpoint(1)).collect();
     let same = others.last_mut().unwrap();
     let back = hostile.resolve(&a.address()).unwrap();
@@ -145,7 +146,7 @@ fn who_broke_the_protocol_is_not_listened_to_again() {
     assert!((0..1000).any(|_| !a.progress()), "there is nothing to do");
 }
 
-/// A local service that is gone when an endpoint is closed.
+/// A local service that fails to close an endpoint, as if it were gone.
 struct Leaves(Box<dyn LocalService>);
 
 impl LocalService for Leaves {
@@ -161,7 +162,7 @@ impl LocalService for Leaves {
 }
 
 #[test]
-fn an_endpoint_whose_end_nobody_published_gives_no_memory_away() {
+fn an_endpoint_whose_close_was_not_published_returns_no_memory() {
     let world = World::new(2, 8 << 20);
     let (member, _) = world.attach_with(0, |service| Box::new(Leaves(service)));
     let open = || Endpoint::open(&member, Config::default(), Box::new(NoMemory)).unwrap();
@@ -176,7 +177,7 @@ fn an_endpoint_whose_end_nobody_published_gives_no_memory_away() {
     let other = second.resolve(&c[0].address()).unwrap();
     second.send(&message(other, 1, &bufs)).unwrap();
     drop(first);
-    // Its lane's memory would serve the next lanes, which go to others, and it is still looked at.
+    // If its lane's memory were used again for lanes to others, the receiver would read their messages.
     for c in &mut c {
         let to = second.resolve(&c.address()).unwrap();
         for tag in 10..13 {
@@ -185,11 +186,11 @@ fn an_endpoint_whose_end_nobody_published_gives_no_memory_away() {
             assert!(has_come(c, tag));
         }
     }
-    assert!((10..13).all(|tag| !has_come(&mut b, tag)), "these were for others");
+    assert!((10..13).all(|tag| !has_come(&mut b, tag)), "these were sent to others");
 }
 
 #[test]
-fn an_endpoint_that_has_no_lanes_is_nobody_to_send_to() {
+fn posts_to_an_endpoint_without_lanes_fail() {
     let world = World::new(2, 4 << 20);
     let (_, mut a) = process(&world, 0);
     let (member, _) = world.attach(1);

@@ -1,6 +1,6 @@
-//! One of three processes is stopped at each step of each protocol, the first time that it comes there and later: the
-//! others see what they had with it ended, and go on with each other and with whoever comes in its place; and all memory
-//! is free again at the end.
+//! One of three processes is stopped at each step of each protocol, the first time that it gets there or
+//! later. The operations that the others have with it end; they continue with each other, and with a process
+//! that takes its place; and all memory is free again at the end.
 
 mod common;
 use common::*;
@@ -17,10 +17,10 @@ use isthmus_transport::{
 };
 
 const LONG: usize = 100_000;
-/// The longest that a survivor may take, in turns: of a second in real life there are millions.
+/// Most turns that a survivor may take. A second has millions of them in real use.
 const TURNS: u32 = 60_000;
 
-/// Memory that operations use; it lives as long as the test.
+/// Memory that operations use, kept as long as the test runs.
 type Buffers = Rc<Vec<LocalBuf>>;
 
 struct Window(Mutex<LocalBuf>);
@@ -42,7 +42,7 @@ struct Process {
     end: Endpoint,
     area: u32,
     peer: u32,
-    /// Number of each operation that is under way, with the peer that it is with.
+    /// Number of each operation under way, and the remote endpoint that it is with.
     open: Vec<(u64, PeerId)>,
     next: u64,
     buffers: Buffers,
@@ -67,7 +67,8 @@ impl Process {
         Ticket { context: self.next, flags: 0 }
     }
 
-    /// Everything that one may do with another, with messages of each protocol; gives whether the peer was refused.
+    /// Posts one operation of each kind, with messages of each protocol; returns whether a post failed since
+    /// the peer is gone.
     fn act(&mut self, with: PeerId) -> bool {
         self.round += 1;
         let round = self.round;
@@ -141,7 +142,7 @@ impl Process {
             if completion.op != Op::RemoteWrite && (!multi || completion.released) {
                 let before = self.open.len();
                 self.open.retain(|(n, _)| *n != completion.ticket.context);
-                assert_eq!(before, self.open.len() + 1, "ended twice, or never begun: {completion:?}");
+                assert_eq!(before, self.open.len() + 1, "ended twice, or never posted: {completion:?}");
             }
             self.ends.push(completion);
         }
@@ -151,7 +152,7 @@ impl Process {
         self.open.iter().any(|(_, p)| *p == with)
     }
 
-    /// Takes back the receives that wait, so that nothing is open but what must end by itself.
+    /// Cancels the receives that wait, so that only operations are open that must end by themselves.
     fn withdraw(&mut self, with: PeerId) {
         for (number, _) in self.open.clone().into_iter().filter(|(_, p)| *p == with) {
             let _ = self.end.cancel(number);
@@ -159,7 +160,7 @@ impl Process {
     }
 }
 
-/// Who is stopped, and what came of it.
+/// Stops a process at a step, and checks the others; returns whether the step was reached.
 fn stopped(world: &World, buffers: &Buffers, at: Step, mut passes: u32, tight: bool) -> bool {
     let used: Vec<u64> = world.services.iter().map(|s| s.lock().unwrap().directory().heap_used()).collect();
     let told = format!("{at:?} after {passes}, {}", if tight { "in a full section" } else { "with room" });
@@ -170,7 +171,7 @@ fn stopped(world: &World, buffers: &Buffers, at: Step, mut passes: u32, tight: b
     let others = [meet(&mut left[0], &right[0]), meet(&mut right[0], &left[0])];
     let lost: Vec<PeerId> = survivors.iter_mut().map(|s| meet(s, victim.as_ref().unwrap())).collect();
     let known: Vec<PeerId> = survivors.iter().map(|s| meet(victim.as_mut().unwrap(), s)).collect();
-    // With no memory left, one lane serves one peer after the other.
+    // With no memory left, one lane serves one remote endpoint after the other.
     let hog = tight.then(|| {
         let mut service = world.services[1].lock().unwrap();
         let area = service.open_area(1, 1, "test").unwrap().area;
@@ -181,7 +182,7 @@ fn stopped(world: &World, buffers: &Buffers, at: Step, mut passes: u32, tight: b
     'life: for round in 0..12_u32 {
         let Some(process) = victim.as_mut() else { break };
         let acted = die_at(at, &mut passes, || {
-            // One peer after the other, where a lane can only be had from one that is idle.
+            // One after the other, where a lane must be taken from a remote endpoint that is idle.
             for (i, peer) in (0..).zip(&known) {
                 if !tight || (round % 4 == 0 && round / 4 % 2 == i) {
                     process.act(*peer);
@@ -190,7 +191,7 @@ fn stopped(world: &World, buffers: &Buffers, at: Step, mut passes: u32, tight: b
         });
         reached |= acted.is_err();
         for (i, survivor) in survivors.iter_mut().enumerate() {
-            // A lane that says nothing for a while cools, and is hot again later.
+            // A lane without messages for a while cools, and becomes hot again later.
             if !reached && !tight && round % 4 != 3 {
                 survivor.act(lost[i]);
                 survivor.act(others[i]);
@@ -211,7 +212,7 @@ fn stopped(world: &World, buffers: &Buffers, at: Step, mut passes: u32, tight: b
     let process = victim.take().unwrap();
     let area = process.area;
     if reached {
-        // Killed: nothing of it runs any more, and its service notices.
+        // Killed: none of its code runs any more, and its service notices.
         std::mem::forget(process);
     } else {
         let closed = die_at(at, &mut passes, move || {
@@ -226,7 +227,7 @@ fn stopped(world: &World, buffers: &Buffers, at: Step, mut passes: u32, tight: b
         if !waits {
             break;
         }
-        // One that took leave in good order is not an error for who waits for it: that one must say so itself.
+        // After a close directed receives stay posted: the survivors cancel them.
         if turn == TURNS / 2 && (!reached || at == Step::Closed) {
             survivors.iter_mut().zip(&lost).for_each(|(s, p)| s.withdraw(*p));
         }
@@ -238,15 +239,15 @@ fn stopped(world: &World, buffers: &Buffers, at: Step, mut passes: u32, tight: b
         survivors.iter_mut().for_each(Process::progress);
     }
     for (survivor, peer) in survivors.iter_mut().zip(&lost) {
-        assert!(survivor.act(*peer), "{told}: the dead can still be sent to");
+        assert!(survivor.act(*peer), "{told}: a post to the dead succeeds");
         survivor.withdraw(*peer);
         (0..300).for_each(|_| survivor.progress());
-        assert!(!survivor.has_open(*peer), "{told}: something with the dead waits");
+        assert!(!survivor.has_open(*peer), "{told}: an operation with the dead waits");
     }
     if let Some(area) = hog {
         world.services[1].lock().unwrap().close_area(area).unwrap();
     }
-    // Life goes on: with each other, and with a newcomer in the same place.
+    // The survivors continue: with each other, and with a newcomer in the same place.
     let mut newcomer = Process::new(world, 1, buffers);
     let with: Vec<PeerId> = survivors.iter_mut().map(|s| meet(s, &newcomer)).collect();
     let back: Vec<PeerId> = survivors.iter().map(|s| meet(&mut newcomer, s)).collect();
@@ -260,7 +261,7 @@ fn stopped(world: &World, buffers: &Buffers, at: Step, mut passes: u32, tight: b
         if heard && hears {
             break;
         }
-        assert!(turn < TURNS / 200, "{told}: heard the newcomer: {heard}, each other: {hears}");
+        assert!(turn < TURNS / 200, "{told}: messages from the newcomer: {heard}, from each other: {hears}");
         if turn % 20 == 0 {
             for (i, survivor) in survivors.iter_mut().enumerate() {
                 survivor.act(with[i]);
@@ -290,8 +291,8 @@ fn stopped(world: &World, buffers: &Buffers, at: Step, mut passes: u32, tight: b
 }
 
 #[test]
-fn whoever_is_stopped_at_any_step_is_outlived() {
-    // What unwinds here is meant to.
+fn peers_survive_a_process_that_stops_at_any_step() {
+    // A `Dead` that unwinds here is expected.
     std::panic::set_hook(Box::new(|info| {
         if !info.payload().is::<Dead>() {
             eprintln!("{info}");
@@ -311,5 +312,5 @@ fn whoever_is_stopped_at_any_step_is_outlived() {
             never.push(at);
         }
     }
-    assert!(never.is_empty(), "nobody comes to {never:?}");
+    assert!(never.is_empty(), "no process reaches {never:?}");
 }

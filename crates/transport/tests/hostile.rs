@@ -1,6 +1,6 @@
-//! A peer that breaks the protocol: what it touches ends with an error, costs little, and nothing waits for ever.
+//! A remote endpoint that breaks the protocol: operations with it fail, cost little, and none waits for ever.
 //!
-//! The hostile side numbers operations by guessing: the first of an endpoint is index 0 in its first generation.
+//! The hostile endpoint guesses numbers of operations: an endpoint's first has index 0 and generation 1.
 
 mod common;
 use common::*;
@@ -30,8 +30,9 @@ fn polls(end: &mut Endpoint, count: u32) -> Vec<Completion> {
     ends
 }
 
-/// An endpoint that has announced a long message to a hostile one, and the hostile one's number of it.
-fn offered(world: &World, out: &mut [u8]) -> (Endpoint, Endpoint, PeerId, PeerId) {
+/// An endpoint that has announced a long message to a hostile one, the hostile one, and each one's number of
+/// the other.
+fn announced(world: &World, out: &mut [u8]) -> (Endpoint, Endpoint, PeerId, PeerId) {
     let (mut a, mut hostile) = (world.endpoint(0), world.endpoint(1));
     let to = a.resolve(&hostile.address()).unwrap();
     let back = hostile.resolve(&a.address()).unwrap();
@@ -40,17 +41,17 @@ fn offered(world: &World, out: &mut [u8]) -> (Endpoint, Endpoint, PeerId, PeerId
     (a, hostile, to, back)
 }
 
-/// Whatever it was answered, the send ends, and the peer counts as gone.
+/// After this answer the send fails, and the hostile endpoint counts as gone.
 fn ends_with_its_peer(answer: [u64; 8]) {
     let world = World::new(2, 8 << 20);
     let mut out = pattern(300_000, 4);
-    let (mut a, mut hostile, to, back) = offered(&world, &mut out);
+    let (mut a, mut hostile, to, back) = announced(&world, &mut out);
     assert!(hostile.push_raw(back, &answer));
     let ends = polls(&mut a, 3000);
     assert_eq!(ends.iter().map(|e| e.status).collect::<Vec<_>>(), [Status::PeerGone]);
     let bufs = [buf(&mut out)];
     assert_eq!(a.send(&message(to, 4, &bufs)), Err(PostError::PeerGone));
-    let who = a.take_faulty().expect("somebody broke the protocol");
+    let who = a.take_faulty().expect("the sender is faulty");
     assert!(who.contains(&format!("process {} of 'peer1'", std::process::id())), "{who}");
     assert_eq!(a.take_faulty(), None, "named once");
 }
@@ -108,7 +109,7 @@ fn a_directed_receive_that_comes_after_the_death_ends_too() {
     let known = a.resolve(&address).unwrap();
     world.services[1].lock().unwrap().close_area(area).unwrap();
     polls(&mut a, 2000);
-    // One that knew the peer before it died, and one that hears of it only now.
+    // One endpoint knew the peer before it died, one resolves it only now.
     let mut late = world.endpoint(0);
     let stranger = late.resolve(&address).unwrap();
     for (end, peer) in [(&mut a, known), (&mut late, stranger)] {
@@ -116,12 +117,12 @@ fn a_directed_receive_that_comes_after_the_death_ends_too() {
         let into = [buf(&mut back)];
         let select = Selector { from: Some(peer), ..any(9) };
         let taken = end.receive_at_once(select, into[0], Ticket::default());
-        assert!(!taken, "the short way is not for the dead");
+        assert!(!taken, "the short way refuses a dead sender");
         end.receive(&receive(select, &into)).unwrap();
         let ends = polls(end, 100);
         assert_eq!(ends.iter().map(|e| e.status).collect::<Vec<_>>(), [Status::PeerGone]);
     }
-    // Its process is gone; nothing of it is to run.
+    // Its process is dead: its destructor must not run.
     std::mem::forget(b);
 }
 
@@ -141,7 +142,7 @@ fn a_cold_sender_is_noticed_soon() {
     assert_eq!(polls(&mut b, 9).len(), 1, "within nine polls");
     c.send(&message(cold, 3, &bufs)).unwrap();
     b.peek(&any(3), false, false, Ticket::default());
-    assert_eq!(b.pop().unwrap().status, Status::Ok, "and at once by who asks for it");
+    assert_eq!(b.pop().unwrap().status, Status::Ok, "and at once by a peek");
 }
 
 #[test]
@@ -152,7 +153,7 @@ fn a_directed_multi_receive_that_comes_after_the_death_ends_and_gives_its_buffer
     let memory = Box::new(isthmus_transport::types::NoMemory);
     let mut b = Endpoint::open(&member, isthmus_transport::Config::default(), memory).unwrap();
     let (known, back) = (a.resolve(&b.address()).unwrap(), b.resolve(&a.address()).unwrap());
-    // What it sent whole before its death is still received.
+    // A message that it sent whole before its death is still received.
     let mut out = pattern(10, 1);
     let bufs = [buf(&mut out)];
     b.send(&message(back, 5, &bufs)).unwrap();
@@ -172,7 +173,7 @@ fn a_directed_multi_receive_that_comes_after_the_death_ends_and_gives_its_buffer
 }
 
 #[test]
-fn a_close_does_not_wait_for_ever_for_one_who_takes_nothing() {
+fn a_close_gives_up_on_a_receiver_that_takes_nothing() {
     use std::time::{Duration, Instant};
     let world = World::new(2, 8 << 20);
     let (mut a, b, mut c) = (world.endpoint(0), world.endpoint(1), world.endpoint(1));
@@ -206,7 +207,7 @@ fn done_while_the_payload_is_still_being_read_ends_the_send() {
     assert!(hostile.push_raw(back, &[head(kind::CLEAR, 0, 0), FIRST, 1 << 32, 1 << 20, 0, 0, 0, 0]));
     assert!(hostile.push_raw(back, &[head(kind::DONE, 0, 0), FIRST, 0, 0, 0, 0, 0, 0]));
     let ends = polls(&mut a, 1000);
-    // From here on the program may free the buffer.
+    // From now on the program may free the buffer.
     assert_eq!(ends.iter().map(|e| e.status).collect::<Vec<_>>(), [Status::PeerGone]);
     assert!(a.take_faulty().is_some() && !a.is_flushing(), "nothing more is read from the buffer");
 }
@@ -244,7 +245,7 @@ fn a_write_goes_nowhere_once_its_registration_has_ended() {
     let to = hostile.resolve(&b.address()).unwrap();
     assert!(hostile.push_raw(to, &[head(kind::WRITE_READY, 0, 0), 77, 1, 0, 1 << 20, 0, 0, 0]));
     polls(&mut b, 1000);
-    // The program ends the registration, and uses its memory for something else.
+    // The program ends the registration, and uses the memory for something else.
     *registered.0.lock().unwrap() = None;
     assert!(hostile.push_raw(to, &[head(kind::CHUNK, 0, 0), FIRST, 0, 4096, 0, 0, 0, 0]));
     polls(&mut b, 1000);
@@ -273,8 +274,8 @@ fn writes_and_reads_end_with_an_error_when_the_registration_ends_before_them() {
         polls(&mut a, 1000);
         polls(&mut b, 1000);
         assert!(!a.is_flushing() && !b.is_flushing());
-        assert!(a.take_faulty().is_none() && b.take_faulty().is_none(), "nobody is to blame");
-        // And the next one is served as if nothing had been.
+        assert!(a.take_faulty().is_none() && b.take_faulty().is_none(), "neither is faulty");
+        // The next operation is served as usual.
         *registered.0.lock().unwrap() = Some(buf(&mut memory));
         let posted = if writes { a.write(&rma(to, &bufs)) } else { a.read(&rma(to, &bufs)) };
         assert_eq!(posted, Ok(Posted::Pending));
@@ -284,7 +285,7 @@ fn writes_and_reads_end_with_an_error_when_the_registration_ends_before_them() {
 }
 
 #[test]
-fn a_close_ends_while_one_who_lives_goes_on_asking() {
+fn a_close_ends_while_an_initiator_keeps_reading() {
     use std::sync::atomic::{AtomicBool, Ordering};
     use std::time::{Duration, Instant};
     let world = World::new(2, 8 << 20);
@@ -297,7 +298,7 @@ fn a_close_ends_while_one_who_lives_goes_on_asking() {
     std::thread::scope(|s| {
         let (closed, a) = (&closed, &mut a);
         s.spawn(move || {
-            // Reads without end, many at a time: an answer is always under way.
+            // Endless reads, many at a time: an answer is always under way.
             let mut local = vec![9; 64 << 10];
             let bufs = [buf(&mut local)];
             while !closed.load(Ordering::Relaxed) && begin.elapsed() < Duration::from_secs(30) {
@@ -335,7 +336,7 @@ fn the_death_of_a_vm_that_is_seen_before_that_of_its_endpoints_ends_what_waits_f
 }
 
 #[test]
-fn a_close_ends_while_those_who_live_go_on_sending() {
+fn a_close_ends_while_others_keep_sending() {
     use std::sync::atomic::{AtomicBool, Ordering};
     use std::time::{Duration, Instant};
     let world = World::new(2, 8 << 20);
@@ -348,7 +349,7 @@ fn a_close_ends_while_those_who_live_go_on_sending() {
             let mut a = world.endpoint(1);
             let closed = &closed;
             s.spawn(move || {
-                // Each is to be confirmed: a confirmation is always under way.
+                // Each message is to be confirmed: a confirmation is always under way.
                 let to = a.resolve(&address).unwrap();
                 let mut out = vec![9; 64];
                 let bufs = [buf(&mut out)];
@@ -376,14 +377,14 @@ fn accept_entries(section: &Section, block_at: u64) -> usize {
 }
 
 #[test]
-fn an_incarnation_that_never_holds_still_costs_no_memory() {
+fn an_incarnation_that_keeps_changing_costs_no_memory() {
     let world = World::new(3, 8 << 20);
     let (mut a, mut hostile, late) = (world.endpoint(0), world.endpoint(1), world.endpoint(2));
     let to = hostile.resolve(&a.address()).unwrap();
     let mut out = pattern(8, 1);
     send(&mut hostile, &mut a, &message(to, 1, &[buf(&mut out)]));
     polls(&mut a, 600);
-    // Its lane is there, and from now on without a message.
+    // Its lane stays, and has no message from now on.
     let (member, _) = world.attach(2);
     let (_, theirs) = member.directory(1).unwrap();
     let (_, mine) = member.directory(0).unwrap();
@@ -406,7 +407,7 @@ fn an_incarnation_that_never_holds_still_costs_no_memory() {
         isthmus_lockfree::activity::announce(&activity, slot);
         polls(&mut a, 10);
         if incarnation % 2 == 0 {
-            // It takes its lane back, so that nothing of it is open at its next incarnation.
+            // It closes its lane, so that its next incarnation has none open.
             lane.words[0].set(Life { state: State::Dead, ..Life::unpack(described) }.pack());
             version.set(version.peek() + 1);
             isthmus_lockfree::activity::announce(&activity, slot);
@@ -416,7 +417,7 @@ fn an_incarnation_that_never_holds_still_costs_no_memory() {
     }
     assert_eq!(accept_entries(mine.section(), my_block), entries);
     assert_eq!(mine.heap_used(), used);
-    // The numbers of those who were never heard of go to others.
+    // Numbers of senders that were never reported are used again.
     let number = a.resolve(&late.address()).unwrap().0;
     assert!(number < 8, "{number} numbers of peers");
 }
@@ -438,7 +439,7 @@ fn a_post_that_waits_for_room_is_not_ended_by_its_target_while_its_buffer_is_len
         let mut ends = polls(&mut a, 1000);
         assert_eq!(ends.pop().map(|end| (end.ticket.context, end.status)), Some((1099, expected)), "{code}");
         assert!(ends.is_empty() && a.backlog_bytes() == 0);
-        // The program has its buffer back: what comes now must not be what it writes.
+        // The program has its buffer back: what it writes now must not be sent.
         long.fill(0xee);
         let mut back = vec![0; 1000];
         let into = [buf(&mut back)];
@@ -447,13 +448,13 @@ fn a_post_that_waits_for_room_is_not_ended_by_its_target_while_its_buffer_is_len
             b.progress();
             a.progress();
         }
-        assert!(b.pop().is_none_or(|end| end.status != Status::Ok), "it was sent all the same");
+        assert!(b.pop().is_none_or(|end| end.status != Status::Ok), "it was sent nevertheless");
         assert!(a.pop().is_none());
     }
 }
 
 #[test]
-fn a_read_position_that_cannot_be_ends_all_that_waits_for_room() {
+fn an_impossible_read_position_ends_all_that_waits_for_room() {
     let world = World::new(2, 8 << 20);
     let (mut a, b) = (world.patient_endpoint(0), world.endpoint(1));
     let mut b = b;
@@ -465,13 +466,13 @@ fn a_read_position_that_cannot_be_ends_all_that_waits_for_room() {
         b.progress();
         a.progress();
     }
-    // As many as the queue has before the next one waits.
+    // As many posts as are queued before a further one waits.
     let mut pending = 0;
     for tag in 0..5000 {
         pending += usize::from(a.send(&message(to_b, tag, &bufs)) == Ok(Posted::Pending));
     }
     assert!(pending > 4096);
-    // Where the receiver says how far it has read.
+    // The receiver's read position.
     let (member, _) = world.attach(0);
     let (_, theirs) = member.directory(1).unwrap();
     let endpoints = member.region().shape().endpoints;

@@ -1,4 +1,4 @@
-//! Two endpoints that talk: every size, both orders of send and receive, one section and two.
+//! Two endpoints: every size, both orders of send and receive, one section and two.
 
 mod common;
 
@@ -49,7 +49,7 @@ fn exchange(peers: u32, section_bytes: u64) {
             assert!(a.pop().is_none() && b.pop().is_none());
         }
     }
-    // And the counters say so.
+    // The counters agree.
     for _ in 0..600 {
         a.progress();
     }
@@ -84,7 +84,7 @@ fn a_post_that_finds_no_room_is_counted_as_a_stall() {
     let count = |wanted| posted.iter().filter(|p| **p == wanted).count();
     let (done, queued, refused) =
         (count(Ok(Posted::Done)), count(Ok(Posted::Pending)), count(Err(PostError::Again)));
-    assert!(done == 64 && queued > 20 && refused > 700, "nobody reads: {done}, {queued}, {refused}");
+    assert!(done == 64 && queued > 20 && refused > 700, "nothing is read: {done}, {queued}, {refused}");
     for _ in 0..600 {
         a.progress();
     }
@@ -92,7 +92,7 @@ fn a_post_that_finds_no_room_is_counted_as_a_stall() {
     assert_eq!(totals.get(Counter::Stalls), (queued + refused) as u64);
 }
 
-/// Lengths that go in line, through the data ring and in pieces.
+/// Lengths that go in-line, through the data ring and in pieces.
 const MIXED: [usize; 5] = [8, 400, 40, 4000, 70_000];
 
 #[test]
@@ -158,7 +158,7 @@ fn what_is_queued_for_a_peer_that_dies_ends_with_an_error() {
         pending += usize::from(a.send(&send).unwrap() == Posted::Pending);
     }
     let queued = a.backlog_bytes();
-    // As a process that is killed: its service says so.
+    // As if its process was killed: the service publishes that.
     std::mem::forget(b);
     world.services[1].lock().unwrap().close_area(area).unwrap();
     for _ in 0..600 {
@@ -190,21 +190,21 @@ fn a_sender_that_sleeps_for_room_is_woken_when_half_of_it_is_there() {
             b.receive(&receive(any(tag), &into)).unwrap();
             assert!(a.send(&message(to_b, tag, &bufs)).is_ok());
         }
-        // The receiver reads now and then; the sender sleeps whenever it has nothing to do.
+        // The receiver polls now and then; the sender sleeps whenever it has nothing to do.
         let (mut received, mut slept, mut polls) = (0, 0, 0);
         while received < 200 {
             a.progress();
             while a.pop().is_some() {}
             let Some(asleep) = a.fall_asleep(Bell::Futex) else { continue };
             slept += 1;
-            // A millisecond is for a lane whose sender has not answered; what nobody rings for is looked at sooner.
-            assert!(asleep.limit.as_millis() >= 1, "{len}: somebody rings: {:?}", asleep.limit);
+            // A limit below a millisecond would be for what nothing rings for.
+            assert!(asleep.limit.as_millis() >= 1, "{len}: the receiver rings: {:?}", asleep.limit);
             let woken = || asleep.is_rung();
             while !woken() && received < 200 {
                 polls += 1;
                 assert!(
                     polls < 100_000,
-                    "{len}: nobody rings the sender: {received} received, {slept} sleeps, {} queued",
+                    "{len}: the sender is not rung: {received} received, {slept} sleeps, {} queued",
                     a.backlog_bytes()
                 );
                 b.progress();
@@ -320,13 +320,13 @@ fn a_delivered_send_completes_when_it_was_taken() {
     for len in [8, 5000, 200_000] {
         let mut out = pattern(len, 9);
         let bufs = [buf(&mut out)];
-        let mut wish = message(to_b, 2, &bufs);
-        wish.delivered = true;
-        assert_eq!(send(&mut a, &mut b, &wish), Posted::Pending);
+        let mut request = message(to_b, 2, &bufs);
+        request.delivered = true;
+        assert_eq!(send(&mut a, &mut b, &request), Posted::Pending);
         for _ in 0..100 {
             a.progress();
         }
-        assert!(a.pop().is_none(), "nobody took it yet");
+        assert!(a.pop().is_none(), "it was not taken yet");
         let mut back = vec![0; len];
         let into = [buf(&mut back)];
         b.receive(&receive(any(2), &into)).unwrap();
@@ -345,13 +345,13 @@ fn a_matched_send_completes_when_it_was_received_and_not_when_it_was_kept() {
     for len in [0, 8, 5000, 200_000] {
         let mut out = pattern(len, 9);
         let bufs = [buf(&mut out)];
-        let wish = message(to_b, 2, &bufs);
-        assert_eq!(a.send_until_matched(&wish), Ok(Posted::Pending));
+        let request = message(to_b, 2, &bufs);
+        assert_eq!(a.send_until_matched(&request), Ok(Posted::Pending));
         for _ in 0..100 {
             a.progress();
             b.progress();
         }
-        assert!(a.pop().is_none(), "it came, and there is no receive for it");
+        assert!(a.pop().is_none(), "it arrived, and has no receive");
         let mut back = vec![0; len];
         let into = [buf(&mut back)];
         b.receive(&receive(any(2), &into)).unwrap();
@@ -364,7 +364,7 @@ fn a_matched_send_completes_when_it_was_received_and_not_when_it_was_kept() {
 }
 
 #[test]
-fn what_is_injected_and_shall_be_delivered_completes_when_it_was_taken() {
+fn an_injected_delivered_send_completes_when_it_was_taken() {
     let world = World::new(2, 8 << 20);
     let mut a = world.endpoint(0);
     let mut b = world.endpoint(1);
@@ -372,13 +372,13 @@ fn what_is_injected_and_shall_be_delivered_completes_when_it_was_taken() {
     for len in [0, 8, 4096] {
         let mut out = pattern(len, 9);
         let bufs = [buf(&mut out)];
-        let wish = Send { inject: true, delivered: true, ..message(to_b, 2, &bufs) };
-        assert_eq!(send(&mut a, &mut b, &wish), Posted::Pending);
+        let request = Send { inject: true, delivered: true, ..message(to_b, 2, &bufs) };
+        assert_eq!(send(&mut a, &mut b, &request), Posted::Pending);
         out.fill(0);
         for _ in 0..100 {
             a.progress();
         }
-        assert!(a.pop().is_none(), "nobody took it yet");
+        assert!(a.pop().is_none(), "it was not taken yet");
         let mut back = vec![0; len];
         let into = [buf(&mut back)];
         b.receive(&receive(any(2), &into)).unwrap();
@@ -404,9 +404,9 @@ fn a_multi_receive_is_filled_and_released_after_its_last_message() {
     for (i, len) in [100, 40_000, 8, 30_000, 25_000].into_iter().enumerate() {
         let mut out = pattern(len, i as u64);
         let bufs = [buf(&mut out)];
-        let mut wish = message(to_b, 0, &bufs);
-        wish.tagged = false;
-        let posted = send(&mut a, &mut b, &wish);
+        let mut request = message(to_b, 0, &bufs);
+        request.tagged = false;
+        let posted = send(&mut a, &mut b, &request);
         let got = ok(wait(&mut b, &mut a));
         assert_eq!((got.buf, got.len, got.ticket), (at, len as u64, ticket));
         assert!(!released);
@@ -451,9 +451,9 @@ fn a_multi_receive_cancelled_while_a_message_arrives_ends_after_it_as_cancelled(
     b.receive(&Receive { select, bufs: &into, multi: Some(1), ticket }).unwrap();
     let mut out = pattern(300_000, 4);
     let bufs = [buf(&mut out)];
-    let mut wish = message(to_b, 0, &bufs);
-    wish.tagged = false;
-    assert_eq!(send(&mut a, &mut b, &wish), Posted::Pending);
+    let mut request = message(to_b, 0, &bufs);
+    request.tagged = false;
+    assert_eq!(send(&mut a, &mut b, &request), Posted::Pending);
     // The announcement is taken, and nothing of the payload yet.
     for _ in 0..600 {
         b.progress();
@@ -527,7 +527,7 @@ fn the_death_of_a_peer_ends_what_waits_for_it() {
     assert_eq!(ends.len(), 2);
     assert!(ends.iter().all(|e| e.status == Status::PeerGone));
     assert_eq!(a.send(&message(to_b, 4, &bufs)), Err(PostError::PeerGone));
-    // Its memory serves another, which is reached as usual.
+    // Its memory is used for another endpoint, which is reached as usual.
     let mut c = world.endpoint(1);
     let to_c = a.resolve(&c.address()).unwrap();
     assert_ne!(to_b, to_c);
@@ -612,7 +612,7 @@ fn short_polls_take_turns_between_lanes() {
     let mut out = [1; 8];
     let out = [buf(&mut out)];
     let to: Vec<_> = senders.iter_mut().map(|a| a.resolve(&b.address()).unwrap()).collect();
-    // Until all three lanes are polled directly.
+    // Until all three lanes are hot.
     for _ in 0..300 {
         for (a, to) in senders.iter_mut().zip(&to) {
             b.receive(&receive(any(5), &into)).unwrap();

@@ -1,9 +1,10 @@
-//! Many endpoints that send to each other at random, on several threads, and read, write and change each other's memory:
-//! every message arrives once, whole and in order, and every byte that is read is what was written. Also beside some that
-//! write garbage into all of their own sections, while the others go on sending to them, receiving from them, and reaching
-//! into their memory: whatever becomes of that, what the others do among themselves is exact, and those alone are named.
+//! Endpoints on several threads that send to each other at random, and read, write and change each other's
+//! memory: every message arrives once, whole and in order, and every byte that is read is what was written.
+//! Also beside *rogues*, processes that write garbage into all of their own sections, while the others send
+//! to them, receive from them and access their memory. Operations with rogues may end in any way; those of
+//! the others among themselves are exact, and only rogues are named as faulty.
 //!
-//! STRESS_SCALE multiplies the messages (default 1), STRESS_SEED chooses them.
+//! STRESS_SCALE multiplies the number of messages (default 1), STRESS_SEED chooses them.
 
 mod common;
 use common::*;
@@ -21,18 +22,18 @@ use isthmus_transport::{
     Rma, Selector, Send, Status, Ticket,
 };
 
-/// Kinds of streams between two endpoints: tagged for anybody, tagged and directed, untagged.
+/// Kinds of streams between two endpoints: tagged for any sender, tagged and directed, untagged.
 const KINDS: u64 = 3;
 const LONGEST: usize = 200_000;
-/// Of what is done with those that go mad.
-const MAD: u64 = 77;
-/// Tag of messages from and to them.
-const MAD_TAG: u64 = 9;
-/// Most operations that one has under way with one of them.
-const MOST_WITH_MAD: usize = 24;
-/// Of one-sided operations.
+/// Flags of tickets of operations with rogues.
+const ROGUE: u64 = 77;
+/// Tag of messages from and to rogues.
+const ROGUE_TAG: u64 = 9;
+/// Most operations that an endpoint has under way with one rogue.
+const MOST_WITH_ROGUE: usize = 24;
+/// Flags of tickets of one-sided operations.
 const REMOTE: u64 = 78;
-/// What each has in the window of each other: this many bytes, and a word to count in.
+/// Each endpoint's share of each window: this many bytes, and a word to count in.
 const SHARE: usize = 40_000;
 const WINDOW_KEY: u64 = 0x5eed_0451_77aa_0001;
 
@@ -51,12 +52,12 @@ fn number(name: &str, default: u64) -> u64 {
     std::env::var(name).ok().map_or(default, |v| v.parse().unwrap())
 }
 
-/// What is in message `sequence` of a stream.
+/// The payload of message `sequence` of a stream.
 fn text(len: usize, from: u64, to: u64, kind: u64, sequence: u64) -> Vec<u8> {
     pattern(len, from * 7919 + to * 104_729 + kind * 31_337 + sequence * 257)
 }
 
-/// Memory for others, with a share for each of them: bytes first, then their words.
+/// Registered memory with a share for each endpoint: first all bytes, then all words.
 struct Window {
     bytes: Mutex<LocalBuf>,
     key: u64,
@@ -92,7 +93,8 @@ impl Memory for Window {
     }
 }
 
-/// What one does in others' windows: writes its share there, reads it, counts in its word, then does the same with the next.
+/// An endpoint's one-sided operations: it writes its share of a window, reads it, counts in its word, then
+/// does the same in the next window.
 struct Remote {
     me: u64,
     all: u64,
@@ -112,17 +114,17 @@ impl Remote {
         Self { me, all, round: 0, step: 0, busy: false, len: 0, out, back, one: [0; 8], before: [0; 8] }
     }
 
-    /// The next step, if there is none under way.
+    /// Posts the next step, unless one is under way.
     fn go_on(&mut self, end: &mut Endpoint, ids: &[PeerId], random: &mut Random) {
         if self.busy {
             return;
         }
-        let whom = self.round % self.all;
-        let (to, key, ticket) = (ids[whom as usize], WINDOW_KEY, Ticket { context: 0, flags: REMOTE });
+        let target = self.round % self.all;
+        let (to, key, ticket) = (ids[target as usize], WINDOW_KEY, Ticket { context: 0, flags: REMOTE });
         let addr = self.me * SHARE as u64;
         if self.step == 0 {
             self.len = [1, 100, 4096, 4097, 16_000, SHARE][random.below(6) as usize];
-            self.out[..self.len].copy_from_slice(&text(self.len, self.me, whom, 5, self.round));
+            self.out[..self.len].copy_from_slice(&text(self.len, self.me, target, 5, self.round));
             self.back.fill(0);
         }
         let rma = |bufs| Rma { to, key, addr, bufs, data: None, inject: false, ticket };
@@ -152,7 +154,7 @@ impl Remote {
             Ok(Posted::Done) => self.ended(),
             Ok(Posted::Pending) => self.busy = true,
             Err(PostError::Again) => {}
-            Err(e) => panic!("{} cannot reach into {whom}'s memory: {e}", self.me),
+            Err(e) => panic!("{} cannot access {target}'s memory: {e}", self.me),
         }
     }
 
@@ -173,22 +175,23 @@ impl Remote {
     }
 }
 
-/// What one has to do with one that is mad, or will be. Nothing of it has to be right, but each operation ends once.
-struct Acquaintance {
+/// An endpoint's operations with one that is a rogue, or with one of a rogue's own. Their results may be
+/// anything, but each operation ends once.
+struct Dealings {
     id: PeerId,
-    /// Under way, by number.
+    /// Operations under way, by number.
     open: Vec<u64>,
     gone: bool,
 }
 
-impl Acquaintance {
-    /// Begins something. The buffers stay for ever: the other side may do with them what it likes as long as it may at all.
-    fn meet(&mut self, end: &mut Endpoint, random: &mut Random, next: &mut u64, buffer: LocalBuf) {
-        if self.gone || self.open.len() >= MOST_WITH_MAD {
+impl Dealings {
+    /// Posts an operation. Its buffer is never freed: the other process may use it as long as it can.
+    fn act(&mut self, end: &mut Endpoint, random: &mut Random, next: &mut u64, buffer: LocalBuf) {
+        if self.gone || self.open.len() >= MOST_WITH_ROGUE {
             return;
         }
         *next += 1;
-        let ticket = Ticket { context: *next, flags: MAD };
+        let ticket = Ticket { context: *next, flags: ROGUE };
         let len = [0, 8, 40, 41, 3000, 16_000, 17_000, 100_000][random.below(8) as usize];
         let bufs = [buffer.part(0, len)];
         let to = self.id;
@@ -198,7 +201,7 @@ impl Acquaintance {
             0..3 => end.send(&Send {
                 to,
                 tagged: true,
-                tag: MAD_TAG,
+                tag: ROGUE_TAG,
                 data: None,
                 bufs: &bufs,
                 inject: false,
@@ -206,7 +209,7 @@ impl Acquaintance {
                 ticket,
             }),
             3..5 => {
-                let select = Selector { tagged: true, from: Some(to), tag: MAD_TAG, ignore: 0 };
+                let select = Selector { tagged: true, from: Some(to), tag: ROGUE_TAG, ignore: 0 };
                 end.receive(&Receive { select, bufs: &bufs, multi: None, ticket }).map(|()| Posted::Pending)
             }
             5 => end.read(&rma),
@@ -234,7 +237,7 @@ impl Acquaintance {
             Ok(Posted::Pending) => self.open.push(ticket.context),
             Ok(Posted::Done) | Err(PostError::Again) => {}
             Err(PostError::PeerGone) => self.gone = true,
-            Err(e) => panic!("refused with a reason that is no reason: {e}"),
+            Err(e) => panic!("refused with an unexpected reason: {e}"),
         }
     }
 }
@@ -247,7 +250,7 @@ struct Plan {
     seed: u64,
 }
 
-/// A sender's count of messages to each receiver in each kind, for the receivers to wait for.
+/// Messages that each sender has sent to each receiver in each kind, for the receivers to wait for.
 struct Sent {
     counts: Vec<AtomicU64>,
     all: usize,
@@ -262,21 +265,21 @@ impl Sent {
 /// What all threads share.
 struct Shared<'a> {
     plan: &'a Plan,
-    /// Those who write garbage, sooner or later.
-    mad: &'a [Address],
-    /// Who was named as having broken the protocol.
+    /// Addresses of the rogues.
+    rogues: &'a [Address],
+    /// Processes that were named as faulty.
     named: Mutex<Vec<String>>,
-    /// Operations with the mad that ended well, and those that did not.
-    with_mad: [AtomicU64; 2],
+    /// Operations with rogues that ended well, and those that did not.
+    with_rogues: [AtomicU64; 2],
     sent: Sent,
     gate: Barrier,
-    /// Those who have sent all, and those who have received all.
+    /// Endpoints that have sent all, plus endpoints that have received all.
     ready: AtomicU64,
 }
 
-/// One endpoint's life: sends its share, receives what others send, and checks it.
+/// Runs one endpoint: sends its share, receives what others send, and checks it.
 fn live(me: u64, mut end: Endpoint, ids: &[PeerId], shared: &Shared<'_>) {
-    let Shared { plan, mad, named, with_mad, sent, gate, ready } = shared;
+    let Shared { plan, rogues, named, with_rogues, sent, gate, ready } = shared;
     let all = ids.len() as u64;
     let mut random = Random(plan.seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ (me + 1));
     let mut sequences = vec![0_u64; (all * KINDS) as usize];
@@ -289,15 +292,15 @@ fn live(me: u64, mut end: Endpoint, ids: &[PeerId], shared: &Shared<'_>) {
     let (mut ticket, mut left, mut phase) = (0, plan.messages, 0);
     let mut moved = Instant::now();
     let mut remote = Remote::new(me, all);
-    let (mut next_mad, buffer) = (0, LocalBuf::leaked(vec![1; 100_000]));
-    let mut known: Vec<Acquaintance> = mad
+    let (mut next_rogue, buffer) = (0, LocalBuf::leaked(vec![1; 100_000]));
+    let mut known: Vec<Dealings> = rogues
         .iter()
-        .map(|a| Acquaintance { id: end.resolve(a).unwrap(), open: Vec::new(), gone: false })
+        .map(|a| Dealings { id: end.resolve(a).unwrap(), open: Vec::new(), gone: false })
         .collect();
     gate.wait();
     loop {
-        for acquaintance in &mut known {
-            acquaintance.meet(&mut end, &mut random, &mut next_mad, buffer);
+        for with in &mut known {
+            with.act(&mut end, &mut random, &mut next_rogue, buffer);
         }
         if left > 0 || remote.step != 0 {
             remote.go_on(&mut end, ids, &mut random);
@@ -367,23 +370,23 @@ fn live(me: u64, mut end: Endpoint, ids: &[PeerId], shared: &Shared<'_>) {
         end.progress();
         while let Some(done) = end.pop() {
             moved = Instant::now();
-            if done.ticket.flags == MAD {
+            if done.ticket.flags == ROGUE {
                 let ended = known.iter_mut().find_map(|a| {
                     let at = a.open.iter().position(|number| *number == done.ticket.context)?;
                     a.open.swap_remove(at);
                     Some(())
                 });
                 assert!(ended.is_some(), "an operation ended twice: {done:?}");
-                with_mad[usize::from(done.status != Status::Ok)].fetch_add(1, Ordering::Relaxed);
+                with_rogues[usize::from(done.status != Status::Ok)].fetch_add(1, Ordering::Relaxed);
                 continue;
             }
             if done.op == Op::RemoteWrite {
                 continue;
             }
-            // Who says anything may say that it is for anybody.
+            // A rogue's message may match any receive but a directed one.
             if done.source.is_some_and(|source| !ids.contains(&source)) {
                 let (kind, _) = receiving.remove(&done.ticket.context).expect("a receive completes once");
-                assert_ne!(kind, 1, "a directed receive got a stranger's message");
+                assert_ne!(kind, 1, "a directed receive got another sender's message");
                 waiting[kind as usize] -= 1;
                 continue;
             }
@@ -402,7 +405,7 @@ fn live(me: u64, mut end: Endpoint, ids: &[PeerId], shared: &Shared<'_>) {
                     "{from} to {me}, {kind}, {sequence}"
                 );
                 assert!(room[len..].iter().all(|b| *b == 0xee), "beyond the message");
-                // Long ones may end late, so that others end before them; none comes twice, and none is lost.
+                // Long messages may end after later ones; none arrives twice, and none is lost.
                 let next = &mut seen[(from * KINDS + kind) as usize];
                 let ahead = early.entry((from, kind)).or_default();
                 assert!(sequence >= *next && !ahead.contains(&sequence), "{from} to {me}: {sequence} again");
@@ -429,14 +432,15 @@ fn live(me: u64, mut end: Endpoint, ids: &[PeerId], shared: &Shared<'_>) {
         if ready.load(Ordering::SeqCst) >= all {
             let due = |from, kind| sent.at(from, me, kind).load(Ordering::SeqCst);
             let here = (0..all).all(|f| (0..KINDS).all(|k| seen[(f * KINDS + k) as usize] == due(f, k)));
-            // Who has all still moves the others' messages on, until everybody has.
+            // An endpoint that has received all still makes progress until all have.
             if here && sending.is_empty() && phase == 1 {
                 phase = 2;
                 ready.fetch_add(1, Ordering::SeqCst);
             }
         }
-        // The first of the mad ones leaves nothing of its section as it was, and the last one lies: nobody can go on with those.
-        let is_over = [known.first(), known.last()].into_iter().flatten().all(|mad| mad.gone);
+        // The first rogue overwrites all of its section, and the last one sends bad messages: each endpoint
+        // finds both gone.
+        let is_over = [known.first(), known.last()].into_iter().flatten().all(|with| with.gone);
         if ready.load(Ordering::SeqCst) == 2 * all && is_over {
             break;
         }
@@ -447,29 +451,29 @@ fn live(me: u64, mut end: Endpoint, ids: &[PeerId], shared: &Shared<'_>) {
         end.cancel(context);
     }
     gate.wait();
-    // What others left in our buffers is gone with them.
+    // Others may still write to these buffers.
     std::mem::forget(receiving);
 }
 
-/// How one goes mad.
+/// What a rogue does.
 #[derive(Clone, Copy, PartialEq)]
-enum Madness {
-    /// All of its section is one value when the others begin, and then anything.
+enum Misdeed {
+    /// All of its section is one value when the others begin, and then garbage.
     AtOnce,
-    /// Any word of its section gets any value.
+    /// Any word of its section gets a random value.
     Anywhere,
-    /// A word beside others that mean something gets another value that may mean something.
+    /// A word in a used line gets another plausible value.
     Plausible,
-    /// A line that means something comes again in the place of another.
+    /// A used line is copied over another.
     Elsewhere,
-    /// Its section is as it should be, but for messages that cannot be right.
-    Lies,
+    /// Its section is sound, but it sends messages that cannot be right.
+    BadMessages,
 }
 
-/// Turns between two looks at what there is in a section, and at whether its owner was named.
-const LOOK_EVERY: u32 = 5_000;
+/// Turns between two scans for used lines, and checks whether the rogue was named.
+const SCAN_EVERY: u32 = 5_000;
 
-/// Words that are sometimes right.
+/// A random word that is sometimes plausible.
 fn garbage(random: &mut Random) -> u64 {
     match random.below(4) {
         0 => random.below(1 << 20),
@@ -479,15 +483,15 @@ fn garbage(random: &mut Random) -> u64 {
     }
 }
 
-/// Writes into a section until it is over. Where what is there changes by and by, its
-/// directory goes last: others shall not be told that its owner is gone before they have found out.
-fn rage(madness: Madness, section: &Section, seed: u64, over: &AtomicBool, is_named: impl Fn() -> bool) {
+/// Writes garbage into a section until the test is over. Where lines change one by one, the directory is left
+/// alone until its owner was named: otherwise others may find it dead before they find it faulty.
+fn scribble(misdeed: Misdeed, section: &Section, seed: u64, over: &AtomicBool, is_named: impl Fn() -> bool) {
     let mut random = Random(seed);
     let word = |at: u64| section.word("any", at * 8).unwrap();
     let words = section.len() / 8;
     let directory = (64 << 10) / 8;
-    // It is a member like any other at first.
-    if madness != Madness::AtOnce {
+    // At first it is an honest member.
+    if misdeed != Misdeed::AtOnce {
         std::thread::sleep(Duration::from_millis(20 + random.below(100)));
     }
     let mut used = Vec::new();
@@ -495,20 +499,20 @@ fn rage(madness: Madness, section: &Section, seed: u64, over: &AtomicBool, is_na
         if over.load(Ordering::Relaxed) {
             break;
         }
-        if matches!(madness, Madness::AtOnce | Madness::Anywhere) {
+        if matches!(misdeed, Misdeed::AtOnce | Misdeed::Anywhere) {
             (0..1000).for_each(|_| word(random.below(words)).set(garbage(&mut random)));
             std::thread::yield_now();
             continue;
         }
-        // Lines that mean something.
-        if turn.is_multiple_of(LOOK_EVERY) {
+        // Lines that are used.
+        if turn.is_multiple_of(SCAN_EVERY) {
             let first = if is_named() { 0 } else { directory };
             let means = |at: &u64| (0..8).any(|i| word(at + i).peek() != 0);
             used = (first..words).step_by(8).filter(means).collect::<Vec<_>>();
         }
         let mut any = || used[random.below(used.len() as u64) as usize];
         let (from, to) = (any(), any());
-        if madness == Madness::Elsewhere {
+        if misdeed == Misdeed::Elsewhere {
             (0..8).for_each(|i| word(to + i).set(word(from + i).peek()));
         } else {
             let at = to + random.below(8);
@@ -523,21 +527,21 @@ fn rage(madness: Madness, section: &Section, seed: u64, over: &AtomicBool, is_na
     }
 }
 
-/// A mad one's own endpoint: it sends to all, and takes what they send, as long as it finds its way through its section.
-fn talk(mut talker: Endpoint, addresses: &[Address], madness: Madness, seed: u64, over: &AtomicBool) {
+/// Runs a rogue's own endpoint: it sends to all, and takes what they send, as long as its section allows.
+fn talk(mut talker: Endpoint, addresses: &[Address], misdeed: Misdeed, seed: u64, over: &AtomicBool) {
     let mut random = Random(seed);
     let buffer = LocalBuf::leaked(vec![2; 100_000]);
     let ids: Vec<PeerId> = addresses.iter().map(|a| talker.resolve(a).unwrap()).collect();
     let mut next = 0;
     let mut others: Vec<_> =
-        ids.iter().map(|id| Acquaintance { id: *id, open: Vec::new(), gone: false }).collect();
+        ids.iter().map(|id| Dealings { id: *id, open: Vec::new(), gone: false }).collect();
     for turn in 0_u32.. {
         if over.load(Ordering::Relaxed) {
             break;
         }
         for other in &mut others {
-            other.meet(&mut talker, &mut random, &mut next, buffer);
-            if madness == Madness::Lies && turn > 100 {
+            other.act(&mut talker, &mut random, &mut next, buffer);
+            if misdeed == Misdeed::BadMessages && turn > 100 {
                 let mut message = [(); 8].map(|()| garbage(&mut random));
                 message[0] =
                     isthmus_transport::wire::head(random.below(256) as u8, random.below(256) as u8, 0);
@@ -550,13 +554,13 @@ fn talk(mut talker: Endpoint, addresses: &[Address], madness: Madness, seed: u64
         }
         std::thread::yield_now();
     }
-    // Its memory is no longer what it takes it for.
+    // Its memory cannot be returned: the section holds garbage.
     std::mem::forget(talker);
 }
 
-/// Runs `all` endpoints over a plan, beside one for each madness, which has a section of its own.
-fn run(all: u64, plan: &Plan, madness: &[Madness]) {
-    let world = World::new(plan.peers + madness.len() as u32, plan.section);
+/// Runs `all` endpoints over a plan, beside one rogue for each misdeed, in a section of its own.
+fn run(all: u64, plan: &Plan, misdeeds: &[Misdeed]) {
+    let world = World::new(plan.peers + misdeeds.len() as u32, plan.section);
     let config = Config { hot_lanes: plan.hot, ..Config::default() };
     let mut ends: Vec<Endpoint> = (0..all)
         .map(|i| {
@@ -567,33 +571,33 @@ fn run(all: u64, plan: &Plan, madness: &[Madness]) {
     let ids: Vec<Vec<PeerId>> =
         ends.iter_mut().map(|e| addresses.iter().map(|a| e.resolve(a).unwrap()).collect()).collect();
     let talkers: Vec<Endpoint> = (plan.peers..)
-        .zip(madness)
+        .zip(misdeeds)
         .map(|(peer, _)| world.endpoint_with(peer, Config::default(), Window::new(1, 1)))
         .collect();
-    let mad: Vec<Address> = talkers.iter().map(Endpoint::address).collect();
+    let rogues: Vec<Address> = talkers.iter().map(Endpoint::address).collect();
     let shared = Shared {
         plan,
-        mad: &mad,
+        rogues: &rogues,
         named: Mutex::default(),
-        with_mad: Default::default(),
+        with_rogues: Default::default(),
         sent: Sent { counts: (0..all * all * KINDS).map(|_| AtomicU64::new(0)).collect(), all: ids.len() },
         gate: Barrier::new(ids.len()),
         ready: AtomicU64::new(0),
     };
     let over = AtomicBool::new(false);
     std::thread::scope(|scope| {
-        for ((peer, madness), talker) in (plan.peers..).zip(madness).zip(talkers) {
+        for ((peer, misdeed), talker) in (plan.peers..).zip(misdeeds).zip(talkers) {
             let info = world.host.region().peer(peer).unwrap().unwrap();
             let section = world.host.region().section(&info).unwrap();
             let (over, addresses, named) = (&over, &addresses, &shared.named);
             let seed = plan.seed + 99 + u64::from(peer);
-            if *madness == Madness::AtOnce {
+            if *misdeed == Misdeed::AtOnce {
                 (0..section.len() / 8).for_each(|w| section.word("any", w * 8).unwrap().set(u64::MAX / 3));
                 std::mem::forget(talker);
             } else {
-                // It may fall over its own garbage; nobody else may.
+                // A rogue may panic over its own garbage; the others must not.
                 scope.spawn(move || {
-                    let talk = std::panic::AssertUnwindSafe(|| talk(talker, addresses, *madness, seed, over));
+                    let talk = std::panic::AssertUnwindSafe(|| talk(talker, addresses, *misdeed, seed, over));
                     drop(std::panic::catch_unwind(talk));
                 });
             }
@@ -601,8 +605,8 @@ fn run(all: u64, plan: &Plan, madness: &[Madness]) {
                 let name = format!("'peer{peer}'");
                 named.lock().unwrap().iter().any(|who| who.contains(&name))
             };
-            if *madness != Madness::Lies {
-                scope.spawn(move || rage(*madness, &section, seed, over, is_named));
+            if *misdeed != Misdeed::BadMessages {
+                scope.spawn(move || scribble(*misdeed, &section, seed, over, is_named));
             }
         }
         let workers: Vec<_> = ends
@@ -619,16 +623,20 @@ fn run(all: u64, plan: &Plan, madness: &[Madness]) {
         assert_eq!(bad, 0, "seed {}", plan.seed);
     });
     let named = shared.named.into_inner().unwrap();
-    let is_mad = |who: &String| (plan.peers..).zip(madness).any(|(i, _)| who.contains(&format!("'peer{i}'")));
-    assert!(named.iter().all(is_mad), "somebody was named who did nothing wrong: {named:?}");
-    if !madness.is_empty() {
-        let [well, badly] = shared.with_mad.map(AtomicU64::into_inner);
-        println!("with the mad: {well} ended well, {badly} otherwise; named {} times", named.len());
-        // Whose lies came to somebody is named, there. The others may be found out as dead first.
-        let liar = format!("'peer{}'", plan.peers as usize + madness.len() - 1);
-        let by = named.iter().filter(|who| who.contains(&liar)).count() as u64;
-        assert_eq!(by, all, "not all have named the one that lies: {named:?}");
-        assert!(well > 0 && badly > 0, "nobody had to do with the mad: {well} ended well, {badly} did not");
+    let is_rogue =
+        |name: &String| (plan.peers..).zip(misdeeds).any(|(i, _)| name.contains(&format!("'peer{i}'")));
+    assert!(named.iter().all(is_rogue), "an honest process was named as faulty: {named:?}");
+    if !misdeeds.is_empty() {
+        let [well, badly] = shared.with_rogues.map(AtomicU64::into_inner);
+        println!("with the rogues: {well} ended well, {badly} otherwise; named {} times", named.len());
+        // A receiver of bad messages names their sender. Other rogues may be found dead first.
+        let sender_of_bad = format!("'peer{}'", plan.peers as usize + misdeeds.len() - 1);
+        let by = named.iter().filter(|who| who.contains(&sender_of_bad)).count() as u64;
+        assert_eq!(by, all, "not all have named the sender of bad messages: {named:?}");
+        assert!(
+            well > 0 && badly > 0,
+            "too little was done with the rogues: {well} ended well, {badly} did not"
+        );
     }
 }
 
@@ -654,6 +662,7 @@ fn six_in_a_tight_region() {
 
 #[test]
 fn four_beside_five_that_write_garbage() {
-    let madness = [Madness::AtOnce, Madness::Anywhere, Madness::Plausible, Madness::Elsewhere, Madness::Lies];
-    run(4, &plan(2, 2, 700, 16 << 20), &madness);
+    let misdeeds =
+        [Misdeed::AtOnce, Misdeed::Anywhere, Misdeed::Plausible, Misdeed::Elsewhere, Misdeed::BadMessages];
+    run(4, &plan(2, 2, 700, 16 << 20), &misdeeds);
 }

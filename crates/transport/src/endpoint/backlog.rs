@@ -1,13 +1,13 @@
-//! What waits for room in a lane: replies of the protocol's own, and the caller's posts behind them.
+//! What waits for room in a lane: the protocol's replies, and the caller's posts behind them.
 //!
-//! A post that finds no room is queued and not refused: its message is built, its payload stays where the caller has it (or is
-//! copied, if the post is an inject), and the send completes when it has gone. Replies go first, since a peer that is owed too
-//! many is not read on. What is queued is bounded by memory, and by [`super::Config::backlog_bytes`]; beyond that posts are
-//! refused.
+//! A post that finds no room is queued and not refused: its message is built, its payload stays where the
+//! caller has it (or is copied, if the post is an inject), and the send completes when it has gone. Replies
+//! go first, since a sender that is owed too many is not read. The queue is bounded by memory, and by
+//! [`super::Config::backlog_bytes`]; beyond that posts are refused.
 //!
-//! A sender that is faster than its receiver for long would fill the memory with what the receiver takes a moment later. So
-//! with [`LONG`] posts in the queue a further post first waits for a moment while the receiver goes on taking messages; a
-//! receiver that takes none, since it computes, holds nobody up.
+//! A sender that is faster than its receiver for long would fill the memory. So once [`LONG`] posts are
+//! queued, each further post waits for a moment while the receiver takes messages. A receiver that takes
+//! none, since it computes, delays no post.
 
 use std::collections::{TryReserveError, VecDeque};
 
@@ -22,11 +22,11 @@ use crate::matching::Bufs;
 use crate::types::{Completion, PeerId, PostError};
 use crate::wire::{self, flag, kind};
 
-/// Queued posts to one peer from which on the next one waits for its receiver for a moment.
+/// Queued posts to one receiver, from which on the next post waits for it for a moment.
 const LONG: usize = 4096;
-/// Looks of that moment, each a hint to the processor and a load.
-const LOOKS: u32 = 100;
-/// Entries that an empty queue keeps memory for.
+/// Polls during that moment, each a load and a hint to the processor.
+const POLLS: u32 = 100;
+/// An empty queue keeps memory for this many entries.
 const KEPT: usize = 64;
 
 /// Payload that is to go into the data ring with its message.
@@ -51,12 +51,12 @@ impl Payload {
         Ok(Self::Copied(bytes.into()))
     }
 
-    /// Whether it is read from the caller's buffers when its message goes.
+    /// Whether it is copied from the caller's buffers only when its message goes.
     pub(super) fn is_lent(&self) -> bool {
         matches!(self, Self::Lent(_))
     }
 
-    /// Its bytes, if it needs a place in the data ring.
+    /// Its length, if it needs a place in the data ring.
     fn len(&self) -> Option<u64> {
         match self {
             Self::None => None,
@@ -70,11 +70,11 @@ impl Payload {
 #[derive(Debug)]
 pub(super) struct Queued {
     pub(super) message: Message,
-    /// Words of it.
+    /// Words of the message.
     pub(super) count: usize,
     pub(super) payload: Payload,
     pub(super) because: Because,
-    /// Comes when the message has gone.
+    /// The completion, once the message has gone.
     pub(super) then: Option<Completion>,
 }
 
@@ -99,21 +99,22 @@ impl Queued {
             Payload::Lent(Bufs::Many(bufs)) => size_of_val::<[LocalBuf]>(bufs),
             _ => 0,
         };
-        // A queue that has grown may be twice as long as what is in it; an operation waits beside most posts.
+        // A queue that has grown may have twice the room of its entries, and most posts have an operation,
+        // too.
         (2 * size_of::<Self>() + size_of::<Operation>() + further) as u64
     }
 }
 
-/// What waits for room in the lane to one peer.
+/// What waits for room in the lane to one remote endpoint.
 #[derive(Debug, Default)]
 pub(super) struct Backlog {
-    /// Of both queues: the way of a short message asks this alone.
+    /// Length of both queues; the way of a short message reads this alone.
     count: usize,
     replies: VecDeque<Queued>,
     posts: VecDeque<Queued>,
-    /// Replies that the peer asked for.
+    /// Replies that are [`Because::Asked`].
     pub(super) owed: usize,
-    /// Read position at which a post waited for the receiver, and it took nothing.
+    /// Read position at which a post last waited and the receiver took nothing.
     stood_at: Option<u64>,
 }
 
@@ -161,7 +162,7 @@ impl Backlog {
         next
     }
 
-    /// Forgets the replies, which a peer that is gone does not read.
+    /// Drops the replies: their receiver is gone.
     fn drop_replies(&mut self) {
         self.count -= self.replies.len();
         (self.replies, self.owed) = (VecDeque::new(), 0);
@@ -169,7 +170,7 @@ impl Backlog {
 }
 
 impl Endpoint {
-    /// Sends a message of the protocol's own now, or as soon as there is room.
+    /// Sends a reply now, or as soon as there is room.
     pub(super) fn reply(
         &mut self,
         to: PeerId,
@@ -184,12 +185,12 @@ impl Endpoint {
         crate::fault::step(crate::fault::Step::ReplyOwed);
         if !self.flush_replies(to) {
             self.mark_busy(to);
-            self.look_up();
+            self.wake_sleepers();
         }
     }
 
-    /// Counts a post to `to` that found no room, and takes memory for it: gives its payload, `bufs` as they are or `copied`, as it
-    /// will be queued. Without any `bufs` that are not copied there is none.
+    /// Counts a post to `to` that found no room, and takes memory for it. Returns the payload to queue:
+    /// `bufs` as they are, or `copied`; [`Payload::None`] if `bufs` is empty and `copied`.
     ///
     /// # Errors
     /// [`PostError::Again`]: there is no memory.
@@ -204,7 +205,7 @@ impl Endpoint {
         self.peers[to.0 as usize].sent.add(LaneCounter::Stalls, 1);
         self.wait_for_receiver(to);
         if self.peers[to.0 as usize].gone {
-            // What the wait found of it has ended all that there was with it.
+            // The wait found that it is faulty.
             return Err(PostError::PeerGone);
         }
         let payload = if bufs.is_empty() && copied { Ok(Payload::None) } else { Payload::of(bufs, copied) };
@@ -236,17 +237,18 @@ impl Endpoint {
         self.backlog_bytes += post.bytes();
         self.peers[to.0 as usize].backlog.push_post(post);
         self.mark_busy(to);
-        self.look_up();
+        self.wake_sleepers();
     }
 
-    /// Wakes the threads that sleep here: what waits for room now was not asked for when they fell asleep.
-    fn look_up(&mut self) {
+    /// Wakes our own sleeping threads: when they fell asleep they did not ask for the room that is needed
+    /// now.
+    fn wake_sleepers(&mut self) {
         if self.asleep.is_some() {
-            self.rouse();
+            self.wake_all();
         }
     }
 
-    /// Waits for a moment where much is queued and the receiver takes it.
+    /// Waits for a moment if much is queued and the receiver takes messages.
     fn wait_for_receiver(&mut self, to: PeerId) {
         let position = |this: &Self| this.peers[to.0 as usize].out.as_ref().map(Outgoing::read_seen);
         let before = position(self);
@@ -254,7 +256,7 @@ impl Endpoint {
         if backlog.posts.len() < LONG || before.is_none() || backlog.stood_at == before {
             return;
         }
-        for _ in 0..LOOKS {
+        for _ in 0..POLLS {
             self.flush_backlog(to);
             if position(self) != before {
                 return;
@@ -264,14 +266,15 @@ impl Endpoint {
         self.peers[to.0 as usize].backlog.stood_at = before;
     }
 
-    /// Longest payload that goes to `to` through the data ring. As long as there is no lane: through any lane's.
+    /// Longest payload that goes to `to` through the data ring; while there is no lane, the limit of the
+    /// smallest one.
     #[inline]
     pub(super) fn eager_bytes(&self, to: PeerId) -> u64 {
         let lane = self.peers[to.0 as usize].out.as_ref();
         lane.map_or(Size::RESERVE.data_bytes / 2, Outgoing::eager_bytes).min(self.config.eager_bytes)
     }
 
-    /// Sends replies that wait, in order. Gives whether none is left.
+    /// Sends the replies that wait, in order. Returns whether none is left.
     pub(super) fn flush_replies(&mut self, to: PeerId) -> bool {
         loop {
             match self.peers[to.0 as usize].backlog.first() {
@@ -284,7 +287,7 @@ impl Endpoint {
         }
     }
 
-    /// Sends replies and posts that wait, in order. Gives whether none is left.
+    /// Sends the replies and posts that wait, in order. Returns whether none is left.
     pub(super) fn flush_backlog(&mut self, to: PeerId) -> bool {
         while !self.peers[to.0 as usize].backlog.is_empty() {
             if !self.push_first(to) {
@@ -294,11 +297,11 @@ impl Endpoint {
         true
     }
 
-    /// Sends the first of what waits. Gives whether there was room, and the peer lives.
+    /// Sends the first reply, else the first post. Returns whether there was room and the receiver lives.
     fn push_first(&mut self, to: PeerId) -> bool {
         let peer = &mut self.peers[to.0 as usize];
         if !peer.lives() {
-            // Posts end with an error once the region says so, as all that waits for the peer does.
+            // Posts fail once the region says that it is gone, as all that waits for it does.
             peer.backlog.drop_replies();
             return false;
         }
@@ -313,7 +316,7 @@ impl Endpoint {
         };
         if !ready {
             if !out.is_accepted() {
-                self.look_for_accept(to);
+                self.check_accept(to);
             }
             return false;
         }
@@ -323,7 +326,7 @@ impl Endpoint {
         {
             match out.take_data(len) {
                 Ok(Some(at)) => {
-                    // Our own data ring, checked when the lane was made, and the caller's buffers.
+                    // Cannot fail: the data ring is ours and was checked when the lane was made.
                     let section = self.member.section();
                     let _ = match &first.payload {
                         Payload::None => Ok(()),
@@ -336,7 +339,7 @@ impl Endpoint {
                 }
                 Ok(None) => {
                     if !out.is_accepted() {
-                        self.look_for_accept(to);
+                        self.check_accept(to);
                     }
                     return false;
                 }
@@ -374,16 +377,16 @@ impl Endpoint {
             }
         }
         if announced {
-            self.announced(to);
+            self.ring_receiver(to);
         }
         if let Some(then) = next.then {
             self.completions.push_back(then);
-            self.look_up();
+            self.wake_sleepers();
         }
         true
     }
 
-    /// Forgets the post of operation `id`, which has ended before its message went.
+    /// Drops the post of operation `id`, which has ended before its message went.
     pub(super) fn drop_post(&mut self, to: PeerId, id: u64) {
         let backlog = &mut self.peers[to.0 as usize].backlog;
         let Some(at) = backlog.posts.iter().position(|post| post.awaited() == Some(id)) else { return };
@@ -393,7 +396,7 @@ impl Endpoint {
         }
     }
 
-    /// Takes all that waits for a peer that is gone; gives the ends of posts.
+    /// Takes all that waits for a peer that is gone; returns the completions of its posts.
     pub(super) fn take_backlog(&mut self, of: PeerId) -> Vec<Completion> {
         let backlog = std::mem::take(&mut self.peers[of.0 as usize].backlog);
         let bytes: u64 = backlog.posts.iter().map(Queued::bytes).sum();

@@ -1,15 +1,15 @@
-//! RMA and atomics without messages: where the target's memory is in the region and published, the initiator copies, or
-//! does the operation with its own processor, and the target need not do anything.
+//! RMA and atomics without messages: where the target's memory is in the region and published, the initiator
+//! copies, or does the operation with its own processor, and the target does nothing.
 //!
-//! What may be reached is told by a table in the target's area (`isthmus_region::registrations`). Its ranges are copied
-//! when its version changes, and checked at each use: key, bounds and access against the copy, the generation against
-//! the table. Before it changes anything, the initiator takes a hold on the target's area (P7), and only then looks
-//! whether the target lives and the range still stands; so what it changes is nobody else's yet. What is read is looked
-//! at again after the copy (P5).
+//! A table in the target's area says what may be reached (`isthmus_region::registrations`). Its ranges are
+//! copied when its version changes, and checked at each use: key, bounds and access against the copy, the
+//! generation against the table. Before a change the initiator takes a hold on the target's area (P7), and
+//! only then checks that the target lives and that the range is still registered; so the memory cannot belong
+//! to another process yet. After a read both are checked again (P5).
 //!
-//! What is not published goes by messages, and so do writes with data for the target's completions. Atomic operations
-//! go directly only where the processor has them for both sides, and not while others are under way by messages: they
-//! are done in the order of the calls.
+//! Memory that is not published is reached by messages, and so are writes with data for the target's
+//! completions. Atomic operations are direct only where the processor has them for initiator and target, and
+//! not while others are under way by messages, which keeps them in the order of the calls.
 
 use std::collections::HashMap;
 
@@ -22,10 +22,10 @@ use super::{ATOMIC_BYTES, Endpoint};
 use crate::matching::Bufs;
 use crate::types::{Atomic, AtomicKind, Op, PeerId, RemoteAtomic, Rma, Status, Ticket};
 
-/// What is known of a peer's published memory.
+/// What is known of a remote endpoint's published memory.
 #[derive(Debug, Default)]
 pub(super) enum Reach {
-    /// Nobody has asked yet.
+    /// Not checked yet.
     #[default]
     Unknown,
     /// It has no table.
@@ -38,12 +38,12 @@ pub(super) enum Reach {
 pub(super) struct Known {
     reader: Reader,
     owner: Owner,
-    /// None before the first look.
+    /// None before it was first read.
     version: Option<u64>,
     ranges: HashMap<u64, Published>,
 }
 
-/// A place in a peer's memory that may be used now.
+/// A place in a target's memory that may be used now.
 struct Place {
     published: Published,
     section: isthmus_region::Section,
@@ -51,7 +51,7 @@ struct Place {
     offset: u64,
 }
 
-/// What became of an attempt.
+/// Outcome of an attempt.
 enum Attempt {
     /// It goes by messages.
     No,
@@ -60,7 +60,8 @@ enum Attempt {
 }
 
 impl Endpoint {
-    /// Finds the place, if its registration is published, for a use that is `needed` all of; or why it must not be used.
+    /// Finds the place for a use that needs all access of `needed`, or the status with which the operation
+    /// fails. None if its registration is not published: the operation goes by messages.
     fn place_of(
         &mut self,
         to: PeerId,
@@ -78,7 +79,7 @@ impl Endpoint {
             if !info.life.is_active(peer.address.incarnation) {
                 return None;
             }
-            // An area that is not in the table owns nothing that could be given away.
+            // Without a valid area number there is no area to hold: the endpoint is reached by messages.
             let area = u32::try_from(info.area).ok()?;
             let reader = Reader::open(directory.section(), info.block).ok().flatten();
             peer.reach = reader.map_or(Reach::None, |reader| {
@@ -97,7 +98,7 @@ impl Endpoint {
         if needed & registrations::ATOMIC != 0
             && range.access & (registrations::WRITE | registrations::ATOMIC) == registrations::WRITE
         {
-            // Its owner does them alone.
+            // Only the target does atomic operations here.
             return None;
         }
         let offset = addr.wrapping_sub(range.base);
@@ -106,25 +107,25 @@ impl Endpoint {
             return Some(Err(Status::NoAccess));
         }
         let section = known.reader.section().clone();
-        // Bounds that the reader checked against the section: this cannot overflow.
+        // Cannot overflow: the reader has checked the range against the section.
         let offset = range.offset + offset;
         Some(Ok(Place { published: published.clone(), section, owner: known.owner, offset }))
     }
 
-    /// Runs `change` under a hold, if the target lives and the range still stands.
+    /// Runs `change` under a hold, if the target lives and the range is still registered.
     fn change(&mut self, to: PeerId, place: &Place, change: impl FnOnce(&Self) -> Status) -> Attempt {
         self.hold.take(place.owner);
         let stands = self.peers[to.0 as usize].lives() && place.published.stands();
         let attempt = if stands { Attempt::Over(change(self)) } else { Attempt::No };
         self.hold.release();
         match attempt {
-            // It may be lost with its target.
+            // The change may be lost with its target.
             Attempt::Over(Status::Ok) if !self.still_lives(to) => Attempt::Over(Status::PeerGone),
             other => other,
         }
     }
 
-    /// Completes an operation that was tried; gives whether it is over.
+    /// Completes an operation, if it is over; returns whether it is.
     fn end_attempt(&mut self, to: PeerId, attempt: Attempt, ticket: Ticket, op: Op, len: u64) -> bool {
         let Attempt::Over(status) = attempt else { return false };
         let mut then = self.template(ticket, op, len);
@@ -139,7 +140,7 @@ impl Endpoint {
         true
     }
 
-    /// Writes directly if that can be; gives whether it did.
+    /// Writes directly if possible; returns whether the operation is over.
     pub(super) fn write_directly(&mut self, rma: &Rma<'_>, len: u64) -> bool {
         if rma.data.is_some() {
             return false;
@@ -161,7 +162,7 @@ impl Endpoint {
         self.end_attempt(rma.to, attempt, rma.ticket, Op::Write, len)
     }
 
-    /// Reads directly if that can be; gives whether it did.
+    /// Reads directly if possible; returns whether the operation is over.
     pub(super) fn read_directly(&mut self, rma: &Rma<'_>, len: u64) -> bool {
         let attempt = match self.place_of(rma.to, rma.key, rma.addr, len, registrations::READ) {
             None => return false,
@@ -184,13 +185,14 @@ impl Endpoint {
         self.end_attempt(rma.to, attempt, rma.ticket, Op::Read, len)
     }
 
-    /// Does an atomic operation directly if that can be; gives whether it did. Lengths were checked.
+    /// Does an atomic operation directly if possible; returns whether the operation is over. Lengths were
+    /// checked.
     pub(super) fn atomic_directly(&mut self, atomic: &Atomic<'_>, span: u64) -> bool {
         let size = u64::from(atomic.size);
         if !self.memory.is_atomic_here(size) || self.operations.one_sided(atomic.to) > 0 {
             return false;
         }
-        // What gives values back reads them, too.
+        // An operation that returns values needs read access, too.
         let reads = if atomic.kind == AtomicKind::Plain { 0 } else { registrations::READ };
         let place = self.place_of(atomic.to, atomic.key, atomic.addr, span, registrations::ATOMIC | reads);
         let attempt = match place {

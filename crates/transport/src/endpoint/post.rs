@@ -39,15 +39,15 @@ fn inline(send: &Send<'_>) -> (Message, usize) {
     (message, 3 + at.div_ceil(8))
 }
 
-/// Stores a payload that is not just one word. Apart, so that what is left fits into its caller.
+/// Stores a payload that is not just one word. Not inlined, so that the rest fits into its caller.
 #[inline(never)]
 fn put_words(slot: &Slot, buf: LocalBuf) {
     buf.words(|i, word| slot.put(3 + i, word));
 }
 
 impl Endpoint {
-    /// Makes sure that a message can be pushed to `to` now. Where there is no room ([`PostError::Again`]), a post is queued
-    /// behind those that are.
+    /// Makes sure that a message can be pushed to `to` now. If there is no room ([`PostError::Again`]), the
+    /// caller queues its post.
     fn ready(&mut self, to: PeerId) -> Result<(), PostError> {
         let peer = self.peers.get_mut(to.0 as usize).ok_or(PostError::NoPeer)?;
         if !peer.lives() {
@@ -64,7 +64,7 @@ impl Endpoint {
             Ok(true) => Ok(()),
             Ok(false) => {
                 if !out.is_accepted() {
-                    self.look_for_accept(to);
+                    self.check_accept(to);
                 }
                 Err(PostError::Again)
             }
@@ -84,18 +84,19 @@ impl Endpoint {
         sent.add(LaneCounter::RmaBytes, len);
     }
 
-    /// Pushes a message after [`Endpoint::ready`] said yes.
+    /// Pushes a message after [`Endpoint::ready`] has succeeded.
     #[inline]
     pub(super) fn push(&mut self, to: PeerId, message: &Message, count: usize) {
         if let Some(out) = &mut self.peers[to.0 as usize].out
             && out.push(message, count)
         {
-            self.announced(to);
+            self.ring_receiver(to);
         }
         step(Step::Announced);
     }
 
-    /// Takes room in the data ring and copies `bufs` there; gives the offset. [`PostError::Again`]: there is no room.
+    /// Takes room in the data ring and copies `bufs` there; returns the offset. [`PostError::Again`]: there
+    /// is no room.
     #[inline]
     fn stage(&mut self, to: PeerId, bufs: &[LocalBuf], len: u64) -> Result<u64, PostError> {
         let peer = &mut self.peers[to.0 as usize];
@@ -127,8 +128,8 @@ impl Endpoint {
         }
     }
 
-    /// What a post is to do after [`Endpoint::ready`] or [`Endpoint::stage`]: go on with what that gave, or be queued with the
-    /// payload that is given back.
+    /// After [`Endpoint::ready`] or [`Endpoint::stage`]: their result, or the payload with which the post is
+    /// to be queued.
     fn or_queued<T>(
         &mut self,
         tried: Result<T, PostError>,
@@ -143,9 +144,9 @@ impl Endpoint {
         }
     }
 
-    /// Sends a short message at once, if nothing speaks against it: the peer is known, alive and keeping up, and the
-    /// payload fits into a slot. Gives whether it did; else nothing was done, and [`Endpoint::send`] is the way. In
-    /// order with that.
+    /// Sends a short message at once, if its receiver is known, lives and keeps up, and the payload fits into
+    /// a slot. Returns whether it did; if not, nothing was done, and the caller uses [`Endpoint::send`].
+    /// Messages of both stay in order.
     #[inline(always)] // all that a short message takes, in its caller
     pub fn send_at_once(
         &mut self,
@@ -173,7 +174,7 @@ impl Endpoint {
         out.publish(wire::head(kind::INLINE, flags_of(tagged, data), buf.len()), announced);
         out.count_bytes(buf.len() as u64);
         if announced {
-            self.announced(to);
+            self.ring_receiver(to);
         }
         true
     }
@@ -186,11 +187,12 @@ impl Endpoint {
         self.send_until(send, send.delivered, false)
     }
 
-    /// As [`Endpoint::send`], but whatever its length the message stays here until a receive asks for it: it completes
-    /// when it was received, or discarded there, and not when it was kept there.
+    /// As [`Endpoint::send`], but whatever its length the payload stays here until a receive asks for it: the
+    /// send completes when the message was received or discarded, not when it was kept.
     ///
     /// # Errors
-    /// [`PostError`]; nothing was done. [`PostError::Invalid`] if it is to be injected: its payload has nowhere to stay.
+    /// [`PostError`]; nothing was done. [`PostError::Invalid`] with `inject`: the payload would have nowhere
+    /// to stay.
     pub fn send_until_matched(&mut self, send: &Send<'_>) -> Result<Posted, PostError> {
         if send.inject {
             return Err(PostError::Invalid);
@@ -200,7 +202,7 @@ impl Endpoint {
 
     #[inline(always)] // a function each for the two that call it: the usual one has no question more than it had
     fn send_until(&mut self, send: &Send<'_>, delivered: bool, matched: bool) -> Result<Posted, PostError> {
-        self.next_look = 0;
+        self.next_activity = 0;
         if let Err(error) = self.ready(send.to) {
             return self.queue_send(error, send, delivered, matched);
         }
@@ -232,7 +234,7 @@ impl Endpoint {
         } else {
             let then = self.template(send.ticket, Op::Send { tagged: send.tagged }, len);
             let bufs = Bufs::new(send.bufs);
-            let offer = Operation::Offer { to: send.to, bufs, len, then, awaits_done: delivered };
+            let offer = Operation::Announced { to: send.to, bufs, len, then, awaits_done: delivered };
             let id = self.operations.insert(offer);
             if delivered {
                 flags |= flag::ACK;
@@ -247,8 +249,8 @@ impl Endpoint {
         Ok(if delivered { Posted::Pending } else { Posted::Done })
     }
 
-    /// Queues a message that finds no room, with its payload. As [`Endpoint::send_until`], but what completes there in its
-    /// call completes here when it goes, unless it is injected.
+    /// Queues a message for which there is no room, with its payload. As [`Endpoint::send_until`], but a send
+    /// that would complete in the call completes when the message has gone, unless it is injected.
     #[cold]
     #[inline(never)]
     fn queue_send(
@@ -274,7 +276,8 @@ impl Endpoint {
         if matched || (len > self.eager_bytes(to) && !send.inject) {
             let payload = self.make_space(to, &[], true)?;
             let bufs = Bufs::new(send.bufs);
-            let id = self.operations.insert(Operation::Offer { to, bufs, len, then, awaits_done: delivered });
+            let id =
+                self.operations.insert(Operation::Announced { to, bufs, len, then, awaits_done: delivered });
             let message = [wire::head(kind::READY, flags, 0), tag, data, len, id, 0, 0, 0];
             self.queue(to, &message, 5, payload, None);
             return Ok(Posted::Pending);
@@ -315,8 +318,8 @@ impl Endpoint {
         }
     }
 
-    /// Posts a receive of one buffer, if no message is kept that it could be for. Gives whether it did; else nothing
-    /// was done, and [`Endpoint::receive`] is the way. In order with that.
+    /// Posts a receive of one buffer, if no kept message could match it. Returns whether it did; if not,
+    /// nothing was done, and the caller uses [`Endpoint::receive`]. Receives of both stay in order.
     #[inline(always)] // all that the usual receive takes, in its caller
     pub fn receive_at_once(&mut self, select: Selector, buf: LocalBuf, ticket: Ticket) -> bool {
         let died = |from: PeerId| self.peers.get(from.0 as usize).is_none_or(|p| p.died);
@@ -339,11 +342,11 @@ impl Endpoint {
         let select = receive.select;
         let target = Target::Plain(Bufs::new(receive.bufs));
         let waiting = Waiting { select, target, ticket: receive.ticket };
-        // Who posts something else than a short message may wait for a peer that was not heard of for a while.
-        self.next_look = 0;
+        // A program that takes the general way may wait for a sender whose lane is not hot.
+        self.next_activity = 0;
         match (self.matching.take_arrived(&select), select.from) {
             (Some(arrived), _) => self.deliver_kept(waiting, arrived, Because::Posted),
-            // It would wait in vain, as those did that were posted before the death.
+            // No message can come for it. Receives that were posted before the death have ended, too.
             (None, Some(from)) if self.peers.get(from.0 as usize).is_some_and(|p| p.died) => {
                 let mut then = self.template(receive.ticket, Op::Receive { tagged: select.tagged }, 0);
                 (then.status, then.tag, then.source) = (Status::PeerGone, select.tag, Some(from));
@@ -384,7 +387,7 @@ impl Endpoint {
         if let Some(from) = select.from.filter(|from| died(*from))
             && self.multis.remove(&number).is_some()
         {
-            // As for any directed receive: the rest of it would wait in vain.
+            // As for any directed receive: no further message can come.
             self.matching.drop_multi(number);
             let mut then = self.template(receive.ticket, Op::Receive { tagged: select.tagged }, 0);
             (then.status, then.tag, then.source) = (Status::PeerGone, select.tag, Some(from));
@@ -394,11 +397,11 @@ impl Endpoint {
         Ok(())
     }
 
-    /// Looks for a message without receiving it, after making progress. With `claim`, a message that is found is set
-    /// aside for [`Endpoint::receive_claimed`] under `ticket.context`; with `discard` it is dropped. A completion with
-    /// [`Op::Peek`] comes in any case.
+    /// Makes progress, then searches the kept messages without receiving one. With `claim`, a message that is
+    /// found is set aside for [`Endpoint::receive_claimed`] under `ticket.context`; with `discard` it is
+    /// dropped. A completion with [`Op::Peek`] comes in any case.
     pub fn peek(&mut self, select: &Selector, claim: bool, discard: bool, ticket: Ticket) {
-        self.next_look = 0;
+        self.next_activity = 0;
         self.progress();
         let mut completion = self.template(ticket, Op::Peek { tagged: select.tagged }, 0);
         match self.matching.find_arrived(select) {
@@ -459,7 +462,7 @@ impl Endpoint {
         Ok(())
     }
 
-    /// Ends a kept message that nobody will receive: its sender must not wait.
+    /// Ends a kept message that is not received: its sender must not wait for ever.
     fn drop_arrived(&mut self, arrived: Arrived) {
         self.cushion.try_again();
         if let crate::matching::Body::Ready { id, ack, .. } = arrived.body {
@@ -481,7 +484,7 @@ impl Endpoint {
                 multi.closed = true;
                 multi.canceled = true;
                 if multi.inflight > 0 {
-                    // What has matched still arrives; the end of the receive follows it.
+                    // Messages that have matched still arrive; the receive ends after them.
                     return true;
                 }
                 self.multis.remove(&number);
@@ -492,7 +495,7 @@ impl Endpoint {
         true
     }
 
-    /// Reads remote memory into `rma.bufs`. [`Posted::Done`] says that the completion is there already.
+    /// Reads remote memory into `rma.bufs`. [`Posted::Done`]: the completion is there already.
     ///
     /// # Errors
     /// [`PostError`]; nothing was done.
@@ -519,8 +522,8 @@ impl Endpoint {
         Ok(Posted::Pending)
     }
 
-    /// Writes remote memory. Completes when the data is visible at the target. [`Posted::Done`] says that the completion
-    /// is there already.
+    /// Writes remote memory. Completes when the data is visible at the target. [`Posted::Done`]: the
+    /// completion is there already.
     ///
     /// # Errors
     /// [`PostError`]; nothing was done.
@@ -547,8 +550,13 @@ impl Endpoint {
         } else {
             let ready = self.or_queued(ready, rma.to, &[], true)?;
             let bufs = Bufs::new(rma.bufs);
-            let id =
-                self.operations.insert(Operation::Offer { to: rma.to, bufs, len, then, awaits_done: true });
+            let id = self.operations.insert(Operation::Announced {
+                to: rma.to,
+                bufs,
+                len,
+                then,
+                awaits_done: true,
+            });
             let message = [wire::head(kind::WRITE_READY, flags, 0), id, rma.key, rma.addr, len, 0, data, 0];
             self.push_or_queue(ready, rma.to, &message, 7);
         }
@@ -556,8 +564,8 @@ impl Endpoint {
         Ok(Posted::Pending)
     }
 
-    /// Does an atomic operation on remote memory. Completes when it is visible at the target. [`Posted::Done`] says that
-    /// the completion is there already.
+    /// Does an atomic operation on remote memory. Completes when it is visible at the target.
+    /// [`Posted::Done`]: the completion is there already.
     ///
     /// # Errors
     /// [`PostError`]; nothing was done.
@@ -611,7 +619,7 @@ impl Endpoint {
         Ok(Posted::Pending)
     }
 
-    /// Pushes any message, for tests that play a hostile peer. Gives whether there was room.
+    /// Pushes any message, for tests that play a hostile peer. Returns whether there was room.
     #[doc(hidden)]
     pub fn push_raw(&mut self, to: PeerId, message: &Message) -> bool {
         let ready = self.ready(to).is_ok();

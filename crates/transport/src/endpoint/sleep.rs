@@ -1,12 +1,13 @@
 //! Going to sleep, and waking others.
 //!
-//! Who waits for messages without a look at the lanes says so in its block, and the senders that announce a message to
-//! it ring: the futex of its endpoint record where both can reach that, else through their local service. Before it
-//! sleeps it cools its hot lanes, whose senders neither announce nor ring (`isthmus_lockfree::sleep` has the argument).
-//! A sender that sleeps for want of room says in its lane's descriptor at which read position it wants to be woken, and
-//! announces that as it announces a message. Its receiver finds it where it finds messages, and rings once it has read so
-//! far; and it rings when it accepts a lane. Nothing rings for what is seen only by looking: a lane whose sender has not
-//! answered, memory of the region, a death. So no sleep is longer than a bound that fits what is open.
+//! An endpoint that sleeps says so in its block, and a sender that announces a message to it rings: the futex
+//! of its endpoint record where both can reach that, else through the local service. Before it sleeps it
+//! cools its hot lanes, whose senders neither announce nor ring (`isthmus_lockfree::sleep` has the argument).
+//! A sender that sleeps for want of room writes into its lane's descriptor at which read position it wants to
+//! be woken, and announces that as it announces a message. The receiver finds the request where it finds
+//! messages, and rings once it has read so far; it also rings when it accepts a lane. Nothing rings for a
+//! lane whose sender has not answered, for memory of the region, or for a death: these are found by checks
+//! alone, so each sleep has a bound that fits what is open.
 
 use std::os::fd::OwnedFd;
 use std::time::Duration;
@@ -21,13 +22,13 @@ use super::Endpoint;
 use crate::lane::{Asked, Outgoing, Request};
 use crate::types::{Error, PeerId, Result};
 
-/// The longest sleep: deaths and new peers are seen by looking.
+/// The longest sleep: deaths and new peers are found by checks alone.
 const LONGEST: Duration = Duration::from_millis(250);
-/// The first sleep while something is open that is seen only by looking. It doubles each time that nothing had come,
-/// up to the second value.
+/// The first sleep while something is open for which nothing rings. It doubles each time that nothing has
+/// come, up to the second value.
 const OPEN: (Duration, Duration) = (Duration::from_micros(100), Duration::from_millis(2));
-/// The same while a sender has not answered that it announces again. It will at its next message, unless it had just
-/// looked.
+/// The same while a sender has not answered that it announces again. It does at its next message, unless it
+/// had just read the old heat.
 const UNANSWERED: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(64));
 
 /// What a thread that sleeps waits on.
@@ -40,24 +41,24 @@ pub struct Asleep {
 }
 
 impl Asleep {
-    /// Sleeps by futex until somebody rings, at most `limit` and [`Asleep::limit`]. For [`Bell::Futex`] only. The
-    /// endpoint need not be held meanwhile.
+    /// Sleeps on the futex until something rings, at most `limit` and [`Asleep::limit`]. For [`Bell::Futex`]
+    /// only. The endpoint may be used by other threads meanwhile.
     pub fn wait(&self, limit: Duration) {
         wake::wait(&self.word.words[0], self.seen, limit.min(self.limit));
     }
 
-    /// Whether somebody has rung: a wait would end at once.
+    /// Whether the bell was rung: a wait would end at once.
     pub fn is_rung(&self) -> bool {
         self.word.words[0].get() != self.seen
     }
 
-    /// What wakes it from this process.
+    /// Wakes it from within this process.
     pub fn alarm(&self) -> Alarm {
         Alarm(self.word.clone())
     }
 }
 
-/// Wakes a thread of the own process that sleeps by futex.
+/// Wakes a thread of this process that sleeps on the futex.
 #[derive(Debug, Clone)]
 pub struct Alarm(LineRef);
 
@@ -68,7 +69,7 @@ impl Alarm {
     }
 }
 
-/// Polls after the end of a long message in which [`Endpoint::has_transfers`] counts it.
+/// Polls for which [`Endpoint::has_transfers`] counts a long message that has ended.
 pub(super) const RECENT: u64 = 2048;
 
 fn bounded(range: (Duration, Duration), tries: u32) -> Duration {
@@ -76,7 +77,7 @@ fn bounded(range: (Duration, Duration), tries: u32) -> Duration {
 }
 
 impl Endpoint {
-    /// Whether a thread can sleep by futex here: in memory it can, in a device's BAR it cannot.
+    /// Whether a thread can sleep on a futex here: not in a device's BAR.
     pub fn has_futex(&self) -> bool {
         self.member.has_futexes()
     }
@@ -87,14 +88,14 @@ impl Endpoint {
         self.crowded
     }
 
-    /// Whether something is under way that may end soon, or a long message has just ended whose other side may still be at its last
-    /// pieces; where processors are enough to wait for it.
+    /// Whether an operation is under way that may end soon, or a long message has just ended whose remote
+    /// endpoint may still copy its last pieces. Never where processors are short.
     pub fn has_transfers(&self) -> bool {
         let under_way = !self.busy.is_empty() || self.operations.has_any();
         !self.crowded && (under_way || self.ticks < self.recent_until)
     }
 
-    /// An eventfd that is written when somebody rings and the endpoint sleeps by [`Bell::Service`].
+    /// An eventfd that is written when the endpoint is rung while it sleeps by [`Bell::Service`].
     ///
     /// # Errors
     /// [`Error::Region`] when the local service is gone, or has no descriptor left.
@@ -103,13 +104,13 @@ impl Endpoint {
         self.member.service().bell(self.local).map_err(failed)
     }
 
-    /// Gets ready to sleep. If there is nothing to do, others now ring the endpoint when they send to it, until
-    /// [`Endpoint::wake_up`]. Else nothing is given, and it stays awake.
+    /// Gets ready to sleep. If there is nothing to do, senders ring the endpoint from now on, until
+    /// [`Endpoint::wake_up`]. If there is something to do, returns `None`, and the endpoint stays awake.
     pub fn fall_asleep(&mut self, bell: Bell) -> Option<Asleep> {
         if !self.completions.is_empty() {
             return None;
         }
-        // Read first: who rings from here on changes it.
+        // Read first: a ring from here on changes it.
         let (word, seen) = (self.wake.clone(), self.wake.words[0].get());
         for number in std::mem::take(&mut self.hot) {
             if let Some(Some(lane)) = self.incoming.get_mut(number as usize) {
@@ -118,12 +119,12 @@ impl Endpoint {
             }
         }
         self.sleeps += 1;
-        // The service also wakes those who sleep by futex.
+        // The service also wakes threads that sleep on the futex.
         let bell = if self.asleep == Some(Bell::Service) { Bell::Service } else { bell };
         sleep::announce_sleep(&self.block.words[4], self.sleeps, bell);
         let unasked = self.ask_for_room();
-        // The look that decides: at everything.
-        (self.next_look, self.next_slow) = (0, 0);
+        // The check that decides: of everything.
+        (self.next_activity, self.next_slow) = (0, 0);
         if self.progress() || !self.completions.is_empty() || !self.hot.is_empty() {
             sleep::announce_awake(&self.block.words[4]);
             self.naps = 0;
@@ -145,24 +146,24 @@ impl Endpoint {
         Some(Asleep { limit, word, seen })
     }
 
-    /// Asks the receivers of all that waits for room to ring when there is some. Gives whether something waits for what nobody
-    /// rings for. Comes before the look that decides.
+    /// Asks the receivers of all that waits for room to ring when there is some. Returns whether something
+    /// waits for which nothing will ring. Comes before the check that decides.
     fn ask_for_room(&mut self) -> bool {
         let mut unasked = false;
         for k in 0..self.busy.len() {
             let to = self.busy[k];
-            self.look_for_accept(to);
+            self.check_accept(to);
             let peer = &mut self.peers[to.0 as usize];
-            // Behind the fence of the sleep word: what the receiver had read before it could see that is seen here, and what is
-            // asked for is ahead of it.
+            // After the fence of the sleep word: what the receiver had read before it could see that word is
+            // seen here, so the position asked for lies ahead of it (P21).
             if peer.out.as_mut().is_some_and(|out| out.refresh().is_err()) {
-                // The look that decides finds it, too.
+                // The check that decides finds this, too.
                 unasked = true;
                 continue;
             }
             match peer.out.as_mut().map_or(Asked::No, Outgoing::ask_for_room) {
                 Asked::Before => {}
-                Asked::Now => self.announced(to),
+                Asked::Now => self.ring_receiver(to),
                 Asked::No => unasked = true,
             }
         }
@@ -173,14 +174,14 @@ impl Endpoint {
     pub fn wake_up(&mut self) {
         self.asleep = None;
         sleep::announce_awake(&self.block.words[4]);
-        self.next_look = 0;
+        self.next_activity = 0;
     }
 
-    /// Ends all sleeps, and wakes the threads: something has come, and another thread found it; lanes are hot again, so
-    /// the sleepers would not be rung.
+    /// Ends all sleeps and wakes the threads. Another thread has found something, and lanes are hot again,
+    /// whose senders would not ring the sleepers.
     #[cold]
     #[inline(never)]
-    pub fn rouse(&mut self) {
+    pub fn wake_all(&mut self) {
         let bell = self.asleep;
         self.wake_up();
         wake::wake(&self.wake.words[0]);
@@ -189,36 +190,36 @@ impl Endpoint {
         }
     }
 
-    /// A message was announced to `to`: rings, if it sleeps.
+    /// After a message was announced to `to`: rings, if it sleeps.
     #[cold]
     #[inline(never)]
-    pub(super) fn announced(&mut self, to: PeerId) {
+    pub(super) fn ring_receiver(&mut self, to: PeerId) {
         self.tally.add(Counter::Announced, 1);
         let Some(peer) = self.peers.get_mut(to.0 as usize) else { return };
         peer.sent.add(LaneCounter::Announced, 1);
-        let Some(bell) = peer.out.as_mut().and_then(crate::lane::Outgoing::who_to_ring) else { return };
+        let Some(bell) = peer.out.as_mut().and_then(crate::lane::Outgoing::bell_to_ring) else { return };
         let slot = peer.address.slot;
         self.ring(to, bell, slot);
     }
 
-    /// Looks whether the sender of a lane waits for room, and wakes it if there is some.
+    /// Checks whether the sender of a lane waits for room, and wakes it if there is some.
     pub(super) fn take_request(&mut self, number: u32) {
         let Some(Some(lane)) = self.incoming.get_mut(number as usize) else { return };
         match lane.request() {
             Request::None => {}
             Request::Now => self.wake_sender(number),
             Request::Later => {
-                if !self.askers.contains(&number) {
-                    self.askers.push(number);
+                if !self.waiters.contains(&number) {
+                    self.waiters.push(number);
                 }
             }
         }
     }
 
-    /// The same for all that asked for more room than there was.
+    /// The same for all senders that asked for more room than there was.
     #[cold]
     pub(super) fn take_requests(&mut self) {
-        for number in std::mem::take(&mut self.askers) {
+        for number in std::mem::take(&mut self.waiters) {
             self.take_request(number);
         }
     }
@@ -226,13 +227,13 @@ impl Endpoint {
     /// Wakes the sender of a lane, if it sleeps.
     pub(super) fn wake_sender(&mut self, number: u32) {
         let Some(Some(lane)) = self.incoming.get_mut(number as usize) else { return };
-        let (Some(bell), from) = (lane.who_to_ring(), lane.peer) else { return };
+        let (Some(bell), from) = (lane.bell_to_ring(), lane.peer) else { return };
         let Some(peer) = self.peers.get(from.0 as usize) else { return };
         let slot = peer.address.slot;
         self.ring(from, bell, slot);
     }
 
-    /// Rings for a peer that sleeps.
+    /// Rings a remote endpoint that sleeps.
     fn ring(&mut self, to: PeerId, bell: Bell, slot: GlobalSlot) {
         self.peers[to.0 as usize].sent.add(LaneCounter::Wakeups, 1);
         self.tally.add(Counter::Wakeups, 1);

@@ -1,5 +1,5 @@
-//! Operations that wait for the other side. Their numbers travel, and come back with a generation, so that a reply
-//! to an operation that is over finds nothing.
+//! Operations that wait for a remote endpoint. Their numbers travel with a generation, so that a reply to an
+//! operation that is over finds nothing.
 
 use super::Registered;
 use crate::matching::Bufs;
@@ -9,11 +9,11 @@ use crate::types::{Completion, Op, PeerId};
 #[derive(Debug)]
 pub(super) enum Operation {
     /// A message was announced; `CLEAR` is awaited.
-    Offer {
+    Announced {
         to: PeerId,
         bufs: Bufs,
         len: u64,
-        /// What completes: when the bytes are out of `bufs`, or at `DONE` if `awaits_done`.
+        /// The completion: when the bytes are out of `bufs`, or at `DONE` if `awaits_done`.
         then: Completion,
         awaits_done: bool,
     },
@@ -21,7 +21,8 @@ pub(super) enum Operation {
     Await {
         to: PeerId,
         then: Completion,
-        /// The payload is still being read from the caller's buffers: too early for a `DONE` that says so.
+        /// The payload is still being read from the caller's buffers, so a `DONE` with success cannot be
+        /// right yet.
         sending: bool,
     },
     /// Payload is awaited, in chunks or in one `RESULT`.
@@ -33,23 +34,23 @@ pub(super) enum Operation {
         then: Completion,
         /// Of a multi-receive.
         multi: Option<u32>,
-        /// Tell the sender's operation when all is here.
+        /// The sender's operation that gets `DONE` at the end.
         done: Option<u64>,
-        /// Of a write to memory that was registered: where.
+        /// For a remote write: the registration that it goes to.
         registered: Option<Registered>,
     },
 }
 
 impl Operation {
-    /// Whether it is an operation of ours on the other side's memory.
+    /// Whether it is an operation of ours on remote memory.
     fn is_one_sided(&self) -> bool {
-        let (Self::Offer { then, .. } | Self::Await { then, .. } | Self::Incoming { then, .. }) = self;
+        let (Self::Announced { then, .. } | Self::Await { then, .. } | Self::Incoming { then, .. }) = self;
         matches!(then.op, Op::Read | Op::Write | Op::Atomic(_))
     }
 
     pub(super) fn peer(&self) -> PeerId {
         match self {
-            Self::Offer { to, .. } | Self::Await { to, .. } => *to,
+            Self::Announced { to, .. } | Self::Await { to, .. } => *to,
             Self::Incoming { from, .. } => *from,
         }
     }
@@ -59,14 +60,14 @@ impl Operation {
 pub(super) struct Table {
     entries: Vec<(u32, Option<Operation>)>,
     free: Vec<u32>,
-    /// Of each peer, how many are one-sided operations of ours.
+    /// For each remote endpoint, our one-sided operations under way.
     one_sided: Vec<u32>,
-    /// Messages that were announced and not asked for yet, whoever to.
-    offers: usize,
+    /// Messages to any receiver that were announced and not asked for yet.
+    announced: usize,
 }
 
 impl Table {
-    /// How many one-sided operations of ours on a peer's memory are under way.
+    /// Our one-sided operations on a peer's memory that are under way.
     pub(super) fn one_sided(&self, peer: PeerId) -> u32 {
         self.one_sided.get(peer.0 as usize).copied().unwrap_or(0)
     }
@@ -76,19 +77,19 @@ impl Table {
         self.free.len() < self.entries.len()
     }
 
-    /// Whether any operation with a peer is under way. Looks at all.
+    /// Whether any operation with a peer is under way. Reads the whole table.
     pub(super) fn has_with(&self, peer: PeerId) -> bool {
         self.entries.iter().any(|entry| entry.1.as_ref().is_some_and(|op| op.peer() == peer))
     }
 
     /// Whether announced messages wait to be asked for.
-    pub(super) fn has_offers(&self) -> bool {
-        self.offers > 0
+    pub(super) fn has_announced(&self) -> bool {
+        self.announced > 0
     }
 
     fn count(&mut self, operation: &Operation, came: bool) {
-        if matches!(operation, Operation::Offer { .. }) {
-            self.offers = if came { self.offers + 1 } else { self.offers.saturating_sub(1) };
+        if matches!(operation, Operation::Announced { .. }) {
+            self.announced = if came { self.announced + 1 } else { self.announced.saturating_sub(1) };
         }
         if !operation.is_one_sided() {
             return;
@@ -139,7 +140,7 @@ impl Table {
         Some(operation)
     }
 
-    /// Puts an operation under the number of one that was just taken.
+    /// Puts an operation under the number of the one that was just taken.
     pub(super) fn put_back(&mut self, id: u64, operation: Operation) {
         let (index, _) = Self::split(id);
         if self.free.last().is_some_and(|last| *last as usize == index) {
@@ -158,8 +159,8 @@ impl Table {
                 self.free.push(index);
             }
         }
-        self.offers -=
-            taken.iter().filter(|op| matches!(op, Operation::Offer { .. })).count().min(self.offers);
+        self.announced -=
+            taken.iter().filter(|op| matches!(op, Operation::Announced { .. })).count().min(self.announced);
         if let Some(count) = self.one_sided.get_mut(peer.0 as usize) {
             *count = 0;
         }
@@ -186,23 +187,23 @@ mod tests {
         }
     }
 
-    fn offer(to: PeerId) -> Operation {
-        Operation::Offer { to, bufs: Bufs::new(&[]), len: 1, then: then(), awaits_done: true }
+    fn announced(to: PeerId) -> Operation {
+        Operation::Announced { to, bufs: Bufs::new(&[]), len: 1, then: then(), awaits_done: true }
     }
 
     #[test]
-    fn offers_are_counted_until_they_are_taken_up_or_their_peer_is_gone() {
+    fn announced_operations_are_counted_until_taken_or_their_peer_is_gone() {
         let (here, there) = (PeerId(0), PeerId(1));
         let mut table = Table::default();
-        let first = table.insert(offer(here));
-        table.insert(offer(there));
+        let first = table.insert(announced(here));
+        table.insert(announced(there));
         assert!(table.take(first, there).is_none(), "another peer's");
         assert!(table.take(first, here).is_some());
         table.put_back(first, Operation::Await { to: here, then: then(), sending: false });
-        assert!(table.has_offers());
+        assert!(table.has_announced());
         assert_eq!(table.take_all(there).len(), 1);
-        assert!(!table.has_offers());
+        assert!(!table.has_announced());
         assert_eq!(table.take_all(here).len(), 1);
-        assert!(!table.has_offers());
+        assert!(!table.has_announced());
     }
 }

@@ -1,23 +1,23 @@
-//! Counting what was done.
+//! Counters of messages, bytes and events.
 //!
-//! No message costs an access to shared memory for being counted. What is counted often is counted where the sender
-//! writes anyway (`Outgoing`); now and then all of it is told: to the process's counters, and to the second line of
-//! each lane's descriptor.
+//! To count a message costs no access to shared memory. What is counted often is counted where the sender
+//! writes anyway (`Outgoing`); now and then the sums are written to the process's counters, and to the second
+//! line of each lane's descriptor.
 
 use isthmus_region::counters::{Counter, LaneCounter, LaneTotals, WORDS};
 
 use super::{Endpoint, Peer};
 use crate::types::PeerId;
 
-/// What an endpoint has done since its process's counters were told.
+/// What was counted since the last write to the process's counters.
 #[derive(Debug, Default)]
 pub(super) struct Tally {
     counts: [u64; WORDS],
 }
 
 impl Tally {
-    /// Apart from each other what is counted together: two plain additions are cheaper than one vector of them, under
-    /// emulation by far.
+    /// Keeps counters that are added to together apart: two plain additions are cheaper than one of a vector,
+    /// under emulation by far.
     #[inline]
     const fn place(counter: usize) -> usize {
         counter * 7 % WORDS
@@ -36,11 +36,11 @@ impl Tally {
 /// What was sent to one peer, through whatever lane.
 #[derive(Debug, Default)]
 pub(super) struct Sent {
-    /// Messages and their bytes are those of lanes that are closed; the open one has its own.
+    /// Messages and their bytes are those of closed lanes; the open lane counts its own.
     counts: LaneTotals,
-    /// Messages and their bytes that the process's counters know of.
+    /// Messages and their bytes that the process's counters contain.
     told: (u64, u64),
-    /// Something else was counted since the lane was told.
+    /// Something else was counted since the last write to the lane's descriptor.
     changed: bool,
 }
 
@@ -63,7 +63,7 @@ impl Peer {
 }
 
 impl Endpoint {
-    /// Tells what was sent to a peer, if that is news.
+    /// Writes the totals of one lane, if they have changed.
     fn settle_lane(&mut self, peer: usize) {
         let Some(peer) = self.peers.get_mut(peer) else { return };
         let totals = peer.totals();
@@ -80,7 +80,7 @@ impl Endpoint {
         }
     }
 
-    /// Takes a peer's lane from it, keeping what was sent through it.
+    /// Takes the lane to a remote endpoint from it, and keeps the lane's counts.
     pub(super) fn take_lane(&mut self, peer: PeerId) -> Option<super::Outgoing> {
         self.settle_lane(peer.0 as usize);
         let peer = self.peers.get_mut(peer.0 as usize)?;
@@ -88,12 +88,12 @@ impl Endpoint {
         peer.out.take()
     }
 
-    /// Tells all that was counted.
+    /// Writes all that was counted.
     pub(super) fn settle(&mut self) {
         for peer in 0..self.peers.len() {
             self.settle_lane(peer);
         }
-        // What did not go another way went in line.
+        // Messages that were neither eager nor rendezvous were in-line.
         let sent = self.tally.get(Counter::TxMessages);
         let otherwise = self.tally.get(Counter::Eager) + self.tally.get(Counter::Rendezvous);
         self.tally.add(Counter::Inline, sent.saturating_sub(otherwise));

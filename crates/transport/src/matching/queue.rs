@@ -1,8 +1,9 @@
-//! A queue from whose middle the earliest entry that fits is taken, however long it is.
+//! A queue that finds the earliest entry that fits, fast even where it is long.
 //!
-//! A queue is looked through from its oldest entry on, which most often is the one. Where it is long and that took many
-//! steps, an index leads to the entries: one table for each mask of tag bits that receives compare (an MPI uses a
-//! handful), from (masked tag, source) to the entries' numbers, in order. It goes when it is no longer asked.
+//! A queue is searched from its oldest entry on, which most often fits. Where it is long and searches took
+//! many steps, it gets an index: one table for each mask of tag bits that receives compare (an MPI uses a
+//! handful), from (masked tag, source) to the entries' numbers, in order. An index that is no longer used is
+//! dropped.
 //!
 //! ```text
 //! receives:  each stands in the table of its own mask, under its source or under "any";
@@ -10,9 +11,9 @@
 //! messages:  each stands in every table, under its source and under "any";
 //!            a receive asks the table of its own mask, which is made when it is asked for first
 //! ```
-//! What is taken from the middle leaves a gap, and its number in the tables until somebody comes across it there. When
-//! there are more gaps than entries the queue closes ranks, which also makes the index anew; so each of these steps is
-//! paid for by as many takes.
+//! An entry that is taken from the middle leaves a gap, and its number in the tables until a search comes
+//! across it. When there are more gaps than entries the queue is compacted and its index rebuilt; the cost is
+//! spread over as many takes.
 
 use std::collections::hash_map::RandomState;
 use std::collections::{HashMap, TryReserveError, VecDeque};
@@ -20,14 +21,14 @@ use std::hash::{BuildHasher, Hasher};
 
 /// Entries from which a queue may have an index.
 const LONG: usize = 48;
-/// An index is made when this many times a queue's length was walked through, and dropped when so many times its length
-/// was taken from the front meanwhile: about what making it costs.
+/// An index is made when this many times the queue's length was searched, and dropped when this many times
+/// its length was taken without using it: about what it costs to make one.
 const WORTH: usize = 8;
-/// Most masks that have a table; a queue with more is looked through.
+/// Most masks that have a table; a queue with more is searched.
 const MOST_MASKS: usize = 8;
 /// "Any source", among the sources.
 const ANY: u32 = u32::MAX;
-/// Entries beyond those that are there for which there is room where memory is had at all: for what a lane holds, and more.
+/// Further entries to reserve memory for: what a lane holds, and more.
 const SPARE: usize = 128;
 
 /// A source as part of a key.
@@ -38,7 +39,7 @@ pub(super) fn source(from: Option<u32>) -> u32 {
 
 /// How an entry is found.
 pub(super) trait Keys {
-    /// The tag bits that it compares; none for an entry that is compared by whoever asks.
+    /// The tag bits that it compares; none for a message, whose tag is compared under the receive's mask.
     fn mask(&self) -> Option<u64>;
     /// Its tag.
     fn tag(&self) -> u64;
@@ -46,7 +47,7 @@ pub(super) trait Keys {
     fn sources(&self) -> [Option<u32>; 2];
 }
 
-/// Spreads keys over a table. Others choose the tags, so the spread has a secret of this process in it.
+/// Hashes keys. Other processes choose the tags, so the hash has a secret of this process in it.
 #[derive(Debug, Clone, Copy)]
 struct Spread(u64);
 
@@ -95,7 +96,7 @@ impl Hasher for Mix {
 /// Numbers of entries with one key, in order. Few keys have several.
 type Numbers = VecDeque<u64>;
 
-/// The entries by what they have under one mask.
+/// The entries by their tags under one mask.
 #[derive(Debug)]
 struct Table {
     mask: u64,
@@ -137,9 +138,9 @@ pub(super) struct Queue<T> {
     first: u64,
     gaps: usize,
     tables: Option<Vec<Table>>,
-    /// Entries looked at without an index since there was one.
+    /// Entries that were searched without an index.
     walked: usize,
-    /// Entries taken from the front since the index was asked.
+    /// Entries taken since the index was last used.
     spared: usize,
 }
 
@@ -163,7 +164,7 @@ impl<T: Keys> Queue<T> {
         self.entries.is_empty()
     }
 
-    /// Entries that are there.
+    /// Number of entries, without gaps.
     fn len(&self) -> usize {
         self.entries.len() - self.gaps
     }
@@ -194,7 +195,7 @@ impl<T: Keys> Queue<T> {
         taken
     }
 
-    /// Takes the oldest entry, which owns nothing, and forgets it.
+    /// Drops the oldest entry without running its destructor: it must own no memory.
     #[inline(always)] // on the way of a short message
     pub(super) fn forget_front(&mut self) {
         std::mem::forget(self.entries.pop_front());
@@ -220,19 +221,19 @@ impl<T: Keys> Queue<T> {
         self.entries.push_back(Some(entry));
     }
 
-    /// Goes on without an index.
+    /// Drops the index.
     #[cold]
     fn drop_index(&mut self) {
         self.tables = None;
-        self.close_ranks();
+        self.compact();
     }
 
-    /// Makes sure that an entry can be added, and that as many as a lane holds could be, too.
+    /// Reserves memory for one more entry, and for as many as a lane holds.
     pub(super) fn make_room(&mut self) -> Result<(), TryReserveError> {
         self.entries.try_reserve(1 + SPARE)
     }
 
-    /// Makes sure that an entry can be added, where memory is scarce.
+    /// Reserves memory for one more entry where memory is scarce.
     pub(super) fn make_way(&mut self) -> Result<(), TryReserveError> {
         if self.entries.len() < self.entries.capacity() {
             return Ok(());
@@ -240,7 +241,7 @@ impl<T: Keys> Queue<T> {
         self.entries.try_reserve_exact(1 + SPARE)
     }
 
-    /// The table of a mask, which is made if it is not there.
+    /// The table of a mask; makes it if there is none.
     fn table(tables: &mut Vec<Table>, mask: u64) -> &mut Table {
         let at = tables.iter().position(|t| t.mask == mask).unwrap_or_else(|| {
             tables.push(Table { mask, numbers: HashMap::default() });
@@ -249,7 +250,8 @@ impl<T: Keys> Queue<T> {
         &mut tables[at]
     }
 
-    /// Makes the index, if there is memory for it. Masks that are not the entries' own come when they are asked for.
+    /// Makes the index, if there is memory for it. Tables for masks that are not the entries' own are made
+    /// when they are first used.
     fn index_all(&mut self) {
         let mut tables = Vec::new();
         let mut entries = (self.first..).zip(&self.entries);
@@ -261,7 +263,7 @@ impl<T: Keys> Queue<T> {
         (self.walked, self.spared) = (0, 0);
     }
 
-    /// Walks through the queue; makes an index where that was too long too often.
+    /// Searches the queue from its front; makes an index if searches have been long too often.
     fn walk(&mut self, fits: impl Fn(&T) -> bool) -> Option<usize> {
         let found = self.position(fits);
         self.walked += found.unwrap_or(self.entries.len());
@@ -291,7 +293,7 @@ impl<T: Keys> Queue<T> {
         sources: [u32; 2],
         fits: impl Fn(&T) -> bool,
     ) -> Option<usize> {
-        // The oldest one is what most messages are for.
+        // Most messages match the oldest receive.
         if self.front().is_some_and(&fits) {
             return Some(0);
         }
@@ -373,7 +375,8 @@ impl<T: Keys> Queue<T> {
         taken
     }
 
-    /// Drops gaps from the front, closes ranks where there are too many, and drops an index that is no longer needed.
+    /// Drops gaps from the front, compacts the queue where there are too many, and drops an index that is no
+    /// longer needed.
     #[inline(never)]
     fn tidy(&mut self) {
         while let Some(None) = self.entries.front() {
@@ -387,13 +390,13 @@ impl<T: Keys> Queue<T> {
         self.spared += 1;
         if self.len() < LONG / 4 || self.spared > WORTH * self.len() {
             self.tables = None;
-            self.close_ranks();
+            self.compact();
         } else if self.gaps > self.len() + LONG {
-            self.close_ranks();
+            self.compact();
         }
     }
 
-    fn close_ranks(&mut self) {
+    fn compact(&mut self) {
         if self.gaps > 0 {
             self.entries.retain(Option::is_some);
             self.gaps = 0;
@@ -403,11 +406,11 @@ impl<T: Keys> Queue<T> {
         }
     }
 
-    /// Keeps what `keep` says.
+    /// Keeps the entries for which `keep` returns true.
     pub(super) fn retain(&mut self, mut keep: impl FnMut(&T) -> bool) {
         self.entries.retain(|e| e.as_ref().is_some_and(&mut keep));
         self.gaps = 0;
-        self.close_ranks();
+        self.compact();
     }
 
     /// Takes all that fit, in order.
@@ -416,7 +419,7 @@ impl<T: Keys> Queue<T> {
             std::mem::take(&mut self.entries).into_iter().flatten().partition(|e| fits(e));
         self.entries = kept.into_iter().map(Some).collect();
         self.gaps = 0;
-        self.close_ranks();
+        self.compact();
         taken
     }
 }

@@ -85,13 +85,13 @@ impl World {
         (Member::new(&self.map, peer, grant, between(stub)).unwrap(), grant.area)
     }
 
-    /// One whose queue of posts is soon full.
+    /// An endpoint whose queue of posts is soon full.
     pub fn endpoint(&self, peer: u32) -> Endpoint {
         let config = Config { backlog_bytes: 16 << 10, ..Config::default() };
         self.endpoint_with(peer, config, Box::new(isthmus_transport::types::NoMemory))
     }
 
-    /// One whose queue of posts is bounded by memory alone.
+    /// An endpoint whose queue of posts is bounded by memory alone.
     pub fn patient_endpoint(&self, peer: u32) -> Endpoint {
         self.endpoint_with(peer, Config::default(), Box::new(isthmus_transport::types::NoMemory))
     }

@@ -1,0 +1,240 @@
+//! Outgoing lanes: opening them, finding their accept entries, closing them.
+
+use isthmus_lockfree::life::{Life, State};
+use isthmus_lockfree::sync::release_fence;
+use isthmus_region::Section;
+use isthmus_region::counters::Counter;
+use isthmus_region::format::{CHUNK_ENTRIES, accept, chunk, lane};
+use isthmus_region::mapping::LineRef;
+
+use super::Endpoint;
+use super::entries::accept_key;
+use crate::address::Address;
+use crate::fault::{Step, step};
+use crate::lane::{Outgoing, Place, Size};
+use crate::types::{PeerId, PostError};
+
+/// Lanes above which new ones are small.
+pub const MANY_LANES: usize = 32;
+
+impl Endpoint {
+    /// Opens the lane to a peer.
+    pub(super) fn open_lane(&mut self, to: PeerId) -> Result<(), PostError> {
+        let address = self.peers[to.0 as usize].address;
+        if !self.peers[to.0 as usize].lives() {
+            return Err(PostError::PeerGone);
+        }
+        let size = if self.open_lanes >= MANY_LANES { Size::SMALL } else { Size::USUAL };
+        let place = match Place::take(&self.member, size, false) {
+            Ok(place) => place,
+            // The region is full: the reserve serves one remote endpoint after the other.
+            Err(_) => match self.reserve.take() {
+                Some(reserve) => reserve,
+                None => {
+                    self.make_room();
+                    return Err(PostError::Again);
+                }
+            },
+        };
+        step(Step::LaneTaken);
+        match self.describe(to, &address, place) {
+            Ok(out) => {
+                step(Step::LaneOpened);
+                self.peers[to.0 as usize].out = Some(out);
+                self.open_lanes += 1;
+                self.tally.add(Counter::LanesOpened, 1);
+                Ok(())
+            }
+            Err(_) => {
+                // No descriptor is free, and no memory for more of them: the reserve alone does not help.
+                self.give_place(place);
+                self.make_room();
+                Err(PostError::Again)
+            }
+        }
+    }
+
+    /// Closes an idle lane in a full region, so that another can be opened.
+    fn make_room(&mut self) {
+        if self.closing.is_empty() {
+            self.close_an_idle_lane();
+        }
+        self.finish_closing();
+    }
+
+    /// Returns a lane's memory to the area, or to the reserve.
+    pub(super) fn give_place(&mut self, place: Place) {
+        if place.reserve {
+            self.reserve = Some(place);
+        } else {
+            place.give(&self.member);
+        }
+    }
+
+    /// Writes a lane's descriptor.
+    fn describe(&mut self, to: PeerId, address: &Address, place: Place) -> isthmus_region::Result<Outgoing> {
+        let own = self.member.directory(self.member.peer())?.1;
+        let activity = own.activity(address.slot.0)?;
+        let number = self.take_entry(true)?;
+        let section = self.member.section();
+        let ring = section.ring("ring", place.ring, place.size.slots)?;
+        let at = self.lanes.at(number);
+        let (descriptor, counters) = (section.line("lane", at)?, section.line("lane", at + lane::MESSAGES)?);
+        let generation = Life::unpack(descriptor.words[0].peek()).incarnation + 1;
+        let sleeper = self.remote_block(address).map(|(_, line)| line);
+        let out =
+            Outgoing::new(number, place, ring, descriptor.clone(), counters, activity, self.local, sleeper);
+        out.tell(&self.peers[to.0 as usize].totals());
+        let words = &descriptor.words;
+        // A receiver that reads any word below also reads that the old lane is closed (P5).
+        release_fence();
+        words[1].put(address.slot.0.into());
+        words[2].put(self.peers[to.0 as usize].address.incarnation);
+        words[3].put(place.ring);
+        words[4].put(place.size.slots | (place.size.data_bytes << 32));
+        words[5].put(place.data);
+        words[6].put(0);
+        words[7].put(0);
+        step(Step::LaneDescribed);
+        words[0].set(Life { incarnation: generation, state: State::Active }.pack());
+        step(Step::LaneAlive);
+        self.bump_version(true);
+        Ok(out)
+    }
+
+    /// The block line of a remote endpoint.
+    pub(super) fn remote_block(&self, address: &Address) -> Option<(Section, LineRef)> {
+        let endpoints = self.member.region().shape().endpoints;
+        let (_, directory) = self.member.directory(address.slot.peer(endpoints)).ok()?;
+        let info = directory.endpoint(address.slot.local(endpoints)).ok()?;
+        if !info.life.is_active(address.incarnation) {
+            return None;
+        }
+        let line = directory.section().line("block", info.block).ok()?;
+        Some((directory.section().clone(), line))
+    }
+
+    /// Checks whether the receiver has accepted our lane.
+    pub(super) fn check_accept(&mut self, to: PeerId) {
+        let peer = &self.peers[to.0 as usize];
+        let Some(out) = peer.out.as_ref().filter(|o| !o.is_accepted()) else { return };
+        let Some((section, line)) = self.remote_block(&peer.address) else { return };
+        let version = line.words[3].get();
+        if out.accepts_seen == Some(version) {
+            return;
+        }
+        let key = accept_key(self.slot, out.number);
+        let generation = self.member.section().word("lane", self.lanes.at(out.number)).map(|w| w.peek() >> 8);
+        let generation = generation.unwrap_or(0);
+        let found = self.find_accept(&section, line.words[2].get(), key, generation);
+        let Some(out) = &mut self.peers[to.0 as usize].out else { return };
+        match found {
+            Some((heat, read)) => out.accept(heat, read),
+            None => out.accepts_seen = Some(version),
+        }
+    }
+
+    /// Searches a receiver's accept table. The number of chunks is bounded by what the region can hold, in
+    /// case the receiver links them in a circle.
+    fn find_accept(
+        &self,
+        section: &Section,
+        first: u64,
+        key: u64,
+        generation: u64,
+    ) -> Option<(LineRef, LineRef)> {
+        let mut at = first;
+        for _ in 0..=u64::from(self.member.region().shape().slots()) / CHUNK_ENTRIES {
+            if at == 0 {
+                return None;
+            }
+            let next = section.word("chunk", at.checked_add(chunk::NEXT)?).ok()?.get();
+            section.part("accepts", at, 64 + CHUNK_ENTRIES * accept::BYTES).ok()?;
+            for i in 0..CHUNK_ENTRIES {
+                let entry = at + 64 + i * accept::BYTES;
+                let heat = section.line("accept", entry).ok()?;
+                if heat.words[0].get() == key
+                    && heat.words[1].peek() == generation
+                    && heat.words[2].peek() == self.incarnation
+                {
+                    return Some((heat, section.line("accept", entry + accept::READ).ok()?));
+                }
+            }
+            at = next;
+        }
+        None
+    }
+
+    /// Checks whether lanes were accepted, answers requests to cool, and collects chunks.
+    pub(super) fn check_accepts(&mut self) {
+        for i in 0..self.peers.len() {
+            let Some(out) = &mut self.peers[i].out else { continue };
+            if !out.is_accepted() {
+                self.check_accept(PeerId(u32::try_from(i).unwrap_or(u32::MAX)));
+                continue;
+            }
+            out.answer();
+            step(Step::CoolAnswered);
+            out.idle = out.idle.saturating_add(1);
+            if out.chunks_held() > 0 && out.refresh().is_ok() {
+                while let Some(chunk) = out.free_chunk() {
+                    self.chunk_pool.push(chunk);
+                }
+            }
+        }
+    }
+
+    /// Closes the lane that was idle longest.
+    fn close_an_idle_lane(&mut self) {
+        let mut longest: Option<(u32, usize)> = None;
+        for (i, peer) in self.peers.iter_mut().enumerate() {
+            if !peer.pushes.is_empty() || !peer.backlog.is_empty() {
+                continue;
+            }
+            let Some(out) = &mut peer.out else { continue };
+            let idle = out.is_accepted() && out.is_drained().unwrap_or(false);
+            if idle && longest.is_none_or(|(most, _)| out.idle >= most) {
+                longest = Some((out.idle, i));
+            }
+        }
+        if let Some((_, i)) = longest {
+            self.close_lane(i);
+        }
+    }
+
+    /// Begins to close a lane that its receiver has drained. Its memory stays as it is until the receiver has cleared
+    /// its accept entry, since it may still be polling the ring.
+    fn close_lane(&mut self, peer: usize) {
+        let id = PeerId(u32::try_from(peer).unwrap_or(u32::MAX));
+        let Some(mut out) = self.take_lane(id) else { return };
+        self.tally.add(Counter::LanesClosed, 1);
+        step(Step::LaneClosing);
+        let section = self.member.section();
+        let at = self.lanes.at(out.number);
+        if let (Ok(life), Ok(end)) = (section.word("lane", at), section.word("lane", at + lane::ROOM)) {
+            end.put(out.written());
+            life.set(Life { state: State::Dead, ..Life::unpack(life.peek()) }.pack());
+        }
+        step(Step::LaneClosed);
+        self.bump_version(true);
+        out.announce();
+        self.chunk_pool.extend(out.all_chunks());
+        self.closing.push((id, out));
+    }
+
+    /// Takes back the memory of closed lanes whose receivers have cleared their accept entries, or are gone.
+    pub(super) fn finish_closing(&mut self) {
+        let mut k = 0;
+        while let Some((peer, out)) = self.closing.get(k) {
+            let key = accept_key(self.slot, out.number);
+            if out.is_let_go(key) || !self.peers[peer.0 as usize].lives() {
+                let (_, out) = self.closing.swap_remove(k);
+                self.open_lanes -= 1;
+                self.lanes.free.push(out.number);
+                self.give_place(out.place);
+            } else {
+                k += 1;
+            }
+        }
+    }
+}

@@ -1,0 +1,420 @@
+//! Polling: hot lanes in each call, the activity lines in some, everything else seldom.
+//!
+//! Nothing that arrives is trusted: every number is checked against our own tables, every offset against the
+//! sender's section, and after a payload has been copied out the sender's record is read once more (P5). A
+//! sender whose message cannot be right is *faulty*: it is treated as gone.
+
+use isthmus_lockfree::hint;
+use isthmus_region::counters::Counter;
+
+use super::cushion::NoMemoryLeft;
+use super::{Endpoint, Peer};
+use crate::address::Address;
+use crate::fault::{Step, step};
+use crate::lane::Incoming;
+use crate::matching::Matching;
+use crate::types::{Completion, PeerId, Ticket};
+use crate::wire::{self, INLINE_BYTES, Inline, kind};
+use Stop::Faulty;
+
+/// Why a message was not taken.
+pub(super) enum Stop {
+    /// Its sender broke the protocol.
+    Faulty,
+    /// This process has no memory for it. Nothing was done, and the message stays in its lane.
+    NoMemory,
+}
+
+impl From<NoMemoryLeft> for Stop {
+    fn from(_: NoMemoryLeft) -> Self {
+        Self::NoMemory
+    }
+}
+
+/// Where completions go.
+pub trait Sink {
+    /// Whether [`Sink::complete`] is to be called at once; else completions are kept for [`Endpoint::pop`].
+    const DIRECT: bool = true;
+
+    /// Takes one, and the address of its source if it has one.
+    fn complete(&mut self, completion: &Completion, source: Option<&Address>);
+}
+
+/// Keeps completions in the endpoint.
+pub(super) struct Keep;
+
+impl Sink for Keep {
+    const DIRECT: bool = false;
+    fn complete(&mut self, _: &Completion, _: Option<&Address>) {}
+}
+
+/// A short message that went into its receive whole.
+#[derive(Debug, Clone, Copy)]
+pub struct ShortReceived {
+    /// The receive's.
+    pub ticket: Ticket,
+    /// Tagged or not.
+    pub tagged: bool,
+    /// The message's tag, in full.
+    pub tag: u64,
+    /// The message's data.
+    pub data: Option<u64>,
+    /// The sender.
+    pub source: PeerId,
+    /// Address of the payload.
+    pub buf: u64,
+    /// Bytes.
+    pub len: usize,
+}
+
+/// What takes short messages.
+pub trait ShortSink {
+    /// Takes one, and its sender's address.
+    fn take(&mut self, got: &ShortReceived, from: &Address);
+}
+
+/// What [`Endpoint::poll_short`] found.
+#[derive(Debug)]
+pub enum Short {
+    /// Nothing: the most frequent outcome, and the cheapest.
+    Nothing,
+    /// Messages, which are now received; no [`Completion`] will come.
+    Received,
+    /// Something for [`Endpoint::progress_into`]. Nothing was done.
+    Other,
+}
+
+/// Messages taken from one lane before the others get their turn.
+const BATCH: usize = 64;
+/// A lane is not read while its sender is owed more replies than this.
+const MOST_REPLIES: usize = 1024;
+/// Slots are given back after this many short messages, while more are there.
+const SHORT_BATCH: usize = 16;
+/// Slots ahead of the next one whose line is prefetched, while several messages are there.
+const EXPECT_AHEAD: u64 = 4;
+/// Time that the hints between the polls of [`Endpoint::spin`] take; the polls come on top, 1 to 2 ns for
+/// each hot lane. MPICH's answer takes 0.7 us where two hardware threads share a core; to wait for a later
+/// one costs it a system call.
+const SPIN_NS: u32 = 1500;
+/// Its polls where hints are slow, as under emulation; 1 to 4 ns each on a processor.
+const POLLS_WITHOUT_HINT: u32 = 500;
+/// Most calls between two polls of the activity lines, while there are hot lanes. After a poll that finds
+/// something the next call polls them again.
+const ACTIVITY_EVERY: u64 = 8;
+/// Calls between two rounds of [`Endpoint::slow`].
+const SLOW_EVERY: u64 = 256;
+
+/// How [`Endpoint::spin`] spins.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Spin {
+    polls: u32,
+    /// Before each poll is a hint to the processor.
+    hinted: bool,
+}
+
+impl Spin {
+    pub(super) fn new() -> Self {
+        let hinted = hint::is_cheap();
+        Self { polls: if hinted { hint::within(SPIN_NS) } else { POLLS_WITHOUT_HINT }, hinted }
+    }
+}
+
+/// Takes the message at a lane's head if it is a short one for the oldest receive, which has room for it.
+#[inline(always)] // on the way of a short message
+fn take_short(lane: &mut Incoming, head: u64, peer: &Peer, matching: &mut Matching) -> Option<ShortReceived> {
+    let (source, message) = (lane.peer, Inline { slot: lane.next(), head });
+    let (len, tagged, tag) = (message.len(), message.tagged(), message.tag());
+    let (buf, ticket) = matching.find_simple(tagged, source, tag)?;
+    if wire::kind_of(head) != kind::INLINE || len > INLINE_BYTES || len > buf.len() {
+        return None;
+    }
+    let data = message.data();
+    // Copied out, checked (P5), and only then placed.
+    if len <= 8 {
+        let word = message.payload(0);
+        if !peer.still_lives() {
+            return None;
+        }
+        buf.write_words(&[word], len);
+    } else {
+        let words = std::array::from_fn::<_, { wire::INLINE_WORDS }, _>(|i| message.payload(i));
+        if !peer.still_lives() {
+            return None;
+        }
+        buf.write_words(&words, len);
+    }
+    matching.drop_oldest(tagged);
+    lane.advance();
+    Some(ShortReceived { ticket, tagged, tag, data, source, buf: buf.address(), len })
+}
+
+impl Endpoint {
+    /// Moves everything that can be moved, within bounds: incoming messages, pipelines, replies. Returns
+    /// whether anything happened. Completions are kept for [`Endpoint::pop`]. Makes no system call.
+    pub fn progress(&mut self) -> bool {
+        self.advance(&mut Keep)
+    }
+
+    /// As [`Endpoint::progress`], but all completions go to `sink`, older ones first.
+    #[inline]
+    pub fn progress_into(&mut self, sink: &mut impl Sink) -> bool {
+        let moved = self.advance(sink);
+        if !self.completions.is_empty() {
+            self.drain_into(sink);
+        }
+        moved
+    }
+
+    /// Hands all completions that are there to `sink`.
+    #[inline(never)]
+    pub fn drain_into(&mut self, sink: &mut impl Sink) {
+        while let Some(completion) = self.completions.pop_front() {
+            let source = completion.source.and_then(|s| self.peers.get(s.0 as usize));
+            sink.complete(&completion, source.map(|p| &p.address));
+        }
+    }
+
+    /// The short way of a poll: takes up to `room` short messages of one lane, each for the oldest receive,
+    /// or finds nothing. It leaves all else to [`Endpoint::progress_into`], and says so often enough
+    /// ([`Short::Other`]). With `wait` it spins once where there is nothing.
+    #[inline(always)] // on the way of a short message
+    pub fn poll_short(&mut self, room: usize, wait: bool, sink: &mut impl ShortSink) -> Short {
+        let ticks = self.ticks.wrapping_add(1);
+        let other = !self.busy.is_empty() || !self.completions.is_empty() || self.hot.is_empty();
+        if other || (ticks >= self.next_activity && !self.is_activity_unchanged(ticks)) {
+            return Short::Other;
+        }
+        self.ticks = ticks;
+        let mut wait = wait;
+        loop {
+            for number in &self.hot {
+                let Some(Some(lane)) = self.incoming.get_mut(*number as usize) else { continue };
+                let Some(head) = lane.arrived() else { continue };
+                let Some(peer) = self.peers.get(lane.peer.0 as usize) else { return Short::Other };
+                let Some(received) = take_short(lane, head, peer, &mut self.matching) else {
+                    return Short::Other;
+                };
+                sink.take(&received, &peer.address);
+                lane.last = ticks;
+                self.tally.add(Counter::RxMessages, 1);
+                self.tally.add(Counter::RxBytes, received.len as u64);
+                if self.hot.len() > 1 || lane.arrived().is_some() {
+                    let number = *number;
+                    self.take_more(number, room - 1, sink);
+                } else {
+                    lane.release();
+                }
+                return Short::Received;
+            }
+            if !wait || !self.spin() {
+                return Short::Nothing;
+            }
+            wait = false;
+        }
+    }
+
+    /// Takes up to `room` further short messages of a hot lane, and moves the lane behind the others, so that
+    /// none starves. A function of its own, which keeps the way of the first message short.
+    #[inline(never)]
+    fn take_more(&mut self, number: u32, room: usize, sink: &mut impl ShortSink) {
+        if let Some(Some(lane)) = self.incoming.get_mut(number as usize)
+            && let Some(peer) = self.peers.get(lane.peer.0 as usize)
+        {
+            let (mut count, mut bytes) = (0, 0);
+            while count < room
+                && let Some(head) = lane.arrived()
+            {
+                lane.expect(EXPECT_AHEAD);
+                let Some(received) = take_short(lane, head, peer, &mut self.matching) else { break };
+                bytes += received.len;
+                count += 1;
+                sink.take(&received, &peer.address);
+                if count % SHORT_BATCH == 0 {
+                    lane.release();
+                }
+            }
+            lane.release();
+            self.tally.add(Counter::RxMessages, count as u64);
+            self.tally.add(Counter::RxBytes, bytes as u64);
+        }
+        if self.hot.len() > 1
+            && let Some(at) = self.hot.iter().position(|hot| *hot == number)
+        {
+            let hot = self.hot.remove(at);
+            self.hot.push(hot);
+        }
+    }
+
+    /// Polls the hot lanes for [`SPIN_NS`]. Returns whether something is there. Not where processors are
+    /// short, nor where the program waits for nothing: Open MPI 4 reads its queue again at once after each
+    /// message, and would be delayed before it sends the answer.
+    #[inline(never)]
+    fn spin(&self) -> bool {
+        if self.crowded || !(self.matching.has_waiting() || self.operations.has_any()) {
+            return false;
+        }
+        let Spin { polls, hinted } = self.spin_plan;
+        (0..polls).any(|_| {
+            // The caller has just polled them once.
+            if hinted {
+                std::hint::spin_loop();
+            }
+            std::hint::black_box(&self.hot).iter().any(
+                |number| matches!(self.incoming.get(*number as usize), Some(Some(l)) if l.arrived().is_some()),
+            )
+        })
+    }
+
+    /// Whether there is nothing to do now: no activity line has changed, nobody waits for room, and
+    /// [`Endpoint::slow`] is not due.
+    #[inline(never)]
+    fn is_activity_unchanged(&mut self, ticks: u64) -> bool {
+        let quiet = ticks < self.next_slow
+            && self.waiters.is_empty()
+            && self.quarters.iter().all(|q| q.seen.is_current(&q.activity));
+        if quiet {
+            self.activity_every = (2 * self.activity_every).min(ACTIVITY_EVERY);
+            self.next_activity = ticks + self.activity_every;
+        }
+        quiet
+    }
+
+    /// One round of progress: hot lanes, then what waits for room, then the activity lines if it is their turn.
+    #[inline]
+    fn advance<S: Sink>(&mut self, sink: &mut S) -> bool {
+        let mut moved = false;
+        let mut k = 0;
+        while let Some(number) = self.hot.get(k).copied() {
+            moved |= self.poll(number, sink);
+            k += 1;
+        }
+        if !self.busy.is_empty() {
+            moved |= self.pump();
+        }
+        self.ticks = self.ticks.wrapping_add(1);
+        if self.ticks >= self.next_activity || self.hot.is_empty() {
+            moved |= self.poll_activity();
+        }
+        if moved && self.asleep.is_some() {
+            self.wake_all();
+        }
+        moved
+    }
+
+    /// Polls the activity lines, and visits the senders that they lead to.
+    #[inline(never)]
+    fn poll_activity(&mut self) -> bool {
+        let mut moved = false;
+        for q in 0..self.quarters.len() {
+            let quarter = &mut self.quarters[q];
+            let groups = quarter.seen.changed(&quarter.activity);
+            if groups != 0 {
+                moved |= self.visit(q, groups);
+            }
+        }
+        if !self.waiters.is_empty() {
+            self.take_requests();
+        }
+        let soon = moved || !self.waiters.is_empty();
+        self.activity_every = if soon { 1 } else { (2 * self.activity_every).min(ACTIVITY_EVERY) };
+        self.next_activity = self.ticks + self.activity_every;
+        if self.ticks >= self.next_slow {
+            self.next_slow = self.ticks + SLOW_EVERY;
+            moved |= self.slow();
+        }
+        moved
+    }
+
+    /// What need not be done often. Returns whether there is more to take or to do than before.
+    pub(super) fn slow(&mut self) -> bool {
+        let there = |this: &Self| (this.completions.len(), this.hot.len(), this.busy.len());
+        let before = there(self);
+        self.check_region();
+        self.retry_accepts();
+        self.cool_down();
+        self.finish_closing();
+        self.check_accepts();
+        self.settle();
+        let after = there(self);
+        after.0 > before.0 || after.1 > before.1 || after.2 > before.2
+    }
+
+    /// Takes what has arrived on one lane.
+    #[inline]
+    pub(super) fn poll<S: Sink>(&mut self, number: u32, sink: &mut S) -> bool {
+        let Some(Some(lane)) = self.incoming.get_mut(number as usize) else { return false };
+        let Some(head) = lane.arrived() else { return false };
+        let source = lane.peer;
+        if self.peers[source.0 as usize].backlog.owed > MOST_REPLIES {
+            return false;
+        }
+        lane.last = self.ticks;
+        self.take_batch(number, source, head, sink)
+    }
+
+    /// Takes messages, the first of which is known to be there. Returns whether anything was done.
+    #[inline]
+    fn take_batch<S: Sink>(&mut self, number: u32, source: PeerId, first: u64, sink: &mut S) -> bool {
+        let mut head = Some(first);
+        let mut taken = 0;
+        while taken < BATCH
+            && let Some(found) = head
+        {
+            step(Step::MessageSeen);
+            let outcome = match wire::kind_of(found) {
+                kind::INLINE => self.take_inline(number, found, sink),
+                kind::EAGER => self.take_eager(number, found, sink),
+                _ => self.take(number, source, found),
+            };
+            match outcome {
+                Ok(()) => {}
+                // The lane fills and its sender finds no room, until receives have taken what is kept.
+                Err(Stop::NoMemory) => break,
+                Err(Faulty) => {
+                    self.lose_faulty(source);
+                    return true;
+                }
+            }
+            // The message may have ended the lane.
+            let Some(Some(lane)) = self.incoming.get_mut(number as usize) else { return true };
+            step(Step::MessageTaken);
+            lane.advance();
+            head = lane.arrived();
+            taken += 1;
+        }
+        step(Step::Unreleased);
+        if let Some(Some(lane)) = self.incoming.get_mut(number as usize) {
+            lane.release();
+        }
+        taken > 0
+    }
+
+    /// Whether what was copied out of a sender's memory was the sender's (P5).
+    #[inline]
+    pub(super) fn still_lives(&self, source: PeerId) -> bool {
+        self.peers[source.0 as usize].still_lives()
+    }
+
+    /// Takes a message that is neither `INLINE` nor `EAGER`.
+    #[inline(never)]
+    fn take(&mut self, lane: u32, source: PeerId, head: u64) -> Result<(), Stop> {
+        let Some(Some(incoming)) = self.incoming.get(lane as usize) else { return Err(Faulty) };
+        let message = &incoming.next().message(head);
+        let flags = wire::flags_of(head);
+        match wire::kind_of(head) {
+            kind::READY => self.take_ready(source, message, flags),
+            kind::CLEAR => self.take_clear(source, message),
+            kind::CHUNK => self.take_chunk(lane, source, message),
+            kind::DONE => self.take_done(source, message),
+            // An endpoint that is being closed answers no requests, which could keep it open for ever. The
+            // initiator learns that it is gone.
+            kind::READ | kind::WRITE | kind::WRITE_READY | kind::ATOMIC if self.leaving => Ok(()),
+            kind::READ => self.take_read(source, message),
+            kind::WRITE => self.take_write(lane, source, message, flags),
+            kind::WRITE_READY => self.take_write_ready(source, message, flags),
+            kind::ATOMIC => self.take_atomic(lane, source, message),
+            kind::RESULT => self.take_result(lane, source, message),
+            _ => Err(Faulty),
+        }
+    }
+}

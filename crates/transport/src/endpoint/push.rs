@@ -1,0 +1,344 @@
+//! Pipelined messages, both ends of them, and the protocol's replies.
+
+use isthmus_lockfree::slot::Message;
+use isthmus_region::counters::{Counter, LaneCounter};
+
+use super::poll::Stop;
+use super::sleep::RECENT;
+use super::table::Operation;
+use super::{Because, Endpoint, Push};
+use crate::fault::{Step, step};
+use crate::types::{Access, Op, PeerId, Status};
+use crate::wire::{self, kind};
+use Stop::Faulty;
+
+/// Smallest piece of a pipelined message, in bytes.
+const LEAST_PIECE: u64 = 16 << 10;
+/// Most chunks that an endpoint takes from its area: the depth of four lanes' pipelines.
+const MOST_CHUNKS: u64 = 32;
+
+/// Where the next chunk of a pipelined message goes.
+pub(super) struct ChunkPlace {
+    pub(super) offset: u64,
+    pub(super) bytes: u64,
+    /// From the pool, and not from the lane's data ring.
+    pub(super) pooled: bool,
+}
+
+impl Endpoint {
+    /// Asks for the bytes of an announced message: `want` of them, for our operation `mine`.
+    pub(super) fn send_clear(&mut self, to: PeerId, id: u64, mine: u64, want: u64, because: Because) {
+        let message = [wire::head(kind::CLEAR, 0, 0), id, mine, want, 0, 0, 0, 0];
+        self.reply(to, message, 4, None, because);
+    }
+
+    /// Tells the sender that its operation `id`, if there is one, has ended.
+    pub(super) fn send_done(&mut self, to: PeerId, id: Option<u64>, status: Status, because: Because) {
+        if let Some(id) = id {
+            let message = [wire::head(kind::DONE, 0, 0), id, wire::status_code(status), 0, 0, 0, 0, 0];
+            self.reply(to, message, 3, None, because);
+        }
+    }
+
+    /// Answers a read or a fetching atomic with the bytes, or with the status that says why there are none.
+    pub(super) fn send_result(&mut self, to: PeerId, id: u64, status: Status, payload: Option<Box<[u8]>>) {
+        let len = payload.as_ref().map_or(0, |p| p.len() as u64);
+        let message = [wire::head(kind::RESULT, 0, 0), id, wire::status_code(status), len, 0, 0, 0, 0];
+        self.reply(to, message, 5, payload, Because::Asked);
+    }
+
+    /// The receiver of an announced message asks for its bytes: begins its pipeline.
+    pub(super) fn take_clear(&mut self, source: PeerId, message: &Message) -> Result<(), Stop> {
+        let (id, theirs, want) = (message[1], message[2], message[3]);
+        // Checked before it is taken: an operation that a faulty peer names must stay in the table for `lose`
+        // to end it.
+        if !matches!(self.operations.get(id, source), Some(Operation::Announced { len, .. }) if want <= *len)
+        {
+            return Err(Faulty);
+        }
+        let Some(Operation::Announced { to, bufs, then, awaits_done, .. }) = self.operations.take(id, source)
+        else {
+            return Err(Faulty);
+        };
+        let mut then = Some(then);
+        if awaits_done {
+            // `DONE` names the number that was announced, so the operation keeps it.
+            if let Some(completion) = then.take() {
+                self.operations.put_back(id, Operation::Await { to, then: completion, sending: want > 0 });
+            }
+        }
+        if want == 0 {
+            self.completions.extend(then);
+            return Ok(());
+        }
+        step(Step::ClearTaken);
+        let peer = &mut self.peers[source.0 as usize];
+        let awaited = awaits_done.then_some(id);
+        peer.pushes.push_back(Push { id: theirs, bufs, registered: None, len: want, at: 0, awaited, then });
+        self.mark_busy(source);
+        self.pump_peer(source);
+        Ok(())
+    }
+
+    /// Takes the next bytes of a pipelined message, or of a read or write that is pipelined.
+    pub(super) fn take_chunk(&mut self, lane: u32, source: PeerId, message: &Message) -> Result<(), Stop> {
+        let (id, at, len, offset) = (message[1], message[2], message[3], message[4]);
+        let Some(Some(incoming)) = self.incoming.get(lane as usize) else { return Err(Faulty) };
+        let section = &incoming.section;
+        let Some(Operation::Incoming { dest, want, received, done, registered, .. }) =
+            self.operations.get(id, source)
+        else {
+            // The operation may have ended, with its sender's death or our close; its late chunks are
+            // ignored.
+            return Ok(());
+        };
+        // Chunks come in order: an honest sender's position is what was received so far.
+        if at != *received || len == 0 || len > *want - *received {
+            return Err(Faulty);
+        }
+        section.holds("chunk", offset, len).map_err(|_| Faulty)?;
+        let drain = |done, piece| section.drain("chunk", offset + done, piece);
+        let copied = match *registered {
+            None => dest.pieces(at, len, drain),
+            Some(place) => match self.memory.find(place.key, place.at(at), len, Access::Write) {
+                Ok(buf) => drain(0, buf),
+                Err(status) => {
+                    let done = *done;
+                    self.operations.take(id, source);
+                    self.send_done(source, done, status, Because::Asked);
+                    return Ok(());
+                }
+            },
+        };
+        copied.map_err(|_| Faulty)?;
+        step(Step::ChunkDrained);
+        *received += len;
+        let finished = *received == *want;
+        if !self.still_lives(source) {
+            // The operation ends with its sender.
+            return Ok(());
+        }
+        if finished {
+            self.finish_incoming(id, source);
+        }
+        // Chunks are given back one by one, so that the sender's next copy overlaps with ours.
+        if let Some(Some(incoming)) = self.incoming.get_mut(lane as usize) {
+            incoming.release_through();
+        }
+        // Without a fence a request may be overlooked here; its announcement leads to it later.
+        self.take_request(lane);
+        step(Step::ChunkReleased);
+        Ok(())
+    }
+
+    /// Completes an operation whose bytes are all here.
+    pub(super) fn finish_incoming(&mut self, id: u64, source: PeerId) {
+        let Some(Operation::Incoming { then, multi, done, .. }) = self.operations.take(id, source) else {
+            return;
+        };
+        step(Step::AllReceived);
+        self.recent_until = self.ticks + RECENT;
+        self.send_done(source, done, Status::Ok, Because::Asked);
+        match then.op {
+            // A remote write completes here only if data came with it.
+            Op::RemoteWrite if then.data.is_none() => {}
+            _ => self.finish_receive(then, multi),
+        }
+    }
+
+    /// One of our operations has ended at the remote endpoint.
+    pub(super) fn take_done(&mut self, source: PeerId, message: &Message) -> Result<(), Stop> {
+        let status = wire::status_of(message[2]);
+        // Checked before it is taken, as in `take_clear`. An announced operation ends here only if it is a
+        // write that was refused before its payload was asked for; one whose payload is still being read from
+        // the caller's buffers, only if it was refused meanwhile.
+        match self.operations.get(message[1], source) {
+            Some(Operation::Await { sending: false, .. }) => {}
+            Some(Operation::Await { .. }) if status != Status::Ok => {
+                let id = Some(message[1]);
+                self.peers[source.0 as usize].pushes.retain(|push| push.awaited != id);
+                self.drop_post(source, message[1]);
+            }
+            Some(Operation::Announced { .. }) if status != Status::Ok => {}
+            _ => return Err(Faulty),
+        }
+        step(Step::DoneSeen);
+        if let Some(Operation::Await { mut then, .. } | Operation::Announced { mut then, .. }) =
+            self.operations.take(message[1], source)
+        {
+            then.status = status;
+            then.source = (status != Status::Ok).then_some(source);
+            self.completions.push_back(then);
+        }
+        Ok(())
+    }
+
+    /// Lists a remote endpoint as one for which replies, pipelines or posts wait.
+    pub(super) fn mark_busy(&mut self, peer: PeerId) {
+        let entry = &mut self.peers[peer.0 as usize];
+        if !entry.is_busy {
+            entry.is_busy = true;
+            self.busy.push(peer);
+        }
+    }
+
+    /// Continues the replies, posts and pipelines of all busy peers.
+    pub(super) fn pump(&mut self) -> bool {
+        let mut moved = false;
+        let mut k = 0;
+        while let Some(peer) = self.busy.get(k).copied() {
+            moved |= self.pump_peer(peer);
+            let entry = &mut self.peers[peer.0 as usize];
+            if entry.backlog.is_empty() && entry.pushes.is_empty() {
+                entry.is_busy = false;
+                self.busy.swap_remove(k);
+            } else {
+                k += 1;
+            }
+        }
+        moved
+    }
+
+    /// Continues the replies, pipelines and posts of one peer, in that order. Pipelines take few slots at a
+    /// time, so they come before the posts, of which there may be many.
+    pub(super) fn pump_peer(&mut self, to: PeerId) -> bool {
+        let replies = self.peers[to.0 as usize].backlog.count();
+        if !self.flush_replies(to) {
+            return self.peers[to.0 as usize].backlog.count() < replies;
+        }
+        let mut moved = self.push_chunks(to);
+        let before = self.peers[to.0 as usize].backlog.count();
+        moved |= before < replies;
+        if before > 0 {
+            self.flush_backlog(to);
+            moved |= self.peers[to.0 as usize].backlog.count() < before;
+        }
+        moved
+    }
+
+    /// Sends as many chunks of one peer's pipelines as room and depth allow.
+    fn push_chunks(&mut self, to: PeerId) -> bool {
+        let mut moved = false;
+        loop {
+            let peer = &mut self.peers[to.0 as usize];
+            if peer.pushes.is_empty() {
+                return moved;
+            }
+            if !peer.lives() {
+                // `lose` ends the rest once the region says that the peer is gone.
+                return moved;
+            }
+            if peer.out.is_none() && self.open_lane(to).is_err() {
+                return moved;
+            }
+            let Some(chunk) = self.take_chunk_place(to) else { return moved };
+            let peer = &mut self.peers[to.0 as usize];
+            // With more messages behind it, sender and receiver copy at the same time anyway, and larger
+            // pieces cost less.
+            let alone = peer.pushes.len() == 1 && !self.operations.has_announced();
+            let (Some(out), Some(push)) = (&mut peer.out, peer.pushes.front_mut()) else { return moved };
+            let piece = if alone { piece_of(push.len) } else { chunk.bytes };
+            let len = (push.len - push.at).min(chunk.bytes).min(piece);
+            let section = self.member.section();
+            // Both ends of the copy are ours: the program's buffers and a chunk of our area.
+            let fill = |done, piece| section.fill("chunk", chunk.offset + done, piece);
+            let found = push
+                .registered
+                .map(|place| self.memory.find(place.key, place.at(push.at), len, Access::Read));
+            let _ = match found {
+                None => push.bufs.pieces(push.at, len, fill),
+                Some(Ok(buf)) => fill(0, buf),
+                Some(Err(status)) => {
+                    if chunk.pooled {
+                        self.chunk_pool.push(chunk.offset);
+                    }
+                    let id = push.id;
+                    peer.pushes.pop_front();
+                    self.send_result(to, id, status, None);
+                    continue;
+                }
+            };
+            step(Step::ChunkFilled);
+            let message = [wire::head(kind::CHUNK, 0, 0), push.id, push.at, len, chunk.offset, 0, 0, 0];
+            let announced = out.push(&message, 5);
+            if chunk.pooled {
+                out.hold_chunk(chunk.offset);
+            }
+            step(Step::ChunkSent);
+            push.at += len;
+            self.tally.add(Counter::Chunks, 1);
+            peer.sent.add(LaneCounter::Chunks, 1);
+            moved = true;
+            if push.at == push.len
+                && let Some(done) = peer.pushes.pop_front()
+            {
+                self.recent_until = self.ticks + RECENT;
+                if let Some(own) = done.awaited
+                    && let Some(Operation::Await { sending, .. }) = self.operations.get(own, to)
+                {
+                    *sending = false;
+                }
+                self.completions.extend(done.then);
+            }
+            if announced {
+                self.ring_receiver(to);
+            }
+        }
+    }
+
+    /// A place for the next chunk to `to`, if there is room for its message too.
+    pub(super) fn take_chunk_place(&mut self, to: PeerId) -> Option<ChunkPlace> {
+        let (depth, bytes) = (self.config.pipeline_depth, self.config.chunk_bytes);
+        let out = self.peers[to.0 as usize].out.as_mut()?;
+        let Ok(room) = out.has_room() else {
+            self.lose_faulty(to);
+            return None;
+        };
+        if !room {
+            if !out.is_accepted() {
+                self.check_accept(to);
+            }
+            return None;
+        }
+        if out.chunks_held() >= depth {
+            if !out.is_accepted() {
+                self.check_accept(to);
+            }
+            let out = self.peers[to.0 as usize].out.as_mut()?;
+            if out.refresh().is_err() {
+                self.lose_faulty(to);
+                return None;
+            }
+        }
+        let out = self.peers[to.0 as usize].out.as_mut()?;
+        while let Some(chunk) = out.free_chunk() {
+            self.chunk_pool.push(chunk);
+        }
+        if out.chunks_held() >= depth {
+            return None;
+        }
+        if let Some(offset) = self.chunk_pool.pop() {
+            return Some(ChunkPlace { offset, bytes, pooled: true });
+        }
+        if self.chunks_taken < MOST_CHUNKS
+            && let Ok(offset) = self.member.take(bytes)
+        {
+            self.chunks_taken += 1;
+            return Some(ChunkPlace { offset, bytes, pooled: true });
+        }
+        let out = self.peers[to.0 as usize].out.as_mut()?;
+        if out.chunks_held() > 0 {
+            return None;
+        }
+        // A full region: the lane's own data ring carries the message, in small pieces.
+        let bytes = out.eager_bytes();
+        let offset = out.take_data(bytes).ok().flatten()?;
+        Some(ChunkPlace { offset, bytes, pooled: false })
+    }
+}
+
+/// Bytes of one piece of a pipelined message: an eighth of it, so that sender and receiver copy at the same
+/// time for most of the message.
+fn piece_of(len: u64) -> u64 {
+    (len / 8).next_multiple_of(4096).max(LEAST_PIECE)
+}

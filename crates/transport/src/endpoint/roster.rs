@@ -1,0 +1,302 @@
+//! The remote endpoints that an endpoint knows, the peers of the region, and what ends when one of them is
+//! gone.
+
+use std::collections::VecDeque;
+
+use isthmus_lockfree::activity::Seen;
+use isthmus_lockfree::life::{Life, State, unchanged};
+use isthmus_region::format::{KIND_LANES, block};
+
+use super::table::Operation;
+use super::tally::Sent;
+use super::{Endpoint, Peer, Quarter, backlog, direct};
+use crate::address::Address;
+use crate::matching::Target;
+use crate::types::{Error, Op, PeerId, Result, Status};
+
+/// Whether an endpoint's record says that it was closed, and did not die.
+pub(super) fn took_leave(word: u64, address: &Address) -> bool {
+    let life = Life::unpack(word);
+    life.state == State::Free && life.incarnation == address.incarnation
+}
+
+impl Peer {
+    #[inline]
+    pub(super) fn lives(&self) -> bool {
+        !self.gone && self.life.as_ref().is_some_and(|l| l.words[0].peek() == self.alive)
+    }
+
+    /// Whether bytes that were copied out of its memory were its own (P5).
+    #[inline]
+    pub(super) fn still_lives(&self) -> bool {
+        self.life.as_ref().is_some_and(|l| unchanged(&l.words[0], self.alive))
+    }
+}
+
+impl Endpoint {
+    /// The number of an address; the same address has the same number. If the remote endpoint is gone, posts
+    /// to it fail.
+    ///
+    /// # Errors
+    /// [`Error::OtherRegion`].
+    pub fn resolve(&mut self, address: &Address) -> Result<PeerId> {
+        let id = self.meet(address)?;
+        self.peers[id.0 as usize].is_kept = true;
+        Ok(id)
+    }
+
+    /// As [`Endpoint::resolve`], for a sender: once it is gone, its number may be used again.
+    pub(super) fn meet(&mut self, address: &Address) -> Result<PeerId> {
+        if address.region != self.member.region().shape().uuid
+            || address.slot.0 >= self.member.region().shape().slots()
+        {
+            return Err(Error::OtherRegion);
+        }
+        let key = (address.slot.0, address.incarnation);
+        if let Some(known) = self.by_address.get(&key) {
+            return Ok(*known);
+        }
+        let endpoints = self.member.region().shape().endpoints;
+        let life = self
+            .member
+            .directory(address.slot.peer(endpoints))
+            .and_then(|(_, d)| d.endpoint_line(address.slot.local(endpoints)))
+            .ok();
+        let alive = Life { incarnation: address.incarnation, state: State::Active }.pack();
+        let word = life.as_ref().map_or(0, |l| l.words[0].get());
+        // A context of IVC accepts no lane: posts to it fail instead of waiting for ever.
+        let gone = word != alive || !self.takes_lanes(address);
+        let peer = Peer {
+            address: *address,
+            life,
+            alive,
+            gone,
+            died: gone && !took_leave(word, address),
+            out: None,
+            sent: Sent::default(),
+            backlog: backlog::Backlog::default(),
+            pushes: VecDeque::new(),
+            is_busy: false,
+            reach: direct::Reach::default(),
+            is_kept: false,
+            is_spare: false,
+        };
+        let id = if let Some(id) = self.take_spare() {
+            self.peers[id.0 as usize] = peer;
+            id
+        } else {
+            self.peers.push(peer);
+            PeerId(u32::try_from(self.peers.len() - 1).unwrap_or(u32::MAX))
+        };
+        self.by_address.insert(key, id);
+        Ok(id)
+    }
+
+    /// A number for use again: that of a sender that is gone and was never reported to the program.
+    fn take_spare(&mut self) -> Option<PeerId> {
+        while let Some(id) = self.strangers.pop() {
+            let peer = &mut self.peers[id.0 as usize];
+            peer.is_spare = false;
+            if !peer.is_kept {
+                self.by_address.remove(&(peer.address.slot.0, peer.address.incarnation));
+                return Some(id);
+            }
+        }
+        None
+    }
+
+    /// Lets the number of a remote endpoint that is gone be used again, unless the program may know it.
+    pub(super) fn spare(&mut self, id: PeerId) {
+        let peer = &mut self.peers[id.0 as usize];
+        if peer.gone && !peer.is_kept && !peer.is_spare {
+            peer.is_spare = true;
+            self.strangers.push(id);
+        }
+    }
+
+    /// Whether the endpoint at an address has lanes.
+    fn takes_lanes(&self, address: &Address) -> bool {
+        let endpoints = self.member.region().shape().endpoints;
+        let Ok((_, directory)) = self.member.directory(address.slot.peer(endpoints)) else { return false };
+        let Ok(info) = directory.endpoint(address.slot.local(endpoints)) else { return false };
+        let kind =
+            info.block.checked_add(block::KIND).and_then(|at| directory.section().word("block", at).ok());
+        kind.is_some_and(|kind| kind.get() == KIND_LANES)
+    }
+
+    /// The address of a peer.
+    pub fn peer_address(&self, peer: PeerId) -> Option<Address> {
+        self.peers.get(peer.0 as usize).map(|p| p.address)
+    }
+
+    /// The process, as its service knows it, and the address of a faulty remote endpoint; each is returned
+    /// once. For logs.
+    pub fn take_faulty(&mut self) -> Option<String> {
+        let address = self.peers.get(self.faulty.pop()?.0 as usize)?.address;
+        let endpoints = self.member.region().shape().endpoints;
+        let index = address.slot.peer(endpoints);
+        let info = self.member.region().peer(index).ok().flatten();
+        // The section of a faulty endpoint may hold garbage, too.
+        let pid = self.member.directory(index).and_then(|(_, d)| d.endpoint(address.slot.local(endpoints)));
+        let process = pid.map_or_else(|_| "a process".to_owned(), |e| format!("process {}", e.pid));
+        let name = info.map_or_else(|| format!("peer {index}"), |i| format!("'{}'", i.name));
+        Some(format!("{process} of {name} ({address})"))
+    }
+
+    /// Checks which peers and endpoints joined, left or died, if a generation says that something changed.
+    pub(super) fn check_region(&mut self) {
+        let generation = self.member.region().generation();
+        if generation != self.region_seen || self.retry_quarters {
+            self.region_seen = generation;
+            self.check_peers();
+            self.crowded = self.member.is_crowded();
+        }
+        let mut changed = false;
+        for q in 0..self.quarters.len() {
+            let generation = self.quarters[q].directory.generation();
+            if generation != self.quarters[q].generation_seen {
+                changed = true;
+                self.quarters[q].generation_seen = generation;
+                let index = self.quarters[q].index;
+                self.lose_dead(index);
+            }
+        }
+        if changed {
+            self.crowded = self.member.is_crowded();
+        }
+    }
+
+    /// Updates the list of peers that may send to us.
+    fn check_peers(&mut self) {
+        self.retry_quarters = false;
+        let member = std::sync::Arc::clone(&self.member);
+        for info in member.region().peers() {
+            let at = self.quarters.iter().position(|q| q.index == info.index);
+            let active = info.life.state == State::Active;
+            if let Some(at) = at {
+                if active && self.quarters[at].incarnation == info.life.incarnation {
+                    continue;
+                }
+                self.quarters.swap_remove(at);
+                self.lose_dead(info.index);
+            }
+            if !active {
+                self.lose_all(info.index);
+                continue;
+            }
+            // The peer's own service may not have written its directory yet.
+            match member.directory(info.index).and_then(|(i, d)| Ok((i, d.activity(self.slot.0)?, d))) {
+                Ok((incarnation, activity, directory)) => {
+                    let generation_seen = directory.generation();
+                    self.quarters.push(Quarter {
+                        index: info.index,
+                        incarnation,
+                        directory,
+                        generation_seen,
+                        activity,
+                        seen: Seen::new(),
+                        senders: Vec::new(),
+                    });
+                }
+                Err(_) => self.retry_quarters = true,
+            }
+        }
+    }
+
+    /// Ends everything with those endpoints of a peer that are gone.
+    fn lose_dead(&mut self, index: u32) {
+        self.lose_of(index, |peer| !peer.lives());
+    }
+
+    /// Ends everything with all endpoints of a peer that is gone. Their records say so only a moment later,
+    /// when they are no longer checked.
+    fn lose_all(&mut self, index: u32) {
+        self.lose_of(index, |_| true);
+    }
+
+    /// Ends everything with those endpoints of a peer that `is_lost` selects.
+    fn lose_of(&mut self, index: u32, is_lost: impl Fn(&Peer) -> bool) {
+        let endpoints = self.member.region().shape().endpoints;
+        for i in 0..self.peers.len() {
+            let peer = &self.peers[i];
+            if peer.address.slot.peer(endpoints) == index && !peer.gone && is_lost(peer) {
+                // An endpoint that was closed did not die: directed receives stay posted.
+                let word = peer.life.as_ref().map_or(0, |l| l.words[0].get());
+                let died = !took_leave(word, &peer.address);
+                self.lose(PeerId(u32::try_from(i).unwrap_or(u32::MAX)), died);
+            }
+        }
+    }
+
+    /// Ends everything with a peer that broke the protocol, and notes it for [`Endpoint::take_faulty`].
+    #[cold]
+    pub(super) fn lose_faulty(&mut self, id: PeerId) {
+        if !self.peers[id.0 as usize].gone {
+            self.faulty.push(id);
+        }
+        self.peers[id.0 as usize].is_kept = true;
+        self.lose(id, true);
+    }
+
+    /// Ends everything with a peer that is gone, or faulty.
+    pub(super) fn lose(&mut self, id: PeerId, died: bool) {
+        let peer = &mut self.peers[id.0 as usize];
+        if peer.gone {
+            return;
+        }
+        peer.gone = true;
+        peer.died = died;
+        let pushes = std::mem::take(&mut peer.pushes);
+        let posts = self.take_backlog(id);
+        if let Some(mut out) = self.take_lane(id) {
+            self.open_lanes -= 1;
+            self.chunk_pool.extend(out.all_chunks());
+            if let Ok(life) = self.member.section().word("lane", self.lanes.at(out.number)) {
+                life.set(Life { state: State::Dead, ..Life::unpack(life.peek()) }.pack());
+            }
+            self.lanes.free.push(out.number);
+            self.give_place(out.place);
+        }
+        for mut then in pushes.into_iter().filter_map(|push| push.then).chain(posts) {
+            (then.status, then.source) = (Status::PeerGone, Some(id));
+            self.completions.push_back(then);
+        }
+        for operation in self.operations.take_all(id) {
+            match operation {
+                Operation::Announced { mut then, .. } | Operation::Await { mut then, .. } => {
+                    (then.status, then.source) = (Status::PeerGone, Some(id));
+                    self.completions.push_back(then);
+                }
+                Operation::Incoming { mut then, multi, .. } => {
+                    (then.status, then.source) = (Status::PeerGone, Some(id));
+                    then.len = 0;
+                    if then.op != Op::RemoteWrite {
+                        self.completions.push_back(then);
+                    }
+                    self.end_multi_message(multi);
+                }
+            }
+        }
+        self.matching.forget(id);
+        if died {
+            for waiting in self.matching.take_directed(id) {
+                let mut completion =
+                    self.template(waiting.ticket, Op::Receive { tagged: waiting.select.tagged }, 0);
+                completion.status = Status::PeerGone;
+                completion.tag = waiting.select.tag;
+                completion.source = Some(id);
+                if let Target::Multi(number) = waiting.target {
+                    self.multis.remove(&number);
+                    completion.released = true;
+                }
+                self.completions.push_back(completion);
+            }
+        }
+        for number in 0..self.incoming.len() {
+            if self.incoming[number].as_ref().is_some_and(|l| l.peer == id) {
+                self.drop_incoming(u32::try_from(number).unwrap_or(u32::MAX));
+            }
+        }
+        self.spare(id);
+    }
+}
