@@ -32,7 +32,7 @@ fn block_of(world: &World, index: u32) -> u64 {
 
 /// A word of the hostile section that others look at: its place.
 fn interesting(section: &Section, at: u64, input: &mut Input<'_>) -> u64 {
-    let get = |at: u64| section.word("any", at).map_or(0, isthmus_region::sync::Word::get);
+    let get = |at: u64| section.read("any", at).map_or(0, isthmus_region::sync::ReadWord::get);
     let chunk = get(at.wrapping_add(block::CHANNELS));
     let entry = chunk.wrapping_add(chunk::BYTES + u64::from(input.below(4)) * end::BYTES);
     match input.below(8) {

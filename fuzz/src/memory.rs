@@ -57,10 +57,10 @@ pub fn region(data: &[u8]) {
     for i in 0..2 {
         let section = shape.host_bytes.next_multiple_of(SECTION) + u64::from(i) * SECTION;
         let new = NewPeer { section, section_bytes: SECTION, ivshmem_id: None, name: "peer" };
-        let incarnation = host.add(i, &new).expect("there is a place");
+        host.add(i, &new).expect("there is a place");
         let info = host.region().peer(i).expect("in the table").expect("just added");
-        let section = host.region().section(&info).expect("in the region");
-        let mut writer = Writer::create(&section, &shape, incarnation).expect("large enough");
+        let section = host.region().own_section(&info).expect("in the region");
+        let mut writer = Writer::create(host.region(), i).expect("large enough");
         let area = writer.open_area(16 << 10, 1, "fuzz").expect("there is room");
         let at = area.first.offset + 256;
         writer.open_endpoint(area.area, at, 1).expect("there is a slot");
@@ -68,7 +68,7 @@ pub fn region(data: &[u8]) {
         host.set_state(i, State::Active).expect("in the table");
         writers.push((writer, section, area));
     }
-    let whole = map.whole();
+    let whole = map.whole().expect("mapped to be written");
     while !input.is_empty() {
         // The header, the membership table, the sections' first tables, or anywhere.
         let base = match input.below(4) {
@@ -95,18 +95,19 @@ pub fn region(data: &[u8]) {
         let _ = (region.generation(), region.service(), Region::is_there(&map));
         for peer in region.peers() {
             let Ok(section) = region.section(&peer) else { continue };
-            assert!(section.len() <= BYTES && section.zero("all", 0, 0).is_ok());
+            let own = region.own_section(&peer).expect("mapped to be written");
+            assert!(section.len() <= BYTES && own.zero("all", 0, 0).is_ok());
             let _ = region.life_line(peer.index);
             if let Ok(directory) = Directory::open(&section, region.shape(), peer.life.incarnation) {
                 let _ = (directory.generation(), directory.heap_used(), directory.totals());
                 assert!(directory.endpoints_high() <= region.shape().endpoints);
                 for (_, endpoint) in directory.endpoints() {
                     let _ = section.line("block", endpoint.block);
-                    let _ = Counters::at(&section, endpoint.area);
+                    let _ = Counters::at(&own, endpoint.area);
                 }
                 let _ = directory.activity(u32::try_from(input.number() & 0xffff_ffff).unwrap_or(0));
             }
-            let _ = bury(&section, region.shape());
+            let _ = bury(&own, region.shape());
         }
     }
     // Writers trust what they keep for themselves, and nothing that they wrote.

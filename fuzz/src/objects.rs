@@ -100,13 +100,13 @@ pub fn objects(data: &[u8]) {
         Default::default();
     for i in 0..2 {
         let at = (shape.host_bytes + shape.shared_bytes).next_multiple_of(SECTION) + u64::from(i) * SECTION;
-        map.whole().zero("section", at, SECTION).expect("inside");
+        map.whole().expect("mapped to be written").zero("section", at, SECTION).expect("inside");
         let new =
             NewPeer { section: at, section_bytes: SECTION, ivshmem_id: (i == 1).then_some(1), name: "peer" };
-        let incarnation = host.add(i, &new).expect("there is a place");
+        host.add(i, &new).expect("there is a place");
         let info = host.region().peer(i).expect("in the table").expect("just added");
-        let section = host.region().section(&info).expect("in the region");
-        let mut writer = Writer::create(&section, &shape, incarnation).expect("large enough");
+        let section = host.region().own_section(&info).expect("in the region");
+        let mut writer = Writer::create(host.region(), i).expect("large enough");
         host.set_state(i, State::Active).expect("in the table");
         for _ in 0..2 {
             let area = writer.open_area(16 << 10, 1, "fuzz").expect("there is room");
@@ -118,7 +118,7 @@ pub fn objects(data: &[u8]) {
     let region = Region::open(&map).expect("a good region");
     let mut registry = Registry::new(region.clone(), None);
     let mut open = Open::default();
-    let whole = map.whole();
+    let whole = map.whole().expect("mapped to be written");
     let (table, shared) = (shape.object_table(), shape.host_bytes);
     let mut steps = 0;
     let mut number = 0;

@@ -250,7 +250,7 @@ pub fn ivshmem(data: &[u8]) {
             _ => {
                 let region = isthmus_region::membership::Region::open(&served.map).expect("a region");
                 if let Ok(Some(peer)) = region.peer(1) {
-                    let section = region.section(&peer).expect("in the region");
+                    let section = region.own_section(&peer).expect("in the region");
                     let at = u64::from(input.short()) * 8 * (1 + u64::from(input.below(2)) * 7);
                     let magic = isthmus_region::format::DIRECTORY_MAGIC;
                     let value = if input.below(3) == 0 { magic } else { input.number() };

@@ -128,12 +128,12 @@ fn world(map: &Arc<Mapping>) -> World {
     let mut world = (Vec::new(), Vec::new(), Vec::new());
     for i in 0..3 {
         let at = (u64::from(i) + 1) * SECTION;
-        map.whole().zero("section", at, SECTION).expect("inside");
+        map.whole().expect("mapped to be written").zero("section", at, SECTION).expect("inside");
         let new = NewPeer { section: at, section_bytes: SECTION, ivshmem_id: None, name: "peer" };
-        let incarnation = host.add(i, &new).expect("there is a place");
+        host.add(i, &new).expect("there is a place");
         let info = host.region().peer(i).expect("in the table").expect("just added");
-        let section = host.region().section(&info).expect("in the region");
-        let mut writer = Writer::create(&section, &shape, incarnation).expect("large enough");
+        let section = host.region().own_section(&info).expect("in the region");
+        let mut writer = Writer::create(host.region(), i).expect("large enough");
         host.set_state(i, State::Active).expect("in the table");
         let grant = writer.open_area(128 << 10, 1, "fuzz").expect("there is room");
         let writer = Arc::new(Mutex::new(writer));
@@ -147,7 +147,7 @@ fn world(map: &Arc<Mapping>) -> World {
 
 /// Where the interesting words of the hostile section are, found as a reader finds them.
 fn interesting(section: &Section, which: u8, input: &mut Input<'_>) -> u64 {
-    let get = |at: u64| section.word("any", at).map_or(0, isthmus_region::sync::Word::get);
+    let get = |at: u64| section.read("any", at).map_or(0, isthmus_region::sync::ReadWord::get);
     // Version 1: the directory, and the endpoint table behind it.
     let block = get(TABLES + 16);
     let chunk = |first: u64| get(block.wrapping_add(first));

@@ -2,12 +2,14 @@
 //! rings at once, without waking another thread first.
 
 use std::collections::HashMap;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use isthmus_region::directory::Directory;
+use isthmus_region::LINE_BYTES;
+use isthmus_region::directory::{OwnDirectory, Writer};
+use isthmus_region::doorbell::{Doorbell, ring};
 use isthmus_region::membership::Region;
-use isthmus_region::{LINE_BYTES, wake};
+use isthmus_region::place::Place;
 
 /// Most eventfds of one endpoint. A process needs one; several of its threads may ask at once.
 const MOST_OF_ONE: usize = 8;
@@ -26,21 +28,20 @@ struct Table {
 /// The futexes and eventfds of a peer's sleepers.
 #[derive(Debug)]
 pub(crate) struct Bells {
-    directory: Directory,
-    /// Without it no place can be rung.
-    region: Option<Region>,
-    /// Whether processes of this peer can sleep on a futex in the region.
-    has_futexes: bool,
+    directory: OwnDirectory,
+    region: Region,
+    /// How processes of this peer sleep, unless they ask for an eventfd.
+    doorbell: Doorbell,
     table: Mutex<Table>,
 }
 
 impl Bells {
-    pub(crate) fn new(directory: &Directory) -> Self {
-        let word = directory.wake_line(0);
+    pub(crate) fn new(writer: &Writer) -> Self {
+        let word = writer.directory().wake_line(0);
         Self {
-            has_futexes: word.is_ok_and(|line| wake::works(&line.words[0])),
-            region: directory.section().region().ok(),
-            directory: directory.clone(),
+            doorbell: word.map_or(Doorbell::Service, |line| Doorbell::of(&line.words[0])),
+            region: writer.region().clone(),
+            directory: writer.directory().clone(),
             table: Mutex::default(),
         }
     }
@@ -51,18 +52,14 @@ impl Bells {
 
     /// Whether a gate can be at `place`.
     pub(crate) fn is_place(&self, place: u64) -> bool {
-        let line = LINE_BYTES as u64;
-        place.is_multiple_of(line)
-            && self.region.as_ref().is_some_and(|r| r.part("gate", place, line).is_ok())
+        let (line, place) = (LINE_BYTES as u64, Place::from_word(place));
+        place.offset().is_multiple_of(line) && self.region.at("gate", place, line).is_ok()
     }
 
     /// Wakes the endpoint in that slot of the peer's table, on its futex and its eventfds.
     pub(crate) fn wake(&self, slot: u32) {
         if let Ok(line) = self.directory.wake_line(slot) {
-            line.words[0].add(1);
-            if self.has_futexes {
-                wake::ring(&line.words[0], u32::MAX);
-            }
+            self.doorbell.ring_endpoint(&line.words[0]);
         }
         for (_, bell) in self.table().endpoints.get(&slot).into_iter().flatten() {
             ring(bell);
@@ -71,12 +68,10 @@ impl Bells {
 
     /// Wakes the waiters of this peer at a place, on their futex and their eventfds.
     pub(crate) fn ring(&self, place: u64) {
-        if self.has_futexes
-            && let Some(region) = &self.region
-            && let Ok(line) = region.part("gate", place, LINE_BYTES as u64)
+        if let Ok(line) = self.region.at("gate", Place::from_word(place), LINE_BYTES as u64)
             && let Ok(word) = line.word("gate", 0)
         {
-            wake::ring(word, u32::MAX);
+            self.doorbell.ring(word, u32::MAX);
         }
         for (_, bell) in self.table().places.get(&place).into_iter().flatten() {
             ring(bell);
@@ -119,11 +114,6 @@ impl Bells {
             !bells.is_empty()
         });
     }
-}
-
-/// Adds one to an eventfd. That can fail only if its counter is full, and then its sleeper is being woken already.
-pub fn ring(fd: impl AsFd) {
-    let _ = rustix::io::write(fd, &1_u64.to_ne_bytes());
 }
 
 /// Gives the calling thread the highest priority, where that is allowed, since processes sleep until it has passed on

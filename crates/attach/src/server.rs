@@ -30,9 +30,10 @@ use rustix::io::Errno;
 
 use self::event_loop::Loop;
 use crate::bells::Bells;
-pub use crate::bells::{be_urgent, ring};
+pub use crate::bells::be_urgent;
 use crate::error::{Error, Result};
 use crate::protocol::{Reply, Request};
+pub use isthmus_region::doorbell::ring;
 
 /// Bytes of an area at attach, by default: counters, blocks, and a receive lane for some endpoints.
 pub const AREA_BYTES: u64 = 128 << 10;
@@ -284,7 +285,7 @@ impl Server {
     pub fn start(config: Config, writer: directory::Writer, observer: Observer) -> Result<Self> {
         let (orders, inbox) = mpsc::channel();
         let path = config.path.clone();
-        let directory = writer.directory().clone();
+        let directory = Directory::clone(writer.directory());
         let state = Loop::new(config, writer, observer, orders.clone(), inbox)?;
         let (bell, bells) = (Arc::clone(&state.bell), Arc::clone(&state.bells));
         let thread = std::thread::Builder::new()

@@ -226,7 +226,7 @@ struct Pair {
     other: PeerId,
     first: bool,
     mine: LineRef,
-    theirs: LineRef,
+    theirs: LineRef<isthmus_region::ReadOnly>,
     turn: u64,
     pause: bool,
 }

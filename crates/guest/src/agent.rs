@@ -219,7 +219,7 @@ impl Agent {
         let Found { fd, map, region, id } = found;
         let patience = config.patience;
         let (peer, writer) = join(&region, id, deadline, patience)?;
-        let section = writer.directory().section().clone();
+        let section = writer.directory().own_section().clone();
         let (names, answered) = Forwarder::start(region.clone(), peer.clone(), section, port.clone());
         let server = server::Config {
             path: config.socket.clone(),
@@ -402,12 +402,11 @@ fn join(
                 }
             }
             (State::Joining, false) => {
-                let section = region.section(&peer)?;
-                let writer = directory::Writer::create(&section, region.shape(), life.incarnation)?;
-                ready = Some((life.incarnation, writer));
+                let writer = directory::Writer::create(region, peer.index)?;
+                ready = Some((writer.incarnation(), writer));
             }
             (State::Active, false) if asked_of != Some(life.incarnation) => {
-                let section = region.section(&peer)?;
+                let section = region.own_section(&peer)?;
                 section.word("directory", format::directory::MAGIC)?.set(0);
                 asked_of = Some(life.incarnation);
             }
@@ -457,7 +456,7 @@ mod tests {
         Writer::create(&map, &shape, 1).unwrap();
         let found = open(&good).unwrap();
         assert!(member(&found.region, found.id).is_none(), "a region without a member for this VM");
-        let whole = map.whole();
+        let whole = map.whole().unwrap();
         let version = whole.word("header", 8).unwrap();
         let was = version.get();
         version.set(was + 1);

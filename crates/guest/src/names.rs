@@ -253,7 +253,7 @@ mod tests {
         writer.add(1, &NewPeer { section, section_bytes, ivshmem_id: Some(1), name: "vm1" }).unwrap();
         let region = writer.region().clone();
         let peer = region.peer(1).unwrap().unwrap();
-        let section = region.section(&peer).unwrap();
+        let section = region.own_section(&peer).unwrap();
         let (orders, inbox) = mpsc::channel();
         let caller = Caller::new(region.clone(), peer, section.clone(), None, inbox);
         (region, section, orders, caller)
@@ -276,7 +276,7 @@ mod tests {
     fn heard(section: &Section, number: u64) -> (u64, Request) {
         let begun = Instant::now();
         loop {
-            if let Some(call) = call::heard(section, number - 1).unwrap() {
+            if let Some(call) = call::heard(&section.for_reading(), number - 1).unwrap() {
                 assert_eq!(call.number, number);
                 return (call.party, Request::decode(&call.frame).unwrap().1);
             }

@@ -119,7 +119,7 @@ impl Members {
     /// [`Error::Region`].
     pub fn add_host(&mut self) -> Result<(u64, directory::Writer)> {
         let incarnation = self.join(0, None)?;
-        let writer = directory::Writer::create(&self.section(0)?, self.region().shape(), incarnation)?;
+        let writer = directory::Writer::create(self.region(), 0)?;
         self.writer.set_state(0, State::Active)?;
         Ok((incarnation, writer))
     }
@@ -158,7 +158,7 @@ impl Members {
             wait_for_holds(self.writer.region(), index, &slot.name)?;
             let whole =
                 self.writer.region().peer(index)?.ok_or(isthmus_region::Error::NoPeer { peer: index })?;
-            self.writer.region().section(&whole)?.zero("section", 0, bytes)?;
+            self.writer.region().own_section(&whole)?.zero("section", 0, bytes)?;
         }
         slot.used = true;
         slot.since = Some(Instant::now());
@@ -173,8 +173,9 @@ impl Members {
         Ok(self.region().peer(index)?.ok_or(isthmus_region::Error::NoPeer { peer: index })?)
     }
 
-    fn section(&self, index: u32) -> Result<Section> {
-        Ok(self.region().section(&self.info(index)?)?)
+    /// The section of a member, to be written: once it is dead, or asked to begin anew.
+    fn own_section(&self, index: u32) -> Result<Section> {
+        Ok(self.region().own_section(&self.info(index)?)?)
     }
 
     /// Publishes that a member is gone, and keeps the sums of its counters.
@@ -187,7 +188,7 @@ impl Members {
         let slot = &mut self.slots[index as usize];
         slot.since = None;
         slot.retired.add(&gone);
-        directory::bury(&self.section(index)?, self.region().shape())?;
+        directory::bury(&self.own_section(index)?, self.region().shape())?;
         Ok(())
     }
 

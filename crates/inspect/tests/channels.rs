@@ -51,7 +51,7 @@ fn channels_are_shown_and_every_field_that_is_wrong_is_named() {
     // All rings are claimed, so none may lie over another.
     let bytes = job.bytes();
     let fd = isthmus_region::create::memory(REGION).unwrap();
-    let whole = Mapping::map(fd.as_fd(), REGION).unwrap().whole();
+    let whole = Mapping::map(fd.as_fd(), REGION).unwrap().whole().unwrap();
     whole.fill_bytes("all", 0, &bytes).unwrap();
     let reader = Reader::new(fd).unwrap();
     let word = |at: u64| whole.word("t", at).unwrap();

@@ -26,7 +26,7 @@ use isthmus_transport::{Endpoint, Posted, Ticket};
 /// Memory with these bytes, and a view that writes it.
 fn memory(bytes: &[u8]) -> (Reader, Section) {
     let fd = isthmus_region::create::memory(REGION).unwrap();
-    let whole = Mapping::map(fd.as_fd(), REGION).unwrap().whole();
+    let whole = Mapping::map(fd.as_fd(), REGION).unwrap().whole().unwrap();
     whole.fill_bytes("all", 0, bytes).unwrap();
     (Reader::new(fd).unwrap(), whole)
 }

@@ -15,7 +15,7 @@ use std::time::Duration;
 use isthmus_lockfree::life::{Life, State as Living};
 use isthmus_lockfree::{sleep, stream};
 use isthmus_region::mapping::LineRef;
-use isthmus_region::{Bytes, Section};
+use isthmus_region::{Bytes, PeerSection, ReadOnly};
 
 use crate::channel::Channel;
 use crate::context::{BACKLOG, Known, Lingering, Shared, State, VERSION};
@@ -28,10 +28,10 @@ use crate::table::{Claim, End, at, claims};
 pub struct Connecting {
     shared: Arc<Shared>,
     peer: Peer,
-    life: LineRef,
+    life: LineRef<ReadOnly>,
     alive: u64,
-    section: Section,
-    block: LineRef,
+    section: PeerSection,
+    block: LineRef<ReadOnly>,
     version_seen: Option<u64>,
     /// The own end; none once the offer was answered or withdrawn.
     offer: Option<OwnEnd>,

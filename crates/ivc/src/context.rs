@@ -5,11 +5,12 @@ mod offers;
 mod sleep;
 
 use std::collections::{BTreeMap, VecDeque};
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
 use isthmus_lockfree::sync::Word;
+use isthmus_region::doorbell::Sleeper;
 use isthmus_region::format::{KIND_CHANNELS, block};
 use isthmus_region::mapping::LineRef;
 use isthmus_region::member::Member;
@@ -22,7 +23,7 @@ use crate::event::{Callbacks, Event};
 use crate::link::Link;
 use crate::peer::{Address, Peer};
 use crate::table::Table;
-use crate::wait::{self, Sleeper, lock};
+use crate::wait::{self, lock};
 
 pub(crate) use group::Known;
 pub(crate) use offers::Lingering;
@@ -150,7 +151,8 @@ impl Context {
             block_at,
             block,
             facts,
-            sleeper: Sleeper::new(member, local, config.by_service)?,
+            sleeper: Sleeper::new(member, local, config.by_service)
+                .map_err(region("find a context's record"))?,
             sleeping: Mutex::default(),
             state: Mutex::default(),
             callbacks: Mutex::default(),
@@ -318,7 +320,12 @@ impl Context {
     /// # Errors
     /// [`Error::Region`], [`Error::System`].
     pub fn descriptor(&self) -> Result<BorrowedFd<'_>> {
-        self.shared.sleeper.descriptor()
+        let sleeper = &self.shared.sleeper;
+        if sleeper.bell().is_none() {
+            sleeper.no_bell().map_err(region("get an eventfd to poll"))?;
+        }
+        let made = sleeper.pollable().map(AsFd::as_fd);
+        made.map_err(|source| Error::System { action: "make a descriptor to poll", source })
     }
 
     /// Prepares for a poll of the descriptor; to be called before each. Returns whether the program may poll: if not, there

@@ -13,9 +13,9 @@ use isthmus_lockfree::life::{Life, State as Living};
 use isthmus_lockfree::ring::BadPosition;
 use isthmus_lockfree::sleep;
 use isthmus_lockfree::stream;
-use isthmus_lockfree::sync::Word;
-use isthmus_region::Bytes;
+use isthmus_lockfree::sync::{ReadWord, Word};
 use isthmus_region::mapping::LineRef;
+use isthmus_region::{Bytes, ReadOnly};
 
 use crate::channel::Interest;
 use crate::context::{Lingering, Shared};
@@ -52,16 +52,16 @@ pub(crate) struct Link {
     number: u32,
     own_life: u64,
     own: End,
-    pub(crate) partner: End,
+    pub(crate) partner: End<ReadOnly>,
     partner_life: u64,
     /// The own ring, which this side writes, and its offset in the section.
     pub(crate) ring: Bytes,
     ring_at: u64,
-    pub(crate) partner_ring: Bytes,
+    pub(crate) partner_ring: Bytes<ReadOnly>,
     /// Bytes of a segment of the partner's ring: room is given back once the end of one was read.
     segment: u64,
     /// The life word of the partner's endpoint record, and its value while the partner lives.
-    life: LineRef,
+    life: LineRef<ReadOnly>,
     alive: u64,
     /// Not 0 once an event on this side ends both directions: the next read or write finds out which.
     alarm: Word,
@@ -98,8 +98,8 @@ impl Link {
         own: (u32, End, u64),
         ring: (Bytes, u64),
         claim: &Claim,
-        partner_ring: Bytes,
-        life: (LineRef, u64),
+        partner_ring: Bytes<ReadOnly>,
+        life: (LineRef<ReadOnly>, u64),
     ) -> Arc<Self> {
         let own_bytes = ring.0.len();
         Arc::new(Self {
@@ -150,7 +150,7 @@ impl Link {
 
     /// Rings the partner, if `word` says that it sleeps.
     #[inline]
-    fn ring_for(&self, word: &Word, rung: &mut u64) {
+    fn ring_for(&self, word: &ReadWord, rung: &mut u64) {
         if let Some(bell) = sleep::who_to_ring(word, rung) {
             self.shared.ring(self.peer.address.slot, bell);
         }

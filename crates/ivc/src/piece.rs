@@ -1,13 +1,13 @@
 //! Pieces of rings, for programs that read and write in place.
 
-use isthmus_region::Bytes;
 use isthmus_region::value::Value;
+use isthmus_region::{Bytes, ReadOnly};
 
 /// A piece of the partner's ring with bytes to be read. The partner can change this memory at any time, so it is copied
 /// from and never borrowed, and [`Channel::release`](crate::Channel::release) says whether what was copied counts.
 #[derive(Debug, Clone, Copy)]
 pub struct ReadPiece<'a> {
-    pub(crate) bytes: &'a Bytes,
+    pub(crate) bytes: &'a Bytes<ReadOnly>,
     pub(crate) at: u64,
     pub(crate) len: u64,
 }

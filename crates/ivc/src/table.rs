@@ -1,11 +1,11 @@
 //! Ends of channels in the region: the own ones, and what members of the group claim of theirs.
 
 use isthmus_lockfree::life::{Life, State, unchanged};
-use isthmus_lockfree::sync::{Word, release_fence};
-use isthmus_region::Section;
+use isthmus_lockfree::sync::release_fence;
 use isthmus_region::format::{CHANNEL_ENTRIES, MOST_CHANNEL_CHUNKS, block, channel, chunk};
-use isthmus_region::mapping::LineRef;
+use isthmus_region::mapping::{Access, LineRef};
 use isthmus_region::member::Member;
+use isthmus_region::{PeerSection, ReadOnly, ReadWrite, Section};
 
 use crate::config::{fits_ring, fits_segment};
 use crate::peer::Address;
@@ -27,15 +27,15 @@ pub(crate) mod at {
 
 /// The lines of an end, own or a partner's.
 #[derive(Debug, Clone)]
-pub(crate) struct End {
-    ident: LineRef,
-    write: LineRef,
-    state: LineRef,
-    read: LineRef,
+pub(crate) struct End<A: Access = ReadWrite> {
+    ident: LineRef<A>,
+    write: LineRef<A>,
+    state: LineRef<A>,
+    read: LineRef<A>,
 }
 
-impl End {
-    pub(crate) fn at(section: &Section, offset: u64) -> isthmus_region::Result<Self> {
+impl<A: Access> End<A> {
+    pub(crate) fn at(section: &Section<A>, offset: u64) -> isthmus_region::Result<Self> {
         let line = |at| section.line("channel", offset.saturating_add(at));
         Ok(Self {
             ident: line(channel::LIFE)?,
@@ -46,26 +46,26 @@ impl End {
     }
 
     #[inline]
-    pub(crate) fn life(&self) -> &Word {
-        &self.ident.words[0]
+    pub(crate) fn life(&self) -> &A::Word {
+        A::word(&self.ident, 0)
     }
 
     /// The line that its writer writes: [`at::WRITE`], [`at::END`], [`at::ROOM`], [`at::ANSWER`], [`at::PAUSED`].
     #[inline]
-    pub(crate) fn writer(&self, word: usize) -> &Word {
-        &self.write.words[word]
+    pub(crate) fn writer(&self, word: usize) -> &A::Word {
+        A::word(&self.write, word)
     }
 
     /// The line that its reader seldom writes: [`at::HEAT`], [`at::SLEEP`], [`at::STOPPED`].
     #[inline]
-    pub(crate) fn reader(&self, word: usize) -> &Word {
-        &self.state.words[word]
+    pub(crate) fn reader(&self, word: usize) -> &A::Word {
+        A::word(&self.state, word)
     }
 
     /// The read position.
     #[inline]
-    pub(crate) fn read(&self) -> &Word {
-        &self.read.words[0]
+    pub(crate) fn read(&self) -> &A::Word {
+        A::word(&self.read, 0)
     }
 }
 
@@ -177,7 +177,7 @@ pub(crate) struct Claim {
     /// Number and generation of the end that it answers; none for an offer.
     pub(crate) answers: Option<(u32, u64)>,
     pub(crate) refused: bool,
-    pub(crate) end: End,
+    pub(crate) end: End<ReadOnly>,
 }
 
 impl Claim {
@@ -188,7 +188,7 @@ impl Claim {
     /// What entry `number` at `offset` claims, if it is an end to `us`: an offer that stands, or an answer, which may be
     /// closed again already. An entry that is given to another end while it is read claims nothing; the version of the
     /// table changes after that (P5).
-    fn read(section: &Section, number: u32, offset: u64, us: Address) -> Option<Self> {
+    fn read(section: &PeerSection, number: u32, offset: u64, us: Address) -> Option<Self> {
         let end = End::at(section, offset).ok()?;
         let words = &end.ident.words;
         let seen = words[0].get();
@@ -227,7 +227,7 @@ impl Claim {
 
 /// All ends to `us` in the table of the context whose block's first line is `block`. The chain is followed for
 /// [`MOST_CHANNEL_CHUNKS`] at most, and to no chunk twice.
-pub(crate) fn claims(section: &Section, block: &LineRef, us: Address) -> Vec<Claim> {
+pub(crate) fn claims(section: &PeerSection, block: &LineRef<ReadOnly>, us: Address) -> Vec<Claim> {
     let mut found = Vec::new();
     let mut offset = block.words[6].get();
     let mut base = 0_u32;

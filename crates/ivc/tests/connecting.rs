@@ -222,10 +222,7 @@ fn accepting_an_offer_that_is_given_up_gives_an_ended_channel() {
     let world = World::new();
     let (a, b) = (world.context(1), world.context(2));
     let member = world.member();
-    let rings = || {
-        let directory = member.directory(member.peer()).unwrap().1;
-        (0..2).map(|local| directory.wake_line(local).unwrap().words[0].get()).sum::<u64>()
-    };
+    let rings = || (0..2).map(|local| member.own().wake_line(local).unwrap().words[0].get()).sum::<u64>();
     for asleep in [false, true] {
         let connecting = a.begin_connect(b.address()).unwrap();
         let there = b.accept(SOON).unwrap();

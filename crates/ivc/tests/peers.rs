@@ -72,10 +72,8 @@ impl Region {
         let section = shape.host_bytes + u64::from(index) * SECTION;
         let ivshmem_id = (index > 0).then_some(index);
         let new = NewPeer { section, section_bytes: SECTION, ivshmem_id, name: NAMES[index as usize] };
-        let incarnation = self.host.add(index, &new).unwrap();
-        let info = self.host.region().peer(index).unwrap().unwrap();
-        let writer =
-            Writer::create(&self.host.region().section(&info).unwrap(), &shape, incarnation).unwrap();
+        self.host.add(index, &new).unwrap();
+        let writer = Writer::create(self.host.region(), index).unwrap();
         self.host.set_state(index, State::Active).unwrap();
         writer
     }
@@ -84,7 +82,7 @@ impl Region {
     fn kill(&mut self, index: u32) {
         self.host.set_state(index, State::Dead).unwrap();
         let info = self.host.region().peer(index).unwrap().unwrap();
-        let section = self.host.region().section(&info).unwrap();
+        let section = self.host.region().own_section(&info).unwrap();
         directory::bury(&section, self.host.region().shape()).unwrap();
         section.zero("section", 0, section.len()).unwrap();
     }

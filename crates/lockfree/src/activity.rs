@@ -5,7 +5,7 @@
 //! senders of a peer, and a change leads it to an eighth of them.
 
 use crate::LINE_WORDS;
-use crate::sync::Line;
+use crate::sync::{Line, ReadLine};
 
 /// The counter that sender number `sender` adds to.
 #[inline]
@@ -37,7 +37,7 @@ impl Seen {
 
     /// Whether nothing was announced since the last [`Seen::changed`]. A look only: what it finds is still news to that.
     #[inline]
-    pub fn is_current(&self, line: &Line) -> bool {
+    pub fn is_current(&self, line: &ReadLine) -> bool {
         self.counts.iter().zip(&line.words).all(|(seen, word)| word.get() == *seen)
     }
 
@@ -45,7 +45,7 @@ impl Seen {
     ///
     /// The caller scans these groups **after** the call: what is published later changes a count again (P3).
     #[inline]
-    pub fn changed(&mut self, line: &Line) -> u8 {
+    pub fn changed(&mut self, line: &ReadLine) -> u8 {
         let mut groups = 0;
         for (i, seen) in self.counts.iter_mut().enumerate() {
             let count = line.words[i].get();

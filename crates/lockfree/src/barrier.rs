@@ -18,7 +18,7 @@
 //! **Seats and resets** (P20). Each participant claims a seat. Once a barrier is broken and all claims are gone, one process
 //! makes its words new. A claim that comes meanwhile either finds the barrier broken, or is seen by the process that resets it.
 
-use crate::sync::{Word, full_fence};
+use crate::sync::{ReadWord, Word, full_fence};
 
 /// One more than the number of others whose words a participant waits for in one step.
 pub const FAN: u64 = 8;
@@ -49,26 +49,26 @@ pub fn advance(own: &Word, to: u64) {
 /// Whether another participant has come as far as `target` (P9, the reading end). A word that cannot be right is not
 /// taken for an arrival.
 #[inline]
-pub fn has_reached(other: &Word, target: u64, steps: u64) -> bool {
+pub fn has_reached(other: &ReadWord, target: u64, steps: u64) -> bool {
     other.get().wrapping_sub(target) <= 2 * steps
 }
 
 /// Whether a word that is compared with `target` can be right: no participant is further ahead or behind than a round.
-pub fn is_plausible(other: &Word, target: u64, steps: u64) -> bool {
+pub fn is_plausible(other: &ReadWord, target: u64, steps: u64) -> bool {
     let seen = other.peek();
     seen.wrapping_sub(target) <= 2 * steps || target.wrapping_sub(seen) <= 2 * steps
 }
 
 /// Claims a seat for `me`, if it is free (P20). Gives what the barrier is broken by since: if that is nothing the seat is
 /// good, and what a reset wrote before is visible; else the claim is to be given back.
-pub fn sit_down(claim: &Word, me: u64, broken: &Word) -> Option<u64> {
+pub fn sit_down(claim: &Word, me: u64, broken: &ReadWord) -> Option<u64> {
     claim.replace(0, me).ok()?;
     full_fence();
     Some(broken.get())
 }
 
 /// Whether a barrier is broken, before the claims are looked at for a reset (P20).
-pub fn may_reset(broken: &Word) -> bool {
+pub fn may_reset(broken: &ReadWord) -> bool {
     let is_broken = broken.get() != 0;
     full_fence();
     is_broken
@@ -103,7 +103,7 @@ pub fn open(gate: &Word, round: u64) {
 
 /// Whether `round` has ended (P10, the reading end).
 #[inline]
-pub fn is_open(gate: &Word, round: u64) -> bool {
+pub fn is_open(gate: &ReadWord, round: u64) -> bool {
     gate.get() == round.wrapping_add(1)
 }
 

@@ -23,7 +23,7 @@
 //! Ke, "Interprocess Communication Mechanisms with Inter-Virtual Machine Shared Memory" (2011), 3.1. There no holder of a
 //! lock dies, and contention is left to the program.
 
-use crate::sync::{Word, full_fence, release_fence};
+use crate::sync::{ReadWord, Word, full_fence, release_fence};
 
 const SLOT_BITS: u32 = 10;
 const PHASE_BITS: u32 = 2;
@@ -126,7 +126,7 @@ pub fn after_locks() {
 
 /// The lock that a flight word names, if there is a flight. If there is none, the changes of earlier ones are visible (P14).
 #[inline]
-pub fn in_flight(flight: &Word) -> Option<u64> {
+pub fn in_flight(flight: &ReadWord) -> Option<u64> {
     flight.get().checked_sub(1)
 }
 
@@ -178,7 +178,7 @@ pub fn withdraw(flight: &Word) {
 /// # Errors
 /// The token in the lock: the value may belong to a transaction that is half done.
 #[inline]
-pub fn read(data: &Word, lock: &Word) -> Result<u64, u64> {
+pub fn read(data: &ReadWord, lock: &ReadWord) -> Result<u64, u64> {
     let value = data.get();
     match lock.get() {
         0 => Ok(value),
@@ -197,7 +197,7 @@ pub fn claim(owner: &Word, dead: u64, heir: u64) -> bool {
 ///
 /// # Ordering
 /// The fence does for the heir's stores what that of [`commit`] did for the dead owner's (P13).
-pub fn inherit(state: &Word) -> State {
+pub fn inherit(state: &ReadWord) -> State {
     let state = State::unpack(state.get());
     release_fence();
     state

@@ -14,7 +14,7 @@
 //! the answer, and the last look sees it (P4). A ring that turned hot while the sender still announces costs an
 //! announcement too many, nothing else.
 
-use crate::sync::Word;
+use crate::sync::{ReadWord, Word};
 
 /// The receiver's side of one ring.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -68,7 +68,7 @@ impl Thermostat {
     }
 
     /// Whether the sender has answered. On the first `true` the caller looks at the ring once more (P4).
-    pub fn settled(&mut self, answer: &Word) -> bool {
+    pub fn settled(&mut self, answer: &ReadWord) -> bool {
         if !self.answered && answer.get() == self.value {
             self.answered = true;
         }
@@ -82,7 +82,7 @@ impl Thermostat {
 /// Called **before** the slot is published. The answer is a release store after all earlier slots; it pairs with
 /// the acquire in [`Thermostat::settled`] (P4). The heat word itself may be read relaxed: an old value is safe.
 #[inline]
-pub fn must_announce(heat: &Word, answer: &Word, answered: &mut u64) -> bool {
+pub fn must_announce(heat: &ReadWord, answer: &Word, answered: &mut u64) -> bool {
     let value = heat.peek();
     if value % 2 == 1 {
         return false;

@@ -11,7 +11,7 @@
 //!                     hold := 0 (release)                     (acquire) else the memory is free
 //! ```
 
-use crate::sync::{Word, full_fence};
+use crate::sync::{ReadWord, Word, full_fence};
 
 /// Takes a hold on `owner`, which is not 0. Whether the owner lives is to be looked at after this.
 #[inline]
@@ -33,6 +33,6 @@ pub fn after_death() {
 
 /// Whether there is a hold on `owner`. If not, all that was changed under one is visible.
 #[inline]
-pub fn is_on(hold: &Word, owner: u64) -> bool {
+pub fn is_on(hold: &ReadWord, owner: u64) -> bool {
     hold.get() == owner
 }

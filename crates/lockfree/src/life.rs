@@ -1,6 +1,6 @@
 //! State and incarnation of an owner, in one word, so that a reader never sees half of each.
 
-use crate::sync::{Word, acquire_fence};
+use crate::sync::{ReadWord, acquire_fence};
 
 /// What an owner's record says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -57,7 +57,7 @@ impl Life {
 /// The fence keeps the copy's loads before the second look. The writer of the record changes it (release) before it
 /// touches the owner's memory, so a copy that saw any of the new bytes is followed by a changed record (P5).
 #[inline]
-pub fn unchanged(record: &Word, seen: u64) -> bool {
+pub fn unchanged(record: &ReadWord, seen: u64) -> bool {
     acquire_fence();
     record.peek() == seen
 }

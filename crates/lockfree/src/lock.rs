@@ -12,7 +12,7 @@
 //!
 //! A waiter that has been overtaken too often puts its name into *heir*. No other process takes a lock that has one.
 
-use crate::sync::{Line, Word};
+use crate::sync::{Line, ReadLine, Word};
 
 /// Index of the word that names the owner: the one that is waited at.
 pub const OWNER: usize = crate::gate::WORD;
@@ -49,7 +49,7 @@ pub enum Refused {
 
 /// What is known of the protected data; to be relied on by the owner alone.
 #[inline]
-pub fn found(line: &Line) -> Found {
+pub fn found(line: &ReadLine) -> Found {
     match line.words[STATE].peek() {
         SOUND => Found::Sound,
         SUSPECT => Found::Suspect,

@@ -11,7 +11,7 @@
 //! ```
 //! Processes count apart from each other so that the dead can be left out.
 
-use crate::sync::{Word, full_fence};
+use crate::sync::{ReadWord, Word, full_fence};
 
 /// As many threads as a system can have; no process has more readers.
 pub const MOST: u64 = 1 << 22;
@@ -37,6 +37,6 @@ pub fn bar() {
 
 /// How many readers a process has. Where there are none, all that they did is visible.
 #[inline]
-pub fn count(count: &Word) -> u64 {
+pub fn count(count: &ReadWord) -> u64 {
     count.get()
 }

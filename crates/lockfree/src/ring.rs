@@ -4,15 +4,32 @@
 //! learns how far the consumer is from a word that the consumer writes, and looks at it only when, by what it last
 //! saw, the ring is full. Where the slots are is the caller's business: both ends take them through [`Slots`].
 
-use crate::slot::{Message, Slot};
-use crate::sync::Word;
+use crate::slot::{Message, ReadSlot, Slot};
+use crate::sync::{ReadWord, Word};
 
-/// Where a ring's slots are. `capacity` is a power of two.
-pub trait Slots {
+/// Where the slots of a ring are that is read. `capacity` is a power of two.
+pub trait ReadSlots {
     /// The slot of `position`; implementations mask it.
-    fn slot(&self, position: u64) -> &Slot;
+    fn read_slot(&self, position: u64) -> &ReadSlot;
     /// The number of slots.
     fn capacity(&self) -> u64;
+}
+
+/// Where the slots of a ring are that is written.
+pub trait Slots: ReadSlots {
+    /// The slot of `position`; implementations mask it.
+    fn slot(&self, position: u64) -> &Slot;
+}
+
+impl ReadSlots for [Slot] {
+    #[inline]
+    fn read_slot(&self, position: u64) -> &ReadSlot {
+        self.slot(position)
+    }
+
+    fn capacity(&self) -> u64 {
+        self.len() as u64
+    }
 }
 
 impl Slots for [Slot] {
@@ -22,10 +39,6 @@ impl Slots for [Slot] {
         // The mask keeps the low bits, so the cut to usize loses nothing that counts.
         #[allow(clippy::cast_possible_truncation)]
         &self[(position as usize) & mask]
-    }
-
-    fn capacity(&self) -> u64 {
-        self.len() as u64
     }
 }
 
@@ -90,7 +103,7 @@ impl Producer {
     /// # Errors
     /// [`BadPosition`] when the word holds what no honest consumer writes; nothing is changed then.
     #[inline]
-    pub fn refresh(&mut self, read: &Word) -> Result<(), BadPosition> {
+    pub fn refresh(&mut self, read: &ReadWord) -> Result<(), BadPosition> {
         let found = read.get();
         if found < self.read_seen || found > self.write {
             return Err(BadPosition { found, low: self.read_seen, high: self.write });
@@ -152,14 +165,14 @@ impl Consumer {
 
     /// The slot to be looked at next.
     #[inline]
-    pub fn next<'s>(&self, slots: &'s (impl Slots + ?Sized)) -> &'s Slot {
-        slots.slot(self.read)
+    pub fn next<'s>(&self, slots: &'s (impl ReadSlots + ?Sized)) -> &'s ReadSlot {
+        slots.read_slot(self.read)
     }
 
     /// The next message, if it has arrived. It stays in its slot until [`Consumer::advance`] and `release`.
     #[inline]
-    pub fn peek(&self, slots: &(impl Slots + ?Sized)) -> Option<Message> {
-        slots.slot(self.read).take(self.read)
+    pub fn peek(&self, slots: &(impl ReadSlots + ?Sized)) -> Option<Message> {
+        slots.read_slot(self.read).take(self.read)
     }
 
     /// Counts the message as consumed; its slot is given back with the next [`Consumer::release`].
@@ -170,8 +183,8 @@ impl Consumer {
 
     /// Asks for the line of a slot some way ahead, for a receiver that takes several messages in a row.
     #[inline(always)] // one instruction
-    pub fn expect(&self, slots: &(impl Slots + ?Sized), ahead: u64) {
-        slots.slot(self.read + ahead).expect();
+    pub fn expect(&self, slots: &(impl ReadSlots + ?Sized), ahead: u64) {
+        slots.read_slot(self.read + ahead).expect();
     }
 
     /// Whether slots were consumed that the producer cannot know of yet.

@@ -15,7 +15,7 @@
 //!
 //! The word counts the sleeps, so that a sender rings once for each, however much it sends meanwhile.
 
-use crate::sync::{Word, full_fence};
+use crate::sync::{ReadWord, Word, full_fence};
 
 /// How a sleeper is woken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -44,13 +44,13 @@ pub fn announce_awake(sleep: &Word) {
 }
 
 /// Whether a thread sleeps there, for tools.
-pub fn is_asleep(sleep: &Word) -> bool {
+pub fn is_asleep(sleep: &ReadWord) -> bool {
     sleep.peek() != 0
 }
 
 /// After something was announced: how its receiver wants to be woken, if it sleeps and was not rung for this sleep yet.
 #[inline]
-pub fn who_to_ring(sleep: &Word, rung: &mut u64) -> Option<Bell> {
+pub fn who_to_ring(sleep: &ReadWord, rung: &mut u64) -> Option<Bell> {
     full_fence();
     let word = sleep.peek();
     if word == 0 || word == *rung {

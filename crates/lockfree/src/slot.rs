@@ -7,6 +7,7 @@
 
 use crate::LINE_WORDS;
 use crate::sync::{AtomicU64, Ordering};
+use std::ops::Deref;
 
 /// The message as both sides see it: word 0's upper half, and seven words of payload.
 pub type Message = [u64; LINE_WORDS];
@@ -14,17 +15,31 @@ pub type Message = [u64; LINE_WORDS];
 /// The part of word 0 that belongs to the ring.
 pub const STAMP_MASK: u64 = 0xffff_ffff;
 
-/// A slot of a ring; see the module's description.
+/// A slot of a ring as the consumer has it: there is no way to store to it.
 #[derive(Debug)]
 #[repr(C, align(64))]
-pub struct Slot {
+pub struct ReadSlot {
     words: [AtomicU64; LINE_WORDS],
+}
+
+/// A slot of a ring as the producer has it; see the module's description. It reads as a [`ReadSlot`].
+#[derive(Debug)]
+#[repr(transparent)]
+pub struct Slot(ReadSlot);
+
+impl Deref for Slot {
+    type Target = ReadSlot;
+
+    #[inline(always)] // it is the same slot
+    fn deref(&self) -> &ReadSlot {
+        &self.0
+    }
 }
 
 impl Slot {
     /// An empty slot on the heap.
     pub fn new() -> Self {
-        Self { words: std::array::from_fn(|_| AtomicU64::new(0)) }
+        Self(ReadSlot { words: std::array::from_fn(|_| AtomicU64::new(0)) })
     }
 
     /// The stamp that the message at `position` carries.
@@ -36,11 +51,11 @@ impl Slot {
     /// Writes `count` words of `message` and then its stamp.
     ///
     /// # Ordering
-    /// Release on word 0. Pairs with the acquire in [`Slot::take`], which then sees the words 1 to `count - 1`
+    /// Release on word 0. Pairs with the acquire in [`ReadSlot::take`], which then sees the words 1 to `count - 1`
     /// (P1). The payload stores may be relaxed because word 0 publishes them.
     #[inline]
     pub fn publish(&self, position: u64, message: &Message, count: usize) {
-        for (i, (word, value)) in self.words.iter().zip(message).enumerate().skip(1) {
+        for (i, (word, value)) in self.0.words.iter().zip(message).enumerate().skip(1) {
             if i >= count {
                 break;
             }
@@ -52,7 +67,7 @@ impl Slot {
     /// Stores payload word `i`; relaxed, because [`Slot::announce`] publishes it.
     #[inline]
     pub fn put(&self, i: usize, word: u64) {
-        self.words[i & (LINE_WORDS - 1)].store(word, Ordering::Relaxed);
+        self.0.words[i & (LINE_WORDS - 1)].store(word, Ordering::Relaxed);
     }
 
     /// Publishes what [`Slot::put`] stored, with its word 0.
@@ -61,7 +76,7 @@ impl Slot {
     /// As [`Slot::publish`] (P1).
     #[inline]
     pub fn announce(&self, position: u64, head: u64) {
-        self.words[0].store((head & !STAMP_MASK) | Self::stamp(position), Ordering::Release);
+        self.0.words[0].store((head & !STAMP_MASK) | Self::stamp(position), Ordering::Release);
     }
 
     /// Asks for the line to write, ahead of the writes: a store to a line that another processor read last takes as
@@ -74,15 +89,24 @@ impl Slot {
         #[cfg(all(target_arch = "x86_64", not(loom), not(miri)))]
         // SAFETY: a prefetch neither faults nor changes memory, registers or flags.
         unsafe {
-            core::arch::asm!("prefetchw [{}]", in(reg) &raw const self.words, options(nostack, preserves_flags, readonly));
+            core::arch::asm!("prefetchw [{}]", in(reg) &raw const self.0.words, options(nostack, preserves_flags, readonly));
         }
         #[cfg(all(target_arch = "aarch64", not(loom), not(miri)))]
         // SAFETY: as above.
         unsafe {
-            core::arch::asm!("prfm pstl1keep, [{}]", in(reg) &raw const self.words, options(nostack, preserves_flags, readonly));
+            core::arch::asm!("prfm pstl1keep, [{}]", in(reg) &raw const self.0.words, options(nostack, preserves_flags, readonly));
         }
     }
 
+    /// Forgets whatever is in the slot; for the producer, before the ring is offered to a new consumer.
+    pub fn clear(&self) {
+        for word in &self.0.words {
+            word.store(0, Ordering::Relaxed);
+        }
+    }
+}
+
+impl ReadSlot {
     /// Asks for the line to read, ahead of the reads. A hint, as [`Slot::prepare`].
     #[inline(always)] // one instruction
     pub fn expect(&self) {
@@ -105,16 +129,16 @@ impl Slot {
     #[inline]
     pub fn arrived(&self, position: u64) -> Option<u64> {
         let head = self.words[0].load(Ordering::Acquire);
-        if head & STAMP_MASK == Self::stamp(position) { Some(head) } else { None }
+        if head & STAMP_MASK == Slot::stamp(position) { Some(head) } else { None }
     }
 
-    /// Payload word `i`, after [`Slot::arrived`] gave `Some`; relaxed, because that call acquired it (P1).
+    /// Payload word `i`, after [`ReadSlot::arrived`] gave `Some`; relaxed, because that call acquired it (P1).
     #[inline]
     pub fn word(&self, i: usize) -> u64 {
         self.words[i & (LINE_WORDS - 1)].load(Ordering::Relaxed)
     }
 
-    /// The whole message, after [`Slot::arrived`] gave its `head`.
+    /// The whole message, after [`ReadSlot::arrived`] gave its `head`.
     #[inline]
     pub fn message(&self, head: u64) -> Message {
         let mut message = [head; LINE_WORDS];
@@ -128,13 +152,6 @@ impl Slot {
     #[inline]
     pub fn take(&self, position: u64) -> Option<Message> {
         self.arrived(position).map(|head| self.message(head))
-    }
-
-    /// Forgets whatever is in the slot; for the producer, before the ring is offered to a new consumer.
-    pub fn clear(&self) {
-        for word in &self.words {
-            word.store(0, Ordering::Relaxed);
-        }
     }
 }
 

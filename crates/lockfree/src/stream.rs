@@ -16,7 +16,7 @@
 //! [`publish_life`] (P19).
 
 use crate::ring::BadPosition;
-use crate::sync::{Word, full_fence};
+use crate::sync::{ReadWord, Word, full_fence};
 
 /// A part of a ring: offset in the ring, and bytes.
 pub type Piece = (u64, u64);
@@ -76,7 +76,7 @@ impl Writer {
     /// # Errors
     /// [`BadPosition`] when the word holds what no honest reader writes; nothing is changed then.
     #[inline]
-    pub fn refresh(&mut self, read: &Word) -> Result<(), BadPosition> {
+    pub fn refresh(&mut self, read: &ReadWord) -> Result<(), BadPosition> {
         let found = read.get();
         if found < self.read_seen || found > self.write {
             return Err(BadPosition { found, low: self.read_seen, high: self.write });
@@ -144,7 +144,7 @@ impl Reader {
 
     /// Whether the write position has changed since it was seen last: a look only.
     #[inline(always)] // one load and a comparison, in the loop of a waiter
-    pub fn is_current(&self, write: &Word) -> bool {
+    pub fn is_current(&self, write: &ReadWord) -> bool {
         write.peek() == self.write_seen
     }
 
@@ -156,7 +156,7 @@ impl Reader {
     /// # Errors
     /// [`BadPosition`] when the word holds what no honest writer writes; nothing is changed then.
     #[inline]
-    pub fn refresh(&mut self, write: &Word) -> Result<(), BadPosition> {
+    pub fn refresh(&mut self, write: &ReadWord) -> Result<(), BadPosition> {
         let found = write.get();
         // Room is what was released, so this is as far as an honest writer gets.
         let high = self.released.saturating_add(self.capacity);

@@ -9,9 +9,9 @@ use isthmus_lockfree::gate;
 use isthmus_lockfree::heat::{Heat, Thermostat, must_announce};
 use isthmus_lockfree::hold;
 use isthmus_lockfree::life::{Life, State, unchanged};
-use isthmus_lockfree::ring::{Consumer, Producer, Slots};
+use isthmus_lockfree::ring::{Consumer, Producer, ReadSlots, Slots};
 use isthmus_lockfree::sleep::{Bell, announce_awake, announce_sleep, who_to_ring};
-use isthmus_lockfree::slot::Slot;
+use isthmus_lockfree::slot::{ReadSlot, Slot};
 use isthmus_lockfree::sync::{Line, Word, release_fence};
 use loom::sync::Arc;
 use loom::thread;
@@ -27,13 +27,19 @@ impl Ring {
     }
 }
 
-impl Slots for Ring {
-    fn slot(&self, position: u64) -> &Slot {
-        &self.slots[position as usize % self.slots.len()]
+impl ReadSlots for Ring {
+    fn read_slot(&self, position: u64) -> &ReadSlot {
+        self.slot(position)
     }
 
     fn capacity(&self) -> u64 {
         self.slots.len() as u64
+    }
+}
+
+impl Slots for Ring {
+    fn slot(&self, position: u64) -> &Slot {
+        &self.slots[position as usize % self.slots.len()]
     }
 }
 

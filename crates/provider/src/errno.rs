@@ -48,6 +48,7 @@ pub(crate) fn of_region(error: &isthmus_region::Error) -> c_int {
         | Error::Layout { .. }
         | Error::OutOfBounds { .. }
         | Error::Invalid { .. } => FI_EIO,
+        Error::ReadOnly => FI_EACCES,
         Error::NoPeer { .. } => FI_ECONNRESET,
         Error::Service { .. } => FI_EIO,
         Error::Full { .. } => FI_ENOSPC,

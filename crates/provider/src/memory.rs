@@ -270,10 +270,9 @@ mod tests {
         let mut host = membership::Writer::create(&map, &shape, 1).unwrap();
         let new =
             NewPeer { section: shape.host_bytes, section_bytes: 2 << 20, ivshmem_id: None, name: "host" };
-        let incarnation = host.add(0, &new).unwrap();
+        host.add(0, &new).unwrap();
         host.set_state(0, State::Active).unwrap();
-        let section = host.region().section(&host.region().peer(0).unwrap().unwrap()).unwrap();
-        let writer = Arc::new(Mutex::new(Writer::create(&section, &shape, incarnation).unwrap()));
+        let writer = Arc::new(Mutex::new(Writer::create(host.region(), 0).unwrap()));
         [(); 2].map(|()| {
             let grant: AreaGrant = writer.lock().unwrap().open_area(64 << 10, 1, "test").unwrap();
             Member::new(&map, 0, grant, Box::new(Stub(Arc::clone(&writer), grant.area))).unwrap()

@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use isthmus_cabi::Poison;
 use isthmus_fabric_sys::{FI_EHOSTUNREACH, FI_EINVAL, FI_EIO};
+use isthmus_region::ReadOnly;
 use isthmus_region::counters::WORDS;
 use isthmus_region::mapping::LineRef;
 use isthmus_region::member::Member;
@@ -23,6 +24,7 @@ struct Held {
     pid: u32,
     member: Arc<Member>,
     lines: Vec<LineRef>,
+    peer_lines: Vec<LineRef<ReadOnly>>,
 }
 
 impl Held {
@@ -30,6 +32,13 @@ impl Held {
     fn keep(&mut self, line: LineRef) -> *mut u64 {
         let word = (&raw const line.words[0]).cast_mut().cast();
         self.lines.push(line);
+        word
+    }
+
+    /// The same of another process's line, to be read.
+    fn keep_peer(&mut self, line: LineRef<ReadOnly>) -> *const u64 {
+        let word = (&raw const line.words[0]).cast();
+        self.peer_lines.push(line);
         word
     }
 }
@@ -48,7 +57,7 @@ fn with<R>(body: impl FnOnce(&mut Held) -> Result<R, c_int>) -> Result<R, c_int>
         }
         if held.is_none() {
             let member = crate::attachment::shared().map_err(|e| errno::of_attach(&e))?;
-            *held = Some(Held { pid, member, lines: Vec::new() });
+            *held = Some(Held { pid, member, lines: Vec::new(), peer_lines: Vec::new() });
         }
         body(held.as_mut().ok_or(FI_EIO)?)
     })
@@ -94,9 +103,9 @@ unsafe extern "C" fn isthmus_line_peer(place: *const Place) -> *const u64 {
         let peer = u32::try_from(peer).map_err(|_| FI_EINVAL)?;
         let (_, directory) = held.member.directory(peer).map_err(region)?;
         let line = directory.section().line("line", at).map_err(region)?;
-        Ok(held.keep(line))
+        Ok(held.keep_peer(line))
     });
-    found.map_or(null(), |word| word.cast_const())
+    found.unwrap_or(null())
 }
 
 /// Writes the first `count` counters of this process to `out`, in the order of `counters` in docs/region-format.md.

@@ -11,15 +11,13 @@
 //! processes than processors it yields much sooner, and then naps for at most [`NAP`] at a time; a message ends a nap.
 //! As long as no endpoint has a lane it yields in place of naps, ever more rarely if no other thread runs meanwhile.
 
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
+use isthmus_region::doorbell::{self, Doorbell, Pollable};
 use isthmus_transport::{Alarm, Bell};
-use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
-use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
-use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags};
 
 use crate::cq::Progress;
 use crate::ep::Ep;
@@ -64,13 +62,6 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn timespec(time: Duration) -> Timespec {
-    Timespec {
-        tv_sec: i64::try_from(time.as_secs()).unwrap_or(i64::MAX),
-        tv_nsec: time.subsec_nanos().into(),
-    }
-}
-
 /// Whether a blocking call that has found nothing in `spins` reads since `begun` reads once more before it sleeps.
 #[inline]
 pub(crate) fn reads_on(spins: u32, begun: Instant, endpoints: &Lock<Vec<Arc<Ep>>>) -> bool {
@@ -94,32 +85,20 @@ pub(crate) struct Waiter {
     /// The number of threads that sleep, and [`ARMED`] while the program may be polling the descriptor.
     watch: AtomicU32,
     alarm: Mutex<Option<Alarm>>,
-    pollable: OnceLock<Pollable>,
+    watching: OnceLock<Watching>,
     /// Endpoints that fell asleep when the descriptor was armed.
     armed: Mutex<Vec<Weak<Ep>>>,
 }
 
-/// The descriptor, and what makes it readable.
-struct Pollable {
-    epoll: OwnedFd,
-    own: OwnedFd,
-    timer: OwnedFd,
-    /// Endpoints whose eventfds it holds.
+/// The descriptor, and the endpoints whose eventfds it watches.
+struct Watching {
+    pollable: Pollable,
     known: Mutex<Vec<Weak<Ep>>>,
 }
 
-impl Pollable {
+impl Watching {
     fn new() -> rustix::io::Result<Self> {
-        let epoll = epoll::create(CreateFlags::CLOEXEC)?;
-        let own = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        let timer = rustix::time::timerfd_create(
-            TimerfdClockId::Monotonic,
-            TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK,
-        )?;
-        for fd in [&own, &timer] {
-            epoll::add(&epoll, fd, EventData::new_u64(0), EventFlags::IN)?;
-        }
-        Ok(Self { epoll, own, timer, known: Mutex::default() })
+        Ok(Self { pollable: Pollable::new()?, known: Mutex::default() })
     }
 
     /// Adds an endpoint's eventfd, unless it was added before; gives whether it is there.
@@ -130,7 +109,7 @@ impl Pollable {
             return true;
         }
         known.retain(|k| k.strong_count() > 0);
-        let added = epoll::add(&self.epoll, bell, EventData::new_u64(0), EventFlags::IN).is_ok();
+        let added = self.pollable.watch(bell.as_fd()).is_ok();
         if added {
             known.push(Arc::downgrade(ep));
         }
@@ -139,23 +118,10 @@ impl Pollable {
 
     /// Makes it unreadable until something comes.
     fn drain(&self) {
-        let mut count = [0_u8; 8];
-        let _ = rustix::io::read(&self.own, &mut count);
-        let _ = rustix::io::read(&self.timer, &mut count);
+        self.pollable.drain();
         for ep in locked(&self.known).iter().filter_map(Weak::upgrade) {
-            if let Some(bell) = ep.bell() {
-                let _ = rustix::io::read(bell, &mut count);
-            }
+            ep.bell().map(|bell| doorbell::drain(bell.as_fd()));
         }
-    }
-
-    /// Makes it readable after `limit`.
-    fn set_timer(&self, limit: Duration) {
-        let once = Itimerspec {
-            it_interval: timespec(Duration::ZERO),
-            it_value: timespec(limit.max(Duration::from_nanos(1))),
-        };
-        let _ = rustix::time::timerfd_settime(&self.timer, TimerfdTimerFlags::empty(), &once);
     }
 }
 
@@ -163,13 +129,13 @@ impl Waiter {
     /// A waiter that has its descriptor from the start, for `FI_WAIT_FD`.
     pub(crate) fn with_descriptor() -> rustix::io::Result<Self> {
         let waiter = Self::default();
-        let _ = waiter.pollable.set(Pollable::new()?);
+        let _ = waiter.watching.set(Watching::new()?);
         Ok(waiter)
     }
 
     /// The descriptor, if it has one.
     pub(crate) fn descriptor(&self) -> Option<RawFd> {
-        self.pollable.get().map(|p| p.epoll.as_raw_fd())
+        self.watching.get().map(|w| w.pollable.as_fd().as_raw_fd())
     }
 
     /// Wakes the threads that wait: something was added to the queue or counter.
@@ -185,17 +151,17 @@ impl Waiter {
         if let Some(alarm) = &*locked(&self.alarm) {
             alarm.ring();
         }
-        if let Some(pollable) = self.pollable.get() {
-            let _ = rustix::io::write(&pollable.own, &1_u64.to_ne_bytes());
+        if let Some(watching) = self.watching.get() {
+            watching.pollable.ring();
         }
     }
 
-    fn pollable(&self) -> Option<&Pollable> {
-        if self.pollable.get().is_none() {
+    fn watching(&self) -> Option<&Watching> {
+        if self.watching.get().is_none() {
             // If another thread is first, its descriptor is used.
-            let _ = Pollable::new().map(|made| self.pollable.set(made));
+            let _ = Watching::new().map(|made| self.watching.set(made));
         }
-        self.pollable.get()
+        self.watching.get()
     }
 
     /// Sleeps until something may have come for these endpoints, or another thread has added something (`is_there`), and
@@ -204,7 +170,7 @@ impl Waiter {
         let all: Vec<Arc<Ep>> = endpoints.lock().clone();
         self.watch.fetch_add(1, Ordering::SeqCst);
         match all.as_slice() {
-            [one] if one.has_futex() => self.sleep_on_futex(one, limit, is_there),
+            [one] if one.doorbell() == Doorbell::Futex => self.sleep_on_futex(one, limit, is_there),
             _ => self.sleep_on_descriptor(&all, limit, is_there),
         }
         self.watch.fetch_sub(1, Ordering::SeqCst);
@@ -220,28 +186,26 @@ impl Waiter {
     }
 
     fn sleep_on_descriptor(&self, all: &[Arc<Ep>], limit: Duration, is_there: impl Fn() -> bool) {
-        let Some(pollable) = self.pollable() else {
+        let Some(watching) = self.watching() else {
             return std::thread::sleep(limit.min(STOPGAP));
         };
-        if let Some(least) = Self::all_asleep(pollable, all) {
+        if let Some(least) = Self::all_asleep(watching, all) {
             if !is_there() {
-                let mut poll = [PollFd::new(&pollable.epoll, PollFlags::IN)];
-                // Whatever it returns, the caller reads again.
-                let _ = rustix::event::poll(&mut poll, Some(&timespec(limit.min(least))));
+                watching.pollable.wait(limit.min(least));
             }
             all.iter().for_each(|ep| ep.wake_up());
         }
         // Other threads may sleep on the same descriptors: the read that follows finds what was rung for, and rings again.
-        pollable.drain();
+        watching.drain();
     }
 
     /// Lets all endpoints fall asleep, to be woken through the descriptor; gives how long that may last. If one of them
     /// has something to do, all stay awake.
-    fn all_asleep(pollable: &Pollable, all: &[Arc<Ep>]) -> Option<Duration> {
+    fn all_asleep(watching: &Watching, all: &[Arc<Ep>]) -> Option<Duration> {
         let mut limit = Duration::MAX;
         for (i, ep) in all.iter().enumerate() {
             // Without its eventfd nothing would end the sleep.
-            let most = if pollable.add(ep) { Duration::MAX } else { STOPGAP };
+            let most = if watching.add(ep) { Duration::MAX } else { STOPGAP };
             match ep.fall_asleep(Bell::Service) {
                 Some(asleep) => limit = limit.min(asleep.limit).min(most),
                 None => {
@@ -255,7 +219,7 @@ impl Waiter {
 
     /// `fi_trywait`: gets ready for a `poll` of the descriptor. Gives whether the program may call it.
     pub(crate) fn arm(&self, endpoints: &Lock<Vec<Arc<Ep>>>, is_there: impl Fn() -> bool) -> Option<bool> {
-        let pollable = self.pollable.get()?;
+        let watching = self.watching.get()?;
         self.disarm();
         let all: Vec<Arc<Ep>> = endpoints.lock().clone();
         // The program will sleep at once, so the reads of a blocking call before its sleep are made here.
@@ -269,8 +233,8 @@ impl Waiter {
             }
             spins += 1;
         }
-        let Some(limit) = Self::all_asleep(pollable, &all) else { return Some(false) };
-        pollable.set_timer(limit);
+        let Some(limit) = Self::all_asleep(watching, &all) else { return Some(false) };
+        watching.pollable.set_timer(limit);
         *locked(&self.armed) = all.iter().map(Arc::downgrade).collect();
         self.watch.fetch_or(ARMED, Ordering::SeqCst);
         let quiet = !is_there();
@@ -293,8 +257,8 @@ impl Waiter {
         self.watch.fetch_and(!ARMED, Ordering::SeqCst);
         let armed = std::mem::take(&mut *locked(&self.armed));
         armed.iter().filter_map(Weak::upgrade).for_each(|ep| ep.wake_up());
-        if let Some(pollable) = self.pollable.get() {
-            pollable.drain();
+        if let Some(watching) = self.watching.get() {
+            watching.drain();
         }
     }
 }
@@ -419,7 +383,7 @@ impl Patience {
 /// Sleeps for at most [`NAP`]; a message to the endpoint, if it is the only one, ends it.
 fn sleep_for_a_nap(endpoints: &Lock<Vec<Arc<Ep>>>) {
     let one = match endpoints.try_lock().as_deref().map(Vec::as_slice) {
-        Some([one]) if one.has_futex() => Some(Arc::clone(one)),
+        Some([one]) if one.doorbell() == Doorbell::Futex => Some(Arc::clone(one)),
         _ => None,
     };
     let Some(ep) = one else { return std::thread::sleep(BLIND_NAP) };

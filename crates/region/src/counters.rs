@@ -5,7 +5,7 @@
 
 use crate::error::Result;
 use crate::format::{FIELDS, Field, counters, lane};
-use crate::mapping::{LineRef, Section};
+use crate::mapping::{Access, LineRef, Section};
 use crate::sync::Word;
 
 /// Words that a set of counters takes.
@@ -92,6 +92,18 @@ pub struct Totals {
 }
 
 impl Totals {
+    /// The counters at `offset` of `section`, each read once.
+    ///
+    /// # Errors
+    /// [`crate::Error::OutOfBounds`].
+    pub fn read<A: Access>(section: &Section<A>, offset: u64) -> Result<Self> {
+        let mut words = [0; WORDS];
+        for (at, word) in (0..).zip(&mut words) {
+            *word = section.read("counters", offset.saturating_add(at * 8))?.peek();
+        }
+        Ok(Self { words })
+    }
+
     /// Values in the format's order, as they were read.
     pub fn from_words(words: [u64; WORDS]) -> Self {
         Self { words }

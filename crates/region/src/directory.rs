@@ -3,14 +3,14 @@
 //! The peer's local service is the writer of the first three ([`Writer`]); all members read ([`Directory`]).
 
 use isthmus_lockfree::life::{Life, State};
-use isthmus_lockfree::sync::{Word, release_fence};
+use isthmus_lockfree::sync::{ReadWord, Word, release_fence};
 
 use crate::counters::{Counters, Totals};
 use crate::error::{Error, Result};
 use crate::extent::{Extent, Heap};
 use crate::format::{DIRECTORY_MAGIC, PROGRAM_BYTES, activity, area, directory, endpoint};
-use crate::mapping::{LineRef, Section};
-use crate::membership::{Region, Shape};
+use crate::mapping::{LineRef, PeerSection, ReadOnly, Section};
+use crate::membership::{PeerInfo, Region, Shape};
 use crate::text::padded;
 
 /// Offset of the endpoint table.
@@ -19,9 +19,9 @@ const TABLES: u64 = 4096;
 /// A peer's section as all members read it.
 #[derive(Debug, Clone)]
 pub struct Directory {
-    section: Section,
+    section: PeerSection,
     shape: Shape,
-    status: LineRef,
+    status: LineRef<ReadOnly>,
     endpoint_table: u64,
     area_table: u64,
     activity_table: u64,
@@ -71,8 +71,8 @@ impl Directory {
     ///
     /// # Errors
     /// [`Error::Invalid`] when it is not written yet or belongs to another life; [`Error::OutOfBounds`].
-    pub fn open(section: &Section, shape: &Shape, incarnation: u64) -> Result<Self> {
-        let word = |offset| section.word("directory", offset).map(Word::get);
+    pub fn open(section: &PeerSection, shape: &Shape, incarnation: u64) -> Result<Self> {
+        let word = |offset| section.word("directory", offset).map(ReadWord::get);
         if word(directory::MAGIC)? != DIRECTORY_MAGIC {
             return Err(Error::Invalid { what: "directory magic", value: word(directory::MAGIC)? });
         }
@@ -110,7 +110,7 @@ impl Directory {
     }
 
     /// The section.
-    pub fn section(&self) -> &Section {
+    pub fn section(&self) -> &PeerSection {
         &self.section
     }
 
@@ -142,16 +142,8 @@ impl Directory {
     ///
     /// # Errors
     /// [`Error::Invalid`] beyond the table.
-    pub fn endpoint_line(&self, slot: u32) -> Result<LineRef> {
+    pub fn endpoint_line(&self, slot: u32) -> Result<LineRef<ReadOnly>> {
         self.section.line("endpoint", self.endpoint_at(slot)?)
-    }
-
-    /// The line of an endpoint's wake word, its first.
-    ///
-    /// # Errors
-    /// [`Error::Invalid`] beyond the table.
-    pub fn wake_line(&self, slot: u32) -> Result<LineRef> {
-        self.section.line("endpoint", self.endpoint_at(slot)? + endpoint::WAKE)
     }
 
     /// About how many processes have endpoints: each record is read once, also one that changes meanwhile, since a peer
@@ -194,11 +186,15 @@ impl Directory {
     ///
     /// # Errors
     /// [`Error::Invalid`] beyond the table.
-    pub fn activity(&self, receiver: u32) -> Result<LineRef> {
+    pub fn activity(&self, receiver: u32) -> Result<LineRef<ReadOnly>> {
+        self.section.line("activity", self.activity_at(receiver)?)
+    }
+
+    fn activity_at(&self, receiver: u32) -> Result<u64> {
         if receiver >= self.shape.slots() {
             return Err(Error::Invalid { what: "global slot", value: receiver.into() });
         }
-        self.section.line("activity", self.activity_table + u64::from(receiver) * activity::BYTES)
+        Ok(self.activity_table + u64::from(receiver) * activity::BYTES)
     }
 
     /// Counters of the peer: of processes that are gone, and of those there are.
@@ -206,13 +202,13 @@ impl Directory {
     /// # Errors
     /// [`Error::OutOfBounds`] when a record points outside of the section.
     pub fn totals(&self) -> Result<Totals> {
-        let mut sum = Counters::at(&self.section, directory::RETIRED)?.read();
+        let mut sum = Totals::read(&self.section, directory::RETIRED)?;
         for slot in 0..self.shape.endpoints {
             let at = self.area_table + u64::from(slot) * area::BYTES;
             let life = Life::unpack(self.section.word("area", at + area::LIFE)?.get());
             if life.state == State::Active {
                 let first = self.section.word("area", at + area::FIRST)?.get();
-                sum.add(&Counters::at(&self.section, first)?.read());
+                sum.add(&Totals::read(&self.section, first)?);
             }
         }
         Ok(sum)
@@ -224,6 +220,53 @@ impl Directory {
             .filter_map(|slot| Some((slot, self.endpoint(slot).ok()?)))
             .filter(|(_, info)| info.life.state == State::Active)
             .collect()
+    }
+}
+
+/// The directory of the own peer, with the words in it that its processes write. It reads as a [`Directory`].
+#[derive(Debug, Clone)]
+pub struct OwnDirectory {
+    directory: Directory,
+    section: Section,
+}
+
+impl std::ops::Deref for OwnDirectory {
+    type Target = Directory;
+
+    fn deref(&self) -> &Directory {
+        &self.directory
+    }
+}
+
+impl OwnDirectory {
+    /// As [`Directory::open`].
+    ///
+    /// # Errors
+    /// As [`Directory::open`].
+    pub fn open(section: &Section, shape: &Shape, incarnation: u64) -> Result<Self> {
+        let directory = Directory::open(&section.for_reading(), shape, incarnation)?;
+        Ok(Self { directory, section: section.clone() })
+    }
+
+    /// The section, to be written.
+    pub fn own_section(&self) -> &Section {
+        &self.section
+    }
+
+    /// The line of an endpoint's wake word, its first.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] beyond the table.
+    pub fn wake_line(&self, slot: u32) -> Result<LineRef> {
+        self.section.line("endpoint", self.endpoint_at(slot)? + endpoint::WAKE)
+    }
+
+    /// The activity line of the receiver with global slot `receiver`, for its senders in this peer.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] beyond the table.
+    pub fn announcements(&self, receiver: u32) -> Result<LineRef> {
+        self.section.line("activity", self.activity_at(receiver)?)
     }
 }
 
@@ -251,13 +294,16 @@ pub fn bury(section: &Section, shape: &Shape) -> Result<()> {
 /// The local service's side of its peer's section.
 #[derive(Debug)]
 pub struct Writer {
-    directory: Directory,
+    directory: OwnDirectory,
+    /// Its generation, and what else changes with that.
+    status: LineRef,
+    peer: u32,
     incarnation: u64,
     heap: Heap,
     areas: Vec<AreaSlot>,
     endpoints: Vec<EndpointSlot>,
     /// The region as it was when this began: what members write over its header later changes nothing here.
-    region: Option<Region>,
+    region: Region,
 }
 
 #[derive(Debug, Clone, Default)]
@@ -286,17 +332,20 @@ pub struct AreaGrant {
 }
 
 impl Writer {
-    /// Writes the directory of a fresh section.
+    /// Writes the directory of the fresh section of peer `peer`, for the life that the membership table shows.
     ///
     /// # Errors
-    /// [`Error::Full`] when the section is too small for its tables and one area.
-    pub fn create(section: &Section, shape: &Shape, incarnation: u64) -> Result<Self> {
+    /// [`Error::Full`] when the section is too small for its tables and one area; [`Error::NoPeer`]; [`Error::ReadOnly`].
+    pub fn create(region: &Region, peer: u32) -> Result<Self> {
+        let info = region.peer(peer)?.ok_or(Error::NoPeer { peer })?;
+        let PeerInfo { section: start, life: Life { incarnation, .. }, .. } = info;
+        let (section, shape) = (region.own_section(&info)?, region.shape());
         if section.len() < least_section_bytes(shape) {
             return Err(Error::Full { bytes: least_section_bytes(shape) - section.len() });
         }
         let p = places(shape);
         section.zero("tables", 0, p.heap)?;
-        let heap = Heap::new(p.heap, section.len() - p.heap, section.start() / section.len());
+        let heap = Heap::new(p.heap, section.len() - p.heap, start / section.len());
         let put = |offset, value| section.word("directory", offset).map(|w| w.put(value));
         put(directory::INCARNATION, incarnation)?;
         put(directory::ENDPOINT_TABLE, p.endpoints)?;
@@ -305,21 +354,41 @@ impl Writer {
         put(directory::HEAP, p.heap)?;
         put(directory::HEAP_BYTES, section.len() - p.heap)?;
         section.word("directory", directory::MAGIC)?.set(DIRECTORY_MAGIC);
-        let directory = Directory::open(section, shape, incarnation)?;
         let slots = usize::try_from(shape.endpoints).unwrap_or(0);
         Ok(Self {
-            region: section.region().ok(),
-            directory,
+            directory: OwnDirectory::open(&section, shape, incarnation)?,
+            status: section.line("directory", directory::GENERATION)?,
+            peer,
             incarnation,
             heap,
             areas: vec![AreaSlot::default(); slots],
             endpoints: vec![EndpointSlot::default(); slots],
+            region: region.clone(),
         })
     }
 
-    /// The section as all members see it.
-    pub fn directory(&self) -> &Directory {
+    /// The section as all members see it, and the words that its processes write.
+    pub fn directory(&self) -> &OwnDirectory {
         &self.directory
+    }
+
+    /// The peer that the section belongs to.
+    pub fn peer(&self) -> u32 {
+        self.peer
+    }
+
+    /// The life of the peer that the section is for.
+    pub fn incarnation(&self) -> u64 {
+        self.incarnation
+    }
+
+    /// The region as it was when this began.
+    pub fn region(&self) -> &Region {
+        &self.region
+    }
+
+    fn own_endpoint_line(&self, slot: u32) -> Result<LineRef> {
+        self.directory.section.line("endpoint", self.directory.endpoint_at(slot)?)
     }
 
     /// The next incarnation of a slot: the peer's own in the upper bits, so that a slot's number never comes back.
@@ -335,7 +404,7 @@ impl Writer {
     }
 
     fn changed(&self) {
-        let words = &self.directory.status.words;
+        let words = &self.status.words;
         words[1].put(self.heap.used());
         words[0].set(words[0].peek().wrapping_add(1));
     }
@@ -405,7 +474,7 @@ impl Writer {
         let mut lives = self.endpoints[slot as usize].lives;
         let incarnation = self.next_life(&mut lives);
         self.endpoints[slot as usize] = EndpointSlot { lives, owner: Some(index) };
-        let line = self.directory.endpoint_line(slot)?;
+        let line = self.own_endpoint_line(slot)?;
         // Free first: a reader must not take the old incarnation together with the new block (P5).
         line.words[0].set(Life { incarnation, state: State::Joining }.pack());
         release_fence();
@@ -413,7 +482,7 @@ impl Writer {
         line.words[2].put(block);
         line.words[3].put(pid.into());
         line.words[0].set(Life { incarnation, state: State::Active }.pack());
-        let high = &self.directory.status.words[2];
+        let high = &self.status.words[2];
         high.set(high.peek().max(u64::from(slot) + 1));
         self.changed();
         Ok((slot, incarnation))
@@ -438,7 +507,7 @@ impl Writer {
             Some(e) if e.owner == Some(index) => e.owner = None,
             _ => return Err(Error::Invalid { what: "endpoint slot", value: slot.into() }),
         }
-        let line = self.directory.endpoint_line(slot)?;
+        let line = self.own_endpoint_line(slot)?;
         let life = Life { state, ..Life::unpack(line.words[0].peek()) };
         line.words[0].set(life.pack());
         // What is done with the endpoint's memory afterwards comes after this (P5).
@@ -479,7 +548,7 @@ impl Writer {
         life.set(Life { state: State::Dead, ..Life::unpack(life.peek()) }.pack());
         release_fence();
         let section = &self.directory.section;
-        let gone = Counters::at(section, first.offset)?.read();
+        let gone = Totals::read(section, first.offset)?;
         Counters::at(section, directory::RETIRED)?.absorb(&gone);
         self.changed();
         Ok(owned)
@@ -499,11 +568,8 @@ impl Writer {
         let section = self.directory.section.clone();
         let slot = self.areas.get_mut(index as usize).filter(|a| a.held);
         let slot = slot.ok_or(Error::Invalid { what: "area", value: index.into() })?;
-        if let Some(region) = &self.region {
-            let own = region.peers().iter().find(|p| p.section == section.start()).map(|p| p.index);
-            if own.is_some_and(|peer| crate::holds::are_on(region, peer, Some(index))) {
-                return Ok(false);
-            }
+        if crate::holds::are_on(&self.region, self.peer, Some(index)) {
+            return Ok(false);
         }
         slot.held = false;
         for extent in std::mem::take(&mut slot.extents) {
@@ -538,14 +604,14 @@ mod tests {
         let incarnation = host.add(0, &new).unwrap();
         assert_eq!(incarnation, 1);
         let info = host.region().peer(0).unwrap().unwrap();
-        let section = host.region().section(&info).unwrap();
+        let section = host.region().own_section(&info).unwrap();
         (host, section)
     }
 
     #[test]
     fn a_process_that_goes_leaves_its_counters_and_nothing_else() {
         let (host, section) = fresh();
-        let mut w = Writer::create(&section, host.region().shape(), 1).unwrap();
+        let mut w = Writer::create(host.region(), 0).unwrap();
         let grant = w.open_area(100_000, 77, "a program of a name that is too long").unwrap();
         let at = w.directory.area_table + u64::from(grant.area) * area::BYTES;
         let name = section.bytes("area", at + area::PROGRAM, 24).unwrap().to_vec(0, 24).unwrap();
@@ -568,8 +634,8 @@ mod tests {
 
     #[test]
     fn a_full_section_refuses_and_stays_usable() {
-        let (host, section) = fresh();
-        let mut w = Writer::create(&section, host.region().shape(), 1).unwrap();
+        let (host, _) = fresh();
+        let mut w = Writer::create(host.region(), 0).unwrap();
         assert!(matches!(w.open_area(64 << 20, 1, "test"), Err(Error::Full { .. })));
         let grant = w.open_area(1, 1, "test").unwrap();
         while w.grow_area(grant.area, 64 << 10).is_ok() {}
@@ -581,7 +647,7 @@ mod tests {
     fn memory_that_somebody_changes_is_not_given_away() {
         let (mut host, section) = fresh();
         host.set_state(0, State::Active).unwrap();
-        let mut w = Writer::create(&section, host.region().shape(), 1).unwrap();
+        let mut w = Writer::create(host.region(), 0).unwrap();
         let (a, b) = (w.open_area(1, 1, "test").unwrap(), w.open_area(1, 2, "test").unwrap());
         let block = b.first.offset + 256;
         w.open_endpoint(a.area, a.first.offset + 256, 1).unwrap();
@@ -609,8 +675,8 @@ mod tests {
 
     #[test]
     fn only_its_owner_closes_an_endpoint() {
-        let (host, section) = fresh();
-        let mut w = Writer::create(&section, host.region().shape(), 1).unwrap();
+        let (host, _) = fresh();
+        let mut w = Writer::create(host.region(), 0).unwrap();
         let a = w.open_area(1, 1, "test").unwrap();
         let b = w.open_area(1, 2, "test").unwrap();
         let (slot, _) = w.open_endpoint(a.area, a.first.offset + 256, 1).unwrap();

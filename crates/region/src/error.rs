@@ -28,6 +28,9 @@ pub enum Error {
         #[source]
         source: rustix::io::Errno,
     },
+    /// Memory that others write, and that this process has mapped for reading.
+    #[error("this memory belongs to another peer, and can only be read here")]
+    ReadOnly,
     /// The machine or control group has not as much memory.
     #[error(
         "a region of {bytes} bytes does not fit: {reason}; ask for a smaller one with --region-size, or raise the limit"

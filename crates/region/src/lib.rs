@@ -15,15 +15,16 @@
 //! - [`reader`]: a region that is only looked at, live or as a file.
 //! - [`local`]: memory that a caller lends us for the length of an operation.
 //! - [`objects`]: the table of named objects, which are pieces of the shared section.
-//! - [`party`]: a process, as words of shared memory name it; [`gate`]: waiting at a word that many may change.
+//! - [`place`]: where something lies in a region; [`party`]: a process, as words of shared memory name it; [`gate`]: waiting at a word that many may change.
 //! - [`value`]: plain values, copied in and out whole; [`text`]: names and sentences of a bounded length.
-//! - [`wake`]: sleeping on a word of the region, and waking the sleepers.
+//! - [`doorbell`]: how threads sleep until they are rung, and are rung; [`wake`]: by futex.
 //! - [`counters`]: what went through the region, per process and per peer.
 
 pub mod area;
 pub mod counters;
 pub mod create;
 pub mod directory;
+pub mod doorbell;
 pub mod error;
 pub mod extent;
 pub mod format;
@@ -36,6 +37,7 @@ pub mod member;
 pub mod membership;
 pub mod objects;
 pub mod party;
+pub mod place;
 pub mod pool;
 pub mod print;
 pub mod reader;
@@ -49,4 +51,4 @@ pub mod wake;
 pub use error::{Error, Result};
 pub use isthmus_lockfree::gate as gate_bits;
 pub use isthmus_lockfree::{LINE_BYTES, life, sync};
-pub use mapping::{Bytes, Mapping, Section, SlotRing};
+pub use mapping::{Bytes, Mapping, PeerSection, ReadOnly, ReadWrite, Section, SlotRing};

@@ -5,20 +5,25 @@
 //! 2. A view is made by one of the functions here, which check offset, length and alignment against the mapping.
 //!    After that, using it needs no check that could fail: indices are masked or compared with the checked length.
 //! 3. Every view keeps the mapping alive.
+//! 4. A view's type says whether it may be stored to. What this process, or all members, may write is a [`Section`]; what only
+//!    others write is a [`PeerSection`], which has no function that stores, so that a store that would fault where the memory is
+//!    mapped for reading does not compile.
 
+use std::fmt::Debug;
+use std::marker::PhantomData;
 use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
 use isthmus_lockfree::LINE_BYTES;
-use isthmus_lockfree::ring::Slots;
-use isthmus_lockfree::slot::Slot;
-use isthmus_lockfree::sync::{Line, Word};
+use isthmus_lockfree::ring::{ReadSlots, Slots};
+use isthmus_lockfree::slot::{ReadSlot, Slot};
+use isthmus_lockfree::sync::{Line, ReadLine, ReadWord, Word};
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
 
 use crate::error::{Error, Result};
 use crate::local::LocalBuf;
-use crate::membership::Region;
+use crate::place::Place;
 
 /// A region (or a part of one) in this process's address space, until the last view is gone.
 #[derive(Debug)]
@@ -26,6 +31,52 @@ pub struct Mapping {
     base: NonNull<u8>,
     len: u64,
     owner: rustix::process::Pid,
+    is_writable: bool,
+}
+
+/// What a view may be used for: [`ReadWrite`] or [`ReadOnly`].
+pub trait Access: Clone + Copy + Debug + Send + Sync + sealed::Sealed + 'static {
+    /// A word in such memory.
+    type Word: Debug + 'static;
+    /// A line in such memory.
+    type Line: Debug + 'static;
+
+    /// A word of a line.
+    fn word(line: &Self::Line, index: usize) -> &Self::Word;
+}
+
+mod sealed {
+    pub trait Sealed {}
+    impl Sealed for super::ReadWrite {}
+    impl Sealed for super::ReadOnly {}
+}
+
+/// Memory that this process may write: its own peer's section, or one that all members write.
+#[derive(Debug, Clone, Copy)]
+pub struct ReadWrite;
+
+impl Access for ReadWrite {
+    type Word = Word;
+    type Line = Line;
+
+    #[inline(always)] // an addition
+    fn word(line: &Line, index: usize) -> &Word {
+        &line.words[index]
+    }
+}
+
+/// Memory that this process reads, and others write.
+#[derive(Debug, Clone, Copy)]
+pub struct ReadOnly;
+
+impl Access for ReadOnly {
+    type Word = ReadWord;
+    type Line = ReadLine;
+
+    #[inline(always)] // an addition
+    fn word(line: &ReadLine, index: usize) -> &ReadWord {
+        &line.words[index]
+    }
 }
 
 // SAFETY: the mapping is shared memory that other processes write at any time anyway; all access goes through
@@ -57,7 +108,8 @@ impl Mapping {
         // SAFETY: exactly the range that was just mapped. A failure is harmless: a BAR's mapping may refuse advice.
         let _ = unsafe { madvise(base, size, Advice::LinuxDontFork) };
         let base = NonNull::new(base.cast()).ok_or_else(|| failed(rustix::io::Errno::NOMEM))?;
-        Ok(Arc::new(Self { base, len, owner: rustix::process::getpid() }))
+        let is_writable = access.contains(ProtFlags::WRITE);
+        Ok(Arc::new(Self { base, len, owner: rustix::process::getpid(), is_writable }))
     }
 
     /// Bytes mapped.
@@ -70,9 +122,17 @@ impl Mapping {
         self.len == 0
     }
 
-    /// The whole mapping as one section.
-    pub fn whole(self: &Arc<Self>) -> Section {
-        Section { map: Arc::clone(self), base: 0, len: self.len }
+    /// The whole mapping as one section that may be written.
+    ///
+    /// # Errors
+    /// [`Error::ReadOnly`] for one that was mapped for reading.
+    pub fn whole(self: &Arc<Self>) -> Result<Section> {
+        self.whole_for_reading().writable()
+    }
+
+    /// The whole mapping as one section that is read.
+    pub fn whole_for_reading(self: &Arc<Self>) -> PeerSection {
+        Section { map: Arc::clone(self), base: 0, len: self.len, origin: Place::NOWHERE, access: PhantomData }
     }
 }
 
@@ -91,21 +151,32 @@ impl Drop for Mapping {
 
 /// A checked part of a mapping. Offsets are relative to its start.
 #[derive(Debug, Clone)]
-pub struct Section {
+pub struct Section<A: Access = ReadWrite> {
     map: Arc<Mapping>,
     base: u64,
     len: u64,
+    /// The place of its first byte.
+    origin: Place,
+    access: PhantomData<A>,
 }
 
-impl Section {
+/// A part of a mapping that others write.
+pub type PeerSection = Section<ReadOnly>;
+
+impl<A: Access> Section<A> {
     /// Bytes of the section.
     pub fn len(&self) -> u64 {
         self.len
     }
 
-    /// Where in the mapping the section starts.
-    pub(crate) fn start(&self) -> u64 {
-        self.base
+    /// The place of the byte at `offset`, which is one of the section's.
+    pub fn place(&self, offset: u64) -> Place {
+        self.origin.plus(offset)
+    }
+
+    /// This part of the mapping as a section of a region that begins at `origin`.
+    pub(crate) fn at(self, origin: Place) -> Self {
+        Self { origin, ..self }
     }
 
     /// Whether the section has no bytes.
@@ -130,9 +201,28 @@ impl Section {
     ///
     /// # Errors
     /// [`Error::OutOfBounds`].
-    pub fn part(&self, what: &'static str, offset: u64, len: u64) -> Result<Section> {
+    pub fn part(&self, what: &'static str, offset: u64, len: u64) -> Result<Self> {
         self.check(what, offset, len, 1)?;
-        Ok(Section { map: Arc::clone(&self.map), base: self.base + offset, len })
+        let (base, origin) = (self.base + offset, self.origin.plus(offset));
+        Ok(Self { map: Arc::clone(&self.map), base, len, origin, access: PhantomData })
+    }
+
+    /// The same bytes, to be read.
+    pub fn for_reading(&self) -> PeerSection {
+        let Self { base, len, origin, .. } = *self;
+        Section { map: Arc::clone(&self.map), base, len, origin, access: PhantomData }
+    }
+
+    /// The same bytes, to be written; for their writers, and for direct access to memory that its owner has opened to others.
+    ///
+    /// # Errors
+    /// [`Error::ReadOnly`] where they are mapped for reading.
+    pub fn writable(&self) -> Result<Section> {
+        if !self.map.is_writable {
+            return Err(Error::ReadOnly);
+        }
+        let Self { base, len, origin, .. } = *self;
+        Ok(Section { map: Arc::clone(&self.map), base, len, origin, access: PhantomData })
     }
 
     /// Whether the section has these bytes.
@@ -149,11 +239,22 @@ impl Section {
     /// # Errors
     /// [`Error::OutOfBounds`], also for a misaligned offset.
     #[inline]
-    pub fn word(&self, what: &'static str, offset: u64) -> Result<&Word> {
+    pub fn word(&self, what: &'static str, offset: u64) -> Result<&A::Word> {
         let at = self.check(what, offset, 8, 8)?;
-        // SAFETY: eight aligned bytes inside the mapping, which lives as long as self; a Word is an atomic, for which
-        // any bytes are valid and concurrent writes by others are allowed.
-        Ok(unsafe { at.cast::<Word>().as_ref() })
+        // SAFETY: eight aligned bytes inside the mapping, which lives as long as self; both kinds of word are an atomic, for
+        // which any bytes are valid and concurrent writes by others are allowed.
+        Ok(unsafe { at.cast::<A::Word>().as_ref() })
+    }
+
+    /// The word at `offset`, to be read.
+    ///
+    /// # Errors
+    /// [`Error::OutOfBounds`], also for a misaligned offset.
+    #[inline]
+    pub fn read(&self, what: &'static str, offset: u64) -> Result<&ReadWord> {
+        let at = self.check(what, offset, 8, 8)?;
+        // SAFETY: as for `word`.
+        Ok(unsafe { at.cast::<ReadWord>().as_ref() })
     }
 
     /// A 32-bit field, read once (the two halves of a word have one writer).
@@ -161,7 +262,7 @@ impl Section {
     /// # Errors
     /// [`Error::OutOfBounds`].
     pub fn half(&self, what: &'static str, offset: u64) -> Result<u32> {
-        let word = self.word(what, offset & !7)?.get();
+        let word = self.read(what, offset & !7)?.get();
         let shift = if offset % 8 == 4 { 32 } else { 0 };
         #[allow(clippy::cast_possible_truncation)] // the half that is wanted
         Ok((word >> shift) as u32)
@@ -171,7 +272,7 @@ impl Section {
     ///
     /// # Errors
     /// [`Error::OutOfBounds`], also for a misaligned offset.
-    pub fn line(&self, what: &'static str, offset: u64) -> Result<LineRef> {
+    pub fn line(&self, what: &'static str, offset: u64) -> Result<LineRef<A>> {
         let at = self.check(what, offset, LINE_BYTES as u64, LINE_BYTES as u64)?;
         Ok(LineRef { line: at.cast(), _map: Arc::clone(&self.map) })
     }
@@ -180,23 +281,50 @@ impl Section {
     ///
     /// # Errors
     /// [`Error::OutOfBounds`]; [`Error::Invalid`] when `count` is not a power of two.
-    pub fn ring(&self, what: &'static str, offset: u64, count: u64) -> Result<SlotRing> {
+    pub fn ring(&self, what: &'static str, offset: u64, count: u64) -> Result<SlotRing<A>> {
         if !count.is_power_of_two() || count > 1 << 24 {
             return Err(Error::Invalid { what, value: count });
         }
         let at = self.check(what, offset, count * LINE_BYTES as u64, LINE_BYTES as u64)?;
-        Ok(SlotRing { first: at.cast(), mask: count - 1, _map: Arc::clone(&self.map) })
+        Ok(SlotRing { first: at.cast(), mask: count - 1, _map: Arc::clone(&self.map), access: PhantomData })
     }
 
     /// A range of plain bytes.
     ///
     /// # Errors
     /// [`Error::OutOfBounds`].
-    pub fn bytes(&self, what: &'static str, offset: u64, len: u64) -> Result<Bytes> {
+    pub fn bytes(&self, what: &'static str, offset: u64, len: u64) -> Result<Bytes<A>> {
         let at = self.check(what, offset, len, 1)?;
-        Ok(Bytes { at, len, _map: Arc::clone(&self.map) })
+        Ok(Bytes { at, len, _map: Arc::clone(&self.map), access: PhantomData })
     }
 
+    /// Copies `into.len()` bytes from `offset`.
+    ///
+    /// # Errors
+    /// [`Error::OutOfBounds`]; nothing is copied then.
+    #[inline]
+    pub fn drain(&self, what: &'static str, offset: u64, into: LocalBuf) -> Result<()> {
+        let at = self.check(what, offset, into.len() as u64, 1)?;
+        into.copy_from(at);
+        Ok(())
+    }
+
+    /// Where in the section an address of this process lies.
+    pub fn offset_of(&self, address: u64) -> Option<u64> {
+        let base = self.map.base.as_ptr().expose_provenance() as u64;
+        address.checked_sub(base)?.checked_sub(self.base).filter(|offset| *offset < self.len)
+    }
+
+    /// The address in this process of a byte of the section, as a number.
+    ///
+    /// # Errors
+    /// [`Error::OutOfBounds`].
+    pub fn address(&self, offset: u64) -> Result<u64> {
+        Ok(self.check("address", offset, 1, 1)?.as_ptr().expose_provenance() as u64)
+    }
+}
+
+impl Section {
     /// Copies all of `from` to `offset`.
     ///
     /// # Errors
@@ -219,17 +347,6 @@ impl Section {
         Ok(())
     }
 
-    /// Copies `into.len()` bytes from `offset`.
-    ///
-    /// # Errors
-    /// [`Error::OutOfBounds`]; nothing is copied then.
-    #[inline]
-    pub fn drain(&self, what: &'static str, offset: u64, into: LocalBuf) -> Result<()> {
-        let at = self.check(what, offset, into.len() as u64, 1)?;
-        into.copy_from(at);
-        Ok(())
-    }
-
     /// Bytes as a buffer, for accesses that the views here do not have: atomic operations of a program's own kinds.
     ///
     /// # Safety
@@ -243,28 +360,6 @@ impl Section {
         let size = usize::try_from(len).map_err(|_| Error::Invalid { what, value: len })?;
         // SAFETY: the range was checked; the caller keeps the mapping.
         Ok(unsafe { LocalBuf::new(at.as_ptr(), size) })
-    }
-
-    /// Where in the section an address of this process lies.
-    pub fn offset_of(&self, address: u64) -> Option<u64> {
-        let base = self.map.base.as_ptr().expose_provenance() as u64;
-        address.checked_sub(base)?.checked_sub(self.base).filter(|offset| *offset < self.len)
-    }
-
-    /// The address in this process of a byte of the section, as a number.
-    ///
-    /// # Errors
-    /// [`Error::OutOfBounds`].
-    pub fn address(&self, offset: u64) -> Result<u64> {
-        Ok(self.check("address", offset, 1, 1)?.as_ptr().expose_provenance() as u64)
-    }
-
-    /// The region that the section is a part of.
-    ///
-    /// # Errors
-    /// As [`Region::open`].
-    pub fn region(&self) -> Result<Region> {
-        Region::open(&self.map)
     }
 
     /// Zeroes a range.
@@ -281,22 +376,28 @@ impl Section {
 }
 
 /// One line of a region.
-#[derive(Debug, Clone)]
-pub struct LineRef {
-    line: NonNull<Line>,
+#[derive(Debug)]
+pub struct LineRef<A: Access = ReadWrite> {
+    line: NonNull<A::Line>,
     _map: Arc<Mapping>,
 }
 
-// SAFETY: a line is eight atomics.
-unsafe impl Send for LineRef {}
-// SAFETY: a line is eight atomics.
-unsafe impl Sync for LineRef {}
+impl<A: Access> Clone for LineRef<A> {
+    fn clone(&self) -> Self {
+        Self { line: self.line, _map: Arc::clone(&self._map) }
+    }
+}
 
-impl std::ops::Deref for LineRef {
-    type Target = Line;
+// SAFETY: a line is eight atomics.
+unsafe impl<A: Access> Send for LineRef<A> {}
+// SAFETY: a line is eight atomics.
+unsafe impl<A: Access> Sync for LineRef<A> {}
+
+impl<A: Access> std::ops::Deref for LineRef<A> {
+    type Target = A::Line;
 
     #[inline]
-    fn deref(&self) -> &Line {
+    fn deref(&self) -> &A::Line {
         // SAFETY: `Section::line` checked range and alignment, and the mapping lives as long as self.
         unsafe { self.line.as_ref() }
     }
@@ -304,26 +405,35 @@ impl std::ops::Deref for LineRef {
 
 /// A ring of slots in a region.
 #[derive(Debug, Clone)]
-pub struct SlotRing {
+pub struct SlotRing<A: Access = ReadWrite> {
     first: NonNull<Slot>,
     mask: u64,
     _map: Arc<Mapping>,
+    access: PhantomData<A>,
 }
 
 // SAFETY: a slot is eight atomics.
-unsafe impl Send for SlotRing {}
+unsafe impl<A: Access> Send for SlotRing<A> {}
 // SAFETY: a slot is eight atomics.
-unsafe impl Sync for SlotRing {}
+unsafe impl<A: Access> Sync for SlotRing<A> {}
 
-impl Slots for SlotRing {
-    #[inline]
-    fn slot(&self, position: u64) -> &Slot {
+impl<A: Access> SlotRing<A> {
+    /// The slot of a position.
+    #[inline(always)] // a mask and an addition, in each poll
+    fn at(&self, position: u64) -> NonNull<Slot> {
         #[allow(clippy::cast_possible_truncation)] // mask is below 2^24
         let index = (position & self.mask) as usize;
         // SAFETY: index <= mask, and `Section::ring` checked mask + 1 slots.
-        let slot = unsafe { self.first.add(index) };
-        // SAFETY: in range and aligned as checked there; atomics only; the mapping lives as long as self.
-        unsafe { slot.as_ref() }
+        unsafe { self.first.add(index) }
+    }
+}
+
+impl<A: Access> ReadSlots for SlotRing<A> {
+    #[inline]
+    fn read_slot(&self, position: u64) -> &ReadSlot {
+        // SAFETY: in range and aligned as `Section::ring` checked; a Slot is a transparent ReadSlot, which is atomics only; the
+        // mapping lives as long as self.
+        unsafe { self.at(position).cast().as_ref() }
     }
 
     #[inline]
@@ -332,20 +442,29 @@ impl Slots for SlotRing {
     }
 }
 
+impl Slots for SlotRing {
+    #[inline]
+    fn slot(&self, position: u64) -> &Slot {
+        // SAFETY: in range and aligned as `Section::ring` checked; atomics only; the mapping lives as long as self.
+        unsafe { self.at(position).as_ref() }
+    }
+}
+
 /// A range of plain bytes in a region: copied into and out of, never referenced.
 #[derive(Debug, Clone)]
-pub struct Bytes {
+pub struct Bytes<A: Access = ReadWrite> {
     at: NonNull<u8>,
     len: u64,
     _map: Arc<Mapping>,
+    access: PhantomData<A>,
 }
 
 // SAFETY: access is by copy only; what a racing writer leaves is garbage in its own data, never a broken invariant.
-unsafe impl Send for Bytes {}
+unsafe impl<A: Access> Send for Bytes<A> {}
 // SAFETY: as for Send.
-unsafe impl Sync for Bytes {}
+unsafe impl<A: Access> Sync for Bytes<A> {}
 
-impl Bytes {
+impl<A: Access> Bytes<A> {
     /// Length in bytes.
     #[inline]
     pub fn len(&self) -> u64 {
@@ -367,17 +486,6 @@ impl Bytes {
         Ok(unsafe { self.at.add(at) })
     }
 
-    /// Copies all of `from` to `offset`.
-    ///
-    /// # Errors
-    /// [`Error::OutOfBounds`]; nothing is copied then.
-    #[inline]
-    pub fn fill(&self, offset: u64, from: LocalBuf) -> Result<()> {
-        let at = self.range(offset, from.len() as u64)?;
-        from.copy_to(at);
-        Ok(())
-    }
-
     /// Copies `into.len()` bytes from `offset`.
     ///
     /// # Errors
@@ -386,18 +494,6 @@ impl Bytes {
     pub fn drain(&self, offset: u64, into: LocalBuf) -> Result<()> {
         let at = self.range(offset, into.len() as u64)?;
         into.copy_from(at);
-        Ok(())
-    }
-
-    /// Copies a slice to `offset`.
-    ///
-    /// # Errors
-    /// [`Error::OutOfBounds`]; nothing is copied then.
-    #[inline]
-    pub fn put(&self, offset: u64, from: &[u8]) -> Result<()> {
-        let at = self.range(offset, from.len() as u64)?;
-        // SAFETY: the target range was checked; a slice of ours cannot overlap with bytes that no slice may name.
-        unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), at.as_ptr(), from.len()) };
         Ok(())
     }
 
@@ -433,5 +529,30 @@ impl Bytes {
         // SAFETY: the source was checked just above, the target is a vector of that size, and they cannot overlap.
         unsafe { std::ptr::copy_nonoverlapping(at.as_ptr(), copy.as_mut_ptr(), size) };
         Ok(copy)
+    }
+}
+
+impl Bytes {
+    /// Copies all of `from` to `offset`.
+    ///
+    /// # Errors
+    /// [`Error::OutOfBounds`]; nothing is copied then.
+    #[inline]
+    pub fn fill(&self, offset: u64, from: LocalBuf) -> Result<()> {
+        let at = self.range(offset, from.len() as u64)?;
+        from.copy_to(at);
+        Ok(())
+    }
+
+    /// Copies a slice to `offset`.
+    ///
+    /// # Errors
+    /// [`Error::OutOfBounds`]; nothing is copied then.
+    #[inline]
+    pub fn put(&self, offset: u64, from: &[u8]) -> Result<()> {
+        let at = self.range(offset, from.len() as u64)?;
+        // SAFETY: the target range was checked; a slice of ours cannot overlap with bytes that no slice may name.
+        unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), at.as_ptr(), from.len()) };
+        Ok(())
     }
 }

@@ -8,7 +8,8 @@ use isthmus_lockfree::life::State;
 
 use crate::area::Area;
 use crate::counters::Counters;
-use crate::directory::{AreaGrant, Directory};
+use crate::directory::{AreaGrant, Directory, OwnDirectory};
+use crate::doorbell::Doorbell;
 use crate::error::{Error, Result};
 use crate::extent::Extent;
 use crate::format::GlobalSlot;
@@ -18,7 +19,6 @@ use crate::membership::{Region, online_processors};
 use crate::objects::{Access, Kind, NewObject, ObjectGrant};
 use crate::party::Party;
 use crate::pool::Pool;
-use crate::wake;
 
 /// What a process asks its local service for (the control path). Implemented by the attach protocol's client, and by
 /// stand-ins in tests.
@@ -131,6 +131,7 @@ pub struct Member {
     peer: u32,
     incarnation: u64,
     section: Section,
+    own: OwnDirectory,
     grant: AreaGrant,
     area: Mutex<Area>,
     pool: Mutex<Pool>,
@@ -139,7 +140,7 @@ pub struct Member {
     directories: Mutex<HashMap<u32, (u64, Directory)>>,
     /// Eventfds for places of the region at which no thread waits now. Objects come and go, and their places come back.
     watches: Mutex<HashMap<u64, Vec<OwnedFd>>>,
-    has_futexes: bool,
+    doorbell: Doorbell,
     processors: u64,
 }
 
@@ -160,20 +161,37 @@ impl Member {
         grant: AreaGrant,
         service: Box<dyn LocalService>,
     ) -> Result<Arc<Self>> {
+        Self::with_doorbell(map, peer, grant, service, None)
+    }
+
+    /// As [`Member::new`], with a doorbell of the caller's choice: [`Doorbell::Service`] works wherever the service rings.
+    ///
+    /// # Errors
+    /// As [`Member::new`].
+    pub fn with_doorbell(
+        map: &Arc<Mapping>,
+        peer: u32,
+        grant: AreaGrant,
+        service: Box<dyn LocalService>,
+        doorbell: Option<Doorbell>,
+    ) -> Result<Arc<Self>> {
         let region = Region::open(map)?;
         let info = region.peer(peer)?.ok_or(Error::NoPeer { peer })?;
-        let section = region.section(&info)?;
+        let section = region.own_section(&info)?;
         let counters = Counters::at(&section, grant.first.offset)?;
         section.part("first extent", grant.first.offset, grant.first.bytes)?;
         let area = Mutex::new(Area::new(grant.first));
         let incarnation = info.life.incarnation;
         let directories = Mutex::default();
-        let has_futexes = wake::works(section.word("directory", directory::HEAP_BYTES)?);
+        let own = OwnDirectory::open(&section, region.shape(), incarnation)?;
+        let word = section.read("directory", directory::HEAP_BYTES)?;
+        let doorbell = doorbell.unwrap_or_else(|| Doorbell::of(word));
         Ok(Arc::new(Self {
             region,
             peer,
             incarnation,
             section,
+            own,
             grant,
             area,
             pool: Mutex::default(),
@@ -181,7 +199,7 @@ impl Member {
             service,
             directories,
             watches: Mutex::default(),
-            has_futexes,
+            doorbell,
             processors: online_processors(),
         }))
     }
@@ -228,9 +246,9 @@ impl Member {
         &self.counters
     }
 
-    /// Whether words of the region can be futexes here: in memory they can, in a device's BAR they cannot.
-    pub fn has_futexes(&self) -> bool {
-        self.has_futexes
+    /// How threads of this process sleep.
+    pub fn doorbell(&self) -> Doorbell {
+        self.doorbell
     }
 
     /// Whether more processes have endpoints than there are processors for them: in the whole region, or at this
@@ -317,6 +335,11 @@ impl Member {
         let bytes = Pool::rounded(bytes).unwrap_or(0);
         let mut pool = lock(&self.pool);
         pool.give(Extent { offset: at, bytes });
+    }
+
+    /// The own peer's directory, with the words that its processes write.
+    pub fn own(&self) -> &OwnDirectory {
+        &self.own
     }
 
     /// The directory of an active peer; kept, and opened anew for a new incarnation.

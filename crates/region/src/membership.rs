@@ -3,11 +3,12 @@
 use std::sync::Arc;
 
 use isthmus_lockfree::life::{Life, State};
-use isthmus_lockfree::sync::{Word, release_fence};
+use isthmus_lockfree::sync::{ReadWord, release_fence};
 
 use crate::error::{Error, Result};
 use crate::format::{self, GlobalSlot, MAGIC, SECTION_ALIGN, VERSION, header, object, peer, reply};
-use crate::mapping::{LineRef, Mapping, Section};
+use crate::mapping::{LineRef, Mapping, PeerSection, ReadOnly, Section};
+use crate::place::{self, Place};
 use crate::text::{cut, padded};
 
 /// The shape of a region, fixed when it is made.
@@ -120,9 +121,9 @@ pub struct PeerInfo {
 /// A region as its members read it.
 #[derive(Debug, Clone)]
 pub struct Region {
-    whole: Section,
+    whole: PeerSection,
     shape: Shape,
-    status: LineRef,
+    status: LineRef<ReadOnly>,
 }
 
 impl Region {
@@ -131,7 +132,7 @@ impl Region {
     /// # Errors
     /// [`Error::Version`] or [`Error::Layout`] if it is something else, [`Error::WrongSize`], [`Error::Invalid`], [`Error::OutOfBounds`].
     pub fn open(map: &Arc<Mapping>) -> Result<Self> {
-        let whole = map.whole();
+        let whole = map.whole_for_reading();
         let magic = whole.word("header", header::MAGIC)?.get();
         let version = whole.half("header", header::VERSION)?;
         if magic != MAGIC || version != VERSION {
@@ -141,7 +142,7 @@ impl Region {
         if layout != format::LAYOUT_HASH {
             return Err(Error::Layout { found: layout, expected: format::LAYOUT_HASH });
         }
-        let word = |offset| whole.word("header", offset).map(Word::get);
+        let word = |offset| whole.word("header", offset).map(ReadWord::get);
         let shape = Shape {
             region_bytes: word(header::REGION_BYTES)?,
             uuid: [word(header::UUID)?, word(header::UUID + 8)?],
@@ -174,7 +175,7 @@ impl Region {
 
     /// Whether a mapping holds a region yet; a guest's service waits for this.
     pub fn is_there(map: &Arc<Mapping>) -> bool {
-        map.whole().word("header", header::MAGIC).is_ok_and(|w| w.get() == MAGIC)
+        map.whole_for_reading().word("header", header::MAGIC).is_ok_and(|w| w.get() == MAGIC)
     }
 
     /// The region's shape.
@@ -198,7 +199,7 @@ impl Region {
         Some(self.status.words[2].peek()).filter(|count| *count > 0)
     }
 
-    fn entry(&self, index: u32) -> Result<Section> {
+    fn entry(&self, index: u32) -> Result<PeerSection> {
         if index >= self.shape.peers {
             return Err(Error::NoPeer { peer: index });
         }
@@ -209,7 +210,7 @@ impl Region {
     ///
     /// # Errors
     /// [`Error::NoPeer`] beyond the table.
-    pub fn life_line(&self, index: u32) -> Result<LineRef> {
+    pub fn life_line(&self, index: u32) -> Result<LineRef<ReadOnly>> {
         self.entry(index)?.line("peer", 0)
     }
 
@@ -219,7 +220,7 @@ impl Region {
     /// [`Error::NoPeer`] beyond the table.
     pub fn peer(&self, index: u32) -> Result<Option<PeerInfo>> {
         let entry = self.entry(index)?;
-        let word = |offset| entry.word("peer", offset).map(Word::get);
+        let word = |offset| entry.word("peer", offset).map(ReadWord::get);
         let life = Life::unpack(word(peer::LIFE)?);
         if life.state == State::Free {
             return Ok(None);
@@ -246,33 +247,57 @@ impl Region {
     /// The shared section, which all members write.
     ///
     /// # Errors
-    /// [`Error::OutOfBounds`], never for a region that [`Region::open`] has checked.
+    /// [`Error::ReadOnly`] where it is mapped for reading; [`Error::OutOfBounds`], never for a region that [`Region::open`] has
+    /// checked.
     pub fn shared(&self) -> Result<Section> {
-        self.whole.part("shared section", self.shape.host_bytes, self.shape.shared_bytes)
+        self.shared_for_reading()?.writable()
+    }
+
+    fn shared_for_reading(&self) -> Result<PeerSection> {
+        let shared = self.whole.part("shared section", self.shape.host_bytes, self.shape.shared_bytes)?;
+        Ok(shared.at(Place::new(place::SHARED, 0)?))
     }
 
     /// The host section, for the tables in it that other modules read.
-    pub(crate) fn host(&self) -> Result<Section> {
-        self.whole.part("host section", 0, self.shape.host_bytes)
+    pub(crate) fn host(&self) -> Result<PeerSection> {
+        Ok(self.whole.part("host section", 0, self.shape.host_bytes)?.at(Place::new(place::HOST, 0)?))
     }
 
-    /// A byte range of the region, wherever it lies.
+    /// The `len` bytes at a place, which any process may have named.
     ///
     /// # Errors
-    /// [`Error::OutOfBounds`].
-    pub fn part(&self, what: &'static str, offset: u64, len: u64) -> Result<Section> {
-        self.whole.part(what, offset, len)
+    /// [`Error::OutOfBounds`]; [`Error::NoPeer`] for a section that there is not.
+    pub fn at(&self, what: &'static str, place: Place, len: u64) -> Result<PeerSection> {
+        let section = match place.section() {
+            place::HOST => self.host()?,
+            place::SHARED => self.shared_for_reading()?,
+            peer => {
+                let peer = u32::from(peer);
+                self.section(&self.peer(peer)?.ok_or(Error::NoPeer { peer })?)?
+            }
+        };
+        section.part(what, place.offset(), len)
+    }
+
+    /// The section of the own peer, to be written; for its processes and its local service. The host service writes that of a
+    /// peer that is dead.
+    ///
+    /// # Errors
+    /// As [`Region::section`]; [`Error::ReadOnly`] where it is mapped for reading.
+    pub fn own_section(&self, info: &PeerInfo) -> Result<Section> {
+        self.section(info)?.writable()
     }
 
     /// The section of a peer, checked against the region.
     ///
     /// # Errors
     /// [`Error::OutOfBounds`] when the table claims a section outside of the region.
-    pub fn section(&self, info: &PeerInfo) -> Result<Section> {
+    pub fn section(&self, info: &PeerInfo) -> Result<PeerSection> {
         if info.section < self.shape.first_section() || !info.section.is_multiple_of(SECTION_ALIGN) {
             return Err(Error::Invalid { what: "section offset", value: info.section });
         }
-        self.whole.part("peer section", info.section, info.section_bytes)
+        let section = self.whole.part("peer section", info.section, info.section_bytes)?;
+        Ok(section.at(Place::of_peer(info.index)?))
     }
 }
 
@@ -301,6 +326,8 @@ fn count_list(list: &str) -> u64 {
 #[derive(Debug)]
 pub struct Writer {
     region: Region,
+    /// Generation and life of the service.
+    status: LineRef,
     incarnation: u64,
 }
 
@@ -323,7 +350,7 @@ impl Writer {
     /// # Errors
     /// [`Error::OutOfBounds`] when the shape does not fit the mapping.
     pub fn create(map: &Arc<Mapping>, shape: &Shape, incarnation: u64) -> Result<Self> {
-        let whole = map.whole();
+        let whole = map.whole()?;
         if map.len() != shape.region_bytes {
             return Err(Error::WrongSize { found: map.len(), expected: shape.region_bytes });
         }
@@ -344,7 +371,8 @@ impl Writer {
         put(header::LAYOUT, format::LAYOUT_HASH)?;
         put(header::SERVICE, Life { incarnation, state: State::Active }.pack())?;
         whole.word("header", header::MAGIC)?.set(MAGIC);
-        Ok(Self { region: Region::open(map)?, incarnation })
+        let status = whole.line("header", header::GENERATION)?;
+        Ok(Self { region: Region::open(map)?, status, incarnation })
     }
 
     /// The region as members see it.
@@ -357,7 +385,7 @@ impl Writer {
     /// # Errors
     /// [`Error::NoPeer`] beyond the table.
     pub fn add(&mut self, index: u32, new: &NewPeer<'_>) -> Result<u64> {
-        let entry = self.region.entry(index)?;
+        let entry = self.region.entry(index)?.writable()?;
         let life = entry.word("peer", peer::LIFE)?;
         // Peer incarnations leave the lower 24 bits of an endpoint's incarnation to the peer's own service.
         let incarnation = (Life::unpack(life.peek()).incarnation + 1) & 0xff_ffff;
@@ -378,7 +406,7 @@ impl Writer {
     /// # Errors
     /// [`Error::NoPeer`] beyond the table.
     pub fn set_state(&mut self, index: u32, state: State) -> Result<()> {
-        let entry = self.region.entry(index)?;
+        let entry = self.region.entry(index)?.writable()?;
         let life = entry.word("peer", peer::LIFE)?;
         life.set(Life { incarnation: Life::unpack(life.peek()).incarnation, state }.pack());
         // Every later write to the dead peer's section comes after the state (P5).
@@ -389,12 +417,12 @@ impl Writer {
 
     /// Tells members that the service ends.
     pub fn end(&mut self) {
-        self.region.status.words[1].set(Life { incarnation: self.incarnation, state: State::Dead }.pack());
+        self.status.words[1].set(Life { incarnation: self.incarnation, state: State::Dead }.pack());
         self.changed();
     }
 
     fn changed(&self) {
-        let generation = &self.region.status.words[0];
+        let generation = &self.status.words[0];
         generation.set(generation.peek().wrapping_add(1));
     }
 }

@@ -7,11 +7,11 @@
 use std::sync::Arc;
 
 use isthmus_lockfree::life::{Life, State, unchanged};
-use isthmus_lockfree::sync::{Word, release_fence};
+use isthmus_lockfree::sync::{ReadWord, release_fence};
 
 use crate::error::{Error, ObjectProblem, Result};
 use crate::format::{object, reply};
-use crate::mapping::Section;
+use crate::mapping::{PeerSection, Section};
 use crate::member::Member;
 use crate::membership::{PeerInfo, Region};
 use crate::party::Party;
@@ -192,7 +192,7 @@ pub struct ObjectGrant {
 }
 
 /// Where entry `index` begins in the host section.
-fn entry(region: &Region, index: u32) -> Result<Section> {
+fn entry(region: &Region, index: u32) -> Result<PeerSection> {
     if index >= region.shape().objects {
         return Err(Error::Invalid { what: "object", value: index.into() });
     }
@@ -218,7 +218,7 @@ pub fn object(region: &Region, index: u32) -> Result<Option<ObjectInfo>> {
             }
             State::Free | State::Dead => return Ok(None),
         }
-        let word = |offset| at.word("object", offset).map(Word::peek);
+        let word = |offset| at.word("object", offset).map(ReadWord::peek);
         let half = |offset| at.half("object", offset);
         let name = at.bytes("object", object::NAME, MAX_NAME as u64 + 1)?.to_vec(0, MAX_NAME as u64 + 1)?;
         let end = name.iter().position(|b| *b == 0).unwrap_or(name.len());
@@ -263,7 +263,7 @@ pub fn section(region: &Region, info: &ObjectInfo) -> Result<Section> {
 
 /// Whether the object that was seen in place `index` is still there.
 pub fn is_there(region: &Region, index: u32, incarnation: u64) -> bool {
-    let life = entry(region, index).and_then(|at| at.word("object", object::LIFE).map(Word::get));
+    let life = entry(region, index).and_then(|at| at.word("object", object::LIFE).map(ReadWord::get));
     life.is_ok_and(|word| Life::unpack(word).is_active(incarnation))
 }
 
@@ -272,7 +272,7 @@ pub fn is_there(region: &Region, index: u32, incarnation: u64) -> bool {
 /// # Errors
 /// [`Error::Invalid`] beyond the table, or for a name that is too long.
 pub fn publish(region: &Region, info: &ObjectInfo) -> Result<()> {
-    let at = entry(region, info.index)?;
+    let at = entry(region, info.index)?.writable()?;
     if info.name.len() > MAX_NAME {
         return Err(Error::Invalid { what: "bytes of a name", value: info.name.len() as u64 });
     }
@@ -303,7 +303,7 @@ pub fn publish(region: &Region, info: &ObjectInfo) -> Result<()> {
 /// [`Error::Invalid`] beyond the table.
 pub fn retire(region: &Region, index: u32, incarnation: u64) -> Result<()> {
     let life = Life { incarnation, state: State::Dead };
-    entry(region, index)?.word("object", object::LIFE)?.set(life.pack());
+    entry(region, index)?.writable()?.word("object", object::LIFE)?.set(life.pack());
     release_fence();
     Ok(())
 }
@@ -526,7 +526,7 @@ pub mod endpoint {
 /// A question of a peer's local service about objects, and the answer's place: how a VM's agent reaches the host service.
 /// One question at a time; both sides read each word once.
 pub mod call {
-    use super::{Error, PeerInfo, Region, Result, Section, Word, reply};
+    use super::{Error, PeerInfo, PeerSection, ReadWord, Region, Result, Section, reply};
     use crate::format::directory;
 
     /// Longest frame that goes this way.
@@ -566,7 +566,7 @@ pub mod call {
     ///
     /// # Errors
     /// [`Error::Invalid`] for one that is too long.
-    pub fn heard(section: &Section, last: u64) -> Result<Option<Call>> {
+    pub fn heard(section: &PeerSection, last: u64) -> Result<Option<Call>> {
         let number = section.word("call", directory::CALL)?.get();
         if number == last {
             return Ok(None);
@@ -581,7 +581,7 @@ pub mod call {
         Ok(Some(Call { number, party, user, frame }))
     }
 
-    fn place(region: &Region, peer: u32) -> Result<Section> {
+    fn place(region: &Region, peer: u32) -> Result<PeerSection> {
         if peer >= region.shape().peers {
             return Err(Error::NoPeer { peer });
         }
@@ -597,7 +597,7 @@ pub mod call {
         if frame.len() > MAX_FRAME {
             return Err(Error::Invalid { what: "bytes of a reply", value: frame.len() as u64 });
         }
-        let at = place(region, peer)?;
+        let at = place(region, peer)?.writable()?;
         at.fill_bytes("reply", reply::FRAME, frame)?;
         at.word("reply", reply::LEN)?.put(frame.len() as u64);
         at.word("reply", reply::SEQUENCE)?.set(number);
@@ -610,7 +610,7 @@ pub mod call {
     /// [`Error::Invalid`] for one that is too long.
     pub fn answered(region: &Region, info: &PeerInfo, number: u64) -> Result<Option<Vec<u8>>> {
         let at = place(region, info.index)?;
-        if at.word("reply", reply::SEQUENCE).map(Word::get)? != number {
+        if at.word("reply", reply::SEQUENCE).map(ReadWord::get)? != number {
             return Ok(None);
         }
         let len = at.word("reply", reply::LEN)?.peek();
@@ -686,12 +686,12 @@ mod tests {
         let region = region();
         let section = region.shared().unwrap();
         let call = call::Call { number: 5, party: 9, user: (1, 2), frame: vec![7; 300] };
-        assert_eq!(call::heard(&section, 0).unwrap(), None);
+        assert_eq!(call::heard(&section.for_reading(), 0).unwrap(), None);
         call::ask(&section, &call).unwrap();
-        assert_eq!(call::heard(&section, 4).unwrap(), Some(call.clone()));
-        assert_eq!(call::heard(&section, 5).unwrap(), None);
+        assert_eq!(call::heard(&section.for_reading(), 4).unwrap(), Some(call.clone()));
+        assert_eq!(call::heard(&section.for_reading(), 5).unwrap(), None);
         assert!(call::ask(&section, &call::Call { frame: vec![0; 513], ..call }).is_err());
         section.word("call", crate::format::directory::CALL_LEN).unwrap().set(u64::MAX);
-        assert!(call::heard(&section, 4).is_err());
+        assert!(call::heard(&section.for_reading(), 4).is_err());
     }
 }

@@ -10,7 +10,7 @@ use std::os::unix::fs::FileExt;
 use rustix::fs::SealFlags;
 
 use crate::error::{Error, Result};
-use crate::mapping::{Mapping, Section};
+use crate::mapping::{Mapping, PeerSection};
 
 /// What `statfs` says of sysfs, where devices' BARs are.
 const SYSFS_MAGIC: i64 = 0x6265_6572;
@@ -25,7 +25,7 @@ pub struct Reader {
 #[derive(Debug)]
 enum Source {
     /// Mapped without write access: nothing here hands out a word that could be stored to.
-    Memory(Section),
+    Memory(PeerSection),
     File(File),
 }
 
@@ -42,7 +42,7 @@ impl Reader {
         }
         let len = u64::try_from(stat.st_size).unwrap_or(0);
         let source = if len > 0 && cannot_shrink(&fd) {
-            Source::Memory(Mapping::map_for_reading(fd.as_fd(), len)?.whole())
+            Source::Memory(Mapping::map_for_reading(fd.as_fd(), len)?.whole_for_reading())
         } else {
             Source::File(File::from(fd))
         };
@@ -128,10 +128,11 @@ mod tests {
     fn memory_and_file_read_alike_and_no_further_than_they_reach() {
         let memory = crate::create::memory(1 << 20).unwrap();
         let map = Mapping::map(memory.as_fd(), 1 << 20).unwrap();
-        map.whole().word("t", 4096).unwrap().set(77);
+        map.whole().unwrap().word("t", 4096).unwrap().set(77);
         let path = std::env::temp_dir().join(format!("isthmus-reader-{}", std::process::id()));
         let mut file = File::create(&path).unwrap();
-        file.write_all(&map.whole().bytes("t", 0, 1 << 20).unwrap().to_vec(0, 1 << 20).unwrap()).unwrap();
+        file.write_all(&map.whole().unwrap().bytes("t", 0, 1 << 20).unwrap().to_vec(0, 1 << 20).unwrap())
+            .unwrap();
         let file = File::open(&path).unwrap();
         std::fs::remove_file(&path).unwrap();
         let readers = [Reader::new(memory).unwrap(), Reader::new(file.into()).unwrap()];

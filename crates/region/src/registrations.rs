@@ -10,7 +10,7 @@ use isthmus_lockfree::life::{Life, State, unchanged};
 
 use crate::error::{Error, Result};
 use crate::format::{CHUNK_ENTRIES, block, chunk, registration, registrations};
-use crate::mapping::{LineRef, Section};
+use crate::mapping::{LineRef, PeerSection, ReadOnly};
 use crate::member::Member;
 
 /// Reads are allowed.
@@ -148,7 +148,7 @@ pub struct Published {
     /// What the entry said.
     pub range: Range,
     life: u64,
-    line: LineRef,
+    line: LineRef<ReadOnly>,
 }
 
 impl Published {
@@ -168,8 +168,8 @@ impl Published {
 /// The reader's side of the table that an endpoint's block names.
 #[derive(Debug)]
 pub struct Reader {
-    section: Section,
-    head: LineRef,
+    section: PeerSection,
+    head: LineRef<ReadOnly>,
 }
 
 impl Reader {
@@ -177,7 +177,7 @@ impl Reader {
     ///
     /// # Errors
     /// [`Error::OutOfBounds`].
-    pub fn open(section: &Section, block: u64) -> Result<Option<Self>> {
+    pub fn open(section: &PeerSection, block: u64) -> Result<Option<Self>> {
         let at = block
             .checked_add(block::REGISTRATIONS)
             .ok_or(Error::Invalid { what: "block", value: block })
@@ -190,7 +190,7 @@ impl Reader {
     }
 
     /// The section that ranges lie in.
-    pub fn section(&self) -> &Section {
+    pub fn section(&self) -> &PeerSection {
         &self.section
     }
 
@@ -261,10 +261,9 @@ mod tests {
         let mut host = membership::Writer::create(&map, &shape, 1).unwrap();
         let section = shape.host_bytes;
         let new = NewPeer { section, section_bytes: 2 << 20, ivshmem_id: None, name: "host" };
-        let incarnation = host.add(0, &new).unwrap();
+        host.add(0, &new).unwrap();
         host.set_state(0, State::Active).unwrap();
-        let section = host.region().section(&host.region().peer(0).unwrap().unwrap()).unwrap();
-        let mut writer = Writer::create(&section, &shape, incarnation).unwrap();
+        let mut writer = Writer::create(host.region(), 0).unwrap();
         let grant = writer.open_area(64 << 10, 1, "test").unwrap();
         Member::new(&map, 0, grant, Box::new(Stub(Mutex::new(writer)))).unwrap()
     }
@@ -279,9 +278,9 @@ mod tests {
         let mut table = Table::create(&member).unwrap();
         let block = member.take(block::BYTES).unwrap();
         member.section().zero("block", block, block::BYTES).unwrap();
-        assert!(Reader::open(member.section(), block).unwrap().is_none());
+        assert!(Reader::open(&member.section().for_reading(), block).unwrap().is_none());
         member.section().word("block", block + block::REGISTRATIONS).unwrap().set(table.offset());
-        let reader = Reader::open(member.section(), block).unwrap().unwrap();
+        let reader = Reader::open(&member.section().for_reading(), block).unwrap().unwrap();
         assert!(reader.ranges().is_empty());
         let numbers: Vec<u32> = (0..40).map(|key| table.publish(&range(key, 64 * key)).unwrap()).collect();
         let version = reader.version();
@@ -306,8 +305,8 @@ mod tests {
         let member = member();
         let mut table = Table::create(&member).unwrap();
         let reader = Reader {
-            section: member.section().clone(),
-            head: member.section().line("t", table.offset()).unwrap(),
+            section: member.section().for_reading(),
+            head: member.section().for_reading().line("t", table.offset()).unwrap(),
         };
         table.publish(&Range { len: u64::MAX, ..range(1, 64) }).unwrap();
         table.publish(&Range { offset: member.section().len() - 99, ..range(2, 0) }).unwrap();

@@ -5,7 +5,7 @@
 
 use crate::error::Result;
 use crate::local::LocalBuf;
-use crate::mapping::{Bytes, Section};
+use crate::mapping::{Access, Bytes, Section};
 
 /// A value that any bytes are one of.
 pub trait Value: Copy + Default {
@@ -67,7 +67,7 @@ where
 /// Longest value that goes through a buffer on the stack.
 const MOST: usize = 256;
 
-impl Section {
+impl<A: Access> Section<A> {
     /// Copies a value out.
     ///
     /// # Errors
@@ -82,18 +82,6 @@ impl Section {
         Ok(T::take(bytes))
     }
 
-    /// Copies a value in.
-    ///
-    /// # Errors
-    /// As [`Section::get`]; nothing is written then.
-    #[inline]
-    pub fn set<T: Value>(&self, offset: u64, value: T) -> Result<()> {
-        let mut bytes = [0_u8; MOST];
-        let bytes = bytes.get_mut(..T::BYTES).ok_or_else(too_long::<T>)?;
-        value.put(bytes);
-        self.fill_bytes("value", offset, bytes)
-    }
-
     /// Copies all bytes of `into` from `offset`.
     ///
     /// # Errors
@@ -105,7 +93,21 @@ impl Section {
     }
 }
 
-impl Bytes {
+impl Section {
+    /// Copies a value in.
+    ///
+    /// # Errors
+    /// As [`Section::get`]; nothing is written then.
+    #[inline]
+    pub fn set<T: Value>(&self, offset: u64, value: T) -> Result<()> {
+        let mut bytes = [0_u8; MOST];
+        let bytes = bytes.get_mut(..T::BYTES).ok_or_else(too_long::<T>)?;
+        value.put(bytes);
+        self.fill_bytes("value", offset, bytes)
+    }
+}
+
+impl<A: Access> Bytes<A> {
     /// Copies a value out.
     ///
     /// # Errors
@@ -117,7 +119,9 @@ impl Bytes {
         self.get(offset, bytes)?;
         Ok(T::take(bytes))
     }
+}
 
+impl Bytes {
     /// Copies a value in.
     ///
     /// # Errors
@@ -145,7 +149,8 @@ mod tests {
     #[test]
     fn values_come_back_and_stay_inside() {
         let fd = crate::create::memory(1 << 20).unwrap();
-        let section = Mapping::map(fd.as_fd(), 1 << 20).unwrap().whole().part("test", 4096, 4096).unwrap();
+        let section =
+            Mapping::map(fd.as_fd(), 1 << 20).unwrap().whole().unwrap().part("test", 4096, 4096).unwrap();
         section.set(3, -7_i32).unwrap();
         section.set(8, [1.5_f64, -2.0, 3.25]).unwrap();
         assert_eq!(section.get::<i32>(3).unwrap(), -7);

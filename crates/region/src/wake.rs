@@ -6,10 +6,10 @@ use std::time::Duration;
 use rustix::io::Errno;
 use rustix::thread::futex::{self, Flags, Timespec};
 
-use crate::sync::Word;
+use crate::sync::{ReadWord, Word};
 
 /// Sleeps until the word no longer has the value `seen`, [`wake`] is called, the time is up, or a signal comes.
-pub fn wait(word: &Word, seen: u64, limit: Duration) {
+pub fn wait(word: &ReadWord, seen: u64, limit: Duration) {
     let limit = Timespec {
         tv_sec: i64::try_from(limit.as_secs()).unwrap_or(i64::MAX),
         tv_nsec: i64::from(limit.subsec_nanos()),
@@ -27,12 +27,12 @@ pub fn wake(word: &Word) {
 }
 
 /// Wakes up to `count` of the sleepers on the word, which was changed already.
-pub fn ring(word: &Word, count: u32) {
+pub fn ring(word: &ReadWord, count: u32) {
     let _ = futex::wake(word.futex(), Flags::empty(), count.min(i32::MAX as u32));
 }
 
 /// Whether one can sleep on this word at all.
-pub fn works(word: &Word) -> bool {
+pub fn works(word: &ReadWord) -> bool {
     let at_once = Timespec { tv_sec: 0, tv_nsec: 1 };
     #[allow(clippy::cast_possible_truncation)] // any other value will do
     let other = !(word.peek() as u32);
@@ -54,8 +54,8 @@ mod tests {
     fn a_sleeper_is_woken_through_another_mapping() {
         let fd = crate::create::memory(1 << 20).unwrap();
         let (here, there) = (
-            Mapping::map(fd.as_fd(), 1 << 20).unwrap().whole(),
-            Mapping::map(fd.as_fd(), 1 << 20).unwrap().whole(),
+            Mapping::map(fd.as_fd(), 1 << 20).unwrap().whole().unwrap(),
+            Mapping::map(fd.as_fd(), 1 << 20).unwrap().whole().unwrap(),
         );
         let word = here.word("test", 64).unwrap();
         assert!(works(word));

@@ -432,7 +432,7 @@ impl Seat {
             own,
             partners,
             arrived: Word::new(0),
-            learned: Learned::new(shared.member.has_futexes()),
+            learned: Learned::new(shared.member.doorbell()),
             broken: false,
             is_short: !central && steps == 1,
             rings: shared.parameters.waiting != Waiting::Spin,

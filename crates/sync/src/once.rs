@@ -45,7 +45,7 @@ impl Once {
     /// [`Error::Memory`] if the section is smaller than [`BYTES`] or misaligned.
     pub fn open(member: &Arc<Member>, section: &Section) -> Result<Self> {
         let gate = Gate::new(member, section, 0).map_err(Error::memory("a once"))?;
-        Ok(Self { member: Arc::clone(member), gate, learned: Learned::new(member.has_futexes()) })
+        Ok(Self { member: Arc::clone(member), gate, learned: Learned::new(member.doorbell()) })
     }
 
     /// Whether it is done.

@@ -46,7 +46,7 @@ impl RawLock {
         offset: u64,
         wake: u32,
     ) -> Result<Self> {
-        let learned = Learned::new(member.has_futexes());
+        let learned = Learned::new(member.doorbell());
         Ok(Self {
             member: Arc::clone(member),
             party: member.party(),

@@ -46,7 +46,7 @@ impl Semaphore {
         }
         let gate = Gate::new(member, section, 0).map_err(Error::memory("a semaphore"))?;
         let _ = gate.word().replace(0, SET | u64::from(initial));
-        let learned = Learned::new(member.has_futexes());
+        let learned = Learned::new(member.doorbell());
         Ok(Self { member: Arc::clone(member), gate, learned })
     }
 

@@ -18,6 +18,7 @@ use std::time::{Duration, Instant};
 
 use isthmus_lockfree::hint;
 use isthmus_lockfree::sync::Word;
+use isthmus_region::doorbell::Doorbell;
 
 use crate::error::Result;
 
@@ -55,10 +56,6 @@ const TIRED: Duration = Duration::from_millis(10);
 const NAP: Duration = Duration::from_micros(100);
 /// Naps from one yield to the next, which shows whether other threads still use it.
 const NAPS: u64 = 8;
-/// About what it costs to sleep at a futex and to be woken.
-const LONGEST_SPIN: Duration = Duration::from_micros(20);
-/// The same through the services, between VMs.
-const LONGEST_SPIN_BY_SERVICE: Duration = Duration::from_micros(300);
 /// The longest spin of [`Waiting::Block`].
 const BRIEF: Duration = Duration::from_micros(10);
 /// The shortest spin that pays.
@@ -122,8 +119,8 @@ pub(crate) struct Learned {
 }
 
 impl Learned {
-    pub(crate) fn new(has_futexes: bool) -> Self {
-        let longest = if has_futexes { LONGEST_SPIN } else { LONGEST_SPIN_BY_SERVICE };
+    pub(crate) fn new(doorbell: Doorbell) -> Self {
+        let longest = doorbell.cost();
         Self {
             longest,
             spin_ns: Word::new(nanos(longest)),
@@ -400,7 +397,7 @@ mod tests {
     const NO_LIMIT: Option<Instant> = None;
 
     fn crowded() -> Learned {
-        let learned = Learned::new(true);
+        let learned = Learned::new(Doorbell::Futex);
         learned.crowd.put(64);
         learned
     }
@@ -462,7 +459,7 @@ mod tests {
     #[test]
     fn a_wait_without_time_checks_and_neither_yields_nor_sleeps() {
         for how in [Waiting::Spin, Waiting::Block, Waiting::Hybrid] {
-            let learned = Learned::new(true);
+            let learned = Learned::new(Doorbell::Futex);
             let mut checks = 0;
             let check = || {
                 checks += 1;
@@ -475,13 +472,13 @@ mod tests {
             };
             assert_eq!([poll(), poll(), poll()], [Ended::TimedOut, Ended::TimedOut, Ended::Stopped]);
             assert!(!has_yielded(&learned), "{how:?}");
-            assert_eq!(learned.spin_ns.peek(), nanos(LONGEST_SPIN), "nothing is learned from that");
+            assert_eq!(learned.spin_ns.peek(), nanos(Doorbell::Futex.cost()), "nothing is learned from that");
         }
     }
 
     #[test]
     fn scarcity_is_checked_once_and_again_after_many_waits() {
-        let learned = Learned::new(true);
+        let learned = Learned::new(Doorbell::Futex);
         assert!(learned.must_recheck());
         for _ in 1..RECHECK_EVERY {
             assert!(!learned.must_recheck() && !learned.must_recheck());

@@ -8,13 +8,13 @@ use std::collections::VecDeque;
 
 use isthmus_lockfree::activity;
 use isthmus_lockfree::heat::{Thermostat, must_announce};
-use isthmus_lockfree::ring::{BadPosition, Consumer, Producer, Slots};
+use isthmus_lockfree::ring::{BadPosition, Consumer, Producer, ReadSlots, Slots};
 use isthmus_lockfree::sleep::{self, Bell};
-use isthmus_lockfree::slot::{Message, Slot};
+use isthmus_lockfree::slot::{Message, ReadSlot, Slot};
 use isthmus_region::counters::LaneTotals;
 use isthmus_region::mapping::LineRef;
 use isthmus_region::member::Member;
-use isthmus_region::{Section, SlotRing};
+use isthmus_region::{PeerSection, ReadOnly, SlotRing};
 
 use crate::fault::{Step, step};
 use crate::types::PeerId;
@@ -109,12 +109,12 @@ pub struct Outgoing {
     others: u64,
     descriptor: LineRef,
     counters: LineRef,
-    accepted: Option<(LineRef, LineRef)>,
+    accepted: Option<(LineRef<ReadOnly>, LineRef<ReadOnly>)>,
     answered: u64,
     activity: LineRef,
     sender: u32,
     /// The receiver's block, which says whether it sleeps, and the last sleep that was rung for.
-    sleeper: Option<LineRef>,
+    sleeper: Option<LineRef<ReadOnly>>,
     rung: u64,
     /// The read position at which the receiver was last asked to wake us.
     asked: u64,
@@ -136,7 +136,7 @@ impl Outgoing {
         counters: LineRef,
         activity: LineRef,
         sender: u32,
-        sleeper: Option<LineRef>,
+        sleeper: Option<LineRef<ReadOnly>>,
     ) -> Self {
         let slots = ring.capacity();
         for position in 0..slots {
@@ -174,7 +174,7 @@ impl Outgoing {
     }
 
     /// The receiver's accept entry: the line with the heat word and the line with the read position.
-    pub fn accept(&mut self, heat: LineRef, read: LineRef) {
+    pub fn accept(&mut self, heat: LineRef<ReadOnly>, read: LineRef<ReadOnly>) {
         self.accepted = Some((heat, read));
     }
 
@@ -419,7 +419,7 @@ pub struct Incoming {
     /// The sender.
     pub peer: PeerId,
     /// The sender's section, for payloads.
-    pub section: Section,
+    pub section: PeerSection,
     /// Number of the accept entry.
     pub entry: u32,
     /// Generation of the descriptor that was accepted.
@@ -432,13 +432,13 @@ pub struct Incoming {
     pub last: u64,
     /// The read position of the last request for room that was served.
     woken_at: u64,
-    ring: SlotRing,
+    ring: SlotRing<ReadOnly>,
     consumer: Consumer,
-    descriptor: LineRef,
+    descriptor: LineRef<ReadOnly>,
     heat: LineRef,
     read: LineRef,
     /// The sender's block, which says whether it sleeps, and the last sleep that was rung for.
-    sleeper: Option<LineRef>,
+    sleeper: Option<LineRef<ReadOnly>>,
     rung: u64,
 }
 
@@ -447,15 +447,15 @@ impl Incoming {
     #[allow(clippy::too_many_arguments)] // each is a part of the lane, and there is one caller
     pub fn new(
         peer: PeerId,
-        section: Section,
+        section: PeerSection,
         entry: u32,
         generation: u64,
         number: u32,
-        ring: SlotRing,
-        descriptor: LineRef,
+        ring: SlotRing<ReadOnly>,
+        descriptor: LineRef<ReadOnly>,
         heat: LineRef,
         read: LineRef,
-        sleeper: Option<LineRef>,
+        sleeper: Option<LineRef<ReadOnly>>,
     ) -> Self {
         Self {
             peer,
@@ -489,7 +489,7 @@ impl Incoming {
 
     /// The slot of the next message.
     #[inline]
-    pub fn next(&self) -> &Slot {
+    pub fn next(&self) -> &ReadSlot {
         self.consumer.next(&self.ring)
     }
 

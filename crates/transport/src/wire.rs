@@ -25,7 +25,7 @@
 //!              CHUNK CHUNK CHUNK … ─────►   copied out while the next is copied in; DONE if `ACK`
 //! ```
 
-use isthmus_lockfree::slot::Slot;
+use isthmus_lockfree::slot::ReadSlot;
 
 use crate::types::{AtomicKind, Status};
 
@@ -106,7 +106,7 @@ pub const INLINE_WORDS: usize = INLINE_BYTES / 8;
 /// An `INLINE` message in its slot. Each word is read when it is asked for.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Inline<'a> {
-    pub(crate) slot: &'a Slot,
+    pub(crate) slot: &'a ReadSlot,
     /// Word 0.
     pub(crate) head: u64,
 }

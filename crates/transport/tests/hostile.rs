@@ -8,10 +8,10 @@ use common::*;
 use isthmus_transport::wire::{flag, head, kind};
 use std::sync::{Arc, Mutex};
 
-use isthmus_region::format::{block, chunk};
+use isthmus_region::PeerSection;
+use isthmus_region::format::{activity, block, chunk, endpoint};
 use isthmus_region::life::{Life, State};
 use isthmus_region::local::LocalBuf;
-use isthmus_region::mapping::Section;
 use isthmus_transport::types::{RemoteAtomic, Rma};
 use isthmus_transport::{
     Access, Completion, Config, Endpoint, Memory, PeerId, PostError, Posted, Receive, Selector, Status,
@@ -328,7 +328,7 @@ fn the_death_of_a_vm_that_is_seen_before_that_of_its_endpoints_ends_what_waits_f
     world.host.set_state(1, isthmus_region::life::State::Dead).unwrap();
     let mut ends = polls(&mut a, 1000);
     let region = world.host.region();
-    let section = region.section(&region.peer(1).unwrap().unwrap()).unwrap();
+    let section = region.own_section(&region.peer(1).unwrap().unwrap()).unwrap();
     isthmus_region::directory::bury(&section, region.shape()).unwrap();
     ends.extend(polls(&mut a, 1000));
     assert_eq!(ends.iter().map(|e| e.status).collect::<Vec<_>>(), [Status::PeerGone]);
@@ -369,7 +369,7 @@ fn a_close_ends_while_others_keep_sending() {
 }
 
 /// Accept entries that an endpoint has room for.
-fn accept_entries(section: &Section, block_at: u64) -> usize {
+fn accept_entries(section: &PeerSection, block_at: u64) -> usize {
     let next = |at: u64| section.word("link", at).unwrap().get();
     let first = next(block_at + block::ACCEPTS);
     std::iter::successors(Some(first), |at| Some(next(at + chunk::NEXT))).take_while(|at| *at != 0).count()
@@ -386,18 +386,21 @@ fn an_incarnation_that_keeps_changing_costs_no_memory() {
     polls(&mut a, 600);
     // Its lane stays, and has no message from now on.
     let (member, _) = world.attach(2);
-    let (_, theirs) = member.directory(1).unwrap();
+    let theirs = world.section_of(1);
+    let (_, directory) = member.directory(1).unwrap();
     let (_, mine) = member.directory(0).unwrap();
     let endpoints = member.region().shape().endpoints;
     let slot = hostile.address().slot.local(endpoints);
-    let record = theirs.endpoint_line(slot).unwrap();
-    let block_at = theirs.endpoint(slot).unwrap().block;
-    let lanes = theirs.section().word("block", block_at + block::LANES).unwrap().get();
-    let lane = theirs.section().line("lane", lanes + 64).unwrap();
-    let (described, version) = (lane.words[0].peek(), theirs.section().word("block", block_at + 8).unwrap());
+    let places = isthmus_region::directory::places(member.region().shape());
+    let record = theirs.line("endpoint", places.endpoints + u64::from(slot) * endpoint::BYTES).unwrap();
+    let block_at = directory.endpoint(slot).unwrap().block;
+    let lanes = theirs.word("block", block_at + block::LANES).unwrap().get();
+    let lane = theirs.line("lane", lanes + 64).unwrap();
+    let (described, version) = (lane.words[0].peek(), theirs.word("block", block_at + 8).unwrap());
     let ring = lane.words[3].peek();
-    theirs.section().line("slot", ring).unwrap().words[0].set(0);
-    let activity = theirs.activity(a.address().slot.0).unwrap();
+    theirs.line("slot", ring).unwrap().words[0].set(0);
+    let activity = places.activity + u64::from(a.address().slot.0) * activity::BYTES;
+    let activity = theirs.line("activity", activity).unwrap();
     let my_block = mine.endpoint(a.address().slot.local(endpoints)).unwrap().block;
     let entries = accept_entries(mine.section(), my_block);
     let used = mine.heap_used();
@@ -474,11 +477,11 @@ fn an_impossible_read_position_ends_all_that_waits_for_room() {
     assert!(pending > 4096);
     // The receiver's read position.
     let (member, _) = world.attach(0);
-    let (_, theirs) = member.directory(1).unwrap();
+    let theirs = world.section_of(1);
     let endpoints = member.region().shape().endpoints;
-    let block_at = theirs.endpoint(b.address().slot.local(endpoints)).unwrap().block;
-    let accepts = theirs.section().word("block", block_at + block::ACCEPTS).unwrap().get();
-    let read = theirs.section().word("read", accepts + 64 + isthmus_region::format::accept::READ).unwrap();
+    let block_at = member.directory(1).unwrap().1.endpoint(b.address().slot.local(endpoints)).unwrap().block;
+    let accepts = theirs.word("block", block_at + block::ACCEPTS).unwrap().get();
+    let read = theirs.word("read", accepts + 64 + isthmus_region::format::accept::READ).unwrap();
     assert_eq!(read.get(), 1);
     read.set(1 << 40);
     let refused = a.send(&message(to_b, 1, &bufs));

@@ -588,7 +588,7 @@ fn run(all: u64, plan: &Plan, misdeeds: &[Misdeed]) {
     std::thread::scope(|scope| {
         for ((peer, misdeed), talker) in (plan.peers..).zip(misdeeds).zip(talkers) {
             let info = world.host.region().peer(peer).unwrap().unwrap();
-            let section = world.host.region().section(&info).unwrap();
+            let section = world.host.region().own_section(&info).unwrap();
             let (over, addresses, named) = (&over, &addresses, &shared.named);
             let seed = plan.seed + 99 + u64::from(peer);
             if *misdeed == Misdeed::AtOnce {

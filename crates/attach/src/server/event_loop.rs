@@ -67,7 +67,7 @@ impl Loop {
         };
         watch(&listener, LISTENER)?;
         watch(&bell, BELL)?;
-        let bells = Arc::new(Bells::new(writer.directory()));
+        let bells = Arc::new(Bells::new(&writer));
         Ok(Self {
             config,
             writer,

@@ -6,10 +6,10 @@ use std::sync::Arc;
 
 use isthmus_lockfree::activity::Seen;
 use isthmus_lockfree::life::{State as Living, unchanged};
-use isthmus_region::Section;
 use isthmus_region::directory::{Directory, EndpointInfo};
 use isthmus_region::format::{GlobalSlot, KIND_CHANNELS, block};
 use isthmus_region::mapping::LineRef;
+use isthmus_region::{PeerSection, ReadOnly};
 
 use super::{CLIENT, KIND, MAGIC, Shared, State};
 use crate::event::Event;
@@ -22,7 +22,7 @@ pub(super) struct RegionPeer {
     host: Arc<str>,
     directory: Directory,
     generation_seen: Option<u64>,
-    pub(super) activity: LineRef,
+    pub(super) activity: LineRef<ReadOnly>,
     pub(super) seen: Seen,
     /// Endpoints that are no members of this group: their incarnations, by slot.
     strangers: HashMap<u32, u64>,
@@ -31,11 +31,11 @@ pub(super) struct RegionPeer {
 /// Another member of the group.
 pub(crate) struct Known {
     pub(crate) peer: Peer,
-    pub(crate) life: LineRef,
+    pub(crate) life: LineRef<ReadOnly>,
     pub(crate) alive: u64,
-    pub(crate) section: Section,
-    pub(crate) block: LineRef,
-    pub(crate) facts: LineRef,
+    pub(crate) section: PeerSection,
+    pub(crate) block: LineRef<ReadOnly>,
+    pub(crate) facts: LineRef<ReadOnly>,
     pub(super) version_seen: Option<u64>,
     /// Offers that were queued, accepted or refused: generations, by number.
     pub(super) handled: HashMap<u32, u64>,

@@ -7,7 +7,7 @@ use isthmus_lockfree::life::{Life, State as Living};
 use isthmus_lockfree::stream;
 use isthmus_region::mapping::LineRef;
 use isthmus_region::member::Member;
-use isthmus_region::{Bytes, Section};
+use isthmus_region::{Bytes, PeerSection, ReadOnly};
 
 use super::group::Known;
 use super::{BACKLOG, Shared, State, VERSION};
@@ -29,9 +29,9 @@ pub(crate) struct Lingering {
     /// The ring, until it was read: offset and bytes. `last` is the read position then.
     pub(crate) ring: Option<(u64, u64)>,
     pub(crate) last: u64,
-    pub(crate) partner: End,
+    pub(crate) partner: End<ReadOnly>,
     pub(crate) partner_life: u64,
-    pub(crate) life: LineRef,
+    pub(crate) life: LineRef<ReadOnly>,
     pub(crate) alive: u64,
     /// Whether it refuses an offer, and never was an end of a channel.
     pub(crate) refused: bool,
@@ -137,7 +137,7 @@ impl Shared {
     }
 
     /// The ring that a claim names, in its owner's section.
-    pub(crate) fn ring_of(section: &Section, claim: &Claim) -> Option<Bytes> {
+    pub(crate) fn ring_of(section: &PeerSection, claim: &Claim) -> Option<Bytes<ReadOnly>> {
         section.bytes("ring", claim.ring, claim.ring_bytes).ok()
     }
 

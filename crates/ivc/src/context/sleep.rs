@@ -6,7 +6,6 @@ use std::time::Duration;
 use isthmus_lockfree::activity;
 use isthmus_lockfree::sleep::{self, Bell};
 use isthmus_region::format::GlobalSlot;
-use isthmus_region::wake;
 
 use super::{SLEEP, Shared, State, VERSION};
 use crate::wait::{self, lock};
@@ -42,9 +41,7 @@ impl Shared {
     pub(crate) fn announce(&self, state: &mut State, slot: u32) {
         let version = &self.block.words[VERSION];
         version.set(version.peek().wrapping_add(1));
-        if let Ok((_, own)) = self.member.directory(self.member.peer())
-            && let Ok(line) = own.activity(slot)
-        {
+        if let Ok(line) = self.member.own().announcements(slot) {
             activity::announce(&line, self.local);
         }
         if let Some(known) = state.known.get_mut(&slot)
@@ -77,17 +74,7 @@ impl Shared {
     #[cold]
     #[inline(never)]
     pub(crate) fn ring(&self, slot: u32, bell: Bell) {
-        let slot = GlobalSlot(slot);
-        let endpoints = self.member.region().shape().endpoints;
-        let neighbour = slot.peer(endpoints) == self.member.peer() && self.member.has_futexes();
-        if bell == Bell::Futex && neighbour {
-            let line = self.member.directory(self.member.peer());
-            if let Ok(line) = line.and_then(|(_, d)| d.wake_line(slot.local(endpoints))) {
-                wake::wake(&line.words[0]);
-            }
-        } else {
-            self.member.service().wake(slot);
-        }
+        self.member.ring(GlobalSlot(slot), bell);
     }
 
     /// Waits until `done` returns true, at most `limit`, or for ever; calls it whenever something may have happened. Returns
@@ -120,7 +107,7 @@ impl Shared {
                 let mut sleeping = lock(&self.sleeping);
                 sleeping.count += 1;
                 sleeping.sleepers += 1;
-                let bell = if sleeping.armed { Bell::Service } else { self.sleeper.mode() };
+                let bell = if sleeping.armed { Bell::Service } else { self.sleeper.doorbell().bell() };
                 sleep::announce_sleep(&self.block.words[SLEEP], sleeping.count, bell);
             }
             let found = check();

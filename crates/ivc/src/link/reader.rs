@@ -198,7 +198,7 @@ impl Link {
                 core.streak = 0;
                 core.thermostat.cool(self.own.reader(at::HEAT));
                 core.sleeps += 1;
-                let bell = if core.armed { Bell::Service } else { self.shared.sleeper.mode() };
+                let bell = if core.armed { Bell::Service } else { self.shared.sleeper.doorbell().bell() };
                 sleep::announce_sleep(self.own.reader(at::SLEEP), core.sleeps, bell);
                 let settled = core.thermostat.settled(self.partner.writer(at::ANSWER));
                 // The poll that decides, after the sleep was announced.

@@ -6,7 +6,7 @@ use isthmus_lockfree::heat::must_announce;
 use isthmus_lockfree::life::unchanged;
 use isthmus_lockfree::sleep::{self, Bell};
 use isthmus_lockfree::stream::{self, pieces};
-use isthmus_lockfree::sync::Word;
+use isthmus_lockfree::sync::ReadWord;
 
 use super::{Ended, Link, SUSPENDING};
 use crate::error::Result;
@@ -112,7 +112,7 @@ impl Link {
 
     /// How far the partner has read of the own ring.
     #[inline]
-    fn own_read_position(&self) -> &Word {
+    fn own_read_position(&self) -> &ReadWord {
         self.partner.read()
     }
 
@@ -186,7 +186,7 @@ impl Link {
             {
                 let mut core = lock(&self.writer);
                 core.sleeps += 1;
-                let bell = if core.armed { Bell::Service } else { self.shared.sleeper.mode() };
+                let bell = if core.armed { Bell::Service } else { self.shared.sleeper.doorbell().bell() };
                 sleep::announce_sleep(self.own.writer(at::ROOM), core.sleeps, bell);
                 // The check that decides, after the sleep was announced.
                 let found = ready(&mut core);

@@ -3,6 +3,7 @@
 use std::os::fd::OwnedFd;
 
 use isthmus_cabi::guard;
+use isthmus_region::doorbell::Doorbell;
 use isthmus_transport::{Asleep, Bell, Endpoint, Short};
 
 use super::completion::ToReader;
@@ -59,9 +60,9 @@ impl Ep {
         self.state.try_lock().is_none_or(|s| s.transport.as_ref().is_none_or(Endpoint::has_lanes))
     }
 
-    /// Whether a thread can sleep on a futex here.
-    pub(crate) fn has_futex(&self) -> bool {
-        self.domain.member.has_futexes()
+    /// How threads sleep here.
+    pub(crate) fn doorbell(&self) -> Doorbell {
+        self.domain.member.doorbell()
     }
 
     /// Whether there are more processes than processors.

@@ -37,6 +37,8 @@ pub(super) enum Reach {
 #[derive(Debug)]
 pub(super) struct Known {
     reader: Reader,
+    /// The target's section, to be written.
+    section: isthmus_region::Section,
     owner: Owner,
     /// None before it was first read.
     version: Option<u64>,
@@ -82,9 +84,17 @@ impl Endpoint {
             // Without a valid area number there is no area to hold: the endpoint is reached by messages.
             let area = u32::try_from(info.area).ok()?;
             let reader = Reader::open(directory.section(), info.block).ok().flatten();
-            peer.reach = reader.map_or(Reach::None, |reader| {
+            // Where this process may only read, all goes by messages, reads too: they must not overtake the writes.
+            let open = reader.zip(directory.section().writable().ok());
+            peer.reach = open.map_or(Reach::None, |(reader, section)| {
                 let owner = Owner::new(index, area);
-                Reach::Table(Box::new(Known { reader, owner, version: None, ranges: HashMap::new() }))
+                Reach::Table(Box::new(Known {
+                    reader,
+                    section,
+                    owner,
+                    version: None,
+                    ranges: HashMap::new(),
+                }))
             });
         }
         let Reach::Table(known) = &mut peer.reach else { return None };
@@ -106,7 +116,7 @@ impl Endpoint {
         if !fits || range.access & needed != needed {
             return Some(Err(Status::NoAccess));
         }
-        let section = known.reader.section().clone();
+        let section = known.section.clone();
         // Cannot overflow: the reader has checked the range against the section.
         let offset = range.offset + offset;
         Some(Ok(Place { published: published.clone(), section, owner: known.owner, offset }))

@@ -4,7 +4,7 @@ use isthmus_lockfree::life::{Life, State, unchanged};
 use isthmus_region::directory::Directory;
 use isthmus_region::format::{CHUNK_ENTRIES, GlobalSlot, accept, chunk, lane};
 use isthmus_region::mapping::LineRef;
-use isthmus_region::{Section, SlotRing};
+use isthmus_region::{PeerSection, ReadOnly, SlotRing};
 
 use super::entries::accept_key;
 use super::poll::Keep;
@@ -23,14 +23,14 @@ struct Claim {
     generation: u64,
     /// Offset of the ring, and its slots.
     ring: (u64, u64),
-    descriptor: LineRef,
+    descriptor: LineRef<ReadOnly>,
 }
 
 impl Claim {
     /// What descriptor `number` claims, if it describes a lane to incarnation `incarnation` of `slot`. A
     /// descriptor that becomes another lane's while it is read claims nothing; the table's version changes
     /// after that (P5).
-    fn read(number: u32, descriptor: LineRef, slot: GlobalSlot, incarnation: u64) -> Option<Self> {
+    fn read(number: u32, descriptor: LineRef<ReadOnly>, slot: GlobalSlot, incarnation: u64) -> Option<Self> {
         let words = &descriptor.words;
         let seen = words[0].get();
         let life = Life::unpack(seen);
@@ -150,7 +150,7 @@ impl Endpoint {
         &mut self,
         q: usize,
         slot: u32,
-        section: &Section,
+        section: &PeerSection,
         first: u64,
         peer: u32,
         incarnation: u64,
@@ -197,9 +197,17 @@ impl Endpoint {
     }
 
     /// Accepts a lane; a claim that cannot be right is ignored.
-    fn accept(&mut self, q: usize, slot: u32, section: &Section, claim: &Claim, peer: u32, incarnation: u64) {
+    fn accept(
+        &mut self,
+        q: usize,
+        slot: u32,
+        section: &PeerSection,
+        claim: &Claim,
+        peer: u32,
+        incarnation: u64,
+    ) {
         let (ring_at, slots) = claim.ring;
-        let Ok(ring): Result<SlotRing, _> = section.ring("ring", ring_at, slots) else { return };
+        let Ok(ring): Result<SlotRing<ReadOnly>, _> = section.ring("ring", ring_at, slots) else { return };
         let address = Address {
             region: self.member.region().shape().uuid,
             slot: GlobalSlot::new(peer, slot, self.member.region().shape().endpoints),
@@ -306,8 +314,9 @@ mod tests {
     fn a_descriptor_that_changes_hands_claims_nothing() {
         let fd = isthmus_region::create::memory(1 << 20).unwrap();
         let map = Mapping::map(fd.as_fd(), 1 << 20).unwrap();
-        let line = map.whole().line("lane", 0).unwrap();
-        let (theirs, done) = (line.clone(), AtomicBool::new(false));
+        let line = map.whole_for_reading().line("lane", 0).unwrap();
+        let theirs = map.whole().unwrap().line("lane", 0).unwrap();
+        let done = AtomicBool::new(false);
         std::thread::scope(|s| {
             s.spawn(|| {
                 for generation in 1..400_000_u64 {

@@ -41,6 +41,7 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
 use isthmus_lockfree::activity::Seen;
+use isthmus_region::ReadOnly;
 use isthmus_region::directory::Directory;
 use isthmus_region::format::{GlobalSlot, block};
 use isthmus_region::holds::Hold;
@@ -104,7 +105,7 @@ enum Shortage {
 struct Peer {
     address: Address,
     /// The line of its endpoint record; none if its peer is gone.
-    life: Option<LineRef>,
+    life: Option<LineRef<ReadOnly>>,
     /// The record's first word while it lives.
     alive: u64,
     gone: bool,
@@ -172,8 +173,8 @@ struct Push {
 #[derive(Debug)]
 struct Sender {
     incarnation: u64,
-    life: LineRef,
-    block: LineRef,
+    life: LineRef<ReadOnly>,
+    block: LineRef<ReadOnly>,
     lanes_seen: u64,
     lanes: Vec<u32>,
 }
@@ -185,7 +186,7 @@ struct Quarter {
     incarnation: u64,
     directory: Directory,
     generation_seen: u64,
-    activity: LineRef,
+    activity: LineRef<ReadOnly>,
     seen: Seen,
     senders: Vec<Option<Sender>>,
 }
@@ -305,7 +306,7 @@ impl Endpoint {
         let reserve = reserve.map_err(failed("take memory for an endpoint's reserve"))?;
         let (local, incarnation) =
             member.service().open_endpoint(block_at).map_err(failed("publish an endpoint"))?;
-        let wake = member.directory(member.peer()).and_then(|(_, d)| d.wake_line(local));
+        let wake = member.own().wake_line(local);
         let wake = wake.map_err(failed("find an endpoint's record"))?;
         let mut endpoint = Self {
             member: Arc::clone(member),

@@ -2,10 +2,10 @@
 
 use isthmus_lockfree::life::{Life, State};
 use isthmus_lockfree::sync::release_fence;
-use isthmus_region::Section;
 use isthmus_region::counters::Counter;
 use isthmus_region::format::{CHUNK_ENTRIES, accept, chunk, lane};
 use isthmus_region::mapping::LineRef;
+use isthmus_region::{PeerSection, ReadOnly};
 
 use super::Endpoint;
 use super::entries::accept_key;
@@ -73,8 +73,7 @@ impl Endpoint {
 
     /// Writes a lane's descriptor.
     fn describe(&mut self, to: PeerId, address: &Address, place: Place) -> isthmus_region::Result<Outgoing> {
-        let own = self.member.directory(self.member.peer())?.1;
-        let activity = own.activity(address.slot.0)?;
+        let activity = self.member.own().announcements(address.slot.0)?;
         let number = self.take_entry(true)?;
         let section = self.member.section();
         let ring = section.ring("ring", place.ring, place.size.slots)?;
@@ -103,7 +102,7 @@ impl Endpoint {
     }
 
     /// The block line of a remote endpoint.
-    pub(super) fn remote_block(&self, address: &Address) -> Option<(Section, LineRef)> {
+    pub(super) fn remote_block(&self, address: &Address) -> Option<(PeerSection, LineRef<ReadOnly>)> {
         let endpoints = self.member.region().shape().endpoints;
         let (_, directory) = self.member.directory(address.slot.peer(endpoints)).ok()?;
         let info = directory.endpoint(address.slot.local(endpoints)).ok()?;
@@ -138,11 +137,11 @@ impl Endpoint {
     /// case the receiver links them in a circle.
     fn find_accept(
         &self,
-        section: &Section,
+        section: &PeerSection,
         first: u64,
         key: u64,
         generation: u64,
-    ) -> Option<(LineRef, LineRef)> {
+    ) -> Option<(LineRef<ReadOnly>, LineRef<ReadOnly>)> {
         let mut at = first;
         for _ in 0..=u64::from(self.member.region().shape().slots()) / CHUNK_ENTRIES {
             if at == 0 {

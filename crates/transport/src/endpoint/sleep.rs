@@ -77,11 +77,6 @@ fn bounded(range: (Duration, Duration), tries: u32) -> Duration {
 }
 
 impl Endpoint {
-    /// Whether a thread can sleep on a futex here: not in a device's BAR.
-    pub fn has_futex(&self) -> bool {
-        self.member.has_futexes()
-    }
-
     /// Whether there are more processes with endpoints than processors for them, as far as the region tells.
     #[inline]
     pub fn is_crowded(&self) -> bool {
@@ -237,15 +232,6 @@ impl Endpoint {
     fn ring(&mut self, to: PeerId, bell: Bell, slot: GlobalSlot) {
         self.peers[to.0 as usize].sent.add(LaneCounter::Wakeups, 1);
         self.tally.add(Counter::Wakeups, 1);
-        let endpoints = self.member.region().shape().endpoints;
-        let neighbour = slot.peer(endpoints) == self.member.peer() && self.member.has_futexes();
-        if bell == Bell::Futex && neighbour {
-            let line = self.member.directory(self.member.peer());
-            if let Ok(line) = line.and_then(|(_, d)| d.wake_line(slot.local(endpoints))) {
-                wake::wake(&line.words[0]);
-            }
-        } else {
-            self.member.service().wake(slot);
-        }
+        self.member.ring(slot, bell);
     }
 }

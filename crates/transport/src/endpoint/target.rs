@@ -17,7 +17,7 @@ use Stop::Faulty;
 
 impl Endpoint {
     /// The section that a lane's payloads lie in.
-    fn section_of(&self, lane: u32) -> Result<isthmus_region::Section, Stop> {
+    fn section_of(&self, lane: u32) -> Result<isthmus_region::PeerSection, Stop> {
         match self.incoming.get(lane as usize) {
             Some(Some(lane)) => Ok(lane.section.clone()),
             _ => Err(Faulty),

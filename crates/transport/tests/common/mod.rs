@@ -59,13 +59,19 @@ impl World {
             let section = shape.host_bytes + u64::from(i) * section_bytes;
             let name = format!("peer{i}");
             let new = NewPeer { section, section_bytes, ivshmem_id: None, name: &name };
-            let incarnation = host.add(i, &new).unwrap();
-            let info = host.region().peer(i).unwrap().unwrap();
-            let writer = Writer::create(&host.region().section(&info).unwrap(), &shape, incarnation).unwrap();
+            host.add(i, &new).unwrap();
+            let writer = Writer::create(host.region(), i).unwrap();
             services.push(Arc::new(Mutex::new(writer)));
             host.set_state(i, State::Active).unwrap();
         }
         Self { map, host, services }
+    }
+
+    /// The section of a peer, as its processes and those that want to harm others write it.
+    #[allow(dead_code)] // not by all tests
+    pub fn section_of(&self, peer: u32) -> isthmus_region::Section {
+        let region = self.host.region();
+        region.own_section(&region.peer(peer).unwrap().unwrap()).unwrap()
     }
 
     /// A process of peer `peer`, and its area.

@@ -1,0 +1,313 @@
+//! Doorbells: how a thread sleeps until another process rings, and how it is rung, whichever way the memory allows.
+//!
+//! Two kinds. With [`Doorbell::Futex`] the kernel finds the sleepers of a word by its file and offset, so the processes of one
+//! system ring each other without help. In a device's BAR there are no futexes: with [`Doorbell::Service`] a sleeper has an
+//! eventfd from its local service, and the service writes it when it is asked to. A process of another peer is always rung
+//! through the services.
+//!
+//! - A [`Sleeper`] is where the threads of a process sleep that wait for an endpoint; [`Member::ring`] wakes them.
+//! - A [`crate::gate::Gate`] is where they sleep at a word that many may change.
+//! - A [`Pollable`] is a descriptor for `poll(2)` that rings and a timer make readable.
+//!
+//! No sleep lasts longer than [`Doorbell::longest`]: a waker may be killed between its change and its ring.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
+
+use isthmus_lockfree::sleep::Bell;
+use isthmus_lockfree::sync::{ReadWord, Word};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, epoll};
+use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags};
+
+use crate::error::Result;
+use crate::format::GlobalSlot;
+use crate::mapping::LineRef;
+use crate::member::Member;
+use crate::wake;
+
+/// The longest sleep where nothing can ring.
+const LONGEST_UNRUNG: Duration = Duration::from_millis(1);
+
+/// How threads of this system sleep.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Doorbell {
+    /// At a futex in the region.
+    Futex,
+    /// At an eventfd of the local service.
+    Service,
+}
+
+impl Doorbell {
+    /// The kind that works for memory with this word in it: it is tried.
+    pub fn of(word: &ReadWord) -> Self {
+        if wake::works(word) { Self::Futex } else { Self::Service }
+    }
+
+    /// As sleep words name it.
+    pub fn bell(self) -> Bell {
+        match self {
+            Self::Futex => Bell::Futex,
+            Self::Service => Bell::Service,
+        }
+    }
+
+    /// The longest sleep: so late at most is a lost ring, or a death that nobody rang for, found. Longer where a look costs more.
+    pub fn longest(self) -> Duration {
+        match self {
+            Self::Futex => Duration::from_millis(50),
+            Self::Service => Duration::from_millis(250),
+        }
+    }
+
+    /// About what it costs to go to sleep and to be woken: polling for longer does not pay.
+    pub fn cost(self) -> Duration {
+        match self {
+            Self::Futex => Duration::from_micros(20),
+            Self::Service => Duration::from_micros(300),
+        }
+    }
+
+    /// Wakes up to `count` of the threads of this system that sleep at the word, which was changed already. Gives whether this
+    /// kind can; if not, a service has to.
+    #[inline]
+    pub fn ring(self, word: &ReadWord, count: u32) -> bool {
+        if self == Self::Futex {
+            wake::ring(word, count);
+        }
+        self == Self::Futex
+    }
+
+    /// Adds one to an endpoint's wake word and wakes its sleepers at the futex, if there are such.
+    pub fn ring_endpoint(self, word: &Word) {
+        word.add(1);
+        self.ring(word, u32::MAX);
+    }
+}
+
+impl Member {
+    /// Wakes the endpoint with this global slot, which sleeps at `bell`: by its futex if both ends can reach that, otherwise
+    /// through the services. Says nothing of whether that came about.
+    pub fn ring(&self, slot: GlobalSlot, bell: Bell) {
+        let endpoints = self.region().shape().endpoints;
+        let is_near = slot.peer(endpoints) == self.peer() && self.doorbell() == Doorbell::Futex;
+        match self.own().wake_line(slot.local(endpoints)) {
+            Ok(line) if is_near && bell == Bell::Futex => wake::wake(&line.words[0]),
+            _ => self.service().wake(slot),
+        }
+    }
+}
+
+/// Where the threads of this process sleep that wait for one of its endpoints.
+#[derive(Debug)]
+pub struct Sleeper {
+    member: Arc<Member>,
+    local: u32,
+    doorbell: Doorbell,
+    wake: LineRef,
+    /// The eventfd, made when it is needed first; none if the service gives none.
+    bell: OnceLock<Option<OwnedFd>>,
+    /// Whether a thread waits at the eventfd; the others wait for that one.
+    is_taken: Mutex<bool>,
+    rung: Condvar,
+    pollable: OnceLock<Pollable>,
+}
+
+impl Sleeper {
+    /// For the endpoint in slot `local` of the own peer. With `by_service` its threads sleep by the service even where there are
+    /// futexes.
+    ///
+    /// # Errors
+    /// [`crate::Error::Invalid`] for a slot beyond the table.
+    pub fn new(member: &Arc<Member>, local: u32, by_service: bool) -> Result<Self> {
+        Ok(Self {
+            member: Arc::clone(member),
+            local,
+            doorbell: if by_service { Doorbell::Service } else { member.doorbell() },
+            wake: member.own().wake_line(local)?,
+            bell: OnceLock::new(),
+            is_taken: Mutex::new(false),
+            rung: Condvar::new(),
+            pollable: OnceLock::new(),
+        })
+    }
+
+    /// The kind by which its threads sleep.
+    pub fn doorbell(&self) -> Doorbell {
+        self.doorbell
+    }
+
+    /// Rings so far; to be read before the last poll.
+    #[inline]
+    pub fn seen(&self) -> u64 {
+        self.wake.words[0].get()
+    }
+
+    /// The longest sleep that makes sense here.
+    pub fn longest(&self) -> Duration {
+        let is_deaf = self.doorbell == Doorbell::Service && self.bell().is_none();
+        if is_deaf { LONGEST_UNRUNG } else { self.doorbell.longest() }
+    }
+
+    /// The eventfd that the service writes; none if it gives none.
+    pub fn bell(&self) -> Option<BorrowedFd<'_>> {
+        let made = self.bell.get_or_init(|| self.member.service().bell(self.local).ok());
+        made.as_ref().map(AsFd::as_fd)
+    }
+
+    /// Why there is no eventfd: the service is asked again.
+    ///
+    /// # Errors
+    /// The service's.
+    pub fn no_bell(&self) -> Result<()> {
+        self.member.service().bell(self.local).map(drop)
+    }
+
+    /// Sleeps until a ring after `seen` was read, until `limit` or [`Sleeper::longest`] is up, or for no reason.
+    pub fn sleep(&self, seen: u64, limit: Duration) {
+        let limit = limit.min(self.longest());
+        if self.doorbell == Doorbell::Futex {
+            return wake::wait(&self.wake.words[0], seen, limit);
+        }
+        let Some(bell) = self.bell() else { return std::thread::sleep(limit) };
+        let mut is_taken = lock(&self.is_taken);
+        if *is_taken {
+            let waited = self.rung.wait_timeout(is_taken, limit);
+            drop(waited.unwrap_or_else(PoisonError::into_inner));
+            return;
+        }
+        *is_taken = true;
+        drop(is_taken);
+        if self.seen() == seen {
+            let _ = rustix::event::poll(&mut [PollFd::new(&bell, PollFlags::IN)], Some(&timespec(limit)));
+        }
+        // The ring may have been meant for the program's poll.
+        if drain(bell)
+            && let Some(pollable) = self.pollable.get()
+        {
+            pollable.ring();
+        }
+        *lock(&self.is_taken) = false;
+        self.rung.notify_all();
+    }
+
+    /// Wakes all threads of this process that sleep here, or poll the descriptor.
+    pub fn wake_all(&self) {
+        wake::wake(&self.wake.words[0]);
+        self.rung.notify_all();
+        if self.doorbell == Doorbell::Service {
+            // A thread that waits at the eventfd; the word is not what it sleeps at.
+            if let Some(Some(bell)) = self.bell.get() {
+                ring(bell);
+            }
+        }
+        if let Some(pollable) = self.pollable.get() {
+            pollable.ring();
+        }
+    }
+
+    /// The descriptor for `poll(2)`, made when it is asked for first: readable once the endpoint is rung by the service.
+    ///
+    /// # Errors
+    /// The system's; `NOTSUP` without an eventfd of the service.
+    pub fn pollable(&self) -> rustix::io::Result<&Pollable> {
+        if self.pollable.get().is_none() {
+            let made = Pollable::new()?;
+            made.watch(self.bell().ok_or(rustix::io::Errno::NOTSUP)?)?;
+            // Another thread may be first, which is as well.
+            let _ = self.pollable.set(made);
+        }
+        self.pollable.get().ok_or(rustix::io::Errno::AGAIN)
+    }
+
+    /// Makes the descriptor unreadable until the next ring, or until it is time to check who lives.
+    pub fn clear(&self) {
+        if let Some(pollable) = self.pollable.get() {
+            pollable.drain();
+            self.bell().map(drain);
+            pollable.set_timer(self.longest());
+        }
+    }
+}
+
+/// A descriptor for `poll(2)`: readable once a watched eventfd is written, [`Pollable::ring`] is called, or the timer is up.
+#[derive(Debug)]
+pub struct Pollable {
+    epoll: OwnedFd,
+    own: OwnedFd,
+    timer: OwnedFd,
+}
+
+impl Pollable {
+    /// One that watches nothing yet.
+    ///
+    /// # Errors
+    /// The system's: no descriptor is left.
+    pub fn new() -> rustix::io::Result<Self> {
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        let own = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
+        let timer = rustix::time::timerfd_create(TimerfdClockId::Monotonic, flags)?;
+        let made = Self { epoll, own, timer };
+        made.watch(made.own.as_fd())?;
+        made.watch(made.timer.as_fd())?;
+        Ok(made)
+    }
+
+    /// Watches another eventfd.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn watch(&self, fd: BorrowedFd<'_>) -> rustix::io::Result<()> {
+        epoll::add(&self.epoll, fd, epoll::EventData::new_u64(0), epoll::EventFlags::IN)
+    }
+
+    /// Makes it readable; for threads of this process.
+    pub fn ring(&self) {
+        ring(&self.own);
+    }
+
+    /// Makes it readable after `limit`; replaces the limit before.
+    pub fn set_timer(&self, limit: Duration) {
+        let value = timespec(limit.max(Duration::from_nanos(1)));
+        let once = Itimerspec { it_interval: Timespec::default(), it_value: value };
+        let _ = rustix::time::timerfd_settime(&self.timer, TimerfdTimerFlags::empty(), &once);
+    }
+
+    /// Takes what [`Pollable::ring`] and the timer have left. Watched descriptors are their owners' to drain.
+    pub fn drain(&self) {
+        drain(self.own.as_fd());
+        drain(self.timer.as_fd());
+    }
+
+    /// Waits until it is readable, at most `limit`.
+    pub fn wait(&self, limit: Duration) {
+        // All of its outcomes mean the same: poll again.
+        let _ = rustix::event::poll(&mut [PollFd::new(&self.epoll, PollFlags::IN)], Some(&timespec(limit)));
+    }
+}
+
+impl AsFd for Pollable {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.epoll.as_fd()
+    }
+}
+
+/// Adds one to an eventfd. It fails only for a counter that is full, which wakes as well.
+pub fn ring(fd: impl AsFd) {
+    let _ = rustix::io::write(fd, &1_u64.to_ne_bytes());
+}
+
+/// Takes what was added to an eventfd that does not block. Gives whether there was anything.
+pub fn drain(fd: BorrowedFd<'_>) -> bool {
+    rustix::io::read(fd, &mut [0_u8; 8]).is_ok()
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// For the system; a duration that is too long for it is a day.
+fn timespec(limit: Duration) -> Timespec {
+    Timespec::try_from(limit.min(Duration::from_secs(86_400))).unwrap_or_default()
+}
