@@ -8,6 +8,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use isthmus_region::LINE_BYTES;
 use isthmus_region::directory::{OwnDirectory, Writer};
 use isthmus_region::doorbell::{Doorbell, ring};
+use isthmus_region::life::State;
 use isthmus_region::membership::Region;
 use isthmus_region::place::Place;
 
@@ -74,6 +75,20 @@ impl Bells {
             self.doorbell.ring(word, u32::MAX);
         }
         for (_, bell) in self.table().places.get(&place).into_iter().flatten() {
+            ring(bell);
+        }
+    }
+
+    /// Wakes the sleepers of this peer, whatever they wait for: a process or a peer is gone, here or elsewhere, and that is
+    /// published. Deaths are few, so all endpoints are rung: a context sleeps in more words than one.
+    pub(crate) fn death(&self) {
+        self.directory.count_death();
+        for slot in 0..self.directory.endpoints_high() {
+            if self.directory.endpoint(slot).is_ok_and(|info| info.life.state == State::Active) {
+                self.wake(slot);
+            }
+        }
+        for (_, bell) in self.table().places.values().flatten() {
             ring(bell);
         }
     }

@@ -10,6 +10,7 @@ const HELLO: u32 = u32::from_le_bytes(*b"iam1");
 const WAKE: u32 = u32::from_le_bytes(*b"ring");
 const RING: u32 = u32::from_le_bytes(*b"gate");
 const CALL: u32 = u32::from_le_bytes(*b"call");
+const DEATH: u32 = u32::from_le_bytes(*b"died");
 
 /// A frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -28,8 +29,13 @@ pub enum Frame {
     Ring {
         /// The peer in which they wait.
         peer: u32,
-        /// Offset in the region.
+        /// The place, as a word.
         place: u64,
+    },
+    /// All sleepers are to be woken: a process, or a whole peer, is gone.
+    Death {
+        /// The peer.
+        peer: u32,
     },
     /// From an agent: there is a request about named objects in its section. To an agent: the answer is in the host
     /// section.
@@ -64,6 +70,11 @@ pub fn ring(peer: u32, place: u64) -> [u8; 2 * BYTES] {
     bytes
 }
 
+/// [`Frame::Death`].
+pub fn death(peer: u32) -> [u8; BYTES] {
+    frame(DEATH, peer)
+}
+
 /// [`Frame::Call`].
 pub fn call(number: u32) -> [u8; BYTES] {
     frame(CALL, number)
@@ -82,6 +93,7 @@ pub fn take(bytes: &mut Vec<u8>) -> Result<Vec<Frame>> {
             HELLO => Frame::Hello { id: value },
             WAKE => Frame::Wake { slot: value },
             CALL => Frame::Call { number: value },
+            DEATH => Frame::Death { peer: value },
             RING => {
                 let Some(rest) = bytes.get(at + BYTES..at + 2 * BYTES) else { break };
                 at += BYTES;
@@ -103,7 +115,8 @@ mod tests {
     #[test]
     fn frames_are_found_however_the_stream_is_cut() {
         let mut stream = Vec::new();
-        let sent = [&hello(7)[..], &wake(0), &ring(3, u64::MAX - 1), &call(9), &wake(u32::MAX)].concat();
+        let sent =
+            [&hello(7)[..], &wake(0), &ring(3, u64::MAX - 1), &call(9), &death(2), &wake(u32::MAX)].concat();
         let mut found = Vec::new();
         for piece in sent.chunks(5) {
             stream.extend_from_slice(piece);
@@ -115,6 +128,7 @@ mod tests {
             Frame::Wake { slot: 0 },
             Frame::Ring { peer: 3, place },
             Frame::Call { number: 9 },
+            Frame::Death { peer: 2 },
             Frame::Wake { slot: u32::MAX },
         ];
         assert_eq!(found, expected);

@@ -80,9 +80,11 @@ pub enum Wakeup {
     Gate {
         /// The peers, as bits.
         peers: u64,
-        /// Offset in the region.
+        /// The place, as a word ([`isthmus_region::place::Place`]).
         place: u64,
     },
+    /// All sleepers: a process of this peer is gone.
+    Death,
 }
 
 /// Passes on wake-ups for other peers, or drops them (the default). It is called on the server's thread and must not
@@ -274,6 +276,11 @@ impl Waker {
     /// Wakes the waiters of this peer at a place of the region.
     pub fn ring(&self, place: u64) {
         self.0.ring(place);
+    }
+
+    /// Wakes all sleepers of this peer: a process of another one, or the whole of it, is gone.
+    pub fn death(&self) {
+        self.0.death();
     }
 }
 

@@ -233,7 +233,7 @@ impl Agent {
             incarnation: peer.life.incarnation,
             host_name: peer.name.clone(),
             area_bytes: config.area_bytes,
-            relay: port.as_ref().map(wakes::Port::relay).unwrap_or_default(),
+            relay: port.as_ref().map(|port| port.relay(peer.index)).unwrap_or_default(),
             names: Some(Box::new(names)),
             is_urgent: true,
         };

@@ -46,7 +46,7 @@ impl Port {
     }
 
     /// Passes on wake-ups for other peers.
-    pub fn relay(&self) -> Relay {
+    pub fn relay(&self, peer: u32) -> Relay {
         let port = self.clone();
         Relay::new(move |wakeup| match wakeup {
             Wakeup::Endpoint(slot) => port.write(&ring::wake(slot.0)),
@@ -55,6 +55,7 @@ impl Port {
                     port.write(&ring::ring(peer, place));
                 }
             }
+            Wakeup::Death => port.write(&ring::death(peer)),
         })
     }
 
@@ -118,6 +119,7 @@ impl Port {
                                     waker.wake(slot % endpoints);
                                 }
                                 ring::Frame::Ring { place, .. } => waker.ring(place),
+                                ring::Frame::Death { .. } => waker.death(),
                                 ring::Frame::Call { .. } => answered(),
                                 _ => {}
                             }

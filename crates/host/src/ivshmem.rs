@@ -31,6 +31,7 @@ use rustix::net::{RecvFlags, SendFlags, SocketFlags, SocketType};
 use crate::error::{Error, Result};
 use crate::members::{Change, Members};
 use crate::service::{Event, Observer};
+use crate::wakes::Router;
 
 /// Version of the protocol.
 const PROTOCOL: i64 = 0;
@@ -44,8 +45,7 @@ const HOST_ID: u16 = 0;
 const MOST_QUEUED: usize = 1 << 17;
 
 /// What the server is started with.
-#[derive(Debug)]
-pub struct Config {
+pub(crate) struct Config {
     /// Sockets, each with the member that connects there; `None` is the first free place.
     pub sockets: Vec<(PathBuf, Option<u32>)>,
     /// Users whose QEMU may connect.
@@ -58,6 +58,8 @@ pub struct Config {
     pub region: OwnedFd,
     /// Interrupt vectors of each device.
     pub vectors: u16,
+    /// Rings all peers when a VM is gone.
+    pub router: Router,
 }
 
 /// A running server. Dropping it ends it; VMs go on, but no longer learn of each other's joining and end.
@@ -144,7 +146,7 @@ impl Server {
     ///
     /// # Errors
     /// [`Error::Attach`] for a socket that cannot be made; [`Error::System`].
-    pub fn start(config: Config, members: Arc<Mutex<Members>>, observer: Observer) -> Result<Self> {
+    pub(crate) fn start(config: Config, members: Arc<Mutex<Members>>, observer: Observer) -> Result<Self> {
         let system = |action| move |source| Error::System { action, source };
         let epoll =
             epoll::create(epoll::CreateFlags::CLOEXEC).map_err(system("create an epoll descriptor"))?;
@@ -401,6 +403,8 @@ impl Loop {
         if let Err(e) = removed {
             self.tell(&Event::Trouble { reason: format!("ending the membership of VM '{name}': {e}") });
         }
+        // Its processes cannot finish what others wait for.
+        self.config.router.death(link.member);
         self.tell(&Event::VmGone { name, member: link.member });
         let keys: Vec<u64> = self.links.keys().copied().collect();
         for other in keys {

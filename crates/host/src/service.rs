@@ -281,6 +281,7 @@ impl Service {
                 server::Relay::new(move |wakeup| match wakeup {
                     Wakeup::Endpoint(slot) => router.wake(slot),
                     Wakeup::Gate { peers, place } => router.ring(peers, place),
+                    Wakeup::Death => router.death(0),
                 })
             },
             names: Some(Box::new(names)),
@@ -296,7 +297,8 @@ impl Service {
         let wakes = match config.vms.is_empty() {
             true => None,
             false => {
-                Some(Wakes::start(&wake_socket, config.mode, config.group, config.allowed.clone(), router)?)
+                let (mode, group, allowed) = (config.mode, config.group, config.allowed.clone());
+                Some(Wakes::start(&wake_socket, mode, group, allowed, router.clone())?)
             }
         };
         let vm_sockets: Vec<(String, PathBuf)> = if config.socket_per_vm {
@@ -314,6 +316,7 @@ impl Service {
             group: config.group,
             region: copy(&region)?,
             vectors: config.vectors,
+            router: router.clone(),
         };
         let ivshmem = ivshmem::Server::start(ivshmem, Arc::clone(&members), observer)?;
         Ok(Self {

@@ -100,6 +100,19 @@ impl Router {
         }
     }
 
+    /// Wakes the sleepers of all peers but `peer` itself, whose own service does that: it, or a process of it, is gone.
+    pub(crate) fn death(&self, peer: u32) {
+        if peer != 0
+            && let Some(waker) = self.waker.get()
+        {
+            waker.death();
+        }
+        let members: Vec<u32> = self.routes().keys().copied().filter(|member| *member != peer).collect();
+        for member in members {
+            self.send(member, &ring::death(peer));
+        }
+    }
+
     /// Answers a VM's request about named objects, and tells the VM so.
     fn call(&self, member: u32) {
         let number = self.names.with(|r| r.hear(member));
@@ -243,6 +256,12 @@ impl Relay {
                 }
                 ring::Frame::Wake { slot } => self.router.wake(GlobalSlot(slot)),
                 ring::Frame::Ring { peer, place } => self.router.ring_peer(peer, place),
+                // Whatever it says, it is this link's peer of which a process is gone.
+                ring::Frame::Death { .. } => {
+                    if let Some(member) = link.member {
+                        self.router.death(member);
+                    }
+                }
                 ring::Frame::Call { .. } => {
                     if let Some(member) = link.member {
                         self.router.call(member);

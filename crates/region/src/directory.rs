@@ -146,6 +146,11 @@ impl Directory {
         self.section.line("endpoint", self.endpoint_at(slot)?)
     }
 
+    /// The word that counts deaths, anywhere in the region, of which the peer's service has heard.
+    pub fn deaths(&self) -> &ReadWord {
+        &self.status.words[3]
+    }
+
     /// About how many processes have endpoints: each record is read once, also one that changes meanwhile, since a peer
     /// whose records never hold still shall not keep others here.
     pub fn processes(&self) -> usize {
@@ -259,6 +264,14 @@ impl OwnDirectory {
     /// [`Error::Invalid`] beyond the table.
     pub fn wake_line(&self, slot: u32) -> Result<LineRef> {
         self.section.line("endpoint", self.endpoint_at(slot)? + endpoint::WAKE)
+    }
+
+    /// Counts a death, here or elsewhere, and wakes the threads of this system that sleep at gates: one of them may wait for
+    /// what the dead process was to do. For the local service; the death was published before.
+    pub fn count_death(&self) {
+        if let Ok(word) = self.section.word("directory", directory::DEATHS) {
+            crate::wake::wake(word);
+        }
     }
 
     /// The activity line of the receiver with global slot `receiver`, for its senders in this peer.

@@ -128,6 +128,7 @@ layout! {
         GENERATION @ 64, 8, "local service", "Counts changes of the endpoint and area tables.";
         HEAP_USED @ 72, 8, "local service", "Bytes of the heap that are granted.";
         ENDPOINTS_HIGH @ 80, 8, "local service", "Endpoint slots that were ever used.";
+        DEATHS @ 88, 8, "local service", "Counts the deaths of processes and peers that the service has heard of; the lower half is a futex.";
         RETIRED @ 128, 256, "local service", "Counters of processes that are gone, added up; fields as in `counters`.";
         CALL @ 512, 8, "local service", "Number of its last question to the host service about named objects, written last.";
         CALL_PARTY @ 520, 8, "local service", "The process that asks, as a party.";

@@ -24,6 +24,8 @@ pub struct Gate {
     /// Where the line is in the region, as a word.
     place: u64,
     member: Arc<Member>,
+    /// The count of deaths at the last sleep here.
+    deaths: Arc<Word>,
 }
 
 impl Gate {
@@ -36,6 +38,7 @@ impl Gate {
             line: section.line("gate", offset)?,
             place: section.place(offset).word(),
             member: Arc::clone(member),
+            deaths: Arc::new(Word::new(member.own().deaths().get())),
         })
     }
 
@@ -45,23 +48,28 @@ impl Gate {
         &self.line.words[gate::WORD]
     }
 
-    /// Sleeps while the word's lower half is that of `seen`, until a ring, until `limit` is up, or for no reason.
+    /// Sleeps while the word's lower half is that of `seen`, until a ring, a death, until `limit` is up, or for no reason.
     ///
     /// # Ordering
     /// A full fence before the look that decides (P8). What the caller then finds in the word, it reads itself.
     pub fn sleep(&self, seen: u64, limit: Duration) {
         let limit = limit.min(self.member.doorbell().longest());
+        // A death since the last sleep may have come after the caller's check of who lives, and nothing rings for it again.
+        let deaths = self.member.own().deaths().get();
+        if deaths != self.deaths.peek() {
+            return self.deaths.put(deaths);
+        }
         match self.member.doorbell() {
             Doorbell::Futex => {
                 gate::enter(&self.line);
-                wake::wait(self.word(), seen, limit);
+                wake::wait_either([(self.word(), seen), (self.member.own().deaths(), deaths)], limit);
                 gate::leave(&self.line);
             }
-            Doorbell::Service => self.sleep_by_service(seen, limit),
+            Doorbell::Service => self.sleep_by_service(seen, deaths, limit),
         }
     }
 
-    fn sleep_by_service(&self, seen: u64, limit: Duration) {
+    fn sleep_by_service(&self, seen: u64, deaths: u64, limit: Duration) {
         let Some(bell) = self.member.take_watch(self.place) else {
             // A service that cannot ring: the clock has to do.
             return std::thread::sleep(limit.min(Duration::from_millis(1)));
@@ -70,7 +78,7 @@ impl Gate {
         gate::enter_peer(&self.line, self.member.peer());
         #[allow(clippy::cast_possible_truncation)] // the half that counts
         let same = self.word().get() as u32 == seen as u32;
-        if same {
+        if same && self.member.own().deaths().get() == deaths {
             let limit = Timespec::try_from(limit).unwrap_or_default();
             let _ = rustix::event::poll(&mut [PollFd::new(&bell, PollFlags::IN)], Some(&limit));
         }

@@ -4,9 +4,10 @@
 use std::time::Duration;
 
 use rustix::io::Errno;
-use rustix::thread::futex::{self, Flags, Timespec};
+use rustix::thread::futex::{self, Flags, Timespec, Wait, WaitFlags, WaitPtr, WaitvFlags};
+use rustix::time::ClockId;
 
-use crate::sync::{ReadWord, Word};
+use crate::sync::{Flag, ReadWord, Word};
 
 /// Sleeps until the word no longer has the value `seen`, [`wake`] is called, the time is up, or a signal comes.
 pub fn wait(word: &ReadWord, seen: u64, limit: Duration) {
@@ -16,8 +17,32 @@ pub fn wait(word: &ReadWord, seen: u64, limit: Duration) {
     };
     #[allow(clippy::cast_possible_truncation)] // the half that the futex is
     let seen = seen as u32;
-    // All of its outcomes mean the same: look again.
+    // All of its outcomes mean the same: poll again.
     let _ = futex::wait(word.futex(), Flags::empty(), seen, Some(&limit));
+}
+
+/// As [`wait`], at two words at once: a ring at either ends the sleep. Where the kernel lacks this (before Linux 5.16) only the
+/// first is slept at.
+pub fn wait_either(words: [(&ReadWord, u64); 2], limit: Duration) {
+    static IS_THERE: Flag = Flag::new(true);
+    if !IS_THERE.is_set() {
+        return wait(words[0].0, words[0].1, limit);
+    }
+    let waiters = words.map(|(word, seen)| {
+        let mut wait = Wait::new();
+        wait.val = seen & u64::from(u32::MAX);
+        wait.uaddr = WaitPtr::new(std::ptr::from_ref(word.futex()).cast_mut().cast());
+        wait.flags = WaitFlags::SIZE_U32;
+        wait
+    });
+    // This call takes a point in time.
+    let now = rustix::time::clock_gettime(ClockId::Monotonic);
+    let until = Timespec::try_from(limit.min(Duration::from_secs(86_400)))
+        .ok()
+        .and_then(|limit| now.checked_add(limit));
+    if futex::waitv(&waiters, WaitvFlags::empty(), until.as_ref(), ClockId::Monotonic) == Err(Errno::NOSYS) {
+        IS_THERE.clear();
+    }
 }
 
 /// Adds one to the word and wakes all that sleep on it.

@@ -253,3 +253,33 @@ fn waiters_at_a_gate_are_woken_and_none_sleeps_past_a_change() {
         assert!(begun.elapsed() < kind.longest() * 10, "{kind:?}: it slept at a word that had changed");
     }
 }
+
+#[test]
+fn a_death_wakes_the_waiters_at_a_gate() {
+    let (member, _) = world(Doorbell::Futex, true);
+    let at = member.allocate(64, 64).unwrap();
+    member.section().zero("gate", at, 64).unwrap();
+    let gate = Gate::new(&member, member.section(), at).unwrap();
+    let limit = Doorbell::Futex.longest();
+    // A death that came after the caller had checked who lives.
+    member.own().count_death();
+    let begun = Instant::now();
+    gate.sleep(0, LONG);
+    let at_once = begun.elapsed();
+    // One in the middle of the sleep, in most of 20 rounds: one by one they may lose to a slow machine.
+    let early = (0..20)
+        .filter(|_| {
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    std::thread::sleep(Duration::from_millis(2));
+                    member.own().count_death();
+                });
+                let begun = Instant::now();
+                gate.sleep(0, LONG);
+                begun.elapsed() < limit / 2
+            })
+        })
+        .count();
+    assert!(early > 10, "{early} of 20 sleeps ended with a death");
+    assert!(at_once < limit / 2 || early == 20, "{at_once:?}");
+}

@@ -177,6 +177,9 @@ impl Loop {
         let Some(Attached { area, pidfd, .. }) = client.attached else { return };
         self.bells.forget(key);
         let endpoints = self.publish_end(area);
+        if !endpoints.is_empty() {
+            self.ring_all();
+        }
         let ending = match ending {
             // A dying process closes its descriptors about a millisecond before its pidfd becomes readable.
             Ending::Closed if is_dead(&pidfd, DEATH_GRACE) => Ending::Died,

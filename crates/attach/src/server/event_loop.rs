@@ -13,7 +13,7 @@ use rustix::io::Errno;
 use rustix::net::{SocketFlags, SocketType};
 
 use super::client::{AT_ONCE, Client, is_dead, refuse};
-use super::{Config, Ending, Event, Observer, Order, Who, eventfd};
+use super::{Config, Ending, Event, Observer, Order, Wakeup, Who, eventfd};
 use crate::bells::Bells;
 use crate::error::{Error, Result};
 use crate::protocol::Code;
@@ -201,6 +201,14 @@ impl Loop {
         })
     }
 
+    /// Rings the sleepers of all peers: a process is gone, and that is published.
+    pub(super) fn ring_all(&self) {
+        self.bells.death();
+        if let Some(relay) = &self.config.relay.0 {
+            relay(Wakeup::Death);
+        }
+    }
+
     /// Takes back the memory of a dead process, unless an operation of another process still holds it; then `sweep`
     /// tries again.
     pub(super) fn take_back(&mut self, area: u32) {
@@ -210,6 +218,8 @@ impl Loop {
                 if let (Some(names), Some(party)) = (&mut self.config.names, party) {
                     names.gone(party);
                 }
+                // What it owned can be taken over now.
+                self.ring_all();
             }
             Ok(false) => {}
             Err(e) => self.tell(&Event::Trouble { reason: format!("cannot take back area {area}: {e}") }),

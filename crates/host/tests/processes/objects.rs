@@ -5,13 +5,14 @@ use std::time::{Duration, Instant};
 
 use isthmus_host::Config;
 use isthmus_region::Error as RegionError;
+use isthmus_region::doorbell::{Doorbell, Sleeper};
 use isthmus_region::error::ObjectProblem;
 use isthmus_region::gate::Gate;
 use isthmus_region::member::Member;
 use isthmus_region::objects::{self, Access, Kind, NewObject, Object, UNLINKED};
 use isthmus_region::place::{self, Place};
 
-use super::{Other, SOON, config, start};
+use super::{Other, SOON, config, open_endpoint, start};
 
 pub(super) fn segment(
     member: &Arc<Member>,
@@ -216,4 +217,40 @@ fn a_sleeper_at_a_gate_is_woken_by_another_member() {
         assert!(one.service().watch(nowhere).is_err(), "no place of the region");
         two.service().ring(u64::MAX, nowhere);
     }
+}
+
+#[test]
+fn a_death_wakes_the_sleepers_of_other_processes() {
+    let dir = tempfile::tempdir().unwrap();
+    let (service, _events) = start(config(dir.path()));
+    let member = isthmus_attach::connect_at(service.attach_socket()).unwrap();
+    let object = segment(&member, "gate", 4096, false).unwrap();
+    let gate = Gate::new(&member, object.section(), 0).unwrap();
+    let bell = open_endpoint(&member);
+    let sleeper = Sleeper::new(&member, bell, false).unwrap();
+    let limit = Doorbell::Futex.longest();
+    // Most of the sleeps end early: one by one they may lose to a slow machine.
+    let mut early = [0, 0];
+    for _ in 0..10 {
+        let mut other = Other::start("plain", service.attach_socket());
+        let slept = std::thread::scope(|scope| {
+            let at_gate = scope.spawn(|| {
+                let begun = Instant::now();
+                gate.sleep(0, limit * 100);
+                begun.elapsed()
+            });
+            let at_bell = scope.spawn(|| {
+                let (seen, begun) = (sleeper.seen(), Instant::now());
+                sleeper.sleep(seen, limit * 100);
+                begun.elapsed()
+            });
+            std::thread::sleep(Duration::from_millis(5));
+            other.child.kill().unwrap();
+            [at_gate.join().unwrap(), at_bell.join().unwrap()]
+        });
+        for (early, slept) in early.iter_mut().zip(slept) {
+            *early += u32::from(slept < limit * 3 / 4);
+        }
+    }
+    assert!(early.iter().all(|early| *early >= 6), "{early:?} of 10 sleeps ended with a death");
 }
