@@ -1,3 +1,4 @@
+#![allow(clippy::disallowed_types)] // orderings of the test's own threads
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! What the launcher's side and the agents in VMs say to each other.
 

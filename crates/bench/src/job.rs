@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::io::Read;
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::sync::{Arc, LazyLock};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -50,7 +50,9 @@ pub fn end_by_signals() -> Result<()> {
 /// # Errors
 /// [`Error::Interrupted`].
 pub fn check_signals() -> Result<()> {
-    match i32::try_from(SIGNAL.load(Ordering::Relaxed)) {
+    #[allow(clippy::disallowed_types)] // signal-hook's handler writes a word of the standard library
+    let signal = SIGNAL.load(std::sync::atomic::Ordering::Relaxed);
+    match i32::try_from(signal) {
         Ok(signal @ 1..) => Err(Error::Interrupted { signal }),
         _ => Ok(()),
     }

@@ -6,9 +6,11 @@
 //! the block counts for the placement that both agree on. What lies between, or changed meanwhile, is measured again.
 
 use std::fs;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
+
+use isthmus_region::shared_by_threads::Count;
+use isthmus_region::sync::Word;
 
 use crate::error::{Error, Result};
 use crate::{job, stats};
@@ -247,16 +249,14 @@ fn why_never(placement: Placement, is_free: bool) -> &'static str {
 
 /// Two words far enough apart that no prefetcher takes them for one.
 #[repr(align(4096))]
-#[derive(Default)]
 struct Lines {
-    first: AtomicU64,
+    first: Word,
     second: Apart,
 }
 
 /// Half a page from the other one, whichever way the struct is laid out.
 #[repr(align(2048))]
-#[derive(Default)]
-struct Apart(AtomicU64);
+struct Apart(Word);
 
 /// Rounds of a batch, and batches of which the median is the line.
 const ROUNDS: u64 = 1000;
@@ -267,7 +267,7 @@ const LIMIT: Duration = Duration::from_secs(1);
 /// Half a round of a bare line between two processors of this host, in microseconds: the median of a few batches, with or
 /// without the processor's hint, whatever is shorter.
 pub fn line((a, b): (usize, usize)) -> Option<f64> {
-    let lines = Lines::default();
+    let lines = Lines { first: Word::new(0), second: Apart(Word::new(0)) };
     let over = Instant::now() + LIMIT;
     let half = |cpu: usize, first: bool| {
         pin(cpu);
@@ -282,22 +282,22 @@ pub fn line((a, b): (usize, usize)) -> Option<f64> {
                 for _ in 0..ROUNDS {
                     turn += 1;
                     if first {
-                        mine.store(turn, Ordering::Release);
+                        mine.set(turn);
                     }
                     let mut looks = 0_u32;
-                    while theirs.load(Ordering::Acquire) < turn {
+                    while theirs.get() < turn {
                         if with_pause {
                             std::hint::spin_loop();
                         }
                         looks += 1;
                         if looks.is_multiple_of(1 << 16) && Instant::now() >= over {
                             // The other one stops at the same time, or sees this.
-                            mine.store(u64::MAX, Ordering::Release);
+                            mine.set(u64::MAX);
                             return None;
                         }
                     }
                     if !first {
-                        mine.store(turn, Ordering::Release);
+                        mine.set(turn);
                     }
                 }
                 batches.push(begun.elapsed().as_secs_f64() * 5e5 / ROUNDS as f64);
@@ -305,8 +305,7 @@ pub fn line((a, b): (usize, usize)) -> Option<f64> {
             medians.push(stats::median(&batches)?);
         }
         // The one that gave up left a number that no round has.
-        (theirs.load(Ordering::Acquire) != u64::MAX)
-            .then(|| medians.into_iter().fold(f64::INFINITY, f64::min))
+        (theirs.get() != u64::MAX).then(|| medians.into_iter().fold(f64::INFINITY, f64::min))
     };
     thread::scope(|scope| {
         let other = scope.spawn(|| half(b, false));
@@ -349,7 +348,7 @@ pub struct Search {
 const LOOK: Duration = Duration::from_secs(1);
 /// Milliseconds that all tables of this process have waited in vain: on a machine that never moves its processors, a benchmark of
 /// many tables waits as long as one.
-static WAITED_MS: AtomicU64 = AtomicU64::new(0);
+static WAITED_MS: Count = Count::new(0);
 
 /// How often people are told that it still is.
 const TELL: Duration = Duration::from_secs(30);
@@ -444,7 +443,7 @@ impl Search {
         let mut told = Instant::now().checked_sub(TELL).unwrap_or_else(Instant::now);
         loop {
             job::check_signals()?;
-            let waited = Duration::from_millis(WAITED_MS.load(Ordering::Relaxed));
+            let waited = Duration::from_millis(WAITED_MS.get());
             let is_over = self.begun.elapsed().max(waited) >= self.policy.patience;
             // As many rounds as were asked for are made in any case: what cannot be sorted is shown unsorted.
             if self.begun.elapsed() >= self.policy.patience && self.made >= self.policy.rounds {
@@ -471,7 +470,7 @@ impl Search {
                 ));
             }
             thread::sleep(LOOK);
-            WAITED_MS.fetch_add(u64::try_from(LOOK.as_millis()).unwrap_or(0), Ordering::Relaxed);
+            WAITED_MS.add(u64::try_from(LOOK.as_millis()).unwrap_or(0));
         }
     }
 

@@ -16,13 +16,13 @@
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use isthmus_attach::server::{Allowed, ring};
 use isthmus_attach::socket;
+use isthmus_region::shared_by_threads::Flag;
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::event::{EventfdFlags, Timespec};
 use rustix::io::Errno;
@@ -66,7 +66,7 @@ pub(crate) struct Config {
 #[derive(Debug)]
 pub struct Server {
     bell: Arc<OwnedFd>,
-    stop: Arc<AtomicBool>,
+    stop: Arc<Flag>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -132,7 +132,7 @@ struct Loop {
     observer: Observer,
     epoll: OwnedFd,
     bell: Arc<OwnedFd>,
-    stop: Arc<AtomicBool>,
+    stop: Arc<Flag>,
     listeners: Vec<OwnedFd>,
     region: Arc<OwnedFd>,
     links: HashMap<u64, Link>,
@@ -166,7 +166,7 @@ impl Server {
             action: "copy the region's descriptor",
             source: Errno::from_io_error(&e).unwrap_or(Errno::IO),
         })?;
-        let stop = Arc::new(AtomicBool::new(false));
+        let stop = Arc::new(Flag::default());
         let state = Loop {
             config,
             members,
@@ -194,7 +194,7 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        self.stop.store(true, Ordering::SeqCst);
+        self.stop.set();
         ring(&*self.bell);
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
@@ -210,7 +210,7 @@ fn eventfd() -> Result<OwnedFd> {
 impl Loop {
     fn run(mut self) {
         let mut events = Vec::with_capacity(64);
-        while !self.stop.load(Ordering::SeqCst) {
+        while !self.stop.is_set() {
             events.clear();
             let timeout = self.timeout().and_then(|d| Timespec::try_from(d).ok());
             match epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), timeout.as_ref()) {

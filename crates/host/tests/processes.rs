@@ -2,6 +2,8 @@
 //!
 //! A test starts this program again as its other process: the test `child`, which does what `ROLE` says.
 
+#![allow(clippy::disallowed_types)] // orderings of the test's own threads
+
 #[path = "processes/objects.rs"]
 mod objects;
 

@@ -7,13 +7,13 @@ use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags};
 
 use crate::error::{Error, Result};
+use isthmus_region::shared_by_threads::Count;
 
 /// Where the page is.
 const PATH: &str = "/metrics";
@@ -22,7 +22,7 @@ const MOST_REQUEST: usize = 8 << 10;
 /// Time for a whole request and its answer.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// Connections at once; further ones are answered with 503.
-const MOST_CONNECTIONS: usize = 8;
+const MOST_CONNECTIONS: u64 = 8;
 
 /// Makes the page. It is called on threads of the server, perhaps on several at once.
 pub type Page = Arc<dyn Fn() -> Answer + Send + Sync>;
@@ -89,7 +89,7 @@ impl Drop for Server {
 }
 
 fn listen(listener: &TcpListener, stop: &OwnedFd, page: &Page) {
-    let busy = Arc::new(AtomicUsize::new(0));
+    let busy = Arc::new(Count::new(0));
     loop {
         let mut waits = [PollFd::new(listener, PollFlags::IN), PollFd::new(stop, PollFlags::IN)];
         match rustix::event::poll(&mut waits, None) {
@@ -115,11 +115,11 @@ fn listen(listener: &TcpListener, stop: &OwnedFd, page: &Page) {
             }
         };
         // Only this thread adds, so the limit is not exceeded.
-        if busy.load(Ordering::SeqCst) >= MOST_CONNECTIONS {
+        if busy.get() >= MOST_CONNECTIONS {
             refuse(&stream);
             continue;
         }
-        busy.fetch_add(1, Ordering::SeqCst);
+        busy.add(1);
         let place = Place(Arc::clone(&busy));
         let page = Arc::clone(page);
         let serve = move || {
@@ -133,11 +133,11 @@ fn listen(listener: &TcpListener, stop: &OwnedFd, page: &Page) {
 }
 
 /// One of the connections at once.
-struct Place(Arc<AtomicUsize>);
+struct Place(Arc<Count>);
 
 impl Drop for Place {
     fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::SeqCst);
+        self.0.sub(1);
     }
 }
 

@@ -1,5 +1,7 @@
 //! A member that writes anything into its own area: errors name it, its own channels die, and nothing else happens.
 
+#![allow(clippy::disallowed_types)] // orderings of the test's own threads
+
 mod common;
 
 use std::sync::Arc;

@@ -14,11 +14,14 @@
 //! - [`readers`]: readers that each process counts apart, and a writer that finds them (P12).
 //! - [`commit`]: minitransactions: locks that outlive their holders, and changes of one word beside them (P13 to P16).
 //! - [`stream`]: positions of a one-way ring of bytes, and whether it may still be read (P17 to P19).
+//! - [`local`]: flags and counts of one process, for code that names no memory ordering.
 //! - [`hint`]: what the processor is told between two looks.
 //!
 //! The labels P1, P2 and so on name pairs of accesses; `docs/memory-ordering.md` lists them with their models. Nothing
 //! here makes a system call or knows what a message is. Every cell consists of atomics only, so any bytes that
 //! another party leaves in it are a valid value.
+
+#![allow(clippy::disallowed_types)] // here, and nowhere else, are memory orderings named
 
 pub mod activity;
 pub mod barrier;
@@ -28,6 +31,7 @@ pub mod heat;
 pub mod hint;
 pub mod hold;
 pub mod life;
+pub mod local;
 pub mod lock;
 pub mod readers;
 pub mod ring;

@@ -114,35 +114,6 @@ impl Word {
     }
 }
 
-/// A flag of this process alone, for what its threads may learn late: nothing else is ordered by it.
-#[cfg(not(loom))]
-#[derive(Debug)]
-pub struct Flag(AtomicBool);
-
-#[cfg(not(loom))]
-impl Flag {
-    /// A flag that is set or not.
-    pub const fn new(is_set: bool) -> Self {
-        Self(AtomicBool::new(is_set))
-    }
-
-    /// Whether it is set.
-    #[inline]
-    pub fn is_set(&self) -> bool {
-        self.0.load(Ordering::Relaxed)
-    }
-
-    /// Sets it.
-    pub fn set(&self) {
-        self.0.store(true, Ordering::Relaxed);
-    }
-
-    /// Clears it.
-    pub fn clear(&self) {
-        self.0.store(false, Ordering::Relaxed);
-    }
-}
-
 /// One cache line of words, as its readers have it.
 #[derive(Debug)]
 #[repr(C, align(64))]

@@ -10,6 +10,8 @@
 //! consistent: libfabric promises an order of atomics between a pair of endpoints, and nothing here is so fast that a
 //! weaker one would show.
 
+#![allow(clippy::disallowed_types)] // the program's memory, in words of the sizes that it chose
+
 use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
 

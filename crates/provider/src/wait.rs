@@ -12,11 +12,11 @@
 //! As long as no endpoint has a lane it yields in place of naps, ever more rarely if no other thread runs meanwhile.
 
 use std::os::fd::{AsFd, AsRawFd, RawFd};
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use isthmus_region::doorbell::{self, Doorbell, Pollable};
+use isthmus_region::shared_by_threads::Count;
 use isthmus_transport::{Alarm, Bell};
 
 use crate::cq::Progress;
@@ -56,7 +56,7 @@ const IDLE_YIELDS: u16 = 256;
 const STOPGAP: Duration = Duration::from_millis(1);
 
 /// A bit of [`Waiter::watch`].
-const ARMED: u32 = 1 << 31;
+const ARMED: u64 = 1 << 63;
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
@@ -83,7 +83,7 @@ pub(crate) fn left(until: Option<Instant>) -> Duration {
 #[derive(Default)]
 pub(crate) struct Waiter {
     /// The number of threads that sleep, and [`ARMED`] while the program may be polling the descriptor.
-    watch: AtomicU32,
+    watch: Count,
     alarm: Mutex<Option<Alarm>>,
     watching: OnceLock<Watching>,
     /// Endpoints that fell asleep when the descriptor was armed.
@@ -141,7 +141,7 @@ impl Waiter {
     /// Wakes the threads that wait: something was added to the queue or counter.
     #[inline]
     pub(crate) fn ring(&self) {
-        if self.watch.load(Ordering::SeqCst) != 0 {
+        if self.watch.get() != 0 {
             self.ring_now();
         }
     }
@@ -168,12 +168,12 @@ impl Waiter {
     /// for at most `limit`. May return for no reason.
     pub(crate) fn sleep(&self, endpoints: &Lock<Vec<Arc<Ep>>>, limit: Duration, is_there: impl Fn() -> bool) {
         let all: Vec<Arc<Ep>> = endpoints.lock().clone();
-        self.watch.fetch_add(1, Ordering::SeqCst);
+        self.watch.add(1);
         match all.as_slice() {
             [one] if one.doorbell() == Doorbell::Futex => self.sleep_on_futex(one, limit, is_there),
             _ => self.sleep_on_descriptor(&all, limit, is_there),
         }
-        self.watch.fetch_sub(1, Ordering::SeqCst);
+        self.watch.sub(1);
     }
 
     fn sleep_on_futex(&self, ep: &Arc<Ep>, limit: Duration, is_there: impl Fn() -> bool) {
@@ -236,7 +236,7 @@ impl Waiter {
         let Some(limit) = Self::all_asleep(watching, &all) else { return Some(false) };
         watching.pollable.set_timer(limit);
         *locked(&self.armed) = all.iter().map(Arc::downgrade).collect();
-        self.watch.fetch_or(ARMED, Ordering::SeqCst);
+        self.watch.insert(ARMED);
         let quiet = !is_there();
         if !quiet {
             self.disarm();
@@ -247,14 +247,14 @@ impl Waiter {
     /// Ends what [`Waiter::arm`] began: a program that reads has left its `poll`.
     #[inline]
     pub(crate) fn disarm(&self) {
-        if self.watch.load(Ordering::Relaxed) & ARMED != 0 {
+        if self.watch.peek() & ARMED != 0 {
             self.disarm_now();
         }
     }
 
     #[cold]
     fn disarm_now(&self) {
-        self.watch.fetch_and(!ARMED, Ordering::SeqCst);
+        self.watch.remove(ARMED);
         let armed = std::mem::take(&mut *locked(&self.armed));
         armed.iter().filter_map(Weak::upgrade).for_each(|ep| ep.wake_up());
         if let Some(watching) = self.watching.get() {

@@ -50,5 +50,7 @@ pub mod wake;
 
 pub use error::{Error, Result};
 pub use isthmus_lockfree::gate as gate_bits;
+/// Flags and counts of one process.
+pub use isthmus_lockfree::local as shared_by_threads;
 pub use isthmus_lockfree::{LINE_BYTES, life, sync};
 pub use mapping::{Bytes, Mapping, PeerSection, ReadOnly, ReadWrite, Section, SlotRing};

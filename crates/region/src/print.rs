@@ -1,10 +1,11 @@
 //! Lines for people, on standard output and standard error: where these cannot be written, nothing panics.
 
 use std::io::{ErrorKind, Write, stderr, stdout};
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
+
+use crate::shared_by_threads::Count;
 
 /// Exit status of a command whose reader has gone, as of one that the signal PIPE ended.
 const READER_GONE: i32 = 141;
@@ -37,7 +38,7 @@ pub struct Aside {
     lines: Option<SyncSender<String>>,
     /// Hangs up when the last line is written.
     written: Mutex<Receiver<()>>,
-    lost: Arc<AtomicU64>,
+    lost: Arc<Count>,
 }
 
 /// Lines that wait for their reader at most.
@@ -57,13 +58,13 @@ impl Aside {
     fn through(write: impl Fn(&str) + Send + 'static) -> std::io::Result<Self> {
         let (lines, waiting) = sync_channel::<String>(WAITING_LINES);
         let (end, written) = sync_channel(0);
-        let lost = Arc::new(AtomicU64::new(0));
+        let lost = Arc::new(Count::new(0));
         let missing = Arc::clone(&lost);
         std::thread::Builder::new().name("lines".into()).spawn(move || {
             let _end = end;
             for line in waiting {
                 write(&line);
-                let lost = missing.swap(0, Ordering::Relaxed);
+                let lost = missing.take();
                 if lost > 0 {
                     write(&format!("isthmus: {lost} lines are lost: nobody read them in time\n"));
                 }
@@ -77,7 +78,7 @@ impl Aside {
         if let Some(lines) = &self.lines
             && lines.try_send(format!("{line}\n")).is_err()
         {
-            self.lost.fetch_add(1, Ordering::Relaxed);
+            self.lost.add(1);
         }
     }
 }

@@ -7,7 +7,8 @@ use rustix::io::Errno;
 use rustix::thread::futex::{self, Flags, Timespec, Wait, WaitFlags, WaitPtr, WaitvFlags};
 use rustix::time::ClockId;
 
-use crate::sync::{Flag, ReadWord, Word};
+use crate::shared_by_threads::Flag;
+use crate::sync::{ReadWord, Word};
 
 /// Sleeps until the word no longer has the value `seen`, [`wake`] is called, the time is up, or a signal comes.
 pub fn wait(word: &ReadWord, seen: u64, limit: Duration) {

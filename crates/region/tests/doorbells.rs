@@ -1,5 +1,7 @@
 //! What every doorbell must do, whichever kind it is: the same tests run for a futex and for a service's eventfd.
 
+#![allow(clippy::disallowed_types)] // orderings of the test's own threads
+
 use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -7,7 +7,7 @@ use std::io::{self, Read};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use isthmus_guest::wire::mux::{Mux, set_nonblocking};
@@ -89,8 +89,10 @@ impl Signals {
     fn take(&self) -> Vec<i32> {
         let mut drained = [0; 64];
         while (&self.woken).read(&mut drained).is_ok_and(|n| n > 0) {}
-        // Relaxed: the handler set the flag before it wrote the byte that woke this thread.
-        let taken = self.came.iter().filter(|(_, flag)| flag.swap(false, Ordering::Relaxed));
+        #[allow(clippy::disallowed_types)]
+        // signal-hook's handler sets a flag of the standard library, before it writes the byte
+        let taken =
+            self.came.iter().filter(|(_, flag)| flag.swap(false, std::sync::atomic::Ordering::Relaxed));
         taken.map(|(signal, _)| *signal).collect()
     }
 }

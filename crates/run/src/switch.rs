@@ -19,7 +19,6 @@ use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpStream};
 use std::os::fd::AsFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread;
@@ -29,6 +28,7 @@ use isthmus_guest::control::{self, Changes, ToGuest, ToHost};
 use isthmus_guest::relay::carry;
 use isthmus_guest::wire::mux::{Mux, set_nonblocking};
 use isthmus_guest::wire::{CHANNEL_IN, CHANNEL_OUT, Exit, Frame, Kind, Request, WireError};
+use isthmus_region::shared_by_threads::{Count, Flag};
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result, tell};
@@ -193,12 +193,12 @@ struct Vm {
     control: Mutex<UnixStream>,
     /// The clients, by their stream in this VM.
     clients: Mutex<BTreeMap<u32, Arc<Client>>>,
-    next_stream: AtomicU32,
+    next_stream: Count,
     wanted: Mutex<Sender<Wanted>>,
     relay_waker: UnixStream,
     /// How many of the three ports have answered.
-    up: AtomicU32,
-    lost: AtomicBool,
+    up: Count,
+    lost: Flag,
     report: Report,
 }
 
@@ -207,12 +207,12 @@ pub struct Switch {
     vms: Vec<Arc<Vm>>,
     twin: Arc<Twin>,
     listener: UnixListener,
-    stop: Arc<AtomicBool>,
+    stop: Arc<Flag>,
 }
 
 impl Drop for Switch {
     fn drop(&mut self) {
-        self.stop.store(true, Ordering::SeqCst);
+        self.stop.set();
         // This wakes the thread that waits in `accept`.
         let _ = rustix::net::shutdown(&self.listener, rustix::net::Shutdown::Both);
     }
@@ -221,12 +221,12 @@ impl Drop for Switch {
 /// Takes clients in until the switch is dropped.
 fn take_clients(
     listener: &UnixListener,
-    stop: &AtomicBool,
+    stop: &Flag,
     vms: &[Arc<Vm>],
     direct: Option<Ipv4Addr>,
     twin: &Arc<Twin>,
 ) {
-    while !stop.load(Ordering::SeqCst) {
+    while !stop.is_set() {
         match listener.accept() {
             Ok((client, _)) => {
                 let (vms, twin) = (vms.to_vec(), Arc::clone(twin));
@@ -270,7 +270,7 @@ impl Switch {
             .map(|(index, ports)| Vm::start(index, ports, &report))
             .collect::<Result<Vec<_>>>()?;
         let twin = Arc::new(Twin::default());
-        let stop = Arc::new(AtomicBool::new(false));
+        let stop = Arc::new(Flag::default());
         let (known, stopped, own_twin) = (vms.clone(), Arc::clone(&stop), Arc::clone(&twin));
         let own = listener.try_clone().map_err(|e| Error::io("cannot copy a descriptor", e))?;
         spawn("clients".into(), move || take_clients(&own, &stopped, &known, direct, &own_twin))?;
@@ -304,11 +304,11 @@ impl Vm {
             exec: Mutex::new(exec.try_clone().map_err(failed)?),
             control: Mutex::new(control.try_clone().map_err(failed)?),
             clients: Mutex::new(BTreeMap::new()),
-            next_stream: AtomicU32::new(1),
+            next_stream: Count::new(1),
             wanted: Mutex::new(wanted),
             relay_waker,
-            up: AtomicU32::new(0),
-            lost: AtomicBool::new(false),
+            up: Count::new(0),
+            lost: Flag::default(),
             report: Arc::clone(report),
         });
         let me = Arc::clone(&vm);
@@ -324,14 +324,14 @@ impl Vm {
 
     fn answered(&self) {
         // Relaxed: only the count matters, and the channel behind `report` orders the rest.
-        if self.up.fetch_add(1, Ordering::Relaxed) == 2 {
+        if self.up.add(1) == 2 {
             (self.report)(News::Up { vm: self.index });
         }
     }
 
     fn lose(&self, why: String) {
         // Relaxed: only which call was first matters.
-        if !self.lost.swap(true, Ordering::Relaxed) {
+        if !self.lost.set() {
             (self.report)(News::Lost { vm: self.index, why });
         }
     }
@@ -573,12 +573,11 @@ fn introduce(
 /// Passes frames from a client to its process, until either is gone. `twin` is for visitors.
 fn switch_client(mut client: &UnixStream, vm: &Vm, twin: Option<&Twin>) -> std::result::Result<(), String> {
     let writer = client.try_clone().map_err(|e| e.to_string())?;
-    // Relaxed: it is enough that no two are the same.
-    let stream = vm.next_stream.fetch_add(1, Ordering::Relaxed);
+    let stream = u32::try_from(vm.next_stream.add(1) & u64::from(u32::MAX)).unwrap_or(0);
     let visitor = twin.is_some();
     lock(&vm.clients).insert(stream, Arc::new(Client { socket: Mutex::new(writer), visitor }));
-    // Relaxed: `lose` comes before the clients are let go, and the lock orders that.
-    if vm.lost.load(Ordering::Relaxed) {
+    // `lose` comes before the clients are let go.
+    if vm.lost.is_set() {
         lock(&vm.clients).remove(&stream);
         return Err(format!("{} is gone", vm.name));
     }

@@ -4,6 +4,8 @@
 //! The MPIs are those of `ISTHMUS_TEST_MPI` (directories, with colons between) or of `build/mpi`; without any, and for
 //! stand-ins without root, a test says `skipped:` and why; in CI it fails.
 
+#![allow(clippy::disallowed_types)] // orderings of the test's own threads
+
 use std::ffi::OsString;
 use std::fs;
 use std::io::{BufRead, BufReader, Read};

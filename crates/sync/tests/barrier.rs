@@ -1,5 +1,7 @@
 //! Barriers, between threads, between processes, and with deaths.
 
+#![allow(clippy::disallowed_types)] // orderings of the test's own threads
+
 mod common;
 
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};

@@ -1,5 +1,7 @@
 //! Minitransactions between threads and between processes: outcomes, isolation, errors, damage.
 
+#![allow(clippy::disallowed_types)] // orderings of the test's own threads
+
 mod mini;
 use mini::*;
 

@@ -1,5 +1,7 @@
 //! A process is killed at each step of a commit and of a recovery: the others find all of its writes or none, and go on.
 
+#![allow(clippy::disallowed_types)] // orderings of the test's own threads
+
 mod mini;
 use mini::*;
 

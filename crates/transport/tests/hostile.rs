@@ -2,6 +2,8 @@
 //!
 //! The hostile endpoint guesses numbers of operations: an endpoint's first has index 0 and generation 1.
 
+#![allow(clippy::disallowed_types)] // orderings of the test's own threads
+
 mod common;
 use common::*;
 

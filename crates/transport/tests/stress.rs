@@ -6,6 +6,8 @@
 //!
 //! STRESS_SCALE multiplies the number of messages (default 1), STRESS_SEED chooses them.
 
+#![allow(clippy::disallowed_types)] // orderings of the test's own threads
+
 mod common;
 use common::*;
 

@@ -141,8 +141,9 @@ mod tests {
     use super::*;
 
     fn tree(files: &[(&str, &str)]) -> PathBuf {
-        static NEXT: std::sync::atomic::AtomicUsize = std::sync::atomic::AtomicUsize::new(0);
-        let number = NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        static NEXT: isthmus_region::shared_by_threads::Count =
+            isthmus_region::shared_by_threads::Count::new(0);
+        let number = NEXT.add(1);
         let root = std::env::temp_dir().join(format!("isthmus-sysfs-{}-{number}", std::process::id()));
         for (path, content) in files {
             let path = root.join(path);

@@ -300,6 +300,7 @@ fn new_sender(directory: &Directory, slot: u32) -> Option<Sender> {
 }
 
 #[cfg(test)]
+#[allow(clippy::disallowed_types)] // orderings of the test's own threads
 mod tests {
     use std::os::fd::AsFd;
     use std::sync::atomic::{AtomicBool, Ordering};
