@@ -84,7 +84,7 @@ macro_rules! sizes {
 
 macro_rules! constants {
     ($facts:ident: $($name:ident),* $(,)?) => {$(
-        #[allow(clippy::unnecessary_cast, clippy::cast_sign_loss)]
+        #[allow(clippy::unnecessary_cast, clippy::cast_sign_loss, clippy::cast_lossless)]
         $facts.push(Fact { expression: stringify!($name).to_owned(), value: $name as u64 });
     )*};
 }

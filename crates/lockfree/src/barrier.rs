@@ -122,7 +122,8 @@ mod tests {
                 for seat in 0..parties {
                     for partner in partners(seat, step, parties) {
                         assert_ne!(partner, seat);
-                        for (mine, theirs) in known[seat as usize].iter_mut().zip(&before[partner as usize]) {
+                        let [to, from] = [seat, partner].map(|seat| usize::try_from(seat).unwrap());
+                        for (mine, theirs) in known[to].iter_mut().zip(&before[from]) {
                             *mine |= theirs;
                         }
                     }

@@ -83,9 +83,10 @@ impl Table {
             Some(last) => section.word("chunk", last + chunk::NEXT)?.set(at),
             None => self.head.words[0].set(at),
         }
-        let first = u32::try_from(self.chunks.len() as u64 * CHUNK_ENTRIES).unwrap_or(u32::MAX);
+        let first = self.chunks.len() as u64 * CHUNK_ENTRIES;
         self.chunks.push(at);
-        self.free.extend((first..first + CHUNK_ENTRIES as u32).rev());
+        self.free
+            .extend((first..first + CHUNK_ENTRIES).rev().filter_map(|number| u32::try_from(number).ok()));
         Ok(())
     }
 

@@ -167,9 +167,9 @@ fn main() {
     if std::env::var_os("COUNTER_AT").is_some() {
         return child();
     }
-    let mut args = std::env::args().skip(1).map(|a| a.parse::<f64>().expect("a number"));
-    let seconds = args.next().unwrap_or(1.0);
-    let mut counts: Vec<u64> = args.map(|n| n as u64).collect();
+    let mut args = std::env::args().skip(1);
+    let seconds = args.next().map_or(1.0, |text| text.parse::<f64>().expect("a number"));
+    let mut counts: Vec<u64> = args.map(|text| text.parse().expect("a whole number")).collect();
     if counts.is_empty() {
         counts = vec![2, 8];
     }

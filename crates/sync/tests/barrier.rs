@@ -275,7 +275,8 @@ fn garbage_in_any_word_is_an_error_or_harmless_and_never_a_hang() {
                         }
                     });
                 }
-                let value = [u64::MAX, 1 << 63, 12345, dice.below(u64::MAX)][dice.below(4) as usize];
+                let value =
+                    [u64::MAX, 1 << 63, 12345, dice.below(u64::MAX)][usize::try_from(dice.below(4)).unwrap()];
                 section.word("test", word * 8).unwrap().set(value);
             });
             let _ = (barrier.reset(), barrier.join().map(drop));

@@ -489,7 +489,8 @@ fn garbage_in_any_word_is_an_error_or_harmless_and_never_a_hang() {
                 });
             }
             // No value that could be right: a possible count of readers, or the name of a living process.
-            let value = [u64::MAX, 1 << 63, 12345 << 32, dice.below(1 << 31) << 24][dice.below(4) as usize];
+            let value = [u64::MAX, 1 << 63, 12345 << 32, dice.below(1 << 31) << 24]
+                [usize::try_from(dice.below(4)).unwrap()];
             section.word("test", word * 8).unwrap().set(value);
         });
         assert!(begun.elapsed() < LONG, "word {word}");

@@ -7,6 +7,7 @@
 //! STRESS_SCALE multiplies the number of messages (default 1), STRESS_SEED chooses them.
 
 #![allow(clippy::disallowed_types)] // orderings of the test's own threads
+#![allow(clippy::cast_possible_truncation)] // of small random numbers
 
 mod common;
 use common::*;

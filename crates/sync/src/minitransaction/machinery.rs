@@ -23,7 +23,7 @@ const FLYERS: u64 = LINE;
 const LOCKS: u64 = 2 * LINE;
 /// Words of the set of slots that change single words.
 const FLYER_WORDS: u64 = 8;
-const SLOTS_MAX: u32 = 64 * FLYER_WORDS as u32;
+const SLOTS_MAX: u64 = 64 * FLYER_WORDS;
 /// Offsets in a slot.
 const OWNER: u64 = 0;
 const STATE: u64 = 8;
@@ -62,11 +62,11 @@ impl Shape {
 
     /// Whether a machinery of this shape is possible.
     pub fn is_sound(self) -> bool {
-        (1..=SLOTS_MAX).contains(&self.slots)
+        (1..=SLOTS_MAX).contains(&self.slots.into())
             && self.locks.is_power_of_two()
             && self.locks <= 1 << 20
-            && self.log_bytes.is_multiple_of(LINE_BYTES as u32)
-            && (LINE_BYTES as u32..=1 << 20).contains(&self.log_bytes)
+            && u64::from(self.log_bytes).is_multiple_of(LINE)
+            && (LINE..=1 << 20).contains(&self.log_bytes.into())
     }
 
     /// The machinery's first word: a layout version and the shape's numbers.

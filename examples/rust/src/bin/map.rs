@@ -20,6 +20,9 @@ const REACH: usize = 8;
 const HOMES: u64 = 256;
 const SLOTS: u64 = HOMES + REACH as u64 - 1;
 const KEYS: u64 = 100;
+/// One more, as a length: keys begin at 1.
+const COUNTS: usize = 101;
+const _: () = assert!(COUNTS as u64 == KEYS + 1);
 /// Processes.
 const MOST: u64 = 64;
 
@@ -114,14 +117,14 @@ impl Map {
 }
 
 /// Does all operations in turn. Returns how often each key was inserted, less how often it was removed.
-fn work(map: &mut Map, me: u64, parties: u32, operations: u32) -> Result<[i64; KEYS as usize + 1]> {
+fn work(map: &mut Map, me: u64, parties: u32, operations: u32) -> Result<[i64; COUNTS]> {
     // A value names its key and the process that inserted it, so that a reader sees whether it is whole.
     let check = |key: u64, value: u64| {
         let is_whole = value / MOST == key && value % MOST < parties.into();
         ensure!(is_whole, "key {key} has the value {value}, which nobody has inserted");
         Ok(())
     };
-    let mut has = [0; KEYS as usize + 1];
+    let mut has = [0; COUNTS];
     let mut seed = me + 1;
     for _ in 0..operations {
         seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);

@@ -69,6 +69,12 @@ struct Fluid {
     pressure: f64, // Pa above that of the air
 }
 
+/// The whole part of a number; 0 if it is negative.
+#[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // that is what `as` gives for all others
+fn whole(number: f64) -> usize {
+    number as usize
+}
+
 impl Value for Motion {
     const BYTES: usize = <[[f64; 2]; 3]>::BYTES;
 
@@ -125,20 +131,20 @@ impl Plan {
             poly6: 4.0 / (PI * h2 * h2 * h2 * h2), // W = poly6 (h^2 - r^2)^3: smooth, for densities
             spiky: 30.0 / (PI * h5),               // |grad W| = spiky (h - r)^2: pushes apart what is close
             laplacian: 40.0 / (PI * h5), // laplace W = laplacian (h - r): never negative, only brakes
-            cells: [BOX_WIDTH, BOX_HEIGHT].map(|side| (side / h) as usize + 1),
+            cells: [BOX_WIDTH, BOX_HEIGHT].map(|side| whole(side / h) + 1),
         }
     }
 
     /// Where a particle is before the dam breaks: in the column, row by row from below.
     fn start(&self, number: usize) -> Motion {
-        let columns = ((COLUMN_WIDTH / self.spacing) as usize).max(1);
+        let columns = whole(COLUMN_WIDTH / self.spacing).max(1);
         let position = [number % columns, number / columns].map(|at| (at as f64 + 0.5) * self.spacing);
         Motion { position, ..Motion::default() }
     }
 
     /// The cell that a place is in; what is outside is in one, too.
     fn cell(&self, position: [f64; 2]) -> [usize; 2] {
-        [0, 1].map(|axis| ((position[axis] / self.h) as usize).min(self.cells[axis] - 1))
+        [0, 1].map(|axis| whole(position[axis] / self.h).min(self.cells[axis] - 1))
     }
 
     /// How a wall pushes what is so far away from it, in m/s^2: a short spring, about as stiff as the fluid.
