@@ -5,6 +5,8 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
+use isthmus_region::shared_by_threads::Count;
+use rustix::fs::{CWD, RenameFlags};
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
@@ -79,26 +81,50 @@ pub(crate) fn packet_socket(flags: SocketFlags) -> rustix::io::Result<OwnedFd> {
 /// A listening socket at `path`, whose folder must exist, with this mode and group; a socket that a dead service left
 /// there is removed.
 ///
+/// It gets its name when it listens, not before: a client that sees the name is let in, or has to wait, but is never
+/// told that nobody listens, and another service never takes it for the socket of a dead one.
+///
 /// # Errors
 /// [`Error::InUse`] if a process listens at `path`; [`Error::Socket`].
 pub fn listen(path: &Path, kind: SocketType, mode: u32, group: Option<u32>) -> Result<OwnedFd> {
     let failed = |action| move |source| Error::Socket { action, path: path.to_path_buf(), source };
-    let address = SocketAddrUnix::new(path).map_err(failed("name"))?;
     check_free(path)?;
     let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
     let socket =
         rustix::net::socket_with(AddressFamily::UNIX, kind, flags, None).map_err(failed("create"))?;
+    let unnamed = unnamed_beside(path);
+    let address = SocketAddrUnix::new(&unnamed).map_err(failed("name"))?;
     rustix::net::bind(&socket, &address).map_err(failed("bind"))?;
-    if let Some(group) = group
-        && rustix::fs::stat(path).map_err(failed("look at"))?.st_gid != group
-    {
-        // Before the mode, which lets the group in.
-        let group = rustix::fs::Gid::from_raw(group);
-        rustix::fs::chown(path, None, Some(group)).map_err(failed("set the group of"))?;
+    let listening = || {
+        if let Some(group) = group
+            && rustix::fs::stat(&unnamed).map_err(failed("look at"))?.st_gid != group
+        {
+            // Before the mode, which lets the group in.
+            let group = rustix::fs::Gid::from_raw(group);
+            rustix::fs::chown(&unnamed, None, Some(group)).map_err(failed("set the group of"))?;
+        }
+        let mode = rustix::fs::Mode::from_raw_mode(mode);
+        rustix::fs::chmod(&unnamed, mode).map_err(failed("set the mode of"))?;
+        rustix::net::listen(&socket, 1024).map_err(failed("listen on"))?;
+        rustix::fs::renameat_with(CWD, &unnamed, CWD, path, RenameFlags::NOREPLACE).map_err(|source| {
+            match source {
+                // Another service took it since the look.
+                Errno::EXIST => Error::InUse { path: path.to_path_buf() },
+                source => failed("name")(source),
+            }
+        })
+    };
+    if let Err(error) = listening() {
+        let _ = rustix::fs::unlink(&unnamed);
+        return Err(error);
     }
-    rustix::fs::chmod(path, rustix::fs::Mode::from_raw_mode(mode)).map_err(failed("set the mode of"))?;
-    rustix::net::listen(&socket, 1024).map_err(failed("listen on"))?;
     Ok(socket)
+}
+
+/// A name of no other socket, in the same folder as `path`.
+fn unnamed_beside(path: &Path) -> PathBuf {
+    static COUNT: Count = Count::new(0);
+    path.with_file_name(format!(".{:x}.{:x}", std::process::id(), COUNT.add(1)))
 }
 
 /// Makes sure that no process listens at `path`, and removes a socket that a dead service left there.
@@ -193,4 +219,57 @@ pub fn receive(socket: impl AsFd, flags: RecvFlags) -> rustix::io::Result<Packet
         return Err(Errno::MSGSIZE);
     }
     Ok(Packet { frame: bytes[..got.bytes].to_vec(), fds })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Clients that come at once: none of them finds a name at which nobody listens.
+    #[test]
+    fn a_name_is_there_when_it_listens() {
+        let dir = tempfile::tempdir().unwrap();
+        for round in 0..200 {
+            let path = dir.path().join(round.to_string());
+            let client = std::thread::spawn({
+                let path = path.clone();
+                move || {
+                    let address = SocketAddrUnix::new(&path).unwrap();
+                    let socket = packet_socket(SocketFlags::NONBLOCK).unwrap();
+                    loop {
+                        match rustix::net::connect(&socket, &address) {
+                            Err(Errno::NOENT) => {}
+                            other => return other,
+                        }
+                    }
+                }
+            });
+            let _listener = listen(&path, SocketType::SEQPACKET, 0o600, None).unwrap();
+            client.join().unwrap().unwrap();
+        }
+        let left = std::fs::read_dir(dir.path()).unwrap().count();
+        assert_eq!(left, 200, "there is more than the sockets themselves");
+    }
+
+    /// Services that start at once: one gets the name, the others hear that it is in use and leave nothing behind.
+    #[test]
+    fn a_name_is_had_once() {
+        let dir = tempfile::tempdir().unwrap();
+        for round in 0..50 {
+            let path = dir.path().join(round.to_string());
+            let start = std::sync::Barrier::new(4);
+            let attempts: Vec<_> = std::thread::scope(|threads| {
+                let attempt = || {
+                    start.wait();
+                    listen(&path, SocketType::SEQPACKET, 0o600, None)
+                };
+                let attempts = [(); 4].map(|()| threads.spawn(attempt));
+                attempts.map(|attempt| attempt.join().unwrap()).into()
+            });
+            assert_eq!(attempts.iter().filter(|attempt| attempt.is_ok()).count(), 1);
+            let in_use = |attempt: &Result<OwnedFd>| matches!(attempt, Err(Error::InUse { .. }));
+            assert_eq!(attempts.iter().filter(|attempt| in_use(attempt)).count(), 3, "{attempts:?}");
+            assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), round + 1);
+        }
+    }
 }
