@@ -1,5 +1,6 @@
 //! The kernel, memory and limits: the same on hosts and in VMs.
 
+use isthmus_region::control_group;
 use isthmus_region::create::default_bytes;
 use isthmus_region::error::with_causes;
 use isthmus_region::huge::{self, Pool};
@@ -63,38 +64,9 @@ fn region() -> Finding {
     }
 }
 
-/// A control group's limit on memory: what it is called, and how much is left below it.
-fn group_limit(system: &System) -> Option<(String, u64)> {
-    let groups = system.read("/proc/self/cgroup")?;
-    let mut tightest: Option<(String, u64)> = None;
-    for line in groups.lines() {
-        let mut parts = line.splitn(3, ':');
-        let (_, controllers, path) = (parts.next()?, parts.next()?, parts.next()?);
-        let (base, most, used) = match controllers {
-            "" => ("/sys/fs/cgroup", "memory.max", "memory.current"),
-            c if c.split(',').any(|c| c == "memory") => {
-                ("/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes")
-            }
-            _ => continue,
-        };
-        // The groups above it limit, too. In a container the path may not exist, but its root does.
-        let mut path = path.trim_end_matches('/');
-        loop {
-            let file = format!("{base}{path}/{most}");
-            // Version 1 writes a number near 2^63 for none, version 2 the word `max`.
-            if let Some(limit) = system.number(&file).filter(|limit| *limit < 1 << 60) {
-                let left = limit.saturating_sub(system.number(&format!("{base}{path}/{used}")).unwrap_or(0));
-                if tightest.as_ref().is_none_or(|(_, least)| left < *least) {
-                    tightest = Some((file, left));
-                }
-            }
-            match path.rfind('/') {
-                Some(at) => path = &path[..at],
-                None => break,
-            }
-        }
-    }
-    tightest
+/// The control group with the least memory left, of those that have a limit.
+fn group_limit(system: &System) -> Option<control_group::Limit> {
+    control_group::limits(|file| system.read(file)).into_iter().min_by_key(control_group::Limit::left)
 }
 
 fn memory(system: &System, role: Role) -> Finding {
@@ -102,10 +74,10 @@ fn memory(system: &System, role: Role) -> Finding {
     let free = system.value("/proc/meminfo", "MemAvailable").and_then(|v| leading(&v)).map(|kib| kib << 10);
     let mut left = free.unwrap_or(u64::MAX);
     let mut limit = "in this machine".to_owned();
-    if let Some((file, bytes)) = group_limit(system)
-        && bytes < left
+    if let Some(group) = group_limit(system)
+        && group.left() < left
     {
-        (left, limit) = (bytes, format!("below the control group's limit ({file})"));
+        (left, limit) = (group.left(), format!("below the control group's limit ({})", group.file));
     }
     if role == Role::Guest {
         return Finding::fine("memory", format!("{} free {limit}", mib(left)));
@@ -299,7 +271,7 @@ mod tests {
             ("sys/fs/cgroup/a/memory.current", "104857600\n"),
             ("sys/fs/cgroup/a/b/memory.max", "max\n"),
         ]);
-        assert_eq!(group_limit(&system).unwrap().1, 100 << 20);
+        assert_eq!(group_limit(&system).unwrap().left(), 100 << 20);
         let found = memory(&system, Role::Host);
         assert!(found.level == Level::Stops && found.found.contains("a/memory.max"), "{found:?}");
         let (_dir, system) = System::of(&[

@@ -15,7 +15,7 @@ mod progress;
 
 use std::ffi::{c_int, c_void};
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, LazyLock, OnceLock};
 
 use isthmus_cabi::Poison;
 use isthmus_fabric_sys::*;
@@ -289,12 +289,11 @@ impl Ep {
     }
 }
 
-/// How many bytes an endpoint's posts that wait for room may take; further ones are refused. A part of the machine's
-/// memory, so that a program that sends without end to a process that stands still does not take all of it.
+/// How many bytes an endpoint's posts that wait for room may take; further ones are refused. A part of the memory that
+/// the process may have, so that a program that sends without end to a process that stands still does not take all of it.
 fn most_queued() -> u64 {
-    let info = rustix::system::sysinfo();
-    let memory = (info.totalram as u64).saturating_mul(info.mem_unit.into());
-    (memory / MEMORY_PART).max(LEAST_QUEUED)
+    static MEMORY: LazyLock<u64> = LazyLock::new(isthmus_region::control_group::memory);
+    (*MEMORY / MEMORY_PART).max(LEAST_QUEUED)
 }
 
 /// Gives an endpoint the name that `info` has as its source address, if it has one.

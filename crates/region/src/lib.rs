@@ -19,8 +19,10 @@
 //! - [`value`]: plain values, copied in and out whole; [`text`]: names and sentences of a bounded length.
 //! - [`doorbell`]: how threads sleep until they are rung, and are rung; [`wake`]: by futex.
 //! - [`counters`]: what went through the region, per process and per peer.
+//! - [`control_group`]: how much memory this process may have.
 
 pub mod area;
+pub mod control_group;
 pub mod counters;
 pub mod create;
 pub mod directory;
