@@ -40,7 +40,7 @@ extern "C" {
 #define ISTHMUS_EFAULT (-8)     /* an internal error of this library; the object refuses further calls */
 #define ISTHMUS_ETIMEDOUT (-9)  /* the time ran out */
 #define ISTHMUS_EBUSY (-10)     /* not possible without waiting */
-#define ISTHMUS_EBROKEN (-11)   /* a participant of the barrier is gone: this round and all later ones cannot end */
+#define ISTHMUS_EBROKEN (-11)   /* a participant of the barrier died or left: this and all later rounds cannot end */
 #define ISTHMUS_EDEADLOCK (-12) /* this thread owns the lock already and would wait for itself */
 #define ISTHMUS_ENOTOWNER (-13) /* this thread does not own the lock */
 #define ISTHMUS_ELOST (-14)     /* an owner died, and the next unlocked it without having mended what it protects */

@@ -175,14 +175,14 @@ pub(crate) fn answer(poison: &Poison, body: impl FnOnce() -> Result<(), Failure>
     let told = std::cell::Cell::new(false);
     let report = |said: &str| {
         told.set(true);
-        fail(Failure::new(EFAULT, format!("a fault of the isthmus library: {said}")));
+        fail(Failure::new(EFAULT, format!("an internal error of the isthmus library: {said}")));
     };
     match guard(poison, None, report, || Some(body())) {
         Some(Ok(())) => 0,
         Some(Err(failure)) => fail(failure),
         None if told.get() => EFAULT,
         // Another thread reported the panic on this object.
-        None => fail(Failure::new(EFAULT, "a fault of the isthmus library")),
+        None => fail(Failure::new(EFAULT, "an internal error of the isthmus library")),
     }
 }
 
@@ -191,30 +191,30 @@ pub(crate) fn answer(poison: &Poison, body: impl FnOnce() -> Result<(), Failure>
 pub extern "C" fn isthmus_strerror(error: c_int) -> *const c_char {
     let text: &CStr = match error {
         0 => c"success",
-        EINVAL => c"an argument cannot be",
-        ENOSERVICE => c"no isthmus service, or it does not let us in",
+        EINVAL => c"an argument is not valid",
+        ENOSERVICE => c"no isthmus service, or it refuses this process or has ended",
         ENOTFOUND => c"no object of that kind and name",
-        EEXIST => c"there is such an object already",
-        EACCESS => c"this user may not do that with the object",
-        EFULL => c"no memory, place or quota is left",
-        EREGION => c"the region is not what it should be",
-        EFAULT => c"a fault of the isthmus library",
-        ETIMEDOUT => c"the time was up",
-        EBUSY => c"it could not be done at once",
-        EBROKEN => c"a participant of the barrier is gone",
+        EEXIST => c"such an object exists already, or with other parameters",
+        EACCESS => c"the object's mode or owner does not allow it to this user",
+        EFULL => c"no memory, no entry in a table, or no quota is left",
+        EREGION => c"what lies in the region is not valid",
+        EFAULT => c"an internal error of the isthmus library",
+        ETIMEDOUT => c"the time ran out",
+        EBUSY => c"not possible without waiting",
+        EBROKEN => c"a participant of the barrier died or left in the middle of a round",
         EDEADLOCK => c"this thread owns the lock already",
         ENOTOWNER => c"this thread does not own the lock",
         ELOST => c"an owner died, and what the lock protects was not mended",
         EOWNERDIED => c"a writer died, and what the lock protects was not mended yet",
-        EREFUSED => c"the peer accepts no connections, or too many wait",
+        EREFUSED => c"the member accepts no connections, or too many wait to be accepted",
         EEND => c"end of the stream",
         ECLOSED => c"the channel is closed in this direction",
-        EPEERDIED => c"the other side is gone",
-        EFAULTY => c"the other side broke the protocol",
+        EPEERDIED => c"the process at the other end died without closing",
+        EFAULTY => c"the other end broke the protocol",
         ESUSPENDED => c"the channel is suspended",
-        ENOTREACHABLE => c"the memory node is not reachable",
-        EOVERFLOW => c"the semaphore would go beyond its largest value",
-        _ => c"no error number of isthmus",
+        ENOTREACHABLE => c"the memory node is on a host that this process cannot reach",
+        EOVERFLOW => c"the semaphore would exceed its largest value",
+        _ => c"not an error number of isthmus",
     };
     text.as_ptr()
 }
