@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 OR MIT */
 /*
  * Bank transfers by minitransactions: processes on the host and in VMs move money between accounts, all at the same time and
- * without a lock of their own, and the sum never changes, whoever is killed.
+ * without a lock of their own, and the sum never changes, even if processes are killed.
  *
  *	cc -O2 bank.c $(pkg-config --cflags --libs isthmus) -o bank
  *	isthmus run --vms 2 -n 4 -- ./bank 4
@@ -57,7 +57,7 @@ int main(int argc, char **argv)
 	unsigned failed = 0, busy = 0;
 
 	must(isthmus_attach(NULL, &here), "attach");
-	/* The accounts, and behind them a count of who has come. */
+	/* The accounts, and behind them the number of processes that have come. */
 	must(isthmus_segment_open(here, "bank", ISTHMUS_CREATE, 0600, place(ACCOUNTS + 8), &segment), "segment");
 	must(isthmus_space_open(here, "bank", 0600, NULL, &space), "space");
 	must(isthmus_space_add(space, segment, &accounts), "add");
@@ -101,7 +101,7 @@ int main(int argc, char **argv)
 		done += outcome == ISTHMUS_COMMITTED;
 		failed += outcome == ISTHMUS_COMPARE_FAILED;
 		busy += outcome == ISTHMUS_LOCK_FAILED;
-		/* Somebody looks into the books in the middle of it. */
+		/* Another process reads the books in the middle of it. */
 		if (done % 1000 == 0 && sum(t, accounts) != ACCOUNTS * EACH) {
 			fprintf(stderr, "bank: money is lost\n");
 			return 1;

@@ -6,7 +6,7 @@
  *	cc -O2 chat.c $(pkg-config --cflags --libs isthmus) -o chat
  *	isthmus run --vms 3 -n 3 -- ./chat 3
  *
- * Whoever has the lower number connects, so that each pair has one channel.
+ * The member with the lower number connects, so that each pair has one channel.
  */
 #define _POSIX_C_SOURCE 200809L
 #include <isthmus.h>
@@ -15,7 +15,7 @@
 #include <string.h>
 
 #define MOST 64
-#define GROUP 0x63686174 /* all who take part know this number: the magic id */
+#define GROUP 0x63686174 /* known to all participants: the magic id */
 #define PATIENCE 60000000000ull
 
 static void must(int error, const char *what)

@@ -8,8 +8,8 @@
  *
  * The one idea: decide on what was read, and commit only if that is still so. A key may lie in any of the REACH slots from its
  * home on; those are read at one moment, and a change of one of them compares them all. If anything there has changed
- * meanwhile, nothing is written, and the operation begins anew. So no key is ever in two slots, and who is killed leaves no
- * slot half written.
+ * meanwhile, nothing is written, and the operation begins anew. So no key is ever in two slots, and a process that is killed
+ * leaves no slot half written.
  */
 #define _POSIX_C_SOURCE 200809L
 #include <isthmus.h>
@@ -133,11 +133,11 @@ static int take_out(struct map *map, uint64_t key, uint64_t *value)
 
 /* ---- its users ---- */
 
-/* A value names its key and the process that inserted it: so whoever finds it sees whether it is whole. */
+/* A value names its key and the process that inserted it, so a reader can tell whether it is whole. */
 static void check(uint64_t key, uint64_t value, unsigned parties)
 {
 	if (value / MOST != key || value % MOST >= parties) {
-		fprintf(stderr, "map: key %llu has the value %llu, which nobody has inserted\n", (unsigned long long)key,
+		fprintf(stderr, "map: key %llu has the value %llu, which was never inserted\n", (unsigned long long)key,
 			(unsigned long long)value);
 		exit(1);
 	}

@@ -5,7 +5,7 @@
  *	cc -O2 pingpong.c $(pkg-config --cflags --libs isthmus) -o pingpong
  *	isthmus run --vms 2 -n 2 -- ./pingpong
  *
- * Each writes one line of its own and reads the other's, so that one line moves each way. Whoever comes first begins.
+ * Each writes one line of its own and reads the other's, so that one line moves each way. The first to come begins.
  */
 #define _POSIX_C_SOURCE 200809L
 #include <isthmus.h>
@@ -77,7 +77,7 @@ int main(void)
 	printf("player %llu on %s: %d rounds, %.3f us for half a round\n", (unsigned long long)me, name, ROUNDS,
 	       (now_us() - begin) / (ROUNDS - ROUNDS / 10) / 2);
 
-	/* The name goes with the first who is done; the memory with the second. */
+	/* The first to finish removes the name; the memory is freed when the second closes it, too. */
 	if (me == 0)
 		must(isthmus_segment_unlink(here, "pingpong"), "unlink");
 	isthmus_segment_close(segment);

@@ -16,7 +16,7 @@
  *
  * Particles and table lie in a named segment. Two rules make locks unnecessary:
  * - The owner computes. Each process owns some particles and some cells, the same ones all the time, and writes no others.
- * - A step has four phases with a barrier behind each, and in no phase does anybody write what another reads in it:
+ * - A step has four phases with a barrier behind each, and in no phase does a process write what another reads in it:
  *
  *	phase          reads of others                   writes of its own
  *	neighbours     cells of particles                the table's part for its cells
@@ -24,7 +24,7 @@
  *	forces         table, all but forces             force
  *	movement       nothing                           velocity, position, cell
  *
- * The result is the same to the last bit, whoever computes: the table lists a cell's particles by number, so all sums have
+ * The result is the same to the last bit, for any number of processes: the table lists a cell's particles by number, so all sums have
  * one order, and they use nothing but + - * / and sqrt(), which are rounded alike on all processors. pow() is not.
  */
 #define _POSIX_C_SOURCE 200809L
@@ -51,7 +51,7 @@
 #define GRAVITY 9.81      /* m/s^2 */
 #define REST_DENSITY 1000.0 /* kg/m^3 */
 /* How fast sound is in this water, in m/s. The real 1500 m/s would need tiny steps; this is about 2.5 times the fastest wave, so
-   the water at the bottom is 8 % denser than at the top, which nobody sees. */
+   the water at the bottom is 8 % denser than at the top, which is not visible. */
 #define SOUND 10.0
 
 /* A particle; one cache line, so that two owners never write in the same one. */
@@ -177,13 +177,13 @@ static void meet(struct world *w, const char *where, uint64_t step)
 	die(w, "number %u in step %llu, %s: interrupted", w->me, (unsigned long long)step, where);
 }
 
-/* Says that the others are not who we are looking for. */
+/* Says that the others belong to another run. */
 _Noreturn static void strangers(struct world *w, const char *what)
 {
 	die(w, "segment %s is of another run, %s; give this one a --job of its own", w->segment_name, what);
 }
 
-/* Writes `value`, which is not 0, where nobody has yet; a run in which somebody wrote something else is not ours. */
+/* Writes `value`, which is not 0, where no process has yet; a run in which another value was written is not ours. */
 static void agree(struct world *w, _Atomic uint64_t *word, uint64_t value, const char *what)
 {
 	uint64_t found = 0;
@@ -320,7 +320,7 @@ static void fill_column(struct world *w)
 
 /*
  * Phase 1: the table's part for my cells. All processes look at where all particles are, which is quick, and each sorts those
- * in its own cells, behind as many as lie in the cells of others below. So nobody needs to wait for a master to sort all.
+ * in its own cells, behind as many as lie in the cells of others below. So no process waits for a master to sort all.
  */
 static void build_table(struct world *w)
 {
@@ -612,12 +612,12 @@ int main(int argc, char **argv)
 	enter(&w);
 	fill_column(&w);
 	meet(&w, "the beginning", 0);
-	/* All are there: nobody needs to find the barrier any more. */
+	/* All are there: no process needs to find the barrier any more. */
 	if (w.me == 0)
 		must(&w, isthmus_barrier_unlink(w.here, w.barrier_name), "unlink");
 	w.barrier_name[0] = 0;
 
-	/* Number 0 draws while the others begin the next step: nobody moves before it takes part in that. */
+	/* Number 0 draws while the others begin the next step: no particle moves before it takes part in that. */
 	w.waited = 0;
 	double begin = now();
 	for (uint64_t step = 0; step <= w.options.steps; step++) {

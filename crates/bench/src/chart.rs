@@ -10,7 +10,7 @@ use crate::table;
 /// Width and height of a chart, in pixels.
 const SIZE: (u32, u32) = (620, 440);
 
-/// Colours that people tell apart who do not see all of them (Okabe and Ito), ours first.
+/// Colours that people with colour blindness tell apart, too (Okabe and Ito), ours first.
 const COLOURS: [RGBColor; 7] = [
     RGBColor(213, 94, 0),
     RGBColor(0, 114, 178),

@@ -183,7 +183,7 @@ struct Sorting {
     wait: Option<f64>,
 }
 
-/// A time that somebody would wait.
+/// A time that a user would wait.
 fn minutes(text: &str) -> std::result::Result<f64, String> {
     let minutes = text.parse::<f64>().ok().filter(|minutes| (0.0..=10_000.0).contains(minutes));
     minutes.ok_or_else(|| format!("{text} is no number of minutes from 0 to 10000"))

@@ -55,7 +55,7 @@ pub fn curve_blocks(sizes: &[u64]) -> Vec<Block> {
 pub struct Comparison {
     /// One for each measurement, in the order of the blocks.
     pub records: Vec<Record>,
-    /// How each subject was launched, for those who want to do it again.
+    /// How each subject was launched, so that it can be repeated.
     pub lines: Vec<(String, String)>,
     /// What was asked for and could not be measured, with the reason.
     pub left_out: Vec<String>,

@@ -140,7 +140,7 @@ struct Wanted {
     is_counted: bool,
 }
 
-/// How often each of those must have slept in a round who are said to sleep.
+/// How often each participant of a blocking barrier must have slept in a round that counts.
 const ASLEEP: f64 = 0.9;
 
 /// The better of those that the hybrid barrier is measured against.

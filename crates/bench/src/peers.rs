@@ -50,7 +50,7 @@ pub struct Table {
     pub is_cut: bool,
     /// Whether curves that were asked for are missing.
     pub no_curves: bool,
-    /// MPIs of which something is promised and that nobody named.
+    /// MPIs that have promises and were not named on the command line.
     pub other_mpis: Vec<&'static str>,
 }
 
@@ -142,7 +142,7 @@ impl Wanted {
     }
 }
 
-/// The same of buffers that nobody touches, where that was measured beside it.
+/// The same with buffers that are never touched, where that was measured beside it.
 fn untouched(wanted: &Wanted, ours: &Record, records: &[Record]) -> String {
     let name = format!("{}_untouched", wanted.benchmark);
     let of_row = |record: &&Record| {
@@ -364,7 +364,7 @@ fn pairs(plan: &Plan, mpi: &Mpi, table: &mut Table, progress: &mut dyn FnMut(&st
     if pair_promises(mpi.flavour).is_empty() {
         return;
     }
-    // Nothing is promised beside TCP: it is for those who read the whole.
+    // Nothing is promised beside TCP: it is in the whole table for comparison.
     let mut pair = comparison(plan, mpi, 2, 0, Peers { tcp: !plan.quick, two_copy, ..Peers::USUAL });
     pair.blocks.extend([Block::Latency(8), Block::Latency(1024), Block::Rate(8, 64)]);
     if two_copy {

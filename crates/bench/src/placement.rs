@@ -67,7 +67,7 @@ impl Choice {
 pub enum Sieve {
     /// Those of one placement.
     Of(Placement),
-    /// All of them, since nobody asked for an order.
+    /// All of them: no particular one was asked for.
     Any,
     /// All of them, since none could be sorted.
     Mixed,
@@ -346,8 +346,8 @@ pub struct Search {
 
 /// How often the host is asked where it has its processors while there is nothing to measure.
 const LOOK: Duration = Duration::from_secs(1);
-/// Milliseconds that all tables of this process have waited in vain: on a machine that never moves its processors, a benchmark of
-/// many tables waits as long as one.
+/// Milliseconds that all tables of this process have waited without seeing the placement: on a machine that never moves
+/// its processors, a benchmark of many tables waits as long as one.
 static WAITED_MS: Count = Count::new(0);
 
 /// How often people are told that it still is.

@@ -58,7 +58,7 @@ pub fn build(
     }
     let build = dir.join(format!("{name}.build-{}", std::process::id()));
     let compiled = compile_in(&build, compiler, &name, &program, sources, flags);
-    // Also where it failed: nothing there is of use to anybody.
+    // Also where it failed: nothing there is of use.
     let removed = fs::remove_dir_all(&build);
     compiled?;
     removed.map_err(Error::io(format!("remove {}", build.display())))?;
@@ -107,7 +107,7 @@ pub enum Block {
     PingPong(u64),
     /// Bandwidth with that many messages in flight, each written and read likewise.
     Window(u64, u32),
-    /// Bandwidth of a ping-pong of buffers that nobody writes or reads meanwhile.
+    /// Bandwidth of a ping-pong of buffers that are neither written nor read meanwhile.
     PingPongUntouched(u64),
     /// Bandwidth with that many such messages in flight.
     WindowUntouched(u64, u32),
@@ -115,7 +115,7 @@ pub enum Block {
     Rate(u64, u32),
     /// A ping-pong of 8 bytes while that many receives are posted before its own, and stay.
     Posted(u32),
-    /// A ping-pong of 8 bytes while that many messages wait that nobody receives.
+    /// A ping-pong of 8 bytes while that many messages wait that are never received.
     Unexpected(u32),
     /// Barriers, of any number of ranks.
     Barrier,

@@ -34,7 +34,7 @@ pub struct Promise {
 /// What became of a promise.
 ///
 /// A figure *holds* a bound where all of its interval is on the bound's good side, and is *short* of it where all of the interval is
-/// beyond; otherwise, or where there were too few rounds to say or nobody sorted them, nothing is decided.
+/// beyond; otherwise, or where there were too few rounds to say or they were not sorted by placement, nothing is decided.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Verdict {

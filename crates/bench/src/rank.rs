@@ -435,7 +435,7 @@ impl Meeting {
                             std::hint::spin_loop();
                         }
                         looks = looks.wrapping_add(1);
-                        // Whoever else is on these processors shall not keep the other from its turn.
+                        // Other threads of these processors must not keep the other rank from its turn.
                         if looks.is_multiple_of(1 << 16) {
                             std::thread::yield_now();
                         }

@@ -1,4 +1,4 @@
-//! What people see of a finished benchmark: who was measured, the table, and what else must be known to read it.
+//! What is printed of a finished benchmark: the subjects, the table, and what else must be known to read it.
 
 use crate::error::{Error, Result};
 use crate::mpi::{Comparison, Plan};

@@ -1,6 +1,6 @@
 //! Barriers: ours, the naive one of the paper (figure 3.4), the C library's; and what a barrier costs at least.
 //!
-//! Whoever blocks looks for some microseconds before it sleeps, and processes in step never get as far as that. So barriers that
+//! A blocking participant polls for some microseconds before it sleeps, and processes in step never wait that long. So barriers that
 //! block are judged by rounds in which one process is late by far, each in turn, and all others must sleep. How often they did is
 //! counted by the kernel, and said; the late one's work is taken out of the figure.
 
@@ -232,7 +232,7 @@ pub(super) fn run(meeting: &mut Meeting, plan: &Plan) -> Result<()> {
     meeting.sync()
 }
 
-/// Sees that nobody gets through before all have come, by what each has written before.
+/// Checks that no participant gets through before all have arrived, by what each has written before.
 fn check(meeting: &mut Meeting, name: &str, barrier: &mut Barrier, naive: Naive<'_>) -> Result<()> {
     meeting.own(TALLY)?.store(0);
     meeting.sync()?;
@@ -347,7 +347,7 @@ fn echo(meeting: &mut Meeting, port: &mut File) -> Result<()> {
     })
 }
 
-/// The share of a processor that those take who wait for one that is late.
+/// The share of a processor that waiting participants take while one is late.
 fn late(
     meeting: &mut Meeting,
     (benchmark, name): (&str, &str),
@@ -375,7 +375,7 @@ fn late(
         );
     }
     meeting.sync()?;
-    // The greatest of them: nobody shall burn his processor.
+    // The greatest of them: no participant may burn its processor.
     meeting.after(line)?;
     let share = shares.into_iter().fold(0.0, f64::max);
     meeting.tell(&Sample::new(benchmark, name, "sleeper_share", share))

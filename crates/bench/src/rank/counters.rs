@@ -2,7 +2,7 @@
 //! contention each goes round all of them; at high contention all use one. The lock is one for all counters (figure 3.9).
 //!
 //! By words, an increment is a load and an exchange. By items it is one minitransaction that compares and writes, after another one
-//! that reads where somebody else has changed the counter since.
+//! that reads where another has changed the counter since.
 
 use std::time::Instant;
 
@@ -101,7 +101,7 @@ fn sound(stopped: Option<minitransaction::Error>) -> Result<()> {
 struct Seen {
     /// What it left there, or read.
     value: u64,
-    /// Whether nobody else had been there last time. Then it compares with what it left, and need not read first.
+    /// Whether no other process had changed it last time. Then it compares with what it left, and need not read first.
     is_own: bool,
 }
 

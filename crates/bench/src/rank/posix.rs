@@ -36,7 +36,7 @@ impl Barrier {
         Ok(Self { _segment: segment.clone(), at })
     }
 
-    /// Makes it, for processes of one kernel. By one of them, before anybody else uses it.
+    /// Makes it, for processes of one kernel. By one of them, before any other uses it.
     pub(super) fn make(&self, parties: u32) -> Result<()> {
         let mut shared = MaybeUninit::<libc::pthread_barrierattr_t>::uninit();
         // SAFETY: it is given room for what it writes.

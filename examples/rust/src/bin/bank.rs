@@ -18,7 +18,7 @@ const ACCOUNTS: usize = 16;
 const EACH: u64 = 1000;
 const SUM: u64 = ACCOUNTS as u64 * EACH;
 
-/// Moves money between accounts, beside others who do.
+/// Moves money between accounts, beside other processes.
 #[derive(Parser)]
 struct Options {
     /// How many processes take part.

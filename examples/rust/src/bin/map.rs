@@ -38,7 +38,7 @@ const CAME: u64 = SLOTS * SLOT_BYTES;
 const HAS: u64 = CAME + 8;
 const BYTES: u64 = HAS + MOST * (KEYS + 1) * 8;
 
-/// Works on a hash map, beside others who do.
+/// Works on a hash map, beside other processes.
 #[derive(Parser)]
 struct Options {
     /// How many processes take part.
@@ -121,7 +121,7 @@ fn work(map: &mut Map, me: u64, parties: u32, operations: u32) -> Result<[i64; C
     // A value names its key and the process that inserted it, so that a reader sees whether it is whole.
     let check = |key: u64, value: u64| {
         let is_whole = value / MOST == key && value % MOST < parties.into();
-        ensure!(is_whole, "key {key} has the value {value}, which nobody has inserted");
+        ensure!(is_whole, "key {key} has the value {value}, which was never inserted");
         Ok(())
     };
     let mut has = [0; COUNTS];
