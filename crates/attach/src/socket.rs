@@ -1,12 +1,14 @@
 //! Frames with descriptors over a UNIX socket, and where that is.
 
+use std::collections::hash_map::RandomState;
+use std::hash::{BuildHasher, Hasher};
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
-use isthmus_region::shared_by_threads::Count;
-use rustix::fs::{CWD, RenameFlags};
+use rustix::fs::{CWD, FlockOperation, Mode, OFlags, RenameFlags};
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
@@ -16,6 +18,10 @@ use rustix::net::{
 use crate::error::{Error, Result};
 use crate::protocol::MAX_FRAME;
 
+/// How long a service waits for others that start in the same folder.
+const PATIENCE: Duration = Duration::from_secs(1);
+/// Bytes of a path that every client can name, QEMU too, which has a zero at the end.
+const LONGEST_PATH: usize = 107;
 /// Most descriptors in a frame.
 const MAX_FDS: usize = 4;
 /// The environment variable that names the socket.
@@ -82,19 +88,22 @@ pub(crate) fn packet_socket(flags: SocketFlags) -> rustix::io::Result<OwnedFd> {
 /// there is removed.
 ///
 /// It gets its name when it listens, not before: a client that sees the name is let in, or has to wait, but is never
-/// told that nobody listens, and another service never takes it for the socket of a dead one.
+/// told that no process listens, and another service never takes it for the socket of a dead one.
 ///
 /// # Errors
 /// [`Error::InUse`] if a process listens at `path`; [`Error::Socket`].
 pub fn listen(path: &Path, kind: SocketType, mode: u32, group: Option<u32>) -> Result<OwnedFd> {
     let failed = |action| move |source| Error::Socket { action, path: path.to_path_buf(), source };
+    if path.as_os_str().len() > LONGEST_PATH {
+        return Err(failed("name")(Errno::NAMETOOLONG));
+    }
+    // Until the end of this function: of services that start at once, one looks at what is there at a time.
+    let _turn = take_turn(path);
     check_free(path)?;
     let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
     let socket =
         rustix::net::socket_with(AddressFamily::UNIX, kind, flags, None).map_err(failed("create"))?;
-    let unnamed = unnamed_beside(path);
-    let address = SocketAddrUnix::new(&unnamed).map_err(failed("name"))?;
-    rustix::net::bind(&socket, &address).map_err(failed("bind"))?;
+    let unnamed = bind_beside(&socket, path).map_err(failed("bind"))?;
     let listening = || {
         if let Some(group) = group
             && rustix::fs::stat(&unnamed).map_err(failed("look at"))?.st_gid != group
@@ -103,15 +112,13 @@ pub fn listen(path: &Path, kind: SocketType, mode: u32, group: Option<u32>) -> R
             let group = rustix::fs::Gid::from_raw(group);
             rustix::fs::chown(&unnamed, None, Some(group)).map_err(failed("set the group of"))?;
         }
-        let mode = rustix::fs::Mode::from_raw_mode(mode);
+        let mode = Mode::from_raw_mode(mode);
         rustix::fs::chmod(&unnamed, mode).map_err(failed("set the mode of"))?;
         rustix::net::listen(&socket, 1024).map_err(failed("listen on"))?;
-        rustix::fs::renameat_with(CWD, &unnamed, CWD, path, RenameFlags::NOREPLACE).map_err(|source| {
-            match source {
-                // Another service took it since the look.
-                Errno::EXIST => Error::InUse { path: path.to_path_buf() },
-                source => failed("name")(source),
-            }
+        rename(&unnamed, path).map_err(|source| match source {
+            // Another service took it since the look, one that could not wait for its turn.
+            Errno::EXIST => Error::InUse { path: path.to_path_buf() },
+            source => failed("name")(source),
         })
     };
     if let Err(error) = listening() {
@@ -121,10 +128,47 @@ pub fn listen(path: &Path, kind: SocketType, mode: u32, group: Option<u32>) -> R
     Ok(socket)
 }
 
-/// A name of no other socket, in the same folder as `path`.
-fn unnamed_beside(path: &Path) -> PathBuf {
-    static COUNT: Count = Count::new(0);
-    path.with_file_name(format!(".{:x}.{:x}", std::process::id(), COUNT.add(1)))
+/// Waits until no other service looks at what is in the folder of `path`: a lock of the folder, which ends with its
+/// descriptor. Other users may lock it, too, so after [`PATIENCE`] it goes on without.
+fn take_turn(path: &Path) -> Option<OwnedFd> {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let folder = rustix::fs::open(folder, flags, Mode::empty()).ok()?;
+    let begun = Instant::now();
+    while rustix::fs::flock(&folder, FlockOperation::NonBlockingLockExclusive).is_err() {
+        if begun.elapsed() > PATIENCE {
+            return None;
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    Some(folder)
+}
+
+/// Binds `socket` to a name of no other file in the folder of `path`, and gives that. It begins with that of `path`, if
+/// that is not too long.
+fn bind_beside(socket: &OwnedFd, path: &Path) -> rustix::io::Result<PathBuf> {
+    let mut tries = 0;
+    loop {
+        let random = RandomState::new().build_hasher().finish();
+        let mut long = path.as_os_str().to_owned();
+        long.push(format!(".{:08x}", random >> 32));
+        let (long, short) = (PathBuf::from(long), path.with_file_name(format!(".{:03x}", random & 0xfff)));
+        let name = if SocketAddrUnix::new(&long).is_ok() { long } else { short };
+        match rustix::net::bind(socket, &SocketAddrUnix::new(&name)?) {
+            Err(Errno::ADDRINUSE) if tries < 100 => tries += 1,
+            bound => return bound.map(|()| name),
+        }
+    }
+}
+
+/// Renames `from`; fails with `EXIST` if there is something at `to`.
+fn rename(from: &Path, to: &Path) -> rustix::io::Result<()> {
+    match rustix::fs::renameat_with(CWD, from, CWD, to, RenameFlags::NOREPLACE) {
+        // A file system without this (NFS, 9p). Services that wait for their turn do not meet here.
+        Err(Errno::INVAL | Errno::NOSYS) if to.symlink_metadata().is_ok() => Err(Errno::EXIST),
+        Err(Errno::INVAL | Errno::NOSYS) => rustix::fs::rename(from, to),
+        other => other,
+    }
 }
 
 /// Makes sure that no process listens at `path`, and removes a socket that a dead service left there.
@@ -133,18 +177,21 @@ fn unnamed_beside(path: &Path) -> PathBuf {
 /// [`Error::InUse`] if a process listens there; [`Error::Socket`] if there is something else.
 pub fn check_free(path: &Path) -> Result<()> {
     let failed = |action| move |source| Error::Socket { action, path: path.to_path_buf(), source };
+    let address = SocketAddrUnix::new(path).map_err(failed("name"))?;
     if path.symlink_metadata().is_err() {
         return Ok(());
     }
-    let address = SocketAddrUnix::new(path).map_err(failed("name"))?;
     let probe = packet_socket(SocketFlags::NONBLOCK).map_err(failed("create"))?;
     match rustix::net::connect(&probe, &address) {
         // PROTOTYPE: a process listens there with another kind of socket.
         Ok(()) | Err(Errno::AGAIN | Errno::PROTOTYPE) => Err(Error::InUse { path: path.to_path_buf() }),
+        // It was removed since the look.
+        Err(Errno::NOENT) => Ok(()),
         // Only a socket without a listener is removed, never another file.
-        Err(Errno::CONNREFUSED) if is_socket(path) => {
-            rustix::fs::unlink(path).map_err(failed("remove the stale"))
-        }
+        Err(Errno::CONNREFUSED) if is_socket(path) => match rustix::fs::unlink(path) {
+            Ok(()) | Err(Errno::NOENT) => Ok(()),
+            Err(source) => Err(failed("remove the stale")(source)),
+        },
         Err(source) => Err(failed("take over")(source)),
     }
 }
@@ -251,12 +298,20 @@ mod tests {
         assert_eq!(left, 200, "there is more than the sockets themselves");
     }
 
-    /// Services that start at once: one gets the name, the others hear that it is in use and leave nothing behind.
+    fn is_in_use(attempt: &Result<OwnedFd>) -> bool {
+        matches!(attempt, Err(Error::InUse { .. }))
+    }
+
+    /// Services that start at once: one gets the name, also where a dead service has left a socket; the others hear that it
+    /// is in use and leave nothing behind.
     #[test]
     fn a_name_is_had_once() {
         let dir = tempfile::tempdir().unwrap();
-        for round in 0..50 {
+        for round in 0..300 {
             let path = dir.path().join(round.to_string());
+            if round % 2 == 0 {
+                drop(listen(&path, SocketType::SEQPACKET, 0o600, None).unwrap());
+            }
             let start = std::sync::Barrier::new(4);
             let attempts: Vec<_> = std::thread::scope(|threads| {
                 let attempt = || {
@@ -267,9 +322,26 @@ mod tests {
                 attempts.map(|attempt| attempt.join().unwrap()).into()
             });
             assert_eq!(attempts.iter().filter(|attempt| attempt.is_ok()).count(), 1);
-            let in_use = |attempt: &Result<OwnedFd>| matches!(attempt, Err(Error::InUse { .. }));
-            assert_eq!(attempts.iter().filter(|attempt| in_use(attempt)).count(), 3, "{attempts:?}");
+            assert_eq!(attempts.iter().filter(|attempt| is_in_use(attempt)).count(), 3, "{attempts:?}");
+            assert!(is_in_use(&listen(&path, SocketType::STREAM, 0o600, None)), "it is there");
             assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), round + 1);
         }
+    }
+
+    /// As long as a name may be, and a byte longer; the folder's lock is no condition.
+    #[test]
+    fn a_name_is_as_long_as_clients_can_say() {
+        let dir = tempfile::tempdir().unwrap();
+        let most = LONGEST_PATH - dir.path().as_os_str().len() - 1;
+        let _other = take_turn(&dir.path().join("any")).unwrap();
+        for (len, fits) in [(most - 9, true), (most, true), (most + 1, false), (most + 30, false)] {
+            let path = dir.path().join("n".repeat(len));
+            let listener = listen(&path, SocketType::SEQPACKET, 0o600, None);
+            assert_eq!(listener.is_ok(), fits, "{len}: {listener:?}");
+            let client = packet_socket(SocketFlags::NONBLOCK).unwrap();
+            let came = SocketAddrUnix::new(&path).and_then(|at| rustix::net::connect(&client, &at));
+            assert_eq!(came.is_ok(), fits, "{len}: {came:?}");
+        }
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 2);
     }
 }
