@@ -22,8 +22,8 @@ pub fn wait(word: &ReadWord, seen: u64, limit: Duration) {
     let _ = futex::wait(word.futex(), Flags::empty(), seen, Some(&limit));
 }
 
-/// As [`wait`], at two words at once: a ring at either ends the sleep. Where the kernel lacks this (before Linux 5.16) only the
-/// first is slept at.
+/// As [`wait`], at two words at once: a ring at either ends the sleep. Where the kernel lacks this (before Linux 5.16), or a
+/// filter of system calls refuses it, as container runtimes do, only the first is slept at.
 pub fn wait_either(words: [(&ReadWord, u64); 2], limit: Duration) {
     static IS_THERE: Flag = Flag::new(true);
     if !IS_THERE.is_set() {
@@ -41,8 +41,13 @@ pub fn wait_either(words: [(&ReadWord, u64); 2], limit: Duration) {
     let until = Timespec::try_from(limit.min(Duration::from_secs(86_400)))
         .ok()
         .and_then(|limit| now.checked_add(limit));
-    if futex::waitv(&waiters, WaitvFlags::empty(), until.as_ref(), ClockId::Monotonic) == Err(Errno::NOSYS) {
-        IS_THERE.clear();
+    match futex::waitv(&waiters, WaitvFlags::empty(), until.as_ref(), ClockId::Monotonic) {
+        Ok(_) | Err(Errno::AGAIN | Errno::INTR | Errno::TIMEDOUT) => {}
+        // Whatever the refusal is: a caller must sleep, not come back at once for ever.
+        Err(_) => {
+            IS_THERE.clear();
+            wait(words[0].0, words[0].1, limit);
+        }
     }
 }
 
