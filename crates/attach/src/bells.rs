@@ -12,7 +12,7 @@ use isthmus_region::life::State;
 use isthmus_region::membership::Region;
 use isthmus_region::place::Place;
 
-/// Most eventfds of one endpoint. A process needs one; several of its threads may ask at once.
+/// Most bells of one endpoint. A process needs one; several of its threads may ask at once.
 const MOST_OF_ONE: usize = 8;
 
 /// A client's number.
@@ -20,18 +20,18 @@ type Key = u64;
 
 #[derive(Debug, Default)]
 struct Table {
-    /// Eventfds of endpoints that asked for one, by slot: the last few of each.
+    /// Bells of endpoints that asked for one, by slot: the last few of each.
     endpoints: HashMap<u32, Vec<(Key, OwnedFd)>>,
-    /// Eventfds for places of the region, one for each thread that has waited there.
+    /// Bells for places of the region, one for each thread that has waited there.
     places: HashMap<u64, Vec<(Key, OwnedFd)>>,
 }
 
-/// The futexes and eventfds of a peer's sleepers.
+/// The futexes and bells of a peer's sleepers.
 #[derive(Debug)]
 pub(crate) struct Bells {
     directory: OwnDirectory,
     region: Region,
-    /// How processes of this peer sleep, unless they ask for an eventfd.
+    /// How processes of this peer sleep, unless they ask for a bell.
     doorbell: Doorbell,
     table: Mutex<Table>,
 }
@@ -57,7 +57,7 @@ impl Bells {
         place.offset().is_multiple_of(line) && self.region.at("gate", place, line).is_ok()
     }
 
-    /// Wakes the endpoint in that slot of the peer's table, on its futex and its eventfds.
+    /// Wakes the endpoint in that slot of the peer's table, by its futex and its bells.
     pub(crate) fn wake(&self, slot: u32) {
         if let Ok(line) = self.directory.wake_line(slot) {
             self.doorbell.ring_endpoint(&line.words[0]);
@@ -67,7 +67,7 @@ impl Bells {
         }
     }
 
-    /// Wakes the waiters of this peer at a place, on their futex and their eventfds.
+    /// Wakes the waiters of this peer at a place, by their futex and their bells.
     pub(crate) fn ring(&self, place: u64) {
         if let Ok(line) = self.region.at("gate", Place::from_word(place), LINE_BYTES as u64)
             && let Ok(word) = line.word("gate", 0)
@@ -112,12 +112,12 @@ impl Bells {
         self.table().places.entry(place).or_default().push((key, bell));
     }
 
-    /// How many eventfds for places a client has.
+    /// How many bells for places a client has.
     pub(crate) fn places_of(&self, key: Key) -> usize {
         self.table().places.values().flatten().filter(|(owner, _)| *owner == key).count()
     }
 
-    /// Removes all eventfds of a client that is gone.
+    /// Removes all bells of a client that is gone.
     pub(crate) fn forget(&self, key: Key) {
         let mut table = self.table();
         table.endpoints.retain(|_, bells| {

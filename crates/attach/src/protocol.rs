@@ -62,7 +62,7 @@ pub enum Request {
         /// Its slot in the region.
         slot: u32,
     },
-    /// An eventfd that is written when an own endpoint is to be woken.
+    /// A bell that is rung when an own endpoint is to be woken.
     Bell {
         /// Its slot in the peer's endpoint table.
         slot: u32,
@@ -101,7 +101,7 @@ pub enum Request {
         /// The name.
         name: String,
     },
-    /// An eventfd that is written when a place is rung.
+    /// A bell that is rung when a place is.
     Watch {
         /// Offset in the region.
         place: u64,
@@ -137,8 +137,8 @@ pub enum Reply {
     Object(ObjectGrant),
     /// To `Shrink`: bytes that the object has now.
     Len(u64),
-    /// To `Bell` and `Watch`, with the eventfd.
-    Eventfd,
+    /// To `Bell` and `Watch`, with the descriptor: the read end of a pipe.
+    Bell,
     /// To anything.
     Refused {
         /// The reason as a code.

@@ -24,6 +24,7 @@ use isthmus_region::Error as RegionError;
 use isthmus_region::counters::Counter;
 use isthmus_region::format::GlobalSlot;
 use isthmus_region::member::Member;
+use rustix::fs::OFlags;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
 use rustix::process::{PidfdFlags, PidfdGetfdFlags, Signal};
 
@@ -499,6 +500,26 @@ fn a_client_that_does_not_read_does_not_block_others() {
     }
     assert_eq!(await_event(&events, gone).0, Ending::Dropped);
     isthmus_attach::connect_at(service.attach_socket()).unwrap();
+}
+
+#[test]
+fn a_client_that_spoils_its_bell_does_not_block_others() {
+    let dir = tempfile::tempdir().unwrap();
+    let (service, _events) = start(config(dir.path()));
+    let member = isthmus_attach::connect_at(service.attach_socket()).unwrap();
+    let slot = open_endpoint(&member);
+    let bell = member.service().bell(slot).unwrap();
+    // Were it an eventfd, the service's next write to it would block now.
+    rustix::fs::fcntl_setfl(&bell, OFlags::empty()).unwrap();
+    let _ = rustix::io::write(&bell, &(u64::MAX - 1).to_ne_bytes());
+    // More than a pipe holds, and a death.
+    for _ in 0..20_000 {
+        member.service().wake(GlobalSlot(slot));
+    }
+    drop(isthmus_attach::connect_at(service.attach_socket()).unwrap());
+    isthmus_attach::connect_at(service.attach_socket()).unwrap();
+    rustix::fs::fcntl_setfl(&bell, OFlags::NONBLOCK).unwrap();
+    assert!(isthmus_region::doorbell::drain(bell.as_fd()), "it was rung");
 }
 
 #[test]

@@ -165,7 +165,7 @@ fn notice(lane: &Lane, receiver: Option<&Endpoint>) -> Choice {
     let hot = receiver.map_or(0, |e| e.polled_directly);
     let bell = match receiver.and_then(|e| e.asleep) {
         Some("futex") => "its futex",
-        Some(_) => "an eventfd that its local service writes",
+        Some(_) => "a pipe to which its local service writes",
         None => "",
     };
     if lane.receiver_lives && !bell.is_empty() {

@@ -321,16 +321,14 @@ impl Context {
     /// [`Error::Region`], [`Error::System`].
     pub fn descriptor(&self) -> Result<BorrowedFd<'_>> {
         let sleeper = &self.shared.sleeper;
-        if sleeper.bell().is_none() {
-            sleeper.no_bell().map_err(region("get an eventfd to poll"))?;
-        }
+        sleeper.ask_for_bell().map_err(region("get a bell to poll"))?;
         let made = sleeper.pollable().map(AsFd::as_fd);
         made.map_err(|source| Error::System { action: "make a descriptor to poll", source })
     }
 
     /// Prepares for a poll of the descriptor; to be called before each. Returns whether the program may poll: if not, there
     /// is something to do already (a connection that waits, an event, bytes or room on a channel that is watched,
-    /// [`Channel::watch`]). The descriptor also becomes readable now and then without cause, since a death rings no bell.
+    /// [`Channel::watch`]). The descriptor also becomes readable now and then without cause.
     pub fn arm(&self) -> bool {
         let shared = &self.shared;
         shared.sleeper.clear();

@@ -1,8 +1,8 @@
 //! Waiting: spin, yield, sleep.
 //!
 //! Everything that a context waits for rings one bell, that of its endpoint ([`isthmus_region::doorbell::Sleeper`]). A context that sleeps announces it in a word that it alone writes (P6): one for offers,
-//! answers and members, and for each channel one for bytes and one for room. Each sleep has a bound, since a death rings
-//! no bell.
+//! answers and members, and for each channel one for bytes and one for room. A death rings all of
+//! them; each sleep has a bound all the same, since a process may be killed before it rings.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};

@@ -2,7 +2,7 @@
 //!
 //! **Blocking.** A thread that has found nothing for a while lets its endpoints fall asleep, polls once more, and
 //! sleeps: on the endpoint's futex if there is only one, and it has a futex; else in `poll` on an epoll descriptor. That
-//! holds an eventfd of each endpoint, which the local service writes; one of our own, for what other threads of the
+//! holds a pipe of each endpoint, to which the local service writes; an eventfd of our own, for what other threads of the
 //! process add; and a timer, since an endpoint bounds how long it may sleep. `FI_GETWAIT` gives the same descriptor;
 //! `fi_trywait` then does all but the waiting.
 //!
@@ -90,7 +90,7 @@ pub(crate) struct Waiter {
     armed: Mutex<Vec<Weak<Ep>>>,
 }
 
-/// The descriptor, and the endpoints whose eventfds it watches.
+/// The descriptor, and the endpoints whose bells it watches.
 struct Watching {
     pollable: Pollable,
     known: Mutex<Vec<Weak<Ep>>>,
@@ -101,7 +101,7 @@ impl Watching {
         Ok(Self { pollable: Pollable::new()?, known: Mutex::default() })
     }
 
-    /// Adds an endpoint's eventfd, unless it was added before; gives whether it is there.
+    /// Adds an endpoint's bell, unless it was added before; gives whether it is there.
     fn add(&self, ep: &Arc<Ep>) -> bool {
         let Some(bell) = ep.bell() else { return false };
         let mut known = locked(&self.known);

@@ -1,9 +1,10 @@
 //! Doorbells: how a thread sleeps until another process rings, and how it is rung, whichever way the memory allows.
 //!
 //! Two kinds. With [`Doorbell::Futex`] the kernel finds the sleepers of a word by its file and offset, so the processes of one
-//! system ring each other without help. In a device's BAR there are no futexes: with [`Doorbell::Service`] a sleeper has an
-//! eventfd from its local service, and the service writes it when it is asked to. A process of another peer is always rung
-//! through the services.
+//! system ring each other without help. In a device's BAR there are no futexes: with [`Doorbell::Service`] a sleeper has the
+//! read end of a pipe from its local service, and the service writes to the other end when it is asked to. (An eventfd would be
+//! one open file of both: a sleeper that made it block could stop the service.) A process of another peer is always rung through
+//! the services.
 //!
 //! - A [`Sleeper`] is where the threads of a process sleep that wait for an endpoint; [`Member::ring`] wakes them.
 //! - A [`crate::gate::Gate`] is where they sleep at a word that many may change.
@@ -13,11 +14,12 @@
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use isthmus_lockfree::sleep::Bell;
 use isthmus_lockfree::sync::{ReadWord, Word};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, epoll};
+use rustix::pipe::PipeFlags;
 use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags};
 
 use crate::error::Result;
@@ -28,13 +30,15 @@ use crate::wake;
 
 /// The longest sleep where nothing can ring.
 const LONGEST_UNRUNG: Duration = Duration::from_millis(1);
+/// Time from a refusal of the service, which may be short of descriptors, to the next request.
+const ASK_AGAIN: Duration = Duration::from_millis(250);
 
 /// How threads of this system sleep.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Doorbell {
     /// At a futex in the region.
     Futex,
-    /// At an eventfd of the local service.
+    /// At a pipe from the local service.
     Service,
 }
 
@@ -105,9 +109,13 @@ pub struct Sleeper {
     local: u32,
     doorbell: Doorbell,
     wake: LineRef,
-    /// The eventfd, made when it is needed first; none if the service gives none.
-    bell: OnceLock<Option<OwnedFd>>,
-    /// Whether a thread waits at the eventfd; the others wait for that one.
+    /// The service's descriptor, asked for when it is needed first.
+    bell: OnceLock<OwnedFd>,
+    /// When the service refused it.
+    refused: Mutex<Option<Instant>>,
+    /// An eventfd that the threads of this process write; made with `bell`.
+    own: OnceLock<OwnedFd>,
+    /// Whether a thread waits at the two; the others wait for that one.
     is_taken: Mutex<bool>,
     rung: Condvar,
     pollable: OnceLock<Pollable>,
@@ -126,6 +134,8 @@ impl Sleeper {
             doorbell: if by_service { Doorbell::Service } else { member.doorbell() },
             wake: member.own().wake_line(local)?,
             bell: OnceLock::new(),
+            refused: Mutex::new(None),
+            own: OnceLock::new(),
             is_taken: Mutex::new(false),
             rung: Condvar::new(),
             pollable: OnceLock::new(),
@@ -149,18 +159,36 @@ impl Sleeper {
         if is_deaf { LONGEST_UNRUNG } else { self.doorbell.longest() }
     }
 
-    /// The eventfd that the service writes; none if it gives none.
+    /// The descriptor that the service makes readable; none if it gives none. After a refusal it is asked again, now and then.
     pub fn bell(&self) -> Option<BorrowedFd<'_>> {
-        let made = self.bell.get_or_init(|| self.member.service().bell(self.local).ok());
-        made.as_ref().map(AsFd::as_fd)
+        if self.bell.get().is_none() && lock(&self.refused).is_none_or(|at| at.elapsed() >= ASK_AGAIN) {
+            let _ = self.ask_for_bell();
+        }
+        self.bell.get().map(AsFd::as_fd)
     }
 
-    /// Why there is no eventfd: the service is asked again.
+    /// Asks the service for that descriptor, unless it is there.
     ///
     /// # Errors
     /// The service's.
-    pub fn no_bell(&self) -> Result<()> {
-        self.member.service().bell(self.local).map(drop)
+    pub fn ask_for_bell(&self) -> Result<()> {
+        let mut refused = lock(&self.refused);
+        if self.bell.get().is_some() {
+            return Ok(());
+        }
+        match self.member.service().bell(self.local) {
+            Ok(bell) => {
+                if let Ok(own) = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK) {
+                    let _ = self.own.set(own);
+                }
+                let _ = self.bell.set(bell);
+                Ok(())
+            }
+            Err(refusal) => {
+                *refused = Some(Instant::now());
+                Err(refusal)
+            }
+        }
     }
 
     /// Sleeps until a ring after `seen` was read, until `limit` or [`Sleeper::longest`] is up, or for no reason.
@@ -179,8 +207,11 @@ impl Sleeper {
         *is_taken = true;
         drop(is_taken);
         if self.seen() == seen {
-            let _ = rustix::event::poll(&mut [PollFd::new(&bell, PollFlags::IN)], Some(&timespec(limit)));
+            let own = self.own.get().map_or(bell, AsFd::as_fd);
+            let both = &mut [PollFd::new(&bell, PollFlags::IN), PollFd::new(&own, PollFlags::IN)];
+            let _ = rustix::event::poll(both, Some(&timespec(limit)));
         }
+        self.own.get().map(|own| drain(own.as_fd()));
         // The ring may have been meant for the program's poll.
         if drain(bell)
             && let Some(pollable) = self.pollable.get()
@@ -195,11 +226,9 @@ impl Sleeper {
     pub fn wake_all(&self) {
         wake::wake(&self.wake.words[0]);
         self.rung.notify_all();
-        if self.doorbell == Doorbell::Service {
-            // A thread that waits at the eventfd; the word is not what it sleeps at.
-            if let Some(Some(bell)) = self.bell.get() {
-                ring(bell);
-            }
+        // A thread that waits at the two descriptors; the word is not what it sleeps at.
+        if let Some(own) = self.own.get() {
+            ring(own);
         }
         if let Some(pollable) = self.pollable.get() {
             pollable.ring();
@@ -209,7 +238,7 @@ impl Sleeper {
     /// The descriptor for `poll(2)`, made when it is asked for first: readable once the endpoint is rung by the service.
     ///
     /// # Errors
-    /// The system's; `NOTSUP` without an eventfd of the service.
+    /// The system's; `NOTSUP` without a descriptor of the service.
     pub fn pollable(&self) -> rustix::io::Result<&Pollable> {
         if self.pollable.get().is_none() {
             let made = Pollable::new()?;
@@ -224,13 +253,19 @@ impl Sleeper {
     pub fn clear(&self) {
         if let Some(pollable) = self.pollable.get() {
             pollable.drain();
-            self.bell().map(drain);
+            if self.bell().is_some_and(drain)
+                && *lock(&self.is_taken)
+                && let Some(own) = self.own.get()
+            {
+                // The ring was meant for the thread that waits there, too, which may not have seen it yet.
+                ring(own);
+            }
             pollable.set_timer(self.longest());
         }
     }
 }
 
-/// A descriptor for `poll(2)`: readable once a watched eventfd is written, [`Pollable::ring`] is called, or the timer is up.
+/// A descriptor for `poll(2)`: readable once a watched descriptor is, [`Pollable::ring`] is called, or the timer is up.
 #[derive(Debug)]
 pub struct Pollable {
     epoll: OwnedFd,
@@ -254,7 +289,7 @@ impl Pollable {
         Ok(made)
     }
 
-    /// Watches another eventfd.
+    /// Watches another descriptor.
     ///
     /// # Errors
     /// The system's.
@@ -293,14 +328,34 @@ impl AsFd for Pollable {
     }
 }
 
-/// Adds one to an eventfd. It fails only for a counter that is full, which wakes as well.
+/// A bell: what a sleeper gets, and what [`ring`] writes to, which only the caller should keep.
+///
+/// # Errors
+/// The system's: no descriptor is left.
+pub fn bell() -> rustix::io::Result<(OwnedFd, OwnedFd)> {
+    let (read, write) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)?;
+    // A page will do, and the system allows a user only so many. Where it cannot be made smaller it is as good.
+    let _ = rustix::pipe::fcntl_setpipe_size(&write, 4096);
+    Ok((read, write))
+}
+
+/// Makes the other end of an eventfd, or of a pipe, readable. It must not block; it fails only where there is something to
+/// read already, or no reader.
 pub fn ring(fd: impl AsFd) {
     let _ = rustix::io::write(fd, &1_u64.to_ne_bytes());
 }
 
-/// Takes what was added to an eventfd that does not block. Gives whether there was anything.
+/// Takes what [`ring`] left in an eventfd or a pipe that does not block. Gives whether there was anything.
 pub fn drain(fd: BorrowedFd<'_>) -> bool {
-    rustix::io::read(fd, &mut [0_u8; 8]).is_ok()
+    let mut bytes = [0_u8; 512];
+    let mut any = false;
+    while let Ok(count @ 1..) = rustix::io::read(fd, &mut bytes) {
+        any = true;
+        if count < bytes.len() {
+            break;
+        }
+    }
+    any
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

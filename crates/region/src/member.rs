@@ -47,13 +47,13 @@ pub trait LocalService: Send + Sync {
         let _ = slot;
     }
 
-    /// An eventfd that is written when the own endpoint in `slot` is to be woken.
+    /// A descriptor that becomes readable when the own endpoint in `slot` is to be woken; [`crate::doorbell::drain`] empties it.
     ///
     /// # Errors
     /// [`Error::Service`] when the service is gone, or has none.
     fn bell(&self, slot: u32) -> Result<OwnedFd> {
         let _ = slot;
-        Err(Error::Service { action: "give an eventfd", reason: "this service has none".into() })
+        Err(Error::Service { action: "give a bell", reason: "this service has none".into() })
     }
 
     /// Makes a named object, or opens it if it is there and that will do.
@@ -101,13 +101,14 @@ pub trait LocalService: Send + Sync {
         Err(no_names())
     }
 
-    /// An eventfd that is written when a process rings at `place`, an offset in the region.
+    /// A descriptor that becomes readable when a process rings at `place`, a place of the region as a word;
+    /// [`crate::doorbell::drain`] empties it.
     ///
     /// # Errors
     /// [`Error::Service`] when the service is gone, or has none.
     fn watch(&self, place: u64) -> Result<OwnedFd> {
         let _ = place;
-        Err(Error::Service { action: "give an eventfd", reason: "this service has none".into() })
+        Err(Error::Service { action: "give a bell", reason: "this service has none".into() })
     }
 
     /// Has the waiters at `place`, an offset in the region, woken in the peers that the bits name

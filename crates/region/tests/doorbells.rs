@@ -17,7 +17,7 @@ use isthmus_region::gate::Gate;
 use isthmus_region::member::{LocalService, Member};
 use isthmus_region::membership::{self, NewPeer, Shape};
 use isthmus_region::{Mapping, Result};
-use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
+use rustix::event::{PollFd, PollFlags, Timespec};
 
 const KINDS: [Doorbell; 2] = [Doorbell::Futex, Doorbell::Service];
 /// Far longer than any sleep, and than a busy machine delays a thread.
@@ -33,10 +33,6 @@ struct Service {
 }
 
 struct Handle(Arc<Service>);
-
-fn eventfd() -> OwnedFd {
-    rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap()
-}
 
 impl LocalService for Handle {
     fn grow(&self, bytes: u64) -> Result<Extent> {
@@ -61,18 +57,18 @@ impl LocalService for Handle {
     fn bell(&self, slot: u32) -> Result<OwnedFd> {
         if !self.0.gives_bells {
             return Err(isthmus_region::Error::Service {
-                action: "give an eventfd",
+                action: "give a bell",
                 reason: "none is left".into(),
             });
         }
-        let bell = eventfd();
-        self.0.bells.lock().unwrap().entry(slot).or_default().push(bell.try_clone().unwrap());
+        let (bell, own) = doorbell::bell().unwrap();
+        self.0.bells.lock().unwrap().entry(slot).or_default().push(own);
         Ok(bell)
     }
 
     fn watch(&self, place: u64) -> Result<OwnedFd> {
-        let bell = eventfd();
-        self.0.places.lock().unwrap().entry(place).or_default().push(bell.try_clone().unwrap());
+        let (bell, own) = doorbell::bell().unwrap();
+        self.0.places.lock().unwrap().entry(place).or_default().push(own);
         Ok(bell)
     }
 
@@ -189,7 +185,7 @@ fn no_sleep_outlasts_its_limit() {
         assert_eq!(
             sleeper.longest() == Duration::from_millis(1),
             !gives_bells,
-            "without an eventfd the clock has to do"
+            "without a bell the clock has to do"
         );
     }
 }
@@ -237,7 +233,7 @@ fn a_program_that_polls_is_rung() {
     assert!(is_readable(pollable));
     let (member, _) = world(Doorbell::Service, false);
     let deaf = Sleeper::new(&member, 0, true).unwrap();
-    assert!(deaf.pollable().is_err() && deaf.no_bell().is_err());
+    assert!(deaf.pollable().is_err() && deaf.ask_for_bell().is_err());
 }
 
 #[test]

@@ -144,9 +144,9 @@ impl LocalService for Client {
     }
 
     fn bell(&self, slot: u32) -> isthmus_region::Result<OwnedFd> {
-        let action = "give an eventfd";
+        let action = "give a bell";
         match self.ask_with(action, &Request::Bell { slot })? {
-            (Reply::Eventfd, fds) => fds.into_iter().next().ok_or_else(|| unexpected(action)),
+            (Reply::Bell, fds) => fds.into_iter().next().ok_or_else(|| unexpected(action)),
             _ => Err(unexpected(action)),
         }
     }
@@ -192,9 +192,9 @@ impl LocalService for Client {
     }
 
     fn watch(&self, place: u64) -> isthmus_region::Result<OwnedFd> {
-        let action = "give an eventfd";
+        let action = "give a bell";
         self.refuse_forked(action)?;
-        // A caller with a time limit must not wait here for another thread's request; without an eventfd it naps.
+        // A caller with a time limit must not wait here for another thread's request; without a bell it naps.
         let mut connection = match self.connection.try_lock() {
             Ok(connection) => connection,
             Err(TryLockError::Poisoned(connection)) => connection.into_inner(),
@@ -204,7 +204,7 @@ impl LocalService for Client {
             }
         };
         match self.ask_on(&mut connection, action, &Request::Watch { place })? {
-            (Reply::Eventfd, fds) => fds.into_iter().next().ok_or_else(|| unexpected(action)),
+            (Reply::Bell, fds) => fds.into_iter().next().ok_or_else(|| unexpected(action)),
             _ => Err(unexpected(action)),
         }
     }

@@ -33,7 +33,7 @@ mod kind {
     pub(super) const OBSERVED: u32 = 0x85;
     pub(super) const OBJECT: u32 = 0x86;
     pub(super) const LEN: u32 = 0x87;
-    pub(super) const EVENTFD: u32 = 0x88;
+    pub(super) const BELL_IS: u32 = 0x88;
     pub(super) const REFUSED: u32 = 0xff;
 }
 
@@ -317,7 +317,7 @@ impl Reply {
                 .words(o.params)
                 .end(),
             Self::Len(len) => Put::new(kind::LEN, sequence).u64(*len).end(),
-            Self::Eventfd => Put::new(kind::EVENTFD, sequence).end(),
+            Self::Bell => Put::new(kind::BELL_IS, sequence).end(),
             Self::Refused { code, text } => {
                 Put::new(kind::REFUSED, sequence).u32(*code as u32).text(text).end()
             }
@@ -362,7 +362,7 @@ impl Reply {
                 Self::Object(ObjectGrant { index, incarnation, offset, len, params: take.words()?, is_new })
             }
             kind::LEN => Self::Len(take.u64()?),
-            kind::EVENTFD => Self::Eventfd,
+            kind::BELL_IS => Self::Bell,
             kind::REFUSED => {
                 let code = Code::from_wire(take.u32()?);
                 Self::Refused { code, text: take.text() }

@@ -10,12 +10,16 @@ use rustix::net::SendFlags;
 
 use super::client::code_of;
 use super::event_loop::Loop;
-use super::{Answer, Asker, Ending, Wakeup, eventfd};
+use super::{Answer, Asker, Ending, Wakeup};
 use crate::bells::Bells;
+use crate::error::{Error, Result};
 use crate::protocol::{Code, Reply, Request};
 use crate::socket;
 
-/// Most eventfds for places of the region that one process may have.
+/// A bell, and the end that the service keeps.
+type NewBell = (OwnedFd, OwnedFd);
+
+/// Most bells for places of the region that one process may have.
 const MOST_WATCHES: usize = 256;
 
 impl Loop {
@@ -114,7 +118,7 @@ impl Loop {
         }
     }
 
-    /// Gives the client an eventfd for a place of the region.
+    /// Gives the client a bell for a place of the region.
     fn give_watch(&mut self, key: u64, sequence: u64, place: u64) {
         let refused = |code, text: String| Reply::Refused { code, text }.encode(sequence);
         if !self.bells.is_place(place) {
@@ -122,44 +126,44 @@ impl Loop {
             return self.answer(key, &refused(Code::Invalid, text));
         }
         if self.bells.places_of(key) >= MOST_WATCHES {
-            let text = format!("this process has {MOST_WATCHES} eventfds for places already");
+            let text = format!("this process has {MOST_WATCHES} bells for places already");
             return self.answer(key, &refused(Code::Full, text));
         }
-        let watch = match eventfd() {
+        let watch = match bell() {
             Ok(watch) => watch,
             Err(e) => return self.answer(key, &refused(Code::Failed, e.to_string())),
         };
-        self.hand_out(key, sequence, &watch, |bells, own| bells.add_place(place, key, own));
+        self.hand_out(key, sequence, watch, |bells, own| bells.add_place(place, key, own));
     }
 
-    /// Gives the client an eventfd for one of its endpoints.
+    /// Gives the client a bell for one of its endpoints.
     fn give_bell(&mut self, key: u64, sequence: u64, area: u32, slot: u32) {
         if !self.writer.owns(area, slot) {
             let error = isthmus_region::Error::Invalid { what: "endpoint slot", value: slot.into() };
             return self.answer(key, &refusal(&error).encode(sequence));
         }
-        let bell = match eventfd() {
+        let bell = match bell() {
             Ok(bell) => bell,
             Err(e) => {
                 let reply = Reply::Refused { code: Code::Failed, text: e.to_string() };
                 return self.answer(key, &reply.encode(sequence));
             }
         };
-        self.hand_out(key, sequence, &bell, |bells, own| bells.add_endpoint(slot, key, own));
+        self.hand_out(key, sequence, bell, |bells, own| bells.add_endpoint(slot, key, own));
     }
 
-    /// Sends a client an eventfd. It can be rung before the client has it, so no wake-up is lost in between.
-    fn hand_out(&mut self, key: u64, sequence: u64, fd: &OwnedFd, keep: impl FnOnce(&Bells, OwnedFd)) {
+    /// Sends a client a bell. It can be rung before the client has it, so no wake-up is lost in between.
+    fn hand_out(
+        &mut self,
+        key: u64,
+        sequence: u64,
+        (bell, own): NewBell,
+        keep: impl FnOnce(&Bells, OwnedFd),
+    ) {
         let Some(client) = self.clients.get(&key) else { return };
-        match fd.try_clone() {
-            Ok(own) => keep(&self.bells, own),
-            Err(e) => {
-                let reply = Reply::Refused { code: Code::Failed, text: e.to_string() };
-                return self.answer(key, &reply.encode(sequence));
-            }
-        }
-        let frame = Reply::Eventfd.encode(sequence);
-        if socket::send(&client.socket, &frame, &[fd.as_fd()], SendFlags::DONTWAIT).is_err() {
+        keep(&self.bells, own);
+        let frame = Reply::Bell.encode(sequence);
+        if socket::send(&client.socket, &frame, &[bell.as_fd()], SendFlags::DONTWAIT).is_err() {
             self.end(key, Ending::Dropped);
         }
     }
@@ -174,6 +178,10 @@ impl Loop {
             Err(_) => self.end(key, Ending::Dropped),
         }
     }
+}
+
+fn bell() -> Result<NewBell> {
+    isthmus_region::doorbell::bell().map_err(|source| Error::System { action: "create a bell", source })
 }
 
 fn refusal(error: &isthmus_region::Error) -> Reply {

@@ -5,9 +5,9 @@
 //! cools its hot lanes, whose senders neither announce nor ring (`isthmus_lockfree::sleep` has the argument).
 //! A sender that sleeps for want of room writes into its lane's descriptor at which read position it wants to
 //! be woken, and announces that as it announces a message. The receiver finds the request where it finds
-//! messages, and rings once it has read so far; it also rings when it accepts a lane. Nothing rings for a
-//! lane whose sender has not answered, for memory of the region, or for a death: these are found by checks
-//! alone, so each sleep has a bound that fits what is open.
+//! messages, and rings once it has read so far; it also rings when it accepts a lane. The services
+//! ring for deaths. Nothing rings for a lane whose sender has not answered, or for memory of the region: these
+//! are found by checks alone, so each sleep has a bound that fits what is open.
 
 use std::os::fd::OwnedFd;
 use std::time::Duration;
@@ -22,7 +22,7 @@ use super::Endpoint;
 use crate::lane::{Asked, Outgoing, Request};
 use crate::types::{Error, PeerId, Result};
 
-/// The longest sleep: deaths and new peers are found by checks alone.
+/// The longest sleep: a process may be killed before it rings.
 const LONGEST: Duration = Duration::from_millis(250);
 /// The first sleep while something is open for which nothing rings. It doubles each time that nothing has
 /// come, up to the second value.
@@ -90,12 +90,12 @@ impl Endpoint {
         !self.crowded && (under_way || self.ticks < self.recent_until)
     }
 
-    /// An eventfd that is written when the endpoint is rung while it sleeps by [`Bell::Service`].
+    /// A descriptor that becomes readable when the endpoint is rung while it sleeps by [`Bell::Service`].
     ///
     /// # Errors
     /// [`Error::Region`] when the local service is gone, or has no descriptor left.
     pub fn bell(&self) -> Result<OwnedFd> {
-        let failed = |source| Error::Region { action: "get an eventfd to wait on", source };
+        let failed = |source| Error::Region { action: "get a bell to wait on", source };
         self.member.service().bell(self.local).map_err(failed)
     }
 
