@@ -6,6 +6,7 @@
 //! - [`client`]: the process's side: [`connect`] returns a [`isthmus_region::member::Member`].
 //! - [`server`]: the local service's side, the same in the host service and in the guest agent.
 //! - [`deaths`]: names the process that died first, for both services.
+//! - [`pace`]: how often sleepers are rung for deaths.
 //! - [`notify`]: reports to systemd.
 //!
 //! There is no policy here: the service that embeds [`server::Server`] says which users may attach, and handles the
@@ -18,6 +19,7 @@ pub mod client;
 pub mod deaths;
 pub mod error;
 pub mod notify;
+pub mod pace;
 pub mod protocol;
 pub mod ring;
 pub mod server;

@@ -16,6 +16,7 @@ use super::client::{AT_ONCE, Client, is_dead, refuse};
 use super::{Config, Ending, Event, Observer, Order, Wakeup, Who, eventfd};
 use crate::bells::Bells;
 use crate::error::{Error, Result};
+use crate::pace::Pace;
 use crate::protocol::Code;
 use crate::socket;
 
@@ -46,6 +47,8 @@ pub(super) struct Loop {
     next: u64,
     /// Until when the listener is not watched, because no descriptor was left for a connection.
     unwatched_until: Option<Instant>,
+    /// Of the rings for deaths.
+    pace: Pace,
 }
 
 impl Loop {
@@ -83,6 +86,7 @@ impl Loop {
             parties: HashMap::new(),
             next: FIRST_CLIENT,
             unwatched_until: None,
+            pace: Pace::new(Instant::now()),
         })
     }
 
@@ -90,14 +94,8 @@ impl Loop {
         let mut events = Vec::with_capacity(64);
         loop {
             events.clear();
-            // Only these need a timeout: clients that have not said Hello, a listener that is not watched, and areas
-            // of the dead that others' operations still hold.
-            let tick = Timespec { tv_sec: 0, tv_nsec: 250_000_000 };
-            let hurry = self.unwatched_until.is_some()
-                || self.clients.values().any(|c| c.attached.is_none())
-                || self.writer.held().iter().any(|area| !self.lingering.contains_key(area));
-            let timeout = hurry.then_some(&tick);
-            match epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), timeout) {
+            let timeout = self.timeout().and_then(|limit| Timespec::try_from(limit).ok());
+            match epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), timeout.as_ref()) {
                 Ok(_) | Err(Errno::INTR) => {}
                 Err(e) => {
                     return self.tell(&Event::Trouble { reason: format!("waiting for clients: {e}") });
@@ -116,7 +114,20 @@ impl Loop {
                 }
             }
             self.sweep();
+            if self.pace.is_due(Instant::now()) {
+                self.ring_now();
+            }
         }
+    }
+
+    /// Only these need one: clients that have not said Hello, a listener that is not watched, areas of the dead that others'
+    /// operations still hold, and deaths that were not rung for yet.
+    fn timeout(&self) -> Option<Duration> {
+        let hurry = self.unwatched_until.is_some()
+            || self.clients.values().any(|c| c.attached.is_none())
+            || self.writer.held().iter().any(|area| !self.lingering.contains_key(area));
+        let tick = hurry.then_some(Duration::from_millis(250));
+        tick.into_iter().chain(self.pace.due_in(Instant::now())).min()
     }
 
     /// Calls the observer.
@@ -201,8 +212,14 @@ impl Loop {
         })
     }
 
-    /// Rings the sleepers of all peers: a process is gone, and that is published.
-    pub(super) fn ring_all(&self) {
+    /// Rings the sleepers of all peers, now or soon: a process is gone, and that is published.
+    pub(super) fn ring_all(&mut self) {
+        if self.pace.comes(Instant::now()) {
+            self.ring_now();
+        }
+    }
+
+    fn ring_now(&self) {
         self.bells.death();
         if let Some(relay) = &self.config.relay.0 {
             relay(Wakeup::Death);
