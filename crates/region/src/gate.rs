@@ -3,6 +3,7 @@
 //! A waiter reads the word itself, before and after: a sleep may end for no reason, and it ends by itself after
 //! [`Doorbell::longest`], since a waker may be killed between its change and its ring.
 
+use std::cell::Cell;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,9 +25,11 @@ pub struct Gate {
     /// Where the line is in the region, as a word.
     place: u64,
     member: Arc<Member>,
-    /// The count of deaths at the last sleep here.
-    deaths: Arc<Word>,
 }
+
+/// The deaths that a waiter has taken into account: those counted before it checked who lives.
+#[derive(Debug)]
+pub struct Deaths(Cell<u64>);
 
 impl Gate {
     /// The gate in the line at `offset` of a section.
@@ -38,8 +41,12 @@ impl Gate {
             line: section.line("gate", offset)?,
             place: section.place(offset).word(),
             member: Arc::clone(member),
-            deaths: Arc::new(Word::new(member.own().deaths().get())),
         })
+    }
+
+    /// The deaths so far; to be read before the first check of who lives, once for each wait.
+    pub fn deaths(&self) -> Deaths {
+        Deaths(Cell::new(self.member.own().deaths().get()))
     }
 
     /// The word.
@@ -48,16 +55,17 @@ impl Gate {
         &self.line.words[gate::WORD]
     }
 
-    /// Sleeps while the word's lower half is that of `seen`, until a ring, a death, until `limit` is up, or for no reason.
+    /// Sleeps while the word's lower half is that of `seen`, until a ring, a death, until `limit` is up, or for no reason. After
+    /// it the caller checks anew who lives.
     ///
     /// # Ordering
     /// A full fence before the look that decides (P8). What the caller then finds in the word, it reads itself.
-    pub fn sleep(&self, seen: u64, limit: Duration) {
+    pub fn sleep(&self, seen: u64, known: &Deaths, limit: Duration) {
         let limit = limit.min(self.member.doorbell().longest());
-        // A death since the last sleep may have come after the caller's check of who lives, and nothing rings for it again.
+        // A death that is not known may have come after the caller's check of who lives, and nothing rings for it again.
         let deaths = self.member.own().deaths().get();
-        if deaths != self.deaths.peek() {
-            return self.deaths.put(deaths);
+        if known.0.replace(deaths) != deaths {
+            return;
         }
         match self.member.doorbell() {
             Doorbell::Futex => {

@@ -243,11 +243,11 @@ fn waiters_at_a_gate_are_woken_and_none_sleeps_past_a_change() {
         let at = member.allocate(64, 64).unwrap();
         member.section().zero("gate", at, 64).unwrap();
         let gate = Gate::new(&member, member.section(), at).unwrap();
-        rings_until_awake(kind, 3, || gate.sleep(0, LONG), || gate.ring(u32::MAX));
+        rings_until_awake(kind, 3, || gate.sleep(0, &gate.deaths(), LONG), || gate.ring(u32::MAX));
         // Without a ring: the word is another one already.
         gate.word().set(7);
         let begun = Instant::now();
-        (0..20).for_each(|_| gate.sleep(6, LONG));
+        (0..20).for_each(|_| gate.sleep(6, &gate.deaths(), LONG));
         assert!(begun.elapsed() < kind.longest() * 10, "{kind:?}: it slept at a word that had changed");
     }
 }
@@ -259,10 +259,11 @@ fn a_death_wakes_the_waiters_at_a_gate() {
     member.section().zero("gate", at, 64).unwrap();
     let gate = Gate::new(&member, member.section(), at).unwrap();
     let limit = Doorbell::Futex.longest();
-    // A death that came after the caller had checked who lives.
+    // A death that came after the callers had checked who lives: each of them learns of it.
+    let known = [gate.deaths(), gate.deaths()];
     member.own().count_death();
     let begun = Instant::now();
-    gate.sleep(0, LONG);
+    known.iter().for_each(|known| gate.sleep(0, known, LONG));
     let at_once = begun.elapsed();
     // One in the middle of the sleep, in most of 20 rounds: one by one they may lose to a slow machine.
     let early = (0..20)
@@ -273,7 +274,7 @@ fn a_death_wakes_the_waiters_at_a_gate() {
                     member.own().count_death();
                 });
                 let begun = Instant::now();
-                gate.sleep(0, LONG);
+                gate.sleep(0, &gate.deaths(), LONG);
                 begun.elapsed() < limit / 2
             })
         })

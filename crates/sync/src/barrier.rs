@@ -668,10 +668,11 @@ impl Seat {
         if self.learned.must_recheck() {
             self.learned.set_scarce(self.barrier.0.is_scarce());
         }
+        let deaths = gate.deaths();
         let sleep = |limit| {
             let seen = gate.word().get();
             if !ready() {
-                gate.sleep(seen, limit);
+                gate.sleep(seen, &deaths, limit);
             }
         };
         let wait = Wait { how: self.barrier.0.parameters.waiting, learned: &self.learned, deadline };

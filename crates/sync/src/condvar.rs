@@ -59,6 +59,7 @@ impl Condvar {
         // A notification after the mutex was given back changes this word.
         let seen = self.gate.word().get();
         drop(guard);
+        let deaths = self.gate.deaths();
         let notified = loop {
             if self.gate.word().get() != seen {
                 break true;
@@ -67,7 +68,7 @@ impl Condvar {
             if left.is_zero() {
                 break false;
             }
-            self.gate.sleep(seen, left);
+            self.gate.sleep(seen, &deaths, left);
         };
         mutex.lock_until(None).map(|guard| (guard, notified))
     }

@@ -97,8 +97,9 @@ impl Once {
 
     fn await_other(&self, other: u64, deadline: Option<Instant>) -> Result<()> {
         let ready = || self.gate.word().peek() != other;
+        let deaths = self.gate.deaths();
         let check = || Ok(!self.is_alive(other));
-        let sleep = |limit| self.gate.sleep(other, limit);
+        let sleep = |limit| self.gate.sleep(other, &deaths, limit);
         let wait = Wait { how: Waiting::Hybrid, learned: &self.learned, deadline };
         match wait.until(ready, check, sleep)? {
             Ended::TimedOut => Err(Error::TimedOut),

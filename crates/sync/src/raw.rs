@@ -175,10 +175,11 @@ impl RawLock {
                 }
                 Ok(false)
             };
+            let deaths = self.gate.deaths();
             let sleep = |limit| {
                 let seen = owner.peek();
                 if !ready() {
-                    self.gate.sleep(seen, limit);
+                    self.gate.sleep(seen, &deaths, limit);
                 }
             };
             let wait = Wait { how: Waiting::Hybrid, learned: &self.learned, deadline };

@@ -243,9 +243,11 @@ impl RwLock {
                 let seen = owner.get();
                 Ok(seen != 0 && !self.writer.is_alive(seen) && owner.get() == seen)
             };
+            let gate = self.writer.gate();
+            let deaths = gate.deaths();
             let sleep = |limit| match owner.peek() {
                 0 => {}
-                seen => self.writer.gate().sleep(seen, limit),
+                seen => gate.sleep(seen, &deaths, limit),
             };
             let wait = Wait { how: Waiting::Hybrid, learned: self.writer.learned(), deadline };
             match wait.until(ready, check, sleep)? {
@@ -361,6 +363,7 @@ impl RwLock {
             0 => true,
             word => !self.writer.is_alive(word) && process.get() == word,
         };
+        let deaths = gate.deaths();
         if is_dead() {
             return Ok(());
         }
@@ -373,7 +376,7 @@ impl RwLock {
         };
         let sleep = |limit| match readers::count(gate.word()) {
             0 => {}
-            seen => gate.sleep(seen, limit),
+            seen => gate.sleep(seen, &deaths, limit),
         };
         let wait = Wait { how: Waiting::Hybrid, learned: self.writer.learned(), deadline };
         match wait.until(ready, check, sleep)? {

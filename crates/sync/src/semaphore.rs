@@ -124,7 +124,8 @@ impl Semaphore {
                 self.learned.set_scarce(self.member.is_crowded());
             }
             let ready = || self.gate.word().peek() != SET;
-            let sleep = |limit| self.gate.sleep(SET, limit);
+            let deaths = self.gate.deaths();
+            let sleep = |limit| self.gate.sleep(SET, &deaths, limit);
             let wait = Wait { how: Waiting::Hybrid, learned: &self.learned, deadline };
             if wait.until(ready, || Ok(false), sleep)? == Ended::TimedOut {
                 // This thread may have used up a wake-up, so it tries once more before it gives up.

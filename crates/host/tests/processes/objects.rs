@@ -191,7 +191,7 @@ fn a_sleeper_at_a_gate_is_woken_by_another_member() {
                 to.ring(1);
             }
             while from.word().get() < round {
-                from.sleep(round - 1, Duration::from_secs(5));
+                from.sleep(round - 1, &from.deaths(), Duration::from_secs(5));
             }
             if !first {
                 to.word().set(round);
@@ -236,7 +236,7 @@ fn a_death_wakes_the_sleepers_of_other_processes() {
         let slept = std::thread::scope(|scope| {
             let at_gate = scope.spawn(|| {
                 let begun = Instant::now();
-                gate.sleep(0, limit * 100);
+                gate.sleep(0, &gate.deaths(), limit * 100);
                 begun.elapsed()
             });
             let at_bell = scope.spawn(|| {
