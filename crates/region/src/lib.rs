@@ -19,7 +19,7 @@
 //! - [`value`]: plain values, copied in and out whole; [`text`]: names and sentences of a bounded length.
 //! - [`doorbell`]: how threads sleep until they are rung, and are rung; [`wake`]: by futex.
 //! - [`counters`]: what went through the region, per process and per peer.
-//! - [`control_group`]: how much memory this process may have.
+//! - [`control_group`]: how much memory this process may have; [`tsc`]: how fast its processor's counter counts.
 
 pub mod area;
 pub mod control_group;
@@ -47,6 +47,7 @@ pub mod registrations;
 pub mod room;
 pub mod source;
 pub mod text;
+pub mod tsc;
 pub mod value;
 pub mod wake;
 

@@ -184,6 +184,7 @@ impl VmConfig {
     }
 
     fn kernel_arguments(&self) -> String {
+        let rate;
         // Words that the kernel does not know would become environment variables of the guest's first process.
         let mut words = vec![
             "console=ttyS0",
@@ -199,6 +200,9 @@ impl VmConfig {
             // 86 instead of 1322 ns for reading the clock, and no watchdog that finds a busy host's ticks late and
             // drops the counter. Under KVM the kernel's own choice is the right one.
             words.extend(["clocksource=tsc", "tsc=reliable", "no_timer_check"]);
+            // What the kernel would measure itself is wrong where the host is busy, and its clock would be with it.
+            rate = isthmus_region::tsc::khz().map(|khz| format!("tsc_early_khz={khz}"));
+            words.extend(rate.as_deref());
             // The kernel patches its own code while it boots. QEMU (7.2) may keep a translation that another processor began
             // meanwhile, in which that processor hits a breakpoint that was removed, for ever. So there is one processor
             // until the boot is done, and the guest's first process brings up the others.
@@ -506,10 +510,13 @@ mod tests {
 
     #[test]
     fn clock_settings_are_for_emulation_only() {
-        assert!(text(&config()).contains("clocksource=tsc tsc=reliable no_timer_check maxcpus=1"));
+        let line = text(&config());
+        assert!(line.contains("clocksource=tsc tsc=reliable no_timer_check tsc_early_khz="));
+        assert!(line.contains(" maxcpus=1"));
         let kvm = VmConfig { accel: Accel::Kvm, extra_append: "debug".into(), ..config() };
         let line = text(&kvm);
         assert!(line.contains("-cpu host") && !line.contains("clocksource") && !line.contains(" maxcpus=1"));
+        assert!(!line.contains("tsc_early_khz"));
         assert!(line.contains(" debug "));
     }
 
