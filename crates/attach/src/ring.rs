@@ -3,7 +3,7 @@
 
 use crate::error::{Error, Result};
 
-/// Bytes of a frame, but for [`Frame::Ring`], which has twice as many.
+/// Bytes of a frame, but for [`Frame::Ring`] and [`Frame::Peer`], which have twice as many.
 pub const BYTES: usize = 8;
 
 const HELLO: u32 = u32::from_le_bytes(*b"iam1");
@@ -11,14 +11,23 @@ const WAKE: u32 = u32::from_le_bytes(*b"ring");
 const RING: u32 = u32::from_le_bytes(*b"gate");
 const CALL: u32 = u32::from_le_bytes(*b"call");
 const DEATH: u32 = u32::from_le_bytes(*b"died");
+const PEER: u32 = u32::from_le_bytes(*b"peer");
 
 /// A frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Frame {
-    /// From an agent, first: the ivshmem id of its VM.
+    /// From an agent, first and after each of its steps: the ivshmem id of its VM. The host service reads the VM's
+    /// section and answers with [`Frame::Peer`].
     Hello {
         /// The id.
         id: u32,
+    },
+    /// From the host service: the VM's entry in the membership table has been looked at, or has changed.
+    Peer {
+        /// The entry.
+        peer: u32,
+        /// The region's identity, its first half.
+        region: u64,
     },
     /// Wake an endpoint.
     Wake {
@@ -62,12 +71,21 @@ pub fn wake(slot: u32) -> [u8; BYTES] {
     frame(WAKE, slot)
 }
 
+fn long_frame(kind: u32, value: u32, more: u64) -> [u8; 2 * BYTES] {
+    let mut bytes = [0; 2 * BYTES];
+    bytes[..BYTES].copy_from_slice(&frame(kind, value));
+    bytes[BYTES..].copy_from_slice(&more.to_le_bytes());
+    bytes
+}
+
 /// [`Frame::Ring`].
 pub fn ring(peer: u32, place: u64) -> [u8; 2 * BYTES] {
-    let mut bytes = [0; 2 * BYTES];
-    bytes[..BYTES].copy_from_slice(&frame(RING, peer));
-    bytes[BYTES..].copy_from_slice(&place.to_le_bytes());
-    bytes
+    long_frame(RING, peer, place)
+}
+
+/// [`Frame::Peer`].
+pub fn peer(peer: u32, region: u64) -> [u8; 2 * BYTES] {
+    long_frame(PEER, peer, region)
 }
 
 /// [`Frame::Death`].
@@ -94,11 +112,15 @@ pub fn take(bytes: &mut Vec<u8>) -> Result<Vec<Frame>> {
             WAKE => Frame::Wake { slot: value },
             CALL => Frame::Call { number: value },
             DEATH => Frame::Death { peer: value },
-            RING => {
+            kind @ (RING | PEER) => {
                 let Some(rest) = bytes.get(at + BYTES..at + 2 * BYTES) else { break };
                 at += BYTES;
-                let place = u64::from(word(&rest[..4])) | (u64::from(word(&rest[4..])) << 32);
-                Frame::Ring { peer: value, place }
+                let more = u64::from(word(&rest[..4])) | (u64::from(word(&rest[4..])) << 32);
+                if kind == RING {
+                    Frame::Ring { peer: value, place: more }
+                } else {
+                    Frame::Peer { peer: value, region: more }
+                }
             }
             _ => return Err(Error::BadFrame { what: "it is not one of a wake-up" }),
         });
@@ -115,8 +137,16 @@ mod tests {
     #[test]
     fn frames_are_found_however_the_stream_is_cut() {
         let mut stream = Vec::new();
-        let sent =
-            [&hello(7)[..], &wake(0), &ring(3, u64::MAX - 1), &call(9), &death(2), &wake(u32::MAX)].concat();
+        let sent = [
+            &hello(7)[..],
+            &wake(0),
+            &ring(3, u64::MAX - 1),
+            &call(9),
+            &peer(4, 5),
+            &death(2),
+            &wake(u32::MAX),
+        ]
+        .concat();
         let mut found = Vec::new();
         for piece in sent.chunks(5) {
             stream.extend_from_slice(piece);
@@ -128,6 +158,7 @@ mod tests {
             Frame::Wake { slot: 0 },
             Frame::Ring { peer: 3, place },
             Frame::Call { number: 9 },
+            Frame::Peer { peer: 4, region: 5 },
             Frame::Death { peer: 2 },
             Frame::Wake { slot: u32::MAX },
         ];

@@ -5,10 +5,13 @@
 //! directory that it writes makes the member Active. If its member is Active already, an agent ran here before (this
 //! one was restarted, or the VM was reset under a running QEMU). Then it clears the directory's magic word, which
 //! asks the host service for a new life, with a zeroed section and numbers that were not used before.
+//!
+//! After each of these steps it rings the host service by the wake port, and is rung when the service has done its
+//! own. The words in the region are the truth; whoever waits looks at them again every now and then ([`RECHECK`]).
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use isthmus_attach::deaths::Deaths;
@@ -21,11 +24,14 @@ use isthmus_region::mapping::Mapping;
 use isthmus_region::membership::{PeerInfo, Region};
 use isthmus_region::source::Ivshmem;
 
+use crate::boot;
 use crate::names::Forwarder;
-use crate::{boot, wakes};
+use crate::wakes::{Heard, Port, RECHECK, Reader, WAKE_PORT};
 
-/// Between two polls of the region while waiting for the host service.
-const PAUSE: Duration = Duration::from_millis(2);
+/// Between two looks for a device that is not there yet.
+const PAUSE: Duration = Duration::from_millis(20);
+/// How long to wait for the wake port, which may appear a moment after the region's device.
+const PORT_PATIENCE: Duration = Duration::from_secs(2);
 
 /// What the agent is started with.
 #[derive(Debug, Clone)]
@@ -40,7 +46,7 @@ pub struct Config {
     pub group: Option<u32>,
     /// The device's folder in sysfs; the first that holds a region by default.
     pub device: Option<PathBuf>,
-    /// The virtio-serial port for wake-ups; found by its name by default.
+    /// The wake port; found by its name by default.
     pub wake_port: Option<PathBuf>,
     /// How long to wait for the device, the region and the host service.
     pub patience: Duration,
@@ -98,6 +104,28 @@ pub enum Error {
         /// What is wrong, after a colon, if it is known.
         why: String,
     },
+    /// There is no wake port.
+    #[error(
+        "this VM has no virtio-serial port named {WAKE_PORT}, by which an agent joins a region; add the port to the VM as `isthmus vm device` prints it: the lines with virtio-serial-pci, isthmus-wake and virtserialport, or libvirt's <channel>"
+    )]
+    NoWakePort,
+    /// The wake port cannot be used.
+    #[error("cannot open {}, the port by which an agent joins a region", path.display())]
+    WakePort {
+        /// The port.
+        path: PathBuf,
+        /// The system's answer.
+        #[source]
+        source: std::io::Error,
+    },
+    /// The wake port fails while this VM joins.
+    #[error("this VM's port {WAKE_PORT} failed")]
+    PortFailed(#[source] std::io::Error),
+    /// The other side of the wake port is closed.
+    #[error(
+        "the other side of this VM's port {WAKE_PORT} is closed: is its chardev connected to the wake socket of the same `isthmus host` as the region's device, and was it plugged in anew with it?"
+    )]
+    PortClosed,
     /// The region has no member for this VM.
     #[error(
         "the region has no member with this VM's ivshmem id {id}: the host service has ended, or has given the place to another VM; connect the device anew"
@@ -164,6 +192,30 @@ pub struct Agent {
     server: server::Server,
     region: Region,
     peer: PeerInfo,
+    news: Arc<News>,
+}
+
+/// Wakes the thread that watches over an agent: the host service has changed something about this VM, or it is time to
+/// end.
+#[derive(Debug, Default)]
+pub struct News {
+    came: Mutex<bool>,
+    bell: Condvar,
+}
+
+impl News {
+    /// There is something to look at.
+    pub fn tell(&self) {
+        *self.came.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        self.bell.notify_all();
+    }
+
+    /// Sleeps until there is, or until `limit` has passed.
+    pub fn wait(&self, limit: Duration) {
+        let came = self.came.lock().unwrap_or_else(PoisonError::into_inner);
+        let waited = self.bell.wait_timeout_while(came, limit, |came| !*came);
+        *waited.unwrap_or_else(PoisonError::into_inner).0 = false;
+    }
 }
 
 impl Agent {
@@ -173,26 +225,19 @@ impl Agent {
     /// Each variant of [`Error`] but `Ended`.
     pub fn start(config: &Config, observer: Observer) -> Result<Self> {
         let deadline = Instant::now() + config.patience;
+        prepare_socket(config)?;
         let found = find(config, deadline)?;
-        let path = config.wake_port.clone().or_else(wakes::Port::find);
-        let port = path.and_then(|path| match wakes::Port::open(&path) {
-            Ok(port) => Some(port),
-            Err(e) => {
-                let reason =
-                    format!("cannot open {}, so wake-ups from outside this VM are lost: {e}", path.display());
-                observer(&server::Event::Trouble { reason });
-                None
-            }
-        });
+        let port = open_port(config)?;
         Self::serve(config, found, deadline, observer, port)
     }
 
-    /// As [`Agent::start`], for a region that the caller has found: its descriptor, and the ivshmem id by which the
-    /// host service knows this member. Needs neither root nor a VM.
+    /// As [`Agent::start`], for a region and a wake port that the caller has found: the region's descriptor, the
+    /// ivshmem id by which the host service knows this member, and the port. Needs neither root nor a VM.
     ///
     /// # Errors
     /// As [`Agent::start`].
-    pub fn start_with(config: &Config, fd: OwnedFd, id: u32, observer: Observer) -> Result<Self> {
+    pub fn start_with(config: &Config, fd: OwnedFd, id: u32, port: Port, observer: Observer) -> Result<Self> {
+        prepare_socket(config)?;
         let stat = rustix::fs::fstat(&fd).map_err(|source| isthmus_region::Error::Memory {
             action: "look at",
             bytes: 0,
@@ -200,7 +245,7 @@ impl Agent {
         })?;
         let map = Mapping::map(fd.as_fd(), u64::try_from(stat.st_size).unwrap_or(0))?;
         let found = Found { region: Region::open(&map)?, fd, map, id };
-        Self::serve(config, found, Instant::now() + config.patience, observer, None)
+        Self::serve(config, found, Instant::now() + config.patience, observer, port)
     }
 
     fn serve(
@@ -208,17 +253,11 @@ impl Agent {
         found: Found,
         deadline: Instant,
         observer: Observer,
-        port: Option<wakes::Port>,
+        port: Port,
     ) -> Result<Self> {
-        let folder = config.socket.parent().filter(|p| !p.as_os_str().is_empty());
-        if let Some(path) = folder {
-            make_folder(path)?;
-        }
-        // Before joining, which would end the life of an agent that runs already.
-        isthmus_attach::socket::check_free(&config.socket)?;
         let Found { fd, map, region, id } = found;
-        let patience = config.patience;
-        let (peer, writer) = join(&region, id, deadline, patience)?;
+        let mut reader = port.reader();
+        let (peer, writer) = join(&region, id, &port, &mut reader, deadline, config.patience)?;
         let section = writer.directory().own_section().clone();
         let (names, answered) = Forwarder::start(region.clone(), peer.clone(), section, port.clone());
         let server = server::Config {
@@ -233,16 +272,16 @@ impl Agent {
             incarnation: peer.life.incarnation,
             host_name: peer.name.clone(),
             area_bytes: config.area_bytes,
-            relay: port.as_ref().map(|port| port.relay(peer.index)).unwrap_or_default(),
+            relay: port.relay(peer.index),
             names: Some(Box::new(names)),
             is_urgent: true,
         };
         let server = server::Server::start(server, writer, observer)?;
-        if let Some(port) = port {
-            let (endpoints, waker) = (region.shape().endpoints, server.waker());
-            port.serve(id, peer.index, endpoints, waker, move || answered.ring());
-        }
-        Ok(Self { server, region, peer })
+        let news = Arc::new(News::default());
+        let changed = Arc::clone(&news);
+        let (endpoints, waker) = (region.shape().endpoints, server.waker());
+        reader.serve(id, peer.index, endpoints, waker, move || answered.ring(), move || changed.tell());
+        Ok(Self { server, region, peer, news })
     }
 
     /// Where processes attach.
@@ -263,6 +302,11 @@ impl Agent {
     /// The VM's own section.
     pub fn directory(&self) -> &Directory {
         self.server.directory()
+    }
+
+    /// What tells that [`Agent::check`] is worth calling.
+    pub fn news(&self) -> &Arc<News> {
+        &self.news
     }
 
     /// Checks that the VM is still the member that it was at the start.
@@ -305,7 +349,7 @@ pub fn of_boot_telling(
     let Some(device) = &booted.ivshmem else { return Ok(None) };
     let mut config = Config::with(booted.config.extra.get("agent").unwrap_or(&serde_json::Value::Null));
     config.device = Some(device.sysfs.clone());
-    config.wake_port = booted.ports.get(wakes::WAKE_PORT).cloned();
+    config.wake_port = booted.ports.get(WAKE_PORT).cloned();
     if let Some(folder) = config.socket.parent() {
         boot::private_folder(folder).map_err(|e| Error::Folder {
             path: folder.to_path_buf(),
@@ -325,8 +369,31 @@ pub fn of_boot_telling(
     Agent::start(&config, Box::new(observer)).map(Some)
 }
 
-fn make_folder(path: &Path) -> Result<()> {
-    std::fs::create_dir_all(path).map_err(|source| Error::Folder { path: path.to_path_buf(), source })
+/// Makes the socket's folder, and checks that no agent serves there: before joining, which would end its life.
+fn prepare_socket(config: &Config) -> Result<()> {
+    if let Some(path) = config.socket.parent().filter(|p| !p.as_os_str().is_empty()) {
+        std::fs::create_dir_all(path).map_err(|source| Error::Folder { path: path.to_path_buf(), source })?;
+    }
+    Ok(isthmus_attach::socket::check_free(&config.socket)?)
+}
+
+/// The wake port, as soon as there is one. A port that another agent has open is that of another region.
+fn open_port(config: &Config) -> Result<Port> {
+    let deadline = Instant::now() + PORT_PATIENCE.min(config.patience);
+    loop {
+        let paths = config.wake_port.clone().map_or_else(Port::find, |path| vec![path]);
+        let mut problem = Error::NoWakePort;
+        for path in paths {
+            match Port::open(&path) {
+                Ok(port) => return Ok(port),
+                Err(source) => problem = Error::WakePort { path, source },
+            }
+        }
+        if Instant::now() >= deadline {
+            return Err(problem);
+        }
+        std::thread::sleep(PAUSE);
+    }
 }
 
 /// The region behind the device, as soon as there is one.
@@ -378,44 +445,60 @@ fn member(region: &Region, id: u32) -> Option<PeerInfo> {
 fn join(
     region: &Region,
     id: u32,
+    port: &Port,
+    reader: &mut Reader,
     deadline: Instant,
     patience: Duration,
 ) -> Result<(PeerInfo, directory::Writer)> {
     let mut asked_of = None;
-    let late = |what| Error::NoAnswer { what, seconds: patience.as_secs() };
     let mut ready: Option<(u64, directory::Writer)> = None;
+    let mut due = Instant::now();
     loop {
-        // QEMU shows the id a moment before the host service has entered it into the table.
-        let Some(peer) = member(region, id) else {
-            if Instant::now() >= deadline {
-                return Err(Error::NoMember { id });
-            }
-            std::thread::sleep(PAUSE);
-            continue;
-        };
-        let life = peer.life;
-        let written = ready.as_ref().is_some_and(|(incarnation, _)| *incarnation == life.incarnation);
-        match (life.state, written) {
-            (State::Active, true) => {
+        let peer = member(region, id);
+        let life = peer.as_ref().map(|p| p.life);
+        let written = life.is_some_and(|l| ready.as_ref().is_some_and(|(of, _)| *of == l.incarnation));
+        match (peer, life.map(|l| l.state), written) {
+            (Some(peer), Some(State::Active), true) => {
                 if let Some((_, writer)) = ready.take() {
                     return Ok((peer, writer));
                 }
             }
-            (State::Joining, false) => {
+            (Some(peer), Some(State::Joining), false) => {
                 let writer = directory::Writer::create(region, peer.index)?;
                 ready = Some((writer.incarnation(), writer));
+                due = Instant::now();
             }
-            (State::Active, false) if asked_of != Some(life.incarnation) => {
+            (Some(peer), Some(State::Active), false) if asked_of != Some(peer.life.incarnation) => {
                 let section = region.own_section(&peer)?;
                 section.word("directory", format::directory::MAGIC)?.set(0);
-                asked_of = Some(life.incarnation);
+                asked_of = Some(peer.life.incarnation);
+                due = Instant::now();
             }
             _ => {}
         }
-        if Instant::now() >= deadline {
-            return Err(late(if written { "take this VM in" } else { "begin a new life of this VM" }));
+        let now = Instant::now();
+        if now >= deadline {
+            return Err(match life {
+                None => Error::NoMember { id },
+                Some(_) if !reader.is_open() => Error::PortClosed,
+                Some(_) => Error::NoAnswer {
+                    what: if written { "take this VM in" } else { "begin a new life of this VM" },
+                    seconds: patience.as_secs(),
+                },
+            });
         }
-        std::thread::sleep(PAUSE);
+        if due <= now {
+            // Before the other side is open, this is for the sake of the limit alone.
+            if reader.is_open() {
+                port.hello(id);
+            }
+            due = now + RECHECK;
+        }
+        match reader.next(Some(due.min(deadline))) {
+            Ok(Heard::Opened) => due = Instant::now(),
+            Ok(_) => {}
+            Err(e) => return Err(Error::PortFailed(e.into())),
+        }
     }
 }
 

@@ -2,8 +2,7 @@
 //! service through the VM's own section; the answers come back through the host section
 //! ([`isthmus_region::objects::call`]).
 //!
-//! The wake-up port makes that quick. Without it, the host service finds a request when it polls its members, twice a
-//! second.
+//! Each tells the other by the wake port. As a ring may be lost, this asks again after [`RECHECK`].
 
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
@@ -16,12 +15,8 @@ use isthmus_region::objects::ObjectGrant;
 use isthmus_region::objects::call::{self, Call};
 use isthmus_region::party::Party;
 
-use crate::wakes::Port;
+use crate::wakes::{Port, RECHECK};
 
-/// Between two polls for an answer, in case its ring is lost or there is no port.
-const PAUSE: Duration = Duration::from_millis(5);
-/// Between two polls for the answer to a request that was given up.
-const SELDOM: Duration = Duration::from_millis(250);
 /// How long to wait for the answer to a request, from when it came; a little less than the process waits for ours.
 const PATIENCE: Duration = Duration::from_secs(8);
 
@@ -60,12 +55,7 @@ impl Bell {
 
 impl Forwarder {
     /// Starts the thread that asks.
-    pub(crate) fn start(
-        region: Region,
-        peer: PeerInfo,
-        section: Section,
-        port: Option<Port>,
-    ) -> (Self, Bell) {
+    pub(crate) fn start(region: Region, peer: PeerInfo, section: Section, port: Port) -> (Self, Bell) {
         let (orders, inbox) = mpsc::channel();
         let bell = Bell(orders.clone());
         let body = move || {
@@ -103,7 +93,7 @@ struct Caller {
     region: Region,
     peer: PeerInfo,
     section: Section,
-    port: Option<Port>,
+    port: Port,
     inbox: mpsc::Receiver<Order>,
     number: u64,
     /// Requests that came while this waited for an answer.
@@ -119,7 +109,7 @@ impl Caller {
         region: Region,
         peer: PeerInfo,
         section: Section,
-        port: Option<Port>,
+        port: Port,
         inbox: mpsc::Receiver<Order>,
     ) -> Self {
         Self {
@@ -143,8 +133,11 @@ impl Caller {
             let order = if self.catch_up(Instant::now()).is_ok() {
                 self.inbox.recv().ok()?
             } else {
-                match self.inbox.recv_timeout(SELDOM) {
-                    Err(mpsc::RecvTimeoutError::Timeout) => Order::Look,
+                match self.inbox.recv_timeout(RECHECK) {
+                    Err(mpsc::RecvTimeoutError::Timeout) => {
+                        self.port.call(self.number);
+                        Order::Look
+                    }
                     order => order.ok()?,
                 }
             };
@@ -196,9 +189,7 @@ impl Caller {
         let frame = request.encode(self.number);
         let call = Call { number: self.number, party: asker.party.word(), user: asker.user, frame };
         call::ask(&self.section, &call).map_err(|e| failed(&e.to_string()))?;
-        if let Some(port) = &self.port {
-            port.call(self.number);
-        }
+        self.port.call(self.number);
         Ok(())
     }
 
@@ -217,9 +208,11 @@ impl Caller {
             if Instant::now() >= until {
                 return Err(silent());
             }
-            match self.inbox.recv_timeout(PAUSE) {
+            let left = until.saturating_duration_since(Instant::now());
+            match self.inbox.recv_timeout(left.min(RECHECK)) {
                 Ok(Order::Ask(asked)) => self.waiting.push(asked),
-                Ok(Order::Look) | Err(mpsc::RecvTimeoutError::Timeout) => {}
+                Ok(Order::Look) => {}
+                Err(mpsc::RecvTimeoutError::Timeout) => self.port.call(self.number),
                 Err(mpsc::RecvTimeoutError::Disconnected) => return Err(failed("the agent ends")),
             }
         }
@@ -232,7 +225,7 @@ fn silent() -> Reply {
 
 #[cfg(test)]
 mod tests {
-    use std::os::fd::AsFd;
+    use std::os::fd::{AsFd, OwnedFd};
 
     use isthmus_region::mapping::Mapping;
     use isthmus_region::membership::{NewPeer, Shape, Writer};
@@ -242,6 +235,11 @@ mod tests {
 
     const BYTES: u64 = 4 << 20;
     const LONG: Duration = Duration::from_secs(60);
+
+    /// A port whose frames nobody reads.
+    fn nowhere() -> Port {
+        OwnedFd::from(std::os::unix::net::UnixStream::pair().unwrap().0).into()
+    }
 
     /// The host service's side, which answers when the test tells it to, and a caller.
     fn caller() -> (Region, Section, mpsc::Sender<Order>, Caller) {
@@ -255,7 +253,7 @@ mod tests {
         let peer = region.peer(1).unwrap().unwrap();
         let section = region.own_section(&peer).unwrap();
         let (orders, inbox) = mpsc::channel();
-        let caller = Caller::new(region.clone(), peer, section.clone(), None, inbox);
+        let caller = Caller::new(region.clone(), peer, section.clone(), nowhere(), inbox);
         (region, section, orders, caller)
     }
 

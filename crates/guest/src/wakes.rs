@@ -1,13 +1,16 @@
-//! The agent's end of the relay of wake-ups: a virtio-serial port over which the host service rings this VM's
-//! sleepers, and the agent those of other peers. Nothing depends on it: without the port, sleepers wake by their
-//! timeouts.
+//! The agent's end of the wake port: a virtio-serial port over which the host service rings this VM's sleepers, and
+//! the agent those of other peers. By the same port the two tell each other of each step of joining.
+//!
+//! What a frame says is never the truth but an occasion to look at the region, so a lost one costs time and nothing
+//! else: sleepers wake by their time limits, and an agent that waits for the host service rings again
+//! ([`RECHECK`]).
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use isthmus_attach::ring;
 use isthmus_attach::server::{self, Relay, Waker, Wakeup};
@@ -17,12 +20,22 @@ use rustix::io::Errno;
 
 /// The port's name.
 pub const WAKE_PORT: &str = "isthmus.wake";
-/// Between two polls of a port whose other side is closed, since its opening is no event to wait for.
-const PAUSE: Duration = Duration::from_millis(100);
+/// How long an agent waits for an answer until it rings again, and looks at the region as if it had been rung.
+pub const RECHECK: Duration = Duration::from_millis(250);
+/// Between two polls of a port whose other side is closed, since its opening is no event to wait for: at first, since
+/// a VM that boots sees its ports closed for a moment, and at most.
+const PAUSES: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(100));
 
 /// The port, opened.
 #[derive(Debug, Clone)]
 pub struct Port(Arc<OwnedFd>);
+
+impl From<OwnedFd> for Port {
+    /// A port that is open already, not blocking; or a socket in its place.
+    fn from(fd: OwnedFd) -> Self {
+        Self(Arc::new(fd))
+    }
+}
 
 impl Port {
     /// Opens the port behind this device.
@@ -35,14 +48,27 @@ impl Port {
         Ok(Self(Arc::new(port.into())))
     }
 
-    /// The port of this VM, if it has one.
-    pub fn find() -> Option<PathBuf> {
+    /// The ports of this VM by which agents join: one for each region that it is in.
+    pub fn find() -> Vec<PathBuf> {
         let entries = std::fs::read_dir("/sys/class/virtio-ports").into_iter().flatten().flatten();
         let named = |folder: &Path| {
             std::fs::read_to_string(folder.join("name")).is_ok_and(|name| name.trim() == WAKE_PORT)
         };
-        let found = entries.map(|e| e.path()).find(|folder| named(folder))?;
-        Some(Path::new("/dev").join(found.file_name()?))
+        let found = entries.map(|e| e.path()).filter(|folder| named(folder));
+        let mut found: Vec<PathBuf> =
+            found.filter_map(|folder| Some(Path::new("/dev").join(folder.file_name()?))).collect();
+        found.sort();
+        found
+    }
+
+    /// Reads what the host service says.
+    pub fn reader(&self) -> Reader {
+        Reader { port: self.clone(), part: Vec::new(), is_open: false, pause: PAUSES.0 }
+    }
+
+    /// Has the host service look at the section of this VM, whose ivshmem id is `id`, and answer.
+    pub(crate) fn hello(&self, id: u32) {
+        self.write(&ring::hello(id));
     }
 
     /// Passes on wake-ups for other peers.
@@ -68,65 +94,132 @@ impl Port {
     fn write(&self, frame: &[u8]) {
         let _ = rustix::io::write(&*self.0, frame);
     }
+}
+
+/// What a [`Reader`] has heard.
+#[derive(Debug)]
+pub enum Heard {
+    /// The host's side is open, so the host service can be told something.
+    Opened,
+    /// The host's side is closed.
+    Closed,
+    /// Frames.
+    Frames(Vec<ring::Frame>),
+    /// Nothing in time.
+    Nothing,
+}
+
+/// Reads frames from the port.
+#[derive(Debug)]
+pub struct Reader {
+    port: Port,
+    /// Received bytes that are not a whole frame yet.
+    part: Vec<u8>,
+    /// Whether the host's side was open when it was last looked at.
+    is_open: bool,
+    /// Until the next look at a closed port.
+    pause: Duration,
+}
+
+impl Reader {
+    /// Whether the host's side is open, as far as was heard.
+    pub fn is_open(&self) -> bool {
+        self.is_open
+    }
+
+    /// Sleeps until something is heard, or until `until`.
+    ///
+    /// # Errors
+    /// The system's; then the port is of no more use.
+    pub fn next(&mut self, until: Option<Instant>) -> rustix::io::Result<Heard> {
+        loop {
+            let left = until.map(|until| until.saturating_duration_since(Instant::now()));
+            let limit = if self.is_open { left } else { Some(Duration::ZERO) };
+            let limit = limit.and_then(|limit| Timespec::try_from(limit).ok());
+            let mut poll = [PollFd::new(&*self.port.0, PollFlags::IN)];
+            match rustix::event::poll(&mut poll, limit.as_ref()) {
+                Ok(_) => {}
+                Err(Errno::INTR) => continue,
+                Err(e) => return Err(e),
+            }
+            let ready = poll[0].revents();
+            if ready.contains(PollFlags::HUP) {
+                // Half a frame has no other half.
+                self.part.clear();
+                if std::mem::take(&mut self.is_open) {
+                    self.pause = PAUSES.0;
+                    return Ok(Heard::Closed);
+                }
+                if left.is_some_and(|left| left.is_zero()) {
+                    return Ok(Heard::Nothing);
+                }
+                std::thread::sleep(self.pause.min(left.unwrap_or(self.pause)));
+                self.pause = (self.pause * 2).min(PAUSES.1);
+                continue;
+            }
+            if !self.is_open {
+                self.is_open = true;
+                return Ok(Heard::Opened);
+            }
+            if ready.is_empty() {
+                return Ok(Heard::Nothing);
+            }
+            let mut bytes = [0_u8; 512];
+            match rustix::io::read(&*self.port.0, &mut bytes[..]) {
+                // The end, which HUP tells at the next look.
+                Ok(0) => std::thread::sleep(PAUSES.0),
+                Ok(count) => self.part.extend_from_slice(&bytes[..count.min(512)]),
+                Err(Errno::AGAIN | Errno::INTR) => {}
+                Err(e) => return Err(e),
+            }
+            match ring::take(&mut self.part) {
+                Ok(frames) if frames.is_empty() => {}
+                Ok(frames) => return Ok(Heard::Frames(frames)),
+                // Out of step: drop what came, and hope for a frame's start next.
+                Err(_) => self.part.clear(),
+            }
+        }
+    }
 
     /// Rings this VM's endpoints and gates when the host service says so, on a thread of its own, until the program
-    /// ends. `id` is the VM's ivshmem id, `endpoints` the region's number of endpoint slots of each peer. `answered`
-    /// is called when the host service has answered a request.
+    /// ends. `id` is the VM's ivshmem id, `endpoints` the region's number of endpoint slots of each peer. `answered` is called when the host service has answered a request, `changed` when this
+    /// VM's entry in the membership table may have changed, or the service has ended.
     pub fn serve(
-        self,
+        mut self,
         id: u32,
         peer: u32,
         endpoints: u32,
         waker: Waker,
         answered: impl Fn() + Send + 'static,
+        changed: impl Fn() + Send + 'static,
     ) {
         let body = move || {
             server::be_urgent();
-            let mut stream = Vec::new();
-            let mut greeted = false;
             loop {
-                let mut poll = [PollFd::new(&*self.0, PollFlags::IN)];
-                let at_once = Timespec::default();
-                let ready = match rustix::event::poll(&mut poll, (!greeted).then_some(&at_once)) {
-                    Ok(_) => poll[0].revents(),
-                    Err(Errno::INTR) => continue,
+                let frames = match self.next(None) {
+                    Ok(Heard::Frames(frames)) => frames,
+                    Ok(Heard::Opened) => {
+                        self.port.hello(id);
+                        continue;
+                    }
+                    Ok(Heard::Closed) => {
+                        changed();
+                        continue;
+                    }
+                    Ok(Heard::Nothing) => continue,
                     Err(_) => return,
                 };
-                if ready.contains(PollFlags::HUP) {
-                    // The host's side is closed: once it opens, it needs a new Hello.
-                    greeted = false;
-                    stream.clear();
-                    std::thread::sleep(PAUSE);
-                    continue;
-                }
-                if !greeted {
-                    greeted = true;
-                    self.write(&ring::hello(id));
-                    continue;
-                }
-                let mut bytes = [0_u8; 512];
-                match rustix::io::read(&*self.0, &mut bytes[..]) {
-                    Ok(0) => std::thread::sleep(PAUSE),
-                    Ok(count) => stream.extend_from_slice(&bytes[..count.min(512)]),
-                    Err(Errno::AGAIN | Errno::INTR) => {}
-                    Err(_) => return,
-                }
-                match ring::take(&mut stream) {
-                    Ok(frames) => {
-                        for frame in frames {
-                            match frame {
-                                ring::Frame::Wake { slot } if slot / endpoints == peer => {
-                                    waker.wake(slot % endpoints);
-                                }
-                                ring::Frame::Ring { place, .. } => waker.ring(place),
-                                ring::Frame::Death { .. } => waker.death(),
-                                ring::Frame::Call { .. } => answered(),
-                                _ => {}
-                            }
+                for frame in frames {
+                    match frame {
+                        ring::Frame::Wake { slot } if slot / endpoints == peer => {
+                            waker.wake(slot % endpoints);
                         }
+                        ring::Frame::Ring { place, .. } => waker.ring(place),
+                        ring::Frame::Death { .. } => waker.death(),
+                        ring::Frame::Call { .. } => answered(),
+                        ring::Frame::Peer { .. } => changed(),
+                        _ => {}
                     }
-                    // Out of step: drop what came, and hope for a frame's start next.
-                    Err(_) => stream.clear(),
                 }
             }
         };

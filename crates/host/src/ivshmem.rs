@@ -28,6 +28,7 @@ use rustix::event::{EventfdFlags, Timespec};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, SocketFlags, SocketType};
 
+use crate::errands::Errands;
 use crate::error::{Error, Result};
 use crate::members::{Change, Members};
 use crate::service::{Event, Observer};
@@ -58,14 +59,16 @@ pub(crate) struct Config {
     pub region: OwnedFd,
     /// Interrupt vectors of each device.
     pub vectors: u16,
-    /// Rings all peers when a VM is gone.
+    /// Tells VMs of their joining and end, and rings all peers when a VM is gone.
     pub router: Router,
+    /// What this server's thread is asked to do.
+    pub errands: Errands,
 }
 
 /// A running server. Dropping it ends it; VMs go on, but no longer learn of each other's joining and end.
 #[derive(Debug)]
 pub struct Server {
-    bell: Arc<OwnedFd>,
+    errands: Errands,
     stop: Arc<Flag>,
     thread: Option<JoinHandle<()>>,
 }
@@ -131,7 +134,6 @@ struct Loop {
     members: Arc<Mutex<Members>>,
     observer: Observer,
     epoll: OwnedFd,
-    bell: Arc<OwnedFd>,
     stop: Arc<Flag>,
     listeners: Vec<OwnedFd>,
     region: Arc<OwnedFd>,
@@ -150,12 +152,12 @@ impl Server {
         let system = |action| move |source| Error::System { action, source };
         let epoll =
             epoll::create(epoll::CreateFlags::CLOEXEC).map_err(system("create an epoll descriptor"))?;
-        let bell = Arc::new(eventfd()?);
         let watch = |fd: &OwnedFd, key| {
             epoll::add(&epoll, fd, EventData::new_u64(key), EventFlags::IN)
                 .map_err(system("watch a descriptor"))
         };
-        watch(&bell, BELL)?;
+        let errands = config.errands.clone();
+        watch(errands.bell(), BELL)?;
         let mut listeners = Vec::new();
         for (key, (path, _)) in (FIRST_LISTENER..).zip(&config.sockets) {
             let listener = socket::listen(path, SocketType::STREAM, config.mode, config.group)?;
@@ -172,7 +174,6 @@ impl Server {
             members,
             observer,
             epoll,
-            bell: Arc::clone(&bell),
             stop: Arc::clone(&stop),
             listeners,
             region: Arc::new(copy),
@@ -188,14 +189,14 @@ impl Server {
                 action: "start the ivshmem server's thread",
                 source: Errno::from_io_error(&e).unwrap_or(Errno::IO),
             })?;
-        Ok(Self { bell, stop, thread: Some(thread) })
+        Ok(Self { errands, stop, thread: Some(thread) })
     }
 }
 
 impl Drop for Server {
     fn drop(&mut self) {
         self.stop.set();
-        ring(&*self.bell);
+        ring(self.errands.bell());
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
@@ -224,13 +225,13 @@ impl Loop {
                 match event.data.u64() {
                     BELL => {
                         let mut count = [0_u8; 8];
-                        let _ = rustix::io::read(&*self.bell, &mut count);
+                        let _ = rustix::io::read(self.config.errands.bell(), &mut count);
                     }
                     key if key < FIRST_LINK => self.accept(key),
                     key => self.receive(key),
                 }
             }
-            self.poll_members();
+            self.run_errands();
             self.sweep();
         }
         // Before the listeners are closed, so that nothing connects to a server that has ended.
@@ -247,28 +248,32 @@ impl Loop {
         self.members.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Room in a socket is an event; free descriptors, in flight or of our own, are not, so they are polled for.
     fn timeout(&self) -> Option<Duration> {
-        let due = self.members().next_poll_in();
-        // Room in a socket is an event; free descriptors, in flight or of our own, are not, so they are polled for.
         let queued = self.links.values().any(|l| !l.queue.is_empty()) || self.unwatched_until.is_some();
-        due.into_iter().chain(queued.then_some(Duration::from_millis(100))).min()
+        queued.then_some(Duration::from_millis(100))
     }
 
-    /// Polls the members and reports their changes.
-    fn poll_members(&mut self) {
-        let changes = self.members().poll();
-        match changes {
-            Ok(changes) => {
-                for change in changes {
-                    let (Change::Active(index) | Change::Again(index)) = change;
+    /// Looks at the members that have rung, reports their changes, and answers.
+    fn run_errands(&mut self) {
+        let (members, sweep) = self.config.errands.take();
+        for index in members {
+            let change = self.members().look_at(index);
+            match change {
+                Ok(Some(change)) => {
                     let name = self.members().name(index).to_owned();
                     self.tell(&match change {
                         Change::Active(_) => Event::VmReady { name },
                         Change::Again(_) => Event::VmAgain { name },
                     });
                 }
+                Ok(None) => {}
+                Err(e) => self.tell(&Event::Trouble { reason: format!("checking the members: {e}") }),
             }
-            Err(e) => self.tell(&Event::Trouble { reason: format!("checking the members: {e}") }),
+            self.config.router.tell(index);
+        }
+        if sweep {
+            self.config.router.sweep();
         }
     }
 
@@ -311,7 +316,7 @@ impl Loop {
         link.queue.push_back(Message::plain(PROTOCOL));
         link.queue.push_back(Message::plain(id.into()));
         link.queue.push_back(Message::with(SHARED_MEMORY, &self.region));
-        link.queue.push_back(Message::with(HOST_ID.into(), &self.bell));
+        link.queue.push_back(Message::with(HOST_ID.into(), self.config.errands.bell()));
         for other in self.links.values() {
             link.queue.extend(other.announcement());
         }
@@ -405,6 +410,9 @@ impl Loop {
         }
         // Its processes cannot finish what others wait for.
         self.config.router.death(link.member);
+        self.config.router.sweep();
+        // It may run on without its device.
+        self.config.router.tell(link.member);
         self.tell(&Event::VmGone { name, member: link.member });
         let keys: Vec<u64> = self.links.keys().copied().collect();
         for other in keys {

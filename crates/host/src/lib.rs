@@ -7,12 +7,14 @@
 //! - [`plan`]: how a region is cut into sections.
 //! - [`stats`]: what went through the region, by peer.
 //! - [`device`]: what a VM needs to join.
+//! - `errands`: what the relay of wake-ups has the ivshmem server's thread do.
 //! - `wakes`: the relay of wake-ups between the host and its VMs.
 //! - [`foreground`]: the service as a program of its own.
 
 #![forbid(unsafe_code)]
 
 pub mod device;
+mod errands;
 pub mod error;
 pub mod foreground;
 pub mod ivshmem;

@@ -11,10 +11,12 @@
 //!                           └────────────────────────────────────────────────────────┘
 //! ```
 //!
-//! A VM can tell the host service something only through its own section, so the service polls that: a member is Active
-//! once its directory carries its incarnation. An agent that finds its member Active already (the agent was
+//! A VM tells the host service something through its own section, and rings by its wake port once it has: a member is
+//! Active once its directory carries its incarnation. An agent that finds its member Active already (the agent was
 //! restarted, or the VM was reset under a running QEMU) clears the directory's magic word. This service then ends the
 //! old life and zeroes the section, and the guest joins anew, so that no number of the old life is used again.
+//!
+//! Nothing here is done now and then. An agent that waits for a step rings again until it sees the step.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -33,10 +35,8 @@ use crate::plan::Place;
 const HOLDS: Duration = Duration::from_millis(500);
 /// An agent cannot make this service zero its section more often than this.
 const LEAST_LIFE: Duration = Duration::from_millis(500);
-/// While a VM has been connected for less than this, its directory is polled often.
-const BOOT: Duration = Duration::from_secs(60);
 
-/// What [`Members::poll`] found.
+/// What [`Members::look_at`] found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Change {
     /// The member's agent is ready.
@@ -203,56 +203,28 @@ impl Members {
         read().unwrap_or_default()
     }
 
-    /// Checks whether VMs that join are ready, and whether any begins a new life.
+    /// Looks at the section of a VM: whether it is ready, or begins a new life.
     ///
     /// # Errors
-    /// [`Error::Region`].
-    pub fn poll(&mut self) -> Result<Vec<Change>> {
-        let mut changes = Vec::new();
-        for index in 1..u32::try_from(self.slots.len()).unwrap_or(0) {
-            let Some(since) = self.slots[index as usize].since else { continue };
-            let info = self.info(index)?;
-            let section = self.region().section(&info)?;
-            let open = Directory::open(&section, self.region().shape(), info.life.incarnation);
-            match (info.life.state, open) {
-                (State::Joining, Ok(_)) => {
-                    self.writer.set_state(index, State::Active)?;
-                    changes.push(Change::Active(index));
-                }
-                (State::Active, Err(_)) if since.elapsed() >= LEAST_LIFE => {
-                    self.remove(index)?;
-                    self.join(index, info.ivshmem_id)?;
-                    changes.push(Change::Again(index));
-                }
-                _ => {}
+    /// [`Error::Region`]; [`Error::NoPlace`] if its memory cannot be cleared.
+    pub fn look_at(&mut self, index: u32) -> Result<Option<Change>> {
+        let slot = self.slots.get(index as usize).filter(|_| index != 0);
+        let Some(since) = slot.and_then(|s| s.since) else { return Ok(None) };
+        let info = self.info(index)?;
+        let section = self.region().section(&info)?;
+        let open = Directory::open(&section, self.region().shape(), info.life.incarnation);
+        match (info.life.state, open) {
+            (State::Joining, Ok(_)) => {
+                self.writer.set_state(index, State::Active)?;
+                Ok(Some(Change::Active(index)))
             }
+            (State::Active, Err(_)) if since.elapsed() >= LEAST_LIFE => {
+                self.remove(index)?;
+                self.join(index, info.ivshmem_id)?;
+                Ok(Some(Change::Again(index)))
+            }
+            _ => Ok(None),
         }
-        if let Some(names) = &self.names {
-            // Requests of VMs without a port for wake-ups, and VMs' processes that are gone.
-            let vms = 1..u32::try_from(self.slots.len()).unwrap_or(0);
-            names.with(|r| {
-                for index in vms {
-                    let _ = r.hear(index);
-                }
-                r.sweep();
-            });
-        }
-        Ok(changes)
-    }
-
-    /// How long until [`Members::poll`] is due again: soon while a VM boots; never if there is no VM.
-    pub fn next_poll_in(&self) -> Option<Duration> {
-        let vms = self.slots.iter().zip(0_u32..).skip(1);
-        vms.filter_map(|(slot, index)| {
-            let since = slot.since?;
-            let joining = self.info(index).is_ok_and(|i| i.life.state == State::Joining);
-            Some(Duration::from_millis(match joining {
-                true if since.elapsed() < BOOT => 5,
-                true => 50,
-                false => 500,
-            }))
-        })
-        .min()
     }
 
     /// All members, present and past.

@@ -13,6 +13,7 @@ use isthmus_region::membership::{PeerInfo, Region, Shape};
 use rustix::io::Errno;
 
 use crate::device::Device;
+use crate::errands::Errands;
 use crate::error::{Error, Result};
 use crate::ivshmem;
 use crate::members::Members;
@@ -195,7 +196,7 @@ pub type Observer = Arc<dyn Fn(&Event) + Send + Sync>;
 #[derive(Debug)]
 pub struct Service {
     // Ended in this order: first no new members, then no new processes, then the region says that the service has
-    // ended.
+    // ended, and then the wake ports close, by which agents learn of it.
     ivshmem: Option<ivshmem::Server>,
     attach: Option<server::Server>,
     wakes: Option<Wakes>,
@@ -263,7 +264,8 @@ impl Service {
         let attach_socket = config.attach_socket.unwrap_or_else(|| config.dir.join("socket"));
         let ivshmem_socket = config.ivshmem_socket.unwrap_or_else(|| config.dir.join("ivshmem"));
         let wake_socket = config.wake_socket.unwrap_or_else(|| config.dir.join("wake"));
-        let router = Router::new(lock(&members).region().clone(), names.clone());
+        let errands = Errands::new()?;
+        let router = Router::new(lock(&members).region().clone(), names.clone(), errands.clone());
         let attach = server::Config {
             path: attach_socket.clone(),
             mode: config.mode,
@@ -317,6 +319,7 @@ impl Service {
             region: copy(&region)?,
             vectors: config.vectors,
             router: router.clone(),
+            errands,
         };
         let ivshmem = ivshmem::Server::start(ivshmem, Arc::clone(&members), observer)?;
         Ok(Self {
@@ -412,9 +415,9 @@ impl Service {
 impl Drop for Service {
     fn drop(&mut self) {
         self.ivshmem = None;
-        self.wakes = None;
         self.attach = None;
         self.members_lock().end();
+        self.wakes = None;
     }
 }
 

@@ -7,6 +7,9 @@
 //! Nothing depends on a wake-up, since every sleep has a time limit. So nothing here blocks, and what does not fit
 //! into a socket is dropped. For the same reason a VM is believed when it says which one it is: all that a lie can do
 //! is to take another VM's wake-ups, and to wake others for nothing.
+//!
+//! A VM also rings by its port for each step of its joining, and is rung once its entry in the membership table has
+//! been looked at or has changed. The words in the region are the truth; an agent that gets no answer rings again.
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
@@ -24,6 +27,7 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, SocketFlags, SocketType};
 
+use crate::errands::Errands;
 use crate::error::{Error, Result};
 use crate::names;
 
@@ -42,11 +46,13 @@ pub(crate) struct Router {
     routes: Arc<Mutex<Routes>>,
     /// Answers the VMs' requests about named objects.
     names: names::Shared,
+    /// For what may block.
+    errands: Errands,
 }
 
 impl Router {
-    pub(crate) fn new(region: Region, names: names::Shared) -> Self {
-        Self { region, waker: Arc::default(), routes: Arc::default(), names }
+    pub(crate) fn new(region: Region, names: names::Shared, errands: Errands) -> Self {
+        Self { region, waker: Arc::default(), routes: Arc::default(), names, errands }
     }
 
     /// Sets what wakes the host's own processes.
@@ -111,6 +117,16 @@ impl Router {
         for member in members {
             self.send(member, &ring::death(peer));
         }
+    }
+
+    /// Tells a VM that its entry in the membership table has been looked at, or has changed.
+    pub(crate) fn tell(&self, member: u32) {
+        self.send(member, &ring::peer(member, self.region.shape().uuid[0]));
+    }
+
+    /// Closes what dead processes had open.
+    pub(crate) fn sweep(&self) {
+        self.names.with(names::Registry::sweep);
     }
 
     /// Answers a VM's request about named objects, and tells the VM so.
@@ -252,6 +268,7 @@ impl Relay {
                     link.member = member;
                     if let Some(member) = member {
                         self.router.routes().insert(member, Arc::clone(&link.socket));
+                        self.router.errands.look_at(member);
                     }
                 }
                 ring::Frame::Wake { slot } => self.router.wake(GlobalSlot(slot)),
@@ -260,6 +277,7 @@ impl Relay {
                 ring::Frame::Death { .. } => {
                     if let Some(member) = link.member {
                         self.router.death(member);
+                        self.router.errands.sweep();
                     }
                 }
                 ring::Frame::Call { .. } => {
@@ -267,6 +285,8 @@ impl Relay {
                         self.router.call(member);
                     }
                 }
+                // Only the host service says that.
+                ring::Frame::Peer { .. } => {}
             }
         }
         true

@@ -2,15 +2,17 @@
 //! that it received.
 
 use std::collections::BTreeMap;
-use std::io::IoSliceMut;
+use std::io::{IoSliceMut, Read, Write};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use isthmus_guest::agent::{self, Agent};
+use isthmus_guest::wakes::{Port, RECHECK};
 use isthmus_host::{Config, Event, Service, Vm};
 use isthmus_region::counters::Counter;
 use isthmus_region::error::ObjectProblem;
@@ -26,6 +28,7 @@ use rustix::net::{
 };
 
 const SOON: Duration = Duration::from_secs(2);
+const LONG: Duration = Duration::from_secs(10);
 
 fn start(dir: &Path, names: &[&str]) -> (Service, Receiver<Event>) {
     let (send, events) = channel();
@@ -122,10 +125,15 @@ impl Qemu {
     }
 
     /// Starts the guest's agent on this VM's region.
-    fn boot(&self, socket: &Path) -> agent::Result<Agent> {
+    fn boot(&self, service: &Service, socket: &Path) -> agent::Result<Agent> {
+        self.boot_with(Port::from(Self::plug(service.wake_socket())), socket)
+    }
+
+    /// As [`Qemu::boot`], with another wake port.
+    fn boot_with(&self, port: Port, socket: &Path) -> agent::Result<Agent> {
         let config = agent::Config { socket: socket.into(), patience: SOON, ..agent::Config::default() };
         let region = self.region.try_clone().unwrap();
-        Agent::start_with(&config, region, self.id, Box::new(|_| ()))
+        Agent::start_with(&config, region, self.id, port, Box::new(|_| ()))
     }
 }
 
@@ -230,7 +238,7 @@ fn a_vm_joins_works_and_dies() {
     let red = Qemu::connect(service.ivshmem_socket_of("red").unwrap());
     assert!(!service.is_ready("red"));
     assert!(host.directory(1).is_err(), "nothing is visible before its agent is ready");
-    let agent = red.boot(&dir.path().join("red")).unwrap();
+    let agent = red.boot(&service, &dir.path().join("red")).unwrap();
     assert!(service.is_ready("red"));
     let rank = isthmus_attach::connect_at(agent.socket()).unwrap();
     assert_eq!((rank.peer(), agent.peer().name.as_str()), (1, "red"));
@@ -252,7 +260,7 @@ fn a_vm_joins_works_and_dies() {
 
     // It is started again, with another incarnation and an empty section.
     let red = Qemu::connect(service.ivshmem_socket_of("red").unwrap());
-    let agent = red.boot(&dir.path().join("red")).unwrap();
+    let agent = red.boot(&service, &dir.path().join("red")).unwrap();
     let (again, directory) = host.directory(1).unwrap();
     assert!(again > life && directory.endpoints().is_empty());
     let rank = isthmus_attach::connect_at(agent.socket()).unwrap();
@@ -263,20 +271,87 @@ fn a_vm_joins_works_and_dies() {
     agent.check().unwrap();
 }
 
+/// A port to the service on which the first `lost` pieces of what the service says are lost.
+fn lossy(service: &Service, mut lost: u32) -> Port {
+    let (here, agents) = UnixStream::pair().unwrap();
+    let there = UnixStream::from(Qemu::plug(service.wake_socket()));
+    let (mut from, mut to) = (there.try_clone().unwrap(), here.try_clone().unwrap());
+    std::thread::spawn(move || {
+        let mut bytes = [0; 64];
+        while let Ok(count @ 1..) = from.read(&mut bytes) {
+            if let Some(left) = lost.checked_sub(1) {
+                lost = left;
+            } else if to.write_all(&bytes[..count]).is_err() {
+                break;
+            }
+        }
+    });
+    std::thread::spawn(move || std::io::copy(&mut &here, &mut &there));
+    OwnedFd::from(agents).into()
+}
+
+#[test]
+fn each_step_of_joining_is_rung_for_and_a_lost_ring_costs_no_more_than_time() {
+    let dir = tempfile::tempdir().unwrap();
+    let (service, events) = start(dir.path(), &["red"]);
+    let took = |boot: &dyn Fn(&Qemu) -> agent::Result<Agent>| {
+        let red = Qemu::connect(service.ivshmem_socket());
+        let begun = Instant::now();
+        let agent = boot(&red).unwrap();
+        let took = begun.elapsed();
+        drop((agent, red));
+        await_event(&events, |e| matches!(e, Event::VmGone { .. }));
+        took
+    };
+    let socket = dir.path().join("red");
+    // The best of some, as the machine may be busy.
+    let rung = (0..5).map(|_| took(&|red| red.boot(&service, &socket))).min().unwrap();
+    assert!(rung < RECHECK / 2, "nobody rang: it took {rung:?}");
+    let lost = took(&|red| red.boot_with(lossy(&service, 1), &socket));
+    assert!(lost >= RECHECK, "nothing was lost: it took {lost:?}");
+}
+
+#[test]
+fn an_agent_hears_at_once_that_its_vm_is_no_member_any_more() {
+    let dir = tempfile::tempdir().unwrap();
+    let (service, _events) = start(dir.path(), &["red", "blue"]);
+    let heard = |agent: &Agent, end: &mut dyn FnMut()| {
+        agent.check().unwrap();
+        // What came until now is no news.
+        agent.news().wait(Duration::ZERO);
+        let begun = Instant::now();
+        end();
+        agent.news().wait(LONG);
+        assert!(begun.elapsed() < LONG, "no word of it");
+        agent.check().unwrap_err().to_string()
+    };
+    // Its device is gone, and it runs on.
+    let mut red = Some(Qemu::connect(service.ivshmem_socket()));
+    let agent = red.as_ref().unwrap().boot(&service, &dir.path().join("red")).unwrap();
+    let why = heard(&agent, &mut || drop(red.take()));
+    assert!(why.contains("published its death"), "{why}");
+    // The service ends.
+    let blue = Qemu::connect(service.ivshmem_socket());
+    let agent = blue.boot(&service, &dir.path().join("blue")).unwrap();
+    let mut service = Some(service);
+    let why = heard(&agent, &mut || drop(service.take()));
+    assert!(why.contains("the host service has ended"), "{why}");
+}
+
 #[test]
 fn an_agent_that_is_started_anew_begins_a_new_life() {
     let dir = tempfile::tempdir().unwrap();
     let (service, events) = start(dir.path(), &["red"]);
     let red = Qemu::connect(service.ivshmem_socket());
     let socket = dir.path().join("red");
-    let agent = red.boot(&socket).unwrap();
-    let second = red.boot(&socket).unwrap_err().to_string();
+    let agent = red.boot(&service, &socket).unwrap();
+    let second = red.boot(&service, &socket).unwrap_err().to_string();
     assert!(second.contains("another service is running"), "{second}");
     agent.check().unwrap();
     let rank = isthmus_attach::connect_at(&socket).unwrap();
     let (_, before) = open_endpoint(&rank);
     drop(agent);
-    let agent = red.boot(&socket).unwrap();
+    let agent = red.boot(&service, &socket).unwrap();
     await_event(&events, |e| *e == Event::VmAgain { name: "red".into() });
     assert_eq!(agent.peer().life.incarnation, 2);
     let rank = isthmus_attach::connect_at(&socket).unwrap();
@@ -290,11 +365,13 @@ fn an_agent_without_its_host_says_so() {
     let (service, _events) = start(dir.path(), &["red"]);
     let red = Qemu::connect(service.ivshmem_socket());
     assert_eq!(red.region().peers().len(), 2);
+    let ports = [(); 2].map(|()| Port::from(Qemu::plug(service.wake_socket())));
     service.stop();
-    let started = red.boot(&dir.path().join("red")).unwrap_err().to_string();
-    assert!(started.contains("host service"), "{started}");
+    let [port, other] = ports;
+    let started = red.boot_with(port, &dir.path().join("red")).unwrap_err().to_string();
+    assert!(started.contains("port isthmus.wake is closed") && started.contains("isthmus host"), "{started}");
     let stranger = Qemu { id: 99, ..red };
-    let started = stranger.boot(&dir.path().join("red")).unwrap_err().to_string();
+    let started = stranger.boot_with(other, &dir.path().join("red")).unwrap_err().to_string();
     assert!(started.contains("no member with this VM's ivshmem id 99"), "{started}");
 }
 
@@ -317,12 +394,11 @@ fn processes_of_vms_share_named_objects_with_those_of_the_host() {
     let (at_red, at_blue) = (dir.path().join("in-red"), dir.path().join("in-blue"));
     let red = Qemu::connect(service.ivshmem_socket_of("red").unwrap());
     let blue = Qemu::connect(service.ivshmem_socket_of("blue").unwrap());
-    let _agent_of_red = red.boot(&at_red).unwrap();
-    let agent_of_blue = blue.boot(&at_blue).unwrap();
+    let _agent_of_red = red.boot(&service, &at_red).unwrap();
+    let agent_of_blue = blue.boot(&service, &at_blue).unwrap();
     let in_red = isthmus_attach::connect_at(&at_red).unwrap();
     let in_blue = isthmus_attach::connect_at(&at_blue).unwrap();
     let on_host = isthmus_attach::connect_at(service.attach_socket()).unwrap();
-    // Without a wake-up port, each request waits until the host service polls.
     let made = Object::create(&in_red, &mutex("m")).unwrap();
     assert!(made.is_new() && made.params() == [5, 6, 7, 8]);
     let [there, here] =
@@ -361,7 +437,7 @@ fn memory_is_given_to_no_other_object_while_a_vm_lives_whose_agent_was_started_a
     let (service, events) = start(dir.path(), &["red"]);
     let red = Qemu::connect(service.ivshmem_socket_of("red").unwrap());
     let (first, second) = (dir.path().join("first"), dir.path().join("second"));
-    let agent = red.boot(&first).unwrap();
+    let agent = red.boot(&service, &first).unwrap();
     let process = isthmus_attach::connect_at(&first).unwrap();
     let held = Object::create(&process, &mutex("m")).unwrap();
     process.service().unlink_object(Kind::Mutex, "m").unwrap();
@@ -370,7 +446,7 @@ fn memory_is_given_to_no_other_object_while_a_vm_lives_whose_agent_was_started_a
     // A life must last a moment before the next may begin.
     std::thread::sleep(Duration::from_millis(600));
     drop(agent);
-    let _agent = red.boot(&second).unwrap();
+    let _agent = red.boot(&service, &second).unwrap();
     await_event(&events, |e| matches!(e, Event::VmAgain { .. }));
     let other = isthmus_attach::connect_at(&second).unwrap();
     let until = Instant::now() + Duration::from_millis(1500);
