@@ -2,19 +2,21 @@
 
 mod connection;
 mod service;
+mod shared;
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::Arc;
 use std::time::Duration;
 
 use isthmus_region::mapping::Mapping;
 use isthmus_region::member::Member;
 use isthmus_region::membership::Region;
-use rustix::process::{Pid, PidfdFlags};
+use rustix::process::PidfdFlags;
 
 use self::connection::Connection;
 use self::service::Client;
+pub use self::shared::{shared, shared_at};
 use crate::error::{Error, Result};
 use crate::protocol::{Observed, Reply, Request, VERSION, Welcome};
 use crate::socket;
@@ -104,30 +106,4 @@ fn map(fd: &OwnedFd, welcome: &Welcome) -> Result<Arc<Mapping>> {
         return Err(Error::BadFrame { what: "the region is not the one that was announced" });
     }
     Ok(map)
-}
-
-/// The attachment that all users in this process share: the present one while anything holds it, else a new one. A
-/// forked child that asks gets one of its own.
-///
-/// # Errors
-/// As [`connect`].
-pub fn shared() -> Result<Arc<Member>> {
-    shared_at(None)
-}
-
-/// As [`shared`], but a new attachment is to the service that listens at `named`, if that is given. An attachment
-/// that exists is returned whatever `named` says.
-///
-/// # Errors
-/// As [`connect_at`].
-pub fn shared_at(named: Option<&Path>) -> Result<Arc<Member>> {
-    static CACHE: Mutex<Option<(Pid, Weak<Member>)>> = Mutex::new(None);
-    let pid = rustix::process::getpid();
-    let mut cache = CACHE.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some(member) = cache.as_ref().filter(|(owner, _)| *owner == pid).and_then(|(_, m)| m.upgrade()) {
-        return Ok(member);
-    }
-    let member = named.map_or_else(connect, connect_at)?;
-    *cache = Some((pid, Arc::downgrade(&member)));
-    Ok(member)
 }

@@ -1,10 +1,16 @@
-//! This process's attachment to the local service, from the first `fi_getinfo` to the last domain.
+//! This process's attachments, from the first `fi_getinfo` to the last domain: one for each service that it asked for.
 //!
 //! `fi_getinfo` is called up to a dozen times and must be cheap: the first call attaches, which shows that there is a
-//! service and a usable region, and the answer is kept for the process. The attachment itself is held until a domain
-//! takes it over, or until libfabric is unloaded. A forked child is another process, and attaches itself.
+//! service and a usable region, and the answer is kept for as long as the same service's socket is there. The attachment
+//! itself is held until a domain takes it over, or until libfabric is unloaded. A forked child is another process, and
+//! attaches itself.
+//!
+//! A program that changes the name of the socket between two calls gets a fabric of the other region beside its own. A
+//! fabric stands for a region, so later calls need no socket: what names the fabric names the service.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use isthmus_fabric_sys::{FI_LOG_CORE, FI_LOG_WARN};
 use isthmus_region::error::with_causes;
@@ -12,10 +18,47 @@ use isthmus_region::member::Member;
 
 use crate::core::{Core, log};
 
+/// A socket as one service made it: device, inode, and the time of its last change.
+type Stamp = (u64, u64, i64, i64);
+
+/// What is known of one service.
 struct Probe {
     pid: u32,
-    here: Result<Here, ()>,
+    /// Its socket; none where there is none at the places at which a service usually listens.
+    socket: Option<PathBuf>,
+    stamp: Option<Stamp>,
+    here: Option<Here>,
     held: Option<Arc<Member>>,
+    /// The attachment, whoever holds it.
+    member: Weak<Member>,
+}
+
+impl Probe {
+    /// Whether this process made it, of the service that is there now, as far as can be told without asking it.
+    fn is_fresh(&self) -> bool {
+        // In this order: a parent's attachment is nothing to ask.
+        self.pid == std::process::id()
+            && self.member.upgrade().is_none_or(|member| !member.service().has_ended())
+            && self.stamp == stamp(self.socket.as_deref())
+    }
+
+    /// The attachment, anew if there is none any more.
+    fn attach(&mut self) -> Result<Arc<Member>, isthmus_attach::Error> {
+        let member = attach(self.socket.as_deref())?;
+        if self.pid == std::process::id() {
+            self.member = Arc::downgrade(&member);
+        }
+        Ok(member)
+    }
+
+    /// Lets go of an attachment that no domain took over.
+    fn let_go(&mut self) {
+        let held = self.held.take();
+        if self.pid != std::process::id() {
+            // The parent's: its memory is not mapped in a forked child, and must not be unmapped either.
+            std::mem::forget(held);
+        }
+    }
 }
 
 /// Where this process is.
@@ -27,21 +70,60 @@ pub(crate) struct Here {
     pub(crate) peer: u32,
 }
 
-static PROBE: Mutex<Option<Probe>> = Mutex::new(None);
-
-/// Where this process is, if there is a service that lets it attach. The reason if not is a warning only where the user
-/// asked for this provider.
-pub(crate) fn probe(core: Option<&Core>) -> Option<Here> {
-    let mut probe = PROBE.lock().unwrap_or_else(PoisonError::into_inner);
-    let pid = std::process::id();
-    if let Some(known) = probe.as_mut() {
-        if known.pid == pid {
-            return known.here.ok();
-        }
-        // The parent's: its memory is not mapped in a forked child, and must not be unmapped either.
-        std::mem::forget(known.held.take());
+impl Here {
+    fn of(member: &Member) -> Self {
+        Self { region: member.region().shape().uuid, peer: member.peer() }
     }
-    let answer = shared();
+}
+
+static PROBES: Mutex<Vec<Probe>> = Mutex::new(Vec::new());
+
+fn probes() -> MutexGuard<'static, Vec<Probe>> {
+    PROBES.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The socket that the user names, or that is found where a service usually listens.
+fn socket() -> Option<PathBuf> {
+    crate::core::socket().or_else(|| isthmus_attach::find_socket().ok())
+}
+
+fn stamp(socket: Option<&Path>) -> Option<Stamp> {
+    let data = std::fs::metadata(socket?).ok()?;
+    Some((data.dev(), data.ino(), data.ctime(), data.ctime_nsec()))
+}
+
+fn attach(socket: Option<&Path>) -> Result<Arc<Member>, isthmus_attach::Error> {
+    // Without a socket, the error says where it was looked for.
+    socket.map_or_else(isthmus_attach::shared, isthmus_attach::shared_at)
+}
+
+/// Where this process is: by the service that the user names now, if that lets it attach. If what the program asks for is in
+/// one region only, as `is_there` tells, a service that it has asked before is as good. The reason why it may not attach is a
+/// warning only where the user asked for this provider.
+pub(crate) fn probe(core: Option<&Core>, is_there: Option<&dyn Fn(Here) -> bool>) -> Option<Here> {
+    if let Some(is_there) = is_there {
+        let probes = probes();
+        let known = probes.iter().filter(|p| p.here.is_some_and(is_there)).find(|p| p.is_fresh());
+        if let Some(known) = known {
+            return known.here;
+        }
+    }
+    ask(core, socket())
+}
+
+/// What a service says, now or when it was asked first.
+fn ask(core: Option<&Core>, socket: Option<PathBuf>) -> Option<Here> {
+    let mut probes = probes();
+    let at = probes.iter().position(|p| p.socket == socket);
+    if let Some(known) = at.map(|at| &probes[at]).filter(|p| p.is_fresh()) {
+        return known.here;
+    }
+    let stale = at.map(|at| probes.swap_remove(at));
+    // Before it is asked: if another takes its place meanwhile, that is seen the next time.
+    let stamp = stamp(socket.as_deref());
+    let answer = attach(socket.as_deref());
+    // Only now, so that an attachment that is still good is not ended and made again.
+    stale.into_iter().for_each(|mut probe| probe.let_go());
     if let Err(e) = &answer {
         let text = with_causes(e);
         if !asked_for(core) {
@@ -53,32 +135,62 @@ pub(crate) fn probe(core: Option<&Core>) -> Option<Here> {
             eprintln!("isthmus: {text}");
         }
     }
-    let here =
-        answer.as_ref().map(|m| Here { region: m.region().shape().uuid, peer: m.peer() }).map_err(|_| ());
-    *probe = Some(Probe { pid, here, held: answer.ok() });
-    here.ok()
+    let held = answer.ok();
+    let here = held.as_deref().map(Here::of);
+    let member = held.as_ref().map(Arc::downgrade).unwrap_or_default();
+    probes.push(Probe { pid: std::process::id(), socket, stamp, here, held, member });
+    here
 }
 
-/// The attachment for a domain, which holds it from now on.
-pub(crate) fn take() -> Result<Arc<Member>, isthmus_attach::Error> {
-    let mut probe = PROBE.lock().unwrap_or_else(PoisonError::into_inner);
-    let own = probe.as_mut().filter(|p| p.pid == std::process::id());
-    if let Some(member) = own.and_then(|p| p.held.take()) {
+/// The attachment for a domain of a fabric, which holds it from now on; to the service that is asked for now, if it is not
+/// known which region the fabric is.
+pub(crate) fn take(region: Option<[u64; 2]>) -> Result<Arc<Member>, isthmus_attach::Error> {
+    let mut probes = probes();
+    let Some(known) = known(&mut probes, region) else {
+        drop(probes);
+        return shared();
+    };
+    if known.pid == std::process::id()
+        && let Some(member) = known.held.take_if(|member| !member.service().has_ended())
+    {
         return Ok(member);
     }
-    shared()
+    known.attach()
 }
 
-/// This process's attachment.
+/// The attachment by which this process is in a region.
+pub(crate) fn of(region: [u64; 2]) -> Result<Arc<Member>, isthmus_attach::Error> {
+    let mut probes = probes();
+    match known(&mut probes, Some(region)) {
+        Some(known) => known.attach(),
+        None => {
+            drop(probes);
+            shared()
+        }
+    }
+}
+
+/// What is known of the service of a region. In a forked child that may be what its parent knew: the socket is the same.
+fn known(probes: &mut [Probe], region: Option<[u64; 2]>) -> Option<&mut Probe> {
+    probes.iter_mut().find(|p| p.here.is_some_and(|here| Some(here.region) == region))
+}
+
+/// The region of a fabric, by its name.
+pub(crate) fn region_of(fabric: &str) -> Option<[u64; 2]> {
+    let probes = probes();
+    let mut regions = probes.iter().filter_map(|p| p.here).map(|here| here.region);
+    regions.find(|region| crate::info::fabric_name(*region) == fabric)
+}
+
+/// This process's attachment to the service that it asks for now.
 pub(crate) fn shared() -> Result<Arc<Member>, isthmus_attach::Error> {
-    isthmus_attach::shared_at(crate::core::socket().as_deref())
+    attach(socket().as_deref())
 }
 
-/// Drops an attachment that no domain took over.
+/// Drops attachments that no domain took over.
 pub(crate) fn forget() {
-    let mut probe = PROBE.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some(known) = probe.take().filter(|p| p.pid != std::process::id()) {
-        std::mem::forget(known.held);
+    for mut probe in std::mem::take(&mut *probes()) {
+        probe.let_go();
     }
 }
 

@@ -86,7 +86,7 @@ impl Domain {
         // SAFETY: null or a part of `info`; `DomainHints` is what every version has.
         let attr: Option<&DomainHints> = unsafe { isthmus_cabi::object(info.domain_attr.cast()) };
         let (threading, mr_mode) = attr.map_or((FI_THREAD_SAFE, 0), |a| (a.threading, a.mr_mode));
-        let member = attachment::take().map_err(|e| {
+        let member = attachment::take(fabric.region).map_err(|e| {
             log!(
                 fabric.core(),
                 WARN,
@@ -96,6 +96,15 @@ impl Domain {
             );
             errno::of_attach(&e)
         })?;
+        if fabric.region.is_some_and(|region| region != member.region().shape().uuid) {
+            log!(
+                fabric.core(),
+                WARN,
+                DOMAIN,
+                "cannot open a domain: the service of this fabric's region has ended"
+            );
+            return Err(FI_ENODATA);
+        }
         let fid = object::head(FI_CLASS_DOMAIN, context, &FID_OPS);
         Ok(Arc::new(Self {
             head: fid_domain { fid, ops: &OPS, mr: &mr::OPS },

@@ -12,7 +12,7 @@ use crate::cq::Cq;
 use crate::domain::Domain;
 use crate::eq::Eq;
 use crate::object::{self, Object};
-use crate::unsupported;
+use crate::{attachment, unsupported};
 
 /// A fabric.
 #[repr(C)]
@@ -22,6 +22,8 @@ pub(crate) struct Fabric {
     core: Option<&'static Core>,
     /// The API version that the program asked for, which decides on the layout of the structures that it passes.
     pub(crate) api: u32,
+    /// The region that it is; none if its name is not one that fi_getinfo gave.
+    pub(crate) region: Option<[u64; 2]>,
 }
 
 // SAFETY: the head is not written after `open`; its pointers are to static tables, and the program's own context, which
@@ -71,7 +73,9 @@ pub(crate) unsafe fn open(
         };
         let fid = object::head(FI_CLASS_FABRIC, context, &FID_OPS);
         let head = fid_fabric { fid, ops: &OPS, api_version: attr.api_version };
-        let fabric = Arc::new(Fabric { head, poison: Poison::new(), core, api: attr.api_version });
+        // SAFETY: null or a C string, as the names of attributes are, for which the caller vouches.
+        let region = unsafe { isthmus_cabi::text(attr.name) }.and_then(attachment::region_of);
+        let fabric = Arc::new(Fabric { head, poison: Poison::new(), core, api: attr.api_version, region });
         // SAFETY: not null, so it may be written, for which the caller vouches.
         unsafe { answer.write(object::give(fabric)) };
         0
@@ -82,6 +86,13 @@ pub(crate) unsafe fn open(
 pub(crate) fn is_ours(fabric: *mut fid_fabric) -> bool {
     // SAFETY: null, or an open fabric of some provider; all have this structure.
     unsafe { isthmus_cabi::object(fabric) }.is_some_and(|f| std::ptr::eq(f.ops, &raw const OPS))
+}
+
+/// The region of an open fabric that a program names, if it is one of ours.
+pub(crate) fn region_of(fabric: *mut fid_fabric) -> Option<[u64; 2]> {
+    // SAFETY: ours by its table of operations, and the program has it open.
+    let ours = is_ours(fabric).then(|| unsafe { object::share::<Fabric>(fabric) })??;
+    ours.region
 }
 
 unsafe extern "C" fn close(fid: *mut fid) -> c_int {

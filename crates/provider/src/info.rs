@@ -102,7 +102,9 @@ pub(crate) unsafe fn getinfo(
                 return -FI_ENODATA;
             }
         };
-        let Some(here) = attachment::probe(core) else { return -FI_ENODATA };
+        let is_there = |here| wanted.is_in(here);
+        let named_region = wanted.names_region().then_some(&is_there as &dyn Fn(_) -> _);
+        let Some(here) = attachment::probe(core, named_region) else { return -FI_ENODATA };
         let region = here.region;
         if wanted.fabric_name.is_some_and(|n| n != fabric_name(region)) {
             log!(core, INFO, CORE, "refused for its fabric name");
@@ -112,7 +114,7 @@ pub(crate) unsafe fn getinfo(
             log!(core, INFO, CORE, "refused for its destination address, which is in another region");
             return -FI_ENODATA;
         }
-        if named && let Err(what) = wanted.resolve(node, service, flags) {
+        if named && let Err(what) = wanted.resolve(region, node, service, flags) {
             log!(core, INFO, CORE, "refused for its {what}");
             return -FI_ENODATA;
         }
@@ -133,7 +135,7 @@ pub(crate) unsafe fn getinfo(
 }
 
 /// The name of a fabric. A fabric is whatever endpoints can reach each other: a region.
-fn fabric_name(region: [u64; 2]) -> String {
+pub(crate) fn fabric_name(region: [u64; 2]) -> String {
     format!("isthmus-{:08x}", region[0] >> 32)
 }
 
@@ -243,6 +245,20 @@ impl<'a> Wanted<'a> {
         })
     }
 
+    /// Whether a hint names what is in one region only.
+    fn names_region(&self) -> bool {
+        let addresses = self.dest.is_some() || self.source.is_some();
+        addresses || self.fabric_name.is_some() || fabric::region_of(self.fabric).is_some()
+    }
+
+    /// Whether all that the hints name is in this region.
+    fn is_in(&self, here: attachment::Here) -> bool {
+        self.fabric_name.is_none_or(|name| name == fabric_name(here.region))
+            && fabric::region_of(self.fabric).is_none_or(|region| region == here.region)
+            && self.dest.is_none_or(|place| place.region() == here.region)
+            && self.source.is_none_or(|source| source.region == here.region && source.peer == here.peer)
+    }
+
     /// Drops the address among the hints that fi_getinfo(3) says is ignored: the source's where node and service name the
     /// source, the destination's where they name the destination.
     fn leave_out(&mut self, is_source: bool, named: bool) {
@@ -254,8 +270,14 @@ impl<'a> Wanted<'a> {
     }
 
     /// Takes the address that node and service stand for, or says what is wrong with them.
-    fn resolve(&mut self, node: Option<&str>, service: Option<&str>, flags: u64) -> Result<(), String> {
-        let member = attachment::shared().map_err(|e| format!("node and service: {e}"))?;
+    fn resolve(
+        &mut self,
+        region: [u64; 2],
+        node: Option<&str>,
+        service: Option<&str>,
+        flags: u64,
+    ) -> Result<(), String> {
+        let member = attachment::of(region).map_err(|e| format!("node and service: {e}"))?;
         let name = names::name(&member, node, service, flags & FI_NUMERICHOST != 0)?;
         if flags & FI_SOURCE != 0 {
             self.source = Some(name);

@@ -41,6 +41,11 @@ pub trait LocalService: Send + Sync {
     /// [`Error::Service`] when the service is gone or knows no such endpoint.
     fn close_endpoint(&self, slot: u32) -> Result<()>;
 
+    /// Whether the service has gone, or ended this process's attachment: nothing can be asked of it any more.
+    fn has_ended(&self) -> bool {
+        false
+    }
+
     /// Has the endpoint with this global slot woken, wherever it is. Says nothing of whether that came about: a
     /// sleeper wakes by itself now and then.
     fn wake(&self, slot: GlobalSlot) {

@@ -9,6 +9,7 @@ use isthmus_region::extent::Extent;
 use isthmus_region::format::GlobalSlot;
 use isthmus_region::member::LocalService;
 use isthmus_region::objects::{Access, Kind, NewObject, ObjectGrant};
+use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::net::SendFlags;
 use rustix::process::Pid;
 
@@ -133,6 +134,13 @@ impl LocalService for Client {
             Reply::Done => Ok(()),
             _ => Err(unexpected(action)),
         }
+    }
+
+    fn has_ended(&self) -> bool {
+        // Asked for nothing, poll(2) still tells that the other end is closed.
+        let mut poll = [PollFd::new(&self.socket, PollFlags::empty())];
+        let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
+        rustix::event::poll(&mut poll, Some(&at_once)).is_ok_and(|count| count > 0)
     }
 
     fn wake(&self, slot: GlobalSlot) {
