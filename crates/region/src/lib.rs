@@ -56,4 +56,6 @@ pub use isthmus_lockfree::gate as gate_bits;
 /// Flags and counts of one process.
 pub use isthmus_lockfree::local as shared_by_threads;
 pub use isthmus_lockfree::{LINE_BYTES, life, sync};
-pub use mapping::{Bytes, Mapping, PeerSection, ReadOnly, ReadWrite, Section, SlotRing};
+pub use mapping::{
+    Bytes, Listed, Mapping, PeerSection, ProgramMemory, ReadOnly, ReadWrite, Section, SlotRing,
+};

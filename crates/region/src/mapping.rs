@@ -9,6 +9,8 @@
 //!    others write is a [`PeerSection`], which has no function that stores, so that a store that would fault where the memory is
 //!    mapped for reading does not compile.
 
+mod retire;
+
 use std::fmt::Debug;
 use std::marker::PhantomData;
 use std::os::fd::BorrowedFd;
@@ -25,6 +27,8 @@ use crate::error::{Error, Result};
 use crate::local::LocalBuf;
 use crate::place::Place;
 
+pub use self::retire::{Listed, ProgramMemory};
+
 /// A region (or a part of one) in this process's address space, until the last view is gone.
 #[derive(Debug)]
 pub struct Mapping {
@@ -32,6 +36,8 @@ pub struct Mapping {
     len: u64,
     owner: rustix::process::Pid,
     is_writable: bool,
+    /// What the program itself stores to.
+    list: retire::List,
 }
 
 /// What a view may be used for: [`ReadWrite`] or [`ReadOnly`].
@@ -109,7 +115,13 @@ impl Mapping {
         let _ = unsafe { madvise(base, size, Advice::LinuxDontFork) };
         let base = NonNull::new(base.cast()).ok_or_else(|| failed(rustix::io::Errno::NOMEM))?;
         let is_writable = access.contains(ProtFlags::WRITE);
-        Ok(Arc::new(Self { base, len, owner: rustix::process::getpid(), is_writable }))
+        let owner = rustix::process::getpid();
+        Ok(Arc::new(Self { base, len, owner, is_writable, list: retire::List::default() }))
+    }
+
+    /// Whether this process has it; a forked child did not inherit it.
+    fn is_own(&self) -> bool {
+        rustix::process::getpid() == self.owner
     }
 
     /// Bytes mapped.
@@ -138,8 +150,8 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // A forked child did not inherit the range, and may have mapped something else there since.
-        if rustix::process::getpid() != self.owner {
+        // A forked child may have mapped something else there since.
+        if !self.is_own() {
             return;
         }
         // The length came from a usize, so this conversion cannot fail.

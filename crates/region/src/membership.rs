@@ -7,7 +7,7 @@ use isthmus_lockfree::sync::{ReadWord, release_fence};
 
 use crate::error::{Error, Result};
 use crate::format::{self, GlobalSlot, MAGIC, SECTION_ALIGN, VERSION, header, object, peer, reply};
-use crate::mapping::{LineRef, Mapping, PeerSection, ReadOnly, Section};
+use crate::mapping::{LineRef, Mapping, PeerSection, ProgramMemory, ReadOnly, Section};
 use crate::place::{self, Place};
 use crate::text::{cut, padded};
 
@@ -176,6 +176,31 @@ impl Region {
     /// Whether a mapping holds a region yet; a guest's service waits for this.
     pub fn is_there(map: &Arc<Mapping>) -> bool {
         map.whole_for_reading().word("header", header::MAGIC).is_ok_and(|w| w.get() == MAGIC)
+    }
+
+    /// Whether it still is where [`Region::open`] found it: memory of a device that was unplugged reads as zeros, and so does a
+    /// mapping that was retired.
+    pub fn is_still_there(&self) -> bool {
+        self.whole.word("header", header::MAGIC).is_ok_and(|word| word.get() == MAGIC)
+    }
+
+    /// Puts private pages in the place of the region's memory, for all views that this process has of it; see
+    /// [`Mapping::retire`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn retire(&self) -> Result<()> {
+        self.whole.mapping().retire()
+    }
+
+    /// Whether its memory was retired.
+    pub fn is_retired(&self) -> bool {
+        self.whole.mapping().is_retired()
+    }
+
+    /// What the program itself stores to in the region's memory; see [`Section::list`].
+    pub fn program_memory(&self) -> Vec<ProgramMemory> {
+        self.whole.mapping().program_memory()
     }
 
     /// The region's shape.
