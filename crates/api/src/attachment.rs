@@ -11,6 +11,7 @@ use crate::error::Result;
 use crate::named::Named;
 use crate::segment::SegmentOptions;
 
+pub use isthmus_region::ProgramMemory;
 pub use isthmus_region::objects::{Kind, ObjectInfo};
 
 /// A process's place in a region. Cheap to clone; the attachment ends with its last clone and the last object that was opened
@@ -60,6 +61,12 @@ impl Attachment {
     pub fn members(&self) -> Vec<Member> {
         let live = self.0.region().peers().into_iter().filter(|p| p.life.state == State::Active);
         live.map(|p| Member { index: p.index, name: p.name, is_vm: p.is_vm }).collect()
+    }
+
+    /// The memory of the region that this process itself stores to: its open segments, memory that its libfabric programs took, rings
+    /// of channels. It keeps its contents if this process's place in the region ends, while all else reads as zeros.
+    pub fn program_memory(&self) -> Vec<ProgramMemory> {
+        self.0.region().program_memory()
     }
 
     /// A segment by its name; the value returned opens or makes it.

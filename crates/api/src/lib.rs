@@ -40,7 +40,7 @@ pub mod ivc {
     pub use isthmus_region::local::LocalBuf;
 }
 
-pub use attachment::{Attachment, Kind, Member, ObjectInfo};
+pub use attachment::{Attachment, Kind, Member, ObjectInfo, ProgramMemory};
 pub use error::{Error, Result};
 pub use isthmus_region::Error as RegionError;
 pub use isthmus_region::objects::UNLINKED;

@@ -1,5 +1,8 @@
 //! Named segments: bytes that all processes see that open the same name.
 
+use std::sync::Arc;
+
+use isthmus_region::Listed;
 use isthmus_region::objects::{Access, Kind, NewObject, Object};
 use isthmus_region::value::Value;
 
@@ -49,7 +52,7 @@ impl SegmentOptions {
             or_open,
         };
         let object = Object::create(&self.here.0, &new)?;
-        Ok(Segment { object, name: self.name.clone() })
+        Segment::new(object, &self.name)
     }
 
     /// Makes it, with `len` bytes, all zeros.
@@ -86,7 +89,7 @@ impl SegmentOptions {
 
     fn opened(&self, access: Access) -> Result<Segment> {
         let object = Object::open(&self.here.0, Kind::Segment, &self.name, access)?;
-        Ok(Segment { object, name: self.name.clone() })
+        Segment::new(object, &self.name)
     }
 }
 
@@ -98,9 +101,16 @@ impl SegmentOptions {
 pub struct Segment {
     object: Object,
     name: String,
+    _listed: Arc<Listed>,
 }
 
 impl Segment {
+    fn new(object: Object, name: &str) -> Result<Self> {
+        let section = object.section();
+        let listed = Arc::new(section.list("segment", 0, section.len())?);
+        Ok(Self { object, name: name.into(), _listed: listed })
+    }
+
     /// Its name.
     pub fn name(&self) -> &str {
         &self.name

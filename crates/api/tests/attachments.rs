@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
+use isthmus::Attachment;
 use isthmus_attach::client::PATIENCE;
 use isthmus_attach::server::{Ending, Event as Process};
 use isthmus_attach::shared_at;
@@ -133,4 +134,30 @@ fn a_service_that_comes_again_at_the_same_path_is_another_attachment() {
     exchange(&beside, b"beside");
     assert_eq!(old.section().word("test", word).unwrap().get(), 7, "who has the old region keeps it");
     assert!(Arc::ptr_eq(&new, &shared_at(&path).unwrap()));
+}
+
+#[test]
+fn what_the_program_itself_stores_to_is_listed_while_it_is_open() {
+    let dir = tempfile::tempdir().unwrap();
+    let (service, _ends) = service(dir.path());
+    let here = Attachment::at(service.attach_socket()).unwrap();
+    let listed = || -> Vec<_> { here.program_memory().iter().map(|memory| memory.what).collect() };
+    assert!(listed().is_empty());
+    let segment = here.segment("board").create(1000).unwrap();
+    let again = segment.clone();
+    let found = here.program_memory();
+    assert_eq!((found.len(), found[0].len, found[0].address), (1, 1000, segment.address().unwrap()));
+    let [one, two] = [1, 2].map(|client| here.register(77, client).unwrap());
+    std::thread::scope(|scope| {
+        let accepted = scope.spawn(|| two.accept(LIMIT).unwrap());
+        let found = one.wait_peers(1, LIMIT).unwrap();
+        let channel = one.connect(found[0].address, LIMIT).unwrap();
+        let other = accepted.join().unwrap();
+        assert_eq!(listed(), ["segment", "ring of a channel", "ring of a channel"]);
+        drop((channel, other));
+    });
+    drop((one, two, segment));
+    assert_eq!(listed(), ["segment"], "a clone is open");
+    drop(again);
+    assert!(listed().is_empty());
 }

@@ -15,7 +15,7 @@ use isthmus_lockfree::sleep;
 use isthmus_lockfree::stream;
 use isthmus_lockfree::sync::{ReadWord, Word};
 use isthmus_region::mapping::LineRef;
-use isthmus_region::{Bytes, ReadOnly};
+use isthmus_region::{Bytes, Listed, ReadOnly};
 
 use crate::channel::Interest;
 use crate::context::{Lingering, Shared};
@@ -57,6 +57,8 @@ pub(crate) struct Link {
     /// The own ring, which this side writes, and its offset in the section.
     pub(crate) ring: Bytes,
     ring_at: u64,
+    /// The program may have pieces of it in hand.
+    _listed: Option<Listed>,
     pub(crate) partner_ring: Bytes<ReadOnly>,
     /// Bytes of a segment of the partner's ring: room is given back once the end of one was read.
     segment: u64,
@@ -113,6 +115,7 @@ impl Link {
             partner_life: claim.life,
             ring: ring.0,
             ring_at: ring.1,
+            _listed: shared.member.section().list("ring of a channel", ring.1, own_bytes).ok(),
             partner_ring,
             segment: claim.segment_bytes,
             life: life.0,

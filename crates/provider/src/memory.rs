@@ -10,9 +10,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use isthmus_fabric_sys::*;
-use isthmus_region::holds;
 use isthmus_region::member::Member;
 use isthmus_region::registrations::{self, Range, Table};
+use isthmus_region::{Listed, holds};
 
 use crate::domain::Domain;
 use crate::{arithmetic, errno, object};
@@ -46,12 +46,13 @@ struct State {
 }
 
 /// An allocation.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug)]
 struct Block {
     offset: u64,
     bytes: u64,
     /// Registrations that lie within it.
     registered: u32,
+    _listed: Listed,
 }
 
 /// A published registration.
@@ -95,17 +96,17 @@ impl Store {
         let bytes = bytes as u64;
         let offset = member.allocate(bytes, align).map_err(region)?;
         let address = member.section().address(offset).map_err(region)?;
-        self.state().live.insert(address, Block { offset, bytes, registered: 0 });
+        let listed = member.section().list("isthmus_memory", offset, bytes).map_err(region)?;
+        self.state().live.insert(address, Block { offset, bytes, registered: 0, _listed: listed });
         Ok(address)
     }
 
     fn free(&self, member: &Member, address: u64) -> Result<(), c_int> {
         let mut state = self.state();
-        let block = *state.live.get(&address).ok_or(FI_EINVAL)?;
-        if block.registered > 0 {
+        if state.live.get(&address).ok_or(FI_EINVAL)?.registered > 0 {
             return Err(FI_EBUSY);
         }
-        state.live.remove(&address);
+        let block = state.live.remove(&address).ok_or(FI_EINVAL)?;
         drop(state);
         member.release(block.offset, block.bytes);
         Ok(())
