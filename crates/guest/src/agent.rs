@@ -314,6 +314,9 @@ impl Agent {
     /// # Errors
     /// [`Error::Ended`].
     pub fn check(&self) -> Result<()> {
+        if !self.region.is_still_there() {
+            return Err(self.ended("its device was unplugged"));
+        }
         let life = self.region.peer(self.peer.index)?.map(|p| p.life);
         if self.region.service().state != State::Active {
             return Err(Error::Ended { why: "the host service has ended" });
@@ -321,10 +324,18 @@ impl Agent {
         match life {
             Some(life) if life.is_active(self.peer.life.incarnation) => Ok(()),
             Some(Life { state: State::Dead, .. }) => {
-                Err(Error::Ended { why: "the host service has published its death" })
+                Err(self.ended("the host service has published its death"))
             }
-            _ => Err(Error::Ended { why: "another service in this VM has begun a new life" }),
+            _ => Err(self.ended("another service in this VM has begun a new life")),
         }
+    }
+
+    /// The memory is this member's no more, or there is none: it may be another device's by now. So nothing that the agent does
+    /// until it ends may reach it.
+    fn ended(&self, why: &'static str) -> Error {
+        // If the system has no pages for that, the agent's own end is near all the same.
+        let _ = self.region.retire();
+        Error::Ended { why }
     }
 }
 

@@ -465,3 +465,61 @@ fn memory_is_given_to_no_other_object_while_a_vm_lives_whose_agent_was_started_a
         let _ = Object::open(&host, Kind::Mutex, "none", Access::Read);
     }
 }
+
+/// What a process has mapped is not its own any more when its VM has a new life.
+#[test]
+fn a_process_of_an_earlier_life_lets_go_of_the_region_and_keeps_its_programs_memory() {
+    let dir = tempfile::tempdir().unwrap();
+    let (service, events) = start(dir.path(), &["red"]);
+    let red = Qemu::connect(service.ivshmem_socket_of("red").unwrap());
+    let (first, second) = (dir.path().join("first"), dir.path().join("second"));
+    let agent = red.boot(&first).unwrap();
+    let process = isthmus_attach::connect_at(&first).unwrap();
+    let at = process.take(192).unwrap();
+    let (section, there) = (process.section(), red.region());
+    let word =
+        |offset| there.section(&there.peer(1).unwrap().unwrap()).unwrap().word("test", offset).unwrap().get();
+    let listed = section.list("test", at, 64).unwrap();
+    assert_eq!(process.region().program_memory()[0].len, 64);
+    section.word("test", at).unwrap().set(5);
+    section.word("test", at + 64).unwrap().set(6);
+    assert!(word(at) == 5 && !process.retire_if_over());
+    std::thread::sleep(Duration::from_millis(600));
+    drop(agent);
+    assert!(!process.retire_if_over() && word(at) == 5, "the end of its service is no reason");
+    let _agent = red.boot(&second).unwrap();
+    await_event(&events, |e| matches!(e, Event::VmAgain { .. }));
+    section.word("test", at).unwrap().set(7);
+    assert!(process.retire_if_over() && process.region().is_retired());
+    let found = [at, at + 64].map(|at| section.word("test", at).unwrap().get());
+    assert_eq!(found, [7, 0], "what is listed keeps its contents, and all else reads as zeros");
+    section.word("test", at + 128).unwrap().set(8);
+    assert_eq!(word(at + 128), 0, "it reaches nobody");
+    drop(listed);
+}
+
+/// The memory of a device that was unplugged reads as zeros, until it is another device's.
+#[test]
+fn agent_and_processes_let_go_of_a_device_that_is_gone() {
+    let dir = tempfile::tempdir().unwrap();
+    let (service, _events) = start(dir.path(), &["red"]);
+    let red = Qemu::connect(service.ivshmem_socket());
+    let agent = red.boot(&dir.path().join("red")).unwrap();
+    let process = isthmus_attach::connect_at(agent.socket()).unwrap();
+    open_endpoint(&process);
+    let bytes = u64::try_from(rustix::fs::fstat(&red.region).unwrap().st_size).unwrap();
+    let map = Mapping::map(red.region.as_fd(), bytes).unwrap();
+    // The host service's mapping is of the same memory, so it must not look any more.
+    service.stop();
+    map.whole().unwrap().zero("all", 0, bytes).unwrap();
+    let said = agent.check().unwrap_err().to_string();
+    assert!(said.contains("its device was unplugged") && agent.region().is_retired(), "{said}");
+    assert!(process.retire_if_over() && process.region().is_retired());
+    map.whole()
+        .unwrap()
+        .fill_bytes("another device", 0, &vec![0x55; usize::try_from(bytes).unwrap()])
+        .unwrap();
+    drop((agent, process));
+    let left = map.whole().unwrap().bytes("another device", 0, bytes).unwrap().to_vec(0, bytes).unwrap();
+    assert!(left.iter().all(|byte| *byte == 0x55), "neither has written to it");
+}

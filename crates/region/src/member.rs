@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use isthmus_lockfree::life::State;
+use isthmus_lockfree::life::{Life, State};
 
 use crate::area::Area;
 use crate::counters::Counters;
@@ -244,6 +244,20 @@ impl Member {
     /// may still be at what it was at.
     pub fn is_alive(&self, party: Party) -> bool {
         party.may_write(&self.region)
+    }
+
+    /// Retires the region's memory in this process if the process's place there is no more: its peer is dead or lives anew, so that
+    /// others get that memory, or the device is unplugged. The end of a service alone is no reason: the memory stays as it is.
+    /// Gives whether the place is no more. To be called whenever the region's generation has changed; what is read after that
+    /// is nobody's.
+    pub fn retire_if_over(&self) -> bool {
+        let life = self.region.life_line(self.peer).map(|line| Life::unpack(line.words[0].get()));
+        if life.is_ok_and(|life| life.is_active(self.incarnation)) {
+            return false;
+        }
+        // If the system has no pages for that, the next change of the generation is another occasion.
+        let _ = self.region.retire();
+        true
     }
 
     /// The process's counters. Several endpoints of a process add to them from several threads: such sums may lose

@@ -49,8 +49,11 @@ pub fn shared() -> Result<Arc<Member>> {
 pub fn shared_at(path: &Path) -> Result<Arc<Member>> {
     let slot = slot(service_of(path));
     let mut known = lock(&slot);
-    if let Some(member) = known.upgrade().filter(|member| !member.service().has_ended()) {
-        return Ok(member);
+    if let Some(member) = known.upgrade() {
+        if !member.service().has_ended() {
+            return Ok(member);
+        }
+        member.retire_if_over();
     }
     let member = connect_at(path)?;
     *known = Arc::downgrade(&member);

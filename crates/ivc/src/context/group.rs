@@ -55,6 +55,7 @@ impl Shared {
         let mut changed = false;
         if state.region_seen != Some(generation) || state.retry {
             state.region_seen = Some(generation);
+            self.member.retire_if_over();
             self.refresh_peers(state);
             changed = true;
         }

@@ -148,6 +148,7 @@ impl Endpoint {
         let generation = self.member.region().generation();
         if generation != self.region_seen || self.retry_quarters {
             self.region_seen = generation;
+            self.member.retire_if_over();
             self.check_peers();
             self.crowded = self.member.is_crowded();
         }

@@ -19,6 +19,7 @@ use isthmus_transport::{
 };
 
 pub struct World {
+    pub fd: std::os::fd::OwnedFd,
     pub map: Arc<Mapping>,
     pub host: membership::Writer,
     pub services: Vec<Arc<Mutex<Writer>>>,
@@ -64,7 +65,7 @@ impl World {
             services.push(Arc::new(Mutex::new(writer)));
             host.set_state(i, State::Active).unwrap();
         }
-        Self { map, host, services }
+        Self { fd, map, host, services }
     }
 
     /// The section of a peer, as its processes and those that want to harm others write it.
@@ -85,10 +86,20 @@ impl World {
         peer: u32,
         between: impl FnOnce(Box<dyn LocalService>) -> Box<dyn LocalService>,
     ) -> (Arc<Member>, u32) {
+        self.attach_on(&self.map, peer, between)
+    }
+
+    /// As [`World::attach_with`], on a mapping that may be the process's own.
+    pub fn attach_on(
+        &self,
+        map: &Arc<Mapping>,
+        peer: u32,
+        between: impl FnOnce(Box<dyn LocalService>) -> Box<dyn LocalService>,
+    ) -> (Arc<Member>, u32) {
         let writer = Arc::clone(&self.services[peer as usize]);
         let grant = writer.lock().unwrap().open_area(64 << 10, 1, "test").unwrap();
         let stub = Box::new(Stub { writer, area: grant.area });
-        (Member::new(&self.map, peer, grant, between(stub)).unwrap(), grant.area)
+        (Member::new(map, peer, grant, between(stub)).unwrap(), grant.area)
     }
 
     /// An endpoint whose queue of posts is soon full.
