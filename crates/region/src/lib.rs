@@ -8,9 +8,11 @@
 //! - [`membership`]: the peers of a region and their sections, as every member reads them.
 //! - [`directory`]: one peer's section: endpoints, areas, activity words; as its local service writes it and as
 //!   all members read it.
+//! - [`chain`]: tables of a process that grow, as it writes them and as others read them.
 //! - [`extent`]: the service's allocator of a section's heap; [`area`]: a process's allocator of what it was granted.
 //! - [`pool`]: a process's allocator of what its program uses itself; [`registrations`]: which of that others may reach
 //!   without messages; [`holds`]: which are at it.
+//! - [`roster`]: which peers and endpoints live, and which have announced something, as one endpoint sees it.
 //! - [`member`]: what a process holds once it has attached.
 //! - [`reader`]: a region that is only looked at, live or as a file.
 //! - [`local`]: memory that a caller lends us for the length of an operation.
@@ -22,6 +24,7 @@
 //! - [`control_group`]: how much memory this process may have; [`tsc`]: how fast its processor's counter counts.
 
 pub mod area;
+pub mod chain;
 pub mod control_group;
 pub mod counters;
 pub mod create;
@@ -45,7 +48,10 @@ pub mod print;
 pub mod reader;
 pub mod registrations;
 pub mod room;
+pub mod roster;
 pub mod source;
+#[cfg(test)]
+mod testing;
 pub mod text;
 pub mod tsc;
 pub mod value;

@@ -8,8 +8,9 @@ use std::sync::Arc;
 
 use isthmus_lockfree::life::{Life, State, unchanged};
 
+use crate::chain::{self, Chain, REGISTRATIONS};
 use crate::error::{Error, Result};
-use crate::format::{CHUNK_ENTRIES, block, chunk, registration, registrations};
+use crate::format::{block, registrations};
 use crate::mapping::{LineRef, PeerSection, ReadOnly};
 use crate::member::Member;
 
@@ -20,7 +21,7 @@ pub const WRITE: u64 = 2;
 /// Atomic operations are allowed.
 pub const ATOMIC: u64 = 4;
 
-/// Most chunks that a reader follows: a table that has more, or runs in a circle, is not read further.
+/// Most chunks of a table; a reader follows no more.
 pub const MOST_CHUNKS: usize = 4096;
 
 /// What an entry says.
@@ -44,11 +45,8 @@ pub struct Table {
     member: Arc<Member>,
     at: u64,
     head: LineRef,
-    chunks: Vec<u64>,
-    free: Vec<u32>,
+    entries: Chain,
 }
-
-const CHUNK_BYTES: u64 = chunk::BYTES + CHUNK_ENTRIES * registration::BYTES;
 
 impl Table {
     /// An empty table.
@@ -59,7 +57,8 @@ impl Table {
         let at = member.take(registrations::BYTES)?;
         member.section().zero("registrations", at, registrations::BYTES)?;
         let head = member.section().line("registrations", at)?;
-        Ok(Self { member: Arc::clone(member), at, head, chunks: Vec::new(), free: Vec::new() })
+        let entries = Chain::new(REGISTRATIONS, MOST_CHUNKS as u64);
+        Ok(Self { member: Arc::clone(member), at, head, entries })
     }
 
     /// Where it is, for an endpoint's block.
@@ -68,26 +67,7 @@ impl Table {
     }
 
     fn entry(&self, number: u32) -> Result<LineRef> {
-        let (chunk, place) = (u64::from(number) / CHUNK_ENTRIES, u64::from(number) % CHUNK_ENTRIES);
-        let at = usize::try_from(chunk).ok().and_then(|c| self.chunks.get(c)).copied();
-        let at = at.ok_or(Error::Invalid { what: "registration", value: number.into() })?;
-        self.member.section().line("registration", at + chunk::BYTES + place * registration::BYTES)
-    }
-
-    /// Adds a chunk of entries.
-    fn grow(&mut self) -> Result<()> {
-        let at = self.member.take(CHUNK_BYTES)?;
-        let section = self.member.section();
-        section.zero("chunk", at, CHUNK_BYTES)?;
-        match self.chunks.last() {
-            Some(last) => section.word("chunk", last + chunk::NEXT)?.set(at),
-            None => self.head.words[0].set(at),
-        }
-        let first = self.chunks.len() as u64 * CHUNK_ENTRIES;
-        self.chunks.push(at);
-        self.free
-            .extend((first..first + CHUNK_ENTRIES).rev().filter_map(|number| u32::try_from(number).ok()));
-        Ok(())
+        self.member.section().line("registration", self.entries.at(number)?)
     }
 
     /// Publishes a range; gives its number.
@@ -95,13 +75,7 @@ impl Table {
     /// # Errors
     /// As [`Table::create`]; [`Error::Full`] also when there are more ranges than readers would look at.
     pub fn publish(&mut self, range: &Range) -> Result<u32> {
-        if self.free.is_empty() {
-            if self.chunks.len() >= MOST_CHUNKS {
-                return Err(Error::Full { bytes: CHUNK_BYTES });
-            }
-            self.grow()?;
-        }
-        let number = self.free.pop().ok_or(Error::Full { bytes: CHUNK_BYTES })?;
+        let number = self.entries.take(&self.member, self.at + registrations::FIRST)?;
         let line = self.entry(number)?;
         let life = Life::unpack(line.words[0].peek());
         for (word, value) in
@@ -125,7 +99,7 @@ impl Table {
         // A reader that copies what the next range writes here must see this first (P5).
         crate::sync::release_fence();
         self.changed();
-        self.free.push(number);
+        self.entries.give(number);
         Ok(())
     }
 
@@ -136,9 +110,7 @@ impl Table {
 
 impl Drop for Table {
     fn drop(&mut self) {
-        for at in self.chunks.drain(..) {
-            self.member.give(at, CHUNK_BYTES);
-        }
+        self.entries.give_back(&self.member);
         self.member.give(self.at, registrations::BYTES);
     }
 }
@@ -203,26 +175,17 @@ impl Reader {
 
     /// All ranges that are published, and lie in the section. What cannot be right is left out.
     pub fn ranges(&self) -> Vec<Published> {
+        let first = self.head.words[0].get();
         let mut found = Vec::new();
-        let mut at = self.head.words[0].get();
-        for _ in 0..MOST_CHUNKS {
-            if at == 0 {
-                break;
+        for (_, at) in chain::entries(&self.section, REGISTRATIONS, MOST_CHUNKS as u64, first) {
+            let Ok(line) = self.section.line("registration", at) else { continue };
+            let life = line.words[0].get();
+            let [key, offset, len, access, base] = std::array::from_fn(|i| line.words[1 + i].peek());
+            let entry = Published { range: Range { key, offset, len, access, base }, life, line };
+            let lies = self.section.holds("registration", offset, len).is_ok();
+            if Life::unpack(life).state == State::Active && entry.stood() && lies {
+                found.push(entry);
             }
-            let Ok(part) = self.section.part("chunk", at, CHUNK_BYTES) else { break };
-            for place in 0..CHUNK_ENTRIES {
-                let line = part.line("registration", chunk::BYTES + place * registration::BYTES);
-                let Ok(line) = line else { continue };
-                let life = line.words[0].get();
-                let [key, offset, len, access, base] = std::array::from_fn(|i| line.words[1 + i].peek());
-                let entry = Published { range: Range { key, offset, len, access, base }, life, line };
-                let lies = self.section.holds("registration", offset, len).is_ok();
-                if Life::unpack(life).state == State::Active && entry.stood() && lies {
-                    found.push(entry);
-                }
-            }
-            let Ok(next) = part.word("chunk", chunk::NEXT) else { break };
-            at = next.get();
         }
         found
     }
@@ -230,44 +193,8 @@ impl Reader {
 
 #[cfg(test)]
 mod tests {
-    use std::os::fd::AsFd;
-    use std::sync::Mutex;
-
     use super::*;
-    use crate::directory::Writer;
-    use crate::extent::Extent;
-    use crate::mapping::Mapping;
-    use crate::member::LocalService;
-    use crate::membership::{self, NewPeer, Shape};
-
-    struct Stub(Mutex<Writer>);
-
-    impl LocalService for Stub {
-        fn grow(&self, bytes: u64) -> Result<Extent> {
-            self.0.lock().unwrap().grow_area(0, bytes)
-        }
-        fn open_endpoint(&self, block: u64) -> Result<(u32, u64)> {
-            self.0.lock().unwrap().open_endpoint(0, block, 1)
-        }
-        fn close_endpoint(&self, slot: u32) -> Result<()> {
-            self.0.lock().unwrap().close_endpoint(0, slot)
-        }
-    }
-
-    fn member() -> Arc<Member> {
-        let bytes = 4 << 20;
-        let fd = crate::create::memory(bytes).unwrap();
-        let map = Mapping::map(fd.as_fd(), bytes).unwrap();
-        let shape = Shape::new(bytes, [1, 2], 1, 16).unwrap();
-        let mut host = membership::Writer::create(&map, &shape, 1).unwrap();
-        let section = shape.host_bytes;
-        let new = NewPeer { section, section_bytes: 2 << 20, ivshmem_id: None, name: "host" };
-        host.add(0, &new).unwrap();
-        host.set_state(0, State::Active).unwrap();
-        let mut writer = Writer::create(host.region(), 0).unwrap();
-        let grant = writer.open_area(64 << 10, 1, "test").unwrap();
-        Member::new(&map, 0, grant, Box::new(Stub(Mutex::new(writer)))).unwrap()
-    }
+    use crate::testing::Place;
 
     fn range(key: u64, offset: u64) -> Range {
         Range { key, offset, len: 100, access: READ | WRITE, base: key * 2 }
@@ -275,7 +202,7 @@ mod tests {
 
     #[test]
     fn ranges_come_and_go_over_chunks() {
-        let member = member();
+        let Place { member, .. } = Place::new();
         let mut table = Table::create(&member).unwrap();
         let block = member.take(block::BYTES).unwrap();
         member.section().zero("block", block, block::BYTES).unwrap();
@@ -303,7 +230,7 @@ mod tests {
 
     #[test]
     fn what_cannot_be_right_is_left_out() {
-        let member = member();
+        let Place { member, .. } = Place::new();
         let mut table = Table::create(&member).unwrap();
         let reader = Reader {
             section: member.section().for_reading(),
@@ -313,11 +240,11 @@ mod tests {
         table.publish(&Range { offset: member.section().len() - 99, ..range(2, 0) }).unwrap();
         table.publish(&range(3, 64)).unwrap();
         assert_eq!(reader.ranges().iter().map(|p| p.range.key).collect::<Vec<_>>(), [3]);
-        // A chain that runs in a circle ends, and one that leads outside too.
-        let chunk = table.chunks[0];
-        member.section().word("t", chunk).unwrap().set(chunk);
-        assert_eq!(reader.ranges().len(), MOST_CHUNKS);
-        member.section().word("t", chunk).unwrap().set(u64::MAX - 63);
-        assert_eq!(reader.ranges().len(), 1);
+        // A chain that runs in a circle is read once, and one that leads outside up to there.
+        let chunk = reader.head.words[0].get();
+        for next in [chunk, u64::MAX - 63] {
+            member.section().word("t", chunk).unwrap().set(next);
+            assert_eq!(reader.ranges().len(), 1);
+        }
     }
 }
