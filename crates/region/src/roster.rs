@@ -177,6 +177,7 @@ impl<T: Default> Roster<T> {
         let generation = Some(member.region().generation());
         if self.generation != generation || self.incomplete {
             self.generation = generation;
+            member.retire_if_over();
             self.check_peers(member, us, &mut changes);
         }
         for (at, peer) in self.peers.iter_mut().enumerate() {

@@ -4,7 +4,6 @@ use std::time::{Duration, Instant};
 
 use isthmus_region::format::block;
 
-use super::entries::Chunks;
 use super::{Endpoint, Peer};
 use crate::fault::{Step, step};
 
@@ -97,10 +96,8 @@ impl Endpoint {
         if let Some(reserve) = self.reserve.take() {
             reserve.give(&self.member);
         }
-        for table in [&self.lanes, &self.accepts] {
-            for chunk in &table.chunks {
-                self.member.give(*chunk, Chunks::bytes(table));
-            }
+        for table in [&mut self.lanes, &mut self.accepts] {
+            table.give_back(&self.member);
         }
         self.member.give(self.block_at, block::BYTES);
     }

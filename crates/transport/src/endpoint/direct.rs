@@ -17,6 +17,7 @@ use isthmus_region::counters::Counter;
 use isthmus_region::holds::Owner;
 use isthmus_region::local::LocalBuf;
 use isthmus_region::registrations::{self, Published, Reader};
+use isthmus_region::roster;
 
 use super::{ATOMIC_BYTES, Endpoint};
 use crate::matching::Bufs;
@@ -74,10 +75,8 @@ impl Endpoint {
     ) -> Option<Result<Place, Status>> {
         let peer = self.peers.get_mut(to.0 as usize)?;
         if let Reach::Unknown = peer.reach {
-            let endpoints = self.member.region().shape().endpoints;
-            let (index, local) = (peer.address.slot.peer(endpoints), peer.address.slot.local(endpoints));
-            let (_, directory) = self.member.directory(index).ok()?;
-            let info = directory.endpoint(local).ok()?;
+            let slot = peer.address.slot;
+            let (directory, info) = roster::endpoint(&self.member, slot).ok()?;
             if !info.life.is_active(peer.address.incarnation) {
                 return None;
             }
@@ -86,6 +85,7 @@ impl Endpoint {
             let reader = Reader::open(directory.section(), info.block).ok().flatten();
             // Where this process may only read, all goes by messages, reads too: they must not overtake the writes.
             let open = reader.zip(directory.section().writable().ok());
+            let index = slot.peer(self.member.region().shape().endpoints);
             peer.reach = open.map_or(Reach::None, |(reader, section)| {
                 let owner = Owner::new(index, area);
                 Reach::Table(Box::new(Known {

@@ -1,14 +1,14 @@
 //! Incoming lanes: finding them, accepting them, forgetting them.
 
 use isthmus_lockfree::life::{Life, State, unchanged};
-use isthmus_region::directory::Directory;
-use isthmus_region::format::{CHUNK_ENTRIES, GlobalSlot, accept, chunk, lane};
+use isthmus_region::chain;
+use isthmus_region::format::{GlobalSlot, accept};
 use isthmus_region::mapping::LineRef;
+use isthmus_region::roster::{Present, Record, Senders};
 use isthmus_region::{PeerSection, ReadOnly, SlotRing};
 
 use super::entries::accept_key;
 use super::poll::Keep;
-use super::roster::took_leave;
 use super::{Endpoint, Sender, Shortage};
 use crate::address::Address;
 use crate::fault::{Step, step};
@@ -45,18 +45,17 @@ impl Claim {
 }
 
 impl Endpoint {
-    /// Follows an activity line: polls the lanes of the senders in `groups` of quarter `q`.
-    pub(super) fn visit(&mut self, q: usize, groups: u8) -> bool {
+    /// Follows an activity line: polls the lanes of these senders of the peer at place `q` of the roster.
+    pub(super) fn visit(&mut self, q: usize, senders: Senders) -> bool {
         let mut moved = false;
-        let high = self.quarters[q].directory.endpoints_high();
-        for slot in (0..high).filter(|s| groups & (1 << isthmus_lockfree::activity::group(*s)) != 0) {
+        let high = self.roster.peers()[q].directory.endpoints_high();
+        for slot in (0..high).filter(|slot| senders.has(*slot)) {
             if !self.know_sender(q, slot) {
                 continue;
             }
             let mut k = 0;
             loop {
-                let sender = self.quarters.get(q).and_then(|q| q.senders.get(slot as usize));
-                let lane = sender.and_then(Option::as_ref).and_then(|s| s.lanes.get(k)).copied();
+                let lane = self.sender(q, slot).and_then(|s| s.lanes.get(k)).copied();
                 let Some(number) = lane else { break };
                 k += 1;
                 if self.drain(number) {
@@ -64,9 +63,6 @@ impl Endpoint {
                     self.warm(number);
                 }
                 self.take_request(number);
-                if q >= self.quarters.len() {
-                    return moved;
-                }
             }
         }
         moved
@@ -101,45 +97,50 @@ impl Endpoint {
     /// Tries again to accept lanes for which there was no memory.
     pub(super) fn retry_accepts(&mut self) {
         if std::mem::take(&mut self.retry_lanes) {
-            for q in 0..self.quarters.len() {
-                self.visit(q, u8::MAX);
+            for q in 0..self.roster.peers().len() {
+                self.visit(q, Senders::ALL);
             }
         }
     }
 
+    /// What is known of the sender in a slot of the peer at place `q` of the roster.
+    fn sender(&self, q: usize, slot: u32) -> Option<&Sender> {
+        self.roster.peers().get(q)?.kept.get(slot as usize)?.as_ref()
+    }
+
+    fn sender_mut(&mut self, q: usize, slot: u32) -> Option<&mut Sender> {
+        self.roster.peers_mut().get_mut(q)?.kept.get_mut(slot as usize)?.as_mut()
+    }
+
     /// Brings what is known of a sender up to date; returns whether it lives.
     fn know_sender(&mut self, q: usize, slot: u32) -> bool {
-        let quarter = &mut self.quarters[q];
+        let peer = &mut self.roster.peers_mut()[q];
         let at = slot as usize;
-        if quarter.senders.len() <= at {
-            quarter.senders.resize_with(at + 1, || None);
+        if peer.kept.len() <= at {
+            peer.kept.resize_with(at + 1, || None);
         }
-        let known = quarter.senders[at]
-            .as_ref()
-            .is_some_and(|s| Life::unpack(s.life.words[0].peek()).is_active(s.incarnation));
+        let known = peer.kept[at].as_ref().is_some_and(|sender| sender.record.lives());
         if !known {
-            let before = quarter.senders[at].take();
-            quarter.senders[at] = new_sender(&quarter.directory, slot);
+            let before = peer.kept[at].take();
+            peer.kept[at] = new_sender(peer, slot);
             // The record decides whether the former sender is gone; the directory's generation is only a
             // hint.
-            let place = GlobalSlot::new(quarter.index, slot, self.member.region().shape().endpoints).0;
-            let id = before.and_then(|sender| self.by_address.get(&(place, sender.incarnation)).copied());
-            if let Some(id) = id {
-                let peer = &self.peers[id.0 as usize];
-                let word = peer.life.as_ref().map_or(0, |l| l.words[0].get());
-                let died = !took_leave(word, &peer.address);
+            let place = GlobalSlot::new(peer.index, slot, self.member.region().shape().endpoints).0;
+            let key = before.map(|sender| (place, sender.record.incarnation()));
+            if let Some(id) = key.and_then(|key| self.by_address.get(&key).copied()) {
+                let died = self.peers[id.0 as usize].has_died();
                 self.lose(id, died);
             }
         }
-        let quarter = &mut self.quarters[q];
-        let Some(sender) = &mut quarter.senders[at] else { return false };
+        let peer = &mut self.roster.peers_mut()[q];
+        let Some(sender) = &mut peer.kept[at] else { return false };
         let version = sender.block.words[1].get();
         if version != sender.lanes_seen {
             sender.lanes_seen = version;
             let first = sender.block.words[0].get();
-            let incarnation = sender.incarnation;
-            let section = quarter.directory.section().clone();
-            let index = quarter.index;
+            let incarnation = sender.record.incarnation();
+            let section = peer.directory.section().clone();
+            let index = peer.index;
             self.find_lanes(q, slot, &section, first, index, incarnation);
         }
         true
@@ -156,25 +157,13 @@ impl Endpoint {
         incarnation: u64,
     ) {
         let mut claims = Vec::new();
-        let mut at = first;
-        let mut base = 0_u32;
-        for _ in 0..=u64::from(self.member.region().shape().slots()) / CHUNK_ENTRIES {
-            if at == 0 || section.part("lanes", at, 64 + CHUNK_ENTRIES * lane::BYTES).is_err() {
-                break;
-            }
-            let Ok(next) = section.word("chunk", at + chunk::NEXT) else { break };
-            let next = next.get();
-            for i in 0..16_u32 {
-                let entry = at + 64 + u64::from(i) * lane::BYTES;
-                let Ok(descriptor) = section.line("lane", entry) else { break };
-                claims.extend(Claim::read(base + i, descriptor, self.slot, self.incarnation));
-            }
-            base += 16;
-            at = next;
+        let most = chain::most_lane_chunks(self.member.region().shape());
+        for (number, at) in chain::entries(section, chain::LANES, most, first) {
+            let Ok(descriptor) = section.line("lane", at) else { break };
+            claims.extend(Claim::read(number, descriptor, self.slot, self.incarnation));
         }
         // A lane that is no longer described was closed, which its sender does only once it is drained.
-        let known: Vec<u32> =
-            self.quarters[q].senders[slot as usize].as_ref().map_or_else(Vec::new, |s| s.lanes.clone());
+        let known: Vec<u32> = self.sender(q, slot).map_or_else(Vec::new, |s| s.lanes.clone());
         for number in known {
             let Some(Some(lane)) = self.incoming.get(number as usize) else { continue };
             let described = claims.iter().any(|c| c.number == lane.number && c.generation == lane.generation);
@@ -183,7 +172,7 @@ impl Endpoint {
             }
         }
         for claim in claims {
-            let sender = self.quarters[q].senders[slot as usize].as_ref();
+            let sender = self.sender(q, slot);
             let known = sender.is_some_and(|s| {
                 s.lanes.iter().any(|n| {
                     matches!(self.incoming.get(*n as usize), Some(Some(l))
@@ -219,20 +208,20 @@ impl Endpoint {
             self.spare(source);
             return;
         }
-        let Ok(entry) = self.take_entry(false) else {
+        let Ok(entry) = self.take_accept() else {
             // No memory for the accept entry. The sender fills its ring once and announces nothing more, so
             // trying again is up to us.
             self.retry_lanes = true;
             if self.shortage == Shortage::None {
                 self.shortage = Shortage::Seen;
             }
-            if let Some(Some(sender)) = self.quarters[q].senders.get_mut(slot as usize) {
+            if let Some(sender) = self.sender_mut(q, slot) {
                 sender.lanes_seen = u64::MAX;
             }
             return;
         };
         let mine = self.member.section();
-        let at = self.accepts.at(entry);
+        let Ok(at) = self.accepts.at(entry) else { return };
         let (Ok(heat), Ok(read)) = (mine.line("accept", at), mine.line("accept", at + accept::READ)) else {
             return;
         };
@@ -253,14 +242,14 @@ impl Endpoint {
             claim.descriptor.clone(),
             heat,
             read,
-            self.quarters[q].senders.get(slot as usize).and_then(|s| Some(s.as_ref()?.block.clone())),
+            self.sender(q, slot).map(|s| s.block.clone()),
         );
         let number = self.incoming.iter().position(Option::is_none).unwrap_or_else(|| {
             self.incoming.push(None);
             self.incoming.len() - 1
         });
         self.incoming[number] = Some(lane);
-        if let Some(Some(sender)) = self.quarters[q].senders.get_mut(slot as usize) {
+        if let Some(sender) = self.sender_mut(q, slot) {
             sender.lanes.push(u32::try_from(number).unwrap_or(u32::MAX));
         }
         self.bump_version(false);
@@ -275,28 +264,29 @@ impl Endpoint {
         self.hot.retain(|n| *n != number);
         self.cooling.retain(|n| *n != number);
         self.waiters.retain(|n| *n != number);
-        for quarter in &mut self.quarters {
-            for sender in quarter.senders.iter_mut().flatten() {
+        for peer in self.roster.peers_mut() {
+            for sender in peer.kept.iter_mut().flatten() {
                 sender.lanes.retain(|n| *n != number);
             }
         }
-        if let Ok(key) = self.member.section().word("accept", self.accepts.at(lane.entry)) {
+        let at = self.accepts.at(lane.entry);
+        if let Ok(key) = at.and_then(|at| self.member.section().word("accept", at)) {
             key.set(0);
         }
         step(Step::AcceptFreed);
-        self.accepts.free.push(lane.entry);
+        self.accepts.give(lane.entry);
         self.bump_version(false);
     }
 }
 
-fn new_sender(directory: &Directory, slot: u32) -> Option<Sender> {
-    let info = directory.endpoint(slot).ok()?;
+fn new_sender<T>(peer: &Present<T>, slot: u32) -> Option<Sender> {
+    let info = peer.directory.endpoint(slot).ok()?;
     if info.life.state != State::Active {
         return None;
     }
-    let life = directory.endpoint_line(slot).ok()?;
-    let block = directory.section().line("block", info.block).ok()?;
-    Some(Sender { incarnation: info.life.incarnation, life, block, lanes_seen: 0, lanes: Vec::new() })
+    let record = Record::of(&peer.directory, slot, info.life.incarnation).ok()?;
+    let block = peer.directory.section().line("block", info.block).ok()?;
+    Some(Sender { record, block, lanes_seen: 0, lanes: Vec::new() })
 }
 
 #[cfg(test)]

@@ -9,7 +9,7 @@
 //! - `outgoing`, `incoming`: opening, accepting, closing lanes.
 //! - `heat`: which lanes are polled directly.
 //! - `entries`: tables of lane descriptors and accept entries.
-//! - `roster`: remote endpoints, and their deaths.
+//! - `remotes`: remote endpoints, and their deaths.
 //! - `backlog`: replies and posts that wait for room in a lane.
 //! - `table`: operations that wait for the remote endpoint.
 //! - `cushion`: messages for which there is no memory.
@@ -30,7 +30,7 @@ mod outgoing;
 mod poll;
 mod post;
 mod push;
-mod roster;
+mod remotes;
 mod sleep;
 mod table;
 mod tally;
@@ -40,20 +40,19 @@ mod two_sided;
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
-use isthmus_lockfree::activity::Seen;
 use isthmus_region::ReadOnly;
-use isthmus_region::directory::Directory;
+use isthmus_region::chain::{self, Chain};
 use isthmus_region::format::{GlobalSlot, block};
 use isthmus_region::holds::Hold;
 use isthmus_region::mapping::LineRef;
 use isthmus_region::member::Member;
+use isthmus_region::roster::{Record, Roster};
 
 use crate::address::Address;
 use crate::lane::{Incoming, Outgoing, Place, Size};
 use crate::matching::{Bufs, Matching};
 use crate::types::{Completion, Error, Memory, PeerId, Result, Ticket};
 pub use close::{CLOSE_PATIENCE, Closing};
-use entries::Chunks;
 pub use outgoing::MANY_LANES;
 use poll::Spin;
 pub use poll::{Short, ShortReceived, ShortSink, Sink};
@@ -104,10 +103,8 @@ enum Shortage {
 #[derive(Debug)]
 struct Peer {
     address: Address,
-    /// The line of its endpoint record; none if its peer is gone.
-    life: Option<LineRef<ReadOnly>>,
-    /// The record's first word while it lives.
-    alive: u64,
+    /// Its endpoint record; none if its peer is gone.
+    record: Option<Record>,
     gone: bool,
     /// It is gone and was not closed: directed receives from it fail.
     died: bool,
@@ -172,23 +169,10 @@ struct Push {
 /// A remote endpoint that may send to us.
 #[derive(Debug)]
 struct Sender {
-    incarnation: u64,
-    life: LineRef<ReadOnly>,
+    record: Record,
     block: LineRef<ReadOnly>,
     lanes_seen: u64,
     lanes: Vec<u32>,
-}
-
-/// One peer of the region, with those of its endpoints that may send to us.
-#[derive(Debug)]
-struct Quarter {
-    index: u32,
-    incarnation: u64,
-    directory: Directory,
-    generation_seen: u64,
-    activity: LineRef<ReadOnly>,
-    seen: Seen,
-    senders: Vec<Option<Sender>>,
 }
 
 /// A multi-receive.
@@ -218,8 +202,8 @@ pub struct Endpoint {
     block_at: u64,
     block: LineRef,
     hold: Hold,
-    lanes: Chunks,
-    accepts: Chunks,
+    lanes: Chain,
+    accepts: Chain,
     reserve: Option<Place>,
     peers: Vec<Peer>,
     by_address: HashMap<(u32, u64), PeerId>,
@@ -230,10 +214,8 @@ pub struct Endpoint {
     cooling: Vec<u32>,
     /// Lanes whose senders sleep until more of the lane was read.
     waiters: Vec<u32>,
-    quarters: Vec<Quarter>,
-    region_seen: u64,
-    /// The directory of a peer could not be opened yet.
-    retry_quarters: bool,
+    /// The peers of the region, each with those of its endpoints that may send to us, by slot.
+    roster: Roster<Vec<Option<Sender>>>,
     /// A lane could not be accepted yet.
     retry_lanes: bool,
     /// Whether `retry_lanes` was ever set, and that was reported.
@@ -308,6 +290,7 @@ impl Endpoint {
             member.service().open_endpoint(block_at).map_err(failed("publish an endpoint"))?;
         let wake = member.own().wake_line(local);
         let wake = wake.map_err(failed("find an endpoint's record"))?;
+        let most_chunks = chain::most_lane_chunks(member.region().shape());
         let mut endpoint = Self {
             member: Arc::clone(member),
             config,
@@ -318,8 +301,8 @@ impl Endpoint {
             block_at,
             block,
             hold,
-            lanes: Chunks::new(isthmus_region::format::lane::BYTES),
-            accepts: Chunks::new(isthmus_region::format::accept::BYTES),
+            lanes: Chain::new(chain::LANES, most_chunks),
+            accepts: Chain::new(chain::ACCEPTS, most_chunks),
             reserve: Some(reserve),
             peers: Vec::new(),
             by_address: HashMap::new(),
@@ -328,9 +311,7 @@ impl Endpoint {
             hot: Vec::new(),
             cooling: Vec::new(),
             waiters: Vec::new(),
-            quarters: Vec::new(),
-            region_seen: u64::MAX,
-            retry_quarters: false,
+            roster: Roster::default(),
             retry_lanes: false,
             shortage: Shortage::None,
             cushion: cushion::Cushion::default(),

@@ -2,9 +2,11 @@
 
 use isthmus_lockfree::life::{Life, State};
 use isthmus_lockfree::sync::release_fence;
+use isthmus_region::chain;
 use isthmus_region::counters::Counter;
-use isthmus_region::format::{CHUNK_ENTRIES, accept, chunk, lane};
+use isthmus_region::format::{accept, lane};
 use isthmus_region::mapping::LineRef;
+use isthmus_region::roster;
 use isthmus_region::{PeerSection, ReadOnly};
 
 use super::Endpoint;
@@ -74,10 +76,10 @@ impl Endpoint {
     /// Writes a lane's descriptor.
     fn describe(&mut self, to: PeerId, address: &Address, place: Place) -> isthmus_region::Result<Outgoing> {
         let activity = self.member.own().announcements(address.slot.0)?;
-        let number = self.take_entry(true)?;
+        let number = self.take_descriptor()?;
         let section = self.member.section();
         let ring = section.ring("ring", place.ring, place.size.slots)?;
-        let at = self.lanes.at(number);
+        let at = self.lanes.at(number)?;
         let (descriptor, counters) = (section.line("lane", at)?, section.line("lane", at + lane::MESSAGES)?);
         let generation = Life::unpack(descriptor.words[0].peek()).incarnation + 1;
         let sleeper = self.remote_block(address).map(|(_, line)| line);
@@ -103,9 +105,7 @@ impl Endpoint {
 
     /// The block line of a remote endpoint.
     pub(super) fn remote_block(&self, address: &Address) -> Option<(PeerSection, LineRef<ReadOnly>)> {
-        let endpoints = self.member.region().shape().endpoints;
-        let (_, directory) = self.member.directory(address.slot.peer(endpoints)).ok()?;
-        let info = directory.endpoint(address.slot.local(endpoints)).ok()?;
+        let (directory, info) = roster::endpoint(&self.member, address.slot).ok()?;
         if !info.life.is_active(address.incarnation) {
             return None;
         }
@@ -123,7 +123,8 @@ impl Endpoint {
             return;
         }
         let key = accept_key(self.slot, out.number);
-        let generation = self.member.section().word("lane", self.lanes.at(out.number)).map(|w| w.peek() >> 8);
+        let life = self.lanes.at(out.number).and_then(|at| self.member.section().word("lane", at));
+        let generation = life.map(|word| Life::unpack(word.peek()).incarnation);
         let generation = generation.unwrap_or(0);
         let found = self.find_accept(&section, line.words[2].get(), key, generation);
         let Some(out) = &mut self.peers[to.0 as usize].out else { return };
@@ -133,8 +134,7 @@ impl Endpoint {
         }
     }
 
-    /// Searches a receiver's accept table. The number of chunks is bounded by what the region can hold, in
-    /// case the receiver links them in a circle.
+    /// Searches a receiver's accept table.
     fn find_accept(
         &self,
         section: &PeerSection,
@@ -142,24 +142,15 @@ impl Endpoint {
         key: u64,
         generation: u64,
     ) -> Option<(LineRef<ReadOnly>, LineRef<ReadOnly>)> {
-        let mut at = first;
-        for _ in 0..=u64::from(self.member.region().shape().slots()) / CHUNK_ENTRIES {
-            if at == 0 {
-                return None;
+        let most = chain::most_lane_chunks(self.member.region().shape());
+        for (_, at) in chain::entries(section, chain::ACCEPTS, most, first) {
+            let heat = section.line("accept", at).ok()?;
+            if heat.words[0].get() == key
+                && heat.words[1].peek() == generation
+                && heat.words[2].peek() == self.incarnation
+            {
+                return Some((heat, section.line("accept", at + accept::READ).ok()?));
             }
-            let next = section.word("chunk", at.checked_add(chunk::NEXT)?).ok()?.get();
-            section.part("accepts", at, 64 + CHUNK_ENTRIES * accept::BYTES).ok()?;
-            for i in 0..CHUNK_ENTRIES {
-                let entry = at + 64 + i * accept::BYTES;
-                let heat = section.line("accept", entry).ok()?;
-                if heat.words[0].get() == key
-                    && heat.words[1].peek() == generation
-                    && heat.words[2].peek() == self.incarnation
-                {
-                    return Some((heat, section.line("accept", entry + accept::READ).ok()?));
-                }
-            }
-            at = next;
         }
         None
     }
@@ -209,8 +200,9 @@ impl Endpoint {
         self.tally.add(Counter::LanesClosed, 1);
         step(Step::LaneClosing);
         let section = self.member.section();
-        let at = self.lanes.at(out.number);
-        if let (Ok(life), Ok(end)) = (section.word("lane", at), section.word("lane", at + lane::ROOM)) {
+        if let Ok(at) = self.lanes.at(out.number)
+            && let (Ok(life), Ok(end)) = (section.word("lane", at), section.word("lane", at + lane::ROOM))
+        {
             end.put(out.written());
             life.set(Life { state: State::Dead, ..Life::unpack(life.peek()) }.pack());
         }
@@ -229,7 +221,7 @@ impl Endpoint {
             if out.is_let_go(key) || !self.peers[peer.0 as usize].lives() {
                 let (_, out) = self.closing.swap_remove(k);
                 self.open_lanes -= 1;
-                self.lanes.free.push(out.number);
+                self.lanes.give(out.number);
                 self.give_place(out.place);
             } else {
                 k += 1;

@@ -6,6 +6,7 @@
 
 use isthmus_lockfree::hint;
 use isthmus_region::counters::Counter;
+use isthmus_region::roster::Present;
 
 use super::cushion::NoMemoryLeft;
 use super::{Endpoint, Peer};
@@ -271,7 +272,7 @@ impl Endpoint {
     fn is_activity_unchanged(&mut self, ticks: u64) -> bool {
         let quiet = ticks < self.next_slow
             && self.waiters.is_empty()
-            && self.quarters.iter().all(|q| q.seen.is_current(&q.activity));
+            && self.roster.peers().iter().all(Present::is_quiet);
         if quiet {
             self.activity_every = (2 * self.activity_every).min(ACTIVITY_EVERY);
             self.next_activity = ticks + self.activity_every;
@@ -305,11 +306,10 @@ impl Endpoint {
     #[inline(never)]
     fn poll_activity(&mut self) -> bool {
         let mut moved = false;
-        for q in 0..self.quarters.len() {
-            let quarter = &mut self.quarters[q];
-            let groups = quarter.seen.changed(&quarter.activity);
-            if groups != 0 {
-                moved |= self.visit(q, groups);
+        for at in 0..self.roster.peers().len() {
+            let senders = self.roster.peers_mut()[at].announced();
+            if !senders.is_none() {
+                moved |= self.visit(at, senders);
             }
         }
         if !self.waiters.is_empty() {

@@ -127,7 +127,7 @@ impl Endpoint {
         }
         self.asleep = Some(bell);
         self.tally.add(Counter::Sleeps, 1);
-        let retry = self.retry_quarters || self.retry_lanes;
+        let retry = self.roster.is_incomplete() || self.retry_lanes;
         let open = !self.closing.is_empty() || retry || self.refused || unasked;
         self.refused = false;
         let limit = if open {

@@ -1,35 +1,33 @@
-//! The remote endpoints that an endpoint knows, the peers of the region, and what ends when one of them is
-//! gone.
+//! The remote endpoints that an endpoint knows, and what ends when one of them is gone.
 
 use std::collections::VecDeque;
 
-use isthmus_lockfree::activity::Seen;
-use isthmus_lockfree::life::{Life, State, unchanged};
+use isthmus_lockfree::life::{Life, State};
 use isthmus_region::format::{KIND_LANES, block};
+use isthmus_region::roster::{self, Change, Record};
 
 use super::table::Operation;
 use super::tally::Sent;
-use super::{Endpoint, Peer, Quarter, backlog, direct};
+use super::{Endpoint, Peer, backlog, direct};
 use crate::address::Address;
 use crate::matching::Target;
 use crate::types::{Error, Op, PeerId, Result, Status};
 
-/// Whether an endpoint's record says that it was closed, and did not die.
-pub(super) fn took_leave(word: u64, address: &Address) -> bool {
-    let life = Life::unpack(word);
-    life.state == State::Free && life.incarnation == address.incarnation
-}
-
 impl Peer {
     #[inline]
     pub(super) fn lives(&self) -> bool {
-        !self.gone && self.life.as_ref().is_some_and(|l| l.words[0].peek() == self.alive)
+        !self.gone && self.record.as_ref().is_some_and(Record::lives)
     }
 
     /// Whether bytes that were copied out of its memory were its own (P5).
     #[inline]
     pub(super) fn still_lives(&self) -> bool {
-        self.life.as_ref().is_some_and(|l| unchanged(&l.words[0], self.alive))
+        self.record.as_ref().is_some_and(Record::still_lives)
+    }
+
+    /// Whether it was not closed in good order, if it is gone.
+    pub(super) fn has_died(&self) -> bool {
+        !self.record.as_ref().is_some_and(Record::took_leave)
     }
 }
 
@@ -56,22 +54,14 @@ impl Endpoint {
         if let Some(known) = self.by_address.get(&key) {
             return Ok(*known);
         }
-        let endpoints = self.member.region().shape().endpoints;
-        let life = self
-            .member
-            .directory(address.slot.peer(endpoints))
-            .and_then(|(_, d)| d.endpoint_line(address.slot.local(endpoints)))
-            .ok();
-        let alive = Life { incarnation: address.incarnation, state: State::Active }.pack();
-        let word = life.as_ref().map_or(0, |l| l.words[0].get());
+        let record = Record::find(&self.member, address.slot, address.incarnation).ok();
         // A context of IVC accepts no lane: posts to it fail instead of waiting for ever.
-        let gone = word != alive || !self.takes_lanes(address);
-        let peer = Peer {
+        let gone = !record.as_ref().is_some_and(Record::is_active) || !self.takes_lanes(address);
+        let mut peer = Peer {
             address: *address,
-            life,
-            alive,
+            record,
             gone,
-            died: gone && !took_leave(word, address),
+            died: false,
             out: None,
             sent: Sent::default(),
             backlog: backlog::Backlog::default(),
@@ -81,6 +71,7 @@ impl Endpoint {
             is_kept: false,
             is_spare: false,
         };
+        peer.died = gone && peer.has_died();
         let id = if let Some(id) = self.take_spare() {
             self.peers[id.0 as usize] = peer;
             id
@@ -116,9 +107,7 @@ impl Endpoint {
 
     /// Whether the endpoint at an address has lanes.
     fn takes_lanes(&self, address: &Address) -> bool {
-        let endpoints = self.member.region().shape().endpoints;
-        let Ok((_, directory)) = self.member.directory(address.slot.peer(endpoints)) else { return false };
-        let Ok(info) = directory.endpoint(address.slot.local(endpoints)) else { return false };
+        let Ok((directory, info)) = roster::endpoint(&self.member, address.slot) else { return false };
         let kind =
             info.block.checked_add(block::KIND).and_then(|at| directory.section().word("block", at).ok());
         kind.is_some_and(|kind| kind.get() == KIND_LANES)
@@ -133,75 +122,30 @@ impl Endpoint {
     /// once. For logs.
     pub fn take_faulty(&mut self) -> Option<String> {
         let address = self.peers.get(self.faulty.pop()?.0 as usize)?.address;
-        let endpoints = self.member.region().shape().endpoints;
-        let index = address.slot.peer(endpoints);
+        let index = address.slot.peer(self.member.region().shape().endpoints);
         let info = self.member.region().peer(index).ok().flatten();
         // The section of a faulty endpoint may hold garbage, too.
-        let pid = self.member.directory(index).and_then(|(_, d)| d.endpoint(address.slot.local(endpoints)));
-        let process = pid.map_or_else(|_| "a process".to_owned(), |e| format!("process {}", e.pid));
+        let found = roster::endpoint(&self.member, address.slot);
+        let process = found.map_or_else(|_| "a process".to_owned(), |(_, e)| format!("process {}", e.pid));
         let name = info.map_or_else(|| format!("peer {index}"), |i| format!("'{}'", i.name));
         Some(format!("{process} of {name} ({address})"))
     }
 
     /// Checks which peers and endpoints joined, left or died, if a generation says that something changed.
     pub(super) fn check_region(&mut self) {
-        let generation = self.member.region().generation();
-        if generation != self.region_seen || self.retry_quarters {
-            self.region_seen = generation;
-            self.member.retire_if_over();
-            self.check_peers();
-            self.crowded = self.member.is_crowded();
+        let changes = self.roster.check(&self.member, self.slot);
+        if changes.is_empty() {
+            return;
         }
-        let mut changed = false;
-        for q in 0..self.quarters.len() {
-            let generation = self.quarters[q].directory.generation();
-            if generation != self.quarters[q].generation_seen {
-                changed = true;
-                self.quarters[q].generation_seen = generation;
-                let index = self.quarters[q].index;
-                self.lose_dead(index);
+        for change in changes {
+            match change {
+                Change::Gone(index) => self.lose_all(index),
+                // An endpoint of the new incarnation may be known already, by its address.
+                Change::Replaced(index) => self.lose_dead(index),
+                Change::Endpoints(at) => self.lose_dead(self.roster.peers()[at].index),
             }
         }
-        if changed {
-            self.crowded = self.member.is_crowded();
-        }
-    }
-
-    /// Updates the list of peers that may send to us.
-    fn check_peers(&mut self) {
-        self.retry_quarters = false;
-        let member = std::sync::Arc::clone(&self.member);
-        for info in member.region().peers() {
-            let at = self.quarters.iter().position(|q| q.index == info.index);
-            let active = info.life.state == State::Active;
-            if let Some(at) = at {
-                if active && self.quarters[at].incarnation == info.life.incarnation {
-                    continue;
-                }
-                self.quarters.swap_remove(at);
-                self.lose_dead(info.index);
-            }
-            if !active {
-                self.lose_all(info.index);
-                continue;
-            }
-            // The peer's own service may not have written its directory yet.
-            match member.directory(info.index).and_then(|(i, d)| Ok((i, d.activity(self.slot.0)?, d))) {
-                Ok((incarnation, activity, directory)) => {
-                    let generation_seen = directory.generation();
-                    self.quarters.push(Quarter {
-                        index: info.index,
-                        incarnation,
-                        directory,
-                        generation_seen,
-                        activity,
-                        seen: Seen::new(),
-                        senders: Vec::new(),
-                    });
-                }
-                Err(_) => self.retry_quarters = true,
-            }
-        }
+        self.crowded = self.member.is_crowded();
     }
 
     /// Ends everything with those endpoints of a peer that are gone.
@@ -222,8 +166,7 @@ impl Endpoint {
             let peer = &self.peers[i];
             if peer.address.slot.peer(endpoints) == index && !peer.gone && is_lost(peer) {
                 // An endpoint that was closed did not die: directed receives stay posted.
-                let word = peer.life.as_ref().map_or(0, |l| l.words[0].get());
-                let died = !took_leave(word, &peer.address);
+                let died = peer.has_died();
                 self.lose(PeerId(u32::try_from(i).unwrap_or(u32::MAX)), died);
             }
         }
@@ -252,10 +195,11 @@ impl Endpoint {
         if let Some(mut out) = self.take_lane(id) {
             self.open_lanes -= 1;
             self.chunk_pool.extend(out.all_chunks());
-            if let Ok(life) = self.member.section().word("lane", self.lanes.at(out.number)) {
+            let at = self.lanes.at(out.number);
+            if let Ok(life) = at.and_then(|at| self.member.section().word("lane", at)) {
                 life.set(Life { state: State::Dead, ..Life::unpack(life.peek()) }.pack());
             }
-            self.lanes.free.push(out.number);
+            self.lanes.give(out.number);
             self.give_place(out.place);
         }
         for mut then in pushes.into_iter().filter_map(|push| push.then).chain(posts) {
