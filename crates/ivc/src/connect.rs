@@ -15,6 +15,7 @@ use std::time::Duration;
 use isthmus_lockfree::life::{Life, State as Living};
 use isthmus_lockfree::{sleep, stream};
 use isthmus_region::mapping::LineRef;
+use isthmus_region::roster::Record;
 use isthmus_region::{Bytes, PeerSection, ReadOnly};
 
 use crate::channel::Channel;
@@ -28,8 +29,7 @@ use crate::table::{Claim, End, at, claims};
 pub struct Connecting {
     shared: Arc<Shared>,
     peer: Peer,
-    life: LineRef<ReadOnly>,
-    alive: u64,
+    record: Record,
     section: PeerSection,
     block: LineRef<ReadOnly>,
     version_seen: Option<u64>,
@@ -60,7 +60,7 @@ impl Connecting {
         let mut state = shared.state();
         shared.refresh(&mut state);
         let known = state.known.get(&to.slot).filter(|k| k.peer.address == to && k.lives());
-        let Some(Known { peer, life, alive, section, block, facts, .. }) = known else {
+        let Some(Known { peer, record, section, block, facts, .. }) = known else {
             return Err(Error::NoPeer { address: to });
         };
         let peer = peer.clone();
@@ -73,8 +73,7 @@ impl Connecting {
         let mut connecting = Self {
             shared: Arc::clone(shared),
             peer,
-            life: life.clone(),
-            alive: *alive,
+            record: record.clone(),
             section: section.clone(),
             block: block.clone(),
             version_seen: None,
@@ -132,7 +131,7 @@ impl Connecting {
         if self.offer.is_none() {
             return Err(Error::NoPeer { address: self.peer.address });
         }
-        if self.life.words[0].get() != self.alive {
+        if !self.record.is_active() {
             self.withdraw(state);
             return Err(Error::PeerDied { peer: self.peer.clone() });
         }
@@ -159,7 +158,7 @@ impl Connecting {
             (made.ring, made.ring_at),
             &claim,
             partner_ring,
-            (self.life.clone(), self.alive),
+            self.record.clone(),
         );
         state.links.push(Arc::downgrade(&link));
         Ok(Some(Channel::new(link)))
@@ -198,8 +197,7 @@ impl Connecting {
                     last: u64::MAX,
                     partner: claim.end,
                     partner_life: claim.life,
-                    life: self.life.clone(),
-                    alive: self.alive,
+                    record: self.record.clone(),
                     refused: false,
                 };
                 self.shared.let_go(state, lingering);

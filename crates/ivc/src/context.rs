@@ -14,6 +14,7 @@ use isthmus_region::doorbell::Sleeper;
 use isthmus_region::format::{KIND_CHANNELS, block};
 use isthmus_region::mapping::LineRef;
 use isthmus_region::member::Member;
+use isthmus_region::roster::Roster;
 
 use crate::channel::Channel;
 use crate::config::Config;
@@ -28,7 +29,7 @@ use crate::wait::{self, lock};
 pub(crate) use group::Known;
 pub(crate) use offers::Lingering;
 
-use group::RegionPeer;
+use group::Strangers;
 use offers::Offer;
 use sleep::Sleeping;
 
@@ -98,9 +99,7 @@ pub(crate) struct Shared {
 #[derive(Default)]
 pub(crate) struct State {
     pub(crate) table: Table,
-    peers: Vec<RegionPeer>,
-    region_seen: Option<u64>,
-    retry: bool,
+    roster: Roster<Strangers>,
     /// The other members of the group, by slot.
     pub(crate) known: BTreeMap<u32, Known>,
     pub(crate) offers: VecDeque<Offer>,

@@ -14,7 +14,7 @@ use isthmus_lockfree::ring::BadPosition;
 use isthmus_lockfree::sleep;
 use isthmus_lockfree::stream;
 use isthmus_lockfree::sync::{ReadWord, Word};
-use isthmus_region::mapping::LineRef;
+use isthmus_region::roster::Record;
 use isthmus_region::{Bytes, Listed, ReadOnly};
 
 use crate::channel::Interest;
@@ -62,9 +62,8 @@ pub(crate) struct Link {
     pub(crate) partner_ring: Bytes<ReadOnly>,
     /// Bytes of a segment of the partner's ring: room is given back once the end of one was read.
     segment: u64,
-    /// The life word of the partner's endpoint record, and its value while the partner lives.
-    life: LineRef<ReadOnly>,
-    alive: u64,
+    /// The partner's endpoint record.
+    record: Record,
     /// Not 0 once an event on this side ends both directions: the next read or write finds out which.
     alarm: Word,
     pub(crate) reader: Mutex<Reader>,
@@ -101,7 +100,7 @@ impl Link {
         ring: (Bytes, u64),
         claim: &Claim,
         partner_ring: Bytes<ReadOnly>,
-        life: (LineRef<ReadOnly>, u64),
+        record: Record,
     ) -> Arc<Self> {
         let own_bytes = ring.0.len();
         Arc::new(Self {
@@ -118,8 +117,7 @@ impl Link {
             _listed: shared.member.section().list("ring of a channel", ring.1, own_bytes).ok(),
             partner_ring,
             segment: claim.segment_bytes,
-            life: life.0,
-            alive: life.1,
+            record,
             alarm: Word::new(0),
             reader: Mutex::new(Reader::new(claim.ring_bytes)),
             writer: Mutex::new(Writer::new(own_bytes)),
@@ -142,13 +140,12 @@ impl Link {
 
     #[inline]
     fn is_alive(&self) -> bool {
-        self.life.words[0].peek() == self.alive
+        self.record.lives()
     }
 
     /// For a partner that no longer lives: whether its endpoint was closed in good order.
     fn left_in_order(&self) -> bool {
-        let life = Life::unpack(self.life.words[0].get());
-        life.state == Living::Free && life.incarnation == Life::unpack(self.alive).incarnation
+        self.record.took_leave()
     }
 
     /// Rings the partner, if `word` says that it sleeps.
@@ -225,8 +222,7 @@ impl Drop for Link {
             last,
             partner: self.partner.clone(),
             partner_life: self.partner_life,
-            life: self.life.clone(),
-            alive: self.alive,
+            record: self.record.clone(),
             refused: false,
         };
         let mut state = self.shared.state();

@@ -2,16 +2,14 @@
 
 use isthmus_lockfree::life::{Life, State, unchanged};
 use isthmus_lockfree::sync::release_fence;
-use isthmus_region::format::{CHANNEL_ENTRIES, MOST_CHANNEL_CHUNKS, block, channel, chunk};
+use isthmus_region::chain::{self, CHANNELS, Chain};
+use isthmus_region::format::{MOST_CHANNEL_CHUNKS, block, channel};
 use isthmus_region::mapping::{Access, LineRef};
 use isthmus_region::member::Member;
 use isthmus_region::{PeerSection, ReadOnly, ReadWrite, Section};
 
 use crate::config::{fits_ring, fits_segment};
 use crate::peer::Address;
-
-/// Bytes of a chunk.
-pub(crate) const CHUNK_BYTES: u64 = chunk::BYTES + CHANNEL_ENTRIES * channel::BYTES;
 
 /// Indices of words in the lines of an end.
 pub(crate) mod at {
@@ -82,51 +80,28 @@ pub(crate) struct Terms {
 }
 
 /// The own ends of a context.
-#[derive(Debug, Default)]
-pub(crate) struct Table {
-    chunks: Vec<u64>,
-    free: Vec<u32>,
+#[derive(Debug)]
+pub(crate) struct Table(Chain);
+
+impl Default for Table {
+    fn default() -> Self {
+        Self(Chain::new(CHANNELS, MOST_CHANNEL_CHUNKS))
+    }
 }
 
 impl Table {
     /// Takes an entry, adding a chunk where needed.
     pub(crate) fn take(&mut self, member: &Member, block_at: u64) -> isthmus_region::Result<u32> {
-        if let Some(number) = self.free.pop() {
-            return Ok(number);
-        }
-        let count = self.chunks.len() as u64;
-        if count >= MOST_CHANNEL_CHUNKS {
-            return Err(isthmus_region::Error::Full { bytes: CHUNK_BYTES });
-        }
-        let offset = member.take(CHUNK_BYTES)?;
-        let section = member.section();
-        section.zero("chunk", offset, CHUNK_BYTES)?;
-        let link = match self.chunks.last() {
-            Some(last) => section.word("chunk", last + chunk::NEXT)?,
-            None => section.word("block", block_at + block::CHANNELS)?,
-        };
-        link.set(offset);
-        self.chunks.push(offset);
-        let numbers = count * CHANNEL_ENTRIES..(count + 1) * CHANNEL_ENTRIES;
-        self.free.extend(numbers.rev().filter_map(|n| u32::try_from(n).ok()));
-        self.free.pop().ok_or(isthmus_region::Error::Full { bytes: CHUNK_BYTES })
+        self.0.take(member, block_at + block::CHANNELS)
     }
 
     /// Gives back an entry that no partner reads any more.
     pub(crate) fn give(&mut self, number: u32) {
-        self.free.push(number);
-    }
-
-    /// Offset in the section of an entry.
-    fn offset_of(&self, number: u32) -> Option<u64> {
-        let number = u64::from(number);
-        let chunk = self.chunks.get(usize::try_from(number / CHANNEL_ENTRIES).ok()?)?;
-        Some(chunk + chunk::BYTES + number % CHANNEL_ENTRIES * channel::BYTES)
+        self.0.give(number);
     }
 
     pub(crate) fn end(&self, member: &Member, number: u32) -> isthmus_region::Result<End> {
-        let offset = self.offset_of(number).unwrap_or(u64::MAX);
-        End::at(member.section(), offset)
+        End::at(member.section(), self.0.at(number)?)
     }
 
     /// Writes the terms of a fresh end; returns its life, which the caller publishes.
@@ -158,10 +133,7 @@ impl Table {
 
     /// Gives all memory back, once no member sees the context any more.
     pub(crate) fn give_back(&mut self, member: &Member) {
-        for offset in std::mem::take(&mut self.chunks) {
-            member.give(offset, CHUNK_BYTES);
-        }
-        self.free.clear();
+        self.0.give_back(member);
     }
 }
 
@@ -225,27 +197,9 @@ impl Claim {
     }
 }
 
-/// All ends to `us` in the table of the context whose block's first line is `block`. The chain is followed for
-/// [`MOST_CHANNEL_CHUNKS`] at most, and to no chunk twice.
+/// All ends to `us` in the table of the context whose block's first line is `block`.
 pub(crate) fn claims(section: &PeerSection, block: &LineRef<ReadOnly>, us: Address) -> Vec<Claim> {
-    let mut found = Vec::new();
-    let mut offset = block.words[6].get();
-    let mut base = 0_u32;
-    let mut visited = Vec::new();
-    for _ in 0..MOST_CHANNEL_CHUNKS {
-        if offset == 0 || visited.contains(&offset) || section.holds("channels", offset, CHUNK_BYTES).is_err()
-        {
-            break;
-        }
-        let Ok(next) = section.word("chunk", offset + chunk::NEXT) else { break };
-        let next = next.get();
-        visited.push(offset);
-        for (number, i) in (base..).zip(0..CHANNEL_ENTRIES) {
-            let entry = offset + chunk::BYTES + i * channel::BYTES;
-            found.extend(Claim::read(section, number, entry, us));
-        }
-        base += u32::try_from(CHANNEL_ENTRIES).unwrap_or(0);
-        offset = next;
-    }
-    found
+    chain::entries(section, CHANNELS, MOST_CHANNEL_CHUNKS, block.words[6].get())
+        .filter_map(|(number, at)| Claim::read(section, number, at, us))
+        .collect()
 }

@@ -2,11 +2,10 @@
 
 use std::sync::Arc;
 
-use isthmus_lockfree::activity;
 use isthmus_lockfree::life::{Life, State as Living};
 use isthmus_lockfree::stream;
-use isthmus_region::mapping::LineRef;
 use isthmus_region::member::Member;
+use isthmus_region::roster::Record;
 use isthmus_region::{Bytes, PeerSection, ReadOnly};
 
 use super::group::Known;
@@ -31,8 +30,7 @@ pub(crate) struct Lingering {
     pub(crate) last: u64,
     pub(crate) partner: End<ReadOnly>,
     pub(crate) partner_life: u64,
-    pub(crate) life: LineRef<ReadOnly>,
-    pub(crate) alive: u64,
+    pub(crate) record: Record,
     /// Whether it refuses an offer, and never was an end of a channel.
     pub(crate) refused: bool,
 }
@@ -40,7 +38,7 @@ pub(crate) struct Lingering {
 impl Lingering {
     /// Gives back what the partner reads no more; returns whether that is all.
     fn settle(&mut self, member: &Member) -> bool {
-        let gone = self.life.words[0].get() != self.alive || self.partner.life().get() != self.partner_life;
+        let gone = !self.record.is_active() || self.partner.life().get() != self.partner_life;
         if (gone || self.partner.read().get() == self.last)
             && let Some((at, bytes)) = self.ring.take()
         {
@@ -53,10 +51,10 @@ impl Lingering {
 impl Shared {
     /// Reads the tables of members that have announced something.
     pub(super) fn poll_activity(&self, state: &mut State) {
-        for p in 0..state.peers.len() {
-            let peer = &mut state.peers[p];
-            let groups = peer.seen.changed(&peer.activity);
-            if groups == 0 {
+        for at in 0..state.roster.peers().len() {
+            let peer = &mut state.roster.peers_mut()[at];
+            let announced = peer.announced();
+            if announced.is_none() {
                 continue;
             }
             let slots = self.slots_of(peer.index);
@@ -64,7 +62,7 @@ impl Shared {
                 .known
                 .range(slots)
                 .map(|(slot, _)| *slot)
-                .filter(|slot| groups & (1 << activity::group(self.local_of(*slot))) != 0)
+                .filter(|slot| announced.has(self.local_of(*slot)))
                 .collect();
             senders.into_iter().for_each(|slot| self.find_offers(state, slot));
         }
@@ -180,7 +178,7 @@ impl Shared {
             // The claim cannot be right. It gets no answer, so its sender's time-out has to do.
             return Ok(None);
         };
-        let (life_line, alive) = (known.life.clone(), known.alive);
+        let record = known.record.clone();
         let answers = Some((offer.claim.number, offer.claim.generation()));
         let (number, end, life, ring_at) = self.describe(state, offer.peer.address, answers)?;
         stream::publish_life(end.life(), life);
@@ -200,7 +198,7 @@ impl Shared {
             (ring, ring_at),
             &offer.claim,
             partner_ring,
-            (life_line, alive),
+            record,
         );
         state.links.push(Arc::downgrade(&link));
         self.announce(state, offer.peer.address.slot);
@@ -210,7 +208,7 @@ impl Shared {
     /// Refuses an offer. Without memory for the refusal, its sender's time-out has to do.
     pub(super) fn refuse(&self, state: &mut State, to: &Address, claim: &Claim) {
         let Some(known) = state.known.get(&to.slot) else { return };
-        let (life, alive) = (known.life.clone(), known.alive);
+        let record = known.record.clone();
         let Ok(number) = self.take_entry(state) else { return };
         let Ok(end) = state.table.end(&self.member, number) else { return };
         let answers = Some((claim.number, claim.generation()));
@@ -224,8 +222,7 @@ impl Shared {
             last: 0,
             partner: claim.end.clone(),
             partner_life: claim.life,
-            life,
-            alive,
+            record,
             refused: true,
         });
         self.announce(state, to.slot);

@@ -3,7 +3,6 @@
 use std::time::Instant;
 
 use isthmus_lockfree::heat::{Heat, Thermostat};
-use isthmus_lockfree::life::unchanged;
 use isthmus_lockfree::ring::BadPosition;
 use isthmus_lockfree::sleep::{self, Bell};
 use isthmus_lockfree::stream::{self, pieces};
@@ -73,7 +72,7 @@ impl Link {
             return Err(self.error(ended));
         }
         if let Err(bad) = core.positions.refresh(self.partner.writer(at::WRITE)) {
-            if !unchanged(&self.life.words[0], self.alive) {
+            if !self.record.still_lives() {
                 return Err(self.lose(core));
             }
             return Err(self.end_reading(core, Ended::Faulty("channel.WRITE", bad)));
@@ -90,13 +89,13 @@ impl Link {
         if end != 0 || paused != 0 {
             // All bytes written before the end or the pause are visible now (P17).
             if let Err(bad) = core.positions.refresh(self.partner.writer(at::WRITE)) {
-                if !unchanged(&self.life.words[0], self.alive) {
+                if !self.record.still_lives() {
                     return Err(self.lose(core));
                 }
                 return Err(self.end_reading(core, Ended::Faulty("channel.WRITE", bad)));
             }
         }
-        if !unchanged(&self.life.words[0], self.alive) {
+        if !self.record.still_lives() {
             return Err(self.lose(core));
         }
         core.sure = core.positions.write_seen();
@@ -142,7 +141,7 @@ impl Link {
     /// Counts `len` bytes as read, if they were the partner's own.
     #[inline]
     pub(crate) fn consume(&self, core: &mut Reader, len: u64) -> Result<()> {
-        if !unchanged(&self.life.words[0], self.alive) {
+        if !self.record.still_lives() {
             return Err(self.lose(core));
         }
         core.sure = core.positions.write_seen();

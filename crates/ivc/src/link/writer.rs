@@ -3,7 +3,6 @@
 use std::time::Instant;
 
 use isthmus_lockfree::heat::must_announce;
-use isthmus_lockfree::life::unchanged;
 use isthmus_lockfree::sleep::{self, Bell};
 use isthmus_lockfree::stream::{self, pieces};
 use isthmus_lockfree::sync::ReadWord;
@@ -65,7 +64,7 @@ impl Link {
     /// [`Link::may_write`], if one of the words that it polls says that there may be a reason not to.
     #[cold]
     fn check_stopped(&self, core: &mut Writer, stopped: u64) -> Result<bool> {
-        if !unchanged(&self.life.words[0], self.alive) {
+        if !self.record.still_lives() {
             let ended = if self.left_in_order() { Ended::Closed } else { Ended::Died };
             core.ended = Some(ended);
             return Err(self.error(ended));
@@ -98,7 +97,7 @@ impl Link {
         if core.positions.room() < wanted
             && let Err(bad) = core.positions.refresh(self.own_read_position())
         {
-            let dead = !unchanged(&self.life.words[0], self.alive);
+            let dead = !self.record.still_lives();
             let ended = match dead {
                 true if self.left_in_order() => Ended::Closed,
                 true => Ended::Died,
@@ -235,7 +234,7 @@ impl Link {
         if core.positions.read_seen() == written {
             return Ok(0);
         }
-        if !unchanged(&self.life.words[0], self.alive) {
+        if !self.record.still_lives() {
             let ended = if self.left_in_order() { Ended::Closed } else { Ended::Died };
             return Err(self.error(ended));
         }
