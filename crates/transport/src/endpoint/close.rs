@@ -16,7 +16,7 @@ impl Endpoint {
     /// Whether a receiver has not taken yet what was sent to it (a close would wait for it).
     pub fn is_flushing(&mut self) -> bool {
         let mut flushing = false;
-        for peer in &mut self.peers {
+        for peer in &mut self.core.peers {
             if peer.gone {
                 continue;
             }
@@ -45,7 +45,7 @@ impl Endpoint {
             let pushed = p.pushes.iter().map(|push| push.at + 1).sum::<u64>();
             taken.wrapping_add(pushed).wrapping_sub(p.backlog.count() as u64)
         };
-        self.peers.iter().filter(|p| !p.gone).map(of).fold(0, u64::wrapping_add)
+        self.core.peers.iter().filter(|p| !p.gone).map(of).fold(0, u64::wrapping_add)
     }
 
     /// Receivers that have not taken yet what was sent to them.
@@ -54,7 +54,7 @@ impl Endpoint {
             let full = p.out.as_mut().is_some_and(|out| !out.is_drained().unwrap_or(true));
             !p.gone && (full || !p.backlog.is_empty() || !p.pushes.is_empty())
         };
-        self.peers.iter_mut().filter_map(|p| waits(p).then_some(())).count()
+        self.core.peers.iter_mut().filter_map(|p| waits(p).then_some(())).count()
     }
 
     /// Closes the endpoint. What was sent still arrives, as long as its receivers live and take it. If none
@@ -74,32 +74,32 @@ impl Endpoint {
 
     /// As [`Endpoint::close`], in steps, for a caller that has something else to do in between.
     pub fn begin_close(mut self, patience: Duration) -> Closing {
-        self.leaving = true;
+        self.core.leaving = true;
         let (moves, begin) = (self.moves(), Instant::now());
         Closing { endpoint: self, patience, rounds: 0, begin, moves, since: begin }
     }
 
     /// Returns all memory to the process's area. The endpoint's record must say that it is gone.
     pub(super) fn give_back_everything(&mut self) {
-        for i in 0..self.peers.len() {
-            if let Some(mut out) = self.peers[i].out.take() {
-                self.chunk_pool.extend(out.all_chunks());
+        for i in 0..self.core.peers.len() {
+            if let Some(mut out) = self.core.peers[i].out.take() {
+                self.berth.chunk_pool.extend(out.all_chunks());
                 self.give_place(out.place);
             }
         }
-        for (_, out) in std::mem::take(&mut self.closing) {
+        for (_, out) in std::mem::take(&mut self.berth.closing) {
             self.give_place(out.place);
         }
-        for chunk in std::mem::take(&mut self.chunk_pool) {
-            self.member.give(chunk, self.config.chunk_bytes);
+        for chunk in std::mem::take(&mut self.berth.chunk_pool) {
+            self.berth.member.give(chunk, self.core.config.chunk_bytes);
         }
-        if let Some(reserve) = self.reserve.take() {
-            reserve.give(&self.member);
+        if let Some(reserve) = self.berth.reserve.take() {
+            reserve.give(&self.berth.member);
         }
-        for table in [&mut self.lanes, &mut self.accepts] {
-            table.give_back(&self.member);
+        for table in [&mut self.berth.lanes, &mut self.berth.accepts] {
+            table.give_back(&self.berth.member);
         }
-        self.member.give(self.block_at, block::BYTES);
+        self.berth.member.give(self.berth.block_at, block::BYTES);
     }
 }
 
@@ -128,7 +128,7 @@ impl Closing {
         self.rounds += 1;
         if self.rounds.is_multiple_of(64) {
             endpoint.slow();
-            endpoint.deaf = self.begin.elapsed() >= CONFIRMING;
+            endpoint.core.deaf = self.begin.elapsed() >= CONFIRMING;
             let now = endpoint.moves();
             if now != self.moves {
                 (self.moves, self.since) = (now, Instant::now());
@@ -151,16 +151,12 @@ impl Closing {
 
 impl Drop for Endpoint {
     fn drop(&mut self) {
-        if self.closed {
-            return;
-        }
-        self.closed = true;
         self.settle();
         // The record first: once it is closed, no receiver takes what is in our memory for messages (P5). If
         // the service is gone, the record stays as it is; then the memory must not serve others before the
         // process ends.
         step(Step::Closing);
-        let told = self.member.service().close_endpoint(self.local).is_ok();
+        let told = self.berth.member.service().close_endpoint(self.berth.local).is_ok();
         step(Step::Closed);
         if told {
             self.give_back_everything();

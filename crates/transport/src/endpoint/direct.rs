@@ -73,10 +73,10 @@ impl Endpoint {
         len: u64,
         needed: u64,
     ) -> Option<Result<Place, Status>> {
-        let peer = self.peers.get_mut(to.0 as usize)?;
+        let peer = self.core.peers.get_mut(to.0 as usize)?;
         if let Reach::Unknown = peer.reach {
             let slot = peer.address.slot;
-            let (directory, info) = roster::endpoint(&self.member, slot).ok()?;
+            let (directory, info) = roster::endpoint(&self.berth.member, slot).ok()?;
             if !info.life.is_active(peer.address.incarnation) {
                 return None;
             }
@@ -85,7 +85,7 @@ impl Endpoint {
             let reader = Reader::open(directory.section(), info.block).ok().flatten();
             // Where this process may only read, all goes by messages, reads too: they must not overtake the writes.
             let open = reader.zip(directory.section().writable().ok());
-            let index = slot.peer(self.member.region().shape().endpoints);
+            let index = slot.peer(self.berth.member.region().shape().endpoints);
             peer.reach = open.map_or(Reach::None, |(reader, section)| {
                 let owner = Owner::new(index, area);
                 Reach::Table(Box::new(Known {
@@ -124,10 +124,10 @@ impl Endpoint {
 
     /// Runs `change` under a hold, if the target lives and the range is still registered.
     fn change(&mut self, to: PeerId, place: &Place, change: impl FnOnce(&Self) -> Status) -> Attempt {
-        self.hold.take(place.owner);
-        let stands = self.peers[to.0 as usize].lives() && place.published.stands();
+        self.berth.hold.take(place.owner);
+        let stands = self.core.peers[to.0 as usize].lives() && place.published.stands();
         let attempt = if stands { Attempt::Over(change(self)) } else { Attempt::No };
-        self.hold.release();
+        self.berth.hold.release();
         match attempt {
             // The change may be lost with its target.
             Attempt::Over(Status::Ok) if !self.still_lives(to) => Attempt::Over(Status::PeerGone),
@@ -141,11 +141,11 @@ impl Endpoint {
         let mut then = self.template(ticket, op, len);
         then.status = status;
         then.source = (status != Status::Ok).then_some(to);
-        self.completions.push_back(then);
-        self.tally.add(Counter::Rma, 1);
+        self.core.completions.push_back(then);
+        self.core.tally.add(Counter::Rma, 1);
         if status == Status::Ok {
-            self.tally.add(Counter::Direct, 1);
-            self.tally.add(Counter::DirectBytes, len);
+            self.core.tally.add(Counter::Direct, 1);
+            self.core.tally.add(Counter::DirectBytes, len);
         }
         true
     }
@@ -199,7 +199,7 @@ impl Endpoint {
     /// checked.
     pub(super) fn atomic_directly(&mut self, atomic: &Atomic<'_>, span: u64) -> bool {
         let size = u64::from(atomic.size);
-        if !self.memory.is_atomic_here(size) || self.operations.one_sided(atomic.to) > 0 {
+        if !self.core.memory.is_atomic_here(size) || self.core.operations.one_sided(atomic.to) > 0 {
             return false;
         }
         // An operation that returns values needs read access, too.
@@ -231,7 +231,7 @@ impl Endpoint {
                 let mut before = Vec::new();
                 let attempt = self.change(atomic.to, &place, |this| {
                     let done =
-                        this.memory.atomic_there(&place.section, place.offset, span, &what, &mut before);
+                        this.core.memory.atomic_there(&place.section, place.offset, span, &what, &mut before);
                     done.err().unwrap_or(Status::Ok)
                 });
                 if atomic.kind != AtomicKind::Plain && matches!(attempt, Attempt::Over(Status::Ok)) {

@@ -7,27 +7,27 @@ use crate::fault::{Step, step};
 impl Endpoint {
     /// Makes a lane hot; cools the one that was idle longest if there are too many.
     pub(super) fn warm(&mut self, number: u32) {
-        if self.hot.contains(&number) {
+        if self.berth.hot.contains(&number) {
             return;
         }
-        let Some(Some(lane)) = self.incoming.get_mut(number as usize) else { return };
+        let Some(Some(lane)) = self.berth.incoming.get_mut(number as usize) else { return };
         lane.warm();
         step(Step::Warmed);
-        lane.last = self.ticks;
-        self.cooling.retain(|n| *n != number);
-        self.hot.push(number);
-        if self.hot.len() > self.config.hot_lanes {
-            let last = |n: &u32| match self.incoming.get(*n as usize) {
+        lane.last = self.core.ticks;
+        self.berth.cooling.retain(|n| *n != number);
+        self.berth.hot.push(number);
+        if self.berth.hot.len() > self.core.config.hot_lanes {
+            let last = |n: &u32| match self.berth.incoming.get(*n as usize) {
                 Some(Some(l)) => l.last,
                 _ => 0,
             };
-            let oldest = (0..self.hot.len() - 1).min_by_key(|k| last(&self.hot[*k]));
+            let oldest = (0..self.berth.hot.len() - 1).min_by_key(|k| last(&self.berth.hot[*k]));
             if let Some(k) = oldest {
-                let cold = self.hot.remove(k);
-                if let Some(Some(lane)) = self.incoming.get_mut(cold as usize) {
+                let cold = self.berth.hot.remove(k);
+                if let Some(Some(lane)) = self.berth.incoming.get_mut(cold as usize) {
                     lane.cool();
                     step(Step::CoolAsked);
-                    self.cooling.push(cold);
+                    self.berth.cooling.push(cold);
                 }
             }
         }
@@ -36,8 +36,8 @@ impl Endpoint {
     /// Polls lanes that were asked to cool, until their senders have answered that they announce again.
     pub(super) fn cool_down(&mut self) {
         let mut k = 0;
-        while let Some(number) = self.cooling.get(k).copied() {
-            let settled = match self.incoming.get_mut(number as usize) {
+        while let Some(number) = self.berth.cooling.get(k).copied() {
+            let settled = match self.berth.incoming.get_mut(number as usize) {
                 Some(Some(lane)) => lane.settled(),
                 _ => true,
             };
@@ -45,8 +45,8 @@ impl Endpoint {
             // that fills the lane as fast as we empty it must not keep us here: the lane is polled again next
             // time.
             let drained = (0..64).any(|_| !self.poll(number, &mut Keep));
-            if settled && drained && !self.is_left(number) && self.cooling.get(k) == Some(&number) {
-                self.cooling.remove(k);
+            if settled && drained && !self.is_left(number) && self.berth.cooling.get(k) == Some(&number) {
+                self.berth.cooling.remove(k);
             } else {
                 k += 1;
             }

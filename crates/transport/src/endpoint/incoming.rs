@@ -48,7 +48,7 @@ impl Endpoint {
     /// Follows an activity line: polls the lanes of these senders of the peer at place `q` of the roster.
     pub(super) fn visit(&mut self, q: usize, senders: Senders) -> bool {
         let mut moved = false;
-        let high = self.roster.peers()[q].directory.endpoints_high();
+        let high = self.berth.roster.peers()[q].directory.endpoints_high();
         for slot in (0..high).filter(|slot| senders.has(*slot)) {
             if !self.know_sender(q, slot) {
                 continue;
@@ -91,13 +91,13 @@ impl Endpoint {
     /// Whether messages are left on a lane, since its sender is owed too many replies or there is no memory.
     /// The lane must be polled on then: a sender without room announces nothing.
     pub(super) fn is_left(&self, number: u32) -> bool {
-        matches!(self.incoming.get(number as usize), Some(Some(lane)) if lane.arrived().is_some())
+        matches!(self.berth.incoming.get(number as usize), Some(Some(lane)) if lane.arrived().is_some())
     }
 
     /// Tries again to accept lanes for which there was no memory.
     pub(super) fn retry_accepts(&mut self) {
-        if std::mem::take(&mut self.retry_lanes) {
-            for q in 0..self.roster.peers().len() {
+        if std::mem::take(&mut self.berth.retry_lanes) {
+            for q in 0..self.berth.roster.peers().len() {
                 self.visit(q, Senders::ALL);
             }
         }
@@ -105,16 +105,16 @@ impl Endpoint {
 
     /// What is known of the sender in a slot of the peer at place `q` of the roster.
     fn sender(&self, q: usize, slot: u32) -> Option<&Sender> {
-        self.roster.peers().get(q)?.kept.get(slot as usize)?.as_ref()
+        self.berth.roster.peers().get(q)?.kept.get(slot as usize)?.as_ref()
     }
 
     fn sender_mut(&mut self, q: usize, slot: u32) -> Option<&mut Sender> {
-        self.roster.peers_mut().get_mut(q)?.kept.get_mut(slot as usize)?.as_mut()
+        self.berth.roster.peers_mut().get_mut(q)?.kept.get_mut(slot as usize)?.as_mut()
     }
 
     /// Brings what is known of a sender up to date; returns whether it lives.
     fn know_sender(&mut self, q: usize, slot: u32) -> bool {
-        let peer = &mut self.roster.peers_mut()[q];
+        let peer = &mut self.berth.roster.peers_mut()[q];
         let at = slot as usize;
         if peer.kept.len() <= at {
             peer.kept.resize_with(at + 1, || None);
@@ -125,14 +125,14 @@ impl Endpoint {
             peer.kept[at] = new_sender(peer, slot);
             // The record decides whether the former sender is gone; the directory's generation is only a
             // hint.
-            let place = GlobalSlot::new(peer.index, slot, self.member.region().shape().endpoints).0;
+            let place = GlobalSlot::new(peer.index, slot, self.berth.member.region().shape().endpoints).0;
             let key = before.map(|sender| (place, sender.record.incarnation()));
-            if let Some(id) = key.and_then(|key| self.by_address.get(&key).copied()) {
-                let died = self.peers[id.0 as usize].has_died();
+            if let Some(id) = key.and_then(|key| self.core.by_address.get(&key).copied()) {
+                let died = self.core.peers[id.0 as usize].has_died();
                 self.lose(id, died);
             }
         }
-        let peer = &mut self.roster.peers_mut()[q];
+        let peer = &mut self.berth.roster.peers_mut()[q];
         let Some(sender) = &mut peer.kept[at] else { return false };
         let version = sender.block.words[1].get();
         if version != sender.lanes_seen {
@@ -157,15 +157,15 @@ impl Endpoint {
         incarnation: u64,
     ) {
         let mut claims = Vec::new();
-        let most = chain::most_lane_chunks(self.member.region().shape());
+        let most = chain::most_lane_chunks(self.berth.member.region().shape());
         for (number, at) in chain::entries(section, chain::LANES, most, first) {
             let Ok(descriptor) = section.line("lane", at) else { break };
-            claims.extend(Claim::read(number, descriptor, self.slot, self.incarnation));
+            claims.extend(Claim::read(number, descriptor, self.berth.slot, self.berth.incarnation));
         }
         // A lane that is no longer described was closed, which its sender does only once it is drained.
         let known: Vec<u32> = self.sender(q, slot).map_or_else(Vec::new, |s| s.lanes.clone());
         for number in known {
-            let Some(Some(lane)) = self.incoming.get(number as usize) else { continue };
+            let Some(Some(lane)) = self.berth.incoming.get(number as usize) else { continue };
             let described = claims.iter().any(|c| c.number == lane.number && c.generation == lane.generation);
             if !described {
                 self.drop_incoming(number);
@@ -175,7 +175,7 @@ impl Endpoint {
             let sender = self.sender(q, slot);
             let known = sender.is_some_and(|s| {
                 s.lanes.iter().any(|n| {
-                    matches!(self.incoming.get(*n as usize), Some(Some(l))
+                    matches!(self.berth.incoming.get(*n as usize), Some(Some(l))
                         if l.number == claim.number && l.generation == claim.generation)
                 })
             });
@@ -198,12 +198,12 @@ impl Endpoint {
         let (ring_at, slots) = claim.ring;
         let Ok(ring): Result<SlotRing<ReadOnly>, _> = section.ring("ring", ring_at, slots) else { return };
         let address = Address {
-            region: self.member.region().shape().uuid,
-            slot: GlobalSlot::new(peer, slot, self.member.region().shape().endpoints),
+            region: self.berth.member.region().shape().uuid,
+            slot: GlobalSlot::new(peer, slot, self.berth.member.region().shape().endpoints),
             incarnation,
         };
         let Ok(source) = self.meet(&address) else { return };
-        if self.peers[source.0 as usize].gone {
+        if self.core.peers[source.0 as usize].gone {
             // It is faulty and still runs, or has just died.
             self.spare(source);
             return;
@@ -211,17 +211,17 @@ impl Endpoint {
         let Ok(entry) = self.take_accept() else {
             // No memory for the accept entry. The sender fills its ring once and announces nothing more, so
             // trying again is up to us.
-            self.retry_lanes = true;
-            if self.shortage == Shortage::None {
-                self.shortage = Shortage::Seen;
+            self.berth.retry_lanes = true;
+            if self.berth.shortage == Shortage::None {
+                self.berth.shortage = Shortage::Seen;
             }
             if let Some(sender) = self.sender_mut(q, slot) {
                 sender.lanes_seen = u64::MAX;
             }
             return;
         };
-        let mine = self.member.section();
-        let Ok(at) = self.accepts.at(entry) else { return };
+        let mine = self.berth.member.section();
+        let Ok(at) = self.berth.accepts.at(entry) else { return };
         let (Ok(heat), Ok(read)) = (mine.line("accept", at), mine.line("accept", at + accept::READ)) else {
             return;
         };
@@ -244,11 +244,11 @@ impl Endpoint {
             read,
             self.sender(q, slot).map(|s| s.block.clone()),
         );
-        let number = self.incoming.iter().position(Option::is_none).unwrap_or_else(|| {
-            self.incoming.push(None);
-            self.incoming.len() - 1
+        let number = self.berth.incoming.iter().position(Option::is_none).unwrap_or_else(|| {
+            self.berth.incoming.push(None);
+            self.berth.incoming.len() - 1
         });
-        self.incoming[number] = Some(lane);
+        self.berth.incoming[number] = Some(lane);
         if let Some(sender) = self.sender_mut(q, slot) {
             sender.lanes.push(u32::try_from(number).unwrap_or(u32::MAX));
         }
@@ -259,22 +259,22 @@ impl Endpoint {
 
     /// Forgets an incoming lane, and frees its accept entry.
     pub(super) fn drop_incoming(&mut self, number: u32) {
-        let Some(lane) = self.incoming.get_mut(number as usize).and_then(Option::take) else { return };
-        self.peers[lane.peer.0 as usize].is_kept |= lane.has_taken();
-        self.hot.retain(|n| *n != number);
-        self.cooling.retain(|n| *n != number);
-        self.waiters.retain(|n| *n != number);
-        for peer in self.roster.peers_mut() {
+        let Some(lane) = self.berth.incoming.get_mut(number as usize).and_then(Option::take) else { return };
+        self.core.peers[lane.peer.0 as usize].is_kept |= lane.has_taken();
+        self.berth.hot.retain(|n| *n != number);
+        self.berth.cooling.retain(|n| *n != number);
+        self.berth.waiters.retain(|n| *n != number);
+        for peer in self.berth.roster.peers_mut() {
             for sender in peer.kept.iter_mut().flatten() {
                 sender.lanes.retain(|n| *n != number);
             }
         }
-        let at = self.accepts.at(lane.entry);
-        if let Ok(key) = at.and_then(|at| self.member.section().word("accept", at)) {
+        let at = self.berth.accepts.at(lane.entry);
+        if let Ok(key) = at.and_then(|at| self.berth.member.section().word("accept", at)) {
             key.set(0);
         }
         step(Step::AcceptFreed);
-        self.accepts.give(lane.entry);
+        self.berth.accepts.give(lane.entry);
         self.bump_version(false);
     }
 }

@@ -193,80 +193,121 @@ struct Multi {
 
 /// An endpoint; see the crate's description.
 pub struct Endpoint {
-    member: Arc<Member>,
+    core: Core,
+    berth: Berth,
+}
+
+/// What an endpoint is, wherever its process is attached: the remote endpoints that it knows, what is posted, and what waits.
+struct Core {
+    address: Address,
     config: Config,
     memory: Box<dyn Memory>,
+    peers: Vec<Peer>,
+    by_address: HashMap<(u32, u64), PeerId>,
+    /// Senders that are gone and were never reported to the program; their numbers may be used again.
+    strangers: Vec<PeerId>,
+    /// Faulty remote endpoints that [`Endpoint::take_faulty`] has not returned yet.
+    faulty: Vec<PeerId>,
+    /// Remote endpoints for which replies, pipelines or posts wait.
+    busy: Vec<PeerId>,
+    matching: Matching,
+    multis: HashMap<u32, Multi>,
+    next_multi: u32,
+    cushion: cushion::Cushion,
+    operations: Table,
+    completions: VecDeque<Completion>,
+    /// Bytes of memory that all queued posts take.
+    backlog_bytes: u64,
+    /// A post was refused since the last sleep.
+    refused: bool,
+    tally: Tally,
+    ticks: u64,
+    /// Until this tick a long message counts as just ended.
+    recent_until: u64,
+    spin_plan: Spin,
+    /// Being closed: requests of others are no longer answered.
+    leaving: bool,
+    /// Being closed for a while: messages are no longer confirmed.
+    deaf: bool,
+}
+
+/// What an endpoint has of the region that its process is attached to: its slot, its block with the lanes' tables, and the lanes
+/// that lead to it.
+struct Berth {
+    member: Arc<Member>,
     slot: GlobalSlot,
     local: u32,
     incarnation: u64,
     block_at: u64,
     block: LineRef,
     hold: Hold,
+    /// The line whose first word counts wake-ups of this endpoint.
+    wake: LineRef,
     lanes: Chain,
     accepts: Chain,
     reserve: Option<Place>,
-    peers: Vec<Peer>,
-    by_address: HashMap<(u32, u64), PeerId>,
-    /// Senders that are gone and were never reported to the program; their numbers may be used again.
-    strangers: Vec<PeerId>,
+    open_lanes: usize,
+    /// Closed lanes whose receivers have not cleared their accept entries yet.
+    closing: Vec<(PeerId, Outgoing)>,
+    chunk_pool: Vec<u64>,
+    chunks_taken: u64,
+    /// The peers of the region, each with those of its endpoints that may send to us, by slot.
+    roster: Roster<Vec<Option<Sender>>>,
     incoming: Vec<Option<Incoming>>,
     hot: Vec<u32>,
     cooling: Vec<u32>,
     /// Lanes whose senders sleep until more of the lane was read.
     waiters: Vec<u32>,
-    /// The peers of the region, each with those of its endpoints that may send to us, by slot.
-    roster: Roster<Vec<Option<Sender>>>,
     /// A lane could not be accepted yet.
     retry_lanes: bool,
     /// Whether `retry_lanes` was ever set, and that was reported.
     shortage: Shortage,
-    cushion: cushion::Cushion,
-    matching: Matching,
-    multis: HashMap<u32, Multi>,
-    next_multi: u32,
-    operations: Table,
-    completions: VecDeque<Completion>,
-    busy: Vec<PeerId>,
-    chunk_pool: Vec<u64>,
-    chunks_taken: u64,
-    /// Bytes of memory that all queued posts take.
-    backlog_bytes: u64,
-    tally: Tally,
-    ticks: u64,
     /// Tick of the next poll of the activity lines, and how many ticks apart such polls are now.
     next_activity: u64,
     activity_every: u64,
     next_slow: u64,
-    /// Until this tick a long message counts as just ended.
-    recent_until: u64,
-    open_lanes: usize,
-    /// The line whose first word counts wake-ups of this endpoint.
-    wake: LineRef,
     /// Sleeps so far; whether one lasts; how many in a row found nothing.
     sleeps: u64,
     asleep: Option<isthmus_lockfree::sleep::Bell>,
     naps: u32,
-    /// A post was refused since the last sleep.
-    refused: bool,
     crowded: bool,
-    spin_plan: Spin,
-    /// Closed lanes whose receivers have not cleared their accept entries yet.
-    closing: Vec<(PeerId, Outgoing)>,
-    /// Faulty remote endpoints that [`Endpoint::take_faulty`] has not returned yet.
-    faulty: Vec<PeerId>,
-    /// Being closed: requests of others are no longer answered.
-    leaving: bool,
-    /// Being closed for a while: messages are no longer confirmed.
-    deaf: bool,
-    closed: bool,
 }
 
 impl std::fmt::Debug for Endpoint {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Endpoint")
-            .field("slot", &self.slot)
-            .field("peers", &self.peers.len())
+            .field("address", &self.core.address)
+            .field("peers", &self.core.peers.len())
             .finish_non_exhaustive()
+    }
+}
+
+impl Core {
+    fn new(address: Address, config: Config, memory: Box<dyn Memory>) -> Self {
+        Self {
+            address,
+            config,
+            memory,
+            peers: Vec::new(),
+            by_address: HashMap::new(),
+            strangers: Vec::new(),
+            faulty: Vec::new(),
+            busy: Vec::new(),
+            matching: Matching::default(),
+            multis: HashMap::new(),
+            next_multi: 0,
+            cushion: cushion::Cushion::default(),
+            operations: Table::default(),
+            completions: VecDeque::with_capacity(64),
+            backlog_bytes: 0,
+            refused: false,
+            tally: Tally::default(),
+            ticks: 0,
+            recent_until: 0,
+            spin_plan: Spin::new(),
+            leaving: false,
+            deaf: false,
+        }
     }
 }
 
@@ -290,60 +331,41 @@ impl Endpoint {
             member.service().open_endpoint(block_at).map_err(failed("publish an endpoint"))?;
         let wake = member.own().wake_line(local);
         let wake = wake.map_err(failed("find an endpoint's record"))?;
+        let slot = member.region().shape().slot(member.peer(), local);
         let most_chunks = chain::most_lane_chunks(member.region().shape());
-        let mut endpoint = Self {
+        let berth = Berth {
             member: Arc::clone(member),
-            config,
-            memory,
-            slot: member.region().shape().slot(member.peer(), local),
+            slot,
             local,
             incarnation,
             block_at,
             block,
             hold,
+            wake,
             lanes: Chain::new(chain::LANES, most_chunks),
             accepts: Chain::new(chain::ACCEPTS, most_chunks),
             reserve: Some(reserve),
-            peers: Vec::new(),
-            by_address: HashMap::new(),
-            strangers: Vec::new(),
+            open_lanes: 0,
+            closing: Vec::new(),
+            chunk_pool: Vec::new(),
+            chunks_taken: 0,
+            roster: Roster::default(),
             incoming: Vec::new(),
             hot: Vec::new(),
             cooling: Vec::new(),
             waiters: Vec::new(),
-            roster: Roster::default(),
             retry_lanes: false,
             shortage: Shortage::None,
-            cushion: cushion::Cushion::default(),
-            matching: Matching::default(),
-            multis: HashMap::new(),
-            next_multi: 0,
-            operations: Table::default(),
-            completions: VecDeque::with_capacity(64),
-            busy: Vec::new(),
-            chunk_pool: Vec::new(),
-            chunks_taken: 0,
-            backlog_bytes: 0,
-            tally: Tally::default(),
-            ticks: 0,
             next_activity: 0,
             activity_every: 1,
             next_slow: 0,
-            recent_until: 0,
-            open_lanes: 0,
-            wake,
             sleeps: 0,
             asleep: None,
             naps: 0,
-            refused: false,
             crowded: false,
-            spin_plan: Spin::new(),
-            closing: Vec::new(),
-            faulty: Vec::new(),
-            leaving: false,
-            deaf: false,
-            closed: false,
         };
+        let address = Address { region: member.region().shape().uuid, slot, incarnation };
+        let mut endpoint = Self { core: Core::new(address, config, memory), berth };
         endpoint.reserve_entries().map_err(failed("take memory for an endpoint's first lanes"))?;
         endpoint.check_region();
         Ok(endpoint)
@@ -351,7 +373,7 @@ impl Endpoint {
 
     /// The endpoint's address.
     pub fn address(&self) -> Address {
-        Address { region: self.member.region().shape().uuid, slot: self.slot, incarnation: self.incarnation }
+        self.core.address
     }
 
     /// Longest payload of an inject.
@@ -367,9 +389,9 @@ impl Endpoint {
     /// Whether senders wait because the section has no memory for more accept entries; true once. For logs.
     #[inline]
     pub fn take_shortage(&mut self) -> bool {
-        let seen = self.shortage == Shortage::Seen;
+        let seen = self.berth.shortage == Shortage::Seen;
         if seen {
-            self.shortage = Shortage::Told;
+            self.berth.shortage = Shortage::Told;
         }
         seen
     }
@@ -378,22 +400,22 @@ impl Endpoint {
     /// once. For logs.
     #[inline]
     pub fn take_memory_shortage(&mut self) -> bool {
-        self.cushion.take_shortage()
+        self.core.cushion.take_shortage()
     }
 
     /// The oldest completion that was not taken yet.
     #[inline]
     pub fn pop(&mut self) -> Option<Completion> {
-        self.completions.pop_front()
+        self.core.completions.pop_front()
     }
 
     /// Whether there is a lane to or from any endpoint.
     pub fn has_lanes(&self) -> bool {
-        self.open_lanes > 0 || self.incoming.iter().any(Option::is_some)
+        self.berth.open_lanes > 0 || self.berth.incoming.iter().any(Option::is_some)
     }
 
     /// Bytes of memory that queued posts take.
     pub fn backlog_bytes(&self) -> u64 {
-        self.backlog_bytes
+        self.core.backlog_bytes
     }
 }

@@ -160,7 +160,7 @@ impl Endpoint {
     #[inline]
     pub fn progress_into(&mut self, sink: &mut impl Sink) -> bool {
         let moved = self.advance(sink);
-        if !self.completions.is_empty() {
+        if !self.core.completions.is_empty() {
             self.drain_into(sink);
         }
         moved
@@ -169,8 +169,8 @@ impl Endpoint {
     /// Hands all completions that are there to `sink`.
     #[inline(never)]
     pub fn drain_into(&mut self, sink: &mut impl Sink) {
-        while let Some(completion) = self.completions.pop_front() {
-            let source = completion.source.and_then(|s| self.peers.get(s.0 as usize));
+        while let Some(completion) = self.core.completions.pop_front() {
+            let source = completion.source.and_then(|s| self.core.peers.get(s.0 as usize));
             sink.complete(&completion, source.map(|p| &p.address));
         }
     }
@@ -180,26 +180,27 @@ impl Endpoint {
     /// ([`Short::Other`]). With `wait` it spins once where there is nothing.
     #[inline(always)] // on the way of a short message
     pub fn poll_short(&mut self, room: usize, wait: bool, sink: &mut impl ShortSink) -> Short {
-        let ticks = self.ticks.wrapping_add(1);
-        let other = !self.busy.is_empty() || !self.completions.is_empty() || self.hot.is_empty();
-        if other || (ticks >= self.next_activity && !self.is_activity_unchanged(ticks)) {
+        let ticks = self.core.ticks.wrapping_add(1);
+        let other =
+            !self.core.busy.is_empty() || !self.core.completions.is_empty() || self.berth.hot.is_empty();
+        if other || (ticks >= self.berth.next_activity && !self.is_activity_unchanged(ticks)) {
             return Short::Other;
         }
-        self.ticks = ticks;
+        self.core.ticks = ticks;
         let mut wait = wait;
         loop {
-            for number in &self.hot {
-                let Some(Some(lane)) = self.incoming.get_mut(*number as usize) else { continue };
+            for number in &self.berth.hot {
+                let Some(Some(lane)) = self.berth.incoming.get_mut(*number as usize) else { continue };
                 let Some(head) = lane.arrived() else { continue };
-                let Some(peer) = self.peers.get(lane.peer.0 as usize) else { return Short::Other };
-                let Some(received) = take_short(lane, head, peer, &mut self.matching) else {
+                let Some(peer) = self.core.peers.get(lane.peer.0 as usize) else { return Short::Other };
+                let Some(received) = take_short(lane, head, peer, &mut self.core.matching) else {
                     return Short::Other;
                 };
                 sink.take(&received, &peer.address);
                 lane.last = ticks;
-                self.tally.add(Counter::RxMessages, 1);
-                self.tally.add(Counter::RxBytes, received.len as u64);
-                if self.hot.len() > 1 || lane.arrived().is_some() {
+                self.core.tally.add(Counter::RxMessages, 1);
+                self.core.tally.add(Counter::RxBytes, received.len as u64);
+                if self.berth.hot.len() > 1 || lane.arrived().is_some() {
                     let number = *number;
                     self.take_more(number, room - 1, sink);
                 } else {
@@ -218,15 +219,15 @@ impl Endpoint {
     /// none starves. A function of its own, which keeps the way of the first message short.
     #[inline(never)]
     fn take_more(&mut self, number: u32, room: usize, sink: &mut impl ShortSink) {
-        if let Some(Some(lane)) = self.incoming.get_mut(number as usize)
-            && let Some(peer) = self.peers.get(lane.peer.0 as usize)
+        if let Some(Some(lane)) = self.berth.incoming.get_mut(number as usize)
+            && let Some(peer) = self.core.peers.get(lane.peer.0 as usize)
         {
             let (mut count, mut bytes) = (0, 0);
             while count < room
                 && let Some(head) = lane.arrived()
             {
                 lane.expect(EXPECT_AHEAD);
-                let Some(received) = take_short(lane, head, peer, &mut self.matching) else { break };
+                let Some(received) = take_short(lane, head, peer, &mut self.core.matching) else { break };
                 bytes += received.len;
                 count += 1;
                 sink.take(&received, &peer.address);
@@ -235,14 +236,14 @@ impl Endpoint {
                 }
             }
             lane.release();
-            self.tally.add(Counter::RxMessages, count as u64);
-            self.tally.add(Counter::RxBytes, bytes as u64);
+            self.core.tally.add(Counter::RxMessages, count as u64);
+            self.core.tally.add(Counter::RxBytes, bytes as u64);
         }
-        if self.hot.len() > 1
-            && let Some(at) = self.hot.iter().position(|hot| *hot == number)
+        if self.berth.hot.len() > 1
+            && let Some(at) = self.berth.hot.iter().position(|hot| *hot == number)
         {
-            let hot = self.hot.remove(at);
-            self.hot.push(hot);
+            let hot = self.berth.hot.remove(at);
+            self.berth.hot.push(hot);
         }
     }
 
@@ -251,17 +252,17 @@ impl Endpoint {
     /// message, and would be delayed before it sends the answer.
     #[inline(never)]
     fn spin(&self) -> bool {
-        if self.crowded || !(self.matching.has_waiting() || self.operations.has_any()) {
+        if self.berth.crowded || !(self.core.matching.has_waiting() || self.core.operations.has_any()) {
             return false;
         }
-        let Spin { polls, hinted } = self.spin_plan;
+        let Spin { polls, hinted } = self.core.spin_plan;
         (0..polls).any(|_| {
             // The caller has just polled them once.
             if hinted {
                 std::hint::spin_loop();
             }
-            std::hint::black_box(&self.hot).iter().any(
-                |number| matches!(self.incoming.get(*number as usize), Some(Some(l)) if l.arrived().is_some()),
+            std::hint::black_box(&self.berth.hot).iter().any(
+                |number| matches!(self.berth.incoming.get(*number as usize), Some(Some(l)) if l.arrived().is_some()),
             )
         })
     }
@@ -270,12 +271,12 @@ impl Endpoint {
     /// [`Endpoint::slow`] is not due.
     #[inline(never)]
     fn is_activity_unchanged(&mut self, ticks: u64) -> bool {
-        let quiet = ticks < self.next_slow
-            && self.waiters.is_empty()
-            && self.roster.peers().iter().all(Present::is_quiet);
+        let quiet = ticks < self.berth.next_slow
+            && self.berth.waiters.is_empty()
+            && self.berth.roster.peers().iter().all(Present::is_quiet);
         if quiet {
-            self.activity_every = (2 * self.activity_every).min(ACTIVITY_EVERY);
-            self.next_activity = ticks + self.activity_every;
+            self.berth.activity_every = (2 * self.berth.activity_every).min(ACTIVITY_EVERY);
+            self.berth.next_activity = ticks + self.berth.activity_every;
         }
         quiet
     }
@@ -285,18 +286,18 @@ impl Endpoint {
     fn advance<S: Sink>(&mut self, sink: &mut S) -> bool {
         let mut moved = false;
         let mut k = 0;
-        while let Some(number) = self.hot.get(k).copied() {
+        while let Some(number) = self.berth.hot.get(k).copied() {
             moved |= self.poll(number, sink);
             k += 1;
         }
-        if !self.busy.is_empty() {
+        if !self.core.busy.is_empty() {
             moved |= self.pump();
         }
-        self.ticks = self.ticks.wrapping_add(1);
-        if self.ticks >= self.next_activity || self.hot.is_empty() {
+        self.core.ticks = self.core.ticks.wrapping_add(1);
+        if self.core.ticks >= self.berth.next_activity || self.berth.hot.is_empty() {
             moved |= self.poll_activity();
         }
-        if moved && self.asleep.is_some() {
+        if moved && self.berth.asleep.is_some() {
             self.wake_all();
         }
         moved
@@ -306,20 +307,21 @@ impl Endpoint {
     #[inline(never)]
     fn poll_activity(&mut self) -> bool {
         let mut moved = false;
-        for at in 0..self.roster.peers().len() {
-            let senders = self.roster.peers_mut()[at].announced();
+        for at in 0..self.berth.roster.peers().len() {
+            let senders = self.berth.roster.peers_mut()[at].announced();
             if !senders.is_none() {
                 moved |= self.visit(at, senders);
             }
         }
-        if !self.waiters.is_empty() {
+        if !self.berth.waiters.is_empty() {
             self.take_requests();
         }
-        let soon = moved || !self.waiters.is_empty();
-        self.activity_every = if soon { 1 } else { (2 * self.activity_every).min(ACTIVITY_EVERY) };
-        self.next_activity = self.ticks + self.activity_every;
-        if self.ticks >= self.next_slow {
-            self.next_slow = self.ticks + SLOW_EVERY;
+        let soon = moved || !self.berth.waiters.is_empty();
+        self.berth.activity_every =
+            if soon { 1 } else { (2 * self.berth.activity_every).min(ACTIVITY_EVERY) };
+        self.berth.next_activity = self.core.ticks + self.berth.activity_every;
+        if self.core.ticks >= self.berth.next_slow {
+            self.berth.next_slow = self.core.ticks + SLOW_EVERY;
             moved |= self.slow();
         }
         moved
@@ -327,7 +329,7 @@ impl Endpoint {
 
     /// What need not be done often. Returns whether there is more to take or to do than before.
     pub(super) fn slow(&mut self) -> bool {
-        let there = |this: &Self| (this.completions.len(), this.hot.len(), this.busy.len());
+        let there = |this: &Self| (this.core.completions.len(), this.berth.hot.len(), this.core.busy.len());
         let before = there(self);
         self.check_region();
         self.retry_accepts();
@@ -342,13 +344,13 @@ impl Endpoint {
     /// Takes what has arrived on one lane.
     #[inline]
     pub(super) fn poll<S: Sink>(&mut self, number: u32, sink: &mut S) -> bool {
-        let Some(Some(lane)) = self.incoming.get_mut(number as usize) else { return false };
+        let Some(Some(lane)) = self.berth.incoming.get_mut(number as usize) else { return false };
         let Some(head) = lane.arrived() else { return false };
         let source = lane.peer;
-        if self.peers[source.0 as usize].backlog.owed > MOST_REPLIES {
+        if self.core.peers[source.0 as usize].backlog.owed > MOST_REPLIES {
             return false;
         }
-        lane.last = self.ticks;
+        lane.last = self.core.ticks;
         self.take_batch(number, source, head, sink)
     }
 
@@ -376,14 +378,14 @@ impl Endpoint {
                 }
             }
             // The message may have ended the lane.
-            let Some(Some(lane)) = self.incoming.get_mut(number as usize) else { return true };
+            let Some(Some(lane)) = self.berth.incoming.get_mut(number as usize) else { return true };
             step(Step::MessageTaken);
             lane.advance();
             head = lane.arrived();
             taken += 1;
         }
         step(Step::Unreleased);
-        if let Some(Some(lane)) = self.incoming.get_mut(number as usize) {
+        if let Some(Some(lane)) = self.berth.incoming.get_mut(number as usize) {
             lane.release();
         }
         taken > 0
@@ -392,13 +394,13 @@ impl Endpoint {
     /// Whether what was copied out of a sender's memory was the sender's (P5).
     #[inline]
     pub(super) fn still_lives(&self, source: PeerId) -> bool {
-        self.peers[source.0 as usize].still_lives()
+        self.core.peers[source.0 as usize].still_lives()
     }
 
     /// Takes a message that is neither `INLINE` nor `EAGER`.
     #[inline(never)]
     fn take(&mut self, lane: u32, source: PeerId, head: u64) -> Result<(), Stop> {
-        let Some(Some(incoming)) = self.incoming.get(lane as usize) else { return Err(Faulty) };
+        let Some(Some(incoming)) = self.berth.incoming.get(lane as usize) else { return Err(Faulty) };
         let message = &incoming.next().message(head);
         let flags = wire::flags_of(head);
         match wire::kind_of(head) {
@@ -408,7 +410,7 @@ impl Endpoint {
             kind::DONE => self.take_done(source, message),
             // An endpoint that is being closed answers no requests, which could keep it open for ever. The
             // initiator learns that it is gone.
-            kind::READ | kind::WRITE | kind::WRITE_READY | kind::ATOMIC if self.leaving => Ok(()),
+            kind::READ | kind::WRITE | kind::WRITE_READY | kind::ATOMIC if self.core.leaving => Ok(()),
             kind::READ => self.take_read(source, message),
             kind::WRITE => self.take_write(lane, source, message, flags),
             kind::WRITE_READY => self.take_write_ready(source, message, flags),

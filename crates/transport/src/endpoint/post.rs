@@ -49,17 +49,17 @@ impl Endpoint {
     /// Makes sure that a message can be pushed to `to` now. If there is no room ([`PostError::Again`]), the
     /// caller queues its post.
     fn ready(&mut self, to: PeerId) -> Result<(), PostError> {
-        let peer = self.peers.get_mut(to.0 as usize).ok_or(PostError::NoPeer)?;
+        let peer = self.core.peers.get_mut(to.0 as usize).ok_or(PostError::NoPeer)?;
         if !peer.lives() {
             return Err(PostError::PeerGone);
         }
         if peer.out.is_none() {
             self.open_lane(to)?;
         }
-        if !self.peers[to.0 as usize].backlog.is_empty() && !self.flush_backlog(to) {
+        if !self.core.peers[to.0 as usize].backlog.is_empty() && !self.flush_backlog(to) {
             return Err(PostError::Again);
         }
-        let Some(out) = &mut self.peers[to.0 as usize].out else { return Err(PostError::PeerGone) };
+        let Some(out) = &mut self.core.peers[to.0 as usize].out else { return Err(PostError::PeerGone) };
         match out.has_room() {
             Ok(true) => Ok(()),
             Ok(false) => {
@@ -77,9 +77,9 @@ impl Endpoint {
 
     /// Counts an RMA or atomic operation that goes by messages, and the payload that goes with it.
     fn count_rma(&mut self, to: PeerId, len: u64) {
-        self.tally.add(Counter::Rma, 1);
-        self.tally.add(Counter::RmaBytes, len);
-        let sent = &mut self.peers[to.0 as usize].sent;
+        self.core.tally.add(Counter::Rma, 1);
+        self.core.tally.add(Counter::RmaBytes, len);
+        let sent = &mut self.core.peers[to.0 as usize].sent;
         sent.add(LaneCounter::Rma, 1);
         sent.add(LaneCounter::RmaBytes, len);
     }
@@ -87,7 +87,7 @@ impl Endpoint {
     /// Pushes a message after [`Endpoint::ready`] has succeeded.
     #[inline]
     pub(super) fn push(&mut self, to: PeerId, message: &Message, count: usize) {
-        if let Some(out) = &mut self.peers[to.0 as usize].out
+        if let Some(out) = &mut self.core.peers[to.0 as usize].out
             && out.push(message, count)
         {
             self.ring_receiver(to);
@@ -99,14 +99,14 @@ impl Endpoint {
     /// is no room.
     #[inline]
     fn stage(&mut self, to: PeerId, bufs: &[LocalBuf], len: u64) -> Result<u64, PostError> {
-        let peer = &mut self.peers[to.0 as usize];
+        let peer = &mut self.core.peers[to.0 as usize];
         let Some(out) = &mut peer.out else { return Err(PostError::Again) };
         match out.take_data(len) {
             Ok(Some(offset)) => {
                 let mut at = offset;
                 for buf in bufs {
                     // The data ring is our own; its bounds were checked when the lane was made.
-                    let _ = self.member.section().fill("data ring", at, *buf);
+                    let _ = self.berth.member.section().fill("data ring", at, *buf);
                     at += buf.len() as u64;
                 }
                 step(Step::Staged);
@@ -156,7 +156,7 @@ impl Endpoint {
         data: Option<u64>,
         buf: LocalBuf,
     ) -> bool {
-        let Some(peer) = self.peers.get_mut(to.0 as usize) else { return false };
+        let Some(peer) = self.core.peers.get_mut(to.0 as usize) else { return false };
         if buf.len() > INLINE_BYTES || !peer.backlog.is_empty() || !peer.lives() {
             return false;
         }
@@ -202,7 +202,7 @@ impl Endpoint {
 
     #[inline(always)] // a function each for the two that call it: the usual one has no question more than it had
     fn send_until(&mut self, send: &Send<'_>, delivered: bool, matched: bool) -> Result<Posted, PostError> {
-        self.next_activity = 0;
+        self.berth.next_activity = 0;
         if let Err(error) = self.ready(send.to) {
             return self.queue_send(error, send, delivered, matched);
         }
@@ -226,22 +226,22 @@ impl Endpoint {
                 message[0] |= wire::head(0, flag::ACK, 0);
                 let then = self.template(send.ticket, Op::Send { tagged: send.tagged }, len);
                 let awaited = Operation::Await { to: send.to, then, sending: false };
-                message[5] = self.operations.insert(awaited);
+                message[5] = self.core.operations.insert(awaited);
                 count = 6;
             }
             self.push(send.to, &message, count);
-            self.tally.add(Counter::Eager, 1);
+            self.core.tally.add(Counter::Eager, 1);
         } else {
             let then = self.template(send.ticket, Op::Send { tagged: send.tagged }, len);
             let bufs = Bufs::new(send.bufs);
             let offer = Operation::Announced { to: send.to, bufs, len, then, awaits_done: delivered };
-            let id = self.operations.insert(offer);
+            let id = self.core.operations.insert(offer);
             if delivered {
                 flags |= flag::ACK;
             }
             let message = [wire::head(kind::READY, flags, 0), tag, data, len, id, 0, 0, 0];
             self.push(send.to, &message, 5);
-            self.tally.add(Counter::Rendezvous, 1);
+            self.core.tally.add(Counter::Rendezvous, 1);
             self.count_sent(send.to, len);
             return Ok(Posted::Pending);
         }
@@ -276,8 +276,13 @@ impl Endpoint {
         if matched || (len > self.eager_bytes(to) && !send.inject) {
             let payload = self.make_space(to, &[], true)?;
             let bufs = Bufs::new(send.bufs);
-            let id =
-                self.operations.insert(Operation::Announced { to, bufs, len, then, awaits_done: delivered });
+            let id = self.core.operations.insert(Operation::Announced {
+                to,
+                bufs,
+                len,
+                then,
+                awaits_done: delivered,
+            });
             let message = [wire::head(kind::READY, flags, 0), tag, data, len, id, 0, 0, 0];
             self.queue(to, &message, 5, payload, None);
             return Ok(Posted::Pending);
@@ -289,7 +294,7 @@ impl Endpoint {
         let mut message = [wire::head(kind::EAGER, flags, 0), tag, data, len, 0, 0, 0, 0];
         if delivered {
             let sending = payload.is_lent();
-            message[5] = self.operations.insert(Operation::Await { to, then, sending });
+            message[5] = self.core.operations.insert(Operation::Await { to, then, sending });
             self.queue(to, &message, 6, payload, None);
         } else {
             self.queue(to, &message, 5, payload, (!send.inject).then_some(then));
@@ -299,7 +304,7 @@ impl Endpoint {
 
     #[inline]
     fn count_sent(&mut self, to: PeerId, len: u64) {
-        if let Some(out) = &mut self.peers[to.0 as usize].out {
+        if let Some(out) = &mut self.core.peers[to.0 as usize].out {
             out.count_bytes(len);
         }
     }
@@ -322,10 +327,10 @@ impl Endpoint {
     /// nothing was done, and the caller uses [`Endpoint::receive`]. Receives of both stay in order.
     #[inline(always)] // all that the usual receive takes, in its caller
     pub fn receive_at_once(&mut self, select: Selector, buf: LocalBuf, ticket: Ticket) -> bool {
-        let died = |from: PeerId| self.peers.get(from.0 as usize).is_none_or(|p| p.died);
-        let possible = !self.matching.has_arrived(select.tagged) && !select.from.is_some_and(died);
+        let died = |from: PeerId| self.core.peers.get(from.0 as usize).is_none_or(|p| p.died);
+        let possible = !self.core.matching.has_arrived(select.tagged) && !select.from.is_some_and(died);
         if possible {
-            self.matching.post(Waiting { select, target: Target::Plain(Bufs::One(buf)), ticket });
+            self.core.matching.post(Waiting { select, target: Target::Plain(Bufs::One(buf)), ticket });
         }
         possible
     }
@@ -343,16 +348,16 @@ impl Endpoint {
         let target = Target::Plain(Bufs::new(receive.bufs));
         let waiting = Waiting { select, target, ticket: receive.ticket };
         // A program that takes the general way may wait for a sender whose lane is not hot.
-        self.next_activity = 0;
-        match (self.matching.take_arrived(&select), select.from) {
+        self.berth.next_activity = 0;
+        match (self.core.matching.take_arrived(&select), select.from) {
             (Some(arrived), _) => self.deliver_kept(waiting, arrived, Because::Posted),
             // No message can come for it. Receives that were posted before the death have ended, too.
-            (None, Some(from)) if self.peers.get(from.0 as usize).is_some_and(|p| p.died) => {
+            (None, Some(from)) if self.core.peers.get(from.0 as usize).is_some_and(|p| p.died) => {
                 let mut then = self.template(receive.ticket, Op::Receive { tagged: select.tagged }, 0);
                 (then.status, then.tag, then.source) = (Status::PeerGone, select.tag, Some(from));
-                self.completions.push_back(then);
+                self.core.completions.push_back(then);
             }
-            (None, _) => self.matching.post(waiting),
+            (None, _) => self.core.matching.post(waiting),
         }
         Ok(())
     }
@@ -361,9 +366,9 @@ impl Endpoint {
     fn receive_many(&mut self, receive: &Receive<'_>, least: u64) -> Result<(), PostError> {
         let select = receive.select;
         let [buf] = receive.bufs else { return Err(PostError::Invalid) };
-        let number = self.next_multi;
-        self.next_multi = self.next_multi.wrapping_add(1);
-        self.multis.insert(
+        let number = self.core.next_multi;
+        self.core.next_multi = self.core.next_multi.wrapping_add(1);
+        self.core.multis.insert(
             number,
             Multi {
                 buf: *buf,
@@ -377,22 +382,22 @@ impl Endpoint {
             },
         );
         let waiting = Waiting { select, target: Target::Multi(number), ticket: receive.ticket };
-        self.matching.post(waiting.clone());
+        self.core.matching.post(waiting.clone());
         // Messages that came before go in at once, as long as there is room.
-        while self.multis.get(&number).is_some_and(|m| !m.closed) {
-            let Some(arrived) = self.matching.take_arrived(&select) else { break };
+        while self.core.multis.get(&number).is_some_and(|m| !m.closed) {
+            let Some(arrived) = self.core.matching.take_arrived(&select) else { break };
             self.deliver_kept(waiting.clone(), arrived, Because::Posted);
         }
-        let died = |from: PeerId| self.peers.get(from.0 as usize).is_some_and(|p| p.died);
+        let died = |from: PeerId| self.core.peers.get(from.0 as usize).is_some_and(|p| p.died);
         if let Some(from) = select.from.filter(|from| died(*from))
-            && self.multis.remove(&number).is_some()
+            && self.core.multis.remove(&number).is_some()
         {
             // As for any directed receive: no further message can come.
-            self.matching.drop_multi(number);
+            self.core.matching.drop_multi(number);
             let mut then = self.template(receive.ticket, Op::Receive { tagged: select.tagged }, 0);
             (then.status, then.tag, then.source) = (Status::PeerGone, select.tag, Some(from));
             then.released = true;
-            self.completions.push_back(then);
+            self.core.completions.push_back(then);
         }
         Ok(())
     }
@@ -401,10 +406,10 @@ impl Endpoint {
     /// found is set aside for [`Endpoint::receive_claimed`] under `ticket.context`; with `discard` it is
     /// dropped. A completion with [`Op::Peek`] comes in any case.
     pub fn peek(&mut self, select: &Selector, claim: bool, discard: bool, ticket: Ticket) {
-        self.next_activity = 0;
+        self.berth.next_activity = 0;
         self.progress();
         let mut completion = self.template(ticket, Op::Peek { tagged: select.tagged }, 0);
-        match self.matching.find_arrived(select) {
+        match self.core.matching.find_arrived(select) {
             None => {
                 completion.status = Status::NoMessage;
                 completion.tag = select.tag;
@@ -416,14 +421,14 @@ impl Endpoint {
                 completion.source = Some(found.source);
             }
         }
-        self.completions.push_back(completion);
+        self.core.completions.push_back(completion);
         if completion.status == Status::Ok
             && (claim || discard)
-            && let Some(found) = self.matching.take_arrived(select)
+            && let Some(found) = self.core.matching.take_arrived(select)
         {
             if discard {
                 self.drop_arrived(found);
-            } else if let Some(lost) = self.matching.claim(ticket.context, found) {
+            } else if let Some(lost) = self.core.matching.claim(ticket.context, found) {
                 self.drop_arrived(lost);
             }
         }
@@ -439,7 +444,7 @@ impl Endpoint {
         bufs: &[LocalBuf],
         ticket: Ticket,
     ) -> Result<(), PostError> {
-        let arrived = self.matching.take_claimed(context).ok_or(PostError::Invalid)?;
+        let arrived = self.core.matching.take_claimed(context).ok_or(PostError::Invalid)?;
         let select =
             Selector { tagged: arrived.tagged, from: Some(arrived.source), tag: arrived.tag, ignore: 0 };
         let waiting = Waiting { select, target: Target::Plain(Bufs::new(bufs)), ticket };
@@ -452,19 +457,19 @@ impl Endpoint {
     /// # Errors
     /// [`PostError::Invalid`] when nothing is claimed under it.
     pub fn discard_claimed(&mut self, context: u64, ticket: Ticket) -> Result<(), PostError> {
-        let arrived = self.matching.take_claimed(context).ok_or(PostError::Invalid)?;
+        let arrived = self.core.matching.take_claimed(context).ok_or(PostError::Invalid)?;
         let mut completion = self.template(ticket, Op::Receive { tagged: arrived.tagged }, 0);
         completion.tag = arrived.tag;
         completion.data = arrived.data;
         completion.source = Some(arrived.source);
-        self.completions.push_back(completion);
+        self.core.completions.push_back(completion);
         self.drop_arrived(arrived);
         Ok(())
     }
 
     /// Ends a kept message that is not received: its sender must not wait for ever.
     fn drop_arrived(&mut self, arrived: Arrived) {
-        self.cushion.try_again();
+        self.core.cushion.try_again();
         if let crate::matching::Body::Ready { id, ack, .. } = arrived.body {
             let source = arrived.source;
             self.send_clear(source, id, 0, 0, Because::Posted);
@@ -475,23 +480,23 @@ impl Endpoint {
     /// Cancels the oldest posted receive with this `context`, if it has matched nothing yet. Its completion says
     /// [`Status::Canceled`].
     pub fn cancel(&mut self, context: u64) -> bool {
-        let Some(waiting) = self.matching.cancel(context) else { return false };
+        let Some(waiting) = self.core.matching.cancel(context) else { return false };
         let mut completion = self.template(waiting.ticket, Op::Receive { tagged: waiting.select.tagged }, 0);
         completion.status = Status::Canceled;
         completion.tag = waiting.select.tag;
         if let Target::Multi(number) = waiting.target {
-            if let Some(multi) = self.multis.get_mut(&number) {
+            if let Some(multi) = self.core.multis.get_mut(&number) {
                 multi.closed = true;
                 multi.canceled = true;
                 if multi.inflight > 0 {
                     // Messages that have matched still arrive; the receive ends after them.
                     return true;
                 }
-                self.multis.remove(&number);
+                self.core.multis.remove(&number);
             }
             completion.released = true;
         }
-        self.completions.push_back(completion);
+        self.core.completions.push_back(completion);
         true
     }
 
@@ -506,7 +511,7 @@ impl Endpoint {
         }
         let ready = self.ready(rma.to);
         let ready = self.or_queued(ready, rma.to, &[], true)?;
-        let id = self.operations.insert(Operation::Incoming {
+        let id = self.core.operations.insert(Operation::Incoming {
             from: rma.to,
             dest: Bufs::new(rma.bufs),
             want: len,
@@ -543,14 +548,14 @@ impl Endpoint {
             let offset = ready.and_then(|()| self.stage(rma.to, rma.bufs, len));
             let staged = self.or_queued(offset, rma.to, rma.bufs, rma.inject)?;
             let sending = staged.as_ref().is_err_and(Payload::is_lent);
-            let id = self.operations.insert(Operation::Await { to: rma.to, then, sending });
+            let id = self.core.operations.insert(Operation::Await { to: rma.to, then, sending });
             let at = staged.as_ref().copied().unwrap_or(0);
             let message = [wire::head(kind::WRITE, flags, 0), id, rma.key, rma.addr, len, at, data, 0];
             self.push_or_queue(staged.map(|_| ()), rma.to, &message, 7);
         } else {
             let ready = self.or_queued(ready, rma.to, &[], true)?;
             let bufs = Bufs::new(rma.bufs);
-            let id = self.operations.insert(Operation::Announced {
+            let id = self.core.operations.insert(Operation::Announced {
                 to: rma.to,
                 bufs,
                 len,
@@ -600,7 +605,7 @@ impl Endpoint {
                 registered: None,
             },
         };
-        let id = self.operations.insert(operation);
+        let id = self.core.operations.insert(operation);
         let what =
             AtomicWord { count: atomic.count, datatype: atomic.datatype, op: atomic.op, kind: atomic.kind };
         let lengths = operands | (compares << 32);

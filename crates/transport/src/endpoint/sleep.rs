@@ -80,14 +80,14 @@ impl Endpoint {
     /// Whether there are more processes with endpoints than processors for them, as far as the region tells.
     #[inline]
     pub fn is_crowded(&self) -> bool {
-        self.crowded
+        self.berth.crowded
     }
 
     /// Whether an operation is under way that may end soon, or a long message has just ended whose remote
     /// endpoint may still copy its last pieces. Never where processors are short.
     pub fn has_transfers(&self) -> bool {
-        let under_way = !self.busy.is_empty() || self.operations.has_any();
-        !self.crowded && (under_way || self.ticks < self.recent_until)
+        let under_way = !self.core.busy.is_empty() || self.core.operations.has_any();
+        !self.berth.crowded && (under_way || self.core.ticks < self.core.recent_until)
     }
 
     /// A descriptor that becomes readable when the endpoint is rung while it sleeps by [`Bell::Service`].
@@ -96,48 +96,48 @@ impl Endpoint {
     /// [`Error::Region`] when the local service is gone, or has no descriptor left.
     pub fn bell(&self) -> Result<OwnedFd> {
         let failed = |source| Error::Region { action: "get a bell to wait on", source };
-        self.member.service().bell(self.local).map_err(failed)
+        self.berth.member.service().bell(self.berth.local).map_err(failed)
     }
 
     /// Gets ready to sleep. If there is nothing to do, senders ring the endpoint from now on, until
     /// [`Endpoint::wake_up`]. If there is something to do, returns `None`, and the endpoint stays awake.
     pub fn fall_asleep(&mut self, bell: Bell) -> Option<Asleep> {
-        if !self.completions.is_empty() {
+        if !self.core.completions.is_empty() {
             return None;
         }
         // Read first: a ring from here on changes it.
-        let (word, seen) = (self.wake.clone(), self.wake.words[0].get());
-        for number in std::mem::take(&mut self.hot) {
-            if let Some(Some(lane)) = self.incoming.get_mut(number as usize) {
+        let (word, seen) = (self.berth.wake.clone(), self.berth.wake.words[0].get());
+        for number in std::mem::take(&mut self.berth.hot) {
+            if let Some(Some(lane)) = self.berth.incoming.get_mut(number as usize) {
                 lane.cool();
-                self.cooling.push(number);
+                self.berth.cooling.push(number);
             }
         }
-        self.sleeps += 1;
+        self.berth.sleeps += 1;
         // The service also wakes threads that sleep on the futex.
-        let bell = if self.asleep == Some(Bell::Service) { Bell::Service } else { bell };
-        sleep::announce_sleep(&self.block.words[4], self.sleeps, bell);
+        let bell = if self.berth.asleep == Some(Bell::Service) { Bell::Service } else { bell };
+        sleep::announce_sleep(&self.berth.block.words[4], self.berth.sleeps, bell);
         let unasked = self.ask_for_room();
         // The check that decides: of everything.
-        (self.next_activity, self.next_slow) = (0, 0);
-        if self.progress() || !self.completions.is_empty() || !self.hot.is_empty() {
-            sleep::announce_awake(&self.block.words[4]);
-            self.naps = 0;
+        (self.berth.next_activity, self.berth.next_slow) = (0, 0);
+        if self.progress() || !self.core.completions.is_empty() || !self.berth.hot.is_empty() {
+            sleep::announce_awake(&self.berth.block.words[4]);
+            self.berth.naps = 0;
             return None;
         }
-        self.asleep = Some(bell);
-        self.tally.add(Counter::Sleeps, 1);
-        let retry = self.roster.is_incomplete() || self.retry_lanes;
-        let open = !self.closing.is_empty() || retry || self.refused || unasked;
-        self.refused = false;
+        self.berth.asleep = Some(bell);
+        self.core.tally.add(Counter::Sleeps, 1);
+        let retry = self.berth.roster.is_incomplete() || self.berth.retry_lanes;
+        let open = !self.berth.closing.is_empty() || retry || self.core.refused || unasked;
+        self.core.refused = false;
         let limit = if open {
-            bounded(OPEN, self.naps)
-        } else if !self.cooling.is_empty() {
-            bounded(UNANSWERED, self.naps)
+            bounded(OPEN, self.berth.naps)
+        } else if !self.berth.cooling.is_empty() {
+            bounded(UNANSWERED, self.berth.naps)
         } else {
             LONGEST
         };
-        self.naps += 1;
+        self.berth.naps += 1;
         Some(Asleep { limit, word, seen })
     }
 
@@ -145,10 +145,10 @@ impl Endpoint {
     /// waits for which nothing will ring. Comes before the check that decides.
     fn ask_for_room(&mut self) -> bool {
         let mut unasked = false;
-        for k in 0..self.busy.len() {
-            let to = self.busy[k];
+        for k in 0..self.core.busy.len() {
+            let to = self.core.busy[k];
             self.check_accept(to);
-            let peer = &mut self.peers[to.0 as usize];
+            let peer = &mut self.core.peers[to.0 as usize];
             // After the fence of the sleep word: what the receiver had read before it could see that word is
             // seen here, so the position asked for lies ahead of it (P21).
             if peer.out.as_mut().is_some_and(|out| out.refresh().is_err()) {
@@ -167,9 +167,9 @@ impl Endpoint {
 
     /// Ends a sleep.
     pub fn wake_up(&mut self) {
-        self.asleep = None;
-        sleep::announce_awake(&self.block.words[4]);
-        self.next_activity = 0;
+        self.berth.asleep = None;
+        sleep::announce_awake(&self.berth.block.words[4]);
+        self.berth.next_activity = 0;
     }
 
     /// Ends all sleeps and wakes the threads. Another thread has found something, and lanes are hot again,
@@ -177,11 +177,11 @@ impl Endpoint {
     #[cold]
     #[inline(never)]
     pub fn wake_all(&mut self) {
-        let bell = self.asleep;
+        let bell = self.berth.asleep;
         self.wake_up();
-        wake::wake(&self.wake.words[0]);
+        wake::wake(&self.berth.wake.words[0]);
         if bell == Some(Bell::Service) {
-            self.member.service().wake(self.slot);
+            self.berth.member.service().wake(self.berth.slot);
         }
     }
 
@@ -189,8 +189,8 @@ impl Endpoint {
     #[cold]
     #[inline(never)]
     pub(super) fn ring_receiver(&mut self, to: PeerId) {
-        self.tally.add(Counter::Announced, 1);
-        let Some(peer) = self.peers.get_mut(to.0 as usize) else { return };
+        self.core.tally.add(Counter::Announced, 1);
+        let Some(peer) = self.core.peers.get_mut(to.0 as usize) else { return };
         peer.sent.add(LaneCounter::Announced, 1);
         let Some(bell) = peer.out.as_mut().and_then(crate::lane::Outgoing::bell_to_ring) else { return };
         let slot = peer.address.slot;
@@ -199,13 +199,13 @@ impl Endpoint {
 
     /// Checks whether the sender of a lane waits for room, and wakes it if there is some.
     pub(super) fn take_request(&mut self, number: u32) {
-        let Some(Some(lane)) = self.incoming.get_mut(number as usize) else { return };
+        let Some(Some(lane)) = self.berth.incoming.get_mut(number as usize) else { return };
         match lane.request() {
             Request::None => {}
             Request::Now => self.wake_sender(number),
             Request::Later => {
-                if !self.waiters.contains(&number) {
-                    self.waiters.push(number);
+                if !self.berth.waiters.contains(&number) {
+                    self.berth.waiters.push(number);
                 }
             }
         }
@@ -214,24 +214,24 @@ impl Endpoint {
     /// The same for all senders that asked for more room than there was.
     #[cold]
     pub(super) fn take_requests(&mut self) {
-        for number in std::mem::take(&mut self.waiters) {
+        for number in std::mem::take(&mut self.berth.waiters) {
             self.take_request(number);
         }
     }
 
     /// Wakes the sender of a lane, if it sleeps.
     pub(super) fn wake_sender(&mut self, number: u32) {
-        let Some(Some(lane)) = self.incoming.get_mut(number as usize) else { return };
+        let Some(Some(lane)) = self.berth.incoming.get_mut(number as usize) else { return };
         let (Some(bell), from) = (lane.bell_to_ring(), lane.peer) else { return };
-        let Some(peer) = self.peers.get(from.0 as usize) else { return };
+        let Some(peer) = self.core.peers.get(from.0 as usize) else { return };
         let slot = peer.address.slot;
         self.ring(from, bell, slot);
     }
 
     /// Rings a remote endpoint that sleeps.
     fn ring(&mut self, to: PeerId, bell: Bell, slot: GlobalSlot) {
-        self.peers[to.0 as usize].sent.add(LaneCounter::Wakeups, 1);
-        self.tally.add(Counter::Wakeups, 1);
-        self.member.ring(slot, bell);
+        self.core.peers[to.0 as usize].sent.add(LaneCounter::Wakeups, 1);
+        self.core.tally.add(Counter::Wakeups, 1);
+        self.berth.member.ring(slot, bell);
     }
 }

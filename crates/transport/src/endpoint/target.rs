@@ -18,7 +18,7 @@ use Stop::Faulty;
 impl Endpoint {
     /// The section that a lane's payloads lie in.
     fn section_of(&self, lane: u32) -> Result<isthmus_region::PeerSection, Stop> {
-        match self.incoming.get(lane as usize) {
+        match self.berth.incoming.get(lane as usize) {
             Some(Some(lane)) => Ok(lane.section.clone()),
             _ => Err(Faulty),
         }
@@ -31,9 +31,9 @@ impl Endpoint {
             return Ok(());
         }
         step(Step::ReadAsked);
-        match self.memory.find(key, addr, len, Access::Read) {
-            Ok(buf) if len <= self.config.eager_bytes.min(4096) => {
-                let mut payload = self.cushion.borrow(|| zeroed(len))?;
+        match self.core.memory.find(key, addr, len, Access::Read) {
+            Ok(buf) if len <= self.core.config.eager_bytes.min(4096) => {
+                let mut payload = self.core.cushion.borrow(|| zeroed(len))?;
                 buf.read(&mut payload);
                 self.count_answer(source, len);
                 self.send_result(source, id, Status::Ok, Some(payload.into()));
@@ -43,7 +43,7 @@ impl Endpoint {
                 let registered = Some(Registered { key, addr });
                 let bufs = Bufs::One(buf);
                 let push = Push { id, bufs, registered, len, at: 0, awaited: None, then: None };
-                self.peers[source.0 as usize].pushes.push_back(push);
+                self.core.peers[source.0 as usize].pushes.push_back(push);
                 self.mark_busy(source);
                 self.pump_peer(source);
             }
@@ -54,8 +54,8 @@ impl Endpoint {
 
     /// Counts the bytes that answer a read.
     fn count_answer(&mut self, to: PeerId, len: u64) {
-        self.tally.add(Counter::RmaBytes, len);
-        self.peers[to.0 as usize].sent.add(LaneCounter::RmaBytes, len);
+        self.core.tally.add(Counter::RmaBytes, len);
+        self.core.peers[to.0 as usize].sent.add(LaneCounter::RmaBytes, len);
     }
 
     /// The completion of a remote write.
@@ -83,19 +83,19 @@ impl Endpoint {
         section.holds("payload", offset, len).map_err(|_| Faulty)?;
         // Only what is certainly the sender's reaches the program's memory: copied out, checked (P5), then
         // placed.
-        let mut bytes = self.cushion.borrow(|| zeroed(len))?;
+        let mut bytes = self.core.cushion.borrow(|| zeroed(len))?;
         let copied = section.bytes("payload", offset, len).and_then(|b| b.get(0, &mut bytes));
         copied.map_err(|_| Faulty)?;
         if !self.still_lives(source) {
             return Ok(());
         }
-        let status = match self.memory.find(key, addr, len, Access::Write) {
+        let status = match self.core.memory.find(key, addr, len, Access::Write) {
             Ok(buf) => {
                 buf.write(&bytes);
                 step(Step::Written);
                 if flags & flag::DATA != 0 {
                     let completion = self.remote_write(source, Some(data), len, buf.address());
-                    self.completions.push_back(completion);
+                    self.core.completions.push_back(completion);
                 }
                 Status::Ok
             }
@@ -116,11 +116,11 @@ impl Endpoint {
         if !self.still_lives(source) {
             return Ok(());
         }
-        match self.memory.find(key, addr, len, Access::Write) {
+        match self.core.memory.find(key, addr, len, Access::Write) {
             Ok(buf) => {
                 let data = (flags & flag::DATA != 0).then_some(data);
                 let then = self.remote_write(source, data, len, buf.address());
-                let mine = self.operations.insert(Operation::Incoming {
+                let mine = self.core.operations.insert(Operation::Incoming {
                     from: source,
                     dest: Bufs::One(buf),
                     want: len,
@@ -148,7 +148,7 @@ impl Endpoint {
             return Err(Faulty);
         }
         let section = self.section_of(lane)?;
-        let mut bytes = self.cushion.borrow(|| zeroed(operands + compares))?;
+        let mut bytes = self.core.cushion.borrow(|| zeroed(operands + compares))?;
         let copied = section.bytes("operands", offset, operands + compares);
         copied.and_then(|b| b.get(0, &mut bytes)).map_err(|_| Faulty)?;
         if !self.still_lives(source) {
@@ -160,10 +160,10 @@ impl Endpoint {
         let readable = match word.kind {
             AtomicKind::Plain => Ok(()),
             AtomicKind::Fetch | AtomicKind::Compare => {
-                self.memory.find(key, addr, span, Access::Read).map(|_| ())
+                self.core.memory.find(key, addr, span, Access::Read).map(|_| ())
             }
         };
-        let target = readable.and_then(|()| self.memory.find(key, addr, span, Access::Atomic));
+        let target = readable.and_then(|()| self.core.memory.find(key, addr, span, Access::Atomic));
         let done = target.and_then(|target| {
             let what = RemoteAtomic {
                 kind: word.kind,
@@ -173,7 +173,7 @@ impl Endpoint {
                 operand,
                 compare,
             };
-            self.memory.atomic(target, &what, &mut before)
+            self.core.memory.atomic(target, &what, &mut before)
         });
         let status = done.err().unwrap_or(Status::Ok);
         step(Step::AtomicDone);
@@ -190,7 +190,8 @@ impl Endpoint {
     pub(super) fn take_result(&mut self, lane: u32, source: PeerId, message: &Message) -> Result<(), Stop> {
         let [_, id, code, len, offset, ..] = *message;
         let section = self.section_of(lane)?;
-        let Some(Operation::Incoming { dest, want, received, then, .. }) = self.operations.get(id, source)
+        let Some(Operation::Incoming { dest, want, received, then, .. }) =
+            self.core.operations.get(id, source)
         else {
             return Ok(());
         };
@@ -211,10 +212,10 @@ impl Endpoint {
             }
         }
         step(Step::ResultPlaced);
-        if let Some(Operation::Incoming { mut then, .. }) = self.operations.take(id, source) {
+        if let Some(Operation::Incoming { mut then, .. }) = self.core.operations.take(id, source) {
             then.status = status;
             then.source = (status != Status::Ok).then_some(source);
-            self.completions.push_back(then);
+            self.core.completions.push_back(then);
         }
         Ok(())
     }
