@@ -12,7 +12,7 @@ use isthmus_region::member::{LocalService, Member};
 use isthmus_region::{Error, Result};
 use isthmus_transport::types::NoMemory;
 use isthmus_transport::wire::{head, kind};
-use isthmus_transport::{Address, Config, Endpoint, PostError, Status, Ticket};
+use isthmus_transport::{Address, CLOSE_PATIENCE, Config, Endpoint, PostError, Status, Ticket};
 
 /// A process with an endpoint.
 fn process(world: &World, peer: u32) -> (Arc<Member>, Endpoint) {
@@ -204,4 +204,27 @@ fn posts_to_an_endpoint_without_lanes_fail() {
     let mut out = [1; 8];
     let bufs = [buf(&mut out)];
     assert_eq!(a.send(&message(id, 1, &bufs)), Err(PostError::PeerGone));
+}
+
+#[test]
+fn an_endpoint_without_a_berth_refuses_what_must_go_somewhere_and_moves_nothing() {
+    let world = World::new(1, 8 << 20);
+    let (mut a, mut b) = (world.endpoint(0), world.endpoint(0));
+    let to_b = a.resolve(&b.address()).unwrap();
+    let to_a = b.resolve(&a.address()).unwrap();
+    let (mut out, mut into) = ([1; 8], [0; 8]);
+    let (out, into) = ([buf(&mut out)], [buf(&mut into)]);
+    a.receive(&receive(any(9), &into)).unwrap();
+    a.send(&message(to_b, 1, &out)).unwrap();
+    let address = a.address();
+    a.leave();
+    assert_eq!(a.send(&message(to_b, 1, &out)).err(), Some(PostError::Again));
+    assert!(!a.send_at_once(to_b, true, 1, None, out[0]));
+    assert_eq!(a.receive(&receive(any(9), &into)), Err(PostError::Again));
+    assert!(a.resolve(&b.address()).is_err() && a.bell().is_err());
+    assert!(!a.progress() && !a.has_lanes() && !a.is_crowded());
+    assert_eq!((a.address(), a.pop()), (address, None));
+    // What it said before, and whether it is there, others learn from its record.
+    assert_eq!(b.send(&message(to_a, 1, &out)), Err(PostError::PeerGone));
+    assert_eq!(a.close(CLOSE_PATIENCE), 0);
 }

@@ -16,7 +16,7 @@ use isthmus_region::counters::{Counter, LaneCounter};
 use isthmus_region::local::LocalBuf;
 
 use super::table::Operation;
-use super::{Because, Endpoint};
+use super::{Because, Berth, Core};
 use crate::lane::{Outgoing, Size};
 use crate::matching::Bufs;
 use crate::types::{Completion, PeerId, PostError};
@@ -169,10 +169,21 @@ impl Backlog {
     }
 }
 
-impl Endpoint {
+impl Berth {
+    /// Wakes our own sleeping threads: when they fell asleep they did not ask for the room that is needed
+    /// now.
+    fn wake_sleepers(&mut self) {
+        if self.asleep.is_some() {
+            self.wake_all();
+        }
+    }
+}
+
+impl Core {
     /// Sends a reply now, or as soon as there is room.
     pub(super) fn reply(
         &mut self,
+        berth: &mut Berth,
         to: PeerId,
         message: Message,
         count: usize,
@@ -181,11 +192,11 @@ impl Endpoint {
     ) {
         let payload = payload.map_or(Payload::None, Payload::Copied);
         let reply = Queued { message, count, payload, because, then: None };
-        self.core.peers[to.0 as usize].backlog.push_reply(reply);
+        self.peers[to.0 as usize].backlog.push_reply(reply);
         crate::fault::step(crate::fault::Step::ReplyOwed);
-        if !self.flush_replies(to) {
+        if !self.flush_replies(berth, to) {
             self.mark_busy(to);
-            self.wake_sleepers();
+            berth.wake_sleepers();
         }
     }
 
@@ -197,36 +208,38 @@ impl Endpoint {
     #[cold]
     pub(super) fn make_space(
         &mut self,
+        berth: &mut Berth,
         to: PeerId,
         bufs: &[LocalBuf],
         copied: bool,
     ) -> Result<Payload, PostError> {
-        self.core.tally.add(Counter::Stalls, 1);
-        self.core.peers[to.0 as usize].sent.add(LaneCounter::Stalls, 1);
-        self.wait_for_receiver(to);
-        if self.core.peers[to.0 as usize].gone {
+        self.tally.add(Counter::Stalls, 1);
+        self.peers[to.0 as usize].sent.add(LaneCounter::Stalls, 1);
+        self.wait_for_receiver(berth, to);
+        if self.peers[to.0 as usize].gone {
             // The wait found that it is faulty.
             return Err(PostError::PeerGone);
         }
         let payload = if bufs.is_empty() && copied { Ok(Payload::None) } else { Payload::of(bufs, copied) };
-        let posts = &mut self.core.peers[to.0 as usize].backlog.posts;
-        let most = self.core.config.backlog_bytes.saturating_sub(self.core.backlog_bytes);
+        let posts = &mut self.peers[to.0 as usize].backlog.posts;
+        let most = self.config.backlog_bytes.saturating_sub(self.backlog_bytes);
         match payload {
             Ok(payload) if Queued::bytes_with(&payload) <= most && posts.try_reserve(1).is_ok() => {
                 Ok(payload)
             }
             _ => {
-                self.core.refused = true;
+                self.refused = true;
                 Err(PostError::Again)
             }
         }
     }
 
-    /// Queues a post for which [`Endpoint::make_space`] found memory.
+    /// Queues a post for which [`Core::make_space`] found memory.
     #[cold]
     #[inline(never)]
     pub(super) fn queue(
         &mut self,
+        berth: &mut Berth,
         to: PeerId,
         message: &Message,
         count: usize,
@@ -234,89 +247,81 @@ impl Endpoint {
         then: Option<Completion>,
     ) {
         let post = Queued { message: *message, count, payload, because: Because::Posted, then };
-        self.core.backlog_bytes += post.bytes();
-        self.core.peers[to.0 as usize].backlog.push_post(post);
+        self.backlog_bytes += post.bytes();
+        self.peers[to.0 as usize].backlog.push_post(post);
         self.mark_busy(to);
-        self.wake_sleepers();
-    }
-
-    /// Wakes our own sleeping threads: when they fell asleep they did not ask for the room that is needed
-    /// now.
-    fn wake_sleepers(&mut self) {
-        if self.berth.asleep.is_some() {
-            self.wake_all();
-        }
+        berth.wake_sleepers();
     }
 
     /// Waits for a moment if much is queued and the receiver takes messages.
-    fn wait_for_receiver(&mut self, to: PeerId) {
-        let position = |this: &Self| this.core.peers[to.0 as usize].out.as_ref().map(Outgoing::read_seen);
+    fn wait_for_receiver(&mut self, berth: &mut Berth, to: PeerId) {
+        let position = |this: &Self| this.peers[to.0 as usize].out.as_ref().map(Outgoing::read_seen);
         let before = position(self);
-        let backlog = &self.core.peers[to.0 as usize].backlog;
+        let backlog = &self.peers[to.0 as usize].backlog;
         if backlog.posts.len() < LONG || before.is_none() || backlog.stood_at == before {
             return;
         }
         for _ in 0..POLLS {
-            self.flush_backlog(to);
+            self.flush_backlog(berth, to);
             if position(self) != before {
                 return;
             }
             std::hint::spin_loop();
         }
-        self.core.peers[to.0 as usize].backlog.stood_at = before;
+        self.peers[to.0 as usize].backlog.stood_at = before;
     }
 
     /// Longest payload that goes to `to` through the data ring; while there is no lane, the limit of the
     /// smallest one.
     #[inline]
     pub(super) fn eager_bytes(&self, to: PeerId) -> u64 {
-        let lane = self.core.peers[to.0 as usize].out.as_ref();
-        lane.map_or(Size::RESERVE.data_bytes / 2, Outgoing::eager_bytes).min(self.core.config.eager_bytes)
+        let lane = self.peers[to.0 as usize].out.as_ref();
+        lane.map_or(Size::RESERVE.data_bytes / 2, Outgoing::eager_bytes).min(self.config.eager_bytes)
     }
 
     /// Sends the replies that wait, in order. Returns whether none is left.
-    pub(super) fn flush_replies(&mut self, to: PeerId) -> bool {
+    pub(super) fn flush_replies(&mut self, berth: &mut Berth, to: PeerId) -> bool {
         loop {
-            match self.core.peers[to.0 as usize].backlog.first() {
+            match self.peers[to.0 as usize].backlog.first() {
                 Some((_, false)) => {}
                 _ => return true,
             }
-            if !self.push_first(to) {
-                return self.core.peers[to.0 as usize].backlog.replies.is_empty();
+            if !self.push_first(berth, to) {
+                return self.peers[to.0 as usize].backlog.replies.is_empty();
             }
         }
     }
 
     /// Sends the replies and posts that wait, in order. Returns whether none is left.
-    pub(super) fn flush_backlog(&mut self, to: PeerId) -> bool {
-        while !self.core.peers[to.0 as usize].backlog.is_empty() {
-            if !self.push_first(to) {
-                return self.core.peers[to.0 as usize].backlog.is_empty();
+    pub(super) fn flush_backlog(&mut self, berth: &mut Berth, to: PeerId) -> bool {
+        while !self.peers[to.0 as usize].backlog.is_empty() {
+            if !self.push_first(berth, to) {
+                return self.peers[to.0 as usize].backlog.is_empty();
             }
         }
         true
     }
 
     /// Sends the first reply, else the first post. Returns whether there was room and the receiver lives.
-    fn push_first(&mut self, to: PeerId) -> bool {
-        let peer = &mut self.core.peers[to.0 as usize];
+    fn push_first(&mut self, berth: &mut Berth, to: PeerId) -> bool {
+        let peer = &mut self.peers[to.0 as usize];
         if !peer.lives() {
             // Posts fail once the region says that it is gone, as all that waits for it does.
             peer.backlog.drop_replies();
             return false;
         }
-        if peer.out.is_none() && self.open_lane(to).is_err() {
+        if peer.out.is_none() && self.open_lane(berth, to).is_err() {
             return false;
         }
-        let peer = &mut self.core.peers[to.0 as usize];
+        let peer = &mut self.peers[to.0 as usize];
         let Some(out) = &mut peer.out else { return false };
         let Ok(ready) = out.has_room() else {
-            self.lose_faulty(to);
+            self.lose_faulty(berth, to);
             return false;
         };
         if !ready {
             if !out.is_accepted() {
-                self.check_accept(to);
+                self.check_accept(berth, to);
             }
             return false;
         }
@@ -327,7 +332,7 @@ impl Endpoint {
             match out.take_data(len) {
                 Ok(Some(at)) => {
                     // Cannot fail: the data ring is ours and was checked when the lane was made.
-                    let section = self.berth.member.section();
+                    let section = berth.member.section();
                     let _ = match &first.payload {
                         Payload::None => Ok(()),
                         Payload::Copied(bytes) => section.fill_bytes("data ring", at, bytes),
@@ -339,12 +344,12 @@ impl Endpoint {
                 }
                 Ok(None) => {
                     if !out.is_accepted() {
-                        self.check_accept(to);
+                        self.check_accept(berth, to);
                     }
                     return false;
                 }
                 Err(_) => {
-                    self.lose_faulty(to);
+                    self.lose_faulty(berth, to);
                     return false;
                 }
             }
@@ -352,7 +357,7 @@ impl Endpoint {
         let is_post = peer.backlog.replies.is_empty();
         let Some(mut next) = peer.backlog.pop() else { return false };
         if is_post {
-            self.core.backlog_bytes = self.core.backlog_bytes.saturating_sub(next.bytes());
+            self.backlog_bytes = self.backlog_bytes.saturating_sub(next.bytes());
         }
         if let Some(at) = offset {
             next.message[wire::offset_word(next.message[0])] = at;
@@ -360,7 +365,7 @@ impl Endpoint {
         let announced = out.push(&next.message, next.count);
         if next.payload.is_lent()
             && let Some(id) = next.awaited()
-            && let Some(Operation::Await { sending, .. }) = self.core.operations.get(id, to)
+            && let Some(Operation::Await { sending, .. }) = self.operations.get(id, to)
         {
             *sending = false;
         }
@@ -373,34 +378,34 @@ impl Endpoint {
             };
             out.count_bytes(len.unwrap_or(0));
             if let Some(counter) = counter {
-                self.core.tally.add(counter, 1);
+                self.tally.add(counter, 1);
             }
         }
         if announced {
-            self.ring_receiver(to);
+            self.ring_receiver(berth, to);
         }
         if let Some(then) = next.then {
-            self.core.completions.push_back(then);
-            self.wake_sleepers();
+            self.completions.push_back(then);
+            berth.wake_sleepers();
         }
         true
     }
 
     /// Drops the post of operation `id`, which has ended before its message went.
     pub(super) fn drop_post(&mut self, to: PeerId, id: u64) {
-        let backlog = &mut self.core.peers[to.0 as usize].backlog;
+        let backlog = &mut self.peers[to.0 as usize].backlog;
         let Some(at) = backlog.posts.iter().position(|post| post.awaited() == Some(id)) else { return };
         if let Some(post) = backlog.posts.remove(at) {
             backlog.count -= 1;
-            self.core.backlog_bytes = self.core.backlog_bytes.saturating_sub(post.bytes());
+            self.backlog_bytes = self.backlog_bytes.saturating_sub(post.bytes());
         }
     }
 
     /// Takes all that waits for a peer that is gone; returns the completions of its posts.
     pub(super) fn take_backlog(&mut self, of: PeerId) -> Vec<Completion> {
-        let backlog = std::mem::take(&mut self.core.peers[of.0 as usize].backlog);
+        let backlog = std::mem::take(&mut self.peers[of.0 as usize].backlog);
         let bytes: u64 = backlog.posts.iter().map(Queued::bytes).sum();
-        self.core.backlog_bytes = self.core.backlog_bytes.saturating_sub(bytes);
+        self.backlog_bytes = self.backlog_bytes.saturating_sub(bytes);
         backlog.posts.into_iter().filter_map(|post| post.then).collect()
     }
 }

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use isthmus_region::format::block;
 
-use super::{Endpoint, Peer};
+use super::{Berth, Core, Endpoint, Peer};
 use crate::fault::{Step, step};
 
 /// A usual patience for [`Endpoint::close`]: a receiver may compute, be traced, or be in a paused VM.
@@ -12,11 +12,11 @@ pub const CLOSE_PATIENCE: Duration = Duration::from_secs(60);
 /// How long an endpoint that is being closed still confirms messages.
 const CONFIRMING: Duration = Duration::from_secs(1);
 
-impl Endpoint {
-    /// Whether a receiver has not taken yet what was sent to it (a close would wait for it).
-    pub fn is_flushing(&mut self) -> bool {
+impl Core {
+    /// As [`super::Endpoint::is_flushing`].
+    pub(super) fn is_flushing(&mut self) -> bool {
         let mut flushing = false;
-        for peer in &mut self.core.peers {
+        for peer in &mut self.peers {
             if peer.gone {
                 continue;
             }
@@ -45,7 +45,7 @@ impl Endpoint {
             let pushed = p.pushes.iter().map(|push| push.at + 1).sum::<u64>();
             taken.wrapping_add(pushed).wrapping_sub(p.backlog.count() as u64)
         };
-        self.core.peers.iter().filter(|p| !p.gone).map(of).fold(0, u64::wrapping_add)
+        self.peers.iter().filter(|p| !p.gone).map(of).fold(0, u64::wrapping_add)
     }
 
     /// Receivers that have not taken yet what was sent to them.
@@ -54,9 +54,34 @@ impl Endpoint {
             let full = p.out.as_mut().is_some_and(|out| !out.is_drained().unwrap_or(true));
             !p.gone && (full || !p.backlog.is_empty() || !p.pushes.is_empty())
         };
-        self.core.peers.iter_mut().filter_map(|p| waits(p).then_some(())).count()
+        self.peers.iter_mut().filter_map(|p| waits(p).then_some(())).count()
     }
 
+    /// Returns all memory to the process's area. The endpoint's record must say that it is gone.
+    pub(super) fn give_back_everything(&mut self, berth: &mut Berth) {
+        for i in 0..self.peers.len() {
+            if let Some(mut out) = self.peers[i].out.take() {
+                berth.chunk_pool.extend(out.all_chunks());
+                berth.give_place(out.place);
+            }
+        }
+        for (_, out) in std::mem::take(&mut berth.closing) {
+            berth.give_place(out.place);
+        }
+        for chunk in std::mem::take(&mut berth.chunk_pool) {
+            berth.member.give(chunk, self.config.chunk_bytes);
+        }
+        if let Some(reserve) = berth.reserve.take() {
+            reserve.give(&berth.member);
+        }
+        for table in [&mut berth.lanes, &mut berth.accepts] {
+            table.give_back(&berth.member);
+        }
+        berth.member.give(berth.block_at, block::BYTES);
+    }
+}
+
+impl Endpoint {
     /// Closes the endpoint. What was sent still arrives, as long as its receivers live and take it. If none
     /// of them has taken anything for `patience`, the close waits no longer; it returns the number of
     /// receivers that live and have not taken all. Remote reads, writes and atomics that come meanwhile are
@@ -75,31 +100,8 @@ impl Endpoint {
     /// As [`Endpoint::close`], in steps, for a caller that has something else to do in between.
     pub fn begin_close(mut self, patience: Duration) -> Closing {
         self.core.leaving = true;
-        let (moves, begin) = (self.moves(), Instant::now());
+        let (moves, begin) = (self.core.moves(), Instant::now());
         Closing { endpoint: self, patience, rounds: 0, begin, moves, since: begin }
-    }
-
-    /// Returns all memory to the process's area. The endpoint's record must say that it is gone.
-    pub(super) fn give_back_everything(&mut self) {
-        for i in 0..self.core.peers.len() {
-            if let Some(mut out) = self.core.peers[i].out.take() {
-                self.berth.chunk_pool.extend(out.all_chunks());
-                self.give_place(out.place);
-            }
-        }
-        for (_, out) in std::mem::take(&mut self.berth.closing) {
-            self.give_place(out.place);
-        }
-        for chunk in std::mem::take(&mut self.berth.chunk_pool) {
-            self.berth.member.give(chunk, self.core.config.chunk_bytes);
-        }
-        if let Some(reserve) = self.berth.reserve.take() {
-            reserve.give(&self.berth.member);
-        }
-        for table in [&mut self.berth.lanes, &mut self.berth.accepts] {
-            table.give_back(&self.berth.member);
-        }
-        self.berth.member.give(self.berth.block_at, block::BYTES);
     }
 }
 
@@ -110,7 +112,7 @@ pub struct Closing {
     patience: Duration,
     rounds: u32,
     begin: Instant,
-    /// [`Endpoint::moves`], and since when it is that.
+    /// [`Core::moves`], and since when it is that.
     moves: u64,
     since: Instant,
 }
@@ -119,21 +121,21 @@ impl Closing {
     /// Makes progress. Once there is nothing more to wait for, returns the number of receivers that live and
     /// have not taken what was sent.
     pub fn advance(&mut self) -> Option<usize> {
-        let endpoint = &mut self.endpoint;
-        endpoint.progress();
-        endpoint.check_accepts();
-        if !endpoint.is_flushing() {
+        let Endpoint { core, berth: Some(berth) } = &mut self.endpoint else { return Some(0) };
+        core.progress(berth);
+        core.check_accepts(berth);
+        if !core.is_flushing() {
             return Some(0);
         }
         self.rounds += 1;
         if self.rounds.is_multiple_of(64) {
-            endpoint.slow();
-            endpoint.core.deaf = self.begin.elapsed() >= CONFIRMING;
-            let now = endpoint.moves();
+            core.slow(berth);
+            core.deaf = self.begin.elapsed() >= CONFIRMING;
+            let now = core.moves();
             if now != self.moves {
                 (self.moves, self.since) = (now, Instant::now());
             } else if self.since.elapsed() >= self.patience {
-                return Some(endpoint.waited_for());
+                return Some(core.waited_for());
             }
         }
         None
@@ -151,15 +153,24 @@ impl Closing {
 
 impl Drop for Endpoint {
     fn drop(&mut self) {
-        self.settle();
+        self.leave();
+    }
+}
+
+impl Endpoint {
+    /// Gives the berth up; what is left reaches nobody. Public for tests.
+    #[doc(hidden)]
+    pub fn leave(&mut self) {
+        let Some(mut berth) = self.berth.take() else { return };
+        self.core.settle(&mut berth);
         // The record first: once it is closed, no receiver takes what is in our memory for messages (P5). If
         // the service is gone, the record stays as it is; then the memory must not serve others before the
         // process ends.
         step(Step::Closing);
-        let told = self.berth.member.service().close_endpoint(self.berth.local).is_ok();
+        let told = berth.member.service().close_endpoint(berth.local).is_ok();
         step(Step::Closed);
         if told {
-            self.give_back_everything();
+            self.core.give_back_everything(&mut berth);
         }
     }
 }

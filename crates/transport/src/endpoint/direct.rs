@@ -19,7 +19,7 @@ use isthmus_region::local::LocalBuf;
 use isthmus_region::registrations::{self, Published, Reader};
 use isthmus_region::roster;
 
-use super::{ATOMIC_BYTES, Endpoint};
+use super::{ATOMIC_BYTES, Berth, Core};
 use crate::matching::Bufs;
 use crate::types::{Atomic, AtomicKind, Op, PeerId, RemoteAtomic, Rma, Status, Ticket};
 
@@ -62,21 +62,22 @@ enum Attempt {
     Over(Status),
 }
 
-impl Endpoint {
+impl Core {
     /// Finds the place for a use that needs all access of `needed`, or the status with which the operation
     /// fails. None if its registration is not published: the operation goes by messages.
     fn place_of(
         &mut self,
+        berth: &mut Berth,
         to: PeerId,
         key: u64,
         addr: u64,
         len: u64,
         needed: u64,
     ) -> Option<Result<Place, Status>> {
-        let peer = self.core.peers.get_mut(to.0 as usize)?;
+        let peer = self.peers.get_mut(to.0 as usize)?;
         if let Reach::Unknown = peer.reach {
             let slot = peer.address.slot;
-            let (directory, info) = roster::endpoint(&self.berth.member, slot).ok()?;
+            let (directory, info) = roster::endpoint(&berth.member, slot).ok()?;
             if !info.life.is_active(peer.address.incarnation) {
                 return None;
             }
@@ -85,7 +86,7 @@ impl Endpoint {
             let reader = Reader::open(directory.section(), info.block).ok().flatten();
             // Where this process may only read, all goes by messages, reads too: they must not overtake the writes.
             let open = reader.zip(directory.section().writable().ok());
-            let index = slot.peer(self.berth.member.region().shape().endpoints);
+            let index = slot.peer(berth.member.region().shape().endpoints);
             peer.reach = open.map_or(Reach::None, |(reader, section)| {
                 let owner = Owner::new(index, area);
                 Reach::Table(Box::new(Known {
@@ -123,11 +124,17 @@ impl Endpoint {
     }
 
     /// Runs `change` under a hold, if the target lives and the range is still registered.
-    fn change(&mut self, to: PeerId, place: &Place, change: impl FnOnce(&Self) -> Status) -> Attempt {
-        self.berth.hold.take(place.owner);
-        let stands = self.core.peers[to.0 as usize].lives() && place.published.stands();
+    fn change(
+        &mut self,
+        berth: &mut Berth,
+        to: PeerId,
+        place: &Place,
+        change: impl FnOnce(&Self) -> Status,
+    ) -> Attempt {
+        berth.hold.take(place.owner);
+        let stands = self.peers[to.0 as usize].lives() && place.published.stands();
         let attempt = if stands { Attempt::Over(change(self)) } else { Attempt::No };
-        self.berth.hold.release();
+        berth.hold.release();
         match attempt {
             // The change may be lost with its target.
             Attempt::Over(Status::Ok) if !self.still_lives(to) => Attempt::Over(Status::PeerGone),
@@ -141,24 +148,24 @@ impl Endpoint {
         let mut then = self.template(ticket, op, len);
         then.status = status;
         then.source = (status != Status::Ok).then_some(to);
-        self.core.completions.push_back(then);
-        self.core.tally.add(Counter::Rma, 1);
+        self.completions.push_back(then);
+        self.tally.add(Counter::Rma, 1);
         if status == Status::Ok {
-            self.core.tally.add(Counter::Direct, 1);
-            self.core.tally.add(Counter::DirectBytes, len);
+            self.tally.add(Counter::Direct, 1);
+            self.tally.add(Counter::DirectBytes, len);
         }
         true
     }
 
     /// Writes directly if possible; returns whether the operation is over.
-    pub(super) fn write_directly(&mut self, rma: &Rma<'_>, len: u64) -> bool {
+    pub(super) fn write_directly(&mut self, berth: &mut Berth, rma: &Rma<'_>, len: u64) -> bool {
         if rma.data.is_some() {
             return false;
         }
-        let attempt = match self.place_of(rma.to, rma.key, rma.addr, len, registrations::WRITE) {
+        let attempt = match self.place_of(berth, rma.to, rma.key, rma.addr, len, registrations::WRITE) {
             None => return false,
             Some(Err(status)) => Attempt::Over(status),
-            Some(Ok(place)) => self.change(rma.to, &place, |_| {
+            Some(Ok(place)) => self.change(berth, rma.to, &place, |_| {
                 let mut at = place.offset;
                 for buf in rma.bufs {
                     if place.section.fill("registration", at, *buf).is_err() {
@@ -173,8 +180,8 @@ impl Endpoint {
     }
 
     /// Reads directly if possible; returns whether the operation is over.
-    pub(super) fn read_directly(&mut self, rma: &Rma<'_>, len: u64) -> bool {
-        let attempt = match self.place_of(rma.to, rma.key, rma.addr, len, registrations::READ) {
+    pub(super) fn read_directly(&mut self, berth: &mut Berth, rma: &Rma<'_>, len: u64) -> bool {
+        let attempt = match self.place_of(berth, rma.to, rma.key, rma.addr, len, registrations::READ) {
             None => return false,
             Some(Err(status)) => Attempt::Over(status),
             Some(Ok(place)) => {
@@ -197,14 +204,15 @@ impl Endpoint {
 
     /// Does an atomic operation directly if possible; returns whether the operation is over. Lengths were
     /// checked.
-    pub(super) fn atomic_directly(&mut self, atomic: &Atomic<'_>, span: u64) -> bool {
+    pub(super) fn atomic_directly(&mut self, berth: &mut Berth, atomic: &Atomic<'_>, span: u64) -> bool {
         let size = u64::from(atomic.size);
-        if !self.core.memory.is_atomic_here(size) || self.core.operations.one_sided(atomic.to) > 0 {
+        if !self.memory.is_atomic_here(size) || self.operations.one_sided(atomic.to) > 0 {
             return false;
         }
         // An operation that returns values needs read access, too.
         let reads = if atomic.kind == AtomicKind::Plain { 0 } else { registrations::READ };
-        let place = self.place_of(atomic.to, atomic.key, atomic.addr, span, registrations::ATOMIC | reads);
+        let place =
+            self.place_of(berth, atomic.to, atomic.key, atomic.addr, span, registrations::ATOMIC | reads);
         let attempt = match place {
             None => return false,
             Some(Err(status)) => Attempt::Over(status),
@@ -229,9 +237,9 @@ impl Endpoint {
                     compare: &bytes[compare],
                 };
                 let mut before = Vec::new();
-                let attempt = self.change(atomic.to, &place, |this| {
+                let attempt = self.change(berth, atomic.to, &place, |this| {
                     let done =
-                        this.core.memory.atomic_there(&place.section, place.offset, span, &what, &mut before);
+                        this.memory.atomic_there(&place.section, place.offset, span, &what, &mut before);
                     done.err().unwrap_or(Status::Ok)
                 });
                 if atomic.kind != AtomicKind::Plain && matches!(attempt, Attempt::Over(Status::Ok)) {

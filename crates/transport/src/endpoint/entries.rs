@@ -3,29 +3,29 @@
 
 use isthmus_region::format::{GlobalSlot, block};
 
-use super::Endpoint;
+use super::Berth;
 
-impl Endpoint {
+impl Berth {
     /// Takes a free lane descriptor.
     pub(super) fn take_descriptor(&mut self) -> isthmus_region::Result<u32> {
-        self.berth.lanes.take(&self.berth.member, self.berth.block_at + block::LANES)
+        self.lanes.take(&self.member, self.block_at + block::LANES)
     }
 
     /// Takes a free accept entry.
     pub(super) fn take_accept(&mut self) -> isthmus_region::Result<u32> {
-        self.berth.accepts.take(&self.berth.member, self.berth.block_at + block::ACCEPTS)
+        self.accepts.take(&self.member, self.block_at + block::ACCEPTS)
     }
 
     /// Takes the first chunk of both tables, so that every endpoint has entries for its first lanes even in a
     /// full region.
     pub(super) fn reserve_entries(&mut self) -> isthmus_region::Result<()> {
-        self.berth.lanes.reserve(&self.berth.member, self.berth.block_at + block::LANES)?;
-        self.berth.accepts.reserve(&self.berth.member, self.berth.block_at + block::ACCEPTS)
+        self.lanes.reserve(&self.member, self.block_at + block::LANES)?;
+        self.accepts.reserve(&self.member, self.block_at + block::ACCEPTS)
     }
 
     /// Changes the version of a table, after one of its entries has changed.
     pub(super) fn bump_version(&self, lanes: bool) {
-        let word = &self.berth.block.words[if lanes { 1 } else { 3 }];
+        let word = &self.block.words[if lanes { 1 } else { 3 }];
         word.set(word.peek().wrapping_add(1));
     }
 }

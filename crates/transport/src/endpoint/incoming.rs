@@ -9,7 +9,7 @@ use isthmus_region::{PeerSection, ReadOnly, SlotRing};
 
 use super::entries::accept_key;
 use super::poll::Keep;
-use super::{Endpoint, Sender, Shortage};
+use super::{Berth, Core, Sender, Shortage};
 use crate::address::Address;
 use crate::fault::{Step, step};
 use crate::lane::Incoming;
@@ -24,6 +24,14 @@ struct Claim {
     /// Offset of the ring, and its slots.
     ring: (u64, u64),
     descriptor: LineRef<ReadOnly>,
+}
+
+/// Whose lanes are looked for: the sender in a slot of the peer at place `q` of the roster.
+struct Whose {
+    q: usize,
+    slot: u32,
+    address: Address,
+    section: PeerSection,
 }
 
 impl Claim {
@@ -44,77 +52,79 @@ impl Claim {
     }
 }
 
-impl Endpoint {
+impl Berth {
+    /// Whether messages are left on a lane, since its sender is owed too many replies or there is no memory.
+    /// The lane must be polled on then: a sender without room announces nothing.
+    pub(super) fn is_left(&self, number: u32) -> bool {
+        matches!(self.incoming.get(number as usize), Some(Some(lane)) if lane.arrived().is_some())
+    }
+
+    /// What is known of the sender in a slot of the peer at place `q` of the roster.
+    fn sender(&self, q: usize, slot: u32) -> Option<&Sender> {
+        self.roster.peers().get(q)?.kept.get(slot as usize)?.as_ref()
+    }
+
+    fn sender_mut(&mut self, q: usize, slot: u32) -> Option<&mut Sender> {
+        self.roster.peers_mut().get_mut(q)?.kept.get_mut(slot as usize)?.as_mut()
+    }
+}
+
+impl Core {
     /// Follows an activity line: polls the lanes of these senders of the peer at place `q` of the roster.
-    pub(super) fn visit(&mut self, q: usize, senders: Senders) -> bool {
+    pub(super) fn visit(&mut self, berth: &mut Berth, q: usize, senders: Senders) -> bool {
         let mut moved = false;
-        let high = self.berth.roster.peers()[q].directory.endpoints_high();
+        let high = berth.roster.peers()[q].directory.endpoints_high();
         for slot in (0..high).filter(|slot| senders.has(*slot)) {
-            if !self.know_sender(q, slot) {
+            if !self.know_sender(berth, q, slot) {
                 continue;
             }
             let mut k = 0;
             loop {
-                let lane = self.sender(q, slot).and_then(|s| s.lanes.get(k)).copied();
+                let lane = berth.sender(q, slot).and_then(|s| s.lanes.get(k)).copied();
                 let Some(number) = lane else { break };
                 k += 1;
-                if self.drain(number) {
+                if self.drain(berth, number) {
                     moved = true;
-                    self.warm(number);
+                    self.warm(berth, number);
                 }
-                self.take_request(number);
+                self.take_request(berth, number);
             }
         }
         moved
     }
 
     /// Takes all that a lane holds now: the rest would wait for the next announcement.
-    fn drain(&mut self, number: u32) -> bool {
+    fn drain(&mut self, berth: &mut Berth, number: u32) -> bool {
         let mut moved = false;
         let mut rounds = 0;
-        while self.poll(number, &mut Keep) {
+        while self.poll(berth, number, &mut Keep) {
             moved = true;
             rounds += 1;
             // A sender that fills the lane as fast as we empty it must not keep us here: the lane becomes
             // hot.
             if rounds == 64 {
-                self.warm(number);
+                self.warm(berth, number);
                 break;
             }
         }
-        if self.is_left(number) {
-            self.warm(number);
+        if berth.is_left(number) {
+            self.warm(berth, number);
         }
         moved
     }
 
-    /// Whether messages are left on a lane, since its sender is owed too many replies or there is no memory.
-    /// The lane must be polled on then: a sender without room announces nothing.
-    pub(super) fn is_left(&self, number: u32) -> bool {
-        matches!(self.berth.incoming.get(number as usize), Some(Some(lane)) if lane.arrived().is_some())
-    }
-
     /// Tries again to accept lanes for which there was no memory.
-    pub(super) fn retry_accepts(&mut self) {
-        if std::mem::take(&mut self.berth.retry_lanes) {
-            for q in 0..self.berth.roster.peers().len() {
-                self.visit(q, Senders::ALL);
+    pub(super) fn retry_accepts(&mut self, berth: &mut Berth) {
+        if std::mem::take(&mut berth.retry_lanes) {
+            for q in 0..berth.roster.peers().len() {
+                self.visit(berth, q, Senders::ALL);
             }
         }
     }
 
-    /// What is known of the sender in a slot of the peer at place `q` of the roster.
-    fn sender(&self, q: usize, slot: u32) -> Option<&Sender> {
-        self.berth.roster.peers().get(q)?.kept.get(slot as usize)?.as_ref()
-    }
-
-    fn sender_mut(&mut self, q: usize, slot: u32) -> Option<&mut Sender> {
-        self.berth.roster.peers_mut().get_mut(q)?.kept.get_mut(slot as usize)?.as_mut()
-    }
-
     /// Brings what is known of a sender up to date; returns whether it lives.
-    fn know_sender(&mut self, q: usize, slot: u32) -> bool {
-        let peer = &mut self.berth.roster.peers_mut()[q];
+    fn know_sender(&mut self, berth: &mut Berth, q: usize, slot: u32) -> bool {
+        let peer = &mut berth.roster.peers_mut()[q];
         let at = slot as usize;
         if peer.kept.len() <= at {
             peer.kept.resize_with(at + 1, || None);
@@ -125,109 +135,95 @@ impl Endpoint {
             peer.kept[at] = new_sender(peer, slot);
             // The record decides whether the former sender is gone; the directory's generation is only a
             // hint.
-            let place = GlobalSlot::new(peer.index, slot, self.berth.member.region().shape().endpoints).0;
+            let place = GlobalSlot::new(peer.index, slot, berth.member.region().shape().endpoints).0;
             let key = before.map(|sender| (place, sender.record.incarnation()));
-            if let Some(id) = key.and_then(|key| self.core.by_address.get(&key).copied()) {
-                let died = self.core.peers[id.0 as usize].has_died();
-                self.lose(id, died);
+            if let Some(id) = key.and_then(|key| self.by_address.get(&key).copied()) {
+                let died = self.peers[id.0 as usize].has_died();
+                self.lose(berth, id, died);
             }
         }
-        let peer = &mut self.berth.roster.peers_mut()[q];
+        let peer = &mut berth.roster.peers_mut()[q];
         let Some(sender) = &mut peer.kept[at] else { return false };
         let version = sender.block.words[1].get();
         if version != sender.lanes_seen {
             sender.lanes_seen = version;
             let first = sender.block.words[0].get();
             let incarnation = sender.record.incarnation();
-            let section = peer.directory.section().clone();
-            let index = peer.index;
-            self.find_lanes(q, slot, &section, first, index, incarnation);
+            let slots = berth.member.region().shape().endpoints;
+            let address = Address {
+                region: self.address.region,
+                slot: GlobalSlot::new(peer.index, slot, slots),
+                incarnation,
+            };
+            let whose = Whose { q, slot, address, section: peer.directory.section().clone() };
+            self.find_lanes(berth, &whose, first);
         }
         true
     }
 
     /// Searches a sender's lane descriptors for new lanes to us, and for lanes that were closed.
-    fn find_lanes(
-        &mut self,
-        q: usize,
-        slot: u32,
-        section: &PeerSection,
-        first: u64,
-        peer: u32,
-        incarnation: u64,
-    ) {
+    fn find_lanes(&mut self, berth: &mut Berth, whose: &Whose, first: u64) {
+        let Whose { q, slot, ref section, .. } = *whose;
         let mut claims = Vec::new();
-        let most = chain::most_lane_chunks(self.berth.member.region().shape());
+        let most = chain::most_lane_chunks(berth.member.region().shape());
         for (number, at) in chain::entries(section, chain::LANES, most, first) {
             let Ok(descriptor) = section.line("lane", at) else { break };
-            claims.extend(Claim::read(number, descriptor, self.berth.slot, self.berth.incarnation));
+            claims.extend(Claim::read(number, descriptor, berth.slot, berth.incarnation));
         }
         // A lane that is no longer described was closed, which its sender does only once it is drained.
-        let known: Vec<u32> = self.sender(q, slot).map_or_else(Vec::new, |s| s.lanes.clone());
+        let known: Vec<u32> = berth.sender(q, slot).map_or_else(Vec::new, |s| s.lanes.clone());
         for number in known {
-            let Some(Some(lane)) = self.berth.incoming.get(number as usize) else { continue };
+            let Some(Some(lane)) = berth.incoming.get(number as usize) else { continue };
             let described = claims.iter().any(|c| c.number == lane.number && c.generation == lane.generation);
             if !described {
-                self.drop_incoming(number);
+                self.drop_incoming(berth, number);
             }
         }
         for claim in claims {
-            let sender = self.sender(q, slot);
+            let sender = berth.sender(q, slot);
             let known = sender.is_some_and(|s| {
                 s.lanes.iter().any(|n| {
-                    matches!(self.berth.incoming.get(*n as usize), Some(Some(l))
+                    matches!(berth.incoming.get(*n as usize), Some(Some(l))
                         if l.number == claim.number && l.generation == claim.generation)
                 })
             });
             if !known && sender.is_some_and(|s| s.lanes.len() < MOST_LANES) {
-                self.accept(q, slot, section, &claim, peer, incarnation);
+                self.accept(berth, whose, &claim);
             }
         }
     }
 
     /// Accepts a lane; a claim that cannot be right is ignored.
-    fn accept(
-        &mut self,
-        q: usize,
-        slot: u32,
-        section: &PeerSection,
-        claim: &Claim,
-        peer: u32,
-        incarnation: u64,
-    ) {
+    fn accept(&mut self, berth: &mut Berth, whose: &Whose, claim: &Claim) {
+        let Whose { q, slot, address, ref section } = *whose;
         let (ring_at, slots) = claim.ring;
         let Ok(ring): Result<SlotRing<ReadOnly>, _> = section.ring("ring", ring_at, slots) else { return };
-        let address = Address {
-            region: self.berth.member.region().shape().uuid,
-            slot: GlobalSlot::new(peer, slot, self.berth.member.region().shape().endpoints),
-            incarnation,
-        };
-        let Ok(source) = self.meet(&address) else { return };
-        if self.core.peers[source.0 as usize].gone {
+        let Ok(source) = self.meet(berth, &address) else { return };
+        if self.peers[source.0 as usize].gone {
             // It is faulty and still runs, or has just died.
             self.spare(source);
             return;
         }
-        let Ok(entry) = self.take_accept() else {
+        let Ok(entry) = berth.take_accept() else {
             // No memory for the accept entry. The sender fills its ring once and announces nothing more, so
             // trying again is up to us.
-            self.berth.retry_lanes = true;
-            if self.berth.shortage == Shortage::None {
-                self.berth.shortage = Shortage::Seen;
+            berth.retry_lanes = true;
+            if berth.shortage == Shortage::None {
+                berth.shortage = Shortage::Seen;
             }
-            if let Some(sender) = self.sender_mut(q, slot) {
+            if let Some(sender) = berth.sender_mut(q, slot) {
                 sender.lanes_seen = u64::MAX;
             }
             return;
         };
-        let mine = self.berth.member.section();
-        let Ok(at) = self.berth.accepts.at(entry) else { return };
+        let mine = berth.member.section();
+        let Ok(at) = berth.accepts.at(entry) else { return };
         let (Ok(heat), Ok(read)) = (mine.line("accept", at), mine.line("accept", at + accept::READ)) else {
             return;
         };
         read.words[0].put(0);
         heat.words[1].put(claim.generation);
-        heat.words[2].put(incarnation);
+        heat.words[2].put(address.incarnation);
         heat.words[3].put(0);
         step(Step::AcceptWritten);
         heat.words[0].set(accept_key(address.slot, claim.number));
@@ -242,40 +238,43 @@ impl Endpoint {
             claim.descriptor.clone(),
             heat,
             read,
-            self.sender(q, slot).map(|s| s.block.clone()),
+            berth.sender(q, slot).map(|s| s.block.clone()),
         );
-        let number = self.berth.incoming.iter().position(Option::is_none).unwrap_or_else(|| {
-            self.berth.incoming.push(None);
-            self.berth.incoming.len() - 1
+        let number = berth.incoming.iter().position(Option::is_none).unwrap_or_else(|| {
+            berth.incoming.push(None);
+            berth.incoming.len() - 1
         });
-        self.berth.incoming[number] = Some(lane);
-        if let Some(sender) = self.sender_mut(q, slot) {
+        berth.incoming[number] = Some(lane);
+        if let Some(sender) = berth.sender_mut(q, slot) {
             sender.lanes.push(u32::try_from(number).unwrap_or(u32::MAX));
         }
-        self.bump_version(false);
+        berth.bump_version(false);
         // The sender may sleep until the lane is accepted.
-        self.wake_sender(u32::try_from(number).unwrap_or(u32::MAX));
+        self.wake_sender(berth, u32::try_from(number).unwrap_or(u32::MAX));
     }
 
     /// Forgets an incoming lane, and frees its accept entry.
-    pub(super) fn drop_incoming(&mut self, number: u32) {
-        let Some(lane) = self.berth.incoming.get_mut(number as usize).and_then(Option::take) else { return };
-        self.core.peers[lane.peer.0 as usize].is_kept |= lane.has_taken();
-        self.berth.hot.retain(|n| *n != number);
-        self.berth.cooling.retain(|n| *n != number);
-        self.berth.waiters.retain(|n| *n != number);
-        for peer in self.berth.roster.peers_mut() {
+    pub(super) fn drop_incoming(&mut self, berth: &mut Berth, number: u32) {
+        let Some(lane) = berth.incoming.get_mut(number as usize).and_then(Option::take) else { return };
+        self.peers[lane.peer.0 as usize].is_kept |= lane.has_taken();
+        berth.hot.retain(|n| *n != number);
+        if berth.hot.is_empty() {
+            berth.next_activity = 0;
+        }
+        berth.cooling.retain(|n| *n != number);
+        berth.waiters.retain(|n| *n != number);
+        for peer in berth.roster.peers_mut() {
             for sender in peer.kept.iter_mut().flatten() {
                 sender.lanes.retain(|n| *n != number);
             }
         }
-        let at = self.berth.accepts.at(lane.entry);
-        if let Ok(key) = at.and_then(|at| self.berth.member.section().word("accept", at)) {
+        let at = berth.accepts.at(lane.entry);
+        if let Ok(key) = at.and_then(|at| berth.member.section().word("accept", at)) {
             key.set(0);
         }
         step(Step::AcceptFreed);
-        self.berth.accepts.give(lane.entry);
-        self.bump_version(false);
+        berth.accepts.give(lane.entry);
+        berth.bump_version(false);
     }
 }
 

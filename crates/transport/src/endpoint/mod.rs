@@ -1,5 +1,6 @@
 //! The endpoint: posting, progress, completions.
 //!
+//! - `api`: what programs call.
 //! - `post`: what the caller posts: sends, receives, peeks, RMA.
 //! - `poll`: polling the lanes, and the order of progress.
 //! - `two_sided`: messages that arrive, and their receives.
@@ -19,6 +20,7 @@
 //!
 //! An endpoint polls its *hot* lanes directly; one activity line for each peer of the region leads it to the others.
 
+mod api;
 mod backlog;
 mod close;
 mod cushion;
@@ -194,7 +196,8 @@ struct Multi {
 /// An endpoint; see the crate's description.
 pub struct Endpoint {
     core: Core,
-    berth: Berth,
+    /// None while its process is attached nowhere.
+    berth: Option<Berth>,
 }
 
 /// What an endpoint is, wherever its process is attached: the remote endpoints that it knows, what is posted, and what waits.
@@ -262,7 +265,7 @@ struct Berth {
     retry_lanes: bool,
     /// Whether `retry_lanes` was ever set, and that was reported.
     shortage: Shortage,
-    /// Tick of the next poll of the activity lines, and how many ticks apart such polls are now.
+    /// Tick of the next poll of the activity lines, 0 while no lane is hot; and how many ticks apart such polls are now.
     next_activity: u64,
     activity_every: u64,
     next_slow: u64,
@@ -333,7 +336,7 @@ impl Endpoint {
         let wake = wake.map_err(failed("find an endpoint's record"))?;
         let slot = member.region().shape().slot(member.peer(), local);
         let most_chunks = chain::most_lane_chunks(member.region().shape());
-        let berth = Berth {
+        let mut berth = Berth {
             member: Arc::clone(member),
             slot,
             local,
@@ -365,10 +368,10 @@ impl Endpoint {
             crowded: false,
         };
         let address = Address { region: member.region().shape().uuid, slot, incarnation };
-        let mut endpoint = Self { core: Core::new(address, config, memory), berth };
-        endpoint.reserve_entries().map_err(failed("take memory for an endpoint's first lanes"))?;
-        endpoint.check_region();
-        Ok(endpoint)
+        let mut core = Core::new(address, config, memory);
+        berth.reserve_entries().map_err(failed("take memory for an endpoint's first lanes"))?;
+        core.check_region(&mut berth);
+        Ok(Self { core, berth: Some(berth) })
     }
 
     /// The endpoint's address.
@@ -389,9 +392,10 @@ impl Endpoint {
     /// Whether senders wait because the section has no memory for more accept entries; true once. For logs.
     #[inline]
     pub fn take_shortage(&mut self) -> bool {
-        let seen = self.berth.shortage == Shortage::Seen;
+        let Some(berth) = &mut self.berth else { return false };
+        let seen = berth.shortage == Shortage::Seen;
         if seen {
-            self.berth.shortage = Shortage::Told;
+            berth.shortage = Shortage::Told;
         }
         seen
     }
@@ -411,7 +415,8 @@ impl Endpoint {
 
     /// Whether there is a lane to or from any endpoint.
     pub fn has_lanes(&self) -> bool {
-        self.berth.open_lanes > 0 || self.berth.incoming.iter().any(Option::is_some)
+        let has = |berth: &Berth| berth.open_lanes > 0 || berth.incoming.iter().any(Option::is_some);
+        self.berth.as_ref().is_some_and(has)
     }
 
     /// Bytes of memory that queued posts take.

@@ -9,7 +9,7 @@ use isthmus_region::counters::Counter;
 use isthmus_region::roster::Present;
 
 use super::cushion::NoMemoryLeft;
-use super::{Endpoint, Peer};
+use super::{Berth, Core, Peer};
 use crate::address::Address;
 use crate::fault::{Step, step};
 use crate::lane::Incoming;
@@ -34,7 +34,7 @@ impl From<NoMemoryLeft> for Stop {
 
 /// Where completions go.
 pub trait Sink {
-    /// Whether [`Sink::complete`] is to be called at once; else completions are kept for [`Endpoint::pop`].
+    /// Whether [`Sink::complete`] is to be called at once; else completions are kept for [`super::Endpoint::pop`].
     const DIRECT: bool = true;
 
     /// Takes one, and the address of its source if it has one.
@@ -74,14 +74,14 @@ pub trait ShortSink {
     fn take(&mut self, got: &ShortReceived, from: &Address);
 }
 
-/// What [`Endpoint::poll_short`] found.
+/// What [`super::Endpoint::poll_short`] found.
 #[derive(Debug)]
 pub enum Short {
     /// Nothing: the most frequent outcome, and the cheapest.
     Nothing,
     /// Messages, which are now received; no [`Completion`] will come.
     Received,
-    /// Something for [`Endpoint::progress_into`]. Nothing was done.
+    /// Something for [`super::Endpoint::progress_into`]. Nothing was done.
     Other,
 }
 
@@ -93,7 +93,7 @@ const MOST_REPLIES: usize = 1024;
 const SHORT_BATCH: usize = 16;
 /// Slots ahead of the next one whose line is prefetched, while several messages are there.
 const EXPECT_AHEAD: u64 = 4;
-/// Time that the hints between the polls of [`Endpoint::spin`] take; the polls come on top, 1 to 2 ns for
+/// Time that the hints between the polls of [`Core::spin`] take; the polls come on top, 1 to 2 ns for
 /// each hot lane. MPICH's answer takes 0.7 us where two hardware threads share a core; to wait for a later
 /// one costs it a system call.
 const SPIN_NS: u32 = 1500;
@@ -102,10 +102,10 @@ const POLLS_WITHOUT_HINT: u32 = 500;
 /// Most calls between two polls of the activity lines, while there are hot lanes. After a poll that finds
 /// something the next call polls them again.
 const ACTIVITY_EVERY: u64 = 8;
-/// Calls between two rounds of [`Endpoint::slow`].
+/// Calls between two rounds of [`Core::slow`].
 const SLOW_EVERY: u64 = 256;
 
-/// How [`Endpoint::spin`] spins.
+/// How [`Core::spin`] spins.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Spin {
     polls: u32,
@@ -149,66 +149,87 @@ fn take_short(lane: &mut Incoming, head: u64, peer: &Peer, matching: &mut Matchi
     Some(ShortReceived { ticket, tagged, tag, data, source, buf: buf.address(), len })
 }
 
-impl Endpoint {
-    /// Moves everything that can be moved, within bounds: incoming messages, pipelines, replies. Returns
-    /// whether anything happened. Completions are kept for [`Endpoint::pop`]. Makes no system call.
-    pub fn progress(&mut self) -> bool {
-        self.advance(&mut Keep)
+impl Berth {
+    /// Whether there is nothing to do now: no activity line has changed, nobody waits for room, and
+    /// [`Core::slow`] is not due.
+    #[inline(never)]
+    fn is_activity_unchanged(&mut self, ticks: u64) -> bool {
+        let quiet = ticks < self.next_slow
+            && !self.hot.is_empty()
+            && self.waiters.is_empty()
+            && self.roster.peers().iter().all(Present::is_quiet);
+        if quiet {
+            self.activity_every = (2 * self.activity_every).min(ACTIVITY_EVERY);
+            self.next_activity = ticks + self.activity_every;
+        }
+        quiet
+    }
+}
+
+impl Core {
+    /// As [`super::Endpoint::progress`].
+    pub(super) fn progress(&mut self, berth: &mut Berth) -> bool {
+        self.advance(berth, &mut Keep)
     }
 
-    /// As [`Endpoint::progress`], but all completions go to `sink`, older ones first.
+    /// As [`super::Endpoint::progress_into`].
     #[inline]
-    pub fn progress_into(&mut self, sink: &mut impl Sink) -> bool {
-        let moved = self.advance(sink);
-        if !self.core.completions.is_empty() {
+    pub(super) fn progress_into(&mut self, berth: &mut Berth, sink: &mut impl Sink) -> bool {
+        let moved = self.advance(berth, sink);
+        if !self.completions.is_empty() {
             self.drain_into(sink);
         }
         moved
     }
 
-    /// Hands all completions that are there to `sink`.
+    /// As [`super::Endpoint::drain_into`].
     #[inline(never)]
-    pub fn drain_into(&mut self, sink: &mut impl Sink) {
-        while let Some(completion) = self.core.completions.pop_front() {
-            let source = completion.source.and_then(|s| self.core.peers.get(s.0 as usize));
+    pub(super) fn drain_into(&mut self, sink: &mut impl Sink) {
+        while let Some(completion) = self.completions.pop_front() {
+            let source = completion.source.and_then(|s| self.peers.get(s.0 as usize));
             sink.complete(&completion, source.map(|p| &p.address));
         }
     }
 
-    /// The short way of a poll: takes up to `room` short messages of one lane, each for the oldest receive,
-    /// or finds nothing. It leaves all else to [`Endpoint::progress_into`], and says so often enough
-    /// ([`Short::Other`]). With `wait` it spins once where there is nothing.
+    /// As [`super::Endpoint::poll_short`].
     #[inline(always)] // on the way of a short message
-    pub fn poll_short(&mut self, room: usize, wait: bool, sink: &mut impl ShortSink) -> Short {
-        let ticks = self.core.ticks.wrapping_add(1);
-        let other =
-            !self.core.busy.is_empty() || !self.core.completions.is_empty() || self.berth.hot.is_empty();
-        if other || (ticks >= self.berth.next_activity && !self.is_activity_unchanged(ticks)) {
+    pub(super) fn poll_short(
+        &mut self,
+        berth: &mut Option<Berth>,
+        room: usize,
+        wait: bool,
+        sink: &mut impl ShortSink,
+    ) -> Short {
+        let ticks = self.ticks.wrapping_add(1);
+        let Some(berth) = berth else { return Short::Other };
+        // The activity lines are always due while no lane is hot.
+        let other = !self.busy.is_empty() || !self.completions.is_empty();
+        if other || (ticks >= berth.next_activity && !berth.is_activity_unchanged(ticks)) {
             return Short::Other;
         }
-        self.core.ticks = ticks;
+        self.ticks = ticks;
         let mut wait = wait;
         loop {
-            for number in &self.berth.hot {
-                let Some(Some(lane)) = self.berth.incoming.get_mut(*number as usize) else { continue };
+            for number in &berth.hot {
+                let Some(Some(lane)) = berth.incoming.get_mut(*number as usize) else { continue };
                 let Some(head) = lane.arrived() else { continue };
-                let Some(peer) = self.core.peers.get(lane.peer.0 as usize) else { return Short::Other };
-                let Some(received) = take_short(lane, head, peer, &mut self.core.matching) else {
+                let Some(peer) = self.peers.get(lane.peer.0 as usize) else { return Short::Other };
+                let Some(received) = take_short(lane, head, peer, &mut self.matching) else {
                     return Short::Other;
                 };
                 sink.take(&received, &peer.address);
                 lane.last = ticks;
-                self.core.tally.add(Counter::RxMessages, 1);
-                self.core.tally.add(Counter::RxBytes, received.len as u64);
-                if self.berth.hot.len() > 1 || lane.arrived().is_some() {
+                self.tally.add(Counter::RxMessages, 1);
+                self.tally.add(Counter::RxBytes, received.len as u64);
+                if berth.hot.len() > 1 || lane.arrived().is_some() {
                     let number = *number;
-                    self.take_more(number, room - 1, sink);
+                    self.take_more(berth, number, room - 1, sink);
                 } else {
                     lane.release();
                 }
                 return Short::Received;
             }
-            if !wait || !self.spin() {
+            if !wait || !self.spin(berth) {
                 return Short::Nothing;
             }
             wait = false;
@@ -218,16 +239,16 @@ impl Endpoint {
     /// Takes up to `room` further short messages of a hot lane, and moves the lane behind the others, so that
     /// none starves. A function of its own, which keeps the way of the first message short.
     #[inline(never)]
-    fn take_more(&mut self, number: u32, room: usize, sink: &mut impl ShortSink) {
-        if let Some(Some(lane)) = self.berth.incoming.get_mut(number as usize)
-            && let Some(peer) = self.core.peers.get(lane.peer.0 as usize)
+    fn take_more(&mut self, berth: &mut Berth, number: u32, room: usize, sink: &mut impl ShortSink) {
+        if let Some(Some(lane)) = berth.incoming.get_mut(number as usize)
+            && let Some(peer) = self.peers.get(lane.peer.0 as usize)
         {
             let (mut count, mut bytes) = (0, 0);
             while count < room
                 && let Some(head) = lane.arrived()
             {
                 lane.expect(EXPECT_AHEAD);
-                let Some(received) = take_short(lane, head, peer, &mut self.core.matching) else { break };
+                let Some(received) = take_short(lane, head, peer, &mut self.matching) else { break };
                 bytes += received.len;
                 count += 1;
                 sink.take(&received, &peer.address);
@@ -236,14 +257,14 @@ impl Endpoint {
                 }
             }
             lane.release();
-            self.core.tally.add(Counter::RxMessages, count as u64);
-            self.core.tally.add(Counter::RxBytes, bytes as u64);
+            self.tally.add(Counter::RxMessages, count as u64);
+            self.tally.add(Counter::RxBytes, bytes as u64);
         }
-        if self.berth.hot.len() > 1
-            && let Some(at) = self.berth.hot.iter().position(|hot| *hot == number)
+        if berth.hot.len() > 1
+            && let Some(at) = berth.hot.iter().position(|hot| *hot == number)
         {
-            let hot = self.berth.hot.remove(at);
-            self.berth.hot.push(hot);
+            let hot = berth.hot.remove(at);
+            berth.hot.push(hot);
         }
     }
 
@@ -251,112 +272,104 @@ impl Endpoint {
     /// short, nor where the program waits for nothing: Open MPI 4 reads its queue again at once after each
     /// message, and would be delayed before it sends the answer.
     #[inline(never)]
-    fn spin(&self) -> bool {
-        if self.berth.crowded || !(self.core.matching.has_waiting() || self.core.operations.has_any()) {
+    fn spin(&self, berth: &Berth) -> bool {
+        if berth.crowded || !(self.matching.has_waiting() || self.operations.has_any()) {
             return false;
         }
-        let Spin { polls, hinted } = self.core.spin_plan;
+        let Spin { polls, hinted } = self.spin_plan;
         (0..polls).any(|_| {
             // The caller has just polled them once.
             if hinted {
                 std::hint::spin_loop();
             }
-            std::hint::black_box(&self.berth.hot).iter().any(
-                |number| matches!(self.berth.incoming.get(*number as usize), Some(Some(l)) if l.arrived().is_some()),
+            std::hint::black_box(&berth.hot).iter().any(
+                |number| matches!(berth.incoming.get(*number as usize), Some(Some(l)) if l.arrived().is_some()),
             )
         })
     }
 
-    /// Whether there is nothing to do now: no activity line has changed, nobody waits for room, and
-    /// [`Endpoint::slow`] is not due.
-    #[inline(never)]
-    fn is_activity_unchanged(&mut self, ticks: u64) -> bool {
-        let quiet = ticks < self.berth.next_slow
-            && self.berth.waiters.is_empty()
-            && self.berth.roster.peers().iter().all(Present::is_quiet);
-        if quiet {
-            self.berth.activity_every = (2 * self.berth.activity_every).min(ACTIVITY_EVERY);
-            self.berth.next_activity = ticks + self.berth.activity_every;
-        }
-        quiet
-    }
-
     /// One round of progress: hot lanes, then what waits for room, then the activity lines if it is their turn.
     #[inline]
-    fn advance<S: Sink>(&mut self, sink: &mut S) -> bool {
+    fn advance<S: Sink>(&mut self, berth: &mut Berth, sink: &mut S) -> bool {
         let mut moved = false;
         let mut k = 0;
-        while let Some(number) = self.berth.hot.get(k).copied() {
-            moved |= self.poll(number, sink);
+        while let Some(number) = berth.hot.get(k).copied() {
+            moved |= self.poll(berth, number, sink);
             k += 1;
         }
-        if !self.core.busy.is_empty() {
-            moved |= self.pump();
+        if !self.busy.is_empty() {
+            moved |= self.pump(berth);
         }
-        self.core.ticks = self.core.ticks.wrapping_add(1);
-        if self.core.ticks >= self.berth.next_activity || self.berth.hot.is_empty() {
-            moved |= self.poll_activity();
+        self.ticks = self.ticks.wrapping_add(1);
+        if self.ticks >= berth.next_activity {
+            moved |= self.poll_activity(berth);
         }
-        if moved && self.berth.asleep.is_some() {
-            self.wake_all();
+        if moved && berth.asleep.is_some() {
+            berth.wake_all();
         }
         moved
     }
 
     /// Polls the activity lines, and visits the senders that they lead to.
     #[inline(never)]
-    fn poll_activity(&mut self) -> bool {
+    fn poll_activity(&mut self, berth: &mut Berth) -> bool {
         let mut moved = false;
-        for at in 0..self.berth.roster.peers().len() {
-            let senders = self.berth.roster.peers_mut()[at].announced();
+        for at in 0..berth.roster.peers().len() {
+            let senders = berth.roster.peers_mut()[at].announced();
             if !senders.is_none() {
-                moved |= self.visit(at, senders);
+                moved |= self.visit(berth, at, senders);
             }
         }
-        if !self.berth.waiters.is_empty() {
-            self.take_requests();
+        if !berth.waiters.is_empty() {
+            self.take_requests(berth);
         }
-        let soon = moved || !self.berth.waiters.is_empty();
-        self.berth.activity_every =
-            if soon { 1 } else { (2 * self.berth.activity_every).min(ACTIVITY_EVERY) };
-        self.berth.next_activity = self.core.ticks + self.berth.activity_every;
-        if self.core.ticks >= self.berth.next_slow {
-            self.berth.next_slow = self.core.ticks + SLOW_EVERY;
-            moved |= self.slow();
+        let soon = moved || !berth.waiters.is_empty();
+        berth.activity_every = if soon { 1 } else { (2 * berth.activity_every).min(ACTIVITY_EVERY) };
+        berth.next_activity = if berth.hot.is_empty() { 0 } else { self.ticks + berth.activity_every };
+        if self.ticks >= berth.next_slow {
+            berth.next_slow = self.ticks + SLOW_EVERY;
+            moved |= self.slow(berth);
         }
         moved
     }
 
     /// What need not be done often. Returns whether there is more to take or to do than before.
-    pub(super) fn slow(&mut self) -> bool {
-        let there = |this: &Self| (this.core.completions.len(), this.berth.hot.len(), this.core.busy.len());
-        let before = there(self);
-        self.check_region();
-        self.retry_accepts();
-        self.cool_down();
-        self.finish_closing();
-        self.check_accepts();
-        self.settle();
-        let after = there(self);
+    pub(super) fn slow(&mut self, berth: &mut Berth) -> bool {
+        let there = |this: &Self, berth: &Berth| (this.completions.len(), berth.hot.len(), this.busy.len());
+        let before = there(self, berth);
+        self.check_region(berth);
+        self.retry_accepts(berth);
+        self.cool_down(berth);
+        self.finish_closing(berth);
+        self.check_accepts(berth);
+        self.settle(berth);
+        let after = there(self, berth);
         after.0 > before.0 || after.1 > before.1 || after.2 > before.2
     }
 
     /// Takes what has arrived on one lane.
     #[inline]
-    pub(super) fn poll<S: Sink>(&mut self, number: u32, sink: &mut S) -> bool {
-        let Some(Some(lane)) = self.berth.incoming.get_mut(number as usize) else { return false };
+    pub(super) fn poll<S: Sink>(&mut self, berth: &mut Berth, number: u32, sink: &mut S) -> bool {
+        let Some(Some(lane)) = berth.incoming.get_mut(number as usize) else { return false };
         let Some(head) = lane.arrived() else { return false };
         let source = lane.peer;
-        if self.core.peers[source.0 as usize].backlog.owed > MOST_REPLIES {
+        if self.peers[source.0 as usize].backlog.owed > MOST_REPLIES {
             return false;
         }
-        lane.last = self.core.ticks;
-        self.take_batch(number, source, head, sink)
+        lane.last = self.ticks;
+        self.take_batch(berth, number, source, head, sink)
     }
 
     /// Takes messages, the first of which is known to be there. Returns whether anything was done.
     #[inline]
-    fn take_batch<S: Sink>(&mut self, number: u32, source: PeerId, first: u64, sink: &mut S) -> bool {
+    fn take_batch<S: Sink>(
+        &mut self,
+        berth: &mut Berth,
+        number: u32,
+        source: PeerId,
+        first: u64,
+        sink: &mut S,
+    ) -> bool {
         let mut head = Some(first);
         let mut taken = 0;
         while taken < BATCH
@@ -364,28 +377,28 @@ impl Endpoint {
         {
             step(Step::MessageSeen);
             let outcome = match wire::kind_of(found) {
-                kind::INLINE => self.take_inline(number, found, sink),
-                kind::EAGER => self.take_eager(number, found, sink),
-                _ => self.take(number, source, found),
+                kind::INLINE => self.take_inline(berth, number, found, sink),
+                kind::EAGER => self.take_eager(berth, number, found, sink),
+                _ => self.take(berth, number, source, found),
             };
             match outcome {
                 Ok(()) => {}
                 // The lane fills and its sender finds no room, until receives have taken what is kept.
                 Err(Stop::NoMemory) => break,
                 Err(Faulty) => {
-                    self.lose_faulty(source);
+                    self.lose_faulty(berth, source);
                     return true;
                 }
             }
             // The message may have ended the lane.
-            let Some(Some(lane)) = self.berth.incoming.get_mut(number as usize) else { return true };
+            let Some(Some(lane)) = berth.incoming.get_mut(number as usize) else { return true };
             step(Step::MessageTaken);
             lane.advance();
             head = lane.arrived();
             taken += 1;
         }
         step(Step::Unreleased);
-        if let Some(Some(lane)) = self.berth.incoming.get_mut(number as usize) {
+        if let Some(Some(lane)) = berth.incoming.get_mut(number as usize) {
             lane.release();
         }
         taken > 0
@@ -394,28 +407,28 @@ impl Endpoint {
     /// Whether what was copied out of a sender's memory was the sender's (P5).
     #[inline]
     pub(super) fn still_lives(&self, source: PeerId) -> bool {
-        self.core.peers[source.0 as usize].still_lives()
+        self.peers[source.0 as usize].still_lives()
     }
 
     /// Takes a message that is neither `INLINE` nor `EAGER`.
     #[inline(never)]
-    fn take(&mut self, lane: u32, source: PeerId, head: u64) -> Result<(), Stop> {
-        let Some(Some(incoming)) = self.berth.incoming.get(lane as usize) else { return Err(Faulty) };
+    fn take(&mut self, berth: &mut Berth, lane: u32, source: PeerId, head: u64) -> Result<(), Stop> {
+        let Some(Some(incoming)) = berth.incoming.get(lane as usize) else { return Err(Faulty) };
         let message = &incoming.next().message(head);
         let flags = wire::flags_of(head);
         match wire::kind_of(head) {
-            kind::READY => self.take_ready(source, message, flags),
-            kind::CLEAR => self.take_clear(source, message),
-            kind::CHUNK => self.take_chunk(lane, source, message),
+            kind::READY => self.take_ready(berth, source, message, flags),
+            kind::CLEAR => self.take_clear(berth, source, message),
+            kind::CHUNK => self.take_chunk(berth, lane, source, message),
             kind::DONE => self.take_done(source, message),
             // An endpoint that is being closed answers no requests, which could keep it open for ever. The
             // initiator learns that it is gone.
-            kind::READ | kind::WRITE | kind::WRITE_READY | kind::ATOMIC if self.core.leaving => Ok(()),
-            kind::READ => self.take_read(source, message),
-            kind::WRITE => self.take_write(lane, source, message, flags),
-            kind::WRITE_READY => self.take_write_ready(source, message, flags),
-            kind::ATOMIC => self.take_atomic(lane, source, message),
-            kind::RESULT => self.take_result(lane, source, message),
+            kind::READ | kind::WRITE | kind::WRITE_READY | kind::ATOMIC if self.leaving => Ok(()),
+            kind::READ => self.take_read(berth, source, message),
+            kind::WRITE => self.take_write(berth, lane, source, message, flags),
+            kind::WRITE_READY => self.take_write_ready(berth, source, message, flags),
+            kind::ATOMIC => self.take_atomic(berth, lane, source, message),
+            kind::RESULT => self.take_result(berth, lane, source, message),
             _ => Err(Faulty),
         }
     }

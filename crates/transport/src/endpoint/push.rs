@@ -6,7 +6,7 @@ use isthmus_region::counters::{Counter, LaneCounter};
 use super::poll::Stop;
 use super::sleep::RECENT;
 use super::table::Operation;
-use super::{Because, Endpoint, Push};
+use super::{Because, Berth, Core, Push};
 use crate::fault::{Step, step};
 use crate::types::{Access, Op, PeerId, Status};
 use crate::wire::{self, kind};
@@ -25,39 +25,65 @@ pub(super) struct ChunkPlace {
     pub(super) pooled: bool,
 }
 
-impl Endpoint {
+impl Core {
     /// Asks for the bytes of an announced message: `want` of them, for our operation `mine`.
-    pub(super) fn send_clear(&mut self, to: PeerId, id: u64, mine: u64, want: u64, because: Because) {
+    pub(super) fn send_clear(
+        &mut self,
+        berth: &mut Berth,
+        to: PeerId,
+        id: u64,
+        mine: u64,
+        want: u64,
+        because: Because,
+    ) {
         let message = [wire::head(kind::CLEAR, 0, 0), id, mine, want, 0, 0, 0, 0];
-        self.reply(to, message, 4, None, because);
+        self.reply(berth, to, message, 4, None, because);
     }
 
     /// Tells the sender that its operation `id`, if there is one, has ended.
-    pub(super) fn send_done(&mut self, to: PeerId, id: Option<u64>, status: Status, because: Because) {
+    pub(super) fn send_done(
+        &mut self,
+        berth: &mut Berth,
+        to: PeerId,
+        id: Option<u64>,
+        status: Status,
+        because: Because,
+    ) {
         if let Some(id) = id {
             let message = [wire::head(kind::DONE, 0, 0), id, wire::status_code(status), 0, 0, 0, 0, 0];
-            self.reply(to, message, 3, None, because);
+            self.reply(berth, to, message, 3, None, because);
         }
     }
 
     /// Answers a read or a fetching atomic with the bytes, or with the status that says why there are none.
-    pub(super) fn send_result(&mut self, to: PeerId, id: u64, status: Status, payload: Option<Box<[u8]>>) {
+    pub(super) fn send_result(
+        &mut self,
+        berth: &mut Berth,
+        to: PeerId,
+        id: u64,
+        status: Status,
+        payload: Option<Box<[u8]>>,
+    ) {
         let len = payload.as_ref().map_or(0, |p| p.len() as u64);
         let message = [wire::head(kind::RESULT, 0, 0), id, wire::status_code(status), len, 0, 0, 0, 0];
-        self.reply(to, message, 5, payload, Because::Asked);
+        self.reply(berth, to, message, 5, payload, Because::Asked);
     }
 
     /// The receiver of an announced message asks for its bytes: begins its pipeline.
-    pub(super) fn take_clear(&mut self, source: PeerId, message: &Message) -> Result<(), Stop> {
+    pub(super) fn take_clear(
+        &mut self,
+        berth: &mut Berth,
+        source: PeerId,
+        message: &Message,
+    ) -> Result<(), Stop> {
         let (id, theirs, want) = (message[1], message[2], message[3]);
         // Checked before it is taken: an operation that a faulty peer names must stay in the table for `lose`
         // to end it.
-        if !matches!(self.core.operations.get(id, source), Some(Operation::Announced { len, .. }) if want <= *len)
+        if !matches!(self.operations.get(id, source), Some(Operation::Announced { len, .. }) if want <= *len)
         {
             return Err(Faulty);
         }
-        let Some(Operation::Announced { to, bufs, then, awaits_done, .. }) =
-            self.core.operations.take(id, source)
+        let Some(Operation::Announced { to, bufs, then, awaits_done, .. }) = self.operations.take(id, source)
         else {
             return Err(Faulty);
         };
@@ -65,31 +91,35 @@ impl Endpoint {
         if awaits_done {
             // `DONE` names the number that was announced, so the operation keeps it.
             if let Some(completion) = then.take() {
-                self.core
-                    .operations
-                    .put_back(id, Operation::Await { to, then: completion, sending: want > 0 });
+                self.operations.put_back(id, Operation::Await { to, then: completion, sending: want > 0 });
             }
         }
         if want == 0 {
-            self.core.completions.extend(then);
+            self.completions.extend(then);
             return Ok(());
         }
         step(Step::ClearTaken);
-        let peer = &mut self.core.peers[source.0 as usize];
+        let peer = &mut self.peers[source.0 as usize];
         let awaited = awaits_done.then_some(id);
         peer.pushes.push_back(Push { id: theirs, bufs, registered: None, len: want, at: 0, awaited, then });
         self.mark_busy(source);
-        self.pump_peer(source);
+        self.pump_peer(berth, source);
         Ok(())
     }
 
     /// Takes the next bytes of a pipelined message, or of a read or write that is pipelined.
-    pub(super) fn take_chunk(&mut self, lane: u32, source: PeerId, message: &Message) -> Result<(), Stop> {
+    pub(super) fn take_chunk(
+        &mut self,
+        berth: &mut Berth,
+        lane: u32,
+        source: PeerId,
+        message: &Message,
+    ) -> Result<(), Stop> {
         let (id, at, len, offset) = (message[1], message[2], message[3], message[4]);
-        let Some(Some(incoming)) = self.berth.incoming.get(lane as usize) else { return Err(Faulty) };
+        let Some(Some(incoming)) = berth.incoming.get(lane as usize) else { return Err(Faulty) };
         let section = &incoming.section;
         let Some(Operation::Incoming { dest, want, received, done, registered, .. }) =
-            self.core.operations.get(id, source)
+            self.operations.get(id, source)
         else {
             // The operation may have ended, with its sender's death or our close; its late chunks are
             // ignored.
@@ -103,12 +133,12 @@ impl Endpoint {
         let drain = |done, piece| section.drain("chunk", offset + done, piece);
         let copied = match *registered {
             None => dest.pieces(at, len, drain),
-            Some(place) => match self.core.memory.find(place.key, place.at(at), len, Access::Write) {
+            Some(place) => match self.memory.find(place.key, place.at(at), len, Access::Write) {
                 Ok(buf) => drain(0, buf),
                 Err(status) => {
                     let done = *done;
-                    self.core.operations.take(id, source);
-                    self.send_done(source, done, status, Because::Asked);
+                    self.operations.take(id, source);
+                    self.send_done(berth, source, done, status, Because::Asked);
                     return Ok(());
                 }
             },
@@ -122,27 +152,26 @@ impl Endpoint {
             return Ok(());
         }
         if finished {
-            self.finish_incoming(id, source);
+            self.finish_incoming(berth, id, source);
         }
         // Chunks are given back one by one, so that the sender's next copy overlaps with ours.
-        if let Some(Some(incoming)) = self.berth.incoming.get_mut(lane as usize) {
+        if let Some(Some(incoming)) = berth.incoming.get_mut(lane as usize) {
             incoming.release_through();
         }
         // Without a fence a request may be overlooked here; its announcement leads to it later.
-        self.take_request(lane);
+        self.take_request(berth, lane);
         step(Step::ChunkReleased);
         Ok(())
     }
 
     /// Completes an operation whose bytes are all here.
-    pub(super) fn finish_incoming(&mut self, id: u64, source: PeerId) {
-        let Some(Operation::Incoming { then, multi, done, .. }) = self.core.operations.take(id, source)
-        else {
+    pub(super) fn finish_incoming(&mut self, berth: &mut Berth, id: u64, source: PeerId) {
+        let Some(Operation::Incoming { then, multi, done, .. }) = self.operations.take(id, source) else {
             return;
         };
         step(Step::AllReceived);
-        self.core.recent_until = self.core.ticks + RECENT;
-        self.send_done(source, done, Status::Ok, Because::Asked);
+        self.recent_until = self.ticks + RECENT;
+        self.send_done(berth, source, done, Status::Ok, Because::Asked);
         match then.op {
             // A remote write completes here only if data came with it.
             Op::RemoteWrite if then.data.is_none() => {}
@@ -156,11 +185,11 @@ impl Endpoint {
         // Checked before it is taken, as in `take_clear`. An announced operation ends here only if it is a
         // write that was refused before its payload was asked for; one whose payload is still being read from
         // the caller's buffers, only if it was refused meanwhile.
-        match self.core.operations.get(message[1], source) {
+        match self.operations.get(message[1], source) {
             Some(Operation::Await { sending: false, .. }) => {}
             Some(Operation::Await { .. }) if status != Status::Ok => {
                 let id = Some(message[1]);
-                self.core.peers[source.0 as usize].pushes.retain(|push| push.awaited != id);
+                self.peers[source.0 as usize].pushes.retain(|push| push.awaited != id);
                 self.drop_post(source, message[1]);
             }
             Some(Operation::Announced { .. }) if status != Status::Ok => {}
@@ -168,34 +197,34 @@ impl Endpoint {
         }
         step(Step::DoneSeen);
         if let Some(Operation::Await { mut then, .. } | Operation::Announced { mut then, .. }) =
-            self.core.operations.take(message[1], source)
+            self.operations.take(message[1], source)
         {
             then.status = status;
             then.source = (status != Status::Ok).then_some(source);
-            self.core.completions.push_back(then);
+            self.completions.push_back(then);
         }
         Ok(())
     }
 
     /// Lists a remote endpoint as one for which replies, pipelines or posts wait.
     pub(super) fn mark_busy(&mut self, peer: PeerId) {
-        let entry = &mut self.core.peers[peer.0 as usize];
+        let entry = &mut self.peers[peer.0 as usize];
         if !entry.is_busy {
             entry.is_busy = true;
-            self.core.busy.push(peer);
+            self.busy.push(peer);
         }
     }
 
     /// Continues the replies, posts and pipelines of all busy peers.
-    pub(super) fn pump(&mut self) -> bool {
+    pub(super) fn pump(&mut self, berth: &mut Berth) -> bool {
         let mut moved = false;
         let mut k = 0;
-        while let Some(peer) = self.core.busy.get(k).copied() {
-            moved |= self.pump_peer(peer);
-            let entry = &mut self.core.peers[peer.0 as usize];
+        while let Some(peer) = self.busy.get(k).copied() {
+            moved |= self.pump_peer(berth, peer);
+            let entry = &mut self.peers[peer.0 as usize];
             if entry.backlog.is_empty() && entry.pushes.is_empty() {
                 entry.is_busy = false;
-                self.core.busy.swap_remove(k);
+                self.busy.swap_remove(k);
             } else {
                 k += 1;
             }
@@ -205,26 +234,26 @@ impl Endpoint {
 
     /// Continues the replies, pipelines and posts of one peer, in that order. Pipelines take few slots at a
     /// time, so they come before the posts, of which there may be many.
-    pub(super) fn pump_peer(&mut self, to: PeerId) -> bool {
-        let replies = self.core.peers[to.0 as usize].backlog.count();
-        if !self.flush_replies(to) {
-            return self.core.peers[to.0 as usize].backlog.count() < replies;
+    pub(super) fn pump_peer(&mut self, berth: &mut Berth, to: PeerId) -> bool {
+        let replies = self.peers[to.0 as usize].backlog.count();
+        if !self.flush_replies(berth, to) {
+            return self.peers[to.0 as usize].backlog.count() < replies;
         }
-        let mut moved = self.push_chunks(to);
-        let before = self.core.peers[to.0 as usize].backlog.count();
+        let mut moved = self.push_chunks(berth, to);
+        let before = self.peers[to.0 as usize].backlog.count();
         moved |= before < replies;
         if before > 0 {
-            self.flush_backlog(to);
-            moved |= self.core.peers[to.0 as usize].backlog.count() < before;
+            self.flush_backlog(berth, to);
+            moved |= self.peers[to.0 as usize].backlog.count() < before;
         }
         moved
     }
 
     /// Sends as many chunks of one peer's pipelines as room and depth allow.
-    fn push_chunks(&mut self, to: PeerId) -> bool {
+    fn push_chunks(&mut self, berth: &mut Berth, to: PeerId) -> bool {
         let mut moved = false;
         loop {
-            let peer = &mut self.core.peers[to.0 as usize];
+            let peer = &mut self.peers[to.0 as usize];
             if peer.pushes.is_empty() {
                 return moved;
             }
@@ -232,33 +261,33 @@ impl Endpoint {
                 // `lose` ends the rest once the region says that the peer is gone.
                 return moved;
             }
-            if peer.out.is_none() && self.open_lane(to).is_err() {
+            if peer.out.is_none() && self.open_lane(berth, to).is_err() {
                 return moved;
             }
-            let Some(chunk) = self.take_chunk_place(to) else { return moved };
-            let peer = &mut self.core.peers[to.0 as usize];
+            let Some(chunk) = self.take_chunk_place(berth, to) else { return moved };
+            let peer = &mut self.peers[to.0 as usize];
             // With more messages behind it, sender and receiver copy at the same time anyway, and larger
             // pieces cost less.
-            let alone = peer.pushes.len() == 1 && !self.core.operations.has_announced();
+            let alone = peer.pushes.len() == 1 && !self.operations.has_announced();
             let (Some(out), Some(push)) = (&mut peer.out, peer.pushes.front_mut()) else { return moved };
             let piece = if alone { piece_of(push.len) } else { chunk.bytes };
             let len = (push.len - push.at).min(chunk.bytes).min(piece);
-            let section = self.berth.member.section();
+            let section = berth.member.section();
             // Both ends of the copy are ours: the program's buffers and a chunk of our area.
             let fill = |done, piece| section.fill("chunk", chunk.offset + done, piece);
             let found = push
                 .registered
-                .map(|place| self.core.memory.find(place.key, place.at(push.at), len, Access::Read));
+                .map(|place| self.memory.find(place.key, place.at(push.at), len, Access::Read));
             let _ = match found {
                 None => push.bufs.pieces(push.at, len, fill),
                 Some(Ok(buf)) => fill(0, buf),
                 Some(Err(status)) => {
                     if chunk.pooled {
-                        self.berth.chunk_pool.push(chunk.offset);
+                        berth.chunk_pool.push(chunk.offset);
                     }
                     let id = push.id;
                     peer.pushes.pop_front();
-                    self.send_result(to, id, status, None);
+                    self.send_result(berth, to, id, status, None);
                     continue;
                 }
             };
@@ -270,67 +299,67 @@ impl Endpoint {
             }
             step(Step::ChunkSent);
             push.at += len;
-            self.core.tally.add(Counter::Chunks, 1);
+            self.tally.add(Counter::Chunks, 1);
             peer.sent.add(LaneCounter::Chunks, 1);
             moved = true;
             if push.at == push.len
                 && let Some(done) = peer.pushes.pop_front()
             {
-                self.core.recent_until = self.core.ticks + RECENT;
+                self.recent_until = self.ticks + RECENT;
                 if let Some(own) = done.awaited
-                    && let Some(Operation::Await { sending, .. }) = self.core.operations.get(own, to)
+                    && let Some(Operation::Await { sending, .. }) = self.operations.get(own, to)
                 {
                     *sending = false;
                 }
-                self.core.completions.extend(done.then);
+                self.completions.extend(done.then);
             }
             if announced {
-                self.ring_receiver(to);
+                self.ring_receiver(berth, to);
             }
         }
     }
 
     /// A place for the next chunk to `to`, if there is room for its message too.
-    pub(super) fn take_chunk_place(&mut self, to: PeerId) -> Option<ChunkPlace> {
-        let (depth, bytes) = (self.core.config.pipeline_depth, self.core.config.chunk_bytes);
-        let out = self.core.peers[to.0 as usize].out.as_mut()?;
+    pub(super) fn take_chunk_place(&mut self, berth: &mut Berth, to: PeerId) -> Option<ChunkPlace> {
+        let (depth, bytes) = (self.config.pipeline_depth, self.config.chunk_bytes);
+        let out = self.peers[to.0 as usize].out.as_mut()?;
         let Ok(room) = out.has_room() else {
-            self.lose_faulty(to);
+            self.lose_faulty(berth, to);
             return None;
         };
         if !room {
             if !out.is_accepted() {
-                self.check_accept(to);
+                self.check_accept(berth, to);
             }
             return None;
         }
         if out.chunks_held() >= depth {
             if !out.is_accepted() {
-                self.check_accept(to);
+                self.check_accept(berth, to);
             }
-            let out = self.core.peers[to.0 as usize].out.as_mut()?;
+            let out = self.peers[to.0 as usize].out.as_mut()?;
             if out.refresh().is_err() {
-                self.lose_faulty(to);
+                self.lose_faulty(berth, to);
                 return None;
             }
         }
-        let out = self.core.peers[to.0 as usize].out.as_mut()?;
+        let out = self.peers[to.0 as usize].out.as_mut()?;
         while let Some(chunk) = out.free_chunk() {
-            self.berth.chunk_pool.push(chunk);
+            berth.chunk_pool.push(chunk);
         }
         if out.chunks_held() >= depth {
             return None;
         }
-        if let Some(offset) = self.berth.chunk_pool.pop() {
+        if let Some(offset) = berth.chunk_pool.pop() {
             return Some(ChunkPlace { offset, bytes, pooled: true });
         }
-        if self.berth.chunks_taken < MOST_CHUNKS
-            && let Ok(offset) = self.berth.member.take(bytes)
+        if berth.chunks_taken < MOST_CHUNKS
+            && let Ok(offset) = berth.member.take(bytes)
         {
-            self.berth.chunks_taken += 1;
+            berth.chunks_taken += 1;
             return Some(ChunkPlace { offset, bytes, pooled: true });
         }
-        let out = self.core.peers[to.0 as usize].out.as_mut()?;
+        let out = self.peers[to.0 as usize].out.as_mut()?;
         if out.chunks_held() > 0 {
             return None;
         }

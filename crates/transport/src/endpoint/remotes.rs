@@ -8,7 +8,7 @@ use isthmus_region::roster::{self, Change, Record};
 
 use super::table::Operation;
 use super::tally::Sent;
-use super::{Endpoint, Peer, backlog, direct};
+use super::{Berth, Core, Peer, backlog, direct};
 use crate::address::Address;
 use crate::matching::Target;
 use crate::types::{Error, Op, PeerId, Result, Status};
@@ -31,32 +31,38 @@ impl Peer {
     }
 }
 
-impl Endpoint {
-    /// The number of an address; the same address has the same number. If the remote endpoint is gone, posts
-    /// to it fail.
-    ///
-    /// # Errors
-    /// [`Error::OtherRegion`].
-    pub fn resolve(&mut self, address: &Address) -> Result<PeerId> {
-        let id = self.meet(address)?;
-        self.core.peers[id.0 as usize].is_kept = true;
+impl Berth {
+    /// Whether the endpoint at an address has lanes.
+    fn takes_lanes(&self, address: &Address) -> bool {
+        let Ok((directory, info)) = roster::endpoint(&self.member, address.slot) else { return false };
+        let kind =
+            info.block.checked_add(block::KIND).and_then(|at| directory.section().word("block", at).ok());
+        kind.is_some_and(|kind| kind.get() == KIND_LANES)
+    }
+}
+
+impl Core {
+    /// As [`super::Endpoint::resolve`].
+    pub(super) fn resolve(&mut self, berth: &mut Berth, address: &Address) -> Result<PeerId> {
+        let id = self.meet(berth, address)?;
+        self.peers[id.0 as usize].is_kept = true;
         Ok(id)
     }
 
-    /// As [`Endpoint::resolve`], for a sender: once it is gone, its number may be used again.
-    pub(super) fn meet(&mut self, address: &Address) -> Result<PeerId> {
-        if address.region != self.berth.member.region().shape().uuid
-            || address.slot.0 >= self.berth.member.region().shape().slots()
+    /// As [`super::Endpoint::resolve`], for a sender: once it is gone, its number may be used again.
+    pub(super) fn meet(&mut self, berth: &mut Berth, address: &Address) -> Result<PeerId> {
+        if address.region != berth.member.region().shape().uuid
+            || address.slot.0 >= berth.member.region().shape().slots()
         {
             return Err(Error::OtherRegion);
         }
         let key = (address.slot.0, address.incarnation);
-        if let Some(known) = self.core.by_address.get(&key) {
+        if let Some(known) = self.by_address.get(&key) {
             return Ok(*known);
         }
-        let record = Record::find(&self.berth.member, address.slot, address.incarnation).ok();
+        let record = Record::find(&berth.member, address.slot, address.incarnation).ok();
         // A context of IVC accepts no lane: posts to it fail instead of waiting for ever.
-        let gone = !record.as_ref().is_some_and(Record::is_active) || !self.takes_lanes(address);
+        let gone = !record.as_ref().is_some_and(Record::is_active) || !berth.takes_lanes(address);
         let mut peer = Peer {
             address: *address,
             record,
@@ -73,23 +79,23 @@ impl Endpoint {
         };
         peer.died = gone && peer.has_died();
         let id = if let Some(id) = self.take_spare() {
-            self.core.peers[id.0 as usize] = peer;
+            self.peers[id.0 as usize] = peer;
             id
         } else {
-            self.core.peers.push(peer);
-            PeerId(u32::try_from(self.core.peers.len() - 1).unwrap_or(u32::MAX))
+            self.peers.push(peer);
+            PeerId(u32::try_from(self.peers.len() - 1).unwrap_or(u32::MAX))
         };
-        self.core.by_address.insert(key, id);
+        self.by_address.insert(key, id);
         Ok(id)
     }
 
     /// A number for use again: that of a sender that is gone and was never reported to the program.
     fn take_spare(&mut self) -> Option<PeerId> {
-        while let Some(id) = self.core.strangers.pop() {
-            let peer = &mut self.core.peers[id.0 as usize];
+        while let Some(id) = self.strangers.pop() {
+            let peer = &mut self.peers[id.0 as usize];
             peer.is_spare = false;
             if !peer.is_kept {
-                self.core.by_address.remove(&(peer.address.slot.0, peer.address.incarnation));
+                self.by_address.remove(&(peer.address.slot.0, peer.address.incarnation));
                 return Some(id);
             }
         }
@@ -98,93 +104,84 @@ impl Endpoint {
 
     /// Lets the number of a remote endpoint that is gone be used again, unless the program may know it.
     pub(super) fn spare(&mut self, id: PeerId) {
-        let peer = &mut self.core.peers[id.0 as usize];
+        let peer = &mut self.peers[id.0 as usize];
         if peer.gone && !peer.is_kept && !peer.is_spare {
             peer.is_spare = true;
-            self.core.strangers.push(id);
+            self.strangers.push(id);
         }
     }
 
-    /// Whether the endpoint at an address has lanes.
-    fn takes_lanes(&self, address: &Address) -> bool {
-        let Ok((directory, info)) = roster::endpoint(&self.berth.member, address.slot) else { return false };
-        let kind =
-            info.block.checked_add(block::KIND).and_then(|at| directory.section().word("block", at).ok());
-        kind.is_some_and(|kind| kind.get() == KIND_LANES)
+    /// As [`super::Endpoint::peer_address`].
+    pub(super) fn peer_address(&self, peer: PeerId) -> Option<Address> {
+        self.peers.get(peer.0 as usize).map(|p| p.address)
     }
 
-    /// The address of a peer.
-    pub fn peer_address(&self, peer: PeerId) -> Option<Address> {
-        self.core.peers.get(peer.0 as usize).map(|p| p.address)
-    }
-
-    /// The process, as its service knows it, and the address of a faulty remote endpoint; each is returned
-    /// once. For logs.
-    pub fn take_faulty(&mut self) -> Option<String> {
-        let address = self.core.peers.get(self.core.faulty.pop()?.0 as usize)?.address;
-        let index = address.slot.peer(self.berth.member.region().shape().endpoints);
-        let info = self.berth.member.region().peer(index).ok().flatten();
+    /// As [`super::Endpoint::take_faulty`].
+    pub(super) fn take_faulty(&mut self, berth: &mut Berth) -> Option<String> {
+        let address = self.peers.get(self.faulty.pop()?.0 as usize)?.address;
+        let index = address.slot.peer(berth.member.region().shape().endpoints);
+        let info = berth.member.region().peer(index).ok().flatten();
         // The section of a faulty endpoint may hold garbage, too.
-        let found = roster::endpoint(&self.berth.member, address.slot);
+        let found = roster::endpoint(&berth.member, address.slot);
         let process = found.map_or_else(|_| "a process".to_owned(), |(_, e)| format!("process {}", e.pid));
         let name = info.map_or_else(|| format!("peer {index}"), |i| format!("'{}'", i.name));
         Some(format!("{process} of {name} ({address})"))
     }
 
     /// Checks which peers and endpoints joined, left or died, if a generation says that something changed.
-    pub(super) fn check_region(&mut self) {
-        let changes = self.berth.roster.check(&self.berth.member, self.berth.slot);
+    pub(super) fn check_region(&mut self, berth: &mut Berth) {
+        let changes = berth.roster.check(&berth.member, berth.slot);
         if changes.is_empty() {
             return;
         }
         for change in changes {
             match change {
-                Change::Gone(index) => self.lose_all(index),
+                Change::Gone(index) => self.lose_all(berth, index),
                 // An endpoint of the new incarnation may be known already, by its address.
-                Change::Replaced(index) => self.lose_dead(index),
-                Change::Endpoints(at) => self.lose_dead(self.berth.roster.peers()[at].index),
+                Change::Replaced(index) => self.lose_dead(berth, index),
+                Change::Endpoints(at) => self.lose_dead(berth, berth.roster.peers()[at].index),
             }
         }
-        self.berth.crowded = self.berth.member.is_crowded();
+        berth.crowded = berth.member.is_crowded();
     }
 
     /// Ends everything with those endpoints of a peer that are gone.
-    fn lose_dead(&mut self, index: u32) {
-        self.lose_of(index, |peer| !peer.lives());
+    fn lose_dead(&mut self, berth: &mut Berth, index: u32) {
+        self.lose_of(berth, index, |peer| !peer.lives());
     }
 
     /// Ends everything with all endpoints of a peer that is gone. Their records say so only a moment later,
     /// when they are no longer checked.
-    fn lose_all(&mut self, index: u32) {
-        self.lose_of(index, |_| true);
+    fn lose_all(&mut self, berth: &mut Berth, index: u32) {
+        self.lose_of(berth, index, |_| true);
     }
 
     /// Ends everything with those endpoints of a peer that `is_lost` selects.
-    fn lose_of(&mut self, index: u32, is_lost: impl Fn(&Peer) -> bool) {
-        let endpoints = self.berth.member.region().shape().endpoints;
-        for i in 0..self.core.peers.len() {
-            let peer = &self.core.peers[i];
+    fn lose_of(&mut self, berth: &mut Berth, index: u32, is_lost: impl Fn(&Peer) -> bool) {
+        let endpoints = berth.member.region().shape().endpoints;
+        for i in 0..self.peers.len() {
+            let peer = &self.peers[i];
             if peer.address.slot.peer(endpoints) == index && !peer.gone && is_lost(peer) {
                 // An endpoint that was closed did not die: directed receives stay posted.
                 let died = peer.has_died();
-                self.lose(PeerId(u32::try_from(i).unwrap_or(u32::MAX)), died);
+                self.lose(berth, PeerId(u32::try_from(i).unwrap_or(u32::MAX)), died);
             }
         }
     }
 
-    /// Ends everything with a peer that broke the protocol, and notes it for [`Endpoint::take_faulty`].
+    /// Ends everything with a peer that broke the protocol, and notes it for [`super::Endpoint::take_faulty`].
     #[cold]
-    pub(super) fn lose_faulty(&mut self, id: PeerId) {
-        if !self.core.peers[id.0 as usize].gone {
-            self.core.faulty.push(id);
+    pub(super) fn lose_faulty(&mut self, berth: &mut Berth, id: PeerId) {
+        if !self.peers[id.0 as usize].gone {
+            self.faulty.push(id);
         }
-        self.core.peers[id.0 as usize].is_kept = true;
-        self.lose(id, true);
+        self.peers[id.0 as usize].is_kept = true;
+        self.lose(berth, id, true);
     }
 
     /// Ends everything with a peer that is gone, or faulty.
-    pub(super) fn lose(&mut self, id: PeerId, died: bool) {
-        let peer = &mut self.core.peers[id.0 as usize];
+    pub(super) fn lose(&mut self, berth: &mut Berth, id: PeerId, died: bool) {
+        let peer = &mut self.peers[id.0 as usize];
         if peer.gone {
             return;
         }
@@ -193,53 +190,53 @@ impl Endpoint {
         let pushes = std::mem::take(&mut peer.pushes);
         let posts = self.take_backlog(id);
         if let Some(mut out) = self.take_lane(id) {
-            self.berth.open_lanes -= 1;
-            self.berth.chunk_pool.extend(out.all_chunks());
-            let at = self.berth.lanes.at(out.number);
-            if let Ok(life) = at.and_then(|at| self.berth.member.section().word("lane", at)) {
+            berth.open_lanes -= 1;
+            berth.chunk_pool.extend(out.all_chunks());
+            let at = berth.lanes.at(out.number);
+            if let Ok(life) = at.and_then(|at| berth.member.section().word("lane", at)) {
                 life.set(Life { state: State::Dead, ..Life::unpack(life.peek()) }.pack());
             }
-            self.berth.lanes.give(out.number);
-            self.give_place(out.place);
+            berth.lanes.give(out.number);
+            berth.give_place(out.place);
         }
         for mut then in pushes.into_iter().filter_map(|push| push.then).chain(posts) {
             (then.status, then.source) = (Status::PeerGone, Some(id));
-            self.core.completions.push_back(then);
+            self.completions.push_back(then);
         }
-        for operation in self.core.operations.take_all(id) {
+        for operation in self.operations.take_all(id) {
             match operation {
                 Operation::Announced { mut then, .. } | Operation::Await { mut then, .. } => {
                     (then.status, then.source) = (Status::PeerGone, Some(id));
-                    self.core.completions.push_back(then);
+                    self.completions.push_back(then);
                 }
                 Operation::Incoming { mut then, multi, .. } => {
                     (then.status, then.source) = (Status::PeerGone, Some(id));
                     then.len = 0;
                     if then.op != Op::RemoteWrite {
-                        self.core.completions.push_back(then);
+                        self.completions.push_back(then);
                     }
                     self.end_multi_message(multi);
                 }
             }
         }
-        self.core.matching.forget(id);
+        self.matching.forget(id);
         if died {
-            for waiting in self.core.matching.take_directed(id) {
+            for waiting in self.matching.take_directed(id) {
                 let mut completion =
                     self.template(waiting.ticket, Op::Receive { tagged: waiting.select.tagged }, 0);
                 completion.status = Status::PeerGone;
                 completion.tag = waiting.select.tag;
                 completion.source = Some(id);
                 if let Target::Multi(number) = waiting.target {
-                    self.core.multis.remove(&number);
+                    self.multis.remove(&number);
                     completion.released = true;
                 }
-                self.core.completions.push_back(completion);
+                self.completions.push_back(completion);
             }
         }
-        for number in 0..self.berth.incoming.len() {
-            if self.berth.incoming[number].as_ref().is_some_and(|l| l.peer == id) {
-                self.drop_incoming(u32::try_from(number).unwrap_or(u32::MAX));
+        for number in 0..berth.incoming.len() {
+            if berth.incoming[number].as_ref().is_some_and(|l| l.peer == id) {
+                self.drop_incoming(berth, u32::try_from(number).unwrap_or(u32::MAX));
             }
         }
         self.spare(id);

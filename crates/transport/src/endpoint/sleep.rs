@@ -18,7 +18,7 @@ use isthmus_region::format::GlobalSlot;
 use isthmus_region::mapping::LineRef;
 use isthmus_region::wake;
 
-use super::Endpoint;
+use super::{Berth, Core};
 use crate::lane::{Asked, Outgoing, Request};
 use crate::types::{Error, PeerId, Result};
 
@@ -69,86 +69,102 @@ impl Alarm {
     }
 }
 
-/// Polls for which [`Endpoint::has_transfers`] counts a long message that has ended.
+/// Polls for which [`super::Endpoint::has_transfers`] counts a long message that has ended.
 pub(super) const RECENT: u64 = 2048;
 
 fn bounded(range: (Duration, Duration), tries: u32) -> Duration {
     range.0.saturating_mul(1 << tries.min(16)).min(range.1)
 }
 
-impl Endpoint {
-    /// Whether there are more processes with endpoints than processors for them, as far as the region tells.
+impl Berth {
+    /// As [`super::Endpoint::is_crowded`].
     #[inline]
-    pub fn is_crowded(&self) -> bool {
-        self.berth.crowded
+    pub(super) fn is_crowded(&self) -> bool {
+        self.crowded
     }
 
-    /// Whether an operation is under way that may end soon, or a long message has just ended whose remote
-    /// endpoint may still copy its last pieces. Never where processors are short.
-    pub fn has_transfers(&self) -> bool {
-        let under_way = !self.core.busy.is_empty() || self.core.operations.has_any();
-        !self.berth.crowded && (under_way || self.core.ticks < self.core.recent_until)
-    }
-
-    /// A descriptor that becomes readable when the endpoint is rung while it sleeps by [`Bell::Service`].
-    ///
-    /// # Errors
-    /// [`Error::Region`] when the local service is gone, or has no descriptor left.
-    pub fn bell(&self) -> Result<OwnedFd> {
+    /// As [`super::Endpoint::bell`].
+    pub(super) fn bell(&self) -> Result<OwnedFd> {
         let failed = |source| Error::Region { action: "get a bell to wait on", source };
-        self.berth.member.service().bell(self.berth.local).map_err(failed)
+        self.member.service().bell(self.local).map_err(failed)
     }
 
-    /// Gets ready to sleep. If there is nothing to do, senders ring the endpoint from now on, until
-    /// [`Endpoint::wake_up`]. If there is something to do, returns `None`, and the endpoint stays awake.
-    pub fn fall_asleep(&mut self, bell: Bell) -> Option<Asleep> {
-        if !self.core.completions.is_empty() {
+    /// As [`super::Endpoint::wake_up`].
+    pub(super) fn wake_up(&mut self) {
+        self.asleep = None;
+        sleep::announce_awake(&self.block.words[4]);
+        self.next_activity = 0;
+    }
+
+    /// As [`super::Endpoint::wake_all`].
+    #[cold]
+    #[inline(never)]
+    pub(super) fn wake_all(&mut self) {
+        let bell = self.asleep;
+        self.wake_up();
+        wake::wake(&self.wake.words[0]);
+        if bell == Some(Bell::Service) {
+            self.member.service().wake(self.slot);
+        }
+    }
+}
+
+impl Core {
+    /// As [`super::Endpoint::has_transfers`].
+    pub(super) fn has_transfers(&self, berth: &Berth) -> bool {
+        let under_way = !self.busy.is_empty() || self.operations.has_any();
+        !berth.crowded && (under_way || self.ticks < self.recent_until)
+    }
+
+    /// As [`super::Endpoint::fall_asleep`].
+    pub(super) fn fall_asleep(&mut self, berth: &mut Berth, bell: Bell) -> Option<Asleep> {
+        if !self.completions.is_empty() {
             return None;
         }
         // Read first: a ring from here on changes it.
-        let (word, seen) = (self.berth.wake.clone(), self.berth.wake.words[0].get());
-        for number in std::mem::take(&mut self.berth.hot) {
-            if let Some(Some(lane)) = self.berth.incoming.get_mut(number as usize) {
+        let (word, seen) = (berth.wake.clone(), berth.wake.words[0].get());
+        for number in std::mem::take(&mut berth.hot) {
+            if let Some(Some(lane)) = berth.incoming.get_mut(number as usize) {
                 lane.cool();
-                self.berth.cooling.push(number);
+                berth.cooling.push(number);
             }
         }
-        self.berth.sleeps += 1;
+        berth.sleeps += 1;
         // The service also wakes threads that sleep on the futex.
-        let bell = if self.berth.asleep == Some(Bell::Service) { Bell::Service } else { bell };
-        sleep::announce_sleep(&self.berth.block.words[4], self.berth.sleeps, bell);
-        let unasked = self.ask_for_room();
+        let bell = if berth.asleep == Some(Bell::Service) { Bell::Service } else { bell };
+        sleep::announce_sleep(&berth.block.words[4], berth.sleeps, bell);
+        let unasked = self.ask_for_room(berth);
         // The check that decides: of everything.
-        (self.berth.next_activity, self.berth.next_slow) = (0, 0);
-        if self.progress() || !self.core.completions.is_empty() || !self.berth.hot.is_empty() {
-            sleep::announce_awake(&self.berth.block.words[4]);
-            self.berth.naps = 0;
+        (berth.next_activity, berth.next_slow) = (0, 0);
+        if self.progress(berth) || !self.completions.is_empty() || !berth.hot.is_empty() {
+            sleep::announce_awake(&berth.block.words[4]);
+            berth.naps = 0;
             return None;
         }
-        self.berth.asleep = Some(bell);
-        self.core.tally.add(Counter::Sleeps, 1);
-        let retry = self.berth.roster.is_incomplete() || self.berth.retry_lanes;
-        let open = !self.berth.closing.is_empty() || retry || self.core.refused || unasked;
-        self.core.refused = false;
+        berth.asleep = Some(bell);
+        self.tally.add(Counter::Sleeps, 1);
+        let retry = berth.roster.is_incomplete() || berth.retry_lanes;
+        let open = !berth.closing.is_empty() || retry || self.refused || unasked;
+        self.refused = false;
         let limit = if open {
-            bounded(OPEN, self.berth.naps)
-        } else if !self.berth.cooling.is_empty() {
-            bounded(UNANSWERED, self.berth.naps)
+            bounded(OPEN, berth.naps)
+        } else if !berth.cooling.is_empty() {
+            bounded(UNANSWERED, berth.naps)
         } else {
             LONGEST
         };
-        self.berth.naps += 1;
+        berth.naps += 1;
         Some(Asleep { limit, word, seen })
     }
 
     /// Asks the receivers of all that waits for room to ring when there is some. Returns whether something
     /// waits for which nothing will ring. Comes before the check that decides.
-    fn ask_for_room(&mut self) -> bool {
+    fn ask_for_room(&mut self, berth: &mut Berth) -> bool {
         let mut unasked = false;
-        for k in 0..self.core.busy.len() {
-            let to = self.core.busy[k];
-            self.check_accept(to);
-            let peer = &mut self.core.peers[to.0 as usize];
+        for k in 0..self.busy.len() {
+            let to = self.busy[k];
+            self.check_accept(berth, to);
+            let peer = &mut self.peers[to.0 as usize];
             // After the fence of the sleep word: what the receiver had read before it could see that word is
             // seen here, so the position asked for lies ahead of it (P21).
             if peer.out.as_mut().is_some_and(|out| out.refresh().is_err()) {
@@ -158,54 +174,34 @@ impl Endpoint {
             }
             match peer.out.as_mut().map_or(Asked::No, Outgoing::ask_for_room) {
                 Asked::Before => {}
-                Asked::Now => self.ring_receiver(to),
+                Asked::Now => self.ring_receiver(berth, to),
                 Asked::No => unasked = true,
             }
         }
         unasked
     }
 
-    /// Ends a sleep.
-    pub fn wake_up(&mut self) {
-        self.berth.asleep = None;
-        sleep::announce_awake(&self.berth.block.words[4]);
-        self.berth.next_activity = 0;
-    }
-
-    /// Ends all sleeps and wakes the threads. Another thread has found something, and lanes are hot again,
-    /// whose senders would not ring the sleepers.
-    #[cold]
-    #[inline(never)]
-    pub fn wake_all(&mut self) {
-        let bell = self.berth.asleep;
-        self.wake_up();
-        wake::wake(&self.berth.wake.words[0]);
-        if bell == Some(Bell::Service) {
-            self.berth.member.service().wake(self.berth.slot);
-        }
-    }
-
     /// After a message was announced to `to`: rings, if it sleeps.
     #[cold]
     #[inline(never)]
-    pub(super) fn ring_receiver(&mut self, to: PeerId) {
-        self.core.tally.add(Counter::Announced, 1);
-        let Some(peer) = self.core.peers.get_mut(to.0 as usize) else { return };
+    pub(super) fn ring_receiver(&mut self, berth: &mut Berth, to: PeerId) {
+        self.tally.add(Counter::Announced, 1);
+        let Some(peer) = self.peers.get_mut(to.0 as usize) else { return };
         peer.sent.add(LaneCounter::Announced, 1);
         let Some(bell) = peer.out.as_mut().and_then(crate::lane::Outgoing::bell_to_ring) else { return };
         let slot = peer.address.slot;
-        self.ring(to, bell, slot);
+        self.ring(berth, to, bell, slot);
     }
 
     /// Checks whether the sender of a lane waits for room, and wakes it if there is some.
-    pub(super) fn take_request(&mut self, number: u32) {
-        let Some(Some(lane)) = self.berth.incoming.get_mut(number as usize) else { return };
+    pub(super) fn take_request(&mut self, berth: &mut Berth, number: u32) {
+        let Some(Some(lane)) = berth.incoming.get_mut(number as usize) else { return };
         match lane.request() {
             Request::None => {}
-            Request::Now => self.wake_sender(number),
+            Request::Now => self.wake_sender(berth, number),
             Request::Later => {
-                if !self.berth.waiters.contains(&number) {
-                    self.berth.waiters.push(number);
+                if !berth.waiters.contains(&number) {
+                    berth.waiters.push(number);
                 }
             }
         }
@@ -213,25 +209,25 @@ impl Endpoint {
 
     /// The same for all senders that asked for more room than there was.
     #[cold]
-    pub(super) fn take_requests(&mut self) {
-        for number in std::mem::take(&mut self.berth.waiters) {
-            self.take_request(number);
+    pub(super) fn take_requests(&mut self, berth: &mut Berth) {
+        for number in std::mem::take(&mut berth.waiters) {
+            self.take_request(berth, number);
         }
     }
 
     /// Wakes the sender of a lane, if it sleeps.
-    pub(super) fn wake_sender(&mut self, number: u32) {
-        let Some(Some(lane)) = self.berth.incoming.get_mut(number as usize) else { return };
+    pub(super) fn wake_sender(&mut self, berth: &mut Berth, number: u32) {
+        let Some(Some(lane)) = berth.incoming.get_mut(number as usize) else { return };
         let (Some(bell), from) = (lane.bell_to_ring(), lane.peer) else { return };
-        let Some(peer) = self.core.peers.get(from.0 as usize) else { return };
+        let Some(peer) = self.peers.get(from.0 as usize) else { return };
         let slot = peer.address.slot;
-        self.ring(from, bell, slot);
+        self.ring(berth, from, bell, slot);
     }
 
     /// Rings a remote endpoint that sleeps.
-    fn ring(&mut self, to: PeerId, bell: Bell, slot: GlobalSlot) {
-        self.core.peers[to.0 as usize].sent.add(LaneCounter::Wakeups, 1);
-        self.core.tally.add(Counter::Wakeups, 1);
-        self.berth.member.ring(slot, bell);
+    fn ring(&mut self, berth: &mut Berth, to: PeerId, bell: Bell, slot: GlobalSlot) {
+        self.peers[to.0 as usize].sent.add(LaneCounter::Wakeups, 1);
+        self.tally.add(Counter::Wakeups, 1);
+        berth.member.ring(slot, bell);
     }
 }

@@ -6,7 +6,7 @@
 
 use isthmus_region::counters::{Counter, LaneCounter, LaneTotals, WORDS};
 
-use super::{Endpoint, Peer};
+use super::{Berth, Core, Peer};
 use crate::types::PeerId;
 
 /// What was counted since the last write to the process's counters.
@@ -62,17 +62,17 @@ impl Peer {
     }
 }
 
-impl Endpoint {
+impl Core {
     /// Writes the totals of one lane, if they have changed.
     fn settle_lane(&mut self, peer: usize) {
-        let Some(peer) = self.core.peers.get_mut(peer) else { return };
+        let Some(peer) = self.peers.get_mut(peer) else { return };
         let totals = peer.totals();
         let now = (totals.get(LaneCounter::Messages), totals.get(LaneCounter::BytesSent));
         if now == peer.sent.told && !peer.sent.changed {
             return;
         }
-        self.core.tally.add(Counter::TxMessages, now.0 - peer.sent.told.0);
-        self.core.tally.add(Counter::TxBytes, now.1 - peer.sent.told.1);
+        self.tally.add(Counter::TxMessages, now.0 - peer.sent.told.0);
+        self.tally.add(Counter::TxBytes, now.1 - peer.sent.told.1);
         peer.sent.told = now;
         peer.sent.changed = false;
         if let Some(out) = &peer.out {
@@ -83,24 +83,24 @@ impl Endpoint {
     /// Takes the lane to a remote endpoint from it, and keeps the lane's counts.
     pub(super) fn take_lane(&mut self, peer: PeerId) -> Option<super::Outgoing> {
         self.settle_lane(peer.0 as usize);
-        let peer = self.core.peers.get_mut(peer.0 as usize)?;
+        let peer = self.peers.get_mut(peer.0 as usize)?;
         peer.sent.counts = peer.totals();
         peer.out.take()
     }
 
     /// Writes all that was counted.
-    pub(super) fn settle(&mut self) {
-        for peer in 0..self.core.peers.len() {
+    pub(super) fn settle(&mut self, berth: &mut Berth) {
+        for peer in 0..self.peers.len() {
             self.settle_lane(peer);
         }
         // Messages that were neither eager nor rendezvous were in-line.
-        let sent = self.core.tally.get(Counter::TxMessages);
-        let otherwise = self.core.tally.get(Counter::Eager) + self.core.tally.get(Counter::Rendezvous);
-        self.core.tally.add(Counter::Inline, sent.saturating_sub(otherwise));
-        for i in 0..self.core.tally.counts.len() {
-            let count = &mut self.core.tally.counts[Tally::place(i)];
+        let sent = self.tally.get(Counter::TxMessages);
+        let otherwise = self.tally.get(Counter::Eager) + self.tally.get(Counter::Rendezvous);
+        self.tally.add(Counter::Inline, sent.saturating_sub(otherwise));
+        for i in 0..self.tally.counts.len() {
+            let count = &mut self.tally.counts[Tally::place(i)];
             if *count != 0 {
-                self.berth.member.counters().add_shared(i, *count);
+                berth.member.counters().add_shared(i, *count);
                 *count = 0;
             }
         }

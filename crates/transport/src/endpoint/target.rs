@@ -7,7 +7,7 @@ use isthmus_region::counters::{Counter, LaneCounter};
 use super::cushion::zeroed;
 use super::poll::Stop;
 use super::table::Operation;
-use super::{Because, Endpoint, Push, Registered};
+use super::{Because, Berth, Core, Push, Registered};
 use crate::fault::{Step, step};
 use crate::lane::Size;
 use crate::matching::Bufs;
@@ -15,47 +15,54 @@ use crate::types::{Access, AtomicKind, Completion, Op, PeerId, RemoteAtomic, Sta
 use crate::wire::{self, AtomicWord, flag};
 use Stop::Faulty;
 
-impl Endpoint {
+impl Berth {
     /// The section that a lane's payloads lie in.
     fn section_of(&self, lane: u32) -> Result<isthmus_region::PeerSection, Stop> {
-        match self.berth.incoming.get(lane as usize) {
+        match self.incoming.get(lane as usize) {
             Some(Some(lane)) => Ok(lane.section.clone()),
             _ => Err(Faulty),
         }
     }
+}
 
+impl Core {
     /// Serves a read: the bytes go in the answer if they are few, else in a pipeline.
-    pub(super) fn take_read(&mut self, source: PeerId, message: &Message) -> Result<(), Stop> {
+    pub(super) fn take_read(
+        &mut self,
+        berth: &mut Berth,
+        source: PeerId,
+        message: &Message,
+    ) -> Result<(), Stop> {
         let (id, key, addr, len) = (message[1], message[2], message[3], message[4]);
         if !self.still_lives(source) {
             return Ok(());
         }
         step(Step::ReadAsked);
-        match self.core.memory.find(key, addr, len, Access::Read) {
-            Ok(buf) if len <= self.core.config.eager_bytes.min(4096) => {
-                let mut payload = self.core.cushion.borrow(|| zeroed(len))?;
+        match self.memory.find(key, addr, len, Access::Read) {
+            Ok(buf) if len <= self.config.eager_bytes.min(4096) => {
+                let mut payload = self.cushion.borrow(|| zeroed(len))?;
                 buf.read(&mut payload);
                 self.count_answer(source, len);
-                self.send_result(source, id, Status::Ok, Some(payload.into()));
+                self.send_result(berth, source, id, Status::Ok, Some(payload.into()));
             }
             Ok(buf) => {
                 self.count_answer(source, len);
                 let registered = Some(Registered { key, addr });
                 let bufs = Bufs::One(buf);
                 let push = Push { id, bufs, registered, len, at: 0, awaited: None, then: None };
-                self.core.peers[source.0 as usize].pushes.push_back(push);
+                self.peers[source.0 as usize].pushes.push_back(push);
                 self.mark_busy(source);
-                self.pump_peer(source);
+                self.pump_peer(berth, source);
             }
-            Err(status) => self.send_result(source, id, status, None),
+            Err(status) => self.send_result(berth, source, id, status, None),
         }
         Ok(())
     }
 
     /// Counts the bytes that answer a read.
     fn count_answer(&mut self, to: PeerId, len: u64) {
-        self.core.tally.add(Counter::RmaBytes, len);
-        self.core.peers[to.0 as usize].sent.add(LaneCounter::RmaBytes, len);
+        self.tally.add(Counter::RmaBytes, len);
+        self.peers[to.0 as usize].sent.add(LaneCounter::RmaBytes, len);
     }
 
     /// The completion of a remote write.
@@ -70,6 +77,7 @@ impl Endpoint {
     /// Serves a write whose bytes are in the data ring.
     pub(super) fn take_write(
         &mut self,
+        berth: &mut Berth,
         lane: u32,
         source: PeerId,
         message: &Message,
@@ -79,35 +87,36 @@ impl Endpoint {
         if len > Size::USUAL.data_bytes {
             return Err(Faulty);
         }
-        let section = self.section_of(lane)?;
+        let section = berth.section_of(lane)?;
         section.holds("payload", offset, len).map_err(|_| Faulty)?;
         // Only what is certainly the sender's reaches the program's memory: copied out, checked (P5), then
         // placed.
-        let mut bytes = self.core.cushion.borrow(|| zeroed(len))?;
+        let mut bytes = self.cushion.borrow(|| zeroed(len))?;
         let copied = section.bytes("payload", offset, len).and_then(|b| b.get(0, &mut bytes));
         copied.map_err(|_| Faulty)?;
         if !self.still_lives(source) {
             return Ok(());
         }
-        let status = match self.core.memory.find(key, addr, len, Access::Write) {
+        let status = match self.memory.find(key, addr, len, Access::Write) {
             Ok(buf) => {
                 buf.write(&bytes);
                 step(Step::Written);
                 if flags & flag::DATA != 0 {
                     let completion = self.remote_write(source, Some(data), len, buf.address());
-                    self.core.completions.push_back(completion);
+                    self.completions.push_back(completion);
                 }
                 Status::Ok
             }
             Err(status) => status,
         };
-        self.send_done(source, Some(id), status, Because::Asked);
+        self.send_done(berth, source, Some(id), status, Because::Asked);
         Ok(())
     }
 
     /// Serves the announcement of a pipelined write.
     pub(super) fn take_write_ready(
         &mut self,
+        berth: &mut Berth,
         source: PeerId,
         message: &Message,
         flags: u8,
@@ -116,11 +125,11 @@ impl Endpoint {
         if !self.still_lives(source) {
             return Ok(());
         }
-        match self.core.memory.find(key, addr, len, Access::Write) {
+        match self.memory.find(key, addr, len, Access::Write) {
             Ok(buf) => {
                 let data = (flags & flag::DATA != 0).then_some(data);
                 let then = self.remote_write(source, data, len, buf.address());
-                let mine = self.core.operations.insert(Operation::Incoming {
+                let mine = self.operations.insert(Operation::Incoming {
                     from: source,
                     dest: Bufs::One(buf),
                     want: len,
@@ -130,15 +139,21 @@ impl Endpoint {
                     done: Some(id),
                     registered: Some(Registered { key, addr }),
                 });
-                self.send_clear(source, id, mine, len, Because::Asked);
+                self.send_clear(berth, source, id, mine, len, Because::Asked);
             }
-            Err(status) => self.send_done(source, Some(id), status, Because::Asked),
+            Err(status) => self.send_done(berth, source, Some(id), status, Because::Asked),
         }
         Ok(())
     }
 
     /// Serves an atomic operation.
-    pub(super) fn take_atomic(&mut self, lane: u32, source: PeerId, message: &Message) -> Result<(), Stop> {
+    pub(super) fn take_atomic(
+        &mut self,
+        berth: &mut Berth,
+        lane: u32,
+        source: PeerId,
+        message: &Message,
+    ) -> Result<(), Stop> {
         let [_, id, key, addr, what, offset, lengths, size] = *message;
         let word = AtomicWord::unpack(what).ok_or(Faulty)?;
         let (operands, compares) = (lengths & 0xffff_ffff, lengths >> 32);
@@ -147,8 +162,8 @@ impl Endpoint {
         if operands > limit || compares > limit || span > limit {
             return Err(Faulty);
         }
-        let section = self.section_of(lane)?;
-        let mut bytes = self.core.cushion.borrow(|| zeroed(operands + compares))?;
+        let section = berth.section_of(lane)?;
+        let mut bytes = self.cushion.borrow(|| zeroed(operands + compares))?;
         let copied = section.bytes("operands", offset, operands + compares);
         copied.and_then(|b| b.get(0, &mut bytes)).map_err(|_| Faulty)?;
         if !self.still_lives(source) {
@@ -160,10 +175,10 @@ impl Endpoint {
         let readable = match word.kind {
             AtomicKind::Plain => Ok(()),
             AtomicKind::Fetch | AtomicKind::Compare => {
-                self.core.memory.find(key, addr, span, Access::Read).map(|_| ())
+                self.memory.find(key, addr, span, Access::Read).map(|_| ())
             }
         };
-        let target = readable.and_then(|()| self.core.memory.find(key, addr, span, Access::Atomic));
+        let target = readable.and_then(|()| self.memory.find(key, addr, span, Access::Atomic));
         let done = target.and_then(|target| {
             let what = RemoteAtomic {
                 kind: word.kind,
@@ -173,25 +188,30 @@ impl Endpoint {
                 operand,
                 compare,
             };
-            self.core.memory.atomic(target, &what, &mut before)
+            self.memory.atomic(target, &what, &mut before)
         });
         let status = done.err().unwrap_or(Status::Ok);
         step(Step::AtomicDone);
         if word.kind == AtomicKind::Plain {
-            self.send_done(source, Some(id), status, Because::Asked);
+            self.send_done(berth, source, Some(id), status, Because::Asked);
             return Ok(());
         }
         let payload = if status == Status::Ok { before.into_boxed_slice() } else { Box::default() };
-        self.send_result(source, id, status, Some(payload));
+        self.send_result(berth, source, id, status, Some(payload));
         Ok(())
     }
 
     /// Takes the answer to our read or atomic operation.
-    pub(super) fn take_result(&mut self, lane: u32, source: PeerId, message: &Message) -> Result<(), Stop> {
+    pub(super) fn take_result(
+        &mut self,
+        berth: &mut Berth,
+        lane: u32,
+        source: PeerId,
+        message: &Message,
+    ) -> Result<(), Stop> {
         let [_, id, code, len, offset, ..] = *message;
-        let section = self.section_of(lane)?;
-        let Some(Operation::Incoming { dest, want, received, then, .. }) =
-            self.core.operations.get(id, source)
+        let section = berth.section_of(lane)?;
+        let Some(Operation::Incoming { dest, want, received, then, .. }) = self.operations.get(id, source)
         else {
             return Ok(());
         };
@@ -212,10 +232,10 @@ impl Endpoint {
             }
         }
         step(Step::ResultPlaced);
-        if let Some(Operation::Incoming { mut then, .. }) = self.core.operations.take(id, source) {
+        if let Some(Operation::Incoming { mut then, .. }) = self.operations.take(id, source) {
             then.status = status;
             then.source = (status != Status::Ok).then_some(source);
-            self.core.completions.push_back(then);
+            self.completions.push_back(then);
         }
         Ok(())
     }

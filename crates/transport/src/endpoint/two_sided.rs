@@ -7,7 +7,7 @@ use isthmus_region::local::LocalBuf;
 use super::cushion::zeroed;
 use super::poll::{Sink, Stop};
 use super::table::{Operation, Table};
-use super::{Because, Core, Endpoint, Multi};
+use super::{Because, Berth, Core, Multi};
 use crate::fault::{Step, step};
 use crate::lane::Size;
 use crate::matching::{Arrived, Body, Bufs, Matching, Target, Waiting};
@@ -29,11 +29,17 @@ pub(super) struct Origin {
     pub(super) data: Option<u64>,
 }
 
-impl Endpoint {
+impl Core {
     /// Takes an `INLINE` message.
     #[inline]
-    pub(super) fn take_inline<S: Sink>(&mut self, lane: u32, head: u64, sink: &mut S) -> Result<(), Stop> {
-        let Some(Some(incoming)) = self.berth.incoming.get(lane as usize) else { return Err(Faulty) };
+    pub(super) fn take_inline<S: Sink>(
+        &mut self,
+        berth: &mut Berth,
+        lane: u32,
+        head: u64,
+        sink: &mut S,
+    ) -> Result<(), Stop> {
+        let Some(Some(incoming)) = berth.incoming.get(lane as usize) else { return Err(Faulty) };
         let (source, message) = (incoming.peer, Inline { slot: incoming.next(), head });
         let len = message.len();
         if len > INLINE_BYTES {
@@ -44,27 +50,27 @@ impl Endpoint {
         for (i, word) in payload.iter_mut().enumerate().take(len.div_ceil(8)) {
             *word = message.payload(i);
         }
-        let peer = &self.core.peers[source.0 as usize];
+        let peer = &self.peers[source.0 as usize];
         if !peer.still_lives() {
-            self.core.tally.add(Counter::Discarded, 1);
+            self.tally.add(Counter::Discarded, 1);
             return Ok(());
         }
         let tagged = message.tagged();
         let from = Origin { source, tag, data };
-        if let Some((buf, ticket)) = self.core.matching.find_simple(tagged, source, tag) {
-            self.core.matching.drop_oldest(tagged);
+        if let Some((buf, ticket)) = self.matching.find_simple(tagged, source, tag) {
+            self.matching.drop_oldest(tagged);
             let fit = buf.write_words(&payload, len) as u64;
             let done = received(ticket, tagged, from, buf.address(), fit, len as u64);
-            if S::DIRECT && self.core.completions.is_empty() {
+            if S::DIRECT && self.completions.is_empty() {
                 sink.complete(&done, Some(&peer.address));
             } else {
-                self.core.completions.push_back(done);
+                self.completions.push_back(done);
             }
         } else {
             self.take_inline_otherwise(from, tagged, &payload, len)?;
         }
-        self.core.tally.add(Counter::RxMessages, 1);
-        self.core.tally.add(Counter::RxBytes, len as u64);
+        self.tally.add(Counter::RxMessages, 1);
+        self.tally.add(Counter::RxBytes, len as u64);
         Ok(())
     }
 
@@ -78,7 +84,7 @@ impl Endpoint {
         len: usize,
     ) -> Result<(), Stop> {
         let payload = wire::bytes(payload);
-        match self.core.matching.take_waiting(tagged, from.source, from.tag) {
+        match self.matching.take_waiting(tagged, from.source, from.tag) {
             Some(waiting) => self.deliver(&waiting, from, &payload[..len]),
             None => {
                 let Origin { source, tag, data } = from;
@@ -93,17 +99,23 @@ impl Endpoint {
     fn keep(&mut self, arrived: Arrived) -> Result<(), Stop> {
         let source = arrived.source;
         let mut arrived = Some(arrived);
-        let Core { cushion, matching, operations, .. } = &mut self.core;
+        let Core { cushion, matching, operations, .. } = self;
         let keep = |matching: &mut Matching, awaited| matching.keep(&mut arrived, awaited);
         cushion.keep(matching, |matching| is_awaited(operations, matching, source), keep)?;
-        self.core.tally.add(Counter::Unexpected, 1);
+        self.tally.add(Counter::Unexpected, 1);
         Ok(())
     }
 
     /// Takes an `EAGER` message, whose payload is in the data ring.
     #[inline(never)]
-    pub(super) fn take_eager<S: Sink>(&mut self, lane: u32, head: u64, sink: &mut S) -> Result<(), Stop> {
-        let Some(Some(incoming)) = self.berth.incoming.get(lane as usize) else { return Err(Faulty) };
+    pub(super) fn take_eager<S: Sink>(
+        &mut self,
+        berth: &mut Berth,
+        lane: u32,
+        head: u64,
+        sink: &mut S,
+    ) -> Result<(), Stop> {
+        let Some(Some(incoming)) = berth.incoming.get(lane as usize) else { return Err(Faulty) };
         let (source, slot, section) = (incoming.peer, incoming.next(), &incoming.section);
         let (tag, len, offset) = (slot.word(1), slot.word(3), slot.word(4));
         // Checked once for the whole payload, so that copying cannot fail. No data ring is larger; without
@@ -115,31 +127,31 @@ impl Endpoint {
         let flags = wire::flags_of(head);
         // An endpoint that is being closed soon stops to confirm, since confirmations could keep it open for
         // ever.
-        let ack = (flags & flag::ACK != 0 && !self.core.deaf).then(|| slot.word(5));
+        let ack = (flags & flag::ACK != 0 && !self.deaf).then(|| slot.word(5));
         let data = (flags & flag::DATA != 0).then(|| slot.word(2));
         let tagged = flags & flag::TAGGED != 0;
-        let peer = &self.core.peers[source.0 as usize];
+        let peer = &self.peers[source.0 as usize];
         if !peer.lives() {
-            self.core.tally.add(Counter::Discarded, 1);
+            self.tally.add(Counter::Discarded, 1);
             return Ok(());
         }
         let from = Origin { source, tag, data };
-        let found = self.core.matching.position(tagged, source, tag);
-        match found.and_then(|at| Some((at, self.core.matching.waiting(tagged, at)?))) {
+        let found = self.matching.position(tagged, source, tag);
+        match found.and_then(|at| Some((at, self.matching.waiting(tagged, at)?))) {
             Some((at, Waiting { target: Target::Plain(bufs), ticket, .. })) => {
                 let fit = bufs.len().min(len);
                 let _ = bufs.pieces(0, fit, |done, piece| section.drain("payload", offset + done, piece));
                 if !peer.still_lives() {
                     // The copy may be another endpoint's bytes: the receive stays posted.
-                    self.core.tally.add(Counter::Discarded, 1);
+                    self.tally.add(Counter::Discarded, 1);
                     return Ok(());
                 }
                 let done = received(*ticket, tagged, from, bufs.address(), fit, len);
-                self.core.matching.remove(tagged, at);
-                if S::DIRECT && self.core.completions.is_empty() {
+                self.matching.remove(tagged, at);
+                if S::DIRECT && self.completions.is_empty() {
                     sink.complete(&done, Some(&peer.address));
                 } else {
-                    self.core.completions.push_back(done);
+                    self.completions.push_back(done);
                 }
             }
             Some((_, waiting)) => {
@@ -154,32 +166,38 @@ impl Endpoint {
                 self.finish_receive(done, multi);
             }
             None => {
-                let Core { cushion, matching, operations, .. } = &mut self.core;
+                let Core { cushion, matching, operations, .. } = self;
                 let is_awaited = |matching: &Matching| is_awaited(operations, matching, source);
                 let mut bytes = cushion.keep(matching, is_awaited, |_, _| zeroed(len))?;
                 let copied = section.bytes("payload", offset, len).and_then(|b| b.get(0, &mut bytes));
                 copied.map_err(|_| Faulty)?;
                 if !self.still_lives(source) {
-                    self.core.tally.add(Counter::Discarded, 1);
+                    self.tally.add(Counter::Discarded, 1);
                     return Ok(());
                 }
                 let body = Body::Bytes(bytes.into());
                 self.keep(Arrived { source, tagged, tag, data, body })?;
             }
         }
-        self.core.tally.add(Counter::RxMessages, 1);
-        self.core.tally.add(Counter::RxBytes, len);
+        self.tally.add(Counter::RxMessages, 1);
+        self.tally.add(Counter::RxBytes, len);
         if len >= LARGE
-            && let Some(Some(incoming)) = self.berth.incoming.get_mut(lane as usize)
+            && let Some(Some(incoming)) = berth.incoming.get_mut(lane as usize)
         {
             incoming.release_through();
         }
-        self.send_done(source, ack, Status::Ok, Because::Asked);
+        self.send_done(berth, source, ack, Status::Ok, Because::Asked);
         Ok(())
     }
 
     /// Takes the announcement of a pipelined message.
-    pub(super) fn take_ready(&mut self, source: PeerId, message: &Message, flags: u8) -> Result<(), Stop> {
+    pub(super) fn take_ready(
+        &mut self,
+        berth: &mut Berth,
+        source: PeerId,
+        message: &Message,
+        flags: u8,
+    ) -> Result<(), Stop> {
         let (tag, len, id) = (message[1], message[3], message[4]);
         if len > MOST_BYTES {
             return Err(Faulty);
@@ -191,23 +209,29 @@ impl Endpoint {
         let data = (flags & flag::DATA != 0).then_some(message[2]);
         let ack = flags & flag::ACK != 0;
         let arrived = Arrived { source, tagged, tag, data, body: Body::Ready { len, id, ack } };
-        match self.core.matching.take_waiting(tagged, source, tag) {
-            Some(waiting) => self.deliver_kept(waiting, arrived, Because::Asked),
+        match self.matching.take_waiting(tagged, source, tag) {
+            Some(waiting) => self.deliver_kept(berth, waiting, arrived, Because::Asked),
             None => self.keep(arrived)?,
         }
-        self.core.tally.add(Counter::RxMessages, 1);
+        self.tally.add(Counter::RxMessages, 1);
         Ok(())
     }
 
     /// Delivers a kept message to a receive.
-    pub(super) fn deliver_kept(&mut self, waiting: Waiting, arrived: Arrived, because: Because) {
-        self.core.cushion.try_again();
+    pub(super) fn deliver_kept(
+        &mut self,
+        berth: &mut Berth,
+        waiting: Waiting,
+        arrived: Arrived,
+        because: Because,
+    ) {
+        self.cushion.try_again();
         let Arrived { source, tag, data, body, .. } = arrived;
         let from = Origin { source, tag, data };
         match body {
             Body::Inline(payload, len) => self.deliver(&waiting, from, &payload[..len]),
             Body::Bytes(bytes) => self.deliver(&waiting, from, &bytes),
-            Body::Ready { len, id, ack } => self.begin(waiting, from, (len, id, ack), because),
+            Body::Ready { len, id, ack } => self.begin(berth, waiting, from, (len, id, ack), because),
         }
     }
 
@@ -220,7 +244,7 @@ impl Endpoint {
                 (bufs.clone(), fit, None)
             }
             Target::Multi(number) => {
-                let Some(multi) = self.core.multis.get_mut(number) else {
+                let Some(multi) = self.multis.get_mut(number) else {
                     return (Bufs::One(LocalBuf::EMPTY), 0, None);
                 };
                 let used = usize::try_from(multi.used).unwrap_or(usize::MAX);
@@ -230,7 +254,7 @@ impl Endpoint {
                 multi.inflight += 1;
                 if (multi.buf.len() as u64) - multi.used < multi.least {
                     multi.closed = true;
-                    self.core.matching.drop_multi(*number);
+                    self.matching.drop_multi(*number);
                 }
                 let fit_size = usize::try_from(fit).unwrap_or(0);
                 (Bufs::One(rest.part(0, fit_size)), fit, Some(*number))
@@ -250,49 +274,56 @@ impl Endpoint {
     /// Completes a receive; the last one of a multi-receive releases it.
     pub(super) fn finish_receive(&mut self, mut completion: Completion, multi: Option<u32>) {
         if let Some(number) = multi
-            && let Some(m) = self.core.multis.get_mut(&number)
+            && let Some(m) = self.multis.get_mut(&number)
         {
             m.inflight -= 1;
             if m.closed && m.inflight == 0 {
                 if completion.status == Status::Ok && !m.canceled {
                     completion.released = true;
-                    self.core.completions.push_back(completion);
+                    self.completions.push_back(completion);
                 } else {
                     let release = release_of(m);
-                    self.core.completions.push_back(completion);
-                    self.core.completions.push_back(release);
+                    self.completions.push_back(completion);
+                    self.completions.push_back(release);
                 }
-                self.core.multis.remove(&number);
+                self.multis.remove(&number);
                 return;
             }
         }
-        self.core.completions.push_back(completion);
+        self.completions.push_back(completion);
     }
 
     /// One message of a multi-receive will not come: releases the receive if it was the last.
     pub(super) fn end_multi_message(&mut self, multi: Option<u32>) {
         let Some(number) = multi else { return };
-        let Some(m) = self.core.multis.get_mut(&number) else { return };
+        let Some(m) = self.multis.get_mut(&number) else { return };
         m.inflight -= 1;
         if m.closed && m.inflight == 0 {
             let release = release_of(m);
-            self.core.completions.push_back(release);
-            self.core.multis.remove(&number);
+            self.completions.push_back(release);
+            self.multis.remove(&number);
         }
     }
 
     /// Begins to receive an announced message.
-    fn begin(&mut self, waiting: Waiting, from: Origin, ready: (u64, u64, bool), because: Because) {
+    fn begin(
+        &mut self,
+        berth: &mut Berth,
+        waiting: Waiting,
+        from: Origin,
+        ready: (u64, u64, bool),
+        because: Because,
+    ) {
         let (len, id, ack) = ready;
         let source = from.source;
         step(Step::Unasked);
         let (dest, fit, multi) = self.place(&waiting, len);
         let then = received(waiting.ticket, waiting.select.tagged, from, dest.address(), fit, len);
-        self.core.tally.add(Counter::RxBytes, fit);
+        self.tally.add(Counter::RxBytes, fit);
         let done = ack.then_some(id);
         if fit == 0 {
-            self.send_clear(source, id, 0, 0, because);
-            self.send_done(source, done, Status::Ok, because);
+            self.send_clear(berth, source, id, 0, 0, because);
+            self.send_done(berth, source, done, Status::Ok, because);
             self.finish_receive(then, multi);
             return;
         }
@@ -306,8 +337,8 @@ impl Endpoint {
             done,
             registered: None,
         };
-        let mine = self.core.operations.insert(operation);
-        self.send_clear(source, id, mine, fit, because);
+        let mine = self.operations.insert(operation);
+        self.send_clear(berth, source, id, mine, fit, because);
     }
 }
 
