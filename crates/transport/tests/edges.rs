@@ -220,7 +220,7 @@ fn an_endpoint_without_a_berth_refuses_what_must_go_somewhere_and_moves_nothing(
     a.leave();
     assert_eq!(a.send(&message(to_b, 1, &out)).err(), Some(PostError::Again));
     assert!(!a.send_at_once(to_b, true, 1, None, out[0]));
-    assert_eq!(a.receive(&receive(any(9), &into)), Err(PostError::Again));
+    a.receive(&receive(any(9), &into)).unwrap();
     assert!(a.resolve(&b.address()).is_err() && a.bell().is_err());
     assert!(!a.progress() && !a.has_lanes() && !a.is_crowded());
     assert_eq!((a.address(), a.pop()), (address, None));

@@ -1,7 +1,8 @@
 //! What programs call. Each call goes to the core, with the berth where it needs one.
 //!
 //! An endpoint without a berth reaches nobody. None is made so; it is what is left of an endpoint while its process is attached
-//! nowhere. Nothing moves then, and what is posted is refused as in a full region, with nothing done.
+//! nowhere. Nothing moves then, and what must go somewhere is refused as in a full region, with nothing done. Receives are posted,
+//! and take what was kept; its senders are answered later.
 
 use std::os::fd::OwnedFd;
 
@@ -101,16 +102,30 @@ impl Endpoint {
     /// # Errors
     /// [`PostError`]; nothing was done.
     pub fn receive(&mut self, receive: &Receive<'_>) -> Result<(), PostError> {
-        let Some(berth) = &mut self.berth else { return Err(NOWHERE) };
-        self.core.receive(berth, receive)
+        let posted = self.core.receive(receive);
+        self.answer();
+        posted
+    }
+
+    /// Answers senders of kept messages. A program that takes the general way to receive may wait for a sender whose lane is not
+    /// hot, so the activity lines are polled next.
+    fn answer(&mut self) {
+        if let Some(berth) = &mut self.berth {
+            berth.next_activity = 0;
+            self.core.answer(berth);
+        }
     }
 
     /// Makes progress, then searches the kept messages without receiving one. With `claim`, a message that is
     /// found is set aside for [`Endpoint::receive_claimed`] under `ticket.context`; with `discard` it is
     /// dropped. A completion with [`crate::Op::Peek`] comes in any case.
     pub fn peek(&mut self, select: &Selector, claim: bool, discard: bool, ticket: Ticket) {
-        let Some(berth) = &mut self.berth else { return };
-        self.core.peek(berth, select, claim, discard, ticket);
+        if let Some(berth) = &mut self.berth {
+            berth.next_activity = 0;
+            self.core.progress(berth);
+        }
+        self.core.peek(select, claim, discard, ticket);
+        self.answer();
     }
 
     /// Receives the message that was claimed under `context`; the completion is an [`crate::Op::Receive`].
@@ -123,8 +138,9 @@ impl Endpoint {
         bufs: &[LocalBuf],
         ticket: Ticket,
     ) -> Result<(), PostError> {
-        let Some(berth) = &mut self.berth else { return Err(NOWHERE) };
-        self.core.receive_claimed(berth, context, bufs, ticket)
+        let posted = self.core.receive_claimed(context, bufs, ticket);
+        self.answer();
+        posted
     }
 
     /// Drops the message that was claimed under `context`; the completion is an [`crate::Op::Receive`] of length 0.
@@ -132,8 +148,9 @@ impl Endpoint {
     /// # Errors
     /// [`PostError::Invalid`] when nothing is claimed under it.
     pub fn discard_claimed(&mut self, context: u64, ticket: Ticket) -> Result<(), PostError> {
-        let Some(berth) = &mut self.berth else { return Err(NOWHERE) };
-        self.core.discard_claimed(berth, context, ticket)
+        let posted = self.core.discard_claimed(context, ticket);
+        self.answer();
+        posted
     }
 
     /// Cancels the oldest posted receive with this `context`, if it has matched nothing yet. Its completion says

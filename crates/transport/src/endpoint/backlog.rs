@@ -180,10 +180,9 @@ impl Berth {
 }
 
 impl Core {
-    /// Sends a reply now, or as soon as there is room.
+    /// Notes a reply. It goes with the next [`Core::answer`], or as soon as there is room after that.
     pub(super) fn reply(
         &mut self,
-        berth: &mut Berth,
         to: PeerId,
         message: Message,
         count: usize,
@@ -194,9 +193,35 @@ impl Core {
         let reply = Queued { message, count, payload, because, then: None };
         self.peers[to.0 as usize].backlog.push_reply(reply);
         crate::fault::step(crate::fault::Step::ReplyOwed);
-        if !self.flush_replies(berth, to) {
-            self.mark_busy(to);
-            berth.wake_sleepers();
+        self.owe(to);
+    }
+
+    /// Notes that a reply or a pipeline to `to` has just begun.
+    pub(super) fn owe(&mut self, to: PeerId) {
+        if self.owed.last() != Some(&to) {
+            self.owed.push(to);
+        }
+    }
+
+    /// Sends what has begun since the last call, as far as there is room.
+    #[inline]
+    pub(super) fn answer(&mut self, berth: &mut Berth) {
+        if !self.owed.is_empty() {
+            self.answer_now(berth);
+        }
+    }
+
+    #[inline(never)]
+    fn answer_now(&mut self, berth: &mut Berth) {
+        while let Some(to) = self.owed.pop() {
+            let peer = &self.peers[to.0 as usize];
+            if !peer.pushes.is_empty() {
+                self.mark_busy(to);
+                self.pump_peer(berth, to);
+            } else if !self.flush_replies(berth, to) {
+                self.mark_busy(to);
+                berth.wake_sleepers();
+            }
         }
     }
 

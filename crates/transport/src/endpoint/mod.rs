@@ -213,6 +213,8 @@ struct Core {
     faulty: Vec<PeerId>,
     /// Remote endpoints for which replies, pipelines or posts wait.
     busy: Vec<PeerId>,
+    /// Those for which a reply or pipeline has begun since the last [`Core::answer`].
+    owed: Vec<PeerId>,
     matching: Matching,
     multis: HashMap<u32, Multi>,
     next_multi: u32,
@@ -296,6 +298,7 @@ impl Core {
             strangers: Vec::new(),
             faulty: Vec::new(),
             busy: Vec::new(),
+            owed: Vec::new(),
             matching: Matching::default(),
             multis: HashMap::new(),
             next_multi: 0,

@@ -299,6 +299,7 @@ impl Core {
         }
         if !self.busy.is_empty() {
             moved |= self.pump(berth);
+            self.answer(berth);
         }
         self.ticks = self.ticks.wrapping_add(1);
         if self.ticks >= berth.next_activity {
@@ -390,6 +391,7 @@ impl Core {
                     return true;
                 }
             }
+            self.answer(berth);
             // The message may have ended the lane.
             let Some(Some(lane)) = berth.incoming.get_mut(number as usize) else { return true };
             step(Step::MessageTaken);
@@ -417,16 +419,16 @@ impl Core {
         let message = &incoming.next().message(head);
         let flags = wire::flags_of(head);
         match wire::kind_of(head) {
-            kind::READY => self.take_ready(berth, source, message, flags),
-            kind::CLEAR => self.take_clear(berth, source, message),
+            kind::READY => self.take_ready(source, message, flags),
+            kind::CLEAR => self.take_clear(source, message),
             kind::CHUNK => self.take_chunk(berth, lane, source, message),
             kind::DONE => self.take_done(source, message),
             // An endpoint that is being closed answers no requests, which could keep it open for ever. The
             // initiator learns that it is gone.
             kind::READ | kind::WRITE | kind::WRITE_READY | kind::ATOMIC if self.leaving => Ok(()),
-            kind::READ => self.take_read(berth, source, message),
+            kind::READ => self.take_read(source, message),
             kind::WRITE => self.take_write(berth, lane, source, message, flags),
-            kind::WRITE_READY => self.take_write_ready(berth, source, message, flags),
+            kind::WRITE_READY => self.take_write_ready(source, message, flags),
             kind::ATOMIC => self.take_atomic(berth, lane, source, message),
             kind::RESULT => self.take_result(berth, lane, source, message),
             _ => Err(Faulty),

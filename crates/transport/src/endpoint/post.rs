@@ -346,17 +346,15 @@ impl Core {
     }
 
     /// As [`super::Endpoint::receive`].
-    pub(super) fn receive(&mut self, berth: &mut Berth, receive: &Receive<'_>) -> Result<(), PostError> {
+    pub(super) fn receive(&mut self, receive: &Receive<'_>) -> Result<(), PostError> {
         if let Some(least) = receive.multi {
-            return self.receive_many(berth, receive, least);
+            return self.receive_many(receive, least);
         }
         let select = receive.select;
         let target = Target::Plain(Bufs::new(receive.bufs));
         let waiting = Waiting { select, target, ticket: receive.ticket };
-        // A program that takes the general way may wait for a sender whose lane is not hot.
-        berth.next_activity = 0;
         match (self.matching.take_arrived(&select), select.from) {
-            (Some(arrived), _) => self.deliver_kept(berth, waiting, arrived, Because::Posted),
+            (Some(arrived), _) => self.deliver_kept(waiting, arrived, Because::Posted),
             // No message can come for it. Receives that were posted before the death have ended, too.
             (None, Some(from)) if self.peers.get(from.0 as usize).is_some_and(|p| p.died) => {
                 let mut then = self.template(receive.ticket, Op::Receive { tagged: select.tagged }, 0);
@@ -369,12 +367,7 @@ impl Core {
     }
 
     /// Posts a multi-receive.
-    fn receive_many(
-        &mut self,
-        berth: &mut Berth,
-        receive: &Receive<'_>,
-        least: u64,
-    ) -> Result<(), PostError> {
+    fn receive_many(&mut self, receive: &Receive<'_>, least: u64) -> Result<(), PostError> {
         let select = receive.select;
         let [buf] = receive.bufs else { return Err(PostError::Invalid) };
         let number = self.next_multi;
@@ -397,7 +390,7 @@ impl Core {
         // Messages that came before go in at once, as long as there is room.
         while self.multis.get(&number).is_some_and(|m| !m.closed) {
             let Some(arrived) = self.matching.take_arrived(&select) else { break };
-            self.deliver_kept(berth, waiting.clone(), arrived, Because::Posted);
+            self.deliver_kept(waiting.clone(), arrived, Because::Posted);
         }
         let died = |from: PeerId| self.peers.get(from.0 as usize).is_some_and(|p| p.died);
         if let Some(from) = select.from.filter(|from| died(*from))
@@ -414,16 +407,7 @@ impl Core {
     }
 
     /// As [`super::Endpoint::peek`].
-    pub(super) fn peek(
-        &mut self,
-        berth: &mut Berth,
-        select: &Selector,
-        claim: bool,
-        discard: bool,
-        ticket: Ticket,
-    ) {
-        berth.next_activity = 0;
-        self.progress(berth);
+    pub(super) fn peek(&mut self, select: &Selector, claim: bool, discard: bool, ticket: Ticket) {
         let mut completion = self.template(ticket, Op::Peek { tagged: select.tagged }, 0);
         match self.matching.find_arrived(select) {
             None => {
@@ -443,9 +427,9 @@ impl Core {
             && let Some(found) = self.matching.take_arrived(select)
         {
             if discard {
-                self.drop_arrived(berth, found);
+                self.drop_arrived(found);
             } else if let Some(lost) = self.matching.claim(ticket.context, found) {
-                self.drop_arrived(berth, lost);
+                self.drop_arrived(lost);
             }
         }
     }
@@ -453,7 +437,6 @@ impl Core {
     /// As [`super::Endpoint::receive_claimed`].
     pub(super) fn receive_claimed(
         &mut self,
-        berth: &mut Berth,
         context: u64,
         bufs: &[LocalBuf],
         ticket: Ticket,
@@ -462,34 +445,29 @@ impl Core {
         let select =
             Selector { tagged: arrived.tagged, from: Some(arrived.source), tag: arrived.tag, ignore: 0 };
         let waiting = Waiting { select, target: Target::Plain(Bufs::new(bufs)), ticket };
-        self.deliver_kept(berth, waiting, arrived, Because::Posted);
+        self.deliver_kept(waiting, arrived, Because::Posted);
         Ok(())
     }
 
     /// As [`super::Endpoint::discard_claimed`].
-    pub(super) fn discard_claimed(
-        &mut self,
-        berth: &mut Berth,
-        context: u64,
-        ticket: Ticket,
-    ) -> Result<(), PostError> {
+    pub(super) fn discard_claimed(&mut self, context: u64, ticket: Ticket) -> Result<(), PostError> {
         let arrived = self.matching.take_claimed(context).ok_or(PostError::Invalid)?;
         let mut completion = self.template(ticket, Op::Receive { tagged: arrived.tagged }, 0);
         completion.tag = arrived.tag;
         completion.data = arrived.data;
         completion.source = Some(arrived.source);
         self.completions.push_back(completion);
-        self.drop_arrived(berth, arrived);
+        self.drop_arrived(arrived);
         Ok(())
     }
 
     /// Ends a kept message that is not received: its sender must not wait for ever.
-    fn drop_arrived(&mut self, berth: &mut Berth, arrived: Arrived) {
+    fn drop_arrived(&mut self, arrived: Arrived) {
         self.cushion.try_again();
         if let crate::matching::Body::Ready { id, ack, .. } = arrived.body {
             let source = arrived.source;
-            self.send_clear(berth, source, id, 0, 0, Because::Posted);
-            self.send_done(berth, source, ack.then_some(id), Status::Ok, Because::Posted);
+            self.send_clear(source, id, 0, 0, Because::Posted);
+            self.send_done(source, ack.then_some(id), Status::Ok, Because::Posted);
         }
     }
 

@@ -27,55 +27,28 @@ pub(super) struct ChunkPlace {
 
 impl Core {
     /// Asks for the bytes of an announced message: `want` of them, for our operation `mine`.
-    pub(super) fn send_clear(
-        &mut self,
-        berth: &mut Berth,
-        to: PeerId,
-        id: u64,
-        mine: u64,
-        want: u64,
-        because: Because,
-    ) {
+    pub(super) fn send_clear(&mut self, to: PeerId, id: u64, mine: u64, want: u64, because: Because) {
         let message = [wire::head(kind::CLEAR, 0, 0), id, mine, want, 0, 0, 0, 0];
-        self.reply(berth, to, message, 4, None, because);
+        self.reply(to, message, 4, None, because);
     }
 
     /// Tells the sender that its operation `id`, if there is one, has ended.
-    pub(super) fn send_done(
-        &mut self,
-        berth: &mut Berth,
-        to: PeerId,
-        id: Option<u64>,
-        status: Status,
-        because: Because,
-    ) {
+    pub(super) fn send_done(&mut self, to: PeerId, id: Option<u64>, status: Status, because: Because) {
         if let Some(id) = id {
             let message = [wire::head(kind::DONE, 0, 0), id, wire::status_code(status), 0, 0, 0, 0, 0];
-            self.reply(berth, to, message, 3, None, because);
+            self.reply(to, message, 3, None, because);
         }
     }
 
     /// Answers a read or a fetching atomic with the bytes, or with the status that says why there are none.
-    pub(super) fn send_result(
-        &mut self,
-        berth: &mut Berth,
-        to: PeerId,
-        id: u64,
-        status: Status,
-        payload: Option<Box<[u8]>>,
-    ) {
+    pub(super) fn send_result(&mut self, to: PeerId, id: u64, status: Status, payload: Option<Box<[u8]>>) {
         let len = payload.as_ref().map_or(0, |p| p.len() as u64);
         let message = [wire::head(kind::RESULT, 0, 0), id, wire::status_code(status), len, 0, 0, 0, 0];
-        self.reply(berth, to, message, 5, payload, Because::Asked);
+        self.reply(to, message, 5, payload, Because::Asked);
     }
 
     /// The receiver of an announced message asks for its bytes: begins its pipeline.
-    pub(super) fn take_clear(
-        &mut self,
-        berth: &mut Berth,
-        source: PeerId,
-        message: &Message,
-    ) -> Result<(), Stop> {
+    pub(super) fn take_clear(&mut self, source: PeerId, message: &Message) -> Result<(), Stop> {
         let (id, theirs, want) = (message[1], message[2], message[3]);
         // Checked before it is taken: an operation that a faulty peer names must stay in the table for `lose`
         // to end it.
@@ -102,8 +75,7 @@ impl Core {
         let peer = &mut self.peers[source.0 as usize];
         let awaited = awaits_done.then_some(id);
         peer.pushes.push_back(Push { id: theirs, bufs, registered: None, len: want, at: 0, awaited, then });
-        self.mark_busy(source);
-        self.pump_peer(berth, source);
+        self.owe(source);
         Ok(())
     }
 
@@ -138,7 +110,7 @@ impl Core {
                 Err(status) => {
                     let done = *done;
                     self.operations.take(id, source);
-                    self.send_done(berth, source, done, status, Because::Asked);
+                    self.send_done(source, done, status, Because::Asked);
                     return Ok(());
                 }
             },
@@ -152,7 +124,7 @@ impl Core {
             return Ok(());
         }
         if finished {
-            self.finish_incoming(berth, id, source);
+            self.finish_incoming(id, source);
         }
         // Chunks are given back one by one, so that the sender's next copy overlaps with ours.
         if let Some(Some(incoming)) = berth.incoming.get_mut(lane as usize) {
@@ -165,13 +137,13 @@ impl Core {
     }
 
     /// Completes an operation whose bytes are all here.
-    pub(super) fn finish_incoming(&mut self, berth: &mut Berth, id: u64, source: PeerId) {
+    pub(super) fn finish_incoming(&mut self, id: u64, source: PeerId) {
         let Some(Operation::Incoming { then, multi, done, .. }) = self.operations.take(id, source) else {
             return;
         };
         step(Step::AllReceived);
         self.recent_until = self.ticks + RECENT;
-        self.send_done(berth, source, done, Status::Ok, Because::Asked);
+        self.send_done(source, done, Status::Ok, Because::Asked);
         match then.op {
             // A remote write completes here only if data came with it.
             Op::RemoteWrite if then.data.is_none() => {}
@@ -287,7 +259,7 @@ impl Core {
                     }
                     let id = push.id;
                     peer.pushes.pop_front();
-                    self.send_result(berth, to, id, status, None);
+                    self.send_result(to, id, status, None);
                     continue;
                 }
             };

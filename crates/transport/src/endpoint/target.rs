@@ -27,12 +27,7 @@ impl Berth {
 
 impl Core {
     /// Serves a read: the bytes go in the answer if they are few, else in a pipeline.
-    pub(super) fn take_read(
-        &mut self,
-        berth: &mut Berth,
-        source: PeerId,
-        message: &Message,
-    ) -> Result<(), Stop> {
+    pub(super) fn take_read(&mut self, source: PeerId, message: &Message) -> Result<(), Stop> {
         let (id, key, addr, len) = (message[1], message[2], message[3], message[4]);
         if !self.still_lives(source) {
             return Ok(());
@@ -43,7 +38,7 @@ impl Core {
                 let mut payload = self.cushion.borrow(|| zeroed(len))?;
                 buf.read(&mut payload);
                 self.count_answer(source, len);
-                self.send_result(berth, source, id, Status::Ok, Some(payload.into()));
+                self.send_result(source, id, Status::Ok, Some(payload.into()));
             }
             Ok(buf) => {
                 self.count_answer(source, len);
@@ -51,10 +46,9 @@ impl Core {
                 let bufs = Bufs::One(buf);
                 let push = Push { id, bufs, registered, len, at: 0, awaited: None, then: None };
                 self.peers[source.0 as usize].pushes.push_back(push);
-                self.mark_busy(source);
-                self.pump_peer(berth, source);
+                self.owe(source);
             }
-            Err(status) => self.send_result(berth, source, id, status, None),
+            Err(status) => self.send_result(source, id, status, None),
         }
         Ok(())
     }
@@ -109,14 +103,13 @@ impl Core {
             }
             Err(status) => status,
         };
-        self.send_done(berth, source, Some(id), status, Because::Asked);
+        self.send_done(source, Some(id), status, Because::Asked);
         Ok(())
     }
 
     /// Serves the announcement of a pipelined write.
     pub(super) fn take_write_ready(
         &mut self,
-        berth: &mut Berth,
         source: PeerId,
         message: &Message,
         flags: u8,
@@ -139,9 +132,9 @@ impl Core {
                     done: Some(id),
                     registered: Some(Registered { key, addr }),
                 });
-                self.send_clear(berth, source, id, mine, len, Because::Asked);
+                self.send_clear(source, id, mine, len, Because::Asked);
             }
-            Err(status) => self.send_done(berth, source, Some(id), status, Because::Asked),
+            Err(status) => self.send_done(source, Some(id), status, Because::Asked),
         }
         Ok(())
     }
@@ -193,11 +186,11 @@ impl Core {
         let status = done.err().unwrap_or(Status::Ok);
         step(Step::AtomicDone);
         if word.kind == AtomicKind::Plain {
-            self.send_done(berth, source, Some(id), status, Because::Asked);
+            self.send_done(source, Some(id), status, Because::Asked);
             return Ok(());
         }
         let payload = if status == Status::Ok { before.into_boxed_slice() } else { Box::default() };
-        self.send_result(berth, source, id, status, Some(payload));
+        self.send_result(source, id, status, Some(payload));
         Ok(())
     }
 

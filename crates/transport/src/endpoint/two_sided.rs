@@ -186,18 +186,12 @@ impl Core {
         {
             incoming.release_through();
         }
-        self.send_done(berth, source, ack, Status::Ok, Because::Asked);
+        self.send_done(source, ack, Status::Ok, Because::Asked);
         Ok(())
     }
 
     /// Takes the announcement of a pipelined message.
-    pub(super) fn take_ready(
-        &mut self,
-        berth: &mut Berth,
-        source: PeerId,
-        message: &Message,
-        flags: u8,
-    ) -> Result<(), Stop> {
+    pub(super) fn take_ready(&mut self, source: PeerId, message: &Message, flags: u8) -> Result<(), Stop> {
         let (tag, len, id) = (message[1], message[3], message[4]);
         if len > MOST_BYTES {
             return Err(Faulty);
@@ -210,7 +204,7 @@ impl Core {
         let ack = flags & flag::ACK != 0;
         let arrived = Arrived { source, tagged, tag, data, body: Body::Ready { len, id, ack } };
         match self.matching.take_waiting(tagged, source, tag) {
-            Some(waiting) => self.deliver_kept(berth, waiting, arrived, Because::Asked),
+            Some(waiting) => self.deliver_kept(waiting, arrived, Because::Asked),
             None => self.keep(arrived)?,
         }
         self.tally.add(Counter::RxMessages, 1);
@@ -218,20 +212,14 @@ impl Core {
     }
 
     /// Delivers a kept message to a receive.
-    pub(super) fn deliver_kept(
-        &mut self,
-        berth: &mut Berth,
-        waiting: Waiting,
-        arrived: Arrived,
-        because: Because,
-    ) {
+    pub(super) fn deliver_kept(&mut self, waiting: Waiting, arrived: Arrived, because: Because) {
         self.cushion.try_again();
         let Arrived { source, tag, data, body, .. } = arrived;
         let from = Origin { source, tag, data };
         match body {
             Body::Inline(payload, len) => self.deliver(&waiting, from, &payload[..len]),
             Body::Bytes(bytes) => self.deliver(&waiting, from, &bytes),
-            Body::Ready { len, id, ack } => self.begin(berth, waiting, from, (len, id, ack), because),
+            Body::Ready { len, id, ack } => self.begin(waiting, from, (len, id, ack), because),
         }
     }
 
@@ -306,14 +294,7 @@ impl Core {
     }
 
     /// Begins to receive an announced message.
-    fn begin(
-        &mut self,
-        berth: &mut Berth,
-        waiting: Waiting,
-        from: Origin,
-        ready: (u64, u64, bool),
-        because: Because,
-    ) {
+    fn begin(&mut self, waiting: Waiting, from: Origin, ready: (u64, u64, bool), because: Because) {
         let (len, id, ack) = ready;
         let source = from.source;
         step(Step::Unasked);
@@ -322,8 +303,8 @@ impl Core {
         self.tally.add(Counter::RxBytes, fit);
         let done = ack.then_some(id);
         if fit == 0 {
-            self.send_clear(berth, source, id, 0, 0, because);
-            self.send_done(berth, source, done, Status::Ok, because);
+            self.send_clear(source, id, 0, 0, because);
+            self.send_done(source, done, Status::Ok, because);
             self.finish_receive(then, multi);
             return;
         }
@@ -338,7 +319,7 @@ impl Core {
             registered: None,
         };
         let mine = self.operations.insert(operation);
-        self.send_clear(berth, source, id, mine, fit, because);
+        self.send_clear(source, id, mine, fit, because);
     }
 }
 
