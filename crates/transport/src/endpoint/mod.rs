@@ -4,6 +4,7 @@
 //! - `post`: what the caller posts: sends, receives, peeks, RMA.
 //! - `poll`: polling the lanes, and the order of progress.
 //! - `two_sided`: messages that arrive, and their receives.
+//! - `payload`: what a message brings, wherever it lies.
 //! - `target`: reads, writes and atomics served for others.
 //! - `push`: pipelined messages, replies.
 //! - `direct`: RMA and atomics that need no message.
@@ -29,6 +30,7 @@ mod entries;
 mod heat;
 mod incoming;
 mod outgoing;
+mod payload;
 mod poll;
 mod post;
 mod push;

@@ -9,6 +9,7 @@ use isthmus_region::counters::Counter;
 use isthmus_region::roster::Present;
 
 use super::cushion::NoMemoryLeft;
+use super::payload::Payload;
 use super::{Berth, Core, Peer};
 use crate::address::Address;
 use crate::fault::{Step, step};
@@ -377,10 +378,12 @@ impl Core {
             && let Some(found) = head
         {
             step(Step::MessageSeen);
+            let Some(Some(lane)) = berth.incoming.get_mut(number as usize) else { return true };
             let outcome = match wire::kind_of(found) {
-                kind::INLINE => self.take_inline(berth, number, found, sink),
-                kind::EAGER => self.take_eager(berth, number, found, sink),
-                _ => self.take(berth, number, source, found),
+                kind::INLINE => self.take_inline(source, Inline { slot: lane.next(), head: found }, sink),
+                kind::EAGER => self.take_eager(lane, found, sink),
+                kind::CHUNK => self.take_piece(berth, number, source, found),
+                _ => self.take(lane, found),
             };
             match outcome {
                 Ok(()) => {}
@@ -412,25 +415,47 @@ impl Core {
         self.peers[source.0 as usize].still_lives()
     }
 
-    /// Takes a message that is neither `INLINE` nor `EAGER`.
+    /// Takes a `CHUNK`. It is given back by itself, so that the sender's next copy overlaps with ours.
     #[inline(never)]
-    fn take(&mut self, berth: &mut Berth, lane: u32, source: PeerId, head: u64) -> Result<(), Stop> {
-        let Some(Some(incoming)) = berth.incoming.get(lane as usize) else { return Err(Faulty) };
-        let message = &incoming.next().message(head);
-        let flags = wire::flags_of(head);
+    fn take_piece(&mut self, berth: &mut Berth, number: u32, source: PeerId, head: u64) -> Result<(), Stop> {
+        let Some(Some(lane)) = berth.incoming.get_mut(number as usize) else { return Err(Faulty) };
+        let message = &lane.next().message(head);
+        let payload = Payload::within(&lane.section, message[4], message[3])?;
+        self.take_chunk(source, message, &payload)?;
+        lane.release_through();
+        // Without a fence a request may be overlooked here; its announcement leads to it later.
+        self.take_request(berth, number);
+        step(Step::ChunkReleased);
+        Ok(())
+    }
+
+    /// Takes any other message of a lane.
+    #[inline(never)]
+    fn take(&mut self, lane: &Incoming, head: u64) -> Result<(), Stop> {
+        let (source, section, flags) = (lane.peer, &lane.section, wire::flags_of(head));
+        let message = &lane.next().message(head);
         match wire::kind_of(head) {
             kind::READY => self.take_ready(source, message, flags),
             kind::CLEAR => self.take_clear(source, message),
-            kind::CHUNK => self.take_chunk(berth, lane, source, message),
             kind::DONE => self.take_done(source, message),
             // An endpoint that is being closed answers no requests, which could keep it open for ever. The
             // initiator learns that it is gone.
             kind::READ | kind::WRITE | kind::WRITE_READY | kind::ATOMIC if self.leaving => Ok(()),
             kind::READ => self.take_read(source, message),
-            kind::WRITE => self.take_write(berth, lane, source, message, flags),
+            kind::WRITE => {
+                let payload = Payload::in_data_ring(section, message[5], message[4])?;
+                self.take_write(source, message, flags, &payload)
+            }
             kind::WRITE_READY => self.take_write_ready(source, message, flags),
-            kind::ATOMIC => self.take_atomic(berth, lane, source, message),
-            kind::RESULT => self.take_result(berth, lane, source, message),
+            kind::ATOMIC => {
+                let (operands, compares) = (message[6] & 0xffff_ffff, message[6] >> 32);
+                let payload = Payload::within(section, message[5], operands + compares)?;
+                self.take_atomic(source, message, &payload)
+            }
+            kind::RESULT => {
+                let payload = Payload::within(section, message[4], message[3])?;
+                self.take_result(source, message, &payload)
+            }
             _ => Err(Faulty),
         }
     }

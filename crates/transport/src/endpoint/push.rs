@@ -3,6 +3,7 @@
 use isthmus_lockfree::slot::Message;
 use isthmus_region::counters::{Counter, LaneCounter};
 
+use super::payload::Payload;
 use super::poll::Stop;
 use super::sleep::RECENT;
 use super::table::Operation;
@@ -82,14 +83,11 @@ impl Core {
     /// Takes the next bytes of a pipelined message, or of a read or write that is pipelined.
     pub(super) fn take_chunk(
         &mut self,
-        berth: &mut Berth,
-        lane: u32,
         source: PeerId,
         message: &Message,
+        payload: &Payload<'_>,
     ) -> Result<(), Stop> {
-        let (id, at, len, offset) = (message[1], message[2], message[3], message[4]);
-        let Some(Some(incoming)) = berth.incoming.get(lane as usize) else { return Err(Faulty) };
-        let section = &incoming.section;
+        let (id, at, len) = (message[1], message[2], payload.len());
         let Some(Operation::Incoming { dest, want, received, done, registered, .. }) =
             self.operations.get(id, source)
         else {
@@ -101,12 +99,10 @@ impl Core {
         if at != *received || len == 0 || len > *want - *received {
             return Err(Faulty);
         }
-        section.holds("chunk", offset, len).map_err(|_| Faulty)?;
-        let drain = |done, piece| section.drain("chunk", offset + done, piece);
-        let copied = match *registered {
-            None => dest.pieces(at, len, drain),
+        match *registered {
+            None => payload.place(len, dest, at)?,
             Some(place) => match self.memory.find(place.key, place.at(at), len, Access::Write) {
-                Ok(buf) => drain(0, buf),
+                Ok(buf) => payload.copy(0, buf)?,
                 Err(status) => {
                     let done = *done;
                     self.operations.take(id, source);
@@ -114,8 +110,7 @@ impl Core {
                     return Ok(());
                 }
             },
-        };
-        copied.map_err(|_| Faulty)?;
+        }
         step(Step::ChunkDrained);
         *received += len;
         let finished = *received == *want;
@@ -126,13 +121,6 @@ impl Core {
         if finished {
             self.finish_incoming(id, source);
         }
-        // Chunks are given back one by one, so that the sender's next copy overlaps with ours.
-        if let Some(Some(incoming)) = berth.incoming.get_mut(lane as usize) {
-            incoming.release_through();
-        }
-        // Without a fence a request may be overlooked here; its announcement leads to it later.
-        self.take_request(berth, lane);
-        step(Step::ChunkReleased);
         Ok(())
     }
 

@@ -5,25 +5,15 @@ use isthmus_lockfree::slot::Message;
 use isthmus_region::counters::{Counter, LaneCounter};
 
 use super::cushion::zeroed;
+use super::payload::Payload;
 use super::poll::Stop;
 use super::table::Operation;
-use super::{Because, Berth, Core, Push, Registered};
+use super::{Because, Core, Push, Registered};
 use crate::fault::{Step, step};
-use crate::lane::Size;
 use crate::matching::Bufs;
 use crate::types::{Access, AtomicKind, Completion, Op, PeerId, RemoteAtomic, Status, Ticket};
 use crate::wire::{self, AtomicWord, flag};
 use Stop::Faulty;
-
-impl Berth {
-    /// The section that a lane's payloads lie in.
-    fn section_of(&self, lane: u32) -> Result<isthmus_region::PeerSection, Stop> {
-        match self.incoming.get(lane as usize) {
-            Some(Some(lane)) => Ok(lane.section.clone()),
-            _ => Err(Faulty),
-        }
-    }
-}
 
 impl Core {
     /// Serves a read: the bytes go in the answer if they are few, else in a pipeline.
@@ -71,23 +61,17 @@ impl Core {
     /// Serves a write whose bytes are in the data ring.
     pub(super) fn take_write(
         &mut self,
-        berth: &mut Berth,
-        lane: u32,
         source: PeerId,
         message: &Message,
         flags: u8,
+        payload: &Payload<'_>,
     ) -> Result<(), Stop> {
-        let [_, id, key, addr, len, offset, data, _] = *message;
-        if len > Size::USUAL.data_bytes {
-            return Err(Faulty);
-        }
-        let section = berth.section_of(lane)?;
-        section.holds("payload", offset, len).map_err(|_| Faulty)?;
+        let [_, id, key, addr, _, _, data, _] = *message;
+        let len = payload.len();
         // Only what is certainly the sender's reaches the program's memory: copied out, checked (P5), then
         // placed.
         let mut bytes = self.cushion.borrow(|| zeroed(len))?;
-        let copied = section.bytes("payload", offset, len).and_then(|b| b.get(0, &mut bytes));
-        copied.map_err(|_| Faulty)?;
+        payload.read(&mut bytes)?;
         if !self.still_lives(source) {
             return Ok(());
         }
@@ -142,12 +126,11 @@ impl Core {
     /// Serves an atomic operation.
     pub(super) fn take_atomic(
         &mut self,
-        berth: &mut Berth,
-        lane: u32,
         source: PeerId,
         message: &Message,
+        payload: &Payload<'_>,
     ) -> Result<(), Stop> {
-        let [_, id, key, addr, what, offset, lengths, size] = *message;
+        let [_, id, key, addr, what, _, lengths, size] = *message;
         let word = AtomicWord::unpack(what).ok_or(Faulty)?;
         let (operands, compares) = (lengths & 0xffff_ffff, lengths >> 32);
         let limit = super::ATOMIC_BYTES as u64;
@@ -155,10 +138,8 @@ impl Core {
         if operands > limit || compares > limit || span > limit {
             return Err(Faulty);
         }
-        let section = berth.section_of(lane)?;
         let mut bytes = self.cushion.borrow(|| zeroed(operands + compares))?;
-        let copied = section.bytes("operands", offset, operands + compares);
-        copied.and_then(|b| b.get(0, &mut bytes)).map_err(|_| Faulty)?;
+        payload.read(&mut bytes)?;
         if !self.still_lives(source) {
             return Ok(());
         }
@@ -197,13 +178,11 @@ impl Core {
     /// Takes the answer to our read or atomic operation.
     pub(super) fn take_result(
         &mut self,
-        berth: &mut Berth,
-        lane: u32,
         source: PeerId,
         message: &Message,
+        payload: &Payload<'_>,
     ) -> Result<(), Stop> {
-        let [_, id, code, len, offset, ..] = *message;
-        let section = berth.section_of(lane)?;
+        let [_, id, code, ..] = *message;
         let Some(Operation::Incoming { dest, want, received, then, .. }) = self.operations.get(id, source)
         else {
             return Ok(());
@@ -214,12 +193,10 @@ impl Core {
         }
         let status = wire::status_of(code);
         if status == Status::Ok {
-            if *received != 0 || len != *want {
+            if *received != 0 || payload.len() != *want {
                 return Err(Faulty);
             }
-            section.holds("result", offset, len).map_err(|_| Faulty)?;
-            dest.pieces(0, len, |done, piece| section.drain("result", offset + done, piece))
-                .map_err(|_| Faulty)?;
+            payload.place(payload.len(), dest, 0)?;
             if !self.still_lives(source) {
                 return Ok(());
             }

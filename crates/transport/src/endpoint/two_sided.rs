@@ -5,11 +5,12 @@ use isthmus_region::counters::Counter;
 use isthmus_region::local::LocalBuf;
 
 use super::cushion::zeroed;
+use super::payload::Payload;
 use super::poll::{Sink, Stop};
 use super::table::{Operation, Table};
-use super::{Because, Berth, Core, Multi};
+use super::{Because, Core, Multi};
 use crate::fault::{Step, step};
-use crate::lane::Size;
+use crate::lane::Incoming;
 use crate::matching::{Arrived, Body, Bufs, Matching, Target, Waiting};
 use crate::types::{Completion, Op, PeerId, Status, Ticket};
 use crate::wire::{self, INLINE_BYTES, Inline, flag};
@@ -34,13 +35,10 @@ impl Core {
     #[inline]
     pub(super) fn take_inline<S: Sink>(
         &mut self,
-        berth: &mut Berth,
-        lane: u32,
-        head: u64,
+        source: PeerId,
+        message: Inline<'_>,
         sink: &mut S,
     ) -> Result<(), Stop> {
-        let Some(Some(incoming)) = berth.incoming.get(lane as usize) else { return Err(Faulty) };
-        let (source, message) = (incoming.peer, Inline { slot: incoming.next(), head });
         let len = message.len();
         if len > INLINE_BYTES {
             return Err(Faulty);
@@ -85,7 +83,7 @@ impl Core {
     ) -> Result<(), Stop> {
         let payload = wire::bytes(payload);
         match self.matching.take_waiting(tagged, from.source, from.tag) {
-            Some(waiting) => self.deliver(&waiting, from, &payload[..len]),
+            Some(waiting) => self.deliver(&waiting, from, &Payload::Bytes(&payload[..len]))?,
             None => {
                 let Origin { source, tag, data } = from;
                 let body = Body::Inline(payload, len);
@@ -106,41 +104,51 @@ impl Core {
         Ok(())
     }
 
-    /// Takes an `EAGER` message, whose payload is in the data ring.
+    /// Takes an `EAGER` message, whose payload is in the data ring of `lane`.
     #[inline(never)]
     pub(super) fn take_eager<S: Sink>(
         &mut self,
-        berth: &mut Berth,
-        lane: u32,
+        lane: &mut Incoming,
         head: u64,
         sink: &mut S,
     ) -> Result<(), Stop> {
-        let Some(Some(incoming)) = berth.incoming.get(lane as usize) else { return Err(Faulty) };
-        let (source, slot, section) = (incoming.peer, incoming.next(), &incoming.section);
+        let (source, slot) = (lane.peer, lane.next());
         let (tag, len, offset) = (slot.word(1), slot.word(3), slot.word(4));
-        // Checked once for the whole payload, so that copying cannot fail. No data ring is larger; without
-        // the limit a single slot could make us copy a whole section.
-        if len > Size::USUAL.data_bytes {
-            return Err(Faulty);
-        }
-        section.holds("payload", offset, len).map_err(|_| Faulty)?;
+        // Checked once for the whole payload, so that copying cannot fail.
+        let payload = Payload::in_data_ring(&lane.section, offset, len)?;
         let flags = wire::flags_of(head);
         // An endpoint that is being closed soon stops to confirm, since confirmations could keep it open for
         // ever.
         let ack = (flags & flag::ACK != 0 && !self.deaf).then(|| slot.word(5));
         let data = (flags & flag::DATA != 0).then(|| slot.word(2));
-        let tagged = flags & flag::TAGGED != 0;
+        self.take_whole(Origin { source, tag, data }, flags & flag::TAGGED != 0, ack, &payload, sink)?;
+        if len >= LARGE {
+            lane.release_through();
+        }
+        Ok(())
+    }
+
+    /// Takes a message that has come whole, with its payload.
+    #[inline(always)] // into each of its callers
+    fn take_whole<S: Sink>(
+        &mut self,
+        from: Origin,
+        tagged: bool,
+        ack: Option<u64>,
+        payload: &Payload<'_>,
+        sink: &mut S,
+    ) -> Result<(), Stop> {
+        let (Origin { source, tag, data }, len) = (from, payload.len());
         let peer = &self.peers[source.0 as usize];
         if !peer.lives() {
             self.tally.add(Counter::Discarded, 1);
             return Ok(());
         }
-        let from = Origin { source, tag, data };
         let found = self.matching.position(tagged, source, tag);
         match found.and_then(|at| Some((at, self.matching.waiting(tagged, at)?))) {
             Some((at, Waiting { target: Target::Plain(bufs), ticket, .. })) => {
                 let fit = bufs.len().min(len);
-                let _ = bufs.pieces(0, fit, |done, piece| section.drain("payload", offset + done, piece));
+                payload.place(fit, bufs, 0)?;
                 if !peer.still_lives() {
                     // The copy may be another endpoint's bytes: the receive stays posted.
                     self.tally.add(Counter::Discarded, 1);
@@ -155,22 +163,14 @@ impl Core {
                 }
             }
             Some((_, waiting)) => {
-                let (waiting, section) = (waiting.clone(), section.clone());
-                let (bufs, fit, multi) = self.place(&waiting, len);
-                let _ = bufs.pieces(0, fit, |done, piece| section.drain("payload", offset + done, piece));
-                let mut done = received(waiting.ticket, tagged, from, bufs.address(), fit, len);
-                if !self.still_lives(source) {
-                    // Its place in the buffer is used up, so the message is reported as lost with its sender.
-                    done.status = Status::PeerGone;
-                }
-                self.finish_receive(done, multi);
+                let waiting = waiting.clone();
+                self.deliver(&waiting, from, payload)?;
             }
             None => {
-                let Core { cushion, matching, operations, .. } = self;
+                let Self { cushion, matching, operations, .. } = self;
                 let is_awaited = |matching: &Matching| is_awaited(operations, matching, source);
                 let mut bytes = cushion.keep(matching, is_awaited, |_, _| zeroed(len))?;
-                let copied = section.bytes("payload", offset, len).and_then(|b| b.get(0, &mut bytes));
-                copied.map_err(|_| Faulty)?;
+                payload.read(&mut bytes)?;
                 if !self.still_lives(source) {
                     self.tally.add(Counter::Discarded, 1);
                     return Ok(());
@@ -181,11 +181,6 @@ impl Core {
         }
         self.tally.add(Counter::RxMessages, 1);
         self.tally.add(Counter::RxBytes, len);
-        if len >= LARGE
-            && let Some(Some(incoming)) = berth.incoming.get_mut(lane as usize)
-        {
-            incoming.release_through();
-        }
         self.send_done(source, ack, Status::Ok, Because::Asked);
         Ok(())
     }
@@ -216,9 +211,14 @@ impl Core {
         self.cushion.try_again();
         let Arrived { source, tag, data, body, .. } = arrived;
         let from = Origin { source, tag, data };
+        // Copying what is in our own memory does not fail.
         match body {
-            Body::Inline(payload, len) => self.deliver(&waiting, from, &payload[..len]),
-            Body::Bytes(bytes) => self.deliver(&waiting, from, &bytes),
+            Body::Inline(payload, len) => {
+                let _ = self.deliver(&waiting, from, &Payload::Bytes(&payload[..len]));
+            }
+            Body::Bytes(bytes) => {
+                let _ = self.deliver(&waiting, from, &Payload::Bytes(&bytes));
+            }
             Body::Ready { len, id, ack } => self.begin(waiting, from, (len, id, ack), because),
         }
     }
@@ -251,12 +251,17 @@ impl Core {
     }
 
     /// Copies a whole message into a receive and completes it.
-    fn deliver(&mut self, waiting: &Waiting, from: Origin, payload: &[u8]) {
-        let len = payload.len() as u64;
+    fn deliver(&mut self, waiting: &Waiting, from: Origin, payload: &Payload<'_>) -> Result<(), Stop> {
+        let len = payload.len();
         let (bufs, fit, multi) = self.place(waiting, len);
-        bufs.scatter(0, payload.get(..usize::try_from(fit).unwrap_or(0)).unwrap_or_default());
-        let done = received(waiting.ticket, waiting.select.tagged, from, bufs.address(), fit, len);
+        payload.place(fit, &bufs, 0)?;
+        let mut done = received(waiting.ticket, waiting.select.tagged, from, bufs.address(), fit, len);
+        if payload.is_shared() && !self.still_lives(from.source) {
+            // Its place in the buffer is used up, so the message is reported as lost with its sender.
+            done.status = Status::PeerGone;
+        }
         self.finish_receive(done, multi);
+        Ok(())
     }
 
     /// Completes a receive; the last one of a multi-receive releases it.
