@@ -241,7 +241,7 @@ impl Core {
         self.tally.add(Counter::Stalls, 1);
         self.peers[to.0 as usize].sent.add(LaneCounter::Stalls, 1);
         self.wait_for_receiver(berth, to);
-        if self.peers[to.0 as usize].gone {
+        if self.peers[to.0 as usize].path.is_gone() {
             // The wait found that it is faulty.
             return Err(PostError::PeerGone);
         }
@@ -280,7 +280,7 @@ impl Core {
 
     /// Waits for a moment if much is queued and the receiver takes messages.
     fn wait_for_receiver(&mut self, berth: &mut Berth, to: PeerId) {
-        let position = |this: &Self| this.peers[to.0 as usize].out.as_ref().map(Outgoing::read_seen);
+        let position = |this: &Self| this.peers[to.0 as usize].path.lane().map(Outgoing::read_seen);
         let before = position(self);
         let backlog = &self.peers[to.0 as usize].backlog;
         if backlog.posts.len() < LONG || before.is_none() || backlog.stood_at == before {
@@ -300,7 +300,7 @@ impl Core {
     /// smallest one.
     #[inline]
     pub(super) fn eager_bytes(&self, to: PeerId) -> u64 {
-        let lane = self.peers[to.0 as usize].out.as_ref();
+        let lane = self.peers[to.0 as usize].path.lane();
         lane.map_or(Size::RESERVE.data_bytes / 2, Outgoing::eager_bytes).min(self.config.eager_bytes)
     }
 
@@ -335,11 +335,11 @@ impl Core {
             peer.backlog.drop_replies();
             return false;
         }
-        if peer.out.is_none() && self.open_lane(berth, to).is_err() {
+        if peer.path.lane().is_none() && self.open_lane(berth, to).is_err() {
             return false;
         }
         let peer = &mut self.peers[to.0 as usize];
-        let Some(out) = &mut peer.out else { return false };
+        let Some(out) = peer.path.lane_mut() else { return false };
         let Ok(ready) = out.has_room() else {
             self.lose_faulty(berth, to);
             return false;

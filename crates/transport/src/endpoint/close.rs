@@ -17,14 +17,14 @@ impl Core {
     pub(super) fn is_flushing(&mut self) -> bool {
         let mut flushing = false;
         for peer in &mut self.peers {
-            if peer.gone {
+            if peer.path.is_gone() {
                 continue;
             }
             if !peer.backlog.is_empty() || !peer.pushes.is_empty() {
                 flushing = true;
                 continue;
             }
-            if let Some(out) = &mut peer.out {
+            if let Some(out) = peer.path.lane_mut() {
                 // A close does not wait for a faulty receiver.
                 if !out.is_drained().unwrap_or(true) {
                     flushing = true;
@@ -41,18 +41,18 @@ impl Core {
     /// A number that changes whenever a receiver takes something.
     fn moves(&self) -> u64 {
         let of = |p: &Peer| {
-            let taken = p.out.as_ref().map_or(0, |out| out.written().wrapping_add(out.read_seen()));
+            let taken = p.path.lane().map_or(0, |out| out.written().wrapping_add(out.read_seen()));
             let pushed = p.pushes.iter().map(|push| push.at + 1).sum::<u64>();
             taken.wrapping_add(pushed).wrapping_sub(p.backlog.count() as u64)
         };
-        self.peers.iter().filter(|p| !p.gone).map(of).fold(0, u64::wrapping_add)
+        self.peers.iter().filter(|p| !p.path.is_gone()).map(of).fold(0, u64::wrapping_add)
     }
 
     /// Receivers that have not taken yet what was sent to them.
     fn waited_for(&mut self) -> usize {
         let waits = |p: &mut Peer| {
-            let full = p.out.as_mut().is_some_and(|out| !out.is_drained().unwrap_or(true));
-            !p.gone && (full || !p.backlog.is_empty() || !p.pushes.is_empty())
+            let full = p.path.lane_mut().is_some_and(|out| !out.is_drained().unwrap_or(true));
+            !p.path.is_gone() && (full || !p.backlog.is_empty() || !p.pushes.is_empty())
         };
         self.peers.iter_mut().filter_map(|p| waits(p).then_some(())).count()
     }
@@ -60,7 +60,7 @@ impl Core {
     /// Returns all memory to the process's area. The endpoint's record must say that it is gone.
     pub(super) fn give_back_everything(&mut self, berth: &mut Berth) {
         for i in 0..self.peers.len() {
-            if let Some(mut out) = self.peers[i].out.take() {
+            if let Some(mut out) = self.peers[i].path.close() {
                 berth.chunk_pool.extend(out.all_chunks());
                 berth.give_place(out.place);
             }

@@ -138,7 +138,7 @@ impl Core {
             let place = GlobalSlot::new(peer.index, slot, berth.member.region().shape().endpoints).0;
             let key = before.map(|sender| (place, sender.record.incarnation()));
             if let Some(id) = key.and_then(|key| self.by_address.get(&key).copied()) {
-                let died = self.peers[id.0 as usize].has_died();
+                let died = !self.peers[id.0 as usize].took_leave();
                 self.lose(berth, id, died);
             }
         }
@@ -199,7 +199,7 @@ impl Core {
         let (ring_at, slots) = claim.ring;
         let Ok(ring): Result<SlotRing<ReadOnly>, _> = section.ring("ring", ring_at, slots) else { return };
         let Ok(source) = self.meet(berth, &address) else { return };
-        if self.peers[source.0 as usize].gone {
+        if self.peers[source.0 as usize].path.is_gone() {
             // It is faulty and still runs, or has just died.
             self.spare(source);
             return;

@@ -8,6 +8,7 @@
 //! - `target`: reads, writes and atomics served for others.
 //! - `push`: pipelined messages, replies.
 //! - `direct`: RMA and atomics that need no message.
+//! - `path`: how a remote endpoint is reached.
 //! - `outgoing`, `incoming`: opening, accepting, closing lanes.
 //! - `heat`: which lanes are polled directly.
 //! - `entries`: tables of lane descriptors and accept entries.
@@ -30,6 +31,7 @@ mod entries;
 mod heat;
 mod incoming;
 mod outgoing;
+mod path;
 mod payload;
 mod poll;
 mod post;
@@ -58,6 +60,7 @@ use crate::matching::{Bufs, Matching};
 use crate::types::{Completion, Error, Memory, PeerId, Result, Ticket};
 pub use close::{CLOSE_PATIENCE, Closing};
 pub use outgoing::MANY_LANES;
+use path::Path;
 use poll::Spin;
 pub use poll::{Short, ShortReceived, ShortSink, Sink};
 pub use sleep::{Alarm, Asleep};
@@ -109,10 +112,7 @@ struct Peer {
     address: Address,
     /// Its endpoint record; none if its peer is gone.
     record: Option<Record>,
-    gone: bool,
-    /// It is gone and was not closed: directed receives from it fail.
-    died: bool,
-    out: Option<Outgoing>,
+    path: Path,
     sent: Sent,
     /// What waits for room.
     backlog: backlog::Backlog,

@@ -10,6 +10,7 @@ use isthmus_region::roster;
 use isthmus_region::{PeerSection, ReadOnly};
 
 use super::entries::accept_key;
+use super::path::Path;
 use super::{Berth, Core};
 use crate::address::Address;
 use crate::fault::{Step, step};
@@ -84,7 +85,7 @@ impl Core {
         match self.describe(berth, to, &address, place) {
             Ok(out) => {
                 step(Step::LaneOpened);
-                self.peers[to.0 as usize].out = Some(out);
+                self.peers[to.0 as usize].path = Path::Near(out);
                 berth.open_lanes += 1;
                 self.tally.add(Counter::LanesOpened, 1);
                 Ok(())
@@ -145,7 +146,7 @@ impl Core {
     /// Checks whether the receiver has accepted our lane.
     pub(super) fn check_accept(&mut self, berth: &mut Berth, to: PeerId) {
         let peer = &self.peers[to.0 as usize];
-        let Some(out) = peer.out.as_ref().filter(|o| !o.is_accepted()) else { return };
+        let Some(out) = peer.path.lane().filter(|o| !o.is_accepted()) else { return };
         let Some((section, line)) = berth.remote_block(&peer.address) else { return };
         let version = line.words[3].get();
         if out.accepts_seen == Some(version) {
@@ -156,7 +157,7 @@ impl Core {
         let generation = life.map(|word| Life::unpack(word.peek()).incarnation);
         let generation = generation.unwrap_or(0);
         let found = berth.find_accept(&section, line.words[2].get(), key, generation);
-        let Some(out) = &mut self.peers[to.0 as usize].out else { return };
+        let Some(out) = self.peers[to.0 as usize].path.lane_mut() else { return };
         match found {
             Some((heat, read)) => out.accept(heat, read),
             None => out.accepts_seen = Some(version),
@@ -166,7 +167,7 @@ impl Core {
     /// Checks whether lanes were accepted, answers requests to cool, and collects chunks.
     pub(super) fn check_accepts(&mut self, berth: &mut Berth) {
         for i in 0..self.peers.len() {
-            let Some(out) = &mut self.peers[i].out else { continue };
+            let Some(out) = self.peers[i].path.lane_mut() else { continue };
             if !out.is_accepted() {
                 self.check_accept(berth, PeerId(u32::try_from(i).unwrap_or(u32::MAX)));
                 continue;
@@ -189,7 +190,7 @@ impl Core {
             if !peer.pushes.is_empty() || !peer.backlog.is_empty() {
                 continue;
             }
-            let Some(out) = &mut peer.out else { continue };
+            let Some(out) = peer.path.lane_mut() else { continue };
             let idle = out.is_accepted() && out.is_drained().unwrap_or(false);
             if idle && longest.is_none_or(|(most, _)| out.idle >= most) {
                 longest = Some((out.idle, i));

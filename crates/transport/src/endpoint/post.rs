@@ -3,6 +3,7 @@
 use isthmus_lockfree::slot::{Message, Slot};
 use isthmus_region::counters::{Counter, LaneCounter};
 use isthmus_region::local::LocalBuf;
+use isthmus_region::roster::Record;
 
 use super::backlog::Payload;
 use super::table::Operation;
@@ -53,13 +54,13 @@ impl Core {
         if !peer.lives() {
             return Err(PostError::PeerGone);
         }
-        if peer.out.is_none() {
+        if peer.path.lane().is_none() {
             self.open_lane(berth, to)?;
         }
         if !self.peers[to.0 as usize].backlog.is_empty() && !self.flush_backlog(berth, to) {
             return Err(PostError::Again);
         }
-        let Some(out) = &mut self.peers[to.0 as usize].out else { return Err(PostError::PeerGone) };
+        let Some(out) = self.peers[to.0 as usize].path.lane_mut() else { return Err(PostError::PeerGone) };
         match out.has_room() {
             Ok(true) => Ok(()),
             Ok(false) => {
@@ -84,13 +85,14 @@ impl Core {
         sent.add(LaneCounter::RmaBytes, len);
     }
 
-    /// Pushes a message after [`Core::ready`] has succeeded.
+    /// Pushes a message after [`Core::ready`] has succeeded; `bytes` of it are a program's payload, with it or announced by it.
     #[inline]
-    pub(super) fn push(&mut self, berth: &mut Berth, to: PeerId, message: &Message, count: usize) {
-        if let Some(out) = &mut self.peers[to.0 as usize].out
-            && out.push(message, count)
-        {
-            self.ring_receiver(berth, to);
+    fn push(&mut self, berth: &mut Berth, to: PeerId, message: &Message, count: usize, bytes: u64) {
+        if let Some(out) = self.peers[to.0 as usize].path.lane_mut() {
+            out.count_bytes(bytes);
+            if out.push(message, count) {
+                self.ring_receiver(berth, to);
+            }
         }
         step(Step::Announced);
     }
@@ -106,7 +108,7 @@ impl Core {
         len: u64,
     ) -> Result<u64, PostError> {
         let peer = &mut self.peers[to.0 as usize];
-        let Some(out) = &mut peer.out else { return Err(PostError::Again) };
+        let Some(out) = peer.path.lane_mut() else { return Err(PostError::Again) };
         match out.take_data(len) {
             Ok(Some(offset)) => {
                 let mut at = offset;
@@ -136,7 +138,7 @@ impl Core {
         count: usize,
     ) {
         match ready {
-            Ok(()) => self.push(berth, to, message, count),
+            Ok(()) => self.push(berth, to, message, count, 0),
             Err(payload) => self.queue(berth, to, message, count, payload, None),
         }
     }
@@ -170,10 +172,12 @@ impl Core {
         buf: LocalBuf,
     ) -> bool {
         let Some(peer) = self.peers.get_mut(to.0 as usize) else { return false };
-        if buf.len() > INLINE_BYTES || !peer.backlog.is_empty() || !peer.lives() {
+        // Where there is a lane, its receiver was not seen to be gone.
+        let lives = peer.record.as_ref().is_some_and(Record::lives);
+        let Some(out) = peer.path.lane_mut() else { return false };
+        if buf.len() > INLINE_BYTES || !peer.backlog.is_empty() || !lives {
             return false;
         }
-        let Some(out) = &mut peer.out else { return false };
         if !out.has_known_room() {
             return false;
         }
@@ -226,7 +230,7 @@ impl Core {
         let (tag, data) = (send.tag, send.data.unwrap_or(0));
         if len <= INLINE_BYTES as u64 && !delivered {
             let (message, count) = inline(send);
-            self.push(berth, send.to, &message, count);
+            self.push(berth, send.to, &message, count, len);
         } else if !matched && (len <= self.eager_bytes(send.to) || send.inject) {
             if send.inject && len > INJECT_BYTES as u64 {
                 return Err(PostError::TooLong);
@@ -244,7 +248,7 @@ impl Core {
                 message[5] = self.operations.insert(awaited);
                 count = 6;
             }
-            self.push(berth, send.to, &message, count);
+            self.push(berth, send.to, &message, count, len);
             self.tally.add(Counter::Eager, 1);
         } else {
             let then = self.template(send.ticket, Op::Send { tagged: send.tagged }, len);
@@ -255,12 +259,10 @@ impl Core {
                 flags |= flag::ACK;
             }
             let message = [wire::head(kind::READY, flags, 0), tag, data, len, id, 0, 0, 0];
-            self.push(berth, send.to, &message, 5);
+            self.push(berth, send.to, &message, 5, len);
             self.tally.add(Counter::Rendezvous, 1);
-            self.count_sent(send.to, len);
             return Ok(Posted::Pending);
         }
-        self.count_sent(send.to, len);
         Ok(if delivered { Posted::Pending } else { Posted::Done })
     }
 
@@ -313,13 +315,6 @@ impl Core {
         Ok(if delivered || !send.inject { Posted::Pending } else { Posted::Done })
     }
 
-    #[inline]
-    fn count_sent(&mut self, to: PeerId, len: u64) {
-        if let Some(out) = &mut self.peers[to.0 as usize].out {
-            out.count_bytes(len);
-        }
-    }
-
     pub(super) fn template(&self, ticket: Ticket, op: Op, len: u64) -> Completion {
         Completion {
             ticket,
@@ -337,7 +332,7 @@ impl Core {
     /// As [`super::Endpoint::receive_at_once`].
     #[inline(always)] // all that the usual receive takes, in its caller
     pub(super) fn receive_at_once(&mut self, select: Selector, buf: LocalBuf, ticket: Ticket) -> bool {
-        let died = |from: PeerId| self.peers.get(from.0 as usize).is_none_or(|p| p.died);
+        let died = |from: PeerId| self.peers.get(from.0 as usize).is_none_or(|p| p.path.has_died());
         let possible = !self.matching.has_arrived(select.tagged) && !select.from.is_some_and(died);
         if possible {
             self.matching.post(Waiting { select, target: Target::Plain(Bufs::One(buf)), ticket });
@@ -356,7 +351,7 @@ impl Core {
         match (self.matching.take_arrived(&select), select.from) {
             (Some(arrived), _) => self.deliver_kept(waiting, arrived, Because::Posted),
             // No message can come for it. Receives that were posted before the death have ended, too.
-            (None, Some(from)) if self.peers.get(from.0 as usize).is_some_and(|p| p.died) => {
+            (None, Some(from)) if self.peers.get(from.0 as usize).is_some_and(|p| p.path.has_died()) => {
                 let mut then = self.template(receive.ticket, Op::Receive { tagged: select.tagged }, 0);
                 (then.status, then.tag, then.source) = (Status::PeerGone, select.tag, Some(from));
                 self.completions.push_back(then);
@@ -392,7 +387,7 @@ impl Core {
             let Some(arrived) = self.matching.take_arrived(&select) else { break };
             self.deliver_kept(waiting.clone(), arrived, Because::Posted);
         }
-        let died = |from: PeerId| self.peers.get(from.0 as usize).is_some_and(|p| p.died);
+        let died = |from: PeerId| self.peers.get(from.0 as usize).is_some_and(|p| p.path.has_died());
         if let Some(from) = select.from.filter(|from| died(*from))
             && self.multis.remove(&number).is_some()
         {
@@ -612,7 +607,7 @@ impl Core {
     pub(super) fn push_raw(&mut self, berth: &mut Berth, to: PeerId, message: &Message) -> bool {
         let ready = self.ready(berth, to).is_ok();
         if ready {
-            self.push(berth, to, message, message.len());
+            self.push(berth, to, message, message.len(), 0);
         }
         ready
     }

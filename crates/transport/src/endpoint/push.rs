@@ -221,7 +221,7 @@ impl Core {
                 // `lose` ends the rest once the region says that the peer is gone.
                 return moved;
             }
-            if peer.out.is_none() && self.open_lane(berth, to).is_err() {
+            if peer.path.lane().is_none() && self.open_lane(berth, to).is_err() {
                 return moved;
             }
             let Some(chunk) = self.take_chunk_place(berth, to) else { return moved };
@@ -229,7 +229,9 @@ impl Core {
             // With more messages behind it, sender and receiver copy at the same time anyway, and larger
             // pieces cost less.
             let alone = peer.pushes.len() == 1 && !self.operations.has_announced();
-            let (Some(out), Some(push)) = (&mut peer.out, peer.pushes.front_mut()) else { return moved };
+            let (Some(out), Some(push)) = (peer.path.lane_mut(), peer.pushes.front_mut()) else {
+                return moved;
+            };
             let piece = if alone { piece_of(push.len) } else { chunk.bytes };
             let len = (push.len - push.at).min(chunk.bytes).min(piece);
             let section = berth.member.section();
@@ -282,7 +284,7 @@ impl Core {
     /// A place for the next chunk to `to`, if there is room for its message too.
     pub(super) fn take_chunk_place(&mut self, berth: &mut Berth, to: PeerId) -> Option<ChunkPlace> {
         let (depth, bytes) = (self.config.pipeline_depth, self.config.chunk_bytes);
-        let out = self.peers[to.0 as usize].out.as_mut()?;
+        let out = self.peers[to.0 as usize].path.lane_mut()?;
         let Ok(room) = out.has_room() else {
             self.lose_faulty(berth, to);
             return None;
@@ -297,13 +299,13 @@ impl Core {
             if !out.is_accepted() {
                 self.check_accept(berth, to);
             }
-            let out = self.peers[to.0 as usize].out.as_mut()?;
+            let out = self.peers[to.0 as usize].path.lane_mut()?;
             if out.refresh().is_err() {
                 self.lose_faulty(berth, to);
                 return None;
             }
         }
-        let out = self.peers[to.0 as usize].out.as_mut()?;
+        let out = self.peers[to.0 as usize].path.lane_mut()?;
         while let Some(chunk) = out.free_chunk() {
             berth.chunk_pool.push(chunk);
         }
@@ -319,7 +321,7 @@ impl Core {
             berth.chunks_taken += 1;
             return Some(ChunkPlace { offset, bytes, pooled: true });
         }
-        let out = self.peers[to.0 as usize].out.as_mut()?;
+        let out = self.peers[to.0 as usize].path.lane_mut()?;
         if out.chunks_held() > 0 {
             return None;
         }

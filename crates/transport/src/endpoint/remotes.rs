@@ -6,6 +6,7 @@ use isthmus_lockfree::life::{Life, State};
 use isthmus_region::format::{KIND_LANES, block};
 use isthmus_region::roster::{self, Change, Record};
 
+use super::path::Path;
 use super::table::Operation;
 use super::tally::Sent;
 use super::{Berth, Core, Peer, backlog, direct};
@@ -16,7 +17,7 @@ use crate::types::{Error, Op, PeerId, Result, Status};
 impl Peer {
     #[inline]
     pub(super) fn lives(&self) -> bool {
-        !self.gone && self.record.as_ref().is_some_and(Record::lives)
+        !self.path.is_gone() && self.record.as_ref().is_some_and(Record::lives)
     }
 
     /// Whether bytes that were copied out of its memory were its own (P5).
@@ -25,9 +26,9 @@ impl Peer {
         self.record.as_ref().is_some_and(Record::still_lives)
     }
 
-    /// Whether it was not closed in good order, if it is gone.
-    pub(super) fn has_died(&self) -> bool {
-        !self.record.as_ref().is_some_and(Record::took_leave)
+    /// Whether its record says that it was closed in good order.
+    pub(super) fn took_leave(&self) -> bool {
+        self.record.as_ref().is_some_and(Record::took_leave)
     }
 }
 
@@ -66,9 +67,7 @@ impl Core {
         let mut peer = Peer {
             address: *address,
             record,
-            gone,
-            died: false,
-            out: None,
+            path: Path::Closed,
             sent: Sent::default(),
             backlog: backlog::Backlog::default(),
             pushes: VecDeque::new(),
@@ -77,7 +76,9 @@ impl Core {
             is_kept: false,
             is_spare: false,
         };
-        peer.died = gone && peer.has_died();
+        if gone {
+            peer.path = Path::Gone { died: !peer.took_leave() };
+        }
         let id = if let Some(id) = self.take_spare() {
             self.peers[id.0 as usize] = peer;
             id
@@ -105,7 +106,7 @@ impl Core {
     /// Lets the number of a remote endpoint that is gone be used again, unless the program may know it.
     pub(super) fn spare(&mut self, id: PeerId) {
         let peer = &mut self.peers[id.0 as usize];
-        if peer.gone && !peer.is_kept && !peer.is_spare {
+        if peer.path.is_gone() && !peer.is_kept && !peer.is_spare {
             peer.is_spare = true;
             self.strangers.push(id);
         }
@@ -161,9 +162,9 @@ impl Core {
         let endpoints = berth.member.region().shape().endpoints;
         for i in 0..self.peers.len() {
             let peer = &self.peers[i];
-            if peer.address.slot.peer(endpoints) == index && !peer.gone && is_lost(peer) {
+            if peer.address.slot.peer(endpoints) == index && !peer.path.is_gone() && is_lost(peer) {
                 // An endpoint that was closed did not die: directed receives stay posted.
-                let died = peer.has_died();
+                let died = !peer.took_leave();
                 self.lose(berth, PeerId(u32::try_from(i).unwrap_or(u32::MAX)), died);
             }
         }
@@ -172,7 +173,7 @@ impl Core {
     /// Ends everything with a peer that broke the protocol, and notes it for [`super::Endpoint::take_faulty`].
     #[cold]
     pub(super) fn lose_faulty(&mut self, berth: &mut Berth, id: PeerId) {
-        if !self.peers[id.0 as usize].gone {
+        if !self.peers[id.0 as usize].path.is_gone() {
             self.faulty.push(id);
         }
         self.peers[id.0 as usize].is_kept = true;
@@ -182,14 +183,14 @@ impl Core {
     /// Ends everything with a peer that is gone, or faulty.
     pub(super) fn lose(&mut self, berth: &mut Berth, id: PeerId, died: bool) {
         let peer = &mut self.peers[id.0 as usize];
-        if peer.gone {
+        if peer.path.is_gone() {
             return;
         }
-        peer.gone = true;
-        peer.died = died;
         let pushes = std::mem::take(&mut peer.pushes);
         let posts = self.take_backlog(id);
-        if let Some(mut out) = self.take_lane(id) {
+        let lane = self.take_lane(id);
+        self.peers[id.0 as usize].path = Path::Gone { died };
+        if let Some(mut out) = lane {
             berth.open_lanes -= 1;
             berth.chunk_pool.extend(out.all_chunks());
             let at = berth.lanes.at(out.number);

@@ -167,12 +167,12 @@ impl Core {
             let peer = &mut self.peers[to.0 as usize];
             // After the fence of the sleep word: what the receiver had read before it could see that word is
             // seen here, so the position asked for lies ahead of it (P21).
-            if peer.out.as_mut().is_some_and(|out| out.refresh().is_err()) {
+            if peer.path.lane_mut().is_some_and(|out| out.refresh().is_err()) {
                 // The check that decides finds this, too.
                 unasked = true;
                 continue;
             }
-            match peer.out.as_mut().map_or(Asked::No, Outgoing::ask_for_room) {
+            match peer.path.lane_mut().map_or(Asked::No, Outgoing::ask_for_room) {
                 Asked::Before => {}
                 Asked::Now => self.ring_receiver(berth, to),
                 Asked::No => unasked = true,
@@ -188,7 +188,7 @@ impl Core {
         self.tally.add(Counter::Announced, 1);
         let Some(peer) = self.peers.get_mut(to.0 as usize) else { return };
         peer.sent.add(LaneCounter::Announced, 1);
-        let Some(bell) = peer.out.as_mut().and_then(crate::lane::Outgoing::bell_to_ring) else { return };
+        let Some(bell) = peer.path.lane_mut().and_then(crate::lane::Outgoing::bell_to_ring) else { return };
         let slot = peer.address.slot;
         self.ring(berth, to, bell, slot);
     }

@@ -54,7 +54,7 @@ impl Sent {
 impl Peer {
     /// All that was sent to it.
     pub(super) fn totals(&self) -> LaneTotals {
-        let (messages, bytes) = self.out.as_ref().map_or((0, 0), super::Outgoing::sent);
+        let (messages, bytes) = self.path.lane().map_or((0, 0), super::Outgoing::sent);
         let mut totals = self.sent.counts;
         totals.add(LaneCounter::Messages, messages);
         totals.add(LaneCounter::BytesSent, bytes);
@@ -75,7 +75,7 @@ impl Core {
         self.tally.add(Counter::TxBytes, now.1 - peer.sent.told.1);
         peer.sent.told = now;
         peer.sent.changed = false;
-        if let Some(out) = &peer.out {
+        if let Some(out) = peer.path.lane() {
             out.tell(&totals);
         }
     }
@@ -85,7 +85,7 @@ impl Core {
         self.settle_lane(peer.0 as usize);
         let peer = self.peers.get_mut(peer.0 as usize)?;
         peer.sent.counts = peer.totals();
-        peer.out.take()
+        peer.path.close()
     }
 
     /// Writes all that was counted.
