@@ -261,6 +261,10 @@ impl Loop {
             let change = self.members().look_at(index);
             match change {
                 Ok(Some(change)) => {
+                    if matches!(change, Change::Again(_)) {
+                        // All processes of its life before are dead.
+                        self.config.router.death(index);
+                    }
                     let name = self.members().name(index).to_owned();
                     self.tell(&match change {
                         Change::Active(_) => Event::VmReady { name },

@@ -16,14 +16,16 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::JoinHandle;
+use std::time::Instant;
 
+use isthmus_attach::pace::Pace;
 use isthmus_attach::server::{Allowed, Waker};
 use isthmus_attach::{ring, socket};
 use isthmus_region::format::GlobalSlot;
 use isthmus_region::gate_bits;
 use isthmus_region::life::State;
 use isthmus_region::membership::Region;
-use rustix::event::{EventfdFlags, PollFd, PollFlags};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, SocketFlags, SocketType};
 
@@ -119,6 +121,12 @@ impl Router {
         }
     }
 
+    /// The same, for a process of a VM.
+    fn death_in(&self, member: u32) {
+        self.death(member);
+        self.errands.sweep();
+    }
+
     /// Tells a VM that its entry in the membership table has been looked at, or has changed.
     pub(crate) fn tell(&self, member: u32) {
         self.send(member, &ring::peer(member, self.region.shape().uuid[0]));
@@ -194,6 +202,8 @@ struct Link {
     member: Option<u32>,
     /// Received bytes that are not a whole frame yet.
     part: Vec<u8>,
+    /// Of the deaths that it tells of.
+    pace: Pace,
 }
 
 struct Relay {
@@ -217,7 +227,10 @@ impl Relay {
                 ),
             ];
             poll.extend(sockets.iter().map(|s| PollFd::new(&**s, PollFlags::IN)));
-            match rustix::event::poll(&mut poll, None) {
+            let now = Instant::now();
+            let due = self.links.iter().filter_map(|link| link.pace.due_in(now)).min();
+            let timeout = due.and_then(|due| Timespec::try_from(due).ok());
+            match rustix::event::poll(&mut poll, timeout.as_ref()) {
                 Ok(_) | Err(Errno::INTR) => {}
                 Err(_) => return,
             }
@@ -230,6 +243,14 @@ impl Relay {
             for i in (0..sockets.len()).rev() {
                 if ready[i + 2] && !self.receive(i) {
                     self.end(i);
+                }
+            }
+            let now = Instant::now();
+            for link in &mut self.links {
+                if link.pace.is_due(now)
+                    && let Some(member) = link.member
+                {
+                    self.router.death_in(member);
                 }
             }
             if ready[1] {
@@ -246,7 +267,12 @@ impl Relay {
         };
         let uid = rustix::net::sockopt::socket_peercred(&socket).map(|peer| peer.uid.as_raw());
         if uid.is_ok_and(|uid| self.allowed.lets_in(uid)) {
-            self.links.push(Link { socket: Arc::new(socket), member: None, part: Vec::new() });
+            self.links.push(Link {
+                socket: Arc::new(socket),
+                member: None,
+                part: Vec::new(),
+                pace: Pace::new(Instant::now()),
+            });
         }
     }
 
@@ -275,9 +301,10 @@ impl Relay {
                 ring::Frame::Ring { peer, place } => self.router.ring_peer(peer, place),
                 // Whatever it says, it is this link's peer of which a process is gone.
                 ring::Frame::Death { .. } => {
-                    if let Some(member) = link.member {
-                        self.router.death(member);
-                        self.router.errands.sweep();
+                    if let Some(member) = link.member
+                        && link.pace.comes(Instant::now())
+                    {
+                        self.router.death_in(member);
                     }
                 }
                 ring::Frame::Call { .. } => {

@@ -351,8 +351,17 @@ fn an_agent_that_is_started_anew_begins_a_new_life() {
     let rank = isthmus_attach::connect_at(&socket).unwrap();
     let (_, before) = open_endpoint(&rank);
     drop(agent);
+    let host = isthmus_attach::connect_at(service.attach_socket()).unwrap();
+    std::thread::sleep(Duration::from_millis(100));
+    let deaths = host.own().deaths().get();
     let agent = red.boot(&service, &socket).unwrap();
     await_event(&events, |e| *e == Event::VmAgain { name: "red".into() });
+    // All that were attached in its life before are dead, and sleepers hear of it.
+    let deadline = Instant::now() + SOON;
+    while host.own().deaths().get() == deaths {
+        assert!(Instant::now() < deadline, "no ring for the end of a life");
+        std::thread::sleep(Duration::from_millis(1));
+    }
     assert_eq!(agent.peer().life.incarnation, 2);
     let rank = isthmus_attach::connect_at(&socket).unwrap();
     let (_, after) = open_endpoint(&rank);
@@ -473,7 +482,7 @@ fn a_process_of_an_earlier_life_lets_go_of_the_region_and_keeps_its_programs_mem
     let (service, events) = start(dir.path(), &["red"]);
     let red = Qemu::connect(service.ivshmem_socket_of("red").unwrap());
     let (first, second) = (dir.path().join("first"), dir.path().join("second"));
-    let agent = red.boot(&first).unwrap();
+    let agent = red.boot(&service, &first).unwrap();
     let process = isthmus_attach::connect_at(&first).unwrap();
     let at = process.take(192).unwrap();
     let (section, there) = (process.section(), red.region());
@@ -487,7 +496,7 @@ fn a_process_of_an_earlier_life_lets_go_of_the_region_and_keeps_its_programs_mem
     std::thread::sleep(Duration::from_millis(600));
     drop(agent);
     assert!(!process.retire_if_over() && word(at) == 5, "the end of its service is no reason");
-    let _agent = red.boot(&second).unwrap();
+    let _agent = red.boot(&service, &second).unwrap();
     await_event(&events, |e| matches!(e, Event::VmAgain { .. }));
     section.word("test", at).unwrap().set(7);
     assert!(process.retire_if_over() && process.region().is_retired());
@@ -504,7 +513,7 @@ fn agent_and_processes_let_go_of_a_device_that_is_gone() {
     let dir = tempfile::tempdir().unwrap();
     let (service, _events) = start(dir.path(), &["red"]);
     let red = Qemu::connect(service.ivshmem_socket());
-    let agent = red.boot(&dir.path().join("red")).unwrap();
+    let agent = red.boot(&service, &dir.path().join("red")).unwrap();
     let process = isthmus_attach::connect_at(agent.socket()).unwrap();
     open_endpoint(&process);
     let bytes = u64::try_from(rustix::fs::fstat(&red.region).unwrap().st_size).unwrap();

@@ -224,16 +224,16 @@ impl Endpoint {
         berth.is_crowded()
     }
 
-    /// An eventfd that is written when the endpoint is rung while it sleeps by [`Bell::Service`].
+    /// A descriptor that becomes readable when the endpoint is rung while it sleeps by [`Bell::Service`].
     ///
     /// # Errors
     /// [`Error::Region`] when the local service is gone, or has no descriptor left.
     pub fn bell(&self) -> Result<OwnedFd, Error> {
         let Some(berth) = &self.berth else {
             return Err(Error::Region {
-                action: "get an eventfd to wait on",
+                action: "get a bell to wait on",
                 source: isthmus_region::Error::Service {
-                    action: "give an eventfd",
+                    action: "give a bell",
                     reason: "this process is not attached".into(),
                 },
             });
