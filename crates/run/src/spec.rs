@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
+use crate::machines::MEMORY_BYTES;
 use crate::mpi::{self, Flavour};
 use crate::named;
 
@@ -25,8 +26,8 @@ impl ExitCode {
     pub const LOST_VM: i32 = 126;
 }
 
-/// Bytes of memory that a VM has at least.
-const LEAST_MEMORY: u64 = 64 << 20;
+/// Bytes of memory that a VM has at least: with less the guest's kernel does not boot.
+const LEAST_MEMORY: u64 = 128 << 20;
 
 /// Which accelerator QEMU is given.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -215,7 +216,17 @@ impl RunSpec {
             return usage("--cpus 0: a VM has at least one".into());
         }
         if self.vm.memory_bytes.is_some_and(|bytes| bytes < LEAST_MEMORY) {
-            return usage("--memory: a VM has at least 64M".into());
+            return usage("--memory: a VM has at least 128M".into());
+        }
+        let (each, most) =
+            (self.vm.memory_bytes.unwrap_or(MEMORY_BYTES), isthmus_region::control_group::memory());
+        if u64::from(self.vms).saturating_mul(each) > most {
+            return usage(format!(
+                "{} VMs with {} MiB of memory each are more than the {} MiB that this machine or its control group has: ask for fewer VMs, or for less with --memory",
+                self.vms,
+                each >> 20,
+                most >> 20
+            ));
         }
         if let Some(kernel) = &self.vm.kernel
             && self.vms > 0
@@ -337,6 +348,7 @@ mod tests {
             spec(1, None, &["./prog"]),
             spec(1, Some(2), &["mpirun", "-n", "2", "./a"]),
             spec(1, Some(0), &["true"]),
+            spec(1_000_000, Some(2_000_000), &["true"]),
             RunSpec { host_ranks: 3, ..spec(1, Some(2), &["true"]) },
             RunSpec { ppn: Some(1), ..spec(2, Some(3), &["true"]) },
             RunSpec { timeout_s: Some(-1.0), ..spec(2, Some(3), &["true"]) },

@@ -50,6 +50,16 @@ fn is_executable(path: &Path) -> bool {
     fs::metadata(path).is_ok_and(|meta| meta.is_file() && meta.permissions().mode() & 0o111 != 0)
 }
 
+/// Where `/bin` is a link to `/usr/bin`, a launcher found there by the first name believes its prefix to be `/`, which Open
+/// MPI 4 refuses.
+fn below_a_prefix(launcher: &Path) -> PathBuf {
+    let folder = launcher.parent().filter(|folder| folder.parent() == Some(Path::new("/")));
+    match (folder.and_then(|folder| folder.canonicalize().ok()), launcher.file_name()) {
+        (Some(folder), Some(name)) => folder.join(name),
+        _ => launcher.to_owned(),
+    }
+}
+
 fn identify(launcher: &Path) -> Result<Mpi> {
     let output = Command::new(launcher)
         .arg("--version")
@@ -70,7 +80,7 @@ fn identify(launcher: &Path) -> Result<Mpi> {
         };
         return Err(Error::UnknownMpi { launcher: launcher.to_owned(), said });
     };
-    Ok(Mpi { flavour, version, launcher: launcher.to_owned() })
+    Ok(Mpi { flavour, version, launcher: below_a_prefix(launcher) })
 }
 
 fn on_path(names: &[&str]) -> Vec<PathBuf> {
@@ -158,6 +168,14 @@ mod tests {
                      Copyright 2003-2026, Intel Corporation.\n";
         assert_eq!(parse_version(intel), Some((Flavour::Intel, "2021.18.1".into())));
         assert_eq!(parse_version(""), None);
+    }
+
+    #[test]
+    fn a_launcher_directly_below_the_root_has_its_real_folder() {
+        let bin = fs::canonicalize("/bin").unwrap();
+        assert_eq!(below_a_prefix(Path::new("/bin/mpirun")), bin.join("mpirun"));
+        assert_eq!(below_a_prefix(Path::new("/opt/x/bin/mpirun")), Path::new("/opt/x/bin/mpirun"));
+        assert_eq!(below_a_prefix(Path::new("/no such folder/mpirun")), Path::new("/no such folder/mpirun"));
     }
 
     #[test]
