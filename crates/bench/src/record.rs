@@ -23,7 +23,7 @@ pub struct Record {
     pub peer: Option<String>,
     /// This value divided by the peer's, whatever the metric: the median of the rounds' own ratios.
     pub ratio: Option<f64>,
-    /// The lower end of the 95 % bootstrap interval of `ratio`, or of `value` where there is no peer.
+    /// The lower end of the 95 % bootstrap interval (`stats::interval`) of `ratio`, or of `value` where there is no peer.
     pub low: Option<f64>,
     /// Its upper end.
     pub high: Option<f64>,

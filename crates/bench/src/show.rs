@@ -24,7 +24,7 @@ pub fn comparison(plan: &Plan, done: &Comparison) {
     );
     isthmus_region::say!(
         "In brackets the way that counters prove. Ratios are medians over rounds, not quotients of the columns; in brackets \
-         behind them where these medians lie, with 95 %."
+         behind them where these medians lie, with 95 % (fewer than 6 rounds: the least and the greatest)."
     );
     explain(&done.records);
     isthmus_region::say!();

@@ -54,11 +54,19 @@ impl Draws {
     }
 }
 
+/// Rounds from which on their range holds the median with 95 % or more: it does with 1 - 2^(1 - rounds).
+const ENOUGH: usize = 6;
+
 /// The 95 % bootstrap interval of the median of `values`: as many of them are drawn again and again, each of them with equal
-/// chance each time, and of the medians the middle 95 % are taken. `None` of fewer than two.
+/// chance each time, and of the medians the middle 95 % are taken. Of fewer than 6 it is their range, which holds the median
+/// less surely (2 values: 50 %, 3: 75 %, 5: 94 %). `None` of fewer than two.
 pub fn interval(values: &[f64]) -> Option<Interval> {
     if values.len() < 2 {
         return None;
+    }
+    if values.len() < ENOUGH {
+        let low = values.iter().copied().min_by(f64::total_cmp)?;
+        return Some(Interval { low, high: values.iter().copied().max_by(f64::total_cmp)? });
     }
     let mut draws = Draws(SEED);
     let mut drawn = vec![0.0; values.len()];
