@@ -57,14 +57,17 @@ impl Run<'_> {
         loop {
             match self.next(self.deadline) {
                 Ok(Event::Signal(signal)) => {
-                    daemons.asked |= ends(signal);
                     if ends(signal) {
+                        daemons.asked.get_or_insert(signal);
                         mapped.scan();
                     }
                     launcher.signal(signal);
                 }
                 Ok(Event::Launcher(end)) => {
                     end.tell();
+                    if let Some(asked) = daemons.asked.filter(|_| end.status != 0) {
+                        tell!("{}: the MPI's launcher ended with status {}", name_of(asked), end.status);
+                    }
                     daemons.wait(end.status, self, machines)?;
                     // A full line may ask the launcher for its version only.
                     let expected = self.spec.ranks.is_some()
@@ -135,6 +138,15 @@ fn lost(machine: &Machine, why: &str) -> Error {
 }
 
 /// What is known of the launcher's daemons in the VMs.
+/// What a signal that ends a job has done to it.
+fn name_of(signal: i32) -> &'static str {
+    match signal {
+        signal_hook::consts::SIGINT => "interrupted",
+        signal_hook::consts::SIGHUP => "hung up (SIGHUP)",
+        _ => "terminated (SIGTERM)",
+    }
+}
+
 #[derive(Default)]
 struct Daemons {
     /// VM and stream of each that runs.
@@ -142,8 +154,8 @@ struct Daemons {
     started: bool,
     /// The VM of the first that ended badly by itself, or of the last to lose its remote shell; and how it ended.
     bad: Option<(usize, String)>,
-    /// Whether a signal has asked for the end, so that deaths are not reported.
-    asked: bool,
+    /// The signal that has asked for the end, so that deaths are not reported.
+    asked: Option<i32>,
     /// Why the first remote shell was turned away.
     turned_away: Option<String>,
 }
@@ -168,7 +180,7 @@ impl Daemons {
                 self.turned_away.get_or_insert(why);
             }
             switch::News::Note { text } => {
-                if !self.asked {
+                if self.asked.is_none() {
                     tell!("{text}");
                 }
             }
@@ -219,7 +231,7 @@ impl Daemons {
             Flavour::Mpich | Flavour::Intel => "--mpi-arg -verbose",
         };
         match self.bad {
-            _ if self.asked => Ok(0),
+            _ if self.asked.is_some() => Ok(0),
             Some((vm, how)) => Err(Error::Daemon { vm: machines[vm].name.clone(), how, ask }),
             None if expected && !self.started => {
                 let why = self.turned_away.map(|why| format!(": {why}")).unwrap_or_default();
