@@ -4,8 +4,9 @@
 use std::ffi::OsStr;
 use std::fs;
 use std::io::{self, Write};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::OpenOptionsExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use isthmus_region::room;
 use rustix::fs::{Access, access};
@@ -89,9 +90,8 @@ const MPI_LIBRARIES: [(&[u8], &str); 3] = [
 /// Larger programs are not searched.
 const MOST_SEARCHED: u64 = 64 << 20;
 
-/// The MPI of the program that `word` names, if its file shows it and it is not the launcher's: then each rank would be
-/// alone in a world of its own, and nothing would fail.
-pub fn other_mpi(word: &OsStr, path: &OsStr, is_open_mpi: bool) -> Option<&'static str> {
+/// The bytes of the program that `word` names, if it is one for this system.
+pub fn program(word: &OsStr, path: &OsStr) -> Option<Vec<u8>> {
     let file = if word.as_encoded_bytes().contains(&b'/') {
         word.into()
     } else {
@@ -101,7 +101,12 @@ pub fn other_mpi(word: &OsStr, path: &OsStr, is_open_mpi: bool) -> Option<&'stat
     if fs::metadata(&file).ok()?.len() > MOST_SEARCHED {
         return None;
     }
-    let bytes = fs::read(file).ok().filter(|bytes| bytes.starts_with(b"\x7fELF"))?;
+    fs::read(file).ok().filter(|bytes| bytes.starts_with(b"\x7fELF"))
+}
+
+/// The MPI of a program, if its file shows it and it is not the launcher's: then each rank would be alone in a world of
+/// its own, and nothing would fail.
+pub fn other_mpi(bytes: &[u8], is_open_mpi: bool) -> Option<&'static str> {
     let has = |name: &[u8]| bytes.windows(name.len()).any(|window| window == name);
     match MPI_LIBRARIES.map(|(name, _)| has(name)) {
         [true, false, false] if !is_open_mpi => Some(MPI_LIBRARIES[0].1),
@@ -109,6 +114,24 @@ pub fn other_mpi(word: &OsStr, path: &OsStr, is_open_mpi: bool) -> Option<&'stat
         [false, false, true] if is_open_mpi => Some(MPI_LIBRARIES[2].1),
         _ => None,
     }
+}
+
+/// Where another installation of the launcher's MPI is that a program was linked with, as the search path in its file
+/// shows: ranks and launcher of two versions seldom understand each other.
+pub fn other_installation(bytes: &[u8], launcher: &Path) -> Option<PathBuf> {
+    let own = launcher.canonicalize().ok()?.parent()?.parent()?.to_owned();
+    let needed = || {
+        let names = MPI_LIBRARIES.iter().map(|(name, _)| name);
+        let had = names.filter(|name| bytes.windows(name.len()).any(|window| window == **name));
+        had.map(|name| OsStr::from_bytes(&name[1..name.len() - 1]))
+    };
+    let strings = bytes.split(|byte| *byte == 0).filter(|s| s.starts_with(b"/") && s.len() < 4096);
+    let library = strings.flat_map(|s| s.split(|byte| *byte == b':')).find_map(|folder| {
+        let folder = Path::new(OsStr::from_bytes(folder));
+        needed().find_map(|name| folder.join(name).canonicalize().ok())
+    })?;
+    let home = library.parent()?.parent()?;
+    (!library.starts_with(&own)).then(|| home.to_owned())
 }
 
 #[cfg(test)]
@@ -123,7 +146,7 @@ mod tests {
         let file = dir.path().join("program");
         let other = |content: &[u8], is_open_mpi| {
             fs::write(&file, content).unwrap();
-            other_mpi(file.as_os_str(), OsStr::new(""), is_open_mpi)
+            other_mpi(&program(file.as_os_str(), OsStr::new(""))?, is_open_mpi)
         };
         let (open, mpich) = (b"\x7fELF\0libc.so.6\0libmpi.so.40\0", b"\x7fELF\0libmpi.so.12\0");
         assert_eq!((other(open, true), other(mpich, false)), (None, None));
@@ -134,6 +157,29 @@ mod tests {
         for content in [b"#! \0libmpi.so.40\0".as_slice(), b"\x7fELF\0libc.so.6\0", &both] {
             assert_eq!((other(content, true), other(content, false)), (None, None));
         }
+    }
+
+    #[test]
+    fn a_program_of_another_installation_is_recognised() {
+        let dir = tempfile::tempdir().unwrap();
+        let dir = dir.path().canonicalize().unwrap();
+        for (file, text) in [
+            ("one/lib/libmpi.so.40", ""),
+            ("one/bin/mpirun", ""),
+            ("two/bin/mpirun", ""),
+            ("two/lib/libmpi.so.40", ""),
+        ] {
+            fs::create_dir_all(dir.join(file).parent().unwrap()).unwrap();
+            fs::write(dir.join(file), text).unwrap();
+        }
+        let launchers = ["one/bin/mpirun", "two/bin/mpirun", "none/bin/mpirun"].map(|name| dir.join(name));
+        let found = |path: &str| {
+            let program = format!("\x7fELF\0libmpi.so.40\0/etc/hosts\0{path}\0");
+            launchers.each_ref().map(|launcher| other_installation(program.as_bytes(), launcher))
+        };
+        let own = format!("/none:{}", dir.join("one/lib").display());
+        assert_eq!(found(&own), [None, Some(dir.join("one")), None]);
+        assert_eq!(found("/none:/usr"), [None, None, None]);
     }
 
     #[test]

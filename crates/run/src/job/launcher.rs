@@ -58,11 +58,24 @@ fn write_file(path: &Path, content: &str) -> Result<()> {
         .map_err(|e| Error::io(format!("cannot write {}", path.display()), room::told(e, path)))
 }
 
-/// Warns if the program was built with another MPI than it is launched with.
+/// Warns if the program was built with another MPI, or another installation of it, than it is launched with.
 pub(super) fn warn_of_other_mpi(spec: &RunSpec, mpi: &Mpi) {
     let Some(program) = spec.ranks.and(spec.command.first()) else { return };
+    let Some(bytes) = named::program(program, &spec.path()) else { return };
     let is_open_mpi = matches!(mpi.flavour, Flavour::OpenMpi | Flavour::OpenMpi4);
-    if let Some(whose) = named::other_mpi(program, &spec.path(), is_open_mpi) {
+    let whose = named::other_mpi(&bytes, is_open_mpi);
+    if whose.is_none()
+        && let Some(home) = named::other_installation(&bytes, &mpi.launcher)
+    {
+        tell!(
+            "warning: {} was linked with the MPI in {}, and {} is of another installation; if it fails in MPI_Init, name its own with --mpi {}",
+            Path::new(program).display(),
+            home.display(),
+            mpi.launcher.display(),
+            home.display()
+        );
+    }
+    if let Some(whose) = whose {
         // Where several MPIs share a directory, their programs differ in a suffix.
         let name = mpi.launcher.file_name().unwrap_or_default().to_string_lossy();
         let suffix = name.split_once('.').map(|(_, suffix)| format!(".{suffix}")).unwrap_or_default();
