@@ -10,7 +10,7 @@ use std::os::unix::net::UnixStream;
 
 use isthmus_guest::wire::{Frame, Kind, Request, WireError};
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, tell};
 use crate::front::status_of_signal;
 use crate::runs;
 use crate::session::{self, End, Manner};
@@ -48,6 +48,10 @@ pub fn run(visit: &Visit) -> Result<i32> {
         .map_err(|e| failed(format!("the run does not answer at {}: {e}", socket.display())))?;
     introduce(&connection, &vm).map_err(failed)?;
     let mut argv = visit.command.clone();
+    if argv.is_empty() && window.is_some() && visit.run.is_none() {
+        // A user may have forgotten another run of their own.
+        tell!("{vm} of run {}, which was started in {}", found.is.pid, found.is.directory.display());
+    }
     if argv.is_empty() {
         argv.push(
             std::env::var_os("SHELL").filter(|shell| !shell.is_empty()).unwrap_or_else(|| "/bin/sh".into()),
