@@ -165,7 +165,7 @@ impl Members {
         if let Some(names) = &self.names {
             names.with(|r| r.forget(index));
         }
-        let new = NewPeer { section, section_bytes: bytes, ivshmem_id, name: &slot.name };
+        let new = NewPeer { file: 0, section, section_bytes: bytes, ivshmem_id, name: &slot.name };
         Ok(self.writer.add(index, &new)?)
     }
 

@@ -12,7 +12,7 @@ mod members;
 mod objects;
 mod registrations;
 
-use isthmus_region::format::{self, MAGIC, SECTION_ALIGN, VERSION, header, object, peer};
+use isthmus_region::format::{self, MAGIC, SECTION_ALIGN, VERSION, file, header, peer};
 use isthmus_region::life::{Life, State};
 use isthmus_region::membership::Shape;
 use isthmus_region::reader::Reader;
@@ -162,7 +162,7 @@ impl Walk<'_> {
         if !self.require(len >= least, place, "its size", 0, len, || format!("at least {}", number(least))) {
             return Ok(None);
         }
-        let words = self.words("header", 0, 16)?;
+        let words = self.words("header", 0, 24)?;
         let magic = word(&words, header::MAGIC);
         if magic != MAGIC {
             let found: String = magic.to_le_bytes().iter().map(|b| char::from(*b)).collect();
@@ -233,25 +233,67 @@ impl Walk<'_> {
             return Ok(None);
         }
         let shared_bytes = word(&words, header::SHARED_BYTES);
-        let shape = Shape { region_bytes: len, uuid, peers, endpoints, host_bytes, shared_bytes, objects };
+        let (files, shared_file) = (half(&words, header::FILES), half(&words, header::SHARED_FILE));
+        let sane = self.require(
+            (1..=format::MAX_FILES).contains(&files),
+            place,
+            "header.FILES",
+            header::FILES,
+            files.into(),
+            || format!("1 to {}", format::MAX_FILES),
+        ) && self.require(
+            shared_file < files,
+            place,
+            "header.SHARED_FILE",
+            header::SHARED_FILE,
+            shared_file.into(),
+            || format!("below the number of files, {files}"),
+        );
+        if !sane {
+            return Ok(None);
+        }
+        let shared = word(&words, header::SHARED);
+        let shape = Shape {
+            region_bytes: len,
+            uuid,
+            peers,
+            endpoints,
+            host_bytes,
+            shared_file,
+            shared,
+            shared_bytes,
+            objects,
+            files,
+        };
         for (field, offset, expected) in [
             ("header.REPLY_TABLE", header::REPLY_TABLE, shape.reply_table()),
             ("header.OBJECT_TABLE", header::OBJECT_TABLE, shape.object_table()),
+            ("header.FILE_TABLE", header::FILE_TABLE, shape.file_table()),
         ] {
             let found = word(&words, offset);
             self.require(found == expected, place, field, offset, found, || expected.to_string());
         }
-        let end = shape.object_table() + u64::from(objects) * object::BYTES;
+        let end = shape.tables_end();
         let fits = host_bytes >= end && host_bytes <= len && host_bytes.is_multiple_of(SECTION_ALIGN);
         self.require(fits, place, "header.HOST_BYTES", header::HOST_BYTES, host_bytes, || {
             format!("a multiple of {SECTION_ALIGN} from {end} to {}", number(len))
         });
-        let left = len.saturating_sub(host_bytes);
+        // The tables that follow were just found to lie in the host section only if it fits.
+        if !fits {
+            return Ok(None);
+        }
+        let file = self.files(&shape)?;
+        let least = if shared_file == 0 { host_bytes } else { 0 };
+        let begins = shared >= least && shared <= file && shared.is_multiple_of(SECTION_ALIGN);
+        self.require(begins, place, "header.SHARED", header::SHARED, shared, || {
+            format!("a multiple of {SECTION_ALIGN} from {least} to {}", number(file))
+        });
+        let left = file.saturating_sub(shared);
         let fits_too = shared_bytes <= left && shared_bytes.is_multiple_of(SECTION_ALIGN);
         self.require(fits_too, place, "header.SHARED_BYTES", header::SHARED_BYTES, shared_bytes, || {
             format!("a multiple of {SECTION_ALIGN} up to {}", number(left))
         });
-        if !(fits && fits_too) {
+        if !(begins && fits_too) {
             return Ok(None);
         }
         let layout = word(&words, header::LAYOUT);
@@ -286,6 +328,24 @@ impl Walk<'_> {
         Ok(Some((shape, region)))
     }
 
+    /// Checks the file table. Gives the length of the shared section's file.
+    fn files(&mut self, shape: &Shape) -> Result<u64> {
+        let mut of_shared = 0;
+        for index in 0..shape.files {
+            let at = shape.file_table() + u64::from(index) * file::BYTES;
+            let bytes = self.words("file table", at + file::LENGTH, 1)?[0];
+            let fits = if index == 0 { bytes == shape.region_bytes } else { bytes.is_power_of_two() };
+            self.require(fits, Place::Region, "file.LENGTH", at + file::LENGTH, bytes, || match index {
+                0 => format!("the region's bytes, {}", number(shape.region_bytes)),
+                _ => "a power of two".into(),
+            });
+            if index == shape.shared_file {
+                of_shared = bytes;
+            }
+        }
+        Ok(of_shared)
+    }
+
     /// One entry of the peer table and, if the peer lives, its section.
     fn peer(&mut self, shape: &Shape, index: u32, sections: &mut Claims) -> Result<Option<Member>> {
         let at = PEER_TABLE + u64::from(index) * peer::BYTES;
@@ -308,7 +368,13 @@ impl Walk<'_> {
         let name = self.name(place, at);
         let section = word(&words, peer::SECTION);
         let section_bytes = word(&words, peer::SECTION_BYTES);
-        let usable = self.section(shape, place, at, section, section_bytes, sections);
+        let file = half(&words, peer::FILE);
+        let known =
+            self.require(file < shape.files, place, "peer.FILE", at + peer::FILE, file.into(), || {
+                format!("below the number of files, {}", shape.files)
+            });
+        // What lies in another file than the first is not looked at here.
+        let usable = known && file == 0 && self.section(shape, place, at, section, section_bytes, sections);
         let mut member = Member {
             index,
             name: name?,

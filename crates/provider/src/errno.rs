@@ -47,6 +47,7 @@ pub(crate) fn of_region(error: &isthmus_region::Error) -> c_int {
         | Error::Version { .. }
         | Error::Layout { .. }
         | Error::OutOfBounds { .. }
+        | Error::NoFile { .. }
         | Error::Invalid { .. } => FI_EIO,
         Error::ReadOnly => FI_EACCES,
         Error::NoPeer { .. } => FI_ECONNRESET,

@@ -351,14 +351,14 @@ impl Writer {
     /// [`Error::Full`] when the section is too small for its tables and one area; [`Error::NoPeer`]; [`Error::ReadOnly`].
     pub fn create(region: &Region, peer: u32) -> Result<Self> {
         let info = region.peer(peer)?.ok_or(Error::NoPeer { peer })?;
-        let PeerInfo { section: start, life: Life { incarnation, .. }, .. } = info;
+        let PeerInfo { life: Life { incarnation, .. }, .. } = info;
         let (section, shape) = (region.own_section(&info)?, region.shape());
         if section.len() < least_section_bytes(shape) {
             return Err(Error::Full { bytes: least_section_bytes(shape) - section.len() });
         }
         let p = places(shape);
         section.zero("tables", 0, p.heap)?;
-        let heap = Heap::new(p.heap, section.len() - p.heap, start / section.len());
+        let heap = Heap::new(p.heap, section.len() - p.heap, peer.into());
         let put = |offset, value| section.word("directory", offset).map(|w| w.put(value));
         put(directory::INCARNATION, incarnation)?;
         put(directory::ENDPOINT_TABLE, p.endpoints)?;
@@ -609,6 +609,7 @@ mod tests {
         let shape = Shape::new(bytes, [1, 2], 2, 16).unwrap();
         let mut host = membership::Writer::create(&map, &shape, 1).unwrap();
         let new = membership::NewPeer {
+            file: 0,
             section: shape.host_bytes,
             section_bytes: 1 << 20,
             ivshmem_id: None,

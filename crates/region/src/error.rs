@@ -28,6 +28,14 @@ pub enum Error {
         #[source]
         source: rustix::io::Errno,
     },
+    /// A file of the region that cannot be had here.
+    #[error("cannot map the region's file {file}: {reason}")]
+    NoFile {
+        /// Its index.
+        file: u32,
+        /// Why not.
+        reason: &'static str,
+    },
     /// Memory that others write, and that this process has mapped for reading.
     #[error("this memory belongs to another peer, and can only be read here")]
     ReadOnly,

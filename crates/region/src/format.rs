@@ -3,6 +3,8 @@
 //! All numbers are little-endian 64-bit words unless a narrower size is given; structures are multiples of a cache
 //! line, and no line has two writers. `docs/region-format.md` shows the same tables; a test compares the two.
 //!
+//! With one file, as by default:
+//!
 //! ```text
 //! region file ┌──────────────┬────────────────┬────────────────┬────────────────┬──
 //!             │ host section │ shared section │ peer section 0 │ peer section 1 │ …
@@ -60,6 +62,8 @@ pub const SECTION_ALIGN: u64 = 64 << 10;
 pub const EXTENT_UNIT: u64 = 16 << 10;
 /// Most peers of a region.
 pub const MAX_PEERS: u32 = 1024;
+/// Most files of a region: the first, one for the shared section, and one for each peer.
+pub const MAX_FILES: u32 = MAX_PEERS + 2;
 /// Most named objects.
 pub const MAX_OBJECTS: u32 = 1 << 16;
 /// Most endpoints of a peer.
@@ -67,11 +71,11 @@ pub const MAX_ENDPOINTS: u32 = 16384;
 
 layout! {
     /// The region's header, at offset 0 of the host section.
-    header (128) {
+    header (192) {
         MAGIC @ 0, 8, "host service, once", "The bytes `ISTHMUS1`, written last.";
         VERSION @ 8, 4, "host service, once", "Format version.";
         HEADER_BYTES @ 12, 4, "host service, once", "Bytes of this header.";
-        REGION_BYTES @ 16, 8, "host service, once", "Bytes of the region.";
+        REGION_BYTES @ 16, 8, "host service, once", "Bytes of the region's first file.";
         UUID @ 24, 16, "host service, once", "Random identity of the region.";
         PEERS @ 40, 4, "host service, once", "Entries of the peer table.";
         ENDPOINTS @ 44, 4, "host service, once", "Endpoint slots of each peer.";
@@ -81,16 +85,24 @@ layout! {
         SERVICE @ 72, 8, "host service", "Life of the service: incarnation and state.";
         LAYOUT @ 88, 8, "host service, once", "A hash of all fields that these tables list, so that two builds that differ do not meet.";
         CPUS @ 80, 8, "host service", "Processors of the host that it may use; 0 if unknown.";
-        SHARED_BYTES @ 96, 8, "host service, once", "Bytes of the shared section, which follows the host section; 0 if there is none.";
+        SHARED_BYTES @ 96, 8, "host service, once", "Bytes of the shared section; 0 if there is none.";
         OBJECTS @ 104, 4, "host service, once", "Entries of the object table.";
         REPLY_TABLE @ 112, 8, "host service, once", "Offset of the replies to the peers' local services.";
         OBJECT_TABLE @ 120, 8, "host service, once", "Offset of the object table.";
+        FILE_TABLE @ 128, 8, "host service, once", "Offset of the file table.";
+        FILES @ 136, 4, "host service, once", "Entries of the file table.";
+        SHARED_FILE @ 140, 4, "host service, once", "File of the shared section.";
+        SHARED @ 144, 8, "host service, once", "Offset of the shared section in that file.";
     }
     /// The host service's answer to a question of a peer's local service about named objects; one for each peer.
     reply (576) {
         SEQUENCE @ 0, 8, "host service", "Number of the question that is answered, written last.";
         LEN @ 8, 8, "host service", "Bytes of the frame.";
         FRAME @ 64, 512, "host service", "A reply of the attach protocol.";
+    }
+    /// A file in which sections lie. The first is the one that begins with the header.
+    file (64) {
+        LENGTH @ 0, 8, "host service, once", "Bytes of the file; 0 if there is none.";
     }
     /// A named object: a piece of the shared section.
     object (256) {
@@ -110,10 +122,11 @@ layout! {
     /// The membership table's entry of one peer, in the host section.
     peer (256) {
         LIFE @ 0, 8, "host service", "Incarnation (upper 56 bits) and state (lower 8): the truth about who is alive.";
-        SECTION @ 8, 8, "host service", "Offset of the peer's section in the region.";
+        SECTION @ 8, 8, "host service", "Offset of the peer's section in its file.";
         SECTION_BYTES @ 16, 8, "host service", "Bytes of the peer's section.";
         KIND @ 24, 4, "host service", "0: the host's own processes, 1: a VM.";
         IVSHMEM_ID @ 28, 4, "host service", "The VM's ivshmem peer id; all bits set for the host.";
+        FILE @ 32, 4, "host service", "File of the peer's section.";
         NAME @ 64, 64, "host service", "Host name, UTF-8, padded with zeros.";
     }
     /// The start of a peer section.

@@ -21,6 +21,7 @@ use isthmus_lockfree::LINE_BYTES;
 use isthmus_lockfree::ring::{ReadSlots, Slots};
 use isthmus_lockfree::slot::{ReadSlot, Slot};
 use isthmus_lockfree::sync::{Line, ReadLine, ReadWord, Word};
+use rustix::fs::OFlags;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
 
 use crate::error::{Error, Result};
@@ -103,6 +104,24 @@ impl Mapping {
     /// As [`Mapping::map`], but without write access: for [`crate::reader`], which hands out no view that writes.
     pub(crate) fn map_for_reading(fd: BorrowedFd<'_>, len: u64) -> Result<Arc<Self>> {
         Self::map_as(fd, len, ProtFlags::READ)
+    }
+
+    /// Maps the first `len` bytes of a file as its descriptor allows: to be written, or only read.
+    ///
+    /// # Errors
+    /// [`Error::WrongSize`] for a file that is shorter: a load beyond its end would be a signal, not an error. [`Error::Memory`] with
+    /// the system's answer.
+    pub fn as_opened(fd: BorrowedFd<'_>, len: u64) -> Result<Arc<Self>> {
+        let failed = |source| Error::Memory { action: "look at", bytes: len, source };
+        let found = u64::try_from(rustix::fs::fstat(fd).map_err(failed)?.st_size).unwrap_or(0);
+        if found < len {
+            return Err(Error::WrongSize { found, expected: len });
+        }
+        let mode = rustix::fs::fcntl_getfl(fd).map_err(failed)? & OFlags::RWMODE;
+        match mode == OFlags::RDWR {
+            true => Self::map(fd, len),
+            false => Self::map_for_reading(fd, len),
+        }
     }
 
     fn map_as(fd: BorrowedFd<'_>, len: u64, access: ProtFlags) -> Result<Arc<Self>> {

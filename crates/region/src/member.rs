@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use isthmus_lockfree::life::{Life, State};
 
@@ -19,10 +19,19 @@ use crate::membership::{Region, online_processors};
 use crate::objects::{Access, Kind, NewObject, ObjectGrant};
 use crate::party::Party;
 use crate::pool::Pool;
+use crate::source::Source;
 
 /// What a process asks its local service for (the control path). Implemented by the attach protocol's client, and by
 /// stand-ins in tests.
 pub trait LocalService: Send + Sync {
+    /// A file of the region other than the first, as this process may use it.
+    ///
+    /// # Errors
+    /// [`Error::NoFile`]; [`Error::Service`] when the service is gone.
+    fn file(&self, index: u32) -> Result<OwnedFd> {
+        Err(Error::NoFile { file: index, reason: "this service has only the first" })
+    }
+
     /// A further zeroed extent of at least `bytes`.
     ///
     /// # Errors
@@ -131,6 +140,23 @@ fn no_names() -> Error {
     Error::Service { action: "look after named objects", reason: "this service has none".into() }
 }
 
+/// The files of a region as a process's local service gives them, as long as the process is attached.
+struct Served(Weak<dyn LocalService>);
+
+impl std::fmt::Debug for Served {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("Served").finish_non_exhaustive()
+    }
+}
+
+impl Source for Served {
+    fn file(&self, index: u32) -> Result<OwnedFd> {
+        // Weak, since views of a region may outlive the attachment, which ends with its last member.
+        let service = self.0.upgrade();
+        service.ok_or(Error::NoFile { file: index, reason: "this process has detached" })?.file(index)
+    }
+}
+
 /// An attached process.
 pub struct Member {
     region: Region,
@@ -142,7 +168,7 @@ pub struct Member {
     area: Mutex<Area>,
     pool: Mutex<Pool>,
     counters: Counters,
-    service: Box<dyn LocalService>,
+    service: Arc<dyn LocalService>,
     directories: Mutex<HashMap<u32, (u64, Directory)>>,
     /// Eventfds for places of the region at which no thread waits now. Objects come and go, and their places come back.
     watches: Mutex<HashMap<u64, Vec<OwnedFd>>>,
@@ -181,7 +207,8 @@ impl Member {
         service: Box<dyn LocalService>,
         doorbell: Option<Doorbell>,
     ) -> Result<Arc<Self>> {
-        let region = Region::open(map)?;
+        let service: Arc<dyn LocalService> = service.into();
+        let region = Region::open_from(map, Some(Arc::new(Served(Arc::downgrade(&service)))))?;
         let info = region.peer(peer)?.ok_or(Error::NoPeer { peer })?;
         let section = region.own_section(&info)?;
         let counters = Counters::at(&section, grant.first.offset)?;

@@ -6,15 +6,17 @@ use isthmus_lockfree::life::{Life, State};
 use isthmus_lockfree::sync::{ReadWord, release_fence};
 
 use crate::error::{Error, Result};
-use crate::format::{self, GlobalSlot, MAGIC, SECTION_ALIGN, VERSION, header, object, peer, reply};
+use crate::files::Files;
+use crate::format::{self, GlobalSlot, MAGIC, SECTION_ALIGN, VERSION, file, header, object, peer, reply};
 use crate::mapping::{LineRef, Mapping, PeerSection, ProgramMemory, ReadOnly, Section};
 use crate::place::{self, Place};
+use crate::source::Source;
 use crate::text::{cut, padded};
 
 /// The shape of a region, fixed when it is made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Shape {
-    /// Bytes of the region.
+    /// Bytes of the region's first file.
     pub region_bytes: u64,
     /// Random identity.
     pub uuid: [u64; 2],
@@ -24,19 +26,38 @@ pub struct Shape {
     pub endpoints: u32,
     /// Bytes of the host section.
     pub host_bytes: u64,
-    /// Bytes of the shared section, which follows it.
+    /// File of the shared section.
+    pub shared_file: u32,
+    /// Its offset there.
+    pub shared: u64,
+    /// Its bytes.
     pub shared_bytes: u64,
     /// Entries of the object table.
     pub objects: u32,
+    /// Entries of the file table.
+    pub files: u32,
 }
 
 impl Shape {
-    /// A shape without a shared section, its host section sized for `peers`.
+    /// A shape of one file without a shared section, its host section sized for `peers`.
     ///
     /// # Errors
     /// [`Error::Invalid`] for more peers or endpoints than the format allows, or for none.
     pub fn new(region_bytes: u64, uuid: [u64; 2], peers: u32, endpoints: u32) -> Result<Self> {
-        Self { region_bytes, uuid, peers, endpoints, host_bytes: 0, shared_bytes: 0, objects: 0 }.sized()
+        let (host_bytes, shared_file, shared, shared_bytes, objects, files) = (0, 0, 0, 0, 0, 1);
+        Self {
+            region_bytes,
+            uuid,
+            peers,
+            endpoints,
+            host_bytes,
+            shared_file,
+            shared,
+            shared_bytes,
+            objects,
+            files,
+        }
+        .sized()
     }
 
     /// The same with a shared section of at least so many bytes, and a table for so many objects there.
@@ -51,10 +72,18 @@ impl Shape {
         Self { shared_bytes, objects, ..self }.sized()
     }
 
+    /// The same with so many files, and the shared section, if there is one, at the start of file `shared_file`.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for more files than the format allows, or a file that there is not.
+    pub fn with_files(self, files: u32, shared_file: u32) -> Result<Self> {
+        Self { files, shared_file, ..self }.sized()
+    }
+
     fn sized(mut self) -> Result<Self> {
         self.check()?;
-        let tables = self.object_table() + u64::from(self.objects) * object::BYTES;
-        self.host_bytes = tables.next_multiple_of(SECTION_ALIGN);
+        self.host_bytes = self.tables_end().next_multiple_of(SECTION_ALIGN);
+        self.shared = if self.shared_file == 0 { self.host_bytes } else { 0 };
         Ok(self)
     }
 
@@ -68,9 +97,26 @@ impl Shape {
         self.reply_table() + u64::from(self.peers) * reply::BYTES
     }
 
-    /// Offset in the region of the first peer's section, at least.
+    /// Offset of the file table.
+    pub fn file_table(&self) -> u64 {
+        self.object_table() + u64::from(self.objects) * object::BYTES
+    }
+
+    /// Where the tables of the host section end.
+    pub fn tables_end(&self) -> u64 {
+        self.file_table() + u64::from(self.files) * file::BYTES
+    }
+
+    /// Offset in the first file of the first peer's section there, at least.
     pub fn first_section(&self) -> u64 {
-        self.host_bytes.saturating_add(self.shared_bytes)
+        self.first_section_in(0)
+    }
+
+    /// Offset in a file of the first peer's section there, at least: behind the host section and the shared one.
+    pub fn first_section_in(&self, file: u32) -> u64 {
+        let host = if file == 0 { self.host_bytes } else { 0 };
+        let shared = if file == self.shared_file { self.shared.saturating_add(self.shared_bytes) } else { 0 };
+        host.max(shared)
     }
 
     fn check(&self) -> Result<()> {
@@ -82,6 +128,15 @@ impl Shape {
         }
         if self.objects > format::MAX_OBJECTS {
             return Err(Error::Invalid { what: "number of objects", value: self.objects.into() });
+        }
+        if self.files == 0 || self.files > format::MAX_FILES {
+            return Err(Error::Invalid { what: "number of files", value: self.files.into() });
+        }
+        if self.shared_file >= self.files {
+            return Err(Error::Invalid {
+                what: "file of the shared section",
+                value: self.shared_file.into(),
+            });
         }
         Ok(())
     }
@@ -106,7 +161,9 @@ pub struct PeerInfo {
     pub index: u32,
     /// Incarnation and state.
     pub life: Life,
-    /// Offset of its section in the region.
+    /// File of its section.
+    pub file: u32,
+    /// Offset of its section there.
     pub section: u64,
     /// Bytes of its section.
     pub section_bytes: u64,
@@ -121,17 +178,27 @@ pub struct PeerInfo {
 /// A region as its members read it.
 #[derive(Debug, Clone)]
 pub struct Region {
+    /// The first file.
     whole: PeerSection,
+    files: Arc<Files>,
     shape: Shape,
     status: LineRef<ReadOnly>,
 }
 
 impl Region {
-    /// Believes a mapping to be a region, after checking its header.
+    /// Believes a mapping to be a region, after checking its header. What lies in other files than the first cannot be reached.
     ///
     /// # Errors
     /// [`Error::Version`] or [`Error::Layout`] if it is something else, [`Error::WrongSize`], [`Error::Invalid`], [`Error::OutOfBounds`].
     pub fn open(map: &Arc<Mapping>) -> Result<Self> {
+        Self::open_from(map, None)
+    }
+
+    /// As [`Region::open`]; the other files come from `source`, each when it is first used.
+    ///
+    /// # Errors
+    /// As [`Region::open`].
+    pub fn open_from(map: &Arc<Mapping>, source: Option<Arc<dyn Source>>) -> Result<Self> {
         let whole = map.whole_for_reading();
         let magic = whole.word("header", header::MAGIC)?.get();
         let version = whole.half("header", header::VERSION)?;
@@ -149,8 +216,11 @@ impl Region {
             peers: whole.half("header", header::PEERS)?,
             endpoints: whole.half("header", header::ENDPOINTS)?,
             host_bytes: word(header::HOST_BYTES)?,
+            shared_file: whole.half("header", header::SHARED_FILE)?,
+            shared: word(header::SHARED)?,
             shared_bytes: word(header::SHARED_BYTES)?,
             objects: whole.half("header", header::OBJECTS)?,
+            files: whole.half("header", header::FILES)?,
         };
         shape.check()?;
         if shape.region_bytes != map.len() {
@@ -161,16 +231,35 @@ impl Region {
             (header::PEER_TABLE, "peer table offset", PEER_TABLE_OFFSET),
             (header::REPLY_TABLE, "reply table offset", shape.reply_table()),
             (header::OBJECT_TABLE, "object table offset", shape.object_table()),
+            (header::FILE_TABLE, "file table offset", shape.file_table()),
         ] {
             if word(field)? != offset {
                 return Err(Error::Invalid { what, value: word(field)? });
             }
         }
         let host = whole.part("host section", 0, shape.host_bytes)?;
-        host.part("tables", 0, shape.object_table() + u64::from(shape.objects) * object::BYTES)?;
-        whole.part("shared section", shape.host_bytes, shape.shared_bytes)?;
+        host.part("tables", 0, shape.tables_end())?;
+        if !shape.shared.is_multiple_of(SECTION_ALIGN) {
+            return Err(Error::Invalid { what: "offset of the shared section", value: shape.shared });
+        }
+        if shape.shared_file == 0 {
+            // Where it lies in another file, that is checked when the file is mapped.
+            if shape.shared < shape.host_bytes {
+                return Err(Error::Invalid { what: "offset of the shared section", value: shape.shared });
+            }
+            whole.part("shared section", shape.shared, shape.shared_bytes)?;
+        }
         let status = whole.line("header", header::GENERATION)?;
-        Ok(Self { whole, shape, status })
+        let files = Arc::new(Files::new(whole.clone(), shape.files, source));
+        Ok(Self { whole, files, shape, status })
+    }
+
+    /// A file, mapped now if it was not.
+    fn file(&self, index: u32) -> Result<&PeerSection> {
+        self.files.get(index, || {
+            let at = self.shape.file_table() + u64::from(index) * file::BYTES;
+            self.whole.word("file table", at + file::LENGTH).map(ReadWord::get)
+        })
     }
 
     /// Whether a mapping holds a region yet; a guest's service waits for this.
@@ -190,7 +279,7 @@ impl Region {
     /// # Errors
     /// As there.
     pub fn retire(&self) -> Result<()> {
-        self.whole.mapping().retire()
+        self.files.retire()
     }
 
     /// Whether its memory was retired.
@@ -200,7 +289,7 @@ impl Region {
 
     /// What the program itself stores to in the region's memory; see [`Section::list`].
     pub fn program_memory(&self) -> Vec<ProgramMemory> {
-        self.whole.mapping().program_memory()
+        self.files.mapped().iter().flat_map(|file| file.mapping().program_memory()).collect()
     }
 
     /// The region's shape.
@@ -256,6 +345,7 @@ impl Region {
         Ok(Some(PeerInfo {
             index,
             life,
+            file: entry.half("peer", peer::FILE)?,
             section: word(peer::SECTION)?,
             section_bytes: word(peer::SECTION_BYTES)?,
             is_vm: entry.half("peer", peer::KIND)? == 1,
@@ -272,14 +362,14 @@ impl Region {
     /// The shared section, which all members write.
     ///
     /// # Errors
-    /// [`Error::ReadOnly`] where it is mapped for reading; [`Error::OutOfBounds`], never for a region that [`Region::open`] has
-    /// checked.
+    /// [`Error::ReadOnly`] where it is mapped for reading; where it lies in a file of its own, also as [`Region::section`].
     pub fn shared(&self) -> Result<Section> {
         self.shared_for_reading()?.writable()
     }
 
     fn shared_for_reading(&self) -> Result<PeerSection> {
-        let shared = self.whole.part("shared section", self.shape.host_bytes, self.shape.shared_bytes)?;
+        let Shape { shared_file, shared, shared_bytes, .. } = self.shape;
+        let shared = self.file(shared_file)?.part("shared section", shared, shared_bytes)?;
         Ok(shared.at(Place::new(place::SHARED, 0)?))
     }
 
@@ -313,15 +403,18 @@ impl Region {
         self.section(info)?.writable()
     }
 
-    /// The section of a peer, checked against the region.
+    /// The section of a peer, checked against its file, which is mapped now if it was not.
     ///
     /// # Errors
-    /// [`Error::OutOfBounds`] when the table claims a section outside of the region.
+    /// [`Error::OutOfBounds`], [`Error::Invalid`] when the table claims a section outside of its file, or where another section is;
+    /// what is wrong with the file.
     pub fn section(&self, info: &PeerInfo) -> Result<PeerSection> {
-        if info.section < self.shape.first_section() || !info.section.is_multiple_of(SECTION_ALIGN) {
+        if info.section < self.shape.first_section_in(info.file)
+            || !info.section.is_multiple_of(SECTION_ALIGN)
+        {
             return Err(Error::Invalid { what: "section offset", value: info.section });
         }
-        let section = self.whole.part("peer section", info.section, info.section_bytes)?;
+        let section = self.file(info.file)?.part("peer section", info.section, info.section_bytes)?;
         Ok(section.at(Place::of_peer(info.index)?))
     }
 }
@@ -359,7 +452,9 @@ pub struct Writer {
 /// What the host service says about a new peer.
 #[derive(Debug, Clone)]
 pub struct NewPeer<'a> {
-    /// Offset of the section it gets.
+    /// File of the section it gets.
+    pub file: u32,
+    /// Offset of the section there.
     pub section: u64,
     /// Bytes of the section.
     pub section_bytes: u64,
@@ -370,11 +465,28 @@ pub struct NewPeer<'a> {
 }
 
 impl Writer {
-    /// Writes the header of a fresh (zeroed) region.
+    /// Writes the header of a fresh (zeroed) region of one file.
     ///
     /// # Errors
     /// [`Error::OutOfBounds`] when the shape does not fit the mapping.
     pub fn create(map: &Arc<Mapping>, shape: &Shape, incarnation: u64) -> Result<Self> {
+        Self::create_from(map, shape, incarnation, &[], None)
+    }
+
+    /// As [`Writer::create`]; the region's other files have these lengths, and come from `source`.
+    ///
+    /// # Errors
+    /// As [`Writer::create`]; [`Error::Invalid`] for more or fewer lengths than the shape has further files.
+    pub fn create_from(
+        map: &Arc<Mapping>,
+        shape: &Shape,
+        incarnation: u64,
+        others: &[u64],
+        source: Option<Arc<dyn Source>>,
+    ) -> Result<Self> {
+        if others.len() as u64 + 1 != u64::from(shape.files) {
+            return Err(Error::Invalid { what: "number of files", value: shape.files.into() });
+        }
         let whole = map.whole()?;
         if map.len() != shape.region_bytes {
             return Err(Error::WrongSize { found: map.len(), expected: shape.region_bytes });
@@ -390,6 +502,12 @@ impl Writer {
         put(header::HOST_BYTES, shape.host_bytes)?;
         put(header::SHARED_BYTES, shape.shared_bytes)?;
         put(header::OBJECTS, shape.objects.into())?;
+        put(header::FILE_TABLE, shape.file_table())?;
+        put(header::FILES, u64::from(shape.files) | (u64::from(shape.shared_file) << 32))?;
+        put(header::SHARED, shape.shared)?;
+        for (index, bytes) in (0_u64..).zip([shape.region_bytes].iter().chain(others)) {
+            put(shape.file_table() + index * file::BYTES + file::LENGTH, *bytes)?;
+        }
         put(header::REPLY_TABLE, shape.reply_table())?;
         put(header::OBJECT_TABLE, shape.object_table())?;
         put(header::CPUS, processors())?;
@@ -397,7 +515,7 @@ impl Writer {
         put(header::SERVICE, Life { incarnation, state: State::Active }.pack())?;
         whole.word("header", header::MAGIC)?.set(MAGIC);
         let status = whole.line("header", header::GENERATION)?;
-        Ok(Self { region: Region::open(map)?, status, incarnation })
+        Ok(Self { region: Region::open_from(map, source)?, status, incarnation })
     }
 
     /// The region as members see it.
@@ -415,6 +533,7 @@ impl Writer {
         // Peer incarnations leave the lower 24 bits of an endpoint's incarnation to the peer's own service.
         let incarnation = (Life::unpack(life.peek()).incarnation + 1) & 0xff_ffff;
         let put = |offset, value| entry.word("peer", offset).map(|w| w.put(value));
+        put(peer::FILE, new.file.into())?;
         put(peer::SECTION, new.section)?;
         put(peer::SECTION_BYTES, new.section_bytes)?;
         let kind = u64::from(new.ivshmem_id.is_some());

@@ -7,13 +7,9 @@ use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 
-use rustix::fs::SealFlags;
-
 use crate::error::{Error, Result};
+use crate::files::cannot_shrink;
 use crate::mapping::{Mapping, PeerSection};
-
-/// What `statfs` says of sysfs, where devices' BARs are.
-const SYSFS_MAGIC: i64 = 0x6265_6572;
 
 /// Read access to what may be a region. Nothing about its contents is known.
 #[derive(Debug)]
@@ -41,7 +37,7 @@ impl Reader {
             return Err(Error::NotAFile);
         }
         let len = u64::try_from(stat.st_size).unwrap_or(0);
-        let source = if len > 0 && cannot_shrink(&fd) {
+        let source = if len > 0 && cannot_shrink(fd.as_fd()) {
             Source::Memory(Mapping::map_for_reading(fd.as_fd(), len)?.whole_for_reading())
         } else {
             Source::File(File::from(fd))
@@ -109,14 +105,6 @@ impl Reader {
             }),
         }
     }
-}
-
-fn cannot_shrink(fd: &OwnedFd) -> bool {
-    let sealed = rustix::fs::fcntl_get_seals(fd).is_ok_and(|seals| seals.contains(SealFlags::SHRINK));
-    // The type of this field differs between architectures.
-    #[allow(clippy::unnecessary_cast)]
-    let device = rustix::fs::fstatfs(fd).is_ok_and(|fs| fs.f_type as i64 == SYSFS_MAGIC);
-    sealed || device
 }
 
 #[cfg(test)]

@@ -8,6 +8,15 @@ use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
 use crate::error::{Error, Result};
 
+/// Where the files of a region come from. The first is mapped before there is a region to ask for more.
+pub trait Source: Send + Sync + std::fmt::Debug {
+    /// The region's file with this number, open for reading, or for writing too where this process may write it.
+    ///
+    /// # Errors
+    /// [`Error::NoFile`]; [`Error::Service`] when the service is gone.
+    fn file(&self, index: u32) -> Result<OwnedFd>;
+}
+
 /// PCI vendor of ivshmem devices.
 const VENDOR: &str = "0x1af4";
 /// PCI device of ivshmem devices.

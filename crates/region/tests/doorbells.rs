@@ -83,8 +83,13 @@ fn world(kind: Doorbell, gives_bells: bool) -> (Arc<Member>, Arc<Service>) {
     let map = Mapping::map(fd.as_fd(), bytes).unwrap();
     let shape = Shape::new(bytes, [1, 2], 1, 16).unwrap();
     let mut host = membership::Writer::create(&map, &shape, 1).unwrap();
-    let new =
-        NewPeer { section: shape.first_section(), section_bytes: 2 << 20, ivshmem_id: None, name: "host" };
+    let new = NewPeer {
+        file: 0,
+        section: shape.first_section(),
+        section_bytes: 2 << 20,
+        ivshmem_id: None,
+        name: "host",
+    };
     host.add(0, &new).unwrap();
     host.set_state(0, State::Active).unwrap();
     let mut writer = Writer::create(host.region(), 0).unwrap();

@@ -68,7 +68,7 @@ impl Walk<'_> {
             kind: known.map_or("unknown", Kind::name),
             name,
             unlinked: flags & UNLINKED != 0,
-            offset: shape.host_bytes.saturating_add(offset),
+            offset: shape.shared.saturating_add(offset),
             bytes: len,
             mode,
             owner: (half(&words, object::UID), half(&words, object::GID)),

@@ -1,0 +1,107 @@
+//! The files that a region's sections lie in.
+//!
+//! The first begins with the header and is mapped before anything is known. The others are mapped when a section in them is
+//! first used: a region of 1,024 peers, each with a file, costs no descriptor, and a process maps only what it reaches.
+
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+use rustix::fs::SealFlags;
+
+use crate::error::{Error, Result};
+use crate::mapping::{Mapping, PeerSection};
+use crate::source::Source;
+
+/// What `statfs` says of sysfs, where devices' BARs are.
+const SYSFS_MAGIC: i64 = 0x6265_6572;
+
+/// Files of a region in this process's address space.
+#[derive(Debug)]
+pub(crate) struct Files {
+    first: PeerSection,
+    others: Box<[OnceLock<PeerSection>]>,
+    /// Held while a file is fetched, so that threads that come to it together fetch it once.
+    fetching: Mutex<()>,
+    source: Option<Arc<dyn Source>>,
+}
+
+impl Files {
+    /// The first file of a region that has `count` (at least one), and where the others come from.
+    pub(crate) fn new(first: PeerSection, count: u32, source: Option<Arc<dyn Source>>) -> Self {
+        let others = (1..count).map(|_| OnceLock::new()).collect();
+        Self { first, others, fetching: Mutex::default(), source }
+    }
+
+    /// A file; one that is not mapped yet has as many bytes as `bytes` says.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for a file that the region does not have; [`Error::NoFile`], also for one that may become
+    /// shorter; [`Error::WrongSize`] for one that is shorter than it should be; [`Error::Memory`]; what the source fails with.
+    #[inline]
+    pub(crate) fn get(&self, index: u32, bytes: impl FnOnce() -> Result<u64>) -> Result<&PeerSection> {
+        if index == 0 {
+            return Ok(&self.first);
+        }
+        let cell = usize::try_from(index - 1).ok().and_then(|at| self.others.get(at));
+        let cell = cell.ok_or(Error::Invalid { what: "file", value: index.into() })?;
+        match cell.get() {
+            Some(file) => Ok(file),
+            None => self.fetch(index, cell, bytes),
+        }
+    }
+
+    /// Those that are mapped.
+    pub(crate) fn mapped(&self) -> Vec<&PeerSection> {
+        let others = self.others.iter().filter_map(OnceLock::get);
+        std::iter::once(&self.first).chain(others).collect()
+    }
+
+    /// Retires the mapping of each, and maps none from then on.
+    ///
+    /// # Errors
+    /// As [`Mapping::retire`]; the others are retired all the same.
+    pub(crate) fn retire(&self) -> Result<()> {
+        // A fetch that is under way ends first, and is seen here.
+        let _one = self.fetching.lock().unwrap_or_else(PoisonError::into_inner);
+        let done: Vec<_> = self.mapped().into_iter().map(|file| file.mapping().retire()).collect();
+        done.into_iter().collect()
+    }
+
+    #[cold]
+    fn fetch<'a>(
+        &self,
+        index: u32,
+        cell: &'a OnceLock<PeerSection>,
+        bytes: impl FnOnce() -> Result<u64>,
+    ) -> Result<&'a PeerSection> {
+        let _one = self.fetching.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(file) = cell.get() {
+            return Ok(file);
+        }
+        let bytes = bytes()?;
+        let unusable = |reason| Error::NoFile { file: index, reason };
+        if self.first.mapping().is_retired() {
+            return Err(unusable("the region was retired in this process"));
+        }
+        if bytes == 0 {
+            return Err(unusable("there is none"));
+        }
+        let source = self.source.as_ref().ok_or(unusable("there is no service to give its descriptor"))?;
+        let fd = source.file(index)?;
+        // The length that the table gives bounds all views, so a file that became shorter would be a signal later.
+        if !cannot_shrink(fd.as_fd()) {
+            return Err(unusable("it may become shorter while it is mapped"));
+        }
+        let map = Mapping::as_opened(fd.as_fd(), bytes)?;
+        Ok(cell.get_or_init(|| map.whole_for_reading()))
+    }
+}
+
+/// Whether a file keeps its length as long as it is mapped: a sealed memfd, or a BAR.
+pub(crate) fn cannot_shrink(fd: BorrowedFd<'_>) -> bool {
+    let sealed = rustix::fs::fcntl_get_seals(fd).is_ok_and(|seals| seals.contains(SealFlags::SHRINK));
+    // The type of this field differs between architectures.
+    #[allow(clippy::unnecessary_cast)]
+    let device = rustix::fs::fstatfs(fd).is_ok_and(|fs| fs.f_type as i64 == SYSFS_MAGIC);
+    sealed || device
+}
