@@ -9,18 +9,13 @@ use isthmus_region::error::with_causes;
 use crate::finding::{Finding, Level};
 use crate::system::{System, mib, name_of};
 
-/// PCI vendor and device of ivshmem.
-const IVSHMEM: (&str, &str) = ("0x1af4", "0x1110");
 /// How long the agent may take to answer.
 const PATIENCE: Duration = Duration::from_secs(3);
 
 /// Folders of ivshmem devices in sysfs.
 pub fn devices(system: &System) -> Vec<PathBuf> {
-    let is = |folder: &PathBuf| {
-        let read = |name: &str| std::fs::read_to_string(folder.join(name)).unwrap_or_default();
-        (read("vendor").trim(), read("device").trim()) == IVSHMEM
-    };
-    system.list("/sys/bus/pci/devices").into_iter().filter(is).collect()
+    let all = system.list("/sys/bus/pci/devices").into_iter();
+    all.filter(|folder| isthmus_region::source::is_ivshmem(folder)).collect()
 }
 
 /// Does the checks of this module.

@@ -35,6 +35,14 @@ pub struct Ivshmem {
     pub doorbell: bool,
 }
 
+/// Whether a folder of sysfs is that of an ivshmem device (QEMU, `docs/specs/ivshmem-spec`).
+pub fn is_ivshmem(folder: &Path) -> bool {
+    let is = |name: &str, value: &str| {
+        std::fs::read_to_string(folder.join(name)).is_ok_and(|text| text.trim() == value)
+    };
+    is("vendor", VENDOR) && is("device", DEVICE)
+}
+
 impl Ivshmem {
     /// All ivshmem devices, by PCI address, with memory decoding switched on where that is allowed.
     pub fn find() -> Vec<Self> {
@@ -50,7 +58,7 @@ impl Ivshmem {
 
     fn at(folder: &Path) -> Option<Self> {
         let read = |name: &str| std::fs::read_to_string(folder.join(name)).ok();
-        if read("vendor")?.trim() != VENDOR || read("device")?.trim() != DEVICE {
+        if !is_ivshmem(folder) {
             return None;
         }
         // A hot-plugged device has memory decoding off; switching it on twice would count twice.

@@ -8,8 +8,6 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// PCI vendor and device of ivshmem (QEMU, `docs/specs/ivshmem-spec`).
-const IVSHMEM_ID: (&str, &str) = ("0x1af4", "0x1110");
 /// Devices are there within tens of milliseconds; a host that is overloaded may need longer.
 const LIMIT: Duration = Duration::from_secs(60);
 const PAUSE: Duration = Duration::from_millis(3);
@@ -97,12 +95,7 @@ pub(super) fn ivshmem() -> Result<IvshmemDevice> {
 
 fn ivshmem_below(devices: &Path) -> Option<PathBuf> {
     let entries = fs::read_dir(devices).ok()?.flatten();
-    entries.map(|entry| entry.path()).find(|device| {
-        let is = |file: &str, value: &str| {
-            fs::read_to_string(device.join(file)).is_ok_and(|text| text.trim() == value)
-        };
-        is("vendor", IVSHMEM_ID.0) && is("device", IVSHMEM_ID.1)
-    })
+    entries.map(|entry| entry.path()).find(|device| isthmus_region::source::is_ivshmem(device))
 }
 
 /// The name of the network interface with this hardware address.
