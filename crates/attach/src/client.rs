@@ -78,10 +78,18 @@ pub struct View {
 /// # Errors
 /// [`Error::Connect`], [`Error::Refused`], [`Error::TimedOut`], [`Error::Gone`].
 pub fn observe_at(path: &Path, patience: Duration) -> Result<View> {
+    observe_file_at(path, 0, patience)
+}
+
+/// As [`observe_at`], for the file of the region with this number.
+///
+/// # Errors
+/// As [`observe_at`].
+pub fn observe_file_at(path: &Path, file: u32, patience: Duration) -> Result<View> {
     let mut connection = Connection::open_within(path, patience)?;
     let service = rustix::net::sockopt::socket_peercred(&connection.socket)
         .map_err(|source| Error::System { action: "see whose the service is", source })?;
-    let (reply, fds) = connection.ask(&Request::Observe { version: VERSION }, None)?;
+    let (reply, fds) = connection.ask(&Request::Observe { version: VERSION, file }, None)?;
     let said = match reply {
         Reply::Observed(said) => said,
         Reply::Refused { code, text } => return Err(Error::Refused { code, text }),
@@ -93,15 +101,9 @@ pub fn observe_at(path: &Path, patience: Duration) -> Result<View> {
     Ok(View { region, said, service })
 }
 
-/// Maps the region after checking its size: a load beyond a file's end is a signal, not an error.
+/// Maps the region's first file, as far as this process may use it.
 fn map(fd: &OwnedFd, welcome: &Welcome) -> Result<Arc<Mapping>> {
-    let stat = rustix::fs::fstat(fd)
-        .map_err(|source| Error::System { action: "look at the region's descriptor", source })?;
-    let found = u64::try_from(stat.st_size).unwrap_or(0);
-    if found < welcome.region_bytes {
-        return Err(isthmus_region::Error::WrongSize { found, expected: welcome.region_bytes }.into());
-    }
-    let map = Mapping::map(fd.as_fd(), welcome.region_bytes)?;
+    let map = Mapping::as_opened(fd.as_fd(), welcome.region_bytes)?;
     if Region::open(&map)?.shape().uuid != welcome.uuid {
         return Err(Error::BadFrame { what: "the region is not the one that was announced" });
     }

@@ -51,11 +51,13 @@ pub enum Request {
     },
     /// Ends the attachment. There is no reply.
     Detach,
-    /// In place of `Hello`: a descriptor of the region for reading, without a place in it. The service closes the
+    /// In place of `Hello`: a descriptor of a file of the region for reading, without a place in it. The service closes the
     /// connection after its reply.
     Observe {
         /// Version that the process speaks.
         version: u32,
+        /// The file's number; 0 is the first.
+        file: u32,
     },
     /// Wakes an endpoint that sleeps, because a message was announced to it. There is no reply.
     Wake {
@@ -113,6 +115,11 @@ pub enum Request {
         /// Offset in the region.
         place: u64,
     },
+    /// A descriptor of a file of the region other than the first.
+    File {
+        /// Its number.
+        index: u32,
+    },
 }
 
 /// What the service answers.
@@ -131,7 +138,7 @@ pub enum Reply {
     },
     /// To `CloseEndpoint`.
     Done,
-    /// To `Observe`, with a descriptor of the region that is open for reading only.
+    /// To `Observe`, with a descriptor of the file that is open for reading only.
     Observed(Observed),
     /// To `Create` and `Open`.
     Object(ObjectGrant),
@@ -139,6 +146,8 @@ pub enum Reply {
     Len(u64),
     /// To `Bell` and `Watch`, with the descriptor: the read end of a pipe.
     Bell,
+    /// To `File`, with the descriptor, which is open for writing only where the process may write.
+    File,
     /// To anything.
     Refused {
         /// The reason as a code.

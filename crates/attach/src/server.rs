@@ -25,6 +25,7 @@ use std::thread::JoinHandle;
 use isthmus_region::directory::{self, Directory};
 use isthmus_region::format::GlobalSlot;
 use isthmus_region::party::Party;
+use isthmus_region::source::Source;
 use rustix::event::EventfdFlags;
 use rustix::io::Errno;
 
@@ -49,10 +50,12 @@ pub struct Config {
     pub group: Option<u32>,
     /// Users that may attach.
     pub allowed: Allowed,
-    /// The region's descriptor, as clients get it.
+    /// The descriptor of the region's first file, as clients get it: open for writing only where they may write there.
     pub region: OwnedFd,
-    /// Bytes of the region.
+    /// Bytes of that file.
     pub region_bytes: u64,
+    /// Where its other files come from, as clients get them; `None` if the first has all sections.
+    pub files: Option<Arc<dyn Source>>,
     /// The region's identity.
     pub uuid: [u64; 2],
     /// Index of the peer served here.

@@ -267,6 +267,7 @@ impl Agent {
             allowed: config.allowed.clone(),
             region: fd,
             region_bytes: map.len(),
+            files: None,
             uuid: region.shape().uuid,
             peer: peer.index,
             incarnation: peer.life.incarnation,

@@ -273,6 +273,7 @@ impl Service {
             allowed: config.allowed.clone(),
             region: copy(&region)?,
             region_bytes: config.region_bytes,
+            files: None,
             uuid: shape.uuid,
             peer: 0,
             incarnation,

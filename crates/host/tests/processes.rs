@@ -288,7 +288,7 @@ fn an_observer_sees_the_region_writes_nothing_and_leaves_no_trace() {
     assert_eq!((&magic, reader.is_memory()), (b"ISTHMUS1", true));
     // Another version is refused, and a client that goes without a Hello causes no event.
     let socket = raw(service.attach_socket());
-    send(&socket, &Request::Observe { version: 99 }.encode(1), &[], SendFlags::empty()).unwrap();
+    send(&socket, &Request::Observe { version: 99, file: 0 }.encode(1), &[], SendFlags::empty()).unwrap();
     let answer = Reply::decode(&receive(&socket, RecvFlags::empty()).unwrap().frame).unwrap();
     assert!(matches!(answer, (1, Reply::Refused { code: Code::Version, .. })), "{answer:?}");
     await_event(&events, refused);

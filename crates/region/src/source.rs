@@ -1,9 +1,10 @@
 //! Where a region comes from. The only code that knows which hypervisor or device it is on.
 
 use std::fs::{File, OpenOptions};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
+use rustix::fs::{Mode, OFlags};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
 use crate::error::{Error, Result};
@@ -15,6 +16,15 @@ pub trait Source: Send + Sync + std::fmt::Debug {
     /// # Errors
     /// [`Error::NoFile`]; [`Error::Service`] when the service is gone.
     fn file(&self, index: u32) -> Result<OwnedFd>;
+}
+
+/// Opens the same memory anew, for reading only.
+///
+/// # Errors
+/// The system's answer.
+pub fn read_only(file: &OwnedFd) -> rustix::io::Result<OwnedFd> {
+    let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+    rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
 }
 
 /// PCI vendor of ivshmem devices.

@@ -191,3 +191,28 @@ fn headers_that_place_the_shared_section_or_the_files_wrongly_are_refused() {
     assert!(matches!(region.section(&info(&region, 0)), Err(Error::NoFile { .. })));
     assert!(matches!(region.shared(), Err(Error::NoFile { .. })));
 }
+
+#[test]
+fn a_region_that_is_retired_reads_as_zeros_in_every_file_and_maps_no_other() {
+    let world = World::new();
+    let (region, source) = world.opened_by(0);
+    let own = region.own_section(&info(&region, 0)).unwrap();
+    let other = region.section(&info(&region, 1)).unwrap();
+    let last = info(&region, 2);
+    let first = region.peer(0).unwrap().unwrap();
+    assert_eq!(first.index, 0);
+    own.word("test", 64).unwrap().set(7);
+    let theirs = world.host.region().section(&info(world.host.region(), 1)).unwrap();
+    theirs.writable().unwrap().word("test", 64).unwrap().set(8);
+    assert_eq!(other.word("test", 64).unwrap().get(), 8);
+    let asked = source.asked.load(Ordering::Relaxed);
+    region.retire().unwrap();
+    assert_eq!([own.word("test", 64).unwrap().get(), other.word("test", 64).unwrap().get()], [0, 0]);
+    own.word("test", 64).unwrap().set(9);
+    assert_eq!(
+        world.host.region().section(&info(world.host.region(), 0)).unwrap().word("test", 64).unwrap().get(),
+        7
+    );
+    assert!(matches!(region.section(&last), Err(Error::NoFile { .. })));
+    assert_eq!(source.asked.load(Ordering::Relaxed), asked);
+}

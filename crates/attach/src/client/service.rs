@@ -112,6 +112,14 @@ impl Client {
 }
 
 impl LocalService for Client {
+    fn file(&self, index: u32) -> isthmus_region::Result<OwnedFd> {
+        let action = "give a file of the region";
+        match self.ask_with(action, &Request::File { index })? {
+            (Reply::File, fds) => fds.into_iter().next().ok_or_else(|| unexpected(action)),
+            _ => Err(unexpected(action)),
+        }
+    }
+
     fn grow(&self, bytes: u64) -> isthmus_region::Result<Extent> {
         let action = "grant more memory";
         match self.ask(action, &Request::Grow { bytes })? {

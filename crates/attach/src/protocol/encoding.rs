@@ -26,6 +26,7 @@ mod kind {
     pub(super) const UNLINK: u32 = 14;
     pub(super) const WATCH: u32 = 15;
     pub(super) const RING: u32 = 16;
+    pub(super) const FILE: u32 = 17;
     pub(super) const WELCOME: u32 = 0x81;
     pub(super) const EXTENT: u32 = 0x82;
     pub(super) const ENDPOINT: u32 = 0x83;
@@ -34,6 +35,7 @@ mod kind {
     pub(super) const OBJECT: u32 = 0x86;
     pub(super) const LEN: u32 = 0x87;
     pub(super) const BELL_IS: u32 = 0x88;
+    pub(super) const FILE_IS: u32 = 0x89;
     pub(super) const REFUSED: u32 = 0xff;
 }
 
@@ -178,7 +180,9 @@ impl Request {
             Self::OpenEndpoint { block } => Put::new(kind::OPEN_ENDPOINT, sequence).u64(*block).end(),
             Self::CloseEndpoint { slot } => Put::new(kind::CLOSE_ENDPOINT, sequence).u32(*slot).u32(0).end(),
             Self::Detach => Put::new(kind::DETACH, sequence).end(),
-            Self::Observe { version } => Put::new(kind::OBSERVE, sequence).u32(*version).u32(0).end(),
+            Self::Observe { version, file } => {
+                Put::new(kind::OBSERVE, sequence).u32(*version).u32(*file).end()
+            }
             Self::Wake { slot } => Put::new(kind::WAKE, sequence).u32(*slot).u32(0).end(),
             Self::Bell { slot } => Put::new(kind::BELL, sequence).u32(*slot).u32(0).end(),
             Self::Create(new) => Put::new(kind::CREATE, sequence)
@@ -206,6 +210,7 @@ impl Request {
             }
             Self::Watch { place } => Put::new(kind::WATCH, sequence).u64(*place).end(),
             Self::Ring { peers, place } => Put::new(kind::RING, sequence).u64(*peers).u64(*place).end(),
+            Self::File { index } => Put::new(kind::FILE, sequence).u32(*index).u32(0).end(),
         }
     }
 
@@ -227,21 +232,18 @@ impl Request {
             }
             kind::GROW => Self::Grow { bytes: take.u64()? },
             kind::OPEN_ENDPOINT => Self::OpenEndpoint { block: take.u64()? },
-            kind::CLOSE_ENDPOINT | kind::WAKE | kind::BELL => {
+            kind::CLOSE_ENDPOINT | kind::WAKE | kind::BELL | kind::FILE => {
                 let slot = take.u32()?;
                 take.u32()?;
                 match kind {
+                    kind::FILE => Self::File { index: slot },
                     kind::WAKE => Self::Wake { slot },
                     kind::BELL => Self::Bell { slot },
                     _ => Self::CloseEndpoint { slot },
                 }
             }
             kind::DETACH => Self::Detach,
-            kind::OBSERVE => {
-                let version = take.u32()?;
-                take.u32()?;
-                Self::Observe { version }
-            }
+            kind::OBSERVE => Self::Observe { version: take.u32()?, file: take.u32()? },
             kind::CREATE => {
                 let (kind, mode) = (take.kind()?, take.u32()?);
                 let (ends_with_creator, or_open) = (take.u32()? != 0, take.u32()? != 0);
@@ -318,6 +320,7 @@ impl Reply {
                 .end(),
             Self::Len(len) => Put::new(kind::LEN, sequence).u64(*len).end(),
             Self::Bell => Put::new(kind::BELL_IS, sequence).end(),
+            Self::File => Put::new(kind::FILE_IS, sequence).end(),
             Self::Refused { code, text } => {
                 Put::new(kind::REFUSED, sequence).u32(*code as u32).text(text).end()
             }
@@ -363,6 +366,7 @@ impl Reply {
             }
             kind::LEN => Self::Len(take.u64()?),
             kind::BELL_IS => Self::Bell,
+            kind::FILE_IS => Self::File,
             kind::REFUSED => {
                 let code = Code::from_wire(take.u32()?);
                 Self::Refused { code, text: take.text() }
@@ -385,7 +389,7 @@ mod tests {
             Request::OpenEndpoint { block: 4096 },
             Request::CloseEndpoint { slot: 3 },
             Request::Detach,
-            Request::Observe { version: VERSION },
+            Request::Observe { version: VERSION, file: 3 },
             Request::Create(NewObject {
                 kind: Kind::Barrier,
                 name: "é".repeat(63),
@@ -401,6 +405,7 @@ mod tests {
             Request::Unlink { kind: Kind::Space, name: "b".into() },
             Request::Watch { place: 1 << 40 },
             Request::Ring { peers: 5, place: 64 },
+            Request::File { index: 1025 },
         ]
     }
 
@@ -435,6 +440,7 @@ mod tests {
                 is_new: true,
             }),
             Reply::Len(1 << 33),
+            Reply::File,
             Reply::Refused { code: Code::Full, text: "no".into() },
             Reply::Refused { code: Code::Denied, text: "no".into() },
         ]

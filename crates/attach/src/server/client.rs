@@ -4,9 +4,9 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::time::Instant;
 
 use isthmus_region::party::Party;
+use isthmus_region::source::read_only;
 use rustix::event::epoll;
 use rustix::event::{PollFd, PollFlags, Timespec};
-use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
 
@@ -87,12 +87,24 @@ impl Loop {
         }
     }
 
-    /// Gives an observer a read-only descriptor of the region, and closes its connection.
-    pub(super) fn observe(&mut self, key: u64, sequence: u64, version: u32) {
+    /// Gives an observer a read-only descriptor of a file of the region, and closes its connection.
+    pub(super) fn observe(&mut self, key: u64, sequence: u64, version: u32, file: u32) {
         if version != VERSION {
             return self.turn_away(key, sequence, Code::Version, &other_version(version));
         }
-        let region = match read_only(&self.config.region) {
+        let other = match (file, &self.config.files) {
+            (0, _) => None,
+            (_, Some(files)) => Some(files.file(file)),
+            (_, None) => {
+                let reason = "all sections lie in the first";
+                Some(Err(isthmus_region::Error::NoFile { file, reason }))
+            }
+        };
+        let other = match other.transpose() {
+            Ok(other) => other,
+            Err(e) => return self.turn_away(key, sequence, code_of(&e), &e.to_string()),
+        };
+        let region = match read_only(other.as_ref().unwrap_or(&self.config.region)) {
             Ok(region) => region,
             Err(e) => {
                 let text = format!("cannot open the region for reading: {e}");
@@ -206,16 +218,12 @@ fn other_version(version: u32) -> String {
     )
 }
 
-/// Opens the same memory anew, for reading only.
-fn read_only(region: &OwnedFd) -> rustix::io::Result<OwnedFd> {
-    let path = format!("/proc/self/fd/{}", region.as_raw_fd());
-    rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
-}
-
 pub(super) fn code_of(error: &isthmus_region::Error) -> Code {
     match error {
         isthmus_region::Error::Full { .. } => Code::Full,
-        isthmus_region::Error::OutOfBounds { .. } | isthmus_region::Error::Invalid { .. } => Code::Invalid,
+        isthmus_region::Error::OutOfBounds { .. }
+        | isthmus_region::Error::NoFile { .. }
+        | isthmus_region::Error::Invalid { .. } => Code::Invalid,
         _ => Code::Failed,
     }
 }

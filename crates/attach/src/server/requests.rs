@@ -33,7 +33,7 @@ impl Loop {
                 client.who.name = name;
                 return self.greet(key, sequence, version, fds);
             }
-            (None, Request::Observe { version }) => return self.observe(key, sequence, version),
+            (None, Request::Observe { version, file }) => return self.observe(key, sequence, version, file),
             (None, _) => return self.reject(key, sequence, "it came before Hello"),
             (Some(_), Request::Hello { .. } | Request::Observe { .. }) => {
                 return self.reject(key, sequence, "a second Hello");
@@ -53,6 +53,7 @@ impl Loop {
             }
             (Some(_), Request::Wake { slot }) => return self.wake_endpoint(GlobalSlot(slot)),
             (Some(_), Request::Ring { peers, place }) => return self.ring_place(peers, place),
+            (Some(_), Request::File { index }) => return self.give_file(key, sequence, index),
             (Some(_), Request::Watch { place }) => return self.give_watch(key, sequence, place),
             (
                 Some(_),
@@ -115,6 +116,25 @@ impl Loop {
                 code: Code::Failed,
                 text: "this service looks after no named objects".into(),
             }),
+        }
+    }
+
+    /// Gives the client a descriptor of a file of the region, and keeps none.
+    fn give_file(&mut self, key: u64, sequence: u64, index: u32) {
+        let Some(client) = self.clients.get(&key) else { return };
+        let file = match &self.config.files {
+            Some(files) => files.file(index),
+            None => {
+                Err(isthmus_region::Error::NoFile { file: index, reason: "all sections lie in the first" })
+            }
+        };
+        let file = match file {
+            Ok(file) => file,
+            Err(e) => return self.answer(key, &refusal(&e).encode(sequence)),
+        };
+        let frame = Reply::File.encode(sequence);
+        if socket::send(&client.socket, &frame, &[file.as_fd()], SendFlags::DONTWAIT).is_err() {
+            self.end(key, Ending::Dropped);
         }
     }
 

@@ -1,0 +1,139 @@
+//! A process gets the files of a region from its service, each when it first uses it.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, OnceLock};
+use std::time::Duration;
+
+use isthmus_attach::client;
+use isthmus_attach::server::{Allowed, Config, Relay, Server};
+use isthmus_region::life::State;
+use isthmus_region::membership::{self, NewPeer, Region, Shape};
+use isthmus_region::source::{Source, read_only};
+use isthmus_region::{Error, Mapping, Result, directory};
+
+const PEERS: u32 = 1024;
+const FIRST: u64 = 16 << 20;
+const OTHER: u64 = 1 << 20;
+
+/// One memfd in place of the files of all peers but the first.
+#[derive(Debug)]
+struct Others(OwnedFd);
+
+impl Source for Others {
+    fn file(&self, index: u32) -> Result<OwnedFd> {
+        let missing = Error::NoFile { file: index, reason: "a test" };
+        (1..PEERS).contains(&index).then(|| read_only(&self.0).unwrap()).ok_or(missing)
+    }
+}
+
+struct World {
+    dir: tempfile::TempDir,
+    _server: Server,
+    others: Arc<Others>,
+}
+
+impl World {
+    fn socket(&self) -> PathBuf {
+        self.dir.path().join("socket")
+    }
+}
+
+/// A region whose peer 0 has its section in the first file, and each other peer in one of its own.
+fn world() -> World {
+    let dir = tempfile::tempdir().unwrap();
+    let first = isthmus_region::create::memory(FIRST).unwrap();
+    let others = Arc::new(Others(isthmus_region::create::memory(OTHER).unwrap()));
+    let shape = Shape::new(FIRST, [1, 2], PEERS, 16).unwrap().with_files(PEERS, 0).unwrap();
+    let map = Mapping::map(first.as_fd(), FIRST).unwrap();
+    let lengths = vec![OTHER; PEERS as usize - 1];
+    let source = Arc::clone(&others) as Arc<dyn Source>;
+    let mut host = membership::Writer::create_from(&map, &shape, 1, &lengths, None).unwrap();
+    for index in 0..PEERS {
+        let (section, section_bytes) = match index {
+            0 => (shape.first_section(), 8 << 20),
+            _ => (0, OTHER),
+        };
+        host.add(index, &NewPeer { file: index, section, section_bytes, ivshmem_id: None, name: "p" })
+            .unwrap();
+        host.set_state(index, State::Active).unwrap();
+    }
+    let config = Config {
+        path: dir.path().join("socket"),
+        mode: 0o600,
+        group: None,
+        allowed: Allowed::Users(vec![rustix::process::getuid().as_raw()]),
+        region: first,
+        region_bytes: FIRST,
+        files: Some(source),
+        uuid: shape.uuid,
+        peer: 0,
+        incarnation: 1,
+        host_name: "p".into(),
+        area_bytes: 64 << 10,
+        relay: Relay::default(),
+        names: None,
+        is_urgent: false,
+    };
+    let writer = directory::Writer::create(host.region(), 0).unwrap();
+    let server = Server::start(config, writer, Box::new(|_| {})).unwrap();
+    World { dir, _server: server, others }
+}
+
+fn descriptors() -> usize {
+    std::fs::read_dir("/proc/self/fd").unwrap().count()
+}
+
+fn read(region: &Region, index: u32) -> Result<u64> {
+    let section = region.section(&region.peer(index)?.unwrap())?;
+    Ok(section.word("test", 64)?.get())
+}
+
+/// One after the other: both count the descriptors of this process.
+fn alone() -> std::sync::MutexGuard<'static, ()> {
+    static ALONE: OnceLock<Mutex<()>> = OnceLock::new();
+    ALONE.get_or_init(Mutex::default).lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}
+
+#[test]
+fn sections_of_a_thousand_peers_cost_no_descriptors_and_cannot_be_written() {
+    let _alone = alone();
+    let world = world();
+    let others = Mapping::map(world.others.0.as_fd(), OTHER).unwrap();
+    others.whole().unwrap().word("test", 64).unwrap().set(99);
+    let member = client::connect_at(&world.socket()).unwrap();
+    let region = member.region();
+    let before = descriptors();
+    for index in 1..PEERS {
+        assert_eq!(read(region, index).unwrap(), 99);
+    }
+    assert_eq!(descriptors(), before);
+    let peer = region.peer(7).unwrap().unwrap();
+    assert!(matches!(region.own_section(&peer), Err(Error::ReadOnly)));
+    assert!(region.own_section(&region.peer(0).unwrap().unwrap()).is_ok());
+}
+
+#[test]
+fn a_process_that_has_detached_keeps_what_it_mapped_and_gets_no_more() {
+    let _alone = alone();
+    let world = world();
+    let member = client::connect_at(&world.socket()).unwrap();
+    let region = member.region().clone();
+    read(&region, 1).unwrap();
+    drop(member);
+    assert_eq!(read(&region, 1).unwrap(), 0);
+    assert!(matches!(read(&region, 2), Err(Error::NoFile { file: 2, .. })));
+}
+
+#[test]
+fn observers_get_each_file_to_read() {
+    let _alone = alone();
+    let world = world();
+    let observe = |file| client::observe_file_at(&world.socket(), file, Duration::from_secs(10));
+    for (file, bytes) in [(0, FIRST), (1, OTHER), (PEERS - 1, OTHER)] {
+        let fd = observe(file).unwrap().region;
+        assert_eq!(rustix::fs::fstat(&fd).unwrap().st_size, i64::try_from(bytes).unwrap());
+        assert!(Mapping::map(fd.as_fd(), bytes).is_err(), "it can be written");
+    }
+    assert!(matches!(observe(PEERS), Err(isthmus_attach::Error::Refused { .. })));
+}
