@@ -3,7 +3,7 @@
 mod common;
 
 use std::os::fd::AsFd;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use common::*;
@@ -68,6 +68,8 @@ fn no_message_is_made_of_what_a_retired_mapping_holds() {
     const SIZES: [usize; 5] = [8, 40, 1000, 20_000, 300_000];
     let mut all = 0;
     for round in 0..60_u64 {
+        // Buffers of what is posted are the endpoints' until they are closed: dropped after these.
+        let kept = Mutex::new(Vec::new());
         let world = World::new(2, 8 << 20);
         let (member, mut a) = process(&world);
         let mut b = world.endpoint(1);
@@ -98,6 +100,7 @@ fn no_message_is_made_of_what_a_retired_mapping_holds() {
                     }
                 }
             }
+            kept.lock().unwrap().push((out, into));
             received
         };
         std::thread::scope(|scope| {
