@@ -34,7 +34,7 @@ fn main() {
     let outcome = if std::env::var_os(RANK).is_some() {
         rank()
     } else if std::env::var_os("ISTHMUS_TEST_VM").is_none() {
-        println!("guests: skipped, set ISTHMUS_TEST_VM=1 to boot guests");
+        println!("skipped: guests: set ISTHMUS_TEST_VM=1 to boot guests");
         Ok(())
     } else {
         host()

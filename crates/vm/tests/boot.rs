@@ -29,7 +29,7 @@ fn main() {
         boot::run(answer);
     }
     if std::env::var_os("ISTHMUS_TEST_VM").is_none() {
-        println!("boot: skipped, set ISTHMUS_TEST_VM=1 to boot guests");
+        println!("skipped: boot: set ISTHMUS_TEST_VM=1 to boot guests");
         return;
     }
     let outcome = match std::env::var("ISTHMUS_TEST_VM").as_deref() {
