@@ -69,7 +69,7 @@ pub const BOOT_LIMIT_S: f64 = 120.0;
 
 /// What is asked of a run's region.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
+#[serde(default, deny_unknown_fields)]
 pub struct RegionOptions {
     /// Its bytes, a power of two; by default what the ranks need.
     pub bytes: Option<u64>,
@@ -81,7 +81,7 @@ pub struct RegionOptions {
 
 /// What is asked of a run's VMs, each of them or all together.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-#[serde(default)]
+#[serde(default, deny_unknown_fields)]
 pub struct VmOptions {
     /// Virtual CPUs; by default one for each rank of the fullest VM.
     pub cpus: Option<u32>,
@@ -109,7 +109,7 @@ pub struct VmOptions {
 
 /// One run, as asked for.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-#[serde(default)]
+#[serde(default, deny_unknown_fields)]
 pub struct RunSpec {
     /// Number of VMs; 0 runs the whole job as plain processes.
     pub vms: u32,
