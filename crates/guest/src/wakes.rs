@@ -37,6 +37,12 @@ impl From<OwnedFd> for Port {
     }
 }
 
+/// Whether a port is one by which an agent joins. QEMU takes each name once in a VM, so the port of a second region has a suffix:
+/// `isthmus.wake.2`.
+fn is_wake_port(name: &str) -> bool {
+    name.strip_prefix(WAKE_PORT).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+}
+
 impl Port {
     /// Opens the port behind this device.
     ///
@@ -52,7 +58,7 @@ impl Port {
     pub fn find() -> Vec<PathBuf> {
         let entries = std::fs::read_dir("/sys/class/virtio-ports").into_iter().flatten().flatten();
         let named = |folder: &Path| {
-            std::fs::read_to_string(folder.join("name")).is_ok_and(|name| name.trim() == WAKE_PORT)
+            std::fs::read_to_string(folder.join("name")).is_ok_and(|name| is_wake_port(name.trim()))
         };
         let found = entries.map(|e| e.path()).filter(|folder| named(folder));
         let mut found: Vec<PathBuf> =
@@ -224,5 +230,16 @@ impl Reader {
             }
         };
         let _ = std::thread::Builder::new().name("isthmus-wakes".into()).spawn(body);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ports_of_further_regions_have_a_suffix() {
+        assert!(is_wake_port("isthmus.wake") && is_wake_port("isthmus.wake.2"));
+        assert!(!is_wake_port("isthmus.wakes") && !is_wake_port("isthmus.exec") && !is_wake_port(""));
     }
 }
