@@ -70,6 +70,8 @@ pub struct Config {
     pub relay: Relay,
     /// What answers requests about named objects; without it they are refused.
     pub names: Option<Box<dyn Names>>,
+    /// What hands processes on to the services of other peers; without it all that attach here are this peer's.
+    pub door: Option<Box<dyn Door>>,
     /// Whether its thread has the highest priority ([`be_urgent`]), as it should where all wake-ups go through it.
     pub is_urgent: bool,
 }
@@ -110,6 +112,38 @@ pub trait Names: Send + std::fmt::Debug {
 
     /// A process of this peer is dead; what it had open is open no more.
     fn gone(&mut self, party: Party);
+}
+
+/// Tells to which peer a process belongs, where one socket lets processes into several.
+pub trait Door: Send + std::fmt::Debug {
+    /// The service that a process is handed on to; none if it is one of the peer whose socket it has found. `pidfd` is that of
+    /// the process, which asks to attach. This must not block.
+    fn peer_of(&mut self, pid: u32, pidfd: &OwnedFd) -> Option<Adopter>;
+}
+
+/// Takes on processes that connected elsewhere.
+#[derive(Debug, Clone)]
+pub struct Adopter {
+    orders: mpsc::Sender<Order>,
+    bell: Arc<OwnedFd>,
+}
+
+impl Adopter {
+    /// If the service has ended, the connection ends with it.
+    fn take(&self, process: Newcomer) {
+        let _ = self.orders.send(Order::Take(Box::new(process)));
+        ring(&*self.bell);
+    }
+}
+
+/// A process that is handed on: its connection, what the kernel states about the other end, and its `Hello`, which was checked.
+#[derive(Debug)]
+struct Newcomer {
+    socket: OwnedFd,
+    who: Who,
+    gid: u32,
+    sequence: u64,
+    pidfd: OwnedFd,
 }
 
 /// The process that asks.
@@ -264,6 +298,7 @@ pub struct Server {
 enum Order {
     Stop,
     Answer { key: u64, frame: Vec<u8> },
+    Take(Box<Newcomer>),
 }
 
 /// Wakes sleepers of the peer, from any thread, also after the server's end.
@@ -323,6 +358,11 @@ impl Server {
     /// What wakes the peer's endpoints.
     pub fn waker(&self) -> Waker {
         Waker(Arc::clone(&self.bells))
+    }
+
+    /// What hands processes on to this server.
+    pub fn adopter(&self) -> Adopter {
+        Adopter { orders: self.orders.clone(), bell: Arc::clone(&self.bell) }
     }
 
     fn order(&self, order: Order) {

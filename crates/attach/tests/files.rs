@@ -73,6 +73,7 @@ fn world() -> World {
         area_bytes: 64 << 10,
         relay: Relay::default(),
         names: None,
+        door: None,
         is_urgent: false,
     };
     let writer = directory::Writer::create(host.region(), 0).unwrap();

@@ -275,6 +275,7 @@ impl Agent {
             area_bytes: config.area_bytes,
             relay: port.relay(peer.index),
             names: Some(Box::new(names)),
+            door: None,
             is_urgent: true,
         };
         let server = server::Server::start(server, writer, observer)?;

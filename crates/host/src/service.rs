@@ -288,6 +288,7 @@ impl Service {
                 })
             },
             names: Some(Box::new(names)),
+            door: None,
             is_urgent: false,
         };
         let processes = Arc::clone(&observer);

@@ -11,7 +11,7 @@ use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
 
 use super::event_loop::Loop;
-use super::{Ending, Event, Who, eventfd};
+use super::{Ending, Event, Newcomer, Who, eventfd};
 use crate::error::Error;
 use crate::protocol::{self, Code, Observed, Reply, Request, VERSION, Welcome};
 use crate::socket;
@@ -125,7 +125,7 @@ impl Loop {
         }
     }
 
-    /// Handles a `Hello`: grants an area and sends the `Welcome`, or turns the client away.
+    /// Handles a `Hello`: turns the client away, hands it on to its peer's service, or welcomes it.
     pub(super) fn greet(&mut self, key: u64, sequence: u64, version: u32, fds: Vec<OwnedFd>) {
         let Some(who) = self.clients.get(&key).map(|c| c.who.clone()) else { return };
         if version != VERSION {
@@ -137,6 +137,21 @@ impl Loop {
         if let Err(text) = check_pidfd(&pidfd, who.pid) {
             return self.turn_away(key, sequence, Code::NotAllowed, &text);
         }
+        let other = self.config.door.as_mut().and_then(|door| door.peer_of(who.pid, &pidfd));
+        match other {
+            None => self.welcome(key, sequence, pidfd),
+            Some(other) => {
+                // The process sends nothing before its Welcome, so the connection has no frame that was read here.
+                let Some(Client { socket, who, gid, .. }) = self.clients.remove(&key) else { return };
+                let _ = epoll::delete(&self.epoll, &socket);
+                other.take(Newcomer { socket, who, gid, sequence, pidfd });
+            }
+        }
+    }
+
+    /// Grants an area and sends the `Welcome`, or turns the client away.
+    pub(super) fn welcome(&mut self, key: u64, sequence: u64, pidfd: OwnedFd) {
+        let Some(who) = self.clients.get(&key).map(|c| c.who.clone()) else { return };
         let grant = match self.writer.open_area(self.config.area_bytes, who.pid, &who.name) {
             Ok(grant) => grant,
             Err(e) => return self.turn_away(key, sequence, code_of(&e), &e.to_string()),

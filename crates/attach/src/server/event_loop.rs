@@ -13,7 +13,7 @@ use rustix::io::Errno;
 use rustix::net::{SocketFlags, SocketType};
 
 use super::client::{AT_ONCE, Client, is_dead, refuse};
-use super::{Config, Ending, Event, Observer, Order, Wakeup, Who, eventfd};
+use super::{Config, Ending, Event, Newcomer, Observer, Order, Wakeup, Who, eventfd};
 use crate::bells::Bells;
 use crate::error::{Error, Result};
 use crate::pace::Pace;
@@ -148,6 +148,7 @@ impl Loop {
                     }
                     self.answer(key, &frame);
                 }
+                Order::Take(process) => self.adopt(*process),
             }
         }
         false
@@ -192,15 +193,30 @@ impl Loop {
             refuse(&socket, 0, Code::NotAllowed, &text);
             return self.tell(&Event::Refused { who, reason: text });
         }
+        let _ = self.add(socket, who, peer.gid.as_raw());
+    }
+
+    /// Takes on a connection. Gives its key.
+    fn add(&mut self, socket: OwnedFd, who: Who, gid: u32) -> Option<u64> {
         let key = self.next;
         self.next += 2;
         match self.watch(&socket, key) {
             Ok(()) => {
-                let gid = peer.gid.as_raw();
                 let client = Client { socket, who, gid, since: Instant::now(), attached: None };
                 self.clients.insert(key, client);
+                Some(key)
             }
-            Err(e) => self.tell(&Event::Trouble { reason: format!("cannot watch a process: {e}") }),
+            Err(e) => {
+                self.tell(&Event::Trouble { reason: format!("cannot watch a process: {e}") });
+                None
+            }
+        }
+    }
+
+    /// Takes on a process whose `Hello` came to another peer's socket.
+    fn adopt(&mut self, Newcomer { socket, who, gid, sequence, pidfd }: Newcomer) {
+        if let Some(key) = self.add(socket, who, gid) {
+            self.welcome(key, sequence, pidfd);
         }
     }
 
