@@ -1,4 +1,5 @@
-//! `isthmus region dump`: a copy of a region in a file, to be read later or elsewhere.
+//! `isthmus region dump`: a copy of a region in a file, to be read later or elsewhere. The files of a region that has several stand
+//! in it one after the other.
 //!
 //! Members write while it is copied, so distant parts are not of one moment. The tables are copied again until neither the
 //! membership nor a directory has changed meanwhile, as their generations show.
@@ -113,6 +114,7 @@ fn generations(reader: &Reader) -> Generations {
     let (shared, objects) = (survey.region.shared_bytes, survey.region.object_places);
     let shape =
         Shape::new(reader.len(), [0; 2], peers, endpoints).and_then(|s| s.with_shared(shared, objects));
+    let shape = shape.and_then(|s| s.with_files(survey.region.files, 0));
     let Ok(shape) = shape else { return found };
     found.tables.push((0, shape.host_bytes.min(reader.len())));
     for member in survey.members.iter().filter(|m| m.heap_bytes > 0) {

@@ -115,7 +115,7 @@ fn without_lane(survey: &Survey, from: (&Member, &Endpoint), to: (&Member, &Endp
         notice: None,
         protocols: Vec::new(),
         rma: rma(from, Some(to)),
-        atomics: atomics(Some(to)),
+        atomics: atomics(from.0, Some(to)),
         slots: None,
         sent: None,
     }
@@ -138,7 +138,7 @@ fn of_lane(
         notice: Some(notice(lane, receiver.map(|(_, e)| e))),
         protocols: protocols(lane),
         rma: rma((member, endpoint), receiver),
-        atomics: atomics(receiver),
+        atomics: atomics(member, receiver),
         slots: Some((lane.slots_read, lane.slots_unread)),
         sent: Some((lane.counters.get(LaneCounter::Messages), lane.counters.get(LaneCounter::BytesSent))),
     }
@@ -198,8 +198,14 @@ fn notice(lane: &Lane, receiver: Option<&Endpoint>) -> Choice {
 }
 
 /// What a receiver lets initiators reach directly.
-fn reach<'a>(to: Option<(&'a Member, &Endpoint)>) -> Result<&'a Registrations, Choice> {
+fn reach<'a>(from: &Member, to: Option<(&'a Member, &Endpoint)>) -> Result<&'a Registrations, Choice> {
     let Some((member, endpoint)) = to else { return Err(choice("none", "the receiver is gone")) };
+    if from.file != member.file {
+        return Err(choice(
+            "by messages, which the target's progress serves",
+            "the sender may not write the target's section, which lies in a file of its own (--separate-sections)",
+        ));
+    }
     match member.registrations_of(endpoint) {
         Some(found) if !found.ranges.is_empty() => Ok(found),
         _ => Err(choice(
@@ -215,7 +221,7 @@ fn extent((count, of): (usize, u64)) -> String {
 }
 
 fn rma(from: (&Member, &Endpoint), to: Option<(&Member, &Endpoint)>) -> Choice {
-    let found = match reach(to) {
+    let found = match reach(from.0, to) {
         Ok(found) => found,
         Err(choice) => return choice,
     };
@@ -247,8 +253,8 @@ fn rma(from: (&Member, &Endpoint), to: Option<(&Member, &Endpoint)>) -> Choice {
     )
 }
 
-fn atomics(to: Option<(&Member, &Endpoint)>) -> Choice {
-    let found = match reach(to) {
+fn atomics(from: &Member, to: Option<(&Member, &Endpoint)>) -> Choice {
+    let found = match reach(from, to) {
         Ok(found) => found,
         Err(choice) => return choice,
     };

@@ -30,7 +30,7 @@ pub struct Object {
     pub name: String,
     /// Whether its name was removed: it ends when no process has it open any more.
     pub unlinked: bool,
-    /// Offset in the region.
+    /// Offset in the region's files, one after the other.
     pub offset: u64,
     /// Bytes.
     pub bytes: u64,
@@ -47,8 +47,10 @@ pub struct Object {
 pub struct Region {
     /// Its identity, in hexadecimal digits.
     pub uuid: String,
-    /// Bytes.
+    /// Bytes of all files that are there.
     pub bytes: u64,
+    /// Files in which its sections lie.
+    pub files: u32,
     /// Counts changes of the membership.
     pub generation: u64,
     /// The state of the host service: active, or dead once it has ended.
@@ -82,6 +84,8 @@ pub struct Member {
     pub incarnation: u64,
     /// Of a VM.
     pub ivshmem_id: Option<u32>,
+    /// File of its section.
+    pub file: u32,
     /// Offset of its section in the region.
     pub section: u64,
     /// Bytes of its section.

@@ -199,6 +199,7 @@ mod tests {
             state: State::Active,
             incarnation,
             ivshmem_id: Some(1),
+            file: 0,
             section: 0,
             section_bytes: 0,
             heap_bytes: 10,
@@ -211,6 +212,7 @@ mod tests {
         let region = Region {
             uuid: "ab".into(),
             bytes: 1,
+            files: 1,
             generation: 1,
             service: State::Active,
             places: 2,

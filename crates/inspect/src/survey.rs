@@ -47,6 +47,8 @@ struct Walk<'a> {
     reader: &'a Reader,
     depth: Depth,
     faults: Faults,
+    /// Of each file, its start in what is read, if it is there, and its length.
+    files: Vec<(Option<u64>, u64)>,
 }
 
 /// An error of the region's; the caller, which knows what was read, makes this crate's error of it.
@@ -57,7 +59,7 @@ type Result<T> = isthmus_region::Result<T>;
 /// # Errors
 /// The reader's, if the system does not let this process read bytes that the reader said are there.
 pub fn look(reader: &Reader, depth: Depth) -> Result<Look> {
-    let mut walk = Walk { reader, depth, faults: Faults::default() };
+    let mut walk = Walk { reader, depth, faults: Faults::default(), files: Vec::new() };
     let survey = walk.region()?;
     Ok(Look { survey, faults: walk.faults })
 }
@@ -140,6 +142,12 @@ impl Walk<'_> {
         let mut sections = Claims::default();
         // Host section and shared section were checked to lie in the region; nothing was claimed before them.
         let _ = sections.take(0, shape.first_section().clamp(1, self.reader.len()));
+        if shape.shared_file != 0
+            && shape.shared_bytes > 0
+            && let Some(start) = self.start_of(shape.shared_file)
+        {
+            let _ = sections.take(start + shape.shared, shape.shared_bytes);
+        }
         let mut members = Vec::new();
         for index in 0..shape.peers {
             if let Some(member) = self.peer(&shape, index, &mut sections)? {
@@ -191,10 +199,14 @@ impl Walk<'_> {
             || header::BYTES.to_string(),
         );
         let bytes = word(&words, header::REGION_BYTES);
-        let fits = bytes == len && bytes.is_power_of_two();
+        let (files, shared_file) = (half(&words, header::FILES), half(&words, header::SHARED_FILE));
+        // Of several files, the others may be missing.
+        let fits = bytes.is_power_of_two() && if files > 1 { bytes <= len } else { bytes == len };
         self.require(fits, place, "header.REGION_BYTES", header::REGION_BYTES, bytes, || {
-            format!("the bytes that there are, {}, and a power of two", number(len))
+            let or_less = if files > 1 { " or less" } else { "" };
+            format!("the bytes that there are, {}{or_less}, and a power of two", number(len))
         });
+        let region_bytes = if files > 1 { bytes.min(len) } else { len };
         let uuid = [word(&words, header::UUID), word(&words, header::UUID + 8)];
         self.require(uuid != [0, 0], place, "header.UUID", header::UUID, 0, || "a random number".into());
         let (peers, endpoints) = (half(&words, header::PEERS), half(&words, header::ENDPOINTS));
@@ -233,7 +245,6 @@ impl Walk<'_> {
             return Ok(None);
         }
         let shared_bytes = word(&words, header::SHARED_BYTES);
-        let (files, shared_file) = (half(&words, header::FILES), half(&words, header::SHARED_FILE));
         let sane = self.require(
             (1..=format::MAX_FILES).contains(&files),
             place,
@@ -254,7 +265,7 @@ impl Walk<'_> {
         }
         let shared = word(&words, header::SHARED);
         let shape = Shape {
-            region_bytes: len,
+            region_bytes,
             uuid,
             peers,
             endpoints,
@@ -274,9 +285,10 @@ impl Walk<'_> {
             self.require(found == expected, place, field, offset, found, || expected.to_string());
         }
         let end = shape.tables_end();
-        let fits = host_bytes >= end && host_bytes <= len && host_bytes.is_multiple_of(SECTION_ALIGN);
+        let fits =
+            host_bytes >= end && host_bytes <= region_bytes && host_bytes.is_multiple_of(SECTION_ALIGN);
         self.require(fits, place, "header.HOST_BYTES", header::HOST_BYTES, host_bytes, || {
-            format!("a multiple of {SECTION_ALIGN} from {end} to {}", number(len))
+            format!("a multiple of {SECTION_ALIGN} from {end} to {}", number(region_bytes))
         });
         // The tables that follow were just found to lie in the host section only if it fits.
         if !fits {
@@ -319,6 +331,7 @@ impl Walk<'_> {
             bytes: len,
             generation: word(&words, header::GENERATION),
             service: life.state,
+            files,
             places: peers,
             endpoints_per_member: endpoints,
             shared_bytes,
@@ -328,9 +341,9 @@ impl Walk<'_> {
         Ok(Some((shape, region)))
     }
 
-    /// Checks the file table. Gives the length of the shared section's file.
+    /// Checks the file table, and finds the files in what is read. Gives the length of the shared section's file.
     fn files(&mut self, shape: &Shape) -> Result<u64> {
-        let mut of_shared = 0;
+        let mut lengths = Vec::new();
         for index in 0..shape.files {
             let at = shape.file_table() + u64::from(index) * file::BYTES;
             let bytes = self.words("file table", at + file::LENGTH, 1)?[0];
@@ -339,11 +352,34 @@ impl Walk<'_> {
                 0 => format!("the region's bytes, {}", number(shape.region_bytes)),
                 _ => "a power of two".into(),
             });
-            if index == shape.shared_file {
-                of_shared = bytes;
-            }
+            lengths.push(bytes);
         }
-        Ok(of_shared)
+        let all = lengths.iter().fold(0_u64, |sum, bytes| sum.saturating_add(*bytes));
+        let len = self.reader.len();
+        let is_whole = shape.files == 1 || all == len;
+        self.require(
+            is_whole,
+            Place::Region,
+            "header.FILES",
+            header::FILES,
+            shape.files.into(),
+            || match len == shape.region_bytes {
+                true => "1, as only the first file is here".into(),
+                false => format!("files that have the bytes that there are, {}, together", number(len)),
+            },
+        );
+        let mut start = 0;
+        self.files.clear();
+        for (index, bytes) in lengths.iter().enumerate() {
+            self.files.push(((index == 0 || is_whole).then_some(start), *bytes));
+            start = start.saturating_add(*bytes);
+        }
+        Ok(self.files.get(shape.shared_file as usize).map_or(0, |(_, bytes)| *bytes))
+    }
+
+    /// Where a file begins in what is read; none if it is not there.
+    fn start_of(&self, file: u32) -> Option<u64> {
+        self.files.get(file as usize).and_then(|(start, _)| *start)
     }
 
     /// One entry of the peer table and, if the peer lives, its section.
@@ -373,8 +409,10 @@ impl Walk<'_> {
             self.require(file < shape.files, place, "peer.FILE", at + peer::FILE, file.into(), || {
                 format!("below the number of files, {}", shape.files)
             });
-        // What lies in another file than the first is not looked at here.
-        let usable = known && file == 0 && self.section(shape, place, at, section, section_bytes, sections);
+        let usable = match known {
+            true => self.section(shape, place, at, (file, section), section_bytes, sections),
+            false => None,
+        };
         let mut member = Member {
             index,
             name: name?,
@@ -382,7 +420,8 @@ impl Walk<'_> {
             state: life.state,
             incarnation: life.incarnation,
             ivshmem_id: (kind == 1).then_some(id),
-            section,
+            file,
+            section: usable.unwrap_or(0),
             section_bytes,
             heap_bytes: 0,
             heap_used: 0,
@@ -392,7 +431,7 @@ impl Walk<'_> {
             registrations: Vec::new(),
         };
         // A joining peer's section is being written, and a dead peer's has no owner.
-        if usable && life.state == State::Active {
+        if usable.is_some() && life.state == State::Active {
             self.member(shape, &mut member)?;
         }
         Ok(Some(member))
@@ -414,37 +453,42 @@ impl Walk<'_> {
         Ok(name)
     }
 
+    /// Checks where a section lies. Gives its start in what is read, if its file is there.
     fn section(
         &mut self,
         shape: &Shape,
         place: Place,
         at: u64,
-        start: u64,
+        (file, start): (u32, u64),
         bytes: u64,
         taken: &mut Claims,
-    ) -> bool {
+    ) -> Option<u64> {
         let least = isthmus_region::directory::least_section_bytes(shape);
+        let (first, length) = match file {
+            0 => (shape.first_section(), shape.region_bytes),
+            _ => (shape.first_section_in(file), self.files.get(file as usize)?.1),
+        };
         let end = start.checked_add(bytes);
-        let inside = start >= shape.first_section()
-            && start.is_multiple_of(SECTION_ALIGN)
-            && end.is_some_and(|e| e <= shape.region_bytes);
+        let inside =
+            start >= first && start.is_multiple_of(SECTION_ALIGN) && end.is_some_and(|e| e <= length);
         if !self.require(inside, place, "peer.SECTION", at + peer::SECTION, start, || {
             format!(
-                "a multiple of {SECTION_ALIGN} from {} on, with its {} bytes inside the region's {}",
-                number(shape.first_section()),
+                "a multiple of {SECTION_ALIGN} from {} on, with its {} bytes inside its file's {}",
+                number(first),
                 number(bytes),
-                number(shape.region_bytes)
+                number(length)
             )
         }) {
-            return false;
+            return None;
         }
         if !self.require(bytes >= least, place, "peer.SECTION_BYTES", at + peer::SECTION_BYTES, bytes, || {
             format!("at least {}", number(least))
         }) {
-            return false;
+            return None;
         }
-        let taken = taken.take(start, bytes);
-        if let Err((s, e)) = taken {
+        // All files that are there together are no longer than what is read, so this does not overflow.
+        let start = self.start_of(file)? + start;
+        if let Err((s, e)) = taken.take(start, bytes) {
             let other = format!("outside of {s:#x} to {e:#x}, which belong to another section");
             self.fault(
                 place,
@@ -453,8 +497,9 @@ impl Walk<'_> {
                 format!("{start:#x} to {:#x}", start + bytes),
                 other,
             );
+            return None;
         }
-        taken.is_ok()
+        Some(start)
     }
 
     /// Checks that no two members that live have the same name or device.

@@ -8,9 +8,10 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use isthmus_attach::client::{View, observe_at};
+use isthmus_attach::client::{View, observe_at, observe_file_at};
 use isthmus_attach::socket::{SOCKET_VARIABLE, SYSTEM_SOCKET, places, user_socket};
 use isthmus_region::error::with_causes;
+use isthmus_region::format::{MAGIC, MAX_FILES, VERSION, header};
 use isthmus_region::reader::Reader;
 use rustix::io::Errno;
 
@@ -119,7 +120,12 @@ impl Target {
         let failed = |source| Error::Observe { path: path.to_path_buf(), source };
         let View { region, service, .. } = observe_at(path, patience).map_err(failed)?;
         let name = format!("the region of the service at {}", path.display());
-        let reader = Reader::new(region).map_err(|source| Error::Read { what: name.clone(), source })?;
+        let unread = |source| Error::Read { what: name.clone(), source };
+        let mut reader = Reader::new(region).map_err(unread)?;
+        for file in 1..files_of(&reader) {
+            let View { region, .. } = observe_file_at(path, file, patience).map_err(failed)?;
+            reader.add(region).map_err(unread)?;
+        }
         let service = Service { socket: path.to_path_buf(), pid: service, front: front(service) };
         Ok(Self { reader, name, service: Some(service) })
     }
@@ -192,6 +198,21 @@ impl Target {
             None => self.name.clone(),
         }
     }
+}
+
+/// How many files the region says that it has, if it is one; [`look`] says what is wrong if it is none.
+fn files_of(reader: &Reader) -> u32 {
+    let half = |offset: u64| {
+        let mut word = [0];
+        let read = reader.words("header", offset & !7, &mut word);
+        read.map_or(0, |()| (word[0] >> if offset % 8 == 4 { 32 } else { 0 }) & 0xffff_ffff)
+    };
+    let mut magic = [0];
+    let is_region = reader.words("header", header::MAGIC, &mut magic).is_ok()
+        && magic[0] == MAGIC
+        && half(header::VERSION) == u64::from(VERSION);
+    let count = u32::try_from(half(header::FILES)).unwrap_or(1).min(MAX_FILES);
+    if is_region { count } else { 1 }
 }
 
 /// Where the directories of this user's runs are.

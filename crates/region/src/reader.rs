@@ -11,10 +11,19 @@ use crate::error::{Error, Result};
 use crate::files::cannot_shrink;
 use crate::mapping::{Mapping, PeerSection};
 
-/// Read access to what may be a region. Nothing about its contents is known.
+/// Read access to what may be a region, or to all of its files one after the other. Nothing about its contents is known.
 #[derive(Debug)]
 pub struct Reader {
+    /// The files, in order.
+    parts: Vec<Part>,
+    len: u64,
+}
+
+#[derive(Debug)]
+struct Part {
     source: Source,
+    /// Offset of its first byte among all.
+    base: u64,
     len: u64,
 }
 
@@ -31,18 +40,32 @@ impl Reader {
     /// # Errors
     /// [`Error::Memory`] with the system's answer; [`Error::NotAFile`].
     pub fn new(fd: OwnedFd) -> Result<Self> {
+        let mut reader = Self { parts: Vec::new(), len: 0 };
+        reader.add(fd)?;
+        Ok(reader)
+    }
+
+    /// Takes the next file of the same region.
+    ///
+    /// # Errors
+    /// As [`Reader::new`]; [`Error::Invalid`] behind a file that does not end with a whole word.
+    pub fn add(&mut self, fd: OwnedFd) -> Result<()> {
         let failed = |source| Error::Memory { action: "look at", bytes: 0, source };
         let stat = rustix::fs::fstat(&fd).map_err(failed)?;
         if rustix::fs::FileType::from_raw_mode(stat.st_mode) != rustix::fs::FileType::RegularFile {
             return Err(Error::NotAFile);
         }
-        let len = u64::try_from(stat.st_size).unwrap_or(0);
+        let (base, len) = (self.len, u64::try_from(stat.st_size).unwrap_or(0));
+        let all = base.checked_add(len).filter(|_| base.is_multiple_of(8));
+        let all = all.ok_or(Error::Invalid { what: "length of a file of the region", value: base })?;
         let source = if len > 0 && cannot_shrink(fd.as_fd()) {
             Source::Memory(Mapping::map_for_reading(fd.as_fd(), len)?.whole_for_reading())
         } else {
             Source::File(File::from(fd))
         };
-        Ok(Self { source, len })
+        self.parts.push(Part { source, base, len });
+        self.len = all;
+        Ok(())
     }
 
     /// Bytes that there are.
@@ -57,7 +80,14 @@ impl Reader {
 
     /// Whether this is memory that others may be writing, and not a file.
     pub fn is_memory(&self) -> bool {
-        matches!(self.source, Source::Memory(_))
+        self.parts.iter().all(|part| matches!(part.source, Source::Memory(_)))
+    }
+
+    /// The part that has the byte at `offset`, or that ends there.
+    fn part(&self, what: &'static str, offset: u64, len: u64) -> Result<&Part> {
+        let behind = self.parts.partition_point(|part| part.base <= offset);
+        let part = behind.checked_sub(1).and_then(|index| self.parts.get(index));
+        part.ok_or(Error::OutOfBounds { what, offset, len, limit: self.len })
     }
 
     /// Reads words, each once and whole where this is memory. `offset` is a multiple of eight.
@@ -65,6 +95,47 @@ impl Reader {
     /// # Errors
     /// [`Error::OutOfBounds`]; [`Error::Memory`] when the file cannot be read.
     pub fn words(&self, what: &'static str, offset: u64, into: &mut [u64]) -> Result<()> {
+        let (mut offset, mut left) = (offset, into);
+        while !left.is_empty() {
+            let part = self.part(what, offset, left.len() as u64 * 8)?;
+            // The words up to the part's end, where others follow; a part that others follow has whole words.
+            let here = (part.base + part.len).saturating_sub(offset) / 8;
+            let count = match part.base + part.len == self.len {
+                true => left.len(),
+                false => usize::try_from(here).unwrap_or(usize::MAX).min(left.len()),
+            };
+            let (now, then) = left.split_at_mut(count);
+            part.words(what, offset - part.base, now)?;
+            offset = offset.saturating_add(count as u64 * 8);
+            left = then;
+        }
+        Ok(())
+    }
+
+    /// Copies bytes.
+    ///
+    /// # Errors
+    /// As [`Reader::words`].
+    pub fn bytes(&self, what: &'static str, offset: u64, into: &mut [u8]) -> Result<()> {
+        let len = into.len() as u64;
+        if offset.checked_add(len).is_none_or(|end| end > self.len) {
+            return Err(Error::OutOfBounds { what, offset, len, limit: self.len });
+        }
+        let (mut offset, mut left) = (offset, into);
+        while !left.is_empty() {
+            let part = self.part(what, offset, left.len() as u64)?;
+            let here = usize::try_from(part.base + part.len - offset).unwrap_or(usize::MAX);
+            let (now, then) = left.split_at_mut(here.min(left.len()));
+            part.bytes(what, offset - part.base, now)?;
+            offset += now.len() as u64;
+            left = then;
+        }
+        Ok(())
+    }
+}
+
+impl Part {
+    fn words(&self, what: &'static str, offset: u64, into: &mut [u64]) -> Result<()> {
         match &self.source {
             Source::Memory(section) => {
                 for (at, word) in (0_u64..).zip(into) {
@@ -84,11 +155,7 @@ impl Reader {
         }
     }
 
-    /// Copies bytes.
-    ///
-    /// # Errors
-    /// As [`Reader::words`].
-    pub fn bytes(&self, what: &'static str, offset: u64, into: &mut [u8]) -> Result<()> {
+    fn bytes(&self, what: &'static str, offset: u64, into: &mut [u8]) -> Result<()> {
         let len = into.len() as u64;
         if offset.checked_add(len).is_none_or(|end| end > self.len) {
             return Err(Error::OutOfBounds { what, offset, len, limit: self.len });
@@ -133,6 +200,30 @@ mod tests {
             assert!(reader.words("t", (1 << 20) - 8, &mut words).is_err());
             assert!(reader.bytes("t", u64::MAX, &mut bytes).is_err());
         }
+    }
+
+    #[test]
+    fn files_of_a_region_are_read_one_after_the_other() {
+        let memory = || crate::create::memory(1 << 20).unwrap();
+        let (first, second) = (memory(), memory());
+        let views = [&first, &second].map(|fd| Mapping::map(fd.as_fd(), 1 << 20).unwrap().whole().unwrap());
+        views[0].word("t", (1 << 20) - 8).unwrap().set(1);
+        views[1].word("t", 0).unwrap().set(2);
+        let mut reader = Reader::new(first).unwrap();
+        reader.add(second).unwrap();
+        assert!(reader.is_memory() && reader.len() == 2 << 20);
+        let (mut words, mut bytes) = ([0; 2], [0; 16]);
+        reader.words("t", (1 << 20) - 8, &mut words).unwrap();
+        reader.bytes("t", (1 << 20) - 8, &mut bytes).unwrap();
+        assert_eq!((words, bytes[0], bytes[8]), ([1, 2], 1, 2));
+        assert!(reader.words("t", (2 << 20) - 8, &mut words).is_err());
+        assert!(reader.bytes("t", 2 << 20, &mut bytes).is_err());
+        assert!(reader.words("t", u64::MAX - 7, &mut words).is_err());
+        // Words have one place.
+        let mut odd = File::from(rustix::fs::memfd_create("t", rustix::fs::MemfdFlags::CLOEXEC).unwrap());
+        odd.write_all(b"odd").unwrap();
+        let mut reader = Reader::new(odd.into()).unwrap();
+        assert!(matches!(reader.add(memory()), Err(Error::Invalid { .. })));
     }
 
     #[test]

@@ -68,7 +68,10 @@ impl Walk<'_> {
             kind: known.map_or("unknown", Kind::name),
             name,
             unlinked: flags & UNLINKED != 0,
-            offset: shape.shared.saturating_add(offset),
+            offset: self
+                .start_of(shape.shared_file)
+                .unwrap_or(0)
+                .saturating_add(shape.shared.saturating_add(offset)),
             bytes: len,
             mode,
             owner: (half(&words, object::UID), half(&words, object::GID)),
