@@ -4,7 +4,6 @@ use std::io::Write;
 use std::path::PathBuf;
 
 use isthmus_host::foreground::{self, Options};
-use isthmus_run::RegionOptions;
 
 use crate::region_args::RegionArgs;
 use crate::{metrics, report, size, user};
@@ -68,15 +67,12 @@ impl Args {
             );
             return report::USAGE;
         }
-        let region = RegionOptions::from(self.region);
         let options = Options {
             socket: self.socket,
             vms: self.vms,
             names: self.names,
             ranks: self.ranks,
-            region_bytes: region.bytes,
-            huge_pages: region.huge_pages,
-            shared_bytes: region.shared_bytes,
+            region: self.region.into(),
             shared_quota: self.shared_quota,
             users: self.users,
             group: self.group,

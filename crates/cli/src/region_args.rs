@@ -1,6 +1,6 @@
 //! What `isthmus run` and `isthmus host` are told about the region that they make.
 
-use isthmus_run::RegionOptions;
+use isthmus_host::RegionOptions;
 
 use crate::size;
 

@@ -7,9 +7,9 @@ use std::sync::Arc;
 
 use isthmus_attach::server::Allowed;
 use isthmus_attach::{notify, socket};
-use isthmus_region::create::default_bytes_in;
 
 use crate::error::{Error, Result};
+use crate::options::RegionOptions;
 use crate::service::{Config, Event, Service, Vm};
 
 /// What was started beside a service, or why it cannot be.
@@ -25,14 +25,10 @@ pub struct Options {
     pub vms: u32,
     /// Their names, in the order in which they connect; `vm1`, `vm2` and so on where there are fewer names than VMs.
     pub names: Vec<String>,
-    /// Processes expected in all; without `region_bytes` they decide the region's size.
+    /// Processes expected in all; where the region has no size they decide the region's size.
     pub ranks: Option<u32>,
-    /// Bytes of the region.
-    pub region_bytes: Option<u64>,
-    /// Bytes of each huge page, for a region in huge pages.
-    pub huge_pages: Option<u64>,
-    /// Bytes of the region for named objects; an eighth of it by default.
-    pub shared_bytes: Option<u64>,
+    /// What is asked of the region.
+    pub region: RegionOptions,
     /// Per-user quota of named objects, in bytes; unlimited by default.
     pub shared_quota: Option<u64>,
     /// Users that may attach and connect VMs, besides this one and root.
@@ -52,10 +48,7 @@ impl Options {
         let members = self.vms + 1;
         let ranks = self.ranks.unwrap_or(4 * members);
         let each = ranks.div_ceil(members).max(1);
-        let bytes = self.region_bytes.unwrap_or_else(|| default_bytes_in(ranks, self.huge_pages));
-        let mut config = Config::new(dir, bytes);
-        config.huge_pages = self.huge_pages;
-        config.shared_bytes = self.shared_bytes;
+        let mut config = Config::of(dir, self.region.sized(ranks));
         config.shared_quota = self.shared_quota;
         config.ivshmem_socket = Some(ivshmem_socket(&attach));
         config.wake_socket = Some(wake_socket(&attach));
@@ -170,7 +163,7 @@ mod tests {
         assert_eq!(config.ivshmem_socket.unwrap(), Path::new("/x/s.ivshmem"));
         let names: Vec<&str> = config.vms.iter().map(|vm| vm.name.as_str()).collect();
         assert_eq!(names, ["red", "vm2", "vm3"]);
-        assert_eq!(config.region_bytes, 128 << 20);
+        assert_eq!(config.region.bytes, Some(128 << 20));
         assert!(config.allowed.lets_in(64055) && !config.allowed.lets_in(64056));
         let config = Options { group: Some(7), ..options }.config().unwrap();
         assert_eq!((config.mode, config.group), (0o660, Some(7)));

@@ -4,6 +4,7 @@
 //! - [`members`]: the membership table and the sections behind it; the one place that writes the host section.
 //! - [`ivshmem`]: the server that QEMU's ivshmem-doorbell devices connect to.
 //! - [`names`]: named objects, which are pieces of the shared section; the one place that writes their table.
+//! - [`options`]: what users ask of a region.
 //! - [`plan`]: how a region is cut into sections.
 //! - [`stats`]: what went through the region, by peer.
 //! - [`device`]: what a VM needs to join.
@@ -20,6 +21,7 @@ pub mod foreground;
 pub mod ivshmem;
 pub mod members;
 pub mod names;
+pub mod options;
 pub mod plan;
 pub mod service;
 pub mod stats;
@@ -27,5 +29,6 @@ mod wakes;
 
 pub use error::{Error, Result};
 pub use isthmus_attach::server::{Allowed, Ending};
+pub use options::RegionOptions;
 pub use service::{Config, Event, Service, Vm};
 pub use stats::Stats;

@@ -18,6 +18,7 @@ use crate::error::{Error, Result};
 use crate::ivshmem;
 use crate::members::Members;
 use crate::names::{self, Registry};
+use crate::options::RegionOptions;
 use crate::plan;
 use crate::stats::Stats;
 use crate::wakes::{Router, Wakes};
@@ -44,12 +45,8 @@ pub struct Config {
     pub socket_per_vm: bool,
     /// Where the port for wake-ups of any VM connects; `wake` in the folder by default.
     pub wake_socket: Option<PathBuf>,
-    /// Bytes of the region, a power of two.
-    pub region_bytes: u64,
-    /// Bytes of each huge page that the region is in; by default it is in normal pages.
-    pub huge_pages: Option<u64>,
-    /// Bytes of the shared section, where named objects are; an eighth of the region by default.
-    pub shared_bytes: Option<u64>,
+    /// What is asked of the region; its size is for the expected processes by default.
+    pub region: RegionOptions,
     /// Per-user quota of named objects, in bytes; unlimited by default; root is exempt.
     pub shared_quota: Option<u64>,
     /// Endpoint slots of each peer, at least; [`ENDPOINTS`] by default. The expected processes may need more.
@@ -84,6 +81,11 @@ pub struct Vm {
 impl Config {
     /// A service of this user alone, with its sockets in `dir`, for a region of `region_bytes` and no VMs.
     pub fn new(dir: impl Into<PathBuf>, region_bytes: u64) -> Self {
+        Self::of(dir, RegionOptions { bytes: Some(region_bytes), ..RegionOptions::default() })
+    }
+
+    /// The same for a region of which something is asked.
+    pub fn of(dir: impl Into<PathBuf>, region: RegionOptions) -> Self {
         let name = rustix::system::uname().nodename().to_string_lossy().into_owned();
         Self {
             dir: dir.into(),
@@ -91,9 +93,7 @@ impl Config {
             ivshmem_socket: None,
             socket_per_vm: true,
             wake_socket: None,
-            region_bytes,
-            huge_pages: None,
-            shared_bytes: None,
+            region,
             shared_quota: None,
             endpoints: ENDPOINTS,
             host_name: name,
@@ -233,24 +233,26 @@ impl Service {
         check_names(&config)?;
         let peers = u32::try_from(config.vms.len() + 1).unwrap_or(u32::MAX);
         let endpoints = config.endpoints.max(endpoints_for(&config));
-        let bare = Shape::new(config.region_bytes, uuid()?, peers, endpoints)?;
+        let ranks = config.vms.iter().fold(config.host_ranks, |sum, vm| sum.saturating_add(vm.ranks));
+        let region_bytes = config.region.bytes_for(ranks);
+        let bare = Shape::new(region_bytes, uuid()?, peers, endpoints)?;
         let with = |bytes| bare.with_shared(bytes, objects_for(bytes));
         let weights: Vec<u32> =
             std::iter::once(config.host_ranks).chain(config.vms.iter().map(|vm| vm.ranks)).collect();
-        isthmus_region::create::check_bytes(config.region_bytes)?;
-        let (shape, places) = match config.shared_bytes {
+        isthmus_region::create::check_bytes(region_bytes)?;
+        let (shape, places) = match config.region.shared_bytes {
             Some(bytes) => {
                 with(bytes).map_err(Error::from).and_then(|s| Ok((s, plan::places(&s, &weights)?)))?
             }
             // By default, a region that is only just large enough for its members has no named objects.
-            None => match with(default_shared_bytes(config.region_bytes)) {
+            None => match with(default_shared_bytes(region_bytes)) {
                 Ok(shape) if let Ok(places) = plan::places(&shape, &weights) => (shape, places),
                 _ => (bare, plan::places(&bare, &weights)?),
             },
         };
         check_folder(&config.dir)?;
-        let region = isthmus_region::create::memory_in(config.region_bytes, config.huge_pages)?;
-        let map = Mapping::map(region.as_fd(), config.region_bytes)?;
+        let region = isthmus_region::create::memory_in(region_bytes, config.region.huge_pages)?;
+        let map = Mapping::map(region.as_fd(), region_bytes)?;
         let names =
             std::iter::once(config.host_name.clone()).chain(config.vms.iter().map(|vm| vm.name.clone()));
         let mut members = Members::create(&map, &shape, names.zip(places).collect())?;
@@ -272,7 +274,7 @@ impl Service {
             group: config.group,
             allowed: config.allowed.clone(),
             region: copy(&region)?,
-            region_bytes: config.region_bytes,
+            region_bytes,
             files: None,
             uuid: shape.uuid,
             peer: 0,
@@ -334,7 +336,7 @@ impl Service {
             wake_socket,
             vm_sockets,
             region,
-            region_bytes: config.region_bytes,
+            region_bytes,
             vectors: config.vectors,
             _made: made,
         })

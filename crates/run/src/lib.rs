@@ -60,4 +60,4 @@ pub mod tree;
 pub mod visit;
 
 pub use error::{Error, Result};
-pub use spec::{Accelerator, ExitCode, Map, Net, RegionOptions, RunSpec, VmOptions};
+pub use spec::{Accelerator, ExitCode, Map, Net, RunSpec, VmOptions};

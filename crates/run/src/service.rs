@@ -4,10 +4,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use isthmus_attach::deaths::Deaths;
-use isthmus_region::create::default_bytes_in;
+use isthmus_host::RegionOptions;
 
 use crate::error::{Error, Result, tell};
-use crate::spec::RegionOptions;
 
 /// What the service is started with.
 #[derive(Clone, Debug)]
@@ -63,11 +62,7 @@ fn failed(e: &(dyn std::error::Error + 'static)) -> Error {
 
 impl StartService for Embedded {
     fn start(&self, config: &Config, verbose: bool, note: Note) -> Result<Option<Box<dyn Service>>> {
-        let RegionOptions { bytes, huge_pages, shared_bytes } = config.region;
-        let bytes = bytes.unwrap_or_else(|| default_bytes_in(config.region_ranks, huge_pages));
-        let mut host = isthmus_host::Config::new(&config.dir, bytes);
-        host.huge_pages = huge_pages;
-        host.shared_bytes = shared_bytes;
+        let mut host = isthmus_host::Config::of(&config.dir, config.region.sized(config.region_ranks));
         host.host_ranks = config.host_ranks;
         host.vms = config
             .vms

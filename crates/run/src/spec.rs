@@ -5,6 +5,7 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
+use isthmus_host::RegionOptions;
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
@@ -66,18 +67,6 @@ pub enum Map {
 
 /// Many times as long as a boot takes under emulation on a busy machine.
 pub const BOOT_LIMIT_S: f64 = 120.0;
-
-/// What is asked of a run's region.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct RegionOptions {
-    /// Its bytes, a power of two; by default what the ranks need.
-    pub bytes: Option<u64>,
-    /// Bytes of each huge page that it lies in; by default it lies in pages of the usual size.
-    pub huge_pages: Option<u64>,
-    /// Bytes of it for named objects; by default an eighth.
-    pub shared_bytes: Option<u64>,
-}
 
 /// What is asked of a run's VMs, each of them or all together.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]

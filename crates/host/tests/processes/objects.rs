@@ -1,5 +1,6 @@
 //! Named objects: their names, memory and ends, and the gates in them.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -13,6 +14,12 @@ use isthmus_region::objects::{self, Access, Kind, NewObject, Object, UNLINKED};
 use isthmus_region::place::{self, Place};
 
 use super::{Other, SOON, config, open_endpoint, start};
+
+fn with_shared(dir: &Path, bytes: u64) -> Config {
+    let mut config = config(dir);
+    config.region.shared_bytes = Some(bytes);
+    config
+}
 
 pub(super) fn segment(
     member: &Arc<Member>,
@@ -96,7 +103,7 @@ fn a_named_segment_is_one_memory_for_all_until_its_name_and_users_are_gone() {
 fn memory_is_used_again_at_once_and_is_zero_whatever_was_written_beside_objects() {
     const ALL: u64 = 4 << 20;
     let dir = tempfile::tempdir().unwrap();
-    let (service, _events) = start(Config { shared_bytes: Some(ALL), ..config(dir.path()) });
+    let (service, _events) = start(with_shared(dir.path(), ALL));
     let member = isthmus_attach::connect_at(service.attach_socket()).unwrap();
     let shared = member.region().shared().unwrap();
     for round in 0..10 {
@@ -117,7 +124,7 @@ fn memory_is_used_again_at_once_and_is_zero_whatever_was_written_beside_objects(
 #[test]
 fn what_cannot_be_an_object_is_refused_with_its_reason() {
     let dir = tempfile::tempdir().unwrap();
-    let (service, _events) = start(Config { shared_bytes: Some(1 << 20), ..config(dir.path()) });
+    let (service, _events) = start(with_shared(dir.path(), 1 << 20));
     let member = isthmus_attach::connect_at(service.attach_socket()).unwrap();
     assert_eq!(problem(segment(&member, "", 8, false)), ObjectProblem::Invalid);
     assert_eq!(problem(segment(&member, "a", 0, false)), ObjectProblem::Invalid);
