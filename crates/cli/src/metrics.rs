@@ -1,7 +1,6 @@
 //! The counters of a service for Prometheus: brings the service's region and the page together.
 
 use std::error::Error;
-use std::os::fd::AsFd;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use isthmus_host::Service;
@@ -16,8 +15,12 @@ pub(crate) fn start(
     address: &str,
     remote: bool,
 ) -> Result<Server, Box<dyn Error + Send + Sync>> {
-    let region = service.region_fd().as_fd().try_clone_to_owned()?;
-    let target = Target { reader: Reader::new(region)?, name: "the region".into(), service: None };
+    let files = service.files();
+    let mut reader = Reader::new(files.file(0)?)?;
+    for index in 1..service.region().shape().files {
+        reader.add(files.file(index)?)?;
+    }
+    let target = Target { reader, name: "the region".into(), service: None };
     // One survey at a time: a page is cheap, but many clients must not keep the service's processor busy.
     let state = Mutex::new((target, Exporter::default()));
     let page = move || {

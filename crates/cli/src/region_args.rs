@@ -19,6 +19,11 @@ pub(crate) struct RegionArgs {
 
 impl From<RegionArgs> for RegionOptions {
     fn from(args: RegionArgs) -> Self {
-        Self { bytes: args.region_size, huge_pages: args.huge_pages.0, shared_bytes: args.shared }
+        Self {
+            bytes: args.region_size,
+            huge_pages: args.huge_pages.0,
+            shared_bytes: args.shared,
+            separate_sections: false,
+        }
     }
 }

@@ -20,6 +20,9 @@ pub enum Error {
         /// Least bytes for them.
         needed: u64,
     },
+    /// Separate sections, and VMs.
+    #[error("separate sections are for processes of the host alone: drop --separate-sections, or the VMs")]
+    SeparateVms,
     /// Two VMs have the same name, or a name cannot be used.
     #[error("'{name}' cannot be a VM's name: {reason}")]
     BadName {

@@ -8,6 +8,8 @@
 //! - [`plan`]: how a region is cut into sections.
 //! - [`stats`]: what went through the region, by peer.
 //! - [`device`]: what a VM needs to join.
+//! - `files`: the memory files of a region, and which of them a peer's processes may write.
+//! - `door`: the socket of a service whose processes are peers of their own.
 //! - `errands`: what the relay of wake-ups has the ivshmem server's thread do.
 //! - `wakes`: the relay of wake-ups between the host and its VMs.
 //! - [`foreground`]: the service as a program of its own.
@@ -15,8 +17,10 @@
 #![forbid(unsafe_code)]
 
 pub mod device;
+mod door;
 mod errands;
 pub mod error;
+mod files;
 pub mod foreground;
 pub mod ivshmem;
 pub mod members;

@@ -26,6 +26,7 @@ use isthmus_region::directory::{self, Directory};
 use isthmus_region::life::State;
 use isthmus_region::mapping::{Mapping, Section};
 use isthmus_region::membership::{NewPeer, PeerInfo, Region, Shape, Writer};
+use isthmus_region::source::Source;
 
 use crate::error::{Error, Result};
 use crate::names;
@@ -83,12 +84,19 @@ fn wait_for_holds(region: &Region, index: u32, name: &str) -> Result<()> {
 }
 
 impl Members {
-    /// Writes the header of a fresh region whose members have these names and places; the first is the host.
+    /// Writes the header of a fresh region whose members have these names and places; the first is the host. Its files but the
+    /// first, which is mapped, have the lengths `others` and come from `source`.
     ///
     /// # Errors
     /// [`Error::Region`].
-    pub fn create(map: &Arc<Mapping>, shape: &Shape, members: Vec<(String, Place)>) -> Result<Self> {
-        let writer = Writer::create(map, shape, 1)?;
+    pub fn create(
+        map: &Arc<Mapping>,
+        shape: &Shape,
+        others: &[u64],
+        source: Arc<dyn Source>,
+        members: Vec<(String, Place)>,
+    ) -> Result<Self> {
+        let writer = Writer::create_from(map, shape, 1, others, Some(source))?;
         let slot = |(name, place)| Slot { name, place, since: None, used: false, retired: Totals::default() };
         Ok(Self { writer, slots: members.into_iter().map(slot).collect(), names: None })
     }
@@ -113,14 +121,14 @@ impl Members {
         self.slots.iter().skip(1).position(|s| s.name == name).and_then(|i| u32::try_from(i + 1).ok())
     }
 
-    /// Makes the host's own processes a member: gives its incarnation and the writer of its section.
+    /// Makes the host's own processes, or some of them, the member `index`: gives its incarnation and the writer of its section.
     ///
     /// # Errors
     /// [`Error::Region`].
-    pub fn add_host(&mut self) -> Result<(u64, directory::Writer)> {
-        let incarnation = self.join(0, None)?;
-        let writer = directory::Writer::create(self.region(), 0)?;
-        self.writer.set_state(0, State::Active)?;
+    pub fn add_host(&mut self, index: u32) -> Result<(u64, directory::Writer)> {
+        let incarnation = self.join(index, None)?;
+        let writer = directory::Writer::create(self.region(), index)?;
+        self.writer.set_state(index, State::Active)?;
         Ok((incarnation, writer))
     }
 
@@ -153,7 +161,7 @@ impl Members {
 
     fn join(&mut self, index: u32, ivshmem_id: Option<u32>) -> Result<u64> {
         let slot = &mut self.slots[index as usize];
-        let Place { section, bytes } = slot.place;
+        let Place { file, section, bytes } = slot.place;
         if slot.used {
             wait_for_holds(self.writer.region(), index, &slot.name)?;
             let whole =
@@ -165,7 +173,7 @@ impl Members {
         if let Some(names) = &self.names {
             names.with(|r| r.forget(index));
         }
-        let new = NewPeer { file: 0, section, section_bytes: bytes, ivshmem_id, name: &slot.name };
+        let new = NewPeer { file, section, section_bytes: bytes, ivshmem_id, name: &slot.name };
         Ok(self.writer.add(index, &new)?)
     }
 

@@ -4,7 +4,7 @@
 //! expected there.
 
 use isthmus_region::directory::least_section_bytes;
-use isthmus_region::format::SECTION_ALIGN;
+use isthmus_region::format::{LEAST_REGION_BYTES, SECTION_ALIGN};
 use isthmus_region::membership::Shape;
 
 use crate::error::{Error, Result};
@@ -12,7 +12,9 @@ use crate::error::{Error, Result};
 /// A place in the region.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Place {
-    /// Offset in the region.
+    /// File of the region.
+    pub file: u32,
+    /// Offset there.
     pub section: u64,
     /// Bytes.
     pub bytes: u64,
@@ -33,11 +35,59 @@ pub fn places(shape: &Shape, weights: &[u32]) -> Result<Vec<Place>> {
     let mut at = shape.first_section();
     let cut = |weight: &u32| {
         let share = spare / sum * u64::from(*weight);
-        let place = Place { section: at, bytes: least + share / SECTION_ALIGN * SECTION_ALIGN };
+        let place = Place { file: 0, section: at, bytes: least + share / SECTION_ALIGN * SECTION_ALIGN };
         at += place.bytes;
         place
     };
     Ok(weights.iter().map(cut).collect())
+}
+
+/// Files of a region, and what lies where.
+#[derive(Debug)]
+pub struct Plan {
+    /// The region's shape.
+    pub shape: Shape,
+    /// The section of each member.
+    pub places: Vec<Place>,
+    /// Bytes of each file.
+    pub lengths: Vec<u64>,
+}
+
+/// One file, with a section for each weight.
+///
+/// # Errors
+/// [`Error::TooSmall`].
+pub fn together(shape: Shape, weights: &[u32]) -> Result<Plan> {
+    Ok(Plan { shape, places: places(&shape, weights)?, lengths: vec![shape.region_bytes] })
+}
+
+/// A file for each section, all peers' alike: so a process can have the others' memory without the right to write it. `whole` is the
+/// shape of a region in one file, whose bytes are what all files may have together; no file has less than `least` bytes. A file's
+/// bytes are a power of two, as those of a BAR.
+///
+/// # Errors
+/// [`Error::TooSmall`]; [`Error::Region`] for more files than the format allows.
+pub fn separate(whole: Shape, least: u64) -> Result<Plan> {
+    let bytes_of = |section: u64| section.next_power_of_two().max(least).max(LEAST_REGION_BYTES);
+    let of_shared = u32::from(whole.shared_bytes > 0);
+    let first_of_peers = 1 + of_shared;
+    let mut shape = whole.with_files(first_of_peers + whole.peers, of_shared)?;
+    let mut lengths = vec![bytes_of(shape.host_bytes)];
+    lengths.extend((of_shared > 0).then(|| bytes_of(shape.shared_bytes)));
+    let (others, peers) = (lengths.iter().sum::<u64>(), u64::from(shape.peers));
+    let each = whole.region_bytes.saturating_sub(others) / peers;
+    // The greatest power of two that is no larger.
+    let bytes = each.checked_ilog2().map_or(0, |bits| 1 << bits);
+    let needed = bytes_of(least_section_bytes(&shape));
+    if bytes < needed {
+        let needed = others + peers * needed;
+        return Err(Error::TooSmall { bytes: whole.region_bytes, peers: shape.peers as usize, needed });
+    }
+    shape.region_bytes = lengths[0];
+    let places = (first_of_peers..).take(shape.peers as usize);
+    let places = places.map(|file| Place { file, section: 0, bytes }).collect();
+    lengths.resize(lengths.len() + shape.peers as usize, bytes);
+    Ok(Plan { shape, places, lengths })
 }
 
 #[cfg(test)]
@@ -58,6 +108,28 @@ mod tests {
         }
         assert!(end <= 64 << 20 && end > 63 << 20, "nothing worth mentioning is left over");
         assert!(places[2].bytes > 28 << 20 && places[0].bytes < 1 << 20);
+    }
+
+    #[test]
+    fn separate_sections_have_files_of_their_own() {
+        for shared in [0, 1 << 20] {
+            let whole = Shape::new(64 << 20, [1, 2], 3, 64).unwrap();
+            let whole = if shared == 0 { whole } else { whole.with_shared(shared, 8).unwrap() };
+            let Plan { shape, places, lengths } = separate(whole, 0).unwrap();
+            let first = if shared == 0 { 1 } else { 2 };
+            assert_eq!((shape.files, lengths.len()), (first + 3, first as usize + 3));
+            assert!(lengths.iter().all(|bytes| bytes.is_power_of_two()));
+            assert!(lengths.iter().sum::<u64>() <= 64 << 20);
+            assert_eq!(
+                (shape.region_bytes, shape.shared),
+                (lengths[0], if shared == 0 { shape.host_bytes } else { 0 })
+            );
+            for (place, file) in places.iter().zip(first..) {
+                assert_eq!(*place, Place { file, section: 0, bytes: 16 << 20 });
+                assert_eq!(lengths[file as usize], 16 << 20);
+            }
+            assert!(separate(whole, 32 << 20).is_err(), "huge pages that are too large");
+        }
     }
 
     #[test]

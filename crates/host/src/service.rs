@@ -10,16 +10,20 @@ use isthmus_region::format::MAX_ENDPOINTS;
 use isthmus_region::life::State;
 use isthmus_region::mapping::Mapping;
 use isthmus_region::membership::{PeerInfo, Region, Shape};
+use isthmus_region::source::Source;
+use isthmus_region::text::cut;
 use rustix::io::Errno;
 
 use crate::device::Device;
+use crate::door::Door;
 use crate::errands::Errands;
 use crate::error::{Error, Result};
+use crate::files::{Memfds, View};
 use crate::ivshmem;
 use crate::members::Members;
 use crate::names::{self, Registry};
 use crate::options::RegionOptions;
-use crate::plan;
+use crate::plan::{self, Plan};
 use crate::stats::Stats;
 use crate::wakes::{Router, Wakes};
 
@@ -110,6 +114,9 @@ impl Config {
 
 /// Endpoint slots of each peer: enough for the one with the most processes.
 fn endpoints_for(config: &Config) -> u32 {
+    if config.region.separate_sections {
+        return ENDPOINTS;
+    }
     let most = config.vms.iter().map(|vm| vm.ranks).chain([config.host_ranks]).max().unwrap_or(1);
     let slots = most.saturating_mul(ENDPOINTS_PER_PROCESS).max(ENDPOINTS);
     slots.checked_next_power_of_two().unwrap_or(MAX_ENDPOINTS).min(MAX_ENDPOINTS)
@@ -198,14 +205,15 @@ pub struct Service {
     // Ended in this order: first no new members, then no new processes, then the region says that the service has
     // ended, and then the wake ports close, by which agents learn of it.
     ivshmem: Option<ivshmem::Server>,
-    attach: Option<server::Server>,
+    /// One for each peer that is processes of the host, the first last.
+    attach: Vec<server::Server>,
     wakes: Option<Wakes>,
     members: Arc<Mutex<Members>>,
     attach_socket: PathBuf,
     ivshmem_socket: PathBuf,
     wake_socket: PathBuf,
     vm_sockets: Vec<(String, PathBuf)>,
-    region: OwnedFd,
+    files: Arc<Memfds>,
     region_bytes: u64,
     vectors: u16,
     /// Dropped last.
@@ -231,32 +239,18 @@ impl Service {
     /// [`Error::MissingFolder`], [`Error::Attach`] for a socket that cannot be made.
     pub fn start(config: Config, observer: Observer) -> Result<Self> {
         check_names(&config)?;
-        let peers = u32::try_from(config.vms.len() + 1).unwrap_or(u32::MAX);
-        let endpoints = config.endpoints.max(endpoints_for(&config));
+        let own = own_peers(&config)?;
         let ranks = config.vms.iter().fold(config.host_ranks, |sum, vm| sum.saturating_add(vm.ranks));
         let region_bytes = config.region.bytes_for(ranks);
-        let bare = Shape::new(region_bytes, uuid()?, peers, endpoints)?;
-        let with = |bytes| bare.with_shared(bytes, objects_for(bytes));
-        let weights: Vec<u32> =
-            std::iter::once(config.host_ranks).chain(config.vms.iter().map(|vm| vm.ranks)).collect();
-        isthmus_region::create::check_bytes(region_bytes)?;
-        let (shape, places) = match config.region.shared_bytes {
-            Some(bytes) => {
-                with(bytes).map_err(Error::from).and_then(|s| Ok((s, plan::places(&s, &weights)?)))?
-            }
-            // By default, a region that is only just large enough for its members has no named objects.
-            None => match with(default_shared_bytes(region_bytes)) {
-                Ok(shape) if let Ok(places) = plan::places(&shape, &weights) => (shape, places),
-                _ => (bare, plan::places(&bare, &weights)?),
-            },
-        };
+        let plan = plan(&config, region_bytes, own.len())?;
         check_folder(&config.dir)?;
-        let region = isthmus_region::create::memory_in(region_bytes, config.region.huge_pages)?;
-        let map = Mapping::map(region.as_fd(), region_bytes)?;
-        let names =
-            std::iter::once(config.host_name.clone()).chain(config.vms.iter().map(|vm| vm.name.clone()));
-        let mut members = Members::create(&map, &shape, names.zip(places).collect())?;
-        let (incarnation, writer) = members.add_host()?;
+        let files = Memfds::create(&plan.lengths, config.region.huge_pages)?;
+        let map = Mapping::map(files.first().as_fd(), plan.shape.region_bytes)?;
+        let names = own.iter().cloned().chain(config.vms.iter().map(|vm| vm.name.clone()));
+        let named = names.zip(plan.places.iter().copied()).collect();
+        let source = Arc::clone(&files) as Arc<dyn Source>;
+        let mut members = Members::create(&map, &plan.shape, &plan.lengths[1..], source, named)?;
+        let hosts = (0..).zip(&own).map(|(index, _)| members.add_host(index)).collect::<Result<Vec<_>>>()?;
         let names = names::Shared::new(Registry::new(members.region().clone(), config.shared_quota));
         members.set_names(names.clone());
         let members = Arc::new(Mutex::new(members));
@@ -268,38 +262,50 @@ impl Service {
         let wake_socket = config.wake_socket.unwrap_or_else(|| config.dir.join("wake"));
         let errands = Errands::new()?;
         let router = Router::new(lock(&members).region().clone(), names.clone(), errands.clone());
-        let attach = server::Config {
-            path: attach_socket.clone(),
-            mode: config.mode,
-            group: config.group,
-            allowed: config.allowed.clone(),
-            region: copy(&region)?,
-            region_bytes,
-            files: None,
-            uuid: shape.uuid,
-            peer: 0,
-            incarnation,
-            host_name: config.host_name,
-            area_bytes: config.area_bytes,
-            relay: {
-                let router = router.clone();
-                server::Relay::new(move |wakeup| match wakeup {
-                    Wakeup::Endpoint(slot) => router.wake(slot),
-                    Wakeup::Gate { peers, place } => router.ring(peers, place),
-                    Wakeup::Death => router.death(0),
-                })
-            },
-            names: Some(Box::new(names)),
-            door: None,
-            is_urgent: false,
-        };
-        let processes = Arc::clone(&observer);
-        let attach = server::Server::start(
-            attach,
-            writer,
-            Box::new(move |event| processes(&Event::Process(event.clone()))),
-        )?;
-        router.set_waker(attach.waker());
+        let mut attach = Vec::new();
+        // The first comes last: it hands processes on to the others.
+        for ((index, name), (incarnation, writer)) in (0..plan.shape.peers).zip(own).zip(hosts).rev() {
+            let place = plan.places[index as usize];
+            let view = View::new(&files, &plan.shape, place.file);
+            let server = server::Config {
+                path: match index {
+                    0 => attach_socket.clone(),
+                    _ => config.dir.join(format!("socket-{index}")),
+                },
+                mode: config.mode,
+                group: config.group,
+                allowed: config.allowed.clone(),
+                region: view.file(0)?,
+                region_bytes: plan.shape.region_bytes,
+                files: (files.count() > 1).then(|| Arc::new(view) as Arc<dyn Source>),
+                uuid: plan.shape.uuid,
+                peer: index,
+                incarnation,
+                host_name: name,
+                area_bytes: config.area_bytes,
+                relay: {
+                    let router = router.clone();
+                    server::Relay::new(move |wakeup| match wakeup {
+                        Wakeup::Endpoint(slot) => router.wake(slot),
+                        Wakeup::Gate { peers, place } => router.ring(peers, place),
+                        Wakeup::Death => router.death(index),
+                    })
+                },
+                names: Some(Box::new(names.clone())),
+                door: (index == 0 && !attach.is_empty()).then(|| {
+                    let others = attach.iter().rev().map(server::Server::adopter).collect();
+                    Box::new(Door::new(others)) as Box<dyn server::Door>
+                }),
+                is_urgent: false,
+            };
+            let processes = Arc::clone(&observer);
+            attach.push(server::Server::start(
+                server,
+                writer,
+                Box::new(move |event| processes(&Event::Process(event.clone()))),
+            )?);
+        }
+        router.set_wakers(attach.iter().rev().map(server::Server::waker).collect());
         let wakes = match config.vms.is_empty() {
             true => None,
             false => {
@@ -320,7 +326,7 @@ impl Service {
             allowed: config.allowed,
             mode: config.mode,
             group: config.group,
-            region: copy(&region)?,
+            region: files.file(0)?,
             vectors: config.vectors,
             router: router.clone(),
             errands,
@@ -328,15 +334,15 @@ impl Service {
         let ivshmem = ivshmem::Server::start(ivshmem, Arc::clone(&members), observer)?;
         Ok(Self {
             ivshmem: Some(ivshmem),
-            attach: Some(attach),
+            attach,
             wakes,
             members,
             attach_socket,
             ivshmem_socket,
             wake_socket,
             vm_sockets,
-            region,
-            region_bytes,
+            files,
+            region_bytes: plan.shape.region_bytes,
             vectors: config.vectors,
             _made: made,
         })
@@ -376,12 +382,17 @@ impl Service {
         found.map(|(_, path)| path.as_path()).ok_or_else(|| Error::NoVm { name: name.to_owned() })
     }
 
-    /// The region's descriptor, to map it in this process.
+    /// The descriptor of the region's first file, to map it in this process.
     pub fn region_fd(&self) -> &OwnedFd {
-        &self.region
+        self.files.first()
     }
 
-    /// Bytes of the region.
+    /// The region's files, which this process may write.
+    pub fn files(&self) -> Arc<dyn Source> {
+        Arc::clone(&self.files) as Arc<dyn Source>
+    }
+
+    /// Bytes of the region's first file.
     pub fn region_bytes(&self) -> u64 {
         self.region_bytes
     }
@@ -419,7 +430,8 @@ impl Service {
 impl Drop for Service {
     fn drop(&mut self) {
         self.ivshmem = None;
-        self.attach = None;
+        // The door first.
+        while self.attach.pop().is_some() {}
         self.members_lock().end();
         self.wakes = None;
     }
@@ -446,6 +458,40 @@ fn check_names(config: &Config) -> Result<()> {
     Ok(())
 }
 
+/// The names of the members that are processes of the host: one, or one for each process that is expected.
+fn own_peers(config: &Config) -> Result<Vec<String>> {
+    if !config.region.separate_sections {
+        return Ok(vec![config.host_name.clone()]);
+    }
+    if !config.vms.is_empty() {
+        return Err(Error::SeparateVms);
+    }
+    // With room for the number.
+    let name = cut(&config.host_name, 56);
+    Ok((0..config.host_ranks.max(1)).map(|index| format!("{name}.{index}")).collect())
+}
+
+/// Which files the region has, and what lies where.
+fn plan(config: &Config, region_bytes: u64, own: usize) -> Result<Plan> {
+    isthmus_region::create::check_bytes(region_bytes)?;
+    let options = &config.region;
+    let peers = u32::try_from(config.vms.len() + own).unwrap_or(u32::MAX);
+    let endpoints = config.endpoints.max(endpoints_for(config));
+    let bare = Shape::new(region_bytes, uuid()?, peers, endpoints)?;
+    let weights: Vec<u32> =
+        std::iter::once(config.host_ranks).chain(config.vms.iter().map(|vm| vm.ranks)).collect();
+    let cut = |shape| match options.separate_sections {
+        true => plan::separate(shape, options.huge_pages.unwrap_or(0)),
+        false => plan::together(shape, &weights),
+    };
+    let with = |bytes| bare.with_shared(bytes, objects_for(bytes)).map_err(Error::from).and_then(cut);
+    match options.shared_bytes {
+        Some(bytes) => with(bytes),
+        // By default, a region that is only just large enough for its members has no named objects.
+        None => with(default_shared_bytes(region_bytes)).or_else(|_| cut(bare)),
+    }
+}
+
 /// Checks that [`make_folder`] can make the folder later.
 fn check_folder(path: &Path) -> Result<()> {
     let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
@@ -467,13 +513,6 @@ fn make_folder(path: &Path) -> Result<bool> {
         }
         Err(source) => Err(Error::Folder { path: path.to_path_buf(), source }),
     }
-}
-
-fn copy(fd: &OwnedFd) -> Result<OwnedFd> {
-    fd.try_clone().map_err(|e| Error::System {
-        action: "copy the region's descriptor",
-        source: Errno::from_io_error(&e).unwrap_or(Errno::IO),
-    })
 }
 
 /// A random identity, from the kernel.

@@ -42,8 +42,8 @@ type Routes = HashMap<u32, Arc<OwnedFd>>;
 #[derive(Clone)]
 pub(crate) struct Router {
     region: Region,
-    /// Wakes the host's own processes.
-    waker: Arc<OnceLock<Waker>>,
+    /// What wakes the host's own processes, by peer: one, unless they are peers of their own.
+    wakers: Arc<OnceLock<Vec<Waker>>>,
     /// Connections to VMs, by member.
     routes: Arc<Mutex<Routes>>,
     /// Answers the VMs' requests about named objects.
@@ -54,12 +54,17 @@ pub(crate) struct Router {
 
 impl Router {
     pub(crate) fn new(region: Region, names: names::Shared, errands: Errands) -> Self {
-        Self { region, waker: Arc::default(), routes: Arc::default(), names, errands }
+        Self { region, wakers: Arc::default(), routes: Arc::default(), names, errands }
     }
 
-    /// Sets what wakes the host's own processes.
-    pub(crate) fn set_waker(&self, waker: Waker) {
-        let _ = self.waker.set(waker);
+    /// Sets what wakes the host's own processes, by peer.
+    pub(crate) fn set_wakers(&self, wakers: Vec<Waker>) {
+        let _ = self.wakers.set(wakers);
+    }
+
+    /// The host's own peers, each with what wakes its processes.
+    fn near(&self) -> impl Iterator<Item = (u32, &Waker)> {
+        (0..).zip(self.wakers.get().into_iter().flatten())
     }
 
     fn routes(&self) -> MutexGuard<'_, Routes> {
@@ -69,13 +74,10 @@ impl Router {
     /// Wakes an endpoint of any peer.
     pub(crate) fn wake(&self, slot: GlobalSlot) {
         let endpoints = self.region.shape().endpoints;
-        match slot.peer(endpoints) {
-            0 => {
-                if let Some(waker) = self.waker.get() {
-                    waker.wake(slot.local(endpoints));
-                }
-            }
-            member => self.send(member, &ring::wake(slot.0)),
+        let member = slot.peer(endpoints);
+        match self.near().find(|(peer, _)| *peer == member) {
+            Some((_, waker)) => waker.wake(slot.local(endpoints)),
+            None => self.send(member, &ring::wake(slot.0)),
         }
     }
 
@@ -95,13 +97,10 @@ impl Router {
 
     /// As [`Router::ring`], for the bit of `peer`. The last bit stands for many peers, which are all rung.
     fn ring_peer(&self, peer: u32, place: u64) {
-        if peer == 0 {
-            if let Some(waker) = self.waker.get() {
-                waker.ring(place);
-            }
-            return;
-        }
         let bit = gate_bits::bit(peer);
+        for (_, waker) in self.near().filter(|(near, _)| gate_bits::bit(*near) == bit) {
+            waker.ring(place);
+        }
         let members: Vec<u32> = self.routes().keys().copied().filter(|m| gate_bits::bit(*m) == bit).collect();
         for member in members {
             self.send(member, &ring::ring(peer, place));
@@ -110,9 +109,7 @@ impl Router {
 
     /// Wakes the sleepers of all peers but `peer` itself, whose own service does that: it, or a process of it, is gone.
     pub(crate) fn death(&self, peer: u32) {
-        if peer != 0
-            && let Some(waker) = self.waker.get()
-        {
+        for (_, waker) in self.near().filter(|(near, _)| *near != peer) {
             waker.death();
         }
         let members: Vec<u32> = self.routes().keys().copied().filter(|member| *member != peer).collect();

@@ -6,6 +6,8 @@
 
 #[path = "processes/objects.rs"]
 mod objects;
+#[path = "processes/separate.rs"]
+mod separate;
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::fd::{AsFd, OwnedFd};

@@ -64,10 +64,25 @@ impl Memory for Published {
 pub fn job(count: usize) -> Job {
     let dir = tempfile::tempdir().unwrap();
     let config = Config { host_name: "host".into(), endpoints: 16, ..Config::new(dir.path(), REGION) };
+    job_of(config, dir, &vec!["socket"; count])
+}
+
+/// The same with an endpoint of each of `count` peers, which cannot write each other's sections.
+pub fn separate_job(count: u32) -> Job {
+    let dir = tempfile::tempdir().unwrap();
+    let mut config = Config { host_name: "host".into(), ..Config::new(dir.path(), 16 << 20) };
+    config.region.separate_sections = true;
+    config.host_ranks = count;
+    let sockets: Vec<String> = (1..count).map(|peer| format!("socket-{peer}")).collect();
+    let sockets: Vec<&str> = ["socket"].into_iter().chain(sockets.iter().map(String::as_str)).collect();
+    job_of(config, dir, &sockets)
+}
+
+fn job_of(config: Config, dir: tempfile::TempDir, sockets: &[&str]) -> Job {
     let service = Service::start(config, Arc::new(|_| ())).unwrap();
     let mut job = Job { service, ends: Vec::new(), tables: Vec::new(), windows: Vec::new(), dir };
-    for _ in 0..count {
-        let member = isthmus_attach::connect_at(job.service.attach_socket()).unwrap();
+    for socket in sockets {
+        let member = isthmus_attach::connect_at(&job.dir.path().join(socket)).unwrap();
         let (table, window) = published(&member);
         let memory = Box::new(Published(table.offset()));
         job.ends.push(Endpoint::open(&member, isthmus_transport::Config::default(), memory).unwrap());

@@ -1,0 +1,90 @@
+//! The memory files of a region, and how they are given out.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use isthmus_region::membership::Shape;
+use isthmus_region::source::{Source, read_only};
+use isthmus_region::{Error as RegionError, create};
+use rustix::fs::Mode;
+use rustix::io::Errno;
+
+use crate::error::{Error, Result};
+
+/// All files of a region, as this service has them: to be written. It writes the host section, the sections of the peers whose
+/// local service it is, and those of the dead.
+#[derive(Debug)]
+pub(crate) struct Memfds(Vec<OwnedFd>);
+
+impl Memfds {
+    /// Makes and fills a file of each length. If there are several, those that are given out for reading shall not be opened again
+    /// for writing, which the owner of a file can only do once its mode says so.
+    pub(crate) fn create(lengths: &[u64], huge_pages: Option<u64>) -> Result<Arc<Self>> {
+        let make = |bytes: &u64| {
+            let file = create::memory_in(*bytes, huge_pages)?;
+            if lengths.len() > 1 {
+                rustix::fs::fchmod(&file, Mode::RUSR).map_err(failed("close a file of the region"))?;
+            }
+            Ok(file)
+        };
+        Ok(Arc::new(Self(lengths.iter().map(make).collect::<Result<_>>()?)))
+    }
+
+    fn get(&self, index: u32) -> std::result::Result<&OwnedFd, RegionError> {
+        let file = usize::try_from(index).ok().and_then(|index| self.0.get(index));
+        file.ok_or(RegionError::NoFile { file: index, reason: "the region has fewer" })
+    }
+
+    /// Files that there are.
+    pub(crate) fn count(&self) -> usize {
+        self.0.len()
+    }
+
+    /// The first file.
+    pub(crate) fn first(&self) -> &OwnedFd {
+        &self.0[0]
+    }
+}
+
+impl Source for Memfds {
+    fn file(&self, index: u32) -> std::result::Result<OwnedFd, RegionError> {
+        self.get(index)?.try_clone().map_err(|e| unavailable(index, Errno::from_io_error(&e)))
+    }
+}
+
+/// The files as the processes of one peer get them: to be written where that peer's section or the shared one lies.
+#[derive(Debug)]
+pub(crate) struct View {
+    all: Arc<Memfds>,
+    own: u32,
+    shared: Option<u32>,
+}
+
+impl View {
+    /// For a peer whose section lies in file `own`.
+    pub(crate) fn new(all: &Arc<Memfds>, shape: &Shape, own: u32) -> Self {
+        let shared = (shape.shared_bytes > 0).then_some(shape.shared_file);
+        Self { all: Arc::clone(all), own, shared }
+    }
+}
+
+impl Source for View {
+    fn file(&self, index: u32) -> std::result::Result<OwnedFd, RegionError> {
+        match index == self.own || Some(index) == self.shared {
+            true => self.all.file(index),
+            false => read_only(self.all.get(index)?).map_err(|e| unavailable(index, Some(e))),
+        }
+    }
+}
+
+fn unavailable(file: u32, errno: Option<Errno>) -> RegionError {
+    let reason = match errno {
+        Some(Errno::MFILE | Errno::NFILE) => "the service may not open more descriptors (its ulimit -n)",
+        _ => "the service cannot open it",
+    };
+    RegionError::NoFile { file, reason }
+}
+
+fn failed(action: &'static str) -> impl Fn(Errno) -> Error {
+    move |source| Error::System { action, source }
+}
