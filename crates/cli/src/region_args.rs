@@ -15,6 +15,10 @@ pub(crate) struct RegionArgs {
     /// Bytes of the region for named objects (segments, barriers, locks), which all processes write; by default an eighth
     #[arg(long, value_name = "SIZE", value_parser = size::parse_or_none)]
     shared: Option<u64>,
+    /// Make each process a peer, with a section that the others cannot write; one-sided operations then go by messages. Without
+    /// VMs only
+    #[arg(long)]
+    separate_sections: bool,
 }
 
 impl From<RegionArgs> for RegionOptions {
@@ -23,7 +27,7 @@ impl From<RegionArgs> for RegionOptions {
             bytes: args.region_size,
             huge_pages: args.huge_pages.0,
             shared_bytes: args.shared,
-            separate_sections: false,
+            separate_sections: args.separate_sections,
         }
     }
 }

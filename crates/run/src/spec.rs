@@ -195,6 +195,11 @@ impl RunSpec {
                 }
             }
         }
+        if self.region.separate_sections && self.vms > 0 {
+            return usage(
+                "--separate-sections is for plain processes: drop it, or drop --vms (a VM's device has the whole region)".into(),
+            );
+        }
         if self.timeout_s.is_some_and(is_no_limit) {
             return usage("--timeout takes seconds greater than 0, and 1e9 at most".into());
         }
@@ -351,6 +356,10 @@ mod tests {
             RunSpec { env: vec!["PATH=/none/of/these".into()], ..spec(2, Some(4), &["true"]) },
             spec(2, Some(4), &["./no-such-program"]),
             RunSpec { through_region: Some(true), ..spec(0, Some(2), &["yes", "true"]) },
+            RunSpec {
+                region: RegionOptions { separate_sections: true, ..RegionOptions::default() },
+                ..spec(1, Some(2), &["true"])
+            },
         ] {
             assert!(matches!(bad.check(), Err(Error::Usage(_))), "{bad:?}");
         }

@@ -56,11 +56,17 @@ impl Run<'_> {
         // At least one, also if all ranks are on the host.
         let cpus = spec.vm.cpus.unwrap_or_else(|| slots.iter().copied().fold(1, u32::max));
         let places = spec.host_ranks.saturating_add(slots.iter().fold(0, |sum, n| sum.saturating_add(*n)));
+        let region_ranks = service::region_ranks(ranks, places);
         let config = service::Config {
             dir: dir.to_owned(),
             region: spec.region,
-            region_ranks: service::region_ranks(ranks, places),
-            host_ranks: if spec.vms == 0 { ranks.unwrap_or(1) } else { spec.host_ranks },
+            region_ranks,
+            host_ranks: match spec.vms {
+                // A peer for each, where their number is not known, too.
+                0 if spec.region.separate_sections => region_ranks,
+                0 => ranks.unwrap_or(1),
+                _ => spec.host_ranks,
+            },
             vms: names.iter().cloned().zip(slots).collect(),
         };
         let slow = Slow::start("isthmus: making the region");
