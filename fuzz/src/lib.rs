@@ -4,7 +4,7 @@
 //! Each target is a function of bytes that panics where a promise is broken. Nothing in it depends on anything but the
 //! bytes, so that an input which fails can be kept and run again.
 //!
-//! - [`region`]: header, membership, directories, areas, counters, and who looks at them from outside.
+//! - [`region`]: header, membership, directories, areas, counters, several files, and who looks at them from outside.
 //! - [`endpoint`]: an endpoint whose peer writes anything into its own section, and anything in its turn.
 //! - [`fn@sync`], [`minitransaction`]: barriers, locks and their like, and the machinery of minitransactions, whose memory anybody
 //!   may have written.
@@ -17,6 +17,7 @@
 #![forbid(unsafe_code)]
 
 mod channel;
+mod files;
 mod input;
 mod memory;
 mod objects;

@@ -15,6 +15,7 @@ use isthmus_region::membership::{self, NewPeer, Region, Shape};
 use isthmus_region::reader::Reader;
 use isthmus_region::registrations::{READ, WRITE};
 
+use crate::files::files_of_a_region;
 use crate::input::Input;
 
 const BYTES: u64 = 2 << 20;
@@ -126,6 +127,7 @@ pub fn region(data: &[u8]) {
         assert!(!same || again.incarnation > area.incarnation, "an incarnation came back");
     }
     heap(&mut Input(data));
+    files_of_a_region(&mut Input(data));
 }
 
 /// The heap, asked for anything: it never grants twice what is granted, nor anything outside of it.
