@@ -28,6 +28,10 @@ struct Files {
 }
 
 impl Source for Files {
+    fn bytes(&self) -> u64 {
+        BYTES
+    }
+
     fn file(&self, index: u32) -> Result<OwnedFd> {
         let file = usize::try_from(index).ok().and_then(|index| self.all.get(index));
         let file = file.ok_or(Error::NoFile { file: index, reason: "there is none" })?;

@@ -50,12 +50,8 @@ pub struct Config {
     pub group: Option<u32>,
     /// Users that may attach.
     pub allowed: Allowed,
-    /// The descriptor of the region's first file, as clients get it: open for writing only where they may write there.
-    pub region: OwnedFd,
-    /// Bytes of that file.
-    pub region_bytes: u64,
-    /// Where its other files come from, as clients get them; `None` if the first has all sections.
-    pub files: Option<Arc<dyn Source>>,
+    /// Where the region's files come from, as clients get them: open for writing only where they may write.
+    pub source: Arc<dyn Source>,
     /// The region's identity.
     pub uuid: [u64; 2],
     /// Index of the peer served here.

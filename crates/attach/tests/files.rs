@@ -16,21 +16,31 @@ const PEERS: u32 = 1024;
 const FIRST: u64 = 16 << 20;
 const OTHER: u64 = 1 << 20;
 
-/// One memfd in place of the files of all peers but the first.
+/// The first file, and one memfd in place of the files of all peers but the first.
 #[derive(Debug)]
-struct Others(OwnedFd);
+struct Files {
+    first: OwnedFd,
+    others: OwnedFd,
+}
 
-impl Source for Others {
+impl Source for Files {
+    fn bytes(&self) -> u64 {
+        FIRST
+    }
+
     fn file(&self, index: u32) -> Result<OwnedFd> {
+        if index == 0 {
+            return Ok(self.first.try_clone().unwrap());
+        }
         let missing = Error::NoFile { file: index, reason: "a test" };
-        (1..PEERS).contains(&index).then(|| read_only(&self.0).unwrap()).ok_or(missing)
+        (1..PEERS).contains(&index).then(|| read_only(&self.others).unwrap()).ok_or(missing)
     }
 }
 
 struct World {
     dir: tempfile::TempDir,
     _server: Server,
-    others: Arc<Others>,
+    files: Arc<Files>,
 }
 
 impl World {
@@ -43,11 +53,12 @@ impl World {
 fn world() -> World {
     let dir = tempfile::tempdir().unwrap();
     let first = isthmus_region::create::memory(FIRST).unwrap();
-    let others = Arc::new(Others(isthmus_region::create::memory(OTHER).unwrap()));
+    let others = isthmus_region::create::memory(OTHER).unwrap();
     let shape = Shape::new(FIRST, [1, 2], PEERS, 16).unwrap().with_files(PEERS, 0).unwrap();
     let map = Mapping::map(first.as_fd(), FIRST).unwrap();
     let lengths = vec![OTHER; PEERS as usize - 1];
-    let source = Arc::clone(&others) as Arc<dyn Source>;
+    let files = Arc::new(Files { first, others });
+    let source = Arc::clone(&files) as Arc<dyn Source>;
     let mut host = membership::Writer::create_from(&map, &shape, 1, &lengths, None).unwrap();
     for index in 0..PEERS {
         let (section, section_bytes) = match index {
@@ -63,9 +74,7 @@ fn world() -> World {
         mode: 0o600,
         group: None,
         allowed: Allowed::Users(vec![rustix::process::getuid().as_raw()]),
-        region: first,
-        region_bytes: FIRST,
-        files: Some(source),
+        source,
         uuid: shape.uuid,
         peer: 0,
         incarnation: 1,
@@ -78,7 +87,7 @@ fn world() -> World {
     };
     let writer = directory::Writer::create(host.region(), 0).unwrap();
     let server = Server::start(config, writer, Box::new(|_| {})).unwrap();
-    World { dir, _server: server, others }
+    World { dir, _server: server, files }
 }
 
 fn descriptors() -> usize {
@@ -100,7 +109,7 @@ fn alone() -> std::sync::MutexGuard<'static, ()> {
 fn sections_of_a_thousand_peers_cost_no_descriptors_and_cannot_be_written() {
     let _alone = alone();
     let world = world();
-    let others = Mapping::map(world.others.0.as_fd(), OTHER).unwrap();
+    let others = Mapping::map(world.files.others.as_fd(), OTHER).unwrap();
     others.whole().unwrap().word("test", 64).unwrap().set(99);
     let member = client::connect_at(&world.socket()).unwrap();
     let region = member.region();

@@ -9,7 +9,7 @@
 //! After each of these steps it rings the host service by the wake port, and is rung when the service has done its
 //! own. The words in the region are the truth; whoever waits looks at them again every now and then ([`RECHECK`]).
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -22,7 +22,7 @@ use isthmus_region::format;
 use isthmus_region::life::{Life, State};
 use isthmus_region::mapping::Mapping;
 use isthmus_region::membership::{PeerInfo, Region};
-use isthmus_region::source::Ivshmem;
+use isthmus_region::source::{Ivshmem, OneFile};
 
 use crate::boot;
 use crate::names::Forwarder;
@@ -180,8 +180,7 @@ pub type Result<T> = std::result::Result<T, Error>;
 /// A region as a VM finds it.
 #[derive(Debug)]
 struct Found {
-    fd: OwnedFd,
-    map: Arc<Mapping>,
+    source: OneFile,
     region: Region,
     id: u32,
 }
@@ -243,8 +242,9 @@ impl Agent {
             bytes: 0,
             source,
         })?;
-        let map = Mapping::map(fd.as_fd(), u64::try_from(stat.st_size).unwrap_or(0))?;
-        let found = Found { region: Region::open(&map)?, fd, map, id };
+        let source = OneFile::new(fd, u64::try_from(stat.st_size).unwrap_or(0));
+        let region = Region::open(&Mapping::of(&source)?)?;
+        let found = Found { source, region, id };
         Self::serve(config, found, Instant::now() + config.patience, observer, port)
     }
 
@@ -255,7 +255,7 @@ impl Agent {
         observer: Observer,
         port: Port,
     ) -> Result<Self> {
-        let Found { fd, map, region, id } = found;
+        let Found { source, region, id } = found;
         let mut reader = port.reader();
         let (peer, writer) = join(&region, id, &port, &mut reader, deadline, config.patience)?;
         let section = writer.directory().own_section().clone();
@@ -265,9 +265,7 @@ impl Agent {
             mode: config.mode,
             group: config.group,
             allowed: config.allowed.clone(),
-            region: fd,
-            region_bytes: map.len(),
-            files: None,
+            source: Arc::new(source),
             uuid: region.shape().uuid,
             peer: peer.index,
             incarnation: peer.life.incarnation,
@@ -438,13 +436,13 @@ fn open(device: &Ivshmem) -> Result<Found> {
     if !device.doorbell {
         return Err(nothing(": it is an ivshmem-plain device, which has no identity".into()));
     }
-    let fd = device.open()?;
-    let map = Mapping::map(fd.as_fd(), device.bytes)?;
+    let source = device.open()?;
+    let map = Mapping::of(&source)?;
     if !Region::is_there(&map) {
         return Err(nothing(String::new()));
     }
     let region = Region::open(&map)?;
-    Ok(Found { fd, region, map, id: device.position()? })
+    Ok(Found { source, region, id: device.position()? })
 }
 
 /// The member with this ivshmem id, if it lives.
@@ -547,7 +545,7 @@ mod tests {
         let plain = Ivshmem { doorbell: false, ..good.clone() };
         assert!(complaint(&plain).contains("ivshmem-plain"));
         assert!(complaint(&good).contains("holds no isthmus region"), "zeros");
-        let map = Mapping::map(good.open().unwrap().as_fd(), bytes).unwrap();
+        let map = Mapping::of(&good.open().unwrap()).unwrap();
         let shape = Shape::new(bytes, [1, 2], 2, 4).unwrap();
         Writer::create(&map, &shape, 1).unwrap();
         let found = open(&good).unwrap();

@@ -14,7 +14,11 @@ use crate::error::{Error, Result};
 /// All files of a region, as this service has them: to be written. It writes the host section, the sections of the peers whose
 /// local service it is, and those of the dead.
 #[derive(Debug)]
-pub(crate) struct Memfds(Vec<OwnedFd>);
+pub(crate) struct Memfds {
+    files: Vec<OwnedFd>,
+    /// Bytes of the first.
+    bytes: u64,
+}
 
 impl Memfds {
     /// Makes and fills a file of each length. If there are several, those that are given out for reading shall not be opened again
@@ -27,26 +31,26 @@ impl Memfds {
             }
             Ok(file)
         };
-        Ok(Arc::new(Self(lengths.iter().map(make).collect::<Result<_>>()?)))
+        let files = lengths.iter().map(make).collect::<Result<_>>()?;
+        Ok(Arc::new(Self { files, bytes: lengths.first().copied().unwrap_or(0) }))
     }
 
     fn get(&self, index: u32) -> std::result::Result<&OwnedFd, RegionError> {
-        let file = usize::try_from(index).ok().and_then(|index| self.0.get(index));
+        let file = usize::try_from(index).ok().and_then(|index| self.files.get(index));
         file.ok_or(RegionError::NoFile { file: index, reason: "the region has fewer" })
-    }
-
-    /// Files that there are.
-    pub(crate) fn count(&self) -> usize {
-        self.0.len()
     }
 
     /// The first file.
     pub(crate) fn first(&self) -> &OwnedFd {
-        &self.0[0]
+        &self.files[0]
     }
 }
 
 impl Source for Memfds {
+    fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
     fn file(&self, index: u32) -> std::result::Result<OwnedFd, RegionError> {
         self.get(index)?.try_clone().map_err(|e| unavailable(index, Errno::from_io_error(&e)))
     }
@@ -69,6 +73,10 @@ impl View {
 }
 
 impl Source for View {
+    fn bytes(&self) -> u64 {
+        self.all.bytes
+    }
+
     fn file(&self, index: u32) -> std::result::Result<OwnedFd, RegionError> {
         match index == self.own || Some(index) == self.shared {
             true => self.all.file(index),

@@ -1,7 +1,7 @@
 //! The service as a whole: one region, its membership table, the attach server and the ivshmem server.
 
 use std::collections::HashSet;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -214,7 +214,6 @@ pub struct Service {
     wake_socket: PathBuf,
     vm_sockets: Vec<(String, PathBuf)>,
     files: Arc<Memfds>,
-    region_bytes: u64,
     vectors: u16,
     /// Dropped last.
     _made: Option<MadeFolder>,
@@ -245,7 +244,7 @@ impl Service {
         let plan = plan(&config, region_bytes, own.len())?;
         check_folder(&config.dir)?;
         let files = Memfds::create(&plan.lengths, config.region.huge_pages)?;
-        let map = Mapping::map(files.first().as_fd(), plan.shape.region_bytes)?;
+        let map = Mapping::of(&*files)?;
         let names = own.iter().cloned().chain(config.vms.iter().map(|vm| vm.name.clone()));
         let named = names.zip(plan.places.iter().copied()).collect();
         let source = Arc::clone(&files) as Arc<dyn Source>;
@@ -275,9 +274,7 @@ impl Service {
                 mode: config.mode,
                 group: config.group,
                 allowed: config.allowed.clone(),
-                region: view.file(0)?,
-                region_bytes: plan.shape.region_bytes,
-                files: (files.count() > 1).then(|| Arc::new(view) as Arc<dyn Source>),
+                source: Arc::new(view),
                 uuid: plan.shape.uuid,
                 peer: index,
                 incarnation,
@@ -342,7 +339,6 @@ impl Service {
             wake_socket,
             vm_sockets,
             files,
-            region_bytes: plan.shape.region_bytes,
             vectors: config.vectors,
             _made: made,
         })
@@ -353,7 +349,7 @@ impl Service {
         Device {
             socket: self.ivshmem_socket.clone(),
             wake: self.wake_socket.clone(),
-            region_bytes: self.region_bytes,
+            region_bytes: self.region_bytes(),
             vectors: self.vectors,
         }
     }
@@ -394,7 +390,7 @@ impl Service {
 
     /// Bytes of the region's first file.
     pub fn region_bytes(&self) -> u64 {
-        self.region_bytes
+        self.files.bytes()
     }
 
     /// The region as members read it.

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use rustix::fs::SealFlags;
 
 use crate::error::{Error, Result};
-use crate::mapping::{Mapping, PeerSection};
+use crate::mapping::{Mapping, PeerSection, is_device};
 use crate::source::Source;
 
 /// What `statfs` says of sysfs, where devices' BARs are.
@@ -97,11 +97,11 @@ impl Files {
     }
 }
 
-/// Whether a file keeps its length as long as it is mapped: a sealed memfd, or a BAR.
+/// Whether a file keeps its length as long as it is mapped: a sealed memfd, a BAR, or a device of its own.
 pub(crate) fn cannot_shrink(fd: BorrowedFd<'_>) -> bool {
     let sealed = rustix::fs::fcntl_get_seals(fd).is_ok_and(|seals| seals.contains(SealFlags::SHRINK));
     // The type of this field differs between architectures.
     #[allow(clippy::unnecessary_cast)]
-    let device = rustix::fs::fstatfs(fd).is_ok_and(|fs| fs.f_type as i64 == SYSFS_MAGIC);
-    sealed || device
+    let bar = rustix::fs::fstatfs(fd).is_ok_and(|fs| fs.f_type as i64 == SYSFS_MAGIC);
+    sealed || bar || rustix::fs::fstat(fd).is_ok_and(|stat| is_device(&stat))
 }

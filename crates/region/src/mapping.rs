@@ -13,7 +13,7 @@ mod retire;
 
 use std::fmt::Debug;
 use std::marker::PhantomData;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -27,6 +27,7 @@ use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
 use crate::error::{Error, Result};
 use crate::local::LocalBuf;
 use crate::place::Place;
+use crate::source::Source;
 
 pub use self::retire::{Listed, ProgramMemory};
 
@@ -106,6 +107,14 @@ impl Mapping {
         Self::map_as(fd, len, ProtFlags::READ)
     }
 
+    /// Maps the first file of a region.
+    ///
+    /// # Errors
+    /// As [`Mapping::as_opened`], and as [`Source::file`].
+    pub fn of(source: &dyn Source) -> Result<Arc<Self>> {
+        Self::as_opened(source.file(0)?.as_fd(), source.bytes())
+    }
+
     /// Maps the first `len` bytes of a file as its descriptor allows: to be written, or only read.
     ///
     /// # Errors
@@ -113,8 +122,10 @@ impl Mapping {
     /// the system's answer.
     pub fn as_opened(fd: BorrowedFd<'_>, len: u64) -> Result<Arc<Self>> {
         let failed = |source| Error::Memory { action: "look at", bytes: len, source };
-        let found = u64::try_from(rustix::fs::fstat(fd).map_err(failed)?.st_size).unwrap_or(0);
-        if found < len {
+        let stat = rustix::fs::fstat(fd).map_err(failed)?;
+        let found = u64::try_from(stat.st_size).unwrap_or(0);
+        // A device says no length there, and refuses to map more than it has.
+        if found < len && !is_device(&stat) {
             return Err(Error::WrongSize { found, expected: len });
         }
         let mode = rustix::fs::fcntl_getfl(fd).map_err(failed)? & OFlags::RWMODE;
@@ -178,6 +189,11 @@ impl Drop for Mapping {
         // SAFETY: the range that `map` obtained; every view holds an Arc, so none is left.
         let _ = unsafe { munmap(self.base.as_ptr().cast(), size) };
     }
+}
+
+/// Whether a file is a character device, as that of a driver or of persistent memory (DAX) is.
+pub(crate) fn is_device(stat: &rustix::fs::Stat) -> bool {
+    rustix::fs::FileType::from_raw_mode(stat.st_mode) == rustix::fs::FileType::CharacterDevice
 }
 
 /// A checked part of a mapping. Offsets are relative to its start.

@@ -141,18 +141,25 @@ fn no_names() -> Error {
 }
 
 /// The files of a region as a process's local service gives them, as long as the process is attached.
-struct Served(Weak<dyn LocalService>);
+struct Served {
+    service: Weak<dyn LocalService>,
+    bytes: u64,
+}
 
 impl std::fmt::Debug for Served {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_tuple("Served").finish_non_exhaustive()
+        f.debug_struct("Served").field("bytes", &self.bytes).finish_non_exhaustive()
     }
 }
 
 impl Source for Served {
+    fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
     fn file(&self, index: u32) -> Result<OwnedFd> {
         // Weak, since views of a region may outlive the attachment, which ends with its last member.
-        let service = self.0.upgrade();
+        let service = self.service.upgrade();
         service.ok_or(Error::NoFile { file: index, reason: "this process has detached" })?.file(index)
     }
 }
@@ -208,7 +215,10 @@ impl Member {
         doorbell: Option<Doorbell>,
     ) -> Result<Arc<Self>> {
         let service: Arc<dyn LocalService> = service.into();
-        let region = Region::open_from(map, Some(Arc::new(Served(Arc::downgrade(&service)))))?;
+        let region = Region::open_from(
+            map,
+            Some(Arc::new(Served { service: Arc::downgrade(&service), bytes: map.len() })),
+        )?;
         let info = region.peer(peer)?.ok_or(Error::NoPeer { peer })?;
         let section = region.own_section(&info)?;
         let counters = Counters::at(&section, grant.first.offset)?;

@@ -1,4 +1,8 @@
 //! Where a region comes from. The only code that knows which hypervisor or device it is on.
+//!
+//! Whatever has the memory is a [`Source`]: the host's memfds, a device of a VM ([`Ivshmem::open`]), the local service of a process.
+//! A source says how long the first file is, as the header, which says it for the others, is in it, and a device's file need not
+//! have a length.
 
 use std::fs::{File, OpenOptions};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -11,11 +15,43 @@ use crate::error::{Error, Result};
 
 /// Where the files of a region come from. The first is mapped before there is a region to ask for more.
 pub trait Source: Send + Sync + std::fmt::Debug {
-    /// The region's file with this number, open for reading, or for writing too where this process may write it.
+    /// Bytes of the first file.
+    fn bytes(&self) -> u64;
+
+    /// The region's file with this number, the first with 0: open for reading, or for writing too where its user may write it.
     ///
     /// # Errors
     /// [`Error::NoFile`]; [`Error::Service`] when the service is gone.
     fn file(&self, index: u32) -> Result<OwnedFd>;
+}
+
+/// A region in one file.
+#[derive(Debug)]
+pub struct OneFile {
+    file: OwnedFd,
+    bytes: u64,
+}
+
+impl OneFile {
+    /// A file that has so many bytes.
+    pub fn new(file: OwnedFd, bytes: u64) -> Self {
+        Self { file, bytes }
+    }
+}
+
+impl Source for OneFile {
+    fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    fn file(&self, index: u32) -> Result<OwnedFd> {
+        if index != 0 {
+            return Err(Error::NoFile { file: index, reason: "all sections lie in the first" });
+        }
+        self.file
+            .try_clone()
+            .map_err(|_| Error::NoFile { file: index, reason: "no descriptor is left for it" })
+    }
 }
 
 /// Opens the same memory anew, for reading only.
@@ -87,8 +123,8 @@ impl Ivshmem {
     ///
     /// # Errors
     /// [`Error::Service`] naming file and cause.
-    pub fn open(&self) -> Result<OwnedFd> {
-        open(&self.folder.join("resource2")).map(OwnedFd::from)
+    pub fn open(&self) -> Result<OneFile> {
+        open(&self.folder.join("resource2")).map(|file| OneFile::new(file.into(), self.bytes))
     }
 
     /// The id that the server gave this VM.

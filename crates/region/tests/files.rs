@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 use isthmus_region::format::{SECTION_ALIGN, file, header, peer};
 use isthmus_region::membership::{NewPeer, Region, Shape, Writer};
 use isthmus_region::place::{Place, SHARED};
-use isthmus_region::source::Source;
+use isthmus_region::source::{OneFile, Source};
 use isthmus_region::{Error, Mapping, Result};
 
 const BYTES: u64 = 1 << 20;
@@ -26,6 +26,10 @@ struct Given {
 }
 
 impl Source for Given {
+    fn bytes(&self) -> u64 {
+        BYTES
+    }
+
     fn file(&self, index: u32) -> Result<OwnedFd> {
         self.asked.fetch_add(1, Ordering::Relaxed);
         let files = self.files.lock().unwrap();
@@ -101,6 +105,20 @@ fn copies(files: &[OwnedFd]) -> Vec<OwnedFd> {
 
 fn info(region: &Region, index: u32) -> isthmus_region::membership::PeerInfo {
     region.peer(index).unwrap().unwrap()
+}
+
+#[test]
+fn a_device_says_no_length_and_is_as_long_as_it_can_be_mapped() {
+    // As a DAX device, this one has a size of 0, and cannot become shorter.
+    let device = OneFile::new(
+        std::fs::File::options().read(true).write(true).open("/dev/zero").unwrap().into(),
+        BYTES,
+    );
+    assert_eq!(Mapping::of(&device).unwrap().len(), BYTES);
+    assert!(matches!(device.file(1), Err(Error::NoFile { file: 1, .. })));
+    let empty =
+        OneFile::new(rustix::fs::memfd_create("empty", rustix::fs::MemfdFlags::CLOEXEC).unwrap(), BYTES);
+    assert!(matches!(Mapping::of(&empty), Err(Error::WrongSize { found: 0, .. })));
 }
 
 #[test]

@@ -92,19 +92,14 @@ impl Loop {
         if version != VERSION {
             return self.turn_away(key, sequence, Code::Version, &other_version(version));
         }
-        let other = match (file, &self.config.files) {
-            (0, _) => None,
-            (_, Some(files)) => Some(files.file(file)),
-            (_, None) => {
-                let reason = "all sections lie in the first";
-                Some(Err(isthmus_region::Error::NoFile { file, reason }))
-            }
+        let other = match file {
+            0 => None,
+            _ => match self.config.source.file(file) {
+                Ok(other) => Some(other),
+                Err(e) => return self.turn_away(key, sequence, code_of(&e), &e.to_string()),
+            },
         };
-        let other = match other.transpose() {
-            Ok(other) => other,
-            Err(e) => return self.turn_away(key, sequence, code_of(&e), &e.to_string()),
-        };
-        let region = match read_only(other.as_ref().unwrap_or(&self.config.region)) {
+        let region = match read_only(other.as_ref().unwrap_or(&self.first)) {
             Ok(region) => region,
             Err(e) => {
                 let text = format!("cannot open the region for reading: {e}");
@@ -114,7 +109,7 @@ impl Loop {
         let reply = Reply::Observed(Observed {
             version: VERSION,
             peer: self.config.peer,
-            region_bytes: self.config.region_bytes,
+            region_bytes: self.config.source.bytes(),
             uuid: self.config.uuid,
             host_name: self.config.host_name.clone(),
         });
@@ -160,7 +155,7 @@ impl Loop {
             version: VERSION,
             peer: self.config.peer,
             incarnation: self.config.incarnation,
-            region_bytes: self.config.region_bytes,
+            region_bytes: self.config.source.bytes(),
             uuid: self.config.uuid,
             grant,
             host_name: self.config.host_name.clone(),
@@ -171,7 +166,7 @@ impl Loop {
             self.watch(&pidfd, key + 1).map_err(system("watch a pidfd"))?;
             let client =
                 self.clients.get_mut(&key).ok_or(Error::BadFrame { what: "a client that is gone" })?;
-            let fds = [self.config.region.as_fd(), wake.as_fd()];
+            let fds = [self.first.as_fd(), wake.as_fd()];
             let sent = socket::send(&client.socket, &welcome.encode(sequence), &fds, SendFlags::DONTWAIT);
             if let Err(source) = sent {
                 // A client that has given up, or cannot be sent its Welcome, never learns of its area: take it back.

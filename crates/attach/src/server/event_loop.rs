@@ -30,6 +30,8 @@ const FIRST_CLIENT: u64 = 2;
 
 pub(super) struct Loop {
     pub(super) config: Config,
+    /// The region's first file, which every client gets.
+    pub(super) first: OwnedFd,
     pub(super) writer: directory::Writer,
     observer: Observer,
     pub(super) epoll: OwnedFd,
@@ -60,6 +62,10 @@ impl Loop {
         orders: mpsc::Sender<Order>,
         inbox: mpsc::Receiver<Order>,
     ) -> Result<Self> {
+        let first = config
+            .source
+            .file(0)
+            .map_err(|_| Error::System { action: "open the region's first file", source: Errno::MFILE })?;
         let listener = socket::listen(&config.path, SocketType::SEQPACKET, config.mode, config.group)?;
         let bell = eventfd()?;
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)
@@ -73,6 +79,7 @@ impl Loop {
         let bells = Arc::new(Bells::new(&writer));
         Ok(Self {
             config,
+            first,
             writer,
             observer,
             epoll,

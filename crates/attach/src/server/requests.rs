@@ -122,13 +122,7 @@ impl Loop {
     /// Gives the client a descriptor of a file of the region, and keeps none.
     fn give_file(&mut self, key: u64, sequence: u64, index: u32) {
         let Some(client) = self.clients.get(&key) else { return };
-        let file = match &self.config.files {
-            Some(files) => files.file(index),
-            None => {
-                Err(isthmus_region::Error::NoFile { file: index, reason: "all sections lie in the first" })
-            }
-        };
-        let file = match file {
+        let file = match self.config.source.file(index) {
             Ok(file) => file,
             Err(e) => return self.answer(key, &refusal(&e).encode(sequence)),
         };
