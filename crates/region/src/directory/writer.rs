@@ -1,0 +1,408 @@
+//! The local service's side of its peer's section: it writes the directory and the tables, and grants the heap.
+
+use isthmus_lockfree::life::{Life, State};
+use isthmus_lockfree::sync::{Word, release_fence};
+
+use super::{OwnDirectory, least_section_bytes, places};
+use crate::counters::{Counters, Totals};
+use crate::error::{Error, Result};
+use crate::extent::{Extent, Heap};
+use crate::format::{DIRECTORY_MAGIC, PROGRAM_BYTES, area, directory, endpoint};
+use crate::mapping::LineRef;
+use crate::membership::{PeerInfo, Region};
+use crate::text::padded;
+
+/// The local service's side of its peer's section.
+#[derive(Debug)]
+pub struct Writer {
+    directory: OwnDirectory,
+    /// Its generation, and what else changes with that.
+    status: LineRef,
+    peer: u32,
+    incarnation: u64,
+    heap: Heap,
+    areas: Vec<AreaSlot>,
+    endpoints: Vec<EndpointSlot>,
+    /// The region as it was when this began: what members write over its header later changes nothing here.
+    region: Region,
+}
+
+#[derive(Debug, Clone, Default)]
+struct AreaSlot {
+    lives: u64,
+    extents: Vec<Extent>,
+    /// Its process is gone; its memory is not taken back while another process changes it.
+    held: bool,
+}
+
+#[derive(Debug, Clone, Copy, Default)]
+struct EndpointSlot {
+    lives: u64,
+    owner: Option<u32>,
+}
+
+/// A process's place: index of its area, its incarnation, its first extent (zeroed).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct AreaGrant {
+    /// Index in the area table.
+    pub area: u32,
+    /// Incarnation of the process.
+    pub incarnation: u64,
+    /// The first extent; counters come first.
+    pub first: Extent,
+}
+
+impl Writer {
+    /// Writes the directory of the fresh section of peer `peer`, for the life that the membership table shows.
+    ///
+    /// # Errors
+    /// [`Error::Full`] when the section is too small for its tables and one area; [`Error::NoPeer`]; [`Error::ReadOnly`].
+    pub fn create(region: &Region, peer: u32) -> Result<Self> {
+        let info = region.peer(peer)?.ok_or(Error::NoPeer { peer })?;
+        let PeerInfo { life: Life { incarnation, .. }, .. } = info;
+        let (section, shape) = (region.own_section(&info)?, region.shape());
+        if section.len() < least_section_bytes(shape) {
+            return Err(Error::Full { bytes: least_section_bytes(shape) - section.len() });
+        }
+        let p = places(shape);
+        section.zero("tables", 0, p.heap)?;
+        let heap = Heap::new(p.heap, section.len() - p.heap, peer.into());
+        let put = |offset, value| section.word("directory", offset).map(|w| w.put(value));
+        put(directory::INCARNATION, incarnation)?;
+        put(directory::ENDPOINT_TABLE, p.endpoints)?;
+        put(directory::AREA_TABLE, p.areas)?;
+        put(directory::ACTIVITY_TABLE, p.activity)?;
+        put(directory::HEAP, p.heap)?;
+        put(directory::HEAP_BYTES, section.len() - p.heap)?;
+        section.word("directory", directory::MAGIC)?.set(DIRECTORY_MAGIC);
+        let slots = usize::try_from(shape.endpoints).unwrap_or(0);
+        Ok(Self {
+            directory: OwnDirectory::open(&section, shape, incarnation)?,
+            status: section.line("directory", directory::GENERATION)?,
+            peer,
+            incarnation,
+            heap,
+            areas: vec![AreaSlot::default(); slots],
+            endpoints: vec![EndpointSlot::default(); slots],
+            region: region.clone(),
+        })
+    }
+
+    /// The section as all members see it, and the words that its processes write.
+    pub fn directory(&self) -> &OwnDirectory {
+        &self.directory
+    }
+
+    /// The peer that the section belongs to.
+    pub fn peer(&self) -> u32 {
+        self.peer
+    }
+
+    /// The life of the peer that the section is for.
+    pub fn incarnation(&self) -> u64 {
+        self.incarnation
+    }
+
+    /// The region as it was when this began.
+    pub fn region(&self) -> &Region {
+        &self.region
+    }
+
+    fn own_endpoint_line(&self, slot: u32) -> Result<LineRef> {
+        self.directory.section.line("endpoint", self.directory.endpoint_at(slot)?)
+    }
+
+    /// The next incarnation of a slot: the peer's own in the upper bits, so that a slot's number never comes back.
+    fn next_life(&self, lives: &mut u64) -> u64 {
+        *lives += 1;
+        (self.incarnation << 32) | (*lives & 0xffff_ffff)
+    }
+
+    fn area_word(&self, index: u32, field: u64) -> Result<&Word> {
+        self.directory
+            .section
+            .word("area", self.directory.area_table + u64::from(index) * area::BYTES + field)
+    }
+
+    fn changed(&self) {
+        let words = &self.status.words;
+        words[1].put(self.heap.used());
+        words[0].set(words[0].peek().wrapping_add(1));
+    }
+
+    fn zeroed(&mut self, bytes: u64) -> Result<Extent> {
+        let extent = self.heap.take(bytes).ok_or(Error::Full { bytes })?;
+        if let Err(e) = self.directory.section.zero("extent", extent.offset, extent.bytes) {
+            self.heap.give(extent);
+            return Err(e);
+        }
+        Ok(extent)
+    }
+
+    /// Grants an area to a process that attaches, `pid` of `program`; of a longer name only the beginning is kept.
+    ///
+    /// # Errors
+    /// [`Error::Full`] when no slot or no memory is left.
+    pub fn open_area(&mut self, bytes: u64, pid: u32, program: &str) -> Result<AreaGrant> {
+        let index = self.areas.iter().position(|a| a.extents.is_empty()).ok_or(Error::Full { bytes })?;
+        let first = self.zeroed(bytes)?;
+        let area = u32::try_from(index).map_err(|_| Error::Full { bytes })?;
+        let mut lives = self.areas[index].lives;
+        let incarnation = self.next_life(&mut lives);
+        self.areas[index] = AreaSlot { lives, extents: vec![first], held: false };
+        self.area_word(area, area::FIRST)?.put(first.offset);
+        self.area_word(area, area::FIRST_BYTES)?.put(first.bytes);
+        self.area_word(area, area::GRANTED)?.put(first.bytes);
+        self.area_word(area, area::PID)?.put(pid.into());
+        let at = self.directory.area_table + u64::from(area) * area::BYTES + area::PROGRAM;
+        self.directory.section.fill_bytes("area", at, &padded::<PROGRAM_BYTES>(program))?;
+        self.area_word(area, area::LIFE)?.set(Life { incarnation, state: State::Active }.pack());
+        self.changed();
+        Ok(AreaGrant { area, incarnation, first })
+    }
+
+    /// Grants a further, zeroed extent to an area.
+    ///
+    /// # Errors
+    /// [`Error::Full`].
+    pub fn grow_area(&mut self, index: u32, bytes: u64) -> Result<Extent> {
+        let extent = self.zeroed(bytes)?;
+        let slot = self.areas.get_mut(index as usize).filter(|a| !a.extents.is_empty() && !a.held);
+        let Some(slot) = slot else {
+            self.heap.give(extent);
+            return Err(Error::Invalid { what: "area", value: index.into() });
+        };
+        slot.extents.push(extent);
+        self.area_word(index, area::GRANTED)?.bump(extent.bytes);
+        self.changed();
+        Ok(extent)
+    }
+
+    /// Opens an endpoint for the process with area `index`; its block must be written already.
+    /// Gives its slot and incarnation.
+    ///
+    /// # Errors
+    /// [`Error::Full`] when all slots are in use; [`Error::OutOfBounds`] for a block that is not in the section.
+    pub fn open_endpoint(&mut self, index: u32, block: u64, pid: u32) -> Result<(u32, u64)> {
+        self.directory.section.line("block", block)?;
+        // The lowest free slot is taken, so that a scan for senders reads few of them.
+        let slot = self
+            .endpoints
+            .iter()
+            .position(|e| e.owner.is_none())
+            .and_then(|i| u32::try_from(i).ok())
+            .ok_or(Error::Full { bytes: endpoint::BYTES })?;
+        let mut lives = self.endpoints[slot as usize].lives;
+        let incarnation = self.next_life(&mut lives);
+        self.endpoints[slot as usize] = EndpointSlot { lives, owner: Some(index) };
+        let line = self.own_endpoint_line(slot)?;
+        // Free first: a reader must not take the old incarnation together with the new block (P5).
+        line.words[0].set(Life { incarnation, state: State::Joining }.pack());
+        release_fence();
+        line.words[1].put(index.into());
+        line.words[2].put(block);
+        line.words[3].put(pid.into());
+        line.words[0].set(Life { incarnation, state: State::Active }.pack());
+        let high = &self.status.words[2];
+        high.set(high.peek().max(u64::from(slot) + 1));
+        self.changed();
+        Ok((slot, incarnation))
+    }
+
+    /// Whether an open endpoint is the area's.
+    pub fn owns(&self, index: u32, slot: u32) -> bool {
+        self.endpoints.get(slot as usize).is_some_and(|e| e.owner == Some(index))
+    }
+
+    /// Publishes that an endpoint was closed in good order; only its own area may close it. Its slot reads as free
+    /// then, where that of an endpoint whose process died reads as dead.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for a slot that the area does not own.
+    pub fn close_endpoint(&mut self, index: u32, slot: u32) -> Result<()> {
+        self.end_endpoint(index, slot, State::Free)
+    }
+
+    fn end_endpoint(&mut self, index: u32, slot: u32, state: State) -> Result<()> {
+        match self.endpoints.get_mut(slot as usize) {
+            Some(e) if e.owner == Some(index) => e.owner = None,
+            _ => return Err(Error::Invalid { what: "endpoint slot", value: slot.into() }),
+        }
+        let line = self.own_endpoint_line(slot)?;
+        let life = Life { state, ..Life::unpack(line.words[0].peek()) };
+        line.words[0].set(life.pack());
+        // What is done with the endpoint's memory afterwards comes after this (P5).
+        release_fence();
+        self.changed();
+        Ok(())
+    }
+
+    /// Publishes the death of a process, adds its counters to the retired sums, and takes its memory back.
+    /// Gives the slots of endpoints that died with it.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for an area that is not granted.
+    pub fn close_area(&mut self, index: u32) -> Result<Vec<u32>> {
+        let owned = self.end_area(index)?;
+        self.take_back(index)?;
+        Ok(owned)
+    }
+
+    /// As [`Writer::close_area`], but leaves the memory to [`Writer::take_back`]: its process may still be writing there.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for an area that is not granted.
+    pub fn end_area(&mut self, index: u32) -> Result<Vec<u32>> {
+        let slot = self.areas.get_mut(index as usize).filter(|a| !a.extents.is_empty() && !a.held);
+        let slot = slot.ok_or(Error::Invalid { what: "area", value: index.into() })?;
+        slot.held = true;
+        let first = slot.extents[0];
+        let owned: Vec<u32> = (0_u32..)
+            .zip(&self.endpoints)
+            .filter(|(_, e)| e.owner == Some(index))
+            .map(|(slot, _)| slot)
+            .collect();
+        for slot in &owned {
+            self.end_endpoint(index, *slot, State::Dead)?;
+        }
+        let life = self.area_word(index, area::LIFE)?;
+        life.set(Life { state: State::Dead, ..Life::unpack(life.peek()) }.pack());
+        release_fence();
+        let section = &self.directory.section;
+        let gone = Totals::read(section, first.offset)?;
+        Counters::at(section, directory::RETIRED)?.absorb(&gone);
+        self.changed();
+        Ok(owned)
+    }
+
+    /// Areas of processes that are gone and whose memory others may still be changing.
+    pub fn held(&self) -> Vec<u32> {
+        (0_u32..).zip(&self.areas).filter(|(_, a)| a.held).map(|(index, _)| index).collect()
+    }
+
+    /// Takes back the memory of a process that is gone, unless another process is changing it; then this is to be retried.
+    /// Gives whether it was taken back.
+    ///
+    /// # Errors
+    /// [`Error::OutOfBounds`]; [`Error::Invalid`] for an area whose process is not gone.
+    pub fn take_back(&mut self, index: u32) -> Result<bool> {
+        let section = self.directory.section.clone();
+        let slot = self.areas.get_mut(index as usize).filter(|a| a.held);
+        let slot = slot.ok_or(Error::Invalid { what: "area", value: index.into() })?;
+        if crate::holds::are_on(&self.region, self.peer, Some(index)) {
+            return Ok(false);
+        }
+        slot.held = false;
+        for extent in std::mem::take(&mut slot.extents) {
+            section.zero("extent", extent.offset, extent.bytes)?;
+            self.heap.give(extent);
+        }
+        self.area_word(index, area::GRANTED)?.set(0);
+        self.changed();
+        Ok(true)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::mapping::{Mapping, Section};
+    use crate::membership::{self, Shape};
+    use std::os::fd::AsFd;
+
+    fn fresh() -> (membership::Writer, Section) {
+        let bytes = 4 << 20;
+        let fd = crate::create::memory(bytes).unwrap();
+        let map = Mapping::map(fd.as_fd(), bytes).unwrap();
+        let shape = Shape::new(bytes, [1, 2], 2, 16).unwrap();
+        let mut host = membership::Writer::create(&map, &shape, 1).unwrap();
+        let new = membership::NewPeer {
+            file: 0,
+            section: shape.host_bytes,
+            section_bytes: 1 << 20,
+            ivshmem_id: None,
+            name: "host",
+        };
+        let incarnation = host.add(0, &new).unwrap();
+        assert_eq!(incarnation, 1);
+        let info = host.region().peer(0).unwrap().unwrap();
+        let section = host.region().own_section(&info).unwrap();
+        (host, section)
+    }
+
+    #[test]
+    fn a_process_that_goes_leaves_its_counters_and_nothing_else() {
+        let (host, section) = fresh();
+        let mut w = Writer::create(host.region(), 0).unwrap();
+        let grant = w.open_area(100_000, 77, "a program of a name that is too long").unwrap();
+        let at = w.directory.area_table + u64::from(grant.area) * area::BYTES;
+        let name = section.bytes("area", at + area::PROGRAM, 24).unwrap().to_vec(0, 24).unwrap();
+        assert_eq!(name, b"a program of a name that");
+        // It ends where the next entry begins.
+        assert_eq!(section.word("area", at + area::BYTES).unwrap().get(), 0);
+        let counters = Counters::at(&section, grant.first.offset).unwrap();
+        counters.add(crate::counters::Counter::TxBytes, 5);
+        let block = grant.first.offset + 256;
+        let (slot, incarnation) = w.open_endpoint(grant.area, block, 77).unwrap();
+        assert!(w.directory().endpoint(slot).unwrap().life.is_active(incarnation));
+        assert_eq!(w.close_area(grant.area).unwrap(), [slot]);
+        assert!(!w.directory().endpoint(slot).unwrap().life.is_active(incarnation));
+        assert_eq!(w.directory().totals().unwrap().get(crate::counters::Counter::TxBytes), 5);
+        assert_eq!(w.directory().heap_used(), 0);
+        let again = w.open_area(100_000, 78, "test").unwrap();
+        assert_ne!(again.incarnation, grant.incarnation);
+        assert_eq!(section.word("t", again.first.offset + 8).unwrap().peek(), 0, "memory is zeroed");
+    }
+
+    #[test]
+    fn a_full_section_refuses_and_stays_usable() {
+        let (host, _) = fresh();
+        let mut w = Writer::create(host.region(), 0).unwrap();
+        assert!(matches!(w.open_area(64 << 20, 1, "test"), Err(Error::Full { .. })));
+        let grant = w.open_area(1, 1, "test").unwrap();
+        while w.grow_area(grant.area, 64 << 10).is_ok() {}
+        w.close_area(grant.area).unwrap();
+        assert!(w.open_area(300_000, 1, "test").is_ok());
+    }
+
+    #[test]
+    fn memory_that_somebody_changes_is_not_given_away() {
+        let (mut host, section) = fresh();
+        host.set_state(0, State::Active).unwrap();
+        let mut w = Writer::create(host.region(), 0).unwrap();
+        let (a, b) = (w.open_area(1, 1, "test").unwrap(), w.open_area(1, 2, "test").unwrap());
+        let block = b.first.offset + 256;
+        w.open_endpoint(a.area, a.first.offset + 256, 1).unwrap();
+        w.open_endpoint(b.area, block, 2).unwrap();
+        let hold = crate::holds::Hold::of(&section, block).unwrap();
+        hold.take(crate::holds::Owner::new(0, a.area));
+        section.word("t", a.first.offset + 1024).unwrap().set(7);
+        w.close_area(a.area).unwrap();
+        assert_eq!(w.held(), [a.area]);
+        assert_eq!(section.word("t", a.first.offset + 1024).unwrap().get(), 7, "not even zeroed");
+        assert!(w.grow_area(a.area, 1).is_err() && w.close_area(a.area).is_err(), "it is gone all the same");
+        let c = w.open_area(1, 3, "test").unwrap();
+        assert!(c.area != a.area && c.first != a.first);
+        assert!(!w.take_back(a.area).unwrap());
+        hold.release();
+        assert!(w.take_back(a.area).unwrap());
+        assert!(w.held().is_empty());
+        assert_eq!(w.open_area(1, 4, "test").unwrap().first, a.first);
+        // A holder that is dead itself holds nothing.
+        hold.take(crate::holds::Owner::new(0, c.area));
+        w.close_area(b.area).unwrap();
+        w.close_area(c.area).unwrap();
+        assert!(w.held().is_empty());
+    }
+
+    #[test]
+    fn only_its_owner_closes_an_endpoint() {
+        let (host, _) = fresh();
+        let mut w = Writer::create(host.region(), 0).unwrap();
+        let a = w.open_area(1, 1, "test").unwrap();
+        let b = w.open_area(1, 2, "test").unwrap();
+        let (slot, _) = w.open_endpoint(a.area, a.first.offset + 256, 1).unwrap();
+        assert!(w.close_endpoint(b.area, slot).is_err());
+        assert!(w.open_endpoint(a.area, u64::MAX - 63, 1).is_err());
+    }
+}
