@@ -8,7 +8,7 @@ use isthmus_inspect::survey::{Depth, look};
 use isthmus_region::counters::Counters;
 use isthmus_region::directory::{Directory, Writer, bury};
 use isthmus_region::extent::Heap;
-use isthmus_region::format::{block, registration, registrations};
+use isthmus_region::format::{SECTION_ALIGN, block, registration, registrations};
 use isthmus_region::life::{Life, State};
 use isthmus_region::mapping::{Mapping, Section};
 use isthmus_region::membership::{self, NewPeer, Region, Shape};
@@ -61,7 +61,9 @@ pub fn region(data: &[u8]) {
         host.add(i, &new).expect("there is a place");
         let info = host.region().peer(i).expect("in the table").expect("just added");
         let section = host.region().own_section(&info).expect("in the region");
-        let mut writer = Writer::create(host.region(), i).expect("large enough");
+        // The second has a pool of pages, too.
+        let pages = u64::from(i) * SECTION_ALIGN;
+        let mut writer = Writer::create_with_pages(host.region(), i, pages).expect("large enough");
         let area = writer.open_area(16 << 10, 1, "fuzz").expect("there is room");
         let at = area.first.offset + 256;
         writer.open_endpoint(area.area, at, 1).expect("there is a slot");
@@ -112,12 +114,13 @@ pub fn region(data: &[u8]) {
         }
     }
     // Writers trust what they keep for themselves, and nothing that they wrote.
-    for (writer, section, area) in &mut writers {
+    for (i, (writer, section, area)) in (0..).zip(&mut writers) {
         let used = writer.directory().section().len();
         assert_eq!(used, section.len());
+        let heap_end = used - i * SECTION_ALIGN;
         let grown = writer.grow_area(area.area, 16 << 10);
         if let Ok(extent) = grown {
-            assert!(extent.offset + extent.bytes <= section.len(), "an extent beyond the section");
+            assert!(extent.offset + extent.bytes <= heap_end, "an extent beyond the heap");
         }
         let gone = writer.close_area(area.area).expect("the area is granted");
         assert_eq!(gone, [0]);

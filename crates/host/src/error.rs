@@ -10,7 +10,7 @@ pub type Result<T> = std::result::Result<T, Error>;
 pub enum Error {
     /// The members do not fit into the region.
     #[error(
-        "a region of {bytes} bytes is too small for its {peers} members, which need {needed} bytes; ask for a larger one with --region-size"
+        "a region of {bytes} bytes is too small for its {peers} members, which need {needed} bytes; ask for one of {} MiB or more with --region-size", mib_for(*.needed)
     )]
     TooSmall {
         /// Bytes of the region.
@@ -88,4 +88,9 @@ pub enum Error {
     /// An error of the attach service.
     #[error(transparent)]
     Attach(#[from] isthmus_attach::Error),
+}
+
+/// The size of the smallest region that has so many bytes, in MiB.
+fn mib_for(bytes: u64) -> u64 {
+    bytes.checked_next_power_of_two().unwrap_or(1 << 63).div_ceil(1 << 20)
 }

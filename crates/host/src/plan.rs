@@ -1,10 +1,10 @@
 //! How a region is cut into sections: the host section, the host's own processes, then one section for each VM.
 //!
 //! Every member gets what its tables and a small heap need. The rest is divided by weight: the number of processes
-//! expected there.
+//! expected there. Sections begin and end at multiples of the region's alignment.
 
 use isthmus_region::directory::least_section_bytes;
-use isthmus_region::format::{LEAST_REGION_BYTES, SECTION_ALIGN};
+use isthmus_region::format::LEAST_REGION_BYTES;
 use isthmus_region::membership::Shape;
 
 use crate::error::{Error, Result};
@@ -31,11 +31,16 @@ pub fn places(shape: &Shape, weights: &[u32]) -> Result<Vec<Place>> {
     let Some(spare) = shape.region_bytes.checked_sub(needed) else {
         return Err(Error::TooSmall { bytes: shape.region_bytes, peers: count, needed });
     };
+    let units = spare / shape.section_align;
     let sum: u64 = weights.iter().map(|w| u64::from(*w)).sum::<u64>().max(1);
-    let mut at = shape.first_section();
+    // What is cut off of one section goes to a later one, so that less than one unit is left over.
+    let units_to =
+        |weight: u64| u64::try_from(u128::from(units) * u128::from(weight) / u128::from(sum)).unwrap_or(0);
+    let (mut at, mut before) = (shape.first_section(), 0);
     let cut = |weight: &u32| {
-        let share = spare / sum * u64::from(*weight);
-        let place = Place { file: 0, section: at, bytes: least + share / SECTION_ALIGN * SECTION_ALIGN };
+        let share = units_to(before + u64::from(*weight)) - units_to(before);
+        before += u64::from(*weight);
+        let place = Place { file: 0, section: at, bytes: least + share * shape.section_align };
         at += place.bytes;
         place
     };
@@ -92,22 +97,27 @@ pub fn separate(whole: Shape, least: u64) -> Result<Plan> {
 
 #[cfg(test)]
 mod tests {
+    use isthmus_region::format::{DEVICE_SECTION_ALIGN, SECTION_ALIGN};
+
     use super::*;
 
     #[test]
-    fn sections_lie_side_by_side_and_fit() {
-        let shape = Shape::new(64 << 20, [1, 2], 4, 64).unwrap();
-        let places = places(&shape, &[0, 1, 2, 1]).unwrap();
-        let mut end = shape.host_bytes;
-        for place in &places {
-            assert_eq!(place.section, end);
-            assert!(
-                place.section.is_multiple_of(SECTION_ALIGN) && place.bytes >= least_section_bytes(&shape)
-            );
-            end += place.bytes;
+    fn sections_lie_side_by_side_and_fill_the_region() {
+        for (align, least) in [(SECTION_ALIGN, 28 << 20), (DEVICE_SECTION_ALIGN, 26 << 20)] {
+            let shape = Shape::new(64 << 20, [1, 2], 4, 64).unwrap().with_section_align(align).unwrap();
+            let shape = shape.with_shared(100_000, 16).unwrap();
+            let places = places(&shape, &[0, 1, 2, 1]).unwrap();
+            let mut end = shape.host_bytes + shape.shared_bytes;
+            assert!(shape.host_bytes.is_multiple_of(align) && shape.shared_bytes.is_multiple_of(align));
+            for place in &places {
+                assert_eq!(place.section, end);
+                let whole = place.section.is_multiple_of(align) && place.bytes.is_multiple_of(align);
+                assert!(whole && place.bytes >= least_section_bytes(&shape));
+                end += place.bytes;
+            }
+            assert!(end <= 64 << 20 && (64 << 20) - end < align, "{end} with {align}");
+            assert!(places[2].bytes > least && places[0].bytes == least_section_bytes(&shape));
         }
-        assert!(end <= 64 << 20 && end > 63 << 20, "nothing worth mentioning is left over");
-        assert!(places[2].bytes > 28 << 20 && places[0].bytes < 1 << 20);
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use isthmus_attach::server::{self, Allowed, Wakeup};
-use isthmus_region::format::MAX_ENDPOINTS;
+use isthmus_region::format::{DEVICE_SECTION_ALIGN, MAX_ENDPOINTS, SECTION_ALIGN};
 use isthmus_region::life::State;
 use isthmus_region::mapping::Mapping;
 use isthmus_region::membership::{PeerInfo, Region, Shape};
@@ -473,7 +473,8 @@ fn plan(config: &Config, region_bytes: u64, own: usize) -> Result<Plan> {
     let options = &config.region;
     let peers = u32::try_from(config.vms.len() + own).unwrap_or(u32::MAX);
     let endpoints = config.endpoints.max(endpoints_for(config));
-    let bare = Shape::new(region_bytes, uuid()?, peers, endpoints)?;
+    let align = if config.vms.is_empty() { SECTION_ALIGN } else { DEVICE_SECTION_ALIGN };
+    let bare = Shape::new(region_bytes, uuid()?, peers, endpoints)?.with_section_align(align)?;
     let weights: Vec<u32> =
         std::iter::once(config.host_ranks).chain(config.vms.iter().map(|vm| vm.ranks)).collect();
     let cut = |shape| match options.separate_sections {

@@ -369,6 +369,42 @@ fn an_agent_that_is_started_anew_begins_a_new_life() {
 }
 
 #[test]
+fn sections_of_a_region_with_vms_begin_and_end_where_guests_can_take_them_over() {
+    const MIB: u64 = 1 << 20;
+    let dir = tempfile::tempdir().unwrap();
+    let (service, _events) = start(dir.path(), &["red", "blue"]);
+    let _vms = ["red", "blue"].map(|vm| Qemu::connect(service.ivshmem_socket_of(vm).unwrap()));
+    let region = service.region();
+    let shape = region.shape();
+    assert_eq!(shape.section_align, 2 * MIB);
+    let peers = region.peers();
+    let sections =
+        peers.iter().map(|p| (p.section, p.section_bytes)).chain([(shape.shared, shape.shared_bytes)]);
+    for (at, bytes) in sections.chain([(0, shape.host_bytes)]) {
+        assert!(bytes > 0 && at.is_multiple_of(2 * MIB) && bytes.is_multiple_of(2 * MIB), "{at:#x}: {bytes}");
+    }
+    assert_eq!(peers.len(), 3);
+    assert!(
+        peers.iter().map(|p| p.section + p.section_bytes).max().unwrap() > 30 * MIB,
+        "the region is used"
+    );
+
+    // The least size with VMs is named, and enough.
+    let with_a_vm = |bytes| {
+        let mut config = Config::new(dir.path().join("small"), bytes);
+        config.vms = vec![Vm { name: "red".into(), ranks: 1 }];
+        Service::start(config, Arc::new(|_: &Event| ()))
+    };
+    let error = with_a_vm(4 * MIB).unwrap_err().to_string();
+    assert!(error.contains("need 6291456 bytes") && error.contains("one of 8 MiB or more"), "{error}");
+    let small = with_a_vm(8 * MIB).unwrap();
+    assert!(small.region().shape().section_align == 2 * MIB);
+    // Without VMs smaller ones do.
+    let native = Service::start(Config::new(dir.path().join("native"), MIB), Arc::new(|_| ())).unwrap();
+    assert!(native.region().shape().section_align < MIB);
+}
+
+#[test]
 fn an_agent_without_its_host_says_so() {
     let dir = tempfile::tempdir().unwrap();
     let (service, _events) = start(dir.path(), &["red"]);

@@ -12,7 +12,7 @@ mod members;
 mod objects;
 mod registrations;
 
-use isthmus_region::format::{self, MAGIC, SECTION_ALIGN, VERSION, file, header, peer};
+use isthmus_region::format::{self, DEVICE_SECTION_ALIGN, MAGIC, SECTION_ALIGN, VERSION, file, header, peer};
 use isthmus_region::life::{Life, State};
 use isthmus_region::membership::Shape;
 use isthmus_region::reader::Reader;
@@ -264,6 +264,13 @@ impl Walk<'_> {
             return Ok(None);
         }
         let shared = word(&words, header::SHARED);
+        let align = word(&words, header::SECTION_ALIGN);
+        let fits = align.is_power_of_two() && (SECTION_ALIGN..=DEVICE_SECTION_ALIGN).contains(&align);
+        if !self.require(fits, place, "header.SECTION_ALIGN", header::SECTION_ALIGN, align, || {
+            format!("a power of two from {SECTION_ALIGN} to {DEVICE_SECTION_ALIGN}")
+        }) {
+            return Ok(None);
+        }
         let shape = Shape {
             region_bytes,
             uuid,
@@ -275,6 +282,7 @@ impl Walk<'_> {
             shared_bytes,
             objects,
             files,
+            section_align: align,
         };
         for (field, offset, expected) in [
             ("header.REPLY_TABLE", header::REPLY_TABLE, shape.reply_table()),
@@ -285,10 +293,9 @@ impl Walk<'_> {
             self.require(found == expected, place, field, offset, found, || expected.to_string());
         }
         let end = shape.tables_end();
-        let fits =
-            host_bytes >= end && host_bytes <= region_bytes && host_bytes.is_multiple_of(SECTION_ALIGN);
+        let fits = host_bytes >= end && host_bytes <= region_bytes && host_bytes.is_multiple_of(align);
         self.require(fits, place, "header.HOST_BYTES", header::HOST_BYTES, host_bytes, || {
-            format!("a multiple of {SECTION_ALIGN} from {end} to {}", number(region_bytes))
+            format!("a multiple of {align} from {end} to {}", number(region_bytes))
         });
         // The tables that follow were just found to lie in the host section only if it fits.
         if !fits {
@@ -296,14 +303,14 @@ impl Walk<'_> {
         }
         let file = self.files(&shape)?;
         let least = if shared_file == 0 { host_bytes } else { 0 };
-        let begins = shared >= least && shared <= file && shared.is_multiple_of(SECTION_ALIGN);
+        let begins = shared >= least && shared <= file && shared.is_multiple_of(align);
         self.require(begins, place, "header.SHARED", header::SHARED, shared, || {
-            format!("a multiple of {SECTION_ALIGN} from {least} to {}", number(file))
+            format!("a multiple of {align} from {least} to {}", number(file))
         });
         let left = file.saturating_sub(shared);
-        let fits_too = shared_bytes <= left && shared_bytes.is_multiple_of(SECTION_ALIGN);
+        let fits_too = shared_bytes <= left && shared_bytes.is_multiple_of(align);
         self.require(fits_too, place, "header.SHARED_BYTES", header::SHARED_BYTES, shared_bytes, || {
-            format!("a multiple of {SECTION_ALIGN} up to {}", number(left))
+            format!("a multiple of {align} up to {}", number(left))
         });
         if !(begins && fits_too) {
             return Ok(None);
@@ -468,12 +475,11 @@ impl Walk<'_> {
             0 => (shape.first_section(), shape.region_bytes),
             _ => (shape.first_section_in(file), self.files.get(file as usize)?.1),
         };
-        let end = start.checked_add(bytes);
-        let inside =
-            start >= first && start.is_multiple_of(SECTION_ALIGN) && end.is_some_and(|e| e <= length);
+        let (end, align) = (start.checked_add(bytes), shape.section_align);
+        let inside = start >= first && start.is_multiple_of(align) && end.is_some_and(|e| e <= length);
         if !self.require(inside, place, "peer.SECTION", at + peer::SECTION, start, || {
             format!(
-                "a multiple of {SECTION_ALIGN} from {} on, with its {} bytes inside its file's {}",
+                "a multiple of {align} from {} on, with its {} bytes inside its file's {}",
                 number(first),
                 number(bytes),
                 number(length)
@@ -481,8 +487,9 @@ impl Walk<'_> {
         }) {
             return None;
         }
-        if !self.require(bytes >= least, place, "peer.SECTION_BYTES", at + peer::SECTION_BYTES, bytes, || {
-            format!("at least {}", number(least))
+        let enough = bytes >= least && bytes.is_multiple_of(align);
+        if !self.require(enough, place, "peer.SECTION_BYTES", at + peer::SECTION_BYTES, bytes, || {
+            format!("a multiple of {align}, and at least {}", number(least))
         }) {
             return None;
         }

@@ -110,6 +110,10 @@ fn each_field_that_is_wrong_is_named() {
     let cases: &[(u64, u64, &str)] = &[
         (header::SHARED_BYTES, REGION, "header.SHARED_BYTES"),
         (header::SHARED_BYTES, 77, "header.SHARED_BYTES"),
+        (header::SECTION_ALIGN, 4096, "header.SECTION_ALIGN"),
+        (header::SECTION_ALIGN, 3 << 18, "header.SECTION_ALIGN"),
+        (header::SECTION_ALIGN, 4 << 20, "header.SECTION_ALIGN"),
+        (header::SECTION_ALIGN, 2 << 20, "header.HOST_BYTES"),
         (header::OBJECTS, 1 << 31, "header.OBJECTS"),
         (header::OBJECTS, 5000, "header.HOST_BYTES"),
         (header::REPLY_TABLE, 64, "header.REPLY_TABLE"),
@@ -144,6 +148,10 @@ fn each_field_that_is_wrong_is_named() {
         (section + directory::INCARNATION, 44, "directory.INCARNATION"),
         (section + directory::HEAP, 0, "directory.HEAP"),
         (section + directory::HEAP_BYTES, u64::MAX, "directory.HEAP_BYTES"),
+        (section + directory::PAGES, 0, "directory.PAGES"),
+        (section + directory::PAGES, 4096, "directory.PAGES"),
+        (section + directory::PAGES_BYTES, 64 << 10, "directory.PAGES"),
+        (section + directory::PAGES_BYTES, u64::MAX - 65535, "directory.PAGES"),
         (section + directory::HEAP_USED, 5, "directory.HEAP_USED"),
         (section + directory::HEAP_USED, 0, "directory.HEAP_USED"),
         (

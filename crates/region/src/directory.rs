@@ -65,7 +65,14 @@ pub fn places(shape: &Shape) -> Places {
 
 /// The least bytes of a section: its tables and some heap.
 pub fn least_section_bytes(shape: &Shape) -> u64 {
-    (places(shape).heap + (256 << 10)).next_multiple_of(crate::format::SECTION_ALIGN)
+    (places(shape).heap + (256 << 10)).next_multiple_of(shape.section_align)
+}
+
+/// Whether a section of `section_bytes` can have its pool of pages there: aligned as sections are, behind the tables, up to the
+/// section's end.
+pub fn pages_fit(shape: &Shape, section_bytes: u64, pages: u64, pages_bytes: u64) -> bool {
+    let is_aligned = [pages, pages_bytes].iter().all(|word| word.is_multiple_of(shape.section_align));
+    is_aligned && pages >= places(shape).heap && pages.checked_add(pages_bytes) == Some(section_bytes)
 }
 
 impl Directory {
@@ -96,6 +103,10 @@ impl Directory {
             }
         }
         section.part("tables", 0, expected.heap)?;
+        let (pages, pages_bytes) = (word(directory::PAGES)?, word(directory::PAGES_BYTES)?);
+        if !pages_fit(shape, section.len(), pages, pages_bytes) {
+            return Err(Error::Invalid { what: "offset of the pool of pages", value: pages });
+        }
         Ok(Self {
             section: section.clone(),
             shape: *shape,

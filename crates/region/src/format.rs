@@ -9,9 +9,9 @@
 //! region file ┌──────────────┬────────────────┬────────────────┬────────────────┬──
 //!             │ host section │ shared section │ peer section 0 │ peer section 1 │ …
 //!             └──────────────┴────────────────┴────────────────┴────────────────┴──
-//! peer section┌───────────┬────────────────┬────────────┬────────────────┬──────────────────────────
-//!             │ directory │ endpoint table │ area table │ activity table │ heap: extents of areas …
-//!             └───────────┴────────────────┴────────────┴────────────────┴──────────────────────────
+//! peer section┌───────────┬────────────────┬────────────┬────────────────┬──────────────────────────┬───────┐
+//!             │ directory │ endpoint table │ area table │ activity table │ heap: extents of areas … │ pages │
+//!             └───────────┴────────────────┴────────────┴────────────────┴──────────────────────────┴───────┘
 //! ```
 
 /// Offsets of a structure's fields, and the list that the documentation is checked against.
@@ -56,8 +56,11 @@ pub const PROGRAM_BYTES: usize = 24;
 pub const VERSION: u32 = 1;
 /// Smallest region.
 pub const LEAST_REGION_BYTES: u64 = 1 << 20;
-/// Alignment of sections.
+/// Alignment of sections, at least: that of regions which only processes of the host map.
 pub const SECTION_ALIGN: u64 = 64 << 10;
+/// Alignment of sections in a region that VMs map as the BAR of a device. A guest's kernel takes memory of a device over in
+/// pieces of this size, and maps such pieces as one page. The largest that a region may have.
+pub const DEVICE_SECTION_ALIGN: u64 = 2 << 20;
 /// Unit of the heap that a local service hands out.
 pub const EXTENT_UNIT: u64 = 16 << 10;
 /// Most peers of a region.
@@ -93,6 +96,7 @@ layout! {
         FILES @ 136, 4, "host service, once", "Entries of the file table.";
         SHARED_FILE @ 140, 4, "host service, once", "File of the shared section.";
         SHARED @ 144, 8, "host service, once", "Offset of the shared section in that file.";
+        SECTION_ALIGN @ 152, 8, "host service, once", "Sections and pools of pages begin and end at multiples of this: a power of two, 64 KiB to 2 MiB.";
     }
     /// The host service's answer to a question of a peer's local service about named objects; one for each peer.
     reply (576) {
@@ -143,6 +147,8 @@ layout! {
         ENDPOINTS_HIGH @ 80, 8, "local service", "Endpoint slots that were ever used.";
         DEATHS @ 88, 8, "local service", "Counts the deaths of processes and peers that the service has heard of; the lower half is a futex.";
         RETIRED @ 128, 256, "local service", "Counters of processes that are gone, added up; fields as in `counters`.";
+        PAGES @ 384, 8, "local service, once", "Offset of the pool of pages in the section, where the heap ends.";
+        PAGES_BYTES @ 392, 8, "local service, once", "Bytes of the pool, to the end of the section; 0 if there is none.";
         CALL @ 512, 8, "local service", "Number of its last question to the host service about named objects, written last.";
         CALL_PARTY @ 520, 8, "local service", "The process that asks, as a party.";
         CALL_UID @ 528, 4, "local service", "User of that process.";

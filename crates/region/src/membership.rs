@@ -7,7 +7,9 @@ use isthmus_lockfree::sync::{ReadWord, release_fence};
 
 use crate::error::{Error, Result};
 use crate::files::Files;
-use crate::format::{self, GlobalSlot, MAGIC, SECTION_ALIGN, VERSION, file, header, object, peer, reply};
+use crate::format::{
+    self, DEVICE_SECTION_ALIGN, GlobalSlot, MAGIC, SECTION_ALIGN, VERSION, file, header, object, peer, reply,
+};
 use crate::mapping::{LineRef, Mapping, PeerSection, ProgramMemory, ReadOnly, Section};
 use crate::place::{self, Place};
 use crate::source::Source;
@@ -36,15 +38,19 @@ pub struct Shape {
     pub objects: u32,
     /// Entries of the file table.
     pub files: u32,
+    /// What sections and pools of pages begin and end at multiples of.
+    pub section_align: u64,
 }
 
 impl Shape {
-    /// A shape of one file without a shared section, its host section sized for `peers`.
+    /// A shape of one file without a shared section, its host section sized for `peers`, its sections at multiples of
+    /// [`SECTION_ALIGN`].
     ///
     /// # Errors
     /// [`Error::Invalid`] for more peers or endpoints than the format allows, or for none.
     pub fn new(region_bytes: u64, uuid: [u64; 2], peers: u32, endpoints: u32) -> Result<Self> {
         let (host_bytes, shared_file, shared, shared_bytes, objects, files) = (0, 0, 0, 0, 0, 1);
+        let section_align = SECTION_ALIGN;
         Self {
             region_bytes,
             uuid,
@@ -56,6 +62,7 @@ impl Shape {
             shared_bytes,
             objects,
             files,
+            section_align,
         }
         .sized()
     }
@@ -65,11 +72,18 @@ impl Shape {
     /// # Errors
     /// [`Error::Invalid`] for more objects than the format allows, or more bytes than the region has.
     pub fn with_shared(self, bytes: u64, objects: u32) -> Result<Self> {
-        let shared_bytes = bytes
-            .checked_next_multiple_of(SECTION_ALIGN)
-            .filter(|b| *b <= self.region_bytes)
-            .ok_or(Error::Invalid { what: "bytes of the shared section", value: bytes })?;
-        Self { shared_bytes, objects, ..self }.sized()
+        if bytes > self.region_bytes {
+            return Err(Error::Invalid { what: "bytes of the shared section", value: bytes });
+        }
+        Self { shared_bytes: bytes, objects, ..self }.sized()
+    }
+
+    /// The same with sections at multiples of `section_align`.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for an alignment that the format does not allow.
+    pub fn with_section_align(self, section_align: u64) -> Result<Self> {
+        Self { section_align, ..self }.sized()
     }
 
     /// The same with so many files, and the shared section, if there is one, at the start of file `shared_file`.
@@ -82,7 +96,11 @@ impl Shape {
 
     fn sized(mut self) -> Result<Self> {
         self.check()?;
-        self.host_bytes = self.tables_end().next_multiple_of(SECTION_ALIGN);
+        self.host_bytes = self.tables_end().next_multiple_of(self.section_align);
+        let shared_bytes = self.shared_bytes;
+        self.shared_bytes = shared_bytes
+            .checked_next_multiple_of(self.section_align)
+            .ok_or(Error::Invalid { what: "bytes of the shared section", value: shared_bytes })?;
         self.shared = if self.shared_file == 0 { self.host_bytes } else { 0 };
         Ok(self)
     }
@@ -131,6 +149,10 @@ impl Shape {
         }
         if self.files == 0 || self.files > format::MAX_FILES {
             return Err(Error::Invalid { what: "number of files", value: self.files.into() });
+        }
+        let aligns = SECTION_ALIGN..=DEVICE_SECTION_ALIGN;
+        if !self.section_align.is_power_of_two() || !aligns.contains(&self.section_align) {
+            return Err(Error::Invalid { what: "alignment of sections", value: self.section_align });
         }
         if self.shared_file >= self.files {
             return Err(Error::Invalid {
@@ -221,6 +243,7 @@ impl Region {
             shared_bytes: word(header::SHARED_BYTES)?,
             objects: whole.half("header", header::OBJECTS)?,
             files: whole.half("header", header::FILES)?,
+            section_align: word(header::SECTION_ALIGN)?,
         };
         shape.check()?;
         if shape.region_bytes != map.len() {
@@ -239,7 +262,13 @@ impl Region {
         }
         let host = whole.part("host section", 0, shape.host_bytes)?;
         host.part("tables", 0, shape.tables_end())?;
-        if !shape.shared.is_multiple_of(SECTION_ALIGN) {
+        if !shape.host_bytes.is_multiple_of(shape.section_align) {
+            return Err(Error::Invalid { what: "bytes of the host section", value: shape.host_bytes });
+        }
+        if !shape.shared_bytes.is_multiple_of(shape.section_align) {
+            return Err(Error::Invalid { what: "bytes of the shared section", value: shape.shared_bytes });
+        }
+        if !shape.shared.is_multiple_of(shape.section_align) {
             return Err(Error::Invalid { what: "offset of the shared section", value: shape.shared });
         }
         if shape.shared_file == 0 {
@@ -406,13 +435,16 @@ impl Region {
     /// The section of a peer, checked against its file, which is mapped now if it was not.
     ///
     /// # Errors
-    /// [`Error::OutOfBounds`], [`Error::Invalid`] when the table claims a section outside of its file, or where another section is;
-    /// what is wrong with the file.
+    /// [`Error::OutOfBounds`], [`Error::Invalid`] when the table claims a section outside of its file, where another section is, or
+    /// at no multiple of the alignment; what is wrong with the file.
     pub fn section(&self, info: &PeerInfo) -> Result<PeerSection> {
         if info.section < self.shape.first_section_in(info.file)
-            || !info.section.is_multiple_of(SECTION_ALIGN)
+            || !info.section.is_multiple_of(self.shape.section_align)
         {
             return Err(Error::Invalid { what: "section offset", value: info.section });
+        }
+        if !info.section_bytes.is_multiple_of(self.shape.section_align) {
+            return Err(Error::Invalid { what: "bytes of a section", value: info.section_bytes });
         }
         let section = self.file(info.file)?.part("peer section", info.section, info.section_bytes)?;
         Ok(section.at(Place::of_peer(info.index)?))
@@ -505,6 +537,7 @@ impl Writer {
         put(header::FILE_TABLE, shape.file_table())?;
         put(header::FILES, u64::from(shape.files) | (u64::from(shape.shared_file) << 32))?;
         put(header::SHARED, shape.shared)?;
+        put(header::SECTION_ALIGN, shape.section_align)?;
         for (index, bytes) in (0_u64..).zip([shape.region_bytes].iter().chain(others)) {
             put(shape.file_table() + index * file::BYTES + file::LENGTH, *bytes)?;
         }

@@ -166,6 +166,10 @@ fn sections_outside_of_their_file_are_refused() {
     assert!(matches!(fails(1), Error::OutOfBounds { .. }));
     world.put_peer(1, peer::SECTION, u64::MAX - SECTION_ALIGN + 1);
     assert!(matches!(fails(1), Error::OutOfBounds { .. }));
+    world.put_peer(1, peer::SECTION, 0);
+    world.put_peer(1, peer::SECTION_BYTES, BYTES - 4096);
+    assert!(matches!(fails(1), Error::Invalid { what: "bytes of a section", .. }));
+    world.put_peer(1, peer::SECTION_BYTES, BYTES);
     // Where the host section is, and where the shared one is.
     world.put_peer(1, peer::SECTION, 0);
     for file in [0, SHARED_FILE] {
@@ -197,6 +201,13 @@ fn headers_that_place_the_shared_section_or_the_files_wrongly_are_refused() {
         (header::FILES, files | files << 32, files | 1 << 32),
         (header::FILE_TABLE, 4096, world.host.region().shape().file_table()),
         (header::SHARED, 64, 0),
+        (header::SHARED_BYTES, 4096, 4 * SECTION_ALIGN),
+        (header::SECTION_ALIGN, 0, SECTION_ALIGN),
+        (header::SECTION_ALIGN, SECTION_ALIGN / 2, SECTION_ALIGN),
+        (header::SECTION_ALIGN, SECTION_ALIGN * 3, SECTION_ALIGN),
+        (header::SECTION_ALIGN, 4 << 20, SECTION_ALIGN),
+        // Good by itself, and the host section ends at no multiple of it.
+        (header::SECTION_ALIGN, 2 << 20, SECTION_ALIGN),
     ] {
         assert!(Region::open(&map).is_ok());
         world.put(at, value);

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use isthmus_region::counters::{Totals, WORDS};
-use isthmus_region::directory::{Places, places};
+use isthmus_region::directory::{Places, pages_fit, places};
 use isthmus_region::format::{
     CHUNK_ENTRIES, DIRECTORY_MAGIC, EXTENT_UNIT, area, block, chunk, counters, directory, endpoint,
 };
@@ -28,6 +28,8 @@ pub(super) struct Within {
     pub(super) start: u64,
     /// Bytes of the section.
     pub(super) bytes: u64,
+    /// Where its heap ends, as an offset in it.
+    pub(super) heap_end: u64,
     pub(super) places: Places,
     pub(super) incarnation: u64,
     /// What lies in the heap.
@@ -44,16 +46,16 @@ impl Within {
     pub(super) fn holds(&self, offset: u64, bytes: u64, align: u64) -> bool {
         offset >= self.places.heap
             && offset.is_multiple_of(align)
-            && offset.checked_add(bytes).is_some_and(|end| end <= self.bytes)
+            && offset.checked_add(bytes).is_some_and(|end| end <= self.heap_end)
     }
 
     /// What [`Within::holds`] asks for, in words.
     pub(super) fn wanted(&self, bytes: u64, align: u64) -> String {
         let heap = self.places.heap;
         format!(
-            "a multiple of {align} from {heap} on, with {} bytes inside the section's {}",
+            "a multiple of {align} from {heap} on, with {} bytes before the heap's end at {}",
             number(bytes),
-            number(self.bytes)
+            number(self.heap_end)
         )
     }
 }
@@ -64,6 +66,7 @@ impl Walk<'_> {
             peer: member.index,
             start: member.section,
             bytes: member.section_bytes,
+            heap_end: member.section_bytes,
             places: places(shape),
             incarnation: member.incarnation,
             parts: Claims::default(),
@@ -71,7 +74,7 @@ impl Walk<'_> {
             owners: HashMap::new(),
             windows: Vec::new(),
         };
-        if !self.directory(shape, &within, member)? {
+        if !self.directory(shape, &mut within, member)? {
             return Ok(());
         }
         let slots = usize::try_from(shape.endpoints).unwrap_or(0);
@@ -106,7 +109,7 @@ impl Walk<'_> {
     }
 
     /// Returns whether the section can be walked.
-    fn directory(&mut self, shape: &Shape, within: &Within, member: &mut Member) -> Result<bool> {
+    fn directory(&mut self, shape: &Shape, within: &mut Within, member: &mut Member) -> Result<bool> {
         let words = self.words("directory", within.start, 64)?;
         let place = Place::Directory(within.peer);
         let get = |offset| word(&words, offset);
@@ -132,17 +135,30 @@ impl Walk<'_> {
             get(directory::INCARNATION),
             || format!("{}, as the peer's entry says", within.incarnation),
         );
+        let (pages, pages_bytes) = (get(directory::PAGES), get(directory::PAGES_BYTES));
+        let fit = pages_fit(shape, within.bytes, pages, pages_bytes);
+        sound &= self.require(fit, place, "directory.PAGES", at(directory::PAGES), pages, || {
+            format!(
+                "a multiple of {} behind the tables, with PAGES_BYTES of such multiples up to the section's end at {}",
+                shape.section_align,
+                number(within.bytes)
+            )
+        });
+        if fit {
+            within.heap_end = pages;
+        }
+        let heap_bytes = within.heap_end - within.places.heap;
         for (field, offset, right) in [
             ("directory.ENDPOINT_TABLE", directory::ENDPOINT_TABLE, within.places.endpoints),
             ("directory.AREA_TABLE", directory::AREA_TABLE, within.places.areas),
             ("directory.ACTIVITY_TABLE", directory::ACTIVITY_TABLE, within.places.activity),
             ("directory.HEAP", directory::HEAP, within.places.heap),
-            ("directory.HEAP_BYTES", directory::HEAP_BYTES, within.bytes - within.places.heap),
+            ("directory.HEAP_BYTES", directory::HEAP_BYTES, heap_bytes),
         ] {
             sound &=
                 self.require(get(offset) == right, place, field, at(offset), get(offset), || number(right));
         }
-        member.heap_bytes = within.bytes - within.places.heap;
+        member.heap_bytes = heap_bytes;
         member.heap_used = get(directory::HEAP_USED);
         let fits = member.heap_used <= member.heap_bytes && member.heap_used.is_multiple_of(EXTENT_UNIT);
         self.require(fits, place, "directory.HEAP_USED", at(directory::HEAP_USED), member.heap_used, || {
@@ -173,7 +189,7 @@ impl Walk<'_> {
         self.incarnation(within, place, "area.LIFE", at + area::LIFE, life.incarnation);
         let (first, bytes) = (word(record, area::FIRST), word(record, area::FIRST_BYTES));
         let granted = word(record, area::GRANTED);
-        let heap = within.bytes - within.places.heap;
+        let heap = within.heap_end - within.places.heap;
         self.require(
             granted >= bytes && granted <= heap,
             place,

@@ -166,7 +166,7 @@ impl Walk<'_> {
         self.require(base <= most, place, "registration.BASE", at + registration::BASE, base, || {
             format!("at most {}, with {} bytes behind it", number(most), number(range.bytes))
         });
-        let (heap, end) = (within.places.heap, within.bytes);
+        let (heap, end) = (within.places.heap, within.heap_end);
         let begins = (heap..end).contains(&range.offset);
         let sound = self.require(
             begins,
@@ -181,7 +181,7 @@ impl Walk<'_> {
             "registration.LENGTH",
             at + registration::LENGTH,
             range.bytes,
-            || format!("at most {}, which the section has from there on", number(end - range.offset)),
+            || format!("at most {}, which the heap has from there on", number(end - range.offset)),
         );
         if sound && range.bytes > 0 {
             within.windows.push(Window { start: range.offset, bytes: range.bytes, area, place, at });

@@ -3,7 +3,7 @@
 use isthmus_lockfree::life::{Life, State};
 use isthmus_lockfree::sync::{Word, release_fence};
 
-use super::{OwnDirectory, least_section_bytes, places};
+use super::{OwnDirectory, least_section_bytes, pages_fit, places};
 use crate::counters::{Counters, Totals};
 use crate::error::{Error, Result};
 use crate::extent::{Extent, Heap};
@@ -58,22 +58,36 @@ impl Writer {
     /// # Errors
     /// [`Error::Full`] when the section is too small for its tables and one area; [`Error::NoPeer`]; [`Error::ReadOnly`].
     pub fn create(region: &Region, peer: u32) -> Result<Self> {
+        Self::create_with_pages(region, peer, 0)
+    }
+
+    /// As [`Writer::create`]; the last `pages_bytes` of the section are a pool of pages, of which the heap takes none.
+    ///
+    /// # Errors
+    /// As [`Writer::create`]; [`Error::Invalid`] for a pool that is not aligned as sections are.
+    pub fn create_with_pages(region: &Region, peer: u32, pages_bytes: u64) -> Result<Self> {
         let info = region.peer(peer)?.ok_or(Error::NoPeer { peer })?;
         let PeerInfo { life: Life { incarnation, .. }, .. } = info;
         let (section, shape) = (region.own_section(&info)?, region.shape());
-        if section.len() < least_section_bytes(shape) {
-            return Err(Error::Full { bytes: least_section_bytes(shape) - section.len() });
+        let least = least_section_bytes(shape).saturating_add(pages_bytes);
+        if section.len() < least {
+            return Err(Error::Full { bytes: least - section.len() });
         }
-        let p = places(shape);
+        let (p, pages) = (places(shape), section.len() - pages_bytes);
+        if !pages_fit(shape, section.len(), pages, pages_bytes) {
+            return Err(Error::Invalid { what: "bytes of the pool of pages", value: pages_bytes });
+        }
         section.zero("tables", 0, p.heap)?;
-        let heap = Heap::new(p.heap, section.len() - p.heap, peer.into());
+        let heap = Heap::new(p.heap, pages - p.heap, peer.into());
         let put = |offset, value| section.word("directory", offset).map(|w| w.put(value));
         put(directory::INCARNATION, incarnation)?;
         put(directory::ENDPOINT_TABLE, p.endpoints)?;
         put(directory::AREA_TABLE, p.areas)?;
         put(directory::ACTIVITY_TABLE, p.activity)?;
         put(directory::HEAP, p.heap)?;
-        put(directory::HEAP_BYTES, section.len() - p.heap)?;
+        put(directory::HEAP_BYTES, pages - p.heap)?;
+        put(directory::PAGES, pages)?;
+        put(directory::PAGES_BYTES, pages_bytes)?;
         section.word("directory", directory::MAGIC)?.set(DIRECTORY_MAGIC);
         let slots = usize::try_from(shape.endpoints).unwrap_or(0);
         Ok(Self {
@@ -363,6 +377,43 @@ mod tests {
         while w.grow_area(grant.area, 64 << 10).is_ok() {}
         w.close_area(grant.area).unwrap();
         assert!(w.open_area(300_000, 1, "test").is_ok());
+    }
+
+    #[test]
+    fn a_pool_of_pages_ends_the_section_and_the_heap_takes_none_of_it() {
+        let (host, section) = fresh();
+        let (shape, len) = (*host.region().shape(), section.len());
+        let (least, align) = (least_section_bytes(&shape), shape.section_align);
+        for bytes in [4096, align + 4096, len - least + align, len, u64::MAX - 4095] {
+            assert!(Writer::create_with_pages(host.region(), 0, bytes).is_err(), "{bytes}");
+        }
+        for bytes in [0, 4 * align, len - least] {
+            let mut w = Writer::create_with_pages(host.region(), 0, bytes).unwrap();
+            let grant = w.open_area(1, 1, "test").unwrap();
+            let mut extents = vec![grant.first];
+            extents.extend(std::iter::from_fn(|| w.grow_area(grant.area, 1).ok()));
+            assert_eq!(extents.iter().map(|e| e.offset + e.bytes).max(), Some(len - bytes));
+            let word = |at| section.word("t", at).unwrap();
+            assert_eq!(
+                [directory::PAGES, directory::PAGES_BYTES].map(|at| word(at).get()),
+                [len - bytes, bytes]
+            );
+            assert_eq!(word(directory::HEAP).get() + word(directory::HEAP_BYTES).get(), len - bytes);
+            // Readers believe no other pool.
+            let opens = || OwnDirectory::open(&section, &shape, 1).is_ok();
+            for (at, wrong) in [
+                (directory::PAGES, align),
+                (directory::PAGES, len - bytes - 4096),
+                (directory::PAGES_BYTES, bytes + align),
+                (directory::PAGES_BYTES, u64::MAX - align + 1),
+            ] {
+                let good = word(at).get();
+                assert!(opens());
+                word(at).set(wrong);
+                assert!(!opens(), "{bytes}: {at} is {wrong:#x}");
+                word(at).set(good);
+            }
+        }
     }
 
     #[test]
