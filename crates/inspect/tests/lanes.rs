@@ -10,7 +10,7 @@ use isthmus_inspect::openmetrics::Exporter;
 use isthmus_region::counters::{Counter, LaneCounter, LaneTotals};
 use isthmus_region::local::LocalBuf;
 use isthmus_transport::types::{Rma, Status};
-use isthmus_transport::{Bell, PostError, Posted, Receive, Selector, Send, Ticket};
+use isthmus_transport::{PostError, Posted, Receive, Selector, Send, Ticket};
 
 /// Counters of all lanes, by the places of sender and receiver in the job.
 fn lanes(job: &Job) -> HashMap<(usize, usize), LaneTotals> {
@@ -122,7 +122,7 @@ fn a_lane_counts_how_often_it_was_full_the_wakes_and_the_rma_that_it_carried() {
     let seen = lanes(&job)[&(0, 1)];
     assert_eq!((seen.get(LaneCounter::Stalls), seen.get(LaneCounter::Messages)), (queued as u64, 500));
     assert_eq!(seen.get(LaneCounter::Wakeups), 0);
-    while job.ends[1].fall_asleep(Bell::Futex).is_none() {
+    while job.ends[1].fall_asleep(false).is_none() {
         settle(&mut job);
     }
     assert!(send_once(&mut job, 0, 1, word).is_ok());

@@ -22,7 +22,7 @@ use crate::sync::{ReadWord, Word, full_fence};
 pub enum Bell {
     /// Its wake word is a futex for the processes of its own peer.
     Futex,
-    /// Its local service writes its eventfd.
+    /// Its local service rings it, by a pipe.
     Service,
 }
 

@@ -14,11 +14,11 @@ mod post;
 mod progress;
 
 use std::ffi::{c_int, c_void};
-use std::os::fd::OwnedFd;
 use std::sync::{Arc, LazyLock, OnceLock};
 
 use isthmus_cabi::Poison;
 use isthmus_fabric_sys::*;
+use isthmus_region::doorbell::Sleeper;
 use isthmus_region::objects::endpoint;
 use isthmus_transport::{Address, Config, Endpoint, Name, Place};
 
@@ -51,7 +51,8 @@ pub(crate) struct Ep {
     poison: Poison,
     pub(crate) domain: Arc<Domain>,
     state: Lock<State>,
-    bell: OnceLock<OwnedFd>,
+    /// That of its endpoint, once it was asked for.
+    sleeper: OnceLock<Arc<Sleeper>>,
 }
 
 /// The kinds of operations that may be posted: those whose completion goes somewhere.
@@ -202,7 +203,7 @@ impl Ep {
             },
         };
         let state = Lock::new(domain.locks, state);
-        let ep = Arc::new(Self { head, poison: Poison::new(), domain, state, bell: OnceLock::new() });
+        let ep = Arc::new(Self { head, poison: Poison::new(), domain, state, sleeper: OnceLock::new() });
         ep.domain.endpoints.lock().push(Arc::downgrade(&ep));
         Ok(ep)
     }

@@ -1,10 +1,10 @@
 //! Waiting for completions: in blocking calls, by descriptors for `poll`, and between empty reads.
 //!
 //! **Blocking.** A thread that has found nothing for a while lets its endpoints fall asleep, polls once more, and
-//! sleeps: on the endpoint's futex if there is only one, and it has a futex; else in `poll` on an epoll descriptor. That
-//! holds a pipe of each endpoint, to which the local service writes; an eventfd of our own, for what other threads of the
-//! process add; and a timer, since an endpoint bounds how long it may sleep. `FI_GETWAIT` gives the same descriptor;
-//! `fi_trywait` then does all but the waiting.
+//! sleeps: where its endpoint's threads sleep if there is only one (`isthmus_region::doorbell`); else in `poll` on an epoll
+//! descriptor. That holds a pipe of each endpoint, to which the local service writes; an eventfd of our own, for what other
+//! threads of the process add; and a timer, since an endpoint bounds how long it may sleep. `FI_GETWAIT` gives the same
+//! descriptor; `fi_trywait` then does all but the waiting.
 //!
 //! **Polling.** MPIs never block: they read again and again. [`Patience`] counts empty reads. Where there are enough
 //! processors it yields after [`POLLS`] of them, and now and then afterwards, and goes on polling. Where there are more
@@ -15,9 +15,8 @@ use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-use isthmus_region::doorbell::{self, Doorbell, Pollable};
+use isthmus_region::doorbell::{Pollable, Sleeper};
 use isthmus_region::shared_by_threads::Count;
-use isthmus_transport::{Alarm, Bell};
 
 use crate::cq::Progress;
 use crate::ep::Ep;
@@ -84,7 +83,8 @@ pub(crate) fn left(until: Option<Instant>) -> Duration {
 pub(crate) struct Waiter {
     /// The number of threads that sleep, and [`ARMED`] while the program may be polling the descriptor.
     watch: Count,
-    alarm: Mutex<Option<Alarm>>,
+    /// Where a thread sleeps, or slept last.
+    alarm: Mutex<Option<Arc<Sleeper>>>,
     watching: OnceLock<Watching>,
     /// Endpoints that fell asleep when the descriptor was armed.
     armed: Mutex<Vec<Weak<Ep>>>,
@@ -103,13 +103,13 @@ impl Watching {
 
     /// Adds an endpoint's bell, unless it was added before; gives whether it is there.
     fn add(&self, ep: &Arc<Ep>) -> bool {
-        let Some(bell) = ep.bell() else { return false };
+        let Some(bell) = ep.sleeper().and_then(|sleeper| sleeper.bell()) else { return false };
         let mut known = locked(&self.known);
         if known.iter().any(|k| std::ptr::eq(k.as_ptr(), Arc::as_ptr(ep))) {
             return true;
         }
         known.retain(|k| k.strong_count() > 0);
-        let added = self.pollable.watch(bell.as_fd()).is_ok();
+        let added = self.pollable.watch(bell).is_ok();
         if added {
             known.push(Arc::downgrade(ep));
         }
@@ -120,7 +120,9 @@ impl Watching {
     fn drain(&self) {
         self.pollable.drain();
         for ep in locked(&self.known).iter().filter_map(Weak::upgrade) {
-            ep.bell().map(|bell| doorbell::drain(bell.as_fd()));
+            if let Some(sleeper) = ep.sleeper() {
+                sleeper.drain_bell();
+            }
         }
     }
 }
@@ -149,7 +151,7 @@ impl Waiter {
     #[cold]
     fn ring_now(&self) {
         if let Some(alarm) = &*locked(&self.alarm) {
-            alarm.ring();
+            alarm.wake_all();
         }
         if let Some(watching) = self.watching.get() {
             watching.pollable.ring();
@@ -170,15 +172,15 @@ impl Waiter {
         let all: Vec<Arc<Ep>> = endpoints.lock().clone();
         self.watch.add(1);
         match all.as_slice() {
-            [one] if one.doorbell() == Doorbell::Futex => self.sleep_on_futex(one, limit, is_there),
+            [one] => self.sleep_at(one, limit, is_there),
             _ => self.sleep_on_descriptor(&all, limit, is_there),
         }
         self.watch.sub(1);
     }
 
-    fn sleep_on_futex(&self, ep: &Arc<Ep>, limit: Duration, is_there: impl Fn() -> bool) {
-        let Some(asleep) = ep.fall_asleep(Bell::Futex) else { return };
-        *locked(&self.alarm) = Some(asleep.alarm());
+    fn sleep_at(&self, ep: &Arc<Ep>, limit: Duration, is_there: impl Fn() -> bool) {
+        let Some(asleep) = ep.fall_asleep(false) else { return };
+        *locked(&self.alarm) = Some(Arc::clone(asleep.sleeper()));
         if !is_there() {
             asleep.wait(limit);
         }
@@ -204,9 +206,9 @@ impl Waiter {
     fn all_asleep(watching: &Watching, all: &[Arc<Ep>]) -> Option<Duration> {
         let mut limit = Duration::MAX;
         for (i, ep) in all.iter().enumerate() {
-            // Without its eventfd nothing would end the sleep.
+            // Without its bell nothing would end the sleep.
             let most = if watching.add(ep) { Duration::MAX } else { STOPGAP };
-            match ep.fall_asleep(Bell::Service) {
+            match ep.fall_asleep(true) {
                 Some(asleep) => limit = limit.min(asleep.limit).min(most),
                 None => {
                     all[..i].iter().for_each(|ep| ep.wake_up());
@@ -380,14 +382,15 @@ impl Patience {
     }
 }
 
-/// Sleeps for at most [`NAP`]; a message to the endpoint, if it is the only one, ends it.
+/// Sleeps for at most [`NAP`]; a message to the endpoint ends it, if it is the only one, and if being woken takes less time than
+/// that.
 fn sleep_for_a_nap(endpoints: &Lock<Vec<Arc<Ep>>>) {
     let one = match endpoints.try_lock().as_deref().map(Vec::as_slice) {
-        Some([one]) if one.doorbell() == Doorbell::Futex => Some(Arc::clone(one)),
+        Some([one]) if one.doorbell().cost() < NAP => Some(Arc::clone(one)),
         _ => None,
     };
     let Some(ep) = one else { return std::thread::sleep(BLIND_NAP) };
-    if let Some(asleep) = ep.fall_asleep(Bell::Futex) {
+    if let Some(asleep) = ep.fall_asleep(false) {
         asleep.wait(NAP);
         ep.wake_up();
     }

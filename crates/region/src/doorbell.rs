@@ -10,7 +10,8 @@
 //! - A [`crate::gate::Gate`] is where they sleep at a word that many may change.
 //! - A [`Pollable`] is a descriptor for `poll(2)` that rings and a timer make readable.
 //!
-//! No sleep lasts longer than [`Doorbell::longest`]: a waker may be killed between its change and its ring.
+//! No sleep lasts longer than [`Doorbell::longest`], if the sleeper has no limit of its own: a waker may be killed between its
+//! change and its ring.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -108,12 +109,13 @@ pub struct Sleeper {
     member: Arc<Member>,
     local: u32,
     doorbell: Doorbell,
+    longest: Duration,
     wake: LineRef,
     /// The service's descriptor, asked for when it is needed first.
     bell: OnceLock<OwnedFd>,
     /// When the service refused it.
     refused: Mutex<Option<Instant>>,
-    /// An eventfd that the threads of this process write; made with `bell`.
+    /// An eventfd that the threads of this process write; made when a thread first sleeps at `bell`.
     own: OnceLock<OwnedFd>,
     /// Whether a thread waits at the two; the others wait for that one.
     is_taken: Mutex<bool>,
@@ -128,10 +130,12 @@ impl Sleeper {
     /// # Errors
     /// [`crate::Error::Invalid`] for a slot beyond the table.
     pub fn new(member: &Arc<Member>, local: u32, by_service: bool) -> Result<Self> {
+        let doorbell = if by_service { Doorbell::Service } else { member.doorbell() };
         Ok(Self {
             member: Arc::clone(member),
             local,
-            doorbell: if by_service { Doorbell::Service } else { member.doorbell() },
+            doorbell,
+            longest: doorbell.longest(),
             wake: member.own().wake_line(local)?,
             bell: OnceLock::new(),
             refused: Mutex::new(None),
@@ -140,6 +144,12 @@ impl Sleeper {
             rung: Condvar::new(),
             pollable: OnceLock::new(),
         })
+    }
+
+    /// The same, with a longest sleep of its own.
+    #[must_use]
+    pub fn with_longest(self, longest: Duration) -> Self {
+        Self { longest, ..self }
     }
 
     /// The kind by which its threads sleep.
@@ -156,7 +166,7 @@ impl Sleeper {
     /// The longest sleep that makes sense here.
     pub fn longest(&self) -> Duration {
         let is_deaf = self.doorbell == Doorbell::Service && self.bell().is_none();
-        if is_deaf { LONGEST_UNRUNG } else { self.doorbell.longest() }
+        if is_deaf { LONGEST_UNRUNG } else { self.longest }
     }
 
     /// The descriptor that the service makes readable; none if it gives none. After a refusal it is asked again, now and then.
@@ -178,9 +188,6 @@ impl Sleeper {
         }
         match self.member.service().bell(self.local) {
             Ok(bell) => {
-                if let Ok(own) = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK) {
-                    let _ = self.own.set(own);
-                }
                 let _ = self.bell.set(bell);
                 Ok(())
             }
@@ -198,6 +205,11 @@ impl Sleeper {
             return wake::wait(&self.wake.words[0], seen, limit);
         }
         let Some(bell) = self.bell() else { return std::thread::sleep(limit) };
+        if self.own.get().is_none()
+            && let Ok(own) = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+        {
+            let _ = self.own.set(own);
+        }
         let mut is_taken = lock(&self.is_taken);
         if *is_taken {
             let waited = self.rung.wait_timeout(is_taken, limit);
@@ -224,11 +236,15 @@ impl Sleeper {
 
     /// Wakes all threads of this process that sleep here, or poll the descriptor.
     pub fn wake_all(&self) {
-        wake::wake(&self.wake.words[0]);
-        self.rung.notify_all();
-        // A thread that waits at the two descriptors; the word is not what it sleeps at.
-        if let Some(own) = self.own.get() {
-            ring(own);
+        self.doorbell.ring_endpoint(&self.wake.words[0]);
+        if self.doorbell == Doorbell::Service {
+            // A thread that takes the lock after this finds the word changed; one before it has made the descriptor.
+            drop(lock(&self.is_taken));
+            self.rung.notify_all();
+            // The thread that waits at the two descriptors.
+            if let Some(own) = self.own.get() {
+                ring(own);
+            }
         }
         if let Some(pollable) = self.pollable.get() {
             pollable.ring();
@@ -249,17 +265,22 @@ impl Sleeper {
         self.pollable.get().ok_or(rustix::io::Errno::AGAIN)
     }
 
+    /// Takes what the service left in its descriptor, for a caller that watches it.
+    pub fn drain_bell(&self) {
+        if self.bell.get().is_some_and(|bell| drain(bell.as_fd()))
+            && *lock(&self.is_taken)
+            && let Some(own) = self.own.get()
+        {
+            // The ring was meant for the thread that waits there, too, which may not have seen it yet.
+            ring(own);
+        }
+    }
+
     /// Makes the descriptor unreadable until the next ring, or until it is time to check who lives.
     pub fn clear(&self) {
         if let Some(pollable) = self.pollable.get() {
             pollable.drain();
-            if self.bell().is_some_and(drain)
-                && *lock(&self.is_taken)
-                && let Some(own) = self.own.get()
-            {
-                // The ring was meant for the thread that waits there, too, which may not have seen it yet.
-                ring(own);
-            }
+            self.drain_bell();
             pollable.set_timer(self.longest());
         }
     }

@@ -177,7 +177,7 @@ pub struct Member {
     counters: Counters,
     service: Arc<dyn LocalService>,
     directories: Mutex<HashMap<u32, (u64, Directory)>>,
-    /// Eventfds for places of the region at which no thread waits now. Objects come and go, and their places come back.
+    /// Bells for places of the region at which no thread waits now. Objects come and go, and their places come back.
     watches: Mutex<HashMap<u64, Vec<OwnedFd>>>,
     doorbell: Doorbell,
     processors: u64,
@@ -323,7 +323,7 @@ impl Member {
             || (self.processors > 0 && here > self.processors)
     }
 
-    /// An eventfd for a place of the region, for one thread at a time: one that was left here, or a new one.
+    /// A bell for a place of the region, for one thread at a time: one that was left here, or a new one.
     pub(crate) fn take_watch(&self, place: u64) -> Option<OwnedFd> {
         let left = lock(&self.watches).get_mut(&place).and_then(Vec::pop);
         left.or_else(|| self.service.watch(place).ok())

@@ -1,4 +1,4 @@
-//! What every doorbell must do, whichever kind it is: the same tests run for a futex and for a service's eventfd.
+//! What every doorbell must do, whichever kind it is: the same tests run for a futex and for a service's pipe.
 
 #![allow(clippy::disallowed_types)] // orderings of the test's own threads
 

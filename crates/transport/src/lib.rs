@@ -22,9 +22,8 @@ pub mod wire;
 
 pub use address::{Address, Name, Place};
 pub use endpoint::{
-    Alarm, Asleep, CLOSE_PATIENCE, Closing, Config, Endpoint, Short, ShortReceived, ShortSink, Sink,
+    Asleep, CLOSE_PATIENCE, Closing, Config, Endpoint, Short, ShortReceived, ShortSink, Sink,
 };
-pub use isthmus_lockfree::sleep::Bell;
 pub use types::{
     Access, Atomic, AtomicKind, Completion, Error, Memory, Op, PeerId, PostError, Posted, Receive, Result,
     Rma, Selector, Send, Status, Ticket,

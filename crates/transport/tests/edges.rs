@@ -5,7 +5,6 @@ use common::*;
 
 use std::sync::Arc;
 
-use isthmus_lockfree::sleep::Bell;
 use isthmus_region::extent::Extent;
 use isthmus_region::format::{KIND_CHANNELS, block};
 use isthmus_region::member::{LocalService, Member};
@@ -104,10 +103,7 @@ fn a_lane_that_found_no_room_is_accepted_once_there_is_some() {
     let came = |b: &mut Endpoint| (0..17).filter(|tag| has_come(b, *tag)).count();
     assert_eq!(came(&mut b), 16);
     assert!(b.take_shortage() && !b.take_shortage(), "reported once");
-    assert!(
-        b.fall_asleep(Bell::Futex).is_some_and(|asleep| asleep.limit.as_millis() < 10),
-        "nothing will ring"
-    );
+    assert!(b.fall_asleep(false).is_some_and(|asleep| asleep.limit.as_millis() < 10), "nothing will ring");
     b.wake_up();
     member.give(at, bytes);
     polls(&mut [&mut b], 2000);
@@ -221,7 +217,7 @@ fn an_endpoint_without_a_berth_refuses_what_must_go_somewhere_and_moves_nothing(
     assert_eq!(a.send(&message(to_b, 1, &out)).err(), Some(PostError::Again));
     assert!(!a.send_at_once(to_b, true, 1, None, out[0]));
     a.receive(&receive(any(9), &into)).unwrap();
-    assert!(a.resolve(&b.address()).is_err() && a.bell().is_err());
+    assert!(a.resolve(&b.address()).is_err() && a.sleeper().is_none());
     assert!(!a.progress() && !a.has_lanes() && !a.is_crowded());
     assert_eq!((a.address(), a.pop()), (address, None));
     // What it said before, and whether it is there, others learn from its record.

@@ -212,7 +212,7 @@ fn a_sleeper_at_a_gate_is_woken_by_another_member() {
     });
     // Without rings, each of these 400 sleeps takes 50 ms.
     assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
-    // With an eventfd, as in a VM: rung through the service by place.
+    // By the service, as in a VM: rung by place.
     let place = Place::new(place::SHARED, object.info().unwrap().offset).unwrap().word();
     let watch = one.service().watch(place).unwrap();
     two.service().ring(1, place);

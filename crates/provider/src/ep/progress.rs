@@ -1,10 +1,10 @@
 //! An endpoint's progress, and its sleep while there is none to make.
 
-use std::os::fd::OwnedFd;
+use std::sync::Arc;
 
 use isthmus_cabi::guard;
-use isthmus_region::doorbell::Doorbell;
-use isthmus_transport::{Asleep, Bell, Endpoint, Short};
+use isthmus_region::doorbell::{Doorbell, Sleeper};
+use isthmus_transport::{Asleep, Endpoint, Short};
 
 use super::completion::ToReader;
 use super::{Ep, State};
@@ -75,23 +75,23 @@ impl Ep {
         self.state.try_lock().is_some_and(|s| s.transport.as_ref().is_some_and(Endpoint::has_transfers))
     }
 
-    /// The eventfd that the service writes when the endpoint sleeps and is rung; made when it is needed first.
-    pub(crate) fn bell(&self) -> Option<&OwnedFd> {
-        if self.bell.get().is_none() {
-            let made = self.state.lock().transport.as_ref()?.bell().ok()?;
-            // If another thread was first, its eventfd is used: the service writes all that it gave.
-            let _ = self.bell.set(made);
+    /// Where threads sleep that wait for it; none before it is enabled.
+    pub(crate) fn sleeper(&self) -> Option<&Arc<Sleeper>> {
+        if self.sleeper.get().is_none() {
+            let sleeper = Arc::clone(self.state.lock().transport.as_ref()?.sleeper()?);
+            let _ = self.sleeper.set(sleeper);
         }
-        self.bell.get()
+        self.sleeper.get()
     }
 
-    /// Gets ready to sleep; none if there is something to do. Each success must be followed by one [`Ep::wake_up`].
-    pub(crate) fn fall_asleep(&self, bell: Bell) -> Option<Asleep> {
+    /// Gets ready to sleep, as [`Endpoint::fall_asleep`]; none if there is something to do. Each success must be followed by
+    /// one [`Ep::wake_up`].
+    pub(crate) fn fall_asleep(&self, by_service: bool) -> Option<Asleep> {
         let mut state = self.state.lock();
         if state.moving || self.poison.is_set() {
             return None;
         }
-        let asleep = state.transport.as_mut()?.fall_asleep(bell)?;
+        let asleep = state.transport.as_mut()?.fall_asleep(by_service)?;
         state.sleepers += 1;
         Some(asleep)
     }

@@ -4,10 +4,10 @@
 //! nowhere. Nothing moves then, and what must go somewhere is refused as in a full region, with nothing done. Receives are posted,
 //! and take what was kept; its senders are answered later.
 
-use std::os::fd::OwnedFd;
+use std::sync::Arc;
 
-use isthmus_lockfree::sleep::Bell;
 use isthmus_lockfree::slot::Message;
+use isthmus_region::doorbell::Sleeper;
 use isthmus_region::local::LocalBuf;
 
 use super::{Asleep, Endpoint, Short, ShortSink, Sink};
@@ -224,21 +224,9 @@ impl Endpoint {
         berth.is_crowded()
     }
 
-    /// A descriptor that becomes readable when the endpoint is rung while it sleeps by [`Bell::Service`].
-    ///
-    /// # Errors
-    /// [`Error::Region`] when the local service is gone, or has no descriptor left.
-    pub fn bell(&self) -> Result<OwnedFd, Error> {
-        let Some(berth) = &self.berth else {
-            return Err(Error::Region {
-                action: "get a bell to wait on",
-                source: isthmus_region::Error::Service {
-                    action: "give a bell",
-                    reason: "this process is not attached".into(),
-                },
-            });
-        };
-        berth.bell()
+    /// Where threads sleep that wait for it; none while its process is attached nowhere.
+    pub fn sleeper(&self) -> Option<&Arc<Sleeper>> {
+        self.berth.as_ref().map(|berth| &berth.sleeper)
     }
 
     /// Ends a sleep.
@@ -264,9 +252,10 @@ impl Endpoint {
     }
 
     /// Gets ready to sleep. If there is nothing to do, senders ring the endpoint from now on, until
-    /// [`Endpoint::wake_up`]. If there is something to do, returns `None`, and the endpoint stays awake.
-    pub fn fall_asleep(&mut self, bell: Bell) -> Option<Asleep> {
+    /// [`Endpoint::wake_up`]. If there is something to do, returns `None`, and the endpoint stays awake. With `by_service`
+    /// its thread waits at the descriptor [`Sleeper::bell`], with others; else in [`Asleep::wait`].
+    pub fn fall_asleep(&mut self, by_service: bool) -> Option<Asleep> {
         let Some(berth) = &mut self.berth else { return None };
-        self.core.fall_asleep(berth, bell)
+        self.core.fall_asleep(berth, by_service)
     }
 }

@@ -48,6 +48,7 @@ use std::sync::Arc;
 
 use isthmus_region::ReadOnly;
 use isthmus_region::chain::{self, Chain};
+use isthmus_region::doorbell::Sleeper;
 use isthmus_region::format::{GlobalSlot, block};
 use isthmus_region::holds::Hold;
 use isthmus_region::mapping::LineRef;
@@ -63,7 +64,7 @@ pub use outgoing::MANY_LANES;
 use path::Path;
 use poll::Spin;
 pub use poll::{Short, ShortReceived, ShortSink, Sink};
-pub use sleep::{Alarm, Asleep};
+pub use sleep::Asleep;
 use table::Table;
 use tally::{Sent, Tally};
 
@@ -248,8 +249,8 @@ struct Berth {
     block_at: u64,
     block: LineRef,
     hold: Hold,
-    /// The line whose first word counts wake-ups of this endpoint.
-    wake: LineRef,
+    /// Where threads sleep that wait for this endpoint.
+    sleeper: Arc<Sleeper>,
     lanes: Chain,
     accepts: Chain,
     reserve: Option<Place>,
@@ -337,8 +338,7 @@ impl Endpoint {
         let reserve = reserve.map_err(failed("take memory for an endpoint's reserve"))?;
         let (local, incarnation) =
             member.service().open_endpoint(block_at).map_err(failed("publish an endpoint"))?;
-        let wake = member.own().wake_line(local);
-        let wake = wake.map_err(failed("find an endpoint's record"))?;
+        let sleeper = Sleeper::new(member, local, false).map_err(failed("find an endpoint's record"))?;
         let slot = member.region().shape().slot(member.peer(), local);
         let most_chunks = chain::most_lane_chunks(member.region().shape());
         let mut berth = Berth {
@@ -349,7 +349,7 @@ impl Endpoint {
             block_at,
             block,
             hold,
-            wake,
+            sleeper: Arc::new(sleeper.with_longest(sleep::LONGEST)),
             lanes: Chain::new(chain::LANES, most_chunks),
             accepts: Chain::new(chain::ACCEPTS, most_chunks),
             reserve: Some(reserve),

@@ -1,7 +1,7 @@
 //! Going to sleep, and waking others.
 //!
-//! An endpoint that sleeps says so in its block, and a sender that announces a message to it rings: the futex
-//! of its endpoint record where both can reach that, else through the local service. Before it sleeps it
+//! An endpoint that sleeps says so in its block, and a sender that announces a message to it rings, by whichever
+//! doorbell there is ([`isthmus_region::doorbell`]). Before it sleeps it
 //! cools its hot lanes, whose senders neither announce nor ring (`isthmus_lockfree::sleep` has the argument).
 //! A sender that sleeps for want of room writes into its lane's descriptor at which read position it wants to
 //! be woken, and announces that as it announces a message. The receiver finds the request where it finds
@@ -9,21 +9,21 @@
 //! ring for deaths. Nothing rings for a lane whose sender has not answered, or for memory of the region: these
 //! are found by checks alone, so each sleep has a bound that fits what is open.
 
-use std::os::fd::OwnedFd;
+use std::sync::Arc;
 use std::time::Duration;
 
 use isthmus_lockfree::sleep::{self, Bell};
 use isthmus_region::counters::{Counter, LaneCounter};
+use isthmus_region::doorbell::Sleeper;
 use isthmus_region::format::GlobalSlot;
-use isthmus_region::mapping::LineRef;
-use isthmus_region::wake;
 
 use super::{Berth, Core};
 use crate::lane::{Asked, Outgoing, Request};
-use crate::types::{Error, PeerId, Result};
+use crate::types::PeerId;
 
-/// The longest sleep: a process may be killed before it rings.
-const LONGEST: Duration = Duration::from_millis(250);
+/// The longest sleep: a process may be killed before it rings. As in a VM wherever it is: programs leave endpoints asleep that
+/// wait for nothing in particular, and each look costs some.
+pub(super) const LONGEST: Duration = Duration::from_millis(250);
 /// The first sleep while something is open for which nothing rings. It doubles each time that nothing has
 /// come, up to the second value.
 const OPEN: (Duration, Duration) = (Duration::from_micros(100), Duration::from_millis(2));
@@ -31,41 +31,30 @@ const OPEN: (Duration, Duration) = (Duration::from_micros(100), Duration::from_m
 /// had just read the old heat.
 const UNANSWERED: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(64));
 
-/// What a thread that sleeps waits on.
+/// A sleep that may begin.
 #[derive(Debug, Clone)]
 pub struct Asleep {
-    /// It must not sleep longer than this.
+    /// It must not last longer than this.
     pub limit: Duration,
-    word: LineRef,
+    sleeper: Arc<Sleeper>,
     seen: u64,
 }
 
 impl Asleep {
-    /// Sleeps on the futex until something rings, at most `limit` and [`Asleep::limit`]. For [`Bell::Futex`]
-    /// only. The endpoint may be used by other threads meanwhile.
+    /// Sleeps until something rings, at most `limit` and [`Asleep::limit`]. The endpoint may be used by other threads
+    /// meanwhile.
     pub fn wait(&self, limit: Duration) {
-        wake::wait(&self.word.words[0], self.seen, limit.min(self.limit));
+        self.sleeper.sleep(self.seen, limit.min(self.limit));
     }
 
     /// Whether the bell was rung: a wait would end at once.
     pub fn is_rung(&self) -> bool {
-        self.word.words[0].get() != self.seen
+        self.sleeper.seen() != self.seen
     }
 
-    /// Wakes it from within this process.
-    pub fn alarm(&self) -> Alarm {
-        Alarm(self.word.clone())
-    }
-}
-
-/// Wakes a thread of this process that sleeps on the futex.
-#[derive(Debug, Clone)]
-pub struct Alarm(LineRef);
-
-impl Alarm {
-    /// Wakes it.
-    pub fn ring(&self) {
-        wake::wake(&self.0.words[0]);
+    /// Where it sleeps; other threads of this process can wake it there.
+    pub fn sleeper(&self) -> &Arc<Sleeper> {
+        &self.sleeper
     }
 }
 
@@ -83,12 +72,6 @@ impl Berth {
         self.crowded
     }
 
-    /// As [`super::Endpoint::bell`].
-    pub(super) fn bell(&self) -> Result<OwnedFd> {
-        let failed = |source| Error::Region { action: "get a bell to wait on", source };
-        self.member.service().bell(self.local).map_err(failed)
-    }
-
     /// As [`super::Endpoint::wake_up`].
     pub(super) fn wake_up(&mut self) {
         self.asleep = None;
@@ -102,7 +85,7 @@ impl Berth {
     pub(super) fn wake_all(&mut self) {
         let bell = self.asleep;
         self.wake_up();
-        wake::wake(&self.wake.words[0]);
+        self.sleeper.wake_all();
         if bell == Some(Bell::Service) {
             self.member.service().wake(self.slot);
         }
@@ -117,12 +100,12 @@ impl Core {
     }
 
     /// As [`super::Endpoint::fall_asleep`].
-    pub(super) fn fall_asleep(&mut self, berth: &mut Berth, bell: Bell) -> Option<Asleep> {
+    pub(super) fn fall_asleep(&mut self, berth: &mut Berth, by_service: bool) -> Option<Asleep> {
         if !self.completions.is_empty() {
             return None;
         }
         // Read first: a ring from here on changes it.
-        let (word, seen) = (berth.wake.clone(), berth.wake.words[0].get());
+        let (sleeper, seen) = (Arc::clone(&berth.sleeper), berth.sleeper.seen());
         for number in std::mem::take(&mut berth.hot) {
             if let Some(Some(lane)) = berth.incoming.get_mut(number as usize) {
                 lane.cool();
@@ -131,7 +114,8 @@ impl Core {
         }
         berth.sleeps += 1;
         // The service also wakes threads that sleep on the futex.
-        let bell = if berth.asleep == Some(Bell::Service) { Bell::Service } else { bell };
+        let by_service = by_service || berth.asleep == Some(Bell::Service);
+        let bell = if by_service { Bell::Service } else { sleeper.doorbell().bell() };
         sleep::announce_sleep(&berth.block.words[4], berth.sleeps, bell);
         let unasked = self.ask_for_room(berth);
         // The check that decides: of everything.
@@ -154,7 +138,7 @@ impl Core {
             LONGEST
         };
         berth.naps += 1;
-        Some(Asleep { limit, word, seen })
+        Some(Asleep { limit, sleeper, seen })
     }
 
     /// Asks the receivers of all that waits for room to ring when there is some. Returns whether something
