@@ -54,10 +54,10 @@ pub fn connect_at(path: &Path) -> Result<Arc<Member>> {
         Reply::Refused { code, text } => return Err(Error::Refused { code, text }),
         _ => return Err(Error::BadFrame { what: "not the answer to Hello" }),
     };
-    let [region, wake]: [OwnedFd; 2] =
-        fds.try_into().map_err(|_| Error::BadFrame { what: "not the two descriptors of a Welcome" })?;
+    let [region]: [OwnedFd; 1] =
+        fds.try_into().map_err(|_| Error::BadFrame { what: "not the one descriptor of a Welcome" })?;
     let map = map(&region, &welcome)?;
-    let client = Client::new(connection, path, pid, wake);
+    let client = Client::new(connection, path, pid);
     Ok(Member::new(&map, welcome.peer, welcome.grant, Box::new(client))?)
 }
 

@@ -125,7 +125,7 @@ pub enum Request {
 /// What the service answers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Reply {
-    /// To `Hello`, with the region's descriptor and an eventfd for wake-ups.
+    /// To `Hello`, with the descriptor of the region's first file.
     Welcome(Welcome),
     /// To `Grow`.
     Extent(Extent),

@@ -7,7 +7,7 @@
 //! asks the host service for a new life, with a zeroed section and numbers that were not used before.
 //!
 //! After each of these steps it rings the host service by the wake port, and is rung when the service has done its
-//! own. The words in the region are the truth; whoever waits looks at them again every now and then ([`RECHECK`]).
+//! own. The words in the region are the truth; the side that waits looks at them again every now and then ([`RECHECK`]).
 
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};

@@ -27,14 +27,12 @@ pub(super) struct Client {
     socket: Arc<OwnedFd>,
     path: PathBuf,
     pid: Pid,
-    /// The eventfd of the `Welcome`, kept open while the process is attached.
-    _wake: OwnedFd,
 }
 
 impl Client {
-    pub(super) fn new(connection: Connection, path: &Path, pid: Pid, wake: OwnedFd) -> Self {
+    pub(super) fn new(connection: Connection, path: &Path, pid: Pid) -> Self {
         let socket = Arc::clone(&connection.socket);
-        Self { connection: Mutex::new(connection), socket, path: path.to_path_buf(), pid, _wake: wake }
+        Self { connection: Mutex::new(connection), socket, path: path.to_path_buf(), pid }
     }
 
     fn ask(&self, action: &'static str, request: &Request) -> isthmus_region::Result<Reply> {
@@ -251,8 +249,7 @@ mod tests {
     #[test]
     fn watch_fails_at_once_while_another_thread_waits_for_an_answer() {
         let (slow, connection, _dir) = connection();
-        let wake = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).unwrap();
-        let client = Client::new(connection, Path::new(""), rustix::process::getpid(), wake);
+        let client = Client::new(connection, Path::new(""), rustix::process::getpid());
         std::thread::scope(|scope| {
             let asks = scope.spawn(|| client.open_object(Kind::Segment, "slow", Access::Write));
             let (number, _) = slow.request();

@@ -3,6 +3,7 @@
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::time::Instant;
 
+use isthmus_region::directory::AreaGrant;
 use isthmus_region::party::Party;
 use isthmus_region::source::read_only;
 use rustix::event::epoll;
@@ -11,8 +12,8 @@ use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
 
 use super::event_loop::Loop;
-use super::{Ending, Event, Newcomer, Who, eventfd};
-use crate::error::Error;
+use super::{Ending, Event, Newcomer, Who};
+use crate::error::{Error, Result};
 use crate::protocol::{self, Code, Observed, Reply, Request, VERSION, Welcome};
 use crate::socket;
 
@@ -34,8 +35,6 @@ pub(super) struct Client {
 pub(super) struct Attached {
     pub(super) area: u32,
     pidfd: OwnedFd,
-    /// The service's end of the eventfd in its `Welcome`, kept open while the process is attached.
-    _wake: OwnedFd,
     /// The process's identity in words of the region.
     pub(super) party: Party,
     /// Whether a request of this process about a named object has no answer yet.
@@ -161,24 +160,7 @@ impl Loop {
             host_name: self.config.host_name.clone(),
         });
         let area = grant.area;
-        let begun = eventfd().and_then(|wake| {
-            let system = |action| move |source| Error::System { action, source };
-            self.watch(&pidfd, key + 1).map_err(system("watch a pidfd"))?;
-            let client =
-                self.clients.get_mut(&key).ok_or(Error::BadFrame { what: "a client that is gone" })?;
-            let fds = [self.first.as_fd(), wake.as_fd()];
-            let sent = socket::send(&client.socket, &welcome.encode(sequence), &fds, SendFlags::DONTWAIT);
-            if let Err(source) = sent {
-                // A client that has given up, or cannot be sent its Welcome, never learns of its area: take it back.
-                let _ = epoll::delete(&self.epoll, &pidfd);
-                return Err(system("send the region's descriptor")(source));
-            }
-            let party = Party::new(self.config.peer, area, grant.incarnation);
-            self.parties.insert(area, party);
-            client.attached = Some(Attached { area, pidfd, _wake: wake, party, asks: false });
-            Ok(())
-        });
-        match begun {
+        match self.attach(key, pidfd, grant, &welcome.encode(sequence)) {
             Ok(()) => self.tell(&Event::Attached { who, area }),
             Err(e) => {
                 self.publish_end(area);
@@ -188,6 +170,23 @@ impl Loop {
                 self.turn_away(key, sequence, Code::Failed, &format!("{e}{cause}"));
             }
         }
+    }
+
+    /// Sends a client its `Welcome`, after which it may use its area.
+    fn attach(&mut self, key: u64, pidfd: OwnedFd, grant: AreaGrant, welcome: &[u8]) -> Result<()> {
+        let system = |action| move |source| Error::System { action, source };
+        self.watch(&pidfd, key + 1).map_err(system("watch a pidfd"))?;
+        let client = self.clients.get_mut(&key).ok_or(Error::BadFrame { what: "a client that is gone" })?;
+        let fds = [self.first.as_fd()];
+        if let Err(source) = socket::send(&client.socket, welcome, &fds, SendFlags::DONTWAIT) {
+            // A client that has given up, or cannot be sent its Welcome, never learns of its area: take it back.
+            let _ = epoll::delete(&self.epoll, &pidfd);
+            return Err(system("send the region's descriptor")(source));
+        }
+        let party = Party::new(self.config.peer, grant.area, grant.incarnation);
+        self.parties.insert(grant.area, party);
+        client.attached = Some(Attached { area: grant.area, pidfd, party, asks: false });
+        Ok(())
     }
 
     /// Ends a connection, whatever led to it. The death is published before the event is.
