@@ -63,7 +63,7 @@ pub(crate) fn files_of_a_region(input: &mut Input<'_>) {
     let source = Arc::clone(&own) as Arc<dyn Source>;
     let mut host = membership::Writer::create_from(&map, &shape, 1, &lengths, Some(source)).expect("it fits");
     for (index, name) in (0..).zip(["one", "two"]) {
-        let new = NewPeer { file: 2 + index, section: 0, section_bytes: BYTES, ivshmem_id: None, name };
+        let new = NewPeer { file: 2 + index, section: 0, section_bytes: BYTES, is_vm: false, name };
         host.add(index, &new).expect("there is a place");
         let mut writer = Writer::create(host.region(), index).expect("it is large enough");
         writer.open_area(16 << 10, 1, "fuzz").expect("there is room");

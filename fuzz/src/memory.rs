@@ -57,7 +57,7 @@ pub fn region(data: &[u8]) {
     let mut writers = Vec::new();
     for i in 0..2 {
         let section = shape.host_bytes.next_multiple_of(SECTION) + u64::from(i) * SECTION;
-        let new = NewPeer { file: 0, section, section_bytes: SECTION, ivshmem_id: None, name: "peer" };
+        let new = NewPeer { file: 0, section, section_bytes: SECTION, is_vm: false, name: "peer" };
         host.add(i, &new).expect("there is a place");
         let info = host.region().peer(i).expect("in the table").expect("just added");
         let section = host.region().own_section(&info).expect("in the region");

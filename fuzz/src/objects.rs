@@ -101,13 +101,7 @@ pub fn objects(data: &[u8]) {
     for i in 0..2 {
         let at = (shape.host_bytes + shape.shared_bytes).next_multiple_of(SECTION) + u64::from(i) * SECTION;
         map.whole().expect("mapped to be written").zero("section", at, SECTION).expect("inside");
-        let new = NewPeer {
-            file: 0,
-            section: at,
-            section_bytes: SECTION,
-            ivshmem_id: (i == 1).then_some(1),
-            name: "peer",
-        };
+        let new = NewPeer { file: 0, section: at, section_bytes: SECTION, is_vm: i == 1, name: "peer" };
         host.add(i, &new).expect("there is a place");
         let info = host.region().peer(i).expect("in the table").expect("just added");
         let section = host.region().own_section(&info).expect("in the region");

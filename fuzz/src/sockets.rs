@@ -9,7 +9,7 @@ use std::sync::{Arc, LazyLock, Mutex};
 use std::time::Duration;
 
 use isthmus_attach::protocol::{self, MAX_FRAME, Reply, Request, VERSION};
-use isthmus_attach::socket;
+use isthmus_attach::{ring, socket};
 use isthmus_host::{Config, Service, Vm};
 use isthmus_region::mapping::Mapping;
 use isthmus_region::objects::{Access, Kind, NewObject};
@@ -204,7 +204,7 @@ fn object(input: &mut Input<'_>) -> Request {
     })
 }
 
-/// A VM that says anything to the ivshmem server, reads its greeting or not, and writes anything into its section.
+/// A VM that says anything to the ivshmem server and at a wake port, reads its greeting or not, and writes anything into its section.
 /// The host's own processes are none the worse.
 pub fn ivshmem(data: &[u8]) {
     crate::talk::without_sigpipe();
@@ -212,10 +212,11 @@ pub fn ivshmem(data: &[u8]) {
     let mut input = Input(data);
     // Each with whether its greeting was looked at; what follows comes when others come and go, or never.
     let mut vms: Vec<(UnixStream, bool)> = Vec::new();
+    let mut ports: Vec<UnixStream> = Vec::new();
     let mut steps = 0;
     while !input.is_empty() && steps < 16 {
         steps += 1;
-        match input.below(6) {
+        match input.below(9) {
             0 if vms.len() < 4 => {
                 let vm = UnixStream::connect(served.service.ivshmem_socket()).expect("the server listens");
                 vm.set_read_timeout(Some(Duration::from_secs(10))).expect("a socket has timeouts");
@@ -247,6 +248,25 @@ pub fn ivshmem(data: &[u8]) {
                     }
                 }
             }
+            6 if ports.len() < 4 => {
+                let port = UnixStream::connect(served.service.wake_socket()).expect("it listens");
+                ports.push(port);
+            }
+            6 => drop(ports.remove(0)),
+            7 => {
+                let number = u32::from(input.byte());
+                let frame = match input.below(6) {
+                    0 | 1 => ring::hello().to_vec(),
+                    2 => ring::death(number).to_vec(),
+                    3 => ring::call(number).to_vec(),
+                    4 => ring::peer(number, input.number()).to_vec(),
+                    _ => input.bytes(40).to_vec(),
+                };
+                if let Some(port) = ports.last_mut() {
+                    // It may be closed already, for what it said before.
+                    let _ = std::io::Write::write(port, &frame);
+                }
+            }
             _ => {
                 let region = isthmus_region::membership::Region::open(&served.map).expect("a region");
                 if let Ok(Some(peer)) = region.peer(1) {
@@ -262,7 +282,7 @@ pub fn ivshmem(data: &[u8]) {
         }
     }
     let _ = served.service.stats();
-    drop(vms);
+    drop((vms, ports));
     let member = isthmus_attach::connect_at(served.service.attach_socket()).expect("a process attaches");
     assert!(member.region().peers().iter().any(|p| p.index == 0));
     // That it did is told, a moment later perhaps.

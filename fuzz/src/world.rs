@@ -129,7 +129,7 @@ fn world(map: &Arc<Mapping>) -> World {
     for i in 0..3 {
         let at = (u64::from(i) + 1) * SECTION;
         map.whole().expect("mapped to be written").zero("section", at, SECTION).expect("inside");
-        let new = NewPeer { file: 0, section: at, section_bytes: SECTION, ivshmem_id: None, name: "peer" };
+        let new = NewPeer { file: 0, section: at, section_bytes: SECTION, is_vm: false, name: "peer" };
         host.add(i, &new).expect("there is a place");
         let info = host.region().peer(i).expect("in the table").expect("just added");
         let section = host.region().own_section(&info).expect("in the region");

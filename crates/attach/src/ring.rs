@@ -1,30 +1,30 @@
 //! The frames of wake-ups between a VM's agent and the host service: eight bytes each, in either direction, and eight
-//! more for a place.
+//! more for a place or a region.
 
 use crate::error::{Error, Result};
 
 /// Bytes of a frame, but for [`Frame::Ring`] and [`Frame::Peer`], which have twice as many.
 pub const BYTES: usize = 8;
 
-const HELLO: u32 = u32::from_le_bytes(*b"iam1");
+const HELLO: u32 = u32::from_le_bytes(*b"join");
 const WAKE: u32 = u32::from_le_bytes(*b"ring");
 const RING: u32 = u32::from_le_bytes(*b"gate");
 const CALL: u32 = u32::from_le_bytes(*b"call");
 const DEATH: u32 = u32::from_le_bytes(*b"died");
 const PEER: u32 = u32::from_le_bytes(*b"peer");
 
+/// In place of a peer: the host service knows no device that belongs to this port.
+pub const NOBODY: u32 = u32::MAX;
+
 /// A frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Frame {
-    /// From an agent, first and after each of its steps: the ivshmem id of its VM. The host service reads the VM's
-    /// section and answers with [`Frame::Peer`].
-    Hello {
-        /// The id.
-        id: u32,
-    },
+    /// From an agent, first and after each of its steps. It does not say which VM it is: the host service knows that by the
+    /// port, reads the VM's section, and answers with [`Frame::Peer`].
+    Hello,
     /// From the host service: the VM's entry in the membership table has been looked at, or has changed.
     Peer {
-        /// The entry.
+        /// The entry; [`NOBODY`] if no device belongs to this port.
         peer: u32,
         /// The region's identity, its first half.
         region: u64,
@@ -62,8 +62,8 @@ fn frame(kind: u32, value: u32) -> [u8; BYTES] {
 }
 
 /// [`Frame::Hello`].
-pub fn hello(id: u32) -> [u8; BYTES] {
-    frame(HELLO, id)
+pub fn hello() -> [u8; BYTES] {
+    frame(HELLO, 0)
 }
 
 /// [`Frame::Wake`].
@@ -108,7 +108,7 @@ pub fn take(bytes: &mut Vec<u8>) -> Result<Vec<Frame>> {
     while let Some(head) = bytes.get(at..at + BYTES) {
         let value = word(&head[4..]);
         frames.push(match word(&head[..4]) {
-            HELLO => Frame::Hello { id: value },
+            HELLO => Frame::Hello,
             WAKE => Frame::Wake { slot: value },
             CALL => Frame::Call { number: value },
             DEATH => Frame::Death { peer: value },
@@ -138,7 +138,7 @@ mod tests {
     fn frames_are_found_however_the_stream_is_cut() {
         let mut stream = Vec::new();
         let sent = [
-            &hello(7)[..],
+            &hello()[..],
             &wake(0),
             &ring(3, u64::MAX - 1),
             &call(9),
@@ -154,7 +154,7 @@ mod tests {
         }
         let place = u64::MAX - 1;
         let expected = [
-            Frame::Hello { id: 7 },
+            Frame::Hello,
             Frame::Wake { slot: 0 },
             Frame::Ring { peer: 3, place },
             Frame::Call { number: 9 },

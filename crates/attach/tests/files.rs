@@ -65,8 +65,7 @@ fn world() -> World {
             0 => (shape.first_section(), 8 << 20),
             _ => (0, OTHER),
         };
-        host.add(index, &NewPeer { file: index, section, section_bytes, ivshmem_id: None, name: "p" })
-            .unwrap();
+        host.add(index, &NewPeer { file: index, section, section_bytes, is_vm: false, name: "p" }).unwrap();
         host.set_state(index, State::Active).unwrap();
     }
     let config = Config {

@@ -25,13 +25,15 @@ use crate::{metrics, report, size, user};
 #[command(verbatim_doc_comment)]
 pub(crate) struct Args {
     /// Where processes attach; by default where they and all commands look: at ISTHMUS_SOCKET, else for root at
-    /// /run/isthmus/socket, else at $XDG_RUNTIME_DIR/isthmus/socket. VMs connect at the same path with .ivshmem appended
+    /// /run/isthmus/socket, else at $XDG_RUNTIME_DIR/isthmus/socket. VMs connect at the same path with
+    /// .ivshmem and .wake appended, or at sockets of their own with -NAME after these
     #[arg(long, value_name = "PATH", overrides_with = "socket")]
     socket: Option<PathBuf>,
     /// VMs that may join
     #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(..=1000))]
     vms: u32,
-    /// The name of a VM, in the order in which they connect; may be repeated
+    /// The name of a VM, by default vm1, vm2 and so on; may be repeated. A VM that connects at the sockets of that name has it;
+    /// those that connect at the sockets that all share get the names in that order
     #[arg(long = "name", value_name = "NAME")]
     names: Vec<String>,
     /// Processes expected on the host and in all VMs; they decide the region's default size

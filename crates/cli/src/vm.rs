@@ -36,6 +36,10 @@ struct DeviceArgs {
     /// the one that `isthmus host` would be: ISTHMUS_SOCKET, /run/isthmus/socket, $XDG_RUNTIME_DIR/isthmus/socket
     #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
+    /// The VM's name, one of those that the service is started with: the device of that VM alone, which has its name and its
+    /// place whenever it connects. Without a name the device is for any VM, which gets the first free place
+    #[arg(long, value_name = "NAME", value_parser = name)]
+    name: Option<String>,
     /// Size of the region; by default that of the service which runs, else what fits 1G
     #[arg(long, value_name = "SIZE", value_parser = size::parse_region)]
     region_size: Option<u64>,
@@ -50,6 +54,10 @@ enum Format {
     Qemu,
     LibvirtDevices,
     LibvirtOverride,
+}
+
+fn name(text: &str) -> Result<String, &'static str> {
+    service::check_name(text).map(|()| text.to_owned())
 }
 
 impl Args {
@@ -68,9 +76,13 @@ impl DeviceArgs {
         // Without a service, or its answer, the VM's definition can be written all the same.
         let told = || client::observe_at(&attach, PATIENCE).ok().map(|view| view.said.region_bytes);
         let region_bytes = self.region_size.or_else(told).unwrap_or(0);
+        let own = |common: PathBuf| match &self.name {
+            Some(name) => service::own_socket(&common, name),
+            None => common,
+        };
         let device = Device {
-            socket: foreground::ivshmem_socket(&attach),
-            wake: foreground::wake_socket(&attach),
+            socket: own(foreground::ivshmem_socket(&attach)),
+            wake: own(foreground::wake_socket(&attach)),
             region_bytes: region_bytes.next_power_of_two(),
             vectors: service::VECTORS,
         };

@@ -1,7 +1,8 @@
 //! The agent: finds the region behind an ivshmem device, becomes a member's local service, and lets the VM's processes
 //! attach, so that none of them needs root.
 //!
-//! It needs root itself, to map the device. It tells the host service something only through its own section: the
+//! It needs root itself, to map the device. Which member it is the host service tells it by the VM's wake port: nothing in
+//! the device says so. It tells the host service something only through its own section: the
 //! directory that it writes makes the member Active. If its member is Active already, an agent ran here before (this
 //! one was restarted, or the VM was reset under a running QEMU). Then it clears the directory's magic word, which
 //! asks the host service for a new life, with a zeroed section and numbers that were not used before.
@@ -15,6 +16,7 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use isthmus_attach::deaths::Deaths;
+use isthmus_attach::ring;
 use isthmus_attach::server::{self, Allowed, Observer};
 use isthmus_region::Error as RegionError;
 use isthmus_region::directory::{self, Directory};
@@ -126,14 +128,16 @@ pub enum Error {
         "the other side of this VM's port {WAKE_PORT} is closed: is its chardev connected to the wake socket of the same `isthmus host` as the region's device, and was it plugged in anew with it?"
     )]
     PortClosed,
-    /// The region has no member for this VM.
+    /// The host service knows no device that belongs to the wake port.
     #[error(
-        "the region has no member with this VM's ivshmem id {id}: the host service has ended, or has given the place to another VM; connect the device anew"
+        "the host service knows no device that belongs to this VM's port {WAKE_PORT}: connect both to the VM's own sockets, as `isthmus vm device --name NAME` prints them, or plug the device in anew; the service says what it has found"
     )]
-    NoMember {
-        /// The id that the device shows.
-        id: u32,
-    },
+    NoMember,
+    /// The wake port is that of another region than the device's.
+    #[error(
+        "this VM's port {WAKE_PORT} is connected to another host service than its device; connect both to sockets of the same `isthmus host`"
+    )]
+    OtherRegion,
     /// The host service does not respond.
     #[error(
         "the host service did not {what} within {seconds} s; is it still running? A region outlives its service, but takes no new members then"
@@ -182,7 +186,6 @@ pub type Result<T> = std::result::Result<T, Error>;
 struct Found {
     source: OneFile,
     region: Region,
-    id: u32,
 }
 
 /// A running agent. Dropping it ends the service; attached processes go on without it.
@@ -226,16 +229,23 @@ impl Agent {
         let deadline = Instant::now() + config.patience;
         prepare_socket(config)?;
         let found = find(config, deadline)?;
-        let port = open_port(config)?;
-        Self::serve(config, found, deadline, observer, port)
+        let mut of_others = Vec::new();
+        loop {
+            let (path, port) = open_port(config, &of_others)?;
+            match Joined::at(&found.region, port, deadline, config.patience) {
+                Ok(joined) => return Self::serve(config, found, joined, observer),
+                Err(Error::OtherRegion) => of_others.push(path),
+                Err(e) => return Err(e),
+            }
+        }
     }
 
-    /// As [`Agent::start`], for a region and a wake port that the caller has found: the region's descriptor, the
-    /// ivshmem id by which the host service knows this member, and the port. Needs neither root nor a VM.
+    /// As [`Agent::start`], for a region and a wake port that the caller has found: the region's descriptor and the
+    /// port. Needs neither root nor a VM.
     ///
     /// # Errors
     /// As [`Agent::start`].
-    pub fn start_with(config: &Config, fd: OwnedFd, id: u32, port: Port, observer: Observer) -> Result<Self> {
+    pub fn start_with(config: &Config, fd: OwnedFd, port: Port, observer: Observer) -> Result<Self> {
         prepare_socket(config)?;
         let stat = rustix::fs::fstat(&fd).map_err(|source| isthmus_region::Error::Memory {
             action: "look at",
@@ -244,20 +254,13 @@ impl Agent {
         })?;
         let source = OneFile::new(fd, u64::try_from(stat.st_size).unwrap_or(0));
         let region = Region::open(&Mapping::of(&source)?)?;
-        let found = Found { source, region, id };
-        Self::serve(config, found, Instant::now() + config.patience, observer, port)
+        let joined = Joined::at(&region, port, Instant::now() + config.patience, config.patience)?;
+        Self::serve(config, Found { source, region }, joined, observer)
     }
 
-    fn serve(
-        config: &Config,
-        found: Found,
-        deadline: Instant,
-        observer: Observer,
-        port: Port,
-    ) -> Result<Self> {
-        let Found { source, region, id } = found;
-        let mut reader = port.reader();
-        let (peer, writer) = join(&region, id, &port, &mut reader, deadline, config.patience)?;
+    fn serve(config: &Config, found: Found, joined: Joined, observer: Observer) -> Result<Self> {
+        let Found { source, region } = found;
+        let Joined { peer, writer, port, reader } = joined;
         let section = writer.directory().own_section().clone();
         let (names, answered) = Forwarder::start(region.clone(), peer.clone(), section, port.clone());
         let server = server::Config {
@@ -280,7 +283,7 @@ impl Agent {
         let news = Arc::new(News::default());
         let changed = Arc::clone(&news);
         let (endpoints, waker) = (region.shape().endpoints, server.waker());
-        reader.serve(id, peer.index, endpoints, waker, move || answered.ring(), move || changed.tell());
+        reader.serve(peer.index, endpoints, waker, move || answered.ring(), move || changed.tell());
         Ok(Self { server, region, peer, news })
     }
 
@@ -388,15 +391,16 @@ fn prepare_socket(config: &Config) -> Result<()> {
     Ok(isthmus_attach::socket::check_free(&config.socket)?)
 }
 
-/// The wake port, as soon as there is one. A port that another agent has open is that of another region.
-fn open_port(config: &Config) -> Result<Port> {
+/// The wake port, as soon as there is one: not among those `of_others`, which are of other regions. One that another agent
+/// has open is of another region, too.
+fn open_port(config: &Config, of_others: &[PathBuf]) -> Result<(PathBuf, Port)> {
     let deadline = Instant::now() + PORT_PATIENCE.min(config.patience);
     loop {
         let paths = config.wake_port.clone().map_or_else(Port::find, |path| vec![path]);
-        let mut problem = Error::NoWakePort;
-        for path in paths {
+        let mut problem = if of_others.is_empty() { Error::NoWakePort } else { Error::OtherRegion };
+        for path in paths.into_iter().filter(|path| !of_others.contains(path)) {
             match Port::open(&path) {
-                Ok(port) => return Ok(port),
+                Ok(port) => return Ok((path, port)),
                 Err(source) => problem = Error::WakePort { path, source },
             }
         }
@@ -434,7 +438,7 @@ fn find(config: &Config, deadline: Instant) -> Result<Found> {
 fn open(device: &Ivshmem) -> Result<Found> {
     let nothing = |why| Error::NoRegion { device: device.folder.clone(), why };
     if !device.doorbell {
-        return Err(nothing(": it is an ivshmem-plain device, which has no identity".into()));
+        return Err(nothing(": it is an ivshmem-plain device, which cannot be told of others".into()));
     }
     let source = device.open()?;
     let map = Mapping::of(&source)?;
@@ -442,73 +446,88 @@ fn open(device: &Ivshmem) -> Result<Found> {
         return Err(nothing(String::new()));
     }
     let region = Region::open(&map)?;
-    Ok(Found { source, region, id: device.position()? })
+    Ok(Found { source, region })
 }
 
-/// The member with this ivshmem id, if it lives.
-fn member(region: &Region, id: u32) -> Option<PeerInfo> {
+/// The member with this number, if it lives.
+fn living(region: &Region, index: u32) -> Option<PeerInfo> {
     let lives = |p: &PeerInfo| matches!(p.life.state, State::Joining | State::Active);
-    region.peers().into_iter().find(|p| p.ivshmem_id == Some(id) && lives(p))
+    region.peer(index).ok().flatten().filter(lives)
 }
 
-/// Becomes the local service of the member with this ivshmem id: writes its directory, and waits until the member is
-/// Active.
-fn join(
-    region: &Region,
-    id: u32,
-    port: &Port,
-    reader: &mut Reader,
-    deadline: Instant,
-    patience: Duration,
-) -> Result<(PeerInfo, directory::Writer)> {
-    let mut asked_of = None;
-    let mut ready: Option<(u64, directory::Writer)> = None;
-    let mut due = Instant::now();
-    loop {
-        let peer = member(region, id);
-        let life = peer.as_ref().map(|p| p.life);
-        let written = life.is_some_and(|l| ready.as_ref().is_some_and(|(of, _)| *of == l.incarnation));
-        match (peer, life.map(|l| l.state), written) {
-            (Some(peer), Some(State::Active), true) => {
-                if let Some((_, writer)) = ready.take() {
-                    return Ok((peer, writer));
+/// A member of a region.
+struct Joined {
+    peer: PeerInfo,
+    writer: directory::Writer,
+    port: Port,
+    reader: Reader,
+}
+
+impl Joined {
+    /// Becomes the local service of the member whose wake port this is: asks the host service which that is, writes its
+    /// directory, and waits until it is Active.
+    fn at(region: &Region, port: Port, deadline: Instant, patience: Duration) -> Result<Self> {
+        let mut reader = port.reader();
+        let mut told = None;
+        let mut asked_of = None;
+        let mut ready: Option<(u64, directory::Writer)> = None;
+        let mut due = Instant::now();
+        loop {
+            let peer = told.and_then(|index| living(region, index));
+            let life = peer.as_ref().map(|p| p.life);
+            let written = life.is_some_and(|l| ready.as_ref().is_some_and(|(of, _)| *of == l.incarnation));
+            match (peer, life.map(|l| l.state), written) {
+                (Some(peer), Some(State::Active), true) => {
+                    if let Some((_, writer)) = ready.take() {
+                        return Ok(Self { peer, writer, port, reader });
+                    }
                 }
+                (Some(peer), Some(State::Joining), false) => {
+                    let writer = directory::Writer::create(region, peer.index)?;
+                    ready = Some((writer.incarnation(), writer));
+                    due = Instant::now();
+                }
+                (Some(peer), Some(State::Active), false) if asked_of != Some(peer.life.incarnation) => {
+                    let section = region.own_section(&peer)?;
+                    section.word("directory", format::directory::MAGIC)?.set(0);
+                    asked_of = Some(peer.life.incarnation);
+                    due = Instant::now();
+                }
+                _ => {}
             }
-            (Some(peer), Some(State::Joining), false) => {
-                let writer = directory::Writer::create(region, peer.index)?;
-                ready = Some((writer.incarnation(), writer));
-                due = Instant::now();
+            let now = Instant::now();
+            if now >= deadline {
+                let no_answer = |what| Error::NoAnswer { what, seconds: patience.as_secs() };
+                return Err(match (told, life) {
+                    _ if !reader.is_open() => Error::PortClosed,
+                    (None, _) => no_answer("say which member this VM is"),
+                    (Some(_), None) => Error::NoMember,
+                    (Some(_), Some(_)) if written => no_answer("take this VM in"),
+                    (Some(_), Some(_)) => no_answer("begin a new life of this VM"),
+                });
             }
-            (Some(peer), Some(State::Active), false) if asked_of != Some(peer.life.incarnation) => {
-                let section = region.own_section(&peer)?;
-                section.word("directory", format::directory::MAGIC)?.set(0);
-                asked_of = Some(peer.life.incarnation);
-                due = Instant::now();
+            if due <= now {
+                // Before the other side is open, this is for the sake of the limit alone.
+                if reader.is_open() {
+                    port.hello();
+                }
+                due = now + RECHECK;
             }
-            _ => {}
-        }
-        let now = Instant::now();
-        if now >= deadline {
-            return Err(match life {
-                None => Error::NoMember { id },
-                Some(_) if !reader.is_open() => Error::PortClosed,
-                Some(_) => Error::NoAnswer {
-                    what: if written { "take this VM in" } else { "begin a new life of this VM" },
-                    seconds: patience.as_secs(),
-                },
-            });
-        }
-        if due <= now {
-            // Before the other side is open, this is for the sake of the limit alone.
-            if reader.is_open() {
-                port.hello(id);
+            match reader.next(Some(due.min(deadline))) {
+                // Whatever is behind the port from now on, it has not said which member this is.
+                Ok(Heard::Opened) => (told, due) = (None, Instant::now()),
+                Ok(Heard::Frames(frames)) => {
+                    for frame in frames {
+                        let ring::Frame::Peer { peer, region: of } = frame else { continue };
+                        if of != region.shape().uuid[0] {
+                            return Err(Error::OtherRegion);
+                        }
+                        told = Some(peer);
+                    }
+                }
+                Ok(Heard::Closed | Heard::Nothing) => {}
+                Err(e) => return Err(Error::PortFailed(e.into())),
             }
-            due = now + RECHECK;
-        }
-        match reader.next(Some(due.min(deadline))) {
-            Ok(Heard::Opened) => due = Instant::now(),
-            Ok(_) => {}
-            Err(e) => return Err(Error::PortFailed(e.into())),
         }
     }
 }
@@ -549,7 +568,7 @@ mod tests {
         let shape = Shape::new(bytes, [1, 2], 2, 4).unwrap();
         Writer::create(&map, &shape, 1).unwrap();
         let found = open(&good).unwrap();
-        assert!(member(&found.region, found.id).is_none(), "a region without a member for this VM");
+        assert!(living(&found.region, 1).is_none(), "a region without a member for this VM");
         let whole = map.whole().unwrap();
         let version = whole.word("header", 8).unwrap();
         let was = version.get();

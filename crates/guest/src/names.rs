@@ -248,9 +248,7 @@ mod tests {
         let shape = Shape::new(BYTES, [1, 2], 2, 16).unwrap().with_shared(1 << 20, 8).unwrap();
         let mut writer = Writer::create(&map, &shape, 1).unwrap();
         let (section, section_bytes) = (shape.first_section(), 1 << 20);
-        writer
-            .add(1, &NewPeer { file: 0, section, section_bytes, ivshmem_id: Some(1), name: "vm1" })
-            .unwrap();
+        writer.add(1, &NewPeer { file: 0, section, section_bytes, is_vm: true, name: "vm1" }).unwrap();
         let region = writer.region().clone();
         let peer = region.peer(1).unwrap().unwrap();
         let section = region.own_section(&peer).unwrap();

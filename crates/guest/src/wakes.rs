@@ -72,9 +72,9 @@ impl Port {
         Reader { port: self.clone(), part: Vec::new(), is_open: false, pause: PAUSES.0 }
     }
 
-    /// Has the host service look at the section of this VM, whose ivshmem id is `id`, and answer.
-    pub(crate) fn hello(&self, id: u32) {
-        self.write(&ring::hello(id));
+    /// Has the host service look at the section of this VM, and say which member it is.
+    pub(crate) fn hello(&self) {
+        self.write(&ring::hello());
     }
 
     /// Passes on wake-ups for other peers.
@@ -188,11 +188,10 @@ impl Reader {
     }
 
     /// Rings this VM's endpoints and gates when the host service says so, on a thread of its own, until the program
-    /// ends. `id` is the VM's ivshmem id, `endpoints` the region's number of endpoint slots of each peer. `answered` is called when the host service has answered a request, `changed` when this
-    /// VM's entry in the membership table may have changed, or the service has ended.
+    /// ends. `endpoints` is the region's number of endpoint slots of each peer. `answered` is called when the host service has
+    /// answered a request, `changed` when this VM's entry in the membership table may have changed, or the service has ended.
     pub fn serve(
         mut self,
-        id: u32,
         peer: u32,
         endpoints: u32,
         waker: Waker,
@@ -205,7 +204,7 @@ impl Reader {
                 let frames = match self.next(None) {
                     Ok(Heard::Frames(frames)) => frames,
                     Ok(Heard::Opened) => {
-                        self.port.hello(id);
+                        self.port.hello();
                         continue;
                     }
                     Ok(Heard::Closed) => {

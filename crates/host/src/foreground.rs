@@ -19,11 +19,11 @@ pub type BesideResult<T> = std::result::Result<T, Box<dyn std::error::Error + Se
 #[derive(Debug, Clone, Default)]
 pub struct Options {
     /// Where processes of the host attach; by default [`socket::own_socket`], which they find by themselves. VMs
-    /// connect at the same path with `.ivshmem` appended.
+    /// connect at the same path with `.ivshmem` and `.wake` appended, or with `-NAME` after these at sockets of their own.
     pub socket: Option<PathBuf>,
     /// How many VMs may join.
     pub vms: u32,
-    /// Their names, in the order in which they connect; `vm1`, `vm2` and so on where there are fewer names than VMs.
+    /// Their names, in the order in which they connect at the sockets that all share; `vm1`, `vm2` and so on where there are fewer names than VMs.
     pub names: Vec<String>,
     /// Processes expected in all; where the region has no size they decide the region's size.
     pub ranks: Option<u32>,
@@ -53,7 +53,6 @@ impl Options {
         config.ivshmem_socket = Some(ivshmem_socket(&attach));
         config.wake_socket = Some(wake_socket(&attach));
         config.attach_socket = Some(attach);
-        config.socket_per_vm = false;
         config.host_ranks = each;
         let name = |i: u32| {
             let given = usize::try_from(i).ok().and_then(|i| self.names.get(i)).cloned();
@@ -109,6 +108,7 @@ pub fn run<T>(options: &Options, beside: impl FnOnce(&Service) -> BesideResult<T
     let mut signals = signal_hook::iterator::Signals::new([SIGINT, SIGTERM, SIGHUP])
         .map_err(|source| Error::Signals { source })?;
     let config = options.config()?;
+    allow_many_descriptors();
     // On a thread of its own: the service must not block because standard error is not read.
     let lines = isthmus_region::print::Aside::start().map_err(|e| Error::System {
         action: "start a thread",
@@ -119,7 +119,7 @@ pub fn run<T>(options: &Options, beside: impl FnOnce(&Service) -> BesideResult<T
     let beside = beside(&service).map_err(Error::Beside)?;
     // Flushed now for a reader at a pipe; a reader that is gone is no reason to end.
     let mut out = std::io::stdout();
-    let _ = out.write_all(instructions(&service, options.vms).as_bytes()).and_then(|()| out.flush());
+    let _ = out.write_all(instructions(&service).as_bytes()).and_then(|()| out.flush());
     let mib = service.region_bytes() >> 20;
     notify::ready(&format!(
         "a region of {mib} MiB for this host and {} VMs, at {}",
@@ -133,14 +133,40 @@ pub fn run<T>(options: &Options, beside: impl FnOnce(&Service) -> BesideResult<T
     Ok(())
 }
 
+/// Each VM takes two sockets, and some more descriptors once it has connected. Where there may be no more than a shell gives its
+/// programs, the service says so when it starts.
+fn allow_many_descriptors() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum });
+}
+
 /// How processes and VMs reach the service.
-pub fn instructions(service: &Service, vms: u32) -> String {
+pub fn instructions(service: &Service) -> String {
     let mut text = String::new();
     let attach = service.attach_socket().display();
     // Writing to a string cannot fail.
     let _ = writeln!(text, "Processes of this host attach with:\n\n  export ISTHMUS_SOCKET={attach}\n");
-    if vms > 0 {
-        let _ = writeln!(text, "Each of {vms} VMs gets this device.\n\n{}", service.device().text());
+    if let [first, others @ ..] = service.vms()
+        && let Ok(device) = service.device_of(first)
+    {
+        let _ = if others.is_empty() {
+            writeln!(text, "The VM '{first}' gets this device.")
+        } else {
+            let others = others.join(", ");
+            writeln!(
+                text,
+                "Each VM gets this device, with its own name in place of {first} in both paths: {others}."
+            )
+        };
+        let common = service.device();
+        let _ = writeln!(
+            text,
+            "A VM at {} and {} instead gets the first free place; one QEMU must connect to both.\n\n{}",
+            common.socket.display(),
+            common.wake.display(),
+            device.text()
+        );
     }
     text
 }

@@ -6,12 +6,13 @@
 //!
 //! 1. A client that got half a greeting spins for ever, and a silent server freezes its VM. So the whole greeting is
 //!    queued at once after accept, and a client that cannot be let in is sent a protocol version that it refuses.
-//! 2. An id that is used again makes QEMU write to freed memory. So ids only grow, and no VM is let in after 65535
-//!    joins.
+//! 2. An id that is used again makes QEMU write to freed memory. So the ids that a QEMU is told only grow.
 //! 3. A second greeting on one connection would be taken for messages about other VMs. So a greeting is sent once.
 //! 4. QEMU may not read for a while (it is stopped, or loading). So nothing blocks: what does not fit is queued.
 //!
-//! The host takes part as ivshmem peer 0, with an eventfd of its own, so that guests can ring it.
+//! An id means something in one QEMU only. Each is told that its own is 0, since QEMU lets a device with `master=on` migrate,
+//! and refuses any other id for it; the others are numbered from 1 in its view, the host first. So an id says nothing
+//! about who a VM is: that is known by its wake port ([`crate::ports`]). Nothing of isthmus rings by the device's register yet.
 
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::{AsFd, OwnedFd};
@@ -31,6 +32,7 @@ use rustix::net::{RecvFlags, SendFlags, SocketFlags, SocketType};
 use crate::errands::Errands;
 use crate::error::{Error, Result};
 use crate::members::{Change, Members};
+use crate::ports::{Caller, Process};
 use crate::service::{Event, Observer};
 use crate::wakes::Router;
 
@@ -40,14 +42,16 @@ const PROTOCOL: i64 = 0;
 const REFUSAL: i64 = -1;
 /// The message that brings the shared memory.
 const SHARED_MEMORY: i64 = -1;
-/// The host's id.
-const HOST_ID: u16 = 0;
+/// The id that each VM has in its own view.
+const OWN_ID: i64 = 0;
+/// The first id that a VM is told for another, which is the host.
+const FIRST_ID: u16 = 1;
 /// Messages that a client may leave unread; more than even the largest region needs at once.
 const MOST_QUEUED: usize = 1 << 17;
 
 /// What the server is started with.
 pub(crate) struct Config {
-    /// Sockets, each with the member that connects there; `None` is the first free place.
+    /// Sockets, each with the number of the VM that connects there; `None` for that which all VMs share.
     pub sockets: Vec<(PathBuf, Option<u32>)>,
     /// Users whose QEMU may connect.
     pub allowed: Allowed,
@@ -94,15 +98,34 @@ impl Message {
 struct Link {
     socket: OwnedFd,
     member: u32,
-    id: u16,
     vectors: Vec<Arc<OwnedFd>>,
     queue: VecDeque<Message>,
+    /// The ids of other VMs in this one's view, by their keys.
+    ids: HashMap<u64, u16>,
+    /// The next id in this one's view; none once all are used.
+    next_id: Option<u16>,
 }
 
 impl Link {
-    /// The messages that announce this VM to others.
-    fn announcement(&self) -> impl Iterator<Item = Message> + '_ {
-        self.vectors.iter().map(|fd| Message::with(i64::from(self.id), fd))
+    /// Queues the greeting, up to the host; other VMs and the VM's own vectors follow.
+    fn new(socket: OwnedFd, member: u32, vectors: Vec<Arc<OwnedFd>>) -> Self {
+        let queue = VecDeque::from([Message::plain(PROTOCOL), Message::plain(OWN_ID)]);
+        Self { socket, member, vectors, queue, ids: HashMap::new(), next_id: Some(FIRST_ID) }
+    }
+
+    /// Gives the next id in this VM's view. A VM that has seen 65535 others learns of no more.
+    fn id(&mut self) -> Option<u16> {
+        let id = self.next_id?;
+        self.next_id = id.checked_add(1);
+        Some(id)
+    }
+
+    /// Queues what announces another VM to this one.
+    fn announce(&mut self, key: u64, vectors: &[Arc<OwnedFd>]) {
+        if let Some(id) = self.id() {
+            self.ids.insert(key, id);
+            self.queue.extend(vectors.iter().map(|fd| Message::with(id.into(), fd)));
+        }
     }
 
     /// Sends what fits. Returns whether the connection is still good.
@@ -139,7 +162,6 @@ struct Loop {
     region: Arc<OwnedFd>,
     links: HashMap<u64, Link>,
     next_key: u64,
-    next_id: u16,
     unwatched_until: Option<Instant>,
 }
 
@@ -179,7 +201,6 @@ impl Server {
             region: Arc::new(copy),
             links: HashMap::new(),
             next_key: FIRST_LINK,
-            next_id: HOST_ID + 1,
             unwatched_until: None,
         };
         let thread = std::thread::Builder::new()
@@ -309,27 +330,26 @@ impl Loop {
         let keys: Vec<u64> = self.links.keys().copied().collect();
         keys.into_iter().for_each(|key| self.receive(key));
         let admitted = self.admit(&socket, wanted);
-        let (member, id, vectors) = match admitted {
+        let (member, vectors) = match admitted {
             Ok(admitted) => admitted,
             Err(reason) => {
                 let _ = socket::send(&socket, &REFUSAL.to_le_bytes(), &[], SendFlags::DONTWAIT);
                 return Err(reason);
             }
         };
-        let mut link = Link { socket, member, id, vectors, queue: VecDeque::new() };
-        link.queue.push_back(Message::plain(PROTOCOL));
-        link.queue.push_back(Message::plain(id.into()));
+        let mut link = Link::new(socket, member, vectors.clone());
         link.queue.push_back(Message::with(SHARED_MEMORY, &self.region));
-        link.queue.push_back(Message::with(HOST_ID.into(), self.config.errands.bell()));
-        for other in self.links.values() {
-            link.queue.extend(other.announcement());
+        if let Some(id) = link.id() {
+            link.queue.push_back(Message::with(id.into(), self.config.errands.bell()));
         }
-        let own: Vec<_> = link.announcement().collect();
-        link.queue.extend(own.iter().cloned());
+        for (key, other) in &self.links {
+            link.announce(*key, &other.vectors);
+        }
+        link.queue.extend(vectors.iter().map(|fd| Message::with(OWN_ID, fd)));
         let key = self.next_key;
         self.next_key += 1;
         let name = self.members().name(member).to_owned();
-        self.tell(&Event::VmConnected { name, member, id });
+        self.tell(&Event::VmConnected { name, member });
         let watched = epoll::add(
             &self.epoll,
             &link.socket,
@@ -340,7 +360,10 @@ impl Loop {
         self.links.insert(key, link);
         let keys: Vec<u64> = self.links.keys().copied().filter(|k| *k != key).collect();
         for other in keys {
-            self.send(other, own.iter().cloned());
+            if let Some(link) = self.links.get_mut(&other) {
+                link.announce(key, &vectors);
+            }
+            self.flush(other);
         }
         if stands && watched.is_ok() {
             self.watch_for_room(key);
@@ -350,32 +373,28 @@ impl Loop {
         Ok(())
     }
 
-    /// Makes a VM of an allowed user a member. Returns its number, its id and its eventfds.
+    /// Makes a VM of an allowed user a member. Returns its number and its eventfds.
     fn admit(
         &mut self,
         socket: &OwnedFd,
         wanted: Option<u32>,
-    ) -> std::result::Result<(u32, u16, Vec<Arc<OwnedFd>>), String> {
+    ) -> std::result::Result<(u32, Vec<Arc<OwnedFd>>), String> {
         let peer = rustix::net::sockopt::socket_peercred(socket).map_err(|e| e.to_string())?;
         let uid = peer.uid.as_raw();
         if !self.config.allowed.lets_in(uid) {
             return Err(format!("user {uid} may not connect a VM to this region"));
         }
-        let id = self.next_id;
-        let next = id
-            .checked_add(1)
-            .ok_or("this region has seen 65535 VMs, more than QEMU can count; start anew")?;
         let vectors: Result<Vec<_>> = (0..self.config.vectors).map(|_| eventfd().map(Arc::new)).collect();
         let vectors = vectors.map_err(|e| e.to_string())?;
-        let member = self.members().add_vm(wanted, id.into()).map_err(|e| e.to_string())?;
-        self.next_id = next;
-        Ok((member, id, vectors))
+        let member = self.members().add_vm(wanted).map_err(|e| e.to_string())?;
+        // Before QEMU has its answer, after which an agent may speak.
+        self.config.router.plugged(member, Caller { vm: wanted, process: Process::with(peer.pid) });
+        Ok((member, vectors))
     }
 
-    /// Queues messages for a VM and sends what fits.
-    fn send(&mut self, key: u64, messages: impl Iterator<Item = Message>) {
+    /// Sends a VM what is queued for it, as far as it fits.
+    fn flush(&mut self, key: u64) {
         let Some(link) = self.links.get_mut(&key) else { return };
-        link.queue.extend(messages);
         if link.flush() {
             self.watch_for_room(key);
         } else {
@@ -415,12 +434,16 @@ impl Loop {
         // Its processes cannot finish what others wait for.
         self.config.router.death(link.member);
         self.config.router.sweep();
-        // It may run on without its device.
-        self.config.router.tell(link.member);
+        self.config.router.unplugged(link.member);
         self.tell(&Event::VmGone { name, member: link.member });
         let keys: Vec<u64> = self.links.keys().copied().collect();
         for other in keys {
-            self.send(other, std::iter::once(Message::plain(link.id.into())));
+            if let Some(link) = self.links.get_mut(&other)
+                && let Some(id) = link.ids.remove(&key)
+            {
+                link.queue.push_back(Message::plain(id.into()));
+            }
+            self.flush(other);
         }
     }
 
@@ -429,7 +452,7 @@ impl Loop {
         let waiting: Vec<u64> =
             self.links.iter().filter(|(_, l)| !l.queue.is_empty()).map(|(key, _)| *key).collect();
         for key in waiting {
-            self.send(key, std::iter::empty());
+            self.flush(key);
         }
         if self.unwatched_until.is_some_and(|until| Instant::now() >= until) {
             self.unwatched_until = None;

@@ -11,6 +11,7 @@
 //! - `files`: the memory files of a region, and which of them a peer's processes may write.
 //! - `door`: the socket of a service whose processes are peers of their own.
 //! - `errands`: what the relay of wake-ups has the ivshmem server's thread do.
+//! - `ports`: which wake port is whose.
 //! - `wakes`: the relay of wake-ups between the host and its VMs.
 //! - [`foreground`]: the service as a program of its own.
 
@@ -27,6 +28,7 @@ pub mod members;
 pub mod names;
 pub mod options;
 pub mod plan;
+mod ports;
 pub mod service;
 pub mod stats;
 mod wakes;

@@ -126,17 +126,17 @@ impl Members {
     /// # Errors
     /// [`Error::Region`].
     pub fn add_host(&mut self, index: u32) -> Result<(u64, directory::Writer)> {
-        let incarnation = self.join(index, None)?;
+        let incarnation = self.join(index, false)?;
         let writer = directory::Writer::create(self.region(), index)?;
         self.writer.set_state(index, State::Active)?;
         Ok((incarnation, writer))
     }
 
-    /// Lets a VM with ivshmem id `id` join at place `wanted`, or at the first that is free.
+    /// Lets a VM join at place `wanted`, or at the first that is free.
     ///
     /// # Errors
     /// [`Error::NoPlace`]; [`Error::Region`].
-    pub fn add_vm(&mut self, wanted: Option<u32>, id: u32) -> Result<u32> {
+    pub fn add_vm(&mut self, wanted: Option<u32>) -> Result<u32> {
         let index = match wanted {
             Some(index) if self.slots.get(index as usize).is_some_and(|s| s.since.is_none()) => index,
             Some(index) => {
@@ -152,14 +152,14 @@ impl Members {
                 free.and_then(|i| u32::try_from(i + 1).ok()).ok_or_else(none)?
             }
         };
-        let incarnation = self.join(index, Some(id))?;
+        let incarnation = self.join(index, true)?;
         if let Some(names) = &self.names {
             names.with(|r| r.connected(index, incarnation));
         }
         Ok(index)
     }
 
-    fn join(&mut self, index: u32, ivshmem_id: Option<u32>) -> Result<u64> {
+    fn join(&mut self, index: u32, is_vm: bool) -> Result<u64> {
         let slot = &mut self.slots[index as usize];
         let Place { file, section, bytes } = slot.place;
         if slot.used {
@@ -173,7 +173,7 @@ impl Members {
         if let Some(names) = &self.names {
             names.with(|r| r.forget(index));
         }
-        let new = NewPeer { file, section, section_bytes: bytes, ivshmem_id, name: &slot.name };
+        let new = NewPeer { file, section, section_bytes: bytes, is_vm, name: &slot.name };
         Ok(self.writer.add(index, &new)?)
     }
 
@@ -228,7 +228,7 @@ impl Members {
             }
             (State::Active, Err(_)) if since.elapsed() >= LEAST_LIFE => {
                 self.remove(index)?;
-                self.join(index, info.ivshmem_id)?;
+                self.join(index, true)?;
                 Ok(Some(Change::Again(index)))
             }
             _ => Ok(None),

@@ -25,7 +25,7 @@ use crate::names::{self, Registry};
 use crate::options::RegionOptions;
 use crate::plan::{self, Plan};
 use crate::stats::Stats;
-use crate::wakes::{Router, Wakes};
+use crate::wakes::{self, Router, Wakes};
 
 /// Doorbell vectors of each VM's device; QEMU's `vectors=` must say the same.
 pub const VECTORS: u16 = 1;
@@ -42,11 +42,9 @@ pub struct Config {
     pub dir: PathBuf,
     /// Where processes of the host attach; `socket` in the folder by default.
     pub attach_socket: Option<PathBuf>,
-    /// Where any VM's device connects; `ivshmem` in the folder by default.
+    /// Where any VM's device connects; `ivshmem` in the folder by default. A VM that connects there gets the first free place. Each VM
+    /// also has sockets of its own, at this path and the next with `-NAME` appended, and gets its own place there.
     pub ivshmem_socket: Option<PathBuf>,
-    /// Whether each VM also gets a socket of its own, `ivshmem-NAME` in the folder. A VM that connects there gets its
-    /// own place; one at the common socket gets the first free place.
-    pub socket_per_vm: bool,
     /// Where the port for wake-ups of any VM connects; `wake` in the folder by default.
     pub wake_socket: Option<PathBuf>,
     /// What is asked of the region; its size is for the expected processes by default.
@@ -95,7 +93,6 @@ impl Config {
             dir: dir.into(),
             attach_socket: None,
             ivshmem_socket: None,
-            socket_per_vm: true,
             wake_socket: None,
             region,
             shared_quota: None,
@@ -146,8 +143,6 @@ pub enum Event {
         name: String,
         /// Its number in the membership table.
         member: u32,
-        /// Its ivshmem id.
-        id: u16,
     },
     /// The agent in a VM has written its directory; processes can attach there.
     VmReady {
@@ -182,9 +177,7 @@ impl std::fmt::Display for Event {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Process(event) => write!(f, "{event}"),
-            Self::VmConnected { name, member, id } => {
-                write!(f, "VM '{name}' is connected: member {member}, ivshmem id {id}")
-            }
+            Self::VmConnected { name, member } => write!(f, "VM '{name}' is connected: member {member}"),
             Self::VmReady { name } => write!(f, "VM '{name}' is ready: processes can attach there"),
             Self::VmAgain { name } => {
                 write!(f, "VM '{name}' begins a new life: its service was started anew")
@@ -212,7 +205,8 @@ pub struct Service {
     attach_socket: PathBuf,
     ivshmem_socket: PathBuf,
     wake_socket: PathBuf,
-    vm_sockets: Vec<(String, PathBuf)>,
+    /// The VMs that have sockets of their own.
+    vms: Vec<String>,
     files: Arc<Memfds>,
     vectors: u16,
     /// Dropped last.
@@ -303,23 +297,22 @@ impl Service {
             )?);
         }
         router.set_wakers(attach.iter().rev().map(server::Server::waker).collect());
-        let wakes = match config.vms.is_empty() {
+        let vms: Vec<String> = config.vms.into_iter().map(|vm| vm.name).collect();
+        let wakes = match vms.is_empty() {
             true => None,
             false => {
-                let (mode, group, allowed) = (config.mode, config.group, config.allowed.clone());
-                Some(Wakes::start(&wake_socket, mode, group, allowed, router.clone())?)
+                let relay = wakes::Config {
+                    sockets: sockets(&wake_socket, &vms),
+                    allowed: config.allowed.clone(),
+                    mode: config.mode,
+                    group: config.group,
+                    router: router.clone(),
+                };
+                Some(Wakes::start(relay, Arc::clone(&observer))?)
             }
         };
-        let vm_sockets: Vec<(String, PathBuf)> = if config.socket_per_vm {
-            let path = |name: &str| config.dir.join(format!("ivshmem-{name}"));
-            config.vms.iter().map(|vm| (vm.name.clone(), path(&vm.name))).collect()
-        } else {
-            Vec::new()
-        };
-        let common = std::iter::once((ivshmem_socket.clone(), None));
-        let own = vm_sockets.iter().zip(1_u32..).map(|((_, path), index)| (path.clone(), Some(index)));
         let ivshmem = ivshmem::Config {
-            sockets: if config.vms.is_empty() { Vec::new() } else { common.chain(own).collect() },
+            sockets: if vms.is_empty() { Vec::new() } else { sockets(&ivshmem_socket, &vms) },
             allowed: config.allowed,
             mode: config.mode,
             group: config.group,
@@ -337,14 +330,26 @@ impl Service {
             attach_socket,
             ivshmem_socket,
             wake_socket,
-            vm_sockets,
+            vms,
             files,
             vectors: config.vectors,
             _made: made,
         })
     }
 
-    /// The device by which a VM joins.
+    /// The device by which the VM with this name joins.
+    ///
+    /// # Errors
+    /// [`Error::NoVm`].
+    pub fn device_of(&self, name: &str) -> Result<Device> {
+        Ok(Device {
+            socket: self.ivshmem_socket_of(name)?,
+            wake: self.wake_socket_of(name)?,
+            ..self.device()
+        })
+    }
+
+    /// The device by which any VM joins.
     pub fn device(&self) -> Device {
         Device {
             socket: self.ivshmem_socket.clone(),
@@ -354,12 +359,17 @@ impl Service {
         }
     }
 
+    /// The names of the VMs that may join, in order.
+    pub fn vms(&self) -> &[String] {
+        &self.vms
+    }
+
     /// Where processes of the host attach: the value of `ISTHMUS_SOCKET` for them.
     pub fn attach_socket(&self) -> &Path {
         &self.attach_socket
     }
 
-    /// Where any VM's device connects; it takes the first free place. Only there if VMs were announced.
+    /// Where any VM's device connects; it gets the first free place. Only there if VMs were announced.
     pub fn ivshmem_socket(&self) -> &Path {
         &self.ivshmem_socket
     }
@@ -373,9 +383,23 @@ impl Service {
     ///
     /// # Errors
     /// [`Error::NoVm`].
-    pub fn ivshmem_socket_of(&self, name: &str) -> Result<&Path> {
-        let found = self.vm_sockets.iter().find(|(vm, _)| vm == name);
-        found.map(|(_, path)| path.as_path()).ok_or_else(|| Error::NoVm { name: name.to_owned() })
+    pub fn ivshmem_socket_of(&self, name: &str) -> Result<PathBuf> {
+        self.own(&self.ivshmem_socket, name)
+    }
+
+    /// Where the port for wake-ups of the VM with this name connects.
+    ///
+    /// # Errors
+    /// [`Error::NoVm`].
+    pub fn wake_socket_of(&self, name: &str) -> Result<PathBuf> {
+        self.own(&self.wake_socket, name)
+    }
+
+    fn own(&self, common: &Path, name: &str) -> Result<PathBuf> {
+        match self.vms.iter().any(|vm| vm == name) {
+            true => Ok(own_socket(common, name)),
+            false => Err(Error::NoVm { name: name.to_owned() }),
+        }
     }
 
     /// The descriptor of the region's first file, to map it in this process.
@@ -437,15 +461,40 @@ fn lock(members: &Mutex<Members>) -> MutexGuard<'_, Members> {
     members.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// The socket of one VM beside that which all share.
+pub fn own_socket(common: &Path, name: &str) -> PathBuf {
+    let mut path = common.as_os_str().to_owned();
+    path.push("-");
+    path.push(name);
+    path.into()
+}
+
+/// All sockets for devices, or for wake ports: each with the number of its VM, and first that which all share.
+fn sockets(common: &Path, vms: &[String]) -> Vec<(PathBuf, Option<u32>)> {
+    let own = vms.iter().zip(1_u32..).map(|(name, number)| (own_socket(common, name), Some(number)));
+    std::iter::once((common.to_owned(), None)).chain(own).collect()
+}
+
+/// Checks that a VM's sockets can be named for it.
+///
+/// # Errors
+/// What is wrong, for people.
+pub fn check_name(name: &str) -> std::result::Result<(), &'static str> {
+    if name.is_empty() || name.len() > 63 {
+        return Err("it must have 1 to 63 bytes");
+    }
+    match name.contains(['/', '\0']) {
+        true => Err("it must not contain a slash"),
+        false => Ok(()),
+    }
+}
+
 fn check_names(config: &Config) -> Result<()> {
     let mut seen = HashSet::from([config.host_name.as_str()]);
     for Vm { name, .. } in &config.vms {
         let bad = |reason| Err(Error::BadName { name: name.clone(), reason });
-        if name.is_empty() || name.len() > 63 {
-            return bad("it must have 1 to 63 bytes");
-        }
-        if name.contains(['/', '\0']) {
-            return bad("it must not contain a slash");
+        if let Err(reason) = check_name(name) {
+            return bad(reason);
         }
         if !seen.insert(name) {
             return bad("another member has the same");

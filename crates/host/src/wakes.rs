@@ -1,17 +1,15 @@
 //! The relay of wake-ups between the host and its VMs.
 //!
 //! A message between two peers needs no service, but a receiver that sleeps in a VM has to be woken by its agent. So
-//! each VM has a virtio-serial port for wake-ups, whose other end QEMU connects to one socket here. It carries frames
-//! of eight bytes in both directions (`docs/attach-protocol.md`, *Wake-ups between peers*).
+//! each VM has a virtio-serial port for wake-ups, whose other end QEMU connects to a socket here. It carries frames
+//! of eight or sixteen bytes in both directions (`docs/attach-protocol.md`, *Wake-ups between peers*).
 //!
 //! Nothing depends on a wake-up, since every sleep has a time limit. So nothing here blocks, and what does not fit
-//! into a socket is dropped. For the same reason a VM is believed when it says which one it is: all that a lie can do
-//! is to take another VM's wake-ups, and to wake others for nothing.
+//! into a socket is dropped. Which VM speaks is known by the port ([`Ports`]), and no VM can say that it is another.
 //!
 //! A VM also rings by its port for each step of its joining, and is rung once its entry in the membership table has
 //! been looked at or has changed. The words in the region are the truth; an agent that gets no answer rings again.
 
-use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -23,8 +21,8 @@ use isthmus_attach::server::{Allowed, Waker};
 use isthmus_attach::{ring, socket};
 use isthmus_region::format::GlobalSlot;
 use isthmus_region::gate_bits;
-use isthmus_region::life::State;
 use isthmus_region::membership::Region;
+use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, SocketFlags, SocketType};
@@ -32,11 +30,11 @@ use rustix::net::{RecvFlags, SendFlags, SocketFlags, SocketType};
 use crate::errands::Errands;
 use crate::error::{Error, Result};
 use crate::names;
+use crate::ports::{Caller, Ports, Process};
+use crate::service::{Event, Observer};
 
 /// Connections at once; each VM has one.
 const MOST_LINKS: usize = 2048;
-
-type Routes = HashMap<u32, Arc<OwnedFd>>;
 
 /// Where wake-ups go.
 #[derive(Clone)]
@@ -44,8 +42,8 @@ pub(crate) struct Router {
     region: Region,
     /// What wakes the host's own processes, by peer: one, unless they are peers of their own.
     wakers: Arc<OnceLock<Vec<Waker>>>,
-    /// Connections to VMs, by member.
-    routes: Arc<Mutex<Routes>>,
+    /// The VMs' ports, by member.
+    ports: Arc<Mutex<Ports>>,
     /// Answers the VMs' requests about named objects.
     names: names::Shared,
     /// For what may block.
@@ -54,7 +52,7 @@ pub(crate) struct Router {
 
 impl Router {
     pub(crate) fn new(region: Region, names: names::Shared, errands: Errands) -> Self {
-        Self { region, wakers: Arc::default(), routes: Arc::default(), names, errands }
+        Self { region, wakers: Arc::default(), ports: Arc::default(), names, errands }
     }
 
     /// Sets what wakes the host's own processes, by peer.
@@ -67,8 +65,19 @@ impl Router {
         (0..).zip(self.wakers.get().into_iter().flatten())
     }
 
-    fn routes(&self) -> MutexGuard<'_, Routes> {
-        self.routes.lock().unwrap_or_else(PoisonError::into_inner)
+    fn ports(&self) -> MutexGuard<'_, Ports> {
+        self.ports.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A VM's device has connected, and its wake port is heard from now on.
+    pub(crate) fn plugged(&self, member: u32, caller: Caller) {
+        self.ports().plugged(member, caller);
+    }
+
+    /// A VM's device is gone: tells the VM, which may run on without it, and listens to its wake port no more.
+    pub(crate) fn unplugged(&self, member: u32) {
+        self.tell(member);
+        self.ports().unplugged(member);
     }
 
     /// Wakes an endpoint of any peer.
@@ -82,7 +91,7 @@ impl Router {
     }
 
     fn send(&self, member: u32, frame: &[u8]) {
-        let link = self.routes().get(&member).cloned();
+        let link = self.ports().of(member);
         if let Some(link) = link {
             let _ = rustix::net::send(&*link, frame, quiet());
         }
@@ -101,7 +110,7 @@ impl Router {
         for (_, waker) in self.near().filter(|(near, _)| gate_bits::bit(*near) == bit) {
             waker.ring(place);
         }
-        let members: Vec<u32> = self.routes().keys().copied().filter(|m| gate_bits::bit(*m) == bit).collect();
+        let members: Vec<u32> = self.ports().members().filter(|m| gate_bits::bit(*m) == bit).collect();
         for member in members {
             self.send(member, &ring::ring(peer, place));
         }
@@ -112,16 +121,19 @@ impl Router {
         for (_, waker) in self.near().filter(|(near, _)| *near != peer) {
             waker.death();
         }
-        let members: Vec<u32> = self.routes().keys().copied().filter(|member| *member != peer).collect();
+        let members: Vec<u32> = self.ports().members().filter(|member| *member != peer).collect();
         for member in members {
             self.send(member, &ring::death(peer));
         }
     }
 
-    /// The same, for a process of a VM.
-    fn death_in(&self, member: u32) {
-        self.death(member);
-        self.errands.sweep();
+    /// The same, for a process of the VM whose wake port `key` is.
+    fn death_behind(&self, key: u64) {
+        let member = self.ports().member(key);
+        if let Some(member) = member {
+            self.death(member);
+            self.errands.sweep();
+        }
     }
 
     /// Tells a VM that its entry in the membership table has been looked at, or has changed.
@@ -141,46 +153,65 @@ impl Router {
             self.send(member, &ring::call(u32::try_from(number & 0xffff_ffff).unwrap_or(0)));
         }
     }
-
-    /// The member with an ivshmem id.
-    fn member(&self, id: u32) -> Option<u32> {
-        let lives = |state| matches!(state, State::Joining | State::Active);
-        self.region.peers().iter().find(|p| p.ivshmem_id == Some(id) && lives(p.life.state)).map(|p| p.index)
-    }
 }
 
 fn quiet() -> SendFlags {
     SendFlags::DONTWAIT | SendFlags::NOSIGNAL
 }
 
+/// What the relay is started with.
+pub(crate) struct Config {
+    /// Sockets, each with the number of the VM whose port connects there; `None` for that which all VMs share.
+    pub sockets: Vec<(PathBuf, Option<u32>)>,
+    /// Users whose QEMU may connect.
+    pub allowed: Allowed,
+    /// Mode of the sockets.
+    pub mode: u32,
+    /// Group of the sockets, if not the service's own.
+    pub group: Option<u32>,
+    /// Where wake-ups go.
+    pub router: Router,
+}
+
 /// The running relay. Dropping it ends it.
 #[derive(Debug)]
 pub(crate) struct Wakes {
-    path: PathBuf,
+    paths: Vec<PathBuf>,
     stop: Arc<OwnedFd>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Wakes {
-    /// Listens at `path`.
-    pub(crate) fn start(
-        path: &Path,
-        mode: u32,
-        group: Option<u32>,
-        allowed: Allowed,
-        router: Router,
-    ) -> Result<Self> {
+    /// Listens, and relays on a thread of its own.
+    pub(crate) fn start(config: Config, observer: Observer) -> Result<Self> {
         let system = |action| move |source| Error::System { action, source };
-        let listener = socket::listen(path, SocketType::STREAM, mode, group)?;
         let stop = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
         let stop = Arc::new(stop.map_err(system("create an eventfd"))?);
-        let state = Relay { listener, stop: Arc::clone(&stop), allowed, router, links: Vec::new() };
+        let door =
+            epoll::create(epoll::CreateFlags::CLOEXEC).map_err(system("create an epoll descriptor"))?;
+        let mut listeners = Vec::new();
+        for (key, (path, _)) in (0_u64..).zip(&config.sockets) {
+            let listener = socket::listen(path, SocketType::STREAM, config.mode, config.group)?;
+            epoll::add(&door, &listener, EventData::new_u64(key), EventFlags::IN)
+                .map_err(system("watch a descriptor"))?;
+            listeners.push(listener);
+        }
+        let paths = config.sockets.iter().map(|(path, _)| path.clone()).collect();
+        let state = Relay {
+            config,
+            observer,
+            door,
+            listeners,
+            stop: Arc::clone(&stop),
+            links: Vec::new(),
+            next_key: 0,
+        };
         let thread = std::thread::Builder::new().name("isthmus-wakes".into()).spawn(move || state.run());
         let failed = |e: std::io::Error| Error::System {
             action: "start the thread that relays wake-ups",
             source: Errno::from_io_error(&e).unwrap_or(Errno::IO),
         };
-        Ok(Self { path: path.to_path_buf(), stop, thread: Some(thread.map_err(failed)?) })
+        Ok(Self { paths, stop, thread: Some(thread.map_err(failed)?) })
     }
 }
 
@@ -190,13 +221,23 @@ impl Drop for Wakes {
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
-        let _ = rustix::fs::unlink(&self.path);
+        for path in &self.paths {
+            let _ = rustix::fs::unlink(path);
+        }
     }
 }
 
 struct Link {
+    /// No other connection has this number.
+    key: u64,
     socket: Arc<OwnedFd>,
-    member: Option<u32>,
+    /// The socket that it came to, as a position among the listeners.
+    listener: usize,
+    caller: Caller,
+    /// Whether it was some member's port when it last said hello.
+    is_known: bool,
+    /// Whether it was reported that it is nobody's port.
+    is_reported: bool,
     /// Received bytes that are not a whole frame yet.
     part: Vec<u8>,
     /// Of the deaths that it tells of.
@@ -204,11 +245,14 @@ struct Link {
 }
 
 struct Relay {
-    listener: OwnedFd,
+    config: Config,
+    observer: Observer,
+    /// Readable while any of the listeners is, so that there is one descriptor for all of them.
+    door: OwnedFd,
+    listeners: Vec<OwnedFd>,
     stop: Arc<OwnedFd>,
-    allowed: Allowed,
-    router: Router,
     links: Vec<Link>,
+    next_key: u64,
 }
 
 impl Relay {
@@ -219,7 +263,7 @@ impl Relay {
             let mut poll = vec![
                 PollFd::new(&*self.stop, PollFlags::IN),
                 PollFd::new(
-                    &self.listener,
+                    &self.door,
                     if sockets.len() < MOST_LINKS { PollFlags::IN } else { PollFlags::empty() },
                 ),
             ];
@@ -236,7 +280,8 @@ impl Relay {
             if ready[0] {
                 return;
             }
-            // From the last, since `end` moves the last link to the place of the one that ends.
+            // From the last, since `end` moves the last link to the place of the one that ends. All of them before new ones, so
+            // that a port that was plugged in anew does not meet its own former connection.
             for i in (0..sockets.len()).rev() {
                 if ready[i + 2] && !self.receive(i) {
                     self.end(i);
@@ -244,10 +289,8 @@ impl Relay {
             }
             let now = Instant::now();
             for link in &mut self.links {
-                if link.pace.is_due(now)
-                    && let Some(member) = link.member
-                {
-                    self.router.death_in(member);
+                if link.pace.is_due(now) {
+                    self.config.router.death_behind(link.key);
                 }
             }
             if ready[1] {
@@ -257,16 +300,32 @@ impl Relay {
     }
 
     fn accept(&mut self) {
+        let mut events = Vec::with_capacity(64);
+        let at_once = Timespec::default();
+        let _ = epoll::wait(&self.door, rustix::buffer::spare_capacity(&mut events), Some(&at_once));
+        for event in &events {
+            let Ok(listener) = usize::try_from(event.data.u64()) else { continue };
+            self.accept_at(listener);
+        }
+    }
+
+    fn accept_at(&mut self, listener: usize) {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let Ok(socket) = rustix::net::accept_with(&self.listener, flags) else {
+        let Ok(socket) = rustix::net::accept_with(&self.listeners[listener], flags) else {
             // Perhaps out of descriptors: pause, or the loop would spin.
             return std::thread::sleep(std::time::Duration::from_millis(20));
         };
-        let uid = rustix::net::sockopt::socket_peercred(&socket).map(|peer| peer.uid.as_raw());
-        if uid.is_ok_and(|uid| self.allowed.lets_in(uid)) {
+        let Ok(peer) = rustix::net::sockopt::socket_peercred(&socket) else { return };
+        if self.config.allowed.lets_in(peer.uid.as_raw()) {
+            let key = self.next_key;
+            self.next_key += 1;
             self.links.push(Link {
+                key,
                 socket: Arc::new(socket),
-                member: None,
+                listener,
+                caller: Caller { vm: self.config.sockets[listener].1, process: Process::with(peer.pid) },
+                is_known: false,
+                is_reported: false,
                 part: Vec::new(),
                 pace: Pace::new(Instant::now()),
             });
@@ -284,29 +343,39 @@ impl Relay {
             Err(_) => return false,
         }
         let Ok(frames) = ring::take(&mut link.part) else { return false };
+        let router = &self.config.router;
         for frame in frames {
             match frame {
-                ring::Frame::Hello { id } => {
-                    let member = self.router.member(id);
-                    link.member = member;
-                    if let Some(member) = member {
-                        self.router.routes().insert(member, Arc::clone(&link.socket));
-                        self.router.errands.look_at(member);
+                ring::Frame::Hello => {
+                    let member = router.ports().claim(link.key, &link.caller, &link.socket);
+                    link.is_known = member.is_some();
+                    match member {
+                        Some(member) => router.errands.look_at(member),
+                        None => {
+                            let frame = ring::peer(ring::NOBODY, router.region.shape().uuid[0]);
+                            let _ = rustix::net::send(&*link.socket, &frame, quiet());
+                            if !std::mem::replace(&mut link.is_reported, true) {
+                                let path = &self.config.sockets[link.listener].0;
+                                let reason = stray(path, &link.caller);
+                                (self.observer)(&Event::VmRefused { reason });
+                            }
+                        }
                     }
                 }
-                ring::Frame::Wake { slot } => self.router.wake(GlobalSlot(slot)),
-                ring::Frame::Ring { peer, place } => self.router.ring_peer(peer, place),
+                // Nothing else is heard from a port that is nobody's.
+                _ if !link.is_known => {}
+                ring::Frame::Wake { slot } => router.wake(GlobalSlot(slot)),
+                ring::Frame::Ring { peer, place } => router.ring_peer(peer, place),
                 // Whatever it says, it is this link's peer of which a process is gone.
                 ring::Frame::Death { .. } => {
-                    if let Some(member) = link.member
-                        && link.pace.comes(Instant::now())
-                    {
-                        self.router.death_in(member);
+                    if link.pace.comes(Instant::now()) {
+                        router.death_behind(link.key);
                     }
                 }
                 ring::Frame::Call { .. } => {
-                    if let Some(member) = link.member {
-                        self.router.call(member);
+                    let member = router.ports().member(link.key);
+                    if let Some(member) = member {
+                        router.call(member);
                     }
                 }
                 // Only the host service says that.
@@ -318,7 +387,24 @@ impl Relay {
 
     fn end(&mut self, index: usize) {
         let link = self.links.swap_remove(index);
-        // Under whichever member it has registered.
-        self.router.routes().retain(|_, s| !Arc::ptr_eq(s, &link.socket));
+        self.config.router.ports().closed(link.key);
+    }
+}
+
+/// Why a wake port is nobody's, and what helps.
+fn stray(path: &Path, caller: &Caller) -> String {
+    let path = path.display();
+    let Caller { vm, process } = caller;
+    match (vm, process) {
+        (Some(_), _) => format!(
+            "its wake port is connected at {path}, and its device is not at the socket there whose name has ivshmem in place of wake"
+        ),
+        (None, Some(process)) => format!(
+            "its wake port at {path} is that of process {}, which has no device at any ivshmem socket here; connect device and port to the VM's own sockets, as `isthmus vm device --name NAME` prints them",
+            process.number()
+        ),
+        (None, None) => format!(
+            "its wake port at {path} is that of a process that cannot be seen from here, so it is not known which VM that is; connect device and port to the VM's own sockets, as `isthmus vm device --name NAME` prints them"
+        ),
     }
 }

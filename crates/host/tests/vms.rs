@@ -11,6 +11,7 @@ use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use isthmus_attach::ring::{self, Frame};
 use isthmus_guest::agent::{self, Agent};
 use isthmus_guest::wakes::{Port, RECHECK};
 use isthmus_host::{Config, Event, Service, Vm};
@@ -53,7 +54,6 @@ fn await_event(events: &Receiver<Event>, fits: impl Fn(&Event) -> bool) -> Event
 /// A client that reads as QEMU does: eight bytes at a time, with at most one descriptor.
 struct Qemu {
     socket: OwnedFd,
-    id: u32,
     region: OwnedFd,
     /// The eventfds of each peer that were announced so far.
     peers: BTreeMap<i64, Vec<OwnedFd>>,
@@ -95,13 +95,12 @@ impl Qemu {
         let socket = Self::plug(path);
         let next = || Self::message(&socket).unwrap();
         assert!(matches!(next(), (0, None)), "the protocol's version");
-        let (id, none) = next();
-        assert!(none.is_none() && (0..=65535).contains(&id));
+        // Any other is refused by QEMU for a device that may migrate.
+        assert!(matches!(next(), (0, None)), "its own id");
         let (shared, region) = next();
         assert_eq!(shared, -1);
-        let id = u32::try_from(id).unwrap();
-        let mut qemu = Self { region: region.unwrap(), id, peers: BTreeMap::new(), socket };
-        while qemu.peers.get(&i64::from(id)).is_none_or(|own| own.len() < 2) {
+        let mut qemu = Self { region: region.unwrap(), peers: BTreeMap::new(), socket };
+        while qemu.peers.get(&0).is_none_or(|own| own.len() < 2) {
             qemu.learn();
         }
         qemu
@@ -124,16 +123,16 @@ impl Qemu {
         Region::open(&Mapping::map(self.region.as_fd(), bytes).unwrap()).unwrap()
     }
 
-    /// Starts the guest's agent on this VM's region.
-    fn boot(&self, service: &Service, socket: &Path) -> agent::Result<Agent> {
-        self.boot_with(Port::from(Self::plug(service.wake_socket())), socket)
+    /// Starts the guest's agent on this VM's region, by the wake port at a socket.
+    fn boot(&self, wake: &Path, socket: &Path) -> agent::Result<Agent> {
+        self.boot_with(Port::from(Self::plug(wake)), socket)
     }
 
     /// As [`Qemu::boot`], with another wake port.
     fn boot_with(&self, port: Port, socket: &Path) -> agent::Result<Agent> {
         let config = agent::Config { socket: socket.into(), patience: SOON, ..agent::Config::default() };
         let region = self.region.try_clone().unwrap();
-        Agent::start_with(&config, region, self.id, port, Box::new(|_| ()))
+        Agent::start_with(&config, region, port, Box::new(|_| ()))
     }
 }
 
@@ -146,31 +145,31 @@ fn open_endpoint(member: &Member) -> (u32, u64) {
 fn vms_learn_of_each_others_joining_and_end() {
     let dir = tempfile::tempdir().unwrap();
     let (service, _events) = start(dir.path(), &["red", "blue"]);
-    let mut red = Qemu::connect(service.ivshmem_socket_of("red").unwrap());
-    assert_eq!(red.peers[&0].len(), 1, "the host can be rung");
-    let blue = Qemu::connect(service.ivshmem_socket_of("blue").unwrap());
-    assert_eq!(blue.peers[&i64::from(red.id)].len(), 2);
+    let mut red = Qemu::connect(&service.ivshmem_socket_of("red").unwrap());
+    assert_eq!(red.peers[&1].len(), 1, "the host can be rung");
+    let blue = Qemu::connect(&service.ivshmem_socket_of("blue").unwrap());
+    assert_eq!((blue.peers[&1].len(), blue.peers[&2].len()), (1, 2));
     red.learn();
     red.learn();
     // The eventfds are the same at both ends.
-    rustix::io::write(&red.peers[&i64::from(blue.id)][1], &5_u64.to_ne_bytes()).unwrap();
+    rustix::io::write(&red.peers[&2][1], &5_u64.to_ne_bytes()).unwrap();
     let mut count = [0; 8];
-    rustix::io::read(&blue.peers[&i64::from(blue.id)][1], &mut count).unwrap();
+    rustix::io::read(&blue.peers[&0][1], &mut count).unwrap();
     assert_eq!(u64::from_ne_bytes(count), 5);
-    let mut ids = vec![red.id, blue.id];
     drop(blue);
-    assert_eq!(red.learn(), i64::from(ids[1]), "a peer that leaves is named once, without a descriptor");
-    for _ in 0..20 {
-        let again = Qemu::connect(service.ivshmem_socket_of("blue").unwrap());
-        assert!(!ids.contains(&again.id), "an id is never used again");
-        ids.push(again.id);
+    assert_eq!(red.learn(), 2, "a peer that leaves is named once, without a descriptor");
+    for id in 3..23 {
+        let again = Qemu::connect(&service.ivshmem_socket_of("blue").unwrap());
+        let others: Vec<i64> = again.peers.keys().copied().collect();
+        assert_eq!(others, [0, 1, 2], "ids are counted in each VM's own view");
         red.learn();
         red.learn();
+        assert_eq!(red.peers[&id].len(), 2, "an id is never used again");
         drop(again);
-        assert_eq!(red.learn(), i64::from(*ids.last().unwrap()));
+        assert_eq!(red.learn(), id);
     }
     let known: Vec<i64> = red.peers.keys().copied().collect();
-    assert_eq!(known, [0, i64::from(red.id)]);
+    assert_eq!(known, [0, 1]);
 }
 
 #[test]
@@ -180,7 +179,7 @@ fn the_common_socket_gives_places_in_order_and_refuses_so_that_qemu_gives_up() {
     let common = service.ivshmem_socket().to_owned();
     let red = Qemu::connect(&common);
     let _blue = Qemu::connect(&common);
-    for path in [&common, service.ivshmem_socket_of("red").unwrap()] {
+    for path in [&common, &service.ivshmem_socket_of("red").unwrap()] {
         let surplus = Qemu::plug(path);
         assert!(matches!(Qemu::message(&surplus), Some((-1, None))), "a version that no QEMU accepts");
         assert!(Qemu::message(&surplus).is_none());
@@ -195,25 +194,25 @@ fn the_common_socket_gives_places_in_order_and_refuses_so_that_qemu_gives_up() {
 fn garbage_from_a_client_ends_that_client_alone() {
     let dir = tempfile::tempdir().unwrap();
     let (service, events) = start(dir.path(), &["red", "blue"]);
-    let mut red = Qemu::connect(service.ivshmem_socket_of("red").unwrap());
-    let blue = Qemu::connect(service.ivshmem_socket_of("blue").unwrap());
+    let mut red = Qemu::connect(&service.ivshmem_socket_of("red").unwrap());
+    let blue = Qemu::connect(&service.ivshmem_socket_of("blue").unwrap());
     red.learn();
     red.learn();
     rustix::io::write(&blue.socket, b"garbage").unwrap();
-    assert_eq!(red.learn(), i64::from(blue.id));
+    assert_eq!(red.learn(), 2);
     await_event(&events, |e| matches!(e, Event::VmGone { member: 2, .. }));
     // Connected, and gone before it has read anything.
-    drop(Qemu::plug(service.ivshmem_socket_of("blue").unwrap()));
+    drop(Qemu::plug(&service.ivshmem_socket_of("blue").unwrap()));
     await_event(&events, |e| matches!(e, Event::VmGone { member: 2, .. }));
-    Qemu::connect(service.ivshmem_socket_of("blue").unwrap());
+    Qemu::connect(&service.ivshmem_socket_of("blue").unwrap());
 }
 
 #[test]
 fn a_client_that_does_not_read_does_not_block_others() {
     let dir = tempfile::tempdir().unwrap();
     let (service, _events) = start(dir.path(), &["deaf", "busy"]);
-    let deaf = Qemu::plug(service.ivshmem_socket_of("deaf").unwrap());
-    let path = service.ivshmem_socket_of("busy").unwrap();
+    let deaf = Qemu::plug(&service.ivshmem_socket_of("deaf").unwrap());
+    let path = &service.ivshmem_socket_of("busy").unwrap();
     // Far more messages than the socket of the deaf client holds.
     let rounds = 150;
     for _ in 0..rounds {
@@ -235,10 +234,10 @@ fn a_vm_joins_works_and_dies() {
     let dir = tempfile::tempdir().unwrap();
     let (service, events) = start(dir.path(), &["red", "blue"]);
     let host = isthmus_attach::connect_at(service.attach_socket()).unwrap();
-    let red = Qemu::connect(service.ivshmem_socket_of("red").unwrap());
+    let red = Qemu::connect(&service.ivshmem_socket_of("red").unwrap());
     assert!(!service.is_ready("red"));
     assert!(host.directory(1).is_err(), "nothing is visible before its agent is ready");
-    let agent = red.boot(&service, &dir.path().join("red")).unwrap();
+    let agent = red.boot(&service.wake_socket_of("red").unwrap(), &dir.path().join("red")).unwrap();
     assert!(service.is_ready("red"));
     let rank = isthmus_attach::connect_at(agent.socket()).unwrap();
     assert_eq!((rank.peer(), agent.peer().name.as_str()), (1, "red"));
@@ -259,8 +258,8 @@ fn a_vm_joins_works_and_dies() {
     drop((agent, rank));
 
     // It is started again, with another incarnation and an empty section.
-    let red = Qemu::connect(service.ivshmem_socket_of("red").unwrap());
-    let agent = red.boot(&service, &dir.path().join("red")).unwrap();
+    let red = Qemu::connect(&service.ivshmem_socket_of("red").unwrap());
+    let agent = red.boot(&service.wake_socket_of("red").unwrap(), &dir.path().join("red")).unwrap();
     let (again, directory) = host.directory(1).unwrap();
     assert!(again > life && directory.endpoints().is_empty());
     let rank = isthmus_attach::connect_at(agent.socket()).unwrap();
@@ -305,7 +304,7 @@ fn each_step_of_joining_is_rung_for_and_a_lost_ring_costs_no_more_than_time() {
     };
     let socket = dir.path().join("red");
     // The best of some, as the machine may be busy.
-    let rung = (0..5).map(|_| took(&|red| red.boot(&service, &socket))).min().unwrap();
+    let rung = (0..5).map(|_| took(&|red| red.boot(service.wake_socket(), &socket))).min().unwrap();
     assert!(rung < RECHECK / 2, "nobody rang: it took {rung:?}");
     let lost = took(&|red| red.boot_with(lossy(&service, 1), &socket));
     assert!(lost >= RECHECK, "nothing was lost: it took {lost:?}");
@@ -327,12 +326,12 @@ fn an_agent_hears_at_once_that_its_vm_is_no_member_any_more() {
     };
     // Its device is gone, and it runs on.
     let mut red = Some(Qemu::connect(service.ivshmem_socket()));
-    let agent = red.as_ref().unwrap().boot(&service, &dir.path().join("red")).unwrap();
+    let agent = red.as_ref().unwrap().boot(service.wake_socket(), &dir.path().join("red")).unwrap();
     let why = heard(&agent, &mut || drop(red.take()));
     assert!(why.contains("published its death"), "{why}");
     // The service ends.
     let blue = Qemu::connect(service.ivshmem_socket());
-    let agent = blue.boot(&service, &dir.path().join("blue")).unwrap();
+    let agent = blue.boot(service.wake_socket(), &dir.path().join("blue")).unwrap();
     let mut service = Some(service);
     let why = heard(&agent, &mut || drop(service.take()));
     assert!(why.contains("the host service has ended"), "{why}");
@@ -344,8 +343,8 @@ fn an_agent_that_is_started_anew_begins_a_new_life() {
     let (service, events) = start(dir.path(), &["red"]);
     let red = Qemu::connect(service.ivshmem_socket());
     let socket = dir.path().join("red");
-    let agent = red.boot(&service, &socket).unwrap();
-    let second = red.boot(&service, &socket).unwrap_err().to_string();
+    let agent = red.boot(service.wake_socket(), &socket).unwrap();
+    let second = red.boot(service.wake_socket(), &socket).unwrap_err().to_string();
     assert!(second.contains("another service is running"), "{second}");
     agent.check().unwrap();
     let rank = isthmus_attach::connect_at(&socket).unwrap();
@@ -354,7 +353,7 @@ fn an_agent_that_is_started_anew_begins_a_new_life() {
     let host = isthmus_attach::connect_at(service.attach_socket()).unwrap();
     std::thread::sleep(Duration::from_millis(100));
     let deaths = host.own().deaths().get();
-    let agent = red.boot(&service, &socket).unwrap();
+    let agent = red.boot(service.wake_socket(), &socket).unwrap();
     await_event(&events, |e| *e == Event::VmAgain { name: "red".into() });
     // All that were attached in its life before are dead, and sleepers hear of it.
     let deadline = Instant::now() + SOON;
@@ -373,7 +372,7 @@ fn sections_of_a_region_with_vms_begin_and_end_where_guests_can_take_them_over()
     const MIB: u64 = 1 << 20;
     let dir = tempfile::tempdir().unwrap();
     let (service, _events) = start(dir.path(), &["red", "blue"]);
-    let _vms = ["red", "blue"].map(|vm| Qemu::connect(service.ivshmem_socket_of(vm).unwrap()));
+    let _vms = ["red", "blue"].map(|vm| Qemu::connect(&service.ivshmem_socket_of(vm).unwrap()));
     let region = service.region();
     let shape = region.shape();
     assert_eq!(shape.section_align, 2 * MIB);
@@ -410,14 +409,74 @@ fn an_agent_without_its_host_says_so() {
     let (service, _events) = start(dir.path(), &["red"]);
     let red = Qemu::connect(service.ivshmem_socket());
     assert_eq!(red.region().peers().len(), 2);
-    let ports = [(); 2].map(|()| Port::from(Qemu::plug(service.wake_socket())));
+    let port = Port::from(Qemu::plug(service.wake_socket()));
     service.stop();
-    let [port, other] = ports;
     let started = red.boot_with(port, &dir.path().join("red")).unwrap_err().to_string();
     assert!(started.contains("port isthmus.wake is closed") && started.contains("isthmus host"), "{started}");
-    let stranger = Qemu { id: 99, ..red };
-    let started = stranger.boot_with(other, &dir.path().join("red")).unwrap_err().to_string();
-    assert!(started.contains("no member with this VM's ivshmem id 99"), "{started}");
+}
+
+/// What a raw wake port hears, as far as it comes at once.
+fn heard(port: &mut UnixStream) -> Vec<Frame> {
+    port.set_read_timeout(Some(SOON)).unwrap();
+    let mut bytes = vec![0; 64];
+    let count = port.read(&mut bytes).unwrap();
+    bytes.truncate(count);
+    ring::take(&mut bytes).unwrap()
+}
+
+#[test]
+fn a_wake_port_speaks_for_the_vm_whose_it_is_and_for_no_other() {
+    let dir = tempfile::tempdir().unwrap();
+    let (service, events) = start(dir.path(), &["red", "blue"]);
+    let host = isthmus_attach::connect_at(service.attach_socket()).unwrap();
+    let red = Qemu::connect(&service.ivshmem_socket_of("red").unwrap());
+    let wake = |name| service.wake_socket_of(name).unwrap();
+    let agent = red.boot(&wake("red"), &dir.path().join("red")).unwrap();
+    // A port that has no device is nobody's, and says nothing that is heard.
+    let mut stray = UnixStream::connect(wake("blue")).unwrap();
+    let deaths = host.own().deaths().get();
+    stray.write_all(&[&ring::hello()[..], &ring::death(1), &ring::hello()].concat()).unwrap();
+    let region = service.region().shape().uuid[0];
+    let nobody = Frame::Peer { peer: ring::NOBODY, region };
+    assert_eq!(heard(&mut stray)[0], nobody);
+    let event = await_event(&events, |e| matches!(e, Event::VmRefused { .. }));
+    assert!(event.to_string().contains("wake-blue"), "{event}");
+    assert_eq!(host.own().deaths().get(), deaths);
+    let config =
+        agent::Config { socket: dir.path().join("x"), patience: SOON / 4, ..agent::Config::default() };
+    let port = Port::from(Qemu::plug(&wake("blue")));
+    let refused = Agent::start_with(&config, red.region.try_clone().unwrap(), port, Box::new(|_| ()));
+    let refused = refused.unwrap_err().to_string();
+    assert!(refused.contains("no device that belongs to this VM's port"), "{refused}");
+    // Whatever it says of another, it is its own VM that a death is told of.
+    let blue = Qemu::connect(&service.ivshmem_socket_of("blue").unwrap());
+    stray.write_all(&ring::hello()).unwrap();
+    let said = std::iter::repeat_with(|| heard(&mut stray)).take(4).flatten().find(|said| *said != nobody);
+    assert_eq!(said, Some(Frame::Peer { peer: 2, region }));
+    stray.write_all(&ring::death(1)).unwrap();
+    let deadline = Instant::now() + SOON;
+    while host.own().deaths().get() == deaths {
+        assert!(Instant::now() < deadline, "a death behind its port is told");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    // Its device is gone, and another VM has the place: the port is nobody's again.
+    drop(blue);
+    await_event(&events, |e| *e == Event::VmGone { name: "blue".into(), member: 2 });
+    stray.write_all(&ring::hello()).unwrap();
+    let said = std::iter::repeat_with(|| heard(&mut stray)).take(4).flatten().find(|said| *said == nobody);
+    assert_eq!(said, Some(nobody));
+    agent.check().unwrap();
+}
+
+#[test]
+fn an_agent_takes_no_port_of_another_service() {
+    let (dir, other_dir) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let (service, _events) = start(dir.path(), &["red"]);
+    let (other, _events) = start(other_dir.path(), &["red"]);
+    let red = Qemu::connect(&service.ivshmem_socket_of("red").unwrap());
+    let refused = red.boot(&other.wake_socket_of("red").unwrap(), &dir.path().join("red"));
+    let refused = refused.unwrap_err().to_string();
+    assert!(refused.contains("another host service than its device"), "{refused}");
 }
 
 fn mutex(name: &str) -> NewObject {
@@ -437,10 +496,10 @@ fn processes_of_vms_share_named_objects_with_those_of_the_host() {
     let dir = tempfile::tempdir().unwrap();
     let (service, _events) = start(dir.path(), &["red", "blue"]);
     let (at_red, at_blue) = (dir.path().join("in-red"), dir.path().join("in-blue"));
-    let red = Qemu::connect(service.ivshmem_socket_of("red").unwrap());
-    let blue = Qemu::connect(service.ivshmem_socket_of("blue").unwrap());
-    let _agent_of_red = red.boot(&service, &at_red).unwrap();
-    let agent_of_blue = blue.boot(&service, &at_blue).unwrap();
+    let red = Qemu::connect(&service.ivshmem_socket_of("red").unwrap());
+    let blue = Qemu::connect(&service.ivshmem_socket_of("blue").unwrap());
+    let _agent_of_red = red.boot(&service.wake_socket_of("red").unwrap(), &at_red).unwrap();
+    let agent_of_blue = blue.boot(&service.wake_socket_of("blue").unwrap(), &at_blue).unwrap();
     let in_red = isthmus_attach::connect_at(&at_red).unwrap();
     let in_blue = isthmus_attach::connect_at(&at_blue).unwrap();
     let on_host = isthmus_attach::connect_at(service.attach_socket()).unwrap();
@@ -480,9 +539,9 @@ fn processes_of_vms_share_named_objects_with_those_of_the_host() {
 fn memory_is_given_to_no_other_object_while_a_vm_lives_whose_agent_was_started_anew() {
     let dir = tempfile::tempdir().unwrap();
     let (service, events) = start(dir.path(), &["red"]);
-    let red = Qemu::connect(service.ivshmem_socket_of("red").unwrap());
+    let red = Qemu::connect(&service.ivshmem_socket_of("red").unwrap());
     let (first, second) = (dir.path().join("first"), dir.path().join("second"));
-    let agent = red.boot(&service, &first).unwrap();
+    let agent = red.boot(&service.wake_socket_of("red").unwrap(), &first).unwrap();
     let process = isthmus_attach::connect_at(&first).unwrap();
     let held = Object::create(&process, &mutex("m")).unwrap();
     process.service().unlink_object(Kind::Mutex, "m").unwrap();
@@ -491,7 +550,7 @@ fn memory_is_given_to_no_other_object_while_a_vm_lives_whose_agent_was_started_a
     // A life must last a moment before the next may begin.
     std::thread::sleep(Duration::from_millis(600));
     drop(agent);
-    let _agent = red.boot(&service, &second).unwrap();
+    let _agent = red.boot(&service.wake_socket_of("red").unwrap(), &second).unwrap();
     await_event(&events, |e| matches!(e, Event::VmAgain { .. }));
     let other = isthmus_attach::connect_at(&second).unwrap();
     let until = Instant::now() + Duration::from_millis(1500);
@@ -516,9 +575,9 @@ fn memory_is_given_to_no_other_object_while_a_vm_lives_whose_agent_was_started_a
 fn a_process_of_an_earlier_life_lets_go_of_the_region_and_keeps_its_programs_memory() {
     let dir = tempfile::tempdir().unwrap();
     let (service, events) = start(dir.path(), &["red"]);
-    let red = Qemu::connect(service.ivshmem_socket_of("red").unwrap());
+    let red = Qemu::connect(&service.ivshmem_socket_of("red").unwrap());
     let (first, second) = (dir.path().join("first"), dir.path().join("second"));
-    let agent = red.boot(&service, &first).unwrap();
+    let agent = red.boot(&service.wake_socket_of("red").unwrap(), &first).unwrap();
     let process = isthmus_attach::connect_at(&first).unwrap();
     let at = process.take(192).unwrap();
     let (section, there) = (process.section(), red.region());
@@ -532,7 +591,7 @@ fn a_process_of_an_earlier_life_lets_go_of_the_region_and_keeps_its_programs_mem
     std::thread::sleep(Duration::from_millis(600));
     drop(agent);
     assert!(!process.retire_if_over() && word(at) == 5, "the end of its service is no reason");
-    let _agent = red.boot(&service, &second).unwrap();
+    let _agent = red.boot(&service.wake_socket_of("red").unwrap(), &second).unwrap();
     await_event(&events, |e| matches!(e, Event::VmAgain { .. }));
     section.word("test", at).unwrap().set(7);
     assert!(process.retire_if_over() && process.region().is_retired());
@@ -549,7 +608,7 @@ fn agent_and_processes_let_go_of_a_device_that_is_gone() {
     let dir = tempfile::tempdir().unwrap();
     let (service, _events) = start(dir.path(), &["red"]);
     let red = Qemu::connect(service.ivshmem_socket());
-    let agent = red.boot(&service, &dir.path().join("red")).unwrap();
+    let agent = red.boot(service.wake_socket(), &dir.path().join("red")).unwrap();
     let process = isthmus_attach::connect_at(agent.socket()).unwrap();
     open_endpoint(&process);
     let bytes = u64::try_from(rustix::fs::fstat(&red.region).unwrap().st_size).unwrap();

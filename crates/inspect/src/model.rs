@@ -82,8 +82,6 @@ pub struct Member {
     pub state: State,
     /// Which of its lives this is.
     pub incarnation: u64,
-    /// Of a VM.
-    pub ivshmem_id: Option<u32>,
     /// File of its section.
     pub file: u32,
     /// Offset of its section in the region.

@@ -198,7 +198,6 @@ mod tests {
             kind: "vm",
             state: State::Active,
             incarnation,
-            ivshmem_id: Some(1),
             file: 0,
             section: 0,
             section_bytes: 0,

@@ -402,12 +402,8 @@ impl Walk<'_> {
         self.require(life.incarnation < 1 << 24, place, "peer.LIFE", at + peer::LIFE, life_word, || {
             "an incarnation of 24 bits in its upper bytes".into()
         });
-        let (kind, id) = (half(&words, peer::KIND), half(&words, peer::IVSHMEM_ID));
+        let kind = half(&words, peer::KIND);
         self.require(kind <= 1, place, "peer.KIND", at + peer::KIND, kind.into(), || "0 or 1".into());
-        let fits = if kind == 1 { (1..=0xffff).contains(&id) } else { id == u32::MAX };
-        self.require(fits, place, "peer.IVSHMEM_ID", at + peer::IVSHMEM_ID, id.into(), || {
-            if kind == 1 { "1 to 65535".into() } else { "all bits set for the host".into() }
-        });
         let name = self.name(place, at);
         let section = word(&words, peer::SECTION);
         let section_bytes = word(&words, peer::SECTION_BYTES);
@@ -426,7 +422,6 @@ impl Walk<'_> {
             kind: if kind == 1 { "vm" } else { "host" },
             state: life.state,
             incarnation: life.incarnation,
-            ivshmem_id: (kind == 1).then_some(id),
             file,
             section: usable.unwrap_or(0),
             section_bytes,
@@ -509,7 +504,7 @@ impl Walk<'_> {
         Some(start)
     }
 
-    /// Checks that no two members that live have the same name or device.
+    /// Checks that no two members that live have the same name.
     fn names(&mut self, members: &[Member]) {
         let living: Vec<&Member> =
             members.iter().filter(|m| matches!(m.state, State::Joining | State::Active)).collect();
@@ -519,12 +514,6 @@ impl Walk<'_> {
             if let Some(other) = living[..i].iter().find(|m| m.name == member.name) {
                 let allowed = format!("another name than that of peer {}", other.index);
                 self.fault(place, "peer.NAME", at + peer::NAME, format!("{:?}", member.name), allowed);
-            }
-            if let Some(id) = member.ivshmem_id
-                && let Some(other) = living[..i].iter().find(|m| m.ivshmem_id == Some(id))
-            {
-                let allowed = format!("another id than that of peer {}", other.index);
-                self.fault(place, "peer.IVSHMEM_ID", at + peer::IVSHMEM_ID, id.to_string(), allowed);
             }
         }
     }

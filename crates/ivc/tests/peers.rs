@@ -70,9 +70,13 @@ impl Region {
     fn boot(&mut self, index: u32) -> Writer {
         let shape = *self.host.region().shape();
         let section = shape.host_bytes + u64::from(index) * SECTION;
-        let ivshmem_id = (index > 0).then_some(index);
-        let new =
-            NewPeer { file: 0, section, section_bytes: SECTION, ivshmem_id, name: NAMES[index as usize] };
+        let new = NewPeer {
+            file: 0,
+            section,
+            section_bytes: SECTION,
+            is_vm: index > 0,
+            name: NAMES[index as usize],
+        };
         self.host.add(index, &new).unwrap();
         let writer = Writer::create(self.host.region(), index).unwrap();
         self.host.set_state(index, State::Active).unwrap();

@@ -273,7 +273,7 @@ mod tests {
             file: 0,
             section: shape.host_bytes,
             section_bytes: 2 << 20,
-            ivshmem_id: None,
+            is_vm: false,
             name: "host",
         };
         host.add(0, &new).unwrap();

@@ -129,7 +129,6 @@ layout! {
         SECTION @ 8, 8, "host service", "Offset of the peer's section in its file.";
         SECTION_BYTES @ 16, 8, "host service", "Bytes of the peer's section.";
         KIND @ 24, 4, "host service", "0: the host's own processes, 1: a VM.";
-        IVSHMEM_ID @ 28, 4, "host service", "The VM's ivshmem peer id; all bits set for the host.";
         FILE @ 32, 4, "host service", "File of the peer's section.";
         NAME @ 64, 64, "host service", "Host name, UTF-8, padded with zeros.";
     }

@@ -191,8 +191,6 @@ pub struct PeerInfo {
     pub section_bytes: u64,
     /// Whether it is a VM (or the host's own processes).
     pub is_vm: bool,
-    /// ivshmem id of a VM.
-    pub ivshmem_id: Option<u32>,
     /// Host name.
     pub name: String,
 }
@@ -368,7 +366,6 @@ impl Region {
         if life.state == State::Free {
             return Ok(None);
         }
-        let id = entry.half("peer", peer::IVSHMEM_ID)?;
         let name = entry.bytes("peer", peer::NAME, 64)?.to_vec(0, 64)?;
         let end = name.iter().position(|b| *b == 0).unwrap_or(name.len());
         Ok(Some(PeerInfo {
@@ -378,7 +375,6 @@ impl Region {
             section: word(peer::SECTION)?,
             section_bytes: word(peer::SECTION_BYTES)?,
             is_vm: entry.half("peer", peer::KIND)? == 1,
-            ivshmem_id: (id != u32::MAX).then_some(id),
             name: String::from_utf8_lossy(&name[..end]).into_owned(),
         }))
     }
@@ -490,8 +486,8 @@ pub struct NewPeer<'a> {
     pub section: u64,
     /// Bytes of the section.
     pub section_bytes: u64,
-    /// ivshmem id, for a VM.
-    pub ivshmem_id: Option<u32>,
+    /// Whether it is a VM (or the host's own processes).
+    pub is_vm: bool,
     /// Host name.
     pub name: &'a str,
 }
@@ -569,8 +565,7 @@ impl Writer {
         put(peer::FILE, new.file.into())?;
         put(peer::SECTION, new.section)?;
         put(peer::SECTION_BYTES, new.section_bytes)?;
-        let kind = u64::from(new.ivshmem_id.is_some());
-        put(peer::KIND, kind | (u64::from(new.ivshmem_id.unwrap_or(u32::MAX)) << 32))?;
+        put(peer::KIND, new.is_vm.into())?;
         // The last byte is a zero always.
         entry.fill_bytes("peer", peer::NAME, &padded::<64>(cut(new.name, 63)))?;
         life.set(Life { incarnation, state: State::Joining }.pack());

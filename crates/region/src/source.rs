@@ -5,11 +5,10 @@
 //! have a length.
 
 use std::fs::{File, OpenOptions};
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{Mode, OFlags};
-use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
 use crate::error::{Error, Result};
 
@@ -67,8 +66,6 @@ pub fn read_only(file: &OwnedFd) -> rustix::io::Result<OwnedFd> {
 const VENDOR: &str = "0x1af4";
 /// PCI device of ivshmem devices.
 const DEVICE: &str = "0x1110";
-/// Offset of the IVPosition register in BAR0.
-const IV_POSITION: usize = 8;
 
 /// An ivshmem device of this VM, found in sysfs.
 #[derive(Debug, Clone)]
@@ -125,26 +122,6 @@ impl Ivshmem {
     /// [`Error::Service`] naming file and cause.
     pub fn open(&self) -> Result<OneFile> {
         open(&self.folder.join("resource2")).map(|file| OneFile::new(file.into(), self.bytes))
-    }
-
-    /// The id that the server gave this VM.
-    ///
-    /// # Errors
-    /// [`Error::Service`] when BAR0 cannot be mapped (needs root, and no driver bound to the device).
-    pub fn position(&self) -> Result<u32> {
-        let path = self.folder.join("resource0");
-        let file = open(&path)?;
-        let failed = |source| Error::Memory { action: "map", bytes: 4096, source };
-        // SAFETY: a fresh mapping at an address of the kernel's choice.
-        let base =
-            unsafe { mmap(std::ptr::null_mut(), 4096, ProtFlags::READ, MapFlags::SHARED, file.as_fd(), 0) }
-                .map_err(failed)?;
-        let register = base.cast::<u8>().wrapping_add(IV_POSITION).cast::<u32>();
-        // SAFETY: an aligned register inside the page that was just mapped; device memory is read volatile.
-        let value = unsafe { register.read_volatile() };
-        // SAFETY: the range mapped above; no reference into it is left.
-        let _ = unsafe { munmap(base, 4096) };
-        Ok(value)
     }
 }
 

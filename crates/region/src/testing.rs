@@ -82,8 +82,7 @@ impl Place {
 fn announce(host: &mut membership::Writer, index: u32) {
     let section = host.region().shape().host_bytes + u64::from(index) * SECTION;
     let name = ["host", "vm1", "vm2"][index as usize];
-    let ivshmem_id = (index > 0).then_some(index);
-    host.add(index, &NewPeer { file: 0, section, section_bytes: SECTION, ivshmem_id, name }).unwrap();
+    host.add(index, &NewPeer { file: 0, section, section_bytes: SECTION, is_vm: index > 0, name }).unwrap();
 }
 
 fn boot(host: &mut membership::Writer, index: u32) -> Writer {

@@ -87,7 +87,7 @@ fn world(kind: Doorbell, gives_bells: bool) -> (Arc<Member>, Arc<Service>) {
         file: 0,
         section: shape.first_section(),
         section_bytes: 2 << 20,
-        ivshmem_id: None,
+        is_vm: false,
         name: "host",
     };
     host.add(0, &new).unwrap();

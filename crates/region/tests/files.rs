@@ -70,7 +70,7 @@ impl World {
         let mut host = Writer::create_from(&map, &shape, 1, &others, Some(Arc::new(source))).unwrap();
         for index in 0..PEERS {
             let (file, section_bytes) = (file_of(index), BYTES);
-            host.add(index, &NewPeer { file, section: 0, section_bytes, ivshmem_id: None, name: "peer" })
+            host.add(index, &NewPeer { file, section: 0, section_bytes, is_vm: false, name: "peer" })
                 .unwrap();
         }
         Self { files, host }

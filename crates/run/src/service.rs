@@ -32,8 +32,11 @@ pub trait Service: Send {
     fn ivshmem_socket(&self, name: &str) -> Result<PathBuf>;
     /// The socket at which processes of the host attach.
     fn attach_socket(&self) -> &Path;
-    /// The socket for the VMs' ports for wake-ups.
-    fn wake_socket(&self) -> &Path;
+    /// The socket for the wake port of VM `name`.
+    ///
+    /// # Errors
+    /// [`Error::Service`]: it has none of that name.
+    fn wake_socket(&self, name: &str) -> Result<PathBuf>;
     /// Bytes of the region.
     fn region_bytes(&self) -> u64;
     /// The job's counters so far, as JSON.
@@ -88,15 +91,15 @@ impl StartService for Embedded {
 
 impl Service for isthmus_host::Service {
     fn ivshmem_socket(&self, name: &str) -> Result<PathBuf> {
-        self.ivshmem_socket_of(name).map(Path::to_owned).map_err(|e| failed(&e))
+        self.ivshmem_socket_of(name).map_err(|e| failed(&e))
     }
 
     fn attach_socket(&self) -> &Path {
         self.attach_socket()
     }
 
-    fn wake_socket(&self) -> &Path {
-        self.wake_socket()
+    fn wake_socket(&self, name: &str) -> Result<PathBuf> {
+        self.wake_socket_of(name).map_err(|e| failed(&e))
     }
 
     fn region_bytes(&self) -> u64 {

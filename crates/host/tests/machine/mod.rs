@@ -65,10 +65,10 @@ impl Guests {
             kernel: self.kernel.vmlinux.clone(),
             initramfs: image,
             ports: vec![(PORT.into(), own.join("test.sock"))],
-            calling_ports: vec![(WAKE_PORT.into(), service.wake_socket().into())],
+            calling_ports: vec![(WAKE_PORT.into(), service.wake_socket_of(name)?)],
             shares: vec![Share { tag: ROOT_TAG.into(), path: "/".into(), read_only: true }],
             ivshmem: Some(Ivshmem {
-                socket: service.ivshmem_socket_of(name)?.into(),
+                socket: service.ivshmem_socket_of(name)?,
                 region_bytes: service.region_bytes(),
                 vectors: VECTORS.into(),
             }),

@@ -334,7 +334,7 @@ mod tests {
             file: 0,
             section: shape.host_bytes,
             section_bytes: 1 << 20,
-            ivshmem_id: None,
+            is_vm: false,
             name: "host",
         };
         let incarnation = host.add(0, &new).unwrap();

@@ -162,11 +162,10 @@ impl Common {
         let mut ports = [EXEC_PORT, RELAY_PORT, CONTROL_PORT]
             .map(|port| (port.to_owned(), socket_of(&own, port)))
             .to_vec();
-        let mut calling_ports: Vec<(String, PathBuf)> = plan
-            .service
-            .map(|service| (WAKE_PORT.to_owned(), service.wake_socket().to_owned()))
-            .into_iter()
-            .collect();
+        let mut calling_ports: Vec<(String, PathBuf)> = Vec::new();
+        if let Some(service) = plan.service {
+            calling_ports.push((WAKE_PORT.to_owned(), service.wake_socket(name)?));
+        }
         if let Some(wire) = wire_of(plan, index) {
             let wire = (WIRE_PORT.to_owned(), wire);
             if index == 0 {

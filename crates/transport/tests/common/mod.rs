@@ -59,7 +59,7 @@ impl World {
         for i in 0..peers {
             let section = shape.host_bytes + u64::from(i) * section_bytes;
             let name = format!("peer{i}");
-            let new = NewPeer { file: 0, section, section_bytes, ivshmem_id: None, name: &name };
+            let new = NewPeer { file: 0, section, section_bytes, is_vm: false, name: &name };
             host.add(i, &new).unwrap();
             let writer = Writer::create(host.region(), i).unwrap();
             services.push(Arc::new(Mutex::new(writer)));
