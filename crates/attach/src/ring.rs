@@ -6,6 +6,9 @@ use crate::error::{Error, Result};
 /// Bytes of a frame, but for [`Frame::Ring`] and [`Frame::Peer`], which have twice as many.
 pub const BYTES: usize = 8;
 
+/// Name of the virtio-serial port by which they go.
+pub const PORT: &str = "isthmus.wake";
+
 const HELLO: u32 = u32::from_le_bytes(*b"join");
 const WAKE: u32 = u32::from_le_bytes(*b"ring");
 const RING: u32 = u32::from_le_bytes(*b"gate");

@@ -4,7 +4,7 @@ use std::process::{Command, Stdio};
 
 use isthmus_region::error::with_causes;
 use isthmus_vm::accel::{self, Kvm};
-use isthmus_vm::{kernel, qemu};
+use isthmus_vm::{ivshmem, kernel, qemu};
 
 use crate::finding::{Finding, Level};
 use crate::system::System;
@@ -13,7 +13,7 @@ use crate::system::System;
 const TRIED_QEMU: (u32, u32) = (7, 2);
 /// Devices that each VM of isthmus's has.
 const DEVICES: [(&str, &str); 3] = [
-    ("ivshmem-doorbell", "the region"),
+    (ivshmem::MODEL, "the region"),
     ("virtio-9p-pci", "the host's files"),
     ("virtio-serial-pci", "the way to the agent"),
 ];

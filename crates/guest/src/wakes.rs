@@ -19,7 +19,7 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 
 /// The port's name.
-pub const WAKE_PORT: &str = "isthmus.wake";
+pub const WAKE_PORT: &str = ring::PORT;
 /// How long an agent waits for an answer until it rings again, and looks at the region as if it had been rung.
 pub const RECHECK: Duration = Duration::from_millis(250);
 /// Between two polls of a port whose other side is closed, since its opening is no event to wait for: at first, since

@@ -3,8 +3,12 @@
 use std::fmt::Write as _;
 use std::path::PathBuf;
 
-/// QEMU's window for a device's memory has at least this size, so that every region fits some.
-const LEAST_WINDOW: u64 = 1 << 30;
+use isthmus_attach::ring::PORT;
+use isthmus_vm::ivshmem::{Ivshmem, MODEL, with_path};
+
+/// What the parts' names begin with, and the root port's number, which no other of the VM's should have.
+const ID: &str = "isthmus";
+const CHASSIS: u32 = 77;
 /// The PCI controller's index in libvirt's XML: just beyond those that virt-install makes, since libvirt fills gaps
 /// with root ports.
 const LIBVIRT_INDEX: u32 = 16;
@@ -14,7 +18,7 @@ const LIBVIRT_INDEX: u32 = 16;
 pub struct Device {
     /// The ivshmem socket of the service.
     pub socket: PathBuf,
-    /// The service's socket for wake-ups.
+    /// The service's wake socket.
     pub wake: PathBuf,
     /// Bytes of the region.
     pub region_bytes: u64,
@@ -23,25 +27,20 @@ pub struct Device {
 }
 
 impl Device {
-    /// Bytes of the window that the root port must have: a power of two that the region fits into.
-    fn window(&self) -> u64 {
-        self.region_bytes.max(LEAST_WINDOW)
+    fn ivshmem(&self) -> Ivshmem {
+        Ivshmem { socket: self.socket.clone(), region_bytes: self.region_bytes, vectors: self.vectors.into() }
     }
 
     /// The options for QEMU's command line, one a line.
     pub fn qemu(&self) -> String {
-        let (window, vectors) = (self.window(), self.vectors);
-        // A comma in a value is written twice for QEMU.
-        let doubled = |path: &std::path::Path| path.display().to_string().replace(',', ",,");
-        let (path, wake) = (doubled(&self.socket), doubled(&self.wake));
-        format!(
-            "-chardev socket,id=isthmus,path={path} \\\n\
-             -device pcie-root-port,id=isthmus-port,chassis=77,pref64-reserve={window} \\\n\
-             -device ivshmem-doorbell,chardev=isthmus,vectors={vectors},bus=isthmus-port \\\n\
-             -device virtio-serial-pci,id=isthmus-serial \\\n\
-             -chardev socket,id=isthmus-wake,path={wake} \\\n\
-             -device virtserialport,bus=isthmus-serial.0,chardev=isthmus-wake,name=isthmus.wake\n"
-        )
+        let [chardev, port, device] = self.ivshmem().options(ID, CHASSIS);
+        let bus = format!("{ID}-serial");
+        let serial = ("-device", format!("virtio-serial-pci,id={bus}").into());
+        let wake = ("-chardev", with_path(&format!("socket,id={ID}-wake,path="), &self.wake, ""));
+        let end = ("-device", format!("virtserialport,bus={bus}.0,chardev={ID}-wake,name={PORT}").into());
+        let lines = [chardev, port, device, serial, wake, end];
+        let lines = lines.map(|(option, value)| format!("{option} {}", value.display()));
+        lines.join(" \\\n") + "\n"
     }
 
     /// The elements for libvirt's `<devices>`.
@@ -51,14 +50,14 @@ impl Device {
         format!(
             "<controller type='pci' index='{LIBVIRT_INDEX}' model='pcie-root-port'/>\n\
              <shmem name='isthmus' role='peer'>\n  \
-               <model type='ivshmem-doorbell'/>\n  \
+               <model type='{MODEL}'/>\n  \
                <server path='{path}'/>\n  \
                <msi vectors='{vectors}'/>\n  \
                <address type='pci' domain='0x0000' bus='0x{LIBVIRT_INDEX:02x}' slot='0x00' function='0x0'/>\n\
              </shmem>\n\
              <channel type='unix'>\n  \
                <source mode='connect' path='{wake}'/>\n  \
-               <target type='virtio' name='isthmus.wake'/>\n\
+               <target type='virtio' name='{PORT}'/>\n\
              </channel>\n"
         )
     }
@@ -74,7 +73,7 @@ impl Device {
                  </frontend>\n  \
                </device>\n\
              </override>\n",
-            self.window()
+            self.ivshmem().window()
         )
     }
 

@@ -8,7 +8,7 @@
 //! 3. [`initramfs::base`] packs this program as the guest's first process, and [`initramfs::for_vm`] adds the one
 //!    VM's [`boot_config::BootConfig`], which `isthmus-guest` reads on the other side;
 //! 4. [`qemu::VmConfig`] and [`qemu::Vm::start`] run it, [`qmp::Qmp`] talks to it;
-//! 5. [`tap::Netns`] is a private network, if one is asked for.
+//! 5. [`ivshmem::Ivshmem`] is the device by which it joins a region; [`tap::Netns`] is a private network, if one is asked for.
 //!
 //! [`slow::Slow`] reports steps that take longer than a moment.
 #![forbid(unsafe_code)]
@@ -21,6 +21,7 @@ mod download;
 pub mod elf;
 mod error;
 pub mod initramfs;
+pub mod ivshmem;
 pub mod kernel;
 pub mod programs;
 pub mod qemu;

@@ -10,6 +10,7 @@
 
 use crate::accel::Accel;
 use crate::error::{Error, Result};
+use crate::ivshmem::{Ivshmem, with_path};
 use crate::programs;
 use crate::qmp::Qmp;
 use rustix::process::Pid;
@@ -22,8 +23,6 @@ use std::time::{Duration, Instant};
 
 /// The longest path that a UNIX socket's address holds.
 const SOCKET_PATH_BYTES: usize = 107;
-/// The smallest prefetchable window of a root port: one that does not fit below 4 GiB.
-const SMALLEST_WINDOW: u64 = 1 << 30;
 /// QEMU's limit for the name of a 9p export.
 const TAG_BYTES: usize = 31;
 
@@ -71,17 +70,6 @@ pub struct Share {
     pub path: PathBuf,
     /// Let QEMU refuse all changes.
     pub read_only: bool,
-}
-
-/// An ivshmem-doorbell device.
-#[derive(Clone, Debug)]
-pub struct Ivshmem {
-    /// The socket of its server.
-    pub socket: PathBuf,
-    /// The size of the shared memory: a power of two.
-    pub region_bytes: u64,
-    /// Interrupt vectors, 1 to 128.
-    pub vectors: u32,
 }
 
 /// A virtio-net device.
@@ -141,17 +129,9 @@ impl VmConfig {
             line.option("-device", format!("virtio-9p-pci,fsdev=fs{index},mount_tag={}", share.tag));
         }
         if let Some(ivshmem) = &self.ivshmem {
-            let window = ivshmem.region_bytes.max(SMALLEST_WINDOW);
-            line.option("-chardev", with_path("socket,id=ivshmem,path=", &ivshmem.socket, ""));
-            line.option(
-                "-device",
-                format!("pcie-root-port,id=region-port,chassis=1,pref64-reserve={window}"),
-            );
-            let vectors = ivshmem.vectors;
-            line.option(
-                "-device",
-                format!("ivshmem-doorbell,id=region,chardev=ivshmem,vectors={vectors},bus=region-port"),
-            );
+            for (option, value) in ivshmem.options("region", 1) {
+                line.option(option, value);
+            }
         }
         if let Some(tap) = &self.tap {
             line.option(
@@ -275,20 +255,6 @@ impl Line {
         self.word(option);
         self.word(value);
     }
-}
-
-/// A path inside an option list, where a comma is written twice.
-fn with_path(before: &str, path: &Path, after: &str) -> OsString {
-    use std::os::unix::ffi::{OsStrExt, OsStringExt};
-    let mut bytes = before.as_bytes().to_vec();
-    for &byte in path.as_os_str().as_bytes() {
-        bytes.push(byte);
-        if byte == b',' {
-            bytes.push(byte);
-        }
-    }
-    bytes.extend_from_slice(after.as_bytes());
-    OsString::from_vec(bytes)
 }
 
 /// The QEMU program: `ISTHMUS_QEMU`, or the one on the PATH.
@@ -491,13 +457,9 @@ mod tests {
     }
 
     #[test]
-    fn the_region_sits_behind_a_port_with_a_window_above_4_gib() {
-        let mut config = config();
-        assert!(text(&config).contains("pref64-reserve=1073741824"));
-        config.ivshmem.as_mut().unwrap().region_bytes = 4 << 30;
-        let line = text(&config);
-        assert!(line.contains("pref64-reserve=4294967296"));
-        assert!(line.contains("ivshmem-doorbell,id=region,chardev=ivshmem,vectors=2,bus=region-port"));
+    fn a_vm_of_a_run_has_the_regions_device() {
+        let line = text(&config());
+        assert!(line.contains("ivshmem-doorbell,id=region-device,chardev=region,vectors=2"));
     }
 
     #[test]

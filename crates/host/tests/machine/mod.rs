@@ -14,8 +14,9 @@ use isthmus_host::service::VECTORS;
 use isthmus_vm::accel::{self, Accel, Choice};
 use isthmus_vm::boot_config::{BootConfig, ROOT_TAG};
 use isthmus_vm::initramfs;
+use isthmus_vm::ivshmem::Ivshmem;
 use isthmus_vm::kernel::{self, Kernel};
-use isthmus_vm::qemu::{Ivshmem, Share, Vm, VmConfig};
+use isthmus_vm::qemu::{Share, Vm, VmConfig};
 
 pub type Outcome<T = ()> = Result<T, Box<dyn Error>>;
 
