@@ -49,7 +49,7 @@ impl Device {
         let wake = escaped(&self.wake.display().to_string());
         format!(
             "<controller type='pci' index='{LIBVIRT_INDEX}' model='pcie-root-port'/>\n\
-             <shmem name='isthmus' role='peer'>\n  \
+             <shmem name='isthmus' role='master'>\n  \
                <model type='{MODEL}'/>\n  \
                <server path='{path}'/>\n  \
                <msi vectors='{vectors}'/>\n  \

@@ -38,9 +38,10 @@ impl Ivshmem {
                 "-device",
                 format!("pcie-root-port,id={id}-port,chassis={chassis},pref64-reserve={window}").into(),
             ),
+            // Without `master` QEMU lets no VM migrate that has the device.
             (
                 "-device",
-                format!("{MODEL},id={id}-device,chardev={id},vectors={vectors},bus={id}-port")
+                format!("{MODEL},id={id}-device,chardev={id},vectors={vectors},master=on,bus={id}-port")
                     .into(),
             ),
         ]
@@ -73,7 +74,7 @@ mod tests {
         let small = line(64 << 20);
         assert_eq!(small[0], "socket,id=x,path=/a,,b/s");
         assert_eq!(small[1], "pcie-root-port,id=x-port,chassis=7,pref64-reserve=1073741824");
-        assert_eq!(small[2], "ivshmem-doorbell,id=x-device,chardev=x,vectors=2,bus=x-port");
+        assert_eq!(small[2], "ivshmem-doorbell,id=x-device,chardev=x,vectors=2,master=on,bus=x-port");
         assert!(line(4 << 30)[1].ends_with("pref64-reserve=4294967296"));
     }
 }

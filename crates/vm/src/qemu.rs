@@ -457,9 +457,9 @@ mod tests {
     }
 
     #[test]
-    fn a_vm_of_a_run_has_the_regions_device() {
+    fn a_vm_of_a_run_can_migrate_with_its_region() {
         let line = text(&config());
-        assert!(line.contains("ivshmem-doorbell,id=region-device,chardev=region,vectors=2"));
+        assert!(line.contains("ivshmem-doorbell,id=region-device,chardev=region,vectors=2,master=on"));
     }
 
     #[test]

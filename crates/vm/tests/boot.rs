@@ -110,9 +110,10 @@ fn serve_region(socket: &Path, bytes: u64) -> Outcome {
     let listener = UnixListener::bind(socket)?;
     std::thread::spawn(move || {
         let mut clients = Vec::new();
-        for (id, client) in (0i64..).zip(listener.incoming()) {
+        for client in listener.incoming() {
             let client = client.unwrap();
-            for number in [0, id] {
+            // The protocol's version, and the id of a VM that may migrate.
+            for number in [0_i64, 0] {
                 (&client).write_all(&number.to_le_bytes()).unwrap();
             }
             let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
