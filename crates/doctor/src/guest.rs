@@ -1,10 +1,11 @@
 //! What a VM needs: the device, the right to map it, the agent.
 
-use std::path::PathBuf;
 use std::time::Duration;
 
 use isthmus_attach::client::observe_at;
 use isthmus_region::error::with_causes;
+use isthmus_region::source::Ivshmem;
+use isthmus_vm::ivshmem::MODEL;
 
 use crate::finding::{Finding, Level};
 use crate::system::{System, mib, name_of};
@@ -12,10 +13,9 @@ use crate::system::{System, mib, name_of};
 /// How long the agent may take to answer.
 const PATIENCE: Duration = Duration::from_secs(3);
 
-/// Folders of ivshmem devices in sysfs.
-pub fn devices(system: &System) -> Vec<PathBuf> {
-    let all = system.list("/sys/bus/pci/devices").into_iter();
-    all.filter(|folder| isthmus_region::source::is_ivshmem(folder)).collect()
+/// The ivshmem devices of this machine.
+pub fn devices(system: &System) -> Vec<Ivshmem> {
+    Ivshmem::below(&system.path("/"))
 }
 
 /// Does the checks of this module.
@@ -26,7 +26,7 @@ pub fn examine(system: &System) -> Vec<Finding> {
 fn device(system: &System) -> Finding {
     let check = "device";
     let devices = devices(system);
-    let Some(folder) = devices.first() else {
+    let Some(Ivshmem { folder, bytes, doorbell }) = devices.first() else {
         return Finding::bad(
             check,
             Level::Stops,
@@ -35,7 +35,6 @@ fn device(system: &System) -> Finding {
         );
     };
     let name = name_of(folder);
-    let size = |file: &str| std::fs::metadata(folder.join(file)).map(|m| m.len()).ok();
     if let Ok(driver) = std::fs::read_link(folder.join("driver")) {
         return Finding::bad(
             check,
@@ -47,23 +46,23 @@ fn device(system: &System) -> Finding {
             format!("as root: echo {name} > /sys/bus/pci/devices/{name}/driver/unbind"),
         );
     }
-    let Some(bytes) = size("resource2") else {
+    if *bytes == 0 {
         return Finding::bad(
             check,
             Level::Stops,
             format!("{name} shows no memory: its BAR2 got no address"),
             "give the VM's PCI port a larger window (pref64-reserve), as isthmus vm device prints it",
         );
-    };
-    if size("resource1").is_none() {
+    }
+    if !doorbell {
         return Finding::bad(
             check,
             Level::Stops,
-            format!("{name} is an ivshmem-plain device, which has no identity"),
-            "use ivshmem-doorbell, connected to a socket of isthmus host",
+            format!("{name} is an ivshmem-plain device, which no service can connect"),
+            format!("use {MODEL}, connected to a socket of isthmus host"),
         );
     }
-    Finding::fine(check, format!("{name} with {}", mib(bytes)))
+    Finding::fine(check, format!("{name} with {}", mib(*bytes)))
 }
 
 fn is_emulated(system: &System) -> bool {

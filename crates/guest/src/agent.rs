@@ -362,7 +362,7 @@ pub fn of_boot_telling(
 ) -> Result<Option<Agent>> {
     let Some(device) = &booted.ivshmem else { return Ok(None) };
     let mut config = Config::with(booted.config.extra.get("agent").unwrap_or(&serde_json::Value::Null));
-    config.device = Some(device.sysfs.clone());
+    config.device = Some(device.folder.clone());
     config.wake_port = booted.ports.get(WAKE_PORT).cloned();
     if let Some(folder) = config.socket.parent() {
         boot::private_folder(folder).map_err(|e| Error::Folder {
@@ -438,8 +438,15 @@ fn find(config: &Config, deadline: Instant) -> Result<Found> {
 fn open(device: &Ivshmem) -> Result<Found> {
     let nothing = |why| Error::NoRegion { device: device.folder.clone(), why };
     if !device.doorbell {
-        return Err(nothing(": it is an ivshmem-plain device, which cannot be told of others".into()));
+        return Err(nothing(": it is an ivshmem-plain device, which no service can connect".into()));
     }
+    if device.bytes == 0 {
+        return Err(nothing(
+            ": its memory got no address, for which its PCI port needs a larger window".into(),
+        ));
+    }
+    // Where that fails, opening it fails, too, and says why.
+    let _ = device.switch_on();
     let source = device.open()?;
     let map = Mapping::of(&source)?;
     if !Region::is_there(&map) {

@@ -25,8 +25,9 @@ mod netlink;
 pub mod reaper;
 
 pub use changes::Change;
-pub use devices::{IvshmemDevice, wait_for_host};
+pub use devices::wait_for_host;
 
+use isthmus_region::source::Ivshmem;
 use isthmus_vm::boot_config::{self, BootConfig, InterfaceKind};
 use rustix::fd::OwnedFd;
 use std::collections::BTreeMap;
@@ -56,7 +57,7 @@ pub struct Booted {
     /// see [`wait_for_host`].
     pub ports: BTreeMap<String, PathBuf>,
     /// The region's device, if the config asked for it.
-    pub ivshmem: Option<IvshmemDevice>,
+    pub ivshmem: Option<Ivshmem>,
     /// The overlay's upper directory, which has no path in the new root.
     upper: OwnedFd,
 }
@@ -87,6 +88,9 @@ pub enum BootError {
     /// The launcher's config is missing or not readable.
     #[error("the config {} of this VM cannot be used", boot_config::PATH)]
     Config(#[source] serde_json::Error),
+    /// The region's device cannot be used.
+    #[error("cannot use the device of the region")]
+    Region(#[source] isthmus_region::Error),
     /// A device did not appear.
     #[error("{what} did not appear within {seconds} s")]
     NoDevice {

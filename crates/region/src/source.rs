@@ -4,7 +4,7 @@
 //! A source says how long the first file is, as the header, which says it for the others, is in it, and a device's file need not
 //! have a length.
 
-use std::fs::{File, OpenOptions};
+use std::fs::OpenOptions;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
@@ -72,24 +72,21 @@ const DEVICE: &str = "0x1110";
 pub struct Ivshmem {
     /// Its folder, `/sys/bus/pci/devices/...`.
     pub folder: PathBuf,
-    /// Bytes of BAR2, the shared memory.
+    /// Bytes of BAR2, the shared memory; 0 if it got no address.
     pub bytes: u64,
     /// Whether it has doorbells (BAR1 is present).
     pub doorbell: bool,
 }
 
-/// Whether a folder of sysfs is that of an ivshmem device (QEMU, `docs/specs/ivshmem-spec`).
-pub fn is_ivshmem(folder: &Path) -> bool {
-    let is = |name: &str, value: &str| {
-        std::fs::read_to_string(folder.join(name)).is_ok_and(|text| text.trim() == value)
-    };
-    is("vendor", VENDOR) && is("device", DEVICE)
-}
-
 impl Ivshmem {
-    /// All ivshmem devices, by PCI address, with memory decoding switched on where that is allowed.
+    /// All ivshmem devices, by PCI address. Changes nothing.
     pub fn find() -> Vec<Self> {
-        let mut found: Vec<Self> = std::fs::read_dir("/sys/bus/pci/devices")
+        Self::below(Path::new("/"))
+    }
+
+    /// As [`Ivshmem::find`], in the files below `root`.
+    pub fn below(root: &Path) -> Vec<Self> {
+        let mut found: Vec<Self> = std::fs::read_dir(root.join("sys/bus/pci/devices"))
             .into_iter()
             .flatten()
             .flatten()
@@ -99,21 +96,35 @@ impl Ivshmem {
         found
     }
 
+    /// The device with this folder, if it is one (QEMU, `docs/specs/ivshmem-spec`).
     fn at(folder: &Path) -> Option<Self> {
-        let read = |name: &str| std::fs::read_to_string(folder.join(name)).ok();
-        if !is_ivshmem(folder) {
+        let is = |name: &str, value: &str| {
+            std::fs::read_to_string(folder.join(name)).is_ok_and(|text| text.trim() == value)
+        };
+        if !is("vendor", VENDOR) || !is("device", DEVICE) {
             return None;
-        }
-        // A hot-plugged device has memory decoding off; switching it on twice would count twice.
-        if read("enable").is_some_and(|v| v.trim() == "0") {
-            let _ = std::fs::write(folder.join("enable"), "1");
         }
         let size = |name: &str| std::fs::metadata(folder.join(name)).map(|m| m.len()).ok();
         Some(Self {
             folder: folder.to_path_buf(),
-            bytes: size("resource2")?,
+            bytes: size("resource2").unwrap_or(0),
             doorbell: size("resource1").is_some(),
         })
+    }
+
+    /// Switches memory decoding on; needs root. Firmware does that for a device that is there at power-on, but not after a
+    /// direct kernel start, and nobody does it for one that is plugged in later.
+    ///
+    /// # Errors
+    /// [`Error::Service`] naming file and cause.
+    pub fn switch_on(&self) -> Result<()> {
+        let enable = self.folder.join("enable");
+        let failed = |e| failed("switch the shared memory device on", &enable, &e);
+        // Switching it on twice would count twice.
+        match std::fs::read_to_string(&enable).map_err(failed)?.trim() {
+            "0" => std::fs::write(&enable, "1").map_err(failed),
+            _ => Ok(()),
+        }
     }
 
     /// Opens the shared memory, read-write; needs root.
@@ -121,13 +132,44 @@ impl Ivshmem {
     /// # Errors
     /// [`Error::Service`] naming file and cause.
     pub fn open(&self) -> Result<OneFile> {
-        open(&self.folder.join("resource2")).map(|file| OneFile::new(file.into(), self.bytes))
+        let path = self.folder.join("resource2");
+        let file = OpenOptions::new().read(true).write(true).open(&path);
+        let file = file.map_err(|e| failed("open the shared memory device", &path, &e))?;
+        Ok(OneFile::new(file.into(), self.bytes))
     }
 }
 
-fn open(path: &Path) -> Result<File> {
-    OpenOptions::new().read(true).write(true).open(path).map_err(|e| Error::Service {
-        action: "open the shared memory device",
-        reason: format!("{}: {e}", path.display()),
-    })
+fn failed(action: &'static str, path: &Path, e: &std::io::Error) -> Error {
+    Error::Service { action, reason: format!("{}: {e}", path.display()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ivshmem_devices_are_told_from_virtio_devices_of_the_same_vendor() {
+        let root = tempfile::tempdir().unwrap();
+        let put = |device: &str, file: &str, text: &str| {
+            let folder = root.path().join("sys/bus/pci/devices").join(device);
+            std::fs::create_dir_all(&folder).unwrap();
+            std::fs::write(folder.join(file), text).unwrap();
+        };
+        for (at, device) in
+            [("0000:00:01.0", "0x1009\n"), ("0000:02:00.0", "0x1110\n"), ("0000:01:00.0", "0x1110\n")]
+        {
+            put(at, "vendor", "0x1af4\n");
+            put(at, "device", device);
+        }
+        put("0000:02:00.0", "resource1", "");
+        put("0000:02:00.0", "resource2", "12345678");
+        put("0000:02:00.0", "enable", "0\n");
+        let [first, second] = <[Ivshmem; 2]>::try_from(Ivshmem::below(root.path())).unwrap();
+        assert!(first.folder.ends_with("0000:01:00.0") && first.bytes == 0 && !first.doorbell);
+        assert!(second.folder.ends_with("0000:02:00.0") && second.bytes == 8 && second.doorbell);
+        let enable = second.folder.join("enable");
+        assert_eq!(std::fs::read_to_string(&enable).unwrap(), "0\n", "looking changes nothing");
+        second.switch_on().unwrap();
+        assert_eq!(std::fs::read_to_string(&enable).unwrap(), "1");
+    }
 }

@@ -95,11 +95,11 @@ fn connect(address: &str) -> String {
 /// Where the region lies, how large it is, and what its first bytes are.
 fn region(booted: &Booted) -> String {
     let device = booted.ivshmem.as_ref().unwrap();
-    let resource = fs::read_to_string(device.sysfs.join("resource")).unwrap();
+    let resource = fs::read_to_string(device.folder.join("resource")).unwrap();
     let line = resource.lines().nth(2).unwrap();
     let start = u64::from_str_radix(&line[2..18], 16).unwrap();
-    let enabled = fs::read_to_string(device.sysfs.join("enable")).unwrap();
-    format!("{} {} {}", device.region_bytes, if start >= 1 << 32 { "high" } else { "low" }, enabled.trim())
+    let enabled = fs::read_to_string(device.folder.join("enable")).unwrap();
+    format!("{} {} {}", device.bytes, if start >= 1 << 32 { "high" } else { "low" }, enabled.trim())
 }
 
 /// The least that QEMU's ivshmem-doorbell accepts as a server: one greeting per connection, then nothing.

@@ -1,6 +1,7 @@
 //! Finds the devices that the launcher announced, in sysfs, since the guest has no udev.
 
 use super::{BootError, Result, cannot};
+use isthmus_region::source::Ivshmem;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fd::AsFd;
 use std::collections::BTreeMap;
@@ -11,19 +12,6 @@ use std::time::{Duration, Instant};
 /// Devices are there within tens of milliseconds; a host that is overloaded may need longer.
 const LIMIT: Duration = Duration::from_secs(60);
 const PAUSE: Duration = Duration::from_millis(3);
-
-/// An ivshmem device, ready to be mapped by root.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct IvshmemDevice {
-    /// Its directory in sysfs.
-    pub sysfs: PathBuf,
-    /// The registers: interrupt mask and status, own position, doorbell.
-    pub resource0: PathBuf,
-    /// The shared memory.
-    pub resource2: PathBuf,
-    /// The size of the shared memory.
-    pub region_bytes: u64,
-}
 
 /// Waits for the virtio-serial ports of these names and returns their devices.
 pub(super) fn ports(names: &[String]) -> Result<BTreeMap<String, PathBuf>> {
@@ -77,25 +65,17 @@ fn ports_below(class: &Path) -> BTreeMap<String, PathBuf> {
 }
 
 /// Finds the ivshmem device and switches its memory on.
-pub(super) fn ivshmem() -> Result<IvshmemDevice> {
-    let sysfs = wait(|| ivshmem_below(Path::new("/sys/bus/pci/devices")))
-        .ok_or_else(|| absent("the ivshmem device".to_owned()))?;
-    let enable = sysfs.join("enable");
-    let state = fs::read_to_string(&enable).map_err(cannot(format!("read {}", enable.display())))?;
-    // Firmware enables a device that is there at power-on; after a direct kernel start or hot-plug it may be disabled.
-    if state.trim() == "0" {
-        fs::write(&enable, "1").map_err(cannot("switch the ivshmem device on"))?;
+pub(super) fn ivshmem() -> Result<Ivshmem> {
+    let found = wait(|| Ivshmem::find().into_iter().next());
+    let device = found.ok_or_else(|| absent("the ivshmem device".to_owned()))?;
+    device.switch_on().map_err(BootError::Region)?;
+    match device.bytes {
+        0 => {
+            let none = std::io::Error::from(std::io::ErrorKind::NotFound);
+            Err(cannot("find the memory of the ivshmem device (has it an address?)")(none))
+        }
+        _ => Ok(device),
     }
-    let resource2 = sysfs.join("resource2");
-    let region_bytes = fs::metadata(&resource2)
-        .map_err(cannot("find the memory of the ivshmem device (has it an address?)"))?
-        .len();
-    Ok(IvshmemDevice { resource0: sysfs.join("resource0"), resource2, region_bytes, sysfs })
-}
-
-fn ivshmem_below(devices: &Path) -> Option<PathBuf> {
-    let entries = fs::read_dir(devices).ok()?.flatten();
-    entries.map(|entry| entry.path()).find(|device| isthmus_region::source::is_ivshmem(device))
 }
 
 /// The name of the network interface with this hardware address.
@@ -153,19 +133,6 @@ mod tests {
         fs::remove_dir_all(&class).unwrap();
         assert_eq!(found["relay"], Path::new("/dev/vport1p2"));
         assert_eq!(found.len(), 2);
-    }
-
-    #[test]
-    fn the_ivshmem_device_is_told_from_virtio_devices_of_the_same_vendor() {
-        let devices = tree(&[
-            ("0000:00:01.0/vendor", "0x1af4\n"),
-            ("0000:00:01.0/device", "0x1009\n"),
-            ("0000:01:00.0/vendor", "0x1af4\n"),
-            ("0000:01:00.0/device", "0x1110\n"),
-        ]);
-        let found = ivshmem_below(&devices);
-        fs::remove_dir_all(&devices).unwrap();
-        assert!(found.unwrap().ends_with("0000:01:00.0"));
     }
 
     #[test]
