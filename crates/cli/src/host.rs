@@ -33,7 +33,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(..=1000))]
     vms: u32,
     /// The name of a VM, by default vm1, vm2 and so on; may be repeated. A VM that connects at the sockets of that name has it;
-    /// those that connect at the sockets that all share get the names in that order
+    /// those that connect at the sockets that all share get the names in that order, and new ones when all were given
     #[arg(long = "name", value_name = "NAME")]
     names: Vec<String>,
     /// Processes expected on the host and in all VMs; they decide the region's default size

@@ -36,8 +36,8 @@ struct DeviceArgs {
     /// the one that `isthmus host` would be: ISTHMUS_SOCKET, /run/isthmus/socket, $XDG_RUNTIME_DIR/isthmus/socket
     #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
-    /// The VM's name, one of those that the service is started with: the device of that VM alone, which has its name and its
-    /// place whenever it connects. Without a name the device is for any VM, which gets the first free place
+    /// The VM's name, one of those that the service is started with: the device of that VM alone, which has its name
+    /// whenever it connects. Without a name the device is for any VM, which gets the first free place and a name that no VM has had
     #[arg(long, value_name = "NAME", value_parser = name)]
     name: Option<String>,
     /// Size of the region; by default that of the service which runs, else what fits 1G

@@ -162,7 +162,7 @@ pub fn instructions(service: &Service) -> String {
         let common = service.device();
         let _ = writeln!(
             text,
-            "A VM at {} and {} instead gets the first free place; one QEMU must connect to both.\n\n{}",
+            "A VM at {} and {} instead is a new one for each QEMU: it gets the first free place, and a name\nthat no VM has had; one QEMU must connect to both.\n\n{}",
             common.socket.display(),
             common.wake.display(),
             device.text()

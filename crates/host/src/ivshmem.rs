@@ -386,9 +386,10 @@ impl Loop {
         }
         let vectors: Result<Vec<_>> = (0..self.config.vectors).map(|_| eventfd().map(Arc::new)).collect();
         let vectors = vectors.map_err(|e| e.to_string())?;
-        let member = self.members().add_vm(wanted).map_err(|e| e.to_string())?;
+        let caller = Caller { vm: wanted, process: Process::with(peer.pid) };
+        let member = self.members().add_vm(&caller).map_err(|e| e.to_string())?;
         // Before QEMU has its answer, after which an agent may speak.
-        self.config.router.plugged(member, Caller { vm: wanted, process: Process::with(peer.pid) });
+        self.config.router.plugged(member, caller);
         Ok((member, vectors))
     }
 

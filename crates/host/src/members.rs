@@ -16,6 +16,11 @@
 //! restarted, or the VM was reset under a running QEMU) clears the directory's magic word. This service then ends the
 //! old life and zeroes the section, and the guest joins anew, so that no number of the old life is used again.
 //!
+//! A name is the VM's and not the place's. At its own sockets a VM has its own name, and its own place if that is free. At the
+//! sockets that all share, a VM gets the first name that no VM has had yet, and the first free place if the one meant for that
+//! name is taken; a QEMU that comes again has the name that it had. Any other VM is a new one, with a name that no VM has had: it
+//! would otherwise be taken for the one that is gone.
+//!
 //! Nothing here is done now and then. An agent that waits for a step rings again until it sees the step.
 
 use std::sync::Arc;
@@ -31,6 +36,7 @@ use isthmus_region::source::Source;
 use crate::error::{Error, Result};
 use crate::names;
 use crate::plan::Place;
+use crate::ports::{Caller, Process};
 
 /// How long to wait for operations of others on the memory of a member that is gone.
 const HOLDS: Duration = Duration::from_millis(500);
@@ -51,20 +57,39 @@ pub enum Change {
 pub struct Members {
     writer: Writer,
     slots: Vec<Slot>,
+    /// First the host, then the VMs that were announced, in the order of their places, then others that came.
+    known: Vec<Known>,
     /// Named objects, whose holders are checked together with the members.
     names: Option<names::Shared>,
 }
 
+/// A place in the region, and the one that has it or had it last.
 #[derive(Debug)]
 struct Slot {
-    name: String,
+    holder: usize,
     place: Place,
     /// When the present life began; `None` if the place is free.
     since: Option<Instant>,
     /// Whether its memory may not be zero.
     used: bool,
+}
+
+/// The host or a VM, wherever its place is.
+#[derive(Debug)]
+struct Known {
+    name: String,
+    /// Whether a VM has had the name.
+    is_given: bool,
+    /// The QEMU that had it last.
+    process: Option<Process>,
     /// Counters of former lives.
     retired: Totals,
+}
+
+impl Known {
+    fn new(name: String) -> Self {
+        Self { name, is_given: false, process: None, retired: Totals::default() }
+    }
 }
 
 /// Waits until no process changes memory of a member's former life any more, which takes a moment. Gives up on a
@@ -97,8 +122,14 @@ impl Members {
         members: Vec<(String, Place)>,
     ) -> Result<Self> {
         let writer = Writer::create_from(map, shape, 1, others, Some(source))?;
-        let slot = |(name, place)| Slot { name, place, since: None, used: false, retired: Totals::default() };
-        Ok(Self { writer, slots: members.into_iter().map(slot).collect(), names: None })
+        let (known, places): (Vec<_>, Vec<_>) = members.into_iter().unzip();
+        let slot = |(holder, place)| Slot { holder, place, since: None, used: false };
+        Ok(Self {
+            writer,
+            slots: places.into_iter().enumerate().map(slot).collect(),
+            known: known.into_iter().map(Known::new).collect(),
+            names: None,
+        })
     }
 
     /// Connects the registry of named objects.
@@ -113,12 +144,27 @@ impl Members {
 
     /// The name of a member.
     pub fn name(&self, index: u32) -> &str {
-        self.slots.get(index as usize).map_or("", |s| &s.name)
+        self.slots.get(index as usize).map_or("", |s| &self.known[s.holder].name)
     }
 
-    /// The number of the VM with this name.
-    pub fn find(&self, name: &str) -> Option<u32> {
-        self.slots.iter().skip(1).position(|s| s.name == name).and_then(|i| u32::try_from(i + 1).ok())
+    /// The place of the host or a VM, if it is connected.
+    fn slot_of(&self, holder: usize) -> Option<usize> {
+        self.slots.iter().position(|s| s.since.is_some() && s.holder == holder)
+    }
+
+    /// The VM that has connected at a socket that all share; one that was not known before is added.
+    fn arriving(&mut self, process: Option<&Process>) -> usize {
+        let had = |known: &Known| known.process.as_ref().zip(process).is_some_and(|(had, now)| had.is(now));
+        let vms = || self.known.iter().enumerate().skip(1);
+        let again = vms().find(|(vm, known)| had(known) && self.slot_of(*vm).is_none());
+        if let Some((vm, _)) = again.or_else(|| vms().find(|(_, known)| !known.is_given)) {
+            return vm;
+        }
+        let taken = |name: &String| self.known.iter().any(|known| known.name == *name);
+        // There are more numbers than names.
+        let new = (self.known.len()..).map(|number| format!("vm{number}")).find(|name| !taken(name));
+        self.known.push(Known::new(new.unwrap_or_default()));
+        self.known.len() - 1
     }
 
     /// Makes the host's own processes, or some of them, the member `index`: gives its incarnation and the writer of its section.
@@ -132,27 +178,29 @@ impl Members {
         Ok((incarnation, writer))
     }
 
-    /// Lets a VM join at place `wanted`, or at the first that is free.
+    /// Lets a VM join.
     ///
     /// # Errors
     /// [`Error::NoPlace`]; [`Error::Region`].
-    pub fn add_vm(&mut self, wanted: Option<u32>) -> Result<u32> {
-        let index = match wanted {
-            Some(index) if self.slots.get(index as usize).is_some_and(|s| s.since.is_none()) => index,
-            Some(index) => {
-                let name = self.name(index);
-                return Err(Error::NoPlace { reason: format!("VM '{name}' is connected already") });
-            }
-            None => {
-                let free = self.slots.iter().skip(1).position(|s| s.since.is_none());
-                let all = self.slots.len() - 1;
-                let none = || Error::NoPlace {
-                    reason: format!("all {all} VMs that the region has room for are connected already"),
-                };
-                free.and_then(|i| u32::try_from(i + 1).ok()).ok_or_else(none)?
-            }
+    pub(crate) fn add_vm(&mut self, caller: &Caller) -> Result<u32> {
+        let own = caller.vm.and_then(|vm| usize::try_from(vm).ok());
+        if let Some(vm) = own.filter(|vm| self.slot_of(*vm).is_some()) {
+            let name = &self.known[vm].name;
+            return Err(Error::NoPlace { reason: format!("VM '{name}' is connected already") });
+        }
+        let is_free = |slot: &&Slot| slot.since.is_none();
+        let Some(first) = self.slots.iter().skip(1).position(|s| is_free(&s)) else {
+            let all = self.slots.len() - 1;
+            let reason = format!("all {all} VMs that the region has room for are connected already");
+            return Err(Error::NoPlace { reason });
         };
+        let vm = own.unwrap_or_else(|| self.arriving(caller.process.as_ref()));
+        let slot = if self.slots.get(vm).is_some_and(|s| is_free(&s)) { vm } else { first + 1 };
+        let index = u32::try_from(slot).unwrap_or(u32::MAX);
+        self.slots[slot].holder = vm;
         let incarnation = self.join(index, true)?;
+        self.known[vm].is_given = true;
+        self.known[vm].process.clone_from(&caller.process);
         if let Some(names) = &self.names {
             names.with(|r| r.connected(index, incarnation));
         }
@@ -162,8 +210,9 @@ impl Members {
     fn join(&mut self, index: u32, is_vm: bool) -> Result<u64> {
         let slot = &mut self.slots[index as usize];
         let Place { file, section, bytes } = slot.place;
+        let name = &self.known[slot.holder].name;
         if slot.used {
-            wait_for_holds(self.writer.region(), index, &slot.name)?;
+            wait_for_holds(self.writer.region(), index, name)?;
             let whole =
                 self.writer.region().peer(index)?.ok_or(isthmus_region::Error::NoPeer { peer: index })?;
             self.writer.region().own_section(&whole)?.zero("section", 0, bytes)?;
@@ -173,7 +222,7 @@ impl Members {
         if let Some(names) = &self.names {
             names.with(|r| r.forget(index));
         }
-        let new = NewPeer { file, section, section_bytes: bytes, is_vm, name: &slot.name };
+        let new = NewPeer { file, section, section_bytes: bytes, is_vm, name };
         Ok(self.writer.add(index, &new)?)
     }
 
@@ -195,7 +244,7 @@ impl Members {
         self.writer.set_state(index, State::Dead)?;
         let slot = &mut self.slots[index as usize];
         slot.since = None;
-        slot.retired.add(&gone);
+        self.known[slot.holder].retired.add(&gone);
         directory::bury(&self.own_section(index)?, self.region().shape())?;
         Ok(())
     }
@@ -242,13 +291,13 @@ impl Members {
 
     /// Counters of each member, former lives included.
     pub fn stats(&self) -> Vec<(String, Totals)> {
-        let all = self.slots.iter().zip(0_u32..);
-        all.map(|(slot, index)| {
-            let mut sum = slot.retired;
-            if slot.since.is_some() {
+        let all = self.known.iter().enumerate();
+        all.map(|(holder, known)| {
+            let mut sum = known.retired;
+            if let Some(index) = self.slot_of(holder).and_then(|slot| u32::try_from(slot).ok()) {
                 sum.add(&self.totals(index));
             }
-            (slot.name.clone(), sum)
+            (known.name.clone(), sum)
         })
         .collect()
     }
@@ -256,5 +305,85 @@ impl Members {
     /// Publishes that the service ends.
     pub fn end(&mut self) {
         self.writer.end();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+    use std::process::{Child, Command};
+
+    use rustix::process::Pid;
+
+    use super::*;
+
+    fn members(names: &[&str]) -> Members {
+        let bytes = 16 << 20;
+        let shape = Shape::new(bytes, [1, 2], u32::try_from(names.len()).unwrap(), 64).unwrap();
+        let plan = crate::plan::together(shape, &vec![1; names.len()]).unwrap();
+        let files = crate::files::Memfds::create(&plan.lengths, None).unwrap();
+        let map = Mapping::map(files.first().as_fd(), bytes).unwrap();
+        let names = names.iter().map(|name| (*name).to_owned());
+        Members::create(&map, &plan.shape, &[], files, names.zip(plan.places).collect()).unwrap()
+    }
+
+    /// Another VM's QEMU at the sockets that all share.
+    fn qemu() -> (Child, Caller) {
+        let child = Command::new("sleep").arg("100").spawn().unwrap();
+        let process = Process::with(Pid::from_child(&child));
+        (child, Caller { vm: None, process })
+    }
+
+    fn end(mut child: Child) {
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+
+    fn name(members: &Members, index: u32) -> String {
+        members.region().peer(index).unwrap().unwrap().name
+    }
+
+    #[test]
+    fn a_vm_in_anothers_place_does_not_get_its_name() {
+        let mut members = members(&["host", "red", "blue"]);
+        let ((one, red), (two, blue), (three, green)) = (qemu(), qemu(), qemu());
+        assert_eq!((members.add_vm(&red).unwrap(), members.add_vm(&blue).unwrap()), (1, 2));
+        assert_eq!((name(&members, 1), name(&members, 2)), ("red".into(), "blue".into()));
+        assert!(members.add_vm(&green).is_err(), "no place");
+        members.remove(1).unwrap();
+        members.remove(2).unwrap();
+        // The same QEMU has its name again, and its place.
+        assert_eq!(members.add_vm(&blue).unwrap(), 2);
+        assert_eq!(members.add_vm(&green).unwrap(), 1);
+        assert_eq!((name(&members, 1), name(&members, 2)), ("vm3".into(), "blue".into()));
+        members.remove(2).unwrap();
+        // Its own place is taken, not its name.
+        assert_eq!(members.add_vm(&red).unwrap(), 2);
+        assert_eq!(name(&members, 2), "red");
+        let names: Vec<String> = members.stats().into_iter().map(|(name, _)| name).collect();
+        assert_eq!(names, ["host", "red", "blue", "vm3"], "what each has counted stays its own");
+        [one, two, three].into_iter().for_each(end);
+    }
+
+    #[test]
+    fn a_vm_at_its_own_socket_has_its_name_wherever_its_place_is() {
+        let mut members = members(&["host", "vm1", "vm4"]);
+        let own = |vm| Caller { vm: Some(vm), process: None };
+        let (child, stranger) = qemu();
+        assert_eq!(members.add_vm(&own(1)).unwrap(), 1);
+        assert_eq!(members.add_vm(&stranger).unwrap(), 2);
+        assert_eq!(name(&members, 2), "vm4");
+        let taken = members.add_vm(&own(2)).unwrap_err().to_string();
+        assert!(taken.contains("'vm4' is connected already"), "{taken}");
+        members.remove(1).unwrap();
+        members.remove(2).unwrap();
+        end(child);
+        // That QEMU has ended, so this is another VM; all names were given.
+        let (child, stranger) = qemu();
+        assert_eq!(members.add_vm(&stranger).unwrap(), 1);
+        assert_eq!(name(&members, 1), "vm3");
+        assert_eq!(members.add_vm(&own(1)).unwrap(), 2);
+        assert_eq!(name(&members, 2), "vm1");
+        end(child);
     }
 }

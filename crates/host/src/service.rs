@@ -42,8 +42,9 @@ pub struct Config {
     pub dir: PathBuf,
     /// Where processes of the host attach; `socket` in the folder by default.
     pub attach_socket: Option<PathBuf>,
-    /// Where any VM's device connects; `ivshmem` in the folder by default. A VM that connects there gets the first free place. Each VM
-    /// also has sockets of its own, at this path and the next with `-NAME` appended, and gets its own place there.
+    /// Where any VM's device connects; `ivshmem` in the folder by default. A VM that connects there gets the first free place
+    /// and a name that no VM has had. Each VM
+    /// also has sockets of its own, at this path and the next with `-NAME` appended, and has its own name there.
     pub ivshmem_socket: Option<PathBuf>,
     /// Where the port for wake-ups of any VM connects; `wake` in the folder by default.
     pub wake_socket: Option<PathBuf>,
