@@ -5,8 +5,8 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use isthmus_inspect::survey::{Depth, look};
+use isthmus_region::address::Naming;
 use isthmus_region::directory::{Directory, Writer};
-use isthmus_region::life::State;
 use isthmus_region::mapping::Mapping;
 use isthmus_region::membership::{self, NewPeer, Region, Shape};
 use isthmus_region::reader::Reader;
@@ -65,9 +65,10 @@ pub(crate) fn files_of_a_region(input: &mut Input<'_>) {
     for (index, name) in (0..).zip(["one", "two"]) {
         let new = NewPeer { file: 2 + index, section: 0, section_bytes: BYTES, is_vm: false, name };
         host.add(index, &new).expect("there is a place");
-        let mut writer = Writer::create(host.region(), index).expect("it is large enough");
+        let mut writer =
+            Writer::create(host.region(), index, Naming::of_test(index)).expect("it is large enough");
         writer.open_area(16 << 10, 1, "fuzz").expect("there is room");
-        host.set_state(index, State::Active).expect("in the table");
+        host.activate(index, Naming::of_test(index).system).expect("in the table");
     }
     let reads = files(false);
     let first = Mapping::as_opened(reads.file(0).expect("there is one").as_fd(), BYTES)

@@ -5,6 +5,7 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use isthmus_inspect::survey::{Depth, look};
+use isthmus_region::address::Naming;
 use isthmus_region::counters::Counters;
 use isthmus_region::directory::{Directory, Writer, bury};
 use isthmus_region::extent::Heap;
@@ -63,12 +64,13 @@ pub fn region(data: &[u8]) {
         let section = host.region().own_section(&info).expect("in the region");
         // The second has a pool of pages, too.
         let pages = u64::from(i) * SECTION_ALIGN;
-        let mut writer = Writer::create_with_pages(host.region(), i, pages).expect("large enough");
+        let mut writer =
+            Writer::create_with_pages(host.region(), i, Naming::of_test(i), pages).expect("large enough");
         let area = writer.open_area(16 << 10, 1, "fuzz").expect("there is room");
         let at = area.first.offset + 256;
         writer.open_endpoint(area.area, at, 1).expect("there is a slot");
         register(&section, at).expect("the area is large enough");
-        host.set_state(i, State::Active).expect("in the table");
+        host.activate(i, Naming::of_test(i).system).expect("in the table");
         writers.push((writer, section, area));
     }
     let whole = map.whole().expect("mapped to be written");

@@ -8,9 +8,9 @@ use isthmus_attach::protocol::{Reply, Request};
 use isthmus_attach::server::Asker;
 use isthmus_host::names::Registry;
 use isthmus_inspect::survey::{Depth, look};
+use isthmus_region::address::Naming;
 use isthmus_region::directory::Writer;
 use isthmus_region::format::directory;
-use isthmus_region::life::State;
 use isthmus_region::mapping::{Mapping, Section};
 use isthmus_region::membership::{self, NewPeer, Region, Shape};
 use isthmus_region::objects::{self, Access, Kind, NewObject, ObjectGrant, call};
@@ -105,8 +105,8 @@ pub fn objects(data: &[u8]) {
         host.add(i, &new).expect("there is a place");
         let info = host.region().peer(i).expect("in the table").expect("just added");
         let section = host.region().own_section(&info).expect("in the region");
-        let mut writer = Writer::create(host.region(), i).expect("large enough");
-        host.set_state(i, State::Active).expect("in the table");
+        let mut writer = Writer::create(host.region(), i, Naming::of_test(i)).expect("large enough");
+        host.activate(i, Naming::of_test(i).system).expect("in the table");
         for _ in 0..2 {
             let area = writer.open_area(16 << 10, 1, "fuzz").expect("there is room");
             parties.push(Party::new(i, area.area, area.incarnation));

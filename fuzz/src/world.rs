@@ -8,9 +8,9 @@
 use std::os::fd::AsFd;
 use std::sync::{Arc, Mutex};
 
+use isthmus_region::address::Naming;
 use isthmus_region::directory::Writer;
 use isthmus_region::extent::Extent;
-use isthmus_region::life::State;
 use isthmus_region::local::LocalBuf;
 use isthmus_region::mapping::{Mapping, Section};
 use isthmus_region::member::{LocalService, Member};
@@ -133,8 +133,8 @@ fn world(map: &Arc<Mapping>) -> World {
         host.add(i, &new).expect("there is a place");
         let info = host.region().peer(i).expect("in the table").expect("just added");
         let section = host.region().own_section(&info).expect("in the region");
-        let mut writer = Writer::create(host.region(), i).expect("large enough");
-        host.set_state(i, State::Active).expect("in the table");
+        let mut writer = Writer::create(host.region(), i, Naming::of_test(i)).expect("large enough");
+        host.activate(i, Naming::of_test(i).system).expect("in the table");
         let grant = writer.open_area(128 << 10, 1, "fuzz").expect("there is room");
         let writer = Arc::new(Mutex::new(writer));
         let stub = Stub { writer: Arc::clone(&writer), area: grant.area };

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use isthmus_attach::client;
 use isthmus_attach::server::{Allowed, Config, Relay, Server};
-use isthmus_region::life::State;
+use isthmus_region::address::Naming;
 use isthmus_region::membership::{self, NewPeer, Region, Shape};
 use isthmus_region::source::{Source, read_only};
 use isthmus_region::{Error, Mapping, Result, directory};
@@ -66,7 +66,7 @@ fn world() -> World {
             _ => (0, OTHER),
         };
         host.add(index, &NewPeer { file: index, section, section_bytes, is_vm: false, name: "p" }).unwrap();
-        host.set_state(index, State::Active).unwrap();
+        host.activate(index, Naming::of_test(index).system).unwrap();
     }
     let config = Config {
         path: dir.path().join("socket"),
@@ -84,7 +84,7 @@ fn world() -> World {
         door: None,
         is_urgent: false,
     };
-    let writer = directory::Writer::create(host.region(), 0).unwrap();
+    let writer = directory::Writer::create(host.region(), 0, Naming::of_test(0)).unwrap();
     let server = Server::start(config, writer, Box::new(|_| {})).unwrap();
     World { dir, _server: server, files }
 }

@@ -27,6 +27,7 @@ use isthmus_region::membership::{PeerInfo, Region};
 use isthmus_region::source::{Ivshmem, OneFile};
 
 use crate::boot;
+use crate::identity;
 use crate::names::Forwarder;
 use crate::wakes::{Heard, Port, RECHECK, Reader, WAKE_PORT};
 
@@ -163,6 +164,15 @@ pub enum Error {
         #[source]
         source: std::io::Error,
     },
+    /// The file that says which system the VM is.
+    #[error("cannot keep in {} which member this VM is", path.display())]
+    Identity {
+        /// The file.
+        path: PathBuf,
+        /// The system's answer.
+        #[source]
+        source: std::io::Error,
+    },
     /// Signals cannot be received.
     #[error("cannot wait for signals")]
     Signals {
@@ -232,7 +242,7 @@ impl Agent {
         let mut of_others = Vec::new();
         loop {
             let (path, port) = open_port(config, &of_others)?;
-            match Joined::at(&found.region, port, deadline, config.patience) {
+            match Joined::at(config, &found.region, port, deadline, config.patience) {
                 Ok(joined) => return Self::serve(config, found, joined, observer),
                 Err(Error::OtherRegion) => of_others.push(path),
                 Err(e) => return Err(e),
@@ -254,7 +264,7 @@ impl Agent {
         })?;
         let source = OneFile::new(fd, u64::try_from(stat.st_size).unwrap_or(0));
         let region = Region::open(&Mapping::of(&source)?)?;
-        let joined = Joined::at(&region, port, Instant::now() + config.patience, config.patience)?;
+        let joined = Joined::at(config, &region, port, Instant::now() + config.patience, config.patience)?;
         Self::serve(config, Found { source, region }, joined, observer)
     }
 
@@ -473,7 +483,14 @@ struct Joined {
 impl Joined {
     /// Becomes the local service of the member whose wake port this is: asks the host service which that is, writes its
     /// directory, and waits until it is Active.
-    fn at(region: &Region, port: Port, deadline: Instant, patience: Duration) -> Result<Self> {
+    fn at(
+        config: &Config,
+        region: &Region,
+        port: Port,
+        deadline: Instant,
+        patience: Duration,
+    ) -> Result<Self> {
+        let mut naming = identity::take(&config.socket)?;
         let mut reader = port.reader();
         let mut told = None;
         let mut asked_of = None;
@@ -482,19 +499,31 @@ impl Joined {
         loop {
             let peer = told.and_then(|index| living(region, index));
             let life = peer.as_ref().map(|p| p.life);
+            // Of a VM and its copy the second is another system. It has no endpoints yet.
+            let is_other = |p: &PeerInfo| peer.as_ref().is_some_and(|own| own.index != p.index);
+            let is_taken = region
+                .peers()
+                .iter()
+                .any(|p| is_other(p) && p.life.state == State::Active && p.system == naming.system);
+            if is_taken {
+                naming = identity::renew(&config.socket)?;
+                ready = None;
+            }
+            // What was written may have been read while it changed: then this life is another system's.
+            let is_us = peer.as_ref().is_some_and(|p| p.system == naming.system);
             let written = life.is_some_and(|l| ready.as_ref().is_some_and(|(of, _)| *of == l.incarnation));
             match (peer, life.map(|l| l.state), written) {
-                (Some(peer), Some(State::Active), true) => {
+                (Some(peer), Some(State::Active), true) if is_us => {
                     if let Some((_, writer)) = ready.take() {
                         return Ok(Self { peer, writer, port, reader });
                     }
                 }
                 (Some(peer), Some(State::Joining), false) => {
-                    let writer = directory::Writer::create(region, peer.index)?;
+                    let writer = directory::Writer::create(region, peer.index, naming)?;
                     ready = Some((writer.incarnation(), writer));
                     due = Instant::now();
                 }
-                (Some(peer), Some(State::Active), false) if asked_of != Some(peer.life.incarnation) => {
+                (Some(peer), Some(State::Active), _) if asked_of != Some(peer.life.incarnation) => {
                     let section = region.own_section(&peer)?;
                     section.word("directory", format::directory::MAGIC)?.set(0);
                     asked_of = Some(peer.life.incarnation);

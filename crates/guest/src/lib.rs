@@ -15,6 +15,7 @@ pub mod channels;
 pub mod control;
 pub mod exec;
 pub mod foreground;
+mod identity;
 pub mod install;
 mod names;
 pub mod processes;

@@ -290,6 +290,9 @@ impl Loop {
                     self.tell(&match change {
                         Change::Active(_) => Event::VmReady { name },
                         Change::Again(_) => Event::VmAgain { name },
+                        Change::Impostor(_) => Event::VmRefused {
+                            reason: format!("'{name}' says that it is another member, or none"),
+                        },
                     });
                 }
                 Ok(None) => {}

@@ -26,6 +26,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use isthmus_region::address::{Naming, SystemId};
 use isthmus_region::counters::Totals;
 use isthmus_region::directory::{self, Directory};
 use isthmus_region::life::State;
@@ -50,6 +51,8 @@ pub enum Change {
     Active(u32),
     /// The member's agent begins a new life.
     Again(u32),
+    /// The member is not taken in: it says that it is no system, or one that another member is.
+    Impostor(u32),
 }
 
 /// The members of a region.
@@ -70,6 +73,10 @@ struct Slot {
     place: Place,
     /// When the present life began; `None` if the place is free.
     since: Option<Instant>,
+    /// The system that the VM was when it was active last: its own while it is connected, also when its agent begins anew.
+    system: Option<SystemId>,
+    /// Whether it was told in this life that the member is not taken in.
+    refused: bool,
     /// Whether its memory may not be zero.
     used: bool,
 }
@@ -123,7 +130,8 @@ impl Members {
     ) -> Result<Self> {
         let writer = Writer::create_from(map, shape, 1, others, Some(source))?;
         let (known, places): (Vec<_>, Vec<_>) = members.into_iter().unzip();
-        let slot = |(holder, place)| Slot { holder, place, since: None, used: false };
+        let slot =
+            |(holder, place)| Slot { holder, place, since: None, system: None, refused: false, used: false };
         Ok(Self {
             writer,
             slots: places.into_iter().enumerate().map(slot).collect(),
@@ -173,8 +181,9 @@ impl Members {
     /// [`Error::Region`].
     pub fn add_host(&mut self, index: u32) -> Result<(u64, directory::Writer)> {
         let incarnation = self.join(index, false)?;
-        let writer = directory::Writer::create(self.region(), index)?;
-        self.writer.set_state(index, State::Active)?;
+        let naming = Naming::first(SystemId::random()?);
+        let writer = directory::Writer::create(self.region(), index, naming)?;
+        self.activate(index, naming.system)?;
         Ok((incarnation, writer))
     }
 
@@ -201,6 +210,7 @@ impl Members {
         let incarnation = self.join(index, true)?;
         self.known[vm].is_given = true;
         self.known[vm].process.clone_from(&caller.process);
+        self.slots[slot].system = None;
         if let Some(names) = &self.names {
             names.with(|r| r.connected(index, incarnation));
         }
@@ -218,12 +228,26 @@ impl Members {
             self.writer.region().own_section(&whole)?.zero("section", 0, bytes)?;
         }
         slot.used = true;
+        slot.refused = false;
         slot.since = Some(Instant::now());
         if let Some(names) = &self.names {
             names.with(|r| r.forget(index));
         }
         let new = NewPeer { file, section, section_bytes: bytes, is_vm, name };
         Ok(self.writer.add(index, &new)?)
+    }
+
+    fn activate(&mut self, index: u32, system: SystemId) -> Result<()> {
+        self.writer.activate(index, system)?;
+        self.slots[index as usize].system = Some(system);
+        Ok(())
+    }
+
+    /// Whether a member may be this system. What a VM says of itself is compared with what this service has noted of the others
+    /// that are connected, whatever the region's table says now.
+    fn may_be(&self, index: u32, system: SystemId) -> bool {
+        let others = (0_u32..).zip(&self.slots).filter(|(i, slot)| *i != index && slot.since.is_some());
+        system != SystemId::NONE && others.into_iter().all(|(_, slot)| slot.system != Some(system))
     }
 
     fn info(&self, index: u32) -> Result<PeerInfo> {
@@ -271,9 +295,15 @@ impl Members {
         let section = self.region().section(&info)?;
         let open = Directory::open(&section, self.region().shape(), info.life.incarnation);
         match (info.life.state, open) {
-            (State::Joining, Ok(_)) => {
-                self.writer.set_state(index, State::Active)?;
-                Ok(Some(Change::Active(index)))
+            (State::Joining, Ok(directory)) => {
+                let system = directory.system();
+                if self.may_be(index, system) {
+                    self.activate(index, system)?;
+                    return Ok(Some(Change::Active(index)));
+                }
+                // Its agent rings again and again.
+                let told = std::mem::replace(&mut self.slots[index as usize].refused, true);
+                Ok((!told).then_some(Change::Impostor(index)))
             }
             (State::Active, Err(_)) if since.elapsed() >= LEAST_LIFE => {
                 self.remove(index)?;

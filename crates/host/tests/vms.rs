@@ -15,7 +15,9 @@ use isthmus_attach::ring::{self, Frame};
 use isthmus_guest::agent::{self, Agent};
 use isthmus_guest::wakes::{Port, RECHECK};
 use isthmus_host::{Config, Event, Service, Vm};
+use isthmus_region::address::{Naming, SystemId};
 use isthmus_region::counters::Counter;
+use isthmus_region::directory;
 use isthmus_region::error::ObjectProblem;
 use isthmus_region::life::State;
 use isthmus_region::mapping::Mapping;
@@ -401,6 +403,56 @@ fn sections_of_a_region_with_vms_begin_and_end_where_guests_can_take_them_over()
     // Without VMs smaller ones do.
     let native = Service::start(Config::new(dir.path().join("native"), MIB), Arc::new(|_| ())).unwrap();
     assert!(native.region().shape().section_align < MIB);
+}
+
+#[test]
+fn a_vm_is_the_same_system_as_long_as_it_runs_and_no_other_member_is() {
+    let dir = tempfile::tempdir().unwrap();
+    let (service, events) = start(dir.path(), &["red", "blue"]);
+    let [red, blue] = ["red", "blue"].map(|name| Qemu::connect(&service.ivshmem_socket_of(name).unwrap()));
+    let [of_red, of_blue] = ["red-agent", "blue-agent"].map(|name| dir.path().join(name));
+    let [wake_red, wake_blue] = ["red", "blue"].map(|name| service.wake_socket_of(name).unwrap());
+    let region = red.region();
+    let system = |index| region.peer(index).unwrap().unwrap().system;
+    let agent = red.boot(&wake_red, &of_red).unwrap();
+    let member = isthmus_attach::connect_at(&of_red).unwrap();
+    let first = member.address(open_endpoint(&member).0).unwrap();
+    assert_eq!((member.system(), system(1)), (first.system, first.system));
+    assert!(system(0) != system(1) && ![system(0), system(1)].contains(&SystemId::NONE));
+    drop((member, agent));
+    // Started anew, it is the same one, and its endpoints are others.
+    let agent = red.boot(&wake_red, &of_red).unwrap();
+    let member = isthmus_attach::connect_at(&of_red).unwrap();
+    let again = member.address(open_endpoint(&member).0).unwrap();
+    assert_eq!((again.system, again.number), (first.system, first.number));
+    assert_ne!(again.birth, first.birth);
+    // A copy of the VM, with its file, becomes another one.
+    std::fs::copy(of_red.with_extension("system"), of_blue.with_extension("system")).unwrap();
+    let copy = blue.boot(&wake_blue, &of_blue).unwrap();
+    assert!(copy.peer().system != first.system && system(2) == copy.peer().system);
+    assert_eq!((region.find(first.system), region.find(system(2))), (Some(1), Some(2)));
+    drop(copy);
+    // A VM that says that it is another, or none, is not taken in.
+    let port = Qemu::plug(&wake_blue);
+    let hello = || assert_eq!(rustix::io::write(&port, &ring::hello()), Ok(ring::hello().len()));
+    let peer = || region.peer(2).unwrap().unwrap();
+    for claim in [first.system, SystemId::NONE, system(0)] {
+        std::thread::sleep(Duration::from_millis(500));
+        let section = blue.region().own_section(&peer()).unwrap();
+        section.word("directory", isthmus_region::format::directory::MAGIC).unwrap().set(0);
+        hello();
+        await_event(&events, |e| matches!(e, Event::VmAgain { name } if name == "blue"));
+        directory::Writer::create(&blue.region(), 2, Naming::first(claim)).unwrap();
+        hello();
+        await_event(&events, |e| matches!(e, Event::VmRefused { reason } if reason.contains("'blue'")));
+        assert_eq!(peer().life.state, State::Joining);
+        assert_eq!(region.find(first.system), Some(1));
+        // As what is no other's it may join.
+        directory::Writer::create(&blue.region(), 2, Naming::first(SystemId([5, 5]))).unwrap();
+        hello();
+        await_event(&events, |e| matches!(e, Event::VmReady { name } if name == "blue"));
+    }
+    drop((member, agent));
 }
 
 #[test]

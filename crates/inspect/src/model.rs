@@ -82,6 +82,8 @@ pub struct Member {
     pub state: State,
     /// Which of its lives this is.
     pub incarnation: u64,
+    /// Which host or VM it is, or was last, as addresses name it.
+    pub system: String,
     /// File of its section.
     pub file: u32,
     /// Offset of its section in the region.

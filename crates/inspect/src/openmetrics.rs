@@ -198,6 +198,7 @@ mod tests {
             kind: "vm",
             state: State::Active,
             incarnation,
+            system: "cd".into(),
             file: 0,
             section: 0,
             section_bytes: 0,

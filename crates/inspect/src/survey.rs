@@ -12,6 +12,7 @@ mod members;
 mod objects;
 mod registrations;
 
+use isthmus_region::address::SystemId;
 use isthmus_region::format::{self, DEVICE_SECTION_ALIGN, MAGIC, SECTION_ALIGN, VERSION, file, header, peer};
 use isthmus_region::life::{Life, State};
 use isthmus_region::membership::Shape;
@@ -422,6 +423,7 @@ impl Walk<'_> {
             kind: if kind == 1 { "vm" } else { "host" },
             state: life.state,
             incarnation: life.incarnation,
+            system: SystemId([word(&words, peer::SYSTEM), word(&words, peer::SYSTEM + 8)]).to_string(),
             file,
             section: usable.unwrap_or(0),
             section_bytes,
@@ -504,7 +506,7 @@ impl Walk<'_> {
         Some(start)
     }
 
-    /// Checks that no two members that live have the same name.
+    /// Checks that no two members that live have the same name, or are the same system.
     fn names(&mut self, members: &[Member]) {
         let living: Vec<&Member> =
             members.iter().filter(|m| matches!(m.state, State::Joining | State::Active)).collect();
@@ -514,6 +516,13 @@ impl Walk<'_> {
             if let Some(other) = living[..i].iter().find(|m| m.name == member.name) {
                 let allowed = format!("another name than that of peer {}", other.index);
                 self.fault(place, "peer.NAME", at + peer::NAME, format!("{:?}", member.name), allowed);
+            }
+            let is_same = |m: &Member| m.system == member.system && m.state == State::Active;
+            let other = living[..i].iter().find(|m| is_same(m)).map(|m| format!("peer {}", m.index));
+            let none = || (member.system == SystemId::NONE.to_string()).then(|| "none".to_owned());
+            if let Some(other) = other.or_else(none).filter(|_| member.state == State::Active) {
+                let allowed = format!("another system than that of {other}");
+                self.fault(place, "peer.SYSTEM", at + peer::SYSTEM, member.system.clone(), allowed);
             }
         }
     }

@@ -10,6 +10,7 @@ use common::{REGION, WINDOW, job};
 use isthmus_inspect::check::check;
 use isthmus_inspect::explain;
 use isthmus_inspect::survey::{Depth, look};
+use isthmus_region::address::SystemId;
 use isthmus_region::counters::Counter;
 use isthmus_region::format::{
     accept, area, block, directory, endpoint, header, lane, object, peer, registration, registrations, slot,
@@ -65,6 +66,18 @@ fn a_sound_region_is_shown_whole_and_without_fault() {
     let dumped = check(&file(&bytes)).unwrap();
     assert!(dumped.faults.is_empty(), "{:?}", dumped.faults);
     assert_eq!(dumped.survey.unwrap().totals(), survey.totals());
+}
+
+#[test]
+fn a_member_that_is_no_system_is_named() {
+    let job = job(1);
+    let region = Region::open(&Mapping::map(job.service.region_fd().as_fd(), REGION).unwrap()).unwrap();
+    assert_ne!(region.peer(0).unwrap().unwrap().system, SystemId::NONE);
+    let mut bytes = job.bytes();
+    let at = usize::try_from(4096 + peer::SYSTEM).unwrap();
+    bytes[at..at + 16].fill(0);
+    let found = check(&file(&bytes)).unwrap();
+    assert!(found.faults.list.iter().any(|f| f.field == "peer.SYSTEM"), "{:?}", found.faults);
 }
 
 #[test]

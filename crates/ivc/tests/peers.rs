@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex};
 
 use common::{MAGIC, SOON, check, fill, pair};
 use isthmus_ivc::{Context, Error, Event};
+use isthmus_region::address::Naming;
 use isthmus_region::directory::{self, Writer};
 use isthmus_region::extent::Extent;
 use isthmus_region::format::GlobalSlot;
@@ -23,6 +24,7 @@ struct Region {
     map: Arc<Mapping>,
     host: membership::Writer,
     services: Vec<Arc<Mutex<Writer>>>,
+    boots: u32,
 }
 
 /// The service of one peer, for one process. It wakes any endpoint of the region, as services with a relay do.
@@ -58,7 +60,7 @@ impl Region {
         let map = Mapping::map(fd.as_fd(), bytes).unwrap();
         let shape = Shape::new(bytes, [7, 8], 3, 16).unwrap();
         let host = membership::Writer::create(&map, &shape, 1).unwrap();
-        let mut region = Self { map, host, services: Vec::new() };
+        let mut region = Self { map, host, services: Vec::new(), boots: 0 };
         for i in 0..3 {
             let service = region.boot(i);
             region.services.push(Arc::new(Mutex::new(service)));
@@ -68,6 +70,8 @@ impl Region {
 
     /// A peer begins a life.
     fn boot(&mut self, index: u32) -> Writer {
+        self.boots += 1;
+        let naming = Naming { former: self.boots, ..Naming::of_test(index) };
         let shape = *self.host.region().shape();
         let section = shape.host_bytes + u64::from(index) * SECTION;
         let new = NewPeer {
@@ -78,8 +82,8 @@ impl Region {
             name: NAMES[index as usize],
         };
         self.host.add(index, &new).unwrap();
-        let writer = Writer::create(self.host.region(), index).unwrap();
-        self.host.set_state(index, State::Active).unwrap();
+        let writer = Writer::create(self.host.region(), index, naming).unwrap();
+        self.host.activate(index, naming.system).unwrap();
         writer
     }
 

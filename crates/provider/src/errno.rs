@@ -48,8 +48,10 @@ pub(crate) fn of_region(error: &isthmus_region::Error) -> c_int {
         | Error::Layout { .. }
         | Error::OutOfBounds { .. }
         | Error::NoFile { .. }
+        | Error::Random(_)
         | Error::Invalid { .. } => FI_EIO,
         Error::ReadOnly => FI_EACCES,
+        Error::NoSystem { .. } => FI_EHOSTUNREACH,
         Error::NoPeer { .. } => FI_ECONNRESET,
         Error::Service { .. } => FI_EIO,
         Error::Full { .. } => FI_ENOSPC,

@@ -238,10 +238,10 @@ unsafe extern "C" fn free(domain: *mut fid_domain, address: *mut c_void) -> c_in
 mod tests {
     use std::os::fd::AsFd;
 
+    use isthmus_region::address::Naming;
     use isthmus_region::directory::{AreaGrant, Writer};
     use isthmus_region::extent::Extent;
     use isthmus_region::holds::{Hold, Owner};
-    use isthmus_region::life::State;
     use isthmus_region::mapping::Mapping;
     use isthmus_region::member::LocalService;
     use isthmus_region::membership::{self, NewPeer, Shape};
@@ -277,8 +277,8 @@ mod tests {
             name: "host",
         };
         host.add(0, &new).unwrap();
-        host.set_state(0, State::Active).unwrap();
-        let writer = Arc::new(Mutex::new(Writer::create(host.region(), 0).unwrap()));
+        host.activate(0, Naming::of_test(0).system).unwrap();
+        let writer = Arc::new(Mutex::new(Writer::create(host.region(), 0, Naming::of_test(0)).unwrap()));
         [(); 2].map(|()| {
             let grant: AreaGrant = writer.lock().unwrap().open_area(64 << 10, 1, "test").unwrap();
             Member::new(&map, 0, grant, Box::new(Stub(Arc::clone(&writer), grant.area))).unwrap()

@@ -5,6 +5,7 @@
 use isthmus_lockfree::life::{Life, State};
 use isthmus_lockfree::sync::{ReadWord, release_fence};
 
+use crate::address::SystemId;
 use crate::counters::Totals;
 use crate::error::{Error, Result};
 use crate::format::{DIRECTORY_MAGIC, activity, area, directory, endpoint};
@@ -40,6 +41,8 @@ pub struct EndpointInfo {
     pub block: u64,
     /// Process id at its own system.
     pub pid: u64,
+    /// Tells it from all others that its system ever had.
+    pub birth: u64,
 }
 
 /// Where the tables lie in a section; the same arithmetic for all peers of a region.
@@ -127,6 +130,12 @@ impl Directory {
         &self.section
     }
 
+    /// What its service calls the system.
+    pub fn system(&self) -> SystemId {
+        // One of the directory's lines, whose length was checked.
+        SystemId([self.status.words[4].peek(), self.status.words[5].peek()])
+    }
+
     /// Counts changes of the endpoint and area tables.
     #[inline]
     pub fn generation(&self) -> u64 {
@@ -192,6 +201,7 @@ impl Directory {
                 area: line.words[1].peek(),
                 block: line.words[2].peek(),
                 pid: line.words[3].peek(),
+                birth: line.words[4].peek(),
             };
             if isthmus_lockfree::life::unchanged(&line.words[0], seen) {
                 return Ok(info);

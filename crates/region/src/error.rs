@@ -28,6 +28,15 @@ pub enum Error {
         #[source]
         source: rustix::io::Errno,
     },
+    /// The system gives no random bytes.
+    #[error("cannot read random bytes from /dev/urandom")]
+    Random(#[source] std::io::Error),
+    /// An address of a system that is not in the region.
+    #[error("no host or VM of this region is {system}")]
+    NoSystem {
+        /// The system.
+        system: crate::address::SystemId,
+    },
     /// A file of the region that cannot be had here.
     #[error("cannot map the region's file {file}: {reason}")]
     NoFile {

@@ -130,6 +130,7 @@ layout! {
         SECTION_BYTES @ 16, 8, "host service", "Bytes of the peer's section.";
         KIND @ 24, 4, "host service", "0: the host's own processes, 1: a VM.";
         FILE @ 32, 4, "host service", "File of the peer's section.";
+        SYSTEM @ 40, 16, "host service", "The system that it is, or was last: 128 random bits; written before the peer becomes active.";
         NAME @ 64, 64, "host service", "Host name, UTF-8, padded with zeros.";
     }
     /// The start of a peer section.
@@ -145,6 +146,7 @@ layout! {
         HEAP_USED @ 72, 8, "local service", "Bytes of the heap that are granted.";
         ENDPOINTS_HIGH @ 80, 8, "local service", "Endpoint slots that were ever used.";
         DEATHS @ 88, 8, "local service", "Counts the deaths of processes and peers that the service has heard of; the lower half is a futex.";
+        SYSTEM @ 96, 16, "local service, once", "What its service calls the system: 128 random bits. The peer's entry has what counts.";
         RETIRED @ 128, 256, "local service", "Counters of processes that are gone, added up; fields as in `counters`.";
         PAGES @ 384, 8, "local service, once", "Offset of the pool of pages in the section, where the heap ends.";
         PAGES_BYTES @ 392, 8, "local service, once", "Bytes of the pool, to the end of the section; 0 if there is none.";
@@ -161,6 +163,7 @@ layout! {
         AREA @ 8, 8, "local service", "Index of the area of the process that owns it.";
         BLOCK @ 16, 8, "local service", "Offset in the section of the endpoint's block.";
         PID @ 24, 8, "local service", "Process id, as seen by the local service; for people.";
+        BIRTH @ 32, 8, "local service", "A number that no other endpoint of the system has had, in any region: services that the system had before (upper 32 bits), endpoints that this one has opened (lower 32).";
         WAKE @ 64, 8, "processes of the peer and its local service, atomic add", "Counts wake-ups; the lower half is a futex.";
     }
     /// One area slot of a peer, in the area table.

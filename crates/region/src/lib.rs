@@ -24,6 +24,7 @@
 //! - [`counters`]: what went through the region, per process and per peer.
 //! - [`control_group`]: how much memory this process may have; [`tsc`]: how fast its processor's counter counts.
 
+pub mod address;
 pub mod area;
 pub mod chain;
 pub mod control_group;

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use isthmus_lockfree::life::{Life, State};
 
+use crate::address::{Address, SystemId};
 use crate::area::Area;
 use crate::counters::Counters;
 use crate::directory::{AreaGrant, Directory, OwnDirectory};
@@ -169,6 +170,7 @@ pub struct Member {
     region: Region,
     peer: u32,
     incarnation: u64,
+    system: SystemId,
     section: Section,
     own: OwnDirectory,
     grant: AreaGrant,
@@ -233,6 +235,7 @@ impl Member {
             region,
             peer,
             incarnation,
+            system: info.system,
             section,
             own,
             grant,
@@ -260,6 +263,19 @@ impl Member {
     /// The own peer's incarnation.
     pub fn incarnation(&self) -> u64 {
         self.incarnation
+    }
+
+    /// The own system.
+    pub fn system(&self) -> SystemId {
+        self.system
+    }
+
+    /// The address of an endpoint of the own peer, which is open.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] beyond the table.
+    pub fn address(&self, number: u32) -> Result<Address> {
+        Ok(Address { system: self.system, number, birth: self.own.endpoint(number)?.birth })
     }
 
     /// The own peer's section.
@@ -418,5 +434,17 @@ impl Member {
             Directory::open(&self.region.section(&info)?, self.region.shape(), info.life.incarnation)?;
         known.insert(peer, (info.life.incarnation, directory.clone()));
         Ok((info.life.incarnation, directory))
+    }
+
+    /// The index and the directory of the peer that a system is now.
+    ///
+    /// # Errors
+    /// [`Error::NoSystem`] when no peer is or was it last; as [`Member::directory`].
+    pub fn directory_of(&self, system: SystemId) -> Result<(u32, Directory)> {
+        let peer = self.region.find(system).ok_or(Error::NoSystem { system })?;
+        let (incarnation, directory) = self.directory(peer)?;
+        // Another system may have taken the place meanwhile, and its endpoints may have the same numbers and births.
+        let there = self.region.peer(peer)?.filter(|p| p.system == system && p.life.is_active(incarnation));
+        there.map(|_| (peer, directory)).ok_or(Error::NoPeer { peer })
     }
 }

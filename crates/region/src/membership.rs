@@ -5,6 +5,7 @@ use std::sync::Arc;
 use isthmus_lockfree::life::{Life, State};
 use isthmus_lockfree::sync::{ReadWord, release_fence};
 
+use crate::address::SystemId;
 use crate::error::{Error, Result};
 use crate::files::Files;
 use crate::format::{
@@ -191,6 +192,8 @@ pub struct PeerInfo {
     pub section_bytes: u64,
     /// Whether it is a VM (or the host's own processes).
     pub is_vm: bool,
+    /// The system that it is, or was last if it is not active.
+    pub system: SystemId,
     /// Host name.
     pub name: String,
 }
@@ -375,6 +378,7 @@ impl Region {
             section: word(peer::SECTION)?,
             section_bytes: word(peer::SECTION_BYTES)?,
             is_vm: entry.half("peer", peer::KIND)? == 1,
+            system: SystemId([word(peer::SYSTEM)?, word(peer::SYSTEM + 8)?]),
             name: String::from_utf8_lossy(&name[..end]).into_owned(),
         }))
     }
@@ -382,6 +386,22 @@ impl Region {
     /// All peers whose slots were ever used.
     pub fn peers(&self) -> Vec<PeerInfo> {
         (0..self.shape.peers).filter_map(|i| self.peer(i).ok().flatten()).collect()
+    }
+
+    /// The peer that a system is, or was last.
+    pub fn find(&self, system: SystemId) -> Option<u32> {
+        let is_it = |index: u32| {
+            let entry = PEER_TABLE_OFFSET + u64::from(index) * peer::BYTES;
+            let word = |field| self.whole.word("peer", entry + field).map_or(0, ReadWord::get);
+            let state = Life::unpack(word(peer::LIFE)).state;
+            (state != State::Free
+                && word(peer::SYSTEM) == system.0[0]
+                && word(peer::SYSTEM + 8) == system.0[1])
+                .then_some((state == State::Active, index))
+        };
+        let all = (0..self.shape.peers).filter(|_| system != SystemId::NONE).filter_map(is_it);
+        // One that lives comes before a former place of the same system.
+        all.max_by_key(|(lives, _)| *lives).map(|(_, index)| index)
     }
 
     /// The shared section, which all members write.
@@ -573,7 +593,19 @@ impl Writer {
         Ok(incarnation)
     }
 
-    /// Publishes a new state of a peer, keeping its incarnation.
+    /// Publishes that a peer is active, as this system.
+    ///
+    /// # Errors
+    /// [`Error::NoPeer`] beyond the table.
+    pub fn activate(&mut self, index: u32, system: SystemId) -> Result<()> {
+        let entry = self.region.entry(index)?.writable()?;
+        for (at, word) in [0, 8].into_iter().zip(system.0) {
+            entry.word("peer", peer::SYSTEM + at)?.put(word);
+        }
+        self.set_state(index, State::Active)
+    }
+
+    /// Publishes a new state of a peer, keeping its incarnation; active is for [`Writer::activate`].
     ///
     /// # Errors
     /// [`Error::NoPeer`] beyond the table.

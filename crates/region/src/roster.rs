@@ -258,6 +258,7 @@ fn open<T: Default>(member: &Member, us: GlobalSlot, info: PeerInfo) -> Result<P
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::address::Naming;
     use crate::directory;
     use crate::testing::{Place, SLOTS};
 
@@ -318,7 +319,7 @@ mod tests {
         assert_eq!(at(&roster, 2), 1);
         assert_eq!(roster.check(&place.member, US), []);
         assert!(roster.is_incomplete());
-        let writer = directory::Writer::create(place.host.region(), 1).unwrap();
+        let writer = directory::Writer::create(place.host.region(), 1, Naming::of_test(1)).unwrap();
         assert_eq!(roster.check(&place.member, US), [Change::Endpoints(2)]);
         assert!(!roster.is_incomplete());
         // A service that writes anything over its directory is believed neither more nor less.

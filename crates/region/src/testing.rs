@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex};
 
 use isthmus_lockfree::life::State;
 
+use crate::address::Naming;
 use crate::directory::{self, Writer};
 use crate::error::Result;
 use crate::extent::Extent;
@@ -45,7 +46,7 @@ impl Place {
         let map = Mapping::map(fd.as_fd(), bytes).unwrap();
         let shape = Shape::new(bytes, [1, 2], PEERS, SLOTS).unwrap();
         let mut host = membership::Writer::create(&map, &shape, 1).unwrap();
-        let mut writer = boot(&mut host, 0);
+        let mut writer = boot(&mut host, 0, Naming::of_test(0));
         let grant = writer.open_area(64 << 10, 1, "test").unwrap();
         let member = Member::new(&map, 0, grant, Box::new(Stub(Arc::new(Mutex::new(writer))))).unwrap();
         Self { host, member }
@@ -53,13 +54,18 @@ impl Place {
 
     /// A further peer begins a life.
     pub(crate) fn boot(&mut self, index: u32) -> Writer {
-        boot(&mut self.host, index)
+        self.boot_as(index, Naming::of_test(index))
+    }
+
+    /// The same of a certain system.
+    pub(crate) fn boot_as(&mut self, index: u32, naming: Naming) -> Writer {
+        boot(&mut self.host, index, naming)
     }
 
     /// Publishes a peer before its service has written its directory.
     pub(crate) fn announce(&mut self, index: u32) {
         announce(&mut self.host, index);
-        self.host.set_state(index, State::Active).unwrap();
+        self.host.activate(index, Naming::of_test(index).system).unwrap();
     }
 
     /// A peer dies, as the host service publishes it.
@@ -85,9 +91,9 @@ fn announce(host: &mut membership::Writer, index: u32) {
     host.add(index, &NewPeer { file: 0, section, section_bytes: SECTION, is_vm: index > 0, name }).unwrap();
 }
 
-fn boot(host: &mut membership::Writer, index: u32) -> Writer {
+fn boot(host: &mut membership::Writer, index: u32, naming: Naming) -> Writer {
     announce(host, index);
-    let writer = Writer::create(host.region(), index).unwrap();
-    host.set_state(index, State::Active).unwrap();
+    let writer = Writer::create(host.region(), index, naming).unwrap();
+    host.activate(index, naming.system).unwrap();
     writer
 }

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use isthmus_lockfree::life::State;
+use isthmus_region::address::Naming;
 use isthmus_region::directory::Writer;
 use isthmus_region::doorbell::{self, Doorbell, Pollable, Sleeper};
 use isthmus_region::extent::Extent;
@@ -91,8 +91,8 @@ fn world(kind: Doorbell, gives_bells: bool) -> (Arc<Member>, Arc<Service>) {
         name: "host",
     };
     host.add(0, &new).unwrap();
-    host.set_state(0, State::Active).unwrap();
-    let mut writer = Writer::create(host.region(), 0).unwrap();
+    host.activate(0, Naming::of_test(0).system).unwrap();
+    let mut writer = Writer::create(host.region(), 0, Naming::of_test(0)).unwrap();
     let grant = writer.open_area(256 << 10, 1, "test").unwrap();
     let service = Arc::new(Service {
         writer: Mutex::new(writer),

@@ -4,6 +4,7 @@ use isthmus_lockfree::life::{Life, State};
 use isthmus_lockfree::sync::{Word, release_fence};
 
 use super::{OwnDirectory, least_section_bytes, pages_fit, places};
+use crate::address::Naming;
 use crate::counters::{Counters, Totals};
 use crate::error::{Error, Result};
 use crate::extent::{Extent, Heap};
@@ -20,6 +21,8 @@ pub struct Writer {
     status: LineRef,
     peer: u32,
     incarnation: u64,
+    /// Birth of the endpoint that was opened last.
+    birth: u64,
     heap: Heap,
     areas: Vec<AreaSlot>,
     endpoints: Vec<EndpointSlot>,
@@ -53,19 +56,20 @@ pub struct AreaGrant {
 }
 
 impl Writer {
-    /// Writes the directory of the fresh section of peer `peer`, for the life that the membership table shows.
+    /// Writes the directory of the fresh section of peer `peer`, for the life that the membership table shows, and for the
+    /// system that `naming` names.
     ///
     /// # Errors
     /// [`Error::Full`] when the section is too small for its tables and one area; [`Error::NoPeer`]; [`Error::ReadOnly`].
-    pub fn create(region: &Region, peer: u32) -> Result<Self> {
-        Self::create_with_pages(region, peer, 0)
+    pub fn create(region: &Region, peer: u32, naming: Naming) -> Result<Self> {
+        Self::create_with_pages(region, peer, naming, 0)
     }
 
     /// As [`Writer::create`]; the last `pages_bytes` of the section are a pool of pages, of which the heap takes none.
     ///
     /// # Errors
     /// As [`Writer::create`]; [`Error::Invalid`] for a pool that is not aligned as sections are.
-    pub fn create_with_pages(region: &Region, peer: u32, pages_bytes: u64) -> Result<Self> {
+    pub fn create_with_pages(region: &Region, peer: u32, naming: Naming, pages_bytes: u64) -> Result<Self> {
         let info = region.peer(peer)?.ok_or(Error::NoPeer { peer })?;
         let PeerInfo { life: Life { incarnation, .. }, .. } = info;
         let (section, shape) = (region.own_section(&info)?, region.shape());
@@ -88,6 +92,8 @@ impl Writer {
         put(directory::HEAP_BYTES, pages - p.heap)?;
         put(directory::PAGES, pages)?;
         put(directory::PAGES_BYTES, pages_bytes)?;
+        put(directory::SYSTEM, naming.system.0[0])?;
+        put(directory::SYSTEM + 8, naming.system.0[1])?;
         section.word("directory", directory::MAGIC)?.set(DIRECTORY_MAGIC);
         let slots = usize::try_from(shape.endpoints).unwrap_or(0);
         Ok(Self {
@@ -95,6 +101,7 @@ impl Writer {
             status: section.line("directory", directory::GENERATION)?,
             peer,
             incarnation,
+            birth: u64::from(naming.former) << 32,
             heap,
             areas: vec![AreaSlot::default(); slots],
             endpoints: vec![EndpointSlot::default(); slots],
@@ -196,7 +203,7 @@ impl Writer {
     /// Gives its slot and incarnation.
     ///
     /// # Errors
-    /// [`Error::Full`] when all slots are in use; [`Error::OutOfBounds`] for a block that is not in the section.
+    /// [`Error::Full`] when all slots or all births are used; [`Error::OutOfBounds`] for a block that is not in the section.
     pub fn open_endpoint(&mut self, index: u32, block: u64, pid: u32) -> Result<(u32, u64)> {
         self.directory.section.line("block", block)?;
         // The lowest free slot is taken, so that a scan for senders reads few of them.
@@ -206,6 +213,9 @@ impl Writer {
             .position(|e| e.owner.is_none())
             .and_then(|i| u32::try_from(i).ok())
             .ok_or(Error::Full { bytes: endpoint::BYTES })?;
+        // The upper half is the services' that come after this one.
+        let birth = Some(self.birth + 1).filter(|birth| birth & 0xffff_ffff != 0);
+        self.birth = birth.ok_or(Error::Full { bytes: endpoint::BYTES })?;
         let mut lives = self.endpoints[slot as usize].lives;
         let incarnation = self.next_life(&mut lives);
         self.endpoints[slot as usize] = EndpointSlot { lives, owner: Some(index) };
@@ -216,6 +226,7 @@ impl Writer {
         line.words[1].put(index.into());
         line.words[2].put(block);
         line.words[3].put(pid.into());
+        line.words[4].put(self.birth);
         line.words[0].set(Life { incarnation, state: State::Active }.pack());
         let high = &self.status.words[2];
         high.set(high.peek().max(u64::from(slot) + 1));
@@ -347,7 +358,7 @@ mod tests {
     #[test]
     fn a_process_that_goes_leaves_its_counters_and_nothing_else() {
         let (host, section) = fresh();
-        let mut w = Writer::create(host.region(), 0).unwrap();
+        let mut w = Writer::create(host.region(), 0, Naming::of_test(0)).unwrap();
         let grant = w.open_area(100_000, 77, "a program of a name that is too long").unwrap();
         let at = w.directory.area_table + u64::from(grant.area) * area::BYTES;
         let name = section.bytes("area", at + area::PROGRAM, 24).unwrap().to_vec(0, 24).unwrap();
@@ -371,7 +382,7 @@ mod tests {
     #[test]
     fn a_full_section_refuses_and_stays_usable() {
         let (host, _) = fresh();
-        let mut w = Writer::create(host.region(), 0).unwrap();
+        let mut w = Writer::create(host.region(), 0, Naming::of_test(0)).unwrap();
         assert!(matches!(w.open_area(64 << 20, 1, "test"), Err(Error::Full { .. })));
         let grant = w.open_area(1, 1, "test").unwrap();
         while w.grow_area(grant.area, 64 << 10).is_ok() {}
@@ -385,10 +396,13 @@ mod tests {
         let (shape, len) = (*host.region().shape(), section.len());
         let (least, align) = (least_section_bytes(&shape), shape.section_align);
         for bytes in [4096, align + 4096, len - least + align, len, u64::MAX - 4095] {
-            assert!(Writer::create_with_pages(host.region(), 0, bytes).is_err(), "{bytes}");
+            assert!(
+                Writer::create_with_pages(host.region(), 0, Naming::of_test(0), bytes).is_err(),
+                "{bytes}"
+            );
         }
         for bytes in [0, 4 * align, len - least] {
-            let mut w = Writer::create_with_pages(host.region(), 0, bytes).unwrap();
+            let mut w = Writer::create_with_pages(host.region(), 0, Naming::of_test(0), bytes).unwrap();
             let grant = w.open_area(1, 1, "test").unwrap();
             let mut extents = vec![grant.first];
             extents.extend(std::iter::from_fn(|| w.grow_area(grant.area, 1).ok()));
@@ -419,8 +433,8 @@ mod tests {
     #[test]
     fn memory_that_somebody_changes_is_not_given_away() {
         let (mut host, section) = fresh();
-        host.set_state(0, State::Active).unwrap();
-        let mut w = Writer::create(host.region(), 0).unwrap();
+        host.activate(0, Naming::of_test(0).system).unwrap();
+        let mut w = Writer::create(host.region(), 0, Naming::of_test(0)).unwrap();
         let (a, b) = (w.open_area(1, 1, "test").unwrap(), w.open_area(1, 2, "test").unwrap());
         let block = b.first.offset + 256;
         w.open_endpoint(a.area, a.first.offset + 256, 1).unwrap();
@@ -447,9 +461,35 @@ mod tests {
     }
 
     #[test]
+    fn no_birth_comes_twice() {
+        let (host, _) = fresh();
+        let mut births = Vec::new();
+        for former in 0..3 {
+            let naming = Naming { former, ..Naming::of_test(0) };
+            let mut w = Writer::create(host.region(), 0, naming).unwrap();
+            assert_eq!(w.directory().system(), naming.system);
+            let area = w.open_area(1, 1, "test").unwrap();
+            for _ in 0..3 {
+                let (slot, _) = w.open_endpoint(area.area, area.first.offset, 1).unwrap();
+                births.push(w.directory().endpoint(slot).unwrap().birth);
+                w.close_endpoint(area.area, slot).unwrap();
+            }
+            if former == 2 {
+                w.birth = (w.birth | 0xffff_ffff) - 1;
+                assert!(w.open_endpoint(area.area, area.first.offset, 1).is_ok());
+                assert!(
+                    w.open_endpoint(area.area, area.first.offset, 1).is_err(),
+                    "the next are another service's"
+                );
+            }
+        }
+        assert!(births.windows(2).all(|pair| pair[0] < pair[1]), "{births:x?}");
+    }
+
+    #[test]
     fn only_its_owner_closes_an_endpoint() {
         let (host, _) = fresh();
-        let mut w = Writer::create(host.region(), 0).unwrap();
+        let mut w = Writer::create(host.region(), 0, Naming::of_test(0)).unwrap();
         let a = w.open_area(1, 1, "test").unwrap();
         let b = w.open_area(1, 2, "test").unwrap();
         let (slot, _) = w.open_endpoint(a.area, a.first.offset + 256, 1).unwrap();

@@ -6,13 +6,14 @@
 use std::os::fd::AsFd;
 use std::sync::{Arc, Mutex};
 
+use isthmus_region::Result;
+use isthmus_region::address::Naming;
 use isthmus_region::directory::Writer;
 use isthmus_region::extent::Extent;
 use isthmus_region::local::LocalBuf;
 use isthmus_region::mapping::Mapping;
 use isthmus_region::member::{LocalService, Member};
 use isthmus_region::membership::{self, NewPeer, Shape};
-use isthmus_region::{Result, life::State};
 use isthmus_transport::{
     Completion, Config, Endpoint, Memory, Op, PeerId, PostError, Posted, Receive, Selector, Send, Status,
     Ticket,
@@ -61,9 +62,9 @@ impl World {
             let name = format!("peer{i}");
             let new = NewPeer { file: 0, section, section_bytes, is_vm: false, name: &name };
             host.add(i, &new).unwrap();
-            let writer = Writer::create(host.region(), i).unwrap();
+            let writer = Writer::create(host.region(), i, Naming::of_test(i)).unwrap();
             services.push(Arc::new(Mutex::new(writer)));
-            host.set_state(i, State::Active).unwrap();
+            host.activate(i, Naming::of_test(i).system).unwrap();
         }
         Self { fd, map, host, services }
     }
