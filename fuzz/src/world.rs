@@ -8,7 +8,7 @@
 use std::os::fd::AsFd;
 use std::sync::{Arc, Mutex};
 
-use isthmus_region::address::Naming;
+use isthmus_region::address::{Address, Naming, SystemId};
 use isthmus_region::directory::Writer;
 use isthmus_region::extent::Extent;
 use isthmus_region::local::LocalBuf;
@@ -298,7 +298,18 @@ pub fn endpoint(data: &[u8]) {
                     let _ = service.lock().expect("nobody panicked").close_area(*area);
                 }
             }
-            _ => {}
+            _ => {
+                // An address that anybody may have made up. Its bytes are read again as what follows.
+                let byte = |i: usize| data.get((steps + i) % data.len()).copied().unwrap_or(0);
+                let there = world.members.get(usize::from(byte(0) % 4)).map(|member| member.system());
+                let system = there.unwrap_or(SystemId([9, 9]));
+                let address = Address { system, number: (byte(1) % 6).into(), birth: (byte(2) % 4).into() };
+                let resolved = victim.resolve(&address);
+                assert_eq!(resolved.is_ok(), there.is_some(), "of a system that is there, or not");
+                if let Ok(to) = resolved {
+                    act(&mut victim, to, buffers[3], buffers[0], &mut Input(&data[..data.len().min(8)]));
+                }
+            }
         }
         for _ in 0..input.below(4) {
             victim.progress();

@@ -245,7 +245,8 @@ pub fn rank_main(reps: u32, quick: bool, on: Option<(usize, usize)>) -> Result<(
         Endpoint::open(&member, Config::default(), Box::new(NoMemory)).map_err(|e| failed("open")(&e))?;
     let mine = endpoint.address();
     let theirs = find_other(&member, mine)?;
-    let first = mine.slot < theirs.slot;
+    let slot = |address: Address| (member.region().find(address.system), address.number);
+    let first = slot(mine) < slot(theirs);
     pin(first, on);
     let other = endpoint.resolve(&theirs).map_err(|e| failed("resolve")(&e))?;
     let at = member.take(64).map_err(|e| failed("take a line")(&e))?;
@@ -309,7 +310,6 @@ fn print(block: &Block) -> Result<()> {
 
 /// Waits for the one other endpoint of the region.
 fn find_other(member: &Member, mine: Address) -> Result<Address> {
-    let shape = *member.region().shape();
     let start = Instant::now();
     loop {
         for peer in member.region().peers() {
@@ -317,10 +317,10 @@ fn find_other(member: &Member, mine: Address) -> Result<Address> {
                 continue;
             }
             let Ok((_, directory)) = member.directory(peer.index) else { continue };
-            for (slot, info) in directory.endpoints() {
-                let slot = shape.slot(peer.index, slot);
-                if slot != mine.slot {
-                    return Ok(Address { region: shape.uuid, slot, incarnation: info.life.incarnation });
+            for (number, info) in directory.endpoints() {
+                let found = Address { system: peer.system, number, birth: info.birth };
+                if found != mine {
+                    return Ok(found);
                 }
             }
         }

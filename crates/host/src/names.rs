@@ -475,8 +475,9 @@ impl Names for Shared {
 mod tests {
     use std::os::fd::AsFd;
 
+    use isthmus_region::address::{Naming, SystemId};
     use isthmus_region::mapping::Mapping;
-    use isthmus_region::membership::{Shape, Writer};
+    use isthmus_region::membership::{NewPeer, Shape, Writer};
     use isthmus_region::objects::endpoint;
 
     use super::*;
@@ -486,17 +487,24 @@ mod tests {
         let fd = isthmus_region::create::memory(4 << 20).unwrap();
         let map = Mapping::map(fd.as_fd(), 4 << 20).unwrap();
         let shape = Shape::new(4 << 20, [1, 2], 2, 16).unwrap().with_shared(1 << 20, 8).unwrap();
-        let writer = Writer::create(&map, &shape, 1).unwrap();
+        let mut writer = Writer::create(&map, &shape, 1).unwrap();
+        let systems = [0, 1].map(|i| Naming::of_test(i).system);
+        for (index, system) in (0_u32..).zip(systems) {
+            let (section, section_bytes) = (shape.first_section(), 1 << 20);
+            let new = NewPeer { file: 0, section, section_bytes, is_vm: index == 1, name: "peer" };
+            writer.add(index, &new).unwrap();
+            writer.activate(index, system).unwrap();
+        }
         let mut registry = Registry::new(writer.region().clone(), None);
         let asker = Asker { party: Party::new(1, 3, 1), user: (1000, 1000) };
-        let mut ask = |name: String, slot: u64, or_open: bool| {
+        let mut ask = |name: String, number: u64, or_open: bool| {
             let new = NewObject {
                 kind: Kind::Endpoint,
                 name,
                 len: 1,
                 mode: 0o600,
                 ends_with_creator: true,
-                params: [slot, 1, 0, 0],
+                params: [number, 1, 0, 0],
                 or_open,
             };
             match registry.answer(asker, &Request::Create(new)) {
@@ -505,35 +513,34 @@ mod tests {
                 other => panic!("{other:?}"),
             }
         };
-        // Slots 16 to 31 are peer 1's.
-        assert_eq!(ask(endpoint::name_of(1, "9228"), 16, false), None);
-        assert_eq!(ask(endpoint::name_of(1, &"s".repeat(32)), 31, false), None);
-        for (name, slot, or_open) in [
-            (endpoint::name_of(0, "9228"), 16, false),
-            (endpoint::name_of(10, "9228"), 16, false),
-            (endpoint::name_of(1, "9228"), 15, false),
-            (endpoint::name_of(1, "9228"), 32, false),
-            (endpoint::name_of(1, "9228"), 16 + (1 << 32), false),
-            (endpoint::name_of(1, "9228"), 16, true),
-            (endpoint::name_of(1, ""), 16, false),
-            (endpoint::name_of(1, &"s".repeat(33)), 16, false),
-            ("9228".into(), 16, false),
+        let [host, vm] = systems;
+        assert_eq!(ask(endpoint::name_of(vm, "9228"), 0, false), None);
+        assert_eq!(ask(endpoint::name_of(vm, &"s".repeat(32)), 15, false), None);
+        for (name, number, or_open) in [
+            (endpoint::name_of(host, "9228"), 0, false),
+            (endpoint::name_of(SystemId::NONE, "9228"), 0, false),
+            (endpoint::name_of(vm, "9228"), 16, false),
+            (endpoint::name_of(vm, "9228"), 1 << 32, false),
+            (endpoint::name_of(vm, "9228"), 0, true),
+            (endpoint::name_of(vm, ""), 0, false),
+            (endpoint::name_of(vm, &"s".repeat(33)), 0, false),
+            ("9228".into(), 0, false),
         ] {
-            assert_eq!(ask(name.clone(), slot, or_open), Some(Code::Denied), "{name} {slot} {or_open}");
+            assert_eq!(ask(name.clone(), number, or_open), Some(Code::Denied), "{name} {number} {or_open}");
         }
         // A name ends with its process. Only that process may take it away, not one that claims to be root.
         let kept = NewObject {
             kind: Kind::Endpoint,
-            name: endpoint::name_of(1, "kept"),
+            name: endpoint::name_of(vm, "kept"),
             len: 1,
             mode: 0o600,
             ends_with_creator: false,
-            params: [16, 1, 0, 0],
+            params: [0, 1, 0, 0],
             or_open: false,
         };
         let wide = NewObject { len: 1 << 19, ends_with_creator: true, ..kept.clone() };
         let another = Asker { party: Party::new(0, 2, 1), user: (0, 0) };
-        let unlink = Request::Unlink { kind: Kind::Endpoint, name: endpoint::name_of(1, "9228") };
+        let unlink = Request::Unlink { kind: Kind::Endpoint, name: endpoint::name_of(vm, "9228") };
         for (asker, request) in
             [(asker, Request::Create(kept)), (asker, Request::Create(wide)), (another, unlink.clone())]
         {

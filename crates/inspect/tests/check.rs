@@ -264,7 +264,7 @@ fn registrations_of_one_process_may_overlap_and_its_endpoints_may_share_them() {
     let survey = found.survey.unwrap();
     let member = &survey.members[0];
     let ranges = ends.each_ref().map(|end| {
-        let slot = end.address().slot.0;
+        let slot = end.address().number;
         let end = member.endpoints.iter().find(|e| e.slot == slot).unwrap();
         member.registrations_of(end).unwrap().ranges.len()
     });

@@ -15,7 +15,7 @@ use isthmus_transport::{PostError, Posted, Receive, Selector, Send, Ticket};
 /// Counters of all lanes, by the places of sender and receiver in the job.
 fn lanes(job: &Job) -> HashMap<(usize, usize), LaneTotals> {
     let survey = check(&job.reader()).unwrap().survey.unwrap();
-    let place = |slot: u32| job.ends.iter().position(|e| e.address().slot.0 == slot).unwrap();
+    let place = |slot: u32| job.ends.iter().position(|e| e.address().number == slot).unwrap();
     survey.lanes().map(|(_, e, l)| ((place(e.slot), place(l.to)), l.counters)).collect()
 }
 
@@ -100,7 +100,7 @@ fn each_lane_says_what_went_through_it() {
     assert_eq!(ways, [201, 5, 3]);
     // And as Prometheus gets them.
     let text = Exporter::default().text(&live.survey.unwrap(), &live.faults);
-    let slots = [0, 1].map(|i| job.ends[i].address().slot.0);
+    let slots = [0, 1].map(|i| job.ends[i].address().number);
     let labels = format!("from=\"{}\",from_member=\"host\",to=\"{}\",to_member=\"host\"", slots[0], slots[1]);
     for sample in
         [format!("sent_messages_total{{{labels}}} 205"), format!("sent_bytes_total{{{labels}}} 26600")]

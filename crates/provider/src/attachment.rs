@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use isthmus_fabric_sys::{FI_LOG_CORE, FI_LOG_WARN};
+use isthmus_region::address::SystemId;
 use isthmus_region::error::with_causes;
 use isthmus_region::member::Member;
 
@@ -42,6 +43,14 @@ impl Probe {
             && self.stamp == stamp(self.socket.as_deref())
     }
 
+    /// Whether the service's region has a system, or had it last at some place.
+    fn has(&mut self, system: SystemId) -> bool {
+        let held = self.member.upgrade().filter(|_| self.pid == std::process::id());
+        // Not held by anything: long enough to look.
+        let member = held.map_or_else(|| self.attach(), Ok);
+        member.is_ok_and(|member| member.region().find(system).is_some())
+    }
+
     /// The attachment, anew if there is none any more.
     fn attach(&mut self) -> Result<Arc<Member>, isthmus_attach::Error> {
         let member = attach(self.socket.as_deref())?;
@@ -66,13 +75,13 @@ impl Probe {
 pub(crate) struct Here {
     /// The region's identity.
     pub(crate) region: [u64; 2],
-    /// The peer that this process belongs to.
-    pub(crate) peer: u32,
+    /// The host or VM that this process is in, as addresses name it.
+    pub(crate) system: SystemId,
 }
 
 impl Here {
     fn of(member: &Member) -> Self {
-        Self { region: member.region().shape().uuid, peer: member.peer() }
+        Self { region: member.region().shape().uuid, system: member.system() }
     }
 }
 
@@ -97,21 +106,39 @@ fn attach(socket: Option<&Path>) -> Result<Arc<Member>, isthmus_attach::Error> {
     socket.map_or_else(isthmus_attach::shared, isthmus_attach::shared_at)
 }
 
-/// Where this process is: by the service that the user names now, if that lets it attach. If what the program asks for is in
-/// one region only, as `is_there` tells, a service that it has asked before is as good. The reason why it may not attach is a
-/// warning only where the user asked for this provider.
-pub(crate) fn probe(core: Option<&Core>, is_there: Option<&dyn Fn(Here) -> bool>) -> Option<Here> {
-    if let Some(is_there) = is_there {
-        let probes = probes();
-        let known = probes.iter().filter(|p| p.here.is_some_and(is_there)).find(|p| p.is_fresh());
-        if let Some(known) = known {
-            return known.here;
-        }
-    }
-    ask(core, socket())
+/// What the program asks for and is in one region only.
+#[derive(Clone, Copy)]
+pub(crate) struct Sought<'a> {
+    /// Whether it is at this place.
+    pub(crate) is_there: &'a dyn Fn(Here) -> bool,
+    /// A host or VM that must be in the same region.
+    pub(crate) system: Option<SystemId>,
 }
 
-/// What a service says, now or when it was asked first.
+/// Where this process is: by the service that the user names now, if that lets it attach. If what the program asks for is in
+/// one region only, a service that it has asked before is as good; the one that the user names comes first, since a VM of another
+/// region may claim to be any.
+pub(crate) fn probe(core: Option<&Core>, sought: Option<Sought<'_>>) -> Option<Here> {
+    let socket = socket();
+    if let Some(Sought { is_there, system }) = sought {
+        let mut probes = probes();
+        probes.sort_by_key(|p| p.socket != socket);
+        for known in probes.iter_mut().filter(|p| p.here.is_some_and(is_there)) {
+            if known.is_fresh() && system.is_none_or(|system| known.has(system)) {
+                return known.here;
+            }
+        }
+    }
+    ask(core, socket)
+}
+
+/// Whether a region that this process is in has a system, or had it last at some place.
+pub(crate) fn has(region: [u64; 2], system: SystemId) -> bool {
+    known(&mut probes(), Some(region)).is_some_and(|p| p.has(system))
+}
+
+/// What a service says, now or when it was asked first. The reason why this process may not attach is a warning only where the
+/// user asked for this provider.
 fn ask(core: Option<&Core>, socket: Option<PathBuf>) -> Option<Here> {
     let mut probes = probes();
     let at = probes.iter().position(|p| p.socket == socket);

@@ -2,8 +2,8 @@
 //!
 //! Addresses are numbered 0, 1, 2, … in the order of their insertion, for both kinds of vector. The same address
 //! inserted twice gets two numbers, and a removed number is not given again: MPICH counts on consecutive numbers.
-//! Endpoints resolve an address at its first use, so inserting touches nothing shared, and keep what they found
-//! ([`Remotes`], [`Numbers`]). Removing tells them to forget the number.
+//! Inserting only looks whether the region has the address's host or VM. Endpoints resolve an address at its first use, and
+//! keep what they found ([`Remotes`], [`Numbers`]). Removing tells them to forget the number.
 //!
 //! A name of an endpoint ([`crate::names`]) may be inserted before an endpoint has it. It stands for the endpoint that
 //! had it when it was used first, until it is removed.
@@ -15,7 +15,7 @@ use std::sync::{Arc, PoisonError, RwLock, Weak};
 use isthmus_cabi::Poison;
 use isthmus_fabric_sys::*;
 use isthmus_transport::address::ADDRESS_BYTES;
-use isthmus_transport::{Address, PeerId, Place};
+use isthmus_transport::{Address, Destination, PeerId};
 
 use crate::core::{Core, log};
 use crate::domain::Domain;
@@ -47,7 +47,7 @@ struct Table {
 #[derive(Clone, Copy)]
 struct Entry {
     /// What was inserted.
-    place: Place,
+    dest: Destination,
     /// The endpoint that it stands for, once that is known.
     address: Option<Address>,
 }
@@ -122,9 +122,9 @@ impl Av {
     /// The address with a number. `FI_EAGAIN`: it is a name that no endpoint has yet.
     pub(crate) fn address(&self, number: u64) -> Result<Address, c_int> {
         let entry = self.entry(number).ok_or(FI_EINVAL)?;
-        match (entry.address, entry.place) {
-            (Some(address), _) | (None, Place::Endpoint(address)) => Ok(address),
-            (None, Place::Name(name)) => {
+        match (entry.address, entry.dest) {
+            (Some(address), _) | (None, Destination::Endpoint(address)) => Ok(address),
+            (None, Destination::Name(name)) => {
                 let found = names::find(self.core(), &self.domain.member, &name);
                 let Some(address) = found else {
                     log!(self.core(), INFO, AV, "no endpoint has the name {name} yet");
@@ -147,9 +147,9 @@ impl Av {
             }
         };
         // It may be known by a name that was not used yet. Names of other endpoints stay unresolved.
-        let stands_for = |number: &u64| match self.entry(*number)?.place {
-            Place::Name(name) => names::find(self.core(), &self.domain.member, &name),
-            Place::Endpoint(_) => None,
+        let stands_for = |number: &u64| match self.entry(*number)?.dest {
+            Destination::Name(name) => names::find(self.core(), &self.domain.member, &name),
+            Destination::Endpoint(_) => None,
         };
         let number = unknown.into_iter().find(|number| stands_for(number).as_ref() == Some(address))?;
         self.table.write().unwrap_or_else(PoisonError::into_inner).settle(number, *address);
@@ -157,24 +157,24 @@ impl Av {
     }
 
     fn add(&self, bytes: &[u8]) -> Result<u64, c_int> {
-        let place = Place::from_bytes(bytes).map_err(|_| FI_EINVAL)?;
-        self.add_place(place)
+        let dest = Destination::from_bytes(bytes).map_err(|_| FI_EINVAL)?;
+        self.add_destination(dest)
     }
 
-    fn add_place(&self, place: Place) -> Result<u64, c_int> {
-        if place.region() != self.domain.member.region().shape().uuid {
-            log!(self.core(), WARN, AV, "{place} is in another region, which this process cannot reach");
+    fn add_destination(&self, dest: Destination) -> Result<u64, c_int> {
+        if self.domain.member.region().find(dest.system()).is_none() {
+            log!(self.core(), WARN, AV, "{dest} is at a host or VM that this process's region does not have");
             return Err(FI_EHOSTUNREACH);
         }
-        if matches!(place, Place::Name(name) if name.service().is_empty()) {
-            log!(self.core(), WARN, AV, "{place} is a node without a service, and no endpoint");
+        if matches!(dest, Destination::Name(name) if name.service().is_empty()) {
+            log!(self.core(), WARN, AV, "{dest} is a node without a service, and no endpoint");
             return Err(FI_EINVAL);
         }
         let mut table = self.table.write().unwrap_or_else(PoisonError::into_inner);
         let number = table.entries.len() as u64;
-        table.entries.push(Some(Entry { place, address: None }));
+        table.entries.push(Some(Entry { dest, address: None }));
         table.unknown += 1;
-        if let Place::Endpoint(address) = place {
+        if let Destination::Endpoint(address) = dest {
             table.settle(number, address);
         }
         Ok(number)
@@ -355,7 +355,7 @@ unsafe extern "C" fn insertsvc(
                 log!(av.core(), WARN, AV, "refused for its {what}");
                 FI_ENODATA
             })
-            .and_then(|name| av.add_place(Place::Name(name)));
+            .and_then(|name| av.add_destination(Destination::Name(name)));
         let (number, error) = added.map_or_else(|e| (FI_ADDR_NOTAVAIL, e), |number| (number, 0));
         if !numbers.is_null() {
             // SAFETY: not null, so the program's place for one number.
@@ -390,7 +390,7 @@ unsafe extern "C" fn lookup(av: *mut fid_av, number: fi_addr_t, addr: *mut c_voi
     let body = |av: &Av| {
         let Some(entry) = av.entry(number) else { return -FI_EINVAL };
         // SAFETY: the program's buffer, and null or the place of its length.
-        unsafe { copy_name(&entry.place, addr, len) };
+        unsafe { copy_name(&entry.dest, addr, len) };
         0
     };
     // SAFETY: fi_av_open gave `av` out, and the program has not closed it.
@@ -401,13 +401,13 @@ unsafe extern "C" fn lookup(av: *mut fid_av, number: fi_addr_t, addr: *mut c_voi
 ///
 /// # Safety
 /// `len` is null, or the place of a length; `at` is null, or has room for as many bytes.
-pub(crate) unsafe fn copy_name(place: &Place, at: *mut c_void, len: *mut usize) -> bool {
+pub(crate) unsafe fn copy_name(dest: &Destination, at: *mut c_void, len: *mut usize) -> bool {
     if len.is_null() || !len.is_aligned() {
         return false;
     }
     // SAFETY: not null and aligned (checked above); the caller vouches for a length there.
     let room = if at.is_null() { 0 } else { unsafe { len.read() } };
-    let bytes = place.to_bytes();
+    let bytes = dest.to_bytes();
     let count = room.min(bytes.len());
     if count > 0 {
         // SAFETY: not null, or `room` would be 0; `count` is at most `room`, and at most the address's length.
@@ -427,8 +427,8 @@ unsafe extern "C" fn straddr(
     let made = std::panic::catch_unwind(|| {
         // SAFETY: null, or an address of our size, by fi_av(3).
         let bytes = unsafe { isthmus_cabi::slice(addr.cast::<u8>(), ADDRESS_BYTES, ADDRESS_BYTES) };
-        match bytes.map(Place::from_bytes) {
-            Some(Ok(place)) => place.to_string(),
+        match bytes.map(Destination::from_bytes) {
+            Some(Ok(dest)) => dest.to_string(),
             _ => "not an isthmus address".to_owned(),
         }
     });

@@ -20,7 +20,7 @@ use isthmus_cabi::Poison;
 use isthmus_fabric_sys::*;
 use isthmus_region::doorbell::Sleeper;
 use isthmus_region::objects::endpoint;
-use isthmus_transport::{Address, Config, Endpoint, Name, Place};
+use isthmus_transport::{Address, Config, Destination, Endpoint, Name};
 
 use self::close::close;
 use self::completion::{Bindings, Side};
@@ -313,14 +313,14 @@ fn own_name(domain: &Domain, info: &fi_info, address: &Address) -> Result<Option
         );
         return Err(FI_EADDRNOTAVAIL);
     };
-    if name.region != address.region || name.peer != domain.member.peer() {
+    if name.system != address.system {
         log!(domain.core(), WARN, EP_CTRL, "the source address {name} is not this host's or VM's");
         return Err(FI_EADDRNOTAVAIL);
     }
     if name.service().is_empty() {
         return Ok(None);
     }
-    let given = endpoint::Name::give(&domain.member, name.service(), address.slot, address.incarnation);
+    let given = endpoint::Name::give(&domain.member, name.service(), address);
     given.map(Some).map_err(|e| {
         let text = isthmus_region::error::with_causes(&e);
         log!(domain.core(), WARN, EP_CTRL, "cannot open an endpoint under the name {name}: {text}");
@@ -477,7 +477,7 @@ unsafe extern "C" fn getname(fid: *mut fid, addr: *mut c_void, len: *mut usize) 
             return -FI_EINVAL;
         }
         // SAFETY: the program's buffer, and null or the place of its length.
-        if unsafe { av::copy_name(&Place::Endpoint(transport.address()), addr, len) } {
+        if unsafe { av::copy_name(&Destination::Endpoint(transport.address()), addr, len) } {
             0
         } else {
             -FI_ETOOSMALL

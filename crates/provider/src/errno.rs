@@ -71,7 +71,7 @@ pub(crate) fn of_transport(error: &isthmus_transport::Error) -> c_int {
     match error {
         Error::Region { source, .. } => of_region(source),
         Error::NotAnAddress => FI_EINVAL,
-        Error::OtherRegion => FI_EHOSTUNREACH,
+        Error::NoSystem => FI_EHOSTUNREACH,
     }
 }
 

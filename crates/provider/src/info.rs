@@ -14,7 +14,7 @@ use isthmus_cabi::{Poison, guard, object, put, text};
 use isthmus_fabric_sys as fi;
 use isthmus_fabric_sys::*;
 use isthmus_transport::address::ADDRESS_BYTES;
-use isthmus_transport::{Name, Place};
+use isthmus_transport::{Destination, Name};
 
 use crate::core::{Core, VERSION, any, log};
 use crate::{attachment, domain, fabric, names};
@@ -30,7 +30,7 @@ const DEPTH: usize = 1024;
 const DEPTH_MAX: usize = 1 << 20;
 /// How many objects of a kind a domain may have, as attributes say.
 const OBJECTS: usize = 1 << 16;
-/// The format of addresses: the provider's own, 64 bytes ([`Place`]).
+/// The format of addresses: the provider's own, 64 bytes ([`Destination`]).
 const ADDR_FORMAT: u32 = FI_PROV_SPECIFIC | 0x1547;
 const PROTOCOL: u32 = FI_PROV_SPECIFIC | 0x1547;
 const PROTOCOL_VERSION: u32 = 1;
@@ -103,15 +103,22 @@ pub(crate) unsafe fn getinfo(
             }
         };
         let is_there = |here| wanted.is_in(here);
-        let named_region = wanted.names_region().then_some(&is_there as &dyn Fn(_) -> _);
-        let Some(here) = attachment::probe(core, named_region) else { return -FI_ENODATA };
+        let system = wanted.dest.map(|dest| dest.system());
+        let sought = attachment::Sought { is_there: &is_there, system };
+        let sought = wanted.names_region().then_some(sought);
+        let Some(here) = attachment::probe(core, sought) else { return -FI_ENODATA };
         let region = here.region;
         if wanted.fabric_name.is_some_and(|n| n != fabric_name(region)) {
             log!(core, INFO, CORE, "refused for its fabric name");
             return -FI_ENODATA;
         }
-        if wanted.dest.is_some_and(|place| place.region() != region) {
-            log!(core, INFO, CORE, "refused for its destination address, which is in another region");
+        if system.is_some_and(|system| !attachment::has(region, system)) {
+            log!(
+                core,
+                INFO,
+                CORE,
+                "refused for its destination address, whose host or VM is not in the region"
+            );
             return -FI_ENODATA;
         }
         if named && let Err(what) = wanted.resolve(region, node, service, flags) {
@@ -119,8 +126,8 @@ pub(crate) unsafe fn getinfo(
             return -FI_ENODATA;
         }
         // An address without a service gives an endpoint no name, but programs expect that there is one.
-        let source = wanted.source.or_else(|| Name::new(region, here.peer, ""));
-        if source.is_some_and(|source| source.region != region || source.peer != here.peer) {
+        let source = wanted.source.or_else(|| Name::new(here.system, ""));
+        if source.is_some_and(|source| source.system != here.system) {
             log!(core, INFO, CORE, "refused for its source address, which is not this host's or VM's");
             return -FI_ENODATA;
         }
@@ -153,7 +160,7 @@ struct Wanted<'a> {
     fabric: *mut fid_fabric,
     fabric_name: Option<&'a str>,
     domain_name: Option<&'a str>,
-    dest: Option<Place>,
+    dest: Option<Destination>,
     source: Option<Name>,
     bad_dest: bool,
     bad_source: bool,
@@ -214,7 +221,7 @@ impl<'a> Wanted<'a> {
         if !info.dest_addr.is_null() {
             // SAFETY: not null, so `dest_addrlen` bytes, for which the caller vouches.
             let bytes = unsafe { isthmus_cabi::slice(info.dest_addr.cast::<u8>(), info.dest_addrlen, 4096) };
-            dest = bytes.and_then(|bytes| Place::from_bytes(bytes).ok());
+            dest = bytes.and_then(|bytes| Destination::from_bytes(bytes).ok());
         }
         if !info.src_addr.is_null() {
             // SAFETY: not null, so `src_addrlen` bytes, for which the caller vouches.
@@ -251,12 +258,11 @@ impl<'a> Wanted<'a> {
         addresses || self.fabric_name.is_some() || fabric::region_of(self.fabric).is_some()
     }
 
-    /// Whether all that the hints name is in this region.
+    /// Whether the fabric and the source that the hints name are here.
     fn is_in(&self, here: attachment::Here) -> bool {
         self.fabric_name.is_none_or(|name| name == fabric_name(here.region))
             && fabric::region_of(self.fabric).is_none_or(|region| region == here.region)
-            && self.dest.is_none_or(|place| place.region() == here.region)
-            && self.source.is_none_or(|source| source.region == here.region && source.peer == here.peer)
+            && self.source.is_none_or(|source| source.system == here.system)
     }
 
     /// Drops the address among the hints that fi_getinfo(3) says is ignored: the source's where node and service name the
@@ -282,7 +288,7 @@ impl<'a> Wanted<'a> {
         if flags & FI_SOURCE != 0 {
             self.source = Some(name);
         } else {
-            self.dest = Some(Place::Name(name));
+            self.dest = Some(Destination::Name(name));
         }
         Ok(())
     }
@@ -476,7 +482,7 @@ impl Offer {
         let fabric: *mut fi_fabric_attr = calloc();
         let fabric_name = duplicate(&fabric_name(region));
         let domain_name = duplicate(DOMAIN_NAME);
-        let dest = wanted.dest.map_or(null_mut(), |place| duplicate_bytes(&place.to_bytes()));
+        let dest = wanted.dest.map_or(null_mut(), |dest| duplicate_bytes(&dest.to_bytes()));
         let source = wanted.source.map_or(null_mut(), |name| duplicate_bytes(&name.to_bytes()));
         let parts: [*mut c_void; 8] = [
             info.cast(),

@@ -1,11 +1,12 @@
 //! Names of endpoints: the nodes and services of `fi_getinfo` and `fi_av_insertsvc`.
 //!
-//! A node is a peer of the region, the host or a VM, by its host name or one of its addresses. A service is a name that an
+//! A node is a system of the region, the host or a VM, by its host name or one of its addresses. A service is a name that an
 //! endpoint there was given when it was opened ([`isthmus_region::objects::endpoint`]). The program gets a [`Name`] for
 //! them, which is looked up when an endpoint uses it first: a server may start after its client.
 
 use std::net::{IpAddr, ToSocketAddrs, UdpSocket};
 
+use isthmus_region::address::SystemId;
 use isthmus_region::member::Member;
 use isthmus_region::objects::endpoint::{self, MAX_SERVICE};
 use isthmus_transport::{Address, Name};
@@ -20,20 +21,20 @@ pub(crate) fn name(
     service: Option<&str>,
     numeric: bool,
 ) -> Result<Name, String> {
-    let peer = match node {
-        None => member.peer(),
-        Some(node) => peer_of(member, node, numeric)
+    let system = match node {
+        None => member.system(),
+        Some(node) => system_of(member, node, numeric)
             .ok_or_else(|| format!("node '{node}', which is no host or VM of the region"))?,
     };
     let service = service.unwrap_or_default();
-    Name::new(member.region().shape().uuid, peer, service)
+    Name::new(system, service)
         .ok_or_else(|| format!("service '{service}', which is longer than {MAX_SERVICE} bytes"))
 }
 
 /// The endpoint that has a name now.
 pub(crate) fn find(core: Option<&Core>, member: &Member, name: &Name) -> Option<Address> {
-    match endpoint::find(member, name.peer, name.service()) {
-        Ok(found) => found.map(|(slot, incarnation)| Address { region: name.region, slot, incarnation }),
+    match endpoint::find(member, name.system, name.service()) {
+        Ok(found) => found,
         Err(e) => {
             log!(core, INFO, AV, "cannot look up {name}: {}", isthmus_region::error::with_causes(&e));
             None
@@ -41,12 +42,12 @@ pub(crate) fn find(core: Option<&Core>, member: &Member, name: &Name) -> Option<
     }
 }
 
-/// The peer that a node names; this process's own if several could be meant.
-fn peer_of(member: &Member, node: &str, numeric: bool) -> Option<u32> {
-    let own = member.peer();
+/// The system that a node names; this process's own if several could be meant.
+fn system_of(member: &Member, node: &str, numeric: bool) -> Option<SystemId> {
+    let own = member.system();
     let mut peers = member.region().peers();
     peers.retain(|p| p.life.state == isthmus_region::life::State::Active);
-    peers.sort_by_key(|p| p.index != own);
+    peers.sort_by_key(|p| p.system != own);
     let given: Vec<IpAddr> = match node.parse::<IpAddr>() {
         Ok(address) => vec![address],
         Err(_) if numeric => return None,
@@ -55,7 +56,7 @@ fn peer_of(member: &Member, node: &str, numeric: bool) -> Option<u32> {
                 return Some(own);
             }
             if let Some(peer) = peers.iter().find(|p| is_same_host(&p.name, node)) {
-                return Some(peer.index);
+                return Some(peer.system);
             }
             addresses(node)
         }
@@ -67,9 +68,9 @@ fn peer_of(member: &Member, node: &str, numeric: bool) -> Option<u32> {
         return Some(own);
     }
     // This system may know the addresses of other peers by their names, as it does of a run's VMs.
-    let others = peers.iter().filter(|p| p.index != own && !p.name.is_empty());
+    let others = peers.iter().filter(|p| p.system != own && !p.name.is_empty());
     let mut meant = others.filter(|p| addresses(&p.name).iter().any(|a| given.contains(a)));
-    meant.next().map(|p| p.index)
+    meant.next().map(|p| p.system)
 }
 
 /// Whether two host names are the same, or one is the other's first part.

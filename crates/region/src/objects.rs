@@ -44,7 +44,7 @@ pub enum Kind {
     Once = 7,
     /// Locks and logs of minitransactions. Parameters: locks, logs.
     Space = 8,
-    /// The name of an endpoint: see [`endpoint`]. Parameters: its global slot, its incarnation.
+    /// The name of an endpoint: see [`endpoint`]. Parameters: its number and its birth.
     Endpoint = 9,
 }
 
@@ -418,28 +418,30 @@ impl Drop for Open {
 }
 
 /// Names of endpoints, by which a process finds another's endpoint without having been told its address: a service's name
-/// at a peer, as a port at a host. Such an object's bytes are not used.
+/// at a system, as a port at a host. Such an object's bytes are not used.
 ///
-/// Names are the table's, which the host service alone writes: it notes their maker, and takes none whose peer is not
-/// the asker's own. So no process can be named by those of another peer.
+/// Names are the table's, which the host service alone writes: it notes their maker, and takes none whose system is not
+/// the asker's own. So no process can be named by those of another system.
 pub mod endpoint {
     use super::{Arc, Error, Kind, Member, NewObject, Region, Result, UNLINKED, object};
-    use crate::format::GlobalSlot;
+    use crate::address::{Address, SystemId};
 
     /// Longest name of a service, in bytes.
     pub const MAX_SERVICE: usize = 32;
 
-    /// The object's name of a service at a peer.
-    pub fn name_of(peer: u32, service: &str) -> String {
-        format!("{peer}:{service}")
+    /// The object's name of a service at a system.
+    pub fn name_of(system: SystemId, service: &str) -> String {
+        format!("{system}:{service}")
     }
 
-    /// Whether processes of `peer` may make such an object: it names the peer, and an endpoint there, and goes with its creator.
+    /// Whether processes of `peer` may make such an object: it names their system, and an endpoint there, and goes with its
+    /// creator.
     pub fn may_make(region: &Region, peer: u32, new: &NewObject) -> bool {
-        let service = new.name.strip_prefix(&name_of(peer, ""));
-        let slot = u32::try_from(new.params[0]).ok().filter(|slot| *slot < region.shape().slots());
+        let system = region.peer(peer).ok().flatten().map(|p| p.system);
+        let system = system.filter(|system| *system != SystemId::NONE);
+        let service = system.and_then(|system| new.name.strip_prefix(&name_of(system, "")));
         service.is_some_and(|s| (1..=MAX_SERVICE).contains(&s.len()))
-            && slot.is_some_and(|slot| GlobalSlot(slot).peer(region.shape().endpoints) == peer)
+            && new.params[0] < region.shape().endpoints.into()
             && !new.or_open
             && new.ends_with_creator
             && new.len == 1
@@ -453,19 +455,19 @@ pub mod endpoint {
     }
 
     impl Name {
-        /// Gives the service's name at this peer to an endpoint of this process.
+        /// Gives the service's name at this system to an endpoint of this process.
         ///
         /// # Errors
         /// [`Error::Object`]: the name is taken, or there is no room for it; [`Error::Service`] without a service.
-        pub fn give(member: &Arc<Member>, service: &str, slot: GlobalSlot, incarnation: u64) -> Result<Self> {
-            let name = name_of(member.peer(), service);
+        pub fn give(member: &Arc<Member>, service: &str, address: &Address) -> Result<Self> {
+            let name = name_of(address.system, service);
             let new = NewObject {
                 kind: Kind::Endpoint,
                 name: name.clone(),
                 len: 1,
                 mode: 0o600,
                 ends_with_creator: true,
-                params: [slot.0.into(), incarnation, 0, 0],
+                params: [address.number.into(), address.birth, 0, 0],
                 or_open: false,
             };
             let grant = member.service().create_object(&new)?;
@@ -487,31 +489,28 @@ pub mod endpoint {
         }
     }
 
-    /// The endpoint that has a service's name at a peer, by its slot and incarnation, if there is one.
+    /// The endpoint that has a service's name at a system, if there is one.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for a table that never holds still.
-    pub fn find(member: &Member, peer: u32, service: &str) -> Result<Option<(GlobalSlot, u64)>> {
+    /// [`Error::Invalid`] for a table that never holds still; as [`Member::directory_of`].
+    pub fn find(member: &Member, system: SystemId, service: &str) -> Result<Option<Address>> {
         let region = member.region();
-        let name = name_of(peer, service);
+        let name = name_of(system, service);
         for index in 0..region.shape().objects {
             let Some(info) = object(region, index)? else { continue };
             if info.kind != Kind::Endpoint as u32 || info.flags & UNLINKED != 0 || info.name != name {
                 continue;
             }
+            let (peer, directory) = member.directory_of(system)?;
             // It names an endpoint of the process that made it, or nothing.
             let Some(creator) = info.creator.filter(|c| c.peer() == peer && c.is_alive(region)) else {
                 continue;
             };
-            let endpoints = region.shape().endpoints;
-            let slot = u32::try_from(info.params[0]).unwrap_or(u32::MAX);
-            if slot >= region.shape().slots() || GlobalSlot(slot).peer(endpoints) != peer {
-                continue;
-            }
-            let (_, directory) = member.directory(peer)?;
-            let there = directory.endpoint(GlobalSlot(slot).local(endpoints))?;
-            if there.life.is_active(info.params[1]) && there.area == u64::from(creator.area()) {
-                return Ok(Some((GlobalSlot(slot), info.params[1])));
+            let Ok(number) = u32::try_from(info.params[0]) else { continue };
+            let Ok(there) = directory.endpoint(number) else { continue };
+            let lives = there.life.state == super::State::Active && there.birth == info.params[1];
+            if lives && there.area == u64::from(creator.area()) {
+                return Ok(Some(Address { system, number, birth: there.birth }));
             }
         }
         Ok(None)

@@ -13,8 +13,9 @@ use std::sync::Arc;
 use isthmus_lockfree::activity::{self, Seen};
 use isthmus_lockfree::life::{Life, State, unchanged};
 
+use crate::address::{Address, SystemId};
 use crate::directory::{Directory, EndpointInfo};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::format::GlobalSlot;
 use crate::mapping::{LineRef, ReadOnly};
 use crate::member::Member;
@@ -31,32 +32,42 @@ pub fn endpoint(member: &Member, slot: GlobalSlot) -> Result<(Directory, Endpoin
     Ok((directory, info))
 }
 
-/// The record of an endpoint, for one of its lives.
+/// The record of an endpoint, for one of its lives: where an address leads in this region.
 #[derive(Debug, Clone)]
 pub struct Record {
     line: LineRef<ReadOnly>,
     /// Its first word, while the endpoint lives.
     alive: u64,
+    slot: GlobalSlot,
 }
 
 impl Record {
-    /// Of the endpoint in slot `local` of a directory, for this incarnation.
+    /// Of the endpoint in a slot of this directory's peer, for this incarnation.
     ///
     /// # Errors
-    /// [`crate::Error::Invalid`] beyond the table.
-    pub fn of(directory: &Directory, local: u32, incarnation: u64) -> Result<Self> {
+    /// [`Error::Invalid`] beyond the table.
+    pub fn of(directory: &Directory, slot: GlobalSlot, incarnation: u64) -> Result<Self> {
         let alive = Life { incarnation, state: State::Active }.pack();
-        Ok(Self { line: directory.endpoint_line(local)?, alive })
+        let local = slot.local(directory.shape().endpoints);
+        Ok(Self { line: directory.endpoint_line(local)?, alive, slot })
     }
 
-    /// Of the endpoint in a global slot, for this incarnation.
+    /// Of the endpoint with an address, which may have been closed, as long as no other has its slot.
     ///
     /// # Errors
-    /// As [`Member::directory`]; [`crate::Error::Invalid`] beyond the table.
-    pub fn find(member: &Member, slot: GlobalSlot, incarnation: u64) -> Result<Self> {
-        let endpoints = member.region().shape().endpoints;
-        let (_, directory) = member.directory(slot.peer(endpoints))?;
-        Self::of(&directory, slot.local(endpoints), incarnation)
+    /// As [`Member::directory_of`]; [`Error::Invalid`] where there is no such endpoint.
+    pub fn find(member: &Member, address: &Address) -> Result<Self> {
+        let (index, directory) = member.directory_of(address.system)?;
+        let info = directory.endpoint(address.number)?;
+        if info.birth != address.birth {
+            return Err(Error::Invalid { what: "birth of an endpoint", value: address.birth });
+        }
+        Self::of(&directory, directory.shape().slot(index, address.number), info.life.incarnation)
+    }
+
+    /// The endpoint's slot.
+    pub fn slot(&self) -> GlobalSlot {
+        self.slot
     }
 
     /// The incarnation.
@@ -117,6 +128,8 @@ pub struct Present<T> {
     pub index: u32,
     /// The name of the VM, or of the host.
     pub name: Arc<str>,
+    /// The system that it is.
+    pub system: SystemId,
     /// Its directory.
     pub directory: Directory,
     /// What the roster's owner keeps for it, from the default on.
@@ -242,10 +255,15 @@ impl<T> Roster<T> {
 
 fn open<T: Default>(member: &Member, us: GlobalSlot, info: PeerInfo) -> Result<Present<T>> {
     let (incarnation, directory) = member.directory(info.index)?;
+    if incarnation != info.life.incarnation {
+        // What was read of the entry may be of either life.
+        return Err(Error::NoPeer { peer: info.index });
+    }
     let activity = directory.activity(us.0)?;
     Ok(Present {
         index: info.index,
         name: info.name.into(),
+        system: info.system,
         directory,
         kept: T::default(),
         incarnation,
@@ -329,8 +347,11 @@ mod tests {
             assert_eq!(roster.peers().len(), 3);
             assert!(roster.peers()[2].directory.endpoints_high() <= SLOTS);
         }
-        let far = GlobalSlot(u32::MAX);
-        assert!(endpoint(&place.member, far).is_err() && Record::find(&place.member, far, 1).is_err());
+        assert!(endpoint(&place.member, GlobalSlot(u32::MAX)).is_err());
+        for number in [SLOTS, u32::MAX] {
+            let far = Address { system: Naming::of_test(1).system, number, birth: 1 };
+            assert!(Record::find(&place.member, &far).is_err());
+        }
     }
 
     #[test]
@@ -360,17 +381,55 @@ mod tests {
         let mut open = || vm.open_endpoint(area.area, area.first.offset, 1).unwrap();
         let (local, incarnation) = open();
         let (other, other_incarnation) = open();
-        let slot = |local| place.member.region().shape().slot(1, local);
-        let record = Record::find(&place.member, slot(local), incarnation).unwrap();
-        let stale = Record::find(&place.member, slot(local), incarnation + 1).unwrap();
-        let dies = Record::find(&place.member, slot(other), other_incarnation).unwrap();
+        let system = Naming::of_test(1).system;
+        let find = |number, birth| Record::find(&place.member, &Address { system, number, birth });
+        let record = find(local, 1).unwrap();
+        let stale = Record::of(vm.directory(), record.slot(), incarnation + 1).unwrap();
+        let dies = find(other, 2).unwrap();
+        assert_eq!((record.incarnation(), dies.incarnation()), (incarnation, other_incarnation));
+        assert_eq!(record.slot(), place.member.region().shape().slot(1, local));
+        assert!(find(local, 2).is_err() && find(other, 1).is_err(), "of others that had the number");
         assert!(record.lives() && record.is_active() && record.still_lives() && !record.took_leave());
         assert!(!stale.lives() && !stale.took_leave());
-        assert_eq!(endpoint(&place.member, slot(local)).unwrap().1.block, area.first.offset);
+        assert_eq!(endpoint(&place.member, record.slot()).unwrap().1.block, area.first.offset);
         vm.close_endpoint(area.area, local).unwrap();
+        assert!(find(local, 1).unwrap().took_leave(), "as long as its slot is free");
         assert!(!record.lives() && !record.is_active() && !record.still_lives() && record.took_leave());
         assert!(!stale.took_leave());
         place.kill(1);
         assert!(!dies.lives() && !dies.took_leave() && !record.took_leave());
+    }
+
+    #[test]
+    fn an_address_leads_to_its_system_wherever_that_is() {
+        let mut place = Place::new();
+        let mut vm = place.boot(1);
+        let area = vm.open_area(64 << 10, 1, "test").unwrap();
+        let (number, _) = vm.open_endpoint(area.area, area.first.offset, 1).unwrap();
+        let birth = vm.directory().endpoint(number).unwrap().birth;
+        let address = Address { system: Naming::of_test(1).system, number, birth };
+        assert_eq!(Record::find(&place.member, &address).unwrap().slot().peer(SLOTS), 1);
+        let unknown = Address { system: Naming::of_test(2).system, ..address };
+        assert!(matches!(Record::find(&place.member, &unknown), Err(Error::NoSystem { .. })));
+        place.kill(1);
+        assert!(
+            matches!(Record::find(&place.member, &address), Err(Error::NoPeer { peer: 1 })),
+            "it is known"
+        );
+        // Its agent starts anew, at another place: the same numbers, and other births.
+        let naming = Naming { former: 1, ..Naming::of_test(1) };
+        let mut vm = place.boot_as(2, naming);
+        let area = vm.open_area(64 << 10, 1, "test").unwrap();
+        assert_eq!(vm.open_endpoint(area.area, area.first.offset, 1).unwrap().0, number);
+        assert!(matches!(Record::find(&place.member, &address), Err(Error::Invalid { .. })));
+        let birth = vm.directory().endpoint(number).unwrap().birth;
+        let again = Address { birth, ..address };
+        assert_eq!(Record::find(&place.member, &again).unwrap().slot().peer(SLOTS), 2);
+        // The place that it left has another system, with an endpoint of the same number and birth.
+        let mut other = place.boot_as(1, Naming { system: SystemId([9, 9]), ..naming });
+        let area = other.open_area(64 << 10, 1, "test").unwrap();
+        other.open_endpoint(area.area, area.first.offset, 1).unwrap();
+        assert_eq!(other.directory().endpoint(number).unwrap().birth, birth);
+        assert_eq!(Record::find(&place.member, &again).unwrap().slot().peer(SLOTS), 2);
     }
 }

@@ -1,92 +1,53 @@
-//! Addresses of 64 bytes: fixed, opaque and location-independent to programs. An address is that of an
-//! endpoint, or the name of a service at a peer, which stands for the endpoint that has the name when it is
-//! used.
+//! Addresses as libfabric's programs carry them: fixed, opaque and location-independent. They are those of endpoints, or
+//! names: of a service at a system, which stands for the endpoint that has the name when it is used.
 //!
 //! ```text
 //!  0  magic "isep" and version       8 bytes
-//!  8  region uuid                   16 bytes
-//! 24  global endpoint slot           8 bytes
-//! 32  endpoint incarnation           8 bytes
+//!  8  system                        16 bytes
+//! 24  endpoint's number there        8 bytes
+//! 32  endpoint's birth               8 bytes
 //! 40  reserved (an inner address)   24 bytes, zero
 //!
 //!  0  magic "isnm" and version       8 bytes
-//!  8  region uuid                   16 bytes
-//! 24  peer index                     8 bytes
+//!  8  system                        16 bytes
+//! 24  reserved                       8 bytes, zero
 //! 32  service, padded with zeros    32 bytes
 //! ```
 
-use isthmus_region::format::GlobalSlot;
+pub use isthmus_region::address::{Address, SystemId};
 use isthmus_region::objects::endpoint::MAX_SERVICE;
 
 use crate::types::{Error, Result};
 
-/// Bytes of an address.
+/// Bytes of an address, of either kind.
 pub const ADDRESS_BYTES: usize = 64;
-const MAGIC: u64 = u64::from_le_bytes(*b"isep\x01\0\0\0");
-const NAME_MAGIC: u64 = u64::from_le_bytes(*b"isnm\x01\0\0\0");
+const MAGIC: u64 = u64::from_le_bytes(*b"isep\x02\0\0\0");
+const NAME_MAGIC: u64 = u64::from_le_bytes(*b"isnm\x02\0\0\0");
 const SERVICE_BYTES: usize = ADDRESS_BYTES - 32;
 const _: () = assert!(SERVICE_BYTES == MAX_SERVICE);
-
-/// An endpoint's address.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Address {
-    /// The region's identity.
-    pub region: [u64; 2],
-    /// The endpoint slot that holds its record.
-    pub slot: GlobalSlot,
-    /// Incarnation of the endpoint in that slot.
-    pub incarnation: u64,
-}
-
-impl Address {
-    /// The bytes that travel.
-    pub fn to_bytes(self) -> [u8; ADDRESS_BYTES] {
-        let mut bytes = [0; ADDRESS_BYTES];
-        let words = [MAGIC, self.region[0], self.region[1], u64::from(self.slot.0), self.incarnation];
-        for (chunk, word) in bytes.chunks_exact_mut(8).zip(words) {
-            chunk.copy_from_slice(&word.to_le_bytes());
-        }
-        bytes
-    }
-
-    /// The address in the first 64 of `bytes`.
-    ///
-    /// # Errors
-    /// [`Error::NotAnAddress`].
-    pub fn from_bytes(bytes: &[u8]) -> Result<Self> {
-        let word = |i| word(bytes, i);
-        if word(0)? != MAGIC || bytes.len() < ADDRESS_BYTES {
-            return Err(Error::NotAnAddress);
-        }
-        let slot = u32::try_from(word(3)?).map_err(|_| Error::NotAnAddress)?;
-        Ok(Self { region: [word(1)?, word(2)?], slot: GlobalSlot(slot), incarnation: word(4)? })
-    }
-}
 
 fn word(bytes: &[u8], number: usize) -> Result<u64> {
     let at = bytes.get(number * 8..number * 8 + 8).ok_or(Error::NotAnAddress)?;
     Ok(u64::from_le_bytes(at.try_into().map_err(|_| Error::NotAnAddress)?))
 }
 
-/// A service at a peer.
+/// A service at a system.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Name {
-    /// The region's identity.
-    pub region: [u64; 2],
-    /// The peer's index.
-    pub peer: u32,
+    /// The system.
+    pub system: SystemId,
     service: [u8; SERVICE_BYTES],
 }
 
 impl Name {
     /// The name of a service; none if it is too long or has a zero in it. No endpoint has the empty name.
-    pub fn new(region: [u64; 2], peer: u32, service: &str) -> Option<Self> {
+    pub fn new(system: SystemId, service: &str) -> Option<Self> {
         let mut bytes = [0; SERVICE_BYTES];
         bytes
             .get_mut(..service.len())
             .filter(|_| !service.contains('\0'))?
             .copy_from_slice(service.as_bytes());
-        Some(Self { region, peer, service: bytes })
+        Some(Self { system, service: bytes })
     }
 
     /// The service.
@@ -99,7 +60,7 @@ impl Name {
     /// The bytes that travel.
     pub fn to_bytes(self) -> [u8; ADDRESS_BYTES] {
         let mut bytes = [0; ADDRESS_BYTES];
-        let words = [NAME_MAGIC, self.region[0], self.region[1], u64::from(self.peer)];
+        let words = [NAME_MAGIC, self.system.0[0], self.system.0[1]];
         for (chunk, word) in bytes.chunks_exact_mut(8).zip(words) {
             chunk.copy_from_slice(&word.to_le_bytes());
         }
@@ -112,59 +73,69 @@ impl Name {
     /// # Errors
     /// [`Error::NotAnAddress`].
     pub fn from_bytes(bytes: &[u8]) -> Result<Self> {
-        if word(bytes, 0)? != NAME_MAGIC {
+        if word(bytes, 0)? != NAME_MAGIC || word(bytes, 3)? != 0 {
             return Err(Error::NotAnAddress);
         }
         let service = bytes.get(ADDRESS_BYTES - SERVICE_BYTES..ADDRESS_BYTES).ok_or(Error::NotAnAddress)?;
         let service = std::str::from_utf8(service).map_err(|_| Error::NotAnAddress)?.trim_end_matches('\0');
-        let peer = u32::try_from(word(bytes, 3)?).map_err(|_| Error::NotAnAddress)?;
-        Self::new([word(bytes, 1)?, word(bytes, 2)?], peer, service).ok_or(Error::NotAnAddress)
+        Self::new(SystemId([word(bytes, 1)?, word(bytes, 2)?]), service).ok_or(Error::NotAnAddress)
     }
 }
 
 impl std::fmt::Display for Name {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let [a, b] = self.region;
-        write!(f, "isthmus://{a:016x}{b:016x}/{}:{}", self.peer, self.service())
+        write!(f, "isthmus://{}:{}", self.system, self.service())
     }
 }
 
-/// Either kind of address.
+/// What a message is addressed to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Place {
+pub enum Destination {
     /// An endpoint.
     Endpoint(Address),
     /// The name of one.
     Name(Name),
 }
 
-impl Place {
-    /// The address in the first 64 of `bytes`.
+impl Destination {
+    /// The destination in the first 64 of `bytes`.
     ///
     /// # Errors
     /// [`Error::NotAnAddress`].
     pub fn from_bytes(bytes: &[u8]) -> Result<Self> {
-        Address::from_bytes(bytes).map(Self::Endpoint).or_else(|_| Name::from_bytes(bytes).map(Self::Name))
+        let all = bytes.get(..ADDRESS_BYTES).ok_or(Error::NotAnAddress)?;
+        if word(all, 0)? != MAGIC {
+            return Name::from_bytes(all).map(Self::Name);
+        }
+        // A number that no endpoint can have.
+        u32::try_from(word(all, 3)?).map_err(|_| Error::NotAnAddress)?;
+        let address = all.get(8..8 + Address::BYTES).and_then(|bytes| bytes.try_into().ok());
+        address.map(|bytes| Self::Endpoint(Address::from_bytes(bytes))).ok_or(Error::NotAnAddress)
     }
 
     /// The bytes that travel.
     pub fn to_bytes(self) -> [u8; ADDRESS_BYTES] {
         match self {
-            Self::Endpoint(address) => address.to_bytes(),
+            Self::Endpoint(address) => {
+                let mut bytes = [0; ADDRESS_BYTES];
+                bytes[..8].copy_from_slice(&MAGIC.to_le_bytes());
+                bytes[8..8 + Address::BYTES].copy_from_slice(&address.to_bytes());
+                bytes
+            }
             Self::Name(name) => name.to_bytes(),
         }
     }
 
-    /// The region's identity.
-    pub fn region(&self) -> [u64; 2] {
+    /// The system that it is in.
+    pub fn system(&self) -> SystemId {
         match self {
-            Self::Endpoint(address) => address.region,
-            Self::Name(name) => name.region,
+            Self::Endpoint(address) => address.system,
+            Self::Name(name) => name.system,
         }
     }
 }
 
-impl std::fmt::Display for Place {
+impl std::fmt::Display for Destination {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Endpoint(address) => address.fmt(f),
@@ -173,39 +144,39 @@ impl std::fmt::Display for Place {
     }
 }
 
-impl std::fmt::Display for Address {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let [a, b] = self.region;
-        write!(f, "isthmus://{a:016x}{b:016x}/{}#{:x}", self.slot.0, self.incarnation)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    const SYSTEM: SystemId = SystemId([1, 2]);
+
     #[test]
     fn addresses_survive_a_round_trip() {
-        let address = Address { region: [1, 2], slot: GlobalSlot(3), incarnation: 4 };
-        let places = [Place::Endpoint(address)]
+        let address = Address { system: SYSTEM, number: 3, birth: 4 };
+        let all = [Destination::Endpoint(address)]
             .into_iter()
-            .chain(["", "9228", &"s".repeat(32)].map(|s| Place::Name(Name::new([1, 2], 7, s).unwrap())));
-        for place in places {
-            assert_eq!(Place::from_bytes(&place.to_bytes()).unwrap(), place);
-            assert!(Place::from_bytes(&place.to_bytes()[..63]).is_err());
+            .chain(["", "9228", &"s".repeat(32)].map(|s| Destination::Name(Name::new(SYSTEM, s).unwrap())));
+        for destination in all {
+            assert_eq!(Destination::from_bytes(&destination.to_bytes()).unwrap(), destination);
+            assert!(Destination::from_bytes(&destination.to_bytes()[..63]).is_err());
         }
-        assert_eq!(Name::new([1, 2], 7, "9228").unwrap().service(), "9228");
-        assert_eq!(Name::new([1, 2], 7, &"s".repeat(33)), None);
-        assert_eq!(Name::new([1, 2], 7, "a\0b"), None);
+        assert_eq!(Name::new(SYSTEM, "9228").unwrap().service(), "9228");
+        assert_eq!(Name::new(SYSTEM, &"s".repeat(33)), None);
+        assert_eq!(Name::new(SYSTEM, "a\0b"), None);
     }
 
     #[test]
-    fn invalid_names_are_refused() {
-        let bytes = Name::new([1, 2], 7, "9228").unwrap().to_bytes();
-        for (at, value) in [(0, 0), (28, 1), (32, 0xff), (33, 0)] {
-            let mut other = bytes;
+    fn invalid_addresses_are_refused() {
+        let name = Name::new(SYSTEM, "9228").unwrap().to_bytes();
+        let address = Destination::Endpoint(Address { system: SYSTEM, number: 3, birth: 4 }).to_bytes();
+        for (good, at, value) in
+            [(name, 0, 0), (name, 24, 1), (name, 32, 0xff), (name, 33, 0), (address, 0, 0), (address, 28, 1)]
+        {
+            let mut other = good;
             other[at] = value;
-            assert!(Place::from_bytes(&other).is_err(), "byte {at}");
+            assert!(Destination::from_bytes(&other).is_err(), "byte {at}");
         }
+        let former = [b"isep\x01\0\0\0".as_slice(), &address[8..]].concat();
+        assert!(Destination::from_bytes(&former).is_err(), "of another version");
     }
 }

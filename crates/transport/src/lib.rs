@@ -20,7 +20,7 @@ pub mod matching;
 pub mod types;
 pub mod wire;
 
-pub use address::{Address, Name, Place};
+pub use address::{Address, Destination, Name, SystemId};
 pub use endpoint::{
     Asleep, CLOSE_PATIENCE, Closing, Config, Endpoint, Short, ShortReceived, ShortSink, Sink,
 };

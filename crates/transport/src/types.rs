@@ -346,7 +346,7 @@ pub enum Error {
     /// These 64 bytes are no address.
     #[error("not an isthmus address")]
     NotAnAddress,
-    /// The address belongs to another region.
-    #[error("the address belongs to another region, which this process cannot reach")]
-    OtherRegion,
+    /// The address is in no system that the region has, or had last at some place.
+    #[error("the address is that of a host or VM which this process's region does not have")]
+    NoSystem,
 }

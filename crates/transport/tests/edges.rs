@@ -11,7 +11,7 @@ use isthmus_region::member::{LocalService, Member};
 use isthmus_region::{Error, Result};
 use isthmus_transport::types::NoMemory;
 use isthmus_transport::wire::{head, kind};
-use isthmus_transport::{Address, CLOSE_PATIENCE, Config, Endpoint, PostError, Status, Ticket};
+use isthmus_transport::{CLOSE_PATIENCE, Config, Endpoint, PostError, Status, Ticket};
 
 /// A process with an endpoint.
 fn process(world: &World, peer: u32) -> (Arc<Member>, Endpoint) {
@@ -193,9 +193,8 @@ fn posts_to_an_endpoint_without_lanes_fail() {
     let at = member.take(block::BYTES).unwrap();
     member.section().zero("block", at, block::BYTES).unwrap();
     member.section().word("block", at + block::KIND).unwrap().put(KIND_CHANNELS);
-    let (local, incarnation) = member.service().open_endpoint(at).unwrap();
-    let slot = member.region().shape().slot(1, local);
-    let address = Address { slot, incarnation, ..a.address() };
+    let (number, _) = member.service().open_endpoint(at).unwrap();
+    let address = member.address(number).unwrap();
     let id = a.resolve(&address).unwrap();
     let mut out = [1; 8];
     let bufs = [buf(&mut out)];

@@ -391,23 +391,23 @@ fn an_incarnation_that_keeps_changing_costs_no_memory() {
     let theirs = world.section_of(1);
     let (_, directory) = member.directory(1).unwrap();
     let (_, mine) = member.directory(0).unwrap();
-    let endpoints = member.region().shape().endpoints;
-    let slot = hostile.address().slot.local(endpoints);
+    let slot = hostile.address().number;
     let places = isthmus_region::directory::places(member.region().shape());
     let record = theirs.line("endpoint", places.endpoints + u64::from(slot) * endpoint::BYTES).unwrap();
-    let block_at = directory.endpoint(slot).unwrap().block;
+    let isthmus_region::directory::EndpointInfo { block: block_at, life: first, .. } =
+        directory.endpoint(slot).unwrap();
     let lanes = theirs.word("block", block_at + block::LANES).unwrap().get();
     let lane = theirs.line("lane", lanes + 64).unwrap();
     let (described, version) = (lane.words[0].peek(), theirs.word("block", block_at + 8).unwrap());
     let ring = lane.words[3].peek();
     theirs.line("slot", ring).unwrap().words[0].set(0);
-    let activity = places.activity + u64::from(a.address().slot.0) * activity::BYTES;
+    let activity = places.activity + u64::from(a.address().number) * activity::BYTES;
     let activity = theirs.line("activity", activity).unwrap();
-    let my_block = mine.endpoint(a.address().slot.local(endpoints)).unwrap().block;
+    let my_block = mine.endpoint(a.address().number).unwrap().block;
     let entries = accept_entries(mine.section(), my_block);
     let used = mine.heap_used();
     for incarnation in 1..20_000_u64 {
-        let incarnation = hostile.address().incarnation + incarnation;
+        let incarnation = first.incarnation + incarnation;
         record.words[0].set(Life { incarnation, state: State::Active }.pack());
         isthmus_lockfree::activity::announce(&activity, slot);
         polls(&mut a, 10);
@@ -480,8 +480,7 @@ fn an_impossible_read_position_ends_all_that_waits_for_room() {
     // The receiver's read position.
     let (member, _) = world.attach(0);
     let theirs = world.section_of(1);
-    let endpoints = member.region().shape().endpoints;
-    let block_at = member.directory(1).unwrap().1.endpoint(b.address().slot.local(endpoints)).unwrap().block;
+    let block_at = member.directory(1).unwrap().1.endpoint(b.address().number).unwrap().block;
     let accepts = theirs.word("block", block_at + block::ACCEPTS).unwrap().get();
     let read = theirs.word("read", accepts + 64 + isthmus_region::format::accept::READ).unwrap();
     assert_eq!(read.get(), 1);

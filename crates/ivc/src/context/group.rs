@@ -102,7 +102,8 @@ impl Shared {
     /// The member at an endpoint that was not there before, if it is a context of this group.
     fn meet(&self, peer: &Present<Strangers>, slot: u32, local: u32, info: &EndpointInfo) -> Option<Known> {
         let directory = &peer.directory;
-        let record = Record::of(directory, local, info.life.incarnation).ok()?;
+        let record =
+            Record::of(directory, directory.shape().slot(peer.index, local), info.life.incarnation).ok()?;
         let section = directory.section();
         let block = section.line("block", info.block).ok()?;
         let facts = section.line("block", info.block.checked_add(block::HOLD)?).ok()?;

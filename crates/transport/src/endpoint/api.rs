@@ -199,9 +199,9 @@ impl Endpoint {
     /// to it fail.
     ///
     /// # Errors
-    /// [`Error::OtherRegion`].
+    /// [`Error::NoSystem`].
     pub fn resolve(&mut self, address: &Address) -> Result<PeerId, Error> {
-        let Some(berth) = &mut self.berth else { return Err(Error::OtherRegion) };
+        let Some(berth) = &mut self.berth else { return Err(Error::NoSystem) };
         self.core.resolve(berth, address)
     }
 

@@ -76,9 +76,10 @@ impl Core {
     ) -> Option<Result<Place, Status>> {
         let peer = self.peers.get_mut(to.0 as usize)?;
         if let Reach::Unknown = peer.reach {
-            let slot = peer.address.slot;
+            let record = peer.record.as_ref()?;
+            let slot = record.slot();
             let (directory, info) = roster::endpoint(&berth.member, slot).ok()?;
-            if !info.life.is_active(peer.address.incarnation) {
+            if !info.life.is_active(record.incarnation()) {
                 return None;
             }
             // Without a valid area number there is no area to hold: the endpoint is reached by messages.

@@ -31,6 +31,7 @@ struct Whose {
     q: usize,
     slot: u32,
     address: Address,
+    record: Record,
     section: PeerSection,
 }
 
@@ -135,9 +136,7 @@ impl Core {
             peer.kept[at] = new_sender(peer, slot);
             // The record decides whether the former sender is gone; the directory's generation is only a
             // hint.
-            let place = GlobalSlot::new(peer.index, slot, berth.member.region().shape().endpoints).0;
-            let key = before.map(|sender| (place, sender.record.incarnation()));
-            if let Some(id) = key.and_then(|key| self.by_address.get(&key).copied()) {
+            if let Some(id) = before.and_then(|sender| self.by_address.get(&sender.address).copied()) {
                 let died = !self.peers[id.0 as usize].took_leave();
                 self.lose(berth, id, died);
             }
@@ -148,14 +147,8 @@ impl Core {
         if version != sender.lanes_seen {
             sender.lanes_seen = version;
             let first = sender.block.words[0].get();
-            let incarnation = sender.record.incarnation();
-            let slots = berth.member.region().shape().endpoints;
-            let address = Address {
-                region: self.address.region,
-                slot: GlobalSlot::new(peer.index, slot, slots),
-                incarnation,
-            };
-            let whose = Whose { q, slot, address, section: peer.directory.section().clone() };
+            let (address, record) = (sender.address, sender.record.clone());
+            let whose = Whose { q, slot, address, record, section: peer.directory.section().clone() };
             self.find_lanes(berth, &whose, first);
         }
         true
@@ -195,10 +188,10 @@ impl Core {
 
     /// Accepts a lane; a claim that cannot be right is ignored.
     fn accept(&mut self, berth: &mut Berth, whose: &Whose, claim: &Claim) {
-        let Whose { q, slot, address, ref section } = *whose;
+        let Whose { q, slot, address, ref record, ref section } = *whose;
         let (ring_at, slots) = claim.ring;
         let Ok(ring): Result<SlotRing<ReadOnly>, _> = section.ring("ring", ring_at, slots) else { return };
-        let Ok(source) = self.meet(berth, &address) else { return };
+        let source = self.meet_at(berth, &address, Some(record.clone()));
         if self.peers[source.0 as usize].path.is_gone() {
             // It is faulty and still runs, or has just died.
             self.spare(source);
@@ -223,10 +216,10 @@ impl Core {
         };
         read.words[0].put(0);
         heat.words[1].put(claim.generation);
-        heat.words[2].put(address.incarnation);
+        heat.words[2].put(record.incarnation());
         heat.words[3].put(0);
         step(Step::AcceptWritten);
-        heat.words[0].set(accept_key(address.slot, claim.number));
+        heat.words[0].set(accept_key(record.slot(), claim.number));
         step(Step::AcceptAlive);
         let lane = Incoming::new(
             source,
@@ -283,9 +276,11 @@ fn new_sender<T>(peer: &Present<T>, slot: u32) -> Option<Sender> {
     if info.life.state != State::Active {
         return None;
     }
-    let record = Record::of(&peer.directory, slot, info.life.incarnation).ok()?;
+    let place = peer.directory.shape().slot(peer.index, slot);
+    let record = Record::of(&peer.directory, place, info.life.incarnation).ok()?;
+    let address = Address { system: peer.system, number: slot, birth: info.birth };
     let block = peer.directory.section().line("block", info.block).ok()?;
-    Some(Sender { record, block, lanes_seen: 0, lanes: Vec::new() })
+    Some(Sender { address, record, block, lanes_seen: 0, lanes: Vec::new() })
 }
 
 #[cfg(test)]

@@ -111,7 +111,7 @@ enum Shortage {
 #[derive(Debug)]
 struct Peer {
     address: Address,
-    /// Its endpoint record; none if its peer is gone.
+    /// Where it is: its endpoint record; none if its peer is gone.
     record: Option<Record>,
     path: Path,
     sent: Sent,
@@ -174,6 +174,7 @@ struct Push {
 /// A remote endpoint that may send to us.
 #[derive(Debug)]
 struct Sender {
+    address: Address,
     record: Record,
     block: LineRef<ReadOnly>,
     lanes_seen: u64,
@@ -209,7 +210,7 @@ struct Core {
     config: Config,
     memory: Box<dyn Memory>,
     peers: Vec<Peer>,
-    by_address: HashMap<(u32, u64), PeerId>,
+    by_address: HashMap<Address, PeerId>,
     /// Senders that are gone and were never reported to the program; their numbers may be used again.
     strangers: Vec<PeerId>,
     /// Faulty remote endpoints that [`Endpoint::take_faulty`] has not returned yet.
@@ -372,7 +373,7 @@ impl Endpoint {
             naps: 0,
             crowded: false,
         };
-        let address = Address { region: member.region().shape().uuid, slot, incarnation };
+        let address = member.address(local).map_err(failed("find an endpoint's record"))?;
         let mut core = Core::new(address, config, memory);
         berth.reserve_entries().map_err(failed("take memory for an endpoint's first lanes"))?;
         core.check_region(&mut berth);

@@ -6,13 +6,12 @@ use isthmus_region::chain;
 use isthmus_region::counters::Counter;
 use isthmus_region::format::{accept, lane};
 use isthmus_region::mapping::LineRef;
-use isthmus_region::roster;
+use isthmus_region::roster::{self, Record};
 use isthmus_region::{PeerSection, ReadOnly};
 
 use super::entries::accept_key;
 use super::path::Path;
 use super::{Berth, Core};
-use crate::address::Address;
 use crate::fault::{Step, step};
 use crate::lane::{Outgoing, Place, Size};
 use crate::types::{PeerId, PostError};
@@ -31,9 +30,9 @@ impl Berth {
     }
 
     /// The block line of a remote endpoint.
-    pub(super) fn remote_block(&self, address: &Address) -> Option<(PeerSection, LineRef<ReadOnly>)> {
-        let (directory, info) = roster::endpoint(&self.member, address.slot).ok()?;
-        if !info.life.is_active(address.incarnation) {
+    pub(super) fn remote_block(&self, record: &Record) -> Option<(PeerSection, LineRef<ReadOnly>)> {
+        let (directory, info) = roster::endpoint(&self.member, record.slot()).ok()?;
+        if !info.life.is_active(record.incarnation()) {
             return None;
         }
         let line = directory.section().line("block", info.block).ok()?;
@@ -65,10 +64,8 @@ impl Berth {
 impl Core {
     /// Opens the lane to a peer.
     pub(super) fn open_lane(&mut self, berth: &mut Berth, to: PeerId) -> Result<(), PostError> {
-        let address = self.peers[to.0 as usize].address;
-        if !self.peers[to.0 as usize].lives() {
-            return Err(PostError::PeerGone);
-        }
+        let peer = &self.peers[to.0 as usize];
+        let record = peer.record.clone().filter(|_| peer.lives()).ok_or(PostError::PeerGone)?;
         let size = if berth.open_lanes >= MANY_LANES { Size::SMALL } else { Size::USUAL };
         let place = match Place::take(&berth.member, size, false) {
             Ok(place) => place,
@@ -82,7 +79,7 @@ impl Core {
             },
         };
         step(Step::LaneTaken);
-        match self.describe(berth, to, &address, place) {
+        match self.describe(berth, to, &record, place) {
             Ok(out) => {
                 step(Step::LaneOpened);
                 self.peers[to.0 as usize].path = Path::Near(out);
@@ -112,25 +109,25 @@ impl Core {
         &mut self,
         berth: &mut Berth,
         to: PeerId,
-        address: &Address,
+        record: &Record,
         place: Place,
     ) -> isthmus_region::Result<Outgoing> {
-        let activity = berth.member.own().announcements(address.slot.0)?;
+        let activity = berth.member.own().announcements(record.slot().0)?;
         let number = berth.take_descriptor()?;
         let section = berth.member.section();
         let ring = section.ring("ring", place.ring, place.size.slots)?;
         let at = berth.lanes.at(number)?;
         let (descriptor, counters) = (section.line("lane", at)?, section.line("lane", at + lane::MESSAGES)?);
         let generation = Life::unpack(descriptor.words[0].peek()).incarnation + 1;
-        let sleeper = berth.remote_block(address).map(|(_, line)| line);
+        let sleeper = berth.remote_block(record).map(|(_, line)| line);
         let out =
             Outgoing::new(number, place, ring, descriptor.clone(), counters, activity, berth.local, sleeper);
         out.tell(&self.peers[to.0 as usize].totals());
         let words = &descriptor.words;
         // A receiver that reads any word below also reads that the old lane is closed (P5).
         release_fence();
-        words[1].put(address.slot.0.into());
-        words[2].put(self.peers[to.0 as usize].address.incarnation);
+        words[1].put(record.slot().0.into());
+        words[2].put(record.incarnation());
         words[3].put(place.ring);
         words[4].put(place.size.slots | (place.size.data_bytes << 32));
         words[5].put(place.data);
@@ -147,7 +144,8 @@ impl Core {
     pub(super) fn check_accept(&mut self, berth: &mut Berth, to: PeerId) {
         let peer = &self.peers[to.0 as usize];
         let Some(out) = peer.path.lane().filter(|o| !o.is_accepted()) else { return };
-        let Some((section, line)) = berth.remote_block(&peer.address) else { return };
+        let block = peer.record.as_ref().and_then(|record| berth.remote_block(record));
+        let Some((section, line)) = block else { return };
         let version = line.words[3].get();
         if out.accepts_seen == Some(version) {
             return;

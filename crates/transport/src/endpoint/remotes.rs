@@ -33,9 +33,9 @@ impl Peer {
 }
 
 impl Berth {
-    /// Whether the endpoint at an address has lanes.
-    fn takes_lanes(&self, address: &Address) -> bool {
-        let Ok((directory, info)) = roster::endpoint(&self.member, address.slot) else { return false };
+    /// Whether the endpoint with a record has lanes.
+    fn takes_lanes(&self, record: &Record) -> bool {
+        let Ok((directory, info)) = roster::endpoint(&self.member, record.slot()) else { return false };
         let kind =
             info.block.checked_add(block::KIND).and_then(|at| directory.section().word("block", at).ok());
         kind.is_some_and(|kind| kind.get() == KIND_LANES)
@@ -50,20 +50,24 @@ impl Core {
         Ok(id)
     }
 
-    /// As [`super::Endpoint::resolve`], for a sender: once it is gone, its number may be used again.
-    pub(super) fn meet(&mut self, berth: &mut Berth, address: &Address) -> Result<PeerId> {
-        if address.region != berth.member.region().shape().uuid
-            || address.slot.0 >= berth.member.region().shape().slots()
-        {
-            return Err(Error::OtherRegion);
-        }
-        let key = (address.slot.0, address.incarnation);
-        if let Some(known) = self.by_address.get(&key) {
+    /// The remote endpoint with an address.
+    fn meet(&mut self, berth: &mut Berth, address: &Address) -> Result<PeerId> {
+        if let Some(known) = self.by_address.get(address) {
             return Ok(*known);
         }
-        let record = Record::find(&berth.member, address.slot, address.incarnation).ok();
+        if berth.member.region().find(address.system).is_none() {
+            return Err(Error::NoSystem);
+        }
+        Ok(self.meet_at(berth, address, Record::find(&berth.member, address).ok()))
+    }
+
+    /// The same where it is known where the endpoint is. If it is a sender, its number may be used again once it is gone.
+    pub(super) fn meet_at(&mut self, berth: &Berth, address: &Address, record: Option<Record>) -> PeerId {
+        if let Some(known) = self.by_address.get(address) {
+            return *known;
+        }
         // A context of IVC accepts no lane: posts to it fail instead of waiting for ever.
-        let gone = !record.as_ref().is_some_and(Record::is_active) || !berth.takes_lanes(address);
+        let gone = !record.as_ref().is_some_and(|r| r.is_active() && berth.takes_lanes(r));
         let mut peer = Peer {
             address: *address,
             record,
@@ -86,8 +90,8 @@ impl Core {
             self.peers.push(peer);
             PeerId(u32::try_from(self.peers.len() - 1).unwrap_or(u32::MAX))
         };
-        self.by_address.insert(key, id);
-        Ok(id)
+        self.by_address.insert(*address, id);
+        id
     }
 
     /// A number for use again: that of a sender that is gone and was never reported to the program.
@@ -96,7 +100,7 @@ impl Core {
             let peer = &mut self.peers[id.0 as usize];
             peer.is_spare = false;
             if !peer.is_kept {
-                self.by_address.remove(&(peer.address.slot.0, peer.address.incarnation));
+                self.by_address.remove(&peer.address);
                 return Some(id);
             }
         }
@@ -119,11 +123,12 @@ impl Core {
 
     /// As [`super::Endpoint::take_faulty`].
     pub(super) fn take_faulty(&mut self, berth: &mut Berth) -> Option<String> {
-        let address = self.peers.get(self.faulty.pop()?.0 as usize)?.address;
-        let index = address.slot.peer(berth.member.region().shape().endpoints);
+        let peer = self.peers.get(self.faulty.pop()?.0 as usize)?;
+        let (address, slot) = (peer.address, peer.record.as_ref()?.slot());
+        let index = slot.peer(berth.member.region().shape().endpoints);
         let info = berth.member.region().peer(index).ok().flatten();
         // The section of a faulty endpoint may hold garbage, too.
-        let found = roster::endpoint(&berth.member, address.slot);
+        let found = roster::endpoint(&berth.member, slot);
         let process = found.map_or_else(|_| "a process".to_owned(), |(_, e)| format!("process {}", e.pid));
         let name = info.map_or_else(|| format!("peer {index}"), |i| format!("'{}'", i.name));
         Some(format!("{process} of {name} ({address})"))
@@ -162,7 +167,8 @@ impl Core {
         let endpoints = berth.member.region().shape().endpoints;
         for i in 0..self.peers.len() {
             let peer = &self.peers[i];
-            if peer.address.slot.peer(endpoints) == index && !peer.path.is_gone() && is_lost(peer) {
+            let is_there = peer.record.as_ref().is_some_and(|r| r.slot().peer(endpoints) == index);
+            if is_there && !peer.path.is_gone() && is_lost(peer) {
                 // An endpoint that was closed did not die: directed receives stay posted.
                 let died = !peer.took_leave();
                 self.lose(berth, PeerId(u32::try_from(i).unwrap_or(u32::MAX)), died);

@@ -16,6 +16,7 @@ use isthmus_lockfree::sleep::{self, Bell};
 use isthmus_region::counters::{Counter, LaneCounter};
 use isthmus_region::doorbell::Sleeper;
 use isthmus_region::format::GlobalSlot;
+use isthmus_region::roster::Record;
 
 use super::{Berth, Core};
 use crate::lane::{Asked, Outgoing, Request};
@@ -173,7 +174,7 @@ impl Core {
         let Some(peer) = self.peers.get_mut(to.0 as usize) else { return };
         peer.sent.add(LaneCounter::Announced, 1);
         let Some(bell) = peer.path.lane_mut().and_then(crate::lane::Outgoing::bell_to_ring) else { return };
-        let slot = peer.address.slot;
+        let Some(slot) = peer.record.as_ref().map(Record::slot) else { return };
         self.ring(berth, to, bell, slot);
     }
 
@@ -204,7 +205,7 @@ impl Core {
         let Some(Some(lane)) = berth.incoming.get_mut(number as usize) else { return };
         let (Some(bell), from) = (lane.bell_to_ring(), lane.peer) else { return };
         let Some(peer) = self.peers.get(from.0 as usize) else { return };
-        let slot = peer.address.slot;
+        let Some(slot) = peer.record.as_ref().map(Record::slot) else { return };
         self.ring(berth, from, bell, slot);
     }
 
