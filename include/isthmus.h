@@ -380,7 +380,7 @@ struct isthmus_channel;
 struct isthmus_peer {
 	uint64_t client;       /* the id that its program chose; need not be unique */
 	char host[64];         /* the name of its VM, or of the host */
-	unsigned char address[16]; /* where it is; opaque, valid until the member leaves */
+	unsigned char address[32]; /* where it is; opaque, valid until the member leaves */
 };
 
 /* Sizes and limits; 0 is the default. */

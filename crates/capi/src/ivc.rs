@@ -24,7 +24,7 @@ const MOST_PIECES: usize = 1024;
 pub struct CPeer {
     client: u64,
     host: [c_char; 64],
-    address: [u8; 16],
+    address: [u8; 32],
 }
 
 impl CPeer {

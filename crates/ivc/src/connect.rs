@@ -59,7 +59,7 @@ impl Connecting {
         }
         let mut state = shared.state();
         shared.refresh(&mut state);
-        let known = state.known.get(&to.slot).filter(|k| k.peer.address == to && k.lives());
+        let known = state.known.values().find(|k| k.peer.address == to && k.lives());
         let Some(Known { peer, record, section, block, facts, .. }) = known else {
             return Err(Error::NoPeer { address: to });
         };
@@ -79,12 +79,12 @@ impl Connecting {
             version_seen: None,
             offer: None,
         };
-        let (number, end, life, ring_at) = shared.describe(&mut state, to, None)?;
+        let (number, end, life, ring_at) = shared.describe(&mut state, &connecting.record, None)?;
         let ring = shared.member.section().bytes("ring", ring_at, shared.config.ring_bytes);
         let ring = ring.map_err(region("find a channel's ring"))?;
         stream::publish_life(end.life(), life);
         connecting.offer = Some(OwnEnd { number, end, life, ring, ring_at });
-        shared.announce(&mut state, to.slot);
+        shared.announce(&mut state, connecting.record.slot().0);
         drop(state);
         Ok(connecting)
     }
@@ -168,7 +168,7 @@ impl Connecting {
     fn find_answer(&self) -> Option<Claim> {
         let made = self.offer.as_ref()?;
         let key = Some((made.number, Life::unpack(made.life).incarnation));
-        claims(&self.section, &self.block, self.shared.address).into_iter().find(|c| c.answers == key)
+        claims(&self.section, &self.block, &self.shared.own).into_iter().find(|c| c.answers == key)
     }
 
     fn withdraw(&mut self, state: &mut State) {
@@ -188,7 +188,7 @@ impl Connecting {
             Some(claim) => {
                 for word in [claim.end.reader(at::SLEEP), claim.end.writer(at::ROOM)] {
                     if let Some(bell) = sleep::who_to_ring(word, &mut 0) {
-                        self.shared.ring(self.peer.address.slot, bell);
+                        self.shared.ring(self.record.slot().0, bell);
                     }
                 }
                 let lingering = Lingering {
@@ -207,7 +207,7 @@ impl Connecting {
                 state.table.give(made.number);
             }
         }
-        self.shared.announce(state, self.peer.address.slot);
+        self.shared.announce(state, self.record.slot().0);
     }
 }
 

@@ -14,7 +14,7 @@ use isthmus_region::doorbell::Sleeper;
 use isthmus_region::format::{KIND_CHANNELS, block};
 use isthmus_region::mapping::LineRef;
 use isthmus_region::member::Member;
-use isthmus_region::roster::Roster;
+use isthmus_region::roster::{Record, Roster};
 
 use crate::channel::Channel;
 use crate::config::Config;
@@ -76,6 +76,8 @@ impl std::fmt::Debug for Context {
 pub(crate) struct Shared {
     pub(crate) member: Arc<Member>,
     pub(crate) address: Address,
+    /// The own endpoint, which is where the address leads in this region.
+    pub(crate) own: Record,
     pub(crate) config: Config,
     magic: u64,
     client: u64,
@@ -140,9 +142,11 @@ impl Context {
             Error::Region { action: "publish a context", source }
         })?;
         let slot = member.region().shape().slot(member.peer(), local);
+        let found = region("find a context's record");
         let shared = Arc::new(Shared {
             member: Arc::clone(member),
-            address: Address::new(slot, incarnation),
+            address: member.address(local).map_err(&found)?,
+            own: Record::of(member.own(), slot, incarnation).map_err(&found)?,
             config,
             magic,
             client,
@@ -150,8 +154,7 @@ impl Context {
             block_at,
             block,
             facts,
-            sleeper: Sleeper::new(member, local, config.by_service)
-                .map_err(region("find a context's record"))?,
+            sleeper: Sleeper::new(member, local, config.by_service).map_err(&found)?,
             sleeping: Mutex::default(),
             state: Mutex::default(),
             callbacks: Mutex::default(),
@@ -184,7 +187,7 @@ impl Context {
         self.shared.client
     }
 
-    /// The other members of the group that live now, by address.
+    /// The other members of the group that live now, VM by VM.
     ///
     /// # Source
     /// The dissertation's `ivc_get_hosts`, 6.1.2.
@@ -408,7 +411,7 @@ impl Drop for Context {
         self.shared.facts.words[BACKLOG].set(0);
         self.shared.refresh(&mut state);
         for offer in std::mem::take(&mut state.offers) {
-            self.shared.refuse(&mut state, &offer.peer.address, &offer.claim);
+            self.shared.refuse(&mut state, offer.slot, &offer.claim);
         }
     }
 }

@@ -152,7 +152,7 @@ impl Link {
     #[inline]
     fn ring_for(&self, word: &ReadWord, rung: &mut u64) {
         if let Some(bell) = sleep::who_to_ring(word, rung) {
-            self.shared.ring(self.peer.address.slot, bell);
+            self.shared.ring(self.record.slot().0, bell);
         }
     }
 
@@ -227,6 +227,6 @@ impl Drop for Link {
         };
         let mut state = self.shared.state();
         self.shared.let_go(&mut state, lingering);
-        self.shared.announce(&mut state, self.peer.address.slot);
+        self.shared.announce(&mut state, self.record.slot().0);
     }
 }

@@ -6,10 +6,10 @@ use isthmus_region::chain::{self, CHANNELS, Chain};
 use isthmus_region::format::{MOST_CHANNEL_CHUNKS, block, channel};
 use isthmus_region::mapping::{Access, LineRef};
 use isthmus_region::member::Member;
+use isthmus_region::roster::Record;
 use isthmus_region::{PeerSection, ReadOnly, ReadWrite, Section};
 
 use crate::config::{fits_ring, fits_segment};
-use crate::peer::Address;
 
 /// Indices of words in the lines of an end.
 pub(crate) mod at {
@@ -69,8 +69,8 @@ impl<A: Access> End<A> {
 
 /// What is written into an end before its life is published.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Terms {
-    pub(crate) to: Address,
+pub(crate) struct Terms<'a> {
+    pub(crate) to: &'a Record,
     pub(crate) ring: u64,
     pub(crate) ring_bytes: u64,
     pub(crate) segment_bytes: u64,
@@ -105,7 +105,7 @@ impl Table {
     }
 
     /// Writes the terms of a fresh end; returns its life, which the caller publishes.
-    pub(crate) fn describe(end: &End, terms: &Terms) -> u64 {
+    pub(crate) fn describe(end: &End, terms: &Terms<'_>) -> u64 {
         let former = Life::unpack(end.life().peek()).incarnation;
         let generation = former + 1;
         end.life().put(Life { incarnation: former, state: State::Free }.pack());
@@ -117,8 +117,8 @@ impl Table {
         let (partner, partner_generation) =
             terms.answers.map_or((0, 0), |(number, generation)| (u64::from(number) + 1, generation));
         let words = [
-            u64::from(terms.to.slot),
-            terms.to.incarnation,
+            u64::from(terms.to.slot().0),
+            terms.to.incarnation(),
             terms.ring,
             terms.ring_bytes | (terms.segment_bytes << 32),
             partner,
@@ -160,7 +160,7 @@ impl Claim {
     /// What entry `number` at `offset` claims, if it is an end to `us`: an offer that stands, or an answer, which may be
     /// closed again already. An entry that is given to another end while it is read claims nothing; the version of the
     /// table changes after that (P5).
-    fn read(section: &PeerSection, number: u32, offset: u64, us: Address) -> Option<Self> {
+    fn read(section: &PeerSection, number: u32, offset: u64, us: &Record) -> Option<Self> {
         let end = End::at(section, offset).ok()?;
         let words = &end.ident.words;
         let seen = words[0].get();
@@ -168,7 +168,7 @@ impl Claim {
         if !matches!(life.state, State::Active | State::Dead) {
             return None;
         }
-        if words[1].peek() != u64::from(us.slot) || words[2].peek() != us.incarnation {
+        if words[1].peek() != u64::from(us.slot().0) || words[2].peek() != us.incarnation() {
             return None;
         }
         let (ring, sizes) = (words[3].peek(), words[4].peek());
@@ -198,7 +198,7 @@ impl Claim {
 }
 
 /// All ends to `us` in the table of the context whose block's first line is `block`.
-pub(crate) fn claims(section: &PeerSection, block: &LineRef<ReadOnly>, us: Address) -> Vec<Claim> {
+pub(crate) fn claims(section: &PeerSection, block: &LineRef<ReadOnly>, us: &Record) -> Vec<Claim> {
     chain::entries(section, CHANNELS, MOST_CHANNEL_CHUNKS, block.words[6].get())
         .filter_map(|(number, at)| Claim::read(section, number, at, us))
         .collect()

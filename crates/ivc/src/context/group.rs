@@ -40,7 +40,7 @@ impl Known {
 impl Shared {
     /// Finds members that joined or left.
     pub(super) fn refresh_group(&self, state: &mut State) {
-        let changes = state.roster.check(&self.member, GlobalSlot(self.address.slot));
+        let changes = state.roster.check(&self.member, self.own.slot());
         if changes.is_empty() {
             return;
         }
@@ -73,15 +73,15 @@ impl Shared {
         let shape = *self.member.region().shape();
         for local in 0..directory.endpoints_high() {
             let slot = shape.slot(index, local).0;
-            if slot == self.address.slot {
+            if slot == self.own.slot().0 {
                 continue;
             }
             let Ok(info) = directory.endpoint(local) else { continue };
             if let Some(known) = state.known.get(&slot) {
-                if info.life.is_active(known.peer.address.incarnation) {
+                if info.life.is_active(known.record.incarnation()) {
                     continue;
                 }
-                let left = info.life.incarnation == known.peer.address.incarnation;
+                let left = info.life.incarnation == known.record.incarnation();
                 self.lose(state, slot, left && info.life.state == Living::Free);
             }
             let peer = &mut state.roster.peers_mut()[at];
@@ -102,8 +102,7 @@ impl Shared {
     /// The member at an endpoint that was not there before, if it is a context of this group.
     fn meet(&self, peer: &Present<Strangers>, slot: u32, local: u32, info: &EndpointInfo) -> Option<Known> {
         let directory = &peer.directory;
-        let record =
-            Record::of(directory, directory.shape().slot(peer.index, local), info.life.incarnation).ok()?;
+        let record = Record::of(directory, GlobalSlot(slot), info.life.incarnation).ok()?;
         let section = directory.section();
         let block = section.line("block", info.block).ok()?;
         let facts = section.line("block", info.block.checked_add(block::HOLD)?).ok()?;
@@ -111,7 +110,7 @@ impl Shared {
         if kind != KIND_CHANNELS || magic != self.magic || !record.still_lives() {
             return None;
         }
-        let address = Address { slot, incarnation: info.life.incarnation };
+        let address = Address { system: peer.system, number: local, birth: info.birth };
         Some(Known {
             peer: Peer { client, host: Arc::clone(&peer.name), address },
             record,

@@ -13,12 +13,14 @@ use super::{BACKLOG, Shared, State, VERSION};
 use crate::channel::Channel;
 use crate::error::{Result, region};
 use crate::link::Link;
-use crate::peer::{Address, Peer};
+use crate::peer::Peer;
 use crate::table::{Claim, End, Table, Terms, claims};
 
 /// A connection that waits to be accepted.
 pub(crate) struct Offer {
     pub(crate) peer: Peer,
+    /// The slot of its endpoint.
+    pub(crate) slot: u32,
     pub(crate) claim: Claim,
 }
 
@@ -85,7 +87,7 @@ impl Shared {
     pub(crate) fn prune(&self, state: &mut State) {
         let known = &state.known;
         state.offers.retain(|offer| {
-            let lives = known.get(&offer.peer.address.slot).is_some_and(Known::lives);
+            let lives = known.get(&offer.slot).is_some_and(Known::lives);
             lives && offer.claim.end.life().get() == offer.claim.life
         });
     }
@@ -99,7 +101,7 @@ impl Shared {
         }
         known.version_seen = Some(version);
         let peer = known.peer.clone();
-        let mut fresh = claims(&known.section, &known.block, self.address);
+        let mut fresh = claims(&known.section, &known.block, &self.own);
         fresh.retain(|claim| {
             let offered = claim.answers.is_none() && !claim.refused;
             offered && known.handled.insert(claim.number, claim.generation()) != Some(claim.generation())
@@ -111,9 +113,9 @@ impl Shared {
         for claim in fresh {
             let waiting = state.offers.len() as u64;
             if waiting < self.facts.words[BACKLOG].peek() {
-                state.offers.push_back(Offer { peer: peer.clone(), claim });
+                state.offers.push_back(Offer { peer: peer.clone(), slot, claim });
             } else {
-                self.refuse(state, &peer.address, &claim);
+                self.refuse(state, slot, &claim);
             }
         }
     }
@@ -152,7 +154,7 @@ impl Shared {
     pub(crate) fn describe(
         &self,
         state: &mut State,
-        to: Address,
+        to: &Record,
         answers: Option<(u32, u64)>,
     ) -> Result<(u32, End, u64, u64)> {
         let failed = region("take memory for a channel");
@@ -173,14 +175,14 @@ impl Shared {
     }
 
     fn accept_offer(self: &Arc<Self>, state: &mut State, offer: &Offer) -> Result<Option<Channel>> {
-        let Some(known) = state.known.get(&offer.peer.address.slot) else { return Ok(None) };
+        let Some(known) = state.known.get(&offer.slot) else { return Ok(None) };
         let Some(partner_ring) = Self::ring_of(&known.section, &offer.claim) else {
             // The claim cannot be right. It gets no answer, so its sender's time-out has to do.
             return Ok(None);
         };
         let record = known.record.clone();
         let answers = Some((offer.claim.number, offer.claim.generation()));
-        let (number, end, life, ring_at) = self.describe(state, offer.peer.address, answers)?;
+        let (number, end, life, ring_at) = self.describe(state, &record, answers)?;
         stream::publish_life(end.life(), life);
         // After the fence: a member that withdraws its offer from here on finds this answer (P19).
         if offer.claim.end.life().get() != offer.claim.life {
@@ -201,18 +203,18 @@ impl Shared {
             record,
         );
         state.links.push(Arc::downgrade(&link));
-        self.announce(state, offer.peer.address.slot);
+        self.announce(state, offer.slot);
         Ok(Some(Channel::new(link)))
     }
 
     /// Refuses an offer. Without memory for the refusal, its sender's time-out has to do.
-    pub(super) fn refuse(&self, state: &mut State, to: &Address, claim: &Claim) {
-        let Some(known) = state.known.get(&to.slot) else { return };
+    pub(super) fn refuse(&self, state: &mut State, to: u32, claim: &Claim) {
+        let Some(known) = state.known.get(&to) else { return };
         let record = known.record.clone();
         let Ok(number) = self.take_entry(state) else { return };
         let Ok(end) = state.table.end(&self.member, number) else { return };
         let answers = Some((claim.number, claim.generation()));
-        let terms = Terms { to: *to, ring: 0, ring_bytes: 0, segment_bytes: 0, answers, refused: true };
+        let terms = Terms { to: &record, ring: 0, ring_bytes: 0, segment_bytes: 0, answers, refused: true };
         let own = Table::describe(&end, &terms);
         // Closed from the start, so that a member that withdraws its offer need not wait until this is given back.
         stream::publish_life(end.life(), Life { state: Living::Dead, ..Life::unpack(own) }.pack());
@@ -225,7 +227,7 @@ impl Shared {
             record,
             refused: true,
         });
-        self.announce(state, to.slot);
+        self.announce(state, to);
     }
 
     /// Keeps an end that was closed until its partner reads it no more.

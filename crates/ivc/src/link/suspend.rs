@@ -28,7 +28,7 @@ impl Link {
             }
         }
         self.ring_both();
-        self.shared.ring_context(self.peer.address.slot);
+        self.shared.ring_context(self.record.slot().0);
     }
 
     /// Whether the partner writes no more.
