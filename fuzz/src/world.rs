@@ -148,7 +148,7 @@ fn world(map: &Arc<Mapping>) -> World {
 /// Where the interesting words of the hostile section are, found as a reader finds them.
 fn interesting(section: &Section, which: u8, input: &mut Input<'_>) -> u64 {
     let get = |at: u64| section.read("any", at).map_or(0, isthmus_region::sync::ReadWord::get);
-    // Version 1: the directory, and the endpoint table behind it.
+    // The directory, and the endpoint table behind it.
     let block = get(TABLES + 16);
     let chunk = |first: u64| get(block.wrapping_add(first));
     let (base, word) = match which {

@@ -1,4 +1,4 @@
-//! The frames of the attach protocol, version 1. `docs/attach-protocol.md` describes the conversation.
+//! The frames of the attach protocol, version 2. `docs/attach-protocol.md` describes the conversation.
 //!
 //! A frame is one packet of a `SOCK_SEQPACKET` socket. All numbers are little-endian. Every frame starts with the same
 //! sixteen bytes: kind (4), length of the whole frame (4), sequence number (8). A reply carries the number of its
@@ -14,7 +14,7 @@ use isthmus_region::extent::Extent;
 use isthmus_region::objects::{Access, Kind, NewObject, ObjectGrant};
 
 /// Version of the protocol. `Hello` and `Refused` keep their layout in all versions.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 /// Longest frame.
 pub const MAX_FRAME: usize = 1024;
 /// Bytes of a name: UTF-8, padded with zeros.

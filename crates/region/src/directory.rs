@@ -94,7 +94,7 @@ impl Directory {
                 value: word(directory::INCARNATION)?,
             });
         }
-        // Version 1 puts the tables where the shape says; what the words claim is checked, not used.
+        // The tables lie where the shape says; what the words claim is checked, not used.
         let expected = places(shape);
         for (offset, place) in [
             (directory::ENDPOINT_TABLE, expected.endpoints),

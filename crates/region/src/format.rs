@@ -1,4 +1,4 @@
-//! The format, version 1: every field with its offset, size and writer.
+//! The format, version 2: every field with its offset, size and writer.
 //!
 //! All numbers are little-endian 64-bit words unless a narrower size is given; structures are multiples of a cache
 //! line, and no line has two writers. `docs/region-format.md` shows the same tables; a test compares the two.
@@ -53,7 +53,7 @@ pub const DIRECTORY_MAGIC: u64 = u64::from_le_bytes(*b"PEERDIR1");
 /// How much of a program's name a process's area keeps.
 pub const PROGRAM_BYTES: usize = 24;
 /// The version that this code reads and writes.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 /// Smallest region.
 pub const LEAST_REGION_BYTES: u64 = 1 << 20;
 /// Alignment of sections, at least: that of regions which only processes of the host map.
