@@ -1,18 +1,15 @@
 //! Waiting: spin, yield, sleep.
 //!
-//! Everything that a context waits for rings one bell, that of its endpoint ([`isthmus_region::doorbell::Sleeper`]). A context that sleeps announces it in a word that it alone writes (P6): one for offers,
-//! answers and members, and for each channel one for bytes and one for room. A death rings all of
-//! them; each sleep has a bound all the same, since a process may be killed before it rings.
+//! Everything that a context waits for rings one bell, that of its endpoint ([`isthmus_region::doorbell::Sleeper`]). A context that
+//! sleeps announces it in a word that it alone writes (P6): one for offers, answers and members, and for each channel one for
+//! bytes and one for room. A death rings all of them; each sleep has a bound all the same, since a process may be killed before
+//! it rings. Before a sleep a thread polls and yields at the pace [`isthmus_region::waiting::Pace::CHANNELS`].
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Sleeps of a thread that may not be rung for what came just before: the first, and the longest. They double.
 const UNSURE: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(64));
-/// Polls before the first yield; the same where more processes run than there are processors.
-const POLLS: (u32, u32) = (2000, 100);
-/// Yields before a sleep.
-const YIELDS: u32 = 8;
 
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     // A panic leaves what these locks protect whole: it is changed in steps that each do.
@@ -32,24 +29,4 @@ pub(crate) fn left(deadline: Option<Instant>) -> Duration {
 /// How long a thread that may not be rung sleeps for the `tries`th time.
 pub(crate) fn unsure(tries: u32) -> Duration {
     UNSURE.0.saturating_mul(1 << tries.min(16)).min(UNSURE.1)
-}
-
-/// Polls `news` for a while, then yields between polls. Returns whether it returned true.
-pub(crate) fn spin(crowded: bool, mut news: impl FnMut() -> bool) -> bool {
-    let polls = if crowded { POLLS.1 } else { POLLS.0 };
-    for i in 0..polls {
-        if news() {
-            return true;
-        }
-        if i % 8 == 7 {
-            std::hint::spin_loop();
-        }
-    }
-    for _ in 0..YIELDS {
-        std::thread::yield_now();
-        if news() {
-            return true;
-        }
-    }
-    false
 }

@@ -6,9 +6,10 @@
 //! threads of the process add; and a timer, since an endpoint bounds how long it may sleep. `FI_GETWAIT` gives the same
 //! descriptor; `fi_trywait` then does all but the waiting.
 //!
-//! **Polling.** MPIs never block: they read again and again. [`Patience`] counts empty reads. Where there are enough
-//! processors it yields after [`POLLS`] of them, and now and then afterwards, and goes on polling. Where there are more
-//! processes than processors it yields much sooner, and then naps for at most [`NAP`] at a time; a message ends a nap.
+//! **Polling.** MPIs never block: they read again and again. [`Patience`] counts empty reads, by the policy of
+//! [`isthmus_region::waiting`]. Where there are enough processors it yields after [`POLLS`] of them, and now and then afterwards,
+//! and goes on polling. Where there are more processes than processors it yields much sooner, and then naps for at most
+//! [`NAP`] at a time; a message ends a nap.
 //! As long as no endpoint has a lane it yields in place of naps, ever more rarely if no other thread runs meanwhile.
 
 use std::os::fd::{AsFd, AsRawFd, RawFd};
@@ -17,6 +18,7 @@ use std::time::{Duration, Instant};
 
 use isthmus_region::doorbell::{Pollable, Sleeper};
 use isthmus_region::shared_by_threads::Count;
+use isthmus_region::waiting::{self, LONG_YIELD, NAP, Pace, SWITCHED};
 
 use crate::cq::Progress;
 use crate::ep::Ep;
@@ -30,24 +32,15 @@ const SPINS_MOVING: u32 = 4096;
 /// How long these may take: a call with a time limit returns late by as much, and reads take longer under emulation.
 const LONGEST_SPIN: Duration = Duration::from_micros(500);
 /// Empty reads in a row before a yield, where there are enough processors.
-const POLLS: u32 = 2000;
+const POLLS: u32 = Pace::READS.polls;
 /// The same where there are more processes than processors.
-const FEW_POLLS: u32 = 200;
+const FEW_POLLS: u32 = Pace::READS.crowded_polls;
 /// Empty reads between two yields, at first.
 const FURTHER_POLLS: u32 = 64;
-/// How often that is doubled while no other thread runs meanwhile: Linux charges each yield as a whole slice of time, and
-/// a thread that has used up too many of them waits long for a processor (`isthmus_sync` has more on it where it waits).
+/// How often that is doubled while no other thread runs meanwhile.
 const MOST_DOUBLINGS: u16 = 6;
-/// Yields before a nap.
-const YIELDS: u16 = 4;
-/// The longest nap between two reads.
-const NAP: Duration = Duration::from_micros(100);
 /// A nap that no message can end, as in a VM; the system rounds it up.
 const BLIND_NAP: Duration = Duration::from_micros(20);
-/// After a yield that took longer than this, another thread needs the processor.
-const LONG_YIELD: Duration = Duration::from_micros(100);
-/// In a yield that took longer than this another thread ran, if only one that polls, too.
-const SWITCHED: Duration = Duration::from_nanos(1500);
 /// As many yields in a row in which no other thread ran show that there is none. With fewer, some barriers of ranks that
 /// share processors took longer.
 const IDLE_YIELDS: u16 = 256;
@@ -291,7 +284,8 @@ pub(crate) struct Patience {
 /// doublings.
 const FRESH: u16 = 0;
 const CROWDED: u16 = 1;
-const NAPS: u16 = CROWDED + YIELDS;
+#[allow(clippy::cast_possible_truncation)] // a handful
+const NAPS: u16 = CROWDED + Pace::READS.yields as u16;
 const ALONE: u16 = 2000;
 /// Reads that may wait for a moment, after something was found. An answer often comes within it, and what a program does
 /// between two reads costs more (MPICH yields each time). A program that has other things to do is held up this often.
@@ -351,9 +345,7 @@ impl Patience {
 
     /// Yields, and notes whether another thread needs the processor.
     pub(crate) fn yield_now(&mut self) {
-        let begun = Instant::now();
-        std::thread::yield_now();
-        self.yielded(begun.elapsed());
+        self.yielded(waiting::yield_now());
     }
 
     fn yielded(&mut self, took: Duration) {
@@ -367,9 +359,7 @@ impl Patience {
     /// one, so no message would end the nap, and the process that sends it may need this processor.
     pub(crate) fn nap(&mut self, endpoints: &Lock<Vec<Arc<Ep>>>) {
         if endpoints.try_lock().is_some_and(|all| all.iter().all(|ep| !ep.has_lanes())) {
-            let begun = Instant::now();
-            std::thread::yield_now();
-            self.yielded_for_a_nap(begun.elapsed());
+            self.yielded_for_a_nap(waiting::yield_now());
         } else {
             self.stage = NAPS;
             sleep_for_a_nap(endpoints);
@@ -449,7 +439,7 @@ mod tests {
     #[test]
     fn with_too_few_processors_yields_come_before_naps() {
         let rests = rests(true, FEW_POLLS as usize + 10 * FURTHER_POLLS as usize);
-        let yields = YIELDS as usize + 1;
+        let yields = Pace::READS.yields as usize + 1;
         assert!(rests[..yields].iter().all(|r| *r == Rest::Yield));
         assert!(rests.len() > yields && rests[yields..].iter().all(|r| *r == Rest::Nap));
     }

@@ -20,7 +20,8 @@
 //! - [`objects`]: the table of named objects, which are pieces of the shared section.
 //! - [`place`]: where something lies in a region; [`party`]: a process, as words of shared memory name it; [`gate`]: waiting at a word that many may change.
 //! - [`value`]: plain values, copied in and out whole; [`text`]: names and sentences of a bounded length.
-//! - [`doorbell`]: how threads sleep until they are rung, and are rung; [`wake`]: by futex.
+//! - [`waiting`]: how threads poll, yield and nap before they sleep; [`doorbell`]: how they sleep until they are rung, and are
+//!   rung; [`wake`]: by futex.
 //! - [`counters`]: what went through the region, per process and per peer.
 //! - [`control_group`]: how much memory this process may have; [`tsc`]: how fast its processor's counter counts.
 
@@ -58,6 +59,7 @@ mod testing;
 pub mod text;
 pub mod tsc;
 pub mod value;
+pub mod waiting;
 pub mod wake;
 
 pub use error::{Error, Result};

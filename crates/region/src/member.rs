@@ -324,21 +324,6 @@ impl Member {
         self.doorbell
     }
 
-    /// Whether more processes have endpoints than there are processors for them: in the whole region, or at this
-    /// peer. Looks at every directory.
-    pub fn is_crowded(&self) -> bool {
-        let (mut all, mut here) = (0, 0);
-        for info in self.region.peers() {
-            let count = self.directory(info.index).map_or(0, |(_, d)| d.processes()) as u64;
-            all += count;
-            if info.index == self.peer {
-                here = count;
-            }
-        }
-        self.region.processors().is_some_and(|cpus| all > cpus)
-            || (self.processors > 0 && here > self.processors)
-    }
-
     /// A bell for a place of the region, for one thread at a time: one that was left here, or a new one.
     pub(crate) fn take_watch(&self, place: u64) -> Option<OwnedFd> {
         let left = lock(&self.watches).get_mut(&place).and_then(Vec::pop);

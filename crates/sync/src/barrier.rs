@@ -357,9 +357,7 @@ impl Shared {
                 here += u64::from(party.peer() == self.member.peer());
             }
         }
-        self.member.processors().is_some_and(|count| here > count)
-            || self.member.region().processors().is_some_and(|count| all > count)
-            || self.member.is_crowded()
+        self.member.is_too_many(all, here) || self.member.is_crowded()
     }
 }
 

@@ -1,24 +1,21 @@
-//! How a thread waits until a word of shared memory changes: it spins, yields (`sched_yield`), and sleeps, in this order
-//! and each only as long as it pays.
+//! How a thread waits until a word of shared memory changes: by the stages of [`isthmus_region::waiting`], each only as long as
+//! it pays.
 //!
 //! What pays is learned from the last waits, per object and process (per participant of a barrier):
-//! - Spinning pays while the wait is shorter than going to sleep and being woken, about 20 microseconds natively. A spin
-//!   that ended the wait allows the next one to last longer, any other makes it shorter; now and then a long one is tried.
-//! - Where other threads wait for the processor, spinning does not pay: the event may need that very processor. That this
-//!   is so is known from the number of participants, and seen from how long a yield takes.
-//! - Yields pay while they end the wait. A yield that costs a whole time slice went to a thread that has nothing to do with
-//!   it. After that there are none for as many waits as make up for it, since the kernel gives a sleeper a processor
-//!   sooner.
-//! - Yielding without end does harm. Linux (6.6 and later, seen with 6.18) adds a slice of virtual time to a thread with
-//!   each `sched_yield`. Where little else but such threads ran, it has let other threads that were ready to run wait for
-//!   minutes, among them killed processes that had still to exit. So yields become rare where no other thread uses them,
-//!   and where one does there are naps: after a millisecond of one wait, and now and then between many short ones.
+//! - A spin that ended the wait allows the next one to last longer, any other makes it shorter; now and then a long one is
+//!   tried. The longest is what going to sleep and being woken costs, about 20 microseconds natively.
+//! - That other threads wait for the processor is known from the number of participants, and seen from how long a yield takes.
+//! - After a yield that cost a whole time slice there are none for as many waits as make up for it, since the kernel gives a
+//!   sleeper a processor sooner.
+//! - Where other threads use the yields there are naps: after a millisecond of one wait, and now and then between many short
+//!   ones.
 
 use std::time::{Duration, Instant};
 
 use isthmus_lockfree::hint;
 use isthmus_lockfree::sync::Word;
 use isthmus_region::doorbell::Doorbell;
+use isthmus_region::waiting::{Crowd, Pace, SLICE};
 
 use crate::error::Result;
 
@@ -39,11 +36,9 @@ pub enum Waiting {
 
 /// Polls before anything else is done.
 const QUICK: u32 = 64;
-/// Polls between two yields of a thread that spins.
-const SPINS: u32 = 1000;
-/// The same where processors are scarce.
-const FEW_SPINS: u32 = 16;
-/// Rounds of [`SPINS`] polls from one check to the next, of a thread that spins.
+/// What yields are learned within, and the polls between two yields of a thread that spins.
+const PACE: Pace = Pace::OBJECTS;
+/// Rounds of these polls from one check to the next, of a thread that spins.
 const CHECK_EVERY: u64 = 4;
 /// Time from a yield that no other thread used to the next, of a thread that spins. It grows; where processors are scarce,
 /// only after [`PATIENCE`].
@@ -53,18 +48,13 @@ const LONGEST_GAP: Duration = Duration::from_micros(100);
 const PATIENCE: Duration = Duration::from_millis(1);
 /// How long its yields take in all, in many short waits, before it naps once.
 const TIRED: Duration = Duration::from_millis(10);
-const NAP: Duration = Duration::from_micros(100);
 /// Naps from one yield to the next, which shows whether other threads still use it.
 const NAPS: u64 = 8;
 /// The longest spin of [`Waiting::Block`].
 const BRIEF: Duration = Duration::from_micros(10);
 /// The shortest spin that pays.
 const SHORTEST_NS: u64 = 500;
-/// Most yields in one wait that may end in sleep.
-const MOST_YIELDS: u64 = 16;
-/// A yield that takes longer went to a thread that works, not to one that waits.
-const SLICE: Duration = Duration::from_micros(200);
-/// After such a yield, one wait does without yields for each [`PAUSE_NS`] that it took: its cost per wait is then that low.
+/// After a yield of a [`SLICE`], one wait does without yields for each [`PAUSE_NS`] that it took: its cost per wait is then that low.
 const PAUSE_NS: u64 = 2000;
 /// Waits after which a long spin is tried, whatever the last ones brought: this many after one that paid, and twice as many
 /// after each that did not, up to a limit.
@@ -104,12 +94,8 @@ pub(crate) struct Learned {
     yields: Word,
     /// Waits left without yields.
     pause: Word,
-    /// Grows with each yield that another thread used, and shrinks with each other.
-    crowd: Word,
-    /// The shortest yield: no other thread used it.
-    idle_ns: Word,
-    /// How long yields took since the last nap.
-    yielded_ns: Word,
+    /// Whether other threads use the yields.
+    crowd: Crowd,
     /// Whether there are more participants than processors.
     scarce: Word,
     /// Number of waits that were not over at once.
@@ -128,9 +114,7 @@ impl Learned {
             try_every: Word::new(TRY_EVERY),
             yields: Word::new(2),
             pause: Word::new(0),
-            crowd: Word::new(0),
-            idle_ns: Word::new(u64::MAX),
-            yielded_ns: Word::new(0),
+            crowd: Crowd::default(),
             scarce: Word::new(0),
             waits: Word::new(0),
             hints: hint::is_cheap(),
@@ -153,31 +137,7 @@ impl Learned {
     }
 
     fn is_crowded(&self) -> bool {
-        self.scarce.peek() != 0 || self.yields_are_used()
-    }
-
-    /// Whether other threads used yields lately.
-    fn yields_are_used(&self) -> bool {
-        self.crowd.peek() >= 8
-    }
-
-    /// Yields; returns how long this took, and whether another thread used it.
-    fn yield_now(&self) -> (Duration, bool) {
-        let begun = Instant::now();
-        std::thread::yield_now();
-        let took = begun.elapsed();
-        let (ns, idle) = (nanos(took).max(1), self.idle_ns.peek());
-        if ns < idle {
-            self.idle_ns.put(ns);
-        }
-        let crowd = self.crowd.peek();
-        self.yielded_ns.put(self.yielded_ns.peek().saturating_add(ns));
-        let was_used = ns > idle.saturating_mul(3).saturating_add(1000);
-        match was_used {
-            true => self.crowd.put((crowd + 4).min(64)),
-            false => self.crowd.put(crowd.saturating_sub(1)),
-        }
-        (took, was_used)
+        self.scarce.peek() != 0 || self.crowd.is_there()
     }
 
     /// Whether a long spin is to be tried now.
@@ -271,7 +231,7 @@ impl Wait<'_> {
         loop {
             turn += 1;
             let crowded = learned.is_crowded();
-            for _ in 0..if crowded { FEW_SPINS } else { SPINS } {
+            for _ in 0..PACE.polls(crowded) {
                 if ready() {
                     return Ok(Ended::Ready);
                 }
@@ -287,16 +247,15 @@ impl Wait<'_> {
                 return Ok(if ready() { Ended::Ready } else { Ended::TimedOut });
             }
             let is_late = now.duration_since(begun) >= PATIENCE;
-            let is_tired = learned.yielded_ns.peek() >= nanos(TIRED);
-            if (is_late || is_tired) && learned.yields_are_used() && naps < NAPS {
-                std::thread::sleep(NAP.min(left));
-                learned.yielded_ns.put(0);
+            let is_tired = learned.crowd.yielded() >= TIRED;
+            if (is_late || is_tired) && learned.crowd.is_there() && naps < NAPS {
+                learned.crowd.nap(left);
                 naps += 1;
             } else if now >= next_yield {
-                let (took, was_used) = learned.yield_now();
+                let (took, was_used) = learned.crowd.yield_now();
                 if !was_used {
                     // There were `naps` fewer yields than there would have been without naps.
-                    learned.crowd.put(learned.crowd.peek().saturating_sub(naps));
+                    learned.crowd.shrink(naps);
                 }
                 naps = 0;
                 gap = match was_used || crowded && !is_late {
@@ -362,7 +321,7 @@ impl Wait<'_> {
         }
         if crowded {
             // No yield shows here any more that the other threads are gone.
-            learned.crowd.put(learned.crowd.peek().saturating_sub(1));
+            learned.crowd.shrink(1);
         }
         Ok(Ended::Ready)
     }
@@ -374,9 +333,9 @@ impl Wait<'_> {
             if self.left().is_zero() {
                 return false;
             }
-            let (took, _) = learned.yield_now();
+            let (took, _) = learned.crowd.yield_now();
             if ready() {
-                learned.yields.put((most * 2).min(MOST_YIELDS));
+                learned.yields.put((most * 2).min(PACE.yields.into()));
                 return true;
             }
             if took > SLICE {
@@ -396,62 +355,64 @@ mod tests {
 
     const NO_LIMIT: Option<Instant> = None;
 
-    fn crowded() -> Learned {
+    /// Other threads use the yields, which have taken `yielded` since the last nap, or more.
+    fn crowded(yielded: Duration) -> Learned {
         let learned = Learned::new(Doorbell::Futex);
-        learned.crowd.put(64);
+        learned.crowd.note(Duration::from_nanos(1));
+        for _ in 0..16 {
+            learned.crowd.note(yielded / 8);
+        }
         learned
-    }
-
-    fn has_yielded(learned: &Learned) -> bool {
-        learned.idle_ns.peek() != u64::MAX
     }
 
     #[test]
     fn what_came_during_a_nap_is_seen_before_a_yield() {
         for deadline in [NO_LIMIT, deadline(Some(Duration::from_secs(60)))] {
-            let learned = crowded();
-            learned.yielded_ns.put(nanos(TIRED));
+            let learned = crowded(TIRED);
             let mut polls = 0;
             // The nap comes after this many.
             let ready = || {
                 polls += 1;
-                polls > QUICK + FEW_SPINS
+                polls > QUICK + PACE.crowded_polls
             };
             let wait = Wait { how: Waiting::Spin, learned: &learned, deadline };
             let ended = wait.until(ready, || Ok(false), |_| ()).unwrap();
             assert_eq!(ended, Ended::Ready);
-            assert!(!has_yielded(&learned));
-            assert_eq!(learned.yielded_ns.peek(), 0, "there was a nap");
+            assert_eq!(learned.crowd.yielded(), Duration::ZERO, "there was a nap, and no yield after it");
         }
     }
 
     #[test]
     fn many_short_waits_have_naps_between_where_yields_are_used() {
-        let learned = crowded();
+        let learned = crowded(PATIENCE);
         let mut naps = 0;
         for _ in 0..100 {
             // Over after the first yield or nap.
             let mut polls = 0;
             let ready = || {
                 polls += 1;
-                polls > QUICK + FEW_SPINS
+                polls > QUICK + PACE.crowded_polls
             };
             let wait = Wait { how: Waiting::Spin, learned: &learned, deadline: NO_LIMIT };
             wait.until(ready, || Ok(false), |_| ()).unwrap();
-            naps += u32::from(learned.yielded_ns.peek() == 0);
-            // As if another thread had used the yield for this long.
-            learned.yielded_ns.bump(nanos(PATIENCE));
-            learned.crowd.put(64);
+            naps += u32::from(learned.crowd.yielded().is_zero());
+            // As if another thread had used yields for this long.
+            for _ in 0..4 {
+                learned.crowd.note(PATIENCE / 4);
+            }
         }
         assert!((5..50).contains(&naps), "{naps}");
     }
 
     #[test]
     fn naps_are_followed_by_a_yield_now_and_then() {
-        let learned = crowded();
-        learned.yielded_ns.put(nanos(TIRED));
-        let begun = Instant::now();
-        let ready = || has_yielded(&learned) && begun.elapsed() > PATIENCE;
+        let learned = crowded(TIRED);
+        let (begun, mut has_napped) = (Instant::now(), false);
+        let ready = || {
+            let yielded = !learned.crowd.yielded().is_zero();
+            has_napped |= !yielded;
+            has_napped && yielded && begun.elapsed() > PATIENCE
+        };
         let wait = Wait { how: Waiting::Spin, learned: &learned, deadline: NO_LIMIT };
         assert_eq!(wait.until(ready, || Ok(false), |_| ()).unwrap(), Ended::Ready);
     }
@@ -471,7 +432,7 @@ mod tests {
                 wait.until(|| false, &mut check, |_| panic!("asleep")).unwrap()
             };
             assert_eq!([poll(), poll(), poll()], [Ended::TimedOut, Ended::TimedOut, Ended::Stopped]);
-            assert!(!has_yielded(&learned), "{how:?}");
+            assert_eq!(learned.crowd.yielded(), Duration::ZERO, "{how:?}");
             assert_eq!(learned.spin_ns.peek(), nanos(Doorbell::Futex.cost()), "nothing is learned from that");
         }
     }

@@ -6,6 +6,7 @@ use isthmus_lockfree::heat::{Heat, Thermostat};
 use isthmus_lockfree::ring::BadPosition;
 use isthmus_lockfree::sleep::{self, Bell};
 use isthmus_lockfree::stream::{self, pieces};
+use isthmus_region::waiting::Pace;
 
 use super::{Ended, Link, STOPPED};
 use crate::error::{Error, Result};
@@ -185,7 +186,7 @@ impl Link {
             write != seen || end != 0 || paused != 0 || self.alarm.peek() != 0 || !self.is_alive()
         };
         // The caller's next poll finds out what changed.
-        if wait::spin(self.shared.is_crowded(), changed) {
+        if Pace::CHANNELS.spin(self.shared.is_crowded(), changed) {
             return true;
         }
         let mut tries = 0;

@@ -6,6 +6,7 @@ use isthmus_lockfree::heat::must_announce;
 use isthmus_lockfree::sleep::{self, Bell};
 use isthmus_lockfree::stream::{self, pieces};
 use isthmus_lockfree::sync::ReadWord;
+use isthmus_region::waiting::Pace;
 
 use super::{Ended, Link, SUSPENDING};
 use crate::error::Result;
@@ -177,7 +178,7 @@ impl Link {
         let (word, stopped) = (self.own_read_position(), self.partner.reader(at::STOPPED));
         let changed =
             || word.peek() != read || stopped.peek() != 0 || self.alarm.peek() != 0 || !self.is_alive();
-        wait::spin(self.shared.is_crowded(), changed);
+        Pace::CHANNELS.spin(self.shared.is_crowded(), changed);
         let mut tries = 0;
         loop {
             let rings = self.shared.sleeper.seen();

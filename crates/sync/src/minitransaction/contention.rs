@@ -25,6 +25,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use isthmus_lockfree::hint::spin;
+use isthmus_region::waiting::Pace;
 
 /// The level after the first failure, in nanoseconds.
 const LEVEL_MIN: u32 = 250;
@@ -136,10 +137,12 @@ pub(crate) struct Wait {
     is_over: bool,
 }
 
-/// Rounds that spin: about 16 us in all.
-const SPINS: u32 = 64;
-/// Rounds that yield, after those and before the ones that sleep.
-const YIELDS: u32 = 64;
+/// What one round of polls leaves the lock alone for, in nanoseconds.
+const ROUND: u32 = 250;
+/// Rounds that spin.
+const SPINS: u32 = Pace::LOCKS.polls;
+/// The length of those that sleep.
+const NAP: Duration = Duration::from_micros(50);
 
 impl Wait {
     pub(crate) fn new(patience: Duration) -> Self {
@@ -154,13 +157,13 @@ impl Wait {
             return false;
         }
         if self.rounds <= SPINS {
-            spin(250);
+            spin(ROUND);
             return true;
         }
         let begun = *self.begun.get_or_insert_with(Instant::now);
-        self.slept = self.rounds > SPINS + YIELDS;
+        self.slept = self.rounds > SPINS + Pace::LOCKS.yields;
         match self.slept {
-            true => thread::sleep(Duration::from_micros(50)),
+            true => thread::sleep(NAP),
             false => thread::yield_now(),
         }
         begun.elapsed() < self.patience
