@@ -212,6 +212,10 @@ impl Sleeper {
         }
         let mut is_taken = lock(&self.is_taken);
         if *is_taken {
+            // Whatever rang since `seen` was read may have woken that thread alone, before this one had the lock.
+            if self.seen() != seen {
+                return;
+            }
             let waited = self.rung.wait_timeout(is_taken, limit);
             drop(waited.unwrap_or_else(PoisonError::into_inner));
             return;

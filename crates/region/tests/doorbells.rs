@@ -178,6 +178,24 @@ fn a_ring_before_the_sleep_ends_it_at_once() {
 }
 
 #[test]
+fn a_ring_before_the_sleep_ends_it_also_beside_a_thread_that_sleeps_on() {
+    let (member, service) = world(Doorbell::Service, true);
+    let sleeper = Sleeper::new(&member, 0, true).unwrap().with_longest(LONG);
+    let before = sleeper.seen();
+    // The word alone changes, as when the ring's wake-up went to the other thread, which sleeps again.
+    service.writer.lock().unwrap().directory().wake_line(0).unwrap().words[0].add(1);
+    std::thread::scope(|scope| {
+        scope.spawn(|| sleeper.sleep(sleeper.seen(), LONG));
+        std::thread::sleep(Duration::from_millis(50));
+        let begun = Instant::now();
+        sleeper.sleep(before, LONG);
+        let took = begun.elapsed();
+        sleeper.wake_all();
+        assert!(took < LONG / 2, "slept past a ring, for {took:?}");
+    });
+}
+
+#[test]
 fn no_sleep_outlasts_its_limit() {
     for (kind, gives_bells) in [(KINDS[0], true), (KINDS[1], true), (KINDS[1], false)] {
         let (member, _) = world(kind, gives_bells);
