@@ -59,7 +59,8 @@ impl Record {
     pub fn find(member: &Member, address: &Address) -> Result<Self> {
         let (index, directory) = member.directory_of(address.system)?;
         let info = directory.endpoint(address.number)?;
-        if info.birth != address.birth {
+        // Of one that is being opened the birth may still be the last one's.
+        if info.birth != address.birth || info.life.state == State::Joining {
             return Err(Error::Invalid { what: "birth of an endpoint", value: address.birth });
         }
         Self::of(&directory, directory.shape().slot(index, address.number), info.life.incarnation)
