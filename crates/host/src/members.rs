@@ -162,6 +162,12 @@ impl Members {
 
     /// The VM that has connected at a socket that all share; one that was not known before is added.
     fn arriving(&mut self, process: Option<&Process>) -> usize {
+        // One that has ended comes no more, and its descriptor is not kept.
+        for known in &mut self.known {
+            if known.process.as_ref().is_some_and(Process::has_ended) {
+                known.process = None;
+            }
+        }
         let had = |known: &Known| known.process.as_ref().zip(process).is_some_and(|(had, now)| had.is(now));
         let vms = || self.known.iter().enumerate().skip(1);
         let again = vms().find(|(vm, known)| had(known) && self.slot_of(*vm).is_none());
@@ -307,6 +313,13 @@ impl Members {
             }
             (State::Active, Err(_)) if since.elapsed() >= LEAST_LIFE => {
                 self.remove(index)?;
+                // The place stays this VM's, whose device is connected, also while others are at work in its memory.
+                self.slots[index as usize].since = Some(Instant::now());
+                self.join(index, true)?;
+                Ok(Some(Change::Again(index)))
+            }
+            // They were, and its agent asks again.
+            (State::Dead, _) if !isthmus_region::holds::are_on(self.region(), index, None) => {
                 self.join(index, true)?;
                 Ok(Some(Change::Again(index)))
             }
@@ -367,6 +380,42 @@ mod tests {
     fn end(mut child: Child) {
         child.kill().unwrap();
         child.wait().unwrap();
+    }
+
+    #[test]
+    fn a_vm_that_begins_anew_keeps_its_place_while_others_are_at_work_in_its_memory() {
+        use isthmus_region::holds::{Hold, Owner};
+        let mut members = members(&["host", "red", "blue"]);
+        let own = |vm| Caller { vm: Some(vm), process: None };
+        let mut writers = Vec::new();
+        for vm in [1, 2] {
+            assert_eq!(members.add_vm(&own(vm)).unwrap(), vm);
+            let naming = Naming::first(SystemId::random().unwrap());
+            writers.push(directory::Writer::create(members.region(), vm, naming).unwrap());
+            assert_eq!(members.look_at(vm).unwrap(), Some(Change::Active(vm)));
+        }
+        let blue = &mut writers[1];
+        let area = blue.open_area(64 << 10, 1, "").unwrap();
+        let block = area.first.offset + 4096;
+        blue.open_endpoint(area.area, block, 1).unwrap();
+        let hold = Hold::of(blue.directory().own_section(), block).unwrap();
+        hold.take(Owner::new(1, 0));
+        // The agent of the first asks for a new life.
+        let info = members.region().peer(1).unwrap().unwrap();
+        let section = members.region().own_section(&info).unwrap();
+        section.word("directory", isthmus_region::format::directory::MAGIC).unwrap().set(0);
+        std::thread::sleep(LEAST_LIFE);
+        let refused = members.look_at(1).unwrap_err().to_string();
+        assert!(refused.contains("'red'"), "{refused}");
+        assert_eq!(members.look_at(1).unwrap(), None, "still at work there");
+        let taken = members.add_vm(&own(1)).unwrap_err().to_string();
+        assert!(taken.contains("'red' is connected already"), "{taken}");
+        let (child, stranger) = qemu();
+        assert!(members.add_vm(&stranger).is_err(), "its place is nobody else's");
+        end(child);
+        hold.release();
+        assert_eq!(members.look_at(1).unwrap(), Some(Change::Again(1)));
+        assert_eq!(members.region().peer(1).unwrap().unwrap().life.state, State::Joining);
     }
 
     fn name(members: &Members, index: u32) -> String {

@@ -27,11 +27,15 @@ impl Process {
         Some(Self { pid, pidfd: Arc::new(pidfd) })
     }
 
-    /// Whether `other`, which lives, is this process.
+    /// Whether both are the same process, which has not ended.
     pub(crate) fn is(&self, other: &Self) -> bool {
+        self.pid == other.pid && !self.has_ended() && !other.has_ended()
+    }
+
+    /// Whether it has ended, so that its number may be another's.
+    pub(crate) fn has_ended(&self) -> bool {
         let mut poll = [PollFd::new(&*self.pidfd, PollFlags::IN)];
-        let has_ended = rustix::event::poll(&mut poll, Some(&Timespec::default())) != Ok(0);
-        self.pid == other.pid && !has_ended
+        rustix::event::poll(&mut poll, Some(&Timespec::default())) != Ok(0)
     }
 
     /// Its number.
