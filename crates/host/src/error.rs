@@ -23,6 +23,18 @@ pub enum Error {
     /// Separate sections, and VMs.
     #[error("separate sections are for processes of the host alone: drop --separate-sections, or the VMs")]
     SeparateVms,
+    /// Separate sections take more descriptors than there may be.
+    #[error(
+        "separate sections of {peers} processes take some {needed} descriptors, and this process may have {allowed}: raise the limit (ulimit -n {needed})"
+    )]
+    FewDescriptors {
+        /// Processes that are expected.
+        peers: u32,
+        /// Descriptors that there may be.
+        allowed: u64,
+        /// How many are needed.
+        needed: u64,
+    },
     /// Two VMs have the same name, or a name cannot be used.
     #[error("'{name}' cannot be a VM's name: {reason}")]
     BadName {

@@ -13,6 +13,7 @@ use isthmus_region::membership::{PeerInfo, Region, Shape};
 use isthmus_region::source::Source;
 use isthmus_region::text::cut;
 use rustix::io::Errno;
+use rustix::process::{Resource, getrlimit};
 
 use crate::device::Device;
 use crate::door::Door;
@@ -31,6 +32,9 @@ use crate::wakes::{self, Router, Wakes};
 pub const VECTORS: u16 = 1;
 /// Endpoint slots of each peer, by default and at least.
 pub const ENDPOINTS: u32 = 256;
+/// Descriptors of a service, and of each peer of the host besides: its file twice, its socket, its bell and epoll descriptor, and its
+/// process's connection and two pidfds.
+const DESCRIPTORS: (u64, u64) = (64, 8);
 /// Endpoint slots for each process that is expected at a peer: MPIs open one to three, MPICH one more for each of the
 /// communication interfaces that it is told to use.
 const ENDPOINTS_PER_PROCESS: u32 = 8;
@@ -512,9 +516,19 @@ fn own_peers(config: &Config) -> Result<Vec<String>> {
     if !config.vms.is_empty() {
         return Err(Error::SeparateVms);
     }
+    enough_descriptors(config.host_ranks)?;
     // With room for the number.
     let name = cut(&config.host_name, 56);
     Ok((0..config.host_ranks.max(1)).map(|index| format!("{name}.{index}")).collect())
+}
+
+/// Whether this process may have the descriptors that so many peers of the host, with a process each, take.
+fn enough_descriptors(peers: u32) -> Result<()> {
+    let needed = DESCRIPTORS.0 + DESCRIPTORS.1 * u64::from(peers);
+    match getrlimit(Resource::Nofile).current {
+        Some(allowed) if allowed < needed => Err(Error::FewDescriptors { peers, allowed, needed }),
+        _ => Ok(()),
+    }
 }
 
 /// Which files the region has, and what lies where.
