@@ -94,6 +94,10 @@ impl Device {
             "its place anew after `isthmus host` was started again: unplug the device and plug it in, or restart the VM. \
              Neither works with a chardev or a server connection that was used before."
                 .into(),
+            "no snapshot, saving or migration by QEMU or libvirt alone while the device is plugged in: QEMU would take the whole region \
+             along and write it over the one that all members use then. Unplug the device before, or switch QEMU's capability \
+             x-ignore-shared on, on both sides (docs/threat-model.md)."
+                .into(),
         ]
     }
 
