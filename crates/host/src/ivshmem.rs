@@ -12,7 +12,7 @@
 //!
 //! An id means something in one QEMU only. Each is told that its own is 0, since QEMU lets a device with `master=on` migrate,
 //! and refuses any other id for it; the others are numbered from 1 in its view, the host first. So an id says nothing
-//! about who a VM is: that is known by its wake port ([`crate::ports`]). Nothing of isthmus rings by the device's register yet.
+//! about who a VM is: that is known by its wake port (`ports`). Nothing of isthmus rings by the device's register yet.
 
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::{AsFd, OwnedFd};
