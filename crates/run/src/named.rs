@@ -120,15 +120,19 @@ pub fn other_mpi(bytes: &[u8], is_open_mpi: bool) -> Option<&'static str> {
 /// shows: ranks and launcher of two versions seldom understand each other.
 pub fn other_installation(bytes: &[u8], launcher: &Path) -> Option<PathBuf> {
     let own = launcher.canonicalize().ok()?.parent()?.parent()?.to_owned();
-    let needed = || {
-        let names = MPI_LIBRARIES.iter().map(|(name, _)| name);
-        let had = names.filter(|name| bytes.windows(name.len()).any(|window| window == **name));
-        had.map(|name| OsStr::from_bytes(&name[1..name.len() - 1]))
-    };
+    // Once for the whole file, which may be large and have thousands of words that look like a path.
+    let names = MPI_LIBRARIES.iter().map(|(name, _)| name);
+    let needed: Vec<&OsStr> = names
+        .filter(|name| bytes.windows(name.len()).any(|window| window == **name))
+        .map(|name| OsStr::from_bytes(&name[1..name.len() - 1]))
+        .collect();
+    if needed.is_empty() {
+        return None;
+    }
     let strings = bytes.split(|byte| *byte == 0).filter(|s| s.starts_with(b"/") && s.len() < 4096);
     let library = strings.flat_map(|s| s.split(|byte| *byte == b':')).find_map(|folder| {
         let folder = Path::new(OsStr::from_bytes(folder));
-        needed().find_map(|name| folder.join(name).canonicalize().ok())
+        needed.iter().find_map(|name| folder.join(name).canonicalize().ok())
     })?;
     let home = library.parent()?.parent()?;
     (!library.starts_with(&own)).then(|| home.to_owned())
@@ -180,6 +184,21 @@ mod tests {
         let own = format!("/none:{}", dir.join("one/lib").display());
         assert_eq!(found(&own), [None, Some(dir.join("one")), None]);
         assert_eq!(found("/none:/usr"), [None, None, None]);
+    }
+
+    #[test]
+    fn a_large_program_is_searched_once() {
+        let dir = tempfile::tempdir().unwrap();
+        let launcher = dir.path().join("mpirun");
+        fs::write(&launcher, "").unwrap();
+        let large = "/no such folder\0".repeat(200_000);
+        let begun = std::time::Instant::now();
+        for library in ["libc.so.6", "libmpi.so.40"] {
+            let program = format!("\x7fELF\0{library}\0{large}");
+            assert_eq!(other_installation(program.as_bytes(), &launcher), None);
+        }
+        // Searched for each of the words it takes hours.
+        assert!(begun.elapsed().as_secs() < 20, "{:?}", begun.elapsed());
     }
 
     #[test]
