@@ -18,7 +18,7 @@ use crate::run::YesNo;
 #[derive(clap::Args)]
 #[command(verbatim_doc_comment)]
 pub(crate) struct Args {
-    /// openmpi, mpich, intel, or the directory of an MPI; by default the mpirun on the PATH
+    /// openmpi, openmpi4, openmpi5, mpich, intel, or the directory of an MPI; by default the mpirun on the PATH
     #[arg(long, value_name = "NAME|DIR")]
     mpi: Option<String>,
     /// Send what goes between ranks of one host through the region, too; by default MPICH and Intel MPI use their own

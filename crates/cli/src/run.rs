@@ -44,7 +44,7 @@ pub(crate) struct Args {
     /// How ranks are dealt out: fill each VM in turn, or one rank to each VM in turn
     #[arg(long, value_enum, default_value_t = MapArg::Block)]
     map: MapArg,
-    /// openmpi, mpich, intel, or the directory of an MPI; by default the mpirun on the PATH
+    /// openmpi, openmpi4, openmpi5, mpich, intel, or the directory of an MPI; by default the mpirun on the PATH
     #[arg(long, value_name = "NAME|DIR")]
     mpi: Option<String>,
     /// One more argument for the MPI's launcher (short form); may be repeated

@@ -141,10 +141,19 @@ pub fn find(mpi: Option<&str>, line: Option<&OsStr>) -> Result<Mpi> {
                     .iter()
                     .flat_map(|dir| names.iter().map(|name| dir.join(name)).collect::<Vec<_>>())
                     .find(|file| is_executable(file))
-                    .ok_or_else(|| Error::NoMpi {
-                        looked: format!("{name} holds no bin/{}", names.join(" or bin/")),
-                        named: true,
-                        elsewhere: String::new(),
+                    .ok_or_else(|| match dir.is_dir() {
+                        true => Error::NoMpi {
+                            looked: format!("{name} holds no bin/{}", names.join(" or bin/")),
+                            named: true,
+                            elsewhere: String::new(),
+                        },
+                        false => Error::NoMpi {
+                            looked: format!(
+                                "{name} is no directory, and not openmpi, openmpi4, openmpi5, mpich or intel"
+                            ),
+                            named: true,
+                            elsewhere: hint(&elsewhere(None)),
+                        },
                     })?;
                 identify(&found)
             }
