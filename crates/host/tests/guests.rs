@@ -24,7 +24,7 @@ use machine::{Outcome, PORT};
 
 const REGION: u64 = 64 << 20;
 const USER: u32 = 1000;
-/// Set for the ordinary user's process.
+/// Set for the ordinary user's process: the microseconds that the agent took to join.
 const RANK: &str = "ISTHMUS_TEST_RANK";
 
 fn main() {
@@ -47,12 +47,14 @@ fn main() {
 
 /// The guest's side: starts the agent, passes each line to an ordinary user's process, and its answer back.
 fn answer(booted: Booted) {
+    let begin = Instant::now();
     let _agent = agent::of_boot(&booted).unwrap();
+    let joined = begin.elapsed().as_micros().to_string();
     let port = fs::File::options().read(true).write(true).open(&booted.ports[PORT]).unwrap();
     assert!(boot::wait_for_host(&port, Duration::from_secs(30)));
     let program = booted.config.extra["program"].as_str().unwrap().to_owned();
     let mut command = Command::new(program);
-    command.env(RANK, "1").uid(USER).gid(USER).stdin(Stdio::piped()).stdout(Stdio::piped());
+    command.env(RANK, joined).uid(USER).gid(USER).stdin(Stdio::piped()).stdout(Stdio::piped());
     let mut rank: Child = command.spawn().unwrap();
     let mut to = rank.stdin.take().unwrap();
     let mut from = BufReader::new(rank.stdout.take().unwrap());
@@ -68,6 +70,7 @@ fn answer(booted: Booted) {
 
 /// The ordinary user's process: attaches, and answers questions.
 fn rank() -> Outcome {
+    let joined = std::env::var(RANK)?;
     let begin = Instant::now();
     let member = isthmus_attach::connect()?;
     let attached = begin.elapsed();
@@ -79,7 +82,7 @@ fn rank() -> Outcome {
         let words: Vec<&str> = line.split(' ').collect();
         match words[..] {
             ["who"] => println!(
-                "{} {slot} {} {}",
+                "{} {slot} {} {joined} {}",
                 member.peer(),
                 rustix::process::getuid().as_raw(),
                 attached.as_micros()
@@ -136,11 +139,17 @@ fn host() -> Outcome {
     }
     for (guest, peer) in guests.iter_mut().zip(["1", "2"]) {
         let who = guest.ask("who")?;
-        println!("guests: {} says {who}", guest.vm.name());
         let words: Vec<&str> = who.split(' ').collect();
-        if words[..3] != [peer, "0", "1000"] {
+        let [is_peer, "0", "1000", joined, attached] = words[..] else {
             return Err(format!("who: {who}").into());
+        };
+        if is_peer != peer {
+            return Err(format!("peer {is_peer} instead of {peer}").into());
         }
+        println!(
+            "guests: {}'s agent joined in {joined} us, a process attached in {attached} us",
+            guest.vm.name()
+        );
     }
     // Each sees the other's memory, and the host both.
     let seen = (guests[0].ask("see 2")?, guests[1].ask("see 1")?);
