@@ -87,7 +87,7 @@ pub fn observe_at(path: &Path, patience: Duration) -> Result<View> {
 /// As [`observe_at`].
 pub fn observe_file_at(path: &Path, file: u32, patience: Duration) -> Result<View> {
     let mut connection = Connection::open_within(path, patience)?;
-    let service = rustix::net::sockopt::socket_peercred(&connection.socket)
+    let service = crate::socket::caller(&connection.socket)
         .map_err(|source| Error::System { action: "see whose the service is", source })?;
     let (reply, fds) = connection.ask(&Request::Observe { version: VERSION, file }, None)?;
     let said = match reply {
@@ -97,7 +97,7 @@ pub fn observe_file_at(path: &Path, file: u32, patience: Duration) -> Result<Vie
     };
     let [region]: [OwnedFd; 1] =
         fds.try_into().map_err(|_| Error::BadFrame { what: "not the one descriptor of an Observed" })?;
-    let service = u32::try_from(service.pid.as_raw_nonzero().get()).unwrap_or(0);
+    let service = service.pid.map_or(0, |pid| pid.as_raw_nonzero().get().unsigned_abs());
     Ok(View { region, said, service })
 }
 

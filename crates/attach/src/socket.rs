@@ -8,12 +8,15 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
 use rustix::fs::{CWD, FlockOperation, Mode, OFlags, RenameFlags};
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
 };
+
+use rustix::process::Pid;
 
 use crate::error::{Error, Result};
 use crate::protocol::MAX_FRAME;
@@ -28,6 +31,29 @@ const MAX_FDS: usize = 4;
 pub const SOCKET_VARIABLE: &str = "ISTHMUS_SOCKET";
 /// Where the service of a machine, or of a VM, listens.
 pub const SYSTEM_SOCKET: &str = "/run/isthmus/socket";
+
+/// The process at the other end of a connection, as the kernel states it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Caller {
+    /// Its number; none for one that has no number here, as from outside of a container with process numbers of its own.
+    pub pid: Option<Pid>,
+    /// Its user.
+    pub uid: u32,
+    /// Its group.
+    pub gid: u32,
+}
+
+/// Who is at the other end of a connection (`SO_PEERCRED` in unix(7)).
+///
+/// # Errors
+/// The system's answer.
+pub fn caller(socket: impl AsFd) -> rustix::io::Result<Caller> {
+    // Rustix's own gives a number that must not be 0, and writes what the kernel says there.
+    let said = getsockopt(&socket, PeerCredentials)
+        .map_err(|e| Errno::from_io_error(&e.into()).unwrap_or(Errno::INVAL))?;
+    let pid = Pid::from_raw(said.pid());
+    Ok(Caller { pid, uid: said.uid(), gid: said.gid() })
+}
 
 /// The socket of the local service: `ISTHMUS_SOCKET`, else `/run/isthmus/socket`, else
 /// `$XDG_RUNTIME_DIR/isthmus/socket`. The variable is believed; the other two must exist.

@@ -382,14 +382,14 @@ impl Loop {
         socket: &OwnedFd,
         wanted: Option<u32>,
     ) -> std::result::Result<(u32, Vec<Arc<OwnedFd>>), String> {
-        let peer = rustix::net::sockopt::socket_peercred(socket).map_err(|e| e.to_string())?;
-        let uid = peer.uid.as_raw();
+        let peer = isthmus_attach::socket::caller(socket).map_err(|e| e.to_string())?;
+        let uid = peer.uid;
         if !self.config.allowed.lets_in(uid) {
             return Err(format!("user {uid} may not connect a VM to this region"));
         }
         let vectors: Result<Vec<_>> = (0..self.config.vectors).map(|_| eventfd().map(Arc::new)).collect();
         let vectors = vectors.map_err(|e| e.to_string())?;
-        let caller = Caller { vm: wanted, process: Process::with(peer.pid) };
+        let caller = Caller { vm: wanted, process: peer.pid.and_then(Process::with) };
         let member = self.members().add_vm(&caller).map_err(|e| e.to_string())?;
         // Before QEMU has its answer, after which an agent may speak.
         self.config.router.plugged(member, caller);

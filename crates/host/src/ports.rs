@@ -21,7 +21,7 @@ pub(crate) struct Process {
 }
 
 impl Process {
-    /// The process with this number, unless it has ended or cannot be seen from here, where its number is 0.
+    /// The process with this number, unless it has ended.
     pub(crate) fn with(pid: Pid) -> Option<Self> {
         let pidfd = rustix::process::pidfd_open(pid, PidfdFlags::empty()).ok()?;
         Some(Self { pid, pidfd: Arc::new(pidfd) })

@@ -315,15 +315,18 @@ impl Relay {
             // Perhaps out of descriptors: pause, or the loop would spin.
             return std::thread::sleep(std::time::Duration::from_millis(20));
         };
-        let Ok(peer) = rustix::net::sockopt::socket_peercred(&socket) else { return };
-        if self.config.allowed.lets_in(peer.uid.as_raw()) {
+        let Ok(peer) = isthmus_attach::socket::caller(&socket) else { return };
+        if self.config.allowed.lets_in(peer.uid) {
             let key = self.next_key;
             self.next_key += 1;
             self.links.push(Link {
                 key,
                 socket: Arc::new(socket),
                 listener,
-                caller: Caller { vm: self.config.sockets[listener].1, process: Process::with(peer.pid) },
+                caller: Caller {
+                    vm: self.config.sockets[listener].1,
+                    process: peer.pid.and_then(Process::with),
+                },
                 is_known: false,
                 is_reported: false,
                 part: Vec::new(),

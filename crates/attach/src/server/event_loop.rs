@@ -185,10 +185,10 @@ impl Loop {
                     return;
                 }
             };
-        let Ok(peer) = rustix::net::sockopt::socket_peercred(&socket) else { return };
+        let Ok(peer) = crate::socket::caller(&socket) else { return };
         let who = Who {
-            pid: u32::try_from(peer.pid.as_raw_nonzero().get()).unwrap_or(0),
-            uid: peer.uid.as_raw(),
+            pid: peer.pid.map_or(0, |pid| pid.as_raw_nonzero().get().unsigned_abs()),
+            uid: peer.uid,
             name: String::new(),
         };
         if !self.config.allowed.lets_in(who.uid) {
@@ -200,7 +200,7 @@ impl Loop {
             refuse(&socket, 0, Code::NotAllowed, &text);
             return self.tell(&Event::Refused { who, reason: text });
         }
-        let _ = self.add(socket, who, peer.gid.as_raw());
+        let _ = self.add(socket, who, peer.gid);
     }
 
     /// Takes on a connection. Gives its key.
