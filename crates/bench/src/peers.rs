@@ -78,6 +78,17 @@ impl Wanted {
         Row::missing(&self.what, mpi, self.promise, why)
     }
 
+    /// The way that a peer's messages must have gone for its name to be true.
+    fn wanted_way(&self, peer: &str) -> &'static str {
+        if crate::subject::is_tcp(peer) {
+            "tcp"
+        } else if peer == COPIES_ONCE && self.bytes >= COPIED_ONCE {
+            "cma"
+        } else {
+            "shm"
+        }
+    }
+
     /// The row that `records` of one comparison give for one placement; the record it is about gets the promise.
     fn row(&self, records: &mut [Record], placement: Option<&str>) -> Row {
         let mpi = records.iter().find_map(|record| record.mpi.clone());
@@ -114,7 +125,7 @@ impl Wanted {
                     amount(theirs.value),
                     crate::subject::way(records, theirs).unwrap_or(peer)
                 ),
-                Some((theirs.path.as_deref(), wanted_way(peer))),
+                Some((theirs.path.as_deref(), self.wanted_way(peer))),
             ),
             (None, Some(line)) => (format!("{} : {line:.3} us bare line", amount(ours.value)), None),
             (None, None) => (amount(ours.value), None),
@@ -162,39 +173,47 @@ fn untouched(wanted: &Wanted, ours: &Record, records: &[Record]) -> String {
     format!("; untouched {} : {} {unit}, {ratio}", value(mine), value(theirs))
 }
 
-/// The way that a peer's messages must have gone for its name to be true. Cross-memory attach is asked of none here: what
-/// is compared is short, or copied twice.
-fn wanted_way(peer: &str) -> &'static str {
-    if crate::subject::is_tcp(peer) { "tcp" } else { "shm" }
-}
-
-/// Sizes of the two-copy bandwidths.
-const LONG: [u64; 3] = [8192, 65536, 1 << 20];
+/// Sizes of short messages, with a latency each.
+const SHORT: [u64; 4] = [64, 256, 1024, 4096];
+/// Sizes of the bandwidths.
+const LONG: [u64; 4] = [8192, 65536, 1 << 20, 4 << 20];
+/// Open MPI's own shared memory copies messages of so many bytes once, by cross-memory attach, unless it may not.
+const COPIED_ONCE: u64 = 65536;
+/// The subject that does.
+const COPIES_ONCE: &str = "ompi-sm";
 
 /// What is promised of two ranks on this host.
 fn pair_promises(flavour: Flavour) -> Vec<Wanted> {
+    let latencies = |bytes: &[u64], promise, own| -> Vec<Wanted> {
+        let what = |bytes| format!("latency {} : own shared memory", table::size(bytes));
+        bytes.iter().map(|bytes| Wanted::new(what(*bytes), promise, ("latency", *bytes), own)).collect()
+    };
     match flavour {
         Flavour::OpenMpi | Flavour::OpenMpi4 => {
-            let own = Some("ompi-sm");
-            let mut all = vec![
-                Wanted::new("latency 8 B : own shared memory", at_most(1.0, 0.85), ("latency", 8), own),
-                Wanted::new("latency 1 KB : own shared memory", at_most(1.1, 1.0), ("latency", 1024), own),
-                Wanted::new("message rate 8 B : own shared memory", at_least(0.85, 1.3), ("rate", 8), own),
-            ];
+            let own = Some(COPIES_ONCE);
+            let mut all = latencies(&[8], at_most(0.95, 0.85), own);
+            all.extend(latencies(&SHORT, at_most(1.0, 0.8), own));
+            let what = "message rate 8 B : own shared memory";
+            all.push(Wanted::new(what, at_least(0.9, 1.1), ("rate", 8), own));
             for (name, benchmark) in [("ping-pong", "bandwidth"), ("windowed", "bandwidth_windowed")] {
-                all.extend(LONG.map(|bytes| {
-                    let what = format!("bandwidth {}, {name} : own, two-copy", table::size(bytes));
-                    Wanted::new(what, at_least(0.9, 1.1), (benchmark, bytes), Some("ompi-sm-nocma"))
-                }));
+                for bytes in LONG {
+                    let what = |copies| format!("bandwidth {}, {name} : own, {copies}", table::size(bytes));
+                    let of = (benchmark, bytes);
+                    all.push(Wanted::new(what("two-copy"), at_least(1.0, 1.5), of, Some("ompi-sm-nocma")));
+                    if bytes >= COPIED_ONCE {
+                        all.push(Wanted::new(what("one-copy"), at_least(0.95, 1.2), of, own));
+                    }
+                }
             }
             all
         }
         Flavour::Mpich => {
             let own = Some("mpich-shm");
-            vec![
-                Wanted::new("latency 8 B : own shared memory", at_most(0.8, 0.65), ("latency", 8), own),
-                Wanted::new("message rate 8 B : own shared memory", at_least(2.0, 4.0), ("rate", 8), own),
-            ]
+            let mut all = latencies(&[8], at_most(0.8, 0.65), own);
+            all.extend(latencies(&SHORT, at_most(0.9, 0.7), own));
+            let what = "message rate 8 B : own shared memory";
+            all.push(Wanted::new(what, at_least(3.0, 4.0), ("rate", 8), own));
+            all
         }
         // Nothing is promised.
         Flavour::Intel => Vec::new(),
@@ -216,13 +235,22 @@ fn collective_promises((ranks, processors): (u32, u32), multiple: bool) -> Vec<W
 }
 
 fn vm_promises(flavour: Flavour) -> Vec<Wanted> {
-    let own = match flavour {
-        Flavour::OpenMpi | Flavour::OpenMpi4 => "ompi-sm",
-        Flavour::Mpich => "mpich-shm",
-        Flavour::Intel => "intel-shm",
+    let (own, required) = match flavour {
+        Flavour::OpenMpi | Flavour::OpenMpi4 => ("ompi-sm", 1.1),
+        Flavour::Mpich => ("mpich-shm", 1.0),
+        Flavour::Intel => ("intel-shm", 1.1),
     };
-    let what = "latency 8 B, 2 VMs : own shared memory in one VM";
-    vec![Wanted::new(what, at_most(1.1, 0.9), ("latency", 8), Some(own))]
+    let own = Some(own);
+    let latency = |bytes, required| {
+        let what = format!("latency {}, 2 VMs : own shared memory in one VM", table::size(bytes));
+        Wanted::new(what, at_most(required, 0.9), ("latency", bytes), own)
+    };
+    let mut all = vec![latency(8, 1.1), latency(1024, required)];
+    if copies_twice(flavour) {
+        let what = "message rate 8 B, 2 VMs : own shared memory in one VM";
+        all.push(Wanted::new(what, at_least(1.0, 1.2), ("rate", 8), own));
+    }
+    all
 }
 
 /// Measures all of it, telling `progress` what is going on.
@@ -366,7 +394,9 @@ fn pairs(plan: &Plan, mpi: &Mpi, table: &mut Table, progress: &mut dyn FnMut(&st
     }
     // Nothing is promised beside TCP: it is in the whole table for comparison.
     let mut pair = comparison(plan, mpi, 2, 0, Peers { tcp: !plan.quick, two_copy, ..Peers::USUAL });
-    pair.blocks.extend([Block::Latency(8), Block::Latency(1024), Block::Rate(8, 64)]);
+    pair.blocks.push(Block::Latency(8));
+    pair.blocks.extend(SHORT.map(Block::Latency));
+    pair.blocks.push(Block::Rate(8, 64));
     if two_copy {
         pair.blocks.extend(LONG.map(Block::PingPong));
         pair.blocks.extend(LONG.map(|bytes| Block::Window(bytes, 8)));
@@ -405,9 +435,9 @@ fn collectives(plan: &Plan, mpi: &Mpi, table: &mut Table, progress: &mut dyn FnM
 
 fn between_vms(plan: &Plan, mpi: &Mpi, table: &mut Table, progress: &mut dyn FnMut(&str)) {
     let mut pair = comparison(plan, mpi, 2, 2, Peers { tcp: !plan.quick, ..Peers::USUAL });
-    pair.blocks.push(Block::Latency(8));
+    pair.blocks.extend([Block::Latency(8), Block::Latency(1024), Block::Rate(8, 64)]);
     if !plan.quick {
-        pair.blocks.extend([Block::Latency(1024), Block::PingPong(1 << 20), Block::Window(1 << 20, 8)]);
+        pair.blocks.extend([Block::PingPong(1 << 20), Block::Window(1 << 20, 8)]);
         pair.blocks.push(Block::WindowUntouched(1 << 20, 8));
     }
     let done = mpi::run(&pair, progress);
