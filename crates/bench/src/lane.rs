@@ -365,7 +365,7 @@ fn post(endpoint: &mut Endpoint, buf: LocalBuf) -> Result<()> {
 
 /// Sends, making progress while there is no room. Gives whether a completion follows.
 fn send(endpoint: &mut Endpoint, to: PeerId, buf: LocalBuf) -> Result<bool> {
-    if endpoint.send_at_once(to, true, 1, None, buf) {
+    if endpoint.send_at_once(to, true, 1, None, buf, usize::MAX) {
         return Ok(false);
     }
     let bufs = [buf];

@@ -35,6 +35,53 @@ pub fn within(nanoseconds: u32) -> u32 {
     u32::try_from(hints).unwrap_or(u32::MAX).saturating_add(1)
 }
 
+/// An instruction that asks for a line, for each of some lines from `at` on.
+macro_rules! ask {
+    ($x86:literal, $arm:literal, $at:expr, $($line:literal),*) => {{
+        let at: *const u8 = $at;
+        #[cfg(all(target_arch = "x86_64", not(loom), not(miri)))]
+        // SAFETY: a prefetch neither faults nor changes memory, registers or flags.
+        unsafe {
+            core::arch::asm!($(concat!($x86, " [{at} + ", $line, "]")),*, at = in(reg) at, options(nostack, preserves_flags, readonly));
+        }
+        #[cfg(all(target_arch = "aarch64", not(loom), not(miri)))]
+        // SAFETY: as above.
+        unsafe {
+            core::arch::asm!($(concat!("prfm ", $arm, ", [{at}, #", $line, "]")),*, at = in(reg) at, options(nostack, preserves_flags, readonly));
+        }
+        let _ = at;
+    }};
+}
+
+// `prefetchw` as a word of its own: the intrinsic compiles to a plain prefetch, which takes the line shared, where the baseline
+// lacks the instruction. Processors without it take it for a no-op.
+
+/// Asks for the line that `at` lies in, ahead of writes to it: a store to a line that another processor read last takes as long as a
+/// transfer, and whatever waits for the store buffer after it (a locked instruction, a load that cannot be forwarded) waits as
+/// long. A hint, for any address, which changes nothing that any model could see.
+#[inline(always)] // one instruction
+pub fn prepare(at: *const u8) {
+    ask!("prefetchw", "pstl1keep", at, "0");
+}
+
+/// The same for the next three lines, too.
+#[inline(always)] // four instructions
+pub fn prepare_four(at: *const u8) {
+    ask!("prefetchw", "pstl1keep", at, "0", "64", "128", "192");
+}
+
+/// Asks for the line that `at` lies in, ahead of reads. A hint, as [`prepare`].
+#[inline(always)] // one instruction
+pub fn expect(at: *const u8) {
+    ask!("prefetcht0", "pldl1keep", at, "0");
+}
+
+/// The same for the next three lines, too.
+#[inline(always)] // four instructions
+pub fn expect_four(at: *const u8) {
+    ask!("prefetcht0", "pldl1keep", at, "0", "64", "128", "192");
+}
+
 /// Stays on the processor for about so long, without a look at the clock.
 pub fn spin(nanoseconds: u32) {
     (0..within(nanoseconds)).for_each(|_| spin_loop());

@@ -6,6 +6,7 @@
 //! the stamp left by the lap before can never be taken for the one awaited.
 
 use crate::LINE_WORDS;
+use crate::hint;
 use crate::sync::{AtomicU64, Ordering};
 use std::ops::Deref;
 
@@ -79,23 +80,10 @@ impl Slot {
         self.0.words[0].store((head & !STAMP_MASK) | Self::stamp(position), Ordering::Release);
     }
 
-    /// Asks for the line to write, ahead of the writes: a store to a line that another processor read last takes as
-    /// long as a transfer, and whatever waits for the store buffer after it (a locked instruction, a load that cannot
-    /// be forwarded) waits as long. A hint, which changes nothing that any model could see.
+    /// Asks for the line to write, ahead of the writes; see [`hint::prepare`].
     #[inline(always)] // one instruction
     pub fn prepare(&self) {
-        // The intrinsic compiles to a plain prefetch, which takes the line shared, where the baseline lacks the
-        // instruction. Processors without it take it for a no-op.
-        #[cfg(all(target_arch = "x86_64", not(loom), not(miri)))]
-        // SAFETY: a prefetch neither faults nor changes memory, registers or flags.
-        unsafe {
-            core::arch::asm!("prefetchw [{}]", in(reg) &raw const self.0.words, options(nostack, preserves_flags, readonly));
-        }
-        #[cfg(all(target_arch = "aarch64", not(loom), not(miri)))]
-        // SAFETY: as above.
-        unsafe {
-            core::arch::asm!("prfm pstl1keep, [{}]", in(reg) &raw const self.0.words, options(nostack, preserves_flags, readonly));
-        }
+        hint::prepare((&raw const self.0.words).cast());
     }
 
     /// Forgets whatever is in the slot; for the producer, before the ring is offered to a new consumer.
@@ -110,16 +98,7 @@ impl ReadSlot {
     /// Asks for the line to read, ahead of the reads. A hint, as [`Slot::prepare`].
     #[inline(always)] // one instruction
     pub fn expect(&self) {
-        #[cfg(all(target_arch = "x86_64", not(loom), not(miri)))]
-        // SAFETY: a prefetch neither faults nor changes memory, registers or flags.
-        unsafe {
-            core::arch::asm!("prefetcht0 [{}]", in(reg) &raw const self.words, options(nostack, preserves_flags, readonly));
-        }
-        #[cfg(all(target_arch = "aarch64", not(loom), not(miri)))]
-        // SAFETY: as above.
-        unsafe {
-            core::arch::asm!("prfm pldl1keep, [{}]", in(reg) &raw const self.words, options(nostack, preserves_flags, readonly));
-        }
+        hint::expect((&raw const self.words).cast());
     }
 
     /// Word 0 if the message at `position` has arrived.

@@ -17,10 +17,10 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use isthmus_lockfree::LINE_BYTES;
 use isthmus_lockfree::ring::{ReadSlots, Slots};
 use isthmus_lockfree::slot::{ReadSlot, Slot};
 use isthmus_lockfree::sync::{Line, ReadLine, ReadWord, Word};
+use isthmus_lockfree::{LINE_BYTES, hint};
 use rustix::fs::OFlags;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
 
@@ -356,6 +356,30 @@ impl<A: Access> Section<A> {
         Ok(())
     }
 
+    /// Asks for the lines of a range that begins at a line's edge, ahead of reads from it. A hint: nothing is checked, and an address
+    /// that is not mapped does nothing.
+    #[inline]
+    pub fn expect(&self, offset: u64, len: u64) {
+        self.lines(offset, len, hint::expect, hint::expect_four);
+    }
+
+    /// Asks for each line of a range, or for what means nothing.
+    #[inline(always)] // a few instructions for each line
+    fn lines(&self, offset: u64, len: u64, one: impl Fn(*const u8), four: impl Fn(*const u8)) {
+        let [base, offset, mut left] = [self.base, offset, len].map(|it| usize::try_from(it).unwrap_or(0));
+        let mut at = self.map.base.as_ptr().cast_const().wrapping_add(base).wrapping_add(offset);
+        while left > 3 * LINE_BYTES {
+            four(at);
+            at = at.wrapping_add(4 * LINE_BYTES);
+            left = left.saturating_sub(4 * LINE_BYTES);
+        }
+        while left > 0 {
+            one(at);
+            at = at.wrapping_add(LINE_BYTES);
+            left = left.saturating_sub(LINE_BYTES);
+        }
+    }
+
     /// Where in the section an address of this process lies.
     pub fn offset_of(&self, address: u64) -> Option<u64> {
         let base = self.map.base.as_ptr().expose_provenance() as u64;
@@ -372,6 +396,12 @@ impl<A: Access> Section<A> {
 }
 
 impl Section {
+    /// Asks for the lines of a range that begins at a line's edge, ahead of writes to it. A hint, as [`Section::expect`].
+    #[inline]
+    pub fn prepare(&self, offset: u64, len: u64) {
+        self.lines(offset, len, hint::prepare, hint::prepare_four);
+    }
+
     /// Copies all of `from` to `offset`.
     ///
     /// # Errors

@@ -20,6 +20,9 @@ use crate::fault::{Step, step};
 use crate::types::PeerId;
 use crate::wire;
 
+/// Longest payload that a receiver expects, in bytes: so few lines that they come together.
+pub const EXPECTED: u64 = 256;
+
 /// Sizes of a lane's memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Size {
@@ -244,6 +247,16 @@ impl Outgoing {
         Ok(Some(self.place.data + ((at + skip) & (bytes - 1))))
     }
 
+    /// Where the next message's payload will lie, if it is of so many bytes, and if they are known to be free.
+    #[inline(always)] // a few instructions
+    pub fn next_data(&self, len: u64) -> Option<u64> {
+        let bytes = self.place.size.data_bytes;
+        let need = len.next_multiple_of(64);
+        let at = self.data_write & (bytes - 1);
+        let is_free = at + need <= bytes && self.data_write + need - self.data_read <= bytes;
+        is_free.then_some(self.place.data + at)
+    }
+
     /// Publishes a message; there must be room. Returns whether it had to be announced.
     #[inline]
     pub fn push(&mut self, message: &Message, count: usize) -> bool {
@@ -432,6 +445,8 @@ pub struct Incoming {
     pub last: u64,
     /// The read position of the last request for room that was served.
     woken_at: u64,
+    /// Where the next payload is expected, and its length.
+    expected: Option<(u64, u64)>,
     ring: SlotRing<ReadOnly>,
     consumer: Consumer,
     descriptor: LineRef<ReadOnly>,
@@ -466,6 +481,7 @@ impl Incoming {
             thermostat: Thermostat::default(),
             last: 0,
             woken_at: 0,
+            expected: None,
             ring,
             consumer: Consumer::new(),
             descriptor,
@@ -480,6 +496,23 @@ impl Incoming {
     #[inline]
     pub fn arrived(&self) -> Option<u64> {
         self.next().arrived(self.consumer.read())
+    }
+
+    /// Asks for the lines of the payload that is expected, if one is: for a receiver that waits.
+    #[inline]
+    pub fn expect_payload(&self) {
+        if let Some((offset, len)) = self.expected {
+            self.section.expect(offset, len);
+        }
+    }
+
+    /// The payload of the last message lay in the data ring. If it was short and nothing came behind it, the next message is probably
+    /// like it, and its payload lies behind this one.
+    #[inline]
+    pub fn took_payload(&mut self, offset: u64, len: u64) {
+        let need = len.next_multiple_of(64);
+        let is_likely = len <= EXPECTED && self.arrived().is_none();
+        self.expected = is_likely.then_some((offset.wrapping_add(need), need));
     }
 
     /// Whether anything came.

@@ -214,7 +214,7 @@ fn an_endpoint_without_a_berth_refuses_what_must_go_somewhere_and_moves_nothing(
     let address = a.address();
     a.leave();
     assert_eq!(a.send(&message(to_b, 1, &out)).err(), Some(PostError::Again));
-    assert!(!a.send_at_once(to_b, true, 1, None, out[0]));
+    assert!(!a.send_at_once(to_b, true, 1, None, out[0], usize::MAX));
     a.receive(&receive(any(9), &into)).unwrap();
     assert!(a.resolve(&b.address()).is_err() && a.sleeper().is_none());
     assert!(!a.progress() && !a.has_lanes() && !a.is_crowded());

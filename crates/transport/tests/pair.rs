@@ -5,8 +5,8 @@ mod common;
 use common::*;
 use isthmus_region::counters::Counter;
 use isthmus_transport::{
-    Address, PeerId, PostError, Posted, Receive, Selector, Send, Short, ShortReceived, ShortSink, Status,
-    Ticket,
+    Address, Endpoint, PeerId, PostError, Posted, Receive, Selector, Send, Short, ShortReceived, ShortSink,
+    Status, Ticket,
 };
 
 const SIZES: [usize; 14] =
@@ -637,4 +637,82 @@ fn short_polls_take_turns_between_lanes() {
     }
     let of = |i: u32| taken.0.iter().filter(|p| p.0 == i).count();
     assert_eq!([of(0), of(1), of(2)], [10, 10, 10]);
+}
+
+/// What short polls took: lengths and tags.
+struct Lengths(Vec<(usize, u64)>);
+
+impl ShortSink for Lengths {
+    fn take(&mut self, got: &ShortReceived, _: &Address) {
+        self.0.push((got.len, got.tag));
+    }
+}
+
+#[test]
+fn messages_up_to_the_eager_limit_go_and_come_the_short_way() {
+    const LARGEST: usize = 16 << 10;
+    let world = World::new(2, 16 << 20);
+    let (mut a, mut b) = (world.endpoint(0), world.endpoint(1));
+    let to = a.resolve(&b.address()).unwrap();
+    let mut byte = [1];
+    let bufs = [buf(&mut byte)];
+    let mut back = [0];
+    let into = [buf(&mut back)];
+    // Until the lane is hot.
+    for _ in 0..300 {
+        b.receive(&receive(any(5), &into)).unwrap();
+        send(&mut a, &mut b, &message(to, 5, &bufs));
+        wait(&mut b, &mut a);
+        while a.pop().is_some() {}
+    }
+    let mut out: Vec<u8> = (0..=LARGEST).map(|i| u8::try_from(i % 251).unwrap()).collect();
+    let mut got = vec![0; LARGEST];
+    let (out, got) = (buf(&mut out), buf(&mut got));
+    let mut otherwise = 0;
+    let mut short = |a: &mut Endpoint, b: &mut Endpoint, len: usize, round: u64| {
+        let select = Selector { tagged: true, from: None, tag: round, ignore: 0 };
+        got.write(&vec![0xee; LARGEST]);
+        assert!(b.receive_at_once(select, got, Ticket::default()));
+        // The sender learns of room in the general way only.
+        if !a.send_at_once(to, true, round, None, out.part(0, len), usize::MAX) {
+            let bufs = [out.part(0, len)];
+            send(a, b, &message(to, round, &bufs));
+            while a.pop().is_some() {}
+        }
+        let mut taken = Lengths(Vec::new());
+        for _ in 0..1000 {
+            match b.poll_short(4, round.is_multiple_of(2), &mut taken) {
+                Short::Received => break,
+                Short::Nothing => {}
+                // Its turn comes now and then, whatever is there.
+                Short::Other => {
+                    b.progress();
+                    if let Some(done) = b.pop() {
+                        otherwise += 1;
+                        taken.0.push((usize::try_from(ok(done).len).unwrap(), done.tag));
+                        break;
+                    }
+                }
+            }
+        }
+        assert_eq!(taken.0, [(len, round)]);
+        let got = got.to_vec();
+        assert!(got[..len] == out.to_vec()[..len] && got[len..].iter().all(|b| *b == 0xee), "{len} bytes");
+    };
+    let lengths = (0..600).chain((600..LARGEST).step_by(491)).chain([LARGEST]);
+    for (round, len) in lengths.clone().chain(lengths).enumerate() {
+        short(&mut a, &mut b, len, u64::try_from(round).unwrap());
+    }
+    assert!(otherwise < 100, "{otherwise} messages came the general way");
+    // Longer than the caller lets it be, than the lane lets it be, and without room.
+    assert!(!a.send_at_once(to, true, 1, None, out.part(0, 41), 40));
+    assert!(!a.send_at_once(to, true, 1, None, out, usize::MAX));
+    let sent = (0..100).take_while(|i| a.send_at_once(to, true, *i, None, out.part(0, 4096), 4096)).count();
+    assert!((8..=16).contains(&sent), "64 KiB of data hold {sent} messages of 4 KiB");
+    for i in 0..sent {
+        let bufs = [got];
+        b.receive(&receive(any(u64::try_from(i).unwrap()), &bufs)).unwrap();
+        ok(wait(&mut b, &mut a));
+        assert_eq!(got.to_vec()[..4096], out.to_vec()[..4096]);
+    }
 }

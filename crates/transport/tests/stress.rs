@@ -355,7 +355,7 @@ fn live(me: u64, mut end: Endpoint, ids: &[PeerId], shared: &Shared<'_>) {
                 ticket: Ticket { context: ticket, flags: 1 },
             };
             if random.below(4) != 0
-                && end.send_at_once(ids[to as usize], kind != 2, tag, Some(sequence), whole)
+                && end.send_at_once(ids[to as usize], kind != 2, tag, Some(sequence), whole, usize::MAX)
             {
                 out.fill(0xdd);
             } else {

@@ -14,6 +14,7 @@ use super::completion::{ENTRY, MULTI};
 use super::{Ep, State, failed};
 use crate::av::MOST_ADDRESSES;
 use crate::core::log;
+use crate::info::INJECT_BYTES;
 use crate::{arithmetic, errno};
 
 /// Flags of sends that complete only when the receiver has taken the message, or matched it.
@@ -125,7 +126,7 @@ impl Ep {
             && state.tx_flags & DELIVERED == 0
             && let Some(to) = state.remotes.known(what.remote)
             && let Some(transport) = &mut state.transport
-            && transport.send_at_once(to, what.tagged, what.tag, data, what.buf)
+            && transport.send_at_once(to, what.tagged, what.tag, data, what.buf, usize::MAX)
         {
             let ticket = state.tx_how(context).ticket();
             state.bindings.sent(what.tagged, ticket);
@@ -142,7 +143,7 @@ impl Ep {
             && !state.moving
             && let Some(to) = state.remotes.known(what.remote)
             && let Some(transport) = &mut state.transport
-            && transport.send_at_once(to, what.tagged, what.tag, data, what.buf)
+            && transport.send_at_once(to, what.tagged, what.tag, data, what.buf, INJECT_BYTES)
         {
             if let Some(counter) = &state.bindings.sends {
                 counter.count(true);

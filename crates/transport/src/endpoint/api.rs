@@ -54,9 +54,9 @@ impl Endpoint {
         self.core.poll_short(&mut self.berth, room, wait, sink)
     }
 
-    /// Sends a short message at once, if its receiver is known, lives and keeps up, and the payload fits into
-    /// a slot. Returns whether it did; if not, nothing was done, and the caller uses [`Endpoint::send`].
-    /// Messages of both stay in order.
+    /// Sends a message of up to `most` bytes at once, if its receiver is known, lives and keeps up, and the payload fits into
+    /// a slot or is eager. Returns whether it did; if not, nothing was done, and the caller uses [`Endpoint::send`].
+    /// Messages of both stay in order. `most` concerns payloads that fit into no slot.
     #[inline(always)] // all that a short message takes, in its caller
     pub fn send_at_once(
         &mut self,
@@ -65,8 +65,9 @@ impl Endpoint {
         tag: u64,
         data: Option<u64>,
         buf: LocalBuf,
+        most: usize,
     ) -> bool {
-        self.core.send_at_once(&mut self.berth, to, tagged, tag, data, buf)
+        self.core.send_at_once(&mut self.berth, to, tagged, tag, data, buf, most)
     }
 
     /// Sends a message. Messages to one peer are matched in the order of the calls.

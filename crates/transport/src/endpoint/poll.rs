@@ -6,17 +6,19 @@
 
 use isthmus_lockfree::hint;
 use isthmus_region::counters::Counter;
+use isthmus_region::local::LocalBuf;
 use isthmus_region::roster::Present;
 
 use super::cushion::NoMemoryLeft;
 use super::payload::Payload;
+use super::two_sided::LARGE;
 use super::{Berth, Core, Peer};
 use crate::address::Address;
 use crate::fault::{Step, step};
-use crate::lane::Incoming;
+use crate::lane::{Incoming, Size};
 use crate::matching::Matching;
 use crate::types::{Completion, PeerId, Ticket};
-use crate::wire::{self, INLINE_BYTES, Inline, kind};
+use crate::wire::{self, INLINE_BYTES, Inline, flag, kind};
 use Stop::Faulty;
 
 /// Why a message was not taken.
@@ -121,13 +123,22 @@ impl Spin {
     }
 }
 
-/// Takes the message at a lane's head if it is a short one for the oldest receive, which has room for it.
+/// Takes the message at a lane's head if it is in-line or eager, and the oldest receive is one for it and has room. Gives its bytes.
 #[inline(always)] // on the way of a short message
-fn take_short(lane: &mut Incoming, head: u64, peer: &Peer, matching: &mut Matching) -> Option<ShortReceived> {
+fn take_short(
+    lane: &mut Incoming,
+    head: u64,
+    peer: &Peer,
+    matching: &mut Matching,
+    sink: &mut impl ShortSink,
+) -> Option<usize> {
     let (source, message) = (lane.peer, Inline { slot: lane.next(), head });
     let (len, tagged, tag) = (message.len(), message.tagged(), message.tag());
     let (buf, ticket) = matching.find_simple(tagged, source, tag)?;
-    if wire::kind_of(head) != kind::INLINE || len > INLINE_BYTES || len > buf.len() {
+    if wire::kind_of(head) != kind::INLINE {
+        return take_staged(lane, head, peer, matching, (buf, ticket), sink);
+    }
+    if len > INLINE_BYTES || len > buf.len() {
         return None;
     }
     let data = message.data();
@@ -147,7 +158,43 @@ fn take_short(lane: &mut Incoming, head: u64, peer: &Peer, matching: &mut Matchi
     }
     matching.drop_oldest(tagged);
     lane.advance();
-    Some(ShortReceived { ticket, tagged, tag, data, source, buf: buf.address(), len })
+    sink.take(&ShortReceived { ticket, tagged, tag, data, source, buf: buf.address(), len }, &peer.address);
+    Some(len)
+}
+
+/// The rest of it where the payload is in the data ring: takes a message that need not be confirmed.
+#[inline(never)]
+fn take_staged(
+    lane: &mut Incoming,
+    head: u64,
+    peer: &Peer,
+    matching: &mut Matching,
+    (buf, ticket): (LocalBuf, Ticket),
+    sink: &mut impl ShortSink,
+) -> Option<usize> {
+    let (source, slot, flags) = (lane.peer, lane.next(), wire::flags_of(head));
+    let (tag, len, offset) = (slot.word(1), slot.word(3), slot.word(4));
+    let is_plain = wire::kind_of(head) == kind::EAGER && flags & flag::ACK == 0;
+    if !is_plain || len > (buf.len() as u64).min(Size::USUAL.data_bytes) {
+        return None;
+    }
+    let (tagged, data) = (flags & flag::TAGGED != 0, (flags & flag::DATA != 0).then(|| slot.word(2)));
+    // At most the length of the buffer.
+    let size = usize::try_from(len).unwrap_or(0);
+    lane.section.drain("payload", offset, buf.part(0, size)).ok()?;
+    if !peer.still_lives() {
+        // The copy may be another endpoint's bytes (P5): the receive stays posted.
+        return None;
+    }
+    matching.drop_oldest(tagged);
+    if len >= LARGE {
+        lane.release_through();
+    }
+    lane.advance();
+    lane.took_payload(offset, len);
+    let got = ShortReceived { ticket, tagged, tag, data, source, buf: buf.address(), len: size };
+    sink.take(&got, &peer.address);
+    Some(size)
 }
 
 impl Berth {
@@ -215,13 +262,12 @@ impl Core {
                 let Some(Some(lane)) = berth.incoming.get_mut(*number as usize) else { continue };
                 let Some(head) = lane.arrived() else { continue };
                 let Some(peer) = self.peers.get(lane.peer.0 as usize) else { return Short::Other };
-                let Some(received) = take_short(lane, head, peer, &mut self.matching) else {
+                let Some(bytes) = take_short(lane, head, peer, &mut self.matching, sink) else {
                     return Short::Other;
                 };
-                sink.take(&received, &peer.address);
                 lane.last = ticks;
                 self.tally.add(Counter::RxMessages, 1);
-                self.tally.add(Counter::RxBytes, received.len as u64);
+                self.tally.add(Counter::RxBytes, bytes as u64);
                 if berth.hot.len() > 1 || lane.arrived().is_some() {
                     let number = *number;
                     self.take_more(berth, number, room - 1, sink);
@@ -249,10 +295,9 @@ impl Core {
                 && let Some(head) = lane.arrived()
             {
                 lane.expect(EXPECT_AHEAD);
-                let Some(received) = take_short(lane, head, peer, &mut self.matching) else { break };
-                bytes += received.len;
+                let Some(taken) = take_short(lane, head, peer, &mut self.matching, sink) else { break };
+                bytes += taken;
                 count += 1;
-                sink.take(&received, &peer.address);
                 if count % SHORT_BATCH == 0 {
                     lane.release();
                 }
@@ -272,6 +317,9 @@ impl Core {
     /// Polls the hot lanes for [`SPIN_NS`]. Returns whether something is there. Not where processors are
     /// short, nor where the program waits for nothing: Open MPI 4 reads its queue again at once after each
     /// message, and would be delayed before it sends the answer.
+    ///
+    /// With a slot come the lines of a short payload that is expected ([`Incoming::expect_payload`]): asked for after it, they would
+    /// take a transfer more.
     #[inline(never)]
     fn spin(&self, berth: &Berth) -> bool {
         if berth.crowded || !(self.matching.has_waiting() || self.operations.has_any()) {
@@ -283,9 +331,11 @@ impl Core {
             if hinted {
                 std::hint::spin_loop();
             }
-            std::hint::black_box(&berth.hot).iter().any(
-                |number| matches!(berth.incoming.get(*number as usize), Some(Some(l)) if l.arrived().is_some()),
-            )
+            std::hint::black_box(&berth.hot).iter().any(|number| {
+                let Some(Some(lane)) = berth.incoming.get(*number as usize) else { return false };
+                lane.expect_payload();
+                lane.arrived().is_some()
+            })
         })
     }
 

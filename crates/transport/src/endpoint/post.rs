@@ -1,6 +1,7 @@
 //! What the caller posts.
 
 use isthmus_lockfree::slot::{Message, Slot};
+use isthmus_region::Section;
 use isthmus_region::counters::{Counter, LaneCounter};
 use isthmus_region::local::LocalBuf;
 use isthmus_region::roster::Record;
@@ -9,12 +10,16 @@ use super::backlog::Payload;
 use super::table::Operation;
 use super::{Because, Berth, Core, INJECT_BYTES, Multi};
 use crate::fault::{Step, step};
+use crate::lane::{EXPECTED, Outgoing};
 use crate::matching::{Arrived, Bufs, Target, Waiting};
 use crate::types::{
     Atomic, AtomicKind, Completion, Op, PeerId, PostError, Posted, Receive, Rma, Selector, Send, Status,
     Ticket,
 };
 use crate::wire::{self, AtomicWord, INLINE_BYTES, flag, kind};
+
+/// Longest payload, in bytes, of which as much as the next one takes is asked for when one was sent.
+const PREPARED: u64 = 1024;
 
 #[inline]
 fn flags_of(tagged: bool, data: Option<u64>) -> u8 {
@@ -44,6 +49,44 @@ fn inline(send: &Send<'_>) -> (Message, usize) {
 #[inline(never)]
 fn put_words(slot: &Slot, buf: LocalBuf) {
     buf.words(|i, word| slot.put(3 + i, word));
+}
+
+/// The rest of [`Core::send_at_once`] for a payload that goes through the data ring. Returns whether the message has to be
+/// announced, or that nothing was done.
+#[inline(never)]
+fn stage_at_once(
+    out: &mut Outgoing,
+    section: &Section,
+    flags: u8,
+    [tag, data]: [u64; 2],
+    buf: LocalBuf,
+    most: u64,
+) -> Option<bool> {
+    let len = buf.len() as u64;
+    if len > most.min(out.eager_bytes()) {
+        return None;
+    }
+    // A position that cannot be right is told by the general way.
+    let offset = out.take_data(len).ok()??;
+    // The data ring is our own; its bounds were checked when the lane was made.
+    let _ = section.fill("data ring", offset, buf);
+    step(Step::Staged);
+    let (slot, announced) = out.begin_message();
+    slot.put(1, tag);
+    slot.put(2, data);
+    slot.put(3, len);
+    slot.put(4, offset);
+    out.publish(wire::head(kind::EAGER, flags, 0), announced);
+    out.count_bytes(len);
+    // The next message is probably as long. Its lines come here now from the processor that read them last. Those of a shorter one
+    // are asked for by a receiver that waits, and of a longer one they are too many to come together.
+    if len > EXPECTED
+        && len <= PREPARED
+        && let Some(next) = out.next_data(len)
+    {
+        section.prepare(next, len);
+    }
+    Some(announced)
 }
 
 impl Core {
@@ -162,6 +205,7 @@ impl Core {
 
     /// As [`super::Endpoint::send_at_once`].
     #[inline(always)] // all that a short message takes, in its caller
+    #[allow(clippy::too_many_arguments)] // they stay in registers
     pub(super) fn send_at_once(
         &mut self,
         berth: &mut Option<Berth>,
@@ -170,16 +214,31 @@ impl Core {
         tag: u64,
         data: Option<u64>,
         buf: LocalBuf,
+        most: usize,
     ) -> bool {
         let Some(peer) = self.peers.get_mut(to.0 as usize) else { return false };
         // Where there is a lane, its receiver was not seen to be gone.
         let lives = peer.record.as_ref().is_some_and(Record::lives);
         let Some(out) = peer.path.lane_mut() else { return false };
-        if buf.len() > INLINE_BYTES || !peer.backlog.is_empty() || !lives {
+        if !peer.backlog.is_empty() || !lives {
             return false;
         }
         if !out.has_known_room() {
             return false;
+        }
+        if buf.len() > INLINE_BYTES {
+            // An endpoint without a berth has no lanes.
+            let Some(berth) = berth else { return false };
+            let most = self.config.eager_bytes.min(most as u64);
+            let words = [tag, data.unwrap_or(0)];
+            let staged = stage_at_once(out, berth.member.section(), flags_of(tagged, data), words, buf, most);
+            if let Some(announced) = staged {
+                self.tally.add(Counter::Eager, 1);
+                if announced {
+                    self.ring_receiver(berth, to);
+                }
+            }
+            return staged.is_some();
         }
         let (slot, announced) = out.begin_message();
         slot.put(1, tag);

@@ -18,7 +18,7 @@ use Stop::Faulty;
 
 /// Payloads from this many bytes on are given back at once, not with the batch: the sender waits for the
 /// room.
-const LARGE: u64 = 1024;
+pub(super) const LARGE: u64 = 1024;
 /// Longest message that may be announced: the size of an address space.
 const MOST_BYTES: u64 = 1 << 47;
 
