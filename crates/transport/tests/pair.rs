@@ -716,3 +716,64 @@ fn messages_up_to_the_eager_limit_go_and_come_the_short_way() {
         assert_eq!(got.to_vec()[..4096], out.to_vec()[..4096]);
     }
 }
+
+#[test]
+fn an_announced_message_is_whole_however_much_of_it_came_at_once() {
+    let world = World::new(2, 16 << 20);
+    let (mut a, mut b) = (world.endpoint(0), world.endpoint(1));
+    let to = a.resolve(&b.address()).unwrap();
+    const LONG: usize = 40_000;
+    let mut out: Vec<u8> = (0..LONG).map(|i| u8::try_from(i % 251).unwrap()).collect();
+    let mut got = vec![0; LONG];
+    let (out, got) = (buf(&mut out), buf(&mut got));
+    let parts = [out.part(0, 7), out.part(7, 0), out.part(7, 20_000), out.part(20_007, LONG)];
+    let mut tag = 0;
+    // The data ring has room for the first bytes of some of them, for a part of the last, and for none.
+    for filled in [0, 1, 3, 14, 15, 16] {
+        for room in [0, 1, 10_000, 16_384, 16_385, LONG] {
+            for (early, delivered) in [(false, false), (true, false), (false, true), (true, true)] {
+                let fill = |tag| message(to, tag, &parts[2..3]);
+                let fillers = (0..filled).map(|i| (1 << 32) + i);
+                got.write(&vec![0xee; LONG]);
+                let into = [got.part(0, room / 3), got.part(room / 3, room - room / 3)];
+                tag += 1;
+                if early {
+                    b.receive(&receive(any(tag), &into)).unwrap();
+                }
+                for filler in fillers.clone() {
+                    let small = [out.part(0, 4000)];
+                    assert!(a.send(&Send { bufs: &small, ..fill(filler) }).is_ok());
+                }
+                let sent = Send { delivered, ..message(to, tag, &parts) };
+                assert_eq!(a.send(&sent), Ok(Posted::Pending));
+                if !early {
+                    polls(&mut a, &mut b);
+                    assert_eq!(a.pop(), None, "it is not received yet");
+                    b.receive(&receive(any(tag), &into)).unwrap();
+                }
+                let done = wait(&mut b, &mut a);
+                let cut = u64::try_from(LONG - room).unwrap();
+                let expected = if cut == 0 { Status::Ok } else { Status::Truncated { cut } };
+                assert_eq!((done.status, done.tag, done.len), (expected, tag, u64::try_from(room).unwrap()));
+                let got = got.to_vec();
+                assert!(got[..room] == out.to_vec()[..room], "{filled} {room} {early} {delivered}");
+                assert!(got[room..].iter().all(|b| *b == 0xee));
+                ok(wait(&mut a, &mut b));
+                for filler in fillers {
+                    let mut small = vec![0; 4000];
+                    let small = [buf(&mut small)];
+                    b.receive(&receive(any(filler), &small)).unwrap();
+                    ok(wait(&mut b, &mut a));
+                }
+                while a.pop().is_some() {}
+            }
+        }
+    }
+}
+
+fn polls(a: &mut Endpoint, b: &mut Endpoint) {
+    for _ in 0..50 {
+        a.progress();
+        b.progress();
+    }
+}
