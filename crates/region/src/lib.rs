@@ -23,10 +23,12 @@
 //! - [`waiting`]: how threads poll, yield and nap before they sleep; [`doorbell`]: how they sleep until they are rung, and are
 //!   rung; [`wake`]: by futex.
 //! - [`counters`]: what went through the region, per process and per peer.
+//! - [`attach`]: memory of another process, copied by the kernel.
 //! - [`control_group`]: how much memory this process may have; [`tsc`]: how fast its processor's counter counts.
 
 pub mod address;
 pub mod area;
+pub mod attach;
 pub mod chain;
 pub mod control_group;
 pub mod counters;

@@ -87,6 +87,17 @@ impl LocalBuf {
         unsafe { std::ptr::copy(from.as_ptr(), self.at.as_ptr(), self.len) };
     }
 
+    /// Has the kernel fill it from address `at` of process `pid`; gives the count, or the system's answer.
+    pub(crate) fn fill_from(self, pid: i32, at: u64) -> Result<usize, i32> {
+        let local = libc::iovec { iov_base: self.at.as_ptr().cast(), iov_len: self.len };
+        let remote = libc::iovec { iov_base: at as *mut libc::c_void, iov_len: self.len };
+        // SAFETY: `new`'s caller promised that all bytes of `local` may be written, and the kernel writes no others. The other
+        // side is an address in a process, maybe this one, that the kernel alone reads; it checks it.
+        let count = unsafe { libc::process_vm_readv(pid, &raw const local, 1, &raw const remote, 1, 0) };
+        usize::try_from(count)
+            .map_err(|_| std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO))
+    }
+
     /// Copies as much of `from` as fits; gives the count.
     #[inline]
     pub fn write(self, from: &[u8]) -> usize {

@@ -8,6 +8,7 @@ use isthmus_lockfree::life::{Life, State};
 
 use crate::address::{Address, SystemId};
 use crate::area::Area;
+use crate::attach::{Process, Processes};
 use crate::counters::Counters;
 use crate::directory::{AreaGrant, Directory, OwnDirectory};
 use crate::doorbell::Doorbell;
@@ -69,6 +70,16 @@ pub trait LocalService: Send + Sync {
     fn bell(&self, slot: u32) -> Result<OwnedFd> {
         let _ = slot;
         Err(Error::Service { action: "give a bell", reason: "this service has none".into() })
+    }
+
+    /// A pidfd of the process that has the endpoint in `slot` of the own peer, in this life of the endpoint; none if this
+    /// process may have none.
+    ///
+    /// # Errors
+    /// [`Error::Service`] when the service is gone, does not answer soon, or tells of no process.
+    fn process(&self, slot: u32, incarnation: u64) -> Result<Option<OwnedFd>> {
+        let _ = (slot, incarnation);
+        Err(Error::Service { action: "tell of a process", reason: "this service does not".into() })
     }
 
     /// Makes a named object, or opens it if it is there and that will do.
@@ -181,6 +192,8 @@ pub struct Member {
     directories: Mutex<HashMap<u32, (u64, Directory)>>,
     /// Bells for places of the region at which no thread waits now. Objects come and go, and their places come back.
     watches: Mutex<HashMap<u64, Vec<OwnedFd>>>,
+    /// Processes of the own peer from which this one may copy.
+    processes: Processes,
     doorbell: Doorbell,
     processors: u64,
 }
@@ -245,6 +258,7 @@ impl Member {
             service,
             directories,
             watches: Mutex::default(),
+            processes: Processes::default(),
             doorbell,
             processors: online_processors(),
         }))
@@ -337,6 +351,21 @@ impl Member {
     /// Processors of this system, also those that this very process may not use; none if that cannot be found out.
     pub fn processors(&self) -> Option<u64> {
         Some(self.processors).filter(|count| *count > 0)
+    }
+
+    /// Whether processes of the own peer may copy from each other's memory, as far as the region goes: not where each is to be
+    /// kept from what the others have, in a section of its own.
+    pub fn may_attach(&self) -> bool {
+        self.region.peer(self.peer).ok().flatten().is_some_and(|own| own.file == 0)
+    }
+
+    /// The process that has the endpoint in `slot` of the own peer, in this life of the endpoint; none if this process cannot
+    /// have it, or has as many as it may.
+    ///
+    /// # Errors
+    /// As [`LocalService::process`].
+    pub fn process_of(&self, slot: u32, incarnation: u64) -> Result<Option<Arc<Process>>> {
+        Ok(self.service.process(slot, incarnation)?.and_then(|pidfd| self.processes.add(pidfd)))
     }
 
     /// The local service.

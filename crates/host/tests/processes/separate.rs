@@ -55,6 +55,7 @@ fn each_process_is_a_peer_and_can_write_its_own_section_alone() {
     peers.sort_unstable();
     assert_eq!(peers, [0, 1, 2]);
     assert!(is_writable(&member, member.peer()));
+    assert!(!member.may_attach(), "one that shares its section is kept from its memory, too");
     // The host section is the service's alone, and the shared one everybody's.
     let entry = isthmus_region::place::Place::new(isthmus_region::place::HOST, 4096).unwrap();
     assert!(member.region().at("test", entry, 64).unwrap().writable().is_err());

@@ -136,7 +136,11 @@ impl Writer {
     /// The next incarnation of a slot: the peer's own in the upper bits, so that a slot's number never comes back.
     fn next_life(&self, lives: &mut u64) -> u64 {
         *lives += 1;
-        (self.incarnation << 32) | (*lives & 0xffff_ffff)
+        self.life_of(*lives)
+    }
+
+    fn life_of(&self, lives: u64) -> u64 {
+        (self.incarnation << 32) | (lives & 0xffff_ffff)
     }
 
     fn area_word(&self, index: u32, field: u64) -> Result<&Word> {
@@ -232,6 +236,12 @@ impl Writer {
         high.set(high.peek().max(u64::from(slot) + 1));
         self.changed();
         Ok((slot, incarnation))
+    }
+
+    /// The area that has the endpoint in `slot`, in this life of it, whatever stands in the section.
+    pub fn owner(&self, slot: u32, incarnation: u64) -> Option<u32> {
+        let endpoint = self.endpoints.get(slot as usize)?;
+        (self.life_of(endpoint.lives) == incarnation).then_some(endpoint.owner)?
     }
 
     /// Whether an open endpoint is the area's.
@@ -370,7 +380,10 @@ mod tests {
         let block = grant.first.offset + 256;
         let (slot, incarnation) = w.open_endpoint(grant.area, block, 77).unwrap();
         assert!(w.directory().endpoint(slot).unwrap().life.is_active(incarnation));
+        assert_eq!(w.owner(slot, incarnation), Some(grant.area));
+        assert_eq!((w.owner(slot, incarnation + 1), w.owner(slot + 1, 0)), (None, None));
         assert_eq!(w.close_area(grant.area).unwrap(), [slot]);
+        assert_eq!(w.owner(slot, incarnation), None);
         assert!(!w.directory().endpoint(slot).unwrap().life.is_active(incarnation));
         assert_eq!(w.directory().totals().unwrap().get(crate::counters::Counter::TxBytes), 5);
         assert_eq!(w.directory().heap_used(), 0);
