@@ -120,6 +120,13 @@ pub enum Request {
         /// Its number.
         index: u32,
     },
+    /// A pidfd of the process that has an endpoint of the same peer.
+    Process {
+        /// The endpoint's slot in the peer's endpoint table.
+        slot: u32,
+        /// The endpoint's incarnation.
+        incarnation: u64,
+    },
 }
 
 /// What the service answers.
@@ -148,6 +155,8 @@ pub enum Reply {
     Bell,
     /// To `File`, with the descriptor, which is open for writing only where the process may write.
     File,
+    /// To `Process`, with the pidfd.
+    Process,
     /// To anything.
     Refused {
         /// The reason as a code.

@@ -192,6 +192,11 @@ impl Allowed {
             Self::Everybody => true,
         }
     }
+
+    /// Whether all that are let in are root's or user `uid`'s.
+    pub fn is_one_user(&self, uid: u32) -> bool {
+        matches!(self, Self::Users(users) if users.iter().all(|user| *user == 0 || *user == uid))
+    }
 }
 
 /// A client, as events name it.

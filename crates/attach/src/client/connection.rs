@@ -48,7 +48,24 @@ impl Connection {
 
     /// Sends a request and waits for its reply.
     pub(super) fn ask(&mut self, request: &Request, fd: Option<&OwnedFd>) -> Result<(Reply, Vec<OwnedFd>)> {
-        let deadline = Instant::now() + self.patience;
+        self.ask_until(request, fd, Instant::now() + self.patience)
+    }
+
+    /// As [`Connection::ask`], with less patience.
+    pub(super) fn ask_within(
+        &mut self,
+        request: &Request,
+        patience: Duration,
+    ) -> Result<(Reply, Vec<OwnedFd>)> {
+        self.ask_until(request, None, Instant::now() + patience)
+    }
+
+    fn ask_until(
+        &mut self,
+        request: &Request,
+        fd: Option<&OwnedFd>,
+        deadline: Instant,
+    ) -> Result<(Reply, Vec<OwnedFd>)> {
         self.send(request, fd)?;
         let answer = self.receive(self.sequence, deadline);
         if self.unanswered.is_none() {

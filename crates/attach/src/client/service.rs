@@ -3,6 +3,7 @@
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError, TryLockError};
+use std::time::Duration;
 
 use isthmus_region::error::{ObjectProblem, with_causes};
 use isthmus_region::extent::Extent;
@@ -17,6 +18,9 @@ use super::connection::Connection;
 use crate::error::Error;
 use crate::protocol::{Code, Reply, Request};
 use crate::socket;
+
+/// How long a process waits that asks in the middle of its messages, and does without an answer.
+const SOON: Duration = Duration::from_secs(1);
 
 /// The attach protocol as a member's local service.
 #[derive(Debug)]
@@ -162,6 +166,21 @@ impl LocalService for Client {
         match self.ask_with(action, &Request::Bell { slot })? {
             (Reply::Bell, fds) => fds.into_iter().next().ok_or_else(|| unexpected(action)),
             _ => Err(unexpected(action)),
+        }
+    }
+
+    fn process(&self, slot: u32, incarnation: u64) -> isthmus_region::Result<Option<OwnedFd>> {
+        let action = "tell of a process";
+        self.refuse_forked(action)?;
+        let mut connection = self.connection.lock().unwrap_or_else(PoisonError::into_inner);
+        match connection.ask_within(&Request::Process { slot, incarnation }, SOON) {
+            Ok((Reply::Process, fds)) => fds.into_iter().next().map(Some).ok_or_else(|| unexpected(action)),
+            Ok((Reply::Refused { code: Code::NotFound | Code::Denied, .. }, _)) => Ok(None),
+            Ok((Reply::Refused { text, .. }, _)) => {
+                Err(isthmus_region::Error::Service { action, reason: text })
+            }
+            Ok(_) => Err(unexpected(action)),
+            Err(e) => Err(isthmus_region::Error::Service { action, reason: with_causes(&e) }),
         }
     }
 

@@ -27,6 +27,7 @@ mod kind {
     pub(super) const WATCH: u32 = 15;
     pub(super) const RING: u32 = 16;
     pub(super) const FILE: u32 = 17;
+    pub(super) const PROCESS: u32 = 18;
     pub(super) const WELCOME: u32 = 0x81;
     pub(super) const EXTENT: u32 = 0x82;
     pub(super) const ENDPOINT: u32 = 0x83;
@@ -36,6 +37,7 @@ mod kind {
     pub(super) const LEN: u32 = 0x87;
     pub(super) const BELL_IS: u32 = 0x88;
     pub(super) const FILE_IS: u32 = 0x89;
+    pub(super) const PROCESS_IS: u32 = 0x8a;
     pub(super) const REFUSED: u32 = 0xff;
 }
 
@@ -211,6 +213,9 @@ impl Request {
             Self::Watch { place } => Put::new(kind::WATCH, sequence).u64(*place).end(),
             Self::Ring { peers, place } => Put::new(kind::RING, sequence).u64(*peers).u64(*place).end(),
             Self::File { index } => Put::new(kind::FILE, sequence).u32(*index).u32(0).end(),
+            Self::Process { slot, incarnation } => {
+                Put::new(kind::PROCESS, sequence).u32(*slot).u32(0).u64(*incarnation).end()
+            }
         }
     }
 
@@ -256,11 +261,12 @@ impl Request {
                 let access = if take.u32()? == 0 { Access::Read } else { Access::Write };
                 Self::Open { kind, name: take.object_name()?, access }
             }
-            kind::CLOSE | kind::SHRINK => {
+            kind::CLOSE | kind::SHRINK | kind::PROCESS => {
                 let index = take.u32()?;
                 take.u32()?;
                 let incarnation = take.u64()?;
                 match kind {
+                    kind::PROCESS => Self::Process { slot: index, incarnation },
                     kind::CLOSE => Self::Close { index, incarnation },
                     _ => Self::Shrink { index, incarnation, len: take.u64()? },
                 }
@@ -321,6 +327,7 @@ impl Reply {
             Self::Len(len) => Put::new(kind::LEN, sequence).u64(*len).end(),
             Self::Bell => Put::new(kind::BELL_IS, sequence).end(),
             Self::File => Put::new(kind::FILE_IS, sequence).end(),
+            Self::Process => Put::new(kind::PROCESS_IS, sequence).end(),
             Self::Refused { code, text } => {
                 Put::new(kind::REFUSED, sequence).u32(*code as u32).text(text).end()
             }
@@ -367,6 +374,7 @@ impl Reply {
             kind::LEN => Self::Len(take.u64()?),
             kind::BELL_IS => Self::Bell,
             kind::FILE_IS => Self::File,
+            kind::PROCESS_IS => Self::Process,
             kind::REFUSED => {
                 let code = Code::from_wire(take.u32()?);
                 Self::Refused { code, text: take.text() }
@@ -406,6 +414,7 @@ mod tests {
             Request::Watch { place: 1 << 40 },
             Request::Ring { peers: 5, place: 64 },
             Request::File { index: 1025 },
+            Request::Process { slot: 3, incarnation: 1 << 33 },
         ]
     }
 
@@ -441,6 +450,7 @@ mod tests {
             }),
             Reply::Len(1 << 33),
             Reply::File,
+            Reply::Process,
             Reply::Refused { code: Code::Full, text: "no".into() },
             Reply::Refused { code: Code::Denied, text: "no".into() },
         ]

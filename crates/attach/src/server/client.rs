@@ -34,7 +34,7 @@ pub(super) struct Client {
 /// What an attached client has beyond its connection.
 pub(super) struct Attached {
     pub(super) area: u32,
-    pidfd: OwnedFd,
+    pub(super) pidfd: OwnedFd,
     /// The process's identity in words of the region.
     pub(super) party: Party,
     /// Whether a request of this process about a named object has no answer yet.

@@ -8,7 +8,7 @@ use isthmus_region::gate_bits as gate;
 use rustix::io::Errno;
 use rustix::net::SendFlags;
 
-use super::client::code_of;
+use super::client::{AT_ONCE, Client, code_of, is_dead};
 use super::event_loop::Loop;
 use super::{Answer, Asker, Ending, Wakeup};
 use crate::bells::Bells;
@@ -54,6 +54,9 @@ impl Loop {
             (Some(_), Request::Wake { slot }) => return self.wake_endpoint(GlobalSlot(slot)),
             (Some(_), Request::Ring { peers, place }) => return self.ring_place(peers, place),
             (Some(_), Request::File { index }) => return self.give_file(key, sequence, index),
+            (Some(_), Request::Process { slot, incarnation }) => {
+                return self.give_process(key, sequence, slot, incarnation);
+            }
             (Some(_), Request::Watch { place }) => return self.give_watch(key, sequence, place),
             (
                 Some(_),
@@ -132,6 +135,32 @@ impl Loop {
         }
     }
 
+    /// Gives the client the pidfd of the process that has an endpoint, if it is one of the same user. Not where several users
+    /// are let in: all members write the whole region, so a process of one of them could have another process copy what it
+    /// names from a third one (docs/threat-model.md).
+    fn give_process(&mut self, key: u64, sequence: u64, slot: u32, incarnation: u64) {
+        let refused = |code, text: &str| Reply::Refused { code, text: text.into() }.encode(sequence);
+        let Some(client) = self.clients.get(&key) else { return };
+        let area = self.writer.owner(slot, incarnation);
+        let owner = area.and_then(|area| {
+            let is_its = |c: &&Client| c.attached.as_ref().is_some_and(|a| a.area == area);
+            self.clients.values().find(is_its)
+        });
+        let Some((owner, attached)) = owner.and_then(|o| Some((o, o.attached.as_ref()?))) else {
+            return self.answer(key, &refused(Code::NotFound, "no process has this endpoint"));
+        };
+        if owner.who.uid != client.who.uid || !self.config.allowed.is_one_user(client.who.uid) {
+            let text = "processes of several users are let in here";
+            return self.answer(key, &refused(Code::Denied, text));
+        }
+        if is_dead(&attached.pidfd, AT_ONCE) {
+            return self.answer(key, &refused(Code::NotFound, "the process of this endpoint is dead"));
+        }
+        let frame = Reply::Process.encode(sequence);
+        let sent = socket::send(&client.socket, &frame, &[attached.pidfd.as_fd()], SendFlags::DONTWAIT);
+        self.end_unless_sent(key, sent);
+    }
+
     /// Gives the client a bell for a place of the region.
     fn give_watch(&mut self, key: u64, sequence: u64, place: u64) {
         let refused = |code, text: String| Reply::Refused { code, text }.encode(sequence);
@@ -185,7 +214,12 @@ impl Loop {
     /// Sends a reply. A client whose socket is full of unread replies is dropped.
     pub(super) fn answer(&mut self, key: u64, frame: &[u8]) {
         let Some(client) = self.clients.get(&key) else { return };
-        match socket::send(&client.socket, frame, &[], SendFlags::DONTWAIT) {
+        let sent = socket::send(&client.socket, frame, &[], SendFlags::DONTWAIT);
+        self.end_unless_sent(key, sent);
+    }
+
+    fn end_unless_sent(&mut self, key: u64, sent: rustix::io::Result<()>) {
+        match sent {
             Ok(()) => {}
             // It died, or closed its end, between its request and this reply.
             Err(Errno::PIPE | Errno::CONNRESET) => self.end(key, Ending::Closed),
