@@ -150,7 +150,8 @@ fn counter_name(field: &str) -> String {
         "INLINE" | "EAGER" | "UNEXPECTED" | "ANNOUNCED" | "DISCARDED" => {
             format!("{}_messages", field.to_lowercase())
         }
-        "RENDEZVOUS" => "pipelined_messages".into(),
+        "RENDEZVOUS" => "long_messages".into(),
+        "ATTACHED" => "attached_messages".into(),
         "RMA" => "rma_operations".into(),
         "TX_MESSAGES" | "MESSAGES" => "sent_messages".into(),
         "TX_BYTES" | "BYTES_SENT" => "sent_bytes".into(),

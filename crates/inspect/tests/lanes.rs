@@ -87,7 +87,8 @@ fn each_lane_says_what_went_through_it() {
         (l.get(LaneCounter::Messages), l.get(LaneCounter::BytesSent))
     };
     assert_eq!((of(0, 1), of(1, 0), of(0, 2)), ((205, 200 * 8 + 5 * 5000), (3, 900_000), (1, 0)));
-    assert!(lanes[&(1, 0)].get(LaneCounter::Chunks) >= 3 * 300_000 / (32 << 10));
+    // Of the long ones the second was tried the other way, and copied by its receiver.
+    assert!(lanes[&(1, 0)].get(LaneCounter::Chunks) >= 2 * 300_000 / (32 << 10));
     assert_eq!(lanes[&(0, 1)].get(LaneCounter::Chunks), 0);
     assert!(lanes[&(0, 1)].get(LaneCounter::Announced) > 0, "the first message at least");
     assert!(lanes.values().all(|l| l.get(LaneCounter::Rma) == 0));
@@ -98,6 +99,8 @@ fn each_lane_says_what_went_through_it() {
     assert_eq!((totals.get(Counter::TxMessages), totals.get(Counter::TxBytes)), (209, 26_600 + 900_000));
     let ways = [Counter::Inline, Counter::Eager, Counter::Rendezvous].map(|c| totals.get(c));
     assert_eq!(ways, [201, 5, 3]);
+    let attached = [Counter::Attached, Counter::AttachedBytes].map(|c| totals.get(c));
+    assert_eq!(attached, [1, 300_000]);
     // And as Prometheus gets them.
     let text = Exporter::default().text(&live.survey.unwrap(), &live.faults);
     let slots = [0, 1].map(|i| job.ends[i].address().number);

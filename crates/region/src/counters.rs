@@ -38,6 +38,8 @@ pub enum Counter {
     Wakeups,
     Direct,
     DirectBytes,
+    Attached,
+    AttachedBytes,
 }
 
 /// A view of a set of counters in the region.
@@ -206,4 +208,5 @@ pub fn lane_fields() -> impl Iterator<Item = &'static Field> {
 const _: () = assert!(counters::BYTES == (WORDS * 8) as u64);
 const _: () = assert!(lane::BYTES == lane::MESSAGES + (LANE_WORDS * 8) as u64);
 const _: () = assert!(lane::WAKEUPS == lane::MESSAGES + LaneCounter::Wakeups as u64 * 8);
+const _: () = assert!(counters::ATTACHED_BYTES == Counter::AttachedBytes as u64 * 8);
 const _: () = assert!(counters::WAKEUPS == Counter::Wakeups as u64 * 8);

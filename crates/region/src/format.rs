@@ -187,7 +187,7 @@ layout! {
         RX_BYTES @ 24, 8, "process", "Payload bytes received through the region.";
         INLINE @ 32, 8, "process", "Messages sent in line.";
         EAGER @ 40, 8, "process", "Messages sent as buffered eager.";
-        RENDEZVOUS @ 48, 8, "process", "Messages sent as pipelined two-copy.";
+        RENDEZVOUS @ 48, 8, "process", "Long messages sent: announced, and copied once their receive is posted.";
         CHUNKS @ 56, 8, "process", "Chunks of pipelined messages sent.";
         RMA @ 64, 8, "process", "RMA and atomic operations started.";
         RMA_BYTES @ 72, 8, "process", "Payload bytes of RMA and atomic operations, by the side that sent them.";
@@ -201,6 +201,8 @@ layout! {
         WAKEUPS @ 136, 8, "process", "Wake-ups that it sent to others which slept.";
         DIRECT @ 144, 8, "process", "RMA and atomic operations that it did in the target's memory itself, without a message.";
         DIRECT_BYTES @ 152, 8, "process", "Bytes of the target's memory that those read or changed.";
+        ATTACHED @ 160, 8, "process", "Long messages sent that their receiver copied from this process's memory itself; not through the region, though the other counters have them, too.";
+        ATTACHED_BYTES @ 168, 8, "process", "Payload bytes of those messages.";
     }
     /// An endpoint's block, in the area of its process.
     block (128) {

@@ -48,6 +48,8 @@ pub enum Step {
     Unreleased,
     /// A message is announced, matches, and is not asked for.
     Unasked,
+    /// A piece is copied from a sender's own memory, and nobody knows.
+    PieceAttached,
     /// A chunk is copied out, and is not counted.
     ChunkDrained,
     /// A chunk is counted and given back.
@@ -80,7 +82,7 @@ pub enum Step {
 
 impl Step {
     /// All steps.
-    pub const ALL: [Self; 34] = [
+    pub const ALL: [Self; 35] = [
         Self::LaneTaken,
         Self::LaneDescribed,
         Self::LaneAlive,
@@ -101,6 +103,7 @@ impl Step {
         Self::MessageTaken,
         Self::Unreleased,
         Self::Unasked,
+        Self::PieceAttached,
         Self::ChunkDrained,
         Self::ChunkReleased,
         Self::AllReceived,

@@ -25,6 +25,6 @@ pub use endpoint::{
     Asleep, CLOSE_PATIENCE, Closing, Config, Endpoint, Short, ShortReceived, ShortSink, Sink,
 };
 pub use types::{
-    Access, Atomic, AtomicKind, Completion, Error, Memory, Op, PeerId, PostError, Posted, Receive, Result,
-    Rma, Selector, Send, Status, Ticket,
+    Access, Atomic, AtomicKind, Completion, Error, Long, Memory, Op, PeerId, PostError, Posted, Receive,
+    Result, Rma, Selector, Send, Status, Ticket,
 };

@@ -143,14 +143,20 @@ pub enum Body {
     /// Copied out of the lane.
     Bytes(Box<[u8]>),
     /// Announced; the sender waits for `CLEAR`.
-    Ready {
-        /// Bytes of the message.
-        len: u64,
-        /// The sender's operation.
-        id: u64,
-        /// The sender wants `DONE` at the end.
-        ack: bool,
-    },
+    Ready(Ready),
+}
+
+/// An announcement.
+#[derive(Debug, Clone, Copy)]
+pub struct Ready {
+    /// Bytes of the message.
+    pub len: u64,
+    /// The sender's operation.
+    pub id: u64,
+    /// The sender wants `DONE` at the end.
+    pub ack: bool,
+    /// Where in the sender's memory the payload is, if the receiver may copy it from there.
+    pub offer: Option<u64>,
 }
 
 impl Arrived {
@@ -159,7 +165,7 @@ impl Arrived {
         match &self.body {
             Body::Inline(_, len) => *len as u64,
             Body::Bytes(bytes) => bytes.len() as u64,
-            Body::Ready { len, .. } => *len,
+            Body::Ready(ready) => ready.len,
         }
     }
 

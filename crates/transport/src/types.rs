@@ -215,6 +215,18 @@ pub struct Completion {
     pub released: bool,
 }
 
+/// The way of long messages between processes of one system that may both copy through the region and attach to each other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Long {
+    /// What is faster, by measurement.
+    #[default]
+    Auto,
+    /// Always through the region, in two copies. Nothing is offered to others either.
+    Copy,
+    /// Always in one copy from the sender's memory, if the system allows that.
+    Attach,
+}
+
 /// Why a post was refused. Nothing of the operation was done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum PostError {

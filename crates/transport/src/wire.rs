@@ -8,7 +8,7 @@
 //! |---|---|---|---|---|---|---|---|
 //! | `INLINE` | tag | data | payload | payload | payload | payload | payload |
 //! | `EAGER` | tag | data | length | offset | sender's id, if `ACK` | | |
-//! | `READY` | tag | data | length | sender's id | | | |
+//! | `READY` | tag | data | length | sender's id | address in the sender's process, if `OFFER` | | |
 //! | `CLEAR` | sender's id | receiver's id | bytes wanted | | | | |
 //! | `CHUNK` | receiver's id | position | length | offset | | | |
 //! | `DONE` | sender's id | status | | | | | |
@@ -23,6 +23,8 @@
 //! pipelined    READY ───────────────────►   waits for its receive, then
 //!              ◄─────────────────── CLEAR
 //!              CHUNK CHUNK CHUNK … ─────►   copied out while the next is copied in; DONE if `ACK`
+//! attach       READY with OFFER ────────►   waits for its receive, which copies from the sender's memory, then
+//!              ◄────────────────── DONE     or CLEAR, and so on as pipelined
 //! ```
 
 use isthmus_lockfree::slot::ReadSlot;
@@ -71,6 +73,8 @@ pub mod flag {
     pub const DATA: u8 = 2;
     /// The sender waits for `DONE`.
     pub const ACK: u8 = 4;
+    /// The receiver may copy the payload from the sender's memory, and then answers with `DONE` alone.
+    pub const OFFER: u8 = 8;
 }
 
 /// Bytes of payload in one slot.

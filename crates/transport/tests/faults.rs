@@ -54,7 +54,7 @@ impl Process {
     fn new(world: &World, peer: u32, buffers: &Buffers) -> Self {
         let (member, area) = world.attach(peer);
         let window = Window(Mutex::new(LocalBuf::leaked(vec![0; LONG])));
-        // One hot lane, so that lanes cool all the time.
+        // One hot lane, so that lanes cool all the time. Within a peer long messages go both ways in turn.
         let config = Config { hot_lanes: 1, chunk_bytes: 16 << 10, pipeline_depth: 2, ..Config::default() };
         let end = Endpoint::open(&member, config, Box::new(window)).unwrap();
         let buffers = Rc::clone(buffers);

@@ -215,7 +215,7 @@ impl Core {
     fn answer_now(&mut self, berth: &mut Berth) {
         while let Some(to) = self.owed.pop() {
             let peer = &self.peers[to.0 as usize];
-            if !peer.pushes.is_empty() {
+            if !peer.pushes.is_empty() || !peer.pulls.is_empty() {
                 self.mark_busy(to);
                 self.pump_peer(berth, to);
             } else if !self.flush_replies(berth, to) {

@@ -7,6 +7,8 @@
 //! - `payload`: what a message brings, wherever it lies.
 //! - `target`: reads, writes and atomics served for others.
 //! - `push`: pipelined messages, replies.
+//! - `attach`: long messages that are copied from their sender's own memory.
+//! - `ways`: which way a long message goes.
 //! - `direct`: RMA and atomics that need no message.
 //! - `path`: how a remote endpoint is reached.
 //! - `outgoing`, `incoming`: opening, accepting, closing lanes.
@@ -23,6 +25,7 @@
 //! An endpoint polls its *hot* lanes directly; one activity line for each peer of the region leads it to the others.
 
 mod api;
+mod attach;
 mod backlog;
 mod close;
 mod cushion;
@@ -42,6 +45,7 @@ mod table;
 mod tally;
 mod target;
 mod two_sided;
+mod ways;
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -58,7 +62,8 @@ use isthmus_region::roster::{Record, Roster};
 use crate::address::Address;
 use crate::lane::{Incoming, Outgoing, Place, Size};
 use crate::matching::{Bufs, Matching};
-use crate::types::{Completion, Error, Memory, PeerId, Result, Ticket};
+use crate::types::{Completion, Error, Long, Memory, PeerId, Result, Ticket};
+pub use attach::LEAST as ATTACH_BYTES;
 pub use close::{CLOSE_PATIENCE, Closing};
 pub use outgoing::MANY_LANES;
 use path::Path;
@@ -85,6 +90,8 @@ pub struct Config {
     pub hot_lanes: usize,
     /// Most bytes of this process's memory for queued posts; beyond them posts are refused.
     pub backlog_bytes: u64,
+    /// The way of long messages.
+    pub long: Long,
 }
 
 impl Default for Config {
@@ -95,6 +102,7 @@ impl Default for Config {
             pipeline_depth: 8,
             hot_lanes: 8,
             backlog_bytes: u64::MAX,
+            long: Long::Auto,
         }
     }
 }
@@ -123,6 +131,12 @@ struct Peer {
     is_busy: bool,
     /// What of its memory can be reached without messages.
     reach: direct::Reach,
+    /// Long messages may be copied from its process's memory, and from ours by it, if the system allows that.
+    is_near: bool,
+    attach: attach::Reach,
+    ways: ways::Ways,
+    /// Messages that are being copied from its process's memory.
+    pulls: VecDeque<attach::Pull>,
     /// The program may know its number: it resolved the address, or got a message from it; or it is faulty.
     is_kept: bool,
     /// In `Endpoint::strangers`: its number may be used again.
@@ -280,6 +294,8 @@ struct Berth {
     asleep: Option<isthmus_lockfree::sleep::Bell>,
     naps: u32,
     crowded: bool,
+    /// As [`Member::may_attach`].
+    may_attach: bool,
 }
 
 impl std::fmt::Debug for Endpoint {
@@ -372,6 +388,7 @@ impl Endpoint {
             asleep: None,
             naps: 0,
             crowded: false,
+            may_attach: member.may_attach(),
         };
         let address = member.address(local).map_err(failed("find an endpoint's record"))?;
         let mut core = Core::new(address, config, memory);

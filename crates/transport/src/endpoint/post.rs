@@ -45,6 +45,13 @@ fn inline(send: &Send<'_>) -> (Message, usize) {
     (message, 3 + at.div_ceil(8))
 }
 
+/// The announcement of a message, and its words.
+fn ready(flags: u8, [tag, data, len, id]: [u64; 4], offer: Option<u64>) -> (Message, usize) {
+    let flags = flags | if offer.is_some() { flag::OFFER } else { 0 };
+    let message = [wire::head(kind::READY, flags, 0), tag, data, len, id, offer.unwrap_or(0), 0, 0];
+    (message, if offer.is_some() { 6 } else { 5 })
+}
+
 /// Stores a payload that is not just one word. Not inlined, so that the rest fits into its caller.
 #[inline(never)]
 fn put_words(slot: &Slot, buf: LocalBuf) {
@@ -312,13 +319,16 @@ impl Core {
         } else {
             let then = self.template(send.ticket, Op::Send { tagged: send.tagged }, len);
             let bufs = Bufs::new(send.bufs);
-            let offer = Operation::Announced { to: send.to, bufs, len, then, awaits_done: delivered };
-            let id = self.operations.insert(offer);
+            let offer = self.offer(send.to, send.bufs);
+            let offered = offer.is_some();
+            let operation =
+                Operation::Announced { to: send.to, bufs, len, then, awaits_done: delivered, offered };
+            let id = self.operations.insert(operation);
             if delivered {
                 flags |= flag::ACK;
             }
-            let message = [wire::head(kind::READY, flags, 0), tag, data, len, id, 0, 0, 0];
-            self.push(berth, send.to, &message, 5, len);
+            let (message, count) = ready(flags, [tag, data, len, id], offer);
+            self.push(berth, send.to, &message, count, len);
             self.tally.add(Counter::Rendezvous, 1);
             return Ok(Posted::Pending);
         }
@@ -353,10 +363,12 @@ impl Core {
         if matched || (len > self.eager_bytes(to) && !send.inject) {
             let payload = self.make_space(berth, to, &[], true)?;
             let bufs = Bufs::new(send.bufs);
-            let id =
-                self.operations.insert(Operation::Announced { to, bufs, len, then, awaits_done: delivered });
-            let message = [wire::head(kind::READY, flags, 0), tag, data, len, id, 0, 0, 0];
-            self.queue(berth, to, &message, 5, payload, None);
+            let offer = self.offer(to, send.bufs);
+            let offered = offer.is_some();
+            let operation = Operation::Announced { to, bufs, len, then, awaits_done: delivered, offered };
+            let id = self.operations.insert(operation);
+            let (message, count) = ready(flags, [tag, data, len, id], offer);
+            self.queue(berth, to, &message, count, payload, None);
             return Ok(Posted::Pending);
         }
         if send.inject && len > INJECT_BYTES as u64 {
@@ -518,7 +530,7 @@ impl Core {
     /// Ends a kept message that is not received: its sender must not wait for ever.
     fn drop_arrived(&mut self, arrived: Arrived) {
         self.cushion.try_again();
-        if let crate::matching::Body::Ready { id, ack, .. } = arrived.body {
+        if let crate::matching::Body::Ready(crate::matching::Ready { id, ack, .. }) = arrived.body {
             let source = arrived.source;
             self.send_clear(source, id, 0, 0, Because::Posted);
             self.send_done(source, ack.then_some(id), Status::Ok, Because::Posted);
@@ -564,6 +576,7 @@ impl Core {
             multi: None,
             done: None,
             registered: None,
+            measured: None,
         });
         let message = [wire::head(kind::READ, 0, 0), id, rma.key, rma.addr, len, 0, 0, 0];
         self.push_or_queue(berth, ready, rma.to, &message, 5);
@@ -601,6 +614,7 @@ impl Core {
                 len,
                 then,
                 awaits_done: true,
+                offered: false,
             });
             let message = [wire::head(kind::WRITE_READY, flags, 0), id, rma.key, rma.addr, len, 0, data, 0];
             self.push_or_queue(berth, ready, rma.to, &message, 7);
@@ -640,6 +654,7 @@ impl Core {
                 multi: None,
                 done: None,
                 registered: None,
+                measured: None,
             },
         };
         let id = self.operations.insert(operation);

@@ -126,10 +126,14 @@ impl Core {
 
     /// Completes an operation whose bytes are all here.
     pub(super) fn finish_incoming(&mut self, id: u64, source: PeerId) {
-        let Some(Operation::Incoming { then, multi, done, .. }) = self.operations.take(id, source) else {
+        let Some(Operation::Incoming { then, multi, done, measured, .. }) = self.operations.take(id, source)
+        else {
             return;
         };
         step(Step::AllReceived);
+        if let Some(message) = measured {
+            self.peers[source.0 as usize].ways.ended(message);
+        }
         self.recent_until = self.ticks + RECENT;
         self.send_done(source, done, Status::Ok, Because::Asked);
         match then.op {
@@ -143,8 +147,9 @@ impl Core {
     pub(super) fn take_done(&mut self, source: PeerId, message: &Message) -> Result<(), Stop> {
         let status = wire::status_of(message[2]);
         // Checked before it is taken, as in `take_clear`. An announced operation ends here only if it is a
-        // write that was refused before its payload was asked for; one whose payload is still being read from
-        // the caller's buffers, only if it was refused meanwhile.
+        // write that was refused before its payload was asked for, or a message that its receiver may have
+        // copied itself; one whose payload is still being read from the caller's buffers, only if it was
+        // refused meanwhile.
         match self.operations.get(message[1], source) {
             Some(Operation::Await { sending: false, .. }) => {}
             Some(Operation::Await { .. }) if status != Status::Ok => {
@@ -152,7 +157,12 @@ impl Core {
                 self.peers[source.0 as usize].pushes.retain(|push| push.awaited != id);
                 self.drop_post(source, message[1]);
             }
-            Some(Operation::Announced { .. }) if status != Status::Ok => {}
+            Some(Operation::Announced { offered, len, .. }) if *offered || status != Status::Ok => {
+                if status == Status::Ok {
+                    self.tally.add(Counter::Attached, 1);
+                    self.tally.add(Counter::AttachedBytes, *len);
+                }
+            }
             _ => return Err(Faulty),
         }
         step(Step::DoneSeen);
@@ -182,7 +192,7 @@ impl Core {
         while let Some(peer) = self.busy.get(k).copied() {
             moved |= self.pump_peer(berth, peer);
             let entry = &mut self.peers[peer.0 as usize];
-            if entry.backlog.is_empty() && entry.pushes.is_empty() {
+            if entry.backlog.is_empty() && entry.pushes.is_empty() && entry.pulls.is_empty() {
                 entry.is_busy = false;
                 self.busy.swap_remove(k);
             } else {
@@ -192,14 +202,15 @@ impl Core {
         moved
     }
 
-    /// Continues the replies, pipelines and posts of one peer, in that order. Pipelines take few slots at a
-    /// time, so they come before the posts, of which there may be many.
+    /// Continues what is copied from one peer's memory, and its replies, pipelines and posts, in that order.
+    /// Pipelines take few slots at a time, so they come before the posts, of which there may be many.
     pub(super) fn pump_peer(&mut self, berth: &mut Berth, to: PeerId) -> bool {
+        let mut moved = self.pull(berth, to);
         let replies = self.peers[to.0 as usize].backlog.count();
         if !self.flush_replies(berth, to) {
-            return self.peers[to.0 as usize].backlog.count() < replies;
+            return moved | (self.peers[to.0 as usize].backlog.count() < replies);
         }
-        let mut moved = self.push_chunks(berth, to);
+        moved |= self.push_chunks(berth, to);
         let before = self.peers[to.0 as usize].backlog.count();
         moved |= before < replies;
         if before > 0 {

@@ -9,7 +9,8 @@ use isthmus_region::roster::{self, Change, Record};
 use super::path::Path;
 use super::table::Operation;
 use super::tally::Sent;
-use super::{Berth, Core, Peer, backlog, direct};
+use super::ways::Ways;
+use super::{Berth, Core, Peer, attach, backlog, direct};
 use crate::address::Address;
 use crate::matching::Target;
 use crate::types::{Error, Op, PeerId, Result, Status};
@@ -68,6 +69,7 @@ impl Core {
         }
         // A context of IVC accepts no lane: posts to it fail instead of waiting for ever.
         let gone = !record.as_ref().is_some_and(|r| r.is_active() && berth.takes_lanes(r));
+        let is_near = berth.is_near(record.as_ref());
         let mut peer = Peer {
             address: *address,
             record,
@@ -77,6 +79,10 @@ impl Core {
             pushes: VecDeque::new(),
             is_busy: false,
             reach: direct::Reach::default(),
+            is_near,
+            attach: attach::Reach::default(),
+            ways: Ways::default(),
+            pulls: VecDeque::new(),
             is_kept: false,
             is_spare: false,
         };
@@ -193,6 +199,7 @@ impl Core {
             return;
         }
         let pushes = std::mem::take(&mut peer.pushes);
+        (peer.pulls, peer.attach) = (VecDeque::new(), attach::Reach::Never);
         let posts = self.take_backlog(id);
         let lane = self.take_lane(id);
         self.peers[id.0 as usize].path = Path::Gone { died };

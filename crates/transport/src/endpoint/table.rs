@@ -2,6 +2,7 @@
 //! operation that is over finds nothing.
 
 use super::Registered;
+use super::ways::Measured;
 use crate::matching::Bufs;
 use crate::types::{Completion, Op, PeerId};
 
@@ -16,6 +17,8 @@ pub(super) enum Operation {
         /// The completion: when the bytes are out of `bufs`, or at `DONE` if `awaits_done`.
         then: Completion,
         awaits_done: bool,
+        /// The receiver may copy the payload itself, and then answers with `DONE` alone.
+        offered: bool,
     },
     /// `DONE` is awaited.
     Await {
@@ -38,6 +41,8 @@ pub(super) enum Operation {
         done: Option<u64>,
         /// For a remote write: the registration that it goes to.
         registered: Option<Registered>,
+        /// For a message that had a choice of ways.
+        measured: Option<Measured>,
     },
 }
 
@@ -188,7 +193,14 @@ mod tests {
     }
 
     fn announced(to: PeerId) -> Operation {
-        Operation::Announced { to, bufs: Bufs::new(&[]), len: 1, then: then(), awaits_done: true }
+        Operation::Announced {
+            to,
+            bufs: Bufs::new(&[]),
+            len: 1,
+            then: then(),
+            awaits_done: true,
+            offered: false,
+        }
     }
 
     #[test]

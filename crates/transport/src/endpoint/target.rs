@@ -115,6 +115,7 @@ impl Core {
                     multi: None,
                     done: Some(id),
                     registered: Some(Registered { key, addr }),
+                    measured: None,
                 });
                 self.send_clear(source, id, mine, len, Because::Asked);
             }

@@ -4,14 +4,16 @@ use isthmus_lockfree::slot::Message;
 use isthmus_region::counters::Counter;
 use isthmus_region::local::LocalBuf;
 
+use super::attach::Pull;
 use super::cushion::zeroed;
 use super::payload::Payload;
 use super::poll::{Sink, Stop};
 use super::table::{Operation, Table};
+use super::ways::Way;
 use super::{Because, Core, Multi};
 use crate::fault::{Step, step};
 use crate::lane::Incoming;
-use crate::matching::{Arrived, Body, Bufs, Matching, Target, Waiting};
+use crate::matching::{Arrived, Body, Bufs, Matching, Ready, Target, Waiting};
 use crate::types::{Completion, Op, PeerId, Status, Ticket};
 use crate::wire::{self, INLINE_BYTES, Inline, flag};
 use Stop::Faulty;
@@ -197,7 +199,9 @@ impl Core {
         let tagged = flags & flag::TAGGED != 0;
         let data = (flags & flag::DATA != 0).then_some(message[2]);
         let ack = flags & flag::ACK != 0;
-        let arrived = Arrived { source, tagged, tag, data, body: Body::Ready { len, id, ack } };
+        let offer = (flags & flag::OFFER != 0).then_some(message[5]);
+        let ready = Ready { len, id, ack, offer };
+        let arrived = Arrived { source, tagged, tag, data, body: Body::Ready(ready) };
         match self.matching.take_waiting(tagged, source, tag) {
             Some(waiting) => self.deliver_kept(waiting, arrived, Because::Asked),
             None => self.keep(arrived)?,
@@ -219,7 +223,7 @@ impl Core {
             Body::Bytes(bytes) => {
                 let _ = self.deliver(&waiting, from, &Payload::Bytes(&bytes));
             }
-            Body::Ready { len, id, ack } => self.begin(waiting, from, (len, id, ack), because),
+            Body::Ready(ready) => self.begin(waiting, from, ready, because),
         }
     }
 
@@ -299,8 +303,8 @@ impl Core {
     }
 
     /// Begins to receive an announced message.
-    fn begin(&mut self, waiting: Waiting, from: Origin, ready: (u64, u64, bool), because: Because) {
-        let (len, id, ack) = ready;
+    fn begin(&mut self, waiting: Waiting, from: Origin, ready: Ready, because: Because) {
+        let Ready { len, id, ack, offer } = ready;
         let source = from.source;
         step(Step::Unasked);
         let (dest, fit, multi) = self.place(&waiting, len);
@@ -313,6 +317,7 @@ impl Core {
             self.finish_receive(then, multi);
             return;
         }
+        let way = offer.map(|address| (self.choose_way(source, fit), address));
         let operation = Operation::Incoming {
             from: source,
             dest,
@@ -322,9 +327,17 @@ impl Core {
             multi,
             done,
             registered: None,
+            measured: way.and_then(|(way, _)| self.measured(way, fit)),
         };
         let mine = self.operations.insert(operation);
-        self.send_clear(source, id, mine, fit, because);
+        match way {
+            Some((Way::Attach, address)) => {
+                let pull = Pull { mine, theirs: id, address, because };
+                self.peers[source.0 as usize].pulls.push_back(pull);
+                self.owe(source);
+            }
+            Some((Way::Copy, _)) | None => self.send_clear(source, id, mine, fit, because),
+        }
     }
 }
 

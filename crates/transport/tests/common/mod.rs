@@ -3,7 +3,7 @@
 // Each test program uses a part of it.
 #![allow(dead_code, unreachable_pub)]
 
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex};
 
 use isthmus_region::Result;
@@ -18,9 +18,10 @@ use isthmus_transport::{
     Completion, Config, Endpoint, Memory, Op, PeerId, PostError, Posted, Receive, Selector, Send, Status,
     Ticket,
 };
+use rustix::process::{PidfdFlags, getpid, pidfd_open};
 
 pub struct World {
-    pub fd: std::os::fd::OwnedFd,
+    pub fd: OwnedFd,
     pub map: Arc<Mapping>,
     pub host: membership::Writer,
     pub services: Vec<Arc<Mutex<Writer>>>,
@@ -42,6 +43,11 @@ impl LocalService for Stub {
 
     fn close_endpoint(&self, slot: u32) -> Result<()> {
         self.writer.lock().unwrap().close_endpoint(self.area, slot)
+    }
+
+    fn process(&self, slot: u32, incarnation: u64) -> Result<Option<OwnedFd>> {
+        let owner = self.writer.lock().unwrap().owner(slot, incarnation);
+        Ok(owner.map(|_| pidfd_open(getpid(), PidfdFlags::empty()).unwrap()))
     }
 }
 

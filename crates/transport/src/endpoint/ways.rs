@@ -1,0 +1,240 @@
+//! Which way a long message goes, where there is more than one: found by measurement, for each remote endpoint and class of
+//! lengths.
+//!
+//! The receiver chooses and measures. A message counts from when it was asked for, or from when the last one ended if that is
+//! later: of messages that overlap each counts the time that it adds. The first messages of a class take turns, of which the first
+//! of each way is not measured, since memory is touched and the sender's process looked up there. From then on the way that was
+//! faster has almost all; the other is tried again after 64 messages, and after twice as many each time that it stays the slower
+//! one, so that trials cost ever less. What is faster depends on caches, on where the two processes run, and on what they do, so
+//! no number here is one of a machine.
+
+use std::time::Instant;
+
+use super::attach;
+
+/// Classes of lengths: each but the last reaches to four times the one before.
+const CLASSES: usize = 8;
+/// Messages of a class that take turns, however they fare.
+const TRIALS: u32 = 8;
+/// Messages from one trial of the slower way to the next, at first and at most.
+const RETRY: (u32, u32) = (64, 4096);
+
+/// A way of long messages.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Way {
+    /// Pipelined two-copy.
+    Copy,
+    /// Copied from the sender's memory by its receiver.
+    Attach,
+}
+
+/// A message that is measured.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Measured {
+    way: Way,
+    len: u64,
+    begin: Instant,
+}
+
+impl Measured {
+    /// A message that begins now.
+    pub(super) fn begin(way: Way, len: u64) -> Self {
+        Self { way, len, begin: Instant::now() }
+    }
+}
+
+/// What a byte costs by one way.
+#[derive(Debug, Clone, Copy, Default)]
+struct Cost {
+    /// Messages that have ended.
+    seen: u32,
+    /// Nanoseconds; none before the second message.
+    ns: Option<f64>,
+}
+
+impl Cost {
+    fn add(&mut self, ns: f64) {
+        self.seen = self.seen.saturating_add(1);
+        if self.seen == 1 {
+            return;
+        }
+        // What disturbs a message makes it slower, and a process that has to wait for a processor a thousand times slower. So what is
+        // faster counts at once, or nearly so, and what is slower counts little, however much slower it is.
+        self.ns = Some(match self.ns {
+            Some(old) if !old.is_finite() => ns,
+            Some(old) if self.seen <= TRIALS / 2 => old.min(ns),
+            Some(old) if ns < old => old + (ns - old) / 2.0,
+            Some(old) => old + (ns - old).min(old) / 8.0,
+            None => ns,
+        });
+    }
+}
+
+/// Lengths of about the same size.
+#[derive(Debug, Clone, Copy, Default)]
+struct Class {
+    messages: u32,
+    /// By way.
+    costs: [Cost; 2],
+    /// The way that was faster when a message last had the choice, the message with which the other is tried again, and the
+    /// distance to the trial after that.
+    faster: Option<Way>,
+    retry: u32,
+    gap: u32,
+}
+
+impl Class {
+    fn choose(&mut self) -> Way {
+        let number = self.messages;
+        self.messages = number.wrapping_add(1);
+        if number < TRIALS {
+            return if number.is_multiple_of(2) { Way::Copy } else { Way::Attach };
+        }
+        let (way, other) = match self.costs.map(|cost| cost.ns) {
+            [Some(copy), Some(attach)] if attach < copy => (Way::Attach, Way::Copy),
+            _ => (Way::Copy, Way::Attach),
+        };
+        if self.faster != Some(way) {
+            (self.faster, self.gap) = (Some(way), RETRY.0);
+            self.retry = number.wrapping_add(self.gap);
+        }
+        if number != self.retry {
+            return way;
+        }
+        self.gap = (2 * self.gap).min(RETRY.1);
+        self.retry = number.wrapping_add(self.gap);
+        other
+    }
+
+    /// A message has cost `ns` a byte.
+    fn learn(&mut self, way: Way, ns: f64) {
+        let before = self.costs[way as usize].ns;
+        self.costs[way as usize].add(ns);
+        if self.faster.is_some_and(|faster| faster != way) && before.is_some_and(|before| ns < 0.75 * before)
+        {
+            // Circumstances have changed.
+            self.gap = RETRY.0;
+            self.retry = self.messages.wrapping_add(self.gap);
+        }
+    }
+}
+
+/// What is known of the ways to one remote endpoint.
+#[derive(Debug, Default)]
+pub(super) struct Ways {
+    /// None before the first message that has a choice.
+    classes: Option<Box<[Class; CLASSES]>>,
+    last_end: Option<Instant>,
+}
+
+/// The class of a length.
+fn class_of(len: u64) -> usize {
+    let quarters = (len / attach::LEAST).max(1).ilog2() / 2;
+    (quarters as usize).min(CLASSES - 1)
+}
+
+impl Ways {
+    fn class(&mut self, len: u64) -> &mut Class {
+        &mut self.classes.get_or_insert_default()[class_of(len)]
+    }
+
+    /// The way of the next message.
+    pub(super) fn choose(&mut self, len: u64) -> Way {
+        self.class(len).choose()
+    }
+
+    /// A message has ended well.
+    pub(super) fn ended(&mut self, message: Measured) {
+        self.ended_at(message, Instant::now());
+    }
+
+    fn ended_at(&mut self, message: Measured, now: Instant) {
+        let Measured { way, len, begin } = message;
+        let begin = self.last_end.map_or(begin, |last| last.max(begin));
+        self.last_end = Some(now);
+        // Lengths and times far below 2^53.
+        let cost = now.saturating_duration_since(begin).as_nanos() as f64 / len.max(1) as f64;
+        self.class(len).learn(way, cost);
+    }
+
+    /// A message could not go the way that was chosen.
+    pub(super) fn failed(&mut self, message: Measured) {
+        self.class(message.len).costs[message.way as usize] = Cost { seen: TRIALS, ns: Some(f64::INFINITY) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    /// Sends messages of which each takes `ns` by its way, one after the other; gives how many were attached to.
+    fn run(ways: &mut Ways, count: u32, len: u64, ns: [u64; 2]) -> u32 {
+        let mut now = ways.last_end.unwrap_or_else(Instant::now);
+        let mut attached = 0;
+        for _ in 0..count {
+            let way = ways.choose(len);
+            let message = Measured { way, len, begin: now };
+            now += Duration::from_nanos(ns[way as usize]);
+            attached += u32::from(way == Way::Attach);
+            ways.ended_at(message, now);
+        }
+        attached
+    }
+
+    #[test]
+    fn the_faster_way_is_taken_and_the_other_is_tried_again() {
+        let mut ways = Ways::default();
+        assert_eq!(run(&mut ways, TRIALS, 100_000, [100, 200]), TRIALS / 2, "turns");
+        assert_eq!(run(&mut ways, 64 + 128 + 256, 100_000, [100, 200]), 2, "ever more rarely");
+        assert_eq!(run(&mut ways, 10_000, 100_000, [100, 200]), 5);
+        // It has become the faster one, as where a process was moved to another processor.
+        let attached = run(&mut ways, 8000, 100_000, [100, 50]);
+        assert!(attached > 3000, "{attached}");
+        assert!(run(&mut ways, 640, 100_000, [100, 50]) > 630);
+        assert_eq!(run(&mut ways, TRIALS, 1 << 20, [100, 200]), TRIALS / 2, "another class");
+        assert!(run(&mut ways, 64, 70_000, [100, 50]) > 60, "the first class has kept its own");
+    }
+
+    #[test]
+    fn one_message_that_waits_for_a_processor_changes_nothing() {
+        let mut ways = Ways::default();
+        run(&mut ways, 100, 100_000, [100, 200]);
+        let mut attached = 0;
+        for _ in 0..20 {
+            attached += run(&mut ways, 1, 100_000, [4_000_000, 4_000_000]);
+            attached += run(&mut ways, 20, 100_000, [100, 200]);
+        }
+        assert_eq!(attached, 2, "the trials of 420 messages");
+    }
+
+    #[test]
+    fn a_message_that_waited_for_another_counts_from_the_end_of_that() {
+        let (mut ways, begin) = (Ways::default(), Instant::now());
+        let len = attach::LEAST;
+        for i in 1..=5 {
+            let message = Measured { way: Way::Copy, len, begin };
+            ways.ended_at(message, begin + Duration::from_nanos(i * len));
+        }
+        assert_eq!(ways.class(len).costs[0].ns, Some(1.0));
+    }
+
+    #[test]
+    fn a_way_that_fails_is_not_taken_until_it_works() {
+        let mut ways = Ways::default();
+        run(&mut ways, TRIALS, 100_000, [100, 50]);
+        let message = |begin| Measured { way: Way::Attach, len: 100_000, begin };
+        ways.failed(message(Instant::now()));
+        assert_eq!(ways.choose(100_000), Way::Copy);
+        let now = Instant::now();
+        ways.ended_at(message(now), now);
+        assert_eq!(ways.choose(100_000), Way::Attach);
+    }
+
+    #[test]
+    fn classes_are_powers_of_four() {
+        let lens = [1, 1 << 16, (1 << 18) - 1, 1 << 18, 1 << 20, 1 << 22, 1 << 40, u64::MAX];
+        assert_eq!(lens.map(class_of), [0, 0, 0, 1, 2, 3, 7, 7]);
+    }
+}

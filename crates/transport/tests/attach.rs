@@ -1,0 +1,384 @@
+//! Long messages that their receiver copies from the sender's memory: every shape of message, refusals, senders that lie, and
+//! ends in the middle. Both endpoints are of this process, which may attach to itself everywhere.
+
+#![allow(clippy::disallowed_types)] // orderings of the test's own counts
+
+mod common;
+use common::*;
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use isthmus_region::Error;
+use isthmus_region::counters::Counter;
+use isthmus_region::extent::Extent;
+use isthmus_region::local::LocalBuf;
+use isthmus_region::member::LocalService;
+use isthmus_transport::types::NoMemory;
+use isthmus_transport::wire::{flag, head, kind};
+use isthmus_transport::{
+    Completion, Config, Endpoint, Long, Op, PeerId, Posted, Receive, Selector, Send, Status, Ticket,
+};
+use rustix::mm::{MapFlags, MprotectFlags, ProtFlags, mmap_anonymous, mprotect};
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+
+const LONG: usize = 300_000;
+
+fn config(long: Long) -> Config {
+    Config { long, ..Config::default() }
+}
+
+/// A sender and a receiver of peer 0, which numbers the other.
+struct Pair {
+    world: World,
+    a: Endpoint,
+    b: Endpoint,
+    to: PeerId,
+}
+
+fn pair(sends: Long, receives: Long) -> Pair {
+    let world = World::new(2, 8 << 20);
+    let end = |long| world.endpoint_with(0, config(long), Box::new(NoMemory));
+    let (mut a, b) = (end(sends), end(receives));
+    let to = a.resolve(&b.address()).unwrap();
+    Pair { world, a, b, to }
+}
+
+impl Pair {
+    /// Sends a message and receives it, whole; both ends of it are well.
+    fn exchange(&mut self, tag: u64, out: &mut [u8], early: bool, delivered: bool) {
+        let mut back = vec![0; out.len()];
+        let (bufs, into) = ([buf(out)], [buf(&mut back)]);
+        if early {
+            self.b.receive(&receive(any(tag), &into)).unwrap();
+        }
+        let sent = Send { delivered, ..message(self.to, tag, &bufs) };
+        let posted = self.a.send(&sent).unwrap();
+        if !early {
+            for _ in 0..600 {
+                self.b.progress();
+                self.a.progress();
+            }
+            self.b.receive(&receive(any(tag), &into)).unwrap();
+        }
+        let got = ok(wait(&mut self.b, &mut self.a));
+        assert_eq!((got.len, got.tag, got.data), (out.len() as u64, tag, Some(tag + 1)));
+        assert!(back == out, "{} bytes", out.len());
+        if posted == Posted::Pending {
+            ok(wait(&mut self.a, &mut self.b));
+        }
+        assert!(self.a.pop().is_none() && self.b.pop().is_none());
+    }
+
+    /// Messages that were copied from their sender's memory, their bytes, and chunks of all others.
+    fn counts(&mut self) -> [u64; 3] {
+        counts(&self.world, [&mut self.a, &mut self.b])
+    }
+}
+
+fn counts(world: &World, ends: [&mut Endpoint; 2]) -> [u64; 3] {
+    for end in ends {
+        (0..600).for_each(|_| _ = end.progress());
+    }
+    let totals = world.services[0].lock().unwrap().directory().totals().unwrap();
+    [Counter::Attached, Counter::AttachedBytes, Counter::Chunks].map(|counter| totals.get(counter))
+}
+
+fn polls(ends: [&mut Endpoint; 2], count: u32) -> Vec<Completion> {
+    let mut done = Vec::new();
+    let [a, b] = ends;
+    for _ in 0..count {
+        for end in [&mut *a, &mut *b] {
+            end.progress();
+            done.extend(end.pop());
+        }
+    }
+    done
+}
+
+#[test]
+fn every_long_message_is_copied_once() {
+    let mut pair = pair(Long::Attach, Long::Attach);
+    let lens = [65_536, 65_537, LONG, 1 << 20, (1 << 20) + 1, (5 << 20) + 13];
+    let mut bytes = 0;
+    for (tag, len) in (0..).zip(lens) {
+        for (early, delivered) in [(true, false), (false, false), (true, true), (false, true)] {
+            pair.exchange(tag, &mut pattern(len, tag), early, delivered);
+            bytes += len as u64;
+        }
+    }
+    assert_eq!(pair.counts(), [4 * lens.len() as u64, bytes, 0]);
+    pair.exchange(99, &mut pattern(65_535, 3), true, false);
+    let [messages, _, chunks] = pair.counts();
+    assert!(messages == 4 * lens.len() as u64 && chunks > 0, "a shorter one goes through the region");
+}
+
+#[test]
+fn both_ways_are_tried_and_measured_unless_one_was_asked_for() {
+    for (sends, receives, least, most) in [
+        (Long::Auto, Long::Auto, 4, 60),
+        (Long::Copy, Long::Auto, 0, 0),
+        (Long::Copy, Long::Attach, 0, 0),
+        (Long::Auto, Long::Copy, 0, 0),
+        (Long::Auto, Long::Attach, 64, 64),
+    ] {
+        let mut pair = pair(sends, receives);
+        for tag in 0..64 {
+            pair.exchange(tag, &mut pattern(LONG, tag), true, tag % 2 == 0);
+        }
+        let [messages, bytes, _] = pair.counts();
+        assert!((least..=most).contains(&messages), "{sends:?} to {receives:?}: {messages}");
+        assert_eq!(bytes, messages * LONG as u64);
+    }
+}
+
+#[test]
+fn receives_of_several_buffers_and_shorter_ones_get_what_is_theirs() {
+    let mut pair = pair(Long::Attach, Long::Attach);
+    let mut out = pattern(LONG, 7);
+    let bufs = [buf(&mut out)];
+    for (parts, total) in
+        [(vec![100, 70_000, 1, LONG], LONG), (vec![LONG - 1], LONG - 1), (vec![10, 0, 90_000], 90_010)]
+    {
+        let mut room: Vec<Vec<u8>> = parts.iter().map(|len| vec![0; *len]).collect();
+        let into: Vec<LocalBuf> = room.iter_mut().map(|part| buf(part)).collect();
+        pair.b.receive(&receive(any(1), &into)).unwrap();
+        pair.a.send(&message(pair.to, 1, &bufs)).unwrap();
+        let got = wait(&mut pair.b, &mut pair.a);
+        ok(wait(&mut pair.a, &mut pair.b));
+        let cut = (LONG - total) as u64;
+        let status = if cut == 0 { Status::Ok } else { Status::Truncated { cut } };
+        assert_eq!((got.status, got.len), (status, total as u64));
+        assert!(room.concat()[..total] == out[..total]);
+    }
+    // A receive of nothing is asked for nothing.
+    pair.b.receive(&receive(any(1), &[])).unwrap();
+    pair.a.send(&message(pair.to, 1, &bufs)).unwrap();
+    assert_eq!(wait(&mut pair.b, &mut pair.a).status, Status::Truncated { cut: LONG as u64 });
+    ok(wait(&mut pair.a, &mut pair.b));
+    assert_eq!(pair.counts(), [3, 3 * LONG as u64, 0]);
+    // A message of several buffers is not offered.
+    let halves = [bufs[0].part(0, LONG / 2), bufs[0].part(LONG / 2, LONG)];
+    let mut back = vec![0; LONG];
+    let into = [buf(&mut back)];
+    pair.b.receive(&receive(any(1), &into)).unwrap();
+    pair.a.send(&message(pair.to, 1, &halves)).unwrap();
+    ok(wait(&mut pair.b, &mut pair.a));
+    assert!(back == out);
+    assert_eq!(pair.counts()[0], 3);
+}
+
+#[test]
+fn a_multi_receive_takes_several_and_is_released_once() {
+    let mut pair = pair(Long::Attach, Long::Attach);
+    let mut room = vec![0; 3 * LONG];
+    let into = [buf(&mut room)];
+    let select = Selector { tagged: false, from: None, tag: 0, ignore: 0 };
+    let ticket = Ticket { context: 9, flags: 0 };
+    pair.b.receive(&Receive { select, bufs: &into, multi: Some(100), ticket }).unwrap();
+    let mut outs: Vec<Vec<u8>> = (0..3).map(|seed| pattern(LONG, seed)).collect();
+    for out in &mut outs {
+        let bufs = [buf(out)];
+        pair.a.send(&Send { tagged: false, ..message(pair.to, 0, &bufs) }).unwrap();
+    }
+    let ends = polls([&mut pair.a, &mut pair.b], 2000);
+    let received: Vec<_> = ends.iter().filter(|e| matches!(e.op, Op::Receive { .. })).collect();
+    assert_eq!(received.iter().map(|e| e.len).sum::<u64>(), 3 * LONG as u64);
+    assert_eq!(received.iter().filter(|e| e.released).count(), 1);
+    assert!(room == outs.concat());
+    assert_eq!(pair.counts()[0], 3);
+}
+
+/// What a service says of a process.
+enum Says {
+    Nobody,
+    Nothing,
+    This(Pid),
+}
+
+struct Service {
+    inner: Box<dyn LocalService>,
+    says: Says,
+    asked: Arc<AtomicU32>,
+}
+
+impl LocalService for Service {
+    fn grow(&self, bytes: u64) -> isthmus_region::Result<Extent> {
+        self.inner.grow(bytes)
+    }
+
+    fn open_endpoint(&self, block: u64) -> isthmus_region::Result<(u32, u64)> {
+        self.inner.open_endpoint(block)
+    }
+
+    fn close_endpoint(&self, slot: u32) -> isthmus_region::Result<()> {
+        self.inner.close_endpoint(slot)
+    }
+
+    fn process(&self, _: u32, _: u64) -> isthmus_region::Result<Option<OwnedFd>> {
+        self.asked.fetch_add(1, Ordering::Relaxed);
+        match self.says {
+            Says::Nobody => Ok(None),
+            Says::Nothing => Err(Error::Service { action: "tell of a process", reason: "a test".into() }),
+            Says::This(pid) => Ok(Some(pidfd_open(pid, PidfdFlags::empty()).unwrap())),
+        }
+    }
+}
+
+/// A pair whose receiver's service says this of the sender.
+fn pair_told(says: Says) -> (Pair, Arc<AtomicU32>, u32) {
+    let world = World::new(2, 8 << 20);
+    let asked = Arc::new(AtomicU32::new(0));
+    let count = Arc::clone(&asked);
+    let (sender, area) = world.attach(0);
+    let mut a = Endpoint::open(&sender, config(Long::Attach), Box::new(NoMemory)).unwrap();
+    let (member, _) = world.attach_with(0, |inner| Box::new(Service { inner, says, asked: count }));
+    let b = Endpoint::open(&member, config(Long::Attach), Box::new(NoMemory)).unwrap();
+    let to = a.resolve(&b.address()).unwrap();
+    (Pair { world, a, b, to }, asked, area)
+}
+
+#[test]
+fn what_the_service_refuses_goes_the_other_way_and_is_asked_for_once() {
+    for says in [Says::Nobody, Says::Nothing] {
+        let (mut pair, asked, _) = pair_told(says);
+        for tag in 0..10 {
+            pair.exchange(tag, &mut pattern(LONG, tag), tag % 2 == 0, tag % 3 == 0);
+        }
+        let [messages, _, chunks] = pair.counts();
+        assert!(messages == 0 && chunks > 0 && asked.load(Ordering::Relaxed) == 1);
+    }
+}
+
+#[test]
+fn another_process_than_the_one_that_is_meant_gives_nothing_away() {
+    let mut child = std::process::Command::new("sleep").arg("100").spawn().unwrap();
+    let (mut pair, asked, area) = pair_told(Says::This(Pid::from_child(&child)));
+    // There is no such memory in that process: each message goes the other way, whole.
+    for tag in 0..4 {
+        pair.exchange(tag, &mut pattern(LONG, tag), true, false);
+    }
+    assert_eq!((pair.counts()[0], asked.load(Ordering::Relaxed)), (0, 1));
+    // It ends, and its number may be another's: nothing of that is taken, and the receive ends with its sender.
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let (mut out, mut back) = (pattern(LONG, 1), vec![0; LONG]);
+    let (bufs, into) = ([buf(&mut out)], [buf(&mut back)]);
+    pair.b.receive(&receive(any(5), &into)).unwrap();
+    pair.a.send(&message(pair.to, 5, &bufs)).unwrap();
+    assert!(polls([&mut pair.a, &mut pair.b], 2000).is_empty());
+    pair.world.services[0].lock().unwrap().close_area(area).unwrap();
+    std::mem::forget(pair.a);
+    let mut ends = Vec::new();
+    for _ in 0..2000 {
+        pair.b.progress();
+        ends.extend(pair.b.pop());
+    }
+    assert_eq!(ends.iter().map(|e| e.status).collect::<Vec<_>>(), [Status::PeerGone]);
+}
+
+/// What an announcement that is pushed as it is leads to, and what the receive says once its sender is closed.
+fn offered(from: u32, len: u64, address: u64) -> (Vec<Completion>, Vec<Completion>) {
+    let world = World::new(2, 32 << 20);
+    let mut hostile = world.endpoint_with(from, config(Long::Copy), Box::new(NoMemory));
+    let mut b = world.endpoint_with(0, config(Long::Attach), Box::new(NoMemory));
+    let to = hostile.resolve(&b.address()).unwrap();
+    let mut room = vec![7; usize::try_from(len.min(9 << 20)).unwrap()];
+    let into = [buf(&mut room)];
+    b.receive(&receive(any(3), &into)).unwrap();
+    let flags = flag::TAGGED | flag::OFFER;
+    assert!(hostile.push_raw(to, &[head(kind::READY, flags, 0), 3, 0, len, 77, address, 0, 0]));
+    let mut before = Vec::new();
+    for _ in 0..2000 {
+        b.progress();
+        before.extend(b.pop());
+    }
+    drop(hostile);
+    let mut after = Vec::new();
+    for _ in 0..2000 {
+        b.progress();
+        after.extend(b.pop());
+    }
+    assert!(b.take_faulty().is_none(), "it has broken no rule of the wire");
+    (before, after)
+}
+
+#[test]
+fn an_address_that_is_none_costs_the_sender_its_own_message() {
+    // With nothing behind it.
+    // SAFETY: a new mapping at a place that the kernel chooses; it stays until the test's process ends.
+    let space =
+        unsafe { mmap_anonymous(std::ptr::null_mut(), 16 << 20, ProtFlags::empty(), MapFlags::PRIVATE) };
+    let space = space.unwrap();
+    // SAFETY: the beginning of that mapping, which nothing else knows of.
+    unsafe { mprotect(space, LONG.next_multiple_of(4096), MprotectFlags::READ) }.unwrap();
+    let at = space as u64;
+    let nowhere = [0, 1, 1 << 46, (1 << 47) - 4096, 1 << 63, u64::MAX - 70_000, u64::MAX];
+    for (from, len, address) in nowhere.map(|address| (0, LONG as u64, address)).into_iter().chain([
+        // Longer than an address space, and of another peer, in which there is nothing to copy from.
+        (0, 1 << 40, at),
+        (1, LONG as u64, at),
+    ]) {
+        let (before, after) = offered(from, len, address);
+        assert!(before.is_empty(), "it waits for the payload: {before:?}");
+        assert_eq!(after.iter().map(|e| e.status).collect::<Vec<_>>(), [Status::PeerGone], "{address:x}");
+    }
+    // An address in the sender's process is what the sender says that its message is.
+    let (before, _) = offered(0, LONG as u64, at);
+    assert_eq!(before.iter().map(|e| (e.status, e.len)).collect::<Vec<_>>(), [(Status::Ok, LONG as u64)]);
+}
+
+#[test]
+fn either_end_may_close_in_the_middle() {
+    let len = 40 << 20;
+    for (sender_ends, rounds) in [(true, 3), (false, 3), (true, 0), (false, 0), (true, 20), (false, 20)] {
+        let Pair { world, mut a, mut b, to } = pair(Long::Attach, Long::Attach);
+        let (mut out, mut back) = (pattern(len, 1), vec![0; len]);
+        let (bufs, into) = ([buf(&mut out)], [buf(&mut back)]);
+        b.receive(&receive(any(1), &into)).unwrap();
+        a.send(&message(to, 1, &bufs)).unwrap();
+        // The lane is opened and found first.
+        for _ in 0..10_000 {
+            a.progress();
+            if b.progress() && back[100] != 0 {
+                break;
+            }
+        }
+        for _ in 0..rounds {
+            b.progress();
+        }
+        assert!(b.pop().is_none(), "it takes forty rounds");
+        let mut left = if sender_ends {
+            drop(a);
+            b
+        } else {
+            drop(b);
+            a
+        };
+        let mut ends = Vec::new();
+        for _ in 0..3000 {
+            left.progress();
+            ends.extend(left.pop());
+        }
+        assert_eq!(ends.iter().map(|e| e.status).collect::<Vec<_>>(), [Status::PeerGone]);
+        drop(world);
+    }
+}
+
+#[test]
+fn others_are_served_while_a_huge_message_is_copied() {
+    let mut pair = pair(Long::Attach, Long::Attach);
+    let (mut out, mut back) = (pattern(40 << 20, 1), vec![0; 40 << 20]);
+    let (mut short, mut room) = ([3_u8; 8], [0_u8; 8]);
+    let (bufs, into) = ([buf(&mut out)], [buf(&mut back)]);
+    let (little, place) = ([buf(&mut short)], [buf(&mut room)]);
+    pair.b.receive(&receive(any(1), &into)).unwrap();
+    pair.b.receive(&receive(any(2), &place)).unwrap();
+    pair.a.send(&message(pair.to, 1, &bufs)).unwrap();
+    pair.a.send(&message(pair.to, 2, &little)).unwrap();
+    let first = ok(wait(&mut pair.b, &mut pair.a));
+    assert_eq!(first.tag, 2, "the short one does not wait for the long one");
+    assert_eq!(ok(wait(&mut pair.b, &mut pair.a)).tag, 1);
+    assert!(back == out);
+}
