@@ -11,6 +11,7 @@ use std::ptr::null_mut;
 use std::sync::{Mutex, PoisonError, RwLock};
 
 use isthmus_fabric_sys as fi;
+use isthmus_transport::Long;
 
 use crate::{fabric, info};
 
@@ -21,8 +22,10 @@ pub(crate) const NAME: &CStr = c"isthmus";
 const API: u32 = fi::fi_version(2, 99);
 /// The provider's version, major and minor.
 pub(crate) const VERSION: u32 = fi::fi_version(0, 1);
-/// The provider's parameter: with the core's prefix it is `FI_ISTHMUS_SOCKET`, or a line of libfabric.conf.
+/// The provider's parameters: with the core's prefix they are `FI_ISTHMUS_SOCKET` and `FI_ISTHMUS_LONG`, or lines of
+/// libfabric.conf.
 const SOCKET: &CStr = c"socket";
+const LONG: &CStr = c"long";
 /// How many cores a process may hold at once; further ones share the last place.
 const CORES: usize = 4;
 
@@ -111,11 +114,15 @@ pub(crate) fn register(caller: *const c_void) -> *mut fi::fi_provider {
     let core: &'static Core =
         Box::leak(Box::new(Core { provider: std::cell::UnsafeCell::new(provider), ..found }));
     if let Some(define) = core.param_define {
-        let help =
-            c"Socket of the isthmus service (default: ISTHMUS_SOCKET, or where a service usually listens)";
-        // SAFETY: the core's function, which providers may call here, with the structure for this core and C strings; the
-        // help has no conversions. If it fails, the parameter is not found later.
-        unsafe { define(core.provider.get(), SOCKET.as_ptr(), fi::FI_PARAM_STRING, help.as_ptr()) };
+        let parameters = [
+            (SOCKET, c"Socket of the isthmus service (default: ISTHMUS_SOCKET, or where a service usually listens)"),
+            (LONG, c"Long messages within a system: copy (through the region), attach (one copy by the kernel) or auto"),
+        ];
+        for (name, help) in parameters {
+            // SAFETY: the core's function, which providers may call here, with the structure for this core and C strings; the
+            // help has no conversions. If it fails, the parameter is not found later.
+            unsafe { define(core.provider.get(), name.as_ptr(), fi::FI_PARAM_STRING, help.as_ptr()) };
+        }
     }
     *LIVE[place].write().unwrap_or_else(PoisonError::into_inner) = Some(core);
     core.provider.get()
@@ -123,9 +130,33 @@ pub(crate) fn register(caller: *const c_void) -> *mut fi::fi_provider {
 
 /// The service's socket as a parameter of any core names it.
 pub(crate) fn socket() -> Option<PathBuf> {
+    own_parameter(SOCKET).map(PathBuf::from)
+}
+
+/// The way of long messages, as a parameter of any core names it.
+pub(crate) fn long() -> Long {
+    let Some(name) = own_parameter(LONG) else { return Long::Auto };
+    match name.as_str() {
+        "auto" => Long::Auto,
+        "copy" => Long::Copy,
+        "attach" => Long::Attach,
+        _ => {
+            log!(
+                any(),
+                WARN,
+                CORE,
+                "FI_ISTHMUS_LONG is '{name}'; it can be auto, copy or attach, and counts as auto"
+            );
+            Long::Auto
+        }
+    }
+}
+
+/// A parameter of the provider, from any core, if it is not empty.
+fn own_parameter(name: &CStr) -> Option<String> {
     (0..CORES).find_map(|place| {
         let core = core(place)?;
-        core.parameter(core.provider.get(), SOCKET).filter(|path| !path.is_empty()).map(PathBuf::from)
+        core.parameter(core.provider.get(), name).filter(|value| !value.is_empty())
     })
 }
 

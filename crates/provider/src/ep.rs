@@ -20,7 +20,7 @@ use isthmus_cabi::Poison;
 use isthmus_fabric_sys::*;
 use isthmus_region::doorbell::Sleeper;
 use isthmus_region::objects::endpoint;
-use isthmus_transport::{Address, Config, Destination, Endpoint, Name};
+use isthmus_transport::{Address, Config, Destination, Endpoint, Long, Name};
 
 use self::close::close;
 use self::completion::{Bindings, Side};
@@ -154,7 +154,12 @@ impl Ep {
         let core = domain.core();
         let table = domain.store.table(&domain.member);
         let memory = Box::new(Reach { core, registrations: Arc::clone(&domain.registrations), table });
-        let config = Config { backlog_bytes: most_queued(), ..Config::default() };
+        let long = crate::core::long();
+        if long == Long::Attach {
+            // Who asks for this way wants it also where the system lets a process attach to its children alone.
+            isthmus_region::attach::allow_all();
+        }
+        let config = Config { backlog_bytes: most_queued(), long, ..Config::default() };
         let transport = Endpoint::open(&domain.member, config, memory).map_err(|e| {
             log!(core, WARN, EP_CTRL, "cannot open an endpoint: {}", isthmus_region::error::with_causes(&e));
             errno::of_transport(&e)
