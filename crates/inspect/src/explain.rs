@@ -9,7 +9,7 @@ use std::fmt::Write;
 use isthmus_region::counters::{Counter, LaneCounter};
 use isthmus_region::registrations::{ATOMIC, READ, WRITE};
 use isthmus_transport::Config;
-use isthmus_transport::endpoint::MANY_LANES;
+use isthmus_transport::endpoint::{ATTACH_BYTES, MANY_LANES};
 use isthmus_transport::lane::Size;
 use isthmus_transport::wire::INLINE_BYTES;
 use serde::Serialize;
@@ -136,7 +136,7 @@ fn of_lane(
         path: through_region(survey),
         lane: Some(size(endpoint, lane)),
         notice: Some(notice(lane, receiver.map(|(_, e)| e))),
-        protocols: protocols(lane),
+        protocols: protocols(lane, attached(member, endpoint, receiver)),
         rma: rma((member, endpoint), receiver),
         atomics: atomics(member, receiver),
         slots: Some((lane.slots_read, lane.slots_unread)),
@@ -274,7 +274,15 @@ fn atomics(from: &Member, to: Option<(&Member, &Endpoint)>) -> Choice {
     )
 }
 
-fn protocols(lane: &Lane) -> Vec<Protocol> {
+/// How many of the long messages of a sender's process were copied by their receivers, if that concerns this receiver.
+fn attached(from: &Member, endpoint: &Endpoint, to: Option<(&Member, &Endpoint)>) -> Option<(u64, u64)> {
+    // In a region of one file: `Member::may_attach` of the transport's side.
+    to.filter(|(member, _)| member.index == from.index && member.file == 0)?;
+    let counters = &from.processes.iter().find(|p| p.area == endpoint.area)?.counters;
+    Some((counters.get(Counter::Attached), counters.get(Counter::Rendezvous)))
+}
+
+fn protocols(lane: &Lane, attached: Option<(u64, u64)>) -> Vec<Protocol> {
     let config = Config::default();
     let ring = lane.data_bytes / 2;
     let eager = ring.min(config.eager_bytes);
@@ -286,6 +294,12 @@ fn protocols(lane: &Lane) -> Vec<Protocol> {
     } else {
         format!("the limit is the protocol's, the lane's data ring would allow {}", bytes(ring))
     };
+    let instead = attached.map_or_else(String::new, |(attached, all)| {
+        format!(
+            "; from {} on, its receiver may have the kernel copy it from the sender's memory in one copy instead, if that is allowed and faster, or as FI_ISTHMUS_LONG says: so went {attached} of the {all} long messages that the sender's process has sent so far, to whatever receivers",
+            bytes(ATTACH_BYTES)
+        )
+    });
     vec![
         Protocol {
             up_to_bytes: Some(INLINE_BYTES as u64),
@@ -301,7 +315,7 @@ fn protocols(lane: &Lane) -> Vec<Protocol> {
             up_to_bytes: None,
             name: "pipelined two-copy",
             why: format!(
-                "announced, and copied in chunks of {}, {} in flight, once its receive is posted: while one is copied in the other is copied out",
+                "announced, and copied in chunks of {}, {} in flight, once its receive is posted: while one is copied in the other is copied out{instead}",
                 bytes(config.chunk_bytes),
                 config.pipeline_depth
             ),

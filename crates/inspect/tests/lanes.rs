@@ -6,6 +6,7 @@ use std::collections::HashMap;
 
 use common::{Job, job};
 use isthmus_inspect::check::check;
+use isthmus_inspect::explain::text;
 use isthmus_inspect::openmetrics::Exporter;
 use isthmus_region::counters::{Counter, LaneCounter, LaneTotals};
 use isthmus_region::local::LocalBuf;
@@ -101,6 +102,8 @@ fn each_lane_says_what_went_through_it() {
     assert_eq!(ways, [201, 5, 3]);
     let attached = [Counter::Attached, Counter::AttachedBytes].map(|c| totals.get(c));
     assert_eq!(attached, [1, 300_000]);
+    let explained = text(live.survey.as_ref().unwrap(), false);
+    assert!(explained.contains("went 1 of the 3 long messages"), "{explained}");
     // And as Prometheus gets them.
     let text = Exporter::default().text(&live.survey.unwrap(), &live.faults);
     let slots = [0, 1].map(|i| job.ends[i].address().number);
