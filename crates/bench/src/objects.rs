@@ -586,7 +586,7 @@ fn row(wanted: &Wanted, records: &mut [Record], sieve: Sieve) -> Row {
         (None, Some(best)) => format!("{} : {} {}{accel}", amount(record), amount(best), best.subject),
         (None, None) => format!("{}{accel}", amount(record)),
     };
-    let mut is_proved = !wanted.is_counted || record.path.as_deref() == Some("region");
+    let mut is_proved = !wanted.is_counted || crate::path::is_providers(record.path.as_deref());
     if record.benchmark == "barrier_sleep" {
         let slept = |name: Option<&str>| beside(name, "sleeps_per_round").map_or(0.0, |sleeps| sleeps.value);
         let (ours, theirs) = (slept(Some(&record.subject)), slept(wanted.peer));

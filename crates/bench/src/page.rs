@@ -35,7 +35,8 @@ impl Page {
         page.line(&format!("<pre>{}</pre>", escaped(&command.join(" "))));
         page.line(
             "<p>All subjects were measured in turn, round by round. The way of each figure, in brackets, is what counters \
-             prove: <i>region</i> is the memory that isthmus shares, <i>shm</i> the MPI's own shared memory, <i>cma</i> the \
+             prove: <i>region</i> is the memory that isthmus shares, <i>region+cma</i> messages that are \
+             announced there and copied by the kernel, <i>shm</i> the MPI's own shared memory, <i>cma</i> the \
              same with the kernel copying, <i>tcp</i> a network interface. Ratios are medians over rounds and not quotients \
              of the columns; in brackets behind them where these medians lie, with 95 % (fewer than 6 rounds: the least and the greatest). <i>near</i> and <i>far</i> are rounds \
              on processors that share a core or a cache and on such that do not, as a bare cache line tells (its time stands beside). Both axes of the curves are logarithmic.</p>",

@@ -35,11 +35,12 @@ impl Moved {
         // The region counts exactly, and what both ranks saw go through it, big and small, went no other way.
         let whole = if self.payload == 0 { 1.0 } else { share(bytes, self.payload) };
         let region = share(messages, self.messages).min(whole);
-        if region >= 1.0 {
-            return Some("region");
-        }
         // An empty message is a byte at least on any other way.
         let kernel = self.payload.max(self.messages);
+        if region >= 1.0 {
+            // The provider announces all messages in the region, and may have the kernel copy the long ones.
+            return Some(if share(self.cma, kernel) >= WHOLE { "region+cma" } else { "region" });
+        }
         let ways =
             [("region", region), ("cma", share(self.cma, kernel)), ("tcp", share(self.network, kernel))];
         let used: Vec<_> = ways.iter().filter(|(_, share)| *share >= NOISE).collect();
@@ -52,11 +53,18 @@ impl Moved {
     }
 }
 
-/// One name for several blocks: theirs if they agree, and `mixed` if not.
+/// Whether a way is that of the provider alone: through the region, or announced there and copied by the kernel.
+pub fn is_providers(way: Option<&str>) -> bool {
+    matches!(way, Some("region" | "region+cma"))
+}
+
+/// One name for several blocks: theirs if they agree, and `mixed` if not. Blocks in which the provider chose differently still
+/// went by its ways alone.
 pub fn common<'a>(ways: &[Option<&'a str>]) -> Option<&'a str> {
     match ways {
         [first, rest @ ..] if rest.iter().all(|way| way == first) => *first,
         [] => None,
+        _ if ways.iter().all(|way| is_providers(*way)) => Some("region+cma"),
         _ => Some("mixed"),
     }
 }
@@ -72,6 +80,16 @@ mod tests {
         assert_eq!(Moved { network: 1100, ..MOVED }.way(false), Some("tcp"));
         assert_eq!(Moved { cma: 950, ..MOVED }.way(true), Some("cma"));
         assert_eq!(Moved { region: Some((12, 1004)), network: 200, ..MOVED }.way(false), Some("region"));
+    }
+
+    #[test]
+    fn what_the_provider_had_the_kernel_copy_is_told_from_what_went_through_memory() {
+        let all = Moved { region: Some((10, 1000)), ..MOVED };
+        let ways = [0, 890, 900, 1000].map(|cma| Moved { cma, ..all }.way(true));
+        assert_eq!(ways, [Some("region"), Some("region"), Some("region+cma"), Some("region+cma")]);
+        assert!(ways.into_iter().all(is_providers));
+        assert_eq!(Moved { region: Some((6, 600)), cma: 1000, ..MOVED }.way(true), Some("mixed"));
+        assert!(![None, Some("cma"), Some("mixed")].into_iter().any(is_providers));
     }
 
     #[test]
@@ -101,6 +119,8 @@ mod tests {
     #[test]
     fn blocks_that_disagree_are_mixed() {
         assert_eq!(common(&[Some("region"), Some("region")]), Some("region"));
+        assert_eq!(common(&[Some("region"), Some("region+cma")]), Some("region+cma"));
+        assert_eq!(common(&[Some("cma"), Some("region+cma")]), Some("mixed"));
         assert_eq!(common(&[Some("region"), None]), Some("mixed"));
         assert_eq!(common(&[]), None);
     }

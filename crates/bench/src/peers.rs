@@ -131,7 +131,7 @@ impl Wanted {
             (None, None) => (amount(ours.value), None),
         };
         let said = said + &untouched(self, ours, records);
-        let ours_proved = ours.path.as_deref() == Some("region");
+        let ours_proved = crate::path::is_providers(ours.path.as_deref());
         let proved = ours_proved && peer_way.is_none_or(|(way, wanted)| way == Some(wanted));
         let said = if proved {
             said

@@ -39,7 +39,9 @@ pub struct Record {
     pub line_after_us: Option<f64>,
     /// Name and version of the MPI.
     pub mpi: Option<String>,
-    /// Which way the bytes went, from counters: `region`, `tcp`, `cma`, `shm` or `mixed`; null where nothing counts them.
+    /// Which way the bytes went, from counters: `region`, `region+cma` (announced there, and copied by the kernel in
+    /// some blocks or all), `tcp`,
+    /// `cma`, `shm` or `mixed`; null where nothing counts them.
     pub path: Option<String>,
     /// Bytes of a message.
     pub bytes: Option<u64>,
