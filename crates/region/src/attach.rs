@@ -37,8 +37,14 @@ pub struct Process {
 
 impl Process {
     /// The process that a pidfd stands for; none for one that has ended, has no number here, as from outside of a container,
-    /// or if the descriptor is no pidfd.
+    /// or if the descriptor is no pidfd. None, too, where `/proc` has other numbers than this process, as in a name space of
+    /// process numbers that has no `/proc` of its own: what is told there would name another process.
     pub fn of(pidfd: OwnedFd) -> Option<Self> {
+        let status = std::fs::read_to_string("/proc/self/status").ok()?;
+        let own = status.lines().find_map(|line| line.strip_prefix("NSpid:"))?.trim();
+        if own.parse() != Ok(rustix::process::getpid().as_raw_nonzero().get()) {
+            return None;
+        }
         let info = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", pidfd.as_raw_fd())).ok()?;
         let pid = info.lines().find_map(|line| line.strip_prefix("Pid:"))?.trim().parse().ok()?;
         (pid > 0).then_some(Self { pid, pidfd })
@@ -48,8 +54,25 @@ impl Process {
     pub fn has_ended(&self) -> bool {
         let mut poll = [PollFd::new(&self.pidfd, PollFlags::IN)];
         let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
-        // Not the number of another process unless the kernel says so.
-        rustix::event::poll(&mut poll, Some(&at_once)) != Ok(0)
+        loop {
+            match rustix::event::poll(&mut poll, Some(&at_once)) {
+                // A signal has come meanwhile.
+                Err(rustix::io::Errno::INTR) => {}
+                // Not the number of another process unless the kernel says so.
+                outcome => return outcome != Ok(0),
+            }
+        }
+    }
+
+    /// The word at address `at` of the process.
+    ///
+    /// # Errors
+    /// [`Failure`].
+    pub fn word(&self, at: u64) -> Result<u64, Failure> {
+        let mut bytes = [0; 8];
+        // SAFETY: the array outlives the copy, which is over when this returns.
+        self.copy(at, unsafe { LocalBuf::of(&mut bytes) })?;
+        Ok(u64::from_ne_bytes(bytes))
     }
 
     /// Fills `into` from address `at` of the process.
@@ -135,6 +158,29 @@ mod tests {
         assert!(process.has_ended() && Process::of(ended).is_none());
         assert_eq!(process.copy(4096, LocalBuf::leaked(vec![0; 8])), Err(Failure::Ended));
         assert!(Process::of(std::fs::File::open("/dev/null").unwrap().into()).is_none(), "no pidfd");
+    }
+
+    #[test]
+    fn a_signal_is_no_death() {
+        extern "C" fn nothing(_: i32) {}
+        let process = Process::of(of(getpid())).unwrap();
+        let (from, into) = (vec![7_u8; 65536], LocalBuf::leaked(vec![0; 65536]));
+        // SAFETY: a handler that does nothing, for a signal that nothing else here waits for.
+        unsafe { libc::signal(libc::SIGURG, nothing as extern "C" fn(i32) as libc::sighandler_t) };
+        // SAFETY: it has no preconditions.
+        let me = unsafe { libc::pthread_self() };
+        let (end, ended) = std::sync::mpsc::channel::<()>();
+        let other = std::thread::spawn(move || {
+            while ended.try_recv() == Err(std::sync::mpsc::TryRecvError::Empty) {
+                // SAFETY: that thread waits for this one, so it is there.
+                unsafe { libc::pthread_kill(me, libc::SIGURG) };
+            }
+        });
+        for _ in 0..20_000 {
+            assert_eq!(process.copy(from.as_ptr() as u64, into), Ok(()));
+        }
+        drop(end);
+        other.join().unwrap();
     }
 
     /// What one user's thread may copy of another's process: as root a thread becomes another user, and everybody else tries the

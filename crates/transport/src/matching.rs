@@ -10,6 +10,7 @@ use std::collections::{HashMap, TryReserveError};
 
 use isthmus_region::local::LocalBuf;
 
+use crate::endpoint::Offer;
 use crate::types::{PeerId, Selector, Ticket};
 use crate::wire::INLINE_BYTES;
 use queue::Queue;
@@ -156,7 +157,7 @@ pub struct Ready {
     /// The sender wants `DONE` at the end.
     pub ack: bool,
     /// Where in the sender's memory the payload is, if the receiver may copy it from there.
-    pub offer: Option<u64>,
+    pub offer: Option<Offer>,
 }
 
 impl Arrived {

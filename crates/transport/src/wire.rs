@@ -8,7 +8,7 @@
 //! |---|---|---|---|---|---|---|---|
 //! | `INLINE` | tag | data | payload | payload | payload | payload | payload |
 //! | `EAGER` | tag | data | length | offset | sender's id, if `ACK` | | |
-//! | `READY` | tag | data | length | sender's id | address in the sender's process, if `OFFER` | | |
+//! | `READY` | tag | data | length | sender's id | payload's address in the sender's process, if `OFFER` | address of the offer's word there | its value |
 //! | `CLEAR` | sender's id | receiver's id | bytes wanted | | | | |
 //! | `CHUNK` | receiver's id | position | length | offset | | | |
 //! | `DONE` | sender's id | status | | | | | |

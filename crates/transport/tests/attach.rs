@@ -212,8 +212,8 @@ impl LocalService for Service {
         self.inner.open_endpoint(block)
     }
 
-    fn close_endpoint(&self, slot: u32) -> isthmus_region::Result<()> {
-        self.inner.close_endpoint(slot)
+    fn close_endpoint(&self, _: u32) -> isthmus_region::Result<()> {
+        Err(Error::Service { action: "close an endpoint", reason: "a test".into() })
     }
 
     fn process(&self, _: u32, _: u64) -> isthmus_region::Result<Option<OwnedFd>> {
@@ -227,59 +227,87 @@ impl LocalService for Service {
 }
 
 /// A pair whose receiver's service says this of the sender.
-fn pair_told(says: Says) -> (Pair, Arc<AtomicU32>, u32) {
+fn pair_told(says: Says) -> (Pair, Arc<AtomicU32>) {
     let world = World::new(2, 8 << 20);
     let asked = Arc::new(AtomicU32::new(0));
     let count = Arc::clone(&asked);
-    let (sender, area) = world.attach(0);
+    let (sender, _) = world.attach(0);
     let mut a = Endpoint::open(&sender, config(Long::Attach), Box::new(NoMemory)).unwrap();
     let (member, _) = world.attach_with(0, |inner| Box::new(Service { inner, says, asked: count }));
     let b = Endpoint::open(&member, config(Long::Attach), Box::new(NoMemory)).unwrap();
     let to = a.resolve(&b.address()).unwrap();
-    (Pair { world, a, b, to }, asked, area)
+    (Pair { world, a, b, to }, asked)
 }
 
 #[test]
-fn what_the_service_refuses_goes_the_other_way_and_is_asked_for_once() {
-    for says in [Says::Nobody, Says::Nothing] {
-        let (mut pair, asked, _) = pair_told(says);
-        for tag in 0..10 {
+fn what_the_service_refuses_goes_the_other_way_and_is_not_asked_for_again_and_again() {
+    for (says, most) in [(Says::Nobody, 1), (Says::Nothing, 101)] {
+        let (mut pair, asked) = pair_told(says);
+        for tag in 0..150 {
             pair.exchange(tag, &mut pattern(LONG, tag), tag % 2 == 0, tag % 3 == 0);
         }
         let [messages, _, chunks] = pair.counts();
-        assert!(messages == 0 && chunks > 0 && asked.load(Ordering::Relaxed) == 1);
+        assert!(messages == 0 && chunks > 0);
+        assert_eq!(asked.load(Ordering::Relaxed), most);
     }
 }
 
 #[test]
 fn another_process_than_the_one_that_is_meant_gives_nothing_away() {
     let mut child = std::process::Command::new("sleep").arg("100").spawn().unwrap();
-    let (mut pair, asked, area) = pair_told(Says::This(Pid::from_child(&child)));
+    let (mut pair, asked) = pair_told(Says::This(Pid::from_child(&child)));
     // There is no such memory in that process: each message goes the other way, whole.
     for tag in 0..4 {
         pair.exchange(tag, &mut pattern(LONG, tag), true, false);
     }
     assert_eq!((pair.counts()[0], asked.load(Ordering::Relaxed)), (0, 1));
-    // It ends, and its number may be another's: nothing of that is taken, and the receive ends with its sender.
+    // It ends, and its number may be another's: nothing of that is taken either.
     child.kill().unwrap();
     child.wait().unwrap();
-    let (mut out, mut back) = (pattern(LONG, 1), vec![0; LONG]);
-    let (bufs, into) = ([buf(&mut out)], [buf(&mut back)]);
-    pair.b.receive(&receive(any(5), &into)).unwrap();
-    pair.a.send(&message(pair.to, 5, &bufs)).unwrap();
-    assert!(polls([&mut pair.a, &mut pair.b], 2000).is_empty());
-    pair.world.services[0].lock().unwrap().close_area(area).unwrap();
-    std::mem::forget(pair.a);
-    let mut ends = Vec::new();
-    for _ in 0..2000 {
-        pair.b.progress();
-        ends.extend(pair.b.pop());
+    for tag in 4..8 {
+        pair.exchange(tag, &mut pattern(LONG, tag), true, false);
     }
-    assert_eq!(ends.iter().map(|e| e.status).collect::<Vec<_>>(), [Status::PeerGone]);
+    assert_eq!((pair.counts()[0], asked.load(Ordering::Relaxed)), (0, 1));
 }
 
-/// What an announcement that is pushed as it is leads to, and what the receive says once its sender is closed.
-fn offered(from: u32, len: u64, address: u64) -> (Vec<Completion>, Vec<Completion>) {
+/// Progress of one endpoint, and what ends there.
+fn alone(end: &mut Endpoint) -> Vec<Completion> {
+    (0..2000).flat_map(|_| [end.progress().then(|| end.pop()), Some(end.pop())]).flatten().flatten().collect()
+}
+
+#[test]
+fn an_offer_ends_before_its_buffer_is_the_programs_again() {
+    // The sender gives its receiver up, which it takes for faulty; or goes, and its service cannot be told.
+    for goes in [false, true] {
+        let world = World::new(2, 8 << 20);
+        let says = |inner| Service { inner, says: Says::Nobody, asked: Arc::default() };
+        let (sender, _) = world.attach_with(0, |inner| Box::new(says(inner)));
+        let mut a = Endpoint::open(&sender, config(Long::Attach), Box::new(NoMemory)).unwrap();
+        let mut b = world.endpoint_with(0, config(Long::Attach), Box::new(NoMemory));
+        let to = a.resolve(&b.address()).unwrap();
+        let mut out = vec![1; LONG];
+        let bufs = [buf(&mut out)];
+        a.send(&message(to, 7, &bufs)).unwrap();
+        polls([&mut a, &mut b], 500);
+        if goes {
+            drop(a);
+        } else {
+            let back = b.resolve(&a.address()).unwrap();
+            assert!(b.push_raw(back, &[head(200, 0, 0), 0, 0, 0, 0, 0, 0, 0]));
+            assert_eq!(alone(&mut a).iter().map(|e| e.status).collect::<Vec<_>>(), [Status::PeerGone]);
+            std::mem::forget(a);
+        }
+        out.fill(99);
+        let mut room = vec![7; LONG];
+        let into = [buf(&mut room)];
+        b.receive(&receive(any(7), &into)).unwrap();
+        assert_eq!(alone(&mut b), [], "nothing has come, and nothing is believed");
+    }
+}
+
+/// What an announcement that is pushed as it is leads to, and what the receive says once its sender is closed. The offer's word is
+/// at `word` and should have `value`.
+fn offered(from: u32, len: u64, address: u64, [word, value]: [u64; 2]) -> (Vec<Completion>, Vec<Completion>) {
     let world = World::new(2, 32 << 20);
     let mut hostile = world.endpoint_with(from, config(Long::Copy), Box::new(NoMemory));
     let mut b = world.endpoint_with(0, config(Long::Attach), Box::new(NoMemory));
@@ -288,7 +316,7 @@ fn offered(from: u32, len: u64, address: u64) -> (Vec<Completion>, Vec<Completio
     let into = [buf(&mut room)];
     b.receive(&receive(any(3), &into)).unwrap();
     let flags = flag::TAGGED | flag::OFFER;
-    assert!(hostile.push_raw(to, &[head(kind::READY, flags, 0), 3, 0, len, 77, address, 0, 0]));
+    assert!(hostile.push_raw(to, &[head(kind::READY, flags, 0), 3, 0, len, 77, address, word, value]));
     let mut before = Vec::new();
     for _ in 0..2000 {
         b.progress();
@@ -320,12 +348,15 @@ fn an_address_that_is_none_costs_the_sender_its_own_message() {
         (0, 1 << 40, at),
         (1, LONG as u64, at),
     ]) {
-        let (before, after) = offered(from, len, address);
+        let (before, after) = offered(from, len, address, [at, 0]);
         assert!(before.is_empty(), "it waits for the payload: {before:?}");
         assert_eq!(after.iter().map(|e| e.status).collect::<Vec<_>>(), [Status::PeerGone], "{address:x}");
     }
     // An address in the sender's process is what the sender says that its message is.
-    let (before, _) = offered(0, LONG as u64, at);
+    for word in [[at, 1], [0, 0], [u64::MAX, 0], [(1 << 47) - 4, 0]] {
+        assert!(offered(0, LONG as u64, at, word).0.is_empty(), "the offer does not stand");
+    }
+    let (before, _) = offered(0, LONG as u64, at, [at, 0]);
     assert_eq!(before.iter().map(|e| (e.status, e.len)).collect::<Vec<_>>(), [(Status::Ok, LONG as u64)]);
 }
 

@@ -172,7 +172,13 @@ impl LocalService for Client {
     fn process(&self, slot: u32, incarnation: u64) -> isthmus_region::Result<Option<OwnedFd>> {
         let action = "tell of a process";
         self.refuse_forked(action)?;
-        let mut connection = self.connection.lock().unwrap_or_else(PoisonError::into_inner);
+        // Another thread's question may take as long as the service lets it.
+        let Ok(mut connection) = self.connection.try_lock() else {
+            return Err(isthmus_region::Error::Service {
+                action,
+                reason: "it is being asked something else".into(),
+            });
+        };
         match connection.ask_within(&Request::Process { slot, incarnation }, SOON) {
             Ok((Reply::Process, fds)) => fds.into_iter().next().map(Some).ok_or_else(|| unexpected(action)),
             Ok((Reply::Refused { code: Code::NotFound | Code::Denied, .. }, _)) => Ok(None),

@@ -153,8 +153,12 @@ impl Loop {
             let text = "processes of several users are let in here";
             return self.answer(key, &refused(Code::Denied, text));
         }
-        if is_dead(&attached.pidfd, AT_ONCE) {
-            return self.answer(key, &refused(Code::NotFound, "the process of this endpoint is dead"));
+        // The kernel does not say whose pidfd a caller without a number brought.
+        if owner.who.pid == 0 || is_dead(&attached.pidfd, AT_ONCE) {
+            return self.answer(
+                key,
+                &refused(Code::NotFound, "the process of this endpoint is dead, or has no number here"),
+            );
         }
         let frame = Reply::Process.encode(sequence);
         let sent = socket::send(&client.socket, &frame, &[attached.pidfd.as_fd()], SendFlags::DONTWAIT);

@@ -12,7 +12,9 @@
 //! A refusal of the service or of the kernel is no error: the messages go the other way.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
+use isthmus_lockfree::sync::Word;
 use isthmus_region::attach::{Failure, Process};
 use isthmus_region::local::LocalBuf;
 use isthmus_region::roster::Record;
@@ -25,7 +27,11 @@ use crate::types::{Long, PeerId};
 
 /// The shortest message that is offered. What the kernel does for each copy costs as much as copying some thousand bytes.
 pub const LEAST: u64 = 64 << 10;
-/// Most bytes that are copied in one round of progress.
+/// A question to the service that failed within this time was not waited for.
+const AT_ONCE: Duration = Duration::from_millis(50);
+/// So many such questions, and no more are asked.
+const MOST_TRIES: u32 = 100;
+/// Most bytes that are copied from one process in one round of progress.
 const PIECE: u64 = 1 << 20;
 
 /// How a remote endpoint's process can be attached to.
@@ -40,14 +46,46 @@ pub(super) enum Reach {
     Never,
 }
 
+/// What an announcement says besides, where the receiver may copy the payload itself: addresses in the sender's process.
+#[derive(Debug, Clone, Copy)]
+pub struct Offer {
+    /// Where the payload is.
+    pub payload: u64,
+    /// Where the word is that has `value` for as long as the offer stands.
+    pub word: u64,
+    /// What that word has.
+    pub value: u64,
+}
+
+/// The word in this process's memory that says that an offer stands. It ends with the offer, before the program has its buffer
+/// back: a sender that has given its receiver up completes its sends while its record says that it lives, and nothing in the
+/// region tells the receiver. So the receiver reads this word, too, after it has copied.
+#[derive(Debug)]
+pub(super) struct Standing(Box<Word>);
+
+impl Standing {
+    fn new(value: u64) -> Self {
+        Self(Box::new(Word::new(value)))
+    }
+
+    fn address(&self) -> u64 {
+        std::ptr::from_ref(&*self.0) as u64
+    }
+}
+
+impl Drop for Standing {
+    fn drop(&mut self) {
+        self.0.set(0);
+    }
+}
+
 /// A message that is being copied from its sender's memory.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Pull {
     /// Our operation, and the sender's.
     pub(super) mine: u64,
     pub(super) theirs: u64,
-    /// Where the sender says that the payload is.
-    pub(super) address: u64,
+    pub(super) offer: Offer,
     pub(super) because: Because,
 }
 
@@ -56,8 +94,8 @@ enum Piece {
     Copied {
         all: bool,
     },
-    /// The operation ends with its sender, or has ended.
-    Lost,
+    /// The operation has ended.
+    Over,
     /// This message must go the other way.
     Failed,
 }
@@ -71,25 +109,35 @@ impl Berth {
 }
 
 impl Core {
-    /// What a message that is announced to `to` offers: the payload's address.
-    pub(super) fn offer(&self, to: PeerId, bufs: &[LocalBuf]) -> Option<u64> {
+    /// What a message that is announced to `to` offers.
+    pub(super) fn offer(&mut self, to: PeerId, bufs: &[LocalBuf]) -> Option<(Standing, Offer)> {
         let [buf] = bufs else { return None };
         let offered = buf.len() as u64 >= LEAST
             && self.config.long != Long::Copy
             && self.peers.get(to.0 as usize).is_some_and(|peer| peer.is_near);
-        offered.then(|| buf.address())
+        if !offered {
+            return None;
+        }
+        // Never 0, and none that an earlier offer of this process had, as far as can be told.
+        self.next_offer = self.next_offer.wrapping_add(1).max(1);
+        let standing = Standing::new(self.next_offer);
+        let offer = Offer { payload: buf.address(), word: standing.address(), value: self.next_offer };
+        Some((standing, offer))
     }
 
-    /// The way by which `len` bytes of a message come that offers both.
-    pub(super) fn choose_way(&mut self, from: PeerId, len: u64) -> Way {
+    /// The way by which `len` bytes of a message come that offers both, and its measurement if there was a choice.
+    pub(super) fn choose_way(&mut self, from: PeerId, len: u64) -> (Way, Option<Measured>) {
         let Peer { is_near, attach, ways, .. } = &mut self.peers[from.0 as usize];
         if !*is_near || len < LEAST || matches!(attach, Reach::Never) {
-            return Way::Copy;
+            return (Way::Copy, None);
         }
         match self.config.long {
-            Long::Copy => Way::Copy,
-            Long::Attach => Way::Attach,
-            Long::Auto => ways.choose(len),
+            Long::Copy => (Way::Copy, None),
+            Long::Attach => (Way::Attach, None),
+            Long::Auto => {
+                let way = ways.choose(len);
+                (way, Some(Measured::begin(way, len)))
+            }
         }
     }
 
@@ -98,9 +146,15 @@ impl Core {
         let peer = &mut self.peers[of.0 as usize];
         if let (Reach::Unknown, Some(record)) = (&peer.attach, &peer.record) {
             let slot = record.slot().local(berth.member.region().shape().endpoints);
+            let begin = Instant::now();
             peer.attach = match berth.member.process_of(slot, record.incarnation()) {
                 Ok(Some(process)) => Reach::Open(process),
                 Ok(None) => Reach::Never,
+                // Another thread is asking it something. The next message may be luckier.
+                Err(_) if begin.elapsed() < AT_ONCE && self.unanswered < MOST_TRIES => {
+                    self.unanswered += 1;
+                    Reach::Unknown
+                }
                 Err(_) => {
                     // It is gone, or too slow to be asked again and again.
                     self.config.long = Long::Copy;
@@ -133,7 +187,7 @@ impl Core {
                 }
                 self.finish_incoming(pull.mine, from);
             }
-            Piece::Copied { all: false } | Piece::Lost => {}
+            Piece::Copied { all: false } | Piece::Over => {}
             Piece::Failed => self.ask_instead(from, pull),
         }
         true
@@ -142,20 +196,27 @@ impl Core {
     fn pull_piece(&mut self, process: &Process, from: PeerId, pull: Pull) -> Piece {
         let Some(Operation::Incoming { dest, want, received, .. }) = self.operations.get(pull.mine, from)
         else {
-            return Piece::Lost;
+            return Piece::Over;
         };
         let len = PIECE.min(*want - *received);
-        let Some(at) = pull.address.checked_add(*received).filter(|at| at.checked_add(len).is_some()) else {
+        let Some(at) = pull.offer.payload.checked_add(*received).filter(|at| at.checked_add(len).is_some())
+        else {
             return Piece::Failed;
         };
         let copied = dest.pieces(*received, len, |done, piece| process.copy(at + done, piece));
         *received += len;
         let all = *received == *want;
-        match copied {
-            Ok(()) if self.peers[from.0 as usize].still_lives() => Piece::Copied { all },
-            Ok(()) | Err(Failure::Ended) => Piece::Lost,
-            Err(Failure::Unreadable) => Piece::Failed,
-            Err(Failure::Forbidden) => {
+        // What was copied is the message's if the offer stands after that. A receiver that the sender has given up then waits, as
+        // for an answer to its `CLEAR`, until it learns that.
+        let stands =
+            copied.and_then(|()| if all { process.word(pull.offer.word) } else { Ok(pull.offer.value) });
+        match stands {
+            Ok(value) if value == pull.offer.value && self.peers[from.0 as usize].still_lives() => {
+                Piece::Copied { all }
+            }
+            Ok(_) | Err(Failure::Unreadable) => Piece::Failed,
+            // If it has ended indeed, the operation ends with it.
+            Err(Failure::Ended | Failure::Forbidden) => {
                 self.peers[from.0 as usize].attach = Reach::Never;
                 Piece::Failed
             }
@@ -174,10 +235,5 @@ impl Core {
             self.peers[from.0 as usize].ways.failed(message);
         }
         self.send_clear(from, pull.theirs, pull.mine, want, pull.because);
-    }
-
-    /// A message of which the way was chosen, if that is to be measured.
-    pub(super) fn measured(&self, way: Way, len: u64) -> Option<Measured> {
-        (self.config.long == Long::Auto).then(|| Measured::begin(way, len))
     }
 }

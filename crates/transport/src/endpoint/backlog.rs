@@ -215,7 +215,12 @@ impl Core {
     fn answer_now(&mut self, berth: &mut Berth) {
         while let Some(to) = self.owed.pop() {
             let peer = &self.peers[to.0 as usize];
-            if !peer.pushes.is_empty() || !peer.pulls.is_empty() {
+            if !peer.pulls.is_empty() {
+                // A piece in each round of progress, and not with each message that comes. A thread that sleeps makes those rounds.
+                self.mark_busy(to);
+                berth.wake_sleepers();
+            }
+            if !self.peers[to.0 as usize].pushes.is_empty() {
                 self.mark_busy(to);
                 self.pump_peer(berth, to);
             } else if !self.flush_replies(berth, to) {

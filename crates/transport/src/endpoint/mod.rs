@@ -47,7 +47,9 @@ mod target;
 mod two_sided;
 mod ways;
 
+use std::collections::hash_map::RandomState;
 use std::collections::{HashMap, VecDeque};
+use std::hash::BuildHasher;
 use std::sync::Arc;
 
 use isthmus_region::ReadOnly;
@@ -63,7 +65,7 @@ use crate::address::Address;
 use crate::lane::{Incoming, Outgoing, Place, Size};
 use crate::matching::{Bufs, Matching};
 use crate::types::{Completion, Error, Long, Memory, PeerId, Result, Ticket};
-pub use attach::LEAST as ATTACH_BYTES;
+pub use attach::{LEAST as ATTACH_BYTES, Offer};
 pub use close::{CLOSE_PATIENCE, Closing};
 pub use outgoing::MANY_LANES;
 use path::Path;
@@ -236,6 +238,10 @@ struct Core {
     matching: Matching,
     multis: HashMap<u32, Multi>,
     next_multi: u32,
+    /// The value of the last offer's word.
+    next_offer: u64,
+    /// Questions to the service about a process that had no answer.
+    unanswered: u32,
     cushion: cushion::Cushion,
     operations: Table,
     completions: VecDeque<Completion>,
@@ -322,6 +328,8 @@ impl Core {
             matching: Matching::default(),
             multis: HashMap::new(),
             next_multi: 0,
+            next_offer: RandomState::new().hash_one(0_u8),
+            unanswered: 0,
             cushion: cushion::Cushion::default(),
             operations: Table::default(),
             completions: VecDeque::with_capacity(64),

@@ -6,6 +6,7 @@ use isthmus_region::counters::{Counter, LaneCounter};
 use isthmus_region::local::LocalBuf;
 use isthmus_region::roster::Record;
 
+use super::attach::Offer;
 use super::backlog::Payload;
 use super::table::Operation;
 use super::{Because, Berth, Core, INJECT_BYTES, Multi};
@@ -46,10 +47,14 @@ fn inline(send: &Send<'_>) -> (Message, usize) {
 }
 
 /// The announcement of a message, and its words.
-fn ready(flags: u8, [tag, data, len, id]: [u64; 4], offer: Option<u64>) -> (Message, usize) {
-    let flags = flags | if offer.is_some() { flag::OFFER } else { 0 };
-    let message = [wire::head(kind::READY, flags, 0), tag, data, len, id, offer.unwrap_or(0), 0, 0];
-    (message, if offer.is_some() { 6 } else { 5 })
+fn ready(flags: u8, [tag, data, len, id]: [u64; 4], offer: Option<Offer>) -> (Message, usize) {
+    match offer {
+        None => ([wire::head(kind::READY, flags, 0), tag, data, len, id, 0, 0, 0], 5),
+        Some(Offer { payload, word, value }) => {
+            let head = wire::head(kind::READY, flags | flag::OFFER, 0);
+            ([head, tag, data, len, id, payload, word, value], 8)
+        }
+    }
 }
 
 /// Stores a payload that is not just one word. Not inlined, so that the rest fits into its caller.
@@ -319,8 +324,7 @@ impl Core {
         } else {
             let then = self.template(send.ticket, Op::Send { tagged: send.tagged }, len);
             let bufs = Bufs::new(send.bufs);
-            let offer = self.offer(send.to, send.bufs);
-            let offered = offer.is_some();
+            let (offered, offer) = self.offer(send.to, send.bufs).unzip();
             let operation =
                 Operation::Announced { to: send.to, bufs, len, then, awaits_done: delivered, offered };
             let id = self.operations.insert(operation);
@@ -363,8 +367,7 @@ impl Core {
         if matched || (len > self.eager_bytes(to) && !send.inject) {
             let payload = self.make_space(berth, to, &[], true)?;
             let bufs = Bufs::new(send.bufs);
-            let offer = self.offer(to, send.bufs);
-            let offered = offer.is_some();
+            let (offered, offer) = self.offer(to, send.bufs).unzip();
             let operation = Operation::Announced { to, bufs, len, then, awaits_done: delivered, offered };
             let id = self.operations.insert(operation);
             let (message, count) = ready(flags, [tag, data, len, id], offer);
@@ -614,7 +617,7 @@ impl Core {
                 len,
                 then,
                 awaits_done: true,
-                offered: false,
+                offered: None,
             });
             let message = [wire::head(kind::WRITE_READY, flags, 0), id, rma.key, rma.addr, len, 0, data, 0];
             self.push_or_queue(berth, ready, rma.to, &message, 7);

@@ -157,7 +157,7 @@ impl Core {
                 self.peers[source.0 as usize].pushes.retain(|push| push.awaited != id);
                 self.drop_post(source, message[1]);
             }
-            Some(Operation::Announced { offered, len, .. }) if *offered || status != Status::Ok => {
+            Some(Operation::Announced { offered, len, .. }) if offered.is_some() || status != Status::Ok => {
                 if status == Status::Ok {
                     self.tally.add(Counter::Attached, 1);
                     self.tally.add(Counter::AttachedBytes, *len);
@@ -185,11 +185,12 @@ impl Core {
         }
     }
 
-    /// Continues the replies, posts and pipelines of all busy peers.
+    /// Continues the replies, posts and pipelines of all busy peers, and what is copied from their memory.
     pub(super) fn pump(&mut self, berth: &mut Berth) -> bool {
         let mut moved = false;
         let mut k = 0;
         while let Some(peer) = self.busy.get(k).copied() {
+            moved |= self.pull(berth, peer);
             moved |= self.pump_peer(berth, peer);
             let entry = &mut self.peers[peer.0 as usize];
             if entry.backlog.is_empty() && entry.pushes.is_empty() && entry.pulls.is_empty() {
@@ -202,15 +203,14 @@ impl Core {
         moved
     }
 
-    /// Continues what is copied from one peer's memory, and its replies, pipelines and posts, in that order.
-    /// Pipelines take few slots at a time, so they come before the posts, of which there may be many.
+    /// Continues the replies, pipelines and posts of one peer, in that order. Pipelines take few slots at a
+    /// time, so they come before the posts, of which there may be many.
     pub(super) fn pump_peer(&mut self, berth: &mut Berth, to: PeerId) -> bool {
-        let mut moved = self.pull(berth, to);
         let replies = self.peers[to.0 as usize].backlog.count();
         if !self.flush_replies(berth, to) {
-            return moved | (self.peers[to.0 as usize].backlog.count() < replies);
+            return self.peers[to.0 as usize].backlog.count() < replies;
         }
-        moved |= self.push_chunks(berth, to);
+        let mut moved = self.push_chunks(berth, to);
         let before = self.peers[to.0 as usize].backlog.count();
         moved |= before < replies;
         if before > 0 {

@@ -2,6 +2,7 @@
 //! operation that is over finds nothing.
 
 use super::Registered;
+use super::attach::Standing;
 use super::ways::Measured;
 use crate::matching::Bufs;
 use crate::types::{Completion, Op, PeerId};
@@ -18,7 +19,7 @@ pub(super) enum Operation {
         then: Completion,
         awaits_done: bool,
         /// The receiver may copy the payload itself, and then answers with `DONE` alone.
-        offered: bool,
+        offered: Option<Standing>,
     },
     /// `DONE` is awaited.
     Await {
@@ -199,7 +200,7 @@ mod tests {
             len: 1,
             then: then(),
             awaits_done: true,
-            offered: false,
+            offered: None,
         }
     }
 

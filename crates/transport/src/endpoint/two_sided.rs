@@ -4,7 +4,7 @@ use isthmus_lockfree::slot::Message;
 use isthmus_region::counters::Counter;
 use isthmus_region::local::LocalBuf;
 
-use super::attach::Pull;
+use super::attach::{Offer, Pull};
 use super::cushion::zeroed;
 use super::payload::Payload;
 use super::poll::{Sink, Stop};
@@ -199,7 +199,8 @@ impl Core {
         let tagged = flags & flag::TAGGED != 0;
         let data = (flags & flag::DATA != 0).then_some(message[2]);
         let ack = flags & flag::ACK != 0;
-        let offer = (flags & flag::OFFER != 0).then_some(message[5]);
+        let offer = Offer { payload: message[5], word: message[6], value: message[7] };
+        let offer = (flags & flag::OFFER != 0).then_some(offer);
         let ready = Ready { len, id, ack, offer };
         let arrived = Arrived { source, tagged, tag, data, body: Body::Ready(ready) };
         match self.matching.take_waiting(tagged, source, tag) {
@@ -317,7 +318,10 @@ impl Core {
             self.finish_receive(then, multi);
             return;
         }
-        let way = offer.map(|address| (self.choose_way(source, fit), address));
+        let (way, measured) = match offer {
+            Some(_) => self.choose_way(source, fit),
+            None => (Way::Copy, None),
+        };
         let operation = Operation::Incoming {
             from: source,
             dest,
@@ -327,16 +331,16 @@ impl Core {
             multi,
             done,
             registered: None,
-            measured: way.and_then(|(way, _)| self.measured(way, fit)),
+            measured,
         };
         let mine = self.operations.insert(operation);
-        match way {
-            Some((Way::Attach, address)) => {
-                let pull = Pull { mine, theirs: id, address, because };
+        match (way, offer) {
+            (Way::Attach, Some(offer)) => {
+                let pull = Pull { mine, theirs: id, offer, because };
                 self.peers[source.0 as usize].pulls.push_back(pull);
                 self.owe(source);
             }
-            Some((Way::Copy, _)) | None => self.send_clear(source, id, mine, fit, because),
+            _ => self.send_clear(source, id, mine, fit, because),
         }
     }
 }
