@@ -178,7 +178,9 @@ const SHORT: [u64; 4] = [64, 256, 1024, 4096];
 /// Sizes of the bandwidths.
 const LONG: [u64; 4] = [8192, 65536, 1 << 20, 4 << 20];
 /// Open MPI's own shared memory copies messages of so many bytes once, by cross-memory attach, unless it may not.
-const COPIED_ONCE: u64 = 65536;
+const COPIED_ONCE: u64 = 4096;
+/// Bandwidths from this size on are compared with that, too.
+const LARGE: u64 = 65536;
 /// The subject that does.
 const COPIES_ONCE: &str = "ompi-sm";
 
@@ -200,7 +202,7 @@ fn pair_promises(flavour: Flavour) -> Vec<Wanted> {
                     let what = |copies| format!("bandwidth {}, {name} : own, {copies}", table::size(bytes));
                     let of = (benchmark, bytes);
                     all.push(Wanted::new(what("two-copy"), at_least(1.0, 1.5), of, Some("ompi-sm-nocma")));
-                    if bytes >= COPIED_ONCE {
+                    if bytes >= LARGE {
                         all.push(Wanted::new(what("one-copy"), at_least(0.95, 1.2), of, own));
                     }
                 }
