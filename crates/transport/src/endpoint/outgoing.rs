@@ -84,7 +84,8 @@ impl Core {
                 step(Step::LaneOpened);
                 self.peers[to.0 as usize].path = Path::Near(out);
                 berth.open_lanes += 1;
-                self.tally.add(Counter::LanesOpened, 1);
+                // At once: it is rare, and a process that holds still soon after writes no other counts.
+                berth.member.counters().add_shared(Counter::LanesOpened as usize, 1);
                 Ok(())
             }
             Err(_) => {
@@ -204,7 +205,7 @@ impl Core {
     fn close_lane(&mut self, berth: &mut Berth, peer: usize) {
         let id = PeerId(u32::try_from(peer).unwrap_or(u32::MAX));
         let Some(mut out) = self.take_lane(id) else { return };
-        self.tally.add(Counter::LanesClosed, 1);
+        berth.member.counters().add_shared(Counter::LanesClosed as usize, 1);
         step(Step::LaneClosing);
         let section = berth.member.section();
         if let Ok(at) = berth.lanes.at(out.number)
