@@ -7,7 +7,7 @@
 //! Whose memory is copied the sender has no say in: its local service gives a pidfd of the process that opened the endpoint.
 //! What the sender says is an address there, and the kernel copies from it or fails. After each copy the receiver looks whether
 //! the process has ended, so that its number might be another's, and reads the sender's record again (P5), as after each copy
-//! out of the region.
+//! out of the region. After the last it reads whether the offer still stands ([`Standing`]).
 //!
 //! A refusal of the service or of the kernel is no error: the messages go the other way.
 
@@ -27,9 +27,9 @@ use crate::types::{Long, PeerId};
 
 /// The shortest message that is offered. What the kernel does for each copy costs as much as copying some thousand bytes.
 pub const LEAST: u64 = 64 << 10;
-/// A question to the service that failed within this time was not waited for.
+/// A question to the service that failed in less time was not waited for: another thread was asking it something.
 const AT_ONCE: Duration = Duration::from_millis(50);
-/// So many such questions, and no more are asked.
+/// Failures of that kind after which an endpoint asks no more.
 const MOST_TRIES: u32 = 100;
 /// Most bytes that are copied from one process in one round of progress.
 const PIECE: u64 = 1 << 20;
