@@ -1,4 +1,4 @@
-//! The frames of the attach protocol, version 2. `docs/attach-protocol.md` describes the conversation.
+//! The frames of the attach protocol, version 3. `docs/attach-protocol.md` describes the conversation.
 //!
 //! A frame is one packet of a `SOCK_SEQPACKET` socket. All numbers are little-endian. Every frame starts with the same
 //! sixteen bytes: kind (4), length of the whole frame (4), sequence number (8). A reply carries the number of its
@@ -11,10 +11,11 @@ mod encoding;
 pub use self::encoding::sequence_of;
 use isthmus_region::directory::AreaGrant;
 use isthmus_region::extent::Extent;
+use isthmus_region::objects::sysv::Change;
 use isthmus_region::objects::{Access, Kind, NewObject, ObjectGrant};
 
 /// Version of the protocol. `Hello` and `Refused` keep their layout in all versions.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 /// Longest frame.
 pub const MAX_FRAME: usize = 1024;
 /// Bytes of a name: UTF-8, padded with zeros.
@@ -103,6 +104,42 @@ pub enum Request {
         /// The name.
         name: String,
     },
+    /// Opens an object by its place.
+    Hold {
+        /// Its index in the table.
+        index: u32,
+        /// Its incarnation.
+        incarnation: u64,
+        /// What for.
+        access: Access,
+        /// How often.
+        times: u32,
+    },
+    /// Closes an object once. There is no reply.
+    Release {
+        /// Its index in the table.
+        index: u32,
+        /// Its incarnation.
+        incarnation: u64,
+    },
+    /// Changes an object of System V IPC.
+    Change {
+        /// Its index in the table.
+        index: u32,
+        /// Its incarnation.
+        incarnation: u64,
+        /// What of it.
+        change: Change,
+    },
+    /// Takes the name of an object of System V IPC away.
+    Remove {
+        /// Its index in the table.
+        index: u32,
+        /// Its incarnation.
+        incarnation: u64,
+    },
+    /// Answered once all deaths are noticed that have happened in this system.
+    Settle,
     /// A bell that is rung when a place is.
     Watch {
         /// Offset in the region.
@@ -143,11 +180,11 @@ pub enum Reply {
         /// Its incarnation.
         incarnation: u64,
     },
-    /// To `CloseEndpoint`.
+    /// To `CloseEndpoint`, `Close`, `Unlink`, `Change`, `Remove` and `Settle`.
     Done,
     /// To `Observe`, with a descriptor of the file that is open for reading only.
     Observed(Observed),
-    /// To `Create` and `Open`.
+    /// To `Create`, `Open` and `Hold`.
     Object(ObjectGrant),
     /// To `Shrink`: bytes that the object has now.
     Len(u64),

@@ -102,8 +102,8 @@ impl Relay {
 
 /// Answers requests about named objects.
 pub trait Names: Send + std::fmt::Debug {
-    /// Takes a request, which is one of `Create`, `Open`, `Close`, `Shrink` and `Unlink`. The answer may be given at
-    /// once or later, from any thread; this must not block.
+    /// Takes a request, which is one of `Create`, `Open`, `Close`, `Shrink`, `Unlink`, `Hold`, `Release`, `Change`, `Remove` and
+    /// `Settle`. The answer may be given at once or later, from any thread; this must not block.
     fn ask(&mut self, asker: Asker, request: Request, answer: Answer);
 
     /// A process of this peer is dead; what it had open is open no more.
@@ -151,9 +151,12 @@ pub struct Asker {
     pub user: (u32, u32),
 }
 
-/// Where an answer goes.
+/// Where an answer goes, if one is awaited.
 #[derive(Debug)]
-pub struct Answer {
+pub struct Answer(Option<Asked>);
+
+#[derive(Debug)]
+struct Asked {
     key: u64,
     sequence: u64,
     orders: mpsc::Sender<Order>,
@@ -163,9 +166,10 @@ pub struct Answer {
 impl Answer {
     /// Sends the reply; if the asker is gone, it is dropped.
     pub fn give(self, reply: &Reply) {
-        let frame = reply.encode(self.sequence);
-        let _ = self.orders.send(Order::Answer { key: self.key, frame });
-        ring(&*self.bell);
+        let Some(asked) = self.0 else { return };
+        let frame = reply.encode(asked.sequence);
+        let _ = asked.orders.send(Order::Answer { key: asked.key, frame });
+        ring(&*asked.bell);
     }
 }
 

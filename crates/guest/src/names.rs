@@ -158,7 +158,7 @@ impl Caller {
             self.put(asker, request)
         });
         if let Err(no) = answered {
-            if matches!(request, Request::Close { .. }) {
+            if matches!(request, Request::Close { .. } | Request::Release { .. }) {
                 // The process will not repeat it.
                 self.to_close.push((asker, request.clone()));
             }

@@ -10,6 +10,8 @@
 //! (`docs/threat-model.md`). Memory is given back only once no process can write there any more, and zeroed before it
 //! becomes another object.
 
+mod sysv;
+
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -63,6 +65,17 @@ struct Object {
     holders: HashMap<Party, u32>,
 }
 
+impl Object {
+    /// Counts anew how many have it open. A process that was dropped, since it executes another program, attaches no memory of
+    /// System V IPC any more, though it may live.
+    fn count(&mut self, region: &Region) {
+        self.info.opens = match Kind::of(self.info.kind).is_some_and(Kind::is_sysv) {
+            true => self.holders.iter().filter(|(p, _)| p.is_alive(region)).map(|(_, n)| u64::from(*n)).sum(),
+            false => self.holders.len() as u64,
+        };
+    }
+}
+
 /// Why a request is refused.
 struct Refusal(Code, String);
 
@@ -88,6 +101,16 @@ impl Registry {
             Request::Close { index, incarnation } => self.close(asker, *index, *incarnation),
             Request::Shrink { index, incarnation, len } => self.shrink(asker, *index, *incarnation, *len),
             Request::Unlink { kind, name } => self.unlink(asker, *kind, name),
+            Request::Hold { index, incarnation, times, .. } => self.hold(asker, *index, *incarnation, *times),
+            Request::Release { index, incarnation } => self.close(asker, *index, *incarnation),
+            Request::Change { index, incarnation, change } => {
+                self.change(asker, *index, *incarnation, change)
+            }
+            Request::Remove { index, incarnation } => self.remove(asker, *index, *incarnation),
+            Request::Settle => {
+                self.sweep();
+                Ok(Reply::Done)
+            }
             _ => Err(Refusal(Code::Invalid, "this is no request about a named object".into())),
         };
         answered.unwrap_or_else(|Refusal(code, mut text)| {
@@ -124,6 +147,10 @@ impl Registry {
                 what()
             );
             return Err(Refusal(Code::Denied, text));
+        }
+        if new.kind.is_sysv() && (new.ends_with_creator || new.or_open || !objects::sysv::is_name(&new.name))
+        {
+            return Err(Refusal(Code::Invalid, format!("{} is no object of System V IPC", what())));
         }
         self.sweep_now_and_then();
         if new.kind == Kind::Endpoint && self.find(new.kind, &new.name).is_some() {
@@ -183,19 +210,24 @@ impl Registry {
             offset,
             len: new.len,
             kind: new.kind as u32,
-            mode: new.mode & 0o666,
+            mode: new.mode & if new.kind.is_sysv() { 0o777 } else { 0o666 },
             owner: asker.user,
             creator: Some(asker.party),
             flags: if new.ends_with_creator { ENDS_WITH_CREATOR } else { 0 },
-            opens: 1,
+            opens: u64::from(!new.kind.is_sysv()),
             params: new.params,
             name: new.name.clone(),
+        };
+        let info = match new.kind.is_sysv() {
+            true => sysv::made(info, asker.user),
+            false => info,
         };
         if let Err(no) = begun.and_then(|()| objects::publish(&self.region, &info).map_err(failed)) {
             self.free.give(extent);
             return Err(no);
         }
-        let holders = HashMap::from([(asker.party, 1)]);
+        // An object of System V IPC stays although nobody has it open.
+        let holders = if new.kind.is_sysv() { HashMap::new() } else { HashMap::from([(asker.party, 1)]) };
         let grant = grant(&info, true);
         entry.object = Some(Object { info, extent, holders });
         Ok(Reply::Object(grant))
@@ -253,7 +285,7 @@ impl Registry {
                     object.holders.remove(&asker.party);
                 }
             }
-            object.info.opens = object.holders.len() as u64;
+            object.count(&self.region);
         }
         self.publish(at);
         self.end_if_over(at);
@@ -351,7 +383,7 @@ impl Registry {
             let Some(object) = self.entries[at].object.as_mut() else { continue };
             let held = object.holders.remove(&party).is_some();
             if held {
-                object.info.opens = object.holders.len() as u64;
+                object.count(&self.region);
                 self.publish(at);
             }
             self.end_if_over(at);
@@ -380,8 +412,9 @@ impl Registry {
             object
                 .holders
                 .retain(|party, _| party.may_write(region) || is_of_a_former_life(*party, region, since));
-            if object.holders.len() != before {
-                object.info.opens = object.holders.len() as u64;
+            let opens = object.info.opens;
+            object.count(&self.region);
+            if object.holders.len() != before || object.info.opens != opens {
                 self.publish(at);
             }
             self.end_if_over(at);

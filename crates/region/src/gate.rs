@@ -4,7 +4,7 @@
 //! [`Doorbell::longest`], since a waker may be killed between its change and its ring.
 
 use std::cell::Cell;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -78,19 +78,50 @@ impl Gate {
     }
 
     fn sleep_by_service(&self, seen: u64, deaths: u64, limit: Duration) {
+        self.sleep_at_bell(seen, deaths, limit, &mut |bell, limit| match bell {
+            Some(bell) => {
+                let limit = Timespec::try_from(limit).unwrap_or_default();
+                let _ = rustix::event::poll(&mut [PollFd::new(bell, PollFlags::IN)], Some(&limit));
+            }
+            None => std::thread::sleep(limit),
+        });
+    }
+
+    fn sleep_at_bell(
+        &self,
+        seen: u64,
+        deaths: u64,
+        limit: Duration,
+        sleep: &mut dyn FnMut(Option<&OwnedFd>, Duration),
+    ) {
         let Some(bell) = self.member.take_watch(self.place) else {
             // A service that cannot ring: the clock has to do.
-            return std::thread::sleep(limit.min(Duration::from_millis(1)));
+            return sleep(None, limit.min(Duration::from_millis(1)));
         };
         doorbell::drain(bell.as_fd());
         gate::enter_peer(&self.line, self.member.peer());
         #[allow(clippy::cast_possible_truncation)] // the half that counts
         let same = self.word().get() as u32 == seen as u32;
         if same && self.member.own().deaths().get() == deaths {
-            let limit = Timespec::try_from(limit).unwrap_or_default();
-            let _ = rustix::event::poll(&mut [PollFd::new(&bell, PollFlags::IN)], Some(&limit));
+            sleep(Some(&bell), limit);
         }
         self.member.leave_watch(self.place, bell);
+    }
+
+    /// As [`Gate::sleep`], always at a descriptor of the local service, by a function of the caller's that sleeps until it is
+    /// readable or a time is up; it gets none where the service has none. For waits that signals may end.
+    pub fn sleep_by(
+        &self,
+        seen: u64,
+        known: &Deaths,
+        limit: Duration,
+        sleep: &mut dyn FnMut(Option<&OwnedFd>, Duration),
+    ) {
+        let limit = limit.min(Doorbell::Service.longest());
+        let deaths = self.member.own().deaths().get();
+        if known.0.replace(deaths) == deaths {
+            self.sleep_at_bell(seen, deaths, limit, sleep);
+        }
     }
 
     /// After the word was changed: wakes up to `count` of the threads that sleep at the futex, and all others.

@@ -18,6 +18,7 @@ use crate::format::GlobalSlot;
 use crate::format::directory;
 use crate::mapping::{Mapping, Section};
 use crate::membership::{Region, online_processors};
+use crate::objects::sysv::Change;
 use crate::objects::{Access, Kind, NewObject, ObjectGrant};
 use crate::party::Party;
 use crate::pool::Pool;
@@ -124,6 +125,46 @@ pub trait LocalService: Send + Sync {
     /// As [`LocalService::create_object`].
     fn unlink_object(&self, kind: Kind, name: &str) -> Result<()> {
         let _ = (kind, name);
+        Err(no_names())
+    }
+
+    /// Opens an object by its place, `times` times: System V IPC knows objects by that, also once their names are gone.
+    ///
+    /// # Errors
+    /// As [`LocalService::create_object`].
+    fn hold_object(&self, index: u32, incarnation: u64, access: Access, times: u32) -> Result<ObjectGrant> {
+        let _ = (index, incarnation, access, times);
+        Err(no_names())
+    }
+
+    /// Closes an object once, without waiting for the service to do so.
+    fn release_object(&self, index: u32, incarnation: u64) {
+        let _ = (index, incarnation);
+    }
+
+    /// Changes owner, mode and size of an object of System V IPC.
+    ///
+    /// # Errors
+    /// As [`LocalService::create_object`].
+    fn change_object(&self, index: u32, incarnation: u64, change: &Change) -> Result<()> {
+        let _ = (index, incarnation, change);
+        Err(no_names())
+    }
+
+    /// Takes the name of an object of System V IPC away, by its place.
+    ///
+    /// # Errors
+    /// As [`LocalService::create_object`].
+    fn remove_object(&self, index: u32, incarnation: u64) -> Result<()> {
+        let _ = (index, incarnation);
+        Err(no_names())
+    }
+
+    /// Has the services notice all deaths that have happened by now in this system, before this returns.
+    ///
+    /// # Errors
+    /// [`Error::Service`].
+    fn settle(&self) -> Result<()> {
         Err(no_names())
     }
 

@@ -46,11 +46,17 @@ pub enum Kind {
     Space = 8,
     /// The name of an endpoint: see [`endpoint`]. Parameters: its number and its birth.
     Endpoint = 9,
+    /// System V shared memory: see [`sysv`].
+    SysvShm = 10,
+    /// A set of System V semaphores.
+    SysvSem = 11,
+    /// A System V message queue.
+    SysvMsg = 12,
 }
 
 impl Kind {
     /// All of them.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 12] = [
         Self::Segment,
         Self::Barrier,
         Self::Mutex,
@@ -60,6 +66,9 @@ impl Kind {
         Self::Once,
         Self::Space,
         Self::Endpoint,
+        Self::SysvShm,
+        Self::SysvSem,
+        Self::SysvMsg,
     ];
 
     /// The kind with this number.
@@ -79,7 +88,15 @@ impl Kind {
             Self::Once => "once",
             Self::Space => "space",
             Self::Endpoint => "endpoint",
+            Self::SysvShm => "shm",
+            Self::SysvSem => "sem",
+            Self::SysvMsg => "msg",
         }
+    }
+
+    /// Whether it is an object of System V IPC ([`sysv`]).
+    pub fn is_sysv(self) -> bool {
+        matches!(self, Self::SysvShm | Self::SysvSem | Self::SysvMsg)
     }
 }
 
@@ -130,7 +147,7 @@ pub struct ObjectInfo {
     pub creator: Option<Party>,
     /// Flags.
     pub flags: u64,
-    /// Processes that have it open.
+    /// Processes that have it open; of System V IPC, how often living processes have it open.
     pub opens: u64,
     /// Parameters.
     pub params: [u64; 4],
@@ -519,6 +536,134 @@ pub mod endpoint {
     /// Whether a refusal says that the name is taken.
     pub fn is_taken(error: &Error) -> bool {
         matches!(error, Error::Object { problem: super::ObjectProblem::Exists, .. })
+    }
+}
+
+/// Objects of System V IPC (svipc(7)). They stay until they are removed, and are known by their place, of which programs see an id;
+/// a key is their name. What they may be used for stands in the table, where only the host service writes.
+pub mod sysv {
+    use super::{
+        Kind, Life, ObjectInfo, Party, PeerSection, ReadWord, Region, Result, State, UNLINKED, entry,
+    };
+    use crate::format::object;
+
+    /// Index of the parameter with the key and the number of the process that made it: the lower and the upper half.
+    pub const KEY: usize = 0;
+    /// Index of the parameter with user (lower half) and group of the process that made it.
+    pub const CREATOR: usize = 1;
+    /// Index of the parameter with the time of the last change of owner or mode, in seconds since 1970.
+    pub const CHANGED: usize = 2;
+    /// Index of the parameter with the size: bytes of shared memory, semaphores of a set, most bytes of a queue.
+    pub const SIZE: usize = 3;
+
+    /// The name of the object with a key.
+    pub fn name_of(key: i32) -> String {
+        format!("{key:08x}")
+    }
+
+    /// The name of the `count`th object without a key that a process makes.
+    pub fn private_name(maker: Party, count: u64) -> String {
+        format!("private {:x}.{count}", maker.word())
+    }
+
+    /// Whether objects may have this name.
+    pub fn is_name(name: &str) -> bool {
+        let is_hex = |text: &str| !text.is_empty() && text.bytes().all(|b| b.is_ascii_hexdigit());
+        match name.strip_prefix("private ").and_then(|rest| rest.split_once('.')) {
+            Some((maker, count)) => is_hex(maker) && count.parse::<u64>().is_ok(),
+            None => name.len() == 8 && is_hex(name) && name != "00000000",
+        }
+    }
+
+    /// What a process wants to change of an object (`IPC_SET`).
+    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+    pub struct Change {
+        /// New owner: user and group.
+        pub owner: (u32, u32),
+        /// New mode, of which the lower nine bits count.
+        pub mode: u32,
+        /// New size; only a queue's can change.
+        pub size: u64,
+        /// The time, in seconds since 1970.
+        pub now: u64,
+    }
+
+    /// User and group of the process that made it.
+    pub fn creator(info: &ObjectInfo) -> (u32, u32) {
+        halves(info.params[CREATOR])
+    }
+
+    /// Its key, and the number of the process that made it in its system.
+    pub fn key_and_maker(info: &ObjectInfo) -> (i32, u32) {
+        let (key, pid) = halves(info.params[KEY]);
+        (key.cast_signed(), pid)
+    }
+
+    /// The object of a kind with a key, if there is one that is not removed.
+    pub fn find(region: &Region, kind: Kind, key: i32) -> Option<ObjectInfo> {
+        (0..region.shape().objects).find_map(|index| {
+            let at = entry(region, index).ok()?;
+            // A quick look, and then a whole one.
+            let life = Life::unpack(at.word("object", object::LIFE).ok()?.get());
+            let is_there = matches!(life.state, State::Active | State::Joining);
+            if !is_there || at.half("object", object::KIND).ok()? != kind as u32 {
+                return None;
+            }
+            let info = super::object(region, index).ok().flatten()?;
+            let is_it = is(&info, kind) && info.flags & UNLINKED == 0 && key_and_maker(&info).0 == key;
+            is_it.then_some(info)
+        })
+    }
+
+    /// The entry of an object that a process has open.
+    #[derive(Debug, Clone)]
+    pub struct Entry {
+        at: PeerSection,
+        incarnation: u64,
+    }
+
+    impl Entry {
+        /// That of this object.
+        ///
+        /// # Errors
+        /// [`crate::Error::Invalid`] beyond the table.
+        pub fn of(region: &Region, info: &ObjectInfo) -> Result<Self> {
+            Ok(Self { at: entry(region, info.index)?, incarnation: info.life.incarnation })
+        }
+
+        fn word(&self, offset: u64) -> u64 {
+            self.at.word("object", offset).map_or(0, ReadWord::get)
+        }
+
+        /// Whether the object is removed, or gone.
+        #[inline]
+        pub fn is_removed(&self) -> bool {
+            let life = Life::unpack(self.word(object::LIFE));
+            let is_there =
+                life.incarnation == self.incarnation && matches!(life.state, State::Active | State::Joining);
+            !is_there || self.word(object::FLAGS) & UNLINKED != 0
+        }
+
+        /// Words that change whenever owner or mode do.
+        #[inline]
+        pub fn rights(&self) -> [u64; 2] {
+            [self.word(object::KIND), self.word(object::UID)]
+        }
+    }
+
+    /// Whether it is of that kind.
+    pub fn is(info: &ObjectInfo, kind: Kind) -> bool {
+        info.kind == kind as u32
+    }
+
+    /// Two numbers in one word.
+    pub fn both(low: u32, high: u32) -> u64 {
+        u64::from(low) | (u64::from(high) << 32)
+    }
+
+    #[allow(clippy::cast_possible_truncation)] // the two halves
+    fn halves(word: u64) -> (u32, u32) {
+        (word as u32, (word >> 32) as u32)
     }
 }
 

@@ -67,7 +67,7 @@ const LONG: Duration = Duration::from_secs(3600);
 
 /// Why a wait is over.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Ended {
+pub enum Ended {
     /// What was waited for has happened.
     Ready,
     /// The check ended it.
@@ -77,13 +77,13 @@ pub(crate) enum Ended {
 }
 
 /// When a wait of `limit` from now ends.
-pub(crate) fn deadline(limit: Option<Duration>) -> Option<Instant> {
+pub fn deadline(limit: Option<Duration>) -> Option<Instant> {
     limit.and_then(|limit| Instant::now().checked_add(limit))
 }
 
 /// What was learned from earlier waits. The words are this process's own; a lost update does no harm.
 #[derive(Debug)]
-pub(crate) struct Learned {
+pub struct Learned {
     longest: Duration,
     /// How long a spin pays.
     spin_ns: Word,
@@ -105,7 +105,8 @@ pub(crate) struct Learned {
 }
 
 impl Learned {
-    pub(crate) fn new(doorbell: Doorbell) -> Self {
+    /// Nothing yet, for threads that sleep so.
+    pub fn new(doorbell: Doorbell) -> Self {
         let longest = doorbell.cost();
         Self {
             longest,
@@ -122,13 +123,13 @@ impl Learned {
     }
 
     /// Records whether there are more participants than processors.
-    pub(crate) fn set_scarce(&self, scarce: bool) {
+    pub fn set_scarce(&self, scarce: bool) {
         self.scarce.put(scarce.into());
     }
 
     /// Whether it is time to check again whether processors are scarce. A caller that gets true does so; others get false for
     /// the next [`RECHECK_EVERY`] waits.
-    pub(crate) fn must_recheck(&self) -> bool {
+    pub fn must_recheck(&self) -> bool {
         let is_due = self.waits.peek().is_multiple_of(RECHECK_EVERY);
         if is_due {
             self.waits.bump(1);
@@ -179,10 +180,13 @@ fn nanos(time: Duration) -> u64 {
 }
 
 /// A wait, as its caller wants it.
-pub(crate) struct Wait<'a> {
-    pub(crate) how: Waiting,
-    pub(crate) learned: &'a Learned,
-    pub(crate) deadline: Option<Instant>,
+pub struct Wait<'a> {
+    /// What it does when polling does not help.
+    pub how: Waiting,
+    /// What earlier waits of the same object taught.
+    pub learned: &'a Learned,
+    /// When it ends, if it does.
+    pub deadline: Option<Instant>,
 }
 
 impl Wait<'_> {
@@ -192,7 +196,7 @@ impl Wait<'_> {
     /// # Errors
     /// Those of `check`.
     #[inline]
-    pub(crate) fn until(
+    pub fn until(
         &self,
         mut ready: impl FnMut() -> bool,
         check: impl FnMut() -> Result<bool>,

@@ -9,6 +9,7 @@ use isthmus_region::error::{ObjectProblem, with_causes};
 use isthmus_region::extent::Extent;
 use isthmus_region::format::GlobalSlot;
 use isthmus_region::member::LocalService;
+use isthmus_region::objects::sysv::Change;
 use isthmus_region::objects::{Access, Kind, NewObject, ObjectGrant};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::net::SendFlags;
@@ -109,6 +110,16 @@ impl Client {
             }),
             Ok(reply) => Ok(reply),
             Err(e) => Err(refused(format!("{} ({})", with_causes(&e), self.path.display()))),
+        }
+    }
+}
+
+impl Client {
+    /// As `ask_for_object`, where the answer says only that it is done.
+    fn done(&self, action: &'static str, request: &Request) -> isthmus_region::Result<()> {
+        match self.ask_for_object(action, request)? {
+            Reply::Done => Ok(()),
+            _ => Err(unexpected(action)),
         }
     }
 }
@@ -228,6 +239,41 @@ impl LocalService for Client {
             Reply::Done => Ok(()),
             _ => Err(unexpected(action)),
         }
+    }
+
+    fn hold_object(
+        &self,
+        index: u32,
+        incarnation: u64,
+        access: Access,
+        times: u32,
+    ) -> isthmus_region::Result<ObjectGrant> {
+        let action = "open an object";
+        match self.ask_for_object(action, &Request::Hold { index, incarnation, access, times })? {
+            Reply::Object(grant) => Ok(grant),
+            _ => Err(unexpected(action)),
+        }
+    }
+
+    fn release_object(&self, index: u32, incarnation: u64) {
+        if rustix::process::getpid() == self.pid {
+            // Waits while the socket is full. If the service is gone there is nothing to be closed.
+            let frame = Request::Release { index, incarnation }.encode(0);
+            let _ = socket::send(&self.socket, &frame, &[], SendFlags::NOSIGNAL);
+        }
+    }
+
+    fn change_object(&self, index: u32, incarnation: u64, change: &Change) -> isthmus_region::Result<()> {
+        let action = "change an object";
+        self.done(action, &Request::Change { index, incarnation, change: *change })
+    }
+
+    fn remove_object(&self, index: u32, incarnation: u64) -> isthmus_region::Result<()> {
+        self.done("remove an object", &Request::Remove { index, incarnation })
+    }
+
+    fn settle(&self) -> isthmus_region::Result<()> {
+        self.done("look who lives", &Request::Settle)
     }
 
     fn watch(&self, place: u64) -> isthmus_region::Result<OwnedFd> {

@@ -2,6 +2,7 @@
 
 use isthmus_region::directory::AreaGrant;
 use isthmus_region::extent::Extent;
+use isthmus_region::objects::sysv::Change;
 use isthmus_region::objects::{Access, Kind, MAX_NAME, NewObject, ObjectGrant};
 use isthmus_region::text::cut;
 
@@ -28,6 +29,11 @@ mod kind {
     pub(super) const RING: u32 = 16;
     pub(super) const FILE: u32 = 17;
     pub(super) const PROCESS: u32 = 18;
+    pub(super) const HOLD: u32 = 19;
+    pub(super) const RELEASE: u32 = 20;
+    pub(super) const CHANGE: u32 = 21;
+    pub(super) const REMOVE: u32 = 22;
+    pub(super) const SETTLE: u32 = 23;
     pub(super) const WELCOME: u32 = 0x81;
     pub(super) const EXTENT: u32 = 0x82;
     pub(super) const ENDPOINT: u32 = 0x83;
@@ -210,6 +216,29 @@ impl Request {
             Self::Unlink { kind, name } => {
                 Put::new(kind::UNLINK, sequence).u32(*kind as u32).u32(0).object_name(name).end()
             }
+            Self::Hold { index, incarnation, access, times } => Put::new(kind::HOLD, sequence)
+                .u32(*index)
+                .u32(u32::from(*access == Access::Write))
+                .u64(*incarnation)
+                .u32(*times)
+                .u32(0)
+                .end(),
+            Self::Release { index, incarnation } => {
+                Put::new(kind::RELEASE, sequence).u32(*index).u32(0).u64(*incarnation).end()
+            }
+            Self::Change { index, incarnation, change } => Put::new(kind::CHANGE, sequence)
+                .u32(*index)
+                .u32(change.mode)
+                .u64(*incarnation)
+                .u32(change.owner.0)
+                .u32(change.owner.1)
+                .u64(change.size)
+                .u64(change.now)
+                .end(),
+            Self::Remove { index, incarnation } => {
+                Put::new(kind::REMOVE, sequence).u32(*index).u32(0).u64(*incarnation).end()
+            }
+            Self::Settle => Put::new(kind::SETTLE, sequence).end(),
             Self::Watch { place } => Put::new(kind::WATCH, sequence).u64(*place).end(),
             Self::Ring { peers, place } => Put::new(kind::RING, sequence).u64(*peers).u64(*place).end(),
             Self::File { index } => Put::new(kind::FILE, sequence).u32(*index).u32(0).end(),
@@ -261,13 +290,15 @@ impl Request {
                 let access = if take.u32()? == 0 { Access::Read } else { Access::Write };
                 Self::Open { kind, name: take.object_name()?, access }
             }
-            kind::CLOSE | kind::SHRINK | kind::PROCESS => {
+            kind::CLOSE | kind::SHRINK | kind::PROCESS | kind::RELEASE | kind::REMOVE => {
                 let index = take.u32()?;
                 take.u32()?;
                 let incarnation = take.u64()?;
                 match kind {
                     kind::PROCESS => Self::Process { slot: index, incarnation },
                     kind::CLOSE => Self::Close { index, incarnation },
+                    kind::RELEASE => Self::Release { index, incarnation },
+                    kind::REMOVE => Self::Remove { index, incarnation },
                     _ => Self::Shrink { index, incarnation, len: take.u64()? },
                 }
             }
@@ -276,6 +307,20 @@ impl Request {
                 take.u32()?;
                 Self::Unlink { kind, name: take.object_name()? }
             }
+            kind::HOLD => {
+                let index = take.u32()?;
+                let access = if take.u32()? == 0 { Access::Read } else { Access::Write };
+                let (incarnation, times) = (take.u64()?, take.u32()?);
+                take.u32()?;
+                Self::Hold { index, incarnation, access, times }
+            }
+            kind::CHANGE => {
+                let (index, mode, incarnation) = (take.u32()?, take.u32()?, take.u64()?);
+                let owner = (take.u32()?, take.u32()?);
+                let (size, now) = (take.u64()?, take.u64()?);
+                Self::Change { index, incarnation, change: Change { owner, mode, size, now } }
+            }
+            kind::SETTLE => Self::Settle,
             kind::WATCH => Self::Watch { place: take.u64()? },
             kind::RING => Self::Ring { peers: take.u64()?, place: take.u64()? },
             _ => return Err(Error::BadFrame { what: "its kind is unknown" }),
@@ -414,6 +459,15 @@ mod tests {
             Request::Watch { place: 1 << 40 },
             Request::Ring { peers: 5, place: 64 },
             Request::File { index: 1025 },
+            Request::Hold { index: 1, incarnation: 1 << 33, access: Access::Read, times: 3 },
+            Request::Release { index: 1, incarnation: 2 },
+            Request::Change {
+                index: 1,
+                incarnation: 2,
+                change: Change { owner: (3, 4), mode: 0o640, size: 1 << 33, now: 1 << 34 },
+            },
+            Request::Remove { index: 1, incarnation: 2 },
+            Request::Settle,
             Request::Process { slot: 3, incarnation: 1 << 33 },
         ]
     }

@@ -266,6 +266,16 @@ impl Loop {
         }
     }
 
+    /// Ends the attachments of all processes that are dead by now.
+    pub(super) fn notice_deaths(&mut self) {
+        let is_gone = |c: &Client| c.attached.as_ref().is_some_and(|a| is_dead(&a.pidfd, AT_ONCE));
+        let dead: Vec<u64> = self.clients.iter().filter(|(_, c)| is_gone(c)).map(|(key, _)| *key).collect();
+        for key in dead {
+            self.end(key, Ending::Died);
+        }
+        self.sweep();
+    }
+
     /// Takes back what others no longer hold, turns away clients that sent no `Hello` in time, and watches the
     /// listener again.
     fn sweep(&mut self) {

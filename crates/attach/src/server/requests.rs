@@ -10,7 +10,7 @@ use rustix::net::SendFlags;
 
 use super::client::{AT_ONCE, Client, code_of, is_dead};
 use super::event_loop::Loop;
-use super::{Answer, Asker, Ending, Wakeup};
+use super::{Answer, Asked, Asker, Ending, Wakeup};
 use crate::bells::Bells;
 use crate::error::{Error, Result};
 use crate::protocol::{Code, Reply, Request};
@@ -64,8 +64,16 @@ impl Loop {
                 | Request::Open { .. }
                 | Request::Close { .. }
                 | Request::Shrink { .. }
-                | Request::Unlink { .. }),
+                | Request::Unlink { .. }
+                | Request::Hold { .. }
+                | Request::Change { .. }
+                | Request::Remove { .. }),
             ) => return self.ask_about_object(key, sequence, request),
+            (Some(_), Request::Settle) => {
+                self.notice_deaths();
+                return self.ask_about_object(key, sequence, Request::Settle);
+            }
+            (Some(_), request @ Request::Release { .. }) => return self.tell_of_object(key, request),
             (Some(area), Request::Bell { slot }) => return self.give_bell(key, sequence, area, slot),
         };
         let reply = done.unwrap_or_else(|e| refusal(&e));
@@ -112,13 +120,24 @@ impl Loop {
             return self.answer(key, &Reply::Refused { code: Code::Failed, text }.encode(sequence));
         }
         let bell = Arc::clone(&self.bell);
-        let answer = Answer { key, sequence, orders: self.orders.clone(), bell };
+        let answer = Answer(Some(Asked { key, sequence, orders: self.orders.clone(), bell }));
         match &mut self.config.names {
             Some(names) => names.ask(asker, request, answer),
             None => answer.give(&Reply::Refused {
                 code: Code::Failed,
                 text: "this service looks after no named objects".into(),
             }),
+        }
+    }
+
+    /// Passes on what a process says of a named object without waiting for an answer.
+    fn tell_of_object(&mut self, key: u64, request: Request) {
+        let asker = self
+            .clients
+            .get(&key)
+            .and_then(|c| Some(Asker { party: c.attached.as_ref()?.party, user: (c.who.uid, c.gid) }));
+        if let (Some(asker), Some(names)) = (asker, &mut self.config.names) {
+            names.ask(asker, request, Answer(None));
         }
     }
 

@@ -1,0 +1,90 @@
+//! Objects of System V IPC: they stay until they are removed, and are known by their place. See svipc(7).
+
+use isthmus_attach::protocol::{Code, Reply};
+use isthmus_attach::server::Asker;
+use isthmus_region::objects::sysv::{self, CHANGED, CREATOR, Change, KEY, SIZE};
+use isthmus_region::objects::{Kind, ObjectInfo, UNLINKED};
+
+use super::{Answered, Refusal, Registry, grant};
+
+/// A new object, whose creator and owner is this user.
+pub(super) fn made(mut info: ObjectInfo, user: (u32, u32)) -> ObjectInfo {
+    info.params[CREATOR] = sysv::both(user.0, user.1);
+    info
+}
+
+impl Registry {
+    /// The place of an object of System V IPC.
+    fn sysv(&self, index: u32, incarnation: u64) -> std::result::Result<usize, Refusal> {
+        let at = usize::try_from(index).unwrap_or(usize::MAX);
+        let object = self.entries.get(at).and_then(|e| e.object.as_ref());
+        let is_it = object.is_some_and(|o| {
+            o.info.life.incarnation == incarnation && Kind::of(o.info.kind).is_some_and(Kind::is_sysv)
+        });
+        is_it.then_some(at).ok_or_else(|| {
+            Refusal(Code::NotFound, format!("there is no object of System V IPC at place {index}"))
+        })
+    }
+
+    /// Opens an object. Whether its mode allows that is the process's to check, which knows all of its groups; all members map the
+    /// whole region anyway.
+    pub(super) fn hold(&mut self, asker: Asker, index: u32, incarnation: u64, times: u32) -> Answered {
+        let at = self.sysv(index, incarnation)?;
+        let Some(object) = self.entries[at].object.as_mut() else {
+            return Err(Refusal(Code::NotFound, "it is gone".into()));
+        };
+        let count = object.holders.entry(asker.party).or_default();
+        *count = count.saturating_add(times.max(1));
+        object.count(&self.region);
+        let reply = Reply::Object(grant(&object.info, false));
+        self.publish(at);
+        Ok(reply)
+    }
+
+    /// Whether a user may change or remove an object: its owner, who made it, and root.
+    fn may_rule(&self, asker: Asker, at: usize, what: &str) -> std::result::Result<(), Refusal> {
+        let uid = asker.user.0;
+        let Some(info) = self.entries[at].object.as_ref().map(|o| &o.info) else { return Ok(()) };
+        if uid == 0 || uid == info.owner.0 || uid == sysv::creator(info).0 {
+            return Ok(());
+        }
+        let text = format!(
+            "'{}' belongs to user {} and was made by user {}; user {uid} may not {what} it",
+            info.name,
+            info.owner.0,
+            sysv::creator(info).0
+        );
+        Err(Refusal(Code::Denied, text))
+    }
+
+    /// `IPC_SET`.
+    pub(super) fn change(&mut self, asker: Asker, index: u32, incarnation: u64, change: &Change) -> Answered {
+        let at = self.sysv(index, incarnation)?;
+        self.may_rule(asker, at, "change")?;
+        if let Some(object) = self.entries[at].object.as_mut() {
+            let info = &mut object.info;
+            info.owner = change.owner;
+            info.mode = change.mode & 0o777;
+            info.params[CHANGED] = change.now;
+            if info.kind == Kind::SysvMsg as u32 {
+                info.params[SIZE] = change.size;
+            }
+        }
+        self.publish(at);
+        Ok(Reply::Done)
+    }
+
+    /// `IPC_RMID`. The key is free at once.
+    pub(super) fn remove(&mut self, asker: Asker, index: u32, incarnation: u64) -> Answered {
+        let at = self.sysv(index, incarnation)?;
+        self.may_rule(asker, at, "remove")?;
+        self.sweep_now_and_then();
+        if let Some(object) = self.entries[at].object.as_mut() {
+            object.info.flags |= UNLINKED;
+            object.info.params[KEY] &= !u64::from(u32::MAX);
+        }
+        self.publish(at);
+        self.end_if_over(at);
+        Ok(Reply::Done)
+    }
+}

@@ -1,0 +1,106 @@
+//! This process's attachment.
+
+use std::collections::HashMap;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use isthmus_region::error::with_causes;
+use isthmus_sysv::Ipc;
+use rustix::io::Errno;
+
+use crate::Result;
+use crate::shm::Mapped;
+
+/// What the library keeps under its lock, which a fork holds.
+pub(crate) struct State {
+    /// Segments that are attached here.
+    pub(crate) mapped: Vec<Mapped>,
+    /// Descriptors of the region's files, for mapping segments.
+    files: HashMap<u32, Arc<OwnedFd>>,
+}
+
+static STATE: Mutex<Option<State>> = Mutex::new(None);
+/// The attachment, once there is one. It stays until the process ends; a forked child gets another one.
+static CURRENT: AtomicPtr<Ipc> = AtomicPtr::new(std::ptr::null_mut());
+
+/// The lock on the library's state.
+pub(crate) type Locked = MutexGuard<'static, Option<State>>;
+
+/// Locks the library's state.
+pub(crate) fn lock() -> Locked {
+    let mut state = STATE.lock().unwrap_or_else(PoisonError::into_inner);
+    state.get_or_insert_with(|| State { mapped: Vec::new(), files: HashMap::new() });
+    state
+}
+
+/// System V IPC of the region; attaches this process if it is not attached yet.
+///
+/// # Errors
+/// `ENOSYS` where no service answers; a line on standard error says why, once.
+pub(crate) fn ipc() -> Result<&'static Ipc> {
+    let current = CURRENT.load(Ordering::Acquire);
+    if !current.is_null() {
+        // SAFETY: a box that was leaked below.
+        return Ok(unsafe { &*current });
+    }
+    let _state = lock();
+    let current = CURRENT.load(Ordering::Acquire);
+    if !current.is_null() {
+        // SAFETY: as above.
+        return Ok(unsafe { &*current });
+    }
+    attach()
+}
+
+/// Attaches this process; the state is locked.
+pub(crate) fn attach() -> Result<&'static Ipc> {
+    match isthmus_attach::client::connect() {
+        Ok(member) => {
+            let ipc: &'static mut Ipc = Box::leak(Box::new(Ipc::new(&member)));
+            CURRENT.store(ipc, Ordering::Release);
+            crate::fork::watch();
+            // SAFETY: the box that was just leaked; nobody changes it.
+            Ok(unsafe { &*CURRENT.load(Ordering::Acquire) })
+        }
+        Err(e) => {
+            say(&format!("System V IPC has no service to ask: {}", with_causes(&e)));
+            Err(Errno::NOSYS)
+        }
+    }
+}
+
+/// In a forked child: its parent's attachment is not its own.
+pub(crate) fn forget() {
+    CURRENT.store(std::ptr::null_mut(), Ordering::Release);
+}
+
+/// Whether this process is attached.
+pub(crate) fn is_attached() -> bool {
+    !CURRENT.load(Ordering::Acquire).is_null()
+}
+
+impl State {
+    /// A descriptor of a file of the region.
+    pub(crate) fn file(&mut self, ipc: &Ipc, index: u32) -> Result<Arc<OwnedFd>> {
+        if let Some(file) = self.files.get(&index) {
+            // The program may have closed all descriptors that it did not know.
+            if rustix::io::fcntl_getfd(file.as_ref()).is_ok() {
+                return Ok(Arc::clone(file));
+            }
+            let lost = self.files.remove(&index);
+            std::mem::forget(lost);
+        }
+        let file = Arc::new(ipc.member().service().file(index).map_err(|_| Errno::NOMEM)?);
+        self.files.insert(index, Arc::clone(&file));
+        Ok(file)
+    }
+}
+
+/// Says something on standard error, once in the life of the process.
+pub(crate) fn say(text: &str) {
+    static SAID: AtomicBool = AtomicBool::new(false);
+    if !SAID.swap(true, Ordering::Relaxed) {
+        eprintln!("isthmus: {text}");
+    }
+}

@@ -1,0 +1,353 @@
+//! shmget(2), shmop(2), shmctl(2): mappings, and the structures of the man pages.
+
+use std::ffi::{c_int, c_void};
+use std::os::fd::AsFd;
+
+use isthmus_region::objects::{Kind, ObjectInfo, UNLINKED, sysv};
+use isthmus_sysv::shm::{Attached, EXEC, PAGE, RDONLY, Stat};
+use isthmus_sysv::{Ipc, ipc};
+use rustix::io::Errno;
+use rustix::mm::{MapFlags, ProtFlags};
+
+use crate::here::State;
+use crate::{Result, answer, credentials, here, int, kernel, keys, memory};
+
+/// `SHM_RND`, `SHM_REMAP`.
+const RND: i32 = 0o20000;
+const REMAP: i32 = 0o40000;
+/// Bits of a mode that say something of a segment's state.
+const DEST: u32 = 0o1000;
+
+/// A segment that is attached here.
+#[derive(Debug)]
+pub(crate) struct Mapped {
+    address: usize,
+    protection: ProtFlags,
+    what: Attached,
+}
+
+impl Mapped {
+    fn bytes(&self) -> usize {
+        usize::try_from(self.what.mapped()).unwrap_or(0)
+    }
+}
+
+/// shmget(2).
+#[unsafe(no_mangle)]
+pub extern "C" fn shmget(key: libc::key_t, size: libc::size_t, flags: c_int) -> c_int {
+    answer(|| {
+        if !keys::is_ours(key) {
+            // SAFETY: numbers.
+            return kernel(unsafe { libc::syscall(libc::SYS_shmget, key, size, flags) }).map(int);
+        }
+        here::ipc()?.shmget(key, size as u64, flags, &credentials::caller())
+    })
+}
+
+/// shmat(2).
+///
+/// # Safety
+/// With `SHM_REMAP`, nothing else of the program is at the address.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn shmat(id: c_int, address: *const c_void, flags: c_int) -> *mut c_void {
+    let at: isize = answer(|| {
+        if !keys::is_our_id(id) {
+            // SAFETY: numbers, and an address for which the caller vouches.
+            return kernel(unsafe { libc::syscall(libc::SYS_shmat, id, address, flags) })
+                .map(|at| isize::try_from(at).unwrap_or(-1));
+        }
+        attach(id, address.addr(), flags).map(usize::cast_signed)
+    });
+    std::ptr::with_exposed_provenance_mut(at.cast_unsigned())
+}
+
+fn attach(id: i32, address: usize, flags: i32) -> Result<usize> {
+    let ipc = here::ipc()?;
+    let page = usize::try_from(PAGE).unwrap_or(4096);
+    let address = match flags & RND {
+        0 => address,
+        _ => address / page * page,
+    };
+    if !address.is_multiple_of(page) || (address == 0 && flags & REMAP != 0) {
+        return Err(Errno::INVAL);
+    }
+    let mut protection = ProtFlags::READ;
+    if flags & RDONLY == 0 {
+        protection |= ProtFlags::WRITE;
+    }
+    if flags & EXEC != 0 {
+        // A device's memory cannot be executed, and a segment is one thing for all.
+        if ipc.member().peer() != 0 {
+            return Err(Errno::ACCESS);
+        }
+        protection |= ProtFlags::EXEC;
+    }
+    let caller = credentials::caller();
+    let mut state = here::lock();
+    let Some(state) = state.as_mut() else { return Err(Errno::IO) };
+    let what = ipc.attach(id, flags, &caller)?;
+    let file = state.file(ipc, what.file);
+    let mapped = file.and_then(|file| map(&what, address, flags, protection, file.as_fd()));
+    match mapped {
+        Ok(address) => {
+            if flags & REMAP != 0 {
+                forget_under(state, ipc, address, usize::try_from(what.mapped()).unwrap_or(0));
+            }
+            state.mapped.push(Mapped { address, protection, what });
+            Ok(address)
+        }
+        Err(e) => {
+            ipc.detach(&what, &caller);
+            Err(e)
+        }
+    }
+}
+
+/// Maps a segment's pages.
+fn map(
+    what: &Attached,
+    address: usize,
+    flags: i32,
+    protection: ProtFlags,
+    file: std::os::fd::BorrowedFd<'_>,
+) -> Result<usize> {
+    let place = match (address, flags & REMAP) {
+        (0, _) => MapFlags::empty(),
+        (_, 0) => MapFlags::FIXED_NOREPLACE,
+        _ => MapFlags::FIXED,
+    };
+    let bytes = usize::try_from(what.mapped()).map_err(|_| Errno::NOMEM)?;
+    // SAFETY: at an address of the kernel's choice, at one where nothing is, or at one that the program gives up.
+    let at = unsafe {
+        rustix::mm::mmap(
+            std::ptr::without_provenance_mut(address),
+            bytes,
+            protection,
+            MapFlags::SHARED | place,
+            file,
+            what.offset,
+        )
+    };
+    at.map(|at| at.addr()).map_err(|e| match e {
+        // Something is there already, or the address is none.
+        Errno::EXIST | Errno::PERM => Errno::INVAL,
+        Errno::NOMEM | Errno::AGAIN => Errno::NOMEM,
+        _ => Errno::INVAL,
+    })
+}
+
+/// Segments that another mapping has replaced are attached no more.
+fn forget_under(state: &mut State, ipc: &Ipc, address: usize, bytes: usize) {
+    let caller = credentials::caller();
+    let end = address.saturating_add(bytes);
+    state.mapped.retain(|m| {
+        let is_under = m.address >= address && m.address.saturating_add(m.bytes()) <= end;
+        if is_under {
+            ipc.detach(&m.what, &caller);
+        }
+        !is_under
+    });
+}
+
+/// shmdt(2).
+///
+/// # Safety
+/// The program does not use the segment any more.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn shmdt(address: *const c_void) -> c_int {
+    answer(|| {
+        if here::is_attached() {
+            let ipc = here::ipc()?;
+            let mut state = here::lock();
+            let all = state.as_mut().map(|s| &mut s.mapped);
+            if let Some((all, at)) =
+                all.and_then(|all| all.iter().position(|m| m.address == address.addr()).map(|at| (all, at)))
+            {
+                let gone = all.swap_remove(at);
+                // SAFETY: a mapping of ours, which the program uses no more.
+                let done = unsafe {
+                    rustix::mm::munmap(std::ptr::without_provenance_mut(gone.address), gone.bytes())
+                };
+                ipc.detach(&gone.what, &credentials::caller());
+                return done.map(|()| 0);
+            }
+        }
+        // SAFETY: an address, for which the caller vouches.
+        kernel(unsafe { libc::syscall(libc::SYS_shmdt, address) }).map(int)
+    })
+}
+
+/// In a forked child: each segment is attached once more. One that is gone since, because the parent was killed, becomes memory of the
+/// child's own.
+pub(crate) fn inherit(state: &mut State, ipc: &Ipc) {
+    state.mapped.retain(|m| {
+        let is_there = ipc.inherit(&m.what, 1);
+        if !is_there {
+            lose(m);
+        }
+        is_there
+    });
+}
+
+/// In a forked child that has no service: none of its segments may be others'.
+pub(crate) fn lose_all(state: &mut State) {
+    for mapped in std::mem::take(&mut state.mapped) {
+        lose(&mapped);
+    }
+}
+
+/// Puts memory of this process's own in a segment's place.
+fn lose(mapped: &Mapped) {
+    let place = MapFlags::PRIVATE | MapFlags::FIXED;
+    let at = std::ptr::without_provenance_mut(mapped.address);
+    // SAFETY: over a mapping of ours.
+    let _ = unsafe { rustix::mm::mmap_anonymous(at, mapped.bytes(), mapped.protection, place) };
+}
+
+/// shmctl(2).
+///
+/// # Safety
+/// `buffer` is what the command wants.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn shmctl(id: c_int, command: c_int, buffer: *mut libc::shmid_ds) -> c_int {
+    answer(|| {
+        let is_info =
+            matches!(command, libc::IPC_INFO | SHM_INFO | SHM_STAT | SHM_STAT_ANY) && keys::is_ours(1);
+        if !keys::is_our_id(id) && !is_info {
+            // SAFETY: numbers, and a buffer for which the caller vouches.
+            return kernel(unsafe { libc::syscall(libc::SYS_shmctl, id, command, buffer) }).map(int);
+        }
+        control(id, command, buffer)
+    })
+}
+
+const SHM_LOCK: c_int = 11;
+const SHM_UNLOCK: c_int = 12;
+const SHM_STAT: c_int = 13;
+const SHM_INFO: c_int = 14;
+const SHM_STAT_ANY: c_int = 15;
+
+/// `struct shminfo`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Limits {
+    most_bytes: u64,
+    least_bytes: u64,
+    segments: u64,
+    of_a_process: u64,
+    most_pages: u64,
+    unused: [u64; 4],
+}
+
+/// `struct shm_info`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Usage {
+    segments: c_int,
+    pages: u64,
+    resident: u64,
+    swapped: u64,
+    unused: [u64; 2],
+}
+
+fn control(id: i32, command: c_int, buffer: *mut libc::shmid_ds) -> Result<c_int> {
+    let (ipc, caller) = (here::ipc()?, credentials::caller());
+    match command {
+        libc::IPC_STAT => {
+            let stat = ipc.shmstat(id, &caller, false)?;
+            memory::put(buffer, filled(ipc, &stat)).map(|()| 0)
+        }
+        SHM_STAT | SHM_STAT_ANY => {
+            let info = by_index(ipc, Kind::SysvShm, id)?;
+            let stat = ipc.shmstat(ipc::id_of(&info), &caller, command == SHM_STAT_ANY)?;
+            memory::put(buffer, filled(ipc, &stat))?;
+            Ok(ipc::id_of(&info))
+        }
+        libc::IPC_SET => {
+            let info = ipc.look(Kind::SysvShm, id)?;
+            let new = memory::get(buffer)?.shm_perm;
+            ipc.change(&info, &caller, (new.uid, new.gid), new.mode.into(), info.params[sysv::SIZE])
+                .map(|()| 0)
+        }
+        libc::IPC_RMID => {
+            let info = ipc.look(Kind::SysvShm, id)?;
+            ipc.remove(&info, &caller).map(|()| 0)
+        }
+        SHM_LOCK | SHM_UNLOCK => {
+            let info = ipc.look(Kind::SysvShm, id)?;
+            caller.check_rule(&info).map(|()| 0)
+        }
+        libc::IPC_INFO => {
+            let bytes = ipc.member().region().shape().shared_bytes;
+            let objects = ipc.member().region().shape().objects.into();
+            let limits = Limits {
+                most_bytes: bytes,
+                least_bytes: 1,
+                segments: objects,
+                of_a_process: objects,
+                most_pages: bytes / PAGE,
+                unused: [0; 4],
+            };
+            memory::put(buffer.cast(), limits).map(|()| highest(&ipc.all(Kind::SysvShm)))
+        }
+        SHM_INFO => {
+            let all = ipc.all(Kind::SysvShm);
+            let pages = all.iter().map(|i| i.params[sysv::SIZE].div_ceil(PAGE)).sum();
+            let segments = c_int::try_from(all.len()).unwrap_or(c_int::MAX);
+            let usage = Usage { segments, pages, resident: pages, swapped: 0, unused: [0; 2] };
+            memory::put(buffer.cast(), usage).map(|()| highest(&all))
+        }
+        _ => Err(Errno::INVAL),
+    }
+}
+
+/// The object at a place of the table.
+pub(crate) fn by_index(ipc: &Ipc, kind: Kind, index: i32) -> Result<ObjectInfo> {
+    let index = u32::try_from(index).map_err(|_| Errno::INVAL)?;
+    let info = isthmus_region::objects::object(ipc.member().region(), index).ok().flatten();
+    info.filter(|info| sysv::is(info, kind)).ok_or(Errno::INVAL)
+}
+
+/// The highest place of an object in the table, 0 if there is none.
+pub(crate) fn highest(all: &[ObjectInfo]) -> c_int {
+    all.iter().map(|i| i.index).max().map_or(0, |index| c_int::try_from(index).unwrap_or(0))
+}
+
+/// `struct ipc_perm`.
+pub(crate) fn permissions(info: &ObjectInfo, flags: u32) -> libc::ipc_perm {
+    // SAFETY: a structure of numbers, for which zeros are values.
+    let mut perm: libc::ipc_perm = unsafe { std::mem::zeroed() };
+    let made = sysv::creator(info);
+    perm.__key = sysv::key_and_maker(info).0;
+    (perm.uid, perm.gid) = info.owner;
+    (perm.cuid, perm.cgid) = made;
+    perm.mode = u16::try_from(info.mode & 0o777 | flags).unwrap_or(0);
+    perm.__seq = u16::try_from(info.life.incarnation & 0x3fff).unwrap_or(0);
+    perm
+}
+
+/// A process's number, as this system knows it: that of a process of another one is 0.
+pub(crate) fn number(ipc: &Ipc, peer: u32, pid: u32) -> libc::pid_t {
+    if peer == ipc.member().peer() { libc::pid_t::try_from(pid).unwrap_or(0) } else { 0 }
+}
+
+pub(crate) fn seconds(time: u64) -> libc::time_t {
+    libc::time_t::try_from(time).unwrap_or(0)
+}
+
+/// `struct shmid_ds`.
+fn filled(ipc: &Ipc, stat: &Stat) -> libc::shmid_ds {
+    // SAFETY: a structure of numbers, for which zeros are values.
+    let mut ds: libc::shmid_ds = unsafe { std::mem::zeroed() };
+    let info = &stat.info;
+    ds.shm_perm = permissions(info, if info.flags & UNLINKED != 0 { DEST } else { 0 });
+    ds.shm_segsz = usize::try_from(stat.size).unwrap_or(usize::MAX);
+    ds.shm_atime = seconds(stat.attached);
+    ds.shm_dtime = seconds(stat.detached);
+    ds.shm_ctime = seconds(info.params[sysv::CHANGED]);
+    let maker = info.creator.map_or(0, isthmus_region::party::Party::peer);
+    ds.shm_cpid = number(ipc, maker, sysv::key_and_maker(info).1);
+    ds.shm_lpid = number(ipc, stat.last.0, stat.last.1);
+    ds.shm_nattch = stat.count;
+    ds
+}

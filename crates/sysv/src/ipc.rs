@@ -1,0 +1,341 @@
+//! What shared memory, semaphores and queues have in common: ids, keys, modes, removal.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use isthmus_region::error::ObjectProblem;
+use isthmus_region::mapping::Section;
+use isthmus_region::member::Member;
+use isthmus_region::objects::sysv::{self, Change, Entry};
+use isthmus_region::objects::{self, Access, Kind, NewObject, ObjectInfo, UNLINKED};
+use rustix::io::Errno;
+
+use crate::{Caller, Result};
+
+/// `IPC_CREAT`.
+pub const CREAT: i32 = 0o1000;
+/// `IPC_EXCL`.
+pub const EXCL: i32 = 0o2000;
+/// `IPC_NOWAIT`.
+pub const NOWAIT: i32 = 0o4000;
+/// The key of an object without a key.
+pub const PRIVATE: i32 = 0;
+
+/// The bit that ids of ours have and those of the kernel have not, before it has made and removed some billion objects.
+const OURS: i32 = 1 << 30;
+const LIFE_BITS: u32 = 14;
+const INDEX_BITS: u32 = 16;
+
+/// Whether an id is one of ours.
+pub fn is_ours(id: i32) -> bool {
+    id > 0 && id & OURS != 0
+}
+
+/// The id of an object: its place in the table, and which of the objects that were there.
+pub fn id_of(info: &ObjectInfo) -> i32 {
+    let life = u32::try_from(info.life.incarnation & ((1 << LIFE_BITS) - 1)).unwrap_or(0);
+    OURS | (life << INDEX_BITS | (info.index & ((1 << INDEX_BITS) - 1))).cast_signed()
+}
+
+/// Seconds since 1970.
+pub fn now() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs())
+}
+
+/// System V IPC as one process has it.
+#[derive(Debug)]
+pub struct Ipc {
+    member: Arc<Member>,
+    made: AtomicU64,
+    /// Semaphores and queues that this process has open, by id.
+    used: Mutex<HashMap<i32, Arc<Used>>>,
+}
+
+/// An object that this process has open.
+#[derive(Debug)]
+pub struct Used {
+    member: Arc<Member>,
+    index: u32,
+    incarnation: u64,
+    entry: Entry,
+    section: Section,
+    id: i32,
+}
+
+impl Used {
+    /// Its bytes.
+    pub fn section(&self) -> &Section {
+        &self.section
+    }
+
+    /// Its id.
+    pub fn id(&self) -> i32 {
+        self.id
+    }
+
+    /// Whether it was removed.
+    #[inline]
+    pub fn is_removed(&self) -> bool {
+        self.entry.is_removed()
+    }
+
+    /// What the table says of it now.
+    ///
+    /// # Errors
+    /// `EIDRM` if it is gone, `EINVAL` if the table cannot be read.
+    pub fn info(&self) -> Result<ObjectInfo> {
+        let info = objects::object(self.member.region(), self.index).map_err(|_| Errno::INVAL)?;
+        info.filter(|i| i.life.incarnation == self.incarnation).ok_or(Errno::IDRM)
+    }
+
+    /// A word that changes whenever owner or mode do, so that a caller who was let in once need not be looked up again.
+    #[inline]
+    pub fn rights(&self) -> [u64; 2] {
+        self.entry.rights()
+    }
+}
+
+impl Drop for Used {
+    fn drop(&mut self) {
+        self.member.service().release_object(self.index, self.incarnation);
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The errno for what the service says.
+fn errno(error: &isthmus_region::Error) -> Errno {
+    match error {
+        isthmus_region::Error::Object { problem, .. } => match problem {
+            ObjectProblem::NotFound => Errno::INVAL,
+            ObjectProblem::Exists => Errno::EXIST,
+            ObjectProblem::Denied => Errno::PERM,
+            ObjectProblem::Full => Errno::NOSPC,
+            ObjectProblem::Invalid => Errno::INVAL,
+        },
+        isthmus_region::Error::Full { .. } => Errno::NOSPC,
+        _ => Errno::IO,
+    }
+}
+
+/// An object that is to be made if there is none.
+#[derive(Debug, Clone, Copy)]
+pub struct New {
+    /// Bytes of the shared section.
+    pub len: u64,
+    /// Its size in its own terms ([`sysv::SIZE`]).
+    pub size: u64,
+}
+
+impl Ipc {
+    /// For an attached process.
+    pub fn new(member: &Arc<Member>) -> Self {
+        Self { member: Arc::clone(member), made: AtomicU64::new(0), used: Mutex::default() }
+    }
+
+    /// The attachment.
+    pub fn member(&self) -> &Arc<Member> {
+        &self.member
+    }
+
+    /// The object with a key.
+    pub fn find(&self, kind: Kind, key: i32) -> Option<ObjectInfo> {
+        sysv::find(self.member.region(), kind, key)
+    }
+
+    /// shmget(2), semget(2), msgget(2): the object with a key, or a new one. `fits` says whether one that is there will do; `new` what
+    /// is to be made. Gives whether it was made now.
+    ///
+    /// # Errors
+    /// `EEXIST`, `ENOENT`, `EACCES`, `ENOSPC`; those of `fits` and `new`.
+    pub fn get(
+        &self,
+        kind: Kind,
+        key: i32,
+        flags: i32,
+        caller: &Caller,
+        fits: impl Fn(&ObjectInfo) -> Result<()>,
+        new: impl Fn() -> Result<New>,
+    ) -> Result<(ObjectInfo, bool)> {
+        let mode = flags.cast_unsigned() & 0o777;
+        if key == PRIVATE {
+            let count = self.made.fetch_add(1, Ordering::Relaxed);
+            let name = sysv::private_name(self.member.party(), count);
+            return self.make(kind, key, name, mode, caller, new()?).map(|info| (info, true));
+        }
+        loop {
+            if let Some(info) = self.find(kind, key) {
+                if flags & CREAT != 0 && flags & EXCL != 0 {
+                    return Err(Errno::EXIST);
+                }
+                fits(&info)?;
+                caller.check(&info, mode)?;
+                return Ok((info, false));
+            }
+            if flags & CREAT == 0 {
+                return Err(Errno::NOENT);
+            }
+            match self.make(kind, key, sysv::name_of(key), mode, caller, new()?) {
+                // Another process was faster.
+                Err(Errno::EXIST) => {}
+                made => return made.map(|info| (info, true)),
+            }
+        }
+    }
+
+    fn make(
+        &self,
+        kind: Kind,
+        key: i32,
+        name: String,
+        mode: u32,
+        caller: &Caller,
+        new: New,
+    ) -> Result<ObjectInfo> {
+        let mut params = [0; 4];
+        params[sysv::KEY] = sysv::both(key.cast_unsigned(), caller.pid);
+        params[sysv::CHANGED] = now();
+        params[sysv::SIZE] = new.size;
+        let new =
+            NewObject { kind, name, len: new.len, mode, ends_with_creator: false, params, or_open: false };
+        let grant = self.member.service().create_object(&new).map_err(|e| errno(&e))?;
+        let info = objects::object(self.member.region(), grant.index).ok().flatten();
+        info.filter(|i| i.life.incarnation == grant.incarnation).ok_or(Errno::IDRM)
+    }
+
+    /// The object with an id; one that is removed and still in use, too.
+    ///
+    /// # Errors
+    /// `EINVAL`: there is no such object of this kind. `EIDRM`: there was one in its place.
+    pub fn look(&self, kind: Kind, id: i32) -> Result<ObjectInfo> {
+        if !is_ours(id) {
+            return Err(Errno::INVAL);
+        }
+        let index = id.cast_unsigned() & ((1 << INDEX_BITS) - 1);
+        let info = objects::object(self.member.region(), index).ok().flatten().ok_or(Errno::INVAL)?;
+        if !sysv::is(&info, kind) {
+            return Err(Errno::INVAL);
+        }
+        if id_of(&info) == id { Ok(info) } else { Err(Errno::INVAL) }
+    }
+
+    /// As [`Ipc::look`], for one that is not removed.
+    ///
+    /// # Errors
+    /// As [`Ipc::look`].
+    pub fn look_alive(&self, kind: Kind, id: i32) -> Result<ObjectInfo> {
+        let info = self.look(kind, id)?;
+        if info.flags & UNLINKED == 0 { Ok(info) } else { Err(Errno::INVAL) }
+    }
+
+    /// The object with an id, opened for use if it is not open yet.
+    ///
+    /// # Errors
+    /// `EINVAL`, `ENOMEM`, `EIO`.
+    pub fn open(&self, kind: Kind, id: i32) -> Result<Arc<Used>> {
+        let known = lock(&self.used).get(&id).cloned();
+        if let Some(used) = known {
+            if !used.is_removed() {
+                return Ok(used);
+            }
+            lock(&self.used).remove(&id);
+            return Err(Errno::INVAL);
+        }
+        let info = self.look_alive(kind, id)?;
+        let used = Arc::new(self.hold(&info, Access::Write, 1)?);
+        // Two threads may have opened it; the first one's stays.
+        Ok(Arc::clone(lock(&self.used).entry(id).or_insert(used)))
+    }
+
+    /// Opens an object, `times` times.
+    pub(crate) fn hold(&self, info: &ObjectInfo, access: Access, times: u32) -> Result<Used> {
+        let (index, incarnation) = (info.index, info.life.incarnation);
+        let grant =
+            self.member.service().hold_object(index, incarnation, access, times).map_err(|e| errno(&e))?;
+        let region = self.member.region();
+        let release = |e| {
+            self.member.service().release_object(index, incarnation);
+            e
+        };
+        let section = region
+            .shared()
+            .and_then(|s| s.part("object", grant.offset, grant.len))
+            .map_err(|_| release(Errno::IO))?;
+        let entry = Entry::of(region, info).map_err(|_| release(Errno::IO))?;
+        Ok(Used { member: Arc::clone(&self.member), index, incarnation, entry, section, id: id_of(info) })
+    }
+
+    /// `IPC_SET`: changes owner and mode, and a queue's size.
+    ///
+    /// # Errors
+    /// `EPERM`, `EINVAL`.
+    pub fn change(
+        &self,
+        info: &ObjectInfo,
+        caller: &Caller,
+        owner: (u32, u32),
+        mode: u32,
+        size: u64,
+    ) -> Result<()> {
+        caller.check_rule(info)?;
+        let change = Change { owner, mode, size, now: now() };
+        let service = self.member.service();
+        service.change_object(info.index, info.life.incarnation, &change).map_err(|e| errno(&e))
+    }
+
+    /// `IPC_RMID`. The caller wakes those that wait.
+    ///
+    /// # Errors
+    /// `EPERM`, `EINVAL`.
+    pub fn remove(&self, info: &ObjectInfo, caller: &Caller) -> Result<()> {
+        caller.check_rule(info)?;
+        let done = self.member.service().remove_object(info.index, info.life.incarnation);
+        lock(&self.used).remove(&id_of(info));
+        done.map_err(|e| errno(&e))
+    }
+
+    /// Has the services notice all deaths that have happened by now in this system.
+    pub fn settle(&self) {
+        let _ = self.member.service().settle();
+    }
+
+    /// All objects of a kind that there are.
+    pub fn all(&self, kind: Kind) -> Vec<ObjectInfo> {
+        objects::objects(self.member.region()).into_iter().filter(|info| sysv::is(info, kind)).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use isthmus_region::life::{Life, State};
+
+    use super::*;
+
+    #[test]
+    fn ids_are_positive_and_tell_objects_of_one_place_apart() {
+        let info = |index, incarnation| ObjectInfo {
+            index,
+            life: Life { incarnation, state: State::Active },
+            offset: 0,
+            len: 0,
+            kind: Kind::SysvShm as u32,
+            mode: 0,
+            owner: (0, 0),
+            creator: None,
+            flags: 0,
+            opens: 0,
+            params: [0; 4],
+            name: String::new(),
+        };
+        let ids = [(0, 1), (0, 2), (65535, 1), (65535, 16383)].map(|(i, life)| id_of(&info(i, life)));
+        for (i, id) in ids.iter().enumerate() {
+            assert!(is_ours(*id) && *id > 0);
+            assert!(!ids[..i].contains(id));
+        }
+        assert!(!is_ours(0) && !is_ours(-1) && !is_ours(32768));
+    }
+}

@@ -1,0 +1,176 @@
+//! Shared memory: shmget(2), shmop(2), shmctl(2). Mapping a segment is the face's; this says where it is, and tells the service who has it
+//! attached, once for each attachment.
+//!
+//! # Layout
+//! The segment's pages, and one page before them, of which the first words are times and process numbers ([`Stat`]).
+
+use isthmus_region::mapping::Section;
+use isthmus_region::objects::{Access, Kind, ObjectInfo, UNLINKED, sysv};
+use rustix::io::Errno;
+
+use crate::ipc::{self, Ipc, New};
+use crate::{Caller, Result};
+
+/// Bytes of a page, and of what lies before a segment.
+pub const PAGE: u64 = 4096;
+/// `SHM_RDONLY`.
+pub const RDONLY: i32 = 0o10000;
+/// `SHM_EXEC`.
+pub const EXEC: i32 = 0o100_000;
+
+const ATTACHED: u64 = 0;
+const DETACHED: u64 = 8;
+const LAST: u64 = 16;
+
+/// A segment that this process has attached once: where its pages are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Attached {
+    /// Its place in the table.
+    pub index: u32,
+    /// Which of the objects that were there.
+    pub incarnation: u64,
+    /// File of the region.
+    pub file: u32,
+    /// Offset of the segment's first page there.
+    pub offset: u64,
+    /// Offset of its page of times in the shared section.
+    pub head: u64,
+    /// Bytes, as many as were asked for.
+    pub size: u64,
+}
+
+impl Attached {
+    /// Bytes of its pages.
+    pub fn mapped(&self) -> u64 {
+        self.size.next_multiple_of(PAGE)
+    }
+}
+
+/// What shmctl(2) tells of a segment.
+#[derive(Debug, Clone)]
+pub struct Stat {
+    /// The table's entry.
+    pub info: ObjectInfo,
+    /// Bytes.
+    pub size: u64,
+    /// Time of the last attach, and of the last detach, in seconds.
+    pub attached: u64,
+    /// See there.
+    pub detached: u64,
+    /// Peer and process number of the last one that did either.
+    pub last: (u32, u32),
+    /// How often it is attached.
+    pub count: u64,
+    /// Whether it is to be destroyed.
+    pub is_removed: bool,
+}
+
+impl Ipc {
+    /// shmget(2).
+    ///
+    /// # Errors
+    /// As [`Ipc::get`]; `EINVAL` for a size that cannot be, or is more than an existing segment has.
+    pub fn shmget(&self, key: i32, size: u64, flags: i32, caller: &Caller) -> Result<i32> {
+        let fits = |info: &ObjectInfo| {
+            if size > info.params[sysv::SIZE] { Err(Errno::INVAL) } else { Ok(()) }
+        };
+        let new = || {
+            let pages = size.checked_next_multiple_of(PAGE).and_then(|bytes| bytes.checked_add(PAGE));
+            match pages {
+                _ if size == 0 => Err(Errno::INVAL),
+                None => Err(Errno::INVAL),
+                Some(len) => Ok(New { len, size }),
+            }
+        };
+        self.get(Kind::SysvShm, key, flags, caller, fits, new).map(|(info, _)| ipc::id_of(&info)).map_err(
+            |e| {
+                // For want of memory, not of a place in the table.
+                if e == Errno::NOSPC { Errno::NOMEM } else { e }
+            },
+        )
+    }
+
+    /// shmat(2), but for the mapping: from now on it is attached `times` times more.
+    ///
+    /// # Errors
+    /// `EACCES`; `EINVAL`.
+    pub fn attach(&self, id: i32, flags: i32, caller: &Caller) -> Result<Attached> {
+        let info = self.look(Kind::SysvShm, id)?;
+        if info.flags & UNLINKED != 0 && info.opens == 0 {
+            return Err(Errno::IDRM);
+        }
+        caller.check(&info, if flags & RDONLY == 0 { 0o600 } else { 0o400 })?;
+        let service = self.member().service();
+        service.hold_object(info.index, info.life.incarnation, Access::Write, 1).map_err(|_| Errno::IDRM)?;
+        let shape = self.member().region().shape();
+        let attached = Attached {
+            index: info.index,
+            incarnation: info.life.incarnation,
+            file: shape.shared_file,
+            offset: shape.shared + info.offset + PAGE,
+            head: info.offset,
+            size: info.params[sysv::SIZE],
+        };
+        // The table is the service's, but its memory is everybody's.
+        let is_sound = attached.size > 0
+            && attached.size.checked_next_multiple_of(PAGE).is_some_and(|bytes| bytes + PAGE <= info.len)
+            && info.offset.checked_add(info.len).is_some_and(|end| end <= shape.shared_bytes)
+            && info.offset.is_multiple_of(PAGE);
+        if !is_sound {
+            service.release_object(info.index, info.life.incarnation);
+            return Err(Errno::INVAL);
+        }
+        self.note(&attached, ATTACHED, caller);
+        Ok(attached)
+    }
+
+    /// A forked child has what its parent had attached, `times` times. Gives whether the segment is still there.
+    pub fn inherit(&self, attached: &Attached, times: u32) -> bool {
+        let service = self.member().service();
+        service.hold_object(attached.index, attached.incarnation, Access::Write, times).is_ok()
+    }
+
+    /// shmdt(2), after the mapping is gone.
+    pub fn detach(&self, attached: &Attached, caller: &Caller) {
+        self.note(attached, DETACHED, caller);
+        self.member().service().release_object(attached.index, attached.incarnation);
+    }
+
+    /// Writes the time and who it was.
+    fn note(&self, attached: &Attached, what: u64, caller: &Caller) {
+        let Ok(head) = self.head(attached.head) else { return };
+        if let (Ok(time), Ok(last)) = (head.word("times", what), head.word("times", LAST)) {
+            time.set(ipc::now());
+            last.set(sysv::both(caller.pid, self.member().peer()));
+        }
+    }
+
+    fn head(&self, offset: u64) -> isthmus_region::Result<Section> {
+        self.member().region().shared()?.part("segment", offset, PAGE)
+    }
+
+    /// `IPC_STAT` of shmctl(2).
+    ///
+    /// # Errors
+    /// `EINVAL`; `EACCES`.
+    pub fn shmstat(&self, id: i32, caller: &Caller, any: bool) -> Result<Stat> {
+        self.settle();
+        let info = self.look(Kind::SysvShm, id)?;
+        if !any {
+            caller.check(&info, 0o444)?;
+        }
+        let head = self.head(info.offset).map_err(|_| Errno::INVAL)?;
+        let word = |offset| head.word("times", offset).map_or(0, |w| w.get());
+        let last = word(LAST);
+        Ok(Stat {
+            size: info.params[sysv::SIZE],
+            attached: word(ATTACHED),
+            detached: word(DETACHED),
+            #[allow(clippy::cast_possible_truncation)] // the two halves
+            last: ((last >> 32) as u32, last as u32),
+            count: info.opens,
+            is_removed: info.flags & UNLINKED != 0,
+            info,
+        })
+    }
+}
