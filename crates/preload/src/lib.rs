@@ -8,13 +8,13 @@
 //! - [`shm`], [`sem`], [`msg`], [`key`]: the calls.
 //! - [`fork`]: what a child inherits. [`credentials`]: who calls. [`sleep`]: signals. [`memory`]: pointers of the program.
 
-mod credentials;
+pub mod credentials;
 mod fork;
 mod here;
-mod key;
+pub mod key;
 mod keys;
 mod memory;
-mod shm;
+pub mod shm;
 mod sleep;
 
 use std::ffi::{c_int, c_long};

@@ -1,10 +1,10 @@
 //! What shared memory, semaphores and queues have in common: ids, keys, modes, removal.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use isthmus_lockfree::local::Count;
 use isthmus_region::error::ObjectProblem;
 use isthmus_region::mapping::Section;
 use isthmus_region::member::Member;
@@ -48,7 +48,7 @@ pub fn now() -> u64 {
 #[derive(Debug)]
 pub struct Ipc {
     member: Arc<Member>,
-    made: AtomicU64,
+    made: Count,
     /// Semaphores and queues that this process has open, by id.
     used: Mutex<HashMap<i32, Arc<Used>>>,
 }
@@ -134,7 +134,7 @@ pub struct New {
 impl Ipc {
     /// For an attached process.
     pub fn new(member: &Arc<Member>) -> Self {
-        Self { member: Arc::clone(member), made: AtomicU64::new(0), used: Mutex::default() }
+        Self { member: Arc::clone(member), made: Count::new(0), used: Mutex::default() }
     }
 
     /// The attachment.
@@ -163,7 +163,7 @@ impl Ipc {
     ) -> Result<(ObjectInfo, bool)> {
         let mode = flags.cast_unsigned() & 0o777;
         if key == PRIVATE {
-            let count = self.made.fetch_add(1, Ordering::Relaxed);
+            let count = self.made.add(1);
             let name = sysv::private_name(self.member.party(), count);
             return self.make(kind, key, name, mode, caller, new()?).map(|info| (info, true));
         }
