@@ -96,6 +96,13 @@ impl State {
     }
 }
 
+/// Says why there was no room.
+pub(crate) fn say_why() {
+    if let Some(why) = current().and_then(Ipc::take_refusal) {
+        say(&why);
+    }
+}
+
 /// Says something on standard error, once in the life of the process.
 pub(crate) fn say(text: &str) {
     static SAID: Flag = Flag::new(false);

@@ -32,6 +32,9 @@ fn answer<T: From<i8>>(body: impl FnOnce() -> Result<T>) -> T {
     let report = |said: &str| here::say(&format!("a call failed inside the library: {said}"));
     let done = isthmus_cabi::guard(&POISON, Err(Errno::IO), report, body);
     done.unwrap_or_else(|errno| {
+        if errno == Errno::NOSPC {
+            here::say_why();
+        }
         set_errno(errno);
         T::from(-1)
     })
