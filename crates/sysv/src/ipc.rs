@@ -8,7 +8,7 @@ use isthmus_lockfree::local::Count;
 use isthmus_region::error::ObjectProblem;
 use isthmus_region::mapping::Section;
 use isthmus_region::member::Member;
-use isthmus_region::objects::sysv::{self, Change, Entry};
+use isthmus_region::objects::sysv::{self, Change, Entry, segment};
 use isthmus_region::objects::{self, Access, Kind, NewObject, ObjectInfo, UNLINKED};
 use rustix::io::Errno;
 
@@ -241,7 +241,8 @@ impl Ipc {
             return Err(Errno::INVAL);
         }
         // A process that was dropped alive may keep the memory of one that is removed, though it has it attached no more.
-        let is_there = id_of(&info) == id && (info.flags & UNLINKED == 0 || info.opens > 0);
+        let is_there =
+            id_of(&info) == id && (info.opens > 0 || !sysv::is_removed(self.member.region(), &info));
         if is_there { Ok(info) } else { Err(Errno::INVAL) }
     }
 
@@ -319,9 +320,17 @@ impl Ipc {
     /// `EPERM`, `EINVAL`.
     pub fn remove(&self, info: &ObjectInfo, caller: &Caller) -> Result<()> {
         caller.check_rule(info)?;
-        let done = self.member.service().remove_object(info.index, info.life.incarnation);
         lock(&self.used).remove(&id_of(info));
-        done.map_err(|e| errno(&e))
+        let (service, region) = (self.member.service(), self.member.region());
+        if sysv::is(info, Kind::SysvShm)
+            && let Ok(page) = segment::page(region, info.offset)
+        {
+            // All see it at once, and the service is told.
+            segment::remove(&page);
+            service.removed_object(info.index, info.life.incarnation);
+            return Ok(());
+        }
+        service.remove_object(info.index, info.life.incarnation).map_err(|e| errno(&e))
     }
 
     /// Has the services notice all deaths that have happened by now in this system.
