@@ -52,6 +52,8 @@ pub struct Ipc {
     /// Semaphores and queues that this process has open, by id.
     used: Mutex<HashMap<i32, Arc<Used>>>,
     refusal: Mutex<Option<String>>,
+    /// The attachment by which objects are made, changed and removed, if that is another one.
+    ruler: Mutex<Option<Arc<Member>>>,
 }
 
 /// An object that this process has open.
@@ -140,12 +142,24 @@ impl Ipc {
             made: Count::new(0),
             used: Mutex::default(),
             refusal: Mutex::default(),
+            ruler: Mutex::default(),
         }
     }
 
     /// The attachment.
     pub fn member(&self) -> &Arc<Member> {
         &self.member
+    }
+
+    /// Objects are made, changed and removed by this attachment from now on. The service knows users by their connections, so a
+    /// process whose effective user or group is another one now attaches once more for that.
+    pub fn rule_by(&self, member: Arc<Member>) {
+        *lock(&self.ruler) = Some(member);
+    }
+
+    /// The attachment by which objects are made, changed and removed.
+    fn ruler(&self) -> Arc<Member> {
+        lock(&self.ruler).as_ref().map_or_else(|| Arc::clone(&self.member), Arc::clone)
     }
 
     /// The object with a key.
@@ -208,7 +222,7 @@ impl Ipc {
         params[sysv::SIZE] = new.size;
         let new =
             NewObject { kind, name, len: new.len, mode, ends_with_creator: false, params, or_open: false };
-        let grant = self.member.service().create_object(&new).map_err(|e| self.refused(&e))?;
+        let grant = self.ruler().service().create_object(&new).map_err(|e| self.refused(&e))?;
         let info = objects::object(self.member.region(), grant.index).ok().flatten();
         info.filter(|i| i.life.incarnation == grant.incarnation).ok_or(Errno::IDRM)
     }
@@ -310,7 +324,8 @@ impl Ipc {
             return Err(Errno::INVAL);
         }
         let change = Change { owner, mode, size, now: now() };
-        let service = self.member.service();
+        let ruler = self.ruler();
+        let service = ruler.service();
         service.change_object(info.index, info.life.incarnation, &change).map_err(|e| errno(&e))
     }
 
@@ -321,7 +336,8 @@ impl Ipc {
     pub fn remove(&self, info: &ObjectInfo, caller: &Caller) -> Result<()> {
         caller.check_rule(info)?;
         lock(&self.used).remove(&id_of(info));
-        let (service, region) = (self.member.service(), self.member.region());
+        let (ruler, region) = (self.ruler(), self.member.region());
+        let service = ruler.service();
         if sysv::is(info, Kind::SysvShm)
             && let Ok(page) = segment::page(region, info.offset)
         {
