@@ -19,6 +19,7 @@
 //! | [`named`] | checks of files that the command line names, before the work |
 //! | `mapped` | files that killed ranks would leave in /dev/shm |
 //! | [`mpi`] | finding an MPI, its environment, its launcher line |
+//! | [`libraries`] | the libraries that programs load |
 //! | [`rsh`] | the remote shell: what an MPI's launcher starts in place of ssh |
 //! | [`runs`], [`visit`] | the runs of a user; commands in their VMs beside the job |
 //! | `terminal` | reading the caller's terminal, if in its foreground |
@@ -39,6 +40,7 @@ pub mod front;
 pub mod guardian;
 pub mod job;
 pub mod leash;
+pub mod libraries;
 pub mod lost_files;
 pub mod machines;
 mod mapped;
