@@ -15,7 +15,7 @@ mod find;
 mod settings;
 
 pub use crate::libraries::provider_directory;
-pub use find::find;
+pub use find::{find, is_on_path};
 pub use settings::{
     Environment, HINTS, HINTS_NAME, Placement, STRIP_VARIABLE, alias_prefix, files, home, launcher, transport,
 };
@@ -125,7 +125,7 @@ pub fn host_file(flavour: Flavour, hosts: &[Host], map: Map) -> String {
 }
 
 /// The places of `hosts` dealt out one by one in rounds, as long as a host has any left.
-fn dealt(hosts: &[Host]) -> Vec<Host> {
+pub(crate) fn dealt(hosts: &[Host]) -> Vec<Host> {
     let rounds = hosts.iter().map(|host| host.slots).max().unwrap_or(0);
     (0..rounds)
         .flat_map(|round| hosts.iter().filter(move |host| host.slots > round))
