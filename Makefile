@@ -7,6 +7,8 @@ TARGET := $(or $(CARGO_TARGET_DIR),target)
 RELEASE := $(TARGET)/release
 # Where isthmus looks for its provider, relative to its own place; what libfabric finds must end in fi.so.
 PROVIDER := $(TARGET)/lib/isthmus/libisthmus-fi.so
+# Its library for System V IPC, beside it.
+SYSV := $(TARGET)/lib/isthmus/libisthmus-sysv.so
 
 export PATH := $(shell scripts/find-cargo):$(PATH)
 
@@ -16,6 +18,7 @@ export PATH := $(shell scripts/find-cargo):$(PATH)
 all:
 	cargo build --release --workspace
 	install -D -m 755 $(RELEASE)/libisthmus_fi.so $(PROVIDER)
+	install -D -m 644 $(RELEASE)/libisthmus_preload.so $(SYSV)
 	install -D -m 644 $(RELEASE)/libisthmus_c.so $(TARGET)/lib/libisthmus.so.0
 	ln -sfn libisthmus.so.0 $(TARGET)/lib/libisthmus.so
 
@@ -89,6 +92,7 @@ COMPLETIONS := bash-completion/completions/isthmus zsh/site-functions/_isthmus f
 install:
 	install -D -m 755 $(RELEASE)/isthmus $(BIN)/isthmus
 	install -D -m 755 $(RELEASE)/libisthmus_fi.so $(LIB)/isthmus/libisthmus-fi.so
+	install -D -m 644 $(RELEASE)/libisthmus_preload.so $(LIB)/isthmus/libisthmus-sysv.so
 	install -D -m 644 $(RELEASE)/libisthmus_c.so $(LIB)/libisthmus.so.0
 	ln -sfn libisthmus.so.0 $(LIB)/libisthmus.so
 	install -D -m 644 include/isthmus.h $(DESTDIR)$(PREFIX)/include/isthmus.h
@@ -106,7 +110,8 @@ install:
 
 uninstall:
 	rm -f $(LIB)/libisthmus.so.0 $(LIB)/libisthmus.so $(DESTDIR)$(PREFIX)/include/isthmus.h $(LIB)/pkgconfig/isthmus.pc
-	rm -f $(BIN)/isthmus $(DESTDIR)$(PREFIX)/include/isthmus_fi.h $(LIB)/isthmus/libisthmus-fi.so $(LIB)/systemd/system/isthmus-host.service \
+	rm -f $(BIN)/isthmus $(DESTDIR)$(PREFIX)/include/isthmus_fi.h $(LIB)/isthmus/libisthmus-fi.so $(LIB)/isthmus/libisthmus-sysv.so \
+	    $(LIB)/systemd/system/isthmus-host.service \
 	    $(LIB)/systemd/system/isthmus-guest.service $(LIB)/systemd/user/isthmus-host.service \
 	    $(LIB)/udev/rules.d/60-isthmus.rules $(LIB)/sysusers.d/isthmus.conf
 	for page in man/*.[1-8]; do rm -f $(SHARE)/man/man$${page##*.}/$${page##*/}; done

@@ -9,7 +9,7 @@ use isthmus_guest::agent::Config;
 use isthmus_guest::foreground;
 use isthmus_guest::install::Plan;
 use isthmus_host::Allowed;
-use isthmus_run::mpi;
+use isthmus_run::{libraries, mpi};
 
 use crate::{report, user};
 
@@ -104,14 +104,18 @@ impl InstallArgs {
             Err(e) => return report::status(Err::<(), _>(e)),
         };
         let provider = mpi::provider_directory().ok();
+        let provider = provider.map(|dir| dir.join("libisthmus-fi.so")).filter(|file| file.is_file());
+        // By the name that it has when installed.
+        let sysv = libraries::sysv().ok().filter(|file| file.ends_with("libisthmus-sysv.so"));
+        let has_provider = provider.is_some();
         let plan = Plan {
             root: self.root.clone(),
             prefix: self.prefix.clone(),
             program,
-            provider: provider.map(|dir| dir.join("libisthmus-fi.so")).filter(|file| file.is_file()),
+            libraries: provider.into_iter().chain(sysv).collect(),
             dry_run: self.dry_run,
         };
-        if plan.provider.is_none() {
+        if !has_provider {
             isthmus_region::tell!(
                 "isthmus: no libisthmus-fi.so beside this program; MPIs need one in PREFIX/lib/isthmus"
             );

@@ -7,7 +7,7 @@ use isthmus_doctor::mpis;
 use isthmus_guest::boot;
 use isthmus_guest::exec::exec_as;
 use isthmus_region::create;
-use isthmus_run::{guardian, job, leash, machines, rsh, service};
+use isthmus_run::{guardian, job, launch, leash, machines, rsh, service};
 
 fn platform() -> job::Platform {
     job::Platform { machines: Box::new(machines::Qemu), service: Box::new(service::Embedded) }
@@ -29,6 +29,8 @@ pub(crate) fn dispatch() -> Option<i32> {
         create::FILL_ARG => Some(create::fill_main(args.get(2)?.to_str()?).into()),
         exec_as::EXEC_AS_COMMAND => Some(exec_as::main(&args[2..])),
         leash::LEASH_COMMAND => Some(leash::main(&args[2..])),
+        launch::LAUNCH_COMMAND => Some(launch::main(&args[2..])),
+        rsh::ON_COMMAND => Some(rsh::on_main(&args[2..])),
         rsh::RSH_COMMAND => Some(rsh::main(&args[1..])),
         mpis::PROBE_COMMAND => Some(mpis::probe_main(&args[2..])),
         isthmus_bench::lane::RANK_COMMAND => Some(isthmus_bench::lane::rank_command(&args[2..])),

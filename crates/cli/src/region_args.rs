@@ -6,7 +6,8 @@ use crate::size;
 
 #[derive(clap::Args)]
 pub(crate) struct RegionArgs {
-    /// Size of the region; by default 64M and 16M per rank, rounded up to a power of two
+    /// Size of the region; by default 64M and 16M per rank, and --shared where it is more than an eighth of that, rounded up to
+    /// a power of two
     #[arg(long, value_name = "SIZE", value_parser = size::parse_region)]
     region_size: Option<u64>,
     /// Take the region from the kernel's huge pages of this size (2M, 1G), or do not start; `no`: from ordinary pages

@@ -4,12 +4,12 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::ValueEnum;
-use isthmus_run::{Accelerator, Map, Net, RunSpec, VmOptions, front};
+use isthmus_run::{Accelerator, Launcher, Map, Net, RunSpec, VmOptions, front};
 
 use crate::region_args::RegionArgs;
 use crate::size;
 
-/// Boot VMs and run an MPI job across them
+/// Boot VMs and run a job across them, of an MPI or of other programs
 ///
 /// The VMs see this machine's files, and the working directory writable; the job runs as you. Everything ends
 /// with the job: nothing is installed and nothing stays behind.
@@ -21,6 +21,7 @@ use crate::size;
 ///     isthmus run --vms 2 -- mpirun -n 4 ./a : -n 2 ./b    a launcher's line
 ///     isthmus run --vms 1 --host-ranks 1 -n 2 -- ./prog    a rank on the host
 ///     isthmus run --vms 0 -n 4 -- ./prog                   plain processes
+///     isthmus run --sysv --vms 2 -- ./prog                 System V IPC, no MPI
 ///
 /// A launcher's line is taken as it is.
 ///
@@ -32,7 +33,7 @@ pub(crate) struct Args {
     /// Number of VMs; 0 runs the job as plain processes on this host
     #[arg(long, value_name = "N", default_value_t = 0)]
     vms: u32,
-    /// Number of ranks; left out with a full launcher line
+    /// Number of ranks; left out with a full launcher line, or with --launcher none for one in each VM
     #[arg(short = 'n', long = "np", value_name = "N")]
     ranks: Option<u32>,
     /// Ranks per VM; by default they are spread evenly
@@ -44,6 +45,14 @@ pub(crate) struct Args {
     /// How ranks are dealt out: fill each VM in turn, or one rank to each VM in turn
     #[arg(long, value_enum, default_value_t = MapArg::Block)]
     map: MapArg,
+    /// What starts the processes: an MPI's launcher; or with `none`, for programs without an MPI, isthmus itself: one in each
+    /// VM, or -n N of them as ranks are. Each finds its number in ISTHMUS_RANK and how many there are in ISTHMUS_SIZE
+    #[arg(long, value_enum, default_value_t = LauncherArg::Auto)]
+    launcher: LauncherArg,
+    /// Have the processes' System V IPC (shared memory, semaphores, message queues) go through the region, and so reach across
+    /// VMs: preloads libisthmus-sysv.so. Implies --shared 256M. Where no MPI is on the PATH, also --launcher none
+    #[arg(long)]
+    sysv: bool,
     /// openmpi, openmpi4, openmpi5, mpich, intel, or the directory of an MPI; by default the mpirun on the PATH
     #[arg(long, value_name = "NAME|DIR")]
     mpi: Option<String>,
@@ -134,6 +143,12 @@ enum MapArg {
 }
 
 #[derive(Clone, Copy, PartialEq, ValueEnum)]
+enum LauncherArg {
+    Auto,
+    None,
+}
+
+#[derive(Clone, Copy, PartialEq, ValueEnum)]
 enum TransportArg {
     Isthmus,
     Native,
@@ -157,6 +172,8 @@ impl Args {
             ppn: self.ppn,
             host_ranks: self.host_ranks,
             map: if self.map == MapArg::Cyclic { Map::Cyclic } else { Map::Block },
+            launcher: if self.launcher == LauncherArg::None { Launcher::None } else { Launcher::Auto },
+            sysv: self.sysv,
             mpi: self.mpi,
             mpi_args: self.mpi_args,
             through_region: self.through_region.map(|told| told == YesNo::Yes),

@@ -4,7 +4,7 @@
 //!
 //! | | |
 //! |---|---|
-//! | `PREFIX/bin/isthmus`, `PREFIX/lib/isthmus/libisthmus-fi.so` | this program and the provider, unless they run from there |
+//! | `PREFIX/bin/isthmus`, `PREFIX/lib/isthmus/*.so` | this program and its libraries, unless they run from there |
 //! | `/etc/systemd/system/isthmus-guest.service`, `/etc/udev/rules.d/60-isthmus.rules` | the agent's unit, and what starts it |
 //! | the group `isthmus` | its members may attach |
 //! | `PREFIX/lib/isthmus/guest-installed` | the record: which of these were not there before |
@@ -39,8 +39,8 @@ pub struct Plan {
     pub prefix: PathBuf,
     /// The program.
     pub program: PathBuf,
-    /// The provider, if it was found.
-    pub provider: Option<PathBuf>,
+    /// The libraries that programs load, those that were found: the provider, and that for System V IPC.
+    pub libraries: Vec<PathBuf>,
     /// Report the steps, and do nothing.
     pub dry_run: bool,
 }
@@ -135,11 +135,10 @@ impl Plan {
     fn steps(&self) -> Result<Vec<Step>> {
         let mut steps = Vec::new();
         let bin = self.prefix.join("bin");
-        let files = [
-            Some((self.program.clone(), bin.join("isthmus"))),
-            self.provider.clone().map(|from| (from, self.prefix.join("lib/isthmus/libisthmus-fi.so"))),
-        ];
-        for (from, to) in files.into_iter().flatten() {
+        let lib = self.prefix.join("lib/isthmus");
+        let libraries =
+            self.libraries.iter().filter_map(|from| Some((from.clone(), lib.join(from.file_name()?))));
+        for (from, to) in [(self.program.clone(), bin.join("isthmus"))].into_iter().chain(libraries) {
             let to = self.below_root(to);
             if !same_file(&from, &to) {
                 steps.push(Step::Copy { from, to });
@@ -339,11 +338,12 @@ mod tests {
         // The group is there already, so that no program of the system is run.
         fs::write(root.join("etc/group"), "root:x:0:\nisthmus:x:990:\n").unwrap();
         fs::write(root.join("program"), "p").unwrap();
+        fs::write(root.join("libx.so"), "l").unwrap();
         Plan {
             root: root.into(),
             prefix: "/usr/local".into(),
             program: root.join("program"),
-            provider: None,
+            libraries: vec![root.join("libx.so")],
             dry_run: false,
         }
     }
@@ -386,6 +386,7 @@ mod tests {
         let unit = fs::read_to_string(dir.path().join(UNIT_FILE)).unwrap();
         assert!(unit.contains("\nExecStart=/usr/local/bin/isthmus guest "), "{unit}");
         assert_eq!(fs::read(dir.path().join("usr/local/bin/isthmus")).unwrap(), b"p");
+        assert_eq!(fs::read(dir.path().join("usr/local/lib/isthmus/libx.so")).unwrap(), b"l");
         // Installing twice is the same as once.
         plan.install(&mut |_| ()).unwrap();
         plan.uninstall(&mut |_| ()).unwrap();

@@ -1,7 +1,9 @@
 //! What is asked of a region.
 
-use isthmus_region::create::default_bytes_in;
+use isthmus_region::create::{default_bytes_in, needed_bytes};
 use serde::{Deserialize, Serialize};
+
+use crate::service::default_shared_bytes;
 
 /// What users ask of the region that a service makes: `isthmus run` and `isthmus host` pass it on as it is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -18,14 +20,45 @@ pub struct RegionOptions {
 }
 
 impl RegionOptions {
-    /// Bytes of a region for so many processes.
+    /// Bytes of a region for so many processes. What named objects are to have beyond the usual eighth comes on top of what the
+    /// processes need.
     pub fn bytes_for(&self, ranks: u32) -> u64 {
-        self.bytes.unwrap_or_else(|| default_bytes_in(ranks, self.huge_pages))
+        let usual = || default_bytes_in(ranks, self.huge_pages);
+        self.bytes.unwrap_or_else(|| match self.shared_bytes {
+            Some(shared) if shared > default_shared_bytes(usual()) => needed_bytes(ranks)
+                .saturating_add(shared)
+                .checked_next_power_of_two()
+                .unwrap_or(1 << 63)
+                .max(usual()),
+            _ => usual(),
+        })
     }
 
     /// The same with a size, for so many processes where none was asked for.
     #[must_use]
     pub fn sized(self, ranks: u32) -> Self {
         Self { bytes: Some(self.bytes_for(ranks)), ..self }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_region_grows_with_what_named_objects_are_to_have() {
+        let of = |shared_bytes, huge_pages, ranks| {
+            RegionOptions { shared_bytes, huge_pages, ..RegionOptions::default() }.bytes_for(ranks) >> 20
+        };
+        let mib = |n: u64| Some(n << 20);
+        assert_eq!((of(None, None, 2), of(mib(0), None, 2), of(mib(16), None, 2)), (128, 128, 128));
+        assert_eq!(
+            (of(mib(256), None, 2), of(mib(256), None, 16), of(mib(256), None, 20)),
+            (512, 1024, 1024)
+        );
+        assert_eq!(of(mib(256), mib(1024), 2), 1024);
+        assert_eq!(of(Some(u64::MAX), None, 2), (1 << 63) >> 20);
+        let told = RegionOptions { bytes: mib(64), shared_bytes: mib(256), ..RegionOptions::default() };
+        assert_eq!(told.bytes_for(2), 64 << 20);
     }
 }

@@ -21,9 +21,14 @@ use crate::huge;
 /// First argument that makes our program call [`fill_main`].
 pub const FILL_ARG: &str = "region-fill";
 
-/// The default size: the next power of two of 64 MiB + 16 MiB for each rank.
+/// What so many ranks need: 64 MiB, and 16 MiB for each.
+pub fn needed_bytes(ranks: u32) -> u64 {
+    (64_u64 << 20) + (16_u64 << 20) * u64::from(ranks)
+}
+
+/// The default size: the next power of two of what they need.
 pub fn default_bytes(ranks: u32) -> u64 {
-    ((64_u64 << 20) + (16_u64 << 20) * u64::from(ranks)).next_power_of_two()
+    needed_bytes(ranks).next_power_of_two()
 }
 
 /// A default size for a region in pages of `huge_pages` bytes: at least one of them.

@@ -17,7 +17,7 @@ use isthmus_guest::relay;
 use isthmus_run::machines::{Machine, Network, Plan, StartMachines, Started};
 use isthmus_run::service::{Config, Note, Service, StartService};
 use isthmus_run::visit::{self, Visit};
-use isthmus_run::{Error, Net, RunSpec, front, guardian, job, leash, pass, rsh, session};
+use isthmus_run::{Error, Net, RunSpec, front, guardian, job, launch, leash, pass, rsh, session};
 use rustix::process::Pid;
 
 struct NoService;
@@ -145,6 +145,8 @@ fn main() {
         guardian::GUARDIAN_COMMAND => guardian::main(),
         guardian::JOB_COMMAND => job::main(&platform()),
         leash::LEASH_COMMAND => leash::main(&args[2..]),
+        launch::LAUNCH_COMMAND => launch::main(&args[2..]),
+        rsh::ON_COMMAND => rsh::on_main(&args[2..]),
         exec_as::EXEC_AS_COMMAND => exec_as::main(&args[2..]),
         "stand-in" => stand_in(),
         "exec" | "shell" => visit_one(&args),

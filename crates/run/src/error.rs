@@ -80,6 +80,22 @@ pub enum Error {
         /// The directories that were searched.
         looked: String,
     },
+    /// The library for System V IPC is not where it belongs.
+    #[error(
+        "--sysv: libisthmus-sysv.so not found (looked in {looked}); build it with `make`, or name its directory in ISTHMUS_PROVIDER_PATH"
+    )]
+    NoSysv {
+        /// The directories that were searched.
+        looked: String,
+    },
+    /// The dynamic linker cannot be told the library's name.
+    #[error(
+        "--sysv: {} has a blank or a colon in its name, which ends a name in LD_PRELOAD: install isthmus elsewhere", .library.display()
+    )]
+    Preload {
+        /// The library.
+        library: PathBuf,
+    },
     /// The host service did not start.
     #[error("the host service did not start: {0}")]
     Service(String),
@@ -196,6 +212,8 @@ impl Error {
             | Self::UnknownMpi { .. }
             | Self::Root { .. }
             | Self::NoProvider { .. }
+            | Self::NoSysv { .. }
+            | Self::Preload { .. }
             | Self::Service(_)
             | Self::Boot { .. }
             | Self::Daemon { .. }

@@ -60,7 +60,13 @@ enum Event {
 
 /// Runs `spec` and returns the exit status of the whole.
 pub fn run(spec: &RunSpec) -> i32 {
-    let outcome = spec.check().and_then(|()| carry_out(spec));
+    let (spec, settled) = spec.settled();
+    let outcome = spec.check().and_then(|()| {
+        if let Some(line) = settled {
+            tell!("{line}");
+        }
+        carry_out(&spec)
+    });
     match outcome {
         Ok((code, line)) => {
             if let Some(line) = line {

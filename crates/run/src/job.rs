@@ -20,15 +20,15 @@ use std::time::{Duration, Instant};
 use rustix::process::{getpid, set_child_subreaper};
 
 use self::boot::writable_directories;
-use self::launcher::{LauncherEnd, may_be_root, warn_of_other_mpi};
+use self::launcher::{LauncherEnd, may_be_root, warn_of_mpi, warn_of_other_mpi};
 use crate::error::{Error, Result, tell};
 use crate::front::{FromJob, ToJob};
 use crate::guardian::{self, Start};
 use crate::machines::{CONSOLE_LINES, Machine, StartMachines};
 use crate::mapped::Mapped;
-use crate::mpi;
+use crate::mpi::{self, Mpi};
 use crate::service::StartService;
-use crate::spec::{ExitCode, Net, RunSpec};
+use crate::spec::{ExitCode, Launcher, Net, RunSpec};
 use crate::starting::Starting;
 use crate::stats::{self, Stats};
 use crate::switch;
@@ -141,12 +141,11 @@ impl Run<'_> {
 
     fn carry_out(&self, input: OwnedFd) -> Result<i32> {
         let spec = &self.spec;
-        let line = spec.is_launcher_line().then(|| spec.command[0].as_os_str());
-        let mpi = mpi::find(spec.mpi.as_deref(), line)?;
-        self.say(|| format!("{} {} at {}", mpi.flavour.name(), mpi.version, mpi.launcher.display()));
-        if mpi.flavour.is_open_mpi() && !may_be_root(spec) {
-            return Err(Error::Root { launcher: mpi.launcher });
-        }
+        let mpi = match spec.launcher {
+            Launcher::Auto => Some(self.find_mpi()?),
+            Launcher::None => None,
+        };
+        let preload = spec.preload()?;
         let writable = writable_directories(spec)?;
         let begin = Instant::now();
         let late = self.timed_out("\nthe run was still being made ready".into());
@@ -157,11 +156,15 @@ impl Run<'_> {
         }
         let boot_s = begin.elapsed().as_secs_f64();
         let accel = stats::accelerator(&parts.machines);
-        warn_of_other_mpi(spec, &mpi);
+        match &mpi {
+            Some(mpi) => warn_of_other_mpi(spec, mpi),
+            None => warn_of_mpi(spec),
+        }
         let mapped = Mapped::watch(self.dir());
-        let launcher = self.start_launcher(&mpi, &parts, input)?;
+        let launcher = self.start_launcher(mpi.as_ref(), preload.as_deref(), &parts, input)?;
         let outcome = self.follow(&launcher, &parts.machines, &mapped);
-        if !matches!(outcome, Ok(0) | Err(Error::Timeout { .. } | Error::LostVm { .. })) {
+        let is_plain = matches!(outcome, Ok(0) | Err(Error::Timeout { .. } | Error::LostVm { .. }));
+        if !is_plain && mpi.is_some() {
             // Before anything is removed.
             for line in rundir::short_of_room(self.dir()) {
                 tell!("{line}");
@@ -184,6 +187,18 @@ impl Run<'_> {
         }
         parts.switch = None;
         outcome
+    }
+
+    /// The launcher of the MPI, which will start for this user.
+    fn find_mpi(&self) -> Result<Mpi> {
+        let spec = &self.spec;
+        let line = spec.is_launcher_line().then(|| spec.command[0].as_os_str());
+        let mpi = mpi::find(spec.mpi.as_deref(), line)?;
+        self.say(|| format!("{} {} at {}", mpi.flavour.name(), mpi.version, mpi.launcher.display()));
+        if mpi.flavour.is_open_mpi() && !may_be_root(spec) {
+            return Err(Error::Root { launcher: mpi.launcher });
+        }
+        Ok(mpi)
     }
 
     /// Says what is done, if the user asked for that.

@@ -1,6 +1,6 @@
 //! One job: its VMs, the launcher of its MPI, guardian, remote shell, relay, standard I/O, exit status.
 //!
-//! This is the only place that knows how an MPI is started. A run is three processes of the one binary, each
+//! This is the only place that knows how an MPI is started, and how programs are without one. A run is three processes of the one binary, each
 //! the child of the one before and each a subreaper, so that if any two of them are killed, in any order, the third
 //! finds everything that was started below itself and ends it:
 //!
@@ -19,6 +19,8 @@
 //! | [`named`] | checks of files that the command line names, before the work |
 //! | `mapped` | files that killed ranks would leave in /dev/shm |
 //! | [`mpi`] | finding an MPI, its environment, its launcher line |
+//! | [`launch`] | our own launcher, for programs without an MPI |
+//! | [`libraries`] | the libraries that programs load |
 //! | [`rsh`] | the remote shell: what an MPI's launcher starts in place of ssh |
 //! | [`runs`], [`visit`] | the runs of a user; commands in their VMs beside the job |
 //! | `terminal` | reading the caller's terminal, if in its foreground |
@@ -38,7 +40,9 @@ pub mod error;
 pub mod front;
 pub mod guardian;
 pub mod job;
+pub mod launch;
 pub mod leash;
+pub mod libraries;
 pub mod lost_files;
 pub mod machines;
 mod mapped;
@@ -60,4 +64,4 @@ pub mod tree;
 pub mod visit;
 
 pub use error::{Error, Result};
-pub use spec::{Accelerator, ExitCode, Map, Net, RunSpec, VmOptions};
+pub use spec::{Accelerator, ExitCode, Launcher, Map, Net, RunSpec, VmOptions};

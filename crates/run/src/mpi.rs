@@ -6,17 +6,16 @@
 //! contexts, and what the user writes on it wins. Intel's Hydra alone gets its host list in front of the line.
 
 use std::ffi::{OsStr, OsString};
-use std::fs;
 use std::path::{Path, PathBuf};
 
-use crate::error::{Error, Result};
 use crate::spec::{Map, RunSpec};
 
 mod elsewhere;
 mod find;
 mod settings;
 
-pub use find::find;
+pub use crate::libraries::provider_directory;
+pub use find::{find, is_on_path};
 pub use settings::{
     Environment, HINTS, HINTS_NAME, Placement, STRIP_VARIABLE, alias_prefix, files, home, launcher, transport,
 };
@@ -126,7 +125,7 @@ pub fn host_file(flavour: Flavour, hosts: &[Host], map: Map) -> String {
 }
 
 /// The places of `hosts` dealt out one by one in rounds, as long as a host has any left.
-fn dealt(hosts: &[Host]) -> Vec<Host> {
+pub(crate) fn dealt(hosts: &[Host]) -> Vec<Host> {
     let rounds = hosts.iter().map(|host| host.slots).max().unwrap_or(0);
     (0..rounds)
         .flat_map(|round| hosts.iter().filter(move |host| host.slots > round))
@@ -164,29 +163,6 @@ pub fn ranks_of_line(line: &[OsString]) -> Option<u32> {
         total = total.checked_add(context.get(at + 1)?.to_str()?.parse().ok()?)?;
     }
     Some(total)
-}
-
-/// The directory that holds `libisthmus-fi.so`: `ISTHMUS_PROVIDER_PATH`, else beside this program or where
-/// `make install` puts it.
-///
-/// # Errors
-/// [`Error::NoProvider`].
-pub fn provider_directory() -> Result<PathBuf> {
-    // As installed, and as cargo calls it; libfabric takes whatever ends in `fi.so`.
-    const NAMES: [&str; 2] = ["libisthmus-fi.so", "libisthmus_fi.so"];
-    let mut places = Vec::new();
-    if let Some(dir) = std::env::var_os("ISTHMUS_PROVIDER_PATH") {
-        places.push(PathBuf::from(dir));
-    } else if let Some(dir) = std::env::current_exe().ok().as_deref().and_then(Path::parent) {
-        places.extend(["../lib/isthmus", "lib/isthmus", "."].map(|place| dir.join(place)));
-    }
-    let found = places.iter().find(|dir| NAMES.iter().any(|name| dir.join(name).is_file()));
-    match found {
-        Some(dir) => fs::canonicalize(dir).map_err(|e| Error::io(dir.display().to_string(), e)),
-        None => Err(Error::NoProvider {
-            looked: places.iter().map(|dir| dir.display().to_string()).collect::<Vec<_>>().join(", "),
-        }),
-    }
 }
 
 #[cfg(test)]

@@ -69,15 +69,20 @@ pub fn is_program(word: &OsStr, path: &OsStr) -> Result<(), String> {
             Err(e) => Err(format!("there is no program {shown}: {e}")),
         };
     }
-    let found = std::env::split_paths(path)
-        .chain([".".into()])
-        .map(|dir| dir.join(word))
-        .any(|file| file.is_file() && access(&file, Access::EXEC_OK).is_ok());
-    if found {
+    if is_on_path(word, path) || may_execute(&Path::new(".").join(word)) {
         Ok(())
     } else {
         Err(format!("there is no program {shown} on the PATH, nor in this directory"))
     }
+}
+
+fn may_execute(file: &Path) -> bool {
+    file.is_file() && access(file, Access::EXEC_OK).is_ok()
+}
+
+/// Whether a directory of `path` has a program of this name.
+pub(crate) fn is_on_path(word: &OsStr, path: &OsStr) -> bool {
+    std::env::split_paths(path).any(|dir| may_execute(&dir.join(word)))
 }
 
 /// The libraries that programs of the MPIs are linked to, and the MPIs' names.
@@ -96,7 +101,7 @@ pub fn program(word: &OsStr, path: &OsStr) -> Option<Vec<u8>> {
         word.into()
     } else {
         let mut places = std::env::split_paths(path).chain([".".into()]).map(|dir| dir.join(word));
-        places.find(|file| file.is_file() && access(file, Access::EXEC_OK).is_ok())?
+        places.find(|file| may_execute(file))?
     };
     if fs::metadata(&file).ok()?.len() > MOST_SEARCHED {
         return None;
@@ -114,6 +119,12 @@ pub fn other_mpi(bytes: &[u8], is_open_mpi: bool) -> Option<&'static str> {
         [false, false, true] if is_open_mpi => Some(MPI_LIBRARIES[2].1),
         _ => None,
     }
+}
+
+/// The MPI whose library a program is linked to, as its file shows it.
+pub fn mpi_of(bytes: &[u8]) -> Option<&'static str> {
+    let has = |name: &[u8]| bytes.windows(name.len()).any(|window| window == name);
+    MPI_LIBRARIES.iter().find(|(name, _)| has(name)).map(|(_, whose)| *whose)
 }
 
 /// Where another installation of the launcher's MPI is that a program was linked with, as the search path in its file
@@ -153,6 +164,8 @@ mod tests {
             other_mpi(&program(file.as_os_str(), OsStr::new(""))?, is_open_mpi)
         };
         let (open, mpich) = (b"\x7fELF\0libc.so.6\0libmpi.so.40\0", b"\x7fELF\0libmpi.so.12\0");
+        assert_eq!((mpi_of(open), mpi_of(mpich)), (Some("Open MPI"), Some("MPICH or Intel MPI")));
+        assert_eq!(mpi_of(b"\x7fELF\0libc.so.6\0"), None);
         assert_eq!((other(open, true), other(mpich, false)), (None, None));
         assert_eq!((other(open, false), other(mpich, true)), (Some("Open MPI"), Some("MPICH or Intel MPI")));
         assert_eq!(other(b"\x7fELF\0libmpich.so.12\0", true), Some("MPICH"));

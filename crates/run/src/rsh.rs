@@ -26,6 +26,8 @@ use crate::switch::{AGENT_SOCKET, Announce, Announced, CLIENT_STREAM};
 pub const REMOTE_SHELL_NAME: &str = "isthmus-rsh";
 /// The hidden subcommand that does the same.
 pub const RSH_COMMAND: &str = "rsh";
+/// The hidden subcommand by which our own launcher starts a process in a VM.
+pub const ON_COMMAND: &str = "on";
 /// The variable that names the run's directory.
 pub const RUN_VARIABLE: &str = "ISTHMUS_RUN";
 /// The status with which ssh reports failures of its own, which launchers know.
@@ -187,25 +189,57 @@ fn carry_out(args: &[OsString]) -> Result<i32, String> {
         return Err(format!("cannot run /bin/sh: {error}"));
     }
     let dir = run_directory(called)?;
+    let named = named_ports(&command);
+    let (run, announced) = reach(&dir, &host, &named)?;
+    let command = format!("{}{}", leave_hints(&dir), rewrite(&command, &named, &announced)?);
+    stand_in(run, &dir, &host, vec!["/bin/sh".into(), "-c".into(), command.into()], Manner::default())
+}
+
+/// `isthmus on VM PROGRAM ARGS...`: stands for a process of our own launcher in a VM. `args` begins with the VM.
+pub fn on_main(args: &[OsString]) -> i32 {
+    let carry_out = || {
+        let (host, command) = args.split_first().ok_or("no host given")?;
+        let host = host.to_string_lossy();
+        let dir = run_directory(&OsString::new())?;
+        let (run, _) = reach(&dir, &host, &[])?;
+        stand_in(run, &dir, &host, command.to_vec(), Manner { stops: true, ..Manner::default() })
+    };
+    carry_out().unwrap_or_else(|why: String| {
+        tell!("{why}");
+        FAILED
+    })
+}
+
+/// Connects to the run, and announces what its VM must know.
+fn reach(dir: &Path, host: &str, named: &[Named]) -> Result<(UnixStream, Announced), String> {
     let socket = dir.join(AGENT_SOCKET);
     let run = UnixStream::connect(&socket)
         .map_err(|e| format!("cannot reach the run at {}: {e}", socket.display()))?;
-    let named = named_ports(&command);
-    let announced = announce(&run, &host, &named).map_err(|e| match e {
+    let announced = announce(&run, host, named).map_err(|e| match e {
         Talk::Wire(e) => format!("the run does not answer: {e}"),
         Talk::Refused(why) => why,
     })?;
-    let command = format!("{}{}", leave_hints(&dir), rewrite(&command, &named, &announced)?);
-    let mut request = exec_as::own_request(vec!["/bin/sh".into(), "-c".into(), command.into()])
-        .map_err(|e| format!("cannot tell what this process is: {e}"))?;
+    Ok((run, announced))
+}
+
+/// Starts a process in a VM that is as this one, and stands for it until it ends; gives its status.
+fn stand_in(
+    run: UnixStream,
+    dir: &Path,
+    host: &str,
+    argv: Vec<OsString>,
+    manner: Manner,
+) -> Result<i32, String> {
+    let mut request =
+        exec_as::own_request(argv).map_err(|e| format!("cannot tell what this process is: {e}"))?;
     request.env.retain(|(name, _)| for_guests(name));
-    request.make_dirs.push(rundir::shm_twin(&dir));
+    request.make_dirs.push(rundir::shm_twin(dir));
     let request = request.encode();
     if !Frame::fits(Kind::Start, request.len()) {
         return Err("the environment and command are too long".into());
     }
     let start = Frame::new(Kind::Start, CLIENT_STREAM, request);
-    match session::follow(run, &start, Manner::default()).map_err(|e| e.to_string())? {
+    match session::follow(run, &start, manner).map_err(|e| e.to_string())? {
         End::Exited(status) => Ok(status),
         // The run reports a lost VM itself, once.
         End::Gone | End::Abandoned { .. } => Ok(FAILED),

@@ -13,7 +13,9 @@ use std::time::{Duration, Instant};
 use isthmus_guest::wire::mux::{Mux, set_nonblocking};
 use isthmus_guest::wire::{CHANNEL_ERR, CHANNEL_IN, CHANNEL_OUT, Exit, Frame, Kind, Window, WireError};
 use rustix::termios::{OptionalActions, Termios, tcgetattr, tcgetwinsize, tcsetattr};
-use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGWINCH};
+use signal_hook::consts::{
+    SIGCONT, SIGHUP, SIGINT, SIGQUIT, SIGSTOP, SIGTERM, SIGTSTP, SIGUSR1, SIGUSR2, SIGWINCH,
+};
 
 use crate::front::status_of_signal;
 use crate::switch::CLIENT_STREAM;
@@ -104,6 +106,8 @@ pub struct Manner {
     pub terminal: bool,
     /// A second INT, TERM or HUP ends the stand-in, and with it the process, even if that ignores signals.
     pub impatient: bool,
+    /// TSTP stops the process, and not the stand-in; CONT continues it.
+    pub stops: bool,
 }
 
 /// Starts the process that `start` asks for and stands for it until it ends. Hellos were exchanged on `run`.
@@ -114,6 +118,9 @@ pub fn follow(run: UnixStream, start: &Frame, manner: Manner) -> io::Result<End>
     let mut wanted = vec![SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2];
     if manner.terminal {
         wanted.push(SIGWINCH);
+    }
+    if manner.stops {
+        wanted.extend([SIGTSTP, SIGCONT]);
     }
     let signals = Signals::watch(&wanted)?;
     let raw = if manner.terminal { Some(Raw::enter()?) } else { None };
@@ -159,6 +166,8 @@ fn carry(mux: &mut Mux, signals: &Signals, manner: Manner) -> io::Result<End> {
                     None => asked = Some(Instant::now()),
                 }
             }
+            // Where there is no terminal, as in a VM, a process is not stopped by what terminals send.
+            let signal = if signal == SIGTSTP { SIGSTOP } else { signal };
             mux.send(&Frame::new(Kind::Signal, CLIENT_STREAM, signal.to_le_bytes()));
         }
         let Some(frame) = turn.frame else { continue };

@@ -9,6 +9,7 @@ use isthmus_host::RegionOptions;
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
+use crate::libraries::{self, PRELOAD_VARIABLE, SYSV_BYTES};
 use crate::machines::MEMORY_BYTES;
 use crate::mpi::{self, Flavour};
 use crate::named;
@@ -65,6 +66,17 @@ pub enum Map {
     Cyclic,
 }
 
+/// What starts the job's processes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Launcher {
+    /// An MPI's launcher. With System V IPC, a program without an MPI needs none where there is none.
+    #[default]
+    Auto,
+    /// isthmus itself: see [`crate::launch`].
+    None,
+}
+
 /// Many times as long as a boot takes under emulation on a busy machine.
 pub const BOOT_LIMIT_S: f64 = 120.0;
 
@@ -110,12 +122,16 @@ pub struct RunSpec {
     pub host_ranks: u32,
     /// How ranks are dealt out.
     pub map: Map,
+    /// What starts them.
+    pub launcher: Launcher,
     /// Directory or name of the MPI; by default the one on the PATH.
     pub mpi: Option<String>,
     /// Further arguments for the launcher of the short form.
     pub mpi_args: Vec<OsString>,
     /// Whether the traffic between ranks of one host goes through the region, too; `None` as it is best for the MPI.
     pub through_region: Option<bool>,
+    /// Have programs use System V IPC of the region.
+    pub sysv: bool,
     /// Leave the MPI to its own transports, to compare with them.
     pub native_transport: bool,
     /// Where to write what the run counted, as JSON.
@@ -143,6 +159,45 @@ impl RunSpec {
             && self.command.first().is_some_and(|word| mpi::is_launcher_name(Path::new(word)))
     }
 
+    /// The same with what `auto` and `sysv` leave open, and a line for the user where that is not what they may expect.
+    #[must_use]
+    pub fn settled(&self) -> (Self, Option<String>) {
+        let mut spec = self.clone();
+        let mut line = None;
+        if spec.sysv && spec.region.shared_bytes.is_none() {
+            spec.region.shared_bytes = Some(SYSV_BYTES);
+        }
+        let falls_back = spec.launcher == Launcher::Auto && spec.needs_no_mpi();
+        if falls_back {
+            spec.launcher = Launcher::None;
+        }
+        if spec.launcher == Launcher::None && spec.ranks.is_none() {
+            let of_vms = spec.vms.saturating_mul(spec.ppn.unwrap_or(1));
+            spec.ranks = Some(spec.host_ranks.saturating_add(of_vms).max(1));
+        }
+        if falls_back {
+            let count = spec.ranks.unwrap_or(1);
+            let processes = if count == 1 { "1 process".into() } else { format!("{count} processes") };
+            line = Some(format!(
+                "there is no MPI on the PATH, and isthmus itself starts {processes} (--launcher none)"
+            ));
+        }
+        (spec, line)
+    }
+
+    /// Whether there is nothing to start the job's processes with, and a program that needs no MPI.
+    fn needs_no_mpi(&self) -> bool {
+        let Some(first) = self.command.first() else { return false };
+        let of_an_mpi =
+            || named::program(first, &self.path()).is_some_and(|bytes| named::mpi_of(&bytes).is_some());
+        self.sysv
+            && self.mpi.is_none()
+            && self.mpi_args.is_empty()
+            && !mpi::is_launcher_name(Path::new(first))
+            && !mpi::is_on_path()
+            && !of_an_mpi()
+    }
+
     /// Checks what can be checked without doing anything.
     ///
     /// # Errors
@@ -152,7 +207,9 @@ impl RunSpec {
         let Some(first) = self.command.first() else {
             return usage("nothing to run: give a program or an mpirun line after `--`".into());
         };
-        if mpi::is_launcher_name(Path::new(first)) {
+        if self.launcher == Launcher::None {
+            self.check_without_mpi(first)?;
+        } else if mpi::is_launcher_name(Path::new(first)) {
             if self.ranks.is_some() {
                 return usage(format!(
                     "-n and a launcher line exclude each other: drop `-n`, or drop `{}` and its options",
@@ -170,7 +227,7 @@ impl RunSpec {
             }
         } else if self.ranks.is_none() {
             return usage(
-                "the number of ranks is missing: give -n N, or a full mpirun line after `--`".into(),
+                "the number of ranks is missing: give -n N, or a full mpirun line after `--`, or --launcher none for a program without an MPI".into(),
             );
         }
         if self.ranks == Some(0) {
@@ -255,6 +312,20 @@ impl RunSpec {
         Ok(())
     }
 
+    /// What says something to an MPI's launcher makes no sense without one.
+    fn check_without_mpi(&self, first: &OsStr) -> Result<()> {
+        let other = match self {
+            _ if mpi::is_launcher_name(Path::new(first)) => first.to_string_lossy().into_owned(),
+            Self { mpi: Some(_), .. } => "--mpi".into(),
+            Self { mpi_args, .. } if !mpi_args.is_empty() => "--mpi-arg".into(),
+            Self { through_region: Some(_), .. } => "--through-region".into(),
+            _ => return Ok(()),
+        };
+        Err(Error::Usage(format!(
+            "--launcher none starts processes without an MPI, and {other} is for one: drop the one or the other"
+        )))
+    }
+
     /// Whether the launcher is told to work in, or to search, another directory.
     fn looks_elsewhere(&self) -> bool {
         let words = self.mpi_args.iter().map(|word| word.to_string_lossy());
@@ -263,13 +334,28 @@ impl RunSpec {
 
     /// The job's PATH.
     pub(crate) fn path(&self) -> OsString {
+        self.variable("PATH").unwrap_or_default()
+    }
+
+    /// What the job's programs are to load first, of libraries; none if there is nothing for them.
+    ///
+    /// # Errors
+    /// [`Error::NoSysv`], [`Error::Preload`].
+    pub(crate) fn preload(&self) -> Result<Option<OsString>> {
+        if !self.sysv {
+            return Ok(None);
+        }
+        let others = self.variable(PRELOAD_VARIABLE);
+        libraries::preload(&libraries::sysv()?, others.as_deref()).map(Some)
+    }
+
+    /// A variable of the job's environment, before isthmus adds to it.
+    fn variable(&self, name: &str) -> Option<OsString> {
         let told = self.env.iter().rev().find_map(|variable| {
-            variable
-                .as_encoded_bytes()
-                .strip_prefix(b"PATH=")
-                .map(|value| OsStr::from_bytes(value).to_owned())
+            let value = variable.as_bytes().strip_prefix(name.as_bytes())?.strip_prefix(b"=")?;
+            Some(OsStr::from_bytes(value).to_owned())
         });
-        told.or_else(|| std::env::var_os("PATH")).unwrap_or_default()
+        told.or_else(|| std::env::var_os(name))
     }
 
     /// Whether ranks of one host send through the region what `flavour` could send through memory of its own.
@@ -335,6 +421,32 @@ mod tests {
     }
 
     #[test]
+    fn without_an_mpi_there_is_one_process_for_each_vm() {
+        let of = |vms, host_ranks, ppn, ranks| {
+            let spec = RunSpec { launcher: Launcher::None, host_ranks, ppn, ..spec(vms, ranks, &["true"]) };
+            spec.settled().0.ranks
+        };
+        assert_eq!(
+            (of(0, 0, None, None), of(3, 0, None, None), of(3, 0, None, Some(7))),
+            (Some(1), Some(3), Some(7))
+        );
+        assert_eq!((of(2, 1, None, None), of(2, 1, Some(4), None)), (Some(3), Some(9)));
+        // Without that option, and without System V IPC, nothing is settled.
+        let plain = spec(2, None, &["true"]);
+        assert_eq!(plain.settled().0.ranks, None);
+        assert!(plain.settled().1.is_none() && plain.settled().0.region.shared_bytes.is_none());
+    }
+
+    #[test]
+    fn system_v_ipc_has_room_unless_it_is_told_how_much() {
+        let of = |shared_bytes| {
+            let region = RegionOptions { shared_bytes, ..RegionOptions::default() };
+            RunSpec { sysv: true, region, ..spec(2, Some(2), &["true"]) }.settled().0.region.shared_bytes
+        };
+        assert_eq!((of(None), of(Some(1 << 20))), (Some(SYSV_BYTES), Some(1 << 20)));
+    }
+
+    #[test]
     fn contradictions_are_usage_errors() {
         let vm = |vm| RunSpec { vm, ..spec(1, Some(3), &["true"]) };
         for bad in [
@@ -365,6 +477,17 @@ mod tests {
         }
         spec(2, None, &["/opt/x/bin/mpirun", "-n", "4", "./a"]).check().unwrap();
         spec(2, Some(4), &["true"]).check().unwrap();
+        let none = RunSpec { launcher: Launcher::None, ..spec(2, Some(4), &["true"]) };
+        none.check().unwrap();
+        for bad in [
+            RunSpec { command: vec!["mpirun".into(), "./a".into()], ranks: None, ..none.clone() },
+            RunSpec { mpi: Some("mpich".into()), ..none.clone() },
+            RunSpec { mpi_args: vec!["-x".into()], ..none.clone() },
+            RunSpec { through_region: Some(false), ..none.clone() },
+            RunSpec { command: vec!["./no-such-program".into()], ..none },
+        ] {
+            assert!(matches!(bad.check(), Err(Error::Usage(_))), "{bad:?}");
+        }
         let elsewhere = RunSpec { mpi_args: vec!["-wdir".into(), "/x".into()], ..spec(2, Some(4), &["./a"]) };
         elsewhere.check().unwrap();
     }

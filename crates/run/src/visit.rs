@@ -66,7 +66,7 @@ pub fn run(visit: &Visit) -> Result<i32> {
     if !Frame::fits(Kind::Start, request.len()) {
         return Err(failed("the command is too long".into()));
     }
-    let manner = Manner { terminal: window.is_some(), impatient: true };
+    let manner = Manner { terminal: window.is_some(), impatient: true, ..Manner::default() };
     let start = Frame::new(Kind::Start, CLIENT_STREAM, request);
     match session::follow(connection, &start, manner).map_err(|e: io::Error| failed(e.to_string()))? {
         End::Exited(status) => Ok(status),

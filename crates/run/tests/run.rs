@@ -1,4 +1,4 @@
-//! Whole runs, with real launchers: natively, and with stand-ins for VMs (see `examples/bare.rs`), so that PRRTE's and
+//! Whole runs, with real launchers and our own: natively, and with stand-ins for VMs (see `examples/bare.rs`), so that PRRTE's and
 //! Hydra's daemons really start through the remote shell.
 //!
 //! The MPIs are those of `ISTHMUS_TEST_MPI` (directories, with colons between) or of `build/mpi`; without any, and for
@@ -16,7 +16,7 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use isthmus_guest::processes;
-use isthmus_run::{Net, RunSpec, VmOptions, rundir, runs, tree};
+use isthmus_run::{Launcher, Map, Net, RunSpec, VmOptions, rundir, runs, tree};
 use rustix::process::{Pid, Signal, kill_process};
 
 const PROMPT: Duration = Duration::from_secs(5);
@@ -49,6 +49,14 @@ fn mpis() -> Vec<PathBuf> {
         skip(&format!("no MPI in {}; scripts/install-mpi makes it", dir.display()));
     }
     found
+}
+
+/// Stands for the directory of an MPI where there is none: our own launcher starts the processes.
+const NO_MPI: &str = "none";
+
+/// All launchers: those of the MPIs, and our own.
+fn launchers() -> Vec<PathBuf> {
+    mpis().into_iter().chain([NO_MPI.into()]).collect()
 }
 
 fn may_stand_in() -> bool {
@@ -97,7 +105,10 @@ impl Run {
     }
 
     fn start_with(prefix: &[&str], mpi: &Path, spec: RunSpec, command: &[&str], input: Stdio) -> Self {
-        let spec = RunSpec { mpi: Some(mpi.to_str().unwrap().into()), ..spec };
+        let spec = match mpi.to_str().unwrap() {
+            NO_MPI => RunSpec { launcher: Launcher::None, ..spec },
+            mpi => RunSpec { mpi: Some(mpi.into()), ..spec },
+        };
         // Relaxed: it is enough that no two are the same.
         let mark = format!("isthmus-test-{}-{}", std::process::id(), RUNS.fetch_add(1, Ordering::Relaxed));
         let home = tempfile::Builder::new().prefix("isthmus-t").tempdir_in("/tmp").unwrap();
@@ -222,7 +233,7 @@ const WORK: [&str; 3] = ["sh", "-c", "echo ready; sleep 100 & sleep 100"];
 
 #[test]
 fn the_status_is_the_launchers_own() {
-    for mpi in mpis() {
+    for mpi in launchers() {
         for (script, expected) in [("exit 0", 0), ("exit 3", 3)] {
             let mut run = Run::start(&mpi, native(3), &["sh", "-c", script]);
             let ended = run.finish();
@@ -244,7 +255,7 @@ fn a_full_line_is_run_as_it_was_written() {
 
 #[test]
 fn our_own_statuses_come_with_one_line() {
-    for mpi in mpis() {
+    for mpi in launchers() {
         let timed = RunSpec { timeout_s: Some(0.5), ..native(2) };
         let nowhere = RunSpec { vms: 0, mpi_args: words(&["-x"]), ..RunSpec::default() };
         for (spec, command, status) in
@@ -265,7 +276,7 @@ fn our_own_statuses_come_with_one_line() {
 
 #[test]
 fn signals_reach_the_launcher_and_what_it_makes_of_them_is_its_own() {
-    for mpi in mpis() {
+    for mpi in launchers() {
         let script = "trap 'echo heard; exit 7' USR1; echo ready; while :; do sleep 0.05; done";
         let mut run = Run::start(&mpi, native(1), &["sh", "-c", script]);
         run.wait_for_line("ready");
@@ -287,7 +298,7 @@ fn signals_reach_the_launcher_and_what_it_makes_of_them_is_its_own() {
 
 #[test]
 fn a_second_interrupt_kills() {
-    for mpi in mpis() {
+    for mpi in launchers() {
         let stubborn = "trap '' INT TERM; echo ready; while :; do sleep 1; done";
         let mut run = Run::start(&mpi, native(1), &["sh", "-c", stubborn]);
         run.wait_for_line("ready");
@@ -307,7 +318,7 @@ fn stop_and_continue_leave_the_run_alive() {
         let stat = fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero())).unwrap();
         stat[stat.rfind(')').unwrap() + 2..].chars().next().unwrap()
     };
-    for mpi in mpis() {
+    for mpi in launchers() {
         let mut run = Run::start(&mpi, native(1), &["sh", "-c", "echo ready; sleep 1; exit 5"]);
         run.wait_for_line("ready");
         kill_process(run.pid(), Signal::TSTP).unwrap();
@@ -352,7 +363,7 @@ fn kill(mpi: &Path, spec: &RunSpec, victims: &[&str]) {
 #[test]
 fn whichever_process_is_killed_nothing_stays_behind() {
     let stand_in = may_stand_in();
-    for mpi in mpis() {
+    for mpi in launchers() {
         let specs = [Some(native(2)), stand_in.then(|| RunSpec { vms: 2, ..native(2) })];
         for spec in specs.iter().flatten() {
             for victims in [
@@ -375,7 +386,7 @@ fn daemons_are_started_through_the_remote_shell() {
     if !may_stand_in() {
         return;
     }
-    for mpi in mpis() {
+    for mpi in launchers() {
         let spec = RunSpec { vms: 2, ..native(3) };
         let script =
             "echo host=$(hostname) dir=$PWD mark=$ISTHMUS_TEST_MARK mask=$(umask); echo to-err >&2; exit 0";
@@ -401,7 +412,7 @@ fn much_output_arrives_whole() {
     if !may_stand_in() {
         return;
     }
-    for mpi in mpis() {
+    for mpi in launchers() {
         let spec = RunSpec { vms: 2, ..native(2) };
         let mut run = Run::start(&mpi, spec, &["sh", "-c", "seq 1 300000"]);
         let ended = run.finish();
@@ -423,9 +434,9 @@ fn ranks_on_the_host_come_first() {
     if !may_stand_in() {
         return;
     }
-    for mpi in mpis() {
+    for mpi in launchers() {
         let spec = RunSpec { vms: 1, host_ranks: 1, ..native(2) };
-        let script = "echo ${PMI_RANK:-$OMPI_COMM_WORLD_RANK}=$(hostname)";
+        let script = "echo ${PMI_RANK:-${OMPI_COMM_WORLD_RANK:-$ISTHMUS_RANK}}=$(hostname)";
         let ended = Run::start(&mpi, spec, &["sh", "-c", script]).finish();
         let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
         let mut lines: Vec<&str> = ended.stdout.lines().collect();
@@ -439,7 +450,7 @@ fn a_lost_vm_is_named_soon_and_ends_the_run() {
     if !may_stand_in() {
         return;
     }
-    for mpi in mpis() {
+    for mpi in launchers() {
         let mut run = Run::start(&mpi, RunSpec { vms: 2, ..native(2) }, &WORK);
         run.wait_for_line("ready");
         let start = Instant::now();
@@ -463,7 +474,7 @@ fn a_host_without_a_network_is_host_enough() {
     if !may_stand_in() {
         return;
     }
-    for mpi in mpis() {
+    for mpi in launchers() {
         for spec in [RunSpec { vms: 2, ..native(2) }, RunSpec { vms: 2, host_ranks: 1, ..native(3) }] {
             let ranks = spec.ranks;
             let mut run = Run::start_below(&LOOPBACK_ONLY, &mpi, spec, &["sh", "-c", "echo on $(hostname)"]);
@@ -560,7 +571,7 @@ fn with_a_network_the_launcher_and_the_ranks_on_the_host_are_in_it() {
         return;
     }
     let here = fs::read_link("/proc/self/ns/net").unwrap().to_string_lossy().into_owned();
-    for mpi in mpis() {
+    for mpi in launchers() {
         for net in [Net::None, Net::Tap] {
             let vm = VmOptions { net, ..VmOptions::default() };
             let spec = RunSpec { vms: 1, host_ranks: 2, vm, ..native(2) };
@@ -586,11 +597,11 @@ fn standard_input_reaches_the_first_rank() {
     if !may_stand_in() {
         return;
     }
-    for mpi in mpis() {
+    for mpi in launchers() {
         // No more than a launcher passes on to a rank on another host, and no end of file: Open MPI does not pass that on.
         let (read, mut write) = std::io::pipe().unwrap();
         let spec = RunSpec { vms: 2, timeout_s: Some(20.0), ..native(2) };
-        let script = "[ ${PMI_RANK:-$OMPI_COMM_WORLD_RANK} = 0 ] && { read a; echo \"got $a\"; }; exit 0";
+        let script = "[ ${PMI_RANK:-${OMPI_COMM_WORLD_RANK:-$ISTHMUS_RANK}} = 0 ] && { read a; echo \"got $a\"; }; exit 0";
         let mut run = Run::start_with(&[], &mpi, spec, &["sh", "-c", script], read.into());
         std::io::Write::write_all(&mut write, b"a line\n").unwrap();
         let ended = run.finish();
@@ -622,7 +633,7 @@ fn visitors_are_the_jobs_twins_and_leave_no_trace_in_it() {
     if !may_stand_in() {
         return;
     }
-    for mpi in mpis() {
+    for mpi in launchers() {
         let spec = RunSpec { vms: 1, env: words(&["TWIN=of the job"]), ..native(1) };
         let work = "umask 27; echo ready; while [ ! -e /dev/shm/let-go ]; do sleep 0.1; done";
         let mut run = Run::start(&mpi, spec, &["sh", "-c", work]);
@@ -649,4 +660,116 @@ fn visitors_are_the_jobs_twins_and_leave_no_trace_in_it() {
         assert_eq!(ended.status, 0, "{}", ended.stderr);
         run.assert_nothing_left("visitors");
     }
+}
+
+/// As many processes of our own launcher.
+fn own(ranks: u32) -> RunSpec {
+    RunSpec { launcher: Launcher::None, ..native(ranks) }
+}
+
+#[test]
+fn without_an_mpi_each_process_knows_its_number() {
+    let stand_in = may_stand_in();
+    let (spread, cyclic) =
+        (RunSpec { vms: 2, ..own(5) }, RunSpec { vms: 2, host_ranks: 1, map: Map::Cyclic, ..own(5) });
+    let one_each = RunSpec { vms: 2, ranks: None, ..own(0) };
+    let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
+    for (spec, places) in [
+        (own(3), vec!["", "", ""]),
+        (spread, vec!["vm0", "vm0", "vm0", "vm1", "vm1"]),
+        (cyclic, vec!["", "vm0", "vm1", "vm0", "vm1"]),
+        (one_each, vec!["vm0", "vm1"]),
+    ] {
+        if spec.vms > 0 && !stand_in {
+            continue;
+        }
+        // An argument is passed on as it is, whatever is in it.
+        let script = "echo $ISTHMUS_RANK of $ISTHMUS_SIZE on $(hostname): \"$1\"";
+        let mut run = Run::start(Path::new(NO_MPI), spec, &["sh", "-c", script, "sh", "a 'b' $c"]);
+        let ended = run.finish();
+        assert_eq!(ended.status, 0, "{}", ended.stderr);
+        let mut lines: Vec<&str> = ended.stdout.lines().collect();
+        lines.sort_unstable();
+        let place = |place: &&str| if place.is_empty() { host.clone() } else { (*place).to_owned() };
+        let expected = places.iter().enumerate();
+        let expected =
+            expected.map(|(rank, at)| format!("{rank} of {} on {}: a 'b' $c", places.len(), place(at)));
+        assert_eq!(lines, expected.collect::<Vec<_>>());
+        run.assert_nothing_left("numbers");
+    }
+}
+
+#[test]
+fn without_an_mpi_the_first_failure_is_the_status_and_others_go_on() {
+    let vms = if may_stand_in() { &[0, 2][..] } else { &[0] };
+    for vms in vms {
+        let script = "case $ISTHMUS_RANK in 0) sleep 1; echo went on; exit 4;; 1) exit 3;; esac";
+        let spec = RunSpec { vms: *vms, ..own(3) };
+        let mut run = Run::start(Path::new(NO_MPI), spec.clone(), &["sh", "-c", script]);
+        let ended = run.finish();
+        assert_eq!((ended.status, ended.stdout.as_str()), (3, "went on\n"), "{}", ended.stderr);
+        let told: Vec<&str> = ended.stderr.lines().filter(|line| line.contains("process ")).collect();
+        assert_eq!(told.len(), 1, "{}", ended.stderr);
+        assert!(told[0].contains("process 1 on ") && told[0].contains("status 3"), "{}", told[0]);
+        run.assert_nothing_left("first failure");
+        let killed = Run::start(Path::new(NO_MPI), spec, &["sh", "-c", "kill -9 $$"]).finish();
+        assert_eq!(killed.status, 137, "{}", killed.stderr);
+    }
+}
+
+#[test]
+fn without_an_mpi_all_input_reaches_the_first_process_and_its_end_too() {
+    let vms = if may_stand_in() { &[0, 2][..] } else { &[0] };
+    for vms in vms {
+        let (read, mut write) = std::io::pipe().unwrap();
+        let spec = RunSpec { vms: *vms, timeout_s: Some(20.0), ..own(2) };
+        let mut run = Run::start_with(&[], Path::new(NO_MPI), spec, &["sh", "-c", "wc -c"], read.into());
+        std::io::Write::write_all(&mut write, &[b'x'; 100_000]).unwrap();
+        drop(write);
+        let ended = run.finish();
+        let mut counts: Vec<&str> = ended.stdout.split_whitespace().collect();
+        counts.sort_unstable();
+        assert_eq!((ended.status, counts), (0, vec!["0", "100000"]), "{}", ended.stderr);
+    }
+}
+
+#[test]
+fn without_an_mpi_processes_in_vms_stop_and_go_on() {
+    if !may_stand_in() {
+        return;
+    }
+    let script = "i=0; while [ $i -lt 60 ]; do i=$((i+1)); echo $i; sleep 0.05; done; exit 5";
+    let mut run = Run::start(Path::new(NO_MPI), RunSpec { vms: 1, ..own(1) }, &["sh", "-c", script]);
+    let mut lines = BufReader::new(run.child.stdout.take().unwrap()).lines();
+    let (came, news) = mpsc::channel();
+    std::thread::spawn(move || while lines.next().is_some_and(|_| came.send(()).is_ok()) {});
+    news.recv_timeout(PROMPT * 4).unwrap();
+    kill_process(run.pid(), Signal::TSTP).unwrap();
+    std::thread::sleep(Duration::from_millis(500));
+    while news.try_recv().is_ok() {}
+    // Nothing more comes of a process that does something every 50 ms.
+    assert!(news.recv_timeout(Duration::from_secs(1)).is_err());
+    kill_process(run.pid(), Signal::CONT).unwrap();
+    news.recv_timeout(PROMPT).unwrap();
+    assert_eq!(run.finish().status, 5);
+    run.assert_nothing_left("stopped in a VM");
+}
+
+#[test]
+fn system_v_ipc_is_loaded_before_all_else_and_found_beside_the_program() {
+    let dir = tempfile::tempdir().unwrap();
+    let library = dir.path().canonicalize().unwrap().join("libisthmus-sysv.so");
+    let place = ["env", &format!("ISTHMUS_PROVIDER_PATH={}", dir.path().display()), "ISTHMUS_SYSV_KEYS=none"];
+    let script = "echo \"$LD_PRELOAD $ISTHMUS_SYSV_KEYS\"";
+    let spec = RunSpec { sysv: true, env: words(&["LD_PRELOAD=other.so"]), ..own(2) };
+    // The linker complains of what is no library, and goes on.
+    fs::write(&library, "").unwrap();
+    let mut run = Run::start_below(&place, Path::new(NO_MPI), spec.clone(), &["sh", "-c", script]);
+    let ended = run.finish();
+    assert_eq!(ended.status, 0, "{}", ended.stderr);
+    assert_eq!(ended.stdout, format!("{}:other.so none\n", library.display()).repeat(2));
+    // Without the option nothing changes.
+    let plain = RunSpec { sysv: false, ..spec };
+    let ended = Run::start_below(&place, Path::new(NO_MPI), plain, &["sh", "-c", script]).finish();
+    assert_eq!(ended.stdout, "other.so none\n".repeat(2), "{}", ended.stderr);
 }

@@ -1,5 +1,6 @@
 //! The MPI's launcher: whether it will start, its environment and command line, its signals, its end.
 
+use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::symlink;
@@ -18,9 +19,11 @@ use super::boot::Parts;
 use super::{Event, Run, spawn};
 use crate::error::{Error, Result, tell};
 use crate::front::status_of_signal;
+use crate::launch::HERE;
+use crate::libraries::PRELOAD_VARIABLE;
 use crate::mpi::{self, Flavour, Host, Mpi};
 use crate::spec::{ExitCode, RunSpec};
-use crate::{leash, named, rsh, rundir};
+use crate::{launch, leash, named, rsh, rundir};
 
 /// How long a launcher may take to end after it was asked to.
 const LAUNCHER_GRACE: Duration = Duration::from_secs(3);
@@ -33,11 +36,11 @@ pub(super) struct LauncherEnd {
 }
 
 impl LauncherEnd {
-    /// Prints the signal that killed the launcher, except those that end a job on request.
-    pub(super) fn tell(self) {
+    /// Prints the signal that killed the launcher, as `name` calls it, except those that end a job on request.
+    pub(super) fn tell(self, name: &str) {
         let asked = [Signal::INT, Signal::TERM, Signal::HUP];
         if let Some(signal) = self.signal.filter(|signal| !asked.iter().any(|s| s.as_raw() == *signal)) {
-            tell!("the MPI's launcher was killed by signal {signal}; the job ends with it");
+            tell!("{name} was killed by signal {signal}; the job ends with it");
         }
     }
 }
@@ -89,21 +92,41 @@ pub(super) fn warn_of_other_mpi(spec: &RunSpec, mpi: &Mpi) {
     }
 }
 
+/// Warns if the program was built with an MPI and is launched without one.
+pub(super) fn warn_of_mpi(spec: &RunSpec) {
+    let Some(program) = spec.command.first() else { return };
+    let bytes = named::program(program, &spec.path());
+    if let Some(whose) = bytes.as_deref().and_then(named::mpi_of) {
+        tell!(
+            "warning: {} was built with {whose}, and without its launcher each process is the only rank of a job of its own",
+            Path::new(program).display()
+        );
+    }
+}
+
 /// A launcher that runs, or has run.
 #[derive(Clone, Copy)]
 pub(super) struct Launcher {
     pub(super) pid: Pid,
-    pub(super) flavour: Flavour,
+    /// Whose it is; ours where there is no MPI.
+    pub(super) flavour: Option<Flavour>,
 }
 
 impl Launcher {
+    /// What to call it.
+    pub(super) fn name(self) -> &'static str {
+        if self.flavour.is_some() { "the MPI's launcher" } else { "the launcher" }
+    }
+
     pub(super) fn signal(self, signal: i32) {
         if let Some(signal) = Signal::from_named_raw(signal) {
             // Intel's mpirun is a script that handles a signal only after its Hydra has ended: both are in the
             // launcher's group.
             let _ = match self.flavour {
-                Flavour::Intel => kill_process_group(self.pid, signal),
-                Flavour::OpenMpi | Flavour::OpenMpi4 | Flavour::Mpich => kill_process(self.pid, signal),
+                Some(Flavour::Intel) => kill_process_group(self.pid, signal),
+                Some(Flavour::OpenMpi | Flavour::OpenMpi4 | Flavour::Mpich) | None => {
+                    kill_process(self.pid, signal)
+                }
             };
         }
     }
@@ -149,7 +172,7 @@ impl Run<'_> {
     /// The launcher's hosts and their places; none where it is left to find its own.
     fn hosts(&self, parts: &Parts) -> Vec<Host> {
         let spec = &self.spec;
-        let here = |slots| Host { name: "localhost".into(), slots };
+        let here = |slots| Host { name: HERE.into(), slots };
         if spec.vms == 0 {
             // The short form has as many places as ranks, whatever the number of processors.
             return spec.ranks.map(here).into_iter().collect();
@@ -165,18 +188,64 @@ impl Run<'_> {
             .collect()
     }
 
-    pub(super) fn start_launcher(&self, mpi: &Mpi, parts: &Parts, input: OwnedFd) -> Result<Launcher> {
+    /// Starts the MPI's launcher, or our own where there is no MPI. `preload` is what programs are to load first, of libraries.
+    pub(super) fn start_launcher(
+        &self,
+        mpi: Option<&Mpi>,
+        preload: Option<&OsStr>,
+        parts: &Parts,
+        input: OwnedFd,
+    ) -> Result<Launcher> {
         let (spec, dir) = (&self.spec, self.dir());
         let hosts = self.hosts(parts);
-        let here = thread::available_parallelism().map_or(1, |n| u32::try_from(n.get()).unwrap_or(u32::MAX));
-        let crowded =
-            hosts.iter().any(|host| host.slots > if host.name == "localhost" { here } else { parts.cpus });
+        // The leash, which becomes the launcher, is this program.
+        let program = mpi.map_or(Path::new("/proc/self/exe"), |mpi| &mpi.launcher);
         let prefix = parts.network.as_ref().map(|network| network.prefix.as_slice()).unwrap_or_default();
-        let mut command = leash::command_in(prefix, &mpi.launcher)
+        let mut command = leash::command_in(prefix, program)
             .map_err(|e| Error::io("cannot tell where this program is", e))?;
+        let arguments = match mpi {
+            Some(mpi) => self.set_up(&mut command, mpi, parts, &hosts)?,
+            None => launch::arguments(&hosts, spec.map, spec.ranks.unwrap_or(1), &spec.command),
+        };
+        let uses_region = !spec.native_transport || spec.sysv || mpi.is_none();
+        if let Some(service) = parts.service.as_ref().filter(|_| uses_region) {
+            command.env("ISTHMUS_SOCKET", service.attach_socket());
+        }
+        command.env(rsh::RUN_VARIABLE, dir);
+        for variable in &spec.env {
+            set_variable(&mut command, variable);
+        }
+        if let Some(preload) = preload {
+            command.env(PRELOAD_VARIABLE, preload);
+        }
+        if let Some(switch) = &parts.switch {
+            switch.admit_visitors(twin(&command, dir)?);
+        }
+        command.args(&arguments).stdin(Stdio::from(input)).process_group(0);
+        self.say(|| {
+            let words: Vec<_> = arguments.iter().map(|w| w.to_string_lossy().into_owned()).collect();
+            let shown = mpi.map_or("isthmus".into(), |mpi| mpi.launcher.display().to_string());
+            format!("{shown} {}", words.join(" "))
+        });
+        let child =
+            command.spawn().map_err(|e| Error::io(format!("cannot start {}", program.display()), e))?;
+        Ok(Launcher { pid: Pid::from_child(&child), flavour: mpi.map(|mpi| mpi.flavour) })
+    }
+
+    /// What an MPI's launcher must know goes into its environment and the run's directory. Gives its arguments.
+    fn set_up(
+        &self,
+        command: &mut std::process::Command,
+        mpi: &Mpi,
+        parts: &Parts,
+        hosts: &[Host],
+    ) -> Result<Vec<OsString>> {
+        let (spec, dir) = (&self.spec, self.dir());
+        let here = thread::available_parallelism().map_or(1, |n| u32::try_from(n.get()).unwrap_or(u32::MAX));
+        let crowded = hosts.iter().any(|host| host.slots > if host.name == HERE { here } else { parts.cpus });
         let host_file = dir.join("hosts");
         if !hosts.is_empty() {
-            write_file(&host_file, &mpi::host_file(mpi.flavour, &hosts, spec.map))?;
+            write_file(&host_file, &mpi::host_file(mpi.flavour, hosts, spec.map))?;
         }
         let host_file = (!hosts.is_empty()).then_some(host_file.as_path());
         let remote_shell = dir.join(rsh::REMOTE_SHELL_NAME);
@@ -199,31 +268,15 @@ impl Run<'_> {
             alias: alias.as_deref(),
         };
         command.envs(mpi::home(mpi)).envs(mpi::launcher(mpi.flavour, &placement));
-        if let Some(service) = parts.service.as_ref().filter(|_| !spec.native_transport) {
+        if parts.service.is_some() && !spec.native_transport {
             let through_region = spec.sends_all_through_region(mpi.flavour);
             command.envs(mpi::transport(mpi.flavour, &mpi::provider_directory()?, through_region));
-            command.env("ISTHMUS_SOCKET", service.attach_socket());
         }
         if spec.vms > 0 {
             write_file(&rundir::shm_twin(dir).join(mpi::HINTS_NAME), mpi::HINTS)?;
             command.envs(mpi::files(mpi.flavour, dir));
         }
-        command.env(rsh::RUN_VARIABLE, dir);
-        for variable in &spec.env {
-            set_variable(&mut command, variable);
-        }
-        if let Some(switch) = &parts.switch {
-            switch.admit_visitors(twin(&command, dir)?);
-        }
-        let arguments = mpi::arguments(spec, mpi.flavour, host_file);
-        command.args(&arguments).stdin(Stdio::from(input)).process_group(0);
-        self.say(|| {
-            let words: Vec<_> = arguments.iter().map(|w| w.to_string_lossy().into_owned()).collect();
-            format!("{} {}", mpi.launcher.display(), words.join(" "))
-        });
-        let child =
-            command.spawn().map_err(|e| Error::io(format!("cannot start {}", mpi.launcher.display()), e))?;
-        Ok(Launcher { pid: Pid::from_child(&child), flavour: mpi.flavour })
+        Ok(mpi::arguments(spec, mpi.flavour, host_file))
     }
 }
 

@@ -38,7 +38,7 @@ impl Run<'_> {
         let Launcher { pid, flavour } = *launcher;
         launcher.watch(self)?;
         let stuck = self.sender.clone();
-        if flavour == Flavour::OpenMpi4 {
+        if flavour == Some(Flavour::OpenMpi4) {
             stuck::watch(pid, move |child| {
                 let _ = stuck.send(Event::Stuck(child));
             });
@@ -64,9 +64,9 @@ impl Run<'_> {
                     launcher.signal(signal);
                 }
                 Ok(Event::Launcher(end)) => {
-                    end.tell();
+                    end.tell(launcher.name());
                     if let Some(asked) = daemons.asked.filter(|_| end.status != 0) {
-                        tell!("{}: the MPI's launcher ended with status {}", name_of(asked), end.status);
+                        tell!("{}: {} ended with status {}", name_of(asked), launcher.name(), end.status);
                     }
                     daemons.wait(end.status, self, machines)?;
                     // A full line may ask the launcher for its version only.
@@ -74,7 +74,8 @@ impl Run<'_> {
                         && self.spec.guest_ranks() > Some(0)
                         && !machines.is_empty();
                     return if end.status == 0 {
-                        daemons.judge(expected, flavour, machines)
+                        // Our own believes no daemon.
+                        flavour.map_or(Ok(0), |flavour| daemons.judge(expected, flavour, machines))
                     } else {
                         Ok(end.status)
                     };

@@ -91,6 +91,14 @@ fn on_path(names: &[&str]) -> Vec<PathBuf> {
         .collect()
 }
 
+/// The names by which a launcher is looked for.
+const USUAL_NAMES: [&str; 2] = ["mpirun", "mpiexec"];
+
+/// Whether there is any launcher on the PATH.
+pub fn is_on_path() -> bool {
+    !on_path(&USUAL_NAMES).is_empty()
+}
+
 /// Finds the launcher: that of `line` if it names one with a path, else the one that `--mpi` asks for, else
 /// the first on the PATH.
 ///
@@ -103,7 +111,7 @@ pub fn find(mpi: Option<&str>, line: Option<&OsStr>) -> Result<Mpi> {
     let word = line.and_then(OsStr::to_str);
     let names = match word {
         Some(word) => vec![word],
-        None => vec!["mpirun", "mpiexec"],
+        None => USUAL_NAMES.to_vec(),
     };
     match mpi {
         None => {

@@ -1,0 +1,93 @@
+//! The libraries that programs load: the provider, which libfabric finds by its directory, and the one for System V IPC, which the
+//! dynamic linker is told to load first.
+
+use std::ffi::{OsStr, OsString};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use crate::error::{Error, Result};
+
+/// As installed, and as cargo calls it; libfabric takes whatever ends in `fi.so`.
+const PROVIDER: [&str; 2] = ["libisthmus-fi.so", "libisthmus_fi.so"];
+/// The same of the library for System V IPC.
+const SYSV: [&str; 2] = ["libisthmus-sysv.so", "libisthmus_preload.so"];
+/// What tells the dynamic linker which libraries come before all others.
+pub const PRELOAD_VARIABLE: &str = "LD_PRELOAD";
+/// Bytes of a region for named objects where its programs use System V IPC.
+pub const SYSV_BYTES: u64 = 256 << 20;
+
+/// The directory that the user names, if any.
+fn named() -> Option<PathBuf> {
+    std::env::var_os("ISTHMUS_PROVIDER_PATH").map(PathBuf::from)
+}
+
+/// Beside this program, and where `make` and `make install` put libraries.
+fn beside() -> Vec<PathBuf> {
+    let program = std::env::current_exe().ok();
+    let dir = program.as_deref().and_then(Path::parent);
+    let places = ["../lib/isthmus", "lib/isthmus", "."];
+    dir.into_iter().flat_map(|dir| places.map(|place| dir.join(place))).collect()
+}
+
+fn shown(places: &[PathBuf]) -> String {
+    places.iter().map(|dir| dir.display().to_string()).collect::<Vec<_>>().join(", ")
+}
+
+fn real(path: &Path) -> Result<PathBuf> {
+    fs::canonicalize(path).map_err(|e| Error::io(path.display().to_string(), e))
+}
+
+/// The directory that holds `libisthmus-fi.so`: `ISTHMUS_PROVIDER_PATH`, else beside this program or where
+/// `make install` puts it.
+///
+/// # Errors
+/// [`Error::NoProvider`].
+pub fn provider_directory() -> Result<PathBuf> {
+    let places = named().map_or_else(beside, |dir| vec![dir]);
+    let found = places.iter().find(|dir| PROVIDER.iter().any(|name| dir.join(name).is_file()));
+    found.map_or_else(|| Err(Error::NoProvider { looked: shown(&places) }), |dir| real(dir))
+}
+
+/// `libisthmus-sysv.so`: in `ISTHMUS_PROVIDER_PATH`, else as the provider is found.
+///
+/// # Errors
+/// [`Error::NoSysv`].
+pub fn sysv() -> Result<PathBuf> {
+    let places: Vec<PathBuf> = named().into_iter().chain(beside()).collect();
+    let mut files = places.iter().flat_map(|dir| SYSV.map(|name| dir.join(name)));
+    let found = files.find(|file| file.is_file());
+    found.map_or_else(|| Err(Error::NoSysv { looked: shown(&places) }), |file| real(&file))
+}
+
+/// What makes the dynamic linker load `library` before `others`, which it was told before.
+///
+/// # Errors
+/// [`Error::Preload`].
+pub fn preload(library: &Path, others: Option<&OsStr>) -> Result<OsString> {
+    // It takes blanks and colons for the end of a name, and knows no way to quote them.
+    if library.as_os_str().as_encoded_bytes().iter().any(|b| b.is_ascii_whitespace() || *b == b':') {
+        return Err(Error::Preload { library: library.to_owned() });
+    }
+    let mut value = library.as_os_str().to_owned();
+    if let Some(others) = others.filter(|others| !others.is_empty()) {
+        value.push(":");
+        value.push(others);
+    }
+    Ok(value)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_library_comes_before_what_is_there() {
+        let of = |library: &str, others: Option<&str>| preload(Path::new(library), others.map(OsStr::new));
+        assert_eq!(of("/lib/a.so", None).unwrap(), "/lib/a.so");
+        assert_eq!(of("/lib/a.so", Some("")).unwrap(), "/lib/a.so");
+        assert_eq!(of("/lib/a.so", Some("/x/b.so c.so")).unwrap(), "/lib/a.so:/x/b.so c.so");
+        for bad in ["/my lib/a.so", "/lib:x/a.so"] {
+            assert!(matches!(of(bad, None), Err(Error::Preload { .. })), "{bad}");
+        }
+    }
+}
