@@ -12,6 +12,7 @@ use isthmus_region::objects::sysv::{self, Change, Entry};
 use isthmus_region::objects::{self, Access, Kind, NewObject, ObjectInfo, UNLINKED};
 use rustix::io::Errno;
 
+use crate::msg::Queues;
 use crate::{Caller, Result};
 
 /// `IPC_CREAT`.
@@ -52,6 +53,7 @@ pub struct Ipc {
     /// Semaphores and queues that this process has open, by id.
     used: Mutex<HashMap<i32, Arc<Used>>>,
     refusal: Mutex<Option<String>>,
+    pub(crate) queues: Queues,
 }
 
 /// An object that this process has open.
@@ -95,6 +97,12 @@ impl Used {
     #[inline]
     pub fn rights(&self) -> [u64; 2] {
         self.entry.rights()
+    }
+
+    /// Its size in its own terms, as the table has it now: of a queue, the most bytes that it may hold.
+    #[inline]
+    pub fn size(&self) -> u64 {
+        self.entry.size()
     }
 }
 
@@ -140,6 +148,7 @@ impl Ipc {
             made: Count::new(0),
             used: Mutex::default(),
             refusal: Mutex::default(),
+            queues: Queues::default(),
         }
     }
 
