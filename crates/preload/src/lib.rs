@@ -14,6 +14,7 @@ mod here;
 pub mod key;
 mod keys;
 mod memory;
+pub mod msg;
 pub mod shm;
 mod sleep;
 

@@ -717,6 +717,7 @@ pub mod sysv {
             Ok(Self { at: entry(region, info.index)?, incarnation: info.life.incarnation })
         }
 
+        #[inline]
         fn word(&self, offset: u64) -> u64 {
             self.at.word("object", offset).map_or(0, ReadWord::get)
         }
@@ -739,6 +740,17 @@ pub mod sysv {
         pub fn rights(&self) -> [u64; 2] {
             [self.word(object::KIND), self.word(object::UID)]
         }
+
+        /// The size, which changes of a queue alone.
+        #[inline]
+        pub fn size(&self) -> u64 {
+            self.word(object::PARAMS + 8 * SIZE as u64)
+        }
+    }
+
+    /// [`Entry::rights`] as they were when the table said this.
+    pub fn rights(info: &ObjectInfo) -> [u64; 2] {
+        [both(info.kind, info.mode), both(info.owner.0, info.owner.1)]
     }
 
     /// Whether it is of that kind.

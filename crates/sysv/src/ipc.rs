@@ -12,6 +12,7 @@ use isthmus_region::objects::sysv::{self, Change, Entry, segment};
 use isthmus_region::objects::{self, Access, Kind, NewObject, ObjectInfo, UNLINKED};
 use rustix::io::Errno;
 
+use crate::msg::Queues;
 use crate::{Caller, Result};
 
 /// `IPC_CREAT`.
@@ -54,6 +55,7 @@ pub struct Ipc {
     refusal: Mutex<Option<String>>,
     /// The attachment by which objects are made, changed and removed, if that is another one.
     ruler: Mutex<Option<Arc<Member>>>,
+    pub(crate) queues: Queues,
 }
 
 /// An object that this process has open.
@@ -97,6 +99,12 @@ impl Used {
     #[inline]
     pub fn rights(&self) -> [u64; 2] {
         self.entry.rights()
+    }
+
+    /// Its size in its own terms, as the table has it now: of a queue, the most bytes that it may hold.
+    #[inline]
+    pub fn size(&self) -> u64 {
+        self.entry.size()
     }
 }
 
@@ -143,6 +151,7 @@ impl Ipc {
             used: Mutex::default(),
             refusal: Mutex::default(),
             ruler: Mutex::default(),
+            queues: Queues::default(),
         }
     }
 
