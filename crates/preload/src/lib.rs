@@ -15,6 +15,7 @@ pub mod key;
 mod keys;
 mod memory;
 pub mod msg;
+pub mod sem;
 pub mod shm;
 mod sleep;
 

@@ -13,6 +13,7 @@ use isthmus_region::objects::{self, Access, Kind, NewObject, ObjectInfo, UNLINKE
 use rustix::io::Errno;
 
 use crate::msg::Queues;
+use crate::sem::Sets;
 use crate::{Caller, Result};
 
 /// `IPC_CREAT`.
@@ -56,6 +57,7 @@ pub struct Ipc {
     /// The attachment by which objects are made, changed and removed, if that is another one.
     ruler: Mutex<Option<Arc<Member>>>,
     pub(crate) queues: Queues,
+    pub(crate) sets: Sets,
 }
 
 /// An object that this process has open.
@@ -152,6 +154,7 @@ impl Ipc {
             refusal: Mutex::default(),
             ruler: Mutex::default(),
             queues: Queues::default(),
+            sets: Sets::default(),
         }
     }
 
