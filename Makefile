@@ -39,7 +39,7 @@ doc:
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --document-private-items --quiet
 
 # Every script by its first line: the shell's are parsed, Python's compiled.
-SCRIPTS := find demo test .ci scripts tests packaging fuzz/run -type f ! -name '*.[ch]' -exec awk
+SCRIPTS := find demo test .ci examples scripts tests packaging fuzz/run -type f ! -name '*.[ch]' -exec awk
 scripts:
 	$(SCRIPTS) 'FNR == 1 && /^\#!.*sh$$/ { print FILENAME } { nextfile }' {} + | xargs -n 1 bash -n
 	$(SCRIPTS) 'FNR == 1 && /^\#!.*python3/ { print FILENAME } { nextfile }' {} + | PYTHONPYCACHEPREFIX=build/pycache xargs python3 -m py_compile tests/pages.py

@@ -24,6 +24,12 @@ pub const NATIVE: usize = 1;
 /// Index of the set of peers with other sleepers.
 pub const PEERS: usize = 2;
 
+/// Indices of words that name near sleepers, at gates that have them: threads that the processes of their own system ring
+/// without a service.
+pub const NEAR: std::ops::Range<usize> = 3..7;
+/// Index of the set of peers with sleepers for which no such word was free.
+pub const FAR: usize = 7;
+
 /// The bit of a peer in the set. The last one stands for all peers that have none of their own.
 #[inline]
 pub fn bit(peer: u32) -> u64 {
@@ -57,6 +63,50 @@ pub fn leave(line: &Line) {
 pub fn enter_peer(line: &Line, peer: u32) {
     line.words[PEERS].insert(bit(peer));
     full_fence();
+}
+
+/// As [`enter_peer`], at a gate with near sleepers: under this name, if a word for it is free; gives whether one was.
+#[inline]
+pub fn enter_near(line: &Line, peer: u32, name: u64) -> bool {
+    let free = |i: usize| line.words[i].peek() == 0 && line.words[i].replace(0, name).is_ok();
+    let is_near = name != 0 && { NEAR }.any(free);
+    if !is_near {
+        line.words[FAR].insert(bit(peer));
+    }
+    // After the name: who finds the bit finds the name.
+    line.words[PEERS].insert(bit(peer));
+    full_fence();
+    is_near
+}
+
+/// Says that the caller no longer sleeps under this name.
+#[inline]
+pub fn leave_near(line: &Line, name: u64) {
+    for i in NEAR {
+        if line.words[i].peek() == name {
+            let _ = line.words[i].replace(name, 0);
+        }
+    }
+}
+
+/// The near sleepers to ring for, of those that `is_own` says are of the caller's peer; for a caller that has found its peer's bit
+/// among the [`sleepers`]. They are the caller's now.
+#[inline]
+pub fn take_near(line: &Line, is_own: impl Fn(u64) -> bool) -> impl Iterator<Item = u64> {
+    NEAR.filter_map(move |i| {
+        let name = line.words[i].get();
+        (name != 0 && is_own(name) && line.words[i].replace(name, 0).is_ok()).then_some(name)
+    })
+}
+
+/// Whether other threads of `peer` sleep, too, for which no name was free; they are the caller's now.
+#[inline]
+pub fn take_far(line: &Line, peer: u32) -> bool {
+    let is_there = line.words[FAR].peek() & bit(peer) != 0;
+    if is_there {
+        line.words[FAR].remove(bit(peer));
+    }
+    is_there
 }
 
 /// After the word was changed: the sleepers to ring for. The set is the caller's now.

@@ -427,3 +427,32 @@ fn a_set_of_sleepers_is_taken_once() {
         assert_eq!(mine & theirs, 0, "and only once");
     });
 }
+
+/// P8: a waker that finds the sleeper's peer finds the name under which it sleeps, or that there was no room for it.
+#[test]
+fn a_near_sleeper_is_found_by_its_name() {
+    for has_room in [true, false] {
+        model(move || {
+            let line = Arc::new(Line::new());
+            if !has_room {
+                for taken in gate::NEAR {
+                    line.words[taken].put(99);
+                }
+            }
+            let far = Arc::clone(&line);
+            let sleeper = thread::spawn(move || {
+                let is_near = gate::enter_near(&far, 0, 5);
+                (is_near, far.words[gate::WORD].peek() == 0)
+            });
+            line.words[gate::WORD].set(1);
+            let mut rung = (false, false);
+            if gate::sleepers(&line).peers & gate::bit(0) != 0 {
+                rung.0 = gate::take_near(&line, |name| name == 5).count() == 1;
+                rung.1 = gate::take_far(&line, 0);
+            }
+            let (is_near, sleeps) = sleeper.join().unwrap();
+            assert_eq!(is_near, has_room);
+            assert!(!sleeps || if is_near { rung.0 } else { rung.1 }, "asleep, and not found");
+        });
+    }
+}

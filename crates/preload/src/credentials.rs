@@ -1,13 +1,14 @@
 //! Who calls: effective user and groups, asked for once, and again after a call that changes them.
 
-use std::ffi::{c_int, c_void};
-use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::ffi::{CStr, c_int, c_void};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+use isthmus_region::shared_by_threads::Count;
 
 use isthmus_sysv::Caller;
 
 static KNOWN: Mutex<Option<Arc<Caller>>> = Mutex::new(None);
-static VERSION: AtomicU64 = AtomicU64::new(0);
+static VERSION: Count = Count::new(0);
 
 /// The calling process's user and groups.
 pub(crate) fn caller() -> Arc<Caller> {
@@ -17,24 +18,19 @@ pub(crate) fn caller() -> Arc<Caller> {
 
 /// Changes whenever user or groups may have.
 pub(crate) fn version() -> u64 {
-    VERSION.load(Ordering::Relaxed)
+    VERSION.peek()
 }
 
 /// They may be others now.
 pub(crate) fn forget() {
-    VERSION.fetch_add(1, Ordering::Relaxed);
+    VERSION.add(1);
     *KNOWN.lock().unwrap_or_else(PoisonError::into_inner) = None;
 }
 
-/// The next definition of a symbol: libc's own.
-fn next(name: &std::ffi::CStr, known: &AtomicPtr<c_void>) -> *mut c_void {
-    let mut found = known.load(Ordering::Relaxed);
-    if found.is_null() {
-        // SAFETY: a name that ends in a zero.
-        found = unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr()) };
-        known.store(found, Ordering::Relaxed);
-    }
-    found
+/// The address of the next definition of a symbol: libc's own.
+fn next(name: &CStr) -> usize {
+    // SAFETY: a name that ends in a zero.
+    unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr()) }.expose_provenance()
 }
 
 macro_rules! changes_them {
@@ -45,12 +41,9 @@ macro_rules! changes_them {
         /// As libc's.
         #[unsafe(no_mangle)]
         pub unsafe extern "C" fn $name($($arg: $type),*) -> c_int {
-            static NEXT: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
-            let found = next(
-                // A literal with its zero.
-                std::ffi::CStr::from_bytes_with_nul(concat!(stringify!($name), "\0").as_bytes()).unwrap_or_default(),
-                &NEXT,
-            );
+            static NEXT: OnceLock<usize> = OnceLock::new();
+            let name = CStr::from_bytes_with_nul(concat!(stringify!($name), "\0").as_bytes()).unwrap_or_default();
+            let found: *mut c_void = std::ptr::with_exposed_provenance_mut(*NEXT.get_or_init(|| next(name)));
             if found.is_null() {
                 crate::set_errno(rustix::io::Errno::NOSYS);
                 return -1;

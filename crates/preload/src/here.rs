@@ -2,10 +2,10 @@
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use isthmus_region::error::with_causes;
+use isthmus_region::shared_by_threads::{Count, Flag};
 use isthmus_sysv::Ipc;
 use rustix::io::Errno;
 
@@ -21,8 +21,8 @@ pub(crate) struct State {
 }
 
 static STATE: Mutex<Option<State>> = Mutex::new(None);
-/// The attachment, once there is one. It stays until the process ends; a forked child gets another one.
-static CURRENT: AtomicPtr<Ipc> = AtomicPtr::new(std::ptr::null_mut());
+/// The address of the attachment, once there is one. It stays until the process ends; a forked child gets another one.
+static CURRENT: Count = Count::new(0);
 
 /// The lock on the library's state.
 pub(crate) type Locked = MutexGuard<'static, Option<State>>;
@@ -39,29 +39,28 @@ pub(crate) fn lock() -> Locked {
 /// # Errors
 /// `ENOSYS` where no service answers; a line on standard error says why, once.
 pub(crate) fn ipc() -> Result<&'static Ipc> {
-    let current = CURRENT.load(Ordering::Acquire);
-    if !current.is_null() {
-        // SAFETY: a box that was leaked below.
-        return Ok(unsafe { &*current });
+    if let Some(ipc) = current() {
+        return Ok(ipc);
     }
     let _state = lock();
-    let current = CURRENT.load(Ordering::Acquire);
-    if !current.is_null() {
-        // SAFETY: as above.
-        return Ok(unsafe { &*current });
-    }
-    attach()
+    current().map_or_else(attach, Ok)
+}
+
+#[inline]
+fn current() -> Option<&'static Ipc> {
+    let at: *const Ipc = std::ptr::with_exposed_provenance(usize::try_from(CURRENT.get()).unwrap_or(0));
+    // SAFETY: null, or a box that `attach` leaked, which nobody changes.
+    unsafe { at.as_ref() }
 }
 
 /// Attaches this process; the state is locked.
 pub(crate) fn attach() -> Result<&'static Ipc> {
     match isthmus_attach::client::connect() {
         Ok(member) => {
-            let ipc: &'static mut Ipc = Box::leak(Box::new(Ipc::new(&member)));
-            CURRENT.store(ipc, Ordering::Release);
+            let ipc: &'static Ipc = Box::leak(Box::new(Ipc::new(&member)));
+            CURRENT.set(std::ptr::from_ref(ipc).expose_provenance() as u64);
             crate::fork::watch();
-            // SAFETY: the box that was just leaked; nobody changes it.
-            Ok(unsafe { &*CURRENT.load(Ordering::Acquire) })
+            Ok(ipc)
         }
         Err(e) => {
             say(&format!("System V IPC has no service to ask: {}", with_causes(&e)));
@@ -72,12 +71,12 @@ pub(crate) fn attach() -> Result<&'static Ipc> {
 
 /// In a forked child: its parent's attachment is not its own.
 pub(crate) fn forget() {
-    CURRENT.store(std::ptr::null_mut(), Ordering::Release);
+    CURRENT.set(0);
 }
 
 /// Whether this process is attached.
 pub(crate) fn is_attached() -> bool {
-    !CURRENT.load(Ordering::Acquire).is_null()
+    current().is_some()
 }
 
 impl State {
@@ -97,10 +96,17 @@ impl State {
     }
 }
 
+/// Says why there was no room.
+pub(crate) fn say_why() {
+    if let Some(why) = current().and_then(Ipc::take_refusal) {
+        say(&why);
+    }
+}
+
 /// Says something on standard error, once in the life of the process.
 pub(crate) fn say(text: &str) {
-    static SAID: AtomicBool = AtomicBool::new(false);
-    if !SAID.swap(true, Ordering::Relaxed) {
+    static SAID: Flag = Flag::new(false);
+    if !SAID.set() {
         eprintln!("isthmus: {text}");
     }
 }

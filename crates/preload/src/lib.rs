@@ -8,13 +8,13 @@
 //! - [`shm`], [`sem`], [`msg`], [`key`]: the calls.
 //! - [`fork`]: what a child inherits. [`credentials`]: who calls. [`sleep`]: signals. [`memory`]: pointers of the program.
 
-mod credentials;
+pub mod credentials;
 mod fork;
 mod here;
-mod key;
+pub mod key;
 mod keys;
 mod memory;
-mod shm;
+pub mod shm;
 mod sleep;
 
 use std::ffi::{c_int, c_long};
@@ -32,6 +32,9 @@ fn answer<T: From<i8>>(body: impl FnOnce() -> Result<T>) -> T {
     let report = |said: &str| here::say(&format!("a call failed inside the library: {said}"));
     let done = isthmus_cabi::guard(&POISON, Err(Errno::IO), report, body);
     done.unwrap_or_else(|errno| {
+        if errno == Errno::NOSPC {
+            here::say_why();
+        }
         set_errno(errno);
         T::from(-1)
     })

@@ -32,18 +32,19 @@ impl Sleep for Signals {
         }
     }
 
-    fn sleep(&mut self, bell: Option<BorrowedFd<'_>>, limit: Duration) -> bool {
-        let mut poll =
-            libc::pollfd { fd: bell.map_or(-1, |b| b.as_raw_fd()), events: libc::POLLIN, revents: 0 };
+    fn sleep(&mut self, bells: &[BorrowedFd<'_>], limit: Duration) -> bool {
+        let watched =
+            |bell: &BorrowedFd<'_>| libc::pollfd { fd: bell.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+        let mut polls: Vec<_> = bells.iter().map(watched).collect();
         let limit = libc::timespec {
             tv_sec: libc::time_t::try_from(limit.as_secs()).unwrap_or(libc::time_t::MAX),
             tv_nsec: limit.subsec_nanos().into(),
         };
         let mask = self.mask.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
         // By the system call: libc's function is a point of cancellation, and a thread must not be unwound from here.
-        // SAFETY: a descriptor, a time and a set of this function's; the kernel's set has eight bytes.
+        // SAFETY: descriptors, a time and a set of this function's; the kernel's set has eight bytes.
         let done = unsafe {
-            libc::syscall(libc::SYS_ppoll, &raw mut poll, 1_usize, &raw const limit, mask, 8_usize)
+            libc::syscall(libc::SYS_ppoll, polls.as_mut_ptr(), polls.len(), &raw const limit, mask, 8_usize)
         };
         done == -1 && crate::errno() == rustix::io::Errno::INTR
     }

@@ -4,7 +4,7 @@
 //! [`Doorbell::longest`], since a waker may be killed between its change and its ring.
 
 use std::cell::Cell;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ use crate::doorbell::{self, Doorbell};
 use crate::error::Result;
 use crate::mapping::{LineRef, Section};
 use crate::member::Member;
-use crate::wake;
+use crate::{near, wake};
 
 /// A word in a line of its own, and its sleepers.
 #[derive(Debug, Clone)]
@@ -25,6 +25,8 @@ pub struct Gate {
     /// Where the line is in the region, as a word.
     place: u64,
     member: Arc<Member>,
+    /// Whether its line has words for near sleepers.
+    has_near: bool,
 }
 
 /// The deaths that a waiter has taken into account: those counted before it checked who lives.
@@ -41,7 +43,17 @@ impl Gate {
             line: section.line("gate", offset)?,
             place: section.place(offset).word(),
             member: Arc::clone(member),
+            has_near: false,
         })
+    }
+
+    /// As [`Gate::new`], with near sleepers ([`Gate::sleep_by`]), which use all words of the line but the first. All users of the line
+    /// have it so.
+    ///
+    /// # Errors
+    /// As [`Gate::new`].
+    pub fn with_near(member: &Arc<Member>, section: &Section, offset: u64) -> Result<Self> {
+        Ok(Self { has_near: true, ..Self::new(member, section, offset)? })
     }
 
     /// The deaths so far; to be read before the first check of who lives, once for each wait.
@@ -78,13 +90,7 @@ impl Gate {
     }
 
     fn sleep_by_service(&self, seen: u64, deaths: u64, limit: Duration) {
-        self.sleep_at_bell(seen, deaths, limit, &mut |bell, limit| match bell {
-            Some(bell) => {
-                let limit = Timespec::try_from(limit).unwrap_or_default();
-                let _ = rustix::event::poll(&mut [PollFd::new(bell, PollFlags::IN)], Some(&limit));
-            }
-            None => std::thread::sleep(limit),
-        });
+        self.sleep_at_bell(seen, deaths, limit, &mut poll);
     }
 
     fn sleep_at_bell(
@@ -92,30 +98,49 @@ impl Gate {
         seen: u64,
         deaths: u64,
         limit: Duration,
-        sleep: &mut dyn FnMut(Option<&OwnedFd>, Duration),
+        sleep: &mut dyn FnMut(&[BorrowedFd<'_>], Duration),
     ) {
-        let Some(bell) = self.member.take_watch(self.place) else {
-            // A service that cannot ring: the clock has to do.
-            return sleep(None, limit.min(Duration::from_millis(1)));
-        };
-        doorbell::drain(bell.as_fd());
-        gate::enter_peer(&self.line, self.member.peer());
+        let near = if self.has_near { self.member.near().take() } else { None };
+        let watch = self.member.take_watch(self.place);
+        // A service that cannot ring: the clock has to do.
+        let limit = if watch.is_some() { limit } else { limit.min(Duration::from_millis(1)) };
+        if let Some(watch) = &watch {
+            doorbell::drain(watch.as_fd());
+        }
+        match &near {
+            Some(bell) => {
+                near::drain(bell);
+                gate::enter_near(&self.line, self.member.peer(), bell.word);
+            }
+            // The word of the others is of use at a gate with near sleepers only.
+            None if self.has_near => _ = gate::enter_near(&self.line, self.member.peer(), 0),
+            None => gate::enter_peer(&self.line, self.member.peer()),
+        }
         #[allow(clippy::cast_possible_truncation)] // the half that counts
         let same = self.word().get() as u32 == seen as u32;
         if same && self.member.own().deaths().get() == deaths {
-            sleep(Some(&bell), limit);
+            let bells = [near.as_ref().map(|bell| bell.socket.as_fd()), watch.as_ref().map(AsFd::as_fd)];
+            let bells: Vec<_> = bells.into_iter().flatten().collect();
+            sleep(&bells, limit);
         }
-        self.member.leave_watch(self.place, bell);
+        if let Some(bell) = near {
+            gate::leave_near(&self.line, bell.word);
+            self.member.near().leave(bell);
+        }
+        if let Some(watch) = watch {
+            self.member.leave_watch(self.place, watch);
+        }
     }
 
-    /// As [`Gate::sleep`], always at a descriptor of the local service, by a function of the caller's that sleeps until it is
-    /// readable or a time is up; it gets none where the service has none. For waits that signals may end.
+    /// As [`Gate::sleep`], always at descriptors, by a function of the caller's that sleeps until one of them is readable or a time is
+    /// up: that of the local service, if that has one, and at a gate with near sleepers the thread's own. For waits that signals
+    /// may end.
     pub fn sleep_by(
         &self,
         seen: u64,
         known: &Deaths,
         limit: Duration,
-        sleep: &mut dyn FnMut(Option<&OwnedFd>, Duration),
+        sleep: &mut dyn FnMut(&[BorrowedFd<'_>], Duration),
     ) {
         let limit = limit.min(Doorbell::Service.longest());
         let deaths = self.member.own().deaths().get();
@@ -139,6 +164,17 @@ impl Gate {
     #[cold]
     fn ring_these(&self, sleepers: gate::Sleepers, count: u32) {
         let mut peers = sleepers.peers;
+        let own = gate::bit(self.member.peer());
+        // The last bit stands for further peers, too.
+        if self.has_near && peers & own != 0 && own != gate::bit(u32::MAX) {
+            let peer = self.member.peer();
+            let names = gate::take_near(&self.line, |word| near::is_of(word, peer));
+            // All are rung, also after one that cannot be.
+            let missed = names.filter(|name| !self.member.near().ring(*name)).count();
+            if missed == 0 && !gate::take_far(&self.line, peer) {
+                peers &= !own;
+            }
+        }
         if sleepers.native != 0 && !self.member.doorbell().ring(self.word(), count) {
             // Those at the futex are the host's own processes.
             peers |= gate::bit(0);
@@ -147,4 +183,11 @@ impl Gate {
             self.member.service().ring(peers, self.place);
         }
     }
+}
+
+/// Sleeps until one of the descriptors is readable, `limit` is up, or for no reason.
+pub fn poll(bells: &[BorrowedFd<'_>], limit: Duration) {
+    let mut bells: Vec<_> = bells.iter().map(|b| PollFd::from_borrowed_fd(*b, PollFlags::IN)).collect();
+    let limit = Timespec::try_from(limit).unwrap_or_default();
+    let _ = rustix::event::poll(&mut bells, Some(&limit));
 }

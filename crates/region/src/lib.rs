@@ -46,6 +46,7 @@ pub mod local;
 pub mod mapping;
 pub mod member;
 pub mod membership;
+mod near;
 pub mod objects;
 pub mod party;
 pub mod place;

@@ -18,6 +18,7 @@ use crate::format::GlobalSlot;
 use crate::format::directory;
 use crate::mapping::{Mapping, Section};
 use crate::membership::{Region, online_processors};
+use crate::near::Bells;
 use crate::objects::sysv::Change;
 use crate::objects::{Access, Kind, NewObject, ObjectGrant};
 use crate::party::Party;
@@ -233,6 +234,8 @@ pub struct Member {
     directories: Mutex<HashMap<u32, (u64, Directory)>>,
     /// Bells for places of the region at which no thread waits now. Objects come and go, and their places come back.
     watches: Mutex<HashMap<u64, Vec<OwnedFd>>>,
+    /// Bells by which processes of the own peer ring this one's threads.
+    near: Bells,
     /// Processes of the own peer from which this one may copy.
     processes: Processes,
     doorbell: Doorbell,
@@ -285,6 +288,7 @@ impl Member {
         let own = OwnDirectory::open(&section, region.shape(), incarnation)?;
         let word = section.read("directory", directory::HEAP_BYTES)?;
         let doorbell = doorbell.unwrap_or_else(|| Doorbell::of(word));
+        let uuid = region.shape().uuid;
         Ok(Arc::new(Self {
             region,
             peer,
@@ -299,6 +303,7 @@ impl Member {
             service,
             directories,
             watches: Mutex::default(),
+            near: Bells::new(Party::new(peer, grant.area, grant.incarnation), uuid),
             processes: Processes::default(),
             doorbell,
             processors: online_processors(),
@@ -377,6 +382,11 @@ impl Member {
     /// How threads of this process sleep.
     pub fn doorbell(&self) -> Doorbell {
         self.doorbell
+    }
+
+    /// Bells by which processes of the own peer ring this one's threads.
+    pub(crate) fn near(&self) -> &Bells {
+        &self.near
     }
 
     /// A bell for a place of the region, for one thread at a time: one that was left here, or a new one.

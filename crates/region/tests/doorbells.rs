@@ -276,6 +276,23 @@ fn waiters_at_a_gate_are_woken_and_none_sleeps_past_a_change() {
 }
 
 #[test]
+fn near_waiters_are_woken_without_the_service() {
+    for kind in KINDS {
+        // The service here rings nobody, so a ring that comes is a near one; more waiters than there are words for them look again.
+        let (member, _) = world(kind, true);
+        let at = member.allocate(64, 64).unwrap();
+        member.section().zero("gate", at, 64).unwrap();
+        let gate = Gate::with_near(&member, member.section(), at).unwrap();
+        let sleep = || gate.sleep_by(0, &gate.deaths(), LONG, &mut isthmus_region::gate::poll);
+        rings_until_awake(kind, 3, sleep, || gate.ring(u32::MAX));
+        gate.word().set(7);
+        let begun = Instant::now();
+        (0..20).for_each(|_| gate.sleep_by(6, &gate.deaths(), LONG, &mut isthmus_region::gate::poll));
+        assert!(begun.elapsed() < kind.longest() * 10, "{kind:?}: it slept at a word that had changed");
+    }
+}
+
+#[test]
 fn a_death_wakes_the_waiters_at_a_gate() {
     let (member, _) = world(Doorbell::Futex, true);
     let at = member.allocate(64, 64).unwrap();

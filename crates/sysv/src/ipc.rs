@@ -1,10 +1,10 @@
 //! What shared memory, semaphores and queues have in common: ids, keys, modes, removal.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use isthmus_lockfree::local::Count;
 use isthmus_region::error::ObjectProblem;
 use isthmus_region::mapping::Section;
 use isthmus_region::member::Member;
@@ -48,9 +48,10 @@ pub fn now() -> u64 {
 #[derive(Debug)]
 pub struct Ipc {
     member: Arc<Member>,
-    made: AtomicU64,
+    made: Count,
     /// Semaphores and queues that this process has open, by id.
     used: Mutex<HashMap<i32, Arc<Used>>>,
+    refusal: Mutex<Option<String>>,
 }
 
 /// An object that this process has open.
@@ -134,7 +135,12 @@ pub struct New {
 impl Ipc {
     /// For an attached process.
     pub fn new(member: &Arc<Member>) -> Self {
-        Self { member: Arc::clone(member), made: AtomicU64::new(0), used: Mutex::default() }
+        Self {
+            member: Arc::clone(member),
+            made: Count::new(0),
+            used: Mutex::default(),
+            refusal: Mutex::default(),
+        }
     }
 
     /// The attachment.
@@ -163,7 +169,7 @@ impl Ipc {
     ) -> Result<(ObjectInfo, bool)> {
         let mode = flags.cast_unsigned() & 0o777;
         if key == PRIVATE {
-            let count = self.made.fetch_add(1, Ordering::Relaxed);
+            let count = self.made.add(1);
             let name = sysv::private_name(self.member.party(), count);
             return self.make(kind, key, name, mode, caller, new()?).map(|info| (info, true));
         }
@@ -202,15 +208,29 @@ impl Ipc {
         params[sysv::SIZE] = new.size;
         let new =
             NewObject { kind, name, len: new.len, mode, ends_with_creator: false, params, or_open: false };
-        let grant = self.member.service().create_object(&new).map_err(|e| errno(&e))?;
+        let grant = self.member.service().create_object(&new).map_err(|e| self.refused(&e))?;
         let info = objects::object(self.member.region(), grant.index).ok().flatten();
         info.filter(|i| i.life.incarnation == grant.incarnation).ok_or(Errno::IDRM)
+    }
+
+    /// The errno for what the service says, whose words are kept if there is no room.
+    fn refused(&self, error: &isthmus_region::Error) -> Errno {
+        let errno = errno(error);
+        if errno == Errno::NOSPC {
+            *lock(&self.refusal) = Some(error.to_string());
+        }
+        errno
+    }
+
+    /// Why the service had no room lately, and which setting would give more; once for each time.
+    pub fn take_refusal(&self) -> Option<String> {
+        lock(&self.refusal).take()
     }
 
     /// The object with an id; one that is removed and still in use, too.
     ///
     /// # Errors
-    /// `EINVAL`: there is no such object of this kind. `EIDRM`: there was one in its place.
+    /// `EINVAL`: there is no such object of this kind.
     pub fn look(&self, kind: Kind, id: i32) -> Result<ObjectInfo> {
         if !is_ours(id) {
             return Err(Errno::INVAL);
@@ -220,7 +240,9 @@ impl Ipc {
         if !sysv::is(&info, kind) {
             return Err(Errno::INVAL);
         }
-        if id_of(&info) == id { Ok(info) } else { Err(Errno::INVAL) }
+        // A process that was dropped alive may keep the memory of one that is removed, though it has it attached no more.
+        let is_there = id_of(&info) == id && (info.flags & UNLINKED == 0 || info.opens > 0);
+        if is_there { Ok(info) } else { Err(Errno::INVAL) }
     }
 
     /// As [`Ipc::look`], for one that is not removed.
@@ -282,6 +304,10 @@ impl Ipc {
         size: u64,
     ) -> Result<()> {
         caller.check_rule(info)?;
+        // No user and no group has this number (chown(2)).
+        if owner.0 == u32::MAX || owner.1 == u32::MAX {
+            return Err(Errno::INVAL);
+        }
         let change = Change { owner, mode, size, now: now() };
         let service = self.member.service();
         service.change_object(info.index, info.life.incarnation, &change).map_err(|e| errno(&e))

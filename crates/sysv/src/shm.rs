@@ -76,18 +76,10 @@ impl Ipc {
         };
         let new = || {
             let pages = size.checked_next_multiple_of(PAGE).and_then(|bytes| bytes.checked_add(PAGE));
-            match pages {
-                _ if size == 0 => Err(Errno::INVAL),
-                None => Err(Errno::INVAL),
-                Some(len) => Ok(New { len, size }),
-            }
+            let most = self.member().region().shape().shared_bytes;
+            pages.filter(|_| (1..=most).contains(&size)).map(|len| New { len, size }).ok_or(Errno::INVAL)
         };
-        self.get(Kind::SysvShm, key, flags, caller, fits, new).map(|(info, _)| ipc::id_of(&info)).map_err(
-            |e| {
-                // For want of memory, not of a place in the table.
-                if e == Errno::NOSPC { Errno::NOMEM } else { e }
-            },
-        )
+        self.get(Kind::SysvShm, key, flags, caller, fits, new).map(|(info, _)| ipc::id_of(&info))
     }
 
     /// shmat(2), but for the mapping: from now on it is attached `times` times more.
@@ -96,9 +88,6 @@ impl Ipc {
     /// `EACCES`; `EINVAL`.
     pub fn attach(&self, id: i32, flags: i32, caller: &Caller) -> Result<Attached> {
         let info = self.look(Kind::SysvShm, id)?;
-        if info.flags & UNLINKED != 0 && info.opens == 0 {
-            return Err(Errno::IDRM);
-        }
         caller.check(&info, if flags & RDONLY == 0 { 0o600 } else { 0o400 })?;
         let service = self.member().service();
         service.hold_object(info.index, info.life.incarnation, Access::Write, 1).map_err(|_| Errno::IDRM)?;

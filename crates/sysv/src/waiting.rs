@@ -4,10 +4,10 @@
 //! before the wait's last look, so that none comes unseen between that and the sleep, during which the caller's own mask holds.
 
 use std::cell::Cell;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
-use isthmus_region::gate::Gate;
+use isthmus_region::gate::{self, Gate};
 use isthmus_sync::wait::{Ended, Learned, Wait, Waiting};
 use rustix::io::Errno;
 
@@ -18,9 +18,9 @@ pub trait Sleep {
     /// Blocks all signals.
     fn begin(&mut self);
 
-    /// Sleeps until the descriptor is readable or `limit` is up; with the signal mask that the thread had before. Gives whether a
-    /// signal was handled.
-    fn sleep(&mut self, bell: Option<BorrowedFd<'_>>, limit: Duration) -> bool;
+    /// Sleeps until one of the descriptors is readable or `limit` is up; with the signal mask that the thread had before. Gives
+    /// whether a signal was handled.
+    fn sleep(&mut self, bells: &[BorrowedFd<'_>], limit: Duration) -> bool;
 
     /// Restores the mask.
     fn end(&mut self);
@@ -33,22 +33,12 @@ pub struct Uninterrupted;
 impl Sleep for Uninterrupted {
     fn begin(&mut self) {}
 
-    fn sleep(&mut self, bell: Option<BorrowedFd<'_>>, limit: Duration) -> bool {
-        poll(bell, limit);
+    fn sleep(&mut self, bells: &[BorrowedFd<'_>], limit: Duration) -> bool {
+        gate::poll(bells, limit);
         false
     }
 
     fn end(&mut self) {}
-}
-
-/// Waits until a descriptor is readable, or `limit` is up, or for no reason.
-pub fn poll(bell: Option<BorrowedFd<'_>>, limit: Duration) {
-    let Some(bell) = bell else { return std::thread::sleep(limit) };
-    let limit = rustix::event::Timespec::try_from(limit).unwrap_or_default();
-    let _ = rustix::event::poll(
-        &mut [rustix::event::PollFd::from_borrowed_fd(bell, rustix::event::PollFlags::IN)],
-        Some(&limit),
-    );
 }
 
 /// When a wait of `limit` from now ends.
@@ -97,9 +87,7 @@ fn wait<'a, T>(
         let signalled = Cell::new(false);
         // A sleep ends for other reasons, too: then the attempt is made anew.
         let rest = |limit: Duration| {
-            let mut nap = |bell: Option<&OwnedFd>, limit| {
-                signalled.set(sleep.sleep(bell.map(AsFd::as_fd), limit));
-            };
+            let mut nap = |bells: &[BorrowedFd<'_>], limit| signalled.set(sleep.sleep(bells, limit));
             gate.sleep_by(seen, &deaths, limit, &mut nap);
         };
         let ready = || gate.word().peek() != seen;

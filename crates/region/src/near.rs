@@ -1,0 +1,99 @@
+//! Bells of near sleepers: threads that wait at a [`crate::gate::Gate`], and that the processes of their own system ring without their
+//! service. Such a bell is a datagram socket with a name in the system's abstract name space (unix(7)), which the gate's line gives in
+//! one word. A datagram has no contents; whoever sends one to a bell that it should not ring makes its sleeper look once more.
+
+use std::os::fd::OwnedFd;
+use std::sync::{Mutex, OnceLock, PoisonError};
+
+use isthmus_lockfree::local::Count;
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
+
+use crate::party::Party;
+
+/// Bells of a process, at most: threads that sleep at once.
+const MOST: u64 = 255;
+
+/// A bell, and the word by which gates name it.
+#[derive(Debug)]
+pub(crate) struct Bell {
+    pub(crate) socket: OwnedFd,
+    pub(crate) word: u64,
+}
+
+/// The bells of a process, and the socket by which it rings others'.
+#[derive(Debug)]
+pub(crate) struct Bells {
+    party: Party,
+    uuid: [u64; 2],
+    made: Count,
+    free: Mutex<Vec<Bell>>,
+    ringer: OnceLock<Option<OwnedFd>>,
+}
+
+/// Peer, area and the lower 32 bits of the area's life, and which of the process's bells.
+fn word_of(party: Party, number: u64) -> u64 {
+    let life = party.word() & 0xffff_ffff;
+    (u64::from(party.peer()) << 54) | (u64::from(party.area()) << 40) | (life << 8) | (number & 0xff)
+}
+
+/// Whether a word names a bell of this peer.
+pub(crate) fn is_of(word: u64, peer: u32) -> bool {
+    word >> 54 == u64::from(peer)
+}
+
+impl Bells {
+    pub(crate) fn new(party: Party, uuid: [u64; 2]) -> Self {
+        Self { party, uuid, made: Count::new(0), free: Mutex::default(), ringer: OnceLock::new() }
+    }
+
+    fn address(&self, word: u64) -> Result<SocketAddrUnix, Errno> {
+        let [one, two] = self.uuid;
+        SocketAddrUnix::new_abstract_name(format!("isthmus-{one:016x}{two:016x}-{word:016x}").as_bytes())
+    }
+
+    /// A bell for one sleep; none if the process has no descriptor for it, or has as many as it may.
+    pub(crate) fn take(&self) -> Option<Bell> {
+        let free = self.free.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        free.or_else(|| self.make())
+    }
+
+    fn make(&self) -> Option<Bell> {
+        let number = self.made.add(1) + 1;
+        if number > MOST {
+            self.made.sub(1);
+            return None;
+        }
+        let word = word_of(self.party, number);
+        let socket = socket().ok()?;
+        rustix::net::bind(&socket, &self.address(word).ok()?).ok()?;
+        Some(Bell { socket, word })
+    }
+
+    /// Gives back a bell of which the word stands in no gate any more.
+    pub(crate) fn leave(&self, bell: Bell) {
+        self.free.lock().unwrap_or_else(PoisonError::into_inner).push(bell);
+    }
+
+    /// Rings the bell with this name; gives whether there is one.
+    pub(crate) fn ring(&self, word: u64) -> bool {
+        let Some(ringer) = self.ringer.get_or_init(|| socket().ok()) else { return false };
+        let Ok(address) = self.address(word) else { return false };
+        match rustix::net::sendto(ringer, &[], SendFlags::DONTWAIT | SendFlags::NOSIGNAL, &address) {
+            // It was rung already, and so often that there is no more room.
+            Ok(_) | Err(Errno::AGAIN | Errno::NOBUFS) => true,
+            Err(_) => false,
+        }
+    }
+}
+
+fn socket() -> rustix::io::Result<OwnedFd> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    rustix::net::socket_with(AddressFamily::UNIX, SocketType::DGRAM, flags, None)
+}
+
+/// Takes what rings have left.
+pub(crate) fn drain(bell: &Bell) {
+    let mut none = [0_u8; 1];
+    while rustix::net::recv(&bell.socket, &mut none, RecvFlags::DONTWAIT).is_ok() {}
+}
