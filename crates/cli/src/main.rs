@@ -15,6 +15,7 @@ mod guest;
 mod help;
 mod hidden;
 mod host;
+mod ipcs;
 mod metrics;
 mod region;
 mod region_args;
@@ -57,6 +58,8 @@ enum Command {
     Ps(watch::Ps),
     Top(watch::Top),
     Explain(watch::Explain),
+    Ipcs(ipcs::Ipcs),
+    Ipcrm(ipcs::Ipcrm),
     Region(region::Args),
     Doctor(doctor::Args),
 }
@@ -103,6 +106,8 @@ fn main() {
         Command::Ps(args) => args.run(),
         Command::Top(args) => args.run(),
         Command::Explain(args) => args.run(),
+        Command::Ipcs(args) => args.run(),
+        Command::Ipcrm(args) => args.run(),
         Command::Region(args) => args.run(),
         Command::Doctor(args) => args.run(),
     });

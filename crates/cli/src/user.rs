@@ -1,5 +1,7 @@
 //! Users and groups as people write them: a name of `/etc/passwd` or `/etc/group`, or a number.
 
+use std::collections::HashMap;
+
 /// Reads a user's name or number and returns the number.
 pub(crate) fn parse(text: &str) -> Result<u32, String> {
     if let Ok(uid) = text.parse() {
@@ -16,6 +18,22 @@ pub(crate) fn parse_group(text: &str) -> Result<u32, String> {
     }
     let group = std::fs::read_to_string("/etc/group").map_err(|e| format!("/etc/group: {e}"))?;
     find(&group, text).ok_or_else(|| format!("no group `{text}` in /etc/group; give the group's number"))
+}
+
+/// The names of all users in `/etc/passwd`, by their numbers.
+pub(crate) fn names() -> HashMap<u32, String> {
+    let passwd = std::fs::read_to_string("/etc/passwd").unwrap_or_default();
+    named(&passwd)
+}
+
+/// Of two users with one number the first counts.
+fn named(passwd: &str) -> HashMap<u32, String> {
+    let user = |line: &str| {
+        let mut fields = line.split(':');
+        let name = fields.next()?.to_owned();
+        Some((fields.nth(1)?.parse().ok()?, name))
+    };
+    passwd.lines().rev().filter_map(user).collect()
 }
 
 /// The number of `name`, which stands in the third field of both files.
@@ -36,6 +54,8 @@ mod tests {
         let passwd = "root:x:0:0:root:/root:/bin/sh\nann:x:1001:1001::/home/ann:/bin/sh\n";
         assert_eq!(find(passwd, "ann"), Some(1001));
         assert_eq!(find(passwd, "an"), None);
+        let known = named("root:x:0:0::/:/bin/sh\ntoor:x:0:0::/:/bin/sh\nann:x:1001:1001:::\nbad\n");
+        assert_eq!((known.len(), known[&0].as_str(), known[&1001].as_str()), (2, "root", "ann"));
         assert_eq!(find("root:x:0:\nisthmus:x:998:ann,joe\n", "isthmus"), Some(998));
     }
 }

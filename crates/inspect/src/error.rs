@@ -39,6 +39,15 @@ pub enum Error {
         #[source]
         source: isthmus_attach::Error,
     },
+    /// The service did not let this process attach.
+    #[error("cannot attach to the service at {}", path.display())]
+    Attach {
+        /// Its socket.
+        path: PathBuf,
+        /// Why not.
+        #[source]
+        source: isthmus_attach::Error,
+    },
     /// A file cannot be opened or read.
     #[error("cannot {action} {}", path.display())]
     File {
@@ -108,6 +117,7 @@ impl Error {
             Self::NoRun { .. } | Self::Several { .. } | Self::Exists { .. } | Self::Remote { .. } => true,
             Self::NoService { .. }
             | Self::Observe { .. }
+            | Self::Attach { .. }
             | Self::File { .. }
             | Self::Read { .. }
             | Self::NotARegion { .. }

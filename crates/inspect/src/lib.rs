@@ -4,7 +4,7 @@
 //! - [`model`]: the outcome of a survey, as plain data.
 //! - [`survey`]: one pass over a region; [`fault`]: what it found wrong; [`claims`]: which bytes belong to which structure.
 //! - [`check`]: repeated surveys, which separate what is wrong from what is only changing.
-//! - [`ps`], [`top`], [`explain`], [`dump`]: output for people and programs.
+//! - [`ps`], [`top`], [`explain`], [`ipcs`], [`dump`]: output for people and programs.
 //! - [`openmetrics`], [`http`]: the same for Prometheus.
 //!
 //! Nothing that is read is trusted: any process may have written the region, and a dump may be any file. Every number is
@@ -19,6 +19,7 @@ pub mod error;
 pub mod explain;
 pub mod fault;
 pub mod http;
+pub mod ipcs;
 pub mod model;
 pub mod openmetrics;
 pub mod ps;

@@ -40,6 +40,87 @@ pub struct Object {
     pub owner: (u32, u32),
     /// Processes that have it open.
     pub opens: u64,
+    /// What else is known of an object of System V IPC.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub sysv: Option<Sysv>,
+}
+
+/// An object of System V IPC (svipc(7)).
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Sysv {
+    /// Its id, as programs see it.
+    pub id: i32,
+    /// Its key; 0 if it has none, or is removed.
+    pub key: i32,
+    /// User and group of the process that made it.
+    pub creator: (u32, u32),
+    /// The process that made it.
+    pub maker: Option<Pid>,
+    /// When owner or mode were changed last, in seconds since 1970.
+    pub changed: u64,
+    /// Its size in its own terms: bytes of shared memory, semaphores of a set, most bytes of a queue.
+    pub size: u64,
+    /// What its own memory says of its use, which every process can write.
+    pub usage: Usage,
+}
+
+/// A process, as its own system knows it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct Pid {
+    /// Its member's number.
+    pub member: u32,
+    /// Its number there.
+    pub pid: u32,
+}
+
+/// What an object of System V IPC says of its use: times in seconds since 1970, 0 for never; nothing where it says nothing.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(tag = "of", rename_all = "lowercase")]
+pub enum Usage {
+    /// Shared memory.
+    Shm {
+        /// The last attach.
+        attached: Option<u64>,
+        /// The last detach.
+        detached: Option<u64>,
+        /// Who did either last.
+        last: Option<Pid>,
+    },
+    /// A set of semaphores.
+    Sem {
+        /// The last operation.
+        operated: Option<u64>,
+        /// Each of them.
+        semaphores: Option<Vec<Semaphore>>,
+    },
+    /// A message queue.
+    Msg {
+        /// Bytes in it.
+        bytes: Option<u64>,
+        /// Messages in it.
+        messages: Option<u64>,
+        /// The last msgsnd(2), and whose.
+        sent: Option<u64>,
+        /// See there.
+        last_sender: Option<Pid>,
+        /// The last msgrcv(2), and whose.
+        received: Option<u64>,
+        /// See there.
+        last_receiver: Option<Pid>,
+    },
+}
+
+/// A semaphore.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct Semaphore {
+    /// Its value.
+    pub value: u32,
+    /// Who wait for it to grow.
+    pub waiters: u32,
+    /// Who wait for it to be zero.
+    pub waiters_for_zero: u32,
+    /// Who changed it last.
+    pub last: Option<Pid>,
 }
 
 /// The region as a whole.

@@ -11,6 +11,7 @@ mod channels;
 mod members;
 mod objects;
 mod registrations;
+mod sysv;
 
 use isthmus_region::address::SystemId;
 use isthmus_region::format::{self, DEVICE_SECTION_ALIGN, MAGIC, SECTION_ALIGN, VERSION, file, header, peer};

@@ -1,14 +1,18 @@
 //! Named objects: the table that the host service writes. What an object's bytes mean is its users' affair.
 
 use isthmus_region::format::object;
-use isthmus_region::life::State;
+use isthmus_region::life::{Life, State};
 use isthmus_region::membership::Shape;
-use isthmus_region::objects::{Kind, MAX_NAME, UNLINKED};
+use isthmus_region::objects::{Kind, MAX_NAME, ObjectInfo, UNLINKED};
+use isthmus_region::party::Party;
 
 use super::{Result, Walk, half, word};
 use crate::claims::Claims;
 use crate::fault::{Place, number};
 use crate::model::{Object, padded};
+
+/// Words of an entry before its name.
+const WORDS: usize = 16;
 
 impl Walk<'_> {
     /// All entries of the table that are in use. No two of them have a byte in common.
@@ -26,7 +30,7 @@ impl Walk<'_> {
     fn object(&mut self, shape: &Shape, index: u32, taken: &mut Claims) -> Result<Option<Object>> {
         let at = shape.object_table() + u64::from(index) * object::BYTES;
         let place = Place::Object(index);
-        let words = self.words("object", at, 16)?;
+        let words = self.entry(at)?;
         let life = self.life(place, "object.LIFE", at + object::LIFE, word(&words, object::LIFE));
         if life.state != State::Active {
             return Ok(None);
@@ -50,7 +54,9 @@ impl Walk<'_> {
         self.require(known.is_some(), place, "object.KIND", at + object::KIND, kind.into(), || {
             format!("1 to {}", Kind::ALL.len())
         });
-        self.require(mode & !0o666 == 0, place, "object.MODE", at + object::MODE, mode.into(), || {
+        // Those of System V IPC keep the bits of execution, as the kernel's do, though these mean nothing.
+        let bits = if known.is_some_and(Kind::is_sysv) { 0o777 } else { 0o666 };
+        self.require(mode & !bits == 0, place, "object.MODE", at + object::MODE, mode.into(), || {
             "read and write bits of owner, group and others".into()
         });
         let flags = word(&words, object::FLAGS);
@@ -62,20 +68,52 @@ impl Walk<'_> {
             let allowed = format!("1 to {MAX_NAME} bytes of UTF-8 and zeros behind them");
             self.fault(place, "object.NAME", at + object::NAME, format!("{name:?}"), allowed);
         }
+        let param = |i: u64| word(&words, object::PARAMS + 8 * i);
+        let info = ObjectInfo {
+            index,
+            life,
+            offset,
+            len,
+            kind,
+            mode,
+            owner: (half(&words, object::UID), half(&words, object::GID)),
+            creator: Party::named(word(&words, object::CREATOR)),
+            flags,
+            opens: word(&words, object::OPENS),
+            params: [0, 1, 2, 3].map(param),
+            name,
+        };
+        let start = self.start_of(shape.shared_file).map(|start| start.saturating_add(shape.shared));
+        let memory = start.filter(|_| inside).map(|start| start.saturating_add(offset));
+        let sysv = match known.filter(|kind| kind.is_sysv()) {
+            Some(kind) => Some(self.sysv(kind, &info, memory)?),
+            None => None,
+        };
         Ok(Some(Object {
             index,
             incarnation: life.incarnation,
             kind: known.map_or("unknown", Kind::name),
-            name,
             unlinked: flags & UNLINKED != 0,
-            offset: self
-                .start_of(shape.shared_file)
-                .unwrap_or(0)
-                .saturating_add(shape.shared.saturating_add(offset)),
+            offset: start.unwrap_or(shape.shared).saturating_add(offset),
             bytes: len,
             mode,
-            owner: (half(&words, object::UID), half(&words, object::GID)),
-            opens: word(&words, object::OPENS),
+            owner: info.owner,
+            opens: info.opens,
+            name: info.name,
+            sysv,
         }))
+    }
+
+    /// The words of an entry. One that is being changed, as it is whenever a process opens the object, is read again.
+    fn entry(&self, at: u64) -> Result<Vec<u64>> {
+        let mut words = self.words("object", at, WORDS)?;
+        for _ in 0..100 {
+            if Life::unpack(word(&words, object::LIFE)).state != State::Joining || !self.reader.is_memory() {
+                break;
+            }
+            std::thread::yield_now();
+            words = self.words("object", at, WORDS)?;
+        }
+        Ok(words)
     }
 }

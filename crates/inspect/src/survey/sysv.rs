@@ -1,0 +1,70 @@
+//! Objects of System V IPC: what the table says of them, which the host service alone writes, and what their own memory says of their
+//! use, which any process may have written.
+
+use isthmus_region::objects::{Kind, ObjectInfo, sysv};
+use isthmus_sysv::ipc;
+
+use super::{Result, Walk};
+use crate::model::{Pid, Sysv, Usage};
+
+/// What a segment's first page says, as `isthmus_sysv::shm` lays it out: words of times, and of the last one's process.
+const SHM_ATTACHED: usize = 0;
+const SHM_DETACHED: usize = 1;
+const SHM_LAST: usize = 2;
+
+/// The process in a word that [`sysv::both`] has made of its number and its member's.
+fn process(word: u64) -> Option<Pid> {
+    let half = |word: u64| u32::try_from(word & u64::from(u32::MAX)).unwrap_or(0);
+    let (pid, member) = (half(word), half(word >> 32));
+    (pid != 0).then_some(Pid { member, pid })
+}
+
+impl Walk<'_> {
+    /// What else there is to say of an object. `memory` is where its own memory is in what is read, if it is there.
+    pub(super) fn sysv(&self, kind: Kind, info: &ObjectInfo, memory: Option<u64>) -> Result<Sysv> {
+        let (key, pid) = sysv::key_and_maker(info);
+        let maker = info.creator.map(|creator| Pid { member: creator.peer(), pid });
+        Ok(Sysv {
+            id: ipc::id_of(info),
+            key,
+            creator: sysv::creator(info),
+            maker,
+            changed: info.params[sysv::CHANGED],
+            size: info.params[sysv::SIZE],
+            usage: match kind {
+                Kind::SysvSem => Self::sem(),
+                Kind::SysvMsg => Self::msg(),
+                _ => self.shm(info, memory)?,
+            },
+        })
+    }
+
+    fn shm(&self, info: &ObjectInfo, memory: Option<u64>) -> Result<Usage> {
+        let Some(at) = memory.filter(|_| info.len >= 24) else {
+            return Ok(Usage::Shm { attached: None, detached: None, last: None });
+        };
+        let words = self.words("segment", at, 3)?;
+        Ok(Usage::Shm {
+            attached: Some(words[SHM_ATTACHED]),
+            detached: Some(words[SHM_DETACHED]),
+            last: process(words[SHM_LAST]),
+        })
+    }
+
+    /// The head of a set, and its semaphores, are not read yet.
+    fn sem() -> Usage {
+        Usage::Sem { operated: None, semaphores: None }
+    }
+
+    /// The head of a queue is not read yet.
+    fn msg() -> Usage {
+        Usage::Msg {
+            bytes: None,
+            messages: None,
+            sent: None,
+            last_sender: None,
+            received: None,
+            last_receiver: None,
+        }
+    }
+}
