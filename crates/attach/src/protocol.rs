@@ -122,6 +122,20 @@ pub enum Request {
         /// Its incarnation.
         incarnation: u64,
     },
+    /// Opens an object for a process that has said so in the object. There is no reply.
+    Enter {
+        /// Its index in the table.
+        index: u32,
+        /// Its incarnation.
+        incarnation: u64,
+    },
+    /// Takes the name of an object away that bears its removal itself. There is no reply.
+    Removed {
+        /// Its index in the table.
+        index: u32,
+        /// Its incarnation.
+        incarnation: u64,
+    },
     /// Changes an object of System V IPC.
     Change {
         /// Its index in the table.

@@ -158,7 +158,13 @@ impl Caller {
             self.put(asker, request)
         });
         if let Err(no) = answered {
-            if matches!(request, Request::Close { .. } | Request::Release { .. }) {
+            if matches!(
+                request,
+                Request::Close { .. }
+                    | Request::Release { .. }
+                    | Request::Enter { .. }
+                    | Request::Removed { .. }
+            ) {
                 // The process will not repeat it.
                 self.to_close.push((asker, request.clone()));
             }

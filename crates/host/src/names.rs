@@ -41,6 +41,8 @@ pub struct Registry {
     region: Region,
     free: Pool,
     entries: Vec<Entry>,
+    /// Objects lie before this entry.
+    high: usize,
     /// Per-user quota in bytes; root is exempt.
     quota: Option<u64>,
     /// The number of each peer's last request.
@@ -90,7 +92,16 @@ impl Registry {
             free.give(Extent { offset: 0, bytes: shape.shared_bytes });
         }
         let entries = (0..shape.objects).map(|_| Entry::default()).collect();
-        Self { region, free, entries, quota, heard: HashMap::new(), since: HashMap::new(), swept: None }
+        Self {
+            region,
+            free,
+            entries,
+            high: 0,
+            quota,
+            heard: HashMap::new(),
+            since: HashMap::new(),
+            swept: None,
+        }
     }
 
     /// Answers one request.
@@ -103,6 +114,8 @@ impl Registry {
             Request::Unlink { kind, name } => self.unlink(asker, *kind, name),
             Request::Hold { index, incarnation, times, .. } => self.hold(asker, *index, *incarnation, *times),
             Request::Release { index, incarnation } => self.close(asker, *index, *incarnation),
+            Request::Enter { index, incarnation } => self.enter(asker, *index, *incarnation),
+            Request::Removed { index, incarnation } => self.remove(asker, *index, *incarnation),
             Request::Change { index, incarnation, change } => {
                 self.change(asker, *index, *incarnation, change)
             }
@@ -120,7 +133,7 @@ impl Registry {
     }
 
     fn find(&self, kind: Kind, name: &str) -> Option<usize> {
-        self.entries.iter().position(|e| {
+        self.entries[..self.high].iter().position(|e| {
             let named = |o: &Object| {
                 o.info.kind == kind as u32 && o.info.name == name && o.info.flags & UNLINKED == 0
             };
@@ -157,6 +170,7 @@ impl Registry {
             // So that a program that is restarted at once is not refused for its former process's endpoint.
             self.sweep();
         }
+        self.take_removed_name(new);
         if let Some(at) = self.find(new.kind, &new.name) {
             if !new.or_open {
                 return Err(Refusal(
@@ -182,7 +196,9 @@ impl Registry {
             );
             return Err(Refusal(Code::Full, text));
         }
-        let Some(place) = self.entries.iter().position(|e| e.object.is_none()) else {
+        // Beyond the high mark there is none.
+        let before = self.entries[..self.high].iter().position(|e| e.object.is_none());
+        let Some(place) = before.or((self.high < self.entries.len()).then_some(self.high)) else {
             let text = match self.entries.len() {
                 0 => format!("no {}: the service has no room for named objects (--shared)", what()),
                 all => format!("no {}: all {all} places for named objects are taken", what()),
@@ -201,6 +217,7 @@ impl Registry {
         let failed = |e: isthmus_region::Error| Refusal(Code::Failed, e.to_string());
         let begun = self.region.shared().and_then(|s| s.zero("object", offset, bytes)).map_err(failed);
         let index = u32::try_from(place).unwrap_or(u32::MAX);
+        self.set_high(self.high.max(place + 1));
         let entry = &mut self.entries[place];
         entry.lives += 1;
         let life = Life { incarnation: entry.lives, state: State::Active };
@@ -235,7 +252,7 @@ impl Registry {
 
     /// Bytes of all objects of a user.
     fn of_user(&self, uid: u32) -> u64 {
-        let objects = self.entries.iter().filter_map(|e| e.object.as_ref());
+        let objects = self.entries[..self.high].iter().filter_map(|e| e.object.as_ref());
         objects.filter(|o| o.info.owner.0 == uid).map(|o| o.extent.bytes).sum()
     }
 
@@ -358,6 +375,14 @@ impl Registry {
         }
     }
 
+    fn set_high(&mut self, high: usize) {
+        if high != self.high {
+            self.high = high;
+            // This cannot fail: the host section is the service's own.
+            let _ = objects::set_high(&self.region, u32::try_from(high).unwrap_or(u32::MAX));
+        }
+    }
+
     /// Takes an object's name away if it ends with its creator and that is dead; ends an object without a name that
     /// no process has open.
     fn end_if_over(&mut self, at: usize) {
@@ -372,14 +397,21 @@ impl Registry {
         if info.flags & UNLINKED != 0 && object.holders.is_empty() {
             let (index, life, extent) = (info.index, info.life.incarnation, object.extent);
             let _ = objects::retire(&self.region, index, life);
+            if sysv::is_entered(&self.region, &object.info) {
+                let _ = objects::publish(&self.region, &object.info);
+                return;
+            }
             self.entries[at].object = None;
             self.free.give(extent);
+            let high =
+                self.entries[..self.high].iter().rposition(|e| e.object.is_some()).map_or(0, |i| i + 1);
+            self.set_high(high);
         }
     }
 
     /// A process is dead: closes what it had open.
     pub fn gone(&mut self, party: Party) {
-        for at in 0..self.entries.len() {
+        for at in 0..self.high {
             let Some(object) = self.entries[at].object.as_mut() else { continue };
             let held = object.holders.remove(&party).is_some();
             if held {
@@ -405,13 +437,14 @@ impl Registry {
     /// Closes what dead processes had open.
     pub fn sweep(&mut self) {
         self.swept = Some(Instant::now());
-        for at in 0..self.entries.len() {
+        for at in 0..self.high {
             let Some(object) = self.entries[at].object.as_mut() else { continue };
             let before = object.holders.len();
             let (region, since) = (&self.region, &self.since);
             object
                 .holders
                 .retain(|party, _| party.may_write(region) || is_of_a_former_life(*party, region, since));
+            sysv::note_removal(&self.region, &mut object.info);
             let opens = object.info.opens;
             object.count(&self.region);
             if object.holders.len() != before || object.info.opens != opens {

@@ -20,6 +20,14 @@ pub fn take(hold: &Word, owner: u64) {
     full_fence();
 }
 
+/// As [`take`], in a word that several processes share: it is taken if it was free. Gives whether it was.
+#[inline]
+pub fn take_shared(hold: &Word, owner: u64) -> bool {
+    let is_taken = hold.peek() == 0 && hold.replace(0, owner).is_ok();
+    full_fence();
+    is_taken
+}
+
 /// Lets go: the changes are made.
 #[inline]
 pub fn release(hold: &Word) {

@@ -13,6 +13,7 @@
 //! - [`lock`]: locks that know their owner, and are taken over when it dies (P11).
 //! - [`readers`]: readers that each process counts apart, and a writer that finds them (P12).
 //! - [`commit`]: minitransactions: locks that outlive their holders, and changes of one word beside them (P13 to P16).
+//! - [`mcas`]: changes of several words that anyone completes or calls off (P22 to P24).
 //! - [`stream`]: positions of a one-way ring of bytes, and whether it may still be read (P17 to P19).
 //! - [`local`]: flags and counts of one process, for code that names no memory ordering.
 //! - [`hint`]: what the processor is told between two looks.
@@ -33,6 +34,7 @@ pub mod hold;
 pub mod life;
 pub mod local;
 pub mod lock;
+pub mod mcas;
 pub mod readers;
 pub mod ring;
 pub mod sleep;

@@ -10,6 +10,7 @@ use isthmus_sysv::Ipc;
 use rustix::io::Errno;
 
 use crate::Result;
+use crate::credentials;
 use crate::shm::Mapped;
 
 /// What the library keeps under its lock, which a fork holds.
@@ -23,6 +24,8 @@ pub(crate) struct State {
 static STATE: Mutex<Option<State>> = Mutex::new(None);
 /// The address of the attachment, once there is one. It stays until the process ends; a forked child gets another one.
 static CURRENT: Count = Count::new(0);
+/// The version of the user and groups by which objects are made.
+static USERS: Count = Count::new(0);
 
 /// The lock on the library's state.
 pub(crate) type Locked = MutexGuard<'static, Option<State>>;
@@ -39,11 +42,22 @@ pub(crate) fn lock() -> Locked {
 /// # Errors
 /// `ENOSYS` where no service answers; a line on standard error says why, once.
 pub(crate) fn ipc() -> Result<&'static Ipc> {
-    if let Some(ipc) = current() {
+    if let Some(ipc) = current().filter(|_| USERS.peek() == credentials::version()) {
         return Ok(ipc);
     }
     let _state = lock();
-    current().map_or_else(attach, Ok)
+    let ipc = current().map_or_else(attach, Ok)?;
+    let now = credentials::version();
+    if USERS.get() != now {
+        // The service knows users by their connections.
+        let member = isthmus_attach::client::connect().map_err(|e| {
+            say(&format!("System V IPC by another user than before: {}", with_causes(&e)));
+            Errno::ACCESS
+        })?;
+        ipc.rule_by(member);
+        USERS.set(now);
+    }
+    Ok(ipc)
 }
 
 #[inline]
@@ -58,6 +72,7 @@ pub(crate) fn attach() -> Result<&'static Ipc> {
     match isthmus_attach::client::connect() {
         Ok(member) => {
             let ipc: &'static Ipc = Box::leak(Box::new(Ipc::new(&member)));
+            USERS.set(credentials::version());
             CURRENT.set(std::ptr::from_ref(ipc).expose_provenance() as u64);
             crate::fork::watch();
             Ok(ipc)

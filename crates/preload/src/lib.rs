@@ -14,6 +14,8 @@ mod here;
 pub mod key;
 mod keys;
 mod memory;
+pub mod msg;
+pub mod sem;
 pub mod shm;
 mod sleep;
 

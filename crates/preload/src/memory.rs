@@ -1,6 +1,8 @@
 //! The program's pointers. Those of the calls that are not in a hurry are read and written by the kernel (process_vm_readv(2)), so that a
-//! wrong one is `EFAULT` and no signal; those of semop, msgsnd and msgrcv are only looked at.
+//! wrong one is `EFAULT` and no signal; of those of semop, msgsnd and msgrcv each thread asks the kernel once for each page, and remembers
+//! some. So one to memory that the program has used in such a call before, and has unmapped since, may be a signal.
 
+use std::cell::Cell;
 use std::ffi::c_void;
 use std::mem::MaybeUninit;
 
@@ -10,13 +12,67 @@ use crate::Result;
 
 /// The lowest address that a program can have anything at, and the first that none has.
 const ADDRESSES: std::ops::Range<usize> = 4096..1 << 47;
+const PAGE: usize = 4096;
+/// Pages that a thread remembers.
+const KNOWN: usize = 64;
 
-/// Whether `bytes` at an address can be the program's; a pointer that is wrong otherwise is a signal.
+thread_local! {
+    /// Numbers of pages, doubled, with one more for those that can be written; each at the place of its lower bits.
+    static PAGES: [Cell<usize>; KNOWN] = const { [const { Cell::new(0) }; KNOWN] };
+}
+
+/// Whether `bytes` at an address are the program's to be read.
 pub(crate) fn check(at: *const c_void, bytes: usize) -> Result<()> {
-    let begin = at.addr();
-    let is_there =
-        ADDRESSES.contains(&begin) && begin.checked_add(bytes).is_some_and(|end| end <= ADDRESSES.end);
-    if is_there { Ok(()) } else { Err(Errno::FAULT) }
+    check_pages(at.addr(), bytes, false)
+}
+
+/// Whether `bytes` at an address are the program's to be written.
+pub(crate) fn check_room(at: *const c_void, bytes: usize) -> Result<()> {
+    check_pages(at.addr(), bytes, true)
+}
+
+#[inline]
+fn check_pages(begin: usize, bytes: usize, to_write: bool) -> Result<()> {
+    let end = begin.checked_add(bytes).filter(|end| *end <= ADDRESSES.end).ok_or(Errno::FAULT)?;
+    if begin < ADDRESSES.start {
+        return Err(Errno::FAULT);
+    }
+    for page in begin / PAGE..end.div_ceil(PAGE) {
+        let known = PAGES.with(|pages| pages[page % KNOWN].get());
+        // One that can be written can be read.
+        if known / 2 != page || (to_write && known.is_multiple_of(2)) {
+            ask(page, to_write)?;
+        }
+    }
+    Ok(())
+}
+
+#[cold]
+fn ask(page: usize, to_write: bool) -> Result<()> {
+    /// `MADV_POPULATE_READ`, `MADV_POPULATE_WRITE`.
+    const POPULATE: [libc::c_int; 2] = [22, 23];
+    let at = std::ptr::without_provenance_mut::<c_void>(page * PAGE);
+    // SAFETY: this changes nothing that the program could read.
+    let done = unsafe { libc::madvise(at, PAGE, POPULATE[usize::from(to_write)]) };
+    // A device's memory, and an older kernel, have no such thing.
+    if done == -1 && !is_mapped(page * PAGE, to_write) {
+        return Err(Errno::FAULT);
+    }
+    PAGES.with(|pages| pages[page % KNOWN].set(page * 2 + usize::from(to_write)));
+    Ok(())
+}
+
+/// Whether the kernel's list of mappings says that an address can be read, or written.
+fn is_mapped(address: usize, to_write: bool) -> bool {
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
+    maps.lines().any(|line| {
+        let mut words = line.split(' ');
+        let range = words.next().and_then(|range| range.split_once('-'));
+        let number = |text: &str| usize::from_str_radix(text, 16).unwrap_or(0);
+        let is_it = range.is_some_and(|(low, high)| (number(low)..number(high)).contains(&address));
+        let wanted = if to_write { "rw" } else { "r" };
+        is_it && words.next().is_some_and(|access| access.starts_with(wanted))
+    })
 }
 
 /// Reads a value from an address of the program.

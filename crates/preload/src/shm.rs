@@ -3,7 +3,7 @@
 use std::ffi::{c_int, c_void};
 use std::os::fd::AsFd;
 
-use isthmus_region::objects::{Kind, ObjectInfo, UNLINKED, sysv};
+use isthmus_region::objects::{Kind, ObjectInfo, sysv};
 use isthmus_sysv::shm::{Attached, EXEC, PAGE, RDONLY, Stat};
 use isthmus_sysv::{Ipc, ipc};
 use rustix::io::Errno;
@@ -340,7 +340,10 @@ fn filled(ipc: &Ipc, stat: &Stat) -> libc::shmid_ds {
     // SAFETY: a structure of numbers, for which zeros are values.
     let mut ds: libc::shmid_ds = unsafe { std::mem::zeroed() };
     let info = &stat.info;
-    ds.shm_perm = permissions(info, if info.flags & UNLINKED != 0 { DEST } else { 0 });
+    ds.shm_perm = permissions(info, if stat.is_removed { DEST } else { 0 });
+    if stat.is_removed {
+        ds.shm_perm.__key = 0;
+    }
     ds.shm_segsz = usize::try_from(stat.size).unwrap_or(usize::MAX);
     ds.shm_atime = seconds(stat.attached);
     ds.shm_dtime = seconds(stat.detached);

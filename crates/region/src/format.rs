@@ -53,7 +53,7 @@ pub const DIRECTORY_MAGIC: u64 = u64::from_le_bytes(*b"PEERDIR1");
 /// How much of a program's name a process's area keeps.
 pub const PROGRAM_BYTES: usize = 24;
 /// The version that this code reads and writes.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 /// Smallest region.
 pub const LEAST_REGION_BYTES: u64 = 1 << 20;
 /// Alignment of sections, at least: that of regions which only processes of the host map.
@@ -97,6 +97,7 @@ layout! {
         SHARED_FILE @ 140, 4, "host service, once", "File of the shared section.";
         SHARED @ 144, 8, "host service, once", "Offset of the shared section in that file.";
         SECTION_ALIGN @ 152, 8, "host service, once", "Sections and pools of pages begin and end at multiples of this: a power of two, 64 KiB to 2 MiB.";
+        OBJECTS_HIGH @ 160, 8, "host service", "Entries of the object table that are in use lie before this one.";
     }
     /// The host service's answer to a question of a peer's local service about named objects; one for each peer.
     reply (576) {

@@ -293,6 +293,17 @@ impl<A: Access> Section<A> {
         Ok(unsafe { at.cast::<A::Word>().as_ref() })
     }
 
+    /// The `N` words from `offset` on.
+    ///
+    /// # Errors
+    /// [`Error::OutOfBounds`], also for a misaligned offset.
+    #[inline]
+    pub fn words<const N: usize>(&self, what: &'static str, offset: u64) -> Result<&[A::Word; N]> {
+        let at = self.check(what, offset, 8 * N as u64, 8)?;
+        // SAFETY: as for `word`, N times.
+        Ok(unsafe { at.cast::<[A::Word; N]>().as_ref() })
+    }
+
     /// The word at `offset`, to be read.
     ///
     /// # Errors

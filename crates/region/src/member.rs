@@ -143,6 +143,17 @@ pub trait LocalService: Send + Sync {
         let _ = (index, incarnation);
     }
 
+    /// As [`LocalService::hold_object`], once, for a process that has said so in the object (`segment::enter`): does not wait for the
+    /// service.
+    fn enter_object(&self, index: u32, incarnation: u64) {
+        let _ = (index, incarnation);
+    }
+
+    /// As [`LocalService::remove_object`], of an object that bears its removal itself: does not wait for the service.
+    fn removed_object(&self, index: u32, incarnation: u64) {
+        let _ = (index, incarnation);
+    }
+
     /// Changes owner, mode and size of an object of System V IPC.
     ///
     /// # Errors

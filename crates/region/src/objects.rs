@@ -10,7 +10,7 @@ use isthmus_lockfree::life::{Life, State, unchanged};
 use isthmus_lockfree::sync::{ReadWord, release_fence};
 
 use crate::error::{Error, ObjectProblem, Result};
-use crate::format::{object, reply};
+use crate::format::{header, object, reply};
 use crate::mapping::{PeerSection, Section};
 use crate::member::Member;
 use crate::membership::{PeerInfo, Region};
@@ -265,9 +265,25 @@ pub fn object(region: &Region, index: u32) -> Result<Option<ObjectInfo>> {
     Err(Error::Invalid { what: "object entry, which keeps changing", value: index.into() })
 }
 
+/// Where the table's entries that are in use end.
+pub fn high(region: &Region) -> u32 {
+    let high = region.host().and_then(|host| host.word("header", header::OBJECTS_HIGH).map(ReadWord::get));
+    let all = region.shape().objects;
+    high.map_or(all, |high| u32::try_from(high).unwrap_or(all).min(all))
+}
+
+/// Says where the table's entries that are in use end, which [`publish`] does for one beyond; for the host service alone.
+///
+/// # Errors
+/// [`Error::ReadOnly`].
+pub fn set_high(region: &Region, high: u32) -> Result<()> {
+    region.host()?.writable()?.word("header", header::OBJECTS_HIGH)?.set(high.into());
+    Ok(())
+}
+
 /// All objects that there are.
 pub fn objects(region: &Region) -> Vec<ObjectInfo> {
-    (0..region.shape().objects).filter_map(|i| object(region, i).ok().flatten()).collect()
+    (0..high(region)).filter_map(|i| object(region, i).ok().flatten()).collect()
 }
 
 /// An object's bytes.
@@ -292,6 +308,9 @@ pub fn publish(region: &Region, info: &ObjectInfo) -> Result<()> {
     let at = entry(region, info.index)?.writable()?;
     if info.name.len() > MAX_NAME {
         return Err(Error::Invalid { what: "bytes of a name", value: info.name.len() as u64 });
+    }
+    if info.index >= high(region) {
+        set_high(region, info.index + 1)?;
     }
     let life = at.word("object", object::LIFE)?;
     life.set(Life { state: State::Joining, ..info.life }.pack());
@@ -513,7 +532,7 @@ pub mod endpoint {
     pub fn find(member: &Member, system: SystemId, service: &str) -> Result<Option<Address>> {
         let region = member.region();
         let name = name_of(system, service);
-        for index in 0..region.shape().objects {
+        for index in 0..super::high(region) {
             let Some(info) = object(region, index)? else { continue };
             if info.kind != Kind::Endpoint as u32 || info.flags & UNLINKED != 0 || info.name != name {
                 continue;
@@ -575,6 +594,73 @@ pub mod sysv {
         }
     }
 
+    /// The page before a segment of shared memory, which all members write like the segment itself.
+    pub mod segment {
+        use isthmus_lockfree::hold;
+
+        use super::super::{Party, Region, Result, Section};
+
+        /// Bytes of the page.
+        pub const BYTES: u64 = 4096;
+        /// Offset of the time of the last attach.
+        pub const ATTACHED: u64 = 0;
+        /// Offset of the time of the last detach.
+        pub const DETACHED: u64 = 8;
+        /// Offset of the word with number and peer of the last process that did either.
+        pub const LAST: u64 = 16;
+        /// Offset of the word that is not 0 once the segment is removed. The service has that in its table a little later.
+        const REMOVED: u64 = 24;
+        /// Offsets of words that name processes which attach the segment, until the service knows.
+        const ENTERING: [u64; 4] = [64, 72, 80, 88];
+
+        /// The page at an offset of the shared section.
+        ///
+        /// # Errors
+        /// [`crate::Error::OutOfBounds`].
+        pub fn page(region: &Region, offset: u64) -> Result<Section> {
+            region.shared()?.part("segment", offset, BYTES)
+        }
+
+        /// Whether the segment is removed.
+        pub fn is_removed(page: &Section) -> bool {
+            page.word("segment", REMOVED).is_ok_and(|word| word.get() != 0)
+        }
+
+        /// Removes the segment; the service is to be told.
+        pub fn remove(page: &Section) {
+            if let Ok(word) = page.word("segment", REMOVED) {
+                word.set(1);
+            }
+        }
+
+        /// Says that a process attaches the segment, before it looks whether that is still there and tells the service (P7). Fails if
+        /// there is no place to say so; then the service is to be asked.
+        pub fn enter(page: &Section, party: Party) -> bool {
+            let word = |at: u64| page.word("segment", at).ok();
+            ENTERING.into_iter().filter_map(word).any(|word| hold::take_shared(word, party.word()))
+        }
+
+        /// Takes that back, once: the service knows, or the process does not attach it after all.
+        pub fn entered(page: &Section, party: Party) {
+            let word = |at: u64| page.word("segment", at).ok();
+            let _ = ENTERING.into_iter().filter_map(word).any(|word| word.replace(party.word(), 0).is_ok());
+        }
+
+        /// Whether a living process is about to attach the segment, whose end was published (P7).
+        pub fn is_entered(region: &Region, page: &Section) -> bool {
+            hold::after_death();
+            let word = |at: u64| page.word("segment", at).ok();
+            let parties = ENTERING.into_iter().filter_map(word).filter_map(|word| Party::named(word.get()));
+            parties.into_iter().any(|party| party.may_write(region))
+        }
+    }
+
+    /// Whether an object is removed. One of shared memory may still be attached.
+    pub fn is_removed(region: &Region, info: &ObjectInfo) -> bool {
+        let is_marked = || segment::page(region, info.offset).is_ok_and(|page| segment::is_removed(&page));
+        info.flags & UNLINKED != 0 || is(info, Kind::SysvShm) && is_marked()
+    }
+
     /// What a process wants to change of an object (`IPC_SET`).
     #[derive(Debug, Clone, Copy, PartialEq, Eq)]
     pub struct Change {
@@ -601,7 +687,7 @@ pub mod sysv {
 
     /// The object of a kind with a key, if there is one that is not removed.
     pub fn find(region: &Region, kind: Kind, key: i32) -> Option<ObjectInfo> {
-        (0..region.shape().objects).find_map(|index| {
+        (0..super::high(region)).find_map(|index| {
             let at = entry(region, index).ok()?;
             // A quick look, and then a whole one.
             let life = Life::unpack(at.word("object", object::LIFE).ok()?.get());
@@ -610,7 +696,7 @@ pub mod sysv {
                 return None;
             }
             let info = super::object(region, index).ok().flatten()?;
-            let is_it = is(&info, kind) && info.flags & UNLINKED == 0 && key_and_maker(&info).0 == key;
+            let is_it = is(&info, kind) && key_and_maker(&info).0 == key && !is_removed(region, &info);
             is_it.then_some(info)
         })
     }
@@ -631,17 +717,22 @@ pub mod sysv {
             Ok(Self { at: entry(region, info.index)?, incarnation: info.life.incarnation })
         }
 
+        #[inline]
         fn word(&self, offset: u64) -> u64 {
             self.at.word("object", offset).map_or(0, ReadWord::get)
+        }
+
+        /// Whether the object is there, removed or not.
+        #[inline]
+        pub fn is_there(&self) -> bool {
+            let life = Life::unpack(self.word(object::LIFE));
+            life.incarnation == self.incarnation && matches!(life.state, State::Active | State::Joining)
         }
 
         /// Whether the object is removed, or gone.
         #[inline]
         pub fn is_removed(&self) -> bool {
-            let life = Life::unpack(self.word(object::LIFE));
-            let is_there =
-                life.incarnation == self.incarnation && matches!(life.state, State::Active | State::Joining);
-            !is_there || self.word(object::FLAGS) & UNLINKED != 0
+            !self.is_there() || self.word(object::FLAGS) & UNLINKED != 0
         }
 
         /// Words that change whenever owner or mode do.
@@ -649,6 +740,17 @@ pub mod sysv {
         pub fn rights(&self) -> [u64; 2] {
             [self.word(object::KIND), self.word(object::UID)]
         }
+
+        /// The size, which changes of a queue alone.
+        #[inline]
+        pub fn size(&self) -> u64 {
+            self.word(object::PARAMS + 8 * SIZE as u64)
+        }
+    }
+
+    /// [`Entry::rights`] as they were when the table said this.
+    pub fn rights(info: &ObjectInfo) -> [u64; 2] {
+        [both(info.kind, info.mode), both(info.owner.0, info.owner.1)]
     }
 
     /// Whether it is of that kind.

@@ -8,10 +8,12 @@ use isthmus_lockfree::local::Count;
 use isthmus_region::error::ObjectProblem;
 use isthmus_region::mapping::Section;
 use isthmus_region::member::Member;
-use isthmus_region::objects::sysv::{self, Change, Entry};
+use isthmus_region::objects::sysv::{self, Change, Entry, segment};
 use isthmus_region::objects::{self, Access, Kind, NewObject, ObjectInfo, UNLINKED};
 use rustix::io::Errno;
 
+use crate::msg::Queues;
+use crate::sem::Sets;
 use crate::{Caller, Result};
 
 /// `IPC_CREAT`.
@@ -52,6 +54,10 @@ pub struct Ipc {
     /// Semaphores and queues that this process has open, by id.
     used: Mutex<HashMap<i32, Arc<Used>>>,
     refusal: Mutex<Option<String>>,
+    /// The attachment by which objects are made, changed and removed, if that is another one.
+    ruler: Mutex<Option<Arc<Member>>>,
+    pub(crate) queues: Queues,
+    pub(crate) sets: Sets,
 }
 
 /// An object that this process has open.
@@ -95,6 +101,12 @@ impl Used {
     #[inline]
     pub fn rights(&self) -> [u64; 2] {
         self.entry.rights()
+    }
+
+    /// Its size in its own terms, as the table has it now: of a queue, the most bytes that it may hold.
+    #[inline]
+    pub fn size(&self) -> u64 {
+        self.entry.size()
     }
 }
 
@@ -140,12 +152,26 @@ impl Ipc {
             made: Count::new(0),
             used: Mutex::default(),
             refusal: Mutex::default(),
+            ruler: Mutex::default(),
+            queues: Queues::default(),
+            sets: Sets::default(),
         }
     }
 
     /// The attachment.
     pub fn member(&self) -> &Arc<Member> {
         &self.member
+    }
+
+    /// Objects are made, changed and removed by this attachment from now on. The service knows users by their connections, so a
+    /// process whose effective user or group is another one now attaches once more for that.
+    pub fn rule_by(&self, member: Arc<Member>) {
+        *lock(&self.ruler) = Some(member);
+    }
+
+    /// The attachment by which objects are made, changed and removed.
+    fn ruler(&self) -> Arc<Member> {
+        lock(&self.ruler).as_ref().map_or_else(|| Arc::clone(&self.member), Arc::clone)
     }
 
     /// The object with a key.
@@ -208,7 +234,7 @@ impl Ipc {
         params[sysv::SIZE] = new.size;
         let new =
             NewObject { kind, name, len: new.len, mode, ends_with_creator: false, params, or_open: false };
-        let grant = self.member.service().create_object(&new).map_err(|e| self.refused(&e))?;
+        let grant = self.ruler().service().create_object(&new).map_err(|e| self.refused(&e))?;
         let info = objects::object(self.member.region(), grant.index).ok().flatten();
         info.filter(|i| i.life.incarnation == grant.incarnation).ok_or(Errno::IDRM)
     }
@@ -241,7 +267,8 @@ impl Ipc {
             return Err(Errno::INVAL);
         }
         // A process that was dropped alive may keep the memory of one that is removed, though it has it attached no more.
-        let is_there = id_of(&info) == id && (info.flags & UNLINKED == 0 || info.opens > 0);
+        let is_there =
+            id_of(&info) == id && (info.opens > 0 || !sysv::is_removed(self.member.region(), &info));
         if is_there { Ok(info) } else { Err(Errno::INVAL) }
     }
 
@@ -309,7 +336,8 @@ impl Ipc {
             return Err(Errno::INVAL);
         }
         let change = Change { owner, mode, size, now: now() };
-        let service = self.member.service();
+        let ruler = self.ruler();
+        let service = ruler.service();
         service.change_object(info.index, info.life.incarnation, &change).map_err(|e| errno(&e))
     }
 
@@ -319,9 +347,18 @@ impl Ipc {
     /// `EPERM`, `EINVAL`.
     pub fn remove(&self, info: &ObjectInfo, caller: &Caller) -> Result<()> {
         caller.check_rule(info)?;
-        let done = self.member.service().remove_object(info.index, info.life.incarnation);
         lock(&self.used).remove(&id_of(info));
-        done.map_err(|e| errno(&e))
+        let (ruler, region) = (self.ruler(), self.member.region());
+        let service = ruler.service();
+        if sysv::is(info, Kind::SysvShm)
+            && let Ok(page) = segment::page(region, info.offset)
+        {
+            // All see it at once, and the service is told.
+            segment::remove(&page);
+            service.removed_object(info.index, info.life.incarnation);
+            return Ok(());
+        }
+        service.remove_object(info.index, info.life.incarnation).map_err(|e| errno(&e))
     }
 
     /// Has the services notice all deaths that have happened by now in this system.

@@ -2,6 +2,8 @@
 //!
 //! - [`ipc`]: ids, keys, modes and removal, which all three kinds have in common.
 //! - [`shm`]: shared memory. This crate says where a segment is and who has it attached; mapping it is the face's.
+//! - [`msg`]: message queues.
+//! - [`sem`]: sets of semaphores.
 //! - [`waiting`]: how a call waits that signals may interrupt.
 //!
 //! An object is an entry of the region's table and a piece of the shared section. Creation, change and removal go through the local
@@ -16,6 +18,8 @@
 
 pub mod caller;
 pub mod ipc;
+pub mod msg;
+pub mod sem;
 pub mod shm;
 pub mod waiting;
 

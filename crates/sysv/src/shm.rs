@@ -4,23 +4,20 @@
 //! # Layout
 //! The segment's pages, and one page before them, of which the first words are times and process numbers ([`Stat`]).
 
-use isthmus_region::mapping::Section;
-use isthmus_region::objects::{Access, Kind, ObjectInfo, UNLINKED, sysv};
+use isthmus_region::objects::sysv::segment::{self, ATTACHED, DETACHED, LAST};
+use isthmus_region::objects::sysv::{self, Entry};
+use isthmus_region::objects::{Access, Kind, ObjectInfo};
 use rustix::io::Errno;
 
 use crate::ipc::{self, Ipc, New};
 use crate::{Caller, Result};
 
 /// Bytes of a page, and of what lies before a segment.
-pub const PAGE: u64 = 4096;
+pub const PAGE: u64 = segment::BYTES;
 /// `SHM_RDONLY`.
 pub const RDONLY: i32 = 0o10000;
 /// `SHM_EXEC`.
 pub const EXEC: i32 = 0o100_000;
-
-const ATTACHED: u64 = 0;
-const DETACHED: u64 = 8;
-const LAST: u64 = 16;
 
 /// A segment that this process has attached once: where its pages are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -89,25 +86,41 @@ impl Ipc {
     pub fn attach(&self, id: i32, flags: i32, caller: &Caller) -> Result<Attached> {
         let info = self.look(Kind::SysvShm, id)?;
         caller.check(&info, if flags & RDONLY == 0 { 0o600 } else { 0o400 })?;
-        let service = self.member().service();
-        service.hold_object(info.index, info.life.incarnation, Access::Write, 1).map_err(|_| Errno::IDRM)?;
-        let shape = self.member().region().shape();
+        let (region, service) = (self.member().region(), self.member().service());
+        let shape = region.shape();
         let attached = Attached {
             index: info.index,
             incarnation: info.life.incarnation,
             file: shape.shared_file,
-            offset: shape.shared + info.offset + PAGE,
+            offset: shape.shared.saturating_add(info.offset).saturating_add(PAGE),
             head: info.offset,
             size: info.params[sysv::SIZE],
         };
-        // The table is the service's, but its memory is everybody's.
+        // The table is the service's, but its memory may be everybody's.
         let is_sound = attached.size > 0
-            && attached.size.checked_next_multiple_of(PAGE).is_some_and(|bytes| bytes + PAGE <= info.len)
+            && attached
+                .size
+                .checked_next_multiple_of(PAGE)
+                .is_some_and(|bytes| bytes <= info.len.saturating_sub(PAGE))
             && info.offset.checked_add(info.len).is_some_and(|end| end <= shape.shared_bytes)
             && info.offset.is_multiple_of(PAGE);
+        let page = segment::page(region, info.offset).map_err(|_| Errno::INVAL)?;
         if !is_sound {
-            service.release_object(info.index, info.life.incarnation);
             return Err(Errno::INVAL);
+        }
+        let party = self.member().party();
+        if segment::enter(&page, party) {
+            // The service frees the memory only if it finds nobody entering after it has published the end.
+            if Entry::of(region, &info).is_ok_and(|entry| entry.is_there()) {
+                service.enter_object(info.index, info.life.incarnation);
+            } else {
+                segment::entered(&page, party);
+                return Err(Errno::INVAL);
+            }
+        } else {
+            service
+                .hold_object(info.index, info.life.incarnation, Access::Write, 1)
+                .map_err(|_| Errno::INVAL)?;
         }
         self.note(&attached, ATTACHED, caller);
         Ok(attached)
@@ -127,15 +140,11 @@ impl Ipc {
 
     /// Writes the time and who it was.
     fn note(&self, attached: &Attached, what: u64, caller: &Caller) {
-        let Ok(head) = self.head(attached.head) else { return };
+        let Ok(head) = segment::page(self.member().region(), attached.head) else { return };
         if let (Ok(time), Ok(last)) = (head.word("times", what), head.word("times", LAST)) {
             time.set(ipc::now());
             last.set(sysv::both(caller.pid, self.member().peer()));
         }
-    }
-
-    fn head(&self, offset: u64) -> isthmus_region::Result<Section> {
-        self.member().region().shared()?.part("segment", offset, PAGE)
     }
 
     /// `IPC_STAT` of shmctl(2).
@@ -148,7 +157,7 @@ impl Ipc {
         if !any {
             caller.check(&info, 0o444)?;
         }
-        let head = self.head(info.offset).map_err(|_| Errno::INVAL)?;
+        let head = segment::page(self.member().region(), info.offset).map_err(|_| Errno::INVAL)?;
         let word = |offset| head.word("times", offset).map_or(0, |w| w.get());
         let last = word(LAST);
         Ok(Stat {
@@ -158,7 +167,7 @@ impl Ipc {
             #[allow(clippy::cast_possible_truncation)] // the two halves
             last: ((last >> 32) as u32, last as u32),
             count: info.opens,
-            is_removed: info.flags & UNLINKED != 0,
+            is_removed: sysv::is_removed(self.member().region(), &info),
             info,
         })
     }

@@ -1,9 +1,10 @@
 //! How a call waits that signals may interrupt. Such calls are never restarted (signal(7)).
 //!
-//! A wait passes through the stages of [`isthmus_sync::wait`], and sleeps at a bell of the local service. All signals are blocked from
-//! before the wait's last look, so that none comes unseen between that and the sleep, during which the caller's own mask holds.
+//! A wait begins with the stages of [`isthmus_sync::wait`] in which the thread is awake; most end there, without a system call. A signal
+//! that comes so early might as well have come before the call, and ends nothing. Then all signals are blocked, and after another look
+//! the thread sleeps at a bell of the local service, with the caller's own mask for just that time: so no signal comes unseen between
+//! the look and the sleep.
 
-use std::cell::Cell;
 use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
@@ -46,6 +47,9 @@ pub fn deadline(limit: Option<Duration>) -> Option<Instant> {
     limit.and_then(|limit| Instant::now().checked_add(limit))
 }
 
+/// How often a thread looks again that is still awake, before it takes the way on which signals are heard.
+const LOOKS: u32 = 16;
+
 /// Tries until there is an outcome. `attempt` gives the gate to wait at and what was seen there if there is none yet; the gate's word is
 /// rung at whenever that may have changed.
 ///
@@ -57,8 +61,11 @@ pub fn until<'a, T>(
     until: Option<Instant>,
     mut attempt: impl FnMut() -> Result<Attempt<'a, T>>,
 ) -> Result<T> {
+    if let Some(done) = awake(learned, until, &mut attempt)? {
+        return Ok(done);
+    }
     sleep.begin();
-    let done = wait(sleep, learned, until, &mut attempt);
+    let done = asleep(sleep, until, &mut attempt);
     sleep.end();
     done
 }
@@ -70,46 +77,66 @@ pub enum Attempt<'a, T> {
     Done(T),
     /// It has to wait until this gate's word is another one.
     Blocked(&'a Gate, u64),
+    /// It is to be made again, with a look at signals before that.
+    Again,
 }
 
-fn wait<'a, T>(
-    sleep: &mut dyn Sleep,
+/// Tries for as long as it pays to stay awake.
+fn awake<'a, T>(
     learned: &Learned,
     until: Option<Instant>,
     attempt: &mut impl FnMut() -> Result<Attempt<'a, T>>,
-) -> Result<T> {
-    loop {
+) -> Result<Option<T>> {
+    for _ in 0..LOOKS {
         let (gate, seen) = match attempt()? {
-            Attempt::Done(it) => return Ok(it),
+            Attempt::Done(it) => return Ok(Some(it)),
             Attempt::Blocked(gate, seen) => (gate, seen),
-        };
-        let deaths = gate.deaths();
-        let signalled = Cell::new(false);
-        // A sleep ends for other reasons, too: then the attempt is made anew.
-        let rest = |limit: Duration| {
-            let mut nap = |bells: &[BorrowedFd<'_>], limit| signalled.set(sleep.sleep(bells, limit));
-            gate.sleep_by(seen, &deaths, limit, &mut nap);
-        };
-        let ready = || gate.word().peek() != seen;
-        let mut looks = 0;
-        let check = || {
-            looks += 1;
-            Ok(looks > 1)
+            Attempt::Again => continue,
         };
         let how = Wait { how: Waiting::Hybrid, learned, deadline: until };
-        let ended = how.until(ready, check, rest).map_err(|_| Errno::IO)?;
-        if signalled.get() {
-            // What came together with the signal counts.
-            return match attempt()? {
-                Attempt::Done(it) => Ok(it),
-                Attempt::Blocked(..) => Err(Errno::INTR),
-            };
+        // The check comes where the thread would go to sleep.
+        let ended = how.until(|| gate.word().peek() != seen, || Ok(true), |_| ()).map_err(|_| Errno::IO)?;
+        if ended != Ended::Ready {
+            break;
         }
-        if ended == Ended::TimedOut {
-            return match attempt()? {
-                Attempt::Done(it) => Ok(it),
-                Attempt::Blocked(..) => Err(Errno::AGAIN),
+    }
+    Ok(None)
+}
+
+/// Tries until there is an outcome, and sleeps in between. All signals are blocked.
+fn asleep<'a, T>(
+    sleep: &mut dyn Sleep,
+    until: Option<Instant>,
+    attempt: &mut impl FnMut() -> Result<Attempt<'a, T>>,
+) -> Result<T> {
+    let mut ended = None;
+    loop {
+        let blocked = match (attempt()?, ended) {
+            (Attempt::Done(it), _) => return Ok(it),
+            // What came together with the signal, or with the end of the time, counts.
+            (_, Some(errno)) => return Err(errno),
+            (Attempt::Blocked(gate, seen), None) => Some((gate, seen)),
+            (Attempt::Again, None) => None,
+        };
+        let left = until.map_or(Duration::MAX, |at| at.saturating_duration_since(Instant::now()));
+        if left.is_zero() {
+            ended = Some(Errno::AGAIN);
+            continue;
+        }
+        let (mut slept, mut signalled) = (false, false);
+        if let Some((gate, seen)) = blocked {
+            let mut nap = |bells: &[BorrowedFd<'_>], limit| {
+                slept = true;
+                signalled = sleep.sleep(bells, limit);
             };
+            gate.sleep_by(seen, &gate.deaths(), left, &mut nap);
+        }
+        // Where the word keeps changing there is no sleep, and signals are to be heard nevertheless.
+        if !slept {
+            signalled = sleep.sleep(&[], Duration::ZERO);
+        }
+        if signalled {
+            ended = Some(Errno::INTR);
         }
     }
 }

@@ -115,6 +115,13 @@ impl Client {
 }
 
 impl Client {
+    /// Says something to which there is no answer. Waits while the socket is full; a service that is gone has nothing to be told.
+    fn say(&self, request: &Request) {
+        if rustix::process::getpid() == self.pid {
+            let _ = socket::send(&self.socket, &request.encode(0), &[], SendFlags::empty());
+        }
+    }
+
     /// As `ask_for_object`, where the answer says only that it is done.
     fn done(&self, action: &'static str, request: &Request) -> isthmus_region::Result<()> {
         match self.ask_for_object(action, request)? {
@@ -256,11 +263,15 @@ impl LocalService for Client {
     }
 
     fn release_object(&self, index: u32, incarnation: u64) {
-        if rustix::process::getpid() == self.pid {
-            // Waits while the socket is full. If the service is gone there is nothing to be closed.
-            let frame = Request::Release { index, incarnation }.encode(0);
-            let _ = socket::send(&self.socket, &frame, &[], SendFlags::NOSIGNAL);
-        }
+        self.say(&Request::Release { index, incarnation });
+    }
+
+    fn enter_object(&self, index: u32, incarnation: u64) {
+        self.say(&Request::Enter { index, incarnation });
+    }
+
+    fn removed_object(&self, index: u32, incarnation: u64) {
+        self.say(&Request::Removed { index, incarnation });
     }
 
     fn change_object(&self, index: u32, incarnation: u64, change: &Change) -> isthmus_region::Result<()> {

@@ -34,6 +34,8 @@ mod kind {
     pub(super) const CHANGE: u32 = 21;
     pub(super) const REMOVE: u32 = 22;
     pub(super) const SETTLE: u32 = 23;
+    pub(super) const ENTER: u32 = 24;
+    pub(super) const REMOVED: u32 = 25;
     pub(super) const WELCOME: u32 = 0x81;
     pub(super) const EXTENT: u32 = 0x82;
     pub(super) const ENDPOINT: u32 = 0x83;
@@ -238,6 +240,12 @@ impl Request {
             Self::Remove { index, incarnation } => {
                 Put::new(kind::REMOVE, sequence).u32(*index).u32(0).u64(*incarnation).end()
             }
+            Self::Enter { index, incarnation } => {
+                Put::new(kind::ENTER, sequence).u32(*index).u32(0).u64(*incarnation).end()
+            }
+            Self::Removed { index, incarnation } => {
+                Put::new(kind::REMOVED, sequence).u32(*index).u32(0).u64(*incarnation).end()
+            }
             Self::Settle => Put::new(kind::SETTLE, sequence).end(),
             Self::Watch { place } => Put::new(kind::WATCH, sequence).u64(*place).end(),
             Self::Ring { peers, place } => Put::new(kind::RING, sequence).u64(*peers).u64(*place).end(),
@@ -290,7 +298,13 @@ impl Request {
                 let access = if take.u32()? == 0 { Access::Read } else { Access::Write };
                 Self::Open { kind, name: take.object_name()?, access }
             }
-            kind::CLOSE | kind::SHRINK | kind::PROCESS | kind::RELEASE | kind::REMOVE => {
+            kind::CLOSE
+            | kind::SHRINK
+            | kind::PROCESS
+            | kind::RELEASE
+            | kind::REMOVE
+            | kind::ENTER
+            | kind::REMOVED => {
                 let index = take.u32()?;
                 take.u32()?;
                 let incarnation = take.u64()?;
@@ -299,6 +313,8 @@ impl Request {
                     kind::CLOSE => Self::Close { index, incarnation },
                     kind::RELEASE => Self::Release { index, incarnation },
                     kind::REMOVE => Self::Remove { index, incarnation },
+                    kind::ENTER => Self::Enter { index, incarnation },
+                    kind::REMOVED => Self::Removed { index, incarnation },
                     _ => Self::Shrink { index, incarnation, len: take.u64()? },
                 }
             }
@@ -467,6 +483,8 @@ mod tests {
                 change: Change { owner: (3, 4), mode: 0o640, size: 1 << 33, now: 1 << 34 },
             },
             Request::Remove { index: 1, incarnation: 2 },
+            Request::Enter { index: 3, incarnation: 2 },
+            Request::Removed { index: 4, incarnation: 2 },
             Request::Settle,
             Request::Process { slot: 3, incarnation: 1 << 33 },
         ]

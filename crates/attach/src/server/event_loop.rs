@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use isthmus_region::directory;
 use isthmus_region::party::Party;
-use rustix::event::Timespec;
 use rustix::event::epoll::{self, EventData, EventFlags};
+use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use rustix::net::{SocketFlags, SocketType};
 
@@ -22,6 +22,9 @@ use crate::socket;
 
 /// How long a client may take from connecting to its `Hello`.
 const GREETING: Duration = Duration::from_secs(10);
+
+/// Frames of one process that are heard in one go.
+const MOST_AT_ONCE: u32 = 64;
 
 const LISTENER: u64 = 0;
 const BELL: u64 = 1;
@@ -51,6 +54,8 @@ pub(super) struct Loop {
     unwatched_until: Option<Instant>,
     /// Of the rings for deaths.
     pace: Pace,
+    /// Whether all that was said by now is being heard.
+    is_settling: bool,
 }
 
 impl Loop {
@@ -94,6 +99,7 @@ impl Loop {
             next: FIRST_CLIENT,
             unwatched_until: None,
             pace: Pace::new(Instant::now()),
+            is_settling: false,
         })
     }
 
@@ -266,8 +272,24 @@ impl Loop {
         }
     }
 
-    /// Ends the attachments of all processes that are dead by now.
+    /// Ends the attachments of all processes that are dead by now, after what they and all others have said by now was heard.
     pub(super) fn notice_deaths(&mut self) {
+        if std::mem::replace(&mut self.is_settling, true) {
+            return;
+        }
+        let all: Vec<u64> = self.clients.keys().copied().collect();
+        for key in all {
+            // A process that goes on and on has its turn.
+            for _ in 0..MOST_AT_ONCE {
+                let Some(client) = self.clients.get(&key).filter(|c| c.attached.is_some()) else { break };
+                let mut poll = [PollFd::new(&client.socket, PollFlags::IN)];
+                if !matches!(rustix::event::poll(&mut poll, Some(&AT_ONCE)), Ok(1)) {
+                    break;
+                }
+                self.receive(key);
+            }
+        }
+        self.is_settling = false;
         let is_gone = |c: &Client| c.attached.as_ref().is_some_and(|a| is_dead(&a.pidfd, AT_ONCE));
         let dead: Vec<u64> = self.clients.iter().filter(|(_, c)| is_gone(c)).map(|(key, _)| *key).collect();
         for key in dead {

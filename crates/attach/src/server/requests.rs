@@ -73,7 +73,10 @@ impl Loop {
                 self.notice_deaths();
                 return self.ask_about_object(key, sequence, Request::Settle);
             }
-            (Some(_), request @ Request::Release { .. }) => return self.tell_of_object(key, request),
+            (
+                Some(_),
+                request @ (Request::Release { .. } | Request::Enter { .. } | Request::Removed { .. }),
+            ) => return self.tell_of_object(key, request),
             (Some(area), Request::Bell { slot }) => return self.give_bell(key, sequence, area, slot),
         };
         let reply = done.unwrap_or_else(|e| refusal(&e));

@@ -2,8 +2,9 @@
 
 use isthmus_attach::protocol::{Code, Reply};
 use isthmus_attach::server::Asker;
-use isthmus_region::objects::sysv::{self, CHANGED, CREATOR, Change, KEY, SIZE};
-use isthmus_region::objects::{Kind, ObjectInfo, UNLINKED};
+use isthmus_region::membership::Region;
+use isthmus_region::objects::sysv::{self, CHANGED, CREATOR, Change, KEY, SIZE, segment};
+use isthmus_region::objects::{self, Kind, NewObject, ObjectInfo, UNLINKED};
 
 use super::{Answered, Refusal, Registry, grant};
 
@@ -13,7 +14,47 @@ pub(super) fn made(mut info: ObjectInfo, user: (u32, u32)) -> ObjectInfo {
     info
 }
 
+/// Whether a process is about to attach a segment whose end is published.
+pub(super) fn is_entered(region: &Region, info: &ObjectInfo) -> bool {
+    let page = sysv::is(info, Kind::SysvShm).then(|| segment::page(region, info.offset).ok()).flatten();
+    page.is_some_and(|page| segment::is_entered(region, &page))
+}
+
+/// A segment that bears its removal is nameless, also if who removed it has died before it could say so.
+pub(super) fn note_removal(region: &Region, info: &mut ObjectInfo) {
+    if info.flags & UNLINKED == 0 && sysv::is(info, Kind::SysvShm) && sysv::is_removed(region, info) {
+        info.flags |= UNLINKED;
+        info.params[KEY] &= !u64::from(u32::MAX);
+        let _ = objects::publish(region, info);
+    }
+}
+
 impl Registry {
+    /// Takes the name from an object that bears its removal, of which the word is still on its way.
+    pub(super) fn take_removed_name(&mut self, new: &NewObject) {
+        if new.kind == Kind::SysvShm
+            && let Some(at) = self.find(new.kind, &new.name)
+        {
+            if let Some(object) = self.entries[at].object.as_mut() {
+                note_removal(&self.region, &mut object.info);
+            }
+            self.end_if_over(at);
+        }
+    }
+
+    /// As `hold`, for a process that has said so in the segment.
+    pub(super) fn enter(&mut self, asker: Asker, index: u32, incarnation: u64) -> Answered {
+        let reply = self.hold(asker, index, incarnation, 1)?;
+        let at = self.sysv(index, incarnation)?;
+        if let Some(object) = self.entries[at].object.as_ref()
+            && sysv::is(&object.info, Kind::SysvShm)
+            && let Ok(page) = segment::page(&self.region, object.info.offset)
+        {
+            segment::entered(&page, asker.party);
+        }
+        Ok(reply)
+    }
+
     /// The place of an object of System V IPC.
     fn sysv(&self, index: u32, incarnation: u64) -> std::result::Result<usize, Refusal> {
         let at = usize::try_from(index).unwrap_or(usize::MAX);
