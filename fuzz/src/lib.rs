@@ -10,6 +10,7 @@
 //!   may have written.
 //! - [`fn@channel`]: a context of IVC whose peer writes anything into its own section.
 //! - [`fn@objects`]: who makes and opens named objects, a VM that asks anything, and a table that anybody may have written.
+//! - [`sysv_msg`]: a message queue whose memory anybody may have written.
 //! - [`attach`], [`attach_server`]: frames of the attach protocol, and the server that hears them.
 //! - [`ivshmem`]: clients of the ivshmem server, and what a VM writes into its section.
 //! - [`wire`], [`mux`]: frames between the launcher's side and the agents in VMs, and streams of them.
@@ -21,6 +22,7 @@ mod files;
 mod input;
 mod memory;
 mod objects;
+mod queues;
 mod sockets;
 mod sync;
 mod talk;
@@ -30,6 +32,7 @@ mod world;
 pub use channel::channel;
 pub use memory::region;
 pub use objects::objects;
+pub use queues::sysv_msg;
 pub use sockets::{attach, attach_server, ivshmem};
 pub use sync::sync;
 pub use talk::{mux, relay, wire};
@@ -47,6 +50,7 @@ pub const TARGETS: &[Target] = &[
     ("minitransaction", minitransaction),
     ("channel", channel),
     ("objects", objects),
+    ("sysv_msg", sysv_msg),
     ("attach", attach),
     ("attach_server", attach_server),
     ("ivshmem", ivshmem),

@@ -129,7 +129,7 @@ impl Pool {
         self.check(Run { start: index, count })?;
         let room = u64::from(count) * BLOCK - u64::from(FIRST);
         // One piece holds all of it, or it is filled and others follow.
-        if kind < 0 || (piece == 0) != (u64::from(len) <= room) {
+        if kind < 0 || u64::from(len) > self.memory.len() || (piece == 0) != (u64::from(len) <= room) {
             return Err(Rubbish);
         }
         Ok(Message { index, next, piece, kind, len, count })

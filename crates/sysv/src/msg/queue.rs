@@ -294,7 +294,7 @@ impl Queue {
     /// `ENOMSG`, `E2BIG`, `EINTR`; `EIO` where the queue cannot be mended; those of the room and of the call.
     pub fn receive(&self, selection: Selection, room: &Room<'_>, call: Call<'_>) -> Result<(i64, usize)> {
         let Call { admit, no_wait, sleep } = call;
-        let attempt = |_| self.try_receive(selection, room, admit);
+        let attempt = |count| self.try_receive(selection, room, admit, count);
         self.run(&self.learned_receivers, no_wait.then_some(Errno::NOMSG), sleep, attempt)
     }
 
@@ -415,8 +415,7 @@ impl Queue {
         let len = text.len() as u64;
         if !self.fits(len, most)? {
             let seen = self.senders.word().get();
-            // A receiver that died may have left its message counted.
-            if count > 1 && self.receivers_own.words[STATE].get() != 0 {
+            if count > 1 && self.is_wrongly_full(len, most) {
                 return Err(Stop::Repair);
             }
             own[STATE].put(CHANGING);
@@ -440,7 +439,7 @@ impl Queue {
         // Here it is sent.
         self.pool.link(tail, message)?;
         step(Step::Sent);
-        sent[END].put(message.into());
+        sent[END].set(message.into());
         sent[MESSAGES].bump(1);
         sent[BYTES].bump(len);
         sent[PROCESS].put(self.me);
@@ -467,6 +466,13 @@ impl Queue {
         }
         let room = u32::try_from(len).map_or(u64::MAX, |len| u64::from(most_blocks(len)));
         Ok(messages < most && len <= most.saturating_sub(bytes) && bytes <= most && room <= self.space.free())
+    }
+
+    /// Whether there is no room although nothing is in the queue, or a receiver died and has left its message counted.
+    #[cold]
+    fn is_wrongly_full(&self, len: u64, most: u64) -> bool {
+        let is_empty = self.taken.words[END].get() == self.sent.words[END].peek();
+        self.receivers_own.words[STATE].get() != 0 || (is_empty && most > 0 && len <= most)
     }
 
     /// Learns what was taken, and gives its blocks back.
@@ -514,6 +520,7 @@ impl Queue {
         selection: Selection,
         room: &Room<'_>,
         admit: &dyn Fn() -> Result<u64>,
+        count: u32,
     ) -> Tried<'_, (i64, usize)> {
         let guard = self.lock(&self.receive_lock)?;
         step(Step::ReceiveLocked);
@@ -522,13 +529,16 @@ impl Queue {
         if own[STATE].get() != 0 {
             return Err(Stop::Repair);
         }
-        let found = match self.search(selection)? {
+        let found = match self.search(selection, &mut |_| ())? {
             Some(found) => found,
             None => {
                 let seen = self.receivers.word().get();
-                match self.search(selection)? {
+                // What was sent must be there to be found, or it never will be.
+                let (tail, mut is_there) = (index(&self.sent.words[END]), count <= 1);
+                match self.search(selection, &mut |passed| is_there |= passed == tail)? {
                     Some(found) => found,
-                    None => return Ok(Attempt::Blocked(&self.receivers, seen)),
+                    None if is_there => return Ok(Attempt::Blocked(&self.receivers, seen)),
+                    None => return Err(Stop::Repair),
                 }
             }
         };
@@ -570,18 +580,20 @@ impl Queue {
         Ok(Attempt::Done((message.kind, copied)))
     }
 
-    /// Looks for a message, and takes those out of the chain that were only marked as taken.
+    /// Looks for a message, and takes those out of the chain that were only marked as taken. Tells `pass` each block that it comes by.
     #[inline]
-    fn search(&self, selection: Selection) -> Found<Option<Match>> {
+    fn search(&self, selection: Selection, pass: &mut impl FnMut(u32)) -> Found<Option<Match>> {
         let (taken, own) = (&self.taken.words, &self.receivers_own.words);
         let mut head = index(&taken[END]);
         let mut before = head;
+        pass(head);
         let mut at = self.pool.next(head)?;
         let mut lowest: Option<Match> = None;
         for _ in 0..self.pool.count() {
             if at == 0 {
                 return Ok(lowest);
             }
+            pass(at);
             let message = self.pool.message(at)?;
             if message.kind == 0 {
                 let next = self.pool.next(at)?;

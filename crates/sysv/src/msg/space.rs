@@ -155,16 +155,19 @@ impl Space {
         Ok(is_free)
     }
 
-    /// Gives a run back.
+    /// Gives a run back, all of which is used: so nothing goes on for ever that gives runs back.
     #[inline]
     pub(crate) fn give(&self, run: Run) -> Found<()> {
-        let mut count = 0;
+        let mut is_used = true;
         self.each(run, |word, bits| {
             let old = word.peek();
-            count += u64::from((bits & old).count_ones());
+            is_used &= old & bits == bits;
             word.put(old & !bits);
         })?;
-        self.set_free(self.free().wrapping_add(count));
+        if !is_used {
+            return Err(Rubbish);
+        }
+        self.set_free(self.free().wrapping_add(run.count.into()));
         if run.start / 64 < self.low() {
             self.set_low(run.start / 64);
         }
@@ -222,5 +225,7 @@ mod tests {
             assert!(space.is_free(run(start, 1)).unwrap());
             assert_eq!(space.take(3).unwrap(), run(start, 1));
         }
+        space.give(run(5, 1)).unwrap();
+        assert_eq!(space.give(run(4, 2)), Err(Rubbish), "twice");
     }
 }
