@@ -561,10 +561,10 @@ fn records(samples: &[Sample], here: &Here<'_>) -> Vec<Record> {
 fn row(wanted: &Wanted, records: &mut [Record], sieve: Sieve) -> Row {
     let place = Place { processes: wanted.processes, vms: wanted.vms };
     let what = format!("{}, {}", wanted.what, place.name());
-    let missing = Row {
-        placement: Some(sieve.name().into()),
-        ..Row::missing(&what, None, wanted.promise, "this place was not measured")
-    };
+    let why =
+        if records.is_empty() { "this place was not measured" } else { "it was left out in this place" };
+    let missing =
+        Row { placement: Some(sieve.name().into()), ..Row::missing(&what, None, wanted.promise, why) };
     let Some(at) = records.iter().position(|record| {
         record.benchmark == wanted.benchmark
             && record.metric == wanted.metric

@@ -258,6 +258,8 @@ pub fn grid(rows: &[Row]) -> Vec<Vec<String>> {
             Side::Under => format!("{figure:.2} MB"),
             Side::Below => format!("{figure:.3}"),
             Side::Within => format!("{figure:.0} us"),
+            // As many digits as such a bound has.
+            Side::AtMost if figure < 0.1 => format!("{figure:.3}x"),
             Side::AtMost | Side::AtLeast => format!("{figure:.2}x"),
         };
         let interval = row.figure.and_then(|figure| figure.interval);

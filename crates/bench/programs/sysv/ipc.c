@@ -119,11 +119,12 @@ double run_segment(const struct block *b, uint64_t rounds)
     double start = now_seconds();
 
     for (uint64_t i = 0; me == 0 && i < rounds; i++) {
-        int id = shmget(IPC_PRIVATE, b->bytes, IPC_CREAT | 0600);
+        int id = sample_id = shmget(IPC_PRIVATE, b->bytes, IPC_CREAT | 0600);
         void *at = id < 0 ? (void *)-1 : shmat(id, NULL, 0);
 
         if (at == (void *)-1 || shmdt(at) != 0 || shmctl(id, IPC_RMID, NULL) != 0)
             die("make and remove a segment");
+        sample_id = -1;
         segments_made++;
         segments_ours += (id & OURS) != 0;
     }

@@ -28,7 +28,7 @@ struct shared {
     _Alignas(4096) char buffer[MOST_BYTES];
 };
 
-/* pair.c: the two of them, the first of which is process 0. */
+/* pair.c: the two of them, the first of which is process 0, and the objects that are removed when a signal ends it. */
 extern struct shared *shared;
 extern int me, shmid, semid, msqid, sample_id;
 
