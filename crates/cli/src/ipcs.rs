@@ -118,7 +118,8 @@ fn key(text: &str) -> std::result::Result<Key, String> {
         None if digits.len() > 1 && digits.starts_with('0') => (&digits[1..], 8),
         None => (digits, 10),
     };
-    let number = u32::from_str_radix(digits, radix).map(u32::cast_signed).or_else(|_| digits.parse());
+    let number = u32::from_str_radix(digits, radix).map(u32::cast_signed);
+    let number = number.or_else(|e| if radix == 10 { digits.parse() } else { Err(e) });
     let number = number.map_err(|_| format!("`{text}` is no key: write for instance 0x77 or 119"))?;
     if number == ipc::PRIVATE {
         return Err(format!("illegal key ({text}): many objects may have none"));

@@ -1,5 +1,5 @@
-//! What on this machine would stop or slow isthmus, and what helps: `isthmus doctor`; and what would keep a program's System V IPC from
-//! a region: `isthmus doctor --sysv`.
+//! What on this machine would stop or slow isthmus, and what helps: `isthmus doctor`; and what would keep a program's System V
+//! IPC from a region: `isthmus doctor --sysv`.
 //!
 //! - [`finding`]: what a check has found, and the report.
 //! - [`system`]: where checks read the machine: its files, or a stand-in's.

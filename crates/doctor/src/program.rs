@@ -1,5 +1,5 @@
-//! What a program's file says of itself: ELF, after the System V gABI, chapters 4 and 5. Any file may be given; every offset in it is
-//! checked.
+//! What a program's file says of itself: ELF, after the System V gABI, chapters 4 and 5. Any file may be given; every offset in
+//! it is checked.
 
 use std::ops::Range;
 
@@ -77,8 +77,8 @@ impl Program {
         Some(program)
     }
 
-    /// Which of `calls`, numbers of system calls, the code seems to make itself: a guess, as it sees only a number that is put into
-    /// the register just before. On x86-64 alone.
+    /// Which of `calls`, numbers of system calls, the code seems to make itself: a guess, as it sees only a number that is put
+    /// into the register just before. On x86-64 alone.
     pub fn direct_calls(&self, image: &[u8], calls: &[u32]) -> Vec<u32> {
         /// Bytes before the instruction in which the number is looked for.
         const BEFORE: usize = 32;

@@ -1,5 +1,5 @@
-//! Whether System V IPC of a program can go through a region: what would keep the dynamic linker from loading our library into it, or
-//! the library from seeing its calls.
+//! Whether System V IPC of a program can go through a region: what would keep the dynamic linker from loading our library into
+//! it, or the library from seeing its calls.
 //!
 //! Where it can be tried it is: the dynamic linker is asked what it would load. The program itself is not run.
 
@@ -139,8 +139,8 @@ fn program(word: &OsStr, path: &OsStr, library: Option<&Path>, scripts: usize) -
         findings.push(Finding::bad(
             "locks",
             Level::Hint,
-            "it makes locks of POSIX threads that processes share: in a segment they work between processes of one kernel, and not \
-             between VMs, nor in a VM",
+            "it makes locks of POSIX threads that processes share: in a segment they work between processes of one \
+             kernel, and not between VMs, nor in a VM",
             "between VMs take semaphores of System V, or the locks of isthmus(3)",
         ));
     }

@@ -1,6 +1,7 @@
-//! The program's pointers. Those of the calls that are not in a hurry are read and written by the kernel (process_vm_readv(2)), so that a
-//! wrong one is `EFAULT` and no signal; of those of semop, msgsnd and msgrcv each thread asks the kernel once for each page, and remembers
-//! some. So one to memory that the program has used in such a call before, and has unmapped since, may be a signal.
+//! The program's pointers. Those of the calls that are not in a hurry are read and written by the kernel
+//! (process_vm_readv(2)), so that a wrong one is `EFAULT` and no signal; of those of semop, msgsnd and msgrcv each thread asks
+//! the kernel once for each page, and remembers some. So one to memory that the program has used in such a call before, and
+//! has unmapped since, may be a signal.
 
 use std::cell::Cell;
 use std::ffi::c_void;

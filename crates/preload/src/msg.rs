@@ -2,7 +2,7 @@
 
 use std::cell::RefCell;
 use std::ffi::{c_int, c_long, c_void};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 
 use isthmus_region::local::LocalBuf;
 use isthmus_region::objects::{Kind, UNLINKED};
@@ -14,12 +14,32 @@ use crate::shm::{by_index, highest, number, permissions, seconds};
 use crate::sleep::Signals;
 use crate::{Result, answer, credentials, here, int, kernel, keys, memory};
 
+/// The largest limit that can be set.
+const MOST: u32 = 1 << 26;
 /// Bytes before a message's text: its type.
 const TYPE: usize = size_of::<c_long>();
 
-/// The limits, as Linux has them.
-fn limits() -> Limits {
-    Limits::default()
+/// The limits: `ISTHMUS_SYSV_MSGMAX` and `ISTHMUS_SYSV_MSGMNB`, by default as Linux has them.
+fn limits() -> &'static Limits {
+    static LIMITS: OnceLock<Limits> = OnceLock::new();
+    LIMITS.get_or_init(|| {
+        let limit = |name: &str, default| {
+            let Some(text) = std::env::var_os(name) else { return default };
+            let number = text.to_str().and_then(|text| text.trim().parse().ok());
+            number.filter(|number| (1..=MOST).contains(number)).unwrap_or_else(|| {
+                here::say(&format!(
+                    "{name}={} is no number of bytes from 1 to {MOST}; {default} is taken",
+                    text.display()
+                ));
+                default
+            })
+        };
+        let linux = Limits::default();
+        Limits {
+            message: limit("ISTHMUS_SYSV_MSGMAX", linux.message),
+            queue: limit("ISTHMUS_SYSV_MSGMNB", linux.queue),
+        }
+    })
 }
 
 /// The calling thread's process.
@@ -71,7 +91,7 @@ pub extern "C" fn msgget(key: libc::key_t, flags: c_int) -> c_int {
             // SAFETY: numbers.
             return kernel(unsafe { libc::syscall(libc::SYS_msgget, key, flags) }).map(int);
         }
-        here::ipc()?.msgget(key, flags, &credentials::caller(), &limits())
+        here::ipc()?.msgget(key, flags, &credentials::caller(), limits())
     })
 }
 
@@ -195,7 +215,7 @@ fn control(id: i32, command: c_int, buffer: *mut libc::msqid_ds) -> Result<c_int
         libc::IPC_SET => {
             let new = memory::get(buffer)?;
             let (owner, mode) = ((new.msg_perm.uid, new.msg_perm.gid), new.msg_perm.mode.into());
-            ipc.msgset(id, &caller, owner, mode, new.msg_qbytes, &limits()).map(|()| 0)
+            ipc.msgset(id, &caller, owner, mode, new.msg_qbytes, limits()).map(|()| 0)
         }
         libc::IPC_RMID => ipc.msgremove(id, &caller).map(|()| 0),
         libc::IPC_INFO | MSG_INFO => {

@@ -3,10 +3,10 @@
 //! - [`queue`]: a queue in its memory. `pool`: the blocks that messages are made of; `space`: which of them are free.
 //!   `repair`: what is done after a death. [`fault`]: what tests do to it.
 //!
-//! Differences to Linux: `MSG_COPY` is `ENOSYS`. A queue's memory is as large as its limit asked for when it was made. If `IPC_SET` sets a
-//! higher one, the queue is full where its memory is: its default holds any 16384 bytes, in up to 16384 messages, and up to about 370 KB of
-//! long ones. A message that was to be received into memory that is none stays in the queue. The calls are not for handlers of signals:
-//! one that interrupts a call on the same queue fails with `EDEADLK`.
+//! Differences to Linux: `MSG_COPY` is `ENOSYS`. A queue's memory is as large as its limit asked for when it was made. If
+//! `IPC_SET` sets a higher one, the queue is full where its memory is: its default holds any 16384 bytes, in up to 16384
+//! messages, and up to about 550 KB of long ones. A message that was to be received into memory that is none stays in the
+//! queue. The calls are not for handlers of signals: one that interrupts a call on the same queue fails with `EDEADLK`.
 
 pub mod fault;
 mod pool;
@@ -87,7 +87,8 @@ impl Queues {
     }
 }
 
-/// Rights with which a call was let in, so that the next one need not look them up. Written by the owner of one of the queue's locks.
+/// Rights with which a call was let in, so that the next one need not look them up. Written by the owner of one of the queue's
+/// locks.
 #[derive(Debug, Default)]
 struct Known {
     rights: [Count; 2],
@@ -163,8 +164,8 @@ impl Open {
         self.queue.send(kind, text, Call { admit: &admit, no_wait: flags & NOWAIT != 0, sleep })
     }
 
-    /// msgrcv(2), with a type as that call has it, for up to `size` bytes. `place` gives the memory for as many as the message has; if there
-    /// is none, the message stays. Gives the message's type, and how much of its text was copied.
+    /// msgrcv(2), with a type as that call has it, for up to `size` bytes. `place` gives the memory for as many as the message
+    /// has; if there is none, the message stays. Gives the message's type, and how much of its text was copied.
     ///
     /// # Errors
     /// `E2BIG`, `EACCES`, `EIDRM`, `EINTR`, `ENOMSG`; those of `place`; `EIO`, `EDEADLK` where it cannot be used.

@@ -1,9 +1,9 @@
 //! How a call waits that signals may interrupt. Such calls are never restarted (signal(7)).
 //!
-//! A wait begins with the stages of [`isthmus_sync::wait`] in which the thread is awake; most end there, without a system call. A signal
-//! that comes so early might as well have come before the call, and ends nothing. Then all signals are blocked, and after another look
-//! the thread sleeps at a bell of the local service, with the caller's own mask for just that time: so no signal comes unseen between
-//! the look and the sleep.
+//! A wait begins with the stages of [`isthmus_sync::wait`] in which the thread is awake; most end there, without a system
+//! call. A signal that comes so early might as well have come before the call, and ends nothing. Then all signals are blocked,
+//! and after another look the thread sleeps at a bell of the local service, with the caller's own mask for just that time: so
+//! no signal comes unseen between the look and the sleep.
 
 use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
@@ -50,8 +50,8 @@ pub fn deadline(limit: Option<Duration>) -> Option<Instant> {
 /// How often a thread looks again that is still awake, before it takes the way on which signals are heard.
 const LOOKS: u32 = 16;
 
-/// Tries until there is an outcome. `attempt` gives the gate to wait at and what was seen there if there is none yet; the gate's word is
-/// rung at whenever that may have changed.
+/// Tries until there is an outcome. `attempt` gives the gate to wait at and what was seen there if there is none yet; the
+/// gate's word is rung at whenever that may have changed.
 ///
 /// # Errors
 /// Those of `attempt`; `EAGAIN` once `until` is over; `EINTR`.

@@ -1,5 +1,5 @@
-//! A process is killed at each step of sending and receiving, and of mending what another one left: a message is in the queue or was
-//! taken, and all of the queue's memory is there.
+//! A process is killed at each step of sending and receiving, and of mending what another one left: a message is in the queue
+//! or was taken, and all of the queue's memory is there.
 
 mod queues;
 

@@ -1,5 +1,5 @@
-//! Objects of System V IPC: what the table says of them, which the host service alone writes, and what their own memory says of their
-//! use, which any process may have written.
+//! Objects of System V IPC: what the table says of them, which the host service alone writes, and what their own memory says of
+//! their use, which any process may have written.
 
 use isthmus_region::objects::{Kind, ObjectInfo, sysv};
 use isthmus_sysv::ipc;

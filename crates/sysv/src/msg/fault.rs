@@ -1,7 +1,7 @@
 //! Steps at which tests stop a process for ever, to see what the others find, as those of minitransactions.
 //!
-//! In a build with the feature `fault`, a thread that has called `arm` with a step calls the given function when it comes there, which
-//! ends the process. In every other build a step is no code at all.
+//! In a build with the feature `fault`, a thread that has called `arm` with a step calls the given function when it comes
+//! there, which ends the process. In every other build a step is no code at all.
 
 /// A place at which a process may be stopped: something has just been done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -1,7 +1,7 @@
 //! The blocks that messages are made of, and what stands in them.
 //!
-//! A message is one or more *pieces*, each a run of blocks of 32 bytes that follow each other: mostly one piece, more where the free
-//! blocks are scattered. Blocks are known by their index. Block 0 belongs to no message, so that 0 means "none".
+//! A message is one or more *pieces*, each a run of blocks of 32 bytes that follow each other: mostly one piece, more where
+//! the free blocks are scattered. Blocks are known by their index. Block 0 belongs to no message, so that 0 means "none".
 //!
 //! ```text
 //! first piece   0  next message (lower half), next piece (upper half)
@@ -173,8 +173,8 @@ impl Pool {
         self.pieces(message, |run, _, _| each(run))
     }
 
-    /// Writes a message that no other knows of yet into blocks that `take` gives: at most as many as it is asked for, that follow each
-    /// other. Gives its first block.
+    /// Writes a message that no other knows of yet into blocks that `take` gives: at most as many as it is asked for, that
+    /// follow each other. Gives its first block.
     #[inline]
     pub(crate) fn write(
         &self,

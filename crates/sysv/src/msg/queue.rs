@@ -1,7 +1,8 @@
 //! A queue in its memory: messages in a chain, senders at one end of it and receivers at the other.
 //!
-//! Two robust mutexes, so that a sender and a receiver do not wait for each other: the *senders'* protects the chain's end and the free
-//! blocks, the *receivers'* all that comes before. What both sides use are two words of the chain, each changed by one store:
+//! Two robust mutexes, so that a sender and a receiver do not wait for each other: the *senders'* protects the chain's end and
+//! the free blocks, the *receivers'* all that comes before. What both sides use are two words of the chain, each changed by
+//! one store:
 //!
 //! ```text
 //! reclaimed   head                                  tail
@@ -9,18 +10,18 @@
 //!   taken ─► taken ─► message ─► message ─► ... ─► message ─► 0
 //! ```
 //! - A message is *sent* by the store that links it behind the tail; before that no other process knows of it.
-//! - It is *taken* by the store that makes it the head, if it is the first; or that links its neighbours around it; or, if it is the
-//!   last, and senders may be about to link another one to it, that sets its type to 0. Its text was copied before that.
-//! - Blocks are given back by senders, who alone keep account of them: they follow the chain up to the head. Messages that were taken
-//!   from the middle are put into a list of their own for them.
+//! - It is *taken* by the store that makes it the head, if it is the first; or that links its neighbours around it; or, if it
+//!   is the last, and senders may be about to link another one to it, that sets its type to 0. Its text was copied before that.
+//! - Blocks are given back by senders, who alone keep account of them: they follow the chain up to the head. Messages that
+//!   were taken from the middle are put into a list of their own for them.
 //!
-//! So a message is in the queue, or was taken, perhaps by a process that died with it; never twice, never half. All else (counts, the
-//! tail, the free blocks) can be told from the chain. Whoever changes any of it says so first, and the next owner of the lock that finds
-//! such a word, or anything that cannot be right, takes both locks and makes all of it anew ([`Queue::repair`]). What is not a sound
-//! message ends the chain there, and all behind it is lost.
+//! So a message is in the queue, or was taken, perhaps by a process that died with it; never twice, never half. All else
+//! (counts, the tail, the free blocks) can be told from the chain. Whoever changes any of it says so first, and the next owner
+//! of the lock that finds such a word, or anything that cannot be right, takes both locks and makes all of it anew
+//! ([`Queue::repair`]). What is not a sound message ends the chain there, and all behind it is lost.
 //!
-//! Receivers wait for a message at a gate of theirs, and senders for room at another. A waiting thread looks at the word of its gate and
-//! takes no lock until that changes.
+//! Receivers wait for a message at a gate of theirs, and senders for room at another. A waiting thread looks at the word of
+//! its gate and takes no lock until that changes.
 //!
 //! # Layout
 //! ```text
@@ -97,8 +98,8 @@ const SMALL: u64 = 64 << 10;
 /// Bytes of memory for a queue of so many bytes, whose longest message has `longest`.
 pub fn bytes(most: u64, longest: u32) -> u64 {
     let small = most.min(SMALL);
-    // A message of no text takes a block and counts as one byte; scattered blocks hold 24 bytes of text each. One message that was
-    // taken is kept as the chain's head.
+    // A message of no text takes a block and counts as one byte; scattered blocks hold 24 bytes of text each. One message that
+    // was taken is kept as the chain's head.
     let blocks = small
         .saturating_add(small / 24)
         .saturating_add((most - small) / 16)
@@ -278,7 +279,8 @@ impl Queue {
     /// msgsnd(2).
     ///
     /// # Errors
-    /// `EAGAIN`, `EINTR`; `EINVAL` for a text that is too long for the queue; `EIO` where it cannot be mended; those of the call.
+    /// `EAGAIN`, `EINTR`; `EINVAL` for a text that is too long for the queue; `EIO` where it cannot be mended; those of the
+    /// call.
     pub fn send(&self, kind: i64, text: LocalBuf, call: Call<'_>) -> Result<()> {
         if kind < 1 || text.len() as u64 > self.longest() {
             return Err(Errno::INVAL);
@@ -580,7 +582,8 @@ impl Queue {
         Ok(Attempt::Done((message.kind, copied)))
     }
 
-    /// Looks for a message, and takes those out of the chain that were only marked as taken. Tells `pass` each block that it comes by.
+    /// Looks for a message, and takes those out of the chain that were only marked as taken. Tells `pass` each block that it
+    /// comes by.
     #[inline]
     fn search(&self, selection: Selection, pass: &mut impl FnMut(u32)) -> Found<Option<Match>> {
         let (taken, own) = (&self.taken.words, &self.receivers_own.words);

@@ -26,7 +26,8 @@ impl Queue {
         Ok(())
     }
 
-    /// Makes all anew that the chain tells, and ends the chain where it does not go on with a sound message. Both locks are the caller's.
+    /// Makes all anew that the chain tells, and ends the chain where it does not go on with a sound message. Both locks are
+    /// the caller's.
     fn rebuild(&self) -> Found<()> {
         let (sent, taken) = (&self.sent.words, &self.taken.words);
         let (senders, receivers) = (&self.senders_own.words, &self.receivers_own.words);

@@ -1,7 +1,7 @@
 //! Which blocks are free, as the senders keep it: a bit for each block, set while it is used.
 //!
-//! Only the owner of the senders' lock reads or writes any of this. It is a copy of what the chain of messages says, and made anew from
-//! that after a death.
+//! Only the owner of the senders' lock reads or writes any of this. It is a copy of what the chain of messages says, and made
+//! anew from that after a death.
 
 use isthmus_lockfree::sync::Word;
 use isthmus_region::mapping::{LineRef, Section};
@@ -70,7 +70,8 @@ impl Space {
         Ok(())
     }
 
-    /// Takes up to `need` free blocks that follow each other: as many, if a look around finds that, else the longest run that it found.
+    /// Takes up to `need` free blocks that follow each other: as many, if a look around finds that, else the longest run that
+    /// it found.
     #[inline]
     pub(crate) fn take(&self, need: u32) -> Found<Run> {
         let run = self.find(need)?;
