@@ -184,9 +184,9 @@ fn turns(plan: &Plan) -> Vec<String> {
     blocks
 }
 
-/// What one process does alone, and streams.
-fn others() -> Vec<String> {
-    let sized = [format!("stream:{MESSAGE}"), format!("segment:{SEGMENT}"), format!("copy:{COPY}")];
+/// What one process does alone, and streams; `copy` says where it copies.
+fn others(copy: &str) -> Vec<String> {
+    let sized = [format!("stream:{MESSAGE}"), format!("segment:{SEGMENT}"), format!("{copy}:{COPY}")];
     ["semop", "semop-undo"].map(str::to_owned).into_iter().chain(sized).collect()
 }
 
@@ -208,8 +208,9 @@ struct Round<'a> {
 impl Round<'_> {
     /// The kernel's and ours, in turn the one and the other first.
     fn natively(&self) -> Result<Output> {
-        let kernel = || self.kernel(&[turns(self.plan), sockets(self.plan), others()].concat(), "kernel");
-        let ours = || self.ours(&[turns(self.plan), others(), vec![format!("copy-local:{COPY}")]].concat());
+        let kernel =
+            || self.kernel(&[turns(self.plan), sockets(self.plan), others("copy")].concat(), "kernel");
+        let ours = || self.ours(&[turns(self.plan), others("copies")].concat());
         let (first, second) = match self.search.made() % 2 {
             0 => (ours()?, kernel()?),
             _ => (kernel()?, ours()?),
@@ -275,7 +276,7 @@ impl Round<'_> {
         }
         args.extend(["--".into(), self.program.clone().into()]);
         let sockets = if has_network { sockets(self.plan) } else { Vec::new() };
-        let blocks = [turns(self.plan), sockets, others(), vec![format!("copy-local:{COPY}")]].concat();
+        let blocks = [turns(self.plan), sockets, others("copies")].concat();
         args.extend(self.words(false, true, &blocks));
         let before = self.search.line();
         let launch = Launch { program: self.exe.clone(), args, env: Vec::new() };

@@ -13,9 +13,6 @@
 
 uint64_t segments_made, segments_ours;
 
-static char *copied; /* two halves */
-static int is_segment;
-
 static void change(unsigned short number, short by, short flags)
 {
     struct sembuf op = {.sem_num = number, .sem_op = by, .sem_flg = flags};
@@ -131,39 +128,47 @@ double run_segment(const struct block *b, uint64_t rounds)
     return now_seconds() - start;
 }
 
+/* From one part to the other. Were these a power of two apart, pages of both would share entries of an emulator's TLB. */
+static size_t apart(const struct block *b)
+{
+    return b->bytes + 33 * 4096;
+}
+
 double run_copy(const struct block *b, uint64_t rounds)
 {
+    size_t distance = apart(b);
     double start = now_seconds();
 
     for (uint64_t i = 0; me == 0 && i < rounds; i++) {
-        memcpy(copied + (i % 2 ? 0 : b->bytes), copied + (i % 2 ? b->bytes : 0), b->bytes);
+        memcpy(b->copied + (i % 2 ? 0 : distance), b->copied + (i % 2 ? distance : 0), b->bytes);
         /* No copy may be left out because of the next. */
-        __asm__ volatile("" : : "r"(copied) : "memory");
+        __asm__ volatile("" : : "r"(b->copied) : "memory");
     }
     return now_seconds() - start;
 }
 
-void open_copy(const struct block *b)
+void open_copy(struct block *b)
 {
+    size_t all = apart(b) + b->bytes;
+
     if (me != 0)
         return;
-    is_segment = b->needs[0] != '\0';
-    if (is_segment) {
-        int id = shmget(IPC_PRIVATE, 2 * b->bytes, IPC_CREAT | 0600);
+    if (b->needs[0] != '\0') {
+        int id = shmget(IPC_PRIVATE, all, IPC_CREAT | 0600);
 
-        copied = id < 0 ? (void *)-1 : shmat(id, NULL, 0);
-        if (copied == (void *)-1 || shmctl(id, IPC_RMID, NULL) != 0)
+        b->copied = id < 0 ? (void *)-1 : shmat(id, NULL, 0);
+        if (b->copied == (void *)-1 || shmctl(id, IPC_RMID, NULL) != 0)
             die("make a segment to copy in");
-    } else if (!(copied = malloc(2 * b->bytes))) {
+    } else if (!(b->copied = malloc(all))) {
         die("memory to copy in");
     }
-    memset(copied, 'x', 2 * b->bytes);
+    memset(b->copied, 'x', all);
 }
 
-void close_copy(void)
+void close_copy(const struct block *b)
 {
-    if (me == 0 && !is_segment)
-        free(copied);
-    else if (me == 0 && shmdt(copied) != 0)
+    if (me == 0 && b->needs[0] == '\0')
+        free(b->copied);
+    else if (me == 0 && shmdt(b->copied) != 0)
         die("shmdt");
 }

@@ -12,7 +12,7 @@
  *     semop, semop-undo   +1 and -1 of a semaphore that nobody waits for, by one process
  *     stream:BYTES        messages of one queue, from the one process to the other
  *     segment:BYTES       shmget, shmat, shmdt, shmctl(IPC_RMID), by one process
- *     copy:BYTES          memcpy within a segment; copy-local: within memory of the process's own
+ *     copy:BYTES          memcpy within a segment; copies: the same, and within memory of the process's own
  *
  * The first process prints a line of JSON for the objects (their ids, and which of them /proc/sysvipc has), one with what
  * `ISTHMUS ipcs --json` says of the region, and one for each block: the median of a few runs, the standard deviation of turns,
@@ -101,54 +101,89 @@ static void print_number(const char *name, double value, int is_there)
     printf(is_there ? ",\"%s\":%.9g" : ",\"%s\":null", name, value);
 }
 
-static void run_block(const struct block *b)
-{
-    struct tally before, after;
-    double times[RUNS], lines[2] = {0, 0}, mine[3], theirs[3], all = 0, value, per_round_us;
+/* What came of a block. */
+struct outcome {
     uint64_t rounds;
+    double times[RUNS], ops, lines[2];
+    struct tally all; /* of this process */
+};
+
+static void print_block(const struct block *b, struct outcome *o, const double *theirs)
+{
+    double us = median(o->times, RUNS) * 1e6 / (double)o->rounds / b->ops_per_round - b->work_us;
+    int is_seen = seen_by(b) > 0;
+
+    if (b->is_rate)
+        us = (double)(strcmp(b->metric, "bandwidth_MBps") == 0 ? b->bytes : 1) / us;
+    printf("{\"isthmus_bench\":1,\"kind\":\"block\",\"benchmark\":\"%s\",\"subject\":\"%s\"", b->benchmark, b->subject);
+    printf(",\"metric\":\"%s\",\"needs\":\"%s\"", b->metric, b->needs);
+    print_number("bytes", (double)b->bytes, b->bytes > 0);
+    print_number("value", us, 1);
+    print_number("deviation", deviation(), b->is_turn && batches > 1);
+    print_number("sleeps_per_turn", (o->all.sleeps + theirs[0]) / o->ops, b->is_turn);
+    print_number("cpu_us_per_op", (o->all.cpu_s + theirs[1]) * 1e6 / o->ops, 1);
+    /* Of packets each is seen twice at least: sent and received, by one kernel or by two. */
+    print_number("packets", o->ops * 2, is_seen);
+    print_number("seen", o->all.seen + theirs[2], is_seen);
+    print_number("made", (double)segments_made, segments_made > 0);
+    print_number("ours", (double)segments_ours, segments_made > 0);
+    if (has_pair)
+        printf(",\"line_us\":[%.6g,%.6g]}\n", o->lines[0], o->lines[1]);
+    else
+        printf(",\"line_us\":null}\n");
+    fflush(stdout);
+}
+
+/* Runs blocks in turn, so that what changes meanwhile changes for all of them: an emulator is slower at first. */
+static void run_blocks(const struct block *b, int count)
+{
+    struct outcome outcomes[2] = {{0}, {0}};
+    double lines[2] = {0, 0};
 
     alarm(PATIENCE_S);
-    rounds = fitting(b);
+    for (int k = 0; k < count; k++)
+        outcomes[k].rounds = fitting(&b[k]);
     if (has_pair)
         lines[0] = line_us();
     segments_made = segments_ours = 0;
     sum = squares = batches = 0;
-    before = tally_now(b);
-    for (int run = 0; run < RUNS; run++) {
-        times[run] = b->run(b, rounds);
-        all += (double)rounds * b->ops_per_round;
-    }
-    after = tally_now(b);
+    for (int run = 0; run < RUNS; run++)
+        for (int k = 0; k < count; k++) {
+            struct outcome *o = &outcomes[k];
+            struct tally before = tally_now(&b[k]), after;
+
+            o->times[run] = b[k].run(&b[k], o->rounds);
+            after = tally_now(&b[k]);
+            o->ops += (double)o->rounds * b[k].ops_per_round;
+            o->all.sleeps += after.sleeps - before.sleeps;
+            o->all.cpu_s += after.cpu_s - before.cpu_s;
+            o->all.seen += after.seen - before.seen;
+        }
     meet();
     if (has_pair)
         lines[1] = line_us();
-    mine[0] = after.sleeps - before.sleeps;
-    mine[1] = after.cpu_s - before.cpu_s;
-    mine[2] = after.seen - before.seen;
-    exchange(mine, theirs, 3);
-    if (me != 0)
-        return;
-    per_round_us = median(times, RUNS) * 1e6 / (double)rounds;
-    value = per_round_us / b->ops_per_round - b->work_us;
-    if (b->is_rate)
-        value = (double)(strcmp(b->metric, "bandwidth_MBps") == 0 ? b->bytes : 1) / value;
-    printf("{\"isthmus_bench\":1,\"kind\":\"block\",\"benchmark\":\"%s\",\"subject\":\"%s\"", b->benchmark, b->subject);
-    printf(",\"metric\":\"%s\",\"needs\":\"%s\"", b->metric, b->needs);
-    print_number("bytes", (double)b->bytes, b->bytes > 0);
-    print_number("value", value, 1);
-    print_number("deviation", deviation(), b->is_turn && batches > 1);
-    print_number("sleeps_per_turn", (mine[0] + theirs[0]) / all, b->is_turn);
-    print_number("cpu_us_per_op", (mine[1] + theirs[1]) * 1e6 / all, 1);
-    /* Of packets each is seen twice at least: sent and received, by one kernel or by two. */
-    print_number("packets", all * 2, seen_by(b) > 0);
-    print_number("seen", seen_by(b) > 0 ? mine[2] + theirs[2] : 0, seen_by(b) > 0);
-    print_number("made", (double)segments_made, segments_made > 0);
-    print_number("ours", (double)segments_ours, segments_made > 0);
-    if (has_pair)
-        printf(",\"line_us\":[%.6g,%.6g]}\n", lines[0], lines[1]);
-    else
-        printf(",\"line_us\":null}\n");
-    fflush(stdout);
+    for (int k = 0; k < count; k++) {
+        struct outcome *o = &outcomes[k];
+        double mine[3] = {o->all.sleeps, o->all.cpu_s, o->all.seen}, theirs[3];
+
+        exchange(mine, theirs, 3);
+        memcpy(o->lines, lines, sizeof lines);
+        if (me == 0)
+            print_block(&b[k], o, theirs);
+    }
+}
+
+/* In a segment, and in memory of the process's own. */
+static void copy(const struct block *b, int count)
+{
+    struct block both[2] = {*b, *b};
+
+    both[1].subject = "malloc", both[1].needs = "";
+    for (int k = 0; k < count; k++)
+        open_copy(&both[k]);
+    run_blocks(both, count);
+    for (int k = 0; k < count; k++)
+        close_copy(&both[k]);
 }
 
 /* NAME:BYTES:US */
@@ -172,10 +207,10 @@ static void plan(char *text, double budget_s, int has_net)
         b.metric = "rate_Mps", b.needs = "msg", b.run = run_stream, b.is_rate = 1;
     } else if (strcmp(b.name, "segment") == 0) {
         b.metric = "cycle_us", b.needs = "made", b.run = run_segment;
-    } else if (strcmp(b.name, "copy") == 0 || strcmp(b.name, "copy-local") == 0) {
-        b.benchmark = "copy", b.metric = "bandwidth_MBps", b.run = run_copy, b.is_rate = 1;
-        b.subject = b.name[4] ? "malloc" : "sysv", b.needs = b.name[4] ? "" : "made";
-        open_copy(&b);
+    } else if (strcmp(b.name, "copy") == 0 || strcmp(b.name, "copies") == 0) {
+        b.benchmark = "copy", b.metric = "bandwidth_MBps", b.needs = "made", b.run = run_copy, b.is_rate = 1;
+        copy(&b, b.name[3] == 'y' ? 1 : 2);
+        return;
     } else {
         errno = 0;
         die(b.name);
@@ -184,9 +219,7 @@ static void plan(char *text, double budget_s, int has_net)
         errno = 0;
         die("a buffer has 8 bytes to 64 KB");
     }
-    run_block(&b);
-    if (b.run == run_copy)
-        close_copy();
+    run_blocks(&b, 1);
 }
 
 /* Whether the kernel's own table has an object, whose id is the second of a line. */

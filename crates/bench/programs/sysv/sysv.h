@@ -47,6 +47,7 @@ double line_us(void);
 struct block {
     const char *name, *benchmark, *subject, *metric;
     const char *needs; /* the objects that prove which IPC it was */
+    char *copied; /* the memory that is copied in: two parts */
     size_t bytes;
     double work_us, ops_per_round, budget_s;
     double (*run)(const struct block *, uint64_t rounds);
@@ -65,8 +66,8 @@ double run_stream(const struct block *b, uint64_t rounds);
 double run_segment(const struct block *b, uint64_t rounds);
 double run_copy(const struct block *b, uint64_t rounds);
 /* Makes the memory that is copied in, and gives it back. */
-void open_copy(const struct block *b);
-void close_copy(void);
+void open_copy(struct block *b);
+void close_copy(const struct block *b);
 
 /* sockets.c */
 void open_socket(const struct block *b, int has_net);
