@@ -259,7 +259,13 @@ fn remove(ipc: &Ipc, kind: objects::Kind, what: &What, caller: &Caller) -> isthm
         What::Id(id) => ipc.look(kind, *id)?,
         What::Key(key) => ipc.find(kind, key.number).ok_or(Errno::NOENT)?,
     };
-    ipc.remove(&info, caller)?;
+    // Those that wait are woken.
+    let id = isthmus_sysv::ipc::id_of(&info);
+    match kind {
+        objects::Kind::SysvSem => ipc.semrm(id, caller)?,
+        objects::Kind::SysvMsg => ipc.msgremove(id, caller)?,
+        _ => ipc.remove(&info, caller)?,
+    }
     Ok(info)
 }
 
