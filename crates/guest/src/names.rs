@@ -4,6 +4,7 @@
 //!
 //! Each tells the other by the wake port. As a ring may be lost, this asks again after [`RECHECK`].
 
+use std::collections::VecDeque;
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
@@ -98,10 +99,11 @@ struct Caller {
     number: u64,
     /// Requests that came while this waited for an answer.
     waiting: Vec<Asked>,
-    /// The process of the last request, if that has no answer yet.
-    unanswered: Option<Asker>,
+    /// The process of the last request, if that has no answer yet, and whether what the answer opens is to be closed: not where the
+    /// process does not wait for an answer, but uses it already.
+    unanswered: Option<(Asker, bool)>,
     /// Requests that close what given-up requests opened, with the processes for which they opened it.
-    to_close: Vec<(Asker, Request)>,
+    to_close: VecDeque<(Asker, Request)>,
 }
 
 impl Caller {
@@ -121,7 +123,7 @@ impl Caller {
             number: 0,
             waiting: Vec::new(),
             unanswered: None,
-            to_close: Vec::new(),
+            to_close: VecDeque::new(),
         }
     }
 
@@ -166,23 +168,26 @@ impl Caller {
                     | Request::Removed { .. }
             ) {
                 // The process will not repeat it.
-                self.to_close.push((asker, request.clone()));
+                self.to_close.push_back((asker, request.clone()));
             }
             return no;
         }
-        self.receive(asker, until).unwrap_or_else(|no| no)
+        let closes = !matches!(request, Request::Enter { .. });
+        self.receive((asker, closes), until).unwrap_or_else(|no| no)
     }
 
     /// Waits for the answer to a request that was given up, and closes what such requests opened.
     fn catch_up(&mut self, until: Instant) -> std::result::Result<(), Reply> {
         loop {
-            if let Some(asker) = self.unanswered {
-                if let Reply::Object(ObjectGrant { index, incarnation, .. }) = self.receive(asker, until)? {
-                    self.to_close.push((asker, Request::Close { index, incarnation }));
+            if let Some((asker, closes)) = self.unanswered {
+                let reply = self.receive((asker, closes), until)?;
+                if closes && let Reply::Object(ObjectGrant { index, incarnation, .. }) = reply {
+                    self.to_close.push_back((asker, Request::Close { index, incarnation }));
                 }
-            } else if let Some((asker, close)) = self.to_close.pop() {
-                self.put(asker, &close)?;
-                self.unanswered = Some(asker);
+            } else if let Some((asker, late)) = self.to_close.pop_front() {
+                // In the order in which they came.
+                self.put(asker, &late)?;
+                self.unanswered = Some((asker, !matches!(late, Request::Enter { .. })));
             } else {
                 return Ok(());
             }
@@ -199,8 +204,8 @@ impl Caller {
         Ok(())
     }
 
-    /// Waits for the answer to the last request, which is `asker`'s.
-    fn receive(&mut self, asker: Asker, until: Instant) -> std::result::Result<Reply, Reply> {
+    /// Waits for the answer to the last request: whose it is, and whether what a late answer opens is to be closed.
+    fn receive(&mut self, asker: (Asker, bool), until: Instant) -> std::result::Result<Reply, Reply> {
         loop {
             match call::answered(&self.region, &self.peer, self.number) {
                 Ok(Some(frame)) => {

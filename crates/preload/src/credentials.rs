@@ -21,6 +21,20 @@ pub(crate) fn version() -> u64 {
     VERSION.peek()
 }
 
+/// The lock on what is known of them, which a fork holds.
+pub(crate) type Locked = std::sync::MutexGuard<'static, Option<Arc<Caller>>>;
+
+/// Locks what is known of them.
+pub(crate) fn lock() -> Locked {
+    KNOWN.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// As [`forget`], for a holder of the lock.
+pub(crate) fn forget_locked(known: &mut Locked) {
+    VERSION.add(1);
+    **known = None;
+}
+
 /// They may be others now.
 pub(crate) fn forget() {
     VERSION.add(1);

@@ -14,13 +14,14 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::pipe::PipeFlags;
 
 use crate::here::{self, Locked};
-use crate::shm;
+use crate::{credentials, shm};
 
 /// How long a parent waits for its child, which has as long to reach its service.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 struct Fork {
     state: Locked,
+    known: credentials::Locked,
     ends: Option<(OwnedFd, OwnedFd)>,
 }
 
@@ -39,14 +40,18 @@ pub(crate) fn watch() {
 
 extern "C" fn before() {
     let state = here::lock();
-    let has_any = state.as_ref().is_some_and(|s| !s.mapped.is_empty());
+    let mut state = state;
+    let has_any = state.as_mut().is_some_and(|s| !s.mapped.is_empty());
     let ends = has_any.then(|| rustix::pipe::pipe_with(PipeFlags::CLOEXEC).ok()).flatten();
-    FORK.with(|fork| *fork.borrow_mut() = Some(Fork { state, ends }));
+    let known = credentials::lock();
+    FORK.with(|fork| *fork.borrow_mut() = Some(Fork { state, known, ends }));
 }
 
 extern "C" fn in_parent() {
     let Some(fork) = FORK.with(|fork| fork.borrow_mut().take()) else { return };
-    let Some((read, write)) = fork.ends else { return };
+    let Fork { state: _state, known, ends } = fork;
+    drop(known);
+    let Some((read, write)) = ends else { return };
     drop(write);
     let until = Instant::now() + PATIENCE;
     // Readable means closed: nothing is ever written.
@@ -62,8 +67,10 @@ extern "C" fn in_parent() {
 
 extern "C" fn in_child() {
     here::forget();
-    crate::credentials::forget();
     let Some(mut fork) = FORK.with(|fork| fork.borrow_mut().take()) else { return };
+    credentials::forget_locked(&mut fork.known);
+    // Whatever of this was the parent's is not taken twice: the child asks who it is.
+    drop(fork.known);
     if let Some(state) = fork.state.as_mut().filter(|s| !s.mapped.is_empty()) {
         match here::attach() {
             Ok(ipc) => shm::inherit(state, ipc),

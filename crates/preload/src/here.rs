@@ -18,7 +18,7 @@ pub(crate) struct State {
     /// Segments that are attached here.
     pub(crate) mapped: Vec<Mapped>,
     /// Descriptors of the region's files, for mapping segments.
-    files: HashMap<u32, Arc<OwnedFd>>,
+    files: HashMap<u32, (Arc<OwnedFd>, (u64, u64))>,
 }
 
 static STATE: Mutex<Option<State>> = Mutex::new(None);
@@ -42,14 +42,26 @@ pub(crate) fn lock() -> Locked {
 /// # Errors
 /// `ENOSYS` where no service answers; a line on standard error says why, once.
 pub(crate) fn ipc() -> Result<&'static Ipc> {
-    if let Some(ipc) = current().filter(|_| USERS.peek() == credentials::version()) {
+    if let Some(ipc) = current() {
         return Ok(ipc);
     }
     let _state = lock();
-    let ipc = current().map_or_else(attach, Ok)?;
+    current().map_or_else(attach, Ok)
+}
+
+/// As [`ipc`], to make, change or remove objects in the name of the user that this process is now: the service knows users by their
+/// connections, so after a change of that there has to be another one.
+///
+/// # Errors
+/// As [`ipc`]; `EACCES` for a user who may not attach.
+pub(crate) fn ruler() -> Result<&'static Ipc> {
+    let ipc = ipc()?;
+    if USERS.peek() == credentials::version() {
+        return Ok(ipc);
+    }
+    let _state = lock();
     let now = credentials::version();
     if USERS.get() != now {
-        // The service knows users by their connections.
         let member = isthmus_attach::client::connect().map_err(|e| {
             say(&format!("System V IPC by another user than before: {}", with_causes(&e)));
             Errno::ACCESS
@@ -58,6 +70,14 @@ pub(crate) fn ipc() -> Result<&'static Ipc> {
         USERS.set(now);
     }
     Ok(ipc)
+}
+
+/// [`ruler`] for a command that changes or removes an object, else [`ipc`].
+///
+/// # Errors
+/// Theirs.
+pub(crate) fn for_command(command: std::ffi::c_int) -> Result<&'static Ipc> {
+    if matches!(command, libc::IPC_SET | libc::IPC_RMID) { ruler() } else { ipc() }
 }
 
 #[inline]
@@ -97,18 +117,24 @@ pub(crate) fn is_attached() -> bool {
 impl State {
     /// A descriptor of a file of the region.
     pub(crate) fn file(&mut self, ipc: &Ipc, index: u32) -> Result<Arc<OwnedFd>> {
-        if let Some(file) = self.files.get(&index) {
-            // The program may have closed all descriptors that it did not know.
-            if rustix::io::fcntl_getfd(file.as_ref()).is_ok() {
+        if let Some((file, identity)) = self.files.get(&index) {
+            // The program may have closed all descriptors that it did not know, and opened others.
+            if identity_of(file) == Some(*identity) {
                 return Ok(Arc::clone(file));
             }
             let lost = self.files.remove(&index);
             std::mem::forget(lost);
         }
         let file = Arc::new(ipc.member().service().file(index).map_err(|_| Errno::NOMEM)?);
-        self.files.insert(index, Arc::clone(&file));
+        let identity = identity_of(&file).ok_or(Errno::NOMEM)?;
+        self.files.insert(index, (Arc::clone(&file), identity));
         Ok(file)
     }
+}
+
+/// Which file a descriptor is of.
+fn identity_of(file: &OwnedFd) -> Option<(u64, u64)> {
+    rustix::fs::fstat(file).ok().map(|stat| (stat.st_dev, stat.st_ino))
 }
 
 /// Says why there was no room.

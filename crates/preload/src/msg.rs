@@ -91,7 +91,7 @@ pub extern "C" fn msgget(key: libc::key_t, flags: c_int) -> c_int {
             // SAFETY: numbers.
             return kernel(unsafe { libc::syscall(libc::SYS_msgget, key, flags) }).map(int);
         }
-        here::ipc()?.msgget(key, flags, &credentials::caller(), limits())
+        here::ruler()?.msgget(key, flags, &credentials::caller(), limits())
     })
 }
 
@@ -200,7 +200,7 @@ struct Info {
 }
 
 fn control(id: i32, command: c_int, buffer: *mut libc::msqid_ds) -> Result<c_int> {
-    let (ipc, caller) = (here::ipc()?, credentials::caller());
+    let (ipc, caller) = (here::for_command(command)?, credentials::caller());
     match command {
         libc::IPC_STAT => {
             let stat = ipc.msgstat(id, &caller, false)?;

@@ -53,7 +53,7 @@ pub extern "C" fn semget(key: libc::key_t, count: c_int, flags: c_int) -> c_int 
             // SAFETY: numbers.
             return kernel(unsafe { libc::syscall(libc::SYS_semget, key, count, flags) }).map(int);
         }
-        here::ipc()?.semget(key, count, flags, &credentials::caller())
+        here::ruler()?.semget(key, count, flags, &credentials::caller())
     })
 }
 
@@ -232,7 +232,7 @@ pub unsafe extern "C" fn semctl(id: c_int, num: c_int, command: c_int, argument:
 }
 
 fn control(id: c_int, num: c_int, command: c_int, argument: *mut c_void) -> Result<c_int> {
-    let (ipc, caller) = (here::ipc()?, credentials::caller());
+    let (ipc, caller) = (here::for_command(command)?, credentials::caller());
     let open = |wanted| {
         let set = ipc.set(id, caller.pid)?;
         set.check(&caller, wanted).map(|()| set)

@@ -40,7 +40,7 @@ pub extern "C" fn shmget(key: libc::key_t, size: libc::size_t, flags: c_int) -> 
             // SAFETY: numbers.
             return kernel(unsafe { libc::syscall(libc::SYS_shmget, key, size, flags) }).map(int);
         }
-        here::ipc()?.shmget(key, size as u64, flags, &credentials::caller())
+        here::ruler()?.shmget(key, size as u64, flags, &credentials::caller())
     })
 }
 
@@ -128,6 +128,11 @@ fn map(
             what.offset,
         )
     };
+    // A child gets them by `inherit` alone, which counts them; one that libc does not know of has none.
+    if let Ok(at) = at {
+        // SAFETY: the range that was just mapped.
+        let _ = unsafe { rustix::mm::madvise(at, bytes, rustix::mm::Advice::LinuxDontFork) };
+    }
     at.map(|at| at.addr()).map_err(|e| match e {
         // Something is there already, or the address is none.
         Errno::EXIST | Errno::PERM => Errno::INVAL,
@@ -177,16 +182,25 @@ pub unsafe extern "C" fn shmdt(address: *const c_void) -> c_int {
     })
 }
 
-/// In a forked child: each segment is attached once more. One that is gone since, because the parent was killed, becomes memory of the
-/// child's own.
+/// In a forked child: each segment is attached once more, at its address. One that is gone since, because the parent was killed,
+/// cannot be touched.
 pub(crate) fn inherit(state: &mut State, ipc: &Ipc) {
-    state.mapped.retain(|m| {
-        let is_there = ipc.inherit(&m.what, 1);
-        if !is_there {
-            lose(m);
+    let mapped = std::mem::take(&mut state.mapped);
+    for segment in mapped {
+        let is_there = ipc.inherit(&segment.what, 1);
+        let file = is_there.then(|| state.file(ipc, segment.what.file).ok()).flatten();
+        let again = file
+            .and_then(|file| map(&segment.what, segment.address, 0, segment.protection, file.as_fd()).ok());
+        match again {
+            Some(_) => state.mapped.push(segment),
+            None => {
+                if is_there {
+                    ipc.member().service().release_object(segment.what.index, segment.what.incarnation);
+                }
+                lose(&segment);
+            }
         }
-        is_there
-    });
+    }
 }
 
 /// In a forked child that has no service: none of its segments may be others'.
@@ -196,12 +210,13 @@ pub(crate) fn lose_all(state: &mut State) {
     }
 }
 
-/// Puts memory of this process's own in a segment's place.
+/// Keeps a segment's place, where nothing can be read or written: wrong data would be worse than a signal.
 fn lose(mapped: &Mapped) {
-    let place = MapFlags::PRIVATE | MapFlags::FIXED;
+    here::say("a segment that the parent has attached cannot be had here");
+    let place = MapFlags::PRIVATE | MapFlags::FIXED_NOREPLACE;
     let at = std::ptr::without_provenance_mut(mapped.address);
-    // SAFETY: over a mapping of ours.
-    let _ = unsafe { rustix::mm::mmap_anonymous(at, mapped.bytes(), mapped.protection, place) };
+    // SAFETY: where nothing is, since the mapping was not inherited.
+    let _ = unsafe { rustix::mm::mmap_anonymous(at, mapped.bytes(), ProtFlags::empty(), place) };
 }
 
 /// shmctl(2).
@@ -251,7 +266,7 @@ struct Usage {
 }
 
 fn control(id: i32, command: c_int, buffer: *mut libc::shmid_ds) -> Result<c_int> {
-    let (ipc, caller) = (here::ipc()?, credentials::caller());
+    let (ipc, caller) = (here::for_command(command)?, credentials::caller());
     match command {
         libc::IPC_STAT => {
             let stat = ipc.shmstat(id, &caller, false)?;

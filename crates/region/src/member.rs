@@ -144,9 +144,10 @@ pub trait LocalService: Send + Sync {
     }
 
     /// As [`LocalService::hold_object`], once, for a process that has said so in the object (`segment::enter`): does not wait for the
-    /// service.
-    fn enter_object(&self, index: u32, incarnation: u64) {
+    /// service. Gives whether the service was told.
+    fn enter_object(&self, index: u32, incarnation: u64) -> bool {
         let _ = (index, incarnation);
+        false
     }
 
     /// As [`LocalService::remove_object`], of an object that bears its removal itself: does not wait for the service.

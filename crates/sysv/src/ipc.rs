@@ -266,10 +266,17 @@ impl Ipc {
         if !sysv::is(&info, kind) {
             return Err(Errno::INVAL);
         }
+        if id_of(&info) != id {
+            return Err(Errno::INVAL);
+        }
         // A process that was dropped alive may keep the memory of one that is removed, though it has it attached no more.
-        let is_there =
-            id_of(&info) == id && (info.opens > 0 || !sysv::is_removed(self.member.region(), &info));
-        if is_there { Ok(info) } else { Err(Errno::INVAL) }
+        if info.opens > 0 || !sysv::is_removed(self.member.region(), &info) {
+            return Ok(info);
+        }
+        // The service may not have heard yet of those that attach it.
+        self.settle();
+        let info = objects::object(self.member.region(), index).ok().flatten();
+        info.filter(|info| id_of(info) == id && info.opens > 0).ok_or(Errno::INVAL)
     }
 
     /// As [`Ipc::look`], for one that is not removed.

@@ -112,7 +112,10 @@ impl Ipc {
         if segment::enter(&page, party) {
             // The service frees the memory only if it finds nobody entering after it has published the end.
             if Entry::of(region, &info).is_ok_and(|entry| entry.is_there()) {
-                service.enter_object(info.index, info.life.incarnation);
+                if !service.enter_object(info.index, info.life.incarnation) {
+                    segment::entered(&page, party);
+                    return Err(Errno::NOSYS);
+                }
             } else {
                 segment::entered(&page, party);
                 return Err(Errno::INVAL);

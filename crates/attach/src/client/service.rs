@@ -32,12 +32,20 @@ pub(super) struct Client {
     socket: Arc<OwnedFd>,
     path: PathBuf,
     pid: Pid,
+    /// Which socket it is: a program may close all descriptors that it did not open, and open others under their numbers.
+    identity: Option<(u64, u64)>,
 }
 
 impl Client {
     pub(super) fn new(connection: Connection, path: &Path, pid: Pid) -> Self {
         let socket = Arc::clone(&connection.socket);
-        Self { connection: Mutex::new(connection), socket, path: path.to_path_buf(), pid }
+        let identity = identity_of(&socket);
+        Self { connection: Mutex::new(connection), socket, path: path.to_path_buf(), pid, identity }
+    }
+
+    /// Whether this process may use the connection: it is not a forked child, and the descriptor is still the connection's.
+    fn is_own(&self) -> bool {
+        rustix::process::getpid() == self.pid && identity_of(&self.socket) == self.identity
     }
 
     fn ask(&self, action: &'static str, request: &Request) -> isthmus_region::Result<Reply> {
@@ -56,10 +64,14 @@ impl Client {
     /// Fails in a forked child. Called before the lock is taken, which another thread of the parent may have left
     /// locked.
     fn refuse_forked(&self, action: &'static str) -> isthmus_region::Result<()> {
-        match rustix::process::getpid() == self.pid {
-            true => Ok(()),
-            false => Err(isthmus_region::Error::Service { action, reason: Error::Forked.to_string() }),
+        if self.is_own() {
+            return Ok(());
         }
+        let reason = match rustix::process::getpid() == self.pid {
+            true => "this process has closed its connection to the service".into(),
+            false => Error::Forked.to_string(),
+        };
+        Err(isthmus_region::Error::Service { action, reason })
     }
 
     fn ask_on(
@@ -79,6 +91,11 @@ impl Client {
             Err(e) => Err(refused(format!("{} ({})", with_causes(&e), self.path.display()))),
         }
     }
+}
+
+/// Which file a descriptor is of.
+fn identity_of(socket: &OwnedFd) -> Option<(u64, u64)> {
+    rustix::fs::fstat(socket).ok().map(|stat| (stat.st_dev, stat.st_ino))
 }
 
 fn unexpected(action: &'static str) -> isthmus_region::Error {
@@ -115,11 +132,9 @@ impl Client {
 }
 
 impl Client {
-    /// Says something to which there is no answer. Waits while the socket is full; a service that is gone has nothing to be told.
-    fn say(&self, request: &Request) {
-        if rustix::process::getpid() == self.pid {
-            let _ = socket::send(&self.socket, &request.encode(0), &[], SendFlags::empty());
-        }
+    /// Says something to which there is no answer; gives whether it was sent. Waits while the socket is full.
+    fn say(&self, request: &Request) -> bool {
+        self.is_own() && socket::send(&self.socket, &request.encode(0), &[], SendFlags::empty()).is_ok()
     }
 
     /// As `ask_for_object`, where the answer says only that it is done.
@@ -172,7 +187,7 @@ impl LocalService for Client {
     }
 
     fn wake(&self, slot: GlobalSlot) {
-        if rustix::process::getpid() == self.pid {
+        if self.is_own() {
             // If the service is gone or its socket full, the wake-up is lost; the sleeper wakes by its own timeout.
             let frame = Request::Wake { slot: slot.0 }.encode(0);
             let _ = socket::send(&self.socket, &frame, &[], SendFlags::DONTWAIT);
@@ -263,15 +278,15 @@ impl LocalService for Client {
     }
 
     fn release_object(&self, index: u32, incarnation: u64) {
-        self.say(&Request::Release { index, incarnation });
+        let _ = self.say(&Request::Release { index, incarnation });
     }
 
-    fn enter_object(&self, index: u32, incarnation: u64) {
-        self.say(&Request::Enter { index, incarnation });
+    fn enter_object(&self, index: u32, incarnation: u64) -> bool {
+        self.say(&Request::Enter { index, incarnation })
     }
 
     fn removed_object(&self, index: u32, incarnation: u64) {
-        self.say(&Request::Removed { index, incarnation });
+        let _ = self.say(&Request::Removed { index, incarnation });
     }
 
     fn change_object(&self, index: u32, incarnation: u64, change: &Change) -> isthmus_region::Result<()> {
@@ -306,7 +321,7 @@ impl LocalService for Client {
     }
 
     fn ring(&self, peers: u64, place: u64) {
-        if rustix::process::getpid() == self.pid {
+        if self.is_own() {
             // As in `wake`, a sleeper that is not rung wakes by its own timeout.
             let frame = Request::Ring { peers, place }.encode(0);
             let _ = socket::send(&self.socket, &frame, &[], SendFlags::DONTWAIT);
@@ -317,7 +332,7 @@ impl LocalService for Client {
 impl Drop for Client {
     fn drop(&mut self) {
         // A forked child that drops its copy must not end the parent's attachment.
-        if rustix::process::getpid() == self.pid {
+        if self.is_own() {
             let connection = self.connection.get_mut().unwrap_or_else(PoisonError::into_inner);
             let _ = socket::send(&connection.socket, &Request::Detach.encode(0), &[], SendFlags::DONTWAIT);
         }
