@@ -267,7 +267,7 @@ impl Queue {
     /// The same, with less patience for a lock that another process has and does not give back. For tests.
     #[must_use]
     pub fn impatient(self) -> Self {
-        Self { slices: 1, slice: Duration::from_millis(1), ..self }
+        Self { slices: 1, slice: Duration::from_micros(200), ..self }
     }
 
     /// Bytes of the longest text that can be in the queue at all.
