@@ -1,6 +1,6 @@
 //! The arguments of `isthmus bench`, and its exit status.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
@@ -13,9 +13,13 @@ use crate::placement::{Choice, Policy};
 use crate::program::Block;
 use crate::rank::What as Objects;
 use crate::subject::Peers;
-use crate::{fluid, lane, mpi, objects, peers, placement, promise, rank, record, show};
+use crate::{fluid, lane, mpi, objects, peers, placement, promise, rank, record, show, sysv};
 
 const QUICK_ROUNDS: u32 = 3;
+
+/// How long a block of synchronisation and channels takes, in milliseconds.
+const BLOCK_MS: u64 = 250;
+const QUICK_BLOCK_MS: u64 = 60;
 
 /// How long a table goes on for a placement that lacks rounds, in minutes.
 const WAIT: f64 = 20.0;
@@ -56,6 +60,8 @@ enum What {
     Ivc(ObjectArgs),
     /// Completions that a process sleeps for, beside spinning: of the libfabric provider itself, and of libfabric's own.
     Wait(WaitArgs),
+    /// System V IPC of a region beside the kernel's, TCP and UDP: turns of two processes, semaphores, messages, segments.
+    Sysv(SysvArgs),
     /// The fluid simulator of the examples, in two processes of one VM and in two VMs.
     Sph(SphArgs),
     /// Barriers and sums per second of four ranks, which on two processors have to share them.
@@ -68,6 +74,7 @@ impl What {
         let (json, report) = match self {
             Self::Mpi(args) => (&args.common.json, &args.curves.report),
             Self::Peers(args) => (&args.json, &args.curves.report),
+            Self::Sysv(args) => (&args.json, &None),
             Self::Lane(LaneArgs { common, .. })
             | Self::Matching(MatchingArgs { common, .. })
             | Self::Barrier(ObjectArgs { common, .. })
@@ -362,6 +369,25 @@ struct WaitArgs {
     common: Common,
 }
 
+/// Without an MPI: `isthmus run` starts the processes itself.
+#[derive(Args, Debug)]
+struct SysvArgs {
+    /// VMs besides plain processes: 2, or 0 for none. Otherwise 2 where QEMU is there.
+    #[arg(long, value_name = "N")]
+    vms: Option<u32>,
+    /// Fewer sizes and rounds.
+    #[arg(long)]
+    quick: bool,
+    /// Also write the measurements to FILE as JSON.
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    #[command(flatten)]
+    sorting: Sorting,
+    /// Accelerator of the VMs.
+    #[arg(long, value_name = "ACCEL", value_parser = ["auto", "kvm", "tcg"])]
+    accel: Option<String>,
+}
+
 #[derive(Args, Debug)]
 struct SphArgs {
     /// How many particles.
@@ -390,6 +416,7 @@ pub fn main(args: &BenchArgs) -> i32 {
         What::Counter(args) => bench_objects(args, Objects::Counter),
         What::Ivc(args) => bench_objects(args, Objects::Ivc),
         What::Wait(args) => bench_wait(args),
+        What::Sysv(args) => bench_sysv(args),
         What::Sph(args) => bench_sph(args),
     });
     match done {
@@ -403,6 +430,16 @@ pub fn main(args: &BenchArgs) -> i32 {
                 _ => ExitCode::FAILURE,
             }
         }
+    }
+}
+
+/// Whether there are VMs besides plain processes: as asked, or where QEMU is there.
+fn has_vms(asked: Option<u32>) -> Result<bool> {
+    match asked {
+        None => Ok(isthmus_vm::qemu::program().is_ok()),
+        Some(0) => Ok(false),
+        Some(2) => Ok(true),
+        Some(other) => Err(Error::Usage(format!("--vms {other}: 2, or 0 for plain processes alone"))),
     }
 }
 
@@ -457,25 +494,46 @@ fn objects_in(common: &Common, what: Objects, places: Vec<Place>) -> Result<()> 
         places,
         policy: common.policy(0)?,
         rounds_vms: common.policy(2)?.rounds,
-        budget_ms: if common.quick { 60 } else { 250 },
+        budget_ms: if common.quick { QUICK_BLOCK_MS } else { BLOCK_MS },
         mpi: common.mpi.clone(),
         accel: common.accel.clone(),
+        is_quick: common.quick,
     };
-    let done = objects::run(&plan, &mut |what| isthmus_region::tell!("{what}"))?;
-    let kept = common.keep(&done.records);
-    show::objects(&plan, &done);
+    finish_objects(&plan, common.json.as_deref())
+}
+
+fn finish_objects(plan: &objects::Plan, json: Option<&Path>) -> Result<()> {
+    let done = objects::run(plan, &mut |what| isthmus_region::tell!("{what}"))?;
+    // Kept before it is shown: standard output may have no reader.
+    let kept = json.map_or(Ok(()), |file| record::write(file, &done.records));
+    show::objects(plan, &done);
     kept?;
-    common.say_where();
+    if let Some(file) = json {
+        isthmus_region::say!("written to {}", file.display());
+    }
     if done.left_out.is_empty() { Ok(()) } else { Err(Error::Incomplete) }
 }
 
-fn bench_sph(args: &SphArgs) -> Result<()> {
-    let vms = match args.vms {
-        None => isthmus_vm::qemu::program().is_ok(),
-        Some(0) => false,
-        Some(2) => true,
-        Some(other) => return Err(Error::Usage(format!("--vms {other}: 2, or 0 for plain processes alone"))),
+fn bench_sysv(args: &SysvArgs) -> Result<()> {
+    let mut places = vec![Place { processes: 2, vms: 0 }];
+    if has_vms(args.vms)? {
+        places.push(Place { processes: sysv::VMS, vms: sysv::VMS });
+    }
+    let plan = objects::Plan {
+        what: Objects::Sysv,
+        places,
+        policy: args.sorting.policy(args.quick, 0)?,
+        rounds_vms: args.sorting.policy(args.quick, 2)?.rounds,
+        budget_ms: if args.quick { QUICK_BLOCK_MS } else { BLOCK_MS },
+        mpi: None,
+        accel: args.accel.clone(),
+        is_quick: args.quick,
     };
+    finish_objects(&plan, args.json.as_deref())
+}
+
+fn bench_sph(args: &SphArgs) -> Result<()> {
+    let vms = has_vms(args.vms)?;
     let plan = fluid::Plan {
         particles: args.particles,
         steps: args.steps.unwrap_or(if args.common.quick { 5 } else { 20 }),
@@ -544,12 +602,7 @@ fn mpi_blocks(quick: bool, two_copy: bool, sizes: &[u64]) -> Vec<Block> {
 }
 
 fn bench_peers(args: &PeersArgs) -> Result<()> {
-    let vms = match args.vms {
-        None => isthmus_vm::qemu::program().is_ok(),
-        Some(0) => false,
-        Some(2) => true,
-        Some(other) => return Err(Error::Usage(format!("--vms {other}: 2, or 0 for plain processes alone"))),
-    };
+    let vms = has_vms(args.vms)?;
     let plan = peers::Plan {
         mpis: args.mpi.clone(),
         policy: args.sorting.policy(args.quick, 0)?,

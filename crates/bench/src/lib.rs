@@ -21,9 +21,10 @@
 //! | [`program`] | the MPI program in `programs/`: compiled, and its output read |
 //! | [`job`] | one launch: started, watched, ended |
 //! | [`path`] | which way the bytes went |
-//! | [`objects`] | `bench barrier`, `counter`, `ivc`: what programs of one's own use, and what they use today |
-//! | [`rank`] | what the processes of those three do |
+//! | [`objects`] | `bench barrier`, `counter`, `ivc`, `wait`, `sysv`: what programs use, and what they use today |
+//! | [`rank`] | what the processes of the first three do |
 //! | [`waits`] | `bench wait`: what sleeps for completions, of the provider itself |
+//! | [`sysv`] | `bench sysv`: System V IPC of a region beside the kernel's |
 //! | [`fluid`] | `bench sph`: the fluid simulator of the examples |
 //! | [`placement`] | where the processors were: rounds sorted by a bare cache line beside each block, and how long they are waited for |
 //! | [`promise`] | what is promised of a figure, and what became of it |
@@ -54,6 +55,7 @@ pub mod record;
 pub mod show;
 pub mod stats;
 pub mod subject;
+pub mod sysv;
 pub mod table;
 pub mod waits;
 

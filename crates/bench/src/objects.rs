@@ -1,4 +1,4 @@
-//! `bench barrier`, `bench counter` and `bench ivc`: what programs of one's own synchronise and talk by, beside what they use
+//! `bench barrier`, `bench counter`, `bench ivc` and `bench sysv`: what programs synchronise and talk by, beside what they use
 //! today, natively and between VMs.
 //!
 //! Each *place*, a number of processes in a number of VMs, is one launch of [`crate::rank`]'s processes; all subjects take turns
@@ -16,7 +16,7 @@ use crate::placement::{self, Placement, Policy, Scale, Search, Sieve};
 use crate::promise::{Figure, Promise, Row, Verdict, at_least, at_most, below};
 use crate::rank::{self, Sample, Start, What};
 use crate::record::Record;
-use crate::{stats, subject, table, waits};
+use crate::{stats, subject, sysv, table, waits};
 
 /// How long one launch may take: many processes on few processors are slow, and emulated ones are slower.
 const LIMIT: Duration = Duration::from_secs(1800);
@@ -57,6 +57,8 @@ pub struct Plan {
     pub mpi: Option<String>,
     /// Accelerator of the VMs.
     pub accel: Option<String>,
+    /// Fewer sizes.
+    pub is_quick: bool,
 }
 
 /// What was measured.
@@ -73,7 +75,7 @@ pub struct Done {
 }
 
 /// Two subjects that are compared.
-struct Pair {
+pub(crate) struct Pair {
     benchmark: &'static str,
     metric: &'static str,
     subject: &'static str,
@@ -81,7 +83,7 @@ struct Pair {
     peers: &'static [&'static str],
 }
 
-const fn pair(
+pub(crate) const fn pair(
     benchmark: &'static str,
     metric: &'static str,
     subject: &'static str,
@@ -124,23 +126,27 @@ const PAIRS: [Pair; 29] = [
     pair("barrier_sleep", "beyond_work_us", "isthmus-block", &["virtio-serial-both"]),
 ];
 
-/// What of a benchmark is promised, of which subject, against which peer, in which place.
-struct Wanted {
-    what: &'static str,
-    benchmark: &'static str,
-    metric: &'static str,
-    subject: &'static str,
-    /// None: the figure itself.
-    peer: Option<&'static str>,
-    bytes: Option<u64>,
-    processes: u32,
-    vms: u32,
-    promise: Promise,
-    /// Whether counters prove which way it went; nothing counts what passes at a barrier.
-    is_counted: bool,
+fn pairs() -> impl Iterator<Item = &'static Pair> {
+    PAIRS.iter().chain(&sysv::PAIRS)
 }
 
-/// How often each participant of a blocking barrier must have slept in a round that counts.
+/// What of a benchmark is promised, of which subject, against which peer, in which place.
+pub(crate) struct Wanted {
+    pub(crate) what: &'static str,
+    pub(crate) benchmark: &'static str,
+    pub(crate) metric: &'static str,
+    pub(crate) subject: &'static str,
+    /// None: the figure itself.
+    pub(crate) peer: Option<&'static str>,
+    pub(crate) bytes: Option<u64>,
+    pub(crate) processes: u32,
+    pub(crate) vms: u32,
+    pub(crate) promise: Promise,
+    /// Whether counters prove which way it went; nothing counts what passes at a barrier.
+    pub(crate) is_counted: bool,
+}
+
+/// Of a round that counts, how often each that waits must have slept in it.
 const ASLEEP: f64 = 0.9;
 
 /// The better of those that the hybrid barrier is measured against.
@@ -169,6 +175,7 @@ fn wanted(what: What) -> Vec<Wanted> {
     let naive = at_most(1.0, 1.0 / 1.2);
     let hybrid = at_most(1.5, 1.0);
     match what {
+        What::Sysv => sysv::wanted(),
         What::Barrier => vec![
             barrier("spin barrier : bare round", "isthmus-spin", "pingpong", (2, 2), at_most(0.8, 0.6)),
             barrier("spin barrier : naive one", "isthmus-spin", "naive", (2, 0), naive),
@@ -338,10 +345,12 @@ fn counters(subject: &'static str) -> Vec<Wanted> {
 
 /// What a launch printed.
 #[derive(Debug)]
-struct Output {
-    start: Start,
-    samples: Vec<Sample>,
-    accel: String,
+pub(crate) struct Output {
+    pub(crate) start: Start,
+    pub(crate) samples: Vec<Sample>,
+    pub(crate) accel: String,
+    /// What could not be measured, and why.
+    pub(crate) left_out: Vec<String>,
 }
 
 fn parse(text: &str, stats: Option<Value>) -> Result<Output> {
@@ -356,7 +365,8 @@ fn parse(text: &str, stats: Option<Value>) -> Result<Output> {
         return Err(bad("it has no figures".into()));
     }
     let accel = stats.and_then(|stats| stats.get("accel")?.as_str().map(str::to_owned));
-    Ok(Output { start, samples, accel: accel.unwrap_or_else(|| "native".into()) })
+    let accel = accel.unwrap_or_else(|| "native".into());
+    Ok(Output { start, samples, accel, left_out: Vec::new() })
 }
 
 /// Repetitions of one launch: each round has a launch of its own, since an interval takes the rounds for independent.
@@ -369,7 +379,10 @@ fn launch(plan: &Plan, place: Place, search: &Search, progress: &mut dyn FnMut(&
             progress(&format!("left out, since this libfabric has no such provider: {}", absent.join(", ")));
         }
         let start = Start { hosts: Vec::new(), processors: subject::processors() };
-        return Ok(Output { start, samples, accel: "native".into() });
+        return Ok(Output { start, samples, accel: "native".into(), left_out: Vec::new() });
+    }
+    if plan.what == What::Sysv {
+        return sysv::run(plan, place, search, progress);
     }
     let exe = std::env::current_exe().map_err(Error::io("find this program"))?;
     let folder = tempfile::tempdir().map_err(Error::io("make a temporary folder"))?;
@@ -467,7 +480,7 @@ fn least(samples: &[Sample], scale: &Scale, placement: Placement) -> u32 {
             let found = subjects.iter().find(|(subject, _)| *subject == name);
             found.map(|(_, all)| values(all, scale, sieve))
         };
-        for pair in PAIRS.iter().filter(|pair| (pair.benchmark, pair.metric) == (benchmark, metric)) {
+        for pair in pairs().filter(|pair| (pair.benchmark, pair.metric) == (benchmark, metric)) {
             let Some(ours) = of(pair.subject) else { continue };
             let Some(best) = best_of(pair, of, ours.len()) else { continue };
             let count = stats::pairs(&ours, &best).len();
@@ -475,6 +488,16 @@ fn least(samples: &[Sample], scale: &Scale, placement: Placement) -> u32 {
         }
     }
     u32::try_from(least.unwrap_or(0)).unwrap_or(u32::MAX)
+}
+
+/// Whether a subject of a place with VMs runs natively beside them.
+fn is_native_peer(subject: &str) -> bool {
+    subject == sysv::NATIVE
+}
+
+/// The VMs of the place that a record belongs to.
+fn vms_of_place(record: &Record) -> u32 {
+    if is_native_peer(&record.subject) { sysv::VMS } else { record.vms }
 }
 
 /// What all records of a place share.
@@ -509,8 +532,8 @@ fn records(samples: &[Sample], here: &Here<'_>) -> Vec<Record> {
                 bytes,
                 metric: metric.into(),
                 cpu_us_per_op: stats::median(&cpu),
-                accel: here.accel.into(),
-                vms: place.vms,
+                accel: if is_native_peer(subject) { "native" } else { here.accel }.into(),
+                vms: if is_native_peer(subject) { 0 } else { place.vms },
                 ranks: place.processes,
                 load: here.load,
                 ..Record::default()
@@ -521,7 +544,7 @@ fn records(samples: &[Sample], here: &Here<'_>) -> Vec<Record> {
             records.push(record.clone());
             let compared =
                 |pair: &&Pair| (pair.benchmark, pair.metric, pair.subject) == (benchmark, metric, *subject);
-            for pair in PAIRS.iter().filter(compared) {
+            for pair in pairs().filter(compared) {
                 let Some(best) = best_of(pair, of, all.len()) else { continue };
                 let peer = match pair.peers {
                     [one] => (*one).to_owned(),
@@ -538,10 +561,10 @@ fn records(samples: &[Sample], here: &Here<'_>) -> Vec<Record> {
 fn row(wanted: &Wanted, records: &mut [Record], sieve: Sieve) -> Row {
     let place = Place { processes: wanted.processes, vms: wanted.vms };
     let what = format!("{}, {}", wanted.what, place.name());
-    let missing = Row {
-        placement: Some(sieve.name().into()),
-        ..Row::missing(&what, None, wanted.promise, "this place was not measured")
-    };
+    let why =
+        if records.is_empty() { "this place was not measured" } else { "it was left out in this place" };
+    let missing =
+        Row { placement: Some(sieve.name().into()), ..Row::missing(&what, None, wanted.promise, why) };
     let Some(at) = records.iter().position(|record| {
         record.benchmark == wanted.benchmark
             && record.metric == wanted.metric
@@ -571,7 +594,7 @@ fn row(wanted: &Wanted, records: &mut [Record], sieve: Sieve) -> Row {
                 && Some(other.subject.as_str()) == name
                 && (other.benchmark.as_str(), other.metric.as_str(), other.bytes, &other.placement)
                     == (&record.benchmark, metric, record.bytes, &record.placement)
-                && (other.ranks, other.vms) == (record.ranks, record.vms)
+                && (other.ranks, vms_of_place(other)) == (record.ranks, record.vms)
         })
     };
     let theirs = beside(wanted.peer, &record.metric);
@@ -587,11 +610,17 @@ fn row(wanted: &Wanted, records: &mut [Record], sieve: Sieve) -> Row {
         (None, None) => format!("{}{accel}", amount(record)),
     };
     let mut is_proved = !wanted.is_counted || crate::path::is_providers(record.path.as_deref());
-    if record.benchmark == "barrier_sleep" {
-        let slept = |name: Option<&str>| beside(name, "sleeps_per_round").map_or(0.0, |sleeps| sleeps.value);
+    // What is about sleepers: how often each round or turn must have some.
+    let sleepers = match record.benchmark.as_str() {
+        "barrier_sleep" => Some(("round", "sleeps_per_round", f64::from(wanted.processes - 1))),
+        "sync_work" => Some(("turn", "sleeps_per_turn", 1.0)),
+        _ => None,
+    };
+    if let Some((each, metric, least)) = sleepers {
+        let slept = |name: Option<&str>| beside(name, metric).map_or(0.0, |sleeps| sleeps.value);
         let (ours, theirs) = (slept(Some(&record.subject)), slept(wanted.peer));
-        said += &format!("; {ours:.2} : {theirs:.2} sleeps a round");
-        is_proved &= ours >= ASLEEP * f64::from(wanted.processes - 1);
+        said += &format!("; {ours:.2} : {theirs:.2} sleeps a {each}");
+        is_proved &= ours >= ASLEEP * least;
     }
     let figure = Figure::of(record);
     let verdict = if is_proved { wanted.promise.judge(&figure, sieve) } else { Verdict::Unproved };
@@ -609,8 +638,8 @@ pub fn run(plan: &Plan, progress: &mut dyn FnMut(&str)) -> Result<Done> {
     let mut last = None;
     for place in &plan.places {
         match measure(plan, *place, progress) {
-            Ok((records, rows, placed, cut)) => {
-                done.left_out.extend(cut);
+            Ok((records, rows, placed, left_out)) => {
+                done.left_out.extend(left_out);
                 done.records.extend(records);
                 done.rows.extend(rows);
                 done.placed.extend(placed);
@@ -638,8 +667,8 @@ impl Wanted {
     }
 }
 
-/// Records, rows, what is said of placements, and why there are fewer rounds than there should be.
-type Measured = (Vec<Record>, Vec<Row>, Vec<String>, Option<String>);
+/// Records, rows, what is said of placements, and why something is missing, or there are fewer rounds than there should be.
+type Measured = (Vec<Record>, Vec<Row>, Vec<String>, Vec<String>);
 
 /// One place: launches until both placements have their rounds.
 fn measure(plan: &Plan, place: Place, progress: &mut dyn FnMut(&str)) -> Result<Measured> {
@@ -650,7 +679,7 @@ fn measure(plan: &Plan, place: Place, progress: &mut dyn FnMut(&str)) -> Result<
     let scale = search.scale;
     let mut samples: Vec<Sample> = Vec::new();
     let mut accel = "native".to_owned();
-    let (mut launches, mut cut) = (0, None);
+    let (mut launches, mut left_out) = (0, Vec::new());
     while search.go_on(|placement| least(&samples, &scale, placement), progress)? {
         let launched = placement::kept_to(search.kept(), || launch(plan, place, &search, progress));
         let output = match launched {
@@ -658,7 +687,7 @@ fn measure(plan: &Plan, place: Place, progress: &mut dyn FnMut(&str)) -> Result<
             Err(error) => {
                 let why = format!("{}: {}", place.name(), error.after(launches)?);
                 progress(&why);
-                cut = Some(why);
+                left_out.push(why);
                 break;
             }
         };
@@ -670,6 +699,8 @@ fn measure(plan: &Plan, place: Place, progress: &mut dyn FnMut(&str)) -> Result<
         }
         samples.extend(output.samples);
         accel = output.accel;
+        left_out.extend(output.left_out.into_iter().map(|why| format!("{}: {why}", place.name())));
+        left_out.dedup();
         let counts = search.counts(|placement| least(&samples, &scale, placement));
         progress(&format!("{}: rounds: {counts}", place.name()));
     }
@@ -685,12 +716,14 @@ fn measure(plan: &Plan, place: Place, progress: &mut dyn FnMut(&str)) -> Result<
         );
         all.extend(records);
     }
-    Ok((all, rows, placed, cut))
+    Ok((all, rows, placed, left_out))
 }
 
 /// Names of subjects in the order in which tables have them.
-const ORDER: [&str; 21] = [
+const ORDER: [&str; 26] = [
     "isthmus",
+    "kernel",
+    sysv::NATIVE,
     "isthmus-spin",
     "isthmus-central",
     "isthmus-block",
@@ -711,13 +744,16 @@ const ORDER: [&str; 21] = [
     "unix-spin",
     "tcp",
     "tcp-spin",
+    "udp",
+    "udp-spin",
+    "malloc",
 ];
 
 /// What makes a row of the table: processes, VMs, placement, benchmark, metric, bytes.
 type Key<'a> = (u32, u32, Option<&'a str>, &'a str, &'a str, Option<u64>);
 
 fn key(record: &Record) -> Key<'_> {
-    let (ranks, vms, placement) = (record.ranks, record.vms, record.placement.as_deref());
+    let (ranks, vms, placement) = (record.ranks, vms_of_place(record), record.placement.as_deref());
     (ranks, vms, placement, &record.benchmark, &record.metric, record.bytes)
 }
 
@@ -759,10 +795,20 @@ pub fn grid(what: What, records: &[Record]) -> Vec<Vec<String>> {
             let is_counted = match what {
                 What::Ivc => matches!(record.subject.as_str(), "isthmus" | "tcp" | "tcp-spin"),
                 What::Wait => record.subject.starts_with("isthmus"),
+                What::Sysv => record.subject != "malloc",
                 What::Barrier | What::Counter => false,
             };
-            let path = if is_counted && record.path.is_none() { " (unproved)" } else { "" };
-            format!("{value} {unit}").trim_end().to_owned() + path
+            let path = match record.path.as_deref() {
+                None if is_counted => " (unproved)".to_owned(),
+                // Ours that went another way.
+                Some(other)
+                    if record.subject.starts_with("isthmus") && !crate::path::is_providers(Some(other)) =>
+                {
+                    format!(" ({other})")
+                }
+                _ => String::new(),
+            };
+            format!("{value} {unit}").trim_end().to_owned() + &path
         };
         match (what, metric) {
             (What::Barrier, "round_us") => {
@@ -801,6 +847,13 @@ pub fn grid(what: What, records: &[Record]) -> Vec<Vec<String>> {
                 let size = bytes.map(table::size).unwrap_or_default();
                 let sleeps = |record: &Record| format!("{:.2}", record.value);
                 grid.push(cells(format!("{size}: sleeps per round"), &sleeps));
+            }
+            (What::Sysv, _) => {
+                let label = sysv::label(benchmark, metric, bytes);
+                grid.push(cells(label, &|record| match metric {
+                    "sleeps_per_turn" => format!("{:.2}", record.value),
+                    _ => amount(record),
+                }));
             }
             (What::Ivc | What::Wait, _) => {
                 let size = bytes.map(table::size).unwrap_or_default();
@@ -923,6 +976,41 @@ mod tests {
         assert_eq!((slept.figure.map(|figure| figure.value), slept.verdict), (Some(0.5), Verdict::Aim));
         assert!(slept.said.ends_with("30.0 us : 60.0 us; 0.97 : 1.00 sleeps a round"), "{}", slept.said);
         assert_eq!(round(0.5).verdict, Verdict::Unproved);
+    }
+
+    #[test]
+    fn what_is_promised_beside_a_peer_is_compared_with_it() {
+        for what in [What::Barrier, What::Counter, What::Ivc, What::Wait, What::Sysv] {
+            for wanted in wanted(what).iter().filter(|wanted| wanted.peer.is_some()) {
+                let is_pair = |pair: &&Pair| {
+                    (pair.benchmark, pair.metric, pair.subject)
+                        == (wanted.benchmark, wanted.metric, wanted.subject)
+                        && wanted.peer.is_some_and(|peer| peer == pair.peers.join(", ") || peer == BEST)
+                };
+                assert!(pairs().any(|pair| is_pair(&pair)), "{}: {:?}", wanted.what, wanted.peer);
+            }
+        }
+    }
+
+    #[test]
+    fn a_native_peer_of_vms_stands_beside_them_and_says_that_it_is_native() {
+        let turn = |subject: &str, value, path: &str| Sample {
+            benchmark: "sync".into(),
+            metric: "turn_us".into(),
+            bytes: Some(64),
+            path: Some(path.into()),
+            ..sample(subject, value)
+        };
+        let round = [turn("isthmus", 1.0, "region"), turn(sysv::NATIVE, 4.0, "kernel")];
+        let samples: Vec<Sample> = std::iter::repeat_n(round, 7).flatten().collect();
+        let mut records = of_two_vms(&samples, FAR);
+        let native = records.iter().find(|record| record.subject == sysv::NATIVE).unwrap();
+        assert_eq!((native.vms, native.accel.as_str()), (0, "native"));
+        assert_eq!(grid(What::Sysv, &records)[1][3..], ["1.00 us", "4.00 us"], "they have one row");
+        let wanted = wanted(What::Sysv);
+        let wanted = wanted.iter().find(|wanted| wanted.peer == Some(sysv::NATIVE)).unwrap();
+        let row = row(wanted, &mut records, FAR);
+        assert_eq!((row.verdict, row.said.as_str()), (Verdict::Aim, "1.00 us : 4.00 us, TCG"));
     }
 
     #[test]

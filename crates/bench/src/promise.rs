@@ -18,6 +18,8 @@ pub enum Side {
     Below,
     /// This or more.
     AtLeast,
+    /// This or less, of a figure in microseconds.
+    Within,
 }
 
 /// What is promised of a figure: a ratio, or megabytes for each rank.
@@ -178,6 +180,11 @@ pub const fn at_least(required: f64, aim: f64) -> Promise {
     Promise { side: Side::AtLeast, required, aim }
 }
 
+/// A time that may be so many microseconds.
+pub const fn within(required: f64, aim: f64) -> Promise {
+    Promise { side: Side::Within, required, aim }
+}
+
 /// A figure that must stay below a bound.
 pub const fn below(required: f64, aim: f64) -> Promise {
     Promise { side: Side::Below, required, aim }
@@ -185,7 +192,7 @@ pub const fn below(required: f64, aim: f64) -> Promise {
 
 /// A bound with as many digits as it needs.
 fn short(bound: f64) -> String {
-    let text = format!("{bound:.2}");
+    let text = if bound < 0.1 { format!("{bound:.3}") } else { format!("{bound:.2}") };
     text.trim_end_matches('0').trim_end_matches('.').to_owned()
 }
 
@@ -193,7 +200,7 @@ impl Promise {
     /// Whether a figure keeps a bound.
     pub fn holds(&self, figure: f64, bound: f64) -> bool {
         match self.side {
-            Side::AtMost => figure <= bound,
+            Side::AtMost | Side::Within => figure <= bound,
             Side::Under | Side::Below => figure < bound,
             Side::AtLeast => figure >= bound,
         }
@@ -234,6 +241,7 @@ impl Promise {
             Side::AtMost => format!("<= {}x", short(bound)),
             Side::Under => format!("< {bound} MB"),
             Side::Below => format!("< {bound:.3}"),
+            Side::Within => format!("<= {bound} us"),
             Side::AtLeast => format!(">= {}x", short(bound)),
         }
     }
@@ -249,6 +257,9 @@ pub fn grid(rows: &[Row]) -> Vec<Vec<String>> {
         let show = |figure: f64| match side {
             Side::Under => format!("{figure:.2} MB"),
             Side::Below => format!("{figure:.3}"),
+            Side::Within => format!("{figure:.0} us"),
+            // As many digits as such a bound has.
+            Side::AtMost if figure < 0.1 => format!("{figure:.3}x"),
             Side::AtMost | Side::AtLeast => format!("{figure:.2}x"),
         };
         let interval = row.figure.and_then(|figure| figure.interval);
@@ -266,7 +277,11 @@ pub fn grid(rows: &[Row]) -> Vec<Vec<String>> {
             if has_none { String::new() } else { row.said.clone() },
             row.figure.map_or_else(|| "-".into(), |figure| show(figure.value)),
             interval.map_or_else(String::new, |it| {
-                format!("{} to {}", show(it.low).trim_end_matches(" MB").trim_end_matches('x'), show(it.high))
+                format!(
+                    "{} to {}",
+                    show(it.low).trim_end_matches(" MB").trim_end_matches(" us").trim_end_matches('x'),
+                    show(it.high)
+                )
             }),
             rounds,
             row.promise.words(row.promise.required),
@@ -358,6 +373,13 @@ mod tests {
         assert_eq!(verdict(at_most(1.0, 0.85), 1.01), Verdict::Short);
         assert_eq!(verdict(at_least(0.5, 1.5), 0.49), Verdict::Short);
         assert_eq!(verdict(at_least(0.5, 1.5), 1.6), Verdict::Aim);
+        assert_eq!(verdict(within(3000.0, 1000.0), 999.0), Verdict::Aim);
+        assert_eq!(
+            (verdict(within(3.0, 1.0), 3.0), verdict(within(3.0, 1.0), 3.1)),
+            (Verdict::Holds, Verdict::Short)
+        );
+        assert_eq!(within(3000.0, 1000.0).words(3000.0), "<= 3000 us");
+        assert_eq!(at_most(1.0 / 20.0, 1.0 / 56.0).words(1.0 / 56.0), "<= 0.018x");
         let under = Promise { side: Side::Under, required: 2.0, aim: 1.0 };
         assert_eq!((verdict(under, 2.0), verdict(under, 1.0)), (Verdict::Short, Verdict::Holds));
     }

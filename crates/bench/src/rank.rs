@@ -33,6 +33,8 @@ pub enum What {
     Ivc,
     /// Completions that are slept for: processes of their own, which have nothing of this module.
     Wait,
+    /// System V IPC, by a program of its own.
+    Sysv,
 }
 
 /// What a process is told.
@@ -67,6 +69,7 @@ impl Plan {
             What::Counter => "counter",
             What::Ivc => "ivc",
             What::Wait => "wait",
+            What::Sysv => "sysv",
         };
         let numbers = [self.parties.to_string(), self.reps.to_string(), self.budget_ms.to_string()];
         let mut args: Vec<OsString> = vec![RANK_COMMAND.into(), what.into()];
@@ -185,7 +188,7 @@ fn run(plan: &Plan) -> Result<()> {
         What::Barrier => barriers::run(&mut meeting, plan),
         What::Counter => counters::run(&mut meeting, plan),
         What::Ivc => channels::run(&mut meeting, plan),
-        What::Wait => Err(Error::Usage("completions are waited for by a program of their own".into())),
+        What::Wait | What::Sysv => Err(Error::Usage("these have a program of their own".into())),
     }
 }
 

@@ -5,7 +5,7 @@ use crate::mpi::{Comparison, Plan};
 use crate::program::Block;
 use crate::rank::What;
 use crate::record::{self, Record};
-use crate::{fluid, lane, objects, promise, subject, table};
+use crate::{fluid, lane, objects, promise, subject, sysv, table};
 
 /// A comparison of an MPI's paths.
 pub fn comparison(plan: &Plan, done: &Comparison) {
@@ -188,6 +188,14 @@ pub fn objects(plan: &objects::Plan, done: &objects::Done) {
     explain(&done.records);
     if plan.what == What::Barrier {
         isthmus_region::say!("Nothing counts what passes at a barrier: no way is claimed for these.");
+    }
+    if plan.what == What::Sysv {
+        isthmus_region::say!(
+            "A turn: wait for the own semaphore (P), write the buffer, signal the other's (V); over sockets, a packet of as many \
+             bytes. Its deviation is the standard deviation of turns, each the mean of 16. {} is the kernel's IPC between two \
+             processes of this host.",
+            sysv::NATIVE
+        );
     }
     if let Some(record) = done.records.iter().find(|record| record.vms > 0) {
         isthmus_region::say!("Figures of VMs are under {}.", record.accel.to_uppercase());

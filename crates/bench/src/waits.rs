@@ -129,6 +129,7 @@ mod tests {
             budget_ms: 10,
             mpi: None,
             accel: None,
+            is_quick: false,
         };
         let args = arguments(&plan, 1, Some("2,5"), Path::new("/waits"));
         let at = args.iter().position(|arg| arg == "--env").unwrap();

@@ -1,6 +1,8 @@
 //! `isthmus doctor`.
 
-use isthmus_doctor::{Role, examine};
+use std::ffi::OsString;
+
+use isthmus_doctor::{Role, examine, examine_program};
 
 use crate::watch::{print, print_json};
 
@@ -9,6 +11,9 @@ use crate::watch::{print, print_json};
 /// On a host: the kernel, memory and limits, shared memory, huge pages, QEMU, KVM (a guest is tried), the processor, MPIs,
 /// and whether the provider loads into each libfabric (tried, too). In a VM: the device, Secure Boot, emulation and the
 /// agent in place of QEMU and KVM. Nothing is changed.
+///
+/// With --sysv, about a program instead: what would keep its System V IPC from a region, since no library can be loaded into
+/// it, or the library does not see its calls. The program is not run.
 ///
 /// Exit status: 0 all is well, 1 something slows isthmus, 2 something stops it (or a part of it, such as VMs).
 #[derive(clap::Args)]
@@ -23,6 +28,9 @@ pub(crate) struct Args {
     /// Take this machine for a VM that shall be a member of a region
     #[arg(long)]
     guest: bool,
+    /// Look at a program that shall run with `isthmus run --sysv`, and not at this machine
+    #[arg(long, value_name = "PROG", conflicts_with_all = ["host", "guest"])]
+    sysv: Option<OsString>,
 }
 
 impl Args {
@@ -32,7 +40,7 @@ impl Args {
             (_, true) => Some(Role::Guest),
             _ => None,
         };
-        let report = examine(role);
+        let report = self.sysv.as_deref().map_or_else(|| examine(role), examine_program);
         if self.json {
             // Strings, which cannot fail to serialise.
             print_json(&serde_json::to_value(&report).unwrap_or_default());

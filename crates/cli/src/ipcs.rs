@@ -118,7 +118,8 @@ fn key(text: &str) -> std::result::Result<Key, String> {
         None if digits.len() > 1 && digits.starts_with('0') => (&digits[1..], 8),
         None => (digits, 10),
     };
-    let number = u32::from_str_radix(digits, radix).map(u32::cast_signed).or_else(|_| digits.parse());
+    let number = u32::from_str_radix(digits, radix).map(u32::cast_signed);
+    let number = number.or_else(|e| if radix == 10 { digits.parse() } else { Err(e) });
     let number = number.map_err(|_| format!("`{text}` is no key: write for instance 0x77 or 119"))?;
     if number == ipc::PRIVATE {
         return Err(format!("illegal key ({text}): many objects may have none"));
@@ -258,7 +259,13 @@ fn remove(ipc: &Ipc, kind: objects::Kind, what: &What, caller: &Caller) -> isthm
         What::Id(id) => ipc.look(kind, *id)?,
         What::Key(key) => ipc.find(kind, key.number).ok_or(Errno::NOENT)?,
     };
-    ipc.remove(&info, caller)?;
+    // Those that wait are woken.
+    let id = isthmus_sysv::ipc::id_of(&info);
+    match kind {
+        objects::Kind::SysvSem => ipc.semrm(id, caller)?,
+        objects::Kind::SysvMsg => ipc.msgremove(id, caller)?,
+        _ => ipc.remove(&info, caller)?,
+    }
     Ok(info)
 }
 

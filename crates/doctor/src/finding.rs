@@ -57,11 +57,28 @@ impl Finding {
     }
 }
 
+/// What was checked.
+#[derive(Debug, Clone, Serialize)]
+#[serde(untagged)]
+pub enum About {
+    /// A machine.
+    Machine {
+        /// What it is for isthmus.
+        role: Role,
+    },
+    /// A program.
+    Program {
+        /// As the user names it.
+        program: String,
+    },
+}
+
 /// The outcome of all checks.
 #[derive(Debug, Clone, Serialize)]
 pub struct Report {
-    /// The role that the machine was checked for.
-    pub role: Role,
+    /// What was checked.
+    #[serde(flatten)]
+    pub about: About,
     /// The worst level.
     pub worst: Level,
     /// The outcomes, the worst first.
@@ -70,10 +87,10 @@ pub struct Report {
 
 impl Report {
     /// Sorts findings into a report.
-    pub fn new(role: Role, mut findings: Vec<Finding>) -> Self {
+    pub fn new(about: About, mut findings: Vec<Finding>) -> Self {
         findings.sort_by_key(|f| std::cmp::Reverse(f.level));
         let worst = findings.first().map_or(Level::Fine, |f| f.level);
-        Self { role, worst, findings }
+        Self { about, worst, findings }
     }
 
     /// 0 all is well, 1 something is slow, 2 something stops.
@@ -98,18 +115,21 @@ impl Report {
         }
         let count = |level| self.findings.iter().filter(|f| f.level == level).count();
         let some = |count: usize, what: &str| format!("{count} {what}{}", if count == 1 { "" } else { "s" });
-        let place = match self.role {
-            Role::Host => "as a host",
-            Role::Guest => "as a guest",
+        let (stops, hints) = (some(count(Level::Stops), "thing"), some(count(Level::Hint), "hint"));
+        let (slow, fine) = (count(Level::Slow), count(Level::Fine));
+        let _ = match &self.about {
+            About::Machine { role } => {
+                let place = if *role == Role::Host { "as a host" } else { "as a guest" };
+                writeln!(
+                    out,
+                    "\nthis machine {place}: {stops} would stop isthmus, {slow} slow it, {hints}, {fine} fine"
+                )
+            }
+            About::Program { program } => writeln!(
+                out,
+                "\n{program}: {stops} would keep its System V IPC from a region, {hints}, {fine} fine"
+            ),
         };
-        let _ = writeln!(
-            out,
-            "\nthis machine {place}: {} would stop isthmus, {} slow it, {}, {} fine",
-            some(count(Level::Stops), "thing"),
-            count(Level::Slow),
-            some(count(Level::Hint), "hint"),
-            count(Level::Fine)
-        );
         out
     }
 }
@@ -122,14 +142,24 @@ mod tests {
     fn the_worst_comes_first_and_decides_the_status() {
         let fine = || Finding::fine("a", "x");
         let bad = |level| Finding::bad("b", level, "y", "do z");
-        let status = |list: Vec<Finding>| Report::new(Role::Host, list).exit_status();
+        let host = || About::Machine { role: Role::Host };
+        let status = |list: Vec<Finding>| Report::new(host(), list).exit_status();
         assert_eq!(status(vec![fine()]), 0);
         assert_eq!(status(vec![fine(), bad(Level::Hint)]), 0);
         assert_eq!(status(vec![bad(Level::Slow), fine()]), 1);
-        let report = Report::new(Role::Guest, vec![fine(), bad(Level::Slow), bad(Level::Stops)]);
+        let guest = About::Machine { role: Role::Guest };
+        let report = Report::new(guest, vec![fine(), bad(Level::Slow), bad(Level::Stops)]);
         assert_eq!(report.exit_status(), 2);
         let text = report.text();
         assert!(text.starts_with("STOPS  b  y\n          -> do z\nslow "), "{text}");
         assert!(text.ends_with("as a guest: 1 thing would stop isthmus, 1 slow it, 0 hints, 1 fine\n"));
+        let program = Report::new(About::Program { program: "./a".into() }, vec![fine()]);
+        assert!(
+            program
+                .text()
+                .ends_with("./a: 0 things would keep its System V IPC from a region, 0 hints, 1 fine\n")
+        );
+        let keys = serde_json::to_value((&report, &program)).unwrap();
+        assert_eq!((&keys[0]["role"], &keys[1]["program"]), (&"guest".into(), &"./a".into()));
     }
 }

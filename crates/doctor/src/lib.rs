@@ -1,24 +1,30 @@
-//! What on this machine would stop or slow isthmus, and what helps: `isthmus doctor`.
+//! What on this machine would stop or slow isthmus, and what helps: `isthmus doctor`; and what would keep a program's System V
+//! IPC from a region: `isthmus doctor --sysv`.
 //!
 //! - [`finding`]: what a check has found, and the report.
 //! - [`system`]: where checks read the machine: its files, or a stand-in's.
 //! - [`limits`]: memory, files, `/dev/shm`, huge pages, the kernel, permissions; the same on hosts and in VMs.
 //! - [`vms`]: what a host needs for VMs: KVM, QEMU, a kernel for them.
 //! - [`guest`]: what a VM needs: the device, the right to map it, the agent.
+//! - [`sysv`]: whether a program can have System V IPC of a region; [`program`]: what its file says.
 //! - [`mpis`]: MPIs, libfabrics, and whether isthmus's provider loads there.
 //!
 //! Checks change nothing. A check tries whether a thing works, if it can.
 
 #![forbid(unsafe_code)]
 
+use std::ffi::OsStr;
+
 pub mod finding;
 pub mod guest;
 pub mod limits;
 pub mod mpis;
+pub mod program;
 pub mod system;
+pub mod sysv;
 pub mod vms;
 
-pub use finding::{Finding, Level, Report};
+pub use finding::{About, Finding, Level, Report};
 pub use system::System;
 
 /// What this machine is for isthmus.
@@ -41,5 +47,11 @@ pub fn examine(role: Option<Role>) -> Report {
         Role::Guest => findings.extend(guest::examine(&system)),
     }
     findings.extend(mpis::examine());
-    Report::new(role, findings)
+    Report::new(About::Machine { role }, findings)
+}
+
+/// Does all checks of a program that shall use System V IPC of a region.
+pub fn examine_program(program: &OsStr) -> Report {
+    let findings = sysv::examine(program);
+    Report::new(About::Program { program: program.to_string_lossy().into_owned() }, findings)
 }

@@ -51,6 +51,8 @@ pub struct Registry {
     /// earlier ones may live on, and write, as long as the VM does.
     since: HashMap<u32, u64>,
     swept: Option<Instant>,
+    /// Whether anything was undone for the dead since [`Registry::take_undone`].
+    undone: bool,
 }
 
 #[derive(Debug, Default)]
@@ -101,6 +103,7 @@ impl Registry {
             heard: HashMap::new(),
             since: HashMap::new(),
             swept: None,
+            undone: false,
         }
     }
 
@@ -415,6 +418,7 @@ impl Registry {
             let Some(object) = self.entries[at].object.as_mut() else { continue };
             let held = object.holders.remove(&party).is_some();
             if held {
+                self.undone |= sysv::undo(&self.region, &object.info, party);
                 object.count(&self.region);
                 self.publish(at);
             }
@@ -441,9 +445,13 @@ impl Registry {
             let Some(object) = self.entries[at].object.as_mut() else { continue };
             let before = object.holders.len();
             let (region, since) = (&self.region, &self.since);
-            object
-                .holders
-                .retain(|party, _| party.may_write(region) || is_of_a_former_life(*party, region, since));
+            let undone = &mut self.undone;
+            let info = &object.info;
+            object.holders.retain(|party, _| {
+                let may_live = party.may_write(region) || is_of_a_former_life(*party, region, since);
+                *undone |= !may_live && sysv::undo(region, info, *party);
+                may_live
+            });
             sysv::note_removal(&self.region, &mut object.info);
             let opens = object.info.opens;
             object.count(&self.region);
@@ -452,6 +460,12 @@ impl Registry {
             }
             self.end_if_over(at);
         }
+    }
+
+    /// Whether anything was undone for the dead since the last call: then sleepers are to be rung that the death itself may have rung
+    /// before.
+    pub fn take_undone(&mut self) -> bool {
+        std::mem::take(&mut self.undone)
     }
 
     /// Answers the request in a VM's section, if it is a new one. Returns its number.

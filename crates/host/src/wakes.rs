@@ -141,9 +141,21 @@ impl Router {
         self.send(member, &ring::peer(member, self.region.shape().uuid[0]));
     }
 
-    /// Closes what dead processes had open.
+    /// Closes what dead processes had open, and wakes those that this lets go on.
     pub(crate) fn sweep(&self) {
-        self.names.with(names::Registry::sweep);
+        let undone = self.names.with(|r| {
+            r.sweep();
+            r.take_undone()
+        });
+        if undone {
+            for (_, waker) in self.near() {
+                waker.death();
+            }
+            let members: Vec<u32> = self.ports().members().collect();
+            for member in members {
+                self.send(member, &ring::death(0));
+            }
+        }
     }
 
     /// Answers a VM's request about named objects, and tells the VM so.

@@ -68,6 +68,8 @@ fn objects_are_shown_as_programs_see_them_and_rubbish_in_them_does_no_harm() {
     // Once removed it has no key, and is there as long as it is attached.
     let info = ipc.look(Object::SysvShm, id).unwrap();
     ipc.remove(&info, &caller).unwrap();
+    // The table has it once the service has heard of it.
+    ipc.settle();
     assert!(shown(&survey(&target), Format::Usual).contains(&format!("0x00000000 {id}")));
     assert!(shown(&survey(&target), Format::Usual).contains("dest"));
 
@@ -84,6 +86,7 @@ fn objects_are_shown_as_programs_see_them_and_rubbish_in_them_does_no_harm() {
         assert!(ipcs::details(&found, Kind::Shm, id, &users).is_some());
     }
     ipc.detach(&attached, &caller);
+    ipc.settle();
     assert!(!shown(&survey(&target), Format::Usual).contains(&id.to_string()));
 
     // A table that claims bytes outside of the shared section is a fault, and not read.

@@ -253,8 +253,8 @@ fn value_of<M: Memory>(memory: &M, slot: u64, place: u64, phase: Phase) -> Optio
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Damage;
 
-/// Most looks at marks of one word before it counts as damaged: far more than any use of it leads to.
-const MOST_LOOKS: u32 = 1 << 26;
+/// Most marks of one word, one after the other, before it counts as damaged: far more than any use of it leads to.
+const MOST_MARKS: u32 = 1 << 16;
 
 /// The value of a word: waits for changes that are not decided, and calls them off after a while.
 ///
@@ -272,16 +272,16 @@ pub fn read<M: Memory>(memory: &M, place: u64) -> Result<u64, Damage> {
 #[cold]
 fn read_on<M: Memory>(memory: &M, place: u64, found: u64) -> Result<u64, Damage> {
     let word = memory.word(place).ok_or(Damage)?;
-    let (mut value, mut of, mut looks, mut all) = (found, found, 0, 0);
+    let (mut value, mut of, mut looks, mut marks) = (found, found, 0, 0);
     while is_mark(value) {
         if value != of {
-            (of, looks) = (value, 0);
+            (of, looks, marks) = (value, 0, marks + 1);
         }
-        (looks, all) = (looks + 1, all + 1);
+        looks += 1;
         let call_off = looks > memory.patience(named(value).0);
         match meet(memory, place, value, call_off) {
             Met::Damage => return Err(Damage),
-            _ if all > MOST_LOOKS => return Err(Damage),
+            _ if marks > MOST_MARKS => return Err(Damage),
             Met::Waits => pause(looks),
             Met::Gone => {}
         }

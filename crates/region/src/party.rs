@@ -5,6 +5,7 @@
 //! reads in the membership table and that peer's area table whether the named one lives.
 
 use isthmus_lockfree::life::{Life, State};
+use isthmus_lockfree::sync::ReadWord;
 
 use crate::directory;
 use crate::format::area;
@@ -55,16 +56,26 @@ impl Party {
 
     /// Whether it lives, as far as the services have published.
     pub fn is_alive(self, region: &Region) -> bool {
-        self.look(region).is_some_and(|(state, _)| state == State::Active)
+        self.look(region).is_some_and(|(state, ..)| state == State::Active)
     }
 
     /// Whether it may still write to the region: it lives, or its service has dropped it and it may live on.
     pub fn may_write(self, region: &Region) -> bool {
-        self.look(region).is_some_and(|(state, granted)| state == State::Active || granted > 0)
+        self.look(region).is_some_and(|(state, granted, _)| state == State::Active || granted > 0)
     }
 
-    /// State and granted bytes of its area, if that is still in this process's life, and the peer lives.
-    fn look(self, region: &Region) -> Option<(State, u64)> {
+    /// Whether it is what `later`, which lives, was before: its process was dropped, lives on, and has attached again, perhaps after
+    /// it has executed another program.
+    pub fn is_former(self, later: Self, region: &Region) -> bool {
+        let (before, now) = (self.look(region), later.look(region));
+        self.peer() == later.peer()
+            && before.zip(now).is_some_and(|((state, granted, process), (_, _, same))| {
+                state != State::Active && granted > 0 && process != 0 && process == same
+            })
+    }
+
+    /// State and granted bytes of its area, and its process's number, if that is still in this process's life, and the peer lives.
+    fn look(self, region: &Region) -> Option<(State, u64, u64)> {
         let info = region.peer(self.peer()).ok()??;
         if info.life.state != State::Active || self.area() >= region.shape().endpoints {
             return None;
@@ -73,7 +84,8 @@ impl Party {
         let at = directory::places(region.shape()).areas + u64::from(self.area()) * area::BYTES;
         let life = Life::unpack(section.word("area", at + area::LIFE).ok()?.get());
         let same = life.incarnation & ((1 << LIFE_BITS) - 1) == self.0 & ((1 << LIFE_BITS) - 1);
-        same.then_some((life.state, section.word("area", at + area::GRANTED).ok()?.get()))
+        let word = |offset| section.word("area", at + offset).map(ReadWord::get).ok();
+        same.then_some((life.state, word(area::GRANTED)?, word(area::PID)?))
     }
 }
 

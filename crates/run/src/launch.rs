@@ -1,8 +1,9 @@
 //! Our own launcher, for programs without an MPI (`--launcher none`).
 //!
-//! It takes an MPI's launcher's place in a run, and does what is common to all of them: it starts each process where it belongs, on
-//! this host by itself and in a VM through a stand-in ([`crate::rsh::on_main`]), gives standard input to the first one, passes
-//! signals on, and ends when all have ended, with the status of the first that failed. One that fails does not end the others.
+//! It takes an MPI's launcher's place in a run, and does what is common to all of them: it starts each process where it
+//! belongs, on this host by itself and in a VM through a stand-in ([`crate::rsh::on_main`]), gives standard input to the first
+//! one, passes signals on, and ends when all have ended, with the status of the first that failed. One that fails does not end
+//! the others.
 //!
 //! A process knows its number and how many there are from `ISTHMUS_RANK` and `ISTHMUS_SIZE`; isthmus itself does not read them.
 
@@ -97,8 +98,8 @@ impl Processes {
     }
 }
 
-/// `isthmus launch HOST,HOST,... PROGRAM ARGS...`: one process for each of the hosts. `args` begins with the hosts. Returns an exit
-/// status.
+/// `isthmus launch HOST,HOST,... PROGRAM ARGS...`: one process for each of the hosts. `args` begins with the hosts. Returns an
+/// exit status.
 pub fn main(args: &[OsString]) -> i32 {
     let [hosts, program, rest @ ..] = args else { return ExitCode::USAGE };
     let hosts = hosts.to_string_lossy();

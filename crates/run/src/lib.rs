@@ -1,8 +1,8 @@
 //! One job: its VMs, the launcher of its MPI, guardian, remote shell, relay, standard I/O, exit status.
 //!
-//! This is the only place that knows how an MPI is started, and how programs are without one. A run is three processes of the one binary, each
-//! the child of the one before and each a subreaper, so that if any two of them are killed, in any order, the third
-//! finds everything that was started below itself and ends it:
+//! This is the only place that knows how an MPI is started, and how programs are without one. A run is three processes of the
+//! one binary, each the child of the one before and each a subreaper, so that if any two of them are killed, in any order, the
+//! third finds everything that was started below itself and ends it:
 //!
 //! ```text
 //!  isthmus run      front:    the caller's own child; standard input of a terminal, signals, exit status

@@ -1,5 +1,5 @@
-//! The libraries that programs load: the provider, which libfabric finds by its directory, and the one for System V IPC, which the
-//! dynamic linker is told to load first.
+//! The libraries that programs load: the provider, which libfabric finds by its directory, and the one for System V IPC, which
+//! the dynamic linker is told to load first.
 
 use std::ffi::{OsStr, OsString};
 use std::fs;

@@ -95,14 +95,18 @@ const MPI_LIBRARIES: [(&[u8], &str); 3] = [
 /// Larger programs are not searched.
 const MOST_SEARCHED: u64 = 64 << 20;
 
+/// The file of the program that `word` names, as [`is_program`] finds it.
+pub fn file(word: &OsStr, path: &OsStr) -> Option<PathBuf> {
+    if word.as_encoded_bytes().contains(&b'/') {
+        return Some(word.into());
+    }
+    let mut places = std::env::split_paths(path).chain([".".into()]).map(|dir| dir.join(word));
+    places.find(|file| may_execute(file))
+}
+
 /// The bytes of the program that `word` names, if it is one for this system.
 pub fn program(word: &OsStr, path: &OsStr) -> Option<Vec<u8>> {
-    let file = if word.as_encoded_bytes().contains(&b'/') {
-        word.into()
-    } else {
-        let mut places = std::env::split_paths(path).chain([".".into()]).map(|dir| dir.join(word));
-        places.find(|file| may_execute(file))?
-    };
+    let file = file(word, path)?;
     if fs::metadata(&file).ok()?.len() > MOST_SEARCHED {
         return None;
     }

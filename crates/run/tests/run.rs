@@ -1,5 +1,5 @@
-//! Whole runs, with real launchers and our own: natively, and with stand-ins for VMs (see `examples/bare.rs`), so that PRRTE's and
-//! Hydra's daemons really start through the remote shell.
+//! Whole runs, with real launchers and our own: natively, and with stand-ins for VMs (see `examples/bare.rs`), so that PRRTE's
+//! and Hydra's daemons really start through the remote shell.
 //!
 //! The MPIs are those of `ISTHMUS_TEST_MPI` (directories, with colons between) or of `build/mpi`; without any, and for
 //! stand-ins without root, a test says `skipped:` and why; in CI it fails.

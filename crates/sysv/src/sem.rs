@@ -30,7 +30,6 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use isthmus_lockfree::mcas::{self, Change, Damage, Memory};
-use isthmus_lockfree::sync::{ReadWord, Word};
 use isthmus_region::gate::Gate;
 use isthmus_region::member::Member;
 use isthmus_region::objects::{Kind, sysv};
@@ -39,6 +38,7 @@ use isthmus_sync::wait::Learned;
 use rustix::io::Errno;
 
 pub use self::control::Stat;
+pub use self::undo::apply as apply_undo;
 pub use self::waiters::Awaited;
 pub use self::words::MOST;
 
@@ -127,8 +127,6 @@ pub struct Set {
     /// This process, as cells and records name it, and as semaphores do.
     me: u64,
     who: u32,
-    /// The deaths that this process has heard of, as of the last look for what is due.
-    heard: Word,
     own: undo::Own,
     gates: OnceLock<Box<[OnceLock<Gate>]>>,
     learned: Learned,
@@ -208,7 +206,6 @@ impl Set {
             used,
             member,
             space,
-            heard: Word::new(u64::MAX),
             own: undo::Own::default(),
             gates: OnceLock::new(),
         })
@@ -254,7 +251,6 @@ impl Set {
     #[inline]
     pub fn operate(&self, ops: &[Op], sleep: &mut dyn Sleep, limit: Option<Duration>) -> Result<()> {
         self.check_numbers(ops)?;
-        self.hear()?;
         match self.attempt(ops)? {
             Tried::Done => Ok(()),
             Tried::Blocked(at, seen) => self.operate_on(ops, at, seen, sleep, limit),
@@ -269,7 +265,6 @@ impl Set {
     #[inline]
     pub fn operate_at_once(&self, ops: &[Op]) -> Result<bool> {
         self.check_numbers(ops)?;
-        self.hear()?;
         Ok(self.attempt(ops)? == Tried::Done)
     }
 
@@ -475,7 +470,6 @@ impl Set {
         let mut record = None;
         let attempt = || loop {
             self.check_there()?;
-            self.hear()?;
             let (at, seen) = match self.attempt(ops)? {
                 Tried::Done => return Ok(Attempt::Done(())),
                 Tried::Blocked(at, seen) => (at, seen),
@@ -542,12 +536,6 @@ impl Set {
             used.put(now);
         }
         Ok(())
-    }
-
-    /// Counts the deaths that the local service has heard of.
-    #[inline]
-    fn deaths(&self) -> &ReadWord {
-        self.member.own().deaths()
     }
 
     #[inline(always)] // nothing

@@ -5,6 +5,7 @@ use isthmus_attach::server::Asker;
 use isthmus_region::membership::Region;
 use isthmus_region::objects::sysv::{self, CHANGED, CREATOR, Change, KEY, SIZE, segment};
 use isthmus_region::objects::{self, Kind, NewObject, ObjectInfo, UNLINKED};
+use isthmus_region::party::Party;
 
 use super::{Answered, Refusal, Registry, grant};
 
@@ -27,6 +28,18 @@ pub(super) fn note_removal(region: &Region, info: &mut ObjectInfo) {
         info.params[KEY] &= !u64::from(u32::MAX);
         let _ = objects::publish(region, info);
     }
+}
+
+/// Applies what a dead process owes to the semaphores of a set; gives whether there was anything.
+pub(super) fn undo(region: &Region, info: &ObjectInfo, dead: Party) -> bool {
+    if !sysv::is(info, Kind::SysvSem) || info.flags & UNLINKED != 0 {
+        return false;
+    }
+    let section = objects::section(region, info);
+    // A set that is damaged is its users' affair.
+    section.is_ok_and(|section| {
+        isthmus_sysv::sem::apply_undo(&section, info.params[SIZE], dead).unwrap_or(false)
+    })
 }
 
 impl Registry {

@@ -1,8 +1,9 @@
-//! Objects of System V IPC: what the table says of them, which the host service alone writes, and what their own memory says of their
-//! use, which any process may have written.
+//! Objects of System V IPC: what the table says of them, which the host service alone writes, and what their own memory says of
+//! their use, which any process may have written.
 
 use isthmus_region::objects::{Kind, ObjectInfo, sysv};
 use isthmus_sysv::ipc;
+use isthmus_sysv::msg::queue;
 
 use super::{Result, Walk};
 use crate::model::{Pid, Sysv, Usage};
@@ -33,7 +34,7 @@ impl Walk<'_> {
             size: info.params[sysv::SIZE],
             usage: match kind {
                 Kind::SysvSem => Self::sem(),
-                Kind::SysvMsg => Self::msg(),
+                Kind::SysvMsg => self.msg(info, memory)?,
                 _ => self.shm(info, memory)?,
             },
         })
@@ -56,15 +57,22 @@ impl Walk<'_> {
         Usage::Sem { operated: None, semaphores: None }
     }
 
-    /// The head of a queue is not read yet.
-    fn msg() -> Usage {
-        Usage::Msg {
-            bytes: None,
-            messages: None,
-            sent: None,
-            last_sender: None,
-            received: None,
-            last_receiver: None,
-        }
+    fn msg(&self, info: &ObjectInfo, memory: Option<u64>) -> Result<Usage> {
+        let memory = memory.filter(|_| info.len >= queue::TAKEN + 64);
+        let read = |offset| memory.map(|at| self.words("queue", at + offset, 4)).transpose();
+        let (sent, taken) = (read(queue::SENT)?, read(queue::TAKEN)?);
+        // Counted by two processes, so one count may be ahead of the other for a moment; and any process may have written both.
+        let left = |word: usize| {
+            let left = sent.as_ref()?[word].wrapping_sub(taken.as_ref()?[word]);
+            (left <= info.len).then_some(left)
+        };
+        Ok(Usage::Msg {
+            messages: left(0),
+            bytes: left(1),
+            sent: sent.as_ref().map(|words| words[3]),
+            last_sender: sent.as_ref().and_then(|words| process(words[2])),
+            received: taken.as_ref().map(|words| words[3]),
+            last_receiver: taken.as_ref().and_then(|words| process(words[2])),
+        })
     }
 }

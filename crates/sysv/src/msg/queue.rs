@@ -59,11 +59,13 @@ use crate::waiting::{self, Attempt, Sleep};
 
 const SEND_LOCK: u64 = 0;
 const RECEIVERS_GATE: u64 = 64;
-const SENT: u64 = 128;
+/// Offset of what was sent: messages and bytes, the last sender (number and peer), and when, a word each.
+pub const SENT: u64 = 128;
 const SENDERS_OWN: u64 = 192;
 const RECEIVE_LOCK: u64 = 256;
 const SENDERS_GATE: u64 = 320;
-const TAKEN: u64 = 384;
+/// Offset of what was received, likewise.
+pub const TAKEN: u64 = 384;
 const RECEIVERS_OWN: u64 = 448;
 const BITS: u64 = 512;
 

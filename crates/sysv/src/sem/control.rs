@@ -59,7 +59,6 @@ impl Set {
             return Err(Errno::INVAL);
         }
         let _ = self.member.service().settle();
-        self.apply_due()?;
         waiters::count(&self.space, &self.member, num, awaited)
     }
 

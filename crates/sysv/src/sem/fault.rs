@@ -14,8 +14,6 @@ pub enum Step {
     Changed,
     /// An undo cell is taken, and not yet named.
     CellTaken,
-    /// A dead process's adjustment is applied.
-    Applied,
     /// A thread has said that it may sleep.
     Announced,
     /// A thread has said what it waits for.
@@ -25,7 +23,7 @@ pub enum Step {
 impl Step {
     /// All steps.
     pub fn all() -> impl Iterator<Item = Self> {
-        let own = [Self::Changed, Self::CellTaken, Self::Applied, Self::Announced, Self::Recorded];
+        let own = [Self::Changed, Self::CellTaken, Self::Announced, Self::Recorded];
         mcas::Step::ALL.into_iter().map(Self::Words).chain(own)
     }
 }

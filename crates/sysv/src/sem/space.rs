@@ -5,8 +5,8 @@
 //! 64     semaphores, a line each: a gate with near sleepers
 //! then   undo cells, 16 bytes each: party (0: free), then semaphore and adjustment
 //!        waiters, 16 bytes each: party (0: free), then 1 + semaphore * 2 + kind
-//!        slots for changes of several words: a line, then 24 bytes for each entry (isthmus_lockfree::mcas); the last ones have
-//!        room for all semaphores and cells
+//!        slots for changes of several words: a line, then 24 bytes for each entry (isthmus_lockfree::mcas); one of them is
+//!        the host service's, and the last ones have room for all semaphores and cells
 //! ```
 //! Zeroed memory is a set whose values are 0.
 
@@ -31,8 +31,10 @@ const ENTRY: u64 = 24;
 const SMALL: u64 = 32;
 pub(super) const SMALL_ENTRIES: u64 = 16;
 const SMALL_BYTES: u64 = LINE + SMALL_ENTRIES * ENTRY;
-/// Slots for large ones.
-const WIDE: u64 = 2;
+/// The one of the host service, after those.
+const SERVICE: u64 = SMALL;
+/// Slots for large ones, after that.
+const WIDE: std::ops::Range<u64> = SERVICE + 1..SERVICE + 3;
 
 /// Looks at a mark before its change is called off: some microseconds of a small one, some milliseconds of a wide one.
 const PATIENCE: u32 = 200;
@@ -58,7 +60,7 @@ impl Layout {
         let first_cell = SEMAPHORES + u64::from(semaphores) * LINE;
         let first_waiter = first_cell + u64::from(cells) * CELL;
         let first_small = first_waiter + WAITERS * WAITER;
-        let first_wide = first_small + SMALL * SMALL_BYTES;
+        let first_wide = first_small + WIDE.start * SMALL_BYTES;
         let wide_entries = u64::from(semaphores) + u64::from(cells);
         let wide_bytes = LINE + (wide_entries * ENTRY).next_multiple_of(LINE);
         Self {
@@ -75,7 +77,7 @@ impl Layout {
 
     /// Bytes of the whole set.
     pub(super) fn bytes(&self) -> u64 {
-        self.first_wide + WIDE * self.wide_bytes
+        self.first_wide + (WIDE.end - WIDE.start) * self.wide_bytes
     }
 
     /// The place of a semaphore's word.
@@ -92,7 +94,12 @@ impl Layout {
 
     /// The slots that have room for so many entries.
     pub(super) fn slots(&self, entries: usize) -> std::ops::Range<u64> {
-        if entries as u64 <= SMALL_ENTRIES { 0..SMALL } else { SMALL..SMALL + WIDE }
+        if entries as u64 <= SMALL_ENTRIES { 0..SMALL } else { WIDE }
+    }
+
+    /// The slot that the host service alone uses, for small changes.
+    pub(super) fn service_slot(&self) -> u64 {
+        SERVICE
     }
 }
 
@@ -101,6 +108,8 @@ impl Layout {
 pub(super) struct Space {
     section: Section,
     pub(super) layout: Layout,
+    /// The host service waits for nobody: a wide change that it calls off is tried again.
+    is_service: bool,
 }
 
 impl Space {
@@ -112,7 +121,12 @@ impl Space {
         let section = section.part("set", 0, layout.bytes()).map_err(|_| Errno::INVAL)?;
         // The lines are whole only if the first one is.
         section.line("set", 0).map_err(|_| Errno::INVAL)?;
-        Ok(Self { section, layout })
+        Ok(Self { section, layout, is_service: false })
+    }
+
+    /// As [`Space::new`], for the host service.
+    pub(super) fn for_service(section: &Section, semaphores: u64) -> Result<Self> {
+        Ok(Self { is_service: true, ..Self::new(section, semaphores)? })
     }
 
     pub(super) fn section(&self) -> &Section {
@@ -179,9 +193,9 @@ impl Space {
     #[inline]
     fn slot_at(&self, slot: u64) -> Option<(u64, u64)> {
         match slot {
-            0..SMALL => Some((self.layout.first_small + slot * SMALL_BYTES, SMALL_ENTRIES)),
-            _ if slot < SMALL + WIDE => {
-                let at = self.layout.first_wide + (slot - SMALL) * self.layout.wide_bytes;
+            0..=SERVICE => Some((self.layout.first_small + slot * SMALL_BYTES, SMALL_ENTRIES)),
+            _ if WIDE.contains(&slot) => {
+                let at = self.layout.first_wide + (slot - WIDE.start) * self.layout.wide_bytes;
                 Some((at, self.layout.wide_entries))
             }
             _ => None,
@@ -217,7 +231,8 @@ impl Memory for Space {
 
     fn patience(&self, slot: u64) -> u32 {
         match slot {
-            0..SMALL => PATIENCE,
+            _ if self.is_service => PATIENCE,
+            0..=SERVICE => PATIENCE,
             _ => WIDE_PATIENCE + WIDE_PATIENCE_EACH * self.layout.semaphores,
         }
     }

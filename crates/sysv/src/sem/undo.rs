@@ -1,23 +1,31 @@
 //! `SEM_UNDO`: what is to be added to a semaphore once a process is dead.
 //!
 //! A *cell* belongs to a process, and has one semaphore and its adjustment. The adjustment changes only together with the semaphore, as
-//! one change of both words, and so is applied once, by whoever comes first. Cells of a process whose
-//! [party](isthmus_region::party) may write no more are due. That is so once it is dead, and not before: also a process that executes
-//! another program keeps its cells, and its new program takes others, whose adjustments add.
+//! one change of both words. Cells of a process whose [party](isthmus_region::party) may write no more are due: once it is dead, and not
+//! before, so that a process that executes another program keeps its cells, and its new program takes them over when it adjusts the
+//! same semaphores.
 //!
-//! No service takes part. A thread that uses a set looks for what is due whenever it hears of a death, and so do those that wait, since
-//! a death ends their sleep. Before a thread says that it cannot go on, or what a semaphore's value is, it has the services notice
-//! the deaths that have happened by then, if others have adjustments there at all.
+//! The host service applies what is due ([`apply`]), in the order of the deaths, and gives the cells back, before it rings for the death.
+//! A thread that says that it cannot go on, or what a semaphore's value is, has the services notice the deaths that have happened by then,
+//! if others have adjustments there at all.
 
 use std::sync::OnceLock;
+use std::time::{Duration, Instant};
 
-use isthmus_lockfree::mcas::{self, Memory};
+use isthmus_lockfree::mcas::{self, Change, Memory};
 use isthmus_lockfree::sync::Word;
+use isthmus_region::mapping::Section;
 use isthmus_region::party::Party;
 use rustix::io::Errno;
 
-use super::{MOST, Set, damage, words};
+use super::space::Space;
+use super::{MOST, Set, damage, seconds, words};
 use crate::Result;
+
+/// How long the service may be at one death in one set: far longer than it takes, and not as long as rubbish could make it.
+const LONGEST: Duration = Duration::from_millis(100);
+/// What the service calls itself in its slot. No party is called so.
+const SERVICE: u64 = u64::MAX;
 
 /// The cells that this process has, by semaphore: 0 for none, or one more than the cell's index.
 #[derive(Debug, Default)]
@@ -63,10 +71,14 @@ impl Set {
 
     #[cold]
     fn new_cell(&self, num: u32) -> Result<u32> {
-        let index = match self.free_cell(num)? {
+        let found = match self.former_cell(num)? {
+            None => self.free_cell(num)?,
+            former => former,
+        };
+        let index = match found {
             Some(index) => index,
             None => {
-                self.free_those_of_the_dead()?;
+                let _ = self.member.service().settle();
                 self.free_cell(num)?.ok_or(Errno::NOMEM)?
             }
         };
@@ -74,6 +86,27 @@ impl Set {
             own.set(u64::from(index) + 1);
         }
         Ok(index)
+    }
+
+    /// Takes the cell that this process had before it executed this program: the sum of both is what counts, since a value
+    /// has bounds.
+    fn former_cell(&self, num: u32) -> Result<Option<u32>> {
+        for index in 0..self.space.high() {
+            let party = self.space.party(index)?;
+            let there = party.get();
+            if there == 0 || there == self.me {
+                continue;
+            }
+            let cell = mcas::read(&self.space, self.space.layout.cell(index)).map_err(damage)?;
+            let is_it = words::semaphore(cell) == num && words::adjustment(cell) != 0;
+            let former = Party::named(there).filter(|_| is_it);
+            if former.is_some_and(|former| former.is_former(self.member.party(), self.member.region()))
+                && party.replace(there, self.me).is_ok()
+            {
+                return Ok(Some(index));
+            }
+        }
+        Ok(None)
     }
 
     /// Takes a free cell.
@@ -99,27 +132,8 @@ impl Set {
         Ok(None)
     }
 
-    /// Applies what is due, and gives the cells of the dead back.
-    fn free_those_of_the_dead(&self) -> Result<()> {
-        self.apply_due()?;
-        for index in 0..self.space.high() {
-            let party = self.space.party(index)?;
-            let there = party.get();
-            let cell = mcas::read(&self.space, self.space.layout.cell(index)).map_err(damage)?;
-            if there != 0 && words::adjustment(cell) == 0 && self.is_dead(there) {
-                // The dead adjust nothing any more, so it is 0 as long as that party stands here.
-                let _ = party.replace(there, 0);
-            }
-        }
-        Ok(())
-    }
-
-    fn is_dead(&self, party: u64) -> bool {
-        Party::named(party).is_none_or(|party| !self.member.is_alive(party))
-    }
-
-    /// Looks for cells of others with an adjustment; calls `each` with index, party and word.
-    fn others(&self, mut each: impl FnMut(u32, u64, u64) -> Result<()>) -> Result<()> {
+    /// Whether others have adjustments.
+    fn has_others(&self) -> Result<bool> {
         for index in 0..self.space.high() {
             let party = self.space.party(index)?.get();
             if party == 0 || party == self.me {
@@ -127,89 +141,81 @@ impl Set {
             }
             let cell = mcas::read(&self.space, self.space.layout.cell(index)).map_err(damage)?;
             if words::adjustment(cell) != 0 {
-                each(index, party, cell)?;
+                return Ok(true);
             }
         }
-        Ok(())
+        Ok(false)
     }
 
-    /// Applies what is due. Gives whether anything was.
-    pub(super) fn apply_due(&self) -> Result<bool> {
-        let mut was_any = false;
-        self.others(|index, party, _| {
-            if self.is_dead(party) {
-                self.apply(index, party)?;
-                was_any = true;
-            }
-            Ok(())
-        })?;
-        Ok(was_any)
-    }
-
-    /// If a death was heard of since the last time: applies what is due.
-    #[inline]
-    pub(super) fn hear(&self) -> Result<()> {
-        let deaths = self.deaths().get();
-        if self.heard.peek() == deaths { Ok(()) } else { self.hear_of(deaths) }
-    }
-
-    #[cold]
-    fn hear_of(&self, deaths: u64) -> Result<()> {
-        self.apply_due()?;
-        // Not earlier, so that no other thread goes on before that.
-        self.heard.put(deaths);
-        Ok(())
-    }
-
-    /// If others have adjustments: has the services notice all deaths, and applies what is due. Gives whether anything may have
-    /// changed.
+    /// If others have adjustments: has the services notice all deaths, and apply what is due. Gives whether anything may have changed.
     pub(super) fn settle(&self) -> Result<bool> {
-        let mut has_others = false;
-        self.others(|_, _, _| {
-            has_others = true;
-            Ok(())
-        })?;
+        let has_others = self.has_others()?;
         if has_others {
             let _ = self.member.service().settle();
-            self.apply_due()?;
         }
         Ok(has_others)
     }
+}
 
-    /// Applies the adjustment of a dead process's cell, once.
-    fn apply(&self, index: u32, dead: u64) -> Result<()> {
-        let place = self.space.layout.cell(index);
+/// For the host service: applies what a dead process owes to a set, and takes its cells back. Gives whether there was any adjustment.
+///
+/// # Errors
+/// `EINVAL` if the set cannot have so many semaphores; `EIO` if it is damaged: what is left is not applied then.
+pub fn apply(section: &Section, semaphores: u64, dead: Party) -> Result<bool> {
+    let space = Space::for_service(section, semaphores)?;
+    let begun = Instant::now();
+    let mut was_any = false;
+    for index in 0..space.high() {
+        let party = space.party(index)?;
+        if party.get() != dead.word() {
+            continue;
+        }
         loop {
-            let cell = mcas::read(&self.space, place).map_err(damage)?;
-            let party = self.space.party(index)?;
-            if party.get() != dead || words::adjustment(cell) == 0 {
-                return Ok(());
+            if begun.elapsed() > LONGEST {
+                return Err(Errno::IO);
             }
-            let num = words::semaphore(cell);
-            if num >= self.len() {
-                // No process writes that.
-                let word = self.space.word(place).ok_or(Errno::IO)?;
-                let _ = word.replace(cell, words::adjusted(cell, 0));
-                return Ok(());
-            }
-            let mut change = self.begin(2)?;
-            let semaphore = change.take(self.space.layout.semaphore(num)).map_err(damage)?;
-            let now = change.take(place).map_err(damage)?;
-            // Now that the cell is marked it is known whose it is: it is given back only with an adjustment of 0.
-            if now != cell || party.get() != dead {
-                continue;
-            }
-            let value = (words::value(semaphore) + words::adjustment(cell)).clamp(0, MOST);
-            let after = words::changed(semaphore, value, words::who_of(cell));
-            change.set(0, after);
-            change.set(1, words::adjusted(cell, 0));
-            if change.commit() {
-                self.step(super::Step::Applied);
-                self.used_now()?;
-                self.ring_after(num, semaphore, after)?;
-                let _ = party.replace(dead, 0);
-                return Ok(());
+            match apply_cell(&space, index)? {
+                Applied::Nothing => break,
+                Applied::Something => was_any = true,
+                Applied::Disturbed => {}
             }
         }
+        let _ = party.replace(dead.word(), 0);
     }
+    Ok(was_any)
+}
+
+enum Applied {
+    Nothing,
+    Something,
+    /// Another thread called it off.
+    Disturbed,
+}
+
+/// Applies the adjustment of a dead process's cell.
+fn apply_cell(space: &Space, index: u32) -> Result<Applied> {
+    let place = space.layout.cell(index);
+    let cell = mcas::read(space, place).map_err(damage)?;
+    let num = words::semaphore(cell);
+    if words::adjustment(cell) == 0 || num >= space.layout.semaphores {
+        return Ok(Applied::Nothing);
+    }
+    let slot = space.layout.service_slot();
+    let last = space.slot(slot).map_or(0, |slot| slot.owner.get());
+    if !mcas::claim(space, slot, last, SERVICE) {
+        return Ok(Applied::Disturbed);
+    }
+    let mut change = Change::begin(space, slot).map_err(damage)?;
+    let semaphore = change.take(space.layout.semaphore(num)).map_err(damage)?;
+    if change.take(place).map_err(damage)? != cell {
+        return Ok(Applied::Disturbed);
+    }
+    let value = (words::value(semaphore) + words::adjustment(cell)).clamp(0, MOST);
+    change.set(0, words::changed(semaphore, value, words::who_of(cell)));
+    change.set(1, words::adjusted(cell, 0));
+    if !change.commit() {
+        return Ok(Applied::Disturbed);
+    }
+    space.used()?.put(seconds());
+    Ok(Applied::Something)
 }
