@@ -120,12 +120,20 @@ impl Pool {
         Ok(halves(self.word(index, NEXT)?.get()).0)
     }
 
+    /// The message after one, and the type of that one, 0 if it was taken. Nothing else of it is looked at.
+    #[inline]
+    pub(crate) fn next_and_kind(&self, index: u32) -> Found<(u32, i64)> {
+        let words = self.memory.words::<2>("message", u64::from(index) * BLOCK + NEXT)?;
+        Ok((halves(words[0].get()).0, words[1].peek().cast_signed()))
+    }
+
     /// The message that begins at a block.
     #[inline]
     pub(crate) fn message(&self, index: u32) -> Found<Message> {
-        let (next, piece) = halves(self.word(index, NEXT)?.get());
-        let kind = self.word(index, TYPE)?.peek().cast_signed();
-        let (len, count) = halves(self.word(index, LEN)?.peek());
+        let words = self.memory.words::<3>("message", u64::from(index) * BLOCK + NEXT)?;
+        let (next, piece) = halves(words[0].get());
+        let kind = words[1].peek().cast_signed();
+        let (len, count) = halves(words[2].peek());
         self.check(Run { start: index, count })?;
         let room = u64::from(count) * BLOCK - u64::from(FIRST);
         // One piece holds all of it, or it is filled and others follow.

@@ -269,7 +269,7 @@ impl Queue {
     /// The same, with less patience for a lock that another process has and does not give back. For tests.
     #[must_use]
     pub fn impatient(self) -> Self {
-        Self { slices: 1, slice: Duration::from_millis(1), ..self }
+        Self { slices: 1, slice: Duration::from_micros(200), ..self }
     }
 
     /// Bytes of the longest text that can be in the queue at all.
@@ -533,10 +533,14 @@ impl Queue {
         if own[STATE].get() != 0 {
             return Err(Stop::Repair);
         }
-        let found = match self.search(selection, &mut |_| ())? {
+        let mut last = 0;
+        let found = match self.search(selection, &mut |passed| last = passed)? {
             Some(found) => found,
             None => {
                 let seen = self.receivers.word().get();
+                if count <= 1 && self.pool.next(last)? == 0 {
+                    return Ok(Attempt::Blocked(&self.receivers, seen));
+                }
                 // What was sent must be there to be found, or it never will be.
                 let (tail, mut is_there) = (index(&self.sent.words[END]), count <= 1);
                 match self.search(selection, &mut |passed| is_there |= passed == tail)? {
@@ -593,15 +597,16 @@ impl Queue {
         let mut before = head;
         pass(head);
         let mut at = self.pool.next(head)?;
-        let mut lowest: Option<Match> = None;
+        // The lowest type so far, that message, and the one before it.
+        let mut lowest: Option<(i64, u32, u32)> = None;
+        let found = |before, at| self.pool.message(at).map(|message| Some(Match { before, message }));
         for _ in 0..self.pool.count() {
             if at == 0 {
-                return Ok(lowest);
+                return lowest.map_or(Ok(None), |(_, at, before)| found(before, at));
             }
             pass(at);
-            let message = self.pool.message(at)?;
-            if message.kind == 0 {
-                let next = self.pool.next(at)?;
+            let (next, kind) = self.pool.next_and_kind(at)?;
+            if kind == 0 {
                 if before == head {
                     taken[END].set(at.into());
                     (head, before) = (at, at);
@@ -620,20 +625,20 @@ impl Queue {
             }
             let is_it = match selection {
                 Selection::Any => true,
-                Selection::Type(kind) => message.kind == kind,
-                Selection::Except(kind) => message.kind != kind,
+                Selection::Type(wanted) => kind == wanted,
+                Selection::Except(other) => kind != other,
                 Selection::UpTo(most) => {
-                    if message.kind <= most && lowest.as_ref().is_none_or(|l| message.kind < l.message.kind) {
-                        lowest = Some(Match { before, message });
+                    if kind <= most && lowest.is_none_or(|(lowest, ..)| kind < lowest) {
+                        lowest = Some((kind, at, before));
                     }
                     // There is none lower.
-                    message.kind == 1 && most >= 1
+                    kind == 1 && kind <= most
                 }
             };
             if is_it {
-                return Ok(lowest.or(Some(Match { before, message })));
+                return found(before, at);
             }
-            (before, at) = (at, message.next);
+            (before, at) = (at, next);
         }
         Err(Rubbish)
     }
