@@ -422,6 +422,10 @@ impl Registry {
                 object.count(&self.region);
                 self.publish(at);
             }
+            // It may have died between removing a segment and saying so.
+            if let Some(object) = self.entries[at].object.as_mut() {
+                sysv::note_removal(&self.region, &mut object.info);
+            }
             self.end_if_over(at);
         }
     }

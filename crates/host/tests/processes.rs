@@ -191,6 +191,12 @@ fn child() {
         read_line();
         return;
     }
+    if role == "remover" {
+        objects::make_and_remove_segments(&isthmus_attach::connect().unwrap());
+        println!("ready");
+        // At once, with what was said last still on its way.
+        rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL).unwrap();
+    }
     let member = isthmus_attach::connect().unwrap();
     member.counters().add(Counter::TxBytes, 1000);
     open_endpoint(&member);

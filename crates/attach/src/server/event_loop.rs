@@ -123,7 +123,10 @@ impl Loop {
                         }
                     }
                     key if key % 2 == 0 => self.receive(key),
-                    key => self.end(key - 1, Ending::Died),
+                    key => {
+                        self.hear_out(key - 1);
+                        self.end(key - 1, Ending::Died);
+                    }
                 }
             }
             self.sweep();
@@ -279,23 +282,30 @@ impl Loop {
         }
         let all: Vec<u64> = self.clients.keys().copied().collect();
         for key in all {
-            // A process that goes on and on has its turn.
-            for _ in 0..MOST_AT_ONCE {
-                let Some(client) = self.clients.get(&key).filter(|c| c.attached.is_some()) else { break };
-                let mut poll = [PollFd::new(&client.socket, PollFlags::IN)];
-                if !matches!(rustix::event::poll(&mut poll, Some(&AT_ONCE)), Ok(1)) {
-                    break;
-                }
-                self.receive(key);
-            }
+            self.hear_out(key);
         }
-        self.is_settling = false;
         let is_gone = |c: &Client| c.attached.as_ref().is_some_and(|a| is_dead(&a.pidfd, AT_ONCE));
         let dead: Vec<u64> = self.clients.iter().filter(|(_, c)| is_gone(c)).map(|(key, _)| *key).collect();
         for key in dead {
+            // It may have said more since.
+            self.hear_out(key);
             self.end(key, Ending::Died);
         }
+        self.is_settling = false;
         self.sweep();
+    }
+
+    /// Takes what an attached process has said by now. What it said without waiting for an answer counts also if it is dead.
+    fn hear_out(&mut self, key: u64) {
+        // A process that goes on and on has its turn.
+        for _ in 0..MOST_AT_ONCE {
+            let Some(client) = self.clients.get(&key).filter(|c| c.attached.is_some()) else { return };
+            let mut poll = [PollFd::new(&client.socket, PollFlags::IN)];
+            if !matches!(rustix::event::poll(&mut poll, Some(&AT_ONCE)), Ok(1)) {
+                return;
+            }
+            self.receive(key);
+        }
     }
 
     /// Takes back what others no longer hold, turns away clients that sent no `Hello` in time, and watches the

@@ -10,7 +10,7 @@ use isthmus_region::doorbell::{Doorbell, Sleeper};
 use isthmus_region::error::ObjectProblem;
 use isthmus_region::gate::Gate;
 use isthmus_region::member::Member;
-use isthmus_region::objects::{self, Access, Kind, NewObject, Object, UNLINKED};
+use isthmus_region::objects::{self, Access, Kind, NewObject, Object, UNLINKED, sysv};
 use isthmus_region::place::{self, Place};
 
 use super::{Other, SOON, config, open_endpoint, start};
@@ -176,6 +176,48 @@ fn objects_of_dead_processes_end_or_stay_as_their_creators_asked() {
     assert_eq!(problem(Object::open(&member, Kind::Segment, "own", Access::Read)), ObjectProblem::NotFound);
     let kept = Object::open(&member, Kind::Segment, "kept", Access::Read).unwrap();
     assert_eq!((kept.section().word("test", 0).unwrap().get(), kept.info().unwrap().opens), (1, 1));
+}
+
+/// Segments of System V IPC that are attached, detached and removed; of the last one's removal the service is not told.
+pub(super) fn make_and_remove_segments(member: &Member) {
+    let service = member.service();
+    let made = [1, 2, 3, 4, 5, 6, 7, 8].map(|number| {
+        let mut params = [0; 4];
+        params[sysv::SIZE] = 4096;
+        let new = NewObject {
+            kind: Kind::SysvShm,
+            name: sysv::private_name(member.party(), number),
+            len: 8192,
+            mode: 0o600,
+            ends_with_creator: false,
+            params,
+            or_open: false,
+        };
+        service.create_object(&new).unwrap()
+    });
+    for (i, grant) in made.iter().enumerate() {
+        let page = sysv::segment::page(member.region(), grant.offset).unwrap();
+        assert!(sysv::segment::enter(&page, member.party()));
+        service.enter_object(grant.index, grant.incarnation);
+        service.release_object(grant.index, grant.incarnation);
+        sysv::segment::remove(&page);
+        if i + 1 < made.len() {
+            service.removed_object(grant.index, grant.incarnation);
+        }
+    }
+}
+
+#[test]
+fn what_a_process_said_last_counts_and_so_does_what_it_could_not_say_any_more() {
+    let dir = tempfile::tempdir().unwrap();
+    let (service, _events) = start(config(dir.path()));
+    let member = isthmus_attach::connect_at(service.attach_socket()).unwrap();
+    for _ in 0..20 {
+        let mut other = Other::start("remover", service.attach_socket());
+        other.child.wait().unwrap();
+        // Nobody asks the service for anything meanwhile.
+        await_that("segments stay that were removed", || objects::objects(member.region()).is_empty());
+    }
 }
 
 #[test]
