@@ -33,7 +33,7 @@ clippy:
 
 unit:
 	cargo test --workspace --quiet --no-fail-fast -- --show-output
-	cargo test --workspace --features isthmus-transport/fault,isthmus-sync/fault,isthmus-sysv/fault --test faults --test minitransaction_faults --test msg_faults --quiet
+	cargo test --workspace --features isthmus-transport/fault,isthmus-sync/fault,isthmus-sysv/fault --test faults --test minitransaction_faults --test msg_faults --test sem_faults --quiet
 
 doc:
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --document-private-items --quiet

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use isthmus_lockfree::local::Count;
+use isthmus_lockfree::local::{Count, Flag};
 use isthmus_region::error::ObjectProblem;
 use isthmus_region::mapping::Section;
 use isthmus_region::member::Member;
@@ -69,6 +69,7 @@ pub struct Used {
     entry: Entry,
     section: Section,
     id: i32,
+    is_kept: Flag,
 }
 
 impl Used {
@@ -108,10 +109,28 @@ impl Used {
     pub fn size(&self) -> u64 {
         self.entry.size()
     }
+
+    /// Has this process have it open until it ends, or until the object is removed, whatever is dropped before.
+    pub(crate) fn keep(&self) -> Result<()> {
+        if self.is_kept.is_set() {
+            return Ok(());
+        }
+        let service = self.member.service();
+        let held = service.hold_object(self.index, self.incarnation, Access::Write, 1);
+        held.map_err(|_| Errno::IDRM)?;
+        if self.is_kept.set() {
+            // Another thread did so.
+            service.release_object(self.index, self.incarnation);
+        }
+        Ok(())
+    }
 }
 
 impl Drop for Used {
     fn drop(&mut self) {
+        if self.is_kept.is_set() && self.is_removed() {
+            self.member.service().release_object(self.index, self.incarnation);
+        }
         self.member.service().release_object(self.index, self.incarnation);
     }
 }
@@ -322,7 +341,15 @@ impl Ipc {
             .and_then(|s| s.part("object", grant.offset, grant.len))
             .map_err(|_| release(Errno::IO))?;
         let entry = Entry::of(region, info).map_err(|_| release(Errno::IO))?;
-        Ok(Used { member: Arc::clone(&self.member), index, incarnation, entry, section, id: id_of(info) })
+        Ok(Used {
+            member: Arc::clone(&self.member),
+            index,
+            incarnation,
+            entry,
+            section,
+            id: id_of(info),
+            is_kept: Flag::default(),
+        })
     }
 
     /// `IPC_SET`: changes owner and mode, and a queue's size.

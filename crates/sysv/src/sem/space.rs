@@ -56,7 +56,7 @@ pub(super) struct Layout {
 
 impl Layout {
     pub(super) fn new(semaphores: u32) -> Self {
-        let cells = (512 + 4 * semaphores).min(1 << 15);
+        let cells = (768 + 32 * semaphores).min(1 << 15);
         let first_cell = SEMAPHORES + u64::from(semaphores) * LINE;
         let first_waiter = first_cell + u64::from(cells) * CELL;
         let first_small = first_waiter + WAITERS * WAITER;
@@ -265,6 +265,6 @@ mod tests {
             assert!(layout.bytes() < 8 << 20, "{layout:?}");
         }
         assert!(SMALL_BYTES.is_multiple_of(LINE));
-        assert!(Layout::new(1).bytes() <= 56 << 10, "{}", Layout::new(1).bytes());
+        assert!(Layout::new(1).bytes() <= 72 << 10, "{}", Layout::new(1).bytes());
     }
 }

@@ -71,6 +71,8 @@ impl Set {
 
     #[cold]
     fn new_cell(&self, num: u32) -> Result<u32> {
+        // The service looks for what a dead process owes in the sets that it had open.
+        self.used.keep()?;
         let found = match self.former_cell(num)? {
             None => self.free_cell(num)?,
             former => former,
