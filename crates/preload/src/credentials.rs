@@ -1,19 +1,36 @@
 //! Who calls: effective user and groups, asked for once, and again after a call that changes them.
 
+use std::cell::RefCell;
 use std::ffi::{CStr, c_int, c_void};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 
 use isthmus_region::shared_by_threads::Count;
 
 use isthmus_sysv::Caller;
 
-static KNOWN: Mutex<Option<Arc<Caller>>> = Mutex::new(None);
 static VERSION: Count = Count::new(0);
+
+thread_local! {
+    /// What this thread knows, and the version that it was looked up for. No lock: a signal's handler may call, and a child be forked.
+    static KNOWN: RefCell<Option<(u64, Arc<Caller>)>> = const { RefCell::new(None) };
+}
 
 /// The calling process's user and groups.
 pub(crate) fn caller() -> Arc<Caller> {
-    let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
-    Arc::clone(known.get_or_insert_with(|| Arc::new(Caller::current())))
+    let version = VERSION.get();
+    let known = KNOWN.try_with(|known| {
+        let known = known.try_borrow().ok()?;
+        known.as_ref().filter(|(of, _)| *of == version).map(|(_, caller)| Arc::clone(caller))
+    });
+    known.ok().flatten().unwrap_or_else(|| {
+        let caller = Arc::new(Caller::current());
+        let _ = KNOWN.try_with(|known| {
+            if let Ok(mut known) = known.try_borrow_mut() {
+                *known = Some((version, Arc::clone(&caller)));
+            }
+        });
+        caller
+    })
 }
 
 /// Changes whenever user or groups may have.
@@ -21,24 +38,9 @@ pub(crate) fn version() -> u64 {
     VERSION.peek()
 }
 
-/// The lock on what is known of them, which a fork holds.
-pub(crate) type Locked = std::sync::MutexGuard<'static, Option<Arc<Caller>>>;
-
-/// Locks what is known of them.
-pub(crate) fn lock() -> Locked {
-    KNOWN.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// As [`forget`], for a holder of the lock.
-pub(crate) fn forget_locked(known: &mut Locked) {
-    VERSION.add(1);
-    **known = None;
-}
-
 /// They may be others now.
 pub(crate) fn forget() {
     VERSION.add(1);
-    *KNOWN.lock().unwrap_or_else(PoisonError::into_inner) = None;
 }
 
 /// The address of the next definition of a symbol: libc's own.

@@ -21,7 +21,6 @@ const PATIENCE: Duration = Duration::from_secs(10);
 
 struct Fork {
     state: Locked,
-    known: credentials::Locked,
     ends: Option<(OwnedFd, OwnedFd)>,
 }
 
@@ -43,14 +42,12 @@ extern "C" fn before() {
     let mut state = state;
     let has_any = state.as_mut().is_some_and(|s| !s.mapped.is_empty());
     let ends = has_any.then(|| rustix::pipe::pipe_with(PipeFlags::CLOEXEC).ok()).flatten();
-    let known = credentials::lock();
-    FORK.with(|fork| *fork.borrow_mut() = Some(Fork { state, known, ends }));
+    FORK.with(|fork| *fork.borrow_mut() = Some(Fork { state, ends }));
 }
 
 extern "C" fn in_parent() {
     let Some(fork) = FORK.with(|fork| fork.borrow_mut().take()) else { return };
-    let Fork { state: _state, known, ends } = fork;
-    drop(known);
+    let Fork { state: _state, ends } = fork;
     let Some((read, write)) = ends else { return };
     drop(write);
     let until = Instant::now() + PATIENCE;
@@ -67,10 +64,8 @@ extern "C" fn in_parent() {
 
 extern "C" fn in_child() {
     here::forget();
+    credentials::forget();
     let Some(mut fork) = FORK.with(|fork| fork.borrow_mut().take()) else { return };
-    credentials::forget_locked(&mut fork.known);
-    // Whatever of this was the parent's is not taken twice: the child asks who it is.
-    drop(fork.known);
     if let Some(state) = fork.state.as_mut().filter(|s| !s.mapped.is_empty()) {
         match here::attach() {
             Ok(ipc) => shm::inherit(state, ipc),
