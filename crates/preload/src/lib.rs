@@ -1,12 +1,12 @@
 //! `libisthmus-sysv.so`: System V IPC for unmodified programs, by `LD_PRELOAD`.
 //!
-//! The calls of svipc(7) have their symbols here. A key that `ISTHMUS_SYSV_KEYS` names ([`keys`]) belongs to a region, and so do the ids
+//! The calls of svipc(7) have their symbols here. A key that `ISTHMUS_SYSV_KEYS` names (`keys`) belongs to a region, and so do the ids
 //! that come from it; all others go to the kernel. What the calls mean is `isthmus-sysv`'s; here are pointers, errno, signals,
 //! mappings and fork(2):
 //!
-//! - [`here`]: this process's attachment, made when it is first needed.
-//! - [`shm`], [`sem`], [`msg`], [`key`]: the calls.
-//! - [`fork`]: what a child inherits. [`credentials`]: who calls. [`sleep`]: signals. [`memory`]: pointers of the program.
+//! - `here`: this process's attachment, made when it is first needed.
+//! - `shm`, `sem`, `msg`, `key`: the calls.
+//! - `fork`: what a child inherits. `credentials`: who calls. `sleep`: signals. `memory`: pointers of the program.
 
 pub mod credentials;
 mod fork;

@@ -128,7 +128,7 @@ impl Learned {
     }
 
     /// Whether it is time to check again whether processors are scarce. A caller that gets true does so; others get false for
-    /// the next [`RECHECK_EVERY`] waits.
+    /// the next `RECHECK_EVERY` waits.
     pub fn must_recheck(&self) -> bool {
         let is_due = self.waits.peek().is_multiple_of(RECHECK_EVERY);
         if is_due {

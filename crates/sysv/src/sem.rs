@@ -1,10 +1,10 @@
 //! Semaphores: semget(2), semop(2), semctl(2).
 //!
 //! # How
-//! - A semaphore is one word in a line of its own, which is the word of a [gate](isthmus_region::gate) ([`words`]). One operation
+//! - A semaphore is one word in a line of its own, which is the word of a [gate](isthmus_region::gate) (`words`). One operation
 //!   without `SEM_UNDO` is one compare-and-swap.
 //! - Several operations, or one with `SEM_UNDO`, are one change of several words by [`isthmus_lockfree::mcas`], whose slots lie in
-//!   the set itself ([`space`]): semaphores and the caller's undo cells ([`undo`]). A thread never waits for another one's change that
+//!   the set itself (`space`): semaphores and the caller's undo cells (`undo`). A thread never waits for another one's change that
 //!   goes on, but calls it off, so a process that is killed or stopped at any instruction holds up nobody, and a signal handler may
 //!   call semop while the thread is in semop.
 //! - A thread that has to wait sleeps at the gate of the semaphore that blocks it. It says so in the word, so a change of a semaphore

@@ -18,7 +18,7 @@
 //! So a message is in the queue, or was taken, perhaps by a process that died with it; never twice, never half. All else
 //! (counts, the tail, the free blocks) can be told from the chain. Whoever changes any of it says so first, and the next owner
 //! of the lock that finds such a word, or anything that cannot be right, takes both locks and makes all of it anew
-//! ([`Queue::repair`]). What is not a sound message ends the chain there, and all behind it is lost.
+//! (`Queue::repair`). What is not a sound message ends the chain there, and all behind it is lost.
 //!
 //! Receivers wait for a message at a gate of theirs, and senders for room at another. A waiting thread looks at the word of
 //! its gate and takes no lock until that changes.
