@@ -10,7 +10,7 @@
 //!   may have written.
 //! - [`fn@channel`]: a context of IVC whose peer writes anything into its own section.
 //! - [`fn@objects`]: who makes and opens named objects, a VM that asks anything, and a table that anybody may have written.
-//! - [`sysv_msg`]: a message queue whose memory anybody may have written.
+//! - [`sysv_msg`], [`sysv_sem`]: a message queue and a set of semaphores whose memory anybody may have written.
 //! - [`attach`], [`attach_server`]: frames of the attach protocol, and the server that hears them.
 //! - [`ivshmem`]: clients of the ivshmem server, and what a VM writes into its section.
 //! - [`wire`], [`mux`]: frames between the launcher's side and the agents in VMs, and streams of them.
@@ -23,6 +23,7 @@ mod input;
 mod memory;
 mod objects;
 mod queues;
+mod sets;
 mod sockets;
 mod sync;
 mod talk;
@@ -33,6 +34,7 @@ pub use channel::channel;
 pub use memory::region;
 pub use objects::objects;
 pub use queues::sysv_msg;
+pub use sets::sysv_sem;
 pub use sockets::{attach, attach_server, ivshmem};
 pub use sync::sync;
 pub use talk::{mux, relay, wire};
@@ -51,6 +53,7 @@ pub const TARGETS: &[Target] = &[
     ("channel", channel),
     ("objects", objects),
     ("sysv_msg", sysv_msg),
+    ("sysv_sem", sysv_sem),
     ("attach", attach),
     ("attach_server", attach_server),
     ("ivshmem", ivshmem),

@@ -33,11 +33,10 @@ struct Near {
 impl Near {
     /// Whether the set may still be used so without another look.
     fn allows(&self, wanted: u32) -> bool {
-        let used = self.set.used();
         wanted & !self.may == 0
             && self.version == credentials::version()
-            && self.rights == used.rights()
-            && !used.is_removed()
+            && self.rights == self.set.rights()
+            && !self.set.is_removed()
     }
 }
 
@@ -161,7 +160,7 @@ fn run_slowly(
     let set = ipc.set(id, caller.pid)?;
     set.check_numbers(ops)?;
     let version = credentials::version();
-    let rights = set.used().rights();
+    let rights = set.rights();
     let may: u32 = [READ, ALTER].into_iter().filter(|may| set.check(&caller, *may).is_ok()).sum();
     if wanted & !may != 0 {
         // Says what is missing.
@@ -179,7 +178,7 @@ fn keep(sets: &mut Vec<Near>, new: Near) {
         std::mem::take(sets).into_iter().partition(|near| std::ptr::eq(near.ipc, new.ipc));
     others.into_iter().for_each(std::mem::forget);
     *sets = own;
-    sets.retain(|near| near.id != new.id && !near.set.used().is_removed());
+    sets.retain(|near| near.id != new.id && !near.set.is_removed());
     if sets.len() == NEAR {
         sets.remove(0);
     }

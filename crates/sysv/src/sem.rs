@@ -31,6 +31,7 @@ use std::time::Duration;
 
 use isthmus_lockfree::mcas::{self, Change, Damage, Memory};
 use isthmus_region::gate::Gate;
+use isthmus_region::mapping::Section;
 use isthmus_region::member::Member;
 use isthmus_region::objects::{Kind, sysv};
 use isthmus_region::party::Party;
@@ -118,10 +119,16 @@ impl Sets {
     }
 }
 
+/// Bytes that a set of so many semaphores takes.
+pub fn bytes(semaphores: u32) -> u64 {
+    space::Layout::new(semaphores).bytes()
+}
+
 /// A set that this process has open.
 #[derive(Debug)]
 pub struct Set {
-    used: Arc<Used>,
+    /// None for one that is no object: for tests of what its memory may hold.
+    used: Option<Arc<Used>>,
     member: Arc<Member>,
     space: Space,
     /// This process, as cells and records name it, and as semaphores do.
@@ -130,6 +137,8 @@ pub struct Set {
     own: undo::Own,
     gates: OnceLock<Box<[OnceLock<Gate>]>>,
     learned: Learned,
+    /// How often it looks for a slot where all are taken.
+    tries: u32,
 }
 
 /// How far a try came.
@@ -197,23 +206,43 @@ fn judge(ops: &[Op], items: &mut [Item]) -> Result<Option<usize>> {
 
 impl Set {
     fn new(ipc: &Ipc, used: Arc<Used>, pid: u32) -> Result<Self> {
-        let member = Arc::clone(ipc.member());
         let space = Space::new(used.section(), used.info()?.params[sysv::SIZE])?;
-        Ok(Self {
+        Ok(Self::with(ipc.member(), Some(used), space, pid))
+    }
+
+    /// A set in any memory, which waits for nobody: for tests of what its memory may hold.
+    ///
+    /// # Errors
+    /// `EINVAL` if the section is too small.
+    pub fn over(member: &Arc<Member>, section: &Section, semaphores: u32, pid: u32) -> Result<Self> {
+        let space = Space::new(section, semaphores.into())?.impatient();
+        Ok(Self { tries: 1, ..Self::with(member, None, space, pid) })
+    }
+
+    fn with(member: &Arc<Member>, used: Option<Arc<Used>>, space: Space, pid: u32) -> Self {
+        Self {
             me: member.party().word(),
             who: words::who(pid, member.peer()),
             learned: Learned::new(member.doorbell()),
             used,
-            member,
+            member: Arc::clone(member),
             space,
             own: undo::Own::default(),
             gates: OnceLock::new(),
-        })
+            tries: TRIES,
+        }
     }
 
-    /// The object.
-    pub fn used(&self) -> &Used {
-        &self.used
+    /// Words that change whenever owner or mode do.
+    #[inline]
+    pub fn rights(&self) -> [u64; 2] {
+        self.used.as_ref().map_or([0; 2], |used| used.rights())
+    }
+
+    /// Whether it is removed.
+    #[inline]
+    pub fn is_removed(&self) -> bool {
+        self.used.as_ref().is_some_and(|used| used.is_removed())
     }
 
     /// Number of semaphores.
@@ -241,7 +270,7 @@ impl Set {
     /// # Errors
     /// `EACCES`; `EIDRM` if the set is gone.
     pub fn check(&self, caller: &Caller, wanted: u32) -> Result<()> {
-        caller.check(&self.used.info()?, wanted)
+        caller.check(&self.used.as_ref().ok_or(Errno::INVAL)?.info()?, wanted)
     }
 
     /// semop(2) and semtimedop(2), for a caller that may do it.
@@ -429,7 +458,7 @@ impl Set {
     /// All slots are taken: waits for one, or inherits one.
     #[cold]
     fn begin_later(&self, slots: std::ops::RangeInclusive<u64>) -> Result<Change<'_, Space>> {
-        for _ in 0..TRIES {
+        for _ in 0..self.tries {
             for slot in slots.clone() {
                 let owner = self.space.slot(slot).map_or(0, |s| s.owner.get());
                 let is_free = Party::named(owner).is_none_or(|party| !self.member.is_alive(party));
@@ -505,7 +534,7 @@ impl Set {
     }
 
     fn check_there(&self) -> Result<()> {
-        if self.used.is_removed() { Err(Errno::IDRM) } else { Ok(()) }
+        if self.is_removed() { Err(Errno::IDRM) } else { Ok(()) }
     }
 
     fn gate(&self, num: u32) -> Result<&Gate> {
@@ -577,7 +606,7 @@ impl Ipc {
         };
         let new = || match count {
             0 => Err(Errno::INVAL),
-            _ => Ok(crate::ipc::New { len: space::Layout::new(count).bytes(), size: count.into() }),
+            _ => Ok(crate::ipc::New { len: bytes(count), size: count.into() }),
         };
         self.get(Kind::SysvSem, key, flags, caller, fits, new).map(|(info, _)| crate::ipc::id_of(&info))
     }
@@ -589,7 +618,7 @@ impl Ipc {
     pub fn set(&self, id: i32, pid: u32) -> Result<Arc<Set>> {
         let known = self.sets.lock().get(&id).cloned();
         if let Some(set) = known {
-            if !set.used.is_removed() {
+            if !set.is_removed() {
                 return Ok(set);
             }
             self.sets.lock().remove(&id);

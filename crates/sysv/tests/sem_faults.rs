@@ -5,6 +5,7 @@ mod sets;
 use std::time::{Duration, Instant};
 
 use isthmus_lockfree::mcas;
+use isthmus_region::objects::Kind;
 use isthmus_sysv::sem::fault::{Step, arm, disarm};
 use isthmus_sysv::sem::{Awaited, Set};
 use isthmus_sysv::{Caller, Errno};
@@ -167,7 +168,7 @@ fn a_process_that_is_stopped_at_any_step_holds_up_nobody() {
         }
     }
     assert!(stops > 60, "{stops}");
-    eventually("the sets are gone", || world.ipc.semsets().0.is_empty());
+    eventually("the sets are gone", || world.ipc.all(Kind::SysvSem).is_empty());
     assert_eq!(world.ipc.semrm(1 << 30, &Caller::current()), Err(Errno::INVAL));
 }
 

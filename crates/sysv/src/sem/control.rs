@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use isthmus_lockfree::mcas::{self, Change, Memory};
-use isthmus_region::objects::{Kind, ObjectInfo, sysv};
+use isthmus_region::objects::{Kind, ObjectInfo, UNLINKED, sysv};
 use rustix::io::Errno;
 
 use super::space::{SMALL_ENTRIES, Space};
@@ -226,9 +226,10 @@ impl Ipc {
         self.change(&info, caller, owner, mode, info.params[sysv::SIZE])
     }
 
-    /// All sets there are, and the number of their semaphores.
+    /// All sets that are not removed, and the number of their semaphores.
     pub fn semsets(&self) -> (Vec<ObjectInfo>, u64) {
-        let all = self.all(Kind::SysvSem);
+        let mut all = self.all(Kind::SysvSem);
+        all.retain(|info| info.flags & UNLINKED == 0);
         let count = all.iter().map(|info| info.params[sysv::SIZE].min(super::MOST_OF_SET.into())).sum();
         (all, count)
     }

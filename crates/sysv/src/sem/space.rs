@@ -108,8 +108,9 @@ impl Layout {
 pub(super) struct Space {
     section: Section,
     pub(super) layout: Layout,
-    /// The host service waits for nobody: a wide change that it calls off is tried again.
-    is_service: bool,
+    /// Whether it waits for wide changes no longer than for small ones, as the host service does: if it calls one off, that is
+    /// tried again.
+    is_impatient: bool,
 }
 
 impl Space {
@@ -121,12 +122,12 @@ impl Space {
         let section = section.part("set", 0, layout.bytes()).map_err(|_| Errno::INVAL)?;
         // The lines are whole only if the first one is.
         section.line("set", 0).map_err(|_| Errno::INVAL)?;
-        Ok(Self { section, layout, is_service: false })
+        Ok(Self { section, layout, is_impatient: false })
     }
 
-    /// As [`Space::new`], for the host service.
-    pub(super) fn for_service(section: &Section, semaphores: u64) -> Result<Self> {
-        Ok(Self { is_service: true, ..Self::new(section, semaphores)? })
+    /// The same for a caller that waits for nobody.
+    pub(super) fn impatient(self) -> Self {
+        Self { is_impatient: true, ..self }
     }
 
     pub(super) fn section(&self) -> &Section {
@@ -231,7 +232,7 @@ impl Memory for Space {
 
     fn patience(&self, slot: u64) -> u32 {
         match slot {
-            _ if self.is_service => PATIENCE,
+            _ if self.is_impatient => PATIENCE,
             0..=SERVICE => PATIENCE,
             _ => WIDE_PATIENCE + WIDE_PATIENCE_EACH * self.layout.semaphores,
         }

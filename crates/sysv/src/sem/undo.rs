@@ -71,7 +71,9 @@ impl Set {
     #[cold]
     fn new_cell(&self, num: u32) -> Result<u32> {
         // The service looks for what a dead process owes in the sets that it had open.
-        self.used.keep()?;
+        if let Some(used) = &self.used {
+            used.keep()?;
+        }
         let found = match self.former_cell(num)? {
             None => self.free_cell(num)?,
             former => former,
@@ -163,7 +165,7 @@ impl Set {
 /// # Errors
 /// `EINVAL` if the set cannot have so many semaphores; `EIO` if it is damaged: what is left is not applied then.
 pub fn apply(section: &Section, semaphores: u64, dead: Party) -> Result<bool> {
-    let space = Space::for_service(section, semaphores)?;
+    let space = Space::new(section, semaphores)?.impatient();
     let mut was_any = false;
     for index in 0..space.high() {
         let party = space.party(index)?;
