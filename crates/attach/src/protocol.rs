@@ -110,10 +110,6 @@ pub enum Request {
         index: u32,
         /// Its incarnation.
         incarnation: u64,
-        /// What for.
-        access: Access,
-        /// How often.
-        times: u32,
     },
     /// Closes an object once. There is no reply.
     Release {

@@ -115,7 +115,7 @@ impl Registry {
             Request::Close { index, incarnation } => self.close(asker, *index, *incarnation),
             Request::Shrink { index, incarnation, len } => self.shrink(asker, *index, *incarnation, *len),
             Request::Unlink { kind, name } => self.unlink(asker, *kind, name),
-            Request::Hold { index, incarnation, times, .. } => self.hold(asker, *index, *incarnation, *times),
+            Request::Hold { index, incarnation } => self.hold(asker, *index, *incarnation),
             Request::Release { index, incarnation } => self.close(asker, *index, *incarnation),
             Request::Enter { index, incarnation } => self.enter(asker, *index, *incarnation),
             Request::Removed { index, incarnation } => self.remove(asker, *index, *incarnation),

@@ -39,8 +39,7 @@ pub(crate) fn watch() {
 
 extern "C" fn before() {
     let state = here::lock();
-    let mut state = state;
-    let has_any = state.as_mut().is_some_and(|s| !s.mapped.is_empty());
+    let has_any = state.as_ref().is_some_and(|s| !s.mapped.is_empty());
     let ends = has_any.then(|| rustix::pipe::pipe_with(PipeFlags::CLOEXEC).ok()).flatten();
     FORK.with(|fork| *fork.borrow_mut() = Some(Fork { state, ends }));
 }

@@ -5,13 +5,12 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use isthmus_region::error::with_causes;
-use isthmus_region::shared_by_threads::{Count, Flag};
+use isthmus_region::shared_by_threads::Count;
 use isthmus_sysv::Ipc;
 use rustix::io::Errno;
 
-use crate::Result;
-use crate::credentials;
 use crate::shm::Mapped;
+use crate::{Result, credentials};
 
 /// What the library keeps under its lock, which a fork holds.
 pub(crate) struct State {
@@ -40,7 +39,7 @@ pub(crate) fn lock() -> Locked {
 /// System V IPC of the region; attaches this process if it is not attached yet.
 ///
 /// # Errors
-/// `ENOSYS` where no service answers; a line on standard error says why, once.
+/// `ENOSYS` where no service answers; a line on standard error says why.
 pub(crate) fn ipc() -> Result<&'static Ipc> {
     if let Some(ipc) = current() {
         return Ok(ipc);
@@ -63,7 +62,7 @@ pub(crate) fn ruler() -> Result<&'static Ipc> {
     let now = credentials::version();
     if USERS.get() != now {
         let member = isthmus_attach::client::connect().map_err(|e| {
-            say(&format!("System V IPC by another user than before: {}", with_causes(&e)));
+            say(About::Service, &format!("System V IPC by another user than before: {}", with_causes(&e)));
             Errno::ACCESS
         })?;
         ipc.rule_by(member);
@@ -98,7 +97,7 @@ pub(crate) fn attach() -> Result<&'static Ipc> {
             Ok(ipc)
         }
         Err(e) => {
-            say(&format!("System V IPC has no service to ask: {}", with_causes(&e)));
+            say(About::Service, &format!("System V IPC has no service to ask: {}", with_causes(&e)));
             Err(Errno::NOSYS)
         }
     }
@@ -140,14 +139,25 @@ fn identity_of(file: &OwnedFd) -> Option<(u64, u64)> {
 /// Says why there was no room.
 pub(crate) fn say_why() {
     if let Some(why) = current().and_then(Ipc::take_refusal) {
-        say(&why);
+        say(About::Room, &why);
     }
 }
 
-/// Says something on standard error, once in the life of the process.
-pub(crate) fn say(text: &str) {
-    static SAID: Flag = Flag::new(false);
-    if !SAID.set() {
+/// What is said once in the life of the process, each.
+#[derive(Clone, Copy)]
+#[repr(u64)]
+pub(crate) enum About {
+    Settings = 1,
+    Service = 2,
+    Room = 4,
+    Fault = 8,
+    Segment = 16,
+}
+
+/// Says something on standard error, unless something about the same was said before.
+pub(crate) fn say(about: About, text: &str) {
+    static SAID: Count = Count::new(0);
+    if SAID.insert(about as u64) & about as u64 == 0 {
         eprintln!("isthmus: {text}");
     }
 }

@@ -61,7 +61,7 @@ fn keys() -> &'static Keys {
     KEYS.get_or_init(|| {
         let text = std::env::var("ISTHMUS_SYSV_KEYS").unwrap_or_default();
         Keys::parse(&text).unwrap_or_else(|| {
-            here::say(&format!(
+            here::say(here::About::Settings, &format!(
                 "ISTHMUS_SYSV_KEYS={text} is no list of keys; all keys are taken. It is 'all', 'none', or as '0x1000-0x1fff,42,private'"
             ));
             Keys::All

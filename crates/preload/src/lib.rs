@@ -31,7 +31,8 @@ static POISON: Poison = Poison::new();
 /// Runs a call's body; sets errno and gives -1 if it fails. A panic is `EIO`, then and ever after.
 fn answer<T: From<i8>>(body: impl FnOnce() -> Result<T>) -> T {
     isthmus_cabi::keep_quiet();
-    let report = |said: &str| here::say(&format!("a call failed inside the library: {said}"));
+    let report =
+        |said: &str| here::say(here::About::Fault, &format!("a call failed inside the library: {said}"));
     let done = isthmus_cabi::guard(&POISON, Err(Errno::IO), report, body);
     done.unwrap_or_else(|errno| {
         if errno == Errno::NOSPC {

@@ -27,10 +27,13 @@ fn limits() -> &'static Limits {
             let Some(text) = std::env::var_os(name) else { return default };
             let number = text.to_str().and_then(|text| text.trim().parse().ok());
             number.filter(|number| (1..=MOST).contains(number)).unwrap_or_else(|| {
-                here::say(&format!(
-                    "{name}={} is no number of bytes from 1 to {MOST}; {default} is taken",
-                    text.display()
-                ));
+                here::say(
+                    here::About::Settings,
+                    &format!(
+                        "{name}={} is no number of bytes from 1 to {MOST}; {default} is taken",
+                        text.display()
+                    ),
+                );
                 default
             })
         };

@@ -187,7 +187,7 @@ pub unsafe extern "C" fn shmdt(address: *const c_void) -> c_int {
 pub(crate) fn inherit(state: &mut State, ipc: &Ipc) {
     let mapped = std::mem::take(&mut state.mapped);
     for segment in mapped {
-        let is_there = ipc.inherit(&segment.what, 1);
+        let is_there = ipc.inherit(&segment.what);
         let file = is_there.then(|| state.file(ipc, segment.what.file).ok()).flatten();
         let again = file
             .and_then(|file| map(&segment.what, segment.address, 0, segment.protection, file.as_fd()).ok());
@@ -212,7 +212,7 @@ pub(crate) fn lose_all(state: &mut State) {
 
 /// Keeps a segment's place, where nothing can be read or written: wrong data would be worse than a signal.
 fn lose(mapped: &Mapped) {
-    here::say("a segment that the parent has attached cannot be had here");
+    here::say(here::About::Segment, "a segment that the parent has attached cannot be had here");
     let place = MapFlags::PRIVATE | MapFlags::FIXED_NOREPLACE;
     let at = std::ptr::without_provenance_mut(mapped.address);
     // SAFETY: where nothing is, since the mapping was not inherited.

@@ -129,12 +129,12 @@ pub trait LocalService: Send + Sync {
         Err(no_names())
     }
 
-    /// Opens an object by its place, `times` times: System V IPC knows objects by that, also once their names are gone.
+    /// Opens an object by its place: System V IPC knows objects by that, also once their names are gone.
     ///
     /// # Errors
     /// As [`LocalService::create_object`].
-    fn hold_object(&self, index: u32, incarnation: u64, access: Access, times: u32) -> Result<ObjectGrant> {
-        let _ = (index, incarnation, access, times);
+    fn hold_object(&self, index: u32, incarnation: u64) -> Result<ObjectGrant> {
+        let _ = (index, incarnation);
         Err(no_names())
     }
 

@@ -9,7 +9,7 @@ use isthmus_region::error::ObjectProblem;
 use isthmus_region::mapping::Section;
 use isthmus_region::member::Member;
 use isthmus_region::objects::sysv::{self, Change, Entry, segment};
-use isthmus_region::objects::{self, Access, Kind, NewObject, ObjectInfo, UNLINKED};
+use isthmus_region::objects::{self, Kind, NewObject, ObjectInfo, UNLINKED};
 use rustix::io::Errno;
 
 use crate::msg::Queues;
@@ -116,7 +116,7 @@ impl Used {
             return Ok(());
         }
         let service = self.member.service();
-        let held = service.hold_object(self.index, self.incarnation, Access::Write, 1);
+        let held = service.hold_object(self.index, self.incarnation);
         held.map_err(|_| Errno::IDRM)?;
         if self.is_kept.set() {
             // Another thread did so.
@@ -321,16 +321,15 @@ impl Ipc {
             return Err(Errno::INVAL);
         }
         let info = self.look_alive(kind, id)?;
-        let used = Arc::new(self.hold(&info, Access::Write, 1)?);
+        let used = Arc::new(self.hold(&info)?);
         // Two threads may have opened it; the first one's stays.
         Ok(Arc::clone(lock(&self.used).entry(id).or_insert(used)))
     }
 
-    /// Opens an object, `times` times.
-    pub(crate) fn hold(&self, info: &ObjectInfo, access: Access, times: u32) -> Result<Used> {
+    /// Opens an object.
+    pub(crate) fn hold(&self, info: &ObjectInfo) -> Result<Used> {
         let (index, incarnation) = (info.index, info.life.incarnation);
-        let grant =
-            self.member.service().hold_object(index, incarnation, access, times).map_err(|e| errno(&e))?;
+        let grant = self.member.service().hold_object(index, incarnation).map_err(|e| errno(&e))?;
         let region = self.member.region();
         let release = |e| {
             self.member.service().release_object(index, incarnation);

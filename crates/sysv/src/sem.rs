@@ -39,6 +39,7 @@ use isthmus_sync::wait::Learned;
 use rustix::io::Errno;
 
 pub use self::control::Stat;
+pub use self::space::USED;
 pub use self::undo::apply as apply_undo;
 pub use self::waiters::Awaited;
 pub use self::words::MOST;

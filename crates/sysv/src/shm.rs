@@ -6,7 +6,7 @@
 
 use isthmus_region::objects::sysv::segment::{self, ATTACHED, DETACHED, LAST};
 use isthmus_region::objects::sysv::{self, Entry};
-use isthmus_region::objects::{Access, Kind, ObjectInfo};
+use isthmus_region::objects::{Kind, ObjectInfo};
 use rustix::io::Errno;
 
 use crate::ipc::{self, Ipc, New};
@@ -79,7 +79,7 @@ impl Ipc {
         self.get(Kind::SysvShm, key, flags, caller, fits, new).map(|(info, _)| ipc::id_of(&info))
     }
 
-    /// shmat(2), but for the mapping: from now on it is attached `times` times more.
+    /// shmat(2), but for the mapping: from now on it is attached once more.
     ///
     /// # Errors
     /// `EACCES`; `EINVAL`.
@@ -121,18 +121,16 @@ impl Ipc {
                 return Err(Errno::INVAL);
             }
         } else {
-            service
-                .hold_object(info.index, info.life.incarnation, Access::Write, 1)
-                .map_err(|_| Errno::INVAL)?;
+            service.hold_object(info.index, info.life.incarnation).map_err(|_| Errno::INVAL)?;
         }
         self.note(&attached, ATTACHED, caller);
         Ok(attached)
     }
 
-    /// A forked child has what its parent had attached, `times` times. Gives whether the segment is still there.
-    pub fn inherit(&self, attached: &Attached, times: u32) -> bool {
+    /// A forked child has what its parent had attached. Gives whether the segment is still there.
+    pub fn inherit(&self, attached: &Attached) -> bool {
         let service = self.member().service();
-        service.hold_object(attached.index, attached.incarnation, Access::Write, times).is_ok()
+        service.hold_object(attached.index, attached.incarnation).is_ok()
     }
 
     /// shmdt(2), after the mapping is gone.

@@ -110,6 +110,8 @@ fn asleep<'a, T>(
     attempt: &mut impl FnMut() -> Result<Attempt<'a, T>>,
 ) -> Result<T> {
     let mut ended = None;
+    // Read before an attempt, so that none of them comes unseen between that and the sleep.
+    let mut known = None;
     loop {
         let blocked = match (attempt()?, ended) {
             (Attempt::Done(it), _) => return Ok(it),
@@ -129,7 +131,11 @@ fn asleep<'a, T>(
                 slept = true;
                 signalled = sleep.sleep(bells, limit);
             };
-            gate.sleep_by(seen, &gate.deaths(), left, &mut nap);
+            let Some(known) = &known else {
+                known = Some(gate.deaths());
+                continue;
+            };
+            gate.sleep_by(seen, known, left, &mut nap);
         }
         // Where the word keeps changing there is no sleep, and signals are to be heard nevertheless.
         if !slept {

@@ -57,13 +57,13 @@ impl Client {
         action: &'static str,
         request: &Request,
     ) -> isthmus_region::Result<(Reply, Vec<OwnedFd>)> {
-        self.refuse_forked(action)?;
+        self.refuse_others(action)?;
         self.ask_on(&mut self.connection.lock().unwrap_or_else(PoisonError::into_inner), action, request)
     }
 
-    /// Fails in a forked child. Called before the lock is taken, which another thread of the parent may have left
-    /// locked.
-    fn refuse_forked(&self, action: &'static str) -> isthmus_region::Result<()> {
+    /// Fails in a forked child, and where the program has closed the connection. Called before the lock is taken, which another
+    /// thread of the parent may have left locked.
+    fn refuse_others(&self, action: &'static str) -> isthmus_region::Result<()> {
         if self.is_own() {
             return Ok(());
         }
@@ -118,7 +118,7 @@ impl Client {
     /// As `ask`, where a refusal is about an object.
     fn ask_for_object(&self, action: &'static str, request: &Request) -> isthmus_region::Result<Reply> {
         let refused = |reason| isthmus_region::Error::Service { action, reason };
-        self.refuse_forked(action)?;
+        self.refuse_others(action)?;
         let mut connection = self.connection.lock().unwrap_or_else(PoisonError::into_inner);
         match connection.ask_for_object(request) {
             Ok(Reply::Refused { code, text }) => Err(match problem_of(code) {
@@ -129,9 +129,7 @@ impl Client {
             Err(e) => Err(refused(format!("{} ({})", with_causes(&e), self.path.display()))),
         }
     }
-}
 
-impl Client {
     /// Says something to which there is no answer; gives whether it was sent. Waits while the socket is full.
     fn say(&self, request: &Request) -> bool {
         self.is_own() && socket::send(&self.socket, &request.encode(0), &[], SendFlags::empty()).is_ok()
@@ -204,7 +202,7 @@ impl LocalService for Client {
 
     fn process(&self, slot: u32, incarnation: u64) -> isthmus_region::Result<Option<OwnedFd>> {
         let action = "tell of a process";
-        self.refuse_forked(action)?;
+        self.refuse_others(action)?;
         // Another thread's question may take as long as the service lets it.
         let Ok(mut connection) = self.connection.try_lock() else {
             return Err(isthmus_region::Error::Service {
@@ -263,15 +261,9 @@ impl LocalService for Client {
         }
     }
 
-    fn hold_object(
-        &self,
-        index: u32,
-        incarnation: u64,
-        access: Access,
-        times: u32,
-    ) -> isthmus_region::Result<ObjectGrant> {
+    fn hold_object(&self, index: u32, incarnation: u64) -> isthmus_region::Result<ObjectGrant> {
         let action = "open an object";
-        match self.ask_for_object(action, &Request::Hold { index, incarnation, access, times })? {
+        match self.ask_for_object(action, &Request::Hold { index, incarnation })? {
             Reply::Object(grant) => Ok(grant),
             _ => Err(unexpected(action)),
         }
@@ -304,7 +296,7 @@ impl LocalService for Client {
 
     fn watch(&self, place: u64) -> isthmus_region::Result<OwnedFd> {
         let action = "give a bell";
-        self.refuse_forked(action)?;
+        self.refuse_others(action)?;
         // A caller with a time limit must not wait here for another thread's request; without a bell it naps.
         let mut connection = match self.connection.try_lock() {
             Ok(connection) => connection,

@@ -218,13 +218,9 @@ impl Request {
             Self::Unlink { kind, name } => {
                 Put::new(kind::UNLINK, sequence).u32(*kind as u32).u32(0).object_name(name).end()
             }
-            Self::Hold { index, incarnation, access, times } => Put::new(kind::HOLD, sequence)
-                .u32(*index)
-                .u32(u32::from(*access == Access::Write))
-                .u64(*incarnation)
-                .u32(*times)
-                .u32(0)
-                .end(),
+            Self::Hold { index, incarnation } => {
+                Put::new(kind::HOLD, sequence).u32(*index).u32(0).u64(*incarnation).end()
+            }
             Self::Release { index, incarnation } => {
                 Put::new(kind::RELEASE, sequence).u32(*index).u32(0).u64(*incarnation).end()
             }
@@ -301,6 +297,7 @@ impl Request {
             kind::CLOSE
             | kind::SHRINK
             | kind::PROCESS
+            | kind::HOLD
             | kind::RELEASE
             | kind::REMOVE
             | kind::ENTER
@@ -311,6 +308,7 @@ impl Request {
                 match kind {
                     kind::PROCESS => Self::Process { slot: index, incarnation },
                     kind::CLOSE => Self::Close { index, incarnation },
+                    kind::HOLD => Self::Hold { index, incarnation },
                     kind::RELEASE => Self::Release { index, incarnation },
                     kind::REMOVE => Self::Remove { index, incarnation },
                     kind::ENTER => Self::Enter { index, incarnation },
@@ -322,13 +320,6 @@ impl Request {
                 let kind = take.kind()?;
                 take.u32()?;
                 Self::Unlink { kind, name: take.object_name()? }
-            }
-            kind::HOLD => {
-                let index = take.u32()?;
-                let access = if take.u32()? == 0 { Access::Read } else { Access::Write };
-                let (incarnation, times) = (take.u64()?, take.u32()?);
-                take.u32()?;
-                Self::Hold { index, incarnation, access, times }
             }
             kind::CHANGE => {
                 let (index, mode, incarnation) = (take.u32()?, take.u32()?, take.u64()?);
@@ -475,7 +466,7 @@ mod tests {
             Request::Watch { place: 1 << 40 },
             Request::Ring { peers: 5, place: 64 },
             Request::File { index: 1025 },
-            Request::Hold { index: 1, incarnation: 1 << 33, access: Access::Read, times: 3 },
+            Request::Hold { index: 1, incarnation: 1 << 33 },
             Request::Release { index: 1, incarnation: 2 },
             Request::Change {
                 index: 1,

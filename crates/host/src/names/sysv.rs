@@ -57,7 +57,7 @@ impl Registry {
 
     /// As `hold`, for a process that has said so in the segment.
     pub(super) fn enter(&mut self, asker: Asker, index: u32, incarnation: u64) -> Answered {
-        let reply = self.hold(asker, index, incarnation, 1)?;
+        let reply = self.hold(asker, index, incarnation)?;
         let at = self.sysv(index, incarnation)?;
         if let Some(object) = self.entries[at].object.as_ref()
             && sysv::is(&object.info, Kind::SysvShm)
@@ -82,13 +82,13 @@ impl Registry {
 
     /// Opens an object. Whether its mode allows that is the process's to check, which knows all of its groups; all members map the
     /// whole region anyway.
-    pub(super) fn hold(&mut self, asker: Asker, index: u32, incarnation: u64, times: u32) -> Answered {
+    pub(super) fn hold(&mut self, asker: Asker, index: u32, incarnation: u64) -> Answered {
         let at = self.sysv(index, incarnation)?;
         let Some(object) = self.entries[at].object.as_mut() else {
             return Err(Refusal(Code::NotFound, "it is gone".into()));
         };
         let count = object.holders.entry(asker.party).or_default();
-        *count = count.saturating_add(times.max(1));
+        *count = count.saturating_add(1);
         object.count(&self.region);
         let reply = Reply::Object(grant(&object.info, false));
         self.publish(at);

@@ -4,6 +4,7 @@
 use isthmus_region::objects::{Kind, ObjectInfo, sysv};
 use isthmus_sysv::ipc;
 use isthmus_sysv::msg::queue;
+use isthmus_sysv::sem::USED;
 
 use super::{Result, Walk};
 use crate::model::{Pid, Sysv, Usage};
@@ -33,7 +34,7 @@ impl Walk<'_> {
             changed: info.params[sysv::CHANGED],
             size: info.params[sysv::SIZE],
             usage: match kind {
-                Kind::SysvSem => Self::sem(),
+                Kind::SysvSem => self.sem(info, memory)?,
                 Kind::SysvMsg => self.msg(info, memory)?,
                 _ => self.shm(info, memory)?,
             },
@@ -52,9 +53,11 @@ impl Walk<'_> {
         })
     }
 
-    /// The head of a set, and its semaphores, are not read yet.
-    fn sem() -> Usage {
-        Usage::Sem { operated: None, semaphores: None }
+    /// When a set was used last; its semaphores are not read.
+    fn sem(&self, info: &ObjectInfo, memory: Option<u64>) -> Result<Usage> {
+        let at = memory.filter(|_| info.len >= USED + 8);
+        let operated = at.map(|at| self.words("set", at + USED, 1)).transpose()?.map(|words| words[0]);
+        Ok(Usage::Sem { operated, semaphores: None })
     }
 
     fn msg(&self, info: &ObjectInfo, memory: Option<u64>) -> Result<Usage> {

@@ -21,7 +21,8 @@ use crate::Result;
 const LINE: u64 = LINE_BYTES as u64;
 const CHANGED: u64 = 0;
 const HIGH: u64 = 8;
-const USED: u64 = 16;
+/// Offset of the time of the last operation, in seconds since 1970.
+pub const USED: u64 = 16;
 const SEMAPHORES: u64 = LINE;
 const CELL: u64 = 16;
 const WAITER: u64 = 16;
