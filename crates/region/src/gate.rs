@@ -89,6 +89,15 @@ impl Gate {
         }
     }
 
+    /// As [`Gate::sleep`], if that is at a futex; otherwise there is no sleep, and it gives false.
+    pub fn sleep_at_futex(&self, seen: u64, known: &Deaths, limit: Duration) -> bool {
+        let has_futex = self.member.doorbell() == Doorbell::Futex;
+        if has_futex {
+            self.sleep(seen, known, limit);
+        }
+        has_futex
+    }
+
     fn sleep_by_service(&self, seen: u64, deaths: u64, limit: Duration) {
         self.sleep_at_bell(seen, deaths, limit, &mut poll);
     }
@@ -104,14 +113,8 @@ impl Gate {
         let watch = self.member.take_watch(self.place);
         // A service that cannot ring: the clock has to do.
         let limit = if watch.is_some() { limit } else { limit.min(Duration::from_millis(1)) };
-        if let Some(watch) = &watch {
-            doorbell::drain(watch.as_fd());
-        }
         match &near {
-            Some(bell) => {
-                near::drain(bell);
-                gate::enter_near(&self.line, self.member.peer(), bell.word);
-            }
+            Some(bell) => _ = gate::enter_near(&self.line, self.member.peer(), bell.word),
             // The word of the others is of use at a gate with near sleepers only.
             None if self.has_near => _ = gate::enter_near(&self.line, self.member.peer(), 0),
             None => gate::enter_peer(&self.line, self.member.peer()),
@@ -122,6 +125,11 @@ impl Gate {
             let bells = [near.as_ref().map(|bell| bell.socket.as_fd()), watch.as_ref().map(AsFd::as_fd)];
             let bells: Vec<_> = bells.into_iter().flatten().collect();
             sleep(&bells, limit);
+        }
+        // Of rings that come after this the next sleep ends at once. The service's is looked at where it may have been that.
+        let was_near = near.as_ref().is_some_and(near::drain);
+        if !was_near && let Some(watch) = &watch {
+            doorbell::drain(watch.as_fd());
         }
         if let Some(bell) = near {
             gate::leave_near(&self.line, bell.word);

@@ -2,8 +2,9 @@
 //!
 //! A wait begins with the stages of [`isthmus_sync::wait`] in which the thread is awake; most end there, without a system
 //! call. A signal that comes so early might as well have come before the call, and ends nothing. Then all signals are blocked,
-//! and after another look the thread sleeps at a bell of the local service, with the caller's own mask for just that time: so
-//! no signal comes unseen between the look and the sleep.
+//! and after another look the thread sleeps: for a millisecond at most at the gate's futex, where there are futexes, since most
+//! sleeps end there, at the least cost; signals are that late. Then at a bell of its own and one of the local service, with the
+//! caller's own mask for just that time: so no signal comes unseen between the look and the sleep.
 
 use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
@@ -49,6 +50,8 @@ pub fn deadline(limit: Option<Duration>) -> Option<Instant> {
 
 /// How often a thread looks again that is still awake, before it takes the way on which signals are heard.
 const LOOKS: u32 = 16;
+/// How long it sleeps at a futex, with all signals blocked.
+const DEAF: Duration = Duration::from_millis(1);
 
 /// Tries until there is an outcome. `attempt` gives the gate to wait at and what was seen there if there is none yet; the
 /// gate's word is rung at whenever that may have changed.
@@ -110,6 +113,7 @@ fn asleep<'a, T>(
     attempt: &mut impl FnMut() -> Result<Attempt<'a, T>>,
 ) -> Result<T> {
     let mut ended = None;
+    let deaf_until = Instant::now() + DEAF;
     // Read before an attempt, so that none of them comes unseen between that and the sleep.
     let mut known = None;
     loop {
@@ -135,6 +139,10 @@ fn asleep<'a, T>(
                 known = Some(gate.deaths());
                 continue;
             };
+            let deaf = deaf_until.saturating_duration_since(Instant::now()).min(left);
+            if !deaf.is_zero() && gate.sleep_at_futex(seen, known, deaf) {
+                continue;
+            }
             gate.sleep_by(seen, known, left, &mut nap);
         }
         // Where the word keeps changing there is no sleep, and signals are to be heard nevertheless.
