@@ -10,6 +10,7 @@
 #include <time.h>
 
 static const char *program = "dwarf";
+int record_id;
 
 struct choice {
 	int letter; /* a capital has a long name only */
@@ -227,7 +228,10 @@ void print_record(const struct options *o, int processes, double seconds, double
 	if (!isfinite(answer) || !isfinite(error))
 		die("the answer is no number");
 	printf("{\"dwarf\": \"%s\", \"subject\": \"%s\", \"processes\": %d, \"seconds\": %.6f, \"answer\": %.17g, "
-	       "\"residual_or_error\": %.17g}\n", o->record, subject, processes, seconds, answer, error);
+	       "\"residual_or_error\": %.17g", o->record, subject, processes, seconds, answer, error);
+	if (o->subject == SYSV)
+		printf(", \"id\": %d", record_id);
+	puts("}");
 	if (fflush(stdout))
 		die("the record could not be written");
 }

@@ -56,7 +56,8 @@ void *zeros(size_t bytes);
 
 double now(void);
 
-/* Prints the program's one line. */
+/* Prints the program's one line. That of System V has `record_id`, the id of the set of semaphores. */
+extern int record_id;
 void print_record(const struct options *o, int processes, double seconds, double answer, double error);
 
 #endif

@@ -315,6 +315,7 @@ static key_t key_of(const struct options *o)
 
 static void be_rank(struct team *t, void (*work)(struct team *))
 {
+	record_id = t->semaphores;
 	team_barrier(t);
 	/* All have it attached. Who may be killed from now on leaves no segment. */
 	if (t->rank == 0)
