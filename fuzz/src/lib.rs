@@ -10,7 +10,8 @@
 //!   may have written.
 //! - [`fn@channel`]: a context of IVC whose peer writes anything into its own section.
 //! - [`fn@objects`]: who makes and opens named objects, a VM that asks anything, and a table that anybody may have written.
-//! - [`sysv_msg`], [`sysv_sem`]: a message queue and a set of semaphores whose memory anybody may have written.
+//! - [`sysv_msg`], [`sysv_sem`], [`sysv_shm`]: a message queue, a set of semaphores, and the page before a segment, whose memory
+//!   anybody may have written.
 //! - [`attach`], [`attach_server`]: frames of the attach protocol, and the server that hears them.
 //! - [`ivshmem`]: clients of the ivshmem server, and what a VM writes into its section.
 //! - [`wire`], [`mux`]: frames between the launcher's side and the agents in VMs, and streams of them.
@@ -23,6 +24,7 @@ mod input;
 mod memory;
 mod objects;
 mod queues;
+mod segments;
 mod sets;
 mod sockets;
 mod sync;
@@ -34,6 +36,7 @@ pub use channel::channel;
 pub use memory::region;
 pub use objects::objects;
 pub use queues::sysv_msg;
+pub use segments::sysv_shm;
 pub use sets::sysv_sem;
 pub use sockets::{attach, attach_server, ivshmem};
 pub use sync::sync;
@@ -54,6 +57,7 @@ pub const TARGETS: &[Target] = &[
     ("objects", objects),
     ("sysv_msg", sysv_msg),
     ("sysv_sem", sysv_sem),
+    ("sysv_shm", sysv_shm),
     ("attach", attach),
     ("attach_server", attach_server),
     ("ivshmem", ivshmem),

@@ -597,6 +597,7 @@ pub mod sysv {
     /// The page before a segment of shared memory, which all members write like the segment itself.
     pub mod segment {
         use isthmus_lockfree::hold;
+        use isthmus_lockfree::sync::Word;
 
         use super::super::{Party, Region, Result, Section};
 
@@ -635,9 +636,15 @@ pub mod sysv {
 
         /// Says that a process attaches the segment, before it looks whether that is still there and tells the service (P7). Fails if
         /// there is no place to say so; then the service is to be asked.
-        pub fn enter(page: &Section, party: Party) -> bool {
-            let word = |at: u64| page.word("segment", at).ok();
-            ENTERING.into_iter().filter_map(word).any(|word| hold::take_shared(word, party.word()))
+        pub fn enter(region: &Region, page: &Section, party: Party) -> bool {
+            let words = || ENTERING.into_iter().filter_map(|at| page.word("segment", at).ok());
+            // Those that died on their way have left theirs behind.
+            let is_left = |word| Party::named(word).is_none_or(|party| !party.may_write(region));
+            let take_over = |word: &Word| {
+                let seen = word.get();
+                is_left(seen) && hold::take_over(word, seen, party.word())
+            };
+            words().any(|word| hold::take_shared(word, party.word())) || words().any(take_over)
         }
 
         /// Takes that back, once: the service knows, or the process does not attach it after all.

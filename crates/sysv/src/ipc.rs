@@ -14,6 +14,7 @@ use rustix::io::Errno;
 
 use crate::msg::Queues;
 use crate::sem::Sets;
+use crate::shm::fault::{Step, step};
 use crate::{Caller, Result};
 
 /// `IPC_CREAT`.
@@ -388,6 +389,7 @@ impl Ipc {
         {
             // All see it at once, and the service is told.
             segment::remove(&page);
+            step(Step::Removed);
             service.removed_object(info.index, info.life.incarnation);
             return Ok(());
         }

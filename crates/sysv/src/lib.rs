@@ -17,6 +17,7 @@
 #![forbid(unsafe_code)]
 
 pub mod caller;
+mod fault;
 pub mod ipc;
 pub mod msg;
 pub mod sem;

@@ -4,12 +4,15 @@
 //! # Layout
 //! The segment's pages, and one page before them, of which the first words are times and process numbers ([`Stat`]).
 
+pub mod fault;
+
 use isthmus_region::objects::sysv::segment::{self, ATTACHED, DETACHED, LAST};
 use isthmus_region::objects::sysv::{self, Entry};
 use isthmus_region::objects::{Kind, ObjectInfo};
 use rustix::io::Errno;
 
 use crate::ipc::{self, Ipc, New};
+use crate::shm::fault::{Step, step};
 use crate::{Caller, Result};
 
 /// Bytes of a page, and of what lies before a segment.
@@ -109,7 +112,8 @@ impl Ipc {
             return Err(Errno::INVAL);
         }
         let party = self.member().party();
-        if segment::enter(&page, party) {
+        if segment::enter(region, &page, party) {
+            step(Step::Entered);
             // The service frees the memory only if it finds nobody entering after it has published the end.
             if Entry::of(region, &info).is_ok_and(|entry| entry.is_there()) {
                 if !service.enter_object(info.index, info.life.incarnation) {
@@ -123,7 +127,9 @@ impl Ipc {
         } else {
             service.hold_object(info.index, info.life.incarnation).map_err(|_| Errno::INVAL)?;
         }
+        step(Step::Told);
         self.note(&attached, ATTACHED, caller);
+        step(Step::Attached);
         Ok(attached)
     }
 
@@ -136,7 +142,9 @@ impl Ipc {
     /// shmdt(2), after the mapping is gone.
     pub fn detach(&self, attached: &Attached, caller: &Caller) {
         self.note(attached, DETACHED, caller);
+        step(Step::Detaching);
         self.member().service().release_object(attached.index, attached.incarnation);
+        step(Step::Detached);
     }
 
     /// Writes the time and who it was.

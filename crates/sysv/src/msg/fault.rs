@@ -1,7 +1,4 @@
-//! Steps at which tests stop a process for ever, to see what the others find, as those of minitransactions.
-//!
-//! In a build with the feature `fault`, a thread that has called `arm` with a step calls the given function when it comes
-//! there, which ends the process. In every other build a step is no code at all.
+//! Steps of sending, receiving and repairing: see `crate::fault`.
 
 /// A place at which a process may be stopped: something has just been done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -67,38 +64,4 @@ impl Step {
     pub const REPAIR: [Self; 3] = [Self::Reset, Self::Kept, Self::Rebuilt];
 }
 
-#[cfg(not(feature = "fault"))]
-#[inline(always)] // nothing
-pub(crate) fn step(_: Step) {}
-
-#[cfg(feature = "fault")]
-pub use armed::arm;
-#[cfg(feature = "fault")]
-pub(crate) use armed::step;
-
-#[cfg(feature = "fault")]
-mod armed {
-    use std::cell::Cell;
-
-    use super::Step;
-
-    /// A step, and the function to call there.
-    type Armed = (Step, fn(Step));
-
-    thread_local! {
-        static ARMED: Cell<Option<Armed>> = const { Cell::new(None) };
-    }
-
-    pub(crate) fn step(here: Step) {
-        if let Some((at, stop)) = ARMED.get()
-            && at == here
-        {
-            stop(here);
-        }
-    }
-
-    /// Makes this thread call `stop` when it comes to `at`.
-    pub fn arm(at: Step, stop: fn(Step)) {
-        ARMED.set(Some((at, stop)));
-    }
-}
+crate::fault::steps!();

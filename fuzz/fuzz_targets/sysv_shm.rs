@@ -1,0 +1,3 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+#![no_main]
+libfuzzer_sys::fuzz_target!(|data: &[u8]| isthmus_fuzz::sysv_shm(data));
