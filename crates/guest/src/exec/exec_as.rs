@@ -3,12 +3,14 @@
 
 use std::ffi::{OsStr, OsString};
 use std::io;
+use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::DirBuilderExt;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::Command;
 
+use rustix::fs::{FileType, Stat, fchown, fstat};
 use rustix::process::{
     Gid, Resource, Rlimit, Uid, getgid, getgroups, getrlimit, getuid, ioctl_tiocsctty, setrlimit, setsid,
     umask,
@@ -174,9 +176,21 @@ fn set_ids(uid: u32, gid: u32, groups: &[u32]) -> Result<(), Failure> {
     }
     if getuid().as_raw() != uid {
         let uid = Uid::from_raw(uid);
+        give_pipes(uid);
         set_thread_res_uid(uid, uid, uid).map_err(failed("cannot set the user"))?;
     }
     Ok(())
+}
+
+/// Makes the standard streams the user's where they are pipes, which programs open anew as /dev/stderr. It works without, but for that.
+fn give_pipes(uid: Uid) {
+    let (input, output, errors) = (io::stdin(), io::stdout(), io::stderr());
+    for stream in [input.as_fd(), output.as_fd(), errors.as_fd()] {
+        let is_pipe = |stat: Stat| FileType::from_raw_mode(stat.st_mode) == FileType::Fifo;
+        if fstat(stream).is_ok_and(is_pipe) {
+            let _ = fchown(stream, Some(uid), None);
+        }
+    }
 }
 
 /// A request for a process with the ids, limits, environment and directories of this one.
