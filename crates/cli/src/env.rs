@@ -2,11 +2,11 @@
 
 use std::os::unix::ffi::OsStrExt;
 
-use isthmus_run::mpi;
+use isthmus_run::{libraries, mpi};
 
 use crate::run::YesNo;
 
-/// Print the environment that makes an MPI of your own use isthmus
+/// Print the environment that makes programs of your own use isthmus
 ///
 /// For an mpirun that you start yourself, beside a service that runs (`isthmus host` or `isthmus guest`):
 ///
@@ -15,6 +15,10 @@ use crate::run::YesNo;
 ///
 /// Hydra (MPICH, Intel MPI) hands all variables to its ranks. Open MPI hands on those that begin with OMPI_MCA_, and the
 /// others only if `-x` names them.
+///
+/// With --sysv, for programs that use System V IPC; and for those of an MPI only if --mpi is there, too:
+///
+///     (eval "$(isthmus env --sysv)" && exec ./prog)
 #[derive(clap::Args)]
 #[command(verbatim_doc_comment)]
 pub(crate) struct Args {
@@ -25,6 +29,9 @@ pub(crate) struct Args {
     /// shared memory there, and Open MPI for windows
     #[arg(long, value_name = "yes|no", num_args = 0..=1, require_equals = true, default_value = "no", default_missing_value = "yes", hide_possible_values = true, hide_default_value = true)]
     through_region: YesNo,
+    /// Have programs' System V IPC go through the region: preloads libisthmus-sysv.so into all that the shell starts
+    #[arg(long)]
+    sysv: bool,
 }
 
 impl Args {
@@ -39,6 +46,22 @@ impl Args {
     }
 
     fn print(&self) -> isthmus_run::Result<()> {
+        let export = |name: &str, value: &[u8]| isthmus_region::say!("export {name}={}", quoted(value));
+        if self.sysv {
+            let others = std::env::var_os(libraries::PRELOAD_VARIABLE);
+            let value = libraries::preload(&libraries::sysv()?, others.as_deref())?;
+            export(libraries::PRELOAD_VARIABLE, value.as_bytes());
+        }
+        if !self.sysv || self.mpi.is_some() {
+            self.print_mpi(&export)?;
+        }
+        if let Some(socket) = std::env::var_os("ISTHMUS_SOCKET") {
+            export("ISTHMUS_SOCKET", socket.as_bytes());
+        }
+        Ok(())
+    }
+
+    fn print_mpi(&self, export: &dyn Fn(&str, &[u8])) -> isthmus_run::Result<()> {
         // A name is enough: that MPI need not be installed here. If it is, its settings may differ.
         let found = mpi::find(self.mpi.as_deref(), None);
         let named = self.mpi.as_deref().and_then(mpi::Flavour::named).and_then(<[_]>::first);
@@ -50,10 +73,7 @@ impl Args {
         let transport =
             mpi::transport(flavour, &mpi::provider_directory()?, self.through_region == YesNo::Yes);
         for (name, value) in home.into_iter().chain(transport) {
-            isthmus_region::say!("export {}={}", name.to_string_lossy(), quoted(value.as_bytes()));
-        }
-        if let Some(socket) = std::env::var_os("ISTHMUS_SOCKET") {
-            isthmus_region::say!("export ISTHMUS_SOCKET={}", quoted(socket.as_bytes()));
+            export(&name.to_string_lossy(), value.as_bytes());
         }
         Ok(())
     }
