@@ -166,7 +166,7 @@ mod tests {
         rounds.answered(2, number(&one)).unwrap()();
         said.try_recv().unwrap();
         assert!(rounds.answered(2, number(&one)).is_none(), "it is over");
-        rounds.answered(1, number(&other)).unwrap();
+        rounds.answered(1, number(&other)).unwrap()();
         assert!(rounds.due(now).next.is_none());
         assert!(matches!(begin(&rounds, &[], now).0, Begun::Over(_)));
     }
