@@ -257,8 +257,10 @@ pub fn ivshmem(data: &[u8]) {
                 let number = u32::from(input.byte());
                 let frame = match input.below(6) {
                     0 | 1 => ring::hello().to_vec(),
-                    2 => ring::death(number).to_vec(),
-                    3 => ring::call(number).to_vec(),
+                    2 if number < 128 => ring::death(number).to_vec(),
+                    2 => ring::settled(number - 128).to_vec(),
+                    3 if number < 128 => ring::call(number).to_vec(),
+                    3 => ring::settle(number).to_vec(),
                     4 => ring::peer(number, input.number()).to_vec(),
                     _ => input.bytes(40).to_vec(),
                 };

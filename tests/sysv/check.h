@@ -473,7 +473,7 @@ static inline enum verdict run_case(const struct test_case *c)
 			 WIFSIGNALED(status) ? WTERMSIG(status) : WEXITSTATUS(status));
 	}
 	if (verdict == PASSED)
-		printf("ok %s\n", c->name);
+		printf("ok %s (%.1f s)\n", c->name, now() - start);
 	else if (verdict == SKIPPED)
 		printf("skipped: %s: %s\n", c->name, shared->said);
 	else

@@ -858,6 +858,11 @@ static pid_t waiting_child(struct turn *turn, int id, bool sends, int flags)
 	if (pid == 0) {
 		struct message m = {.type = 3};
 		catch_signal(SIGUSR1, flags);
+		/* What the first call of a process has to ask others is no wait for the queue. */
+		if (sends)
+			FAILS(msgsnd(id, &m, 10, IPC_NOWAIT), EAGAIN);
+		else
+			FAILS(msgrcv(id, &m, 10, 3, IPC_NOWAIT), ENOMSG);
 		for (int i = 1;; i++) {
 			while (atomic_load(&turn->go) != i)
 				sched_yield();
@@ -1339,6 +1344,26 @@ CASE(ctl_remove, "IPC_RMID: immediately remove the message queue; the third argu
 	CHECK(next != id);
 	EMPTY(next);
 	OK(msgctl(next, IPC_RMID, no_memory()));
+}
+
+CASE(ctl_remove_race, "Removed once: of several who remove a queue, one succeeds; msgctl(2)")
+{
+	struct peer *p[3];
+	for (int i = 0; i < 3; i++)
+		p[i] = peer();
+	for (int round = 0; round < 50; round++) {
+		int id = new_msg(), removed = 0;
+		for (int i = 0; i < 3; i++)
+			OK(its_msgsnd(p[i], id, 1, "x", 1, 0));
+		for (int i = 0; i < 3; i++)
+			its_msgctl(later(p[i]), id, IPC_RMID, NULL);
+		for (int i = 0; i < 3; i++)
+			if (result(p[i]) == 0)
+				removed++;
+			else
+				CHECK(errno == EINVAL || errno == EIDRM);
+		EQUAL(removed, 1);
+	}
 }
 
 CASE(ctl_invalid_id, "Invalid value for msqid: EINVAL; msgctl(2)")

@@ -2,12 +2,12 @@
 /*
  * Random sequences of System V calls of a few processes, one call at a time, with a trace of their results.
  *
- *	usage: random [--peers ADDRESS:PORT] [--places N] SEED [STEPS]
+ *	usage: random [--peers ADDRESS:PORT] [--places N] [--one-user] SEED [STEPS]
  *
  * The same seed gives the same sequence, so that the trace of one implementation can be compared with that of another: the
  * kernel's is the model. Ids, keys, process ids and times are named by what they stand for. No call waits. Now and then a
  * process is killed and replaced, ends, forks and goes on as its child, or executes itself afresh; as root the processes are
- * of several users. With --places N the processes are in N places in turn, and a process id of another place reads as 0, as
+ * of several users, unless --one-user is given. With --places N the processes are in N places in turn, and a process id of another place reads as 0, as
  * it does across namespaces of process ids; without --peers this is only what is printed.
  *
  * Not in the trace is what the man pages leave open: shm_lpid, and whether shm_dtime is set, when a process has last detached
@@ -537,7 +537,6 @@ static void run(int seed, int steps)
 	state = 0x9e3779b97f4a7c15 ^ (uint64_t)seed << 20;
 	for (int i = 0; i < 10; i++)
 		next();
-	root = geteuid() == 0;
 	for (int i = 0; i < KEYS; i++)
 		keys[i] = fresh_key();
 	for (int i = 0; i < PROCESSES; i++)
@@ -585,8 +584,11 @@ int main(int argc, char **argv)
 {
 	int seed = -1, steps = 1000;
 	start_of_peers(argc, argv);
+	root = geteuid() == 0;
 	for (int i = 1; i < argc; i++) {
-		if ((!strcmp(argv[i], "--peers") || !strcmp(argv[i], "--places")) && i + 1 < argc)
+		if (!strcmp(argv[i], "--one-user"))
+			root = false;
+		else if ((!strcmp(argv[i], "--peers") || !strcmp(argv[i], "--places")) && i + 1 < argc)
 			i++;
 		else if (seed == -1)
 			seed = atoi(argv[i]);
@@ -594,7 +596,7 @@ int main(int argc, char **argv)
 			steps = atoi(argv[i]);
 	}
 	if (seed < 0 || steps < 1) {
-		fprintf(stderr, "usage: random [--peers ADDRESS:PORT] [--places N] SEED [STEPS]\n");
+		fprintf(stderr, "usage: random [--peers ADDRESS:PORT] [--places N] [--one-user] SEED [STEPS]\n");
 		return 2;
 	}
 	setvbuf(stdout, NULL, _IOLBF, 0);

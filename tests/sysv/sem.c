@@ -875,6 +875,8 @@ static pid_t waiting_child(struct turn *turn, int id, enum way way, int flags)
 	pid_t pid = child();
 	if (pid == 0) {
 		catch_signal(SIGUSR1, flags);
+		/* What the first call of a process has to ask others is no wait for the set. */
+		FAILS(semop1(id, 0, -1, IPC_NOWAIT), EAGAIN);
 		for (int i = 1;; i++) {
 			while (atomic_load(&turn->go) != i)
 				sched_yield();
@@ -1950,6 +1952,26 @@ CASE(ctl_remove, "IPC_RMID: immediately remove the semaphore set; semctl(2)")
 	GONE(semctl(id, 0, GETZCNT));
 	FAILS(semget(key, 0, 0), ENOENT);
 	CHECK(OK(keep_sem(semget(key, 1, IPC_CREAT | IPC_EXCL | 0600))) != id);
+}
+
+CASE(ctl_remove_race, "Removed once: of several who remove a set, one succeeds; semctl(2)")
+{
+	struct peer *p[3];
+	for (int i = 0; i < 3; i++)
+		p[i] = peer();
+	for (int round = 0; round < 50; round++) {
+		int id = new_sem(1), removed = 0;
+		for (int i = 0; i < 3; i++)
+			OK(its_semop1(p[i], id, 0, 1, SEM_UNDO));
+		for (int i = 0; i < 3; i++)
+			its_semctl(later(p[i]), id, 0, IPC_RMID, (union semun){0});
+		for (int i = 0; i < 3; i++)
+			if (result(p[i]) == 0)
+				removed++;
+			else
+				CHECK(errno == EINVAL || errno == EIDRM);
+		EQUAL(removed, 1);
+	}
 }
 
 CASE(ctl_invalid_id, "Invalid value for semid: EINVAL; semctl(2)")

@@ -735,6 +735,43 @@ CASE(end_by_kill_1000_times, "shm_nattch is the number of current attaches, afte
 	OK(shmdt(attach(id)));
 }
 
+/* Processes with the segment attached are killed; then one of another place, or this one, counts. */
+static void kill_peers(int times)
+{
+	int id = new_shm(PAGE);
+	struct peer *observer = peer_at(net.places - 1);
+	for (int i = 0; i < times; i++) {
+		struct peer *p = peer_at(i % net.places);
+		struct shmid_ds ds;
+		char *at = OK(its_shmat(p, id, NULL, 0)), *again = OK(its_shmat(p, id, NULL, 0));
+		if (i % 3 == 2)
+			OK(its_shmdt(p, again));
+		ds = shm_stat(id);
+		EQUAL(ds.shm_nattch, i % 3 == 2 ? 1 : 2);
+		CHECK(at != again);
+		its_kill(p);
+		if (i % 4 < 2)
+			ds = shm_stat(id);
+		else
+			OK(its_shmctl(observer, id, IPC_STAT, &ds));
+		EQUAL(ds.shm_nattch, 0);
+		free(p);
+	}
+}
+
+CASE(end_by_kill_of_peers, "shm_nattch is the number of current attaches, for all, after the waitpid of a killed process; shmop(2)")
+{
+	LIMIT(60);
+	kill_peers(50);
+}
+
+CASE(end_by_kill_of_peers_1000_times,
+     "shm_nattch is the number of current attaches, for all, after each waitpid of a killed process; shmop(2)")
+{
+	LIMIT(120);
+	kill_peers(1000);
+}
+
 CASE(end_by_kill_while_detaching,
      "shm_nattch is the number of current attaches, of processes killed while they attach and detach; shmop(2)")
 {

@@ -15,6 +15,8 @@ const RING: u32 = u32::from_le_bytes(*b"gate");
 const CALL: u32 = u32::from_le_bytes(*b"call");
 const DEATH: u32 = u32::from_le_bytes(*b"died");
 const PEER: u32 = u32::from_le_bytes(*b"peer");
+const SETTLE: u32 = u32::from_le_bytes(*b"look");
+const SETTLED: u32 = u32::from_le_bytes(*b"seen");
 
 /// In place of a peer: the host service knows no device that belongs to this port.
 pub const NOBODY: u32 = u32::MAX;
@@ -53,6 +55,16 @@ pub enum Frame {
     /// section.
     Call {
         /// Number of the request, the lower half.
+        number: u32,
+    },
+    /// From an agent: all services are to hear what their processes have said by now, and to notice all deaths. To an agent: it is.
+    Settle {
+        /// The asker's number for it.
+        number: u32,
+    },
+    /// The answer to [`Frame::Settle`]: it is done.
+    Settled {
+        /// The number that was asked.
         number: u32,
     },
 }
@@ -101,6 +113,16 @@ pub fn call(number: u32) -> [u8; BYTES] {
     frame(CALL, number)
 }
 
+/// [`Frame::Settle`].
+pub fn settle(number: u32) -> [u8; BYTES] {
+    frame(SETTLE, number)
+}
+
+/// [`Frame::Settled`].
+pub fn settled(number: u32) -> [u8; BYTES] {
+    frame(SETTLED, number)
+}
+
 /// Takes all whole frames from the front of what was received.
 ///
 /// # Errors
@@ -115,6 +137,8 @@ pub fn take(bytes: &mut Vec<u8>) -> Result<Vec<Frame>> {
             WAKE => Frame::Wake { slot: value },
             CALL => Frame::Call { number: value },
             DEATH => Frame::Death { peer: value },
+            SETTLE => Frame::Settle { number: value },
+            SETTLED => Frame::Settled { number: value },
             kind @ (RING | PEER) => {
                 let Some(rest) = bytes.get(at + BYTES..at + 2 * BYTES) else { break };
                 at += BYTES;
@@ -147,6 +171,8 @@ mod tests {
             &call(9),
             &peer(4, 5),
             &death(2),
+            &settle(6),
+            &settled(7),
             &wake(u32::MAX),
         ]
         .concat();
@@ -163,6 +189,8 @@ mod tests {
             Frame::Call { number: 9 },
             Frame::Peer { peer: 4, region: 5 },
             Frame::Death { peer: 2 },
+            Frame::Settle { number: 6 },
+            Frame::Settled { number: 7 },
             Frame::Wake { slot: u32::MAX },
         ];
         assert_eq!(found, expected);

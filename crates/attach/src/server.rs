@@ -304,6 +304,40 @@ enum Order {
     Stop,
     Answer { key: u64, frame: Vec<u8> },
     Take(Box<Newcomer>),
+    Settle(Settling),
+}
+
+/// Who waits until all that was said and all deaths are known.
+enum Settling {
+    /// A process, which asked for it while that was going on.
+    Client { key: u64, sequence: u64 },
+    /// Another service.
+    Service(Box<dyn FnOnce() + Send>),
+}
+
+impl std::fmt::Debug for Settling {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Client { key, .. } => f.debug_tuple("Client").field(key).finish(),
+            Self::Service(_) => f.write_str("Service"),
+        }
+    }
+}
+
+/// Has a server hear what its processes have said by now and notice all deaths, from any thread.
+#[derive(Debug, Clone)]
+pub struct Settler {
+    orders: mpsc::Sender<Order>,
+    bell: Arc<OwnedFd>,
+}
+
+impl Settler {
+    /// Calls `then` on the server's thread once that is done; what was said has gone to [`Names`] before. Never, if the server
+    /// has ended.
+    pub fn settle(&self, then: impl FnOnce() + Send + 'static) {
+        let _ = self.orders.send(Order::Settle(Settling::Service(Box::new(then))));
+        ring(&*self.bell);
+    }
 }
 
 /// Wakes sleepers of the peer, from any thread, also after the server's end.
@@ -368,6 +402,11 @@ impl Server {
     /// What hands processes on to this server.
     pub fn adopter(&self) -> Adopter {
         Adopter { orders: self.orders.clone(), bell: Arc::clone(&self.bell) }
+    }
+
+    /// What has this server look at its processes.
+    pub fn settler(&self) -> Settler {
+        Settler { orders: self.orders.clone(), bell: Arc::clone(&self.bell) }
     }
 
     fn order(&self, order: Order) {

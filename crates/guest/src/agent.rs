@@ -293,7 +293,17 @@ impl Agent {
         let news = Arc::new(News::default());
         let changed = Arc::clone(&news);
         let (endpoints, waker) = (region.shape().endpoints, server.waker());
-        reader.serve(peer.index, endpoints, waker, move || answered.ring(), move || changed.tell());
+        let (settler, done) = (server.settler(), answered.clone());
+        let settle = move |number| {
+            // Behind what the processes have said.
+            let done = done.clone();
+            settler.settle(move || done.tell(number));
+        };
+        let answered = move |number: Option<u32>| match number {
+            Some(number) => answered.settled(number),
+            None => answered.ring(),
+        };
+        reader.serve(peer.index, endpoints, waker, answered, settle, move || changed.tell());
         Ok(Self { server, region, peer, news })
     }
 

@@ -3,8 +3,11 @@
 //! ([`isthmus_region::objects::call`]).
 //!
 //! Each tells the other by the wake port. As a ring may be lost, this asks again after [`RECHECK`].
+//!
+//! `Settle` is no such request, since its answer waits for the agents of other VMs: two of them that ask at once would wait for
+//! each other, if each kept the place of its VM's requests. It goes over the port, behind all requests that came before.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
@@ -32,6 +35,17 @@ enum Order {
     Ask(Asked),
     /// The host service has answered.
     Look,
+    /// The host service is to be told once all requests that came before are answered.
+    Tell(u32),
+    /// What was asked for with this number, all services have done.
+    Settled(u32),
+}
+
+/// What is done one after the other.
+#[derive(Debug)]
+enum Work {
+    Ask(Asked),
+    Tell(u32),
 }
 
 /// A request, where its answer goes, and how long to wait for that.
@@ -52,6 +66,16 @@ impl Bell {
         // Fails if the thread has ended, and then it waits for nothing.
         let _ = self.0.send(Order::Look);
     }
+
+    /// The host service says that all services have done what this number asked for.
+    pub(crate) fn settled(&self, number: u32) {
+        let _ = self.0.send(Order::Settled(number));
+    }
+
+    /// Tells the host service, with its number, that it knows all that this VM's processes have asked by now.
+    pub(crate) fn tell(&self, number: u32) {
+        let _ = self.0.send(Order::Tell(number));
+    }
 }
 
 impl Forwarder {
@@ -61,7 +85,12 @@ impl Forwarder {
         let bell = Bell(orders.clone());
         let body = move || {
             let mut caller = Caller::new(region, peer, section, port, inbox);
-            while let Some(Asked { asker, request, answer, until }) = caller.next() {
+            while let Some(asked) = caller.next() {
+                if asked.request == Request::Settle {
+                    caller.settle(asked);
+                    continue;
+                }
+                let Asked { asker, request, answer, until } = asked;
                 let reply = caller.ask(asker, &request, until);
                 answer.give(&reply);
             }
@@ -97,8 +126,13 @@ struct Caller {
     port: Port,
     inbox: mpsc::Receiver<Order>,
     number: u64,
-    /// Requests that came while this waited for an answer.
-    waiting: Vec<Asked>,
+    /// What came while this waited for an answer.
+    waiting: VecDeque<Work>,
+    /// Processes that wait until all services know all that was said, and all deaths.
+    settling: BTreeMap<u32, Asked>,
+    settles: u32,
+    /// When the host service is asked for these again.
+    again: Instant,
     /// The process of the last request, if that has no answer yet, and whether what the answer opens is to be closed: not where the
     /// process does not wait for an answer, but uses it already.
     unanswered: Option<(Asker, bool)>,
@@ -121,7 +155,10 @@ impl Caller {
             port,
             inbox,
             number: 0,
-            waiting: Vec::new(),
+            waiting: VecDeque::new(),
+            settling: BTreeMap::new(),
+            settles: 0,
+            again: Instant::now(),
             unanswered: None,
             to_close: VecDeque::new(),
         }
@@ -129,23 +166,77 @@ impl Caller {
 
     fn next(&mut self) -> Option<Asked> {
         loop {
-            if !self.waiting.is_empty() {
-                return Some(self.waiting.remove(0));
+            match self.waiting.pop_front() {
+                Some(Work::Ask(asked)) => return Some(asked),
+                Some(Work::Tell(number)) => {
+                    // Where it does not answer requests, it need not be told either.
+                    if self.catch_up(Instant::now() + RECHECK).is_ok() {
+                        self.port.settled(number);
+                    }
+                    continue;
+                }
+                None => {}
             }
-            let order = if self.catch_up(Instant::now()).is_ok() {
+            self.remind();
+            let is_idle = self.catch_up(Instant::now()).is_ok();
+            let order = if is_idle && self.settling.is_empty() {
                 self.inbox.recv().ok()?
             } else {
                 match self.inbox.recv_timeout(RECHECK) {
                     Err(mpsc::RecvTimeoutError::Timeout) => {
-                        self.port.call(self.number);
+                        if !is_idle {
+                            self.port.call(self.number);
+                        }
                         Order::Look
                     }
                     order => order.ok()?,
                 }
             };
-            if let Order::Ask(asked) = order {
-                return Some(asked);
+            self.take(order);
+        }
+    }
+
+    fn take(&mut self, order: Order) {
+        match order {
+            Order::Ask(asked) => self.waiting.push_back(Work::Ask(asked)),
+            Order::Tell(number) => self.waiting.push_back(Work::Tell(number)),
+            Order::Settled(number) => {
+                if let Some(Asked { answer, .. }) = self.settling.remove(&number) {
+                    answer.give(&Reply::Done);
+                }
             }
+            Order::Look => {}
+        }
+    }
+
+    /// Has all services look at their processes; this VM's own has done so, and its requests until then are answered.
+    fn settle(&mut self, asked: Asked) {
+        if self.catch_up(asked.until).is_err() {
+            return asked.answer.give(&silent());
+        }
+        self.settles = self.settles.wrapping_add(1);
+        if self.settling.is_empty() {
+            self.again = Instant::now() + RECHECK;
+        }
+        self.settling.insert(self.settles, asked);
+        self.port.settle(self.settles);
+    }
+
+    /// Asks again for what was not answered, and gives up what the processes have given up.
+    fn remind(&mut self) {
+        let now = Instant::now();
+        if self.settling.is_empty() || now < self.again {
+            return;
+        }
+        self.again = now + RECHECK;
+        let late: Vec<u32> = self.settling.iter().filter(|(_, a)| now >= a.until).map(|(n, _)| *n).collect();
+        for number in late {
+            if let Some(Asked { answer, .. }) = self.settling.remove(&number) {
+                answer.give(&silent());
+            }
+        }
+        for number in self.settling.keys() {
+            self.port.settle(*number);
         }
     }
 
@@ -221,8 +312,7 @@ impl Caller {
             }
             let left = until.saturating_duration_since(Instant::now());
             match self.inbox.recv_timeout(left.min(RECHECK)) {
-                Ok(Order::Ask(asked)) => self.waiting.push(asked),
-                Ok(Order::Look) => {}
+                Ok(order) => self.take(order),
                 Err(mpsc::RecvTimeoutError::Timeout) => self.port.call(self.number),
                 Err(mpsc::RecvTimeoutError::Disconnected) => return Err(failed("the agent ends")),
             }

@@ -96,6 +96,16 @@ impl Port {
         self.write(&ring::call(u32::try_from(number & 0xffff_ffff).unwrap_or(0)));
     }
 
+    /// Has all services look at their processes.
+    pub(crate) fn settle(&self, number: u32) {
+        self.write(&ring::settle(number));
+    }
+
+    /// Tells the host service that this VM's agent has done so.
+    pub(crate) fn settled(&self, number: u32) {
+        self.write(&ring::settled(number));
+    }
+
     /// Writes a frame, or drops it if the port is full: a port takes a buffer as a whole.
     fn write(&self, frame: &[u8]) {
         let _ = rustix::io::write(&*self.0, frame);
@@ -189,13 +199,15 @@ impl Reader {
 
     /// Rings this VM's endpoints and gates when the host service says so, on a thread of its own, until the program
     /// ends. `endpoints` is the region's number of endpoint slots of each peer. `answered` is called when the host service has
-    /// answered a request, `changed` when this VM's entry in the membership table may have changed, or the service has ended.
+    /// answered a request, or has done what the number asked for; `settle` when it asks for that with a number; `changed` when this VM's
+    /// entry in the membership table may have changed, or the service has ended.
     pub fn serve(
         mut self,
         peer: u32,
         endpoints: u32,
         waker: Waker,
-        answered: impl Fn() + Send + 'static,
+        answered: impl Fn(Option<u32>) + Send + 'static,
+        settle: impl Fn(u32) + Send + 'static,
         changed: impl Fn() + Send + 'static,
     ) {
         let body = move || {
@@ -221,7 +233,9 @@ impl Reader {
                         }
                         ring::Frame::Ring { place, .. } => waker.ring(place),
                         ring::Frame::Death { .. } => waker.death(),
-                        ring::Frame::Call { .. } => answered(),
+                        ring::Frame::Call { .. } => answered(None),
+                        ring::Frame::Settled { number } => answered(Some(number)),
+                        ring::Frame::Settle { number } => settle(number),
                         ring::Frame::Peer { .. } => changed(),
                         _ => {}
                     }

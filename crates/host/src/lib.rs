@@ -30,6 +30,7 @@ pub mod options;
 pub mod plan;
 mod ports;
 pub mod service;
+mod settling;
 pub mod stats;
 mod wakes;
 

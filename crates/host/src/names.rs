@@ -28,6 +28,8 @@ use isthmus_region::party::Party;
 use isthmus_region::pool::Pool;
 use isthmus_region::text::cut;
 
+use crate::wakes::Router;
+
 /// Memory of objects is aligned to this, so that each object can be mapped by itself.
 const PAGE: u64 = 4096;
 /// Requests check for dead holders at most this often.
@@ -544,14 +546,30 @@ impl Shared {
     }
 }
 
-impl Names for Shared {
+/// The registry as one of the host's own attach servers asks it.
+#[derive(Debug)]
+pub(crate) struct Local {
+    shared: Shared,
+    router: Router,
+}
+
+impl Local {
+    pub(crate) fn new(shared: Shared, router: Router) -> Self {
+        Self { shared, router }
+    }
+}
+
+impl Names for Local {
     fn ask(&mut self, asker: Asker, request: Request, answer: Answer) {
-        let reply = self.with(|r| r.answer(asker, &request));
+        if request == Request::Settle {
+            return self.router.settle(asker.party.peer(), None, Box::new(move || answer.give(&Reply::Done)));
+        }
+        let reply = self.shared.with(|r| r.answer(asker, &request));
         answer.give(&reply);
     }
 
     fn gone(&mut self, party: Party) {
-        self.with(|r| r.gone(party));
+        self.shared.with(|r| r.gone(party));
     }
 }
 

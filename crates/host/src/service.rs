@@ -259,7 +259,7 @@ impl Service {
         let ivshmem_socket = config.ivshmem_socket.unwrap_or_else(|| config.dir.join("ivshmem"));
         let wake_socket = config.wake_socket.unwrap_or_else(|| config.dir.join("wake"));
         let errands = Errands::new()?;
-        let router = Router::new(lock(&members).region().clone(), names.clone(), errands.clone());
+        let router = Router::new(lock(&members).region().clone(), names.clone(), errands.clone())?;
         let mut attach = Vec::new();
         // The first comes last: it hands processes on to the others.
         for ((index, name), (incarnation, writer)) in (0..plan.shape.peers).zip(own).zip(hosts).rev() {
@@ -287,7 +287,7 @@ impl Service {
                         Wakeup::Death => router.death(index),
                     })
                 },
-                names: Some(Box::new(names.clone())),
+                names: Some(Box::new(names::Local::new(names.clone(), router.clone()))),
                 door: (index == 0 && !attach.is_empty()).then(|| {
                     let others = attach.iter().rev().map(server::Server::adopter).collect();
                     Box::new(Door::new(others)) as Box<dyn server::Door>
@@ -301,6 +301,7 @@ impl Service {
                 Box::new(move |event| processes(&Event::Process(event.clone()))),
             )?);
         }
+        router.set_settlers(attach.iter().rev().map(server::Server::settler).collect());
         router.set_wakers(attach.iter().rev().map(server::Server::waker).collect());
         let vms: Vec<String> = config.vms.into_iter().map(|vm| vm.name).collect();
         let wakes = match vms.is_empty() {

@@ -10,14 +10,15 @@
 //! A VM also rings by its port for each step of its joining, and is rung once its entry in the membership table has
 //! been looked at or has changed. The words in the region are the truth; an agent that gets no answer rings again.
 
+use std::collections::BTreeSet;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::JoinHandle;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use isthmus_attach::pace::Pace;
-use isthmus_attach::server::{Allowed, Waker};
+use isthmus_attach::server::{Allowed, Settler, Waker};
 use isthmus_attach::{ring, socket};
 use isthmus_region::format::GlobalSlot;
 use isthmus_region::gate_bits;
@@ -32,9 +33,12 @@ use crate::error::{Error, Result};
 use crate::names;
 use crate::ports::{Caller, Ports, Process};
 use crate::service::{Event, Observer};
+use crate::settling::{Begun, Origin, Rounds};
 
 /// Connections at once; each VM has one.
 const MOST_LINKS: usize = 2048;
+/// Descriptors that the relay looks at before those of the connections.
+const FIXED: usize = 3;
 
 /// Where wake-ups go.
 #[derive(Clone)]
@@ -48,16 +52,43 @@ pub(crate) struct Router {
     names: names::Shared,
     /// For what may block.
     errands: Errands,
+    /// What has the host's own services look at their processes, by peer.
+    settlers: Arc<OnceLock<Vec<Settler>>>,
+    rounds: Rounds,
+    /// Readable once the relay is to look at the clock for the rounds.
+    clock: Arc<OwnedFd>,
+}
+
+impl std::fmt::Debug for Router {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Router").finish_non_exhaustive()
+    }
 }
 
 impl Router {
-    pub(crate) fn new(region: Region, names: names::Shared, errands: Errands) -> Self {
-        Self { region, wakers: Arc::default(), ports: Arc::default(), names, errands }
+    pub(crate) fn new(region: Region, names: names::Shared, errands: Errands) -> Result<Self> {
+        let clock = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+            .map_err(|source| Error::System { action: "create an eventfd", source })?;
+        Ok(Self {
+            region,
+            wakers: Arc::default(),
+            ports: Arc::default(),
+            names,
+            errands,
+            settlers: Arc::default(),
+            rounds: Rounds::default(),
+            clock: Arc::new(clock),
+        })
     }
 
     /// Sets what wakes the host's own processes, by peer.
     pub(crate) fn set_wakers(&self, wakers: Vec<Waker>) {
         let _ = self.wakers.set(wakers);
+    }
+
+    /// Sets what has the host's own services look at their processes, by peer.
+    pub(crate) fn set_settlers(&self, settlers: Vec<Settler>) {
+        let _ = self.settlers.set(settlers);
     }
 
     /// The host's own peers, each with what wakes its processes.
@@ -78,6 +109,7 @@ impl Router {
     pub(crate) fn unplugged(&self, member: u32) {
         self.tell(member);
         self.ports().unplugged(member);
+        self.lost(member);
     }
 
     /// Wakes an endpoint of any peer.
@@ -156,6 +188,67 @@ impl Router {
                 self.send(member, &ring::death(0));
             }
         }
+    }
+
+    /// Has all services hear what their processes have said by now and notice all deaths, but for that of `asker`, which has done so;
+    /// then closes what the dead had open, and calls `then`, here or on another thread.
+    pub(crate) fn settle(&self, asker: u32, origin: Origin, then: Box<dyn FnOnce() + Send>) {
+        let near = (0..).zip(self.settlers.get().into_iter().flatten()).filter(|(peer, _)| *peer != asker);
+        let near: Vec<(u32, Settler)> = near.map(|(peer, settler)| (peer, settler.clone())).collect();
+        let members: BTreeSet<u32> = self.ports().members().filter(|member| *member != asker).collect();
+        let all = near.iter().map(|(peer, _)| *peer).chain(members.iter().copied()).collect();
+        let (number, over) = match self.rounds.begin(origin, &all, Instant::now(), then) {
+            Begun::Round(number, is_first) => {
+                if is_first {
+                    isthmus_attach::server::ring(&*self.clock);
+                }
+                (number, None)
+            }
+            Begun::Known => return,
+            // No round has this number; those who were silent are heard again by it.
+            Begun::Over(then) => (0, Some(then)),
+        };
+        for (peer, settler) in near {
+            let router = self.clone();
+            settler.settle(move || router.answered(peer, number));
+        }
+        for member in members {
+            self.send(member, &ring::settle(number));
+        }
+        if let Some(then) = over {
+            self.settled(then);
+        }
+    }
+
+    fn settled(&self, then: Box<dyn FnOnce() + Send>) {
+        self.sweep();
+        then();
+    }
+
+    /// The service of a peer has done what was asked of it in a round.
+    fn answered(&self, peer: u32, number: u32) {
+        if let Some(then) = self.rounds.answered(peer, number) {
+            self.settled(then);
+        }
+    }
+
+    /// No answers come from a VM any more.
+    fn lost(&self, member: u32) {
+        for then in self.rounds.lost(member) {
+            self.settled(then);
+        }
+    }
+
+    /// Ends rounds that take too long, and asks again for those that may have lost something. Gives when to look again.
+    fn look_at_rounds(&self) -> Option<Duration> {
+        let due = self.rounds.due(Instant::now());
+        for then in due.over {
+            self.settled(then);
+        }
+        for (member, number) in due.again {
+            self.send(member, &ring::settle(number));
+        }
+        due.next
     }
 
     /// Answers a VM's request about named objects, and tells the VM so.
@@ -274,14 +367,16 @@ impl Relay {
             let sockets: Vec<_> = self.links.iter().map(|l| Arc::clone(&l.socket)).collect();
             let mut poll = vec![
                 PollFd::new(&*self.stop, PollFlags::IN),
+                PollFd::new(&*self.config.router.clock, PollFlags::IN),
                 PollFd::new(
                     &self.door,
                     if sockets.len() < MOST_LINKS { PollFlags::IN } else { PollFlags::empty() },
                 ),
             ];
             poll.extend(sockets.iter().map(|s| PollFd::new(&**s, PollFlags::IN)));
+            let rounds = self.config.router.look_at_rounds();
             let now = Instant::now();
-            let due = self.links.iter().filter_map(|link| link.pace.due_in(now)).min();
+            let due = self.links.iter().filter_map(|link| link.pace.due_in(now)).chain(rounds).min();
             let timeout = due.and_then(|due| Timespec::try_from(due).ok());
             match rustix::event::poll(&mut poll, timeout.as_ref()) {
                 Ok(_) | Err(Errno::INTR) => {}
@@ -295,7 +390,7 @@ impl Relay {
             // From the last, since `end` moves the last link to the place of the one that ends. All of them before new ones, so
             // that a port that was plugged in anew does not meet its own former connection.
             for i in (0..sockets.len()).rev() {
-                if ready[i + 2] && !self.receive(i) {
+                if ready[i + FIXED] && !self.receive(i) {
                     self.end(i);
                 }
             }
@@ -306,6 +401,9 @@ impl Relay {
                 }
             }
             if ready[1] {
+                let _ = rustix::io::read(&*self.config.router.clock, &mut [0_u8; 8]);
+            }
+            if ready[2] {
                 self.accept();
             }
         }
@@ -393,6 +491,20 @@ impl Relay {
                         router.call(member);
                     }
                 }
+                ring::Frame::Settle { number } => {
+                    let member = router.ports().member(link.key);
+                    if let Some(member) = member {
+                        let back = router.clone();
+                        let then = move || back.send(member, &ring::settled(number));
+                        router.settle(member, Some((member, number)), Box::new(then));
+                    }
+                }
+                ring::Frame::Settled { number } => {
+                    let member = router.ports().member(link.key);
+                    if let Some(member) = member {
+                        router.answered(member, number);
+                    }
+                }
                 // Only the host service says that.
                 ring::Frame::Peer { .. } => {}
             }
@@ -402,7 +514,12 @@ impl Relay {
 
     fn end(&mut self, index: usize) {
         let link = self.links.swap_remove(index);
-        self.config.router.ports().closed(link.key);
+        let router = &self.config.router;
+        let member = router.ports().member(link.key);
+        router.ports().closed(link.key);
+        if let Some(member) = member {
+            router.lost(member);
+        }
     }
 }
 

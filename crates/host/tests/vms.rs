@@ -679,3 +679,125 @@ fn agent_and_processes_let_go_of_a_device_that_is_gone() {
     let left = map.whole().unwrap().bytes("another device", 0, bytes).unwrap().to_vec(0, bytes).unwrap();
     assert!(left.iter().all(|byte| *byte == 0x55), "neither has written to it");
 }
+
+fn segment(key: i32) -> NewObject {
+    let name = objects::sysv::name_of(key);
+    NewObject { kind: Kind::SysvShm, name, len: 8192, ends_with_creator: false, ..mutex("") }
+}
+
+/// What the test `as_a_process_of_a_vm` is to attach to, and which object of the table it is to open.
+const ATTACH_TO: &str = "ISTHMUS_TEST_ATTACH_TO";
+
+/// Nothing by itself: it is the other process of the next test.
+#[test]
+fn as_a_process_of_a_vm() {
+    let Ok(socket) = std::env::var(ATTACH_TO) else { return };
+    let member = isthmus_attach::connect_at(Path::new(&socket)).unwrap();
+    let info = objects::objects(member.region()).remove(0);
+    member.service().hold_object(info.index, info.life.incarnation).unwrap();
+    member.service().hold_object(info.index, info.life.incarnation).unwrap();
+    println!("holds");
+    std::io::stdout().flush().unwrap();
+    std::thread::sleep(6 * LONG);
+}
+
+#[test]
+fn a_segments_count_is_exact_for_all_also_right_after_what_processes_of_another_vm_did() {
+    let dir = tempfile::tempdir().unwrap();
+    let (service, _events) = start(dir.path(), &["red", "blue"]);
+    let vms = ["red", "blue"].map(|name| {
+        let vm = Qemu::connect(&service.ivshmem_socket_of(name).unwrap());
+        let agent = vm.boot(&service.wake_socket_of(name).unwrap(), &dir.path().join(format!("in-{name}")));
+        (vm, agent.unwrap())
+    });
+    let [in_red, in_blue] =
+        vms.each_ref().map(|(_, agent)| isthmus_attach::connect_at(agent.socket()).unwrap());
+    let on_host = isthmus_attach::connect_at(service.attach_socket()).unwrap();
+    let made = on_host.service().create_object(&segment(5)).unwrap();
+    let (index, incarnation) = (made.index, made.incarnation);
+    let region = service.region();
+    let count = |asker: &Member| {
+        asker.service().settle().unwrap();
+        objects::object(&region, index).unwrap().unwrap().opens
+    };
+    let all = [&in_red, &in_blue, &on_host];
+    // None of them waits when it lets go.
+    for turn in 0..300 {
+        let (who, asker) = (all[turn % 3], all[(turn / 3) % 3]);
+        who.service().hold_object(index, incarnation).unwrap();
+        assert_eq!(count(asker), 1, "turn {turn}");
+        who.service().release_object(index, incarnation);
+        assert_eq!(count(asker), 0, "turn {turn}: it was released");
+    }
+    // A process that was killed, and waited for.
+    for turn in 0..60 {
+        let sockets = [vms[0].1.socket(), vms[1].1.socket(), service.attach_socket()];
+        let mut child = std::process::Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "as_a_process_of_a_vm", "--nocapture"])
+            .env(ATTACH_TO, sockets[turn % 3])
+            .stdout(std::process::Stdio::piped())
+            .spawn()
+            .unwrap();
+        let said = std::io::BufRead::lines(std::io::BufReader::new(child.stdout.take().unwrap()));
+        assert!(said.map_while(Result::ok).any(|line| line.ends_with("holds")));
+        let asker = all[(turn / 3) % 3];
+        assert_eq!(count(asker), 2, "turn {turn}");
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert_eq!(count(asker), 0, "turn {turn}: it was killed");
+    }
+    // All at once: none waits for another that waits for it.
+    std::thread::scope(|scope| {
+        for asker in all {
+            scope.spawn(move || (0..200).for_each(|_| asker.service().settle().unwrap()));
+        }
+    });
+}
+
+#[test]
+fn an_agent_that_does_not_answer_holds_up_one_question_and_no_more() {
+    let dir = tempfile::tempdir().unwrap();
+    let (service, _events) = start(dir.path(), &["red", "blue"]);
+    let on_host = isthmus_attach::connect_at(service.attach_socket()).unwrap();
+    let red = Qemu::connect(&service.ivshmem_socket_of("red").unwrap());
+    let agent = red.boot(&service.wake_socket_of("red").unwrap(), &dir.path().join("in-red")).unwrap();
+    let in_red = isthmus_attach::connect_at(agent.socket()).unwrap();
+    let took = |asker: &Member| {
+        let begun = Instant::now();
+        asker.service().settle().unwrap();
+        begun.elapsed()
+    };
+    took(&on_host);
+    let _blue = Qemu::connect(&service.ivshmem_socket_of("blue").unwrap());
+    let mut port = UnixStream::connect(service.wake_socket_of("blue").unwrap()).unwrap();
+    port.write_all(&ring::hello()).unwrap();
+    assert!(heard(&mut port).iter().any(|said| matches!(said, Frame::Peer { peer: 2, .. })));
+    let bound = Duration::from_secs(2);
+    let first = took(&on_host);
+    assert!(first >= bound && first < 2 * bound, "{first:?}");
+    for asker in [&in_red, &on_host, &in_red] {
+        let next = took(asker);
+        assert!(next < bound / 2, "{next:?}");
+    }
+    // It is there again.
+    let number = heard(&mut port).iter().find_map(|said| match said {
+        Frame::Settle { number } => Some(*number),
+        _ => None,
+    });
+    port.write_all(&ring::settled(number.unwrap())).unwrap();
+    let until = Instant::now() + 5 * LONG;
+    while took(&in_red) < bound / 2 {
+        assert!(Instant::now() < until, "nobody waits for it");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    // Its port is closed while somebody waits.
+    port.write_all(&ring::settled(number.unwrap())).unwrap();
+    std::thread::sleep(Duration::from_millis(100));
+    std::thread::scope(|scope| {
+        let waits = scope.spawn(|| took(&on_host));
+        std::thread::sleep(Duration::from_millis(100));
+        drop(port);
+        let gone = waits.join().unwrap();
+        assert!(gone < bound / 2, "{gone:?}");
+    });
+}

@@ -627,11 +627,10 @@ pub mod sysv {
             page.word("segment", REMOVED).is_ok_and(|word| word.get() != 0)
         }
 
-        /// Removes the segment; the service is to be told.
-        pub fn remove(page: &Section) {
-            if let Ok(word) = page.word("segment", REMOVED) {
-                word.set(1);
-            }
+        /// Removes the segment; the service is to be told. Gives whether it was not removed before. Only who has said that it enters may
+        /// do that: the page could be another segment's by now.
+        pub fn remove(page: &Section) -> bool {
+            page.word("segment", REMOVED).is_ok_and(|word| word.replace(0, 1).is_ok())
         }
 
         /// Says that a process attaches the segment, before it looks whether that is still there and tells the service (P7). Fails if

@@ -387,11 +387,21 @@ impl Ipc {
         if sysv::is(info, Kind::SysvShm)
             && let Ok(page) = segment::page(region, info.offset)
         {
-            // All see it at once, and the service is told.
-            segment::remove(&page);
-            step(Step::Removed);
-            service.removed_object(info.index, info.life.incarnation);
-            return Ok(());
+            let party = self.member.party();
+            if segment::enter(region, &page, party) {
+                // The page stays this segment's meanwhile.
+                let is_there = Entry::of(region, info).is_ok_and(|entry| entry.is_there());
+                let is_first = is_there && segment::remove(&page);
+                segment::entered(&page, party);
+                if is_first {
+                    step(Step::Removed);
+                    // All see it at once, and the service is told.
+                    service.removed_object(info.index, info.life.incarnation);
+                    return Ok(());
+                }
+                // Another process was faster. As long as it is attached it may be removed again.
+                return self.look(Kind::SysvShm, id_of(info)).map(drop);
+            }
         }
         service.remove_object(info.index, info.life.incarnation).map_err(|e| errno(&e))
     }

@@ -13,11 +13,11 @@ use rustix::io::Errno;
 use rustix::net::{SocketFlags, SocketType};
 
 use super::client::{AT_ONCE, Client, is_dead, refuse};
-use super::{Config, Ending, Event, Newcomer, Observer, Order, Wakeup, Who, eventfd};
+use super::{Config, Ending, Event, Newcomer, Observer, Order, Settling, Wakeup, Who, eventfd};
 use crate::bells::Bells;
 use crate::error::{Error, Result};
 use crate::pace::Pace;
-use crate::protocol::Code;
+use crate::protocol::{Code, Request};
 use crate::socket;
 
 /// How long a client may take from connecting to its `Hello`.
@@ -155,6 +155,7 @@ impl Loop {
     fn take_orders(&mut self) -> bool {
         let mut count = [0_u8; 8];
         let _ = rustix::io::read(&*self.bell, &mut count);
+        let mut settling = Vec::new();
         while let Ok(order) = self.inbox.try_recv() {
             match order {
                 Order::Stop => return true,
@@ -165,6 +166,16 @@ impl Loop {
                     self.answer(key, &frame);
                 }
                 Order::Take(process) => self.adopt(*process),
+                Order::Settle(who) => settling.push(who),
+            }
+        }
+        if !settling.is_empty() {
+            self.notice_deaths();
+        }
+        for who in settling {
+            match who {
+                Settling::Client { key, sequence } => self.ask_about_object(key, sequence, Request::Settle),
+                Settling::Service(then) => then(),
             }
         }
         false
@@ -276,9 +287,10 @@ impl Loop {
     }
 
     /// Ends the attachments of all processes that are dead by now, after what they and all others have said by now was heard.
-    pub(super) fn notice_deaths(&mut self) {
+    /// Gives whether it did: not where it is at it already.
+    pub(super) fn notice_deaths(&mut self) -> bool {
         if std::mem::replace(&mut self.is_settling, true) {
-            return;
+            return false;
         }
         let all: Vec<u64> = self.clients.keys().copied().collect();
         for key in all {
@@ -293,6 +305,7 @@ impl Loop {
         }
         self.is_settling = false;
         self.sweep();
+        true
     }
 
     /// Takes what an attached process has said by now. What it said without waiting for an answer counts also if it is dead.

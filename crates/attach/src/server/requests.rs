@@ -10,7 +10,7 @@ use rustix::net::SendFlags;
 
 use super::client::{AT_ONCE, Client, code_of, is_dead};
 use super::event_loop::Loop;
-use super::{Answer, Asked, Asker, Ending, Wakeup};
+use super::{Answer, Asked, Asker, Ending, Order, Settling, Wakeup};
 use crate::bells::Bells;
 use crate::error::{Error, Result};
 use crate::protocol::{Code, Reply, Request};
@@ -70,7 +70,12 @@ impl Loop {
                 | Request::Remove { .. }),
             ) => return self.ask_about_object(key, sequence, request),
             (Some(_), Request::Settle) => {
-                self.notice_deaths();
+                if !self.notice_deaths() {
+                    // What others said since, and deaths, are not all known yet: another time, from the start.
+                    let _ = self.orders.send(Order::Settle(Settling::Client { key, sequence }));
+                    isthmus_region::doorbell::ring(&*self.bell);
+                    return;
+                }
                 return self.ask_about_object(key, sequence, Request::Settle);
             }
             (
@@ -109,7 +114,7 @@ impl Loop {
     }
 
     /// Passes on a request about a named object.
-    fn ask_about_object(&mut self, key: u64, sequence: u64, request: Request) {
+    pub(super) fn ask_about_object(&mut self, key: u64, sequence: u64, request: Request) {
         let asker = self
             .clients
             .get(&key)

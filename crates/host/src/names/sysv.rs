@@ -132,6 +132,11 @@ impl Registry {
     pub(super) fn remove(&mut self, asker: Asker, index: u32, incarnation: u64) -> Answered {
         let at = self.sysv(index, incarnation)?;
         self.may_rule(asker, at, "remove")?;
+        // A segment may be removed as often as somebody asks while it is attached; a set or queue is gone at once.
+        let is_gone = |o: &super::Object| o.info.flags & UNLINKED != 0 && !sysv::is(&o.info, Kind::SysvShm);
+        if self.entries[at].object.as_ref().is_some_and(is_gone) {
+            return Err(Refusal(Code::NotFound, "it is removed already".into()));
+        }
         self.sweep_now_and_then();
         if let Some(object) = self.entries[at].object.as_mut() {
             object.info.flags |= UNLINKED;

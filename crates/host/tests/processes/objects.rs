@@ -200,7 +200,7 @@ pub(super) fn make_and_remove_segments(member: &Member) {
         assert!(sysv::segment::enter(member.region(), &page, member.party()));
         service.enter_object(grant.index, grant.incarnation);
         service.release_object(grant.index, grant.incarnation);
-        sysv::segment::remove(&page);
+        assert!(sysv::segment::remove(&page));
         if i + 1 < made.len() {
             service.removed_object(grant.index, grant.incarnation);
         }
