@@ -98,8 +98,8 @@ pub(crate) struct Ipcrm {
 ///     isthmus ipcshare -m 1073741825 --with vm1,vm2
 ///     isthmus ipcshare -M 0x77 --all
 ///
-/// The owner, who made it, and root may do so, where it is shared; on the host, root and who runs the service always. It
-/// guards against mistakes, as modes do: all members of a region map all of its shared section.
+/// The owner, who made it, and root may do so, where it is shared, and on the host anyway. It guards against mistakes, as
+/// modes do: all members of a region map all of its shared section.
 ///
 /// Exit status: 0 done, 1 one could not be; 2 a mistake on the command line; 125 no service answered.
 #[derive(clap::Args)]

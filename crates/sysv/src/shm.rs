@@ -114,8 +114,8 @@ impl Ipc {
             if let Ok(entry) = Entry::of(region, &info)
                 && entry.is_there()
             {
-                // It may have been limited since it was looked at.
-                if !entry.is_shared_with(self.member().peer()) {
+                // It may have been limited since it was looked at. The words of an entry do not change at once, so a whole look decides.
+                if !entry.is_shared_with(self.member().peer()) && self.look(Kind::SysvShm, id).is_err() {
                     segment::entered(&page, party);
                     return Err(Errno::ACCESS);
                 }

@@ -143,7 +143,7 @@ impl Registry {
     /// `IPC_RMID`. The key is free at once.
     pub(super) fn remove(&mut self, asker: Asker, index: u32, incarnation: u64) -> Answered {
         let at = self.sysv(index, incarnation)?;
-        self.may_meet_or_operates(asker, at)?;
+        self.may_meet_or_is_on_host(asker, at)?;
         self.may_rule(asker, at, "remove")?;
         self.sweep_now_and_then();
         if let Some(object) = self.entries[at].object.as_mut() {

@@ -95,7 +95,7 @@ fn an_object_that_is_limited_is_found_and_used_by_the_listed_systems_alone() {
     assert!(unknown.contains("'grey'"), "{unknown}");
     red.ipc.share(&info, Some(&[])).unwrap();
     assert_eq!((get(&green.ipc, KEY, 0, 0), get(&red.ipc, KEY, 0, 0)), (Err(Errno::NOENT), Ok(id)));
-    // On the host, who runs the service may take it back, and finds it so.
+    // On the host it can be taken back anyway.
     Ipc::to_rule(&host).share(&info, None).unwrap();
     assert_eq!((get(&blue.ipc, KEY, 0, 0), get(&on_host, KEY, 0, 0)), (Ok(id), Ok(id)));
     red.ipc.share(&info, Some(&["host".into(), "blue".into()])).unwrap();
