@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use isthmus_attach::protocol::{Reply, Request};
 use isthmus_attach::server::Asker;
-use isthmus_host::names::Registry;
+use isthmus_host::names::{Registry, Rules};
 use isthmus_inspect::survey::{Depth, look};
 use isthmus_region::address::Naming;
 use isthmus_region::directory::Writer;
@@ -115,7 +115,7 @@ pub fn objects(data: &[u8]) {
         sections.push(section);
     }
     let region = Region::open(&map).expect("a good region");
-    let mut registry = Registry::new(region.clone(), None);
+    let mut registry = Registry::new(region.clone(), Rules::default());
     let mut open = Open::default();
     let whole = map.whole().expect("mapped to be written");
     let (table, shared) = (shape.object_table(), shape.host_bytes);

@@ -2,8 +2,10 @@
 // Processes that meet in shared memory of System V, as any program does: the first makes a segment with a key and writes, each of
 // the others waits for it, reads, and adds its mark. The first prints all marks and removes the segment.
 //
-//   sysv KEY        with ISTHMUS_RANK and ISTHMUS_SIZE
-//   sysv KEY look   prints what is there, and who has it attached, and leaves
+//   sysv KEY          with ISTHMUS_RANK and ISTHMUS_SIZE
+//   sysv KEY look     prints what is there, and who has it attached, and leaves
+//   sysv KEY try ID   prints how calls for a segment end
+#define _GNU_SOURCE
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -54,11 +56,30 @@ static int wait_for_segment(key_t key)
 	return -1;
 }
 
+static const char *end_of(long status)
+{
+	return status == -1 ? strerrorname_np(errno) : "done";
+}
+
+static int try_all(key_t key, int id)
+{
+	printf("%s", end_of(shmget(key, 0, 0)));
+	printf(" %s", end_of(shmget(key, 1, IPC_CREAT | 0600)));
+	printf(" %s", end_of(shmget(key, 1, IPC_CREAT | IPC_EXCL | 0600)));
+	printf(" %s", end_of((long)shmat(id, NULL, 0)));
+	struct shmid_ds stat;
+	printf(" %s", end_of(shmctl(id, IPC_STAT, &stat)));
+	printf(" %s\n", end_of(shmctl(id, SHM_UNLOCK, NULL)));
+	return 0;
+}
+
 int main(int argc, char **argv)
 {
 	if (argc < 2)
 		return 2;
 	key_t key = (key_t)strtol(argv[1], NULL, 0);
+	if (argc > 3)
+		return try_all(key, atoi(argv[3]));
 	int is_looking = argc > 2;
 	int rank = is_looking ? -1 : number("ISTHMUS_RANK"), size = is_looking ? 0 : number("ISTHMUS_SIZE");
 	struct utsname here;

@@ -11,7 +11,7 @@ mod encoding;
 pub use self::encoding::sequence_of;
 use isthmus_region::directory::AreaGrant;
 use isthmus_region::extent::Extent;
-use isthmus_region::objects::sysv::Change;
+use isthmus_region::objects::sysv::{Change, Sharing};
 use isthmus_region::objects::{Access, Kind, NewObject, ObjectGrant};
 
 /// Version of the protocol. `Hello` and `Refused` keep their layout in all versions.
@@ -148,6 +148,15 @@ pub enum Request {
         /// Its incarnation.
         incarnation: u64,
     },
+    /// Limits an object of System V IPC to some systems, or takes that back.
+    Share {
+        /// Its index in the table.
+        index: u32,
+        /// Its incarnation.
+        incarnation: u64,
+        /// To which.
+        sharing: Sharing,
+    },
     /// Answered once all deaths are noticed that have happened in this system.
     Settle,
     /// A bell that is rung when a place is.
@@ -190,7 +199,7 @@ pub enum Reply {
         /// Its incarnation.
         incarnation: u64,
     },
-    /// To `CloseEndpoint`, `Close`, `Unlink`, `Change`, `Remove` and `Settle`.
+    /// To `CloseEndpoint`, `Close`, `Unlink`, `Change`, `Remove`, `Share` and `Settle`.
     Done,
     /// To `Observe`, with a descriptor of the file that is open for reading only.
     Observed(Observed),

@@ -3,7 +3,9 @@
 use std::io::Write;
 use std::path::PathBuf;
 
+use clap::ValueEnum;
 use isthmus_host::foreground::{self, Options};
+use isthmus_host::names::Makers;
 
 use crate::region_args::RegionArgs;
 use crate::{metrics, report, size, user};
@@ -44,6 +46,15 @@ pub(crate) struct Args {
     /// Most bytes of all named objects of one user together; root may have more
     #[arg(long, value_name = "SIZE", value_parser = size::parse)]
     shared_quota: Option<u64>,
+    /// Who may make named objects and those of System V IPC: user:NAME or group:NAME, the group that a process runs with; vm:NAME, or
+    /// host for processes of the host; may be repeated. Where users or groups are named, a maker is to be one of them, or root; where
+    /// VMs or the host are, in one of these, or root of the host. By default all may
+    #[arg(long, value_name = "WHO", value_parser = maker)]
+    create: Vec<Maker>,
+    /// What becomes of named objects, and those of System V IPC, that were made in a VM which is gone: `keep` them, as the kernel keeps
+    /// those of a process that is gone, or `remove` each once no process has it open
+    #[arg(long, value_enum, value_name = "keep|remove", default_value_t = Orphans::Keep, hide_possible_values = true)]
+    orphans: Orphans,
     /// Another user that may attach and connect VMs, by name or number (libvirt's QEMU is libvirt-qemu); may be
     /// repeated
     #[arg(long = "allow", value_name = "USER", value_parser = user::parse)]
@@ -57,6 +68,44 @@ pub(crate) struct Args {
     /// Let --metrics listen at an address that other machines can reach; there is no password
     #[arg(long, requires = "metrics")]
     metrics_remote: bool,
+}
+
+#[derive(Clone, Copy, PartialEq, ValueEnum)]
+enum Orphans {
+    Keep,
+    Remove,
+}
+
+/// Who may make objects, as one --create says it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Maker {
+    User(u32),
+    Group(u32),
+    Vm(String),
+    Host,
+}
+
+fn maker(text: &str) -> Result<Maker, String> {
+    match text.split_once(':') {
+        Some(("user", name)) => user::parse(name).map(Maker::User),
+        Some(("group", name)) => user::parse_group(name).map(Maker::Group),
+        Some(("vm", name)) if !name.is_empty() => Ok(Maker::Vm(name.into())),
+        None if text == "host" => Ok(Maker::Host),
+        _ => Err(format!("`{text}` names nobody: write user:NAME, group:NAME, vm:NAME or host")),
+    }
+}
+
+fn makers(told: Vec<Maker>) -> Makers {
+    let mut makers = Makers::default();
+    for maker in told {
+        match maker {
+            Maker::User(uid) => makers.users.push(uid),
+            Maker::Group(gid) => makers.groups.push(gid),
+            Maker::Vm(name) => makers.vms.push(name),
+            Maker::Host => makers.host = true,
+        }
+    }
+    makers
 }
 
 impl Args {
@@ -76,6 +125,8 @@ impl Args {
             ranks: self.ranks,
             region: self.region.into(),
             shared_quota: self.shared_quota,
+            makers: makers(self.create),
+            remove_orphans: self.orphans == Orphans::Remove,
             users: self.users,
             group: self.group,
         };
@@ -95,5 +146,21 @@ impl Args {
         };
         let status = report::status(outcome);
         if mistake { report::USAGE } else { status }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn makers_are_users_groups_vms_and_the_host() {
+        let told = ["user:0", "group:7", "vm:red", "host"].map(|text| maker(text).unwrap());
+        let makers = makers(told.into());
+        assert_eq!((makers.users, makers.groups, makers.host), (vec![0], vec![7], true));
+        assert_eq!(makers.vms, ["red"]);
+        for bad in ["", "0", "user", "user:", "vm:", "red:", "hosts"] {
+            assert!(maker(bad).is_err(), "{bad}");
+        }
     }
 }

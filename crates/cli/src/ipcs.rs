@@ -1,4 +1,4 @@
-//! `isthmus ipcs` and `isthmus ipcrm`.
+//! `isthmus ipcs`, `isthmus ipcrm` and `isthmus ipcshare`.
 
 use clap::ArgGroup;
 use isthmus_attach::client::connect_at;
@@ -39,7 +39,7 @@ pub(crate) struct Ipcs {
     /// Times of attaching, detaching, operations, messages and changes
     #[arg(short, long)]
     time: bool,
-    /// Who made each, and who owns it
+    /// Who made each, who owns it, and with whom it is shared
     #[arg(short, long)]
     creator: bool,
     /// Processes that made a segment or used it last, sent or received last
@@ -74,6 +74,55 @@ pub(crate) struct Ipcs {
 #[derive(clap::Args)]
 #[command(verbatim_doc_comment)]
 pub(crate) struct Ipcrm {
+    #[command(flatten)]
+    objects: Objects,
+    /// All objects, or all of a kind
+    #[arg(short, long, value_name = "shm|msg|sem", num_args = 0..=1, require_equals = true, default_missing_value = "all",
+          value_parser = ["shm", "msg", "sem", "all"], hide_possible_values = true)]
+    all: Option<String>,
+    /// Say what is removed
+    #[arg(short, long)]
+    verbose: bool,
+    #[command(flatten)]
+    which: Which,
+}
+
+/// Limit objects of System V IPC to some VMs, or take that back
+///
+/// An object is shared with all members of its region until its owner limits it: to the host or VM where it was made
+/// (--own), or to that and others (--with). Processes elsewhere then do not find its key, and can no longer attach or use it;
+/// a segment that they have attached stays theirs until they detach it. `isthmus ps` has the names of host and VMs,
+/// `isthmus ipcs -c` shows with whom each object is shared.
+///
+///     isthmus ipcshare -M 0x77 --own
+///     isthmus ipcshare -m 1073741825 --with vm1,vm2
+///     isthmus ipcshare -M 0x77 --all
+///
+/// The owner, who made it, and root may do so, where it is shared, and on the host anyway. It guards against mistakes, as
+/// modes do: all members of a region map all of its shared section.
+///
+/// Exit status: 0 done, 1 one could not be; 2 a mistake on the command line; 125 no service answered.
+#[derive(clap::Args)]
+#[command(verbatim_doc_comment, group(ArgGroup::new("how").args(["own", "with", "everywhere"]).required(true)))]
+pub(crate) struct Ipcshare {
+    #[command(flatten)]
+    objects: Objects,
+    /// With nobody but the host or VM where it was made
+    #[arg(long)]
+    own: bool,
+    /// With that, and with these: host or VMs by name, with commas between; in place of those that it had
+    #[arg(long, value_name = "NAME", value_delimiter = ',')]
+    with: Vec<String>,
+    /// With all again
+    #[arg(long = "all")]
+    everywhere: bool,
+    #[command(flatten)]
+    which: Which,
+}
+
+/// Objects by id or key.
+#[derive(clap::Args)]
+struct Objects {
     /// The segment with this id
     #[arg(short = 'm', long, value_name = "ID")]
     shmem_id: Vec<i32>,
@@ -92,15 +141,20 @@ pub(crate) struct Ipcrm {
     /// The set of semaphores with this key
     #[arg(short = 'S', long, value_name = "KEY", value_parser = key)]
     semaphore_key: Vec<Key>,
-    /// All objects, or all of a kind
-    #[arg(short, long, value_name = "shm|msg|sem", num_args = 0..=1, require_equals = true, default_missing_value = "all",
-          value_parser = ["shm", "msg", "sem", "all"], hide_possible_values = true)]
-    all: Option<String>,
-    /// Say what is removed
-    #[arg(short, long)]
-    verbose: bool,
-    #[command(flatten)]
-    which: Which,
+}
+
+impl Objects {
+    /// By kind: what was named.
+    fn by_kind(self) -> [(objects::Kind, &'static str, Vec<What>); 3] {
+        let named = |ids: Vec<i32>, keys: Vec<Key>| {
+            ids.into_iter().map(What::Id).chain(keys.into_iter().map(What::Key)).collect()
+        };
+        [
+            (objects::Kind::SysvShm, "shm", named(self.shmem_id, self.shmem_key)),
+            (objects::Kind::SysvMsg, "msg", named(self.queue_id, self.queue_key)),
+            (objects::Kind::SysvSem, "sem", named(self.semaphore_id, self.semaphore_key)),
+        ]
+    }
 }
 
 /// A key, as it was written and as a number.
@@ -185,7 +239,7 @@ impl Ipcs {
     }
 }
 
-/// What is to be removed.
+/// An object that was named.
 enum What {
     Id(i32),
     Key(Key),
@@ -193,24 +247,9 @@ enum What {
 
 impl Ipcrm {
     pub(crate) fn run(self) -> i32 {
-        let Self {
-            shmem_id,
-            shmem_key,
-            queue_id,
-            queue_key,
-            semaphore_id,
-            semaphore_key,
-            all,
-            verbose,
-            which,
-        } = self;
-        let kinds = [
-            (objects::Kind::SysvShm, "shm", shmem_id, shmem_key),
-            (objects::Kind::SysvMsg, "msg", queue_id, queue_key),
-            (objects::Kind::SysvSem, "sem", semaphore_id, semaphore_key),
-        ];
-        let nothing = kinds.iter().all(|(_, _, ids, keys)| ids.is_empty() && keys.is_empty());
-        if nothing && all.is_none() {
+        let Self { objects, all, verbose, which } = self;
+        let kinds = objects.by_kind();
+        if kinds.iter().all(|(_, _, named)| named.is_empty()) && all.is_none() {
             isthmus_region::tell!(
                 "isthmus: nothing to remove: name objects by -m, -q, -s, -M, -Q or -S, or all by --all"
             );
@@ -222,11 +261,11 @@ impl Ipcrm {
         };
         let caller = Caller::current();
         let mut is_done = true;
-        for (kind, name, ids, keys) in kinds {
+        for (kind, name, named) in kinds {
             let is_all = all.as_ref().is_some_and(|all| all == "all" || all == name);
             let of_all = if is_all { ipc.all(kind) } else { Vec::new() };
-            let what = ids.into_iter().chain(of_all.iter().map(ipc::id_of)).map(What::Id);
-            for what in what.chain(keys.into_iter().map(What::Key)) {
+            let what = of_all.iter().map(ipc::id_of).map(What::Id).chain(named);
+            for what in what {
                 match remove(&ipc, kind, &what, &caller) {
                     Ok(info) if verbose => {
                         isthmus_region::say!("removing {} id `{}'", kind.name(), ipc::id_of(&info));
@@ -251,14 +290,48 @@ fn attached(which: Which) -> Result<Ipc> {
     };
     let member = connect_at(&service.socket)
         .map_err(|source| Error::Attach { path: service.socket.clone(), source })?;
-    Ok(Ipc::new(&member))
+    Ok(Ipc::to_rule(&member))
+}
+
+impl Ipcshare {
+    pub(crate) fn run(self) -> i32 {
+        let Self { objects, own: _, with, everywhere, which } = self;
+        let kinds = objects.by_kind();
+        if kinds.iter().all(|(_, _, named)| named.is_empty()) {
+            isthmus_region::tell!("isthmus: nothing to share: name objects by -m, -q, -s, -M, -Q or -S");
+            return report::USAGE;
+        }
+        let ipc = match attached(which) {
+            Ok(ipc) => ipc,
+            Err(e) => return status(Err(e)),
+        };
+        let with = (!everywhere).then_some(with.as_slice());
+        let mut is_done = true;
+        for (kind, _, named) in kinds {
+            for what in named {
+                let shared = match find(&ipc, kind, &what) {
+                    Ok(info) => ipc.share(&info, with).map_err(|e| isthmus_region::error::with_causes(&e)),
+                    Err(errno) => Err(told(&what, errno)),
+                };
+                if let Err(why) = shared {
+                    is_done = false;
+                    isthmus_region::tell!("isthmus: {why}");
+                }
+            }
+        }
+        i32::from(!is_done)
+    }
+}
+
+fn find(ipc: &Ipc, kind: objects::Kind, what: &What) -> isthmus_sysv::Result<ObjectInfo> {
+    match what {
+        What::Id(id) => ipc.look(kind, *id),
+        What::Key(key) => ipc.find(kind, key.number).ok_or(Errno::NOENT),
+    }
 }
 
 fn remove(ipc: &Ipc, kind: objects::Kind, what: &What, caller: &Caller) -> isthmus_sysv::Result<ObjectInfo> {
-    let info = match what {
-        What::Id(id) => ipc.look(kind, *id)?,
-        What::Key(key) => ipc.find(kind, key.number).ok_or(Errno::NOENT)?,
-    };
+    let info = find(ipc, kind, what)?;
     // Those that wait are woken.
     let id = isthmus_sysv::ipc::id_of(&info);
     match kind {
@@ -269,7 +342,7 @@ fn remove(ipc: &Ipc, kind: objects::Kind, what: &What, caller: &Caller) -> isthm
     Ok(info)
 }
 
-/// Why something was not removed, as ipcrm(1) says it.
+/// Why something was not done, as ipcrm(1) says it.
 fn told(what: &What, errno: Errno) -> String {
     let (noun, shown) = match what {
         What::Id(id) => ("id", id.to_string()),

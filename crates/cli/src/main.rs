@@ -60,6 +60,7 @@ enum Command {
     Explain(watch::Explain),
     Ipcs(ipcs::Ipcs),
     Ipcrm(ipcs::Ipcrm),
+    Ipcshare(ipcs::Ipcshare),
     Region(region::Args),
     Doctor(doctor::Args),
 }
@@ -108,6 +109,7 @@ fn main() {
         Command::Explain(args) => args.run(),
         Command::Ipcs(args) => args.run(),
         Command::Ipcrm(args) => args.run(),
+        Command::Ipcshare(args) => args.run(),
         Command::Region(args) => args.run(),
         Command::Doctor(args) => args.run(),
     });

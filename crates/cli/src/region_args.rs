@@ -16,6 +16,9 @@ pub(crate) struct RegionArgs {
     /// Bytes of the region for named objects (segments, barriers, locks), which all processes write; by default an eighth
     #[arg(long, value_name = "SIZE", value_parser = size::parse_or_none)]
     shared: Option<u64>,
+    /// Most bytes of all named objects that were made in one VM, by root there too; those of the host are not counted
+    #[arg(long, value_name = "SIZE", value_parser = size::parse)]
+    shared_quota_vm: Option<u64>,
     /// Make each process a peer, with a section that the others cannot write; one-sided operations then go by messages. Without
     /// VMs only
     #[arg(long)]
@@ -28,6 +31,7 @@ impl From<RegionArgs> for RegionOptions {
             bytes: args.region_size,
             huge_pages: args.huge_pages.0,
             shared_bytes: args.shared,
+            shared_quota_vm: args.shared_quota_vm,
             separate_sections: args.separate_sections,
         }
     }

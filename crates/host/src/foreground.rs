@@ -9,6 +9,7 @@ use isthmus_attach::server::Allowed;
 use isthmus_attach::{notify, socket};
 
 use crate::error::{Error, Result};
+use crate::names::Makers;
 use crate::options::RegionOptions;
 use crate::service::{Config, Event, Service, Vm};
 
@@ -31,6 +32,10 @@ pub struct Options {
     pub region: RegionOptions,
     /// Per-user quota of named objects, in bytes; unlimited by default.
     pub shared_quota: Option<u64>,
+    /// Who may make named objects; all by default.
+    pub makers: Makers,
+    /// Whether named objects end that were made in a VM which is gone, once no process has them open.
+    pub remove_orphans: bool,
     /// Users that may attach and connect VMs, besides this one and root.
     pub users: Vec<u32>,
     /// A group whose members may attach and connect VMs. The sockets belong to it, and no other check is made.
@@ -50,6 +55,8 @@ impl Options {
         let each = ranks.div_ceil(members).max(1);
         let mut config = Config::of(dir, self.region.sized(ranks));
         config.shared_quota = self.shared_quota;
+        config.makers = self.makers.clone();
+        config.remove_orphans = self.remove_orphans;
         config.ivshmem_socket = Some(ivshmem_socket(&attach));
         config.wake_socket = Some(wake_socket(&attach));
         config.attach_socket = Some(attach);

@@ -429,7 +429,7 @@ impl Loop {
     /// Ends a VM's membership: published first, then announced to the other VMs.
     fn end(&mut self, key: u64) {
         let Some(link) = self.links.remove(&key) else { return };
-        let removed = self.members().remove(link.member);
+        let removed = self.members().remove_vm(link.member);
         let name = self.members().name(link.member).to_owned();
         let _ = epoll::delete(&self.epoll, &link.socket);
         if let Err(e) = removed {

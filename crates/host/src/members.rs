@@ -240,7 +240,11 @@ impl Members {
             names.with(|r| r.forget(index));
         }
         let new = NewPeer { file, section, section_bytes: bytes, is_vm, name };
-        Ok(self.writer.add(index, &new)?)
+        let incarnation = self.writer.add(index, &new)?;
+        if let Some(names) = &self.names {
+            names.with(names::Registry::joined);
+        }
+        Ok(incarnation)
     }
 
     fn activate(&mut self, index: u32, system: SystemId) -> Result<()> {
@@ -276,6 +280,19 @@ impl Members {
         slot.since = None;
         self.known[slot.holder].retired.add(&gone);
         directory::bury(&self.own_section(index)?, self.region().shape())?;
+        Ok(())
+    }
+
+    /// As [`Members::remove`], of a VM whose QEMU is gone.
+    ///
+    /// # Errors
+    /// [`Error::Region`].
+    pub(crate) fn remove_vm(&mut self, index: u32) -> Result<()> {
+        self.remove(index)?;
+        if let Some(names) = &self.names {
+            let vm = self.name(index).to_owned();
+            names.with(|r| r.vm_gone(&vm));
+        }
         Ok(())
     }
 
@@ -363,6 +380,7 @@ mod tests {
     fn members(names: &[&str]) -> Members {
         let bytes = 16 << 20;
         let shape = Shape::new(bytes, [1, 2], u32::try_from(names.len()).unwrap(), 64).unwrap();
+        let shape = shape.with_shared(1 << 20, 16).unwrap();
         let plan = crate::plan::together(shape, &vec![1; names.len()]).unwrap();
         let files = crate::files::Memfds::create(&plan.lengths, None).unwrap();
         let map = Mapping::map(files.first().as_fd(), bytes).unwrap();
@@ -416,6 +434,53 @@ mod tests {
         hold.release();
         assert_eq!(members.look_at(1).unwrap(), Some(Change::Again(1)));
         assert_eq!(members.region().peer(1).unwrap().unwrap().life.state, State::Joining);
+    }
+
+    #[test]
+    fn an_object_is_limited_to_names_of_vms_and_not_to_their_places() {
+        use isthmus_attach::protocol::{Reply, Request};
+        use isthmus_attach::server::Asker;
+        use isthmus_region::objects::sysv::{Sharing, name_of};
+        use isthmus_region::objects::{Kind, NewObject, object};
+        use isthmus_region::party::Party;
+        let mut members = members(&["host", "red", "blue"]);
+        let names =
+            names::Shared::new(names::Registry::new(members.region().clone(), names::Rules::default()));
+        members.set_names(names.clone());
+        members.add_host(0).unwrap();
+        let ((one, red), (two, blue), (three, green)) = (qemu(), qemu(), qemu());
+        assert_eq!((members.add_vm(&red).unwrap(), members.add_vm(&blue).unwrap()), (1, 2));
+        let new = NewObject {
+            kind: Kind::SysvShm,
+            name: name_of(7),
+            len: 8192,
+            mode: 0o600,
+            ends_with_creator: false,
+            params: [7, 0, 0, 4096],
+            or_open: false,
+        };
+        let ask = |peer, request| {
+            names.with(|r| r.answer(Asker { party: Party::new(peer, 1, 1), user: (5, 5) }, &request))
+        };
+        let Reply::Object(made) = ask(1, Request::Create(new)) else { panic!("it is not made") };
+        let (index, incarnation) = (made.index, made.incarnation);
+        let share = |sharing| Request::Share { index, incarnation, sharing };
+        assert_eq!(ask(1, share(Sharing::With("blue".into()))), Reply::Done);
+        let finds = |members: &Members| {
+            let info = object(members.region(), index).unwrap().unwrap();
+            [0, 1, 2].map(|peer| info.is_shared_with(peer))
+        };
+        assert_eq!(finds(&members), [false, true, true]);
+        // Another VM in the place of the one that is named, and that one in the place of the one that has made it.
+        members.remove_vm(2).unwrap();
+        assert_eq!(members.add_vm(&green).unwrap(), 2);
+        assert_eq!((name(&members, 2), finds(&members)), ("vm3".into(), [false, true, false]));
+        let refused = ask(2, Request::Hold { index, incarnation });
+        assert!(matches!(&refused, Reply::Refused { text, .. } if text.contains("ipcshare")), "{refused:?}");
+        members.remove_vm(1).unwrap();
+        assert_eq!(members.add_vm(&blue).unwrap(), 1);
+        assert_eq!((name(&members, 1), finds(&members)), ("blue".into(), [false, true, false]));
+        [one, two, three].into_iter().for_each(end);
     }
 
     fn name(members: &Members, index: u32) -> String {

@@ -10,6 +10,8 @@
 //! (`docs/threat-model.md`). Memory is given back only once no process can write there any more, and zeroed before it
 //! becomes another object.
 
+mod rules;
+mod sharing;
 mod sysv;
 
 use std::collections::HashMap;
@@ -28,6 +30,7 @@ use isthmus_region::party::Party;
 use isthmus_region::pool::Pool;
 use isthmus_region::text::cut;
 
+pub use self::rules::{Makers, Rules};
 use crate::wakes::Router;
 
 /// Memory of objects is aligned to this, so that each object can be mapped by itself.
@@ -45,8 +48,9 @@ pub struct Registry {
     entries: Vec<Entry>,
     /// Objects lie before this entry.
     high: usize,
-    /// Per-user quota in bytes; root is exempt.
-    quota: Option<u64>,
+    rules: Rules,
+    /// The names of the VMs that were announced.
+    announced: Vec<String>,
     /// The number of each peer's last request.
     heard: HashMap<u32, u64>,
     /// The incarnation with which each VM was connected. Its agent may have begun other lives since; processes of
@@ -69,6 +73,27 @@ struct Object {
     extent: Extent,
     /// The processes that have it open, and how often.
     holders: HashMap<Party, u32>,
+    /// The host or VM where it was made.
+    home: Home,
+    /// The names of the systems to which it is limited, its own not among them.
+    shared_with: Option<Vec<String>>,
+    /// Processes that were about to attach it when it was limited, and are still to say so.
+    entering: Vec<Party>,
+    /// Whether the VM where it was made is gone.
+    is_orphan: bool,
+}
+
+/// A system, by its name: a VM that comes again may have another place.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Home {
+    Host,
+    Vm(String),
+}
+
+impl Home {
+    fn vm(&self) -> Option<&str> {
+        if let Self::Vm(name) = self { Some(name) } else { None }
+    }
 }
 
 impl Object {
@@ -89,7 +114,7 @@ type Answered = std::result::Result<Reply, Refusal>;
 
 impl Registry {
     /// A registry of a fresh region.
-    pub fn new(region: Region, quota: Option<u64>) -> Self {
+    pub fn new(region: Region, rules: Rules) -> Self {
         let shape = *region.shape();
         let mut free = Pool::default();
         if shape.shared_bytes > 0 {
@@ -101,12 +126,18 @@ impl Registry {
             free,
             entries,
             high: 0,
-            quota,
+            rules,
+            announced: Vec::new(),
             heard: HashMap::new(),
             since: HashMap::new(),
             swept: None,
             undone: false,
         }
+    }
+
+    /// These VMs may join.
+    pub fn announce(&mut self, vms: Vec<String>) {
+        self.announced = vms;
     }
 
     /// Answers one request.
@@ -125,6 +156,9 @@ impl Registry {
                 self.change(asker, *index, *incarnation, change)
             }
             Request::Remove { index, incarnation } => self.remove(asker, *index, *incarnation),
+            Request::Share { index, incarnation, sharing } => {
+                self.share(asker, *index, *incarnation, sharing)
+            }
             Request::Settle => {
                 self.sweep();
                 Ok(Reply::Done)
@@ -191,9 +225,31 @@ impl Registry {
             }
             return self.open(asker, new.kind, &new.name, Access::Write);
         }
+        let home = self.home_of(asker.party.peer());
+        // The name of an endpoint is a process's own, and goes with it.
+        if new.kind != Kind::Endpoint && !self.rules.makers.are(asker.user, home.vm()) {
+            let place = home.vm().map_or_else(|| "on the host".to_owned(), |vm| format!("in VM '{vm}'"));
+            let text = format!(
+                "no {}: the service lets user {} make no objects {place} (--create)",
+                what(),
+                asker.user.0
+            );
+            return Err(Refusal(Code::Denied, text));
+        }
         let bytes = new.len.checked_next_multiple_of(PAGE).unwrap_or(u64::MAX);
-        let used: u64 = self.of_user(asker.user.0);
-        if let Some(quota) = self.quota.filter(|q| asker.user.0 != 0 && used.saturating_add(bytes) > *q) {
+        if let Some((vm, quota)) = home.vm().zip(self.rules.quota_vm) {
+            let used: u64 = self.bytes(|o| o.home == home);
+            if used.saturating_add(bytes) > quota {
+                let text = format!(
+                    "no {} of {bytes} bytes: VM '{vm}' has made {used} of the {quota} bytes that the service allows each VM (--shared-quota-vm)",
+                    what()
+                );
+                return Err(Refusal(Code::Full, text));
+            }
+        }
+        let used: u64 = self.bytes(|o| o.info.owner.0 == asker.user.0);
+        if let Some(quota) = self.rules.quota.filter(|q| asker.user.0 != 0 && used.saturating_add(bytes) > *q)
+        {
             let text = format!(
                 "no {} of {bytes} bytes: user {} has {used} of the {quota} bytes that the service allows each user (--shared-quota)",
                 what(),
@@ -238,6 +294,7 @@ impl Registry {
             flags: if new.ends_with_creator { ENDS_WITH_CREATOR } else { 0 },
             opens: u64::from(!new.kind.is_sysv()),
             params: new.params,
+            allowed: [0; 4],
             name: new.name.clone(),
         };
         let info = match new.kind.is_sysv() {
@@ -251,14 +308,22 @@ impl Registry {
         // An object of System V IPC stays although nobody has it open.
         let holders = if new.kind.is_sysv() { HashMap::new() } else { HashMap::from([(asker.party, 1)]) };
         let grant = grant(&info, true);
-        entry.object = Some(Object { info, extent, holders });
+        entry.object = Some(Object {
+            info,
+            extent,
+            holders,
+            home,
+            shared_with: None,
+            entering: Vec::new(),
+            is_orphan: false,
+        });
         Ok(Reply::Object(grant))
     }
 
-    /// Bytes of all objects of a user.
-    fn of_user(&self, uid: u32) -> u64 {
+    /// Bytes of all objects that fit.
+    fn bytes(&self, fits: impl Fn(&Object) -> bool) -> u64 {
         let objects = self.entries[..self.high].iter().filter_map(|e| e.object.as_ref());
-        objects.filter(|o| o.info.owner.0 == uid).map(|o| o.extent.bytes).sum()
+        objects.filter(|o| fits(o)).map(|o| o.extent.bytes).sum()
     }
 
     fn open(&mut self, asker: Asker, kind: Kind, name: &str, access: Access) -> Answered {
@@ -388,15 +453,19 @@ impl Registry {
         }
     }
 
-    /// Takes an object's name away if it ends with its creator and that is dead; ends an object without a name that
+    /// Takes an object's name away if it ends with its creator and that is dead, or with its VM and that is gone; ends an object without a name that
     /// no process has open.
     fn end_if_over(&mut self, at: usize) {
         let Some(object) = self.entries[at].object.as_mut() else { return };
         let info = &mut object.info;
         let orphan = info.flags & ENDS_WITH_CREATOR != 0
             && info.creator.is_none_or(|creator| !creator.is_alive(&self.region));
+        let orphan = orphan || self.rules.remove_orphans && object.is_orphan && object.holders.is_empty();
         if orphan && info.flags & UNLINKED == 0 {
             info.flags |= UNLINKED;
+            if Kind::of(info.kind).is_some_and(Kind::is_sysv) {
+                sysv::take_key(info);
+            }
             let _ = objects::publish(&self.region, info);
         }
         if info.flags & UNLINKED != 0 && object.holders.is_empty() {
@@ -597,7 +666,7 @@ mod tests {
             writer.add(index, &new).unwrap();
             writer.activate(index, system).unwrap();
         }
-        let mut registry = Registry::new(writer.region().clone(), None);
+        let mut registry = Registry::new(writer.region().clone(), Rules::default());
         let asker = Asker { party: Party::new(1, 3, 1), user: (1000, 1000) };
         let mut ask = |name: String, number: u64, or_open: bool| {
             let new = NewObject {

@@ -15,6 +15,8 @@ pub struct RegionOptions {
     pub huge_pages: Option<u64>,
     /// Bytes of it for named objects; by default an eighth.
     pub shared_bytes: Option<u64>,
+    /// Most bytes of the named objects that were made in each VM; unlimited by default.
+    pub shared_quota_vm: Option<u64>,
     /// Whether each process that is expected becomes a peer, whose section the others cannot write. Not with VMs.
     pub separate_sections: bool,
 }

@@ -22,7 +22,7 @@ use crate::error::{Error, Result};
 use crate::files::{Memfds, View};
 use crate::ivshmem;
 use crate::members::Members;
-use crate::names::{self, Registry};
+use crate::names::{self, Makers, Registry, Rules};
 use crate::options::RegionOptions;
 use crate::plan::{self, Plan};
 use crate::stats::Stats;
@@ -56,6 +56,10 @@ pub struct Config {
     pub region: RegionOptions,
     /// Per-user quota of named objects, in bytes; unlimited by default; root is exempt.
     pub shared_quota: Option<u64>,
+    /// Who may make named objects; all by default.
+    pub makers: Makers,
+    /// Whether named objects end that were made in a VM which is gone, once no process has them open; they stay by default.
+    pub remove_orphans: bool,
     /// Endpoint slots of each peer, at least; [`ENDPOINTS`] by default. The expected processes may need more.
     pub endpoints: u32,
     /// Name of the host, as members see it.
@@ -101,6 +105,8 @@ impl Config {
             wake_socket: None,
             region,
             shared_quota: None,
+            makers: Makers::default(),
+            remove_orphans: false,
             endpoints: ENDPOINTS,
             host_name: name,
             host_ranks: 1,
@@ -237,6 +243,11 @@ impl Service {
     /// [`Error::MissingFolder`], [`Error::Attach`] for a socket that cannot be made.
     pub fn start(config: Config, observer: Observer) -> Result<Self> {
         check_names(&config)?;
+        if let Some(name) =
+            config.makers.vms.iter().find(|name| config.vms.iter().all(|vm| vm.name != **name))
+        {
+            return Err(Error::NoVm { name: name.clone() });
+        }
         let own = own_peers(&config)?;
         let ranks = config.vms.iter().fold(config.host_ranks, |sum, vm| sum.saturating_add(vm.ranks));
         let region_bytes = config.region.bytes_for(ranks);
@@ -249,7 +260,14 @@ impl Service {
         let source = Arc::clone(&files) as Arc<dyn Source>;
         let mut members = Members::create(&map, &plan.shape, &plan.lengths[1..], source, named)?;
         let hosts = (0..).zip(&own).map(|(index, _)| members.add_host(index)).collect::<Result<Vec<_>>>()?;
-        let names = names::Shared::new(Registry::new(members.region().clone(), config.shared_quota));
+        let rules = Rules {
+            quota: config.shared_quota,
+            quota_vm: config.region.shared_quota_vm,
+            makers: config.makers.clone(),
+            remove_orphans: config.remove_orphans,
+        };
+        let names = names::Shared::new(Registry::new(members.region().clone(), rules));
+        names.with(|r| r.announce(config.vms.iter().map(|vm| vm.name.clone()).collect()));
         members.set_names(names.clone());
         let members = Arc::new(Mutex::new(members));
 

@@ -33,11 +33,19 @@ use rustix::net::{
 const SOON: Duration = Duration::from_secs(2);
 const LONG: Duration = Duration::from_secs(10);
 
+#[path = "vms/rules.rs"]
+mod rules;
+
 fn start(dir: &Path, names: &[&str]) -> (Service, Receiver<Event>) {
+    start_with(dir, names, |_| {})
+}
+
+fn start_with(dir: &Path, names: &[&str], settle: impl FnOnce(&mut Config)) -> (Service, Receiver<Event>) {
     let (send, events) = channel();
     let send = Mutex::new(send);
     let mut config = Config { host_name: "host".into(), vectors: 2, ..Config::new(dir, 32 << 20) };
     config.vms = names.iter().map(|n| Vm { name: (*n).into(), ranks: 1 }).collect();
+    settle(&mut config);
     let service = Service::start(config, Arc::new(move |e| drop(send.lock().unwrap().send(e.clone()))));
     (service.unwrap(), events)
 }

@@ -176,6 +176,21 @@ impl<'a> View<'a> {
         self.survey.members.iter().find(|member| member.index == index)
     }
 
+    /// The members to which an object is limited, of those that there are.
+    fn shared_with(&self, object: &Object) -> Option<Vec<&'a str>> {
+        let members = object.shared_with.as_ref()?.iter().filter_map(|index| self.member(*index));
+        Some(members.map(|member| member.name.as_str()).collect())
+    }
+
+    /// The same for people.
+    fn shared(&self, object: &Object) -> String {
+        match self.shared_with(object) {
+            None => "all".into(),
+            Some(names) if names.is_empty() => "none".into(),
+            Some(names) => names.join(","),
+        }
+    }
+
     /// A process's host or VM.
     fn place(&self, process: Option<Pid>) -> String {
         let member = process.and_then(|process| self.member(process.member));
@@ -259,6 +274,7 @@ impl<'a> View<'a> {
             ("uid", 10),
             ("gid", 10),
             ("creator", 15),
+            ("shared", 10),
         ];
         let mut rows = Rows::new(title, &columns);
         for (object, sysv) in self.all(kind) {
@@ -270,6 +286,7 @@ impl<'a> View<'a> {
                 self.user(object.owner.0),
                 object.owner.1.to_string(),
                 self.process(sysv.maker),
+                self.shared(object),
             ];
             rows.row(&columns, cells.into_iter());
         }
@@ -345,7 +362,7 @@ impl<'a> View<'a> {
         let ids = [object.owner.0, object.owner.1, sysv.creator.0, sysv.creator.1];
         let [uid, gid, cuid, cgid] = ids;
         let mode = object.mode & 0o777;
-        let (id, maker) = (sysv.id, self.process(sysv.maker));
+        let (id, maker) = (sysv.id, format!("{}\tshared={}", self.process(sysv.maker), self.shared(object)));
         let changed = time(Some(sysv.changed));
         let owners = format!("uid={uid}\tgid={gid}\tcuid={cuid}\tcgid={cgid}");
         let pid = |process: Option<Pid>| known(process.map(|p| p.pid.into()));
@@ -420,6 +437,7 @@ impl<'a> View<'a> {
             map.insert("owner".into(), json!([object.owner.0, object.owner.1]));
             map.insert("mode".into(), (object.mode & 0o777).into());
             map.insert("removed".into(), object.unlinked.into());
+            map.insert("shared_with".into(), self.shared_with(object).into());
             match &sysv.usage {
                 Usage::Shm { last, .. } => {
                     map.insert("nattch".into(), object.opens.into());

@@ -40,6 +40,9 @@ pub struct Object {
     pub owner: (u32, u32),
     /// Processes that have it open.
     pub opens: u64,
+    /// The members to which it is limited, by their indexes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub shared_with: Option<Vec<u32>>,
     /// What else is known of an object of System V IPC.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sysv: Option<Sysv>,

@@ -35,7 +35,7 @@ fn answer<T: From<i8>>(body: impl FnOnce() -> Result<T>) -> T {
         |said: &str| here::say(here::About::Fault, &format!("a call failed inside the library: {said}"));
     let done = isthmus_cabi::guard(&POISON, Err(Errno::IO), report, body);
     done.unwrap_or_else(|errno| {
-        if errno == Errno::NOSPC {
+        if matches!(errno, Errno::NOSPC | Errno::ACCESS) {
             here::say_why();
         }
         set_errno(errno);

@@ -119,9 +119,10 @@ layout! {
         UID @ 32, 4, "host service", "Owner.";
         GID @ 36, 4, "host service", "Group.";
         CREATOR @ 40, 8, "host service", "The process that made it, as a party.";
-        FLAGS @ 48, 8, "host service", "1: ends with its creator; 2: its name is gone. A sum.";
+        FLAGS @ 48, 8, "host service", "1: ends with its creator; 2: its name is gone; 4: limited to the peers in `ALLOWED`. A sum.";
         OPENS @ 56, 8, "host service", "Processes that have it open.";
         PARAMS @ 64, 32, "host service", "Four words whose meaning depends on the kind.";
+        ALLOWED @ 96, 32, "host service", "The peers to which it is limited, as bits: that of peer 0 is the lowest of the first word.";
         NAME @ 128, 128, "host service", "Its name, UTF-8, padded with zeros.";
     }
     /// The membership table's entry of one peer, in the host section.

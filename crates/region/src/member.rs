@@ -19,7 +19,7 @@ use crate::format::directory;
 use crate::mapping::{Mapping, Section};
 use crate::membership::{Region, online_processors};
 use crate::near::Bells;
-use crate::objects::sysv::Change;
+use crate::objects::sysv::{Change, Sharing};
 use crate::objects::{Access, Kind, NewObject, ObjectGrant};
 use crate::party::Party;
 use crate::pool::Pool;
@@ -161,6 +161,15 @@ pub trait LocalService: Send + Sync {
     /// As [`LocalService::create_object`].
     fn change_object(&self, index: u32, incarnation: u64, change: &Change) -> Result<()> {
         let _ = (index, incarnation, change);
+        Err(no_names())
+    }
+
+    /// Limits an object of System V IPC to processes of some systems, or takes that back.
+    ///
+    /// # Errors
+    /// As [`LocalService::create_object`].
+    fn share_object(&self, index: u32, incarnation: u64, sharing: &Sharing) -> Result<()> {
+        let _ = (index, incarnation, sharing);
         Err(no_names())
     }
 

@@ -23,6 +23,12 @@ pub const MAX_NAME: usize = 127;
 pub const ENDS_WITH_CREATOR: u64 = 1;
 /// Flag: its name is gone; it ends with the last process that has it open.
 pub const UNLINKED: u64 = 2;
+/// Flag: it is for processes of some peers alone ([`ObjectInfo::is_shared_with`]).
+pub const LIMITED: u64 = 4;
+/// All flags.
+pub const FLAGS: u64 = ENDS_WITH_CREATOR | UNLINKED | LIMITED;
+/// Peers with lower indexes can be among those to which an object is limited.
+pub const MAX_ALLOWED: u32 = 256;
 
 /// What an object is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -151,8 +157,34 @@ pub struct ObjectInfo {
     pub opens: u64,
     /// Parameters.
     pub params: [u64; 4],
+    /// The peers to which it is limited, as bits.
+    pub allowed: [u64; 4],
     /// Name.
     pub name: String,
+}
+
+impl ObjectInfo {
+    /// Whether processes of a peer may use it, as far as its owner has limited it.
+    pub fn is_shared_with(&self, peer: u32) -> bool {
+        self.flags & LIMITED == 0 || is_among(peer, |word| self.allowed[word])
+    }
+}
+
+/// Whether a peer's bit is set in the words.
+fn is_among(peer: u32, word: impl Fn(usize) -> u64) -> bool {
+    let at = usize::try_from(peer / 64).unwrap_or(usize::MAX);
+    peer < MAX_ALLOWED && word(at) >> (peer % 64) & 1 == 1
+}
+
+/// These peers as bits, without those that have none.
+pub fn allowed(peers: impl Iterator<Item = u32>) -> [u64; 4] {
+    let mut bits = [0; 4];
+    for peer in peers.filter(|peer| *peer < MAX_ALLOWED) {
+        if let Some(word) = usize::try_from(peer / 64).ok().and_then(|at| bits.get_mut(at)) {
+            *word |= 1 << (peer % 64);
+        }
+    }
+    bits
 }
 
 /// Whether an object can have this name.
@@ -256,6 +288,12 @@ pub fn object(region: &Region, index: u32) -> Result<Option<ObjectInfo>> {
                 word(object::PARAMS + 16)?,
                 word(object::PARAMS + 24)?,
             ],
+            allowed: [
+                word(object::ALLOWED)?,
+                word(object::ALLOWED + 8)?,
+                word(object::ALLOWED + 16)?,
+                word(object::ALLOWED + 24)?,
+            ],
             name: String::from_utf8_lossy(&name[..end]).into_owned(),
         };
         if unchanged(life, seen) {
@@ -327,6 +365,9 @@ pub fn publish(region: &Region, info: &ObjectInfo) -> Result<()> {
     put(object::OPENS, info.opens)?;
     for (i, param) in (0_u64..).zip(info.params) {
         put(object::PARAMS + 8 * i, param)?;
+    }
+    for (i, bits) in (0_u64..).zip(info.allowed) {
+        put(object::ALLOWED + 8 * i, bits)?;
     }
     at.fill_bytes("object", object::NAME, &padded::<{ MAX_NAME + 1 }>(&info.name))?;
     life.set(Life { state: State::Active, ..info.life }.pack());
@@ -562,7 +603,8 @@ pub mod endpoint {
 /// a key is their name. What they may be used for stands in the table, where only the host service writes.
 pub mod sysv {
     use super::{
-        Kind, Life, ObjectInfo, Party, PeerSection, ReadWord, Region, Result, State, UNLINKED, entry,
+        Kind, LIMITED, Life, ObjectInfo, Party, PeerSection, ReadWord, Region, Result, State, UNLINKED,
+        entry, is_among,
     };
     use crate::format::object;
 
@@ -652,12 +694,17 @@ pub mod sysv {
             let _ = ENTERING.into_iter().filter_map(word).any(|word| word.replace(party.word(), 0).is_ok());
         }
 
-        /// Whether a living process is about to attach the segment, whose end was published (P7).
-        pub fn is_entered(region: &Region, page: &Section) -> bool {
+        /// The processes that are about to attach the segment, whose end or limit was published: those that have not seen it are among
+        /// them (P7).
+        pub fn entering(page: &Section) -> Vec<Party> {
             hold::after_death();
             let word = |at: u64| page.word("segment", at).ok();
-            let parties = ENTERING.into_iter().filter_map(word).filter_map(|word| Party::named(word.get()));
-            parties.into_iter().any(|party| party.may_write(region))
+            ENTERING.into_iter().filter_map(word).filter_map(|word| Party::named(word.get())).collect()
+        }
+
+        /// Whether a living process is about to attach the segment, whose end was published.
+        pub fn is_entered(region: &Region, page: &Section) -> bool {
+            entering(page).into_iter().any(|party| party.may_write(region))
         }
     }
 
@@ -678,6 +725,19 @@ pub mod sysv {
         pub size: u64,
         /// The time, in seconds since 1970.
         pub now: u64,
+    }
+
+    /// Which systems' processes are to use an object: the host or VM where it was made, and these.
+    #[derive(Debug, Clone, PartialEq, Eq)]
+    pub enum Sharing {
+        /// All.
+        All,
+        /// No other.
+        Own,
+        /// This one alone, by its name.
+        With(String),
+        /// This one, too.
+        Also(String),
     }
 
     /// User and group of the process that made it.
@@ -741,10 +801,18 @@ pub mod sysv {
             !self.is_there() || self.word(object::FLAGS) & UNLINKED != 0
         }
 
-        /// Words that change whenever owner or mode do.
+        /// Whether processes of a peer may use the object, as [`ObjectInfo::is_shared_with`].
         #[inline]
-        pub fn rights(&self) -> [u64; 2] {
-            [self.word(object::KIND), self.word(object::UID)]
+        pub fn is_shared_with(&self, peer: u32) -> bool {
+            let word = |at: usize| self.word(object::ALLOWED + 8 * at as u64);
+            self.word(object::FLAGS) & LIMITED == 0 || is_among(peer, word)
+        }
+
+        /// Words that change whenever owner or mode do, or whether the object is for processes of this peer.
+        #[inline]
+        pub fn rights(&self, peer: u32) -> [u64; 2] {
+            let denied = if self.is_shared_with(peer) { 0 } else { DENIED };
+            [self.word(object::KIND) | denied, self.word(object::UID)]
         }
 
         /// The size, which changes of a queue alone.
@@ -754,9 +822,13 @@ pub mod sysv {
         }
     }
 
+    /// No mode has this bit.
+    const DENIED: u64 = 1 << 63;
+
     /// [`Entry::rights`] as they were when the table said this.
-    pub fn rights(info: &ObjectInfo) -> [u64; 2] {
-        [both(info.kind, info.mode), both(info.owner.0, info.owner.1)]
+    pub fn rights(info: &ObjectInfo, peer: u32) -> [u64; 2] {
+        let denied = if info.is_shared_with(peer) { 0 } else { DENIED };
+        [both(info.kind, info.mode) | denied, both(info.owner.0, info.owner.1)]
     }
 
     /// Whether it is of that kind.
@@ -902,6 +974,7 @@ mod tests {
             flags: ENDS_WITH_CREATOR,
             opens: 1,
             params: [4, 3, 2, 1],
+            allowed: allowed([0, 70, 255, 256].into_iter()),
             name: name.into(),
         }
     }
@@ -931,6 +1004,23 @@ mod tests {
         assert!(may(Access::Read, (1, 100)) && !may(Access::Write, (1, 100)));
         assert!(!may(Access::Read, (1, 1)));
         assert!(!Access::Read.is_granted(0o060, owner, (1000, 100)), "the owner is not of the group");
+    }
+
+    #[test]
+    fn a_limited_object_is_for_the_peers_that_are_listed() {
+        let region = region();
+        let free = ObjectInfo { kind: Kind::SysvSem as u32, ..info("a") };
+        let limited = ObjectInfo { flags: LIMITED, ..free.clone() };
+        for (info, hears) in [(&free, [true; 5]), (&limited, [true, false, true, true, false])] {
+            publish(&region, info).unwrap();
+            let entry = sysv::Entry::of(&region, info).unwrap();
+            for (peer, hears) in [0, 1, 70, 255, 256].into_iter().zip(hears) {
+                assert_eq!((info.is_shared_with(peer), entry.is_shared_with(peer)), (hears, hears), "{peer}");
+                assert_eq!(entry.rights(peer), sysv::rights(info, peer));
+            }
+        }
+        assert_eq!(sysv::rights(&limited, 70), sysv::rights(&free, 70));
+        assert_ne!(sysv::rights(&limited, 1), sysv::rights(&free, 1));
     }
 
     #[test]

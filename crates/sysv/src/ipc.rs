@@ -8,7 +8,7 @@ use isthmus_lockfree::local::{Count, Flag};
 use isthmus_region::error::ObjectProblem;
 use isthmus_region::mapping::Section;
 use isthmus_region::member::Member;
-use isthmus_region::objects::sysv::{self, Change, Entry, segment};
+use isthmus_region::objects::sysv::{self, Change, Entry, Sharing, segment};
 use isthmus_region::objects::{self, Kind, NewObject, ObjectInfo, UNLINKED};
 use rustix::io::Errno;
 
@@ -57,6 +57,8 @@ pub struct Ipc {
     refusal: Mutex<Option<String>>,
     /// The attachment by which objects are made, changed and removed, if that is another one.
     ruler: Mutex<Option<Arc<Member>>>,
+    /// Whether what is for processes of other systems is found, too, and the service is left to refuse what is asked of it.
+    finds_all: bool,
     pub(crate) queues: Queues,
     pub(crate) sets: Sets,
 }
@@ -84,6 +86,11 @@ impl Used {
         self.id
     }
 
+    /// The peer of this process.
+    pub(crate) fn peer(&self) -> u32 {
+        self.member.peer()
+    }
+
     /// Whether it was removed.
     #[inline]
     pub fn is_removed(&self) -> bool {
@@ -99,10 +106,22 @@ impl Used {
         info.filter(|i| i.life.incarnation == self.incarnation).ok_or(Errno::IDRM)
     }
 
-    /// A word that changes whenever owner or mode do, so that a caller who was let in once need not be looked up again.
+    /// A word that changes whenever owner or mode do, or whether it is for processes of this system, so that a caller who was let in once need not be looked up again.
     #[inline]
     pub fn rights(&self) -> [u64; 2] {
-        self.entry.rights()
+        self.entry.rights(self.member.peer())
+    }
+
+    /// Whether the caller may do what `wanted` says.
+    ///
+    /// # Errors
+    /// `EACCES`; `EIDRM` if it is gone.
+    pub(crate) fn check(&self, caller: &Caller, wanted: u32) -> Result<ObjectInfo> {
+        let info = self.info()?;
+        if !info.is_shared_with(self.member.peer()) {
+            return Err(Errno::ACCESS);
+        }
+        caller.check(&info, wanted).map(|()| info)
     }
 
     /// Its size in its own terms, as the table has it now: of a queue, the most bytes that it may hold.
@@ -155,6 +174,14 @@ fn errno(error: &isthmus_region::Error) -> Errno {
     }
 }
 
+/// The errno where an object cannot be opened or made.
+pub(crate) fn errno_at_opening(error: &isthmus_region::Error) -> Errno {
+    match errno(error) {
+        Errno::PERM => Errno::ACCESS,
+        errno => errno,
+    }
+}
+
 /// An object that is to be made if there is none.
 #[derive(Debug, Clone, Copy)]
 pub struct New {
@@ -173,9 +200,20 @@ impl Ipc {
             used: Mutex::default(),
             refusal: Mutex::default(),
             ruler: Mutex::default(),
+            finds_all: false,
             queues: Queues::default(),
             sets: Sets::default(),
         }
+    }
+
+    /// For a process that rules objects, and uses none: it finds those that are for processes of other systems, too.
+    pub fn to_rule(member: &Arc<Member>) -> Self {
+        Self { finds_all: true, ..Self::new(member) }
+    }
+
+    /// Whether an object is for processes of this system.
+    fn is_for_us(&self, info: &ObjectInfo) -> bool {
+        self.finds_all || info.is_shared_with(self.member.peer())
     }
 
     /// The attachment.
@@ -224,6 +262,10 @@ impl Ipc {
                 if flags & CREAT != 0 && flags & EXCL != 0 {
                     return Err(Errno::EXIST);
                 }
+                if !self.is_for_us(&info) {
+                    // It is not found; but its key is taken.
+                    return Err(if flags & CREAT == 0 { Errno::NOENT } else { Errno::ACCESS });
+                }
                 fits(&info)?;
                 caller.check(&info, mode)?;
                 return Ok((info, false));
@@ -259,16 +301,16 @@ impl Ipc {
         info.filter(|i| i.life.incarnation == grant.incarnation).ok_or(Errno::IDRM)
     }
 
-    /// The errno for what the service says, whose words are kept if there is no room.
+    /// The errno for what the service says, whose words are kept if there is no room, or this user or system may make none.
     fn refused(&self, error: &isthmus_region::Error) -> Errno {
-        let errno = errno(error);
-        if errno == Errno::NOSPC {
+        let errno = errno_at_opening(error);
+        if matches!(errno, Errno::NOSPC | Errno::ACCESS) {
             *lock(&self.refusal) = Some(error.to_string());
         }
         errno
     }
 
-    /// Why the service had no room lately, and which setting would give more; once for each time.
+    /// Why the service made no object lately, and which setting decides that; once for each time.
     pub fn take_refusal(&self) -> Option<String> {
         lock(&self.refusal).take()
     }
@@ -276,8 +318,13 @@ impl Ipc {
     /// The object with an id; one that is removed and still in use, too.
     ///
     /// # Errors
-    /// `EINVAL`: there is no such object of this kind.
+    /// `EINVAL`: there is no such object of this kind. `EACCES`: it is for processes of other systems.
     pub fn look(&self, kind: Kind, id: i32) -> Result<ObjectInfo> {
+        let info = self.look_anywhere(kind, id)?;
+        if self.is_for_us(&info) { Ok(info) } else { Err(Errno::ACCESS) }
+    }
+
+    fn look_anywhere(&self, kind: Kind, id: i32) -> Result<ObjectInfo> {
         if !is_ours(id) {
             return Err(Errno::INVAL);
         }
@@ -330,7 +377,8 @@ impl Ipc {
     /// Opens an object.
     pub(crate) fn hold(&self, info: &ObjectInfo) -> Result<Used> {
         let (index, incarnation) = (info.index, info.life.incarnation);
-        let grant = self.member.service().hold_object(index, incarnation).map_err(|e| errno(&e))?;
+        let grant =
+            self.member.service().hold_object(index, incarnation).map_err(|e| errno_at_opening(&e))?;
         let region = self.member.region();
         let release = |e| {
             self.member.service().release_object(index, incarnation);
@@ -385,6 +433,7 @@ impl Ipc {
         let (ruler, region) = (self.ruler(), self.member.region());
         let service = ruler.service();
         if sysv::is(info, Kind::SysvShm)
+            && !self.finds_all
             && let Ok(page) = segment::page(region, info.offset)
         {
             let party = self.member.party();
@@ -404,6 +453,25 @@ impl Ipc {
             }
         }
         service.remove_object(info.index, info.life.incarnation).map_err(|e| errno(&e))
+    }
+
+    /// Limits an object to processes of the system where it was made and of those with these names; or, without a list, gives it back
+    /// to all. The service says who may.
+    ///
+    /// # Errors
+    /// Those of the service.
+    pub fn share(&self, info: &ObjectInfo, with: Option<&[String]>) -> isthmus_region::Result<()> {
+        let ask = |sharing: &Sharing| {
+            self.ruler().service().share_object(info.index, info.life.incarnation, sharing)
+        };
+        match with {
+            None => ask(&Sharing::All),
+            Some([]) => ask(&Sharing::Own),
+            Some([first, others @ ..]) => {
+                ask(&Sharing::With(first.clone()))?;
+                others.iter().try_for_each(|name| ask(&Sharing::Also(name.clone())))
+            }
+        }
     }
 
     /// Has the services notice all deaths that have happened by now in this system.
@@ -437,6 +505,7 @@ mod tests {
             flags: 0,
             opens: 0,
             params: [0; 4],
+            allowed: [0; 4],
             name: String::new(),
         };
         let ids = [(0, 1), (0, 2), (65535, 1), (65535, 16383)].map(|(i, life)| id_of(&info(i, life)));

@@ -141,9 +141,8 @@ impl Open {
     #[cold]
     fn look_up(&self, known: &Known, who: &impl Who, wanted: u32) -> Result<()> {
         let version = who.version();
-        let info = self.used.info()?;
-        who.caller().check(&info, wanted)?;
-        known.set(sysv::rights(&info), version);
+        let info = self.used.check(&who.caller(), wanted)?;
+        known.set(sysv::rights(&info, self.used.peer()), version);
         Ok(())
     }
 

@@ -234,7 +234,7 @@ impl Set {
         }
     }
 
-    /// Words that change whenever owner or mode do.
+    /// Words that change whenever owner or mode do, or whether it is for processes of this system.
     #[inline]
     pub fn rights(&self) -> [u64; 2] {
         self.used.as_ref().map_or([0; 2], |used| used.rights())
@@ -271,7 +271,7 @@ impl Set {
     /// # Errors
     /// `EACCES`; `EIDRM` if the set is gone.
     pub fn check(&self, caller: &Caller, wanted: u32) -> Result<()> {
-        caller.check(&self.used.as_ref().ok_or(Errno::INVAL)?.info()?, wanted)
+        self.used.as_ref().ok_or(Errno::INVAL)?.check(caller, wanted).map(drop)
     }
 
     /// semop(2) and semtimedop(2), for a caller that may do it.

@@ -115,7 +115,14 @@ impl Ipc {
         if segment::enter(region, &page, party) {
             step(Step::Entered);
             // The service frees the memory only if it finds nobody entering after it has published the end.
-            if Entry::of(region, &info).is_ok_and(|entry| entry.is_there()) {
+            if let Ok(entry) = Entry::of(region, &info)
+                && entry.is_there()
+            {
+                // It may have been limited since it was looked at. The words of an entry do not change at once, so a whole look decides.
+                if !entry.is_shared_with(self.member().peer()) && self.look(Kind::SysvShm, id).is_err() {
+                    segment::entered(&page, party);
+                    return Err(Errno::ACCESS);
+                }
                 if !service.enter_object(info.index, info.life.incarnation) {
                     segment::entered(&page, party);
                     return Err(Errno::NOSYS);
@@ -125,7 +132,11 @@ impl Ipc {
                 return Err(Errno::INVAL);
             }
         } else {
-            service.hold_object(info.index, info.life.incarnation).map_err(|_| Errno::INVAL)?;
+            let held = service.hold_object(info.index, info.life.incarnation);
+            held.map_err(|e| match ipc::errno_at_opening(&e) {
+                Errno::ACCESS => Errno::ACCESS,
+                _ => Errno::INVAL,
+            })?;
         }
         step(Step::Told);
         self.note(&attached, ATTACHED, caller);

@@ -9,7 +9,7 @@ use isthmus_region::error::{ObjectProblem, with_causes};
 use isthmus_region::extent::Extent;
 use isthmus_region::format::GlobalSlot;
 use isthmus_region::member::LocalService;
-use isthmus_region::objects::sysv::Change;
+use isthmus_region::objects::sysv::{Change, Sharing};
 use isthmus_region::objects::{Access, Kind, NewObject, ObjectGrant};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::net::SendFlags;
@@ -284,6 +284,11 @@ impl LocalService for Client {
     fn change_object(&self, index: u32, incarnation: u64, change: &Change) -> isthmus_region::Result<()> {
         let action = "change an object";
         self.done(action, &Request::Change { index, incarnation, change: *change })
+    }
+
+    fn share_object(&self, index: u32, incarnation: u64, sharing: &Sharing) -> isthmus_region::Result<()> {
+        let action = "share an object";
+        self.done(action, &Request::Share { index, incarnation, sharing: sharing.clone() })
     }
 
     fn remove_object(&self, index: u32, incarnation: u64) -> isthmus_region::Result<()> {

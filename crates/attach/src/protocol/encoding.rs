@@ -2,7 +2,7 @@
 
 use isthmus_region::directory::AreaGrant;
 use isthmus_region::extent::Extent;
-use isthmus_region::objects::sysv::Change;
+use isthmus_region::objects::sysv::{Change, Sharing};
 use isthmus_region::objects::{Access, Kind, MAX_NAME, NewObject, ObjectGrant};
 use isthmus_region::text::cut;
 
@@ -36,6 +36,7 @@ mod kind {
     pub(super) const SETTLE: u32 = 23;
     pub(super) const ENTER: u32 = 24;
     pub(super) const REMOVED: u32 = 25;
+    pub(super) const SHARE: u32 = 26;
     pub(super) const WELCOME: u32 = 0x81;
     pub(super) const EXTENT: u32 = 0x82;
     pub(super) const ENDPOINT: u32 = 0x83;
@@ -242,6 +243,15 @@ impl Request {
             Self::Removed { index, incarnation } => {
                 Put::new(kind::REMOVED, sequence).u32(*index).u32(0).u64(*incarnation).end()
             }
+            Self::Share { index, incarnation, sharing } => {
+                let (how, name) = match sharing {
+                    Sharing::All => (0, ""),
+                    Sharing::Own => (1, ""),
+                    Sharing::With(name) => (2, name.as_str()),
+                    Sharing::Also(name) => (3, name.as_str()),
+                };
+                Put::new(kind::SHARE, sequence).u32(*index).u32(how).u64(*incarnation).name(name).end()
+            }
             Self::Settle => Put::new(kind::SETTLE, sequence).end(),
             Self::Watch { place } => Put::new(kind::WATCH, sequence).u64(*place).end(),
             Self::Ring { peers, place } => Put::new(kind::RING, sequence).u64(*peers).u64(*place).end(),
@@ -326,6 +336,18 @@ impl Request {
                 let owner = (take.u32()?, take.u32()?);
                 let (size, now) = (take.u64()?, take.u64()?);
                 Self::Change { index, incarnation, change: Change { owner, mode, size, now } }
+            }
+            kind::SHARE => {
+                let (index, how, incarnation) = (take.u32()?, take.u32()?, take.u64()?);
+                let name = take.name()?;
+                let sharing = match how {
+                    0 => Sharing::All,
+                    1 => Sharing::Own,
+                    2 => Sharing::With(name),
+                    3 => Sharing::Also(name),
+                    _ => return Err(Error::BadFrame { what: "an object is to be shared in an unknown way" }),
+                };
+                Self::Share { index, incarnation, sharing }
             }
             kind::SETTLE => Self::Settle,
             kind::WATCH => Self::Watch { place: take.u64()? },
@@ -476,6 +498,10 @@ mod tests {
             Request::Remove { index: 1, incarnation: 2 },
             Request::Enter { index: 3, incarnation: 2 },
             Request::Removed { index: 4, incarnation: 2 },
+            Request::Share { index: 5, incarnation: 2, sharing: Sharing::All },
+            Request::Share { index: 5, incarnation: 2, sharing: Sharing::Own },
+            Request::Share { index: 5, incarnation: 2, sharing: Sharing::With("vm1".into()) },
+            Request::Share { index: 5, incarnation: 2, sharing: Sharing::Also("vm2".into()) },
             Request::Settle,
             Request::Process { slot: 3, incarnation: 1 << 33 },
         ]

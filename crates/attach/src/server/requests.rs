@@ -67,7 +67,8 @@ impl Loop {
                 | Request::Unlink { .. }
                 | Request::Hold { .. }
                 | Request::Change { .. }
-                | Request::Remove { .. }),
+                | Request::Remove { .. }
+                | Request::Share { .. }),
             ) => return self.ask_about_object(key, sequence, request),
             (Some(_), Request::Settle) => {
                 if !self.notice_deaths() {

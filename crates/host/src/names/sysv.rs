@@ -15,6 +15,11 @@ pub(super) fn made(mut info: ObjectInfo, user: (u32, u32)) -> ObjectInfo {
     info
 }
 
+/// An object that has no name any more has no key.
+pub(super) fn take_key(info: &mut ObjectInfo) {
+    info.params[KEY] &= !u64::from(u32::MAX);
+}
+
 /// Whether a process is about to attach a segment whose end is published.
 pub(super) fn is_entered(region: &Region, info: &ObjectInfo) -> bool {
     let page = sysv::is(info, Kind::SysvShm).then(|| segment::page(region, info.offset).ok()).flatten();
@@ -25,7 +30,7 @@ pub(super) fn is_entered(region: &Region, info: &ObjectInfo) -> bool {
 pub(super) fn note_removal(region: &Region, info: &mut ObjectInfo) {
     if info.flags & UNLINKED == 0 && sysv::is(info, Kind::SysvShm) && sysv::is_removed(region, info) {
         info.flags |= UNLINKED;
-        info.params[KEY] &= !u64::from(u32::MAX);
+        take_key(info);
         let _ = objects::publish(region, info);
     }
 }
@@ -57,8 +62,9 @@ impl Registry {
 
     /// As `hold`, for a process that has said so in the segment.
     pub(super) fn enter(&mut self, asker: Asker, index: u32, incarnation: u64) -> Answered {
-        let reply = self.hold(asker, index, incarnation)?;
         let at = self.sysv(index, incarnation)?;
+        self.may_enter(asker, at)?;
+        let reply = self.take(asker, at)?;
         if let Some(object) = self.entries[at].object.as_ref()
             && sysv::is(&object.info, Kind::SysvShm)
             && let Ok(page) = segment::page(&self.region, object.info.offset)
@@ -69,7 +75,7 @@ impl Registry {
     }
 
     /// The place of an object of System V IPC.
-    fn sysv(&self, index: u32, incarnation: u64) -> std::result::Result<usize, Refusal> {
+    pub(super) fn sysv(&self, index: u32, incarnation: u64) -> std::result::Result<usize, Refusal> {
         let at = usize::try_from(index).unwrap_or(usize::MAX);
         let object = self.entries.get(at).and_then(|e| e.object.as_ref());
         let is_it = object.is_some_and(|o| {
@@ -84,6 +90,11 @@ impl Registry {
     /// whole region anyway.
     pub(super) fn hold(&mut self, asker: Asker, index: u32, incarnation: u64) -> Answered {
         let at = self.sysv(index, incarnation)?;
+        self.may_meet(asker, at)?;
+        self.take(asker, at)
+    }
+
+    fn take(&mut self, asker: Asker, at: usize) -> Answered {
         let Some(object) = self.entries[at].object.as_mut() else {
             return Err(Refusal(Code::NotFound, "it is gone".into()));
         };
@@ -96,7 +107,7 @@ impl Registry {
     }
 
     /// Whether a user may change or remove an object: its owner, who made it, and root.
-    fn may_rule(&self, asker: Asker, at: usize, what: &str) -> std::result::Result<(), Refusal> {
+    pub(super) fn may_rule(&self, asker: Asker, at: usize, what: &str) -> std::result::Result<(), Refusal> {
         let uid = asker.user.0;
         let Some(info) = self.entries[at].object.as_ref().map(|o| &o.info) else { return Ok(()) };
         if uid == 0 || uid == info.owner.0 || uid == sysv::creator(info).0 {
@@ -114,6 +125,7 @@ impl Registry {
     /// `IPC_SET`.
     pub(super) fn change(&mut self, asker: Asker, index: u32, incarnation: u64, change: &Change) -> Answered {
         let at = self.sysv(index, incarnation)?;
+        self.may_meet(asker, at)?;
         self.may_rule(asker, at, "change")?;
         if let Some(object) = self.entries[at].object.as_mut() {
             let info = &mut object.info;
@@ -131,6 +143,7 @@ impl Registry {
     /// `IPC_RMID`. The key is free at once.
     pub(super) fn remove(&mut self, asker: Asker, index: u32, incarnation: u64) -> Answered {
         let at = self.sysv(index, incarnation)?;
+        self.may_meet_or_is_on_host(asker, at)?;
         self.may_rule(asker, at, "remove")?;
         // A segment may be removed as often as somebody asks while it is attached; a set or queue is gone at once.
         let is_gone = |o: &super::Object| o.info.flags & UNLINKED != 0 && !sysv::is(&o.info, Kind::SysvShm);
@@ -140,7 +153,7 @@ impl Registry {
         self.sweep_now_and_then();
         if let Some(object) = self.entries[at].object.as_mut() {
             object.info.flags |= UNLINKED;
-            object.info.params[KEY] &= !u64::from(u32::MAX);
+            take_key(&mut object.info);
         }
         self.publish(at);
         self.end_if_over(at);

@@ -3,7 +3,7 @@
 use isthmus_region::format::object;
 use isthmus_region::life::{Life, State};
 use isthmus_region::membership::Shape;
-use isthmus_region::objects::{Kind, MAX_NAME, ObjectInfo, UNLINKED};
+use isthmus_region::objects::{FLAGS, Kind, LIMITED, MAX_ALLOWED, MAX_NAME, ObjectInfo, UNLINKED};
 use isthmus_region::party::Party;
 
 use super::{Result, Walk, half, word};
@@ -60,7 +60,9 @@ impl Walk<'_> {
             "read and write bits of owner, group and others".into()
         });
         let flags = word(&words, object::FLAGS);
-        self.require(flags <= 3, place, "object.FLAGS", at + object::FLAGS, flags, || "0 to 3".into());
+        self.require(flags <= FLAGS, place, "object.FLAGS", at + object::FLAGS, flags, || {
+            format!("0 to {FLAGS}")
+        });
         let mut bytes = [0; MAX_NAME + 1];
         self.reader.bytes("object", at + object::NAME, &mut bytes)?;
         let (name, length) = padded(&bytes);
@@ -81,6 +83,7 @@ impl Walk<'_> {
             flags,
             opens: word(&words, object::OPENS),
             params: [0, 1, 2, 3].map(param),
+            allowed: [0, 1, 2, 3].map(|i| word(&words, object::ALLOWED + 8 * i)),
             name,
         };
         let start = self.start_of(shape.shared_file).map(|start| start.saturating_add(shape.shared));
@@ -89,6 +92,11 @@ impl Walk<'_> {
             Some(kind) => Some(self.sysv(kind, &info, memory)?),
             None => None,
         };
+        let limited = flags & LIMITED != 0;
+        let listed = info.allowed.into_iter().fold(0, |all, bits| all | bits);
+        self.require(limited || listed == 0, place, "object.ALLOWED", at + object::ALLOWED, listed, || {
+            "0 where it is not limited".into()
+        });
         Ok(Some(Object {
             index,
             incarnation: life.incarnation,
@@ -99,6 +107,8 @@ impl Walk<'_> {
             mode,
             owner: info.owner,
             opens: info.opens,
+            shared_with: limited
+                .then(|| (0..MAX_ALLOWED).filter(|peer| info.is_shared_with(*peer)).collect()),
             name: info.name,
             sysv,
         }))

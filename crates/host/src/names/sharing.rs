@@ -1,0 +1,146 @@
+//! Which systems' processes an object of System V IPC is for: those of the host or VM where it was made, and of others that its owner
+//! names. A guard against mistakes, as modes are: all members map the whole region.
+
+use isthmus_attach::protocol::{Code, Reply};
+use isthmus_attach::server::Asker;
+use isthmus_region::membership::PeerInfo;
+use isthmus_region::objects::sysv::{self, Sharing, segment};
+use isthmus_region::objects::{self, Kind, LIMITED};
+
+use super::{Answered, Home, Object, Refusal, Registry};
+
+fn home_of(peer: &PeerInfo) -> Home {
+    if peer.is_vm { Home::Vm(peer.name.clone()) } else { Home::Host }
+}
+
+impl Object {
+    /// Writes down which of the peers that there are now it is for. Gives whether that has changed.
+    fn list(&mut self, peers: &[PeerInfo]) -> bool {
+        let before = (self.info.flags, self.info.allowed);
+        match &self.shared_with {
+            None => (self.info.flags, self.info.allowed) = (before.0 & !LIMITED, [0; 4]),
+            Some(names) => {
+                let host = peers.iter().any(|p| !p.is_vm && names.contains(&p.name));
+                let is_for = |peer: &&PeerInfo| match home_of(peer) {
+                    home if home == self.home => true,
+                    Home::Host => host,
+                    Home::Vm(name) => names.contains(&name),
+                };
+                self.info.allowed = objects::allowed(peers.iter().filter(is_for).map(|peer| peer.index));
+                self.info.flags |= LIMITED;
+            }
+        }
+        before != (self.info.flags, self.info.allowed)
+    }
+}
+
+impl Registry {
+    /// The system that a peer is, or is processes of.
+    pub(super) fn home_of(&self, peer: u32) -> Home {
+        self.region.peer(peer).ok().flatten().map_or(Home::Host, |peer| home_of(&peer))
+    }
+
+    /// A peer has joined, perhaps in a place that was another's.
+    pub fn joined(&mut self) {
+        let peers = self.region.peers();
+        for at in 0..self.high {
+            let limited = self.entries[at].object.as_mut().filter(|o| o.shared_with.is_some());
+            if limited.is_some_and(|object| object.list(&peers)) {
+                self.publish(at);
+            }
+        }
+    }
+
+    /// A VM is gone, with all of its processes.
+    pub fn vm_gone(&mut self, vm: &str) {
+        for object in self.entries[..self.high].iter_mut().filter_map(|e| e.object.as_mut()) {
+            object.is_orphan |= object.home.vm() == Some(vm);
+        }
+        self.sweep();
+    }
+
+    /// Whether the asker's system is one that an object is for.
+    pub(super) fn may_meet(&self, asker: Asker, at: usize) -> std::result::Result<(), Refusal> {
+        let Some(object) = self.entries[at].object.as_ref() else { return Ok(()) };
+        if object.info.is_shared_with(asker.party.peer()) {
+            return Ok(());
+        }
+        let text =
+            format!("'{}' is limited to processes of other systems (isthmus ipcshare)", object.info.name);
+        Err(Refusal(Code::Denied, text))
+    }
+
+    /// Processes that have begun to attach a segment before it was limited have it attached, though the word of that is still on its way.
+    fn note_entering(&mut self, at: usize) {
+        let Some(object) = self.entries[at].object.as_mut() else { return };
+        if sysv::is(&object.info, Kind::SysvShm)
+            && let Ok(page) = segment::page(&self.region, object.info.offset)
+        {
+            // Those of an earlier limit that have not said so yet are still there.
+            object.entering = segment::entering(&page);
+        }
+    }
+
+    /// Whether the asker may say that it has attached an object.
+    pub(super) fn may_enter(&mut self, asker: Asker, at: usize) -> std::result::Result<(), Refusal> {
+        let allowed = self.may_meet(asker, at);
+        let Some(object) = self.entries[at].object.as_mut().filter(|_| allowed.is_err()) else {
+            return allowed;
+        };
+        match object.entering.iter().position(|party| *party == asker.party) {
+            Some(noted) => {
+                object.entering.swap_remove(noted);
+                Ok(())
+            }
+            None => allowed,
+        }
+    }
+
+    /// As `may_meet`; but on the host always: else nobody could take an object away whose VMs are gone.
+    pub(super) fn may_meet_or_is_on_host(&self, asker: Asker, at: usize) -> std::result::Result<(), Refusal> {
+        match self.home_of(asker.party.peer()) {
+            Home::Host => Ok(()),
+            Home::Vm(_) => self.may_meet(asker, at),
+        }
+    }
+
+    /// Whether there is a member of this name, there was, or one was announced.
+    fn knows(&self, name: &str, peers: &[PeerInfo]) -> bool {
+        self.announced.iter().any(|known| known == name) || peers.iter().any(|peer| peer.name == name)
+    }
+
+    /// Limits an object, or takes that back.
+    pub(super) fn share(
+        &mut self,
+        asker: Asker,
+        index: u32,
+        incarnation: u64,
+        sharing: &Sharing,
+    ) -> Answered {
+        let at = self.sysv(index, incarnation)?;
+        self.may_meet_or_is_on_host(asker, at)?;
+        self.may_rule(asker, at, "share")?;
+        let peers = self.region.peers();
+        if let Sharing::With(name) | Sharing::Also(name) = sharing
+            && !self.knows(name, &peers)
+        {
+            let text = format!("no host or VM is called '{name}' here: isthmus ps has their names");
+            return Err(Refusal(Code::Invalid, text));
+        }
+        let Some(object) = self.entries[at].object.as_mut() else { return Ok(Reply::Done) };
+        match sharing {
+            Sharing::All => object.shared_with = None,
+            Sharing::Own => object.shared_with = Some(Vec::new()),
+            Sharing::With(name) => object.shared_with = Some(vec![name.clone()]),
+            Sharing::Also(name) => {
+                if let Some(names) = object.shared_with.as_mut().filter(|names| !names.contains(name)) {
+                    names.push(name.clone());
+                }
+            }
+        }
+        object.list(&peers);
+        self.publish(at);
+        self.note_entering(at);
+        Ok(Reply::Done)
+    }
+}
