@@ -10,7 +10,7 @@ use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags};
 
 use crate::here::State;
-use crate::{Result, answer, credentials, here, int, kernel, keys, memory};
+use crate::{Result, answer_blocked, credentials, here, int, kernel, keys, memory};
 
 /// `SHM_RND`, `SHM_REMAP`.
 const RND: i32 = 0o20000;
@@ -35,7 +35,7 @@ impl Mapped {
 /// shmget(2).
 #[unsafe(no_mangle)]
 pub extern "C" fn shmget(key: libc::key_t, size: libc::size_t, flags: c_int) -> c_int {
-    answer(|| {
+    answer_blocked(|| {
         if !keys::is_ours(key) {
             // SAFETY: numbers.
             return kernel(unsafe { libc::syscall(libc::SYS_shmget, key, size, flags) }).map(int);
@@ -50,7 +50,7 @@ pub extern "C" fn shmget(key: libc::key_t, size: libc::size_t, flags: c_int) -> 
 /// With `SHM_REMAP`, nothing else of the program is at the address.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn shmat(id: c_int, address: *const c_void, flags: c_int) -> *mut c_void {
-    let at: isize = answer(|| {
+    let at: isize = answer_blocked(|| {
         if !keys::is_our_id(id) {
             // SAFETY: numbers, and an address for which the caller vouches.
             return kernel(unsafe { libc::syscall(libc::SYS_shmat, id, address, flags) })
@@ -160,7 +160,7 @@ fn forget_under(state: &mut State, ipc: &Ipc, address: usize, bytes: usize) {
 /// The program does not use the segment any more.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn shmdt(address: *const c_void) -> c_int {
-    answer(|| {
+    answer_blocked(|| {
         if here::is_attached() {
             let ipc = here::ipc()?;
             let mut state = here::lock();
@@ -225,7 +225,7 @@ fn lose(mapped: &Mapped) {
 /// `buffer` is what the command wants.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn shmctl(id: c_int, command: c_int, buffer: *mut libc::shmid_ds) -> c_int {
-    answer(|| {
+    answer_blocked(|| {
         let is_info =
             matches!(command, libc::IPC_INFO | SHM_INFO | SHM_STAT | SHM_STAT_ANY) && keys::is_ours(1);
         if !keys::is_our_id(id) && !is_info {
