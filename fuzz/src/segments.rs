@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 
 use isthmus_attach::protocol::{Reply, Request};
 use isthmus_attach::server::Asker;
-use isthmus_host::names::Registry;
+use isthmus_host::names::{Registry, Rules};
 use isthmus_region::address::Naming;
 use isthmus_region::directory::Writer;
 use isthmus_region::extent::Extent;
@@ -129,7 +129,7 @@ pub fn sysv_shm(data: &[u8]) {
     let mut writer = Writer::create(host.region(), 0, Naming::of_test(0)).expect("large enough");
     host.activate(0, Naming::of_test(0).system).expect("in the table");
     let region = Region::open(&map).expect("a good region");
-    let registry = Arc::new(Mutex::new(Registry::new(region, None)));
+    let registry = Arc::new(Mutex::new(Registry::new(region, Rules::default())));
     let ipcs: Vec<Ipc> = (0..2)
         .map(|_| {
             let area = writer.open_area(64 << 10, 1, "fuzz").expect("there is room");

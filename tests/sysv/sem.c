@@ -1089,6 +1089,72 @@ CASE(signal_handler_operates, "semop is async-signal-safe in practice: a handler
 	JOIN(pid);
 }
 
+static int handler_queue, handler_failures;
+static void call_many(int number)
+{
+	(void)number;
+	int error = errno;
+	struct { long type; char text[8]; } message = {1, "handler"};
+	bool good = semop1(handler_id, 0, 1, 0) == 0 && semctl(handler_id, 1, GETVAL) >= 0;
+	struct semid_ds ds;
+	good = good && semctl(handler_id, 0, IPC_STAT, (union semun){.buf = &ds}) == 0;
+	good = good && (msgsnd(handler_queue, &message, sizeof message.text, IPC_NOWAIT) == 0 || errno == EAGAIN);
+	int segment = good ? shmget(IPC_PRIVATE, PAGE, 0600) : -1;
+	void *at = segment == -1 ? (void *)-1 : shmat(segment, NULL, 0);
+	good = good && segment != -1 && at != (void *)-1 && shmdt(at) == 0 && shmctl(segment, IPC_RMID, NULL) == 0;
+	if (good && atomic_load(&signals_caught) % 8 == 0) {
+		pid_t pid = fork();
+		if (pid == 0)
+			_exit(0);
+		good = pid > 0 && waitpid(pid, NULL, 0) == pid;
+	}
+	handler_failures += !good;
+	count_signal(0);
+	errno = error;
+}
+
+CASE(signal_handler_calls, "Each of the calls is a system call: a handler that interrupts another one may make it; svipc(7)")
+{
+	LIMIT(60);
+	int id = new_sem(2), other = new_sem(1);
+	int segment = OK(keep_shm(shmget(IPC_PRIVATE, PAGE, 0600)));
+	handler_id = id;
+	handler_queue = OK(keep_msg(msgget(IPC_PRIVATE, 0600)));
+	pid_t pid = child();
+	if (pid == 0) {
+		/* Somebody sleeps whom the handler wakes. */
+		for (;;)
+			semop1(id, 0, -1, 0);
+	}
+	pid_t calls = child();
+	if (calls == 0) {
+		struct { long type; char text[8]; } message = {1, "first"};
+		struct sigaction action = {.sa_handler = call_many, .sa_flags = SA_RESTART};
+		struct itimerval every = {.it_interval = {.tv_usec = 700}, .it_value = {.tv_usec = 700}};
+		OK(semop1(id, 0, 1, 0));
+		OK(msgsnd(handler_queue, &message, sizeof message.text, 0));
+		sigaction(SIGALRM, &action, NULL);
+		setitimer(ITIMER_REAL, &every, NULL);
+		while (atomic_load(&signals_caught) < 1000) {
+			struct semid_ds ds;
+			OK(semctl(id, 0, IPC_STAT, (union semun){.buf = &ds}));
+			OK(semctl(other, 0, SETVAL, (union semun){.val = 1}));
+			OK(semop1(id, 0, 1, 0));
+			void *at = shmat(segment, NULL, 0);
+			CHECK(at != (void *)-1);
+			OK(shmdt(at));
+			int more = OK(semget(IPC_PRIVATE, 1, 0600));
+			OK(semop1(more, 0, 1, 0));
+			OK(semctl(more, 0, IPC_RMID));
+		}
+		setitimer(ITIMER_REAL, &(struct itimerval){0}, NULL);
+		EQUAL(handler_failures, 0);
+		_exit(0);
+	}
+	JOIN(calls);
+	kill(pid, SIGKILL);
+}
+
 /* SEM_UNDO */
 
 static void undone_after(void (*end)(struct peer *))

@@ -1307,3 +1307,30 @@ CASE(lock_users_limits,
 	OK(setrlimit(RLIMIT_MEMLOCK, &limit));
 	FAILS(shmctl(id, SHM_LOCK, NULL), EPERM);
 }
+
+CASE(remap_in_part, "SHM_REMAP replaces a mapping in the range; shmdt detaches what is left of a segment; shmop(2)")
+{
+	int under = OK(keep_shm(shmget(IPC_PRIVATE, 4 * PAGE, 0600)));
+	int over = OK(keep_shm(shmget(IPC_PRIVATE, 2 * PAGE, 0600)));
+	char *at = shmat(under, NULL, 0);
+	CHECK(at != (void *)-1);
+	at[3 * PAGE] = 1;
+	CHECK(shmat(over, at + PAGE, SHM_REMAP) == at + PAGE);
+	at[PAGE] = 2;
+	EQUAL(at[3 * PAGE], 1);
+	pid_t pid = child();
+	if (pid == 0) {
+		EQUAL(at[PAGE], 2);
+		EQUAL(at[3 * PAGE], 1);
+		at[2 * PAGE] = 4;
+		_exit(0);
+	}
+	JOIN(pid);
+	EQUAL(at[2 * PAGE], 4);
+	OK(shmdt(at));
+	/* The other one stays. */
+	EQUAL(at[PAGE], 2);
+	at[2 * PAGE] = 3;
+	OK(shmdt(at + PAGE));
+	FAILS(shmdt(at + PAGE), EINVAL);
+}

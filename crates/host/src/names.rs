@@ -247,7 +247,7 @@ impl Registry {
                 return Err(Refusal(Code::Full, text));
             }
         }
-        let used: u64 = self.bytes(|o| o.info.owner.0 == asker.user.0);
+        let used: u64 = self.bytes(|o| Self::maker(&o.info) == asker.user.0);
         if let Some(quota) = self.rules.quota.filter(|q| asker.user.0 != 0 && used.saturating_add(bytes) > *q)
         {
             let text = format!(
@@ -324,6 +324,14 @@ impl Registry {
     fn bytes(&self, fits: impl Fn(&Object) -> bool) -> u64 {
         let objects = self.entries[..self.high].iter().filter_map(|e| e.object.as_ref());
         objects.filter(|o| fits(o)).map(|o| o.extent.bytes).sum()
+    }
+
+    /// Who made an object, also if another user owns it now.
+    fn maker(info: &ObjectInfo) -> u32 {
+        match Kind::of(info.kind).is_some_and(Kind::is_sysv) {
+            true => objects::sysv::creator(info).0,
+            false => info.owner.0,
+        }
     }
 
     fn open(&mut self, asker: Asker, kind: Kind, name: &str, access: Access) -> Answered {
@@ -719,5 +727,34 @@ mod tests {
             assert!(matches!(answer, Reply::Refused { code: Code::Denied, .. }), "{request:?}: {answer:?}");
         }
         assert!(matches!(registry.answer(asker, &unlink), Reply::Done));
+    }
+
+    #[test]
+    fn who_made_an_object_is_charged_whoever_owns_it() {
+        let fd = isthmus_region::create::memory(4 << 20).unwrap();
+        let map = Mapping::map(fd.as_fd(), 4 << 20).unwrap();
+        let shape = Shape::new(4 << 20, [1, 2], 2, 16).unwrap().with_shared(1 << 20, 8).unwrap();
+        let writer = Writer::create(&map, &shape, 1).unwrap();
+        let mut registry =
+            Registry::new(writer.region().clone(), Rules { quota: Some(8192), ..Rules::default() });
+        let made = |key| {
+            Request::Create(NewObject {
+                kind: Kind::SysvShm,
+                name: objects::sysv::name_of(key),
+                len: 8192,
+                mode: 0o600,
+                ends_with_creator: false,
+                params: [0; 4],
+                or_open: false,
+            })
+        };
+        let [maker, other] = [1000, 1001].map(|uid| Asker { party: Party::new(0, uid, 1), user: (uid, uid) });
+        let Reply::Object(grant) = registry.answer(maker, &made(1)) else { panic!("not made") };
+        let change = objects::sysv::Change { owner: other.user, mode: 0o600, size: 8192, now: 1 };
+        let change = Request::Change { index: grant.index, incarnation: grant.incarnation, change };
+        assert_eq!(registry.answer(maker, &change), Reply::Done);
+        let refused = registry.answer(maker, &made(2));
+        assert!(matches!(refused, Reply::Refused { code: Code::Full, .. }), "{refused:?}");
+        assert!(matches!(registry.answer(other, &made(3)), Reply::Object(_)));
     }
 }

@@ -5,6 +5,7 @@ use std::ffi::{CStr, c_int, c_void};
 use std::sync::{Arc, OnceLock};
 
 use isthmus_region::shared_by_threads::Count;
+use isthmus_region::signals::Blocked;
 
 use isthmus_sysv::Caller;
 
@@ -23,6 +24,7 @@ pub(crate) fn caller() -> Arc<Caller> {
         known.as_ref().filter(|(of, _)| *of == version).map(|(_, caller)| Arc::clone(caller))
     });
     known.ok().flatten().unwrap_or_else(|| {
+        let _blocked = Blocked::new();
         let caller = Arc::new(Caller::current());
         let _ = KNOWN.try_with(|known| {
             if let Ok(mut known) = known.try_borrow_mut() {

@@ -20,6 +20,7 @@ use crate::{credentials, shm};
 const PATIENCE: Duration = Duration::from_secs(10);
 
 struct Fork {
+    /// With it all signals are blocked, so no handler comes between.
     state: Locked,
     ends: Option<(OwnedFd, OwnedFd)>,
 }

@@ -2,10 +2,11 @@
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use isthmus_region::error::with_causes;
 use isthmus_region::shared_by_threads::Count;
+use isthmus_region::signals::{self, Guarded};
 use isthmus_sysv::Ipc;
 use rustix::io::Errno;
 
@@ -27,11 +28,11 @@ static CURRENT: Count = Count::new(0);
 static USERS: Count = Count::new(0);
 
 /// The lock on the library's state.
-pub(crate) type Locked = MutexGuard<'static, Option<State>>;
+pub(crate) type Locked = Guarded<'static, Option<State>>;
 
 /// Locks the library's state.
 pub(crate) fn lock() -> Locked {
-    let mut state = STATE.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut state = signals::lock(&STATE);
     state.get_or_insert_with(|| State { mapped: Vec::new(), files: HashMap::new() });
     state
 }

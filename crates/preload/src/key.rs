@@ -6,7 +6,7 @@ use std::path::Path;
 
 use rustix::io::Errno;
 
-use crate::{answer, keys};
+use crate::{answer_blocked, keys};
 
 /// The key for a file and a number from 1 to 255: the number in the upper eight bits, and 24 bits that stand for the file's path
 /// without links. Where no key is ours, libc's key.
@@ -15,7 +15,7 @@ use crate::{answer, keys};
 /// `path` is null or a string.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ftok(path: *const c_char, project: c_int) -> libc::key_t {
-    answer(|| {
+    answer_blocked(|| {
         if path.is_null() {
             return Err(Errno::FAULT);
         }

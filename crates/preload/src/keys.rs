@@ -5,6 +5,7 @@
 
 use std::sync::OnceLock;
 
+use isthmus_region::signals::Blocked;
 use isthmus_sysv::ipc;
 
 use crate::here;
@@ -58,6 +59,10 @@ fn number(text: &str) -> Option<u32> {
 
 fn keys() -> &'static Keys {
     static KEYS: OnceLock<Keys> = OnceLock::new();
+    if let Some(keys) = KEYS.get() {
+        return keys;
+    }
+    let _blocked = Blocked::new();
     KEYS.get_or_init(|| {
         let text = std::env::var("ISTHMUS_SYSV_KEYS").unwrap_or_default();
         Keys::parse(&text).unwrap_or_else(|| {

@@ -22,6 +22,7 @@ mod sleep;
 use std::ffi::{c_int, c_long};
 
 use isthmus_cabi::Poison;
+use isthmus_region::signals::Blocked;
 use rustix::io::Errno;
 
 type Result<T> = std::result::Result<T, Errno>;
@@ -41,6 +42,12 @@ fn answer<T: From<i8>>(body: impl FnOnce() -> Result<T>) -> T {
         set_errno(errno);
         T::from(-1)
     })
+}
+
+/// As [`answer`], with all signals blocked: for calls that do not wait, and that lock and allocate.
+fn answer_blocked<T: From<i8>>(body: impl FnOnce() -> Result<T>) -> T {
+    let _blocked = Blocked::new();
+    answer(body)
 }
 
 fn set_errno(errno: Errno) {

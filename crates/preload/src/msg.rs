@@ -6,13 +6,14 @@ use std::sync::{Arc, OnceLock, Weak};
 
 use isthmus_region::local::LocalBuf;
 use isthmus_region::objects::{Kind, UNLINKED};
+use isthmus_region::signals::Blocked;
 use isthmus_sysv::msg::{Limits, Open, Stat, Who, check_flags};
 use isthmus_sysv::{Caller, Ipc, ipc};
 use rustix::io::Errno;
 
 use crate::shm::{by_index, highest, number, permissions, seconds};
 use crate::sleep::Signals;
-use crate::{Result, answer, credentials, here, int, kernel, keys, memory};
+use crate::{Result, answer, answer_blocked, credentials, here, int, kernel, keys, memory};
 
 /// The largest limit that can be set.
 const MOST: u32 = 1 << 26;
@@ -22,6 +23,10 @@ const TYPE: usize = size_of::<c_long>();
 /// The limits: `ISTHMUS_SYSV_MSGMAX` and `ISTHMUS_SYSV_MSGMNB`, by default as Linux has them.
 fn limits() -> &'static Limits {
     static LIMITS: OnceLock<Limits> = OnceLock::new();
+    if let Some(limits) = LIMITS.get() {
+        return limits;
+    }
+    let _blocked = Blocked::new();
     LIMITS.get_or_init(|| {
         let limit = |name: &str, default| {
             let Some(text) = std::env::var_os(name) else { return default };
@@ -80,6 +85,7 @@ fn queue(id: c_int) -> Result<Arc<Open>> {
     if let Ok(Some(open)) = known {
         return Ok(open);
     }
+    let _blocked = Blocked::new();
     let open = ipc.queue(id)?;
     let last = Last { ipc, id, open: Arc::downgrade(&open) };
     let _ = LAST.try_with(|known| known.try_borrow_mut().map(|mut known| *known = Some(last)));
@@ -89,7 +95,7 @@ fn queue(id: c_int) -> Result<Arc<Open>> {
 /// msgget(2).
 #[unsafe(no_mangle)]
 pub extern "C" fn msgget(key: libc::key_t, flags: c_int) -> c_int {
-    answer(|| {
+    answer_blocked(|| {
         if !keys::is_ours(key) {
             // SAFETY: numbers.
             return kernel(unsafe { libc::syscall(libc::SYS_msgget, key, flags) }).map(int);
@@ -170,7 +176,7 @@ pub unsafe extern "C" fn msgrcv(
 /// `buffer` is what the command wants.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn msgctl(id: c_int, command: c_int, buffer: *mut libc::msqid_ds) -> c_int {
-    answer(|| {
+    answer_blocked(|| {
         let is_info =
             matches!(command, libc::IPC_INFO | MSG_INFO | MSG_STAT | MSG_STAT_ANY) && keys::is_ours(1);
         if !keys::is_our_id(id) && !is_info {

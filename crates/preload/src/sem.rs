@@ -6,13 +6,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use isthmus_region::objects::{Kind, sysv};
+use isthmus_region::signals::Blocked;
 use isthmus_sysv::caller::{ALTER, READ};
 use isthmus_sysv::sem::{Awaited, MOST, MOST_OF_SET, MOST_OPS, Op, Set, Stat, wanted};
 use isthmus_sysv::{Ipc, ipc};
 use rustix::io::Errno;
 
 use crate::sleep::Signals;
-use crate::{Result, answer, credentials, here, int, kernel, keys, memory, shm};
+use crate::{Result, answer, answer_blocked, credentials, here, int, kernel, keys, memory, shm};
 
 /// Operations that are copied to the stack.
 const FEW: usize = 8;
@@ -41,13 +42,13 @@ impl Near {
 }
 
 thread_local! {
-    static SETS: RefCell<Vec<Near>> = const { RefCell::new(Vec::new()) };
+    static SETS: RefCell<[Option<Near>; NEAR]> = const { RefCell::new([const { None }; NEAR]) };
 }
 
 /// semget(2).
 #[unsafe(no_mangle)]
 pub extern "C" fn semget(key: libc::key_t, count: c_int, flags: c_int) -> c_int {
-    answer(|| {
+    answer_blocked(|| {
         if !keys::is_ours(key) {
             // SAFETY: numbers.
             return kernel(unsafe { libc::syscall(libc::SYS_semget, key, count, flags) }).map(int);
@@ -136,26 +137,36 @@ fn run(id: c_int, ops: &[Op], limit: Option<Duration>) -> Result<c_int> {
     let ipc = here::ipc()?;
     let wanted = wanted(ops);
     // Nothing waits while the thread's sets are borrowed, since the handler of a signal may need them.
-    let at_once = SETS.try_with(|sets| {
+    let near = SETS.try_with(|sets| {
         let sets = sets.try_borrow().ok()?;
-        let near = sets.iter().find(|near| near.id == id && std::ptr::eq(near.ipc, ipc))?;
-        Some(if near.allows(wanted) { near.set.operate_at_once(ops) } else { return None })
+        let near = sets.iter().flatten().find(|near| near.id == id && std::ptr::eq(near.ipc, ipc))?;
+        if !near.allows(wanted) {
+            return None;
+        }
+        Some(match near.set.operate_at_once(ops) {
+            Ok(false) => Err(Arc::clone(&near.set)),
+            done => Ok(done),
+        })
     });
-    match at_once {
-        Ok(Some(Ok(true))) => Ok(0),
-        Ok(Some(Err(e))) => Err(e),
-        _ => run_slowly(ipc, id, ops, wanted, limit),
+    match near {
+        Ok(Some(Ok(done))) => done.map(|_| 0),
+        Ok(Some(Err(set))) => wait(&set, ops, limit),
+        _ => {
+            let set = find(ipc, id, ops, wanted)?;
+            wait(&set, ops, limit)
+        }
     }
 }
 
 #[cold]
-fn run_slowly(
-    ipc: &'static Ipc,
-    id: c_int,
-    ops: &[Op],
-    wanted: u32,
-    limit: Option<Duration>,
-) -> Result<c_int> {
+fn wait(set: &Set, ops: &[Op], limit: Option<Duration>) -> Result<c_int> {
+    set.operate(ops, &mut Signals::new(), limit).map(|()| 0)
+}
+
+/// A set that the thread has not used lately.
+#[cold]
+fn find(ipc: &'static Ipc, id: c_int, ops: &[Op], wanted: u32) -> Result<Arc<Set>> {
+    let _blocked = Blocked::new();
     let caller = credentials::caller();
     let set = ipc.set(id, caller.pid)?;
     set.check_numbers(ops)?;
@@ -168,21 +179,24 @@ fn run_slowly(
     }
     let near = Near { ipc, id, set: Arc::clone(&set), rights, version, may };
     let _ = SETS.try_with(|sets| sets.try_borrow_mut().map(|mut sets| keep(&mut sets, near)));
-    set.operate(ops, &mut Signals::new(), limit).map(|()| 0)
+    Ok(set)
 }
 
-/// Keeps a set for the next time, in place of the oldest one, or of one that is no use any more.
-fn keep(sets: &mut Vec<Near>, new: Near) {
-    // Those of a process that this one was forked from are not this one's to close.
-    let (own, others): (Vec<_>, Vec<_>) =
-        std::mem::take(sets).into_iter().partition(|near| std::ptr::eq(near.ipc, new.ipc));
-    others.into_iter().for_each(std::mem::forget);
-    *sets = own;
-    sets.retain(|near| near.id != new.id && !near.set.is_removed());
-    if sets.len() == NEAR {
-        sets.remove(0);
+/// Keeps a set for the next time, in place of the oldest one, or of one that is no use any more. Nothing is allocated.
+fn keep(sets: &mut [Option<Near>; NEAR], new: Near) {
+    for place in sets.iter_mut() {
+        // Those of a process that this one was forked from are not this one's to close.
+        if place.as_ref().is_some_and(|near| !std::ptr::eq(near.ipc, new.ipc)) {
+            std::mem::forget(place.take());
+        }
+        if place.as_ref().is_some_and(|near| near.id == new.id || near.set.is_removed()) {
+            *place = None;
+        }
     }
-    sets.push(new);
+    // The newest one stands last.
+    let at = sets.iter().position(Option::is_none).unwrap_or(0);
+    sets[at] = Some(new);
+    sets[at..].rotate_left(1);
 }
 
 const GETPID: c_int = 11;
@@ -219,7 +233,7 @@ struct Limits {
 /// `argument` is what the command wants.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn semctl(id: c_int, num: c_int, command: c_int, argument: *mut c_void) -> c_int {
-    answer(|| {
+    answer_blocked(|| {
         let is_info =
             matches!(command, libc::IPC_INFO | SEM_INFO | SEM_STAT | SEM_STAT_ANY) && keys::is_ours(1);
         if !keys::is_our_id(id) && !is_info {

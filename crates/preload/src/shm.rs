@@ -10,7 +10,7 @@ use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags};
 
 use crate::here::State;
-use crate::{Result, answer, credentials, here, int, kernel, keys, memory};
+use crate::{Result, answer_blocked, credentials, here, int, kernel, keys, memory};
 
 /// `SHM_RND`, `SHM_REMAP`.
 const RND: i32 = 0o20000;
@@ -24,6 +24,8 @@ pub(crate) struct Mapped {
     address: usize,
     protection: ProtFlags,
     what: Attached,
+    /// Another segment lies over a part of it.
+    is_cut: bool,
 }
 
 impl Mapped {
@@ -35,7 +37,7 @@ impl Mapped {
 /// shmget(2).
 #[unsafe(no_mangle)]
 pub extern "C" fn shmget(key: libc::key_t, size: libc::size_t, flags: c_int) -> c_int {
-    answer(|| {
+    answer_blocked(|| {
         if !keys::is_ours(key) {
             // SAFETY: numbers.
             return kernel(unsafe { libc::syscall(libc::SYS_shmget, key, size, flags) }).map(int);
@@ -50,7 +52,7 @@ pub extern "C" fn shmget(key: libc::key_t, size: libc::size_t, flags: c_int) -> 
 /// With `SHM_REMAP`, nothing else of the program is at the address.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn shmat(id: c_int, address: *const c_void, flags: c_int) -> *mut c_void {
-    let at: isize = answer(|| {
+    let at: isize = answer_blocked(|| {
         if !keys::is_our_id(id) {
             // SAFETY: numbers, and an address for which the caller vouches.
             return kernel(unsafe { libc::syscall(libc::SYS_shmat, id, address, flags) })
@@ -93,7 +95,7 @@ fn attach(id: i32, address: usize, flags: i32) -> Result<usize> {
             if flags & REMAP != 0 {
                 forget_under(state, ipc, address, usize::try_from(what.mapped()).unwrap_or(0));
             }
-            state.mapped.push(Mapped { address, protection, what });
+            state.mapped.push(Mapped { address, protection, what, is_cut: false });
             Ok(address)
         }
         Err(e) => {
@@ -141,11 +143,12 @@ fn map(
     })
 }
 
-/// Segments that another mapping has replaced are attached no more.
+/// Segments that another mapping has replaced are attached no more. Of those that it has replaced in part, the rest is.
 fn forget_under(state: &mut State, ipc: &Ipc, address: usize, bytes: usize) {
     let caller = credentials::caller();
     let end = address.saturating_add(bytes);
-    state.mapped.retain(|m| {
+    state.mapped.retain_mut(|m| {
+        m.is_cut |= m.address < end && address < m.address.saturating_add(m.bytes());
         let is_under = m.address >= address && m.address.saturating_add(m.bytes()) <= end;
         if is_under {
             ipc.detach(&m.what, &caller);
@@ -160,19 +163,16 @@ fn forget_under(state: &mut State, ipc: &Ipc, address: usize, bytes: usize) {
 /// The program does not use the segment any more.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn shmdt(address: *const c_void) -> c_int {
-    answer(|| {
+    answer_blocked(|| {
         if here::is_attached() {
             let ipc = here::ipc()?;
             let mut state = here::lock();
             let all = state.as_mut().map(|s| &mut s.mapped);
             if let Some((all, at)) =
-                all.and_then(|all| all.iter().position(|m| m.address == address.addr()).map(|at| (all, at)))
+                all.and_then(|all| all.iter().rposition(|m| m.address == address.addr()).map(|at| (all, at)))
             {
-                let gone = all.swap_remove(at);
-                // SAFETY: a mapping of ours, which the program uses no more.
-                let done = unsafe {
-                    rustix::mm::munmap(std::ptr::without_provenance_mut(gone.address), gone.bytes())
-                };
+                let gone = all.remove(at);
+                let done = unmap(&gone);
                 ipc.detach(&gone.what, &credentials::caller());
                 return done.map(|()| 0);
             }
@@ -182,15 +182,55 @@ pub unsafe extern "C" fn shmdt(address: *const c_void) -> c_int {
     })
 }
 
+/// Unmaps a segment, or what is left of it.
+fn unmap(gone: &Mapped) -> Result<()> {
+    let unmap = |at: usize, bytes: usize| {
+        // SAFETY: a mapping of ours, which the program uses no more.
+        unsafe { rustix::mm::munmap(std::ptr::without_provenance_mut(at), bytes) }
+    };
+    if !gone.is_cut {
+        return unmap(gone.address, gone.bytes());
+    }
+    let maps = std::fs::read_to_string("/proc/self/maps").map_err(|_| Errno::NOMEM)?;
+    let end = gone.address.saturating_add(gone.bytes());
+    for (low, high, offset) in maps.lines().filter_map(range) {
+        let (from, to) = (low.max(gone.address), high.min(end));
+        // Another segment has another place in the file.
+        let is_it = (offset + from as u64).checked_sub(low as u64)
+            == Some(gone.what.offset + (from - gone.address.min(from)) as u64);
+        if from < to && is_it {
+            unmap(from, to - from)?;
+        }
+    }
+    Ok(())
+}
+
+/// Addresses and offset of a shared mapping, from a line of proc_pid_maps(5).
+fn range(line: &str) -> Option<(usize, usize, u64)> {
+    let mut words = line.split_ascii_whitespace();
+    let (low, high) = words.next()?.split_once('-')?;
+    words.next().filter(|access| access.ends_with('s'))?;
+    let offset = u64::from_str_radix(words.next()?, 16).ok()?;
+    Some((usize::from_str_radix(low, 16).ok()?, usize::from_str_radix(high, 16).ok()?, offset))
+}
+
 /// In a forked child: each segment is attached once more, at its address. One that is gone since, because the parent was killed,
 /// cannot be touched.
 pub(crate) fn inherit(state: &mut State, ipc: &Ipc) {
     let mapped = std::mem::take(&mut state.mapped);
     for segment in mapped {
         let is_there = ipc.inherit(&segment.what);
+        // As it did in the parent, it replaces a part of one that was there before.
+        let is_over = |under: &Mapped| {
+            under.is_cut
+                && under.address < segment.address.saturating_add(segment.bytes())
+                && segment.address < under.address.saturating_add(under.bytes())
+        };
+        let over = if state.mapped.iter().any(is_over) { REMAP } else { 0 };
         let file = is_there.then(|| state.file(ipc, segment.what.file).ok()).flatten();
-        let again = file
-            .and_then(|file| map(&segment.what, segment.address, 0, segment.protection, file.as_fd()).ok());
+        let again = file.and_then(|file| {
+            map(&segment.what, segment.address, over, segment.protection, file.as_fd()).ok()
+        });
         match again {
             Some(_) => state.mapped.push(segment),
             None => {
@@ -225,7 +265,7 @@ fn lose(mapped: &Mapped) {
 /// `buffer` is what the command wants.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn shmctl(id: c_int, command: c_int, buffer: *mut libc::shmid_ds) -> c_int {
-    answer(|| {
+    answer_blocked(|| {
         let is_info =
             matches!(command, libc::IPC_INFO | SHM_INFO | SHM_STAT | SHM_STAT_ANY) && keys::is_ours(1);
         if !keys::is_our_id(id) && !is_info {

@@ -16,6 +16,7 @@ use crate::doorbell::{self, Doorbell};
 use crate::error::Result;
 use crate::mapping::{LineRef, Section};
 use crate::member::Member;
+use crate::signals::Blocked;
 use crate::{near, wake};
 
 /// A word in a line of its own, and its sleepers.
@@ -172,6 +173,8 @@ impl Gate {
     #[cold]
     fn ring_these(&self, sleepers: gate::Sleepers, count: u32) {
         let mut peers = sleepers.peers;
+        // A handler of signals may ring, too, while this thread has a lock.
+        let _blocked = (peers != 0).then(Blocked::new);
         let own = gate::bit(self.member.peer());
         // The last bit stands for further peers, too.
         if self.has_near && peers & own != 0 && own != gate::bit(u32::MAX) {

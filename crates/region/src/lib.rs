@@ -56,6 +56,7 @@ pub mod reader;
 pub mod registrations;
 pub mod room;
 pub mod roster;
+pub mod signals;
 pub mod source;
 #[cfg(test)]
 mod testing;

@@ -2,6 +2,7 @@
 //! service. Such a bell is a datagram socket with a name in the system's abstract name space (unix(7)), which the gate's line gives in
 //! one word. A datagram has no contents; whoever sends one to a bell that it should not ring makes its sleeper look once more.
 
+use std::io::Write;
 use std::os::fd::OwnedFd;
 use std::sync::{Mutex, OnceLock, PoisonError};
 
@@ -49,7 +50,10 @@ impl Bells {
 
     fn address(&self, word: u64) -> Result<SocketAddrUnix, Errno> {
         let [one, two] = self.uuid;
-        SocketAddrUnix::new_abstract_name(format!("isthmus-{one:016x}{two:016x}-{word:016x}").as_bytes())
+        // A handler of signals may ring, so nothing is allocated.
+        let mut name = [0; 57];
+        let _ = write!(&mut name[..], "isthmus-{one:016x}{two:016x}-{word:016x}");
+        SocketAddrUnix::new_abstract_name(&name)
     }
 
     /// A bell for one sleep; none if the process has no descriptor for it, or has as many as it may.

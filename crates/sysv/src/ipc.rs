@@ -1,7 +1,7 @@
 //! What shared memory, semaphores and queues have in common: ids, keys, modes, removal.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use isthmus_lockfree::local::{Count, Flag};
@@ -10,6 +10,7 @@ use isthmus_region::mapping::Section;
 use isthmus_region::member::Member;
 use isthmus_region::objects::sysv::{self, Change, Entry, Sharing, segment};
 use isthmus_region::objects::{self, Kind, NewObject, ObjectInfo, UNLINKED};
+use isthmus_region::signals::lock;
 use rustix::io::Errno;
 
 use crate::msg::Queues;
@@ -153,10 +154,6 @@ impl Drop for Used {
         }
         self.member.service().release_object(self.index, self.incarnation);
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The errno for what the service says.

@@ -15,11 +15,12 @@ mod repair;
 mod space;
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use isthmus_region::local::LocalBuf;
 use isthmus_region::objects::{Kind, ObjectInfo, sysv};
 use isthmus_region::shared_by_threads::Count;
+use isthmus_region::signals::{self, Guarded};
 use rustix::io::Errno;
 use rustix::thread::{CapabilitySet, CapabilitySets};
 
@@ -82,8 +83,8 @@ pub struct Stat {
 pub(crate) struct Queues(Mutex<HashMap<i32, Arc<Open>>>);
 
 impl Queues {
-    fn lock(&self) -> MutexGuard<'_, HashMap<i32, Arc<Open>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> Guarded<'_, HashMap<i32, Arc<Open>>> {
+        signals::lock(&self.0)
     }
 }
 

@@ -26,7 +26,7 @@ mod words;
 use std::cell::Cell;
 use std::collections::HashMap;
 use std::os::fd::BorrowedFd;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use isthmus_lockfree::mcas::{self, Change, Damage, Memory};
@@ -35,6 +35,7 @@ use isthmus_region::mapping::Section;
 use isthmus_region::member::Member;
 use isthmus_region::objects::{Kind, sysv};
 use isthmus_region::party::Party;
+use isthmus_region::signals::{self, Blocked, Guarded};
 use isthmus_sync::wait::Learned;
 use rustix::io::Errno;
 
@@ -115,8 +116,8 @@ fn seconds() -> u64 {
 pub(crate) struct Sets(Mutex<HashMap<i32, Arc<Set>>>);
 
 impl Sets {
-    fn lock(&self) -> MutexGuard<'_, HashMap<i32, Arc<Set>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> Guarded<'_, HashMap<i32, Arc<Set>>> {
+        signals::lock(&self.0)
     }
 }
 
@@ -539,11 +540,18 @@ impl Set {
     }
 
     fn gate(&self, num: u32) -> Result<&Gate> {
-        let all = self.gates.get_or_init(|| (0..self.len()).map(|_| OnceLock::new()).collect());
+        let all = match self.gates.get() {
+            Some(all) => all,
+            None => {
+                let _blocked = Blocked::new();
+                self.gates.get_or_init(|| (0..self.len()).map(|_| OnceLock::new()).collect())
+            }
+        };
         let gate = all.get(num as usize).ok_or(Errno::IO)?;
         if let Some(gate) = gate.get() {
             return Ok(gate);
         }
+        let _blocked = Blocked::new();
         let place = self.space.layout.semaphore(num);
         let new = Gate::with_near(&self.member, self.space.section(), place).map_err(|_| Errno::IO)?;
         Ok(gate.get_or_init(|| new))

@@ -23,7 +23,7 @@ fn child() {
     let step = all_steps().nth(usize::try_from(told.args[1]).unwrap()).unwrap();
     println!("ready");
     read_line();
-    arm(step, |_| kill_process(getpid(), Signal::KILL).unwrap());
+    arm(step, 0, |_| kill_process(getpid(), Signal::KILL).unwrap());
     match told.role.as_str() {
         "send" => q.send(7, &[7; 100], NOWAIT).unwrap(),
         _ => drop(q.receive(told.args[2], 8192, NOWAIT).unwrap()),

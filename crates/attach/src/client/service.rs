@@ -11,6 +11,7 @@ use isthmus_region::format::GlobalSlot;
 use isthmus_region::member::LocalService;
 use isthmus_region::objects::sysv::{Change, Sharing};
 use isthmus_region::objects::{Access, Kind, NewObject, ObjectGrant};
+use isthmus_region::signals;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::net::SendFlags;
 use rustix::process::Pid;
@@ -58,7 +59,7 @@ impl Client {
         request: &Request,
     ) -> isthmus_region::Result<(Reply, Vec<OwnedFd>)> {
         self.refuse_others(action)?;
-        self.ask_on(&mut self.connection.lock().unwrap_or_else(PoisonError::into_inner), action, request)
+        self.ask_on(&mut signals::lock(&self.connection), action, request)
     }
 
     /// Fails in a forked child, and where the program has closed the connection. Called before the lock is taken, which another
@@ -119,7 +120,7 @@ impl Client {
     fn ask_for_object(&self, action: &'static str, request: &Request) -> isthmus_region::Result<Reply> {
         let refused = |reason| isthmus_region::Error::Service { action, reason };
         self.refuse_others(action)?;
-        let mut connection = self.connection.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut connection = signals::lock(&self.connection);
         match connection.ask_for_object(request) {
             Ok(Reply::Refused { code, text }) => Err(match problem_of(code) {
                 Some(problem) => isthmus_region::Error::Object { problem, text },

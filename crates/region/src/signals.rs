@@ -1,0 +1,92 @@
+//! Signals are blocked while a thread has a lock of the library, or allocates for it: a handler that interrupts it may make
+//! calls which need the same lock.
+
+use std::marker::PhantomData;
+use std::mem::MaybeUninit;
+use std::ops::{Deref, DerefMut};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// While it lives, its thread has all signals blocked. They nest; the last one dropped restores the program's mask.
+#[derive(Debug)]
+pub struct Blocked {
+    before: Option<libc::sigset_t>,
+    /// It stays in its thread.
+    _thread: PhantomData<*const ()>,
+}
+
+impl Blocked {
+    /// Blocks all signals.
+    #[allow(clippy::new_without_default)] // it has an effect
+    pub fn new() -> Self {
+        let mut all = MaybeUninit::<libc::sigset_t>::zeroed();
+        let mut before = MaybeUninit::<libc::sigset_t>::zeroed();
+        // SAFETY: a set of this function's.
+        unsafe { libc::sigfillset(all.as_mut_ptr()) };
+        // SAFETY: two sets of this function's.
+        let done = unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, all.as_ptr(), before.as_mut_ptr()) };
+        // SAFETY: filled in by the call, and zeros are a set as well.
+        let before = unsafe { before.assume_init() };
+        Self { before: (done == 0).then_some(before), _thread: PhantomData }
+    }
+}
+
+impl Drop for Blocked {
+    fn drop(&mut self) {
+        if let Some(before) = &self.before {
+            // SAFETY: the set that the thread had.
+            unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, before, std::ptr::null_mut()) };
+        }
+    }
+}
+
+/// A lock that its thread has with all signals blocked.
+#[derive(Debug)]
+pub struct Guarded<'a, T> {
+    // The lock goes first.
+    guard: MutexGuard<'a, T>,
+    _blocked: Blocked,
+}
+
+/// Blocks all signals, and locks.
+pub fn lock<T>(mutex: &Mutex<T>) -> Guarded<'_, T> {
+    let blocked = Blocked::new();
+    Guarded { guard: mutex.lock().unwrap_or_else(PoisonError::into_inner), _blocked: blocked }
+}
+
+impl<T> Deref for Guarded<'_, T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        &self.guard
+    }
+}
+
+impl<T> DerefMut for Guarded<'_, T> {
+    fn deref_mut(&mut self) -> &mut T {
+        &mut self.guard
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn is_blocked() -> bool {
+        let mut now = MaybeUninit::<libc::sigset_t>::zeroed();
+        // SAFETY: a set of this function's.
+        unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, std::ptr::null(), now.as_mut_ptr()) };
+        // SAFETY: as above, filled in by the call.
+        unsafe { libc::sigismember(now.as_ptr(), libc::SIGUSR1) == 1 }
+    }
+
+    #[test]
+    fn signals_are_blocked_while_a_lock_is_held() {
+        let (outer, inner) = (Mutex::new(1), Mutex::new(2));
+        assert!(!is_blocked());
+        let first = lock(&outer);
+        drop(lock(&inner));
+        assert!(is_blocked());
+        drop(first);
+        assert!(!is_blocked());
+    }
+}
