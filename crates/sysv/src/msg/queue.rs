@@ -170,6 +170,8 @@ pub(super) enum Stop {
     Busy,
     /// The queue is to be mended first.
     Repair,
+    /// So it seems to the sender of a message with so many bytes, in a queue of so many; a receiver at work would look like that, too.
+    Doubt { len: u64, most: u64 },
 }
 
 type Tried<'a, T> = std::result::Result<Attempt<'a, T>, Stop>;
@@ -347,10 +349,19 @@ impl Queue {
                 Stop::Repair if repairs < MOST_REPAIRS => {
                     repairs += 1;
                     match self.repair() {
-                        Ok(()) | Err(Stop::Repair | Stop::Busy) => Ok(Attempt::Again),
+                        Ok(()) | Err(Stop::Repair | Stop::Doubt { .. } | Stop::Busy) => Ok(Attempt::Again),
                         Err(Stop::Errno(errno)) => Err(errno),
                     }
                 }
+                Stop::Doubt { len, most } => match self.repair_if_wrong(len, most) {
+                    Ok(false) | Err(Stop::Busy) => Ok(Attempt::Again),
+                    Err(Stop::Errno(errno)) => Err(errno),
+                    _ if repairs < MOST_REPAIRS => {
+                        repairs += 1;
+                        Ok(Attempt::Again)
+                    }
+                    _ => Err(Errno::IO),
+                },
                 Stop::Busy | Stop::Repair => Err(Errno::IO),
             }
         };
@@ -419,14 +430,14 @@ impl Queue {
         let len = text.len() as u64;
         if !self.fits(len, most)? {
             let seen = self.senders.word().get();
-            if count > 1 && self.is_wrongly_full(len, most) {
-                return Err(Stop::Repair);
-            }
             own[STATE].put(CHANGING);
             release_fence();
             self.reclaim()?;
             own[STATE].set(SOUND);
             if !self.fits(len, most)? {
+                if count > 1 && self.is_wrongly_full(len, most) {
+                    return Err(Stop::Doubt { len, most });
+                }
                 return Ok(Attempt::Blocked(&self.senders, seen));
             }
         }
@@ -459,7 +470,7 @@ impl Queue {
 
     /// Whether there is room for a message, as far as the senders know.
     #[inline]
-    fn fits(&self, len: u64, most: u64) -> Found<bool> {
+    pub(super) fn fits(&self, len: u64, most: u64) -> Found<bool> {
         let (sent, own) = (&self.sent.words, &self.senders_own.words);
         let messages = sent[MESSAGES].peek().wrapping_sub(own[KNOWN_MESSAGES].peek());
         let bytes = sent[BYTES].peek().wrapping_sub(own[KNOWN_BYTES].peek());
@@ -472,16 +483,17 @@ impl Queue {
         Ok(messages < most && len <= most.saturating_sub(bytes) && bytes <= most && room <= self.space.free())
     }
 
-    /// Whether there is no room although nothing is in the queue, or a receiver died and has left its message counted.
+    /// Whether there is no room although nothing is in the queue, or a receiver died and has left its message counted. A receiver
+    /// that is at work, or has just taken the last message, looks the same.
     #[cold]
-    fn is_wrongly_full(&self, len: u64, most: u64) -> bool {
+    pub(super) fn is_wrongly_full(&self, len: u64, most: u64) -> bool {
         let is_empty = self.taken.words[END].get() == self.sent.words[END].peek();
         self.receivers_own.words[STATE].get() != 0 || (is_empty && most > 0 && len <= most)
     }
 
     /// Learns what was taken, and gives its blocks back.
     #[cold]
-    fn reclaim(&self) -> Found<()> {
+    pub(super) fn reclaim(&self) -> Found<()> {
         let (taken, own) = (&self.taken.words, &self.senders_own.words);
         own[KNOWN_MESSAGES].put(taken[MESSAGES].get());
         own[KNOWN_BYTES].put(taken[BYTES].get());

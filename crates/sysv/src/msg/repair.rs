@@ -13,9 +13,33 @@ impl Queue {
     /// Makes the queue sound, if it is not.
     #[cold]
     pub(super) fn repair(&self) -> std::result::Result<(), Stop> {
+        self.repair_if(|| Ok(true)).map(drop)
+    }
+
+    /// Makes the queue sound, if a receiver has left it half changed, or it is full although nothing is in it: a message of
+    /// `len` bytes does not fit into `most`. Gives whether it was so.
+    #[cold]
+    pub(super) fn repair_if_wrong(&self, len: u64, most: u64) -> std::result::Result<bool, Stop> {
+        self.repair_if(|| {
+            let (senders, receivers) = (&self.senders_own.words, &self.receivers_own.words);
+            if senders[STATE].get() != SOUND || receivers[STATE].get() != 0 {
+                return Ok(true);
+            }
+            senders[STATE].put(CHANGING);
+            release_fence();
+            self.reclaim()?;
+            senders[STATE].set(SOUND);
+            Ok(self.is_wrongly_full(len, most) && !self.fits(len, most)?)
+        })
+    }
+
+    fn repair_if(&self, is_wrong: impl FnOnce() -> Found<bool>) -> std::result::Result<bool, Stop> {
         // In this order always; who has the receivers' lock alone gives it back first.
         let senders = self.lock(&self.send_lock)?;
         let receivers = self.lock(&self.receive_lock)?;
+        if !is_wrong().unwrap_or(true) {
+            return Ok(false);
+        }
         self.rebuild()?;
         change(&self.receivers);
         change(&self.senders);
@@ -23,7 +47,7 @@ impl Queue {
         drop(senders);
         self.receivers.ring(u32::MAX);
         self.senders.ring(u32::MAX);
-        Ok(())
+        Ok(true)
     }
 
     /// Makes all anew that the chain tells, and ends the chain where it does not go on with a sound message. Both locks are
