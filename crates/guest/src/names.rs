@@ -166,6 +166,7 @@ impl Caller {
 
     fn next(&mut self) -> Option<Asked> {
         loop {
+            self.remind();
             match self.waiting.pop_front() {
                 Some(Work::Ask(asked)) => return Some(asked),
                 Some(Work::Tell(number)) => {
@@ -177,7 +178,6 @@ impl Caller {
                 }
                 None => {}
             }
-            self.remind();
             let is_idle = self.catch_up(Instant::now()).is_ok();
             let order = if is_idle && self.settling.is_empty() {
                 self.inbox.recv().ok()?

@@ -242,7 +242,7 @@ impl Members {
         let new = NewPeer { file, section, section_bytes: bytes, is_vm, name };
         let incarnation = self.writer.add(index, &new)?;
         if let Some(names) = &self.names {
-            names.with(names::Registry::joined);
+            names.with(|r| r.joined(index, name, is_vm));
         }
         Ok(incarnation)
     }
@@ -288,12 +288,12 @@ impl Members {
     /// # Errors
     /// [`Error::Region`].
     pub(crate) fn remove_vm(&mut self, index: u32) -> Result<()> {
-        self.remove(index)?;
+        let removed = self.remove(index);
         if let Some(names) = &self.names {
             let vm = self.name(index).to_owned();
             names.with(|r| r.vm_gone(&vm));
         }
-        Ok(())
+        removed
     }
 
     /// The counters of a member's present life. A section may hold anything; what cannot be read counts as zero.

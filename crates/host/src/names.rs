@@ -51,6 +51,8 @@ pub struct Registry {
     rules: Rules,
     /// The names of the VMs that were announced.
     announced: Vec<String>,
+    /// The members that there are, and those that were in places which nobody has taken since.
+    members: Vec<sharing::Known>,
     /// The number of each peer's last request.
     heard: HashMap<u32, u64>,
     /// The incarnation with which each VM was connected. Its agent may have begun other lives since; processes of
@@ -115,6 +117,7 @@ type Answered = std::result::Result<Reply, Refusal>;
 impl Registry {
     /// A registry of a fresh region.
     pub fn new(region: Region, rules: Rules) -> Self {
+        let members = sharing::Known::all(&region);
         let shape = *region.shape();
         let mut free = Pool::default();
         if shape.shared_bytes > 0 {
@@ -128,6 +131,7 @@ impl Registry {
             high: 0,
             rules,
             announced: Vec::new(),
+            members,
             heard: HashMap::new(),
             since: HashMap::new(),
             swept: None,
@@ -501,8 +505,9 @@ impl Registry {
                 object.count(&self.region);
                 self.publish(at);
             }
-            // It may have died between removing a segment and saying so.
+            // It may have died between removing a segment and saying so, or while it attached it.
             if let Some(object) = self.entries[at].object.as_mut() {
+                sysv::left(&self.region, &object.info, party);
                 sysv::note_removal(&self.region, &mut object.info);
             }
             self.end_if_over(at);
@@ -729,25 +734,46 @@ mod tests {
         assert!(matches!(registry.answer(asker, &unlink), Reply::Done));
     }
 
-    #[test]
-    fn who_made_an_object_is_charged_whoever_owns_it() {
+    /// A registry of a region whose table names no members.
+    fn registry_with(rules: Rules) -> Registry {
         let fd = isthmus_region::create::memory(4 << 20).unwrap();
         let map = Mapping::map(fd.as_fd(), 4 << 20).unwrap();
         let shape = Shape::new(4 << 20, [1, 2], 2, 16).unwrap().with_shared(1 << 20, 8).unwrap();
-        let writer = Writer::create(&map, &shape, 1).unwrap();
-        let mut registry =
-            Registry::new(writer.region().clone(), Rules { quota: Some(8192), ..Rules::default() });
-        let made = |key| {
-            Request::Create(NewObject {
-                kind: Kind::SysvShm,
-                name: objects::sysv::name_of(key),
-                len: 8192,
-                mode: 0o600,
-                ends_with_creator: false,
-                params: [0; 4],
-                or_open: false,
-            })
-        };
+        Registry::new(Writer::create(&map, &shape, 1).unwrap().region().clone(), rules)
+    }
+
+    fn made(key: i32) -> Request {
+        Request::Create(NewObject {
+            kind: Kind::SysvShm,
+            name: objects::sysv::name_of(key),
+            len: 8192,
+            mode: 0o600,
+            ends_with_creator: false,
+            params: [0; 4],
+            or_open: false,
+        })
+    }
+
+    /// Whatever stands in the region's table, which a VM may write.
+    #[test]
+    fn a_vm_is_the_one_that_the_service_has_let_in() {
+        let mut registry = registry_with(Rules { quota_vm: Some(8192), ..Rules::default() });
+        registry.joined(1, "red", true);
+        let asker = |peer| Asker { party: Party::new(peer, 1, 1), user: (0, 0) };
+        assert!(matches!(registry.answer(asker(1), &made(1)), Reply::Object(_)));
+        let refused = registry.answer(asker(1), &made(2));
+        assert!(
+            matches!(&refused, Reply::Refused { code: Code::Full, text } if text.contains("'red'")),
+            "{refused:?}"
+        );
+        // Nobody's place is not the host's.
+        assert!(matches!(registry.answer(asker(5), &made(3)), Reply::Object(_)));
+        assert!(matches!(registry.answer(asker(5), &made(4)), Reply::Refused { code: Code::Full, .. }));
+    }
+
+    #[test]
+    fn who_made_an_object_is_charged_whoever_owns_it() {
+        let mut registry = registry_with(Rules { quota: Some(8192), ..Rules::default() });
         let [maker, other] = [1000, 1001].map(|uid| Asker { party: Party::new(0, uid, 1), user: (uid, uid) });
         let Reply::Object(grant) = registry.answer(maker, &made(1)) else { panic!("not made") };
         let change = objects::sysv::Change { owner: other.user, mode: 0o600, size: 8192, now: 1 };

@@ -28,14 +28,6 @@ pub fn take_shared(hold: &Word, owner: u64) -> bool {
     is_taken
 }
 
-/// As [`take_shared`], of a hold that `dead` left behind: an owner of whose death the caller knows.
-#[inline]
-pub fn take_over(hold: &Word, dead: u64, owner: u64) -> bool {
-    let is_taken = hold.replace(dead, owner).is_ok();
-    full_fence();
-    is_taken
-}
-
 /// Lets go: the changes are made.
 #[inline]
 pub fn release(hold: &Word) {

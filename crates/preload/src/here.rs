@@ -137,10 +137,10 @@ fn identity_of(file: &OwnedFd) -> Option<(u64, u64)> {
     rustix::fs::fstat(file).ok().map(|stat| (stat.st_dev, stat.st_ino))
 }
 
-/// Says why there was no room.
-pub(crate) fn say_why() {
+/// Says why nothing could be made: there was no room, or else this process may make nothing.
+pub(crate) fn say_why(errno: Errno) {
     if let Some(why) = current().and_then(Ipc::take_refusal) {
-        say(About::Room, &why);
+        say(if errno == Errno::NOSPC { About::Room } else { About::Makers }, &why);
     }
 }
 
@@ -153,6 +153,7 @@ pub(crate) enum About {
     Room = 4,
     Fault = 8,
     Segment = 16,
+    Makers = 32,
 }
 
 /// Says something on standard error, unless something about the same was said before.

@@ -37,7 +37,7 @@ fn answer<T: From<i8>>(body: impl FnOnce() -> Result<T>) -> T {
     let done = isthmus_cabi::guard(&POISON, Err(Errno::IO), report, body);
     done.unwrap_or_else(|errno| {
         if matches!(errno, Errno::NOSPC | Errno::ACCESS) {
-            here::say_why();
+            here::say_why(errno);
         }
         set_errno(errno);
         T::from(-1)

@@ -171,10 +171,11 @@ pub unsafe extern "C" fn shmdt(address: *const c_void) -> c_int {
             if let Some((all, at)) =
                 all.and_then(|all| all.iter().rposition(|m| m.address == address.addr()).map(|at| (all, at)))
             {
+                // As long as it is mapped, it is attached.
+                unmap(&all[at])?;
                 let gone = all.remove(at);
-                let done = unmap(&gone);
                 ipc.detach(&gone.what, &credentials::caller());
-                return done.map(|()| 0);
+                return Ok(0);
             }
         }
         // SAFETY: an address, for which the caller vouches.

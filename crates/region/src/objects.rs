@@ -639,7 +639,6 @@ pub mod sysv {
     /// The page before a segment of shared memory, which all members write like the segment itself.
     pub mod segment {
         use isthmus_lockfree::hold;
-        use isthmus_lockfree::sync::Word;
 
         use super::super::{Party, Region, Result, Section};
 
@@ -677,21 +676,22 @@ pub mod sysv {
 
         /// Says that a process attaches the segment, before it looks whether that is still there and tells the service (P7). Fails if
         /// there is no place to say so; then the service is to be asked.
-        pub fn enter(region: &Region, page: &Section, party: Party) -> bool {
-            let words = || ENTERING.into_iter().filter_map(|at| page.word("segment", at).ok());
-            // Those that died on their way have left theirs behind.
-            let is_left = |word| Party::named(word).is_none_or(|party| !party.may_write(region));
-            let take_over = |word: &Word| {
-                let seen = word.get();
-                is_left(seen) && hold::take_over(word, seen, party.word())
-            };
-            words().any(|word| hold::take_shared(word, party.word())) || words().any(take_over)
+        pub fn enter(page: &Section, party: Party) -> bool {
+            let word = |at: u64| page.word("segment", at).ok();
+            ENTERING.into_iter().filter_map(word).any(|word| hold::take_shared(word, party.word()))
         }
 
         /// Takes that back, once: the service knows, or the process does not attach it after all.
         pub fn entered(page: &Section, party: Party) {
             let word = |at: u64| page.word("segment", at).ok();
             let _ = ENTERING.into_iter().filter_map(word).any(|word| word.replace(party.word(), 0).is_ok());
+        }
+
+        /// Takes back all that a dead process has said of it.
+        pub fn left(page: &Section, dead: Party) {
+            for word in ENTERING.into_iter().filter_map(|at| page.word("segment", at).ok()) {
+                let _ = word.replace(dead.word(), 0);
+            }
         }
 
         /// The processes that are about to attach the segment, whose end or limit was published: those that have not seen it are among

@@ -6,7 +6,12 @@ use std::mem::MaybeUninit;
 use std::ops::{Deref, DerefMut};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// While it lives, its thread has all signals blocked. They nest; the last one dropped restores the program's mask.
+/// Signals that a thread's own instructions cause. Blocked, they would end a process that handles them: one that has its system
+/// calls emulated, or its memory fetched.
+const OWN: [libc::c_int; 6] =
+    [libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, libc::SIGILL, libc::SIGTRAP, libc::SIGSYS];
+
+/// While it lives, its thread has all signals blocked but those that its own instructions cause. They nest; the last one dropped restores the program's mask.
 #[derive(Debug)]
 pub struct Blocked {
     before: Option<libc::sigset_t>,
@@ -22,11 +27,20 @@ impl Blocked {
         let mut before = MaybeUninit::<libc::sigset_t>::zeroed();
         // SAFETY: a set of this function's.
         unsafe { libc::sigfillset(all.as_mut_ptr()) };
+        for own in OWN {
+            // SAFETY: the same set.
+            unsafe { libc::sigdelset(all.as_mut_ptr(), own) };
+        }
         // SAFETY: two sets of this function's.
         let done = unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, all.as_ptr(), before.as_mut_ptr()) };
         // SAFETY: filled in by the call, and zeros are a set as well.
         let before = unsafe { before.assume_init() };
         Self { before: (done == 0).then_some(before), _thread: PhantomData }
+    }
+
+    /// The mask that the thread had before, if it is known.
+    pub fn before(&self) -> Option<&libc::sigset_t> {
+        self.before.as_ref()
     }
 }
 

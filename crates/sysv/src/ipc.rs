@@ -434,7 +434,7 @@ impl Ipc {
             && let Ok(page) = segment::page(region, info.offset)
         {
             let party = self.member.party();
-            if segment::enter(region, &page, party) {
+            if segment::enter(&page, party) {
                 // The page stays this segment's meanwhile.
                 let is_there = Entry::of(region, info).is_ok_and(|entry| entry.is_there());
                 let is_first = is_there && segment::remove(&page);

@@ -112,7 +112,7 @@ impl Ipc {
             return Err(Errno::INVAL);
         }
         let party = self.member().party();
-        if segment::enter(region, &page, party) {
+        if segment::enter(&page, party) {
             step(Step::Entered);
             // The service frees the memory only if it finds nobody entering after it has published the end.
             if let Ok(entry) = Entry::of(region, &info)

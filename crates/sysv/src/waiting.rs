@@ -139,8 +139,10 @@ fn asleep<'a, T>(
                 known = Some(gate.deaths());
                 continue;
             };
-            let deaf = deaf_until.saturating_duration_since(Instant::now()).min(left);
-            if !deaf.is_zero() && gate.sleep_at_futex(seen, known, deaf) {
+            // A process that is killed there is counted for good, so one that often waits for a moment only does not go there.
+            let is_long = left > DEAF;
+            let deaf = deaf_until.saturating_duration_since(Instant::now());
+            if is_long && !deaf.is_zero() && gate.sleep_at_futex(seen, known, deaf) {
                 continue;
             }
             gate.sleep_by(seen, known, left, &mut nap);

@@ -3,25 +3,41 @@
 
 use isthmus_attach::protocol::{Code, Reply};
 use isthmus_attach::server::Asker;
-use isthmus_region::membership::PeerInfo;
+use isthmus_region::membership::{PeerInfo, Region};
 use isthmus_region::objects::sysv::{self, Sharing, segment};
 use isthmus_region::objects::{self, Kind, LIMITED};
 
 use super::{Answered, Home, Object, Refusal, Registry};
 
-fn home_of(peer: &PeerInfo) -> Home {
-    if peer.is_vm { Home::Vm(peer.name.clone()) } else { Home::Host }
+/// A member of the region, as this service knows it. What the region's table says, each member may have written.
+#[derive(Debug, Clone)]
+pub(super) struct Known {
+    index: u32,
+    name: String,
+    is_vm: bool,
+}
+
+impl Known {
+    /// Those that are there before any of them can have written anything.
+    pub(super) fn all(region: &Region) -> Vec<Self> {
+        let known = |peer: PeerInfo| Self { index: peer.index, name: peer.name, is_vm: peer.is_vm };
+        region.peers().into_iter().map(known).collect()
+    }
+
+    fn home(&self) -> Home {
+        if self.is_vm { Home::Vm(self.name.clone()) } else { Home::Host }
+    }
 }
 
 impl Object {
     /// Writes down which of the peers that there are now it is for. Gives whether that has changed.
-    fn list(&mut self, peers: &[PeerInfo]) -> bool {
+    fn list(&mut self, peers: &[Known]) -> bool {
         let before = (self.info.flags, self.info.allowed);
         match &self.shared_with {
             None => (self.info.flags, self.info.allowed) = (before.0 & !LIMITED, [0; 4]),
             Some(names) => {
                 let host = peers.iter().any(|p| !p.is_vm && names.contains(&p.name));
-                let is_for = |peer: &&PeerInfo| match home_of(peer) {
+                let is_for = |peer: &&Known| match peer.home() {
                     home if home == self.home => true,
                     Home::Host => host,
                     Home::Vm(name) => names.contains(&name),
@@ -35,17 +51,25 @@ impl Object {
 }
 
 impl Registry {
-    /// The system that a peer is, or is processes of.
+    /// The system that a peer is, or is processes of. One that nobody knows is a VM without a name.
     pub(super) fn home_of(&self, peer: u32) -> Home {
-        self.region.peer(peer).ok().flatten().map_or(Home::Host, |peer| home_of(&peer))
+        let known = self.members.iter().find(|known| known.index == peer);
+        known.map_or(Home::Vm(String::new()), Known::home)
     }
 
     /// A peer has joined, perhaps in a place that was another's.
-    pub fn joined(&mut self) {
-        let peers = self.region.peers();
+    pub fn joined(&mut self, index: u32, name: &str, is_vm: bool) {
+        let new = Known { index, name: name.to_owned(), is_vm };
+        let home = new.home();
+        self.members.retain(|known| known.index != index);
+        self.members.push(new);
         for at in 0..self.high {
+            if let Some(object) = self.entries[at].object.as_mut().filter(|o| o.home == home) {
+                // The VM is back.
+                object.is_orphan = false;
+            }
             let limited = self.entries[at].object.as_mut().filter(|o| o.shared_with.is_some());
-            if limited.is_some_and(|object| object.list(&peers)) {
+            if limited.is_some_and(|object| object.list(&self.members)) {
                 self.publish(at);
             }
         }
@@ -105,8 +129,9 @@ impl Registry {
     }
 
     /// Whether there is a member of this name, there was, or one was announced.
-    fn knows(&self, name: &str, peers: &[PeerInfo]) -> bool {
-        self.announced.iter().any(|known| known == name) || peers.iter().any(|peer| peer.name == name)
+    fn knows(&self, name: &str) -> bool {
+        self.announced.iter().any(|known| known == name)
+            || self.members.iter().any(|known| known.name == name)
     }
 
     /// Limits an object, or takes that back.
@@ -120,9 +145,8 @@ impl Registry {
         let at = self.sysv(index, incarnation)?;
         self.may_meet_or_is_on_host(asker, at)?;
         self.may_rule(asker, at, "share")?;
-        let peers = self.region.peers();
         if let Sharing::With(name) | Sharing::Also(name) = sharing
-            && !self.knows(name, &peers)
+            && !self.knows(name)
         {
             let text = format!("no host or VM is called '{name}' here: isthmus ps has their names");
             return Err(Refusal(Code::Invalid, text));
@@ -138,7 +162,7 @@ impl Registry {
                 }
             }
         }
-        object.list(&peers);
+        object.list(&self.members);
         self.publish(at);
         self.note_entering(at);
         Ok(Reply::Done)

@@ -35,6 +35,15 @@ pub(super) fn note_removal(region: &Region, info: &mut ObjectInfo) {
     }
 }
 
+/// A process is dead, and attaches nothing any more.
+pub(super) fn left(region: &Region, info: &ObjectInfo, dead: Party) {
+    if sysv::is(info, Kind::SysvShm)
+        && let Ok(page) = segment::page(region, info.offset)
+    {
+        segment::left(&page, dead);
+    }
+}
+
 /// Applies what a dead process owes to the semaphores of a set; gives whether there was anything.
 pub(super) fn undo(region: &Region, info: &ObjectInfo, dead: Party) -> bool {
     if !sysv::is(info, Kind::SysvSem) || info.flags & UNLINKED != 0 {

@@ -197,7 +197,7 @@ pub(super) fn make_and_remove_segments(member: &Member) {
     });
     for (i, grant) in made.iter().enumerate() {
         let page = sysv::segment::page(member.region(), grant.offset).unwrap();
-        assert!(sysv::segment::enter(member.region(), &page, member.party()));
+        assert!(sysv::segment::enter(&page, member.party()));
         service.enter_object(grant.index, grant.incarnation);
         service.release_object(grant.index, grant.incarnation);
         assert!(sysv::segment::remove(&page));

@@ -354,7 +354,12 @@ impl Queue {
                     }
                 }
                 Stop::Doubt { len, most } => match self.repair_if_wrong(len, most) {
-                    Ok(false) | Err(Stop::Busy) => Ok(Attempt::Again),
+                    Ok(false) => Ok(Attempt::Again),
+                    Err(Stop::Busy) if slices < self.slices => {
+                        slices += 1;
+                        Ok(Attempt::Again)
+                    }
+                    Err(Stop::Busy) => Err(Errno::IO),
                     Err(Stop::Errno(errno)) => Err(errno),
                     _ if repairs < MOST_REPAIRS => {
                         repairs += 1;
