@@ -15,6 +15,8 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(2);
 const AGAIN: Duration = Duration::from_millis(250);
 /// Rounds at once; beyond them nobody is waited for.
 const MOST: usize = 1024;
+/// Those of one VM; what it asks for beyond them it asks for again.
+const MOST_OF_VM: usize = 64;
 
 /// What is called at the end of a round.
 pub(crate) type Then = Box<dyn FnOnce() + Send>;
@@ -50,7 +52,7 @@ pub(crate) struct Rounds(Arc<Mutex<State>>);
 pub(crate) enum Begun {
     /// It has this number. If so said, the clock has to be looked at.
     Round(u32, bool),
-    /// Its asker has asked for it already.
+    /// Its asker has asked for it already, or for too many.
     Known,
     /// Nobody is waited for.
     Over(Then),
@@ -76,6 +78,10 @@ impl Rounds {
     pub(crate) fn begin(&self, origin: Origin, peers: &BTreeSet<u32>, now: Instant, then: Then) -> Begun {
         let mut state = self.state();
         if origin.is_some() && state.rounds.iter().any(|round| round.origin == origin) {
+            return Begun::Known;
+        }
+        let is_of = |vm: u32| move |round: &&Round| round.origin.is_some_and(|(by, _)| by == vm);
+        if origin.is_some_and(|(vm, _)| state.rounds.iter().filter(is_of(vm)).count() >= MOST_OF_VM) {
             return Begun::Known;
         }
         let missing: BTreeSet<u32> = peers.difference(&state.silent).copied().collect();
@@ -200,5 +206,14 @@ mod tests {
         let ask = || rounds.begin(Some((3, 7)), &BTreeSet::from([1]), now, Box::new(|| ()));
         assert!(matches!(ask(), Begun::Round(..)));
         assert!(matches!(ask(), Begun::Known));
+    }
+
+    #[test]
+    fn a_vm_that_asks_for_ever_more_takes_no_others_rounds() {
+        let (rounds, now, peers) = (Rounds::default(), Instant::now(), BTreeSet::from([1]));
+        let ask = |vm, number| rounds.begin(Some((vm, number)), &peers, now, Box::new(|| ()));
+        let begun = (0..2000).filter(|number| matches!(ask(3, *number), Begun::Round(..))).count();
+        assert_eq!(begun, MOST_OF_VM);
+        assert!(matches!(ask(4, 1), Begun::Round(..)));
     }
 }
