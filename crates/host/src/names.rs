@@ -465,8 +465,8 @@ impl Registry {
         }
     }
 
-    /// Takes an object's name away if it ends with its creator and that is dead, or with its VM and that is gone; ends an object without a name that
-    /// no process has open.
+    /// Takes an object's name away if it ends with its creator and that is dead, or with its VM and that is gone; ends an object
+    /// without a name that no process has open.
     fn end_if_over(&mut self, at: usize) {
         let Some(object) = self.entries[at].object.as_mut() else { return };
         let info = &mut object.info;

@@ -11,7 +11,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 const OWN: [libc::c_int; 6] =
     [libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, libc::SIGILL, libc::SIGTRAP, libc::SIGSYS];
 
-/// While it lives, its thread has all signals blocked but those that its own instructions cause. They nest; the last one dropped restores the program's mask.
+/// While it lives, its thread has all signals blocked but those that its own instructions cause. They nest; the last one dropped
+/// restores the program's mask.
 #[derive(Debug)]
 pub struct Blocked {
     before: Option<libc::sigset_t>,

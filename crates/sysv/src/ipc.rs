@@ -107,7 +107,8 @@ impl Used {
         info.filter(|i| i.life.incarnation == self.incarnation).ok_or(Errno::IDRM)
     }
 
-    /// A word that changes whenever owner or mode do, or whether it is for processes of this system, so that a caller who was let in once need not be looked up again.
+    /// Words that change whenever owner or mode do, or whether it is for processes of this system: a caller that was let in once need
+    /// not be looked up again.
     #[inline]
     pub fn rights(&self) -> [u64; 2] {
         self.entry.rights(self.member.peer())
