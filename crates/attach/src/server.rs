@@ -103,8 +103,9 @@ impl Relay {
 /// Answers requests about named objects.
 pub trait Names: Send + std::fmt::Debug {
     /// Takes a request, which is one of `Create`, `Open`, `Close`, `Shrink`, `Unlink`, `Hold`, `Release`, `Enter`, `Removed`,
-    /// `Change`, `Remove` and `Settle`. The answer may be given at once or later, from any thread; this must not block.
-    fn ask(&mut self, asker: Asker, request: Request, answer: Answer);
+    /// `Change`, `Remove` and `Settle`. Gives the answer, if there is one at once; else `answer` gives it later, from any thread.
+    /// This must not block.
+    fn ask(&mut self, asker: Asker, request: Request, answer: Answer) -> Option<Reply>;
 
     /// A process of this peer is dead; what it had open is open no more.
     fn gone(&mut self, party: Party);

@@ -102,11 +102,10 @@ impl Forwarder {
 }
 
 impl Names for Forwarder {
-    fn ask(&mut self, asker: Asker, request: Request, answer: Answer) {
+    fn ask(&mut self, asker: Asker, request: Request, answer: Answer) -> Option<Reply> {
         let asked = Asked { asker, request, answer, until: Instant::now() + PATIENCE };
-        if let Err(mpsc::SendError(Order::Ask(Asked { answer, .. }))) = self.orders.send(Order::Ask(asked)) {
-            answer.give(&failed("the agent of this VM has no thread that asks the host service"));
-        }
+        let sent = self.orders.send(Order::Ask(asked));
+        sent.is_err().then(|| failed("the agent of this VM has no thread that asks the host service"))
     }
 
     fn gone(&mut self, _: Party) {

@@ -642,12 +642,12 @@ impl Local {
 }
 
 impl Names for Local {
-    fn ask(&mut self, asker: Asker, request: Request, answer: Answer) {
+    fn ask(&mut self, asker: Asker, request: Request, answer: Answer) -> Option<Reply> {
         if request == Request::Settle {
-            return self.router.settle(asker.party.peer(), None, Box::new(move || answer.give(&Reply::Done)));
+            self.router.settle(asker.party.peer(), None, Box::new(move || answer.give(&Reply::Done)));
+            return None;
         }
-        let reply = self.shared.with(|r| r.answer(asker, &request));
-        answer.give(&reply);
+        Some(self.shared.with(|r| r.answer(asker, &request)))
     }
 
     fn gone(&mut self, party: Party) {

@@ -14,6 +14,9 @@ use crate::error::{Error, Result};
 use crate::protocol::{Reply, Request};
 use crate::socket;
 
+/// How long a thread looks for an answer before it sleeps: most come sooner, and a sleep takes longer than that.
+const AWAKE: Duration = Duration::from_micros(30);
+
 /// A connection with one request at a time under way.
 #[derive(Debug)]
 pub(super) struct Connection {
@@ -127,12 +130,20 @@ impl Connection {
 
     /// Waits for the answer to the request with this number.
     fn receive(&mut self, number: u64, deadline: Instant) -> Result<(Reply, Vec<OwnedFd>)> {
+        let awake_until = Instant::now() + AWAKE;
         loop {
-            self.wait(deadline)?;
             let packet = match socket::receive(&self.socket, RecvFlags::DONTWAIT) {
                 Ok(packet) => packet,
-                // A reset is reported once, ahead of what the service said before it closed.
-                Err(Errno::AGAIN | Errno::CONNRESET) => continue,
+                Err(Errno::AGAIN) if Instant::now() < awake_until => {
+                    std::thread::yield_now();
+                    continue;
+                }
+                Err(Errno::AGAIN) => {
+                    self.wait(deadline)?;
+                    continue;
+                }
+                // It is reported once, ahead of what the service said before it closed.
+                Err(Errno::CONNRESET) => continue,
                 Err(source) => {
                     return Err(Error::System { action: "hear the isthmus service", source });
                 }

@@ -1,7 +1,7 @@
 //! One connection: from its greeting to its end.
 
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use isthmus_region::directory::AreaGrant;
 use isthmus_region::party::Party;
@@ -17,6 +17,8 @@ use crate::error::{Error, Result};
 use crate::protocol::{self, Code, Observed, Reply, Request, VERSION, Welcome};
 use crate::socket;
 
+/// How long the service looks for another frame after one about an object, before it sleeps.
+pub(super) const AWAKE: Duration = Duration::from_micros(30);
 /// How long the service waits for a pidfd after a connection ended, to tell a death from a mere close.
 const DEATH_GRACE: Timespec = Timespec { tv_sec: 0, tv_nsec: 5_000_000 };
 /// Checks a pidfd without waiting.

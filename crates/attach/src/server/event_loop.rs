@@ -54,6 +54,8 @@ pub(super) struct Loop {
     unwatched_until: Option<Instant>,
     /// Of the rings for deaths.
     pace: Pace,
+    /// Until when it looks for frames without sleeping.
+    pub(super) awake_until: Option<Instant>,
     /// Whether all that was said by now is being heard.
     is_settling: bool,
 }
@@ -99,6 +101,7 @@ impl Loop {
             next: FIRST_CLIENT,
             unwatched_until: None,
             pace: Pace::new(Instant::now()),
+            awake_until: None,
             is_settling: false,
         })
     }
@@ -108,11 +111,16 @@ impl Loop {
         loop {
             events.clear();
             let timeout = self.timeout().and_then(|limit| Timespec::try_from(limit).ok());
+            let timeout = if self.is_awake() { Some(AT_ONCE) } else { timeout };
             match epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), timeout.as_ref()) {
                 Ok(_) | Err(Errno::INTR) => {}
                 Err(e) => {
                     return self.tell(&Event::Trouble { reason: format!("waiting for clients: {e}") });
                 }
+            }
+            if events.is_empty() && self.awake_until.is_some() {
+                std::thread::yield_now();
+                continue;
             }
             for event in &events {
                 match event.data.u64() {
@@ -134,6 +142,12 @@ impl Loop {
                 self.ring_now();
             }
         }
+    }
+
+    /// Whether another frame may be about to come.
+    fn is_awake(&mut self) -> bool {
+        self.awake_until = self.awake_until.filter(|until| Instant::now() < *until);
+        self.awake_until.is_some()
     }
 
     /// Only these need one: clients that have not said Hello, a listener that is not watched, areas of the dead that others'
@@ -159,12 +173,7 @@ impl Loop {
         while let Ok(order) = self.inbox.try_recv() {
             match order {
                 Order::Stop => return true,
-                Order::Answer { key, frame } => {
-                    if let Some(attached) = self.clients.get_mut(&key).and_then(|c| c.attached.as_mut()) {
-                        attached.asks = false;
-                    }
-                    self.answer(key, &frame);
-                }
+                Order::Answer { key, frame } => self.answer_about_object(key, &frame),
                 Order::Take(process) => self.adopt(*process),
                 Order::Settle(who) => settling.push(who),
             }

@@ -2,13 +2,14 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
+use std::time::Instant;
 
 use isthmus_region::format::GlobalSlot;
 use isthmus_region::gate_bits as gate;
 use rustix::io::Errno;
 use rustix::net::SendFlags;
 
-use super::client::{AT_ONCE, Client, code_of, is_dead};
+use super::client::{AT_ONCE, AWAKE, Client, code_of, is_dead};
 use super::event_loop::Loop;
 use super::{Answer, Asked, Asker, Ending, Order, Settling, Wakeup};
 use crate::bells::Bells;
@@ -130,13 +131,26 @@ impl Loop {
         }
         let bell = Arc::clone(&self.bell);
         let answer = Answer(Some(Asked { key, sequence, orders: self.orders.clone(), bell }));
-        match &mut self.config.names {
+        let now = match &mut self.config.names {
             Some(names) => names.ask(asker, request, answer),
-            None => answer.give(&Reply::Refused {
+            None => Some(Reply::Refused {
                 code: Code::Failed,
                 text: "this service looks after no named objects".into(),
             }),
+        };
+        if let Some(reply) = now {
+            self.answer_about_object(key, &reply.encode(sequence));
         }
+    }
+
+    /// Sends the answer to a client's request about an object, which may have another one then.
+    pub(super) fn answer_about_object(&mut self, key: u64, frame: &[u8]) {
+        if let Some(attached) = self.clients.get_mut(&key).and_then(|c| c.attached.as_mut()) {
+            attached.asks = false;
+        }
+        self.answer(key, frame);
+        // Who has made an object uses it next.
+        self.awake_until = Some(Instant::now() + AWAKE);
     }
 
     /// Passes on what a process says of a named object without waiting for an answer.
@@ -146,7 +160,8 @@ impl Loop {
             .get(&key)
             .and_then(|c| Some(Asker { party: c.attached.as_ref()?.party, user: (c.who.uid, c.gid) }));
         if let (Some(asker), Some(names)) = (asker, &mut self.config.names) {
-            names.ask(asker, request, Answer(None));
+            let _ = names.ask(asker, request, Answer(None));
+            self.awake_until = Some(Instant::now() + AWAKE);
         }
     }
 
