@@ -245,7 +245,8 @@ impl Segment {
     /// # Errors
     /// Never for a segment that is open.
     pub fn address(&self) -> Result<u64> {
-        Ok(self.object.section().address(0)?)
+        let section = self.object.section();
+        Ok(section.address(0, section.len())?)
     }
 
     /// Makes it smaller; returns the new length. A process that has it open already still sees all of it. If a process died in a

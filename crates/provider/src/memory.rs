@@ -95,7 +95,7 @@ impl Store {
         }
         let bytes = bytes as u64;
         let offset = member.allocate(bytes, align).map_err(region)?;
-        let address = member.section().address(offset).map_err(region)?;
+        let address = member.section().address(offset, bytes).map_err(region)?;
         let listed = member.section().list("isthmus_memory", offset, bytes).map_err(region)?;
         self.state().live.insert(address, Block { offset, bytes, registered: 0, _listed: listed });
         Ok(address)

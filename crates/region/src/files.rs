@@ -9,11 +9,8 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use rustix::fs::SealFlags;
 
 use crate::error::{Error, Result};
-use crate::mapping::{Mapping, PeerSection, is_device};
+use crate::mapping::{Mapping, PeerSection, is_bar, is_device};
 use crate::source::Source;
-
-/// What `statfs` says of sysfs, where devices' BARs are.
-const SYSFS_MAGIC: i64 = 0x6265_6572;
 
 /// Files of a region in this process's address space.
 #[derive(Debug)]
@@ -67,6 +64,12 @@ impl Files {
         done.into_iter().collect()
     }
 
+    /// In a forked child, closes what their mappings keep open.
+    pub(crate) fn abandon(&self) {
+        let others = self.others.iter().filter_map(OnceLock::get);
+        std::iter::once(&self.first).chain(others).for_each(|file| file.mapping().abandon());
+    }
+
     #[cold]
     fn fetch<'a>(
         &self,
@@ -100,8 +103,5 @@ impl Files {
 /// Whether a file keeps its length as long as it is mapped: a sealed memfd, a BAR, or a device of its own.
 pub(crate) fn cannot_shrink(fd: BorrowedFd<'_>) -> bool {
     let sealed = rustix::fs::fcntl_get_seals(fd).is_ok_and(|seals| seals.contains(SealFlags::SHRINK));
-    // The type of this field differs between architectures.
-    #[allow(clippy::unnecessary_cast)]
-    let bar = rustix::fs::fstatfs(fd).is_ok_and(|fs| fs.f_type as i64 == SYSFS_MAGIC);
-    sealed || bar || rustix::fs::fstat(fd).is_ok_and(|stat| is_device(&stat))
+    sealed || is_bar(fd) || rustix::fs::fstat(fd).is_ok_and(|stat| is_device(&stat))
 }

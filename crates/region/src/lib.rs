@@ -42,6 +42,7 @@ pub mod format;
 pub mod gate;
 pub mod holds;
 pub mod huge;
+pub mod kept;
 pub mod local;
 pub mod mapping;
 pub mod member;

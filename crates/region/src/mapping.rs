@@ -10,6 +10,7 @@
 //!    mapped for reading does not compile.
 
 mod retire;
+mod windows;
 
 use std::fmt::Debug;
 use std::marker::PhantomData;
@@ -22,6 +23,7 @@ use isthmus_lockfree::slot::{ReadSlot, Slot};
 use isthmus_lockfree::sync::{Line, ReadLine, ReadWord, Word};
 use isthmus_lockfree::{LINE_BYTES, hint};
 use rustix::fs::OFlags;
+use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
 
 use crate::error::{Error, Result};
@@ -30,6 +32,7 @@ use crate::place::Place;
 use crate::source::Source;
 
 pub use self::retire::{Listed, ProgramMemory};
+use self::windows::Windows;
 
 /// A region (or a part of one) in this process's address space, until the last view is gone.
 #[derive(Debug)]
@@ -40,6 +43,8 @@ pub struct Mapping {
     is_writable: bool,
     /// What the program itself stores to.
     list: retire::List,
+    /// For device memory: what of it is mapped by now.
+    windows: Option<Box<Windows>>,
 }
 
 /// What a view may be used for: [`ReadWrite`] or [`ReadOnly`].
@@ -136,17 +141,57 @@ impl Mapping {
     }
 
     fn map_as(fd: BorrowedFd<'_>, len: u64, access: ProtFlags) -> Result<Arc<Self>> {
+        match is_bar(fd) {
+            true => Self::map_in_windows(fd, len, access),
+            false => Self::map_whole(fd, len, access),
+        }
+    }
+
+    fn map_whole(fd: BorrowedFd<'_>, len: u64, access: ProtFlags) -> Result<Arc<Self>> {
         let failed = |source| Error::Memory { action: "map", bytes: len, source };
-        let size = usize::try_from(len).map_err(|_| failed(rustix::io::Errno::NOMEM))?;
+        let size = usize::try_from(len).map_err(|_| failed(Errno::NOMEM))?;
         // SAFETY: a fresh mapping at an address of the kernel's choice touches no memory of ours.
         let base =
             unsafe { mmap(std::ptr::null_mut(), size, access, MapFlags::SHARED, fd, 0) }.map_err(failed)?;
-        // SAFETY: exactly the range that was just mapped. A failure is harmless: a BAR's mapping may refuse advice.
-        let _ = unsafe { madvise(base, size, Advice::LinuxDontFork) };
-        let base = NonNull::new(base.cast()).ok_or_else(|| failed(rustix::io::Errno::NOMEM))?;
+        keep_from_children(base, size);
+        let base = NonNull::new(base.cast()).ok_or_else(|| failed(Errno::NOMEM))?;
+        Ok(Self::at(base, len, access, None))
+    }
+
+    /// Maps device memory, each window of it when it is first used.
+    fn map_in_windows(fd: BorrowedFd<'_>, len: u64, access: ProtFlags) -> Result<Arc<Self>> {
+        let failed = |source| Error::Memory { action: "map", bytes: len, source };
+        let size = usize::try_from(len).map_err(|_| failed(Errno::NOMEM))?;
+        let base = windows::reserve(size).map_err(failed)?;
+        keep_from_children(base, size);
+        let base: NonNull<u8> = NonNull::new(base.cast()).ok_or_else(|| failed(Errno::NOMEM))?;
+        let windows = Windows::new(fd, len, access);
+        let windows = windows.inspect_err(|_| {
+            // SAFETY: the range that was just reserved, to which nothing refers.
+            let _ = unsafe { munmap(base.as_ptr().cast(), size) };
+        });
+        Ok(Self::at(base, len, access, Some(Box::new(windows.map_err(failed)?))))
+    }
+
+    fn at(base: NonNull<u8>, len: u64, access: ProtFlags, windows: Option<Box<Windows>>) -> Arc<Self> {
         let is_writable = access.contains(ProtFlags::WRITE);
         let owner = rustix::process::getpid();
-        Ok(Arc::new(Self { base, len, owner, is_writable, list: retire::List::default() }))
+        Arc::new(Self { base, len, owner, is_writable, list: retire::List::default(), windows })
+    }
+
+    /// Sees to it that checked bytes are mapped.
+    fn need(&self, at: u64, len: u64) -> Result<()> {
+        match &self.windows {
+            None => Ok(()),
+            Some(windows) => windows.need(self, at, len),
+        }
+    }
+
+    /// In a forked child, closes what it keeps open.
+    pub(crate) fn abandon(&self) {
+        if let Some(windows) = self.windows.as_ref().filter(|_| !self.is_own()) {
+            windows.abandon();
+        }
     }
 
     /// Whether this process has it; a forked child did not inherit it.
@@ -174,7 +219,15 @@ impl Mapping {
 
     /// The whole mapping as one section that is read.
     pub fn whole_for_reading(self: &Arc<Self>) -> PeerSection {
-        Section { map: Arc::clone(self), base: 0, len: self.len, origin: Place::NOWHERE, access: PhantomData }
+        let ready = if self.windows.is_some() { 0 } else { self.len };
+        Section {
+            map: Arc::clone(self),
+            base: 0,
+            len: self.len,
+            origin: Place::NOWHERE,
+            ready,
+            access: PhantomData,
+        }
     }
 }
 
@@ -191,6 +244,22 @@ impl Drop for Mapping {
     }
 }
 
+/// Keeps a forked child from inheriting what was just mapped.
+fn keep_from_children(base: *mut std::ffi::c_void, size: usize) {
+    // SAFETY: a mapping of ours. A failure is harmless: a BAR's mapping may refuse advice.
+    let _ = unsafe { madvise(base, size, Advice::LinuxDontFork) };
+}
+
+/// What `statfs` says of sysfs, where devices' BARs are.
+const SYSFS_MAGIC: i64 = 0x6265_6572;
+
+/// Whether a file is the BAR of a device.
+pub(crate) fn is_bar(fd: BorrowedFd<'_>) -> bool {
+    // The type of this field differs between architectures.
+    #[allow(clippy::unnecessary_cast)]
+    rustix::fs::fstatfs(fd).is_ok_and(|fs| fs.f_type as i64 == SYSFS_MAGIC)
+}
+
 /// Whether a file is a character device, as that of a driver or of persistent memory (DAX) is.
 pub(crate) fn is_device(stat: &rustix::fs::Stat) -> bool {
     rustix::fs::FileType::from_raw_mode(stat.st_mode) == rustix::fs::FileType::CharacterDevice
@@ -204,6 +273,8 @@ pub struct Section<A: Access = ReadWrite> {
     len: u64,
     /// The place of its first byte.
     origin: Place,
+    /// Its length if all of it is mapped, else 0: then whatever has bytes goes the slow way.
+    ready: u64,
     access: PhantomData<A>,
 }
 
@@ -231,12 +302,21 @@ impl<A: Access> Section<A> {
         self.len == 0
     }
 
-    /// The one place where a claim (offset, length, alignment) becomes an address.
-    #[inline]
-    fn check(&self, what: &'static str, offset: u64, len: u64, align: u64) -> Result<NonNull<u8>> {
+    /// Whether a claim (offset, length, alignment) holds.
+    fn bounds(&self, what: &'static str, offset: u64, len: u64, align: u64) -> Result<()> {
         let end = offset.checked_add(len);
         if end.is_none_or(|end| end > self.len) || !(self.base + offset).is_multiple_of(align) {
             return Err(Error::OutOfBounds { what, offset, len, limit: self.len });
+        }
+        Ok(())
+    }
+
+    /// The one place where a claim becomes an address, all bytes of which can be used.
+    #[inline]
+    fn check(&self, what: &'static str, offset: u64, len: u64, align: u64) -> Result<NonNull<u8>> {
+        let end = offset.checked_add(len);
+        if end.is_none_or(|end| end > self.ready) || !(self.base + offset).is_multiple_of(align) {
+            self.prepare_or_refuse(what, offset, len, align)?;
         }
         // base + len <= map.len was established when the section was made, and map.len fits a usize.
         let at = usize::try_from(self.base + offset).map_err(|_| Error::Invalid { what, value: offset })?;
@@ -244,20 +324,33 @@ impl<A: Access> Section<A> {
         Ok(unsafe { self.map.base.add(at) })
     }
 
+    /// Maps what a claim needs, if it holds.
+    #[cold]
+    fn prepare_or_refuse(&self, what: &'static str, offset: u64, len: u64, align: u64) -> Result<()> {
+        self.bounds(what, offset, len, align)?;
+        self.map.need(self.base + offset, len)
+    }
+
     /// A part of this section.
     ///
     /// # Errors
     /// [`Error::OutOfBounds`].
     pub fn part(&self, what: &'static str, offset: u64, len: u64) -> Result<Self> {
-        self.check(what, offset, len, 1)?;
+        self.bounds(what, offset, len, 1)?;
         let (base, origin) = (self.base + offset, self.origin.plus(offset));
-        Ok(Self { map: Arc::clone(&self.map), base, len, origin, access: PhantomData })
+        // Views of a small part are made often, and need no more tests then.
+        let is_ready = self.ready == self.len || len <= windows::WINDOW_BYTES;
+        if is_ready {
+            self.map.need(base, len)?;
+        }
+        let ready = if is_ready { len } else { 0 };
+        Ok(Self { map: Arc::clone(&self.map), base, len, origin, ready, access: PhantomData })
     }
 
     /// The same bytes, to be read.
     pub fn for_reading(&self) -> PeerSection {
-        let Self { base, len, origin, .. } = *self;
-        Section { map: Arc::clone(&self.map), base, len, origin, access: PhantomData }
+        let Self { base, len, origin, ready, .. } = *self;
+        Section { map: Arc::clone(&self.map), base, len, origin, ready, access: PhantomData }
     }
 
     /// The same bytes, to be written; for their writers, and for direct access to memory that its owner has opened to others.
@@ -268,8 +361,8 @@ impl<A: Access> Section<A> {
         if !self.map.is_writable {
             return Err(Error::ReadOnly);
         }
-        let Self { base, len, origin, .. } = *self;
-        Ok(Section { map: Arc::clone(&self.map), base, len, origin, access: PhantomData })
+        let Self { base, len, origin, ready, .. } = *self;
+        Ok(Section { map: Arc::clone(&self.map), base, len, origin, ready, access: PhantomData })
     }
 
     /// Whether the section has these bytes.
@@ -278,7 +371,7 @@ impl<A: Access> Section<A> {
     /// [`Error::OutOfBounds`].
     #[inline]
     pub fn holds(&self, what: &'static str, offset: u64, len: u64) -> Result<()> {
-        self.check(what, offset, len, 1).map(|_| ())
+        self.bounds(what, offset, len, 1)
     }
 
     /// The word at `offset`.
@@ -397,12 +490,12 @@ impl<A: Access> Section<A> {
         address.checked_sub(base)?.checked_sub(self.base).filter(|offset| *offset < self.len)
     }
 
-    /// The address in this process of a byte of the section, as a number.
+    /// The address in this process of `len` bytes of the section, as a number.
     ///
     /// # Errors
     /// [`Error::OutOfBounds`].
-    pub fn address(&self, offset: u64) -> Result<u64> {
-        Ok(self.check("address", offset, 1, 1)?.as_ptr().expose_provenance() as u64)
+    pub fn address(&self, offset: u64, len: u64) -> Result<u64> {
+        Ok(self.check("address", offset, len, 1)?.as_ptr().expose_provenance() as u64)
     }
 }
 

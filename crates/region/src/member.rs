@@ -205,6 +205,22 @@ pub trait LocalService: Send + Sync {
     fn ring(&self, peers: u64, place: u64) {
         let _ = (peers, place);
     }
+
+    /// Whether the service keeps memory that this process had before it executed its program.
+    fn has_former(&self) -> bool {
+        false
+    }
+
+    /// Takes that memory back, and what was open in its name is closed: the process has taken over what was to stay.
+    ///
+    /// # Errors
+    /// [`Error::Service`] when the service is gone.
+    fn forget_former(&self) -> Result<()> {
+        Ok(())
+    }
+
+    /// In a forked child, closes what it has of its parent's connection.
+    fn abandon(&self) {}
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -392,6 +408,18 @@ impl Member {
         // If the system has no pages for that, the next change of the generation is another occasion.
         let _ = self.region.retire();
         true
+    }
+
+    /// To be called in a forked child, which can use nothing of this: closes the descriptors that it inherited, so that a chain of
+    /// children does not collect them. Does nothing in the process that attached.
+    pub fn abandon(&self) {
+        self.service.abandon();
+        self.region.abandon();
+        self.near.abandon();
+        // A thread of the parent may have had it locked.
+        if let Ok(mut watches) = self.watches.try_lock() {
+            watches.clear();
+        }
     }
 
     /// The process's counters. Several endpoints of a process add to them from several threads: such sums may lose

@@ -312,6 +312,11 @@ impl Region {
         self.files.retire()
     }
 
+    /// In a forked child, closes what the region keeps open.
+    pub(crate) fn abandon(&self) {
+        self.files.abandon();
+    }
+
     /// Whether its memory was retired.
     pub fn is_retired(&self) -> bool {
         self.whole.mapping().is_retired()

@@ -10,6 +10,7 @@ use isthmus_lockfree::local::Count;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
 
+use crate::kept::Kept;
 use crate::party::Party;
 
 /// Bells of a process, at most: threads that sleep at once.
@@ -29,7 +30,7 @@ pub(crate) struct Bells {
     uuid: [u64; 2],
     made: Count,
     free: Mutex<Vec<Bell>>,
-    ringer: OnceLock<Option<OwnedFd>>,
+    ringer: OnceLock<Option<Kept>>,
 }
 
 /// Peer, area and the lower 32 bits of the area's life, and which of the process's bells.
@@ -79,9 +80,20 @@ impl Bells {
         self.free.lock().unwrap_or_else(PoisonError::into_inner).push(bell);
     }
 
+    /// Closes all of them, in a forked child, which uses none.
+    pub(crate) fn abandon(&self) {
+        // A thread of the parent may have had it locked.
+        if let Ok(mut free) = self.free.try_lock() {
+            free.clear();
+        }
+        if let Some(Some(ringer)) = self.ringer.get() {
+            ringer.abandon();
+        }
+    }
+
     /// Rings the bell with this name; gives whether there is one.
     pub(crate) fn ring(&self, word: u64) -> bool {
-        let Some(ringer) = self.ringer.get_or_init(|| socket().ok()) else { return false };
+        let Some(ringer) = self.ringer.get_or_init(|| socket().ok().map(Kept::new)) else { return false };
         let Ok(address) = self.address(word) else { return false };
         match rustix::net::sendto(ringer, &[], SendFlags::DONTWAIT | SendFlags::NOSIGNAL, &address) {
             // It was rung already, and so often that there is no more room.

@@ -8,6 +8,7 @@ use isthmus_lockfree::life::{Life, State};
 use isthmus_lockfree::sync::ReadWord;
 
 use crate::directory;
+use crate::error::{Error, Result};
 use crate::format::area;
 use crate::membership::Region;
 
@@ -75,17 +76,23 @@ impl Party {
     }
 
     /// State and granted bytes of its area, and its process's number, if that is still in this process's life, and the peer lives.
+    /// Memory that cannot be mapped says nothing; so that nobody takes a living process for a dead one, it is then one that is at work.
     fn look(self, region: &Region) -> Option<(State, u64, u64)> {
-        let info = region.peer(self.peer()).ok()??;
+        self.read(region)
+            .unwrap_or_else(|e| matches!(e, Error::Memory { .. }).then_some((State::Active, 1, 0)))
+    }
+
+    fn read(self, region: &Region) -> Result<Option<(State, u64, u64)>> {
+        let Some(info) = region.peer(self.peer())? else { return Ok(None) };
         if info.life.state != State::Active || self.area() >= region.shape().endpoints {
-            return None;
+            return Ok(None);
         }
-        let section = region.section(&info).ok()?;
+        let section = region.section(&info)?;
         let at = directory::places(region.shape()).areas + u64::from(self.area()) * area::BYTES;
-        let life = Life::unpack(section.word("area", at + area::LIFE).ok()?.get());
+        let word = |offset| section.word("area", at + offset).map(ReadWord::get);
+        let life = Life::unpack(word(area::LIFE)?);
         let same = life.incarnation & ((1 << LIFE_BITS) - 1) == self.0 & ((1 << LIFE_BITS) - 1);
-        let word = |offset| section.word("area", at + offset).map(ReadWord::get).ok();
-        same.then_some((life.state, word(area::GRANTED)?, word(area::PID)?))
+        Ok(if same { Some((life.state, word(area::GRANTED)?, word(area::PID)?)) } else { None })
     }
 }
 

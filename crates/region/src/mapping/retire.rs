@@ -64,7 +64,7 @@ impl Section {
     /// [`Error::OutOfBounds`].
     pub fn list(&self, what: &'static str, offset: u64, len: u64) -> Result<Listed> {
         let part = self.part(what, offset, len)?;
-        let address = part.check(what, 0, 0, 1)?.as_ptr().expose_provenance() as u64;
+        let address = part.check(what, 0, len, 1)?.as_ptr().expose_provenance() as u64;
         let entry = ProgramMemory { what, place: part.origin, address, len };
         let map = part.map;
         let mut list = map.list();
@@ -137,8 +137,12 @@ impl Mapping {
         // SAFETY: from the range mapped above, to which nothing refers, to the whole of the one that `map` obtained and every view's
         // Arc keeps. The views stay valid: as many bytes at the same addresses, readable and writable, any value of which they
         // take. The kernel replaces the range while it holds the address space's lock, so no access finds a hole.
-        let moved =
-            unsafe { mremap_fixed(pages, size, size, MremapFlags::MAYMOVE, self.base.as_ptr().cast()) };
+        let replace =
+            || unsafe { mremap_fixed(pages, size, size, MremapFlags::MAYMOVE, self.base.as_ptr().cast()) };
+        let moved = match &self.windows {
+            None => replace(),
+            Some(windows) => windows.give_up(replace),
+        };
         if let Err(source) = moved {
             // SAFETY: the range mapped above, to which nothing refers.
             let _ = unsafe { munmap(pages, size) };
@@ -254,7 +258,7 @@ mod tests {
         assert!(matches!(part.list("beyond", 7 * PAGE, PAGE + 1), Err(Error::OutOfBounds { .. })));
         let listed = map.program_memory();
         let described: Vec<_> = listed.iter().map(|e| (e.what, e.address, e.len)).collect();
-        let address = whole.address(0).unwrap();
+        let address = whole.address(0, 1).unwrap();
         assert_eq!(described, [("segment", address + PAGE + 100, 5000), ("ring", address + 5 * PAGE, 64)]);
         drop(gone);
         assert_eq!(map.program_memory(), listed[..1]);

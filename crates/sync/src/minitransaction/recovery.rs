@@ -143,7 +143,7 @@ impl Shared {
     /// lies there in one piece, and begins where it always did.
     fn can_be_cut_off(&self, segment: &Segment, offset: u64, len: u64) -> bool {
         let Ok(shared) = self.member().region().shared() else { return false };
-        let begin = segment.section.address(0).ok().and_then(|address| shared.offset_of(address));
+        let begin = segment.section.address(0, 0).ok().and_then(|address| shared.offset_of(address));
         let end = begin.and_then(|at| at.checked_add(offset)).and_then(|at| at.checked_add(len));
         end.is_some_and(|end| end <= shared.len())
     }
