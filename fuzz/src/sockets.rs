@@ -114,12 +114,16 @@ pub fn attach_server(data: &[u8]) {
             _ => rustix::pipe::pipe().map(|(a, b)| vec![a, b]).expect("a pipe"),
         };
         let frame = match input.below(14) {
-            0 | 1 => Request::Hello { version: VERSION, pid: 1, name: "x".into() }.encode(sequence),
+            0 | 1 => {
+                let image = input.byte().into();
+                Request::Hello { version: VERSION, pid: 1, name: "x".into(), image }.encode(sequence)
+            }
             2 => Request::Grow { bytes: input.number() }.encode(sequence),
             3 => Request::OpenEndpoint { block: input.number() }.encode(sequence),
             4 => Request::CloseEndpoint { slot: input.byte().into() }.encode(sequence),
             5 => {
-                Request::Hello { version: input.byte().into(), pid: 1, name: String::new() }.encode(sequence)
+                let version = input.byte().into();
+                Request::Hello { version, pid: 1, name: String::new(), image: 0 }.encode(sequence)
             }
             6 if input.byte() == 0 => Request::Detach.encode(sequence),
             7 => object(&mut input).encode(sequence),
@@ -154,7 +158,7 @@ pub fn attach_server(data: &[u8]) {
     // The next one gets in, and gets a place.
     for _ in 0..2000 {
         let good = connect(path);
-        let hello = Request::Hello { version: VERSION, pid: 1, name: "good".into() }.encode(1);
+        let hello = Request::Hello { version: VERSION, pid: 1, name: "good".into(), image: 0 }.encode(1);
         let mine = pidfd();
         socket::send(&good, &hello, &[mine.as_fd()], SendFlags::empty()).expect("the server hears");
         let packet = socket::receive(&good, RecvFlags::empty()).expect("the server answers");

@@ -2,6 +2,8 @@
 /* Semaphore sets: what semget(2), semop(2) and semctl(2) say of them. Rights are in key.c. */
 #include "check.h"
 
+#include <sys/resource.h>
+
 static int semopm(void)
 {
 	struct seminfo info;
@@ -1235,6 +1237,21 @@ CASE(undo_kept_over_exec, "The sem_undo structures are inherited across an execv
 	VALUES(id, 5, 5);
 }
 
+CASE(undo_kept_over_many_execs, "The sem_undo structures are inherited across an execve, however often a process does so; semop(2)")
+{
+	struct peer *p = peer();
+	int id = new_sem(1);
+	SET(id, 1000);
+	/* More often than there are processes that a region has room for. */
+	for (int i = 0; i < 260; i++) {
+		OK(its_semop1(p, id, 0, -1, SEM_UNDO));
+		its_exec(p);
+	}
+	VALUES(id, 1000 - 260);
+	its_kill(p);
+	VALUES(id, 1000);
+}
+
 CASE(undo_not_inherited_by_fork, "The sem_undo structures are not inherited by the child produced by fork; semop(2)")
 {
 	struct peer *p = peer();
@@ -1264,6 +1281,37 @@ CASE(undo_not_inherited_by_fork, "The sem_undo structures are not inherited by t
 	OK(its_semop1(p, id, 0, 1, SEM_UNDO));
 	its_kill(p);
 	VALUES(id, 10);
+}
+
+static void with_descendants(int id, int left)
+{
+	/* With a sleep, for which there may be descriptors, too. */
+	struct timespec limit = {0, 5 * 1000 * 1000};
+	OK(semop1(id, 0, -1, SEM_UNDO));
+	FAILS(semtimedop(id, OPS({1, -1, 0}), &limit), EAGAIN);
+	if (left == 0)
+		return;
+	pid_t pid = child();
+	if (pid == 0) {
+		with_descendants(id, left - 1);
+		_exit(0);
+	}
+	JOIN(pid);
+}
+
+CASE(fork_generations, "fork creates a new process: each of 60 generations operates, with few descriptors; fork(2), semop(2)")
+{
+	int id = new_sem(2);
+	SET(id, 100, 0);
+	struct rlimit limit = {40, 40};
+	pid_t pid = child();
+	if (pid == 0) {
+		OK(setrlimit(RLIMIT_NOFILE, &limit));
+		with_descendants(id, 60);
+		_exit(0);
+	}
+	JOIN(pid);
+	VALUES(id, 100, 0);
 }
 
 CASE(undo_is_of_each_process, "Each process has a list of semadj values; semop(2)")

@@ -47,6 +47,7 @@ pub fn connect_at(path: &Path) -> Result<Arc<Member>> {
         version: VERSION,
         pid: u32::try_from(pid.as_raw_nonzero().get()).unwrap_or(0),
         name: name.unwrap_or_default(),
+        image: isthmus_region::kept::image(),
     };
     let (reply, fds) = connection.ask(&hello, Some(&pidfd))?;
     let welcome = match reply {
@@ -57,7 +58,7 @@ pub fn connect_at(path: &Path) -> Result<Arc<Member>> {
     let [region]: [OwnedFd; 1] =
         fds.try_into().map_err(|_| Error::BadFrame { what: "not the one descriptor of a Welcome" })?;
     let map = map(&region, &welcome)?;
-    let client = Client::new(connection, path, pid);
+    let client = Client::new(connection, path, welcome.former > 0);
     Ok(Member::new(&map, welcome.peer, welcome.grant, Box::new(client))?)
 }
 

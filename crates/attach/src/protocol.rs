@@ -1,4 +1,4 @@
-//! The frames of the attach protocol, version 3. `docs/attach-protocol.md` describes the conversation.
+//! The frames of the attach protocol, version 4. `docs/attach-protocol.md` describes the conversation.
 //!
 //! A frame is one packet of a `SOCK_SEQPACKET` socket. All numbers are little-endian. Every frame starts with the same
 //! sixteen bytes: kind (4), length of the whole frame (4), sequence number (8). A reply carries the number of its
@@ -14,8 +14,8 @@ use isthmus_region::extent::Extent;
 use isthmus_region::objects::sysv::{Change, Sharing};
 use isthmus_region::objects::{Access, Kind, NewObject, ObjectGrant};
 
-/// Version of the protocol. `Hello` and `Refused` keep their layout in all versions.
-pub const VERSION: u32 = 3;
+/// Version of the protocol. `Hello` begins in all versions as it does here, and `Refused` keeps its layout.
+pub const VERSION: u32 = 4;
 /// Longest frame.
 pub const MAX_FRAME: usize = 1024;
 /// Bytes of a name: UTF-8, padded with zeros.
@@ -34,6 +34,8 @@ pub enum Request {
         pid: u32,
         /// The program's name, for people.
         name: String,
+        /// The same for all attachments of a process between two of its execs, and another after an exec; 0 if it is not known.
+        image: u64,
     },
     /// A further extent.
     Grow {
@@ -159,6 +161,8 @@ pub enum Request {
     },
     /// Answered once all deaths are noticed that have happened in this system.
     Settle,
+    /// Takes back what the process had before it executed its program: it has taken over what was to stay.
+    Forget,
     /// A bell that is rung when a place is.
     Watch {
         /// Offset in the region.
@@ -199,7 +203,7 @@ pub enum Reply {
         /// Its incarnation.
         incarnation: u64,
     },
-    /// To `CloseEndpoint`, `Close`, `Unlink`, `Change`, `Remove`, `Share` and `Settle`.
+    /// To `CloseEndpoint`, `Close`, `Unlink`, `Change`, `Remove`, `Share`, `Settle` and `Forget`.
     Done,
     /// To `Observe`, with a descriptor of the file that is open for reading only.
     Observed(Observed),
@@ -239,6 +243,8 @@ pub struct Welcome {
     pub grant: AreaGrant,
     /// Name of the peer, a host name.
     pub host_name: String,
+    /// Attachments of this process before it executed its program, of which the memory is kept until `Forget`.
+    pub former: u32,
 }
 
 /// What an observer is told.

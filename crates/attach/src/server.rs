@@ -139,6 +139,7 @@ struct Newcomer {
     socket: OwnedFd,
     who: Who,
     gid: u32,
+    image: u64,
     sequence: u64,
     pidfd: OwnedFd,
 }
@@ -222,6 +223,8 @@ pub enum Ending {
     Detached,
     /// The connection ended while the process lives: it executed another program or closed its descriptors.
     Closed,
+    /// The process executed another program, which has attached.
+    Executed,
     /// The process died without detaching.
     Died,
     /// The service ended it: bad frames, or replies that were not read.
@@ -272,6 +275,7 @@ impl std::fmt::Display for Event {
             Self::Gone { who, ending, .. } => {
                 let how = match ending {
                     Ending::Detached => "has detached",
+                    Ending::Executed => "has executed another program",
                     Ending::Closed => "has closed its connection without detaching",
                     Ending::Died => "is dead",
                     Ending::Dropped => "was dropped: it does not keep to the attach protocol",

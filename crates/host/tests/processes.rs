@@ -411,7 +411,11 @@ fn raw(path: &Path) -> OwnedFd {
 }
 
 fn hello(version: u32) -> Vec<u8> {
-    Request::Hello { version, pid: 1, name: "test".into() }.encode(7)
+    hello_of(version, 0)
+}
+
+fn hello_of(version: u32, image: u64) -> Vec<u8> {
+    Request::Hello { version, pid: 1, name: "test".into(), image }.encode(7)
 }
 
 fn own_pidfd() -> OwnedFd {
@@ -493,6 +497,63 @@ fn garbage_gets_an_error_and_a_closed_connection() {
     assert_eq!(heap, 4 * isthmus_attach::server::AREA_BYTES, "nothing but this member's and those three");
     let _ = rustix::process::kill_process(other_pid, Signal::KILL);
     let _ = { other }.wait();
+}
+
+/// One process throughout: what an exec changes is the image alone, and that its descriptors are closed, or its children's left.
+#[test]
+fn the_memory_that_a_process_had_before_an_exec_is_taken_back_when_it_attaches_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let (service, events) = start(config(dir.path()));
+    let path = service.attach_socket();
+    let pidfd = own_pidfd();
+    let attach = |image| {
+        let socket = raw(path);
+        send(&socket, &hello_of(VERSION, image), &[pidfd.as_fd()], SendFlags::empty()).unwrap();
+        let packet = receive(&socket, RecvFlags::empty()).unwrap();
+        let (7, Reply::Welcome(welcome)) = Reply::decode(&packet.frame).unwrap() else { panic!() };
+        (socket, welcome.former)
+    };
+    let forget = |socket: &OwnedFd| {
+        send(socket, &Request::Forget.encode(8), &[], SendFlags::empty()).unwrap();
+        let packet = receive(socket, RecvFlags::empty()).unwrap();
+        assert_eq!(Reply::decode(&packet.frame).unwrap(), (8, Reply::Done));
+    };
+    // With the image of this program.
+    let observer = isthmus_attach::connect_at(path).unwrap();
+    assert!(!observer.service().has_former());
+    let areas = || observer.directory(0).unwrap().1.heap_used() / isthmus_attach::server::AREA_BYTES - 1;
+    let unknown = attach(0);
+    drop(attach(0));
+    assert_eq!(await_event(&events, gone).0, Ending::Closed);
+    assert_eq!((areas(), unknown.1), (2, 0));
+    // The observer's attachment is now that of another program, and so is each one that comes before the next.
+    let (first, former) = attach(1);
+    assert_eq!((await_event(&events, gone).0, former), (Ending::Executed, 1));
+    assert!(observer.service().has_ended(), "its connection");
+    assert_eq!(areas(), 3, "it may still be writing to all of them");
+    // The observer's own is still counted, until it is forgotten.
+    forget(&first);
+    let areas = || areas() + 1;
+    assert_eq!(areas(), 3);
+    let mut lasting = vec![first];
+    // 300 programs, one after the other, as a shell executes them; every second one has a child that holds its socket, and every third
+    // does not say that it forgets.
+    let mut kept = 1;
+    for image in 2..302 {
+        let (socket, former) = attach(image);
+        assert_eq!(u64::from(former), kept);
+        assert_eq!(areas(), 3 + kept);
+        if image % 3 != 0 {
+            forget(&socket);
+            assert_eq!(areas(), 3, "two whose image is not known, and this one's");
+            kept = 0;
+        }
+        kept += 1;
+        if image % 2 == 0 {
+            lasting.push(socket);
+        }
+    }
+    service.stop();
 }
 
 #[test]

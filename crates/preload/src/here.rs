@@ -1,10 +1,10 @@
 //! This process's attachment.
 
 use std::collections::HashMap;
-use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex};
 
 use isthmus_region::error::with_causes;
+use isthmus_region::kept::Kept;
 use isthmus_region::shared_by_threads::Count;
 use isthmus_region::signals::{self, Guarded};
 use isthmus_sysv::Ipc;
@@ -18,7 +18,7 @@ pub(crate) struct State {
     /// Segments that are attached here.
     pub(crate) mapped: Vec<Mapped>,
     /// Descriptors of the region's files, for mapping segments.
-    files: HashMap<u32, (Arc<OwnedFd>, (u64, u64))>,
+    files: HashMap<u32, Arc<Kept>>,
 }
 
 static STATE: Mutex<Option<State>> = Mutex::new(None);
@@ -92,6 +92,11 @@ pub(crate) fn attach() -> Result<&'static Ipc> {
     match isthmus_attach::client::connect() {
         Ok(member) => {
             let ipc: &'static Ipc = Box::leak(Box::new(Ipc::new(&member)));
+            let service = member.service();
+            // What it had before it executed this program is kept until then.
+            if service.has_former() && ipc.take_over(credentials::caller().pid) {
+                let _ = service.forget_former();
+            }
             USERS.set(credentials::version());
             CURRENT.set(std::ptr::from_ref(ipc).expose_provenance() as u64);
             crate::fork::watch();
@@ -106,6 +111,9 @@ pub(crate) fn attach() -> Result<&'static Ipc> {
 
 /// In a forked child: its parent's attachment is not its own.
 pub(crate) fn forget() {
+    if let Some(ipc) = current() {
+        ipc.abandon();
+    }
     CURRENT.set(0);
 }
 
@@ -116,25 +124,14 @@ pub(crate) fn is_attached() -> bool {
 
 impl State {
     /// A descriptor of a file of the region.
-    pub(crate) fn file(&mut self, ipc: &Ipc, index: u32) -> Result<Arc<OwnedFd>> {
-        if let Some((file, identity)) = self.files.get(&index) {
-            // The program may have closed all descriptors that it did not know, and opened others.
-            if identity_of(file) == Some(*identity) {
-                return Ok(Arc::clone(file));
-            }
-            let lost = self.files.remove(&index);
-            std::mem::forget(lost);
+    pub(crate) fn file(&mut self, ipc: &Ipc, index: u32) -> Result<Arc<Kept>> {
+        if let Some(file) = self.files.get(&index).filter(|file| file.is_there()) {
+            return Ok(Arc::clone(file));
         }
-        let file = Arc::new(ipc.member().service().file(index).map_err(|_| Errno::NOMEM)?);
-        let identity = identity_of(&file).ok_or(Errno::NOMEM)?;
-        self.files.insert(index, (Arc::clone(&file), identity));
+        let file = Arc::new(Kept::new(ipc.member().service().file(index).map_err(|_| Errno::NOMEM)?));
+        self.files.insert(index, Arc::clone(&file));
         Ok(file)
     }
-}
-
-/// Which file a descriptor is of.
-fn identity_of(file: &OwnedFd) -> Option<(u64, u64)> {
-    rustix::fs::fstat(file).ok().map(|stat| (stat.st_dev, stat.st_ino))
 }
 
 /// Says why nothing could be made: there was no room, or else this process may make nothing.

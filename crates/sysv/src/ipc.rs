@@ -225,6 +225,15 @@ impl Ipc {
         *lock(&self.ruler) = Some(member);
     }
 
+    /// To be called in a forked child, which can use nothing of this: see [`Member::abandon`].
+    pub fn abandon(&self) {
+        self.member.abandon();
+        // A thread of the parent may have had it locked.
+        if let Some(ruler) = self.ruler.try_lock().ok().and_then(|ruler| ruler.clone()) {
+            ruler.abandon();
+        }
+    }
+
     /// The attachment by which objects are made, changed and removed.
     fn ruler(&self) -> Arc<Member> {
         lock(&self.ruler).as_ref().map_or_else(|| Arc::clone(&self.member), Arc::clone)

@@ -49,7 +49,7 @@ use self::fault::Step;
 use self::space::Space;
 use self::waiters::Record;
 use crate::caller::{ALTER, READ};
-use crate::ipc::{Ipc, NOWAIT, Used};
+use crate::ipc::{self, Ipc, NOWAIT, Used};
 use crate::waiting::{self, Attempt, Sleep};
 use crate::{Caller, Result};
 
@@ -635,6 +635,18 @@ impl Ipc {
         let set = Arc::new(Set::new(self, self.open(Kind::SysvSem, id)?, pid)?);
         // Two threads may have opened it; the first one's stays.
         Ok(Arc::clone(self.sets.lock().entry(id).or_insert(set)))
+    }
+
+    /// Takes over what this process, which has the number `pid`, owes to semaphores since before it executed its program. Gives whether
+    /// that was all: what is in a set that is not for this process stays.
+    pub fn take_over(&self, pid: u32) -> bool {
+        let sets = self
+            .all(Kind::SysvSem)
+            .into_iter()
+            .filter(|info| !sysv::is_removed(self.member().region(), info));
+        let taken = sets.map(|info| self.set(ipc::id_of(&info), pid).and_then(|set| set.take_over()));
+        // One that is removed meanwhile has nothing to undo.
+        taken.filter(|taken| !matches!(taken, Err(Errno::IDRM | Errno::INVAL))).all(|taken| taken.is_ok())
     }
 
     /// Forgets a set that is removed.

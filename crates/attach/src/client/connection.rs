@@ -5,6 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use isthmus_region::kept::Kept;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, SocketAddrUnix, SocketFlags};
@@ -20,7 +21,7 @@ const AWAKE: Duration = Duration::from_micros(30);
 /// A connection with one request at a time under way.
 #[derive(Debug)]
 pub(super) struct Connection {
-    pub(super) socket: Arc<OwnedFd>,
+    pub(super) socket: Arc<Kept>,
     sequence: u64,
     patience: Duration,
     /// Number of a request about a named object that was given up and has no answer yet.
@@ -46,7 +47,13 @@ impl Connection {
         )
         .map_err(failed)?;
         rustix::net::connect(&socket, &address).map_err(failed)?;
-        Ok(Self { socket: Arc::new(socket), sequence: 0, patience, unanswered: None, to_close: Vec::new() })
+        Ok(Self {
+            socket: Arc::new(Kept::new(socket)),
+            sequence: 0,
+            patience,
+            unanswered: None,
+            to_close: Vec::new(),
+        })
     }
 
     /// Sends a request and waits for its reply.

@@ -8,13 +8,13 @@ use std::time::Duration;
 use isthmus_region::error::{ObjectProblem, with_causes};
 use isthmus_region::extent::Extent;
 use isthmus_region::format::GlobalSlot;
+use isthmus_region::kept::Kept;
 use isthmus_region::member::LocalService;
 use isthmus_region::objects::sysv::{Change, Sharing};
 use isthmus_region::objects::{Access, Kind, NewObject, ObjectGrant};
 use isthmus_region::signals;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::net::SendFlags;
-use rustix::process::Pid;
 
 use super::connection::Connection;
 use crate::error::Error;
@@ -30,23 +30,20 @@ pub(super) struct Client {
     connection: Mutex<Connection>,
     /// The connection's, for frames without an answer, which do not wait for other threads' requests. A packet is
     /// sent whole.
-    socket: Arc<OwnedFd>,
+    socket: Arc<Kept>,
     path: PathBuf,
-    pid: Pid,
-    /// Which socket it is: a program may close all descriptors that it did not open, and open others under their numbers.
-    identity: Option<(u64, u64)>,
+    has_former: bool,
 }
 
 impl Client {
-    pub(super) fn new(connection: Connection, path: &Path, pid: Pid) -> Self {
+    pub(super) fn new(connection: Connection, path: &Path, has_former: bool) -> Self {
         let socket = Arc::clone(&connection.socket);
-        let identity = identity_of(&socket);
-        Self { connection: Mutex::new(connection), socket, path: path.to_path_buf(), pid, identity }
+        Self { connection: Mutex::new(connection), socket, path: path.to_path_buf(), has_former }
     }
 
     /// Whether this process may use the connection: it is not a forked child, and the descriptor is still the connection's.
     fn is_own(&self) -> bool {
-        rustix::process::getpid() == self.pid && identity_of(&self.socket) == self.identity
+        self.socket.is_own() && self.socket.is_there()
     }
 
     fn ask(&self, action: &'static str, request: &Request) -> isthmus_region::Result<Reply> {
@@ -68,7 +65,7 @@ impl Client {
         if self.is_own() {
             return Ok(());
         }
-        let reason = match rustix::process::getpid() == self.pid {
+        let reason = match self.socket.is_own() {
             true => "this process has closed its connection to the service".into(),
             false => Error::Forked.to_string(),
         };
@@ -92,11 +89,6 @@ impl Client {
             Err(e) => Err(refused(format!("{} ({})", with_causes(&e), self.path.display()))),
         }
     }
-}
-
-/// Which file a descriptor is of.
-fn identity_of(socket: &OwnedFd) -> Option<(u64, u64)> {
-    rustix::fs::fstat(socket).ok().map(|stat| (stat.st_dev, stat.st_ino))
 }
 
 fn unexpected(action: &'static str) -> isthmus_region::Error {
@@ -325,6 +317,22 @@ impl LocalService for Client {
             let _ = socket::send(&self.socket, &frame, &[], SendFlags::DONTWAIT);
         }
     }
+
+    fn has_former(&self) -> bool {
+        self.has_former
+    }
+
+    fn forget_former(&self) -> isthmus_region::Result<()> {
+        let action = "forget what this process had before it executed its program";
+        match self.ask(action, &Request::Forget)? {
+            Reply::Done => Ok(()),
+            _ => Err(unexpected(action)),
+        }
+    }
+
+    fn abandon(&self) {
+        self.socket.abandon();
+    }
 }
 
 impl Drop for Client {
@@ -344,7 +352,7 @@ mod tests {
     #[test]
     fn watch_fails_at_once_while_another_thread_waits_for_an_answer() {
         let (slow, connection, _dir) = connection();
-        let client = Client::new(connection, Path::new(""), rustix::process::getpid());
+        let client = Client::new(connection, Path::new(""), false);
         std::thread::scope(|scope| {
             let asks = scope.spawn(|| client.open_object(Kind::Segment, "slow", Access::Write));
             let (number, _) = slow.request();

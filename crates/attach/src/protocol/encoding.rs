@@ -37,6 +37,7 @@ mod kind {
     pub(super) const ENTER: u32 = 24;
     pub(super) const REMOVED: u32 = 25;
     pub(super) const SHARE: u32 = 26;
+    pub(super) const FORGET: u32 = 27;
     pub(super) const WELCOME: u32 = 0x81;
     pub(super) const EXTENT: u32 = 0x82;
     pub(super) const ENDPOINT: u32 = 0x83;
@@ -184,8 +185,8 @@ impl Request {
     /// The request as a frame.
     pub fn encode(&self, sequence: u64) -> Vec<u8> {
         match self {
-            Self::Hello { version, pid, name } => {
-                Put::new(kind::HELLO, sequence).u32(*version).u32(*pid).name(name).end()
+            Self::Hello { version, pid, name, image } => {
+                Put::new(kind::HELLO, sequence).u32(*version).u32(*pid).name(name).u64(*image).end()
             }
             Self::Grow { bytes } => Put::new(kind::GROW, sequence).u64(*bytes).end(),
             Self::OpenEndpoint { block } => Put::new(kind::OPEN_ENDPOINT, sequence).u64(*block).end(),
@@ -253,6 +254,7 @@ impl Request {
                 Put::new(kind::SHARE, sequence).u32(*index).u32(how).u64(*incarnation).name(name).end()
             }
             Self::Settle => Put::new(kind::SETTLE, sequence).end(),
+            Self::Forget => Put::new(kind::FORGET, sequence).end(),
             Self::Watch { place } => Put::new(kind::WATCH, sequence).u64(*place).end(),
             Self::Ring { peers, place } => Put::new(kind::RING, sequence).u64(*peers).u64(*place).end(),
             Self::File { index } => Put::new(kind::FILE, sequence).u32(*index).u32(0).end(),
@@ -271,12 +273,12 @@ impl Request {
         let request = match kind {
             kind::HELLO => {
                 let (version, pid) = (take.u32()?, take.u32()?);
-                let hello = Self::Hello { version, pid, name: take.name()? };
-                // A later version's Hello may be longer; it is answered with the version spoken here.
+                let name = take.name()?;
+                // Another version's Hello may be shorter or longer; it is answered with the version spoken here.
                 if version != VERSION {
-                    return Ok((sequence, hello));
+                    return Ok((sequence, Self::Hello { version, pid, name, image: 0 }));
                 }
-                hello
+                Self::Hello { version, pid, name, image: take.u64()? }
             }
             kind::GROW => Self::Grow { bytes: take.u64()? },
             kind::OPEN_ENDPOINT => Self::OpenEndpoint { block: take.u64()? },
@@ -350,6 +352,7 @@ impl Request {
                 Self::Share { index, incarnation, sharing }
             }
             kind::SETTLE => Self::Settle,
+            kind::FORGET => Self::Forget,
             kind::WATCH => Self::Watch { place: take.u64()? },
             kind::RING => Self::Ring { peers: take.u64()?, place: take.u64()? },
             _ => return Err(Error::BadFrame { what: "its kind is unknown" }),
@@ -371,7 +374,7 @@ impl Reply {
                 .u64(w.uuid[0])
                 .u64(w.uuid[1])
                 .u32(w.grant.area)
-                .u32(0)
+                .u32(w.former)
                 .u64(w.grant.incarnation)
                 .u64(w.grant.first.offset)
                 .u64(w.grant.first.bytes)
@@ -418,13 +421,14 @@ impl Reply {
             kind::WELCOME => {
                 let (version, peer, incarnation) = (take.u32()?, take.u32()?, take.u64()?);
                 let (region_bytes, uuid) = (take.u64()?, [take.u64()?, take.u64()?]);
-                let area = take.u32()?;
-                take.u32()?;
+                let (area, former) = (take.u32()?, take.u32()?);
                 let lives = take.u64()?;
                 let first = Extent { offset: take.u64()?, bytes: take.u64()? };
                 let grant = AreaGrant { area, incarnation: lives, first };
                 let host_name = take.name()?;
-                Self::Welcome(Welcome { version, peer, incarnation, region_bytes, uuid, grant, host_name })
+                let welcome =
+                    Welcome { version, peer, incarnation, region_bytes, uuid, grant, host_name, former };
+                Self::Welcome(welcome)
             }
             kind::EXTENT => Self::Extent(Extent { offset: take.u64()?, bytes: take.u64()? }),
             kind::ENDPOINT => {
@@ -466,7 +470,7 @@ mod tests {
 
     fn requests() -> Vec<Request> {
         vec![
-            Request::Hello { version: VERSION, pid: 7, name: "a.out".into() },
+            Request::Hello { version: VERSION, pid: 7, name: "a.out".into(), image: 11 },
             Request::Grow { bytes: u64::MAX },
             Request::OpenEndpoint { block: 4096 },
             Request::CloseEndpoint { slot: 3 },
@@ -503,6 +507,7 @@ mod tests {
             Request::Share { index: 5, incarnation: 2, sharing: Sharing::With("vm1".into()) },
             Request::Share { index: 5, incarnation: 2, sharing: Sharing::Also("vm2".into()) },
             Request::Settle,
+            Request::Forget,
             Request::Process { slot: 3, incarnation: 1 << 33 },
         ]
     }
@@ -518,6 +523,7 @@ mod tests {
                 uuid: [5, 6],
                 grant: AreaGrant { area: 8, incarnation: 1 << 40, first },
                 host_name: "vm1".into(),
+                former: 5,
             }),
             Reply::Extent(first),
             Reply::Endpoint { slot: 1, incarnation: 2 },
@@ -585,9 +591,9 @@ mod tests {
     #[test]
     fn long_names_and_texts_are_cut_at_a_character() {
         let name = "ü".repeat(100);
-        let (_, hello) =
-            Request::decode(&Request::Hello { version: VERSION, pid: 1, name }.encode(0)).unwrap();
-        assert_eq!(hello, Request::Hello { version: VERSION, pid: 1, name: "ü".repeat(31) });
+        let named = |name| Request::Hello { version: VERSION, pid: 1, name, image: 2 };
+        let (_, hello) = Request::decode(&named(name).encode(0)).unwrap();
+        assert_eq!(hello, named("ü".repeat(31)));
         let frame = Reply::Refused { code: Code::Failed, text: "ü".repeat(5000) }.encode(0);
         assert!(frame.len() <= MAX_FRAME && Reply::decode(&frame).is_ok());
     }

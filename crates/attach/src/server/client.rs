@@ -30,7 +30,22 @@ pub(super) struct Client {
     pub(super) who: Who,
     pub(super) gid: u32,
     pub(super) since: Instant,
+    /// As its `Hello` has it; 0 before.
+    pub(super) image: u64,
     pub(super) attached: Option<Attached>,
+}
+
+/// A process that lives on after its attachment, or its former program's.
+pub(super) struct Lingering {
+    pub(super) pid: u32,
+    pub(super) pidfd: OwnedFd,
+    pub(super) image: u64,
+}
+
+/// Whether of two attachments with these process ids and images, the second of which is of a living process, the first is of a program
+/// that the same process has replaced by another since, so that nothing of it is left.
+fn is_replaced((pid, image): (u32, u64), (now_pid, now): (u32, u64)) -> bool {
+    pid == now_pid && pid != 0 && image != now && image != 0 && now != 0
 }
 
 /// What an attached client has beyond its connection.
@@ -138,16 +153,17 @@ impl Loop {
             None => self.welcome(key, sequence, pidfd),
             Some(other) => {
                 // The process sends nothing before its Welcome, so the connection has no frame that was read here.
-                let Some(Client { socket, who, gid, .. }) = self.clients.remove(&key) else { return };
+                let Some(Client { socket, who, gid, image, .. }) = self.clients.remove(&key) else { return };
                 let _ = epoll::delete(&self.epoll, &socket);
-                other.take(Newcomer { socket, who, gid, sequence, pidfd });
+                other.take(Newcomer { socket, who, gid, image, sequence, pidfd });
             }
         }
     }
 
     /// Grants an area and sends the `Welcome`, or turns the client away.
     pub(super) fn welcome(&mut self, key: u64, sequence: u64, pidfd: OwnedFd) {
-        let Some(who) = self.clients.get(&key).map(|c| c.who.clone()) else { return };
+        let Some((who, image)) = self.clients.get(&key).map(|c| (c.who.clone(), c.image)) else { return };
+        self.end_replaced(who.pid, image);
         let grant = match self.writer.open_area(self.config.area_bytes, who.pid, &who.name) {
             Ok(grant) => grant,
             Err(e) => return self.turn_away(key, sequence, code_of(&e), &e.to_string()),
@@ -160,6 +176,7 @@ impl Loop {
             uuid: self.config.uuid,
             grant,
             host_name: self.config.host_name.clone(),
+            former: u32::try_from(self.former(who.pid, image).len()).unwrap_or(u32::MAX),
         });
         let area = grant.area;
         match self.attach(key, pidfd, grant, &welcome.encode(sequence)) {
@@ -171,6 +188,35 @@ impl Loop {
                     std::error::Error::source(&e).map_or_else(String::new, |cause| format!(": {cause}"));
                 self.turn_away(key, sequence, Code::Failed, &format!("{e}{cause}"));
             }
+        }
+    }
+
+    /// Ends what a process had before it executed the program that it is now. Its connection may still be open, held by a forked child.
+    fn end_replaced(&mut self, pid: u32, image: u64) {
+        let is_attached =
+            |c: &&Client| c.attached.is_some() && is_replaced((c.who.pid, c.image), (pid, image));
+        let of = |(key, client): (&u64, &Client)| is_attached(&client).then_some(*key);
+        let keys: Vec<u64> = self.clients.iter().filter_map(of).collect();
+        for key in keys {
+            self.hear_out(key);
+            self.end(key, Ending::Executed);
+        }
+    }
+
+    /// The areas that a process had before it executed the program that it is now.
+    fn former(&self, pid: u32, image: u64) -> Vec<u32> {
+        let of = |(area, l): (&u32, &Lingering)| is_replaced((l.pid, l.image), (pid, image)).then_some(*area);
+        self.lingering.iter().filter_map(of).collect()
+    }
+
+    /// Takes back what a client's process had before it executed its program.
+    pub(super) fn forget_former(&mut self, key: u64) {
+        let Some((pid, image)) = self.clients.get(&key).map(|c| (c.who.pid, c.image)) else { return };
+        for area in self.former(pid, image) {
+            if let Some(Lingering { pidfd, .. }) = self.lingering.remove(&area) {
+                let _ = epoll::delete(&self.epoll, &pidfd);
+            }
+            self.take_back(area);
         }
     }
 
@@ -210,14 +256,15 @@ impl Loop {
         };
         let done = match ending {
             Ending::Died | Ending::Detached => true,
-            Ending::Closed | Ending::Dropped => is_dead(&pidfd, AT_ONCE),
+            Ending::Closed | Ending::Executed | Ending::Dropped => is_dead(&pidfd, AT_ONCE),
         };
         if done {
             let _ = epoll::delete(&self.epoll, &pidfd);
             self.take_back(area);
         } else {
             // Its pidfd stays watched; its death leads to `sweep`.
-            self.lingering.insert(area, pidfd);
+            let (pid, image) = (client.who.pid, client.image);
+            self.lingering.insert(area, Lingering { pid, pidfd, image });
         }
         self.tell(&Event::Gone { who: client.who, area, ending, endpoints });
     }

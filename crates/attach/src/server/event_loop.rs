@@ -12,7 +12,7 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use rustix::net::{SocketFlags, SocketType};
 
-use super::client::{AT_ONCE, Client, is_dead, refuse};
+use super::client::{AT_ONCE, Client, Lingering, is_dead, refuse};
 use super::{Config, Ending, Event, Newcomer, Observer, Order, Settling, Wakeup, Who, eventfd};
 use crate::bells::Bells;
 use crate::error::{Error, Result};
@@ -44,9 +44,9 @@ pub(super) struct Loop {
     inbox: mpsc::Receiver<Order>,
     pub(super) bells: Arc<Bells>,
     pub(super) clients: HashMap<u64, Client>,
-    /// Pidfds of processes that live on after their attachment, by area. They may still write there, so the memory is
-    /// given to no other process before they are dead.
-    pub(super) lingering: HashMap<u32, OwnedFd>,
+    /// Processes that live on after their attachment, by area. They may still write there, so the memory is given to no other
+    /// process before they are dead, or have executed another program.
+    pub(super) lingering: HashMap<u32, Lingering>,
     /// Processes whose areas have not been taken back yet, by area.
     pub(super) parties: HashMap<u32, Party>,
     next: u64,
@@ -238,7 +238,7 @@ impl Loop {
         self.next += 2;
         match self.watch(&socket, key) {
             Ok(()) => {
-                let client = Client { socket, who, gid, since: Instant::now(), attached: None };
+                let client = Client { socket, who, gid, since: Instant::now(), image: 0, attached: None };
                 self.clients.insert(key, client);
                 Some(key)
             }
@@ -250,8 +250,11 @@ impl Loop {
     }
 
     /// Takes on a process whose `Hello` came to another peer's socket.
-    fn adopt(&mut self, Newcomer { socket, who, gid, sequence, pidfd }: Newcomer) {
+    fn adopt(&mut self, Newcomer { socket, who, gid, image, sequence, pidfd }: Newcomer) {
         if let Some(key) = self.add(socket, who, gid) {
+            if let Some(client) = self.clients.get_mut(&key) {
+                client.image = image;
+            }
             self.welcome(key, sequence, pidfd);
         }
     }
@@ -318,7 +321,7 @@ impl Loop {
     }
 
     /// Takes what an attached process has said by now. What it said without waiting for an answer counts also if it is dead.
-    fn hear_out(&mut self, key: u64) {
+    pub(super) fn hear_out(&mut self, key: u64) {
         // A process that goes on and on has its turn.
         for _ in 0..MOST_AT_ONCE {
             let Some(client) = self.clients.get(&key).filter(|c| c.attached.is_some()) else { return };
@@ -336,8 +339,8 @@ impl Loop {
         let now = Instant::now();
         for area in self.writer.held() {
             match self.lingering.get(&area) {
-                Some(pidfd) if !is_dead(pidfd, AT_ONCE) => continue,
-                Some(pidfd) => {
+                Some(Lingering { pidfd, .. }) if !is_dead(pidfd, AT_ONCE) => continue,
+                Some(Lingering { pidfd, .. }) => {
                     let _ = epoll::delete(&self.epoll, pidfd);
                     self.lingering.remove(&area);
                 }

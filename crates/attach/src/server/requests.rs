@@ -30,8 +30,9 @@ impl Loop {
         let pid = client.who.pid;
         let area = client.attached.as_ref().map(|a| a.area);
         let done = match (area, request) {
-            (None, Request::Hello { version, name, .. }) => {
+            (None, Request::Hello { version, name, image, .. }) => {
                 client.who.name = name;
+                client.image = image;
                 return self.greet(key, sequence, version, fds);
             }
             (None, Request::Observe { version, file }) => return self.observe(key, sequence, version, file),
@@ -71,6 +72,10 @@ impl Loop {
                 | Request::Remove { .. }
                 | Request::Share { .. }),
             ) => return self.ask_about_object(key, sequence, request),
+            (Some(_), Request::Forget) => {
+                self.forget_former(key);
+                Ok(Reply::Done)
+            }
             (Some(_), Request::Settle) => {
                 if !self.notice_deaths() {
                     // What others said since, and deaths, are not all known yet: another time, from the start.

@@ -2,8 +2,8 @@
 //!
 //! A *cell* belongs to a process, and has one semaphore and its adjustment. The adjustment changes only together with the semaphore, as
 //! one change of both words. Cells of a process whose [party](isthmus_region::party) may write no more are due: once it is dead, and not
-//! before, so that a process that executes another program keeps its cells, and its new program takes them over when it adjusts the
-//! same semaphores.
+//! before, so that a process that executes another program keeps its cells. Its new program takes them over when it attaches
+//! ([`crate::Ipc::take_over`]), before the service forgets the former party.
 //!
 //! The host service applies what is due ([`apply`]), in the order of the deaths, and gives the cells back, before it rings for the death.
 //! A thread that says that it cannot go on, or what a semaphore's value is, has the services notice the deaths that have happened by then,
@@ -92,24 +92,49 @@ impl Set {
     }
 
     /// Takes the cell that this process had before it executed this program: the sum of both is what counts, since a value
-    /// has bounds.
+    /// has bounds. It may have been taken over already.
     fn former_cell(&self, num: u32) -> Result<Option<u32>> {
         for index in 0..self.space.high() {
             let party = self.space.party(index)?;
             let there = party.get();
-            if there == 0 || there == self.me {
+            if there == 0 {
                 continue;
             }
             let cell = mcas::read(&self.space, self.space.layout.cell(index)).map_err(damage)?;
             let is_it = words::semaphore(cell) == num && words::adjustment(cell) != 0;
-            let former = Party::named(there).filter(|_| is_it);
-            if former.is_some_and(|former| former.is_former(self.member.party(), self.member.region()))
-                && party.replace(there, self.me).is_ok()
-            {
+            if is_it && (there == self.me || self.is_former(there) && party.replace(there, self.me).is_ok()) {
                 return Ok(Some(index));
             }
         }
         Ok(None)
+    }
+
+    fn is_former(&self, word: u64) -> bool {
+        let (party, region) = (self.member.party(), self.member.region());
+        Party::named(word).is_some_and(|former| former.is_former(party, region))
+    }
+
+    /// Takes over all cells that this process had before it executed this program, and gives back those that nothing is owed for.
+    pub(super) fn take_over(&self) -> Result<()> {
+        for index in 0..self.space.high() {
+            let party = self.space.party(index)?;
+            let there = party.get();
+            if there == 0 || there == self.me || !self.is_former(there) {
+                continue;
+            }
+            let cell = mcas::read(&self.space, self.space.layout.cell(index)).map_err(damage)?;
+            let next = match words::adjustment(cell) {
+                0 => 0,
+                _ => {
+                    // The service looks for what a dead process owes in the sets that it had open.
+                    self.used.as_ref().map_or(Ok(()), |used| used.keep())?;
+                    self.me
+                }
+            };
+            // Another thread may have taken it.
+            let _ = party.replace(there, next);
+        }
+        Ok(())
     }
 
     /// Takes a free cell.
