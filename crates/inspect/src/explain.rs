@@ -136,7 +136,7 @@ fn of_lane(
         path: through_region(survey),
         lane: Some(size(endpoint, lane)),
         notice: Some(notice(lane, receiver.map(|(_, e)| e))),
-        protocols: protocols(lane, attached(member, endpoint, receiver)),
+        protocols: protocols(lane, one_copy(member, endpoint, receiver)),
         rma: rma((member, endpoint), receiver),
         atomics: atomics(member, receiver),
         slots: Some((lane.slots_read, lane.slots_unread)),
@@ -274,15 +274,31 @@ fn atomics(from: &Member, to: Option<(&Member, &Endpoint)>) -> Choice {
     )
 }
 
-/// How many of the long messages of a sender's process were copied by their receivers, if that concerns this receiver.
-fn attached(from: &Member, endpoint: &Endpoint, to: Option<(&Member, &Endpoint)>) -> Option<(u64, u64)> {
+/// What is known of long messages in one copy, if they may go so from a sender's process to this receiver's.
+fn one_copy(from: &Member, endpoint: &Endpoint, to: Option<(&Member, &Endpoint)>) -> Option<String> {
     // In a region of one file: `Member::may_attach` of the transport's side.
-    to.filter(|(member, _)| member.index == from.index && member.file == 0)?;
-    let counters = &from.processes.iter().find(|p| p.area == endpoint.area)?.counters;
-    Some((counters.get(Counter::Attached), counters.get(Counter::Rendezvous)))
+    let (_, receiver) = to.filter(|(member, _)| member.index == from.index && member.file == 0)?;
+    let counters = |of: &Endpoint| from.processes.iter().find(|p| p.area == of.area).map(|p| &p.counters);
+    let (sent, received) = (counters(endpoint)?, counters(receiver)?);
+    let speed = |what, ns, bytes| match (received.get(ns), received.get(bytes)) {
+        (0, _) | (_, 0) => format!("none in {what}"),
+        // Figures for people; a process may have written anything there.
+        (ns, bytes) => format!("{:.1} GB/s in {what}", bytes as f64 / ns as f64),
+    };
+    let measured = [
+        speed("two copies", Counter::CopyNs, Counter::CopyBytes),
+        speed("one", Counter::AttachNs, Counter::AttachBytes),
+    ];
+    Some(format!(
+        "; from {} on, its receiver may have the kernel copy it from the sender's memory in one copy instead, if that is allowed and faster, or as FI_ISTHMUS_LONG says: so went {} of the {} long messages that the sender's process has sent so far, to whatever receivers; the receiver's process has measured, of all lengths and senders, {}",
+        bytes(ATTACH_BYTES),
+        sent.get(Counter::Attached),
+        sent.get(Counter::Rendezvous),
+        measured.join(", ")
+    ))
 }
 
-fn protocols(lane: &Lane, attached: Option<(u64, u64)>) -> Vec<Protocol> {
+fn protocols(lane: &Lane, one_copy: Option<String>) -> Vec<Protocol> {
     let config = Config::default();
     let ring = lane.data_bytes / 2;
     let eager = ring.min(config.eager_bytes);
@@ -294,12 +310,7 @@ fn protocols(lane: &Lane, attached: Option<(u64, u64)>) -> Vec<Protocol> {
     } else {
         format!("the limit is the protocol's, the lane's data ring would allow {}", bytes(ring))
     };
-    let instead = attached.map_or_else(String::new, |(attached, all)| {
-        format!(
-            "; from {} on, its receiver may have the kernel copy it from the sender's memory in one copy instead, if that is allowed and faster, or as FI_ISTHMUS_LONG says: so went {attached} of the {all} long messages that the sender's process has sent so far, to whatever receivers",
-            bytes(ATTACH_BYTES)
-        )
-    });
+    let instead = one_copy.unwrap_or_default();
     vec![
         Protocol {
             up_to_bytes: Some(INLINE_BYTES as u64),

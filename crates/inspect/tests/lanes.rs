@@ -104,6 +104,14 @@ fn each_lane_says_what_went_through_it() {
     assert_eq!(attached, [1, 300_000]);
     let explained = text(live.survey.as_ref().unwrap(), false);
     assert!(explained.contains("went 1 of the 3 long messages"), "{explained}");
+    // Two were received in two copies, one in one, and each took some time.
+    let took = [Counter::CopyBytes, Counter::AttachBytes].map(|c| totals.get(c));
+    assert_eq!(took, [600_000, 300_000]);
+    let took = [Counter::CopyNs, Counter::AttachNs].map(|c| totals.get(c));
+    assert!(took.iter().all(|ns| (1000..10_000_000_000).contains(ns)), "{took:?}");
+    let speeds = took.map(|ns| if ns == took[0] { 6e5 / ns as f64 } else { 3e5 / ns as f64 });
+    let measured = format!("{:.1} GB/s in two copies, {:.1} GB/s in one", speeds[0], speeds[1]);
+    assert!(explained.contains(&measured), "{measured} in {explained}");
     // And as Prometheus gets them.
     let text = Exporter::default().text(&live.survey.unwrap(), &live.faults);
     let slots = [0, 1].map(|i| job.ends[i].address().number);

@@ -40,6 +40,10 @@ pub enum Counter {
     DirectBytes,
     Attached,
     AttachedBytes,
+    CopyNs,
+    CopyBytes,
+    AttachNs,
+    AttachBytes,
 }
 
 /// A view of a set of counters in the region.
@@ -209,4 +213,5 @@ const _: () = assert!(counters::BYTES == (WORDS * 8) as u64);
 const _: () = assert!(lane::BYTES == lane::MESSAGES + (LANE_WORDS * 8) as u64);
 const _: () = assert!(lane::WAKEUPS == lane::MESSAGES + LaneCounter::Wakeups as u64 * 8);
 const _: () = assert!(counters::ATTACHED_BYTES == Counter::AttachedBytes as u64 * 8);
+const _: () = assert!(counters::ATTACH_BYTES == Counter::AttachBytes as u64 * 8);
 const _: () = assert!(counters::WAKEUPS == Counter::Wakeups as u64 * 8);

@@ -132,7 +132,10 @@ impl Core {
         };
         step(Step::AllReceived);
         if let Some(message) = measured {
-            self.peers[source.0 as usize].ways.ended(message);
+            let took = self.peers[source.0 as usize].ways.ended(message);
+            let ([ns, bytes], len) = message.counted();
+            self.tally.add(ns, took);
+            self.tally.add(bytes, len);
         }
         self.recent_until = self.ticks + RECENT;
         self.send_done(source, done, Status::Ok, Because::Asked);

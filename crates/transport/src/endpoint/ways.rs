@@ -10,6 +10,8 @@
 
 use std::time::Instant;
 
+use isthmus_region::counters::Counter;
+
 use super::attach;
 
 /// Classes of lengths: each but the last reaches to four times the one before.
@@ -37,6 +39,15 @@ pub(super) struct Measured {
 }
 
 impl Measured {
+    /// The counters of what messages of its way took, and its length.
+    pub(super) fn counted(&self) -> ([Counter; 2], u64) {
+        let counters = match self.way {
+            Way::Copy => [Counter::CopyNs, Counter::CopyBytes],
+            Way::Attach => [Counter::AttachNs, Counter::AttachBytes],
+        };
+        (counters, self.len)
+    }
+
     /// A message that begins now.
     pub(super) fn begin(way: Way, len: u64) -> Self {
         Self { way, len, begin: Instant::now() }
@@ -143,18 +154,19 @@ impl Ways {
         self.class(len).choose()
     }
 
-    /// A message has ended well.
-    pub(super) fn ended(&mut self, message: Measured) {
-        self.ended_at(message, Instant::now());
+    /// A message has ended well; gives how many nanoseconds it took.
+    pub(super) fn ended(&mut self, message: Measured) -> u64 {
+        self.ended_at(message, Instant::now())
     }
 
-    fn ended_at(&mut self, message: Measured, now: Instant) {
+    fn ended_at(&mut self, message: Measured, now: Instant) -> u64 {
         let Measured { way, len, begin } = message;
         let begin = self.last_end.map_or(begin, |last| last.max(begin));
         self.last_end = Some(now);
+        let ns = u64::try_from(now.saturating_duration_since(begin).as_nanos()).unwrap_or(u64::MAX);
         // Lengths and times far below 2^53.
-        let cost = now.saturating_duration_since(begin).as_nanos() as f64 / len.max(1) as f64;
-        self.class(len).learn(way, cost);
+        self.class(len).learn(way, ns as f64 / len.max(1) as f64);
+        ns
     }
 
     /// A message could not go the way that was chosen.
