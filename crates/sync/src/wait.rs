@@ -3,10 +3,13 @@
 //!
 //! What pays is learned from the last waits, per object and process (per participant of a barrier):
 //! - A spin that ended the wait allows the next one to last longer, any other makes it shorter; now and then a long one is
-//!   tried. The longest is what going to sleep and being woken costs, about 20 microseconds natively.
+//!   tried. The longest is what going to sleep and being woken costs: about 20 microseconds natively; in a VM, where that differs
+//!   by far, the shortest of the last sleeps.
 //! - That other threads wait for the processor is known from the number of participants, and seen from how long a yield takes.
 //! - After a yield that cost a whole time slice there are none for as many waits as make up for it, since the kernel gives a
 //!   sleeper a processor sooner.
+//! - In a VM it is the agent that uses the yields of two processes that wake each other, and both are late because they sleep. So a
+//!   long spin is tried there whoever uses the yields, and one that pays says that nobody else needs the processor.
 //! - Where other threads use the yields there are naps: after a millisecond of one wait, and now and then between many short
 //!   ones.
 
@@ -52,6 +55,8 @@ const TIRED: Duration = Duration::from_millis(10);
 const NAPS: u64 = 8;
 /// The longest spin of [`Waiting::Block`].
 const BRIEF: Duration = Duration::from_micros(10);
+/// Between which lies what going to sleep and being woken by a service costs.
+const COSTS: (Duration, Duration) = (Duration::from_micros(20), Duration::from_millis(2));
 /// The shortest spin that pays.
 const SHORTEST_NS: u64 = 500;
 /// After a yield of a [`SLICE`], one wait does without yields for each [`PAUSE_NS`] that it took: its cost per wait is then that low.
@@ -84,7 +89,10 @@ pub fn deadline(limit: Option<Duration>) -> Option<Instant> {
 /// What was learned from earlier waits. The words are this process's own; a lost update does no harm.
 #[derive(Debug)]
 pub struct Learned {
-    longest: Duration,
+    /// What going to sleep and being woken costs.
+    longest_ns: Word,
+    /// Whether that is learned.
+    learns_cost: bool,
     /// How long a spin pays.
     spin_ns: Word,
     /// Waits until a long spin is tried, and from one such to the next.
@@ -107,10 +115,11 @@ pub struct Learned {
 impl Learned {
     /// Nothing yet, for threads that sleep so.
     pub fn new(doorbell: Doorbell) -> Self {
-        let longest = doorbell.cost();
+        let longest = nanos(doorbell.cost());
         Self {
-            longest,
-            spin_ns: Word::new(nanos(longest)),
+            longest_ns: Word::new(longest),
+            learns_cost: doorbell == Doorbell::Service,
+            spin_ns: Word::new(longest),
             until_try: Word::new(TRY_EVERY),
             try_every: Word::new(TRY_EVERY),
             yields: Word::new(2),
@@ -152,11 +161,26 @@ impl Learned {
         left == 0
     }
 
+    fn longest(&self) -> Duration {
+        Duration::from_nanos(self.longest_ns.peek())
+    }
+
+    /// A sleep that a ring has ended took so long. The shortest were those that had to wait for little else than the ring itself; a
+    /// longer one raises the cost by little, as what was measured once need not be so for ever.
+    pub fn slept(&self, took: Duration) {
+        if !self.learns_cost {
+            return;
+        }
+        let (known, ns) = (self.longest_ns.peek(), nanos(took).saturating_add(nanos(took) / 4));
+        let next = if ns < known { known - (known - ns) / 4 } else { known + (ns - known).min(known) / 16 };
+        self.longest_ns.put(next.clamp(nanos(COSTS.0), nanos(COSTS.1)));
+    }
+
     fn spin_paid(&self, lasted: Duration) {
         self.try_every.put(TRY_EVERY);
         self.until_try.put(self.until_try.peek().min(TRY_EVERY));
         let next = nanos(lasted).max(self.spin_ns.peek());
-        self.spin_ns.put((next + next / 4).min(nanos(self.longest)));
+        self.spin_ns.put((next + next / 4).min(self.longest_ns.peek()));
     }
 
     fn spin_failed(&self) {
@@ -280,10 +304,12 @@ impl Wait<'_> {
     ) -> Result<Ended> {
         let learned = self.learned;
         let crowded = learned.is_crowded();
-        if !crowded {
-            let most = if self.how == Waiting::Block { learned.longest.min(BRIEF) } else { learned.longest };
-            let longest = match learned.tries_long_spin() {
-                true => learned.longest,
+        let tries = (!crowded || learned.learns_cost) && learned.tries_long_spin();
+        if !crowded || tries {
+            let most =
+                if self.how == Waiting::Block { learned.longest().min(BRIEF) } else { learned.longest() };
+            let longest = match tries {
+                true => learned.longest(),
                 false => Duration::from_nanos(learned.spin_ns.peek()).min(most),
             };
             let left = self.left();
@@ -293,6 +319,9 @@ impl Wait<'_> {
                     for _ in 0..16 {
                         if ready() {
                             learned.spin_paid(longest);
+                            if crowded {
+                                learned.crowd.shrink(u64::MAX);
+                            }
                             return Ok(Ended::Ready);
                         }
                         std::hint::spin_loop();
@@ -318,8 +347,12 @@ impl Wait<'_> {
             if left.is_zero() {
                 return Ok(Ended::TimedOut);
             }
+            let begun = learned.learns_cost.then(Instant::now);
             sleep(left);
             if ready() {
+                if let Some(begun) = begun {
+                    learned.slept(begun.elapsed());
+                }
                 break;
             }
         }
@@ -361,12 +394,50 @@ mod tests {
 
     /// Other threads use the yields, which have taken `yielded` since the last nap, or more.
     fn crowded(yielded: Duration) -> Learned {
-        let learned = Learned::new(Doorbell::Futex);
+        crowded_at(Doorbell::Futex, yielded)
+    }
+
+    fn crowded_at(doorbell: Doorbell, yielded: Duration) -> Learned {
+        let learned = Learned::new(doorbell);
         learned.crowd.note(Duration::from_nanos(1));
         for _ in 0..16 {
             learned.crowd.note(yielded / 8);
         }
         learned
+    }
+
+    #[test]
+    fn what_a_sleep_costs_is_learned_where_a_service_ends_it() {
+        let sleep = |learned: &Learned, count, took| {
+            (0..count).for_each(|_| learned.slept(Duration::from_micros(took)));
+            learned.longest().as_micros()
+        };
+        let learned = Learned::new(Doorbell::Service);
+        let cost = sleep(&learned, 200, 700);
+        assert!((800..900).contains(&cost), "{cost}");
+        let cost = sleep(&learned, 30, 40);
+        assert!((50..60).contains(&cost), "{cost}");
+        assert_eq!(sleep(&learned, 30, 1), 20);
+        assert_eq!(sleep(&learned, 3000, 10_000), 2000);
+        let learned = Learned::new(Doorbell::Futex);
+        assert_eq!(sleep(&learned, 200, 700), Doorbell::Futex.cost().as_micros());
+    }
+
+    #[test]
+    fn a_long_spin_that_pays_ends_a_crowd_in_a_vm() {
+        let ends = |doorbell| {
+            let learned = crowded_at(doorbell, SLICE);
+            for _ in 0..=TRY_EVERY {
+                let begun = Instant::now();
+                let ready = || begun.elapsed() > Duration::from_micros(50);
+                let wait = Wait { how: Waiting::Block, learned: &learned, deadline: NO_LIMIT };
+                wait.until(ready, || Ok(false), |_| std::thread::sleep(Duration::from_micros(60))).unwrap();
+            }
+            !learned.crowd.is_there()
+        };
+        assert!(!ends(Doorbell::Futex));
+        // The one spin may come while this thread has lost its processor.
+        assert!((0..5).any(|_| ends(Doorbell::Service)));
     }
 
     #[test]

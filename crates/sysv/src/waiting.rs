@@ -68,7 +68,7 @@ pub fn until<'a, T>(
         return Ok(done);
     }
     sleep.begin();
-    let done = asleep(sleep, until, &mut attempt);
+    let done = asleep(sleep, learned, until, &mut attempt);
     sleep.end();
     done
 }
@@ -109,6 +109,7 @@ fn awake<'a, T>(
 /// Tries until there is an outcome, and sleeps in between. All signals are blocked.
 fn asleep<'a, T>(
     sleep: &mut dyn Sleep,
+    learned: &Learned,
     until: Option<Instant>,
     attempt: &mut impl FnMut() -> Result<Attempt<'a, T>>,
 ) -> Result<T> {
@@ -145,7 +146,11 @@ fn asleep<'a, T>(
             if is_long && !deaf.is_zero() && gate.sleep_at_futex(seen, known, deaf) {
                 continue;
             }
+            let begun = Instant::now();
             gate.sleep_by(seen, known, left, &mut nap);
+            if gate.word().peek() != seen {
+                learned.slept(begun.elapsed());
+            }
         }
         // Where the word keeps changing there is no sleep, and signals are to be heard nevertheless.
         if !slept {
