@@ -1239,6 +1239,7 @@ CASE(undo_kept_over_exec, "The sem_undo structures are inherited across an execv
 
 CASE(undo_kept_over_many_execs, "The sem_undo structures are inherited across an execve, however often a process does so; semop(2)")
 {
+	LIMIT(60);
 	struct peer *p = peer();
 	int id = new_sem(1);
 	SET(id, 1000);

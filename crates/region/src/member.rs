@@ -16,6 +16,7 @@ use crate::error::{Error, Result};
 use crate::extent::Extent;
 use crate::format::GlobalSlot;
 use crate::format::directory;
+use crate::kept::Kept;
 use crate::mapping::{Mapping, Section};
 use crate::membership::{Region, online_processors};
 use crate::near::Bells;
@@ -270,7 +271,7 @@ pub struct Member {
     service: Arc<dyn LocalService>,
     directories: Mutex<HashMap<u32, (u64, Directory)>>,
     /// Bells for places of the region at which no thread waits now. Objects come and go, and their places come back.
-    watches: Mutex<HashMap<u64, Vec<OwnedFd>>>,
+    watches: Mutex<HashMap<u64, Vec<Kept>>>,
     /// Bells by which processes of the own peer ring this one's threads.
     near: Bells,
     /// Processes of the own peer from which this one may copy.
@@ -439,12 +440,12 @@ impl Member {
     }
 
     /// A bell for a place of the region, for one thread at a time: one that was left here, or a new one.
-    pub(crate) fn take_watch(&self, place: u64) -> Option<OwnedFd> {
+    pub(crate) fn take_watch(&self, place: u64) -> Option<Kept> {
         let left = lock(&self.watches).get_mut(&place).and_then(Vec::pop);
-        left.or_else(|| self.service.watch(place).ok())
+        left.or_else(|| self.service.watch(place).ok().map(Kept::new))
     }
 
-    pub(crate) fn leave_watch(&self, place: u64, watch: OwnedFd) {
+    pub(crate) fn leave_watch(&self, place: u64, watch: Kept) {
         lock(&self.watches).entry(place).or_default().push(watch);
     }
 

@@ -19,7 +19,7 @@ const MOST: u64 = 255;
 /// A bell, and the word by which gates name it.
 #[derive(Debug)]
 pub(crate) struct Bell {
-    pub(crate) socket: OwnedFd,
+    pub(crate) socket: Kept,
     pub(crate) word: u64,
 }
 
@@ -72,7 +72,7 @@ impl Bells {
         let word = word_of(self.party, number);
         let socket = socket().ok()?;
         rustix::net::bind(&socket, &self.address(word).ok()?).ok()?;
-        Some(Bell { socket, word })
+        Some(Bell { socket: Kept::new(socket), word })
     }
 
     /// Gives back a bell of which the word stands in no gate any more.

@@ -67,12 +67,15 @@ impl Party {
 
     /// Whether it is what `later`, which lives, was before: its process was dropped, lives on, and has attached again, perhaps after
     /// it has executed another program.
-    pub fn is_former(self, later: Self, region: &Region) -> bool {
-        let (before, now) = (self.look(region), later.look(region));
-        self.peer() == later.peer()
-            && before.zip(now).is_some_and(|((state, granted, process), (_, _, same))| {
-                state != State::Active && granted > 0 && process != 0 && process == same
-            })
+    ///
+    /// # Errors
+    /// What keeps the tables from being read.
+    pub fn is_former(self, later: Self, region: &Region) -> Result<bool> {
+        let (before, now) = (self.read(region)?, later.read(region)?);
+        let is_it = before.zip(now).is_some_and(|((state, granted, process), (_, _, same))| {
+            state != State::Active && granted > 0 && process != 0 && process == same
+        });
+        Ok(is_it && self.peer() == later.peer())
     }
 
     /// State and granted bytes of its area, and its process's number, if that is still in this process's life, and the peer lives.

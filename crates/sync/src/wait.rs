@@ -168,7 +168,8 @@ impl Learned {
     /// A sleep that a ring has ended took so long. The shortest were those that had to wait for little else than the ring itself; a
     /// longer one raises the cost by little, as what was measured once need not be so for ever.
     pub fn slept(&self, took: Duration) {
-        if !self.learns_cost {
+        // One that ended sooner was none: the word had changed already.
+        if !self.learns_cost || took < COSTS.0 {
             return;
         }
         let (known, ns) = (self.longest_ns.peek(), nanos(took).saturating_add(nanos(took) / 4));
@@ -186,6 +187,11 @@ impl Learned {
     fn spin_failed(&self) {
         let next = self.spin_ns.peek() / 2;
         self.spin_ns.put(if next < SHORTEST_NS { 0 } else { next });
+    }
+
+    /// A spin beside other threads was in vain. They may need the processor, so the next one is shorter, unless sleeps are long.
+    fn try_failed(&self) {
+        self.longest_ns.put((self.longest_ns.peek() / 2).max(nanos(COSTS.0)));
     }
 
     fn yields_for_now(&self) -> u64 {
@@ -304,7 +310,8 @@ impl Wait<'_> {
     ) -> Result<Ended> {
         let learned = self.learned;
         let crowded = learned.is_crowded();
-        let tries = (!crowded || learned.learns_cost) && learned.tries_long_spin();
+        let may_try = !crowded || learned.learns_cost && learned.scarce.peek() == 0;
+        let tries = may_try && learned.tries_long_spin();
         if !crowded || tries {
             let most =
                 if self.how == Waiting::Block { learned.longest().min(BRIEF) } else { learned.longest() };
@@ -330,6 +337,9 @@ impl Wait<'_> {
                 // Nothing is learned from a spin that the limit cut short.
                 if longest <= left {
                     learned.spin_failed();
+                    if crowded {
+                        learned.try_failed();
+                    }
                 }
             }
         }
@@ -417,7 +427,8 @@ mod tests {
         assert!((800..900).contains(&cost), "{cost}");
         let cost = sleep(&learned, 30, 40);
         assert!((50..60).contains(&cost), "{cost}");
-        assert_eq!(sleep(&learned, 30, 1), 20);
+        assert_eq!(sleep(&learned, 30, 1), cost, "no sleep");
+        assert_eq!(sleep(&learned, 30, 20), 25);
         assert_eq!(sleep(&learned, 3000, 10_000), 2000);
         let learned = Learned::new(Doorbell::Futex);
         assert_eq!(sleep(&learned, 200, 700), Doorbell::Futex.cost().as_micros());

@@ -33,7 +33,7 @@ use isthmus_lockfree::mcas::{self, Change, Damage, Memory};
 use isthmus_region::gate::Gate;
 use isthmus_region::mapping::Section;
 use isthmus_region::member::Member;
-use isthmus_region::objects::{Kind, sysv};
+use isthmus_region::objects::{self, Kind, sysv};
 use isthmus_region::party::Party;
 use isthmus_region::signals::{self, Blocked, Guarded};
 use isthmus_sync::wait::Learned;
@@ -638,15 +638,34 @@ impl Ipc {
     }
 
     /// Takes over what this process, which has the number `pid`, owes to semaphores since before it executed its program. Gives whether
-    /// that was all: what is in a set that is not for this process stays.
+    /// that was all, as far as can be told: what is in a set that cannot be read, or is not for this process, stays.
     pub fn take_over(&self, pid: u32) -> bool {
-        let sets = self
-            .all(Kind::SysvSem)
-            .into_iter()
-            .filter(|info| !sysv::is_removed(self.member().region(), info));
-        let taken = sets.map(|info| self.set(ipc::id_of(&info), pid).and_then(|set| set.take_over()));
-        // One that is removed meanwhile has nothing to undo.
-        taken.filter(|taken| !matches!(taken, Err(Errno::IDRM | Errno::INVAL))).all(|taken| taken.is_ok())
+        let region = self.member().region();
+        let mut is_all = true;
+        for index in 0..objects::high(region) {
+            let taken = self.take_over_in(index, pid);
+            // A set that is gone meanwhile has nothing to undo.
+            is_all &=
+                taken.unwrap_or_else(|of| of.is_some_and(|life| !objects::is_there(region, index, life)));
+        }
+        is_all
+    }
+
+    /// The same for the object in one place; on failure its incarnation, if that is known.
+    fn take_over_in(&self, index: u32, pid: u32) -> std::result::Result<bool, Option<u64>> {
+        let region = self.member().region();
+        // An entry that changes just now can be read a moment later.
+        let read = (0..8).find_map(|_| objects::object(region, index).ok());
+        let Some(info) = read.ok_or(None)?.filter(|info| sysv::is(info, Kind::SysvSem)) else {
+            return Ok(true);
+        };
+        let failed = Some(info.life.incarnation);
+        let section = objects::section(region, &info).map_err(|_| failed)?;
+        if undo::has_former(self.member(), &section, info.params[sysv::SIZE]).map_err(|_| failed)? {
+            let set = self.set(ipc::id_of(&info), pid).map_err(|_| failed)?;
+            set.take_over().map_err(|_| failed)?;
+        }
+        Ok(true)
     }
 
     /// Forgets a set that is removed.

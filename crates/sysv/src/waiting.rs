@@ -148,7 +148,7 @@ fn asleep<'a, T>(
             }
             let begun = Instant::now();
             gate.sleep_by(seen, known, left, &mut nap);
-            if gate.word().peek() != seen {
+            if slept && gate.word().peek() != seen {
                 learned.slept(begun.elapsed());
             }
         }

@@ -205,7 +205,10 @@ impl Loop {
 
     /// The areas that a process had before it executed the program that it is now.
     fn former(&self, pid: u32, image: u64) -> Vec<u32> {
-        let of = |(area, l): (&u32, &Lingering)| is_replaced((l.pid, l.image), (pid, image)).then_some(*area);
+        // A number that was used again is another process's.
+        let is_it =
+            |l: &Lingering| is_replaced((l.pid, l.image), (pid, image)) && !is_dead(&l.pidfd, AT_ONCE);
+        let of = |(area, l): (&u32, &Lingering)| is_it(l).then_some(*area);
         self.lingering.iter().filter_map(of).collect()
     }
 

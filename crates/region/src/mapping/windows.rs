@@ -105,6 +105,10 @@ impl Windows {
             if let Err(source) = unsafe { mremap_fixed(made, size, size, MremapFlags::MAYMOVE, to) } {
                 // SAFETY: the range mapped above, to which nothing refers.
                 let _ = unsafe { munmap(made, size) };
+                // What was there may be gone; nobody else is to have these addresses.
+                let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED_NOREPLACE;
+                // SAFETY: where nothing is, or else it fails.
+                let _ = unsafe { mmap_anonymous(to, size, ProtFlags::empty(), flags) };
                 return Err(failed(source));
             }
             cell.set();

@@ -14,6 +14,7 @@ use std::sync::OnceLock;
 use isthmus_lockfree::mcas::{self, Change, Memory};
 use isthmus_lockfree::sync::Word;
 use isthmus_region::mapping::Section;
+use isthmus_region::member::Member;
 use isthmus_region::party::Party;
 use rustix::io::Errno;
 
@@ -102,16 +103,16 @@ impl Set {
             }
             let cell = mcas::read(&self.space, self.space.layout.cell(index)).map_err(damage)?;
             let is_it = words::semaphore(cell) == num && words::adjustment(cell) != 0;
-            if is_it && (there == self.me || self.is_former(there) && party.replace(there, self.me).is_ok()) {
+            if is_it && (there == self.me || self.is_former(there)? && party.replace(there, self.me).is_ok())
+            {
                 return Ok(Some(index));
             }
         }
         Ok(None)
     }
 
-    fn is_former(&self, word: u64) -> bool {
-        let (party, region) = (self.member.party(), self.member.region());
-        Party::named(word).is_some_and(|former| former.is_former(party, region))
+    fn is_former(&self, word: u64) -> Result<bool> {
+        is_former(&self.member, word)
     }
 
     /// Takes over all cells that this process had before it executed this program, and gives back those that nothing is owed for.
@@ -119,7 +120,7 @@ impl Set {
         for index in 0..self.space.high() {
             let party = self.space.party(index)?;
             let there = party.get();
-            if there == 0 || there == self.me || !self.is_former(there) {
+            if there == 0 || there == self.me || !self.is_former(there)? {
                 continue;
             }
             let cell = mcas::read(&self.space, self.space.layout.cell(index)).map_err(damage)?;
@@ -183,6 +184,25 @@ impl Set {
         }
         Ok(has_others)
     }
+}
+
+/// Whether a word names what the process was before it executed its program.
+fn is_former(member: &Member, word: u64) -> Result<bool> {
+    match Party::named(word) {
+        Some(former) => former.is_former(member.party(), member.region()).map_err(|_| Errno::IO),
+        None => Ok(false),
+    }
+}
+
+/// Whether a set has cells of what the process was before it executed its program.
+pub(super) fn has_former(member: &Member, section: &Section, semaphores: u64) -> Result<bool> {
+    let space = Space::new(section, semaphores)?;
+    for index in 0..space.high() {
+        if is_former(member, space.party(index)?.get())? {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }
 
 /// For the host service: applies what a dead process owes to a set, and takes its cells back. Gives whether there was any adjustment.
