@@ -70,6 +70,11 @@ pub fn make(dir: &Path) -> Result<()> {
     Ok(())
 }
 
+/// Whether little is left of the memory that the ranks of run directory `dir` share.
+pub fn is_short_of_shared(dir: &Path) -> bool {
+    room::left(&shm_twin(dir)).is_some_and(|(bytes, _)| bytes < LITTLE_SHARED)
+}
+
 /// Lines about full directories and a low limit, after a job that failed: launchers and ranks map files there, and if there
 /// is no room left for one, they die without a message.
 pub(crate) fn short_of_room(dir: &Path) -> Vec<String> {

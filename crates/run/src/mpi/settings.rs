@@ -290,6 +290,11 @@ fn orte(place: &Placement) -> Environment {
     for component in ["btl_vader", "osc_sm", "osc_rdma"] {
         env.push(variable(&format!("OMPI_MCA_{component}_backing_directory"), &shm));
     }
+    if rundir::is_short_of_shared(place.dir) {
+        // Its PMIx keeps what ranks tell one another in two files of 4 MiB there. Without room for them the launcher either
+        // dies or waits for ever for ranks that wait for it; this way has no files.
+        env.extend(unless_set("PMIX_MCA_gds", "hash"));
+    }
     env
 }
 
