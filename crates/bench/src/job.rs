@@ -14,6 +14,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use crate::error::{Error, Result};
+use crate::placement;
 
 /// How often a running job is looked at.
 const LOOK: Duration = Duration::from_millis(20);
@@ -91,6 +92,7 @@ impl Launch {
         let mut child = Command::new(&self.program)
             .args(&self.args)
             .envs(self.env.iter().map(|(name, value)| (name, value)))
+            .envs(placement::awaited())
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())

@@ -6,6 +6,7 @@
 //! the block counts for the placement that both agree on. What lies between, or changed meanwhile, is measured again.
 
 use std::fs;
+use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -340,6 +341,8 @@ pub struct Search {
     possible: Vec<Placement>,
     /// What becomes of more processes than the line is timed between.
     crowd: Crowd,
+    /// Whether the processes are in VMs, whose own line is another one.
+    in_vms: bool,
     begun: Instant,
     made: u32,
 }
@@ -349,6 +352,57 @@ const LOOK: Duration = Duration::from_secs(1);
 /// Milliseconds that all tables of this process have waited without seeing the placement: on a machine that never moves
 /// its processors, a benchmark of many tables waits as long as one.
 static WAITED_MS: Count = Count::new(0);
+
+/// How long the blocks of one launch together wait for the placement that lacks rounds.
+const AWAITED: Duration = Duration::from_secs(20);
+/// The variable by which programs are told, as `LOW,HIGH,SECONDS`; see `programs/await.h`.
+const AWAIT: &str = "ISTHMUS_BENCH_AWAIT";
+
+/// What the blocks of the next launches wait for.
+static NEXT: Mutex<Option<Awaited>> = Mutex::new(None);
+
+/// A placement that blocks wait for: while half a round of a bare line is not within these, in microseconds.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Awaited {
+    low: f64,
+    high: f64,
+    left: Duration,
+}
+
+impl Awaited {
+    /// What this process, which is one of a launch, was told.
+    pub fn told() -> Option<Self> {
+        Self::read(&std::env::var(AWAIT).ok()?)
+    }
+
+    fn read(text: &str) -> Option<Self> {
+        let mut numbers = text.split(',').map(str::parse::<f64>);
+        let mut next = || numbers.next()?.ok();
+        let (low, high, seconds) = (next()?, next()?, next()?);
+        Some(Self { low, high, left: Duration::try_from_secs_f64(seconds).ok()? })
+    }
+
+    /// As the variable has it.
+    fn text(&self) -> String {
+        format!("{},{},{}", self.low, self.high, self.left.as_secs_f64())
+    }
+
+    /// Whether to go on for it, after that much more time, with this line.
+    pub fn lacks(&self, line: f64, spent: Duration) -> bool {
+        !(self.low..self.high).contains(&line) && spent < self.left
+    }
+
+    /// So much of the time is over.
+    pub fn spend(&mut self, spent: Duration) {
+        self.left = self.left.saturating_sub(spent);
+    }
+}
+
+/// What a launch gets in its environment so that its blocks wait, where they time their own line.
+pub fn awaited() -> Option<(&'static str, String)> {
+    let next = NEXT.lock().unwrap_or_else(PoisonError::into_inner);
+    next.map(|awaited| (AWAIT, awaited.text()))
+}
 
 /// How often people are told that it still is.
 const TELL: Duration = Duration::from_secs(30);
@@ -364,7 +418,8 @@ impl Search {
         let pair = cpus.first().copied().zip(cpus.get(1).copied());
         let scale = if policy.choice == Choice::Any { VIRTUAL } else { Scale::here() };
         let possible = possible(&pairs(pair, is_free), is_virtual());
-        Self { policy, scale, pair, is_free, possible, crowd, begun: Instant::now(), made: 0 }
+        let begun = Instant::now();
+        Self { policy, scale, pair, is_free, possible, crowd, in_vms: vms > 0, begun, made: 0 }
     }
 
     /// The pair as a program of ours takes it: `0,3`.
@@ -424,6 +479,7 @@ impl Search {
         if let Some(said) = self.crowd.said().filter(|_| self.made == 0) {
             progress(said);
         }
+        self.await_next(None);
         if self.policy.choice == Choice::Any {
             let is_left = self.made < self.policy.rounds;
             self.made += u32::from(is_left);
@@ -454,6 +510,7 @@ impl Search {
                 return Ok(false);
             }
             if seen.is_ok() || self.made < self.policy.rounds && is_over {
+                self.await_next(seen.ok().flatten());
                 self.made += 1;
                 return Ok(true);
             }
@@ -469,23 +526,52 @@ impl Search {
                     self.policy.patience.as_secs_f64()
                 ));
             }
-            thread::sleep(LOOK);
+            self.pass_time(&lacking);
             WAITED_MS.add(u64::try_from(LOOK.as_millis()).unwrap_or(0));
         }
     }
 
-    /// Takes a pair of processors that is placed as one of `lacking`; otherwise says what there is.
-    fn look(&mut self, lacking: &[Placement]) -> std::result::Result<(), String> {
+    /// Waits a moment for a placement. A host puts two processors that are busy on cores of their own sooner than two that are
+    /// idle, so they are kept busy while such cores are waited for.
+    fn pass_time(&self, lacking: &[Placement]) {
+        let begun = Instant::now();
+        if lacking == [Placement::Far]
+            && let Some(pair) = self.pair
+        {
+            while begun.elapsed() < LOOK
+                && line(pair).is_some_and(|it| self.scale.of(it) != Some(Placement::Far))
+            {}
+        } else {
+            thread::sleep(LOOK);
+        }
+    }
+
+    /// What the blocks of the next round wait for: where the processors were seen, or nothing.
+    fn await_next(&self, seen: Option<Placement>) {
+        let own_line = !self.in_vms && self.crowd == Crowd::No;
+        let next = seen.filter(|_| own_line).map(|placement| {
+            let (low, high) = match placement {
+                Placement::Far => (self.scale.far_from, self.scale.busy_from),
+                Placement::Near => (0.0, self.scale.near_below),
+            };
+            Awaited { low, high, left: AWAITED }
+        });
+        *NEXT.lock().unwrap_or_else(PoisonError::into_inner) = next;
+    }
+
+    /// Takes a pair of processors that is placed as one of `lacking`, and gives that, if two processors are there; otherwise says
+    /// what there is.
+    fn look(&mut self, lacking: &[Placement]) -> std::result::Result<Option<Placement>, String> {
         let pairs = pairs(self.pair, self.is_free);
         if pairs.is_empty() {
-            return Ok(());
+            return Ok(None);
         }
         let lines: Vec<_> = pairs.iter().filter_map(|pair| Some((pair.cpus, line(pair.cpus)?))).collect();
         // The scarcer one first, which is the last that `go_on` names.
         for placement in lacking.iter().rev() {
             if let Some((pair, _)) = lines.iter().find(|(_, line)| self.scale.of(*line) == Some(*placement)) {
                 self.pair = Some(*pair);
-                return Ok(());
+                return Ok(Some(*placement));
             }
         }
         let all: Vec<String> = lines.iter().map(|(_, line)| format!("{line:.3}")).collect();
@@ -647,6 +733,16 @@ mod tests {
         assert_eq!(pairs.len(), MOST_PAIRS);
         assert_eq!(pairs.iter().filter(|pair| pair.is_near).count(), MOST_PAIRS / 2);
         assert!(pairs.contains(&Both { cpus: (0, 1), is_near: false }));
+    }
+
+    #[test]
+    fn blocks_are_told_what_they_wait_for() {
+        let awaited = Awaited { low: 0.15, high: 1.5, left: Duration::from_secs(20) };
+        assert_eq!(awaited.text(), "0.15,1.5,20");
+        assert_eq!(Awaited::read(&awaited.text()), Some(awaited));
+        assert_eq!([Awaited::read("0.15,1.5"), Awaited::read("a,b,c"), Awaited::read("0,1,-1")], [None; 3]);
+        assert!(awaited.lacks(0.05, Duration::ZERO) && !awaited.lacks(0.2, Duration::ZERO));
+        assert!(!awaited.lacks(0.05, Duration::from_secs(20)), "its time is over");
     }
 
     #[test]

@@ -11,7 +11,11 @@ use serde::Deserialize;
 use crate::error::{Error, Result};
 use crate::path::Moved;
 
-const SOURCES: [(&str, &str); 10] = [
+/// What all of the programs have.
+pub const AWAIT: (&str, &str) = ("await.h", include_str!("../programs/await.h"));
+
+const SOURCES: [(&str, &str); 11] = [
+    AWAIT,
     ("bench.h", include_str!("../programs/bench.h")),
     ("main.c", include_str!("../programs/main.c")),
     ("blocks.c", include_str!("../programs/blocks.c")),

@@ -29,7 +29,8 @@ pub const VMS: u32 = 2;
 
 /// How long one launch may take.
 const LIMIT: Duration = Duration::from_secs(600);
-const SOURCES: [(&str, &str); 5] = [
+const SOURCES: [(&str, &str); 6] = [
+    program::AWAIT,
     ("sysv.h", include_str!("../programs/sysv/sysv.h")),
     ("main.c", include_str!("../programs/sysv/main.c")),
     ("pair.c", include_str!("../programs/sysv/pair.c")),

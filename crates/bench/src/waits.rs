@@ -47,7 +47,7 @@ struct Wait {
 
 fn compile() -> Result<PathBuf> {
     let compiler = std::env::var_os("CC").unwrap_or_else(|| "cc".into());
-    let compiled = program::build(Path::new(&compiler), "", "waits", &[SOURCE], &FLAGS);
+    let compiled = program::build(Path::new(&compiler), "", "waits", &[program::AWAIT, SOURCE], &FLAGS);
     compiled.map_err(|error| match error {
         Error::Compile { compiler, said } if said.contains("rdma/") => {
             let said = format!("{said}\nlibfabric's headers are needed (Debian: libfabric-dev)");

@@ -16,10 +16,12 @@
  *
  * The first process prints a line of JSON for the objects (their ids, and which of them /proc/sysvipc has), one with what
  * `ISTHMUS ipcs --json` says of the region, and one for each block: the median of a few runs, the standard deviation of turns,
- * and half a round of a bare cache line before and after it. ISTHMUS_BENCH_PIN=A,B names the processors of the two.
+ * and half a round of a bare cache line before and after it. ISTHMUS_BENCH_PIN=A,B names the processors of the two;
+ * ISTHMUS_BENCH_AWAIT: see await.h.
  */
 #define _GNU_SOURCE
 #include "sysv.h"
+#include "await.h"
 
 #include <math.h>
 #include <sched.h>
@@ -134,19 +136,24 @@ static void print_block(const struct block *b, struct outcome *o, const double *
     fflush(stdout);
 }
 
-/* Runs blocks in turn, so that what changes meanwhile changes for all of them: an emulator is slower at first. */
-static void run_blocks(const struct block *b, int count)
+/* The first process's opinion. */
+static int agree(int mine)
 {
-    struct outcome outcomes[2] = {{0}, {0}};
-    double lines[2] = {0, 0};
+    double own = mine, theirs;
 
-    alarm(PATIENCE_S);
-    for (int k = 0; k < count; k++)
-        outcomes[k].rounds = fitting(&b[k]);
-    if (has_pair)
-        lines[0] = line_us();
+    exchange(&own, &theirs, 1);
+    return (int)(me == 0 ? own : theirs);
+}
+
+/* In turn, so that what changes meanwhile changes for all of them: an emulator is slower at first. */
+static void run_all(const struct block *b, struct outcome *outcomes, int count)
+{
     segments_made = segments_ours = 0;
     sum = squares = batches = 0;
+    for (int k = 0; k < count; k++) {
+        outcomes[k].ops = 0;
+        outcomes[k].all = (struct tally){0};
+    }
     for (int run = 0; run < RUNS; run++)
         for (int k = 0; k < count; k++) {
             struct outcome *o = &outcomes[k];
@@ -159,9 +166,26 @@ static void run_blocks(const struct block *b, int count)
             o->all.cpu_s += after.cpu_s - before.cpu_s;
             o->all.seen += after.seen - before.seen;
         }
-    meet();
-    if (has_pair)
-        lines[1] = line_us();
+}
+
+static void run_blocks(const struct block *b, int count)
+{
+    struct outcome outcomes[2] = {{0}, {0}};
+    double lines[2] = {0, 0}, begun;
+
+    alarm(PATIENCE_S);
+    for (int k = 0; k < count; k++)
+        outcomes[k].rounds = fitting(&b[k]);
+    do {
+        alarm(PATIENCE_S);
+        if (has_pair)
+            lines[0] = await_line(line_us, now_seconds, agree);
+        begun = now_seconds();
+        run_all(b, outcomes, count);
+        meet();
+        if (has_pair)
+            lines[1] = line_us();
+    } while (has_pair && await_again(lines[1], begun, now_seconds, agree));
     for (int k = 0; k < count; k++) {
         struct outcome *o = &outcomes[k];
         double mine[3] = {o->all.sleeps, o->all.cpu_s, o->all.seen}, theirs[3];
@@ -369,6 +393,7 @@ int main(int argc, char **argv)
         _exit(1);
     }
     pin();
+    await_open();
     gethostname(host, sizeof host - 1);
     snprintf(shared->host[me], sizeof shared->host[me], "%s", host);
     meet();

@@ -10,6 +10,8 @@
  * have the first two that are allowed.
  */
 #define _GNU_SOURCE
+#include "await.h"
+
 #include <dlfcn.h>
 #include <link.h>
 #include <sched.h>
@@ -369,10 +371,19 @@ static double line_us(void)
     return medians[0] < medians[1] ? medians[0] : medians[1];
 }
 
+/* The first one's opinion. */
+static int agree(int mine)
+{
+    int theirs;
+
+    exchange(&mine, &theirs, sizeof mine);
+    return rank == 0 ? mine : theirs;
+}
+
 static void block(struct way *w, char *out, char *in, size_t bytes, uint64_t *rounds, double budget)
 {
     struct tally before, after, mine, theirs;
-    double times[BATCHES], line[2];
+    double times[BATCHES], line[2], begun;
 
     for (uint64_t tried = FEWEST_ROUNDS; *rounds == 0; tried *= 2) {
         double took = ping_pong(w, out, in, bytes, tried);
@@ -382,12 +393,15 @@ static void block(struct way *w, char *out, char *in, size_t bytes, uint64_t *ro
         /* The first one's clock decides. */
         *rounds = rank == 0 ? chosen : other;
     }
-    line[0] = line_us();
-    tally_now(w, &before);
-    for (int i = 0; i < BATCHES; i++)
-        times[i] = ping_pong(w, out, in, bytes, *rounds);
-    tally_now(w, &after);
-    line[1] = line_us();
+    do {
+        line[0] = await_line(line_us, now_seconds, agree);
+        begun = now_seconds();
+        tally_now(w, &before);
+        for (int i = 0; i < BATCHES; i++)
+            times[i] = ping_pong(w, out, in, bytes, *rounds);
+        tally_now(w, &after);
+        line[1] = line_us();
+    } while (await_again(line[1], begun, now_seconds, agree));
     qsort(times, BATCHES, sizeof *times, ascending);
     mine.sleeps = after.sleeps - before.sleeps;
     mine.left = after.left - before.left;
@@ -480,6 +494,7 @@ int main(int argc, char **argv)
     exchange(&have_own, &others_have, sizeof have_own);
     if (have_own && others_have && shared != MAP_FAILED)
         line_open(shared);
+    await_open();
     out = calloc(1, most);
     in = calloc(1, most);
     if (!out || !in)

@@ -356,7 +356,7 @@ fn late(
     by: Duration,
     rounds: u64,
 ) -> Result<()> {
-    let line = meeting.beside()?;
+    let line = meeting.before()?;
     let (cpu, begun) = (super::cpu_time(), Instant::now());
     for _ in 0..rounds {
         if meeting.is_first() {

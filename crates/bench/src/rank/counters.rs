@@ -179,7 +179,7 @@ pub(super) fn run(meeting: &mut Meeting, plan: &Plan) -> Result<()> {
     for rep in 0..=plan.reps {
         for (contention, benchmark) in CONTENTIONS.into_iter().enumerate() {
             for kind in KINDS {
-                let line = meeting.beside()?;
+                let line = meeting.before()?;
                 let mut block = Block {
                     board: &board,
                     index: meeting.index as usize,
