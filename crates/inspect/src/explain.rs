@@ -289,8 +289,14 @@ fn one_copy(from: &Member, endpoint: &Endpoint, to: Option<(&Member, &Endpoint)>
         speed("two copies", Counter::CopyNs, Counter::CopyBytes),
         speed("one", Counter::AttachNs, Counter::AttachBytes),
     ];
+    let refused = match received.get(Counter::AttachRefused) {
+        0 => String::new(),
+        count => format!(
+            "; {count} that were to come so it was not let copy, by its service or the kernel, or could not"
+        ),
+    };
     Some(format!(
-        "; from {} on, its receiver may have the kernel copy it from the sender's memory in one copy instead, if that is allowed and faster, or as FI_ISTHMUS_LONG says: so went {} of the {} long messages that the sender's process has sent so far, to whatever receivers; the receiver's process has measured, of all lengths and senders, {}",
+        "; from {} on, its receiver may have the kernel copy it from the sender's memory in one copy instead, if that is allowed and faster, or as FI_ISTHMUS_LONG says: so went {} of the {} long messages that the sender's process has sent so far, to whatever receivers; the receiver's process has measured, of all lengths and senders, {}{refused}",
         bytes(ATTACH_BYTES),
         sent.get(Counter::Attached),
         sent.get(Counter::Rendezvous),

@@ -152,6 +152,7 @@ fn counter_name(field: &str) -> String {
         }
         "RENDEZVOUS" => "long_messages".into(),
         "ATTACHED" => "attached_messages".into(),
+        "ATTACH_REFUSED" => "attach_refused_messages".into(),
         "RMA" => "rma_operations".into(),
         "TX_MESSAGES" | "MESSAGES" => "sent_messages".into(),
         "TX_BYTES" | "BYTES_SENT" => "sent_bytes".into(),

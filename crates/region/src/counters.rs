@@ -44,6 +44,7 @@ pub enum Counter {
     CopyBytes,
     AttachNs,
     AttachBytes,
+    AttachRefused,
 }
 
 /// A view of a set of counters in the region.
@@ -213,5 +214,6 @@ const _: () = assert!(counters::BYTES == (WORDS * 8) as u64);
 const _: () = assert!(lane::BYTES == lane::MESSAGES + (LANE_WORDS * 8) as u64);
 const _: () = assert!(lane::WAKEUPS == lane::MESSAGES + LaneCounter::Wakeups as u64 * 8);
 const _: () = assert!(counters::ATTACHED_BYTES == Counter::AttachedBytes as u64 * 8);
+const _: () = assert!(counters::ATTACH_REFUSED == Counter::AttachRefused as u64 * 8);
 const _: () = assert!(counters::ATTACH_BYTES == Counter::AttachBytes as u64 * 8);
 const _: () = assert!(counters::WAKEUPS == Counter::Wakeups as u64 * 8);

@@ -24,6 +24,7 @@ use crate::objects::sysv::{Change, Sharing};
 use crate::objects::{Access, Kind, NewObject, ObjectGrant};
 use crate::party::Party;
 use crate::pool::Pool;
+use crate::shared_by_threads::Count;
 use crate::source::Source;
 
 /// What a process asks its local service for (the control path). Implemented by the attach protocol's client, and by
@@ -256,6 +257,9 @@ impl Source for Served {
     }
 }
 
+/// Most bytes of the pieces that the long messages of a process lie in.
+pub const MOST_PIECE_BYTES: u64 = 4 << 20;
+
 /// An attached process.
 pub struct Member {
     region: Region,
@@ -266,6 +270,8 @@ pub struct Member {
     own: OwnDirectory,
     grant: AreaGrant,
     area: Mutex<Area>,
+    /// Bytes of the area in which long messages' pieces lie.
+    piece_bytes: Count,
     pool: Mutex<Pool>,
     counters: Counters,
     service: Arc<dyn LocalService>,
@@ -336,6 +342,7 @@ impl Member {
             own,
             grant,
             area,
+            piece_bytes: Count::new(0),
             pool: Mutex::default(),
             counters,
             service,
@@ -495,6 +502,30 @@ impl Member {
     /// Gives back what [`Member::take`] gave for `bytes`.
     pub fn give(&self, at: u64, bytes: u64) {
         lock(&self.area).give(at, bytes);
+    }
+
+    /// As [`Member::take`], for a piece of a long message, in shared memory for as long as such messages are under way.
+    ///
+    /// # Errors
+    /// As [`Member::take`]; [`Error::Full`] where the process's pieces together would have more than [`MOST_PIECE_BYTES`].
+    pub fn take_piece(&self, bytes: u64) -> Result<u64> {
+        let there = self.piece_bytes.add(bytes);
+        let taken = match there.saturating_add(bytes) <= MOST_PIECE_BYTES {
+            true => self.take(bytes),
+            false => Err(Error::Full { bytes }),
+        };
+        taken.inspect_err(|_| _ = self.piece_bytes.sub(bytes))
+    }
+
+    /// Gives back what [`Member::take_piece`] gave for `bytes`.
+    pub fn give_piece(&self, at: u64, bytes: u64) {
+        self.give(at, bytes);
+        self.piece_bytes.sub(bytes);
+    }
+
+    /// Bytes of the pieces that this process has.
+    pub fn piece_bytes(&self) -> u64 {
+        self.piece_bytes.get()
     }
 
     /// Takes `bytes` of the region for the program itself, at a multiple of `align` (a power of two, at most 4096). Gives

@@ -75,6 +75,11 @@ impl Pair {
     fn counts(&mut self) -> [u64; 3] {
         counts(&self.world, [&mut self.a, &mut self.b])
     }
+
+    /// Messages that were to be copied so, and could not; to be called after `counts`.
+    fn refused(&self) -> u64 {
+        self.world.services[0].lock().unwrap().directory().totals().unwrap().get(Counter::AttachRefused)
+    }
 }
 
 fn counts(world: &World, ends: [&mut Endpoint; 2]) -> [u64; 3] {
@@ -249,6 +254,7 @@ fn what_the_service_refuses_goes_the_other_way_and_is_not_asked_for_again_and_ag
         let [messages, _, chunks] = pair.counts();
         assert!(messages == 0 && chunks > 0);
         assert_eq!(asked.load(Ordering::Relaxed), most);
+        assert_eq!(pair.refused(), most.into());
     }
 }
 
@@ -261,6 +267,7 @@ fn another_process_than_the_one_that_is_meant_gives_nothing_away() {
         pair.exchange(tag, &mut pattern(LONG, tag), true, false);
     }
     assert_eq!((pair.counts()[0], asked.load(Ordering::Relaxed)), (0, 1));
+    assert_eq!(pair.refused(), 4);
     // It ends, and its number may be another's: nothing of that is taken either.
     child.kill().unwrap();
     child.wait().unwrap();

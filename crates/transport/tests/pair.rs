@@ -2,11 +2,15 @@
 
 mod common;
 
+use std::time::{Duration, Instant};
+
 use common::*;
 use isthmus_region::counters::Counter;
+use isthmus_region::member::MOST_PIECE_BYTES;
+use isthmus_transport::types::NoMemory;
 use isthmus_transport::{
-    Address, Endpoint, PeerId, PostError, Posted, Receive, Selector, Send, Short, ShortReceived, ShortSink,
-    Status, Ticket,
+    Address, Config, Endpoint, PeerId, PostError, Posted, Receive, Selector, Send, Short, ShortReceived,
+    ShortSink, Status, Ticket,
 };
 
 const SIZES: [usize; 14] =
@@ -167,6 +171,32 @@ fn what_is_queued_for_a_peer_that_dies_ends_with_an_error() {
     let ends: Vec<_> = std::iter::from_fn(|| a.pop()).collect();
     assert!(ends.iter().all(|e| e.status == Status::PeerGone), "{ends:?}");
     assert!(queued > 0 && ends.len() == pending && a.backlog_bytes() == 0, "{queued}, {}", ends.len());
+}
+
+#[test]
+fn the_pieces_of_long_messages_are_given_back_when_these_have_ended() {
+    let world = World::new(2, 16 << 20);
+    let (member, _) = world.attach(0);
+    let mut a = Endpoint::open(&member, Config::default(), Box::new(NoMemory)).unwrap();
+    let mut b = world.endpoint(1);
+    let to_b = a.resolve(&b.address()).unwrap();
+    let len = 1 << 20;
+    for round in 0..3 {
+        let (mut out, mut back) = (pattern(len, round), vec![0; len]);
+        let (bufs, into) = ([buf(&mut out)], [buf(&mut back)]);
+        b.receive(&receive(any(round), &into)).unwrap();
+        send(&mut a, &mut b, &message(to_b, round, &bufs));
+        ok(wait(&mut b, &mut a));
+        assert_eq!(back, pattern(len, round));
+        let there = member.piece_bytes();
+        assert!(there > 0 && there <= MOST_PIECE_BYTES, "{there}");
+        let begun = Instant::now();
+        while member.piece_bytes() > 0 {
+            a.progress();
+            assert!(begun.elapsed() < Duration::from_secs(10), "{there} bytes are kept");
+        }
+        assert!(begun.elapsed() > Duration::from_millis(50), "the next message would take them again");
+    }
 }
 
 #[test]

@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 
 use isthmus_lockfree::sync::Word;
 use isthmus_region::attach::{Failure, Process};
+use isthmus_region::counters::Counter;
 use isthmus_region::local::LocalBuf;
 use isthmus_region::roster::Record;
 
@@ -230,6 +231,7 @@ impl Core {
             return;
         };
         *received = 0;
+        self.tally.add(Counter::AttachRefused, 1);
         let (want, measured) = (*want, measured.take());
         if let Some(message) = measured {
             self.peers[from.0 as usize].ways.failed(message);

@@ -68,9 +68,7 @@ impl Core {
         for (_, out) in std::mem::take(&mut berth.closing) {
             berth.give_place(out.place);
         }
-        for chunk in std::mem::take(&mut berth.chunk_pool) {
-            berth.member.give(chunk, self.config.chunk_bytes);
-        }
+        berth.give_chunks(self.config.chunk_bytes);
         if let Some(reserve) = berth.reserve.take() {
             reserve.give(&berth.member);
         }
@@ -78,6 +76,17 @@ impl Core {
             table.give_back(&berth.member);
         }
         berth.member.give(berth.block_at, block::BYTES);
+    }
+}
+
+impl Berth {
+    /// Gives the chunks of the pool back, each of so many bytes.
+    pub(super) fn give_chunks(&mut self, bytes: u64) {
+        for chunk in std::mem::take(&mut self.chunk_pool) {
+            self.member.give_piece(chunk, bytes);
+            self.chunks_taken = self.chunks_taken.saturating_sub(1);
+        }
+        self.chunks_idle = None;
     }
 }
 

@@ -51,6 +51,7 @@ use std::collections::hash_map::RandomState;
 use std::collections::{HashMap, VecDeque};
 use std::hash::BuildHasher;
 use std::sync::Arc;
+use std::time::Instant;
 
 use isthmus_region::ReadOnly;
 use isthmus_region::chain::{self, Chain};
@@ -280,6 +281,8 @@ struct Berth {
     closing: Vec<(PeerId, Outgoing)>,
     chunk_pool: Vec<u64>,
     chunks_taken: u64,
+    /// When a round of [`Core::slow`] first saw that no chunk was in use since the last one was.
+    chunks_idle: Option<Instant>,
     /// The peers of the region, each with those of its endpoints that may send to us, by slot.
     roster: Roster<Vec<Option<Sender>>>,
     incoming: Vec<Option<Incoming>>,
@@ -382,6 +385,7 @@ impl Endpoint {
             closing: Vec::new(),
             chunk_pool: Vec::new(),
             chunks_taken: 0,
+            chunks_idle: None,
             roster: Roster::default(),
             incoming: Vec::new(),
             hot: Vec::new(),

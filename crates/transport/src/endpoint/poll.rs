@@ -394,6 +394,7 @@ impl Core {
         self.cool_down(berth);
         self.finish_closing(berth);
         self.check_accepts(berth);
+        self.give_back_chunks(berth);
         self.settle(berth);
         let after = there(self, berth);
         after.0 > before.0 || after.1 > before.1 || after.2 > before.2

@@ -1,5 +1,7 @@
 //! Pipelined messages, both ends of them, and the protocol's replies.
 
+use std::time::{Duration, Instant};
+
 use isthmus_lockfree::slot::Message;
 use isthmus_region::counters::{Counter, LaneCounter};
 
@@ -17,6 +19,9 @@ use Stop::Faulty;
 const LEAST_PIECE: u64 = 16 << 10;
 /// Most chunks that an endpoint takes from its area: the depth of four lanes' pipelines.
 const MOST_CHUNKS: u64 = 32;
+
+/// How long an endpoint keeps chunks that no message needs.
+const CHUNKS_KEPT: Duration = Duration::from_millis(100);
 
 /// Where the next chunk of a pipelined message goes.
 pub(super) struct ChunkPlace {
@@ -295,6 +300,17 @@ impl Core {
         }
     }
 
+    /// Gives the chunks back when no message has needed one for a while, so that others of the process have them.
+    pub(super) fn give_back_chunks(&mut self, berth: &mut Berth) {
+        // With a chunk under way in a lane, or one of a closed lane, not all are in the pool.
+        if berth.chunks_taken == 0 || berth.chunk_pool.len() as u64 != berth.chunks_taken {
+            return;
+        }
+        if berth.chunks_idle.get_or_insert_with(Instant::now).elapsed() >= CHUNKS_KEPT {
+            berth.give_chunks(self.config.chunk_bytes);
+        }
+    }
+
     /// A place for the next chunk to `to`, if there is room for its message too.
     pub(super) fn take_chunk_place(&mut self, berth: &mut Berth, to: PeerId) -> Option<ChunkPlace> {
         let (depth, bytes) = (self.config.pipeline_depth, self.config.chunk_bytes);
@@ -326,11 +342,12 @@ impl Core {
         if out.chunks_held() >= depth {
             return None;
         }
+        berth.chunks_idle = None;
         if let Some(offset) = berth.chunk_pool.pop() {
             return Some(ChunkPlace { offset, bytes, pooled: true });
         }
         if berth.chunks_taken < MOST_CHUNKS
-            && let Ok(offset) = berth.member.take(bytes)
+            && let Ok(offset) = berth.member.take_piece(bytes)
         {
             berth.chunks_taken += 1;
             return Some(ChunkPlace { offset, bytes, pooled: true });
