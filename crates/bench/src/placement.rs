@@ -353,8 +353,10 @@ const LOOK: Duration = Duration::from_secs(1);
 /// its processors, a benchmark of many tables waits as long as one.
 static WAITED_MS: Count = Count::new(0);
 
-/// How long the blocks of one launch together wait for the placement that lacks rounds.
+/// How long the blocks of one launch together wait for the placement that lacks rounds: where one alone does, and where both do,
+/// and the other one will come anyway.
 const AWAITED: Duration = Duration::from_secs(20);
+const AWAITED_OF_BOTH: Duration = Duration::from_secs(2);
 /// The variable by which programs are told, as `LOW,HIGH,SECONDS`; see `programs/await.h`.
 const AWAIT: &str = "ISTHMUS_BENCH_AWAIT";
 
@@ -479,7 +481,7 @@ impl Search {
         if let Some(said) = self.crowd.said().filter(|_| self.made == 0) {
             progress(said);
         }
-        self.await_next(None);
+        self.await_next(None, Duration::ZERO);
         if self.policy.choice == Choice::Any {
             let is_left = self.made < self.policy.rounds;
             self.made += u32::from(is_left);
@@ -510,7 +512,10 @@ impl Search {
                 return Ok(false);
             }
             if seen.is_ok() || self.made < self.policy.rounds && is_over {
-                self.await_next(seen.ok().flatten());
+                self.await_next(
+                    seen.ok().flatten(),
+                    if lacking.len() > 1 { AWAITED_OF_BOTH } else { AWAITED },
+                );
                 self.made += 1;
                 return Ok(true);
             }
@@ -546,15 +551,15 @@ impl Search {
         }
     }
 
-    /// What the blocks of the next round wait for: where the processors were seen, or nothing.
-    fn await_next(&self, seen: Option<Placement>) {
+    /// What the blocks of the next round wait for, and how long together: where the processors were seen, or nothing.
+    fn await_next(&self, seen: Option<Placement>, left: Duration) {
         let own_line = !self.in_vms && self.crowd == Crowd::No;
         let next = seen.filter(|_| own_line).map(|placement| {
             let (low, high) = match placement {
                 Placement::Far => (self.scale.far_from, self.scale.busy_from),
                 Placement::Near => (0.0, self.scale.near_below),
             };
-            Awaited { low, high, left: AWAITED }
+            Awaited { low, high, left }
         });
         *NEXT.lock().unwrap_or_else(PoisonError::into_inner) = next;
     }
