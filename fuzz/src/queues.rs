@@ -7,7 +7,7 @@ use std::time::Duration;
 use isthmus_region::local::LocalBuf;
 use isthmus_sysv::Errno;
 use isthmus_sysv::msg::queue::{Call, Queue, Room, Selection, bytes};
-use isthmus_sysv::waiting::Sleep;
+use isthmus_sysv::waiting::{Heard, Sleep};
 
 use crate::input::Input;
 use crate::sync::{Guarded, word};
@@ -31,7 +31,11 @@ struct Signalled;
 impl Sleep for Signalled {
     fn begin(&mut self) {}
 
-    fn sleep(&mut self, _: &[BorrowedFd<'_>], _: Duration) -> bool {
+    fn sleep(&mut self, _: &[BorrowedFd<'_>], _: Duration) -> Heard {
+        Heard::Pending
+    }
+
+    fn handle(&mut self) -> bool {
         true
     }
 

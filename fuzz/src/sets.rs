@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use isthmus_sysv::Errno;
 use isthmus_sysv::sem::{Awaited, MOST, Op, Set, apply_undo, bytes};
-use isthmus_sysv::waiting::Sleep;
+use isthmus_sysv::waiting::{Heard, Sleep};
 
 use crate::input::Input;
 use crate::sync::{Guarded, word};
@@ -24,7 +24,11 @@ struct Signalled;
 impl Sleep for Signalled {
     fn begin(&mut self) {}
 
-    fn sleep(&mut self, _: &[BorrowedFd<'_>], _: Duration) -> bool {
+    fn sleep(&mut self, _: &[BorrowedFd<'_>], _: Duration) -> Heard {
+        Heard::Pending
+    }
+
+    fn handle(&mut self) -> bool {
         true
     }
 

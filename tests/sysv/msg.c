@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 OR MIT */
 /* Message queues: what msgget(2), msgop(2) and msgctl(2) say of them. Rights are in key.c. */
 #include "check.h"
+#include "leave.h"
 
 #define LARGEST 16384
 
@@ -1034,6 +1035,33 @@ CASE(signal_of_one, "The process that catches the signal fails with EINTR; other
 	CHECK(blocks(q));
 	OK(send_text(id, 1, "for q", 0));
 	EQUAL(OK(result(q)), 5);
+}
+
+static int call_msgrcv(int id)
+{
+	struct {
+		long type;
+		char text[16];
+	} message;
+
+	return (int)msgrcv(id, &message, sizeof message.text, 0, 0);
+}
+
+CASE(signal_handler_leaves, "A handler may leave a call that sleeps for good, and nothing is left of that call; msgop(2), siglongjmp(3)")
+{
+	LIMIT(60);
+	int id = new_msg();
+	pid_t pid = child();
+	if (pid == 0) {
+		EQUAL(leave_calls(100, call_msgrcv, id), 100);
+		int before = open_files();
+		EQUAL(leave_calls(300, call_msgrcv, id), 300);
+		EQUAL(open_files(), before);
+		OK(send_text(id, 1, "late", 0));
+		EQUAL(OK(call_msgrcv(id)), 4);
+		_exit(0);
+	}
+	JOIN(pid);
 }
 
 /* Many at once */

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 OR MIT */
 /* Semaphore sets: what semget(2), semop(2) and semctl(2) say of them. Rights are in key.c. */
 #include "check.h"
+#include "leave.h"
 
 #include <sys/resource.h>
 
@@ -1049,6 +1050,36 @@ CASE(signal_blocked, "Only a signal that is caught ends the call: not one that i
 	EQUAL(ncnt(id, 0), 1);
 	OK(semop1(id, 0, 1, 0));
 	JOIN(pid);
+}
+
+static int call_semop(int id)
+{
+	return semop1(id, 0, -1, 0);
+}
+
+CASE(signal_handler_leaves, "A handler may leave a call that sleeps for good, and nothing is left of that call; semop(2), siglongjmp(3)")
+{
+	LIMIT(60);
+	int id = new_sem(1);
+	pid_t pid = child();
+	if (pid == 0) {
+		EQUAL(leave_calls(100, call_semop, id), 100);
+		EQUAL(ncnt(id, 0), 0);
+		int before = open_files();
+		EQUAL(leave_calls(300, call_semop, id), 300);
+		EQUAL(open_files(), before);
+		EQUAL(ncnt(id, 0), 0);
+		/* The mask is the caller's again, and calls do what they do. */
+		sigset_t mask;
+		sigprocmask(SIG_BLOCK, NULL, &mask);
+		CHECK(!sigismember(&mask, SIGALRM) && !sigismember(&mask, SIGTERM));
+		OK(semop1(id, 0, 1, 0));
+		OK(semop1(id, 0, -1, 0));
+		OK(semop1(id, 0, 2, 0));
+		_exit(0);
+	}
+	JOIN(pid);
+	EQUAL(getval(id, 0), 2);
 }
 
 static int handler_id;

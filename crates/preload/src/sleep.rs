@@ -1,20 +1,74 @@
-//! Signals around a wait: all are blocked until the thread sleeps, and then those that the program has blocked.
+//! Signals around a wait: all are blocked, and while the thread sleeps a descriptor tells of those that the program has not blocked.
 
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::time::Duration;
 
 use isthmus_region::signals::Blocked;
-use isthmus_sysv::waiting::Sleep;
+use isthmus_sysv::waiting::{Heard, Sleep};
+use rustix::io::Errno;
 
 /// The calling thread's sleep.
 pub(crate) struct Signals {
     /// While all are blocked.
     blocked: Option<Blocked>,
+    /// Readable when a signal has come that the program has not blocked (signalfd(2)); made for the first sleep of a wait, and none
+    /// while a handler may run: it may never come back.
+    coming: Option<OwnedFd>,
 }
+
+/// Bytes of the kernel's set of signals.
+const SET_BYTES: usize = 8;
 
 impl Signals {
     pub(crate) fn new() -> Self {
-        Self { blocked: None }
+        Self { blocked: None, coming: None }
+    }
+
+    /// The signals that the program has not blocked, as the kernel has them, if its mask is known.
+    fn wanted(&self) -> Option<u64> {
+        let mask = self.blocked.as_ref().and_then(Blocked::before)?;
+        // SAFETY: a set of glibc begins with the kernel's.
+        Some(!unsafe { std::ptr::from_ref(mask).cast::<u64>().read() })
+    }
+
+    /// Makes the descriptor; none where the system gives none.
+    fn watch(&mut self) -> Option<()> {
+        if self.coming.is_none() {
+            let wanted = self.wanted()?;
+            let flags = libc::SFD_CLOEXEC | libc::SFD_NONBLOCK;
+            // SAFETY: a set of this function's, of as many bytes.
+            let fd = unsafe { libc::syscall(libc::SYS_signalfd4, -1, &raw const wanted, SET_BYTES, flags) };
+            let fd = i32::try_from(fd).ok().filter(|fd| *fd >= 0)?;
+            // SAFETY: it is new.
+            self.coming = Some(unsafe { OwnedFd::from_raw_fd(fd) });
+        }
+        Some(())
+    }
+
+    /// Whether a signal has come that the program has not blocked.
+    fn is_pending(&self) -> bool {
+        let mut pending = MaybeUninit::<u64>::zeroed();
+        // SAFETY: a set of this function's, of as many bytes.
+        let done = unsafe { libc::syscall(libc::SYS_rt_sigpending, pending.as_mut_ptr(), SET_BYTES) };
+        // SAFETY: zeros are a set as well.
+        done == 0 && unsafe { pending.assume_init() } & self.wanted().unwrap_or(0) != 0
+    }
+
+    /// Polls, by the system call: libc's function is a point of cancellation, and a thread must not be unwound from here. `as_before`
+    /// is with the mask that the thread had before.
+    fn poll(&self, polls: &mut [libc::pollfd], limit: Duration, as_before: bool) -> rustix::io::Result<()> {
+        let limit = libc::timespec {
+            tv_sec: libc::time_t::try_from(limit.as_secs()).unwrap_or(libc::time_t::MAX),
+            tv_nsec: limit.subsec_nanos().into(),
+        };
+        let before = self.blocked.as_ref().and_then(Blocked::before).filter(|_| as_before);
+        let mask = before.map_or(std::ptr::null(), std::ptr::from_ref);
+        // SAFETY: descriptors, a time and a set of this function's; the kernel's set has eight bytes.
+        let done = unsafe {
+            libc::syscall(libc::SYS_ppoll, polls.as_mut_ptr(), polls.len(), &raw const limit, mask, SET_BYTES)
+        };
+        if done == -1 { Err(crate::errno()) } else { Ok(()) }
     }
 }
 
@@ -23,25 +77,33 @@ impl Sleep for Signals {
         self.blocked = Some(Blocked::new());
     }
 
-    fn sleep(&mut self, bells: &[BorrowedFd<'_>], limit: Duration) -> bool {
-        let watched =
-            |bell: &BorrowedFd<'_>| libc::pollfd { fd: bell.as_raw_fd(), events: libc::POLLIN, revents: 0 };
-        let mut polls: Vec<_> = bells.iter().map(watched).collect();
-        let limit = libc::timespec {
-            tv_sec: libc::time_t::try_from(limit.as_secs()).unwrap_or(libc::time_t::MAX),
-            tv_nsec: limit.subsec_nanos().into(),
-        };
-        let mask =
-            self.blocked.as_ref().and_then(Blocked::before).map_or(std::ptr::null(), std::ptr::from_ref);
-        // By the system call: libc's function is a point of cancellation, and a thread must not be unwound from here.
-        // SAFETY: descriptors, a time and a set of this function's; the kernel's set has eight bytes.
-        let done = unsafe {
-            libc::syscall(libc::SYS_ppoll, polls.as_mut_ptr(), polls.len(), &raw const limit, mask, 8_usize)
-        };
-        done == -1 && crate::errno() == rustix::io::Errno::INTR
+    fn sleep(&mut self, bells: &[BorrowedFd<'_>], limit: Duration) -> Heard {
+        if limit.is_zero() && bells.is_empty() {
+            return if self.is_pending() { Heard::Pending } else { Heard::Nothing };
+        }
+        let watched = |fd: i32| libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+        let mut polls: Vec<_> = bells.iter().map(|bell| watched(bell.as_raw_fd())).collect();
+        if self.watch().is_none() {
+            // A handler runs in the middle of the sleep.
+            let done = self.poll(&mut polls, limit, true);
+            return if done == Err(Errno::INTR) { Heard::Handled } else { Heard::Nothing };
+        }
+        polls.extend(self.coming.as_ref().map(|coming| watched(coming.as_raw_fd())));
+        match self.poll(&mut polls, limit, false) {
+            Ok(()) if polls.last().is_some_and(|coming| coming.revents != 0) => Heard::Pending,
+            // One of those that are never blocked, sent by another process.
+            Err(Errno::INTR) => Heard::Handled,
+            _ => Heard::Nothing,
+        }
+    }
+
+    fn handle(&mut self) -> bool {
+        self.coming = None;
+        self.poll(&mut [], Duration::ZERO, true) == Err(Errno::INTR)
     }
 
     fn end(&mut self) {
+        self.coming = None;
         self.blocked = None;
     }
 }

@@ -23,7 +23,7 @@ mod undo;
 mod waiters;
 mod words;
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex, OnceLock};
@@ -50,7 +50,7 @@ use self::space::Space;
 use self::waiters::Record;
 use crate::caller::{ALTER, READ};
 use crate::ipc::{self, Ipc, NOWAIT, Used};
-use crate::waiting::{self, Attempt, Sleep};
+use crate::waiting::{self, Attempt, Heard, Sleep};
 use crate::{Caller, Result};
 
 /// Most semaphores of a set: SEMMSL.
@@ -498,7 +498,7 @@ impl Set {
     fn wait(&self, ops: &[Op], zeros: u64, sleep: &mut dyn Sleep, limit: Option<Duration>) -> Result<()> {
         let is_asleep = Cell::new(false);
         let mut sleep = Noting { sleep, is_asleep: &is_asleep };
-        let mut record = None;
+        let record = RefCell::new(None);
         let attempt = || loop {
             self.check_there()?;
             let (at, seen) = match self.attempt(ops)? {
@@ -525,14 +525,15 @@ impl Set {
             self.step(Step::Announced);
             // Who removes the set changes the word after that.
             self.check_there()?;
-            let record = record.get_or_insert_with(|| Record::new(&self.space, &self.member));
-            if let Some(record) = record {
+            let mut record = record.borrow_mut();
+            if let Some(record) = record.get_or_insert_with(|| Record::new(&self.space, &self.member)) {
                 record.say(num, if op.op == 0 { Awaited::Zero } else { Awaited::More });
                 self.step(Step::Recorded);
             }
             return Ok(Attempt::Blocked(gate, announced));
         };
-        waiting::until(&mut sleep, &self.learned, waiting::deadline(limit), attempt)
+        let let_go = || _ = record.take();
+        waiting::until(&mut sleep, &self.learned, waiting::deadline(limit), attempt, let_go)
     }
 
     fn check_there(&self) -> Result<()> {
@@ -594,8 +595,12 @@ impl Sleep for Noting<'_> {
         self.is_asleep.set(true);
     }
 
-    fn sleep(&mut self, bells: &[BorrowedFd<'_>], limit: Duration) -> bool {
+    fn sleep(&mut self, bells: &[BorrowedFd<'_>], limit: Duration) -> Heard {
         self.sleep.sleep(bells, limit)
+    }
+
+    fn handle(&mut self) -> bool {
+        self.sleep.handle()
     }
 
     fn end(&mut self) {

@@ -3,8 +3,9 @@
 //! A wait begins with the stages of [`isthmus_sync::wait`] in which the thread is awake; most end there, without a system
 //! call. A signal that comes so early might as well have come before the call, and ends nothing. Then all signals are blocked,
 //! and after another look the thread sleeps: for a millisecond at most at the gate's futex, where there are futexes, since most
-//! sleeps end there, at the least cost; signals are that late. Then at a bell of its own and one of the local service, with the
-//! caller's own mask for just that time: so no signal comes unseen between the look and the sleep.
+//! sleeps end there, at the least cost; signals are that late. Then at a bell of its own and one of the local service, and at
+//! what tells of signals, so that none comes unseen between the look and the sleep. They are handled once the thread has let go of
+//! all that it has for its wait: a handler that leaves the call for good (siglongjmp(3)) leaves nothing behind.
 
 use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
@@ -20,12 +21,26 @@ pub trait Sleep {
     /// Blocks all signals.
     fn begin(&mut self);
 
-    /// Sleeps until one of the descriptors is readable or `limit` is up; with the signal mask that the thread had before. Gives
-    /// whether a signal was handled.
-    fn sleep(&mut self, bells: &[BorrowedFd<'_>], limit: Duration) -> bool;
+    /// Sleeps until one of the descriptors is readable, a signal has come that the thread had not blocked before, or `limit` is up.
+    fn sleep(&mut self, bells: &[BorrowedFd<'_>], limit: Duration) -> Heard;
+
+    /// Lets signals be handled that have come, with the mask that the thread had before; whether one was. What handles it may never
+    /// come back, so the thread has nothing then that others would miss.
+    fn handle(&mut self) -> bool;
 
     /// Restores the mask.
     fn end(&mut self);
+}
+
+/// What a thread that sleeps has heard of signals.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Heard {
+    /// Nothing.
+    Nothing,
+    /// One has come, and waits for [`Sleep::handle`].
+    Pending,
+    /// One came and was handled meanwhile, where a thread cannot be told first.
+    Handled,
 }
 
 /// A sleep that signals do not end, for tests and tools.
@@ -35,8 +50,12 @@ pub struct Uninterrupted;
 impl Sleep for Uninterrupted {
     fn begin(&mut self) {}
 
-    fn sleep(&mut self, bells: &[BorrowedFd<'_>], limit: Duration) -> bool {
+    fn sleep(&mut self, bells: &[BorrowedFd<'_>], limit: Duration) -> Heard {
         gate::poll(bells, limit);
+        Heard::Nothing
+    }
+
+    fn handle(&mut self) -> bool {
         false
     }
 
@@ -54,7 +73,8 @@ const LOOKS: u32 = 16;
 const DEAF: Duration = Duration::from_millis(1);
 
 /// Tries until there is an outcome. `attempt` gives the gate to wait at and what was seen there if there is none yet; the
-/// gate's word is rung at whenever that may have changed.
+/// gate's word is rung at whenever that may have changed. `let_go` gives back what the attempts have taken for the wait; a later one
+/// may take it again.
 ///
 /// # Errors
 /// Those of `attempt`; `EAGAIN` once `until` is over; `EINTR`.
@@ -63,12 +83,13 @@ pub fn until<'a, T>(
     learned: &Learned,
     until: Option<Instant>,
     mut attempt: impl FnMut() -> Result<Attempt<'a, T>>,
+    mut let_go: impl FnMut(),
 ) -> Result<T> {
     if let Some(done) = awake(learned, until, &mut attempt)? {
         return Ok(done);
     }
     sleep.begin();
-    let done = asleep(sleep, learned, until, &mut attempt);
+    let done = asleep(sleep, learned, until, &mut attempt, &mut let_go);
     sleep.end();
     done
 }
@@ -112,6 +133,7 @@ fn asleep<'a, T>(
     learned: &Learned,
     until: Option<Instant>,
     attempt: &mut impl FnMut() -> Result<Attempt<'a, T>>,
+    let_go: &mut impl FnMut(),
 ) -> Result<T> {
     let mut ended = None;
     let deaf_until = Instant::now() + DEAF;
@@ -130,11 +152,11 @@ fn asleep<'a, T>(
             ended = Some(Errno::AGAIN);
             continue;
         }
-        let (mut slept, mut signalled) = (false, false);
+        let (mut slept, mut heard) = (false, Heard::Nothing);
         if let Some((gate, seen)) = blocked {
             let mut nap = |bells: &[BorrowedFd<'_>], limit| {
                 slept = true;
-                signalled = sleep.sleep(bells, limit);
+                heard = sleep.sleep(bells, limit);
             };
             let Some(known) = &known else {
                 known = Some(gate.deaths());
@@ -154,9 +176,18 @@ fn asleep<'a, T>(
         }
         // Where the word keeps changing there is no sleep, and signals are to be heard nevertheless.
         if !slept {
-            signalled = sleep.sleep(&[], Duration::ZERO);
+            heard = sleep.sleep(&[], Duration::ZERO);
         }
-        if signalled {
+        let is_handled = match heard {
+            Heard::Nothing => false,
+            Heard::Handled => true,
+            Heard::Pending => {
+                let_go();
+                // One that is ignored, or that another thread has taken meanwhile, ends nothing.
+                sleep.handle()
+            }
+        };
+        if is_handled {
             ended = Some(Errno::INTR);
         }
     }
