@@ -47,7 +47,7 @@ pub fn connect_at(path: &Path) -> Result<Arc<Member>> {
         version: VERSION,
         pid: u32::try_from(pid.as_raw_nonzero().get()).unwrap_or(0),
         name: name.unwrap_or_default(),
-        image: isthmus_region::kept::image(),
+        image: isthmus_region::image::image(),
     };
     let (reply, fds) = connection.ask(&hello, Some(&pidfd))?;
     let welcome = match reply {

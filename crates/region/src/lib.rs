@@ -24,6 +24,7 @@
 //!   rung; [`wake`]: by futex.
 //! - [`counters`]: what went through the region, per process and per peer.
 //! - [`attach`]: memory of another process, copied by the kernel.
+//! - [`kept`]: descriptors in somebody else's process; [`image`]: which program that executes.
 //! - [`control_group`]: how much memory this process may have; [`tsc`]: how fast its processor's counter counts.
 
 pub mod address;
@@ -42,6 +43,7 @@ pub mod format;
 pub mod gate;
 pub mod holds;
 pub mod huge;
+pub mod image;
 pub mod kept;
 pub mod local;
 pub mod mapping;
