@@ -357,6 +357,8 @@ static WAITED_MS: Count = Count::new(0);
 /// and the other one will come anyway.
 const AWAITED: Duration = Duration::from_secs(20);
 const AWAITED_OF_BOTH: Duration = Duration::from_secs(2);
+/// And no more than this part of the time that the table still has: a round is a launch for each subject.
+const SHARE_OF_PATIENCE: u32 = 8;
 /// The variable by which programs are told, as `LOW,HIGH,SECONDS`; see `programs/await.h`.
 const AWAIT: &str = "ISTHMUS_BENCH_AWAIT";
 
@@ -554,6 +556,7 @@ impl Search {
     /// What the blocks of the next round wait for, and how long together: where the processors were seen, or nothing.
     fn await_next(&self, seen: Option<Placement>, left: Duration) {
         let own_line = !self.in_vms && self.crowd == Crowd::No;
+        let left = left.min(self.policy.patience.saturating_sub(self.begun.elapsed()) / SHARE_OF_PATIENCE);
         let next = seen.filter(|_| own_line).map(|placement| {
             let (low, high) = match placement {
                 Placement::Far => (self.scale.far_from, self.scale.busy_from),
