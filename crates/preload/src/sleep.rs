@@ -1,7 +1,12 @@
 //! Signals around a wait: all are blocked, and while the thread sleeps a descriptor tells of those that the program has not blocked.
+//!
+//! In a program with several threads the kernel would give signals of the whole process to another one, which has them unblocked,
+//! while it prefers the first thread otherwise. So there a thread sleeps with the mask that it had before, and handlers run in the
+//! middle of the sleep.
 
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::sync::OnceLock;
 use std::time::Duration;
 
 use isthmus_region::signals::Blocked;
@@ -25,17 +30,19 @@ impl Signals {
         Self { blocked: None, coming: None }
     }
 
-    /// The signals that the program has not blocked, as the kernel has them, if its mask is known.
-    fn wanted(&self) -> Option<u64> {
-        let mask = self.blocked.as_ref().and_then(Blocked::before)?;
-        // SAFETY: a set of glibc begins with the kernel's.
-        Some(!unsafe { std::ptr::from_ref(mask).cast::<u64>().read() })
+    /// The signals that are blocked for the wait, as the kernel has them. Others come as they do without it.
+    fn wanted(&self) -> u64 {
+        self.blocked.as_ref().map_or(0, Blocked::added)
     }
 
-    /// Makes the descriptor; none where the system gives none.
+    /// Makes the descriptor; none where the system gives none, or there are other threads.
     fn watch(&mut self) -> Option<()> {
+        if !is_alone() {
+            self.coming = None;
+            return None;
+        }
         if self.coming.is_none() {
-            let wanted = self.wanted()?;
+            let wanted = self.wanted();
             let flags = libc::SFD_CLOEXEC | libc::SFD_NONBLOCK;
             // SAFETY: a set of this function's, of as many bytes.
             let fd = unsafe { libc::syscall(libc::SYS_signalfd4, -1, &raw const wanted, SET_BYTES, flags) };
@@ -52,7 +59,7 @@ impl Signals {
         // SAFETY: a set of this function's, of as many bytes.
         let done = unsafe { libc::syscall(libc::SYS_rt_sigpending, pending.as_mut_ptr(), SET_BYTES) };
         // SAFETY: zeros are a set as well.
-        done == 0 && unsafe { pending.assume_init() } & self.wanted().unwrap_or(0) != 0
+        done == 0 && unsafe { pending.assume_init() } & self.wanted() != 0
     }
 
     /// Polls, by the system call: libc's function is a point of cancellation, and a thread must not be unwound from here. `as_before`
@@ -70,6 +77,17 @@ impl Signals {
         };
         if done == -1 { Err(crate::errno()) } else { Ok(()) }
     }
+}
+
+/// Whether the process has one thread, as far as libc knows.
+fn is_alone() -> bool {
+    static FLAG: OnceLock<usize> = OnceLock::new();
+    let at = *FLAG.get_or_init(|| {
+        // SAFETY: a name with its end.
+        unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"__libc_single_threaded".as_ptr()) }.expose_provenance()
+    });
+    // SAFETY: a byte of libc's (sys/single_threaded.h), which only this thread changes where it is not 0.
+    at != 0 && unsafe { std::ptr::with_exposed_provenance::<u8>(at).read_volatile() } != 0
 }
 
 impl Sleep for Signals {
@@ -91,7 +109,7 @@ impl Sleep for Signals {
         polls.extend(self.coming.as_ref().map(|coming| watched(coming.as_raw_fd())));
         match self.poll(&mut polls, limit, false) {
             Ok(()) if polls.last().is_some_and(|coming| coming.revents != 0) => Heard::Pending,
-            // One of those that are never blocked, sent by another process.
+            // One that is never blocked, as another process may send it.
             Err(Errno::INTR) => Heard::Handled,
             _ => Heard::Nothing,
         }

@@ -11,6 +11,25 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 const OWN: [libc::c_int; 6] =
     [libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, libc::SIGILL, libc::SIGTRAP, libc::SIGSYS];
 
+/// All signals but those, and those of libc's own.
+fn blocked() -> libc::sigset_t {
+    let mut all = MaybeUninit::<libc::sigset_t>::zeroed();
+    // SAFETY: a set of this function's.
+    unsafe { libc::sigfillset(all.as_mut_ptr()) };
+    for own in OWN {
+        // SAFETY: the same set.
+        unsafe { libc::sigdelset(all.as_mut_ptr(), own) };
+    }
+    // SAFETY: zeros are a set as well.
+    unsafe { all.assume_init() }
+}
+
+/// The kernel's part of a set.
+fn kernel_set(set: &libc::sigset_t) -> u64 {
+    // SAFETY: a set of libc is larger, aligned, and begins with it.
+    unsafe { std::ptr::from_ref(set).cast::<u64>().read() }
+}
+
 /// While it lives, its thread has all signals blocked but those that its own instructions cause. They nest; the last one dropped
 /// restores the program's mask.
 #[derive(Debug)]
@@ -24,19 +43,18 @@ impl Blocked {
     /// Blocks all signals.
     #[allow(clippy::new_without_default)] // it has an effect
     pub fn new() -> Self {
-        let mut all = MaybeUninit::<libc::sigset_t>::zeroed();
+        let all = blocked();
         let mut before = MaybeUninit::<libc::sigset_t>::zeroed();
-        // SAFETY: a set of this function's.
-        unsafe { libc::sigfillset(all.as_mut_ptr()) };
-        for own in OWN {
-            // SAFETY: the same set.
-            unsafe { libc::sigdelset(all.as_mut_ptr(), own) };
-        }
         // SAFETY: two sets of this function's.
-        let done = unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, all.as_ptr(), before.as_mut_ptr()) };
+        let done = unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &raw const all, before.as_mut_ptr()) };
         // SAFETY: filled in by the call, and zeros are a set as well.
         let before = unsafe { before.assume_init() };
         Self { before: (done == 0).then_some(before), _thread: PhantomData }
+    }
+
+    /// The signals that are blocked by this and were not before, as the kernel has them: signal 1 in bit 0.
+    pub fn added(&self) -> u64 {
+        self.before.as_ref().map_or(0, |before| kernel_set(&blocked()) & !kernel_set(before))
     }
 
     /// The mask that the thread had before, if it is known.

@@ -5,7 +5,7 @@
 //! and after another look the thread sleeps: for a millisecond at most at the gate's futex, where there are futexes, since most
 //! sleeps end there, at the least cost; signals are that late. Then at a bell of its own and one of the local service, and at
 //! what tells of signals, so that none comes unseen between the look and the sleep. They are handled once the thread has let go of
-//! all that it has for its wait: a handler that leaves the call for good (siglongjmp(3)) leaves nothing behind.
+//! all that it has for its wait, where it can be told of them ([`Sleep`]): a handler may leave the call for good (siglongjmp(3)).
 
 use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
@@ -90,6 +90,8 @@ pub fn until<'a, T>(
     }
     sleep.begin();
     let done = asleep(sleep, learned, until, &mut attempt, &mut let_go);
+    // Signals that have come meanwhile are handled at the end.
+    let_go();
     sleep.end();
     done
 }
