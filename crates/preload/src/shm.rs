@@ -377,7 +377,8 @@ pub(crate) fn permissions(info: &ObjectInfo, flags: u32) -> libc::ipc_perm {
     perm.__key = sysv::key_and_maker(info).0;
     (perm.uid, perm.gid) = info.owner;
     (perm.cuid, perm.cgid) = made;
-    perm.mode = u16::try_from(info.mode & 0o777 | flags).unwrap_or(0);
+    // Of another width on each architecture.
+    perm.mode = (info.mode & 0o777 | flags).try_into().unwrap_or(0);
     perm.__seq = u16::try_from(info.life.incarnation & 0x3fff).unwrap_or(0);
     perm
 }
