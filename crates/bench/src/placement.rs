@@ -533,8 +533,9 @@ impl Search {
                     self.policy.patience.as_secs_f64()
                 ));
             }
+            let begun = Instant::now();
             self.pass_time(&lacking);
-            WAITED_MS.add(u64::try_from(LOOK.as_millis()).unwrap_or(0));
+            WAITED_MS.add(u64::try_from(begun.elapsed().as_millis()).unwrap_or(0));
         }
     }
 

@@ -285,7 +285,7 @@ impl Meeting {
             budget: Duration::from_millis(plan.budget_ms),
             rounds: HashMap::new(),
             lines: None,
-            awaited: Awaited::told(),
+            awaited: None,
         };
         meeting.own(MEMBER)?.store(member.index.into());
         let own = match crate::placement::processors()[..] {
@@ -309,6 +309,7 @@ impl Meeting {
             let opinion = u64::from(with.us < without.us);
             meeting.pause = meeting.agree(opinion)? != 0;
         }
+        meeting.awaited = Awaited::told();
         Ok(meeting)
     }
 
