@@ -209,7 +209,7 @@ layout! {
         COPY_BYTES @ 184, 8, "process", "Payload bytes of those messages.";
         ATTACH_NS @ 192, 8, "process", "The same nanoseconds of those that came in one copy.";
         ATTACH_BYTES @ 200, 8, "process", "Payload bytes of those messages.";
-        ATTACH_REFUSED @ 208, 8, "process", "Long messages received that were to come in one copy, and came in two: its service or the kernel did not let it copy from their sender's process, or could not.";
+        ATTACH_REFUSED @ 208, 8, "process", "Long messages to it that were to come in one copy, and were asked for in two: its service or the kernel did not let it copy from their sender's process, or could not, or their sender had withdrawn them.";
     }
     /// An endpoint's block, in the area of its process.
     block (128) {

@@ -68,7 +68,7 @@ impl Core {
         for (_, out) in std::mem::take(&mut berth.closing) {
             berth.give_place(out.place);
         }
-        berth.give_chunks(self.config.chunk_bytes);
+        berth.give_chunks(berth.chunk_pool.len(), self.config.chunk_bytes);
         if let Some(reserve) = berth.reserve.take() {
             reserve.give(&berth.member);
         }
@@ -80,13 +80,13 @@ impl Core {
 }
 
 impl Berth {
-    /// Gives the chunks of the pool back, each of so many bytes.
-    pub(super) fn give_chunks(&mut self, bytes: u64) {
-        for chunk in std::mem::take(&mut self.chunk_pool) {
+    /// Gives chunks of the pool back, each of so many bytes.
+    pub(super) fn give_chunks(&mut self, count: usize, bytes: u64) {
+        for chunk in self.chunk_pool.drain(self.chunk_pool.len().saturating_sub(count)..) {
             self.member.give_piece(chunk, bytes);
             self.chunks_taken = self.chunks_taken.saturating_sub(1);
         }
-        self.chunks_idle = None;
+        self.idle_chunks = None;
     }
 }
 

@@ -281,8 +281,8 @@ struct Berth {
     closing: Vec<(PeerId, Outgoing)>,
     chunk_pool: Vec<u64>,
     chunks_taken: u64,
-    /// When a round of [`Core::slow`] first saw that no chunk was in use since the last one was.
-    chunks_idle: Option<Instant>,
+    /// The fewest chunks that rounds of [`Core::slow`] have found in the pool, and since when.
+    idle_chunks: Option<(usize, Instant)>,
     /// The peers of the region, each with those of its endpoints that may send to us, by slot.
     roster: Roster<Vec<Option<Sender>>>,
     incoming: Vec<Option<Incoming>>,
@@ -385,7 +385,7 @@ impl Endpoint {
             closing: Vec::new(),
             chunk_pool: Vec::new(),
             chunks_taken: 0,
-            chunks_idle: None,
+            idle_chunks: None,
             roster: Roster::default(),
             incoming: Vec::new(),
             hot: Vec::new(),

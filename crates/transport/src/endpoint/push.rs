@@ -300,14 +300,17 @@ impl Core {
         }
     }
 
-    /// Gives the chunks back when no message has needed one for a while, so that others of the process have them.
+    /// Gives back the chunks that no message has needed for a while, so that others of the process have them.
     pub(super) fn give_back_chunks(&mut self, berth: &mut Berth) {
-        // With a chunk under way in a lane, or one of a closed lane, not all are in the pool.
-        if berth.chunks_taken == 0 || berth.chunk_pool.len() as u64 != berth.chunks_taken {
+        if berth.chunks_taken == 0 {
             return;
         }
-        if berth.chunks_idle.get_or_insert_with(Instant::now).elapsed() >= CHUNKS_KEPT {
-            berth.give_chunks(self.config.chunk_bytes);
+        let idle = berth.chunk_pool.len();
+        let (least, since) = berth.idle_chunks.get_or_insert_with(|| (idle, Instant::now()));
+        *least = idle.min(*least);
+        if since.elapsed() >= CHUNKS_KEPT {
+            let count = *least;
+            berth.give_chunks(count, self.config.chunk_bytes);
         }
     }
 
@@ -342,7 +345,6 @@ impl Core {
         if out.chunks_held() >= depth {
             return None;
         }
-        berth.chunks_idle = None;
         if let Some(offset) = berth.chunk_pool.pop() {
             return Some(ChunkPlace { offset, bytes, pooled: true });
         }
