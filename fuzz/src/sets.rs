@@ -28,6 +28,10 @@ impl Sleep for Signalled {
         Heard::Pending
     }
 
+    fn is_told(&self) -> bool {
+        true
+    }
+
     fn handle(&mut self) -> bool {
         true
     }

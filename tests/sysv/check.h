@@ -366,6 +366,33 @@ static inline bool sleeps(pid_t pid, pid_t thread, const atomic_int *entered, in
 	return true;
 }
 
+/* The signals that a thread blocks, as the kernel has them; all of them if that cannot be read. */
+static inline unsigned long long blocked_by(pid_t pid, pid_t thread)
+{
+	char path[64], line[128];
+	unsigned long long set = ~0ull;
+
+	snprintf(path, sizeof path, "/proc/%d/task/%d/status", (int)pid, (int)thread);
+	FILE *file = fopen(path, "re");
+	while (file && fgets(line, sizeof line, file))
+		if (sscanf(line, "SigBlk: %llx", &set) == 1)
+			break;
+	if (file)
+		fclose(file);
+	return set;
+}
+
+/* Waits until a thread sleeps and has not blocked a signal, several looks in a row. */
+static inline void sleeps_for(pid_t pid, pid_t thread, int number)
+{
+	for (int times = 0; times < 3;) {
+		bool lets_in = state_of(pid, thread) == 'S' && !(blocked_by(pid, thread) & 1ull << (number - 1));
+
+		times = lets_in ? times + 1 : 0;
+		pause_us(300);
+	}
+}
+
 /* Waits until a condition holds; the limit of the case ends it. */
 #define UNTIL(condition)                                                                                             \
 	do {                                                                                                         \

@@ -1069,6 +1069,7 @@ CASE(signal_first_thread, "A signal to the process interrupts semop of its first
 		pthread_t other;
 		catch_signal(SIGUSR1, SA_RESTART);
 		EQUAL(pthread_create(&other, NULL, pause_for_ever, NULL), 0);
+		FAILS(semop1(id, 0, -1, IPC_NOWAIT), EAGAIN);
 		for (int i = 1; i <= 40; i++) {
 			atomic_store(&turn->entered, i);
 			FAILS(semop1(id, 0, -1, 0), EINTR);
@@ -1078,6 +1079,8 @@ CASE(signal_first_thread, "A signal to the process interrupts semop of its first
 	}
 	for (int i = 1; i <= 40; i++) {
 		CHECK(sleeps(pid, pid, &turn->entered, i, &turn->returned));
+		/* One that is blocked at that moment is the other thread's by right. */
+		sleeps_for(pid, pid, SIGUSR1);
 		kill(pid, SIGUSR1);
 	}
 	JOIN(pid);

@@ -2,13 +2,13 @@
 //!
 //! In a program with several threads the kernel would give signals of the whole process to another one, which has them unblocked,
 //! while it prefers the first thread otherwise. So there a thread sleeps with the mask that it had before, and handlers run in the
-//! middle of the sleep.
+//! middle of the sleep. It has signals blocked for some microseconds before it.
 
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
-use std::sync::OnceLock;
 use std::time::Duration;
 
+use isthmus_region::shared_by_threads::Count;
 use isthmus_region::signals::Blocked;
 use isthmus_sysv::waiting::{Heard, Sleep};
 use rustix::io::Errno;
@@ -79,15 +79,21 @@ impl Signals {
     }
 }
 
-/// Whether the process has one thread, as far as libc knows.
+/// Whether the process has never had another thread, as far as libc knows (glibc 2.32 and later).
 fn is_alone() -> bool {
-    static FLAG: OnceLock<usize> = OnceLock::new();
-    let at = *FLAG.get_or_init(|| {
+    const NOT_THERE: u64 = 1;
+    /// Where libc says so; 0 before the first look. Two threads may look at once, and none waits, since a child may be forked meanwhile.
+    static AT: Count = Count::new(0);
+    let mut at = AT.get();
+    if at == 0 {
         // SAFETY: a name with its end.
-        unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"__libc_single_threaded".as_ptr()) }.expose_provenance()
-    });
+        let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"__libc_single_threaded".as_ptr()) };
+        at = (found.expose_provenance() as u64).max(NOT_THERE);
+        AT.set(at);
+    }
+    let Some(at) = usize::try_from(at).ok().filter(|_| at != NOT_THERE) else { return false };
     // SAFETY: a byte of libc's (sys/single_threaded.h), which only this thread changes where it is not 0.
-    at != 0 && unsafe { std::ptr::with_exposed_provenance::<u8>(at).read_volatile() } != 0
+    unsafe { std::ptr::with_exposed_provenance::<u8>(at).read_volatile() != 0 }
 }
 
 impl Sleep for Signals {
@@ -113,6 +119,10 @@ impl Sleep for Signals {
             Err(Errno::INTR) => Heard::Handled,
             _ => Heard::Nothing,
         }
+    }
+
+    fn is_told(&self) -> bool {
+        is_alone()
     }
 
     fn handle(&mut self) -> bool {

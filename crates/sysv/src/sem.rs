@@ -599,6 +599,10 @@ impl Sleep for Noting<'_> {
         self.sleep.sleep(bells, limit)
     }
 
+    fn is_told(&self) -> bool {
+        self.sleep.is_told()
+    }
+
     fn handle(&mut self) -> bool {
         self.sleep.handle()
     }

@@ -3,7 +3,7 @@
 //! A wait begins with the stages of [`isthmus_sync::wait`] in which the thread is awake; most end there, without a system
 //! call. A signal that comes so early might as well have come before the call, and ends nothing. Then all signals are blocked,
 //! and after another look the thread sleeps: for a millisecond at most at the gate's futex, where there are futexes, since most
-//! sleeps end there, at the least cost; signals are that late. Then at a bell of its own and one of the local service, and at
+//! sleeps end there, at the least cost; signals are that late, and where another thread would take them there is no such nap. Then at a bell of its own and one of the local service, and at
 //! what tells of signals, so that none comes unseen between the look and the sleep. They are handled once the thread has let go of
 //! all that it has for its wait, where it can be told of them ([`Sleep`]): a handler may leave the call for good (siglongjmp(3)).
 
@@ -23,6 +23,9 @@ pub trait Sleep {
 
     /// Sleeps until one of the descriptors is readable, a signal has come that the thread had not blocked before, or `limit` is up.
     fn sleep(&mut self, bells: &[BorrowedFd<'_>], limit: Duration) -> Heard;
+
+    /// Whether it is told of all signals of the process that come while they are blocked, and no other thread takes them.
+    fn is_told(&self) -> bool;
 
     /// Lets signals be handled that have come, with the mask that the thread had before; whether one was. What handles it may never
     /// come back, so the thread has nothing then that others would miss.
@@ -53,6 +56,10 @@ impl Sleep for Uninterrupted {
     fn sleep(&mut self, bells: &[BorrowedFd<'_>], limit: Duration) -> Heard {
         gate::poll(bells, limit);
         Heard::Nothing
+    }
+
+    fn is_told(&self) -> bool {
+        true
     }
 
     fn handle(&mut self) -> bool {
@@ -156,6 +163,7 @@ fn asleep<'a, T>(
         }
         let (mut slept, mut heard) = (false, Heard::Nothing);
         if let Some((gate, seen)) = blocked {
+            let may_nap = left > DEAF && sleep.is_told();
             let mut nap = |bells: &[BorrowedFd<'_>], limit| {
                 slept = true;
                 heard = sleep.sleep(bells, limit);
@@ -165,9 +173,8 @@ fn asleep<'a, T>(
                 continue;
             };
             // A process that is killed there is counted for good, so one that often waits for a moment only does not go there.
-            let is_long = left > DEAF;
             let deaf = deaf_until.saturating_duration_since(Instant::now());
-            if is_long && !deaf.is_zero() && gate.sleep_at_futex(seen, known, deaf) {
+            if may_nap && !deaf.is_zero() && gate.sleep_at_futex(seen, known, deaf) {
                 continue;
             }
             let begun = Instant::now();
