@@ -12,6 +12,7 @@
 #include <sys/shm.h>
 
 uint64_t segments_made, segments_ours;
+int kernels_bit;
 
 static void change(unsigned short number, short by, short flags)
 {
@@ -123,7 +124,7 @@ double run_segment(const struct block *b, uint64_t rounds)
             die("make and remove a segment");
         sample_id = -1;
         segments_made++;
-        segments_ours += (id & OURS) != 0;
+        segments_ours += (id & OURS) != kernels_bit;
     }
     return now_seconds() - start;
 }

@@ -336,6 +336,7 @@ static void objects(key_t key, char *isthmus)
         printf(",\"in_kernel\":[\"\"%s", kernel_has("shm", shmid) ? ",\"shm\"" : "");
         printf("%s", kernel_has("sem", semid) ? ",\"sem\"" : "");
         printf("%s%s]}\n", kernel_has("msg", msqid) ? ",\"msg\"" : "", kernel_has("shm", sample_id) ? ",\"made\"" : "");
+        kernels_bit = kernel_has("shm", sample_id) ? sample_id & OURS : 0;
         look(isthmus);
         if (shmctl(sample_id, IPC_RMID, NULL) != 0)
             die("remove a segment");
@@ -392,6 +393,7 @@ int main(int argc, char **argv)
         fprintf(stderr, "sysv: there is a third process with this key\n");
         _exit(1);
     }
+    has_kernels = me == 0 && kernel_has("shm", shmid);
     pin();
     await_open();
     gethostname(host, sizeof host - 1);

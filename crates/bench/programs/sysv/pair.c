@@ -18,20 +18,26 @@
 #define LINE_ROUNDS 500
 
 struct shared *shared;
-int me, shmid = -1, semid = -1, msqid = -1, sample_id = -1;
+int me, has_kernels, shmid = -1, semid = -1, msqid = -1, sample_id = -1;
 
 static uint64_t turn, met;
+
+/* A kernel's ids have the bit, too, once it has made very many. */
+static int is_kernels(int id)
+{
+    return me == 0 && id >= 0 && (has_kernels || !(id & OURS));
+}
 
 static void clean(void)
 {
     /* What a region has, it cleans up itself; nor may a handler of signals ask it. */
-    if (me == 0 && semid >= 0 && !(semid & OURS))
+    if (is_kernels(semid))
         semctl(semid, 0, IPC_RMID);
-    if (me == 0 && msqid >= 0 && !(msqid & OURS))
+    if (is_kernels(msqid))
         msgctl(msqid, IPC_RMID, NULL);
-    if (me == 0 && shmid >= 0 && !(shmid & OURS))
+    if (is_kernels(shmid))
         shmctl(shmid, IPC_RMID, NULL);
-    if (me == 0 && sample_id >= 0 && !(sample_id & OURS))
+    if (is_kernels(sample_id))
         shmctl(sample_id, IPC_RMID, NULL);
 }
 

@@ -31,6 +31,8 @@ struct shared {
 /* pair.c: the two of them, the first of which is process 0, and the objects that are removed when a signal ends it. */
 extern struct shared *shared;
 extern int me, shmid, semid, msqid, sample_id;
+/* Whether the segment that both share, and so all else, is the kernel's: as its own table says. */
+extern int has_kernels;
 
 void handle_signals(void);
 _Noreturn void die(const char *what);
@@ -60,6 +62,8 @@ double add_batch(double start, double turns, double beyond_us);
 
 /* ipc.c */
 extern uint64_t segments_made, segments_ours;
+/* OURS where the kernel's own segments have that bit, too, as the one that was looked up in its table has. */
+extern int kernels_bit;
 double run_sync(const struct block *b, uint64_t rounds);
 double run_semop(const struct block *b, uint64_t rounds);
 double run_stream(const struct block *b, uint64_t rounds);
