@@ -188,6 +188,7 @@ fn the_pieces_of_long_messages_are_given_back_when_these_have_ended() {
         send(&mut a, &mut b, &message(to_b, round, &bufs));
         ok(wait(&mut b, &mut a));
         assert_eq!(back, pattern(len, round));
+        assert!(member.piece_bytes() > 0, "the next message would take them again");
         let begun = Instant::now();
         while member.piece_bytes() > 0 {
             a.progress();

@@ -82,7 +82,8 @@ impl Core {
 impl Berth {
     /// Gives chunks of the pool back, each of so many bytes.
     pub(super) fn give_chunks(&mut self, count: usize, bytes: u64) {
-        for chunk in self.chunk_pool.drain(self.chunk_pool.len().saturating_sub(count)..) {
+        // The first ones were used longest ago.
+        for chunk in self.chunk_pool.drain(..count.min(self.chunk_pool.len())) {
             self.member.give_piece(chunk, bytes);
             self.chunks_taken = self.chunks_taken.saturating_sub(1);
         }

@@ -281,7 +281,7 @@ struct Berth {
     closing: Vec<(PeerId, Outgoing)>,
     chunk_pool: Vec<u64>,
     chunks_taken: u64,
-    /// The fewest chunks that rounds of [`Core::slow`] have found in the pool, and since when.
+    /// The fewest chunks that were in the pool, and since when.
     idle_chunks: Option<(usize, Instant)>,
     /// The peers of the region, each with those of its endpoints that may send to us, by slot.
     roster: Roster<Vec<Option<Sender>>>,

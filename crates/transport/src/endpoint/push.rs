@@ -346,6 +346,9 @@ impl Core {
             return None;
         }
         if let Some(offset) = berth.chunk_pool.pop() {
+            if let Some((least, _)) = &mut berth.idle_chunks {
+                *least = berth.chunk_pool.len().min(*least);
+            }
             return Some(ChunkPlace { offset, bytes, pooled: true });
         }
         if berth.chunks_taken < MOST_CHUNKS
