@@ -27,7 +27,7 @@ pub const NOWAIT: i32 = 0o4000;
 /// The key of an object without a key.
 pub const PRIVATE: i32 = 0;
 
-/// The bit that ids of ours have and those of the kernel have not, before it has made and removed some billion objects.
+/// The bit that ids of ours have and those of the kernel have not, before it has made and removed some two million objects of the kind.
 const OURS: i32 = 1 << 30;
 const LIFE_BITS: u32 = 14;
 const INDEX_BITS: u32 = 16;
