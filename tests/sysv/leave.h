@@ -6,7 +6,6 @@
 #include <dirent.h>
 #include <setjmp.h>
 #include <signal.h>
-#include <sys/time.h>
 
 static sigjmp_buf left_at;
 
@@ -16,8 +15,8 @@ static void leave(int number)
 	siglongjmp(left_at, 1);
 }
 
-/* Makes the call so often, each time for 4 ms; gives how often it was left, and not returned from. */
-static int leave_calls(int count, int (*call)(int), int id)
+/* Makes the call so often, and counts that in the first number; gives how often it was left, and not returned from. */
+static int leave_calls(atomic_int *made, int count, int (*call)(int), int id)
 {
 	struct sigaction action = {.sa_handler = leave};
 	volatile int left = 0;
@@ -28,11 +27,19 @@ static int leave_calls(int count, int (*call)(int), int id)
 			left = left + 1;
 			continue;
 		}
-		setitimer(ITIMER_REAL, &(struct itimerval){.it_value = {0, 4000}}, NULL);
+		atomic_fetch_add(made, 1);
 		call(id);
-		setitimer(ITIMER_REAL, &(struct itimerval){0}, NULL);
 	}
 	return left;
+}
+
+/* Has a process leave each of so many calls once it sleeps there: while it is at work it must not. */
+static void have_left(const atomic_int *made, pid_t pid, int count)
+{
+	for (int i = 1; i <= count; i++) {
+		CHECK(sleeps(pid, pid, &made[0], i, &made[1]));
+		kill(pid, SIGALRM);
+	}
 }
 
 /* Descriptors of this process. */

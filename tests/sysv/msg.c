@@ -1050,17 +1050,19 @@ static int call_msgrcv(int id)
 CASE(signal_handler_leaves, "A handler may leave a call that sleeps for good, and nothing is left of that call; msgop(2), siglongjmp(3)")
 {
 	LIMIT(60);
+	atomic_int *made = shared_memory(2 * sizeof *made); /* calls; none returns */
 	int id = new_msg();
 	pid_t pid = child();
 	if (pid == 0) {
-		EQUAL(leave_calls(100, call_msgrcv, id), 100);
+		EQUAL(leave_calls(made, 100, call_msgrcv, id), 100);
 		int before = open_files();
-		EQUAL(leave_calls(300, call_msgrcv, id), 300);
+		EQUAL(leave_calls(made, 300, call_msgrcv, id), 300);
 		EQUAL(open_files(), before);
 		OK(send_text(id, 1, "late", 0));
 		EQUAL(OK(call_msgrcv(id)), 4);
 		_exit(0);
 	}
+	have_left(made, pid, 400);
 	JOIN(pid);
 }
 

@@ -1094,13 +1094,14 @@ static int call_semop(int id)
 CASE(signal_handler_leaves, "A handler may leave a call that sleeps for good, and nothing is left of that call; semop(2), siglongjmp(3)")
 {
 	LIMIT(60);
+	atomic_int *made = shared_memory(2 * sizeof *made); /* calls; none returns */
 	int id = new_sem(1);
 	pid_t pid = child();
 	if (pid == 0) {
-		EQUAL(leave_calls(100, call_semop, id), 100);
+		EQUAL(leave_calls(made, 100, call_semop, id), 100);
 		EQUAL(ncnt(id, 0), 0);
 		int before = open_files();
-		EQUAL(leave_calls(300, call_semop, id), 300);
+		EQUAL(leave_calls(made, 300, call_semop, id), 300);
 		EQUAL(open_files(), before);
 		EQUAL(ncnt(id, 0), 0);
 		/* The mask is the caller's again, and calls do what they do. */
@@ -1112,6 +1113,7 @@ CASE(signal_handler_leaves, "A handler may leave a call that sleeps for good, an
 		OK(semop1(id, 0, 2, 0));
 		_exit(0);
 	}
+	have_left(made, pid, 400);
 	JOIN(pid);
 	EQUAL(getval(id, 0), 2);
 }
