@@ -292,7 +292,7 @@ fn one_copy(from: &Member, endpoint: &Endpoint, to: Option<(&Member, &Endpoint)>
     let refused = match received.get(Counter::AttachRefused) {
         0 => String::new(),
         count => format!(
-            "; {count} that were to come so it was not let copy, by its service or the kernel, or could not"
+            "; {count} were to come in one copy and were asked for in two: its service or the kernel refused, the sender's memory could not be read, or the sender had withdrawn them"
         ),
     };
     Some(format!(

@@ -3,9 +3,10 @@
 //! A wait begins with the stages of [`isthmus_sync::wait`] in which the thread is awake; most end there, without a system
 //! call. A signal that comes so early might as well have come before the call, and ends nothing. Then all signals are blocked,
 //! and after another look the thread sleeps: for a millisecond at most at the gate's futex, where there are futexes, since most
-//! sleeps end there, at the least cost; signals are that late, and where another thread would take them there is no such nap. Then at a bell of its own and one of the local service, and at
-//! what tells of signals, so that none comes unseen between the look and the sleep. They are handled once the thread has let go of
-//! all that it has for its wait, where it can be told of them ([`Sleep`]): a handler may leave the call for good (siglongjmp(3)).
+//! sleeps end there, at the least cost. Signals are that late; where another thread would take them, the thread does not sleep there.
+//! Then it sleeps at a bell of its own and one of the local service, and at what tells of signals, so that none comes unseen between
+//! the look and the sleep. Where the thread is told of them ([`Sleep`]), they are handled once it has let go of all that it has for
+//! its wait: a handler may leave the call for good (siglongjmp(3)).
 
 use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
