@@ -4,7 +4,7 @@
 //! A name is good for this life of the process only. It is believed in nothing: a process that finds such a word
 //! reads in the membership table and that peer's area table whether the named one lives.
 
-use isthmus_lockfree::life::{Life, State};
+use isthmus_lockfree::life::{Life, State, unchanged};
 use isthmus_lockfree::sync::ReadWord;
 
 use crate::directory;
@@ -92,10 +92,21 @@ impl Party {
         }
         let section = region.section(&info)?;
         let at = directory::places(region.shape()).areas + u64::from(self.area()) * area::BYTES;
+        let record = section.word("area", at + area::LIFE)?;
+        let seen = record.get();
+        let life = Life::unpack(seen);
+        if life.incarnation & ((1 << LIFE_BITS) - 1) != self.0 & ((1 << LIFE_BITS) - 1) {
+            return Ok(None);
+        }
         let word = |offset| section.word("area", at + offset).map(ReadWord::get);
-        let life = Life::unpack(word(area::LIFE)?);
-        let same = life.incarnation & ((1 << LIFE_BITS) - 1) == self.0 & ((1 << LIFE_BITS) - 1);
-        Ok(if same { Some((life.state, word(area::GRANTED)?, word(area::PID)?)) } else { None })
+        let (granted, process) = (word(area::GRANTED)?, word(area::PID)?);
+        if unchanged(record, seen) {
+            return Ok(Some((life.state, granted, process)));
+        }
+        // It has died since, or its area has another process by now.
+        let now = Life::unpack(record.get());
+        let is_next = now.incarnation != life.incarnation;
+        Ok(if is_next { None } else { Some((now.state, granted, process)) })
     }
 }
 

@@ -175,6 +175,9 @@ impl Writer {
         let mut lives = self.areas[index].lives;
         let incarnation = self.next_life(&mut lives);
         self.areas[index] = AreaSlot { lives, extents: vec![first], held: false };
+        // A reader must not take the old incarnation together with what the new process has (P5).
+        self.area_word(area, area::LIFE)?.set(Life { incarnation, state: State::Joining }.pack());
+        release_fence();
         self.area_word(area, area::FIRST)?.put(first.offset);
         self.area_word(area, area::FIRST_BYTES)?.put(first.bytes);
         self.area_word(area, area::GRANTED)?.put(first.bytes);
@@ -471,6 +474,40 @@ mod tests {
         w.close_area(b.area).unwrap();
         w.close_area(c.area).unwrap();
         assert!(w.held().is_empty());
+    }
+
+    #[test]
+    fn the_dead_do_not_live_on_in_what_those_after_them_have() {
+        use crate::party::Party;
+
+        let (mut host, _) = fresh();
+        host.activate(0, Naming::of_test(0).system).unwrap();
+        let mut w = Writer::create(host.region(), 0, Naming::of_test(0)).unwrap();
+        // Gives a process that is dead, and whose memory is taken back.
+        let mut former = |pid| {
+            let grant = w.open_area(1, pid, "test").unwrap();
+            let party = Party::new(0, grant.area, grant.incarnation);
+            w.end_area(grant.area).unwrap();
+            assert!(party.may_write(host.region()), "its process may live on");
+            assert!(w.take_back(grant.area).unwrap());
+            assert_eq!(grant.area, 0);
+            party.word()
+        };
+        let last = Word::new(former(1));
+        std::thread::scope(|threads| {
+            let reader = threads.spawn(|| {
+                let mut alive = 0;
+                while let Some(party) = Party::named(last.get()) {
+                    alive += u32::from(party.may_write(host.region()));
+                }
+                alive
+            });
+            for pid in 2..100_000 {
+                last.set(former(pid));
+            }
+            last.set(0);
+            assert_eq!(reader.join().unwrap(), 0, "taken for alive");
+        });
     }
 
     #[test]
