@@ -260,7 +260,8 @@ pub fn ivshmem(data: &[u8]) {
             7 => {
                 let number = u32::from(input.byte());
                 let frame = match input.below(6) {
-                    0 | 1 => ring::hello().to_vec(),
+                    0 => ring::hello(false).to_vec(),
+                    1 => ring::hello(true).to_vec(),
                     2 if number < 128 => ring::death(number).to_vec(),
                     2 => ring::settled(number - 128).to_vec(),
                     3 if number < 128 => ring::call(number).to_vec(),

@@ -3,11 +3,12 @@
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use isthmus_region::LINE_BYTES;
 use isthmus_region::directory::{OwnDirectory, Writer};
 use isthmus_region::doorbell::{Doorbell, ring};
+use isthmus_region::driver::{Driver, vector_of_place, vector_of_slot};
 use isthmus_region::life::State;
 use isthmus_region::membership::Region;
 use isthmus_region::place::Place;
@@ -33,16 +34,19 @@ pub(crate) struct Bells {
     region: Region,
     /// How processes of this peer sleep, unless they ask for a bell.
     doorbell: Doorbell,
+    /// What rings them where they have descriptors of its own.
+    driver: Option<Arc<Driver>>,
     table: Mutex<Table>,
 }
 
 impl Bells {
-    pub(crate) fn new(writer: &Writer) -> Self {
+    pub(crate) fn new(writer: &Writer, driver: Option<Arc<Driver>>) -> Self {
         let word = writer.directory().wake_line(0);
         Self {
             doorbell: word.map_or(Doorbell::Service, |line| Doorbell::of(&line.words[0])),
             region: writer.region().clone(),
             directory: writer.directory().clone(),
+            driver: driver.filter(|driver| driver.vectors() > 0),
             table: Mutex::default(),
         }
     }
@@ -65,6 +69,27 @@ impl Bells {
         for (_, bell) in self.table().endpoints.get(&slot).into_iter().flatten() {
             ring(bell);
         }
+        if let Some(driver) = &self.driver {
+            driver.ring_own(vector_of_slot(slot, driver.vectors()));
+        }
+    }
+
+    /// Wakes the endpoints of these slots.
+    pub(crate) fn wake_those(&self, is_one: impl Fn(u32) -> bool) {
+        let is_active =
+            |slot: u32| self.directory.endpoint(slot).is_ok_and(|info| info.life.state == State::Active);
+        let high = self.directory.endpoints_high();
+        (0..high).filter(|slot| is_one(*slot) && is_active(*slot)).for_each(|slot| self.wake(slot));
+    }
+
+    /// The driver's descriptor for an endpoint; none if there is no driver.
+    pub(crate) fn of_endpoint(&self, slot: u32) -> Option<rustix::io::Result<OwnedFd>> {
+        self.driver.as_ref().map(|driver| driver.bell(vector_of_slot(slot, driver.vectors())))
+    }
+
+    /// The same for a place.
+    pub(crate) fn of_place(&self, place: u64) -> Option<rustix::io::Result<OwnedFd>> {
+        self.driver.as_ref().map(|driver| driver.bell(vector_of_place(place, driver.vectors())))
     }
 
     /// Wakes the waiters of this peer at a place, by their futex and their bells.
@@ -76,6 +101,9 @@ impl Bells {
         }
         for (_, bell) in self.table().places.get(&place).into_iter().flatten() {
             ring(bell);
+        }
+        if let Some(driver) = &self.driver {
+            driver.ring_own(vector_of_place(place, driver.vectors()));
         }
     }
 
@@ -90,6 +118,9 @@ impl Bells {
         }
         for (_, bell) in self.table().places.values().flatten() {
             ring(bell);
+        }
+        if let Some(driver) = &self.driver {
+            (1..driver.vectors()).for_each(|vector| driver.ring_own(vector));
         }
     }
 

@@ -9,6 +9,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use isthmus_region::driver::Ringer;
 use isthmus_region::mapping::Mapping;
 use isthmus_region::member::Member;
 use isthmus_region::membership::Region;
@@ -57,8 +58,8 @@ pub fn connect_at(path: &Path) -> Result<Arc<Member>> {
     };
     let [region]: [OwnedFd; 1] =
         fds.try_into().map_err(|_| Error::BadFrame { what: "not the one descriptor of a Welcome" })?;
-    let map = map(&region, &welcome)?;
-    let client = Client::new(connection, path, welcome.former > 0);
+    let (map, found) = map(&region, &welcome)?;
+    let client = Client::new(connection, path, welcome.former > 0, Ringer::of(region, &found));
     Ok(Member::new(&map, welcome.peer, welcome.grant, Box::new(client))?)
 }
 
@@ -103,10 +104,11 @@ pub fn observe_file_at(path: &Path, file: u32, patience: Duration) -> Result<Vie
 }
 
 /// Maps the region's first file, as far as this process may use it.
-fn map(fd: &OwnedFd, welcome: &Welcome) -> Result<Arc<Mapping>> {
+fn map(fd: &OwnedFd, welcome: &Welcome) -> Result<(Arc<Mapping>, Region)> {
     let map = Mapping::as_opened(fd.as_fd(), welcome.region_bytes)?;
-    if Region::open(&map)?.shape().uuid != welcome.uuid {
+    let region = Region::open(&map)?;
+    if region.shape().uuid != welcome.uuid {
         return Err(Error::BadFrame { what: "the region is not the one that was announced" });
     }
-    Ok(map)
+    Ok((map, region))
 }

@@ -3,7 +3,7 @@
 
 use crate::error::{Error, Result};
 
-/// Bytes of a frame, but for [`Frame::Ring`] and [`Frame::Peer`], which have twice as many.
+/// Bytes of a frame, but for [`Frame::Ring`], [`Frame::Peer`] and [`Frame::Known`], which have twice as many.
 pub const BYTES: usize = 8;
 
 /// Name of the virtio-serial port by which they go.
@@ -16,6 +16,9 @@ const CALL: u32 = u32::from_le_bytes(*b"call");
 const DEATH: u32 = u32::from_le_bytes(*b"died");
 const PEER: u32 = u32::from_le_bytes(*b"peer");
 const SETTLE: u32 = u32::from_le_bytes(*b"look");
+const KNOWN: u32 = u32::from_le_bytes(*b"bell");
+/// In place of an id: there is none.
+const NO_ID: u64 = 0x10000;
 const SETTLED: u32 = u32::from_le_bytes(*b"seen");
 
 /// In place of a peer: the host service knows no device that belongs to this port.
@@ -26,7 +29,17 @@ pub const NOBODY: u32 = u32::MAX;
 pub enum Frame {
     /// From an agent, first and after each of its steps. It does not say which VM it is: the host service knows that by the
     /// port, reads the VM's section, and answers with [`Frame::Peer`].
-    Hello,
+    Hello {
+        /// Whether it wants to know by which ids its device knows other members ([`Frame::Known`]).
+        rings: bool,
+    },
+    /// From the host service, to an agent that rings by its device: the id of a member in the device's view.
+    Known {
+        /// The member.
+        member: u32,
+        /// The id; none if it is gone.
+        id: Option<u16>,
+    },
     /// From the host service: the VM's entry in the membership table has been looked at, or has changed.
     Peer {
         /// The entry; [`NOBODY`] if no device belongs to this port.
@@ -77,8 +90,13 @@ fn frame(kind: u32, value: u32) -> [u8; BYTES] {
 }
 
 /// [`Frame::Hello`].
-pub fn hello() -> [u8; BYTES] {
-    frame(HELLO, 0)
+pub fn hello(rings: bool) -> [u8; BYTES] {
+    frame(HELLO, rings.into())
+}
+
+/// [`Frame::Known`].
+pub fn known(member: u32, id: Option<u16>) -> [u8; 2 * BYTES] {
+    long_frame(KNOWN, member, id.map_or(NO_ID, u64::from))
 }
 
 /// [`Frame::Wake`].
@@ -133,20 +151,20 @@ pub fn take(bytes: &mut Vec<u8>) -> Result<Vec<Frame>> {
     while let Some(head) = bytes.get(at..at + BYTES) {
         let value = word(&head[4..]);
         frames.push(match word(&head[..4]) {
-            HELLO => Frame::Hello,
+            HELLO => Frame::Hello { rings: value != 0 },
             WAKE => Frame::Wake { slot: value },
             CALL => Frame::Call { number: value },
             DEATH => Frame::Death { peer: value },
             SETTLE => Frame::Settle { number: value },
             SETTLED => Frame::Settled { number: value },
-            kind @ (RING | PEER) => {
+            kind @ (RING | PEER | KNOWN) => {
                 let Some(rest) = bytes.get(at + BYTES..at + 2 * BYTES) else { break };
                 at += BYTES;
                 let more = u64::from(word(&rest[..4])) | (u64::from(word(&rest[4..])) << 32);
-                if kind == RING {
-                    Frame::Ring { peer: value, place: more }
-                } else {
-                    Frame::Peer { peer: value, region: more }
+                match kind {
+                    RING => Frame::Ring { peer: value, place: more },
+                    PEER => Frame::Peer { peer: value, region: more },
+                    _ => Frame::Known { member: value, id: u16::try_from(more).ok() },
                 }
             }
             _ => return Err(Error::BadFrame { what: "it is not one of a wake-up" }),
@@ -165,7 +183,7 @@ mod tests {
     fn frames_are_found_however_the_stream_is_cut() {
         let mut stream = Vec::new();
         let sent = [
-            &hello()[..],
+            &hello(false)[..],
             &wake(0),
             &ring(3, u64::MAX - 1),
             &call(9),
@@ -173,6 +191,9 @@ mod tests {
             &death(2),
             &settle(6),
             &settled(7),
+            &known(3, Some(65_535)),
+            &known(4, None),
+            &hello(true),
             &wake(u32::MAX),
         ]
         .concat();
@@ -183,7 +204,7 @@ mod tests {
         }
         let place = u64::MAX - 1;
         let expected = [
-            Frame::Hello,
+            Frame::Hello { rings: false },
             Frame::Wake { slot: 0 },
             Frame::Ring { peer: 3, place },
             Frame::Call { number: 9 },
@@ -191,6 +212,9 @@ mod tests {
             Frame::Death { peer: 2 },
             Frame::Settle { number: 6 },
             Frame::Settled { number: 7 },
+            Frame::Known { member: 3, id: Some(65_535) },
+            Frame::Known { member: 4, id: None },
+            Frame::Hello { rings: true },
             Frame::Wake { slot: u32::MAX },
         ];
         assert_eq!(found, expected);

@@ -23,6 +23,7 @@ use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 
 use isthmus_region::directory::{self, Directory};
+use isthmus_region::driver::Driver;
 use isthmus_region::format::GlobalSlot;
 use isthmus_region::party::Party;
 use isthmus_region::source::Source;
@@ -68,6 +69,8 @@ pub struct Config {
     pub names: Option<Box<dyn Names>>,
     /// What hands processes on to the services of other peers; without it all that attach here are this peer's.
     pub door: Option<Box<dyn Door>>,
+    /// The guest driver, if the region is its device's: it rings this peer's sleepers.
+    pub driver: Option<Arc<Driver>>,
     /// Whether its thread has the highest priority ([`be_urgent`]), as it should where all wake-ups go through it.
     pub is_urgent: bool,
 }
@@ -353,6 +356,11 @@ impl Waker {
     /// Wakes the endpoint in `slot` of the peer's table, if it sleeps.
     pub fn wake(&self, slot: u32) {
         self.0.wake(slot);
+    }
+
+    /// Wakes the endpoints that are asleep, of those slots of the peer's table for which `is_one` says so.
+    pub fn wake_those(&self, is_one: impl Fn(u32) -> bool) {
+        self.0.wake_those(is_one);
     }
 
     /// Wakes the waiters of this peer at a place of the region.

@@ -82,6 +82,7 @@ fn world() -> World {
         relay: Relay::default(),
         names: None,
         door: None,
+        driver: None,
         is_urgent: false,
     };
     let writer = directory::Writer::create(host.region(), 0, Naming::of_test(0)).unwrap();

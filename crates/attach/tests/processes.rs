@@ -42,6 +42,7 @@ fn serve(path: &Path, allowed: Allowed) -> Server {
         relay: Relay::default(),
         names: None,
         door: None,
+        driver: None,
         is_urgent: false,
     };
     let writer = directory::Writer::create(host.region(), 0, Naming::of_test(0)).unwrap();

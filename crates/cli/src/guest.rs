@@ -11,6 +11,7 @@ use isthmus_guest::install::Plan;
 use isthmus_host::Allowed;
 use isthmus_run::{libraries, mpi};
 
+use crate::run::DriverArg;
 use crate::{report, user};
 
 /// Let the processes of this VM attach to the region behind its ivshmem device
@@ -38,6 +39,9 @@ pub(crate) struct Args {
     /// The device's folder in sysfs, where there are several
     #[arg(long, value_name = "DIR")]
     device: Option<PathBuf>,
+    /// Use the guest driver: auto where its module is loaded, else sysfs
+    #[arg(long, value_enum, default_value_t = DriverArg::Auto, overrides_with = "driver")]
+    driver: DriverArg,
     /// How long to wait for the device and the host service
     #[arg(long, value_name = "SECONDS", default_value_t = 30, overrides_with = "wait")]
     wait: u64,
@@ -83,6 +87,7 @@ impl Args {
             socket: self.socket,
             allowed: Allowed::Users(self.users),
             device: self.device,
+            driver: self.driver.into(),
             patience: Duration::from_secs(self.wait),
             ..Config::default()
         };

@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::ValueEnum;
-use isthmus_run::{Accelerator, Launcher, Map, Net, RunSpec, VmOptions, front};
+use isthmus_run::{Accelerator, DriverChoice, Launcher, Map, Net, RunSpec, VmOptions, front};
 
 use crate::region_args::RegionArgs;
 use crate::size;
@@ -91,6 +91,10 @@ pub(crate) struct Args {
     /// Kernel to boot instead of Debian's packaged one
     #[arg(long, value_name = "FILE")]
     kernel: Option<PathBuf>,
+    /// Map the region by the guest driver, write-back and with pages of 2 MiB, and be woken by interrupts: auto where it can be
+    /// built, else by sysfs; it is built once for each kernel
+    #[arg(long, value_enum, default_value_t = DriverArg::Auto)]
+    driver: DriverArg,
     /// Do not let the VMs write into the working directory
     #[arg(long)]
     read_only: bool,
@@ -128,6 +132,23 @@ enum AcceleratorArg {
     Auto,
     Kvm,
     Tcg,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+pub(crate) enum DriverArg {
+    Auto,
+    Off,
+    Require,
+}
+
+impl From<DriverArg> for DriverChoice {
+    fn from(arg: DriverArg) -> Self {
+        match arg {
+            DriverArg::Auto => Self::Auto,
+            DriverArg::Off => Self::Off,
+            DriverArg::Require => Self::Require,
+        }
+    }
 }
 
 #[derive(Clone, Copy, PartialEq, ValueEnum)]
@@ -191,6 +212,7 @@ impl Args {
                     AcceleratorArg::Tcg => Accelerator::Tcg,
                 },
                 kernel: self.kernel,
+                driver: self.driver.into(),
                 read_only: self.read_only,
                 writable: self.writable,
                 net: match self.net {

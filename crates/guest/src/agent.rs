@@ -20,11 +20,13 @@ use isthmus_attach::ring;
 use isthmus_attach::server::{self, Allowed, Observer};
 use isthmus_region::Error as RegionError;
 use isthmus_region::directory::{self, Directory};
+use isthmus_region::driver::{self, Driver};
 use isthmus_region::format;
 use isthmus_region::life::{Life, State};
 use isthmus_region::mapping::Mapping;
 use isthmus_region::membership::{PeerInfo, Region};
-use isthmus_region::source::{Ivshmem, OneFile};
+use isthmus_region::source::{Ivshmem, OneFile, Source};
+use isthmus_vm::boot_config::DriverChoice;
 
 use crate::boot;
 use crate::identity;
@@ -49,6 +51,8 @@ pub struct Config {
     pub group: Option<u32>,
     /// The device's folder in sysfs; the first that holds a region by default.
     pub device: Option<PathBuf>,
+    /// Whether to use the guest driver.
+    pub driver: DriverChoice,
     /// The wake port; found by its name by default.
     pub wake_port: Option<PathBuf>,
     /// How long to wait for the device, the region and the host service.
@@ -66,6 +70,7 @@ impl Default for Config {
             mode: 0o666,
             group: None,
             device: None,
+            driver: DriverChoice::Auto,
             wake_port: None,
             patience: Duration::from_secs(30),
             area_bytes: server::AREA_BYTES,
@@ -74,13 +79,14 @@ impl Default for Config {
 }
 
 impl Config {
-    /// The default with the settings that a launcher wrote: `{"socket": PATH, "users": [UID, ...]}`, each optional.
+    /// The default with the settings that a launcher wrote: `{"socket": PATH, "users": [UID, ...], "driver": "auto"}`, each optional.
     #[must_use]
     pub fn with(settings: &serde_json::Value) -> Self {
         let mut config = Self::default();
         if let Some(path) = settings["socket"].as_str() {
             config.socket = path.into();
         }
+        config.driver = serde_json::from_value(settings["driver"].clone()).unwrap_or_default();
         let users = settings["users"].as_array().into_iter().flatten();
         let users = users.filter_map(|u| u.as_u64().and_then(|u| u32::try_from(u).ok())).collect();
         config.allowed = Allowed::Users(users);
@@ -194,8 +200,9 @@ pub type Result<T> = std::result::Result<T, Error>;
 /// A region as a VM finds it.
 #[derive(Debug)]
 struct Found {
-    source: OneFile,
+    source: Arc<dyn Source>,
     region: Region,
+    driver: Option<Arc<Driver>>,
 }
 
 /// A running agent. Dropping it ends the service; attached processes go on without it.
@@ -265,12 +272,19 @@ impl Agent {
         let source = OneFile::new(fd, u64::try_from(stat.st_size).unwrap_or(0));
         let region = Region::open(&Mapping::of(&source)?)?;
         let joined = Joined::at(config, &region, port, Instant::now() + config.patience, config.patience)?;
-        Self::serve(config, Found { source, region }, joined, observer)
+        Self::serve(config, Found { source: Arc::new(source), region, driver: None }, joined, observer)
     }
 
     fn serve(config: &Config, found: Found, joined: Joined, observer: Observer) -> Result<Self> {
-        let Found { source, region } = found;
+        let Found { source, region, driver } = found;
         let Joined { peer, writer, port, reader } = joined;
+        if let Some(driver) = &driver {
+            driver.join(peer.index).map_err(|e| isthmus_region::Error::Service {
+                action: "say to the driver which member this VM is",
+                reason: e.to_string(),
+            })?;
+            writer.set_vectors(driver.vectors())?;
+        }
         let section = writer.directory().own_section().clone();
         let (names, answered) = Forwarder::start(region.clone(), peer.clone(), section, port.clone());
         let server = server::Config {
@@ -278,7 +292,7 @@ impl Agent {
             mode: config.mode,
             group: config.group,
             allowed: config.allowed.clone(),
-            source: Arc::new(source),
+            source,
             uuid: region.shape().uuid,
             peer: peer.index,
             incarnation: peer.life.incarnation,
@@ -287,6 +301,7 @@ impl Agent {
             relay: port.relay(peer.index),
             names: Some(Box::new(names)),
             door: None,
+            driver: driver.clone(),
             is_urgent: true,
         };
         let server = server::Server::start(server, writer, observer)?;
@@ -303,6 +318,7 @@ impl Agent {
             Some(number) => answered.settled(number),
             None => answered.ring(),
         };
+        let reader = reader.with_driver(driver);
         reader.serve(peer.index, endpoints, waker, answered, settle, move || changed.tell());
         Ok(Self { server, region, peer, news })
     }
@@ -439,7 +455,7 @@ fn find(config: &Config, deadline: Instant) -> Result<Found> {
             if config.device.as_ref().is_some_and(|wanted| *wanted != device.folder) {
                 continue;
             }
-            match open(&device) {
+            match open(&device, config.driver) {
                 Ok(found) => return Ok(found),
                 // The magic word is written last, so waiting will not help.
                 Err(e @ Error::Region(RegionError::Version { .. } | RegionError::Layout { .. })) => {
@@ -455,7 +471,7 @@ fn find(config: &Config, deadline: Instant) -> Result<Found> {
     }
 }
 
-fn open(device: &Ivshmem) -> Result<Found> {
+fn open(device: &Ivshmem, choice: DriverChoice) -> Result<Found> {
     let nothing = |why| Error::NoRegion { device: device.folder.clone(), why };
     if !device.doorbell {
         return Err(nothing(": it is an ivshmem-plain device, which no service can connect".into()));
@@ -467,13 +483,37 @@ fn open(device: &Ivshmem) -> Result<Found> {
     }
     // Where that fails, opening it fails, too, and says why.
     let _ = device.switch_on();
+    let with_driver = |driver: Driver| {
+        let region = Region::open(&Mapping::of(&driver)?)?;
+        let driver = Arc::new(driver.for_region(region.shape()));
+        Ok(Found { source: Arc::clone(&driver) as Arc<dyn Source>, region, driver: Some(driver) })
+    };
+    if let Some(driver) = Driver::of(device) {
+        // As long as it has the device, there is no other way.
+        return with_driver(driver?);
+    }
     let source = device.open()?;
     let map = Mapping::of(&source)?;
     if !Region::is_there(&map) {
         return Err(nothing(String::new()));
     }
     let region = Region::open(&map)?;
-    Ok(Found { source, region })
+    let is_wanted = match choice {
+        DriverChoice::Off => false,
+        DriverChoice::Auto => driver::is_loaded(),
+        DriverChoice::Require => true,
+    };
+    if is_wanted {
+        // The driver takes the memory away from those who have it by sysfs.
+        drop((region, map, source));
+        match Driver::bind(device) {
+            Ok(driver) => return with_driver(driver),
+            Err(e) if choice == DriverChoice::Require => return Err(e.into()),
+            Err(e) => boot::console(&format!("isthmus: {e}; the region is mapped by sysfs")),
+        }
+        return open(device, DriverChoice::Off);
+    }
+    Ok(Found { source: Arc::new(source), region, driver: None })
 }
 
 /// The member with this number, if it lives.
@@ -555,7 +595,7 @@ impl Joined {
             if due <= now {
                 // Before the other side is open, this is for the sake of the limit alone.
                 if reader.is_open() {
-                    port.hello();
+                    port.hello(false);
                 }
                 due = now + RECHECK;
             }
@@ -571,7 +611,7 @@ impl Joined {
                         told = Some(peer);
                     }
                 }
-                Ok(Heard::Closed | Heard::Nothing) => {}
+                Ok(Heard::Closed | Heard::Nothing | Heard::Rung | Heard::Unplugged) => {}
                 Err(e) => return Err(Error::PortFailed(e.into())),
             }
         }
@@ -592,7 +632,7 @@ mod tests {
 
     fn complaint(device: &Ivshmem) -> String {
         let mut text = String::new();
-        let found = open(device).err().unwrap();
+        let found = open(device, DriverChoice::Off).err().unwrap();
         let mut cause: Option<&dyn std::error::Error> = Some(&found);
         while let Some(e) = cause {
             text += &format!("{e}: ");
@@ -613,7 +653,7 @@ mod tests {
         let map = Mapping::of(&good.open().unwrap()).unwrap();
         let shape = Shape::new(bytes, [1, 2], 2, 4).unwrap();
         Writer::create(&map, &shape, 1).unwrap();
-        let found = open(&good).unwrap();
+        let found = open(&good, DriverChoice::Off).unwrap();
         assert!(living(&found.region, 1).is_none(), "a region without a member for this VM");
         let whole = map.whole().unwrap();
         let version = whole.word("header", 8).unwrap();

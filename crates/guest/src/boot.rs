@@ -158,6 +158,7 @@ fn boot() -> Result<Booted> {
     let config: BootConfig = serde_json::from_slice(&text).map_err(BootError::Config)?;
     step("the kernel");
     modules::load(config.wants_network())?;
+    modules::load_driver();
     step("modules");
     let upper = mounts::root(&config)?;
     step("the root file system");

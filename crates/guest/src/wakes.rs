@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 
 use isthmus_attach::ring;
 use isthmus_attach::server::{self, Relay, Waker, Wakeup};
+use isthmus_region::driver::Driver;
 use isthmus_region::gate_bits;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
@@ -69,12 +70,20 @@ impl Port {
 
     /// Reads what the host service says.
     pub fn reader(&self) -> Reader {
-        Reader { port: self.clone(), part: Vec::new(), is_open: false, pause: PAUSES.0 }
+        Reader {
+            port: self.clone(),
+            part: Vec::new(),
+            is_open: false,
+            pause: PAUSES.0,
+            bell: None,
+            driver: None,
+        }
     }
 
-    /// Has the host service look at the section of this VM, and say which member it is.
-    pub(crate) fn hello(&self) {
-        self.write(&ring::hello());
+    /// Has the host service look at the section of this VM, and say which member it is; if this VM rings by its device, also which
+    /// member has which id there.
+    pub(crate) fn hello(&self, rings: bool) {
+        self.write(&ring::hello(rings));
     }
 
     /// Passes on wake-ups for other peers.
@@ -123,6 +132,10 @@ pub enum Heard {
     Frames(Vec<ring::Frame>),
     /// Nothing in time.
     Nothing,
+    /// The host's service has rung this VM for a death.
+    Rung,
+    /// The device is gone.
+    Unplugged,
 }
 
 /// Reads frames from the port.
@@ -135,9 +148,18 @@ pub struct Reader {
     is_open: bool,
     /// Until the next look at a closed port.
     pause: Duration,
+    /// The driver's descriptor of the vector for deaths.
+    bell: Option<OwnedFd>,
+    /// The driver that is told by which ids the device knows other members.
+    driver: Option<Arc<Driver>>,
 }
 
 impl Reader {
+    /// Rings, and is rung, by the driver.
+    pub(crate) fn with_driver(self, driver: Option<Arc<Driver>>) -> Self {
+        Self { driver, ..self }
+    }
+
     /// Whether the host's side is open, as far as was heard.
     pub fn is_open(&self) -> bool {
         self.is_open
@@ -152,13 +174,27 @@ impl Reader {
             let left = until.map(|until| until.saturating_duration_since(Instant::now()));
             let limit = if self.is_open { left } else { Some(Duration::ZERO) };
             let limit = limit.and_then(|limit| Timespec::try_from(limit).ok());
-            let mut poll = [PollFd::new(&*self.port.0, PollFlags::IN)];
+            let port = &*self.port.0;
+            let bell = self.bell.as_ref().map(|bell| PollFd::new(bell, PollFlags::IN));
+            let mut poll: Vec<_> = [PollFd::new(port, PollFlags::IN)].into_iter().chain(bell).collect();
             match rustix::event::poll(&mut poll, limit.as_ref()) {
                 Ok(_) => {}
                 Err(Errno::INTR) => continue,
                 Err(e) => return Err(e),
             }
             let ready = poll[0].revents();
+            let is_rung = poll.get(1).is_some_and(|bell| !bell.revents().is_empty());
+            drop(poll);
+            if is_rung && let Some(bell) = &self.bell {
+                match rustix::io::read(bell, &mut [0_u8; 8]) {
+                    Ok(0) => {
+                        self.bell = None;
+                        return Ok(Heard::Unplugged);
+                    }
+                    Ok(_) => return Ok(Heard::Rung),
+                    Err(_) => {}
+                }
+            }
             if ready.contains(PollFlags::HUP) {
                 // Half a frame has no other half.
                 self.part.clear();
@@ -210,17 +246,27 @@ impl Reader {
         settle: impl Fn(u32) + Send + 'static,
         changed: impl Fn() + Send + 'static,
     ) {
+        let rings = self.driver.is_some();
+        self.bell = self.driver.as_ref().and_then(|driver| driver.bell(0).ok());
         let body = move || {
             server::be_urgent();
+            // The answers of joining were heard by another, who does not ring.
+            if rings {
+                self.port.hello(true);
+            }
             loop {
                 let frames = match self.next(None) {
                     Ok(Heard::Frames(frames)) => frames,
                     Ok(Heard::Opened) => {
-                        self.port.hello();
+                        self.port.hello(rings);
                         continue;
                     }
-                    Ok(Heard::Closed) => {
+                    Ok(Heard::Closed | Heard::Unplugged) => {
                         changed();
+                        continue;
+                    }
+                    Ok(Heard::Rung) => {
+                        waker.death();
                         continue;
                     }
                     Ok(Heard::Nothing) => continue,
@@ -237,6 +283,10 @@ impl Reader {
                         ring::Frame::Settled { number } => answered(Some(number)),
                         ring::Frame::Settle { number } => settle(number),
                         ring::Frame::Peer { .. } => changed(),
+                        ring::Frame::Known { member, id } => {
+                            // It fails for a member that no region has.
+                            let _ = self.driver.as_ref().map(|driver| driver.set_member(member, id));
+                        }
                         _ => {}
                     }
                 }

@@ -12,7 +12,7 @@
 //!
 //! An id means something in one QEMU only. Each is told that its own is 0, since QEMU lets a device with `master=on` migrate,
 //! and refuses any other id for it; the others are numbered from 1 in its view, the host first. So an id says nothing
-//! about who a VM is: that is known by its wake port (`ports`). Nothing of isthmus rings by the device's register yet.
+//! about who a VM is: that is known by its wake port (`ports`). An agent whose VM rings by the device is told which id is whose.
 
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::{AsFd, OwnedFd};
@@ -24,11 +24,12 @@ use std::time::{Duration, Instant};
 use isthmus_attach::server::{Allowed, ring};
 use isthmus_attach::socket;
 use isthmus_region::shared_by_threads::Flag;
+use rustix::event::Timespec;
 use rustix::event::epoll::{self, EventData, EventFlags};
-use rustix::event::{EventfdFlags, Timespec};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, SocketFlags, SocketType};
 
+use crate::doorbells::eventfd;
 use crate::errands::Errands;
 use crate::error::{Error, Result};
 use crate::members::{Change, Members};
@@ -224,11 +225,6 @@ impl Drop for Server {
     }
 }
 
-fn eventfd() -> Result<OwnedFd> {
-    rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
-        .map_err(|source| Error::System { action: "create an eventfd", source })
-}
-
 impl Loop {
     fn run(mut self) {
         let mut events = Vec::with_capacity(64);
@@ -299,9 +295,24 @@ impl Loop {
                 Err(e) => self.tell(&Event::Trouble { reason: format!("checking the members: {e}") }),
             }
             self.config.router.tell(index);
+            self.introduce(index);
         }
         if sweep {
             self.config.router.sweep();
+        }
+    }
+
+    /// Tells a VM by which ids its device knows the others, if it wants to know.
+    fn introduce(&self, member: u32) {
+        let router = &self.config.router;
+        let Some(link) = self.links.values().find(|link| link.member == member) else { return };
+        if router.doorbells().rings(member) {
+            router.own_peers().for_each(|peer| router.known(member, peer, Some(FIRST_ID)));
+            for (key, id) in &link.ids {
+                if let Some(other) = self.links.get(key) {
+                    router.known(member, other.member, Some(*id));
+                }
+            }
         }
     }
 
@@ -342,8 +353,10 @@ impl Loop {
         };
         let mut link = Link::new(socket, member, vectors.clone());
         link.queue.push_back(Message::with(SHARED_MEMORY, &self.region));
+        // The host is the first, so that it needs no place among `ids`.
         if let Some(id) = link.id() {
-            link.queue.push_back(Message::with(id.into(), self.config.errands.bell()));
+            let own = self.config.router.doorbells().own();
+            link.queue.extend(own.iter().map(|fd| Message::with(id.into(), fd)));
         }
         for (key, other) in &self.links {
             link.announce(*key, &other.vectors);
@@ -365,8 +378,11 @@ impl Loop {
         for other in keys {
             if let Some(link) = self.links.get_mut(&other) {
                 link.announce(key, &vectors);
+                let (to, id) = (link.member, link.ids.get(&key).copied());
+                // After QEMU was told, which takes up both in this order.
+                self.flush(other);
+                self.config.router.known(to, member, id);
             }
-            self.flush(other);
         }
         if stands && watched.is_ok() {
             self.watch_for_room(key);
@@ -392,7 +408,7 @@ impl Loop {
         let caller = Caller { vm: wanted, process: peer.pid.and_then(Process::with) };
         let member = self.members().add_vm(&caller).map_err(|e| e.to_string())?;
         // Before QEMU has its answer, after which an agent may speak.
-        self.config.router.plugged(member, caller);
+        self.config.router.plugged(member, caller, vectors.clone());
         Ok((member, vectors))
     }
 
@@ -429,6 +445,7 @@ impl Loop {
     /// Ends a VM's membership: published first, then announced to the other VMs.
     fn end(&mut self, key: u64) {
         let Some(link) = self.links.remove(&key) else { return };
+        let gone = link.member;
         let removed = self.members().remove_vm(link.member);
         let name = self.members().name(link.member).to_owned();
         let _ = epoll::delete(&self.epoll, &link.socket);
@@ -446,6 +463,7 @@ impl Loop {
                 && let Some(id) = link.ids.remove(&key)
             {
                 link.queue.push_back(Message::plain(id.into()));
+                self.config.router.known(link.member, gone, None);
             }
             self.flush(other);
         }

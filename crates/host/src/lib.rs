@@ -19,6 +19,7 @@
 
 pub mod device;
 mod door;
+mod doorbells;
 mod errands;
 pub mod error;
 mod files;

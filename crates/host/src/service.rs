@@ -17,6 +17,7 @@ use rustix::process::{Resource, getrlimit};
 
 use crate::device::Device;
 use crate::door::Door;
+use crate::doorbells::Doorbells;
 use crate::errands::Errands;
 use crate::error::{Error, Result};
 use crate::files::{Memfds, View};
@@ -29,7 +30,7 @@ use crate::stats::Stats;
 use crate::wakes::{self, Router, Wakes};
 
 /// Doorbell vectors of each VM's device; QEMU's `vectors=` must say the same.
-pub const VECTORS: u16 = 1;
+pub const VECTORS: u16 = 8;
 /// Endpoint slots of each peer, by default and at least.
 pub const ENDPOINTS: u32 = 256;
 /// Descriptors of a service, and of each peer of the host besides: its file twice, its socket, its bell and epoll descriptor, and its
@@ -277,10 +278,14 @@ impl Service {
         let ivshmem_socket = config.ivshmem_socket.unwrap_or_else(|| config.dir.join("ivshmem"));
         let wake_socket = config.wake_socket.unwrap_or_else(|| config.dir.join("wake"));
         let errands = Errands::new()?;
-        let router = Router::new(lock(&members).region().clone(), names.clone(), errands.clone())?;
+        let region = lock(&members).region().clone();
+        let doorbells = Doorbells::new(region.clone(), config.vectors)?;
+        let own_vectors = doorbells.own_vectors();
+        let router = Router::new(region, names.clone(), errands.clone(), doorbells)?;
         let mut attach = Vec::new();
         // The first comes last: it hands processes on to the others.
         for ((index, name), (incarnation, writer)) in (0..plan.shape.peers).zip(own).zip(hosts).rev() {
+            writer.set_vectors(own_vectors)?;
             let place = plan.places[index as usize];
             let view = View::new(&files, &plan.shape, place.file);
             let server = server::Config {
@@ -310,6 +315,7 @@ impl Service {
                     let others = attach.iter().rev().map(server::Server::adopter).collect();
                     Box::new(Door::new(others)) as Box<dyn server::Door>
                 }),
+                driver: None,
                 is_urgent: false,
             };
             let processes = Arc::clone(&observer);

@@ -20,6 +20,7 @@ use std::time::{Duration, Instant};
 use isthmus_attach::pace::Pace;
 use isthmus_attach::server::{Allowed, Settler, Waker};
 use isthmus_attach::{ring, socket};
+use isthmus_region::driver::vector_of_slot;
 use isthmus_region::format::GlobalSlot;
 use isthmus_region::gate_bits;
 use isthmus_region::membership::Region;
@@ -28,6 +29,7 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, SocketFlags, SocketType};
 
+use crate::doorbells::Doorbells;
 use crate::errands::Errands;
 use crate::error::{Error, Result};
 use crate::names;
@@ -55,6 +57,7 @@ pub(crate) struct Router {
     /// What has the host's own services look at their processes, by peer.
     settlers: Arc<OnceLock<Vec<Settler>>>,
     rounds: Rounds,
+    doorbells: Doorbells,
     /// Readable once the relay is to look at the clock for the rounds.
     clock: Arc<OwnedFd>,
 }
@@ -66,7 +69,12 @@ impl std::fmt::Debug for Router {
 }
 
 impl Router {
-    pub(crate) fn new(region: Region, names: names::Shared, errands: Errands) -> Result<Self> {
+    pub(crate) fn new(
+        region: Region,
+        names: names::Shared,
+        errands: Errands,
+        doorbells: Doorbells,
+    ) -> Result<Self> {
         let clock = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(|source| Error::System { action: "create an eventfd", source })?;
         Ok(Self {
@@ -77,6 +85,7 @@ impl Router {
             errands,
             settlers: Arc::default(),
             rounds: Rounds::default(),
+            doorbells,
             clock: Arc::new(clock),
         })
     }
@@ -101,7 +110,8 @@ impl Router {
     }
 
     /// A VM's device has connected, and its wake port is heard from now on.
-    pub(crate) fn plugged(&self, member: u32, caller: Caller) {
+    pub(crate) fn plugged(&self, member: u32, caller: Caller, vectors: Vec<Arc<OwnedFd>>) {
+        self.doorbells.plugged(member, vectors);
         self.ports().plugged(member, caller);
     }
 
@@ -109,7 +119,33 @@ impl Router {
     pub(crate) fn unplugged(&self, member: u32) {
         self.tell(member);
         self.ports().unplugged(member);
+        self.doorbells.unplugged(member);
         self.lost(member);
+    }
+
+    /// The doorbells of the VMs and of the host.
+    pub(crate) fn doorbells(&self) -> &Doorbells {
+        &self.doorbells
+    }
+
+    /// Tells a VM by which id its device knows a member, if it wants to know.
+    pub(crate) fn known(&self, member: u32, other: u32, id: Option<u16>) {
+        if self.doorbells.rings(member) {
+            self.send(member, &ring::known(other, id));
+        }
+    }
+
+    /// The host's own peers.
+    pub(crate) fn own_peers(&self) -> impl Iterator<Item = u32> {
+        self.near().map(|(peer, _)| peer)
+    }
+
+    /// A VM has rung a vector of the host: wakes those of its processes that this is for.
+    fn rung(&self, vector: u32) {
+        let vectors = self.doorbells.own_vectors();
+        for (_, waker) in self.near() {
+            waker.wake_those(|slot| vector_of_slot(slot, vectors) == vector);
+        }
     }
 
     /// Wakes an endpoint of any peer.
@@ -118,6 +154,7 @@ impl Router {
         let member = slot.peer(endpoints);
         match self.near().find(|(peer, _)| *peer == member) {
             Some((_, waker)) => waker.wake(slot.local(endpoints)),
+            None if self.doorbells.endpoint(member, slot.local(endpoints)) => {}
             None => self.send(member, &ring::wake(slot.0)),
         }
     }
@@ -144,7 +181,9 @@ impl Router {
         }
         let members: Vec<u32> = self.ports().members().filter(|m| gate_bits::bit(*m) == bit).collect();
         for member in members {
-            self.send(member, &ring::ring(peer, place));
+            if !self.doorbells.gate(member, place) {
+                self.send(member, &ring::ring(peer, place));
+            }
         }
     }
 
@@ -155,6 +194,12 @@ impl Router {
         }
         let members: Vec<u32> = self.ports().members().filter(|member| *member != peer).collect();
         for member in members {
+            self.tell_of_death(member, peer);
+        }
+    }
+
+    fn tell_of_death(&self, member: u32, peer: u32) {
+        if !self.doorbells.death(member) {
             self.send(member, &ring::death(peer));
         }
     }
@@ -185,7 +230,7 @@ impl Router {
             }
             let members: Vec<u32> = self.ports().members().collect();
             for member in members {
-                self.send(member, &ring::death(0));
+                self.tell_of_death(member, 0);
             }
         }
     }
@@ -374,6 +419,8 @@ impl Relay {
                 ),
             ];
             poll.extend(sockets.iter().map(|s| PollFd::new(&**s, PollFlags::IN)));
+            let vectors = self.config.router.doorbells.own().to_vec();
+            poll.extend(vectors.iter().map(|vector| PollFd::new(&**vector, PollFlags::IN)));
             let rounds = self.config.router.look_at_rounds();
             let now = Instant::now();
             let due = self.links.iter().filter_map(|link| link.pace.due_in(now)).chain(rounds).min();
@@ -386,6 +433,13 @@ impl Relay {
             drop(poll);
             if ready[0] {
                 return;
+            }
+            // First, since processes sleep until then.
+            for (vector, fd) in (0..).zip(&vectors) {
+                if ready[FIXED + sockets.len() + vector] {
+                    let _ = rustix::io::read(&**fd, &mut [0_u8; 8]);
+                    self.config.router.rung(u32::try_from(vector).unwrap_or(0));
+                }
             }
             // From the last, since `end` moves the last link to the place of the one that ends. All of them before new ones, so
             // that a port that was plugged in anew does not meet its own former connection.
@@ -459,11 +513,14 @@ impl Relay {
         let router = &self.config.router;
         for frame in frames {
             match frame {
-                ring::Frame::Hello => {
+                ring::Frame::Hello { rings } => {
                     let member = router.ports().claim(link.key, &link.caller, &link.socket);
                     link.is_known = member.is_some();
                     match member {
-                        Some(member) => router.errands.look_at(member),
+                        Some(member) => {
+                            router.doorbells.said(member, rings);
+                            router.errands.look_at(member);
+                        }
                         None => {
                             let frame = ring::peer(ring::NOBODY, router.region.shape().uuid[0]);
                             let _ = rustix::net::send(&*link.socket, &frame, quiet());
@@ -506,7 +563,7 @@ impl Relay {
                     }
                 }
                 // Only the host service says that.
-                ring::Frame::Peer { .. } => {}
+                ring::Frame::Peer { .. } | ring::Frame::Known { .. } => {}
             }
         }
         true

@@ -33,6 +33,8 @@ use rustix::net::{
 const SOON: Duration = Duration::from_secs(2);
 const LONG: Duration = Duration::from_secs(10);
 
+#[path = "vms/doorbells.rs"]
+mod doorbells;
 #[path = "vms/rules.rs"]
 mod rules;
 
@@ -156,9 +158,9 @@ fn vms_learn_of_each_others_joining_and_end() {
     let dir = tempfile::tempdir().unwrap();
     let (service, _events) = start(dir.path(), &["red", "blue"]);
     let mut red = Qemu::connect(&service.ivshmem_socket_of("red").unwrap());
-    assert_eq!(red.peers[&1].len(), 1, "the host can be rung");
+    assert_eq!(red.peers[&1].len(), 2, "the host can be rung");
     let blue = Qemu::connect(&service.ivshmem_socket_of("blue").unwrap());
-    assert_eq!((blue.peers[&1].len(), blue.peers[&2].len()), (1, 2));
+    assert_eq!((blue.peers[&1].len(), blue.peers[&2].len()), (2, 2));
     red.learn();
     red.learn();
     // The eventfds are the same at both ends.
@@ -236,7 +238,7 @@ fn a_client_that_does_not_read_does_not_block_others() {
             _ => others += 1,
         }
     }
-    assert_eq!(greeting, 6);
+    assert_eq!(greeting, 7);
 }
 
 #[test]
@@ -442,7 +444,7 @@ fn a_vm_is_the_same_system_as_long_as_it_runs_and_no_other_member_is() {
     drop(copy);
     // A VM that says that it is another, or none, is not taken in.
     let port = Qemu::plug(&wake_blue);
-    let hello = || assert_eq!(rustix::io::write(&port, &ring::hello()), Ok(ring::hello().len()));
+    let hello = || assert_eq!(rustix::io::write(&port, &ring::hello(false)), Ok(ring::hello(false).len()));
     let peer = || region.peer(2).unwrap().unwrap();
     for claim in [first.system, SystemId::NONE, system(0)] {
         std::thread::sleep(Duration::from_millis(500));
@@ -495,7 +497,7 @@ fn a_wake_port_speaks_for_the_vm_whose_it_is_and_for_no_other() {
     // A port that has no device is nobody's, and says nothing that is heard.
     let mut stray = UnixStream::connect(wake("blue")).unwrap();
     let deaths = host.own().deaths().get();
-    stray.write_all(&[&ring::hello()[..], &ring::death(1), &ring::hello()].concat()).unwrap();
+    stray.write_all(&[&ring::hello(false)[..], &ring::death(1), &ring::hello(false)].concat()).unwrap();
     let region = service.region().shape().uuid[0];
     let nobody = Frame::Peer { peer: ring::NOBODY, region };
     assert_eq!(heard(&mut stray)[0], nobody);
@@ -510,7 +512,7 @@ fn a_wake_port_speaks_for_the_vm_whose_it_is_and_for_no_other() {
     assert!(refused.contains("no device that belongs to this VM's port"), "{refused}");
     // Whatever it says of another, it is its own VM that a death is told of.
     let blue = Qemu::connect(&service.ivshmem_socket_of("blue").unwrap());
-    stray.write_all(&ring::hello()).unwrap();
+    stray.write_all(&ring::hello(false)).unwrap();
     let said = std::iter::repeat_with(|| heard(&mut stray)).take(4).flatten().find(|said| *said != nobody);
     assert_eq!(said, Some(Frame::Peer { peer: 2, region }));
     stray.write_all(&ring::death(1)).unwrap();
@@ -522,7 +524,7 @@ fn a_wake_port_speaks_for_the_vm_whose_it_is_and_for_no_other() {
     // Its device is gone, and another VM has the place: the port is nobody's again.
     drop(blue);
     await_event(&events, |e| *e == Event::VmGone { name: "blue".into(), member: 2 });
-    stray.write_all(&ring::hello()).unwrap();
+    stray.write_all(&ring::hello(false)).unwrap();
     let said = std::iter::repeat_with(|| heard(&mut stray)).take(4).flatten().find(|said| *said == nobody);
     assert_eq!(said, Some(nobody));
     agent.check().unwrap();
@@ -778,7 +780,7 @@ fn an_agent_that_does_not_answer_holds_up_one_question_and_no_more() {
     took(&on_host);
     let _blue = Qemu::connect(&service.ivshmem_socket_of("blue").unwrap());
     let mut port = UnixStream::connect(service.wake_socket_of("blue").unwrap()).unwrap();
-    port.write_all(&ring::hello()).unwrap();
+    port.write_all(&ring::hello(false)).unwrap();
     assert!(heard(&mut port).iter().any(|said| matches!(said, Frame::Peer { peer: 2, .. })));
     let bound = Duration::from_secs(2);
     let first = took(&on_host);

@@ -153,6 +153,12 @@ impl Directory {
         self.status.words[1].peek()
     }
 
+    /// By how many vectors the peer's sleepers are rung, as its service says; 0 if by none.
+    pub fn vectors(&self) -> u32 {
+        let word = self.section.read("directory", directory::VECTORS).map_or(0, ReadWord::get);
+        u32::try_from(word).ok().filter(|vectors| (2..=crate::driver::VECTORS).contains(vectors)).unwrap_or(0)
+    }
+
     fn endpoint_at(&self, slot: u32) -> Result<u64> {
         if slot >= self.shape.endpoints {
             return Err(Error::Invalid { what: "endpoint slot", value: slot.into() });

@@ -1,10 +1,11 @@
 //! Doorbells: how a thread sleeps until another process rings, and how it is rung, whichever way the memory allows.
 //!
-//! Two kinds. With [`Doorbell::Futex`] the kernel finds the sleepers of a word by its file and offset, so the processes of one
+//! Three kinds. With [`Doorbell::Futex`] the kernel finds the sleepers of a word by its file and offset, so the processes of one
 //! system ring each other without help. In a device's BAR there are no futexes: with [`Doorbell::Service`] a sleeper has the
 //! read end of a pipe from its local service, and the service writes to the other end when it is asked to. (An eventfd would be
 //! one open file of both: a sleeper that made it block could stop the service.) A process of another peer is always rung through
-//! the services.
+//! the services, or, with [`Doorbell::Interrupt`], by the guest driver: the descriptor that a sleeper got from its service is the driver's
+//! then, and whoever rings has the driver interrupt the sleeper's VM ([`crate::driver::Ringer`]).
 //!
 //! - A [`Sleeper`] is where the threads of a process sleep that wait for an endpoint; [`Member::ring`] wakes them.
 //! - A [`crate::gate::Gate`] is where they sleep at a word that many may change.
@@ -41,6 +42,8 @@ pub enum Doorbell {
     Futex,
     /// At a pipe from the local service.
     Service,
+    /// At a descriptor of the guest driver, from the local service.
+    Interrupt,
 }
 
 impl Doorbell {
@@ -53,7 +56,7 @@ impl Doorbell {
     pub fn bell(self) -> Bell {
         match self {
             Self::Futex => Bell::Futex,
-            Self::Service => Bell::Service,
+            Self::Service | Self::Interrupt => Bell::Service,
         }
     }
 
@@ -62,6 +65,8 @@ impl Doorbell {
         match self {
             Self::Futex => Duration::from_millis(50),
             Self::Service => Duration::from_millis(250),
+            // No ring is lost on its way, and deaths ring.
+            Self::Interrupt => Duration::from_secs(120),
         }
     }
 
@@ -70,6 +75,7 @@ impl Doorbell {
         match self {
             Self::Futex => Duration::from_micros(20),
             Self::Service => Duration::from_micros(300),
+            Self::Interrupt => Duration::from_micros(100),
         }
     }
 
@@ -130,7 +136,10 @@ impl Sleeper {
     /// # Errors
     /// [`crate::Error::Invalid`] for a slot beyond the table.
     pub fn new(member: &Arc<Member>, local: u32, by_service: bool) -> Result<Self> {
-        let doorbell = if by_service { Doorbell::Service } else { member.doorbell() };
+        let doorbell = match member.doorbell() {
+            Doorbell::Futex if by_service => Doorbell::Service,
+            other => other,
+        };
         Ok(Self {
             member: Arc::clone(member),
             local,
@@ -165,7 +174,7 @@ impl Sleeper {
 
     /// The longest sleep that makes sense here.
     pub fn longest(&self) -> Duration {
-        let is_deaf = self.doorbell == Doorbell::Service && self.bell().is_none();
+        let is_deaf = self.doorbell != Doorbell::Futex && self.bell().is_none();
         if is_deaf { LONGEST_UNRUNG } else { self.longest }
     }
 
@@ -241,7 +250,7 @@ impl Sleeper {
     /// Wakes all threads of this process that sleep here, or poll the descriptor.
     pub fn wake_all(&self) {
         self.doorbell.ring_endpoint(&self.wake.words[0]);
-        if self.doorbell == Doorbell::Service {
+        if self.doorbell != Doorbell::Futex {
             // A thread that takes the lock after this finds the word changed; one before it has made the descriptor.
             drop(lock(&self.is_taken));
             self.rung.notify_all();

@@ -152,6 +152,7 @@ layout! {
         RETIRED @ 128, 256, "local service", "Counters of processes that are gone, added up; fields as in `counters`.";
         PAGES @ 384, 8, "local service, once", "Offset of the pool of pages in the section, where the heap ends.";
         PAGES_BYTES @ 392, 8, "local service, once", "Bytes of the pool, to the end of the section; 0 if there is none.";
+        VECTORS @ 400, 8, "local service", "By how many interrupt vectors of its VM its sleepers are rung, or a VM rings the host's; less than 2: by none.";
         CALL @ 512, 8, "local service", "Number of its last question to the host service about named objects, written last.";
         CALL_PARTY @ 520, 8, "local service", "The process that asks, as a party.";
         CALL_UID @ 528, 4, "local service", "User of that process.";

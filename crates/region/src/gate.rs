@@ -86,7 +86,7 @@ impl Gate {
                 wake::wait_either([(self.word(), seen), (self.member.own().deaths(), deaths)], limit);
                 gate::leave(&self.line);
             }
-            Doorbell::Service => self.sleep_by_service(seen, deaths, limit),
+            Doorbell::Service | Doorbell::Interrupt => self.sleep_by_service(seen, deaths, limit),
         }
     }
 
@@ -151,7 +151,11 @@ impl Gate {
         limit: Duration,
         sleep: &mut dyn FnMut(&[BorrowedFd<'_>], Duration),
     ) {
-        let limit = limit.min(Doorbell::Service.longest());
+        let kind = match self.member.doorbell() {
+            Doorbell::Futex => Doorbell::Service,
+            other => other,
+        };
+        let limit = limit.min(kind.longest());
         let deaths = self.member.own().deaths().get();
         if known.0.replace(deaths) == deaths {
             self.sleep_at_bell(seen, deaths, limit, sleep);

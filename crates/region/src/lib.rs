@@ -36,6 +36,7 @@ pub mod counters;
 pub mod create;
 pub mod directory;
 pub mod doorbell;
+pub mod driver;
 pub mod error;
 pub mod extent;
 mod files;

@@ -331,7 +331,10 @@ impl Member {
         let directories = Mutex::default();
         let own = OwnDirectory::open(&section, region.shape(), incarnation)?;
         let word = section.read("directory", directory::HEAP_BYTES)?;
-        let doorbell = doorbell.unwrap_or_else(|| Doorbell::of(word));
+        let doorbell = doorbell.unwrap_or_else(|| match Doorbell::of(word) {
+            Doorbell::Service if own.vectors() > 0 => Doorbell::Interrupt,
+            other => other,
+        });
         let uuid = region.shape().uuid;
         Ok(Arc::new(Self {
             region,

@@ -22,6 +22,17 @@ pub trait Source: Send + Sync + std::fmt::Debug {
     /// # Errors
     /// [`Error::NoFile`]; [`Error::Service`] when the service is gone.
     fn file(&self, index: u32) -> Result<OwnedFd>;
+
+    /// The same file, open for reading only, whoever its user is.
+    ///
+    /// # Errors
+    /// As [`Source::file`].
+    fn file_for_reading(&self, index: u32) -> Result<OwnedFd> {
+        read_only(&self.file(index)?).map_err(|source| Error::Service {
+            action: "open the region for reading",
+            reason: source.to_string(),
+        })
+    }
 }
 
 /// A region in one file.

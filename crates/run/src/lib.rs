@@ -64,4 +64,5 @@ pub mod tree;
 pub mod visit;
 
 pub use error::{Error, Result};
+pub use isthmus_vm::boot_config::DriverChoice;
 pub use spec::{Accelerator, ExitCode, Launcher, Map, Net, RunSpec, VmOptions};

@@ -6,6 +6,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use isthmus_host::RegionOptions;
+use isthmus_vm::boot_config::DriverChoice;
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
@@ -94,6 +95,8 @@ pub struct VmOptions {
     pub accel: Accelerator,
     /// Kernel image to boot instead of the packaged one.
     pub kernel: Option<PathBuf>,
+    /// Whether they use the guest driver.
+    pub driver: DriverChoice,
     /// Share the working directory read-only.
     pub read_only: bool,
     /// Directories that they may write besides the working directory.

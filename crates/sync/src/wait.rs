@@ -118,7 +118,7 @@ impl Learned {
         let longest = nanos(doorbell.cost());
         Self {
             longest_ns: Word::new(longest),
-            learns_cost: doorbell == Doorbell::Service,
+            learns_cost: doorbell != Doorbell::Futex,
             spin_ns: Word::new(longest),
             until_try: Word::new(TRY_EVERY),
             try_every: Word::new(TRY_EVERY),

@@ -17,6 +17,19 @@ pub const MODULES: &str = "/modules";
 /// The tag of the host's root file system.
 pub const ROOT_TAG: &str = "root";
 
+/// Whether VMs use the guest driver.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum DriverChoice {
+    /// Where it can be had, else the device's memory by sysfs.
+    #[default]
+    Auto,
+    /// No.
+    Off,
+    /// Yes, or nothing.
+    Require,
+}
+
 /// Everything that differs between one VM and the next.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BootConfig {

@@ -80,6 +80,12 @@ pub enum Error {
         /// What is wrong and what would be right.
         reason: String,
     },
+    /// The guest driver cannot be built.
+    #[error("no guest driver: {reason}")]
+    NoDriver {
+        /// Why, and the remedy.
+        reason: String,
+    },
     /// KVM was asked for by name and does not work.
     #[error("KVM was asked for but is not usable here: {reason}; take --accel auto or tcg")]
     NoKvm {

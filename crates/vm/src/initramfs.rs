@@ -48,9 +48,13 @@ pub fn base(kernel: &Kernel) -> Result<PathBuf> {
     Ok(path)
 }
 
-/// Writes the initramfs of one VM: the common part and its config.
-pub fn for_vm(base: &Path, config: &BootConfig, out: &Path) -> Result<()> {
+/// Writes the initramfs of one VM: the common part, its config, and the guest driver, if it gets one.
+pub fn for_vm(base: &Path, config: &BootConfig, driver: Option<&Path>, out: &Path) -> Result<()> {
     let mut archive = cpio::Writer::new();
+    if let Some(driver) = driver {
+        let module = fs::read(driver).map_err(Error::io(format!("read {}", driver.display())))?;
+        archive.file(&format!("{}/{}", &MODULES[1..], crate::driver::MODULE), 0o644, &module);
+    }
     archive.file(PATH, 0o600, &config.to_json());
     let told = |e| isthmus_region::room::told(e, out);
     fs::copy(base, out)

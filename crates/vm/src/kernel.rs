@@ -211,13 +211,8 @@ fn download_in(work: &Path, kernels: &Path, progress: &mut dyn FnMut(&str)) -> R
     let package = match got {
         Some(package) => package,
         None => {
-            progress("fetching package lists into the cache (this system has none that serve)");
+            update(work, progress)?;
             let options = apt_options(work, true);
-            for dir in ["state/lists/partial", "cache/archives/partial"] {
-                cache::make(&work.join(dir))?;
-            }
-            let update = [options.clone(), words(&["-q", "update"])].concat();
-            download::watched("the package lists", &update, work, progress)?;
             let package = resolve(&options)?.ok_or_else(|| Error::NoKernel {
                 reason: format!("apt knows no package {META_PACKAGE} (is this Debian?)"),
             })?;
@@ -242,6 +237,36 @@ fn download_in(work: &Path, kernels: &Path, progress: &mut dyn FnMut(&str)) -> R
     let modules = module_tree(&tree, &release)
         .ok_or_else(|| Error::NoKernel { reason: format!("{package} holds no modules for {release}") })?;
     make(kernels, &release, &release, &image, Some(&modules))
+}
+
+/// Downloads packages into `work`, which is made if need be.
+pub(crate) fn fetch(packages: &[String], work: &Path, progress: &mut dyn FnMut(&str)) -> Result<()> {
+    let what = packages.join(", ");
+    cache::make(work)?;
+    let download = |private, progress: &mut dyn FnMut(&str)| {
+        let names: Vec<OsString> = packages.iter().map(OsString::from).collect();
+        let arguments = [apt_options(work, private), words(&["-q", "download"]), names].concat();
+        download::watched(&what, &arguments, work, progress)
+    };
+    progress(&format!("downloading {what} (once)"));
+    // The system's own lists may be old, or name none of them.
+    if !work.join("state").is_dir() {
+        match download(false, progress) {
+            Err(Error::ProgramFailed { .. }) => update(work, progress)?,
+            other => return other,
+        }
+    }
+    download(true, progress)
+}
+
+/// Fetches package lists into `work`.
+fn update(work: &Path, progress: &mut dyn FnMut(&str)) -> Result<()> {
+    progress("fetching package lists into the cache (this system has none that serve)");
+    for dir in ["state/lists/partial", "cache/archives/partial"] {
+        cache::make(&work.join(dir))?;
+    }
+    let update = [apt_options(work, true), words(&["-q", "update"])].concat();
+    download::watched("the package lists", &update, work, progress)
 }
 
 fn download_package(

@@ -7,8 +7,9 @@
 //! 2. [`accel::choose`] says whether KVM really works here;
 //! 3. [`initramfs::base`] packs this program as the guest's first process, and [`initramfs::for_vm`] adds the one
 //!    VM's [`boot_config::BootConfig`], which `isthmus-guest` reads on the other side;
-//! 4. [`qemu::VmConfig`] and [`qemu::Vm::start`] run it, [`qmp::Qmp`] talks to it;
-//! 5. [`ivshmem::Ivshmem`] is the device by which it joins a region; [`tap::Netns`] is a private network, if one is asked for.
+//! 4. [`driver::find`] builds the guest driver for that kernel, where it can;
+//! 5. [`qemu::VmConfig`] and [`qemu::Vm::start`] run it, [`qmp::Qmp`] talks to it;
+//! 6. [`ivshmem::Ivshmem`] is the device by which it joins a region; [`tap::Netns`] is a private network, if one is asked for.
 //!
 //! [`slow::Slow`] reports steps that take longer than a moment.
 #![forbid(unsafe_code)]
@@ -18,6 +19,7 @@ pub mod boot_config;
 pub mod cache;
 pub mod cpio;
 mod download;
+pub mod driver;
 pub mod elf;
 mod error;
 pub mod initramfs;

@@ -213,7 +213,7 @@ impl Bench {
         let own = self.dir.join(&name);
         fs::create_dir_all(&own)?;
         let image = own.join("initramfs");
-        initramfs::for_vm(&self.base, &config, &image)?;
+        initramfs::for_vm(&self.base, &config, None, &image)?;
         let share =
             |tag: &str, path: &Path, read_only| Share { tag: tag.into(), path: path.into(), read_only };
         Ok(Vm::start(&VmConfig {

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError, TryLockError};
 use std::time::Duration;
 
+use isthmus_region::driver::Ringer;
 use isthmus_region::error::{ObjectProblem, with_causes};
 use isthmus_region::extent::Extent;
 use isthmus_region::format::GlobalSlot;
@@ -33,12 +34,14 @@ pub(super) struct Client {
     socket: Arc<Kept>,
     path: PathBuf,
     has_former: bool,
+    /// By which it rings other peers, if the region is the guest driver's.
+    ringer: Option<Ringer>,
 }
 
 impl Client {
-    pub(super) fn new(connection: Connection, path: &Path, has_former: bool) -> Self {
+    pub(super) fn new(connection: Connection, path: &Path, has_former: bool, ringer: Option<Ringer>) -> Self {
         let socket = Arc::clone(&connection.socket);
-        Self { connection: Mutex::new(connection), socket, path: path.to_path_buf(), has_former }
+        Self { connection: Mutex::new(connection), socket, path: path.to_path_buf(), has_former, ringer }
     }
 
     /// Whether this process may use the connection: it is not a forked child, and the descriptor is still the connection's.
@@ -178,6 +181,9 @@ impl LocalService for Client {
     }
 
     fn wake(&self, slot: GlobalSlot) {
+        if self.ringer.as_ref().is_some_and(|ringer| ringer.endpoint(slot)) {
+            return;
+        }
         if self.is_own() {
             // If the service is gone or its socket full, the wake-up is lost; the sleeper wakes by its own timeout.
             let frame = Request::Wake { slot: slot.0 }.encode(0);
@@ -311,7 +317,8 @@ impl LocalService for Client {
     }
 
     fn ring(&self, peers: u64, place: u64) {
-        if self.is_own() {
+        let peers = self.ringer.as_ref().map_or(peers, |ringer| ringer.gate(peers, place));
+        if peers != 0 && self.is_own() {
             // As in `wake`, a sleeper that is not rung wakes by its own timeout.
             let frame = Request::Ring { peers, place }.encode(0);
             let _ = socket::send(&self.socket, &frame, &[], SendFlags::DONTWAIT);
@@ -332,6 +339,9 @@ impl LocalService for Client {
 
     fn abandon(&self) {
         self.socket.abandon();
+        if let Some(ringer) = &self.ringer {
+            ringer.abandon();
+        }
     }
 }
 
@@ -352,7 +362,7 @@ mod tests {
     #[test]
     fn watch_fails_at_once_while_another_thread_waits_for_an_answer() {
         let (slow, connection, _dir) = connection();
-        let client = Client::new(connection, Path::new(""), false);
+        let client = Client::new(connection, Path::new(""), false, None);
         std::thread::scope(|scope| {
             let asks = scope.spawn(|| client.open_object(Kind::Segment, "slow", Access::Write));
             let (number, _) = slow.request();

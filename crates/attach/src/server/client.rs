@@ -5,7 +5,6 @@ use std::time::{Duration, Instant};
 
 use isthmus_region::directory::AreaGrant;
 use isthmus_region::party::Party;
-use isthmus_region::source::read_only;
 use rustix::event::epoll;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
@@ -108,19 +107,9 @@ impl Loop {
         if version != VERSION {
             return self.turn_away(key, sequence, Code::Version, &other_version(version));
         }
-        let other = match file {
-            0 => None,
-            _ => match self.config.source.file(file) {
-                Ok(other) => Some(other),
-                Err(e) => return self.turn_away(key, sequence, code_of(&e), &e.to_string()),
-            },
-        };
-        let region = match read_only(other.as_ref().unwrap_or(&self.first)) {
+        let region = match self.config.source.file_for_reading(file) {
             Ok(region) => region,
-            Err(e) => {
-                let text = format!("cannot open the region for reading: {e}");
-                return self.turn_away(key, sequence, Code::Failed, &text);
-            }
+            Err(e) => return self.turn_away(key, sequence, code_of(&e), &e.to_string()),
         };
         let reply = Reply::Observed(Observed {
             version: VERSION,
@@ -226,9 +215,10 @@ impl Loop {
     /// Sends a client its `Welcome`, after which it may use its area.
     fn attach(&mut self, key: u64, pidfd: OwnedFd, grant: AreaGrant, welcome: &[u8]) -> Result<()> {
         let system = |action| move |source| Error::System { action, source };
+        let region = self.config.source.file(0)?;
         self.watch(&pidfd, key + 1).map_err(system("watch a pidfd"))?;
         let client = self.clients.get_mut(&key).ok_or(Error::BadFrame { what: "a client that is gone" })?;
-        let fds = [self.first.as_fd()];
+        let fds = [region.as_fd()];
         if let Err(source) = socket::send(&client.socket, welcome, &fds, SendFlags::DONTWAIT) {
             // A client that has given up, or cannot be sent its Welcome, never learns of its area: take it back.
             let _ = epoll::delete(&self.epoll, &pidfd);

@@ -33,8 +33,6 @@ const FIRST_CLIENT: u64 = 2;
 
 pub(super) struct Loop {
     pub(super) config: Config,
-    /// The region's first file, which every client gets.
-    pub(super) first: OwnedFd,
     pub(super) writer: directory::Writer,
     observer: Observer,
     pub(super) epoll: OwnedFd,
@@ -69,10 +67,6 @@ impl Loop {
         orders: mpsc::Sender<Order>,
         inbox: mpsc::Receiver<Order>,
     ) -> Result<Self> {
-        let first = config
-            .source
-            .file(0)
-            .map_err(|_| Error::System { action: "open the region's first file", source: Errno::MFILE })?;
         let listener = socket::listen(&config.path, SocketType::SEQPACKET, config.mode, config.group)?;
         let bell = eventfd()?;
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)
@@ -83,10 +77,9 @@ impl Loop {
         };
         watch(&listener, LISTENER)?;
         watch(&bell, BELL)?;
-        let bells = Arc::new(Bells::new(&writer));
+        let bells = Arc::new(Bells::new(&writer, config.driver.clone()));
         Ok(Self {
             config,
-            first,
             writer,
             observer,
             epoll,

@@ -220,6 +220,9 @@ impl Loop {
             let text = format!("offset {place} is no line of the region");
             return self.answer(key, &refused(Code::Invalid, text));
         }
+        if let Some(made) = self.bells.of_place(place) {
+            return self.hand_out_drivers(key, sequence, made);
+        }
         if self.bells.places_of(key) >= MOST_WATCHES {
             let text = format!("this process has {MOST_WATCHES} bells for places already");
             return self.answer(key, &refused(Code::Full, text));
@@ -237,6 +240,9 @@ impl Loop {
             let error = isthmus_region::Error::Invalid { what: "endpoint slot", value: slot.into() };
             return self.answer(key, &refusal(&error).encode(sequence));
         }
+        if let Some(made) = self.bells.of_endpoint(slot) {
+            return self.hand_out_drivers(key, sequence, made);
+        }
         let bell = match bell() {
             Ok(bell) => bell,
             Err(e) => {
@@ -245,6 +251,23 @@ impl Loop {
             }
         };
         self.hand_out(key, sequence, bell, |bells, own| bells.add_endpoint(slot, key, own));
+    }
+
+    /// Sends a client a descriptor of the guest driver.
+    fn hand_out_drivers(&mut self, key: u64, sequence: u64, made: rustix::io::Result<OwnedFd>) {
+        match made {
+            Ok(bell) => {
+                let Some(client) = self.clients.get(&key) else { return };
+                let frame = Reply::Bell.encode(sequence);
+                let sent = socket::send(&client.socket, &frame, &[bell.as_fd()], SendFlags::DONTWAIT);
+                self.end_unless_sent(key, sent);
+            }
+            Err(e) => {
+                let reply =
+                    Reply::Refused { code: Code::Failed, text: format!("the driver gives no bell: {e}") };
+                self.answer(key, &reply.encode(sequence));
+            }
+        }
     }
 
     /// Sends a client a bell. It can be rung before the client has it, so no wake-up is lost in between.

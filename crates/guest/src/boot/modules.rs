@@ -22,6 +22,15 @@ pub(super) fn load(network: bool) -> Result<()> {
     Ok(())
 }
 
+/// Loads the guest driver, if the launcher has put it there. Without it the agent goes the other way, so a failure is only told.
+pub(super) fn load_driver() {
+    let path = Path::new(MODULES).join(isthmus_vm::driver::MODULE);
+    let Ok(module) = fs::File::open(&path) else { return };
+    if let Err(error) = rustix::system::finit_module(&module, c"", 0) {
+        super::console(&format!("isthmus: cannot load the guest driver: {error}"));
+    }
+}
+
 /// The files to load from lines of `GROUP FILE`.
 fn wanted(order: &str, network: bool) -> impl Iterator<Item = &str> {
     order

@@ -57,7 +57,7 @@ impl Guests {
             ..BootConfig::default()
         };
         let image = own.join("initramfs");
-        initramfs::for_vm(&self.base, &boot, &image)?;
+        initramfs::for_vm(&self.base, &boot, None, &image)?;
         Ok(Vm::start(&VmConfig {
             name: name.into(),
             vcpus,

@@ -129,6 +129,15 @@ impl Writer {
         &self.region
     }
 
+    /// Says by how many vectors the peer's sleepers are rung.
+    ///
+    /// # Errors
+    /// [`Error::OutOfBounds`].
+    pub fn set_vectors(&self, vectors: u32) -> Result<()> {
+        self.directory.section.word("directory", directory::VECTORS)?.set(vectors.into());
+        Ok(())
+    }
+
     fn own_endpoint_line(&self, slot: u32) -> Result<LineRef> {
         self.directory.section.line("endpoint", self.directory.endpoint_at(slot)?)
     }

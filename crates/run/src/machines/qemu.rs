@@ -12,12 +12,14 @@ use isthmus_guest::wire::{CONTROL_PORT, EXEC_PORT, RELAY_PORT, WIRE_PORT};
 use isthmus_region::error::with_causes;
 use isthmus_region::room;
 use isthmus_vm::accel::{self, Choice};
-use isthmus_vm::boot_config::{BootConfig, GuestShare, HostEntry, Interface, InterfaceKind, ROOT_TAG};
+use isthmus_vm::boot_config::{
+    BootConfig, DriverChoice, GuestShare, HostEntry, Interface, InterfaceKind, ROOT_TAG,
+};
 use isthmus_vm::ivshmem::Ivshmem;
 use isthmus_vm::qemu::{Share, Tap, Vm, VmConfig};
 use isthmus_vm::slow::Slow;
 use isthmus_vm::tap::{self, Netns};
-use isthmus_vm::{initramfs, kernel};
+use isthmus_vm::{driver, initramfs, kernel};
 use rustix::process::Pid;
 
 use super::{BOOT_STEPS, CONSOLE_LINES, Machine, Network, Plan, StartMachines, Started};
@@ -43,6 +45,8 @@ struct Common {
     accel: accel::Accel,
     kernel: kernel::Kernel,
     base: PathBuf,
+    /// The guest driver's module, if there is one.
+    driver: Option<PathBuf>,
     netns: Option<Arc<Netns>>,
     hosts: Vec<HostEntry>,
 }
@@ -81,6 +85,7 @@ impl Common {
             Slow::start("isthmus: making the guests' first file system (once for each kernel and build)");
         let base = initramfs::base(&kernel).map_err(failed)?;
         drop(slow);
+        let driver = driver_for(plan, &kernel).map_err(failed)?;
         let netns = match plan.spec.vm.net {
             Net::None => None,
             Net::Tap => Some(Arc::new(Netns::create(&tap::Plan::new(plan.names.len())).map_err(failed)?)),
@@ -91,7 +96,7 @@ impl Common {
             .enumerate()
             .map(|(index, name)| HostEntry { address: address(plan.spec.vm.net, index), name: name.clone() })
             .collect();
-        Ok(Self { accel: decision.accel, kernel, base, netns, hosts })
+        Ok(Self { accel: decision.accel, kernel, base, driver, netns, hosts })
     }
 
     fn start(&self, plan: &Plan<'_>, index: usize) -> Result<Vm> {
@@ -109,7 +114,7 @@ impl Common {
         let share = |index: usize| format!("share{index}");
         let agent = plan.service.map(|service| {
             let users = [rustix::process::getuid().as_raw()];
-            serde_json::json!({ "socket": service.attach_socket(), "users": users })
+            serde_json::json!({ "socket": service.attach_socket(), "users": users, "driver": plan.spec.vm.driver })
         });
         let config = BootConfig {
             name: name.clone(),
@@ -137,7 +142,7 @@ impl Common {
             extra: agent.into_iter().map(|agent| ("agent".to_owned(), agent)).collect(),
         };
         let image = own.join("initramfs");
-        initramfs::for_vm(&self.base, &config, &image).map_err(failed)?;
+        initramfs::for_vm(&self.base, &config, self.driver.as_deref(), &image).map_err(failed)?;
         let console = match &plan.spec.vm.console {
             None => own.join("console"),
             Some(dir) => {
@@ -200,6 +205,28 @@ impl Common {
             prefix,
         })
         .map_err(failed)
+    }
+}
+
+/// The guest driver's module for these VMs; none if they have no region, or there is none and they may go without.
+fn driver_for(plan: &Plan<'_>, kernel: &kernel::Kernel) -> isthmus_vm::Result<Option<PathBuf>> {
+    let choice = plan.spec.vm.driver;
+    if plan.service.is_none() || choice == DriverChoice::Off {
+        return Ok(None);
+    }
+    let slow = Slow::start("isthmus: building the guest driver");
+    let found = driver::find(kernel, choice == DriverChoice::Require, &mut |line| tell!("{line}"));
+    drop(slow);
+    match found {
+        Ok(module) => Ok(Some(module)),
+        Err(e) if choice == DriverChoice::Auto => {
+            tell!(
+                "{}; VMs map the region by sysfs, and their sleepers are woken by the agents",
+                with_causes(&e)
+            );
+            Ok(None)
+        }
+        Err(e) => Err(e),
     }
 }
 

@@ -1,0 +1,204 @@
+//! The guest driver (`driver/`), built for a guest's kernel on the host and kept in the user's cache.
+//!
+//! It needs that kernel's headers: those that are installed, or else Debian's packages, which are fetched as the kernel is and
+//! unpacked into the cache. Their only absolute path, in the Makefile, is rewritten. Nothing is installed.
+
+use crate::cache;
+use crate::error::{Error, Result};
+use crate::kernel::{self, Kernel};
+use crate::programs;
+use std::ffi::OsString;
+use std::fs;
+use std::hash::{DefaultHasher, Hash};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// The driver's sources, by their names.
+const SOURCES: [(&str, &str); 3] = [
+    ("Kbuild", include_str!("../../../driver/Kbuild")),
+    ("isthmus.c", include_str!("../../../driver/isthmus.c")),
+    ("isthmus.h", include_str!("../../../driver/isthmus.h")),
+];
+/// Its module.
+pub const MODULE: &str = "isthmus.ko";
+/// How long a failure is remembered, so that not every run waits for one.
+const KEEP_FAILURE: Duration = Duration::from_secs(3600);
+
+/// The driver for this kernel, from the cache or built now. `progress` gets a line before each step that takes time. A build that
+/// failed a short while ago is tried again only with `again`.
+///
+/// # Errors
+/// [`Error::NoDriver`] with the cause.
+pub fn find(kernel: &Kernel, again: bool, progress: &mut dyn FnMut(&str)) -> Result<PathBuf> {
+    let none = |e: Error| match e {
+        Error::NoDriver { .. } => e,
+        other => no(isthmus_region::error::with_causes(&other)),
+    };
+    let dir = cache::dir().map_err(none)?.join("drivers").join(key(kernel));
+    let (module, failure) = (dir.join(MODULE), dir.join("failure"));
+    if module.is_file() {
+        return Ok(module);
+    }
+    cache::make(&dir).map_err(none)?;
+    let _lock = cache::lock(&dir, ".lock").map_err(none)?;
+    // The process that held the lock may have built it.
+    if module.is_file() {
+        return Ok(module);
+    }
+    if !again && let Some(reason) = remembered(&failure) {
+        return Err(no(reason));
+    }
+    let built = build(kernel, &dir, progress).map_err(none);
+    match built {
+        Ok(()) => Ok(module),
+        Err(e) => {
+            if let Error::NoDriver { reason } = &e {
+                // If it cannot be kept, the next run tries again.
+                let _ = fs::write(&failure, reason);
+            }
+            Err(e)
+        }
+    }
+}
+
+fn no(reason: impl Into<String>) -> Error {
+    Error::NoDriver { reason: reason.into() }
+}
+
+/// The name of a kernel's driver of this version.
+fn key(kernel: &Kernel) -> String {
+    let mut hasher = DefaultHasher::new();
+    SOURCES.hash(&mut hasher);
+    // A kernel of a user's own may have the release of another.
+    kernel.vmlinux.hash(&mut hasher);
+    format!("{}-{}", kernel.release, cache::key_text(&hasher))
+}
+
+fn remembered(failure: &Path) -> Option<String> {
+    let age = fs::metadata(failure).ok()?.modified().ok()?.elapsed().ok()?;
+    (age < KEEP_FAILURE).then(|| fs::read_to_string(failure).ok())?
+}
+
+fn build(kernel: &Kernel, dir: &Path, progress: &mut dyn FnMut(&str)) -> Result<()> {
+    let compiler = ["gcc-12", "gcc-14", "gcc"].into_iter().find(|name| programs::find(name).is_some());
+    let compiler = compiler.ok_or(Error::NoProgram { program: "gcc".into(), package: "gcc" })?;
+    programs::need("make", "make")?;
+    let headers = headers(&kernel.release, progress)?;
+    progress(&format!("building the guest driver for {} (once)", kernel.release));
+    let work = dir.join(format!(".new-{}", std::process::id()));
+    let done = build_in(&work, &headers, compiler, dir);
+    // Nothing reads it if it stays.
+    let _ = fs::remove_dir_all(&work);
+    done
+}
+
+fn build_in(work: &Path, headers: &Path, compiler: &str, dir: &Path) -> Result<()> {
+    cache::make(work)?;
+    for (name, text) in SOURCES {
+        cache::write(&work.join(name), text.as_bytes())?;
+    }
+    let set = |name: &str, value: &Path| {
+        let mut word = OsString::from(format!("{name}="));
+        word.push(value);
+        word
+    };
+    let mut words = vec![OsString::from("-C"), headers.into(), set("M", work)];
+    words.extend([OsString::from(format!("CC={compiler}")), "V=0".into(), "modules".into()]);
+    programs::output("make", "make", words)?;
+    let module = work.join(MODULE);
+    // Twenty times smaller without what debuggers read, and each guest gets it. It works with it, too.
+    let _ = programs::output("strip", "binutils", [OsString::from("--strip-debug"), module.clone().into()]);
+    fs::rename(&module, dir.join(MODULE)).map_err(Error::io(format!("create {}", dir.join(MODULE).display())))
+}
+
+/// A folder in which modules for this kernel are built.
+fn headers(release: &str, progress: &mut dyn FnMut(&str)) -> Result<PathBuf> {
+    let installed = [format!("/lib/modules/{release}/build"), format!("/usr/src/linux-headers-{release}")];
+    if let Some(found) = installed.iter().map(PathBuf::from).find(|dir| dir.join("Module.symvers").is_file())
+    {
+        return Ok(found);
+    }
+    let all = cache::dir()?.join("headers");
+    cache::make(&all)?;
+    let _lock = cache::lock(&all, ".lock")?;
+    let tree = all.join(release);
+    let found = tree.join(format!("usr/src/linux-headers-{release}"));
+    if found.is_dir() {
+        return Ok(found);
+    }
+    let work = all.join(format!(".new-{}", std::process::id()));
+    let done = download(release, &work, &tree, progress);
+    // Nothing reads it if it stays.
+    let _ = fs::remove_dir_all(&work);
+    done.map(|()| found)
+}
+
+fn download(release: &str, work: &Path, tree: &Path, progress: &mut dyn FnMut(&str)) -> Result<()> {
+    let first = format!("linux-headers-{release}");
+    kernel::fetch(std::slice::from_ref(&first), work, progress)?;
+    let control = ["-f".into(), deb(work, &first)?.into_os_string(), "Depends".into()];
+    let depends = programs::output("dpkg-deb", "dpkg", control)?;
+    let others = needed(&String::from_utf8_lossy(&depends));
+    kernel::fetch(&others, work, progress)?;
+    let new = work.join("tree");
+    for package in std::iter::once(&first).chain(&others) {
+        let words = ["-x".into(), deb(work, package)?.into_os_string(), new.clone().into_os_string()];
+        programs::output("dpkg-deb", "dpkg", words)?;
+    }
+    let makefile = new.join(format!("usr/src/{first}/Makefile"));
+    let text = fs::read_to_string(&makefile).map_err(Error::io(format!("read {}", makefile.display())))?;
+    let here = format!("{}/usr/src/", tree.display());
+    cache::write(&makefile, text.replace("/usr/src/", &here).as_bytes())?;
+    if tree.exists() {
+        fs::remove_dir_all(tree).map_err(Error::io(format!("replace {}", tree.display())))?;
+    }
+    fs::rename(&new, tree).map_err(Error::io(format!("create {}", tree.display())))
+}
+
+/// The file of a package in a folder of downloads.
+fn deb(work: &Path, package: &str) -> Result<PathBuf> {
+    let begin = format!("{package}_");
+    let entries = fs::read_dir(work).map_err(Error::io("read the download directory"))?;
+    let found = entries.flatten().find(|entry| {
+        let name = entry.file_name();
+        name.to_string_lossy().starts_with(&begin) && name.to_string_lossy().ends_with(".deb")
+    });
+    found.map(|entry| entry.path()).ok_or_else(|| no(format!("apt-get download {package} made no file")))
+}
+
+/// The packages with the rest of a kernel's headers, of those that the first depends on.
+fn needed(depends: &str) -> Vec<String> {
+    let names = depends.split(',').filter_map(|word| word.split_whitespace().next());
+    let wanted = |name: &&str| {
+        (name.starts_with("linux-headers-") && name.ends_with("-common")) || name.starts_with("linux-kbuild-")
+    };
+    names.filter(wanted).map(str::to_owned).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_rest_of_the_headers_is_found_in_what_the_package_depends_on() {
+        let twelve = "linux-headers-6.1.0-56-common (= 6.1.192-2), linux-kbuild-6.1 (>= 6.1.192-2), linux-compiler-gcc-12-x86";
+        assert_eq!(needed(twelve), ["linux-headers-6.1.0-56-common", "linux-kbuild-6.1"]);
+        let thirteen = "linux-image-6.12.38+deb13-amd64 | linux-image-6.12.38+deb13-amd64-unsigned, linux-headers-6.12.38+deb13-common (= 6.12.38-1), linux-kbuild-6.12.38+deb13, gcc-14-for-host";
+        assert_eq!(needed(thirteen), ["linux-headers-6.12.38+deb13-common", "linux-kbuild-6.12.38+deb13"]);
+        assert!(needed("").is_empty());
+    }
+
+    #[test]
+    fn a_failure_is_remembered_for_a_while() {
+        let dir = std::env::temp_dir().join(format!("isthmus-driver-{}", std::process::id()));
+        fs::create_dir_all(&dir).unwrap();
+        let file = dir.join("failure");
+        assert!(remembered(&file).is_none());
+        fs::write(&file, "no compiler").unwrap();
+        assert_eq!(remembered(&file).as_deref(), Some("no compiler"));
+        let long_ago = std::time::SystemTime::now() - KEEP_FAILURE - Duration::from_secs(1);
+        fs::File::options().write(true).open(&file).unwrap().set_modified(long_ago).unwrap();
+        assert!(remembered(&file).is_none());
+        fs::remove_dir_all(&dir).unwrap();
+    }
+}
