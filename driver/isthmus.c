@@ -387,7 +387,8 @@ static int client_mmap(struct file *file, struct vm_area_struct *vma)
 	struct client *c = file->private_data;
 	u32 flags = client_flags(c, (u64)vma->vm_pgoff << PAGE_SHIFT, vma->vm_end - vma->vm_start);
 
-	if (!(vma->vm_flags & VM_SHARED))
+	/* Which a descriptor that is open for reading has, too. */
+	if (!(vma->vm_flags & VM_MAYSHARE))
 		return -EINVAL;
 	if (vma->vm_flags & VM_EXEC)
 		return -EPERM;

@@ -1,8 +1,10 @@
 //! What a VM needs: the device, the right to map it, the agent.
 
+use std::path::Path;
 use std::time::Duration;
 
 use isthmus_attach::client::observe_at;
+use isthmus_region::driver;
 use isthmus_region::error::with_causes;
 use isthmus_region::source::Ivshmem;
 use isthmus_vm::ivshmem::MODEL;
@@ -35,14 +37,12 @@ fn device(system: &System) -> Finding {
         );
     };
     let name = name_of(folder);
-    if let Ok(driver) = std::fs::read_link(folder.join("driver")) {
+    let driver = driver_of(folder);
+    if let Some(driver) = driver.as_deref().filter(|driver| *driver != driver::NAME) {
         return Finding::bad(
             check,
             Level::Stops,
-            format!(
-                "{name} is bound to the driver {}, so its memory cannot be mapped from sysfs",
-                name_of(&driver)
-            ),
+            format!("{name} is bound to the driver {driver}, so its memory cannot be mapped from sysfs"),
             format!("as root: echo {name} > /sys/bus/pci/devices/{name}/driver/unbind"),
         );
     }
@@ -62,7 +62,13 @@ fn device(system: &System) -> Finding {
             format!("use {MODEL}, connected to a socket of isthmus host"),
         );
     }
-    Finding::fine(check, format!("{name} with {}", mib(*bytes)))
+    let way = if driver.is_some() { "mapped by the guest driver" } else { "mapped by sysfs" };
+    Finding::fine(check, format!("{name} with {}, {way}", mib(*bytes)))
+}
+
+/// The driver that has a device.
+fn driver_of(folder: &Path) -> Option<String> {
+    std::fs::read_link(folder.join("driver")).ok().map(|link| name_of(&link).to_string())
 }
 
 fn is_emulated(system: &System) -> bool {
@@ -80,12 +86,13 @@ fn accelerator(system: &System) -> Finding {
             "run it under KVM; isthmus doctor on the host says what keeps it from that",
         );
     }
-    if vendor == "AuthenticAMD" {
+    let has_driver = devices(system).first().is_some_and(|device| driver_of(&device.folder).is_some());
+    if vendor == "AuthenticAMD" && !has_driver {
         return Finding::bad(
             check,
             Level::Slow,
-            "AMD under KVM: the region is uncached in this VM until there is a guest driver",
-            "use an Intel host for VMs",
+            "AMD under KVM: the region is uncached in this VM without the guest driver",
+            "load the module isthmus and restart the agent: isthmus(4)",
         );
     }
     Finding::fine(check, format!("{vendor}: the region is cached"))
@@ -150,7 +157,23 @@ mod tests {
         put("resource2", "x");
         assert!(device(&system).found.contains("ivshmem-plain"));
         put("resource1", "x");
-        assert_eq!(device(&system).level, Level::Fine);
+        let found = device(&system);
+        assert!(found.level == Level::Fine && found.found.ends_with("mapped by sysfs"), "{}", found.found);
+        let link = dir.path().join(AT).join("driver");
+        std::os::unix::fs::symlink("../../drivers/isthmus", &link).unwrap();
+        let found = device(&system);
+        assert!(
+            found.level == Level::Fine && found.found.ends_with("by the guest driver"),
+            "{}",
+            found.found
+        );
+        // Which is what a VM on an AMD processor needs.
+        fs::create_dir_all(dir.path().join("proc")).unwrap();
+        fs::write(dir.path().join("proc/cpuinfo"), "vendor_id\t: AuthenticAMD\nmodel name\t: EPYC\n")
+            .unwrap();
+        assert_eq!(accelerator(&system).level, Level::Fine);
+        fs::remove_file(&link).unwrap();
+        assert_eq!(accelerator(&system).level, Level::Slow);
         std::os::unix::fs::symlink("../../drivers/vfio-pci", dir.path().join(AT).join("driver")).unwrap();
         assert!(device(&system).found.contains("vfio-pci"));
     }

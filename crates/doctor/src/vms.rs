@@ -84,7 +84,7 @@ fn amd(system: &System, uncached: bool) -> Finding {
             "processor",
             Level::Slow,
             format!(
-                "{vendor}: under KVM guests see the region uncached until there is a guest driver; messages between VMs are slow"
+                "{vendor}: under KVM guests see the region uncached without the guest driver; messages between VMs are slow then"
             ),
             "use an Intel host for VMs, or plain processes (--vms 0)",
         )

@@ -5,7 +5,7 @@
 
 mod calls;
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
@@ -269,6 +269,11 @@ fn info(file: impl AsFd) -> rustix::io::Result<(u32, Info)> {
         rings: raw.rings,
     };
     Ok((raw.abi, info))
+}
+
+/// Bytes of the memory behind a descriptor of the driver's; none if it is of another file.
+pub(crate) fn bytes(file: BorrowedFd<'_>) -> Option<u64> {
+    info(file).ok().map(|(_, info)| info.bytes)
 }
 
 /// The vector by which the sleepers of an endpoint are rung, of a peer with so many vectors: at least 2.

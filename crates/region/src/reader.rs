@@ -52,10 +52,11 @@ impl Reader {
     pub fn add(&mut self, fd: OwnedFd) -> Result<()> {
         let failed = |source| Error::Memory { action: "look at", bytes: 0, source };
         let stat = rustix::fs::fstat(&fd).map_err(failed)?;
-        if rustix::fs::FileType::from_raw_mode(stat.st_mode) != rustix::fs::FileType::RegularFile {
-            return Err(Error::NotAFile);
-        }
-        let (base, len) = (self.len, u64::try_from(stat.st_size).unwrap_or(0));
+        let len = match rustix::fs::FileType::from_raw_mode(stat.st_mode) {
+            rustix::fs::FileType::RegularFile => u64::try_from(stat.st_size).unwrap_or(0),
+            _ => crate::driver::bytes(fd.as_fd()).ok_or(Error::NotAFile)?,
+        };
+        let base = self.len;
         let all = base.checked_add(len).filter(|_| base.is_multiple_of(8));
         let all = all.ok_or(Error::Invalid { what: "length of a file of the region", value: base })?;
         let source = if len > 0 && cannot_shrink(fd.as_fd()) {

@@ -110,7 +110,7 @@ fn cpuinfo() -> String {
 fn warning_for(cpuinfo: &str) -> Option<String> {
     // AMD's nested paging honours the guest's memory type, which is "uncached" without a driver of isthmus's own.
     cpuinfo.contains("AuthenticAMD").then(|| {
-        "on AMD processors with KVM, guests see the region uncached until the guest driver is used: expect it slow"
+        "on AMD processors with KVM, guests see the region uncached without the guest driver: expect it slow where that cannot be built"
             .to_owned()
     })
 }
