@@ -30,10 +30,6 @@ const KEEP_FAILURE: Duration = Duration::from_secs(3600);
 /// # Errors
 /// [`Error::NoDriver`] with the cause.
 pub fn find(kernel: &Kernel, again: bool, progress: &mut dyn FnMut(&str)) -> Result<PathBuf> {
-    let none = |e: Error| match e {
-        Error::NoDriver { .. } => e,
-        other => no(isthmus_region::error::with_causes(&other)),
-    };
     let dir = cache::dir().map_err(none)?.join("drivers").join(key(kernel));
     let (module, failure) = (dir.join(MODULE), dir.join("failure"));
     if module.is_file() {
@@ -46,18 +42,26 @@ pub fn find(kernel: &Kernel, again: bool, progress: &mut dyn FnMut(&str)) -> Res
         return Ok(module);
     }
     if !again && let Some(reason) = remembered(&failure) {
-        return Err(no(reason));
+        return Err(no(format!("{reason} (so it was within the last hour; --driver require tries again)")));
     }
-    let built = build(kernel, &dir, progress).map_err(none);
-    match built {
-        Ok(()) => Ok(module),
-        Err(e) => {
-            if let Error::NoDriver { reason } = &e {
-                // If it cannot be kept, the next run tries again.
-                let _ = fs::write(&failure, reason);
-            }
-            Err(e)
+    build(kernel, &dir, progress).map(|()| module).map_err(|e| {
+        let is_quick = matches!(e, Error::NoProgram { .. });
+        let told = none(e);
+        if let Error::NoDriver { reason } = &told
+            && !is_quick
+        {
+            // If it cannot be kept, the next run tries again.
+            let _ = fs::write(&failure, reason);
         }
+        told
+    })
+}
+
+/// Any error, as the reason for which there is no driver.
+fn none(e: Error) -> Error {
+    match e {
+        Error::NoDriver { .. } => e,
+        other => no(isthmus_region::error::with_causes(&other)),
     }
 }
 
