@@ -185,12 +185,17 @@ impl Common {
                 calling_ports.push(wire);
             }
         }
+        // What the driver's pages for the region take: 64 bytes for each 4 KiB.
+        let pages = match (&self.driver, plan.service) {
+            (Some(_), Some(service)) => service.region_bytes() / 64,
+            _ => 0,
+        };
         let mut prefix = leash::words();
         prefix.extend(self.netns.iter().flat_map(|netns| netns.prefix()));
         Vm::start(&VmConfig {
             name: name.clone(),
             vcpus: plan.cpus,
-            memory_mib: plan.spec.vm.memory_bytes.unwrap_or(MEMORY_BYTES).div_ceil(1 << 20),
+            memory_mib: (plan.spec.vm.memory_bytes.unwrap_or(MEMORY_BYTES) + pages).div_ceil(1 << 20),
             accel: self.accel,
             kernel: self.kernel.vmlinux.clone(),
             initramfs: image,
