@@ -11,7 +11,7 @@
 
 #define pr_fmt(fmt) KBUILD_MODNAME ": " fmt
 
-#include <linux/anon_inodes.h>
+#include <linux/file.h>
 #include <linux/fs.h>
 #include <linux/hrtimer.h>
 #include <linux/idr.h>
@@ -76,6 +76,8 @@ struct region {
 	/* Held for writing to set is_gone; for reading by whatever uses registers or maps memory. */
 	struct rw_semaphore lock;
 	bool is_gone;
+	/* Once no mapping reaches the device any more either. */
+	bool is_over;
 	struct pci_dev *device;
 	void __iomem *registers;
 	phys_addr_t start;
@@ -171,17 +173,21 @@ static ssize_t bell_read(struct file *file, char __user *to, size_t len, loff_t 
 	if (len < sizeof(rings))
 		return -EINVAL;
 	for (;;) {
+		seen = atomic64_read(&b->seen);
 		rings = atomic64_read(&b->vector->rings);
-		seen = atomic64_xchg(&b->seen, rings);
-		if (rings != seen)
-			break;
-		if (READ_ONCE(r->is_gone))
+		if (rings != seen) {
+			if (atomic64_cmpxchg(&b->seen, seen, rings) == seen)
+				break;
+			/* Another reader was first. */
+			continue;
+		}
+		if (READ_ONCE(r->is_over))
 			return 0;
 		if (file->f_flags & O_NONBLOCK)
 			return -EAGAIN;
 		error = wait_event_interruptible(b->vector->sleepers,
 						 atomic64_read(&b->vector->rings) != atomic64_read(&b->seen) ||
-							 READ_ONCE(r->is_gone));
+							 READ_ONCE(r->is_over));
 		if (error)
 			return error;
 	}
@@ -197,7 +203,7 @@ static __poll_t bell_poll(struct file *file, poll_table *wait)
 	poll_wait(file, &b->vector->sleepers, wait);
 	if (atomic64_read(&b->vector->rings) != atomic64_read(&b->seen))
 		ready |= EPOLLIN | EPOLLRDNORM;
-	if (READ_ONCE(b->region->is_gone))
+	if (READ_ONCE(b->region->is_over))
 		ready |= EPOLLIN | EPOLLRDNORM | EPOLLHUP;
 	return ready;
 }
@@ -221,6 +227,8 @@ static const struct file_operations bell_operations = {
 
 static long bell_make(struct region *r, unsigned long vector)
 {
+	struct inode *inode;
+	struct file *file;
 	struct bell *b;
 	int fd;
 
@@ -234,12 +242,31 @@ static long bell_make(struct region *r, unsigned long vector)
 	b->region = r;
 	b->vector = &r->vectors[vector];
 	atomic64_set(&b->seen, atomic64_read(&b->vector->rings));
-	kref_get(&r->refs);
-	fd = anon_inode_getfd("[isthmus-bell]", &bell_operations, b, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-	if (fd < 0) {
-		kref_put(&r->refs, region_free);
-		kfree(b);
+	fd = get_unused_fd_flags(O_CLOEXEC);
+	if (fd < 0)
+		goto free;
+	/* Each has an inode of its own, by which a program tells it from its other descriptors. */
+	inode = alloc_anon_inode(inodes->mnt_sb);
+	file = ERR_CAST(inode);
+	if (!IS_ERR(inode)) {
+		file = alloc_file_pseudo(inode, inodes, "isthmus-bell", O_RDONLY | O_NONBLOCK, &bell_operations);
+		if (IS_ERR(file))
+			iput(inode);
 	}
+	if (IS_ERR(file)) {
+		put_unused_fd(fd);
+		fd = PTR_ERR(file);
+		goto free;
+	}
+	/* The end of the file gives both back. */
+	__module_get(THIS_MODULE);
+	kref_get(&r->refs);
+	file->private_data = b;
+	fd_install(fd, file);
+	return fd;
+
+free:
+	kfree(b);
 	return fd;
 }
 
@@ -293,8 +320,15 @@ static vm_fault_t standin(struct client *c, struct vm_fault *vmf)
 			page = old;
 		}
 	}
-	/* As a page that is not counted: the descriptor has it for as long as the mapping has the descriptor. */
-	return vmf_insert_mixed(vmf->vma, vmf->address, __pfn_to_pfn_t(page_to_pfn(page), PFN_DEV));
+	switch (vm_insert_page(vmf->vma, vmf->address & PAGE_MASK, page)) {
+	case 0:
+	case -EBUSY: /* Another thread was first. */
+		return VM_FAULT_NOPAGE;
+	case -ENOMEM:
+		return VM_FAULT_OOM;
+	default:
+		return VM_FAULT_SIGBUS;
+	}
 }
 
 static vm_fault_t memory_fault(struct vm_fault *vmf)
@@ -428,7 +462,7 @@ static int client_release(struct inode *inode, struct file *file)
 	struct page *page;
 
 	xa_for_each(&c->standins, index, page)
-		__free_page(page);
+		put_page(page);
 	xa_destroy(&c->standins);
 	kref_put(&c->region->refs, region_free);
 	kfree(c);
@@ -450,7 +484,7 @@ static long client_info(struct client *c, void __user *to)
 		info.flags |= ISTHMUS_PAGES;
 	if (r->start < SZ_4G)
 		info.flags |= ISTHMUS_LOW;
-	if (READ_ONCE(r->is_gone))
+	if (READ_ONCE(r->is_over))
 		info.flags |= ISTHMUS_GONE;
 	for (i = 0; i < r->vector_count; i++)
 		info.rings += atomic64_read(&r->vectors[i].rings);
@@ -521,14 +555,18 @@ static long client_ring(struct client *c, unsigned long argument)
 
 	if (!smp_load_acquire(&c->is_granted) || !c->may_ring)
 		return -EACCES;
-	if (member >= ISTHMUS_MEMBERS || vector >= MOST_VECTORS)
+	/* A device that has fewer vectors knows no more of others'. */
+	if (member >= ISTHMUS_MEMBERS || vector >= r->vector_count)
 		return -EINVAL;
+	/* Of deaths, which the agent tells of. */
+	if (!vector && !capable(CAP_SYS_ADMIN))
+		return -EPERM;
+	if (READ_ONCE(r->is_gone))
+		return -ENODEV;
 	id = READ_ONCE(r->ids[array_index_nospec(member, ISTHMUS_MEMBERS)]);
 	if (id == ISTHMUS_NO_ID)
 		return -ENOENT;
 	if (id == ISTHMUS_OWN_ID) {
-		if (vector >= r->vector_count)
-			return -EINVAL;
 		vector_ring(&r->vectors[array_index_nospec(vector, MOST_VECTORS)]);
 		return 0;
 	}
@@ -567,6 +605,7 @@ static const struct file_operations client_operations = {
 	.open = client_open,
 	.release = client_release,
 	.unlocked_ioctl = client_ioctl,
+	.compat_ioctl = compat_ptr_ioctl,
 	.mmap = client_mmap,
 	.get_unmapped_area = thp_get_unmapped_area,
 	.llseek = noop_llseek,
@@ -620,6 +659,27 @@ static int region_memory(struct region *r)
 	return r->memory ? 0 : -ENOMEM;
 }
 
+/*
+ * Waits until nobody has pages pinned: memunmap_pages does not, since Linux 5.18. With the mappings gone, none are pinned anew.
+ */
+static void region_wait(struct region *r)
+{
+	unsigned long pfn, end = PHYS_PFN(r->start + r->bytes), begun = jiffies;
+	bool is_told = false;
+
+	for (pfn = PHYS_PFN(r->start); pfn < end; pfn++) {
+		while (page_ref_count(pfn_to_page(pfn)) > 1) {
+			schedule_timeout_idle(HZ / 100);
+			if (!is_told && time_after(jiffies, begun + 10 * HZ)) {
+				dev_warn(&r->device->dev, "unplugging waits for pages of its memory that a process has pinned\n");
+				is_told = true;
+			}
+		}
+		if (!(pfn % 1024))
+			cond_resched();
+	}
+}
+
 static void region_unmap(struct region *r)
 {
 	if (r->has_pages)
@@ -634,8 +694,10 @@ static int region_vectors(struct region *r)
 	unsigned int i;
 	int error, count = pci_alloc_irq_vectors(r->device, 1, MOST_VECTORS, PCI_IRQ_MSIX);
 
-	if (count < 0)
+	if (count < 0) {
+		dev_err(&r->device->dev, "it has no interrupts: it is no ivshmem-doorbell device\n");
 		return count;
+	}
 	for (i = 0; i < count; i++) {
 		struct vector *v = &r->vectors[i];
 
@@ -778,9 +840,11 @@ static void isthmus_remove(struct pci_dev *device)
 	/* From here on a fault gives no memory of the device, and no register is written. */
 	unmap_mapping_range(r->inode->i_mapping, 0, 0, 1);
 	region_silence(r);
+	WRITE_ONCE(r->is_over, true);
 	for (i = 0; i < r->vector_count; i++)
 		wake_up_interruptible_poll(&r->vectors[i].sleepers, EPOLLIN | EPOLLRDNORM | EPOLLHUP);
-	/* Waits for those who have pinned pages. */
+	if (r->has_pages)
+		region_wait(r);
 	region_unmap(r);
 	pci_iounmap(device, r->registers);
 	pci_clear_master(device);

@@ -79,7 +79,8 @@ static int asleep(int seconds)
 	if (waitpid(pid, &status, 0) != pid || status != 0 || before < 0)
 		return 1;
 	printf("asleep for %d s: %ld wake-ups\n", seconds, after - before);
-	return after != before;
+	/* It looks for itself every 5 s. */
+	return after - before > seconds / 5 + 1;
 }
 
 int main(int count, char **words)
