@@ -284,6 +284,8 @@ impl Agent {
                 reason: e.to_string(),
             })?;
             writer.set_vectors(driver.vectors())?;
+            // Processes of the life before, whose agent is gone, look who lives.
+            (1..driver.vectors()).for_each(|vector| driver.ring_own(vector));
         }
         let section = writer.directory().own_section().clone();
         let (names, answered) = Forwarder::start(region.clone(), peer.clone(), section, port.clone());
@@ -488,9 +490,12 @@ fn open(device: &Ivshmem, choice: DriverChoice) -> Result<Found> {
         let driver = Arc::new(driver.for_region(region.shape()));
         Ok(Found { source: Arc::clone(&driver) as Arc<dyn Source>, region, driver: Some(driver) })
     };
-    if let Some(driver) = Driver::of(device) {
+    match Driver::of(device) {
+        Some(Ok(driver)) if choice != DriverChoice::Off => return with_driver(driver),
+        Some(Err(e)) if choice == DriverChoice::Require => return Err(e.into()),
         // As long as it has the device, there is no other way.
-        return with_driver(driver?);
+        Some(_) => driver::release(device)?,
+        None => {}
     }
     let source = device.open()?;
     let map = Mapping::of(&source)?;
@@ -510,6 +515,9 @@ fn open(device: &Ivshmem, choice: DriverChoice) -> Result<Found> {
             Ok(driver) => return with_driver(driver),
             Err(e) if choice == DriverChoice::Require => return Err(e.into()),
             Err(e) => boot::console(&format!("isthmus: {e}; the region is mapped by sysfs")),
+        }
+        if Driver::of(device).is_some() {
+            driver::release(device)?;
         }
         return open(device, DriverChoice::Off);
     }

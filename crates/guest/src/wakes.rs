@@ -23,6 +23,10 @@ use rustix::io::Errno;
 pub const WAKE_PORT: &str = ring::PORT;
 /// How long an agent waits for an answer until it rings again, and looks at the region as if it had been rung.
 pub const RECHECK: Duration = Duration::from_millis(250);
+/// Between two tries to write what must be written, and how many.
+const INSISTENCE: (Duration, u32) = (Duration::from_millis(5), 1000);
+/// How often an agent asks for the ids of members until it hears one, and after that: what it was told may have been lost.
+const ASK_AGAIN: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(60));
 /// Between two polls of a port whose other side is closed, since its opening is no event to wait for: at first, since
 /// a VM that boots sees its ports closed for a moment, and at most.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(100));
@@ -90,13 +94,15 @@ impl Port {
     pub fn relay(&self, peer: u32) -> Relay {
         let port = self.clone();
         Relay::new(move |wakeup| match wakeup {
-            Wakeup::Endpoint(slot) => port.write(&ring::wake(slot.0)),
+            Wakeup::Endpoint(slot) => {
+                port.write(&ring::wake(slot.0));
+            }
             Wakeup::Gate { peers, place } => {
                 for peer in (0..64).filter(|peer| peers & gate_bits::bit(*peer) != 0) {
                     port.write(&ring::ring(peer, place));
                 }
             }
-            Wakeup::Death => port.write(&ring::death(peer)),
+            Wakeup::Death => port.insist(ring::death(peer)),
         })
     }
 
@@ -115,9 +121,27 @@ impl Port {
         self.write(&ring::settled(number));
     }
 
-    /// Writes a frame, or drops it if the port is full: a port takes a buffer as a whole.
-    fn write(&self, frame: &[u8]) {
-        let _ = rustix::io::write(&*self.0, frame);
+    /// Writes a frame, or drops it if the port is full: a port takes a buffer as a whole. Gives whether it was written.
+    fn write(&self, frame: &[u8]) -> bool {
+        rustix::io::write(&*self.0, frame).is_ok()
+    }
+
+    /// Writes a frame, later if the port is full: one that nobody says again.
+    fn insist(&self, frame: [u8; ring::BYTES]) {
+        if self.write(&frame) {
+            return;
+        }
+        let port = self.clone();
+        let again = move || {
+            for _ in 0..INSISTENCE.1 {
+                std::thread::sleep(INSISTENCE.0);
+                if port.write(&frame) {
+                    return;
+                }
+            }
+        };
+        // Deaths are told of 200 times a second at most.
+        let _ = std::thread::Builder::new().name("isthmus-insists".into()).spawn(again);
     }
 }
 
@@ -246,16 +270,21 @@ impl Reader {
         settle: impl Fn(u32) + Send + 'static,
         changed: impl Fn() + Send + 'static,
     ) {
-        let rings = self.driver.is_some();
-        self.bell = self.driver.as_ref().and_then(|driver| driver.bell(0).ok());
+        // Whoever rings is told of deaths by the first vector.
+        self.bell = self.driver.as_ref().filter(|driver| driver.vectors() > 0).and_then(|d| d.bell(0).ok());
+        let rings = self.bell.is_some();
         let body = move || {
             server::be_urgent();
             // The answers of joining were heard by another, who does not ring.
-            if rings {
-                self.port.hello(true);
-            }
+            let mut due = rings.then(Instant::now);
+            let mut has_heard = false;
             loop {
-                let frames = match self.next(None) {
+                let now = Instant::now();
+                if due.is_some_and(|due| due <= now) {
+                    self.port.hello(true);
+                    due = Some(now + if has_heard { ASK_AGAIN.1 } else { ASK_AGAIN.0 });
+                }
+                let frames = match self.next(due) {
                     Ok(Heard::Frames(frames)) => frames,
                     Ok(Heard::Opened) => {
                         self.port.hello(rings);
@@ -284,6 +313,7 @@ impl Reader {
                         ring::Frame::Settle { number } => settle(number),
                         ring::Frame::Peer { .. } => changed(),
                         ring::Frame::Known { member, id } => {
+                            has_heard = true;
                             // It fails for a member that no region has.
                             let _ = self.driver.as_ref().map(|driver| driver.set_member(member, id));
                         }

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use isthmus_attach::server::ring;
 use isthmus_region::driver::{self, vector_of_place, vector_of_slot, vectors_of};
 use isthmus_region::membership::Region;
-use rustix::event::EventfdFlags;
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
 
 use crate::error::{Error, Result};
 
@@ -84,6 +84,11 @@ impl Doorbells {
         }
     }
 
+    /// The VMs that have a device.
+    pub(crate) fn members(&self) -> Vec<u32> {
+        self.vms().keys().copied().collect()
+    }
+
     /// Whether it does.
     pub(crate) fn rings(&self, member: u32) -> bool {
         self.vms().get(&member).is_some_and(|vm| vm.rings)
@@ -94,7 +99,11 @@ impl Doorbells {
         let Some(vm) = vms.get(&member).filter(|vm| vm.rings) else { return false };
         let vector = vector().and_then(|vector| usize::try_from(vector).ok());
         let Some(fd) = vector.and_then(|vector| vm.vectors.get(vector)) else { return false };
-        ring(&**fd);
+        // One that is full is readable already. QEMU has it, too, and could have it block.
+        let mut poll = [PollFd::new(&**fd, PollFlags::OUT)];
+        if rustix::event::poll(&mut poll, Some(&Timespec::default())) == Ok(1) {
+            ring(&**fd);
+        }
         true
     }
 

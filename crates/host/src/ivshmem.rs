@@ -105,13 +105,23 @@ struct Link {
     ids: HashMap<u64, u16>,
     /// The next id in this one's view; none once all are used.
     next_id: Option<u16>,
+    /// Whether its agent is still to be told of ids, since QEMU has not been told of all.
+    is_untold: bool,
 }
 
 impl Link {
     /// Queues the greeting, up to the host; other VMs and the VM's own vectors follow.
     fn new(socket: OwnedFd, member: u32, vectors: Vec<Arc<OwnedFd>>) -> Self {
         let queue = VecDeque::from([Message::plain(PROTOCOL), Message::plain(OWN_ID)]);
-        Self { socket, member, vectors, queue, ids: HashMap::new(), next_id: Some(FIRST_ID) }
+        Self {
+            socket,
+            member,
+            vectors,
+            queue,
+            ids: HashMap::new(),
+            next_id: Some(FIRST_ID),
+            is_untold: false,
+        }
     }
 
     /// Gives the next id in this VM's view. A VM that has seen 65535 others learns of no more.
@@ -295,6 +305,9 @@ impl Loop {
                 Err(e) => self.tell(&Event::Trouble { reason: format!("checking the members: {e}") }),
             }
             self.config.router.tell(index);
+            if let Some(link) = self.links.values_mut().find(|link| link.member == index) {
+                link.is_untold |= !link.queue.is_empty();
+            }
             self.introduce(index);
         }
         if sweep {
@@ -305,7 +318,9 @@ impl Loop {
     /// Tells a VM by which ids its device knows the others, if it wants to know.
     fn introduce(&self, member: u32) {
         let router = &self.config.router;
-        let Some(link) = self.links.values().find(|link| link.member == member) else { return };
+        let Some(link) = self.links.values().find(|link| link.member == member && !link.is_untold) else {
+            return;
+        };
         if router.doorbells().rings(member) {
             router.own_peers().for_each(|peer| router.known(member, peer, Some(FIRST_ID)));
             for (key, id) in &link.ids {
@@ -378,10 +393,8 @@ impl Loop {
         for other in keys {
             if let Some(link) = self.links.get_mut(&other) {
                 link.announce(key, &vectors);
-                let (to, id) = (link.member, link.ids.get(&key).copied());
-                // After QEMU was told, which takes up both in this order.
+                link.is_untold = true;
                 self.flush(other);
-                self.config.router.known(to, member, id);
             }
         }
         if stands && watched.is_ok() {
@@ -417,8 +430,18 @@ impl Loop {
         let Some(link) = self.links.get_mut(&key) else { return };
         if link.flush() {
             self.watch_for_room(key);
+            self.tell_ids(key);
         } else {
             self.end(key);
+        }
+    }
+
+    /// Tells an agent of ids that QEMU has been told of by now.
+    fn tell_ids(&mut self, key: u64) {
+        let Some(link) = self.links.get_mut(&key).filter(|link| link.queue.is_empty()) else { return };
+        if std::mem::take(&mut link.is_untold) {
+            let member = link.member;
+            self.introduce(member);
         }
     }
 
@@ -440,6 +463,7 @@ impl Loop {
             return self.end(key);
         }
         self.watch_for_room(key);
+        self.tell_ids(key);
     }
 
     /// Ends a VM's membership: published first, then announced to the other VMs.

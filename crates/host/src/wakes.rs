@@ -11,6 +11,7 @@
 //! been looked at or has changed. The words in the region are the truth; an agent that gets no answer rings again.
 
 use std::collections::BTreeSet;
+use std::io::IoSliceMut;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -26,7 +27,7 @@ use isthmus_region::gate_bits;
 use isthmus_region::membership::Region;
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
-use rustix::io::Errno;
+use rustix::io::{Errno, ReadWriteFlags};
 use rustix::net::{RecvFlags, SendFlags, SocketFlags, SocketType};
 
 use crate::doorbells::Doorbells;
@@ -41,6 +42,11 @@ use crate::settling::{Begun, Origin, Rounds};
 const MOST_LINKS: usize = 2048;
 /// Descriptors that the relay looks at before those of the connections.
 const FIXED: usize = 3;
+
+/// After so many turns with rings of the host within a window there is a pause.
+const STORM: u32 = 1000;
+const STORM_WINDOW: Duration = Duration::from_millis(10);
+const STORM_PAUSE: Duration = Duration::from_millis(1);
 
 /// Where wake-ups go.
 #[derive(Clone)]
@@ -143,6 +149,9 @@ impl Router {
     /// A VM has rung a vector of the host: wakes those of its processes that this is for.
     fn rung(&self, vector: u32) {
         let vectors = self.doorbells.own_vectors();
+        if vectors == 0 || vector == 0 {
+            return;
+        }
         for (_, waker) in self.near() {
             waker.wake_those(|slot| vector_of_slot(slot, vectors) == vector);
         }
@@ -179,8 +188,7 @@ impl Router {
         for (_, waker) in self.near().filter(|(near, _)| gate_bits::bit(*near) == bit) {
             waker.ring(place);
         }
-        let members: Vec<u32> = self.ports().members().filter(|m| gate_bits::bit(*m) == bit).collect();
-        for member in members {
+        for member in self.members().into_iter().filter(|member| gate_bits::bit(*member) == bit) {
             if !self.doorbells.gate(member, place) {
                 self.send(member, &ring::ring(peer, place));
             }
@@ -192,10 +200,15 @@ impl Router {
         for (_, waker) in self.near().filter(|(near, _)| *near != peer) {
             waker.death();
         }
-        let members: Vec<u32> = self.ports().members().filter(|member| *member != peer).collect();
-        for member in members {
+        for member in self.members().into_iter().filter(|member| *member != peer) {
             self.tell_of_death(member, peer);
         }
+    }
+
+    /// The VMs that can be told something, by their ports or by their devices.
+    fn members(&self) -> BTreeSet<u32> {
+        let ports: BTreeSet<u32> = self.ports().members().collect();
+        ports.into_iter().chain(self.doorbells.members()).collect()
     }
 
     fn tell_of_death(&self, member: u32, peer: u32) {
@@ -228,8 +241,7 @@ impl Router {
             for (_, waker) in self.near() {
                 waker.death();
             }
-            let members: Vec<u32> = self.ports().members().collect();
-            for member in members {
+            for member in self.members() {
                 self.tell_of_death(member, 0);
             }
         }
@@ -355,6 +367,7 @@ impl Wakes {
             stop: Arc::clone(&stop),
             links: Vec::new(),
             next_key: 0,
+            storm: Storm::default(),
         };
         let thread = std::thread::Builder::new().name("isthmus-wakes".into()).spawn(move || state.run());
         let failed = |e: std::io::Error| Error::System {
@@ -403,6 +416,29 @@ struct Relay {
     stop: Arc<OwnedFd>,
     links: Vec<Link>,
     next_key: u64,
+    storm: Storm,
+}
+
+/// Rings of the host within a window.
+#[derive(Debug, Default)]
+struct Storm {
+    since: Option<Instant>,
+    count: u32,
+}
+
+impl Storm {
+    /// There is one more. Gives whether there are too many.
+    fn comes(&mut self, now: Instant) -> bool {
+        if self.since.is_none_or(|since| now - since > STORM_WINDOW) {
+            (self.since, self.count) = (Some(now), 0);
+        }
+        self.count += 1;
+        let is_too_many = self.count > STORM;
+        if is_too_many {
+            self.since = None;
+        }
+        is_too_many
+    }
 }
 
 impl Relay {
@@ -434,12 +470,22 @@ impl Relay {
             if ready[0] {
                 return;
             }
+            // A VM that rings without end leaves the others their turns.
+            let is_storm =
+                vectors.iter().enumerate().any(|(vector, _)| ready[FIXED + sockets.len() + vector])
+                    && self.storm.comes(Instant::now());
             // First, since processes sleep until then.
             for (vector, fd) in (0..).zip(&vectors) {
                 if ready[FIXED + sockets.len() + vector] {
-                    let _ = rustix::io::read(&**fd, &mut [0_u8; 8]);
+                    // Every QEMU has this file, too, and could have it block.
+                    let count = &mut [0_u8; 8];
+                    let flags = ReadWriteFlags::NOWAIT;
+                    let _ = rustix::io::preadv2(&**fd, &mut [IoSliceMut::new(count)], u64::MAX, flags);
                     self.config.router.rung(u32::try_from(vector).unwrap_or(0));
                 }
+            }
+            if is_storm {
+                std::thread::sleep(STORM_PAUSE);
             }
             // From the last, since `end` moves the last link to the place of the one that ends. All of them before new ones, so
             // that a port that was plugged in anew does not meet its own former connection.

@@ -65,8 +65,8 @@ impl Doorbell {
         match self {
             Self::Futex => Duration::from_millis(50),
             Self::Service => Duration::from_millis(250),
-            // No ring is lost on its way, and deaths ring.
-            Self::Interrupt => Duration::from_secs(120),
+            // A ring of the device is not lost, but where a VM has no driver one may still go by the agents' ports.
+            Self::Interrupt => Duration::from_secs(5),
         }
     }
 
@@ -231,17 +231,23 @@ impl Sleeper {
         }
         *is_taken = true;
         drop(is_taken);
+        let mut is_gone = false;
         if self.seen() == seen {
             let own = self.own.get().map_or(bell, AsFd::as_fd);
             let both = &mut [PollFd::new(&bell, PollFlags::IN), PollFd::new(&own, PollFlags::IN)];
             let _ = rustix::event::poll(both, Some(&timespec(limit)));
+            is_gone = both[0].revents().contains(PollFlags::HUP);
         }
         self.own.get().map(|own| drain(own.as_fd()));
-        // The ring may have been meant for the program's poll.
-        if drain(bell)
-            && let Some(pollable) = self.pollable.get()
-        {
-            pollable.ring();
+        if drain(bell) {
+            self.count_ring();
+            // It may have been meant for the program's poll.
+            if let Some(pollable) = self.pollable.get() {
+                pollable.ring();
+            }
+        } else if is_gone {
+            // It stays readable, and rings no more.
+            std::thread::sleep(limit.min(LONGEST_UNRUNG));
         }
         *lock(&self.is_taken) = false;
         self.rung.notify_all();
@@ -280,12 +286,22 @@ impl Sleeper {
 
     /// Takes what the service left in its descriptor, for a caller that watches it.
     pub fn drain_bell(&self) {
-        if self.bell.get().is_some_and(|bell| drain(bell.as_fd()))
-            && *lock(&self.is_taken)
-            && let Some(own) = self.own.get()
-        {
-            // The ring was meant for the thread that waits there, too, which may not have seen it yet.
-            ring(own);
+        if self.bell.get().is_some_and(|bell| drain(bell.as_fd())) {
+            self.count_ring();
+            if *lock(&self.is_taken)
+                && let Some(own) = self.own.get()
+            {
+                // The ring was meant for the thread that waits there, too, which may not have seen it yet.
+                ring(own);
+            }
+        }
+    }
+
+    /// Counts a ring that was taken from the descriptor, for threads that are about to sleep: a service has counted it, but the guest
+    /// driver cannot.
+    fn count_ring(&self) {
+        if self.doorbell == Doorbell::Interrupt {
+            self.wake.words[0].add(1);
         }
     }
 

@@ -83,6 +83,21 @@ pub fn is_loaded() -> bool {
     Path::new("/sys/bus/pci/drivers").join(NAME).exists()
 }
 
+/// Takes a device from the driver. Processes that have its memory mapped find zeros. Needs root.
+///
+/// # Errors
+/// [`Error::Service`] naming file and cause.
+pub fn release(device: &Ivshmem) -> Result<()> {
+    let (override_file, unbind) =
+        (device.folder.join("driver_override"), device.folder.join("driver/unbind"));
+    let name = device.folder.file_name().unwrap_or_default().as_encoded_bytes();
+    let written = std::fs::write(&override_file, "\n").and_then(|()| std::fs::write(&unbind, name));
+    written.map_err(|e| Error::Service {
+        action: "take the shared memory device from the driver",
+        reason: format!("{}: {e}", unbind.display()),
+    })
+}
+
 impl Driver {
     /// Has the driver take a device, unless it has it already, and opens it. No process may have the device's memory mapped by
     /// sysfs: the kernel takes it away. Needs root.
@@ -142,8 +157,6 @@ impl Driver {
         }
         let all = Range { offset: 0, bytes: info.bytes, flags: READ | WRITE, reserved: 0 };
         calls::grant(&admin, &[], MAY_RING).map_err(failed)?;
-        // What an agent before this one knew may be wrong by now.
-        calls::set_member(&admin, ALL, NO_ID).map_err(failed)?;
         Ok(Self { node: node.to_path_buf(), admin, info, ranges: vec![all], own: OnceLock::new() })
     }
 
@@ -165,6 +178,8 @@ impl Driver {
     /// # Errors
     /// The system's.
     pub fn join(&self, member: u32) -> rustix::io::Result<()> {
+        // What an agent before this one knew may be wrong by now.
+        calls::set_member(&self.admin, ALL, NO_ID)?;
         calls::set_member(&self.admin, member, OWN_ID)?;
         let _ = self.own.set(member);
         Ok(())
@@ -408,7 +423,7 @@ mod tests {
 
     #[test]
     fn another_file_is_not_rung() {
-        let other = crate::create::memory(4096).unwrap();
+        let other = crate::create::memory(1 << 20).unwrap();
         assert_eq!(calls::ring(&other, 1, 1), Err(Errno::NOTTY));
     }
 }

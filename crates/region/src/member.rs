@@ -12,6 +12,7 @@ use crate::attach::{Process, Processes};
 use crate::counters::Counters;
 use crate::directory::{AreaGrant, Directory, OwnDirectory};
 use crate::doorbell::Doorbell;
+use crate::driver;
 use crate::error::{Error, Result};
 use crate::extent::Extent;
 use crate::format::GlobalSlot;
@@ -332,7 +333,7 @@ impl Member {
         let own = OwnDirectory::open(&section, region.shape(), incarnation)?;
         let word = section.read("directory", directory::HEAP_BYTES)?;
         let doorbell = doorbell.unwrap_or_else(|| match Doorbell::of(word) {
-            Doorbell::Service if own.vectors() > 0 => Doorbell::Interrupt,
+            Doorbell::Service if info.is_vm && own.vectors() > 0 => Doorbell::Interrupt,
             other => other,
         });
         let uuid = region.shape().uuid;
@@ -451,12 +452,22 @@ impl Member {
 
     /// A bell for a place of the region, for one thread at a time: one that was left here, or a new one.
     pub(crate) fn take_watch(&self, place: u64) -> Option<Kept> {
-        let left = lock(&self.watches).get_mut(&place).and_then(Vec::pop);
+        let left = lock(&self.watches).get_mut(&self.watch_of(place)).and_then(Vec::pop);
+        // The program may have closed all that it did not open.
+        let left = left.filter(Kept::is_there);
         left.or_else(|| self.service.watch(place).ok().map(Kept::new))
     }
 
     pub(crate) fn leave_watch(&self, place: u64, watch: Kept) {
-        lock(&self.watches).entry(place).or_default().push(watch);
+        lock(&self.watches).entry(self.watch_of(place)).or_default().push(watch);
+    }
+
+    /// What a bell for a place is kept by: the guest driver's is that of all places of a vector.
+    fn watch_of(&self, place: u64) -> u64 {
+        match (self.doorbell, self.own.vectors()) {
+            (Doorbell::Interrupt, vectors @ 2..) => driver::vector_of_place(place, vectors).into(),
+            _ => place,
+        }
     }
 
     /// Processors of this system, also those that this very process may not use; none if that cannot be found out.

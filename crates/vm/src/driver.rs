@@ -30,7 +30,7 @@ const KEEP_FAILURE: Duration = Duration::from_secs(3600);
 /// # Errors
 /// [`Error::NoDriver`] with the cause.
 pub fn find(kernel: &Kernel, again: bool, progress: &mut dyn FnMut(&str)) -> Result<PathBuf> {
-    let dir = cache::dir().map_err(none)?.join("drivers").join(key(kernel));
+    let dir = cache::dir().map_err(none)?.join("drivers").join(key(kernel).map_err(none)?);
     let (module, failure) = (dir.join(MODULE), dir.join("failure"));
     if module.is_file() {
         return Ok(module);
@@ -70,12 +70,12 @@ fn no(reason: impl Into<String>) -> Error {
 }
 
 /// The name of a kernel's driver of this version.
-fn key(kernel: &Kernel) -> String {
+fn key(kernel: &Kernel) -> Result<String> {
     let mut hasher = DefaultHasher::new();
     SOURCES.hash(&mut hasher);
     // A kernel of a user's own may have the release of another.
-    kernel.vmlinux.hash(&mut hasher);
-    format!("{}-{}", kernel.release, cache::key_text(&hasher))
+    cache::file_key(&kernel.vmlinux, &mut hasher)?;
+    Ok(format!("{}-{}", kernel.release, cache::key_text(&hasher)))
 }
 
 fn remembered(failure: &Path) -> Option<String> {
@@ -97,6 +97,8 @@ fn build(kernel: &Kernel, dir: &Path, progress: &mut dyn FnMut(&str)) -> Result<
 }
 
 fn build_in(work: &Path, headers: &Path, compiler: &str, dir: &Path) -> Result<()> {
+    // A killed process may have had this one's number.
+    let _ = fs::remove_dir_all(work);
     cache::make(work)?;
     for (name, text) in SOURCES {
         cache::write(&work.join(name), text.as_bytes())?;
@@ -112,7 +114,8 @@ fn build_in(work: &Path, headers: &Path, compiler: &str, dir: &Path) -> Result<(
     let module = work.join(MODULE);
     // Twenty times smaller without what debuggers read, and each guest gets it. It works with it, too.
     let _ = programs::output("strip", "binutils", [OsString::from("--strip-debug"), module.clone().into()]);
-    fs::rename(&module, dir.join(MODULE)).map_err(Error::io(format!("create {}", dir.join(MODULE).display())))
+    let content = fs::read(&module).map_err(Error::io(format!("read {}", module.display())))?;
+    cache::write_atomically(&dir.join(MODULE), &content)
 }
 
 /// A folder in which modules for this kernel are built.
@@ -131,6 +134,8 @@ fn headers(release: &str, progress: &mut dyn FnMut(&str)) -> Result<PathBuf> {
         return Ok(found);
     }
     let work = all.join(format!(".new-{}", std::process::id()));
+    // A killed process may have had this one's number.
+    let _ = fs::remove_dir_all(&work);
     let done = download(release, &work, &tree, progress);
     // Nothing reads it if it stays.
     let _ = fs::remove_dir_all(&work);
