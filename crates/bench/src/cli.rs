@@ -62,6 +62,8 @@ enum What {
     Wait(WaitArgs),
     /// System V IPC of a region beside the kernel's, TCP and UDP: turns of two processes, semaphores, messages, segments.
     Sysv(SysvArgs),
+    /// What it takes to wake a process that sleeps: by a futex, by the local service, between VMs by the agents and by the device.
+    Doorbell(SysvArgs),
     /// The fluid simulator of the examples, in two processes of one VM and in two VMs.
     Sph(SphArgs),
     /// Barriers and sums per second of four ranks, which on two processors have to share them.
@@ -74,7 +76,7 @@ impl What {
         let (json, report) = match self {
             Self::Mpi(args) => (&args.common.json, &args.curves.report),
             Self::Peers(args) => (&args.json, &args.curves.report),
-            Self::Sysv(args) => (&args.json, &None),
+            Self::Sysv(args) | Self::Doorbell(args) => (&args.json, &None),
             Self::Lane(LaneArgs { common, .. })
             | Self::Matching(MatchingArgs { common, .. })
             | Self::Barrier(ObjectArgs { common, .. })
@@ -416,7 +418,8 @@ pub fn main(args: &BenchArgs) -> i32 {
         What::Counter(args) => bench_objects(args, Objects::Counter),
         What::Ivc(args) => bench_objects(args, Objects::Ivc),
         What::Wait(args) => bench_wait(args),
-        What::Sysv(args) => bench_sysv(args),
+        What::Sysv(args) => bench_sysv(args, Objects::Sysv),
+        What::Doorbell(args) => bench_sysv(args, Objects::Doorbell),
         What::Sph(args) => bench_sph(args),
     });
     match done {
@@ -514,13 +517,13 @@ fn finish_objects(plan: &objects::Plan, json: Option<&Path>) -> Result<()> {
     if done.left_out.is_empty() { Ok(()) } else { Err(Error::Incomplete) }
 }
 
-fn bench_sysv(args: &SysvArgs) -> Result<()> {
+fn bench_sysv(args: &SysvArgs, what: Objects) -> Result<()> {
     let mut places = vec![Place { processes: 2, vms: 0 }];
     if has_vms(args.vms)? {
         places.push(Place { processes: sysv::VMS, vms: sysv::VMS });
     }
     let plan = objects::Plan {
-        what: Objects::Sysv,
+        what,
         places,
         policy: args.sorting.policy(args.quick, 0)?,
         rounds_vms: args.sorting.policy(args.quick, 2)?.rounds,

@@ -25,6 +25,7 @@
 //! | [`rank`] | what the processes of the first three do |
 //! | [`waits`] | `bench wait`: what sleeps for completions, of the provider itself |
 //! | [`sysv`] | `bench sysv`: System V IPC of a region beside the kernel's |
+//! | [`doorbell`] | `bench doorbell`: what it takes to wake a process that sleeps |
 //! | [`fluid`] | `bench sph`: the fluid simulator of the examples |
 //! | [`placement`] | where the processors were: rounds sorted by a bare cache line beside each block, and how long they are waited for |
 //! | [`promise`] | what is promised of a figure, and what became of it |
@@ -37,6 +38,7 @@
 
 pub mod chart;
 pub mod cli;
+pub mod doorbell;
 pub mod error;
 pub mod fluid;
 pub mod job;

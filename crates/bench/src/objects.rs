@@ -16,7 +16,7 @@ use crate::placement::{self, Placement, Policy, Scale, Search, Sieve};
 use crate::promise::{Figure, Promise, Row, Verdict, at_least, at_most, below};
 use crate::rank::{self, Sample, Start, What};
 use crate::record::Record;
-use crate::{stats, subject, sysv, table, waits};
+use crate::{doorbell, stats, subject, sysv, table, waits};
 
 /// How long one launch may take: many processes on few processors are slow, and emulated ones are slower.
 const LIMIT: Duration = Duration::from_secs(1800);
@@ -127,7 +127,7 @@ const PAIRS: [Pair; 29] = [
 ];
 
 fn pairs() -> impl Iterator<Item = &'static Pair> {
-    PAIRS.iter().chain(&sysv::PAIRS)
+    PAIRS.iter().chain(&sysv::PAIRS).chain(&doorbell::PAIRS)
 }
 
 /// What of a benchmark is promised, of which subject, against which peer, in which place.
@@ -176,6 +176,7 @@ fn wanted(what: What) -> Vec<Wanted> {
     let hybrid = at_most(1.5, 1.0);
     match what {
         What::Sysv => sysv::wanted(),
+        What::Doorbell => doorbell::wanted(),
         What::Barrier => vec![
             barrier("spin barrier : bare round", "isthmus-spin", "pingpong", (2, 2), at_most(0.8, 0.6)),
             barrier("spin barrier : naive one", "isthmus-spin", "naive", (2, 0), naive),
@@ -383,6 +384,9 @@ fn launch(plan: &Plan, place: Place, search: &Search, progress: &mut dyn FnMut(&
     }
     if plan.what == What::Sysv {
         return sysv::run(plan, place, search, progress);
+    }
+    if plan.what == What::Doorbell {
+        return doorbell::run(plan, place, search);
     }
     let exe = std::env::current_exe().map_err(Error::io("find this program"))?;
     let folder = tempfile::tempdir().map_err(Error::io("make a temporary folder"))?;
@@ -720,7 +724,7 @@ fn measure(plan: &Plan, place: Place, progress: &mut dyn FnMut(&str)) -> Result<
 }
 
 /// Names of subjects in the order in which tables have them.
-const ORDER: [&str; 26] = [
+const ORDER: [&str; 30] = [
     "isthmus",
     "kernel",
     sysv::NATIVE,
@@ -747,6 +751,10 @@ const ORDER: [&str; 26] = [
     "udp",
     "udp-spin",
     "malloc",
+    "futex",
+    "service",
+    "relay",
+    "doorbell",
 ];
 
 /// What makes a row of the table: processes, VMs, placement, benchmark, metric, bytes.
@@ -796,7 +804,7 @@ pub fn grid(what: What, records: &[Record]) -> Vec<Vec<String>> {
                 What::Ivc => matches!(record.subject.as_str(), "isthmus" | "tcp" | "tcp-spin"),
                 What::Wait => record.subject.starts_with("isthmus"),
                 What::Sysv => record.subject != "malloc",
-                What::Barrier | What::Counter => false,
+                What::Barrier | What::Counter | What::Doorbell => false,
             };
             let path = match record.path.as_deref() {
                 None if is_counted => " (unproved)".to_owned(),
@@ -855,6 +863,7 @@ pub fn grid(what: What, records: &[Record]) -> Vec<Vec<String>> {
                     _ => amount(record),
                 }));
             }
+            (What::Doorbell, _) => grid.push(cells(doorbell::label(metric).into(), &amount)),
             (What::Ivc | What::Wait, _) => {
                 let size = bytes.map(table::size).unwrap_or_default();
                 grid.push(cells(format!("{benchmark} {size}").trim_end().to_owned(), &amount));
@@ -980,7 +989,7 @@ mod tests {
 
     #[test]
     fn what_is_promised_beside_a_peer_is_compared_with_it() {
-        for what in [What::Barrier, What::Counter, What::Ivc, What::Wait, What::Sysv] {
+        for what in [What::Barrier, What::Counter, What::Ivc, What::Wait, What::Sysv, What::Doorbell] {
             for wanted in wanted(what).iter().filter(|wanted| wanted.peer.is_some()) {
                 let is_pair = |pair: &&Pair| {
                     (pair.benchmark, pair.metric, pair.subject)

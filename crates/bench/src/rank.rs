@@ -36,6 +36,8 @@ pub enum What {
     Wait,
     /// System V IPC, by a program of its own.
     Sysv,
+    /// Wake-ups, by processes of their own.
+    Doorbell,
 }
 
 /// What a process is told.
@@ -71,6 +73,7 @@ impl Plan {
             What::Ivc => "ivc",
             What::Wait => "wait",
             What::Sysv => "sysv",
+            What::Doorbell => "doorbell",
         };
         let numbers = [self.parties.to_string(), self.reps.to_string(), self.budget_ms.to_string()];
         let mut args: Vec<OsString> = vec![RANK_COMMAND.into(), what.into()];
@@ -189,7 +192,9 @@ fn run(plan: &Plan) -> Result<()> {
         What::Barrier => barriers::run(&mut meeting, plan),
         What::Counter => counters::run(&mut meeting, plan),
         What::Ivc => channels::run(&mut meeting, plan),
-        What::Wait | What::Sysv => Err(Error::Usage("these have a program of their own".into())),
+        What::Wait | What::Sysv | What::Doorbell => {
+            Err(Error::Usage("these have a program of their own".into()))
+        }
     }
 }
 

@@ -197,6 +197,13 @@ pub fn objects(plan: &objects::Plan, done: &objects::Done) {
             sysv::NATIVE
         );
     }
+    if plan.what == What::Doorbell {
+        isthmus_region::say!(
+            "A wake-up: half of a turn of two processes, each of which sleeps until it is rung. futex and service are natively, a futex \
+             and a pipe of the local service; between VMs relay is by both agents and the host service, doorbell by interrupts, which \
+             are counted. Processor time is that of all processes of the host, by launches of more and of fewer turns."
+        );
+    }
     if let Some(record) = done.records.iter().find(|record| record.vms > 0) {
         isthmus_region::say!("Figures of VMs are under {}.", record.accel.to_uppercase());
     }

@@ -1,0 +1,457 @@
+//! `bench doorbell`: what it takes to wake a process that sleeps, by each way that there is: a futex and a pipe of the local
+//! service natively, the agents' ports and the device's interrupts between two VMs.
+//!
+//! Two processes take turns, and each sleeps until it is rung; before each turn there is a pause, so that the other is asleep. Half of
+//! a turn is a wake-up. What it costs in processor time is seen from outside, since agents, services and QEMU work for it, too: two
+//! launches that differ in the number of turns alone.
+
+use std::ffi::OsString;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use isthmus_region::doorbell::{Doorbell, Sleeper};
+use isthmus_region::error::with_causes;
+use isthmus_region::format::GlobalSlot;
+use isthmus_region::life::State;
+use isthmus_region::mapping::PeerSection;
+use isthmus_region::member::Member;
+use isthmus_region::sync::ReadWord;
+use serde::{Deserialize, Serialize};
+
+use crate::error::{Error, Result};
+use crate::job::Launch;
+use crate::objects::{Output, Pair, Place, Plan, Wanted, pair};
+use crate::placement::Search;
+use crate::promise::{Promise, at_most};
+use crate::rank::{Sample, Start};
+use crate::{stats, subject};
+
+/// How many VMs there are.
+pub const VMS: u32 = 2;
+/// First argument that makes our program one of the processes.
+pub const RANK_COMMAND: &str = "doorbell-rank";
+
+const LIMIT: Duration = Duration::from_secs(600);
+/// In the second of two launches there are so many times as many turns.
+const LONGER: u32 = 4;
+/// Before a turn.
+const PAUSE: Duration = Duration::from_micros(500);
+/// A ring that is lost is seen as a turn of this length.
+const LONGEST: Duration = Duration::from_secs(2);
+/// How long the first process stays for the other one to see that it is done.
+const PARTING: Duration = Duration::from_millis(200);
+/// How long the processes look for each other.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// What an endpoint's block of these processes begins with, and the number of the process behind it.
+const MARK: u64 = 0x6265_6c6c_0000_0000;
+
+/// Of which subjects there are ratios.
+pub(crate) const PAIRS: [Pair; 4] = [
+    pair("doorbell", "latency_us", "service", &["futex"]),
+    pair("doorbell", "latency_us", "doorbell", &["relay"]),
+    pair("doorbell", "p99_us", "doorbell", &["relay"]),
+    pair("doorbell", "cpu_us", "doorbell", &["relay"]),
+];
+
+/// What is promised.
+pub(crate) fn wanted() -> Vec<Wanted> {
+    let one = |what, metric, promise: Promise| Wanted {
+        what,
+        benchmark: "doorbell",
+        metric,
+        subject: "doorbell",
+        peer: Some("relay"),
+        bytes: None,
+        processes: VMS,
+        vms: VMS,
+        promise,
+        // Each process checks that it slept at the kind of bell that its subject names.
+        is_counted: false,
+    };
+    vec![
+        one("wake-up by the device : by the agents", "latency_us", at_most(0.5, 1.0 / 3.0)),
+        one("processor time of a wake-up by the device : by the agents", "cpu_us", at_most(0.5, 0.2)),
+    ]
+}
+
+/// What a row of the table shows.
+pub(crate) fn label(metric: &str) -> &'static str {
+    match metric {
+        "latency_us" => "wake-up, median",
+        "p99_us" => "wake-up, 99 of 100",
+        _ => "processor time of one",
+    }
+}
+
+/// By what a process is woken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Way {
+    Futex,
+    Service,
+    Relay,
+    Doorbell,
+}
+
+impl Way {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Futex => "futex",
+            Self::Service => "service",
+            Self::Relay => "relay",
+            Self::Doorbell => "doorbell",
+        }
+    }
+
+    fn named(name: &str) -> Option<Self> {
+        [Self::Futex, Self::Service, Self::Relay, Self::Doorbell].into_iter().find(|way| way.name() == name)
+    }
+
+    /// The kind of bell at which it sleeps.
+    fn kind(self) -> Doorbell {
+        match self {
+            Self::Futex => Doorbell::Futex,
+            Self::Service | Self::Relay => Doorbell::Service,
+            Self::Doorbell => Doorbell::Interrupt,
+        }
+    }
+}
+
+/// One round in a place: each way there, in turn the one and the other first.
+///
+/// # Errors
+/// If the processes do not do their part.
+pub(crate) fn run(plan: &Plan, place: Place, search: &Search) -> Result<Output> {
+    let mut ways = match place.vms {
+        0 => [Way::Futex, Way::Service],
+        _ => [Way::Relay, Way::Doorbell],
+    };
+    if search.made() % 2 == 1 {
+        ways.reverse();
+    }
+    let mut output: Option<Output> = None;
+    for way in ways {
+        let one = measure(plan, place, search, way)?;
+        match &mut output {
+            None => output = Some(one),
+            Some(all) => all.samples.extend(one.samples),
+        }
+    }
+    output.ok_or_else(|| bad("there is no way"))
+}
+
+fn bad(what: impl Into<String>) -> Error {
+    Error::Output { subject: "isthmus".into(), what: what.into() }
+}
+
+fn measure(plan: &Plan, place: Place, search: &Search, way: Way) -> Result<Output> {
+    let turns = if plan.is_quick { 200 } else { 1000 };
+    let before = search.line();
+    let (_, few_cpu, _) = launch(plan, place, search, way, turns)?;
+    let (many, many_cpu, accel) = launch(plan, place, search, way, turns * LONGER)?;
+    let lines = before.zip(search.line()).map(|(before, after)| [before, after]);
+    let more = 2 * turns * (LONGER - 1);
+    let cpu_us = (many_cpu.saturating_sub(few_cpu)).as_secs_f64() * 1e6 / f64::from(more);
+    let told = read(&many)?;
+    let sample = |metric: &str, value: f64| Sample {
+        benchmark: "doorbell".into(),
+        subject: way.name().into(),
+        metric: metric.into(),
+        bytes: None,
+        value,
+        cpu_us_per_op: Some(cpu_us),
+        path: told.path.clone(),
+        line_us: lines,
+    };
+    let mut samples = vec![sample("latency_us", told.latency_us), sample("p99_us", told.p99_us)];
+    // Two launches differ by what booting takes, too: a difference that is lost in that is no figure.
+    samples.extend((cpu_us > 0.0).then(|| sample("cpu_us", cpu_us)));
+    let start = Start { hosts: told.hosts, processors: subject::processors() };
+    Ok(Output { start, samples, accel, left_out: Vec::new() })
+}
+
+/// Runs both processes, and gives what they print, the processor time of all that the launch took, and the VMs' accelerator.
+fn launch(
+    plan: &Plan,
+    place: Place,
+    search: &Search,
+    way: Way,
+    turns: u32,
+) -> Result<(String, Duration, String)> {
+    let folder = tempfile::tempdir().map_err(Error::io("make a temporary folder"))?;
+    let stats = folder.path().join("stats.json");
+    let exe = std::env::current_exe().map_err(Error::io("find this program"))?;
+    let mut args: Vec<OsString> = ["run", "--launcher", "none", "-n", "2"].map(Into::into).into();
+    args.extend(["--vms".into(), place.vms.to_string().into(), "--stats".into(), stats.clone().into()]);
+    if place.vms > 0 {
+        let driver = if way == Way::Doorbell { "require" } else { "off" };
+        args.extend(["--driver", driver, "--cpus", "1"].map(Into::into));
+        if place.vms <= subject::processors() {
+            args.push("--pin".into());
+        }
+        if let Some(accel) = &plan.accel {
+            args.extend(["--accel".into(), accel.into()]);
+        }
+    } else if let Some(pair) = search.pair_text() {
+        args.extend(["--env".into(), format!("{PIN}={pair}").into()]);
+    }
+    args.extend(["--".into(), exe.clone().into(), RANK_COMMAND.into()]);
+    args.extend([turns.to_string().into(), way.name().into()]);
+    let before = children();
+    let text = Launch { program: exe, args, env: Vec::new() }.run(way.name(), LIMIT)?;
+    let took = children().saturating_sub(before);
+    let accel = std::fs::read_to_string(&stats)
+        .ok()
+        .and_then(|text| serde_json::from_str::<serde_json::Value>(&text).ok())
+        .and_then(|stats| stats.get("accel")?.as_str().map(str::to_owned));
+    Ok((text, took, accel.unwrap_or_else(|| "native".into())))
+}
+
+const PIN: &str = "ISTHMUS_BENCH_PIN";
+
+/// Processor time of the processes that this one has waited for, and of those that these have.
+fn children() -> Duration {
+    let text = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
+    // Behind the name, which may have blanks: proc(5), fields 16 and 17.
+    let fields: Vec<&str> = text.rsplit_once(')').map_or("", |(_, rest)| rest).split_whitespace().collect();
+    let ticks = |at: usize| fields.get(at).and_then(|text| text.parse::<u64>().ok()).unwrap_or(0);
+    let rate = rustix::param::clock_ticks_per_second().max(1);
+    Duration::from_secs(ticks(13) + ticks(14)).div_f64(rate as f64)
+}
+
+/// What a process prints.
+#[derive(Debug, Serialize, Deserialize)]
+struct Line {
+    isthmus_bench: u32,
+    kind: String,
+    host: String,
+    rank: u64,
+    /// Half of each turn: of the first process alone.
+    latency_us: Option<f64>,
+    p99_us: Option<f64>,
+    turns: u64,
+    sleeps: u64,
+    /// Of the device's interrupts during the turns.
+    interrupts: u64,
+}
+
+struct Told {
+    hosts: Vec<String>,
+    latency_us: f64,
+    p99_us: f64,
+    path: Option<String>,
+}
+
+fn read(text: &str) -> Result<Told> {
+    let lines = text.lines().filter(|line| line.starts_with("{\"isthmus_bench\":1,"));
+    let lines: Vec<Line> = lines
+        .map(|line| serde_json::from_str(line).map_err(|e| bad(format!("{e} in {line}"))))
+        .collect::<Result<_>>()?;
+    if lines.len() != 2 {
+        return Err(bad("it has not the lines of two processes"));
+    }
+    let first = lines.iter().find(|line| line.rank == 0).ok_or_else(|| bad("no first process"))?;
+    let (Some(latency_us), Some(p99_us)) = (first.latency_us, first.p99_us) else {
+        return Err(bad("the first process has no figures"));
+    };
+    // A process that finds its turn before it sleeps is not woken.
+    for line in &lines {
+        if line.sleeps * 10 < line.turns * 9 {
+            return Err(bad(format!(
+                "process {} slept in {} of {} turns",
+                line.rank, line.sleeps, line.turns
+            )));
+        }
+    }
+    let is_rung = |line: &Line| line.interrupts * 10 >= line.turns * 9;
+    let path = match first.kind.as_str() {
+        "doorbell" if !lines.iter().all(is_rung) => {
+            return Err(bad("the device did not interrupt for each wake-up"));
+        }
+        "doorbell" => Some("interrupts".to_owned()),
+        _ => None,
+    };
+    Ok(Told { hosts: lines.iter().map(|line| line.host.clone()).collect(), latency_us, p99_us, path })
+}
+
+/// One of the processes: `TURNS WAY`, with its number in `ISTHMUS_RANK`.
+pub fn rank_command(args: &[OsString]) -> i32 {
+    let words: Vec<&str> = args.iter().filter_map(|arg| arg.to_str()).collect();
+    let rank = std::env::var("ISTHMUS_RANK").ok().and_then(|text| text.parse::<u64>().ok());
+    let [turns, way] = words[..] else { return 2 };
+    let (Ok(turns), Some(way), Some(rank @ 0..2)) = (turns.parse::<u64>(), Way::named(way), rank) else {
+        return 2;
+    };
+    match rank_turns(turns, way, rank) {
+        Ok(()) => 0,
+        Err(e) => {
+            isthmus_region::tell!("isthmus: doorbell: {e}");
+            125
+        }
+    }
+}
+
+/// The other process: its endpoint, and the word in which it counts its turns.
+struct Other {
+    slot: GlobalSlot,
+    section: PeerSection,
+    block: u64,
+}
+
+impl Other {
+    fn turns(&self) -> std::result::Result<&ReadWord, String> {
+        self.section.word("block", self.block + 8).map_err(|e| e.to_string())
+    }
+}
+
+fn find(member: &Member, rank: u64) -> std::result::Result<Other, String> {
+    let until = Instant::now() + PATIENCE;
+    let endpoints = member.region().shape().endpoints;
+    while Instant::now() < until {
+        for peer in member.region().peers().iter().filter(|peer| peer.life.state == State::Active) {
+            let Ok((_, directory)) = member.directory(peer.index) else { continue };
+            for (slot, info) in directory.endpoints() {
+                let mark = directory.section().word("block", info.block).map(ReadWord::get);
+                if mark.is_ok_and(|mark| mark == MARK | rank) {
+                    let slot = GlobalSlot(peer.index * endpoints + slot);
+                    return Ok(Other { slot, section: directory.section().clone(), block: info.block });
+                }
+            }
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    Err(format!("process {rank} did not come"))
+}
+
+fn rank_turns(turns: u64, way: Way, rank: u64) -> std::result::Result<(), String> {
+    let text = |e: isthmus_region::Error| with_causes(&e);
+    let member = isthmus_attach::connect().map_err(|e| with_causes(&e))?;
+    pin(rank);
+    let block = member.take(64).map_err(text)?;
+    let own = |at| member.section().word("block", block + at).map_err(text);
+    own(8)?.set(0);
+    own(0)?.set(MARK | rank);
+    let (slot, _) = member.service().open_endpoint(block).map_err(text)?;
+    let sleeper = Sleeper::new(&Arc::clone(&member), slot, way == Way::Service).map_err(text)?;
+    let sleeper = sleeper.with_longest(LONGEST);
+    if sleeper.doorbell() != way.kind() {
+        return Err(format!("a sleeper has {:?} here, not {:?}", sleeper.doorbell(), way.kind()));
+    }
+    let other = find(&member, 1 - rank)?;
+    let bell = sleeper.doorbell().bell();
+    let theirs = other.turns()?;
+    let mut sleeps = 0;
+    let mut wait = |turn: u64| -> std::result::Result<(), String> {
+        let until = Instant::now() + PATIENCE;
+        let mut has_slept = false;
+        loop {
+            let seen = sleeper.seen();
+            if theirs.get() >= turn {
+                sleeps += u64::from(has_slept);
+                return Ok(());
+            }
+            if Instant::now() >= until {
+                return Err(format!("turn {turn} did not come"));
+            }
+            has_slept = true;
+            sleeper.sleep(seen, LONGEST);
+        }
+    };
+    let before = interrupts();
+    let mut halves = Vec::new();
+    for turn in 1..=turns {
+        if rank == 0 {
+            std::thread::sleep(PAUSE);
+        } else {
+            wait(turn)?;
+        }
+        let begun = Instant::now();
+        own(8)?.set(turn);
+        member.ring(other.slot, bell);
+        if rank == 0 {
+            wait(turn)?;
+            halves.push(begun.elapsed().as_secs_f64() * 1e6 / 2.0);
+        }
+    }
+    let interrupts = interrupts().saturating_sub(before);
+    // The memory of a process that ends is zeroed, so neither goes before the other has seen its last turn.
+    if rank == 0 {
+        own(8)?.set(turns + 1);
+        member.ring(other.slot, bell);
+        std::thread::sleep(PARTING);
+    } else {
+        wait(turns + 1)?;
+    }
+    halves.sort_by(f64::total_cmp);
+    let p99 = halves.get(halves.len() * 99 / 100).copied();
+    let line = Line {
+        isthmus_bench: 1,
+        kind: way.name().into(),
+        host: rustix::system::uname().nodename().to_string_lossy().into_owned(),
+        rank,
+        latency_us: stats::median(&halves),
+        p99_us: p99,
+        turns,
+        sleeps,
+        interrupts,
+    };
+    isthmus_region::say!("{}", serde_json::to_string(&line).map_err(|e| e.to_string())?);
+    Ok(())
+}
+
+/// On the processor that the search for a placement looked at.
+fn pin(rank: u64) {
+    let Ok(pair) = std::env::var(PIN) else { return };
+    let cpus: Vec<usize> = pair.split(',').filter_map(|text| text.parse().ok()).collect();
+    if let Some(cpu) = usize::try_from(rank).ok().and_then(|rank| cpus.get(rank)) {
+        let mut set = rustix::thread::CpuSet::new();
+        set.set(*cpu);
+        // It only makes figures scatter less.
+        let _ = rustix::thread::sched_setaffinity(None, &set);
+    }
+}
+
+/// Interrupts of devices that the guest driver has, in this system so far.
+fn interrupts() -> u64 {
+    let text = std::fs::read_to_string("/proc/interrupts").unwrap_or_default();
+    let ours = text.lines().filter(|line| line.contains(isthmus_region::driver::NAME));
+    let counts = ours.flat_map(|line| {
+        let words = line.split_whitespace().skip(1);
+        words.map_while(|word| word.parse::<u64>().ok())
+    });
+    counts.sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn line(rank: u64, kind: &str, sleeps: u64, interrupts: u64) -> String {
+        let figure = if rank == 0 { "7.5" } else { "null" };
+        format!(
+            "{{\"isthmus_bench\":1,\"kind\":\"{kind}\",\"host\":\"vm{rank}\",\"rank\":{rank},\"latency_us\":{figure},\
+             \"p99_us\":{figure},\"turns\":100,\"sleeps\":{sleeps},\"interrupts\":{interrupts}}}\n"
+        )
+    }
+
+    #[test]
+    fn a_figure_is_of_processes_that_slept_and_were_interrupted() {
+        let both = |kind, sleeps, interrupts| {
+            read(&[line(1, kind, sleeps, interrupts), "x\n".into(), line(0, kind, 99, 99)].concat())
+        };
+        let told = both("doorbell", 95, 95).unwrap();
+        assert_eq!((told.latency_us, told.path.as_deref(), told.hosts.len()), (7.5, Some("interrupts"), 2));
+        assert!(both("doorbell", 95, 80).is_err(), "something else woke it");
+        assert!(both("relay", 80, 0).is_err(), "it was awake");
+        assert_eq!(both("relay", 95, 0).unwrap().path, None);
+        assert!(read(&line(0, "relay", 99, 0)).is_err());
+    }
+
+    #[test]
+    fn time_of_children_grows_with_what_they_do() {
+        let before = children();
+        let mut spun = std::process::Command::new("sh");
+        spun.args(["-c", "i=0; while [ $i -lt 200000 ]; do i=$((i+1)); done"]);
+        assert!(spun.status().unwrap().success());
+        assert!(children() > before);
+    }
+}
