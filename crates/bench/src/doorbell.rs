@@ -40,6 +40,8 @@ const PAUSE: Duration = Duration::from_micros(500);
 const LONGEST: Duration = Duration::from_secs(2);
 /// How long the first process stays for the other one to see that it is done.
 const PARTING: Duration = Duration::from_millis(200);
+/// A shorter difference of processor time says nothing.
+const LEAST_TIME: Duration = Duration::from_millis(300);
 /// How long the processes look for each other.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// What an endpoint's block of these processes begins with, and the number of the process behind it.
@@ -150,7 +152,8 @@ fn measure(plan: &Plan, place: Place, search: &Search, way: Way) -> Result<Outpu
     let (many, many_cpu, accel) = launch(plan, place, search, way, turns * LONGER)?;
     let lines = before.zip(search.line()).map(|(before, after)| [before, after]);
     let more = 2 * turns * (LONGER - 1);
-    let cpu_us = (many_cpu.saturating_sub(few_cpu)).as_secs_f64() * 1e6 / f64::from(more);
+    let difference = many_cpu.saturating_sub(few_cpu);
+    let cpu_us = difference.as_secs_f64() * 1e6 / f64::from(more);
     let told = read(&many)?;
     let sample = |metric: &str, value: f64| Sample {
         benchmark: "doorbell".into(),
@@ -163,8 +166,8 @@ fn measure(plan: &Plan, place: Place, search: &Search, way: Way) -> Result<Outpu
         line_us: lines,
     };
     let mut samples = vec![sample("latency_us", told.latency_us), sample("p99_us", told.p99_us)];
-    // Two launches differ by what booting takes, too: a difference that is lost in that is no figure.
-    samples.extend((cpu_us > 0.0).then(|| sample("cpu_us", cpu_us)));
+    // Two launches differ by what booting takes, too, and the kernel counts in hundredths of a second.
+    samples.extend((difference >= LEAST_TIME).then(|| sample("cpu_us", cpu_us)));
     let start = Start { hosts: told.hosts, processors: subject::processors() };
     Ok(Output { start, samples, accel, left_out: Vec::new() })
 }

@@ -84,9 +84,9 @@ fn amd(system: &System, uncached: bool) -> Finding {
             "processor",
             Level::Slow,
             format!(
-                "{vendor}: under KVM guests see the region uncached without the guest driver; messages between VMs are slow then"
+                "{vendor}: under KVM guests see the region uncached without the guest driver, which isthmus run builds"
             ),
-            "use an Intel host for VMs, or plain processes (--vms 0)",
+            "have make and gcc here for it; in VMs of your own, the package isthmus-dkms",
         )
     } else {
         Finding::fine("processor", format!("{vendor}: guests see the region cached"))

@@ -266,6 +266,9 @@ impl RunSpec {
         if self.vm.boot_timeout_s.is_some_and(is_no_limit) {
             return usage("--boot-timeout takes seconds greater than 0, and 1e9 at most".into());
         }
+        if self.vm.driver == DriverChoice::Require && self.vms == 0 {
+            return usage("--driver require: there are no VMs to have it (--vms)".into());
+        }
         if self.vm.cpus == Some(0) {
             return usage("--cpus 0: a VM has at least one".into());
         }

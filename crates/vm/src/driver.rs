@@ -84,19 +84,20 @@ fn remembered(failure: &Path) -> Option<String> {
 }
 
 fn build(kernel: &Kernel, dir: &Path, progress: &mut dyn FnMut(&str)) -> Result<()> {
-    let compiler = ["gcc-12", "gcc-14", "gcc"].into_iter().find(|name| programs::find(name).is_some());
+    // With its folder: make looks for it on the PATH alone.
+    let compiler = ["gcc-12", "gcc-14", "gcc"].into_iter().find_map(programs::find);
     let compiler = compiler.ok_or(Error::NoProgram { program: "gcc".into(), package: "gcc" })?;
     programs::need("make", "make")?;
     let headers = headers(&kernel.release, progress)?;
     progress(&format!("building the guest driver for {} (once)", kernel.release));
     let work = dir.join(format!(".new-{}", std::process::id()));
-    let done = build_in(&work, &headers, compiler, dir);
+    let done = build_in(&work, &headers, &compiler, dir);
     // Nothing reads it if it stays.
     let _ = fs::remove_dir_all(&work);
     done
 }
 
-fn build_in(work: &Path, headers: &Path, compiler: &str, dir: &Path) -> Result<()> {
+fn build_in(work: &Path, headers: &Path, compiler: &Path, dir: &Path) -> Result<()> {
     // A killed process may have had this one's number.
     let _ = fs::remove_dir_all(work);
     cache::make(work)?;
@@ -109,13 +110,24 @@ fn build_in(work: &Path, headers: &Path, compiler: &str, dir: &Path) -> Result<(
         word
     };
     let mut words = vec![OsString::from("-C"), headers.into(), set("M", work)];
-    words.extend([OsString::from(format!("CC={compiler}")), "V=0".into(), "modules".into()]);
-    programs::output("make", "make", words)?;
+    words.extend([set("CC", compiler), "V=0".into(), "modules".into()]);
+    programs::output("make", "make", words).map_err(|e| in_short(e, dir))?;
     let module = work.join(MODULE);
     // Twenty times smaller without what debuggers read, and each guest gets it. It works with it, too.
     let _ = programs::output("strip", "binutils", [OsString::from("--strip-debug"), module.clone().into()]);
     let content = fs::read(&module).map_err(Error::io(format!("read {}", module.display())))?;
     cache::write_atomically(&dir.join(MODULE), &content)
+}
+
+/// What make said, in one line; all of it is kept in a file.
+fn in_short(error: Error, dir: &Path) -> Error {
+    let Error::ProgramFailed { command, status, stderr } = &error else { return error };
+    let log = dir.join("log");
+    // Without room for it, the line has to do.
+    let _ = fs::write(&log, format!("{command}\n{status}\n{stderr}\n"));
+    let is_cause = |line: &&str| line.contains("error:") || line.contains("not found");
+    let cause = stderr.lines().find(is_cause).or(stderr.lines().last()).unwrap_or(status);
+    no(format!("make failed: {cause} (all of it: {})", log.display()))
 }
 
 /// A folder in which modules for this kernel are built.
@@ -195,6 +207,26 @@ mod tests {
         let thirteen = "linux-image-6.12.38+deb13-amd64 | linux-image-6.12.38+deb13-amd64-unsigned, linux-headers-6.12.38+deb13-common (= 6.12.38-1), linux-kbuild-6.12.38+deb13, gcc-14-for-host";
         assert_eq!(needed(thirteen), ["linux-headers-6.12.38+deb13-common", "linux-kbuild-6.12.38+deb13"]);
         assert!(needed("").is_empty());
+    }
+
+    #[test]
+    fn what_make_says_is_one_line_with_the_cause() {
+        let dir = std::env::temp_dir().join(format!("isthmus-make-{}", std::process::id()));
+        fs::create_dir_all(&dir).unwrap();
+        let failed = |stderr: &str| Error::ProgramFailed {
+            command: "make".into(),
+            status: "exit status: 2".into(),
+            stderr: stderr.into(),
+        };
+        let short = |stderr| in_short(failed(stderr), &dir).to_string();
+        assert!(
+            short("/bin/sh: gcc: not found\nmake[1]: x\nmake: y")
+                .contains("make failed: /bin/sh: gcc: not found (all")
+        );
+        assert!(short("one\ntwo").contains("make failed: two (all"));
+        assert!(short("").contains("make failed: exit status: 2 (all"));
+        assert!(fs::read_to_string(dir.join("log")).unwrap().starts_with("make\n"));
+        fs::remove_dir_all(&dir).unwrap();
     }
 
     #[test]
