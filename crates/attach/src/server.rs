@@ -358,7 +358,7 @@ impl Waker {
         self.0.wake(slot);
     }
 
-    /// Wakes the endpoints that are asleep, of those slots of the peer's table for which `is_one` says so.
+    /// Wakes the endpoints in those slots of the peer's table for which `is_one` says so.
     pub fn wake_those(&self, is_one: impl Fn(u32) -> bool) {
         self.0.wake_those(is_one);
     }

@@ -453,11 +453,14 @@ fn open_port(config: &Config, of_others: &[PathBuf]) -> Result<(PathBuf, Port)> 
 fn find(config: &Config, deadline: Instant) -> Result<Found> {
     loop {
         let mut problem = Error::NoDevice;
-        for device in Ivshmem::find() {
+        let devices = Ivshmem::find();
+        // Of several, one may be another agent's, which the driver would take away.
+        let may_bind = config.device.is_some() || devices.len() == 1;
+        for device in devices {
             if config.device.as_ref().is_some_and(|wanted| *wanted != device.folder) {
                 continue;
             }
-            match open(&device, config.driver) {
+            match open(&device, config.driver, may_bind) {
                 Ok(found) => return Ok(found),
                 // The magic word is written last, so waiting will not help.
                 Err(e @ Error::Region(RegionError::Version { .. } | RegionError::Layout { .. })) => {
@@ -473,7 +476,7 @@ fn find(config: &Config, deadline: Instant) -> Result<Found> {
     }
 }
 
-fn open(device: &Ivshmem, choice: DriverChoice) -> Result<Found> {
+fn open(device: &Ivshmem, choice: DriverChoice, may_bind: bool) -> Result<Found> {
     let nothing = |why| Error::NoRegion { device: device.folder.clone(), why };
     if !device.doorbell {
         return Err(nothing(": it is an ivshmem-plain device, which no service can connect".into()));
@@ -492,9 +495,14 @@ fn open(device: &Ivshmem, choice: DriverChoice) -> Result<Found> {
     };
     match Driver::of(device) {
         Some(Ok(driver)) if choice != DriverChoice::Off => return with_driver(driver),
-        Some(Err(e)) if choice == DriverChoice::Require => return Err(e.into()),
-        // As long as it has the device, there is no other way.
-        Some(_) => driver::release(device)?,
+        Some(Ok(driver)) if driver.info().mappings > 0 => {
+            return Err(nothing(
+                " that --driver off can take: processes have it mapped by the driver; end them and their agent".into(),
+            ));
+        }
+        // As long as the driver has the device, there is no other way.
+        Some(Ok(_)) => driver::release(device)?,
+        Some(Err(e)) => return Err(e.into()),
         None => {}
     }
     let source = device.open()?;
@@ -505,7 +513,12 @@ fn open(device: &Ivshmem, choice: DriverChoice) -> Result<Found> {
     let region = Region::open(&map)?;
     let is_wanted = match choice {
         DriverChoice::Off => false,
-        DriverChoice::Auto => driver::is_loaded(),
+        DriverChoice::Auto => may_bind && driver::is_loaded(),
+        DriverChoice::Require if !may_bind => {
+            return Err(nothing(
+                " for the driver: there are several devices, so name one with --device".into(),
+            ));
+        }
         DriverChoice::Require => true,
     };
     if is_wanted {
@@ -519,7 +532,7 @@ fn open(device: &Ivshmem, choice: DriverChoice) -> Result<Found> {
         if Driver::of(device).is_some() {
             driver::release(device)?;
         }
-        return open(device, DriverChoice::Off);
+        return open(device, DriverChoice::Off, false);
     }
     Ok(Found { source: Arc::new(source), region, driver: None })
 }
@@ -640,7 +653,7 @@ mod tests {
 
     fn complaint(device: &Ivshmem) -> String {
         let mut text = String::new();
-        let found = open(device, DriverChoice::Off).err().unwrap();
+        let found = open(device, DriverChoice::Off, false).err().unwrap();
         let mut cause: Option<&dyn std::error::Error> = Some(&found);
         while let Some(e) = cause {
             text += &format!("{e}: ");
@@ -661,7 +674,7 @@ mod tests {
         let map = Mapping::of(&good.open().unwrap()).unwrap();
         let shape = Shape::new(bytes, [1, 2], 2, 4).unwrap();
         Writer::create(&map, &shape, 1).unwrap();
-        let found = open(&good, DriverChoice::Off).unwrap();
+        let found = open(&good, DriverChoice::Off, false).unwrap();
         assert!(living(&found.region, 1).is_none(), "a region without a member for this VM");
         let whole = map.whole().unwrap();
         let version = whole.word("header", 8).unwrap();

@@ -16,6 +16,7 @@ use isthmus_attach::ring;
 use isthmus_attach::server::{self, Relay, Waker, Wakeup};
 use isthmus_region::driver::Driver;
 use isthmus_region::gate_bits;
+use isthmus_region::shared_by_threads::Flag;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 
@@ -33,12 +34,12 @@ const PAUSES: (Duration, Duration) = (Duration::from_millis(1), Duration::from_m
 
 /// The port, opened.
 #[derive(Debug, Clone)]
-pub struct Port(Arc<OwnedFd>);
+pub struct Port(Arc<OwnedFd>, Arc<Flag>);
 
 impl From<OwnedFd> for Port {
     /// A port that is open already, not blocking; or a socket in its place.
     fn from(fd: OwnedFd) -> Self {
-        Self(Arc::new(fd))
+        Self(Arc::new(fd), Arc::default())
     }
 }
 
@@ -56,7 +57,7 @@ impl Port {
     pub fn open(device: &Path) -> std::io::Result<Self> {
         let nonblock = i32::try_from(rustix::fs::OFlags::NONBLOCK.bits()).unwrap_or(0);
         let port = File::options().read(true).write(true).custom_flags(nonblock).open(device)?;
-        Ok(Self(Arc::new(port.into())))
+        Ok(Self(Arc::new(port.into()), Arc::default()))
     }
 
     /// The ports of this VM by which agents join: one for each region that it is in.
@@ -126,21 +127,24 @@ impl Port {
         rustix::io::write(&*self.0, frame).is_ok()
     }
 
-    /// Writes a frame, later if the port is full: one that nobody says again.
+    /// Writes a frame that tells of deaths, later if the port is full: nobody says it again, and one tells of all deaths before it.
     fn insist(&self, frame: [u8; ring::BYTES]) {
-        if self.write(&frame) {
+        // One thread at a time tries again.
+        if self.write(&frame) || self.1.set() {
             return;
         }
         let port = self.clone();
         let again = move || {
             for _ in 0..INSISTENCE.1 {
                 std::thread::sleep(INSISTENCE.0);
-                if port.write(&frame) {
+                // First, so that whoever comes after this frame has one of its own.
+                port.1.clear();
+                if port.write(&frame) || port.1.set() {
                     return;
                 }
             }
+            port.1.clear();
         };
-        // Deaths are told of 200 times a second at most.
         let _ = std::thread::Builder::new().name("isthmus-insists".into()).spawn(again);
     }
 }

@@ -478,9 +478,14 @@ impl Relay {
             for (vector, fd) in (0..).zip(&vectors) {
                 if ready[FIXED + sockets.len() + vector] {
                     // Every QEMU has this file, too, and could have it block.
-                    let count = &mut [0_u8; 8];
+                    let mut count = [0_u8; 8];
                     let flags = ReadWriteFlags::NOWAIT;
-                    let _ = rustix::io::preadv2(&**fd, &mut [IoSliceMut::new(count)], u64::MAX, flags);
+                    let read =
+                        rustix::io::preadv2(&**fd, &mut [IoSliceMut::new(&mut count)], u64::MAX, flags);
+                    if read == Err(Errno::OPNOTSUPP) {
+                        // Before Linux 5.8.
+                        let _ = rustix::io::read(&**fd, &mut count);
+                    }
                     self.config.router.rung(u32::try_from(vector).unwrap_or(0));
                 }
             }

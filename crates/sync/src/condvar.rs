@@ -2,7 +2,7 @@
 //!
 //! A wait may end for no reason, so its caller checks its condition again. In particular, a notification whose waiter is
 //! killed, or whose notifier is killed in the middle of it, ends other waits within [`isthmus_region::doorbell::Doorbell::longest`] (50 ms) (in a
-//! VM 250 ms): no notification is lost for longer than that.
+//! VM 250 ms, or 5 s with the guest driver): no notification is lost for longer than that.
 //!
 //! # Layout
 //! One line, a gate: a count of notifications, two words of sleepers.

@@ -15,7 +15,7 @@
 //! 1. A word that a death must not leave wrong for ever (an owner, a seat) names a process, so that others can check
 //!    whether it lives. A process that has detached counts as dead: it must not use an object afterwards.
 //! 2. No sleep lasts longer than [`isthmus_region::doorbell::Doorbell::longest`] (50 ms), in a VM
-//!    250 ms, without a check of who lives. So a wake-up that dies with its sender
+//!    250 ms, or 5 s with the guest driver, without a check of who lives. So a wake-up that dies with its sender
 //!    is late, and never lost.
 //! 3. Many threads may use a handle at once, unless it says otherwise; each process opens its own. No handle is of use in
 //!    a forked child: it attaches and opens anew.

@@ -8,7 +8,7 @@
 //! spins for a while if that has paid lately, then sleeps. The first thread to come once the mutex is free takes it; for a
 //! waiter that was overtaken four times it is kept.
 //!
-//! A death is noticed within 50 ms of sleep natively, or 250 ms in a VM, plus the time that the services take to publish it.
+//! A death is noticed within 50 ms of sleep natively, 250 ms in a VM, or 5 s with the guest driver if its ring is lost, plus the time that the services take to publish it.
 //!
 //! # Layout
 //! One line, a gate: the owner's process, two words of sleepers, state, heir, the owner's thread.

@@ -219,7 +219,7 @@ fn driver_for(plan: &Plan<'_>, kernel: &kernel::Kernel) -> isthmus_vm::Result<Op
     if plan.service.is_none() || choice == DriverChoice::Off {
         return Ok(None);
     }
-    let slow = Slow::start("isthmus: building the guest driver");
+    let slow = Slow::start("isthmus: getting the guest driver ready");
     let found = driver::find(kernel, choice == DriverChoice::Require, &mut |line| tell!("{line}"));
     drop(slow);
     match found {
