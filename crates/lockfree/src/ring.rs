@@ -123,8 +123,8 @@ impl Producer {
 
     /// Publishes the slot of [`Producer::begin`] with its word 0.
     #[inline(always)] // on the way of a short message
-    pub fn publish(&mut self, slots: &(impl Slots + ?Sized), head: u64) {
-        slots.slot(self.write).announce(self.write, head);
+    pub fn publish(&mut self, slot: &Slot, head: u64) {
+        slot.announce(self.write, head);
         self.write += 1;
     }
 

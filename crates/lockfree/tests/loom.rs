@@ -229,7 +229,7 @@ fn death_while_publishing_leaves_nothing_half_said() {
                         1 => producer.begin(&*far).put(2, 9),
                         // Of a word that this message does not use.
                         2 => producer.begin(&*far).put(7, 1),
-                        _ => producer.publish(&*far, 5 << 32),
+                        _ => producer.publish(producer.begin(&*far), 5 << 32),
                     }
                 }
             });

@@ -242,8 +242,13 @@ impl Remotes {
     /// The remote endpoint with a number that was used before.
     #[inline]
     pub(crate) fn known(&self, number: fi_addr_t) -> Option<PeerId> {
-        let remote = usize::try_from(number).ok().and_then(|n| self.0.get(n)).copied();
-        remote.filter(|remote| *remote != UNKNOWN).map(PeerId)
+        self.likely(number).filter(|remote| remote.0 != UNKNOWN)
+    }
+
+    /// As [`Remotes::known`], but for one of the numbers that were not used it may give a remote endpoint that there is not.
+    #[inline]
+    pub(crate) fn likely(&self, number: fi_addr_t) -> Option<PeerId> {
+        usize::try_from(number).ok().and_then(|n| self.0.get(n)).copied().map(PeerId)
     }
 
     /// Enters what a number stands for.

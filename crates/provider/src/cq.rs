@@ -93,6 +93,12 @@ impl Destination {
     pub(crate) fn room(&self) -> usize {
         self.count - self.taken
     }
+
+    /// Whether the read asks where messages come from.
+    #[inline(always)]
+    pub(crate) fn wants_source(&self) -> bool {
+        !self.sources.is_null()
+    }
 }
 
 /// The arrays of a read, lent to the queue until this is dropped, be it by a panic. Only where locks are left out: a

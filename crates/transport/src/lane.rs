@@ -12,6 +12,7 @@ use isthmus_lockfree::ring::{BadPosition, Consumer, Producer, ReadSlots, Slots};
 use isthmus_lockfree::sleep::{self, Bell};
 use isthmus_lockfree::slot::{Message, ReadSlot, Slot};
 use isthmus_region::counters::LaneTotals;
+use isthmus_region::local::LocalBuf;
 use isthmus_region::mapping::LineRef;
 use isthmus_region::member::Member;
 use isthmus_region::{PeerSection, ReadOnly, SlotRing};
@@ -80,6 +81,12 @@ impl Place {
         member.give(self.ring, self.size.ring_bytes());
         member.give(self.data, self.size.data_bytes);
     }
+}
+
+/// Stores a payload that is not just one word. Not inlined, so that the rest fits into its caller.
+#[inline(never)]
+fn put_words(slot: &Slot, buf: LocalBuf) {
+    buf.words(|i, word| slot.put(3 + i, word));
 }
 
 /// Whether a receiver knows that its sender waits for room.
@@ -267,19 +274,35 @@ impl Outgoing {
         announce
     }
 
-    /// First half of a program's message that is built in its slot: returns the slot, and whether the message
-    /// has to be announced, for [`Outgoing::publish`]. There must be room.
+    /// Publishes a program's message whose payload `buf` lies in its slot, with `head` as word 0; there must be room. Returns
+    /// whether it had to be announced.
     #[inline(always)] // on the way of a short message
-    pub fn begin_message(&mut self) -> (&Slot, bool) {
+    pub fn push_inline(&mut self, head: u64, [tag, data]: [u64; 2], buf: LocalBuf) -> bool {
         let announce = self.begin();
-        (self.producer.begin(&self.ring), announce)
+        let slot = self.producer.begin(&self.ring);
+        slot.put(1, tag);
+        slot.put(2, data);
+        match buf.eight() {
+            Some(word) => slot.put(3, word),
+            None => put_words(slot, buf),
+        }
+        self.producer.publish(slot, head);
+        self.published(announce);
+        announce
     }
 
-    /// Publishes the message of [`Outgoing::begin_message`].
-    #[inline(always)] // on the way of a short message
-    pub fn publish(&mut self, head: u64, announce: bool) {
-        self.producer.publish(&self.ring, head);
+    /// The same for a payload of `len` bytes at `offset` of the sender's section.
+    #[inline(always)] // into its one caller
+    pub fn push_staged(&mut self, head: u64, [tag, data]: [u64; 2], len: u64, offset: u64) -> bool {
+        let announce = self.begin();
+        let slot = self.producer.begin(&self.ring);
+        slot.put(1, tag);
+        slot.put(2, data);
+        slot.put(3, len);
+        slot.put(4, offset);
+        self.producer.publish(slot, head);
         self.published(announce);
+        announce
     }
 
     /// What comes before a message is published. Returns whether it has to be announced.
@@ -542,8 +565,14 @@ impl Incoming {
     #[inline]
     pub fn release(&mut self) {
         if self.consumer.owes() {
-            self.consumer.release(&self.read.words[0]);
+            self.give_back();
         }
+    }
+
+    /// Gives consumed slots back, of which there are some.
+    #[inline(always)] // on the way of a short message
+    pub fn give_back(&mut self) {
+        self.consumer.release(&self.read.words[0]);
     }
 
     /// Gives back the slot of the message that is being handled, and all before it.

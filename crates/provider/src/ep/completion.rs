@@ -50,8 +50,30 @@ impl ShortSink for ToReader<'_> {
     #[inline(always)]
     fn take(&mut self, got: &ShortReceived, from: &Address) {
         if got.ticket.flags & ENTRY != 0 {
-            self.cq.place(&self.bindings.entry(got, from), self.to);
+            let source = if self.to.wants_source() {
+                self.bindings.number(Some(got.source), Some(from))
+            } else {
+                FI_ADDR_NOTAVAIL
+            };
+            self.cq.place(&entry(got, source), self.to);
         }
+    }
+}
+
+/// The entry of a short message from the remote endpoint with the number `source`. `complete` and `complete_other` write theirs out,
+/// too: made by one function, the machine code of the short way was another.
+#[inline(always)]
+fn entry(got: &ShortReceived, source: fi_addr_t) -> Entry {
+    let data = if got.data.is_some() { FI_REMOTE_CQ_DATA } else { 0 };
+    Entry {
+        context: got.ticket.context,
+        flags: FI_RECV | message_flag(got.tagged) | data,
+        len: got.len as u64,
+        buf: got.buf,
+        data: got.data.unwrap_or(0),
+        tag: got.tag,
+        source,
+        fault: None,
     }
 }
 
@@ -95,23 +117,6 @@ impl Bindings {
             Some(number) if *number != FI_ADDR_NOTAVAIL => *number,
             _ if self.wants_source => self.find(remote, address),
             _ => FI_ADDR_NOTAVAIL,
-        }
-    }
-
-    /// The entry of a short message. `complete` and `complete_other` write theirs out, too: made by one function, the
-    /// machine code of the short way was another.
-    #[inline(always)]
-    fn entry(&mut self, got: &ShortReceived, from: &Address) -> Entry {
-        let data = if got.data.is_some() { FI_REMOTE_CQ_DATA } else { 0 };
-        Entry {
-            context: got.ticket.context,
-            flags: FI_RECV | message_flag(got.tagged) | data,
-            len: got.len as u64,
-            buf: got.buf,
-            data: got.data.unwrap_or(0),
-            tag: got.tag,
-            source: self.number(Some(got.source), Some(from)),
-            fault: None,
         }
     }
 

@@ -124,7 +124,7 @@ impl Ep {
             && state.may_send()
             && !state.moving
             && state.tx_flags & DELIVERED == 0
-            && let Some(to) = state.remotes.known(what.remote)
+            && let Some(to) = state.remotes.likely(what.remote)
             && let Some(transport) = &mut state.transport
             && transport.send_at_once(to, what.tagged, what.tag, data, what.buf, usize::MAX)
         {
@@ -141,7 +141,7 @@ impl Ep {
         if let Some(mut state) = self.state.without_lock()
             && state.may_send()
             && !state.moving
-            && let Some(to) = state.remotes.known(what.remote)
+            && let Some(to) = state.remotes.likely(what.remote)
             && let Some(transport) = &mut state.transport
             && transport.send_at_once(to, what.tagged, what.tag, data, what.buf, INJECT_BYTES)
         {
@@ -169,7 +169,7 @@ impl Ep {
             && state.rx_flags & (FI_PEEK | FI_CLAIM | FI_DISCARD | FI_MULTI_RECV) == 0
         {
             let any = !state.directed || what.remote == FI_ADDR_UNSPEC;
-            let from = if any { None } else { state.remotes.known(what.remote) };
+            let from = if any { None } else { state.remotes.likely(what.remote) };
             let ticket = state.rx_how(context).ticket();
             let select = Selector { tagged: what.tagged, from, tag: what.tag, ignore };
             if (any || from.is_some())

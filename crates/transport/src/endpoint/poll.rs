@@ -143,12 +143,12 @@ fn take_short(
     }
     let data = message.data();
     // Copied out, checked (P5), and only then placed.
-    if len <= 8 {
+    if len == 8 {
         let word = message.payload(0);
         if !peer.still_lives() {
             return None;
         }
-        buf.write_words(&[word], len);
+        buf.write_words(&[word], 8);
     } else {
         let words = std::array::from_fn::<_, { wire::INLINE_WORDS }, _>(|i| message.payload(i));
         if !peer.still_lives() {
@@ -187,9 +187,6 @@ fn take_staged(
         return None;
     }
     matching.drop_oldest(tagged);
-    if len >= LARGE {
-        lane.release_through();
-    }
     lane.advance();
     lane.took_payload(offset, len);
     let got = ShortReceived { ticket, tagged, tag, data, source, buf: buf.address(), len: size };
@@ -268,11 +265,11 @@ impl Core {
                 lane.last = ticks;
                 self.tally.add(Counter::RxMessages, 1);
                 self.tally.add(Counter::RxBytes, bytes as u64);
-                if berth.hot.len() > 1 || lane.arrived().is_some() {
+                if berth.hot.len() > 1 || (self.matching.has_waiting() && lane.arrived().is_some()) {
                     let number = *number;
                     self.take_more(berth, number, room - 1, sink);
                 } else {
-                    lane.release();
+                    lane.give_back();
                 }
                 return Short::Received;
             }
@@ -298,8 +295,8 @@ impl Core {
                 let Some(taken) = take_short(lane, head, peer, &mut self.matching, sink) else { break };
                 bytes += taken;
                 count += 1;
-                if count % SHORT_BATCH == 0 {
-                    lane.release();
+                if count % SHORT_BATCH == 0 || taken as u64 >= LARGE {
+                    lane.give_back();
                 }
             }
             lane.release();

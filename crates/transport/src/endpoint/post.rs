@@ -1,10 +1,9 @@
 //! What the caller posts.
 
-use isthmus_lockfree::slot::{Message, Slot};
+use isthmus_lockfree::slot::Message;
 use isthmus_region::Section;
 use isthmus_region::counters::{Counter, LaneCounter};
 use isthmus_region::local::LocalBuf;
-use isthmus_region::roster::Record;
 
 use super::attach::Offer;
 use super::backlog::Payload;
@@ -57,12 +56,6 @@ fn ready(flags: u8, [tag, data, len, id]: [u64; 4], offer: Option<Offer>) -> (Me
     }
 }
 
-/// Stores a payload that is not just one word. Not inlined, so that the rest fits into its caller.
-#[inline(never)]
-fn put_words(slot: &Slot, buf: LocalBuf) {
-    buf.words(|i, word| slot.put(3 + i, word));
-}
-
 /// The rest of [`Core::send_at_once`] for a payload that goes through the data ring. Returns whether the message has to be
 /// announced, or that nothing was done.
 #[inline(never)]
@@ -70,7 +63,7 @@ fn stage_at_once(
     out: &mut Outgoing,
     section: &Section,
     flags: u8,
-    [tag, data]: [u64; 2],
+    words: [u64; 2],
     buf: LocalBuf,
     most: u64,
 ) -> Option<bool> {
@@ -83,12 +76,7 @@ fn stage_at_once(
     // The data ring is our own; its bounds were checked when the lane was made.
     let _ = section.fill("data ring", offset, buf);
     step(Step::Staged);
-    let (slot, announced) = out.begin_message();
-    slot.put(1, tag);
-    slot.put(2, data);
-    slot.put(3, len);
-    slot.put(4, offset);
-    out.publish(wire::head(kind::EAGER, flags, 0), announced);
+    let announced = out.push_staged(wire::head(kind::EAGER, flags, 0), words, len, offset);
     out.count_bytes(len);
     // The next message is probably as long. Its lines come here now from the processor that read them last. Those of a shorter one
     // are asked for by a receiver that waits, and of a longer one they are too many to come together.
@@ -229,10 +217,13 @@ impl Core {
         most: usize,
     ) -> bool {
         let Some(peer) = self.peers.get_mut(to.0 as usize) else { return false };
+        let Some(record) = &peer.record else { return false };
         // Where there is a lane, its receiver was not seen to be gone.
-        let lives = peer.record.as_ref().is_some_and(Record::lives);
+        if !record.lives() {
+            return false;
+        }
         let Some(out) = peer.path.lane_mut() else { return false };
-        if !peer.backlog.is_empty() || !lives {
+        if !peer.backlog.is_empty() {
             return false;
         }
         if !out.has_known_room() {
@@ -252,14 +243,8 @@ impl Core {
             }
             return staged.is_some();
         }
-        let (slot, announced) = out.begin_message();
-        slot.put(1, tag);
-        slot.put(2, data.unwrap_or(0));
-        match buf.eight() {
-            Some(word) => slot.put(3, word),
-            None => put_words(slot, buf),
-        }
-        out.publish(wire::head(kind::INLINE, flags_of(tagged, data), buf.len()), announced);
+        let head = wire::head(kind::INLINE, flags_of(tagged, data), buf.len());
+        let announced = out.push_inline(head, [tag, data.unwrap_or(0)], buf);
         out.count_bytes(buf.len() as u64);
         if announced && let Some(berth) = berth {
             self.ring_receiver(berth, to);
