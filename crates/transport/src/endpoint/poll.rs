@@ -138,18 +138,21 @@ fn take_short(
     if wire::kind_of(head) != kind::INLINE {
         return take_staged(lane, head, peer, matching, (buf, ticket), sink);
     }
-    if len > INLINE_BYTES || len > buf.len() {
-        return None;
-    }
     let data = message.data();
     // Copied out, checked (P5), and only then placed.
     if len == 8 {
+        if buf.len() < 8 {
+            return None;
+        }
         let word = message.payload(0);
         if !peer.still_lives() {
             return None;
         }
         buf.write_words(&[word], 8);
     } else {
+        if len > INLINE_BYTES || len > buf.len() {
+            return None;
+        }
         let words = std::array::from_fn::<_, { wire::INLINE_WORDS }, _>(|i| message.payload(i));
         if !peer.still_lives() {
             return None;
