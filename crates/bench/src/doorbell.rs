@@ -1,5 +1,6 @@
 //! `bench doorbell`: what it takes to wake a process that sleeps, by each way that there is: a futex and a pipe of the local
-//! service natively, the agents' ports and the device's interrupts between two VMs.
+//! service natively, the agents' ports and the device's interrupts between two VMs. And what else differs between VMs without the
+//! guest driver, *relay*, and with it, *doorbell*: see [`others`].
 //!
 //! Two processes take turns, and each sleeps until it is rung; before each turn there is a pause, so that the other is asleep. Half of
 //! a turn is a wake-up. What it costs in processor time is seen from outside, since agents, services and QEMU work for it, too: two
@@ -22,9 +23,11 @@ use crate::error::{Error, Result};
 use crate::job::Launch;
 use crate::objects::{Output, Pair, Place, Plan, Wanted, pair};
 use crate::placement::Search;
-use crate::promise::{Promise, at_most};
+use crate::promise::{Promise, at_least, at_most};
 use crate::rank::{Sample, Start};
-use crate::{stats, subject};
+use crate::{stats, subject, table};
+
+mod others;
 
 /// How many VMs there are.
 pub const VMS: u32 = 2;
@@ -48,12 +51,22 @@ const PATIENCE: Duration = Duration::from_secs(60);
 const MARK: u64 = 0x6265_6c6c_0000_0000;
 
 /// Of which subjects there are ratios.
-pub(crate) const PAIRS: [Pair; 4] = [
+pub(crate) const PAIRS: [Pair; 11] = [
     pair("doorbell", "latency_us", "service", &["futex"]),
     pair("doorbell", "latency_us", "doorbell", &["relay"]),
     pair("doorbell", "p99_us", "doorbell", &["relay"]),
     pair("doorbell", "cpu_us", "doorbell", &["relay"]),
+    pair("barrier_sleep", "beyond_work_us", "doorbell", &["relay"]),
+    pair("sync_work", "beyond_work_us", "doorbell", &["relay"]),
+    pair("sync_work", "beyond_work_us", "doorbell", &[WAKE_UP]),
+    pair("latency", "latency_us", "doorbell", &["relay"]),
+    pair("bandwidth", "bandwidth_MBps", "doorbell", &["relay"]),
+    pair("mapped", "touch_us", "doorbell", &["relay"]),
+    pair("mapped", "attach_us", "doorbell", &["relay"]),
 ];
+
+/// The wake-up by the device that a turn of semaphores has, as it was timed in the same round.
+const WAKE_UP: &str = "wake-up";
 
 /// What is promised.
 pub(crate) fn wanted() -> Vec<Wanted> {
@@ -70,18 +83,65 @@ pub(crate) fn wanted() -> Vec<Wanted> {
         // Each process checks that it slept at the kind of bell that its subject names.
         is_counted: false,
     };
+    let other = |what, (benchmark, metric), bytes, promise| Wanted {
+        benchmark,
+        bytes,
+        is_counted: matches!(benchmark, "latency" | "bandwidth" | "sync_work"),
+        ..one(what, metric, promise)
+    };
+    let time = |what, bytes| other(what, ("latency", "latency_us"), Some(bytes), at_most(1.0 / 0.9, 1.0));
+    let turn = ("sync_work", "beyond_work_us");
     vec![
         one("wake-up by the device : by the agents", "latency_us", at_most(0.5, 1.0 / 3.0)),
         one("processor time of a wake-up by the device : by the agents", "cpu_us", at_most(0.5, 0.2)),
+        other(
+            "blocking barrier, all but one asleep, with the driver : without",
+            ("barrier_sleep", "beyond_work_us"),
+            None,
+            at_most(1.0 / 1.5, 1.0 / 2.5),
+        ),
+        Wanted {
+            peer: Some(WAKE_UP),
+            ..other("turn by semaphores that sleeps : a wake-up", turn, Some(others::TURN), at_most(1.2, 1.0))
+        },
+        time("8 B with the driver : without", 8),
+        time("1 KB with the driver : without", 1024),
+        other(
+            "1 MB, 8 in flight, with the driver : without",
+            ("bandwidth", "bandwidth_MBps"),
+            Some(1 << 20),
+            at_least(0.9, 1.0),
+        ),
+        other(
+            "64 MiB mapped and each page read, with the driver : without",
+            ("mapped", "touch_us"),
+            None,
+            at_most(0.2, 0.05),
+        ),
+        other(
+            "attach of a process, with the driver : without",
+            ("mapped", "attach_us"),
+            None,
+            at_most(1.2, 1.0),
+        ),
     ]
 }
 
 /// What a row of the table shows.
-pub(crate) fn label(metric: &str) -> &'static str {
-    match metric {
-        "latency_us" => "wake-up, median",
-        "p99_us" => "wake-up, 99 of 100",
-        _ => "processor time of one",
+pub(crate) fn label(benchmark: &str, metric: &str, bytes: Option<u64>) -> String {
+    let size = bytes.map(table::size).unwrap_or_default();
+    match (benchmark, metric) {
+        ("doorbell", "latency_us") => "wake-up, median".into(),
+        ("doorbell", "p99_us") => "wake-up, 99 of 100".into(),
+        ("barrier_sleep", "beyond_work_us") => "blocking barrier, one asleep: beyond the work".into(),
+        ("barrier_sleep", _) => "blocking barrier: sleeps per round".into(),
+        ("sync_work", "beyond_work_us") => "turn by semaphores, asleep: beyond the work".into(),
+        ("sync_work", _) => format!("turn by semaphores: {}", metric.replace('_', " ")),
+        ("latency", _) => format!("message of {size}"),
+        ("bandwidth", _) => format!("messages of {size}, 8 in flight"),
+        ("mapped", "touch_us") => "64 MiB mapped, each page read".into(),
+        ("mapped", _) => "attach of a process".into(),
+        _ => "processor time of one".into(),
     }
 }
 
@@ -132,10 +192,20 @@ pub(crate) fn run(plan: &Plan, place: Place, search: &Search) -> Result<Output> 
     }
     let mut output: Option<Output> = None;
     for way in ways {
-        let one = measure(plan, place, search, way)?;
+        let mut one = measure(plan, place, search, way)?;
+        if place.vms > 0 {
+            let wake_up = one.samples.iter().find(|sample| sample.metric == "latency_us");
+            let wake_up = wake_up.map(|sample| sample.value).filter(|_| way == Way::Doorbell);
+            let (samples, left_out) = others::measure(plan, place, search, way, wake_up)?;
+            one.samples.extend(samples);
+            one.left_out.extend(left_out);
+        }
         match &mut output {
             None => output = Some(one),
-            Some(all) => all.samples.extend(one.samples),
+            Some(all) => {
+                all.samples.extend(one.samples);
+                all.left_out.extend(one.left_out);
+            }
         }
     }
     output.ok_or_else(|| bad("there is no way"))
@@ -180,10 +250,25 @@ fn launch(
     way: Way,
     turns: u32,
 ) -> Result<(String, Duration, String)> {
+    let exe = std::env::current_exe().map_err(Error::io("find this program"))?;
+    let words = [exe.into(), RANK_COMMAND.into(), turns.to_string().into(), way.name().into()];
+    run_in(plan, place, search, way, &[], &words)
+}
+
+/// The same for any program: `run` with these options more, and the program with its arguments.
+fn run_in(
+    plan: &Plan,
+    place: Place,
+    search: &Search,
+    way: Way,
+    options: &[&str],
+    program: &[OsString],
+) -> Result<(String, Duration, String)> {
     let folder = tempfile::tempdir().map_err(Error::io("make a temporary folder"))?;
     let stats = folder.path().join("stats.json");
     let exe = std::env::current_exe().map_err(Error::io("find this program"))?;
     let mut args: Vec<OsString> = ["run", "--launcher", "none", "-n", "2"].map(Into::into).into();
+    args.extend(options.iter().map(Into::into));
     args.extend(["--vms".into(), place.vms.to_string().into(), "--stats".into(), stats.clone().into()]);
     if place.vms > 0 {
         let driver = if way == Way::Doorbell { "require" } else { "off" };
@@ -197,8 +282,8 @@ fn launch(
     } else if let Some(pair) = search.pair_text() {
         args.extend(["--env".into(), format!("{PIN}={pair}").into()]);
     }
-    args.extend(["--".into(), exe.clone().into(), RANK_COMMAND.into()]);
-    args.extend([turns.to_string().into(), way.name().into()]);
+    args.push("--".into());
+    args.extend(program.iter().cloned());
     let before = children();
     let text = Launch { program: exe, args, env: Vec::new() }.run(way.name(), LIMIT)?;
     let took = children().saturating_sub(before);
@@ -279,6 +364,9 @@ fn read(text: &str) -> Result<Told> {
 /// One of the processes: `TURNS WAY`, with its number in `ISTHMUS_RANK`.
 pub fn rank_command(args: &[OsString]) -> i32 {
     let words: Vec<&str> = args.iter().filter_map(|arg| arg.to_str()).collect();
+    if let Some(status) = others::rank_command(&words) {
+        return status;
+    }
     let rank = std::env::var("ISTHMUS_RANK").ok().and_then(|text| text.parse::<u64>().ok());
     let [turns, way] = words[..] else { return 2 };
     let (Ok(turns), Some(way), Some(rank @ 0..2)) = (turns.parse::<u64>(), Way::named(way), rank) else {

@@ -192,7 +192,7 @@ fn wanted(what: What) -> Vec<Wanted> {
                 "blocking barrier, all but one asleep : echo over virtio-serial",
                 "virtio-serial",
                 (2, 2),
-                at_most(1.2, 1.0),
+                at_most(1.0, 0.5),
             ),
             barrier(
                 "hybrid barrier : better of spin-yield, blocking",
@@ -354,7 +354,7 @@ pub(crate) struct Output {
     pub(crate) left_out: Vec<String>,
 }
 
-fn parse(text: &str, stats: Option<Value>) -> Result<Output> {
+pub(crate) fn parse(text: &str, stats: Option<Value>) -> Result<Output> {
     let bad = |what: String| Error::Output { subject: "isthmus".into(), what };
     let mut lines = text.lines().filter(|line| line.starts_with('{'));
     let first = lines.next().ok_or_else(|| bad("it printed nothing".into()))?;
@@ -419,6 +419,7 @@ fn launch(plan: &Plan, place: Place, search: &Search, progress: &mut dyn FnMut(&
         budget_ms: plan.budget_ms,
         folder: (place.vms == 0).then(|| PathBuf::from(folder.path())),
         wire,
+        asleep: false,
         on: search
             .pair
             .filter(|_| place.processes == 2 && place.vms == 0)
@@ -724,7 +725,7 @@ fn measure(plan: &Plan, place: Place, progress: &mut dyn FnMut(&str)) -> Result<
 }
 
 /// Names of subjects in the order in which tables have them.
-const ORDER: [&str; 30] = [
+const ORDER: [&str; 31] = [
     "isthmus",
     "kernel",
     sysv::NATIVE,
@@ -755,6 +756,7 @@ const ORDER: [&str; 30] = [
     "service",
     "relay",
     "doorbell",
+    "wake-up",
 ];
 
 /// What makes a row of the table: processes, VMs, placement, benchmark, metric, bytes.
@@ -863,7 +865,13 @@ pub fn grid(what: What, records: &[Record]) -> Vec<Vec<String>> {
                     _ => amount(record),
                 }));
             }
-            (What::Doorbell, _) => grid.push(cells(doorbell::label(metric).into(), &amount)),
+            (What::Doorbell, _) => {
+                let label = doorbell::label(benchmark, metric, bytes);
+                grid.push(cells(label, &|record| match metric {
+                    "sleeps_per_turn" | "sleeps_per_round" => format!("{:.2}", record.value),
+                    _ => amount(record),
+                }));
+            }
             (What::Ivc | What::Wait, _) => {
                 let size = bytes.map(table::size).unwrap_or_default();
                 grid.push(cells(format!("{benchmark} {size}").trim_end().to_owned(), &amount));

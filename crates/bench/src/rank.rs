@@ -59,6 +59,9 @@ pub struct Plan {
     /// The first two VMs are joined by a virtio-serial port.
     #[arg(long)]
     pub wire: bool,
+    /// Only barriers that block, in rounds in which all but one sleep.
+    #[arg(long)]
+    pub asleep: bool,
     /// The processors of the first processes; otherwise each has its number's.
     #[arg(long, value_delimiter = ',')]
     pub on: Vec<usize>,
@@ -83,6 +86,9 @@ impl Plan {
         }
         if self.wire {
             args.push("--wire".into());
+        }
+        if self.asleep {
+            args.push("--asleep".into());
         }
         if !self.on.is_empty() {
             let on: Vec<String> = self.on.iter().map(ToString::to_string).collect();

@@ -201,7 +201,9 @@ pub fn objects(plan: &objects::Plan, done: &objects::Done) {
         isthmus_region::say!(
             "A wake-up: half of a turn of two processes, each of which sleeps until it is rung. futex and service are natively, a futex \
              and a pipe of the local service; between VMs relay is by both agents and the host service, doorbell by interrupts, which \
-             are counted. Processor time is that of all processes of the host, by launches of more and of fewer turns."
+             are counted. Processor time is that of all processes of the host, by launches of more and of fewer turns. All other rows \
+             are of VMs without the guest driver (relay) and with it (doorbell); wake-up is that of the same round, which a \
+             turn by semaphores has, too."
         );
     }
     if let Some(record) = done.records.iter().find(|record| record.vms > 0) {

@@ -162,8 +162,7 @@ pub(crate) fn run(
     search: &Search,
     progress: &mut dyn FnMut(&str),
 ) -> Result<Output> {
-    let compiler = std::env::var_os("CC").unwrap_or_else(|| "cc".into());
-    let program = program::build(Path::new(&compiler), "", "sysv", &SOURCES, &FLAGS)?;
+    let program = program()?;
     let exe = std::env::current_exe().map_err(Error::io("find this program"))?;
     let round = Round { plan, search, program, exe };
     if place.vms == 0 {
@@ -173,6 +172,20 @@ pub(crate) fn run(
     let kernel = round.kernel(&turns(plan), NATIVE)?;
     output.samples.extend(kernel.samples);
     Ok(output)
+}
+
+/// The program, compiled if it is not there yet.
+///
+/// # Errors
+/// If there is no compiler, or it fails.
+pub(crate) fn program() -> Result<PathBuf> {
+    let compiler = std::env::var_os("CC").unwrap_or_else(|| "cc".into());
+    program::build(Path::new(&compiler), "", "sysv", &SOURCES, &FLAGS)
+}
+
+/// Its arguments where a process of it in each VM makes one block, and `exe` is asked whose objects these are.
+pub(crate) fn words(exe: &OsString, budget_ms: u64, block: &str) -> Vec<OsString> {
+    vec!["--look".into(), exe.into(), key().to_string().into(), budget_ms.to_string().into(), block.into()]
 }
 
 /// Turns, which is what VMs are compared with the kernel by.
@@ -409,7 +422,7 @@ impl Block {
 }
 
 /// Reads what the program printed; what it did by System V IPC is `subject`'s.
-fn read(text: &str, subject: &str, accel: &str) -> Result<Output> {
+pub(crate) fn read(text: &str, subject: &str, accel: &str) -> Result<Output> {
     let bad = |what: String| Error::Output { subject: subject.into(), what };
     let (mut start, mut objects, mut table, mut blocks) = (None, None, Table::default(), Vec::new());
     for line in text.lines().filter(|line| line.starts_with("{\"isthmus_bench\":1,")) {

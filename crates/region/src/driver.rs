@@ -287,7 +287,7 @@ fn info(file: impl AsFd) -> rustix::io::Result<(u32, Info)> {
 }
 
 /// Bytes of the memory behind a descriptor of the driver's; none if it is of another file.
-pub(crate) fn bytes(file: BorrowedFd<'_>) -> Option<u64> {
+pub fn bytes(file: BorrowedFd<'_>) -> Option<u64> {
     info(file).ok().map(|(_, info)| info.bytes)
 }
 

@@ -178,6 +178,14 @@ pub(super) fn run(meeting: &mut Meeting, plan: &Plan) -> Result<()> {
         }
         barriers.push(("pthread", Barrier::Posix(barrier)));
     }
+    if plan.asleep {
+        for _ in 0..plan.reps {
+            for (name, barrier) in barriers.iter_mut().filter(|(name, _)| *name == "isthmus-block") {
+                asleep(meeting, name, &mut |rounds, work| barrier.rounds(naive, rounds, work))?;
+            }
+        }
+        return meeting.sync();
+    }
     let mut port = if plan.wire { Some(wire()?) } else { None };
     // What passes between the naive ones, which share their words.
     let mut senses = 0;
