@@ -1,4 +1,5 @@
-//! The guest driver (`driver/`), built for a guest's kernel on the host and kept in the user's cache.
+//! The guest driver (`driver/`), built for a guest's kernel on the host and kept in the user's cache; where a kernel's own modules
+//! have it, as `isthmus-dkms` puts it there, that one is taken.
 //!
 //! It needs that kernel's headers: those that are installed, or else Debian's packages, which are fetched as the kernel is and
 //! unpacked into the cache. Their only absolute path, in the Makefile, is rewritten. Nothing is installed.
@@ -30,6 +31,9 @@ const KEEP_FAILURE: Duration = Duration::from_secs(3600);
 /// # Errors
 /// [`Error::NoDriver`] with the cause.
 pub fn find(kernel: &Kernel, again: bool, progress: &mut dyn FnMut(&str)) -> Result<PathBuf> {
+    if let Some(own) = kernel.own_driver() {
+        return Ok(own);
+    }
     let dir = cache::dir().map_err(none)?.join("drivers").join(key(kernel).map_err(none)?);
     let (module, failure) = (dir.join(MODULE), dir.join("failure"));
     if module.is_file() {

@@ -45,6 +45,12 @@ pub struct Kernel {
 }
 
 impl Kernel {
+    /// The guest driver that came with it, if one did.
+    pub(crate) fn own_driver(&self) -> Option<PathBuf> {
+        let module = self.modules.parent()?.join(crate::driver::MODULE);
+        module.is_file().then_some(module)
+    }
+
     fn in_dir(release: &str, dir: &Path) -> Option<Kernel> {
         let kernel = Kernel {
             release: release.to_owned(),
@@ -383,6 +389,9 @@ fn make(kernels: &Path, name: &str, release: &str, image: &Path, modules: Option
             write(target_modules.join(&module.file), &module.data)?;
             order.push_str(&format!("{} {}\n", module.group, module.file));
         }
+        if let Some(own) = own_driver(modules)? {
+            write(new.join(crate::driver::MODULE), &own)?;
+        }
         write(target_modules.join("order"), order.as_bytes())?;
         if target.exists() {
             fs::remove_dir_all(&target).map_err(Error::io(format!("replace {}", target.display())))?;
@@ -423,6 +432,25 @@ fn select_modules(tree: Option<&Path>) -> Result<Vec<Module>> {
     Ok(chosen)
 }
 
+/// The guest driver, where a kernel's own modules have it already: DKMS puts it among them.
+fn own_driver(tree: Option<&Path>) -> Result<Option<Vec<u8>>> {
+    let mut files = BTreeMap::new();
+    if let Some(tree) = tree {
+        index_modules(tree, &mut files);
+    }
+    files.get("isthmus").map(|path| unpacked(path)).transpose()
+}
+
+/// A module's content.
+fn unpacked(path: &Path) -> Result<Vec<u8>> {
+    let packed = fs::read(path).map_err(Error::io(format!("read {}", path.display())))?;
+    match packed.starts_with(b"\x7fELF") {
+        true => Ok(packed),
+        // Debian 13 has .ko.xz. A guest could unpack them itself, but ten times slower, and at every boot.
+        false => decompress(path, &packed),
+    }
+}
+
 fn add_module(
     name: &str,
     group: &'static str,
@@ -437,13 +465,7 @@ fn add_module(
     }
     let path =
         files.get(name).ok_or_else(|| Error::NoModule { path: tree.to_owned(), module: name.to_owned() })?;
-    let packed = fs::read(path).map_err(Error::io(format!("read {}", path.display())))?;
-    let data = if packed.starts_with(b"\x7fELF") {
-        packed
-    } else {
-        // Debian 13 has .ko.xz. A guest could unpack them itself, but ten times slower, and at every boot.
-        decompress(path, &packed)?
-    };
+    let data = unpacked(path)?;
     for dependency in dependencies(&data) {
         add_module(&dependency, group, tree, files, builtin, done, chosen)?;
     }
