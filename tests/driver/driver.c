@@ -5,6 +5,7 @@
  *	driver NODE CASE		one of the cases below
  *	driver NODE gone		says "ready", and goes on once the device is unplugged
  *	driver NODE cycles PCI N	N times: the driver takes the device PCI, processes map it, and it is taken away
+ *	driver NODE without_pages PCI	the driver takes the device PCI anew, told to have no pages for it
  *
  * The region behind it has at least 64 MiB. Ends with 0 if all holds, else says what does not.
  */
@@ -263,6 +264,38 @@ static void pages(void)
 	CHECK(vmsplice(ends[1], &there, 1, 0) == 1);
 	at[0] = 80;
 	CHECK(read(ends[0], copy, 1) == 1 && copy[0] == 80);
+}
+
+/* What needs pages of memory: files are read into it and written from it, without a copy where the file system can do that, and
+ * other processes read it. Gives whether all of it works; either all does, or none. */
+static bool direct(int fd)
+{
+	volatile unsigned char *at = mapped(fd, 32 * MIB, 2 * MIB, PROT_READ | PROT_WRITE);
+	unsigned char copy[PAGE];
+	struct iovec here = {copy, PAGE}, there = {(void *)(at + PAGE), PAGE};
+	int file = (int)OK(open("/proc/self/exe", O_RDONLY));
+
+	CHECK(pread(file, copy, PAGE, 0) == PAGE);
+	close(file);
+	/* The system's own files come from the host: reads and writes of more than a KiB go to and from the pages themselves. */
+	file = (int)OK(open("/proc/self/exe", O_RDONLY | O_DIRECT));
+	memset((void *)(at + PAGE), 0, PAGE);
+	ssize_t got = pread(file, (void *)(at + PAGE), PAGE, 0);
+	bool by_file = got == PAGE;
+	CHECK(by_file ? memcmp((void *)(at + PAGE), copy, PAGE) == 0 : got == -1);
+	close(file);
+	memset((void *)(at + PAGE), 78, PAGE);
+	memset(copy, 0, PAGE);
+	bool by_process = process_vm_readv(getpid(), &here, 1, &there, 1, 0) == PAGE;
+	CHECK(by_process ? copy[PAGE - 1] == 78 : errno == EFAULT);
+	CHECK(by_file == by_process);
+	munmap((void *)at, 2 * MIB);
+	return by_file;
+}
+
+static void o_direct(void)
+{
+	CHECK(direct(granted(0, 64 * MIB, ISTHMUS_READ | ISTHMUS_WRITE)));
 }
 
 static void write_back(void)
@@ -650,12 +683,48 @@ static void cycles(const char *device, int count)
 	CHECK(losses * 2 < windows);
 }
 
+static void bind_anew(const char *device, const char *pages)
+{
+	put("/sys/bus/pci/drivers/isthmus/unbind", device);
+	put("/sys/module/isthmus/parameters/pages", pages);
+	put("/sys/bus/pci/drivers/isthmus/bind", device);
+	for (int i = 0; i < 100 && access(node, F_OK); i++)
+		usleep(10000);
+}
+
+/* Where there is no memory for pages, or none is to be taken for them. */
+static void without_pages(const char *device)
+{
+	struct isthmus_info info = {0};
+
+	bind_anew(device, "N");
+	int fd = granted(0, 64 * MIB, ISTHMUS_READ | ISTHMUS_WRITE);
+	OK(ioctl(fd, ISTHMUS_INFO, &info));
+	CHECK(!(info.flags & ISTHMUS_PAGES));
+	volatile unsigned char *at = mapped(fd, 32 * MIB, 4 * MIB, PROT_READ | PROT_WRITE);
+	volatile unsigned char *again = mapped(fd, 32 * MIB, 4 * MIB, PROT_READ);
+	long before = minor_faults();
+	for (size_t i = 0; i < 4 * MIB; i += PAGE)
+		at[i] = (unsigned char)(i / PAGE + 1);
+	printf("%ld faults for 4 MiB\n", minor_faults() - before);
+	for (size_t i = 0; i < 4 * MIB; i += PAGE)
+		CHECK(again[i] == (unsigned char)(i / PAGE + 1));
+	CHECK(!direct(fd));
+	close(fd);
+	munmap((void *)at, 4 * MIB);
+	munmap((void *)again, 4 * MIB);
+	bind_anew(device, "Y");
+	fd = granted(0, 64 * MIB, ISTHMUS_READ | ISTHMUS_WRITE);
+	OK(ioctl(fd, ISTHMUS_INFO, &info));
+	CHECK(info.flags & ISTHMUS_PAGES);
+}
+
 int main(int count, char **words)
 {
 	static const struct {
 		const char *name;
 		void (*run)(void);
-	} all[] = {{"about", about}, {"grants", grants}, {"pages", pages}, {"write_back", write_back}, {"bells", bells}, {"storm", storm},
+	} all[] = {{"about", about}, {"grants", grants}, {"pages", pages}, {"o_direct", o_direct}, {"write_back", write_back}, {"bells", bells}, {"storm", storm},
 		   {"fuzz", fuzz}, {"suspend", suspend}, {"gone", gone}};
 
 	setvbuf(stdout, NULL, _IOLBF, 0);
@@ -664,6 +733,10 @@ int main(int count, char **words)
 	node = words[1];
 	if (count == 5 && strcmp(words[2], "cycles") == 0) {
 		cycles(words[3], atoi(words[4]));
+		return 0;
+	}
+	if (count == 4 && strcmp(words[2], "without_pages") == 0) {
+		without_pages(words[3]);
 		return 0;
 	}
 	for (unsigned int i = 0; i < sizeof(all) / sizeof(*all); i++)
