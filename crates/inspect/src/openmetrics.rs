@@ -204,6 +204,7 @@ mod tests {
             file: 0,
             section: 0,
             section_bytes: 0,
+            vectors: 0,
             heap_bytes: 10,
             heap_used: 5,
             counters: Totals::from_words(words),

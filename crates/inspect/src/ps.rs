@@ -3,9 +3,10 @@
 use std::fmt::Write;
 
 use isthmus_region::counters::{LaneTotals, Totals};
+use isthmus_region::life::State;
 
 use crate::fault::Faults;
-use crate::model::{Lane, SHOWN, SHOWN_OF_LANES, Survey, state_name};
+use crate::model::{Lane, Member, SHOWN, SHOWN_OF_LANES, Survey, state_name};
 use crate::table::{Table, bytes, count};
 use crate::target::Target;
 
@@ -98,12 +99,13 @@ pub(crate) fn headings(first: &[&'static str]) -> Vec<&'static str> {
 }
 
 fn members(survey: &Survey) -> Table {
-    let first = ["<member", "<kind", "<state", "processes", "endpoints", "lanes", "memory", "of"];
+    let first = ["<member", "<kind", "<mapped by", "<state", "processes", "endpoints", "lanes", "memory", "of"];
     let mut table = Table::new(&headings(&first));
     for m in &survey.members {
         let cells = [
             m.name.clone(),
             m.kind.to_owned(),
+            mapped_by(m).to_owned(),
             state_name(m.state).to_owned(),
             m.processes.len().to_string(),
             m.endpoints.len().to_string(),
@@ -114,6 +116,15 @@ fn members(survey: &Survey) -> Table {
         table.row(cells.into_iter().chain(counted(&m.counters)).collect());
     }
     table
+}
+
+/// How a member has the region. The host has the memory itself, whatever rings it.
+fn mapped_by(member: &Member) -> &'static str {
+    match (member.kind, member.state, member.vectors) {
+        ("vm", State::Active, 0) => "sysfs",
+        ("vm", State::Active, _) => "driver",
+        _ => "-",
+    }
 }
 
 fn objects(survey: &Survey) -> Table {

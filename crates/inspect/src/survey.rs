@@ -428,6 +428,7 @@ impl Walk<'_> {
             file,
             section: usable.unwrap_or(0),
             section_bytes,
+            vectors: 0,
             heap_bytes: 0,
             heap_used: 0,
             counters: isthmus_region::counters::Totals::default(),

@@ -156,7 +156,7 @@ impl Directory {
     /// By how many vectors the peer's sleepers are rung, as its service says; 0 if by none.
     pub fn vectors(&self) -> u32 {
         let word = self.section.read("directory", directory::VECTORS).map_or(0, ReadWord::get);
-        u32::try_from(word).ok().filter(|vectors| (2..=crate::driver::VECTORS).contains(vectors)).unwrap_or(0)
+        crate::driver::vectors(word)
     }
 
     fn endpoint_at(&self, slot: u32) -> Result<u64> {

@@ -291,6 +291,11 @@ pub fn bytes(file: BorrowedFd<'_>) -> Option<u64> {
     info(file).ok().map(|(_, info)| info.bytes)
 }
 
+/// How many vectors a peer says that it has, which may be anything: 0 where it has too few to be rung by.
+pub fn vectors(said: u64) -> u32 {
+    u32::try_from(said).ok().filter(|vectors| (2..=VECTORS).contains(vectors)).unwrap_or(0)
+}
+
 /// The vector by which the sleepers of an endpoint are rung, of a peer with so many vectors: at least 2.
 pub fn vector_of_slot(slot: u32, vectors: u32) -> u32 {
     1 + slot % (vectors - 1)

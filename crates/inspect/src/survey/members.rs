@@ -147,6 +147,7 @@ impl Walk<'_> {
         if fit {
             within.heap_end = pages;
         }
+        member.vectors = isthmus_region::driver::vectors(get(directory::VECTORS));
         let heap_bytes = within.heap_end - within.places.heap;
         for (field, offset, right) in [
             ("directory.ENDPOINT_TABLE", directory::ENDPOINT_TABLE, within.places.endpoints),
