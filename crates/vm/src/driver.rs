@@ -1,5 +1,5 @@
-//! The guest driver (`driver/`), built for a guest's kernel on the host and kept in the user's cache; where a kernel's own modules
-//! have it, as `isthmus-dkms` puts it there, that one is taken.
+//! The guest driver (`driver/`), built for a guest's kernel on the host and kept in the user's cache. Where that cannot be done, one that
+//! the kernel's own modules have is taken, as `isthmus-dkms` puts it there; it may be of another version, which the agent sees.
 //!
 //! It needs that kernel's headers: those that are installed, or else Debian's packages, which are fetched as the kernel is and
 //! unpacked into the cache. Their only absolute path, in the Makefile, is rewritten. Nothing is installed.
@@ -31,9 +31,15 @@ const KEEP_FAILURE: Duration = Duration::from_secs(3600);
 /// # Errors
 /// [`Error::NoDriver`] with the cause.
 pub fn find(kernel: &Kernel, again: bool, progress: &mut dyn FnMut(&str)) -> Result<PathBuf> {
-    if let Some(own) = kernel.own_driver() {
-        return Ok(own);
-    }
+    ours(kernel, again, progress).or_else(|why| {
+        let own = kernel.own_driver().ok_or(why)?;
+        progress(&format!("taking the guest driver that {} has among its own modules", kernel.release));
+        Ok(own)
+    })
+}
+
+/// One of this version's sources.
+fn ours(kernel: &Kernel, again: bool, progress: &mut dyn FnMut(&str)) -> Result<PathBuf> {
     let dir = cache::dir().map_err(none)?.join("drivers").join(key(kernel).map_err(none)?);
     let (module, failure) = (dir.join(MODULE), dir.join("failure"));
     if module.is_file() {

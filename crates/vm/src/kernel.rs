@@ -30,6 +30,9 @@ const WANTED: [(&str, &str); 7] = [
     ("virtio_net", "net"),
 ];
 
+/// The file of a kernel directory that says where the modules were taken from.
+const TREE: &str = "tree";
+
 /// The package that always depends on the newest generic kernel.
 const META_PACKAGE: &str = "linux-image-amd64";
 
@@ -45,10 +48,18 @@ pub struct Kernel {
 }
 
 impl Kernel {
-    /// The guest driver that came with it, if one did.
+    /// The guest driver that the kernel's own modules have now, if they do: DKMS puts it among them.
     pub(crate) fn own_driver(&self) -> Option<PathBuf> {
-        let module = self.modules.parent()?.join(crate::driver::MODULE);
-        module.is_file().then_some(module)
+        let dir = self.modules.parent()?;
+        let tree = fs::read_to_string(dir.join(TREE)).ok()?;
+        let mut files = BTreeMap::new();
+        index_modules(&Path::new(&tree).join("updates"), &mut files);
+        let content = unpacked(files.get("isthmus")?).ok()?;
+        let module = dir.join(crate::driver::MODULE);
+        if fs::read(&module).ok().as_ref() != Some(&content) {
+            cache::write_atomically(&module, &content).ok()?;
+        }
+        Some(module)
     }
 
     fn in_dir(release: &str, dir: &Path) -> Option<Kernel> {
@@ -389,8 +400,8 @@ fn make(kernels: &Path, name: &str, release: &str, image: &Path, modules: Option
             write(target_modules.join(&module.file), &module.data)?;
             order.push_str(&format!("{} {}\n", module.group, module.file));
         }
-        if let Some(own) = own_driver(modules)? {
-            write(new.join(crate::driver::MODULE), &own)?;
+        if let Some(tree) = modules {
+            write(new.join(TREE), tree.as_os_str().as_encoded_bytes())?;
         }
         write(target_modules.join("order"), order.as_bytes())?;
         if target.exists() {
@@ -430,15 +441,6 @@ fn select_modules(tree: Option<&Path>) -> Result<Vec<Module>> {
         add_module(name, group, shown, &files, &builtin, &mut done, &mut chosen)?;
     }
     Ok(chosen)
-}
-
-/// The guest driver, where a kernel's own modules have it already: DKMS puts it among them.
-fn own_driver(tree: Option<&Path>) -> Result<Option<Vec<u8>>> {
-    let mut files = BTreeMap::new();
-    if let Some(tree) = tree {
-        index_modules(tree, &mut files);
-    }
-    files.get("isthmus").map(|path| unpacked(path)).transpose()
 }
 
 /// A module's content.
