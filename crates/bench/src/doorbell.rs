@@ -80,7 +80,8 @@ pub(crate) fn wanted() -> Vec<Wanted> {
         processes: VMS,
         vms: VMS,
         promise,
-        // Each process checks that it slept at the kind of bell that its subject names.
+        // Each process of the turns checks that it slept at the kind of bell that its subject names. For the others the VMs do: with
+        // `--driver require` none goes on without the driver, and with `off` none has it.
         is_counted: false,
     };
     let other = |what, (benchmark, metric), bytes, promise| Wanted {
@@ -195,7 +196,7 @@ pub(crate) fn run(plan: &Plan, place: Place, search: &Search) -> Result<Output> 
         let mut one = measure(plan, place, search, way)?;
         if place.vms > 0 {
             let wake_up = one.samples.iter().find(|sample| sample.metric == "latency_us");
-            let wake_up = wake_up.map(|sample| sample.value).filter(|_| way == Way::Doorbell);
+            let wake_up = wake_up.filter(|_| way == Way::Doorbell);
             let (samples, left_out) = others::measure(plan, place, search, way, wake_up)?;
             one.samples.extend(samples);
             one.left_out.extend(left_out);

@@ -622,9 +622,10 @@ fn row(wanted: &Wanted, records: &mut [Record], sieve: Sieve) -> Row {
         _ => None,
     };
     if let Some((each, metric, least)) = sleepers {
-        let slept = |name: Option<&str>| beside(name, metric).map_or(0.0, |sleeps| sleeps.value);
-        let (ours, theirs) = (slept(Some(&record.subject)), slept(wanted.peer));
-        said += &format!("; {ours:.2} : {theirs:.2} sleeps a {each}");
+        let slept = |name: Option<&str>| beside(name, metric).map(|sleeps| sleeps.value);
+        let ours = slept(Some(&record.subject)).unwrap_or(0.0);
+        let theirs = slept(wanted.peer).map(|theirs| format!(" : {theirs:.2}")).unwrap_or_default();
+        said += &format!("; {ours:.2}{theirs} sleeps a {each}");
         is_proved &= ours >= ASLEEP * least;
     }
     let figure = Figure::of(record);

@@ -174,7 +174,7 @@ pub struct Member {
     pub section: u64,
     /// Bytes of its section.
     pub section_bytes: u64,
-    /// By how many interrupt vectors its sleepers are rung; 0 if by none. A VM that has some maps the region by the guest driver.
+    /// By how many interrupt vectors its sleepers are rung, which takes the guest driver in a VM; 0 if by the agents.
     pub vectors: u32,
     /// Bytes that its processes can be granted.
     pub heap_bytes: u64,

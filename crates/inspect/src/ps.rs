@@ -99,13 +99,13 @@ pub(crate) fn headings(first: &[&'static str]) -> Vec<&'static str> {
 }
 
 fn members(survey: &Survey) -> Table {
-    let first = ["<member", "<kind", "<mapped by", "<state", "processes", "endpoints", "lanes", "memory", "of"];
+    let first = ["<member", "<kind", "<rung by", "<state", "processes", "endpoints", "lanes", "memory", "of"];
     let mut table = Table::new(&headings(&first));
     for m in &survey.members {
         let cells = [
             m.name.clone(),
             m.kind.to_owned(),
-            mapped_by(m).to_owned(),
+            rung_by(m).to_owned(),
             state_name(m.state).to_owned(),
             m.processes.len().to_string(),
             m.endpoints.len().to_string(),
@@ -118,11 +118,11 @@ fn members(survey: &Survey) -> Table {
     table
 }
 
-/// How a member has the region. The host has the memory itself, whatever rings it.
-fn mapped_by(member: &Member) -> &'static str {
-    match (member.kind, member.state, member.vectors) {
-        ("vm", State::Active, 0) => "sysfs",
-        ("vm", State::Active, _) => "driver",
+/// By what other members wake its sleepers.
+fn rung_by(member: &Member) -> &'static str {
+    match (member.state, member.vectors) {
+        (State::Active, 0) => "agents",
+        (State::Active, _) => "interrupts",
         _ => "-",
     }
 }

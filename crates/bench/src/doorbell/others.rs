@@ -1,5 +1,6 @@
 //! What else differs between VMs without the guest driver and with it: a barrier and semaphores at which processes sleep, messages,
-//! the mapping of memory, and the attach. Each is a launch of its own, by the processes that other benchmarks have, too.
+//! the mapping of memory, and the attach, by the processes that other benchmarks have, too. Semaphores have a launch of their own;
+//! for all else one process in each VM runs the others, one after the other, and prints what these print.
 
 use std::ffi::OsString;
 use std::os::fd::AsFd;
@@ -11,7 +12,7 @@ use isthmus_region::error::with_causes;
 use isthmus_region::mapping::Mapping;
 use serde::{Deserialize, Serialize};
 
-use super::{RANK_COMMAND, WAKE_UP, Way, bad, run_in};
+use super::{RANK_COMMAND, VMS, WAKE_UP, Way, bad, run_in};
 use crate::error::{Error, Result};
 use crate::objects::{self, Place, Plan};
 use crate::placement::Search;
@@ -30,19 +31,18 @@ const TIMES: usize = 15;
 const TIMES_QUICK: usize = 5;
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// All of it, one way; `wake_up` is what one took in this round, where the turn of semaphores is compared with it. Gives what was left
+/// All of it, one way; `wake_up` is one of this round, where the turn of semaphores is compared with it. Gives what was left
 /// out, too, and why.
 pub(super) fn measure(
     plan: &Plan,
     place: Place,
     search: &Search,
     way: Way,
-    wake_up: Option<f64>,
+    wake_up: Option<&Sample>,
 ) -> Result<(Vec<Sample>, Vec<String>)> {
     let exe: OsString = std::env::current_exe().map_err(Error::io("find this program"))?.into();
-    let run = |options: &[&str], words: Vec<OsString>| -> Result<(String, String, Option<[f64; 2]>)> {
+    let run = |options: &[&str], program: Vec<OsString>| -> Result<(String, String, Option<[f64; 2]>)> {
         let before = search.line();
-        let program = [vec![exe.clone()], words].concat();
         let (text, _, accel) = run_in(plan, place, search, way, options, &program)?;
         Ok((text, accel, before.zip(search.line()).map(|(before, after)| [before, after])))
     };
@@ -51,50 +51,39 @@ pub(super) fn measure(
         samples.into_iter().map(ours).collect()
     };
 
-    let (text, _, lines) = run(&[], barrier(plan, place))?;
-    let mut samples = as_ours(objects::parse(&text, None)?.samples, lines);
-
-    let (text, _, lines) = run(&[], [lane::RANK_COMMAND, "1", "quick"].map(Into::into).into())?;
-    samples.extend(as_ours(messages(&text)?, lines));
-
     let times = if plan.is_quick { TIMES_QUICK } else { TIMES };
-    let words = [RANK_COMMAND, MAPS, &times.to_string(), way.name()].map(Into::into).into();
-    let (text, _, lines) = run(&[], words)?;
-    samples.extend(as_ours(mapped(&text)?, lines));
+    let words = [RANK_COMMAND, EACH, &times.to_string(), &plan.budget_ms.to_string(), way.name()];
+    let (text, _, lines) = run(&[], [vec![exe.clone()], words.map(Into::into).into()].concat())?;
+    let told = told(&text, place)?;
+    let said = |of: &dyn Fn(&Each) -> &str| told.iter().map(of).collect::<String>();
+    let mut samples = as_ours(objects::parse(&said(&|each| &each.barrier), None)?.samples, lines);
+    samples.extend(as_ours(messages(&said(&|each| &each.messages))?, lines));
+    samples.extend(as_ours(mapped(&told)?, lines));
 
     let mut left_out = Vec::new();
     match sysv::program() {
         Ok(program) => {
             let words = sysv::words(&exe, plan.budget_ms, &format!("work:{TURN}:{WORK_US}"));
-            let before = search.line();
-            let program = [vec![program.into()], words].concat();
-            let (text, _, accel) = run_in(plan, place, search, way, &["--sysv"], &program)?;
-            let lines = before.zip(search.line()).map(|(before, after)| [before, after]);
+            let (text, accel, lines) = run(&["--sysv"], [vec![program.into()], words].concat())?;
             let turns = as_ours(sysv::read(&text, "isthmus", &accel)?.samples, lines);
             // The wake-up beside it, as a figure of the same kind.
             let turn = turns.iter().find(|sample| sample.metric == "beyond_work_us");
-            if let Some((turn, value)) = turn.zip(wake_up) {
-                samples.push(Sample { subject: WAKE_UP.into(), value, path: None, ..turn.clone() });
+            if let Some((turn, wake_up)) = turn.zip(wake_up) {
+                let Sample { benchmark, metric, bytes, .. } = turn.clone();
+                samples.push(Sample {
+                    benchmark,
+                    metric,
+                    bytes,
+                    subject: WAKE_UP.into(),
+                    path: None,
+                    ..wake_up.clone()
+                });
             }
             samples.extend(turns);
         }
         Err(error) => left_out.push(format!("turn by semaphores: {}", error.chain())),
     }
     Ok((samples, left_out))
-}
-
-fn barrier(plan: &Plan, place: Place) -> Vec<OsString> {
-    let plan = rank::Plan {
-        what: What::Barrier,
-        parties: place.processes,
-        reps: 1,
-        budget_ms: plan.budget_ms,
-        folder: None,
-        wire: false,
-        asleep: true,
-        on: Vec::new(),
-    };
-    plan.args()
 }
 
 fn messages(text: &str) -> Result<Vec<Sample>> {
@@ -117,24 +106,36 @@ fn messages(text: &str) -> Result<Vec<Sample>> {
     Ok(blocks.into_iter().filter_map(sample).collect())
 }
 
-/// First word behind [`RANK_COMMAND`]: how often, and by which way.
-const MAPS: &str = "maps";
+/// First word behind [`RANK_COMMAND`]: how often memory is mapped, how long a block shall take, and by which way.
+const EACH: &str = "each";
 /// And of the processes that this one starts.
 const TOUCH: &str = "touch";
 const ATTACH: &str = "attach";
 
-/// What the first process prints.
+/// What a process prints: what those that it ran printed, and of the first one the medians of mapping and attaching.
 #[derive(Debug, Serialize, Deserialize)]
-struct Maps {
+struct Each {
     isthmus_bench: u32,
-    touch_us: f64,
-    attach_us: f64,
+    barrier: String,
+    messages: String,
+    touch_us: Option<f64>,
+    attach_us: Option<f64>,
 }
 
-fn mapped(text: &str) -> Result<Vec<Sample>> {
-    let line = text.lines().find(|line| line.starts_with("{\"isthmus_bench\":1,"));
-    let line = line.ok_or_else(|| bad("nobody mapped anything"))?;
-    let maps: Maps = serde_json::from_str(line).map_err(|e| bad(format!("{e} in {line}")))?;
+fn told(text: &str, place: Place) -> Result<Vec<Each>> {
+    let lines = text.lines().filter(|line| line.starts_with("{\"isthmus_bench\":1,"));
+    let all: Vec<Each> = lines
+        .map(|line| serde_json::from_str(line).map_err(|e| bad(format!("{e} in {line}"))))
+        .collect::<Result<_>>()?;
+    match all.len() == place.processes as usize {
+        true => Ok(all),
+        false => Err(bad(format!("it has the lines of {} processes", all.len()))),
+    }
+}
+
+fn mapped(told: &[Each]) -> Result<Vec<Sample>> {
+    let first = told.iter().find_map(|each| each.touch_us.zip(each.attach_us));
+    let (touch_us, attach_us) = first.ok_or_else(|| bad("nobody mapped anything"))?;
     let sample = |metric: &str, value| Sample {
         benchmark: "mapped".into(),
         subject: String::new(),
@@ -145,13 +146,13 @@ fn mapped(text: &str) -> Result<Vec<Sample>> {
         path: None,
         line_us: None,
     };
-    Ok(vec![sample("touch_us", maps.touch_us), sample("attach_us", maps.attach_us)])
+    Ok(vec![sample("touch_us", touch_us), sample("attach_us", attach_us)])
 }
 
 /// A process of this module; none if these words are not for one.
 pub(super) fn rank_command(words: &[&str]) -> Option<i32> {
     let done = match words {
-        [MAPS, times, way] => maps(times, way),
+        [EACH, times, budget_ms, way] => each(times, budget_ms, way),
         [TOUCH, way] => touch(way).map(|us| isthmus_region::say!("{us}")),
         [ATTACH, way] => attach(way).map(|us| isthmus_region::say!("{us}")),
         _ => return None,
@@ -165,26 +166,45 @@ pub(super) fn rank_command(words: &[&str]) -> Option<i32> {
     ))
 }
 
-fn maps(times: &str, way: &str) -> std::result::Result<(), String> {
-    if std::env::var("ISTHMUS_RANK").is_ok_and(|rank| rank != "0") {
-        return Ok(());
-    }
-    let times = times.parse::<usize>().map_err(|e| e.to_string())?;
+/// What a program of ours prints.
+fn output(words: &[OsString]) -> std::result::Result<String, String> {
     let exe = std::env::current_exe().map_err(|e| e.to_string())?;
+    let output = Command::new(&exe).args(words).output().map_err(|e| e.to_string())?;
+    match output.status.success() {
+        true => Ok(String::from_utf8_lossy(&output.stdout).into_owned()),
+        false => Err(format!("{words:?}: {}", String::from_utf8_lossy(&output.stderr))),
+    }
+}
+
+fn each(times: &str, budget_ms: &str, way: &str) -> std::result::Result<(), String> {
+    let number = |text: &str| text.parse::<u64>().map_err(|e| format!("{text}: {e}"));
+    let times = number(times)?;
+    let plan = rank::Plan {
+        what: What::Barrier,
+        parties: VMS,
+        reps: 1,
+        budget_ms: number(budget_ms)?,
+        folder: None,
+        wire: false,
+        asleep: true,
+        on: Vec::new(),
+    };
     let median = |what: &str| -> std::result::Result<f64, String> {
         let one = |_| {
-            let output = Command::new(&exe).args([RANK_COMMAND, what, way]).output();
-            let output = output.map_err(|e| e.to_string())?;
-            let text = String::from_utf8_lossy(&output.stdout);
-            text.trim()
-                .parse::<f64>()
-                .map_err(|_| format!("{what}: {}", String::from_utf8_lossy(&output.stderr)))
+            let text = output(&[RANK_COMMAND, what, way].map(Into::into))?;
+            text.trim().parse::<f64>().map_err(|e| format!("{what}: {e}"))
         };
         let all: Vec<f64> = (0..times).map(one).collect::<std::result::Result<_, _>>()?;
         stats::median(&all).ok_or_else(|| "nothing was timed".into())
     };
-    let maps = Maps { isthmus_bench: 1, touch_us: median(TOUCH)?, attach_us: median(ATTACH)? };
-    isthmus_region::say!("{}", serde_json::to_string(&maps).map_err(|e| e.to_string())?);
+    let messages = output(&[lane::RANK_COMMAND, "1", "quick"].map(Into::into))?;
+    let barrier = output(&plan.args())?;
+    // Last, since the other process does not wait for it.
+    let is_first = std::env::var("ISTHMUS_RANK").is_ok_and(|rank| rank == "0");
+    let first = |what| if is_first { median(what).map(Some) } else { Ok(None) };
+    let each =
+        Each { isthmus_bench: 1, barrier, messages, touch_us: first(TOUCH)?, attach_us: first(ATTACH)? };
+    isthmus_region::say!("{}", serde_json::to_string(&each).map_err(|e| e.to_string())?);
     Ok(())
 }
 
@@ -227,10 +247,16 @@ mod tests {
 
     #[test]
     fn what_processes_print_becomes_samples() {
-        let samples = mapped("x\n{\"isthmus_bench\":1,\"touch_us\":2.5,\"attach_us\":7}\n").unwrap();
-        let told: Vec<_> = samples.iter().map(|sample| (sample.metric.as_str(), sample.value)).collect();
-        assert_eq!(told, [("touch_us", 2.5), ("attach_us", 7.0)]);
-        assert!(mapped("x\n").is_err());
+        let line =
+            |rest: &str| format!("x\n{{\"isthmus_bench\":1,\"barrier\":\"b\",\"messages\":\"m\",{rest}}}\n");
+        let first = line("\"touch_us\":2.5,\"attach_us\":7");
+        let other = line("\"touch_us\":null,\"attach_us\":null");
+        let place = Place { processes: 2, vms: 2 };
+        assert!(told(&first, place).is_err(), "one of two");
+        let samples = mapped(&told(&format!("{other}{first}"), place).unwrap()).unwrap();
+        let values: Vec<_> = samples.iter().map(|sample| (sample.metric.as_str(), sample.value)).collect();
+        assert_eq!(values, [("touch_us", 2.5), ("attach_us", 7.0)]);
+        assert!(mapped(&told(&format!("{other}{other}"), place).unwrap()).is_err());
         let block = "{\"benchmark\":\"latency\",\"bytes\":8,\"value\":1.5,\"line_us\":[0.2,0.2],\"payload_bytes\":8,\
                      \"region_bytes\":8,\"cpu_us_per_op\":1.0}";
         let sample = messages(block).unwrap().remove(0);
