@@ -1,6 +1,6 @@
 //! `bench doorbell`: what it takes to wake a process that sleeps, by each way that there is: a futex and a pipe of the local
 //! service natively, the agents' ports and the device's interrupts between two VMs. And what else differs between VMs without the
-//! guest driver, *relay*, and with it, *doorbell*: see [`others`].
+//! guest driver, *relay*, and with it, *doorbell*.
 //!
 //! Two processes take turns, and each sleeps until it is rung; before each turn there is a pause, so that the other is asleep. Half of
 //! a turn is a wake-up. What it costs in processor time is seen from outside, since agents, services and QEMU work for it, too: two
