@@ -62,7 +62,7 @@ aarch64:
 loom:
 	RUSTFLAGS="--cfg loom" cargo test --release -p isthmus-lockfree --test loom --test commit_loom --test mcas_loom --test stream_loom --test sync_loom --target-dir $(TARGET)/loom
 
-# The fuzz targets without libFuzzer: every kept input, and FUZZ_SECONDS (2) of mutations for each. `unit` has it, too.
+# The fuzz targets without libFuzzer: every kept input, and FUZZ_SECONDS (1) of mutations for each. `unit` has it, too.
 replay:
 	cargo test --release --package isthmus-fuzz -- --nocapture
 

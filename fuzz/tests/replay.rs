@@ -64,7 +64,7 @@ fn run(name: &str, target: fn(&[u8]), input: &[u8], from: &str) {
 #[test]
 fn every_kept_input_and_its_mutations_pass() {
     let number = |name: &str, default| std::env::var(name).ok().map_or(default, |v| v.parse().unwrap());
-    let (seconds, first) = (number("FUZZ_SECONDS", 2), number("FUZZ_SEED", 1));
+    let (seconds, first) = (number("FUZZ_SECONDS", 1), number("FUZZ_SEED", 1));
     let only = std::env::var("FUZZ_ONLY").ok();
     for (name, target) in isthmus_fuzz::TARGETS {
         if only.as_deref().is_some_and(|o| o != *name) {
