@@ -1,5 +1,6 @@
 //! The guest driver (`driver/`), built for a guest's kernel on the host and kept in the user's cache. Where that cannot be done, one that
-//! the kernel's own modules have is taken, as `isthmus-dkms` puts it there; it may be of another version, which the agent sees.
+//! the kernel's own modules have is taken, as `isthmus-dkms` puts it there. It may be of another version, of which the agent checks the
+//! interface's number alone.
 //!
 //! It needs that kernel's headers: those that are installed, or else Debian's packages, which are fetched as the kernel is and
 //! unpacked into the cache. Their only absolute path, in the Makefile, is rewritten. Nothing is installed.
