@@ -137,9 +137,9 @@ static enum hrtimer_restart vector_resume(struct hrtimer *timer)
 {
 	struct vector *v = container_of(timer, struct vector, pause);
 
-	/* What came meanwhile may be lost. */
-	vector_ring(v);
+	/* What came meanwhile may be lost; what comes from here on is not. */
 	enable_irq(v->irq);
+	vector_ring(v);
 	return HRTIMER_NORESTART;
 }
 
