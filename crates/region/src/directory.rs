@@ -155,8 +155,15 @@ impl Directory {
 
     /// By how many vectors the peer's sleepers are rung, as its service says; 0 if by none.
     pub fn vectors(&self) -> u32 {
-        let word = self.section.read("directory", directory::VECTORS).map_or(0, ReadWord::get);
-        crate::driver::vectors(word)
+        said_vectors(&self.section)
+    }
+
+    /// The same of a section, without more of its directory; 0 also if it is not of this life.
+    pub(crate) fn vectors_in(section: &PeerSection, incarnation: u64) -> u32 {
+        let is_there = [(directory::MAGIC, DIRECTORY_MAGIC), (directory::INCARNATION, incarnation)]
+            .into_iter()
+            .all(|(offset, wanted)| section.word("directory", offset).is_ok_and(|word| word.get() == wanted));
+        if is_there { said_vectors(section) } else { 0 }
     }
 
     fn endpoint_at(&self, slot: u32) -> Result<u64> {
@@ -310,6 +317,11 @@ impl OwnDirectory {
     pub fn announcements(&self, receiver: u32) -> Result<LineRef> {
         self.section.line("activity", self.activity_at(receiver)?)
     }
+}
+
+fn said_vectors(section: &PeerSection) -> u32 {
+    let word = section.read("directory", directory::VECTORS).map_or(0, ReadWord::get);
+    crate::driver::vectors(word)
 }
 
 /// Publishes that every endpoint of a section is dead; for the host service, once the peer itself is, and before it

@@ -19,7 +19,7 @@ use crate::error::{Error, Result};
 use crate::format::GlobalSlot;
 use crate::gate_bits;
 use crate::kept::Kept;
-use crate::membership::{Region, Shape};
+use crate::membership::{Region, Shape, Spot};
 use crate::source::{Ivshmem, Source};
 
 /// The driver's name, and its module's.
@@ -310,12 +310,12 @@ pub fn vector_of_place(place: u64, vectors: u32) -> u32 {
 
 /// By how many vectors the sleepers of a peer are rung; 0 if by none.
 pub fn vectors_of(region: &Region, peer: u32) -> u32 {
-    let directory = || {
-        let info = region.peer(peer).ok()??;
-        let section = region.section(&info).ok()?;
-        Directory::open(&section, region.shape(), info.life.incarnation).ok()
-    };
-    directory().map_or(0, |directory| directory.vectors())
+    region.spot(peer).ok().flatten().map_or(0, |spot| vectors_at(region, &spot))
+}
+
+fn vectors_at(region: &Region, spot: &Spot) -> u32 {
+    let section = region.section_at(spot);
+    section.map_or(0, |section| Directory::vectors_in(&section, spot.life.incarnation))
 }
 
 /// A process's way to ring: a descriptor that it was granted.
@@ -354,9 +354,8 @@ impl Ringer {
         }
         // The last bit stands for many peers, and the host's own processes wait at futexes, of which it must be told the place.
         let could = |peer: u32| {
-            let info = self.region.peer(peer).ok().flatten();
-            let vectors =
-                if info.is_some_and(|info| info.is_vm) { vectors_of(&self.region, peer) } else { 0 };
+            let vm = self.region.spot(peer).ok().flatten().filter(|spot| spot.is_vm);
+            let vectors = vm.map_or(0, |spot| vectors_at(&self.region, &spot));
             vectors > 0 && calls::ring(&self.file, peer, vector_of_place(place, vectors)).is_ok()
         };
         let rung = (0..63).filter(|peer| peers & gate_bits::bit(*peer) != 0 && could(*peer));

@@ -363,26 +363,43 @@ impl Region {
         self.entry(index)?.line("peer", 0)
     }
 
-    /// One peer, if its slot was ever used.
-    ///
-    /// # Errors
-    /// [`Error::NoPeer`] beyond the table.
-    pub fn peer(&self, index: u32) -> Result<Option<PeerInfo>> {
+    /// What a peer's entry says of its place, if its slot was ever used: for those who ring, and have no time for its name.
+    pub(crate) fn spot(&self, index: u32) -> Result<Option<Spot>> {
         let entry = self.entry(index)?;
         let word = |offset| entry.word("peer", offset).map(ReadWord::get);
         let life = Life::unpack(word(peer::LIFE)?);
         if life.state == State::Free {
             return Ok(None);
         }
-        let name = entry.bytes("peer", peer::NAME, 64)?.to_vec(0, 64)?;
-        let end = name.iter().position(|b| *b == 0).unwrap_or(name.len());
-        Ok(Some(PeerInfo {
+        Ok(Some(Spot {
             index,
             life,
             file: entry.half("peer", peer::FILE)?,
             section: word(peer::SECTION)?,
             section_bytes: word(peer::SECTION_BYTES)?,
             is_vm: entry.half("peer", peer::KIND)? == 1,
+        }))
+    }
+
+    /// One peer, if its slot was ever used.
+    ///
+    /// # Errors
+    /// [`Error::NoPeer`] beyond the table.
+    pub fn peer(&self, index: u32) -> Result<Option<PeerInfo>> {
+        let Some(Spot { index, life, file, section, section_bytes, is_vm }) = self.spot(index)? else {
+            return Ok(None);
+        };
+        let entry = self.entry(index)?;
+        let word = |offset| entry.word("peer", offset).map(ReadWord::get);
+        let name = entry.bytes("peer", peer::NAME, 64)?.to_vec(0, 64)?;
+        let end = name.iter().position(|b| *b == 0).unwrap_or(name.len());
+        Ok(Some(PeerInfo {
+            index,
+            life,
+            file,
+            section,
+            section_bytes,
+            is_vm,
             system: SystemId([word(peer::SYSTEM)?, word(peer::SYSTEM + 8)?]),
             name: String::from_utf8_lossy(&name[..end]).into_owned(),
         }))
@@ -459,6 +476,12 @@ impl Region {
     /// [`Error::OutOfBounds`], [`Error::Invalid`] when the table claims a section outside of its file, where another section is, or
     /// at no multiple of the alignment; what is wrong with the file.
     pub fn section(&self, info: &PeerInfo) -> Result<PeerSection> {
+        let PeerInfo { index, life, file, section, section_bytes, is_vm, .. } = *info;
+        self.section_at(&Spot { index, life, file, section, section_bytes, is_vm })
+    }
+
+    /// As [`Region::section`].
+    pub(crate) fn section_at(&self, info: &Spot) -> Result<PeerSection> {
         if info.section < self.shape.first_section_in(info.file)
             || !info.section.is_multiple_of(self.shape.section_align)
         {
@@ -470,6 +493,16 @@ impl Region {
         let section = self.file(info.file)?.part("peer section", info.section, info.section_bytes)?;
         Ok(section.at(Place::of_peer(info.index)?))
     }
+}
+
+/// Where a peer's section is, and whose.
+pub(crate) struct Spot {
+    pub(crate) index: u32,
+    pub(crate) life: Life,
+    file: u32,
+    section: u64,
+    section_bytes: u64,
+    pub(crate) is_vm: bool,
 }
 
 /// Processors that this process may use; 0 if that cannot be found out.
