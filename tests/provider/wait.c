@@ -10,6 +10,7 @@
  */
 #include "harness.h"
 #include <poll.h>
+#include <sys/syscall.h>
 
 #define ROUNDS 400
 /* A wake-up that is lost is made up for after a quarter of a second. */
@@ -400,6 +401,62 @@ static void beside(struct side *s)
 	barrier();
 }
 
+#ifdef OVER_MPI
+#define ASLEEP 4
+
+struct watched {
+	pid_t thread;
+	long wake_ups;
+};
+
+/* Voluntary switches of a thread of this process. */
+static long switches(pid_t thread)
+{
+	char line[128];
+	long count = -1;
+	snprintf(line, sizeof line, "/proc/self/task/%d/status", (int)thread);
+	FILE *status = fopen(line, "r");
+	CHECK(status != NULL);
+	while (fgets(line, sizeof line, status))
+		sscanf(line, "voluntary_ctxt_switches: %ld", &count);
+	fclose(status);
+	CHECK(count >= 0);
+	return count;
+}
+
+static void *watches(void *arg)
+{
+	struct watched *w = arg;
+	/* It polls first. */
+	usleep(1500000);
+	long before = switches(w->thread);
+	sleep(ASLEEP);
+	w->wake_ups = switches(w->thread) - before;
+	return NULL;
+}
+
+/* A sleeper that the device's interrupts wake looks every 5 s; others every quarter of a second. */
+static void asleep(struct side *s)
+{
+	struct watched w = {.thread = (pid_t)syscall(SYS_gettid)};
+	if (rank_here == 1) {
+		sleep(ASLEEP + 3);
+		POST(s, fi_tinject(s->ep, "x", 1, s->other, 1));
+	} else {
+		char in;
+		pthread_t thread;
+		bool is_rung = access("/dev/isthmus0", F_OK) == 0;
+		POST(s, fi_trecv(s->ep, &in, 1, NULL, s->other, 1, 0, &in));
+		CHECK(pthread_create(&thread, NULL, watches, &w) == 0);
+		CHECK(one(s).op_context == &in);
+		pthread_join(thread, NULL);
+		printf("    %ld wake-ups in %d s%s\n", w.wake_ups, ASLEEP, is_rung ? ", by interrupts" : "");
+		CHECK(w.wake_ups <= (is_rung ? 3 : ASLEEP * 5));
+	}
+	barrier();
+}
+#endif
+
 /* Who waits for one that dies learns of it soon. */
 static void death(struct side *s)
 {
@@ -444,6 +501,10 @@ static const struct {
 	{"threads_by_descriptor", threads, FI_WAIT_FD, FI_THREAD_SAFE, false},
 	{"beside", beside, FI_WAIT_UNSPEC, FI_THREAD_SAFE, false},
 	{"beside_by_descriptor", beside, FI_WAIT_FD, FI_THREAD_SAFE, false},
+#ifdef OVER_MPI
+	{"asleep", asleep, FI_WAIT_UNSPEC, FI_THREAD_SAFE, false},
+	{"asleep_by_descriptor", asleep, FI_WAIT_FD, FI_THREAD_SAFE, false},
+#endif
 	{"death", death, FI_WAIT_UNSPEC, FI_THREAD_DOMAIN, true},
 };
 

@@ -33,8 +33,10 @@ use crate::identity;
 use crate::names::Forwarder;
 use crate::wakes::{Heard, Port, RECHECK, Reader, WAKE_PORT};
 
-/// Between two looks for a device that is not there yet.
+/// Between the first two looks for a device that is not there yet.
 const PAUSE: Duration = Duration::from_millis(20);
+/// Between two later ones, which may each bind the driver and let it go again.
+const LONGEST_PAUSE: Duration = Duration::from_millis(320);
 /// How long to wait for the wake port, which may appear a moment after the region's device.
 const PORT_PATIENCE: Duration = Duration::from_secs(2);
 
@@ -300,7 +302,7 @@ impl Agent {
             incarnation: peer.life.incarnation,
             host_name: peer.name.clone(),
             area_bytes: config.area_bytes,
-            relay: port.relay(peer.index),
+            relay: port.relay(&region, peer.index),
             names: Some(Box::new(names)),
             door: None,
             driver: driver.clone(),
@@ -451,6 +453,7 @@ fn open_port(config: &Config, of_others: &[PathBuf]) -> Result<(PathBuf, Port)> 
 
 /// The region behind the device, as soon as there is one.
 fn find(config: &Config, deadline: Instant) -> Result<Found> {
+    let mut pause = PAUSE;
     loop {
         let mut problem = Error::NoDevice;
         let devices = Ivshmem::find();
@@ -472,7 +475,9 @@ fn find(config: &Config, deadline: Instant) -> Result<Found> {
         if Instant::now() >= deadline {
             return Err(problem);
         }
-        std::thread::sleep(PAUSE);
+        std::thread::sleep(pause);
+        // What is not there at boot may come in an hour, and what is refused is refused again.
+        pause = (pause * 2).min(LONGEST_PAUSE);
     }
 }
 

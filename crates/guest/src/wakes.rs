@@ -14,8 +14,9 @@ use std::time::{Duration, Instant};
 
 use isthmus_attach::ring;
 use isthmus_attach::server::{self, Relay, Waker, Wakeup};
-use isthmus_region::driver::Driver;
+use isthmus_region::driver::{Driver, vectors_of};
 use isthmus_region::gate_bits;
+use isthmus_region::membership::Region;
 use isthmus_region::shared_by_threads::Flag;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
@@ -25,7 +26,7 @@ pub const WAKE_PORT: &str = ring::PORT;
 /// How long an agent waits for an answer until it rings again, and looks at the region as if it had been rung.
 pub const RECHECK: Duration = Duration::from_millis(250);
 /// Between two tries to write what must be written, and how many.
-const INSISTENCE: (Duration, u32) = (Duration::from_millis(5), 1000);
+const INSISTENCE: (Duration, u32) = (Duration::from_millis(5), 12_000);
 /// How often an agent asks for the ids of members until it hears one, and after that: what it was told may have been lost.
 const ASK_AGAIN: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(60));
 /// Between two polls of a port whose other side is closed, since its opening is no event to wait for: at first, since
@@ -92,18 +93,28 @@ impl Port {
     }
 
     /// Passes on wake-ups for other peers.
-    pub fn relay(&self, peer: u32) -> Relay {
-        let port = self.clone();
-        Relay::new(move |wakeup| match wakeup {
-            Wakeup::Endpoint(slot) => {
-                port.write(&ring::wake(slot.0));
-            }
-            Wakeup::Gate { peers, place } => {
-                for peer in (0..64).filter(|peer| peers & gate_bits::bit(*peer) != 0) {
-                    port.write(&ring::ring(peer, place));
+    pub fn relay(&self, region: &Region, peer: u32) -> Relay {
+        let (port, region) = (self.clone(), region.clone());
+        // Sleepers of a VM that is rung by interrupts look by themselves after 5 s only. So what the port does not take becomes a
+        // death, for which all look once it does.
+        let endpoints = region.shape().endpoints;
+        let is_patient = move |to: u32| vectors_of(&region, to) > 0;
+        Relay::new(move |wakeup| {
+            let mut is_owed = false;
+            match wakeup {
+                Wakeup::Endpoint(slot) => {
+                    is_owed = !port.write(&ring::wake(slot.0)) && is_patient(slot.peer(endpoints));
                 }
+                Wakeup::Gate { peers, place } => {
+                    for to in (0..64).filter(|to| peers & gate_bits::bit(*to) != 0) {
+                        is_owed |= !port.write(&ring::ring(to, place)) && is_patient(to);
+                    }
+                }
+                Wakeup::Death => is_owed = true,
             }
-            Wakeup::Death => port.insist(ring::death(peer)),
+            if is_owed {
+                port.insist(ring::death(peer));
+            }
         })
     }
 
@@ -145,7 +156,9 @@ impl Port {
             }
             port.1.clear();
         };
-        let _ = std::thread::Builder::new().name("isthmus-insists".into()).spawn(again);
+        if std::thread::Builder::new().name("isthmus-insists".into()).spawn(again).is_err() {
+            self.1.clear();
+        }
     }
 }
 
@@ -292,6 +305,8 @@ impl Reader {
                     Ok(Heard::Frames(frames)) => frames,
                     Ok(Heard::Opened) => {
                         self.port.hello(rings);
+                        // What was said to a port that was closed is lost.
+                        self.port.insist(ring::death(peer));
                         continue;
                     }
                     Ok(Heard::Closed | Heard::Unplugged) => {

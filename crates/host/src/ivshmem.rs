@@ -277,7 +277,8 @@ impl Loop {
 
     /// Room in a socket is an event; free descriptors, in flight or of our own, are not, so they are polled for.
     fn timeout(&self) -> Option<Duration> {
-        let queued = self.links.values().any(|l| !l.queue.is_empty()) || self.unwatched_until.is_some();
+        let queued =
+            self.links.values().any(|l| !l.queue.is_empty() || l.is_untold) || self.unwatched_until.is_some();
         queued.then_some(Duration::from_millis(100))
     }
 
@@ -302,7 +303,11 @@ impl Loop {
                     });
                 }
                 Ok(None) => {}
-                Err(e) => self.tell(&Event::Trouble { reason: format!("checking the members: {e}") }),
+                Err(e) => {
+                    // Its life may have ended before that.
+                    self.config.router.death(index);
+                    self.tell(&Event::Trouble { reason: format!("checking the members: {e}") });
+                }
             }
             self.config.router.tell(index);
             if let Some(link) = self.links.values_mut().find(|link| link.member == index) {
@@ -315,19 +320,21 @@ impl Loop {
         }
     }
 
-    /// Tells a VM by which ids its device knows the others, if it wants to know.
-    fn introduce(&self, member: u32) {
+    /// Tells a VM by which ids its device knows the others, if it wants to know; later, if its port has no room.
+    fn introduce(&mut self, member: u32) {
         let router = &self.config.router;
-        let Some(link) = self.links.values().find(|link| link.member == member && !link.is_untold) else {
+        let Some((key, link)) = self.links.iter().find(|(_, link)| link.member == member && !link.is_untold)
+        else {
             return;
         };
-        if router.doorbells().rings(member) {
-            router.own_peers().for_each(|peer| router.known(member, peer, Some(FIRST_ID)));
-            for (key, id) in &link.ids {
-                if let Some(other) = self.links.get(key) {
-                    router.known(member, other.member, Some(*id));
-                }
-            }
+        let key = *key;
+        let of_vm = |(key, id): (&u64, &u16)| self.links.get(key).map(|other| (other.member, *id));
+        let mut all =
+            router.own_peers().map(|peer| (peer, FIRST_ID)).chain(link.ids.iter().filter_map(of_vm));
+        if !all.all(|(other, id)| router.known(member, other, Some(id)))
+            && let Some(link) = self.links.get_mut(&key)
+        {
+            link.is_untold = true;
         }
     }
 
@@ -487,7 +494,8 @@ impl Loop {
                 && let Some(id) = link.ids.remove(&key)
             {
                 link.queue.push_back(Message::plain(id.into()));
-                self.config.router.known(link.member, gone, None);
+                // One that is gone need not be rung; of the next one in its place the VM is told.
+                let _ = self.config.router.known(link.member, gone, None);
             }
             self.flush(other);
         }
@@ -499,6 +507,10 @@ impl Loop {
             self.links.iter().filter(|(_, l)| !l.queue.is_empty()).map(|(key, _)| *key).collect();
         for key in waiting {
             self.flush(key);
+        }
+        let untold: Vec<u64> = self.links.iter().filter(|(_, l)| l.is_untold).map(|(key, _)| *key).collect();
+        for key in untold {
+            self.tell_ids(key);
         }
         if self.unwatched_until.is_some_and(|until| Instant::now() >= until) {
             self.unwatched_until = None;

@@ -134,11 +134,9 @@ impl Router {
         &self.doorbells
     }
 
-    /// Tells a VM by which id its device knows a member, if it wants to know.
-    pub(crate) fn known(&self, member: u32, other: u32, id: Option<u16>) {
-        if self.doorbells.rings(member) {
-            self.send(member, &ring::known(other, id));
-        }
+    /// Tells a VM by which id its device knows a member, if it wants to know. Gives whether there was room for that.
+    pub(crate) fn known(&self, member: u32, other: u32, id: Option<u16>) -> bool {
+        !self.doorbells.rings(member) || self.try_send(member, &ring::known(other, id))
     }
 
     /// The host's own peers.
@@ -169,10 +167,13 @@ impl Router {
     }
 
     fn send(&self, member: u32, frame: &[u8]) {
+        let _ = self.try_send(member, frame);
+    }
+
+    /// Sends a frame to a VM's port, if it has one. Gives false if there was no room for it.
+    fn try_send(&self, member: u32, frame: &[u8]) -> bool {
         let link = self.ports().of(member);
-        if let Some(link) = link {
-            let _ = rustix::net::send(&*link, frame, quiet());
-        }
+        link.is_none_or(|link| rustix::net::send(&*link, frame, quiet()) != Err(Errno::AGAIN))
     }
 
     /// Wakes the waiters at a place of the region, in the peers that the bits name.

@@ -35,6 +35,8 @@ use sleep::Sleeping;
 
 /// Most events that are kept for a program that does not ask for them.
 const MOST_EVENTS: usize = 4096;
+/// How soon a program that polls is to look again while a partner may not know that it does.
+const UNSURE: Duration = Duration::from_millis(250);
 /// How long a context that ends waits for its partners to see that, once they have read everything.
 const GRACE: Duration = Duration::from_millis(50);
 
@@ -346,6 +348,8 @@ impl Context {
         }
         if ready {
             shared.disarm();
+        } else if links.iter().any(|link| link.is_unsure()) {
+            shared.sleeper.look_within(UNSURE);
         }
         !ready
     }

@@ -203,6 +203,11 @@ impl Link {
         }
         ready
     }
+
+    /// Whether the partner may write after [`Link::arm`] and not ring: it may not know yet that this end sleeps.
+    pub(crate) fn is_unsure(&self) -> bool {
+        lock(&self.state).interest.read && self.is_unanswered()
+    }
 }
 
 impl Drop for Link {

@@ -65,7 +65,8 @@ impl Doorbell {
         match self {
             Self::Futex => Duration::from_millis(50),
             Self::Service => Duration::from_millis(250),
-            // A ring of the device is not lost, but where a VM has no driver one may still go by the agents' ports.
+            // No ring of those who live is lost on its way to an interrupt. But a process may be stopped between a change and its ring,
+            // and an agent may be gone.
             Self::Interrupt => Duration::from_secs(5),
         }
     }
@@ -161,6 +162,11 @@ impl Sleeper {
         Self { longest, ..self }
     }
 
+    /// The longest sleep that it was made with.
+    pub fn most(&self) -> Duration {
+        self.longest
+    }
+
     /// The kind by which its threads sleep.
     pub fn doorbell(&self) -> Doorbell {
         self.doorbell
@@ -198,6 +204,11 @@ impl Sleeper {
         match self.member.service().bell(self.local) {
             Ok(bell) => {
                 let _ = self.bell.set(bell);
+                // What has rung so far is not in it, and may have been meant for threads that are about to sleep or poll.
+                self.count_ring();
+                if let Some(pollable) = self.pollable.get() {
+                    pollable.ring();
+                }
                 Ok(())
             }
             Err(refusal) => {
@@ -278,6 +289,8 @@ impl Sleeper {
         if self.pollable.get().is_none() {
             let made = Pollable::new()?;
             made.watch(self.bell().ok_or(rustix::io::Errno::NOTSUP)?)?;
+            // For what has come before there was this.
+            made.ring();
             // Another thread may be first, which is as well.
             let _ = self.pollable.set(made);
         }
@@ -302,6 +315,13 @@ impl Sleeper {
     fn count_ring(&self) {
         if self.doorbell == Doorbell::Interrupt {
             self.wake.words[0].add(1);
+        }
+    }
+
+    /// Has the descriptor be readable within `limit`: something may come for which nothing rings.
+    pub fn look_within(&self, limit: Duration) {
+        if let Some(pollable) = self.pollable.get() {
+            pollable.set_timer(limit.min(self.longest()));
         }
     }
 

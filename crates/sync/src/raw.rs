@@ -179,6 +179,8 @@ impl RawLock {
             let sleep = |limit| {
                 let seen = owner.peek();
                 if !ready() {
+                    // Nothing rings for the end of that time.
+                    let limit = if seen == 0 { KEPT.min(limit) } else { limit };
                     self.gate.sleep(seen, &deaths, limit);
                 }
             };

@@ -3,7 +3,7 @@
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError, TryLockError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use isthmus_region::driver::Ringer;
 use isthmus_region::error::{ObjectProblem, with_causes};
@@ -13,8 +13,10 @@ use isthmus_region::kept::Kept;
 use isthmus_region::member::LocalService;
 use isthmus_region::objects::sysv::{Change, Sharing};
 use isthmus_region::objects::{Access, Kind, NewObject, ObjectGrant};
+use isthmus_region::shared_by_threads::Flag;
 use isthmus_region::signals;
 use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::io::Errno;
 use rustix::net::SendFlags;
 
 use super::connection::Connection;
@@ -22,7 +24,7 @@ use crate::error::Error;
 use crate::protocol::{Code, Reply, Request};
 use crate::socket;
 
-/// How long a process waits that asks in the middle of its messages, and does without an answer.
+/// How long a process waits that asks or rings in the middle of its messages, and does without an answer.
 const SOON: Duration = Duration::from_secs(1);
 
 /// The attach protocol as a member's local service.
@@ -34,6 +36,8 @@ pub(super) struct Client {
     socket: Arc<Kept>,
     path: PathBuf,
     has_former: bool,
+    /// Whether the service stood still when there was last no room for a ring, and nobody waits for it.
+    stands: Flag,
     /// By which it rings other peers, if the region is the guest driver's.
     ringer: Option<Ringer>,
 }
@@ -41,12 +45,45 @@ pub(super) struct Client {
 impl Client {
     pub(super) fn new(connection: Connection, path: &Path, has_former: bool, ringer: Option<Ringer>) -> Self {
         let socket = Arc::clone(&connection.socket);
-        Self { connection: Mutex::new(connection), socket, path: path.to_path_buf(), has_former, ringer }
+        Self {
+            connection: Mutex::new(connection),
+            socket,
+            path: path.to_path_buf(),
+            has_former,
+            stands: Flag::new(false),
+            ringer,
+        }
     }
 
     /// Whether this process may use the connection: it is not a forked child, and the descriptor is still the connection's.
     fn is_own(&self) -> bool {
         self.socket.is_own() && self.socket.is_there()
+    }
+
+    /// Sends a ring, for which there is no reply. A socket that is full has hundreds of them, so its service is busy: as somebody may
+    /// sleep until this one comes, it waits for room, though not for ever. If the service is gone, its end is what wakes sleepers.
+    fn post(&self, frame: &[u8]) {
+        let is_full = || socket::send(&self.socket, frame, &[], SendFlags::DONTWAIT) == Err(Errno::AGAIN);
+        if !is_full() {
+            self.stands.clear();
+            return;
+        }
+        if self.stands.is_set() {
+            return;
+        }
+        let until = Instant::now() + SOON;
+        loop {
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                self.stands.set();
+                return;
+            }
+            let room = &mut [PollFd::new(&self.socket, PollFlags::OUT)];
+            let _ = rustix::event::poll(room, Timespec::try_from(left).ok().as_ref());
+            if !is_full() {
+                return;
+            }
+        }
     }
 
     fn ask(&self, action: &'static str, request: &Request) -> isthmus_region::Result<Reply> {
@@ -185,9 +222,7 @@ impl LocalService for Client {
             return;
         }
         if self.is_own() {
-            // If the service is gone or its socket full, the wake-up is lost; the sleeper wakes by its own timeout.
-            let frame = Request::Wake { slot: slot.0 }.encode(0);
-            let _ = socket::send(&self.socket, &frame, &[], SendFlags::DONTWAIT);
+            self.post(&Request::Wake { slot: slot.0 }.encode(0));
         }
     }
 
@@ -319,9 +354,7 @@ impl LocalService for Client {
     fn ring(&self, peers: u64, place: u64) {
         let peers = self.ringer.as_ref().map_or(peers, |ringer| ringer.gate(peers, place));
         if peers != 0 && self.is_own() {
-            // As in `wake`, a sleeper that is not rung wakes by its own timeout.
-            let frame = Request::Ring { peers, place }.encode(0);
-            let _ = socket::send(&self.socket, &frame, &[], SendFlags::DONTWAIT);
+            self.post(&Request::Ring { peers, place }.encode(0));
         }
     }
 

@@ -28,6 +28,8 @@ pub(crate) struct Reader {
     sleepers: u32,
     /// Whether the program may be polling the descriptor.
     armed: bool,
+    /// Whether the partner had not answered, when that was announced, that it announces again.
+    unsure: bool,
     /// The partner's wait for room that it was last rung for.
     rung: u64,
     pub(crate) ended: Option<Ended>,
@@ -43,6 +45,7 @@ impl Reader {
             sleeps: 0,
             sleepers: 0,
             armed: false,
+            unsure: false,
             rung: 0,
             ended: None,
         }
@@ -233,6 +236,12 @@ impl Link {
         self.ring_both();
     }
 
+    /// Whether the partner has not answered that it announces again.
+    pub(super) fn is_unanswered(&self) -> bool {
+        let core = lock(&self.reader);
+        core.unsure && core.ended.is_none()
+    }
+
     /// Prepares for a poll of the descriptor; returns whether there are bytes already, or reading has ended just now.
     pub(super) fn arm_reader(&self) -> bool {
         let mut core = lock(&self.reader);
@@ -241,6 +250,8 @@ impl Link {
         core.thermostat.cool(self.own.reader(at::HEAT));
         core.sleeps += 1;
         sleep::announce_sleep(self.own.reader(at::SLEEP), core.sleeps, Bell::Service);
+        // Before the poll: what was published until the answer was not announced (P4).
+        core.unsure = !core.thermostat.settled(self.partner.writer(at::ANSWER));
         let ended = core.ended.is_none() && self.poll(&mut core).is_err();
         ended || core.positions.available() > 0
     }

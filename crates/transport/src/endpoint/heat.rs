@@ -1,5 +1,7 @@
 //! Hot lanes: polled directly, and not announced by their senders.
 
+use std::time::Instant;
+
 use super::poll::Keep;
 use super::{Berth, Core};
 use crate::fault::{Step, step};
@@ -28,6 +30,7 @@ impl Core {
                     lane.cool();
                     step(Step::CoolAsked);
                     berth.cooling.push(cold);
+                    berth.cooled = Some(Instant::now());
                 }
             }
         }

@@ -288,6 +288,8 @@ struct Berth {
     incoming: Vec<Option<Incoming>>,
     hot: Vec<u32>,
     cooling: Vec<u32>,
+    /// When the last of them was.
+    cooled: Option<Instant>,
     /// Lanes whose senders sleep until more of the lane was read.
     waiters: Vec<u32>,
     /// A lane could not be accepted yet.
@@ -367,6 +369,7 @@ impl Endpoint {
         let (local, incarnation) =
             member.service().open_endpoint(block_at).map_err(failed("publish an endpoint"))?;
         let sleeper = Sleeper::new(member, local, false).map_err(failed("find an endpoint's record"))?;
+        let longest = sleep::LONGEST.max(sleeper.most());
         let slot = member.region().shape().slot(member.peer(), local);
         let most_chunks = chain::most_lane_chunks(member.region().shape());
         let mut berth = Berth {
@@ -377,7 +380,7 @@ impl Endpoint {
             block_at,
             block,
             hold,
-            sleeper: Arc::new(sleeper.with_longest(sleep::LONGEST)),
+            sleeper: Arc::new(sleeper.with_longest(longest)),
             lanes: Chain::new(chain::LANES, most_chunks),
             accepts: Chain::new(chain::ACCEPTS, most_chunks),
             reserve: Some(reserve),
@@ -390,6 +393,7 @@ impl Endpoint {
             incoming: Vec::new(),
             hot: Vec::new(),
             cooling: Vec::new(),
+            cooled: None,
             waiters: Vec::new(),
             retry_lanes: false,
             shortage: Shortage::None,

@@ -366,6 +366,11 @@ impl Core {
     #[inline(never)]
     fn poll_activity(&mut self, berth: &mut Berth) -> bool {
         let mut moved = false;
+        // First, since it finds peers that have come, which may have announced something.
+        if self.ticks >= berth.next_slow {
+            berth.next_slow = self.ticks + SLOW_EVERY;
+            moved |= self.slow(berth);
+        }
         for at in 0..berth.roster.peers().len() {
             let senders = berth.roster.peers_mut()[at].announced();
             if !senders.is_none() {
@@ -378,10 +383,6 @@ impl Core {
         let soon = moved || !berth.waiters.is_empty();
         berth.activity_every = if soon { 1 } else { (2 * berth.activity_every).min(ACTIVITY_EVERY) };
         berth.next_activity = if berth.hot.is_empty() { 0 } else { self.ticks + berth.activity_every };
-        if self.ticks >= berth.next_slow {
-            berth.next_slow = self.ticks + SLOW_EVERY;
-            moved |= self.slow(berth);
-        }
         moved
     }
 

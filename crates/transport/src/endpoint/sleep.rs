@@ -10,7 +10,7 @@
 //! are found by checks alone, so each sleep has a bound that fits what is open.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use isthmus_lockfree::sleep::{self, Bell};
 use isthmus_region::counters::{Counter, LaneCounter};
@@ -22,15 +22,18 @@ use super::{Berth, Core};
 use crate::lane::{Asked, Outgoing, Request};
 use crate::types::PeerId;
 
-/// The longest sleep: a process may be killed before it rings. As in a VM wherever it is: programs leave endpoints asleep that
-/// wait for nothing in particular, and each look costs some.
+/// The longest sleep, if that of the doorbell is not longer: a process may be killed before it rings. As in a VM
+/// wherever it is: programs leave endpoints asleep that wait for nothing in particular, and each look costs some.
 pub(super) const LONGEST: Duration = Duration::from_millis(250);
 /// The first sleep while something is open for which nothing rings. It doubles each time that nothing has
 /// come, up to the second value.
 const OPEN: (Duration, Duration) = (Duration::from_micros(100), Duration::from_millis(2));
-/// The same while a sender has not answered that it announces again. It does at its next message, unless it
-/// had just read the old heat.
-const UNANSWERED: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(64));
+/// The first sleep while a sender has not answered that it announces again. It does at its next message, unless it
+/// had just read the old heat. The next ones are as long as it has not answered: a message of a sender that stood still just then
+/// is found as late again at most.
+const UNANSWERED: Duration = Duration::from_millis(1);
+/// The first sleep while messages are left on a lane for want of memory, and the longest: a sender without room announces nothing.
+const LEFT: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(64));
 
 /// A sleep that may begin.
 #[derive(Debug, Clone)]
@@ -107,11 +110,16 @@ impl Core {
         }
         // Read first: a ring from here on changes it.
         let (sleeper, seen) = (Arc::clone(&berth.sleeper), berth.sleeper.seen());
+        let mut is_cooled = false;
         for number in std::mem::take(&mut berth.hot) {
             if let Some(Some(lane)) = berth.incoming.get_mut(number as usize) {
                 lane.cool();
                 berth.cooling.push(number);
+                is_cooled = true;
             }
+        }
+        if is_cooled {
+            berth.cooled = Some(Instant::now());
         }
         berth.sleeps += 1;
         // The service also wakes threads that sleep on the futex.
@@ -134,9 +142,14 @@ impl Core {
         let limit = if open {
             bounded(OPEN, berth.naps)
         } else if !berth.cooling.is_empty() {
-            bounded(UNANSWERED, berth.naps)
+            if berth.cooling.iter().any(|number| berth.is_left(*number)) {
+                bounded(LEFT, berth.naps)
+            } else {
+                let since = berth.cooled.map_or(Duration::ZERO, |at| at.elapsed());
+                since.clamp(UNANSWERED, berth.sleeper.most())
+            }
         } else {
-            LONGEST
+            berth.sleeper.most()
         };
         berth.naps += 1;
         Some(Asleep { limit, sleeper, seen })
