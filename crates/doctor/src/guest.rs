@@ -12,8 +12,11 @@ use isthmus_vm::ivshmem::MODEL;
 use crate::finding::{Finding, Level};
 use crate::system::{System, mib, name_of};
 
+const DEVICE: &str = "device";
 /// How long the agent may take to answer.
 const PATIENCE: Duration = Duration::from_secs(3);
+/// Below this firmware decides how memory is cached.
+const LOW: u64 = 4 << 30;
 
 /// The ivshmem devices of this machine.
 pub fn devices(system: &System) -> Vec<Ivshmem> {
@@ -22,20 +25,25 @@ pub fn devices(system: &System) -> Vec<Ivshmem> {
 
 /// Does the checks of this module.
 pub fn examine(system: &System) -> Vec<Finding> {
-    vec![device(system), accelerator(system), processors(system), agent()]
-}
-
-fn device(system: &System) -> Finding {
-    let check = "device";
-    let devices = devices(system);
-    let Some(Ivshmem { folder, bytes, doorbell }) = devices.first() else {
-        return Finding::bad(
-            check,
+    let mut findings: Vec<_> = devices(system).iter().map(device).collect();
+    // Beside one that can be used, others are of other programs.
+    if findings.iter().any(|finding| finding.level != Level::Stops) {
+        findings.retain(|finding| finding.level != Level::Stops);
+    }
+    if findings.is_empty() {
+        findings.push(Finding::bad(
+            DEVICE,
             Level::Stops,
             "this VM has no ivshmem device",
             "on the host: isthmus host --vms N, and what isthmus vm device prints, in the VM's definition",
-        );
-    };
+        ));
+    }
+    findings.extend([accelerator(system), processors(system), agent()]);
+    findings
+}
+
+fn device(Ivshmem { folder, bytes, doorbell }: &Ivshmem) -> Finding {
+    let check = DEVICE;
     let name = name_of(folder);
     let driver = driver_of(folder);
     if let Some(driver) = driver.as_deref().filter(|driver| *driver != driver::NAME) {
@@ -63,7 +71,23 @@ fn device(system: &System) -> Finding {
         );
     }
     let way = if driver.is_some() { "mapped by the guest driver" } else { "mapped by sysfs" };
-    Finding::fine(check, format!("{name} with {}, {way}", mib(*bytes)))
+    let is = format!("{name} with {}, {way}", mib(*bytes));
+    match memory_address(folder) {
+        Some(address) if address < LOW => Finding::bad(
+            check,
+            Level::Hint,
+            format!("{is}, at an address below 4 GiB, where firmware may have made it uncached"),
+            "give the VM's PCI port a larger window (pref64-reserve), as isthmus vm device prints it",
+        ),
+        _ => Finding::fine(check, is),
+    }
+}
+
+/// Where a device's memory begins, as the kernel's table of its resources says.
+fn memory_address(folder: &Path) -> Option<u64> {
+    let table = std::fs::read_to_string(folder.join("resource")).ok()?;
+    let start = table.lines().nth(2)?.split_whitespace().next()?;
+    u64::from_str_radix(start.strip_prefix("0x")?, 16).ok()
 }
 
 /// The driver that has a device.
@@ -146,7 +170,12 @@ mod tests {
     #[test]
     fn a_device_that_cannot_be_used_is_named_with_the_reason() {
         let (dir, system) = System::of(&[]);
-        assert!(device(&system).found.contains("no ivshmem device"));
+        assert!(examine(&system)[0].found.contains("no ivshmem device"));
+        let device = |system: &System| {
+            let all = devices(system);
+            assert_eq!(all.len(), 1);
+            super::device(&all[0])
+        };
         let put = |name: &str, text: &str| {
             fs::create_dir_all(dir.path().join(AT)).unwrap();
             fs::write(dir.path().join(AT).join(name), text).unwrap();
@@ -159,6 +188,12 @@ mod tests {
         put("resource1", "x");
         let found = device(&system);
         assert!(found.level == Level::Fine && found.found.ends_with("mapped by sysfs"), "{}", found.found);
+        let row = |start: u64| format!("{start:#018x} {:#018x} 0x000000000014220c\n", start + 0xffff);
+        put("resource", &[row(0xfe80_0000), row(0), row(0xfd00_0000)].concat());
+        let found = device(&system);
+        assert!(found.level == Level::Hint && found.found.contains("below 4 GiB"), "{}", found.found);
+        put("resource", &[row(0xfe80_0000), row(0), row(0x70_0000_0000)].concat());
+        assert_eq!(device(&system).level, Level::Fine);
         let link = dir.path().join(AT).join("driver");
         std::os::unix::fs::symlink("../../drivers/isthmus", &link).unwrap();
         let found = device(&system);

@@ -30,7 +30,10 @@ pub fn examine(system: &System, role: Role) -> Vec<Finding> {
     let release = rustix::system::uname().release().to_string_lossy().into_owned();
     let mut findings = vec![kernel(&release), region(), memory(system, role), shared_memory()];
     findings.extend(resource_limits());
-    findings.push(huge_pages(system));
+    // A VM's region lies in its host's.
+    if role == Role::Host {
+        findings.push(huge_pages(system));
+    }
     findings.push(run_directory());
     findings.push(secure_boot(system, role));
     findings
