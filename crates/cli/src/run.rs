@@ -26,7 +26,7 @@ use crate::size;
 /// A launcher's line is taken as it is.
 ///
 /// Exit status: the launcher's own; 2 a mistake on the command line, 124 timed out, 125 isthmus itself failed,
-/// 126 a VM was lost. Advisory file locks do not reach from one VM to another.
+/// 126 a VM was lost, 130 interrupted before the launcher began. Advisory file locks do not reach from one VM to another.
 #[derive(clap::Args)]
 #[command(verbatim_doc_comment)]
 pub(crate) struct Args {

@@ -101,11 +101,13 @@ pub(crate) fn headings(first: &[&'static str]) -> Vec<&'static str> {
 fn members(survey: &Survey) -> Table {
     let first = ["<member", "<kind", "<rung by", "<state", "processes", "endpoints", "lanes", "memory", "of"];
     let mut table = Table::new(&headings(&first));
+    // Of which one would ring the other.
+    let active = survey.members.iter().filter(|m| m.state == State::Active).count();
     for m in &survey.members {
         let cells = [
             m.name.clone(),
             m.kind.to_owned(),
-            rung_by(m).to_owned(),
+            if active > 1 { rung_by(m) } else { "-" }.to_owned(),
             state_name(m.state).to_owned(),
             m.processes.len().to_string(),
             m.endpoints.len().to_string(),

@@ -86,11 +86,11 @@ pub(crate) fn is_on_path(word: &OsStr, path: &OsStr) -> bool {
 }
 
 /// The libraries that programs of the MPIs are linked to, and the MPIs' names.
-const MPI_LIBRARIES: [(&[u8], &str); 3] = [
-    (b"\0libmpi.so.40\0", "Open MPI"),
-    (b"\0libmpi.so.12\0", "MPICH or Intel MPI"),
+const MPI_LIBRARIES: [(&str, &str); 3] = [
+    ("libmpi.so.40", "Open MPI"),
+    ("libmpi.so.12", "MPICH or Intel MPI"),
     // Debian's.
-    (b"\0libmpich.so.12\0", "MPICH"),
+    ("libmpich.so.12", "MPICH"),
 ];
 /// Larger programs are not searched.
 const MOST_SEARCHED: u64 = 64 << 20;
@@ -113,11 +113,17 @@ pub fn program(word: &OsStr, path: &OsStr) -> Option<Vec<u8>> {
     fs::read(file).ok().filter(|bytes| bytes.starts_with(b"\x7fELF"))
 }
 
+/// Whether a file has this word alone in its table of strings. In programs that only know the word, such as this one, others stand
+/// beside it.
+fn has(bytes: &[u8], name: &str) -> bool {
+    let end = name.len() + 1;
+    bytes.windows(end + 1).any(|w| w[0] == 0 && w[end] == 0 && w[1..end] == *name.as_bytes())
+}
+
 /// The MPI of a program, if its file shows it and it is not the launcher's: then each rank would be alone in a world of
 /// its own, and nothing would fail.
 pub fn other_mpi(bytes: &[u8], is_open_mpi: bool) -> Option<&'static str> {
-    let has = |name: &[u8]| bytes.windows(name.len()).any(|window| window == name);
-    match MPI_LIBRARIES.map(|(name, _)| has(name)) {
+    match MPI_LIBRARIES.map(|(name, _)| has(bytes, name)) {
         [true, false, false] if !is_open_mpi => Some(MPI_LIBRARIES[0].1),
         [false, true, _] if is_open_mpi => Some(MPI_LIBRARIES[1].1),
         [false, false, true] if is_open_mpi => Some(MPI_LIBRARIES[2].1),
@@ -127,8 +133,7 @@ pub fn other_mpi(bytes: &[u8], is_open_mpi: bool) -> Option<&'static str> {
 
 /// The MPI whose library a program is linked to, as its file shows it.
 pub fn mpi_of(bytes: &[u8]) -> Option<&'static str> {
-    let has = |name: &[u8]| bytes.windows(name.len()).any(|window| window == name);
-    MPI_LIBRARIES.iter().find(|(name, _)| has(name)).map(|(_, whose)| *whose)
+    MPI_LIBRARIES.iter().find(|(name, _)| has(bytes, name)).map(|(_, whose)| *whose)
 }
 
 /// Where another installation of the launcher's MPI is that a program was linked with, as the search path in its file
@@ -137,10 +142,7 @@ pub fn other_installation(bytes: &[u8], launcher: &Path) -> Option<PathBuf> {
     let own = launcher.canonicalize().ok()?.parent()?.parent()?.to_owned();
     // Once for the whole file, which may be large and have thousands of words that look like a path.
     let names = MPI_LIBRARIES.iter().map(|(name, _)| name);
-    let needed: Vec<&OsStr> = names
-        .filter(|name| bytes.windows(name.len()).any(|window| window == **name))
-        .map(|name| OsStr::from_bytes(&name[1..name.len() - 1]))
-        .collect();
+    let needed: Vec<&OsStr> = names.filter(|name| has(bytes, name)).map(OsStr::new).collect();
     if needed.is_empty() {
         return None;
     }

@@ -21,6 +21,10 @@ use std::time::{Duration, SystemTime};
 const LAYOUT: u32 = 1;
 /// Images that were not used for so long are removed.
 const KEEP: Duration = Duration::from_secs(7 * 24 * 3600);
+/// So many are kept that were used since: of some kernels and builds.
+const MOST: usize = 4;
+/// One that was used within this time stays in any case.
+const IN_USE: Duration = Duration::from_secs(3600);
 
 /// The common part for this program and `kernel`: from the cache, or built now. Returns the file's path.
 pub fn base(kernel: &Kernel) -> Result<PathBuf> {
@@ -158,16 +162,18 @@ fn libraries_in(maps: &str, exe: &Path) -> BTreeSet<PathBuf> {
         .collect()
 }
 
+/// Removes images that nobody uses any more, or that are too many. One that was used just now may be about to be copied.
 fn drop_old(dir: &Path) {
-    for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
-        let age = entry
-            .metadata()
-            .and_then(|meta| meta.modified())
-            .ok()
-            .and_then(|modified| modified.elapsed().ok());
-        if age.is_some_and(|age| age > KEEP) {
+    let used = |entry: fs::DirEntry| {
+        let age = entry.metadata().ok()?.modified().ok()?.elapsed().ok()?;
+        Some((age, entry.path()))
+    };
+    let mut all: Vec<_> = fs::read_dir(dir).into_iter().flatten().flatten().filter_map(used).collect();
+    all.sort();
+    for (number, (age, path)) in all.iter().enumerate() {
+        if *age > KEEP || (number >= MOST && *age > IN_USE) {
             // Another run may have removed it first.
-            let _ = fs::remove_file(entry.path());
+            let _ = fs::remove_file(path);
         }
     }
 }
@@ -189,6 +195,31 @@ mod tests {
         let found = libraries_in(maps, Path::new("/usr/bin/isthmus"));
         let expected = PathBuf::from("/usr/lib/x86_64-linux-gnu/libc.so.6");
         assert_eq!(found.into_iter().collect::<Vec<_>>(), [expected]);
+    }
+
+    #[test]
+    fn old_images_go_and_a_few_stay() {
+        let dir = std::env::temp_dir().join(format!("isthmus-images-{}", std::process::id()));
+        fs::create_dir_all(&dir).unwrap();
+        let hours = [0, 0, 0, 0, 0, 2, 3, 24 * 8];
+        for (number, hours) in hours.iter().enumerate() {
+            let file = fs::File::create(dir.join(number.to_string())).unwrap();
+            file.set_modified(SystemTime::now() - Duration::from_secs(hours * 3600 + 1)).unwrap();
+        }
+        let left = || {
+            let names = fs::read_dir(&dir).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap());
+            names.collect::<BTreeSet<_>>().into_iter().collect::<String>()
+        };
+        drop_old(&dir);
+        let many = left();
+        for name in ["0", "1", "2"] {
+            fs::remove_file(dir.join(name)).unwrap();
+        }
+        fs::File::create(dir.join("9")).unwrap().set_modified(SystemTime::now() - KEEP / 2).unwrap();
+        drop_old(&dir);
+        let few = left();
+        fs::remove_dir_all(&dir).unwrap();
+        assert_eq!((many.as_str(), few.as_str()), ("01234", "349"));
     }
 
     #[test]

@@ -86,6 +86,12 @@ impl Common {
         let base = initramfs::base(&kernel).map_err(failed)?;
         drop(slow);
         let driver = driver_for(plan, &kernel).map_err(failed)?;
+        if plan.spec.verbose && plan.service.is_some() {
+            match &driver {
+                Some(module) => tell!("VMs map the region by the guest driver, {}", module.display()),
+                None => tell!("VMs map the region by sysfs"),
+            }
+        }
         let netns = match plan.spec.vm.net {
             Net::None => None,
             Net::Tap => Some(Arc::new(Netns::create(&tap::Plan::new(plan.names.len())).map_err(failed)?)),
