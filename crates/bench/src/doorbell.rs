@@ -51,7 +51,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 const MARK: u64 = 0x6265_6c6c_0000_0000;
 
 /// Of which subjects there are ratios.
-pub(crate) const PAIRS: [Pair; 11] = [
+pub(crate) const PAIRS: [Pair; 12] = [
     pair("doorbell", "latency_us", "service", &["futex"]),
     pair("doorbell", "latency_us", "doorbell", &["relay"]),
     pair("doorbell", "p99_us", "doorbell", &["relay"]),
@@ -62,6 +62,7 @@ pub(crate) const PAIRS: [Pair; 11] = [
     pair("latency", "latency_us", "doorbell", &["relay"]),
     pair("bandwidth", "bandwidth_MBps", "doorbell", &["relay"]),
     pair("mapped", "touch_us", "doorbell", &["relay"]),
+    pair("mapped", "again_us", "doorbell", &["relay"]),
     pair("mapped", "attach_us", "doorbell", &["relay"]),
 ];
 
@@ -141,6 +142,7 @@ pub(crate) fn label(benchmark: &str, metric: &str, bytes: Option<u64>) -> String
         ("latency", _) => format!("message of {size}"),
         ("bandwidth", _) => format!("messages of {size}, 8 in flight"),
         ("mapped", "touch_us") => "64 MiB mapped, each page read".into(),
+        ("mapped", "again_us") => "the same pages read again".into(),
         ("mapped", _) => "attach of a process".into(),
         _ => "processor time of one".into(),
     }
