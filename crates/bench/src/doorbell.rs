@@ -51,11 +51,12 @@ const PATIENCE: Duration = Duration::from_secs(60);
 const MARK: u64 = 0x6265_6c6c_0000_0000;
 
 /// Of which subjects there are ratios.
-pub(crate) const PAIRS: [Pair; 12] = [
+pub(crate) const PAIRS: [Pair; 13] = [
     pair("doorbell", "latency_us", "service", &["futex"]),
     pair("doorbell", "latency_us", "doorbell", &["relay"]),
     pair("doorbell", "p99_us", "doorbell", &["relay"]),
     pair("doorbell", "cpu_us", "doorbell", &["relay"]),
+    pair("doorbell", "beyond_work_us", "doorbell", &["relay"]),
     pair("barrier_sleep", "beyond_work_us", "doorbell", &["relay"]),
     pair("sync_work", "beyond_work_us", "doorbell", &["relay"]),
     pair("sync_work", "beyond_work_us", "doorbell", &[WAKE_UP]),
@@ -66,7 +67,8 @@ pub(crate) const PAIRS: [Pair; 12] = [
     pair("mapped", "attach_us", "doorbell", &["relay"]),
 ];
 
-/// The wake-up by the device that a turn of semaphores has, as it was timed in the same round.
+/// The wake-up by the device that a turn of semaphores has, as it was timed in the same round: after the same work, since a
+/// processor that was idle for longer takes longer to come back.
 const WAKE_UP: &str = "wake-up";
 
 /// What is promised.
@@ -135,6 +137,7 @@ pub(crate) fn label(benchmark: &str, metric: &str, bytes: Option<u64>) -> String
     match (benchmark, metric) {
         ("doorbell", "latency_us") => "wake-up, median".into(),
         ("doorbell", "p99_us") => "wake-up, 99 of 100".into(),
+        ("doorbell", "beyond_work_us") => "wake-up after 2 ms of work".into(),
         ("barrier_sleep", "beyond_work_us") => "blocking barrier, one asleep: beyond the work".into(),
         ("barrier_sleep", _) => "blocking barrier: sleeps per round".into(),
         ("sync_work", "beyond_work_us") => "turn by semaphores, asleep: beyond the work".into(),
@@ -197,9 +200,10 @@ pub(crate) fn run(plan: &Plan, place: Place, search: &Search) -> Result<Output> 
     for way in ways {
         let mut one = measure(plan, place, search, way)?;
         if place.vms > 0 {
-            let wake_up = one.samples.iter().find(|sample| sample.metric == "latency_us");
-            let wake_up = wake_up.filter(|_| way == Way::Doorbell);
-            let (samples, left_out) = others::measure(plan, place, search, way, wake_up)?;
+            let wake_up = after_work(plan, place, search, way)?;
+            let beside = (way == Way::Doorbell).then_some(&wake_up);
+            let (samples, left_out) = others::measure(plan, place, search, way, beside)?;
+            one.samples.push(wake_up);
             one.samples.extend(samples);
             one.left_out.extend(left_out);
         }
@@ -218,11 +222,29 @@ fn bad(what: impl Into<String>) -> Error {
     Error::Output { subject: "isthmus".into(), what: what.into() }
 }
 
+/// A wake-up between VMs by processes that work before they ring.
+fn after_work(plan: &Plan, place: Place, search: &Search, way: Way) -> Result<Sample> {
+    let turns = if plan.is_quick { 100 } else { 300 };
+    let before = search.line();
+    let (text, ..) = launch(plan, place, search, way, turns, others::WORK_US)?;
+    let told = read(&text)?;
+    Ok(Sample {
+        benchmark: "doorbell".into(),
+        subject: way.name().into(),
+        metric: "beyond_work_us".into(),
+        bytes: None,
+        value: told.latency_us,
+        cpu_us_per_op: None,
+        path: told.path,
+        line_us: before.zip(search.line()).map(|(before, after)| [before, after]),
+    })
+}
+
 fn measure(plan: &Plan, place: Place, search: &Search, way: Way) -> Result<Output> {
     let turns = if plan.is_quick { 200 } else { 1000 };
     let before = search.line();
-    let (_, few_cpu, _) = launch(plan, place, search, way, turns)?;
-    let (many, many_cpu, accel) = launch(plan, place, search, way, turns * LONGER)?;
+    let (_, few_cpu, _) = launch(plan, place, search, way, turns, 0)?;
+    let (many, many_cpu, accel) = launch(plan, place, search, way, turns * LONGER, 0)?;
     let lines = before.zip(search.line()).map(|(before, after)| [before, after]);
     let more = 2 * turns * (LONGER - 1);
     let difference = many_cpu.saturating_sub(few_cpu);
@@ -252,9 +274,11 @@ fn launch(
     search: &Search,
     way: Way,
     turns: u32,
+    work_us: u64,
 ) -> Result<(String, Duration, String)> {
     let exe = std::env::current_exe().map_err(Error::io("find this program"))?;
-    let words = [exe.into(), RANK_COMMAND.into(), turns.to_string().into(), way.name().into()];
+    let words = [RANK_COMMAND, &turns.to_string(), way.name(), &work_us.to_string()].map(Into::into);
+    let words = [vec![exe.into()], words.into()].concat();
     run_in(plan, place, search, way, &[], &words)
 }
 
@@ -316,7 +340,7 @@ struct Line {
     kind: String,
     host: String,
     rank: u64,
-    /// Half of each turn: of the first process alone.
+    /// Half of each turn, beyond the work in it: of the first process alone.
     latency_us: Option<f64>,
     p99_us: Option<f64>,
     turns: u64,
@@ -364,18 +388,21 @@ fn read(text: &str) -> Result<Told> {
     Ok(Told { hosts: lines.iter().map(|line| line.host.clone()).collect(), latency_us, p99_us, path })
 }
 
-/// One of the processes: `TURNS WAY`, with its number in `ISTHMUS_RANK`.
+/// One of the processes: `TURNS WAY WORK`, with its number in `ISTHMUS_RANK`. Both work for so many microseconds before they ring; with
+/// none the first one pauses before each turn, so that the other is asleep.
 pub fn rank_command(args: &[OsString]) -> i32 {
     let words: Vec<&str> = args.iter().filter_map(|arg| arg.to_str()).collect();
     if let Some(status) = others::rank_command(&words) {
         return status;
     }
     let rank = std::env::var("ISTHMUS_RANK").ok().and_then(|text| text.parse::<u64>().ok());
-    let [turns, way] = words[..] else { return 2 };
-    let (Ok(turns), Some(way), Some(rank @ 0..2)) = (turns.parse::<u64>(), Way::named(way), rank) else {
+    let [turns, way, work] = words[..] else { return 2 };
+    let (Ok(turns), Some(way), Ok(work)) = (turns.parse::<u64>(), Way::named(way), work.parse::<u64>())
+    else {
         return 2;
     };
-    match rank_turns(turns, way, rank) {
+    let Some(rank @ 0..2) = rank else { return 2 };
+    match rank_turns(turns, way, Duration::from_micros(work), rank) {
         Ok(()) => 0,
         Err(e) => {
             isthmus_region::tell!("isthmus: doorbell: {e}");
@@ -416,7 +443,7 @@ fn find(member: &Member, rank: u64) -> std::result::Result<Other, String> {
     Err(format!("process {rank} did not come"))
 }
 
-fn rank_turns(turns: u64, way: Way, rank: u64) -> std::result::Result<(), String> {
+fn rank_turns(turns: u64, way: Way, work: Duration, rank: u64) -> std::result::Result<(), String> {
     let text = |e: isthmus_region::Error| with_causes(&e);
     let member = isthmus_attach::connect().map_err(|e| with_causes(&e))?;
     pin(rank);
@@ -453,17 +480,20 @@ fn rank_turns(turns: u64, way: Way, rank: u64) -> std::result::Result<(), String
     let before = interrupts();
     let mut halves = Vec::new();
     for turn in 1..=turns {
-        if rank == 0 {
-            std::thread::sleep(PAUSE);
-        } else {
-            wait(turn)?;
+        match rank {
+            0 if work.is_zero() => std::thread::sleep(PAUSE),
+            0 => {}
+            _ => wait(turn)?,
         }
         let begun = Instant::now();
+        while begun.elapsed() < work {
+            std::hint::spin_loop();
+        }
         own(8)?.set(turn);
         member.ring(other.slot, bell);
         if rank == 0 {
             wait(turn)?;
-            halves.push(begun.elapsed().as_secs_f64() * 1e6 / 2.0);
+            halves.push((begun.elapsed().as_secs_f64() / 2.0 - work.as_secs_f64()) * 1e6);
         }
     }
     let interrupts = interrupts().saturating_sub(before);

@@ -22,7 +22,7 @@ use crate::{lane, stats, sysv};
 /// Bytes of the buffer that a turn by semaphores is about.
 pub(super) const TURN: u64 = 64;
 /// Work in a turn, in microseconds: longer than any process polls before it sleeps.
-const WORK_US: u64 = 2000;
+pub(super) const WORK_US: u64 = 2000;
 /// Memory that is mapped and read.
 const MAPPED: u64 = 64 << 20;
 const PAGE: u64 = 4096;
