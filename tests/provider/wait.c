@@ -13,7 +13,7 @@
 #include <sys/syscall.h>
 
 #define ROUNDS 400
-/* A wake-up that is lost is made up for after a quarter of a second. */
+/* A wake-up that is lost is made up for after a quarter of a second, or in a VM that interrupts wake after 5 s. */
 #define LOST 0.2
 
 static enum fi_wait_obj wait_obj;

@@ -98,16 +98,16 @@ impl Port {
         // Sleepers of a VM that is rung by interrupts look by themselves after 5 s only. So what the port does not take becomes a
         // death, for which all look once it does.
         let endpoints = region.shape().endpoints;
-        let is_patient = move |to: u32| vectors_of(&region, to) > 0;
+        let has_driver = move |to: u32| vectors_of(&region, to) > 0;
         Relay::new(move |wakeup| {
             let mut is_owed = false;
             match wakeup {
                 Wakeup::Endpoint(slot) => {
-                    is_owed = !port.write(&ring::wake(slot.0)) && is_patient(slot.peer(endpoints));
+                    is_owed = !port.write(&ring::wake(slot.0)) && has_driver(slot.peer(endpoints));
                 }
                 Wakeup::Gate { peers, place } => {
                     for to in (0..64).filter(|to| peers & gate_bits::bit(*to) != 0) {
-                        is_owed |= !port.write(&ring::ring(to, place)) && is_patient(to);
+                        is_owed |= !port.write(&ring::ring(to, place)) && has_driver(to);
                     }
                 }
                 Wakeup::Death => is_owed = true,

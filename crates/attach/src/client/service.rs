@@ -36,7 +36,7 @@ pub(super) struct Client {
     socket: Arc<Kept>,
     path: PathBuf,
     has_former: bool,
-    /// Whether the service stood still when there was last no room for a ring, and nobody waits for it.
+    /// Whether the last ring found no room for a second: then the next ones do not wait, until one is taken.
     stands: Flag,
     /// By which it rings other peers, if the region is the guest driver's.
     ringer: Option<Ringer>,
@@ -61,7 +61,7 @@ impl Client {
     }
 
     /// Sends a ring, for which there is no reply. A socket that is full has hundreds of them, so its service is busy: as somebody may
-    /// sleep until this one comes, it waits for room, though not for ever. If the service is gone, its end is what wakes sleepers.
+    /// sleep until this one comes, this waits for room, a second at most. To a service that is gone nothing is sent.
     fn post(&self, frame: &[u8]) {
         let is_full = || socket::send(&self.socket, frame, &[], SendFlags::DONTWAIT) == Err(Errno::AGAIN);
         if !is_full() {
