@@ -13,14 +13,17 @@
 
 #include <linux/file.h>
 #include <linux/fs.h>
+#include <linux/highmem.h>
 #include <linux/hrtimer.h>
 #include <linux/idr.h>
 #include <linux/interrupt.h>
 #include <linux/io.h>
 #include <linux/kref.h>
 #include <linux/memremap.h>
+#include <linux/migrate.h>
 #include <linux/miscdevice.h>
 #include <linux/mm.h>
+#include <linux/mmu_notifier.h>
 #include <linux/module.h>
 #include <linux/mount.h>
 #include <linux/nospec.h>
@@ -29,10 +32,15 @@
 #include <linux/pfn_t.h>
 #include <linux/poll.h>
 #include <linux/pseudo_fs.h>
+#include <linux/random.h>
 #include <linux/rwsem.h>
+#include <linux/sched/mm.h>
+#include <linux/sched/signal.h>
 #include <linux/slab.h>
 #include <linux/uaccess.h>
+#include <linux/userfaultfd_k.h>
 #include <linux/version.h>
+#include <linux/workqueue.h>
 #include <linux/xarray.h>
 
 #include "isthmus.h"
@@ -53,6 +61,9 @@
 #define STORM_WINDOW_NS (10 * NSEC_PER_MSEC)
 #define STORM_PAUSE_NS (1 * NSEC_PER_MSEC)
 
+/* Pages that are moved at once. */
+#define CHUNK 16
+
 static bool pages = true;
 module_param(pages, bool, 0644);
 MODULE_PARM_DESC(pages, "Have pages for the memory, which take 1.6 % of it from the system's, so that O_DIRECT and 2 MiB mappings work");
@@ -65,6 +76,38 @@ struct vector {
 	u64 window;
 	unsigned int count;
 	struct hrtimer pause;
+};
+
+/* A page of the pool. */
+struct pooled {
+	/* What the grant table has. */
+	u64 word;
+	/* The next one of the list that it is on: free, or to be cleared. */
+	u32 next;
+};
+#define NO_PAGE U32_MAX
+#define OWNER_BITS 24
+
+/* The pages that processes grant. */
+struct pool {
+	u64 offset;
+	u64 bytes;
+	u64 table;
+	struct work_struct clear;
+	/* Held for what follows; page_free may be called in an interrupt. */
+	spinlock_t lock;
+	u32 count;
+	struct pooled *pages;
+	/* The grant table; NULL while the memory has no address. Others may write there, so nothing is read from there. */
+	__le64 *published;
+	/* First and last of those that are free, and the first of those that are to be cleared before they are. */
+	u32 free;
+	u32 last;
+	u32 dirty;
+	u32 used;
+	/* Of those, by owner. */
+	u32 *granted;
+	u64 splits;
 };
 
 /* A device with a region. It outlives the device while a descriptor of it is open. */
@@ -84,10 +127,15 @@ struct region {
 	u64 bytes;
 	void *memory;
 	bool has_pages;
-	struct dev_pagemap pagemap;
+	/* Before the pool, the pool, and behind it. */
+	struct dev_pagemap pagemaps[3];
+	struct pool pool;
 	/* Whose address space all mappings are of. */
 	struct inode *inode;
 	atomic_t mappings;
+	/* Descriptors that pages were granted by, and what is held to look at them. */
+	struct mutex clients_lock;
+	struct list_head clients;
 	u32 ids[ISTHMUS_MEMBERS];
 	unsigned int vector_count;
 	struct vector vectors[MOST_VECTORS];
@@ -96,10 +144,26 @@ struct region {
 /* An open descriptor. */
 struct client {
 	struct region *region;
-	/* Held while it is granted; what is granted never changes. */
+	/* Held while it is allowed things, which never change, and while pages are granted or taken back. */
 	struct mutex lock;
-	bool is_granted;
+	bool is_allowed;
 	bool may_ring;
+	u32 owner;
+	u32 most_pages;
+	/* Of the one process that grants pages by it. */
+	bool has_notifier;
+	struct mmu_interval_notifier notifier;
+	struct list_head others;
+	/* The thread that moves pages just now: what the kernel tells of that is known here. */
+	struct task_struct *mover;
+	/* Held for what follows. */
+	spinlock_t at_lock;
+	/* The addresses that are being granted, and whether one of them has changed since that was begun. */
+	unsigned long chunk_start;
+	unsigned long chunk_end;
+	bool is_hit;
+	/* Which page of the pool is at an address, by the address's page. */
+	struct xarray granted_at;
 	unsigned int count;
 	struct isthmus_range ranges[ISTHMUS_RANGES];
 	/* What stands in for the memory once the device is gone, by page. */
@@ -121,6 +185,8 @@ static void region_free(struct kref *refs)
 	struct region *r = container_of(refs, struct region, refs);
 
 	iput(r->inode);
+	kvfree(r->pool.pages);
+	kvfree(r->pool.granted);
 	ida_free(&numbers, r->number);
 	kfree(r);
 }
@@ -272,14 +338,14 @@ free:
 
 /* ---- Mappings ---- */
 
-/* The flags that all bytes of a range have; 0 if one of them is not granted. */
+/* The flags that all bytes of a range have; 0 if one of them is not allowed. */
 static u32 client_flags(struct client *c, u64 offset, u64 bytes)
 {
 	u64 end, at = offset;
 	u32 flags = ~0u;
 
-	/* Pairs with client_grant. */
-	if (!smp_load_acquire(&c->is_granted) || check_add_overflow(offset, bytes, &end))
+	/* Pairs with client_allow. */
+	if (!smp_load_acquire(&c->is_allowed) || check_add_overflow(offset, bytes, &end))
 		return 0;
 	while (at < end) {
 		const struct isthmus_range *range = NULL;
@@ -288,7 +354,7 @@ static u32 client_flags(struct client *c, u64 offset, u64 bytes)
 		for (i = 0; i < c->count && !range; i++) {
 			const struct isthmus_range *r = &c->ranges[i];
 
-			/* Ends do not overflow: client_grant saw to that. */
+			/* Ends do not overflow: client_allow saw to that. */
 			if (r->offset <= at && at < r->offset + r->bytes)
 				range = r;
 		}
@@ -331,6 +397,20 @@ static vm_fault_t standin(struct client *c, struct vm_fault *vmf)
 	}
 }
 
+/*
+ * Pages of the pool are those of processes, of which each may be free when its turn comes: nobody else pins them, so here they are
+ * memory without pages.
+ */
+static bool is_pooled(const struct region *r, u64 offset)
+{
+	return offset >= r->pool.offset && offset - r->pool.offset < r->pool.bytes;
+}
+
+static u64 region_flags(const struct region *r, u64 offset)
+{
+	return r->has_pages && !is_pooled(r, offset) ? PFN_DEV | PFN_MAP : PFN_DEV;
+}
+
 static vm_fault_t memory_fault(struct vm_fault *vmf)
 {
 	struct client *c = vmf->vma->vm_file->private_data;
@@ -345,7 +425,7 @@ static vm_fault_t memory_fault(struct vm_fault *vmf)
 		result = VM_FAULT_SIGBUS;
 	else
 		result = vmf_insert_mixed(vmf->vma, vmf->address,
-					  phys_to_pfn_t(r->start + offset, r->has_pages ? PFN_DEV | PFN_MAP : PFN_DEV));
+					  phys_to_pfn_t(r->start + offset, region_flags(r, offset)));
 	up_read(&r->lock);
 	return result;
 }
@@ -364,7 +444,7 @@ static vm_fault_t memory_fault_2m(struct vm_fault *vmf)
 	offset = ((u64)vma->vm_pgoff << PAGE_SHIFT) + (address - vma->vm_start);
 	down_read(&r->lock);
 	if (!r->is_gone && r->has_pages && IS_ALIGNED(r->start + offset, PMD_SIZE) && offset < r->bytes &&
-	    r->bytes - offset >= PMD_SIZE)
+	    r->bytes - offset >= PMD_SIZE && !is_pooled(r, offset))
 		result = vmf_insert_pfn_pmd(vmf, phys_to_pfn_t(r->start + offset, PFN_DEV | PFN_MAP),
 					    vmf->flags & FAULT_FLAG_WRITE);
 	up_read(&r->lock);
@@ -435,6 +515,944 @@ static int client_mmap(struct file *file, struct vm_area_struct *vma)
 	return 0;
 }
 
+/* ---- The pool of pages ---- */
+
+static struct page *pool_page(const struct region *r, u32 page)
+{
+	return pfn_to_page(PHYS_PFN(r->start + r->pool.offset) + page);
+}
+
+static u32 pool_number(const struct region *r, const struct page *page)
+{
+	return page_to_pfn(page) - PHYS_PFN(r->start + r->pool.offset);
+}
+
+/* Called with the lock: puts a page's word into the grant table. */
+static void pool_publish(struct pool *pool, u32 page)
+{
+	if (pool->published)
+		WRITE_ONCE(pool->published[page], cpu_to_le64(pool->pages[page].word));
+}
+
+/* Called with the lock: what was granted with this page is no longer that. */
+static void pool_change(struct pool *pool, u32 page, u32 owner)
+{
+	struct pooled *p = &pool->pages[page];
+
+	p->word = ((p->word >> OWNER_BITS) + 1) << OWNER_BITS | owner;
+	pool_publish(pool, page);
+	/* Before whatever is done to the page next. */
+	smp_wmb();
+}
+
+static bool pool_is_used(struct pool *pool)
+{
+	bool is_used;
+
+	/* Whoever has freed the last page has had it cleared before the lock was let go. */
+	spin_lock_irq(&pool->lock);
+	is_used = pool->used;
+	spin_unlock_irq(&pool->lock);
+	return is_used;
+}
+
+/* A page has no user any more. */
+static void pool_page_free(struct page *page)
+{
+	struct region *r = container_of(page->pgmap, struct region, pagemaps[1]);
+	struct pool *pool = &r->pool;
+	u32 number = pool_number(r, page);
+	struct pooled *p = &pool->pages[number];
+	unsigned long flags;
+
+	spin_lock_irqsave(&pool->lock, flags);
+	pool->granted[ISTHMUS_OWNER(p->word)]--;
+	pool_change(pool, number, 0);
+	p->next = pool->dirty;
+	pool->dirty = number;
+	pool->used--;
+	schedule_work(&pool->clear);
+	spin_unlock_irqrestore(&pool->lock, flags);
+}
+
+static const struct dev_pagemap_ops pool_operations = {
+	.page_free = pool_page_free,
+};
+
+/* Pages that were freed become free once others see nothing of what was in them. */
+static void pool_clear(struct work_struct *work)
+{
+	struct pool *pool = container_of(work, struct pool, clear);
+	struct region *r = container_of(pool, struct region, pool);
+	u32 number;
+
+	for (;;) {
+		spin_lock_irq(&pool->lock);
+		number = pool->dirty;
+		if (number != NO_PAGE)
+			pool->dirty = pool->pages[number].next;
+		spin_unlock_irq(&pool->lock);
+		if (number == NO_PAGE)
+			return;
+		clear_highpage(pool_page(r, number));
+		spin_lock_irq(&pool->lock);
+		pool->pages[number].next = NO_PAGE;
+		if (pool->free == NO_PAGE)
+			pool->free = number;
+		else
+			pool->pages[pool->last].next = number;
+		pool->last = number;
+		spin_unlock_irq(&pool->lock);
+		cond_resched();
+	}
+}
+
+/* A free page, locked and with one reference; NULL and the reason if there is none. */
+static struct page *pool_take(struct client *c, u32 *why)
+{
+	struct region *r = c->region;
+	struct pool *pool = &r->pool;
+	struct page *page = NULL;
+	u32 number;
+
+	spin_lock_irq(&pool->lock);
+	number = pool->free;
+	if (pool->granted[c->owner] >= c->most_pages) {
+		*why = ISTHMUS_LIMIT;
+	} else if (number == NO_PAGE) {
+		*why = ISTHMUS_FULL;
+	} else {
+		pool->free = pool->pages[number].next;
+		pool->granted[c->owner]++;
+		pool->used++;
+		pool_change(pool, number, c->owner);
+		page = pool_page(r, number);
+	}
+	spin_unlock_irq(&pool->lock);
+	if (page) {
+		zone_device_page_init(page);
+		/* Which its last user may have left, since such pages are on no list of the kernel's. */
+		folio_clear_active(page_folio(page));
+		folio_clear_unevictable(page_folio(page));
+		folio_clear_referenced(page_folio(page));
+		if (folio_test_clear_mlocked(page_folio(page)))
+			mod_zone_page_state(page_zone(page), NR_MLOCK, -1);
+	}
+	return page;
+}
+
+/* Makes a pool without a table yet, of which no page is used; nor free, before it was cleared. */
+static int pool_make(struct pool *pool, const struct isthmus_pool *place)
+{
+	u32 count = place->bytes >> PAGE_SHIFT, i;
+	struct pooled *pages = NULL;
+	u32 *granted = NULL;
+
+	if (count) {
+		pages = kvcalloc(count, sizeof(*pages), GFP_KERNEL);
+		granted = kvcalloc(ISTHMUS_OWNERS + 1, sizeof(*granted), GFP_KERNEL);
+		if (!pages || !granted) {
+			kvfree(pages);
+			kvfree(granted);
+			return -ENOMEM;
+		}
+	}
+	for (i = 0; i < count; i++) {
+		/* No word of this pool is one that somebody has of a former one. */
+		pages[i].word = get_random_u64() << OWNER_BITS;
+		pages[i].next = i + 1 < count ? i + 1 : NO_PAGE;
+	}
+	spin_lock_irq(&pool->lock);
+	swap(pool->pages, pages);
+	swap(pool->granted, granted);
+	pool->published = NULL;
+	pool->free = NO_PAGE;
+	pool->dirty = count ? 0 : NO_PAGE;
+	pool->count = count;
+	spin_unlock_irq(&pool->lock);
+	pool->offset = place->offset;
+	pool->bytes = place->bytes;
+	pool->table = place->table;
+	kvfree(pages);
+	kvfree(granted);
+	return 0;
+}
+
+/* Gives the pool its table, in memory that has an address now; NULL before it has none any more. */
+static void pool_show(struct pool *pool, void *memory)
+{
+	u32 i;
+
+	spin_lock_irq(&pool->lock);
+	pool->published = memory && pool->count ? memory + pool->table : NULL;
+	for (i = 0; i < pool->count; i++)
+		pool_publish(pool, i);
+	spin_unlock_irq(&pool->lock);
+}
+
+/* ---- Granted pages ---- */
+
+/* Called with at_lock: these addresses get other pages, or none. */
+static void pages_change(struct client *c, unsigned long start, unsigned long end)
+{
+	struct pool *pool = &c->region->pool;
+	unsigned long index, flags;
+	void *entry;
+
+	xa_for_each_range(&c->granted_at, index, entry, start >> PAGE_SHIFT, (end - 1) >> PAGE_SHIFT) {
+		u32 number = xa_to_value(entry);
+
+		xa_erase(&c->granted_at, index);
+		spin_lock_irqsave(&pool->lock, flags);
+		/* The pool may be another by now, and the page another's, who grants it again then. */
+		if (number < pool->count)
+			pool_change(pool, number, ISTHMUS_OWNER(pool->pages[number].word));
+		spin_unlock_irqrestore(&pool->lock, flags);
+	}
+}
+
+static bool pages_invalidate(struct mmu_interval_notifier *notifier, const struct mmu_notifier_range *range, unsigned long sequence)
+{
+	struct client *c = container_of(notifier, struct client, notifier);
+
+	/* Each address keeps its page; or it is moved here, where each page is looked at. */
+	if (range->event == MMU_NOTIFY_PROTECTION_VMA || range->event == MMU_NOTIFY_SOFT_DIRTY || READ_ONCE(c->mover) == current)
+		return true;
+	spin_lock(&c->at_lock);
+	mmu_interval_set_seq(notifier, sequence);
+	if (range->start < c->chunk_end && c->chunk_start < range->end)
+		c->is_hit = true;
+	pages_change(c, range->start, range->end);
+	spin_unlock(&c->at_lock);
+	return true;
+}
+
+static const struct mmu_interval_notifier_ops pages_operations = {
+	.invalidate = pages_invalidate,
+};
+
+/* Whether a huge page is at this address; it may become one at any time, or be none any more. */
+static bool is_huge(struct mm_struct *mm, unsigned long address)
+{
+	pgd_t *pgd = pgd_offset(mm, address);
+	p4d_t *p4d;
+	pud_t *pud;
+	pmd_t pmd;
+
+	if (pgd_none(*pgd) || pgd_bad(*pgd))
+		return false;
+	p4d = p4d_offset(pgd, address);
+	if (p4d_none(*p4d) || p4d_bad(*p4d))
+		return false;
+	pud = pud_offset(p4d, address);
+	if (pud_none(*pud) || pud_bad(*pud))
+		return false;
+	pmd = READ_ONCE(*pmd_offset(pud, address));
+	return pmd_present(pmd) && pmd_trans_huge(pmd);
+}
+
+/* Whether an area can have pages that were granted. */
+static bool has_private_pages(struct vm_area_struct *vma)
+{
+	return vma_is_anonymous(vma) && !(vma->vm_flags & (VM_SPECIAL | VM_SHARED));
+}
+
+/* Why no page of an area can be granted; 0 if some may be. */
+static u32 area_refusal(struct vm_area_struct *vma)
+{
+	/* What was written of a private mapping of a file is anonymous memory, too, but is seldom a buffer. */
+	if (!has_private_pages(vma))
+		return ISTHMUS_KIND;
+#ifdef VM_SHADOW_STACK
+	if (vma->vm_flags & VM_SHADOW_STACK)
+		return ISTHMUS_KIND;
+#endif
+	if (!(vma->vm_flags & VM_WRITE))
+		return ISTHMUS_READ_ONLY;
+	if (userfaultfd_armed(vma) || vma->vm_flags & VM_MERGEABLE)
+		return ISTHMUS_WATCHED;
+	return 0;
+}
+
+static void refuse(struct isthmus_page *results, u32 count, u32 why)
+{
+	while (count--)
+		*results++ = (struct isthmus_page){ .page = NO_PAGE, .why = why };
+}
+
+/* What becomes of a page that is locked, and mapped nowhere until the chunk is finished. */
+static unsigned long grant_page(struct client *c, unsigned long from, struct isthmus_page *result)
+{
+	struct page *page = migrate_pfn_to_page(from), *to;
+	struct pool *pool = &c->region->pool;
+
+	result->why = ISTHMUS_BUSY;
+	if (!(from & MIGRATE_PFN_MIGRATE))
+		return 0;
+	/* A forked process has it, too. */
+	if (page && !(from & MIGRATE_PFN_WRITE)) {
+		result->why = ISTHMUS_READ_ONLY;
+		return 0;
+	}
+	if (page && is_zone_device_page(page)) {
+		/* It is in the pool already, and stays where it is; another's, which a forked process can have, is not ours to grant. */
+		u32 number = pool_number(c->region, page);
+
+		spin_lock_irq(&pool->lock);
+		if (ISTHMUS_OWNER(pool->pages[number].word) == c->owner) {
+			result->page = number;
+			result->why = ISTHMUS_GRANTED;
+		}
+		spin_unlock_irq(&pool->lock);
+		return 0;
+	}
+	to = pool_take(c, &result->why);
+	if (!to)
+		return 0;
+	if (page)
+		copy_highpage(to, page);
+	else
+		clear_highpage(to);
+	result->page = pool_number(c->region, to);
+	result->why = ISTHMUS_GRANTED;
+	return migrate_pfn(page_to_pfn(to));
+}
+
+/*
+ * From when a page is at its address on, it is known to be there; but for a chunk of which an address has changed since the chunk was
+ * begun, which is tried again another time.
+ */
+static u32 grant_note(struct client *c, unsigned long address, u32 count, struct isthmus_page *results)
+{
+	struct pool *pool = &c->region->pool;
+	u32 i, granted = 0;
+
+	spin_lock(&c->at_lock);
+	for (i = 0; i < count; i++) {
+		struct isthmus_page *result = &results[i];
+		unsigned long index = (address >> PAGE_SHIFT) + i;
+		void *entry = xa_mk_value(result->page);
+		bool is_noted;
+
+		if (result->why != ISTHMUS_GRANTED)
+			continue;
+		/* What is noted already has not changed since then. */
+		is_noted = xa_load(&c->granted_at, index) == entry ||
+			   (!c->is_hit && !xa_is_err(xa_store(&c->granted_at, index, entry, GFP_ATOMIC)));
+		spin_lock_irq(&pool->lock);
+		if (!is_noted) {
+			pool_change(pool, result->page, ISTHMUS_OWNER(pool->pages[result->page].word));
+			*result = (struct isthmus_page){ .page = NO_PAGE, .why = ISTHMUS_BUSY };
+		} else {
+			/* A new agent has cleared the table, perhaps. */
+			pool_publish(pool, result->page);
+			result->word = pool->pages[result->page].word;
+			granted++;
+		}
+		spin_unlock_irq(&pool->lock);
+	}
+	spin_unlock(&c->at_lock);
+	return granted;
+}
+
+/* Grants pages of one area, as many as are moved at once. */
+static u32 grant_chunk(struct client *c, struct vm_area_struct *vma, unsigned long address, u32 count, struct isthmus_page *results)
+{
+	unsigned long from[CHUNK], to[CHUNK];
+	struct migrate_vma move = {
+		.vma = vma,
+		.start = address,
+		.end = address + count * PAGE_SIZE,
+		.src = from,
+		.dst = to,
+		.pgmap_owner = c->region,
+		.flags = MIGRATE_VMA_SELECT_SYSTEM | MIGRATE_VMA_SELECT_DEVICE_COHERENT,
+	};
+	u32 i, granted = 0;
+
+	refuse(results, count, ISTHMUS_BUSY);
+	for (i = 0; i < count; i++)
+		if (xa_reserve(&c->granted_at, (address >> PAGE_SHIFT) + i, GFP_KERNEL_ACCOUNT))
+			break;
+	if (i == count && migrate_vma_setup(&move) == 0) {
+		for (i = 0; i < move.npages; i++)
+			to[i] = grant_page(c, from[i], &results[i]);
+		migrate_vma_pages(&move);
+		for (i = 0; i < move.npages; i++)
+			if (to[i] && !(from[i] & MIGRATE_PFN_MIGRATE))
+				results[i] = (struct isthmus_page){ .page = NO_PAGE, .why = ISTHMUS_BUSY };
+		granted = grant_note(c, address, move.npages, results);
+		migrate_vma_finalize(&move);
+	}
+	for (i = 0; i < count; i++)
+		xa_release(&c->granted_at, (address >> PAGE_SHIFT) + i);
+	return granted;
+}
+
+/* Moves pages of one area back to the system's memory, whoever granted them. */
+static u32 revoke_chunk(struct region *r, struct vm_area_struct *vma, unsigned long address, u32 count)
+{
+	unsigned long from[CHUNK], to[CHUNK];
+	struct pool *pool = &r->pool;
+	struct migrate_vma move = {
+		.vma = vma,
+		.start = address,
+		.end = address + count * PAGE_SIZE,
+		.src = from,
+		.dst = to,
+		.pgmap_owner = r,
+		.flags = MIGRATE_VMA_SELECT_DEVICE_COHERENT,
+	};
+	u32 i, revoked = 0;
+
+	/* Of a huge page none is in the pool; it would be split. */
+	if (is_huge(vma->vm_mm, address) || migrate_vma_setup(&move))
+		return 0;
+	for (i = 0; i < move.npages; i++) {
+		struct page *page = migrate_pfn_to_page(from[i]), *new = NULL;
+
+		if (page && from[i] & MIGRATE_PFN_MIGRATE)
+			new = alloc_page_vma(GFP_HIGHUSER_MOVABLE, vma, address + i * PAGE_SIZE);
+		to[i] = 0;
+		if (new) {
+			lock_page(new);
+			copy_highpage(new, page);
+			to[i] = migrate_pfn(page_to_pfn(new));
+		}
+	}
+	migrate_vma_pages(&move);
+	for (i = 0; i < move.npages; i++) {
+		if (to[i] && from[i] & MIGRATE_PFN_MIGRATE) {
+			u32 number = pool_number(r, migrate_pfn_to_page(from[i]));
+
+			/* Before the process writes to the page that it has instead. */
+			spin_lock_irq(&pool->lock);
+			pool_change(pool, number, ISTHMUS_OWNER(pool->pages[number].word));
+			spin_unlock_irq(&pool->lock);
+			revoked++;
+		}
+	}
+	migrate_vma_finalize(&move);
+	return revoked;
+}
+
+/* The area at an address, and how much of the next pages is in it or in the gap before the next one. */
+static struct vm_area_struct *area_at(struct mm_struct *mm, unsigned long address, u32 *count)
+{
+	struct vm_area_struct *vma = find_vma_intersection(mm, address, address + *count * PAGE_SIZE);
+
+	if (vma && vma->vm_start > address) {
+		*count = (vma->vm_start - address) >> PAGE_SHIFT;
+		return NULL;
+	}
+	if (vma)
+		*count = min_t(unsigned long, *count, (vma->vm_end - address) >> PAGE_SHIFT);
+	return vma;
+}
+
+/* Pages up to the next multiple of a chunk, so that none has parts of two huge pages. */
+static u32 chunk_at(unsigned long address, u32 most)
+{
+	return min_t(u32, most, CHUNK - (address >> PAGE_SHIFT) % CHUNK);
+}
+
+/* Grants the next pages, at most a chunk; `count` becomes how many were looked at. Gives how many are granted now, or an error. */
+static long grant_next(struct client *c, unsigned long address, u32 *count, struct isthmus_page *results, bool may_split)
+{
+	struct mm_struct *mm = current->mm;
+	struct region *r = c->region;
+	struct vm_area_struct *vma;
+	long granted = 0;
+	u32 why;
+
+	spin_lock(&c->at_lock);
+	c->chunk_start = address;
+	c->chunk_end = address + *count * PAGE_SIZE;
+	c->is_hit = false;
+	spin_unlock(&c->at_lock);
+	/* Waits for changes that have begun before, and so before what those may hold. */
+	mmu_interval_read_begin(&c->notifier);
+	mmap_read_lock(mm);
+	/* As in a fault. */
+	down_read(&r->lock);
+	vma = area_at(mm, address, count);
+	why = vma ? area_refusal(vma) : ISTHMUS_UNMAPPED;
+	if (r->is_gone) {
+		granted = -ENODEV;
+	} else if (!r->pool.count) {
+		granted = -EOPNOTSUPP;
+	} else if (why) {
+		refuse(results, *count, why);
+	} else {
+		bool was_huge = is_huge(mm, address);
+
+		if (was_huge && !may_split) {
+			refuse(results, *count, ISTHMUS_HUGE);
+		} else {
+			WRITE_ONCE(c->mover, current);
+			granted = grant_chunk(c, vma, address, *count, results);
+			WRITE_ONCE(c->mover, NULL);
+			if (was_huge && !is_huge(mm, address))
+				/* One more or less does no harm. */
+				WRITE_ONCE(r->pool.splits, r->pool.splits + 1);
+		}
+	}
+	up_read(&r->lock);
+	mmap_read_unlock(mm);
+	return granted;
+}
+
+/* The same the other way. */
+static long revoke_next(struct client *c, struct mm_struct *mm, unsigned long address, u32 *count)
+{
+	struct region *r = c->region;
+	struct vm_area_struct *vma;
+	long revoked = 0;
+
+	mmap_read_lock(mm);
+	down_read(&r->lock);
+	vma = area_at(mm, address, count);
+	if (r->is_gone)
+		revoked = -ENODEV;
+	else if (!r->pool.count)
+		revoked = -EOPNOTSUPP;
+	else if (vma && has_private_pages(vma))
+		/* Of which each descriptor hears that its process has granted pages by. */
+		revoked = revoke_chunk(r, vma, address, *count);
+	up_read(&r->lock);
+	mmap_read_unlock(mm);
+	return revoked;
+}
+
+/* What is granted is of the process that granted the first page. */
+static long pages_begin(struct client *c)
+{
+	struct region *r = c->region;
+	long error;
+
+	if (!smp_load_acquire(&c->is_allowed) || !c->most_pages)
+		return -EACCES;
+	if (c->has_notifier)
+		return c->notifier.mm == current->mm ? 0 : -EPERM;
+	error = mmu_interval_notifier_insert(&c->notifier, current->mm, 0, ULONG_MAX, &pages_operations);
+	if (error)
+		return error;
+	c->has_notifier = true;
+	mutex_lock(&r->clients_lock);
+	list_add(&c->others, &r->clients);
+	mutex_unlock(&r->clients_lock);
+	return 0;
+}
+
+static long client_move(struct client *c, const void __user *from, bool is_grant)
+{
+	struct isthmus_page *results = NULL;
+	struct isthmus_pages pages;
+	u32 done, count;
+	unsigned long end;
+	long error, moved = 0;
+
+	if (copy_from_user(&pages, from, sizeof(pages)))
+		return -EFAULT;
+	if (!PAGE_ALIGNED(pages.address) || !pages.count || pages.count > ISTHMUS_MOST_PAGES || pages.flags & ~ISTHMUS_SPLIT ||
+	    check_add_overflow((unsigned long)pages.address, pages.count * PAGE_SIZE, &end) || end > TASK_SIZE)
+		return -EINVAL;
+	if (is_grant) {
+		results = kcalloc(pages.count, sizeof(*results), GFP_KERNEL_ACCOUNT);
+		if (!results)
+			return -ENOMEM;
+		refuse(results, pages.count, ISTHMUS_BUSY);
+	}
+	mutex_lock(&c->lock);
+	error = pages_begin(c);
+	for (done = 0; done < pages.count && error >= 0 && !fatal_signal_pending(current); done += count) {
+		unsigned long address = pages.address + done * PAGE_SIZE;
+
+		count = chunk_at(address, pages.count - done);
+		error = is_grant ? grant_next(c, address, &count, results + done, pages.flags & ISTHMUS_SPLIT) :
+				   revoke_next(c, current->mm, address, &count);
+		if (error > 0)
+			moved += error;
+		cond_resched();
+	}
+	mutex_unlock(&c->lock);
+	if (error >= 0 && is_grant && copy_to_user(u64_to_user_ptr(pages.results), results, pages.count * sizeof(*results)))
+		error = -EFAULT;
+	kfree(results);
+	return error < 0 ? error : moved;
+}
+
+static long client_grant(struct client *c, const void __user *from)
+{
+	return client_move(c, from, true);
+}
+
+static long client_revoke(struct client *c, const void __user *from)
+{
+	return client_move(c, from, false);
+}
+
+/*
+ * Moves back what was granted by a descriptor and is where it was granted. The pool stays as long as there is any such page, so nothing
+ * else is held.
+ */
+static void pages_evict(struct client *c)
+{
+	struct mm_struct *mm = c->notifier.mm;
+	unsigned long index = 0;
+	u32 count;
+
+	if (!mmget_not_zero(mm))
+		/* Its pages are freed, but for those that somebody has pinned or a forked process has, too. */
+		return;
+	while (xa_find(&c->granted_at, &index, ULONG_MAX, XA_PRESENT)) {
+		unsigned long address = index << PAGE_SHIFT;
+		u32 most = chunk_at(address, CHUNK);
+		struct vm_area_struct *vma;
+
+		/* What others have granted beside it stays. */
+		for (count = 1; count < most && xa_load(&c->granted_at, index + count);)
+			count++;
+		mmap_read_lock(mm);
+		vma = area_at(mm, address, &count);
+		if (vma && has_private_pages(vma))
+			revoke_chunk(c->region, vma, address, count);
+		mmap_read_unlock(mm);
+		index += count;
+		cond_resched();
+	}
+	mmput(mm);
+}
+
+/* Nobody grants pages by this descriptor any more. */
+static void pages_end(struct client *c)
+{
+	struct region *r = c->region;
+
+	if (!c->has_notifier)
+		return;
+	mutex_lock(&r->clients_lock);
+	list_del(&c->others);
+	mutex_unlock(&r->clients_lock);
+	pages_evict(c);
+	mmu_interval_notifier_remove(&c->notifier);
+	/* What is left is not looked after any more. */
+	spin_lock(&c->at_lock);
+	pages_change(c, 0, ULONG_MAX);
+	spin_unlock(&c->at_lock);
+	xa_destroy(&c->granted_at);
+}
+
+/* Moves back pages that a process has, wherever they are: moved to other addresses, or a forked process's. */
+static void mm_evict(struct region *r, struct mm_struct *mm, const u32 *numbers, u32 count)
+{
+	struct vm_area_struct *vma;
+	u32 i;
+
+	VMA_ITERATOR(vmi, mm, 0);
+	mmap_read_lock(mm);
+	for_each_vma(vmi, vma) {
+		if (!vma->anon_vma || !has_private_pages(vma))
+			continue;
+		for (i = 0; i < count; i++) {
+			/* Where it is in the area, if it is one of this area's. */
+			unsigned long at = READ_ONCE(pool_page(r, numbers[i])->index) - vma->vm_pgoff;
+
+			if (at < vma_pages(vma))
+				revoke_chunk(r, vma, vma->vm_start + (at << PAGE_SHIFT), 1);
+		}
+		cond_resched();
+	}
+	mmap_read_unlock(mm);
+}
+
+/* The pages that are used; gives how many, none if there is no memory for them. */
+static u32 pool_list(struct pool *pool, u32 **numbers)
+{
+	u32 count = 0, i;
+
+	*numbers = kvmalloc_array(pool->count, sizeof(**numbers), GFP_KERNEL);
+	if (!*numbers)
+		return 0;
+	for (i = 0; i < pool->count; i++)
+		if (ISTHMUS_OWNER(READ_ONCE(pool->pages[i].word)))
+			(*numbers)[count++] = i;
+	return count;
+}
+
+/* The memory of a process, of which the first thread may have ended; NULL if there is none any more. */
+static struct mm_struct *task_mm(struct task_struct *process)
+{
+	struct mm_struct *mm = NULL;
+	struct task_struct *thread;
+
+	rcu_read_lock();
+	for_each_thread(process, thread) {
+		mm = get_task_mm(thread);
+		if (mm)
+			break;
+	}
+	rcu_read_unlock();
+	return mm;
+}
+
+static long drain(void *unused)
+{
+	unsigned long none;
+
+	/* Which has this processor give back the pages that it keeps for a moment, though there is nothing to move. */
+	return migrate_device_range(&none, 0, 0);
+}
+
+/* A page of memory that was locked may be kept by a processor after it was freed. */
+static void drain_all(void)
+{
+	int cpu;
+
+	for_each_online_cpu(cpu)
+		work_on_cpu(cpu, drain, NULL);
+}
+
+/* Moves back all pages of the pool that are mapped anywhere. A page that is not is freed by whoever has it. */
+static void pool_evict(struct region *r)
+{
+	unsigned int count = 0, most = 64, i;
+	struct task_struct *task, **all;
+	u32 *numbers, used;
+	struct client *c;
+
+	mutex_lock(&r->clients_lock);
+	list_for_each_entry(c, &r->clients, others)
+		pages_evict(c);
+	mutex_unlock(&r->clients_lock);
+	if (!pool_is_used(&r->pool))
+		return;
+	drain_all();
+	used = pool_list(&r->pool, &numbers);
+	rcu_read_lock();
+	for_each_process(task)
+		most++;
+	rcu_read_unlock();
+	/* Those that began meanwhile have their turn when this is called again. */
+	all = kvmalloc_array(most, sizeof(*all), GFP_KERNEL);
+	if (all && used) {
+		rcu_read_lock();
+		for_each_process(task) {
+			if (count == most)
+				break;
+			get_task_struct(task);
+			all[count++] = task;
+		}
+		rcu_read_unlock();
+	}
+	for (i = 0; i < count; i++) {
+		struct mm_struct *mm = task_mm(all[i]);
+
+		if (mm) {
+			mm_evict(r, mm, numbers, used);
+			mmput(mm);
+		}
+		put_task_struct(all[i]);
+	}
+	kvfree(all);
+	kvfree(numbers);
+}
+
+/* Waits until the pool has no page in use, and none to be cleared. */
+static void pool_drain(struct region *r)
+{
+	unsigned long begun = jiffies, pause = HZ / 50;
+	bool is_told = false;
+
+	for (;;) {
+		pool_evict(r);
+		if (!pool_is_used(&r->pool))
+			break;
+		schedule_timeout_idle(pause);
+		pause = min_t(unsigned long, 2 * pause, HZ);
+		if (!is_told && time_after(jiffies, begun + 10 * HZ)) {
+			dev_warn(&r->device->dev, "unplugging waits for granted pages that a process has pinned\n");
+			is_told = true;
+		}
+	}
+	flush_work(&r->pool.clear);
+}
+
+/* ---- Memory ---- */
+
+static void region_unmap(struct region *r)
+{
+	unsigned int i;
+
+	pool_show(&r->pool, NULL);
+	if (!r->has_pages)
+		memunmap(r->memory);
+	for (i = 0; i < ARRAY_SIZE(r->pagemaps) && r->has_pages; i++)
+		if (r->pagemaps[i].nr_range)
+			memunmap_pages(&r->pagemaps[i]);
+	r->has_pages = false;
+	r->memory = NULL;
+}
+
+/* A part of the memory gets pages. */
+static int region_part(struct region *r, unsigned int part, u64 begin, u64 end)
+{
+	struct dev_pagemap *pagemap = &r->pagemaps[part];
+	void *memory;
+
+	memset(pagemap, 0, sizeof(*pagemap));
+	if (begin == end)
+		return 0;
+	pagemap->type = MEMORY_DEVICE_GENERIC;
+	if (part == 1) {
+		pagemap->type = MEMORY_DEVICE_COHERENT;
+		pagemap->ops = &pool_operations;
+		pagemap->owner = r;
+	}
+	pagemap->range.start = r->start + begin;
+	pagemap->range.end = r->start + end - 1;
+	pagemap->nr_range = 1;
+	memory = memremap_pages(pagemap, dev_to_node(&r->device->dev));
+	if (IS_ERR(memory)) {
+		pagemap->nr_range = 0;
+		return PTR_ERR(memory);
+	}
+	/* All parts are where the kernel has all memory, side by side. */
+	if (!part)
+		r->memory = memory;
+	return 0;
+}
+
+/* Reserves the memory as write-back, so that faults map it so, with pages if there is room for them. */
+static int region_memory(struct region *r)
+{
+	const u64 edges[] = { 0, r->pool.offset, r->pool.offset + r->pool.bytes, r->bytes };
+	unsigned int i;
+	int error = 0;
+
+	if (pages && IS_ALIGNED(r->start | r->bytes, PMD_SIZE)) {
+		r->has_pages = true;
+		for (i = 0; i < ARRAY_SIZE(r->pagemaps) && !error; i++)
+			/* Without a pool all is in the first part. */
+			error = r->pool.bytes ? region_part(r, i, edges[i], edges[i + 1]) :
+						region_part(r, i, 0, i ? 0 : r->bytes);
+		if (!error)
+			return 0;
+		while (i < ARRAY_SIZE(r->pagemaps))
+			r->pagemaps[i++].nr_range = 0;
+		region_unmap(r);
+		dev_info(&r->device->dev, "no pages for %llu bytes of memory (error %d), so O_DIRECT and 2 MiB mappings do not work\n",
+			 r->bytes, error);
+	}
+	r->memory = memremap(r->start, r->bytes, MEMREMAP_WB);
+	return r->memory ? 0 : -ENOMEM;
+}
+
+/*
+ * Waits until nobody has pages pinned: memunmap_pages does not, since Linux 5.18. With the mappings gone, none are pinned anew. Gives
+ * up after so many seconds, 0 for never.
+ */
+static int region_wait(struct region *r, unsigned int seconds)
+{
+	unsigned long pfn, end = PHYS_PFN(r->start + r->bytes), begun = jiffies;
+	bool is_told = seconds;
+
+	for (pfn = PHYS_PFN(r->start); pfn < end; pfn++) {
+		if (is_pooled(r, PFN_PHYS(pfn) - r->start))
+			continue;
+		while (page_ref_count(pfn_to_page(pfn)) > 1) {
+			schedule_timeout_idle(HZ / 100);
+			if (seconds && time_after(jiffies, begun + seconds * HZ))
+				return -EBUSY;
+			if (!is_told && time_after(jiffies, begun + 10 * HZ)) {
+				dev_warn(&r->device->dev, "unplugging waits for pages of its memory that a process has pinned\n");
+				is_told = true;
+			}
+		}
+		if (!(pfn % 1024))
+			cond_resched();
+	}
+	return 0;
+}
+
+/* No mapping reaches the device any more: whoever waits for rings hears of it. */
+static void region_end(struct region *r)
+{
+	unsigned int i;
+
+	WRITE_ONCE(r->is_gone, true);
+	WRITE_ONCE(r->is_over, true);
+	for (i = 0; i < r->vector_count; i++)
+		wake_up_interruptible_poll(&r->vectors[i].sleepers, EPOLLIN | EPOLLRDNORM | EPOLLHUP);
+}
+
+/* Called with the lock held for writing: the pool comes to another place. */
+static long region_place_pool(struct region *r, const struct isthmus_pool *place)
+{
+	long error;
+
+	if (r->is_gone)
+		return -ENODEV;
+	if (place->offset == r->pool.offset && place->bytes == r->pool.bytes && place->table == r->pool.table)
+		return 0;
+	if (!r->has_pages)
+		return -EOPNOTSUPP;
+	if (pool_is_used(&r->pool))
+		drain_all();
+	if (pool_is_used(&r->pool))
+		return -EBUSY;
+	flush_work(&r->pool.clear);
+	/* They are filled anew by faults, which wait for the lock. */
+	unmap_mapping_range(r->inode->i_mapping, 0, 0, 1);
+	error = region_wait(r, 1);
+	if (error)
+		return error;
+	error = pool_make(&r->pool, place);
+	if (error)
+		return error;
+	region_unmap(r);
+	error = region_memory(r);
+	if (error)
+		region_end(r);
+	else if (!r->has_pages)
+		error = -ENOMEM;
+	if (error)
+		/* Which needs no memory. */
+		pool_make(&r->pool, &(struct isthmus_pool){ 0 });
+	else
+		pool_show(&r->pool, r->memory);
+	/* A VM that boots anew may have left things there. */
+	if (!error)
+		schedule_work(&r->pool.clear);
+	return error;
+}
+
+static long client_pool(struct client *c, const void __user *from)
+{
+	struct region *r = c->region;
+	struct isthmus_pool place;
+	u64 end, table_end;
+	long error;
+
+	if (!capable(CAP_SYS_ADMIN))
+		return -EPERM;
+	if (copy_from_user(&place, from, sizeof(place)))
+		return -EFAULT;
+	if (!place.bytes && (place.offset || place.table))
+		return -EINVAL;
+	if (place.bytes) {
+		if (!IS_ALIGNED(place.offset | place.bytes, PMD_SIZE) || !PAGE_ALIGNED(place.table) ||
+		    check_add_overflow(place.offset, place.bytes, &end) || end > r->bytes ||
+		    check_add_overflow(place.table, (place.bytes >> PAGE_SHIFT) * sizeof(u64), &table_end) || table_end > place.offset)
+			return -EINVAL;
+	}
+	down_write(&r->lock);
+	error = region_place_pool(r, &place);
+	up_write(&r->lock);
+	flush_work(&r->pool.clear);
+	return error;
+}
+
 /* ---- Descriptors ---- */
 
 static int client_open(struct inode *inode, struct file *file)
@@ -446,6 +1464,8 @@ static int client_open(struct inode *inode, struct file *file)
 		return -ENOMEM;
 	mutex_init(&c->lock);
 	xa_init(&c->standins);
+	xa_init(&c->granted_at);
+	spin_lock_init(&c->at_lock);
 	/* The caller holds what remove waits for before it lets go. */
 	kref_get(&r->refs);
 	c->region = r;
@@ -461,6 +1481,7 @@ static int client_release(struct inode *inode, struct file *file)
 	unsigned long index;
 	struct page *page;
 
+	pages_end(c);
 	xa_for_each(&c->standins, index, page)
 		put_page(page);
 	xa_destroy(&c->standins);
@@ -477,6 +1498,9 @@ static long client_info(struct client *c, void __user *to)
 		.bytes = r->bytes,
 		.vectors = r->vector_count,
 		.mappings = atomic_read(&r->mappings),
+		.pool = READ_ONCE(r->pool.count),
+		.granted = READ_ONCE(r->pool.used),
+		.splits = READ_ONCE(r->pool.splits),
 	};
 	unsigned int i;
 
@@ -491,25 +1515,26 @@ static long client_info(struct client *c, void __user *to)
 	return copy_to_user(to, &info, sizeof(info)) ? -EFAULT : 0;
 }
 
-static long client_grant(struct client *c, const void __user *from)
+static long client_allow(struct client *c, const void __user *from)
 {
-	struct isthmus_grant grant;
+	struct isthmus_allow allow;
 	unsigned int i;
 	long error = 0;
 	u64 end;
 
 	if (!capable(CAP_SYS_ADMIN))
 		return -EPERM;
-	if (copy_from_user(&grant, from, sizeof(grant)))
+	if (copy_from_user(&allow, from, sizeof(allow)))
 		return -EFAULT;
-	if (grant.count > ISTHMUS_RANGES || grant.flags & ~ISTHMUS_MAY_RING)
+	if (allow.count > ISTHMUS_RANGES || allow.flags & ~ISTHMUS_MAY_RING || allow.owner > ISTHMUS_OWNERS ||
+	    (allow.pages && !allow.owner))
 		return -EINVAL;
 	mutex_lock(&c->lock);
-	if (c->is_granted)
+	if (c->is_allowed)
 		error = -EBUSY;
-	else if (copy_from_user(c->ranges, u64_to_user_ptr(grant.ranges), grant.count * sizeof(*c->ranges)))
+	else if (copy_from_user(c->ranges, u64_to_user_ptr(allow.ranges), allow.count * sizeof(*c->ranges)))
 		error = -EFAULT;
-	for (i = 0; i < grant.count && !error; i++) {
+	for (i = 0; i < allow.count && !error; i++) {
 		const struct isthmus_range *range = &c->ranges[i];
 
 		if (!PAGE_ALIGNED(range->offset | range->bytes) || !range->bytes || range->reserved ||
@@ -518,10 +1543,12 @@ static long client_grant(struct client *c, const void __user *from)
 			error = -EINVAL;
 	}
 	if (!error) {
-		c->count = grant.count;
-		c->may_ring = grant.flags & ISTHMUS_MAY_RING;
+		c->count = allow.count;
+		c->may_ring = allow.flags & ISTHMUS_MAY_RING;
+		c->owner = allow.owner;
+		c->most_pages = allow.pages;
 		/* Pairs with those who look without the lock. */
-		smp_store_release(&c->is_granted, true);
+		smp_store_release(&c->is_allowed, true);
 	}
 	mutex_unlock(&c->lock);
 	return error;
@@ -553,7 +1580,7 @@ static long client_ring(struct client *c, unsigned long argument)
 	long error = 0;
 	u32 id;
 
-	if (!smp_load_acquire(&c->is_granted) || !c->may_ring)
+	if (!smp_load_acquire(&c->is_allowed) || !c->may_ring)
 		return -EACCES;
 	/* A device that has fewer vectors knows no more of others'. */
 	if (member >= ISTHMUS_MEMBERS || vector >= r->vector_count)
@@ -589,12 +1616,18 @@ static long client_ioctl(struct file *file, unsigned int command, unsigned long 
 		return client_ring(c, argument);
 	case ISTHMUS_INFO:
 		return client_info(c, at);
-	case ISTHMUS_GRANT:
-		return client_grant(c, at);
+	case ISTHMUS_ALLOW:
+		return client_allow(c, at);
 	case ISTHMUS_MEMBER:
 		return client_member(c, at);
 	case ISTHMUS_BELL:
 		return bell_make(c->region, argument);
+	case ISTHMUS_POOL:
+		return client_pool(c, at);
+	case ISTHMUS_GRANT:
+		return client_grant(c, at);
+	case ISTHMUS_REVOKE:
+		return client_revoke(c, at);
 	default:
 		return -ENOTTY;
 	}
@@ -635,58 +1668,6 @@ static int region_inode(struct region *r)
 	inode->i_flags |= S_DAX;
 	r->inode = inode;
 	return 0;
-}
-
-/* Reserves the memory as write-back, so that faults map it so, with pages if there is room for them. */
-static int region_memory(struct region *r)
-{
-	struct device *device = &r->device->dev;
-
-	if (pages && IS_ALIGNED(r->start | r->bytes, PMD_SIZE)) {
-		r->pagemap.type = MEMORY_DEVICE_GENERIC;
-		r->pagemap.range.start = r->start;
-		r->pagemap.range.end = r->start + r->bytes - 1;
-		r->pagemap.nr_range = 1;
-		r->memory = memremap_pages(&r->pagemap, dev_to_node(device));
-		if (!IS_ERR(r->memory)) {
-			r->has_pages = true;
-			return 0;
-		}
-		dev_info(device, "no pages for %llu bytes of memory (error %ld), so O_DIRECT and 2 MiB mappings do not work\n",
-			 r->bytes, PTR_ERR(r->memory));
-	}
-	r->memory = memremap(r->start, r->bytes, MEMREMAP_WB);
-	return r->memory ? 0 : -ENOMEM;
-}
-
-/*
- * Waits until nobody has pages pinned: memunmap_pages does not, since Linux 5.18. With the mappings gone, none are pinned anew.
- */
-static void region_wait(struct region *r)
-{
-	unsigned long pfn, end = PHYS_PFN(r->start + r->bytes), begun = jiffies;
-	bool is_told = false;
-
-	for (pfn = PHYS_PFN(r->start); pfn < end; pfn++) {
-		while (page_ref_count(pfn_to_page(pfn)) > 1) {
-			schedule_timeout_idle(HZ / 100);
-			if (!is_told && time_after(jiffies, begun + 10 * HZ)) {
-				dev_warn(&r->device->dev, "unplugging waits for pages of its memory that a process has pinned\n");
-				is_told = true;
-			}
-		}
-		if (!(pfn % 1024))
-			cond_resched();
-	}
-}
-
-static void region_unmap(struct region *r)
-{
-	if (r->has_pages)
-		memunmap_pages(&r->pagemap);
-	else
-		memunmap(r->memory);
-	r->memory = NULL;
 }
 
 static int region_vectors(struct region *r)
@@ -742,6 +1723,11 @@ static struct region *region_make(struct pci_dev *device)
 	}
 	kref_init(&r->refs);
 	init_rwsem(&r->lock);
+	mutex_init(&r->clients_lock);
+	INIT_LIST_HEAD(&r->clients);
+	spin_lock_init(&r->pool.lock);
+	INIT_WORK(&r->pool.clear, pool_clear);
+	r->pool.free = r->pool.dirty = NO_PAGE;
 	r->device = device;
 	for (i = 0; i < ISTHMUS_MEMBERS; i++)
 		r->ids[i] = ISTHMUS_NO_ID;
@@ -830,7 +1816,6 @@ disable:
 static void isthmus_remove(struct pci_dev *device)
 {
 	struct region *r = pci_get_drvdata(device);
-	unsigned int i;
 
 	/* Nobody opens it any more. */
 	misc_deregister(&r->misc);
@@ -840,12 +1825,14 @@ static void isthmus_remove(struct pci_dev *device)
 	/* From here on a fault gives no memory of the device, and no register is written. */
 	unmap_mapping_range(r->inode->i_mapping, 0, 0, 1);
 	region_silence(r);
-	WRITE_ONCE(r->is_over, true);
-	for (i = 0; i < r->vector_count; i++)
-		wake_up_interruptible_poll(&r->vectors[i].sleepers, EPOLLIN | EPOLLRDNORM | EPOLLHUP);
+	region_end(r);
+	/* What processes granted moves back to them. */
+	if (r->pool.count)
+		pool_drain(r);
 	if (r->has_pages)
-		region_wait(r);
-	region_unmap(r);
+		region_wait(r, 0);
+	if (r->memory)
+		region_unmap(r);
 	pci_iounmap(device, r->registers);
 	pci_clear_master(device);
 	pci_release_regions(device);
@@ -858,7 +1845,7 @@ static int isthmus_suspend(struct device *device)
 	struct region *r = dev_get_drvdata(device);
 
 	/* The memory would be there again, and others would have gone on with it meanwhile. */
-	return atomic_read(&r->mappings) ? -EBUSY : 0;
+	return atomic_read(&r->mappings) || READ_ONCE(r->pool.used) ? -EBUSY : 0;
 }
 
 static int isthmus_resume(struct device *device)

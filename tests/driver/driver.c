@@ -9,135 +9,7 @@
  *
  * The region behind it has at least 64 MiB. Ends with 0 if all holds, else says what does not.
  */
-#define _GNU_SOURCE
-#include <errno.h>
-#include <fcntl.h>
-#include <poll.h>
-#include <setjmp.h>
-#include <signal.h>
-#include <stdbool.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/ioctl.h>
-#include <sys/mman.h>
-#include <sys/resource.h>
-#include <sys/socket.h>
-#include <sys/stat.h>
-#include <sys/syscall.h>
-#include <sys/uio.h>
-#include <sys/wait.h>
-#include <time.h>
-#include <unistd.h>
-
-#include "../../driver/isthmus.h"
-
-#define MIB (1ul << 20)
-#define PAGE 4096ul
-#define NOBODY 65534
-
-#define CHECK(what) ((what) ? (void)0 : fail(__LINE__, #what, 0))
-#define OK(call) okay(__LINE__, #call, (long)(call))
-#define FAILS(call, error)                                                          \
-	do {                                                                        \
-		errno = 0;                                                          \
-		long got_ = (long)(call);                                           \
-		if (got_ != -1 || errno != (error))                                 \
-			fail(__LINE__, #call " fails with " #error, got_ == -1 ? errno : -1); \
-	} while (0)
-
-static const char *node;
-
-static void fail(int line, const char *what, int error)
-{
-	printf("driver.c:%d: %s%s%s\n", line, what, error ? ", and not: " : "", error > 0 ? strerror(error) : error ? "it succeeds" : "");
-	fflush(stdout);
-	_exit(1);
-}
-
-static long okay(int line, const char *what, long got)
-{
-	if (got == -1)
-		fail(line, what, errno);
-	return got;
-}
-
-static int node_open(int access)
-{
-	return (int)OK(open(node, access | O_CLOEXEC));
-}
-
-static int grant(int fd, const struct isthmus_range *ranges, uint32_t count, uint32_t flags)
-{
-	struct isthmus_grant g = {.ranges = (uintptr_t)ranges, .count = count, .flags = flags};
-
-	return ioctl(fd, ISTHMUS_GRANT, &g);
-}
-
-/* A descriptor with one range. */
-static int granted(uint64_t offset, uint64_t bytes, uint32_t flags)
-{
-	int fd = node_open(O_RDWR);
-	struct isthmus_range range = {offset, bytes, flags, 0};
-
-	OK(grant(fd, &range, 1, ISTHMUS_MAY_RING));
-	return fd;
-}
-
-static void *map(int fd, uint64_t offset, size_t bytes, int protection)
-{
-	return mmap(NULL, bytes, protection, MAP_SHARED, fd, (off_t)offset);
-}
-
-static volatile unsigned char *mapped(int fd, uint64_t offset, size_t bytes, int protection)
-{
-	return (volatile unsigned char *)OK(map(fd, offset, bytes, protection));
-}
-
-static int set_member(int fd, uint32_t member, uint32_t id)
-{
-	struct isthmus_member m = {member, id};
-
-	return ioctl(fd, ISTHMUS_MEMBER, &m);
-}
-
-static int ring(int fd, unsigned long member, unsigned long vector)
-{
-	return ioctl(fd, ISTHMUS_RING, ISTHMUS_RING_ARG(member, vector));
-}
-
-static int ready(int fd)
-{
-	struct pollfd p = {.fd = fd, .events = POLLIN};
-
-	OK(poll(&p, 1, 0));
-	return p.revents;
-}
-
-/* Runs this in a child as an ordinary user. */
-static void as_user(void (*what)(int), int fd)
-{
-	pid_t pid = (pid_t)OK(fork());
-	int status;
-
-	if (pid == 0) {
-		OK(setgid(NOBODY));
-		OK(setuid(NOBODY));
-		what(fd);
-		_exit(0);
-	}
-	OK(waitpid(pid, &status, 0));
-	CHECK(status == 0);
-}
-
-static struct isthmus_info info(int fd)
-{
-	struct isthmus_info i;
-
-	OK(ioctl(fd, ISTHMUS_INFO, &i));
-	return i;
-}
+#include "driver.h"
 
 /* ---- Cases ---- */
 
@@ -153,11 +25,11 @@ static void about(void)
 	FAILS(ioctl(node_open(O_RDWR), _IO(0xb7, 99), 0), ENOTTY);
 }
 
-static void user_grants(int fd)
+static void user_allows(int fd)
 {
 	struct isthmus_range all = {0, 64 * MIB, ISTHMUS_READ | ISTHMUS_WRITE, 0};
 
-	FAILS(grant(fd, &all, 1, 0), EPERM);
+	FAILS(allow(fd, &all, 1, 0), EPERM);
 	FAILS(map(fd, 0, PAGE, PROT_READ), EACCES);
 	FAILS(open(node, O_RDWR), EACCES);
 	char path[32];
@@ -165,7 +37,7 @@ static void user_grants(int fd)
 	FAILS(open(path, O_RDWR), EACCES);
 }
 
-static void grants(void)
+static void allows(void)
 {
 	int fd = node_open(O_RDWR);
 	uint64_t bytes = info(fd).bytes;
@@ -178,20 +50,20 @@ static void grants(void)
 
 	FAILS(map(fd, 0, PAGE, PROT_READ), EACCES);
 	FAILS(ring(fd, 0, 0), EACCES);
-	as_user(user_grants, fd);
+	as_user(user_allows, fd);
 	for (unsigned int i = 0; i < sizeof(bad) / sizeof(*bad); i++)
-		FAILS(grant(fd, &bad[i], 1, 0), EINVAL);
+		FAILS(allow(fd, &bad[i], 1, 0), EINVAL);
 	for (unsigned int i = 0; i <= ISTHMUS_RANGES; i++)
 		many[i] = (struct isthmus_range){2 * i * PAGE, PAGE, i % 2 ? both : ISTHMUS_READ, 0};
-	FAILS(grant(fd, many, ISTHMUS_RANGES + 1, 0), EINVAL);
-	FAILS(grant(fd, many, UINT32_MAX, 0), EINVAL);
-	FAILS(grant(fd, many, 1, 2), EINVAL);
-	FAILS(grant(fd, (void *)8, 1, 0), EFAULT);
+	FAILS(allow(fd, many, ISTHMUS_RANGES + 1, 0), EINVAL);
+	FAILS(allow(fd, many, UINT32_MAX, 0), EINVAL);
+	FAILS(allow(fd, many, 1, 2), EINVAL);
+	FAILS(allow(fd, (void *)8, 1, 0), EFAULT);
 	FAILS(map(fd, 0, PAGE, PROT_READ), EACCES);
 	/* The first three next to one another, and gaps between the others. */
 	many[2].offset = PAGE;
-	OK(grant(fd, many, ISTHMUS_RANGES, 0));
-	FAILS(grant(fd, many, 1, 0), EBUSY);
+	OK(allow(fd, many, ISTHMUS_RANGES, 0));
+	FAILS(allow(fd, many, 1, 0), EBUSY);
 	FAILS(ring(fd, 0, 0), EACCES);
 	mapped(fd, 0, 3 * PAGE, PROT_READ);
 	FAILS(map(fd, 0, 4 * PAGE, PROT_READ), EACCES);
@@ -208,7 +80,7 @@ static void grants(void)
 	FAILS(mremap((void *)mapped(fd, 0, PAGE, PROT_READ), PAGE, 4 * PAGE, MREMAP_MAYMOVE), EFAULT);
 	/* Through a descriptor that is open for reading. */
 	int reading = node_open(O_RDONLY);
-	OK(grant(reading, &(struct isthmus_range){0, PAGE, both, 0}, 1, 0));
+	OK(allow(reading, &(struct isthmus_range){0, PAGE, both, 0}, 1, 0));
 	FAILS(map(reading, 0, PAGE, PROT_READ | PROT_WRITE), EACCES);
 	mapped(reading, 0, PAGE, PROT_READ);
 }
@@ -224,7 +96,7 @@ static long minor_faults(void)
 static void pages(void)
 {
 	const size_t bytes = 32 * MIB;
-	int fd = granted(0, 64 * MIB, ISTHMUS_READ | ISTHMUS_WRITE);
+	int fd = allowed(0, 64 * MIB, ISTHMUS_READ | ISTHMUS_WRITE);
 	volatile unsigned char *at = mapped(fd, 32 * MIB, bytes, PROT_READ | PROT_WRITE);
 	volatile unsigned char *again = mapped(fd, 32 * MIB, bytes, PROT_READ);
 	long before = minor_faults();
@@ -295,12 +167,12 @@ static bool direct(int fd)
 
 static void o_direct(void)
 {
-	CHECK(direct(granted(0, 64 * MIB, ISTHMUS_READ | ISTHMUS_WRITE)));
+	CHECK(direct(allowed(0, 64 * MIB, ISTHMUS_READ | ISTHMUS_WRITE)));
 }
 
 static void write_back(void)
 {
-	int fd = granted(0, 64 * MIB, ISTHMUS_READ | ISTHMUS_WRITE);
+	int fd = allowed(0, 64 * MIB, ISTHMUS_READ | ISTHMUS_WRITE);
 	char path[64], line[256], *name = strrchr(node, '/') + 1;
 	unsigned long long start = 0;
 
@@ -340,7 +212,7 @@ static void user_rings(int fd)
 
 static void bells(void)
 {
-	int fd = granted(0, PAGE, ISTHMUS_READ);
+	int fd = allowed(0, PAGE, ISTHMUS_READ);
 	int one = (int)OK(ioctl(fd, ISTHMUS_BELL, 1)), two = (int)OK(ioctl(fd, ISTHMUS_BELL, 2));
 	uint64_t count;
 
@@ -388,18 +260,10 @@ static void bells(void)
 	CHECK(status == 0);
 }
 
-static double now(void)
-{
-	struct timespec t;
-
-	clock_gettime(CLOCK_MONOTONIC, &t);
-	return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
-}
-
 /* A process that rings without end does not take the processor from others, and the last ring comes through. */
 static void storm(void)
 {
-	int fd = granted(0, PAGE, ISTHMUS_READ);
+	int fd = allowed(0, PAGE, ISTHMUS_READ);
 	int bell = (int)OK(ioctl(fd, ISTHMUS_BELL, 3));
 	uint64_t count, all = 0;
 	double end = now() + 1;
@@ -418,15 +282,6 @@ static void storm(void)
 	CHECK(poll(&p, 1, 5000) == 1);
 }
 
-static uint64_t seed = 88172645463325252ull;
-
-static uint64_t next(void)
-{
-	seed ^= seed << 13;
-	seed ^= seed >> 7;
-	return seed ^= seed << 17;
-}
-
 /* An ordinary user that tries everything with a descriptor for 16 pages from page 16 on, the upper half for reading. */
 static void hostile(int fd)
 {
@@ -438,7 +293,7 @@ static void hostile(int fd)
 			for (unsigned int k = 0; k < sizeof(rubbish); k++)
 				rubbish[k] = (unsigned char)next();
 		if (next() % 2) {
-			static const unsigned int known[] = {ISTHMUS_INFO, ISTHMUS_GRANT, ISTHMUS_MEMBER, ISTHMUS_BELL, ISTHMUS_RING};
+			static const unsigned int known[] = {ISTHMUS_INFO, ISTHMUS_ALLOW, ISTHMUS_MEMBER, ISTHMUS_BELL, ISTHMUS_RING};
 			unsigned int command = next() % 4 ? known[next() % 5] : (unsigned int)next();
 			unsigned long arguments[] = {(unsigned long)rubbish + next() % 4096, next(), next() % 8, 0, -1ul};
 			/* Else it does what it says: the terminal's, for instance. */
@@ -482,7 +337,7 @@ static void hostile(int fd)
 
 static void fuzz(void)
 {
-	int fd = node_open(O_RDWR), all = granted(0, 64 * MIB, ISTHMUS_READ);
+	int fd = node_open(O_RDWR), all = allowed(0, 64 * MIB, ISTHMUS_READ);
 	const struct isthmus_range ranges[] = {
 		{16 * PAGE, 8 * PAGE, ISTHMUS_READ | ISTHMUS_WRITE, 0}, {24 * PAGE, 8 * PAGE, ISTHMUS_READ, 0}};
 	volatile unsigned char *whole = mapped(all, 0, 64 * MIB, PROT_READ);
@@ -490,7 +345,7 @@ static void fuzz(void)
 
 	OK(set_member(fd, ISTHMUS_ALL, ISTHMUS_NO_ID));
 	OK(set_member(fd, 3, ISTHMUS_OWN_ID));
-	OK(grant(fd, ranges, 2, ISTHMUS_MAY_RING));
+	OK(allow(fd, ranges, 2, ISTHMUS_MAY_RING));
 	memcpy(before, (void *)whole, 64 * MIB);
 	as_user(hostile, fd);
 	/* Nobody else uses it. */
@@ -525,7 +380,7 @@ static void gone(void)
 	char line[8];
 
 	signal(SIGBUS, on_bus);
-	OK(grant(fd, ranges, 2, ISTHMUS_MAY_RING));
+	OK(allow(fd, ranges, 2, ISTHMUS_MAY_RING));
 	OK(set_member(fd, 3, 9));
 	int bell = (int)OK(ioctl(fd, ISTHMUS_BELL, 1));
 	volatile unsigned char *both = mapped(fd, 0, 4 * MIB, PROT_READ | PROT_WRITE);
@@ -553,39 +408,12 @@ static void gone(void)
 /* While something is mapped there is no sleep of the system. */
 static void suspend(void)
 {
-	int fd = granted(0, PAGE, ISTHMUS_READ);
+	int fd = allowed(0, PAGE, ISTHMUS_READ);
 	int state = (int)OK(open("/sys/power/state", O_WRONLY));
 
 	mapped(fd, 0, PAGE, PROT_READ)[0];
 	FAILS(write(state, "freeze", 6), EBUSY);
 	FAILS(syscall(SYS_delete_module, "isthmus", O_NONBLOCK), EWOULDBLOCK);
-}
-
-static void put(const char *path, const char *text)
-{
-	int fd = open(path, O_WRONLY);
-
-	if (fd < 0 || write(fd, text, strlen(text)) < 0) {
-		printf("%s: %s\n", path, strerror(errno));
-		_exit(1);
-	}
-	close(fd);
-}
-
-static long free_pages(void)
-{
-	char line[128];
-	long kib = 0;
-
-	/* What is kept for each processor counts, too. */
-	put("/proc/sys/vm/drop_caches", "3");
-	put("/proc/sys/vm/stat_refresh", "1");
-	FILE *file = fopen("/proc/meminfo", "r");
-	while (fgets(line, sizeof(line), file))
-		if (sscanf(line, "MemFree: %ld", &kib) == 1)
-			break;
-	fclose(file);
-	return kib / 4;
 }
 
 static void cycle(const char *device, bool with_death)
@@ -602,7 +430,7 @@ static void cycle(const char *device, bool with_death)
 		pids[i] = (pid_t)OK(fork());
 		if (pids[i])
 			continue;
-		int fd = granted(0, 16 * MIB, ISTHMUS_READ | ISTHMUS_WRITE);
+		int fd = allowed(0, 16 * MIB, ISTHMUS_READ | ISTHMUS_WRITE);
 		volatile unsigned char *at = mapped(fd, 0, 16 * MIB, PROT_READ | PROT_WRITE);
 		int bell = (int)OK(ioctl(fd, ISTHMUS_BELL, 1));
 		for (size_t k = 8 * MIB; k < 16 * MIB; k += MIB)
@@ -638,7 +466,7 @@ static void pinned(const char *device)
 	put("/sys/bus/pci/drivers/isthmus/bind", device);
 	for (int i = 0; i < 100 && access(node, F_OK); i++)
 		usleep(10000);
-	int fd = granted(0, 16 * MIB, ISTHMUS_READ | ISTHMUS_WRITE);
+	int fd = allowed(0, 16 * MIB, ISTHMUS_READ | ISTHMUS_WRITE);
 	volatile unsigned char *at = mapped(fd, 0, 16 * MIB, PROT_READ | PROT_WRITE);
 	at[5 * MIB] = 42;
 	struct iovec there = {(void *)(at + 5 * MIB), 1};
@@ -662,26 +490,9 @@ static void pinned(const char *device)
 
 static void cycles(const char *device, int count)
 {
-	const int window = count >= 10 ? count / 10 : 1;
-	int windows = 0, losses = 0;
-	long before = 0;
-
 	put("/sys/bus/pci/drivers/isthmus/unbind", device);
 	pinned(device);
-	for (int i = 1; i <= count; i++) {
-		cycle(device, i % 2);
-		if (i % window)
-			continue;
-		long now_free = free_pages();
-		/* The kernel's caches grow by steps, now and then; a leak is there in each window. */
-		if (windows++ && before - now_free >= window)
-			losses++;
-		before = now_free;
-	}
-	put("/sys/bus/pci/drivers/isthmus/bind", device);
-	printf("%d cycles; in %d of %d windows of %d a page or more was lost in each cycle\n", count, losses, windows - 1, window);
-	/* A kernel that checks its memory keeps what was freed for a while. */
-	CHECK(losses * 2 < windows || getenv("FREED_LATE"));
+	count_cycles(device, count, cycle);
 }
 
 static void bind_anew(const char *device, const char *pages)
@@ -699,7 +510,7 @@ static void without_pages(const char *device)
 	struct isthmus_info info = {0};
 
 	bind_anew(device, "N");
-	int fd = granted(0, 64 * MIB, ISTHMUS_READ | ISTHMUS_WRITE);
+	int fd = allowed(0, 64 * MIB, ISTHMUS_READ | ISTHMUS_WRITE);
 	OK(ioctl(fd, ISTHMUS_INFO, &info));
 	CHECK(!(info.flags & ISTHMUS_PAGES));
 	volatile unsigned char *at = mapped(fd, 32 * MIB, 4 * MIB, PROT_READ | PROT_WRITE);
@@ -717,7 +528,7 @@ static void without_pages(const char *device)
 	munmap((void *)at, 4 * MIB);
 	munmap((void *)again, 4 * MIB);
 	bind_anew(device, "Y");
-	fd = granted(0, 64 * MIB, ISTHMUS_READ | ISTHMUS_WRITE);
+	fd = allowed(0, 64 * MIB, ISTHMUS_READ | ISTHMUS_WRITE);
 	OK(ioctl(fd, ISTHMUS_INFO, &info));
 	CHECK(info.flags & ISTHMUS_PAGES);
 }
@@ -727,7 +538,7 @@ int main(int count, char **words)
 	static const struct {
 		const char *name;
 		void (*run)(void);
-	} all[] = {{"about", about}, {"grants", grants}, {"pages", pages}, {"o_direct", o_direct}, {"write_back", write_back}, {"bells", bells}, {"storm", storm},
+	} all[] = {{"about", about}, {"allows", allows}, {"pages", pages}, {"o_direct", o_direct}, {"write_back", write_back}, {"bells", bells}, {"storm", storm},
 		   {"fuzz", fuzz}, {"suspend", suspend}, {"gone", gone}};
 
 	setvbuf(stdout, NULL, _IOLBF, 0);

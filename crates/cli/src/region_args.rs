@@ -19,6 +19,9 @@ pub(crate) struct RegionArgs {
     /// Most bytes of all named objects that were made in one VM, by root there too; those of the host are not counted
     #[arg(long, value_name = "SIZE", value_parser = size::parse)]
     shared_quota_vm: Option<u64>,
+    /// Memory that each process in a VM may grant to the others, which then copy long messages once; needs the guest driver
+    #[arg(long, value_name = "SIZE", default_value = "0", value_parser = size::parse_or_none)]
+    grant: u64,
     /// Make each process a peer, with a section that the others cannot write; one-sided operations then go by messages. Without
     /// VMs only
     #[arg(long)]
@@ -32,6 +35,7 @@ impl From<RegionArgs> for RegionOptions {
             huge_pages: args.huge_pages.0,
             shared_bytes: args.shared,
             shared_quota_vm: args.shared_quota_vm,
+            grant_bytes: args.grant,
             separate_sections: args.separate_sections,
         }
     }

@@ -55,6 +55,8 @@ pub struct Config {
     pub device: Option<PathBuf>,
     /// Whether to use the guest driver.
     pub driver: DriverChoice,
+    /// Bytes of the VM's section for pages that processes grant, at most; only with the driver.
+    pub grant_bytes: u64,
     /// The wake port; found by its name by default.
     pub wake_port: Option<PathBuf>,
     /// How long to wait for the device, the region and the host service.
@@ -73,6 +75,7 @@ impl Default for Config {
             group: None,
             device: None,
             driver: DriverChoice::Auto,
+            grant_bytes: 0,
             wake_port: None,
             patience: Duration::from_secs(30),
             area_bytes: server::AREA_BYTES,
@@ -81,7 +84,8 @@ impl Default for Config {
 }
 
 impl Config {
-    /// The default with the settings that a launcher wrote: `{"socket": PATH, "users": [UID, ...], "driver": "auto"}`, each optional.
+    /// The default with the settings that a launcher wrote: `{"socket": PATH, "users": [UID, ...], "driver": "auto", "grant": BYTES}`,
+    /// each optional.
     #[must_use]
     pub fn with(settings: &serde_json::Value) -> Self {
         let mut config = Self::default();
@@ -89,6 +93,7 @@ impl Config {
             config.socket = path.into();
         }
         config.driver = serde_json::from_value(settings["driver"].clone()).unwrap_or_default();
+        config.grant_bytes = settings["grant"].as_u64().unwrap_or(0);
         let users = settings["users"].as_array().into_iter().flatten();
         let users = users.filter_map(|u| u.as_u64().and_then(|u| u32::try_from(u).ok())).collect();
         config.allowed = Allowed::Users(users);
@@ -251,7 +256,7 @@ impl Agent {
         let mut of_others = Vec::new();
         loop {
             let (path, port) = open_port(config, &of_others)?;
-            match Joined::at(config, &found.region, port, deadline, config.patience) {
+            match Joined::at(config, &found, port, deadline, config.patience) {
                 Ok(joined) => return Self::serve(config, found, joined, observer),
                 Err(Error::OtherRegion) => of_others.push(path),
                 Err(e) => return Err(e),
@@ -273,8 +278,9 @@ impl Agent {
         })?;
         let source = OneFile::new(fd, u64::try_from(stat.st_size).unwrap_or(0));
         let region = Region::open(&Mapping::of(&source)?)?;
-        let joined = Joined::at(config, &region, port, Instant::now() + config.patience, config.patience)?;
-        Self::serve(config, Found { source: Arc::new(source), region, driver: None }, joined, observer)
+        let found = Found { source: Arc::new(source), region, driver: None };
+        let joined = Joined::at(config, &found, port, Instant::now() + config.patience, config.patience)?;
+        Self::serve(config, found, joined, observer)
     }
 
     fn serve(config: &Config, found: Found, joined: Joined, observer: Observer) -> Result<Self> {
@@ -542,6 +548,26 @@ fn open(device: &Ivshmem, choice: DriverChoice, may_bind: bool) -> Result<Found>
     Ok(Found { source: Arc::new(source), region, driver: None })
 }
 
+/// Has the driver make the pool of pages in the section of this VM; gives its bytes, none where there is no driver or no room.
+fn place_pool(config: &Config, found: &Found, own: &PeerInfo) -> u64 {
+    let Some(driver) = found.driver.as_ref().filter(|driver| driver.info().has_pages) else { return 0 };
+    let shape = found.region.shape();
+    let align = shape.section_align;
+    // The heap keeps at least a quarter of what there is.
+    let room = own.section_bytes.saturating_sub(directory::least_section_bytes(shape)) / 4 * 3;
+    let wanted = config.grant_bytes.checked_next_multiple_of(align).unwrap_or(0);
+    let bytes = wanted.min(room / align * align);
+    match driver.place_pool(own.section.saturating_add(own.section_bytes), bytes) {
+        Ok(bytes) => bytes,
+        Err(e) => {
+            if bytes > 0 {
+                boot::console(&format!("isthmus: no process of this VM can grant pages: {e}"));
+            }
+            0
+        }
+    }
+}
+
 /// The member with this number, if it lives.
 fn living(region: &Region, index: u32) -> Option<PeerInfo> {
     let lives = |p: &PeerInfo| matches!(p.life.state, State::Joining | State::Active);
@@ -559,13 +585,8 @@ struct Joined {
 impl Joined {
     /// Becomes the local service of the member whose wake port this is: asks the host service which that is, writes its
     /// directory, and waits until it is Active.
-    fn at(
-        config: &Config,
-        region: &Region,
-        port: Port,
-        deadline: Instant,
-        patience: Duration,
-    ) -> Result<Self> {
+    fn at(config: &Config, found: &Found, port: Port, deadline: Instant, patience: Duration) -> Result<Self> {
+        let region = &found.region;
         let mut naming = identity::take(&config.socket)?;
         let mut reader = port.reader();
         let mut told = None;
@@ -595,7 +616,8 @@ impl Joined {
                     }
                 }
                 (Some(peer), Some(State::Joining), false) => {
-                    let writer = directory::Writer::create(region, peer.index, naming)?;
+                    let pages = place_pool(config, found, &peer);
+                    let writer = directory::Writer::create_with_pages(region, peer.index, naming, pages)?;
                     ready = Some((writer.incarnation(), writer));
                     due = Instant::now();
                 }

@@ -14,7 +14,8 @@
 //! A VM tells the host service something through its own section, and rings by its wake port once it has: a member is
 //! Active once its directory carries its incarnation. An agent that finds its member Active already (the agent was
 //! restarted, or the VM was reset under a running QEMU) clears the directory's magic word. This service then ends the
-//! old life and zeroes the section, and the guest joins anew, so that no number of the old life is used again.
+//! old life and zeroes the section but for the pool of pages, which are those of the VM's programs; and the guest joins anew, so that no
+//! number of the old life is used again.
 //!
 //! A name is the VM's and not the place's. At its own sockets a VM has its own name, and its own place if that is free. At the
 //! sockets that all share, a VM gets the first name that no VM has had yet, and the first free place if the one meant for that
@@ -29,6 +30,7 @@ use std::time::{Duration, Instant};
 use isthmus_region::address::{Naming, SystemId};
 use isthmus_region::counters::Totals;
 use isthmus_region::directory::{self, Directory};
+use isthmus_region::format;
 use isthmus_region::life::State;
 use isthmus_region::mapping::{Mapping, Section};
 use isthmus_region::membership::{NewPeer, PeerInfo, Region, Shape, Writer};
@@ -97,6 +99,22 @@ impl Known {
     fn new(name: String) -> Self {
         Self { name, is_given: false, process: None, retired: Totals::default() }
     }
+}
+
+/// What of a member's memory the next life finds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Begins {
+    /// Zeros.
+    Anew,
+    /// The pool of pages as it is, since the VM is the same.
+    WithPages,
+}
+
+/// Where the pool of pages begins that a member's last life had; none if it had none. A VM that lies there keeps memory of its own.
+fn pool_at(section: &Section, shape: &Shape) -> Option<u64> {
+    let word = |at| section.word("directory", at).map(|word| word.get()).ok();
+    let (pages, bytes) = (word(format::directory::PAGES)?, word(format::directory::PAGES_BYTES)?);
+    directory::pages_fit(shape, section.len(), pages, bytes).then_some(pages)
 }
 
 /// Waits until no process changes memory of a member's former life any more, which takes a moment. Gives up on a
@@ -186,7 +204,7 @@ impl Members {
     /// # Errors
     /// [`Error::Region`].
     pub fn add_host(&mut self, index: u32) -> Result<(u64, directory::Writer)> {
-        let incarnation = self.join(index, false)?;
+        let incarnation = self.join(index, false, Begins::Anew)?;
         let naming = Naming::first(SystemId::random()?);
         let writer = directory::Writer::create(self.region(), index, naming)?;
         self.activate(index, naming.system)?;
@@ -213,7 +231,7 @@ impl Members {
         let slot = if self.slots.get(vm).is_some_and(|s| is_free(&s)) { vm } else { first + 1 };
         let index = u32::try_from(slot).unwrap_or(u32::MAX);
         self.slots[slot].holder = vm;
-        let incarnation = self.join(index, true)?;
+        let incarnation = self.join(index, true, Begins::Anew)?;
         self.known[vm].is_given = true;
         self.known[vm].process.clone_from(&caller.process);
         self.slots[slot].system = None;
@@ -223,7 +241,7 @@ impl Members {
         Ok(index)
     }
 
-    fn join(&mut self, index: u32, is_vm: bool) -> Result<u64> {
+    fn join(&mut self, index: u32, is_vm: bool, begins: Begins) -> Result<u64> {
         let slot = &mut self.slots[index as usize];
         let Place { file, section, bytes } = slot.place;
         let name = &self.known[slot.holder].name;
@@ -231,7 +249,13 @@ impl Members {
             wait_for_holds(self.writer.region(), index, name)?;
             let whole =
                 self.writer.region().peer(index)?.ok_or(isthmus_region::Error::NoPeer { peer: index })?;
-            self.writer.region().own_section(&whole)?.zero("section", 0, bytes)?;
+            let section = self.writer.region().own_section(&whole)?;
+            let bytes = match begins {
+                Begins::Anew => bytes,
+                // The pages in the pool are those of the VM's programs, which go on.
+                Begins::WithPages => pool_at(&section, self.writer.region().shape()).unwrap_or(bytes),
+            };
+            section.zero("section", 0, bytes)?;
         }
         slot.used = true;
         slot.refused = false;
@@ -332,12 +356,12 @@ impl Members {
                 self.remove(index)?;
                 // The place stays this VM's, whose device is connected, also while others are at work in its memory.
                 self.slots[index as usize].since = Some(Instant::now());
-                self.join(index, true)?;
+                self.join(index, true, Begins::WithPages)?;
                 Ok(Some(Change::Again(index)))
             }
             // They were, and its agent asks again.
             (State::Dead, _) if !isthmus_region::holds::are_on(self.region(), index, None) => {
-                self.join(index, true)?;
+                self.join(index, true, Begins::WithPages)?;
                 Ok(Some(Change::Again(index)))
             }
             _ => Ok(None),
@@ -434,6 +458,45 @@ mod tests {
         hold.release();
         assert_eq!(members.look_at(1).unwrap(), Some(Change::Again(1)));
         assert_eq!(members.region().peer(1).unwrap().unwrap().life.state, State::Joining);
+    }
+
+    #[test]
+    fn pages_of_a_vms_programs_stay_when_its_agent_begins_anew_and_go_with_the_vm() {
+        let mut members = members(&["host", "red"]);
+        let own = Caller { vm: Some(1), process: None };
+        assert_eq!(members.add_vm(&own).unwrap(), 1);
+        let section = members.own_section(1).unwrap();
+        let (align, len) = (members.region().shape().section_align, section.len());
+        let life = |members: &mut Members, pages| {
+            let naming = Naming::first(SystemId::random().unwrap());
+            directory::Writer::create_with_pages(members.region(), 1, naming, pages).unwrap();
+            assert_eq!(members.look_at(1).unwrap(), Some(Change::Active(1)));
+            for at in [len - 2 * align, len - align, len - 64] {
+                section.word("page", at).unwrap().set(7);
+            }
+        };
+        let left =
+            || [len - 2 * align, len - align, len - 64].map(|at| section.word("page", at).unwrap().get());
+        let again = |members: &mut Members| {
+            section.word("directory", format::directory::MAGIC).unwrap().set(0);
+            std::thread::sleep(LEAST_LIFE);
+            assert_eq!(members.look_at(1).unwrap(), Some(Change::Again(1)));
+        };
+        life(&mut members, align);
+        again(&mut members);
+        assert_eq!(left(), [0, 7, 7], "all but the pool is zeroed");
+        life(&mut members, 0);
+        again(&mut members);
+        assert_eq!(left(), [0, 0, 0], "without a pool, everything");
+        life(&mut members, align);
+        // What is no pool is zeroed.
+        section.word("directory", format::directory::PAGES).unwrap().set(align + 64);
+        again(&mut members);
+        assert_eq!(left(), [0, 0, 0]);
+        life(&mut members, align);
+        members.remove_vm(1).unwrap();
+        assert_eq!(members.add_vm(&own).unwrap(), 1);
+        assert_eq!(left(), [0, 0, 0], "another VM finds nothing");
     }
 
     #[test]

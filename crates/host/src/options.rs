@@ -17,6 +17,8 @@ pub struct RegionOptions {
     pub shared_bytes: Option<u64>,
     /// Most bytes of the named objects that were made in each VM; unlimited by default.
     pub shared_quota_vm: Option<u64>,
+    /// Bytes of memory that each process in a VM may grant; none by default.
+    pub grant_bytes: u64,
     /// Whether each process that is expected becomes a peer, whose section the others cannot write. Not with VMs.
     pub separate_sections: bool,
 }
@@ -25,9 +27,16 @@ impl RegionOptions {
     /// Bytes of a region for so many processes. What named objects are to have beyond the usual eighth comes on top of what the
     /// processes need.
     pub fn bytes_for(&self, ranks: u32) -> u64 {
-        let usual = || default_bytes_in(ranks, self.huge_pages);
+        let granted = self.grant_bytes.saturating_mul(ranks.into());
+        let with_granted =
+            |bytes: u64| bytes.saturating_add(granted).checked_next_power_of_two().unwrap_or(1 << 63);
+        let usual = || match granted {
+            0 => default_bytes_in(ranks, self.huge_pages),
+            _ => with_granted(needed_bytes(ranks)).max(default_bytes_in(ranks, self.huge_pages)),
+        };
         self.bytes.unwrap_or_else(|| match self.shared_bytes {
             Some(shared) if shared > default_shared_bytes(usual()) => needed_bytes(ranks)
+                .saturating_add(granted)
                 .saturating_add(shared)
                 .checked_next_power_of_two()
                 .unwrap_or(1 << 63)

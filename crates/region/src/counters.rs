@@ -45,6 +45,11 @@ pub enum Counter {
     AttachNs,
     AttachBytes,
     AttachRefused,
+    Granted,
+    GrantedBytes,
+    GrantNs,
+    GrantBytes,
+    GrantsStale,
 }
 
 /// A view of a set of counters in the region.

@@ -9,6 +9,7 @@ use crate::address::SystemId;
 use crate::counters::Totals;
 use crate::error::{Error, Result};
 use crate::format::{DIRECTORY_MAGIC, activity, area, directory, endpoint};
+use crate::grants::table_bytes;
 use crate::mapping::{LineRef, PeerSection, ReadOnly, Section};
 use crate::membership::Shape;
 
@@ -71,11 +72,17 @@ pub fn least_section_bytes(shape: &Shape) -> u64 {
     (places(shape).heap + (256 << 10)).next_multiple_of(shape.section_align)
 }
 
-/// Whether a section of `section_bytes` can have its pool of pages there: aligned as sections are, behind the tables, up to the
-/// section's end.
+/// Whether a section of `section_bytes` can have its pool of pages there: aligned as sections are, behind the tables and the pool's
+/// grant table, up to the section's end.
 pub fn pages_fit(shape: &Shape, section_bytes: u64, pages: u64, pages_bytes: u64) -> bool {
     let is_aligned = [pages, pages_bytes].iter().all(|word| word.is_multiple_of(shape.section_align));
-    is_aligned && pages >= places(shape).heap && pages.checked_add(pages_bytes) == Some(section_bytes)
+    let is_behind = heap_end(pages, pages_bytes).is_some_and(|end| end >= places(shape).heap);
+    is_aligned && is_behind && pages.checked_add(pages_bytes) == Some(section_bytes)
+}
+
+/// Where the heap ends: before the grant table of the pool.
+pub fn heap_end(pages: u64, pages_bytes: u64) -> Option<u64> {
+    pages.checked_sub(table_bytes(pages_bytes))
 }
 
 impl Directory {

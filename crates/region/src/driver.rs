@@ -1,5 +1,5 @@
 //! The guest driver (isthmus(4)): an ivshmem device whose memory ordinary processes may map, write-back, as far as each descriptor
-//! was granted, and whose doorbells they may ring.
+//! is allowed, and whose doorbells they may ring.
 //!
 //! Only root can open it, so this is the agent's side, but for [`Ringer`], which is that of whoever has a descriptor.
 
@@ -14,10 +14,11 @@ use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
 use self::calls::Range;
-use crate::directory::Directory;
+use crate::directory::{Directory, heap_end};
 use crate::error::{Error, Result};
 use crate::format::GlobalSlot;
 use crate::gate_bits;
+use crate::grants::{self, Granted};
 use crate::kept::Kept;
 use crate::membership::{Region, Shape, Spot};
 use crate::source::{Ivshmem, Source};
@@ -25,7 +26,7 @@ use crate::source::{Ivshmem, Source};
 /// The driver's name, and its module's.
 pub const NAME: &str = "isthmus";
 /// Version of the interface that this speaks, `driver/isthmus.h`.
-pub const ABI: u32 = 1;
+pub const ABI: u32 = 2;
 /// Most vectors of a device that are used.
 pub const VECTORS: u32 = 8;
 /// How long the device's node may take to appear.
@@ -36,6 +37,9 @@ const READ: u32 = 1;
 const WRITE: u32 = 2;
 const FAULTS: u32 = 4;
 const MAY_RING: u32 = 1;
+const SPLIT: u32 = 1;
+/// Most pages of a call.
+pub const MOST_PAGES: usize = 512;
 const PAGES: u32 = 1;
 const LOW: u32 = 2;
 const ALL: u32 = u32::MAX;
@@ -76,6 +80,8 @@ pub struct Driver {
     ranges: Vec<Range>,
     /// The member that this VM is.
     own: OnceLock<u32>,
+    /// Most pages that a process may have granted at once.
+    pages: OnceLock<u32>,
 }
 
 /// Whether the driver is loaded in this system.
@@ -156,8 +162,15 @@ impl Driver {
             return Err(Error::Service { action, reason });
         }
         let all = Range { offset: 0, bytes: info.bytes, flags: READ | WRITE, reserved: 0 };
-        calls::grant(&admin, &[], MAY_RING).map_err(failed)?;
-        Ok(Self { node: node.to_path_buf(), admin, info, ranges: vec![all], own: OnceLock::new() })
+        calls::allow(&admin, &[], MAY_RING, 0, 0).map_err(failed)?;
+        Ok(Self {
+            node: node.to_path_buf(),
+            admin,
+            info,
+            ranges: vec![all],
+            own: OnceLock::new(),
+            pages: OnceLock::new(),
+        })
     }
 
     /// What the driver says about its device.
@@ -183,6 +196,26 @@ impl Driver {
         calls::set_member(&self.admin, member, OWN_ID)?;
         let _ = self.own.set(member);
         Ok(())
+    }
+
+    /// Says where the pages lie that processes may grant: the last `bytes` of the VM's section, which ends at `end` of the memory; none
+    /// if `bytes` is 0. Gives the bytes of the pool that there is now: of the last agent's as long as pages of that are in use.
+    ///
+    /// # Errors
+    /// The system's: `EOPNOTSUPP` where the memory has no pages.
+    pub fn place_pool(&self, end: u64, bytes: u64) -> rustix::io::Result<u64> {
+        let place = end.checked_sub(bytes).and_then(|at| Some((at, heap_end(at, bytes)?)));
+        let (offset, table) = place.ok_or(Errno::INVAL)?;
+        let placed = match bytes {
+            0 => calls::pool(&self.admin, 0, 0, 0),
+            _ => calls::pool(&self.admin, offset, bytes, table),
+        };
+        let there = calls::info(&self.admin)?.pool;
+        if there == 0 {
+            placed?;
+        }
+        let _ = self.pages.set(u32::try_from(there).unwrap_or(u32::MAX));
+        Ok(there * grants::PAGE)
     }
 
     /// Says by which id the device knows another member of the region; none takes it back.
@@ -217,7 +250,7 @@ impl Driver {
         calls::bell(&self.admin, vector)
     }
 
-    fn granted(&self, usage: Use) -> rustix::io::Result<OwnedFd> {
+    fn allowed(&self, usage: Use, area: Option<u32>) -> rustix::io::Result<OwnedFd> {
         let (access, mask, flags) = match usage {
             Use::All => (OFlags::RDWR, READ | WRITE | FAULTS, MAY_RING),
             Use::Reading => (OFlags::RDONLY, READ | FAULTS, 0),
@@ -225,16 +258,18 @@ impl Driver {
         let file = rustix::fs::open(&self.node, access | OFlags::CLOEXEC, Mode::empty())?;
         let ranges: Vec<Range> =
             self.ranges.iter().map(|range| Range { flags: range.flags & mask, ..*range }).collect();
-        calls::grant(&file, &ranges, flags)?;
+        let pages = self.pages.get().copied().filter(|pages| *pages > 0);
+        let (owner, pages) = area.and_then(|area| Some((grants::owner(area), pages?))).unwrap_or((0, 0));
+        calls::allow(&file, &ranges, flags, u32::try_from(owner).unwrap_or(0), pages)?;
         Ok(file)
     }
 
-    fn file_as(&self, index: u32, usage: Use) -> Result<OwnedFd> {
+    fn file_as(&self, index: u32, usage: Use, area: Option<u32>) -> Result<OwnedFd> {
         if index != 0 {
             return Err(Error::NoFile { file: index, reason: "all sections lie in the first" });
         }
-        self.granted(usage).map_err(|e| Error::Service {
-            action: "grant the region's memory",
+        self.allowed(usage, area).map_err(|e| Error::Service {
+            action: "open the region's memory to a process",
             reason: format!("{}: {e}", self.node.display()),
         })
     }
@@ -246,11 +281,15 @@ impl Source for Driver {
     }
 
     fn file(&self, index: u32) -> Result<OwnedFd> {
-        self.file_as(index, Use::All)
+        self.file_as(index, Use::All, None)
+    }
+
+    fn file_for_area(&self, index: u32, area: u32) -> Result<OwnedFd> {
+        self.file_as(index, Use::All, Some(area))
     }
 
     fn file_for_reading(&self, index: u32) -> Result<OwnedFd> {
-        self.file_as(index, Use::Reading)
+        self.file_as(index, Use::Reading, None)
     }
 }
 
@@ -318,7 +357,7 @@ fn vectors_at(region: &Region, spot: &Spot) -> u32 {
     section.map_or(0, |section| Directory::vectors_in(&section, spot.life.incarnation))
 }
 
-/// A process's way to ring: a descriptor that it was granted.
+/// A process's way to ring: a descriptor that is allowed it.
 #[derive(Debug)]
 pub struct Ringer {
     file: Kept,
@@ -360,6 +399,43 @@ impl Ringer {
         };
         let rung = (0..63).filter(|peer| peers & gate_bits::bit(*peer) != 0 && could(*peer));
         peers & !rung.fold(0, |bits, peer| bits | gate_bits::bit(peer))
+    }
+
+    /// Moves pages of this process's own memory, from an address on that is a multiple of a page, into the pool, `MOST_PAGES` at most:
+    /// each stays at its address, with its contents, for all threads. Gives of each page whether it is there now, and how the grant
+    /// table knows it.
+    ///
+    /// # Errors
+    /// The system's: `EACCES` or `EOPNOTSUPP` where this process may grant none.
+    pub fn grant(
+        &self,
+        address: u64,
+        may_split: bool,
+        into: &mut [Option<Granted>],
+    ) -> rustix::io::Result<usize> {
+        if !self.is_usable() {
+            return Err(Errno::BADF);
+        }
+        let mut results = [calls::Page::default(); MOST_PAGES];
+        let results = results.get_mut(..into.len()).ok_or(Errno::INVAL)?;
+        let flags = if may_split { SPLIT } else { 0 };
+        // A signal may come before the first.
+        let count = rustix::io::retry_on_intr(|| calls::grant(&self.file, address, flags, results))?;
+        for (result, into) in results.iter().zip(into) {
+            *into = if result.why == 0 { Granted::new(result.page, result.word) } else { None };
+        }
+        Ok(count)
+    }
+
+    /// Moves pages back, those that can be. Gives how many there were in the pool and are no more.
+    ///
+    /// # Errors
+    /// As [`Ringer::grant`].
+    pub fn revoke(&self, address: u64, count: u32) -> rustix::io::Result<usize> {
+        if !self.is_usable() {
+            return Err(Errno::BADF);
+        }
+        rustix::io::retry_on_intr(|| calls::revoke(&self.file, address, count))
     }
 
     /// In a forked child, closes what it has of its parent's.
@@ -405,14 +481,20 @@ mod tests {
             ("ISTHMUS_NO_ID", format!("{NO_ID:#x}u")),
             ("ISTHMUS_OWN_ID", format!("{OWN_ID:#x}u")),
             ("ISTHMUS_INFO", "_IOR(0xb7, 0, struct isthmus_info)".into()),
-            ("ISTHMUS_GRANT", "_IOW(0xb7, 1, struct isthmus_grant)".into()),
+            ("ISTHMUS_ALLOW", "_IOW(0xb7, 1, struct isthmus_allow)".into()),
             ("ISTHMUS_MEMBER", "_IOW(0xb7, 2, struct isthmus_member)".into()),
             ("ISTHMUS_BELL", "_IO(0xb7, 3)".into()),
             ("ISTHMUS_RING", "_IO(0xb7, 4)".into()),
+            ("ISTHMUS_POOL", "_IOW(0xb7, 5, struct isthmus_pool)".into()),
+            ("ISTHMUS_GRANT", "_IOW(0xb7, 6, struct isthmus_pages)".into()),
+            ("ISTHMUS_REVOKE", "_IOW(0xb7, 7, struct isthmus_pages)".into()),
+            ("ISTHMUS_SPLIT", "(1u << 0)".into()),
+            ("ISTHMUS_MOST_PAGES", MOST_PAGES.to_string()),
+            ("ISTHMUS_GRANTED", "0".into()),
         ] {
             assert!(header.contains(&format!("#define {name} {value}")), "{name} is {value} here");
         }
-        assert_eq!((PAGES, LOW, READ, WRITE, FAULTS, MAY_RING), (1, 2, 1, 2, 4, 1));
+        assert_eq!((PAGES, LOW, READ, WRITE, FAULTS, MAY_RING, SPLIT), (1, 2, 1, 2, 4, 1, 1));
     }
 
     #[test]

@@ -150,7 +150,7 @@ layout! {
         DEATHS @ 88, 8, "local service", "Counts the deaths of processes and peers that the service has heard of; the lower half is a futex.";
         SYSTEM @ 96, 16, "local service, once", "What its service calls the system: 128 random bits. The peer's entry has what counts.";
         RETIRED @ 128, 256, "local service", "Counters of processes that are gone, added up; fields as in `counters`.";
-        PAGES @ 384, 8, "local service, once", "Offset of the pool of pages in the section, where the heap ends.";
+        PAGES @ 384, 8, "local service, once", "Offset of the pool of pages in the section; the grant table ends here, where the heap ends.";
         PAGES_BYTES @ 392, 8, "local service, once", "Bytes of the pool, to the end of the section; 0 if there is none.";
         VECTORS @ 400, 8, "local service", "By how many interrupt vectors of its VM its sleepers are rung, or a VM rings the host's; less than 2: by none.";
         CALL @ 512, 8, "local service", "Number of its last question to the host service about named objects, written last.";
@@ -211,6 +211,11 @@ layout! {
         ATTACH_NS @ 192, 8, "process", "The same nanoseconds of those that came in one copy.";
         ATTACH_BYTES @ 200, 8, "process", "Payload bytes of those messages.";
         ATTACH_REFUSED @ 208, 8, "process", "Long messages to it that were to come in one copy, and were asked for in two: its service or the kernel did not let it copy from their sender's process, or could not, or their sender had withdrawn them.";
+        GRANTED @ 216, 8, "process", "Long messages sent of which pages were granted, and copied by their receiver from where the program has them.";
+        GRANTED_BYTES @ 224, 8, "process", "Payload bytes in those pages.";
+        GRANT_NS @ 232, 8, "process", "As `ATTACH_NS`, of long messages received whose sender was asked for granted pages.";
+        GRANT_BYTES @ 240, 8, "process", "Payload bytes of those messages, in granted pages or not.";
+        GRANTS_STALE @ 248, 8, "process", "Of those messages: how many named a page that was no longer granted when it was copied, and came in two copies from there on.";
     }
     /// An endpoint's block, in the area of its process.
     block (128) {

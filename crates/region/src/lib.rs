@@ -42,6 +42,7 @@ pub mod extent;
 mod files;
 pub mod format;
 pub mod gate;
+pub mod grants;
 pub mod holds;
 pub mod huge;
 pub mod image;

@@ -17,6 +17,7 @@ use crate::error::{Error, Result};
 use crate::extent::Extent;
 use crate::format::GlobalSlot;
 use crate::format::directory;
+use crate::grants::Granted;
 use crate::kept::Kept;
 use crate::mapping::{Mapping, Section};
 use crate::membership::{Region, online_processors};
@@ -209,6 +210,25 @@ pub trait LocalService: Send + Sync {
         let _ = (peers, place);
     }
 
+    /// Has pages of this process's own memory granted ([`crate::grants`]): from an address on that is a multiple of a page. Gives of each
+    /// whether it is, and how the grant table knows it.
+    ///
+    /// # Errors
+    /// [`Error::Service`] where this process may grant none.
+    fn grant(&self, address: u64, into: &mut [Option<Granted>]) -> Result<usize> {
+        let _ = (address, into);
+        Err(no_grants("this service has no driver"))
+    }
+
+    /// Takes pages back that were granted, those that can be.
+    ///
+    /// # Errors
+    /// As [`LocalService::grant`].
+    fn revoke(&self, address: u64, count: u32) -> Result<usize> {
+        let _ = (address, count);
+        Err(no_grants("this service has no driver"))
+    }
+
     /// Whether the service keeps memory that this process had before it executed its program.
     fn has_former(&self) -> bool {
         false
@@ -228,6 +248,11 @@ pub trait LocalService: Send + Sync {
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Why no page is granted.
+pub fn no_grants(reason: &str) -> Error {
+    Error::Service { action: "grant pages", reason: reason.into() }
 }
 
 fn no_names() -> Error {
@@ -473,6 +498,24 @@ impl Member {
     /// Processors of this system, also those that this very process may not use; none if that cannot be found out.
     pub fn processors(&self) -> Option<u64> {
         Some(self.processors).filter(|count| *count > 0)
+    }
+
+    /// Has pages of this process's own memory granted, from an address on that is a multiple of a page: moved, with their contents and
+    /// for all threads, to where all members of the region can read them ([`crate::grants`]). Gives of each whether it is, and how the
+    /// grant table knows it.
+    ///
+    /// # Errors
+    /// As [`LocalService::grant`].
+    pub fn grant_pages(&self, address: u64, into: &mut [Option<Granted>]) -> Result<usize> {
+        self.service.grant(address, into)
+    }
+
+    /// Takes pages back that were granted, those that can be.
+    ///
+    /// # Errors
+    /// As [`LocalService::grant`].
+    pub fn revoke_pages(&self, address: u64, count: u32) -> Result<usize> {
+        self.service.revoke(address, count)
     }
 
     /// Whether processes of the own peer may copy from each other's memory, as far as the region goes: not where each is to be

@@ -23,6 +23,15 @@ pub trait Source: Send + Sync + std::fmt::Debug {
     /// [`Error::NoFile`]; [`Error::Service`] when the service is gone.
     fn file(&self, index: u32) -> Result<OwnedFd>;
 
+    /// The same file for the process with this area, which may grant pages where that is possible.
+    ///
+    /// # Errors
+    /// As [`Source::file`].
+    fn file_for_area(&self, index: u32, area: u32) -> Result<OwnedFd> {
+        let _ = area;
+        self.file(index)
+    }
+
     /// The same file, open for reading only, whoever its user is.
     ///
     /// # Errors

@@ -9,8 +9,9 @@ use isthmus_region::driver::Ringer;
 use isthmus_region::error::{ObjectProblem, with_causes};
 use isthmus_region::extent::Extent;
 use isthmus_region::format::GlobalSlot;
+use isthmus_region::grants::Granted;
 use isthmus_region::kept::Kept;
-use isthmus_region::member::LocalService;
+use isthmus_region::member::{LocalService, no_grants};
 use isthmus_region::objects::sysv::{Change, Sharing};
 use isthmus_region::objects::{Access, Kind, NewObject, ObjectGrant};
 use isthmus_region::shared_by_threads::Flag;
@@ -224,6 +225,16 @@ impl LocalService for Client {
         if self.is_own() {
             self.post(&Request::Wake { slot: slot.0 }.encode(0));
         }
+    }
+
+    fn grant(&self, address: u64, into: &mut [Option<Granted>]) -> isthmus_region::Result<usize> {
+        let ringer = self.ringer.as_ref().ok_or_else(|| no_grants("the guest driver is not there"))?;
+        ringer.grant(address, true, into).map_err(|e| no_grants(&e.to_string()))
+    }
+
+    fn revoke(&self, address: u64, count: u32) -> isthmus_region::Result<usize> {
+        let ringer = self.ringer.as_ref().ok_or_else(|| no_grants("the guest driver is not there"))?;
+        ringer.revoke(address, count).map_err(|e| no_grants(&e.to_string()))
     }
 
     fn bell(&self, slot: u32) -> isthmus_region::Result<OwnedFd> {

@@ -215,7 +215,7 @@ impl Loop {
     /// Sends a client its `Welcome`, after which it may use its area.
     fn attach(&mut self, key: u64, pidfd: OwnedFd, grant: AreaGrant, welcome: &[u8]) -> Result<()> {
         let system = |action| move |source| Error::System { action, source };
-        let region = self.config.source.file(0)?;
+        let region = self.config.source.file_for_area(0, grant.area)?;
         self.watch(&pidfd, key + 1).map_err(system("watch a pidfd"))?;
         let client = self.clients.get_mut(&key).ok_or(Error::BadFrame { what: "a client that is gone" })?;
         let fds = [region.as_fd()];

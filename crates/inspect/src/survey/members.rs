@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use isthmus_region::counters::{Totals, WORDS};
-use isthmus_region::directory::{Places, pages_fit, places};
+use isthmus_region::directory::{Places, heap_end, pages_fit, places};
 use isthmus_region::format::{
     CHUNK_ENTRIES, DIRECTORY_MAGIC, EXTENT_UNIT, area, block, chunk, counters, directory, endpoint,
 };
@@ -145,7 +145,7 @@ impl Walk<'_> {
             )
         });
         if fit {
-            within.heap_end = pages;
+            within.heap_end = heap_end(pages, pages_bytes).unwrap_or(pages);
         }
         member.vectors = isthmus_region::driver::vectors(get(directory::VECTORS));
         let heap_bytes = within.heap_end - within.places.heap;

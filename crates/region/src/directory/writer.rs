@@ -3,12 +3,13 @@
 use isthmus_lockfree::life::{Life, State};
 use isthmus_lockfree::sync::{Word, release_fence};
 
-use super::{OwnDirectory, least_section_bytes, pages_fit, places};
+use super::{OwnDirectory, heap_end, least_section_bytes, pages_fit, places};
 use crate::address::Naming;
 use crate::counters::{Counters, Totals};
 use crate::error::{Error, Result};
 use crate::extent::{Extent, Heap};
 use crate::format::{DIRECTORY_MAGIC, PROGRAM_BYTES, area, directory, endpoint};
+use crate::grants::table_bytes;
 use crate::mapping::LineRef;
 use crate::membership::{PeerInfo, Region};
 use crate::text::padded;
@@ -73,7 +74,8 @@ impl Writer {
         let info = region.peer(peer)?.ok_or(Error::NoPeer { peer })?;
         let PeerInfo { life: Life { incarnation, .. }, .. } = info;
         let (section, shape) = (region.own_section(&info)?, region.shape());
-        let least = least_section_bytes(shape).saturating_add(pages_bytes);
+        let taken = pages_bytes.saturating_add(table_bytes(pages_bytes));
+        let least = least_section_bytes(shape).saturating_add(taken);
         if section.len() < least {
             return Err(Error::Full { bytes: least - section.len() });
         }
@@ -81,15 +83,16 @@ impl Writer {
         if !pages_fit(shape, section.len(), pages, pages_bytes) {
             return Err(Error::Invalid { what: "bytes of the pool of pages", value: pages_bytes });
         }
+        let heap_end = heap_end(pages, pages_bytes).unwrap_or(p.heap);
         section.zero("tables", 0, p.heap)?;
-        let heap = Heap::new(p.heap, pages - p.heap, peer.into());
+        let heap = Heap::new(p.heap, heap_end - p.heap, peer.into());
         let put = |offset, value| section.word("directory", offset).map(|w| w.put(value));
         put(directory::INCARNATION, incarnation)?;
         put(directory::ENDPOINT_TABLE, p.endpoints)?;
         put(directory::AREA_TABLE, p.areas)?;
         put(directory::ACTIVITY_TABLE, p.activity)?;
         put(directory::HEAP, p.heap)?;
-        put(directory::HEAP_BYTES, pages - p.heap)?;
+        put(directory::HEAP_BYTES, heap_end - p.heap)?;
         put(directory::PAGES, pages)?;
         put(directory::PAGES_BYTES, pages_bytes)?;
         put(directory::SYSTEM, naming.system.0[0])?;
@@ -420,24 +423,30 @@ mod tests {
         let (host, section) = fresh();
         let (shape, len) = (*host.region().shape(), section.len());
         let (least, align) = (least_section_bytes(&shape), shape.section_align);
-        for bytes in [4096, align + 4096, len - least + align, len, u64::MAX - 4095] {
+        for bytes in [4096, align + 4096, len - least, len - least + align, len, u64::MAX - 4095] {
             assert!(
                 Writer::create_with_pages(host.region(), 0, Naming::of_test(0), bytes).is_err(),
                 "{bytes}"
             );
         }
-        for bytes in [0, 4 * align, len - least] {
+        for bytes in [0, 4 * align, len - least - align] {
             let mut w = Writer::create_with_pages(host.region(), 0, Naming::of_test(0), bytes).unwrap();
             let grant = w.open_area(1, 1, "test").unwrap();
             let mut extents = vec![grant.first];
             extents.extend(std::iter::from_fn(|| w.grow_area(grant.area, 1).ok()));
-            assert_eq!(extents.iter().map(|e| e.offset + e.bytes).max(), Some(len - bytes));
+            assert_eq!(
+                extents.iter().map(|e| e.offset + e.bytes).max(),
+                Some(len - bytes - table_bytes(bytes))
+            );
             let word = |at| section.word("t", at).unwrap();
             assert_eq!(
                 [directory::PAGES, directory::PAGES_BYTES].map(|at| word(at).get()),
                 [len - bytes, bytes]
             );
-            assert_eq!(word(directory::HEAP).get() + word(directory::HEAP_BYTES).get(), len - bytes);
+            assert_eq!(
+                word(directory::HEAP).get() + word(directory::HEAP_BYTES).get(),
+                len - bytes - table_bytes(bytes)
+            );
             // Readers believe no other pool.
             let opens = || OwnDirectory::open(&section, &shape, 1).is_ok();
             for (at, wrong) in [

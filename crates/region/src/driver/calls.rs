@@ -18,6 +18,9 @@ pub(super) struct Info {
     pub(super) vectors: u32,
     pub(super) mappings: u32,
     pub(super) rings: u64,
+    pub(super) pool: u64,
+    pub(super) granted: u64,
+    pub(super) splits: u64,
 }
 
 /// `struct isthmus_range`.
@@ -30,12 +33,14 @@ pub(super) struct Range {
     pub(super) reserved: u32,
 }
 
-/// `struct isthmus_grant`.
+/// `struct isthmus_allow`.
 #[repr(C)]
-struct Grant {
+struct Allow {
     ranges: u64,
     count: u32,
     flags: u32,
+    owner: u32,
+    pages: u32,
 }
 
 /// `struct isthmus_member`.
@@ -43,6 +48,32 @@ struct Grant {
 struct Member {
     member: u32,
     id: u32,
+}
+
+/// `struct isthmus_pool`.
+#[repr(C)]
+struct Pool {
+    offset: u64,
+    bytes: u64,
+    table: u64,
+}
+
+/// `struct isthmus_page`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Page {
+    pub(super) word: u64,
+    pub(super) page: u32,
+    pub(super) why: u32,
+}
+
+/// `struct isthmus_pages`.
+#[repr(C)]
+struct Pages {
+    address: u64,
+    count: u32,
+    flags: u32,
+    results: u64,
 }
 
 /// A call that is given a record's address.
@@ -64,6 +95,28 @@ unsafe impl<T> Ioctl for WithRecord<'_, T> {
 
     unsafe fn output_from_ptr(_: IoctlOutput, _: *mut c_void) -> Result<()> {
         Ok(())
+    }
+}
+
+/// The same of a call that gives a number.
+struct Counted<'a, T>(Opcode, &'a mut T);
+
+// SAFETY: as of `WithRecord`.
+unsafe impl<T> Ioctl for Counted<'_, T> {
+    type Output = usize;
+
+    const IS_MUTATING: bool = true;
+
+    fn opcode(&self) -> Opcode {
+        self.0
+    }
+
+    fn as_ptr(&mut self) -> *mut c_void {
+        std::ptr::from_mut(self.1).cast()
+    }
+
+    unsafe fn output_from_ptr(out: IoctlOutput, _: *mut c_void) -> Result<usize> {
+        Ok(usize::try_from(out).unwrap_or(0))
     }
 }
 
@@ -98,12 +151,13 @@ pub(super) fn info(file: impl AsFd) -> Result<Info> {
     Ok(info)
 }
 
-/// `ISTHMUS_GRANT`.
-pub(super) fn grant(file: &OwnedFd, ranges: &[Range], flags: u32) -> Result<()> {
+/// `ISTHMUS_ALLOW`.
+pub(super) fn allow(file: &OwnedFd, ranges: &[Range], flags: u32, owner: u32, pages: u32) -> Result<()> {
     let count = u32::try_from(ranges.len()).map_err(|_| rustix::io::Errno::INVAL)?;
-    let mut grant = Grant { ranges: ranges.as_ptr().expose_provenance() as u64, count, flags };
-    let call = WithRecord(opcode::write::<Grant>(GROUP, 1), &mut grant);
-    // SAFETY: it reads a struct isthmus_grant, of which this is the layout, and `count` ranges at `ranges`, which live until after it.
+    let ranges = ranges.as_ptr().expose_provenance() as u64;
+    let mut allow = Allow { ranges, count, flags, owner, pages };
+    let call = WithRecord(opcode::write::<Allow>(GROUP, 1), &mut allow);
+    // SAFETY: it reads a struct isthmus_allow, of which this is the layout, and `count` ranges at `ranges`, which live until after it.
     unsafe { ioctl::ioctl(file, call) }
 }
 
@@ -132,13 +186,48 @@ pub(super) fn ring(file: impl AsFd, member: u32, vector: u32) -> Result<()> {
     unsafe { ioctl::ioctl(file, call) }.map(drop)
 }
 
+/// `ISTHMUS_POOL`.
+pub(super) fn pool(file: &OwnedFd, offset: u64, bytes: u64, table: u64) -> Result<()> {
+    let mut pool = Pool { offset, bytes, table };
+    let call = WithRecord(opcode::write::<Pool>(GROUP, 5), &mut pool);
+    // SAFETY: it reads a struct isthmus_pool, of which this is the layout.
+    unsafe { ioctl::ioctl(file, call) }
+}
+
+/// `ISTHMUS_GRANT`.
+pub(super) fn grant(file: impl AsFd, address: u64, flags: u32, results: &mut [Page]) -> Result<usize> {
+    let count = u32::try_from(results.len()).map_err(|_| rustix::io::Errno::INVAL)?;
+    let results = results.as_mut_ptr().expose_provenance() as u64;
+    let mut pages = Pages { address, count, flags, results };
+    let call = Counted(opcode::write::<Pages>(GROUP, 6), &mut pages);
+    // SAFETY: it reads a struct isthmus_pages and writes `count` struct isthmus_page to `results`, of which these are the layouts. What is
+    // at `address` keeps its contents, for all threads of the process.
+    unsafe { ioctl::ioctl(file, call) }
+}
+
+/// `ISTHMUS_REVOKE`.
+pub(super) fn revoke(file: impl AsFd, address: u64, count: u32) -> Result<usize> {
+    let mut pages = Pages { address, count, flags: 0, results: 0 };
+    let call = Counted(opcode::write::<Pages>(GROUP, 7), &mut pages);
+    // SAFETY: it reads a struct isthmus_pages. What is at `address` keeps its contents.
+    unsafe { ioctl::ioctl(file, call) }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn records_have_the_sizes_of_the_header() {
-        let sizes = [size_of::<Info>(), size_of::<Range>(), size_of::<Grant>(), size_of::<Member>()];
-        assert_eq!(sizes, [32, 24, 16, 8]);
+        let sizes = [
+            size_of::<Info>(),
+            size_of::<Range>(),
+            size_of::<Allow>(),
+            size_of::<Member>(),
+            size_of::<Pool>(),
+            size_of::<Page>(),
+            size_of::<Pages>(),
+        ];
+        assert_eq!(sizes, [56, 24, 24, 8, 24, 16, 24]);
     }
 }

@@ -120,7 +120,13 @@ impl Common {
         let share = |index: usize| format!("share{index}");
         let agent = plan.service.map(|service| {
             let users = [rustix::process::getuid().as_raw()];
-            serde_json::json!({ "socket": service.attach_socket(), "users": users, "driver": plan.spec.vm.driver })
+            let grant = plan.spec.region.grant_bytes.saturating_mul(plan.cpus.into());
+            serde_json::json!({
+                "socket": service.attach_socket(),
+                "users": users,
+                "driver": plan.spec.vm.driver,
+                "grant": grant,
+            })
         });
         let config = BootConfig {
             name: name.clone(),

@@ -1,0 +1,171 @@
+//! Pages that processes grant: pages of a program's own memory that the guest driver has moved into the pool at the end of a VM's
+//! section (isthmus(4)), where all members can read them.
+//!
+//! Before the pool lies the *grant table*, a word for each of its pages, written by the driver alone: the upper 40 bits are the page's
+//! generation, which changes before anything else when what was granted stops being that, the lower 24 say which process granted it.
+//! A reader copies first, and then believes what it has copied if the word is still the one that it was told ([`Pool::read`]).
+
+use isthmus_lockfree::life::unchanged;
+
+use crate::error::Result;
+use crate::format::EXTENT_UNIT;
+use crate::format::directory;
+use crate::local::LocalBuf;
+use crate::mapping::PeerSection;
+
+/// Bytes of a page.
+pub const PAGE: u64 = 4096;
+/// Bits of a word of the grant table that are not its generation.
+const LOW: u64 = 0xff_ffff;
+
+/// Bytes of the grant table of a pool, in units in which the heap before it is granted.
+pub fn table_bytes(pages_bytes: u64) -> u64 {
+    (pages_bytes / PAGE * 8).next_multiple_of(EXTENT_UNIT)
+}
+
+/// What the grant table calls the process of an area.
+pub fn owner(area: u32) -> u64 {
+    (u64::from(area) + 1) & LOW
+}
+
+/// A page that was granted: which of the pool, and its generation then, in one word. Never 0.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Granted(u64);
+
+impl Granted {
+    /// A page of the pool, and what the grant table had for it. None for a page without a generation, which the driver gives to none.
+    pub fn new(page: u32, word: u64) -> Option<Self> {
+        let (page, generation) = (u64::from(page), word & !LOW);
+        (page <= LOW && generation != 0).then_some(Self(generation | page))
+    }
+
+    /// One that somebody names.
+    pub fn of_word(word: u64) -> Option<Self> {
+        (word & !LOW != 0).then_some(Self(word))
+    }
+
+    /// As [`Granted::of_word`] takes it.
+    pub fn word(self) -> u64 {
+        self.0
+    }
+
+    fn page(self) -> u64 {
+        self.0 & LOW
+    }
+
+    /// What the grant table has for it as long as the grant stands.
+    fn expected(self, owner: u64) -> u64 {
+        (self.0 & !LOW) | owner
+    }
+}
+
+/// The pool of a peer, and its grant table, for reading.
+#[derive(Debug, Clone)]
+pub struct Pool {
+    section: PeerSection,
+    table: u64,
+    pages: u64,
+    count: u64,
+}
+
+impl Pool {
+    /// The pool of a peer's section, of which the directory was checked; none if it has none.
+    pub fn of(section: &PeerSection) -> Option<Self> {
+        let word = |at| section.word("directory", at).map(isthmus_lockfree::sync::ReadWord::get).ok();
+        let (pages, bytes) = (word(directory::PAGES)?, word(directory::PAGES_BYTES)?);
+        let count = bytes / PAGE;
+        // What a hostile peer has put there since the directory was checked stays within the section, too.
+        let table = pages.checked_sub(table_bytes(bytes))?;
+        section.holds("pool of pages", pages, bytes).ok()?;
+        (count > 0).then(|| Self { section: section.clone(), table, pages, count })
+    }
+
+    /// Pages of the pool.
+    pub fn count(&self) -> u64 {
+        self.count
+    }
+
+    /// Whether a grant by this owner still stands.
+    #[inline]
+    pub fn stands(&self, owner: u64, granted: Granted) -> bool {
+        granted.page() < self.count
+            && self
+                .section
+                .word("grant table", self.table + granted.page() * 8)
+                .is_ok_and(|word| unchanged(word, granted.expected(owner)))
+    }
+
+    /// Copies from byte `at` of a granted page. Gives whether that is what was granted; if not, what was copied may be anything.
+    ///
+    /// # Errors
+    /// [`crate::Error::OutOfBounds`] for bytes that are not of the page, or a page that is not of the pool.
+    #[inline]
+    pub fn read(&self, owner: u64, granted: Granted, at: u64, into: LocalBuf) -> Result<bool> {
+        let len = into.len() as u64;
+        let inside = granted.page() < self.count && at.checked_add(len).is_some_and(|end| end <= PAGE);
+        if !inside {
+            return Err(crate::Error::Invalid { what: "granted page", value: granted.word() });
+        }
+        self.section.drain("granted page", self.pages + granted.page() * PAGE + at, into)?;
+        Ok(self.stands(owner, granted))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+
+    use super::*;
+    use crate::address::Naming;
+    use crate::directory::{Directory, Writer};
+    use crate::mapping::{Mapping, Section};
+    use crate::membership::{self, NewPeer, Shape};
+
+    fn with_pool(bytes: u64) -> (Section, Directory) {
+        let all = 8 << 20;
+        let fd = crate::create::memory(all).unwrap();
+        let map = Mapping::map(fd.as_fd(), all).unwrap();
+        let shape = Shape::new(all, [1, 2], 2, 16).unwrap();
+        let mut host = membership::Writer::create(&map, &shape, 1).unwrap();
+        let new = NewPeer {
+            file: 0,
+            section: shape.host_bytes,
+            section_bytes: 4 << 20,
+            is_vm: false,
+            name: "host",
+        };
+        host.add(0, &new).unwrap();
+        Writer::create_with_pages(host.region(), 0, Naming::of_test(0), bytes).unwrap();
+        let section = host.region().own_section(&host.region().peer(0).unwrap().unwrap()).unwrap();
+        let directory = Directory::open(&section.for_reading(), &shape, 1).unwrap();
+        (section, directory)
+    }
+
+    #[test]
+    fn what_was_copied_is_believed_while_the_grant_stands() {
+        let bytes = 1 << 20;
+        let (section, directory) = with_pool(bytes);
+        let pool = Pool::of(directory.section()).unwrap();
+        let page = 5;
+        let at = section.len() - bytes + page * PAGE;
+        section.fill_bytes("page", at, &[7; 4096]).unwrap();
+        let word = section.word("table", section.len() - bytes - table_bytes(bytes) + page * 8).unwrap();
+        let granted = Granted::new(5, (9 << 24) | owner(3)).unwrap();
+        assert_eq!(Granted::of_word(granted.word()), Some(granted));
+        let into = LocalBuf::leaked(vec![0; 100]);
+        assert!(!pool.read(owner(3), granted, 10, into).unwrap(), "another generation");
+        word.set((9 << 24) | owner(3));
+        assert!(pool.read(owner(3), granted, 10, into).unwrap());
+        assert_eq!(into.to_vec(), vec![7; 100]);
+        assert!(!pool.read(owner(4), granted, 10, into).unwrap(), "another process's");
+        assert!(pool.read(owner(3), granted, PAGE - 99, into).is_err());
+        let beyond = Granted::new(u32::try_from(bytes / PAGE).unwrap(), 9 << 24).unwrap();
+        assert!(pool.read(owner(3), beyond, 0, into).is_err());
+        assert_eq!((Granted::new(1, 5), Granted::of_word(5)), (None, None));
+    }
+
+    #[test]
+    fn a_section_without_a_pool_has_none() {
+        assert!(Pool::of(with_pool(0).1.section()).is_none());
+    }
+}

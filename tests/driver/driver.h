@@ -1,0 +1,203 @@
+/* SPDX-License-Identifier: Apache-2.0 OR MIT */
+/* What the programs that try the guest driver have in common. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/uio.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "../../driver/isthmus.h"
+
+#define MIB (1ul << 20)
+#define PAGE 4096ul
+#define NOBODY 65534
+
+#define CHECK(what) ((what) ? (void)0 : fail(__LINE__, #what, 0))
+#define OK(call) okay(__LINE__, #call, (long)(call))
+#define FAILS(call, error)                                                          \
+	do {                                                                        \
+		errno = 0;                                                          \
+		long got_ = (long)(call);                                           \
+		if (got_ != -1 || errno != (error))                                 \
+			fail(__LINE__, #call " fails with " #error, got_ == -1 ? errno : -1); \
+	} while (0)
+
+static const char *node;
+
+static inline void fail(int line, const char *what, int error)
+{
+	printf("driver.c:%d: %s%s%s\n", line, what, error ? ", and not: " : "", error > 0 ? strerror(error) : error ? "it succeeds" : "");
+	fflush(stdout);
+	_exit(1);
+}
+
+static inline long okay(int line, const char *what, long got)
+{
+	if (got == -1)
+		fail(line, what, errno);
+	return got;
+}
+
+static inline int node_open(int access)
+{
+	return (int)OK(open(node, access | O_CLOEXEC));
+}
+
+static inline int allow_pages(int fd, const struct isthmus_range *ranges, uint32_t count, uint32_t flags, uint32_t owner, uint32_t pages)
+{
+	struct isthmus_allow a = {(uintptr_t)ranges, count, flags, owner, pages};
+
+	return ioctl(fd, ISTHMUS_ALLOW, &a);
+}
+
+static inline int allow(int fd, const struct isthmus_range *ranges, uint32_t count, uint32_t flags)
+{
+	return allow_pages(fd, ranges, count, flags, 0, 0);
+}
+
+/* A descriptor with one range. */
+static inline int allowed(uint64_t offset, uint64_t bytes, uint32_t flags)
+{
+	int fd = node_open(O_RDWR);
+	struct isthmus_range range = {offset, bytes, flags, 0};
+
+	OK(allow(fd, &range, 1, ISTHMUS_MAY_RING));
+	return fd;
+}
+
+static inline void *map(int fd, uint64_t offset, size_t bytes, int protection)
+{
+	return mmap(NULL, bytes, protection, MAP_SHARED, fd, (off_t)offset);
+}
+
+static inline volatile unsigned char *mapped(int fd, uint64_t offset, size_t bytes, int protection)
+{
+	return (volatile unsigned char *)OK(map(fd, offset, bytes, protection));
+}
+
+static inline int set_member(int fd, uint32_t member, uint32_t id)
+{
+	struct isthmus_member m = {member, id};
+
+	return ioctl(fd, ISTHMUS_MEMBER, &m);
+}
+
+static inline int ring(int fd, unsigned long member, unsigned long vector)
+{
+	return ioctl(fd, ISTHMUS_RING, ISTHMUS_RING_ARG(member, vector));
+}
+
+static inline int ready(int fd)
+{
+	struct pollfd p = {.fd = fd, .events = POLLIN};
+
+	OK(poll(&p, 1, 0));
+	return p.revents;
+}
+
+/* Runs this in a child as an ordinary user. */
+static inline void as_user(void (*what)(int), int fd)
+{
+	pid_t pid = (pid_t)OK(fork());
+	int status;
+
+	if (pid == 0) {
+		OK(setgid(NOBODY));
+		OK(setuid(NOBODY));
+		what(fd);
+		_exit(0);
+	}
+	OK(waitpid(pid, &status, 0));
+	CHECK(status == 0);
+}
+
+static inline struct isthmus_info info(int fd)
+{
+	struct isthmus_info i;
+
+	OK(ioctl(fd, ISTHMUS_INFO, &i));
+	return i;
+}
+
+static uint64_t seed = 88172645463325252ull;
+
+static inline uint64_t next(void)
+{
+	seed ^= seed << 13;
+	seed ^= seed >> 7;
+	return seed ^= seed << 17;
+}
+
+static inline void put(const char *path, const char *text)
+{
+	int fd = open(path, O_WRONLY);
+
+	if (fd < 0 || write(fd, text, strlen(text)) < 0) {
+		printf("%s: %s\n", path, strerror(errno));
+		_exit(1);
+	}
+	close(fd);
+}
+
+static inline long free_pages(void)
+{
+	char line[128];
+	long kib = 0;
+
+	/* What is kept for each processor counts, too. */
+	put("/proc/sys/vm/drop_caches", "3");
+	put("/proc/sys/vm/stat_refresh", "1");
+	FILE *file = fopen("/proc/meminfo", "r");
+	while (fgets(line, sizeof(line), file))
+		if (sscanf(line, "MemFree: %ld", &kib) == 1)
+			break;
+	fclose(file);
+	return kib / 4;
+}
+
+/* Runs cycles, after and before which the driver has no device, and looks whether memory is lost in them. */
+static inline void count_cycles(const char *device, int count, void (*cycle)(const char *, bool))
+{
+	const int window = count >= 10 ? count / 10 : 1;
+	int windows = 0, losses = 0;
+	long before = 0;
+
+	for (int i = 1; i <= count; i++) {
+		cycle(device, i % 2);
+		if (i % window)
+			continue;
+		long now_free = free_pages();
+		/* The kernel's caches grow by steps, now and then; a leak is there in each window. */
+		if (windows++ && before - now_free >= window)
+			losses++;
+		before = now_free;
+	}
+	put("/sys/bus/pci/drivers/isthmus/bind", device);
+	printf("%d cycles; in %d of %d windows of %d a page or more was lost in each cycle\n", count, losses, windows - 1, window);
+	/* A kernel that checks its memory keeps what was freed for a while. */
+	CHECK(losses * 2 < windows || getenv("FREED_LATE"));
+}
+
+static inline double now(void)
+{
+	struct timespec t;
+
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
+}
