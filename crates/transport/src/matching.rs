@@ -56,6 +56,14 @@ impl Bufs {
         }
     }
 
+    /// The buffer, where there is one alone.
+    pub fn one(&self) -> Option<LocalBuf> {
+        match self {
+            Self::One(buf) => Some(*buf),
+            Self::Many(_) => None,
+        }
+    }
+
     /// Calls `each` with the pieces that make up `len` bytes from `offset`, and their positions relative to `offset`.
     pub fn pieces<E>(
         &self,
@@ -158,6 +166,8 @@ pub struct Ready {
     pub ack: bool,
     /// Where in the sender's memory the payload is, if the receiver may copy it from there.
     pub offer: Option<Offer>,
+    /// The sender can grant pages.
+    pub pages: bool,
 }
 
 impl Arrived {

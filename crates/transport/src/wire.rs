@@ -11,6 +11,8 @@
 //! | `READY` | tag | data | length | sender's id | payload's address in the sender's process, if `OFFER` | address of the offer's word there | its value |
 //! | `CLEAR` | sender's id | receiver's id | bytes wanted | | | | |
 //! | `CHUNK` | receiver's id | position | length | offset | | | |
+//! | `PAGES` | receiver's id | position | length | offset of the list of pages | first of the list | | |
+//! | `AGAIN` | sender's id | position | | | | | |
 //! | `DONE` | sender's id | status | | | | | |
 //! | `READ` | sender's id | key | address | length | | | |
 //! | `WRITE` | sender's id | key | address | length | offset | data | |
@@ -25,6 +27,10 @@
 //!              CHUNK CHUNK CHUNK … ─────►   copied out while the next is copied in; DONE if `ACK`
 //! attach       READY with OFFER ────────►   waits for its receive, which copies from the sender's memory, then
 //!              ◄────────────────── DONE     or CLEAR, and so on as pipelined
+//! granted      READY with PAGES ────────►   waits for its receive, then
+//!              ◄─────── CLEAR with PAGES
+//!              PAGES CHUNK PAGES … ─────►   copied out of the sender's own pages, and the rest as pipelined
+//!              ◄────────────────── DONE     or AGAIN where a page was no longer granted, after which all comes in CHUNKs
 //! ```
 
 use isthmus_lockfree::slot::ReadSlot;
@@ -44,11 +50,13 @@ pub mod kind {
     pub const WRITE_READY: u8 = 9;
     pub const ATOMIC: u8 = 10;
     pub const RESULT: u8 = 11;
+    pub const PAGES: u8 = 12;
+    pub const AGAIN: u8 = 13;
 }
 
 /// Whether messages of this kind exist.
 pub fn is_known(kind: u8) -> bool {
-    (kind::INLINE..=kind::RESULT).contains(&kind)
+    (kind::INLINE..=kind::AGAIN).contains(&kind)
 }
 
 /// Whether a program sent the message; the other kinds are RMA and the protocol's replies.
@@ -75,6 +83,8 @@ pub mod flag {
     pub const ACK: u8 = 4;
     /// The receiver may copy the payload from the sender's memory, and then answers with `DONE` alone.
     pub const OFFER: u8 = 8;
+    /// Of `READY`: the sender can grant pages. Of `CLEAR`: the receiver wants them, and answers with `DONE`.
+    pub const PAGES: u8 = 16;
 }
 
 /// Bytes of payload in one slot.

@@ -128,15 +128,20 @@ impl Core {
 
     /// The way by which `len` bytes of a message come that offers both, and its measurement if there was a choice.
     pub(super) fn choose_way(&mut self, from: PeerId, len: u64) -> (Way, Option<Measured>) {
-        let Peer { is_near, attach, ways, .. } = &mut self.peers[from.0 as usize];
-        if !*is_near || len < LEAST || matches!(attach, Reach::Never) {
+        let Peer { is_near, attach, pool, ways, .. } = &mut self.peers[from.0 as usize];
+        let other = match (&*is_near, pool) {
+            (true, _) if !matches!(attach, Reach::Never) => Way::Attach,
+            (false, Some(_)) => Way::Pages,
+            _ => return (Way::Copy, None),
+        };
+        if len < LEAST {
             return (Way::Copy, None);
         }
         match self.config.long {
             Long::Copy => (Way::Copy, None),
-            Long::Attach => (Way::Attach, None),
+            Long::Attach => (other, None),
             Long::Auto => {
-                let way = ways.choose(len);
+                let way = ways.choose(len, other);
                 (way, Some(Measured::begin(way, len)))
             }
         }
@@ -236,6 +241,6 @@ impl Core {
         if let Some(message) = measured {
             self.peers[from.0 as usize].ways.failed(message);
         }
-        self.send_clear(from, pull.theirs, pull.mine, want, pull.because);
+        self.send_clear(from, pull.theirs, pull.mine, want, 0, pull.because);
     }
 }

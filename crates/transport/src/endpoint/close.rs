@@ -69,6 +69,9 @@ impl Core {
             berth.give_place(out.place);
         }
         berth.give_chunks(berth.chunk_pool.len(), self.config.chunk_bytes);
+        if let Some(grants) = berth.grants.take() {
+            grants.end(&berth.member);
+        }
         if let Some(reserve) = berth.reserve.take() {
             reserve.give(&berth.member);
         }

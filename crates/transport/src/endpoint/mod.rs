@@ -8,6 +8,7 @@
 //! - `target`: reads, writes and atomics served for others.
 //! - `push`: pipelined messages, replies.
 //! - `attach`: long messages that are copied from their sender's own memory.
+//! - `grants`: long messages that are copied from pages that their sender grants.
 //! - `ways`: which way a long message goes.
 //! - `direct`: RMA and atomics that need no message.
 //! - `path`: how a remote endpoint is reached.
@@ -31,6 +32,7 @@ mod close;
 mod cushion;
 mod direct;
 mod entries;
+mod grants;
 mod heat;
 mod incoming;
 mod outgoing;
@@ -137,6 +139,8 @@ struct Peer {
     /// Long messages may be copied from its process's memory, and from ours by it, if the system allows that.
     is_near: bool,
     attach: attach::Reach,
+    /// The pool of pages of its system, if that is another that grants some, and what the grant table there calls its process.
+    pool: Option<(isthmus_region::grants::Pool, u64)>,
     ways: ways::Ways,
     /// Messages that are being copied from its process's memory.
     pulls: VecDeque<attach::Pull>,
@@ -186,6 +190,19 @@ struct Push {
     awaited: Option<u64>,
     /// The completion, once all bytes are out of `bufs`.
     then: Option<Completion>,
+    /// The receiver wants granted pages.
+    granted: bool,
+    /// The chunk of them that was looked for last, and those that are under way.
+    found: Option<grants::Found>,
+    pins: Vec<grants::Pin>,
+}
+
+impl Push {
+    /// A message that is copied, from its first byte on.
+    fn new(id: u64, bufs: Bufs, len: u64, awaited: Option<u64>) -> Self {
+        let (registered, then, found) = (None, None, None);
+        Self { id, bufs, registered, len, at: 0, awaited, then, granted: false, found, pins: Vec::new() }
+    }
 }
 
 /// A remote endpoint that may send to us.
@@ -307,6 +324,8 @@ struct Berth {
     crowded: bool,
     /// As [`Member::may_attach`].
     may_attach: bool,
+    /// The pages that this process has granted, where it may.
+    grants: Option<grants::Cache>,
 }
 
 impl std::fmt::Debug for Endpoint {
@@ -405,6 +424,7 @@ impl Endpoint {
             naps: 0,
             crowded: false,
             may_attach: member.may_attach(),
+            grants: grants::Cache::of(member),
         };
         let address = member.address(local).map_err(failed("find an endpoint's record"))?;
         let mut core = Core::new(address, config, memory);

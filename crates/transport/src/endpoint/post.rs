@@ -310,11 +310,15 @@ impl Core {
             let then = self.template(send.ticket, Op::Send { tagged: send.tagged }, len);
             let bufs = Bufs::new(send.bufs);
             let (offered, offer) = self.offer(send.to, send.bufs).unzip();
+            let pages = self.grants_to(berth, send.to, len);
             let operation =
-                Operation::Announced { to: send.to, bufs, len, then, awaits_done: delivered, offered };
+                Operation::Announced { to: send.to, bufs, len, then, awaits_done: delivered, offered, pages };
             let id = self.operations.insert(operation);
             if delivered {
                 flags |= flag::ACK;
+            }
+            if pages {
+                flags |= flag::PAGES;
             }
             let (message, count) = ready(flags, [tag, data, len, id], offer);
             self.push(berth, send.to, &message, count, len);
@@ -353,7 +357,10 @@ impl Core {
             let payload = self.make_space(berth, to, &[], true)?;
             let bufs = Bufs::new(send.bufs);
             let (offered, offer) = self.offer(to, send.bufs).unzip();
-            let operation = Operation::Announced { to, bufs, len, then, awaits_done: delivered, offered };
+            let pages = self.grants_to(berth, to, len);
+            let flags = flags | if pages { flag::PAGES } else { 0 };
+            let operation =
+                Operation::Announced { to, bufs, len, then, awaits_done: delivered, offered, pages };
             let id = self.operations.insert(operation);
             let (message, count) = ready(flags, [tag, data, len, id], offer);
             self.queue(berth, to, &message, count, payload, None);
@@ -520,7 +527,7 @@ impl Core {
         self.cushion.try_again();
         if let crate::matching::Body::Ready(crate::matching::Ready { id, ack, .. }) = arrived.body {
             let source = arrived.source;
-            self.send_clear(source, id, 0, 0, Because::Posted);
+            self.send_clear(source, id, 0, 0, 0, Because::Posted);
             self.send_done(source, ack.then_some(id), Status::Ok, Because::Posted);
         }
     }
@@ -565,6 +572,7 @@ impl Core {
             done: None,
             registered: None,
             measured: None,
+            again: false,
         });
         let message = [wire::head(kind::READ, 0, 0), id, rma.key, rma.addr, len, 0, 0, 0];
         self.push_or_queue(berth, ready, rma.to, &message, 5);
@@ -603,6 +611,7 @@ impl Core {
                 then,
                 awaits_done: true,
                 offered: None,
+                pages: false,
             });
             let message = [wire::head(kind::WRITE_READY, flags, 0), id, rma.key, rma.addr, len, 0, data, 0];
             self.push_or_queue(berth, ready, rma.to, &message, 7);
@@ -643,6 +652,7 @@ impl Core {
                 done: None,
                 registered: None,
                 measured: None,
+                again: false,
             },
         };
         let id = self.operations.insert(operation);

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use isthmus_lockfree::slot::Message;
 use isthmus_region::counters::{Counter, LaneCounter};
 
+use super::grants::Next;
 use super::payload::Payload;
 use super::poll::Stop;
 use super::sleep::RECENT;
@@ -12,7 +13,7 @@ use super::table::Operation;
 use super::{Because, Berth, Core, Push};
 use crate::fault::{Step, step};
 use crate::types::{Access, Op, PeerId, Status};
-use crate::wire::{self, kind};
+use crate::wire::{self, flag, kind};
 use Stop::Faulty;
 
 /// Smallest piece of a pipelined message, in bytes.
@@ -33,8 +34,16 @@ pub(super) struct ChunkPlace {
 
 impl Core {
     /// Asks for the bytes of an announced message: `want` of them, for our operation `mine`.
-    pub(super) fn send_clear(&mut self, to: PeerId, id: u64, mine: u64, want: u64, because: Because) {
-        let message = [wire::head(kind::CLEAR, 0, 0), id, mine, want, 0, 0, 0, 0];
+    pub(super) fn send_clear(
+        &mut self,
+        to: PeerId,
+        id: u64,
+        mine: u64,
+        want: u64,
+        flags: u8,
+        because: Because,
+    ) {
+        let message = [wire::head(kind::CLEAR, flags, 0), id, mine, want, 0, 0, 0, 0];
         self.reply(to, message, 4, None, because);
     }
 
@@ -54,7 +63,7 @@ impl Core {
     }
 
     /// The receiver of an announced message asks for its bytes: begins its pipeline.
-    pub(super) fn take_clear(&mut self, source: PeerId, message: &Message) -> Result<(), Stop> {
+    pub(super) fn take_clear(&mut self, source: PeerId, message: &Message, flags: u8) -> Result<(), Stop> {
         let (id, theirs, want) = (message[1], message[2], message[3]);
         // Checked before it is taken: an operation that a faulty peer names must stay in the table for `lose`
         // to end it.
@@ -62,12 +71,29 @@ impl Core {
         {
             return Err(Faulty);
         }
-        let Some(Operation::Announced { to, bufs, then, awaits_done, .. }) = self.operations.take(id, source)
+        let Some(Operation::Announced { to, bufs, then, awaits_done, pages, .. }) =
+            self.operations.take(id, source)
         else {
             return Err(Faulty);
         };
         let mut then = Some(then);
-        if awaits_done {
+        let granted = pages && flags & flag::PAGES != 0 && want > 0;
+        if granted {
+            if let Some(then) = then.take() {
+                let (bufs, pins) = (bufs.clone(), Vec::new());
+                let lent = Operation::Lent {
+                    to,
+                    then,
+                    bufs,
+                    len: want,
+                    theirs,
+                    pins,
+                    sending: true,
+                    is_asked_again: false,
+                };
+                self.operations.put_back(id, lent);
+            }
+        } else if awaits_done {
             // `DONE` names the number that was announced, so the operation keeps it.
             if let Some(completion) = then.take() {
                 self.operations.put_back(id, Operation::Await { to, then: completion, sending: want > 0 });
@@ -79,8 +105,8 @@ impl Core {
         }
         step(Step::ClearTaken);
         let peer = &mut self.peers[source.0 as usize];
-        let awaited = awaits_done.then_some(id);
-        peer.pushes.push_back(Push { id: theirs, bufs, registered: None, len: want, at: 0, awaited, then });
+        let awaited = (awaits_done || granted).then_some(id);
+        peer.pushes.push_back(Push { then, granted, ..Push::new(theirs, bufs, want, awaited) });
         self.owe(source);
         Ok(())
     }
@@ -93,13 +119,19 @@ impl Core {
         payload: &Payload<'_>,
     ) -> Result<(), Stop> {
         let (id, at, len) = (message[1], message[2], payload.len());
-        let Some(Operation::Incoming { dest, want, received, done, registered, .. }) =
+        let Some(Operation::Incoming { dest, want, received, done, registered, again, .. }) =
             self.operations.get(id, source)
         else {
             // The operation may have ended, with its sender's death or our close; its late chunks are
             // ignored.
             return Ok(());
         };
+        if *again {
+            if at > *received {
+                return Ok(());
+            }
+            *again = false;
+        }
         // Chunks come in order: an honest sender's position is what was received so far.
         if at != *received || len == 0 || len > *want - *received {
             return Err(Faulty);
@@ -159,8 +191,8 @@ impl Core {
         // copied itself; one whose payload is still being read from the caller's buffers, only if it was
         // refused meanwhile.
         match self.operations.get(message[1], source) {
-            Some(Operation::Await { sending: false, .. }) => {}
-            Some(Operation::Await { .. }) if status != Status::Ok => {
+            Some(Operation::Await { sending: false, .. } | Operation::Lent { sending: false, .. }) => {}
+            Some(Operation::Await { .. } | Operation::Lent { .. }) if status != Status::Ok => {
                 let id = Some(message[1]);
                 self.peers[source.0 as usize].pushes.retain(|push| push.awaited != id);
                 self.drop_post(source, message[1]);
@@ -174,8 +206,18 @@ impl Core {
             _ => return Err(Faulty),
         }
         step(Step::DoneSeen);
-        if let Some(Operation::Await { mut then, .. } | Operation::Announced { mut then, .. }) =
-            self.operations.take(message[1], source)
+        let taken = self.operations.take(message[1], source);
+        if let Some(Operation::Lent { pins, .. }) = &taken
+            && !pins.is_empty()
+            && status == Status::Ok
+        {
+            self.tally.add(Counter::Granted, 1);
+        }
+        if let Some(
+            Operation::Await { mut then, .. }
+            | Operation::Lent { mut then, .. }
+            | Operation::Announced { mut then, .. },
+        ) = taken
         {
             then.status = status;
             then.source = (status != Status::Ok).then_some(source);
@@ -243,6 +285,15 @@ impl Core {
             if peer.path.lane().is_none() && self.open_lane(berth, to).is_err() {
                 return moved;
             }
+            let most = match self.push_pages(berth, to) {
+                Next::Sent => {
+                    moved = true;
+                    self.end_push(to);
+                    continue;
+                }
+                Next::Full => return moved,
+                Next::Copy(most) => most,
+            };
             let Some(chunk) = self.take_chunk_place(berth, to) else { return moved };
             let peer = &mut self.peers[to.0 as usize];
             // With more messages behind it, sender and receiver copy at the same time anyway, and larger
@@ -252,7 +303,7 @@ impl Core {
                 return moved;
             };
             let piece = if alone { piece_of(push.len) } else { chunk.bytes };
-            let len = (push.len - push.at).min(chunk.bytes).min(piece);
+            let len = (push.len - push.at).min(chunk.bytes).min(piece).min(most);
             let section = berth.member.section();
             // Both ends of the copy are ours: the program's buffers and a chunk of our area.
             let fill = |done, piece| section.fill("chunk", chunk.offset + done, piece);
@@ -283,21 +334,30 @@ impl Core {
             self.tally.add(Counter::Chunks, 1);
             peer.sent.add(LaneCounter::Chunks, 1);
             moved = true;
-            if push.at == push.len
-                && let Some(done) = peer.pushes.pop_front()
-            {
-                self.recent_until = self.ticks + RECENT;
-                if let Some(own) = done.awaited
-                    && let Some(Operation::Await { sending, .. }) = self.operations.get(own, to)
-                {
-                    *sending = false;
-                }
-                self.completions.extend(done.then);
-            }
+            self.end_push(to);
             if announced {
                 self.ring_receiver(berth, to);
             }
         }
+    }
+
+    /// Ends the oldest pipelined message to `to`, if all of it was sent.
+    fn end_push(&mut self, to: PeerId) {
+        let pushes = &mut self.peers[to.0 as usize].pushes;
+        if pushes.front().is_none_or(|push| push.at < push.len) {
+            return;
+        }
+        let Some(done) = pushes.pop_front() else { return };
+        self.recent_until = self.ticks + RECENT;
+        match done.awaited.and_then(|own| self.operations.get(own, to)) {
+            Some(Operation::Await { sending, .. }) => *sending = false,
+            Some(Operation::Lent { sending, pins, .. }) => {
+                *sending = false;
+                pins.extend(done.pins);
+            }
+            _ => {}
+        }
+        self.completions.extend(done.then);
     }
 
     /// Gives back the chunks that no message has needed for a while, so that others of the process have them.
@@ -314,20 +374,26 @@ impl Core {
         }
     }
 
+    /// Whether there is room for a message in the lane to `to`.
+    pub(super) fn has_room(&mut self, berth: &mut Berth, to: PeerId) -> bool {
+        let Some(out) = self.peers[to.0 as usize].path.lane_mut() else { return false };
+        let Ok(room) = out.has_room() else {
+            self.lose_faulty(berth, to);
+            return false;
+        };
+        if !room && !out.is_accepted() {
+            self.check_accept(berth, to);
+        }
+        room
+    }
+
     /// A place for the next chunk to `to`, if there is room for its message too.
     pub(super) fn take_chunk_place(&mut self, berth: &mut Berth, to: PeerId) -> Option<ChunkPlace> {
         let (depth, bytes) = (self.config.pipeline_depth, self.config.chunk_bytes);
-        let out = self.peers[to.0 as usize].path.lane_mut()?;
-        let Ok(room) = out.has_room() else {
-            self.lose_faulty(berth, to);
-            return None;
-        };
-        if !room {
-            if !out.is_accepted() {
-                self.check_accept(berth, to);
-            }
+        if !self.has_room(berth, to) {
             return None;
         }
+        let out = self.peers[to.0 as usize].path.lane_mut()?;
         if out.chunks_held() >= depth {
             if !out.is_accepted() {
                 self.check_accept(berth, to);

@@ -70,6 +70,7 @@ impl Core {
         // A context of IVC accepts no lane: posts to it fail instead of waiting for ever.
         let gone = !record.as_ref().is_some_and(|r| r.is_active() && berth.takes_lanes(r));
         let is_near = berth.is_near(record.as_ref());
+        let pool = berth.pool_of(record.as_ref());
         let mut peer = Peer {
             address: *address,
             record,
@@ -81,6 +82,7 @@ impl Core {
             reach: direct::Reach::default(),
             is_near,
             attach: attach::Reach::default(),
+            pool,
             ways: Ways::default(),
             pulls: VecDeque::new(),
             is_kept: false,
@@ -213,13 +215,21 @@ impl Core {
             berth.lanes.give(out.number);
             berth.give_place(out.place);
         }
+        for push in &pushes {
+            berth.withdraw(&push.pins);
+        }
         for mut then in pushes.into_iter().filter_map(|push| push.then).chain(posts) {
             (then.status, then.source) = (Status::PeerGone, Some(id));
             self.completions.push_back(then);
         }
         for operation in self.operations.take_all(id) {
+            if let Operation::Lent { pins, .. } = &operation {
+                berth.withdraw(pins);
+            }
             match operation {
-                Operation::Announced { mut then, .. } | Operation::Await { mut then, .. } => {
+                Operation::Announced { mut then, .. }
+                | Operation::Lent { mut then, .. }
+                | Operation::Await { mut then, .. } => {
                     (then.status, then.source) = (Status::PeerGone, Some(id));
                     self.completions.push_back(then);
                 }

@@ -3,6 +3,7 @@
 
 use super::Registered;
 use super::attach::Standing;
+use super::grants::Pin;
 use super::ways::Measured;
 use crate::matching::Bufs;
 use crate::types::{Completion, Op, PeerId};
@@ -20,6 +21,21 @@ pub(super) enum Operation {
         awaits_done: bool,
         /// The receiver may copy the payload itself, and then answers with `DONE` alone.
         offered: Option<Standing>,
+        /// It may ask for granted pages.
+        pages: bool,
+    },
+    /// `DONE` is awaited of a receiver that may be copying from pages of `bufs`, or `AGAIN`.
+    Lent {
+        to: PeerId,
+        then: Completion,
+        bufs: Bufs,
+        len: u64,
+        /// The receiver's operation.
+        theirs: u64,
+        pins: Vec<Pin>,
+        /// As of `Await`.
+        sending: bool,
+        is_asked_again: bool,
     },
     /// `DONE` is awaited.
     Await {
@@ -44,19 +60,24 @@ pub(super) enum Operation {
         registered: Option<Registered>,
         /// For a message that had a choice of ways.
         measured: Option<Measured>,
+        /// The sender was asked for the bytes from `received` on once more; those behind them, which are under way, do not count.
+        again: bool,
     },
 }
 
 impl Operation {
     /// Whether it is an operation of ours on remote memory.
     fn is_one_sided(&self) -> bool {
-        let (Self::Announced { then, .. } | Self::Await { then, .. } | Self::Incoming { then, .. }) = self;
+        let (Self::Announced { then, .. }
+        | Self::Lent { then, .. }
+        | Self::Await { then, .. }
+        | Self::Incoming { then, .. }) = self;
         matches!(then.op, Op::Read | Op::Write | Op::Atomic(_))
     }
 
     pub(super) fn peer(&self) -> PeerId {
         match self {
-            Self::Announced { to, .. } | Self::Await { to, .. } => *to,
+            Self::Announced { to, .. } | Self::Lent { to, .. } | Self::Await { to, .. } => *to,
             Self::Incoming { from, .. } => *from,
         }
     }
@@ -201,6 +222,7 @@ mod tests {
             then: then(),
             awaits_done: true,
             offered: None,
+            pages: false,
         }
     }
 

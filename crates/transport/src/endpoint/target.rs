@@ -34,7 +34,7 @@ impl Core {
                 self.count_answer(source, len);
                 let registered = Some(Registered { key, addr });
                 let bufs = Bufs::One(buf);
-                let push = Push { id, bufs, registered, len, at: 0, awaited: None, then: None };
+                let push = Push { registered, ..Push::new(id, bufs, len, None) };
                 self.peers[source.0 as usize].pushes.push_back(push);
                 self.owe(source);
             }
@@ -116,8 +116,9 @@ impl Core {
                     done: Some(id),
                     registered: Some(Registered { key, addr }),
                     measured: None,
+                    again: false,
                 });
-                self.send_clear(source, id, mine, len, Because::Asked);
+                self.send_clear(source, id, mine, len, 0, Because::Asked);
             }
             Err(status) => self.send_done(source, Some(id), status, Because::Asked),
         }

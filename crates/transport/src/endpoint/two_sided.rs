@@ -201,7 +201,8 @@ impl Core {
         let ack = flags & flag::ACK != 0;
         let offer = Offer { payload: message[5], word: message[6], value: message[7] };
         let offer = (flags & flag::OFFER != 0).then_some(offer);
-        let ready = Ready { len, id, ack, offer };
+        let pages = flags & flag::PAGES != 0;
+        let ready = Ready { len, id, ack, offer, pages };
         let arrived = Arrived { source, tagged, tag, data, body: Body::Ready(ready) };
         match self.matching.take_waiting(tagged, source, tag) {
             Some(waiting) => self.deliver_kept(waiting, arrived, Because::Asked),
@@ -305,7 +306,7 @@ impl Core {
 
     /// Begins to receive an announced message.
     fn begin(&mut self, waiting: Waiting, from: Origin, ready: Ready, because: Because) {
-        let Ready { len, id, ack, offer } = ready;
+        let Ready { len, id, ack, offer, pages } = ready;
         let source = from.source;
         step(Step::Unasked);
         let (dest, fit, multi) = self.place(&waiting, len);
@@ -313,15 +314,17 @@ impl Core {
         self.tally.add(Counter::RxBytes, fit);
         let done = ack.then_some(id);
         if fit == 0 {
-            self.send_clear(source, id, 0, 0, because);
+            self.send_clear(source, id, 0, 0, 0, because);
             self.send_done(source, done, Status::Ok, because);
             self.finish_receive(then, multi);
             return;
         }
         let (way, measured) = match offer {
-            Some(_) => self.choose_way(source, fit),
-            None => (Way::Copy, None),
+            None if !pages => (Way::Copy, None),
+            _ => self.choose_way(source, fit),
         };
+        // The sender's program waits until the pages have been read.
+        let done = if way == Way::Pages { Some(id) } else { done };
         let operation = Operation::Incoming {
             from: source,
             dest,
@@ -332,6 +335,7 @@ impl Core {
             done,
             registered: None,
             measured,
+            again: false,
         };
         let mine = self.operations.insert(operation);
         match (way, offer) {
@@ -340,7 +344,8 @@ impl Core {
                 self.peers[source.0 as usize].pulls.push_back(pull);
                 self.owe(source);
             }
-            _ => self.send_clear(source, id, mine, fit, because),
+            (Way::Pages, _) => self.send_clear(source, id, mine, fit, flag::PAGES, because),
+            _ => self.send_clear(source, id, mine, fit, 0, because),
         }
     }
 }

@@ -28,6 +28,15 @@ pub(super) enum Way {
     Copy,
     /// Copied from the sender's memory by its receiver.
     Attach,
+    /// From pages that the sender grants.
+    Pages,
+}
+
+impl Way {
+    /// Place of its cost: of the two ways to a remote endpoint one is always the copy.
+    fn place(self) -> usize {
+        usize::from(self != Self::Copy)
+    }
 }
 
 /// A message that is measured.
@@ -44,6 +53,7 @@ impl Measured {
         let counters = match self.way {
             Way::Copy => [Counter::CopyNs, Counter::CopyBytes],
             Way::Attach => [Counter::AttachNs, Counter::AttachBytes],
+            Way::Pages => [Counter::GrantNs, Counter::GrantBytes],
         };
         (counters, self.len)
     }
@@ -95,15 +105,15 @@ struct Class {
 }
 
 impl Class {
-    fn choose(&mut self) -> Way {
+    fn choose(&mut self, one_copy: Way) -> Way {
         let number = self.messages;
         self.messages = number.wrapping_add(1);
         if number < TRIALS {
-            return if number.is_multiple_of(2) { Way::Copy } else { Way::Attach };
+            return if number.is_multiple_of(2) { Way::Copy } else { one_copy };
         }
         let (way, other) = match self.costs.map(|cost| cost.ns) {
-            [Some(copy), Some(attach)] if attach < copy => (Way::Attach, Way::Copy),
-            _ => (Way::Copy, Way::Attach),
+            [Some(copy), Some(other)] if other < copy => (one_copy, Way::Copy),
+            _ => (Way::Copy, one_copy),
         };
         if self.faster != Some(way) {
             (self.faster, self.gap) = (Some(way), RETRY.0);
@@ -119,8 +129,8 @@ impl Class {
 
     /// A message has cost `ns` a byte.
     fn learn(&mut self, way: Way, ns: f64) {
-        let before = self.costs[way as usize].ns;
-        self.costs[way as usize].add(ns);
+        let before = self.costs[way.place()].ns;
+        self.costs[way.place()].add(ns);
         if self.faster.is_some_and(|faster| faster != way) && before.is_some_and(|before| ns < 0.75 * before)
         {
             // Circumstances have changed.
@@ -150,8 +160,8 @@ impl Ways {
     }
 
     /// The way of the next message.
-    pub(super) fn choose(&mut self, len: u64) -> Way {
-        self.class(len).choose()
+    pub(super) fn choose(&mut self, len: u64, one_copy: Way) -> Way {
+        self.class(len).choose(one_copy)
     }
 
     /// A message has ended well; gives how many nanoseconds it took.
@@ -171,7 +181,7 @@ impl Ways {
 
     /// A message could not go the way that was chosen.
     pub(super) fn failed(&mut self, message: Measured) {
-        self.class(message.len).costs[message.way as usize] = Cost { seen: TRIALS, ns: Some(f64::INFINITY) };
+        self.class(message.len).costs[message.way.place()] = Cost { seen: TRIALS, ns: Some(f64::INFINITY) };
     }
 }
 
@@ -186,9 +196,9 @@ mod tests {
         let mut now = ways.last_end.unwrap_or_else(Instant::now);
         let mut attached = 0;
         for _ in 0..count {
-            let way = ways.choose(len);
+            let way = ways.choose(len, Way::Attach);
             let message = Measured { way, len, begin: now };
-            now += Duration::from_nanos(ns[way as usize]);
+            now += Duration::from_nanos(ns[way.place()]);
             attached += u32::from(way == Way::Attach);
             ways.ended_at(message, now);
         }
@@ -238,10 +248,10 @@ mod tests {
         run(&mut ways, TRIALS, 100_000, [100, 50]);
         let message = |begin| Measured { way: Way::Attach, len: 100_000, begin };
         ways.failed(message(Instant::now()));
-        assert_eq!(ways.choose(100_000), Way::Copy);
+        assert_eq!(ways.choose(100_000, Way::Attach), Way::Copy);
         let now = Instant::now();
         ways.ended_at(message(now), now);
-        assert_eq!(ways.choose(100_000), Way::Attach);
+        assert_eq!(ways.choose(100_000, Way::Attach), Way::Attach);
     }
 
     #[test]

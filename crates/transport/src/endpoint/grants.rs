@@ -1,0 +1,450 @@
+//! Long messages to another system whose bytes stay where their program has them: in pages that the sender's guest driver has moved into
+//! the pool of its VM's section, where the receiver copies from (`isthmus_region::grants`).
+//!
+//! The sender says in its announcement that it can grant pages, the receiver in its `CLEAR` that it wants them. What is in granted pages
+//! then goes as `PAGES`, which name a list of pages in the sender's area, everything else as `CHUNK`s, all in order. The receiver copies a
+//! page and looks at the grant table and at the list once more. If either has changed, it asks `AGAIN` for the bytes from there on, which
+//! then come as `CHUNK`s; what is still under way is left alone. The sender's operation ends with `DONE`.
+//!
+//! Moving a page costs as much as copying several, so the sender keeps pages granted ([`Cache`]): in chunks of 16 pages, aligned to
+//! 64 KiB, each with its list. A chunk is granted when it is sent for the second time. Once the cache is full, a chunk is only let in
+//! if the one that was not used for longest has been idle for longer than the newcomer was away, so that buffers that are gone through in
+//! turn, more of them than there is room for, do not drive out one another.
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::sync::Arc;
+
+use isthmus_lockfree::slot::Message;
+use isthmus_region::PeerSection;
+use isthmus_region::counters::Counter;
+use isthmus_region::grants::{self, Granted, PAGE, Pool};
+use isthmus_region::member::Member;
+use isthmus_region::roster;
+use isthmus_region::roster::Record;
+
+use super::attach::LEAST;
+use super::poll::Stop;
+use super::table::Operation;
+use super::{Because, Berth, Core, Push};
+use crate::types::{Long, PeerId};
+use crate::wire::{self, kind};
+use Stop::Faulty;
+
+/// Pages of a chunk, and its bytes.
+const PAGES: usize = 16;
+const CHUNK: u64 = PAGES as u64 * PAGE;
+/// Bytes of a chunk's list.
+const LIST: u64 = PAGES as u64 * 8;
+/// Bytes that are taken for lists at once.
+const LISTS: u64 = 16 << 10;
+/// Most chunks that are granted: 8,192 pages, as in the paper.
+const MOST_CHUNKS: usize = 512;
+/// Chunks that were sent and are not granted, of which is known when.
+const MOST_SEEN: usize = 8 * MOST_CHUNKS;
+/// Uses of a chunk after which pages are tried again that could not be granted; doubled each time.
+const RETRY: u64 = 4;
+
+/// Keeps a chunk's list as it is while a message is under way. The sender that gives up on one ends the list ([`Berth::withdraw`]).
+#[derive(Debug, Clone)]
+pub(super) struct Pin {
+    chunk: u64,
+    /// What counts is how many there are.
+    _count: Arc<()>,
+}
+
+/// A chunk as a message finds it.
+#[derive(Debug)]
+pub(super) struct Found {
+    chunk: u64,
+    /// Offset of its list, and which of its pages are granted, as bits; none is if there is no list.
+    list: u64,
+    pages: u32,
+}
+
+/// A chunk of which pages are granted.
+#[derive(Debug)]
+struct Entry {
+    list: u64,
+    pages: [Option<Granted>; PAGES],
+    /// When it was used last.
+    tick: u64,
+    /// From which use on pages that are missing are tried again, and how many uses after that.
+    retry: u64,
+    gap: u64,
+    pins: Arc<()>,
+}
+
+/// The pages that a process has granted, by their addresses.
+#[derive(Debug)]
+pub(super) struct Cache {
+    pool: Pool,
+    owner: u64,
+    entries: HashMap<u64, Entry>,
+    /// Chunks by their last use, which no two have in common.
+    order: BTreeMap<u64, u64>,
+    /// Chunks that were sent and are not granted, and when; also in the order of that.
+    seen: HashMap<u64, u64>,
+    seen_order: VecDeque<(u64, u64)>,
+    free_lists: Vec<u64>,
+    /// Pieces of the area that lists lie in.
+    pieces: Vec<u64>,
+    /// Counts uses of chunks.
+    ticks: u64,
+    most: usize,
+}
+
+/// Bits `from` to `from + count - 1`.
+fn bits(from: usize, count: usize) -> u32 {
+    ((1_u32 << count) - 1) << from
+}
+
+impl Cache {
+    /// None where this process may grant none.
+    pub(super) fn of(member: &Member) -> Option<Self> {
+        let pool = Pool::of(&member.section().for_reading())?;
+        let mut none = [None; 1];
+        // Nothing is at address 0, and the driver says so, if there is one that would grant pages.
+        member.grant_pages(0, &mut none).ok()?;
+        let most = usize::try_from(pool.count() / PAGES as u64).unwrap_or(0).min(MOST_CHUNKS);
+        (most > 0).then(|| Self {
+            pool,
+            owner: grants::owner(member.grant().area),
+            entries: HashMap::new(),
+            order: BTreeMap::new(),
+            seen: HashMap::new(),
+            seen_order: VecDeque::new(),
+            free_lists: Vec::new(),
+            pieces: Vec::new(),
+            ticks: 0,
+            most,
+        })
+    }
+
+    /// What of a chunk is granted for a message that has pages `from` to `from + count - 1` of it.
+    fn find(&mut self, member: &Member, chunk: u64, from: usize, count: usize) -> (Found, Option<Pin>) {
+        self.ticks += 1;
+        let now = self.ticks;
+        if !self.entries.contains_key(&chunk) && !self.admit(member, chunk) {
+            return (Found { chunk, list: 0, pages: 0 }, None);
+        }
+        let Self { pool, owner, entries, order, .. } = self;
+        let Some(entry) = entries.get_mut(&chunk) else {
+            return (Found { chunk, list: 0, pages: 0 }, None);
+        };
+        order.remove(&entry.tick);
+        order.insert(now, chunk);
+        entry.tick = now;
+        let mut pages = entry.standing(pool, *owner, from, count);
+        if pages != bits(from, count) && entry.retry <= now {
+            pages = entry.grant(member, chunk, from, count);
+            if pages != bits(from, count) {
+                entry.gap = (2 * entry.gap).min(1 << 20);
+                entry.retry = now + entry.gap * PAGES as u64;
+            }
+        }
+        let pin = Pin { chunk, _count: Arc::clone(&entry.pins) };
+        (Found { chunk, list: entry.list, pages }, Some(pin))
+    }
+
+    /// Lets a chunk in that is not granted, if it has come back and there is room for it. Gives whether it has an entry now.
+    fn admit(&mut self, member: &Member, chunk: u64) -> bool {
+        let now = self.ticks;
+        let before = self.seen.insert(chunk, now);
+        self.seen_order.push_back((now, chunk));
+        while self.seen_order.len() > MOST_SEEN
+            && let Some((tick, chunk)) = self.seen_order.pop_front()
+        {
+            if self.seen.get(&chunk) == Some(&tick) {
+                self.seen.remove(&chunk);
+            }
+        }
+        let Some(before) = before else { return false };
+        if self.entries.len() >= self.most && !self.evict(member, now - before) {
+            return false;
+        }
+        let Some(list) = self.take_list(member) else { return false };
+        self.seen.remove(&chunk);
+        // One that no entry has.
+        let tick = self.ticks;
+        let entry = Entry { list, pages: [None; PAGES], tick, retry: 0, gap: RETRY, pins: Arc::new(()) };
+        self.entries.insert(chunk, entry);
+        true
+    }
+
+    /// Takes the pages back of the chunk that was not used for longest, if that is longer than `away` and no message needs it.
+    fn evict(&mut self, member: &Member, away: u64) -> bool {
+        let idle = |(tick, _): &(&u64, &u64)| self.ticks - **tick > away;
+        let free = |(_, chunk): &(&u64, &u64)| {
+            self.entries.get(*chunk).is_none_or(|entry| Arc::strong_count(&entry.pins) == 1)
+        };
+        let Some(chunk) = self.order.iter().take_while(idle).find(free).map(|(_, chunk)| *chunk) else {
+            return false;
+        };
+        let list = self.forget(member, chunk);
+        self.free_lists.extend(list);
+        true
+    }
+
+    /// Ends the grant of a chunk's pages. Gives its list, which must have no other use while a receiver may read it.
+    fn forget(&mut self, member: &Member, chunk: u64) -> Option<u64> {
+        let entry = self.entries.remove(&chunk)?;
+        self.order.remove(&entry.tick);
+        entry.end_list(member);
+        // Those that cannot be moved now are once the program gives them back.
+        let _ = member.revoke_pages(chunk, u32::try_from(PAGES).unwrap_or(0));
+        Some(entry.list)
+    }
+
+    fn take_list(&mut self, member: &Member) -> Option<u64> {
+        if let Some(list) = self.free_lists.pop() {
+            return Some(list);
+        }
+        let piece = member.take_piece(LISTS).ok()?;
+        self.pieces.push(piece);
+        self.free_lists.extend((0..LISTS / LIST).map(|i| piece + i * LIST));
+        self.free_lists.pop()
+    }
+
+    /// Gives all memory of the region back, and the pages to their program.
+    pub(super) fn end(mut self, member: &Member) {
+        let all: Vec<u64> = self.entries.keys().copied().collect();
+        for chunk in all {
+            self.forget(member, chunk);
+        }
+        for piece in self.pieces {
+            member.give_piece(piece, LISTS);
+        }
+    }
+}
+
+impl Entry {
+    /// Which of these pages are granted, as far as anybody could tell now.
+    fn standing(&self, pool: &Pool, owner: u64, from: usize, count: usize) -> u32 {
+        let stands = |at: &usize| self.pages[*at].is_some_and(|granted| pool.stands(owner, granted));
+        (from..from + count).filter(stands).fold(0, |all, at| all | 1 << at)
+    }
+
+    /// Grants pages, also those that are granted already; gives which are.
+    fn grant(&mut self, member: &Member, chunk: u64, from: usize, count: usize) -> u32 {
+        let Some(pages) = self.pages.get_mut(from..from + count) else { return 0 };
+        if member.grant_pages(chunk + from as u64 * PAGE, pages).is_err() {
+            pages.fill(None);
+        }
+        let mut granted = 0;
+        for (at, page) in (from..).zip(pages) {
+            let Ok(word) = member.section().word("list of pages", self.list + at as u64 * 8) else {
+                return 0;
+            };
+            word.put(page.map_or(0, Granted::word));
+            granted |= u32::from(page.is_some()) << at;
+        }
+        granted
+    }
+
+    /// Whoever copies by the list from now on does not believe what it has copied.
+    fn end_list(&self, member: &Member) {
+        for at in 0..PAGES as u64 {
+            if let Ok(word) = member.section().word("list of pages", self.list + at * 8) {
+                word.set(0);
+            }
+        }
+    }
+}
+
+impl Berth {
+    /// The pool of the system that has a remote endpoint, and what the grant table calls its process; none if it is our own system, or
+    /// grants no pages.
+    pub(super) fn pool_of(&self, record: Option<&Record>) -> Option<(Pool, u64)> {
+        let record = record?;
+        let endpoints = self.member.region().shape().endpoints;
+        if record.slot().peer(endpoints) == self.member.peer() {
+            return None;
+        }
+        let (directory, info) = roster::endpoint(&self.member, record.slot()).ok()?;
+        let pool = Pool::of(directory.section())?;
+        Some((pool, grants::owner(u32::try_from(info.area).ok()?)))
+    }
+
+    /// The program gets buffers back that receivers may still read: they do not believe what they copy from now on.
+    pub(super) fn withdraw(&mut self, pins: &[Pin]) {
+        let Self { member, grants, .. } = self;
+        if let Some(cache) = grants {
+            for pin in pins {
+                // Receivers of a message that was given up may read it at any time, so nothing else is ever put there.
+                cache.forget(member, pin.chunk);
+            }
+        }
+    }
+}
+
+/// What comes next of a message of which pages may be granted.
+pub(super) enum Next {
+    /// A `PAGES` was sent.
+    Sent,
+    /// There is no room for one.
+    Full,
+    /// At most so many bytes, which are to be copied.
+    Copy(u64),
+}
+
+impl Core {
+    /// Whether announcements to `to` say that pages can be granted, for so many bytes.
+    pub(super) fn grants_to(&self, berth: &Berth, to: PeerId, len: u64) -> bool {
+        len >= LEAST
+            && self.config.long != Long::Copy
+            && berth.grants.is_some()
+            && self.peers.get(to.0 as usize).is_some_and(|peer| !peer.is_near)
+    }
+
+    /// Sends the next granted pages of the oldest pipelined message to `to`, if it is their turn.
+    pub(super) fn push_pages(&mut self, berth: &mut Berth, to: PeerId) -> Next {
+        let Berth { grants: Some(cache), member, .. } = berth else { return Next::Copy(u64::MAX) };
+        let peer = &mut self.peers[to.0 as usize];
+        let Some(push) = peer.pushes.front_mut() else { return Next::Copy(u64::MAX) };
+        let (Some(buf), true) = (push.bufs.one(), push.granted) else { return Next::Copy(u64::MAX) };
+        let (rest, address) = (push.len - push.at, buf.address() + push.at);
+        let edge = address.next_multiple_of(PAGE) - address;
+        if edge > 0 || rest < PAGE {
+            return Next::Copy(if edge > 0 { edge } else { PAGE });
+        }
+        let chunk = address / CHUNK * CHUNK;
+        let from = usize::try_from((address - chunk) / PAGE).unwrap_or(0);
+        let count = usize::try_from(rest / PAGE).unwrap_or(PAGES).min(PAGES - from);
+        if push.found.as_ref().is_none_or(|found| found.chunk != chunk) {
+            let (found, pin) = cache.find(member, chunk, from, count);
+            push.pins.extend(pin);
+            push.found = Some(found);
+        }
+        let Some(Found { list, pages, .. }) = push.found else { return Next::Copy(u64::MAX) };
+        let ahead = pages >> from;
+        let run = usize::try_from(ahead.trailing_ones()).unwrap_or(0).min(count);
+        if run == 0 {
+            let missing = usize::try_from(ahead.trailing_zeros()).unwrap_or(PAGES).min(count);
+            return Next::Copy(missing as u64 * PAGE);
+        }
+        let (id, at, len) = (push.id, push.at, run as u64 * PAGE);
+        if !self.has_room(berth, to) {
+            return Next::Full;
+        }
+        let peer = &mut self.peers[to.0 as usize];
+        let (Some(out), Some(push)) = (peer.path.lane_mut(), peer.pushes.front_mut()) else {
+            return Next::Full;
+        };
+        let message = [wire::head(kind::PAGES, 0, 0), id, at, len, list, from as u64, 0, 0];
+        let announced = out.push(&message, 6);
+        push.at += len;
+        self.tally.add(Counter::GrantedBytes, len);
+        if announced {
+            self.ring_receiver(berth, to);
+        }
+        Next::Sent
+    }
+
+    /// Takes the next bytes of a message from pages that its sender has granted.
+    pub(super) fn take_pages(
+        &mut self,
+        source: PeerId,
+        section: &PeerSection,
+        message: &Message,
+    ) -> Result<(), Stop> {
+        let (id, at, len, list, from) = (message[1], message[2], message[3], message[4], message[5]);
+        let count = len / PAGE;
+        if !len.is_multiple_of(PAGE)
+            || count == 0
+            || from.checked_add(count).is_none_or(|end| end > PAGES as u64)
+        {
+            return Err(Faulty);
+        }
+        section.holds("list of pages", list, LIST).map_err(|_| Faulty)?;
+        let Some(Operation::Incoming { dest, want, received, again, done, registered, .. }) =
+            self.operations.get(id, source)
+        else {
+            // As with a late chunk.
+            return Ok(());
+        };
+        // Only those are asked for whose sender waits for the answer, and not for memory that its program may take away.
+        if done.is_none() || registered.is_some() {
+            return Err(Faulty);
+        }
+        if *again && at > *received {
+            return Ok(());
+        }
+        if at != *received || len > *want - *received {
+            return Err(Faulty);
+        }
+        let Some((pool, owner)) = &self.peers[source.0 as usize].pool else { return Err(Faulty) };
+        let mut whole = 0;
+        while whole < count {
+            let word = section.word("list of pages", list + (from + whole) * 8).map_err(|_| Faulty)?;
+            let named = word.get();
+            let Some(granted) = Granted::of_word(named) else { break };
+            let copied = dest.pieces(at + whole * PAGE, PAGE, |done, piece| {
+                pool.read(*owner, granted, done, piece).map_err(|_| Faulty).and_then(|is_it| {
+                    // Changed meanwhile, which is no fault.
+                    if is_it { Ok(()) } else { Err(Stop::NoMemory) }
+                })
+            });
+            match copied {
+                Ok(()) if isthmus_lockfree::life::unchanged(word, named) => whole += 1,
+                Ok(()) | Err(Stop::NoMemory) => break,
+                Err(Faulty) => return Err(Faulty),
+            }
+        }
+        if !self.still_lives(source) {
+            // The operation ends with its sender.
+            return Ok(());
+        }
+        let Some(Operation::Incoming { want, received, done, again, .. }) = self.operations.get(id, source)
+        else {
+            return Ok(());
+        };
+        *received += whole * PAGE;
+        if whole < count {
+            *again = true;
+            let (theirs, at) = (done.unwrap_or(0), *received);
+            self.tally.add(Counter::GrantsStale, 1);
+            let message = [wire::head(kind::AGAIN, 0, 0), theirs, at, 0, 0, 0, 0, 0];
+            self.reply(source, message, 3, None, Because::Asked);
+        } else if *received == *want {
+            self.finish_incoming(id, source);
+        }
+        Ok(())
+    }
+
+    /// A receiver did not find what was granted: from there on all is copied.
+    pub(super) fn take_again(&mut self, source: PeerId, message: &Message) -> Result<(), Stop> {
+        let (id, from) = (message[1], message[2]);
+        let Some(Operation::Lent { bufs, len, theirs, sending, is_asked_again, .. }) =
+            self.operations.get(id, source)
+        else {
+            return Err(Faulty);
+        };
+        // Once is enough, since then no page is sent any more.
+        if from >= *len || *is_asked_again {
+            return Err(Faulty);
+        }
+        *is_asked_again = true;
+        let is_under_way = std::mem::replace(sending, true);
+        let push = Push { at: from, ..Push::new(*theirs, bufs.clone(), *len, Some(id)) };
+        let pushes = &mut self.peers[source.0 as usize].pushes;
+        if is_under_way {
+            for under_way in pushes.iter_mut().filter(|push| push.awaited == Some(id)) {
+                (under_way.at, under_way.granted, under_way.found) = (from, false, None);
+            }
+        } else {
+            pushes.push_back(push);
+            self.owe(source);
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bits_are_those_of_the_pages() {
+        assert_eq!([bits(0, 16), bits(15, 1), bits(3, 2)], [0xffff, 0x8000, 0x18]);
+    }
+}
