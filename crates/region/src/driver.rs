@@ -7,7 +7,7 @@ mod calls;
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::sync::OnceLock;
+use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::fs::{Mode, OFlags};
@@ -18,7 +18,7 @@ use crate::directory::{Directory, heap_end};
 use crate::error::{Error, Result};
 use crate::format::GlobalSlot;
 use crate::gate_bits;
-use crate::grants::{self, Granted};
+use crate::grants::{self, Granted, Outcome};
 use crate::kept::Kept;
 use crate::membership::{Region, Shape, Spot};
 use crate::source::{Ivshmem, Source};
@@ -38,6 +38,8 @@ const WRITE: u32 = 2;
 const FAULTS: u32 = 4;
 const MAY_RING: u32 = 1;
 const SPLIT: u32 = 1;
+const FULL: u32 = 7;
+const LIMIT: u32 = 8;
 /// Most pages of a call.
 pub const MOST_PAGES: usize = 512;
 const PAGES: u32 = 1;
@@ -81,7 +83,7 @@ pub struct Driver {
     /// The member that this VM is.
     own: OnceLock<u32>,
     /// Most pages that a process may have granted at once.
-    pages: OnceLock<u32>,
+    pages: Mutex<u64>,
 }
 
 /// Whether the driver is loaded in this system.
@@ -169,7 +171,7 @@ impl Driver {
             info,
             ranges: vec![all],
             own: OnceLock::new(),
-            pages: OnceLock::new(),
+            pages: Mutex::new(0),
         })
     }
 
@@ -199,11 +201,12 @@ impl Driver {
     }
 
     /// Says where the pages lie that processes may grant: the last `bytes` of the VM's section, which ends at `end` of the memory; none
-    /// if `bytes` is 0. Gives the bytes of the pool that there is now: of the last agent's as long as pages of that are in use.
+    /// if `bytes` is 0; and how many bytes of them each process may have. Gives the bytes of the pool that there is now: of the last
+    /// agent's as long as pages of that are in use.
     ///
     /// # Errors
     /// The system's: `EOPNOTSUPP` where the memory has no pages.
-    pub fn place_pool(&self, end: u64, bytes: u64) -> rustix::io::Result<u64> {
+    pub fn place_pool(&self, end: u64, bytes: u64, each: u64) -> rustix::io::Result<u64> {
         let place = end.checked_sub(bytes).and_then(|at| Some((at, heap_end(at, bytes)?)));
         let (offset, table) = place.ok_or(Errno::INVAL)?;
         let placed = match bytes {
@@ -214,7 +217,7 @@ impl Driver {
         if there == 0 {
             placed?;
         }
-        let _ = self.pages.set(u32::try_from(there).unwrap_or(u32::MAX));
+        *self.pages.lock().unwrap_or_else(PoisonError::into_inner) = there.min(each / grants::PAGE);
         Ok(there * grants::PAGE)
     }
 
@@ -258,9 +261,10 @@ impl Driver {
         let file = rustix::fs::open(&self.node, access | OFlags::CLOEXEC, Mode::empty())?;
         let ranges: Vec<Range> =
             self.ranges.iter().map(|range| Range { flags: range.flags & mask, ..*range }).collect();
-        let pages = self.pages.get().copied().filter(|pages| *pages > 0);
-        let (owner, pages) = area.and_then(|area| Some((grants::owner(area), pages?))).unwrap_or((0, 0));
-        calls::allow(&file, &ranges, flags, u32::try_from(owner).unwrap_or(0), pages)?;
+        let pages = *self.pages.lock().unwrap_or_else(PoisonError::into_inner);
+        let (owner, pages) = area.map_or((0, 0), |area| (grants::owner(area), pages));
+        let [owner, pages] = [owner, pages].map(|value| u32::try_from(value).unwrap_or(0));
+        calls::allow(&file, &ranges, flags, owner, pages)?;
         Ok(file)
     }
 
@@ -412,7 +416,7 @@ impl Ringer {
         address: u64,
         may_split: bool,
         into: &mut [Option<Granted>],
-    ) -> rustix::io::Result<usize> {
+    ) -> rustix::io::Result<Outcome> {
         if !self.is_usable() {
             return Err(Errno::BADF);
         }
@@ -421,10 +425,11 @@ impl Ringer {
         let flags = if may_split { SPLIT } else { 0 };
         // A signal may come before the first.
         let count = rustix::io::retry_on_intr(|| calls::grant(&self.file, address, flags, results))?;
+        let is_full = results.iter().any(|result| matches!(result.why, FULL | LIMIT));
         for (result, into) in results.iter().zip(into) {
             *into = if result.why == 0 { Granted::new(result.page, result.word) } else { None };
         }
-        Ok(count)
+        Ok(Outcome { count, is_full })
     }
 
     /// Moves pages back, those that can be. Gives how many there were in the pool and are no more.
@@ -491,6 +496,8 @@ mod tests {
             ("ISTHMUS_SPLIT", "(1u << 0)".into()),
             ("ISTHMUS_MOST_PAGES", MOST_PAGES.to_string()),
             ("ISTHMUS_GRANTED", "0".into()),
+            ("ISTHMUS_FULL", FULL.to_string()),
+            ("ISTHMUS_LIMIT", LIMIT.to_string()),
         ] {
             assert!(header.contains(&format!("#define {name} {value}")), "{name} is {value} here");
         }

@@ -28,6 +28,15 @@ pub fn owner(area: u32) -> u64 {
     (u64::from(area) + 1) & LOW
 }
 
+/// What came of pages that were to be granted.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Outcome {
+    /// How many are granted now.
+    pub count: usize,
+    /// Some are not, since the pool has no more or the process may have no more.
+    pub is_full: bool,
+}
+
 /// A page that was granted: which of the pool, and its generation then, in one word. Never 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Granted(u64);

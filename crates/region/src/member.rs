@@ -17,7 +17,7 @@ use crate::error::{Error, Result};
 use crate::extent::Extent;
 use crate::format::GlobalSlot;
 use crate::format::directory;
-use crate::grants::Granted;
+use crate::grants::{Granted, Outcome};
 use crate::kept::Kept;
 use crate::mapping::{Mapping, Section};
 use crate::membership::{Region, online_processors};
@@ -215,7 +215,7 @@ pub trait LocalService: Send + Sync {
     ///
     /// # Errors
     /// [`Error::Service`] where this process may grant none.
-    fn grant(&self, address: u64, into: &mut [Option<Granted>]) -> Result<usize> {
+    fn grant(&self, address: u64, into: &mut [Option<Granted>]) -> Result<Outcome> {
         let _ = (address, into);
         Err(no_grants("this service has no driver"))
     }
@@ -506,7 +506,7 @@ impl Member {
     ///
     /// # Errors
     /// As [`LocalService::grant`].
-    pub fn grant_pages(&self, address: u64, into: &mut [Option<Granted>]) -> Result<usize> {
+    pub fn grant_pages(&self, address: u64, into: &mut [Option<Granted>]) -> Result<Outcome> {
         self.service.grant(address, into)
     }
 

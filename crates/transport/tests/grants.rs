@@ -13,7 +13,7 @@ use isthmus_region::address::Naming;
 use isthmus_region::counters::Counter;
 use isthmus_region::directory::Writer;
 use isthmus_region::extent::Extent;
-use isthmus_region::grants::{Granted, PAGE, owner, table_bytes};
+use isthmus_region::grants::{Granted, Outcome, PAGE, owner, table_bytes};
 use isthmus_region::local::LocalBuf;
 use isthmus_region::member::LocalService;
 use isthmus_region::{Result, Section};
@@ -95,8 +95,9 @@ impl LocalService for Granting {
     fn close_endpoint(&self, slot: u32) -> Result<()> {
         self.service.close_endpoint(slot)
     }
-    fn grant(&self, address: u64, into: &mut [Option<Granted>]) -> Result<usize> {
-        Ok(self.driver.lock().unwrap().grant(address, into))
+    fn grant(&self, address: u64, into: &mut [Option<Granted>]) -> Result<Outcome> {
+        let count = self.driver.lock().unwrap().grant(address, into);
+        Ok(Outcome { count, is_full: false })
     }
     fn revoke(&self, address: u64, count: u32) -> Result<usize> {
         Ok(self.driver.lock().unwrap().revoke(address, count))

@@ -9,7 +9,7 @@ use isthmus_region::driver::Ringer;
 use isthmus_region::error::{ObjectProblem, with_causes};
 use isthmus_region::extent::Extent;
 use isthmus_region::format::GlobalSlot;
-use isthmus_region::grants::Granted;
+use isthmus_region::grants::{Granted, Outcome};
 use isthmus_region::kept::Kept;
 use isthmus_region::member::{LocalService, no_grants};
 use isthmus_region::objects::sysv::{Change, Sharing};
@@ -227,7 +227,7 @@ impl LocalService for Client {
         }
     }
 
-    fn grant(&self, address: u64, into: &mut [Option<Granted>]) -> isthmus_region::Result<usize> {
+    fn grant(&self, address: u64, into: &mut [Option<Granted>]) -> isthmus_region::Result<Outcome> {
         let ringer = self.ringer.as_ref().ok_or_else(|| no_grants("the guest driver is not there"))?;
         ringer.grant(address, true, into).map_err(|e| no_grants(&e.to_string()))
     }

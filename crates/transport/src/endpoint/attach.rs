@@ -115,6 +115,7 @@ impl Core {
         let [buf] = bufs else { return None };
         let offered = buf.len() as u64 >= LEAST
             && self.config.long != Long::Copy
+            && !self.is_unheard
             && self.peers.get(to.0 as usize).is_some_and(|peer| peer.is_near);
         if !offered {
             return None;
@@ -126,12 +127,18 @@ impl Core {
         Some((standing, offer))
     }
 
-    /// The way by which `len` bytes of a message come that offers both, and its measurement if there was a choice.
-    pub(super) fn choose_way(&mut self, from: PeerId, len: u64) -> (Way, Option<Measured>) {
+    /// The way by which `len` bytes of a message come that offers its memory or pages, and its measurement if there was a choice.
+    pub(super) fn choose_way(
+        &mut self,
+        from: PeerId,
+        len: u64,
+        offer: bool,
+        pages: bool,
+    ) -> (Way, Option<Measured>) {
         let Peer { is_near, attach, pool, ways, .. } = &mut self.peers[from.0 as usize];
         let other = match (&*is_near, pool) {
-            (true, _) if !matches!(attach, Reach::Never) => Way::Attach,
-            (false, Some(_)) => Way::Pages,
+            (true, _) if offer && !self.is_unheard && !matches!(attach, Reach::Never) => Way::Attach,
+            (false, Some(_)) if pages => Way::Pages,
             _ => return (Way::Copy, None),
         };
         if len < LEAST {
@@ -163,7 +170,7 @@ impl Core {
                 }
                 Err(_) => {
                     // It is gone, or too slow to be asked again and again.
-                    self.config.long = Long::Copy;
+                    self.is_unheard = true;
                     Reach::Never
                 }
             };

@@ -15,7 +15,8 @@ const CONFIRMING: Duration = Duration::from_secs(1);
 impl Core {
     /// As [`super::Endpoint::is_flushing`].
     pub(super) fn is_flushing(&mut self) -> bool {
-        let mut flushing = false;
+        // A receiver may ask for the rest of a message of which it did not find all pages.
+        let mut flushing = self.operations.has_lent();
         for peer in &mut self.peers {
             if peer.path.is_gone() {
                 continue;
@@ -184,6 +185,9 @@ impl Endpoint {
         step(Step::Closed);
         if told {
             self.core.give_back_everything(&mut berth);
+        } else if let Some(grants) = &mut berth.grants {
+            // The program has its buffers back.
+            grants.withdraw_all(&berth.member);
         }
     }
 }

@@ -15,6 +15,7 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
 
 use isthmus_lockfree::slot::Message;
+use isthmus_lockfree::sync::release_fence;
 use isthmus_region::PeerSection;
 use isthmus_region::counters::Counter;
 use isthmus_region::grants::{self, Granted, PAGE, Pool};
@@ -37,6 +38,8 @@ const CHUNK: u64 = PAGES as u64 * PAGE;
 const LIST: u64 = PAGES as u64 * 8;
 /// Bytes that are taken for lists at once.
 const LISTS: u64 = 16 << 10;
+/// Most such pieces of an endpoint: twice what the chunks below need.
+const MOST_LISTS: usize = 8;
 /// Most chunks that are granted: 8,192 pages, as in the paper.
 const MOST_CHUNKS: usize = 512;
 /// Chunks that were sent and are not granted, of which is known when.
@@ -99,8 +102,11 @@ fn bits(from: usize, count: usize) -> u32 {
 }
 
 impl Cache {
-    /// None where this process may grant none.
-    pub(super) fn of(member: &Member) -> Option<Self> {
+    /// None where this process may grant none, or is not to.
+    pub(super) fn of(member: &Member, long: Long) -> Option<Self> {
+        if long == Long::Copy {
+            return None;
+        }
         let pool = Pool::of(&member.section().for_reading())?;
         let mut none = [None; 1];
         // Nothing is at address 0, and the driver says so, if there is one that would grant pages.
@@ -136,12 +142,28 @@ impl Cache {
         entry.tick = now;
         let mut pages = entry.standing(pool, *owner, from, count);
         if pages != bits(from, count) && entry.retry <= now {
-            pages = entry.grant(member, chunk, from, count);
-            if pages != bits(from, count) {
+            let (granted, is_full) = entry.grant(member, chunk, from, count);
+            pages = granted;
+            if pages == bits(from, count) {
+                (entry.gap, entry.retry) = (RETRY, 0);
+            } else {
                 entry.gap = (2 * entry.gap).min(1 << 20);
                 entry.retry = now + entry.gap * PAGES as u64;
             }
+            if is_full {
+                // Others of the process or the VM have granted the rest. What was idle for a while makes room for the next.
+                let idle = self.entries.len() as u64;
+                self.evict(member, idle, chunk);
+                if pages == 0 {
+                    let list = self.forget(member, chunk);
+                    self.free_lists.extend(list);
+                    return (Found { chunk, list: 0, pages: 0 }, None);
+                }
+            }
         }
+        let Some(entry) = self.entries.get(&chunk) else {
+            return (Found { chunk, list: 0, pages: 0 }, None);
+        };
         let pin = Pin { chunk, _count: Arc::clone(&entry.pins) };
         (Found { chunk, list: entry.list, pages }, Some(pin))
     }
@@ -159,7 +181,7 @@ impl Cache {
             }
         }
         let Some(before) = before else { return false };
-        if self.entries.len() >= self.most && !self.evict(member, now - before) {
+        if self.entries.len() >= self.most && !self.evict(member, now - before, chunk) {
             return false;
         }
         let Some(list) = self.take_list(member) else { return false };
@@ -171,11 +193,13 @@ impl Cache {
         true
     }
 
-    /// Takes the pages back of the chunk that was not used for longest, if that is longer than `away` and no message needs it.
-    fn evict(&mut self, member: &Member, away: u64) -> bool {
+    /// Takes the pages back of the chunk that was not used for longest, if that is longer than `away`, no message needs it, and it is
+    /// another than `newcomer`.
+    fn evict(&mut self, member: &Member, away: u64, newcomer: u64) -> bool {
         let idle = |(tick, _): &(&u64, &u64)| self.ticks - **tick > away;
         let free = |(_, chunk): &(&u64, &u64)| {
-            self.entries.get(*chunk).is_none_or(|entry| Arc::strong_count(&entry.pins) == 1)
+            **chunk != newcomer
+                && self.entries.get(*chunk).is_none_or(|entry| Arc::strong_count(&entry.pins) == 1)
         };
         let Some(chunk) = self.order.iter().take_while(idle).find(free).map(|(_, chunk)| *chunk) else {
             return false;
@@ -199,7 +223,11 @@ impl Cache {
         if let Some(list) = self.free_lists.pop() {
             return Some(list);
         }
-        let piece = member.take_piece(LISTS).ok()?;
+        // Lists of messages that were given up have no other use any more.
+        if self.pieces.len() >= MOST_LISTS {
+            return None;
+        }
+        let piece = member.take(LISTS).ok()?;
         self.pieces.push(piece);
         self.free_lists.extend((0..LISTS / LIST).map(|i| piece + i * LIST));
         self.free_lists.pop()
@@ -207,12 +235,17 @@ impl Cache {
 
     /// Gives all memory of the region back, and the pages to their program.
     pub(super) fn end(mut self, member: &Member) {
+        self.withdraw_all(member);
+        for piece in self.pieces {
+            member.give(piece, LISTS);
+        }
+    }
+
+    /// The program has all its buffers back; the lists' memory serves nothing else.
+    pub(super) fn withdraw_all(&mut self, member: &Member) {
         let all: Vec<u64> = self.entries.keys().copied().collect();
         for chunk in all {
             self.forget(member, chunk);
-        }
-        for piece in self.pieces {
-            member.give_piece(piece, LISTS);
         }
     }
 }
@@ -224,21 +257,21 @@ impl Entry {
         (from..from + count).filter(stands).fold(0, |all, at| all | 1 << at)
     }
 
-    /// Grants pages, also those that are granted already; gives which are.
-    fn grant(&mut self, member: &Member, chunk: u64, from: usize, count: usize) -> u32 {
-        let Some(pages) = self.pages.get_mut(from..from + count) else { return 0 };
-        if member.grant_pages(chunk + from as u64 * PAGE, pages).is_err() {
+    /// Grants pages, also those that are granted already; gives which are, and whether there was no room for more.
+    fn grant(&mut self, member: &Member, chunk: u64, from: usize, count: usize) -> (u32, bool) {
+        let Some(pages) = self.pages.get_mut(from..from + count) else { return (0, false) };
+        let outcome = member.grant_pages(chunk + from as u64 * PAGE, pages);
+        if outcome.is_err() {
             pages.fill(None);
         }
         let mut granted = 0;
         for (at, page) in (from..).zip(pages) {
-            let Ok(word) = member.section().word("list of pages", self.list + at as u64 * 8) else {
-                return 0;
-            };
-            word.put(page.map_or(0, Granted::word));
-            granted |= u32::from(page.is_some()) << at;
+            if let Ok(word) = member.section().word("list of pages", self.list + at as u64 * 8) {
+                word.put(page.map_or(0, Granted::word));
+                granted |= u32::from(page.is_some()) << at;
+            }
         }
-        granted
+        (granted, outcome.is_ok_and(|outcome| outcome.is_full))
     }
 
     /// Whoever copies by the list from now on does not believe what it has copied.
@@ -248,6 +281,8 @@ impl Entry {
                 word.set(0);
             }
         }
+        // Before the program writes there.
+        release_fence();
     }
 }
 
@@ -333,7 +368,7 @@ impl Core {
         let message = [wire::head(kind::PAGES, 0, 0), id, at, len, list, from as u64, 0, 0];
         let announced = out.push(&message, 6);
         push.at += len;
-        self.tally.add(Counter::GrantedBytes, len);
+        push.paged += len;
         if announced {
             self.ring_receiver(berth, to);
         }
@@ -394,11 +429,13 @@ impl Core {
             // The operation ends with its sender.
             return Ok(());
         }
-        let Some(Operation::Incoming { want, received, done, again, .. }) = self.operations.get(id, source)
+        let Some(Operation::Incoming { want, received, done, again, paged, .. }) =
+            self.operations.get(id, source)
         else {
             return Ok(());
         };
         *received += whole * PAGE;
+        *paged += whole * PAGE;
         if whole < count {
             *again = true;
             let (theirs, at) = (done.unwrap_or(0), *received);
@@ -414,7 +451,7 @@ impl Core {
     /// A receiver did not find what was granted: from there on all is copied.
     pub(super) fn take_again(&mut self, source: PeerId, message: &Message) -> Result<(), Stop> {
         let (id, from) = (message[1], message[2]);
-        let Some(Operation::Lent { bufs, len, theirs, sending, is_asked_again, .. }) =
+        let Some(Operation::Lent { bufs, len, theirs, sending, paged, is_asked_again, .. }) =
             self.operations.get(id, source)
         else {
             return Err(Faulty);
@@ -424,12 +461,14 @@ impl Core {
             return Err(Faulty);
         }
         *is_asked_again = true;
+        *paged = (*paged).min(from);
         let is_under_way = std::mem::replace(sending, true);
         let push = Push { at: from, ..Push::new(*theirs, bufs.clone(), *len, Some(id)) };
         let pushes = &mut self.peers[source.0 as usize].pushes;
         if is_under_way {
             for under_way in pushes.iter_mut().filter(|push| push.awaited == Some(id)) {
                 (under_way.at, under_way.granted, under_way.found) = (from, false, None);
+                under_way.paged = under_way.paged.min(from);
             }
         } else {
             pushes.push_back(push);

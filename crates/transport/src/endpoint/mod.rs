@@ -195,13 +195,27 @@ struct Push {
     /// The chunk of them that was looked for last, and those that are under way.
     found: Option<grants::Found>,
     pins: Vec<grants::Pin>,
+    /// Bytes that went in pages.
+    paged: u64,
 }
 
 impl Push {
     /// A message that is copied, from its first byte on.
     fn new(id: u64, bufs: Bufs, len: u64, awaited: Option<u64>) -> Self {
         let (registered, then, found) = (None, None, None);
-        Self { id, bufs, registered, len, at: 0, awaited, then, granted: false, found, pins: Vec::new() }
+        Self {
+            id,
+            bufs,
+            registered,
+            len,
+            at: 0,
+            awaited,
+            then,
+            granted: false,
+            found,
+            pins: Vec::new(),
+            paged: 0,
+        }
     }
 }
 
@@ -260,6 +274,8 @@ struct Core {
     next_offer: u64,
     /// Questions to the service about a process that had no answer.
     unanswered: u32,
+    /// It is too slow, or gone: it is asked no more.
+    is_unheard: bool,
     cushion: cushion::Cushion,
     operations: Table,
     completions: VecDeque<Completion>,
@@ -354,6 +370,7 @@ impl Core {
             next_multi: 0,
             next_offer: RandomState::new().hash_one(0_u8),
             unanswered: 0,
+            is_unheard: false,
             cushion: cushion::Cushion::default(),
             operations: Table::default(),
             completions: VecDeque::with_capacity(64),
@@ -424,7 +441,7 @@ impl Endpoint {
             naps: 0,
             crowded: false,
             may_attach: member.may_attach(),
-            grants: grants::Cache::of(member),
+            grants: grants::Cache::of(member, config.long),
         };
         let address = member.address(local).map_err(failed("find an endpoint's record"))?;
         let mut core = Core::new(address, config, memory);

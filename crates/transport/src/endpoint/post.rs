@@ -310,7 +310,7 @@ impl Core {
             let then = self.template(send.ticket, Op::Send { tagged: send.tagged }, len);
             let bufs = Bufs::new(send.bufs);
             let (offered, offer) = self.offer(send.to, send.bufs).unzip();
-            let pages = self.grants_to(berth, send.to, len);
+            let pages = send.bufs.len() == 1 && self.grants_to(berth, send.to, len);
             let operation =
                 Operation::Announced { to: send.to, bufs, len, then, awaits_done: delivered, offered, pages };
             let id = self.operations.insert(operation);
@@ -357,7 +357,7 @@ impl Core {
             let payload = self.make_space(berth, to, &[], true)?;
             let bufs = Bufs::new(send.bufs);
             let (offered, offer) = self.offer(to, send.bufs).unzip();
-            let pages = self.grants_to(berth, to, len);
+            let pages = send.bufs.len() == 1 && self.grants_to(berth, to, len);
             let flags = flags | if pages { flag::PAGES } else { 0 };
             let operation =
                 Operation::Announced { to, bufs, len, then, awaits_done: delivered, offered, pages };
@@ -573,6 +573,7 @@ impl Core {
             registered: None,
             measured: None,
             again: false,
+            paged: 0,
         });
         let message = [wire::head(kind::READ, 0, 0), id, rma.key, rma.addr, len, 0, 0, 0];
         self.push_or_queue(berth, ready, rma.to, &message, 5);
@@ -653,6 +654,7 @@ impl Core {
                 registered: None,
                 measured: None,
                 again: false,
+                paged: 0,
             },
         };
         let id = self.operations.insert(operation);

@@ -21,6 +21,9 @@ const LEAST_PIECE: u64 = 16 << 10;
 /// Most chunks that an endpoint takes from its area: the depth of four lanes' pipelines.
 const MOST_CHUNKS: u64 = 32;
 
+/// Messages that name pages, at most, in one round of progress: for each, pages may have to be granted first.
+const MOST_PAGED: u32 = 16;
+
 /// How long an endpoint keeps chunks that no message needs.
 const CHUNKS_KEPT: Duration = Duration::from_millis(100);
 
@@ -88,6 +91,7 @@ impl Core {
                     len: want,
                     theirs,
                     pins,
+                    paged: 0,
                     sending: true,
                     is_asked_again: false,
                 };
@@ -163,13 +167,18 @@ impl Core {
 
     /// Completes an operation whose bytes are all here.
     pub(super) fn finish_incoming(&mut self, id: u64, source: PeerId) {
-        let Some(Operation::Incoming { then, multi, done, measured, .. }) = self.operations.take(id, source)
+        let Some(Operation::Incoming { then, multi, done, measured, paged, .. }) =
+            self.operations.take(id, source)
         else {
             return;
         };
         step(Step::AllReceived);
-        if let Some(message) = measured {
-            let took = self.peers[source.0 as usize].ways.ended(message);
+        let ways = &mut self.peers[source.0 as usize].ways;
+        // What a buffer costs by pages that has not come back yet says nothing of one that has.
+        if let Some(message) = measured
+            && !ways.is_unfit(&message, paged)
+        {
+            let took = ways.ended(message);
             let ([ns, bytes], len) = message.counted();
             self.tally.add(ns, took);
             self.tally.add(bytes, len);
@@ -207,11 +216,12 @@ impl Core {
         }
         step(Step::DoneSeen);
         let taken = self.operations.take(message[1], source);
-        if let Some(Operation::Lent { pins, .. }) = &taken
-            && !pins.is_empty()
+        if let Some(Operation::Lent { paged, .. }) = &taken
+            && *paged > 0
             && status == Status::Ok
         {
             self.tally.add(Counter::Granted, 1);
+            self.tally.add(Counter::GrantedBytes, *paged);
         }
         if let Some(
             Operation::Await { mut then, .. }
@@ -273,9 +283,10 @@ impl Core {
     /// Sends as many chunks of one peer's pipelines as room and depth allow.
     fn push_chunks(&mut self, berth: &mut Berth, to: PeerId) -> bool {
         let mut moved = false;
+        let mut paged = 0;
         loop {
             let peer = &mut self.peers[to.0 as usize];
-            if peer.pushes.is_empty() {
+            if peer.pushes.is_empty() || paged == MOST_PAGED {
                 return moved;
             }
             if !peer.lives() {
@@ -288,6 +299,7 @@ impl Core {
             let most = match self.push_pages(berth, to) {
                 Next::Sent => {
                     moved = true;
+                    paged += 1;
                     self.end_push(to);
                     continue;
                 }
@@ -351,8 +363,9 @@ impl Core {
         self.recent_until = self.ticks + RECENT;
         match done.awaited.and_then(|own| self.operations.get(own, to)) {
             Some(Operation::Await { sending, .. }) => *sending = false,
-            Some(Operation::Lent { sending, pins, .. }) => {
+            Some(Operation::Lent { sending, pins, paged, .. }) => {
                 *sending = false;
+                *paged += done.paged;
                 pins.extend(done.pins);
             }
             _ => {}

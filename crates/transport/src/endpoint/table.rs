@@ -33,6 +33,8 @@ pub(super) enum Operation {
         /// The receiver's operation.
         theirs: u64,
         pins: Vec<Pin>,
+        /// Bytes that went in pages.
+        paged: u64,
         /// As of `Await`.
         sending: bool,
         is_asked_again: bool,
@@ -62,6 +64,8 @@ pub(super) enum Operation {
         measured: Option<Measured>,
         /// The sender was asked for the bytes from `received` on once more; those behind them, which are under way, do not count.
         again: bool,
+        /// Bytes that came in granted pages.
+        paged: u64,
     },
 }
 
@@ -91,6 +95,8 @@ pub(super) struct Table {
     one_sided: Vec<u32>,
     /// Messages to any receiver that were announced and not asked for yet.
     announced: usize,
+    /// Messages of which receivers read pages.
+    lent: usize,
 }
 
 impl Table {
@@ -109,14 +115,24 @@ impl Table {
         self.entries.iter().any(|entry| entry.1.as_ref().is_some_and(|op| op.peer() == peer))
     }
 
+    /// Whether a receiver may still be reading pages of ours.
+    pub(super) fn has_lent(&self) -> bool {
+        self.lent > 0
+    }
+
     /// Whether announced messages wait to be asked for.
     pub(super) fn has_announced(&self) -> bool {
         self.announced > 0
     }
 
     fn count(&mut self, operation: &Operation, came: bool) {
-        if matches!(operation, Operation::Announced { .. }) {
-            self.announced = if came { self.announced + 1 } else { self.announced.saturating_sub(1) };
+        let count = match operation {
+            Operation::Announced { .. } => Some(&mut self.announced),
+            Operation::Lent { .. } => Some(&mut self.lent),
+            _ => None,
+        };
+        if let Some(count) = count {
+            *count = if came { *count + 1 } else { count.saturating_sub(1) };
         }
         if !operation.is_one_sided() {
             return;
@@ -188,6 +204,7 @@ impl Table {
         }
         self.announced -=
             taken.iter().filter(|op| matches!(op, Operation::Announced { .. })).count().min(self.announced);
+        self.lent -= taken.iter().filter(|op| matches!(op, Operation::Lent { .. })).count().min(self.lent);
         if let Some(count) = self.one_sided.get_mut(peer.0 as usize) {
             *count = 0;
         }

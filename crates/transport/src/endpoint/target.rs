@@ -117,6 +117,7 @@ impl Core {
                     registered: Some(Registered { key, addr }),
                     measured: None,
                     again: false,
+                    paged: 0,
                 });
                 self.send_clear(source, id, mine, len, 0, Because::Asked);
             }

@@ -321,7 +321,7 @@ impl Core {
         }
         let (way, measured) = match offer {
             None if !pages => (Way::Copy, None),
-            _ => self.choose_way(source, fit),
+            _ => self.choose_way(source, fit, offer.is_some(), pages),
         };
         // The sender's program waits until the pages have been read.
         let done = if way == Way::Pages { Some(id) } else { done };
@@ -336,6 +336,7 @@ impl Core {
             registered: None,
             measured,
             again: false,
+            paged: 0,
         };
         let mine = self.operations.insert(operation);
         match (way, offer) {

@@ -18,6 +18,8 @@ use super::attach;
 const CLASSES: usize = 8;
 /// Messages of a class that take turns, however they fare.
 const TRIALS: u32 = 8;
+/// Trials by pages, at most, that are made once more, since the buffer had not come back.
+const MORE_TRIALS: u32 = 32;
 /// Messages from one trial of the slower way to the next, at first and at most.
 const RETRY: (u32, u32) = (64, 4096);
 
@@ -95,6 +97,8 @@ impl Cost {
 #[derive(Debug, Clone, Copy, Default)]
 struct Class {
     messages: u32,
+    /// Trials that said nothing.
+    unfit: u32,
     /// By way.
     costs: [Cost; 2],
     /// The way that was faster when a message last had the choice, the message with which the other is tried again, and the
@@ -108,7 +112,7 @@ impl Class {
     fn choose(&mut self, one_copy: Way) -> Way {
         let number = self.messages;
         self.messages = number.wrapping_add(1);
-        if number < TRIALS {
+        if number < TRIALS + 2 * self.unfit {
             return if number.is_multiple_of(2) { Way::Copy } else { one_copy };
         }
         let (way, other) = match self.costs.map(|cost| cost.ns) {
@@ -177,6 +181,19 @@ impl Ways {
         // Lengths and times far below 2^53.
         self.class(len).learn(way, ns as f64 / len.max(1) as f64);
         ns
+    }
+
+    /// Whether a message says nothing of its way: it was to come in pages, of which `paged` bytes did, and those were few. While ways
+    /// are tried, another message is tried in its place.
+    pub(super) fn is_unfit(&mut self, message: &Measured, paged: u64) -> bool {
+        let is_unfit = message.way == Way::Pages && paged < message.len / 2;
+        if is_unfit {
+            let class = self.class(message.len);
+            if class.messages < TRIALS + 2 * class.unfit && class.unfit < MORE_TRIALS {
+                class.unfit += 1;
+            }
+        }
+        is_unfit
     }
 
     /// A message could not go the way that was chosen.
@@ -252,6 +269,40 @@ mod tests {
         let now = Instant::now();
         ways.ended_at(message(now), now);
         assert_eq!(ways.choose(100_000, Way::Attach), Way::Attach);
+    }
+
+    #[test]
+    fn pages_are_tried_until_a_buffer_has_come_back() {
+        let (mut ways, now) = (Ways::default(), Instant::now());
+        let mut by_pages = 0;
+        for number in 0..1000 {
+            let way = ways.choose(100_000, Way::Pages);
+            let message = Measured { way, len: 100_000, begin: now };
+            by_pages += u32::from(way == Way::Pages);
+            // Five buffers in turn, of which each has to come by pages twice before it is fast.
+            let paged = if by_pages > 10 { 98_304 } else { 0 };
+            let ns = if way == Way::Pages && paged > 0 { 50_000 } else { 100_000 };
+            if !ways.is_unfit(&message, paged) {
+                ways.last_end = Some(now);
+                ways.ended_at(message, now + Duration::from_nanos(ns));
+            }
+            ways.last_end = None;
+            let _ = number;
+        }
+        assert!(by_pages > 950, "{by_pages}");
+        // One whose buffers never come back ends its trials.
+        let mut ways = Ways::default();
+        let mut by_pages = 0;
+        for _ in 0..10_000 {
+            let way = ways.choose(100_000, Way::Pages);
+            by_pages += u32::from(way == Way::Pages);
+            let message = Measured { way, len: 100_000, begin: now };
+            if !ways.is_unfit(&message, 0) {
+                ways.last_end = None;
+                ways.ended_at(message, now + Duration::from_nanos(100_000));
+            }
+        }
+        assert!(by_pages < 100, "{by_pages}");
     }
 
     #[test]
