@@ -12,6 +12,7 @@ use isthmus_host::Allowed;
 use isthmus_run::{libraries, mpi};
 
 use crate::run::DriverArg;
+use crate::size;
 use crate::{report, user};
 
 /// Let the processes of this VM attach to the region behind its ivshmem device
@@ -42,6 +43,10 @@ pub(crate) struct Args {
     /// Use the guest driver: auto where its module is loaded, else sysfs
     #[arg(long, value_enum, default_value_t = DriverArg::Auto, overrides_with = "driver")]
     driver: DriverArg,
+    /// Memory that each process may grant to others, which then copy long messages once; needs the driver, and a region that is as much
+    /// larger
+    #[arg(long, value_name = "SIZE", default_value = "0", value_parser = size::parse_or_none, overrides_with = "grant")]
+    grant: u64,
     /// How long to wait for the device and the host service
     #[arg(long, value_name = "SECONDS", default_value_t = 30, overrides_with = "wait")]
     wait: u64,
@@ -88,6 +93,7 @@ impl Args {
             allowed: Allowed::Users(self.users),
             device: self.device,
             driver: self.driver.into(),
+            grant_each: self.grant,
             patience: Duration::from_secs(self.wait),
             ..Config::default()
         };

@@ -19,7 +19,8 @@ pub(crate) struct RegionArgs {
     /// Most bytes of all named objects that were made in one VM, by root there too; those of the host are not counted
     #[arg(long, value_name = "SIZE", value_parser = size::parse)]
     shared_quota_vm: Option<u64>,
-    /// Memory that each process in a VM may grant to the others, which then copy long messages once; needs the guest driver
+    /// Memory that each process in a VM may grant to the others, which then copy long messages once: the region has room for it. Needs
+    /// the guest driver; agents of VMs that you start have the same option (isthmus guest --grant)
     #[arg(long, value_name = "SIZE", default_value = "0", value_parser = size::parse_or_none)]
     grant: u64,
     /// Make each process a peer, with a section that the others cannot write; one-sided operations then go by messages. Without

@@ -55,7 +55,9 @@ pub struct Config {
     pub device: Option<PathBuf>,
     /// Whether to use the guest driver.
     pub driver: DriverChoice,
-    /// Bytes of the VM's section for pages that processes grant, at most; only with the driver.
+    /// Bytes that each process may grant; only with the driver.
+    pub grant_each: u64,
+    /// Bytes of the VM's section for pages that processes grant, at most.
     pub grant_bytes: u64,
     /// The wake port; found by its name by default.
     pub wake_port: Option<PathBuf>,
@@ -75,7 +77,8 @@ impl Default for Config {
             group: None,
             device: None,
             driver: DriverChoice::Auto,
-            grant_bytes: 0,
+            grant_each: 0,
+            grant_bytes: u64::MAX,
             wake_port: None,
             patience: Duration::from_secs(30),
             area_bytes: server::AREA_BYTES,
@@ -84,7 +87,8 @@ impl Default for Config {
 }
 
 impl Config {
-    /// The default with the settings that a launcher wrote: `{"socket": PATH, "users": [UID, ...], "driver": "auto", "grant": BYTES}`,
+    /// The default with the settings that a launcher wrote: `{"socket": PATH, "users": [UID, ...], "driver": "auto", "grant": [BYTES OF
+    /// EACH PROCESS, BYTES OF ALL]}`,
     /// each optional.
     #[must_use]
     pub fn with(settings: &serde_json::Value) -> Self {
@@ -93,7 +97,8 @@ impl Config {
             config.socket = path.into();
         }
         config.driver = serde_json::from_value(settings["driver"].clone()).unwrap_or_default();
-        config.grant_bytes = settings["grant"].as_u64().unwrap_or(0);
+        let granted = [0, 1].map(|at| settings["grant"][at].as_u64().unwrap_or(0));
+        [config.grant_each, config.grant_bytes] = granted;
         let users = settings["users"].as_array().into_iter().flatten();
         let users = users.filter_map(|u| u.as_u64().and_then(|u| u32::try_from(u).ok())).collect();
         config.allowed = Allowed::Users(users);
@@ -555,10 +560,18 @@ fn place_pool(config: &Config, found: &Found, own: &PeerInfo) -> u64 {
     let align = shape.section_align;
     // The heap keeps at least a quarter of what there is.
     let room = own.section_bytes.saturating_sub(directory::least_section_bytes(shape)) / 4 * 3;
-    let wanted = config.grant_bytes.checked_next_multiple_of(align).unwrap_or(0);
-    let bytes = wanted.min(room / align * align);
-    match driver.place_pool(own.section.saturating_add(own.section_bytes), bytes) {
-        Ok(bytes) => bytes,
+    let wanted = if config.grant_each == 0 { 0 } else { config.grant_bytes };
+    let bytes = wanted.checked_next_multiple_of(align).unwrap_or(u64::MAX).min(room / align * align);
+    match driver.place_pool(own.section.saturating_add(own.section_bytes), bytes, config.grant_each) {
+        Ok(bytes) => {
+            if bytes < wanted && wanted < u64::MAX {
+                let (bytes, wanted) = (bytes >> 20, wanted >> 20);
+                boot::console(&format!(
+                    "isthmus: the processes of this VM can grant {bytes} MiB together, not {wanted}: the region is too small"
+                ));
+            }
+            bytes
+        }
         Err(e) => {
             if bytes > 0 {
                 boot::console(&format!("isthmus: no process of this VM can grant pages: {e}"));

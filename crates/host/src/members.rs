@@ -32,7 +32,7 @@ use isthmus_region::counters::Totals;
 use isthmus_region::directory::{self, Directory};
 use isthmus_region::format;
 use isthmus_region::life::State;
-use isthmus_region::mapping::{Mapping, Section};
+use isthmus_region::mapping::{Mapping, PeerSection, Section};
 use isthmus_region::membership::{NewPeer, PeerInfo, Region, Shape, Writer};
 use isthmus_region::source::Source;
 
@@ -81,6 +81,8 @@ struct Slot {
     refused: bool,
     /// Whether its memory may not be zero.
     used: bool,
+    /// Where the pool of pages begins that the VM had when it was active last; none if it had none.
+    pool: Option<u64>,
 }
 
 /// The host or a VM, wherever its place is.
@@ -110,11 +112,11 @@ enum Begins {
     WithPages,
 }
 
-/// Where the pool of pages begins that a member's last life had; none if it had none. A VM that lies there keeps memory of its own.
-fn pool_at(section: &Section, shape: &Shape) -> Option<u64> {
+/// Where the pool of pages of a member begins; none if it has none. A VM that lies there keeps memory of its own.
+fn pool_at(section: &PeerSection, shape: &Shape) -> Option<u64> {
     let word = |at| section.word("directory", at).map(|word| word.get()).ok();
     let (pages, bytes) = (word(format::directory::PAGES)?, word(format::directory::PAGES_BYTES)?);
-    directory::pages_fit(shape, section.len(), pages, bytes).then_some(pages)
+    (bytes > 0 && directory::pages_fit(shape, section.len(), pages, bytes)).then_some(pages)
 }
 
 /// Waits until no process changes memory of a member's former life any more, which takes a moment. Gives up on a
@@ -148,8 +150,15 @@ impl Members {
     ) -> Result<Self> {
         let writer = Writer::create_from(map, shape, 1, others, Some(source))?;
         let (known, places): (Vec<_>, Vec<_>) = members.into_iter().unzip();
-        let slot =
-            |(holder, place)| Slot { holder, place, since: None, system: None, refused: false, used: false };
+        let slot = |(holder, place)| Slot {
+            holder,
+            place,
+            since: None,
+            system: None,
+            refused: false,
+            used: false,
+            pool: None,
+        };
         Ok(Self {
             writer,
             slots: places.into_iter().enumerate().map(slot).collect(),
@@ -235,6 +244,7 @@ impl Members {
         self.known[vm].is_given = true;
         self.known[vm].process.clone_from(&caller.process);
         self.slots[slot].system = None;
+        self.slots[slot].pool = None;
         if let Some(names) = &self.names {
             names.with(|r| r.connected(index, incarnation));
         }
@@ -253,7 +263,7 @@ impl Members {
             let bytes = match begins {
                 Begins::Anew => bytes,
                 // The pages in the pool are those of the VM's programs, which go on.
-                Begins::WithPages => pool_at(&section, self.writer.region().shape()).unwrap_or(bytes),
+                Begins::WithPages => slot.pool.unwrap_or(bytes),
             };
             section.zero("section", 0, bytes)?;
         }
@@ -269,6 +279,17 @@ impl Members {
             names.with(|r| r.joined(index, name, is_vm));
         }
         Ok(incarnation)
+    }
+
+    /// Notes the pool of a VM that becomes active, and zeroes what its last life had of another one.
+    fn take_pool(&mut self, index: u32, section_bytes: u64, pool: Option<u64>) -> Result<()> {
+        let former = std::mem::replace(&mut self.slots[index as usize].pool, pool);
+        let end = pool.unwrap_or(section_bytes);
+        if let Some(begin) = former.filter(|begin| *begin < end) {
+            // No process of it has memory yet.
+            self.own_section(index)?.zero("former pool of pages", begin, end - begin)?;
+        }
+        Ok(())
     }
 
     fn activate(&mut self, index: u32, system: SystemId) -> Result<()> {
@@ -345,6 +366,7 @@ impl Members {
             (State::Joining, Ok(directory)) => {
                 let system = directory.system();
                 if self.may_be(index, system) {
+                    self.take_pool(index, info.section_bytes, pool_at(&section, self.region().shape()))?;
                     self.activate(index, system)?;
                     return Ok(Some(Change::Active(index)));
                 }
@@ -467,33 +489,36 @@ mod tests {
         assert_eq!(members.add_vm(&own).unwrap(), 1);
         let section = members.own_section(1).unwrap();
         let (align, len) = (members.region().shape().section_align, section.len());
-        let life = |members: &mut Members, pages| {
+        let places = [len - 2 * align, len - align, len - 64];
+        let left = || places.map(|at| section.word("page", at).unwrap().get());
+        let life = |members: &mut Members, pages, found| {
             let naming = Naming::first(SystemId::random().unwrap());
             directory::Writer::create_with_pages(members.region(), 1, naming, pages).unwrap();
             assert_eq!(members.look_at(1).unwrap(), Some(Change::Active(1)));
-            for at in [len - 2 * align, len - align, len - 64] {
-                section.word("page", at).unwrap().set(7);
-            }
+            assert_eq!(left(), found);
+            places.iter().for_each(|at| section.word("page", *at).unwrap().set(7));
         };
-        let left =
-            || [len - 2 * align, len - align, len - 64].map(|at| section.word("page", at).unwrap().get());
         let again = |members: &mut Members| {
             section.word("directory", format::directory::MAGIC).unwrap().set(0);
             std::thread::sleep(LEAST_LIFE);
             assert_eq!(members.look_at(1).unwrap(), Some(Change::Again(1)));
         };
-        life(&mut members, align);
+        life(&mut members, align, [0; 3]);
         again(&mut members);
         assert_eq!(left(), [0, 7, 7], "all but the pool is zeroed");
-        life(&mut members, 0);
+        // Where the next life has a smaller pool or none, nothing is left of the last one's.
+        life(&mut members, 0, [0; 3]);
         again(&mut members);
-        assert_eq!(left(), [0, 0, 0], "without a pool, everything");
-        life(&mut members, align);
-        // What is no pool is zeroed.
-        section.word("directory", format::directory::PAGES).unwrap().set(align + 64);
+        assert_eq!(left(), [0; 3], "without a pool, everything");
+        life(&mut members, 2 * align, [0; 3]);
         again(&mut members);
-        assert_eq!(left(), [0, 0, 0]);
-        life(&mut members, align);
+        life(&mut members, align, [0, 7, 7]);
+        // What somebody writes there later changes nothing.
+        section.word("directory", format::directory::PAGES).unwrap().set(len);
+        section.word("directory", format::directory::PAGES_BYTES).unwrap().set(0);
+        again(&mut members);
+        assert_eq!(left(), [0, 7, 7]);
+        life(&mut members, align, [0, 7, 7]);
         members.remove_vm(1).unwrap();
         assert_eq!(members.add_vm(&own).unwrap(), 1);
         assert_eq!(left(), [0, 0, 0], "another VM finds nothing");

@@ -86,6 +86,11 @@ impl Common {
         let base = initramfs::base(&kernel).map_err(failed)?;
         drop(slow);
         let driver = driver_for(plan, &kernel).map_err(failed)?;
+        if plan.spec.region.grant_bytes > 0 && driver.is_none() {
+            tell!(
+                "warning: --grant does nothing without the guest driver; --driver require says why there is none"
+            );
+        }
         if plan.spec.verbose && plan.service.is_some() {
             match &driver {
                 Some(module) => tell!("VMs map the region by the guest driver, {}", module.display()),
@@ -120,7 +125,8 @@ impl Common {
         let share = |index: usize| format!("share{index}");
         let agent = plan.service.map(|service| {
             let users = [rustix::process::getuid().as_raw()];
-            let grant = plan.spec.region.grant_bytes.saturating_mul(plan.cpus.into());
+            let grant = plan.spec.region.grant_bytes;
+            let grant = [grant, grant.saturating_mul(plan.cpus.into())];
             serde_json::json!({
                 "socket": service.attach_socket(),
                 "users": users,
