@@ -37,6 +37,8 @@ struct Driver {
     granted: BTreeSet<u64>,
     /// Pages that cannot be.
     refused: BTreeSet<u64>,
+    /// How many there is room for.
+    room: usize,
     calls: u64,
 }
 
@@ -54,17 +56,23 @@ impl Driver {
         self.pool.contains(&address).then(|| (address - self.pool.start) / PAGE)
     }
 
-    fn grant(&mut self, address: u64, into: &mut [Option<Granted>]) -> usize {
+    fn grant(&mut self, address: u64, into: &mut [Option<Granted>]) -> Outcome {
         self.calls += 1;
+        let mut is_full = false;
         for (i, granted) in (0..).zip(&mut *into) {
             let page = self.page(address + i * PAGE).filter(|page| !self.refused.contains(page));
+            let has_room = |page: &u64| self.granted.len() < self.room || self.granted.contains(page);
+            let page = page.filter(|page| {
+                is_full |= !has_room(page);
+                has_room(page)
+            });
             *granted = page.and_then(|page| {
                 self.granted.insert(page);
                 let word = self.set(page, self.owner);
                 Granted::new(u32::try_from(page).unwrap(), word)
             });
         }
-        into.iter().flatten().count()
+        Outcome { count: into.iter().flatten().count(), is_full }
     }
 
     /// What was granted is something else.
@@ -96,8 +104,7 @@ impl LocalService for Granting {
         self.service.close_endpoint(slot)
     }
     fn grant(&self, address: u64, into: &mut [Option<Granted>]) -> Result<Outcome> {
-        let count = self.driver.lock().unwrap().grant(address, into);
-        Ok(Outcome { count, is_full: false })
+        Ok(self.driver.lock().unwrap().grant(address, into))
     }
     fn revoke(&self, address: u64, count: u32) -> Result<usize> {
         Ok(self.driver.lock().unwrap().revoke(address, count))
@@ -130,6 +137,7 @@ fn pair(long: Long) -> Pair {
             generation: 1,
             granted: BTreeSet::new(),
             refused: BTreeSet::new(),
+            room: usize::MAX,
             calls: 0,
         }));
         let between = {
@@ -303,6 +311,23 @@ fn more_buffers_than_may_be_granted_do_not_drive_out_one_another() {
     }
     let before = pair.drivers[0].lock().unwrap().granted.len();
     assert!(before < 2048, "{before} pages are granted");
+}
+
+#[test]
+fn where_others_have_the_rest_of_the_pool_old_buffers_make_room() {
+    let mut pair = pair(Long::Attach);
+    pair.drivers[0].lock().unwrap().room = 40;
+    let (old, new) = (pair.pooled(0, 128 << 10), pair.pooled(1 << 20, 128 << 10));
+    (0..4).for_each(|tag| pair.exchange(tag, old, true));
+    assert_eq!(pair.counts()[0], 3);
+    (10..60).for_each(|tag| pair.exchange(tag, new, true));
+    let [messages, bytes, _, stale] = pair.counts();
+    assert!(messages > 40 && stale == 0, "{messages} {stale}");
+    // And the other way round, both ways early.
+    (60..120).for_each(|tag| pair.exchange(tag, old, true));
+    let [more, more_bytes, _, stale] = pair.counts();
+    assert!(more > messages + 30 && more_bytes > bytes && stale == 0, "{more} {stale}");
+    assert!(pair.drivers[0].lock().unwrap().granted.len() <= 40);
 }
 
 #[test]

@@ -154,7 +154,8 @@ impl Cache {
                 // Others of the process or the VM have granted the rest. What was idle for a while makes room for the next.
                 let idle = self.entries.len() as u64;
                 self.evict(member, idle, chunk);
-                if pages == 0 {
+                // A message that is under way may still need the list.
+                if self.entries.get(&chunk).is_some_and(Entry::is_empty_and_free) {
                     let list = self.forget(member, chunk);
                     self.free_lists.extend(list);
                     return (Found { chunk, list: 0, pages: 0 }, None);
@@ -198,8 +199,7 @@ impl Cache {
     fn evict(&mut self, member: &Member, away: u64, newcomer: u64) -> bool {
         let idle = |(tick, _): &(&u64, &u64)| self.ticks - **tick > away;
         let free = |(_, chunk): &(&u64, &u64)| {
-            **chunk != newcomer
-                && self.entries.get(*chunk).is_none_or(|entry| Arc::strong_count(&entry.pins) == 1)
+            **chunk != newcomer && self.entries.get(*chunk).is_none_or(Entry::is_free)
         };
         let Some(chunk) = self.order.iter().take_while(idle).find(free).map(|(_, chunk)| *chunk) else {
             return false;
@@ -251,6 +251,15 @@ impl Cache {
 }
 
 impl Entry {
+    /// Whether no message that is under way needs it.
+    fn is_free(&self) -> bool {
+        Arc::strong_count(&self.pins) == 1
+    }
+
+    fn is_empty_and_free(&self) -> bool {
+        self.is_free() && self.pages.iter().all(Option::is_none)
+    }
+
     /// Which of these pages are granted, as far as anybody could tell now.
     fn standing(&self, pool: &Pool, owner: u64, from: usize, count: usize) -> u32 {
         let stands = |at: &usize| self.pages[*at].is_some_and(|granted| pool.stands(owner, granted));

@@ -275,7 +275,7 @@ mod tests {
     fn pages_are_tried_until_a_buffer_has_come_back() {
         let (mut ways, now) = (Ways::default(), Instant::now());
         let mut by_pages = 0;
-        for number in 0..1000 {
+        for _ in 0..1000 {
             let way = ways.choose(100_000, Way::Pages);
             let message = Measured { way, len: 100_000, begin: now };
             by_pages += u32::from(way == Way::Pages);
@@ -287,7 +287,6 @@ mod tests {
                 ways.ended_at(message, now + Duration::from_nanos(ns));
             }
             ways.last_end = None;
-            let _ = number;
         }
         assert!(by_pages > 950, "{by_pages}");
         // One whose buffers never come back ends its trials.
