@@ -422,9 +422,7 @@ static void cycle(const char *device, bool with_death)
 	int ends[2], status;
 	char byte;
 
-	put("/sys/bus/pci/drivers/isthmus/bind", device);
-	for (int i = 0; i < 100 && access(node, F_OK); i++)
-		usleep(10000);
+	bind_device(device);
 	OK(pipe(ends));
 	for (int i = 0; i < 3; i++) {
 		pids[i] = (pid_t)OK(fork());
@@ -463,9 +461,7 @@ static void pinned(const char *device)
 	int ends[2], status;
 	char byte;
 
-	put("/sys/bus/pci/drivers/isthmus/bind", device);
-	for (int i = 0; i < 100 && access(node, F_OK); i++)
-		usleep(10000);
+	bind_device(device);
 	int fd = allowed(0, 16 * MIB, ISTHMUS_READ | ISTHMUS_WRITE);
 	volatile unsigned char *at = mapped(fd, 0, 16 * MIB, PROT_READ | PROT_WRITE);
 	at[5 * MIB] = 42;
@@ -499,9 +495,7 @@ static void bind_anew(const char *device, const char *pages)
 {
 	put("/sys/bus/pci/drivers/isthmus/unbind", device);
 	put("/sys/module/isthmus/parameters/pages", pages);
-	put("/sys/bus/pci/drivers/isthmus/bind", device);
-	for (int i = 0; i < 100 && access(node, F_OK); i++)
-		usleep(10000);
+	bind_device(device);
 }
 
 /* Where there is no memory for pages, or none is to be taken for them. */

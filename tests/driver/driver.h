@@ -155,6 +155,14 @@ static inline void put(const char *path, const char *text)
 	close(fd);
 }
 
+/* The driver takes a device that it has had before. */
+static inline void bind_device(const char *device)
+{
+	put("/sys/bus/pci/drivers/isthmus/bind", device);
+	for (int i = 0; i < 100 && access(node, F_OK); i++)
+		usleep(10000);
+}
+
 static inline long free_pages(void)
 {
 	char line[128];

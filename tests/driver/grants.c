@@ -971,9 +971,7 @@ static void cycle(const char *device, bool with_death)
 	int ends[2], status;
 	char byte;
 
-	put("/sys/bus/pci/drivers/isthmus/bind", device);
-	for (int i = 0; i < 100 && access(node, F_OK); i++)
-		usleep(10000);
+	bind_device(device);
 	OK(pipe(ends));
 	for (unsigned int i = 0; i < 3; i++) {
 		pids[i] = (pid_t)OK(fork());
