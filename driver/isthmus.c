@@ -549,7 +549,7 @@ static bool pool_is_used(struct pool *pool)
 {
 	bool is_used;
 
-	/* Whoever has freed the last page has had it cleared before the lock was let go. */
+	/* Whoever frees a page has scheduled that it is cleared before it lets go of the lock. */
 	spin_lock_irq(&pool->lock);
 	is_used = pool->used;
 	spin_unlock_irq(&pool->lock);
@@ -1017,7 +1017,7 @@ static long revoke_next(struct client *c, struct mm_struct *mm, unsigned long ad
 	else if (!r->pool.count)
 		revoked = -EOPNOTSUPP;
 	else if (vma && has_private_pages(vma))
-		/* Of which each descriptor hears that its process has granted pages by. */
+		/* Each descriptor by which the process has granted pages hears of it. */
 		revoked = revoke_chunk(r, vma, address, *count);
 	up_read(&r->lock);
 	mmap_read_unlock(mm);

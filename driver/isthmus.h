@@ -80,7 +80,7 @@ struct isthmus_pool {
 #define ISTHMUS_HUGE 5	    /* of a huge page that was not to be split */
 #define ISTHMUS_BUSY 6	    /* pinned, swapped out, or in use by the system just now */
 #define ISTHMUS_FULL 7	    /* the pool has no free page */
-#define ISTHMUS_LIMIT 8	    /* the descriptor has granted as many as it may */
+#define ISTHMUS_LIMIT 8	    /* the owner has as many granted as the descriptor allows */
 
 struct isthmus_page {
 	__u64 word; /* its word in the grant table */

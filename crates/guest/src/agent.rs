@@ -87,9 +87,8 @@ impl Default for Config {
 }
 
 impl Config {
-    /// The default with the settings that a launcher wrote: `{"socket": PATH, "users": [UID, ...], "driver": "auto", "grant": [BYTES OF
-    /// EACH PROCESS, BYTES OF ALL]}`,
-    /// each optional.
+    /// The default with the settings that a launcher wrote: `{"socket": PATH, "users": [UID, ...], "driver": "auto", "grant": [EACH, ALL]}`,
+    /// each optional; of `grant`, bytes that each process may grant, and all together.
     #[must_use]
     pub fn with(settings: &serde_json::Value) -> Self {
         let mut config = Self::default();
