@@ -188,7 +188,7 @@ def main(text, cases, prepare=lambda parser: None):
     chosen = [case for case in cases if not a.case or case.__name__ in a.case]
     if not chosen:
         sys.exit(f"no such case; there are: {', '.join(case.__name__ for case in cases)}")
-    failed = skipped = 0
+    failures, skipped = [], 0
     # In the working directory, which guests see as it is, and which no case fills.
     a.work = pathlib.Path(tempfile.mkdtemp(dir=".", prefix=".failures-")).resolve()
     try:
@@ -203,11 +203,14 @@ def main(text, cases, prepare=lambda parser: None):
                 skipped += 1
                 print(f"skipped: {case.__name__}: {reason}", flush=True)
             except AssertionError as error:
-                failed += 1
+                failures.append(f"{case.__name__}: {error}")
                 print(f"    FAILED: {error}", flush=True)
                 end_marked()
     finally:
         end_marked()
         shutil.rmtree(a.work, ignore_errors=True)
-    print(f"{len(chosen) - failed - skipped} of {len(chosen)} as they should be, {skipped} skipped")
-    sys.exit(1 if failed else 0)
+    # Again, where the end of a log is all that is seen.
+    for failure in failures:
+        print(f"FAILED: {failure[:1000]}")
+    print(f"{len(chosen) - len(failures) - skipped} of {len(chosen)} as they should be, {skipped} skipped")
+    sys.exit(1 if failures else 0)
