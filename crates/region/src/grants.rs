@@ -3,7 +3,7 @@
 //!
 //! Before the pool lies the *grant table*, a word for each of its pages, written by the driver alone: the upper 40 bits are the page's
 //! generation, which changes before anything else when what was granted stops being that, the lower 24 say which process granted it.
-//! A reader copies first, and then believes what it has copied if the word is still the one that it was told ([`Pool::read`]).
+//! A reader copies first, and then believes what it has copied if the word is still the one that it was told ([`Pool::copy`], [`Pool::standing`]).
 
 use isthmus_lockfree::life::unchanged;
 
@@ -104,19 +104,35 @@ impl Pool {
                 .is_ok_and(|word| unchanged(word, granted.expected(owner)))
     }
 
-    /// Copies from byte `at` of a granted page. Gives whether that is what was granted; if not, what was copied may be anything.
+    /// How many of these pages, from the first one on, this owner has still granted.
+    ///
+    /// # Ordering
+    /// What was copied before from the pages that stand is what was granted ([`unchanged`], P5).
+    #[inline]
+    pub fn standing(&self, owner: u64, pages: &[Option<Granted>]) -> usize {
+        pages.iter().take_while(|page| page.is_some_and(|granted| self.stands(owner, granted))).count()
+    }
+
+    /// How many pages, from the first one on, lie one behind the other in the pool; 0 if there is no first one, or not in the pool.
+    #[inline]
+    pub fn run(&self, pages: &[Option<Granted>]) -> usize {
+        let Some(Some(first)) = pages.first() else { return 0 };
+        let pages = (first.page()..self.count).zip(pages);
+        pages.take_while(|(expected, page)| page.is_some_and(|granted| granted.page() == *expected)).count()
+    }
+
+    /// Copies from byte `at` of a page on, also from those that lie behind it in the pool. Believed is what came of pages of which
+    /// [`Pool::standing`] says so afterwards; all else may be anything.
     ///
     /// # Errors
-    /// [`crate::Error::OutOfBounds`] for bytes that are not of the page, or a page that is not of the pool.
+    /// [`crate::Error::Invalid`] for bytes that are not of the pool.
     #[inline]
-    pub fn read(&self, owner: u64, granted: Granted, at: u64, into: LocalBuf) -> Result<bool> {
-        let len = into.len() as u64;
-        let inside = granted.page() < self.count && at.checked_add(len).is_some_and(|end| end <= PAGE);
-        if !inside {
-            return Err(crate::Error::Invalid { what: "granted page", value: granted.word() });
+    pub fn copy(&self, first: Granted, at: u64, into: LocalBuf) -> Result<()> {
+        let end = at.checked_add(into.len() as u64).and_then(|end| end.checked_add(first.page() * PAGE));
+        if end.is_none_or(|end| end > self.count * PAGE) {
+            return Err(crate::Error::Invalid { what: "granted page", value: first.word() });
         }
-        self.section.drain("granted page", self.pages + granted.page() * PAGE + at, into)?;
-        Ok(self.stands(owner, granted))
+        self.section.drain("granted pages", self.pages + first.page() * PAGE + at, into)
     }
 }
 
@@ -162,14 +178,25 @@ mod tests {
         let granted = Granted::new(5, (9 << 24) | owner(3)).unwrap();
         assert_eq!(Granted::of_word(granted.word()), Some(granted));
         let into = LocalBuf::leaked(vec![0; 100]);
-        assert!(!pool.read(owner(3), granted, 10, into).unwrap(), "another generation");
+        let read = |owner, granted| {
+            pool.copy(granted, 10, into).map(|()| pool.standing(owner, &[Some(granted)]) == 1)
+        };
+        assert!(!read(owner(3), granted).unwrap(), "another generation");
         word.set((9 << 24) | owner(3));
-        assert!(pool.read(owner(3), granted, 10, into).unwrap());
+        assert!(read(owner(3), granted).unwrap());
         assert_eq!(into.to_vec(), vec![7; 100]);
-        assert!(!pool.read(owner(4), granted, 10, into).unwrap(), "another process's");
-        assert!(pool.read(owner(3), granted, PAGE - 99, into).is_err());
-        let beyond = Granted::new(u32::try_from(bytes / PAGE).unwrap(), 9 << 24).unwrap();
-        assert!(pool.read(owner(3), beyond, 0, into).is_err());
+        assert!(!read(owner(4), granted).unwrap(), "another process's");
+        let page_of = |page| Granted::new(u32::try_from(page).unwrap(), 9 << 24).unwrap();
+        let (last, beyond) = (page_of(bytes / PAGE - 1), page_of(bytes / PAGE));
+        assert!(pool.copy(last, PAGE - 100, into).is_ok() && pool.copy(last, PAGE - 99, into).is_err());
+        assert!(pool.copy(granted, u64::MAX, into).is_err() && pool.copy(beyond, 0, into).is_err());
+        let of = |pages: &[Granted]| pages.iter().copied().map(Some).collect::<Vec<_>>();
+        assert_eq!(pool.standing(owner(3), &of(&[granted, last, granted])), 1);
+        // A copy may go over as many pages as lie one behind the other.
+        let run = |pages: &[Granted]| pool.run(&of(pages));
+        assert_eq!(run(&[granted, page_of(6), page_of(7), page_of(9)]), 3);
+        assert_eq!([run(&[last, beyond]), run(&[beyond]), run(&[])], [1, 0, 0]);
+        assert_eq!([pool.run(&[Some(granted), None]), pool.run(&[None])], [1, 0]);
         assert_eq!((Granted::new(1, 5), Granted::of_word(5)), (None, None));
     }
 

@@ -85,6 +85,8 @@ pub mod flag {
     pub const OFFER: u8 = 8;
     /// Of `READY`: the sender can grant pages. Of `CLEAR`: the receiver wants them, and answers with `DONE`.
     pub const PAGES: u8 = 16;
+    /// Of `PAGES`: they have been granted just now, which takes longer than to name them.
+    pub const FRESH: u8 = 32;
 }
 
 /// Bytes of payload in one slot.

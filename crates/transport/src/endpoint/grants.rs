@@ -14,6 +14,7 @@
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
 
+use isthmus_lockfree::life::unchanged;
 use isthmus_lockfree::slot::Message;
 use isthmus_lockfree::sync::release_fence;
 use isthmus_region::PeerSection;
@@ -28,7 +29,7 @@ use super::poll::Stop;
 use super::table::Operation;
 use super::{Because, Berth, Core, Push};
 use crate::types::{Long, PeerId};
-use crate::wire::{self, kind};
+use crate::wire::{self, flag, kind};
 use Stop::Faulty;
 
 /// Pages of a chunk, and its bytes.
@@ -62,6 +63,14 @@ pub(super) struct Found {
     /// Offset of its list, and which of its pages are granted, as bits; none is if there is no list.
     list: u64,
     pages: u32,
+    /// Whether some were granted now.
+    is_fresh: bool,
+}
+
+impl Found {
+    fn nothing(chunk: u64) -> Self {
+        Self { chunk, list: 0, pages: 0, is_fresh: false }
+    }
 }
 
 /// A chunk of which pages are granted.
@@ -131,18 +140,20 @@ impl Cache {
         self.ticks += 1;
         let now = self.ticks;
         if !self.entries.contains_key(&chunk) && !self.admit(member, chunk) {
-            return (Found { chunk, list: 0, pages: 0 }, None);
+            return (Found::nothing(chunk), None);
         }
         let Self { pool, owner, entries, order, .. } = self;
         let Some(entry) = entries.get_mut(&chunk) else {
-            return (Found { chunk, list: 0, pages: 0 }, None);
+            return (Found::nothing(chunk), None);
         };
         order.remove(&entry.tick);
         order.insert(now, chunk);
         entry.tick = now;
         let mut pages = entry.standing(pool, *owner, from, count);
+        let mut is_fresh = false;
         if pages != bits(from, count) && entry.retry <= now {
             let (granted, is_full) = entry.grant(member, chunk, from, count);
+            is_fresh = granted & !pages != 0;
             pages = granted;
             if pages == bits(from, count) {
                 (entry.gap, entry.retry) = (RETRY, 0);
@@ -158,15 +169,15 @@ impl Cache {
                 if self.entries.get(&chunk).is_some_and(Entry::is_empty_and_free) {
                     let list = self.forget(member, chunk);
                     self.free_lists.extend(list);
-                    return (Found { chunk, list: 0, pages: 0 }, None);
+                    return (Found::nothing(chunk), None);
                 }
             }
         }
         let Some(entry) = self.entries.get(&chunk) else {
-            return (Found { chunk, list: 0, pages: 0 }, None);
+            return (Found::nothing(chunk), None);
         };
         let pin = Pin { chunk, _count: Arc::clone(&entry.pins) };
-        (Found { chunk, list: entry.list, pages }, Some(pin))
+        (Found { chunk, list: entry.list, pages, is_fresh }, Some(pin))
     }
 
     /// Lets a chunk in that is not granted, if it has come back and there is room for it. Gives whether it has an entry now.
@@ -359,7 +370,7 @@ impl Core {
             push.pins.extend(pin);
             push.found = Some(found);
         }
-        let Some(Found { list, pages, .. }) = push.found else { return Next::Copy(u64::MAX) };
+        let Some(Found { list, pages, is_fresh, .. }) = push.found else { return Next::Copy(u64::MAX) };
         let ahead = pages >> from;
         let run = usize::try_from(ahead.trailing_ones()).unwrap_or(0).min(count);
         if run == 0 {
@@ -374,7 +385,8 @@ impl Core {
         let (Some(out), Some(push)) = (peer.path.lane_mut(), peer.pushes.front_mut()) else {
             return Next::Full;
         };
-        let message = [wire::head(kind::PAGES, 0, 0), id, at, len, list, from as u64, 0, 0];
+        let flags = if is_fresh { flag::FRESH } else { 0 };
+        let message = [wire::head(kind::PAGES, flags, 0), id, at, len, list, from as u64, 0, 0];
         let announced = out.push(&message, 6);
         push.at += len;
         push.paged += len;
@@ -390,6 +402,7 @@ impl Core {
         source: PeerId,
         section: &PeerSection,
         message: &Message,
+        flags: u8,
     ) -> Result<(), Stop> {
         let (id, at, len, list, from) = (message[1], message[2], message[3], message[4], message[5]);
         let count = len / PAGE;
@@ -417,32 +430,40 @@ impl Core {
             return Err(Faulty);
         }
         let Some((pool, owner)) = &self.peers[source.0 as usize].pool else { return Err(Faulty) };
-        let mut whole = 0;
-        while whole < count {
-            let word = section.word("list of pages", list + (from + whole) * 8).map_err(|_| Faulty)?;
-            let named = word.get();
-            let Some(granted) = Granted::of_word(named) else { break };
-            let copied = dest.pieces(at + whole * PAGE, PAGE, |done, piece| {
-                pool.read(*owner, granted, done, piece).map_err(|_| Faulty).and_then(|is_it| {
-                    // Changed meanwhile, which is no fault.
-                    if is_it { Ok(()) } else { Err(Stop::NoMemory) }
-                })
-            });
-            match copied {
-                Ok(()) if isthmus_lockfree::life::unchanged(word, named) => whole += 1,
-                Ok(()) | Err(Stop::NoMemory) => break,
-                Err(Faulty) => return Err(Faulty),
-            }
+        let words = section.words::<PAGES>("list of pages", list).map_err(|_| Faulty)?;
+        let words =
+            words.iter().skip(usize::try_from(from).unwrap_or(0)).take(usize::try_from(count).unwrap_or(0));
+        let mut named = [0; PAGES];
+        let mut pages = [None; PAGES];
+        for ((word, named), page) in words.clone().zip(&mut named).zip(&mut pages) {
+            *named = word.get();
+            *page = Granted::of_word(*named);
         }
+        let mut rest = &pages[..];
+        while let [Some(first), ..] = rest {
+            let run = pool.run(rest);
+            if run == 0 {
+                return Err(Faulty);
+            }
+            let (done, bytes) = ((PAGES - rest.len()) as u64 * PAGE, run as u64 * PAGE);
+            dest.pieces(at + done, bytes, |done, piece| pool.copy(*first, done, piece))
+                .map_err(|_| Faulty)?;
+            rest = &rest[run..];
+        }
+        // What changed meanwhile is no fault.
+        let standing = pool.standing(*owner, &pages);
+        let same = words.zip(named).take(standing).take_while(|(word, named)| unchanged(word, *named));
+        let whole = same.count() as u64;
         if !self.still_lives(source) {
             // The operation ends with its sender.
             return Ok(());
         }
-        let Some(Operation::Incoming { want, received, done, again, paged, .. }) =
+        let Some(Operation::Incoming { want, received, done, again, paged, is_fresh, .. }) =
             self.operations.get(id, source)
         else {
             return Ok(());
         };
+        *is_fresh |= flags & flag::FRESH != 0;
         *received += whole * PAGE;
         *paged += whole * PAGE;
         if whole < count {

@@ -489,7 +489,7 @@ impl Core {
         match wire::kind_of(head) {
             kind::READY => self.take_ready(source, message, flags),
             kind::CLEAR => self.take_clear(source, message, flags),
-            kind::PAGES => self.take_pages(source, section, message),
+            kind::PAGES => self.take_pages(source, section, message, flags),
             kind::AGAIN => self.take_again(source, message),
             kind::DONE => self.take_done(source, message),
             // An endpoint that is being closed answers no requests, which could keep it open for ever. The

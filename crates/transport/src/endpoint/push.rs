@@ -167,7 +167,7 @@ impl Core {
 
     /// Completes an operation whose bytes are all here.
     pub(super) fn finish_incoming(&mut self, id: u64, source: PeerId) {
-        let Some(Operation::Incoming { then, multi, done, measured, paged, .. }) =
+        let Some(Operation::Incoming { then, multi, done, measured, paged, is_fresh, .. }) =
             self.operations.take(id, source)
         else {
             return;
@@ -176,7 +176,7 @@ impl Core {
         let ways = &mut self.peers[source.0 as usize].ways;
         // What a buffer costs by pages that has not come back yet says nothing of one that has.
         if let Some(message) = measured
-            && !ways.is_unfit(&message, paged)
+            && !ways.is_unfit(&message, paged, is_fresh)
         {
             let took = ways.ended(message);
             let ([ns, bytes], len) = message.counted();

@@ -337,6 +337,7 @@ impl Core {
             measured,
             again: false,
             paged: 0,
+            is_fresh: false,
         };
         let mine = self.operations.insert(operation);
         match (way, offer) {

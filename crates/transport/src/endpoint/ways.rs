@@ -20,6 +20,9 @@ const CLASSES: usize = 8;
 const TRIALS: u32 = 8;
 /// Trials by pages, at most, that are made once more, since the buffer had not come back.
 const MORE_TRIALS: u32 = 32;
+/// Of messages by pages that were granted for them, how many more than one in [`FRESH_SHARE`] are not counted.
+const FRESH: u32 = 64;
+const FRESH_SHARE: u32 = 4;
 /// Messages from one trial of the slower way to the next, at first and at most.
 const RETRY: (u32, u32) = (64, 4096);
 
@@ -38,6 +41,12 @@ impl Way {
     /// Place of its cost: of the two ways to a remote endpoint one is always the copy.
     fn place(self) -> usize {
         usize::from(self != Self::Copy)
+    }
+
+    /// How much more than two copies it may take, as the receiver sees it, who does not see that its sender has nothing to copy: of all
+    /// work of both that is nearly half.
+    fn favour(self) -> f64 {
+        if self == Self::Pages { 1.125 } else { 1.0 }
     }
 }
 
@@ -99,6 +108,11 @@ struct Class {
     messages: u32,
     /// Trials that said nothing.
     unfit: u32,
+    /// How many more of the trial that is made now may say nothing, each of which is followed by another one; whether the next is such.
+    more: u32,
+    is_more: bool,
+    /// What messages by fresh pages have cost and others have given back; beyond [`FRESH`] they count.
+    fresh: u32,
     /// By way.
     costs: [Cost; 2],
     /// The way that was faster when a message last had the choice, the message with which the other is tried again, and the
@@ -116,7 +130,7 @@ impl Class {
             return if number.is_multiple_of(2) { Way::Copy } else { one_copy };
         }
         let (way, other) = match self.costs.map(|cost| cost.ns) {
-            [Some(copy), Some(other)] if other < copy => (one_copy, Way::Copy),
+            [Some(copy), Some(other)] if other < copy * one_copy.favour() => (one_copy, Way::Copy),
             _ => (Way::Copy, one_copy),
         };
         if self.faster != Some(way) {
@@ -126,7 +140,10 @@ impl Class {
         if number != self.retry {
             return way;
         }
-        self.gap = (2 * self.gap).min(RETRY.1);
+        if !std::mem::take(&mut self.is_more) {
+            self.more = (self.gap / 8).min(MORE_TRIALS);
+            self.gap = (2 * self.gap).min(RETRY.1);
+        }
         self.retry = number.wrapping_add(self.gap);
         other
     }
@@ -183,17 +200,29 @@ impl Ways {
         ns
     }
 
-    /// Whether a message says nothing of its way: it was to come in pages, of which `paged` bytes did, and those were few. While ways
-    /// are tried, another message is tried in its place.
-    pub(super) fn is_unfit(&mut self, message: &Measured, paged: u64) -> bool {
-        let is_unfit = message.way == Way::Pages && paged < message.len / 2;
-        if is_unfit {
-            let class = self.class(message.len);
-            if class.messages < TRIALS + 2 * class.unfit && class.unfit < MORE_TRIALS {
-                class.unfit += 1;
-            }
+    /// Whether a message says nothing of its way: it was to come in pages, of which `paged` bytes did, and those were few, or were granted
+    /// for it, as they will not have to be for the next one. While ways are tried, another message is tried in its place.
+    pub(super) fn is_unfit(&mut self, message: &Measured, paged: u64, is_fresh: bool) -> bool {
+        if message.way != Way::Pages {
+            return false;
         }
-        is_unfit
+        let class = self.class(message.len);
+        let is_paged = paged >= message.len / 2;
+        if is_paged && !is_fresh {
+            class.fresh = class.fresh.saturating_sub(1);
+            return false;
+        }
+        // Where pages have to be granted again and again, that is what the way costs.
+        if is_paged && class.fresh >= FRESH * FRESH_SHARE {
+            return false;
+        }
+        class.fresh += if is_paged { FRESH_SHARE } else { 0 };
+        if class.messages < TRIALS + 2 * class.unfit {
+            class.unfit += u32::from(class.unfit < MORE_TRIALS);
+        } else if class.faster == Some(Way::Copy) && class.more > 0 {
+            (class.more, class.is_more, class.retry) = (class.more - 1, true, class.messages);
+        }
+        true
     }
 
     /// A message could not go the way that was chosen.
@@ -280,9 +309,14 @@ mod tests {
             let message = Measured { way, len: 100_000, begin: now };
             by_pages += u32::from(way == Way::Pages);
             // Five buffers in turn, of which each has to come by pages twice before it is fast.
-            let paged = if by_pages > 10 { 98_304 } else { 0 };
-            let ns = if way == Way::Pages && paged > 0 { 50_000 } else { 100_000 };
-            if !ways.is_unfit(&message, paged) {
+            let paged = if by_pages > 5 { 98_304 } else { 0 };
+            let is_fresh = (6..=10).contains(&by_pages);
+            let ns = match way {
+                Way::Pages if is_fresh => 200_000,
+                Way::Pages if paged > 0 => 50_000,
+                _ => 100_000,
+            };
+            if !ways.is_unfit(&message, paged, is_fresh) {
                 ways.last_end = Some(now);
                 ways.ended_at(message, now + Duration::from_nanos(ns));
             }
@@ -296,12 +330,70 @@ mod tests {
             let way = ways.choose(100_000, Way::Pages);
             by_pages += u32::from(way == Way::Pages);
             let message = Measured { way, len: 100_000, begin: now };
-            if !ways.is_unfit(&message, 0) {
+            if !ways.is_unfit(&message, 0, false) {
                 ways.last_end = None;
                 ways.ended_at(message, now + Duration::from_nanos(100_000));
             }
         }
-        assert!(by_pages < 100, "{by_pages}");
+        assert!(by_pages < 300, "{by_pages}");
+    }
+
+    /// A pool of buffers, some of which go by pages while others are copied. Gives how many of `count` messages went by pages.
+    fn in_turn(ways: &mut Ways, count: usize, buffers: usize, sent: &mut Vec<u32>, forgets: bool) -> u32 {
+        let now = Instant::now();
+        sent.resize(buffers, 0);
+        let mut by_pages = 0;
+        for i in 0..count {
+            let way = ways.choose(100_000, Way::Pages);
+            let message = Measured { way, len: 100_000, begin: now };
+            let mut how = (0, false, 100_000);
+            if way == Way::Pages {
+                by_pages += 1;
+                let seen = &mut sent[i % buffers];
+                *seen = if forgets { 1 } else { *seen + 1 };
+                how = match *seen {
+                    1 if !forgets => (0, false, 100_000),
+                    1 | 2 => (98_304, true, 200_000),
+                    _ => (98_304, false, 60_000),
+                };
+            }
+            let (paged, is_fresh, ns) = how;
+            if !ways.is_unfit(&message, paged, is_fresh) {
+                ways.last_end = None;
+                ways.ended_at(message, now + Duration::from_nanos(ns));
+            }
+        }
+        by_pages
+    }
+
+    #[test]
+    fn what_it_takes_to_grant_pages_once_does_not_count() {
+        let mut ways = Ways::default();
+        assert!(in_turn(&mut ways, 100, 1, &mut Vec::new(), false) > 80);
+        // Other buffers, more of them, and then such as have to be granted each time.
+        let by_pages = in_turn(&mut ways, 1000, 16, &mut Vec::new(), false);
+        assert!(by_pages > 980, "{by_pages}");
+        let by_pages = in_turn(&mut ways, 10_000, 16, &mut Vec::new(), true);
+        assert!(by_pages < 400, "{by_pages}");
+        // A pool that comes back is found again.
+        let by_pages = in_turn(&mut ways, 40_000, 8, &mut Vec::new(), false);
+        assert!(by_pages > 20_000, "{by_pages}");
+    }
+
+    #[test]
+    fn pages_may_take_a_little_longer_since_their_sender_does_not_copy() {
+        for (ns, expected) in [(109_000, true), (116_000, false)] {
+            let (mut ways, now, mut by_pages) = (Ways::default(), Instant::now(), 0);
+            for _ in 0..200 {
+                let way = ways.choose(100_000, Way::Pages);
+                let message = Measured { way, len: 100_000, begin: now };
+                let ns = if way == Way::Pages { ns } else { 100_000 };
+                by_pages += u32::from(way == Way::Pages);
+                ways.last_end = None;
+                ways.ended_at(message, now + Duration::from_nanos(ns));
+            }
+            assert_eq!(by_pages > 100, expected, "{ns}: {by_pages}");
+        }
     }
 
     #[test]
