@@ -13,12 +13,12 @@
 #include <stdint.h>
 
 /* BARRIER and ALLREDUCE take any number of ranks, the others two. */
-enum kind { LATENCY, PINGPONG, WINDOW, RATE, POSTED, UNEXPECTED, BARRIER, ALLREDUCE, KINDS };
+enum kind { LATENCY, PINGPONG, WINDOW, RATE, POSTED, UNEXPECTED, BARRIER, ALLREDUCE, POOL, BOTH, ONCE, BARE, KINDS };
 
 struct block {
     enum kind kind;
     size_t bytes;
-    int depth;        /* messages in flight: WINDOW and RATE; what waits beside: POSTED and UNEXPECTED */
+    int depth;        /* messages in flight: WINDOW and RATE; what waits beside: POSTED and UNEXPECTED; buffers in turn: POOL, BOTH and BARE */
     int touched;      /* PINGPONG and WINDOW: each message is written before it is sent and read after it was received */
     uint64_t rounds;  /* per batch; 0 until calibrated */
 };
@@ -35,6 +35,7 @@ struct sample {
     uint64_t cma_bytes;       /* moved by process_vm_readv and process_vm_writev, all ranks */
     int region_counted;       /* whether all ranks have a region whose counters can be read; if so: */
     uint64_t region_bytes, region_messages; /* sent by one rank and received by another through it */
+    uint64_t page_bytes;      /* of region_bytes, those that their receivers copied from pages that the senders granted */
 };
 
 /* blocks.c */
@@ -50,6 +51,10 @@ void check_touch(const char *message, size_t bytes, uint64_t number);
 /* line.c: half a round of one bare cache line between the two ranks, in microseconds; negative where they share none */
 void line_open(int one_host);
 double line_us(void);
+int line_is_open(void);
+void line_turn(int begins);
+/* Zeroed memory that this rank alone writes and the other one reads, and that of the other one; for good. 0 where there is none. */
+int share(size_t bytes, char *both[2]);
 
 /* waiting.c: receives that stay posted, or messages that nobody receives, while a ping-pong goes on beside them */
 void waiting_begin(enum kind kind, int count);
@@ -59,12 +64,18 @@ void waiting_end(void);
 double collective_batch(const struct block *b, uint64_t rounds);
 uint64_t collective_messages(void);
 
+/* pool.c: long messages from buffers that come back, or never do */
+void pool_open(const struct block *b);
+double pool_batch(const struct block *b, uint64_t rounds);
+uint64_t pool_messages(const struct block *b);
+void pool_close(void);
+
 /* neighbours.c */
 int neighbours_main(const char *plan, const char *directory);
 
 /* counters.c */
 enum counter { NET, LOOPBACK, CMA, REGION_READ, REGION_TX_MESSAGES, REGION_TX_BYTES, REGION_RX_MESSAGES, REGION_RX_BYTES,
-               REGION_RMA, REGION_RMA_BYTES, COUNTERS };
+               REGION_RMA, REGION_RMA_BYTES, REGION_PAGE_BYTES, COUNTERS };
 void counters_now(uint64_t now[COUNTERS]);
 double cpu_seconds(void);
 

@@ -16,7 +16,8 @@
 const char *block_name(const struct block *b)
 {
     static const char *const names[] = { "latency", "bandwidth", "bandwidth_windowed", "rate",
-                                         "posted", "unexpected", "barrier", "allreduce" };
+                                         "posted", "unexpected", "barrier", "allreduce",
+                                         "pool", "both_ways", "once", "bare_copy" };
 
     if (b->kind == PINGPONG && !b->touched)
         return "bandwidth_untouched";
@@ -33,7 +34,8 @@ const char *block_name(const struct block *b)
 const char *block_metric(const struct block *b)
 {
     static const char *const metrics[] = { "latency_us", "bandwidth_MBps", "bandwidth_MBps", "rate_Mps",
-                                           "latency_us", "latency_us", "loops_per_s", "loops_per_s" };
+                                           "latency_us", "latency_us", "loops_per_s", "loops_per_s",
+                                           "bandwidth_MBps", "bandwidth_MBps", "bandwidth_MBps", "bandwidth_MBps" };
     return metrics[b->kind];
 }
 
@@ -192,12 +194,19 @@ static int is_windowed(const struct block *b)
     return b->kind == WINDOW || b->kind == RATE;
 }
 
+static int is_pooled(const struct block *b)
+{
+    return b->kind == POOL || b->kind == BOTH || b->kind == ONCE || b->kind == BARE;
+}
+
 static double batch(const struct block *b, char *buffers, uint64_t rounds)
 {
     double start;
 
     if (is_collective(b))
         return collective_batch(b, rounds);
+    if (is_pooled(b))
+        return pool_batch(b, rounds);
     MPI_Barrier(MPI_COMM_WORLD);
     start = now_seconds();
     if (is_windowed(b))
@@ -220,9 +229,22 @@ static double in_metric(const struct block *b, double seconds, uint64_t rounds)
     case RATE: return b->depth * (double)rounds / seconds / 1e6;
     case BARRIER:
     case ALLREDUCE: return (double)rounds / seconds;
+    case POOL:
+    case BOTH:
+    case ONCE: return (double)b->bytes * (double)pool_messages(b) * (double)rounds / seconds / 1e6;
+    case BARE: return (double)b->bytes * b->depth * (double)rounds / seconds / 1e6;
     case KINDS: break;
     }
     return 0;
+}
+
+static uint64_t messages_of_round(const struct block *b)
+{
+    if (is_collective(b))
+        return collective_messages();
+    if (is_pooled(b))
+        return pool_messages(b);
+    return is_windowed(b) ? (uint64_t)b->depth : 2;
 }
 
 static uint64_t least(uint64_t a, uint64_t b)
@@ -245,6 +267,8 @@ void block_run(struct block *b, double budget_seconds, struct sample *out)
         verify(buffers, b->bytes);
     if (waiting)
         waiting_begin(b->kind, b->depth);
+    if (is_pooled(b))
+        pool_open(b);
 
     for (uint64_t rounds = 2; b->rounds == 0; rounds *= 2) {
         double took = batch(b, buffers, rounds), wanted = budget_seconds / BATCHES;
@@ -265,6 +289,8 @@ void block_run(struct block *b, double budget_seconds, struct sample *out)
     counters_now(after);
     if (waiting)
         waiting_end();
+    if (is_pooled(b))
+        pool_close();
     if (!is_collective(b))
         verify(buffers, b->bytes);
     free(buffers);
@@ -272,8 +298,12 @@ void block_run(struct block *b, double budget_seconds, struct sample *out)
     out->value = median(values, BATCHES);
     out->min = values[0];
     out->max = values[BATCHES - 1];
-    out->messages = b->rounds * BATCHES * (is_collective(b) ? collective_messages() : (uint64_t)(is_windowed(b) ? b->depth : 2));
-    out->operations = is_collective(b) ? b->rounds * BATCHES : out->messages;
+    out->messages = b->rounds * BATCHES * messages_of_round(b);
+    out->operations = out->messages;
+    if (is_collective(b))
+        out->operations = b->rounds * BATCHES;
+    if (b->kind == BARE)
+        out->operations = b->rounds * BATCHES * (uint64_t)b->depth;
     out->payload_bytes = out->messages * b->bytes;
     MPI_Reduce(&cpu, &out->cpu_seconds, 1, MPI_DOUBLE, MPI_SUM, 0, MPI_COMM_WORLD);
     for (int i = 0; i < COUNTERS; i++)
@@ -285,5 +315,6 @@ void block_run(struct block *b, double budget_seconds, struct sample *out)
     out->cma_bytes = both[CMA];
     out->region_counted = both[REGION_READ] == 2 * (uint64_t)ranks;
     out->region_bytes = least(both[REGION_TX_BYTES], both[REGION_RX_BYTES]) + both[REGION_RMA_BYTES];
+    out->page_bytes = both[REGION_PAGE_BYTES];
     out->region_messages = least(both[REGION_TX_MESSAGES], both[REGION_RX_MESSAGES]) + both[REGION_RMA];
 }

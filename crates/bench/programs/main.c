@@ -4,7 +4,10 @@
  * mpi-bench --neighbours N|all DIRECTORY
  *
  * BLOCK is latency:BYTES, pingpong:BYTES, window:BYTES:DEPTH or rate:BYTES:DEPTH; posted:BYTES:COUNT or
- * unexpected:BYTES:COUNT, a latency beside COUNT receives or messages of other tags that wait; and for any number of
+ * unexpected:BYTES:COUNT, a latency beside COUNT receives or messages of other tags that wait; pool:BYTES:BUFFERS and
+ * both:BYTES:BUFFERS, one message at a time from so many buffers in turn, one way and both at the same time, once:BYTES, each
+ * from memory that nothing was sent from before, and bare:BYTES:BUFFERS, the same without an MPI, from memory
+ * that both have; and for any number of
  * ranks barrier or allreduce:BYTES. Messages of pingpong and window are written before they are sent and read after they
  * were received, unless :untouched stands behind. The plan is run N times over, block after block, with the bare line
  * timed before and after each where there are two ranks. ISTHMUS_BENCH_PIN=1 binds each rank's main thread to a processor
@@ -63,7 +66,8 @@ void die(const char *what)
 static struct block parse_block(const char *text)
 {
     static const char *const names[] = { "latency", "pingpong", "window", "rate",
-                                         "posted", "unexpected", "barrier", "allreduce" };
+                                         "posted", "unexpected", "barrier", "allreduce",
+                                         "pool", "both", "once", "bare" };
     struct block b = { .depth = 1 };
     char name[16];
     unsigned long long bytes = 0;
@@ -74,14 +78,15 @@ static struct block parse_block(const char *text)
         ;
     if (fields < (kind == BARRIER ? 1 : 2) || kind == KINDS || b.depth < 1 || bytes > (1u << 30))
         die("bad block; say latency:BYTES, pingpong:BYTES[:untouched], window:BYTES:DEPTH[:untouched], rate:BYTES:DEPTH, "
-            "posted:BYTES:COUNT, unexpected:BYTES:COUNT, barrier or allreduce:BYTES");
+            "posted:BYTES:COUNT, unexpected:BYTES:COUNT, barrier, allreduce:BYTES, pool:BYTES:BUFFERS, both:BYTES:BUFFERS, "
+            "once:BYTES or bare:BYTES:BUFFERS");
     if (untouched && (strcmp(untouched, UNTOUCHED) != 0 || (kind != PINGPONG && kind != WINDOW)))
         die("bad block; only pingpong and window may end in " UNTOUCHED);
-    if (kind < BARRIER && ranks != 2)
+    if (kind != BARRIER && kind != ALLREDUCE && ranks != 2)
         die("all blocks but barrier and allreduce take exactly two ranks");
     b.kind = (enum kind)kind;
     b.bytes = (size_t)bytes;
-    b.touched = (kind == PINGPONG || kind == WINDOW) && !untouched;
+    b.touched = (kind == PINGPONG || kind == WINDOW || kind >= POOL) && !untouched;
     return b;
 }
 
@@ -247,8 +252,8 @@ int main(int argc, char **argv)
             else
                 printf("\"line_us\":null,");
             if (s.region_counted)
-                printf("\"region_bytes\":%llu,\"region_messages\":%llu,", (unsigned long long)s.region_bytes,
-                       (unsigned long long)s.region_messages);
+                printf("\"region_bytes\":%llu,\"region_messages\":%llu,\"page_bytes\":%llu,", (unsigned long long)s.region_bytes,
+                       (unsigned long long)s.region_messages, (unsigned long long)s.page_bytes);
             else
                 printf("\"region_bytes\":null,\"region_messages\":null,");
             printf("\"payload_bytes\":%llu,\"net_bytes\":%llu,\"loopback_bytes\":%llu,\"cma_bytes\":%llu}\n",

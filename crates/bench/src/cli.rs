@@ -13,7 +13,7 @@ use crate::placement::{Choice, Policy};
 use crate::program::Block;
 use crate::rank::What as Objects;
 use crate::subject::Peers;
-use crate::{fluid, lane, mpi, objects, peers, placement, promise, rank, record, show, sysv};
+use crate::{fluid, lane, mpi, objects, onecopy, peers, placement, promise, rank, record, show, sysv};
 
 const QUICK_ROUNDS: u32 = 3;
 
@@ -48,6 +48,8 @@ enum What {
     Mpi(MpiArgs),
     /// Latency and bandwidth of the transport itself, beside a bare cache line; an MPI only starts the processes.
     Lane(LaneArgs),
+    /// Long messages in one copy beside two: from buffers that come back, in pools of several sizes, and from such that never do.
+    Onecopy(OnecopyArgs),
     /// How long an MPI takes to find a message among 10 to 10,000 posted receives or waiting messages.
     Matching(MatchingArgs),
     /// All that is promised of speed and size, in one table beside what is measured now.
@@ -82,6 +84,7 @@ impl What {
             | Self::Barrier(ObjectArgs { common, .. })
             | Self::Counter(ObjectArgs { common, .. })
             | Self::Ivc(ObjectArgs { common, .. })
+            | Self::Onecopy(OnecopyArgs { common, .. })
             | Self::Wait(WaitArgs { common })
             | Self::Sph(SphArgs { common, .. })
             | Self::Collectives(CollectivesArgs { common, .. }) => (&common.json, &None),
@@ -289,6 +292,15 @@ struct MatchingArgs {
 }
 
 #[derive(Args, Debug)]
+struct OnecopyArgs {
+    /// VMs that the two ranks are in, which grant pages of their buffers; 0 runs plain processes on this host, of which the kernel copies.
+    #[arg(long, default_value_t = 2, value_name = "N")]
+    vms: u32,
+    #[command(flatten)]
+    common: Common,
+}
+
+#[derive(Args, Debug)]
 struct PeersArgs {
     /// An MPI: its directory, or its name on the PATH; may be repeated.
     #[arg(long, value_name = "DIR|NAME")]
@@ -411,6 +423,7 @@ pub fn main(args: &BenchArgs) -> i32 {
     let done = signals.and_then(|()| args.what.check_files()).and_then(|()| match &args.what {
         What::Mpi(args) => bench_mpi(args),
         What::Lane(args) => bench_lane(args),
+        What::Onecopy(args) => bench_onecopy(args),
         What::Matching(args) => bench_matching(args),
         What::Collectives(args) => bench_collectives(args),
         What::Peers(args) => bench_peers(args),
@@ -651,6 +664,21 @@ fn bench_matching(args: &MatchingArgs) -> Result<()> {
     plan.blocks.extend(WAITING.map(Block::Posted));
     plan.blocks.extend(WAITING.map(Block::Unexpected));
     compare(&plan, &args.common)
+}
+
+fn bench_onecopy(args: &OnecopyArgs) -> Result<()> {
+    check_pair(args.vms)?;
+    let peers = Peers { tcp: false, two_copy: true, one_copy: true, ..Peers::USUAL };
+    let mut plan = args.common.plan(2, args.vms, peers)?;
+    plan.reps = 1;
+    plan.blocks = onecopy::blocks(args.common.quick);
+    let done = onecopy::run(&plan, &mut |what| isthmus_region::tell!("{what}"))?;
+    let kept = args.common.keep(&done.comparison.records);
+    show::comparison(&plan, &done.comparison);
+    show::promises(&done.rows);
+    kept?;
+    args.common.say_where();
+    whole(&done.comparison)
 }
 
 fn bench_collectives(args: &CollectivesArgs) -> Result<()> {

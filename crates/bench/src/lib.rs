@@ -26,6 +26,7 @@
 //! | [`waits`] | `bench wait`: what sleeps for completions, of the provider itself |
 //! | [`sysv`] | `bench sysv`: System V IPC of a region beside the kernel's |
 //! | [`doorbell`] | `bench doorbell`: what it takes to wake a process that sleeps |
+//! | [`onecopy`] | `bench onecopy`: long messages in one copy beside two, from buffers that come back and that do not |
 //! | [`fluid`] | `bench sph`: the fluid simulator of the examples |
 //! | [`placement`] | where the processors were: rounds sorted by a bare cache line beside each block, and how long they are waited for |
 //! | [`promise`] | what is promised of a figure, and what became of it |
@@ -46,6 +47,7 @@ pub mod lane;
 pub mod memory;
 pub mod mpi;
 pub mod objects;
+pub mod onecopy;
 pub mod page;
 pub mod path;
 pub mod peers;

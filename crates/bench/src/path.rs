@@ -8,6 +8,10 @@ const NOISE: f64 = 0.1;
 /// first bytes of a message that goes by cross-memory attach go another way.
 const WHOLE: f64 = 0.9;
 
+/// Granted pages that carried at least this share of the payload: the edges of a buffer, which are no whole chunks of pages, go as
+/// other messages do.
+const MOST: f64 = 0.75;
+
 /// What moved while one block was measured.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Moved {
@@ -17,6 +21,8 @@ pub struct Moved {
     pub payload: u64,
     /// Messages and bytes that went through the region, as all ranks' own counters say; `None` where a rank has none.
     pub region: Option<(u64, u64)>,
+    /// Of those bytes, what receivers copied from pages that their senders granted.
+    pub pages: u64,
     /// By cross-memory attach.
     pub cma: u64,
     /// On network interfaces, loopback included, protocol headers and all.
@@ -31,6 +37,10 @@ impl Moved {
     pub fn way(&self, one_host: bool) -> Option<&'static str> {
         // Counters hold whole numbers far below 2^53.
         let share = |part: u64, whole: u64| part as f64 / whole.max(1) as f64;
+        if self.messages == 0 {
+            // None that a way could be claimed for.
+            return None;
+        }
         let (messages, bytes) = self.region.unwrap_or((0, 0));
         // The region counts exactly, and what both ranks saw go through it, big and small, went no other way.
         let whole = if self.payload == 0 { 1.0 } else { share(bytes, self.payload) };
@@ -39,7 +49,13 @@ impl Moved {
         let kernel = self.payload.max(self.messages);
         if region >= 1.0 {
             // The provider announces all messages in the region, and may have the kernel copy the long ones.
-            return Some(if share(self.cma, kernel) >= WHOLE { "region+cma" } else { "region" });
+            return Some(if share(self.cma, kernel) >= WHOLE {
+                "region+cma"
+            } else if share(self.pages, kernel) >= MOST {
+                "region+pages"
+            } else {
+                "region"
+            });
         }
         let ways =
             [("region", region), ("cma", share(self.cma, kernel)), ("tcp", share(self.network, kernel))];
@@ -53,9 +69,9 @@ impl Moved {
     }
 }
 
-/// Whether a way is that of the provider alone: through the region, or announced there and copied by the kernel.
+/// Whether a way is that of the provider alone: through the region, or announced there and copied by the kernel or from granted pages.
 pub fn is_providers(way: Option<&str>) -> bool {
-    matches!(way, Some("region" | "region+cma"))
+    matches!(way, Some("region" | "region+cma" | "region+pages"))
 }
 
 /// One name for several blocks: theirs if they agree, and `mixed` if not. Blocks in which the provider chose differently still
@@ -64,7 +80,12 @@ pub fn common<'a>(ways: &[Option<&'a str>]) -> Option<&'a str> {
     match ways {
         [first, rest @ ..] if rest.iter().all(|way| way == first) => *first,
         [] => None,
-        _ if ways.iter().all(|way| is_providers(*way)) => Some("region+cma"),
+        _ if ways.iter().all(|way| is_providers(*way)) => ways
+            .iter()
+            .copied()
+            .flatten()
+            .filter(|way| *way != "region")
+            .reduce(|one, other| if one == other { one } else { "mixed" }),
         _ => Some("mixed"),
     }
 }
@@ -73,7 +94,7 @@ pub fn common<'a>(ways: &[Option<&'a str>]) -> Option<&'a str> {
 mod tests {
     use super::*;
 
-    const MOVED: Moved = Moved { messages: 10, payload: 1000, region: None, cma: 0, network: 0 };
+    const MOVED: Moved = Moved { messages: 10, payload: 1000, region: None, pages: 0, cma: 0, network: 0 };
 
     #[test]
     fn what_carried_all_is_named() {
@@ -89,6 +110,8 @@ mod tests {
         assert_eq!(ways, [Some("region"), Some("region"), Some("region+cma"), Some("region+cma")]);
         assert!(ways.into_iter().all(is_providers));
         assert_eq!(Moved { region: Some((6, 600)), cma: 1000, ..MOVED }.way(true), Some("mixed"));
+        let ways = [740, 750, 1000].map(|pages| Moved { pages, ..all }.way(false));
+        assert_eq!(ways, [Some("region"), Some("region+pages"), Some("region+pages")]);
         assert!(![None, Some("cma"), Some("mixed")].into_iter().any(is_providers));
     }
 
@@ -106,6 +129,7 @@ mod tests {
         assert_eq!(Moved { region: Some((10, 0)), network: 1000, ..empty }.way(true), Some("region"));
         assert_eq!(Moved { network: 600, ..empty }.way(true), Some("tcp"));
         assert_eq!(empty.way(true), Some("shm"));
+        assert_eq!(Moved { messages: 0, ..empty }.way(true), None);
         assert_eq!(Moved { region: Some((9, 0)), ..empty }.way(true), Some("mixed"));
     }
 
@@ -121,6 +145,8 @@ mod tests {
         assert_eq!(common(&[Some("region"), Some("region")]), Some("region"));
         assert_eq!(common(&[Some("region"), Some("region+cma")]), Some("region+cma"));
         assert_eq!(common(&[Some("cma"), Some("region+cma")]), Some("mixed"));
+        assert_eq!(common(&[Some("region+pages"), Some("region")]), Some("region+pages"));
+        assert_eq!(common(&[Some("region+pages"), Some("region+cma")]), Some("mixed"));
         assert_eq!(common(&[Some("region"), None]), Some("mixed"));
         assert_eq!(common(&[]), None);
     }

@@ -55,23 +55,31 @@ pub struct Table {
 }
 
 /// A ratio that is promised, and how to find it among the records.
-struct Wanted {
+pub(crate) struct Wanted {
     what: String,
-    promise: Promise,
+    /// What is required and aimed at.
+    pub promise: Promise,
     benchmark: &'static str,
     bytes: u64,
+    /// In flight or in turn, where rows differ by that.
+    pub depth: Option<u32>,
     /// The peer, or `None` for the best of all.
     peer: Option<&'static str>,
 }
 
 impl Wanted {
-    fn new(
+    pub(crate) fn new(
         what: impl Into<String>,
         promise: Promise,
         (benchmark, bytes): (&'static str, u64),
         peer: Option<&'static str>,
     ) -> Self {
-        Self { what: what.into(), promise, benchmark, bytes, peer }
+        Self { what: what.into(), promise, benchmark, bytes, depth: None, peer }
+    }
+
+    /// The bytes of its messages.
+    pub(crate) const fn bytes(&self) -> u64 {
+        self.bytes
     }
 
     fn missing(&self, mpi: Option<&str>, why: &str) -> Row {
@@ -82,6 +90,8 @@ impl Wanted {
     fn wanted_way(&self, peer: &str) -> &'static str {
         if crate::subject::is_tcp(peer) {
             "tcp"
+        } else if peer == crate::subject::TWO_COPIES {
+            "region"
         } else if peer == COPIES_ONCE && self.bytes >= COPIED_ONCE {
             "cma"
         } else {
@@ -90,11 +100,12 @@ impl Wanted {
     }
 
     /// The row that `records` of one comparison give for one placement; the record it is about gets the promise.
-    fn row(&self, records: &mut [Record], placement: Option<&str>) -> Row {
+    pub(crate) fn row(&self, records: &mut [Record], placement: Option<&str>) -> Row {
         let mpi = records.iter().find_map(|record| record.mpi.clone());
         let of_row = |record: &&Record| {
             record.benchmark == self.benchmark
                 && record.bytes == Some(self.bytes)
+                && (self.depth.is_none() || record.depth == self.depth)
                 && record.placement.as_deref() == placement
         };
         let value = |name: &str| {

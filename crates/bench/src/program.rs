@@ -14,7 +14,7 @@ use crate::path::Moved;
 /// What all of the programs have.
 pub const AWAIT: (&str, &str) = ("await.h", include_str!("../programs/await.h"));
 
-const SOURCES: [(&str, &str); 11] = [
+const SOURCES: [(&str, &str); 12] = [
     AWAIT,
     ("bench.h", include_str!("../programs/bench.h")),
     ("main.c", include_str!("../programs/main.c")),
@@ -22,6 +22,7 @@ const SOURCES: [(&str, &str); 11] = [
     ("touch.c", include_str!("../programs/touch.c")),
     ("waiting.c", include_str!("../programs/waiting.c")),
     ("collective.c", include_str!("../programs/collective.c")),
+    ("pool.c", include_str!("../programs/pool.c")),
     ("neighbours.c", include_str!("../programs/neighbours.c")),
     ("counters.c", include_str!("../programs/counters.c")),
     ("line.c", include_str!("../programs/line.c")),
@@ -121,6 +122,14 @@ pub enum Block {
     Posted(u32),
     /// A ping-pong of 8 bytes while that many messages wait that are never received.
     Unexpected(u32),
+    /// Bandwidth one way of messages one after the other, from that many buffers in turn, each written and read.
+    Pool(u64, u32),
+    /// The same, of two that are under way in both directions at the same time: the sum of both.
+    BothWays(u64, u32),
+    /// The same one way, each message from memory that nothing was sent from before.
+    Once(u64),
+    /// The same without an MPI: what one rank has written is copied by the other from memory that both have.
+    Bare(u64, u32),
     /// Barriers, of any number of ranks.
     Barrier,
     /// Sums over all ranks, of any number of them.
@@ -139,19 +148,25 @@ impl Block {
             Self::Rate(bytes, depth) => format!("rate:{bytes}:{depth}"),
             Self::Posted(count) => format!("posted:8:{count}"),
             Self::Unexpected(count) => format!("unexpected:8:{count}"),
+            Self::Pool(bytes, buffers) => format!("pool:{bytes}:{buffers}"),
+            Self::BothWays(bytes, buffers) => format!("both:{bytes}:{buffers}"),
+            Self::Once(bytes) => format!("once:{bytes}"),
+            Self::Bare(bytes, buffers) => format!("bare:{bytes}:{buffers}"),
             Self::Barrier => "barrier".into(),
             Self::Allreduce(bytes) => format!("allreduce:{bytes}"),
         }
     }
 
-    /// How many messages are in flight or wait, where that is more than one.
+    /// How many messages are in flight or wait, where that is more than one, or buffers that are sent in turn.
     pub fn depth(self) -> Option<u32> {
         match self {
             Self::Window(_, depth) | Self::WindowUntouched(_, depth) | Self::Rate(_, depth) => Some(depth),
             Self::Posted(count) | Self::Unexpected(count) => Some(count),
+            Self::Pool(_, buffers) | Self::BothWays(_, buffers) | Self::Bare(_, buffers) => Some(buffers),
             Self::Latency(_)
             | Self::PingPong(_)
             | Self::PingPongUntouched(_)
+            | Self::Once(_)
             | Self::Barrier
             | Self::Allreduce(_) => None,
         }
@@ -192,6 +207,8 @@ pub struct Sample {
     // Both are null where a rank has no region.
     region_bytes: Option<u64>,
     region_messages: Option<u64>,
+    #[serde(default)]
+    page_bytes: u64,
     net_bytes: u64,
     loopback_bytes: u64,
     cma_bytes: u64,
@@ -204,6 +221,7 @@ impl Sample {
             messages: self.messages,
             payload: self.payload_bytes,
             region: self.region_messages.zip(self.region_bytes),
+            pages: self.page_bytes,
             cma: self.cma_bytes,
             network: self.net_bytes + self.loopback_bytes,
         }
@@ -263,6 +281,7 @@ mod tests {
                 messages: 163_840,
                 payload: 1_310_720,
                 region: Some((163_850, 1_310_725)),
+                pages: 0,
                 cma: 0,
                 network: 107
             }

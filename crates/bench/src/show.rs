@@ -244,7 +244,8 @@ pub fn fluid(plan: &fluid::Plan, done: &fluid::Done) {
     }
 }
 
-fn promises(rows: &[promise::Row]) {
+/// What is promised, with what became of it.
+pub fn promises(rows: &[promise::Row]) {
     if !rows.is_empty() {
         isthmus_region::say!("{}", table::columns(&promise::short_grid(rows)));
         isthmus_region::print::to_stdout(&promise::summary(rows));

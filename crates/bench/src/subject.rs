@@ -40,13 +40,17 @@ pub struct Peers {
     /// The same without the kernel's help (cross-memory attach), so that long messages are copied twice as ours are. Open
     /// MPI only.
     pub two_copy: bool,
+    /// Isthmus itself in two copies, and in one wherever that can be, beside what it chooses; between VMs each of its processes may
+    /// grant pages.
+    pub one_copy: bool,
     /// All ways of Open MPI over TCP between VMs; else two of the four, which a first look is made with.
     pub every_way: bool,
 }
 
 impl Peers {
     /// What most people choose from.
-    pub const USUAL: Self = Self { tcp: true, shared: true, two_copy: false, every_way: true };
+    pub const USUAL: Self =
+        Self { tcp: true, shared: true, two_copy: false, one_copy: false, every_way: true };
 }
 
 /// How a subject's ranks are started.
@@ -68,6 +72,10 @@ pub struct Subject {
     /// How many VMs its ranks are in.
     pub vms: u32,
     via: Via,
+    /// Whether it is one of those that isthmus is compared with.
+    is_peer: bool,
+    /// For `isthmus run`.
+    args: &'static [&'static str],
     env: Vec<(&'static str, &'static str)>,
 }
 
@@ -82,9 +90,9 @@ pub fn is_tcp(name: &str) -> bool {
 }
 
 impl Subject {
-    /// Whether isthmus itself counts what went through its region.
+    /// Whether it is isthmus as its users have it, of which the ratios are.
     pub fn is_isthmus(&self) -> bool {
-        self.via == Via::Region
+        self.via == Via::Region && !self.is_peer
     }
 
     /// Whether it is launched by `isthmus run`, which leaves statistics.
@@ -153,6 +161,7 @@ impl Subject {
                 }
                 words.extend(setting.run_args.iter().cloned());
             }
+            words.extend(self.args.iter().map(|word| String::from(*word)));
             words.push("--stats".into());
             words.push(stats.to_string_lossy().into_owned());
             words.extend(env.drain(..).flat_map(|(name, value)| ["--env".into(), format!("{name}={value}")]));
@@ -182,7 +191,20 @@ pub fn processors() -> u32 {
 /// Where settings differ little, or differ from machine to machine, all of them are measured and the best counts; where one is
 /// slower by far, only the better one is. `docs/performance.md` says what was found, and how.
 pub fn subjects(setting: &Setting, peers: Peers) -> Vec<Subject> {
-    let mut all = vec![Subject { name: "isthmus", vms: setting.vms, via: Via::Region, env: Vec::new() }];
+    let granting: &[&str] = if peers.one_copy && setting.vms > 0 { &GRANTING } else { &[] };
+    let ours = |name, is_peer, env| Subject {
+        name,
+        vms: setting.vms,
+        via: Via::Region,
+        is_peer,
+        args: granting,
+        env,
+    };
+    let mut all = vec![ours("isthmus", false, Vec::new())];
+    if peers.one_copy {
+        all.push(ours(TWO_COPIES, true, vec![("FI_ISTHMUS_LONG", "copy")]));
+        all.push(ours(ONE_COPY, true, vec![("FI_ISTHMUS_LONG", "attach")]));
+    }
     let flavour = setting.mpi.flavour;
     if peers.tcp {
         let mut ways = match flavour {
@@ -210,6 +232,15 @@ pub fn subjects(setting: &Setting, peers: Peers) -> Vec<Subject> {
 /// The ways over TCP that are best most often, with short messages and with long ones.
 const FIRST_LOOK: [&str; 2] = ["tcp-btl+yield", "tcp-ofi"];
 
+/// Isthmus with long messages in two copies, and in one copy wherever that can be.
+pub const TWO_COPIES: &str = "isthmus-copy";
+/// See [`TWO_COPIES`].
+pub const ONE_COPY: &str = "isthmus-attach";
+
+/// What both of them and isthmus are run with, so that nothing but the way differs: more pages than the transport has granted at the
+/// same time.
+const GRANTING: [&str; 4] = ["--driver", "require", "--grant", "48M"];
+
 type Env = Vec<(&'static str, &'static str)>;
 
 impl Setting {
@@ -222,13 +253,13 @@ impl Setting {
     /// Over the network between VMs, or natively over loopback.
     fn between(&self, name: &'static str, env: Env) -> Subject {
         let via = if self.vms == 0 { Via::Launcher } else { Via::Native { tap: true } };
-        Subject { name, vms: self.vms, via, env }
+        Subject { name, vms: self.vms, via, is_peer: true, args: &[], env }
     }
 
     /// Ranks that share one kernel: on this host, or in one VM, which is what VMs are fairly compared with.
     fn together(&self, name: &'static str, env: Env) -> Subject {
         let via = if self.vms == 0 { Via::Launcher } else { Via::Native { tap: false } };
-        Subject { name, vms: self.vms.min(1), via, env }
+        Subject { name, vms: self.vms.min(1), via, is_peer: true, args: &[], env }
     }
 }
 
@@ -409,7 +440,7 @@ mod tests {
         let setting = setting(Flavour::OpenMpi, 0);
         let names: Vec<_> = subjects(&setting, Peers::USUAL).iter().map(|s| s.name).collect();
         assert_eq!(names, ["isthmus", "tcp-btl", "tcp-ucx", "ompi-sm"]);
-        let two_copy = Peers { tcp: false, shared: false, two_copy: true, every_way: true };
+        let two_copy = Peers { tcp: false, shared: false, two_copy: true, ..Peers::USUAL };
         let names: Vec<_> = subjects(&setting, two_copy).iter().map(|s| s.name).collect();
         assert_eq!(names, ["isthmus", "ompi-sm-nocma"]);
     }

@@ -1,4 +1,4 @@
-//! Functions for benchmarks, in the provider that their MPI has loaded: a bare line that two processes share, and this
+//! Functions for benchmarks, in the provider that their MPI has loaded: bare lines that two processes share, and this
 //! process's counters. `isthmus bench mpi` finds them by name; no MPI calls them.
 //!
 //! They use the process's attachment, and keep it until the process ends, so that what they gave stays mapped.
@@ -16,10 +16,10 @@ use isthmus_region::member::Member;
 
 use crate::errno;
 
-/// Where a line is, for the other process: the region's identity (two words), the peer's index, the offset in its section.
+/// Where lines are, for the other process: the region's identity (two words), the peer's index, the offset in its section.
 type Place = [u64; 4];
 
-/// What is kept until the process ends: its attachment, and a view of each line that was given.
+/// What is kept until the process ends: its attachment, and a view of the first of the lines that were given.
 struct Held {
     pid: u32,
     member: Arc<Member>,
@@ -63,18 +63,19 @@ fn with<R>(body: impl FnOnce(&mut Held) -> Result<R, c_int>) -> Result<R, c_int>
     })
 }
 
-/// Takes a zeroed line of this process's memory in the region, which only this process may write. Gives its first word, and
-/// at `place` what the other process needs to find it; null where there is no region.
+/// Takes `bytes` in zeroed lines of this process's memory in the region, which only this process may write. Gives the first word, and
+/// at `place` what the other process needs to find them; null where there is no region, or not so much memory.
 ///
 /// # Safety
 /// `place` must be null or good for writing four words.
 #[unsafe(no_mangle)]
-unsafe extern "C" fn isthmus_line_open(place: *mut Place) -> *mut u64 {
+unsafe extern "C" fn isthmus_line_open(place: *mut Place, bytes: u64) -> *mut u64 {
     let opened = with(|held| {
         let region = |e| errno::of_region(&e);
         let member = &held.member;
-        let at = member.take(64).map_err(region)?;
-        member.section().zero("line", at, 64).map_err(region)?;
+        let bytes = bytes.checked_next_multiple_of(64).filter(|bytes| *bytes > 0).ok_or(FI_EINVAL)?;
+        let at = member.take(bytes).map_err(region)?;
+        member.section().zero("lines", at, bytes).map_err(region)?;
         let line = member.section().line("line", at).map_err(region)?;
         let [first, second] = member.region().shape().uuid;
         let here = [first, second, u64::from(member.peer()), at];
@@ -87,12 +88,12 @@ unsafe extern "C" fn isthmus_line_open(place: *mut Place) -> *mut u64 {
     opened.unwrap_or(null_mut())
 }
 
-/// The first word of another process's line, to be read only; null if `place` is not one in the same region.
+/// The first word of another process's lines of `bytes`, to be read only; null if `place` is not one in the same region.
 ///
 /// # Safety
 /// `place` must be null or point to four words.
 #[unsafe(no_mangle)]
-unsafe extern "C" fn isthmus_line_peer(place: *const Place) -> *const u64 {
+unsafe extern "C" fn isthmus_line_peer(place: *const Place, bytes: u64) -> *const u64 {
     // SAFETY: null, or four words, for which the caller vouches.
     let Some(&[first, second, peer, at]) = (unsafe { isthmus_cabi::object(place) }) else { return null() };
     let found = with(|held| {
@@ -102,6 +103,7 @@ unsafe extern "C" fn isthmus_line_peer(place: *const Place) -> *const u64 {
         }
         let peer = u32::try_from(peer).map_err(|_| FI_EINVAL)?;
         let (_, directory) = held.member.directory(peer).map_err(region)?;
+        directory.section().holds("lines", at, bytes).map_err(region)?;
         let line = directory.section().line("line", at).map_err(region)?;
         Ok(held.keep_peer(line))
     });
