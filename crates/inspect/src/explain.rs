@@ -276,19 +276,41 @@ fn atomics(from: &Member, to: Option<(&Member, &Endpoint)>) -> Choice {
 
 /// What is known of long messages in one copy, if they may go so from a sender's process to this receiver's.
 fn one_copy(from: &Member, endpoint: &Endpoint, to: Option<(&Member, &Endpoint)>) -> Option<String> {
-    // In a region of one file: `Member::may_attach` of the transport's side.
-    let (_, receiver) = to.filter(|(member, _)| member.index == from.index && member.file == 0)?;
-    let counters = |of: &Endpoint| from.processes.iter().find(|p| p.area == of.area).map(|p| &p.counters);
-    let (sent, received) = (counters(endpoint)?, counters(receiver)?);
+    let (member, receiver) = to?;
+    let counters =
+        |m: &Member, of: &Endpoint| m.processes.iter().find(|p| p.area == of.area).map(|p| p.counters);
+    let (sent, received) = (counters(from, endpoint)?, counters(member, receiver)?);
     let speed = |what, ns, bytes| match (received.get(ns), received.get(bytes)) {
         (0, _) | (_, 0) => format!("none in {what}"),
         // Figures for people; a process may have written anything there.
         (ns, bytes) => format!("{:.1} GB/s in {what}", bytes as f64 / ns as f64),
     };
-    let measured = [
-        speed("two copies", Counter::CopyNs, Counter::CopyBytes),
-        speed("one", Counter::AttachNs, Counter::AttachBytes),
-    ];
+    let two = speed("two copies", Counter::CopyNs, Counter::CopyBytes);
+    if member.index != from.index {
+        if from.pages_bytes == 0 {
+            return None;
+        }
+        let process = from.processes.iter().find(|p| p.area == endpoint.area)?;
+        let stale = match received.get(Counter::GrantsStale) {
+            0 => String::new(),
+            count => format!(
+                "; {count} named a page that was no longer granted, and came in two copies from there on"
+            ),
+        };
+        return Some(format!(
+            "; from {} on, its receiver may copy it in one copy from pages of the sender's program instead, which the guest driver has moved into the region ({} of this process now), once a buffer comes back and if that is faster, or as FI_ISTHMUS_LONG says: {} of the {} long messages that the sender's process has sent so far had such pages, to whatever receivers; the receiver's process has measured, of all lengths and senders, {two}, {}{stale}",
+            bytes(ATTACH_BYTES),
+            length(process.pages_granted),
+            sent.get(Counter::Granted),
+            sent.get(Counter::Rendezvous),
+            speed("one", Counter::GrantNs, Counter::GrantBytes),
+        ));
+    }
+    // In a region of one file: `Member::may_attach` of the transport's side.
+    if member.file != 0 {
+        return None;
+    }
+    let measured = [two, speed("one", Counter::AttachNs, Counter::AttachBytes)];
     let refused = match received.get(Counter::AttachRefused) {
         0 => String::new(),
         count => format!(

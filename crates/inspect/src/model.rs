@@ -180,6 +180,10 @@ pub struct Member {
     pub heap_bytes: u64,
     /// Bytes that they were granted.
     pub heap_used: u64,
+    /// Bytes of the pool of pages that its processes may grant; 0 if there is none.
+    pub pages_bytes: u64,
+    /// Bytes of those that are granted.
+    pub pages_granted: u64,
     /// What all processes of this life have counted, including those that have ended.
     #[serde(serialize_with = "counters")]
     pub counters: Totals,
@@ -204,6 +208,8 @@ pub struct Process {
     pub program: String,
     /// Bytes of the region that it was granted.
     pub memory_bytes: u64,
+    /// Bytes of its own memory that it has granted, which lie in the region as long as that.
+    pub pages_granted: u64,
     /// What it has counted.
     #[serde(serialize_with = "counters")]
     pub counters: Totals,

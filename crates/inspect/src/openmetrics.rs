@@ -46,7 +46,7 @@ impl Exporter {
 /// One metric that every member has: family, unit, help, value.
 type PerMember<'a> = (&'a str, &'a str, &'a str, fn(&Member) -> u64);
 
-const GAUGES: [PerMember<'static>; 7] = [
+const GAUGES: [PerMember<'static>; 9] = [
     ("member_up", "", "Whether the member lives.", |m| u64::from(m.state == State::Active)),
     ("member_processes", "", "Attached processes.", |m| m.processes.len() as u64),
     ("member_endpoints", "", "Open endpoints.", |m| m.endpoints.len() as u64),
@@ -61,6 +61,18 @@ const GAUGES: [PerMember<'static>; 7] = [
         |m| m.heap_bytes,
     ),
     ("member_memory_granted_bytes", "bytes", "Bytes of the region that they were granted.", |m| m.heap_used),
+    (
+        "member_pages_bytes",
+        "bytes",
+        "Bytes of the pool of pages that the member's processes may grant.",
+        |m| m.pages_bytes,
+    ),
+    (
+        "member_pages_granted_bytes",
+        "bytes",
+        "Bytes of the member's processes' own memory that they have granted, in that pool.",
+        |m| m.pages_granted,
+    ),
 ];
 
 fn render(survey: &Survey, faults: &Faults, members: &[(&Member, Totals)]) -> String {
@@ -207,6 +219,8 @@ mod tests {
             vectors: 0,
             heap_bytes: 10,
             heap_used: 5,
+            pages_bytes: 20,
+            pages_granted: 8,
             counters: Totals::from_words(words),
             processes: Vec::new(),
             endpoints: Vec::new(),

@@ -99,7 +99,18 @@ pub(crate) fn headings(first: &[&'static str]) -> Vec<&'static str> {
 }
 
 fn members(survey: &Survey) -> Table {
-    let first = ["<member", "<kind", "<rung by", "<state", "processes", "endpoints", "lanes", "memory", "of"];
+    let first = [
+        "<member",
+        "<kind",
+        "<rung by",
+        "<state",
+        "processes",
+        "endpoints",
+        "lanes",
+        "memory",
+        "of",
+        "granted",
+    ];
     let mut table = Table::new(&headings(&first));
     // Of which one would ring the other.
     let active = survey.members.iter().filter(|m| m.state == State::Active).count();
@@ -114,10 +125,24 @@ fn members(survey: &Survey) -> Table {
             m.lanes().to_string(),
             bytes(m.heap_used),
             bytes(m.heap_bytes),
+            granted(m, m.pages_granted),
         ];
         table.row(cells.into_iter().chain(counted(&m.counters)).collect());
     }
+    only_pooled(survey, &mut table);
     table
+}
+
+/// Pages that a process or all of a member have granted, where the member has a pool of them.
+pub(crate) fn granted(member: &Member, pages: u64) -> String {
+    if member.pages_bytes == 0 { "-".into() } else { bytes(pages) }
+}
+
+/// Few regions have pages that are granted: the others' tables have no column for them.
+pub(crate) fn only_pooled(survey: &Survey, table: &mut Table) {
+    if survey.members.iter().all(|member| member.pages_bytes == 0) {
+        table.without("granted");
+    }
 }
 
 /// By what other members wake its sleepers.
@@ -147,14 +172,16 @@ fn objects(survey: &Survey) -> Table {
 }
 
 fn processes(survey: &Survey) -> Table {
-    let mut table = Table::new(&headings(&["<member", "process", "<program", "memory"]));
+    let mut table = Table::new(&headings(&["<member", "process", "<program", "memory", "granted"]));
     for m in &survey.members {
         for p in &m.processes {
             let program = if p.program.is_empty() { "-".into() } else { p.program.clone() };
-            let cells = [m.name.clone(), p.pid.to_string(), program, bytes(p.memory_bytes)];
+            let granted = granted(m, p.pages_granted);
+            let cells = [m.name.clone(), p.pid.to_string(), program, bytes(p.memory_bytes), granted];
             table.row(cells.into_iter().chain(counted(&p.counters)).collect());
         }
     }
+    only_pooled(survey, &mut table);
     table
 }
 

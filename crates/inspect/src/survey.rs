@@ -431,6 +431,8 @@ impl Walk<'_> {
             vectors: 0,
             heap_bytes: 0,
             heap_used: 0,
+            pages_bytes: 0,
+            pages_granted: 0,
             counters: isthmus_region::counters::Totals::default(),
             processes: Vec::new(),
             endpoints: Vec::new(),

@@ -20,19 +20,22 @@ impl Table {
         self.rows.push(cells);
     }
 
+    /// Leaves out a column, by its heading.
+    pub fn without(&mut self, name: &str) {
+        let Some(at) = self.headings.iter().position(|h| h.trim_start_matches('<') == name) else { return };
+        self.headings.remove(at);
+        for row in &mut self.rows {
+            row.remove(at);
+        }
+    }
+
     /// Leaves out columns, in the order of `dispensable`, until lines have at most `most` characters.
     pub fn fit(&mut self, most: usize, dispensable: &[&str]) {
         for name in dispensable {
             if self.widths().iter().map(|width| width + 2).sum::<usize>() <= most + 2 {
                 return;
             }
-            let Some(at) = self.headings.iter().position(|h| h.trim_start_matches('<') == *name) else {
-                continue;
-            };
-            self.headings.remove(at);
-            for row in &mut self.rows {
-                row.remove(at);
-            }
+            self.without(name);
         }
     }
 

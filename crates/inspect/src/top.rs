@@ -25,7 +25,7 @@ use crate::target::Target;
 const USUAL: (usize, usize) = (24, 80);
 
 /// Columns that a narrow screen leaves out; those that change least first.
-const DISPENSABLE: [&str; 7] = ["of", "memory", "kind", "state", "wakeups", "sleeps", "stalls"];
+const DISPENSABLE: [&str; 8] = ["of", "memory", "granted", "kind", "state", "wakeups", "sleeps", "stalls"];
 
 /// Most lanes that are shown.
 const MOST_LANES: usize = 20;
@@ -251,7 +251,8 @@ fn text(target: &Target, before: &Sample, now: &Sample, columns: Option<usize>) 
         region.uuid,
         bytes(region.bytes)
     );
-    let mut members = Table::new(&ps::headings(&["<member", "<kind", "<state", "processes", "memory", "of"]));
+    let mut members =
+        Table::new(&ps::headings(&["<member", "<kind", "<state", "processes", "memory", "of", "granted"]));
     let mut processes: Vec<(u64, Vec<String>)> = Vec::new();
     for m in &now.survey.members {
         let key = (m.index, m.incarnation, None);
@@ -262,18 +263,22 @@ fn text(target: &Target, before: &Sample, now: &Sample, columns: Option<usize>) 
             m.processes.len().to_string(),
             bytes(m.heap_used),
             bytes(m.heap_bytes),
+            ps::granted(m, m.pages_granted),
         ];
         members.row(cells.into_iter().chain(rates(earlier.get(&key), &m.counters, seconds).cells).collect());
         for p in &m.processes {
             let rates = rates(earlier.get(&key_of(m, p)), &p.counters, seconds);
             let program = if p.program.is_empty() { "-" } else { cut(&p.program, 15) }.to_owned();
-            let cells = [m.name.clone(), p.pid.to_string(), program];
+            let cells = [m.name.clone(), p.pid.to_string(), program, ps::granted(m, p.pages_granted)];
             processes.push((rates.traffic, cells.into_iter().chain(rates.cells).collect()));
         }
     }
+    ps::only_pooled(&now.survey, &mut members);
     members.fit(columns, &DISPENSABLE);
     let _ = writeln!(out, "{members}");
-    let (mut table, _) = busiest(&ps::headings(&["<member", "process", "<program"]), processes, usize::MAX);
+    let (mut table, _) =
+        busiest(&ps::headings(&["<member", "process", "<program", "granted"]), processes, usize::MAX);
+    ps::only_pooled(&now.survey, &mut table);
     if table.is_empty() {
         let _ = writeln!(out, "no process is attached");
     } else {

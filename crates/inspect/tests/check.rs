@@ -15,6 +15,7 @@ use isthmus_region::counters::Counter;
 use isthmus_region::format::{
     accept, area, block, directory, endpoint, header, lane, object, peer, registration, registrations, slot,
 };
+use isthmus_region::grants::{PAGE, owner, table_bytes};
 use isthmus_region::local::LocalBuf;
 use isthmus_region::mapping::{Mapping, Section};
 use isthmus_region::membership::Region;
@@ -66,6 +67,42 @@ fn a_sound_region_is_shown_whole_and_without_fault() {
     let dumped = check(&file(&bytes)).unwrap();
     assert!(dumped.faults.is_empty(), "{:?}", dumped.faults);
     assert_eq!(dumped.survey.unwrap().totals(), survey.totals());
+}
+
+#[test]
+fn granted_pages_are_counted_for_their_processes() {
+    let mut job = job(2);
+    job.send(0, 1, 1, 300_000);
+    let region = Region::open(&Mapping::map(job.service.region_fd().as_fd(), REGION).unwrap()).unwrap();
+    let peer = region.peer(0).unwrap().unwrap();
+    let (reader, whole) = memory(&job.bytes());
+    let set = |at: u64, value| whole.word("t", at).unwrap().set(value);
+    // A pool at the end of the section, as the driver leaves it.
+    let pool = 16 * PAGE;
+    let pages = peer.section_bytes - pool;
+    let table = pages - table_bytes(pool);
+    set(peer.section + directory::PAGES, pages);
+    set(peer.section + directory::PAGES_BYTES, pool);
+    let heap = isthmus_region::directory::places(region.shape()).heap;
+    set(peer.section + directory::HEAP_BYTES, table - heap);
+    // Two processes of which the second one has granted more, and a page that a process which is gone has left to a fork.
+    for (page, area) in [(0, 0), (1, 1), (2, 1), (5, 9)] {
+        set(peer.section + table + page * 8, (7 << 24) | owner(area));
+    }
+    set(peer.section + table + 3 * 8, 7 << 24);
+    let found = check(&reader).unwrap();
+    assert!(found.faults.is_empty(), "{:?}", found.faults);
+    let survey = found.survey.unwrap();
+    let member = &survey.members[0];
+    assert_eq!((member.pages_bytes, member.pages_granted), (pool, 4 * PAGE));
+    let granted: Vec<u64> = member.processes.iter().map(|process| process.pages_granted).collect();
+    assert_eq!(granted, [PAGE, 2 * PAGE]);
+    let json = serde_json::to_value(&survey).unwrap();
+    assert_eq!(json["members"][0]["processes"][1]["pages_granted"], 2 * PAGE);
+    // No area has this number.
+    set(peer.section + table + 6 * 8, (7 << 24) | owner(5000));
+    let found = check(&reader).unwrap();
+    assert_eq!(found.faults.list.iter().map(|fault| fault.field).collect::<Vec<_>>(), ["grant table"]);
 }
 
 #[test]

@@ -28,6 +28,11 @@ pub fn owner(area: u32) -> u64 {
     (u64::from(area) + 1) & LOW
 }
 
+/// The process of whom a word of the grant table says that it granted the page, by its area; none for a page that is not granted.
+pub fn area(word: u64) -> Option<u32> {
+    u32::try_from(word & LOW).ok().and_then(|owner| owner.checked_sub(1))
+}
+
 /// What came of pages that were to be granted.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Outcome {
@@ -198,6 +203,7 @@ mod tests {
         assert_eq!([run(&[last, beyond]), run(&[beyond]), run(&[])], [1, 0, 0]);
         assert_eq!([pool.run(&[Some(granted), None]), pool.run(&[None])], [1, 0]);
         assert_eq!((Granted::new(1, 5), Granted::of_word(5)), (None, None));
+        assert_eq!((area((9 << 24) | owner(3)), area(9 << 24)), (Some(3), None));
     }
 
     #[test]

@@ -7,6 +7,7 @@ use isthmus_region::directory::{Places, heap_end, pages_fit, places};
 use isthmus_region::format::{
     CHUNK_ENTRIES, DIRECTORY_MAGIC, EXTENT_UNIT, area, block, chunk, counters, directory, endpoint,
 };
+use isthmus_region::grants::{self, PAGE};
 use isthmus_region::life::State;
 use isthmus_region::membership::Shape;
 
@@ -105,6 +106,32 @@ impl Walk<'_> {
             }
         }
         self.windows(&within);
+        self.grant_table(shape, &within, member)
+    }
+
+    /// Counts what is granted of the pool. A page may outlive the process that it was granted by, where a fork has it, too.
+    fn grant_table(&mut self, shape: &Shape, within: &Within, member: &mut Member) -> Result<()> {
+        let count = usize::try_from(member.pages_bytes / PAGE).unwrap_or(0);
+        let table = self.words("grant table", within.start + within.heap_end, count)?;
+        let mut beyond = None;
+        for (at, area) in (0_u64..).zip(&table).filter_map(|(at, word)| Some((at, grants::area(*word)?))) {
+            member.pages_granted += PAGE;
+            match member.processes.binary_search_by_key(&area, |process| process.area) {
+                Ok(process) => member.processes[process].pages_granted += PAGE,
+                Err(_) if area >= shape.endpoints => beyond = beyond.or(Some((at, area))),
+                Err(_) => {}
+            }
+        }
+        if let Some((at, area)) = beyond {
+            let offset = within.start + within.heap_end + at * 8;
+            self.fault(
+                Place::Directory(within.peer),
+                "grant table",
+                offset,
+                number(area.into()),
+                format!("an area below {}, or none", shape.endpoints),
+            );
+        }
         Ok(())
     }
 
@@ -146,6 +173,7 @@ impl Walk<'_> {
         });
         if fit {
             within.heap_end = heap_end(pages, pages_bytes).unwrap_or(pages);
+            member.pages_bytes = pages_bytes;
         }
         member.vectors = isthmus_region::driver::vectors(get(directory::VECTORS));
         let heap_bytes = within.heap_end - within.places.heap;
@@ -215,6 +243,7 @@ impl Walk<'_> {
             pid: word(record, area::PID),
             program: self.program(place, at, record),
             memory_bytes: granted,
+            pages_granted: 0,
             counters: Totals::default(),
         };
         if sound {
