@@ -409,6 +409,42 @@ fn a_list_of_rubbish_gives_no_bytes() {
 }
 
 #[test]
+fn pages_are_copied_wherever_they_lie_in_the_pool() {
+    let count = POOL / PAGE;
+    let (numbers, generation) = ([5, 4, 6, 7, 9, 8, 10, count - 1, 0, 1, 2, 3], 77 << 24);
+    // The last case names another process's page, the one before one that the pool has not.
+    for (other, at, expected) in [(None, 0, 12), (Some(count), 6, 0), (None, 6, 6)] {
+        let mut pair = pair(Long::Attach);
+        let section = pair.world.section_of(0);
+        let set = |at: u64, word| section.word("t", at).unwrap().set(word);
+        // In a page of the pool that nobody names.
+        let (pages, list) = (SECTION - POOL, SECTION - POOL + 100 * PAGE);
+        for (place, page) in (0..).zip(numbers) {
+            set(pages - table_bytes(POOL) + page * 8, generation | owner(0));
+            section.fill_bytes("t", pages + page * PAGE, &pattern(4096, page)).unwrap();
+            set(list + place * 8, generation | page);
+        }
+        if let Some(other) = other {
+            set(list + at * 8, generation | other);
+        } else if at > 0 {
+            set(pages - table_bytes(POOL) + numbers[6] * 8, generation | owner(1));
+        }
+        let mut back = vec![0; LONG];
+        pair.b.receive(&receive(any(3), &[buf(&mut back)])).unwrap();
+        let announced = [head(kind::READY, flag::TAGGED | flag::PAGES, 0), 3, 0, LONG as u64, 77, 0, 0, 0];
+        let message = [head(kind::PAGES, flag::FRESH, 0), 1 << 32, 0, 12 * PAGE, list, 0, 0, 0];
+        assert_eq!(lies(&mut pair, &[announced, message]), other.is_some());
+        for (place, page) in numbers.into_iter().enumerate().take(expected) {
+            assert!(back[place * 4096..][..4096] == pattern(4096, page), "page {page}");
+        }
+        assert!(back[12 * 4096..].iter().all(|byte| *byte == 0));
+        if other.is_none() {
+            assert_eq!(pair.counts()[3], u64::from(at > 0), "asked again");
+        }
+    }
+}
+
+#[test]
 fn a_receiver_that_asks_again_and_again_is_found_out() {
     let mut pair = pair(Long::Attach);
     let out = pair.pooled(0, LONG);

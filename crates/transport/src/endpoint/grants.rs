@@ -2,8 +2,8 @@
 //! the pool of its VM's section, where the receiver copies from (`isthmus_region::grants`).
 //!
 //! The sender says in its announcement that it can grant pages, the receiver in its `CLEAR` that it wants them. What is in granted pages
-//! then goes as `PAGES`, which name a list of pages in the sender's area, everything else as `CHUNK`s, all in order. The receiver copies a
-//! page and looks at the grant table and at the list once more. If either has changed, it asks `AGAIN` for the bytes from there on, which
+//! then goes as `PAGES`, which name a list of pages in the sender's area, everything else as `CHUNK`s, all in order. The receiver copies them
+//! and looks at the grant table and at the list once more. If either has changed, it asks `AGAIN` for the bytes from there on, which
 //! then come as `CHUNK`s; what is still under way is left alone. The sender's operation ends with `DONE`.
 //!
 //! Moving a page costs as much as copying several, so the sender keeps pages granted ([`Cache`]): in chunks of 16 pages, aligned to
@@ -458,12 +458,12 @@ impl Core {
             // The operation ends with its sender.
             return Ok(());
         }
-        let Some(Operation::Incoming { want, received, done, again, paged, is_fresh, .. }) =
+        let Some(Operation::Incoming { want, received, done, again, paged, is_odd, .. }) =
             self.operations.get(id, source)
         else {
             return Ok(());
         };
-        *is_fresh |= flags & flag::FRESH != 0;
+        *is_odd |= flags & flag::FRESH != 0 || whole < count;
         *received += whole * PAGE;
         *paged += whole * PAGE;
         if whole < count {

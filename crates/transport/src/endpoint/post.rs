@@ -574,7 +574,7 @@ impl Core {
             measured: None,
             again: false,
             paged: 0,
-            is_fresh: false,
+            is_odd: false,
         });
         let message = [wire::head(kind::READ, 0, 0), id, rma.key, rma.addr, len, 0, 0, 0];
         self.push_or_queue(berth, ready, rma.to, &message, 5);
@@ -656,7 +656,7 @@ impl Core {
                 measured: None,
                 again: false,
                 paged: 0,
-                is_fresh: false,
+                is_odd: false,
             },
         };
         let id = self.operations.insert(operation);

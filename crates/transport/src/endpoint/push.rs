@@ -167,18 +167,15 @@ impl Core {
 
     /// Completes an operation whose bytes are all here.
     pub(super) fn finish_incoming(&mut self, id: u64, source: PeerId) {
-        let Some(Operation::Incoming { then, multi, done, measured, paged, is_fresh, .. }) =
+        let Some(Operation::Incoming { then, multi, done, measured, paged, is_odd, .. }) =
             self.operations.take(id, source)
         else {
             return;
         };
         step(Step::AllReceived);
         let ways = &mut self.peers[source.0 as usize].ways;
-        // What a buffer costs by pages that has not come back yet says nothing of one that has.
-        if let Some(message) = measured
-            && !ways.is_unfit(&message, paged, is_fresh)
-        {
-            let took = ways.ended(message);
+        if let Some(message) = measured {
+            let took = ways.ended(message, is_odd || paged < message.len() / 2);
             let ([ns, bytes], len) = message.counted();
             self.tally.add(ns, took);
             self.tally.add(bytes, len);

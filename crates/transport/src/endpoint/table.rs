@@ -64,9 +64,9 @@ pub(super) enum Operation {
         measured: Option<Measured>,
         /// The sender was asked for the bytes from `received` on once more; those behind them, which are under way, do not count.
         again: bool,
-        /// Bytes that came in granted pages, and whether some of these were granted for this message.
+        /// Bytes that came in granted pages, and whether some of these were granted for this message, or gone when they were read.
         paged: u64,
-        is_fresh: bool,
+        is_odd: bool,
     },
 }
 

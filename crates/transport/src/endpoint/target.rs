@@ -118,7 +118,7 @@ impl Core {
                     measured: None,
                     again: false,
                     paged: 0,
-                    is_fresh: false,
+                    is_odd: false,
                 });
                 self.send_clear(source, id, mine, len, 0, Because::Asked);
             }

@@ -337,7 +337,7 @@ impl Core {
             measured,
             again: false,
             paged: 0,
-            is_fresh: false,
+            is_odd: false,
         };
         let mine = self.operations.insert(operation);
         match (way, offer) {
