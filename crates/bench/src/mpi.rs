@@ -15,6 +15,9 @@ use crate::record::Record;
 use crate::stats::{self, median, pairs};
 use crate::subject::{self, Peers, Setting, Subject};
 
+/// The peer of messages that are compared with a bare copy.
+pub const BARE: &str = "bare_copy";
+
 /// How long one launch may take, boot included.
 const LIMIT_NATIVE: Duration = Duration::from_secs(120);
 const LIMIT_VMS: Duration = Duration::from_secs(150);
@@ -403,6 +406,19 @@ fn block_records(
     let mut records = Vec::new();
     for at in (0..measured.len()).filter(|at| measured[*at].subject.is_isthmus()) {
         records.extend(compared.iter().filter_map(|peer| record(at, measured[at].subject.name, Some(*peer))));
+        // Beside what no message can beat, as the same processes measured it.
+        if let Some(bare) =
+            plan.blocks[block].bare().and_then(|bare| plan.blocks.iter().position(|it| *it == bare))
+        {
+            let bare: Vec<Option<f64>> = measured[at]
+                .rounds
+                .iter()
+                .map(|round| Some(round.block(bare, plan.blocks.len(), scale, sieve)?.value))
+                .collect();
+            let ratios = pairs(&values[at], &bare);
+            let ours = record(at, measured[at].subject.name, None);
+            records.extend(ours.filter(|_| !ratios.is_empty()).map(|it| it.with_ratios(BARE, &ratios)));
+        }
     }
     for at in peers {
         let own = measured[at].subject.name;

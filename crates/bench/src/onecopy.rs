@@ -8,10 +8,10 @@
 use isthmus_run::mpi::{Flavour, find};
 
 use crate::error::{Error, Result};
-use crate::mpi::{self, Comparison};
+use crate::mpi::{self, BARE, Comparison};
 use crate::peers::Wanted;
 use crate::program::Block;
-use crate::promise::{Promise, Row, Verdict, at_least};
+use crate::promise::{Row, Verdict, at_least};
 use crate::record::{self, Record};
 use crate::subject::TWO_COPIES;
 
@@ -72,8 +72,10 @@ fn wanted(vms: u32, flavour: Flavour) -> Vec<(Block, Wanted)> {
         return rows.collect();
     }
     vec![
-        of("1 MiB, same buffer : two copies", BY_BARE, Block::Pool(MB, 1), TWO_COPIES),
-        of("4 MiB, same buffer : two copies", BY_BARE, Block::Pool(4 * MB, 1), TWO_COPIES),
+        of("1 MiB, same buffer : bare copy", at_least(0.85, 1.0), Block::Pool(MB, 1), BARE),
+        of("1 MiB, same buffer : two copies", at_least(0.97, 1.2), Block::Pool(MB, 1), TWO_COPIES),
+        of("4 MiB, same buffer : bare copy", at_least(0.85, 1.0), Block::Pool(4 * MB, 1), BARE),
+        of("4 MiB, same buffer : two copies", at_least(0.97, 1.2), Block::Pool(4 * MB, 1), TWO_COPIES),
         of(
             "1 MiB both ways, same buffers : two copies",
             at_least(1.3, 1.9),
@@ -89,27 +91,6 @@ fn wanted(vms: u32, flavour: Flavour) -> Vec<(Block, Wanted)> {
         of("1 MiB, 40 buffers : two copies", at_least(0.95, 1.0), Block::Pool(MB, EXCEEDS), TWO_COPIES),
         of("1 MiB, each buffer once : two copies", at_least(0.95, 1.0), Block::Once(MB), TWO_COPIES),
     ]
-}
-
-/// What depends on how fast one rank can copy what the other has written: see [`by_bare_copy`].
-const BY_BARE: Promise = at_least(LEAST, LEAST);
-/// Never less than this of two copies.
-const LEAST: f64 = 0.97;
-/// Of the rate of a bare copy.
-const SHARE: f64 = 0.85;
-
-/// What a message in one copy must reach, as a ratio to two copies: so much of a bare copy between the same two processors.
-fn by_bare_copy(bytes: u64, records: &[Record], placement: Option<&str>) -> Option<Promise> {
-    let value = |benchmark: &str, depth, subject: &str| {
-        let mut found = records.iter().filter(|record| {
-            (record.benchmark.as_str(), record.subject.as_str(), record.bytes, record.depth)
-                == (benchmark, subject, Some(bytes), depth)
-                && record.placement.as_deref() == placement
-        });
-        found.next().map(|record| record.value)
-    };
-    let ratio = value("bare_copy", Some(1), TWO_COPIES)? / value("pool", Some(1), TWO_COPIES)?;
-    ratio.is_finite().then(|| at_least(LEAST.max(SHARE * ratio), LEAST.max(ratio)))
 }
 
 /// A finished comparison with its promises.
@@ -130,20 +111,101 @@ pub fn run(plan: &mpi::Plan, progress: &mut dyn FnMut(&str)) -> Result<Done> {
     let mut comparison = mpi::run(plan, progress)?;
     let mut rows = Vec::new();
     let placements: Vec<String> = record::placements(&comparison.records).into_iter().flatten().collect();
-    for (_, mut it) in wanted(plan.vms, flavour).into_iter().filter(|(block, _)| plan.blocks.contains(block))
+    for (_, wanted) in wanted(plan.vms, flavour).into_iter().filter(|(block, _)| plan.blocks.contains(block))
     {
-        let promise = it.promise;
         for placement in &placements {
-            if promise == BY_BARE {
-                it.promise =
-                    by_bare_copy(it.bytes(), &comparison.records, Some(placement)).unwrap_or(BY_BARE);
-            }
-            let row = it.row(&mut comparison.records, Some(placement));
+            let mut row = wanted.row(&mut comparison.records, Some(placement));
             if row.verdict == Verdict::NotMeasured {
+                if comparison.left_out.is_empty() {
+                    row.verdict = Verdict::NotSeen;
+                } else {
+                    row.said = comparison.left_out.join("; ");
+                }
                 comparison.records.push(Record::of_missing(&row));
             }
             rows.push(row);
         }
     }
     Ok(Done { comparison, rows })
+}
+
+impl Done {
+    /// Whether all was measured that was asked for, however it came out.
+    pub fn is_whole(&self) -> bool {
+        !self.comparison.is_cut && self.rows.iter().all(|row| row.verdict != Verdict::NotMeasured)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn record(
+        benchmark: &str,
+        depth: Option<u32>,
+        peer: Option<&str>,
+        ratio: Option<f64>,
+        value: f64,
+    ) -> Record {
+        Record {
+            benchmark: benchmark.into(),
+            subject: "isthmus".into(),
+            peer: peer.map(Into::into),
+            ratio,
+            low: ratio,
+            high: ratio,
+            rounds: 7,
+            vms: 2,
+            placement: Some("far".into()),
+            path: Some(if benchmark == "bare_copy" { "" } else { "region+pages" }.into())
+                .filter(|path: &String| !path.is_empty()),
+            bytes: Some(MB),
+            depth,
+            metric: "bandwidth_MBps".into(),
+            value,
+            line_us: Some(0.3),
+            ..Record::default()
+        }
+    }
+
+    #[test]
+    fn a_message_is_judged_beside_the_bare_copy_of_as_many_buffers() {
+        let copies = |depth, value| Record {
+            subject: TWO_COPIES.into(),
+            path: Some("region".into()),
+            ..record("pool", depth, None, None, value)
+        };
+        let mut all = vec![
+            record("bare_copy", Some(16), Some(TWO_COPIES), Some(1.0), 2000.0),
+            record("bare_copy", Some(1), Some(TWO_COPIES), Some(1.0), 1000.0),
+            record("pool", Some(16), Some(BARE), Some(0.5), 500.0),
+            record("pool", Some(1), Some(BARE), Some(0.9), 900.0),
+            record("pool", Some(1), Some(TWO_COPIES), Some(1.5), 900.0),
+            record("pool", Some(EXCEEDS), Some(TWO_COPIES), Some(0.9), 450.0),
+            copies(Some(1), 600.0),
+            copies(Some(EXCEEDS), 500.0),
+        ];
+        let mut row = |what: &str| {
+            let wanted = wanted(2, Flavour::OpenMpi);
+            let of_it = wanted.iter().map(|(_, wanted)| wanted.row(&mut all, Some("far")));
+            of_it.into_iter().find(|row| row.what.starts_with(what)).map(|row| (row.verdict, row.said))
+        };
+        let said = |verdict, said: &str| Some((verdict, said.to_owned()));
+        assert_eq!(row("1 MiB, same buffer : bare"), said(Verdict::Holds, "900 MB/s : 1000 MB/s bare_copy"));
+        assert_eq!(row("1 MiB, same buffer : two"), said(Verdict::Aim, "900 MB/s : 600 MB/s isthmus-copy"));
+        assert_eq!(row("1 MiB, 40 buffers"), said(Verdict::Short, "450 MB/s : 500 MB/s isthmus-copy"));
+        assert_eq!(row("4 MiB, same buffer : bare").map(|row| row.0), Some(Verdict::NotMeasured));
+    }
+
+    #[test]
+    fn each_promise_is_of_a_block() {
+        for (vms, flavour) in
+            [(0, Flavour::OpenMpi), (0, Flavour::Mpich), (2, Flavour::OpenMpi), (2, Flavour::Mpich)]
+        {
+            assert!(wanted(vms, flavour).iter().all(|(block, _)| blocks(false).contains(block)));
+        }
+        let bare =
+            blocks(true).into_iter().filter_map(Block::bare).filter(|bare| blocks(true).contains(bare));
+        assert_eq!(bare.count(), 1);
+    }
 }

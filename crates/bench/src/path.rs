@@ -71,8 +71,11 @@ impl Moved {
 
 /// Whether a way is that of the provider alone: through the region, or announced there and copied by the kernel or from granted pages.
 pub fn is_providers(way: Option<&str>) -> bool {
-    matches!(way, Some("region" | "region+cma" | "region+pages"))
+    matches!(way, Some("region" | "region+cma" | "region+pages" | SOME_PAGES))
 }
+
+/// Blocks of which some went in granted pages, and others did not.
+const SOME_PAGES: &str = "region, some pages";
 
 /// One name for several blocks: theirs if they agree, and `mixed` if not. Blocks in which the provider chose differently still
 /// went by its ways alone.
@@ -80,12 +83,14 @@ pub fn common<'a>(ways: &[Option<&'a str>]) -> Option<&'a str> {
     match ways {
         [first, rest @ ..] if rest.iter().all(|way| way == first) => *first,
         [] => None,
-        _ if ways.iter().all(|way| is_providers(*way)) => ways
-            .iter()
-            .copied()
-            .flatten()
-            .filter(|way| *way != "region")
-            .reduce(|one, other| if one == other { one } else { "mixed" }),
+        _ if ways.iter().all(|way| is_providers(*way)) => {
+            let has = |wanted: &str| ways.iter().flatten().any(|way| *way == wanted);
+            match (has("region+cma"), has("region+pages") || has(SOME_PAGES)) {
+                (true, false) => Some("region+cma"),
+                (false, true) => Some(SOME_PAGES),
+                _ => Some("mixed"),
+            }
+        }
         _ => Some("mixed"),
     }
 }
@@ -145,7 +150,9 @@ mod tests {
         assert_eq!(common(&[Some("region"), Some("region")]), Some("region"));
         assert_eq!(common(&[Some("region"), Some("region+cma")]), Some("region+cma"));
         assert_eq!(common(&[Some("cma"), Some("region+cma")]), Some("mixed"));
-        assert_eq!(common(&[Some("region+pages"), Some("region")]), Some("region+pages"));
+        assert_eq!(common(&[Some("region+pages"), Some("region")]), Some(SOME_PAGES));
+        assert_eq!(common(&[Some("region+pages"), Some("region+pages")]), Some("region+pages"));
+        assert_eq!(common(&[Some(SOME_PAGES), Some("region")]), Some(SOME_PAGES));
         assert_eq!(common(&[Some("region+pages"), Some("region+cma")]), Some("mixed"));
         assert_eq!(common(&[Some("region"), None]), Some("mixed"));
         assert_eq!(common(&[]), None);

@@ -77,11 +77,6 @@ impl Wanted {
         Self { what: what.into(), promise, benchmark, bytes, depth: None, peer }
     }
 
-    /// The bytes of its messages.
-    pub(crate) const fn bytes(&self) -> u64 {
-        self.bytes
-    }
-
     fn missing(&self, mpi: Option<&str>, why: &str) -> Row {
         Row::missing(&self.what, mpi, self.promise, why)
     }
@@ -111,6 +106,12 @@ impl Wanted {
         let value = |name: &str| {
             records.iter().filter(of_row).find(|record| record.subject == name && record.peer.is_none())
         };
+        let bare = |ours: &Record| {
+            records.iter().find(|it| {
+                (it.benchmark.as_str(), &it.subject, it.bytes, it.depth, &it.placement)
+                    == (mpi::BARE, &ours.subject, ours.bytes, ours.depth, &ours.placement)
+            })
+        };
         // All ratios of which the best peer is asked for are of metrics that count upwards.
         let ratio = |at: &usize| records[*at].ratio.unwrap_or(0.0);
         let best = (0..records.len())
@@ -128,6 +129,10 @@ impl Wanted {
             format!("{value} {unit}")
         };
         let (said, peer_way) = match (value(peer), ours.line_us) {
+            _ if peer == mpi::BARE => {
+                let bare = bare(ours).map_or_else(|| "-".into(), |it| amount(it.value));
+                (format!("{} : {bare} {peer}", amount(ours.value)), None)
+            }
             (Some(theirs), _) => (
                 // Of a peer with several ways, the one that it was.
                 format!(

@@ -157,6 +157,14 @@ impl Block {
         }
     }
 
+    /// The block without messages that this one is compared with.
+    pub fn bare(self) -> Option<Self> {
+        match self {
+            Self::Pool(bytes, buffers) => Some(Self::Bare(bytes, buffers)),
+            _ => None,
+        }
+    }
+
     /// How many messages are in flight or wait, where that is more than one, or buffers that are sent in turn.
     pub fn depth(self) -> Option<u32> {
         match self {

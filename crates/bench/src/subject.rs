@@ -200,7 +200,9 @@ pub fn subjects(setting: &Setting, peers: Peers) -> Vec<Subject> {
         args: granting,
         env,
     };
-    let mut all = vec![ours("isthmus", false, Vec::new())];
+    // Told to choose, whatever this process's own environment says, where others are told not to.
+    let choice = if peers.one_copy { vec![("FI_ISTHMUS_LONG", "auto")] } else { Vec::new() };
+    let mut all = vec![ours("isthmus", false, choice)];
     if peers.one_copy {
         all.push(ours(TWO_COPIES, true, vec![("FI_ISTHMUS_LONG", "copy")]));
         all.push(ours(ONE_COPY, true, vec![("FI_ISTHMUS_LONG", "attach")]));
