@@ -35,15 +35,16 @@ static int maps(const char *with)
 	return n;
 }
 
-/* Threads: one that has been joined is still listed for a moment. */
-static int threads(int expected)
+/* One that has been joined is still listed for a moment. */
+static void gone(pid_t thread)
 {
-	int n = entries("/proc/self/task");
-	for (int i = 0; i < 2000 && n != expected; i++) {
+	char path[64];
+
+	snprintf(path, sizeof path, "/proc/self/task/%d", (int)thread);
+	for (int i = 0; access(path, F_OK) == 0; i++) {
+		CHECK(i < 2000);
 		usleep(1000);
-		n = entries("/proc/self/task");
 	}
-	return n;
 }
 
 /* Keys that a program can still have. */
@@ -76,10 +77,12 @@ static void use(void)
 }
 
 static pthread_barrier_t used, unloaded;
+static pid_t user_thread;
 
 static void *user(void *arg)
 {
 	(void)arg;
+	user_thread = gettid();
 	use();
 	pthread_barrier_wait(&used);
 	pthread_barrier_wait(&unloaded);
@@ -116,6 +119,8 @@ int main(int argc, char **argv)
 			EQUAL(dlclose(lib), 0);
 			pthread_barrier_wait(&unloaded);
 			pthread_join(t, NULL);
+			gone(user_thread);
+			EQUAL(entries("/proc/self/task"), tasks);
 			EQUAL(maps("memfd:"), 0); /* the region */
 			if (round == 3) {
 				files = entries("/proc/self/fd");
@@ -123,7 +128,6 @@ int main(int argc, char **argv)
 				free_keys = keys();
 			}
 		}
-		EQUAL(threads(tasks), tasks);
 		EQUAL(entries("/proc/self/fd"), files);
 		EQUAL(keys(), free_keys);
 		/* The allocator may have one or two more. */
