@@ -260,6 +260,9 @@ impl RunSpec {
                 "--separate-sections is for plain processes: drop it, or drop --vms (a VM's device has the whole region)".into(),
             );
         }
+        if self.region.grant_bytes > 0 && self.vms == 0 {
+            return usage("--grant is for processes in VMs: drop it, or add --vms N".into());
+        }
         if self.timeout_s.is_some_and(is_no_limit) {
             return usage("--timeout takes seconds greater than 0, and 1e9 at most".into());
         }
@@ -477,6 +480,10 @@ mod tests {
             RunSpec {
                 region: RegionOptions { separate_sections: true, ..RegionOptions::default() },
                 ..spec(1, Some(2), &["true"])
+            },
+            RunSpec {
+                region: RegionOptions { grant_bytes: 1 << 20, ..RegionOptions::default() },
+                ..spec(0, Some(2), &["true"])
             },
         ] {
             assert!(matches!(bad.check(), Err(Error::Usage(_))), "{bad:?}");
