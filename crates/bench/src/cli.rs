@@ -672,10 +672,14 @@ fn bench_onecopy(args: &OnecopyArgs) -> Result<()> {
     let mut plan = args.common.plan(2, args.vms, peers)?;
     plan.reps = 1;
     plan.blocks = onecopy::blocks(args.common.quick);
-    let done = onecopy::run(&plan, &mut |what| isthmus_region::tell!("{what}"))?;
-    let kept = args.common.keep(&done.comparison.records);
+    let done = onecopy::run(&plan, args.common.quick, &mut |what| isthmus_region::tell!("{what}"))?;
+    let kept = args.common.keep(&[&done.comparison.records[..], &done.pages].concat());
     show::comparison(&plan, &done.comparison);
     show::promises(&done.rows);
+    if !done.pages.is_empty() {
+        isthmus_region::say!("\nEach of 1,024 pages, so many at once, in one launch:\n");
+        isthmus_region::print::to_stdout(&onecopy::pages::text(&done.pages));
+    }
     kept?;
     args.common.say_where();
     if done.is_whole() { Ok(()) } else { Err(Error::Incomplete) }

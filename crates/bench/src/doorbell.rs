@@ -42,13 +42,13 @@ const PAUSE: Duration = Duration::from_micros(500);
 /// A ring that is lost is seen as a turn of this length.
 const LONGEST: Duration = Duration::from_secs(2);
 /// How long the first process stays for the other one to see that it is done.
-const PARTING: Duration = Duration::from_millis(200);
+pub(crate) const PARTING: Duration = Duration::from_millis(200);
 /// A shorter difference of processor time says nothing.
 const LEAST_TIME: Duration = Duration::from_millis(300);
 /// How long the processes look for each other.
-const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 /// What an endpoint's block of these processes begins with, and the number of the process behind it.
-const MARK: u64 = 0x6265_6c6c_0000_0000;
+pub(crate) const MARK: u64 = 0x6265_6c6c_0000_0000;
 
 /// Of which subjects there are ratios.
 pub(crate) const PAIRS: [Pair; 13] = [
@@ -412,10 +412,14 @@ pub fn rank_command(args: &[OsString]) -> i32 {
 }
 
 /// The other process: its endpoint, and the word in which it counts its turns.
-struct Other {
+pub(crate) struct Other {
     slot: GlobalSlot,
-    section: PeerSection,
-    block: u64,
+    /// The section of its member.
+    pub(crate) section: PeerSection,
+    /// Its endpoint's block there.
+    pub(crate) block: u64,
+    /// Its area.
+    pub(crate) area: u32,
 }
 
 impl Other {
@@ -424,7 +428,7 @@ impl Other {
     }
 }
 
-fn find(member: &Member, rank: u64) -> std::result::Result<Other, String> {
+pub(crate) fn find(member: &Member, rank: u64) -> std::result::Result<Other, String> {
     let until = Instant::now() + PATIENCE;
     let endpoints = member.region().shape().endpoints;
     while Instant::now() < until {
@@ -434,7 +438,8 @@ fn find(member: &Member, rank: u64) -> std::result::Result<Other, String> {
                 let mark = directory.section().word("block", info.block).map(ReadWord::get);
                 if mark.is_ok_and(|mark| mark == MARK | rank) {
                     let slot = GlobalSlot(peer.index * endpoints + slot);
-                    return Ok(Other { slot, section: directory.section().clone(), block: info.block });
+                    let area = u32::try_from(info.area).unwrap_or(u32::MAX);
+                    return Ok(Other { slot, section: directory.section().clone(), block: info.block, area });
                 }
             }
         }

@@ -15,6 +15,8 @@ use crate::promise::{Row, Verdict, at_least};
 use crate::record::{self, Record};
 use crate::subject::TWO_COPIES;
 
+pub mod pages;
+
 const MB: u64 = 1 << 20;
 /// Buffers of the pools.
 const FITS: u32 = 16;
@@ -100,15 +102,23 @@ pub struct Done {
     pub comparison: Comparison,
     /// The rows.
     pub rows: Vec<Row>,
+    /// What a page costs, between VMs.
+    pub pages: Vec<Record>,
 }
 
 /// Runs `plan`, telling `progress` what is going on.
 ///
 /// # Errors
 /// As [`mpi::run`].
-pub fn run(plan: &mpi::Plan, progress: &mut dyn FnMut(&str)) -> Result<Done> {
+pub fn run(plan: &mpi::Plan, is_quick: bool, progress: &mut dyn FnMut(&str)) -> Result<Done> {
     let flavour = find(plan.mpi.as_deref(), None).map_err(Error::Mpi)?.flavour;
     let mut comparison = mpi::run(plan, progress)?;
+    let mut pages = Vec::new();
+    if plan.vms > 0 {
+        progress("what a page costs to grant and to read");
+        let accel = comparison.records.first().map_or_else(String::new, |record| record.accel.clone());
+        pages = pages::run(plan, is_quick, &accel)?;
+    }
     let mut rows = Vec::new();
     let placements: Vec<String> = record::placements(&comparison.records).into_iter().flatten().collect();
     for (_, wanted) in wanted(plan.vms, flavour).into_iter().filter(|(block, _)| plan.blocks.contains(block))
@@ -126,7 +136,7 @@ pub fn run(plan: &mpi::Plan, progress: &mut dyn FnMut(&str)) -> Result<Done> {
             rows.push(row);
         }
     }
-    Ok(Done { comparison, rows })
+    Ok(Done { comparison, rows, pages })
 }
 
 impl Done {

@@ -241,7 +241,7 @@ pub const ONE_COPY: &str = "isthmus-attach";
 
 /// What both of them and isthmus are run with, so that nothing but the way differs: more pages than the transport has granted at the
 /// same time.
-const GRANTING: [&str; 4] = ["--driver", "require", "--grant", "48M"];
+pub(crate) const GRANTING: [&str; 4] = ["--driver", "require", "--grant", "48M"];
 
 type Env = Vec<(&'static str, &'static str)>;
 

@@ -35,6 +35,9 @@ pub(crate) fn dispatch() -> Option<i32> {
         mpis::PROBE_COMMAND => Some(mpis::probe_main(&args[2..])),
         isthmus_bench::lane::RANK_COMMAND => Some(isthmus_bench::lane::rank_command(&args[2..])),
         isthmus_bench::doorbell::RANK_COMMAND => Some(isthmus_bench::doorbell::rank_command(&args[2..])),
+        isthmus_bench::onecopy::pages::RANK_COMMAND => {
+            Some(isthmus_bench::onecopy::pages::rank_command(&args[2..]))
+        }
         isthmus_bench::rank::RANK_COMMAND => Some(isthmus_bench::rank::main(&args[2..])),
         _ => None,
     }
