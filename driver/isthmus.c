@@ -100,10 +100,11 @@ struct pool {
 	struct pooled *pages;
 	/* The grant table; NULL while the memory has no address. Others may write there, so nothing is read from there. */
 	__le64 *published;
-	/* First and last of those that are free, and the first of those that are to be cleared before they are. */
+	/* First and last of those that are free, and of those that are to be cleared before they are. */
 	u32 free;
 	u32 last;
 	u32 dirty;
+	u32 dirty_last;
 	u32 used;
 	/* Of those, by owner. */
 	u32 *granted;
@@ -568,8 +569,13 @@ static void pool_page_free(struct page *page)
 	spin_lock_irqsave(&pool->lock, flags);
 	pool->granted[ISTHMUS_OWNER(p->word)]--;
 	pool_change(pool, number, 0);
-	p->next = pool->dirty;
-	pool->dirty = number;
+	/* In order, so that the pages of a chunk lie one behind the other when they are granted again. */
+	p->next = NO_PAGE;
+	if (pool->dirty == NO_PAGE)
+		pool->dirty = number;
+	else
+		pool->pages[pool->dirty_last].next = number;
+	pool->dirty_last = number;
 	pool->used--;
 	schedule_work(&pool->clear);
 	spin_unlock_irqrestore(&pool->lock, flags);
@@ -668,6 +674,7 @@ static int pool_make(struct pool *pool, const struct isthmus_pool *place)
 	pool->published = NULL;
 	pool->free = NO_PAGE;
 	pool->dirty = count ? 0 : NO_PAGE;
+	pool->dirty_last = count - 1;
 	pool->count = count;
 	spin_unlock_irq(&pool->lock);
 	pool->offset = place->offset;
