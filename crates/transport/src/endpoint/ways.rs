@@ -143,7 +143,8 @@ struct Class {
 impl Class {
     fn choose(&mut self, one_copy: Way) -> Way {
         let number = self.messages;
-        self.messages = number.wrapping_add(1);
+        // After the last number there are no first messages again.
+        self.messages = number.checked_add(1).unwrap_or(u32::MAX / 2);
         if number < TRIALS + 2 * self.unfit {
             return if number.is_multiple_of(2) { Way::Copy } else { one_copy };
         }
@@ -190,7 +191,8 @@ impl Class {
             self.odd = self.odd.saturating_sub(1);
             // Once the way is not taken, what is tried seldom says more.
             if self.odd > MOST_ODD && self.faster == Some(way) {
-                cost.weigh(ns);
+                // One that has to wait for a processor counts no more than twice, as of other ways.
+                cost.weigh(cost.ns.filter(|old| old.is_finite()).map_or(ns, |old| ns.min(2.0 * old)));
                 return;
             }
         }
@@ -388,6 +390,16 @@ mod tests {
         let mut ways = Ways::default();
         let odd = |_: u32, n: u32| if n.is_multiple_of(40) { (true, 500_000) } else { (false, 60_000) };
         assert!(by_pages(&mut ways, 10_000, odd).0 > 9_900);
+    }
+
+    #[test]
+    fn a_large_pool_stays_although_some_messages_wait_for_a_processor() {
+        let mut ways = Ways::default();
+        let mut new = pool(200);
+        by_pages(&mut ways, 4000, &mut new);
+        let (all, _) =
+            by_pages(&mut ways, 16_000, |i, n| if n % 200 == 199 { (false, 3_000_000) } else { new(i, n) });
+        assert!(all > 10_000, "{all}");
     }
 
     #[test]
