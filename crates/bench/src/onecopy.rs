@@ -30,7 +30,6 @@ pub fn blocks(quick: bool) -> Vec<Block> {
         Block::BothWays(MB, 1),
         Block::Pool(MB, FITS),
         Block::Pool(MB, EXCEEDS),
-        Block::Once(MB),
     ];
     if !quick {
         let more = [
@@ -44,6 +43,8 @@ pub fn blocks(quick: bool) -> Vec<Block> {
         ];
         all.extend(more);
     }
+    // The last: what never comes back makes the transport give pages up for a while.
+    all.push(Block::Once(MB));
     all
 }
 
@@ -117,7 +118,11 @@ pub fn run(plan: &mpi::Plan, is_quick: bool, progress: &mut dyn FnMut(&str)) -> 
     if plan.vms > 0 {
         progress("what a page costs to grant and to read");
         let accel = comparison.records.first().map_or_else(String::new, |record| record.accel.clone());
-        pages = pages::run(plan, is_quick, &accel)?;
+        match pages::run(plan, is_quick, &accel) {
+            Ok(records) => pages = records,
+            Err(error @ Error::Interrupted { .. }) => return Err(error),
+            Err(error) => comparison.left_out.push(format!("what a page costs: {}", error.chain())),
+        }
     }
     let mut rows = Vec::new();
     let placements: Vec<String> = record::placements(&comparison.records).into_iter().flatten().collect();
@@ -142,7 +147,9 @@ pub fn run(plan: &mpi::Plan, is_quick: bool, progress: &mut dyn FnMut(&str)) -> 
 impl Done {
     /// Whether all was measured that was asked for, however it came out.
     pub fn is_whole(&self) -> bool {
-        !self.comparison.is_cut && self.rows.iter().all(|row| row.verdict != Verdict::NotMeasured)
+        !self.comparison.is_cut
+            && self.comparison.left_out.is_empty()
+            && self.rows.iter().all(|row| row.verdict != Verdict::NotMeasured)
     }
 }
 

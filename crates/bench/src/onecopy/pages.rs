@@ -158,9 +158,9 @@ fn rank_pages(reps: u64, rank: u64) -> Told<()> {
     let other = find(&member, 1 - rank)?;
     let theirs = other.section.word("block", other.block + TURN).map_err(text)?;
     let own: &Word = word(block + TURN)?;
-    // Whole pages of it.
-    let memory = LocalBuf::leaked(vec![0; (PAGES + 1) * BYTES]);
-    let edge = usize::try_from(memory.address().next_multiple_of(PAGE) - memory.address()).unwrap_or(0);
+    // Whole chunks of it, as the transport grants them and the driver moves them.
+    let memory = LocalBuf::leaked(vec![0; (PAGES + 16) * BYTES]);
+    let edge = usize::try_from(memory.address().next_multiple_of(16 * PAGE) - memory.address()).unwrap_or(0);
     let memory = memory.part(edge, PAGES * BYTES);
     let copy = LocalBuf::leaked(vec![1; PAGES * BYTES]);
     let mut found: Vec<(&str, usize, Vec<f64>)> = Vec::new();
@@ -189,9 +189,13 @@ fn rank_pages(reps: u64, rank: u64) -> Told<()> {
                 own.set(turn);
                 wait(theirs, turn)?;
                 let begun = Instant::now();
+                let mut back = 0;
                 for piece in 0..PAGES / pieces {
                     let at = memory.address() + (piece * pieces) as u64 * PAGE;
-                    member.revoke_pages(at, u32::try_from(pieces).unwrap_or(1)).map_err(text)?;
+                    back += member.revoke_pages(at, u32::try_from(pieces).unwrap_or(1)).map_err(text)?;
+                }
+                if back != PAGES {
+                    return Err(format!("{back} of {PAGES} pages came back"));
                 }
                 add("page_revoke", pieces, each(begun));
             } else {
@@ -232,6 +236,10 @@ fn read(
         pages.push(Granted::of_word(section.read("list", list + page * 8).map_err(text)?.get()));
     }
     let owner = grants::owner(other.area);
+    // The first look at a page of the pool is a fault, which a receiver has once.
+    for first in pages.iter().flatten() {
+        pool.copy(*first, 0, memory.part(0, 8)).map_err(text)?;
+    }
     let begun = Instant::now();
     for (piece, named) in pages.chunks(pieces).enumerate() {
         let mut rest = named;
