@@ -9,7 +9,7 @@ use isthmus_run::mpi::{Flavour, find};
 
 use crate::error::{Error, Result};
 use crate::mpi::{self, BARE, Comparison};
-use crate::peers::Wanted;
+use crate::peers::{Wanted, missed};
 use crate::program::Block;
 use crate::promise::{Row, Verdict, at_least};
 use crate::record::{self, Record};
@@ -130,14 +130,8 @@ pub fn run(plan: &mpi::Plan, is_quick: bool, progress: &mut dyn FnMut(&str)) -> 
     {
         for placement in &placements {
             let mut row = wanted.row(&mut comparison.records, Some(placement));
-            if row.verdict == Verdict::NotMeasured {
-                if comparison.left_out.is_empty() {
-                    row.verdict = Verdict::NotSeen;
-                } else {
-                    row.said = comparison.left_out.join("; ");
-                }
-                comparison.records.push(Record::of_missing(&row));
-            }
+            let record = missed(&mut row, &comparison.left_out);
+            comparison.records.extend(record);
             rows.push(row);
         }
     }

@@ -346,6 +346,19 @@ fn comparison(plan: &Plan, mpi: &Mpi, ranks: u32, vms: u32, peers: Peers) -> mpi
     }
 }
 
+/// Says of a row that has no figure why: what was left out, or else that its placement was not seen. Gives its record.
+pub(crate) fn missed(row: &mut Row, left_out: &[String]) -> Option<Record> {
+    if row.verdict != Verdict::NotMeasured {
+        return None;
+    }
+    if left_out.is_empty() {
+        row.verdict = Verdict::NotSeen;
+    } else {
+        row.said = left_out.join("; ");
+    }
+    Some(Record::of_missing(row))
+}
+
 /// Adds the rows that `wanted` finds in `done`, for each placement that was seen, and what it was made of.
 fn add(table: &mut Table, name: &str, wanted: &[Wanted], mpi: Option<&str>, done: Result<Comparison>) {
     match done {
@@ -354,14 +367,7 @@ fn add(table: &mut Table, name: &str, wanted: &[Wanted], mpi: Option<&str>, done
             for it in wanted {
                 for placement in &placements {
                     let mut row = it.row(&mut done.records, Some(placement));
-                    if row.verdict == Verdict::NotMeasured {
-                        if done.left_out.is_empty() {
-                            row.verdict = Verdict::NotSeen;
-                        } else {
-                            row.said = done.left_out.join("; ");
-                        }
-                        table.records.push(Record::of_missing(&row));
-                    }
+                    table.records.extend(missed(&mut row, &done.left_out));
                     table.rows.push(row);
                 }
             }
