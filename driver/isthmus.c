@@ -84,8 +84,12 @@ struct pooled {
 	u64 word;
 	/* The next one of the list that it is on: free, or to be cleared. */
 	u32 next;
+	/* The descriptor that keeps it, by which it is pinned; NULL if none does. */
+	const void *keeper;
 };
 #define NO_PAGE U32_MAX
+/* Of pages whose keeper is closed. */
+#define NO_KEEPER ERR_PTR(-ENOENT)
 #define OWNER_BITS 24
 
 /* The pages that processes grant. */
@@ -108,6 +112,7 @@ struct pool {
 	u32 used;
 	/* Of those, by owner. */
 	u32 *granted;
+	u32 kept;
 	u64 splits;
 };
 
@@ -697,10 +702,62 @@ static void pool_show(struct pool *pool, void *memory)
 	spin_unlock_irq(&pool->lock);
 }
 
+/* Nobody keeps a page any more that this keeper had kept. Gives whether it had. */
+static bool pool_release(struct region *r, u32 number, const void *keeper)
+{
+	struct pool *pool = &r->pool;
+	bool was_kept;
+
+	spin_lock_irq(&pool->lock);
+	was_kept = number < pool->count && keeper && pool->pages[number].keeper == keeper;
+	if (was_kept) {
+		pool->pages[number].keeper = NULL;
+		pool->kept--;
+	}
+	spin_unlock_irq(&pool->lock);
+	if (was_kept)
+		unpin_user_page(pool_page(r, number));
+	return was_kept;
+}
+
+/* The same of all pages of an owner, 0 for each, whoever keeps them. */
+static void pool_settle(struct region *r, u32 owner)
+{
+	struct pool *pool = &r->pool;
+	u32 number;
+
+	for (number = 0; READ_ONCE(pool->kept) && number < pool->count; number++) {
+		const struct pooled *p = &pool->pages[number];
+		const void *keeper = READ_ONCE(p->keeper);
+
+		if (keeper && (!owner || ISTHMUS_OWNER(READ_ONCE(p->word)) == owner))
+			pool_release(r, number, keeper);
+		if (!(number % 1024))
+			cond_resched();
+	}
+}
+
 /* ---- Granted pages ---- */
 
-/* Called with at_lock: these addresses get other pages, or none. */
-static void pages_change(struct client *c, unsigned long start, unsigned long end)
+/* Whether a page that is noted at an address is kept by this descriptor. */
+static bool is_kept(struct client *c, void *entry)
+{
+	struct pool *pool = &c->region->pool;
+	u32 number = xa_to_value(entry);
+	unsigned long flags;
+	bool is_it;
+
+	if (!entry)
+		return false;
+	spin_lock_irqsave(&pool->lock, flags);
+	/* The pool may be another by now. */
+	is_it = number < pool->count && pool->pages[number].keeper == c;
+	spin_unlock_irqrestore(&pool->lock, flags);
+	return is_it;
+}
+
+/* Called with at_lock: these addresses get other pages, or none; those that are kept, perhaps not. */
+static void pages_change(struct client *c, unsigned long start, unsigned long end, bool but_kept)
 {
 	struct pool *pool = &c->region->pool;
 	unsigned long index, flags;
@@ -709,6 +766,8 @@ static void pages_change(struct client *c, unsigned long start, unsigned long en
 	xa_for_each_range(&c->granted_at, index, entry, start >> PAGE_SHIFT, (end - 1) >> PAGE_SHIFT) {
 		u32 number = xa_to_value(entry);
 
+		if (but_kept && is_kept(c, entry))
+			continue;
 		xa_erase(&c->granted_at, index);
 		spin_lock_irqsave(&pool->lock, flags);
 		/* The pool may be another by now, and the page another's, who grants it again then. */
@@ -729,7 +788,8 @@ static bool pages_invalidate(struct mmu_interval_notifier *notifier, const struc
 	mmu_interval_set_seq(notifier, sequence);
 	if (range->start < c->chunk_end && c->chunk_start < range->end)
 		c->is_hit = true;
-	pages_change(c, range->start, range->end);
+	/* A fork, which copies pages that are pinned for the child, is the only one that protects anonymous pages so. */
+	pages_change(c, range->start, range->end, range->event == MMU_NOTIFY_PROTECTION_PAGE);
 	spin_unlock(&c->at_lock);
 	return true;
 }
@@ -841,6 +901,11 @@ static u32 grant_note(struct client *c, unsigned long address, u32 count, struct
 		void *entry = xa_mk_value(result->page);
 		bool is_noted;
 
+		/* A page that is kept cannot be moved, and is where it was. */
+		if (result->why == ISTHMUS_BUSY && is_kept(c, xa_load(&c->granted_at, index))) {
+			entry = xa_load(&c->granted_at, index);
+			*result = (struct isthmus_page){ .page = xa_to_value(entry), .why = ISTHMUS_GRANTED };
+		}
 		if (result->why != ISTHMUS_GRANTED)
 			continue;
 		/* What is noted already has not changed since then. */
@@ -1009,13 +1074,112 @@ static long grant_next(struct client *c, unsigned long address, u32 *count, stru
 	return granted;
 }
 
-/* The same the other way. */
+/* Has the process write to pages that are protected since a fork: they are its own then. Gives whether there were any. */
+static bool unshare_chunk(unsigned long address, u32 count, const struct isthmus_page *results)
+{
+	bool any = false;
+	struct page *page;
+	u32 i;
+
+	for (i = 0; i < count; i++) {
+		if (results[i].why == ISTHMUS_READ_ONLY && pin_user_pages_fast(address + i * PAGE_SIZE, 1, FOLL_WRITE, &page) == 1) {
+			unpin_user_page(page);
+			any = true;
+		}
+	}
+	return any;
+}
+
+/*
+ * Pages that are kept already cannot be moved. They are where they were, but their grant may have ended for a change that did not come
+ * about. Called after a grant of the chunk; gives how many more are granted.
+ */
+static u32 renew_chunk(struct client *c, unsigned long address, u32 count, struct isthmus_page *results)
+{
+	struct region *r = c->region;
+	u32 i, granted = 0;
+
+	for (i = 0; i < count; i++) {
+		struct page *page;
+
+		if (results[i].why != ISTHMUS_BUSY || pin_user_pages_fast(address + i * PAGE_SIZE, 1, FOLL_WRITE, &page) != 1)
+			continue;
+		down_read(&r->lock);
+		if (!r->is_gone && is_zone_device_page(page) && page->pgmap == &r->pagemaps[1]) {
+			u32 number = pool_number(r, page);
+
+			if (is_kept(c, xa_mk_value(number))) {
+				results[i] = (struct isthmus_page){ .page = number, .why = ISTHMUS_GRANTED };
+				granted += grant_note(c, address + i * PAGE_SIZE, 1, &results[i]);
+			}
+		}
+		up_read(&r->lock);
+		unpin_user_page(page);
+	}
+	return granted;
+}
+
+/* Keeps a page that was granted. Gives whether it did, or had. */
+static bool keep_page(struct client *c, unsigned long address, const struct isthmus_page *result)
+{
+	struct region *r = c->region;
+	struct pool *pool = &r->pool;
+	bool is_right, is_new = false;
+	struct page *page;
+
+	/* By which a fork knows that the child gets a copy. */
+	if (pin_user_pages_fast(address, 1, FOLL_WRITE, &page) != 1)
+		return false;
+	/* As in a fault. */
+	down_read(&r->lock);
+	spin_lock_irq(&pool->lock);
+	/* The address may have another page since. */
+	is_right = !r->is_gone && result->page < pool->count && page == pool_page(r, result->page) &&
+		   pool->pages[result->page].word == result->word;
+	if (is_right && !pool->pages[result->page].keeper) {
+		pool->pages[result->page].keeper = c;
+		pool->kept++;
+		is_new = true;
+	}
+	is_right = is_right && pool->pages[result->page].keeper == c;
+	spin_unlock_irq(&pool->lock);
+	up_read(&r->lock);
+	if (!is_new)
+		unpin_user_page(page);
+	return is_right;
+}
+
+/* The same of the pages of a chunk; gives how many of them are granted still. */
+static u32 keep_chunk(struct client *c, unsigned long address, u32 count, struct isthmus_page *results)
+{
+	u32 i, granted = 0;
+
+	for (i = 0; i < count; i++) {
+		if (results[i].why != ISTHMUS_GRANTED)
+			continue;
+		if (keep_page(c, address + i * PAGE_SIZE, &results[i]))
+			granted++;
+		else
+			refuse(&results[i], 1, ISTHMUS_BUSY);
+	}
+	return granted;
+}
+
+/* The same the other way, up to the first page that is kept. */
 static long revoke_next(struct client *c, struct mm_struct *mm, unsigned long address, u32 *count)
 {
 	struct region *r = c->region;
 	struct vm_area_struct *vma;
+	unsigned long i;
 	long revoked = 0;
 
+	for (i = 0; i < *count; i++) {
+		if (!is_kept(c, xa_load(&c->granted_at, (address >> PAGE_SHIFT) + i)))
+			continue;
+		*count = max(i, 1ul);
+		if (!i)
+			return 0;
+	}
 	mmap_read_lock(mm);
 	down_read(&r->lock);
 	vma = area_at(mm, address, count);
@@ -1061,7 +1225,8 @@ static long client_move(struct client *c, const void __user *from, bool is_grant
 
 	if (copy_from_user(&pages, from, sizeof(pages)))
 		return -EFAULT;
-	if (!PAGE_ALIGNED(pages.address) || !pages.count || pages.count > ISTHMUS_MOST_PAGES || pages.flags & ~ISTHMUS_SPLIT ||
+	if (!PAGE_ALIGNED(pages.address) || !pages.count || pages.count > ISTHMUS_MOST_PAGES ||
+	    pages.flags & ~(is_grant ? ISTHMUS_SPLIT | ISTHMUS_KEEP : 0) ||
 	    check_add_overflow((unsigned long)pages.address, pages.count * PAGE_SIZE, &end) || end > TASK_SIZE)
 		return -EINVAL;
 	if (is_grant) {
@@ -1078,6 +1243,12 @@ static long client_move(struct client *c, const void __user *from, bool is_grant
 		count = chunk_at(address, pages.count - done);
 		error = is_grant ? grant_next(c, address, &count, results + done, pages.flags & ISTHMUS_SPLIT) :
 				   revoke_next(c, current->mm, address, &count);
+		if (error >= 0 && pages.flags & ISTHMUS_KEEP && unshare_chunk(address, count, results + done))
+			error = grant_next(c, address, &count, results + done, pages.flags & ISTHMUS_SPLIT);
+		if (error >= 0 && pages.flags & ISTHMUS_KEEP)
+			error += renew_chunk(c, address, count, results + done);
+		if (error > 0 && pages.flags & ISTHMUS_KEEP)
+			error = keep_chunk(c, address, count, results + done);
 		if (error > 0)
 			moved += error;
 		cond_resched();
@@ -1097,6 +1268,43 @@ static long client_grant(struct client *c, const void __user *from)
 static long client_revoke(struct client *c, const void __user *from)
 {
 	return client_move(c, from, false);
+}
+
+static long client_release_pages(struct client *c, const void __user *from)
+{
+	struct isthmus_page *named;
+	struct isthmus_pages pages;
+	long released = 0;
+	u32 i;
+
+	if (copy_from_user(&pages, from, sizeof(pages)))
+		return -EFAULT;
+	if (!pages.count || pages.count > ISTHMUS_MOST_PAGES || pages.flags)
+		return -EINVAL;
+	named = memdup_user(u64_to_user_ptr(pages.results), pages.count * sizeof(*named));
+	if (IS_ERR(named))
+		return PTR_ERR(named);
+	/* Held by whoever keeps pages by this descriptor. */
+	mutex_lock(&c->lock);
+	down_read(&c->region->lock);
+	for (i = 0; i < pages.count; i++)
+		released += pool_release(c->region, named[i].page, c);
+	up_read(&c->region->lock);
+	mutex_unlock(&c->lock);
+	kfree(named);
+	return released;
+}
+
+static long client_settle(struct client *c, unsigned long owner)
+{
+	if (!capable(CAP_SYS_ADMIN))
+		return -EPERM;
+	if (owner > ISTHMUS_OWNERS)
+		return -EINVAL;
+	down_read(&c->region->lock);
+	pool_settle(c->region, owner);
+	up_read(&c->region->lock);
+	return 0;
 }
 
 /*
@@ -1135,6 +1343,8 @@ static void pages_evict(struct client *c)
 static void pages_end(struct client *c)
 {
 	struct region *r = c->region;
+	struct pool *pool = &r->pool;
+	u32 number;
 
 	if (!c->has_notifier)
 		return;
@@ -1145,9 +1355,15 @@ static void pages_end(struct client *c)
 	mmu_interval_notifier_remove(&c->notifier);
 	/* What is left is not looked after any more. */
 	spin_lock(&c->at_lock);
-	pages_change(c, 0, ULONG_MAX);
+	pages_change(c, 0, ULONG_MAX, false);
 	spin_unlock(&c->at_lock);
 	xa_destroy(&c->granted_at);
+	/* Others may be writing to what was kept, which the agent knows. */
+	spin_lock_irq(&pool->lock);
+	for (number = 0; pool->kept && number < pool->count; number++)
+		if (pool->pages[number].keeper == c)
+			pool->pages[number].keeper = NO_KEEPER;
+	spin_unlock_irq(&pool->lock);
 }
 
 /* Moves back pages that a process has, wherever they are: moved to other addresses, or a forked process's. */
@@ -1272,6 +1488,7 @@ static void pool_drain(struct region *r)
 	bool is_told = false;
 
 	for (;;) {
+		pool_settle(r, 0);
 		pool_evict(r);
 		if (!pool_is_used(&r->pool))
 			break;
@@ -1508,6 +1725,7 @@ static long client_info(struct client *c, void __user *to)
 		.pool = READ_ONCE(r->pool.count),
 		.granted = READ_ONCE(r->pool.used),
 		.splits = READ_ONCE(r->pool.splits),
+		.kept = READ_ONCE(r->pool.kept),
 	};
 	unsigned int i;
 
@@ -1635,6 +1853,10 @@ static long client_ioctl(struct file *file, unsigned int command, unsigned long 
 		return client_grant(c, at);
 	case ISTHMUS_REVOKE:
 		return client_revoke(c, at);
+	case ISTHMUS_RELEASE:
+		return client_release_pages(c, at);
+	case ISTHMUS_SETTLE:
+		return client_settle(c, argument);
 	default:
 		return -ENOTTY;
 	}

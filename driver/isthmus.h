@@ -9,7 +9,7 @@
 #include <linux/types.h>
 
 /* Version of this interface. */
-#define ISTHMUS_ABI 2
+#define ISTHMUS_ABI 3
 /* Most members of a region, most ranges of a descriptor, and most pages of a call. */
 #define ISTHMUS_MEMBERS 1024
 #define ISTHMUS_RANGES 64
@@ -30,6 +30,7 @@ struct isthmus_info {
 	__u64 pool;	/* pages of the pool; 0 if there is none */
 	__u64 granted;	/* pages of it that are in use */
 	__u64 splits;	/* huge pages that were split to be granted */
+	__u64 kept;	/* pages that are kept */
 };
 
 /* flags of struct isthmus_range */
@@ -90,12 +91,17 @@ struct isthmus_page {
 
 /* flags of struct isthmus_pages */
 #define ISTHMUS_SPLIT (1u << 0) /* huge pages may be split */
+/*
+ * Others may write to them. Pages that are granted now are kept: whatever becomes of their addresses, they are given to nobody else until
+ * ISTHMUS_RELEASE or ISTHMUS_SETTLE, also with the process gone. A forked child gets copies of them at once, so they stay this process's.
+ */
+#define ISTHMUS_KEEP (1u << 1)
 
 struct isthmus_pages {
 	__u64 address; /* of the first, a multiple of the system's page */
 	__u32 count;   /* 1 to ISTHMUS_MOST_PAGES */
 	__u32 flags;
-	__u64 results; /* address of `count` struct isthmus_page, of ISTHMUS_GRANT alone */
+	__u64 results; /* address of `count` struct isthmus_page; not of ISTHMUS_REVOKE */
 };
 
 /* By which id this virtual machine's device knows a member of the region. */
@@ -128,7 +134,14 @@ struct isthmus_member {
  * other threads may use meanwhile. Gives how many of them are in the pool now; `results` says so of each.
  */
 #define ISTHMUS_GRANT _IOW(0xb7, 6, struct isthmus_pages)
-/* Moves pages back, those that can be. Gives how many there were in the pool and are no more. */
+/* Moves pages back, those that can be, and are not kept. Gives how many there were in the pool and are no more. */
 #define ISTHMUS_REVOKE _IOW(0xb7, 7, struct isthmus_pages)
+/*
+ * Nobody writes any more to pages that were kept by this descriptor: they go back to those who free them. `results` says which, by `page`;
+ * nothing else of it is read, nor `address`. Gives how many had been kept.
+ */
+#define ISTHMUS_RELEASE _IOW(0xb7, 8, struct isthmus_pages)
+/* With CAP_SYS_ADMIN: the same of all pages that an owner has kept, who is gone; the argument is the owner, 0 for each. */
+#define ISTHMUS_SETTLE _IO(0xb7, 9)
 
 #endif

@@ -64,6 +64,14 @@ static long take_back(int fd, const volatile void *at, uint32_t count)
 	return ioctl(fd, ISTHMUS_REVOKE, &pages);
 }
 
+/* Says that nobody writes to pages any more that were kept. */
+static long release_kept(int fd, const struct isthmus_page *pages, uint32_t count)
+{
+	struct isthmus_pages named = {0, count, 0, (uintptr_t)pages};
+
+	return ioctl(fd, ISTHMUS_RELEASE, &named);
+}
+
 static bool stands(const struct isthmus_page *page)
 {
 	return table[page->page] == page->word;
@@ -92,16 +100,26 @@ static volatile unsigned char *written(size_t pages)
 }
 
 /* The system is busy with a page now and then. */
-static void grant_all(int fd, const volatile unsigned char *at, uint32_t count, struct isthmus_page *results)
+static void grant_all_as(int fd, const volatile unsigned char *at, uint32_t count, struct isthmus_page *results, uint32_t flags)
 {
 	for (int i = 0; i < 1000; i++) {
-		long got = OK(grant(fd, at, count, results));
+		long got = OK(grant_as(fd, at, count, results, flags));
 		if (got == (long)count)
 			return;
 		usleep(1000);
 	}
 	printf("of %u pages some are not granted, such as the first: %u\n", count, results[0].why);
 	_exit(1);
+}
+
+static void grant_all(int fd, const volatile unsigned char *at, uint32_t count, struct isthmus_page *results)
+{
+	grant_all_as(fd, at, count, results, ISTHMUS_SPLIT);
+}
+
+static void keep_all(int fd, const volatile unsigned char *at, uint32_t count, struct isthmus_page *results)
+{
+	grant_all_as(fd, at, count, results, ISTHMUS_SPLIT | ISTHMUS_KEEP);
 }
 
 static uint64_t granted_pages(int fd)
@@ -199,7 +217,7 @@ static void calls(void)
 	FAILS(grant(fd, at + 1, 1, results), EINVAL);
 	FAILS(grant(fd, at, 0, results), EINVAL);
 	FAILS(grant(fd, at, ISTHMUS_MOST_PAGES + 1, results), EINVAL);
-	FAILS(grant_as(fd, at, 1, results, 2), EINVAL);
+	FAILS(grant_as(fd, at, 1, results, 4), EINVAL);
 	FAILS(grant(fd, (void *)-PAGE, 2, results), EINVAL);
 	FAILS(grant(fd, (void *)(1ul << 62), 1, results), EINVAL);
 	FAILS(ioctl(fd, ISTHMUS_GRANT, &pages), EFAULT);
@@ -447,6 +465,127 @@ static void forks(void)
 	CHECK(OK(grant(fd, other, 4, again)) == 0 && again[0].why == ISTHMUS_READ_ONLY);
 	CHECK(write(down[1], "", 1) == 1);
 	OK(waitpid(pid, &status, 0));
+}
+
+static void user_keeps(int fd)
+{
+	FAILS(ioctl(fd, ISTHMUS_SETTLE, OWNER), EPERM);
+	FAILS(ioctl(fd, ISTHMUS_SETTLE, 0), EPERM);
+}
+
+/* Pages that others write to: they are this process's memory, and nobody else's, until nobody writes there any more. */
+static void kept(void)
+{
+	int fd = granter(OWNER, 64), other = granter(OWNER + 1, 64), status;
+	struct isthmus_page results[16], again[16];
+	volatile unsigned char *at = written(16);
+
+	as_user(user_keeps, fd);
+	FAILS(ioctl(fd, ISTHMUS_SETTLE, ISTHMUS_OWNERS + 1), EINVAL);
+	FAILS(release_kept(fd, NULL, 1), EFAULT);
+	FAILS(release_kept(fd, results, 0), EINVAL);
+	FAILS(release_kept(fd, results, ISTHMUS_MOST_PAGES + 1), EINVAL);
+	keep_all(fd, at, 16, results);
+	CHECK(info(fd).kept == 16 && granted_pages(fd) == 16);
+	for (int i = 0; i < 16; i++) {
+		page_of(&results[i])[1] = (unsigned char)(100 + i);
+		CHECK(at[i * PAGE] == i + 1 && at[i * PAGE + 1] == 100 + i);
+		again[i] = results[i];
+	}
+	/* Others cannot let them go. */
+	CHECK(OK(release_kept(other, results, 16)) == 0 && info(fd).kept == 16);
+	/* They are not taken back, and a grant finds them where they were, as they were. */
+	CHECK(OK(take_back(fd, at, 16)) == 0 && stands(&results[0]) && OK(take_back(other, at, 16)) == 0);
+	keep_all(fd, at, 16, again);
+	for (int i = 0; i < 16; i++)
+		CHECK(again[i].page == results[i].page && page_of(&again[i])[1] == 100 + i && stands(&again[i]));
+	grant_all(fd, at, 16, results);
+	CHECK(info(fd).kept == 16);
+	/* What is not kept beside them is taken back. */
+	CHECK(OK(release_kept(fd, results + 4, 4)) == 4 && OK(release_kept(fd, results + 4, 4)) == 0);
+	CHECK(OK(take_back(fd, at, 16)) == 4);
+	wait_for_granted(fd, 12);
+	CHECK(stands(&results[3]) && !stands(&results[4]) && !stands(&results[7]) && stands(&results[8]) && at[5 * PAGE + 1] == 105);
+	keep_all(fd, at, 16, results);
+	/* A forked child has copies at once, so the grant goes on. */
+	for (int round = 0; round < 3; round++) {
+		int down[2];
+		char byte;
+
+		OK(pipe(down));
+		pid_t pid = (pid_t)OK(fork());
+		if (pid == 0) {
+			CHECK(read(down[0], &byte, 1) == 1);
+			for (int i = 0; i < 16; i++) {
+				CHECK(at[i * PAGE + 2] == round);
+				at[i * PAGE + 2] = 77;
+			}
+			_exit(0);
+		}
+		for (int i = 0; i < 16; i++) {
+			CHECK(stands(&results[i]));
+			page_of(&results[i])[2] = (unsigned char)(round + 1);
+			at[i * PAGE + 3] = (unsigned char)(round + 1);
+			CHECK(at[i * PAGE + 2] == round + 1 && page_of(&results[i])[3] == round + 1);
+		}
+		CHECK(write(down[1], "", 1) == 1);
+		OK(waitpid(pid, &status, 0));
+		CHECK(status == 0 && at[2] == round + 1);
+		close(down[0]);
+		close(down[1]);
+	}
+	/* What was protected by a fork is written to first, since others may. */
+	volatile unsigned char *protected = written(2);
+	as_user(user_keeps, fd);
+	CHECK(OK(grant(fd, protected, 2, again)) == 0 && again[0].why == ISTHMUS_READ_ONLY);
+	keep_all(fd, protected, 2, again);
+	CHECK(page_of(&again[1])[0] == 2 && OK(release_kept(fd, again, 2)) == 2);
+	OK(munmap((void *)protected, 2 * PAGE));
+	wait_for_granted(fd, 16);
+	/* With its address gone a page is nobody's: it is not cleared, nor given to others, though the grant is over. */
+	OK(munmap((void *)at, 4 * PAGE));
+	OK(madvise((void *)(at + 4 * PAGE), 4 * PAGE, MADV_DONTNEED));
+	CHECK(granted_pages(fd) == 16 && at[4 * PAGE + 1] == 0);
+	for (int i = 0; i < 16; i++)
+		CHECK(stands(&results[i]) == (i >= 8) && page_of(&results[i])[1] == 100 + i);
+	/* They count for its limit. */
+	volatile unsigned char *more = written(64);
+	struct isthmus_page many[64];
+	CHECK(OK(grant(fd, more, 64, many)) == 48 && many[63].why == ISTHMUS_LIMIT);
+	OK(munmap((void *)more, 64 * PAGE));
+	wait_for_granted(fd, 16);
+	usleep(100000);
+	CHECK(page_of(&results[0])[1] == 100);
+	FAILS(set_pool(fd, 0, 0, 0), EBUSY);
+	CHECK(OK(release_kept(fd, results, 8)) == 8);
+	wait_for_granted(fd, 8);
+	for (int i = 0; i < 4; i++)
+		CHECK(page_of(&results[i])[1] == 0);
+	/* And while they are there they are the process's. */
+	page_of(&results[9])[5] = 9;
+	CHECK(at[9 * PAGE + 5] == 9);
+	/* With the descriptor closed, and with the process gone, too, they stay as they are until the agent says that nobody writes there. */
+	pid_t pid = (pid_t)OK(fork());
+	if (pid == 0) {
+		int own = granter(OWNER + 2, 64);
+		volatile unsigned char *mine = written(4);
+		keep_all(own, mine, 4, many);
+		_exit(0);
+	}
+	OK(waitpid(pid, &status, 0));
+	CHECK(status == 0 && info(fd).kept == 12);
+	close(fd);
+	OK(munmap((void *)(at + 8 * PAGE), 8 * PAGE));
+	usleep(100000);
+	CHECK(info(other).kept == 12 && granted_pages(other) == 12 && !stands(&results[9]) && page_of(&results[9])[5] == 9);
+	OK(ioctl(other, ISTHMUS_SETTLE, OWNER + 1));
+	CHECK(info(other).kept == 12);
+	OK(ioctl(other, ISTHMUS_SETTLE, OWNER));
+	wait_for_granted(other, 4);
+	OK(ioctl(other, ISTHMUS_SETTLE, 0));
+	wait_for_granted(other, 0);
+	CHECK(info(other).kept == 0);
+	OK(set_pool(other, 0, 0, 0));
 }
 
 /* Memory that is not granted, by kind. */
@@ -831,18 +970,22 @@ static void hostile(int fd)
 	unsigned char *base = (void *)written(2048);
 
 	for (long i = 0; i < 20000; i++) {
-		static const unsigned int known[] = {ISTHMUS_GRANT, ISTHMUS_GRANT, ISTHMUS_REVOKE, ISTHMUS_POOL};
+		static const unsigned int known[] = {ISTHMUS_GRANT,  ISTHMUS_GRANT, ISTHMUS_REVOKE, ISTHMUS_POOL,
+						     ISTHMUS_RELEASE, ISTHMUS_SETTLE};
 		struct isthmus_pages pages = {
 			next() % 8 ? (uintptr_t)base + next() % 2048 * PAGE : next(),
 			(uint32_t)(next() % 16 ? next() % 40 : next()),
-			(uint32_t)(next() % 16 ? next() % 2 : next()),
+			(uint32_t)(next() % 16 ? next() % 4 : next()),
 			next() % 16 ? (uintptr_t)results : next(),
 		};
-		unsigned int command = known[next() % 4];
+		unsigned int command = known[next() % 6];
 		size_t at = next() % 2000, count = next() % 48 + 1;
 		long got = ioctl(fd, command, next() % 16 ? (unsigned long)&pages : next());
 
-		CHECK(got == -1 || (command != ISTHMUS_POOL && got <= 40));
+		CHECK(got == -1 || (command != ISTHMUS_POOL && command != ISTHMUS_SETTLE && got <= 40));
+		if (command == ISTHMUS_RELEASE)
+			for (int k = 0; k < 40; k++)
+				results[k].page = (uint32_t)(next() % 16 ? next() % POOL_PAGES : next());
 		got == -1 ? refused++ : done++;
 		switch (next() % 16) {
 		case 0:
@@ -892,6 +1035,9 @@ static void fuzz(void)
 	as_user(hostile, fd);
 	/* Nothing else of the region changed. */
 	CHECK(memcmp(before, (void *)mapped(allowed(0, 16 * MIB, ISTHMUS_READ), 0, 16 * MIB, PROT_READ), 16 * MIB) == 0);
+	wait_for_granted(fd, info(fd).kept);
+	printf("%llu pages were still kept\n", (unsigned long long)info(fd).kept);
+	OK(ioctl(fd, ISTHMUS_SETTLE, OWNER));
 	wait_for_granted(fd, 0);
 }
 
@@ -914,7 +1060,8 @@ static void gone(void)
 	for (size_t i = 0; i < 128; i++)
 		at[i * PAGE + 1] = 6;
 	volatile unsigned char *own = written(64);
-	grant_all(fd, own, 64, results);
+	keep_all(fd, own, 32, results);
+	grant_all(fd, own + 32 * PAGE, 32, results);
 	printf("ready\n");
 	fflush(stdout);
 	struct pollfd p = {.fd = bell, .events = POLLIN};
@@ -941,6 +1088,8 @@ static void granting_child(int ready, unsigned int number)
 	volatile unsigned char *at = written(512);
 
 	CHECK(OK(grant(fd, at, 512, results)) > 256);
+	/* Of these some stay in the pool when they are given back below. */
+	OK(grant_as(fd, at + 190 * PAGE, 20, results, ISTHMUS_KEEP));
 	OK(take_back(fd, at, 100));
 	OK(munmap((void *)(at + 200 * PAGE), 100 * PAGE));
 	pid_t pid = number == 1 ? (pid_t)OK(fork()) : 1;
@@ -995,7 +1144,7 @@ int main(int count, char **words)
 	static const struct {
 		const char *name;
 		void (*run)(void);
-	} all[] = {{"place", place}, {"calls", calls}, {"contents", contents}, {"changes", changes}, {"forks", forks}, {"kinds", kinds},
+	} all[] = {{"place", place}, {"calls", calls}, {"contents", contents}, {"changes", changes}, {"forks", forks}, {"kept", kept}, {"kinds", kinds},
 		   {"pins", pins}, {"descriptors", descriptors}, {"threads", threads}, {"stale", stale}, {"group", group}, {"fuzz", fuzz}, {"gone", gone}};
 
 	setvbuf(stdout, NULL, _IOLBF, 0);

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use isthmus_attach::client;
 use isthmus_attach::server::{Allowed, Config, Relay, Server};
 use isthmus_region::address::Naming;
+use isthmus_region::holds::{Hold, Owner};
 use isthmus_region::membership::{self, NewPeer, Region, Shape};
 use isthmus_region::source::{Source, read_only};
 use isthmus_region::{Error, Mapping, Result, directory};
@@ -21,9 +22,15 @@ const OTHER: u64 = 1 << 20;
 struct Files {
     first: OwnedFd,
     others: OwnedFd,
+    /// Areas of which nobody writes to the pages any more.
+    settled: Mutex<Vec<u32>>,
 }
 
 impl Source for Files {
+    fn settle(&self, area: u32) {
+        self.settled.lock().unwrap().push(area);
+    }
+
     fn bytes(&self) -> u64 {
         FIRST
     }
@@ -57,7 +64,7 @@ fn world() -> World {
     let shape = Shape::new(FIRST, [1, 2], PEERS, 16).unwrap().with_files(PEERS, 0).unwrap();
     let map = Mapping::map(first.as_fd(), FIRST).unwrap();
     let lengths = vec![OTHER; PEERS as usize - 1];
-    let files = Arc::new(Files { first, others });
+    let files = Arc::new(Files { first, others, settled: Mutex::default() });
     let source = Arc::clone(&files) as Arc<dyn Source>;
     let mut host = membership::Writer::create_from(&map, &shape, 1, &lengths, None).unwrap();
     for index in 0..PEERS {
@@ -138,6 +145,29 @@ fn a_process_that_has_detached_keeps_what_it_mapped_and_gets_no_more() {
     drop(member);
     assert_eq!(read(&region, 1).unwrap(), 0);
     assert!(matches!(read(&region, 2), Err(Error::NoFile { file: 2, .. })));
+}
+
+#[test]
+fn pages_that_a_process_kept_are_let_go_once_nobody_is_at_work_in_its_memory() {
+    let _alone = alone();
+    let world = world();
+    let [gone, other] = [(); 2].map(|()| client::connect_at(&world.socket()).unwrap());
+    let block = other.take(128).unwrap();
+    other.section().zero("block", block, 128).unwrap();
+    other.service().open_endpoint(block).unwrap();
+    let hold = Hold::of(other.section(), block).unwrap();
+    let area = gone.grant().area;
+    let settled = || world.files.settled.lock().unwrap().clone();
+    hold.take(Owner::new(0, area));
+    drop(gone);
+    std::thread::sleep(Duration::from_millis(300));
+    assert_eq!(settled(), [], "a process is writing there");
+    hold.release();
+    let until = Instant::now() + Duration::from_secs(10);
+    while settled().is_empty() && Instant::now() < until {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    assert_eq!(settled(), [area]);
 }
 
 #[test]

@@ -26,7 +26,7 @@ use crate::source::{Ivshmem, Source};
 /// The driver's name, and its module's.
 pub const NAME: &str = "isthmus";
 /// Version of the interface that this speaks, `driver/isthmus.h`.
-pub const ABI: u32 = 2;
+pub const ABI: u32 = 3;
 /// Most vectors of a device that are used.
 pub const VECTORS: u32 = 8;
 /// How long the device's node may take to appear.
@@ -38,6 +38,7 @@ const WRITE: u32 = 2;
 const FAULTS: u32 = 4;
 const MAY_RING: u32 = 1;
 const SPLIT: u32 = 1;
+const KEEP: u32 = 2;
 const FULL: u32 = 7;
 const LIMIT: u32 = 8;
 /// Most pages of a call.
@@ -209,6 +210,8 @@ impl Driver {
     pub fn place_pool(&self, end: u64, bytes: u64, each: u64) -> rustix::io::Result<u64> {
         let place = end.checked_sub(bytes).and_then(|at| Some((at, heap_end(at, bytes)?)));
         let (offset, table) = place.ok_or(Errno::INVAL)?;
+        // Of processes of former agents; this VM is let in again once nobody writes to their memory.
+        calls::settle(&self.admin, 0)?;
         let placed = match bytes {
             0 => calls::pool(&self.admin, 0, 0, 0),
             _ => calls::pool(&self.admin, offset, bytes, table),
@@ -280,6 +283,11 @@ impl Driver {
 }
 
 impl Source for Driver {
+    fn settle(&self, area: u32) {
+        // It fails only once the device is gone, whose driver keeps nothing.
+        let _ = calls::settle(&self.admin, u32::try_from(grants::owner(area)).unwrap_or(0));
+    }
+
     fn bytes(&self) -> u64 {
         self.info.bytes
     }
@@ -407,7 +415,7 @@ impl Ringer {
 
     /// Moves pages of this process's own memory, from an address on that is a multiple of a page, into the pool, `MOST_PAGES` at most:
     /// each stays at its address, with its contents, for all threads. Gives of each page whether it is there now, and how the grant
-    /// table knows it.
+    /// table knows it. With `keep`, others may write to them until [`Ringer::release`].
     ///
     /// # Errors
     /// The system's: `EACCES` or `EOPNOTSUPP` where this process may grant none.
@@ -415,6 +423,7 @@ impl Ringer {
         &self,
         address: u64,
         may_split: bool,
+        keep: bool,
         into: &mut [Option<Granted>],
     ) -> rustix::io::Result<Outcome> {
         if !self.is_usable() {
@@ -422,7 +431,7 @@ impl Ringer {
         }
         let mut results = [calls::Page::default(); MOST_PAGES];
         let results = results.get_mut(..into.len()).ok_or(Errno::INVAL)?;
-        let flags = if may_split { SPLIT } else { 0 };
+        let flags = if may_split { SPLIT } else { 0 } | if keep { KEEP } else { 0 };
         // A signal may come before the first.
         let count = rustix::io::retry_on_intr(|| calls::grant(&self.file, address, flags, results))?;
         let is_full = results.iter().any(|result| matches!(result.why, FULL | LIMIT));
@@ -441,6 +450,25 @@ impl Ringer {
             return Err(Errno::BADF);
         }
         rustix::io::retry_on_intr(|| calls::revoke(&self.file, address, count))
+    }
+
+    /// Nobody writes any more to pages that were kept.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn release(&self, pages: &[Granted]) -> rustix::io::Result<()> {
+        if !self.is_usable() {
+            return Err(Errno::BADF);
+        }
+        for pages in pages.chunks(MOST_PAGES) {
+            let mut named = [calls::Page::default(); MOST_PAGES];
+            let named = named.get_mut(..pages.len()).ok_or(Errno::INVAL)?;
+            for (named, page) in named.iter_mut().zip(pages) {
+                named.page = page.page();
+            }
+            calls::release(&self.file, named)?;
+        }
+        Ok(())
     }
 
     /// In a forked child, closes what it has of its parent's.
@@ -493,7 +521,10 @@ mod tests {
             ("ISTHMUS_POOL", "_IOW(0xb7, 5, struct isthmus_pool)".into()),
             ("ISTHMUS_GRANT", "_IOW(0xb7, 6, struct isthmus_pages)".into()),
             ("ISTHMUS_REVOKE", "_IOW(0xb7, 7, struct isthmus_pages)".into()),
+            ("ISTHMUS_RELEASE", "_IOW(0xb7, 8, struct isthmus_pages)".into()),
+            ("ISTHMUS_SETTLE", "_IO(0xb7, 9)".into()),
             ("ISTHMUS_SPLIT", "(1u << 0)".into()),
+            ("ISTHMUS_KEEP", "(1u << 1)".into()),
             ("ISTHMUS_MOST_PAGES", MOST_PAGES.to_string()),
             ("ISTHMUS_GRANTED", "0".into()),
             ("ISTHMUS_FULL", FULL.to_string()),
@@ -501,7 +532,7 @@ mod tests {
         ] {
             assert!(header.contains(&format!("#define {name} {value}")), "{name} is {value} here");
         }
-        assert_eq!((PAGES, LOW, READ, WRITE, FAULTS, MAY_RING, SPLIT), (1, 2, 1, 2, 4, 1, 1));
+        assert_eq!((PAGES, LOW, READ, WRITE, FAULTS, MAY_RING, SPLIT, KEEP), (1, 2, 1, 2, 4, 1, 1, 2));
     }
 
     #[test]

@@ -63,8 +63,14 @@ impl Granted {
         self.0
     }
 
-    fn page(self) -> u64 {
-        self.0 & LOW
+    /// Which page of the pool it is.
+    pub(crate) fn page(self) -> u32 {
+        (self.0 & LOW) as u32
+    }
+
+    /// Where it begins in the pool.
+    fn offset(self) -> u64 {
+        u64::from(self.page()) * PAGE
     }
 
     /// What the grant table has for it as long as the grant stands.
@@ -102,10 +108,10 @@ impl Pool {
     /// Whether a grant by this owner still stands.
     #[inline]
     pub fn stands(&self, owner: u64, granted: Granted) -> bool {
-        granted.page() < self.count
+        u64::from(granted.page()) < self.count
             && self
                 .section
-                .word("grant table", self.table + granted.page() * 8)
+                .word("grant table", self.table + u64::from(granted.page()) * 8)
                 .is_ok_and(|word| unchanged(word, granted.expected(owner)))
     }
 
@@ -122,8 +128,10 @@ impl Pool {
     #[inline]
     pub fn run(&self, pages: &[Option<Granted>]) -> usize {
         let Some(Some(first)) = pages.first() else { return 0 };
-        let pages = (first.page()..self.count).zip(pages);
-        pages.take_while(|(expected, page)| page.is_some_and(|granted| granted.page() == *expected)).count()
+        let pages = (u64::from(first.page())..self.count).zip(pages);
+        pages
+            .take_while(|(expected, page)| page.is_some_and(|granted| u64::from(granted.page()) == *expected))
+            .count()
     }
 
     /// Copies from byte `at` of a page on, also from those that lie behind it in the pool. Believed is what came of pages of which
@@ -133,11 +141,22 @@ impl Pool {
     /// [`crate::Error::Invalid`] for bytes that are not of the pool.
     #[inline]
     pub fn copy(&self, first: Granted, at: u64, into: LocalBuf) -> Result<()> {
-        let end = at.checked_add(into.len() as u64).and_then(|end| end.checked_add(first.page() * PAGE));
-        if end.is_none_or(|end| end > self.count * PAGE) {
-            return Err(crate::Error::Invalid { what: "granted page", value: first.word() });
+        let place = self.place(first, at, into.len() as u64)?;
+        self.section.drain("granted pages", place, into)
+    }
+
+    /// Offset in the section of byte `at` of a page, behind which the pool has `len` bytes.
+    ///
+    /// # Errors
+    /// As [`Pool::copy`].
+    #[inline]
+    pub fn place(&self, first: Granted, at: u64, len: u64) -> Result<u64> {
+        let from = first.offset().checked_add(at);
+        let end = from.and_then(|from| from.checked_add(len));
+        match (from, end) {
+            (Some(from), Some(end)) if end <= self.count * PAGE => Ok(self.pages + from),
+            _ => Err(crate::Error::Invalid { what: "granted page", value: first.word() }),
         }
-        self.section.drain("granted pages", self.pages + first.page() * PAGE + at, into)
     }
 }
 

@@ -220,6 +220,21 @@ pub trait LocalService: Send + Sync {
         Err(no_grants("this service has no driver"))
     }
 
+    /// The same of pages that others may write to: whatever the process does with their addresses, they are nobody else's until
+    /// [`LocalService::release_kept`], or until the process is gone and nobody holds its area ([`crate::holds`]).
+    ///
+    /// # Errors
+    /// As [`LocalService::grant`].
+    fn keep(&self, address: u64, into: &mut [Option<Granted>]) -> Result<Outcome> {
+        let _ = (address, into);
+        Err(no_grants("this service has no driver"))
+    }
+
+    /// Nobody writes any more to these pages that were kept.
+    fn release_kept(&self, pages: &[Granted]) {
+        let _ = pages;
+    }
+
     /// Takes pages back that were granted, those that can be.
     ///
     /// # Errors
@@ -508,6 +523,19 @@ impl Member {
     /// As [`LocalService::grant`].
     pub fn grant_pages(&self, address: u64, into: &mut [Option<Granted>]) -> Result<Outcome> {
         self.service.grant(address, into)
+    }
+
+    /// As [`LocalService::keep`].
+    ///
+    /// # Errors
+    /// As [`LocalService::grant`].
+    pub fn keep_pages(&self, address: u64, into: &mut [Option<Granted>]) -> Result<Outcome> {
+        self.service.keep(address, into)
+    }
+
+    /// As [`LocalService::release_kept`].
+    pub fn release_kept(&self, pages: &[Granted]) {
+        self.service.release_kept(pages);
     }
 
     /// Takes pages back that were granted, those that can be.

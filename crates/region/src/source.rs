@@ -32,6 +32,11 @@ pub trait Source: Send + Sync + std::fmt::Debug {
         self.file(index)
     }
 
+    /// A process that had this area is gone, and nobody writes any more to what it had: what was kept of its pages for that is let go.
+    fn settle(&self, area: u32) {
+        let _ = area;
+    }
+
     /// The same file, open for reading only, whoever its user is.
     ///
     /// # Errors

@@ -229,7 +229,19 @@ impl LocalService for Client {
 
     fn grant(&self, address: u64, into: &mut [Option<Granted>]) -> isthmus_region::Result<Outcome> {
         let ringer = self.ringer.as_ref().ok_or_else(|| no_grants("the guest driver is not there"))?;
-        ringer.grant(address, true, into).map_err(|e| no_grants(&e.to_string()))
+        ringer.grant(address, true, false, into).map_err(|e| no_grants(&e.to_string()))
+    }
+
+    fn keep(&self, address: u64, into: &mut [Option<Granted>]) -> isthmus_region::Result<Outcome> {
+        let ringer = self.ringer.as_ref().ok_or_else(|| no_grants("the guest driver is not there"))?;
+        ringer.grant(address, true, true, into).map_err(|e| no_grants(&e.to_string()))
+    }
+
+    fn release_kept(&self, pages: &[Granted]) {
+        if let Some(ringer) = &self.ringer {
+            // It fails where the device is gone, or the process is a fork's child: neither keeps anything.
+            let _ = ringer.release(pages);
+        }
     }
 
     fn revoke(&self, address: u64, count: u32) -> isthmus_region::Result<usize> {

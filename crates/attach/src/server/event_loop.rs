@@ -279,6 +279,7 @@ impl Loop {
     pub(super) fn take_back(&mut self, area: u32) {
         match self.writer.take_back(area) {
             Ok(true) => {
+                self.config.source.settle(area);
                 let party = self.parties.remove(&area);
                 if let (Some(names), Some(party)) = (&mut self.config.names, party) {
                     names.gone(party);

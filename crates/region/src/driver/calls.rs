@@ -21,6 +21,7 @@ pub(super) struct Info {
     pub(super) pool: u64,
     pub(super) granted: u64,
     pub(super) splits: u64,
+    pub(super) kept: u64,
 }
 
 /// `struct isthmus_range`.
@@ -205,6 +206,23 @@ pub(super) fn grant(file: impl AsFd, address: u64, flags: u32, results: &mut [Pa
     unsafe { ioctl::ioctl(file, call) }
 }
 
+/// `ISTHMUS_RELEASE`.
+pub(super) fn release(file: impl AsFd, named: &mut [Page]) -> Result<usize> {
+    let count = u32::try_from(named.len()).map_err(|_| rustix::io::Errno::INVAL)?;
+    let results = named.as_mut_ptr().expose_provenance() as u64;
+    let mut pages = Pages { address: 0, count, flags: 0, results };
+    let call = Counted(opcode::write::<Pages>(GROUP, 8), &mut pages);
+    // SAFETY: it reads a struct isthmus_pages, and `count` struct isthmus_page at `results`, of which these are the layouts.
+    unsafe { ioctl::ioctl(file, call) }
+}
+
+/// `ISTHMUS_SETTLE`.
+pub(super) fn settle(file: &OwnedFd, owner: u32) -> Result<()> {
+    let call = WithNumber(opcode::none(GROUP, 9), owner as usize);
+    // SAFETY: it takes a number.
+    unsafe { ioctl::ioctl(file, call) }.map(drop)
+}
+
 /// `ISTHMUS_REVOKE`.
 pub(super) fn revoke(file: impl AsFd, address: u64, count: u32) -> Result<usize> {
     let mut pages = Pages { address, count, flags: 0, results: 0 };
@@ -228,6 +246,6 @@ mod tests {
             size_of::<Page>(),
             size_of::<Pages>(),
         ];
-        assert_eq!(sizes, [56, 24, 24, 8, 24, 16, 24]);
+        assert_eq!(sizes, [64, 24, 24, 8, 24, 16, 24]);
     }
 }
