@@ -247,7 +247,7 @@ fn published(member: &Arc<Member>) -> Table {
     let mut table = Table::create(member).expect("there is room for a table");
     let len = LONG as u64;
     let offset = member.allocate(len, 64).expect("there is room for a window");
-    let range = Range { key: 2, offset, len, access: READ | WRITE | ATOMIC, base: 0 };
+    let range = Range { key: 2, offset, len, access: READ | WRITE | ATOMIC, base: 0, skip: 0 };
     table.publish(&range).expect("there is room for a registration");
     table
 }

@@ -287,7 +287,7 @@ fn registrations_of_one_process_may_overlap_and_its_endpoints_may_share_them() {
     let member = isthmus_attach::connect_at(job.service.attach_socket()).unwrap();
     let mut table = Table::create(&member).unwrap();
     let offset = member.allocate(WINDOW, 64).unwrap();
-    let range = Range { key: 0, offset, len: WINDOW, access: READ, base: 0 };
+    let range = Range { key: 0, offset, len: WINDOW, access: READ, base: 0, skip: 0 };
     for key in 0..40 {
         table.publish(&Range { key, offset: offset + key, len: WINDOW - 2 * key, ..range }).unwrap();
     }

@@ -263,10 +263,11 @@ layout! {
     registration (64) {
         LIFE @ 0, 8, "process", "Generation of the entry (upper 56 bits) and state.";
         KEY @ 8, 8, "process", "Key of the registration.";
-        OFFSET @ 16, 8, "process", "Offset in the section of its first byte.";
+        OFFSET @ 16, 8, "process", "Offset in the section of its first byte; of its list of pages, if it lies in granted ones.";
         LENGTH @ 24, 8, "process", "Bytes.";
-        ACCESS @ 32, 8, "process", "What is allowed: 1 reads, 2 writes, 4 atomic operations; a sum.";
+        ACCESS @ 32, 8, "process", "What is allowed: 1 reads, 2 writes, 4 atomic operations; 8 if it lies in granted pages; a sum.";
         BASE @ 40, 8, "process", "The address that stands for its first byte.";
+        SKIP @ 48, 8, "process", "In granted pages: where in the first page its first byte is.";
     }
     /// The line that starts each chunk of sixteen lane descriptors, accept entries or registrations.
     chunk (64) {

@@ -3,6 +3,10 @@
 //! An entry is a range of the area with a key, what is allowed there, and a generation. An initiator that wants to use it copies
 //! the entry, checks key, bounds and access against the copy, and looks at the entry's life again at each use: a
 //! generation never comes back. The table's version tells when a copy of the whole is out of date.
+//!
+//! What lies in no area, but in the program's own memory, can be reached page by page where its process has granted these
+//! ([`crate::grants`]) and keeps them: such an entry names a list in the area with a word for each page, as a page list of a message has it,
+//! or 0 for one that is not granted. The process writes words while the entry is in force; the grant table says whether they still hold.
 
 use std::sync::Arc;
 
@@ -11,6 +15,7 @@ use isthmus_lockfree::life::{Life, State, unchanged};
 use crate::chain::{self, Chain, REGISTRATIONS};
 use crate::error::{Error, Result};
 use crate::format::{block, registrations};
+use crate::grants::PAGE;
 use crate::mapping::{LineRef, PeerSection, ReadOnly};
 use crate::member::Member;
 
@@ -20,6 +25,11 @@ pub const READ: u64 = 1;
 pub const WRITE: u64 = 2;
 /// Atomic operations are allowed.
 pub const ATOMIC: u64 = 4;
+/// The range lies in granted pages.
+pub const PAGES: u64 = 8;
+
+/// Most bytes of a range in granted pages.
+pub const MOST_PAGED: u64 = 256 << 20;
 
 /// Most chunks of a table; a reader follows no more.
 pub const MOST_CHUNKS: usize = 4096;
@@ -29,14 +39,33 @@ pub const MOST_CHUNKS: usize = 4096;
 pub struct Range {
     /// Key of the registration.
     pub key: u64,
-    /// Offset in the section of its first byte.
+    /// Offset in the section of its first byte; of its list of pages with [`PAGES`].
     pub offset: u64,
     /// Bytes.
     pub len: u64,
-    /// What is allowed: a sum of [`READ`], [`WRITE`] and [`ATOMIC`].
+    /// What is allowed: a sum of [`READ`], [`WRITE`] and [`ATOMIC`]; and [`PAGES`].
     pub access: u64,
     /// The address that stands for its first byte.
     pub base: u64,
+    /// With [`PAGES`]: where in the first page its first byte is; else 0.
+    pub skip: u64,
+}
+
+impl Range {
+    /// How many pages a range of these bytes lies in.
+    pub fn pages(skip: u64, len: u64) -> u64 {
+        skip.saturating_add(len).div_ceil(PAGE)
+    }
+
+    /// Whether what it names lies in a section.
+    fn lies_in(&self, section: &PeerSection) -> bool {
+        if self.access & PAGES == 0 {
+            return self.skip == 0 && section.holds("registration", self.offset, self.len).is_ok();
+        }
+        let list = Self::pages(self.skip, self.len) * 8;
+        let is_one = self.skip < PAGE && self.len <= MOST_PAGED && self.offset.is_multiple_of(8);
+        is_one && section.holds("list of pages", self.offset, list).is_ok()
+    }
 }
 
 /// The writer's side.
@@ -78,9 +107,14 @@ impl Table {
         let number = self.entries.take(&self.member, self.at + registrations::FIRST)?;
         let line = self.entry(number)?;
         let life = Life::unpack(line.words[0].peek());
-        for (word, value) in
-            line.words[1..].iter().zip([range.key, range.offset, range.len, range.access, range.base])
-        {
+        for (word, value) in line.words[1..].iter().zip([
+            range.key,
+            range.offset,
+            range.len,
+            range.access,
+            range.base,
+            range.skip,
+        ]) {
             word.put(value);
         }
         line.words[0].set(Life { incarnation: life.incarnation + 1, state: State::Active }.pack());
@@ -180,9 +214,9 @@ impl Reader {
         for (_, at) in chain::entries(&self.section, REGISTRATIONS, MOST_CHUNKS as u64, first) {
             let Ok(line) = self.section.line("registration", at) else { continue };
             let life = line.words[0].get();
-            let [key, offset, len, access, base] = std::array::from_fn(|i| line.words[1 + i].peek());
-            let entry = Published { range: Range { key, offset, len, access, base }, life, line };
-            let lies = self.section.holds("registration", offset, len).is_ok();
+            let [key, offset, len, access, base, skip] = std::array::from_fn(|i| line.words[1 + i].peek());
+            let entry = Published { range: Range { key, offset, len, access, base, skip }, life, line };
+            let lies = entry.range.lies_in(&self.section);
             if Life::unpack(life).state == State::Active && entry.stood() && lies {
                 found.push(entry);
             }
@@ -197,7 +231,7 @@ mod tests {
     use crate::testing::Place;
 
     fn range(key: u64, offset: u64) -> Range {
-        Range { key, offset, len: 100, access: READ | WRITE, base: key * 2 }
+        Range { key, offset, len: 100, access: READ | WRITE, base: key * 2, skip: 0 }
     }
 
     #[test]
@@ -238,6 +272,20 @@ mod tests {
         };
         table.publish(&Range { len: u64::MAX, ..range(1, 64) }).unwrap();
         table.publish(&Range { offset: member.section().len() - 99, ..range(2, 0) }).unwrap();
+        let paged = Range { access: READ | PAGES, len: 2 * PAGE, skip: 8, ..range(4, 64) };
+        assert_eq!(Range::pages(paged.skip, paged.len), 3);
+        let end = member.section().len();
+        for wrong in [
+            Range { skip: PAGE, ..paged },
+            Range { len: MOST_PAGED + 1, ..paged },
+            Range { len: u64::MAX, ..paged },
+            Range { offset: end - 16, ..paged },
+            Range { offset: 68, ..paged },
+            Range { skip: 8, ..range(5, 64) },
+        ] {
+            table.publish(&wrong).unwrap();
+        }
+        assert!(reader.ranges().is_empty());
         table.publish(&range(3, 64)).unwrap();
         assert_eq!(reader.ranges().iter().map(|p| p.range.key).collect::<Vec<_>>(), [3]);
         // A chain that runs in a circle is read once, and one that leads outside up to there.

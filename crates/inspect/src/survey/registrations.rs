@@ -5,11 +5,12 @@
 
 use std::collections::HashSet;
 
-use isthmus_region::format::{CHUNK_ENTRIES, block, chunk, registration, registrations};
+use isthmus_region::format::{CHUNK_ENTRIES, block, chunk, registration, registrations as head};
+use isthmus_region::grants::PAGE;
 use isthmus_region::holds::Owner;
 use isthmus_region::life::{Life, State};
 use isthmus_region::membership::Shape;
-use isthmus_region::registrations::{ATOMIC, MOST_CHUNKS, READ, WRITE};
+use isthmus_region::registrations::{self, ATOMIC, MOST_CHUNKS, MOST_PAGED, PAGES, READ, WRITE};
 
 use super::members::{Within, chunk_bytes};
 use super::{Result, Walk, word};
@@ -60,13 +61,13 @@ impl Walk<'_> {
             });
             return Ok(());
         }
-        if !self.part(within, place, field, at, table, registrations::BYTES) {
+        if !self.part(within, place, field, at, table, head::BYTES) {
             return Ok(());
         }
         let place = Place::Registrations(within.peer, endpoint.area);
-        let head = within.start + table;
-        let (first, before) = self.head(head)?;
-        let link = (table + registrations::FIRST, first);
+        let begin = within.start + table;
+        let (first, before) = self.head(begin)?;
+        let link = (table + head::FIRST, first);
         let chunks =
             self.chain(within, place, "registrations.FIRST", link, chunk_bytes(registration::BYTES))?;
         if let Some(last) = chunks.get(MOST_CHUNKS - 1)
@@ -97,7 +98,7 @@ impl Walk<'_> {
                 }
             }
         }
-        self.version(place, head, before, &uses)?;
+        self.version(place, begin, before, &uses)?;
         met.push(Registrations { table, area: endpoint.area, ranges: found });
         Ok(())
     }
@@ -105,18 +106,18 @@ impl Walk<'_> {
     /// First chunk and version of a table.
     fn head(&self, at: u64) -> Result<(u64, u64)> {
         let words = self.words("registrations", at, 2)?;
-        Ok((word(&words, registrations::FIRST), word(&words, registrations::VERSION)))
+        Ok((word(&words, head::FIRST), word(&words, head::VERSION)))
     }
 
     /// Compares a table's version with its entries, if it did not change while they were read.
-    fn version(&mut self, place: Place, head: u64, before: u64, uses: &Uses) -> Result<()> {
-        if !self.reader.is_memory() || self.head(head)?.1 != before {
+    fn version(&mut self, place: Place, begin: u64, before: u64, uses: &Uses) -> Result<()> {
+        if !self.reader.is_memory() || self.head(begin)?.1 != before {
             return Ok(());
         }
         let right = uses.version();
         // A change may be in progress: the entry is written before the version.
         let near = before.wrapping_sub(right).wrapping_add(1) <= 2;
-        self.require(near, place, "registrations.VERSION", head + registrations::VERSION, before, || {
+        self.require(near, place, "registrations.VERSION", begin + head::VERSION, before, || {
             format!("{right}, the changes that the table's entries tell of")
         });
         Ok(())
@@ -130,7 +131,7 @@ impl Walk<'_> {
         at: u64,
         uses: &mut Uses,
     ) -> Result<Option<Range>> {
-        let words = self.words("registration", at, 6)?;
+        let words = self.words("registration", at, 7)?;
         let life_word = word(&words, registration::LIFE);
         let life = self.life(place, "registration.LIFE", at + registration::LIFE, life_word);
         uses.published = uses.published.wrapping_add(life.incarnation);
@@ -153,14 +154,34 @@ impl Walk<'_> {
             access: get(registration::ACCESS),
         };
         let (access, all) = (range.access, READ | WRITE | ATOMIC);
+        let is_paged = access & PAGES != 0;
         self.require(
-            access != 0 && access & !all == 0,
+            access & all != 0 && access & !(all | PAGES) == 0,
             place,
             "registration.ACCESS",
             at + registration::ACCESS,
             access,
-            || "a sum of 1 (reads), 2 (writes) and 4 (atomic operations)".into(),
+            || "a sum of 1 (reads), 2 (writes) and 4 (atomic operations), and 8 for granted pages".into(),
         );
+        let (skip, first) = (get(registration::SKIP), if is_paged { PAGE } else { 1 });
+        let has_skip =
+            self.require(skip < first, place, "registration.SKIP", at + registration::SKIP, skip, || {
+                format!("less than {first}")
+            });
+        let most = if is_paged { MOST_PAGED } else { u64::MAX };
+        let has_length = self.require(
+            range.bytes <= most,
+            place,
+            "registration.LENGTH",
+            at + registration::LENGTH,
+            range.bytes,
+            || format!("at most {}, of granted pages", number(most)),
+        );
+        if !has_skip || !has_length {
+            return Ok(Some(range));
+        }
+        // What lies in the section: the memory, or its list of pages.
+        let bytes = if is_paged { registrations::Range::pages(skip, range.bytes) * 8 } else { range.bytes };
         let base = get(registration::BASE);
         let most = u64::MAX - range.bytes;
         self.require(base <= most, place, "registration.BASE", at + registration::BASE, base, || {
@@ -176,15 +197,20 @@ impl Walk<'_> {
             range.offset,
             || format!("in the section's heap, from {} to {}", number(heap), number(end)),
         ) && self.require(
-            range.bytes <= end - range.offset,
+            bytes <= end - range.offset,
             place,
             "registration.LENGTH",
             at + registration::LENGTH,
             range.bytes,
-            || format!("at most {}, which the heap has from there on", number(end - range.offset)),
+            || {
+                format!(
+                    "no more than the {} bytes that the heap has from there on",
+                    number(end - range.offset)
+                )
+            },
         );
-        if sound && range.bytes > 0 {
-            within.windows.push(Window { start: range.offset, bytes: range.bytes, area, place, at });
+        if sound && bytes > 0 {
+            within.windows.push(Window { start: range.offset, bytes, area, place, at });
         }
         Ok(Some(range))
     }

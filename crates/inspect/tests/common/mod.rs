@@ -34,7 +34,7 @@ pub const WINDOW: u64 = 8192;
 fn published(member: &Arc<Member>) -> (Table, u64) {
     let mut table = Table::create(member).unwrap();
     let offset = member.allocate(WINDOW, 64).unwrap();
-    let range = Range { key: 7, offset, len: WINDOW, access: READ | WRITE | ATOMIC, base: 0 };
+    let range = Range { key: 7, offset, len: WINDOW, access: READ | WRITE | ATOMIC, base: 0, skip: 0 };
     table.publish(&range).unwrap();
     // A registration that is withdrawn, and one that is published after it.
     let number = table.publish(&Range { key: 9, ..range }).unwrap();
