@@ -153,7 +153,8 @@ impl Ep {
         let rx: Option<&fi_rx_attr> = unsafe { isthmus_cabi::object(info.rx_attr) };
         let core = domain.core();
         let table = domain.store.table(&domain.member);
-        let memory = Box::new(Reach { core, registrations: Arc::clone(&domain.registrations), table });
+        let registrations = Arc::clone(&domain.registrations);
+        let memory = Box::new(Reach { core, registrations, table, domain: Arc::downgrade(&domain) });
         let long = crate::core::long();
         if long == Long::Attach {
             // Who asks for this way wants it also where the system lets a process attach to its children alone.

@@ -45,3 +45,4 @@ mod rma;
 mod tagged;
 mod unsupported;
 mod wait;
+mod windows;

@@ -2,19 +2,21 @@
 //! `include/isthmus_fi.h` declares it, and the table of what is registered within.
 //!
 //! A registration that lies in such memory is published, so that initiators reach it without this process. All other
-//! memory is reached by messages ([`crate::mr`]).
+//! memory is reached by messages ([`crate::mr`]), unless its pages can be granted ([`crate::windows`]).
 
-use std::collections::HashMap;
+use std::collections::{HashMap, hash_map};
 use std::ffi::{c_char, c_int, c_void};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use isthmus_fabric_sys::*;
+use isthmus_region::local::LocalBuf;
 use isthmus_region::member::Member;
 use isthmus_region::registrations::{self, Range, Table};
 use isthmus_region::{Listed, holds};
 
 use crate::domain::Domain;
+use crate::windows::{Registered, Window};
 use crate::{arithmetic, errno, object};
 
 /// The name for `fi_open_ops`.
@@ -42,7 +44,18 @@ pub(crate) struct Store {
 struct State {
     /// Allocations by address.
     live: HashMap<u64, Block>,
+    /// Registrations of the program's own memory that have been reached by messages, by key.
+    windows: HashMap<u64, Window>,
+    /// This process cannot grant pages.
+    grants_none: bool,
     table: Option<Table>,
+}
+
+/// What initiators may do with a registration, as its entry says it.
+fn allowed(access: u64) -> u64 {
+    let reads = if access & FI_REMOTE_READ == 0 { 0 } else { registrations::READ };
+    let atomic = if arithmetic::is_shared() { registrations::ATOMIC } else { 0 };
+    reads | if access & FI_REMOTE_WRITE == 0 { 0 } else { registrations::WRITE | atomic }
 }
 
 /// An allocation.
@@ -129,11 +142,7 @@ impl Store {
             fits.then(|| (*at, block.offset + (start - *at)))
         };
         let Some((block, offset)) = state.live.iter_mut().find_map(inside) else { return Ok(None) };
-        let mut allowed = if access & FI_REMOTE_READ == 0 { 0 } else { registrations::READ };
-        if access & FI_REMOTE_WRITE != 0 {
-            let atomic = if arithmetic::is_shared() { registrations::ATOMIC } else { 0 };
-            allowed |= registrations::WRITE | atomic;
-        }
+        let allowed = allowed(access);
         if allowed == 0 {
             return Ok(None);
         }
@@ -141,12 +150,45 @@ impl Store {
             state.table = Some(Table::create(member).map_err(|e| errno::of_region(&e))?);
         }
         let table = state.table.as_mut().ok_or(FI_ENOMEM)?;
-        let range = Range { key, offset, len, access: allowed, base };
+        let range = Range { key, offset, len, access: allowed, base, skip: 0 };
         let number = table.publish(&range).map_err(|e| errno::of_region(&e))?;
         if let Some(block) = state.live.get_mut(&block) {
             block.registered += 1;
         }
         Ok(Some(Entry { number, block, withdrawn: false }))
+    }
+
+    /// An initiator on another system has reached these bytes of a registration of the program's own memory by a message.
+    pub(crate) fn reached(&self, member: &Arc<Member>, of: Registered, access: u64, found: LocalBuf) {
+        let of = Registered { access: allowed(access), ..of };
+        let mut state = self.state();
+        let State { windows, grants_none, table: Some(table), live } = &mut *state else { return };
+        let is_regions = |(at, block): (&u64, &Block)| (*at..*at + block.bytes).contains(&of.start);
+        if *grants_none || of.access == 0 || live.iter().any(is_regions) {
+            return;
+        }
+        let window = match windows.entry(of.key) {
+            hash_map::Entry::Occupied(known) => known.into_mut(),
+            hash_map::Entry::Vacant(place) => match Window::new(member, of) {
+                Some(window) => place.insert(window),
+                None => return,
+            },
+        };
+        *grants_none = !window.reached(member, table, found.address(), found.len() as u64);
+    }
+
+    /// The same as [`Store::withdraw`] for what [`Store::reached`] has published of a registration.
+    pub(crate) fn withdraw_pages(&self, member: &Member, key: u64) -> Result<(), c_int> {
+        let mut state = self.state();
+        let State { windows, table: Some(table), .. } = &mut *state else { return Ok(()) };
+        let Some(window) = windows.get_mut(&key) else { return Ok(()) };
+        window.withdraw(table).map_err(|e| errno::of_region(&e))?;
+        drop(state);
+        wait_for_holds(member)?;
+        if let Some(window) = self.state().windows.remove(&key) {
+            window.end(member);
+        }
+        Ok(())
     }
 
     /// Withdraws a registration. On success, operations that initiators had begun have ended. After an error one of them
@@ -158,18 +200,24 @@ impl Store {
             }
             entry.withdrawn = true;
         }
-        let until = Instant::now() + PATIENCE;
-        while holds::are_on(member.region(), member.peer(), Some(member.grant().area)) {
-            if Instant::now() >= until {
-                return Err(FI_EBUSY);
-            }
-            std::thread::yield_now();
-        }
+        wait_for_holds(member)?;
         if let Some(block) = self.state().live.get_mut(&entry.block) {
             block.registered -= 1;
         }
         Ok(())
     }
+}
+
+/// Waits until no initiator is at work in the memory of this process.
+fn wait_for_holds(member: &Member) -> Result<(), c_int> {
+    let until = Instant::now() + PATIENCE;
+    while holds::are_on(member.region(), member.peer(), Some(member.grant().area)) {
+        if Instant::now() >= until {
+            return Err(FI_EBUSY);
+        }
+        std::thread::yield_now();
+    }
+    Ok(())
 }
 
 /// `fi_open_ops` on a domain.

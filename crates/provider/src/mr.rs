@@ -13,7 +13,7 @@
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::ffi::{c_int, c_void};
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
 
 use isthmus_cabi::Poison;
 use isthmus_fabric_sys::*;
@@ -27,6 +27,7 @@ use crate::core::{Core, log};
 use crate::domain::Domain;
 use crate::memory::Entry as Published;
 use crate::object::{self, Object};
+use crate::windows::Registered;
 
 /// The memory that is registered in a domain.
 pub(crate) struct Registrations {
@@ -91,6 +92,8 @@ pub(crate) struct Reach {
     pub(crate) registrations: Arc<Registrations>,
     /// The offset of the table of published registrations, if there is one.
     pub(crate) table: Option<u64>,
+    /// Whose they are.
+    pub(crate) domain: Weak<Domain>,
 }
 
 impl Memory for Reach {
@@ -150,6 +153,21 @@ impl Memory for Reach {
         // SAFETY: the program registered these bytes for this access, and keeps them until it closes the registration.
         // Bounds were checked above, and for a registration of everything, that memory is mapped there.
         Ok(unsafe { LocalBuf::new(at, count) })
+    }
+
+    fn reached(&self, key: u64, found: LocalBuf) {
+        let table = self.registrations.table.read().unwrap_or_else(PoisonError::into_inner);
+        let region = table.regions.get(&key).copied();
+        drop(table);
+        // A registration of everything has no pages of its own.
+        let Some(Region { start, len, access }) = region.filter(|region| region.len != u64::MAX) else {
+            return;
+        };
+        let base = if self.registrations.plain_addresses { start } else { 0 };
+        if let Some(domain) = self.domain.upgrade() {
+            let of = Registered { key, start, len, access: 0, base };
+            domain.store.reached(&domain.member, of, access, found);
+        }
     }
 
     fn atomic(&self, target: LocalBuf, what: &RemoteAtomic<'_>, before: &mut Vec<u8>) -> Result<(), Status> {
@@ -306,7 +324,7 @@ unsafe extern "C" fn close(fid: *mut fid) -> c_int {
             return -error;
         }
         *published = None;
-        0
+        mr.domain.store.withdraw_pages(&mr.domain.member, mr.head.key).map_or_else(|error| -error, |()| 0)
     };
     // SAFETY: fi_mr_reg gave `fid` out, and this is the one fi_close of it.
     unsafe { object::close::<Mr>(fid.cast(), last) }
@@ -394,7 +412,8 @@ mod tests {
     use super::*;
 
     fn table(mr_mode: c_int) -> Reach {
-        Reach { core: None, registrations: Arc::new(Registrations::new(mr_mode)), table: None }
+        let registrations = Arc::new(Registrations::new(mr_mode));
+        Reach { core: None, registrations, table: None, domain: Weak::new() }
     }
 
     #[test]

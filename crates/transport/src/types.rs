@@ -296,6 +296,12 @@ pub trait Memory: std::marker::Send + Sync {
     /// [`Status::NoKey`] or [`Status::NoAccess`], which the initiator gets.
     fn find(&self, key: u64, addr: u64, len: u64, access: Access) -> std::result::Result<LocalBuf, Status>;
 
+    /// An initiator on another system has reached memory that [`Memory::find`] found, by a message: the owner may publish it where it lies,
+    /// so that the next operations need none.
+    fn reached(&self, key: u64, found: LocalBuf) {
+        let _ = (key, found);
+    }
+
     /// Does an atomic operation on `target`, element by element, atomically with respect to all other calls of this
     /// function in the process. `before` gets the values before, if there is something to fetch.
     ///

@@ -7,13 +7,20 @@
 //! only then checks that the target lives and that the range is still registered; so the memory cannot belong
 //! to another process yet. After a read both are checked again (P5).
 //!
+//! Where the target has granted pages of its own memory, and keeps them, the table has a list of these
+//! (`isthmus_region::grants`): the initiator finds each page by the list, and checks it in the grant table as it checks the range.
+//! What of it is not granted, or not any more, is reached by messages, which the target takes as a sign to grant it. While such
+//! messages are under way nothing is done directly there, so that nothing overtakes them.
+//!
 //! Memory that is not published is reached by messages, and so are writes with data for the target's
 //! completions. Atomic operations are direct only where the processor has them for initiator and target, and
 //! not while others are under way by messages, which keeps them in the order of the calls.
 
 use std::collections::HashMap;
 
+use isthmus_lockfree::life::unchanged;
 use isthmus_region::counters::Counter;
+use isthmus_region::grants::{self, Granted, PAGE, Pool};
 use isthmus_region::holds::Owner;
 use isthmus_region::local::LocalBuf;
 use isthmus_region::registrations::{self, Published, Reader};
@@ -41,9 +48,77 @@ pub(super) struct Known {
     /// The target's section, to be written.
     section: isthmus_region::Section,
     owner: Owner,
+    /// The pages that its process may have granted, and what the grant table calls the process; none if it has none.
+    pool: Option<(Pool, u64)>,
     /// None before it was first read.
     version: Option<u64>,
     ranges: HashMap<u64, Published>,
+}
+
+/// Pages of a target's own memory.
+struct Pages {
+    pool: Pool,
+    owner: u64,
+    /// Offset in the section of the list's word for the first of them, and where in it the memory begins.
+    list: u64,
+    skip: u64,
+}
+
+/// Pages that are looked at together.
+const AT_ONCE: usize = 16;
+
+impl Pages {
+    /// Has `each` copy `len` bytes, piece by piece: it is given the offset in the section, and where in the buffers. Gives whether all
+    /// of them were granted, and still are.
+    ///
+    /// # Ordering
+    /// As of [`Pool::standing`], for what was read. What is written is kept in place by a hold.
+    fn each(
+        &self,
+        section: &isthmus_region::Section,
+        len: u64,
+        mut each: impl FnMut(u64, u64, u64) -> Result<(), Status>,
+    ) -> Result<bool, Status> {
+        let mut at = 0;
+        while at < len {
+            let from = self.skip + at;
+            let (first, within) = (from / PAGE, from % PAGE);
+            let count = usize::try_from((within + len - at).div_ceil(PAGE)).unwrap_or(AT_ONCE).min(AT_ONCE);
+            let (mut named, mut pages) = ([0; AT_ONCE], [None; AT_ONCE]);
+            let (named, pages) = (&mut named[..count], &mut pages[..count]);
+            let words = (self.list + first * 8..).step_by(8);
+            for ((word, named), page) in words.clone().zip(&mut *named).zip(&mut *pages) {
+                *named = section.word("list of pages", word).map_err(|_| Status::NoAccess)?.get();
+                *page = Granted::of_word(*named);
+            }
+            if self.pool.standing(self.owner, pages) < count {
+                return Ok(false);
+            }
+            let bytes = (count as u64 * PAGE - within).min(len - at);
+            let mut done = 0;
+            while done < bytes {
+                let (number, start) = ((within + done) / PAGE, (within + done) % PAGE);
+                let rest = usize::try_from(number).ok().and_then(|number| pages.get(number..));
+                let Some(rest @ [Some(first), ..]) = rest else { return Ok(false) };
+                let run = self.pool.run(rest) as u64 * PAGE;
+                let take = run.saturating_sub(start).min(bytes - done);
+                let place = self.pool.place(*first, start, take).map_err(|_| Status::NoAccess)?;
+                if take == 0 {
+                    return Ok(false);
+                }
+                each(place, at + done, take)?;
+                done += take;
+            }
+            let same = words.zip(named).all(|(word, named)| {
+                section.word("list of pages", word).is_ok_and(|word| unchanged(word, *named))
+            });
+            if !same || self.pool.standing(self.owner, pages) < count {
+                return Ok(false);
+            }
+            at += bytes;
+        }
+        Ok(true)
+    }
 }
 
 /// A place in a target's memory that may be used now.
@@ -52,6 +127,27 @@ struct Place {
     section: isthmus_region::Section,
     owner: Owner,
     offset: u64,
+    /// Where it lies instead, if in pages of the target's own memory.
+    pages: Option<Pages>,
+}
+
+impl Place {
+    /// Has `each` copy `len` bytes, as [`Pages::each`].
+    fn each(
+        &self,
+        len: u64,
+        mut each: impl FnMut(u64, u64, u64) -> Result<(), Status>,
+    ) -> Result<bool, Status> {
+        match &self.pages {
+            Some(pages) => pages.each(&self.section, len, each),
+            None => each(self.offset, 0, len).map(|()| true),
+        }
+    }
+
+    /// What of its place says how its elements are aligned.
+    fn begin(&self) -> u64 {
+        self.pages.as_ref().map_or(self.offset, |pages| pages.skip)
+    }
 }
 
 /// Outcome of an attempt.
@@ -60,6 +156,17 @@ enum Attempt {
     No,
     /// It is over.
     Over(Status),
+}
+
+impl Attempt {
+    /// Of pages that were all there, or not, and of a copy from or to them.
+    fn of(outcome: Result<bool, Status>) -> Self {
+        match outcome {
+            Ok(true) => Self::Over(Status::Ok),
+            Ok(false) => Self::No,
+            Err(status) => Self::Over(status),
+        }
+    }
 }
 
 impl Core {
@@ -90,10 +197,12 @@ impl Core {
             let index = slot.peer(berth.member.region().shape().endpoints);
             peer.reach = open.map_or(Reach::None, |(reader, section)| {
                 let owner = Owner::new(index, area);
+                let pool = Pool::of(directory.section()).map(|pool| (pool, grants::owner(area)));
                 Reach::Table(Box::new(Known {
                     reader,
                     section,
                     owner,
+                    pool,
                     version: None,
                     ranges: HashMap::new(),
                 }))
@@ -119,9 +228,18 @@ impl Core {
             return Some(Err(Status::NoAccess));
         }
         let section = known.section.clone();
+        let pages = if range.access & registrations::PAGES == 0 {
+            None
+        } else if self.operations.one_sided(to) > 0 {
+            return None;
+        } else {
+            let (pool, owner) = known.pool.clone()?;
+            let at = range.skip + offset;
+            Some(Pages { pool, owner, list: range.offset + at / PAGE * 8, skip: at % PAGE })
+        };
         // Cannot overflow: the reader has checked the range against the section.
-        let offset = range.offset + offset;
-        Some(Ok(Place { published: published.clone(), section, owner: known.owner, offset }))
+        let offset = range.offset + if pages.is_some() { 0 } else { offset };
+        Some(Ok(Place { published: published.clone(), section, owner: known.owner, offset, pages }))
     }
 
     /// Runs `change` under a hold, if the target lives and the range is still registered.
@@ -130,11 +248,11 @@ impl Core {
         berth: &mut Berth,
         to: PeerId,
         place: &Place,
-        change: impl FnOnce(&Self) -> Status,
+        change: impl FnOnce(&Self) -> Attempt,
     ) -> Attempt {
         berth.hold.take(place.owner);
         let stands = self.peers[to.0 as usize].lives() && place.published.stands();
-        let attempt = if stands { Attempt::Over(change(self)) } else { Attempt::No };
+        let attempt = if stands { change(self) } else { Attempt::No };
         berth.hold.release();
         match attempt {
             // The change may be lost with its target.
@@ -166,15 +284,13 @@ impl Core {
         let attempt = match self.place_of(berth, rma.to, rma.key, rma.addr, len, registrations::WRITE) {
             None => return false,
             Some(Err(status)) => Attempt::Over(status),
+            // What was written before a page was missing is written once more by a message.
             Some(Ok(place)) => self.change(berth, rma.to, &place, |_| {
-                let mut at = place.offset;
-                for buf in rma.bufs {
-                    if place.section.fill("registration", at, *buf).is_err() {
-                        return Status::NoAccess;
-                    }
-                    at += buf.len() as u64;
-                }
-                Status::Ok
+                let bufs = Bufs::new(rma.bufs);
+                Attempt::of(place.each(len, |offset, from, len| {
+                    let fill = |done, piece| place.section.fill("registration", offset + done, piece);
+                    bufs.pieces(from, len, fill).map_err(|_| Status::NoAccess)
+                }))
             }),
         };
         self.end_attempt(rma.to, attempt, rma.ticket, Op::Write, len)
@@ -186,17 +302,15 @@ impl Core {
             None => return false,
             Some(Err(status)) => Attempt::Over(status),
             Some(Ok(place)) => {
-                let mut at = place.offset;
-                let all = rma.bufs.iter().all(|buf| {
-                    let copied = place.section.drain("registration", at, *buf).is_ok();
-                    at += buf.len() as u64;
-                    copied
+                let bufs = Bufs::new(rma.bufs);
+                let all = place.each(len, |offset, from, len| {
+                    let drain = |done, piece| place.section.drain("registration", offset + done, piece);
+                    bufs.pieces(from, len, drain).map_err(|_| Status::NoAccess)
                 });
-                match (all, place.published.stood(), self.still_lives(rma.to)) {
-                    (_, _, false) => Attempt::Over(Status::PeerGone),
-                    (_, false, _) => Attempt::No,
-                    (true, true, true) => Attempt::Over(Status::Ok),
-                    (false, true, true) => Attempt::Over(Status::NoAccess),
+                match (place.published.stood(), self.still_lives(rma.to)) {
+                    (_, false) => Attempt::Over(Status::PeerGone),
+                    (false, _) => Attempt::No,
+                    (true, true) => Attempt::of(all),
                 }
             }
         };
@@ -217,7 +331,10 @@ impl Core {
         let attempt = match place {
             None => return false,
             Some(Err(status)) => Attempt::Over(status),
-            Some(Ok(place)) if !place.offset.is_multiple_of(size.max(1)) => return false,
+            Some(Ok(place)) if !place.begin().is_multiple_of(size.max(1)) => return false,
+            Some(Ok(place)) if place.pages.as_ref().is_some_and(|pages| pages.skip + span > PAGE) => {
+                return false;
+            }
             Some(Ok(place)) => {
                 let mut bytes = [0; 2 * ATOMIC_BYTES];
                 let mut at = 0;
@@ -239,9 +356,13 @@ impl Core {
                 };
                 let mut before = Vec::new();
                 let attempt = self.change(berth, atomic.to, &place, |this| {
-                    let done =
-                        this.memory.atomic_there(&place.section, place.offset, span, &what, &mut before);
-                    done.err().unwrap_or(Status::Ok)
+                    let mut is_done = false;
+                    let all = place.each(span, |offset, _, len| {
+                        is_done = true;
+                        this.memory.atomic_there(&place.section, offset, len, &what, &mut before)
+                    });
+                    // Done is done: the page was kept, so it was the target's memory up to when that changed.
+                    Attempt::of(all.map(|stood| stood || is_done))
                 });
                 if atomic.kind != AtomicKind::Plain && matches!(attempt, Attempt::Over(Status::Ok)) {
                     Bufs::new(atomic.result).scatter(0, &before);

@@ -3,6 +3,7 @@
 
 use isthmus_lockfree::slot::Message;
 use isthmus_region::counters::{Counter, LaneCounter};
+use isthmus_region::local::LocalBuf;
 
 use super::cushion::zeroed;
 use super::payload::Payload;
@@ -11,11 +12,22 @@ use super::table::Operation;
 use super::{Because, Core, Push, Registered};
 use crate::fault::{Step, step};
 use crate::matching::Bufs;
-use crate::types::{Access, AtomicKind, Completion, Op, PeerId, RemoteAtomic, Status, Ticket};
+use crate::types::{Access, AtomicKind, Completion, Long, Op, PeerId, RemoteAtomic, Status, Ticket};
 use crate::wire::{self, AtomicWord, flag};
 use Stop::Faulty;
 
 impl Core {
+    /// Tells the owner of memory that another system has reached it by a message.
+    fn tell_reached(&self, source: PeerId, key: u64, found: &Result<LocalBuf, Status>) {
+        let is_far = self.peers.get(source.0 as usize).is_some_and(|peer| !peer.is_near);
+        if let Ok(buf) = found
+            && is_far
+            && self.config.long != Long::Copy
+        {
+            self.memory.reached(key, *buf);
+        }
+    }
+
     /// Serves a read: the bytes go in the answer if they are few, else in a pipeline.
     pub(super) fn take_read(&mut self, source: PeerId, message: &Message) -> Result<(), Stop> {
         let (id, key, addr, len) = (message[1], message[2], message[3], message[4]);
@@ -23,7 +35,9 @@ impl Core {
             return Ok(());
         }
         step(Step::ReadAsked);
-        match self.memory.find(key, addr, len, Access::Read) {
+        let found = self.memory.find(key, addr, len, Access::Read);
+        self.tell_reached(source, key, &found);
+        match found {
             Ok(buf) if len <= self.config.eager_bytes.min(4096) => {
                 let mut payload = self.cushion.borrow(|| zeroed(len))?;
                 buf.read(&mut payload);
@@ -75,7 +89,9 @@ impl Core {
         if !self.still_lives(source) {
             return Ok(());
         }
-        let status = match self.memory.find(key, addr, len, Access::Write) {
+        let found = self.memory.find(key, addr, len, Access::Write);
+        self.tell_reached(source, key, &found);
+        let status = match found {
             Ok(buf) => {
                 buf.write(&bytes);
                 step(Step::Written);
@@ -102,7 +118,9 @@ impl Core {
         if !self.still_lives(source) {
             return Ok(());
         }
-        match self.memory.find(key, addr, len, Access::Write) {
+        let found = self.memory.find(key, addr, len, Access::Write);
+        self.tell_reached(source, key, &found);
+        match found {
             Ok(buf) => {
                 let data = (flags & flag::DATA != 0).then_some(data);
                 let then = self.remote_write(source, data, len, buf.address());
@@ -157,6 +175,7 @@ impl Core {
             }
         };
         let target = readable.and_then(|()| self.memory.find(key, addr, span, Access::Atomic));
+        self.tell_reached(source, key, &target);
         let done = target.and_then(|target| {
             let what = RemoteAtomic {
                 kind: word.kind,
