@@ -13,7 +13,7 @@
 #include <stdint.h>
 
 /* BARRIER and ALLREDUCE take any number of ranks, the others two. */
-enum kind { LATENCY, PINGPONG, WINDOW, RATE, POSTED, UNEXPECTED, BARRIER, ALLREDUCE, POOL, BOTH, ONCE, BARE, KINDS };
+enum kind { LATENCY, PINGPONG, WINDOW, RATE, POSTED, UNEXPECTED, BARRIER, ALLREDUCE, POOL, BOTH, ONCE, BARE, PUT, GET, KINDS };
 
 struct block {
     enum kind kind;
@@ -36,6 +36,7 @@ struct sample {
     int region_counted;       /* whether all ranks have a region whose counters can be read; if so: */
     uint64_t region_bytes, region_messages; /* sent by one rank and received by another through it */
     uint64_t page_bytes;      /* of region_bytes, those that their receivers copied from pages that the senders granted */
+    uint64_t direct_bytes;    /* of region_bytes, those that a rank read or changed in the other's memory, without a message */
 };
 
 /* blocks.c */
@@ -70,12 +71,17 @@ double pool_batch(const struct block *b, uint64_t rounds);
 uint64_t pool_messages(const struct block *b);
 void pool_close(void);
 
+/* window.c: one-sided operations */
+void window_open(const struct block *b);
+double window_batch(const struct block *b, uint64_t rounds);
+void window_close(void);
+
 /* neighbours.c */
 int neighbours_main(const char *plan, const char *directory);
 
 /* counters.c */
 enum counter { NET, LOOPBACK, CMA, REGION_READ, REGION_TX_MESSAGES, REGION_TX_BYTES, REGION_RX_MESSAGES, REGION_RX_BYTES,
-               REGION_RMA, REGION_RMA_BYTES, REGION_PAGE_BYTES, COUNTERS };
+               REGION_RMA, REGION_RMA_BYTES, REGION_DIRECT_BYTES, REGION_PAGE_BYTES, COUNTERS };
 void counters_now(uint64_t now[COUNTERS]);
 double cpu_seconds(void);
 

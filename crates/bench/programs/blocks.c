@@ -17,7 +17,8 @@ const char *block_name(const struct block *b)
 {
     static const char *const names[] = { "latency", "bandwidth", "bandwidth_windowed", "rate",
                                          "posted", "unexpected", "barrier", "allreduce",
-                                         "pool", "both_ways", "once", "bare_copy" };
+                                         "pool", "both_ways", "once", "bare_copy",
+                                         "put", "get" };
 
     if (b->kind == PINGPONG && !b->touched)
         return "bandwidth_untouched";
@@ -35,7 +36,8 @@ const char *block_metric(const struct block *b)
 {
     static const char *const metrics[] = { "latency_us", "bandwidth_MBps", "bandwidth_MBps", "rate_Mps",
                                            "latency_us", "latency_us", "loops_per_s", "loops_per_s",
-                                           "bandwidth_MBps", "bandwidth_MBps", "bandwidth_MBps", "bandwidth_MBps" };
+                                           "bandwidth_MBps", "bandwidth_MBps", "bandwidth_MBps", "bandwidth_MBps",
+                                           "latency_us", "latency_us" };
     return metrics[b->kind];
 }
 
@@ -199,6 +201,11 @@ static int is_pooled(const struct block *b)
     return b->kind == POOL || b->kind == BOTH || b->kind == ONCE || b->kind == BARE;
 }
 
+static int is_one_sided(const struct block *b)
+{
+    return b->kind == PUT || b->kind == GET;
+}
+
 static double batch(const struct block *b, char *buffers, uint64_t rounds)
 {
     double start;
@@ -207,6 +214,8 @@ static double batch(const struct block *b, char *buffers, uint64_t rounds)
         return collective_batch(b, rounds);
     if (is_pooled(b))
         return pool_batch(b, rounds);
+    if (is_one_sided(b))
+        return window_batch(b, rounds);
     MPI_Barrier(MPI_COMM_WORLD);
     start = now_seconds();
     if (is_windowed(b))
@@ -233,6 +242,8 @@ static double in_metric(const struct block *b, double seconds, uint64_t rounds)
     case BOTH:
     case ONCE: return (double)b->bytes * (double)pool_messages(b) * (double)rounds / seconds / 1e6;
     case BARE: return (double)b->bytes * b->depth * (double)rounds / seconds / 1e6;
+    case PUT:
+    case GET: return seconds * 1e6 / (double)rounds;
     case KINDS: break;
     }
     return 0;
@@ -244,6 +255,8 @@ static uint64_t messages_of_round(const struct block *b)
         return collective_messages();
     if (is_pooled(b))
         return pool_messages(b);
+    if (is_one_sided(b))
+        return 1;
     return is_windowed(b) ? (uint64_t)b->depth : 2;
 }
 
@@ -269,6 +282,8 @@ void block_run(struct block *b, double budget_seconds, struct sample *out)
         waiting_begin(b->kind, b->depth);
     if (is_pooled(b))
         pool_open(b);
+    if (is_one_sided(b))
+        window_open(b);
 
     for (uint64_t rounds = 2; b->rounds == 0; rounds *= 2) {
         double took = batch(b, buffers, rounds), wanted = budget_seconds / BATCHES;
@@ -291,6 +306,8 @@ void block_run(struct block *b, double budget_seconds, struct sample *out)
         waiting_end();
     if (is_pooled(b))
         pool_close();
+    if (is_one_sided(b))
+        window_close();
     if (!is_collective(b))
         verify(buffers, b->bytes);
     free(buffers);
@@ -314,7 +331,8 @@ void block_run(struct block *b, double budget_seconds, struct sample *out)
     out->loopback_bytes = moved[LOOPBACK];
     out->cma_bytes = both[CMA];
     out->region_counted = both[REGION_READ] == 2 * (uint64_t)ranks;
-    out->region_bytes = least(both[REGION_TX_BYTES], both[REGION_RX_BYTES]) + both[REGION_RMA_BYTES];
+    out->region_bytes = least(both[REGION_TX_BYTES], both[REGION_RX_BYTES]) + both[REGION_RMA_BYTES] + both[REGION_DIRECT_BYTES];
+    out->direct_bytes = both[REGION_DIRECT_BYTES];
     out->page_bytes = both[REGION_PAGE_BYTES];
     out->region_messages = least(both[REGION_TX_MESSAGES], both[REGION_RX_MESSAGES]) + both[REGION_RMA];
 }

@@ -60,6 +60,7 @@ static void region_now(uint64_t now[COUNTERS])
     now[REGION_RX_BYTES] = counters[3];
     now[REGION_RMA] = counters[8];
     now[REGION_RMA_BYTES] = counters[9];
+    now[REGION_DIRECT_BYTES] = counters[19];
     now[REGION_PAGE_BYTES] = counters[28];
 }
 

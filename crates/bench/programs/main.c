@@ -7,7 +7,7 @@
  * unexpected:BYTES:COUNT, a latency beside COUNT receives or messages of other tags that wait; pool:BYTES:BUFFERS and
  * both:BYTES:BUFFERS, one message at a time from so many buffers in turn, one way and both at the same time, once:BYTES, each
  * from memory that nothing was sent from before, and bare:BYTES:BUFFERS, the same without an MPI, from memory
- * that both have; and for any number of
+ * that both have; put:BYTES and get:BYTES, one-sided operations one after the other, each flushed; and for any number of
  * ranks barrier or allreduce:BYTES. Messages of pingpong and window are written before they are sent and read after they
  * were received, unless :untouched stands behind. The plan is run N times over, block after block, with the bare line
  * timed before and after each where there are two ranks. ISTHMUS_BENCH_PIN=1 binds each rank's main thread to a processor
@@ -67,7 +67,8 @@ static struct block parse_block(const char *text)
 {
     static const char *const names[] = { "latency", "pingpong", "window", "rate",
                                          "posted", "unexpected", "barrier", "allreduce",
-                                         "pool", "both", "once", "bare" };
+                                         "pool", "both", "once", "bare",
+                                         "put", "get" };
     struct block b = { .depth = 1 };
     char name[16];
     unsigned long long bytes = 0;
@@ -79,7 +80,7 @@ static struct block parse_block(const char *text)
     if (fields < (kind == BARRIER ? 1 : 2) || kind == KINDS || b.depth < 1 || bytes > (1u << 30))
         die("bad block; say latency:BYTES, pingpong:BYTES[:untouched], window:BYTES:DEPTH[:untouched], rate:BYTES:DEPTH, "
             "posted:BYTES:COUNT, unexpected:BYTES:COUNT, barrier, allreduce:BYTES, pool:BYTES:BUFFERS, both:BYTES:BUFFERS, "
-            "once:BYTES or bare:BYTES:BUFFERS");
+            "once:BYTES, bare:BYTES:BUFFERS, put:BYTES or get:BYTES");
     if (untouched && (strcmp(untouched, UNTOUCHED) != 0 || (kind != PINGPONG && kind != WINDOW)))
         die("bad block; only pingpong and window may end in " UNTOUCHED);
     if (kind != BARRIER && kind != ALLREDUCE && ranks != 2)
@@ -252,8 +253,9 @@ int main(int argc, char **argv)
             else
                 printf("\"line_us\":null,");
             if (s.region_counted)
-                printf("\"region_bytes\":%llu,\"region_messages\":%llu,\"page_bytes\":%llu,", (unsigned long long)s.region_bytes,
-                       (unsigned long long)s.region_messages, (unsigned long long)s.page_bytes);
+                printf("\"region_bytes\":%llu,\"region_messages\":%llu,\"page_bytes\":%llu,\"direct_bytes\":%llu,",
+                       (unsigned long long)s.region_bytes, (unsigned long long)s.region_messages,
+                       (unsigned long long)s.page_bytes, (unsigned long long)s.direct_bytes);
             else
                 printf("\"region_bytes\":null,\"region_messages\":null,");
             printf("\"payload_bytes\":%llu,\"net_bytes\":%llu,\"loopback_bytes\":%llu,\"cma_bytes\":%llu}\n",

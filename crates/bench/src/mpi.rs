@@ -15,9 +15,6 @@ use crate::record::Record;
 use crate::stats::{self, median, pairs};
 use crate::subject::{self, Peers, Setting, Subject};
 
-/// The peer of messages that are compared with a bare copy.
-pub const BARE: &str = "bare_copy";
-
 /// How long one launch may take, boot included.
 const LIMIT_NATIVE: Duration = Duration::from_secs(120);
 const LIMIT_VMS: Duration = Duration::from_secs(150);
@@ -406,18 +403,19 @@ fn block_records(
     let mut records = Vec::new();
     for at in (0..measured.len()).filter(|at| measured[*at].subject.is_isthmus()) {
         records.extend(compared.iter().filter_map(|peer| record(at, measured[at].subject.name, Some(*peer))));
-        // Beside what no message can beat, as the same processes measured it.
-        if let Some(bare) =
-            plan.blocks[block].bare().and_then(|bare| plan.blocks.iter().position(|it| *it == bare))
+        // Beside what no message can beat, or a message, as the same processes measured it.
+        let find = |wanted: Block| plan.blocks.iter().position(|block| *block == wanted);
+        if let Some((beside, name)) =
+            plan.blocks[block].beside().and_then(|(block, name)| Some((find(block)?, name)))
         {
-            let bare: Vec<Option<f64>> = measured[at]
+            let beside: Vec<Option<f64>> = measured[at]
                 .rounds
                 .iter()
-                .map(|round| Some(round.block(bare, plan.blocks.len(), scale, sieve)?.value))
+                .map(|round| Some(round.block(beside, plan.blocks.len(), scale, sieve)?.value))
                 .collect();
-            let ratios = pairs(&values[at], &bare);
+            let ratios = pairs(&values[at], &beside);
             let ours = record(at, measured[at].subject.name, None);
-            records.extend(ours.filter(|_| !ratios.is_empty()).map(|it| it.with_ratios(BARE, &ratios)));
+            records.extend(ours.filter(|_| !ratios.is_empty()).map(|it| it.with_ratios(name, &ratios)));
         }
     }
     for at in peers {

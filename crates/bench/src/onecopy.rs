@@ -1,6 +1,6 @@
 //! `bench onecopy`: long messages in one copy beside the same in two, from buffers that come back, in pools of several sizes, both
 //! ways at once, and from buffers that never come back. Between VMs one copy is made from pages that the sender's process grants,
-//! natively by cross-memory attach.
+//! natively by cross-memory attach. Beside them one-sided operations, which between VMs are done in such pages, and take no message.
 //!
 //! A pool of 40 buffers of 1 MiB is more than the transport keeps granted (8,192 pages, as in the paper's figure 12): with
 //! replacement by age each would be gone when it comes back.
@@ -8,10 +8,10 @@
 use isthmus_run::mpi::{Flavour, find};
 
 use crate::error::{Error, Result};
-use crate::mpi::{self, BARE, Comparison};
+use crate::mpi::{self, Comparison};
 use crate::peers::{Wanted, missed};
-use crate::program::Block;
-use crate::promise::{Row, Verdict, at_least};
+use crate::program::{BARE, Block, LATENCY};
+use crate::promise::{Row, Verdict, at_least, at_most};
 use crate::record::{self, Record};
 use crate::subject::TWO_COPIES;
 
@@ -43,6 +43,10 @@ pub fn blocks(quick: bool) -> Vec<Block> {
         ];
         all.extend(more);
     }
+    all.extend([Block::Latency(8), Block::Put(8), Block::Get(8)]);
+    if !quick {
+        all.extend([Block::Put(65536), Block::Get(65536)]);
+    }
     // The last: what never comes back makes the transport give pages up for a while.
     all.push(Block::Once(MB));
     all
@@ -54,6 +58,8 @@ fn wanted(vms: u32, flavour: Flavour) -> Vec<(Block, Wanted)> {
         let (benchmark, bytes) = match block {
             Block::BothWays(bytes, _) => ("both_ways", bytes),
             Block::Once(bytes) => ("once", bytes),
+            Block::Put(bytes) => ("put", bytes),
+            Block::Get(bytes) => ("get", bytes),
             Block::Pool(bytes, _) => ("pool", bytes),
             _ => ("bare_copy", MB),
         };
@@ -93,6 +99,8 @@ fn wanted(vms: u32, flavour: Flavour) -> Vec<(Block, Wanted)> {
         ),
         of("1 MiB, 40 buffers : two copies", at_least(0.95, 1.0), Block::Pool(MB, EXCEEDS), TWO_COPIES),
         of("1 MiB, each buffer once : two copies", at_least(0.95, 1.0), Block::Once(MB), TWO_COPIES),
+        of("MPI_Put and flush, 8 B : 8 B latency", at_most(1.0, 0.5), Block::Put(8), LATENCY),
+        of("MPI_Get and flush, 8 B : 8 B latency", at_most(1.0, 0.5), Block::Get(8), LATENCY),
     ]
 }
 
@@ -215,8 +223,7 @@ mod tests {
         {
             assert!(wanted(vms, flavour).iter().all(|(block, _)| blocks(false).contains(block)));
         }
-        let bare =
-            blocks(true).into_iter().filter_map(Block::bare).filter(|bare| blocks(true).contains(bare));
-        assert_eq!(bare.count(), 1);
+        let beside = blocks(true).into_iter().filter_map(Block::beside).map(|(block, _)| block);
+        assert_eq!(beside.filter(|block| blocks(true).contains(block)).count(), 3);
     }
 }

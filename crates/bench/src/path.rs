@@ -8,8 +8,8 @@ const NOISE: f64 = 0.1;
 /// first bytes of a message that goes by cross-memory attach go another way.
 const WHOLE: f64 = 0.9;
 
-/// Granted pages that carried at least this share of the payload: the edges of a buffer, which are no whole chunks of pages, go as
-/// other messages do.
+/// Granted pages, or direct operations, that carried at least this share of the payload: the edges of a buffer, which are no whole chunks
+/// of pages, go as other messages do, and so does what comes before memory is granted.
 const MOST: f64 = 0.75;
 
 /// What moved while one block was measured.
@@ -23,6 +23,8 @@ pub struct Moved {
     pub region: Option<(u64, u64)>,
     /// Of those bytes, what receivers copied from pages that their senders granted.
     pub pages: u64,
+    /// Of the region's bytes, what a rank read or changed in the other's memory itself, without a message.
+    pub direct: u64,
     /// By cross-memory attach.
     pub cma: u64,
     /// On network interfaces, loopback included, protocol headers and all.
@@ -53,6 +55,8 @@ impl Moved {
                 "region+cma"
             } else if share(self.pages, kernel) >= MOST {
                 "region+pages"
+            } else if share(self.direct, kernel) >= MOST {
+                "region+direct"
             } else {
                 "region"
             });
@@ -71,7 +75,7 @@ impl Moved {
 
 /// Whether a way is that of the provider alone: through the region, or announced there and copied by the kernel or from granted pages.
 pub fn is_providers(way: Option<&str>) -> bool {
-    matches!(way, Some("region" | "region+cma" | "region+pages" | SOME_PAGES))
+    matches!(way, Some("region" | "region+cma" | "region+pages" | "region+direct" | SOME_PAGES))
 }
 
 /// Blocks of which some went in granted pages, and others did not.
@@ -99,7 +103,8 @@ pub fn common<'a>(ways: &[Option<&'a str>]) -> Option<&'a str> {
 mod tests {
     use super::*;
 
-    const MOVED: Moved = Moved { messages: 10, payload: 1000, region: None, pages: 0, cma: 0, network: 0 };
+    const MOVED: Moved =
+        Moved { messages: 10, payload: 1000, region: None, pages: 0, direct: 0, cma: 0, network: 0 };
 
     #[test]
     fn what_carried_all_is_named() {
@@ -117,6 +122,9 @@ mod tests {
         assert_eq!(Moved { region: Some((6, 600)), cma: 1000, ..MOVED }.way(true), Some("mixed"));
         let ways = [740, 750, 1000].map(|pages| Moved { pages, ..all }.way(false));
         assert_eq!(ways, [Some("region"), Some("region+pages"), Some("region+pages")]);
+        let ways = [740, 750, 1000].map(|direct| Moved { direct, ..all }.way(false));
+        assert_eq!(ways, [Some("region"), Some("region+direct"), Some("region+direct")]);
+        assert!(ways.into_iter().all(is_providers));
         assert!(![None, Some("cma"), Some("mixed")].into_iter().any(is_providers));
     }
 

@@ -10,7 +10,7 @@ use isthmus_run::mpi::{self as launchers, Flavour, Mpi};
 use crate::error::{Error, Result};
 use crate::mpi::{Comparison, mpi_name};
 use crate::placement::{Crowd, Policy};
-use crate::program::Block;
+use crate::program::{BARE, Block, LATENCY};
 use crate::promise::{Figure, Promise, Row, Side, Verdict, at_least, at_most};
 use crate::record::{self, Record};
 use crate::subject::Peers;
@@ -106,10 +106,11 @@ impl Wanted {
         let value = |name: &str| {
             records.iter().filter(of_row).find(|record| record.subject == name && record.peer.is_none())
         };
-        let bare = |ours: &Record| {
+        // Another benchmark of the same processes.
+        let beside = |name: &str, ours: &Record| {
             records.iter().find(|it| {
                 (it.benchmark.as_str(), &it.subject, it.bytes, it.depth, &it.placement)
-                    == (mpi::BARE, &ours.subject, ours.bytes, ours.depth, &ours.placement)
+                    == (name, &ours.subject, ours.bytes, ours.depth, &ours.placement)
             })
         };
         // All ratios of which the best peer is asked for are of metrics that count upwards.
@@ -129,9 +130,11 @@ impl Wanted {
             format!("{value} {unit}")
         };
         let (said, peer_way) = match (value(peer), ours.line_us) {
-            _ if peer == mpi::BARE => {
-                let bare = bare(ours).map_or_else(|| "-".into(), |it| amount(it.value));
-                (format!("{} : {bare} {peer}", amount(ours.value)), None)
+            _ if [BARE, LATENCY].contains(&peer) => {
+                let other = beside(peer, ours);
+                let way = (peer == LATENCY).then(|| (other.and_then(|it| it.path.as_deref()), "region"));
+                let value = other.map_or_else(|| "-".into(), |it| amount(it.value));
+                (format!("{} : {value} {peer}", amount(ours.value)), way)
             }
             (Some(theirs), _) => (
                 // Of a peer with several ways, the one that it was.

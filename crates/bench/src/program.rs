@@ -14,7 +14,7 @@ use crate::path::Moved;
 /// What all of the programs have.
 pub const AWAIT: (&str, &str) = ("await.h", include_str!("../programs/await.h"));
 
-const SOURCES: [(&str, &str); 12] = [
+const SOURCES: [(&str, &str); 13] = [
     AWAIT,
     ("bench.h", include_str!("../programs/bench.h")),
     ("main.c", include_str!("../programs/main.c")),
@@ -23,6 +23,7 @@ const SOURCES: [(&str, &str); 12] = [
     ("waiting.c", include_str!("../programs/waiting.c")),
     ("collective.c", include_str!("../programs/collective.c")),
     ("pool.c", include_str!("../programs/pool.c")),
+    ("window.c", include_str!("../programs/window.c")),
     ("neighbours.c", include_str!("../programs/neighbours.c")),
     ("counters.c", include_str!("../programs/counters.c")),
     ("line.c", include_str!("../programs/line.c")),
@@ -103,6 +104,11 @@ fn compile_in(
     fs::rename(build.join(name), program).map_err(cannot(program))
 }
 
+/// The benchmark of copies without messages.
+pub const BARE: &str = "bare_copy";
+/// The benchmark of half the time of a ping-pong.
+pub const LATENCY: &str = "latency";
+
 /// One block of the program's plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Block {
@@ -130,6 +136,10 @@ pub enum Block {
     Once(u64),
     /// The same without an MPI: what one rank has written is copied by the other from memory that both have.
     Bare(u64, u32),
+    /// Time of an MPI_Put and its flush, with a target that waits.
+    Put(u64),
+    /// The same of an MPI_Get.
+    Get(u64),
     /// Barriers, of any number of ranks.
     Barrier,
     /// Sums over all ranks, of any number of them.
@@ -152,15 +162,18 @@ impl Block {
             Self::BothWays(bytes, buffers) => format!("both:{bytes}:{buffers}"),
             Self::Once(bytes) => format!("once:{bytes}"),
             Self::Bare(bytes, buffers) => format!("bare:{bytes}:{buffers}"),
+            Self::Put(bytes) => format!("put:{bytes}"),
+            Self::Get(bytes) => format!("get:{bytes}"),
             Self::Barrier => "barrier".into(),
             Self::Allreduce(bytes) => format!("allreduce:{bytes}"),
         }
     }
 
-    /// The block without messages that this one is compared with.
-    pub fn bare(self) -> Option<Self> {
+    /// The block of the same processes that this one is compared with, and its benchmark: one without messages, or their latency.
+    pub fn beside(self) -> Option<(Self, &'static str)> {
         match self {
-            Self::Pool(bytes, buffers) => Some(Self::Bare(bytes, buffers)),
+            Self::Pool(bytes, buffers) => Some((Self::Bare(bytes, buffers), BARE)),
+            Self::Put(bytes) | Self::Get(bytes) => Some((Self::Latency(bytes), LATENCY)),
             _ => None,
         }
     }
@@ -175,6 +188,8 @@ impl Block {
             | Self::PingPong(_)
             | Self::PingPongUntouched(_)
             | Self::Once(_)
+            | Self::Put(_)
+            | Self::Get(_)
             | Self::Barrier
             | Self::Allreduce(_) => None,
         }
@@ -217,6 +232,8 @@ pub struct Sample {
     region_messages: Option<u64>,
     #[serde(default)]
     page_bytes: u64,
+    #[serde(default)]
+    direct_bytes: u64,
     net_bytes: u64,
     loopback_bytes: u64,
     cma_bytes: u64,
@@ -230,6 +247,7 @@ impl Sample {
             payload: self.payload_bytes,
             region: self.region_messages.zip(self.region_bytes),
             pages: self.page_bytes,
+            direct: self.direct_bytes,
             cma: self.cma_bytes,
             network: self.net_bytes + self.loopback_bytes,
         }
@@ -290,6 +308,7 @@ mod tests {
                 payload: 1_310_720,
                 region: Some((163_850, 1_310_725)),
                 pages: 0,
+                direct: 0,
                 cma: 0,
                 network: 107
             }
