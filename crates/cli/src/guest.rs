@@ -43,9 +43,9 @@ pub(crate) struct Args {
     /// Use the guest driver: auto where its module is loaded, else sysfs
     #[arg(long, value_enum, default_value_t = DriverArg::Auto, overrides_with = "driver")]
     driver: DriverArg,
-    /// Memory that each process may grant to others, which then copy long messages once; needs the driver, and a region that is as much
-    /// larger
-    #[arg(long, value_name = "SIZE", default_value = "0", value_parser = size::parse_or_none, overrides_with = "grant")]
+    /// Memory that each process may grant to others, which then copy long messages once, and read and write its windows of RMA
+    /// themselves; without SIZE 48M. Needs the driver, and a region that is as much larger
+    #[arg(long, value_name = "SIZE", default_value = "0", num_args = 0..=1, default_missing_value = "48M", value_parser = size::parse_or_none, overrides_with = "grant")]
     grant: u64,
     /// How long to wait for the device and the host service
     #[arg(long, value_name = "SECONDS", default_value_t = 30, overrides_with = "wait")]

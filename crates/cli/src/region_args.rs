@@ -19,9 +19,10 @@ pub(crate) struct RegionArgs {
     /// Most bytes of all named objects that were made in one VM, by root there too; those of the host are not counted
     #[arg(long, value_name = "SIZE", value_parser = size::parse)]
     shared_quota_vm: Option<u64>,
-    /// Memory that each process in a VM may grant to the others, which then copy long messages once: the region has room for it. Needs
-    /// the guest driver; agents of VMs that you start have the same option (isthmus guest --grant)
-    #[arg(long, value_name = "SIZE", default_value = "0", value_parser = size::parse_or_none)]
+    /// Memory that each process in a VM may grant to the others, which then copy long messages once, and read and write its windows of
+    /// RMA themselves: the region has room for it; without SIZE 48M, which is more than the transport keeps of messages. Needs the guest
+    /// driver; agents of VMs that you start have the same option (isthmus guest --grant)
+    #[arg(long, value_name = "SIZE", default_value = "0", num_args = 0..=1, default_missing_value = "48M", value_parser = size::parse_or_none)]
     grant: u64,
     /// Make each process a peer, with a section that the others cannot write; one-sided operations then go by messages. Without
     /// VMs only
@@ -39,5 +40,35 @@ impl From<RegionArgs> for RegionOptions {
             grant_bytes: args.grant,
             separate_sections: args.separate_sections,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        region: RegionArgs,
+        #[arg(last = true)]
+        program: Vec<String>,
+    }
+
+    #[test]
+    fn what_processes_may_grant_has_a_size_of_its_own() {
+        let grant = |words: &[&str]| {
+            let line = Line::try_parse_from([&["isthmus"], words].concat()).ok()?;
+            assert_eq!(line.program, ["program"]);
+            Some(RegionOptions::from(line.region).grant_bytes)
+        };
+        assert_eq!(grant(&["--", "program"]), Some(0));
+        assert_eq!(grant(&["--grant", "--", "program"]), Some(48 << 20));
+        assert_eq!(grant(&["--grant", "--shared", "1M", "--", "program"]), Some(48 << 20));
+        assert_eq!(grant(&["--grant", "1M", "--", "program"]), Some(1 << 20));
+        assert_eq!(grant(&["--grant=0", "--", "program"]), Some(0));
+        assert_eq!(grant(&["--grant", "much", "--", "program"]), None);
     }
 }
