@@ -85,11 +85,11 @@ struct pooled {
 	/* The next one of the list that it is on: free, or to be cleared. */
 	u32 next;
 	/* The descriptor that keeps it, by which it is pinned; NULL if none does. */
-	const void *keeper;
+	struct client *keeper;
 };
 #define NO_PAGE U32_MAX
 /* Of pages whose keeper is closed. */
-#define NO_KEEPER ERR_PTR(-ENOENT)
+#define NO_KEEPER ((struct client *)ERR_PTR(-ENOENT))
 #define OWNER_BITS 24
 
 /* The pages that processes grant. */
@@ -170,6 +170,8 @@ struct client {
 	bool is_hit;
 	/* Which page of the pool is at an address, by the address's page. */
 	struct xarray granted_at;
+	/* How many pages it keeps; the pool's lock is held for that. */
+	u32 kept;
 	unsigned int count;
 	struct isthmus_range ranges[ISTHMUS_RANGES];
 	/* What stands in for the memory once the device is gone, by page. */
@@ -703,7 +705,7 @@ static void pool_show(struct pool *pool, void *memory)
 }
 
 /* Nobody keeps a page any more that this keeper had kept. Gives whether it had. */
-static bool pool_release(struct region *r, u32 number, const void *keeper)
+static bool pool_release(struct region *r, u32 number, struct client *keeper)
 {
 	struct pool *pool = &r->pool;
 	bool was_kept;
@@ -711,6 +713,9 @@ static bool pool_release(struct region *r, u32 number, const void *keeper)
 	spin_lock_irq(&pool->lock);
 	was_kept = number < pool->count && keeper && pool->pages[number].keeper == keeper;
 	if (was_kept) {
+		/* Which is open: pages of a closed one have none. */
+		if (keeper != NO_KEEPER)
+			keeper->kept--;
 		pool->pages[number].keeper = NULL;
 		pool->kept--;
 	}
@@ -728,7 +733,7 @@ static void pool_settle(struct region *r, u32 owner)
 
 	for (number = 0; READ_ONCE(pool->kept) && number < pool->count; number++) {
 		const struct pooled *p = &pool->pages[number];
-		const void *keeper = READ_ONCE(p->keeper);
+		struct client *keeper = READ_ONCE(p->keeper);
 
 		if (keeper && (!owner || ISTHMUS_OWNER(READ_ONCE(p->word)) == owner))
 			pool_release(r, number, keeper);
@@ -1138,6 +1143,7 @@ static bool keep_page(struct client *c, unsigned long address, const struct isth
 		   pool->pages[result->page].word == result->word;
 	if (is_right && !pool->pages[result->page].keeper) {
 		pool->pages[result->page].keeper = c;
+		c->kept++;
 		pool->kept++;
 		is_new = true;
 	}
@@ -1286,8 +1292,11 @@ static long client_release_pages(struct client *c, const void __user *from)
 		return PTR_ERR(named);
 	/* Held by whoever keeps pages by this descriptor. */
 	mutex_lock(&c->lock);
+	/* A forked process knows nothing of who writes there. */
+	if (!c->has_notifier || c->notifier.mm != current->mm)
+		released = -EPERM;
 	down_read(&c->region->lock);
-	for (i = 0; i < pages.count; i++)
+	for (i = 0; i < pages.count && released >= 0; i++)
 		released += pool_release(c->region, named[i].page, c);
 	up_read(&c->region->lock);
 	mutex_unlock(&c->lock);
@@ -1360,9 +1369,17 @@ static void pages_end(struct client *c)
 	xa_destroy(&c->granted_at);
 	/* Others may be writing to what was kept, which the agent knows. */
 	spin_lock_irq(&pool->lock);
-	for (number = 0; pool->kept && number < pool->count; number++)
-		if (pool->pages[number].keeper == c)
+	for (number = 0; c->kept && number < pool->count; number++) {
+		if (pool->pages[number].keeper == c) {
 			pool->pages[number].keeper = NO_KEEPER;
+			c->kept--;
+		}
+		if (number % 1024 == 1023) {
+			spin_unlock_irq(&pool->lock);
+			cond_resched();
+			spin_lock_irq(&pool->lock);
+		}
+	}
 	spin_unlock_irq(&pool->lock);
 }
 

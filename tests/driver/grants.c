@@ -493,7 +493,13 @@ static void kept(void)
 		again[i] = results[i];
 	}
 	/* Others cannot let them go. */
-	CHECK(OK(release_kept(other, results, 16)) == 0 && info(fd).kept == 16);
+	FAILS(release_kept(other, results, 16), EPERM);
+	struct isthmus_page theirs;
+	volatile unsigned char *beside = written(1);
+	keep_all(other, beside, 1, &theirs);
+	CHECK(OK(release_kept(other, results, 16)) == 0 && info(fd).kept == 17);
+	CHECK(OK(release_kept(other, &theirs, 1)) == 1 && OK(take_back(other, beside, 1)) == 1);
+	wait_for_granted(fd, 16);
 	/* They are not taken back, and a grant finds them where they were, as they were. */
 	CHECK(OK(take_back(fd, at, 16)) == 0 && stands(&results[0]) && OK(take_back(other, at, 16)) == 0);
 	keep_all(fd, at, 16, again);

@@ -284,8 +284,11 @@ impl Driver {
 
 impl Source for Driver {
     fn settle(&self, area: u32) {
-        // It fails only once the device is gone, whose driver keeps nothing.
-        let _ = calls::settle(&self.admin, u32::try_from(grants::owner(area)).unwrap_or(0));
+        // 0 would be all owners.
+        if let Some(owner) = u32::try_from(grants::owner(area)).ok().filter(|owner| *owner > 0) {
+            // It fails only once the device is gone, whose driver keeps nothing.
+            let _ = calls::settle(&self.admin, owner);
+        }
     }
 
     fn bytes(&self) -> u64 {

@@ -5,6 +5,8 @@
 //! generation, which changes before anything else when what was granted stops being that, the lower 24 say which process granted it.
 //! A reader copies first, and then believes what it has copied if the word is still the one that it was told ([`Pool::copy`], [`Pool::standing`]).
 
+use std::collections::{BTreeMap, HashMap};
+
 use isthmus_lockfree::life::unchanged;
 
 use crate::error::Result;
@@ -76,6 +78,42 @@ impl Granted {
     /// What the grant table has for it as long as the grant stands.
     fn expected(self, owner: u64) -> u64 {
         (self.0 & !LOW) | owner
+    }
+}
+
+/// Pages that are kept for a registration ([`crate::member::Member::keep_pages`]): each counts once, however often it was granted.
+#[derive(Debug, Default)]
+pub struct KeptPages(BTreeMap<u32, Granted>);
+
+impl KeptPages {
+    /// Adds a page. Gives whether it was not among them.
+    pub(crate) fn add(&mut self, page: Granted) -> bool {
+        self.0.insert(page.page(), page).is_none()
+    }
+
+    pub(crate) fn into_pages(self) -> impl Iterator<Item = Granted> {
+        self.0.into_values()
+    }
+}
+
+/// How many registrations of a process keep a page, by the page. The driver keeps it once for all of them.
+#[derive(Debug, Default)]
+pub(crate) struct Keepers(HashMap<u32, u32>);
+
+impl Keepers {
+    pub(crate) fn add(&mut self, page: Granted) {
+        *self.0.entry(page.page()).or_insert(0) += 1;
+    }
+
+    /// Gives whether nobody keeps the page any more.
+    pub(crate) fn remove(&mut self, page: Granted) -> bool {
+        let Some(count) = self.0.get_mut(&page.page()) else { return false };
+        *count -= 1;
+        let is_last = *count == 0;
+        if is_last {
+            self.0.remove(&page.page());
+        }
+        is_last
     }
 }
 
@@ -223,6 +261,23 @@ mod tests {
         assert_eq!([pool.run(&[Some(granted), None]), pool.run(&[None])], [1, 0]);
         assert_eq!((Granted::new(1, 5), Granted::of_word(5)), (None, None));
         assert_eq!((area((9 << 24) | owner(3)), area(9 << 24)), (Some(3), None));
+    }
+
+    #[test]
+    fn a_page_is_let_go_by_its_last_keeper() {
+        let page = |number| Granted::new(number, 9 << 24).unwrap();
+        let (mut keepers, mut one, mut two) =
+            (Keepers::default(), KeptPages::default(), KeptPages::default());
+        let all = [&mut one, &mut two];
+        for (kept, number) in [(0, 1), (0, 2), (1, 2), (0, 2), (1, 3)] {
+            if all[kept].add(page(number)) {
+                keepers.add(page(number));
+            }
+        }
+        let mut end =
+            |kept: KeptPages| kept.into_pages().map(|page| keepers.remove(page)).collect::<Vec<_>>();
+        assert_eq!((end(one), end(two)), (vec![true, false], vec![true, true]));
+        assert!(!keepers.remove(page(2)) && keepers.0.is_empty());
     }
 
     #[test]

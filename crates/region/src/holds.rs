@@ -5,6 +5,8 @@
 //! nor does the host service that of a whole peer. Such an operation is short; one that takes longer belongs to a
 //! process that stands still, as in a machine that is paused, and it may go on at any time.
 
+use std::collections::HashSet;
+
 use isthmus_lockfree::hold;
 use isthmus_lockfree::life::State;
 
@@ -56,9 +58,9 @@ impl Hold {
     }
 }
 
-/// Whether any living endpoint of the region holds an area of `peer`: the given one, or any. The death of the owner, or
-/// the end of what the hold is for, must have been published.
-pub fn are_on(region: &Region, peer: u32, area: Option<u32>) -> bool {
+/// Calls `each` with the endpoints (peer and slot) that hold an area of `peer`, the given one or any, until it gives true. Gives whether
+/// it did.
+fn any(region: &Region, peer: u32, area: Option<u32>, mut each: impl FnMut((u32, u32)) -> bool) -> bool {
     hold::after_death();
     region.peers().iter().filter(|p| p.life.state == State::Active).any(|p| {
         // What cannot be read belongs to no process that keeps to the format.
@@ -70,10 +72,39 @@ pub fn are_on(region: &Region, peer: u32, area: Option<u32>) -> bool {
             let Ok(info) = directory.endpoint(slot) else { return false };
             let word = info.block.checked_add(block::HOLD).and_then(|at| section.word("block", at).ok());
             let Some(word) = word.filter(|_| info.life.state == State::Active) else { return false };
-            match area {
+            let is_on = match area {
                 Some(area) => hold::is_on(word, Owner::new(peer, area).0),
                 None => word.get().checked_sub(1).is_some_and(|w| w >> 32 == u64::from(peer)),
-            }
+            };
+            is_on && each((p.index, slot))
         })
     })
+}
+
+/// Whether any living endpoint of the region holds an area of `peer`: the given one, or any. The death of the owner, or
+/// the end of what the hold is for, must have been published.
+pub fn are_on(region: &Region, peer: u32, area: Option<u32>) -> bool {
+    any(region, peer, area, |_| true)
+}
+
+/// The endpoints that have held an area all the time, as far as was looked: what else is held was taken later, by who has seen what was
+/// published before.
+#[derive(Debug)]
+pub struct Former(HashSet<(u32, u32)>);
+
+impl Former {
+    /// Those that hold the area now. The end of what the hold is for must have been published.
+    pub fn of(region: &Region, peer: u32, area: u32) -> Self {
+        let mut all = HashSet::new();
+        any(region, peer, Some(area), |endpoint| !all.insert(endpoint));
+        Self(all)
+    }
+
+    /// Looks again. Gives whether none of them is left.
+    pub fn are_gone(&mut self, region: &Region, peer: u32, area: u32) -> bool {
+        let mut left = HashSet::new();
+        any(region, peer, Some(area), |endpoint| self.0.contains(&endpoint) && !left.insert(endpoint));
+        self.0 = left;
+        self.0.is_empty()
+    }
 }

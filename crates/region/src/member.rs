@@ -17,7 +17,7 @@ use crate::error::{Error, Result};
 use crate::extent::Extent;
 use crate::format::GlobalSlot;
 use crate::format::directory;
-use crate::grants::{Granted, Outcome};
+use crate::grants::{Granted, Keepers, KeptPages, Outcome};
 use crate::kept::Kept;
 use crate::mapping::{Mapping, Section};
 use crate::membership::{Region, online_processors};
@@ -323,6 +323,8 @@ pub struct Member {
     near: Bells,
     /// Processes of the own peer from which this one may copy.
     processes: Processes,
+    /// How many registrations keep which pages.
+    keepers: Mutex<Keepers>,
     doorbell: Doorbell,
     processors: u64,
 }
@@ -394,6 +396,7 @@ impl Member {
             watches: Mutex::default(),
             near: Bells::new(Party::new(peer, grant.area, grant.incarnation), uuid),
             processes: Processes::default(),
+            keepers: Mutex::default(),
             doorbell,
             processors: online_processors(),
         }))
@@ -525,17 +528,28 @@ impl Member {
         self.service.grant(address, into)
     }
 
-    /// As [`LocalService::keep`].
+    /// As [`LocalService::keep`], for one of the process's registrations, of which several may have the same page.
     ///
     /// # Errors
     /// As [`LocalService::grant`].
-    pub fn keep_pages(&self, address: u64, into: &mut [Option<Granted>]) -> Result<Outcome> {
-        self.service.keep(address, into)
+    pub fn keep_pages(
+        &self,
+        address: u64,
+        into: &mut [Option<Granted>],
+        kept: &mut KeptPages,
+    ) -> Result<Outcome> {
+        // Held so that no page is let go between.
+        let mut keepers = lock(&self.keepers);
+        let outcome = self.service.keep(address, into)?;
+        into.iter().flatten().filter(|page| kept.add(**page)).for_each(|page| keepers.add(*page));
+        Ok(outcome)
     }
 
-    /// As [`LocalService::release_kept`].
-    pub fn release_kept(&self, pages: &[Granted]) {
-        self.service.release_kept(pages);
+    /// Nobody writes any more to what was kept for a registration; what is kept for others, too, stays.
+    pub fn release_kept(&self, kept: KeptPages) {
+        let mut keepers = lock(&self.keepers);
+        let last: Vec<Granted> = kept.into_pages().filter(|page| keepers.remove(*page)).collect();
+        self.service.release_kept(&last);
     }
 
     /// Takes pages back that were granted, those that can be.
