@@ -44,7 +44,7 @@ def epoch(win, memory, model, rounds):
     comm.Barrier()
     win.Lock(other, MPI.LOCK_SHARED)
     for _ in range(rounds):
-        length = min(rng.choice((1, 8, 100, 4096, 5000, 65536, 200000)), half)
+        length = min(rng.choice((1, 8, 100, 4096, 5000, 65536, 200000, size)), half)
         at = rng.randrange(half - length + 1)
         bytes_ = rng.randbytes(length)
         win.Put(bytes_, other, (at, length))
@@ -68,6 +68,11 @@ def windows(size):
         memory = memoryview(bytearray(size))
         model = bytearray(of_owner(size))
         win = MPI.Win.Create(memory, 1, comm=comm)
+        # Another one of the same memory, which ends before it.
+        second = MPI.Win.Create(memory, 1, comm=comm)
+        epoch(second, memory, model, 25)
+        compare(second, memory, model, f"the second of window {number} of {size} bytes")
+        second.Free()
         for again in range(3):
             epoch(win, memory, model, 25)
             compare(win, memory, model, f"window {number} of {size} bytes, {again}")
@@ -89,6 +94,10 @@ def counting():
     """Both add to the same words."""
     win = MPI.Win.Allocate(1 << 18, 8, comm=comm)
     words = memoryview(win).cast("Q")
+    win.Lock(rank)
+    for at in range(len(words)):
+        words[at] = 0
+    win.Unlock(rank)
     comm.Barrier()
     rounds, places = 400, (600, 1111, 20000)
     one, before = struct.pack("Q", 1), bytearray(8)
@@ -137,9 +146,10 @@ def asleep():
     return taken, count
 
 
-for size in (20000, 300000, 3 << 20):
+for size in (20000, 300000, 12 << 20):
     windows(size)
-counting()
+for _ in range(3):
+    counting()
 taken, count = asleep()
 operations = comm.allreduce(operations)
 if rank == 0:

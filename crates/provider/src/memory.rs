@@ -10,13 +10,14 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use isthmus_fabric_sys::*;
+use isthmus_region::Listed;
+use isthmus_region::holds::Former;
 use isthmus_region::local::LocalBuf;
 use isthmus_region::member::Member;
 use isthmus_region::registrations::{self, Range, Table};
-use isthmus_region::{Listed, holds};
 
 use crate::domain::Domain;
-use crate::windows::{Registered, Window};
+use crate::windows::{Own, Registered, Window};
 use crate::{arithmetic, errno, object};
 
 /// The name for `fi_open_ops`.
@@ -46,8 +47,8 @@ struct State {
     live: HashMap<u64, Block>,
     /// Registrations of the program's own memory that have been reached by messages, by key.
     windows: HashMap<u64, Window>,
-    /// This process cannot grant pages.
-    grants_none: bool,
+    /// The pages that this process may grant; the inner one is none where it cannot.
+    own: Option<Option<Own>>,
     table: Option<Table>,
 }
 
@@ -162,19 +163,20 @@ impl Store {
     pub(crate) fn reached(&self, member: &Arc<Member>, of: Registered, access: u64, found: LocalBuf) {
         let of = Registered { access: allowed(access), ..of };
         let mut state = self.state();
-        let State { windows, grants_none, table: Some(table), live } = &mut *state else { return };
+        let State { windows, own, table: Some(table), live } = &mut *state else { return };
         let is_regions = |(at, block): (&u64, &Block)| (*at..*at + block.bytes).contains(&of.start);
-        if *grants_none || of.access == 0 || live.iter().any(is_regions) {
+        let Some(own) = own.get_or_insert_with(|| Own::of(member)) else { return };
+        if of.access == 0 || live.iter().any(is_regions) {
             return;
         }
         let window = match windows.entry(of.key) {
             hash_map::Entry::Occupied(known) => known.into_mut(),
-            hash_map::Entry::Vacant(place) => match Window::new(member, of) {
+            hash_map::Entry::Vacant(place) => match Window::new(of) {
                 Some(window) => place.insert(window),
                 None => return,
             },
         };
-        *grants_none = !window.reached(member, table, found.address(), found.len() as u64);
+        window.reached(member, own, table, found.address(), found.len() as u64);
     }
 
     /// The same as [`Store::withdraw`] for what [`Store::reached`] has published of a registration.
@@ -208,10 +210,12 @@ impl Store {
     }
 }
 
-/// Waits until no initiator is at work in the memory of this process.
+/// Waits until no initiator is at work any more in what it had found before the entry was withdrawn.
 fn wait_for_holds(member: &Member) -> Result<(), c_int> {
     let until = Instant::now() + PATIENCE;
-    while holds::are_on(member.region(), member.peer(), Some(member.grant().area)) {
+    let (region, peer, area) = (member.region(), member.peer(), member.grant().area);
+    let mut former = Former::of(region, peer, area);
+    while !former.are_gone(region, peer, area) {
         if Instant::now() >= until {
             return Err(FI_EBUSY);
         }
@@ -331,6 +335,26 @@ mod tests {
             let grant: AreaGrant = writer.lock().unwrap().open_area(64 << 10, 1, "test").unwrap();
             Member::new(&map, 0, grant, Box::new(Stub(Arc::clone(&writer), grant.area))).unwrap()
         })
+    }
+
+    #[test]
+    fn who_begins_after_a_withdrawal_is_not_waited_for() {
+        let [owner, other] = members();
+        let (peer, area) = (owner.peer(), owner.grant().area);
+        let hold = || {
+            let block = other.take(128).unwrap();
+            other.section().zero("block", block, 128).unwrap();
+            other.service().open_endpoint(block).unwrap();
+            Hold::of(other.section(), block).unwrap()
+        };
+        let (one, two) = (hold(), hold());
+        one.take(Owner::new(peer, area));
+        let mut former = Former::of(owner.region(), peer, area);
+        two.take(Owner::new(peer, area));
+        assert!(!former.are_gone(owner.region(), peer, area));
+        one.release();
+        assert!(former.are_gone(owner.region(), peer, area), "the other one began later");
+        assert!(isthmus_region::holds::are_on(owner.region(), peer, Some(area)));
     }
 
     #[test]

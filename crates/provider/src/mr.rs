@@ -49,6 +49,8 @@ struct Region {
     start: u64,
     len: u64,
     access: u64,
+    /// Nobody may reach it any more; its key is not free yet.
+    is_closed: bool,
 }
 
 impl Registrations {
@@ -78,6 +80,14 @@ impl Registrations {
                 place.insert(region);
                 Ok(key)
             }
+        }
+    }
+
+    /// Nobody finds it from now on.
+    fn close(&self, key: u64) {
+        let mut table = self.table.write().unwrap_or_else(PoisonError::into_inner);
+        if let Some(region) = table.regions.get_mut(&key) {
+            region.is_closed = true;
         }
     }
 
@@ -120,14 +130,14 @@ impl Memory for Reach {
 
     fn find(&self, key: u64, addr: u64, len: u64, access: Access) -> Result<LocalBuf, Status> {
         let table = self.registrations.table.read().unwrap_or_else(PoisonError::into_inner);
-        let region = table.regions.get(&key).copied();
+        let region = table.regions.get(&key).copied().filter(|region| !region.is_closed);
         drop(table);
         let Some(region) = region else {
             self.refused(key, addr, len, access, "no registration has this key");
             return Err(Status::NoKey);
         };
         let refused = |why: &str| {
-            let Region { start, len: has, access: allows } = region;
+            let Region { start, len: has, access: allows, .. } = region;
             let why = format!("{why} of the registration of {has} bytes at {start:#x}, access {allows:#x}");
             self.refused(key, addr, len, access, &why);
             Status::NoAccess
@@ -160,9 +170,8 @@ impl Memory for Reach {
         let region = table.regions.get(&key).copied();
         drop(table);
         // A registration of everything has no pages of its own.
-        let Some(Region { start, len, access }) = region.filter(|region| region.len != u64::MAX) else {
-            return;
-        };
+        let region = region.filter(|region| region.len != u64::MAX && !region.is_closed);
+        let Some(Region { start, len, access, .. }) = region else { return };
         let base = if self.registrations.plain_addresses { start } else { 0 };
         if let Some(domain) = self.domain.upgrade() {
             let of = Registered { key, start, len, access: 0, base };
@@ -285,7 +294,7 @@ impl Mr {
         context: *mut c_void,
     ) -> Result<Arc<Self>, c_int> {
         let start = part.iov_base.expose_provenance() as u64;
-        let region = Region { start, len: part.iov_len as u64, access };
+        let region = Region { start, len: part.iov_len as u64, access, is_closed: false };
         if region.len != u64::MAX && start.checked_add(region.len).is_none() {
             return Err(FI_EINVAL);
         }
@@ -313,7 +322,7 @@ unsafe extern "C" fn close(fid: *mut fid) -> c_int {
         if !mr.domain.is_own() {
             return 0;
         }
-        mr.domain.registrations.remove(mr.head.key);
+        mr.domain.registrations.close(mr.head.key);
         log!(mr.core(), INFO, MR, "closed key {:#x}", mr.head.key);
         // Progress in another thread may have found it just before, and may use it until it ends.
         mr.domain.await_progress();
@@ -324,7 +333,12 @@ unsafe extern "C" fn close(fid: *mut fid) -> c_int {
             return -error;
         }
         *published = None;
-        mr.domain.store.withdraw_pages(&mr.domain.member, mr.head.key).map_or_else(|error| -error, |()| 0)
+        if let Err(error) = mr.domain.store.withdraw_pages(&mr.domain.member, mr.head.key) {
+            // This is called again, and the key is this registration's until then.
+            return -error;
+        }
+        mr.domain.registrations.remove(mr.head.key);
+        0
     };
     // SAFETY: fi_mr_reg gave `fid` out, and this is the one fi_close of it.
     unsafe { object::close::<Mr>(fid.cast(), last) }
@@ -421,7 +435,7 @@ mod tests {
         let reach = table(0);
         let memory = [7u8; 64];
         let start = memory.as_ptr().expose_provenance() as u64;
-        let region = Region { start, len: 64, access: FI_REMOTE_READ };
+        let region = Region { start, len: 64, access: FI_REMOTE_READ, is_closed: false };
         assert_eq!(reach.registrations.add(region, 5), Ok(5));
         assert_eq!(reach.registrations.add(region, 5), Err(FI_ENOKEY));
         assert_eq!(reach.find(5, 60, 4, Access::Read).map(LocalBuf::to_vec), Ok(vec![7; 4]));
@@ -436,7 +450,7 @@ mod tests {
     #[test]
     fn with_fi_mr_basic_keys_are_ours_and_addresses_the_targets() {
         let reach = table(FI_MR_BASIC);
-        let region = Region { start: 0x1000, len: 64, access: FI_REMOTE_WRITE };
+        let region = Region { start: 0x1000, len: 64, access: FI_REMOTE_WRITE, is_closed: false };
         let first = reach.registrations.add(region, 5).unwrap();
         assert_ne!(reach.registrations.add(region, 5).unwrap(), first);
         assert_eq!(reach.find(first, 0x1010, 4, Access::Write).map(LocalBuf::address), Ok(0x1010));
@@ -446,7 +460,8 @@ mod tests {
     #[test]
     fn the_whole_address_space_is_validated_at_each_access() {
         let reach = table(0);
-        let region = Region { start: 0, len: u64::MAX, access: FI_REMOTE_READ | FI_REMOTE_WRITE };
+        let region =
+            Region { start: 0, len: u64::MAX, access: FI_REMOTE_READ | FI_REMOTE_WRITE, is_closed: false };
         reach.registrations.add(region, 1).unwrap();
         let mut memory = vec![1u8; 10000];
         let at = memory.as_mut_ptr().expose_provenance() as u64;

@@ -321,6 +321,21 @@ fn a_grant_that_has_ended_is_seen_and_nothing_of_a_page_that_others_have_now() {
 }
 
 #[test]
+fn an_operation_of_which_a_page_is_missing_writes_nothing_itself() {
+    let mut pair = pair();
+    pair.grant_all();
+    pair.change(60);
+    let mut bytes = vec![9; usize::try_from(62 * PAGE).unwrap()];
+    let posted = pair.a.write(&pair.rma(PAGE, &[buf(&mut bytes)])).unwrap();
+    assert_eq!(posted, Posted::Pending);
+    assert!(pair.memory.to_vec() == pair.model, "before its message has come");
+    ok(wait(&mut pair.a, &mut pair.b));
+    let at = usize::try_from(PAGE).unwrap();
+    pair.model[at..at + bytes.len()].fill(9);
+    assert!(pair.memory.to_vec() == pair.model);
+}
+
+#[test]
 fn nothing_overtakes_what_is_under_way() {
     let mut pair = pair();
     let mut first = [7; 64];
@@ -369,14 +384,21 @@ fn a_target_that_lies_leads_nowhere_outside_its_pool() {
         let at = SECTION - POOL + BEGIN + LEN;
         pair.section.bytes("others", at, SECTION - at).unwrap().to_vec(0, SECTION - at).unwrap()
     };
-    let before = others(&pair);
     // Pages that the pool does not have, and such as say that they stand.
     for page in [POOL / PAGE, (1 << 24) - 1, 2000] {
         let word = (pair.generation << 24) | page;
         pair.section.word("list", pair.list + 8).unwrap().set(word);
+        // Where the word of such a page would be there are pages of the pool, in which the target writes what it likes.
+        let at = pair.grant_table(page);
+        if at + 8 <= SECTION {
+            let forged = (pair.generation << 24) | owner(pair.area);
+            pair.section.word("forged", at).unwrap().set(forged);
+            pair.model = pair.memory.to_vec();
+        }
+        let before = others(&pair);
         assert!(!pair.write(PAGE, &[1; 8]) && !pair.read(PAGE, 8));
+        assert!(others(&pair) == before);
     }
-    assert!(others(&pair) == before);
 }
 
 #[test]

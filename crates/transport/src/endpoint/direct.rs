@@ -25,6 +25,7 @@ use isthmus_region::holds::Owner;
 use isthmus_region::local::LocalBuf;
 use isthmus_region::registrations::{self, Published, Reader};
 use isthmus_region::roster;
+use isthmus_region::sync::Word;
 
 use super::{ATOMIC_BYTES, Berth, Core};
 use crate::matching::Bufs;
@@ -64,60 +65,75 @@ struct Pages {
     skip: u64,
 }
 
-/// Pages that are looked at together.
-const AT_ONCE: usize = 16;
+/// Pages of a use, few of which take no memory of their own.
+enum Found {
+    Few([Option<Granted>; FEW], usize),
+    Many(Vec<Option<Granted>>),
+}
+
+/// How many are few.
+const FEW: usize = 4;
+
+impl Found {
+    fn pages(&self) -> &[Option<Granted>] {
+        match self {
+            Self::Few(pages, count) => &pages[..*count],
+            Self::Many(pages) => pages,
+        }
+    }
+}
 
 impl Pages {
-    /// Has `each` copy `len` bytes, piece by piece: it is given the offset in the section, and where in the buffers. Gives whether all
-    /// of them were granted, and still are.
+    /// Looks up the pages that `len` bytes lie in; none if one of them is not granted.
     ///
     /// # Ordering
-    /// As of [`Pool::standing`], for what was read. What is written is kept in place by a hold.
+    /// Under a hold, what was granted then is the target's or nobody's until the hold ends.
+    fn find(&self, section: &isthmus_region::Section, len: u64) -> Option<Found> {
+        let count = if len == 0 { 0 } else { usize::try_from((self.skip + len).div_ceil(PAGE)).ok()? };
+        let mut found = match count {
+            0..=FEW => Found::Few([None; FEW], count),
+            _ => Found::Many(vec![None; count]),
+        };
+        let pages = match &mut found {
+            Found::Few(pages, count) => &mut pages[..*count],
+            Found::Many(pages) => pages,
+        };
+        for (page, word) in pages.iter_mut().zip((self.list..).step_by(8)) {
+            *page = Granted::of_word(section.word("list of pages", word).ok()?.get());
+        }
+        (self.pool.standing(self.owner, pages) == count).then_some(found)
+    }
+
+    /// Whether they still were granted when all of a copy had been made (P5).
+    fn stood(&self, section: &isthmus_region::Section, found: &Found) -> bool {
+        let pages = found.pages();
+        let words = pages.iter().map(|page| page.map_or(0, Granted::word)).zip((self.list..).step_by(8));
+        let same =
+            |(named, at)| section.word("list of pages", at).is_ok_and(|word: &Word| unchanged(word, named));
+        self.pool.standing(self.owner, pages) == pages.len() && words.into_iter().all(same)
+    }
+
+    /// Has `each` copy `len` bytes, run by run: it is given the offset in the section, where in the buffers, and how many.
     fn each(
         &self,
-        section: &isthmus_region::Section,
+        found: &Found,
         len: u64,
         mut each: impl FnMut(u64, u64, u64) -> Result<(), Status>,
-    ) -> Result<bool, Status> {
-        let mut at = 0;
-        while at < len {
-            let from = self.skip + at;
-            let (first, within) = (from / PAGE, from % PAGE);
-            let count = usize::try_from((within + len - at).div_ceil(PAGE)).unwrap_or(AT_ONCE).min(AT_ONCE);
-            let (mut named, mut pages) = ([0; AT_ONCE], [None; AT_ONCE]);
-            let (named, pages) = (&mut named[..count], &mut pages[..count]);
-            let words = (self.list + first * 8..).step_by(8);
-            for ((word, named), page) in words.clone().zip(&mut *named).zip(&mut *pages) {
-                *named = section.word("list of pages", word).map_err(|_| Status::NoAccess)?.get();
-                *page = Granted::of_word(*named);
+    ) -> Result<(), Status> {
+        let mut done = 0;
+        while done < len {
+            let (number, start) = ((self.skip + done) / PAGE, (self.skip + done) % PAGE);
+            let rest = usize::try_from(number).ok().and_then(|number| found.pages().get(number..));
+            let Some(rest @ [Some(first), ..]) = rest else { return Err(Status::NoAccess) };
+            let take = (self.pool.run(rest) as u64 * PAGE).saturating_sub(start).min(len - done);
+            if take == 0 {
+                return Err(Status::NoAccess);
             }
-            if self.pool.standing(self.owner, pages) < count {
-                return Ok(false);
-            }
-            let bytes = (count as u64 * PAGE - within).min(len - at);
-            let mut done = 0;
-            while done < bytes {
-                let (number, start) = ((within + done) / PAGE, (within + done) % PAGE);
-                let rest = usize::try_from(number).ok().and_then(|number| pages.get(number..));
-                let Some(rest @ [Some(first), ..]) = rest else { return Ok(false) };
-                let run = self.pool.run(rest) as u64 * PAGE;
-                let take = run.saturating_sub(start).min(bytes - done);
-                let place = self.pool.place(*first, start, take).map_err(|_| Status::NoAccess)?;
-                if take == 0 {
-                    return Ok(false);
-                }
-                each(place, at + done, take)?;
-                done += take;
-            }
-            let same = words.zip(named).all(|(word, named)| {
-                section.word("list of pages", word).is_ok_and(|word| unchanged(word, *named))
-            });
-            if !same || self.pool.standing(self.owner, pages) < count {
-                return Ok(false);
-            }
-            at += bytes;
+            let place = self.pool.place(*first, start, take).map_err(|_| Status::NoAccess)?;
+            each(place, done, take)?;
+            done += take;
         }
-        Ok(true)
+        Ok(())
     }
 }
 
@@ -132,15 +148,30 @@ struct Place {
 }
 
 impl Place {
-    /// Has `each` copy `len` bytes, as [`Pages::each`].
-    fn each(
+    /// Has `change` write `len` bytes, piece by piece as [`Pages::each`]; nothing is written unless all can be.
+    fn write(
         &self,
         len: u64,
-        mut each: impl FnMut(u64, u64, u64) -> Result<(), Status>,
+        mut change: impl FnMut(u64, u64, u64) -> Result<(), Status>,
     ) -> Result<bool, Status> {
-        match &self.pages {
-            Some(pages) => pages.each(&self.section, len, each),
-            None => each(self.offset, 0, len).map(|()| true),
+        let Some(pages) = &self.pages else { return change(self.offset, 0, len).map(|()| true) };
+        // What is written to a page that the target loses meanwhile is as if it had been written just before.
+        match pages.find(&self.section, len) {
+            Some(found) => pages.each(&found, len, change).map(|()| true),
+            None => Ok(false),
+        }
+    }
+
+    /// Has `copy` read `len` bytes likewise. Gives whether they were the target's.
+    fn read(
+        &self,
+        len: u64,
+        mut copy: impl FnMut(u64, u64, u64) -> Result<(), Status>,
+    ) -> Result<bool, Status> {
+        let Some(pages) = &self.pages else { return copy(self.offset, 0, len).map(|()| true) };
+        match pages.find(&self.section, len) {
+            Some(found) => pages.each(&found, len, copy).map(|()| pages.stood(&self.section, &found)),
+            None => Ok(false),
         }
     }
 
@@ -284,10 +315,9 @@ impl Core {
         let attempt = match self.place_of(berth, rma.to, rma.key, rma.addr, len, registrations::WRITE) {
             None => return false,
             Some(Err(status)) => Attempt::Over(status),
-            // What was written before a page was missing is written once more by a message.
             Some(Ok(place)) => self.change(berth, rma.to, &place, |_| {
                 let bufs = Bufs::new(rma.bufs);
-                Attempt::of(place.each(len, |offset, from, len| {
+                Attempt::of(place.write(len, |offset, from, len| {
                     let fill = |done, piece| place.section.fill("registration", offset + done, piece);
                     bufs.pieces(from, len, fill).map_err(|_| Status::NoAccess)
                 }))
@@ -303,7 +333,7 @@ impl Core {
             Some(Err(status)) => Attempt::Over(status),
             Some(Ok(place)) => {
                 let bufs = Bufs::new(rma.bufs);
-                let all = place.each(len, |offset, from, len| {
+                let all = place.read(len, |offset, from, len| {
                     let drain = |done, piece| place.section.drain("registration", offset + done, piece);
                     bufs.pieces(from, len, drain).map_err(|_| Status::NoAccess)
                 });
@@ -356,13 +386,9 @@ impl Core {
                 };
                 let mut before = Vec::new();
                 let attempt = self.change(berth, atomic.to, &place, |this| {
-                    let mut is_done = false;
-                    let all = place.each(span, |offset, _, len| {
-                        is_done = true;
+                    Attempt::of(place.write(span, |offset, _, len| {
                         this.memory.atomic_there(&place.section, offset, len, &what, &mut before)
-                    });
-                    // Done is done: the page was kept, so it was the target's memory up to when that changed.
-                    Attempt::of(all.map(|stood| stood || is_done))
+                    }))
                 });
                 if atomic.kind != AtomicKind::Plain && matches!(attempt, Attempt::Over(Status::Ok)) {
                     Bufs::new(atomic.result).scatter(0, &before);
