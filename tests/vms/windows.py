@@ -64,7 +64,7 @@ def epoch(win, memory, model, rounds):
 
 def windows(size):
     """Some at new addresses, more at those of former ones."""
-    for number in range(6):
+    for number in range(3):
         memory = memoryview(bytearray(size))
         model = bytearray(of_owner(size))
         win = MPI.Win.Create(memory, 1, comm=comm)
@@ -99,7 +99,7 @@ def counting():
         words[at] = 0
     win.Unlock(rank)
     comm.Barrier()
-    rounds, places = 400, (600, 1111, 20000)
+    rounds, places = 200, (600, 1111, 20000)
     one, before = struct.pack("Q", 1), bytearray(8)
     win.Lock_all()
     for i in range(rounds):

@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::fmt::Write;
 
 use isthmus_region::counters::{Counter, LaneCounter};
-use isthmus_region::registrations::{ATOMIC, READ, WRITE};
+use isthmus_region::registrations::{ATOMIC, PAGES, READ, WRITE};
 use isthmus_transport::Config;
 use isthmus_transport::endpoint::{ATTACH_BYTES, MANY_LANES};
 use isthmus_transport::lane::Size;
@@ -210,7 +210,7 @@ fn reach<'a>(from: &Member, to: Option<(&'a Member, &Endpoint)>) -> Result<&'a R
         Some(found) if !found.ranges.is_empty() => Ok(found),
         _ => Err(choice(
             "by messages, which the target's progress serves",
-            "none of the memory that the target has registered is in the region: it is the program's own, which other processes cannot reach (fi_isthmus(7) tells how a program takes memory of the region)",
+            "none of the memory that the target has registered is in the region: it is the program's own, which other processes cannot reach (a target in a VM grants pages of it where isthmus run has --grant; fi_isthmus(7) tells how a program takes memory of the region)",
         )),
     }
 }
@@ -243,10 +243,16 @@ fn rma(from: (&Member, &Endpoint), to: Option<(&Member, &Endpoint)>) -> Choice {
     };
     let process = from.0.processes.iter().find(|p| p.area == from.1.area);
     let count = |counter| process.map_or(0, |p| p.counters.get(counter));
+    let pages = found.allowing(PAGES).0;
+    let how = match pages {
+        0 => "took that memory of the region",
+        _ if pages == found.ranges.len() => "has granted pages of that memory, its program's own",
+        _ => "took some of that memory of the region, and has granted pages of the rest, its program's own",
+    };
     choice(
         what,
         format!(
-            "the target took that memory of the region, so that others copy to and from it themselves; what it registered elsewhere goes by messages, and so do writes with data for its completions. The sender's process did {} of its {} operations directly so far, to whatever targets",
+            "the target {how}, so that others copy to and from it themselves; what else it registered goes by messages, and so do writes with data for its completions. The sender's process did {} of its {} operations directly so far, to whatever targets",
             count(Counter::Direct),
             count(Counter::Rma)
         ),

@@ -87,9 +87,11 @@ impl Common {
         drop(slow);
         let driver = driver_for(plan, &kernel).map_err(failed)?;
         if plan.spec.region.grant_bytes > 0 && driver.is_none() {
-            tell!(
-                "warning: --grant does nothing without the guest driver; --driver require says why there is none"
-            );
+            let fix = match plan.spec.vm.driver {
+                DriverChoice::Off => "leave --driver off out",
+                _ => "--driver require says why there is none",
+            };
+            tell!("warning: --grant does nothing without the guest driver; {fix}");
         }
         if plan.spec.verbose && plan.service.is_some() {
             match &driver {
