@@ -60,8 +60,8 @@ pub(crate) struct Args {
     #[arg(long = "mpi-arg", value_name = "ARG", allow_hyphen_values = true)]
     mpi_args: Vec<OsString>,
     /// Send what goes between ranks of one host or VM through the region, too: by default with --vms 0, where MPICH and Intel
-    /// MPI would send nothing through it otherwise; Open MPI does so with all messages anyway, and also with windows if this
-    /// is given. With `no`, or in VMs, MPICH's ranks of one host have shared windows
+    /// MPI would send nothing through it otherwise; Open MPI does so with all messages anyway, and with
+    /// windows of MPI_Win_create. With `no`, or in VMs, MPICH's ranks of one host have shared windows
     #[arg(long, value_name = "yes|no", num_args = 0..=1, require_equals = true, default_missing_value = "yes", hide_possible_values = true)]
     through_region: Option<YesNo>,
     /// What carries the messages: isthmus, or what the MPI has of its own
