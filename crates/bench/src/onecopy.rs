@@ -22,8 +22,8 @@ const MB: u64 = 1 << 20;
 const FITS: u32 = 16;
 const EXCEEDS: u32 = 40;
 
-/// The blocks.
-pub fn blocks(quick: bool) -> Vec<Block> {
+/// The blocks. One-sided operations are between VMs alone: ranks of one host need no provider for them.
+pub fn blocks(quick: bool, vms: u32) -> Vec<Block> {
     let mut all = vec![
         Block::Bare(MB, 1),
         Block::Pool(MB, 1),
@@ -43,9 +43,11 @@ pub fn blocks(quick: bool) -> Vec<Block> {
         ];
         all.extend(more);
     }
-    all.extend([Block::Latency(8), Block::Put(8), Block::Get(8)]);
-    if !quick {
-        all.extend([Block::Put(65536), Block::Get(65536)]);
+    if vms > 0 {
+        all.extend([Block::Latency(8), Block::Put(8), Block::Get(8)]);
+        if !quick {
+            all.extend([Block::Put(65536), Block::Get(65536)]);
+        }
     }
     // The last: what never comes back makes the transport give pages up for a while.
     all.push(Block::Once(MB));
@@ -221,9 +223,9 @@ mod tests {
         for (vms, flavour) in
             [(0, Flavour::OpenMpi), (0, Flavour::Mpich), (2, Flavour::OpenMpi), (2, Flavour::Mpich)]
         {
-            assert!(wanted(vms, flavour).iter().all(|(block, _)| blocks(false).contains(block)));
+            assert!(wanted(vms, flavour).iter().all(|(block, _)| blocks(false, vms).contains(block)));
         }
-        let beside = blocks(true).into_iter().filter_map(Block::beside).map(|(block, _)| block);
-        assert_eq!(beside.filter(|block| blocks(true).contains(block)).count(), 3);
+        let beside = blocks(true, 2).into_iter().filter_map(Block::beside).map(|(block, _)| block);
+        assert_eq!(beside.filter(|block| blocks(true, 2).contains(block)).count(), 3);
     }
 }
