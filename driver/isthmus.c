@@ -704,14 +704,15 @@ static void pool_show(struct pool *pool, void *memory)
 	spin_unlock_irq(&pool->lock);
 }
 
-/* Nobody keeps a page any more that this keeper had kept. Gives whether it had. */
-static bool pool_release(struct region *r, u32 number, struct client *keeper)
+/* Nobody keeps a page any more that this keeper had kept, of this owner or, with 0, of any. Gives whether it had. */
+static bool pool_release(struct region *r, u32 number, struct client *keeper, u32 owner)
 {
 	struct pool *pool = &r->pool;
 	bool was_kept;
 
 	spin_lock_irq(&pool->lock);
-	was_kept = number < pool->count && keeper && pool->pages[number].keeper == keeper;
+	was_kept = number < pool->count && keeper && pool->pages[number].keeper == keeper &&
+		   (!owner || ISTHMUS_OWNER(pool->pages[number].word) == owner);
 	if (was_kept) {
 		/* Which is open: pages of a closed one have none. */
 		if (keeper != NO_KEEPER)
@@ -732,11 +733,10 @@ static void pool_settle(struct region *r, u32 owner)
 	u32 number;
 
 	for (number = 0; READ_ONCE(pool->kept) && number < pool->count; number++) {
-		const struct pooled *p = &pool->pages[number];
-		struct client *keeper = READ_ONCE(p->keeper);
+		struct client *keeper = READ_ONCE(pool->pages[number].keeper);
 
-		if (keeper && (!owner || ISTHMUS_OWNER(READ_ONCE(p->word)) == owner))
-			pool_release(r, number, keeper);
+		if (keeper)
+			pool_release(r, number, keeper, owner);
 		if (!(number % 1024))
 			cond_resched();
 	}
@@ -1297,7 +1297,7 @@ static long client_release_pages(struct client *c, const void __user *from)
 		released = -EPERM;
 	down_read(&c->region->lock);
 	for (i = 0; i < pages.count && released >= 0; i++)
-		released += pool_release(c->region, named[i].page, c);
+		released += pool_release(c->region, named[i].page, c, 0);
 	up_read(&c->region->lock);
 	mutex_unlock(&c->lock);
 	kfree(named);

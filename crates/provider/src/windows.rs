@@ -8,6 +8,7 @@
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
+use isthmus_region::driver;
 use isthmus_region::grants::{self, Granted, KeptPages, PAGE, Pool};
 use isthmus_region::member::Member;
 use isthmus_region::registrations::{self, Range, Table};
@@ -47,6 +48,16 @@ impl Own {
     }
 }
 
+/// What came of a chunk's pages.
+enum Outcome {
+    /// All are granted.
+    All,
+    /// Some are not.
+    Some,
+    /// There is no room for more.
+    Full,
+}
+
 /// A registration that has been reached by messages.
 #[derive(Debug)]
 pub(crate) struct Window {
@@ -59,6 +70,8 @@ pub(crate) struct Window {
     /// How often a chunk was reached that has pages which are not granted.
     reached: HashMap<u64, u32>,
     pages: Vec<Option<Granted>>,
+    /// Chunks of which pages were granted, some of which may have become others since.
+    chunks: BTreeSet<u64>,
     kept: KeptPages,
 }
 
@@ -74,6 +87,7 @@ impl Window {
             is_withdrawn: false,
             reached: HashMap::new(),
             pages: vec![None; count],
+            chunks: BTreeSet::new(),
             kept: KeptPages::default(),
         })
     }
@@ -125,8 +139,14 @@ impl Window {
                 tried += 1;
             }
             *count = count.saturating_add(1);
-            if *count >= 2 && count.is_power_of_two() && self.grant(member, pages) {
-                self.reached.remove(&chunk);
+            if *count < 2 || !count.is_power_of_two() {
+                continue;
+            }
+            match self.grant(member, pages) {
+                Outcome::All => _ = self.reached.remove(&chunk),
+                Outcome::Some => {}
+                // For others there is none either.
+                Outcome::Full => break,
             }
         }
         if tried > 0
@@ -154,15 +174,16 @@ impl Window {
         self.list
     }
 
-    /// Grants pages of a chunk. Gives whether all of them are.
-    fn grant(&mut self, member: &Member, pages: std::ops::Range<u64>) -> bool {
-        let Some(list) = self.list(member) else { return false };
+    /// Grants pages of a chunk.
+    fn grant(&mut self, member: &Member, pages: std::ops::Range<u64>) -> Outcome {
+        let Some(list) = self.list(member) else { return Outcome::Full };
         let count = usize::try_from((pages.end - pages.start) / PAGE).unwrap_or(PAGES).min(PAGES);
         let mut granted = [None; PAGES];
         let granted = &mut granted[..count];
-        if member.keep_pages(pages.start, granted, &mut self.kept).is_err() {
-            return false;
-        }
+        self.chunks.insert(pages.start / CHUNK * CHUNK);
+        let Ok(outcome) = member.keep_pages(pages.start, granted, &mut self.kept) else {
+            return Outcome::Some;
+        };
         for (number, page) in (self.number_of(pages.start)..).zip(&*granted) {
             if let Some(known) = self.pages.get_mut(number)
                 && known != page
@@ -172,7 +193,11 @@ impl Window {
                 *known = *page;
             }
         }
-        granted.iter().all(Option::is_some)
+        match (outcome.is_full, granted.iter().all(Option::is_some)) {
+            (true, _) => Outcome::Full,
+            (false, true) => Outcome::All,
+            (false, false) => Outcome::Some,
+        }
     }
 
     /// Takes it out of the table: operations that initiators have begun may still be under way.
@@ -188,16 +213,16 @@ impl Window {
 
     /// Gives all back, but for what other registrations of the process have, too; no operation is under way.
     pub(crate) fn end(self, member: &Member) {
-        let addresses = (self.of.start / PAGE..).map(|page| page * PAGE);
-        let chunks: BTreeSet<u64> = addresses
-            .zip(&self.pages)
-            .filter(|(_, page)| page.is_some())
-            .map(|(address, _)| address / CHUNK * CHUNK)
-            .collect();
         member.release_kept(self.kept);
-        for chunk in chunks {
+        let mut chunks = self.chunks.into_iter().peekable();
+        while let Some(first) = chunks.next() {
+            let mut pages = PAGES;
+            // As many at once as a call takes.
+            while pages < driver::MOST_PAGES && chunks.next_if_eq(&(first + pages as u64 * PAGE)).is_some() {
+                pages += PAGES;
+            }
             // What cannot be moved back just now is granted until the program frees it.
-            let _ = member.revoke_pages(chunk, u32::try_from(PAGES).unwrap_or(0));
+            let _ = member.revoke_pages(first, u32::try_from(pages).unwrap_or(0));
         }
         if let Some(list) = self.list {
             member.give(list, self.pages.len() as u64 * 8);
@@ -214,7 +239,7 @@ mod tests {
     use isthmus_region::address::Naming;
     use isthmus_region::directory::Writer;
     use isthmus_region::extent::Extent;
-    use isthmus_region::grants::{Outcome, table_bytes};
+    use isthmus_region::grants::{Outcome as Granting, table_bytes};
     use isthmus_region::mapping::Mapping;
     use isthmus_region::member::LocalService;
     use isthmus_region::membership::{self, NewPeer, Shape};
@@ -236,6 +261,8 @@ mod tests {
         revoked: Vec<u64>,
         /// Pages that cannot be granted.
         refused: Vec<u64>,
+        /// How many more there is room for.
+        room: usize,
     }
 
     struct Service {
@@ -259,23 +286,26 @@ mod tests {
         fn close_endpoint(&self, slot: u32) -> isthmus_region::Result<()> {
             self.writer.lock().unwrap().close_endpoint(self.area, slot)
         }
-        fn grant(&self, _: u64, _: &mut [Option<Granted>]) -> isthmus_region::Result<Outcome> {
-            Ok(Outcome::default())
+        fn grant(&self, _: u64, _: &mut [Option<Granted>]) -> isthmus_region::Result<Granting> {
+            Ok(Granting::default())
         }
-        fn keep(&self, address: u64, into: &mut [Option<Granted>]) -> isthmus_region::Result<Outcome> {
+        fn keep(&self, address: u64, into: &mut [Option<Granted>]) -> isthmus_region::Result<Granting> {
             let mut driver = self.driver.lock().unwrap();
             let first = (address - MEMORY) / PAGE;
             driver.kept.push(first);
+            let mut is_full = false;
             for (page, into) in (first..).zip(&mut *into) {
                 *into = None;
-                if !driver.refused.contains(&page) {
+                is_full |= driver.room == 0;
+                if !driver.refused.contains(&page) && driver.room > 0 {
+                    driver.room -= 1;
                     driver.generation += 1;
                     let word = (driver.generation << 24) | grants::owner(self.area);
                     self.section.word("table", word_of(page)).unwrap().set(word);
                     *into = Granted::new(u32::try_from(page).unwrap(), word);
                 }
             }
-            Ok(Outcome { count: into.len(), is_full: false })
+            Ok(Granting { count: into.len(), is_full })
         }
         fn release_kept(&self, pages: &[Granted]) {
             let pages = pages.iter().map(|page| page.word() & 0xff_ffff);
@@ -313,7 +343,7 @@ mod tests {
         let writer = Arc::new(Mutex::new(writer));
         let grant = writer.lock().unwrap().open_area(64 << 10, 1, "test").unwrap();
         let section = host.region().own_section(&host.region().peer(0).unwrap().unwrap()).unwrap();
-        let driver = Arc::default();
+        let driver = Arc::new(Mutex::new(Driver { room: usize::MAX, ..Driver::default() }));
         let service = Service { writer, area: grant.area, section, driver: Arc::clone(&driver) };
         let member = Member::new(&map, 0, grant, Box::new(service)).unwrap();
         let own = Own::of(&member).unwrap();
@@ -401,7 +431,19 @@ mod tests {
         two.end(&world.member);
         let driver = world.driver.lock().unwrap();
         assert_eq!(driver.released, (0..48).collect::<Vec<_>>());
-        assert_eq!(driver.revoked, [0, 16, 16, 32]);
+        assert_eq!(driver.revoked, [0, 16], "two chunks by each call");
+    }
+
+    #[test]
+    fn a_message_looks_no_further_once_there_is_no_room() {
+        let mut world = world();
+        let mut window = window(1, 0, 8 * CHUNK);
+        world.driver.lock().unwrap().room = 40;
+        (0..2).for_each(|_| world.reach(&mut window, 0, 8 * CHUNK));
+        assert_eq!(world.kept(), [0, 16, 32]);
+        world.driver.lock().unwrap().room = usize::MAX;
+        (0..2).for_each(|_| world.reach(&mut window, 0, 8 * CHUNK));
+        assert_eq!(world.kept(), [48, 64, 80, 96, 112, 32], "the one that had some is tried at its fourth");
     }
 
     #[test]

@@ -463,15 +463,17 @@ impl Ringer {
         if !self.is_usable() {
             return Err(Errno::BADF);
         }
+        let mut all = Ok(());
         for pages in pages.chunks(MOST_PAGES) {
             let mut named = [calls::Page::default(); MOST_PAGES];
             let named = named.get_mut(..pages.len()).ok_or(Errno::INVAL)?;
             for (named, page) in named.iter_mut().zip(pages) {
                 named.page = page.page();
             }
-            calls::release(&self.file, named)?;
+            // One that fails keeps no other from being let go.
+            all = all.and(calls::release(&self.file, named).map(drop));
         }
-        Ok(())
+        all
     }
 
     /// In a forked child, closes what it has of its parent's.

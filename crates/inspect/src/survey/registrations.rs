@@ -1,7 +1,7 @@
 //! Memory that initiators reach without messages: tables of registrations, and holds on memory that is being changed (P7).
 //!
-//! A registration names memory that its process took from the region for the program. Several may name the same bytes, if
-//! they are of one process; none may name memory of a service, of the transport, or of another process.
+//! A registration names memory that its process took from the region for the program, or, of what lies in granted pages, for the list of
+//! these. Several may name the same bytes, if they are of one process; none may name memory of a service, of the transport, or of another process.
 
 use std::collections::HashSet;
 
@@ -178,6 +178,17 @@ impl Walk<'_> {
             || format!("at most {}, of granted pages", number(most)),
         );
         if !has_skip || !has_length {
+            return Ok(Some(range));
+        }
+        let (offset, align) = (range.offset, if is_paged { 8 } else { 1 });
+        if !self.require(
+            offset.is_multiple_of(align),
+            place,
+            "registration.OFFSET",
+            at + registration::OFFSET,
+            offset,
+            || format!("a multiple of {align}"),
+        ) {
             return Ok(Some(range));
         }
         // What lies in the section: the memory, or its list of pages.
