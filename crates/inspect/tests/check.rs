@@ -21,7 +21,7 @@ use isthmus_region::mapping::{Mapping, Section};
 use isthmus_region::membership::Region;
 use isthmus_region::objects::{Kind, NewObject, Object};
 use isthmus_region::reader::Reader;
-use isthmus_region::registrations::{READ, Range, Table};
+use isthmus_region::registrations::{MOST_PAGED, PAGES, READ, Range, Table};
 use isthmus_transport::types::Rma;
 use isthmus_transport::{Endpoint, Posted, Ticket};
 
@@ -279,6 +279,37 @@ fn each_field_that_is_wrong_is_named() {
         assert!(text.contains(" at offset 0x") && text.contains("it must be "), "{text}");
     }
     assert!(check(&reader).unwrap().faults.is_empty(), "all is as before");
+}
+
+#[test]
+fn a_registration_in_granted_pages_has_a_list_in_its_process_s_memory() {
+    let job = job(1);
+    let member = isthmus_attach::connect_at(job.service.attach_socket()).unwrap();
+    let mut table = Table::create(&member).unwrap();
+    let list = member.take(64).unwrap();
+    let range = Range { key: 5, offset: list, len: 7 * 4096, access: READ | PAGES, base: 0, skip: 100 };
+    let number = table.publish(&range).unwrap();
+    let memory = Box::new(common::Published(table.offset()));
+    let _end = Endpoint::open(&member, isthmus_transport::Config::default(), memory).unwrap();
+    let faults = || check(&job.reader()).unwrap().faults;
+    assert!(faults().is_empty(), "{:?}", faults());
+    table.withdraw(number).unwrap();
+    let end = member.section().len();
+    for (wrong, field) in [
+        (Range { access: PAGES, ..range }, "registration.ACCESS"),
+        (Range { access: READ | 16, ..range }, "registration.ACCESS"),
+        (Range { skip: 4096, ..range }, "registration.SKIP"),
+        (Range { access: READ, ..range }, "registration.SKIP"),
+        (Range { offset: list + 4, ..range }, "registration.OFFSET"),
+        (Range { offset: end - 8, ..range }, "registration.LENGTH"),
+        (Range { len: MOST_PAGED + 1, ..range }, "registration.LENGTH"),
+    ] {
+        let number = table.publish(&wrong).unwrap();
+        let found = faults();
+        table.withdraw(number).unwrap();
+        assert!(found.list.iter().any(|fault| fault.field == field), "{wrong:?}: {found:?}");
+    }
+    assert!(faults().is_empty());
 }
 
 #[test]

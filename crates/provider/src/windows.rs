@@ -49,11 +49,11 @@ impl Own {
 }
 
 /// What came of a chunk's pages.
-enum Outcome {
+enum Granting {
     /// All are granted.
     All,
     /// Some are not.
-    Some,
+    Part,
     /// There is no room for more.
     Full,
 }
@@ -143,10 +143,10 @@ impl Window {
                 continue;
             }
             match self.grant(member, pages) {
-                Outcome::All => _ = self.reached.remove(&chunk),
-                Outcome::Some => {}
+                Granting::All => _ = self.reached.remove(&chunk),
+                Granting::Part => {}
                 // For others there is none either.
-                Outcome::Full => break,
+                Granting::Full => break,
             }
         }
         if tried > 0
@@ -175,14 +175,14 @@ impl Window {
     }
 
     /// Grants pages of a chunk.
-    fn grant(&mut self, member: &Member, pages: std::ops::Range<u64>) -> Outcome {
-        let Some(list) = self.list(member) else { return Outcome::Full };
+    fn grant(&mut self, member: &Member, pages: std::ops::Range<u64>) -> Granting {
+        let Some(list) = self.list(member) else { return Granting::Full };
         let count = usize::try_from((pages.end - pages.start) / PAGE).unwrap_or(PAGES).min(PAGES);
         let mut granted = [None; PAGES];
         let granted = &mut granted[..count];
         self.chunks.insert(pages.start / CHUNK * CHUNK);
         let Ok(outcome) = member.keep_pages(pages.start, granted, &mut self.kept) else {
-            return Outcome::Some;
+            return Granting::Part;
         };
         for (number, page) in (self.number_of(pages.start)..).zip(&*granted) {
             if let Some(known) = self.pages.get_mut(number)
@@ -194,9 +194,9 @@ impl Window {
             }
         }
         match (outcome.is_full, granted.iter().all(Option::is_some)) {
-            (true, _) => Outcome::Full,
-            (false, true) => Outcome::All,
-            (false, false) => Outcome::Some,
+            (true, _) => Granting::Full,
+            (false, true) => Granting::All,
+            (false, false) => Granting::Part,
         }
     }
 
@@ -239,7 +239,7 @@ mod tests {
     use isthmus_region::address::Naming;
     use isthmus_region::directory::Writer;
     use isthmus_region::extent::Extent;
-    use isthmus_region::grants::{Outcome as Granting, table_bytes};
+    use isthmus_region::grants::{Outcome, table_bytes};
     use isthmus_region::mapping::Mapping;
     use isthmus_region::member::LocalService;
     use isthmus_region::membership::{self, NewPeer, Shape};
@@ -286,10 +286,10 @@ mod tests {
         fn close_endpoint(&self, slot: u32) -> isthmus_region::Result<()> {
             self.writer.lock().unwrap().close_endpoint(self.area, slot)
         }
-        fn grant(&self, _: u64, _: &mut [Option<Granted>]) -> isthmus_region::Result<Granting> {
-            Ok(Granting::default())
+        fn grant(&self, _: u64, _: &mut [Option<Granted>]) -> isthmus_region::Result<Outcome> {
+            Ok(Outcome::default())
         }
-        fn keep(&self, address: u64, into: &mut [Option<Granted>]) -> isthmus_region::Result<Granting> {
+        fn keep(&self, address: u64, into: &mut [Option<Granted>]) -> isthmus_region::Result<Outcome> {
             let mut driver = self.driver.lock().unwrap();
             let first = (address - MEMORY) / PAGE;
             driver.kept.push(first);
@@ -305,7 +305,7 @@ mod tests {
                     *into = Granted::new(u32::try_from(page).unwrap(), word);
                 }
             }
-            Ok(Granting { count: into.len(), is_full })
+            Ok(Outcome { count: into.len(), is_full })
         }
         fn release_kept(&self, pages: &[Granted]) {
             let pages = pages.iter().map(|page| page.word() & 0xff_ffff);

@@ -87,8 +87,8 @@ pub fn are_on(region: &Region, peer: u32, area: Option<u32>) -> bool {
     any(region, peer, area, |_| true)
 }
 
-/// The endpoints that have held an area all the time, as far as was looked: what else is held was taken later, by who has seen what was
-/// published before.
+/// The endpoints that held an area at some moment, and at each look since. Any other hold was taken later, by an endpoint that has seen
+/// what was published before.
 #[derive(Debug)]
 pub struct Former(HashSet<(u32, u32)>);
 
@@ -102,6 +102,9 @@ impl Former {
 
     /// Looks again. Gives whether none of them is left.
     pub fn are_gone(&mut self, region: &Region, peer: u32, area: u32) -> bool {
+        if self.0.is_empty() {
+            return true;
+        }
         let mut left = HashSet::new();
         any(region, peer, Some(area), |endpoint| self.0.contains(&endpoint) && !left.insert(endpoint));
         self.0 = left;
