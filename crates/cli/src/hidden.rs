@@ -7,7 +7,7 @@ use isthmus_doctor::mpis;
 use isthmus_guest::boot;
 use isthmus_guest::exec::exec_as;
 use isthmus_region::create;
-use isthmus_run::{guardian, job, launch, leash, machines, rsh, service};
+use isthmus_run::{guardian, hydra, job, launch, leash, machines, rsh, service};
 
 fn platform() -> job::Platform {
     job::Platform { machines: Box::new(machines::Qemu), service: Box::new(service::Embedded) }
@@ -22,6 +22,9 @@ pub(crate) fn dispatch() -> Option<i32> {
     let name = args.first().map(Path::new).and_then(Path::file_name);
     if name == Some(OsStr::new(rsh::REMOTE_SHELL_NAME)) {
         return Some(rsh::main(&args));
+    }
+    if args.first().is_some_and(|called| hydra::is_proxy(called)) {
+        return Some(hydra::proxy_main(&args));
     }
     match args.get(1)?.to_str()? {
         guardian::GUARDIAN_COMMAND => Some(guardian::main()),

@@ -17,7 +17,7 @@ use isthmus_guest::relay;
 use isthmus_run::machines::{Machine, Network, Plan, StartMachines, Started};
 use isthmus_run::service::{Config, Note, Service, StartService};
 use isthmus_run::visit::{self, Visit};
-use isthmus_run::{Error, Net, RunSpec, front, guardian, job, launch, leash, pass, rsh, session};
+use isthmus_run::{Error, Net, RunSpec, front, guardian, hydra, job, launch, leash, pass, rsh, session};
 use rustix::process::Pid;
 
 struct NoService;
@@ -142,6 +142,7 @@ fn main() {
     let platform = || job::Platform { machines: Box::new(StandIns), service: Box::new(NoService) };
     let status = match args[1].to_str().unwrap_or_default() {
         _ if Path::new(&args[0]).ends_with(rsh::REMOTE_SHELL_NAME) => rsh::main(&args),
+        _ if hydra::is_proxy(&args[0]) => hydra::proxy_main(&args),
         guardian::GUARDIAN_COMMAND => guardian::main(),
         guardian::JOB_COMMAND => job::main(&platform()),
         leash::LEASH_COMMAND => leash::main(&args[2..]),

@@ -21,6 +21,7 @@
 //! | [`mpi`] | finding an MPI, its environment, its launcher line |
 //! | [`launch`] | our own launcher, for programs without an MPI |
 //! | [`libraries`] | the libraries that programs load |
+//! | [`hydra`] | what keeps MPICH's launcher from dying of SIGPIPE |
 //! | [`rsh`] | the remote shell: what an MPI's launcher starts in place of ssh |
 //! | [`runs`], [`visit`] | the runs of a user; commands in their VMs beside the job |
 //! | `terminal` | reading the caller's terminal, if in its foreground |
@@ -39,6 +40,7 @@
 pub mod error;
 pub mod front;
 pub mod guardian;
+pub mod hydra;
 pub mod job;
 pub mod launch;
 pub mod leash;

@@ -17,6 +17,7 @@ use isthmus_guest::exec::exec_as;
 use isthmus_guest::wire::{Frame, Kind, WireError};
 
 use crate::error::tell;
+use crate::hydra;
 use crate::mpi::{self, STRIP_VARIABLE};
 use crate::rundir;
 use crate::session::{self, End, Manner};
@@ -189,6 +190,7 @@ fn carry_out(args: &[OsString]) -> Result<i32, String> {
         return Err(format!("cannot run /bin/sh: {error}"));
     }
     let dir = run_directory(called)?;
+    let command = hydra::with_real_proxy(&command, &dir);
     let named = named_ports(&command);
     let (run, announced) = reach(&dir, &host, &named)?;
     let command = format!("{}{}", leave_hints(&dir), rewrite(&command, &named, &announced)?);

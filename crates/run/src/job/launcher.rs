@@ -23,7 +23,7 @@ use crate::launch::HERE;
 use crate::libraries::PRELOAD_VARIABLE;
 use crate::mpi::{self, Flavour, Host, Mpi};
 use crate::spec::{ExitCode, RunSpec};
-use crate::{launch, leash, named, rsh, rundir};
+use crate::{hydra, launch, leash, named, rsh, rundir};
 
 /// How long a launcher may take to end after it was asked to.
 const LAUNCHER_GRACE: Duration = Duration::from_secs(3);
@@ -201,8 +201,13 @@ impl Run<'_> {
         // The leash, which becomes the launcher, is this program.
         let program = mpi.map_or(Path::new("/proc/self/exe"), |mpi| &mpi.launcher);
         let prefix = parts.network.as_ref().map(|network| network.prefix.as_slice()).unwrap_or_default();
-        let mut command = leash::command_in(prefix, program)
+        let words = match mpi {
+            Some(mpi) if mpi.flavour == Flavour::Mpich => hydra::words(dir, program)?,
+            _ => vec![program.into()],
+        };
+        let mut command = leash::command_in(prefix, Path::new(&words[0]))
             .map_err(|e| Error::io("cannot tell where this program is", e))?;
+        command.args(&words[1..]);
         let arguments = match mpi {
             Some(mpi) => self.set_up(&mut command, mpi, parts, &hosts)?,
             None => launch::arguments(&hosts, spec.map, spec.ranks.unwrap_or(1), &spec.command),
