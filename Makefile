@@ -10,6 +10,9 @@ PROVIDER := $(TARGET)/lib/isthmus/libisthmus-fi.so
 # Its library for System V IPC, beside it.
 SYSV := $(TARGET)/lib/isthmus/libisthmus-sysv.so
 
+# And the one for large allocations.
+ALLOC := $(TARGET)/lib/isthmus/libisthmus-alloc.so
+
 export PATH := $(shell scripts/find-cargo):$(PATH)
 
 .PHONY: all check fmt clippy unit doc scripts commits programs test loom aarch64 replay fuzz vm-test bench install uninstall deb clean
@@ -19,6 +22,7 @@ all:
 	cargo build --release --workspace
 	install -D -m 755 $(RELEASE)/libisthmus_fi.so $(PROVIDER)
 	install -D -m 644 $(RELEASE)/libisthmus_preload.so $(SYSV)
+	install -D -m 644 $(RELEASE)/libisthmus_alloc.so $(ALLOC)
 	install -D -m 644 $(RELEASE)/libisthmus_c.so $(TARGET)/lib/libisthmus.so.0
 	ln -sfn libisthmus.so.0 $(TARGET)/lib/libisthmus.so
 
@@ -93,6 +97,7 @@ install:
 	install -D -m 755 $(RELEASE)/isthmus $(BIN)/isthmus
 	install -D -m 755 $(RELEASE)/libisthmus_fi.so $(LIB)/isthmus/libisthmus-fi.so
 	install -D -m 644 $(RELEASE)/libisthmus_preload.so $(LIB)/isthmus/libisthmus-sysv.so
+	install -D -m 644 $(RELEASE)/libisthmus_alloc.so $(LIB)/isthmus/libisthmus-alloc.so
 	install -D -m 644 $(RELEASE)/libisthmus_c.so $(LIB)/libisthmus.so.0
 	ln -sfn libisthmus.so.0 $(LIB)/libisthmus.so
 	install -D -m 644 include/isthmus.h $(DESTDIR)$(PREFIX)/include/isthmus.h
@@ -110,7 +115,7 @@ install:
 
 uninstall:
 	rm -f $(LIB)/libisthmus.so.0 $(LIB)/libisthmus.so $(DESTDIR)$(PREFIX)/include/isthmus.h $(LIB)/pkgconfig/isthmus.pc
-	rm -f $(BIN)/isthmus $(DESTDIR)$(PREFIX)/include/isthmus_fi.h $(LIB)/isthmus/libisthmus-fi.so $(LIB)/isthmus/libisthmus-sysv.so \
+	rm -f $(BIN)/isthmus $(DESTDIR)$(PREFIX)/include/isthmus_fi.h $(LIB)/isthmus/libisthmus-fi.so $(LIB)/isthmus/libisthmus-sysv.so $(LIB)/isthmus/libisthmus-alloc.so \
 	    $(LIB)/systemd/system/isthmus-host.service \
 	    $(LIB)/systemd/system/isthmus-guest.service $(LIB)/systemd/user/isthmus-host.service \
 	    $(LIB)/udev/rules.d/60-isthmus.rules $(LIB)/sysusers.d/isthmus.conf

@@ -5,6 +5,7 @@ use std::os::unix::ffi::OsStrExt;
 use isthmus_run::{libraries, mpi};
 
 use crate::run::YesNo;
+use crate::size;
 
 /// Print the environment that makes programs of your own use isthmus
 ///
@@ -32,6 +33,10 @@ pub(crate) struct Args {
     /// Have programs' System V IPC go through the region: preloads libisthmus-sysv.so into all that the shell starts
     #[arg(long)]
     sysv: bool,
+    /// Put large allocations of ranks into the region, up to SIZE of each (without SIZE 64M): preloads libisthmus-alloc.so into all
+    /// that the shell starts. Needs a region with room for them (isthmus host --region-size), and in a VM the guest driver
+    #[arg(long, value_name = "SIZE", default_value = "0", num_args = 0..=1, default_missing_value = "64M", value_parser = size::parse_or_none)]
+    alloc: u64,
 }
 
 impl Args {
@@ -47,9 +52,16 @@ impl Args {
 
     fn print(&self) -> isthmus_run::Result<()> {
         let export = |name: &str, value: &[u8]| isthmus_region::say!("export {name}={}", quoted(value));
+        let mut wanted = Vec::new();
+        if self.alloc > 0 {
+            wanted.push(libraries::alloc()?);
+            export(libraries::ALLOC_VARIABLE, self.alloc.to_string().as_bytes());
+        }
         if self.sysv {
-            let others = std::env::var_os(libraries::PRELOAD_VARIABLE);
-            let value = libraries::preload(&libraries::sysv()?, others.as_deref())?;
+            wanted.push(libraries::sysv()?);
+        }
+        let others = std::env::var_os(libraries::PRELOAD_VARIABLE);
+        if let Some(value) = libraries::preload_all(&wanted, others)? {
             export(libraries::PRELOAD_VARIABLE, value.as_bytes());
         }
         if !self.sysv || self.mpi.is_some() {

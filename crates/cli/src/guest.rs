@@ -118,12 +118,13 @@ impl InstallArgs {
         let provider = provider.map(|dir| dir.join("libisthmus-fi.so")).filter(|file| file.is_file());
         // By the name that it has when installed.
         let sysv = libraries::sysv().ok().filter(|file| file.ends_with("libisthmus-sysv.so"));
+        let alloc = libraries::alloc().ok().filter(|file| file.ends_with("libisthmus-alloc.so"));
         let has_provider = provider.is_some();
         let plan = Plan {
             root: self.root.clone(),
             prefix: self.prefix.clone(),
             program,
-            libraries: provider.into_iter().chain(sysv).collect(),
+            libraries: provider.into_iter().chain(sysv).chain(alloc).collect(),
             dry_run: self.dry_run,
         };
         if !has_provider {

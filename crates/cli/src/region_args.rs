@@ -38,6 +38,7 @@ impl From<RegionArgs> for RegionOptions {
             shared_bytes: args.shared,
             shared_quota_vm: args.shared_quota_vm,
             grant_bytes: args.grant,
+            alloc_bytes: 0,
             separate_sections: args.separate_sections,
         }
     }

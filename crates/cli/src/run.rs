@@ -4,6 +4,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::ValueEnum;
+use isthmus_host::RegionOptions;
 use isthmus_run::{Accelerator, DriverChoice, Launcher, Map, Net, RunSpec, VmOptions, front};
 
 use crate::region_args::RegionArgs;
@@ -53,6 +54,11 @@ pub(crate) struct Args {
     /// VMs: preloads libisthmus-sysv.so. Implies --shared 256M. Where no MPI is on the PATH, also --launcher none
     #[arg(long)]
     sysv: bool,
+    /// Put large allocations of the processes (malloc(3), from 64 KiB on) into the region, up to SIZE of each: windows of RMA there are
+    /// read and written without messages, also natively, and the region has room for them. Without SIZE 64M. Preloads
+    /// libisthmus-alloc.so (fi_isthmus(7)). In VMs it needs the guest driver
+    #[arg(long, value_name = "SIZE", default_value = "0", num_args = 0..=1, default_missing_value = "64M", value_parser = size::parse_or_none)]
+    alloc: u64,
     /// openmpi, openmpi4, openmpi5, mpich, intel, or the directory of an MPI; by default the mpirun on the PATH
     #[arg(long, value_name = "NAME|DIR")]
     mpi: Option<String>,
@@ -201,7 +207,7 @@ impl Args {
             native_transport: self.transport == TransportArg::Native,
             stats: self.stats,
             env: self.env,
-            region: self.region.into(),
+            region: RegionOptions { alloc_bytes: self.alloc, ..self.region.into() },
             vm: VmOptions {
                 cpus: self.cpus,
                 memory_bytes: self.memory,

@@ -19,6 +19,8 @@ pub struct RegionOptions {
     pub shared_quota_vm: Option<u64>,
     /// Bytes of memory that each process in a VM may grant; none by default.
     pub grant_bytes: u64,
+    /// Bytes of each process's own large allocations that have room in it; none by default.
+    pub alloc_bytes: u64,
     /// Whether each process that is expected becomes a peer, whose section the others cannot write. Not with VMs.
     pub separate_sections: bool,
 }
@@ -27,7 +29,7 @@ impl RegionOptions {
     /// Bytes of a region for so many processes. What named objects are to have beyond the usual eighth comes on top of what the
     /// processes need.
     pub fn bytes_for(&self, ranks: u32) -> u64 {
-        let granted = self.grant_bytes.saturating_mul(ranks.into());
+        let granted = self.grant_bytes.saturating_add(self.alloc_bytes).saturating_mul(ranks.into());
         let with_granted =
             |bytes: u64| bytes.saturating_add(granted).checked_next_power_of_two().unwrap_or(1 << 63);
         let usual = || match granted {
@@ -69,6 +71,13 @@ mod tests {
         );
         assert_eq!(of(mib(256), mib(1024), 2), 1024);
         assert_eq!(of(Some(u64::MAX), None, 2), (1 << 63) >> 20);
+        let holds = |grant_bytes, alloc_bytes| {
+            RegionOptions { grant_bytes, alloc_bytes, ..RegionOptions::default() }.bytes_for(2) >> 20
+        };
+        assert_eq!(
+            (holds(0, 0), holds(48 << 20, 0), holds(0, 256 << 20), holds(0, 1 << 40)),
+            (128, 256, 1024, 4 << 20)
+        );
         let told = RegionOptions { bytes: mib(64), shared_bytes: mib(256), ..RegionOptions::default() };
         assert_eq!(told.bytes_for(2), 64 << 20);
     }

@@ -210,7 +210,7 @@ fn reach<'a>(from: &Member, to: Option<(&'a Member, &Endpoint)>) -> Result<&'a R
         Some(found) if !found.ranges.is_empty() => Ok(found),
         _ => Err(choice(
             "by messages, which the target's progress serves",
-            "none of the memory that the target has registered is in the region: it is the program's own, which other processes cannot reach (a target in a VM grants pages of it where isthmus run has --grant; fi_isthmus(7) tells how a program takes memory of the region)",
+            "none of the memory that the target has registered is in the region: it is the program's own, which other processes cannot reach (isthmus run --alloc has large allocations of its program there, and with --grant a target in a VM grants pages of it; fi_isthmus(7) tells how a program takes memory of the region itself)",
         )),
     }
 }

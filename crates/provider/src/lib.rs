@@ -10,7 +10,7 @@
 //!
 //! One module for each of libfabric's objects and operations, named like its manual page: `fabric`, `domain`, `av`,
 //! `cq`, `cntr`, `eq`, `mr`, `ep` (with `post`, `progress`, `completion`, `close`), `msg`, `tagged`, `rma`, `atomic`.
-//! `memory` is memory of the region that a program uses itself, `arithmetic` what atomics do at the target, and `probe`
+//! `memory` is memory of the region that a program uses itself, `heap` what malloc(3) takes of it (`libisthmus-alloc.so`), `arithmetic` what atomics do at the target, and `probe`
 //! has functions for benchmarks.
 //!
 //! The data path is `msg` or `tagged`, `ep::post`, [`isthmus_transport::Endpoint`], and back through `ep::completion` and
@@ -33,6 +33,7 @@ mod ep;
 mod eq;
 mod errno;
 mod fabric;
+mod heap;
 mod info;
 mod lock;
 mod memory;

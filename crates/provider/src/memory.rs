@@ -18,7 +18,7 @@ use isthmus_region::registrations::{self, Range, Table};
 
 use crate::domain::Domain;
 use crate::windows::{Own, Registered, Window};
-use crate::{arithmetic, errno, object};
+use crate::{arithmetic, errno, heap, object};
 
 /// The name for `fi_open_ops`.
 const NAME: &[u8] = b"isthmus_memory";
@@ -73,8 +73,9 @@ struct Block {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Entry {
     number: u32,
-    /// Address of the allocation that it lies in.
-    block: u64,
+    /// Address of the allocation that it lies in; none if malloc(3) made that ([`heap`]), which has these bytes.
+    block: Option<u64>,
+    bytes: (u64, u64),
     /// No longer in the table; operations that initiators have begun may still be under way.
     withdrawn: bool,
 }
@@ -142,21 +143,32 @@ impl Store {
             let fits = start >= *at && start - *at <= block.bytes && len <= block.bytes - (start - *at);
             fits.then(|| (*at, block.offset + (start - *at)))
         };
-        let Some((block, offset)) = state.live.iter_mut().find_map(inside) else { return Ok(None) };
+        let own = state.live.iter_mut().find_map(inside).map(|(block, offset)| (Some(block), offset));
+        let found = own.or_else(|| heap::find(member, start, len).map(|offset| (None, offset)));
+        let Some((block, offset)) = found else { return Ok(None) };
         let allowed = allowed(access);
         if allowed == 0 {
             return Ok(None);
         }
         if state.table.is_none() {
-            state.table = Some(Table::create(member).map_err(|e| errno::of_region(&e))?);
+            state.table = match Table::create(member) {
+                Ok(table) => Some(table),
+                Err(_) if block.is_none() => return Ok(None),
+                Err(e) => return Err(errno::of_region(&e)),
+            };
         }
         let table = state.table.as_mut().ok_or(FI_ENOMEM)?;
         let range = Range { key, offset, len, access: allowed, base, skip: 0 };
-        let number = table.publish(&range).map_err(|e| errno::of_region(&e))?;
-        if let Some(block) = state.live.get_mut(&block) {
+        let number = match table.publish(&range) {
+            Ok(number) => number,
+            // Messages reach it as well.
+            Err(_) if block.is_none() => return Ok(None),
+            Err(e) => return Err(errno::of_region(&e)),
+        };
+        if let Some(block) = block.and_then(|block| state.live.get_mut(&block)) {
             block.registered += 1;
         }
-        Ok(Some(Entry { number, block, withdrawn: false }))
+        Ok(Some(Entry { number, block, bytes: (start, len), withdrawn: false }))
     }
 
     /// An initiator on another system has reached these bytes of a registration of the program's own memory by a message.
@@ -206,9 +218,17 @@ impl Store {
                 table.withdraw(entry.number).map_err(|e| errno::of_region(&e))?;
             }
             entry.withdrawn = true;
+            if entry.block.is_none() {
+                heap::disturb(entry.bytes.0, entry.bytes.1);
+            }
         }
         wait_for_holds(member)?;
-        if let Some(block) = self.state().live.get_mut(&entry.block) {
+        if entry.block.is_none() {
+            heap::settle(entry.bytes.0, entry.bytes.1);
+        }
+        if let Some(at) = entry.block
+            && let Some(block) = self.state().live.get_mut(&at)
+        {
             block.registered -= 1;
         }
         Ok(())

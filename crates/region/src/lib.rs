@@ -77,5 +77,5 @@ pub use isthmus_lockfree::gate as gate_bits;
 pub use isthmus_lockfree::local as shared_by_threads;
 pub use isthmus_lockfree::{LINE_BYTES, life, sync};
 pub use mapping::{
-    Bytes, Listed, Mapping, PeerSection, ProgramMemory, ReadOnly, ReadWrite, Section, SlotRing,
+    Bytes, CopyForChild, Listed, Mapping, PeerSection, ProgramMemory, ReadOnly, ReadWrite, Section, SlotRing,
 };

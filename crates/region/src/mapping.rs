@@ -9,6 +9,7 @@
 //!    others write is a [`PeerSection`], which has no function that stores, so that a store that would fault where the memory is
 //!    mapped for reading does not compile.
 
+mod inherit;
 mod retire;
 mod views;
 mod windows;
@@ -30,6 +31,7 @@ use crate::local::LocalBuf;
 use crate::place::Place;
 use crate::source::Source;
 
+pub use self::inherit::CopyForChild;
 pub use self::retire::{Listed, ProgramMemory};
 pub use self::views::{Bytes, LineRef, SlotRing};
 use self::windows::Windows;
@@ -46,6 +48,9 @@ pub struct Mapping {
     /// For device memory: what of it is mapped by now.
     windows: Option<Box<Windows>>,
 }
+
+/// A page, as advice on memory counts.
+const PAGE: u64 = 4096;
 
 /// What a view may be used for: [`ReadWrite`] or [`ReadOnly`].
 pub trait Access: Clone + Copy + Debug + Send + Sync + sealed::Sealed + 'static {
@@ -295,6 +300,11 @@ impl<A: Access> Section<A> {
     /// This part of the mapping as a section of a region that begins at `origin`.
     pub(crate) fn at(self, origin: Place) -> Self {
         Self { origin, ..self }
+    }
+
+    /// Whether a program may use it as any memory: it is no device's, mapped a window at a time and as the device says.
+    pub fn is_plain(&self) -> bool {
+        self.map.windows.is_none()
     }
 
     /// Whether the section has no bytes.

@@ -88,9 +88,17 @@ pub enum Error {
         /// The directories that were searched.
         looked: String,
     },
+    /// The library for large allocations is nowhere.
+    #[error(
+        "--alloc: there is no libisthmus-alloc.so beside the provider in {looked}; build both with `make`, or name their directory in ISTHMUS_PROVIDER_PATH"
+    )]
+    NoAlloc {
+        /// The provider's directory.
+        looked: String,
+    },
     /// The dynamic linker cannot be told the library's name.
     #[error(
-        "--sysv: {} has a blank or a colon in its name, which ends a name in LD_PRELOAD: install isthmus elsewhere", .library.display()
+        "{} has a blank or a colon in its name, which ends a name in LD_PRELOAD: install isthmus elsewhere", .library.display()
     )]
     Preload {
         /// The library.
@@ -213,6 +221,7 @@ impl Error {
             | Self::Root { .. }
             | Self::NoProvider { .. }
             | Self::NoSysv { .. }
+            | Self::NoAlloc { .. }
             | Self::Preload { .. }
             | Self::Service(_)
             | Self::Boot { .. }

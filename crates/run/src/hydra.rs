@@ -9,6 +9,7 @@
 
 use std::ffi::{OsStr, OsString};
 use std::fs;
+use std::io::Read;
 use std::os::unix::fs::symlink;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -26,24 +27,35 @@ const REAL: &str = "real";
 /// default.)
 const IGNORING: &str = "trap '' PIPE; exec \"$0\" \"$@\"";
 
-/// The words in place of `launcher`, an mpiexec of MPICH, in the run of directory `dir`. Without a proxy beside the launcher it
-/// is another Hydra, and is started as it is.
+/// The words in place of `launcher`, an mpiexec of MPICH, in the run of directory `dir`. Without a proxy beside it, or as a
+/// script, it is another Hydra, and is started as it is.
 ///
 /// # Errors
 /// [`Error::Io`]: the names cannot be made.
 pub(crate) fn words(dir: &Path, launcher: &Path) -> Result<Vec<OsString>> {
     let real = launcher.with_file_name(PROXY_NAME);
-    let (Some(name), true) = (launcher.file_name(), real.exists()) else { return Ok(vec![launcher.into()]) };
+    let this = std::env::current_exe().ok().filter(|this| this.exists());
+    let (Some(name), Some(this), true) = (launcher.file_name(), this, real.exists() && is_binary(launcher))
+    else {
+        return Ok(vec![launcher.into()]);
+    };
     let here = dir.join(DIRECTORY);
     let make = || {
         fs::create_dir(&here)?;
         let at = |path: &Path| std::path::absolute(path);
-        symlink(std::env::current_exe()?, here.join(PROXY_NAME))?;
+        symlink(this, here.join(PROXY_NAME))?;
         symlink(at(&real)?, here.join(REAL))?;
         symlink(at(launcher)?, here.join(name))
     };
     make().map_err(|e| Error::io(format!("cannot make {}", here.display()), e))?;
     Ok(vec!["/bin/sh".into(), "-c".into(), IGNORING.into(), here.join(name).into()])
+}
+
+/// Whether a launcher is a program itself: a script looks for one by the name that it has.
+fn is_binary(launcher: &Path) -> bool {
+    let mut magic = [0; 4];
+    let read = fs::File::open(launcher).and_then(|mut file| file.read_exact(&mut magic));
+    read.is_ok() && magic == *b"\x7fELF"
 }
 
 /// `command`, a proxy's, with the real proxy in place of the run's.
@@ -83,6 +95,9 @@ mod tests {
         let launcher = bin.join("mpirun");
         assert_eq!(words(&run, &launcher).unwrap(), [launcher.as_os_str()]);
         fs::write(bin.join(PROXY_NAME), "").unwrap();
+        fs::write(&launcher, "#!/bin/sh\n").unwrap();
+        assert_eq!(words(&run, &launcher).unwrap(), [launcher.as_os_str()]);
+        fs::write(&launcher, "\x7fELF...").unwrap();
         let line = words(&run, &launcher).unwrap();
         assert_eq!(line.last().unwrap(), run.join("hydra/mpirun").as_os_str());
         assert_eq!(fs::read_link(run.join("hydra/mpirun")).unwrap(), launcher);

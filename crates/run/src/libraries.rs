@@ -11,6 +11,10 @@ use crate::error::{Error, Result};
 const PROVIDER: [&str; 2] = ["libisthmus-fi.so", "libisthmus_fi.so"];
 /// The same of the library for System V IPC.
 const SYSV: [&str; 2] = ["libisthmus-sysv.so", "libisthmus_preload.so"];
+/// The same of the library for large allocations.
+const ALLOC: [&str; 2] = ["libisthmus-alloc.so", "libisthmus_alloc.so"];
+/// How much of its large allocations a process may have in the region, as the library for that is told.
+pub const ALLOC_VARIABLE: &str = "ISTHMUS_ALLOC";
 /// What tells the dynamic linker which libraries come before all others.
 pub const PRELOAD_VARIABLE: &str = "LD_PRELOAD";
 /// Bytes of a region for named objects where its programs use System V IPC.
@@ -59,6 +63,16 @@ pub fn sysv() -> Result<PathBuf> {
     found.map_or_else(|| Err(Error::NoSysv { looked: shown(&places) }), |file| real(&file))
 }
 
+/// `libisthmus-alloc.so`: beside the provider, with which it works.
+///
+/// # Errors
+/// [`Error::NoProvider`], [`Error::NoAlloc`].
+pub fn alloc() -> Result<PathBuf> {
+    let dir = provider_directory()?;
+    let found = ALLOC.iter().map(|name| dir.join(name)).find(|file| file.is_file());
+    found.ok_or_else(|| Error::NoAlloc { looked: dir.display().to_string() })
+}
+
 /// What makes the dynamic linker load `library` before `others`, which it was told before.
 ///
 /// # Errors
@@ -74,6 +88,18 @@ pub fn preload(library: &Path, others: Option<&OsStr>) -> Result<OsString> {
         value.push(others);
     }
     Ok(value)
+}
+
+/// The same for several libraries, the last of which comes first; none if there is none.
+///
+/// # Errors
+/// As [`preload`].
+pub fn preload_all(libraries: &[PathBuf], others: Option<OsString>) -> Result<Option<OsString>> {
+    let add = |others: Option<OsString>, library: &PathBuf| preload(library, others.as_deref()).map(Some);
+    match libraries.is_empty() {
+        true => Ok(None),
+        false => libraries.iter().try_fold(others, add),
+    }
 }
 
 #[cfg(test)]

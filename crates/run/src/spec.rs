@@ -263,6 +263,14 @@ impl RunSpec {
         if self.region.grant_bytes > 0 && self.vms == 0 {
             return usage("--grant is for processes in VMs: drop it, or add --vms N".into());
         }
+        if self.region.alloc_bytes > 0 && self.vms > 0 && self.vm.driver == DriverChoice::Off {
+            return usage(
+                "--alloc needs the guest driver in VMs, since memory that is mapped by sysfs is slow to use: drop it, or --driver off".into(),
+            );
+        }
+        if self.region.alloc_bytes > 0 && self.native_transport {
+            return usage("--alloc is for what isthmus carries: drop it, or --transport native".into());
+        }
         if self.timeout_s.is_some_and(is_no_limit) {
             return usage("--timeout takes seconds greater than 0, and 1e9 at most".into());
         }
@@ -349,13 +357,16 @@ impl RunSpec {
     /// What the job's programs are to load first, of libraries; none if there is nothing for them.
     ///
     /// # Errors
-    /// [`Error::NoSysv`], [`Error::Preload`].
+    /// [`Error::NoSysv`], [`Error::NoAlloc`], [`Error::Preload`].
     pub(crate) fn preload(&self) -> Result<Option<OsString>> {
-        if !self.sysv {
-            return Ok(None);
+        let mut wanted = Vec::new();
+        if self.region.alloc_bytes > 0 {
+            wanted.push(libraries::alloc()?);
         }
-        let others = self.variable(PRELOAD_VARIABLE);
-        libraries::preload(&libraries::sysv()?, others.as_deref()).map(Some)
+        if self.sysv {
+            wanted.push(libraries::sysv()?);
+        }
+        libraries::preload_all(&wanted, self.variable(PRELOAD_VARIABLE))
     }
 
     /// A variable of the job's environment, before isthmus adds to it.

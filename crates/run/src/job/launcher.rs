@@ -20,7 +20,7 @@ use super::{Event, Run, spawn};
 use crate::error::{Error, Result, tell};
 use crate::front::status_of_signal;
 use crate::launch::HERE;
-use crate::libraries::PRELOAD_VARIABLE;
+use crate::libraries::{ALLOC_VARIABLE, PRELOAD_VARIABLE};
 use crate::mpi::{self, Flavour, Host, Mpi};
 use crate::spec::{ExitCode, RunSpec};
 use crate::{hydra, launch, leash, named, rsh, rundir};
@@ -222,6 +222,9 @@ impl Run<'_> {
         }
         if let Some(preload) = preload {
             command.env(PRELOAD_VARIABLE, preload);
+        }
+        if spec.region.alloc_bytes > 0 {
+            command.env(ALLOC_VARIABLE, spec.region.alloc_bytes.to_string());
         }
         if let Some(switch) = &parts.switch {
             switch.admit_visitors(twin(&command, dir)?);

@@ -86,6 +86,11 @@ impl Common {
         let base = initramfs::base(&kernel).map_err(failed)?;
         drop(slow);
         let driver = driver_for(plan, &kernel).map_err(failed)?;
+        if plan.spec.region.alloc_bytes > 0 && driver.is_none() {
+            return Err(Error::Usage(
+                "--alloc needs the guest driver in VMs, and there is none (--driver require says why)".into(),
+            ));
+        }
         if plan.spec.region.grant_bytes > 0 && driver.is_none() {
             let fix = match plan.spec.vm.driver {
                 DriverChoice::Off => "leave --driver off out",
