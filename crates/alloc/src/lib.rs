@@ -280,6 +280,11 @@ pub unsafe extern "C" fn realloc(at: *mut c_void, bytes: usize) -> *mut c_void {
         return malloc(bytes);
     }
     let Some(has) = usable_there(at) else {
+        if INSIDE.get() && giver(at).is_some() {
+            // It may be a block, and the provider is locked.
+            set_errno(libc::ENOMEM);
+            return null_mut();
+        }
         // SAFETY: a block of the C library's.
         return unsafe { __libc_realloc(at, bytes) };
     };
@@ -292,7 +297,13 @@ pub unsafe extern "C" fn realloc(at: *mut c_void, bytes: usize) -> *mut c_void {
         return at;
     }
     // One that grows may grow again.
-    let moved = malloc(if bytes > has { bytes.saturating_add(bytes / 8) } else { bytes });
+    let mut moved = if bytes > has { malloc(bytes.saturating_add(bytes / 8)) } else { null_mut() };
+    if moved.is_null() {
+        moved = malloc(bytes);
+    }
+    if moved.is_null() && bytes <= has {
+        return at;
+    }
     if !moved.is_null() {
         // SAFETY: both have so many bytes, and are not the same block.
         unsafe { std::ptr::copy_nonoverlapping(at.cast::<u8>(), moved.cast(), has.min(bytes)) };

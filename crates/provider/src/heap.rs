@@ -9,12 +9,14 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::ffi::{c_int, c_void};
+use std::mem::ManuallyDrop;
 use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError};
 
 use isthmus_cabi::Poison;
 use isthmus_region::error::with_causes;
 use isthmus_region::member::Member;
 use isthmus_region::{CopyForChild, Listed};
+use rustix::mm::{MprotectFlags, mprotect};
 
 use crate::attachment;
 
@@ -30,6 +32,8 @@ const USUAL_FORK: u64 = 1 << 30;
 /// Smaller ones share pages with others in malloc(3), and are many.
 const SMALLEST: usize = 4096;
 const PAGE: u64 = 4096;
+/// What is asked of the service at once, so that pieces adjoin.
+const PIECE: u64 = 1 << 20;
 
 /// What `libisthmus-alloc.so` calls.
 #[repr(C)]
@@ -120,8 +124,6 @@ struct Heap {
     source: Source,
     /// By address.
     blocks: BTreeMap<u64, Block>,
-    /// Their bytes.
-    used: u64,
     /// The region had no room for so much, or its service has failed.
     too_much: u64,
     /// Addresses and lengths in which operations of others may still be under way although their registration was closed, and those of
@@ -134,7 +136,6 @@ static HEAP: Mutex<Heap> = Mutex::new(Heap {
     settings: Settings::NONE,
     source: Source::Unused,
     blocks: BTreeMap::new(),
-    used: 0,
     too_much: u64::MAX,
     busy: Vec::new(),
     parked: Vec::new(),
@@ -176,11 +177,11 @@ impl Heap {
 
     fn take(&mut self, bytes: usize, align: usize, zeroed: bool) -> Option<u64> {
         let len = (bytes as u64).checked_next_multiple_of(PAGE)?;
-        if len >= self.too_much || align as u64 > PAGE || self.used.checked_add(len)? > self.settings.most {
+        if len >= self.too_much || align as u64 > PAGE || len > self.settings.most {
             return None;
         }
         let member = self.member()?;
-        let offset = match member.allocate(len, PAGE) {
+        let offset = match member.allocate_within(len, PAGE, PIECE, self.settings.most) {
             Ok(offset) => offset,
             Err(isthmus_region::Error::Full { .. }) => {
                 self.too_much = len;
@@ -207,7 +208,6 @@ impl Heap {
             self.too_much = len;
             return None;
         };
-        self.used += len;
         self.blocks.insert(address, Block { offset, bytes: len, listed: Some(listed) });
         Some(address)
     }
@@ -215,17 +215,22 @@ impl Heap {
     /// Takes a block back; gives whether it was one.
     fn give(&mut self, address: u64) -> bool {
         let Some(Block { offset, bytes, listed }) = self.blocks.remove(&address) else { return false };
-        self.used -= bytes;
         if bytes >= self.too_much {
             self.too_much = u64::MAX;
         }
+        let size = usize::try_from(bytes).unwrap_or(0);
         let Some(listed) = listed else {
-            let size = usize::try_from(bytes).unwrap_or(0);
             // SAFETY: a child's copy, of which the program says that it does not use it any more.
             let _ = unsafe { rustix::mm::munmap(crate::cq::pointer(address), size) };
             return true;
         };
         drop(listed);
+        // What the program has protected, as guards of stacks are, serves others next.
+        let all = MprotectFlags::READ | MprotectFlags::WRITE;
+        // SAFETY: a block of ours, of which the program says that it does not use it any more.
+        if unsafe { mprotect(crate::cq::pointer(address), size, all) }.is_err() {
+            return true;
+        }
         if self.busy.iter().any(|(start, len)| *start < address + bytes && address < start + len) {
             self.parked.push((offset, bytes));
         } else if let Source::Region(member) = self.source {
@@ -237,7 +242,14 @@ impl Heap {
 
 /// The attachment to the region, if its memory is as any other.
 fn attach() -> Result<Arc<Member>, String> {
-    let member = attachment::shared().map_err(|e| with_causes(&e))?;
+    // No libfabric is there yet that would know its own variable.
+    let named =
+        std::env::var_os("FI_ISTHMUS_SOCKET").filter(|name| !name.is_empty() && crate::core::any().is_none());
+    let member = match named {
+        Some(socket) => isthmus_attach::shared_at(socket.as_ref()),
+        None => attachment::shared(),
+    };
+    let member = member.map_err(|e| with_causes(&e))?;
     if member.section().is_plain() {
         Ok(member)
     } else {
@@ -293,20 +305,25 @@ fn is_in_block(heap: &Heap, address: u64) -> bool {
 }
 
 extern "C" fn take(bytes: usize, align: usize, zeroed: c_int) -> *mut c_void {
-    let taken = guarded(None, || heap().take(bytes, align, zeroed != 0));
+    let taken = guarded(None, || if is_forking() { None } else { heap().take(bytes, align, zeroed != 0) });
     taken.map_or(std::ptr::null_mut(), crate::cq::pointer)
 }
 
 /// 0, or -1 if it is no block. Once this has failed, nothing is given back any more.
 extern "C" fn give(at: *mut c_void) -> c_int {
-    let given = guarded(true, || heap().give(at.expose_provenance() as u64));
+    // In a fork it stays taken.
+    let given = guarded(true, || is_forking() || heap().give(at.expose_provenance() as u64));
     if given { 0 } else { -1 }
 }
 
 /// The bytes of a block; 0 if it is none.
 extern "C" fn usable(at: *mut c_void) -> usize {
     let address = at.expose_provenance() as u64;
-    let bytes = guarded(None, || heap().blocks.get(&address).map(|block| block.bytes));
+    let of = |heap: &Heap| heap.blocks.get(&address).map(|block| block.bytes);
+    let bytes = guarded(None, || match is_forking() {
+        true => FORKS.with(|forks| forks.try_borrow().ok()?.as_ref().and_then(|fork| of(&fork.heap))),
+        false => of(&heap()),
+    });
     bytes.and_then(|bytes| usize::try_from(bytes).ok()).unwrap_or(0)
 }
 
@@ -341,11 +358,17 @@ struct Fork {
 }
 
 thread_local! {
-    static FORKS: RefCell<Option<Fork>> = const { RefCell::new(None) };
+    // Without a destructor: exit(3) runs those before handlers that may fork.
+    static FORKS: RefCell<ManuallyDrop<Option<Fork>>> = const { RefCell::new(ManuallyDrop::new(None)) };
 }
 
-/// Called before `main`, and so before others watch forks: this is done last before a fork, when the program's own handlers have its
-/// locks, and first after it, before they allocate, or map anything in the child.
+/// Whether this thread is in a fork, and has the lock: other handlers of a fork may allocate.
+fn is_forking() -> bool {
+    FORKS.with(|forks| forks.try_borrow().is_ok_and(|forks| forks.is_some()))
+}
+
+/// Called before `main`, and so before nearly all others watch forks: this is done last before a fork, when the program's own handlers
+/// have its locks, and first after it, before they allocate, or map anything in the child.
 fn watch_forks() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
@@ -367,7 +390,7 @@ extern "C" fn before() {
             }
             _ => Vec::new(),
         };
-        FORKS.with(|forks| *forks.borrow_mut() = Some(Fork { heap, copies }));
+        FORKS.with(|forks| **forks.borrow_mut() = Some(Fork { heap, copies }));
     });
 }
 

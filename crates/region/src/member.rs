@@ -633,6 +633,15 @@ impl Member {
     /// # Errors
     /// [`Error::Full`] when the section is full; [`Error::Service`]; [`Error::Invalid`] for an alignment that is none.
     pub fn allocate(&self, bytes: u64, align: u64) -> Result<u64> {
+        self.allocate_within(bytes, align, 0, u64::MAX)
+    }
+
+    /// As [`Member::allocate`], with at most `most` bytes that the service has granted for the program altogether, and in pieces of at
+    /// least `piece` as long as there are so many.
+    ///
+    /// # Errors
+    /// As [`Member::allocate`]; [`Error::Full`] beyond `most`.
+    pub fn allocate_within(&self, bytes: u64, align: u64, piece: u64, most: u64) -> Result<u64> {
         if !align.is_power_of_two() || align > 4096 {
             return Err(Error::Invalid { what: "alignment", value: align });
         }
@@ -642,9 +651,16 @@ impl Member {
         }
         // Extents are aligned to less than a page.
         let wish = Pool::rounded(bytes).and_then(|b| b.checked_add(align)).ok_or(Error::Full { bytes })?;
-        let extent = self.service.grow(wish)?;
+        let left = most.saturating_sub(pool.granted());
+        if wish > left {
+            return Err(Error::Full { bytes });
+        }
+        let extent = match wish.max(piece).min(left) {
+            more if more > wish => self.service.grow(more).or_else(|_| self.service.grow(wish)),
+            _ => self.service.grow(wish),
+        }?;
         self.section.part("extent", extent.offset, extent.bytes)?;
-        pool.give(extent);
+        pool.add(extent);
         pool.take(bytes, align).ok_or(Error::Full { bytes })
     }
 

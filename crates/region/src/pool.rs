@@ -12,6 +12,8 @@ const UNIT: u64 = 64;
 #[derive(Debug, Default)]
 pub struct Pool {
     free: Vec<Extent>,
+    /// Bytes that the service granted.
+    granted: u64,
 }
 
 impl Pool {
@@ -39,7 +41,18 @@ impl Pool {
         Some(offset)
     }
 
-    /// Adds free memory: what [`Pool::take`] gave, or what the service granted.
+    /// Adds what the service granted.
+    pub fn add(&mut self, extent: Extent) {
+        self.granted += extent.bytes;
+        self.give(extent);
+    }
+
+    /// Bytes that the service granted, in use or not.
+    pub fn granted(&self) -> u64 {
+        self.granted
+    }
+
+    /// Adds free memory: what [`Pool::take`] gave.
     pub fn give(&mut self, extent: Extent) {
         let at = self.free.partition_point(|e| e.offset < extent.offset);
         self.free.insert(at, extent);

@@ -23,21 +23,18 @@ pub const PROXY_NAME: &str = "hydra_pmi_proxy";
 const DIRECTORY: &str = "hydra";
 /// The link to the real proxy, in the same directory.
 const REAL: &str = "real";
-/// A shell's words for the launcher with the signal ignored. (Where a program of ours executes another one, the signal has its
-/// default.)
-const IGNORING: &str = "trap '' PIPE; exec \"$0\" \"$@\"";
 
-/// The words in place of `launcher`, an mpiexec of MPICH, in the run of directory `dir`. Without a proxy beside it, or as a
+/// The name by which to start `launcher`, with SIGPIPE ignored: an mpiexec of MPICH, in the run of directory `dir`. Without a proxy beside it, or as a
 /// script, it is another Hydra, and is started as it is.
 ///
 /// # Errors
 /// [`Error::Io`]: the names cannot be made.
-pub(crate) fn words(dir: &Path, launcher: &Path) -> Result<Vec<OsString>> {
+pub(crate) fn named(dir: &Path, launcher: &Path) -> Result<Option<PathBuf>> {
     let real = launcher.with_file_name(PROXY_NAME);
     let this = std::env::current_exe().ok().filter(|this| this.exists());
     let (Some(name), Some(this), true) = (launcher.file_name(), this, real.exists() && is_binary(launcher))
     else {
-        return Ok(vec![launcher.into()]);
+        return Ok(None);
     };
     let here = dir.join(DIRECTORY);
     let make = || {
@@ -48,7 +45,7 @@ pub(crate) fn words(dir: &Path, launcher: &Path) -> Result<Vec<OsString>> {
         symlink(at(launcher)?, here.join(name))
     };
     make().map_err(|e| Error::io(format!("cannot make {}", here.display()), e))?;
-    Ok(vec!["/bin/sh".into(), "-c".into(), IGNORING.into(), here.join(name).into()])
+    Ok(Some(here.join(name)))
 }
 
 /// Whether a launcher is a program itself: a script looks for one by the name that it has.
@@ -93,13 +90,12 @@ mod tests {
         fs::create_dir(&run).unwrap();
         fs::create_dir(&bin).unwrap();
         let launcher = bin.join("mpirun");
-        assert_eq!(words(&run, &launcher).unwrap(), [launcher.as_os_str()]);
+        assert_eq!(named(&run, &launcher).unwrap(), None);
         fs::write(bin.join(PROXY_NAME), "").unwrap();
         fs::write(&launcher, "#!/bin/sh\n").unwrap();
-        assert_eq!(words(&run, &launcher).unwrap(), [launcher.as_os_str()]);
+        assert_eq!(named(&run, &launcher).unwrap(), None);
         fs::write(&launcher, "\x7fELF...").unwrap();
-        let line = words(&run, &launcher).unwrap();
-        assert_eq!(line.last().unwrap(), run.join("hydra/mpirun").as_os_str());
+        assert_eq!(named(&run, &launcher).unwrap(), Some(run.join("hydra/mpirun")));
         assert_eq!(fs::read_link(run.join("hydra/mpirun")).unwrap(), launcher);
         let command = format!("\"{}\" --rmk user", run.join("hydra").join(PROXY_NAME).display());
         let real = format!("\"{}\" --rmk user", bin.join(PROXY_NAME).display());

@@ -1,8 +1,9 @@
 //! A leash: a process must not outlive the one that started it. This program, started again, asks the kernel to be killed
 //! on its parent's death, and executes the real program. It is the last resort if front, guardian and job all die at once.
 
-use std::ffi::OsString;
+use std::ffi::{CString, OsString};
 use std::io;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::Command;
@@ -21,14 +22,20 @@ pub fn words() -> Vec<OsString> {
     vec!["/proc/self/exe".into(), LEASH_COMMAND.into(), parent.into()]
 }
 
+/// What the leash is told, before all else, where the program is to have SIGPIPE ignored: `execve` leaves that as it is.
+const DEAF: &str = "--ignore-sigpipe";
+
 /// As [`command`], after the words of `prefix`, which run a program elsewhere. The leash comes after the prefix: a process
 /// that enters a user name space loses it.
 ///
 /// # Errors
 /// If this program cannot be found any more.
-pub fn command_in(prefix: &[OsString], program: &Path) -> io::Result<Command> {
-    let [first, rest @ ..] = prefix else { return Ok(command(program)) };
+pub fn command_in(prefix: &[OsString], program: &Path, is_deaf: bool) -> io::Result<Command> {
     let mut leash = words();
+    if is_deaf {
+        leash.insert(2, DEAF.into());
+    }
+    let [first, rest @ ..] = prefix else { return Ok(command_of(&leash, program)) };
     // After the prefix, /proc/self/exe would be another program.
     leash[0] = std::env::current_exe()?.into();
     let mut command = Command::new(first);
@@ -38,22 +45,40 @@ pub fn command_in(prefix: &[OsString], program: &Path) -> io::Result<Command> {
 
 /// A command that runs `program` on a leash.
 pub fn command(program: &Path) -> Command {
-    let words = words();
+    command_of(&words(), program)
+}
+
+fn command_of(words: &[OsString], program: &Path) -> Command {
     let mut command = Command::new(&words[0]);
     command.arg0("isthmus").args(&words[1..]).arg(program);
     command
 }
 
-/// `isthmus leash PARENT PROGRAM ARGS...`. Returns only if the program cannot be executed, with the status
+/// `isthmus leash [--ignore-sigpipe] PARENT PROGRAM ARGS...`. Returns only if the program cannot be executed, with the status
 /// that a shell would use.
 pub fn main(args: &[OsString]) -> i32 {
-    let [parent, program, rest @ ..] = args else { return 125 };
+    let is_deaf = args.first().is_some_and(|first| first == DEAF);
+    let [parent, program, rest @ ..] = &args[usize::from(is_deaf)..] else { return 125 };
     let leashed = set_parent_process_death_signal(Some(Signal::KILL));
     let alive = getppid().is_some_and(|pid| parent.to_str() == Some(&pid.as_raw_nonzero().to_string()));
     if leashed.is_err() || !alive {
         return 125;
     }
-    let error = Command::new(program).args(rest).exec();
+    let error = if is_deaf { exec_deaf(&args[2..]) } else { Command::new(program).args(rest).exec() };
     tell!("cannot run {}: {error}", program.to_string_lossy());
     if error.kind() == io::ErrorKind::NotFound { 127 } else { 126 }
+}
+
+/// Executes a program and its arguments with SIGPIPE as it is here: ignored, as Rust has it in a program of its own. [`Command`] would
+/// give the signal its default back.
+fn exec_deaf(words: &[OsString]) -> io::Error {
+    let words: Result<Vec<_>, _> = words.iter().map(|word| CString::new(word.as_bytes())).collect();
+    let words = match words {
+        Ok(words) => words,
+        Err(e) => return e.into(),
+    };
+    match nix::unistd::execv(&words[0], &words) {
+        Ok(never) => match never {},
+        Err(errno) => errno.into(),
+    }
 }

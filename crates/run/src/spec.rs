@@ -268,6 +268,11 @@ impl RunSpec {
                 "--alloc needs the guest driver in VMs, since memory that is mapped by sysfs is slow to use: drop it, or --driver off".into(),
             );
         }
+        if self.region.alloc_bytes > 0 && self.region.separate_sections {
+            return usage(
+                "--alloc is for memory that other ranks write, and with --separate-sections they cannot: drop the one or the other".into(),
+            );
+        }
         if self.region.alloc_bytes > 0 && self.native_transport {
             return usage("--alloc is for what isthmus carries: drop it, or --transport native".into());
         }

@@ -433,6 +433,7 @@ fn much_output_arrives_whole() {
 const ENDS_UNSEEN: &str = r#"
 grep -q '^SigIgn:.*[13579bdf]...$' /proc/self/status && echo 'SIGPIPE is ignored'
 [ "$PMI_RANK" = 39 ] && exit 3
+[ "$PMI_RANK" = 38 ] && { tr '\0' '\n' </proc/$$/environ | grep -q '^ISTHMUS.TEST-WORD=kept$' || echo 'a variable is lost'; }
 [ "$PMI_RANK" = 0 ] || exit 0
 launcher=$(sed -n 's/^PPid:.//p' /proc/$PPID/status)
 kill -STOP $launcher
@@ -446,7 +447,9 @@ fn a_launcher_survives_a_proxy_that_ends_before_its_input() {
         for _ in 0..3 {
             let mut input = Command::new("sleep").arg("0.6").stdout(Stdio::piped()).spawn().unwrap();
             let stdin = Stdio::from(input.stdout.take().unwrap());
-            let mut run = Run::start_with(&[], mpi, native(40), &["sh", "-c", ENDS_UNSEEN], stdin);
+            // A name that no shell would hand on.
+            let spec = RunSpec { env: vec!["ISTHMUS.TEST-WORD=kept".into()], ..native(40) };
+            let mut run = Run::start_with(&[], mpi, spec, &["sh", "-c", ENDS_UNSEEN], stdin);
             let ended = run.finish();
             input.wait().unwrap();
             assert_eq!((ended.status, ended.stdout.as_str()), (3, ""), "{}", ended.stderr);

@@ -11,7 +11,6 @@ use rustix::mm::{MapFlags, MremapFlags, ProtFlags, mmap_anonymous, mremap_fixed,
 
 use super::{PAGE, Section};
 use crate::error::{Error, Result};
-use crate::local::LocalBuf;
 
 /// A page of the program's.
 const PAGE_BYTES: usize = 4096;
@@ -28,6 +27,43 @@ pub struct CopyForChild {
 // SAFETY: the pages belong to this alone.
 unsafe impl Send for CopyForChild {}
 
+/// Copies `len` bytes, page by page without those that must not be read, as guards of stacks are: a load there would be a fault. The
+/// source may change meanwhile, by stores of the program, as in any copy out of a region.
+///
+/// # Safety
+/// Both have so many bytes, apart, and nobody else knows the target.
+pub(super) unsafe fn copy_readable(from: NonNull<u8>, to: NonNull<u8>, len: usize) {
+    let mut done = 0;
+    while done < len {
+        // SAFETY: done < len.
+        let from = unsafe { from.add(done) };
+        // SAFETY: as above.
+        let to = unsafe { to.add(done) };
+        let page = PAGE_BYTES.min(len - done);
+        // From the process to itself, since it is from the writer's own memory that the kernel reads a device's, too.
+        done += match write_to_self(from, to, len - done).or_else(|_| write_to_self(from, to, page)) {
+            Ok(copied) if copied > 0 => copied,
+            Ok(_) | Err(Errno::FAULT) => page,
+            Err(_) => {
+                // The kernel does not do it here.
+                // SAFETY: the rest of both.
+                unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to.as_ptr(), len - done) };
+                return;
+            }
+        };
+    }
+}
+
+fn write_to_self(from: NonNull<u8>, to: NonNull<u8>, len: usize) -> rustix::io::Result<usize> {
+    let part = |base: NonNull<u8>| libc::iovec { iov_base: base.as_ptr().cast(), iov_len: len };
+    let (local, remote) = (part(from), part(to));
+    let pid = rustix::process::getpid().as_raw_nonzero().get();
+    // SAFETY: the kernel checks both; `copy_readable` vouches for the target.
+    let copied = unsafe { libc::process_vm_writev(pid, &raw const local, 1, &raw const remote, 1, 0) };
+    usize::try_from(copied)
+        .map_err(|_| Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO))
+}
+
 impl Section {
     /// Copies `len` bytes for a child that is about to be forked.
     ///
@@ -42,41 +78,13 @@ impl Section {
         let pages = unsafe { mmap_anonymous(std::ptr::null_mut(), bytes, access, MapFlags::PRIVATE) };
         let pages = NonNull::new(pages.map_err(failed)?.cast()).ok_or_else(|| failed(Errno::NOMEM))?;
         let copy = CopyForChild { pages, bytes, place };
-        if !copy.fill_by_kernel() {
-            // SAFETY: the source is a checked range of the mapping; the target are fresh pages of the same size. The source may
-            // change meanwhile, by stores of the program, as in any copy out of a region.
-            unsafe { std::ptr::copy_nonoverlapping(place.as_ptr(), pages.as_ptr(), bytes) };
-        }
+        // SAFETY: the source is a checked range of the mapping; the target are fresh pages of the same size.
+        unsafe { copy_readable(place, pages, bytes) };
         Ok(copy)
     }
 }
 
 impl CopyForChild {
-    /// Has the kernel copy, which leaves pages out that the program has forbidden to read, as guards of stacks are, where a load
-    /// would be a fault. Gives whether it can: not from memory of a device.
-    fn fill_by_kernel(&self) -> bool {
-        let mut done = 0;
-        let mut any = false;
-        while done < self.bytes {
-            match self.copy_by_kernel(done, self.bytes - done) {
-                0 => done += PAGE_BYTES,
-                copied => {
-                    any = true;
-                    done += copied;
-                }
-            }
-        }
-        any
-    }
-
-    /// Copies up to `len` bytes from `at` on; gives how many.
-    fn copy_by_kernel(&self, at: usize, len: usize) -> usize {
-        // SAFETY: at + len bytes are in the pages, which this alone has.
-        let to = unsafe { LocalBuf::new(self.pages.as_ptr().wrapping_add(at), len) };
-        let from = self.place.as_ptr().wrapping_add(at).expose_provenance() as u64;
-        to.fill_from(rustix::process::getpid().as_raw_nonzero().get(), from).unwrap_or(0)
-    }
-
     /// In the child, moves it to where its parent had the original. It may be unmapped there.
     ///
     /// # Errors

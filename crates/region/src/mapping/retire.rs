@@ -8,6 +8,7 @@
 //! What the program itself stores to would lose its contents, so it is listed ([`Section::list`]) and keeps them.
 
 use std::collections::BTreeMap;
+use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rustix::mm::{Advice, MapFlags, MremapFlags, ProtFlags, madvise, mmap_anonymous, mremap_fixed, munmap};
@@ -128,11 +129,13 @@ impl Mapping {
         for (entry, base) in list.entries.values() {
             // Both were checked when the entry was made: the part is inside the mapping, whose length is a usize.
             let (at, len) = (usize::try_from(*base).unwrap_or(0), usize::try_from(entry.len).unwrap_or(0));
-            let (from, to) = (self.base.as_ptr().wrapping_add(at), pages.cast::<u8>().wrapping_add(at));
+            let from = NonNull::new(self.base.as_ptr().wrapping_add(at));
+            let to = NonNull::new(pages.cast::<u8>().wrapping_add(at));
+            let (Some(from), Some(to)) = (from, to) else { continue };
             // SAFETY: at + len <= size, which `Section::list` checked, so the source lies in the mapping, which lives as long as
             // self, and the target in the fresh pages, which nobody else knows yet. The source may change meanwhile, by stores of
             // the program, as in any copy out of a region.
-            unsafe { std::ptr::copy_nonoverlapping(from, to, len) };
+            unsafe { super::inherit::copy_readable(from, to, len) };
         }
         // SAFETY: from the range mapped above, to which nothing refers, to the whole of the one that `map` obtained and every view's
         // Arc keeps. The views stay valid: as many bytes at the same addresses, readable and writable, any value of which they

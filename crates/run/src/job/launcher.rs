@@ -201,13 +201,10 @@ impl Run<'_> {
         // The leash, which becomes the launcher, is this program.
         let program = mpi.map_or(Path::new("/proc/self/exe"), |mpi| &mpi.launcher);
         let prefix = parts.network.as_ref().map(|network| network.prefix.as_slice()).unwrap_or_default();
-        let words = match mpi {
-            Some(mpi) if mpi.flavour == Flavour::Mpich => hydra::words(dir, program)?,
-            _ => vec![program.into()],
-        };
-        let mut command = leash::command_in(prefix, Path::new(&words[0]))
+        let is_mpich = mpi.is_some_and(|mpi| mpi.flavour == Flavour::Mpich);
+        let named = if is_mpich { hydra::named(dir, program)? } else { None };
+        let mut command = leash::command_in(prefix, named.as_deref().unwrap_or(program), named.is_some())
             .map_err(|e| Error::io("cannot tell where this program is", e))?;
-        command.args(&words[1..]);
         let arguments = match mpi {
             Some(mpi) => self.set_up(&mut command, mpi, parts, &hosts)?,
             None => launch::arguments(&hosts, spec.map, spec.ranks.unwrap_or(1), &spec.command),
