@@ -302,7 +302,7 @@ static void odd_pages(void)
 	CHECK(is_filled(a, MIB, 8));
 	free(a);
 	on = malloc(MIB);
-	// Between VMs the kernel cannot wait for a thread at a word in such memory (futex(2)).
+	// In a VM the kernel has no shared futex(2) in such memory, at which it wakes who waits for a thread's end.
 	for (int in = 0; in < (getenv("ALLOC_TEST_NO_STACKS") ? 1 : 2); in++) {
 		CHECK(pthread_attr_init(&attr) == 0 && pthread_attr_setstack(&attr, in ? (void *)on : stack, in ? MIB : sizeof stack) == 0);
 		CHECK(pthread_create(&thread, &attr, fork_here, NULL) == 0 && pthread_join(thread, &result) == 0);

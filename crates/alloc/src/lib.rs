@@ -7,7 +7,7 @@
 //! What may go wrong is decided where memory is taken: then it is the C library's. A block of either goes back to its giver,
 //! which its address tells.
 
-// One word each, written once or moving one way; nothing else depends on when a thread sees them.
+// The statics here are one word each, written once or moving one way.
 #![allow(clippy::disallowed_types)]
 
 use std::cell::Cell;
@@ -16,27 +16,16 @@ use std::path::{Path, PathBuf};
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 
+use isthmus_cabi::heap::{ENTRY, Ops};
+
 /// What makes a process a rank.
 const RANKS: [&str; 4] = ["OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "ISTHMUS_RANK"];
 /// Without it nothing goes to the region.
 const MOST: &str = "ISTHMUS_ALLOC";
 /// The provider as it is installed, and as cargo calls it.
 const PROVIDER: [&str; 2] = ["libisthmus-fi.so", "libisthmus_fi.so"];
-/// The provider's function that gives [`Ops`].
-const ENTRY: &CStr = c"isthmus_heap";
 /// To which malloc(3) aligns.
 const ALIGN: usize = 2 * size_of::<usize>();
-
-/// The provider's operations.
-#[repr(C)]
-struct Ops {
-    size: usize,
-    least: usize,
-    take: extern "C" fn(usize, usize, c_int) -> *mut c_void,
-    give: extern "C" fn(*mut c_void) -> c_int,
-    usable: extern "C" fn(*mut c_void) -> usize,
-    may_fork: extern "C" fn() -> c_int,
-}
 
 unsafe extern "C" {
     fn __libc_malloc(bytes: usize) -> *mut c_void;
@@ -340,7 +329,7 @@ pub extern "C" fn memalign(align: usize, bytes: usize) -> *mut c_void {
     unsafe { __libc_memalign(align, bytes) }
 }
 
-/// valloc(3): here, so that it is the library's that [`free`] gives it back to.
+/// valloc(3): from the C library, since [`free`] gives it back there, whatever other library has one.
 #[unsafe(no_mangle)]
 pub extern "C" fn valloc(bytes: usize) -> *mut c_void {
     // SAFETY: the C library's function.

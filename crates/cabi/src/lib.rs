@@ -2,7 +2,9 @@
 //!
 //! Every body of an `extern "C"` function runs inside [`guard`]: a panic must not cross into C. Pointers from C are
 //! checked before they are used, in release builds too: [`slice()`], [`object()`], [`put()`], [`text()`]. There are no
-//! domain types here.
+//! domain types here, but for what two of our libraries agree on ([`heap`]).
+
+pub mod heap;
 
 use std::ffi::{CStr, c_char};
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -2,18 +2,8 @@
 
 /// Reads a size in bytes, with a binary suffix K, M, G or T, with or without `iB` or `B` behind.
 pub(crate) fn parse(text: &str) -> Result<u64, String> {
-    let bad = || format!("`{text}` is not a size: write for instance 512M or 1G");
-    let digits = text.trim_end_matches(|c: char| !c.is_ascii_digit());
-    let factor_shift = match text[digits.len()..].trim_start().to_ascii_uppercase().as_str() {
-        "" | "B" => 0,
-        "K" | "KB" | "KIB" => 10,
-        "M" | "MB" | "MIB" => 20,
-        "G" | "GB" | "GIB" => 30,
-        "T" | "TB" | "TIB" => 40,
-        _ => return Err(bad()),
-    };
-    let number: u64 = digits.parse().map_err(|_| bad())?;
-    number.checked_mul(1 << factor_shift).filter(|bytes| *bytes > 0).ok_or_else(bad)
+    let bytes = isthmus_region::text::size(text).filter(|bytes| *bytes > 0);
+    bytes.ok_or_else(|| format!("`{text}` is not a size: write for instance 512M or 1G"))
 }
 
 /// Reads a size that may be 0.

@@ -13,7 +13,9 @@ use std::mem::ManuallyDrop;
 use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError};
 
 use isthmus_cabi::Poison;
+use isthmus_cabi::heap::Ops;
 use isthmus_region::error::with_causes;
+use isthmus_region::grants::PAGE;
 use isthmus_region::member::Member;
 use isthmus_region::{CopyForChild, Listed};
 use rustix::mm::{MprotectFlags, mprotect};
@@ -29,23 +31,10 @@ const FORK: &str = "ISTHMUS_ALLOC_FORK";
 /// The values without these settings.
 const USUAL_LEAST: usize = 64 << 10;
 const USUAL_FORK: u64 = 1 << 30;
-/// Smaller ones share pages with others in malloc(3), and are many.
+/// The least that [`LEAST`] may say: smaller ones share pages with others in malloc(3), and are many.
 const SMALLEST: usize = 4096;
-const PAGE: u64 = 4096;
 /// What is asked of the service at once, so that pieces adjoin.
 const PIECE: u64 = 1 << 20;
-
-/// What `libisthmus-alloc.so` calls.
-#[repr(C)]
-struct Ops {
-    size: usize,
-    /// From which size on it is to ask.
-    least: usize,
-    take: extern "C" fn(usize, usize, c_int) -> *mut c_void,
-    give: extern "C" fn(*mut c_void) -> c_int,
-    usable: extern "C" fn(*mut c_void) -> usize,
-    may_fork: extern "C" fn() -> c_int,
-}
 
 /// The operations; null if this process has not been told to use them.
 #[unsafe(no_mangle)]
@@ -65,19 +54,6 @@ extern "C" fn isthmus_heap() -> *const c_void {
     made.as_ref().map_or(std::ptr::null(), |ops| std::ptr::from_ref(ops).cast())
 }
 
-/// Bytes, with a suffix K, M or G.
-fn bytes(text: &str) -> Option<u64> {
-    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
-    let unit = match &text[digits.len()..].to_ascii_uppercase()[..] {
-        "" | "B" => 0,
-        "K" | "KIB" => 10,
-        "M" | "MIB" => 20,
-        "G" | "GIB" => 30,
-        _ => return None,
-    };
-    digits.parse::<u64>().ok()?.checked_mul(1 << unit)
-}
-
 #[derive(Clone, Copy)]
 struct Settings {
     most: u64,
@@ -90,7 +66,7 @@ impl Settings {
 
     fn read() -> Self {
         let value = |name: &str, usual: u64| match std::env::var(name) {
-            Ok(text) if !text.is_empty() => bytes(&text).unwrap_or_else(|| {
+            Ok(text) if !text.is_empty() => isthmus_region::text::size(&text).unwrap_or_else(|| {
                 say(&format!("{name}={text} is no size, as 64K or 1G are: it is ignored"));
                 usual
             }),
@@ -124,11 +100,11 @@ struct Heap {
     source: Source,
     /// By address.
     blocks: BTreeMap<u64, Block>,
-    /// The region had no room for so much, or its service has failed.
+    /// The region had no room for so much.
     too_much: u64,
-    /// Addresses and lengths in which operations of others may still be under way although their registration was closed, and those of
-    /// blocks that were freed meanwhile.
+    /// Address and length of registrations that were closed while operations of others were under way, which may be still.
     busy: Vec<(u64, u64)>,
+    /// Offset and length of blocks that were freed there meanwhile.
     parked: Vec<(u64, u64)>,
 }
 
@@ -146,7 +122,7 @@ fn heap() -> MutexGuard<'static, Heap> {
     HEAP.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A line on standard error, whatever becomes of it.
+/// A line on standard error, past the lock on it, which a forked child may find held.
 fn say(text: &str) {
     let line = format!("isthmus: {text}\n");
     let _ = rustix::io::write(rustix::stdio::stderr(), line.as_bytes());
@@ -291,7 +267,7 @@ pub(crate) fn settle(start: u64, len: u64) {
     if let Some(at) = heap.busy.iter().position(|busy| *busy == (start, len)) {
         heap.busy.swap_remove(at);
     }
-    // None is looked at one by one: that operations stand still is rare.
+    // Not one by one: that operations stand still is rare.
     if heap.busy.is_empty()
         && let Source::Region(member) = heap.source
     {
@@ -299,7 +275,7 @@ pub(crate) fn settle(start: u64, len: u64) {
     }
 }
 
-/// Whether an address lies in a block. Not for sure while another thread takes or gives.
+/// Whether an address lies in a block.
 fn is_in_block(heap: &Heap, address: u64) -> bool {
     heap.blocks.range(..=address).next_back().is_some_and(|(at, block)| address - at < block.bytes)
 }
@@ -515,14 +491,6 @@ unsafe impl GlobalAlloc for Own {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-
-    #[test]
-    fn sizes_are_bytes_with_a_suffix() {
-        let read = ["64", "64k", "3M", "2GiB", "1T", "", "M", "-1"].map(bytes);
-        assert_eq!(read, [Some(64), Some(64 << 10), Some(3 << 20), Some(2 << 30), None, None, None, None]);
-    }
-
     #[test]
     fn memory_of_our_own_is_whole_whatever_its_size() {
         let mut grown: Vec<u64> = Vec::new();

@@ -49,9 +49,6 @@ pub struct Mapping {
     windows: Option<Box<Windows>>,
 }
 
-/// A page, as advice on memory counts.
-const PAGE: u64 = 4096;
-
 /// What a view may be used for: [`ReadWrite`] or [`ReadOnly`].
 pub trait Access: Clone + Copy + Debug + Send + Sync + sealed::Sealed + 'static {
     /// A word in such memory.

@@ -1,4 +1,4 @@
-//! Names and sentences of a bounded length, as the region and its protocols hold them.
+//! Names and sentences of a bounded length, as the region and its protocols hold them; sizes as people write them.
 
 /// The beginning of a text that fits into `most` bytes, ending at a character's border.
 pub fn cut(text: &str, most: usize) -> &str {
@@ -7,6 +7,20 @@ pub fn cut(text: &str, most: usize) -> &str {
         end -= 1;
     }
     &text[..end]
+}
+
+/// A size in bytes, with a binary suffix K, M, G or T, with or without `iB` or `B` behind; none if it is not one.
+pub fn size(text: &str) -> Option<u64> {
+    let digits = text.trim_end_matches(|c: char| !c.is_ascii_digit());
+    let factor_shift = match text[digits.len()..].trim_start().to_ascii_uppercase().as_str() {
+        "" | "B" => 0,
+        "K" | "KB" | "KIB" => 10,
+        "M" | "MB" | "MIB" => 20,
+        "G" | "GB" | "GIB" => 30,
+        "T" | "TB" | "TIB" => 40,
+        _ => return None,
+    };
+    digits.parse::<u64>().ok()?.checked_mul(1 << factor_shift)
 }
 
 /// As much of a text as fits into `N` bytes, padded with zeros; with `N` bytes of text there are none.

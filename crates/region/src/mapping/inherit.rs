@@ -9,10 +9,11 @@ use std::ptr::NonNull;
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, MremapFlags, ProtFlags, mmap_anonymous, mremap_fixed, munmap};
 
-use super::{PAGE, Section};
+use super::Section;
 use crate::error::{Error, Result};
+use crate::grants::PAGE;
 
-/// A page of the program's.
+/// [`PAGE`], as lengths in memory are counted.
 const PAGE_BYTES: usize = 4096;
 
 /// A copy of a part of a mapping, in pages of their own.
@@ -118,7 +119,8 @@ impl Drop for CopyForChild {
 mod tests {
     use std::os::fd::AsFd;
 
-    use super::super::{Mapping, PAGE};
+    use super::super::Mapping;
+    use super::PAGE;
 
     #[test]
     fn copies_are_of_whole_pages_without_those_that_must_not_be_read() {
