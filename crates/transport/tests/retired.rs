@@ -3,7 +3,7 @@
 mod common;
 
 use std::os::fd::AsFd;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Barrier, Mutex};
 use std::time::{Duration, Instant};
 
 use common::*;
@@ -76,6 +76,8 @@ fn no_message_is_made_of_what_a_retired_mapping_holds() {
         let (to_b, to_a) = (a.resolve(&b.address()).unwrap(), b.resolve(&a.address()).unwrap());
         let region = member.region().clone();
         let until = Instant::now() + Duration::from_secs(30);
+        // Time counts once both ends have their messages: to make these takes longer than all rounds wait.
+        let ready = Barrier::new(3);
         // Both send and receive; a message is a pattern that its tag tells.
         let exchange = |end: &mut Endpoint, to, is_over: &dyn Fn() -> bool| {
             let mut out: Vec<Vec<u8>> = (0..).zip(SIZES).map(|(i, len)| pattern(len, i)).collect();
@@ -85,6 +87,7 @@ fn no_message_is_made_of_what_a_retired_mapping_holds() {
                 end.receive(&receive(any(i), &[buf(into)])).unwrap();
             };
             (0..).zip(&mut into).for_each(|(i, into)| post(end, into, i));
+            ready.wait();
             while !is_over() && Instant::now() < until {
                 for (i, out) in (0..).zip(&mut out) {
                     let _ = end.send(&message(to, i, &[buf(out)]));
@@ -107,7 +110,9 @@ fn no_message_is_made_of_what_a_retired_mapping_holds() {
             let (b, over) = (&mut b, region.clone());
             let there = scope.spawn(move || exchange(b, to_a, &|| over.is_retired()));
             let retires = region.clone();
+            let ready = &ready;
             scope.spawn(move || {
+                ready.wait();
                 std::thread::sleep(Duration::from_micros(round * 150));
                 retires.retire().unwrap();
             });
