@@ -4,7 +4,7 @@
 //! A registration that lies in such memory is published, so that initiators reach it without this process. All other
 //! memory is reached by messages ([`crate::mr`]), unless its pages can be granted ([`crate::windows`]).
 
-use std::collections::{HashMap, hash_map};
+use std::collections::{BTreeMap, HashMap, hash_map};
 use std::ffi::{c_char, c_int, c_void};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -44,7 +44,7 @@ pub(crate) struct Store {
 #[derive(Default)]
 struct State {
     /// Allocations by address.
-    live: HashMap<u64, Block>,
+    live: BTreeMap<u64, Block>,
     /// Registrations of the program's own memory that have been reached by messages, by key.
     windows: HashMap<u64, Window>,
     /// The pages that this process may grant; the inner one is none where it cannot.
@@ -139,11 +139,7 @@ impl Store {
         base: u64,
     ) -> Result<Option<Entry>, c_int> {
         let mut state = self.state();
-        let inside = |(at, block): (&u64, &mut Block)| {
-            let fits = start >= *at && start - *at <= block.bytes && len <= block.bytes - (start - *at);
-            fits.then(|| (*at, block.offset + (start - *at)))
-        };
-        let own = state.live.iter_mut().find_map(inside).map(|(block, offset)| (Some(block), offset));
+        let own = within(&state.live, start, len).map(|(block, offset)| (Some(block), offset));
         let found = own.or_else(|| heap::find(member, start, len).map(|offset| (None, offset)));
         let Some((block, offset)) = found else { return Ok(None) };
         let allowed = allowed(access);
@@ -171,14 +167,19 @@ impl Store {
         Ok(Some(Entry { number, block, bytes: (start, len), withdrawn: false }))
     }
 
+    /// Where in the section of `member` these bytes lie; none if they are not all in one allocation here, or in blocks of [`heap`].
+    pub(crate) fn offset_of(&self, member: &Arc<Member>, start: u64, len: u64) -> Option<u64> {
+        let own = within(&self.state().live, start, len).map(|(_, offset)| offset);
+        own.or_else(|| heap::find(member, start, len))
+    }
+
     /// An initiator on another system has reached these bytes of a registration of the program's own memory by a message.
     pub(crate) fn reached(&self, member: &Arc<Member>, of: Registered, access: u64, found: LocalBuf) {
         let of = Registered { access: allowed(access), ..of };
         let mut state = self.state();
         let State { windows, own, table: Some(table), live } = &mut *state else { return };
-        let is_regions = |(at, block): (&u64, &Block)| (*at..*at + block.bytes).contains(&of.start);
         let Some(own) = own.get_or_insert_with(|| Own::of(member)) else { return };
-        if of.access == 0 || live.iter().any(is_regions) {
+        if of.access == 0 || within(live, of.start, 1).is_some() {
             return;
         }
         let window = match windows.entry(of.key) {
@@ -233,6 +234,13 @@ impl Store {
         }
         Ok(())
     }
+}
+
+/// The allocation in which `len` bytes at `start` lie, and their offset in the section.
+fn within(live: &BTreeMap<u64, Block>, start: u64, len: u64) -> Option<(u64, u64)> {
+    let (at, block) = live.range(..=start).next_back()?;
+    let skip = start - at;
+    (skip <= block.bytes && len <= block.bytes - skip).then(|| (*at, block.offset + skip))
 }
 
 /// Waits until no initiator is at work any more in what it had found before the entry was withdrawn.

@@ -19,6 +19,7 @@ use isthmus_cabi::Poison;
 use isthmus_fabric_sys::*;
 use isthmus_region::Section;
 use isthmus_region::local::LocalBuf;
+use isthmus_region::member::Member;
 use isthmus_transport::types::RemoteAtomic;
 use isthmus_transport::{Access, Memory, Status};
 
@@ -163,6 +164,13 @@ impl Memory for Reach {
         // SAFETY: the program registered these bytes for this access, and keeps them until it closes the registration.
         // Bounds were checked above, and for a registration of everything, that memory is mapped there.
         Ok(unsafe { LocalBuf::new(at, count) })
+    }
+
+    fn offset_of(&self, member: &Arc<Member>, bytes: LocalBuf) -> Option<u64> {
+        let domain = self.domain.upgrade()?;
+        // An attachment that was made anew has another section.
+        let is_same = Arc::ptr_eq(&domain.member, member);
+        is_same.then(|| domain.store.offset_of(member, bytes.address(), bytes.len() as u64))?
     }
 
     fn reached(&self, key: u64, found: LocalBuf) {

@@ -94,7 +94,7 @@ mod tests {
         for bytes in [64, 100, 4096, 1, 4000, 64].into_iter().cycle() {
             let Ok(at) = area.take(bytes) else { break };
             let size = bytes.max(64).next_power_of_two();
-            assert!(at >= 4096 + 256 && at + size <= 4096 + 16384 && at % 64 == 0);
+            assert!(at >= 4096 + counters::BYTES && at + size <= 4096 + 16384 && at % 64 == 0);
             assert!(taken.iter().all(|(a, s)| at + size <= *a || a + s <= at));
             taken.push((at, size));
         }

@@ -9,9 +9,9 @@ use crate::mapping::{Access, LineRef, Section};
 use crate::sync::Word;
 
 /// Words that a set of counters takes.
-pub const WORDS: usize = 32;
+pub const WORDS: usize = 40;
 /// Lines that a set of counters takes.
-pub const LINES: usize = 4;
+pub const LINES: usize = 5;
 
 /// One counter, named for its field in [`counters`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -50,6 +50,10 @@ pub enum Counter {
     GrantNs,
     GrantBytes,
     GrantsStale,
+    Shared,
+    SharedBytes,
+    ShareNs,
+    ShareBytes,
 }
 
 /// A view of a set of counters in the region.
@@ -65,7 +69,7 @@ impl Counters {
     /// [`crate::Error::OutOfBounds`].
     pub fn at(section: &Section, offset: u64) -> Result<Self> {
         let line = |i: u64| section.line("counters", offset + i * 64);
-        Ok(Self { lines: [line(0)?, line(1)?, line(2)?, line(3)?] })
+        Ok(Self { lines: [line(0)?, line(1)?, line(2)?, line(3)?, line(4)?] })
     }
 
     #[inline]
@@ -98,9 +102,15 @@ impl Counters {
 }
 
 /// Values of a set of counters, or a sum of several.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Totals {
     words: [u64; WORDS],
+}
+
+impl Default for Totals {
+    fn default() -> Self {
+        Self { words: [0; WORDS] }
+    }
 }
 
 impl Totals {
@@ -222,3 +232,4 @@ const _: () = assert!(counters::ATTACHED_BYTES == Counter::AttachedBytes as u64 
 const _: () = assert!(counters::ATTACH_REFUSED == Counter::AttachRefused as u64 * 8);
 const _: () = assert!(counters::ATTACH_BYTES == Counter::AttachBytes as u64 * 8);
 const _: () = assert!(counters::WAKEUPS == Counter::Wakeups as u64 * 8);
+const _: () = assert!(counters::SHARE_BYTES == Counter::ShareBytes as u64 * 8);

@@ -1,4 +1,4 @@
-//! The format, version 2: every field with its offset, size and writer.
+//! The format: every field with its offset, size and writer.
 //!
 //! All numbers are little-endian 64-bit words unless a narrower size is given; structures are multiples of a cache
 //! line, and no line has two writers. `docs/region-format.md` shows the same tables; a test compares the two.
@@ -53,7 +53,7 @@ pub const DIRECTORY_MAGIC: u64 = u64::from_le_bytes(*b"PEERDIR1");
 /// How much of a program's name a process's area keeps.
 pub const PROGRAM_BYTES: usize = 24;
 /// The version that this code reads and writes.
-pub const VERSION: u32 = 3;
+pub const VERSION: u32 = 4;
 /// Smallest region.
 pub const LEAST_REGION_BYTES: u64 = 1 << 20;
 /// Alignment of sections, at least: that of regions which only processes of the host map.
@@ -149,10 +149,10 @@ layout! {
         ENDPOINTS_HIGH @ 80, 8, "local service", "Endpoint slots that were ever used.";
         DEATHS @ 88, 8, "local service", "Counts the deaths of processes and peers that the service has heard of; the lower half is a futex.";
         SYSTEM @ 96, 16, "local service, once", "What its service calls the system: 128 random bits. The peer's entry has what counts.";
-        RETIRED @ 128, 256, "local service", "Counters of processes that are gone, added up; fields as in `counters`.";
-        PAGES @ 384, 8, "local service, once", "Offset of the pool of pages in the section; the grant table ends here, where the heap ends.";
-        PAGES_BYTES @ 392, 8, "local service, once", "Bytes of the pool, to the end of the section; 0 if there is none.";
-        VECTORS @ 400, 8, "local service", "By how many interrupt vectors of its VM its sleepers are rung, or a VM rings the host's; less than 2: by none.";
+        RETIRED @ 128, 320, "local service", "Counters of processes that are gone, added up; fields as in `counters`.";
+        PAGES @ 448, 8, "local service, once", "Offset of the pool of pages in the section; the grant table ends here, where the heap ends.";
+        PAGES_BYTES @ 456, 8, "local service, once", "Bytes of the pool, to the end of the section; 0 if there is none.";
+        VECTORS @ 464, 8, "local service", "By how many interrupt vectors of its VM its sleepers are rung, or a VM rings the host's; less than 2: by none.";
         CALL @ 512, 8, "local service", "Number of its last question to the host service about named objects, written last.";
         CALL_PARTY @ 520, 8, "local service", "The process that asks, as a party.";
         CALL_UID @ 528, 4, "local service", "User of that process.";
@@ -182,8 +182,8 @@ layout! {
     activity (64) {
         COUNTS @ 0, 64, "processes of the peer, atomic add", "Eight counters, one for each value of (sender's slot mod 8).";
     }
-    /// The first 256 bytes of an area: what its process has done. Each is a count since the process attached.
-    counters (256) {
+    /// The first 320 bytes of an area: what its process has done. Each is a count since the process attached.
+    counters (320) {
         TX_MESSAGES @ 0, 8, "process", "Messages sent through the region.";
         TX_BYTES @ 8, 8, "process", "Payload bytes sent through the region.";
         RX_MESSAGES @ 16, 8, "process", "Messages received through the region.";
@@ -216,6 +216,10 @@ layout! {
         GRANT_NS @ 232, 8, "process", "As `ATTACH_NS`, of long messages received whose sender was asked for granted pages.";
         GRANT_BYTES @ 240, 8, "process", "Payload bytes of those messages, in granted pages or not.";
         GRANTS_STALE @ 248, 8, "process", "Of those messages: how many named a page that was no longer granted when it was copied, and came in two copies from there on.";
+        SHARED @ 256, 8, "process", "Long messages sent that lay in memory of the region, and that their receiver copied from there.";
+        SHARED_BYTES @ 264, 8, "process", "Payload bytes of those messages.";
+        SHARE_NS @ 272, 8, "process", "As `ATTACH_NS`, of long messages received that their receiver copied from memory of the region.";
+        SHARE_BYTES @ 280, 8, "process", "Payload bytes of those messages.";
     }
     /// An endpoint's block, in the area of its process.
     block (128) {

@@ -1,7 +1,10 @@
 //! What is posted to an endpoint, and what completes.
 
+use std::sync::Arc;
+
 use isthmus_region::Section;
 use isthmus_region::local::LocalBuf;
+use isthmus_region::member::Member;
 
 /// A remote endpoint, as one of our endpoints numbers it: 0, 1, 2, … in the order of first use. One address
 /// has one number for the life of the endpoint; an endpoint that is opened anew has another address.
@@ -223,7 +226,7 @@ pub enum Long {
     Auto,
     /// Always through the region, in two copies. Nothing is offered to others either.
     Copy,
-    /// Always in one copy from the sender's memory, if the system allows that.
+    /// Always in one copy from where the sender has it, if the system allows that.
     Attach,
 }
 
@@ -259,7 +262,8 @@ pub enum Access {
 }
 
 /// Memory that the endpoint's owner registered for others. Implemented by the owner. Called from
-/// [`crate::Endpoint::progress`]; [`Memory::is_atomic_here`] and [`Memory::atomic_there`] from posts.
+/// [`crate::Endpoint::progress`]; [`Memory::is_atomic_here`], [`Memory::atomic_there`] and
+/// [`Memory::offset_of`] from posts.
 pub trait Memory: std::marker::Send + Sync {
     /// Offset, in our section, of the table of memory that others may reach without messages, if there is
     /// one. Called once.
@@ -295,6 +299,13 @@ pub trait Memory: std::marker::Send + Sync {
     /// # Errors
     /// [`Status::NoKey`] or [`Status::NoAccess`], which the initiator gets.
     fn find(&self, key: u64, addr: u64, len: u64, access: Access) -> std::result::Result<LocalBuf, Status>;
+
+    /// Where in the section of `member` these bytes lie, if they are all in memory of the region that the program uses itself. Called
+    /// for messages that are announced.
+    fn offset_of(&self, member: &Arc<Member>, bytes: LocalBuf) -> Option<u64> {
+        let _ = (member, bytes);
+        None
+    }
 
     /// An initiator on another system has reached memory that [`Memory::find`] found, by a message: the owner may publish it where it lies,
     /// so that the next operations need none.

@@ -8,7 +8,7 @@
 //! |---|---|---|---|---|---|---|---|
 //! | `INLINE` | tag | data | payload | payload | payload | payload | payload |
 //! | `EAGER` | tag | data | length | offset | sender's id, if `ACK` | | |
-//! | `READY` | tag | data | length | sender's id | payload's address in the sender's process, if `OFFER` | address of the offer's word there | its value |
+//! | `READY` | tag | data | length | sender's id | where the payload is, if `OFFER` | where the offer's word is | its value |
 //! | `CLEAR` | sender's id | receiver's id | bytes wanted | | | | |
 //! | `CHUNK` | receiver's id | position | length | offset | | | |
 //! | `PAGES` | receiver's id | position | length | offset of the list of pages | first of the list | | |
@@ -25,7 +25,7 @@
 //! pipelined    READY ───────────────────►   waits for its receive, then
 //!              ◄─────────────────── CLEAR
 //!              CHUNK CHUNK CHUNK … ─────►   copied out while the next is copied in; DONE if `ACK`
-//! attach       READY with OFFER ────────►   waits for its receive, which copies from the sender's memory, then
+//! one copy     READY with OFFER ────────►   waits for its receive, which copies from where the sender has it, then
 //!              ◄────────────────── DONE     or CLEAR, and so on as pipelined
 //! granted      READY with PAGES ────────►   waits for its receive, then
 //!              ◄─────── CLEAR with PAGES
@@ -83,6 +83,8 @@ pub mod flag {
     pub const ACK: u8 = 4;
     /// The receiver may copy the payload from the sender's memory, and then answers with `DONE` alone.
     pub const OFFER: u8 = 8;
+    /// Of an offer: its places are not addresses in the sender's process, but offsets in its section.
+    pub const SHARED: u8 = 64;
     /// Of `READY`: the sender can grant pages. Of `CLEAR`: the receiver wants them, and answers with `DONE`.
     pub const PAGES: u8 = 16;
     /// Of `PAGES`: they have been granted just now, which takes longer than to name them.

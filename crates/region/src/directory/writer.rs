@@ -356,6 +356,7 @@ impl Writer {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::format::counters;
     use crate::mapping::{Mapping, Section};
     use crate::membership::{self, Shape};
     use std::os::fd::AsFd;
@@ -392,7 +393,7 @@ mod tests {
         assert_eq!(section.word("area", at + area::BYTES).unwrap().get(), 0);
         let counters = Counters::at(&section, grant.first.offset).unwrap();
         counters.add(crate::counters::Counter::TxBytes, 5);
-        let block = grant.first.offset + 256;
+        let block = grant.first.offset + counters::BYTES;
         let (slot, incarnation) = w.open_endpoint(grant.area, block, 77).unwrap();
         assert!(w.directory().endpoint(slot).unwrap().life.is_active(incarnation));
         assert_eq!(w.owner(slot, incarnation), Some(grant.area));
@@ -470,8 +471,8 @@ mod tests {
         host.activate(0, Naming::of_test(0).system).unwrap();
         let mut w = Writer::create(host.region(), 0, Naming::of_test(0)).unwrap();
         let (a, b) = (w.open_area(1, 1, "test").unwrap(), w.open_area(1, 2, "test").unwrap());
-        let block = b.first.offset + 256;
-        w.open_endpoint(a.area, a.first.offset + 256, 1).unwrap();
+        let block = b.first.offset + counters::BYTES;
+        w.open_endpoint(a.area, a.first.offset + counters::BYTES, 1).unwrap();
         w.open_endpoint(b.area, block, 2).unwrap();
         let hold = crate::holds::Hold::of(&section, block).unwrap();
         hold.take(crate::holds::Owner::new(0, a.area));
@@ -560,7 +561,7 @@ mod tests {
         let mut w = Writer::create(host.region(), 0, Naming::of_test(0)).unwrap();
         let a = w.open_area(1, 1, "test").unwrap();
         let b = w.open_area(1, 2, "test").unwrap();
-        let (slot, _) = w.open_endpoint(a.area, a.first.offset + 256, 1).unwrap();
+        let (slot, _) = w.open_endpoint(a.area, a.first.offset + counters::BYTES, 1).unwrap();
         assert!(w.close_endpoint(b.area, slot).is_err());
         assert!(w.open_endpoint(a.area, u64::MAX - 63, 1).is_err());
     }

@@ -1,13 +1,8 @@
-//! Long messages that their receiver copies from the sender's memory itself, by cross-memory attach: one copy, which the kernel
-//! makes.
-//!
-//! The sender's announcement *offers* that: it has the payload's address. The receiver answers with `DONE` once it has copied,
-//! or with `CLEAR` as if nothing had been offered, also after it has tried.
+//! Long messages that their receiver copies from the memory of the sender's process, by cross-memory attach: the kernel copies.
 //!
 //! Whose memory is copied the sender has no say in: its local service gives a pidfd of the process that opened the endpoint.
 //! What the sender says is an address there, and the kernel copies from it or fails. After each copy the receiver looks whether
-//! the process has ended, so that its number might be another's, and reads the sender's record again (P5), as after each copy
-//! out of the region. After the last it reads whether the offer still stands ([`Standing`]).
+//! the process has ended, so that its number might be another's.
 //!
 //! A refusal of the service or of the kernel is no error: the messages go the other way.
 
@@ -16,15 +11,13 @@ use std::time::{Duration, Instant};
 
 use isthmus_lockfree::sync::Word;
 use isthmus_region::attach::{Failure, Process};
-use isthmus_region::counters::Counter;
 use isthmus_region::local::LocalBuf;
 use isthmus_region::roster::Record;
 
+use super::offer::{Offer, PIECE, Piece, Pull, Space, Standing};
 use super::table::Operation;
-use super::ways::{Measured, Way};
-use super::{Because, Berth, Core, Peer};
-use crate::fault::{Step, step};
-use crate::types::{Long, PeerId};
+use super::{Berth, Core};
+use crate::types::PeerId;
 
 /// The shortest message that is offered. What the kernel does for each copy costs as much as copying some thousand bytes.
 pub const LEAST: u64 = 64 << 10;
@@ -32,8 +25,6 @@ pub const LEAST: u64 = 64 << 10;
 const AT_ONCE: Duration = Duration::from_millis(50);
 /// Failures of that kind after which an endpoint asks no more.
 const MOST_TRIES: u32 = 100;
-/// Most bytes that are copied from one process in one round of progress.
-const PIECE: u64 = 1 << 20;
 
 /// How a remote endpoint's process can be attached to.
 #[derive(Debug, Default)]
@@ -47,58 +38,11 @@ pub(super) enum Reach {
     Never,
 }
 
-/// What an announcement says besides, where the receiver may copy the payload itself: addresses in the sender's process.
-#[derive(Debug, Clone, Copy)]
-pub struct Offer {
-    /// Where the payload is.
-    pub payload: u64,
-    /// Where the word is that has `value` for as long as the offer stands.
-    pub word: u64,
-    /// What that word has.
-    pub value: u64,
-}
-
-/// The word in this process's memory that says that an offer stands. It ends with the offer, before the program has its buffer
-/// back: a sender that has given its receiver up completes its sends while its record says that it lives, and nothing in the
-/// region tells the receiver. So the receiver reads this word, too, after it has copied.
-#[derive(Debug)]
-pub(super) struct Standing(Box<Word>);
-
-impl Standing {
-    fn new(value: u64) -> Self {
-        Self(Box::new(Word::new(value)))
+impl Reach {
+    /// Whether nothing can be copied from the process.
+    pub(super) fn is_closed(&self) -> bool {
+        matches!(self, Self::Never)
     }
-
-    fn address(&self) -> u64 {
-        std::ptr::from_ref(&*self.0) as u64
-    }
-}
-
-impl Drop for Standing {
-    fn drop(&mut self) {
-        self.0.set(0);
-    }
-}
-
-/// A message that is being copied from its sender's memory.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Pull {
-    /// Our operation, and the sender's.
-    pub(super) mine: u64,
-    pub(super) theirs: u64,
-    pub(super) offer: Offer,
-    pub(super) because: Because,
-}
-
-/// How a piece ended.
-enum Piece {
-    Copied {
-        all: bool,
-    },
-    /// The operation has ended.
-    Over,
-    /// This message must go the other way.
-    Failed,
 }
 
 impl Berth {
@@ -110,48 +54,21 @@ impl Berth {
 }
 
 impl Core {
-    /// What a message that is announced to `to` offers.
-    pub(super) fn offer(&mut self, to: PeerId, bufs: &[LocalBuf]) -> Option<(Standing, Offer)> {
-        let [buf] = bufs else { return None };
+    /// Offers a buffer in memory of this process.
+    pub(super) fn offer_process(&mut self, to: PeerId, buf: LocalBuf) -> Option<(Standing, Offer)> {
         let offered = buf.len() as u64 >= LEAST
-            && self.config.long != Long::Copy
             && !self.is_unheard
             && self.peers.get(to.0 as usize).is_some_and(|peer| peer.is_near);
         if !offered {
             return None;
         }
-        // Never 0, and none that an earlier offer of this process had, as far as can be told.
-        self.next_offer = self.next_offer.wrapping_add(1).max(1);
-        let standing = Standing::new(self.next_offer);
-        let offer = Offer { payload: buf.address(), word: standing.address(), value: self.next_offer };
-        Some((standing, offer))
-    }
-
-    /// The way by which `len` bytes of a message come that offers its memory or pages, and its measurement if there was a choice.
-    pub(super) fn choose_way(
-        &mut self,
-        from: PeerId,
-        len: u64,
-        offer: bool,
-        pages: bool,
-    ) -> (Way, Option<Measured>) {
-        let Peer { is_near, attach, pool, ways, .. } = &mut self.peers[from.0 as usize];
-        let other = match (&*is_near, pool) {
-            (true, _) if offer && !self.is_unheard && !matches!(attach, Reach::Never) => Way::Attach,
-            (false, Some(_)) if pages => Way::Pages,
-            _ => return (Way::Copy, None),
-        };
-        if len < LEAST {
-            return (Way::Copy, None);
-        }
-        match self.config.long {
-            Long::Copy => (Way::Copy, None),
-            Long::Attach => (other, None),
-            Long::Auto => {
-                let way = ways.choose(len, other);
-                (way, Some(Measured::begin(way, len)))
-            }
-        }
+        let value = self.next_offer();
+        let word = Box::new(Word::new(value));
+        let at = std::ptr::from_ref(&*word) as u64;
+        Some((
+            Standing::Process(word),
+            Offer { space: Space::Process, payload: buf.address(), word: at, value },
+        ))
     }
 
     /// The process of a remote endpoint.
@@ -181,29 +98,12 @@ impl Core {
         }
     }
 
-    /// Copies the next piece of the oldest message that is copied from the memory of `from`. Returns whether there was one.
-    pub(super) fn pull(&mut self, berth: &Berth, from: PeerId) -> bool {
-        let Some(pull) = self.peers[from.0 as usize].pulls.front().copied() else { return false };
-        let piece = match self.process_of(berth, from) {
+    /// Copies the next piece of a message from the memory of the process of `from`.
+    pub(super) fn pull_attached(&mut self, berth: &Berth, from: PeerId, pull: Pull) -> Piece {
+        match self.process_of(berth, from) {
             Some(process) => self.pull_piece(&process, from, pull),
             None => Piece::Failed,
-        };
-        step(Step::PieceAttached);
-        if !matches!(piece, Piece::Copied { all: false }) {
-            self.peers[from.0 as usize].pulls.pop_front();
         }
-        match piece {
-            Piece::Copied { all: true } => {
-                if let Some(Operation::Incoming { done, .. }) = self.operations.get(pull.mine, from) {
-                    // Whether or not the sender's program waits for that, the sender's operation does.
-                    *done = Some(pull.theirs);
-                }
-                self.finish_incoming(pull.mine, from);
-            }
-            Piece::Copied { all: false } | Piece::Over => {}
-            Piece::Failed => self.ask_instead(from, pull),
-        }
-        true
     }
 
     fn pull_piece(&mut self, process: &Process, from: PeerId, pull: Pull) -> Piece {
@@ -234,20 +134,5 @@ impl Core {
                 Piece::Failed
             }
         }
-    }
-
-    /// Asks for the bytes of a message, from the first one on, that could not be copied from its sender's memory.
-    fn ask_instead(&mut self, from: PeerId, pull: Pull) {
-        let Some(Operation::Incoming { want, received, measured, .. }) = self.operations.get(pull.mine, from)
-        else {
-            return;
-        };
-        *received = 0;
-        self.tally.add(Counter::AttachRefused, 1);
-        let (want, measured) = (*want, measured.take());
-        if let Some(message) = measured {
-            self.peers[from.0 as usize].ways.failed(message);
-        }
-        self.send_clear(from, pull.theirs, pull.mine, want, 0, pull.because);
     }
 }

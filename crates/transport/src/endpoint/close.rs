@@ -73,6 +73,9 @@ impl Core {
         if let Some(grants) = berth.grants.take() {
             grants.end(&berth.member);
         }
+        if let Some(offers) = berth.offers.take() {
+            offers.give_back(&berth.member);
+        }
         if let Some(reserve) = berth.reserve.take() {
             reserve.give(&berth.member);
         }
@@ -177,6 +180,7 @@ impl Endpoint {
     pub fn leave(&mut self) {
         let Some(mut berth) = self.berth.take() else { return };
         self.core.settle(&mut berth);
+        self.core.operations.end_offers();
         // The record first: once it is closed, no receiver takes what is in our memory for messages (P5). If
         // the service is gone, the record stays as it is; then the memory must not serve others before the
         // process ends.

@@ -7,7 +7,9 @@
 //! - `payload`: what a message brings, wherever it lies.
 //! - `target`: reads, writes and atomics served for others.
 //! - `push`: pipelined messages, replies.
-//! - `attach`: long messages that are copied from their sender's own memory.
+//! - `offer`: long messages that are copied in one copy from where their program has them.
+//! - `attach`: those in memory of the sender's process.
+//! - `shared`: those in memory of the region.
 //! - `grants`: long messages that are copied from pages that their sender grants.
 //! - `ways`: which way a long message goes.
 //! - `direct`: RMA and atomics that need no message.
@@ -35,6 +37,7 @@ mod entries;
 mod grants;
 mod heat;
 mod incoming;
+mod offer;
 mod outgoing;
 mod path;
 mod payload;
@@ -42,6 +45,7 @@ mod poll;
 mod post;
 mod push;
 mod remotes;
+mod shared;
 mod sleep;
 mod table;
 mod tally;
@@ -55,7 +59,6 @@ use std::hash::BuildHasher;
 use std::sync::Arc;
 use std::time::Instant;
 
-use isthmus_region::ReadOnly;
 use isthmus_region::chain::{self, Chain};
 use isthmus_region::doorbell::Sleeper;
 use isthmus_region::format::{GlobalSlot, block};
@@ -63,13 +66,15 @@ use isthmus_region::holds::Hold;
 use isthmus_region::mapping::LineRef;
 use isthmus_region::member::Member;
 use isthmus_region::roster::{Record, Roster};
+use isthmus_region::{PeerSection, ReadOnly};
 
 use crate::address::Address;
 use crate::lane::{Incoming, Outgoing, Place, Size};
 use crate::matching::{Bufs, Matching};
 use crate::types::{Completion, Error, Long, Memory, PeerId, Result, Ticket};
-pub use attach::{LEAST as ATTACH_BYTES, Offer};
+pub use attach::LEAST as ATTACH_BYTES;
 pub use close::{CLOSE_PATIENCE, Closing};
+pub use offer::{Offer, Space};
 pub use outgoing::MANY_LANES;
 use path::Path;
 use poll::Spin;
@@ -142,8 +147,10 @@ struct Peer {
     /// The pool of pages of its system, if that is another that grants some, and what the grant table there calls its process.
     pool: Option<(isthmus_region::grants::Pool, u64)>,
     ways: ways::Ways,
-    /// Messages that are being copied from its process's memory.
-    pulls: VecDeque<attach::Pull>,
+    /// Messages that are being copied from where its program has them.
+    pulls: VecDeque<offer::Pull>,
+    /// Where those are that lie in memory of the region.
+    section: Option<PeerSection>,
     /// The program may know its number: it resolved the address, or got a message from it; or it is faulty.
     is_kept: bool,
     /// In `Endpoint::strangers`: its number may be used again.
@@ -342,6 +349,8 @@ struct Berth {
     may_attach: bool,
     /// The pages that this process has granted, where it may.
     grants: Option<grants::Cache>,
+    /// None before the first message that lies in memory of the region.
+    offers: Option<shared::Words>,
 }
 
 impl std::fmt::Debug for Endpoint {
@@ -442,6 +451,7 @@ impl Endpoint {
             crowded: false,
             may_attach: member.may_attach(),
             grants: grants::Cache::of(member, config.long),
+            offers: None,
         };
         let address = member.address(local).map_err(failed("find an endpoint's record"))?;
         let mut core = Core::new(address, config, memory);

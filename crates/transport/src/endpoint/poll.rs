@@ -487,7 +487,7 @@ impl Core {
         let (source, section, flags) = (lane.peer, &lane.section, wire::flags_of(head));
         let message = &lane.next().message(head);
         match wire::kind_of(head) {
-            kind::READY => self.take_ready(source, message, flags),
+            kind::READY => self.take_ready(source, section, message, flags),
             kind::CLEAR => self.take_clear(source, message, flags),
             kind::PAGES => self.take_pages(source, section, message, flags),
             kind::AGAIN => self.take_again(source, message),

@@ -5,8 +5,8 @@ use isthmus_region::Section;
 use isthmus_region::counters::{Counter, LaneCounter};
 use isthmus_region::local::LocalBuf;
 
-use super::attach::Offer;
 use super::backlog::Payload;
+use super::offer::{Offer, Space, Standing};
 use super::table::Operation;
 use super::{Because, Berth, Core, INJECT_BYTES, Multi};
 use crate::fault::{Step, step};
@@ -49,8 +49,9 @@ fn inline(send: &Send<'_>) -> (Message, usize) {
 fn ready(flags: u8, [tag, data, len, id]: [u64; 4], offer: Option<Offer>) -> (Message, usize) {
     match offer {
         None => ([wire::head(kind::READY, flags, 0), tag, data, len, id, 0, 0, 0], 5),
-        Some(Offer { payload, word, value }) => {
-            let head = wire::head(kind::READY, flags | flag::OFFER, 0);
+        Some(Offer { space, payload, word, value }) => {
+            let space = if space == Space::Region { flag::SHARED } else { 0 };
+            let head = wire::head(kind::READY, flags | flag::OFFER | space, 0);
             ([head, tag, data, len, id, payload, word, value], 8)
         }
     }
@@ -257,6 +258,12 @@ impl Core {
         self.send_until(berth, send, send.delivered, false)
     }
 
+    /// Whether the announcement of a message says that pages of it can be granted. What lies in memory of the region has none.
+    fn may_go_in_pages(&self, berth: &Berth, send: &Send<'_>, offered: Option<&Standing>) -> bool {
+        let is_shared = offered.is_some_and(|standing| standing.space() == Space::Region);
+        send.bufs.len() == 1 && !is_shared && self.grants_to(berth, send.to, total(send.bufs))
+    }
+
     /// As [`super::Endpoint::send_until_matched`].
     pub(super) fn send_until_matched(
         &mut self,
@@ -309,8 +316,8 @@ impl Core {
         } else {
             let then = self.template(send.ticket, Op::Send { tagged: send.tagged }, len);
             let bufs = Bufs::new(send.bufs);
-            let (offered, offer) = self.offer(send.to, send.bufs).unzip();
-            let pages = send.bufs.len() == 1 && self.grants_to(berth, send.to, len);
+            let (offered, offer) = self.offer(berth, send.to, send.bufs).unzip();
+            let pages = self.may_go_in_pages(berth, send, offered.as_ref());
             let operation =
                 Operation::Announced { to: send.to, bufs, len, then, awaits_done: delivered, offered, pages };
             let id = self.operations.insert(operation);
@@ -356,8 +363,8 @@ impl Core {
         if matched || (len > self.eager_bytes(to) && !send.inject) {
             let payload = self.make_space(berth, to, &[], true)?;
             let bufs = Bufs::new(send.bufs);
-            let (offered, offer) = self.offer(to, send.bufs).unzip();
-            let pages = send.bufs.len() == 1 && self.grants_to(berth, to, len);
+            let (offered, offer) = self.offer(berth, to, send.bufs).unzip();
+            let pages = self.may_go_in_pages(berth, send, offered.as_ref());
             let flags = flags | if pages { flag::PAGES } else { 0 };
             let operation =
                 Operation::Announced { to, bufs, len, then, awaits_done: delivered, offered, pages };

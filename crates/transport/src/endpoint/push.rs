@@ -6,6 +6,7 @@ use isthmus_lockfree::slot::Message;
 use isthmus_region::counters::{Counter, LaneCounter};
 
 use super::grants::Next;
+use super::offer::Space;
 use super::payload::Payload;
 use super::poll::Stop;
 use super::sleep::RECENT;
@@ -204,9 +205,13 @@ impl Core {
                 self.drop_post(source, message[1]);
             }
             Some(Operation::Announced { offered, len, .. }) if offered.is_some() || status != Status::Ok => {
-                if status == Status::Ok {
-                    self.tally.add(Counter::Attached, 1);
-                    self.tally.add(Counter::AttachedBytes, *len);
+                if let (Some(offered), Status::Ok) = (offered, status) {
+                    let (count, bytes) = match offered.space() {
+                        Space::Process => (Counter::Attached, Counter::AttachedBytes),
+                        Space::Region => (Counter::Shared, Counter::SharedBytes),
+                    };
+                    self.tally.add(count, 1);
+                    self.tally.add(bytes, *len);
                 }
             }
             _ => return Err(Faulty),

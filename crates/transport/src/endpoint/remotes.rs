@@ -85,6 +85,7 @@ impl Core {
             pool,
             ways: Ways::default(),
             pulls: VecDeque::new(),
+            section: None,
             is_kept: false,
             is_spare: false,
         };

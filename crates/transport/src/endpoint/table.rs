@@ -2,8 +2,8 @@
 //! operation that is over finds nothing.
 
 use super::Registered;
-use super::attach::Standing;
 use super::grants::Pin;
+use super::offer::Standing;
 use super::ways::Measured;
 use crate::matching::Bufs;
 use crate::types::{Completion, Op, PeerId};
@@ -191,6 +191,15 @@ impl Table {
             self.count(&operation, true);
             self.free.pop();
             self.entries[index].1 = Some(operation);
+        }
+    }
+
+    /// Ends all offers, so that the program may have its buffers back.
+    pub(super) fn end_offers(&mut self) {
+        for (_, operation) in &mut self.entries {
+            if let Some(Operation::Announced { offered, .. }) = operation {
+                *offered = None;
+            }
         }
     }
 

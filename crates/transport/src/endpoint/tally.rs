@@ -10,9 +10,15 @@ use super::{Berth, Core, Peer};
 use crate::types::PeerId;
 
 /// What was counted since the last write to the process's counters.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Tally {
     counts: [u64; WORDS],
+}
+
+impl Default for Tally {
+    fn default() -> Self {
+        Self { counts: [0; WORDS] }
+    }
 }
 
 impl Tally {

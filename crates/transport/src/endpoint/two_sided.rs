@@ -1,11 +1,12 @@
 //! Messages that arrive: into their receives, or kept until those are posted.
 
 use isthmus_lockfree::slot::Message;
+use isthmus_region::PeerSection;
 use isthmus_region::counters::Counter;
 use isthmus_region::local::LocalBuf;
 
-use super::attach::{Offer, Pull};
 use super::cushion::zeroed;
+use super::offer::{Offer, Pull, Space};
 use super::payload::Payload;
 use super::poll::{Sink, Stop};
 use super::table::{Operation, Table};
@@ -188,7 +189,13 @@ impl Core {
     }
 
     /// Takes the announcement of a pipelined message.
-    pub(super) fn take_ready(&mut self, source: PeerId, message: &Message, flags: u8) -> Result<(), Stop> {
+    pub(super) fn take_ready(
+        &mut self,
+        source: PeerId,
+        section: &PeerSection,
+        message: &Message,
+        flags: u8,
+    ) -> Result<(), Stop> {
         let (tag, len, id) = (message[1], message[3], message[4]);
         if len > MOST_BYTES {
             return Err(Faulty);
@@ -199,8 +206,12 @@ impl Core {
         let tagged = flags & flag::TAGGED != 0;
         let data = (flags & flag::DATA != 0).then_some(message[2]);
         let ack = flags & flag::ACK != 0;
-        let offer = Offer { payload: message[5], word: message[6], value: message[7] };
+        let space = if flags & flag::SHARED == 0 { Space::Process } else { Space::Region };
+        let offer = Offer { space, payload: message[5], word: message[6], value: message[7] };
         let offer = (flags & flag::OFFER != 0).then_some(offer);
+        if let Some(offer @ Offer { space: Space::Region, .. }) = &offer {
+            self.take_shared(source, section, len, offer)?;
+        }
         let pages = flags & flag::PAGES != 0;
         let ready = Ready { len, id, ack, offer, pages };
         let arrived = Arrived { source, tagged, tag, data, body: Body::Ready(ready) };
@@ -321,7 +332,7 @@ impl Core {
         }
         let (way, measured) = match offer {
             None if !pages => (Way::Copy, None),
-            _ => self.choose_way(source, fit, offer.is_some(), pages),
+            _ => self.choose_way(source, fit, offer.as_ref(), pages),
         };
         // The sender's program waits until the pages have been read.
         let done = if way == Way::Pages { Some(id) } else { done };
@@ -341,7 +352,7 @@ impl Core {
         };
         let mine = self.operations.insert(operation);
         match (way, offer) {
-            (Way::Attach, Some(offer)) => {
+            (Way::Attach | Way::Shared, Some(offer)) => {
                 let pull = Pull { mine, theirs: id, offer, because };
                 self.peers[source.0 as usize].pulls.push_back(pull);
                 self.owe(source);

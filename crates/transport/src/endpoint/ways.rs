@@ -14,8 +14,8 @@ use isthmus_region::counters::Counter;
 
 use super::attach;
 
-/// Classes of lengths: each but the last reaches to four times the one before.
-const CLASSES: usize = 8;
+/// Classes of lengths: the first ends at [`attach::LEAST`], and each other but the last reaches to four times the one before.
+const CLASSES: usize = 9;
 /// Messages of a class that take turns, however they fare.
 const TRIALS: u32 = 8;
 /// Trials by pages, at most, that are made once more, since the buffer had not come back.
@@ -38,10 +38,12 @@ pub(super) enum Way {
     Attach,
     /// From pages that the sender grants.
     Pages,
+    /// From memory of the region, in which the sender has it.
+    Shared,
 }
 
 impl Way {
-    /// Place of its cost: of the two ways to a remote endpoint one is always the copy.
+    /// Place of its cost: of the two ways of a choice one is always the copy.
     fn place(self) -> usize {
         usize::from(self != Self::Copy)
     }
@@ -49,15 +51,23 @@ impl Way {
     /// How much longer than two copies it may take, as the receiver sees it, who does not see that its sender has nothing to copy: of all
     /// work of both that is nearly half.
     fn favour(self) -> f64 {
-        if self == Self::Pages { 1.03 } else { 1.0 }
+        if matches!(self, Self::Pages | Self::Shared) { 1.03 } else { 1.0 }
     }
+}
+
+/// A message that may come in two copies or in one.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Choice {
+    pub(super) len: u64,
+    /// The way that is one copy.
+    pub(super) one_copy: Way,
 }
 
 /// A message that is measured.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Measured {
+    choice: Choice,
     way: Way,
-    len: u64,
     begin: Instant,
 }
 
@@ -68,18 +78,19 @@ impl Measured {
             Way::Copy => [Counter::CopyNs, Counter::CopyBytes],
             Way::Attach => [Counter::AttachNs, Counter::AttachBytes],
             Way::Pages => [Counter::GrantNs, Counter::GrantBytes],
+            Way::Shared => [Counter::ShareNs, Counter::ShareBytes],
         };
-        (counters, self.len)
+        (counters, self.choice.len)
     }
 
     /// Its bytes.
     pub(super) fn len(&self) -> u64 {
-        self.len
+        self.choice.len
     }
 
     /// A message that begins now.
-    pub(super) fn begin(way: Way, len: u64) -> Self {
-        Self { way, len, begin: Instant::now() }
+    pub(super) fn begin(choice: Choice, way: Way) -> Self {
+        Self { choice, way, begin: Instant::now() }
     }
 }
 
@@ -210,25 +221,27 @@ impl Class {
 /// What is known of the ways to one remote endpoint.
 #[derive(Debug, Default)]
 pub(super) struct Ways {
-    /// None before the first message that has a choice.
-    classes: Option<Box<[Class; CLASSES]>>,
+    /// Of messages that lie in memory of the region, and of others; none before the first message that has a choice.
+    shared: Option<Box<[Class; CLASSES]>>,
+    others: Option<Box<[Class; CLASSES]>>,
     last_end: Option<Instant>,
 }
 
 /// The class of a length.
 fn class_of(len: u64) -> usize {
-    let quarters = (len / attach::LEAST).max(1).ilog2() / 2;
+    let quarters = (4 * (len.min(u64::MAX / 4)) / attach::LEAST).max(1).ilog2() / 2;
     (quarters as usize).min(CLASSES - 1)
 }
 
 impl Ways {
-    fn class(&mut self, len: u64) -> &mut Class {
-        &mut self.classes.get_or_insert_default()[class_of(len)]
+    fn class(&mut self, choice: Choice) -> &mut Class {
+        let of = if choice.one_copy == Way::Shared { &mut self.shared } else { &mut self.others };
+        &mut of.get_or_insert_default()[class_of(choice.len)]
     }
 
     /// The way of the next message.
-    pub(super) fn choose(&mut self, len: u64, one_copy: Way) -> Way {
-        self.class(len).choose(one_copy)
+    pub(super) fn choose(&mut self, choice: Choice) -> Way {
+        self.class(choice).choose(choice.one_copy)
     }
 
     /// A message has ended well; gives how many nanoseconds it took. It is odd if it was to come in pages and cost what the next one of the
@@ -239,18 +252,20 @@ impl Ways {
     }
 
     fn ended_at(&mut self, message: Measured, is_odd: bool, now: Instant) -> u64 {
-        let Measured { way, len, begin } = message;
+        let Measured { choice, way, begin } = message;
         let begin = self.last_end.map_or(begin, |last| last.max(begin));
         self.last_end = Some(now);
         let ns = u64::try_from(now.saturating_duration_since(begin).as_nanos()).unwrap_or(u64::MAX);
         // Lengths and times far below 2^53.
-        self.class(len).learn(way, ns as f64 / len.max(1) as f64, is_odd && way == Way::Pages);
+        let each = ns as f64 / choice.len.max(1) as f64;
+        self.class(choice).learn(way, each, is_odd && way == Way::Pages);
         ns
     }
 
     /// A message could not go the way that was chosen.
     pub(super) fn failed(&mut self, message: Measured) {
-        self.class(message.len).costs[message.way.place()] = Cost { seen: TRIALS, ns: Some(f64::INFINITY) };
+        self.class(message.choice).costs[message.way.place()] =
+            Cost { seen: TRIALS, ns: Some(f64::INFINITY) };
     }
 }
 
@@ -260,13 +275,20 @@ mod tests {
 
     use super::*;
 
+    const PAGES: Choice = Choice { len: 100_000, one_copy: Way::Pages };
+
+    fn to_attach(len: u64) -> Choice {
+        Choice { len, one_copy: Way::Attach }
+    }
+
     /// Sends messages of which each takes `ns` by its way, one after the other; gives how many were attached to.
     fn run(ways: &mut Ways, count: u32, len: u64, ns: [u64; 2]) -> u32 {
         let mut now = ways.last_end.unwrap_or_else(Instant::now);
         let mut attached = 0;
         for _ in 0..count {
-            let way = ways.choose(len, Way::Attach);
-            let message = Measured { way, len, begin: now };
+            let choice = to_attach(len);
+            let way = ways.choose(choice);
+            let message = Measured { choice, way, begin: now };
             now += Duration::from_nanos(ns[way.place()]);
             attached += u32::from(way == Way::Attach);
             ways.ended_at(message, false, now);
@@ -305,22 +327,22 @@ mod tests {
         let (mut ways, begin) = (Ways::default(), Instant::now());
         let len = attach::LEAST;
         for i in 1..=5 {
-            let message = Measured { way: Way::Copy, len, begin };
+            let message = Measured { choice: to_attach(len), way: Way::Copy, begin };
             ways.ended_at(message, false, begin + Duration::from_nanos(i * len));
         }
-        assert_eq!(ways.class(len).costs[0].ns, Some(1.0));
+        assert_eq!(ways.class(to_attach(len)).costs[0].ns, Some(1.0));
     }
 
     #[test]
     fn a_way_that_fails_is_not_taken_until_it_works() {
         let mut ways = Ways::default();
         run(&mut ways, TRIALS, 100_000, [100, 50]);
-        let message = |begin| Measured { way: Way::Attach, len: 100_000, begin };
+        let message = |begin| Measured { choice: to_attach(100_000), way: Way::Attach, begin };
         ways.failed(message(Instant::now()));
-        assert_eq!(ways.choose(100_000, Way::Attach), Way::Copy);
+        assert_eq!(ways.choose(to_attach(100_000)), Way::Copy);
         let now = Instant::now();
         ways.ended_at(message(now), false, now);
-        assert_eq!(ways.choose(100_000, Way::Attach), Way::Attach);
+        assert_eq!(ways.choose(to_attach(100_000)), Way::Attach);
     }
 
     /// Sends messages that may come by pages, the n-th of those odd or not, in so many nanoseconds; by copy in 100,000. Gives how many came by
@@ -328,8 +350,8 @@ mod tests {
     fn by_pages(ways: &mut Ways, count: u32, mut pages: impl FnMut(u32, u32) -> (bool, u64)) -> (u32, u64) {
         let (mut now, mut all, mut sum) = (ways.last_end.unwrap_or_else(Instant::now), 0, 0);
         for i in 0..count {
-            let way = ways.choose(100_000, Way::Pages);
-            let message = Measured { way, len: 100_000, begin: now };
+            let way = ways.choose(PAGES);
+            let message = Measured { choice: PAGES, way, begin: now };
             let (is_odd, ns) = if way == Way::Pages { pages(i, all) } else { (false, 100_000) };
             all += u32::from(way == Way::Pages);
             sum += ns;
@@ -423,9 +445,10 @@ mod tests {
             (1..).zip([(Way::Copy, false), (Way::Pages, true), (Way::Copy, false), (Way::Copy, false)])
         {
             let at = begin + Duration::from_nanos(if i == 1 { len } else { (i + 10) * len });
-            ways.ended_at(Measured { way, len, begin }, is_odd, at);
+            let choice = Choice { len, one_copy: Way::Pages };
+            ways.ended_at(Measured { choice, way, begin }, is_odd, at);
         }
-        assert_eq!(ways.class(len).costs[0].ns, Some(1.0));
+        assert_eq!(ways.class(PAGES).costs[0].ns, Some(1.0));
     }
 
     #[test]
@@ -433,8 +456,8 @@ mod tests {
         for (ns, expected) in [(102_000, true), (105_000, false)] {
             let (mut ways, now, mut by_pages) = (Ways::default(), Instant::now(), 0);
             for _ in 0..200 {
-                let way = ways.choose(100_000, Way::Pages);
-                let message = Measured { way, len: 100_000, begin: now };
+                let way = ways.choose(PAGES);
+                let message = Measured { choice: PAGES, way, begin: now };
                 let ns = if way == Way::Pages { ns } else { 100_000 };
                 by_pages += u32::from(way == Way::Pages);
                 ways.last_end = None;
@@ -445,8 +468,28 @@ mod tests {
     }
 
     #[test]
+    fn what_lies_in_the_region_is_measured_by_itself() {
+        let (mut ways, now) = (Ways::default(), Instant::now());
+        let shared = Choice { len: 100_000, one_copy: Way::Shared };
+        for i in 0..100 {
+            for (choice, [copy, one_copy]) in
+                [(shared, [100_000, 50_000]), (to_attach(100_000), [100_000, 200_000])]
+            {
+                let way = ways.choose(choice);
+                let took = if way == Way::Copy { copy } else { one_copy };
+                ways.last_end = None;
+                ways.ended_at(Measured { choice, way, begin: now }, false, now + Duration::from_nanos(took));
+                if i >= TRIALS && i != 64 + TRIALS {
+                    let faster = if choice.one_copy == Way::Shared { Way::Shared } else { Way::Copy };
+                    assert_eq!(way, faster, "message {i}");
+                }
+            }
+        }
+    }
+
+    #[test]
     fn classes_are_powers_of_four() {
-        let lens = [1, 1 << 16, (1 << 18) - 1, 1 << 18, 1 << 20, 1 << 22, 1 << 40, u64::MAX];
-        assert_eq!(lens.map(class_of), [0, 0, 0, 1, 2, 3, 7, 7]);
+        let lens = [1, (1 << 16) - 1, 1 << 16, (1 << 18) - 1, 1 << 18, 1 << 20, 1 << 22, 1 << 40, u64::MAX];
+        assert_eq!(lens.map(class_of), [0, 0, 1, 1, 2, 3, 4, 8, 8]);
     }
 }
